@@ -20,6 +20,7 @@ its tokens are only numbers, and llama.cpp can neither read nor print text with 
 #include "llmc/base/file.h"
 #include "llmc/base/enum_words.h"
 #include "llmc/tokenizer/bpe.h"
+#include "llmc/model/families.h"
 #include "llmc/model/model.h"
 
 #ifdef __cplusplus
@@ -262,7 +263,7 @@ static void gguf_put_pairs_(GgufWriter* w, const char* name, ModelConfig cfg, Gg
 enum { GGUF_TYPE_F32_ = 0, GGUF_TYPE_F16_ = 1, GGUF_TYPE_Q8_0_ = 8, GGUF_TYPE_BF16_ = 30 };
 
 static uint32_t gguf_type_(const TensorRow* row, GgufDtype dtype) {
-    if (row->form == FILE_VECTOR || strcmp(row->name, "wpe") == 0 || dtype == GGUF_F32) {
+    if (row->kind == KIND_VECTOR || strcmp(row->name, "wpe") == 0 || dtype == GGUF_F32) {
         return GGUF_TYPE_F32_;
     }
     if (dtype == GGUF_Q8_0 && quantized_fits(row->cols)) {
@@ -278,12 +279,10 @@ static size_t gguf_row_bytes_(uint32_t type, size_t cols) {
                                      : 2 * cols;
 }
 
-static void gguf_put_info_(GgufWriter* w, const TensorRow* row, ModelConfig cfg, int l, uint32_t type,
-                           size_t offset) {
-    char name[128];
-    snprintf(name, sizeof(name), row->gguf_name, l);
+static void gguf_put_info_(GgufWriter* w, const char* name, const TensorRow* row, ModelConfig cfg,
+                           uint32_t type, size_t offset) {
     gguf_put_string_(w, name, strlen(name));
-    const int ndim = row->form == FILE_VECTOR ? 1 : 2;
+    const int ndim = row->kind == KIND_VECTOR ? 1 : 2;
     gguf_put_u32_(w, (uint32_t)ndim);
     gguf_put_u64_(w, row->cols);
     if (ndim == 2) {
@@ -301,11 +300,14 @@ static size_t gguf_layer_bytes_(const GgufWriter* w, const TensorRow* row) {
 }
 
 static void gguf_put_infos_(GgufWriter* w, const TensorRow* rows) {
+    const FileTensor* tensors = file_tensors();
     size_t offset = 0;
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        for (int l = 0; l < rows[i].uses; l++) {
-            gguf_put_info_(w, &rows[i], w->cfg, l, gguf_type_(&rows[i], w->dtype), offset);
-            offset += gguf_layer_bytes_(w, &rows[i]);
+    for (const FileTensor* t = tensors; t < tensors + FILE_TENSOR_ROWS; t++) {
+        const TensorRow* row = &rows[t->row];
+        for (int l = 0; l < row->uses; l++) {
+            gguf_put_info_(w, file_tensor_name(t->gguf_name, l).text, row, w->cfg, gguf_type_(row, w->dtype),
+                           offset);
+            offset += gguf_layer_bytes_(w, row);
         }
     }
 }
@@ -322,8 +324,9 @@ static void gguf_convert_(unsigned char* out, const float* x, size_t cols, uint3
     }
 }
 
-// Ends the program if a finite number of layer l would become infinite in the file.
-static void gguf_check_(GgufWriter* w, const TensorRow* row, int l, const float* x, uint32_t type) {
+// Ends the program if a finite number of the layer `name` would become infinite in the file.
+static void gguf_check_(GgufWriter* w, const TensorRow* row, const char* name, const float* x,
+                        uint32_t type) {
     const size_t count = model_rows_in_files(row, w->cfg) * row->cols;
     const float limit = type == GGUF_TYPE_F16_    ? FP16_OVERFLOW
                         : type == GGUF_TYPE_BF16_ ? BF16_OVERFLOW
@@ -331,8 +334,6 @@ static void gguf_check_(GgufWriter* w, const TensorRow* row, int l, const float*
                                                   : INFINITY;
     const size_t bad = float16_find_beyond(x, count, limit);
     if (bad < count) {
-        char name[128];
-        snprintf(name, sizeof(name), row->gguf_name, l);
         file_discard(&w->file);
         CHECK(0, "%s: tensor %s, element %zu is %g, wanted less than %g; --export-gguf-dtype %s works",
               w->file.path, name, bad, (double)x[bad], (double)limit,
@@ -340,10 +341,10 @@ static void gguf_check_(GgufWriter* w, const TensorRow* row, int l, const float*
     }
 }
 
-// Writes layer l of a tensor, and zeros up to the next.
-static void gguf_put_layer_(GgufWriter* w, const TensorRow* row, int l, const float* x) {
+// Writes the layer `name` of a tensor, and zeros up to the next.
+static void gguf_put_layer_(GgufWriter* w, const TensorRow* row, const char* name, const float* x) {
     const uint32_t type = gguf_type_(row, w->dtype);
-    gguf_check_(w, row, l, x, type);
+    gguf_check_(w, row, name, x, type);
     const size_t bytes = gguf_row_bytes_(type, row->cols);
     unsigned char* buffer = (unsigned char*)check_alloc(row->cols, sizeof(float), w->file.path);
     for (size_t r = 0; r < model_rows_in_files(row, w->cfg); r++) {
@@ -383,15 +384,17 @@ void gguf_create(GgufWriter* w, const char* path, const char* name, ModelConfig 
 }
 
 void gguf_put(GgufWriter* w, const TensorRow* rows, int g, const void* group) {
+    const FileTensor* tensors = file_tensors();
     size_t begin = w->data; // of the parameter's layer
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        const TensorRow* row = &rows[i];
+    for (const FileTensor* t = tensors; t < tensors + FILE_TENSOR_ROWS; t++) {
+        const TensorRow* row = &rows[t->row];
         assert(row->element_bytes == sizeof(float));
         for (int l = 0; l < row->uses; l++, begin += gguf_layer_bytes_(w, row)) {
             if (tensor_group(row, l) == g) {
                 w->at = begin;
                 file_seek(&w->file, w->at);
-                gguf_put_layer_(w, row, l, (const float*)tensor_in_group(row, group));
+                gguf_put_layer_(w, row, file_tensor_name(t->gguf_name, l).text,
+                                (const float*)tensor_in_group(row, group));
             }
         }
     }

@@ -2,7 +2,7 @@
 hf_model.h -- GPT-2 as Hugging Face stores it: a directory with config.json and model.safetensors.
 
     config.json          sizes under GPT-2's names: n_layer, n_head, n_embd, n_positions, vocab_size
-    model.safetensors    tensors "transformer." + the names in the table of model.h, one per layer
+    model.safetensors    the tensors in the table of families.h, one per layer
     model-00001-of-00002.safetensors, ..., model.safetensors.index.json    the same in several files
 
 Matrices inside the blocks are (in, out) there, the transpose of ours. The vocabulary has no padding
@@ -27,6 +27,7 @@ must be equal.
 #include <stdint.h>
 
 #include "llmc/formats/safetensors.h"
+#include "llmc/model/families.h"
 #include "llmc/model/model.h"
 
 #ifdef __cplusplus
@@ -376,24 +377,17 @@ void hf_config_write(const char* directory, ModelConfig cfg, SafeTensorsDtype dt
 
 // ---- the weights ----
 
-// Layer of a tensor, as the file has it.
+// Shape of a tensor, as the file has it.
 typedef struct {
-    char name[256];
     int ndim;
-    size_t shape[2];
-} HfTensor_;
+    size_t sizes[2];
+} HfShape_;
 
-static HfTensor_ hf_tensor_(const TensorRow* row, ModelConfig cfg, int l) {
-    HfTensor_ tensor;
+static HfShape_ hf_shape_(const FileTensor* tensor, const TensorRow* row, ModelConfig cfg) {
     const size_t rows = model_rows_in_files(row, cfg);
-    const int is_matrix = row->form != FILE_VECTOR, is_turned = row->form == FILE_CONV1D;
-    char name[128];
-    snprintf(name, sizeof(name), row->hf_name, l);
-    snprintf(tensor.name, sizeof(tensor.name), SAFETENSORS_PREFIX "%s", name);
-    tensor.ndim = is_matrix ? 2 : 1;
-    tensor.shape[0] = is_matrix && !is_turned ? rows : row->cols;
-    tensor.shape[1] = is_turned ? rows : row->cols;
-    return tensor;
+    return row->kind == KIND_VECTOR      ? (HfShape_){1, {row->cols, 0}}
+           : tensor->form == FILE_CONV1D ? (HfShape_){2, {row->cols, rows}}
+                                         : (HfShape_){2, {rows, row->cols}};
 }
 
 // Sets out (n, rows) to the columns first ... first + n - 1 of in (rows, cols), for elements of 2
@@ -426,9 +420,9 @@ static void* hf_chunk_open_(const TensorRow* rows) {
     return check_alloc(max, sizeof(float), "a piece of a matrix");
 }
 
-static void hf_write_layer_(SafeTensorsWriter* writer, const TensorRow* row, ModelConfig cfg,
-                            const char* layer, void* chunk) {
-    if (row->form != FILE_CONV1D) {
+static void hf_write_layer_(SafeTensorsWriter* writer, const FileTensor* tensor, const TensorRow* row,
+                            ModelConfig cfg, const char* layer, void* chunk) {
+    if (tensor->form != FILE_CONV1D) {
         safetensors_write_raw(writer, layer, model_rows_in_files(row, cfg) * row->cols * row->element_bytes);
         return;
     }
@@ -487,28 +481,31 @@ static int hf_group_in_file_(HfModelFile file, const TensorRow* row, int l) {
 
 uint64_t hf_model_write(const char* directory, const char* name, HfModelFile file, ModelConfig cfg,
                         const TensorRow* rows, const void* memory, SafeTensorsDtype dtype) {
+    const FileTensor* tensors = file_tensors();
     char path[PATH_MAX];
     SafeTensorsWriter writer;
     void* chunk = hf_chunk_open_(rows);
     assert(rows[0].element_bytes == safetensors_dtype_bytes(dtype));
     file_join(path, directory, name);
     safetensors_writer_open(&writer, path);
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        for (int l = 0; l < rows[i].uses; l++) {
-            const HfTensor_ tensor = hf_tensor_(&rows[i], cfg, l);
-            if (hf_group_in_file_(file, &rows[i], l) >= 0) {
-                safetensors_writer_declare(&writer, tensor.name, dtype, tensor.ndim, tensor.shape);
+    for (const FileTensor* t = tensors; t < tensors + FILE_TENSOR_ROWS; t++) {
+        const HfShape_ shape = hf_shape_(t, &rows[t->row], cfg);
+        for (int l = 0; l < rows[t->row].uses; l++) {
+            if (hf_group_in_file_(file, &rows[t->row], l) >= 0) {
+                safetensors_writer_declare(&writer, file_tensor_name(t->hf_name, l).text, dtype, shape.ndim,
+                                           shape.sizes);
             }
         }
     }
     safetensors_writer_begin(&writer);
     const size_t first = tensor_group_offset_bytes(rows, file.first);
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        for (int l = 0; l < rows[i].uses; l++) {
-            const int g = hf_group_in_file_(file, &rows[i], l);
+    for (const FileTensor* t = tensors; t < tensors + FILE_TENSOR_ROWS; t++) {
+        const TensorRow* row = &rows[t->row];
+        for (int l = 0; l < row->uses; l++) {
+            const int g = hf_group_in_file_(file, row, l);
             if (g >= 0) {
                 const char* group = (const char*)memory + (tensor_group_offset_bytes(rows, g) - first);
-                hf_write_layer_(&writer, &rows[i], cfg, (const char*)tensor_in_group(&rows[i], group), chunk);
+                hf_write_layer_(&writer, t, row, cfg, (const char*)tensor_in_group(row, group), chunk);
             }
         }
     }
@@ -522,6 +519,7 @@ static double hf_data_bytes_(ModelConfig cfg, SafeTensorsDtype dtype) {
 
 void hf_model_write_index(const char* directory, const HfModelFile* files, int count, ModelConfig cfg,
                           SafeTensorsDtype dtype) {
+    const FileTensor* tensors = file_tensors();
     TensorRow rows[MODEL_PARAMETER_ROWS];
     char path[PATH_MAX], name[64];
     const char* separator = "";
@@ -533,11 +531,11 @@ void hf_model_write_index(const char* directory, const HfModelFile* files, int c
             hf_data_bytes_(cfg, dtype));
     for (int f = 0; f < count; f++) {
         hf_model_file_name(name, f, count);
-        for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-            for (int l = 0; l < rows[i].uses; l++) {
-                if (hf_group_in_file_(files[f], &rows[i], l) >= 0) {
-                    fprintf(writer.file, "%s    \"%s\": \"%s\"", separator, hf_tensor_(&rows[i], cfg, l).name,
-                            name);
+        for (const FileTensor* t = tensors; t < tensors + FILE_TENSOR_ROWS; t++) {
+            for (int l = 0; l < rows[t->row].uses; l++) {
+                if (hf_group_in_file_(files[f], &rows[t->row], l) >= 0) {
+                    fprintf(writer.file, "%s    \"%s\": \"%s\"", separator,
+                            file_tensor_name(t->hf_name, l).text, name);
                     separator = ",\n";
                 }
             }
@@ -589,10 +587,10 @@ static void hf_read_turned_(const SafeTensorsView* view, const TensorRow* row, f
 
 // Sets elements [first, end) of a layer (rows, cols) from a tensor of the file; for a matrix, the
 // rows that contain them.
-static void hf_read_layer_(const SafeTensorsView* view, const TensorRow* row, float* layer, size_t first,
-                           size_t end, float* chunk) {
+static void hf_read_layer_(const SafeTensorsView* view, FileForm form, const TensorRow* row, float* layer,
+                           size_t first, size_t end, float* chunk) {
     memset(layer + first, 0, (end - first) * sizeof(float)); // padding of the vocabulary
-    if (row->form == FILE_CONV1D) {
+    if (form == FILE_CONV1D) {
         hf_read_turned_(view, row, layer, first / row->cols, (end + row->cols - 1) / row->cols, chunk);
     } else if (first < view->elements) {
         hf_read_part_(view, first, (end < view->elements ? end : view->elements) - first, layer + first);
@@ -679,28 +677,30 @@ static void hf_check_others_(const SafeTensorsSet* set, ModelConfig cfg, const S
 
 // Finds the tensor of a layer. If only the classifier was saved, it stands for the token embedding:
 // they are tied.
-static const SafeTensorsView* hf_find_(const HfModel* model, const TensorRow* row, int l) {
+static const SafeTensorsView* hf_find_(const HfModel* model, const FileTensor* tensor, const TensorRow* row,
+                                       int l) {
     const SafeTensorsSet* set = &model->set;
-    const HfTensor_ tensor = hf_tensor_(row, model->cfg, l);
-    const int is_classifier = row->init == INIT_VOCAB && !safetensors_set_find(set, tensor.name) &&
+    const HfShape_ shape = hf_shape_(tensor, row, model->cfg);
+    const FileTensorName name = file_tensor_name(tensor->hf_name, l);
+    const int is_classifier = row->init == INIT_VOCAB && !safetensors_set_find(set, name.text) &&
                               safetensors_set_find(set, HF_CLASSIFIER_);
-    return safetensors_set_require(set, is_classifier ? HF_CLASSIFIER_ : tensor.name, tensor.ndim,
-                                   tensor.shape);
+    return safetensors_set_require(set, is_classifier ? HF_CLASSIFIER_ : name.text, shape.ndim, shape.sizes);
 }
 
 void hf_model_open(HfModel* model, const char* directory, ModelConfig cfg) {
+    const FileTensor* tensors = file_tensors();
     TensorRow rows[MODEL_PARAMETER_ROWS];
-    const SafeTensorsView** used = (const SafeTensorsView**)check_alloc(MODEL_PARAMETER_ROWS * (size_t)cfg.L,
+    const SafeTensorsView** used = (const SafeTensorsView**)check_alloc(FILE_TENSOR_ROWS * (size_t)cfg.L,
                                                                         sizeof(*used), "tensors of a model");
     size_t num_used = 0;
     model->cfg = cfg;
     model_parameter_rows_of(rows, cfg, sizeof(float));
     model->chunk = (float*)hf_chunk_open_(rows);
     safetensors_set_open(&model->set, directory);
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        for (int l = 0; l < rows[i].uses; l++) {
-            used[num_used++] = hf_find_(model, &rows[i], l);
-            if (rows[i].init == INIT_VOCAB) {
+    for (const FileTensor* t = tensors; t < tensors + FILE_TENSOR_ROWS; t++) {
+        for (int l = 0; l < rows[t->row].uses; l++) {
+            used[num_used++] = hf_find_(model, t, &rows[t->row], l);
+            if (rows[t->row].init == INIT_VOCAB) {
                 hf_check_classifier_(&model->set, used[num_used - 1]);
             }
         }
@@ -710,11 +710,11 @@ void hf_model_open(HfModel* model, const char* directory, ModelConfig cfg) {
 }
 
 // Checks that the other layers of group g have the same bits as the lowest one.
-static void hf_check_equal_(const HfModel* model, const TensorRow* row, int g,
+static void hf_check_equal_(const HfModel* model, const FileTensor* tensor, const TensorRow* row, int g,
                             const SafeTensorsView* lowest) {
     for (int l = model_group_layer(model->cfg, g) + 1; l < row->uses; l++) {
         if (tensor_group(row, l) == g) {
-            const SafeTensorsView* view = hf_find_(model, row, l);
+            const SafeTensorsView* view = hf_find_(model, tensor, row, l);
             CHECK(view->dtype == lowest->dtype && memcmp(view->data, lowest->data, lowest->bytes) == 0,
                   "%s: tensor %s differs from %s, wanted equal ones, as --share-layers says", view->path,
                   view->name, lowest->name);
@@ -724,16 +724,18 @@ static void hf_check_equal_(const HfModel* model, const TensorRow* row, int g,
 }
 
 void hf_model_read(HfModel* model, const TensorRow* rows, int g, size_t first, size_t end, void* group) {
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        assert(rows[i].element_bytes == sizeof(float));
-        if (tensor_is_in_group(&rows[i], g)) {
-            float* tensor = (float*)tensor_in_group(&rows[i], group);
-            const size_t at = (size_t)(tensor - (float*)group), elements = tensor_layer_elements(&rows[i]);
+    const FileTensor* tensors = file_tensors();
+    for (const FileTensor* t = tensors; t < tensors + FILE_TENSOR_ROWS; t++) {
+        const TensorRow* row = &rows[t->row];
+        assert(row->element_bytes == sizeof(float));
+        if (tensor_is_in_group(row, g)) {
+            float* tensor = (float*)tensor_in_group(row, group);
+            const size_t at = (size_t)(tensor - (float*)group), elements = tensor_layer_elements(row);
             const size_t from = first > at ? first : at, to = end < at + elements ? end : at + elements;
             if (from < to) {
-                const SafeTensorsView* view = hf_find_(model, &rows[i], model_group_layer(model->cfg, g));
-                hf_check_equal_(model, &rows[i], g, view);
-                hf_read_layer_(view, &rows[i], tensor, from - at, to - at, model->chunk);
+                const SafeTensorsView* view = hf_find_(model, t, row, model_group_layer(model->cfg, g));
+                hf_check_equal_(model, t, row, g, view);
+                hf_read_layer_(view, t->form, row, tensor, from - at, to - at, model->chunk);
                 safetensors_release(view, 0, view->elements);
             }
         }

@@ -25,6 +25,7 @@ needs:   nothing
 #include <stdint.h>
 #include <string.h>
 
+#include "llmc/model/families.h"
 #include "llmc/model/model.h"
 
 #ifdef __cplusplus
@@ -170,17 +171,24 @@ static int freeze_is_in_module_(const char* module, const char* name) {
     return fnmatch(module, name, 0) == 0 || (strncmp(module, name, length) == 0 && name[length] == '.');
 }
 
-// Returns 1 if the item names block l's parameter as Hugging Face's files do, with or without the
-// block.
-static int freeze_names_tensor_(const FreezeItem_* item, const char* hf_name, int l) {
-    static const char model[] = "transformer.", block[] = "h.%d.";
-    const size_t prefix = strncmp(item->name, model, strlen(model)) == 0 ? strlen(model) : 0;
-    const int is_block = strncmp(hf_name, block, strlen(block)) == 0;
-    const char* in_block = hf_name + (is_block ? strlen(block) : 0);
-    char name[FREEZE_ITEM_BYTES_];
-    snprintf(name, sizeof(name), "h.%d.%s", l, in_block);
-    return freeze_is_in_module_(item->name + prefix, is_block ? name : hf_name) ||
-           (is_block && !prefix && freeze_is_in_module_(item->name, in_block));
+// Returns 1 if the item names a tensor of block l as Hugging Face's files do, with or without the
+// model's prefix, and the block.
+static int freeze_names_tensor_(const FreezeItem_* item, const FileTensor* tensor, int l) {
+    const FileTensorName name = file_tensor_name(tensor->hf_name, l);
+    const char* in_block = strstr(tensor->hf_name, "%d.");
+    return freeze_is_in_module_(item->name, name.text) ||
+           freeze_is_in_module_(item->name, file_tensor_bare_name(name.text)) ||
+           (in_block && freeze_is_in_module_(item->name, in_block + strlen("%d.")));
+}
+
+// Returns 1 if the item names parameter `row` of block l.
+static int freeze_is_meant_(const FreezeItem_* item, const TensorRow* rows, int row, int l) {
+    const FileTensor* tensors = file_tensors();
+    int is_meant = freeze_names_(item, rows[row].name);
+    for (int i = 0; i < FILE_TENSOR_ROWS; i++) {
+        is_meant |= tensors[i].row == row && freeze_names_tensor_(item, &tensors[i], l);
+    }
+    return is_meant;
 }
 
 // Appends the names of all parameters and all words.
@@ -218,8 +226,7 @@ static int freeze_add_(Freeze* freeze, const FreezeItem_* item, const TensorRow*
     int found = 0, is_outside = 0;
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         for (int l = item->first; l <= item->last; l++) {
-            const int is_meant =
-                freeze_names_(item, rows[i].name) || freeze_names_tensor_(item, rows[i].hf_name, l);
+            const int is_meant = freeze_is_meant_(item, rows, i, l);
             if (is_meant && item->has_blocks && rows[i].place != PLACE_BLOCK) {
                 is_outside = 1;
             } else if (is_meant) {

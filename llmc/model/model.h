@@ -96,25 +96,25 @@ typedef enum {
 // (PART_...). A vector is one row; matrices are (out, in). Padding rows of wte (V ... Vp-1) are
 // zero. An update treats each of `parts` matrices, one below the other, alone. `init` and `decay`:
 // first values, and whether weight decay applies. `kind` (KIND_...) selects the optimizer's rule.
-// `in files`: the form in Hugging Face's files. %d in a name is the layer.
-//  name        part       rows        cols      parts  init                 decay  kind       in files      Hugging Face name             GGUF name
+// Names in files are in families.h.
+//  name        part       rows        cols      parts  init                 decay  kind
 #define MODEL_PARAMETERS(X) \
-  X(wte,        OUTSIDE,   cfg.Vp,     cfg.C,    1,     INIT_VOCAB,          1,     EMBEDDING, FILE_TABLE,   "wte.weight",                 "token_embd.weight")   /* token embedding = classifier weight */ \
-  X(wpe,        OUTSIDE,   cfg.max_T,  cfg.C,    1,     INIT_NORMAL,         1,     EMBEDDING, FILE_TABLE,   "wpe.weight",                 "position_embd.weight") /* position embedding */ \
-  X(ln1w,       ATTENTION, 1,          cfg.C,    1,     INIT_ONE,            0,     VECTOR,    FILE_VECTOR,  "h.%d.ln_1.weight",           "blk.%d.attn_norm.weight") /* norm before attention */ \
-  X(ln1b,       ATTENTION, 1,          cfg.C,    1,     INIT_ZERO,           0,     VECTOR,    FILE_VECTOR,  "h.%d.ln_1.bias",             "blk.%d.attn_norm.bias") \
-  X(qkvw,       ATTENTION, QKV,        cfg.C,    3,     INIT_NORMAL,         1,     MATRIX,    FILE_CONV1D,  "h.%d.attn.c_attn.weight",    "blk.%d.attn_qkv.weight") /* queries, keys, values */ \
-  X(qkvb,       ATTENTION, 1,          QKV,      1,     INIT_ZERO,           0,     VECTOR,    FILE_VECTOR,  "h.%d.attn.c_attn.bias",      "blk.%d.attn_qkv.bias") \
-  X(attprojw,   ATTENTION, cfg.C,      cfg.C,    1,     INIT_NORMAL_SCALED,  1,     MATRIX,    FILE_CONV1D,  "h.%d.attn.c_proj.weight",    "blk.%d.attn_output.weight") /* into the residual stream */ \
-  X(attprojb,   ATTENTION, 1,          cfg.C,    1,     INIT_ZERO,           0,     VECTOR,    FILE_VECTOR,  "h.%d.attn.c_proj.bias",      "blk.%d.attn_output.bias") \
-  X(ln2w,       MLP,       1,          cfg.C,    1,     INIT_ONE,            0,     VECTOR,    FILE_VECTOR,  "h.%d.ln_2.weight",           "blk.%d.ffn_norm.weight") /* norm before the MLP */ \
-  X(ln2b,       MLP,       1,          cfg.C,    1,     INIT_ZERO,           0,     VECTOR,    FILE_VECTOR,  "h.%d.ln_2.bias",             "blk.%d.ffn_norm.bias") \
-  X(fcw,        MLP,       F,          cfg.C,    1,     INIT_NORMAL,         1,     MATRIX,    FILE_CONV1D,  "h.%d.mlp.c_fc.weight",       "blk.%d.ffn_up.weight") /* into the MLP's hidden layer */ \
-  X(fcb,        MLP,       1,          F,        1,     INIT_ZERO,           0,     VECTOR,    FILE_VECTOR,  "h.%d.mlp.c_fc.bias",         "blk.%d.ffn_up.bias") \
-  X(fcprojw,    MLP,       cfg.C,      F,        1,     INIT_NORMAL_SCALED,  1,     MATRIX,    FILE_CONV1D,  "h.%d.mlp.c_proj.weight",     "blk.%d.ffn_down.weight") /* into the residual stream */ \
-  X(fcprojb,    MLP,       1,          cfg.C,    1,     INIT_ZERO,           0,     VECTOR,    FILE_VECTOR,  "h.%d.mlp.c_proj.bias",       "blk.%d.ffn_down.bias") \
-  X(lnfw,       OUTSIDE,   1,          cfg.C,    1,     INIT_ONE,            0,     VECTOR,    FILE_VECTOR,  "ln_f.weight",                "output_norm.weight")  /* norm before the classifier */ \
-  X(lnfb,       OUTSIDE,   1,          cfg.C,    1,     INIT_ZERO,           0,     VECTOR,    FILE_VECTOR,  "ln_f.bias",                  "output_norm.bias")
+  X(wte,        OUTSIDE,   cfg.Vp,     cfg.C,    1,     INIT_VOCAB,          1,     EMBEDDING)   /* token embedding = classifier weight */ \
+  X(wpe,        OUTSIDE,   cfg.max_T,  cfg.C,    1,     INIT_NORMAL,         1,     EMBEDDING) /* position embedding */ \
+  X(ln1w,       ATTENTION, 1,          cfg.C,    1,     INIT_ONE,            0,     VECTOR) /* norm before attention */ \
+  X(ln1b,       ATTENTION, 1,          cfg.C,    1,     INIT_ZERO,           0,     VECTOR) \
+  X(qkvw,       ATTENTION, QKV,        cfg.C,    3,     INIT_NORMAL,         1,     MATRIX) /* queries, keys, values */ \
+  X(qkvb,       ATTENTION, 1,          QKV,      1,     INIT_ZERO,           0,     VECTOR) \
+  X(attprojw,   ATTENTION, cfg.C,      cfg.C,    1,     INIT_NORMAL_SCALED,  1,     MATRIX) /* into the residual stream */ \
+  X(attprojb,   ATTENTION, 1,          cfg.C,    1,     INIT_ZERO,           0,     VECTOR) \
+  X(ln2w,       MLP,       1,          cfg.C,    1,     INIT_ONE,            0,     VECTOR) /* norm before the MLP */ \
+  X(ln2b,       MLP,       1,          cfg.C,    1,     INIT_ZERO,           0,     VECTOR) \
+  X(fcw,        MLP,       F,          cfg.C,    1,     INIT_NORMAL,         1,     MATRIX) /* into the MLP's hidden layer */ \
+  X(fcb,        MLP,       1,          F,        1,     INIT_ZERO,           0,     VECTOR) \
+  X(fcprojw,    MLP,       cfg.C,      F,        1,     INIT_NORMAL_SCALED,  1,     MATRIX) /* into the residual stream */ \
+  X(fcprojb,    MLP,       1,          cfg.C,    1,     INIT_ZERO,           0,     VECTOR) \
+  X(lnfw,       OUTSIDE,   1,          cfg.C,    1,     INIT_ONE,            0,     VECTOR)  /* norm before the classifier */ \
+  X(lnfb,       OUTSIDE,   1,          cfg.C,    1,     INIT_ZERO,           0,     VECTOR)
 
 // Activations, for N = B*T tokens. A tensor with `blocks` layers is kept for the backward pass, one
 // per layer, up to the recomputation level `kept` (RECOMPUTE_...); BLOCK means always. A tensor
@@ -181,11 +181,8 @@ static inline size_t model_sharded_rows_of(TensorRow rows[MODEL_PARAMETER_ROWS],
                                            size_t element_bytes, int shards, unsigned frozen) {
     const int F = model_hidden(cfg), QKV = model_qkv_size(cfg);
     TensorRow* row = rows;
-#define MODEL_ROW_(name_, part_, rows_, cols_, parts_, init_, decay_, kind_, form_, hf_name_, gguf_name_)    \
+#define MODEL_ROW_(name_, part_, rows_, cols_, parts_, init_, decay_, kind_)                                 \
     row->name = #name_;                                                                                      \
-    row->hf_name = hf_name_;                                                                                 \
-    row->gguf_name = gguf_name_;                                                                             \
-    row->form = form_;                                                                                       \
     row->part = PART_##part_;                                                                                \
     row->place = model_place(cfg, row->part);                                                                \
     row->layers = row->place == PLACE_BLOCK ? model_copies(cfg) : 1;                                         \
@@ -254,8 +251,6 @@ static inline size_t model_activation_rows(TensorRow rows[MODEL_ACTIVATION_ROWS]
     TensorRow* row = rows;
 #define MODEL_ROW_(name_, layers_, tokens_, kept_, cols_, dtype_, life_)                                     \
     row->name = #name_;                                                                                      \
-    row->hf_name = row->gguf_name = NULL;                                                                    \
-    row->form = FILE_TABLE;                                                                                  \
     row->layers = recompute > RECOMPUTE_##kept_ ? 1 : layers_;                                               \
     row->repeats = row->uses = 1;                                                                            \
     row->first_layer = first_block;                                                                          \

@@ -44,18 +44,11 @@ typedef enum { PLACE_ONCE, PLACE_BLOCK } TensorPlace;
 // Lifetimes: always; or only inside a block or the classifier, which use the same memory.
 typedef enum { LIVE_ALWAYS, LIVE_BLOCK, LIVE_CLASSIFIER } TensorLife;
 
-typedef enum {
-    FILE_VECTOR, // (cols)
-    FILE_TABLE,  // (rows, cols); without the padding rows of the vocabulary
-    FILE_CONV1D  // (cols, rows): GPT-2's code computes x W, ours x W^T
-} TensorInFiles;
-
 // One row of a table, with the sizes filled in. Tensors start at multiples of TENSOR_ALIGN
 // elements.
 #define TENSOR_ALIGN 128
 typedef struct {
     const char* name;
-    const char *hf_name, *gguf_name; // parameters only
     // copies in memory: 1 if all layers share one, 2 if they take turns
     int layers;
     int repeats; // consecutive layers that share a copy
@@ -66,12 +59,11 @@ typedef struct {
     size_t rows, cols; // sizes of one layer
     int parts;         // parameters only: matrices of a layer that are updated one by one
     size_t element_bytes;
-    TensorInit init;    // parameters only
-    int decay;          // parameters only
-    TensorKind kind;    // parameters only
-    TensorPart part;    // parameters only
-    TensorPlace place;  // parameters only
-    TensorInFiles form; // parameters only
+    TensorInit init;   // parameters only
+    int decay;         // parameters only
+    TensorKind kind;   // parameters only
+    TensorPart part;   // parameters only
+    TensorPlace place; // parameters only
     TensorLife life;
     size_t offset_bytes; // offset of layer 0 in the allocation
     size_t group_bytes;  // parameters only: offset of the group of layer 0

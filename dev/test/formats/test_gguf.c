@@ -148,12 +148,12 @@ static double error_of(uint32_t type, float x, float largest) {
                        : fabs(x) * 0x1p-8;
 }
 
-static void expect_tensor(Reader* r, const TensorRow* row, ModelConfig cfg, int l, const float* x,
-                          uint32_t type, size_t data_begin) {
-    char name[128];
-    const int is_vector = row->form == FILE_VECTOR;
+static void expect_tensor(Reader* r, const FileTensor* tensor, const TensorRow* row, ModelConfig cfg, int l,
+                          const float* x, uint32_t type, size_t data_begin) {
+    const FileTensorName text = file_tensor_name(tensor->gguf_name, l);
+    const char* name = text.text;
+    const int is_vector = row->kind == KIND_VECTOR;
     const size_t rows = model_rows_in_files(row, cfg);
-    snprintf(name, sizeof(name), row->gguf_name, l);
     const char* found = take_string(r);
     EXPECT(strcmp(found, name) == 0, "%s, wanted %s", found, name);
     EXPECT(take_u32(r) == (is_vector ? 1u : 2u) && take_u64(r) == row->cols, "%s: columns", name);
@@ -209,11 +209,13 @@ static void test_file(ModelConfig cfg, GgufDtype dtype, const Bpe* bpe, GgufStar
     EXPECT(take_u64(&r) == (bpe ? 23u : 15u), "number of pairs");
     expect_pairs(&r, cfg, file_types[dtype], bpe, start);
     const size_t begin = data_begin(r, tensors);
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        const int is_matrix = rows[i].form != FILE_VECTOR && strcmp(rows[i].name, "wpe") != 0;
-        const uint32_t type = !is_matrix ? 0 : dtype == GGUF_Q8_0 && rows[i].cols % 32 ? 1 : types[dtype];
-        for (int l = 0; l < rows[i].layers; l++) {
-            expect_tensor(&r, &rows[i], cfg, l, (float*)tensor_at_layer(&rows[i], memory, l), type, begin);
+    const FileTensor* table = file_tensors();
+    for (const FileTensor* t = table; t < table + FILE_TENSOR_ROWS; t++) {
+        const TensorRow* row = &rows[t->row];
+        const int is_matrix = row->kind != KIND_VECTOR && strcmp(row->name, "wpe") != 0;
+        const uint32_t type = !is_matrix ? 0 : dtype == GGUF_Q8_0 && row->cols % 32 ? 1 : types[dtype];
+        for (int l = 0; l < row->layers; l++) {
+            expect_tensor(&r, t, row, cfg, l, (float*)tensor_at_layer(row, memory, l), type, begin);
         }
     }
     EXPECT(r.bytes % 32 == 0, "%zu bytes", r.bytes);
