@@ -860,18 +860,18 @@ static void test_frozen_blocks(void) {
 // Expects a model to allocate what was planned, on the GPU and on the host.
 static void test_plan(void) {
     for (int k = 0; k < PLAN_TEST_RUNS; k++) {
-        Memory planned;
+        ModelPlan planned;
         Comm comm = {};
         Model model;
         const Settled s = plan_test_run(k, options_program(OPTION_GPU), gpu_setup_dtype());
-        plan_memory(&planned, &s);
+        plan_of_model(&planned, &s);
         comm.size = 1;
         plan_test_count();
         model_open(&model, &s, memory_on_gpu(), &comm);
         const size_t device = gpu_now_bytes(), host = plan_test_counted();
         model_close(&model);
-        plan_test_compare(k, &planned, &model.memory, MEMORY_DEVICE, device);
-        plan_test_compare(k, &planned, &model.memory, MEMORY_HOST, host);
+        plan_test_compare(k, &planned.memory, &model.memory, MEMORY_DEVICE, device);
+        plan_test_compare(k, &planned.memory, &model.memory, MEMORY_HOST, host);
     }
     EXPECT(gpu_now_bytes() == 0, "%zu bytes on the GPU were not freed", gpu_now_bytes());
 }

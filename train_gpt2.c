@@ -37,13 +37,9 @@ units of the MLP, QKV = 3C, Vp tokens of the padded vocabulary.
 #include "llmc/data/dataloader.h"
 #include "llmc/optim/update_groups.h"
 #include "llmc/optim/update_in_backward.h"
-#include "llmc/log/log.h"
-#include "llmc/optim/loss_scale.h"
-#include "llmc/plan/memory_limit.h"
 #include "llmc/setup/options.h"
-#include "llmc/bf16/machine_peak.h"
 #include "llmc/plan/plan.h"
-#include "llmc/plan/cost_measured.h"
+#include "llmc/plan/plan_cpu.h"
 #include "llmc/run/generate.h"
 #include "llmc/run/run.h"
 #include "llmc/run/start.h"
@@ -576,64 +572,13 @@ static uint64_t model_checksum(Model* model) {
 // -------------------------------------------------------------------------------------------------
 // The table
 
-static void describe_device(char* text, size_t room, int is_bf16) {
-    char threads[64];
-    threads_describe(threads, sizeof(threads));
-    const int used = snprintf(text, room, "%s, %s", threads, VEC_ISA);
-    if (is_bf16) {
-        snprintf(text + used, room - (size_t)used, ", matmuls in bf16 by %s", bf16_kernel().name);
-    }
-}
-
-// The peak of the matmuls that the run uses. Without instructions for bf16, that of fp32 is
-// higher.
-static double measure_peak(const Options* o) {
-    const double peak = peak_flops_per_s();
-    return o->matmul == MATMUL_BF16 ? fmax(peak, peak_bf16_flops_per_s(bf16_kernel())) : peak;
-}
-
-// Opens the model with a dry ledger, which counts all that a run takes: the copy that checkpoints
-// are written from, too.
-static void open_dry(Model* model, const Settled* s) {
-    model_open(model, s, memory_dry(), NULL);
-    const size_t bytes =
-        checkpoints_copy(&s->options)
-            ? checkpoints_bytes(s->cfg, s->optimizer, &s->zero, s->saved_dtype, s->options.model_file_gb)
-            : 0;
-    if (bytes > 0) {
-        memory_count(&model->memory, "copy to save", MEMORY_DEVICE, bytes);
-    }
-}
-
-// Counts the memory of a run in a dry ledger.
-static void plan_memory(Memory* memory, const Settled* s) {
+// Opens the model with a dry ledger, which counts all that it takes.
+static void plan_of_model(ModelPlan* plan, const Settled* s) {
     Model model;
-    open_dry(&model, s);
-    *memory = model.memory;
-}
-
-static Settled make_plan(TrainerPlan* plan, const Settled* settled, Comm* comm) {
-    Model model;
-    plan->peak = measure_peak(&settled->options);
-    plan->measure_peak = measure_peak;
-    plan->in_place = !settled->options.quantize;
-    plan->loss_scale = loss_scale_off();
-    plan->rates = rates_cpu(settled);
-    const Settled s = memory_choose_cpu(settled, comm, &plan->rates, plan_memory);
-    open_dry(&model, &s);
+    model_open(&model, s, memory_dry(), NULL);
     memcpy(plan->parameters, model.parameter_rows, sizeof(plan->parameters));
     memcpy(plan->activations, model.activation_rows, sizeof(plan->activations));
     plan->memory = model.memory;
-    if (!s.options.plan) {
-        memory_check_cpu(&plan->memory, comm);
-    }
-    describe_device(plan->device, sizeof(plan->device), s.options.matmul == MATMUL_BF16);
-    return s;
-}
-
-static void memory_used(double* peak_mib, double* beside_mib) {
-    *peak_mib = log_peak_mib();
-    *beside_mib = NAN;
 }
 
 static const Trainer trainer = {
@@ -641,8 +586,9 @@ static const Trainer trainer = {
     .program_name = "train_gpt2",
     .program = {OPTION_CPU, LLMC_VERSION},
     .dtype = SAFETENSORS_F32,
-    .plan = make_plan,
-    .memory = memory_used,
+    .model = plan_of_model,
+    .plan = plan_on_cpu,
+    .memory = memory_used_on_cpu,
     .token_losses = model_token_losses,
     .prefill = model_prefill,
     .decode = model_decode,
@@ -696,7 +642,7 @@ static int pretrain(int argc, char** argv) {
     if (run->trains || run->generate) {
         Model* model = (Model*)check_alloc(1, sizeof(Model), "model");
         model_open(model, &run->settled, memory_on_host(), &run->comm);
-        memory_check(&model->memory, &run->plan.memory);
+        memory_check(&model->memory, &run->plan.model.memory);
         if (run->generate) {
             generate_texts(run, model);
         } else {

@@ -41,14 +41,13 @@ vocabulary.
 #include "llmc/parallel/zero.cuh"
 #include "llmc/base/processor.h"
 #include "llmc/data/dataloader.h"
-#include "llmc/checkpoint/checkpoint.h"
 #include "llmc/plan/gpu_report.cuh"
 #include "llmc/plan/gpu_setup.cuh"
 #include "llmc/optim/update_groups.cuh"
 #include "llmc/optim/update_in_backward.cuh"
 #include "llmc/optim/update_in_backward.h"
-#include "llmc/optim/loss_scale.h"
 #include "llmc/plan/memory_limit.cuh"
+#include "llmc/plan/plan_gpu.cuh"
 #include "llmc/setup/options.h"
 #include "llmc/plan/plan.h"
 #include "llmc/run/generate.h"
@@ -933,52 +932,13 @@ static void save_matmuls(const void* model, const char* directory) {
 // -------------------------------------------------------------------------------------------------
 // The table
 
-// Opens the model with a dry ledger, which counts all that a run takes: the copy that checkpoints
-// are written from, too.
-static void open_dry(Model* model, const Settled* s) {
-    model_open(model, s, memory_dry(), NULL);
-    if (s->options.out[0] && s->use == USE_TRAIN) {
-        memory_count(
-            &model->memory, "pinned copy to save", MEMORY_HOST,
-            checkpoints_bytes(s->cfg, s->optimizer, &s->zero, s->saved_dtype, s->options.model_file_gb));
-    }
-}
-
-// Counts the memory of a run in a dry ledger.
-static void plan_memory(Memory* memory, const Settled* s) {
+// Opens the model with a dry ledger, which counts all that it takes.
+static void plan_of_model(ModelPlan* plan, const Settled* s) {
     Model model;
-    open_dry(&model, s);
-    *memory = model.memory;
-}
-
-static Settled make_plan(TrainerPlan* plan, const Settled* settled, Comm* comm) {
-    Model model;
-    Settled s = gpu_setup(settled, comm);
-    const Gpu gpu = gpu_or_default(plan->device, sizeof(plan->device), s.options.device);
-    snprintf(plan->device_kind, sizeof(plan->device_kind), " (sm_%d%d), %s", gpu.major, gpu.minor,
-             dtype_name(DTYPE_OF(floatX)));
-    plan->peak = gpu_peak_flops_per_s(&gpu, DTYPE_OF(floatX), s.options.tf32);
-    plan->copy.pin = gpu_pin;
-    plan->copy.unpin = gpu_unpin;
-    plan->loss_scale = DTYPE_OF(floatX) == DTYPE_FP16 ? loss_scale_open() : loss_scale_off();
-    plan->rates = gpu_rates(&gpu, plan->peak);
-    if (comm->size > 1 && !s.options.plan) {
-        s.nccl_bytes = memory_connect(&s, comm);
-    }
-    s = memory_choose(&s, comm, &plan->rates, plan_memory);
-    if (!s.options.plan) {
-        memory_require(&s, plan_memory);
-    }
-    open_dry(&model, &s);
+    model_open(&model, s, memory_dry(), NULL);
     memcpy(plan->parameters, model.parameter_rows, sizeof(plan->parameters));
     memcpy(plan->activations, model.activation_rows, sizeof(plan->activations));
     plan->memory = model.memory;
-    return s;
-}
-
-static void memory_used(double* peak_mib, double* beside_mib) {
-    *peak_mib = gpu_peak_mib();
-    *beside_mib = gpu_beside_mib();
 }
 
 // Designated initializers are C++20's.
@@ -989,8 +949,9 @@ static Trainer trainer_open(void) {
     t.program_name = "train_gpt2cu";
     t.program = OptionsProgram{OPTION_GPU, LLMC_VERSION};
     t.dtype = gpu_setup_dtype();
-    t.plan = make_plan;
-    t.memory = memory_used;
+    t.model = plan_of_model;
+    t.plan = plan_on_gpu;
+    t.memory = memory_used_on_gpu;
     t.token_losses = model_token_losses;
     t.prefill = model_prefill;
     t.decode = model_decode;
@@ -1056,7 +1017,7 @@ static int pretrain(int argc, char** argv) {
     if (run->trains || run->generate) {
         Model* model = (Model*)check_alloc(1, sizeof(Model), "model");
         model_open(model, &run->settled, memory_on_gpu(), &run->comm);
-        memory_check(&model->memory, &run->plan.memory);
+        memory_check(&model->memory, &run->plan.model.memory);
         if (run->generate) {
             generate_texts(run, model);
         } else {

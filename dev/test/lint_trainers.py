@@ -12,8 +12,6 @@ ONLY = {
     CPU: {
         "recompute_level": "an MLP in bf16 computes GELU again",
         "losses_done": "the GPU reads the losses with the first group",
-        "describe_device": "threads and instructions; plan/gpu_report.cuh describes a GPU",
-        "measure_peak": "the peak is measured; plan/gpu_report.cuh knows that of a GPU",
     },
     GPU: {
         "update_micro_steps": "each micro-step moves what is offloaded",

@@ -18,11 +18,8 @@ stay, and --batch is the largest micro-batch.
 #include "llmc/setup/settled.h"
 #include "llmc/plan/plan.h"
 
-// Counts the memory of a run with these settings in a dry ledger.
-typedef void (*FitPlan)(Memory* memory, const Settled* s);
-
 typedef struct {
-    FitPlan plan;
+    PlanModel model;
     size_t limit, host_limit; // bytes of the device; bytes of host memory beside them
     int can_offload;
     CostRates rates;
@@ -35,9 +32,8 @@ typedef struct {
 
 // Returns the planned time of an update.
 static inline double fit_update_s(const Settled* s, const FitDevice* device) {
-    Memory memory = memory_dry();
-    device->plan(&memory, s);
-    const CostUpdate update = plan_update(s, &device->rates, &memory);
+    const ModelPlan plan = plan_model(device->model, s);
+    const CostUpdate update = plan_update(s, &device->rates, &plan.memory);
     return cost_total_s(&update);
 }
 
@@ -95,10 +91,9 @@ static inline int fit_divisors_(int n) {
 // Prints a try. Returns 1 if it fits.
 static inline int fit_takes_(FILE* file, const FitTry_* t, const FitDevice* device) {
     const Options* o = &t->settled.options;
-    Memory memory = memory_dry();
-    device->plan(&memory, &t->settled);
-    const size_t bytes = memory_bytes(&memory, MEMORY_DEVICE);
-    const int fits = bytes <= device->limit && memory_bytes(&memory, MEMORY_HOST) <= device->host_limit;
+    const ModelPlan plan = plan_model(device->model, &t->settled);
+    const size_t bytes = memory_bytes(&plan.memory, MEMORY_DEVICE);
+    const int fits = bytes <= device->limit && memory_bytes(&plan.memory, MEMORY_HOST) <= device->host_limit;
     fprintf(file, "fit: --batch %d --recompute %s%s: %.1f MiB, %.3g s: %s\n", o->batch,
             model_recompute_word(o->recompute), o->offload_optimizer ? " --offload-optimizer host" : "",
             (double)bytes / (1 << 20), t->update_s, fits ? "fits" : "too much");

@@ -6,7 +6,7 @@ check that the run fits.
     memory_choose     decides --fit, --recompute auto and --logits-chunk auto, and prints why
     memory_require    ends the program if the run does not fit, and says what would
 
-`plan` counts the memory of a run with given settings.
+`model` plans a run with given settings.
 */
 #ifndef LLMC_MEMORY_LIMIT_CUH
 #define LLMC_MEMORY_LIMIT_CUH
@@ -49,10 +49,9 @@ static inline size_t memory_nccl_bytes(const Settled* s) {
 }
 
 // Returns the bytes of GPU memory that a run takes.
-static inline size_t memory_bytes_(const Settled* s, FitPlan plan) {
-    Memory memory = memory_dry();
-    plan(&memory, s);
-    return memory_bytes(&memory, MEMORY_DEVICE);
+static inline size_t memory_bytes_(const Settled* s, PlanModel model) {
+    const ModelPlan plan = plan_model(model, s);
+    return memory_bytes(&plan.memory, MEMORY_DEVICE);
 }
 
 static inline size_t memory_free_(int device) {
@@ -92,8 +91,8 @@ static inline int memory_least_recompute_(const Settled* s) {
 
 // Ends the program if the run does not fit into GPU memory. The error names the largest micro-batch
 // that fits, found by halving --batch, and the lowest level of recomputation with which it fits.
-static inline void memory_require(const Settled* s, FitPlan plan) {
-    const size_t free_bytes = memory_usable_(s), wanted = memory_bytes_(s, plan);
+static inline void memory_require(const Settled* s, PlanModel model) {
+    const size_t free_bytes = memory_usable_(s), wanted = memory_bytes_(s, model);
     const double free_mib = (double)free_bytes / (1 << 20), wanted_mib = (double)wanted / (1 << 20);
     if (wanted <= free_bytes) {
         return;
@@ -111,7 +110,7 @@ static inline void memory_require(const Settled* s, FitPlan plan) {
         o->logits_chunk = has_more ? least : s->options.logits_chunk;
         settled_conclude(&smaller);
         for (o->recompute = memory_least_recompute_(s); o->recompute <= RECOMPUTE_BLOCK; o->recompute++) {
-            CHECK(memory_bytes_(&smaller, plan) > free_bytes,
+            CHECK(memory_bytes_(&smaller, model) > free_bytes,
                   "the run needs %.1f MiB of GPU memory, %.1f are free; --batch %d --recompute %s%s fits",
                   wanted_mib, free_mib, o->batch, model_recompute_word(o->recompute),
                   has_more ? " --logits-chunk auto" : "");
@@ -137,7 +136,7 @@ static inline size_t memory_limit_(const Settled* s) {
 }
 
 // Returns the level of --recompute auto, the lowest that fits into GPU memory, and prints why.
-static inline int memory_choose_recompute_(const Settled* s, FitPlan plan, size_t limit) {
+static inline int memory_choose_recompute_(const Settled* s, PlanModel model, size_t limit) {
     Settled tried = *s;
     int* level = &tried.options.recompute;
     *level = memory_least_recompute_(s);
@@ -145,7 +144,7 @@ static inline int memory_choose_recompute_(const Settled* s, FitPlan plan, size_
         printf("recompute: level %s, for --offload-residuals\n", model_recompute_word(*level));
         return *level;
     }
-    while (*level < RECOMPUTE_BLOCK && memory_bytes_(&tried, plan) > limit) {
+    while (*level < RECOMPUTE_BLOCK && memory_bytes_(&tried, model) > limit) {
         ++*level;
     }
     if (limit == SIZE_MAX) {
@@ -160,14 +159,14 @@ static inline int memory_choose_recompute_(const Settled* s, FitPlan plan, size_
 // Returns the chunk of --logits-chunk auto and prints it: the first that fits of a micro-batch, a
 // half, a quarter, ... With fewer chunks, fewer matmuls read, write and round the gradient of the
 // embedding.
-static inline int memory_choose_chunk_(const Settled* s, FitPlan plan, size_t limit) {
+static inline int memory_choose_chunk_(const Settled* s, PlanModel model, size_t limit) {
     const int least = memory_least_chunk_(s);
     Settled tried = *s;
     int* chunk = &tried.options.logits_chunk;
     *chunk = INT_MAX;
     const int N = memory_chunk(&tried);
     *chunk = N;
-    for (int parts = 2; *chunk > least && memory_bytes_(&tried, plan) > limit; parts *= 2) {
+    for (int parts = 2; *chunk > least && memory_bytes_(&tried, model) > limit; parts *= 2) {
         *chunk = ceil_div(N, parts) > least ? ceil_div(N, parts) : least;
     }
     printf("logits: %d tokens at a time, %s\n", *chunk,
@@ -185,9 +184,9 @@ static inline Settled memory_with_least_chunk_(const Settled* s) {
 }
 
 // Returns the settings that --fit chooses.
-static inline Settled memory_fit_(const Settled* s, Comm* comm, const CostRates* rates, FitPlan plan,
+static inline Settled memory_fit_(const Settled* s, Comm* comm, const CostRates* rates, PlanModel model,
                                   size_t limit) {
-    const FitDevice device = {plan, limit, comm_min(comm, limits_free_bytes(comm->local_size, "")), 1,
+    const FitDevice device = {model, limit, comm_min(comm, limits_free_bytes(comm->local_size, "")), 1,
                               *rates};
     if (limit == SIZE_MAX) {
         die_usage("--fit auto: no GPU to ask for its free memory; wanted --fit GIB");
@@ -197,15 +196,15 @@ static inline Settled memory_fit_(const Settled* s, Comm* comm, const CostRates*
 
 // Returns the settings with all choices made that depend on GPU memory. Recomputation comes before
 // chunks, since it costs more.
-static inline Settled memory_choose(const Settled* s, Comm* comm, const CostRates* rates, FitPlan plan) {
+static inline Settled memory_choose(const Settled* s, Comm* comm, const CostRates* rates, PlanModel model) {
     const size_t limit = comm_min(comm, memory_limit_(s)); // so all ranks choose alike
-    const Settled fitted = s->options.fit != 0 ? memory_fit_(s, comm, rates, plan, limit) : *s;
+    const Settled fitted = s->options.fit != 0 ? memory_fit_(s, comm, rates, model, limit) : *s;
     Settled chosen = memory_with_least_chunk_(&fitted);
     if (chosen.options.recompute == OPTION_AUTO) {
-        chosen.options.recompute = memory_choose_recompute_(&chosen, plan, limit);
+        chosen.options.recompute = memory_choose_recompute_(&chosen, model, limit);
     }
     if (fitted.options.logits_chunk == OPTION_AUTO) {
-        chosen.options.logits_chunk = memory_choose_chunk_(&chosen, plan, limit);
+        chosen.options.logits_chunk = memory_choose_chunk_(&chosen, model, limit);
     }
     return chosen;
 }

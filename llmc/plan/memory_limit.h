@@ -18,8 +18,9 @@ memory_limit.h -- the memory that a run on the CPU may take; memory_limit.cuh is
 #include "llmc/setup/settled.h"
 #include "llmc/plan/cost.h"
 
-// Returns the settings that --fit chooses; `plan` counts the memory of each try.
-static inline Settled memory_choose_cpu(const Settled* s, Comm* comm, const CostRates* rates, FitPlan plan) {
+// Returns the settings that --fit chooses; `model` plans each try.
+static inline Settled memory_choose_cpu(const Settled* s, Comm* comm, const CostRates* rates,
+                                        PlanModel model) {
     const float fit = s->options.fit;
     if (fit == 0) {
         return *s;
@@ -29,7 +30,7 @@ static inline Settled memory_choose_cpu(const Settled* s, Comm* comm, const Cost
     if (limit == SIZE_MAX) {
         die_usage("--fit auto: this system does not say how much memory is free; wanted --fit GIB");
     }
-    FitDevice device = {plan, comm_min(comm, limit), SIZE_MAX, 0, *rates};
+    FitDevice device = {model, comm_min(comm, limit), SIZE_MAX, 0, *rates};
     comm_broadcast(comm, &device.rates, sizeof(device.rates)); // so all ranks choose alike
     return fit_choose(stdout, s, &device);
 }

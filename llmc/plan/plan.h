@@ -27,10 +27,18 @@ extern "C" {
 // Rate of a drive. dev/bench/scaling.py assumes it, too.
 #define PLAN_DRIVE_BYTES_PER_S 6e9
 
-// Everything that a run takes, and the rates of its device.
+// Tensors of a model and a dry ledger of all that it takes.
 typedef struct {
     TensorRow parameters[MODEL_PARAMETER_ROWS], activations[MODEL_ACTIVATION_ROWS];
-    Memory memory;           // dry ledger of the run
+    Memory memory;
+} ModelPlan;
+
+// Sets the plan of a model with these settings. It needs no device.
+typedef void (*PlanModel)(ModelPlan* plan, const Settled* s);
+
+// Everything that a run takes, and the rates of its device.
+typedef struct {
+    ModelPlan model;         // with what its run takes beside it
     char device[256];        // name of the device
     char device_kind[64];    // addition to its name: " (sm_90), BF16"
     double peak;             // peak of the device, FLOP/s
@@ -41,6 +49,9 @@ typedef struct {
     CostRates rates;         // rates of the operations, for --plan and --fit only
     int64_t eval_sequences;  // sequences of a validation, for --plan only
 } TrainerPlan;
+
+// Returns the plan of a model, with the copy that its checkpoints are written from.
+ModelPlan plan_model(PlanModel model, const Settled* s);
 
 // Moves between a place and the device in an update, and their time if nothing hides it. The bus
 // works in both directions at once, a drive in one.
@@ -80,6 +91,26 @@ void plan_print(FILE* file, const Settled* s, const TrainerPlan* plan);
 #include "llmc/base/text_buffer.h"
 #include "llmc/base/enum_words.h"
 #include "llmc/log/text_wrap.h"
+
+// Counts the copy that checkpoints are written from. On a GPU each save needs it; on the host only
+// a save that the run does not wait for.
+static void plan_count_copy_(Memory* memory, const Settled* s) {
+    const Options* o = &s->options;
+    const int is_gpu = o->program.trainer == OPTION_GPU,
+              copies = is_gpu ? o->out[0] && s->use == USE_TRAIN : checkpoints_copy(o);
+    if (copies) {
+        memory_count(memory, is_gpu ? "pinned copy to save" : "copy to save",
+                     is_gpu ? MEMORY_HOST : MEMORY_DEVICE,
+                     checkpoints_bytes(s->cfg, s->optimizer, &s->zero, s->saved_dtype, o->model_file_gb));
+    }
+}
+
+ModelPlan plan_model(PlanModel model, const Settled* s) {
+    ModelPlan plan;
+    model(&plan, s);
+    plan_count_copy_(&plan.memory, s);
+    return plan;
+}
 
 static double plan_mib_(size_t bytes) { return (double)bytes / (1 << 20); }
 
@@ -278,7 +309,7 @@ static void plan_print_work_(FILE* file, const Settled* s, const TrainerPlan* pl
     const int ranks = s->ranks.size;
     const double flops = freeze_flops_per_token(&s->freeze, s->cfg, o->seq_len),
                  update = (double)o->total_batch;
-    const CostUpdate speed = plan_update(s, &plan->rates, &plan->memory);
+    const CostUpdate speed = plan_update(s, &plan->rates, &plan->model.memory);
     if (o->steps == OPTION_AUTO) {
         fprintf(file, "work: %.4g FLOP per token; how many tokens is known once the text is encoded\n",
                 flops);
@@ -302,11 +333,11 @@ static void plan_print_work_(FILE* file, const Settled* s, const TrainerPlan* pl
 static void plan_print_tensors_(FILE* file, const Options* options, const TrainerPlan* plan) {
     fprintf(file, "\nparameters   layers x rows x columns (%s)\n",
             options->quantize ? "of matrices: blocks of 32" : "the same for gradients and optimizer state");
-    plan_print_rows_(file, plan->parameters, MODEL_PARAMETER_ROWS);
+    plan_print_rows_(file, plan->model.parameters, MODEL_PARAMETER_ROWS);
     fprintf(file,
             "\nactivations   layers x tokens x columns (b: only used inside a block; shares memory with c, "
             "the classifier's)\n");
-    plan_print_rows_(file, plan->activations, MODEL_ACTIVATION_ROWS);
+    plan_print_rows_(file, plan->model.activations, MODEL_ACTIVATION_ROWS);
 }
 
 void plan_print(FILE* file, const Settled* s, const TrainerPlan* plan) {
@@ -314,9 +345,9 @@ void plan_print(FILE* file, const Settled* s, const TrainerPlan* plan) {
         plan_print_tensors_(file, &s->options, plan);
     }
     fputc('\n', file);
-    plan_print_memory(file, s, &plan->memory);
-    plan_print_moves_(file, &plan->memory, MEMORY_HOST);
-    plan_print_moves_(file, &plan->memory, MEMORY_DISK);
+    plan_print_memory(file, s, &plan->model.memory);
+    plan_print_moves_(file, &plan->model.memory, MEMORY_HOST);
+    plan_print_moves_(file, &plan->model.memory, MEMORY_DISK);
     plan_print_disk_(file, s);
     if (s->use == USE_TRAIN) {
         plan_print_work_(file, s, plan);

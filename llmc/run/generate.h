@@ -464,9 +464,9 @@ void generate_open(Run* run, Ranks ranks) {
     run->generate = g;
     g->run = run;
     generate_setup_(g, ranks);
-    run->settled = run->trainer->plan(&run->plan, &run->settled, &run->comm);
+    run->settled = run->trainer->plan(&run->plan, &run->settled, run->trainer->model, &run->comm);
     fprintf(stderr, "%s\n", run->model_path);
-    plan_print_memory(stderr, &run->settled, &run->plan.memory);
+    plan_print_memory(stderr, &run->settled, &run->plan.model.memory);
 }
 
 void generate_texts(Run* run, Model* model) {

@@ -198,7 +198,7 @@ static void start_open_log_(Run* run) {
     char program[128];
     options_version(program, sizeof(program), &run->settled.options, run->trainer->program_name);
     const LogIdentity who = {program,    run->trainer->name, run->plan.device,
-                             run->floor, plan_print_json,    &run->plan.memory};
+                             run->floor, plan_print_json,    &run->plan.model.memory};
     session_begin(&run->session, &run->resume, &run->state, &run->log, run->results, who);
 }
 
@@ -219,7 +219,7 @@ static void start_print_use_(const Run* run) {
 static void start_print_memory_(Run* run, double beside_mib) {
     TextBuffer note;
     text_buffer_open(&note, "the summary");
-    plan_print_kinds(note.file, &run->plan.memory);
+    plan_print_kinds(note.file, &run->plan.model.memory);
     if (isfinite(beside_mib)) {
         fprintf(note.file, "; beside it on the GPU, by CUDA and its libraries: %.1f MiB", beside_mib);
     }
@@ -253,7 +253,7 @@ static void start_summarize_(Run* run) {
                             run->state.validations.best_step,
                             run->floor,
                             run->settled.options.seq_len,
-                            (double)memory_bytes(&run->plan.memory, MEMORY_DEVICE) / (1 << 20),
+                            (double)memory_bytes(&run->plan.model.memory, MEMORY_DEVICE) / (1 << 20),
                             comm_max(&run->comm, peak_mib)};
     log_summary(&run->log, end);
     start_print_memory_(run, beside_mib);
@@ -360,7 +360,7 @@ static void start_print_plan_(Run* run) {
 static void start_print_memory_plan_(Run* run) {
     mfu_open(&run->mfu, comm_sum(&run->comm, run->plan.peak), run->plan.peak,
              run_is_first(run) ? run->plan.measure_peak : NULL, &run->settled.options, time_now_s());
-    plan_print_memory(stdout, &run->settled, &run->plan.memory);
+    plan_print_memory(stdout, &run->settled, &run->plan.model.memory);
     plan_print_traffic(stdout, &run->settled);
     fflush(stdout); // the system may kill a run that uses too much
 }
@@ -384,7 +384,7 @@ static void start_dispatch_(Run* run) {
     options_print_banner(stdout, options, run->program);
     fflush(stdout); // the next steps may take long
     if (options->plan) {
-        run->settled = run->trainer->plan(&run->plan, &run->settled, &run->comm);
+        run->settled = run->trainer->plan(&run->plan, &run->settled, run->trainer->model, &run->comm);
         start_print_plan_(run);
         return;
     }
@@ -394,7 +394,7 @@ static void start_dispatch_(Run* run) {
                        run->settled.cfg, &run->data);
     evaluation_agree(&run->evaluation, &run->comm);
     signals_end("setting up the run");
-    run->settled = run->trainer->plan(&run->plan, &run->settled, &run->comm);
+    run->settled = run->trainer->plan(&run->plan, &run->settled, run->trainer->model, &run->comm);
     start_print_memory_plan_(run);
     run->trains = 1;
 }

@@ -49,10 +49,11 @@ typedef struct {
     OptionsProgram program;   // its version, and the kind of options it has
     SafeTensorsDtype dtype;   // type of the parameters in memory
 
+    PlanModel model; // opens the model with a dry ledger
     // Returns the settings with everything that depends on the device decided, prints the reasons,
     // and sets *plan. Allocates nothing; a plan for another machine needs no device. Collective,
     // like all functions below.
-    Settled (*plan)(TrainerPlan* plan, const Settled* s, Comm* comm);
+    Settled (*plan)(TrainerPlan* plan, const Settled* s, PlanModel model, Comm* comm);
     // Sets *peak_mib to the most memory that the device, or the process, ever held, and *beside_mib
     // to the memory held on a GPU in addition to the plan; NAN on a CPU.
     void (*memory)(double* peak_mib, double* beside_mib);

@@ -7,12 +7,13 @@
 
 // Memory by batch and level: 100 a sequence at level 0, less at each further one; 50 for the state,
 // which may be on the host, and then goes over the bus so often that it takes a second.
-static void fake_plan(Memory* memory, const Settled* s) {
+static void fake_model(ModelPlan* plan, const Settled* s) {
     const Options* o = &s->options;
     const int on_host = o->offload_optimizer == OFFLOAD_HOST;
-    memory_count(memory, "activations", MEMORY_DEVICE, (size_t)(o->batch * (100 - 20 * o->recompute)));
-    memory_set_moves(memory_count(memory, "state", on_host ? MEMORY_HOST : MEMORY_DEVICE, 50), 1e9 * on_host,
-                     1e9 * on_host);
+    plan->memory = memory_dry();
+    memory_count(&plan->memory, "activations", MEMORY_DEVICE, (size_t)(o->batch * (100 - 20 * o->recompute)));
+    memory_set_moves(memory_count(&plan->memory, "state", on_host ? MEMORY_HOST : MEMORY_DEVICE, 50),
+                     1e9 * on_host, 1e9 * on_host);
 }
 
 static const ModelConfig CFG = {64, 100, 128, 2, 2, 64, SHARE_OFF};
@@ -30,7 +31,7 @@ static Settled settled_for(int trainer, const char* recompute) {
 
 static FitDevice device_of(size_t limit, int can_offload) {
     const CostRates rates = {{1e12, 1e12, 1e12, 1e12, 1e12, 1e12, 1e12}, 0, "made up"};
-    const FitDevice device = {fake_plan, limit, SIZE_MAX, can_offload, rates};
+    const FitDevice device = {fake_model, limit, SIZE_MAX, can_offload, rates};
     return device;
 }
 
@@ -64,9 +65,8 @@ TEST(choice) {
         const double chosen = fit_update_s(&s, &device);
         s = fit(&asked, device);
         EXPECT(fit_update_s(&s, &device) <= chosen || limit == 75, "%zu: more memory, no slower", limit);
-        Memory memory = memory_dry();
-        fake_plan(&memory, &s);
-        const size_t bytes = memory_bytes(&memory, MEMORY_DEVICE);
+        const ModelPlan plan = plan_model(fake_model, &s);
+        const size_t bytes = memory_bytes(&plan.memory, MEMORY_DEVICE);
         EXPECT(bytes <= limit, "%zu: %zu bytes", limit, bytes);
         EXPECT(o->batch * o->eval_batches == 24, "%zu: %d x %d are validated", limit, o->batch,
                o->eval_batches);
