@@ -229,11 +229,11 @@ static Block block_at(Model* model, int l, const Pass* pass) {
         .inp = residual_into(model, l, pass),
         .out = residual_into(model, l + 1, pass),
         .N = N,
-        .norm1 = {p.ln1w, p.ln1b, a.ln1_mean, a.ln1_rstd, N, C},
-        .norm2 = {p.ln2w, p.ln2b, a.ln2_mean, a.ln2_rstd, N, C},
+        .norm1 = {NORM_LAYER, NORM_EPS, p.ln1w, p.ln1b, a.ln1_mean, a.ln1_rstd, N, C},
+        .norm2 = {NORM_LAYER, NORM_EPS, p.ln2w, p.ln2b, a.ln2_mean, a.ln2_rstd, N, C},
         .attention = self_attention_of(cfg, &w.qkv, &a, pass, &model->linear, &model->attention),
         .attproj = w.attproj,
-        .mlp = {N, w.fc, w.fcproj, a.fch, a.fch_gelu, &model->linear},
+        .mlp = {ACTIVATION_GELU, N, w.fc, w.fcproj, a.fch, a.fch_gelu, &model->linear},
     };
 }
 
@@ -257,8 +257,8 @@ static void block_forward(const Block* b) {
 
 static Norm last_norm(const Model* model, const Pass* pass) {
     const ModelActivations* a = pass->acts;
-    return (Norm){model->params.lnfw, model->params.lnfb, a->lnf_mean,
-                  a->lnf_rstd,        pass_tokens(pass),  model->cfg.C};
+    return (Norm){NORM_LAYER,  NORM_EPS,    model->params.lnfw, model->params.lnfb,
+                  a->lnf_mean, a->lnf_rstd, pass_tokens(pass),  model->cfg.C};
 }
 
 // Runs the model up to its last hidden state, lnf (N, C).
@@ -341,7 +341,7 @@ static void block_recompute(const Block* b, RecomputeLevel level) {
     if (level == RECOMPUTE_MLP) {
         mlp_hidden_cpu(&b->mlp, b->a.ln2);
     } else if (level >= RECOMPUTE_GELU) {
-        mlp_gelu_cpu(&b->mlp);
+        mlp_activation_cpu(&b->mlp);
     }
 }
 

@@ -26,6 +26,7 @@ GPT-2: Radford et al., "Language models are unsupervised multitask learners", 20
 
 #include "llmc/optim/adamw.h"
 #include "llmc/base/check.h"
+#include "llmc/ops/activation.h"
 #include "llmc/ops/cross_entropy.h"
 #include "llmc/model/model.h"
 
@@ -61,50 +62,61 @@ static inline void ref_encoder_backward(Real* dwte, Real* dwpe, const Real* dout
 }
 
 // -------------------------------------------------------------------------------------------------
-// Layer normalization: Ba, Kiros and Hinton, 2016
+// Normalization of rows: Ba, Kiros and Hinton, 2016; without the mean, RMS: Zhang and Sennrich,
+// 2019
 //
 //     mean = avg_c(inp)                norm = (inp - mean) rstd
-//     rstd = 1 / sqrt(avg_c((inp - mean)^2) + 1e-5)
+//     rstd = 1 / sqrt(avg_c((inp - mean)^2) + eps)
 //     out  = norm weight + bias
 //
 //     dinp = rstd (g - avg_c(g) - norm avg_c(g norm))    with g = dout weight
 //
 // out, inp (N, C)    mean, rstd (N), kept for the backward pass    weight, bias (C)
+//
+// NULL for `mean` is RMS, where mean is 0 and the term avg_c(g) is missing. NULL for `weight` is
+// ones, NULL for `bias` zeros.
 
-static inline void ref_layernorm_forward(Real* out, Real* mean, Real* rstd, const Real* inp,
-                                         const Real* weight, const Real* bias, size_t N, size_t C) {
+static inline void ref_norm_forward(Real* out, Real* mean, Real* rstd, const Real* inp, const Real* weight,
+                                    const Real* bias, Real eps, size_t N, size_t C) {
     for (size_t n = 0; n < N; n++) {
         const Real* x = inp + n * C;
         Real sum = 0, squares = 0;
-        for (size_t c = 0; c < C; c++) {
+        for (size_t c = 0; c < C && mean; c++) {
             sum += x[c];
         }
-        mean[n] = sum / C;
+        const Real center = sum / C;
         for (size_t c = 0; c < C; c++) {
-            squares += (x[c] - mean[n]) * (x[c] - mean[n]);
+            squares += (x[c] - center) * (x[c] - center);
         }
-        rstd[n] = 1 / sqrt(squares / C + 1e-5);
+        rstd[n] = 1 / sqrt(squares / C + eps);
         for (size_t c = 0; c < C; c++) {
-            out[n * C + c] = (x[c] - mean[n]) * rstd[n] * weight[c] + bias[c];
+            out[n * C + c] = (x[c] - center) * rstd[n] * (weight ? weight[c] : 1) + (bias ? bias[c] : 0);
+        }
+        if (mean) {
+            mean[n] = center;
         }
     }
 }
 
-static inline void ref_layernorm_backward(Real* dinp, Real* dweight, Real* dbias, const Real* dout,
-                                          const Real* inp, const Real* weight, const Real* mean,
-                                          const Real* rstd, size_t N, size_t C) {
+static inline void ref_norm_backward(Real* dinp, Real* dweight, Real* dbias, const Real* dout,
+                                     const Real* inp, const Real* weight, const Real* mean, const Real* rstd,
+                                     size_t N, size_t C) {
     for (size_t n = 0; n < N; n++) {
-        const Real *x = inp + n * C, *d = dout + n * C;
+        const Real *x = inp + n * C, *d = dout + n * C, center = mean ? mean[n] : 0;
         Real g_sum = 0, g_norm_sum = 0;
         for (size_t c = 0; c < C; c++) {
-            const Real norm = (x[c] - mean[n]) * rstd[n], g = d[c] * weight[c];
-            g_sum += g;
+            const Real norm = (x[c] - center) * rstd[n], g = d[c] * (weight ? weight[c] : 1);
+            g_sum += mean ? g : 0;
             g_norm_sum += g * norm;
-            dweight[c] += d[c] * norm;
-            dbias[c] += d[c];
+            if (dweight) {
+                dweight[c] += d[c] * norm;
+            }
+            if (dbias) {
+                dbias[c] += d[c];
+            }
         }
         for (size_t c = 0; c < C; c++) {
-            const Real norm = (x[c] - mean[n]) * rstd[n], g = d[c] * weight[c];
+            const Real norm = (x[c] - center) * rstd[n], g = d[c] * (weight ? weight[c] : 1);
             dinp[n * C + c] += rstd[n] * (g - g_sum / C - norm * g_norm_sum / C);
         }
     }
@@ -228,27 +240,62 @@ static inline void ref_attention_backward(Real* dqkv, const Real* dout, const Re
 }
 
 // -------------------------------------------------------------------------------------------------
-// GELU in tanh form: Hendrycks and Gimpel, 2016
+// Activations. GELU in tanh form: Hendrycks and Gimpel, 2016
 //
-//     out  = x/2 (1 + tanh(u)) = x s      u = sqrt(2/pi) (x + 0.044715 x^3)
-//     dinp = dout (s + 2 x s (1 - s) du/dx)             s = 1 / (1 + exp(-2u))
+//     act  = x/2 (1 + tanh(v)) = x s      v = sqrt(2/pi) (x + 0.044715 x^3)
+//     dx   = dact (s + 2 x s (1 - s) dv/dx)             s = 1 / (1 + exp(-2v))
 //
-// 1 + tanh(u) is 2 s, but loses digits where tanh(u) is near -1. Any shape of n elements.
+// 1 + tanh(v) is 2 s, but loses digits where tanh(v) is near -1.
+//
+// SwiGLU: Shazeer, 2020; a gate g for each x, in front of them all
+//
+//     act = g s x        s = 1 / (1 + exp(-g))
+//     dx  = dact g s     dg = dact x s (1 + g (1 - s))
+//
+// The square of ReLU: So et al., 2021
+//
+//     act = max(x, 0)^2      dx = dact 2 max(x, 0)
+//
+// act (N, F)    pre: x (N, F); of SwiGLU (g, x) (N, 2, F)
 
-static inline Real ref_gelu_s_(Real x) {
-    return 1 / (1 + exp(-2 * sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+static inline Real ref_sigmoid_(Real x) { return 1 / (1 + exp(-x)); }
+
+// Returns the activation of x, and its derivatives, given the gate of x, or anything.
+typedef struct {
+    Real act, dx, dgate;
+} RefActivation_;
+
+static inline RefActivation_ ref_activation_(Real x, Real gate, ActivationKind kind) {
+    if (kind == ACTIVATION_SWIGLU) {
+        const Real s = ref_sigmoid_(gate);
+        return (RefActivation_){gate * s * x, gate * s, x * s * (1 + gate * (1 - s))};
+    }
+    if (kind == ACTIVATION_RELU2) {
+        const Real positive = fmax(x, 0);
+        return (RefActivation_){positive * positive, 2 * positive, 0};
+    }
+    const Real v = sqrt(2 / M_PI) * (x + 0.044715 * x * x * x),
+               dv = sqrt(2 / M_PI) * (1 + 3 * 0.044715 * x * x), s = ref_sigmoid_(2 * v);
+    return (RefActivation_){x * s, s + 2 * x * s * (1 - s) * dv, 0};
 }
 
-static inline void ref_gelu_forward(Real* out, const Real* inp, size_t n) {
-    for (size_t i = 0; i < n; i++) {
-        out[i] = inp[i] * ref_gelu_s_(inp[i]);
+static inline void ref_activation_forward(Real* act, const Real* pre, size_t N, size_t F,
+                                          ActivationKind kind) {
+    const size_t gates = (size_t)activation_gates(kind);
+    for (size_t i = 0; i < N * F; i++) {
+        const Real *gate = pre + i / F * gates * F + i % F, *x = gate + (gates - 1) * F;
+        act[i] = ref_activation_(*x, *gate, kind).act;
     }
 }
 
-static inline void ref_gelu_backward(Real* dinp, const Real* dout, const Real* inp, size_t n) {
-    for (size_t i = 0; i < n; i++) {
-        const Real x = inp[i], s = ref_gelu_s_(x), du_dx = sqrt(2 / M_PI) * (1 + 3 * 0.044715 * x * x);
-        dinp[i] += dout[i] * (s + 2 * x * s * (1 - s) * du_dx);
+static inline void ref_activation_backward(Real* dpre, const Real* dact, const Real* pre, size_t N, size_t F,
+                                           ActivationKind kind) {
+    const size_t gates = (size_t)activation_gates(kind);
+    for (size_t i = 0; i < N * F; i++) {
+        const size_t gate = i / F * gates * F + i % F, x = gate + (gates - 1) * F;
+        const RefActivation_ y = ref_activation_(pre[x], pre[gate], kind);
+        dpre[x] += dact[i] * y.dx;
+        dpre[gate] += dact[i] * y.dgate; // 0 without a gate
     }
 }
 
@@ -449,14 +496,14 @@ static inline void ref_block_forward_(RefModel* m, int l, const int* starts) {
     const size_t B = m->B, T = m->T, N = B * T, C = (size_t)m->cfg.C, NH = (size_t)m->cfg.NH;
     const RefParameters p = ref_parameters_(m, m->params, l);
     const RefActivations a = ref_activations_(m, m->acts, l), next = ref_activations_(m, m->acts, l + 1);
-    ref_layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, a.stream, p.ln1w, p.ln1b, N, C);
+    ref_norm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, a.stream, p.ln1w, p.ln1b, 1e-5, N, C);
     ref_linear_forward(a.qkv, a.ln1, p.qkvw, p.qkvb, N, C, 3 * C);
     ref_attention_forward(a.atty, a.att_lse, a.qkv, starts, B, T, C, NH);
     ref_linear_forward(a.attproj, a.atty, p.attprojw, p.attprojb, N, C, C);
     ref_residual_forward(a.residual2, a.stream, a.attproj, N * C);
-    ref_layernorm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, p.ln2w, p.ln2b, N, C);
+    ref_norm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, p.ln2w, p.ln2b, 1e-5, N, C);
     ref_linear_forward(a.fch, a.ln2, p.fcw, p.fcb, N, C, 4 * C);
-    ref_gelu_forward(a.fch_gelu, a.fch, N * 4 * C);
+    ref_activation_forward(a.fch_gelu, a.fch, N, 4 * C, ACTIVATION_GELU);
     ref_linear_forward(a.fcproj, a.fch_gelu, p.fcprojw, p.fcprojb, N, 4 * C, C);
     ref_residual_forward(next.stream, a.residual2, a.fcproj, N * C);
 }
@@ -469,16 +516,15 @@ static inline void ref_block_backward_(RefModel* m, int l, const int* starts) {
     const RefActivations da = ref_activations_(m, m->dacts, l), dnext = ref_activations_(m, m->dacts, l + 1);
     ref_residual_backward(da.residual2, da.fcproj, dnext.stream, N * C);
     ref_linear_backward(da.fch_gelu, dp.fcprojw, dp.fcprojb, da.fcproj, a.fch_gelu, p.fcprojw, N, 4 * C, C);
-    ref_gelu_backward(da.fch, da.fch_gelu, a.fch, N * 4 * C);
+    ref_activation_backward(da.fch, da.fch_gelu, a.fch, N, 4 * C, ACTIVATION_GELU);
     ref_linear_backward(da.ln2, dp.fcw, dp.fcb, da.fch, a.ln2, p.fcw, N, C, 4 * C);
-    ref_layernorm_backward(da.residual2, dp.ln2w, dp.ln2b, da.ln2, a.residual2, p.ln2w, a.ln2_mean,
-                           a.ln2_rstd, N, C);
+    ref_norm_backward(da.residual2, dp.ln2w, dp.ln2b, da.ln2, a.residual2, p.ln2w, a.ln2_mean, a.ln2_rstd, N,
+                      C);
     ref_residual_backward(da.stream, da.attproj, da.residual2, N * C);
     ref_linear_backward(da.atty, dp.attprojw, dp.attprojb, da.attproj, a.atty, p.attprojw, N, C, C);
     ref_attention_backward(da.qkv, da.atty, a.qkv, a.atty, a.att_lse, starts, B, T, C, NH);
     ref_linear_backward(da.ln1, dp.qkvw, dp.qkvb, da.qkv, a.ln1, p.qkvw, N, C, 3 * C);
-    ref_layernorm_backward(da.stream, dp.ln1w, dp.ln1b, da.ln1, a.stream, p.ln1w, a.ln1_mean, a.ln1_rstd, N,
-                           C);
+    ref_norm_backward(da.stream, dp.ln1w, dp.ln1b, da.ln1, a.stream, p.ln1w, a.ln1_mean, a.ln1_rstd, N, C);
 }
 
 // Returns the loss: the mean over the targets. tokens, targets, starts (B, T); starts may be NULL.
@@ -490,7 +536,7 @@ static inline Real ref_gpt2_forward(RefModel* m, const int* tokens, const int* t
     for (int l = 0; l < m->cfg.L; l++) {
         ref_block_forward_(m, l, starts);
     }
-    ref_layernorm_forward(a.lnf, a.lnf_mean, a.lnf_rstd, a.stream, p.lnfw, p.lnfb, N, C);
+    ref_norm_forward(a.lnf, a.lnf_mean, a.lnf_rstd, a.stream, p.lnfw, p.lnfb, 1e-5, N, C);
     ref_linear_forward(a.logits, a.lnf, p.wte, NULL, N, C, Vp);
     ref_classifier_forward(a.losses, a.logits_lse, a.logits, targets, N, V, Vp);
     Real sum = 0;
@@ -511,8 +557,7 @@ static inline void ref_gpt2_backward(RefModel* m, const int* tokens, const int* 
     memset(m->dacts, 0, m->activation_bytes);
     ref_classifier_backward(da.logits, a.logits, a.logits_lse, targets, dloss, N, V, Vp);
     ref_linear_backward(da.lnf, dp.wte, NULL, da.logits, a.lnf, p.wte, N, C, Vp);
-    ref_layernorm_backward(da.stream, dp.lnfw, dp.lnfb, da.lnf, a.stream, p.lnfw, a.lnf_mean, a.lnf_rstd, N,
-                           C);
+    ref_norm_backward(da.stream, dp.lnfw, dp.lnfb, da.lnf, a.stream, p.lnfw, a.lnf_mean, a.lnf_rstd, N, C);
     for (int l = m->cfg.L - 1; l >= 0; l--) {
         ref_block_backward_(m, l, starts);
     }

@@ -284,10 +284,11 @@ static void bench_rows(Bench* bench, int N) {
           *b = random_floats(4 * C);
     float *mean = random_floats(N), *rstd = random_floats(N);
     const double row_bytes = 4.0 * N * C;
-    const Norm norm = {w, b, mean, rstd, N, C};
-    BENCH(bench, "gelu forward", 8.0 * (double)n, bench->bandwidth, "GB/s   ", gelu_forward_cpu(y, x, n));
+    const Norm norm = {NORM_LAYER, NORM_EPS, w, b, mean, rstd, N, C};
+    BENCH(bench, "gelu forward", 8.0 * (double)n, bench->bandwidth, "GB/s   ",
+          activation_forward_cpu(y, x, 1, n, ACTIVATION_GELU));
     BENCH(bench, "gelu backward", 12.0 * (double)n, bench->bandwidth, "GB/s   ",
-          gelu_backward_cpu(y, z, x, n));
+          activation_backward_cpu(y, z, x, 1, n, ACTIVATION_GELU));
     BENCH(bench, "layernorm forward", 2 * row_bytes, bench->bandwidth, "GB/s   ",
           norm_forward_cpu(y, x, &norm));
     BENCH(bench, "residual + layernorm forward", 4 * row_bytes, bench->bandwidth, "GB/s   ",

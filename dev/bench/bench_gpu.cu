@@ -314,9 +314,11 @@ static void bench_rows(Bench* bench) {
     measure(bench, "layernorm backward", shape, Work{0, norm_backward_bytes(N, C, size, norm_groups(N))},
             [=] { norm_backward(sum, GRADIENT_ADD, &sums, z, x, &norm, scratch, gpu); });
     snprintf(shape, sizeof(shape), "%d x %d", N, 4 * C);
-    measure(bench, "gelu forward", shape, Work{0, gelu_forward_bytes(4.0 * (double)n, size)},
+    measure(bench, "gelu forward", shape,
+            Work{0, activation_forward_bytes(4.0 * (double)n, size, ACTIVATION_GELU)},
             [=] { gelu_forward(y, x, 4 * n, gpu); });
-    measure(bench, "gelu backward", shape, Work{0, gelu_backward_bytes(4.0 * (double)n, size)},
+    measure(bench, "gelu backward", shape,
+            Work{0, activation_backward_bytes(4.0 * (double)n, size, ACTIVATION_GELU)},
             [=] { gelu_backward(y, z, x, 4 * n, gpu); });
     memory_close(&memory);
     section_close(bench);

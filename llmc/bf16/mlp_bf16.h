@@ -147,7 +147,7 @@ static void mlp_bf16_derive_tile_(const void* of, int begin, int end) {
     const MlpBf16* mlp = backward->mlp;
     const float* fch = mlp->fch + matmul_bf16_tile_at(mlp->N, tile->row, tile->col);
     for (int i = begin * BF16_TILE; i < end * BF16_TILE; i += LANES) {
-        const GeluVec y = gelu_vec(vec_load(fch + i));
+        const ActivationVec y = gelu_vec(vec_load(fch + i));
         vec_store(tile->sums + i, vec_load(tile->sums + i) * y.derivative);
         vec_store(gelu + i, y.out);
     }

@@ -1,10 +1,12 @@
 /*
 mlp.h -- the MLP of a block on the CPU, with the matmuls of linear.h.
 
-    fch (N, F) = inp fc^T + bias      gelu (N, F) = GELU(fch)      out (N, C) = gelu proj^T + bias
+    fch (N, gates F) = inp fc^T + bias
+    act (N, F)       = activation of fch (activation.h)
+    out (N, C)       = act proj^T + bias
 
-With matmuls in bf16, and N and F that are multiples of 32, its hidden layer is kept as mlp_bf16.h
-does it.
+With GELU, matmuls in bf16, and N and F that are multiples of 32, its hidden layer is kept as
+mlp_bf16.h does it.
 */
 #ifndef LLMC_MLP_H
 #define LLMC_MLP_H
@@ -14,34 +16,38 @@ does it.
 #include "llmc/bf16/mlp_bf16.h"
 
 typedef struct {
+    ActivationKind kind;
     int N;
-    Weight fc, proj;   // (F, C), (C, F)
-    float *fch, *gelu; // (N, F) each
+    Weight fc, proj;  // (gates F, C), (C, F)
+    float *fch, *act; // (N, gates F), (N, F)
     Linear* linear;
 } Mlp;
 
-static inline size_t mlp_elements_(const Mlp* mlp) { return (size_t)mlp->N * mlp->fc.OC; }
-
 static inline int mlp_is_packed_(const Mlp* mlp) {
     const Linear* linear = mlp->linear;
-    return linear->is_bf16 && !linear->few && mlp_bf16_fits((size_t)mlp->N, (size_t)mlp->fc.OC);
+    return mlp->kind == ACTIVATION_GELU && linear->is_bf16 && !linear->few &&
+           mlp_bf16_fits((size_t)mlp->N, (size_t)mlp->fc.OC);
 }
 
 static inline MlpBf16 mlp_packed_(const Mlp* mlp) {
     const Weight *fc = &mlp->fc, *proj = &mlp->proj;
-    return (MlpBf16){mlp->N,      fc->C,         fc->OC,       mlp->fch,       (uint32_t*)(void*)mlp->gelu,
+    return (MlpBf16){mlp->N,      fc->C,         fc->OC,       mlp->fch,       (uint32_t*)(void*)mlp->act,
                      fc->forward, proj->forward, fc->backward, proj->backward, fc->bias,
                      proj->bias};
 }
 
-// Sets fch and gelu.
+static inline void mlp_activate_(const Mlp* mlp) {
+    activation_forward_cpu(mlp->act, mlp->fch, (size_t)mlp->N, (size_t)mlp->proj.C, mlp->kind);
+}
+
+// Sets fch and act.
 static inline void mlp_hidden_cpu(const Mlp* mlp, const float* inp) {
     if (mlp_is_packed_(mlp)) {
         const MlpBf16 packed = mlp_packed_(mlp);
         mlp_bf16_hidden_cpu(&packed, inp, &mlp->linear->bf16);
     } else {
         linear_forward_cpu(mlp->fch, inp, &mlp->fc, mlp->N, mlp->linear);
-        gelu_forward_cpu(mlp->gelu, mlp->fch, mlp_elements_(mlp));
+        mlp_activate_(mlp);
     }
 }
 
@@ -51,30 +57,30 @@ static inline void mlp_forward_cpu(float* out, const Mlp* mlp) {
         const MlpBf16 packed = mlp_packed_(mlp);
         mlp_bf16_forward_cpu(out, &packed, &mlp->linear->bf16);
     } else {
-        linear_forward_cpu(out, mlp->gelu, &mlp->proj, mlp->N, mlp->linear);
+        linear_forward_cpu(out, mlp->act, &mlp->proj, mlp->N, mlp->linear);
     }
 }
 
-// Sets gelu from fch again, for a backward pass that needs it.
-static inline void mlp_gelu_cpu(const Mlp* mlp) {
+// Sets act from fch again, for a backward pass that needs it.
+static inline void mlp_activation_cpu(const Mlp* mlp) {
     if (!mlp_is_packed_(mlp)) {
-        gelu_forward_cpu(mlp->gelu, mlp->fch, mlp_elements_(mlp));
+        mlp_activate_(mlp);
     }
 }
 
-// Sets and adds to gradients, as MlpGradients says. dout and inp are (N, C). gelu and dfch are
+// Sets and adds to gradients, as MlpGradients says. dout and inp are (N, C). act and dfch are
 // undefined afterwards.
 static inline void mlp_backward_cpu(const Mlp* mlp, const MlpGradients* d, const float* dout,
                                     const float* inp) {
     Linear* linear = mlp->linear;
+    float* dact = mlp->act; // dfcprojw, which reads act, comes first
     if (mlp_is_packed_(mlp)) {
         const MlpBf16 packed = mlp_packed_(mlp);
         mlp_bf16_backward_cpu(&packed, d, dout, inp, &linear->bf16);
         return;
     }
-    linear_backward_cpu(d->dfch, d->dfcprojw, d->dfcprojb, dout, mlp->gelu, &mlp->proj, mlp->N, d->mode,
-                        linear);
-    gelu_backward_cpu(d->dfch, d->dfch, mlp->fch, mlp_elements_(mlp));
+    linear_backward_cpu(dact, d->dfcprojw, d->dfcprojb, dout, mlp->act, &mlp->proj, mlp->N, d->mode, linear);
+    activation_backward_cpu(d->dfch, dact, mlp->fch, (size_t)mlp->N, (size_t)mlp->proj.C, mlp->kind);
     linear_backward_cpu(d->dinp, d->dfcw, d->dfcb, d->dfch, inp, &mlp->fc, mlp->N, d->mode, linear);
 }
 

@@ -1,19 +1,31 @@
 /*
-norm.h -- layer normalization, and the residual sum before it: the contract, and the CPU version.
+norm.h -- normalization of rows, by mean and variance or by their square alone (RMS), and the
+residual sum before it: the contract, and the CPU version.
 
-    mean = sum_c inp / C      rstd = 1 / sqrt(sum_c (inp - mean)^2 / C + 1e-5)
-    out  = (inp - mean) * rstd * weight + bias
+    NORM_LAYER       mean = sum_c inp / C    rstd = 1 / sqrt(sum_c (inp - mean)^2 / C + eps)
+                     out  = norm weight + bias                 with norm = (inp - mean) rstd
+    NORM_RMS         rstd = 1 / sqrt(sum_c inp^2 / C + eps)
+                     out  = norm weight                        with norm = inp rstd
+    NORM_RMS_ALONE   out  = norm: RMS without weights
 
     out, inp, dout, dinp     (N, C)   one row per token
     mean, rstd               (N)      fp32; kept for the backward pass
     weight, bias             (C)      and dweight, dbias
 
+A kind that lacks mean, weight or bias has NULL there, and NULL for its gradient.
+
 norm_forward sets its outputs; residual_norm_forward also sets inp = left + right (N, C)
 in the same pass. norm_backward sets or adds to dinp according to `dinp_mode`, and to dweight
 and dbias, either of which may be NULL, according to `mode`.
 
-    dinp_c (+)= rstd (g_c - sum g / C - norm_c sum(g norm) / C)
-                with g = dout weight, norm = (inp - mean) rstd
+    dinp_c (+)= rstd (g_c - sum g / C - norm_c sum(g norm) / C)    with g = dout weight;
+                RMS lacks the term sum g / C
+
+norm_unit is RMS_ALONE in place, on (N, C). Its backward pass needs only its result:
+
+    dx_c = rstd (dx_c - x_c sum(dx x) / C)
+
+Layer normalization: Ba, Kiros and Hinton, 2016; RMS: Zhang and Sennrich, 2019.
 */
 #ifndef LLMC_NORM_H
 #define LLMC_NORM_H
@@ -26,7 +38,9 @@ and dbias, either of which may be NULL, according to `mode`.
 extern "C" {
 #endif
 
-#define NORM_EPS 1e-5f
+#define NORM_EPS 1e-5f // GPT-2's
+
+typedef enum { NORM_LAYER, NORM_RMS, NORM_RMS_ALONE } NormKind;
 
 // Return the bytes of memory traffic; each of `groups` groups of rows has its own partial sums,
 // which pass through memory.
@@ -38,8 +52,15 @@ static inline double norm_backward_bytes(double N, double C, double element_byte
     return 4 * N * C * element_bytes + 8 * N + 3 * 8 * C * groups;
 }
 
+// Returns the bytes of memory traffic of norm_unit, either way.
+static inline double norm_unit_bytes(double N, double C, double element_bytes) {
+    return 2 * N * C * element_bytes + 4 * N;
+}
+
 // A norm of N rows, with what its forward pass keeps.
 typedef struct {
+    NormKind kind;
+    float eps;
     const float *weight, *bias; // (C)
     float *mean, *rstd;         // (N), which the forward pass sets
     int N, C;
@@ -55,6 +76,12 @@ void residual_forward_cpu(float* out, const float* left, const float* right, siz
 
 void norm_backward_cpu(float* dinp, float* dweight, float* dbias, const float* dout, const float* inp,
                        const Norm* norm, GradientMode dinp_mode, GradientMode mode);
+
+// Normalizes x (N, C) in place, and sets rstd (N).
+void norm_unit_forward_cpu(float* x, float* rstd, int N, int C, float eps);
+
+// Turns dx (N, C), the gradient of the normalized x, into that of x before, in place.
+void norm_unit_backward_cpu(float* dx, const float* x, const float* rstd, int N, int C);
 
 #ifdef __cplusplus
 }
@@ -97,12 +124,12 @@ static float norm_square_(const float* x, float mean, int C) {
     return total;
 }
 
-// Normalizes row n.
-static void norm_row_(float* out, const float* inp, const Norm* norm, int n) {
+// Normalizes row n of NORM_LAYER.
+static void norm_layer_row_(float* out, const float* inp, const Norm* norm, int n) {
     const int C = norm->C;
     const float *weight = norm->weight, *bias = norm->bias;
     const float m = norm_sum_(inp, C) / C;
-    const float r = 1.0f / sqrtf(norm_square_(inp, m, C) / C + NORM_EPS);
+    const float r = 1.0f / sqrtf(norm_square_(inp, m, C) / C + norm->eps);
     for (int c = 0; c < C; c++) {
         out[c] = (inp[c] - m) * r * weight[c] + bias[c];
     }
@@ -110,24 +137,46 @@ static void norm_row_(float* out, const float* inp, const Norm* norm, int n) {
     norm->rstd[n] = r;
 }
 
+// Normalizes a row of RMS. weight is NULL for ones. Returns rstd.
+static float norm_rms_(float* out, const float* inp, const float* weight, int C, float eps) {
+    const float r = 1.0f / sqrtf(norm_square_(inp, 0, C) / C + eps);
+    for (int c = 0; c < C; c++) {
+        const float norm = inp[c] * r;
+        out[c] = weight ? norm * weight[c] : norm;
+    }
+    return r;
+}
+
+static void norm_rms_row_(float* out, const float* inp, const Norm* norm, int n) {
+    norm->rstd[n] = norm_rms_(out, inp, norm->weight, norm->C, norm->eps);
+}
+
+typedef void (*NormRow_)(float* out, const float* inp, const Norm* norm, int n);
+
+static NormRow_ norm_row_of_(const Norm* norm) {
+    return norm->kind == NORM_LAYER ? norm_layer_row_ : norm_rms_row_;
+}
+
 void norm_forward_cpu(float* out, const float* inp, const Norm* norm) {
     const int N = norm->N, C = norm->C;
+    const NormRow_ norm_row = norm_row_of_(norm);
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++) {
-        norm_row_(out + (size_t)n * C, inp + (size_t)n * C, norm, n);
+        norm_row(out + (size_t)n * C, inp + (size_t)n * C, norm, n);
     }
 }
 
 void residual_norm_forward_cpu(float* inp, float* out, const float* left, const float* right,
                                const Norm* norm) {
     const int N = norm->N, C = norm->C;
+    const NormRow_ norm_row = norm_row_of_(norm);
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++) {
         const size_t row = (size_t)n * C;
         for (int c = 0; c < C; c++) {
             inp[row + c] = left[row + c] + right[row + c];
         }
-        norm_row_(out + row, inp + row, norm, n);
+        norm_row(out + row, inp + row, norm, n);
     }
 }
 
@@ -138,9 +187,9 @@ void residual_forward_cpu(float* out, const float* left, const float* right, siz
     }
 }
 
-// Sets or adds to row n of dinp.
-static void norm_backward_row_(float* dinp, const float* dout, const float* inp, const Norm* norm, int n,
-                               GradientMode dinp_mode) {
+// Sets or adds to row n of dinp of NORM_LAYER.
+static void norm_layer_backward_row_(float* dinp, const float* dout, const float* inp, const Norm* norm,
+                                     int n, GradientMode dinp_mode) {
     const int C = norm->C;
     const float *weight = norm->weight, mean = norm->mean[n], rstd = norm->rstd[n];
     Vec sums = vec_all(0.0f), dots = vec_all(0.0f);
@@ -162,6 +211,28 @@ static void norm_backward_row_(float* dinp, const float* dout, const float* inp,
     }
 }
 
+// Sets or adds to row n of dinp of RMS.
+static void norm_rms_backward_row_(float* dinp, const float* dout, const float* inp, const Norm* norm, int n,
+                                   GradientMode dinp_mode) {
+    const int C = norm->C;
+    const float *weight = norm->weight, rstd = norm->rstd[n];
+    Vec dots = vec_all(0.0f);
+    int c = 0;
+    for (; c + LANES <= C; c += LANES) {
+        const Vec d = vec_load(dout + c);
+        dots += (weight ? d * vec_load(weight + c) : d) * vec_load(inp + c);
+    }
+    float dot = vec_hsum(dots);
+    for (; c < C; c++) {
+        dot += (weight ? dout[c] * weight[c] : dout[c]) * inp[c];
+    }
+    const float slope = dot * rstd * rstd / C;
+    for (c = 0; c < C; c++) {
+        const float change = rstd * ((weight ? dout[c] * weight[c] : dout[c]) - inp[c] * slope);
+        dinp[c] = (dinp_mode == GRADIENT_ADD ? dinp[c] : 0.0f) + change;
+    }
+}
+
 static void norm_finish_columns_(float* to, const float* sum, int c0, int cols, GradientMode mode) {
     for (int c = 0; to && c < cols; c++) {
         to[c0 + c] = sum[c] + (mode == GRADIENT_ADD ? to[c0 + c] : 0.0f);
@@ -176,7 +247,7 @@ static void norm_backward_columns_(float* dweight, float* dbias, const float* do
     float weight_sum[4 * LANES] = {0}, bias_sum[4 * LANES] = {0};
     for (int n = 0; n < N; n++) {
         const float *d = dout + (size_t)n * C + c0, *x = inp + (size_t)n * C + c0;
-        const float m = norm->mean[n], r = norm->rstd[n];
+        const float m = norm->mean ? norm->mean[n] : 0.0f, r = norm->rstd[n];
         for (int c = 0; c < cols; c++) {
             weight_sum[c] += d[c] * (x[c] - m) * r;
             bias_sum[c] += d[c];
@@ -194,11 +265,31 @@ void norm_backward_cpu(float* dinp, float* dweight, float* dbias, const float* d
 #pragma omp for schedule(static)
         for (int n = 0; n < N; n++) {
             const size_t row = (size_t)n * C;
-            norm_backward_row_(dinp + row, dout + row, inp + row, norm, n, dinp_mode);
+            (norm->kind == NORM_LAYER ? norm_layer_backward_row_ : norm_rms_backward_row_)(
+                dinp + row, dout + row, inp + row, norm, n, dinp_mode);
         }
 #pragma omp for schedule(static)
         for (int c0 = 0; c0 < (dweight || dbias ? C : 0); c0 += block) {
             norm_backward_columns_(dweight, dbias, dout, inp, norm, c0, int_min(block, C - c0), mode);
+        }
+    }
+}
+
+void norm_unit_forward_cpu(float* x, float* rstd, int N, int C, float eps) {
+#pragma omp parallel for schedule(static)
+    for (int n = 0; n < N; n++) {
+        float* row = x + (size_t)n * C;
+        rstd[n] = norm_rms_(row, row, NULL, C, eps);
+    }
+}
+
+void norm_unit_backward_cpu(float* dx, const float* x, const float* rstd, int N, int C) {
+#pragma omp parallel for schedule(static)
+    for (int n = 0; n < N; n++) {
+        float* d = dx + (size_t)n * C;
+        const float *row = x + (size_t)n * C, slope = vec_dot(d, row, C) / C;
+        for (int c = 0; c < C; c++) {
+            d[c] = rstd[n] * (d[c] - row[c] * slope);
         }
     }
 }

@@ -129,7 +129,8 @@ static inline void cost_norm_backward_(const CostWalk_* w) {
 }
 
 static inline void cost_gelu_(const CostWalk_* w) {
-    cost_add_(w, COST_GELU, 0, gelu_forward_bytes(w->N * model_hidden(w->s->cfg), w->size));
+    cost_add_(w, COST_GELU, 0,
+              activation_forward_bytes(w->N * model_hidden(w->s->cfg), w->size, ACTIVATION_GELU));
 }
 
 static inline void cost_residual_(const CostWalk_* w) {
@@ -200,7 +201,7 @@ static inline void cost_block_backward_(const CostWalk_* w, int l) {
             cost_gradient_(w, row);
         }
     }
-    cost_add_(w, COST_GELU, 0, gelu_backward_bytes(w->N * model_hidden(cfg), w->size));
+    cost_add_(w, COST_GELU, 0, activation_backward_bytes(w->N * model_hidden(cfg), w->size, ACTIVATION_GELU));
     cost_norm_backward_(w);
     cost_norm_backward_(w);
     cost_add_(w, COST_ATTENTION, attention_backward_flops(B, T, cfg.C),

@@ -151,7 +151,7 @@ static inline double rates_of_attention_(Rates_* r) {
 static inline void rates_norms_(Rates_* r) {
     const int N = r->rows, C = r->C;
     float *weight = r->d, *bias = weight + C;
-    const Norm norm = {weight, bias, r->c, r->c + N, N, C};
+    const Norm norm = {NORM_LAYER, NORM_EPS, weight, bias, r->c, r->c + N, N, C};
     norm_forward_cpu(r->b, r->a, &norm);
     norm_backward_cpu(r->b, weight, bias, r->a, r->a, &norm, GRADIENT_ADD, GRADIENT_SET);
 }
@@ -164,14 +164,15 @@ static inline double rates_of_norms_(Rates_* r) {
 }
 
 static inline void rates_gelu_(Rates_* r) {
-    gelu_forward_cpu(r->b, r->a, r->n);
-    gelu_backward_cpu(r->c, r->b, r->a, r->n);
+    activation_forward_cpu(r->b, r->a, 1, r->n, ACTIVATION_GELU);
+    activation_backward_cpu(r->c, r->b, r->a, 1, r->n, ACTIVATION_GELU);
 }
 
 static inline double rates_of_gelu_(Rates_* r) {
     const size_t n = rates_set_rows_(r, r->N, r->F);
     const double elements = (double)n, size = sizeof(float);
-    return (gelu_forward_bytes(elements, size) + gelu_backward_bytes(elements, size)) /
+    return (activation_forward_bytes(elements, size, ACTIVATION_GELU) +
+            activation_backward_bytes(elements, size, ACTIVATION_GELU)) /
            rates_time_s_(rates_gelu_, r, n);
 }
 

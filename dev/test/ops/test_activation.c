@@ -1,97 +1,138 @@
-// test_activation.c -- GELU and its derivative against the reference, from the origin to the tails.
+// test_activation.c -- every activation and its derivatives against the reference, from the origin
+// to the tails.
 #include "llmc/ops/activation.h"
 #include "llmc/base/threads.h"
 #include "llmc/reference.h"
 #include "dev/test/lib/ops.h"
 
+static const ActivationKind kinds[] = {ACTIVATION_GELU, ACTIVATION_SWIGLU, ACTIVATION_RELU2};
+static const char* const names[] = {"gelu", "swiglu", "relu2"};
+
 static double inner(double x) { return sqrt(2 / M_PI) * (x + 0.044715 * x * x * x); }
 static double inner_derivative(double x) { return sqrt(2 / M_PI) * (1 + 3 * 0.044715 * x * x); }
 static double sigmoid(double x) { return 1 / (1 + exp(-x)); }
 
-// The argument 2u of the sigmoid has a relative error of 2 epsilon or so, of which the share 1 - s
-// reaches s: for u far below 0, where s is e^2u, all of it. In the derivative, 1 - s is known to
-// epsilon/2 only, which 2x du/dx multiplies. Below FLT_MIN precision ends.
-static double forward_magnitude(double x) {
-    const double u = inner(x), s = sigmoid(2 * u);
-    return fabs(x) * (s * (1 + fabs(2 * u) * (1 - s)) + FLT_MIN / FLT_EPSILON);
+// The argument z of the sigmoid has a relative error of 2 epsilon or so, of which the share 1 - s
+// reaches s: for z far below 0, where s is e^z, all of it. Below FLT_MIN precision ends.
+static double sigmoid_magnitude(double z) {
+    const double s = sigmoid(z);
+    return s * (1 + fabs(z) * (1 - s)) + FLT_MIN / FLT_EPSILON;
 }
 
-static double derivative_magnitude(double x) {
-    const double u = inner(x), s = sigmoid(2 * u), slope = fabs(2 * x * inner_derivative(x));
-    return (1 + slope) * (s * (1 + fabs(2 * u) * (1 - s)) + FLT_MIN / FLT_EPSILON);
+// Magnitudes of an activation and its derivatives. In a derivative, 1 - s is known to epsilon/2
+// only, which its factor multiplies.
+typedef struct {
+    double act, dx, dgate;
+} Magnitude;
+
+static Magnitude magnitude(double x, double gate, ActivationKind kind) {
+    if (kind == ACTIVATION_RELU2) {
+        return (Magnitude){x * x + FLT_MIN, fabs(x), 0};
+    }
+    if (kind == ACTIVATION_SWIGLU) {
+        const double s = sigmoid_magnitude(gate);
+        return (Magnitude){fabs(gate * x) * s, fabs(gate) * s, fabs(x) * (1 + fabs(gate)) * s};
+    }
+    const double s = sigmoid_magnitude(2 * inner(x));
+    return (Magnitude){fabs(x) * s, (1 + fabs(2 * x * inner_derivative(x))) * s, 0};
 }
 
 static const double limit = 4;
 
-static void check(const float* inp, size_t n) {
-    float *dout = ops_normal(n, 1), *out = ops_floats(n), *dinp = ops_floats(n);
-    double *want = ops_doubles(n), *want_dinp = ops_doubles(n), *magnitude = ops_doubles(n);
-    const double* wide = ops_widen(inp, n);
-    ref_gelu_forward(want, wide, n);
-    ref_gelu_backward(want_dinp, ops_widen(dout, n), wide, n);
+// Compares both passes on (N, F) results, whose inputs are given.
+static void check(const float* pre, size_t N, size_t F, ActivationKind kind) {
+    const size_t n = N * F, gates = (size_t)activation_gates(kind);
+    float *dact = ops_normal(n, 1), *act = ops_floats(n), *dpre = ops_floats(gates * n);
+    double *want = ops_doubles(n), *want_dpre = ops_doubles(gates * n);
+    double *act_size = ops_doubles(n), *dpre_size = ops_doubles(gates * n);
+    const double* wide = ops_widen(pre, gates * n);
     for (size_t i = 0; i < n; i++) {
-        magnitude[i] = forward_magnitude(inp[i]);
+        const size_t gate = i / F * gates * F + i % F, x = gate + (gates - 1) * F;
+        const Magnitude m = magnitude(pre[x], pre[gate], kind);
+        act_size[i] = m.act;
+        dpre_size[gate] = fabs(dact[i]) * m.dgate;
+        dpre_size[x] = fabs(dact[i]) * m.dx;
     }
-    gelu_forward_cpu(out, inp, n);
-    EXPECT_NEAR(ops_error(out, want, magnitude, n), 0, limit, "out, %zu elements", n);
-    for (size_t i = 0; i < n; i++) {
-        magnitude[i] = fabs(dout[i]) * derivative_magnitude(inp[i]);
+    ref_activation_forward(want, wide, N, F, kind);
+    ref_activation_backward(want_dpre, ops_widen(dact, n), wide, N, F, kind);
+    activation_forward_cpu(act, pre, N, F, kind);
+    EXPECT_NEAR(ops_error(act, want, act_size, n), 0, limit, "act of %s, %zu x %zu", names[kind], N, F);
+    activation_backward_cpu(dpre, dact, pre, N, F, kind);
+    EXPECT_NEAR(ops_error(dpre, want_dpre, dpre_size, gates * n), 0, limit, "dpre of %s, %zu x %zu",
+                names[kind], N, F);
+    if (gates == 1) {
+        activation_backward_cpu(dact, dact, pre, N, F, kind);
+        EXPECT(ops_same_bits(dact, dpre, n), "dpre of %s is dact, %zu x %zu", names[kind], N, F);
     }
-    gelu_backward_cpu(dinp, dout, inp, n);
-    EXPECT_NEAR(ops_error(dinp, want_dinp, magnitude, n), 0, limit, "dinp, %zu elements", n);
-    gelu_backward_cpu(dout, dout, inp, n); // in place
-    EXPECT(ops_same_bits(dout, dinp, n), "dinp is dout, %zu elements", n);
 }
 
 TEST(sizes) {
-    for (size_t n = 1; n <= 2 * LANES + 1; n++) {
-        check(ops_normal(n, 2), n);
-        ops_close("small sizes");
-    }
     const size_t sizes[] = {31, 33, 768, 3 * 769};
-    for (int i = 0; i < 4; i++) {
-        check(ops_normal(sizes[i], 2), sizes[i]);
-        ops_close("sizes");
+    for (int k = 0; k < 3; k++) {
+        for (size_t F = 1; F <= 2 * LANES + 1; F++) {
+            check(ops_normal(2 * 3 * F, 2), 1 + F % 3, F, kinds[k]);
+            ops_close("small sizes");
+        }
+        for (int i = 0; i < 4; i++) {
+            check(ops_normal(4 * sizes[i], 2), 1 + i % 2, sizes[i], kinds[k]);
+            ops_close("sizes");
+        }
     }
 }
 
+// The other half of a pair, if there is one, is a moderate number.
 TEST(range) {
     enum { POINTS = 24001 };
-    float* inp = ops_floats(POINTS);
+    float *gates = ops_normal(2 * POINTS, 1), *x = ops_normal(2 * POINTS, 1);
     for (int i = 0; i < POINTS; i++) {
-        inp[i] = (float)(i - POINTS / 2) * 1e-3f; // -12 ... 12, where it is not yet 0 or x
+        gates[i] = x[POINTS + i] = (float)(i - POINTS / 2) * 1e-3f; // -12 ... 12: not yet 0 or x
     }
-    check(inp, POINTS);
-    const float far[] = {0, -0.0f, 1e-38f, -1e-38f, 1e-6f, 20, -20, 100, -100, 1e4f, -1e4f};
-    check(far, 11);
+    for (int k = 0; k < 3; k++) {
+        check(gates, 1, POINTS, kinds[k]);
+        check(x, 1, POINTS, kinds[k]);
+    }
+    const float far[] = {0, -0.0f, 1e-38f, -1e-38f, 1e-6f, 20, -20, 100, -100, 1e4f, -1e4f, 1};
+    for (int k = 0; k < 3; k++) {
+        check(far, 1, 6, kinds[k]);
+        check(far + 6, 1, 6 / (size_t)activation_gates(kinds[k]), kinds[k]);
+    }
     ops_close("range");
 }
 
 TEST(nan) {
-    for (size_t at = 0; at <= LANES; at++) { // the last one is alone in the rest
-        float *inp = ops_normal(LANES + 1, 1), *dout = ops_normal(LANES + 1, 1);
-        float *out = ops_floats(LANES + 1), *dinp = ops_floats(LANES + 1);
-        inp[at] = NAN;
-        gelu_forward_cpu(out, inp, LANES + 1);
-        gelu_backward_cpu(dinp, dout, inp, LANES + 1);
-        for (size_t i = 0; i <= LANES; i++) {
-            EXPECT(isnan(out[i]) == (i == at) && isnan(dinp[i]) == (i == at), "NaN at %zu, element %zu", at,
-                   i);
+    enum { F = LANES + 1 };
+    for (int k = 0; k < 3; k++) {
+        const int gates = activation_gates(kinds[k]);
+        for (int at = 0; at < gates * F; at++) { // the last one of a row is alone in the rest
+            float *pre = ops_normal(gates * F, 1), *dact = ops_normal(F, 1);
+            float *act = ops_floats(F), *dpre = ops_floats(gates * F);
+            pre[at] = NAN;
+            activation_forward_cpu(act, pre, 1, F, kinds[k]);
+            activation_backward_cpu(dpre, dact, pre, 1, F, kinds[k]);
+            for (int i = 0; i < F; i++) {
+                const float d = gates == 2 && at >= F ? dpre[i] : dpre[(gates - 1) * F + i];
+                EXPECT(isnan(act[i]) == (i == at % F) && isnan(d) == (i == at % F),
+                       "%s, NaN at %d, element %d", names[k], at, i);
+            }
+            ops_close("NaN");
         }
-        ops_close("NaN");
     }
 }
 
 TEST(threads) {
-    enum { N = 50003 };
-    float *inp = ops_normal(N, 2), *dout = ops_normal(N, 1), *out[4], *dinp[4];
-    for (int t = 1; t <= 3; t++) {
-        threads_set(t);
-        out[t] = ops_floats(N), dinp[t] = ops_floats(N);
-        gelu_forward_cpu(out[t], inp, N);
-        gelu_backward_cpu(dinp[t], dout, inp, N);
-        EXPECT(ops_same_bits(out[t], out[1], N), "out with %d threads", t);
-        EXPECT(ops_same_bits(dinp[t], dinp[1], N), "dinp with %d threads", t);
+    enum { N = 53, F = 1003 };
+    for (int k = 0; k < 3; k++) {
+        const int gates = activation_gates(kinds[k]);
+        float *pre = ops_normal(2 * N * F, 2), *dact = ops_normal(N * F, 1), *act[4], *dpre[4];
+        for (int t = 1; t <= 3; t++) {
+            threads_set(t);
+            act[t] = ops_floats(N * F), dpre[t] = ops_floats(2 * N * F);
+            activation_forward_cpu(act[t], pre, N, F, kinds[k]);
+            activation_backward_cpu(dpre[t], dact, pre, N, F, kinds[k]);
+            EXPECT(ops_same_bits(act[t], act[1], N * F), "%s with %d threads", names[k], t);
+            EXPECT(ops_same_bits(dpre[t], dpre[1], (size_t)gates * N * F), "dpre of %s with %d threads",
+                   names[k], t);
+        }
+        ops_close("threads");
     }
-    ops_close("threads");
 }

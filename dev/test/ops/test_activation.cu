@@ -24,11 +24,11 @@ template <class T> static void test_size(size_t n, size_t shift, const Gpu* gpu)
     T *inp = upload<T>(x, n, shift, gpu), *dout = upload<T>(d, n, shift, gpu);
     T *out = upload<T>(nothing, n, shift, gpu), *dinp = upload<T>(nothing, n, shift, gpu);
     gelu_forward(out, inp, n, gpu);
-    ref_gelu_forward(want, ops_widen(x, n), n);
+    ref_activation_forward(want, ops_widen(x, n), 1, n, ACTIVATION_GELU);
     compare<T>(download(out, n, gpu), want, x, n, "forward");
 
     gelu_backward(dinp, dout, inp, n, gpu);
-    ref_gelu_backward(want_dinp, ops_widen(d, n), ops_widen(x, n), n);
+    ref_activation_backward(want_dinp, ops_widen(d, n), ops_widen(x, n), 1, n, ACTIVATION_GELU);
     const float* first = download(dinp, n, gpu);
     compare<T>(first, want_dinp, d, n, "backward");
     gelu_backward(dout, dout, inp, n, gpu);

@@ -104,7 +104,7 @@ static void test_forward(const Linear<T>* l, size_t shift, const T* d_bias, Bias
     ref_linear_forward(want, l->inp, l->weight, bias, l->N, l->C, l->OC);
     ref_linear_forward(sum, l->inp, l->weight, NULL, l->N, l->C, l->OC);
     ref_linear_forward(magnitude, l->a_inp, l->a_weight, a_bias, l->N, l->C, l->OC);
-    ref_gelu_forward(gelu, want, l->noc);
+    ref_activation_forward(gelu, want, 1, l->noc, ACTIVATION_GELU);
     const float* rounded = steps == BIAS_IN_STEPS ? sum : NULL;
     T *out = device_upload_nan<T>(l->noc, shift, gpu), *pre = device_upload_nan<T>(l->noc, shift, gpu);
 
@@ -162,7 +162,7 @@ template <class T> static void test_backward_input(const Linear<T>* l, size_t sh
     float* dweight = ops_normal(l->occ, 0); // not looked at
     ref_linear_backward(want, dweight, NULL, l->dout, l->inp, l->weight, l->N, l->C, l->OC);
     ref_linear_backward(magnitude, dweight, NULL, l->a_dout, l->a_inp, l->a_weight, l->N, l->C, l->OC);
-    ref_gelu_backward(gelu, want, l->pre, l->nc);
+    ref_activation_backward(gelu, want, l->pre, 1, l->nc, ACTIVATION_GELU);
     T* dinp = device_upload_nan<T>(l->nc, shift, gpu);
     matmul_backward_input(dinp, l->d_dout, l->d_weight, l->N, l->C, l->OC, ctx);
     compare<T>(download(dinp, l->nc, gpu), want, magnitude, NULL, l->nc, "dinp");

@@ -1,4 +1,5 @@
-// test_norm.c -- layer normalization and the residual sum: both passes, gradients set and added.
+// test_norm.c -- every kind of norm, and the residual sum: both passes, gradients set and added;
+// the norm of the embedding in place.
 #include <stddef.h>
 
 #include "llmc/base/vec.h"
@@ -7,16 +8,46 @@
 #include "llmc/reference.h"
 #include "dev/test/lib/ops.h"
 
+// Weights that the kind lacks are ones, its biases and means zeros.
 typedef struct {
+    NormKind kind;
     int N, C;
     double *inp, *weight, *bias, *dout; // inputs
     double *out, *mean, *rstd, *dinp, *dweight, *dbias;
 } NormCase;
 
-static NormCase norm_case_open(int N, int C, const float* inp, const float* weight, const float* bias,
-                               const float* dout) {
+static const char* const kinds[] = {"layer", "rms", "rms alone"};
+static int has_mean(NormKind kind) { return kind == NORM_LAYER; }
+static int has_bias(NormKind kind) { return kind == NORM_LAYER; }
+static int has_weight(NormKind kind) { return kind != NORM_RMS_ALONE; }
+
+// Returns random weights and biases; ones and zeros where the kind has none.
+static float* random_weight(NormKind kind, int C) {
+    float* weight = ops_normal(C, 1);
+    for (int c = 0; c < C && !has_weight(kind); c++) {
+        weight[c] = 1;
+    }
+    return weight;
+}
+static float* random_bias(NormKind kind, int C) { return ops_normal(C, has_bias(kind)); }
+
+static Norm norm_of(NormKind kind, const float* weight, const float* bias, float* mean, float* rstd, int N,
+                    int C) {
+    return (Norm){kind,
+                  NORM_EPS,
+                  has_weight(kind) ? weight : NULL,
+                  has_bias(kind) ? bias : NULL,
+                  has_mean(kind) ? mean : NULL,
+                  rstd,
+                  N,
+                  C};
+}
+
+static NormCase norm_case_open(NormKind kind, int N, int C, const float* inp, const float* weight,
+                               const float* bias, const float* dout) {
     const size_t nc = (size_t)N * C;
-    const NormCase l = {N,
+    const NormCase l = {kind,
+                        N,
                         C,
                         ops_widen(inp, nc),
                         ops_widen(weight, C),
@@ -42,7 +73,7 @@ static void forward_magnitude(const NormCase* l, const Magnitude* m) {
         const double *x = l->inp + n * l->C, mean = l->mean[n], rstd = l->rstd[n];
         double size = 0, moved = 0;
         for (int c = 0; c < l->C; c++) {
-            size += fabs(x[c]) / l->C;
+            size += has_mean(l->kind) ? fabs(x[c]) / l->C : 0;
             moved += fabs(x[c] - mean) * (fabs(x[c]) + fabs(mean)) / l->C;
         }
         m->mean[n] = size;
@@ -91,19 +122,21 @@ static const double limit = 4;
 static void check_forward(const NormCase* l, const Magnitude* m, const float* out, const float* mean,
                           const float* rstd, const char* what) {
     const int N = l->N, C = l->C;
-    EXPECT_NEAR(ops_error(mean, l->mean, m->mean, N), 0, limit, "mean of %d x %d, %s", N, C, what);
+    if (has_mean(l->kind)) {
+        EXPECT_NEAR(ops_error(mean, l->mean, m->mean, N), 0, limit, "mean of %d x %d, %s", N, C, what);
+    }
     EXPECT_NEAR(ops_error(rstd, l->rstd, m->rstd, N), 0, limit, "rstd of %d x %d, %s", N, C, what);
     EXPECT_NEAR(ops_error(out, l->out, m->out, (size_t)N * C), 0, limit, "out of %d x %d, %s", N, C, what);
 }
 
 // `offset` is the mean of the input: a variance computed as mean square minus squared mean would
 // drown in it.
-static void test_size(int N, int C, float offset) {
+static void test_size(NormKind kind, int N, int C, float offset) {
     const size_t nc = (size_t)N * C;
     float *left = ops_normal(nc, 1), *right = ops_normal(nc, 1), *inp = ops_floats(nc),
           *inp_again = ops_floats(nc);
-    float *weight = ops_normal(C, 1), *bias = ops_normal(C, 1), *dout = ops_normal(nc, 1);
-    float *out = ops_floats(nc), *mean = ops_floats(N), *rstd = ops_floats(N);
+    float *weight = random_weight(kind, C), *bias = random_bias(kind, C), *dout = ops_normal(nc, 1);
+    float *out = ops_floats(nc), *mean = ops_normal(N, 0), *rstd = ops_floats(N);
     for (size_t i = 0; i < nc; i++) {
         left[i] += offset;
     }
@@ -111,16 +144,16 @@ static void test_size(int N, int C, float offset) {
     for (size_t i = 0; i < nc; i++) {
         EXPECT(inp[i] == left[i] + right[i], "residual sum, element %zu of %zu", i, nc);
     }
-    const NormCase l = norm_case_open(N, C, inp, weight, bias, dout);
+    const NormCase l = norm_case_open(kind, N, C, inp, weight, bias, dout);
     const Magnitude m = magnitude_open(&l);
-    ref_layernorm_forward(l.out, l.mean, l.rstd, l.inp, l.weight, l.bias, N, C);
+    ref_norm_forward(l.out, has_mean(kind) ? l.mean : NULL, l.rstd, l.inp, l.weight, l.bias, NORM_EPS, N, C);
     forward_magnitude(&l, &m);
-    const Norm norm = {weight, bias, mean, rstd, N, C};
+    const Norm norm = norm_of(kind, weight, bias, mean, rstd, N, C);
     norm_forward_cpu(out, inp, &norm);
     check_forward(&l, &m, out, mean, rstd, "alone");
 
     float *out_again = ops_floats(nc), *mean_again = ops_floats(N), *rstd_again = ops_floats(N);
-    const Norm again = {weight, bias, mean_again, rstd_again, N, C};
+    const Norm again = norm_of(kind, weight, bias, mean_again, rstd_again, N, C);
     residual_norm_forward_cpu(inp_again, out_again, left, right, &again);
     EXPECT(ops_same_bits(inp, inp_again, nc), "residual sum in one pass, %d x %d", N, C);
     check_forward(&l, &m, out_again, mean_again, rstd_again, "after the residual sum");
@@ -130,7 +163,8 @@ static void test_size(int N, int C, float offset) {
         l.mean[n] = mean[n];
         l.rstd[n] = rstd[n];
     }
-    ref_layernorm_backward(l.dinp, l.dweight, l.dbias, l.dout, l.inp, l.weight, l.mean, l.rstd, N, C);
+    ref_norm_backward(l.dinp, l.dweight, l.dbias, l.dout, l.inp, l.weight, has_mean(kind) ? l.mean : NULL,
+                      l.rstd, N, C);
     backward_magnitude(&l, &m);
     float *dinp = ops_normal(nc, 1), *dweight = ops_floats(C), *dbias = ops_floats(C);
     const double* held = ops_widen(dinp, nc); // the gradient of the residual stream, to be added to
@@ -147,7 +181,7 @@ static void test_size(int N, int C, float offset) {
     norm_backward_cpu(dinp_set, dweight, dbias, dout, inp, &norm, GRADIENT_SET, GRADIENT_SET);
     EXPECT_NEAR(ops_error(dinp_set, l.dinp, m.dinp, nc), 0, limit, "dinp set, %d x %d", N, C);
 
-    const Norm same = {ops_copy(weight, C), bias, mean, rstd, N, C};
+    const Norm same = norm_of(kind, ops_copy(weight, C), bias, mean, rstd, N, C);
     norm_backward_cpu(dinp, weight, bias, dout, inp, &same, GRADIENT_ADD, GRADIENT_ADD);
     EXPECT_NEAR(ops_error(dinp, ops_sum(want, l.dinp, nc), ops_sum(size, m.dinp, nc), nc), 0, limit,
                 "dinp added twice, %d x %d", N, C);
@@ -160,16 +194,55 @@ static void test_size(int N, int C, float offset) {
 }
 
 TEST(sizes) {
-    for (int C = 1; C <= 4 * LANES + 1; C++) { // 4 LANES columns are one thread's share of dweight
-        test_size(1 + C % 5, C, 0);
+    for (NormKind kind = NORM_LAYER; kind <= NORM_RMS_ALONE; kind++) {
+        // 4 LANES columns are one thread's share of dweight
+        for (int C = 1; C <= 4 * LANES + 1; C++) {
+            test_size(kind, 1 + C % 5, C, 0);
+        }
+        const int N[] = {1, 31, 33}, C[] = {31, 33, 768, 1600};
+        for (int i = 0; i < 3; i++) {
+            for (int j = 0; j < 4; j++) {
+                test_size(kind, N[i], C[j], 0);
+            }
+        }
+        test_size(kind, 3, 768, 1000);
     }
-    const int N[] = {1, 31, 33}, C[] = {31, 33, 768, 1600};
-    for (int i = 0; i < 3; i++) {
-        for (int j = 0; j < 4; j++) {
-            test_size(N[i], C[j], 0);
+}
+
+// In place, RMS_ALONE has the bits of norm_forward. The backward pass computes from the result; it
+// is judged by the result that it was given.
+static void test_unit(int N, int C) {
+    const size_t nc = (size_t)N * C;
+    float *x = ops_normal(nc, 3), *out = ops_floats(nc), *rstd = ops_floats(N), *rstd_again = ops_floats(N);
+    float* dx = ops_normal(nc, 1);
+    const Norm norm = norm_of(NORM_RMS_ALONE, NULL, NULL, NULL, rstd, N, C);
+    norm_forward_cpu(out, x, &norm);
+    norm_unit_forward_cpu(x, rstd_again, N, C, NORM_EPS);
+    EXPECT(ops_same_bits(x, out, nc) && ops_same_bits(rstd, rstd_again, N), "in place, %d x %d", N, C);
+    double *want = ops_doubles(nc), *magnitude = ops_doubles(nc);
+    for (int n = 0; n < N; n++) {
+        double mean = 0, size = 0;
+        for (int c = 0; c < C; c++) {
+            mean += (double)dx[n * C + c] * out[n * C + c] / C;
+            size += fabs((double)dx[n * C + c] * out[n * C + c]) / C;
+        }
+        for (int c = 0; c < C; c++) {
+            const int i = n * C + c;
+            want[i] = rstd[n] * (dx[i] - out[i] * mean);
+            magnitude[i] = rstd[n] * (fabs(dx[i]) + fabs(out[i]) * size);
         }
     }
-    test_size(3, 768, 1000);
+    norm_unit_backward_cpu(dx, x, rstd, N, C);
+    EXPECT_NEAR(ops_error(dx, want, magnitude, nc), 0, limit, "dx in place, %d x %d", N, C);
+    ops_close("unit");
+}
+
+TEST(unit) {
+    const int C[] = {1, 31, 33, 768};
+    for (int i = 0; i < 4; i++) {
+        test_unit(1, C[i]);
+        test_unit(33, C[i]);
+    }
 }
 
 // A row of equal numbers has variance 0: rstd = 1 / sqrt(1e-5), out = bias.
@@ -180,7 +253,7 @@ TEST(constant_row) {
     for (int c = 0; c < C; c++) {
         inp[c] = -3;
     }
-    const Norm norm = {weight, bias, mean, rstd, 1, C};
+    const Norm norm = {NORM_LAYER, NORM_EPS, weight, bias, mean, rstd, 1, C};
     norm_forward_cpu(out, inp, &norm);
     EXPECT(mean[0] == -3, "mean %g", mean[0]);
     EXPECT_NEAR(rstd[0], 1 / sqrt(1e-5), 1e-6 * 317, "rstd");
@@ -188,10 +261,10 @@ TEST(constant_row) {
     ops_close("constant row");
 }
 
-TEST(threads) {
+static void test_threads(NormKind kind) {
     enum { N = 33, C = 769 };
     float *left = ops_normal(N * C, 1), *right = ops_normal(N * C, 1), *dout = ops_normal(N * C, 1);
-    float *weight = ops_normal(C, 1), *bias = ops_normal(C, 1), *held = ops_normal(N * C, 1);
+    float *weight = random_weight(kind, C), *bias = random_bias(kind, C), *held = ops_normal(N * C, 1);
     float *inp[4], *sum[4], *out[4], *dinp[4], *dweight[4], *dbias[4], *mean = ops_floats(N),
                                                                        *rstd = ops_floats(N);
     for (int t = 1; t <= 3; t++) {
@@ -199,15 +272,21 @@ TEST(threads) {
         inp[t] = ops_floats(N * C), sum[t] = ops_floats(N * C), out[t] = ops_floats(N * C);
         dinp[t] = ops_copy(held, N * C), dweight[t] = ops_floats(C), dbias[t] = ops_floats(C);
         residual_forward_cpu(sum[t], left, right, N * C);
-        const Norm norm = {weight, bias, mean, rstd, N, C};
+        const Norm norm = norm_of(kind, weight, bias, mean, rstd, N, C);
         residual_norm_forward_cpu(inp[t], out[t], left, right, &norm);
         norm_backward_cpu(dinp[t], dweight[t], dbias[t], dout, inp[t], &norm, GRADIENT_ADD, GRADIENT_SET);
-        EXPECT(ops_same_bits(sum[t], inp[1], N * C), "residual sum with %d threads", t);
-        EXPECT(ops_same_bits(inp[t], inp[1], N * C), "inp with %d threads", t);
-        EXPECT(ops_same_bits(out[t], out[1], N * C), "out with %d threads", t);
-        EXPECT(ops_same_bits(dinp[t], dinp[1], N * C), "dinp with %d threads", t);
-        EXPECT(ops_same_bits(dweight[t], dweight[1], C), "dweight with %d threads", t);
-        EXPECT(ops_same_bits(dbias[t], dbias[1], C), "dbias with %d threads", t);
+        EXPECT(ops_same_bits(sum[t], inp[1], N * C), "residual sum with %d threads, %s", t, kinds[kind]);
+        EXPECT(ops_same_bits(inp[t], inp[1], N * C), "inp with %d threads, %s", t, kinds[kind]);
+        EXPECT(ops_same_bits(out[t], out[1], N * C), "out with %d threads, %s", t, kinds[kind]);
+        EXPECT(ops_same_bits(dinp[t], dinp[1], N * C), "dinp with %d threads, %s", t, kinds[kind]);
+        EXPECT(ops_same_bits(dweight[t], dweight[1], C), "dweight with %d threads, %s", t, kinds[kind]);
+        EXPECT(ops_same_bits(dbias[t], dbias[1], C), "dbias with %d threads, %s", t, kinds[kind]);
     }
     ops_close("threads");
+}
+
+TEST(threads) {
+    for (NormKind kind = NORM_LAYER; kind <= NORM_RMS_ALONE; kind++) {
+        test_threads(kind);
+    }
 }

@@ -106,8 +106,8 @@ template <class T> static void test_forward(NormCase* l, const Device<T>* d, con
     const int N = l->N, C = l->C;
     const size_t nc = (size_t)N * C;
     double *out = ops_doubles(nc), *mean = ops_doubles(N), *rstd = ops_doubles(N);
-    ref_layernorm_forward(out, mean, rstd, ops_widen(l->inp, nc), ops_widen(l->weight, C),
-                          ops_widen(l->bias, C), N, C);
+    ref_norm_forward(out, mean, rstd, ops_widen(l->inp, nc), ops_widen(l->weight, C), ops_widen(l->bias, C),
+                     NORM_EPS, N, C);
     forward(l, d, gpu);
     l->mean = download(d->mean, N, gpu);
     l->rstd = download(d->rstd, N, gpu);
@@ -185,8 +185,8 @@ static void test_backward(const NormCase* l, const Device<T>* d, GradientMode di
     double* dinp_want = dinp_mode == GRADIENT_ADD ? ops_widen(before, nc) : ops_doubles(nc);
     double* dweight_want = mode == GRADIENT_ADD ? ops_widen(dweight, C) : ops_doubles(C);
     double* dbias_want = mode == GRADIENT_ADD ? ops_widen(dbias, C) : ops_doubles(C);
-    ref_layernorm_backward(dinp_want, dweight_want, dbias_want, ops_widen(l->dout, nc), ops_widen(l->inp, nc),
-                           ops_widen(l->weight, C), ops_widen(l->mean, N), ops_widen(l->rstd, N), N, C);
+    ref_norm_backward(dinp_want, dweight_want, dbias_want, ops_widen(l->dout, nc), ops_widen(l->inp, nc),
+                      ops_widen(l->weight, C), ops_widen(l->mean, N), ops_widen(l->rstd, N), N, C);
     compare<T>(results[0][0], dinp_want, dinp_size, nc, dinp_mode == GRADIENT_ADD ? "dinp added" : "dinp", N,
                C);
     compare<G>(results[0][1], dweight_want, dweight_size, C,

@@ -14,6 +14,7 @@ typedef struct Operation {
     double *out, *dout, *x[3], *dx[3];
     double *kept, *kept_too; // mean and rstd, lse
     const int* starts;
+    ActivationKind activation;
 } Operation;
 
 static double* doubles(size_t n) { return ops_widen(ops_normal(n, 1), n); }
@@ -67,12 +68,20 @@ static void embedding_backward(const Operation* op) {
     ref_encoder_backward(op->dx[0], op->dx[1], op->dout, tokens, B, T, C);
 }
 
-static void layernorm_forward(const Operation* op) {
-    ref_layernorm_forward(op->out, op->kept, op->kept_too, op->x[0], op->x[1], op->x[2], N, C);
+static void norm_forward(const Operation* op) {
+    ref_norm_forward(op->out, op->kept, op->kept_too, op->x[0], op->x[1], op->x[2], 1e-5, N, C);
 }
-static void layernorm_backward(const Operation* op) {
-    ref_layernorm_backward(op->dx[0], op->dx[1], op->dx[2], op->dout, op->x[0], op->x[1], op->kept,
-                           op->kept_too, N, C);
+static void norm_backward(const Operation* op) {
+    ref_norm_backward(op->dx[0], op->dx[1], op->dx[2], op->dout, op->x[0], op->x[1], op->kept, op->kept_too,
+                      N, C);
+}
+
+// RMS, with weights if there is a second input.
+static void rms_forward(const Operation* op) {
+    ref_norm_forward(op->out, NULL, op->kept_too, op->x[0], op->x[1], NULL, 1e-5, N, C);
+}
+static void rms_backward(const Operation* op) {
+    ref_norm_backward(op->dx[0], op->dx[1], NULL, op->dout, op->x[0], op->x[1], NULL, op->kept_too, N, C);
 }
 
 static void linear_forward(const Operation* op) {
@@ -89,9 +98,11 @@ static void attention_backward(const Operation* op) {
     ref_attention_backward(op->dx[0], op->dout, op->x[0], op->out, op->kept, op->starts, B, T, C, NH);
 }
 
-static void gelu_forward(const Operation* op) { ref_gelu_forward(op->out, op->x[0], op->out_n); }
-static void gelu_backward(const Operation* op) {
-    ref_gelu_backward(op->dx[0], op->dout, op->x[0], op->out_n);
+static void activation_forward(const Operation* op) {
+    ref_activation_forward(op->out, op->x[0], N, C, op->activation);
+}
+static void activation_backward(const Operation* op) {
+    ref_activation_backward(op->dx[0], op->dout, op->x[0], N, C, op->activation);
 }
 
 static void residual_forward(const Operation* op) {
@@ -116,11 +127,15 @@ TEST(operations) {
     // clang-format off
     const Operation operations[] = {
         {"encoder",    embedding_forward,    embedding_backward,    .out_n = N * C,  .x_n = {Vp * C, (T + 1) * C}},
-        {"layernorm",  layernorm_forward,  layernorm_backward,  .out_n = N * C,  .x_n = {N * C, C, C}},
+        {"layer norm", norm_forward,       norm_backward,       .out_n = N * C,  .x_n = {N * C, C, C}},
+        {"rms",        rms_forward,        rms_backward,        .out_n = N * C,  .x_n = {N * C, C}},
+        {"rms alone",  rms_forward,        rms_backward,        .out_n = N * C,  .x_n = {N * C}},
         {"linear",     linear_forward,     linear_backward,     .out_n = N * OC, .x_n = {N * C, OC * C, OC}},
         {"attention",  attention_forward,  attention_backward,  .out_n = N * C,  .x_n = {N * 3 * C}},
         {"documents",  attention_forward,  attention_backward,  .out_n = N * C,  .x_n = {N * 3 * C}, .starts = starts},
-        {"gelu",       gelu_forward,       gelu_backward,       .out_n = N * C,  .x_n = {N * C}},
+        {"gelu",       activation_forward, activation_backward, .out_n = N * C,  .x_n = {N * C}, .activation = ACTIVATION_GELU},
+        {"swiglu",     activation_forward, activation_backward, .out_n = N * C,  .x_n = {2 * N * C}, .activation = ACTIVATION_SWIGLU},
+        {"relu2",      activation_forward, activation_backward, .out_n = N * C,  .x_n = {N * C}, .activation = ACTIVATION_RELU2},
         {"residual",   residual_forward,   residual_backward,   .out_n = N * C,  .x_n = {N * C, N * C}},
         {"classifier", classifier_forward, cross_entropy_backward, .out_n = N,      .x_n = {N * Vp}}};
     // clang-format on
@@ -169,7 +184,7 @@ TEST(model) {
 TEST(gelu_is_the_tanh_form) {
     for (double x = -7; x < 7; x += 0.37) {
         double out;
-        ref_gelu_forward(&out, &x, 1);
+        ref_activation_forward(&out, &x, 1, 1, ACTIVATION_GELU);
         EXPECT_NEAR(out, x / 2 * (1 + tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))), 1e-14, "at %g", x);
     }
 }
