@@ -30,6 +30,7 @@ they are such a failure.
 #include <stdint.h>
 
 #include "llmc/base/lock.h"
+#include "llmc/formats/hf_config.h"
 #include "llmc/formats/hf_model.h"
 #include "llmc/formats/safetensors.h"
 #include "llmc/checkpoint/load_save.h"

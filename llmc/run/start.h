@@ -67,7 +67,7 @@ int run_close(Run* run);
 #include "llmc/comm/comm.h"
 #include "llmc/comm/stragglers.h"
 #include "llmc/data/dataloader.h"
-#include "llmc/formats/hf_model.h"
+#include "llmc/formats/hf_config.h"
 #include "llmc/generate/generator.h"
 #include "llmc/log/log.h"
 #include "llmc/optim/outliers.h"

@@ -88,7 +88,7 @@ int setup_asks_for_samples(const Options* options);
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
 #include "llmc/bf16/machine_peak.h"
-#include "llmc/formats/hf_model.h"
+#include "llmc/formats/hf_config.h"
 #include "llmc/formats/llmc_bin.h"
 #include "llmc/layers/linear.h"
 #include "llmc/model/presets.h"

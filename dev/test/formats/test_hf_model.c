@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 
 #include "llmc/base/float16.h"
+#include "llmc/formats/hf_config.h"
 #include "llmc/formats/hf_model.h"
 #include "dev/test/lib/test.h"
 #include "dev/test/lib/whole_model.h"

@@ -1,10 +1,10 @@
 // fuzz_run_state.c -- reads random text as state.json or config.json: no crash, no read out of
 // bounds, no illegal value accepted. The first bit of the input selects the file. Run by
 // dev/test/fuzz/fuzz.sh.
-#define HF_MODEL_IMPLEMENTATION
+#define HF_CONFIG_IMPLEMENTATION
 
 #include "llmc/base/json.h"
-#include "llmc/formats/hf_model.h"
+#include "llmc/formats/hf_config.h"
 #include "llmc/checkpoint/run_state.h"
 
 static void fuzz_expect(int ok) {
