@@ -330,17 +330,15 @@ static void hf_check_classifier_(const SafeTensorsSet* set, const SafeTensorsVie
           set->path);
 }
 
-// Kinds of tensors that no row asked for.
+// Kinds of tensors that the table does not have.
 typedef enum { HF_UNEXPECTED_, HF_KNOWN_, HF_HEAD_ } HfOther_;
 
 // True for the causal mask and its value, which old versions of transformers saved with the
 // weights: h.0.attn.bias.
 static int hf_is_mask_(const char* name) {
-    const size_t prefix = strlen(SAFETENSORS_PREFIX);
     int l;
     char what[16], end;
-    return sscanf(strncmp(name, SAFETENSORS_PREFIX, prefix) == 0 ? name + prefix : name, "h.%d.attn.%15s%c",
-                  &l, what, &end) == 2 &&
+    return sscanf(file_tensor_bare_name(name), "h.%d.attn.%15s%c", &l, what, &end) == 2 &&
            (strcmp(what, "bias") == 0 || strcmp(what, "masked_bias") == 0);
 }
 
@@ -398,16 +396,23 @@ static void hf_check_others_(const SafeTensorsSet* set, ModelConfig cfg, const S
     }
 }
 
-// Finds the tensor of a layer. If only the classifier was saved, it stands for the token embedding:
-// they are tied.
+// Returns the name that the files have for a tensor: with or without the model's prefix. If only the
+// classifier was saved, it stands for the token embedding: they are tied.
+static const char* hf_name_in_files_(const SafeTensorsSet* set, const char* name, const TensorRow* row) {
+    const char* bare = file_tensor_bare_name(name);
+    return safetensors_set_find(set, name)                                        ? name
+           : safetensors_set_find(set, bare)                                      ? bare
+           : row->init == INIT_VOCAB && safetensors_set_find(set, HF_CLASSIFIER_) ? HF_CLASSIFIER_
+                                                                                  : name;
+}
+
+// Finds the tensor of a layer.
 static const SafeTensorsView* hf_find_(const HfModel* model, const FileTensor* tensor, const TensorRow* row,
                                        int l) {
-    const SafeTensorsSet* set = &model->set;
     const HfShape_ shape = hf_shape_(tensor, row, model->cfg);
     const FileTensorName name = file_tensor_name(tensor->hf_name, l);
-    const int is_classifier = row->init == INIT_VOCAB && !safetensors_set_find(set, name.text) &&
-                              safetensors_set_find(set, HF_CLASSIFIER_);
-    return safetensors_set_require(set, is_classifier ? HF_CLASSIFIER_ : name.text, shape.ndim, shape.sizes);
+    return safetensors_set_require(&model->set, hf_name_in_files_(&model->set, name.text, row), shape.ndim,
+                                   shape.sizes);
 }
 
 void hf_model_open(HfModel* model, const char* directory, ModelConfig cfg) {

@@ -17,9 +17,6 @@ may come in any order.
 
 A reader that must survive a damaged file (to find the newest valid checkpoint) uses the _try_
 functions, which return 0 and leave the message in `error`; the others end the program with it.
-
-Names of GPT-2's tensors start with "transformer." or not, depending on the writer:
-safetensors_find_gpt2 and the functions that require a tensor accept either.
 */
 #ifndef LLMC_SAFETENSORS_H
 #define LLMC_SAFETENSORS_H
@@ -36,8 +33,6 @@ extern "C" {
 #endif
 
 #define SAFETENSORS_MAX_DIMS 8
-
-#define SAFETENSORS_PREFIX "transformer."
 
 // ---- types of elements ----
 
@@ -107,14 +102,10 @@ int safetensors_try_open(SafeTensors* st, const char* path);
 // beyond its end.
 void safetensors_open(SafeTensors* st, const char* path);
 
-// Returns the tensor of exactly this name, or NULL.
+// Returns the tensor of this name, or NULL.
 const SafeTensorsView* safetensors_find(const SafeTensors* st, const char* name);
 
-// Returns the tensor of this name, with or without "transformer.", or NULL.
-const SafeTensorsView* safetensors_find_gpt2(const SafeTensors* st, const char* name);
-
-// Returns the tensor as safetensors_find_gpt2 finds it; ends the program if it is missing or has
-// another shape.
+// Returns the tensor of this name; ends the program if it is missing or has another shape.
 const SafeTensorsView* safetensors_require(const SafeTensors* st, const char* name, int ndim,
                                            const size_t* shape);
 
@@ -161,7 +152,7 @@ int safetensors_set_try_open(SafeTensorsSet* set, const char* path);
 // model.safetensors.index.json and the files that it names. Checks all of them.
 void safetensors_set_open(SafeTensorsSet* set, const char* path);
 
-// Returns the tensor of this name, with or without "transformer.", or NULL.
+// Returns the tensor of this name, or NULL.
 const SafeTensorsView* safetensors_set_find(const SafeTensorsSet* set, const char* name);
 
 // Returns the tensor, or ends the program, as safetensors_require does.
@@ -547,25 +538,6 @@ const SafeTensorsView* safetensors_find(const SafeTensors* st, const char* name)
                            : NULL;
 }
 
-// Name with the prefix "transformer." removed or added.
-typedef struct {
-    char text[JSON_MAX_NAME + sizeof(SAFETENSORS_PREFIX)];
-} SafeTensorsName_;
-
-static SafeTensorsName_ safetensors_other_name_(const char* name) {
-    const size_t length = strlen(SAFETENSORS_PREFIX);
-    const int has_prefix = strncmp(name, SAFETENSORS_PREFIX, length) == 0;
-    SafeTensorsName_ other;
-    snprintf(other.text, sizeof(other.text), "%s%s", has_prefix ? "" : SAFETENSORS_PREFIX,
-             has_prefix ? name + length : name);
-    return other;
-}
-
-const SafeTensorsView* safetensors_find_gpt2(const SafeTensors* st, const char* name) {
-    const SafeTensorsView* view = safetensors_find(st, name);
-    return view ? view : safetensors_find(st, safetensors_other_name_(name).text);
-}
-
 static const SafeTensorsView* safetensors_check_shape_(const SafeTensorsView* view, const char* path,
                                                        const char* name, int ndim, const size_t* shape) {
     const SafeTensorsShapeText_ wanted = safetensors_shape_text_(ndim, shape);
@@ -578,7 +550,7 @@ static const SafeTensorsView* safetensors_check_shape_(const SafeTensorsView* vi
 
 const SafeTensorsView* safetensors_require(const SafeTensors* st, const char* name, int ndim,
                                            const size_t* shape) {
-    return safetensors_check_shape_(safetensors_find_gpt2(st, name), st->path, name, ndim, shape);
+    return safetensors_check_shape_(safetensors_find(st, name), st->path, name, ndim, shape);
 }
 
 const char* safetensors_metadata(const SafeTensors* st, const char* key) {
@@ -801,18 +773,13 @@ void safetensors_set_open(SafeTensorsSet* set, const char* path) {
     CHECK(safetensors_set_try_open(set, path), "%s", set->error);
 }
 
-static const SafeTensorsView* safetensors_set_find_exactly_(const SafeTensorsSet* set, const char* name) {
+const SafeTensorsView* safetensors_set_find(const SafeTensorsSet* set, const char* name) {
     const SafeTensorsPlace_ key = {name, NULL};
     const SafeTensorsPlace_* place =
         set->num_places ? (const SafeTensorsPlace_*)bsearch(&key, set->places, set->num_places, sizeof(key),
                                                             safetensors_by_place_name_)
                         : NULL;
     return set->index ? (place ? place->view : NULL) : safetensors_find(&set->files[0], name);
-}
-
-const SafeTensorsView* safetensors_set_find(const SafeTensorsSet* set, const char* name) {
-    const SafeTensorsView* view = safetensors_set_find_exactly_(set, name);
-    return view ? view : safetensors_set_find_exactly_(set, safetensors_other_name_(name).text);
 }
 
 const SafeTensorsView* safetensors_set_require(const SafeTensorsSet* set, const char* name, int ndim,

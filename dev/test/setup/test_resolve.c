@@ -5,6 +5,7 @@
 #define RESOLVE_IMPLEMENTATION
 #define ENCODED_TEXT_IMPLEMENTATION
 
+#include "llmc/formats/hf_config.h"
 #include "llmc/model/presets.h"
 #include "llmc/checkpoint/model_path.h"
 #include "llmc/setup/run_data.h"
