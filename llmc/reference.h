@@ -40,23 +40,26 @@ typedef REFERENCE_REAL Real;
 //
 //     out[b][t] = wte[tokens[b][t]] + wpe[t]
 //
-// out (B, T, C)    tokens (B, T), each below V    wte (Vp, C)    wpe (T or more, C)
+// out (B, T, C)    tokens (B, T), each below V    wte (Vp, C)
+// wpe (T or more, C), or NULL for zeros
 
-static inline void ref_encoder_forward(Real* out, const int* tokens, const Real* wte, const Real* wpe,
-                                       size_t B, size_t T, size_t C) {
+static inline void ref_embedding_forward(Real* out, const int* tokens, const Real* wte, const Real* wpe,
+                                         size_t B, size_t T, size_t C) {
     for (size_t n = 0; n < B * T; n++) {
         for (size_t c = 0; c < C; c++) {
-            out[n * C + c] = wte[(size_t)tokens[n] * C + c] + wpe[n % T * C + c];
+            out[n * C + c] = wte[(size_t)tokens[n] * C + c] + (wpe ? wpe[n % T * C + c] : 0);
         }
     }
 }
 
-static inline void ref_encoder_backward(Real* dwte, Real* dwpe, const Real* dout, const int* tokens, size_t B,
-                                        size_t T, size_t C) {
+static inline void ref_embedding_backward(Real* dwte, Real* dwpe, const Real* dout, const int* tokens,
+                                          size_t B, size_t T, size_t C) {
     for (size_t n = 0; n < B * T; n++) {
         for (size_t c = 0; c < C; c++) {
             dwte[(size_t)tokens[n] * C + c] += dout[n * C + c];
-            dwpe[n % T * C + c] += dout[n * C + c];
+            if (dwpe) {
+                dwpe[n % T * C + c] += dout[n * C + c];
+            }
         }
     }
 }
@@ -161,18 +164,105 @@ static inline void ref_linear_backward(Real* dinp, Real* dweight, Real* dbias, c
 }
 
 // -------------------------------------------------------------------------------------------------
-// Causal multi-head attention: Vaswani et al., 2017; backward from lse: Dao et al., 2022
+// Queries, keys and values. A row of qkv has NH heads of queries, then KV heads of keys, then KV
+// heads of values, each of HS columns: QKV = (NH + 2 KV) HS. Values pass both operations unchanged.
 //
-//     score[t][u] = q[t] . k[u] / sqrt(HS)           start[t] <= u <= t
+// Norm of each head of queries and of keys: RMS (above), with weights or without
+//
+// out, inp (N, QKV)    qweight, kweight (HS), or NULL for ones    rstd (N, NH + KV), kept for the
+// backward pass; NULL: no norm, out = inp
+
+static inline void ref_head_norm_forward(Real* out, Real* rstd, const Real* inp, const Real* qweight,
+                                         const Real* kweight, Real eps, size_t N, size_t NH, size_t KV,
+                                         size_t HS) {
+    const size_t heads = NH + 2 * KV, normed = rstd ? NH + KV : 0;
+    for (size_t i = 0; i < N * heads; i++) {
+        const size_t n = i / heads, h = i % heads;
+        if (h < normed) {
+            ref_norm_forward(out + i * HS, NULL, rstd + n * normed + h, inp + i * HS,
+                             h < NH ? qweight : kweight, NULL, eps, 1, HS);
+        }
+        for (size_t d = 0; d < HS && h >= normed; d++) {
+            out[i * HS + d] = inp[i * HS + d];
+        }
+    }
+}
+
+static inline void ref_head_norm_backward(Real* dinp, Real* dqweight, Real* dkweight, const Real* dout,
+                                          const Real* inp, const Real* qweight, const Real* kweight,
+                                          const Real* rstd, size_t N, size_t NH, size_t KV, size_t HS) {
+    const size_t heads = NH + 2 * KV, normed = rstd ? NH + KV : 0;
+    for (size_t i = 0; i < N * heads; i++) {
+        const size_t n = i / heads, h = i % heads;
+        if (h < normed) {
+            ref_norm_backward(dinp + i * HS, h < NH ? dqweight : dkweight, NULL, dout + i * HS, inp + i * HS,
+                              h < NH ? qweight : kweight, NULL, rstd + n * normed + h, 1, HS);
+        }
+        for (size_t d = 0; d < HS && h >= normed; d++) {
+            dinp[i * HS + d] += dout[i * HS + d];
+        }
+    }
+}
+
+// Rotary positions: Su et al., "RoFormer", 2021. Columns 2i and 2i + 1 of a head are a pair (e, o),
+// which the position t turns by the angle a = t frequency[i]
+//
+//     (e, o) -> (e cos a - o sin a, o cos a + e sin a)
+//
+// The backward pass turns back. A query and a key that are turned so have a product that depends
+// on the distance of their positions.
+//
+// out, inp (B, T, QKV)    frequency (HS / 2), 0 for pairs that do not turn; NULL: none turns
+
+static inline void ref_turn_(Real* out, const Real* inp, const Real* frequency, size_t HS, Real t) {
+    for (size_t i = 0; i < HS / 2; i++) {
+        const Real c = cos(t * frequency[i]), s = sin(t * frequency[i]), e = inp[2 * i], o = inp[2 * i + 1];
+        out[2 * i] += e * c - o * s;
+        out[2 * i + 1] += o * c + e * s;
+    }
+}
+
+// Adds inp to out, with its queries and keys turned from 0 to t (sign 1), or back (-1).
+static inline void ref_rope_(Real* out, const Real* inp, const Real* frequency, Real sign, size_t B, size_t T,
+                             size_t NH, size_t KV, size_t HS) {
+    const size_t heads = NH + 2 * KV;
+    for (size_t i = 0; i < B * T * heads; i++) {
+        const size_t t = i / heads % T, turned = frequency && i % heads < NH + KV;
+        if (turned) {
+            ref_turn_(out + i * HS, inp + i * HS, frequency, HS, sign * t);
+        }
+        for (size_t d = 0; d < HS && !turned; d++) {
+            out[i * HS + d] += inp[i * HS + d];
+        }
+    }
+}
+
+static inline void ref_rope_forward(Real* out, const Real* inp, const Real* frequency, size_t B, size_t T,
+                                    size_t NH, size_t KV, size_t HS) {
+    memset(out, 0, B * T * (NH + 2 * KV) * HS * sizeof(Real));
+    ref_rope_(out, inp, frequency, 1, B, T, NH, KV, HS);
+}
+
+static inline void ref_rope_backward(Real* dinp, const Real* dout, const Real* frequency, size_t B, size_t T,
+                                     size_t NH, size_t KV, size_t HS) {
+    ref_rope_(dinp, dout, frequency, -1, B, T, NH, KV, HS);
+}
+
+// -------------------------------------------------------------------------------------------------
+// Causal multi-head attention: Vaswani et al., 2017; backward from lse: Dao et al., 2022; with keys
+// and values for groups of NH / KV queries: Ainslie et al., 2023
+//
+//     score[t][u] = q[t] . k[u] / sqrt(HS)           start[t] <= u <= t and t - u < window
 //     lse[t]      = log(sum_u exp(score[t][u]))      p[t][u] = exp(score[t][u] - lse[t])
 //     out[t]      = sum_u p[t][u] v[u]
 //
 //     ds[t][u] = p[t][u] (dout[t] . v[u] - dout[t] . out[t]) / sqrt(HS)
 //     dq[t] = sum_u ds[t][u] k[u]    dk[u] = sum_t ds[t][u] q[t]    dv[u] = sum_t p[t][u] dout[t]
 //
-// qkv (B, T, 3, NH, HS)    out (B, T, NH, HS)    lse (B, NH, T), kept for the backward pass
+// qkv (B, T, QKV); query head h reads key and value head h / (NH / KV)
+// out (B, T, NH, HS)    lse (B, NH, T), kept for the backward pass
 // starts (B, T): where the document of token t starts in its row, at most t; NULL: at 0. A token
-// attends only to its own document.
+// attends only to its own document, and to the last `window` tokens up to itself; 0: to all.
 
 static inline Real ref_dot_(const Real* x, const Real* y, size_t n) {
     Real sum = 0;
@@ -186,54 +276,69 @@ static inline Real ref_score_(const Real* q, const Real* k, size_t HS) {
     return ref_dot_(q, k, HS) / sqrt(HS);
 }
 
-static inline void ref_attention_forward(Real* out, Real* lse, const Real* qkv, const int* starts, size_t B,
-                                         size_t T, size_t C, size_t NH) {
-    const size_t HS = C / NH, row = 3 * C;
-    for (size_t i = 0; i < B * NH * T; i++) { // token t of head h of sequence b
-        const size_t b = i / (NH * T), h = i / T % NH, t = i % T;
-        const size_t start = starts ? (size_t)starts[b * T + t] : 0, at = b * T * row + h * HS;
-        // k, v of token 0
-        const Real *q = qkv + at + t * row, *k = qkv + at + C, *v = qkv + at + 2 * C;
-        Real* o = out + (b * T + t) * C + h * HS;
+// A query: token t of head h of sequence b, its places in qkv and out, and the keys that it sees.
+typedef struct {
+    size_t t, start, row; // row: distance from one token's key to the next
+    size_t q, k, v, out;  // k, v: of token 0
+} RefQuery_;
+
+static inline RefQuery_ ref_query_(size_t i, const int* starts, size_t window, size_t T, size_t NH, size_t KV,
+                                   size_t HS) {
+    const size_t b = i / (NH * T), h = i / T % NH, t = i % T, group = NH / KV, row = (NH + 2 * KV) * HS;
+    const size_t document = starts ? (size_t)starts[b * T + t] : 0, at = b * T * row;
+    const size_t first = window > 0 && t + 1 > window ? t + 1 - window : 0;
+    return (RefQuery_){t,
+                       document > first ? document : first,
+                       row,
+                       at + t * row + h * HS,
+                       at + (NH + h / group) * HS,
+                       at + (NH + KV + h / group) * HS,
+                       ((b * T + t) * NH + h) * HS};
+}
+
+static inline void ref_attention_forward(Real* out, Real* lse, const Real* qkv, const int* starts,
+                                         size_t window, size_t B, size_t T, size_t NH, size_t KV, size_t HS) {
+    for (size_t i = 0; i < B * NH * T; i++) {
+        const RefQuery_ at = ref_query_(i, starts, window, T, NH, KV, HS);
+        const Real *q = qkv + at.q, *k = qkv + at.k, *v = qkv + at.v;
+        Real* o = out + at.out;
         Real max = -INFINITY, sum = 0; // maximum of the scores: exp(score - max) cannot overflow
-        for (size_t u = start; u <= t; u++) {
-            max = fmax(max, ref_score_(q, k + u * row, HS));
+        for (size_t u = at.start; u <= at.t; u++) {
+            max = fmax(max, ref_score_(q, k + u * at.row, HS));
         }
-        for (size_t u = start; u <= t; u++) {
-            sum += exp(ref_score_(q, k + u * row, HS) - max);
+        for (size_t u = at.start; u <= at.t; u++) {
+            sum += exp(ref_score_(q, k + u * at.row, HS) - max);
         }
         lse[i] = max + log(sum);
         for (size_t d = 0; d < HS; d++) {
             o[d] = 0;
         }
-        for (size_t u = start; u <= t; u++) {
-            const Real p = exp(ref_score_(q, k + u * row, HS) - lse[i]);
+        for (size_t u = at.start; u <= at.t; u++) {
+            const Real p = exp(ref_score_(q, k + u * at.row, HS) - lse[i]);
             for (size_t d = 0; d < HS; d++) {
-                o[d] += p * v[u * row + d];
+                o[d] += p * v[u * at.row + d];
             }
         }
     }
 }
 
 static inline void ref_attention_backward(Real* dqkv, const Real* dout, const Real* qkv, const Real* out,
-                                          const Real* lse, const int* starts, size_t B, size_t T, size_t C,
-                                          size_t NH) {
-    const size_t HS = C / NH, row = 3 * C;
-    for (size_t i = 0; i < B * NH * T; i++) { // token t of head h of sequence b
-        const size_t b = i / (NH * T), h = i / T % NH, t = i % T;
-        const size_t start = starts ? (size_t)starts[b * T + t] : 0, at = b * T * row + h * HS;
-        // k, v of token 0
-        const Real *q = qkv + at + t * row, *k = qkv + at + C, *v = qkv + at + 2 * C;
-        Real *dq = dqkv + at + t * row, *dk = dqkv + at + C, *dv = dqkv + at + 2 * C;
-        const Real *o = out + (b * T + t) * C + h * HS, *d_o = dout + (b * T + t) * C + h * HS;
+                                          const Real* lse, const int* starts, size_t window, size_t B,
+                                          size_t T, size_t NH, size_t KV, size_t HS) {
+    for (size_t i = 0; i < B * NH * T; i++) {
+        const RefQuery_ at = ref_query_(i, starts, window, T, NH, KV, HS);
+        const Real *q = qkv + at.q, *k = qkv + at.k, *v = qkv + at.v;
+        Real *dq = dqkv + at.q, *dk = dqkv + at.k, *dv = dqkv + at.v;
+        const Real *o = out + at.out, *d_o = dout + at.out;
         const Real average = ref_dot_(d_o, o, HS); // average of d_o . v, weighted by p
-        for (size_t u = start; u <= t; u++) {
-            const Real p = exp(ref_score_(q, k + u * row, HS) - lse[i]);
-            const Real ds = p * (ref_dot_(d_o, v + u * row, HS) - average) / sqrt(HS);
+        for (size_t u = at.start; u <= at.t; u++) {
+            const size_t row = u * at.row;
+            const Real p = exp(ref_score_(q, k + row, HS) - lse[i]);
+            const Real ds = p * (ref_dot_(d_o, v + row, HS) - average) / sqrt(HS);
             for (size_t d = 0; d < HS; d++) {
-                dq[d] += ds * k[u * row + d];
-                dk[u * row + d] += ds * q[d];
-                dv[u * row + d] += p * d_o[d];
+                dq[d] += ds * k[row + d];
+                dk[row + d] += ds * q[d];
+                dv[row + d] += p * d_o[d];
             }
         }
     }
@@ -319,35 +424,46 @@ static inline void ref_residual_backward(Real* dleft, Real* dright, const Real* 
 // Classifier: softmax and cross-entropy (Goodfellow, Bengio and Courville, Deep Learning, 2016,
 // section 6.2.2.3)
 //
-//     lse[n]  = log(sum_v exp(logits[n][v]))          v < V: the padding has no probability
-//     loss[n] = lse[n] - logits[n][target[n]]         0 if target is NO_TARGET (cross_entropy.h)
-//     dlogits[n][v] = (exp(logits[n][v] - lse[n]) - [v = target[n]]) dloss
+//     y       = softcap tanh(logits / softcap); logits, if softcap is 0
+//     lse[n]  = log(sum_v exp(y[n][v]))          v < V: the padding has no probability
+//     loss[n] = lse[n] - y[n][target[n]]         0 if target is NO_TARGET (cross_entropy.h)
+//
+// Training minimizes loss + z_loss lse^2 (the second term: de Brebisson and Vincent, 2016):
+//
+//     dy[n][v] = (exp(y[n][v] - lse[n]) (1 + 2 z_loss lse[n]) - [v = target[n]]) dloss
+//     dlogits  = dy (1 - (y / softcap)^2)
 //
 // logits (N, Vp)    target, loss, lse (N)
 // dloss: the weight of a token in the loss, 1 / (number of targets)
 
+static inline Real ref_softcap_(Real x, Real softcap) {
+    return softcap > 0 ? softcap * tanh(x / softcap) : x;
+}
+
 static inline void ref_classifier_forward(Real* loss, Real* lse, const Real* logits, const int* target,
-                                          size_t N, size_t V, size_t Vp) {
+                                          Real softcap, size_t N, size_t V, size_t Vp) {
     for (size_t n = 0; n < N; n++) {
         const Real* x = logits + n * Vp;
-        Real max = -INFINITY, sum = 0; // exp(x - max) cannot overflow
+        Real max = -INFINITY, sum = 0; // exp(y - max) cannot overflow
         for (size_t v = 0; v < V; v++) {
-            max = fmax(max, x[v]);
+            max = fmax(max, ref_softcap_(x[v], softcap));
         }
         for (size_t v = 0; v < V; v++) {
-            sum += exp(x[v] - max);
+            sum += exp(ref_softcap_(x[v], softcap) - max);
         }
         lse[n] = max + log(sum);
-        loss[n] = target[n] == NO_TARGET ? 0 : lse[n] - x[target[n]];
+        loss[n] = target[n] == NO_TARGET ? 0 : lse[n] - ref_softcap_(x[target[n]], softcap);
     }
 }
 
 static inline void ref_classifier_backward(Real* dlogits, const Real* logits, const Real* lse,
-                                           const int* target, Real dloss, size_t N, size_t V, size_t Vp) {
+                                           const int* target, Real dloss, Real softcap, Real z_loss, size_t N,
+                                           size_t V, size_t Vp) {
     for (size_t n = 0; n < N; n++) {
         for (size_t v = 0; v < V && target[n] != NO_TARGET; v++) {
-            const Real p = exp(logits[n * Vp + v] - lse[n]), is_target = v == (size_t)target[n];
-            dlogits[n * Vp + v] += (p - is_target) * dloss;
+            const Real y = ref_softcap_(logits[n * Vp + v], softcap), slope = softcap > 0 ? y / softcap : 0;
+            const Real p = exp(y - lse[n]), is_target = v == (size_t)target[n];
+            dlogits[n * Vp + v] += (p * (1 + 2 * z_loss * lse[n]) - is_target) * dloss * (1 - slope * slope);
         }
     }
 }
@@ -465,7 +581,7 @@ static inline RefActivations ref_activations_(const RefModel* m, Real* memory, i
 }
 
 // Opens a model whose parameters are zero.
-static inline void ref_gpt2_open(RefModel* m, ModelConfig cfg, size_t B, size_t T) {
+static inline void ref_model_open(RefModel* m, ModelConfig cfg, size_t B, size_t T) {
 #define REF_COUNT_(name, layers, cols) +(size_t)(layers) * (size_t)(cols)
     m->cfg = cfg;
     m->B = B;
@@ -479,7 +595,7 @@ static inline void ref_gpt2_open(RefModel* m, ModelConfig cfg, size_t B, size_t 
 #undef REF_COUNT_
 }
 
-static inline void ref_gpt2_close(RefModel* m) {
+static inline void ref_model_close(RefModel* m) {
     free(m->dacts);
     free(m->acts);
     free(m->grads);
@@ -498,7 +614,7 @@ static inline void ref_block_forward_(RefModel* m, int l, const int* starts) {
     const RefActivations a = ref_activations_(m, m->acts, l), next = ref_activations_(m, m->acts, l + 1);
     ref_norm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, a.stream, p.ln1w, p.ln1b, 1e-5, N, C);
     ref_linear_forward(a.qkv, a.ln1, p.qkvw, p.qkvb, N, C, 3 * C);
-    ref_attention_forward(a.atty, a.att_lse, a.qkv, starts, B, T, C, NH);
+    ref_attention_forward(a.atty, a.att_lse, a.qkv, starts, 0, B, T, NH, NH, C / NH);
     ref_linear_forward(a.attproj, a.atty, p.attprojw, p.attprojb, N, C, C);
     ref_residual_forward(a.residual2, a.stream, a.attproj, N * C);
     ref_norm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, p.ln2w, p.ln2b, 1e-5, N, C);
@@ -522,23 +638,23 @@ static inline void ref_block_backward_(RefModel* m, int l, const int* starts) {
                       C);
     ref_residual_backward(da.stream, da.attproj, da.residual2, N * C);
     ref_linear_backward(da.atty, dp.attprojw, dp.attprojb, da.attproj, a.atty, p.attprojw, N, C, C);
-    ref_attention_backward(da.qkv, da.atty, a.qkv, a.atty, a.att_lse, starts, B, T, C, NH);
+    ref_attention_backward(da.qkv, da.atty, a.qkv, a.atty, a.att_lse, starts, 0, B, T, NH, NH, C / NH);
     ref_linear_backward(da.ln1, dp.qkvw, dp.qkvb, da.qkv, a.ln1, p.qkvw, N, C, 3 * C);
     ref_norm_backward(da.stream, dp.ln1w, dp.ln1b, da.ln1, a.stream, p.ln1w, a.ln1_mean, a.ln1_rstd, N, C);
 }
 
 // Returns the loss: the mean over the targets. tokens, targets, starts (B, T); starts may be NULL.
-static inline Real ref_gpt2_forward(RefModel* m, const int* tokens, const int* targets, const int* starts) {
+static inline Real ref_model_forward(RefModel* m, const int* tokens, const int* targets, const int* starts) {
     const size_t N = m->B * m->T, C = (size_t)m->cfg.C, V = (size_t)m->cfg.V, Vp = (size_t)m->cfg.Vp;
     const RefParameters p = ref_parameters_(m, m->params, 0);
     const RefActivations first = ref_activations_(m, m->acts, 0), a = ref_activations_(m, m->acts, m->cfg.L);
-    ref_encoder_forward(first.stream, tokens, p.wte, p.wpe, m->B, m->T, C);
+    ref_embedding_forward(first.stream, tokens, p.wte, p.wpe, m->B, m->T, C);
     for (int l = 0; l < m->cfg.L; l++) {
         ref_block_forward_(m, l, starts);
     }
     ref_norm_forward(a.lnf, a.lnf_mean, a.lnf_rstd, a.stream, p.lnfw, p.lnfb, 1e-5, N, C);
     ref_linear_forward(a.logits, a.lnf, p.wte, NULL, N, C, Vp);
-    ref_classifier_forward(a.losses, a.logits_lse, a.logits, targets, N, V, Vp);
+    ref_classifier_forward(a.losses, a.logits_lse, a.logits, targets, 0, N, V, Vp);
     Real sum = 0;
     for (size_t n = 0; n < N; n++) {
         sum += a.losses[n];
@@ -547,7 +663,7 @@ static inline Real ref_gpt2_forward(RefModel* m, const int* tokens, const int* t
 }
 
 // Sets the gradients of the loss, after the forward pass on the same batch.
-static inline void ref_gpt2_backward(RefModel* m, const int* tokens, const int* targets, const int* starts) {
+static inline void ref_model_backward(RefModel* m, const int* tokens, const int* targets, const int* starts) {
     const size_t N = m->B * m->T, C = (size_t)m->cfg.C, V = (size_t)m->cfg.V, Vp = (size_t)m->cfg.Vp;
     const RefParameters p = ref_parameters_(m, m->params, 0), dp = ref_parameters_(m, m->grads, 0);
     const RefActivations a = ref_activations_(m, m->acts, m->cfg.L),
@@ -555,13 +671,13 @@ static inline void ref_gpt2_backward(RefModel* m, const int* tokens, const int* 
     const Real dloss = (Real)1 / targets_count(targets, (int)N);
     memset(m->grads, 0, m->parameter_bytes);
     memset(m->dacts, 0, m->activation_bytes);
-    ref_classifier_backward(da.logits, a.logits, a.logits_lse, targets, dloss, N, V, Vp);
+    ref_classifier_backward(da.logits, a.logits, a.logits_lse, targets, dloss, 0, 0, N, V, Vp);
     ref_linear_backward(da.lnf, dp.wte, NULL, da.logits, a.lnf, p.wte, N, C, Vp);
     ref_norm_backward(da.stream, dp.lnfw, dp.lnfb, da.lnf, a.stream, p.lnfw, a.lnf_mean, a.lnf_rstd, N, C);
     for (int l = m->cfg.L - 1; l >= 0; l--) {
         ref_block_backward_(m, l, starts);
     }
-    ref_encoder_backward(dp.wte, dp.wpe, ref_activations_(m, m->dacts, 0).stream, tokens, m->B, m->T, C);
+    ref_embedding_backward(dp.wte, dp.wpe, ref_activations_(m, m->dacts, 0).stream, tokens, m->B, m->T, C);
 }
 
 #endif

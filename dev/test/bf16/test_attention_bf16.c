@@ -128,8 +128,8 @@ static void check_sharp(const Bf16Kernel* kernel, int B, int T, int NH, int HS, 
     double *out = ops_doubles(n), *lse = ops_doubles(rows), *dqkv = ops_doubles(3 * n);
     const double* qkv = ops_widen(r.qkv, 3 * n);
     const Bounds bounds = {ops_doubles(n), ops_doubles(3 * n), ops_doubles(rows)};
-    ref_attention_forward(out, lse, qkv, starts, B, T, NH * HS, NH);
-    ref_attention_backward(dqkv, ops_widen(r.dout, n), qkv, out, lse, starts, B, T, NH * HS, NH);
+    ref_attention_forward(out, lse, qkv, starts, 0, B, T, NH, NH, HS);
+    ref_attention_backward(dqkv, ops_widen(r.dout, n), qkv, out, lse, starts, 0, B, T, NH, NH, HS);
     for (int i = 0; i < B * NH * T; i++) {
         const int t = i % T, h = i / T % NH, b = i / T / NH;
         const size_t token = (size_t)b * T;

@@ -60,8 +60,8 @@ static void check_documents(int B, int T, int NH, int HS, const int* starts, flo
     memory_close(&memory);
     const double* wide = ops_widen(qkv, 3 * n);
     double *out = ops_doubles(n), *lse = ops_doubles((size_t)B * NH * T), *dqkv = ops_doubles(3 * n);
-    ref_attention_forward(out, lse, wide, starts, B, T, C, NH);
-    ref_attention_backward(dqkv, ops_widen(dout, n), wide, out, lse, starts, B, T, C, NH);
+    ref_attention_forward(out, lse, wide, starts, 0, B, T, NH, NH, C / NH);
+    ref_attention_backward(dqkv, ops_widen(dout, n), wide, out, lse, starts, 0, B, T, NH, NH, C / NH);
     EXPECT_NEAR(ops_error(r.out, out, NULL, n), 0, limit(HS, spread), "out of %d x %d x %d x %d", B, T, NH,
                 HS);
     EXPECT_NEAR(ops_error(r.lse, lse, NULL, (size_t)B * NH * T), 0, limit(HS, 1), "lse of %d x %d x %d x %d",

@@ -134,8 +134,9 @@ static Results reference(const Shape* s, const float* qkv, const float* dout) {
     const int C = s->NH * s->HS;
     const double* wide = ops_widen(qkv, 3 * outs(s));
     double *out = ops_doubles(outs(s)), *lse = ops_doubles(lses(s)), *dqkv = ops_doubles(3 * outs(s));
-    ref_attention_forward(out, lse, wide, s->starts, s->B, s->T, C, s->NH);
-    ref_attention_backward(dqkv, ops_widen(dout, outs(s)), wide, out, lse, s->starts, s->B, s->T, C, s->NH);
+    ref_attention_forward(out, lse, wide, s->starts, 0, s->B, s->T, s->NH, s->NH, C / s->NH);
+    ref_attention_backward(dqkv, ops_widen(dout, outs(s)), wide, out, lse, s->starts, 0, s->B, s->T, s->NH,
+                           s->NH, C / s->NH);
     ops_narrow(r.out, out, outs(s));
     ops_narrow(r.lse, lse, lses(s));
     ops_narrow(r.dqkv, dqkv, 3 * outs(s));

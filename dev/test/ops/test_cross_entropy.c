@@ -52,8 +52,8 @@ static Classifier classifier_open(int N, int V, int Vp, const float* logits, flo
                           ops_doubles(N),
                           ops_doubles(nv)};
     double* lse = ops_doubles(N);
-    ref_classifier_forward(l.loss, lse, l.logits, l.target, N, V, Vp);
-    ref_classifier_backward(l.dlogits, l.logits, lse, l.target, scale, N, V, Vp);
+    ref_classifier_forward(l.loss, lse, l.logits, l.target, 0, N, V, Vp);
+    ref_classifier_backward(l.dlogits, l.logits, lse, l.target, scale, 0, 0, N, V, Vp);
     magnitudes(&l, lse);
     return l;
 }

@@ -87,8 +87,8 @@ template <class T> static void test_case(Case* k, size_t shift, const Gpu* gpu) 
     const double* logits = ops_widen(k->logits, (size_t)k->N * k->Vp);
     double* lse = ops_doubles(k->N);
     k->loss = ops_doubles(k->N), k->dlogits = ops_doubles((size_t)k->N * k->Vp);
-    ref_classifier_forward(k->loss, lse, logits, k->target, k->N, k->V, k->Vp);
-    ref_classifier_backward(k->dlogits, logits, lse, k->target, scale, k->N, k->V, k->Vp);
+    ref_classifier_forward(k->loss, lse, logits, k->target, 0, k->N, k->V, k->Vp);
+    ref_classifier_backward(k->dlogits, logits, lse, k->target, scale, 0, 0, k->N, k->V, k->Vp);
     compare<T>(k, loss, dlogits, scale, "one reading");
     backward<T>(&loss_again, &dlogits_again, k, scale, shift, &small);
     EXPECT(ops_same_bits(loss, loss_again, k->N), "loss of two readings, %d x %d", k->N, k->V);

@@ -25,7 +25,7 @@ static void test_forward(int B, int T, int C) {
         embedding_forward_cpu(out, tokens, wte, wpe, B, T,
                               (EmbeddingPositions){first ? positions : NULL, NULL}, C);
         free(positions);
-        ref_encoder_forward(want, tokens, wide_te, wide_pe + (size_t)first * C, B, T, C);
+        ref_embedding_forward(want, tokens, wide_te, wide_pe + (size_t)first * C, B, T, C);
         for (size_t i = 0; i < nc; i++) {
             EXPECT(out[i] == (float)want[i], "out of %d x %d x %d from position %d, element %zu", B, T, C,
                    first, i);
@@ -68,15 +68,15 @@ static void test_backward(int B, int T, int C) {
     double *want_pe = ops_doubles(pe), *size_pe = ops_doubles(pe);
 
     embedding_backward_cpu(dwte, dwpe, dout, tokens, B, T, maxT, C, GRADIENT_SET);
-    ref_encoder_backward(want_te, want_pe, wide, tokens, B, T, C);
-    ref_encoder_backward(size_te, size_pe, absolute, tokens, B, T, C);
+    ref_embedding_backward(want_te, want_pe, wide, tokens, B, T, C);
+    ref_embedding_backward(size_te, size_pe, absolute, tokens, B, T, C);
     EXPECT_NEAR(ops_error(dwte, want_te, size_te, te), 0, limit, "dwte added, %d x %d x %d", B, T, C);
     EXPECT_NEAR(ops_error(dwpe, want_pe, size_pe, pe), 0, limit, "dwpe of %d x %d x %d", B, T, C);
 
     want_pe = ops_widen(held_wpe, pe), size_pe = ops_absolute(want_pe, pe);
     embedding_backward_cpu(dwte, held_wpe, dout, tokens, B, T, maxT, C, GRADIENT_ADD);
-    ref_encoder_backward(want_te, want_pe, wide, tokens, B, T, C);
-    ref_encoder_backward(size_te, size_pe, absolute, tokens, B, T, C);
+    ref_embedding_backward(want_te, want_pe, wide, tokens, B, T, C);
+    ref_embedding_backward(size_te, size_pe, absolute, tokens, B, T, C);
     EXPECT_NEAR(ops_error(dwte, want_te, size_te, te), 0, limit, "dwte added twice, %d x %d x %d", B, T, C);
     EXPECT_NEAR(ops_error(held_wpe, want_pe, size_pe, pe), 0, limit, "dwpe added, %d x %d x %d", B, T, C);
     for (int i = V * C; i < Vp * C; i++) { // padding of the vocabulary: rows that no token has

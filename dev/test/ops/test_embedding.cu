@@ -37,8 +37,8 @@ static void test_forward(const Size* s, const int* tokens, int first, size_t shi
     embedding_forward(out, ids, te, pe, s->B, s->T, EmbeddingPositions{first ? positions : NULL, NULL}, s->C,
                       gpu);
     free(places);
-    ref_encoder_forward(want, tokens, ops_widen(wte, te_n), ops_widen(wpe, pe_n) + (size_t)first * s->C, s->B,
-                        s->T, s->C);
+    ref_embedding_forward(want, tokens, ops_widen(wte, te_n), ops_widen(wpe, pe_n) + (size_t)first * s->C,
+                          s->B, s->T, s->C);
     const float* got = download(out, nc, gpu);
     for (size_t i = 0; i < nc; i++) { // one sum, rounded once: exact
         EXPECT(got[i] == to_float(from_float<X>((float)want[i])), "out %zu: %g, wanted %g, %s", i, got[i],
@@ -100,8 +100,8 @@ static void test_backward(const Size* s, const int* tokens, GradientMode mode, s
     double *te_want = ops_widen(dwte, te), *te_size = ops_absolute(te_want, te);
     double* pe_want = mode == GRADIENT_ADD ? ops_widen(dwpe, pe) : ops_doubles(pe);
     double* pe_size = ops_absolute(pe_want, pe);
-    ref_encoder_backward(te_want, pe_want, wide, tokens, s->B, s->T, s->C);
-    ref_encoder_backward(te_size, pe_size, ops_absolute(wide, N * s->C), tokens, s->B, s->T, s->C);
+    ref_embedding_backward(te_want, pe_want, wide, tokens, s->B, s->T, s->C);
+    ref_embedding_backward(te_size, pe_size, ops_absolute(wide, N * s->C), tokens, s->B, s->T, s->C);
     compare<G>(te_got[0], te_want, te_size, te, "dwte", s);
     compare<G>(pe_got[0], pe_want, pe_size, pe, mode == GRADIENT_ADD ? "dwpe added" : "dwpe", s);
     memory_close(&memory);

@@ -15,6 +15,7 @@ typedef struct Operation {
     double *kept, *kept_too; // mean and rstd, lse
     const int* starts;
     ActivationKind activation;
+    double softcap, z_loss;
 } Operation;
 
 static double* doubles(size_t n) { return ops_widen(ops_normal(n, 1), n); }
@@ -57,15 +58,18 @@ static void test_operation(Operation op) {
 
 enum { B = 2, T = 5, N = B * T, NH = 2, HS = 3, C = NH * HS, OC = 4, V = 7, Vp = 9 };
 
+// Four heads in two groups, of two pairs each.
+enum { GROUPED = 4, GROUPS = 2, PAIRS = 2, QKV = (GROUPED + 2 * GROUPS) * 2 * PAIRS };
+
 static const int tokens[N] = {3, 0, 3, 6, 1, 2, 2, 2, 5, 3}; // some more than once, some not at all
 static const int targets[N] = {1, 6, NO_TARGET, 0, 0, 3, 5, NO_TARGET, 2, 4};
 static const int starts[N] = {0, 0, 2, 2, 2, 0, 1, 1, 1, 4}; // documents of one token and more
 
 static void embedding_forward(const Operation* op) {
-    ref_encoder_forward(op->out, tokens, op->x[0], op->x[1], B, T, C);
+    ref_embedding_forward(op->out, tokens, op->x[0], op->x[1], B, T, C);
 }
 static void embedding_backward(const Operation* op) {
-    ref_encoder_backward(op->dx[0], op->dx[1], op->dout, tokens, B, T, C);
+    ref_embedding_backward(op->dx[0], op->dx[1], op->dout, tokens, B, T, C);
 }
 
 static void norm_forward(const Operation* op) {
@@ -92,10 +96,36 @@ static void linear_backward(const Operation* op) {
 }
 
 static void attention_forward(const Operation* op) {
-    ref_attention_forward(op->out, op->kept, op->x[0], op->starts, B, T, C, NH);
+    ref_attention_forward(op->out, op->kept, op->x[0], op->starts, 0, B, T, NH, NH, HS);
 }
 static void attention_backward(const Operation* op) {
-    ref_attention_backward(op->dx[0], op->dout, op->x[0], op->out, op->kept, op->starts, B, T, C, NH);
+    ref_attention_backward(op->dx[0], op->dout, op->x[0], op->out, op->kept, op->starts, 0, B, T, NH, NH, HS);
+}
+
+static void grouped_forward(const Operation* op) {
+    ref_attention_forward(op->out, op->kept, op->x[0], op->starts, 2, B, T, GROUPED, GROUPS, 2 * PAIRS);
+}
+static void grouped_backward(const Operation* op) {
+    ref_attention_backward(op->dx[0], op->dout, op->x[0], op->out, op->kept, op->starts, 2, B, T, GROUPED,
+                           GROUPS, 2 * PAIRS);
+}
+
+static void head_norm_forward(const Operation* op) {
+    ref_head_norm_forward(op->out, op->kept, op->x[0], op->x[1], op->x[2], 1e-5, N, GROUPED, GROUPS,
+                          2 * PAIRS);
+}
+static void head_norm_backward(const Operation* op) {
+    ref_head_norm_backward(op->dx[0], op->dx[1], op->dx[2], op->dout, op->x[0], op->x[1], op->x[2], op->kept,
+                           N, GROUPED, GROUPS, 2 * PAIRS);
+}
+
+static const double frequency[PAIRS] = {1, 0.1};
+
+static void rope_forward(const Operation* op) {
+    ref_rope_forward(op->out, op->x[0], frequency, B, T, GROUPED, GROUPS, 2 * PAIRS);
+}
+static void rope_backward(const Operation* op) {
+    ref_rope_backward(op->dx[0], op->dout, frequency, B, T, GROUPED, GROUPS, 2 * PAIRS);
 }
 
 static void activation_forward(const Operation* op) {
@@ -112,35 +142,64 @@ static void residual_backward(const Operation* op) {
     ref_residual_backward(op->dx[0], op->dx[1], op->dout, op->out_n);
 }
 
-// Computes the losses. All tokens have equal weights, because the operation has no other gradient.
+// Computes what training minimizes. All tokens have equal weights, because the operation has no
+// other gradient.
 static void classifier_forward(const Operation* op) {
-    ref_classifier_forward(op->out, op->kept, op->x[0], targets, N, V, Vp);
+    ref_classifier_forward(op->out, op->kept, op->x[0], targets, op->softcap, N, V, Vp);
     for (int n = 0; n < N; n++) {
+        op->out[n] += targets[n] == NO_TARGET ? 0 : op->z_loss * op->kept[n] * op->kept[n];
         op->dout[n] = 0.25;
     }
 }
-static void cross_entropy_backward(const Operation* op) {
-    ref_classifier_backward(op->dx[0], op->x[0], op->kept, targets, 0.25, N, V, Vp);
+static void classifier_backward(const Operation* op) {
+    ref_classifier_backward(op->dx[0], op->x[0], op->kept, targets, 0.25, op->softcap, op->z_loss, N, V, Vp);
 }
 
 TEST(operations) {
     // clang-format off
     const Operation operations[] = {
-        {"encoder",    embedding_forward,    embedding_backward,    .out_n = N * C,  .x_n = {Vp * C, (T + 1) * C}},
+        {"embedding",  embedding_forward,  embedding_backward,  .out_n = N * C,  .x_n = {Vp * C, (T + 1) * C}},
+        {"tokens",     embedding_forward,  embedding_backward,  .out_n = N * C,  .x_n = {Vp * C}},
         {"layer norm", norm_forward,       norm_backward,       .out_n = N * C,  .x_n = {N * C, C, C}},
         {"rms",        rms_forward,        rms_backward,        .out_n = N * C,  .x_n = {N * C, C}},
         {"rms alone",  rms_forward,        rms_backward,        .out_n = N * C,  .x_n = {N * C}},
         {"linear",     linear_forward,     linear_backward,     .out_n = N * OC, .x_n = {N * C, OC * C, OC}},
         {"attention",  attention_forward,  attention_backward,  .out_n = N * C,  .x_n = {N * 3 * C}},
         {"documents",  attention_forward,  attention_backward,  .out_n = N * C,  .x_n = {N * 3 * C}, .starts = starts},
+        {"groups",     grouped_forward,    grouped_backward,    .out_n = N * GROUPED * 2 * PAIRS, .x_n = {N * QKV}, .starts = starts},
+        {"head norm",  head_norm_forward,  head_norm_backward,  .out_n = N * QKV, .x_n = {N * QKV, 2 * PAIRS, 2 * PAIRS}},
+        {"unit norm",  head_norm_forward,  head_norm_backward,  .out_n = N * QKV, .x_n = {N * QKV}},
+        {"rope",       rope_forward,       rope_backward,       .out_n = N * QKV, .x_n = {N * QKV}},
         {"gelu",       activation_forward, activation_backward, .out_n = N * C,  .x_n = {N * C}, .activation = ACTIVATION_GELU},
         {"swiglu",     activation_forward, activation_backward, .out_n = N * C,  .x_n = {2 * N * C}, .activation = ACTIVATION_SWIGLU},
         {"relu2",      activation_forward, activation_backward, .out_n = N * C,  .x_n = {N * C}, .activation = ACTIVATION_RELU2},
         {"residual",   residual_forward,   residual_backward,   .out_n = N * C,  .x_n = {N * C, N * C}},
-        {"classifier", classifier_forward, cross_entropy_backward, .out_n = N,      .x_n = {N * Vp}}};
+        {"classifier", classifier_forward, classifier_backward, .out_n = N,      .x_n = {N * Vp}},
+        {"softcap",    classifier_forward, classifier_backward, .out_n = N,      .x_n = {N * Vp}, .softcap = 2},
+        {"z-loss",     classifier_forward, classifier_backward, .out_n = N,      .x_n = {N * Vp}, .z_loss = 0.25},
+        {"both",       classifier_forward, classifier_backward, .out_n = N,      .x_n = {N * Vp}, .softcap = 2, .z_loss = 0.25}};
     // clang-format on
     for (size_t i = 0; i < sizeof(operations) / sizeof(operations[0]); i++) {
         test_operation(operations[i]);
+    }
+}
+
+// Turned heads keep their norms, and their products depend on the distance of positions alone.
+TEST(rope) {
+    const double one[8] = {1, 2, 3, 4, 5, 6, 7, 8}, frequencies[4] = {1, 0.1, 0.01, 0.001};
+    const double want[8] = {-1.27223251272, -1.838864985141, 1.683928640731, 4.707906576486,
+                            4.81777716753,  6.147277703506,  6.975968536024, 8.020963968527};
+    double inp[2 * 9 * 8] = {0}, out[2 * 9 * 8];
+    for (int t = 0; t < 9; t++) { // a query, and no key that differs
+        memcpy(inp + 8 * t, one, sizeof(one));
+    }
+    ref_rope_forward(out, inp, frequencies, 1, 9, 1, 0, 8);
+    for (int i = 0; i < 8; i++) {
+        EXPECT_NEAR(out[3 * 8 + i], want[i], 1e-11, "element %d of position 3", i);
+    }
+    for (int t = 2; t < 9; t++) {
+        EXPECT_NEAR(ref_dot_(out + t * 8, out + (t - 2) * 8, 8), ref_dot_(out + 2 * 8, out, 8), 1e-12,
+                    "positions %d and %d", t, t - 2);
     }
 }
 
@@ -148,7 +207,7 @@ TEST(operations) {
 // The model
 
 static double model_loss(const void* model) {
-    return ref_gpt2_forward((RefModel*)model, tokens, targets, starts);
+    return ref_model_forward((RefModel*)model, tokens, targets, starts);
 }
 
 // Two blocks, more positions than tokens, documents, targets that do not count. A second pass sets
@@ -156,7 +215,7 @@ static double model_loss(const void* model) {
 TEST(model) {
     const ModelConfig cfg = {T + 2, V, Vp, 2, NH, C, SHARE_OFF};
     RefModel model;
-    ref_gpt2_open(&model, cfg, B, T);
+    ref_model_open(&model, cfg, B, T);
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         const size_t n = tensor_layer_elements(&model.rows[i]);
         for (int l = 0; l < model.rows[i].layers; l++) {
@@ -165,7 +224,7 @@ TEST(model) {
     }
     for (int pass = 0; pass < 2; pass++) {
         model_loss(&model);
-        ref_gpt2_backward(&model, tokens, targets, starts);
+        ref_model_backward(&model, tokens, targets, starts);
     }
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         const TensorRow* row = &model.rows[i];
@@ -174,7 +233,7 @@ TEST(model) {
                                 (Real*)tensor_at_layer(row, model.grads, l), tensor_layer_elements(row));
         }
     }
-    ref_gpt2_close(&model);
+    ref_model_close(&model);
     ops_close("model");
 }
 

@@ -197,7 +197,7 @@ TEST(against_pytorch) {
 
 // reference.h with the same sizes and parameters.
 static void reference_of(RefModel* reference, const Model* model, int B, int T) {
-    ref_gpt2_open(reference, model->cfg, (size_t)B, (size_t)T);
+    ref_model_open(reference, model->cfg, (size_t)B, (size_t)T);
     for (size_t i = 0; i < model->parameter_bytes / sizeof(float); i++) { // laid out alike
         reference->params[i] = ((const float*)model->params_memory)[i];
     }
@@ -225,11 +225,11 @@ TEST(pytorch_against_reference) {
     open_fixture(&model, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
     State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
     reference_of(&reference, &model, s.B, s.T);
-    const double loss = ref_gpt2_forward(&reference, s.x, s.y, NULL);
-    ref_gpt2_backward(&reference, s.x, s.y, NULL);
+    const double loss = ref_model_forward(&reference, s.x, s.y, NULL);
+    ref_model_backward(&reference, s.x, s.y, NULL);
     EXPECT_NEAR(s.loss, loss, 6e-8 * loss, "PyTorch's loss");
     expect_reference_gradients(&reference, &model, s.grads, 6e-8, "PyTorch");
-    ref_gpt2_close(&reference);
+    ref_model_close(&reference);
     fixture_close(&s);
     model_close(&model);
 }
@@ -258,11 +258,11 @@ TEST(against_reference) {
     const Batch batch = {tokens, targets, starts, B, T, counted};
     model_forward(&model, batch);
     model_backward(&model, batch, 1.0f / (float)counted, GRADIENT_SET, only, NULL);
-    const double loss = ref_gpt2_forward(&reference, tokens, targets, starts);
-    ref_gpt2_backward(&reference, tokens, targets, starts);
+    const double loss = ref_model_forward(&reference, tokens, targets, starts);
+    ref_model_backward(&reference, tokens, targets, starts);
     EXPECT_NEAR(batch_loss(&model, batch) / counted, loss, 1e-6 * loss, "loss and the reference's");
     expect_reference_gradients(&reference, &model, model.grads_memory, 5e-6, "the trainer");
-    ref_gpt2_close(&reference);
+    ref_model_close(&reference);
     model_close(&model);
 }
 
