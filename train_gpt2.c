@@ -297,7 +297,7 @@ static void model_forward(Model* model, Batch batch) {
 static LmHead lm_head(Model* model, const Pass* pass) {
     const LayerWeights w = linear_weights(&model->linear, model->cfg, &model->params, 0);
     return (LmHead){.hidden = pass->acts->lnf,
-                    .wte = w.wte,
+                    .weight = w.wte,
                     .targets = pass->targets,
                     .logits = pass->acts->logits,
                     .N = pass_tokens(pass),
@@ -424,7 +424,9 @@ static void model_backward(Model* model, Batch batch, float dloss, GradientMode 
             group_done(model, g, step, hook);
         }
     }
-    embedding_backward_cpu(d.wte, d.wpe, a.dresidual, batch.inputs, batch.B, batch.T, cfg.max_T, cfg.C, mode);
+    const EmbeddingSizes sizes = {batch.B, batch.T, cfg.C, cfg.Vp, cfg.max_T};
+    embedding_backward_cpu(d.wte, d.wpe, a.dresidual, batch.inputs, sizes, GRADIENT_ADD,
+                           mode); // the head has set or added to dwte
     group_done(model, 0, step, hook);
 }
 

@@ -310,7 +310,7 @@ static void bench_classifier(Bench* bench, int N) {
     float *logits = random_floats((size_t)N * VP), *losses = random_floats(N);
     int* targets = check_alloc((size_t)N, sizeof(int), "targets");
     BENCH(bench, "classifier, loss and gradient in place", 8.0 * N * VP, bench->bandwidth, "GB/s   ",
-          cross_entropy_backward_cpu(losses, logits, targets, 1.0f, N, V, VP));
+          cross_entropy_backward_cpu(losses, logits, targets, 1.0f, (CrossEntropy){N, V, VP, 0, 0}));
     free(logits);
     free(losses);
     free(targets);

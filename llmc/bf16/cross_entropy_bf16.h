@@ -17,6 +17,9 @@ g = scale / sum, of a token:
     dinp    = g (e wte)    + dlogits[target] wte[target]
     dwte    = e^T (g inp)  + dlogits[target] inp at the target
 
+With a softcap (cross_entropy.h), y stands for the logits, and the factors are e dy / dlogits. With
+a z-loss, 1 + 2 z_loss lse is a factor of g, and of e[target] / sum.
+
 The shift is roughly the target's logit, so the sum is at least 1. If it is too far below the
 largest logit for fp32, the largest logit is the shift.
 
@@ -89,6 +92,7 @@ typedef struct {
     const uint32_t *wte_forward, *wte_backward;
     const int* target; // (N)
     int N, C, V, Vp;
+    float softcap, z_loss; // 0: none
 } CrossEntropyBf16;
 
 // Sets loss (N).
@@ -166,20 +170,22 @@ static float* cross_entropy_bf16_sums_(const CrossEntropyBf16Chunk_* chunk, cons
     return chunk->s->sums + (group * chunk->s->tokens + tile->row + i) * LANES;
 }
 
-// Turns row i of a tile, of whose logits `words` count, into e, and adds e to its sums. The
-// target's e becomes zero.
+// Turns row i of a tile, of whose logits `words` count, into factors, and adds e to its sums. The
+// target's factor becomes zero.
 static void cross_entropy_bf16_row_(const CrossEntropyBf16Chunk_* chunk, const MatmulBf16Tile* tile, int i,
                                     int words) {
+    const float softcap = chunk->of->softcap;
     float *e = tile->sums + i * BF16_TILE, *sums = cross_entropy_bf16_sums_(chunk, tile, i);
     const int token = tile->row + i, target = chunk->target[token] - chunk->first - tile->col;
     const Vec shift = vec_all(chunk->s->shift[token]);
     Vec sum = vec_load(sums);
     if (0 <= target && target < words) {
-        chunk->s->target[token] = e[target];
+        chunk->s->target[token] = cross_entropy_cap(e[target], softcap);
     }
     for (int j = 0; j < BF16_TILE; j += LANES) {
-        const Vec x = vec_exp2(vec_load(e + j) * LOG2_E - shift);
-        vec_store(e + j, x);
+        const Vec logit = vec_load(e + j), y = softcap > 0 ? cross_entropy_cap_vec(logit, softcap) : logit,
+                  x = vec_exp2(y * LOG2_E - shift);
+        vec_store(e + j, softcap > 0 ? x * (1.0f - y * y / (softcap * softcap)) : x);
         sum += words == BF16_TILE ? x : vec_select(vec_first(words - j), x, vec_all(0.0f));
     }
     vec_store(sums, sum);
@@ -295,7 +301,7 @@ static void cross_entropy_bf16_begin_(const CrossEntropyBf16Chunk_* chunk, Matmu
     for (int t = 0; t < chunk->tokens; t++) {
         const float *x = chunk->inp + (size_t)t * C,
                     *w = chunk->of->wte + (size_t)int_max(chunk->target[t], 0) * C;
-        chunk->s->shift[t] = vec_dot(x, w, C) * LOG2_E;
+        chunk->s->shift[t] = cross_entropy_cap(vec_dot(x, w, C), chunk->of->softcap) * LOG2_E;
     }
 }
 
@@ -320,7 +326,7 @@ static void cross_entropy_bf16_shift_by_max_(const CrossEntropyBf16Chunk_* chunk
         for (int g = 0; g < CROSS_ENTROPY_BF16_GROUPS; g++) {
             max = fmaxf(max, vec_hmax(vec_load(s->sums + ((size_t)g * s->tokens + t) * LANES)));
         }
-        s->shift[t] = max * LOG2_E;
+        s->shift[t] = cross_entropy_cap(max, chunk->of->softcap) * LOG2_E;
     }
 }
 
@@ -342,6 +348,21 @@ static void cross_entropy_bf16_losses_(float* loss, float* dinp, const CrossEntr
     }
 }
 
+// The factors of a token: g, and dlogits[target].
+typedef struct {
+    float g, target;
+} CrossEntropyBf16Factors_;
+
+static CrossEntropyBf16Factors_ cross_entropy_bf16_factors_(const CrossEntropyBf16Chunk_* chunk, int t,
+                                                            float scale) {
+    const float sum = cross_entropy_bf16_total_(chunk->s, t), shift = chunk->s->shift[t],
+                y = chunk->s->target[t], softcap = chunk->of->softcap;
+    const float z = 1 + 2 * chunk->of->z_loss * (logf(sum) + shift / LOG2_E),
+                slope = softcap > 0 ? 1 - y * y / (softcap * softcap) : 1;
+    return (CrossEntropyBf16Factors_){scale / sum * z,
+                                      scale * (exp2f(y * LOG2_E - shift) / sum * z - 1) * slope};
+}
+
 // Turns dinp into the gradient, sets s->scaled to g inp, and s->target to dlogits[target].
 static void cross_entropy_bf16_divide_(float* dinp, const CrossEntropyBf16Chunk_* chunk, float scale) {
     const CrossEntropyBf16Scratch* s = chunk->s;
@@ -350,8 +371,8 @@ static void cross_entropy_bf16_divide_(float* dinp, const CrossEntropyBf16Chunk_
     for (int t = 0; t < chunk->tokens; t++) {
         const int target = chunk->target[t], counts = target != NO_TARGET;
         const float *x = chunk->inp + (size_t)t * C, *w = chunk->of->wte + (size_t)(counts ? target : 0) * C;
-        const float sum = cross_entropy_bf16_total_(s, t), g = scale / sum;
-        const float d = scale * (exp2f(s->target[t] * LOG2_E - s->shift[t]) / sum - 1);
+        const CrossEntropyBf16Factors_ of = cross_entropy_bf16_factors_(chunk, t, scale);
+        const float g = of.g, d = of.target;
         float *dx = dinp + (size_t)t * C, *gx = s->scaled + (size_t)t * C;
         for (int c = 0; c < C; c++) {
             dx[c] = counts ? g * dx[c] + d * w[c] : 0;

@@ -122,10 +122,9 @@ static inline void q8_embedding_cpu(float* encoded, const int* tokens, const Qua
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < B * T; n++) {
         float* out = encoded + (size_t)n * cols;
-        const float* position = wpe + (size_t)embedding_position(positions, n, T) * cols;
         quantized_decode(out, wte + (size_t)tokens[n] * blocks, cols);
-        for (size_t c = 0; c < cols; c++) {
-            out[c] += position[c];
+        for (size_t c = 0; c < cols && wpe; c++) {
+            out[c] += wpe[(size_t)embedding_position(positions, n, T) * cols + c];
         }
     }
 }

@@ -2,14 +2,21 @@
 cross_entropy.h -- softmax, cross-entropy and their gradient in one place: the contract, and the CPU
 version.
 
-    loss[n] = log(sum_v exp(logits[n][v])) - logits[n][target[n]]         v < V
-    dlogits[n][v] = (softmax(logits[n])[v] - [v = target[n]]) * scale     and 0 for V <= v < Vp
+    y       = logits, or softcap tanh(logits / softcap)
+    lse[n]  = log(sum_v exp(y[n][v]))                                     v < V
+    loss[n] = lse[n] - y[n][target[n]]
+
+    dy[n][v]      = (exp(y[n][v] - lse[n]) - [v = target[n]]) * scale     and 0 for V <= v < Vp
+    dlogits[n][v] = dy[n][v] (1 - (y[n][v] / softcap)^2)
 
     logits     (N, Vp)   columns from V on are padding: no probability, no gradient
     target     (N)       int32, each below V, or NO_TARGET
     loss       (N)       fp32, in nats
     is_top     (N)       int32, 1 if the target has the largest logit (of equal logits, the first
                          counts), else 0; 0 without a target
+
+With a z-loss, the gradient is that of loss + z_loss lse^2: in dy, exp(...) gets the factor
+1 + 2 z_loss lse[n]. The losses stay cross-entropy.
 
 cross_entropy_backward sets loss and turns the logits into their gradient in place; probabilities
 are stored nowhere else. cross_entropy_loss only sets loss (validation must not write gradients),
@@ -25,11 +32,20 @@ counted tokens times counted / all; targets_factor undoes that.
 #include <math.h>
 #include <stddef.h>
 
+#include "llmc/base/host_device.h"
+#include "llmc/base/vec.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 enum { NO_TARGET = -1 };
+
+// Sizes of the logits, and the two numbers of the formulas; 0: none.
+typedef struct {
+    int N, V, Vp;
+    float softcap, z_loss;
+} CrossEntropy;
 
 // Return the bytes of memory traffic; the second read of a row hits a cache.
 static inline double cross_entropy_loss_bytes(double N, double V, double element_bytes) {
@@ -49,20 +65,28 @@ static inline double targets_factor(double all, double counted) {
     return counted > 0 ? all / counted : (double)NAN;
 }
 
-void cross_entropy_loss_cpu(float* loss, const float* logits, const int* target, int N, int V, int Vp);
+// Returns y, capped, of a logit.
+HOST_DEVICE float cross_entropy_cap(float x, float softcap) {
+    return softcap > 0 ? softcap * tanhf(x / softcap) : x;
+}
 
-void cross_entropy_top_cpu(int* is_top, const float* logits, const int* target, int N, int V, int Vp);
+// Returns y of LANES logits, with softcap above 0. It is wrong by a few roundings of softcap.
+ALWAYS_INLINE Vec cross_entropy_cap_vec(Vec x, float softcap) {
+    const Vec e = vec_exp2(vec_min(vec_all(126.0f), x * (-2.0f * LOG2_E / softcap))); // finite
+    return softcap * ((1.0f - e) / (1.0f + e));
+}
 
-void cross_entropy_backward_cpu(float* loss, float* logits, const int* target, float scale, int N, int V,
-                                int Vp);
+void cross_entropy_loss_cpu(float* loss, const float* logits, const int* target, CrossEntropy of);
+
+void cross_entropy_top_cpu(int* is_top, const float* logits, const int* target, CrossEntropy of);
+
+void cross_entropy_backward_cpu(float* loss, float* logits, const int* target, float scale, CrossEntropy of);
 
 #ifdef __cplusplus
 }
 #endif
 
 #ifdef CROSS_ENTROPY_IMPLEMENTATION
-
-#include "llmc/base/vec.h"
 
 int targets_count(const int* target, int N) {
     int count = 0;
@@ -113,23 +137,65 @@ ALWAYS_INLINE float cross_entropy_exp_sum_(float* keep, const float* x, float ma
     return total;
 }
 
-void cross_entropy_loss_cpu(float* loss, const float* logits, const int* target, int N, int V, int Vp) {
+// Returns sum_v exp(y[v] - max) with y capped; keeps exp(y[v] - max) (1 - (y[v] / softcap)^2) in
+// `keep` unless it is NULL.
+ALWAYS_INLINE float cross_entropy_capped_sum_(float* keep, const float* x, float max, float softcap, int V) {
+    const float inverse = 1 / softcap;
+    Vec sum = vec_all(0.0f);
+    int v = 0;
+    for (; v + LANES <= V; v += LANES) {
+        const Vec y = cross_entropy_cap_vec(vec_load(x + v), softcap), e = vec_exp(y - max);
+        sum += e;
+        if (keep) {
+            vec_store(keep + v, e * (1.0f - (y * inverse) * (y * inverse)));
+        }
+    }
+    float total = vec_hsum(sum);
+    for (; v < V; v++) {
+        const float y = cross_entropy_cap(x[v], softcap), e = expf(y - max);
+        total += e;
+        if (keep) {
+            keep[v] = e * (1.0f - (y * inverse) * (y * inverse));
+        }
+    }
+    return total;
+}
+
+// A row: the largest y, the sum of exp(y - max), y of the target, and dy / dlogit of the target.
+typedef struct {
+    float max, sum, target, slope;
+} CrossEntropyRow_;
+
+// Keeps the exponentials, times dy / dlogit, in `keep` unless it is NULL; it may be x.
+ALWAYS_INLINE CrossEntropyRow_ cross_entropy_row_(float* keep, const float* x, int target, CrossEntropy of) {
+    const float largest = cross_entropy_max_(x, of.V), max = cross_entropy_cap(largest, of.softcap);
+    CrossEntropyRow_ row = {max, 0, cross_entropy_cap(x[target], of.softcap), 1};
+    if (of.softcap > 0) {
+        row.slope = 1 - (row.target / of.softcap) * (row.target / of.softcap);
+        row.sum = cross_entropy_capped_sum_(keep, x, max, of.softcap, of.V);
+    } else {
+        row.sum = cross_entropy_exp_sum_(keep, x, max, of.V);
+    }
+    return row;
+}
+
+void cross_entropy_loss_cpu(float* loss, const float* logits, const int* target, CrossEntropy of) {
 #pragma omp parallel for schedule(static)
-    for (int n = 0; n < N; n++) {
-        const float* row = logits + (size_t)n * Vp;
+    for (int n = 0; n < of.N; n++) {
         if (target[n] == NO_TARGET) {
             loss[n] = 0;
             continue;
         }
-        const float max = cross_entropy_max_(row, V);
-        loss[n] = logf(cross_entropy_exp_sum_(NULL, row, max, V)) + (max - row[target[n]]);
+        const CrossEntropyRow_ row = cross_entropy_row_(NULL, logits + (size_t)n * of.Vp, target[n], of);
+        loss[n] = logf(row.sum) + (row.max - row.target);
     }
 }
 
-void cross_entropy_top_cpu(int* is_top, const float* logits, const int* target, int N, int V, int Vp) {
+void cross_entropy_top_cpu(int* is_top, const float* logits, const int* target, CrossEntropy of) {
+    const int V = of.V;
 #pragma omp parallel for schedule(static)
-    for (int n = 0; n < N; n++) {
-        const float* row = logits + (size_t)n * Vp;
+    for (int n = 0; n < of.N; n++) {
+        const float* row = logits + (size_t)n * of.Vp; // y rises with the logits
         const int hit = target[n];
         int is_first = hit != NO_TARGET;
         for (int v = 0; v < V && is_first; v++) { // false for NaN
@@ -139,25 +205,24 @@ void cross_entropy_top_cpu(int* is_top, const float* logits, const int* target, 
     }
 }
 
-void cross_entropy_backward_cpu(float* loss, float* logits, const int* target, float scale, int N, int V,
-                                int Vp) {
+void cross_entropy_backward_cpu(float* loss, float* logits, const int* target, float scale, CrossEntropy of) {
 #pragma omp parallel for schedule(static)
-    for (int n = 0; n < N; n++) {
-        float* row = logits + (size_t)n * Vp;
+    for (int n = 0; n < of.N; n++) {
+        float* dlogits = logits + (size_t)n * of.Vp;
         if (target[n] == NO_TARGET) {
             loss[n] = 0;
-            memset(row, 0, (size_t)Vp * sizeof(float));
+            memset(dlogits, 0, (size_t)of.Vp * sizeof(float));
             continue;
         }
-        const float max = cross_entropy_max_(row, V), target_logit = row[target[n]];
-        const float sum = cross_entropy_exp_sum_(row, row, max, V);
-        const float factor = scale / sum;
-        loss[n] = logf(sum) + (max - target_logit);
-        for (int v = 0; v < V; v++) {
-            row[v] *= factor;
+        const CrossEntropyRow_ row = cross_entropy_row_(dlogits, dlogits, target[n], of);
+        const float log_sum = logf(row.sum);
+        const float factor = scale / row.sum * (1 + 2 * of.z_loss * (log_sum + row.max));
+        loss[n] = log_sum + (row.max - row.target);
+        for (int v = 0; v < of.V; v++) {
+            dlogits[v] *= factor;
         }
-        row[target[n]] -= scale;
-        memset(row + V, 0, (size_t)(Vp - V) * sizeof(float));
+        dlogits[target[n]] -= scale * row.slope;
+        memset(dlogits + of.V, 0, (size_t)(of.Vp - of.V) * sizeof(float));
     }
 }
 

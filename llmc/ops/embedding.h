@@ -6,14 +6,15 @@ embedding.h -- token and position embeddings: the contract, and the CPU version.
     out, dout       (B, T, C)
     tokens          (B, T)      int32, each below V
     wte, dwte       (Vp, C)
-    wpe, dwpe       (maxT, C)   T <= maxT
+    wpe, dwpe       (maxT, C)   T <= maxT; NULL: no position embeddings
 
 Positions are given (B, T), or t - starts[b][t]: counted from the start of the token's document. In
 training neither array is given, and the position is t.
 
-The forward pass sets out. The backward pass (positions t) ADDS to dwte, which already holds the
-classifier's gradient of the shared weight; it sets or adds to dwpe according to `mode`, and setting
-zeroes the rows of unused positions. Each of the two may be NULL.
+The forward pass sets out. The backward pass (positions t) sets or adds to dwte according to
+`token_mode`, which is ADD if dwte holds the classifier's gradient of a shared weight, and to dwpe
+according to `mode`. Setting zeroes the rows of tokens and positions that are not used. Each of the
+two may be NULL.
 */
 #ifndef LLMC_EMBEDDING_H
 #define LLMC_EMBEDDING_H
@@ -35,6 +36,11 @@ HOST_DEVICE int embedding_position(EmbeddingPositions positions, int n, int T) {
     return positions.given ? positions.given[n] : n % T - (positions.starts ? positions.starts[n] : 0);
 }
 
+// Sizes of a backward pass: of the batch, and the rows of dwte and of dwpe.
+typedef struct {
+    int B, T, C, Vp, maxT;
+} EmbeddingSizes;
+
 // Return the bytes of memory traffic.
 static inline double embedding_forward_bytes(double N, double C, double element_bytes) {
     return 2 * N * C * element_bytes + 4 * N; // rows of positions are cached
@@ -51,8 +57,8 @@ void embedding_forward_cpu(float* out, const int* tokens, const float* wte, cons
 
 // Each thread owns some columns of every row, so two tokens with the same id never race, and sums
 // follow the order of the batch.
-void embedding_backward_cpu(float* dwte, float* dwpe, const float* dout, const int* tokens, int B, int T,
-                            int maxT, int C, GradientMode mode);
+void embedding_backward_cpu(float* dwte, float* dwpe, const float* dout, const int* tokens,
+                            EmbeddingSizes sizes, GradientMode token_mode, GradientMode mode);
 
 #ifdef __cplusplus
 }
@@ -68,9 +74,9 @@ void embedding_forward_cpu(float* out, const int* tokens, const float* wte, cons
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < B * T; n++) {
         const float* token = wte + (size_t)tokens[n] * C;
-        const float* position = wpe + (size_t)embedding_position(positions, n, T) * C;
+        const float* position = wpe ? wpe + (size_t)embedding_position(positions, n, T) * C : NULL;
         for (int c = 0; c < C; c++) {
-            out[(size_t)n * C + c] = token[c] + position[c];
+            out[(size_t)n * C + c] = position ? token[c] + position[c] : token[c];
         }
     }
 }
@@ -82,11 +88,14 @@ static void embedding_add_row_(float* grads, size_t row, const float* dout, int 
     }
 }
 
-void embedding_backward_cpu(float* dwte, float* dwpe, const float* dout, const int* tokens, int B, int T,
-                            int maxT, int C, GradientMode mode) {
-    const int block = 2 * LANES;
+void embedding_backward_cpu(float* dwte, float* dwpe, const float* dout, const int* tokens,
+                            EmbeddingSizes sizes, GradientMode token_mode, GradientMode mode) {
+    const int block = 2 * LANES, B = sizes.B, T = sizes.T, C = sizes.C;
+    if (dwte && token_mode == GRADIENT_SET) {
+        memset(dwte, 0, (size_t)sizes.Vp * C * sizeof(float));
+    }
     if (dwpe && mode == GRADIENT_SET) {
-        memset(dwpe, 0, (size_t)maxT * C * sizeof(float));
+        memset(dwpe, 0, (size_t)sizes.maxT * C * sizeof(float));
     }
 #pragma omp parallel for schedule(static)
     for (int c0 = 0; c0 < C; c0 += block) {

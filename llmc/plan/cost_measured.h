@@ -179,7 +179,7 @@ static inline double rates_of_gelu_(Rates_* r) {
 static inline void rates_classifier_(Rates_* r) {
     const int* targets = (const int*)(const void*)r->d; // 0
     memset(r->d, 0, (size_t)r->rows * sizeof(int));
-    cross_entropy_backward_cpu(r->b, r->a, targets, 1, r->rows, r->cols, r->cols);
+    cross_entropy_backward_cpu(r->b, r->a, targets, 1, (CrossEntropy){r->rows, r->cols, r->cols, 0, 0});
 }
 
 static inline double rates_of_classifier_(Rates_* r) {

@@ -10,7 +10,7 @@
 // The target's part of a gradient reads factors in fp32, the rest rounded ones.
 typedef struct {
     int N, C, V, Vp, tokens; // that memory is lent for
-    float scale;
+    float scale, softcap, z_loss;
     const float *inp, *wte;
     int* target;
     double *loss, *dinp, *dwte;                // what is wanted,
@@ -30,6 +30,8 @@ static void expect_token(const Case* p, int n, double* logits, double* size) {
             logits[v] += term;
             size[v] += fabs(term);
         }
+        size[v] += 2 * p->softcap; // a capped logit is wrong by a few roundings of softcap
+        logits[v] = p->softcap > 0 ? p->softcap * tanh(logits[v] / p->softcap) : logits[v];
         max = fmax(max, logits[v]);
         largest = fmax(largest, size[v]);
     }
@@ -37,12 +39,15 @@ static void expect_token(const Case* p, int n, double* logits, double* size) {
         sum += exp(logits[v] - max);
     }
     const int target = p->target[n];
+    const double z = 1 + 2 * p->z_loss * (log(sum) + max),
+                 z_size = 1 + 2 * p->z_loss * (2 * largest + log(p->V));
     p->loss[n] = log(sum) + max - logits[target];
     p->loss_size[n] = 2 * largest + log(p->V) + 1;
     for (int v = 0; v < p->V; v++) {
         const double prob = exp(logits[v] - max) / sum, is_target = v == target;
-        const double d = p->scale * (prob - is_target),
-                     error = p->scale * (prob * (1 + largest) + is_target + FLT_MIN / FLT_EPSILON);
+        const double capped = p->softcap > 0 ? logits[v] / p->softcap : 0;
+        const double d = p->scale * (prob * z - is_target) * (1 - capped * capped),
+                     error = p->scale * (prob * z_size * (1 + largest) + is_target + FLT_MIN / FLT_EPSILON);
         for (int c = 0; c < p->C; c++) {
             const size_t i = (size_t)n * p->C + c, w = (size_t)v * p->C + c;
             p->dinp[i] += d * (is_target ? p->wte[w] : rounded(p->wte[w]));
@@ -65,6 +70,8 @@ static Case case_open(int N, int C, int V, int Vp, int tokens, float spread) {
                     Vp,
                     tokens,
                     0.3f,
+                    0,
+                    0,
                     inp,
                     wte,
                     ops_below(N, V),
@@ -110,7 +117,8 @@ static Results results_of(const Bf16Kernel* kernel, const Case* p) {
     cross_entropy_bf16_open(&scratch, &ledger, memory, p->tokens, p->N, p->C, p->Vp);
     matmul_bf16_pack(kernel->pack, forward, matmul_bf16_forward_weight(p->wte, p->C), p->C, p->Vp);
     matmul_bf16_pack(kernel->pack, backward, matmul_bf16_backward_weight(p->wte, p->C), p->Vp, p->C);
-    const CrossEntropyBf16 of = {p->inp, p->wte, forward, backward, p->target, p->N, p->C, p->V, p->Vp};
+    const CrossEntropyBf16 of = {p->inp, p->wte, forward, backward,   p->target, p->N,
+                                 p->C,   p->V,   p->Vp,   p->softcap, p->z_loss};
     cross_entropy_bf16_losses_cpu(r.only_loss, &of, &scratch, &matmul);
     cross_entropy_bf16_gradients_cpu(r.loss, r.dinp, NULL, &of, p->scale, GRADIENT_SET, &scratch, &matmul);
     const float* dinp = ops_copy(r.dinp, (size_t)p->N * p->C);
@@ -146,11 +154,16 @@ static void check(const Bf16Kernel* kernel, const Case* p, const Results* r) {
 }
 
 static void test_size(const Bf16Kernel* kernel, int N, int C, int V, int Vp, int tokens, float spread) {
-    const Case p = case_open(N, C, V, Vp, tokens, spread);
-    expect(&p);
-    const Results r = results_of(kernel, &p);
-    check(kernel, &p, &r);
-    ops_close("classifier");
+    const float softcaps[] = {0, 3, 15}, z_losses[] = {0, 0, 0.01f};
+    for (int i = 0; i < 3; i++) {
+        Case p = case_open(N, C, V, Vp, tokens, spread);
+        p.softcap = softcaps[i];
+        p.z_loss = z_losses[i];
+        expect(&p);
+        const Results r = results_of(kernel, &p);
+        check(kernel, &p, &r);
+        ops_close("classifier");
+    }
 }
 
 // A token that counts nowhere may hold anything.

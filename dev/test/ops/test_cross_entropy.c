@@ -8,6 +8,7 @@
 
 typedef struct {
     int N, V, Vp;
+    CrossEntropy of;
     double scale;
     double* logits;
     const int* target;
@@ -18,19 +19,24 @@ typedef struct {
 // How far roundings of one epsilon can move loss and dlogits: log(sum) + max - logits[target] by
 // its three terms and by those of the sum, whose weights p are the smaller the farther a logit is
 // from the maximum, so that sum p (max - x) <= log V; a probability by its exponent x - max. e^x
-// ends at FLT_MIN.
+// ends at FLT_MIN. A capped logit is wrong by a few roundings of softcap, and its slope by as
+// many of 1. lse, a factor of p with a z-loss, errs as the loss does.
 static void magnitudes(const Classifier* l, const double* lse) {
     for (int n = 0; n < l->N; n++) {
-        const double* x = l->logits + n * l->Vp;
-        double max = -INFINITY;
+        const double softcap = l->of.softcap;
+        double *x = ops_doubles(l->V), max = -INFINITY;
+        for (int v = 0; v < l->V; v++) {
+            x[v] = ref_softcap_(l->logits[n * l->Vp + v], softcap);
+        }
         for (int v = 0; v < l->V; v++) {
             max = fmax(max, x[v]);
         }
-        l->loss_magnitude[n] = fabs(max) + fabs(x[l->target[n]]) + log(l->V) + 1;
+        l->loss_magnitude[n] = fabs(max) + fabs(x[l->target[n]]) + log(l->V) + 1 + 2 * softcap;
+        const double z = 1 + 2 * l->of.z_loss * l->loss_magnitude[n];
         for (int v = 0; v < l->V; v++) {
             const double p = exp(x[v] - lse[n]), is_target = v == l->target[n];
             l->dlogits_magnitude[n * l->Vp + v] =
-                (p * (1 + max - x[v]) + is_target + FLT_MIN / FLT_EPSILON) * l->scale;
+                ((p * (1 + max - x[v] + 2 * softcap) + FLT_MIN / FLT_EPSILON) * z + is_target) * l->scale;
         }
     }
 }
@@ -39,11 +45,13 @@ static void magnitudes(const Classifier* l, const double* lse) {
 // after the other, which add up like the square root.
 static double limit(int V) { return 4 + sqrt(V / LANES); }
 
-static Classifier classifier_open(int N, int V, int Vp, const float* logits, float scale) {
+static Classifier classifier_open(CrossEntropy of, const float* logits, float scale) {
+    const int N = of.N, V = of.V, Vp = of.Vp;
     const size_t nv = (size_t)N * Vp;
     const Classifier l = {N,
                           V,
                           Vp,
+                          of,
                           scale,
                           ops_widen(logits, nv),
                           ops_below(N, V),
@@ -52,30 +60,31 @@ static Classifier classifier_open(int N, int V, int Vp, const float* logits, flo
                           ops_doubles(N),
                           ops_doubles(nv)};
     double* lse = ops_doubles(N);
-    ref_classifier_forward(l.loss, lse, l.logits, l.target, 0, N, V, Vp);
-    ref_classifier_backward(l.dlogits, l.logits, lse, l.target, scale, 0, 0, N, V, Vp);
+    ref_classifier_forward(l.loss, lse, l.logits, l.target, of.softcap, N, V, Vp);
+    ref_classifier_backward(l.dlogits, l.logits, lse, l.target, scale, of.softcap, of.z_loss, N, V, Vp);
     magnitudes(&l, lse);
     return l;
 }
 
 // Columns past V are not looked at, and their gradient is exactly 0.
-static void test_size(int N, int V, int Vp, float spread) {
+static void test_size_of(CrossEntropy of, float spread) {
+    const int N = of.N, V = of.V, Vp = of.Vp;
     const size_t nv = (size_t)N * Vp;
     const float scale = 0.3f, padding[] = {0, -1e30f, 1e30f, INFINITY, NAN};
     float *logits = ops_normal(nv, spread), *dlogits = ops_floats(nv), *loss = ops_floats(N);
-    const Classifier l = classifier_open(N, V, Vp, logits, scale);
+    const Classifier l = classifier_open(of, logits, scale);
     for (size_t i = 0; i < nv; i++) {
         logits[i] = i % Vp < (size_t)V ? logits[i] : padding[i % 5];
     }
     const float* unchanged = ops_copy(logits, nv);
-    cross_entropy_loss_cpu(loss, logits, l.target, N, V, Vp);
+    cross_entropy_loss_cpu(loss, logits, l.target, of);
     EXPECT_NEAR(ops_error(loss, l.loss, l.loss_magnitude, N), 0, limit(V), "loss of %d x %d (%d)", N, V, Vp);
     EXPECT(ops_same_bits(logits, unchanged, nv), "cross_entropy_loss wrote to the logits, %d x %d (%d)", N, V,
            Vp);
 
     memcpy(dlogits, logits, nv * sizeof(float));
     float* loss_again = ops_floats(N);
-    cross_entropy_backward_cpu(loss_again, dlogits, l.target, scale, N, V, Vp);
+    cross_entropy_backward_cpu(loss_again, dlogits, l.target, scale, of);
     EXPECT(ops_same_bits(loss, loss_again, N), "the two losses differ, %d x %d (%d)", N, V, Vp);
     EXPECT_NEAR(ops_error(dlogits, l.dlogits, l.dlogits_magnitude, nv), 0, limit(V),
                 "gradient of %d x %d (%d)", N, V, Vp);
@@ -84,6 +93,14 @@ static void test_size(int N, int V, int Vp, float spread) {
                dlogits[i], i % Vp, N, V, Vp);
     }
     ops_close("sizes");
+}
+
+// Without and with each of the two numbers.
+static void test_size(int N, int V, int Vp, float spread) {
+    const float softcaps[] = {0, 3, 0, 15}, z_losses[] = {0, 0, 0.01f, 0.01f};
+    for (int i = 0; i < 4; i++) {
+        test_size_of((CrossEntropy){N, V, Vp, softcaps[i], z_losses[i]}, spread);
+    }
 }
 
 TEST(sizes) {
@@ -105,8 +122,8 @@ TEST(huge) {
         for (int i = 0; i < N * Vp; i++) {
             logits[i] += sign * 1e4f;
         }
-        const Classifier l = classifier_open(N, V, Vp, logits, 1);
-        cross_entropy_backward_cpu(loss, logits, l.target, 1, N, V, Vp);
+        const Classifier l = classifier_open((CrossEntropy){N, V, Vp, 0, 0}, logits, 1);
+        cross_entropy_backward_cpu(loss, logits, l.target, 1, (CrossEntropy){N, V, Vp, 0, 0});
         EXPECT_NEAR(ops_error(loss, l.loss, l.loss_magnitude, N), 0, limit(V), "loss at logits of %de4",
                     sign);
         EXPECT_NEAR(ops_error(logits, l.dlogits, l.dlogits_magnitude, N * Vp), 0, limit(V),
@@ -116,15 +133,15 @@ TEST(huge) {
 }
 
 // One NaN anywhere makes the loss and the gradient of its row NaN, and of no other row.
-TEST(nan) {
+static void test_nan(float softcap) {
     enum { N = 3, V = 2 * LANES + 3, Vp = V + 2 };
     for (int v = 0; v < V; v++) {
         float *logits = ops_normal(N * Vp, 1), *loss = ops_floats(N), *loss_again = ops_floats(N);
         const int* target = ops_below(N, V);
         const uint32_t nan = v % 2 ? 0xFFFFFFFF : 0x7FC00000; // unset memory, or the result of 0/0
         memcpy(logits + Vp + v, &nan, sizeof(nan));
-        cross_entropy_loss_cpu(loss, logits, target, N, V, Vp);
-        cross_entropy_backward_cpu(loss_again, logits, target, 1, N, V, Vp);
+        cross_entropy_loss_cpu(loss, logits, target, (CrossEntropy){N, V, Vp, softcap, 0});
+        cross_entropy_backward_cpu(loss_again, logits, target, 1, (CrossEntropy){N, V, Vp, softcap, 0});
         for (int n = 0; n < N; n++) {
             EXPECT(isnan(loss[n]) == (n == 1) && isnan(loss_again[n]) == (n == 1),
                    "NaN in row 1, column %d: losses %g and %g in row %d", v, loss[n], loss_again[n], n);
@@ -135,6 +152,11 @@ TEST(nan) {
     }
 }
 
+TEST(nan) {
+    test_nan(0);
+    test_nan(15);
+}
+
 // Rows without a target: nothing but zeros comes out of them, and the others do not notice.
 TEST(no_target) {
     enum { N = 7, V = 2 * LANES + 3, Vp = V + 5 };
@@ -142,7 +164,7 @@ TEST(no_target) {
           *want = ops_copy(logits, N * Vp);
     float *loss = ops_floats(N), *loss_only = ops_floats(N), *want_loss = ops_floats(N);
     int* target = ops_below(N, V);
-    cross_entropy_backward_cpu(want_loss, want, target, 0.25f, N, V, Vp);
+    cross_entropy_backward_cpu(want_loss, want, target, 0.25f, (CrossEntropy){N, V, Vp, 0, 0});
     logits[2 * Vp + 1] = dlogits[2 * Vp + 1] = NAN;
     const int without[] = {0, 2, 3, 6};
     for (int i = 0; i < 4; i++) {
@@ -150,8 +172,8 @@ TEST(no_target) {
         want_loss[without[i]] = 0;
         memset(want + without[i] * Vp, 0, Vp * sizeof(float));
     }
-    cross_entropy_loss_cpu(loss_only, logits, target, N, V, Vp);
-    cross_entropy_backward_cpu(loss, dlogits, target, 0.25f, N, V, Vp);
+    cross_entropy_loss_cpu(loss_only, logits, target, (CrossEntropy){N, V, Vp, 0, 0});
+    cross_entropy_backward_cpu(loss, dlogits, target, 0.25f, (CrossEntropy){N, V, Vp, 0, 0});
     EXPECT(ops_same_bits(loss, want_loss, N) && ops_same_bits(loss_only, want_loss, N), "losses");
     EXPECT(ops_same_bits(dlogits, want, N * Vp), "gradient");
     EXPECT(targets_count(target, N) == 3, "%d targets count", targets_count(target, N));
@@ -166,8 +188,8 @@ TEST(threads) {
     for (int t = 1; t <= 3; t++) {
         threads_set(t);
         loss[t] = ops_floats(N), loss_only[t] = ops_floats(N), dlogits[t] = ops_copy(logits, N * Vp);
-        cross_entropy_loss_cpu(loss_only[t], logits, target, N, V, Vp);
-        cross_entropy_backward_cpu(loss[t], dlogits[t], target, 0.1f, N, V, Vp);
+        cross_entropy_loss_cpu(loss_only[t], logits, target, (CrossEntropy){N, V, Vp, 0, 0});
+        cross_entropy_backward_cpu(loss[t], dlogits[t], target, 0.1f, (CrossEntropy){N, V, Vp, 0, 0});
         EXPECT(ops_same_bits(loss_only[t], loss[1], N), "loss alone with %d threads", t);
         EXPECT(ops_same_bits(loss[t], loss[1], N), "loss with %d threads", t);
         EXPECT(ops_same_bits(dlogits[t], dlogits[1], N * Vp), "gradient with %d threads", t);
@@ -186,7 +208,7 @@ TEST(top) {
                                   -1, -2, -3, -4, -INFINITY, 0, 0, 7,   7, 7, 7, 7, 7, 7};
     const int target[N] = {2, 1, 1, 2, 2, 0, 0, NO_TARGET}, want[N] = {1, 0, 1, 0, 0, 0, 1, 0};
     int is_top[N];
-    cross_entropy_top_cpu(is_top, logits, target, N, V, Vp);
+    cross_entropy_top_cpu(is_top, logits, target, (CrossEntropy){N, V, Vp, 0, 0});
     for (int n = 0; n < N; n++) {
         EXPECT(is_top[n] == want[n], "row %d: %d", n, is_top[n]);
     }

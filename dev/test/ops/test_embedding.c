@@ -67,14 +67,15 @@ static void test_backward(int B, int T, int C) {
            *size_te = ops_absolute(held_te, te); // sums and sums of absolute values
     double *want_pe = ops_doubles(pe), *size_pe = ops_doubles(pe);
 
-    embedding_backward_cpu(dwte, dwpe, dout, tokens, B, T, maxT, C, GRADIENT_SET);
+    const EmbeddingSizes sizes = {B, T, C, Vp, maxT};
+    embedding_backward_cpu(dwte, dwpe, dout, tokens, sizes, GRADIENT_ADD, GRADIENT_SET);
     ref_embedding_backward(want_te, want_pe, wide, tokens, B, T, C);
     ref_embedding_backward(size_te, size_pe, absolute, tokens, B, T, C);
     EXPECT_NEAR(ops_error(dwte, want_te, size_te, te), 0, limit, "dwte added, %d x %d x %d", B, T, C);
     EXPECT_NEAR(ops_error(dwpe, want_pe, size_pe, pe), 0, limit, "dwpe of %d x %d x %d", B, T, C);
 
     want_pe = ops_widen(held_wpe, pe), size_pe = ops_absolute(want_pe, pe);
-    embedding_backward_cpu(dwte, held_wpe, dout, tokens, B, T, maxT, C, GRADIENT_ADD);
+    embedding_backward_cpu(dwte, held_wpe, dout, tokens, sizes, GRADIENT_ADD, GRADIENT_ADD);
     ref_embedding_backward(want_te, want_pe, wide, tokens, B, T, C);
     ref_embedding_backward(size_te, size_pe, absolute, tokens, B, T, C);
     EXPECT_NEAR(ops_error(dwte, want_te, size_te, te), 0, limit, "dwte added twice, %d x %d x %d", B, T, C);
@@ -89,6 +90,25 @@ static void test_backward(int B, int T, int C) {
     ops_close("backward");
 }
 
+// Without positions: the rows of the tokens, and their sums, which are set.
+static void test_tokens(int B, int T, int C) {
+    const size_t nc = (size_t)B * T * C, te = (size_t)Vp * C;
+    float *wte = ops_normal(te, 1), *dout = ops_normal(nc, 1), *out = ops_floats(nc), *dwte = ops_floats(te);
+    double *want = ops_doubles(te), *size = ops_doubles(te);
+    const int* tokens = ops_below((size_t)B * T, V);
+    embedding_forward_cpu(out, tokens, wte, NULL, B, T, (EmbeddingPositions){NULL, NULL}, C);
+    for (size_t i = 0; i < nc; i++) {
+        EXPECT(out[i] == wte[(size_t)tokens[i / C] * C + i % C], "out of %d x %d x %d, element %zu", B, T, C,
+               i);
+    }
+    embedding_backward_cpu(dwte, NULL, dout, tokens, (EmbeddingSizes){B, T, C, Vp, T}, GRADIENT_SET,
+                           GRADIENT_SET);
+    ref_embedding_backward(want, NULL, ops_widen(dout, nc), tokens, B, T, C);
+    ref_embedding_backward(size, NULL, ops_absolute(ops_widen(dout, nc), nc), tokens, B, T, C);
+    EXPECT_NEAR(ops_error(dwte, want, size, te), 0, 4, "dwte set, %d x %d x %d", B, T, C);
+    ops_close("tokens");
+}
+
 TEST(sizes) {
     const int sizes[] = {1, 31, 33};
     for (int i = 0; i < 27; i++) {
@@ -96,6 +116,7 @@ TEST(sizes) {
         test_forward(B, T, C);
         test_documents(B, T, C);
         test_backward(B, T, C);
+        test_tokens(B, T, C);
     }
     for (int C = 2 * LANES - 1; C <= 4 * LANES + 1; C++) { // 2 LANES columns are one thread's share
         test_backward(2, 3, C);
@@ -113,7 +134,8 @@ TEST(threads) {
         threads_set(t);
         out[t] = ops_floats(B * T * C), dwte[t] = ops_copy(held, Vp * C), dwpe[t] = ops_floats(MAX_T * C);
         embedding_forward_cpu(out[t], tokens, wte, wpe, B, T, (EmbeddingPositions){NULL, NULL}, C);
-        embedding_backward_cpu(dwte[t], dwpe[t], dout, tokens, B, T, MAX_T, C, GRADIENT_SET);
+        embedding_backward_cpu(dwte[t], dwpe[t], dout, tokens, (EmbeddingSizes){B, T, C, Vp, MAX_T},
+                               GRADIENT_ADD, GRADIENT_SET);
         EXPECT(ops_same_bits(out[t], out[1], B * T * C), "out with %d threads", t);
         EXPECT(ops_same_bits(dwte[t], dwte[1], Vp * C), "dwte with %d threads", t);
         EXPECT(ops_same_bits(dwpe[t], dwpe[1], MAX_T * C), "dwpe with %d threads", t);
