@@ -726,7 +726,7 @@ static Model* decode_open(ModelConfig cfg, int graph, Quantize quantize) {
     options.quantize = quantize;
     const Settled s = settled_alone(&options, cfg, USE_GENERATE, gpu_setup_dtype());
     model_open(model, &s, memory_on_gpu(), &alone);
-    EXPECT(!model->grads_memory && !model->state_memory, "generation has gradients");
+    EXPECT(!model->grads_memory && !model->state.memory, "generation has gradients");
     return model;
 }
 

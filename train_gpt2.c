@@ -58,12 +58,12 @@ struct Model {
     Freeze freeze;            // which parameters training leaves unchanged
     TensorRow parameter_rows[MODEL_PARAMETER_ROWS], activation_rows[MODEL_ACTIVATION_ROWS];
     TensorRow gradient_rows[MODEL_PARAMETER_ROWS]; // where a backward pass leaves gradients
-    OptimizerState state;                          // where it lies in state_memory
+    OptimizerState state;
     size_t parameter_bytes, gradient_bytes, activation_bytes;
 
     Memory memory; // a ledger of all that the model takes
     // One block each, cut up by the rows.
-    void *params_memory, *grads_memory, *state_memory, *acts_memory;
+    void *params_memory, *grads_memory, *acts_memory;
     ModelParameters params, grads;
     ModelActivations acts;
     Decoder decoder; // generation: its activations are in the same memory
@@ -143,9 +143,8 @@ static void open_activations(Model* model, const Settled* s) {
 // Opens the optimizer's state, and the scratch memory of its rules.
 static void open_update(Model* model) {
     UpdateGroups* update = &model->update;
-    model->state_memory = optimizer_state_take(&model->state, &model->memory);
+    optimizer_state_take(&model->state, &model->memory);
     update->state = &model->state;
-    update->state_memory = model->state_memory;
     update->freeze = &model->freeze;
     update->zero = &model->zero;
     update->linear = &model->linear;
@@ -553,7 +552,7 @@ static void model_set_group(Model* model, int g, const float* group) {
 }
 
 static void* model_get_state(Model* model, int slot, size_t at, void* state, size_t bytes) {
-    void* place = (char*)model->state_memory + model->state.slots[slot].offset_bytes + at;
+    void* place = (char*)model->state.memory + model->state.slots[slot].offset_bytes + at;
     return state ? memcpy(state, place, bytes) : place;
 }
 

@@ -81,8 +81,7 @@ struct Model {
     TensorRow parameter_rows[MODEL_PARAMETER_ROWS], activation_rows[MODEL_ACTIVATION_ROWS];
     // where a backward pass leaves gradients, of grad_dtype
     TensorRow gradient_rows[MODEL_PARAMETER_ROWS];
-    // where it lies in state_memory, or how it is offloaded
-    OptimizerState state;
+    OptimizerState state; // on the GPU, or offloaded
     size_t parameter_bytes, gradient_bytes, activation_bytes;
     size_t elements; // of all parameters, with padding
     Comm* comm;
@@ -90,7 +89,7 @@ struct Model {
 
     Memory memory; // a ledger of all that the model takes
     // One block each, cut up by the rows.
-    void *params_memory, *grads_memory, *state_memory, *acts_memory;
+    void *params_memory, *grads_memory, *acts_memory;
     Offload offload;
     OffloadResiduals residuals;
     ModelParameters params;
@@ -99,8 +98,7 @@ struct Model {
 
     BatchQueue batches;
     MatmulGpu matmul;
-    MatmulGpu update_matmul; // of updates beside the backward pass that have matmuls
-    LinearGpu linear;        // with it
+    LinearGpu linear; // with it
     AttentionGpu attention;
     NormScratch norm_scratch;
     EmbeddingGpu encoder;
@@ -152,17 +150,11 @@ static void open_gradients(Model* model, const Settled* s) {
 // Opens the optimizer's state and master weights, all zero: on the GPU or offloaded.
 static void open_state(Model* model, const Settled* s) {
     const Options* o = &s->options;
-    const char* directory = o->offload_optimizer == OFFLOAD_DISK ? o->offload_path : NULL;
-    if (!o->offload_optimizer) {
-        model->state_memory = optimizer_state_take(&model->state, &model->memory);
-        return;
-    }
-    CHECK(model->state.bytes > 0, "--offload-optimizer: --optimizer %s has no state here; wanted off",
-          optimizer_word(model->state.optimizer.name));
-    offload_open(&model->offload, &model->memory, &model->state, &s->zero, directory);
-    if (directory && !memory_is_dry(&model->memory) && !scratch_is_direct(model->offload.disk)) {
-        printf("note: %s takes no direct I/O: the optimizer's state passes through the page cache\n",
-               directory);
+    if (o->offload_optimizer) {
+        offload_open(&model->offload, &model->memory, &model->state, &s->zero,
+                     o->offload_optimizer == OFFLOAD_DISK ? o->offload_path : NULL);
+    } else {
+        optimizer_state_take(&model->state, &model->memory);
     }
 }
 
@@ -187,62 +179,6 @@ static void open_activations(Model* model, const Settled* s) {
         memory_allocate(&model->memory, "activations", MEMORY_DEVICE, model->activation_bytes);
     tensor_rows_bind(&model->acts, model->activation_rows, MODEL_ACTIVATION_ROWS,
                      generates ? NULL : model->acts_memory);
-}
-
-// Opens the copies of weights and state between host and GPU.
-static void open_transfer(Model* model) {
-    Transfer* transfer = &model->transfer;
-    transfer->cfg = model->cfg;
-    transfer->parameter_rows = model->parameter_rows;
-    transfer->params_memory = model->params_memory;
-    transfer->is_quantized = model->linear.is_quantized;
-    transfer->zero = &model->zero;
-    transfer->state = &model->state;
-    transfer->state_memory = model->state_memory;
-    transfer->scratch = model->acts_memory;
-    transfer->scratch_bytes = model->activation_bytes;
-    transfer->offload = &model->offload;
-    transfer->gpu = &model->gpu;
-    transfer_open(transfer);
-}
-
-// Matmuls of updates beside the backward pass. They are not timed: the GPU does other work
-// meanwhile.
-static MatmulGpu* open_update_matmuls(Model* model, const Settled* s) {
-    MatmulSettings settings = gpu_setup_matmul(s);
-    settings.autotune = settings.bias_fusion = 0;
-    matmul_gpu_open(&model->update_matmul, &model->memory, &model->zero.comm, settings);
-    return &model->update_matmul;
-}
-
-// Opens what updates after and during the backward pass have in common.
-static void open_update(Model* model, const Settled* s) {
-    const int has_matmuls_beside = s->options.update_in_backward && s->options.optimizer == OPTIMIZER_MUON;
-    OptimizerUpdate<floatX>* u = &model->update;
-    u->params = (floatX*)zero_update_parameters(&model->zero);
-    for (int slot = 0; slot < STATE_SLOTS; slot++) {
-        u->slots[slot] = state_slot_array(&model->state, slot, model->state_memory);
-    }
-    u->plan = &model->optimizer;
-    u->seed = s->options.seed;
-    u->matmul = has_matmuls_beside ? open_update_matmuls(model, s) : &model->matmul;
-    u->zero = &model->zero;
-    model->in_backward.zero = &model->zero;
-    model->in_backward.norm = &model->norm;
-    model->in_backward.results = &model->results;
-    model->in_backward.update = u;
-}
-
-static void decode_forward(Model* model, const Pass* pass, int count);
-
-// Opens generation. A run that trains samples too little for a graph.
-static void open_decoder(Model* model, const Settled* s) {
-    DecoderGpu* decoder = &model->decoder;
-    decoder->model = model;
-    decoder->forward = decode_forward;
-    decoder->use_graph = model->use_graph && s->use == USE_GENERATE;
-    decoder->gpu = &model->gpu;
-    decoder_open(decoder, &model->memory, s->cfg, s->decode_batch, model->T, model->acts_memory);
 }
 
 // Opens the operations of training and evaluation, and room for batches and results.
@@ -273,13 +209,29 @@ static void open_linear(Model* model, const Settled* s) {
     linear_gpu_open(&model->linear, memory, model->cfg, s->options.quantize, &model->matmul, &model->gpu);
 }
 
+// Opens generation, and the copies of weights and state between host and GPU. A run that trains
+// samples too little for a graph.
+static void open_decoder(Model* model, const Settled* s) {
+    decoder_open(&model->decoder, &model->memory, s->cfg, s->decode_batch, model->T, model->acts_memory,
+                 model->use_graph && s->use == USE_GENERATE, &model->gpu);
+    transfer_open(&model->transfer, model->parameter_rows, s->options.quantize, &model->zero, &model->state,
+                  &model->offload, model->acts_memory, model->activation_bytes);
+}
+
+// Opens updates after and during the backward pass.
+static void open_update(Model* model, const Settled* s) {
+    model->update =
+        optimizer_update_open<floatX>(&model->optimizer, &model->zero, &model->matmul, s->options.seed);
+    in_backward_gpu_open(&model->in_backward, &model->memory, &model->update, &model->norm, &model->results,
+                         s->options.update_in_backward);
+}
+
 // Opens the parts that need a GPU and take no memory of it.
 static void open_device(Model* model, const Options* o) {
     if (attention_note(&model->attention)[0]) {
         printf("attention: %s\n", attention_note(&model->attention));
     }
     forward_clock_open(&model->clock);
-    in_backward_gpu_open(&model->in_backward);
     if (o->autotune && model->comm->rank == 0) {
         matmul_gpu_open_cache(&model->matmul);
     }
@@ -327,7 +279,6 @@ static void model_open(Model* model, const Settled* s, Memory memory, Comm* comm
     }
     open_linear(model, s);
     open_decoder(model, s);
-    open_transfer(model);
     if (s->use != USE_GENERATE) {
         open_update(model, s);
     }
@@ -341,17 +292,12 @@ static void close_training(Model* model) {
         step_graph_close(&model->graphs[variant]);
     }
     in_backward_gpu_close(&model->in_backward);
-    if (model->update.matmul == &model->update_matmul) {
-        matmul_gpu_close(&model->update_matmul);
-    }
     forward_clock_close(&model->clock);
     gpu_report_close(&model->report);
     attention_gpu_close(&model->attention);
     batch_queue_close(&model->batches);
     offload_residuals_close(&model->residuals);
-    if (model->offload.slots) {
-        offload_close(&model->offload);
-    }
+    offload_close(&model->offload);
 }
 
 static void model_close(Model* model) {
@@ -397,14 +343,6 @@ static floatX* residual_into(const Model* model, int l, const Pass* pass) {
     return l <= model->freeze.first_block
                ? pass->acts->encoded
                : model_activations_at_layer(*pass->acts, pass->activation_rows, l - 1).residual3;
-}
-
-// Waits until the residual stream after block l may be set, where it takes memory that is being
-// copied to the host.
-static void wait_for_residual(Model* model, int l, const Pass* pass) {
-    if (!pass->cached) {
-        offload_residual_wait(&model->residuals, l - OFFLOAD_RESIDUALS, &model->gpu);
-    }
 }
 
 // Copies the residual stream after block l to the host, if it is offloaded.
@@ -469,7 +407,7 @@ static void block_hidden(const Block* b) {
 static void block_forward(Model* model, int l, const Pass* pass) {
     const Block b = block_at(model, l, pass);
     block_hidden(&b);
-    wait_for_residual(model, l, pass);
+    offload_residual_wait(&model->residuals, l - OFFLOAD_RESIDUALS, &model->gpu); // its memory
     mlp_forward_residual(b.out, b.a.residual2, &b.mlp);
     offload_residual(model, l, pass);
 }
@@ -720,6 +658,10 @@ static void model_micro_step(Model* model, Batch batch, float dloss, MicroStep s
     group_done(model, 0, step, hook);
 }
 
+// Waits for the GPU before a message: redundant, but it keeps the others' wait for the message
+// short (--timeout).
+static void wait_for_gpu(Model* model) { CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream)); }
+
 // Chooses the algorithms of all matmuls of a full micro-batch, with any tokens, and of an update.
 // All ranks choose together: later some have no full micro-batch, or none at all, when others have
 // one.
@@ -742,9 +684,7 @@ static void choose_matmuls(Model* model) {
     }
     optimizer_choose_matmuls<floatX>(&model->optimizer, &model->matmul);
     zero_wait_for_gradient(&model->zero); // redundant: the first update waits by itself
-    CUDA_CHECK(cudaStreamSynchronize(
-        // redundant: but it keeps the others' wait for a message short (--timeout)
-        model->gpu.stream));
+    wait_for_gpu(model);
     model->has_matmuls = 1;
     free(tokens);
 }
@@ -820,9 +760,7 @@ static void evaluate_batch(Model* model, Batch batch, int64_t i, double* losses)
         step_results_collect(&model->results, losses + i);
         losses[i] = 0;
         zero_idle_forward(&model->zero);
-        CUDA_CHECK(cudaStreamSynchronize(
-            // redundant: but it keeps the others' wait for a message short (--timeout)
-            model->gpu.stream));
+        wait_for_gpu(model);
         return;
     }
     batch = model_push(model, batch);
@@ -862,9 +800,7 @@ static void model_token_losses(Model* model, Batch batch, float* losses, int* is
     if (N > 0 && is_top) {
         gpu_copy(is_top, model->is_top, N * sizeof(int), &model->gpu);
     }
-    CUDA_CHECK(cudaStreamSynchronize(
-        // redundant: but it keeps the others' wait for a message short (--timeout)
-        model->gpu.stream));
+    wait_for_gpu(model);
 }
 
 // Runs a pass of decoding; sets the logits (count, Vp) that follow its last `count` rows.
@@ -876,11 +812,13 @@ static void decode_forward(Model* model, const Pass* pass, int count) {
 
 // Reads the first tokens of a sequence; see generator.h.
 static const float* model_prefill(Model* model, int sequence, const int* ids, int count) {
-    return decoder_prefill(&model->decoder, sequence, ids, count);
+    const auto forward = [&](const Pass* pass, int last) { decode_forward(model, pass, last); };
+    return decoder_prefill(&model->decoder, sequence, ids, count, forward);
 }
 
 static const float* model_decode(Model* model, const int* ids, const int* positions, int sequences) {
-    return decoder_step(&model->decoder, ids, positions, sequences);
+    const auto forward = [&](const Pass* pass, int last) { decode_forward(model, pass, last); };
+    return decoder_step(&model->decoder, ids, positions, sequences, forward);
 }
 
 // -------------------------------------------------------------------------------------------------

@@ -190,11 +190,13 @@ static void checkpoint_write_zeros_(SafeTensorsWriter* writer, size_t bytes) {
 
 static void checkpoint_write_slot_(SafeTensorsWriter* writer, const CheckpointPart* part, int slot,
                                    const void* optimizer) {
+    OptimizerState state = part->state;
+    state.memory = (void*)optimizer; // only read
     for (int i = 0; i < part->num_ranges; i++) {
         const ZeroRange* range = &part->ranges[i];
         const size_t bytes =
             checkpoint_range_elements_(part, slot, range) * part->state.slots[slot].element_bytes;
-        const void* array = state_array(&part->state, slot, range, (void*)optimizer);
+        const void* array = state_array(&state, slot, range);
         if (array) {
             safetensors_write_raw(writer, array, bytes);
         } else {

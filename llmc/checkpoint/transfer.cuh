@@ -35,27 +35,33 @@ for the GPU. Call them between updates.
 enum { TRANSFER_SCRATCH_LEAST = 2 * sizeof(float) * WEIGHTS_PIECE };
 
 typedef struct {
-    // The caller sets these members before transfer_open and keeps the memory that they point to.
-    ModelConfig cfg;
-    const TensorRow* parameter_rows; // layout of params_memory
-    void* params_memory;
-    int is_quantized; // true: matrices are in 8 bits
-    ZeroGpu* zero;
+    const TensorRow* parameter_rows; // layout of the parameters on the GPU
+    int is_quantized;                // true: matrices are in 8 bits
+    ZeroGpu* zero;                   // with the parameters
     const OptimizerState* state;
-    void* state_memory; // NULL: the state is offloaded, or none exists
-    void* scratch;      // GPU memory that is unused between updates
+    Offload* offload; // has the state if it is not on the GPU
+    void* scratch;    // GPU memory that is unused between updates
     size_t scratch_bytes;
-    Offload* offload;
     const Gpu* gpu;
 
     TensorRow rows[MODEL_PARAMETER_ROWS]; // layout of a group on the host
     MasterWeights master;                 // MASTER_NONE also if the run has no state
 } Transfer;
 
-// Sets the other members, after the optimizer's state is open.
-static inline void transfer_open(Transfer* t) {
-    zero_parameter_rows(t->rows, &t->zero->plan, t->cfg, sizeof(float));
-    t->master = t->state_memory || t->offload->slots ? t->state->optimizer.master : MASTER_NONE;
+// Opens the copies after everything that is copied. The arguments must outlive them.
+static inline void transfer_open(Transfer* t, const TensorRow* rows, int is_quantized, ZeroGpu* zero,
+                                 const OptimizerState* state, Offload* offload, void* scratch,
+                                 size_t scratch_bytes) {
+    t->parameter_rows = rows;
+    t->is_quantized = is_quantized;
+    t->zero = zero;
+    t->state = state;
+    t->offload = offload;
+    t->scratch = scratch;
+    t->scratch_bytes = scratch_bytes;
+    t->gpu = &zero->main;
+    zero_parameter_rows(t->rows, &zero->plan, state->cfg, sizeof(float));
+    t->master = state->memory || offload->slots ? state->optimizer.master : MASTER_NONE;
 }
 
 // ---- the optimizer's state ----
@@ -66,7 +72,7 @@ static inline void transfer_upload_state(const Transfer* t, int slot, size_t at,
     if (t->offload->slots) {
         offload_write(t->offload, state, slot, at, bytes);
     } else if (bytes > 0) {
-        gpu_copy((char*)state_slot_array(t->state, slot, t->state_memory) + at, state, bytes, t->gpu);
+        gpu_copy((char*)state_slot_array(t->state, slot) + at, state, bytes, t->gpu);
     }
 }
 
@@ -76,7 +82,7 @@ static inline void transfer_download_state(const Transfer* t, int slot, size_t a
     if (t->offload->slots) {
         offload_read(t->offload, state, slot, at, bytes);
     } else {
-        gpu_copy(state, (char*)state_slot_array(t->state, slot, t->state_memory) + at, bytes, t->gpu);
+        gpu_copy(state, (char*)state_slot_array(t->state, slot) + at, bytes, t->gpu);
     }
 }
 
@@ -149,7 +155,7 @@ static inline void transfer_upload_part_(const Transfer* t, int g, ZeroPart part
 // Sets this rank's elements of both parts of group g; reads only these of `group`.
 static inline void transfer_upload_group(const Transfer* t, int g, const float* group) {
     if (t->is_quantized) {
-        const QuantizedParameters all = {t, t->parameter_rows, t->params_memory, transfer_set_blocks_,
+        const QuantizedParameters all = {t, t->parameter_rows, t->zero->params, transfer_set_blocks_,
                                          transfer_set_floats_};
         quantized_set_group(all, g, t->rows, group);
         return;
@@ -168,7 +174,7 @@ static inline void transfer_download_part_(const Transfer* t, int g, ZeroPart pa
     const ZeroPiece piece = zero_piece(zero, g, part);
     const size_t bytes = sizeof(float), before = zero_part_begin(zero, g, part) - zero_group_begin(zero, g);
     if (!t->offload->slots) {
-        const char* array = (const char*)state_slot_array(t->state, slot, t->state_memory);
+        const char* array = (const char*)state_slot_array(t->state, slot);
         zero_collect(t->zero, group, g, part, array + piece.owned * bytes, DTYPE_FP32);
         return;
     }
@@ -197,7 +203,7 @@ static inline void transfer_download_narrow_(const Transfer* t, int g, void* gro
                      (floatX*)t->zero->params_slices + zero_piece(zero, g, ZERO_TRAINED).kept,
                      DTYPE_OF(floatX));
     } else if (group) {
-        gpu_copy(group, (floatX*)t->params_memory + zero_group_begin(zero, g),
+        gpu_copy(group, (floatX*)t->zero->params + zero_group_begin(zero, g),
                  zero_group_elements(zero, g) * sizeof(floatX), t->gpu);
     }
 }
@@ -214,7 +220,7 @@ static inline void transfer_join_(const Transfer* t, ZeroPiece piece, ZeroElemen
         gpu_copy(lower, room, some.count * bytes, t->gpu);
         free(room);
     } else {
-        lower = (char*)state_slot_array(t->state, slot, t->state_memory) + at;
+        lower = (char*)state_slot_array(t->state, slot) + at;
     }
     floatX* upper = (floatX*)zero_update_parameters(t->zero) + piece.kept + some.first;
     weights_widen((float*)t->scratch, Weights<floatX>{upper, lower, t->master}, some.count, t->gpu);

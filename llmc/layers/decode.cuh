@@ -4,6 +4,9 @@ of a step.
 
     decoder_prefill, decoder_step    read tokens as decode.h says
 
+Their argument `forward(const Pass* pass, int count)` runs the model, and sets the logits (count,
+Vp) that follow the last `count` rows of the pass.
+
 Both return the logits that follow what they read, (1, Vp) or (sequences, Vp) in fp32, valid until
 the next call. A step of all sequences is always the same work: from the second one on, it is one
 CUDA graph.
@@ -30,17 +33,10 @@ typedef struct {
     cudaGraphExec_t step; // of all sequences
 } DecoderQueue;
 
-struct Model;
-
-// Runs the model, and sets the logits (count, Vp) that follow the last `count` rows of the pass.
-typedef void (*DecoderForward)(struct Model* model, const Pass* pass, int count);
-
 typedef struct {
     Decoder decoder;
     int Vp;
     int use_graph;
-    struct Model* model;    // the caller's,
-    DecoderForward forward; // which runs it
     const Gpu* gpu;
     DecoderQueue queue;
 } DecoderGpu;
@@ -59,11 +55,12 @@ static inline void decoder_queue_open_(DecoderQueue* queue, Memory* memory, Mode
     queue->step = NULL;
 }
 
-// Opens a decoder whose model, forward, use_graph and gpu are set; for `acts`, on the GPU, see
-// decoder_bind.
+// Opens a decoder; for `acts`, on the GPU, see decoder_bind. `gpu` must outlive it.
 static inline void decoder_open(DecoderGpu* d, Memory* memory, ModelConfig cfg, int sequences, int T,
-                                void* acts) {
+                                void* acts, int use_graph, const Gpu* gpu) {
     d->Vp = cfg.Vp;
+    d->use_graph = use_graph;
+    d->gpu = gpu;
     decoder_bind(&d->decoder, cfg, sequences, T, acts);
     decoder_queue_open_(&d->queue, memory, cfg, sequences, T);
 }
@@ -75,22 +72,24 @@ static inline void decoder_close(DecoderGpu* d) {
 }
 
 // Moves the ints on the host to the GPU, runs the model, and moves `count` rows of logits back.
-static inline void decoder_work_(DecoderGpu* d, const Pass* pass, int count) {
+template <class Forward>
+static inline void decoder_work_(DecoderGpu* d, const Pass* pass, int count, Forward forward) {
     DecoderQueue* queue = &d->queue;
     const cudaStream_t stream = d->gpu->stream;
     CUDA_CHECK(cudaMemcpyAsync(queue->tokens, queue->pinned, 2 * (size_t)queue->capacity * sizeof(int),
                                cudaMemcpyHostToDevice, stream));
-    d->forward(d->model, pass, count);
+    forward(pass, count);
     CUDA_CHECK(cudaMemcpyAsync(queue->logits_pinned, pass->acts->logits,
                                (size_t)count * d->Vp * sizeof(floatX), cudaMemcpyDeviceToHost, stream));
 }
 
 // Does the same by a graph, which it captures first if none exists.
-static inline void decoder_replay_(DecoderGpu* d, const Pass* pass, int count) {
+template <class Forward>
+static inline void decoder_replay_(DecoderGpu* d, const Pass* pass, int count, Forward forward) {
     DecoderQueue* queue = &d->queue;
     if (!queue->step) {
         graph_capture_begin(d->gpu);
-        decoder_work_(d, pass, count);
+        decoder_work_(d, pass, count, forward);
         queue->step = graph_capture_end(d->gpu);
     }
     CUDA_CHECK(cudaGraphLaunch(queue->step, d->gpu->stream));
@@ -106,16 +105,20 @@ static inline const float* decoder_logits_(DecoderGpu* d, int count) {
     return queue->logits;
 }
 
-static inline const float* decoder_prefill(DecoderGpu* d, int sequence, const int* ids, int count) {
+template <class Forward>
+static inline const float* decoder_prefill(DecoderGpu* d, int sequence, const int* ids, int count,
+                                           Forward forward) {
     DecoderQueue* queue = &d->queue;
     const Pass pass = decoder_prefill_pass(&d->decoder, sequence, queue->tokens, count);
     assert(count <= queue->capacity && sequence < d->decoder.sequences);
     memcpy(queue->pinned, ids, (size_t)count * sizeof(int));
-    decoder_work_(d, &pass, 1);
+    decoder_work_(d, &pass, 1, forward);
     return decoder_logits_(d, 1);
 }
 
-static inline const float* decoder_step(DecoderGpu* d, const int* ids, const int* positions, int sequences) {
+template <class Forward>
+static inline const float* decoder_step(DecoderGpu* d, const int* ids, const int* positions, int sequences,
+                                        Forward forward) {
     DecoderQueue* queue = &d->queue;
     const Pass pass =
         decoder_step_pass(&d->decoder, queue->tokens, queue->tokens + queue->capacity, sequences);
@@ -123,9 +126,9 @@ static inline const float* decoder_step(DecoderGpu* d, const int* ids, const int
     memcpy(queue->pinned, ids, (size_t)sequences * sizeof(int));
     memcpy(queue->pinned + queue->capacity, positions, (size_t)sequences * sizeof(int));
     if (!d->use_graph || queue->steps++ == 0) {
-        decoder_work_(d, &pass, sequences);
+        decoder_work_(d, &pass, sequences, forward);
     } else {
-        decoder_replay_(d, &pass, sequences);
+        decoder_replay_(d, &pass, sequences, forward);
     }
     return decoder_logits_(d, sequences);
 }

@@ -168,12 +168,14 @@ static inline void offload_count_(const OffloadLayout* l, Memory* memory, Memory
     memory_count(memory, "gaps between chunks", place, gaps);
 }
 
-// Opens the slots of a state that has some, filled with zeros: on a disk in this directory, or in
-// pinned memory if it is NULL. Between the GPU and a disk they pass through pinned memory, which
-// needs room for alignment (CUDA promises a multiple of 256 bytes).
+// Opens the slots of a state, filled with zeros: on a disk in this directory, or in pinned memory
+// if it is NULL. Ends the program if the state has none. Between the GPU and a disk they pass
+// through pinned memory, which needs room for alignment (CUDA promises a multiple of 256 bytes).
 static inline void offload_open(Offload* o, Memory* memory, const OptimizerState* state, const ZeroPlan* zero,
                                 const char* directory) {
     const char* what = "the optimizer's state";
+    CHECK(state->bytes > 0, "--offload-optimizer: --optimizer %s has no state here; wanted off",
+          optimizer_word(state->optimizer.name));
     memset((void*)o, 0, sizeof(*o));
     offload_layout_open(&o->layout, state, zero);
     const size_t room = o->layout.room[STATE_SLOTS];
@@ -192,6 +194,10 @@ static inline void offload_open(Offload* o, Memory* memory, const OptimizerState
     o->host = directory ? (char*)offload_round_up_((uintptr_t)o->pinned) : o->pinned;
     if (directory) {
         o->disk = scratch_open(directory, o->layout.bytes, what, o->host);
+        if (!scratch_is_direct(o->disk)) {
+            printf("note: %s takes no direct I/O: the optimizer's state passes through the page cache\n",
+                   directory);
+        }
     }
     offload_open_streams_(o);
 }
@@ -204,7 +210,11 @@ static inline void offload_wait(Offload* o) {
     }
 }
 
+// Closes it, if it was opened.
 static inline void offload_close(Offload* o) {
+    if (!o->slots) {
+        return;
+    }
     offload_wait(o);
     for (int s = 0; s < OFFLOAD_SLOTS_; s++) {
         CUDA_CHECK(cudaEventDestroy(o->emptied[s]));

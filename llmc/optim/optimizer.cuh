@@ -535,6 +535,22 @@ template <class T> struct OptimizerUpdate {
     ZeroGpu* zero;     // gathers operands
 };
 
+// Returns the arguments of all updates, without the gradient and the settings of each.
+template <class T>
+static inline OptimizerUpdate<T> optimizer_update_open(const OptimizerPlan* plan, ZeroGpu* zero,
+                                                       MatmulGpu* matmul, uint64_t seed) {
+    OptimizerUpdate<T> u = {};
+    u.params = (T*)zero_update_parameters(zero);
+    for (int slot = 0; slot < STATE_SLOTS; slot++) {
+        u.slots[slot] = state_slot_array(plan->state, slot);
+    }
+    u.plan = plan;
+    u.seed = seed;
+    u.matmul = matmul;
+    u.zero = zero;
+    return u;
+}
+
 template <class T> static inline Weights<T> update_weights_(const OptimizerUpdate<T>& u) {
     const MasterWeights master = u.plan->state->optimizer.master;
     const int slot = state_master_slot(master);

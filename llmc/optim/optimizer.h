@@ -156,6 +156,7 @@ typedef struct {
     size_t word[MODEL_PARAMETER_ROWS];
     StateSlot slots[STATE_SLOTS];
     size_t bytes, saved_bytes; // size of all slots, and of those in checkpoints, which come first
+    void* memory;              // of all slots; NULL: a layout alone, or offloaded
 } OptimizerState;
 
 // True if a row has a slot.
@@ -199,8 +200,8 @@ size_t state_slot_room(const StateSlot* slot);
 // Places all slots in one allocation of s->bytes.
 void optimizer_state_open(OptimizerState* s, Optimizer optimizer, const ZeroPlan* zero, ModelConfig cfg);
 
-// Takes one block for all state, on the device; each slot is a kind.
-void* optimizer_state_take(const OptimizerState* s, Memory* memory);
+// Takes the block for all state, on the device; each slot is a kind.
+void optimizer_state_take(OptimizerState* s, Memory* memory);
 
 // Returns the bytes of the state in files.
 double optimizer_saved_bytes(Optimizer optimizer, ModelConfig cfg);
@@ -226,13 +227,11 @@ size_t state_begin(const OptimizerState* s, int slot, const ZeroRange* range);
 // Returns how many elements of a slot belong to the owned elements before `owned`.
 size_t state_position(const OptimizerState* s, int slot, const ZeroPlan* zero, size_t owned);
 
-// Returns the array of a slot in the allocation of all state; NULL if nothing has the slot, or
-// without an allocation.
-void* state_slot_array(const OptimizerState* s, int slot, void* memory);
+// Returns the array of a slot; NULL if nothing has the slot, or without memory.
+void* state_slot_array(const OptimizerState* s, int slot);
 
-// Returns the elements of a slot that a range has, in the allocation of all state; NULL if it has
-// none.
-void* state_array(const OptimizerState* s, int slot, const ZeroRange* range, void* memory);
+// Returns the elements of a slot that a range has; NULL if it has none.
+void* state_array(const OptimizerState* s, int slot, const ZeroRange* range);
 
 // ---- the update ----
 
@@ -268,9 +267,9 @@ static inline int optimizer_gathers(const OptimizerState* s, const ZeroPlan* zer
 size_t optimizer_gathered_elements(const OptimizerState* s, const ZeroPlan* zero);
 
 // Sets the part of a range (range->count) in the operand of its group, if its rule needs whole
-// tensors. For Muon it updates the momentum in `memory`.
+// tensors. For Muon it updates the momentum.
 void optimizer_operand_cpu(const OptimizerState* s, const ZeroRange* range, float* operand, const float* grad,
-                           void* memory, Update u);
+                           Update u);
 
 // True if the rule of a parameter updates each element by itself, so that a range may be updated in
 // parts.
@@ -279,14 +278,14 @@ int optimizer_is_elementwise(const OptimizerState* s, int row);
 // Updates elements [from, from + count) of a range by such a rule; param and grad point to the
 // first of them.
 void optimizer_update_elements_cpu(const OptimizerState* s, const ZeroRange* range, size_t from, size_t count,
-                                   float* param, const float* grad, void* memory, Update u);
+                                   float* param, const float* grad, Update u);
 
-// Updates a range with parameters and gradients param and grad (range->count); `memory` holds all
-// state. `operand` is the gathered operand of the whole tensor; param then points to the range's
-// place in that tensor. `operand` may be NULL if the rule needs none or the range is a whole
-// tensor. `scratch` has optimizer_scratch_bytes.
+// Updates a range with parameters and gradients param and grad (range->count). `operand` is the
+// gathered operand of the whole tensor; param then points to the range's place in that tensor.
+// `operand` may be NULL if the rule needs none or the range is a whole tensor. `scratch` has
+// optimizer_scratch_bytes.
 void optimizer_update_cpu(const OptimizerState* s, const ZeroRange* range, float* param, const float* grad,
-                          const float* operand, void* memory, Update u, const MuonScratch* scratch);
+                          const float* operand, Update u, const MuonScratch* scratch);
 
 #ifdef __cplusplus
 }
@@ -483,11 +482,11 @@ void optimizer_state_open(OptimizerState* s, Optimizer optimizer, const ZeroPlan
     }
 }
 
-void* optimizer_state_take(const OptimizerState* s, Memory* memory) {
+void optimizer_state_take(OptimizerState* s, Memory* memory) {
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
         memory_count(memory, s->slots[slot].label, MEMORY_DEVICE, state_slot_room(&s->slots[slot]));
     }
-    return memory_allocate(memory, "optimizer state", MEMORY_DEVICE, s->bytes);
+    s->memory = memory_allocate(memory, "optimizer state", MEMORY_DEVICE, s->bytes);
 }
 
 double optimizer_saved_bytes(Optimizer optimizer, ModelConfig cfg) {
@@ -548,16 +547,16 @@ size_t state_position(const OptimizerState* s, int slot, const ZeroPlan* zero, s
     return position;
 }
 
-void* state_slot_array(const OptimizerState* s, int slot, void* memory) {
+void* state_slot_array(const OptimizerState* s, int slot) {
     const StateSlot* of = &s->slots[slot];
-    return of->bytes && memory ? (char*)memory + of->offset_bytes : NULL;
+    return of->bytes && s->memory ? (char*)s->memory + of->offset_bytes : NULL;
 }
 
-void* state_array(const OptimizerState* s, int slot, const ZeroRange* range, void* memory) {
+void* state_array(const OptimizerState* s, int slot, const ZeroRange* range) {
     const StateSlot* from = &s->slots[slot];
     const int has_group = slot >= STATE_MASTER || state_group_elements(from, range->group) > 0;
     return state_slot_has(s, slot, range->row) && has_group
-               ? (char*)memory + from->offset_bytes + state_begin(s, slot, range) * from->element_bytes
+               ? (char*)s->memory + from->offset_bytes + state_begin(s, slot, range) * from->element_bytes
                : NULL;
 }
 
@@ -597,11 +596,10 @@ size_t optimizer_scratch_bytes(const OptimizerState* s) {
 }
 
 static void optimizer_adamw8bit_cpu_(const OptimizerState* s, const ZeroRange* range, float* param,
-                                     const float* grad, void* memory, AdamW opt) {
-    const AdamW8bitState state = {(uint8_t*)state_array(s, STATE_M8, range, memory),
-                                  (uint8_t*)state_array(s, STATE_V8, range, memory),
-                                  (float*)state_array(s, STATE_M_SCALE, range, memory),
-                                  (float*)state_array(s, STATE_V_SCALE, range, memory)};
+                                     const float* grad, AdamW opt) {
+    const AdamW8bitState state = {
+        (uint8_t*)state_array(s, STATE_M8, range), (uint8_t*)state_array(s, STATE_V8, range),
+        (float*)state_array(s, STATE_M_SCALE, range), (float*)state_array(s, STATE_V_SCALE, range)};
     adamw8bit_update_cpu(param, grad, state, range->count, OPTIMIZER_BLOCK, opt);
 }
 
@@ -614,11 +612,10 @@ size_t optimizer_gathered_elements(const OptimizerState* s, const ZeroPlan* zero
 }
 
 void optimizer_operand_cpu(const OptimizerState* s, const ZeroRange* range, float* operand, const float* grad,
-                           void* memory, Update u) {
+                           Update u) {
     const UpdateRule rule = s->rule[range->row];
     if (rule == RULE_MUON) {
-        muon_operand_cpu(operand, grad, (float*)state_array(s, STATE_M, range, memory), range->count,
-                         update_muon(u));
+        muon_operand_cpu(operand, grad, (float*)state_array(s, STATE_M, range), range->count, update_muon(u));
     } else if (rule == RULE_FACTORED || rule == RULE_FULL) {
         memcpy(operand, grad, range->count * sizeof(float));
     }
@@ -633,19 +630,18 @@ typedef struct {
 // Updates a range by Adafactor. Its tensor is the layer of a row without the padding of the
 // vocabulary.
 static void optimizer_adafactor_cpu_(const OptimizerState* s, const ZeroRange* range, UpdateTensor_ t,
-                                     void* memory, Adafactor opt, void* scratch) {
+                                     Adafactor opt, void* scratch) {
     const TensorRow* row = &s->rows[range->row];
     const size_t begin = range->before, end = begin + range->count;
-    float *m = (float*)state_array(s, STATE_M, range, memory),
-          *v = (float*)state_array(s, STATE_V, range, memory);
+    float *m = (float*)state_array(s, STATE_M, range), *v = (float*)state_array(s, STATE_V, range);
     if (s->rule[range->row] == RULE_FULL) {
         adafactor_vector_cpu(t.param, t.operand, v - begin, m, row->cols, begin, end, opt);
         return;
     }
     const AdafactorMatrix x = {t.param,
                                t.operand,
-                               (float*)state_array(s, STATE_ROWS, range, memory),
-                               (float*)state_array(s, STATE_COLS, range, memory),
+                               (float*)state_array(s, STATE_ROWS, range),
+                               (float*)state_array(s, STATE_COLS, range),
                                m,
                                model_rows_in_files(row, s->cfg),
                                row->cols,
@@ -657,13 +653,13 @@ static void optimizer_adafactor_cpu_(const OptimizerState* s, const ZeroRange* r
 // Updates a range by Muon. If it is not the whole tensor, its operand is the direction of the
 // update.
 static void optimizer_muon_cpu_(const OptimizerState* s, const ZeroRange* range, UpdateTensor_ t,
-                                int is_gathered, void* memory, Muon opt, const MuonScratch* scratch) {
+                                int is_gathered, Muon opt, const MuonScratch* scratch) {
     const TensorRow* row = &s->rows[range->row];
     const size_t parts = (size_t)row->parts;
     const MuonMatrix x = {t.param,
                           is_gathered ? NULL : t.operand,
-                          (float*)state_array(s, STATE_M, range, memory),
-                          (float*)state_array(s, STATE_ROWS, range, memory),
+                          (float*)state_array(s, STATE_M, range),
+                          (float*)state_array(s, STATE_ROWS, range),
                           parts,
                           row->rows / parts,
                           row->cols,
@@ -679,12 +675,12 @@ int optimizer_is_elementwise(const OptimizerState* s, int row) {
 }
 
 void optimizer_update_elements_cpu(const OptimizerState* s, const ZeroRange* range, size_t from, size_t count,
-                                   float* param, const float* grad, void* memory, Update u) {
-    float* m = (float*)state_array(s, STATE_M, range, memory);
+                                   float* param, const float* grad, Update u) {
+    float* m = (float*)state_array(s, STATE_M, range);
     u = update_of_row(u, s, range->row);
     m = m ? m + from : NULL; // SGD may have none
     if (s->rule[range->row] == RULE_ADAMW) {
-        adamw_update_cpu(param, grad, m, (float*)state_array(s, STATE_V, range, memory) + from, count,
+        adamw_update_cpu(param, grad, m, (float*)state_array(s, STATE_V, range) + from, count,
                          update_adamw(u));
     } else if (s->rule[range->row] == RULE_LION) {
         const Lion opt = {u.lr, u.beta1, u.beta2, u.weight_decay, u.grad_scale, u.decay};
@@ -697,24 +693,24 @@ void optimizer_update_elements_cpu(const OptimizerState* s, const ZeroRange* ran
 }
 
 void optimizer_update_cpu(const OptimizerState* s, const ZeroRange* range, float* param, const float* grad,
-                          const float* operand, void* memory, Update u, const MuonScratch* scratch) {
+                          const float* operand, Update u, const MuonScratch* scratch) {
     const Update of_row = update_of_row(u, s, range->row);
     const UpdateTensor_ tensor = {param - range->before, operand ? operand : grad};
     switch (s->rule[range->row]) {
     case RULE_ADAMW:
     case RULE_LION:
     case RULE_SGD:
-        optimizer_update_elements_cpu(s, range, 0, range->count, param, grad, memory, u);
+        optimizer_update_elements_cpu(s, range, 0, range->count, param, grad, u);
         break;
     case RULE_ADAMW8:
-        optimizer_adamw8bit_cpu_(s, range, param, grad, memory, update_adamw(of_row));
+        optimizer_adamw8bit_cpu_(s, range, param, grad, update_adamw(of_row));
         break;
     case RULE_FACTORED:
     case RULE_FULL:
-        optimizer_adafactor_cpu_(s, range, tensor, memory, update_adafactor(of_row), scratch->memory);
+        optimizer_adafactor_cpu_(s, range, tensor, update_adafactor(of_row), scratch->memory);
         break;
     case RULE_MUON:
-        optimizer_muon_cpu_(s, range, tensor, operand != NULL, memory, update_muon(u), scratch);
+        optimizer_muon_cpu_(s, range, tensor, operand != NULL, update_muon(u), scratch);
         break;
     case RULE_NONE:
         break;

@@ -18,7 +18,6 @@ extern "C" {
 // Everything that an update changes or reads. The memory belongs to the caller.
 typedef struct {
     const OptimizerState* state;
-    void* state_memory;
     const Freeze* freeze;
     Zero* zero;     // parameters and gradients
     Linear* linear; // copies of the matrices
@@ -57,7 +56,7 @@ static const float* update_gather_operands_(const UpdateGroups* u, int g, Update
         const ZeroRange* range = &zero->ranges[i];
         if (update_has_(u, range, g)) {
             optimizer_operand_cpu(u->state, range, group + (range->full - zero_group_begin(&zero->plan, g)),
-                                  zero_range_gradient_cpu(zero, range), u->state_memory, update);
+                                  zero_range_gradient_cpu(zero, range), update);
         }
     }
     zero_gather_operands_cpu(zero, g);
@@ -74,14 +73,13 @@ static void update_packed_(UpdateGroups* u, const ZeroRange* range, const float*
     const int by_rows = optimizer_is_elementwise(u->state, range->row);
     float* param = u->zero->params + range->full;
     if (!by_rows) {
-        optimizer_update_cpu(u->state, range, param, grad, NULL, u->state_memory, update, scratch);
+        optimizer_update_cpu(u->state, range, param, grad, NULL, update, scratch);
     }
 #pragma omp parallel for schedule(static)
     for (size_t r = 0; r < rows; r += BF16_TILE) {
         const size_t count = r + BF16_TILE < rows ? BF16_TILE : rows - r, at = r * cols;
         if (by_rows) {
-            optimizer_update_elements_cpu(u->state, range, at, count * cols, param + at, grad + at,
-                                          u->state_memory, update);
+            optimizer_update_elements_cpu(u->state, range, at, count * cols, param + at, grad + at, update);
         }
         bf16_weights_pack_rows(&u->linear->packed, range->row, tensor_group_copy(range->group), (int)r,
                                int_min(BF16_TILE, (int)(row->rows - r)));
@@ -103,8 +101,8 @@ static void update_group_(UpdateGroups* u, int g, Update update) {
             update_packed_(u, range, grad, update, &scratch);
         } else {
             optimizer_update_cpu(u->state, range, u->zero->params + range->full, grad,
-                                 operands ? operands + (range->full - range->before - begin) : NULL,
-                                 u->state_memory, update, &scratch);
+                                 operands ? operands + (range->full - range->before - begin) : NULL, update,
+                                 &scratch);
         }
     }
 }

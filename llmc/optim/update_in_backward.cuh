@@ -21,11 +21,12 @@ needs:   one rank, one micro-step an update, no graph
 #include "llmc/parallel/zero.h"
 
 typedef struct {
-    // The caller sets these before in_backward_gpu_open, and keeps what they point to.
     ZeroGpu* zero;
     GradientNorm* norm;
     StepResults* results;
-    const OptimizerUpdate<floatX>* update; // without the gradient and the settings
+    OptimizerUpdate<floatX> update; // without the gradient and the settings
+    MatmulGpu matmul;               // of an update that has some
+    int has_matmul;
 
     InBackward* hook; // decides on the pending group
     // the pending group: its squares are summed up, it is not updated yet; -1: none
@@ -33,12 +34,41 @@ typedef struct {
     cudaEvent_t summed; // the host has the sum of its squares, and the losses
 } InBackwardGpu;
 
-static inline void in_backward_gpu_open(InBackwardGpu* n) {
-    n->group = -1;
-    CUDA_CHECK(cudaEventCreateWithFlags(&n->summed, cudaEventDisableTiming));
+// Opens the matmuls of updates beside the backward pass. They are not timed: the GPU does other
+// work meanwhile.
+static inline void in_backward_open_matmul_(InBackwardGpu* n, Memory* memory) {
+    MatmulSettings settings = n->update.matmul->settings;
+    settings.autotune = settings.bias_fusion = 0;
+    matmul_gpu_open(&n->matmul, memory, &n->zero->comm, settings);
+    n->update.matmul = &n->matmul;
+    n->has_matmul = 1;
 }
 
-static inline void in_backward_gpu_close(InBackwardGpu* n) { CUDA_CHECK(cudaEventDestroy(n->summed)); }
+// Opens updates in the backward pass, if a run makes them there (is_used). `norm` and `results`
+// must outlive it.
+static inline void in_backward_gpu_open(InBackwardGpu* n, Memory* memory,
+                                        const OptimizerUpdate<floatX>* update, GradientNorm* norm,
+                                        StepResults* results, int is_used) {
+    n->zero = update->zero;
+    n->norm = norm;
+    n->results = results;
+    n->update = *update;
+    n->has_matmul = 0;
+    n->group = -1;
+    if (is_used && update->plan->state->optimizer.name == OPTIMIZER_MUON) {
+        in_backward_open_matmul_(n, memory);
+    }
+    if (!memory_is_dry(memory)) {
+        CUDA_CHECK(cudaEventCreateWithFlags(&n->summed, cudaEventDisableTiming));
+    }
+}
+
+static inline void in_backward_gpu_close(InBackwardGpu* n) {
+    CUDA_CHECK(cudaEventDestroy(n->summed));
+    if (n->has_matmul) {
+        matmul_gpu_close(&n->matmul);
+    }
+}
 
 // Queues the sum of squares of the gradient of group g, which is then pending.
 static inline void in_backward_sum_(InBackwardGpu* n, int g, InBackward* hook) {
@@ -59,7 +89,7 @@ static inline void update_pending_group(InBackwardGpu* n) {
     const StepResult* result = n->results->on_host;
     const int g = n->group, last = plan->groups - 1;
     const int is_first = g == last || plan->first_block == last; // all blocks are frozen
-    OptimizerUpdate<floatX> u = *n->update;
+    OptimizerUpdate<floatX> u = n->update;
     if (g < 0) {
         return;
     }

@@ -122,9 +122,10 @@ static void test_places(Optimizer optimizer, ModelConfig cfg, int stage, int siz
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
         const StateSlot* s = &state.slots[slot];
         char* taken = (char*)check_alloc(s->bytes / s->element_bytes + 1, 1, "elements");
+        state.memory = taken;
         for (int i = 0; i < count; i++) {
             const int has = has_slot(&state, slot, &zero, &ranges[i]);
-            EXPECT(!state_array(&state, slot, &ranges[i], taken) == !has, "slot %d of %s", slot,
+            EXPECT(!state_array(&state, slot, &ranges[i]) == !has, "slot %d of %s", slot,
                    state.rows[ranges[i].row].name);
             if (has) {
                 const int is_whole = state_slot_is_whole(&state, slot, ranges[i].row);
@@ -169,12 +170,11 @@ static ZeroRange whole_range(const OptimizerState* state, int slot, ZeroRange ra
 }
 
 // Fills what the ranges have of all slots, or looks at what memory has because of them.
-static void visit(const OptimizerState* state, const ZeroRange* ranges, int count, void* memory,
-                  int is_check) {
+static void visit(const OptimizerState* state, const ZeroRange* ranges, int count, int is_check) {
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
         for (int i = 0; i < count; i++) {
             const ZeroRange range = is_check ? whole_range(state, slot, ranges[i]) : ranges[i], *r = &range;
-            char* array = (char*)state_array(state, slot, r, memory);
+            char* array = (char*)state_array(state, slot, r);
             const size_t first = state->slots[slot].shape == SLOT_ELEMENTS ? r->logical
                                  : state->slots[slot].shape == SLOT_BLOCKS ? r->logical / OPTIMIZER_BLOCK
                                                                            : (size_t)(r->row + r->group);
@@ -222,7 +222,8 @@ static void save(Saved* saved, Optimizer optimizer, int stage, int size) {
         CheckpointPart part;
         checkpoint_part_open(&part, optimizer, WIDE, &zero);
         void* memory = check_alloc(part.state.bytes + 1, 1, "state");
-        visit(&part.state, part.ranges, part.num_ranges, memory, 0);
+        part.state.memory = memory;
+        visit(&part.state, part.ranges, part.num_ranges, 0);
         if (rank < checkpoint_part_writers(&zero)) {
             char* name = saved->names[saved->state.num_files];
             checkpoint_part_name(name, rank, checkpoint_part_writers(&zero));
@@ -241,9 +242,9 @@ static double load(Saved* saved, Optimizer optimizer, int stage, int size, int i
         const ZeroPlan zero = frozen_plan(WIDE, stage, rank, size, optimizer.frozen, 0);
         CheckpointParts parts;
         checkpoint_parts_open(&parts, &saved->state, test_tmpdir(), optimizer, WIDE, &zero);
-        const OptimizerState* state = &parts.own.state;
+        OptimizerState* state = &parts.own.state;
         char* memory = (char*)check_alloc(state->bytes + 1, 1, "state");
-        memset(memory, 0xFF, state->bytes); // NaN
+        state->memory = memset(memory, 0xFF, state->bytes); // NaN
         for (int slot = 0; slot < STATE_SLOTS; slot++) {
             const StateSlot* s = &state->slots[slot];
             for (int g = 0; g < zero.groups; g++) {
@@ -255,7 +256,7 @@ static double load(Saved* saved, Optimizer optimizer, int stage, int size, int i
             sum += ((float*)memory)[i];
         }
         if (is_check) {
-            visit(state, parts.own.ranges, parts.own.num_ranges, memory, 1);
+            visit(state, parts.own.ranges, parts.own.num_ranges, 1);
         }
         checkpoint_parts_close(&parts);
         free(memory);

@@ -331,8 +331,7 @@ typedef struct {
     Freeze freeze;
     size_t n;
     float* params;
-    char* memory; // of the state
-    int in_24;    // after each update on the GPU, weights are rounded to what MASTER_24 has of them
+    int in_24; // after each update on the GPU, weights are rounded to what MASTER_24 has of them
 } Both;
 
 // The first blocks, as many as `first`, are frozen, and the rows that the optimizer says.
@@ -353,7 +352,7 @@ static Both both_open(Optimizer optimizer, ShareLayers share, int first) {
         }
     }
     b.params = ops_normal(b.n, 1);
-    b.memory = (char*)ops_normal(b.state.bytes / sizeof(float) + 1, 0);
+    b.state.memory = ops_normal(b.state.bytes / sizeof(float) + 1, 0);
     return b;
 }
 
@@ -369,7 +368,7 @@ static void both_on_cpu(Both* b, const float* grad, Update by) {
     for (int i = 0; i < count; i++) {
         if (!freeze_has(&b->freeze, ranges[i].row, model_group_layer(b->state.cfg, ranges[i].group))) {
             optimizer_update_cpu(&b->state, &ranges[i], b->params + ranges[i].full, grad + ranges[i].full,
-                                 NULL, b->memory, by, &scratch);
+                                 NULL, by, &scratch);
         }
     }
     free(scratch.memory);

@@ -429,7 +429,7 @@ static void test_decode(void (*open)(Model*, const char*, int), double tolerance
     Model whole, texts;
     open(&whole, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NORMS);
     open(&texts, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NEVER);
-    EXPECT(!texts.grads_memory && !texts.state_memory, "generation has gradients");
+    EXPECT(!texts.grads_memory && !texts.state.memory, "generation has gradients");
     State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &whole);
     const int V = whole.cfg.V, Vp = whole.cfg.Vp;
     for (int b = 0; b < TEXTS; b++) {
@@ -922,7 +922,7 @@ static void test_packed_update(OptimizerName name) {
     }
     EXPECT(memcmp(packed.params_memory, plain.params_memory, plain.parameter_bytes) == 0, "%s: parameters",
            optimizer_word(name));
-    EXPECT(memcmp(packed.state_memory, plain.state_memory, plain.state.bytes) == 0, "%s: state",
+    EXPECT(memcmp(packed.state.memory, plain.state.memory, plain.state.bytes) == 0, "%s: state",
            optimizer_word(name));
     Memory dry = memory_dry();
     Bf16Weights weights;
