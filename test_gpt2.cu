@@ -226,10 +226,10 @@ static double cpu_both(CpuTrainer* reference, const int* tokens, const int* targ
 
 // Returns the gradients as fp32 on the host, without the loss scale. The caller frees them.
 static float* gradients_on_host(const Model* model) {
-    float* values = (float*)check_alloc(model->elements, sizeof(float), "gradients");
+    float* values = (float*)check_alloc(zero_count(&model->zero.plan, ZERO_FULL), sizeof(float), "gradients");
     void* raw = check_alloc(model->gradient_bytes, 1, "gradients");
     CUDA_CHECK(cudaMemcpy(raw, model->grads_memory, model->gradient_bytes, cudaMemcpyDeviceToHost));
-    for (size_t i = 0; i < model->elements; i++) {
+    for (size_t i = 0; i < zero_count(&model->zero.plan, ZERO_FULL); i++) {
         values[i] =
             (model->grad_dtype == DTYPE_FP32 ? ((float*)raw)[i] : to_float(((floatX*)raw)[i])) / loss_scale();
     }
@@ -250,7 +250,8 @@ static void group_on_host(Model* model, int g, float* group) {
 
 // Returns all parameters. The caller frees them.
 static float* parameters_on_host(Model* model) {
-    float* values = (float*)check_alloc(model->elements, sizeof(float), "parameters");
+    float* values =
+        (float*)check_alloc(zero_count(&model->zero.plan, ZERO_FULL), sizeof(float), "parameters");
     for (int g = 0; g < model->zero.plan.groups; g++) {
         group_on_host(model, g, values + zero_group_begin(&model->zero.plan, g));
     }
@@ -259,7 +260,7 @@ static float* parameters_on_host(Model* model) {
 
 // Returns all parameters of a model with frozen ones, laid out by rows_on_host.
 static float* frozen_parameters_on_host(Model* model) {
-    float *all = (float*)check_alloc(model->elements, sizeof(float), "parameters"),
+    float *all = (float*)check_alloc(zero_count(&model->zero.plan, ZERO_FULL), sizeof(float), "parameters"),
           *group = (float*)check_alloc(zero_largest_group(&model->zero.plan), sizeof(float), "parameters");
     for (int g = 0; g < model->zero.plan.groups; g++) {
         group_on_host(model, g, group);
@@ -388,7 +389,8 @@ static Bits bits_after_updates(Settings settings, const float* weights) {
     test_gradients(model, tokens, targets);
     const Gradient gradient = zero_gradient(&model->zero);
     const int is_shard = gradient.data != model->grads_memory;
-    const size_t bytes = is_shard ? model->elements * sizeof(float) : model->gradient_bytes;
+    const size_t bytes =
+        is_shard ? zero_count(&model->zero.plan, ZERO_FULL) * sizeof(float) : model->gradient_bytes;
     const size_t result = step_result_bytes(BATCHES);
     const Bits bits = {(char*)check_alloc(bytes + result, 1, "gradients"), bytes + result};
     CUDA_CHECK(cudaMemcpy(bits.data, gradient.data, bytes, cudaMemcpyDeviceToHost));
@@ -454,7 +456,7 @@ static float* gradient_on_host(Model* model) {
     const Gradient gradient = zero_update_gradient(&model->zero);
     const size_t bytes = zero_count(zero, ZERO_GRADIENT) * dtype_bytes(gradient.dtype);
     char* raw = (char*)check_alloc(bytes, 1, "gradient");
-    float* values = (float*)check_alloc(model->elements, sizeof(float), "gradient");
+    float* values = (float*)check_alloc(zero_count(&model->zero.plan, ZERO_FULL), sizeof(float), "gradient");
     zero_wait_for_gradient(&model->zero);
     gpu_copy(raw, gradient.data, bytes, &model->gpu);
     TensorRow rows[MODEL_PARAMETER_ROWS], from[MODEL_PARAMETER_ROWS];

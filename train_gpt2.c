@@ -112,9 +112,6 @@ static void open_gradients(Model* model, const Settled* s) {
     tensor_rows_bind(&model->grads, model->gradient_rows, MODEL_PARAMETER_ROWS, model->grads_memory);
     zero_open_cpu(&model->zero, memory, *zero, model->cfg, model->parameter_rows,
                   (float*)model->params_memory, (float*)model->grads_memory, model->comm);
-    model->update.partial =
-        (double*)memory_take(memory, "scratch: gradient norm", MEMORY_DEVICE,
-                             (zero_count(zero, ZERO_SHARDS) / GRADIENT_BLOCK + 1) * sizeof(double));
 }
 
 // Opens the activations, and the classifier that works in them.
@@ -138,18 +135,6 @@ static void open_activations(Model* model, const Settled* s) {
         cross_entropy_bf16_open(&model->classifier, &model->memory, model->acts.logits, tokens, N, cfg.C,
                                 cfg.Vp);
     }
-}
-
-// Opens the optimizer's state, and the scratch memory of its rules.
-static void open_update(Model* model) {
-    UpdateGroups* update = &model->update;
-    optimizer_state_take(&model->state, &model->memory);
-    update->state = &model->state;
-    update->freeze = &model->freeze;
-    update->zero = &model->zero;
-    update->linear = &model->linear;
-    update->scratch = memory_take(&model->memory, "scratch of the update", MEMORY_DEVICE,
-                                  optimizer_scratch_bytes(&model->state));
 }
 
 // Returns the level that a run recomputes at. With an MLP in bf16 GELU is always computed again
@@ -180,7 +165,8 @@ static void model_open(Model* model, const Settled* s, Memory memory, Comm* comm
         open_gradients(model, s);
     }
     if (s->use == USE_TRAIN) {
-        open_update(model);
+        update_groups_open(&model->update, &model->memory, &model->state, &model->freeze, &model->zero,
+                           &model->linear);
     }
     open_activations(model, s);
     decoder_bind(&model->decoder, s->cfg, s->decode_batch, model->T, model->acts_memory);
@@ -344,19 +330,9 @@ static void block_recompute(const Block* b, RecomputeLevel level) {
     }
 }
 
-// All gradients, seen from layer l: .qkvw is layer l's. Those of frozen parameters are NULL.
 static ModelParameters gradients_at_layer(const Model* model, int l) {
-    const TensorRow* rows = model->gradient_rows;
-    // blocks below have none
-    const int k = model_copy(model->cfg, l), first = model->zero.plan.first_block;
-    ModelParameters d = model_parameters_at_copy(model->grads, rows, k > first ? k - first : 0);
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        if (freeze_has(&model->freeze, i, l)) {
-            memset((char*)&d + rows[i].member, 0,
-                   sizeof(float*)); // the pointer of this row, d.qkvw for example
-        }
-    }
-    return d;
+    return zero_gradients_at_layer_cpu(&model->zero, model->grads, model->gradient_rows, model->cfg,
+                                       &model->freeze, l);
 }
 
 // Turns dresidual (N, C), the gradient of the residual stream after block l, into that before it,

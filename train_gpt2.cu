@@ -60,13 +60,6 @@ vocabulary.
 // -------------------------------------------------------------------------------------------------
 // The model
 
-// The gradients of the parameters: the same members, all of one type.
-#define GRADIENT_MEMBER(name, ...) Gradient name;
-typedef struct {
-    MODEL_PARAMETERS(GRADIENT_MEMBER)
-} ModelGradients;
-#undef GRADIENT_MEMBER
-
 struct Model {
     ModelConfig cfg;
     int B, T; // micro-batches up to B sequences of up to T tokens
@@ -83,7 +76,6 @@ struct Model {
     TensorRow gradient_rows[MODEL_PARAMETER_ROWS];
     OptimizerState state; // on the GPU, or offloaded
     size_t parameter_bytes, gradient_bytes, activation_bytes;
-    size_t elements; // of all parameters, with padding
     Comm* comm;
     ZeroGpu zero; // what of it this process updates, and what moves between processes
 
@@ -127,7 +119,6 @@ static void open_parameters(Model* model, const Settled* s) {
     model->parameter_bytes = is_quantized
                                  ? quantized_parameter_rows(rows, model->cfg, sizeof(floatX))
                                  : zero_params_elements(&s->zero, ZERO_BLOCKS_IN_MEMORY) * sizeof(floatX);
-    model->elements = zero_count(&s->zero, ZERO_FULL);
     model->params_memory = memory_take(&model->memory, is_quantized ? "parameters in 8 bits" : "parameters",
                                        MEMORY_DEVICE, model->parameter_bytes);
     tensor_rows_bind(&model->params, rows, MODEL_PARAMETER_ROWS, model->params_memory);
@@ -507,26 +498,8 @@ static void block_recompute(const Block* b, RecomputeLevel level) {
     }
 }
 
-// Where the gradients of layer l lie.
-static int gradient_block(const Model* model, int l) {
-    return zero_gradient_block(&model->zero.plan, model_copy(model->cfg, l));
-}
-
-// The gradient of row i in layer l; no data if the parameter is frozen.
-static Gradient gradient_at_layer(const Model* model, int i, int l) {
-    const int is_frozen = freeze_has(&model->freeze, i, l), at = gradient_block(model, l);
-    void* data = is_frozen ? NULL : tensor_at_layer(&model->gradient_rows[i], model->grads_memory, at);
-    return Gradient{data, model->grad_dtype};
-}
-
-// All gradients, seen from layer l: .qkvw is layer l's.
 static ModelGradients gradients_at_layer(const Model* model, int l) {
-    ModelGradients grads;
-    int row = 0;
-#define GRADIENT_SET_MEMBER(name, ...) grads.name = gradient_at_layer(model, row++, l);
-    MODEL_PARAMETERS(GRADIENT_SET_MEMBER)
-#undef GRADIENT_SET_MEMBER
-    return grads;
+    return zero_gradients_at_layer(&model->zero, model->gradient_rows, model->cfg, &model->freeze, l);
 }
 
 // Returns the gradient of the bias of the projection into the stream that enters block l; none for

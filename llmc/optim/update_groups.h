@@ -7,6 +7,7 @@ update_groups.h -- the update on the CPU, group by group (model.h): each paramet
 
 #include "llmc/layers/linear.h"
 #include "llmc/model/freeze.h"
+#include "llmc/ops/gradient_norm.h"
 #include "llmc/optim/optimizer.h"
 #include "llmc/optim/update_in_backward.h"
 #include "llmc/parallel/zero.h"
@@ -15,7 +16,7 @@ update_groups.h -- the update on the CPU, group by group (model.h): each paramet
 extern "C" {
 #endif
 
-// Everything that an update changes or reads. The memory belongs to the caller.
+// Everything that an update changes or reads.
 typedef struct {
     const OptimizerState* state;
     const Freeze* freeze;
@@ -25,6 +26,11 @@ typedef struct {
     // sums of squares of the gradient's blocks, as gradient_square_sum_cpu wants them
     double* partial;
 } UpdateGroups;
+
+// Opens the updates with their state, all zero, and scratch memory; `zero` has its plan. The
+// arguments must outlive them.
+void update_groups_open(UpdateGroups* groups, Memory* memory, OptimizerState* state, const Freeze* freeze,
+                        Zero* zero, Linear* linear);
 
 // Updates what this rank updates of all groups; all ranks then gather the parameters.
 void update_groups_cpu(UpdateGroups* groups, Update update);
@@ -38,6 +44,19 @@ void update_group_in_backward_cpu(UpdateGroups* groups, int g, InBackward* hook)
 #endif
 
 #ifdef UPDATE_GROUPS_IMPLEMENTATION
+
+void update_groups_open(UpdateGroups* u, Memory* memory, OptimizerState* state, const Freeze* freeze,
+                        Zero* zero, Linear* linear) {
+    const size_t blocks = zero_count(&zero->plan, ZERO_SHARDS) / GRADIENT_BLOCK + 1;
+    optimizer_state_take(state, memory);
+    u->state = state;
+    u->freeze = freeze;
+    u->zero = zero;
+    u->linear = linear;
+    u->partial =
+        (double*)memory_take(memory, "scratch: gradient norm", MEMORY_DEVICE, blocks * sizeof(double));
+    u->scratch = memory_take(memory, "scratch of the update", MEMORY_DEVICE, optimizer_scratch_bytes(state));
+}
 
 // True if a range belongs to group g and is not frozen.
 static int update_has_(const UpdateGroups* u, const ZeroRange* range, int g) {

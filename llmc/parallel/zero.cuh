@@ -548,6 +548,30 @@ static inline void zero_wait_for_buffer(ZeroGpu* z, int l) {
     }
 }
 
+// Gradients of all parameters: the members of ModelParameters, all of one type.
+#define ZERO_GRADIENT_(name, ...) Gradient name;
+typedef struct {
+    MODEL_PARAMETERS(ZERO_GRADIENT_)
+} ModelGradients;
+#undef ZERO_GRADIENT_
+
+// Returns the gradients as layer l has them: .qkvw is layer l's. Those of frozen parameters have no
+// data.
+static inline ModelGradients zero_gradients_at_layer(const ZeroGpu* z, const TensorRow* gradient_rows,
+                                                     ModelConfig cfg, const Freeze* freeze, int l) {
+    const int at = zero_gradient_block(&z->plan, model_copy(cfg, l));
+    ModelGradients grads;
+    int i = 0;
+#define ZERO_GRADIENT_(name, ...)                                                                            \
+    grads.name.data =                                                                                        \
+        freeze_has(freeze, i, l) ? NULL : tensor_at_layer(&gradient_rows[i], z->grads.data, at);             \
+    grads.name.dtype = z->grads.dtype;                                                                       \
+    i++;
+    MODEL_PARAMETERS(ZERO_GRADIENT_)
+#undef ZERO_GRADIENT_
+    return grads;
+}
+
 // Clears the gradients of the frozen parameters of layer l. Where blocks take turns in the same
 // memory, it still has those of another block, and this block's backward pass does not set them.
 static inline void zero_clear_frozen(ZeroGpu* z, const TensorRow* gradient_rows, ModelConfig cfg,

@@ -306,6 +306,12 @@ static inline float* zero_group_grads_(const Zero* z, int g) {
 // backward pass has completed them: for the last block first, and for group 0 at the end.
 void zero_group_done_cpu(Zero* z, int g, MicroStep step);
 
+// Returns the gradients, out of `all`, as layer l has them: .qkvw is layer l's. Those of frozen
+// parameters are NULL.
+ModelParameters zero_gradients_at_layer_cpu(const Zero* z, ModelParameters all,
+                                            const TensorRow* gradient_rows, ModelConfig cfg,
+                                            const Freeze* freeze, int l);
+
 // Clears the gradients of the frozen parameters of layer l. Where all blocks leave their gradients
 // in one place, it still has those of the block before, and this block's backward pass does not set
 // them.
@@ -605,6 +611,21 @@ void zero_group_done_cpu(Zero* z, int g, MicroStep step) {
         group_all_gather_cpu(zero_group_grads_(z, g), z->shard + zero_shard_begin(&z->plan, g),
                              zero_shard_elements(&z->plan, g), &z->group);
     }
+}
+
+ModelParameters zero_gradients_at_layer_cpu(const Zero* z, ModelParameters all,
+                                            const TensorRow* gradient_rows, ModelConfig cfg,
+                                            const Freeze* freeze, int l) {
+    // blocks below the first have none
+    const int k = model_copy(cfg, l) - z->plan.first_block;
+    ModelParameters grads = model_parameters_at_copy(all, gradient_rows, k > 0 ? k : 0);
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        if (freeze_has(freeze, i, l)) {
+            // the pointer of this row, grads.qkvw for example
+            memset((char*)&grads + gradient_rows[i].member, 0, sizeof(float*));
+        }
+    }
+    return grads;
 }
 
 void zero_clear_frozen_cpu(Zero* z, const TensorRow* gradient_rows, ModelConfig cfg, const Freeze* freeze,
