@@ -91,7 +91,7 @@ $(1)/libllmc.a: $(COMPILED:llmc/%.h=$(1)/llmc/%.o)
 $(1)/test/%.o: private OPT = -O1
 $(1)/test/%.o: dev/test/%.c Makefile $(1)/flags
 	@mkdir -p $$(@D)
-	$$(call quiet,$$(CC))$$(CC) $$(CFLAGS) -I. -c $$< -o $$@
+	$$(call quiet,$$(CC))$$(CC) $$(CFLAGS) -Wno-missing-field-initializers -I. -c $$< -o $$@
 endef
 $(eval $(call LIBRARY_RULES,$(BUILD)))
 include dev/test.mk # the tests

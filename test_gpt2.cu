@@ -430,7 +430,7 @@ static void test_same_bits(const float* weights) {
     other.recompute = "0";
     other.gelu_fusion = "0";
     want = bits_after_updates(other, weights);
-    for (int level = RECOMPUTE_GELU; level <= RECOMPUTE_BLOCK; level++) {
+    for (int level = RECOMPUTE_ACTIVATION; level <= RECOMPUTE_BLOCK; level++) {
         other.recompute = model_recompute_word(level);
         other.graph = level == RECOMPUTE_NORMS ? "on" : "off";
         expect_same_bits("--gelu-fusion 0 --recompute 1, 2, mlp, 3", want, other, weights);
@@ -534,7 +534,7 @@ static void test_fusion(const float* weights) {
     const int fuses = DTYPE_OF(floatX) != DTYPE_FP32;
     int tokens[BATCHES * N], targets[BATCHES * N];
     batch_tokens(tokens, targets);
-    for (int level = RECOMPUTE_GELU; level <= RECOMPUTE_BLOCK; level += RECOMPUTE_BLOCK - RECOMPUTE_GELU) {
+    for (int level = RECOMPUTE_ACTIVATION; level <= RECOMPUTE_BLOCK; level += RECOMPUTE_BLOCK - RECOMPUTE_ACTIVATION) {
         Settings settings = USUAL;
         settings.recompute = model_recompute_word(level);
         settings.gradients = level == RECOMPUTE_BLOCK ? "fp32" : "model";
@@ -570,9 +570,9 @@ static void test_levels(void) {
         state_close(&state);
     }
     EXPECT(sum[RECOMPUTE_NONE] == sum[RECOMPUTE_BLOCK] && sum[RECOMPUTE_NONE] == sum[RECOMPUTE_MLP] &&
-               sum[RECOMPUTE_GELU] == sum[RECOMPUTE_NORMS],
+               sum[RECOMPUTE_ACTIVATION] == sum[RECOMPUTE_NORMS],
            "levels 0, mlp and 3, or 1 and 2, differ");
-    EXPECT(DTYPE_OF(floatX) != DTYPE_FP32 || sum[RECOMPUTE_NONE] == sum[RECOMPUTE_GELU],
+    EXPECT(DTYPE_OF(floatX) != DTYPE_FP32 || sum[RECOMPUTE_NONE] == sum[RECOMPUTE_ACTIVATION],
            "levels 0 and 1 differ in fp32");
     unsetenv("XDG_CACHE_HOME");
 }

@@ -143,7 +143,7 @@ static RecomputeLevel recompute_level(const Settled* s) {
     const Options* o = &s->options;
     const size_t N = (size_t)o->batch * (size_t)o->seq_len;
     const int drops_gelu = o->matmul == MATMUL_BF16 && mlp_bf16_fits(N, (size_t)model_hidden(s->cfg));
-    return o->recompute == RECOMPUTE_NONE && drops_gelu ? RECOMPUTE_GELU : (RecomputeLevel)o->recompute;
+    return o->recompute == RECOMPUTE_NONE && drops_gelu ? RECOMPUTE_ACTIVATION : (RecomputeLevel)o->recompute;
 }
 
 // Opens the model with all parameters zero. Nothing is allocated after this, and nothing at all
@@ -218,7 +218,7 @@ static Block block_at(Model* model, int l, const Pass* pass) {
         .norm2 = {NORM_LAYER, NORM_EPS, p.ln2w, p.ln2b, a.ln2_mean, a.ln2_rstd, N, C},
         .attention = self_attention_of(cfg, &w.qkv, &a, pass, &model->linear, &model->attention),
         .attproj = w.attproj,
-        .mlp = {ACTIVATION_GELU, N, w.fc, w.fcproj, a.fch, a.fch_gelu, &model->linear},
+        .mlp = {ACTIVATION_GELU, N, w.fc, w.fcproj, a.fch, a.fch_act, &model->linear},
     };
 }
 
@@ -230,7 +230,7 @@ static void block_hidden(const Block* b) {
     linear_forward_cpu(a.branch, a.atty, &b->attproj, b->N, b->mlp.linear); // branch (N, C)
     // residual2 (N, C) = inp + branch; ln2 (N, C)
     residual_norm_forward_cpu(a.residual2, a.ln2, b->inp, a.branch, &b->norm2);
-    mlp_hidden_cpu(&b->mlp, a.ln2); // fch, fch_gelu (N, F)
+    mlp_hidden_cpu(&b->mlp, a.ln2); // fch, fch_act (N, F)
 }
 
 static void block_forward(const Block* b) {
@@ -325,7 +325,7 @@ static void block_recompute(const Block* b, RecomputeLevel level) {
     }
     if (level == RECOMPUTE_MLP) {
         mlp_hidden_cpu(&b->mlp, b->a.ln2);
-    } else if (level >= RECOMPUTE_GELU) {
+    } else if (level >= RECOMPUTE_ACTIVATION) {
         mlp_activation_cpu(&b->mlp);
     }
 }

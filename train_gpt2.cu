@@ -380,7 +380,7 @@ static Block block_at(Model* model, int l, const Pass* pass) {
                  {p.ln2w, p.ln2b, a.ln2_mean, a.ln2_rstd, N, C},
                  self_attention_of(cfg, &w.qkv, &a, pass, &model->linear, &model->attention),
                  w.attproj,
-                 {N, w.fc, w.fcproj, a.fch, a.fch_gelu, &model->linear}};
+                 {N, w.fc, w.fcproj, a.fch, a.fch_act, &model->linear}};
 }
 
 // Runs the block up to the hidden layer of the MLP.
@@ -392,7 +392,7 @@ static void block_hidden(const Block* b) {
     // residual2 (N, C) = inp + atty attprojw^T + attprojb
     linear_forward_residual(a.residual2, b->inp, a.atty, &b->attproj, b->N, linear);
     norm_forward(a.ln2, a.residual2, &b->norm2, linear->gpu); // ln2 (N, C)
-    mlp_hidden(&b->mlp, a.ln2);                               // fch, fch_gelu (N, F)
+    mlp_hidden(&b->mlp, a.ln2);                               // fch, fch_act (N, F)
 }
 
 static void block_forward(Model* model, int l, const Pass* pass) {
@@ -493,7 +493,7 @@ static void block_recompute(const Block* b, RecomputeLevel level) {
     }
     if (level == RECOMPUTE_MLP) {
         mlp_hidden(&b->mlp, b->a.ln2);
-    } else if (level >= RECOMPUTE_GELU) {
+    } else if (level >= RECOMPUTE_ACTIVATION) {
         mlp_gelu(&b->mlp);
     }
 }

@@ -75,9 +75,9 @@ typedef struct {
     CheckpointPart own;                          // part that this rank needs
 } CheckpointParts;
 
-// Returns true if a saved state is of this optimizer and has the same slots; else all state starts
-// as zeros.
-int checkpoint_state_fits(const SavedState* s, Optimizer optimizer);
+// Returns true if a saved state of this model is of this optimizer and has the same slots; else all
+// state starts as zeros.
+int checkpoint_state_fits(const SavedState* s, Optimizer optimizer, ModelConfig cfg);
 
 // Opens the files that `s` lists. Ends the program unless they fill the space.
 void checkpoint_parts_open(CheckpointParts* parts, const SavedState* s, const char* directory,
@@ -126,6 +126,9 @@ static size_t checkpoint_slot_place_(const CheckpointPart* part, int slot, size_
         const TensorRow* row = &part->state.rows[i];
         const size_t layer = model_rows_in_files(row, part->cfg) * row->cols;
         const size_t all = (size_t)row->layers * layer, before = element < all ? element : all;
+        if (layer == 0) {
+            continue; // absent
+        }
         place += before / layer * state_slot_elements(&part->state, slot, i, layer) +
                  state_slot_elements(&part->state, slot, i, before % layer);
         element -= before;
@@ -416,10 +419,8 @@ static void checkpoint_open_files_(CheckpointParts* parts, const SavedState* s, 
 }
 
 // Returns the rows of the parameters that the saved run had frozen in all blocks.
-static unsigned checkpoint_frozen_rows_(const SavedState* s) {
-    const char* layers = state_option(s, "layers");
-    const Freeze freeze = freeze_of(layers ? atoi(layers) : 0, state_option(s, "freeze"));
-    return freeze.rows;
+static unsigned checkpoint_frozen_rows_(const SavedState* s, ModelConfig cfg) {
+    return freeze_of(cfg, state_option(s, "freeze")).rows;
 }
 
 // Returns true if an option of the saved run added state to its optimizer.
@@ -432,10 +433,10 @@ static int checkpoint_has_optional_(const SavedState* s, OptimizerName name) {
                                          : 0;
 }
 
-int checkpoint_state_fits(const SavedState* s, Optimizer optimizer) {
+int checkpoint_state_fits(const SavedState* s, Optimizer optimizer, ModelConfig cfg) {
     const char* name = state_option(s, "optimizer");
     return !name || (strcmp(name, optimizer_word(optimizer.name)) == 0 &&
-                     checkpoint_frozen_rows_(s) == optimizer.frozen &&
+                     checkpoint_frozen_rows_(s, cfg) == optimizer.frozen &&
                      checkpoint_has_optional_(s, optimizer.name) == optimizer.has_optional);
 }
 
@@ -443,7 +444,7 @@ void checkpoint_parts_open(CheckpointParts* parts, const SavedState* s, const ch
                            Optimizer optimizer, ModelConfig cfg, const ZeroPlan* zero) {
     memset(parts, 0, sizeof(*parts));
     checkpoint_part_open(&parts->own, optimizer, cfg, zero);
-    parts->is_new = !checkpoint_state_fits(s, optimizer);
+    parts->is_new = !checkpoint_state_fits(s, optimizer, cfg);
     if (!parts->is_new) {
         checkpoint_open_files_(parts, s, directory);
     }

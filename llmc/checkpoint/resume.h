@@ -381,7 +381,7 @@ void resume_check(Resume* r, const Settled* s, FILE* file, const char* trainer, 
     }
     r->sequence = resume_sequence_(r, options, file, are_other_data);
     resume_print_rate_(r, options, file);
-    if (!checkpoint_state_fits(&r->saved, s->optimizer)) {
+    if (!checkpoint_state_fits(&r->saved, s->optimizer, s->cfg)) {
         fprintf(file, "resume: the state of --optimizer %s starts as zeros\n",
                 optimizer_word((OptimizerName)options->optimizer));
     }

@@ -98,7 +98,12 @@ static double llmc_bin_bytes_(ModelConfig cfg, ModelDtype dtype) {
 }
 
 static ModelConfig llmc_bin_config_(const int32_t* header) {
-    const ModelConfig cfg = {header[2], header[3], header[7], header[4], header[5], header[6], SHARE_OFF};
+    const ModelConfig cfg = {.max_T = header[2],
+                             .V = header[3],
+                             .Vp = header[7],
+                             .L = header[4],
+                             .NH = header[5],
+                             .C = header[6]};
     return cfg;
 }
 

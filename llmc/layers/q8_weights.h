@@ -34,7 +34,7 @@ typedef enum { QUANTIZE_WORDS(WORDS_VALUE) } Quantize;
 
 // Returns true for the matrices of matmuls; wpe is only added.
 static inline int quantized_is_matrix(const TensorRow* row) {
-    return row->kind == KIND_MATRIX || strcmp(row->name, "wte") == 0;
+    return row->kind == KIND_MATRIX || row->init == INIT_VOCAB;
 }
 
 // Sets the rows of the parameters, and returns their bytes; what stays has elements of

@@ -12,8 +12,8 @@ freeze.h -- --freeze: the parameters that training leaves as they are.
 A frozen parameter has no gradient, no optimizer state and no update. A parameter that is frozen in
 all blocks needs no memory for them, and neither do blocks 0 ... k - 1 if all their parameters are
 frozen (zero.h). If the embeddings are frozen, too, the backward pass ends at block k, and the
-blocks below keep no activations for it. wte is also the weight of the classifier, so freezing it
-freezes the classifier, too.
+blocks below keep no activations for it. Without a head of its own the classifier has wte as its
+weight, so freezing that freezes the classifier, too.
 
 needs:   nothing
 */
@@ -37,7 +37,7 @@ typedef struct {
     unsigned rows;   // bit i: row i of the parameters is frozen in all blocks
     // Bits of the frozen rows in each block; rows outside of the blocks have the same bit in all of
     // them.
-    uint16_t in_block[MODEL_MAX_LAYERS];
+    uint32_t in_block[MODEL_MAX_LAYERS];
 } Freeze;
 
 static inline int freeze_has(const Freeze* freeze, int row, int l) { return freeze->in_block[l] >> row & 1; }
@@ -48,17 +48,17 @@ int freeze_is_whole(const Freeze* freeze, ModelConfig cfg, int first);
 
 // ---- the list ----
 
-// Sets `freeze` from a list for a model of L blocks; if that is empty or NULL, nothing is frozen.
+// Sets `freeze` from a list for a model; if that is empty or NULL, nothing is frozen.
 // Returns 0 and the reason in `error` if the list is invalid, or leaves nothing to train.
-int freeze_parse(Freeze* freeze, int L, const char* list, char* error);
+int freeze_parse(Freeze* freeze, ModelConfig cfg, const char* list, char* error);
 
 // Returns the parameters frozen by a list that is known to be valid.
-Freeze freeze_of(int L, const char* list);
+Freeze freeze_of(ModelConfig cfg, const char* list);
 
 // ---- consequences ----
 
 // Returns 1 if the weight of the classifier is frozen.
-int freeze_has_classifier(const Freeze* freeze);
+int freeze_has_classifier(const Freeze* freeze, ModelConfig cfg);
 
 // Returns 1 if every shared parameter is frozen in all layers that share it, or in none; if not, 0
 // and the reason in `error`.
@@ -103,9 +103,9 @@ typedef struct {
 
 static const FreezeWord_* freeze_words_(int* count) {
     static const FreezeWord_ words[] = {
-        {"embeddings", "w?e"},     {"blocks", "ln[12]?"}, {"blocks", "qkv?"},
-        {"blocks", "attproj?"},    {"blocks", "fc*"},     {"attention", "qkv?"},
-        {"attention", "attproj?"}, {"mlp", "fc*"},        {"norms", "ln*"},
+        {"embeddings", "w?e"},     {"blocks", "ln[12]?"}, {"blocks", "qkv?"},    {"blocks", "?normw"},
+        {"blocks", "attproj?"},    {"blocks", "fc*"},     {"attention", "qkv?"}, {"attention", "?normw"},
+        {"attention", "attproj?"}, {"mlp", "fc*"},        {"norms", "ln*"},      {"norms", "?normw"},
     };
     *count = (int)(sizeof(words) / sizeof(words[0]));
     return words;
@@ -191,12 +191,13 @@ static int freeze_is_meant_(const FreezeItem_* item, const TensorRow* rows, int 
     return is_meant;
 }
 
-// Appends the names of all parameters and all words.
+// Appends the names of all parameters that the model has, and all words.
 static void freeze_list_names_(const TensorRow* rows, char* text, size_t room) {
     int count;
     const FreezeWord_* words = freeze_words_(&count);
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        snprintf(text + strlen(text), room - strlen(text), "%s, ", rows[i].name);
+        snprintf(text + strlen(text), room - strlen(text), "%s%s",
+                 tensor_is_absent(&rows[i]) ? "" : rows[i].name, tensor_is_absent(&rows[i]) ? "" : ", ");
     }
     for (int i = 0; i < count; i++) {
         const int is_new = i == 0 || strcmp(words[i].word, words[i - 1].word) != 0;
@@ -226,11 +227,11 @@ static int freeze_add_(Freeze* freeze, const FreezeItem_* item, const TensorRow*
     int found = 0, is_outside = 0;
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         for (int l = item->first; l <= item->last; l++) {
-            const int is_meant = freeze_is_meant_(item, rows, i, l);
-            if (is_meant && item->has_blocks && rows[i].place != PLACE_BLOCK) {
+            const int is_meant = !tensor_is_absent(&rows[i]) && freeze_is_meant_(item, rows, i, l);
+            if (is_meant && item->has_blocks && rows[i].part == PART_OUTSIDE) {
                 is_outside = 1;
             } else if (is_meant) {
-                freeze->in_block[l] |= (uint16_t)(1u << i);
+                freeze->in_block[l] |= 1u << i;
                 found = 1;
             }
         }
@@ -238,22 +239,27 @@ static int freeze_add_(Freeze* freeze, const FreezeItem_* item, const TensorRow*
     return found || freeze_unknown_(item, rows, is_outside, error);
 }
 
+// Returns 1 if a parameter of block l has no gradient: it is frozen or absent.
+static int freeze_is_still_(const Freeze* freeze, const TensorRow* rows, int i, int l) {
+    return tensor_is_absent(&rows[i]) || freeze_has(freeze, i, l);
+}
+
 // Returns 1 if everything in a place is frozen: in block l, or outside of the blocks.
 static int freeze_has_all_(const Freeze* freeze, const TensorRow* rows, TensorPlace place, int l) {
     int all = 1;
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        all &= rows[i].place != place || freeze_has(freeze, i, l);
+        all &= rows[i].place != place || freeze_is_still_(freeze, rows, i, l);
     }
     return all;
 }
 
-// Returns 1 if the one tensor of this member is frozen.
+// Returns 1 if the one tensor of this member is frozen or absent.
 static int freeze_has_member_(const Freeze* freeze, const TensorRow* rows, size_t member) {
     int i = 0;
     while (rows[i].member != member) {
         i++;
     }
-    return freeze_has(freeze, i, 0);
+    return freeze_is_still_(freeze, rows, i, 0);
 }
 
 // Returns the lowest block that the backward pass reaches.
@@ -269,17 +275,12 @@ static int freeze_first_block_(const Freeze* freeze, const TensorRow* rows, int 
     return l;
 }
 
-// Fills in the rows of an arbitrary model, for the names and places of its parameters, which all
-// models share.
-static void freeze_table_(TensorRow rows[MODEL_PARAMETER_ROWS]) {
-    const ModelConfig any = {1, 1, 1, 1, 1, 1, SHARE_OFF};
-    model_parameter_rows(rows, any);
-}
-
-int freeze_parse(Freeze* freeze, int L, const char* list, char* error) {
+int freeze_parse(Freeze* freeze, ModelConfig cfg, const char* list, char* error) {
     TensorRow rows[MODEL_PARAMETER_ROWS];
+    const int L = cfg.L;
     memset(freeze, 0, sizeof(*freeze));
-    freeze_table_(rows);
+    cfg.share = SHARE_OFF; // a list names layers, whatever they share
+    model_parameter_rows(rows, cfg);
     for (const char* text = list; text && *list; text = *text ? text + 1 : NULL) {
         const size_t length = strcspn(text, ",");
         FreezeItem_ item;
@@ -302,17 +303,18 @@ int freeze_parse(Freeze* freeze, int L, const char* list, char* error) {
     return 1;
 }
 
-Freeze freeze_of(int L, const char* list) {
+Freeze freeze_of(ModelConfig cfg, const char* list) {
     char error[ERROR_BYTES];
     Freeze freeze;
-    CHECK(freeze_parse(&freeze, L, list, error), "%s", error);
+    CHECK(freeze_parse(&freeze, cfg, list, error), "%s", error);
     return freeze;
 }
 
-int freeze_has_classifier(const Freeze* freeze) {
+int freeze_has_classifier(const Freeze* freeze, ModelConfig cfg) {
     TensorRow rows[MODEL_PARAMETER_ROWS];
-    freeze_table_(rows);
-    return freeze_has_member_(freeze, rows, offsetof(ModelParameters, wte));
+    model_parameter_rows(rows, cfg);
+    return freeze_has_member_(
+        freeze, rows, cfg.has_head ? offsetof(ModelParameters, head) : offsetof(ModelParameters, wte));
 }
 
 int freeze_check_shared(const Freeze* freeze, ModelConfig cfg, char* error) {
@@ -358,10 +360,13 @@ double freeze_count(const Freeze* freeze, ModelConfig cfg) {
 
 double freeze_flops_per_token(const Freeze* freeze, ModelConfig cfg, int T) {
     TensorRow rows[MODEL_PARAMETER_ROWS];
-    double saved = 4.0 * freeze->first_block * cfg.C * T;
+    double saved = 0;
+    for (int l = 0; l < freeze->first_block; l++) {
+        saved += 4 * model_attention_products(cfg, l, T);
+    }
     model_parameter_rows(rows, cfg);
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        const double elements = (double)tensor_layer_elements(&rows[i]);
+        const double elements = model_multiplied_elements(&rows[i], cfg);
         for (int l = 0; l < rows[i].uses; l++) {
             const int is_below = rows[i].part != PART_OUTSIDE && l < freeze->first_block;
             saved += elements * (2 * freeze_has(freeze, i, l) + 2 * is_below);

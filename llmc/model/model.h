@@ -1,21 +1,28 @@
 /*
-model.h -- the description of the model: its sizes and every tensor it has, each in one row of a
-table.
+model.h -- the description of the model: its architecture, its sizes, and every tensor it has, each
+in one row of a table.
+
+An architecture is one row of ARCHITECTURES, which gives each operation its kind. A kind decides
+which tensors exist and which formula a module uses; only the modules ask for it.
 
 Parameters and activations are two lists (X-macros). The structs of pointers, memory,
 initialization, updates, weight decay, optimizer state (optimizer.h), files, tests and the memory
 report are loops over their rows; nothing else in the program lists the tensors.
 
     B  sequences in a micro-batch     T   tokens of a sequence      N = B*T
-    C  channels                       NH  heads                     HS = head size, C/NH
-    F  hidden size of the MLP, 4C     QKV size of queries, keys and values together, 3C
-    L  layers (blocks)                V   vocabulary size           Vp = V rounded up to 128
+    C  channels                       L   layers (blocks)
+    NH heads of queries               KV  heads of keys, and of values; NH / KV queries share one
+    HS size of a head                 Q = NH*HS                     QKV = Q + 2 KV*HS
+    F  hidden units of the MLP        G   columns into each: gate and up (2), or 1
+    V  vocabulary size                Vp = V rounded up to 128
 
 Layers may share parameters (--share-layers): then memory has fewer blocks of parameters than the
 model has layers, or the parameters of all layers lie outside of the blocks.
 
 GPT-2: Radford et al., "Language models are unsupervised multitask learners", 2019; pre-norm blocks,
 learned positions, GELU in tanh form, the token embedding shared with the classifier.
+Llama: Touvron et al., 2023; rotary positions, RMS norms, SwiGLU, no biases. Grouped keys: Ainslie
+et al., "GQA", 2023.
 */
 #ifndef LLMC_MODEL_H
 #define LLMC_MODEL_H
@@ -28,6 +35,10 @@ learned positions, GELU in tanh form, the token embedding shared with the classi
 #include "llmc/base/rand.h"
 #include "llmc/model/tensors.h"
 #include "llmc/base/enum_words.h"
+#include "llmc/ops/activation.h"
+#include "llmc/ops/heads.h"
+#include "llmc/ops/norm.h"
+#include "llmc/ops/rope.h"
 
 #ifndef floatX
 #define floatX float
@@ -47,14 +58,71 @@ typedef enum {
     USE_GENERATE
 } ModelUse;
 
+typedef enum { POSITIONS_LEARNED, POSITIONS_ROPE } PositionsKind;
+
+// Linear layers with a bias: all; only that of queries, keys and values; none.
+typedef enum { BIASES_ALL, BIASES_QKV, BIASES_NONE } BiasesKind;
+
+// Layers that may have a window: none; all of them, or none; any.
+typedef enum { WINDOWS_NONE, WINDOWS_ALL, WINDOWS_ANY } WindowsKind;
+
+// clang-format off
+// Architectures: the word of --arch, and the kinds of their operations. Whether the embedding has a
+// norm, and whether logits may be capped.
+//  architecture    word        positions           norm            queries, keys    activation         biases       windows       embedding norm  softcap
+#define ARCHITECTURES(X) \
+  X(ARCH_GPT2,      "gpt2",     POSITIONS_LEARNED,  NORM_LAYER,     HEADS_PLAIN,     ACTIVATION_GELU,   BIASES_ALL,  WINDOWS_NONE, 0,              0) \
+  X(ARCH_LLAMA,     "llama",    POSITIONS_ROPE,     NORM_RMS,       HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, 0,              0) \
+  X(ARCH_MISTRAL,   "mistral",  POSITIONS_ROPE,     NORM_RMS,       HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ALL,  0,              0) \
+  X(ARCH_QWEN2,     "qwen2",    POSITIONS_ROPE,     NORM_RMS,       HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_QKV,  WINDOWS_ANY,  0,              0) \
+  X(ARCH_QWEN3,     "qwen3",    POSITIONS_ROPE,     NORM_RMS,       HEADS_NORM,      ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ANY,  0,              0) \
+  X(ARCH_ARCEE,     "arcee",    POSITIONS_ROPE,     NORM_RMS,       HEADS_PLAIN,     ACTIVATION_RELU2,  BIASES_NONE, WINDOWS_NONE, 0,              0) \
+  X(ARCH_NANOCHAT,  "nanochat", POSITIONS_ROPE,     NORM_RMS_ALONE, HEADS_UNIT_NORM, ACTIVATION_RELU2,  BIASES_NONE, WINDOWS_NONE, 1,              1)
+// clang-format on
+
+#define ARCH_VALUE_(value, ...) value,
+typedef enum { ARCHITECTURES(ARCH_VALUE_) ARCH_COUNT } Arch;
+#undef ARCH_VALUE_
+
+typedef struct {
+    const char* word;
+    PositionsKind positions;
+    NormKind norm;
+    HeadsKind heads;
+    ActivationKind activation;
+    BiasesKind biases;
+    WindowsKind windows;
+    int has_embedding_norm, has_softcap;
+} Architecture;
+
+static inline const Architecture* model_architecture(Arch arch) {
+#define ARCH_ROW_(value, ...) {__VA_ARGS__},
+    static const Architecture rows[] = {ARCHITECTURES(ARCH_ROW_)};
+#undef ARCH_ROW_
+    assert(0 <= (int)arch && arch < ARCH_COUNT);
+    return &rows[arch];
+}
+
+enum { MODEL_MAX_LAYERS = 1000 };
+
 typedef struct {
     int max_T; // context: the longest sequence, the rows of wpe
     int V, Vp;
     int L, NH, C;
     int share; // SHARE_...; for a loop, SHARE_LOOP + its number of blocks
-} ModelConfig;
 
-enum { MODEL_MAX_LAYERS = 1000 };
+    // All that follows is 0 in GPT-2. Read it through the functions below, which know what 0 means.
+    Arch arch;
+    int KV, HS, F;                               // 0: NH, C / NH, 4 C
+    int has_head;                                // the classifier has a matrix of its own, not wte
+    int window;                                  // keys that a query sees in layers with a window
+    uint8_t windows[(MODEL_MAX_LAYERS + 7) / 8]; // bit l: layer l has the window
+    float norm_eps;                              // 0: 1e-5
+    float softcap;                               // 0: none
+    float rope_base;                             // 0: 10000
+    int rope_dims;                               // channels of a head that turn; 0: all
+    RopeScaling scaling;
+} ModelConfig;
 
 // Return the number of blocks of parameters in memory (copy 0, 1, ...), and the number of
 // consecutive layers that share one.
@@ -68,9 +136,28 @@ static inline int model_copy(ModelConfig cfg, int l) {
     return l / model_copy_repeats(cfg) % model_copies(cfg);
 }
 
-static inline int model_hidden(ModelConfig cfg) { return 4 * cfg.C; }
-static inline int model_qkv_size(ModelConfig cfg) { return 3 * cfg.C; }
-static inline int model_head_size(ModelConfig cfg) { return cfg.C / cfg.NH; }
+// Return sizes: of a head; columns of all queries (Q), of all keys (as of all values), and of both;
+// hidden units (F), and the columns into each (G).
+static inline int model_head_size(ModelConfig cfg) { return cfg.HS > 0 ? cfg.HS : cfg.C / cfg.NH; }
+static inline int model_key_heads(ModelConfig cfg) { return cfg.KV > 0 ? cfg.KV : cfg.NH; }
+static inline int model_heads(ModelConfig cfg) { return cfg.NH * model_head_size(cfg); }
+static inline int model_keys(ModelConfig cfg) { return model_key_heads(cfg) * model_head_size(cfg); }
+static inline int model_qkv_size(ModelConfig cfg) { return model_heads(cfg) + 2 * model_keys(cfg); }
+static inline int model_hidden(ModelConfig cfg) { return cfg.F > 0 ? cfg.F : 4 * cfg.C; }
+static inline int model_gates(ModelConfig cfg) {
+    return activation_gates(model_architecture(cfg.arch)->activation);
+}
+
+static inline float model_norm_eps(ModelConfig cfg) { return cfg.norm_eps > 0 ? cfg.norm_eps : 1e-5f; }
+static inline float model_rope_base(ModelConfig cfg) { return cfg.rope_base > 0 ? cfg.rope_base : 10000.0f; }
+static inline int model_rope_dims(ModelConfig cfg) {
+    return cfg.rope_dims > 0 ? cfg.rope_dims : model_head_size(cfg);
+}
+
+// Returns the keys that a query of layer l sees; 0: all before it.
+static inline int model_window(ModelConfig cfg, int l) {
+    return cfg.windows[l / 8] >> l % 8 & 1 ? cfg.window : 0;
+}
 
 static inline TensorPlace model_place(ModelConfig cfg, TensorPart part) {
     const int is_shared = (cfg.share == SHARE_ATTENTION && part == PART_ATTENTION) ||
@@ -83,9 +170,9 @@ static inline TensorPlace model_place(ModelConfig cfg, TensorPart part) {
 // it, instead of keeping it.
 #define RECOMPUTE_WORDS(X) \
     X(RECOMPUTE_NONE, "0") \
-    X(RECOMPUTE_GELU, "1")  /* GELU */ \
+    X(RECOMPUTE_ACTIVATION, "1") /* the activation function */ \
     X(RECOMPUTE_NORMS, "2") /* both norms of a block */ \
-    X(RECOMPUTE_MLP, "mlp") /* the matmul before GELU */ \
+    X(RECOMPUTE_MLP, "mlp") /* the matmul before the activation function */ \
     X(RECOMPUTE_BLOCK, "3") /* everything but the residual stream between blocks */
 typedef enum {
     RECOMPUTE_WORDS(WORDS_VALUE)
@@ -93,28 +180,32 @@ typedef enum {
 } RecomputeLevel;
 
 // Parameters, in the order of llm.c's model files: `rows` x `cols`, in a part of the model
-// (PART_...). A vector is one row; matrices are (out, in). Padding rows of wte (V ... Vp-1) are
-// zero. An update treats each of `parts` matrices, one below the other, alone. `init` and `decay`:
-// first values, and whether weight decay applies. `kind` (KIND_...) selects the optimizer's rule.
-// Names in files are in families.h.
-//  name        part       rows        cols      parts  init                 decay  kind
+// (PART_...). A vector is one row; matrices are (out, in). A tensor that a kind does not need has no
+// elements (w: MODEL_WIDTHS). Padding rows of wte and head (V ... Vp-1) are zero. An update treats
+// each of `parts` matrices, one below the other, alone. `init` and `decay`: first values, and whether
+// weight decay applies. `kind` (KIND_...) selects the optimizer's rule. Names in files are in
+// families.h.
+//  name        part       rows        cols          parts  init                 decay  kind
 #define MODEL_PARAMETERS(X) \
-  X(wte,        OUTSIDE,   cfg.Vp,     cfg.C,    1,     INIT_VOCAB,          1,     EMBEDDING)   /* token embedding = classifier weight */ \
-  X(wpe,        OUTSIDE,   cfg.max_T,  cfg.C,    1,     INIT_NORMAL,         1,     EMBEDDING) /* position embedding */ \
-  X(ln1w,       ATTENTION, 1,          cfg.C,    1,     INIT_ONE,            0,     VECTOR) /* norm before attention */ \
-  X(ln1b,       ATTENTION, 1,          cfg.C,    1,     INIT_ZERO,           0,     VECTOR) \
-  X(qkvw,       ATTENTION, QKV,        cfg.C,    3,     INIT_NORMAL,         1,     MATRIX) /* queries, keys, values */ \
-  X(qkvb,       ATTENTION, 1,          QKV,      1,     INIT_ZERO,           0,     VECTOR) \
-  X(attprojw,   ATTENTION, cfg.C,      cfg.C,    1,     INIT_NORMAL_SCALED,  1,     MATRIX) /* into the residual stream */ \
-  X(attprojb,   ATTENTION, 1,          cfg.C,    1,     INIT_ZERO,           0,     VECTOR) \
-  X(ln2w,       MLP,       1,          cfg.C,    1,     INIT_ONE,            0,     VECTOR) /* norm before the MLP */ \
-  X(ln2b,       MLP,       1,          cfg.C,    1,     INIT_ZERO,           0,     VECTOR) \
-  X(fcw,        MLP,       F,          cfg.C,    1,     INIT_NORMAL,         1,     MATRIX) /* into the MLP's hidden layer */ \
-  X(fcb,        MLP,       1,          F,        1,     INIT_ZERO,           0,     VECTOR) \
-  X(fcprojw,    MLP,       cfg.C,      F,        1,     INIT_NORMAL_SCALED,  1,     MATRIX) /* into the residual stream */ \
-  X(fcprojb,    MLP,       1,          cfg.C,    1,     INIT_ZERO,           0,     VECTOR) \
-  X(lnfw,       OUTSIDE,   1,          cfg.C,    1,     INIT_ONE,            0,     VECTOR)  /* norm before the classifier */ \
-  X(lnfb,       OUTSIDE,   1,          cfg.C,    1,     INIT_ZERO,           0,     VECTOR)
+  X(wte,        OUTSIDE,   cfg.Vp,     cfg.C,        1,     INIT_VOCAB,          1,     EMBEDDING)   /* token embedding; the classifier's weight, too, if it has no head */ \
+  X(wpe,        OUTSIDE,   w.positions, cfg.C,       1,     INIT_NORMAL,         1,     EMBEDDING) /* position embedding */ \
+  X(ln1w,       ATTENTION, 1,          w.norm,       1,     INIT_ONE,            0,     VECTOR) /* norm before attention */ \
+  X(ln1b,       ATTENTION, 1,          w.norm_bias,  1,     INIT_ZERO,           0,     VECTOR) \
+  X(qkvw,       ATTENTION, w.QKV,      cfg.C,        3,     INIT_NORMAL,         1,     MATRIX) /* queries, keys, values */ \
+  X(qkvb,       ATTENTION, 1,          w.qkv_bias,   1,     INIT_ZERO,           0,     VECTOR) \
+  X(qnormw,     ATTENTION, 1,          w.query_norm, 1,     INIT_ONE,            0,     VECTOR) /* norm of the queries, */ \
+  X(knormw,     ATTENTION, 1,          w.key_norm,   1,     INIT_ONE,            0,     VECTOR) /* and of the keys */ \
+  X(attprojw,   ATTENTION, cfg.C,      w.Q,          1,     INIT_NORMAL_SCALED,  1,     MATRIX) /* into the residual stream */ \
+  X(attprojb,   ATTENTION, 1,          w.bias,       1,     INIT_ZERO,           0,     VECTOR) \
+  X(ln2w,       MLP,       1,          w.norm,       1,     INIT_ONE,            0,     VECTOR) /* norm before the MLP */ \
+  X(ln2b,       MLP,       1,          w.norm_bias,  1,     INIT_ZERO,           0,     VECTOR) \
+  X(fcw,        MLP,       w.G * w.F,  cfg.C,        w.G,   INIT_NORMAL,         1,     MATRIX) /* into the MLP's hidden layer: gate, then up */ \
+  X(fcb,        MLP,       1,          w.hidden_bias, 1,    INIT_ZERO,           0,     VECTOR) \
+  X(fcprojw,    MLP,       cfg.C,      w.F,          1,     INIT_NORMAL_SCALED,  1,     MATRIX) /* into the residual stream */ \
+  X(fcprojb,    MLP,       1,          w.bias,       1,     INIT_ZERO,           0,     VECTOR) \
+  X(lnfw,       OUTSIDE,   1,          w.norm,       1,     INIT_ONE,            0,     VECTOR)  /* norm before the classifier */ \
+  X(lnfb,       OUTSIDE,   1,          w.norm_bias,  1,     INIT_ZERO,           0,     VECTOR) \
+  X(head,       OUTSIDE,   w.head,     cfg.C,        1,     INIT_VOCAB,          1,     HEAD)       /* the classifier's weight, if it is not wte */
 
 // Activations, for N = B*T tokens. A tensor with `blocks` layers is kept for the backward pass, one
 // per layer, up to the recomputation level `kept` (RECOMPUTE_...); BLOCK means always. A tensor
@@ -127,29 +218,32 @@ typedef enum {
 //  name        layers  tokens  kept   cols                 dtype    life
 #define MODEL_ACTIVATIONS(X) \
   X(encoded,    1,      N,      BLOCK, cfg.C,               floatX,  LIVE_ALWAYS)  /* the residual stream that enters the first block */ \
-  X(ln1,        blocks, N,      GELU,  cfg.C,               floatX,  LIVE_ALWAYS) \
-  X(ln1_mean,   blocks, N,      MLP,   1,                   float,   LIVE_ALWAYS) \
+  X(encoded_rstd, 1,    N,      BLOCK, w.embedding_rstd,    float,   LIVE_ALWAYS)  /* if the embedding has a norm */ \
+  X(ln1,        blocks, N,      ACTIVATION, cfg.C,          floatX,  LIVE_ALWAYS) \
+  X(ln1_mean,   blocks, N,      MLP,   w.mean,              float,   LIVE_ALWAYS) \
   X(ln1_rstd,   blocks, N,      MLP,   1,                   float,   LIVE_ALWAYS) \
-  X(qkv,        blocks, N,      MLP,   QKV,                 floatX,  LIVE_ALWAYS)  /* (B, T, 3, NH, HS) */ \
-  X(atty,       blocks, N,      MLP,   cfg.C,               floatX,  LIVE_ALWAYS)  /* attention's output, before its projection */ \
+  X(qkv,        blocks, N,      MLP,   w.QKV,               floatX,  LIVE_ALWAYS)  /* queries (NH, HS), keys (KV, HS), values (KV, HS) of each token */ \
+  X(qk_raw,     blocks, N,      MLP,   w.raw,               floatX,  LIVE_ALWAYS)  /* queries and keys before a norm with weights */ \
+  X(qk_rstd,    blocks, N,      MLP,   w.unit_rstd,         float,   LIVE_ALWAYS)  /* of a norm without weights: (NH + KV) */ \
+  X(atty,       blocks, N,      MLP,   w.Q,                 floatX,  LIVE_ALWAYS)  /* attention's output, before its projection */ \
   X(att_lse,    blocks, N,      MLP,   cfg.NH,              float,   LIVE_ALWAYS)   /* (B, NH, T) log of the sum of exponentials */ \
   X(residual2,  blocks, N,      MLP,   cfg.C,               floatX,  LIVE_ALWAYS)  /* the stream after attention */ \
-  X(ln2,        blocks, N,      GELU,  cfg.C,               floatX,  LIVE_ALWAYS) \
-  X(ln2_mean,   blocks, N,      MLP,   1,                   float,   LIVE_ALWAYS) \
+  X(ln2,        blocks, N,      ACTIVATION, cfg.C,          floatX,  LIVE_ALWAYS) \
+  X(ln2_mean,   blocks, N,      MLP,   w.mean,              float,   LIVE_ALWAYS) \
   X(ln2_rstd,   blocks, N,      MLP,   1,                   float,   LIVE_ALWAYS) \
-  X(fch,        blocks, N,      NORMS, F,                   floatX,  LIVE_ALWAYS)  /* hidden layer before GELU */ \
-  X(fch_gelu,   blocks, N,      NONE,  F,                   floatX,  LIVE_ALWAYS)  /* hidden layer after GELU */ \
+  X(fch,        blocks, N,      NORMS, w.G * w.F,           floatX,  LIVE_ALWAYS)  /* hidden layer before the activation function */ \
+  X(fch_act,    blocks, N,      NONE,  w.F,                 floatX,  LIVE_ALWAYS)  /* hidden layer after it */ \
   X(residual3,  residuals, N,   BLOCK, cfg.C,               floatX,  LIVE_ALWAYS)  /* the stream after the block */ \
   X(lnf,        1,      N,      BLOCK, cfg.C,               floatX,  LIVE_ALWAYS) \
-  X(lnf_mean,   1,      N,      BLOCK, 1,                   float,   LIVE_ALWAYS) \
+  X(lnf_mean,   1,      N,      BLOCK, w.mean,              float,   LIVE_ALWAYS) \
   X(lnf_rstd,   1,      N,      BLOCK, 1,                   float,   LIVE_ALWAYS) \
   X(logits,     1,      chunk,  BLOCK, cfg.Vp,              floatX,  LIVE_CLASSIFIER)  /* become dlogits in place */ \
-  X(kv,         cfg.L,  cached, NEVER, 2*cfg.C,       floatX,  LIVE_ALWAYS)  /* of B sequences: (B, 2, NH, T, HS) */ \
+  X(kv,         cfg.L,  cached, NEVER, 2 * w.K,             floatX,  LIVE_ALWAYS)  /* of B sequences: (B, 2, KV, T, HS) */ \
   X(losses,     1,      trained, BLOCK, 1,                  float,   LIVE_ALWAYS)   /* nats, per token */ \
-  X(branch,     1,      N,      BLOCK, cfg.C,               floatX,  LIVE_ALWAYS)  /* output of attention or MLP, added to the stream; and its gradient */ \
+  X(branch,     1,      N,      BLOCK, w.branch,            floatX,  LIVE_ALWAYS)  /* output of attention or MLP, added to the stream; and its gradient, or that of atty */ \
   X(dresidual,  1,      trained, BLOCK, cfg.C,               floatX,  LIVE_ALWAYS)  /* gradient of the residual stream */ \
-  X(dqkv,       1,      trained, BLOCK, QKV,                 floatX,  LIVE_BLOCK) \
-  X(dfch,       1,      trained, BLOCK, F,                   floatX,  LIVE_BLOCK)
+  X(dqkv,       1,      trained, BLOCK, w.QKV,               floatX,  LIVE_BLOCK) \
+  X(dfch,       1,      trained, BLOCK, w.G * w.F,           floatX,  LIVE_BLOCK)
 // clang-format on
 
 #define MODEL_MEMBER_(name, ...) floatX* name;
@@ -171,6 +265,41 @@ enum {
 };
 #undef MODEL_COUNT_
 
+// Rows and columns of the tables; 0 for a tensor that the architecture's kinds do not need.
+typedef struct {
+    int Q, K, QKV, F, G;                              // K: columns of all keys
+    int positions;                                    // rows of wpe
+    int norm, norm_bias, qkv_bias, bias, hidden_bias; // vectors
+    int query_norm, key_norm;                         // weights of the norms of queries and keys
+    int head;                                         // rows of the classifier's own matrix
+    int mean, embedding_rstd, raw, unit_rstd, branch; // columns of activations
+} ModelWidths;
+
+static inline ModelWidths model_widths(ModelConfig cfg) {
+    const Architecture* kinds = model_architecture(cfg.arch);
+    const HeadsKind heads = kinds->heads;
+    const int Q = model_heads(cfg), K = model_keys(cfg), HS = model_head_size(cfg), F = model_hidden(cfg),
+              G = model_gates(cfg), is_layer = kinds->norm == NORM_LAYER,
+              has_biases = kinds->biases == BIASES_ALL;
+    ModelWidths w;
+    w.Q = Q, w.K = K, w.QKV = Q + 2 * K, w.F = F, w.G = G;
+    w.positions = kinds->positions == POSITIONS_LEARNED ? cfg.max_T : 0;
+    w.norm = kinds->norm == NORM_RMS_ALONE ? 0 : cfg.C;
+    w.norm_bias = is_layer ? cfg.C : 0;
+    w.qkv_bias = kinds->biases == BIASES_NONE ? 0 : w.QKV;
+    w.bias = has_biases ? cfg.C : 0;
+    w.hidden_bias = has_biases ? G * F : 0;
+    w.query_norm = heads == HEADS_NORM ? HS : heads == HEADS_ROW_NORM ? Q : 0;
+    w.key_norm = heads == HEADS_NORM ? HS : heads == HEADS_ROW_NORM ? K : 0;
+    w.head = cfg.has_head ? cfg.Vp : 0;
+    w.mean = is_layer;
+    w.embedding_rstd = kinds->has_embedding_norm;
+    w.raw = w.query_norm > 0 ? Q + K : 0;
+    w.unit_rstd = heads == HEADS_UNIT_NORM ? cfg.NH + model_key_heads(cfg) : 0;
+    w.branch = Q > cfg.C ? Q : cfg.C;
+    return w;
+}
+
 // Fills in the rows of the parameter table for a configuration, with elements of this size; returns
 // the bytes of one allocation for all of them. Parameters lie in groups: first those that memory
 // has once (PLACE_ONCE), then block 0, block 1, ... (model_copies). All blocks are laid out alike.
@@ -179,18 +308,18 @@ enum {
 // end is always zero.
 static inline size_t model_sharded_rows_of(TensorRow rows[MODEL_PARAMETER_ROWS], ModelConfig cfg,
                                            size_t element_bytes, int shards, unsigned frozen) {
-    const int F = model_hidden(cfg), QKV = model_qkv_size(cfg);
+    const ModelWidths w = model_widths(cfg);
     TensorRow* row = rows;
 #define MODEL_ROW_(name_, part_, rows_, cols_, parts_, init_, decay_, kind_)                                 \
     row->name = #name_;                                                                                      \
     row->part = PART_##part_;                                                                                \
     row->place = model_place(cfg, row->part);                                                                \
-    row->layers = row->place == PLACE_BLOCK ? model_copies(cfg) : 1;                                         \
-    row->repeats = model_copy_repeats(cfg);                                                                  \
-    row->uses = row->part == PART_OUTSIDE ? 1 : cfg.L;                                                       \
-    row->first_layer = 0;                                                                                    \
     row->rows = (size_t)(rows_);                                                                             \
     row->cols = (size_t)(cols_);                                                                             \
+    row->layers = tensor_is_absent(row) ? 0 : row->place == PLACE_BLOCK ? model_copies(cfg) : 1;             \
+    row->repeats = model_copy_repeats(cfg);                                                                  \
+    row->uses = tensor_is_absent(row) ? 0 : row->part == PART_OUTSIDE ? 1 : cfg.L;                           \
+    row->first_layer = 0;                                                                                    \
     row->element_bytes = element_bytes;                                                                      \
     row->parts = parts_;                                                                                     \
     row->init = init_;                                                                                       \
@@ -247,15 +376,15 @@ static inline size_t model_activation_rows(TensorRow rows[MODEL_ACTIVATION_ROWS]
     residuals = residuals < blocks ? residuals : blocks;
     const size_t BT = (size_t)B * (size_t)T, N = is_trained ? BT : (size_t)(B > T ? B : T);
     const size_t trained = is_trained ? N : 0, cached = is_trained ? 0 : BT;
-    const int F = model_hidden(cfg), QKV = model_qkv_size(cfg);
+    const ModelWidths w = model_widths(cfg);
     TensorRow* row = rows;
 #define MODEL_ROW_(name_, layers_, tokens_, kept_, cols_, dtype_, life_)                                     \
     row->name = #name_;                                                                                      \
-    row->layers = recompute > RECOMPUTE_##kept_ ? 1 : layers_;                                               \
-    row->repeats = row->uses = 1;                                                                            \
-    row->first_layer = first_block;                                                                          \
     row->rows = tokens_;                                                                                     \
     row->cols = (size_t)(cols_);                                                                             \
+    row->layers = tensor_is_absent(row) ? 0 : recompute > RECOMPUTE_##kept_ ? 1 : layers_;                   \
+    row->repeats = row->uses = 1;                                                                            \
+    row->first_layer = first_block;                                                                          \
     row->element_bytes = sizeof(dtype_);                                                                     \
     row->init = INIT_ZERO;                                                                                   \
     row->stream = 0;                                                                                         \
@@ -331,39 +460,62 @@ static inline int model_check_config(ModelConfig cfg, const char* path, char* er
     return 1;
 }
 
-// Counts a shared layer once for every layer that uses it.
-static inline double model_count_elements_(ModelConfig cfg) {
-    TensorRow rows[MODEL_PARAMETER_ROWS];
-    model_parameter_rows(rows, cfg);
-    double count = 0;
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        count += (double)rows[i].uses * (double)tensor_layer_elements(&rows[i]);
-    }
-    return count;
+// Returns the rows of a parameter, or of its state, in files of other programs: all but the
+// vocabulary's padding.
+static inline size_t model_rows_in_files(const TensorRow* row, ModelConfig cfg) {
+    return row->init == INIT_VOCAB && row->rows > (size_t)cfg.V ? (size_t)cfg.V : row->rows;
 }
 
-// Counts the parameters of the model as its files have them, without the padding rows of the
-// vocabulary.
+// Counts the parameters of the model as its files have them: every layer, without the padding rows
+// of the vocabulary.
 static inline double model_count_parameters(ModelConfig cfg) {
-    return model_count_elements_(cfg) - (double)(cfg.Vp - cfg.V) * cfg.C;
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    double count = 0;
+    model_parameter_rows(rows, cfg);
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        count += (double)rows[i].uses * (double)(model_rows_in_files(&rows[i], cfg) * rows[i].cols);
+    }
+    return count;
 }
 
 // Counts the parameters in memory: shared layers count once.
 static inline double model_count_stored(ModelConfig cfg) {
     TensorRow rows[MODEL_PARAMETER_ROWS];
-    double count = -(double)(cfg.Vp - cfg.V) * cfg.C;
+    double count = 0;
     model_parameter_rows(rows, cfg);
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        count += (double)tensor_elements(&rows[i]);
+        count += (double)rows[i].layers * (double)(model_rows_in_files(&rows[i], cfg) * rows[i].cols);
     }
     return count;
 }
 
+// Returns the elements of a layer that every token is multiplied with: all, as llm.c counts, also
+// those of the embeddings, but not those of wte if the classifier has a matrix of its own.
+static inline double model_multiplied_elements(const TensorRow* row, ModelConfig cfg) {
+    const int is_lookup = cfg.has_head && row->member == offsetof(ModelParameters, wte);
+    return is_lookup ? 0 : (double)tensor_layer_elements(row);
+}
+
+// Returns the products of attention on one token in layer l, forward: the scores and the values
+// each cost Q for every key that a query sees, T/2 on average, fewer with a window.
+static inline double model_attention_products(ModelConfig cfg, int l, int T) {
+    const int window = model_window(cfg, l), W = 0 < window && window < T ? window : T;
+    return 2.0 * model_heads(cfg) * W * (1 - W / (2.0 * T));
+}
+
 // Returns the floating-point operations to train on one token, as the field counts them: 6 per
-// weight of each layer (with the padded vocabulary and the embeddings, as llm.c does), and 6 L C T
-// for causal attention.
+// weight of each layer (with the padded vocabulary), and 6 per product of attention.
 static inline double model_flops_per_token(ModelConfig cfg, int T) {
-    return 6 * model_count_elements_(cfg) + 6.0 * cfg.L * cfg.C * T;
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    double weights = 0, products = 0;
+    model_parameter_rows(rows, cfg);
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        weights += rows[i].uses * model_multiplied_elements(&rows[i], cfg);
+    }
+    for (int l = 0; l < cfg.L; l++) {
+        products += model_attention_products(cfg, l, T);
+    }
+    return 6 * weights + 6 * products;
 }
 
 // ---- random weights ----
@@ -385,12 +537,6 @@ static inline float model_initial_value(const TensorRow* row, ModelConfig cfg, u
     const double std = model_initial_std_(cfg) / (row->init == INIT_NORMAL_SCALED ? sqrt(2.0 * cfg.L) : 1);
     const uint64_t index = (l * row->rows + r) * row->cols + c;
     return (float)(rand_normal(seed, row->stream, index) * std);
-}
-
-// Returns the rows of a parameter, or of its state, in files of other programs: all but the
-// vocabulary's padding.
-static inline size_t model_rows_in_files(const TensorRow* row, ModelConfig cfg) {
-    return row->init == INIT_VOCAB && row->rows > (size_t)cfg.V ? (size_t)cfg.V : row->rows;
 }
 
 // Sets the parameters of group g of a new model, in fp32; `group` is laid out by the rows.

@@ -29,7 +29,8 @@ typedef enum {
 // Kinds of parameters. Optimizers have a rule for each (optimizer.h).
 typedef enum {
     KIND_MATRIX,    // the weight of a linear layer
-    KIND_EMBEDDING, // a table of rows; wte is the classifier's matrix, too
+    KIND_EMBEDDING, // a table of rows; without a head, wte is the classifier's matrix, too
+    KIND_HEAD,      // a matrix of the classifier's own
     KIND_VECTOR,    // a bias, or a parameter of a norm
     TENSOR_KINDS
 } TensorKind;
@@ -45,7 +46,8 @@ typedef enum { PLACE_ONCE, PLACE_BLOCK } TensorPlace;
 typedef enum { LIVE_ALWAYS, LIVE_BLOCK, LIVE_CLASSIFIER } TensorLife;
 
 // One row of a table, with the sizes filled in. Tensors start at multiples of TENSOR_ALIGN
-// elements.
+// elements. A tensor that a model does not have is absent: no elements, layers and uses are 0, its
+// pointer is NULL, and its offset is where it would be.
 #define TENSOR_ALIGN 128
 typedef struct {
     const char* name;
@@ -76,6 +78,8 @@ static inline size_t tensor_layer_elements(const TensorRow* row) { return row->r
 static inline size_t tensor_elements(const TensorRow* row) {
     return row->layers * tensor_layer_elements(row);
 }
+
+static inline int tensor_is_absent(const TensorRow* row) { return tensor_layer_elements(row) == 0; }
 
 // Lays out the rows of one life from `at` on; returns the end.
 static inline size_t tensor_rows_place_(TensorRow* rows, int count, TensorLife life, size_t at) {
@@ -119,7 +123,9 @@ static inline size_t tensor_place_trained_(TensorRow* rows, int count, TensorPla
     size_t left_out = 0;
     for (int i = 0; i < count; i++) {
         const size_t room = rows[i].place == place ? tensor_room_(&rows[i]) : 0;
-        if (room > 0 && !(frozen >> i & 1)) {
+        if (rows[i].place == place && room == 0) {
+            rows[i].offset_bytes = array_bytes(at + next - left_out, rows[i].element_bytes);
+        } else if (room > 0 && !(frozen >> i & 1)) {
             const size_t from = tensor_units_(end, TENSOR_SHARD_UNIT), to = next / TENSOR_SHARD_UNIT;
             left_out += from < to ? (to - from) * TENSOR_SHARD_UNIT : 0;
             rows[i].offset_bytes = array_bytes(at + next - left_out, rows[i].element_bytes);
@@ -135,7 +141,7 @@ static inline size_t tensor_place_trained_(TensorRow* rows, int count, TensorPla
 static inline size_t tensor_place_frozen_(TensorRow* rows, int count, TensorPlace place, unsigned frozen,
                                           size_t at) {
     for (int i = 0; i < count; i++) {
-        if (rows[i].place == place && frozen >> i & 1) {
+        if (rows[i].place == place && frozen >> i & 1 && !tensor_is_absent(&rows[i])) {
             rows[i].offset_bytes = array_bytes(at, rows[i].element_bytes);
             at += tensor_room_(&rows[i]);
         }
@@ -167,10 +173,11 @@ static inline size_t tensor_place_groups(TensorRow* rows, int count, int copies,
 }
 
 // Points every member of `pointers` (a ModelParameters or ModelActivations) at its tensor in
-// `memory`; if that is NULL, at NULL.
+// `memory`; if that is NULL or the tensor absent, at NULL.
 static inline void tensor_rows_bind(void* pointers, const TensorRow* rows, int count, void* memory) {
     for (int i = 0; i < count; i++) {
-        char* tensor = memory ? (char*)memory + rows[i].offset_bytes : NULL;
+        const int has_tensor = memory && !tensor_is_absent(&rows[i]);
+        char* tensor = has_tensor ? (char*)memory + rows[i].offset_bytes : NULL;
         memcpy((char*)pointers + rows[i].member, &tensor, sizeof(tensor));
     }
 }
@@ -180,10 +187,10 @@ static inline void* tensor_at_layer(const TensorRow* row, const void* memory, in
     return (char*)memory + row->offset_bytes + (size_t)k * row->layer_bytes;
 }
 
-// Returns the copy of a tensor that layer l uses, counted from first_layer.
+// Returns the copy of a tensor that layer l uses, counted from first_layer; 0 if it is absent.
 static inline int tensor_copy(const TensorRow* row, int l) {
     const int kept = l > row->first_layer ? l - row->first_layer : 0;
-    return kept / row->repeats % row->layers;
+    return row->layers > 0 ? kept / row->repeats % row->layers : 0;
 }
 
 // Returns the lowest layer that uses copy k.
@@ -206,7 +213,7 @@ static inline int tensor_group(const TensorRow* row, int l) {
 // Returns the offset of group g in memory laid out by the rows of the parameters.
 static inline size_t tensor_group_offset_bytes(const TensorRow* rows, int g) {
     int i = 0;
-    while (!tensor_is_in_group(&rows[i], g)) {
+    while (!tensor_is_in_group(&rows[i], g) || tensor_is_absent(&rows[i])) {
         i++;
     }
     return rows[i].group_bytes + (size_t)tensor_group_copy(g) * rows[i].layer_bytes;
@@ -225,7 +232,7 @@ static inline void* tensor_in_group(const TensorRow* row, const void* group) {
 static inline void tensor_advance(void* pointers, const TensorRow* row, int k) {
     char* tensor;
     memcpy(&tensor, (char*)pointers + row->member, sizeof(tensor));
-    tensor += (size_t)k * row->layer_bytes;
+    tensor = tensor ? tensor + (size_t)k * row->layer_bytes : NULL;
     memcpy((char*)pointers + row->member, &tensor, sizeof(tensor));
 }
 

@@ -102,7 +102,7 @@ static inline void update_set_rows_(uint8_t* rows, const ZeroPlan* zero, ModelCo
         const size_t end =
             gradients[i].place == PLACE_ONCE ? zero->trained_once / TENSOR_ALIGN : update_rows_bytes_(zero);
         assert(gradients[i].offset_bytes % TENSOR_ALIGN == 0);
-        if (zero_has_row(zero, i)) {
+        if (zero_has_row(zero, i) && !tensor_is_absent(&gradients[i])) {
             memset(rows + begin, i, end - begin);
         }
     }

@@ -62,7 +62,7 @@ typedef enum {
     RULE_MUON,     // muon.h
     RULE_LION,     // lion.h
     RULE_SGD,      // sgd.h
-    RULE_NONE      // no update: frozen parameters (freeze.h)
+    RULE_NONE      // no update: parameters that are frozen (freeze.h) or absent
 } UpdateRule;
 
 // Master weights that a GPU keeps beside 16-bit weights (master_weights.cuh).
@@ -299,7 +299,7 @@ void optimizer_update_cpu(const OptimizerState* s, const ZeroRange* range, float
 #include "llmc/optim/sgd.h"
 
 Optimizer optimizer_of(OptimizerName name, int has_optional, MasterWeights master) {
-    const Optimizer optimizer = {name, has_optional, master, 0, {1, 1, 1}, 0, 0};
+    const Optimizer optimizer = {name, has_optional, master, 0, {1, 1, 1, 1}, 0, 0};
     return optimizer;
 }
 
@@ -310,13 +310,13 @@ const char* optimizer_word(OptimizerName name) {
 
 UpdateRule optimizer_rule(Optimizer optimizer, TensorKind kind) {
     static const UpdateRule rules[][TENSOR_KINDS] = {
-        // matrices, embeddings, vectors
-        {RULE_ADAMW, RULE_ADAMW, RULE_ADAMW},      // OPTIMIZER_ADAMW
-        {RULE_ADAMW8, RULE_ADAMW8, RULE_ADAMW},    // OPTIMIZER_ADAMW8BIT
-        {RULE_FACTORED, RULE_FACTORED, RULE_FULL}, // OPTIMIZER_ADAFACTOR
-        {RULE_MUON, RULE_ADAMW, RULE_ADAMW},       // OPTIMIZER_MUON
-        {RULE_LION, RULE_LION, RULE_LION},         // OPTIMIZER_LION
-        {RULE_SGD, RULE_SGD, RULE_SGD},            // OPTIMIZER_SGD
+        // matrices, embeddings, the classifier's own matrix, vectors
+        {RULE_ADAMW, RULE_ADAMW, RULE_ADAMW, RULE_ADAMW},         // OPTIMIZER_ADAMW
+        {RULE_ADAMW8, RULE_ADAMW8, RULE_ADAMW8, RULE_ADAMW},      // OPTIMIZER_ADAMW8BIT
+        {RULE_FACTORED, RULE_FACTORED, RULE_FACTORED, RULE_FULL}, // OPTIMIZER_ADAFACTOR
+        {RULE_MUON, RULE_ADAMW, RULE_ADAMW, RULE_ADAMW},          // OPTIMIZER_MUON
+        {RULE_LION, RULE_LION, RULE_LION, RULE_LION},             // OPTIMIZER_LION
+        {RULE_SGD, RULE_SGD, RULE_SGD, RULE_SGD},                 // OPTIMIZER_SGD
     };
     return rules[optimizer.name][kind];
 }
@@ -410,7 +410,8 @@ static size_t state_part_elements_(const OptimizerState* s, const ZeroPlan* zero
 static size_t state_row_end_(const OptimizerState* s, const ZeroPlan* zero, int row) {
     size_t end = state_part_elements_(s, zero, row);
     for (int i = MODEL_PARAMETER_ROWS - 1; i > row; i--) {
-        const int is_behind = s->rows[i].place == s->rows[row].place && zero_has_row(zero, i);
+        const int is_behind =
+            s->rows[i].place == s->rows[row].place && zero_has_row(zero, i) && !tensor_is_absent(&s->rows[i]);
         end = is_behind ? tensor_offset_in_group(&s->rows[i]) : end;
     }
     return end;
@@ -425,7 +426,7 @@ static StateSpan state_span_(const OptimizerState* s, const ZeroPlan* zero, int 
     begin = begin > piece ? begin : piece;
     end = end < piece + count ? end : piece + count;
     const StateSpan span = {begin < end ? begin - piece : 0, begin < end ? end - begin : 0}, none = {0, 0};
-    return zero_has_row(zero, row) ? span : none;
+    return zero_has_row(zero, row) && !tensor_is_absent(&s->rows[row]) ? span : none;
 }
 
 size_t state_slot_room(const StateSlot* slot) {
@@ -469,7 +470,8 @@ void optimizer_state_open(OptimizerState* s, Optimizer optimizer, const ZeroPlan
     zero_parameter_rows(s->rows, zero, cfg, 1);
     assert((zero->frozen & ~optimizer.frozen) == 0);
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        s->rule[i] = optimizer.frozen >> i & 1 ? RULE_NONE : optimizer_rule(optimizer, s->rows[i].kind);
+        const int is_still = tensor_is_absent(&s->rows[i]) || optimizer.frozen >> i & 1;
+        s->rule[i] = is_still ? RULE_NONE : optimizer_rule(optimizer, s->rows[i].kind);
         s->slots_of[i] = state_slots_(optimizer, s->rule[i]);
         s->span[i] = state_span_(s, zero, i);
         s->room[i] = state_row_end_(s, zero, i) - tensor_offset_in_group(&s->rows[i]);

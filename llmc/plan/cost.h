@@ -100,6 +100,12 @@ static inline const TensorRow* cost_row_(const CostWalk_* w, size_t member) {
     return &w->rows[i];
 }
 
+// Returns the row of the classifier's weight.
+static inline const TensorRow* cost_head_(const CostWalk_* w) {
+    return cost_row_(w,
+                     w->s->cfg.has_head ? offsetof(ModelParameters, head) : offsetof(ModelParameters, wte));
+}
+
 // Returns 1 for the CPU trainer. Only there do residuals and gradients of biases cost extra passes:
 // the GPU trainer fuses them into other operations.
 static inline int cost_is_cpu_(const CostWalk_* w) { return w->s->options.program.trainer == OPTION_CPU; }
@@ -183,7 +189,7 @@ static inline void cost_recompute_(const CostWalk_* w) {
         cost_norm_(w);
         cost_norm_(w);
     }
-    if (level >= RECOMPUTE_GELU) {
+    if (level >= RECOMPUTE_ACTIVATION) {
         cost_gelu_(w);
     }
 }
@@ -215,14 +221,14 @@ static inline void cost_classifier_(const CostWalk_* w) {
                               ? fmin(w->s->options.logits_chunk, w->N)
                               : (double)chunk;
     CostWalk_ part = *w;
-    const TensorRow* wte = cost_row_(w, offsetof(ModelParameters, wte));
+    const TensorRow* weight = cost_head_(w);
     part.times = w->times * ceil(w->N / tokens);
     part.N = w->N * w->times / part.times;
-    cost_matmul_(&part, wte);
+    cost_matmul_(&part, weight);
     cost_add_(&part, COST_CLASSIFIER, 0, cross_entropy_backward_bytes(part.N, w->s->cfg.Vp, w->size));
-    cost_matmul_(&part, wte);
-    if (!freeze_has_classifier(&w->s->freeze)) {
-        cost_gradient_(&part, wte);
+    cost_matmul_(&part, weight);
+    if (!freeze_has_classifier(&w->s->freeze, w->s->cfg)) {
+        cost_gradient_(&part, weight);
     }
 }
 
@@ -232,7 +238,7 @@ static inline void cost_backward_(const CostWalk_* w) {
     for (int l = w->s->cfg.L - 1; l >= w->s->freeze.first_block; l--) {
         cost_block_backward_(w, l);
     }
-    if (!freeze_has_classifier(&w->s->freeze)) {
+    if (!freeze_has_classifier(&w->s->freeze, w->s->cfg)) {
         const double ids = fmin(w->N, w->s->cfg.V);
         cost_add_(w, COST_MEMORY, 0,
                   embedding_backward_bytes(w->N, w->s->cfg.C, ids, w->size, (double)w->s->gradient_bytes));

@@ -75,7 +75,7 @@ static inline Settled gpu_setup(const Settled* s, const Comm* comm) {
 // of forward matmuls. The derivative always uses rounded values.
 static inline GeluFusion gpu_setup_gelu_(const Options* o) {
     static const int fused[] = {GELU_SEPARATE, GELU_FUSED_FORWARD, GELU_FUSED};
-    const int gelu_again = o->recompute == RECOMPUTE_GELU || o->recompute == RECOMPUTE_NORMS;
+    const int gelu_again = o->recompute == RECOMPUTE_ACTIVATION || o->recompute == RECOMPUTE_NORMS;
     const int fusion = o->gelu_fusion == OPTION_AUTO
                            ? GELU_RACE | (matmul_gelu_pays(o->device) ? GELU_FUSED : GELU_SEPARATE)
                            : fused[o->gelu_fusion];

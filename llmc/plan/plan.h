@@ -150,8 +150,8 @@ static void plan_print_freeze_(FILE* file, const Settled* s) {
     }
     fprintf(file, "freeze: %.2fM of %.2fM parameters are frozen", freeze_count(freeze, s->cfg) / 1e6,
             model_count_stored(s->cfg) / 1e6);
-    if (freeze_has_classifier(freeze)) {
-        fprintf(file, ", including the output layer (tied to wte)");
+    if (freeze_has_classifier(freeze, s->cfg)) {
+        fprintf(file, ", including the output layer%s", s->cfg.has_head ? "" : " (tied to wte)");
     }
     if (first > 0) {
         fprintf(file, "; the backward pass ends %s %d", first < L ? "at block" : "above block",

@@ -123,7 +123,7 @@ static int settle_share_layers_(const Options* options) {
 }
 
 ModelConfig setup_read_model(const char* path) {
-    const ModelConfig none = {0, 0, 0, 0, 0, 0, SHARE_OFF};
+    const ModelConfig none = {0};
     return !path ? none : file_is_directory(path) ? hf_config_read(path) : llmc_bin_read_config(path);
 }
 
@@ -138,7 +138,7 @@ static ModelConfig settle_model_(Options* options, const RunData* data, const ch
     const ModelPreset* named = path ? NULL : options_model_size(options);
     named = named ? named : &unnamed;
     const int V = data->has_tokenizer ? data->tokenizer.vocab_size : GPT2_VOCAB;
-    ModelConfig cfg = {named->max_T, V, 0, named->L, named->NH, named->C, SHARE_OFF};
+    ModelConfig cfg = {.max_T = named->max_T, .V = V, .L = named->L, .NH = named->NH, .C = named->C};
     if (path) {
         cfg = found;
     }
@@ -147,13 +147,14 @@ static ModelConfig settle_model_(Options* options, const RunData* data, const ch
     settle_size_(&options->heads, cfg.NH, "heads", path);
     settle_size_(&options->context, cfg.max_T, "context", path);
     settle_size_(&options->vocab_size, cfg.V, "vocab-size", path);
-    const ModelConfig chosen = {options->context,
-                                options->vocab_size,
-                                path ? cfg.Vp : model_padded_vocab(options->vocab_size),
-                                options->layers,
-                                options->heads,
-                                options->channels,
-                                settle_share_layers_(options)};
+    ModelConfig chosen = cfg;
+    chosen.max_T = options->context;
+    chosen.V = options->vocab_size;
+    chosen.Vp = path ? cfg.Vp : model_padded_vocab(options->vocab_size);
+    chosen.L = options->layers;
+    chosen.NH = options->heads;
+    chosen.C = options->channels;
+    chosen.share = settle_share_layers_(options);
     if (chosen.C % chosen.NH) {
         die_usage("--channels %d is not a multiple of --heads %d", chosen.C, chosen.NH);
     }
@@ -376,7 +377,7 @@ static void settle_training_(Settled* s, int has_weights) {
     }
     settle_check_outputs_(o);
     if (o->recompute == OPTION_AUTO && o->program.trainer == OPTION_CPU) {
-        o->recompute = RECOMPUTE_GELU; // the GPU trainer decides by its memory
+        o->recompute = RECOMPUTE_ACTIVATION; // the GPU trainer decides by its memory
     }
     settle_update_(o, has_weights);
     if (o->sample_tokens == OPTION_AUTO) {
@@ -409,7 +410,7 @@ static void settle_matmul_(Settled* s) {
 
 static void settle_freeze_(Settled* s) {
     char error[ERROR_BYTES];
-    if (!freeze_parse(&s->freeze, s->cfg.L, s->options.freeze, error) ||
+    if (!freeze_parse(&s->freeze, s->cfg, s->options.freeze, error) ||
         !freeze_check_shared(&s->freeze, s->cfg, error)) {
         die_usage("%s", error);
     }

@@ -107,7 +107,7 @@ static inline Settled settled_of(const Options* options, ModelConfig cfg, ModelU
     s.ranks = ranks;
     s.dtype = dtype;
     s.cfg = cfg;
-    s.freeze = freeze_of(cfg.L, options->freeze);
+    s.freeze = freeze_of(cfg, options->freeze);
     s.nccl_bytes = 0;
     settled_conclude(&s);
     return s;

@@ -148,7 +148,7 @@ TEST(layout) {
            "wte");
     const SafeTensorsView* qkv = safetensors_find(&set.files[0], "transformer.h.1.attn.c_attn.weight");
     EXPECT(qkv && qkv->shape[0] == 4 && qkv->shape[1] == 12, "c_attn");
-    const TensorRow* row = &model.rows[4];
+    const TensorRow* row = row_called(model.rows, MODEL_PARAMETER_ROWS, "qkvw");
     const float* ours = (const float*)tensor_at_layer(row, model.memory, 1);
     for (size_t i = 0; qkv && i < 4 * 12; i++) {
         float x;
@@ -370,7 +370,8 @@ TEST(bad_weights) {
                              longer = {.max_T = 7, .V = 5, .Vp = 128, .L = 2, .NH = 2, .C = 4};
     const char* directory = directory_of("bad");
     TestModel model = test_model_random(CFG, SAFETENSORS_F32);
-    float* qkvw = (float*)tensor_at_layer(&model.rows[4], model.memory, 1);
+    float* qkvw =
+        (float*)tensor_at_layer(row_called(model.rows, MODEL_PARAMETER_ROWS, "qkvw"), model.memory, 1);
     qkvw[7 * 4 + 3] = NAN; // layer 1, row 7, column 3
     write_model(&model, directory, SAFETENSORS_F32);
     // 3 x 12 + 7

@@ -321,10 +321,11 @@ static void test_bad_lengths(TestFile good) {
 }
 
 // The place of a weight that is not finite is named.
-static void expect_weight_refused(ModelDtype dtype, int tensor, size_t k, float value, const char* words) {
+static void expect_weight_refused(ModelDtype dtype, const char* tensor, size_t k, float value,
+                                  const char* words) {
     const TestModel model = test_model_random(TINY);
     const char* path = test_path("weight.bin");
-    *element(&model, tensor, k) = value;
+    *(float*)test_element(row_called(model.rows, MODEL_PARAMETER_ROWS, tensor), model.memory, k) = value;
     whole_model_write_bin(path, TINY, model.rows, model.memory, dtype);
     expect_refused(path, words);
     free(model.memory);
@@ -343,11 +344,11 @@ TEST(bad_weights) {
            "");
     EXPECT(access(test_path("large.bin"), F_OK) != 0, "no file");
     const char* in_qkvw = "tensor qkvw, layer 1, row 2, column 3|nan";
-    expect_weight_refused(MODEL_FP32, 4, 48 + 2 * 4 + 3, NAN, in_qkvw); // (2, 12, 4)
-    expect_weight_refused(MODEL_BF16, 4, 48 + 2 * 4 + 3, NAN, in_qkvw);
-    expect_weight_refused(MODEL_FP32, 0, 0, INFINITY, "tensor wte, layer 0, row 0, column 0|inf");
-    expect_weight_refused(MODEL_FP32, 15, 3, -INFINITY, "tensor lnfb, layer 0, row 0, column 3|-inf");
-    expect_weight_refused(MODEL_BF16, 0, 31, INFINITY, "tensor wte, layer 0, row 7, column 3|inf");
+    expect_weight_refused(MODEL_FP32, "qkvw", 48 + 2 * 4 + 3, NAN, in_qkvw); // (2, 12, 4)
+    expect_weight_refused(MODEL_BF16, "qkvw", 48 + 2 * 4 + 3, NAN, in_qkvw);
+    expect_weight_refused(MODEL_FP32, "wte", 0, INFINITY, "tensor wte, layer 0, row 0, column 0|inf");
+    expect_weight_refused(MODEL_FP32, "lnfb", 3, -INFINITY, "tensor lnfb, layer 0, row 0, column 3|-inf");
+    expect_weight_refused(MODEL_BF16, "wte", 31, INFINITY, "tensor wte, layer 0, row 7, column 3|inf");
 }
 
 // ---- failing writes ----

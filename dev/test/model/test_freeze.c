@@ -8,7 +8,7 @@ static const ModelConfig CFG = {.max_T = 40, .V = 157, .Vp = 256, .L = 3, .NH = 
 static Freeze freeze_read(const char* list) {
     char error[ERROR_BYTES] = "";
     Freeze freeze;
-    EXPECT(freeze_parse(&freeze, CFG.L, list, error), "%s", error);
+    EXPECT(freeze_parse(&freeze, CFG, list, error), "%s", error);
     return freeze;
 }
 
@@ -82,7 +82,7 @@ TEST(refusals) {
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         char error[ERROR_BYTES] = "";
         Freeze freeze;
-        EXPECT(!freeze_parse(&freeze, CFG.L, cases[i][0], error), "%s", cases[i][0]);
+        EXPECT(!freeze_parse(&freeze, CFG, cases[i][0], error), "%s", cases[i][0]);
         EXPECT(strstr(error, cases[i][1]), "%s: %s", cases[i][0], error);
     }
 }
@@ -119,7 +119,7 @@ TEST(shared_copies) {
     pairs.L = attention.L = 4;
     pairs.share = SHARE_PAIRS;
     attention.share = SHARE_ATTENTION;
-    const Freeze two = freeze_of(4, "blocks[0-1]"), mlp = freeze_of(4, "mlp,ln2?");
+    const Freeze two = freeze_of(pairs, "blocks[0-1]"), mlp = freeze_of(attention, "mlp,ln2?");
     EXPECT(freeze_first_copy(&two, pairs) == 1 && freeze_is_whole(&two, pairs, 1), "pairs");
     EXPECT(freeze_first_copy(&mlp, attention) == 4 && freeze_first_copy(&mlp, pairs) == 0, "attention");
 }
@@ -139,5 +139,5 @@ TEST(work) {
     EXPECT(freeze_count(&none, CFG) == 0, "none");
     EXPECT(freeze_count(&low, CFG) == CFG.V * C + wpe + 2 * block, "%.0f frozen", freeze_count(&low, CFG));
     EXPECT(none.rows == 0 && embeddings.rows == 3 && low.rows == 3 && mlp.rows == 0, "rows without state");
-    EXPECT(freeze_has_classifier(&low) && !freeze_has_classifier(&mlp), "classifier");
+    EXPECT(freeze_has_classifier(&low, CFG) && !freeze_has_classifier(&mlp, CFG), "classifier");
 }

@@ -3,6 +3,7 @@
 #include "llmc/model/presets.h"
 #include "llmc/model/model.h"
 #include "dev/test/lib/test.h"
+#include "dev/test/lib/test_element.h"
 
 static const ModelConfig TINY = {.max_T = 40, .V = 157, .Vp = 256, .L = 3, .NH = 3, .C = 36};
 enum { B = 2, T = 7 };
@@ -116,7 +117,7 @@ static void expect_layout(const TensorRow* rows, int count, size_t bytes) {
         const TensorRow* row = &rows[i];
         const size_t end =
             row->offset_bytes + (size_t)(row->layers - 1) * row->layer_bytes + layer_bytes(row);
-        EXPECT((layer_bytes(row) > 0 || row->rows == 0) &&
+        EXPECT((layer_bytes(row) > 0 || row->layers == 0) &&
                    tensor_elements(row) == row->layers * row->rows * row->cols,
                "%s", row->name);
         EXPECT(row->offset_bytes % (TENSOR_ALIGN * row->element_bytes) == 0 && end <= bytes,
@@ -143,16 +144,6 @@ static void expect_tight(const TensorRow* rows, int count, size_t bytes) {
            of_life[LIVE_ALWAYS] + shared);
 }
 
-static const TensorRow* row_called(const TensorRow* rows, int count, const char* name) {
-    for (int i = 0; i < count; i++) {
-        if (strcmp(rows[i].name, name) == 0) {
-            return &rows[i];
-        }
-    }
-    EXPECT(0, "no tensor %s", name);
-    return rows;
-}
-
 // The shapes that files of the field rely on, in their order.
 TEST(parameter_rows) {
     static const struct {
@@ -169,10 +160,14 @@ TEST(parameter_rows) {
     TensorRow rows[MODEL_PARAMETER_ROWS];
     const size_t bytes = model_parameter_rows(rows, TINY);
     expect_layout(rows, MODEL_PARAMETER_ROWS, bytes);
-    EXPECT(MODEL_PARAMETER_ROWS == 16, "%d tensors", MODEL_PARAMETER_ROWS);
+    int present = 0;
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        const TensorRow* row = &rows[i];
-        EXPECT(strcmp(row->name, wanted[i].name) == 0, "tensor %d is %s", i, row->name);
+        present += !tensor_is_absent(&rows[i]);
+    }
+    EXPECT(present == (int)(sizeof(wanted) / sizeof(wanted[0])), "%d tensors", present);
+    for (int i = 0; i < present; i++) {
+        const TensorRow* row = row_called(rows, MODEL_PARAMETER_ROWS, wanted[i].name);
+        EXPECT(i == 0 || row > row_called(rows, MODEL_PARAMETER_ROWS, wanted[i - 1].name), "the order");
         const TensorKind kind = !row->decay           ? KIND_VECTOR
                                 : row->name[0] == 'w' ? KIND_EMBEDDING
                                                       : KIND_MATRIX;
@@ -183,11 +178,69 @@ TEST(parameter_rows) {
     }
 }
 
+// Returns the names of the absent rows, in order, with a blank after each.
+static const char* absent_rows(const TensorRow* rows, int count) {
+    static char names[256];
+    names[0] = '\0';
+    for (int i = 0; i < count; i++) {
+        const int is_absent = tensor_is_absent(&rows[i]);
+        EXPECT(!is_absent || (rows[i].layers == 0 && tensor_copy(&rows[i], 2) == 0), "%s", rows[i].name);
+        if (is_absent) {
+            strcat(strcat(names, rows[i].name), " ");
+        }
+    }
+    return names;
+}
+
+// Each architecture has the tensors that its kinds need, and no others.
+TEST(architectures) {
+    static const struct {
+        Arch arch;
+        const char *parameters, *activations;
+        double weights_per_block, weights_once; // vectors of C = 36, without wte (157 rows) and wpe
+    } cases[] = {
+        // GPT-2: 4 vectors, 3 C + 4 C + 2 C biases, 12 C C; others: NH 3, KV 1, HS 10, F 50
+        {ARCH_GPT2, "qnormw knormw head ", "encoded_rstd qk_raw qk_rstd kv ", 13 * 36 + 12 * 36 * 36, 2 * 36},
+        {ARCH_LLAMA, "wpe ln1b qkvb qnormw knormw attprojb ln2b fcb fcprojb lnfb head ",
+         "encoded_rstd ln1_mean qk_raw qk_rstd ln2_mean lnf_mean kv ", 2 * 36 + 36 * (50 + 30 + 3 * 50), 36},
+        {ARCH_QWEN2, "wpe ln1b qnormw knormw attprojb ln2b fcb fcprojb lnfb head ",
+         "encoded_rstd ln1_mean qk_raw qk_rstd ln2_mean lnf_mean kv ", 50 + 2 * 36 + 36 * (50 + 30 + 3 * 50),
+         36},
+        {ARCH_QWEN3, "wpe ln1b qkvb attprojb ln2b fcb fcprojb lnfb head ",
+         "encoded_rstd ln1_mean qk_rstd ln2_mean lnf_mean kv ", 20 + 2 * 36 + 36 * (50 + 30 + 3 * 50), 36},
+        {ARCH_ARCEE, "wpe ln1b qkvb qnormw knormw attprojb ln2b fcb fcprojb lnfb head ",
+         "encoded_rstd ln1_mean qk_raw qk_rstd ln2_mean lnf_mean kv ", 2 * 36 + 36 * (50 + 30 + 2 * 50), 36},
+        {ARCH_NANOCHAT, "wpe ln1w ln1b qkvb qnormw knormw attprojb ln2w ln2b fcb fcprojb lnfw lnfb ",
+         "ln1_mean qk_raw ln2_mean lnf_mean kv ", 36 * (50 + 30 + 2 * 50), 157 * 36},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        ModelConfig cfg = TINY;
+        TensorRow rows[MODEL_PARAMETER_ROWS], activations[MODEL_ACTIVATION_ROWS];
+        const char* word = model_architecture(cases[i].arch)->word;
+        if (cases[i].arch != ARCH_GPT2) {
+            cfg.arch = cases[i].arch, cfg.KV = 1, cfg.HS = 10, cfg.F = 50;
+        }
+        cfg.has_head = cases[i].arch == ARCH_NANOCHAT;
+        const double wpe = cases[i].arch == ARCH_GPT2 ? 40 * 36 : 0,
+                     wanted = 157 * 36 + wpe + 3 * cases[i].weights_per_block + cases[i].weights_once;
+        const size_t bytes = model_parameter_rows(rows, cfg);
+        expect_layout(rows, MODEL_PARAMETER_ROWS, bytes);
+        EXPECT(strcmp(absent_rows(rows, MODEL_PARAMETER_ROWS), cases[i].parameters) == 0, "%s lacks %s", word,
+               absent_rows(rows, MODEL_PARAMETER_ROWS));
+        EXPECT(model_count_parameters(cfg) == wanted, "%s: %.0f parameters, wanted %.0f", word,
+               model_count_parameters(cfg), wanted);
+        const size_t room = model_activation_rows(activations, cfg, B, T, RECOMPUTE_NONE, cfg.L, 0, B * T);
+        expect_layout(activations, MODEL_ACTIVATION_ROWS, room);
+        EXPECT(strcmp(absent_rows(activations, MODEL_ACTIVATION_ROWS), cases[i].activations) == 0,
+               "%s lacks %s", word, absent_rows(activations, MODEL_ACTIVATION_ROWS));
+    }
+}
+
 TEST(activation_rows) {
     TensorRow rows[MODEL_ACTIVATION_ROWS];
-    model_activation_rows(rows, TINY, B, T, RECOMPUTE_GELU, TINY.L, 0, B * T);
+    model_activation_rows(rows, TINY, B, T, RECOMPUTE_ACTIVATION, TINY.L, 0, B * T);
     EXPECT(may_share(row_called(rows, MODEL_ACTIVATION_ROWS, "logits"),
-                     row_called(rows, MODEL_ACTIVATION_ROWS, "fch_gelu")),
+                     row_called(rows, MODEL_ACTIVATION_ROWS, "fch_act")),
            "the logits have memory of their own");
     for (int recompute = RECOMPUTE_NONE; recompute <= RECOMPUTE_BLOCK; recompute++) {
         const size_t bytes = model_activation_rows(rows, TINY, B, T, recompute, TINY.L, 0, B * T);
@@ -198,7 +251,7 @@ TEST(activation_rows) {
         const size_t tokens = strcmp(rows[i].name, "kv") == 0 ? 0 : B * T;
         EXPECT(rows[i].rows == tokens, "%s has %zu rows", rows[i].name, rows[i].rows);
     }
-    model_activation_rows(rows, TINY, B, T, RECOMPUTE_GELU, TINY.L, 0, 3);
+    model_activation_rows(rows, TINY, B, T, RECOMPUTE_ACTIVATION, TINY.L, 0, 3);
     for (int i = 0; i < MODEL_ACTIVATION_ROWS; i++) {
         EXPECT(rows[i].rows == (strcmp(rows[i].name, "logits") == 0 ? 3
                                 : strcmp(rows[i].name, "kv") == 0   ? 0
@@ -222,12 +275,12 @@ static int is_word_of(const char* list, const char* word) {
 TEST(recompute) {
     static const char* const shared[5] = {
         " ",
-        " fch_gelu ",
-        " fch_gelu ln1 ln2 ",
-        " fch_gelu ln1 ln2 fch ",
-        " fch_gelu ln1 ln2 ln1_mean ln1_rstd qkv atty att_lse residual2 ln2_mean ln2_rstd fch ",
+        " fch_act ",
+        " fch_act ln1 ln2 ",
+        " fch_act ln1 ln2 fch ",
+        " fch_act ln1 ln2 ln1_mean ln1_rstd qkv atty att_lse residual2 ln2_mean ln2_rstd fch ",
     };
-    static const char* const per_block = " fch_gelu ln1 ln2 ln1_mean ln1_rstd qkv atty att_lse residual2 "
+    static const char* const per_block = " fch_act ln1 ln2 ln1_mean ln1_rstd qkv atty att_lse residual2 "
                                          "ln2_mean ln2_rstd fch residual3 kv ";
     size_t last_bytes = SIZE_MAX;
     for (int level = RECOMPUTE_NONE; level <= RECOMPUTE_BLOCK; level++) {
@@ -235,7 +288,8 @@ TEST(recompute) {
         const size_t bytes = model_activation_rows(rows, TINY, B, T, level, TINY.L, 0, B * T);
         for (int i = 0; i < MODEL_ACTIVATION_ROWS; i++) {
             const int kept = is_word_of(per_block, rows[i].name) && !is_word_of(shared[level], rows[i].name);
-            EXPECT(rows[i].layers == (kept ? TINY.L : 1), "level %d: %d copies of %s", level, rows[i].layers,
+            const int copies = rows[i].rows * rows[i].cols == 0 ? 0 : kept ? TINY.L : 1;
+            EXPECT(rows[i].layers == copies, "level %d: %d copies of %s", level, rows[i].layers,
                    rows[i].name);
         }
         EXPECT(bytes < last_bytes, "level %d takes less memory than the one before", level);
@@ -257,8 +311,9 @@ TEST(never) {
                               : strcmp(name, "logits") == 0 ? B
                               : B > T                       ? B
                                                             : T;
-        EXPECT(rows[i].rows == tokens && rows[i].layers == (is_cache ? TINY.L : 1),
-               "%s: %d layers of %zu tokens", name, rows[i].layers, rows[i].rows);
+        const int copies = tokens * rows[i].cols == 0 ? 0 : is_cache ? TINY.L : 1;
+        EXPECT(rows[i].rows == tokens && rows[i].layers == copies, "%s: %d layers of %zu tokens", name,
+               rows[i].layers, rows[i].rows);
         EXPECT(!is_cache || rows[i].cols == 2 * (size_t)TINY.C, "keys and values");
     }
 }
@@ -299,10 +354,12 @@ TEST(parameter_pointers) {
     ModelParameters p;
     tensor_rows_bind(&p, rows, MODEL_PARAMETER_ROWS, memory);
 #define SAME_(name_, ...)                                                                                    \
-    EXPECT((char*)p.name_ == memory + row_called(rows, MODEL_PARAMETER_ROWS, #name_)->offset_bytes, #name_);
+    const TensorRow* of_##name_ = row_called(rows, MODEL_PARAMETER_ROWS, #name_);                            \
+    EXPECT((char*)p.name_ == (of_##name_->layers ? memory + of_##name_->offset_bytes : NULL), #name_);
     MODEL_PARAMETERS(SAME_)
 #undef SAME_
-    const ptrdiff_t block = (ptrdiff_t)(rows[2].layer_bytes / sizeof(floatX));
+    const ptrdiff_t block =
+        (ptrdiff_t)(row_called(rows, MODEL_PARAMETER_ROWS, "ln1w")->layer_bytes / sizeof(floatX));
     for (int l = 0; l < TINY.L; l++) {
         const ModelParameters at = model_parameters_at_layer(p, rows, l);
         EXPECT(at.wte == p.wte && at.wpe == p.wpe && at.lnfw == p.lnfw && at.lnfb == p.lnfb, "one for all");
@@ -321,15 +378,17 @@ static void test_activation_pointers(int recompute) {
     ModelActivations a;
     tensor_rows_bind(&a, rows, MODEL_ACTIVATION_ROWS, memory);
 #define SAME_(name_, ...)                                                                                    \
-    EXPECT((char*)a.name_ == memory + row_called(rows, MODEL_ACTIVATION_ROWS, #name_)->offset_bytes, #name_);
+    const TensorRow* of_##name_ = row_called(rows, MODEL_ACTIVATION_ROWS, #name_);                           \
+    EXPECT((char*)a.name_ == (of_##name_->layers ? memory + of_##name_->offset_bytes : NULL), #name_);
     MODEL_ACTIVATIONS(SAME_)
 #undef SAME_
     for (int l = 0; l < TINY.L; l++) {
         const ModelActivations at = model_activations_at_layer(a, rows, l);
-        const int gelu = recompute >= RECOMPUTE_GELU ? 0 : l, norm = recompute >= RECOMPUTE_NORMS ? 0 : l,
-                  mlp = recompute >= RECOMPUTE_MLP ? 0 : l, block = recompute >= RECOMPUTE_BLOCK ? 0 : l;
+        const int gelu = recompute >= RECOMPUTE_ACTIVATION ? 0 : l,
+                  norm = recompute >= RECOMPUTE_NORMS ? 0 : l, mlp = recompute >= RECOMPUTE_MLP ? 0 : l,
+                  block = recompute >= RECOMPUTE_BLOCK ? 0 : l;
         EXPECT(at.encoded == a.encoded && at.logits == a.logits && at.dqkv == a.dqkv, "one for all");
-        EXPECT(at.fch_gelu == a.fch_gelu + gelu * B * T * 144, "level %d, layer %d: GELU", recompute, l);
+        EXPECT(at.fch_act == a.fch_act + gelu * B * T * 144, "level %d, layer %d: GELU", recompute, l);
         EXPECT(at.ln1 == a.ln1 + norm * B * T * 36, "level %d, layer %d: norm", recompute, l);
         EXPECT(at.fch == a.fch + mlp * B * T * 144, "level %d, layer %d: before GELU", recompute, l);
         EXPECT(at.qkv == a.qkv + block * B * T * 108 && at.ln2_rstd == a.ln2_rstd + block * B * T,
@@ -400,10 +459,11 @@ TEST(padding) {
     model_parameter_rows(rows, cfg);
     int zero_wte = 0, zero_wpe = 0;
     for (size_t r = 0; r < (size_t)cfg.Vp; r++) {
-        const int is_zero = model_initial_value(&rows[0], cfg, 42, 0, r, 5) == 0;
+        const int is_zero =
+            model_initial_value(row_called(rows, MODEL_PARAMETER_ROWS, "wte"), cfg, 42, 0, r, 5) == 0;
         EXPECT(is_zero == (r >= (size_t)cfg.V), "row %zu of wte", r);
         zero_wte += is_zero;
-        zero_wpe += model_initial_value(&rows[1], cfg, 42, 0, r, 5) == 0;
+        zero_wpe += model_initial_value(row_called(rows, MODEL_PARAMETER_ROWS, "wpe"), cfg, 42, 0, r, 5) == 0;
     }
     EXPECT(zero_wte == cfg.Vp - cfg.V, "%d zero rows in wte", zero_wte);
     EXPECT(zero_wpe == 0, "%d zero rows in wpe", zero_wpe);
@@ -413,7 +473,10 @@ TEST(padding) {
 TEST(determinism) {
     TensorRow rows[MODEL_PARAMETER_ROWS];
     model_parameter_rows(rows, TINY);
-    const TensorRow *wte = &rows[0], *wpe = &rows[1], *qkvw = &rows[4], *attprojw = &rows[6];
+    const TensorRow *wte = row_called(rows, MODEL_PARAMETER_ROWS, "wte"),
+                    *wpe = row_called(rows, MODEL_PARAMETER_ROWS, "wpe"),
+                    *qkvw = row_called(rows, MODEL_PARAMETER_ROWS, "qkvw"),
+                    *attprojw = row_called(rows, MODEL_PARAMETER_ROWS, "attprojw");
     const float value = model_initial_value(qkvw, TINY, 42, 1, 2, 3);
     EXPECT(value == model_initial_value(qkvw, TINY, 42, 1, 2, 3), "again");
     EXPECT(value != model_initial_value(qkvw, TINY, 43, 1, 2, 3), "another seed");

@@ -187,8 +187,8 @@ static void test_optimizers(const Gpu* gpu) {
     test_same_bits<bf16>("muon, whose blocks are a chunk each", SMALL, muon, 0, gpu);
     test_same_bits<bf16>("adafactor, whose groups are a chunk each", SMALL, adafactor, 2, gpu);
     Optimizer frozen = split, rows = muon;
-    frozen.frozen = freeze_of(SMALL.L, "wte,fcw").rows;
-    rows.frozen = freeze_of(SMALL.L, "wpe,ln1w,qkvw").rows;
+    frozen.frozen = freeze_of(SMALL, "wte,fcw").rows;
+    rows.frozen = freeze_of(SMALL, "wpe,ln1w,qkvw").rows;
     test_same_bits<bf16>("frozen parameters, of which no update moves bits", SMALL, frozen, 0, gpu);
     test_same_bits<bf16>("muon with frozen parameters", SMALL, rows, 2, gpu);
 }

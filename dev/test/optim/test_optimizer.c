@@ -203,9 +203,9 @@ typedef struct {
     SavedState state;
 } Saved;
 
-enum { FROZEN_ROWS = 1 << 4 | 1 << 10 }; // qkvw and fcw
+static unsigned frozen_rows(void) { return freeze_of(WIDE, "qkvw,fcw").rows; }
 
-// Writes the state as `size` processes save it. If anything is frozen, it is FROZEN_ROWS.
+// Writes the state as `size` processes save it. If anything is frozen, it is frozen_rows().
 static void save(Saved* saved, Optimizer optimizer, int stage, int size) {
     memset(saved, 0, sizeof(*saved));
     saved->state.files = saved->files;
@@ -295,12 +295,12 @@ TEST(optimizer) {
         for (int size = 1; size <= 5; size++) {
             Optimizer optimizer = optimizer_of(name, 1, MASTER_SPLIT);
             test_places(optimizer, WIDE, 0, size, size - 1, 0);
-            optimizer.frozen = 1 | 1 << 2 | 1 << 5; // wte, ln1w, qkvb
+            optimizer.frozen = freeze_of(WIDE, "wte,ln1w,qkvb").rows;
             test_places(optimizer, name == OPTIMIZER_ADAMW8BIT ? WIDE : ODD, 2, size, size / 2, size % 3);
         }
         Optimizer optimizer = optimizer_of(name, 0, MASTER_NONE);
         test_elastic(optimizer);
-        optimizer.frozen = FROZEN_ROWS;
+        optimizer.frozen = frozen_rows();
         test_elastic(optimizer);
     }
     test_elastic(optimizer_of(OPTIMIZER_ADAFACTOR, 1, MASTER_NONE));

@@ -348,7 +348,7 @@ static Both both_open(Optimizer optimizer, ShareLayers share, int first) {
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         for (int l = 0; l < cfg.L; l++) {
             const int is_first = b.state.rows[i].place == PLACE_BLOCK && l < first;
-            b.freeze.in_block[l] |= (uint16_t)((is_first || (optimizer.frozen >> i & 1)) << i);
+            b.freeze.in_block[l] |= (uint32_t)(is_first || (optimizer.frozen >> i & 1)) << i;
         }
     }
     b.params = ops_normal(b.n, 1);
@@ -467,7 +467,7 @@ static void test_like_cpu(OptimizerName name, int has_options, ShareLayers share
     enum { UPDATES = 3 };
     const int may_differ = name == OPTIMIZER_MUON && has_options ? 2 : 0;
     Optimizer optimizer = optimizer_of(name, has_options, MASTER_NONE);
-    optimizer.frozen = has_options ? freeze_of(WIDE.L, "wpe,ln1b,fcw").rows : 0;
+    optimizer.frozen = has_options ? freeze_of(WIDE, "wpe,ln1b,fcw").rows : 0;
     optimizer.lr_scale[KIND_EMBEDDING] = 0.5f;
     optimizer.lr_scale[KIND_VECTOR] = 2;
     Update by = defaults;
@@ -510,7 +510,7 @@ static void test_like_cpu(OptimizerName name, int has_options, ShareLayers share
 // An optimizer with some frozen parameters, the first of each group among them.
 static Optimizer frozen_optimizer(OptimizerName name, MasterWeights master) {
     Optimizer optimizer = optimizer_of(name, 0, master);
-    optimizer.frozen = freeze_of(WIDE.L, "wte,ln1w,attprojw").rows;
+    optimizer.frozen = freeze_of(WIDE, "wte,ln1w,attprojw").rows;
     return optimizer;
 }
 

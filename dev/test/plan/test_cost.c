@@ -92,7 +92,7 @@ TEST(recompute) {
                      gelu = seconds(CFG, &o, COST_GELU) / seconds(CFG, &none, COST_GELU);
         EXPECT(level < RECOMPUTE_NORMS ? norms == 1 : norms > 1.29 && norms < 1.34,
                "--recompute %s: norms %g", words[level], norms);
-        EXPECT(level < RECOMPUTE_GELU ? gelu == 1 : fabs(gelu - 7.0 / 5) < 1e-9, "--recompute %s: GELU %g",
+        EXPECT(level < RECOMPUTE_ACTIVATION ? gelu == 1 : fabs(gelu - 7.0 / 5) < 1e-9, "--recompute %s: GELU %g",
                words[level], gelu);
     }
     const Options all = options_of(OPTION_CPU, "--recompute", "3");

@@ -361,7 +361,7 @@ static void test_same_bits(void (*open)(Model*, const char*, int)) {
     open(&model, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
     State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
     const double loss = pass(&model, &s);
-    for (int level = RECOMPUTE_GELU; level <= RECOMPUTE_BLOCK; level++) {
+    for (int level = RECOMPUTE_ACTIVATION; level <= RECOMPUTE_BLOCK; level++) {
         Model other;
         open(&other, FIXTURES "gpt2_tiny.bin", level);
         EXPECT(other.activation_bytes < model.activation_bytes, "level %d", level);
@@ -531,7 +531,7 @@ static void test_tiles_against(Model* model, Model* exact, const State* s) {
     const double loss = pass(model, s);
     EXPECT_NEAR(loss, pass(exact, s), 1e-3 * loss, "whole tiles: loss");
     expect_gradients(model, exact, "whole tiles");
-    for (int level = RECOMPUTE_GELU; level <= RECOMPUTE_BLOCK; level++) {
+    for (int level = RECOMPUTE_ACTIVATION; level <= RECOMPUTE_BLOCK; level++) {
         Model other;
         const int threads = threads_max();
         threads_set(1 + level % 3);
