@@ -180,7 +180,8 @@ static void open_operations(Model* model, const Settled* s) {
                   validation = 256; // so many batches the GPU may be behind the host
     Memory* memory = &model->memory;
     batch_queue_open(&model->batches, memory, N, &model->gpu);
-    attention_gpu_open<floatX>(&model->attention, memory, model->B, model->T, cfg.C, cfg.NH);
+    attention_gpu_open<floatX>(&model->attention, memory,
+                               attention_sizes(model->B, model->T, cfg.NH, cfg.NH, model_head_size(cfg)));
     norm_open(&model->norm_scratch, memory, (int)N, cfg.C);
     embedding_open(&model->encoder, memory, (int)N, cfg.Vp, cfg.C);
     optimizer_open<floatX>(&model->optimizer, memory, &s->zero, &model->state);

@@ -251,7 +251,7 @@ static void bench_quantized(Bench* bench, int N) {
 
 static void bench_attention(Bench* bench, int B, int T) {
     Attention fp32, bf16;
-    const AttentionSizes sizes = {.B = B, .T = T, .C = C, .NH = NH};
+    const AttentionSizes sizes = attention_sizes(B, T, NH, NH, C / NH);
     Memory memory = memory_on_host();
     attention_either_open(&fp32, &memory, 0, T, C / NH);
     attention_either_open(&bf16, &memory, 1, T, C / NH);
@@ -264,10 +264,10 @@ static void bench_attention(Bench* bench, int B, int T) {
         const double peak = i == 0 ? bench->peak : bench->peak_bf16;
         const char* kind = i == 0 ? "" : "bf16 ";
         snprintf(name, sizeof(name), "%sattention forward   B %d T %d", kind, B, T);
-        BENCH(bench, name, attention_flops(B, T, C), peak, "GFLOP/s",
+        BENCH(bench, name, attention_forward_flops(sizes), peak, "GFLOP/s",
               attention_either_forward_cpu(out, lse, qkv, NULL, sizes, a));
         snprintf(name, sizeof(name), "%sattention backward  B %d T %d", kind, B, T);
-        BENCH(bench, name, attention_backward_flops(B, T, C), peak, "GFLOP/s",
+        BENCH(bench, name, attention_backward_flops(sizes), peak, "GFLOP/s",
               attention_either_backward_cpu(dqkv, dout, qkv, out, lse, NULL, sizes, a));
     }
     free(qkv);

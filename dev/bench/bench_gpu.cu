@@ -276,16 +276,16 @@ static void bench_attention(Bench* bench) {
     float* lse = random_array<float>(bench, (size_t)B * T * NH, 1);
     const Gradient dbias = {random_array<floatX>(bench, 3 * C, 1), DTYPE_OF(floatX)};
     Memory memory = memory_on_gpu();
-    attention_gpu_open<floatX>(scratch, &memory, B, T, C, NH);
+    const AttentionSizes sizes = attention_sizes(B, T, NH, NH, C / NH);
+    attention_gpu_open<floatX>(scratch, &memory, sizes);
     snprintf(shape, sizeof(shape), "B %d T %d, %d heads of %d", B, T, NH, C / NH);
     measure(bench, "attention forward", shape,
-            Work{attention_flops(B, T, C), attention_forward_bytes(B, T, C, NH, sizeof(floatX))},
-            [=] { attention_forward(out, lse, qkv, (const int*)NULL, B, T, C, NH, scratch, gpu); });
+            Work{attention_forward_flops(sizes), attention_forward_bytes(sizes, sizeof(floatX))},
+            [=] { attention_forward(out, lse, qkv, (const int*)NULL, sizes, scratch, gpu); });
     measure(bench, "attention backward", shape,
-            Work{attention_backward_flops(B, T, C), attention_backward_bytes(B, T, C, NH, sizeof(floatX))},
-            [=] {
-                attention_backward(dqkv, dbias, dout, qkv, out, lse, (const int*)NULL, B, T, C, NH,
-                                   GRADIENT_SET, scratch, gpu);
+            Work{attention_backward_flops(sizes), attention_backward_bytes(sizes, sizeof(floatX))}, [=] {
+                attention_backward(dqkv, dbias, dout, qkv, out, lse, (const int*)NULL, sizes, GRADIENT_SET,
+                                   scratch, gpu);
             });
     attention_gpu_close(scratch);
     memory_close(&memory);

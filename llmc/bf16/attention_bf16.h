@@ -2,11 +2,12 @@
 attention_bf16.h -- attention.h's functions with the factors of matmuls rounded to bf16, on the CPU:
 the same arguments and results. Scores, softmax and sums stay fp32.
 
-A thread processes a whole head. Scores and probabilities exist in fp32 for one tile of 32 queries
+A thread processes a whole head, or in the backward pass the heads that share keys. Scores and
+probabilities exist in fp32 for one tile of 32 queries
 and 32 keys. While the matmul unit computes the next tile, vector instructions turn this one into
 exponentials and pack them, rounded, as a factor of the next matmul.
 
-    e[t][u] = 2^(c s[t][u] - shift[t])      c = log2(e) / sqrt(HS)      s = q k^T
+    e[t][u] = 2^(c s[t][u] - shift[t])      c = log2(e) / root      s = q k^T
     out[t]  = sum_u e[t][u] v[u] / sum_u e[t][u]
 
 The shift is the score of the token with itself, so the sum is at least 1 and one pass suffices. If
@@ -19,14 +20,15 @@ exchanged rows and columns:
 
     dv^T = dout^T p      dk^T = q^T ds      dq = ds k      ds = p (dp - delta)
 
-The factor 1 / sqrt(HS) is applied at the end.
+The factor 1 / root is applied at the end.
 
-q, k and v are packed six times, head by head. If tokens and dimensions of a head are whole tiles,
-the linear layers on both sides can write and read these directly, in the memory of as many floats
-(qkv_bf16.h):
+q is packed twice, k and v are packed four times, head by head. If tokens and dimensions of a head
+are whole tiles, the linear layers on both sides can write and read these directly, in the memory of
+as many floats (qkv_bf16.h):
 
-    packed qkv      (B, NH, 6, T, HS)     the six factors of AttentionBf16Factors_
-    packed dqkv     left factors (B*T, 3C) and (3C, B*T): by tokens and by channels
+    packed qkv      of each sequence (NH, 2, T, HS), then (KV, 4, T, HS): the factors of
+                    AttentionBf16Factors_
+    packed dqkv     left factors (B*T, QKV) and (QKV, B*T): by tokens and by channels
 */
 #ifndef LLMC_ATTENTION_BF16_H
 #define LLMC_ATTENTION_BF16_H
@@ -46,7 +48,8 @@ enum {
     ATTENTION_BF16_TILES = 4, // tiles of queries, and of keys, in a block of the backward pass
     ATTENTION_BF16_ROWS = ATTENTION_BF16_TILES * BF16_TILE,
     ATTENTION_BF16_SQUARE_ = BF16_TILE * BF16_TILE, // floats of a tile
-    ATTENTION_BF16_FACTORS_ = 6                     // packed factors of a head
+    ATTENTION_BF16_QUERIES_ = 2,
+    ATTENTION_BF16_KEYS_ = 4 // packed factors of q; of k and v
 };
 
 // Working memory of one thread. Tp and HSp are T and HS rounded up to 32; a step has
@@ -56,8 +59,8 @@ typedef struct {
     float* sums;   // (32, LANES): sums of e
     // (ATTENTION_BF16_TILES, HSp / 32) tiles; in the forward pass the first row is out
     float* dq;
-    float *dk, *dv;    // (Tp / 32, HSp / 32) tiles each, dimensions by keys
-    uint32_t* factors; // factors of a head that is not packed yet
+    float *dk, *dv;           // (Tp / 32, HSp / 32) tiles each, dimensions by keys
+    uint32_t *queries, *keys; // factors of heads that are not packed yet
     // forward: left, e of a tile of queries over the keys: (Tp / 32 steps)
     uint32_t* row;
     // left, a block: queries over dimensions, dimensions over queries
@@ -95,16 +98,16 @@ void attention_bf16_backward_cpu(float* dqkv, const float* dout, const float* qk
 // Returns 1 if sequences and heads are whole tiles, as the functions below require.
 static inline int attention_bf16_fits(int T, int HS) { return T % BF16_TILE == 0 && HS % BF16_TILE == 0; }
 
-// Packs a tile (32, 32) of qkv (B*T, 3C), from row `row` and column `col` on, for both passes.
+// Packs a tile (32, 32) of qkv (B*T, QKV), from row `row` and column `col` on, for both passes.
 void attention_bf16_pack_qkv(const Bf16Kernel* kernel, uint32_t* qkv, const float* tile, int row, int col,
                              AttentionSizes sizes);
 
 void attention_bf16_packed_forward_cpu(float* out, float* lse, const uint32_t* qkv, const int* starts,
                                        AttentionSizes sizes, AttentionBf16Scratch* scratch);
 
-// Results of the backward pass: packed dqkv, and its sums over each sequence (B, 3C).
+// Results of the backward pass: packed dqkv, and its sums over each sequence (B, QKV).
 typedef struct {
-    uint32_t* packed; // memory of (B*T, 3C) floats
+    uint32_t* packed; // memory of (B*T, QKV) floats
     float* sums;
 } AttentionBf16Gradient;
 
@@ -142,10 +145,16 @@ static size_t attention_bf16_place_(AttentionBf16Scratch_* s, uint32_t* memory, 
     const size_t float_sizes[] = {2 * SQUARE,           2 * SQUARE,
                                   BF16_TILE * LANES,    TILES * dims * SQUARE,
                                   keys * dims * SQUARE, keys * dims * SQUARE};
-    uint32_t** const pairs[] = {&s->factors,     &s->row,      &s->dout,     &s->dout_by_dim,
-                                &s->ds_by_query, &s->p_by_key, &s->ds_by_key};
-    const size_t pair_sizes[] = {
-        ATTENTION_BF16_FACTORS_ * keys * dims * STEP, keys * STEP, block, block, square, square, square};
+    uint32_t** const pairs[] = {&s->queries,     &s->keys,        &s->row,      &s->dout,
+                                &s->dout_by_dim, &s->ds_by_query, &s->p_by_key, &s->ds_by_key};
+    const size_t pair_sizes[] = {ATTENTION_BF16_QUERIES_ * keys * dims * STEP,
+                                 ATTENTION_BF16_KEYS_ * keys * dims * STEP,
+                                 keys * STEP,
+                                 block,
+                                 block,
+                                 square,
+                                 square,
+                                 square};
     uint32_t* at = memory;
     for (size_t i = 0; i < sizeof(floats) / sizeof(floats[0]); i++) {
         *floats[i] = (float*)(void*)attention_bf16_take_(&at, float_sizes[i]);
@@ -185,7 +194,7 @@ typedef struct {
     const uint32_t* packed; // or NULL
     float *out, *lse, *dqkv;
     uint32_t* packed_gradient;
-    float* sums; // (B, 3C): sums of dqkv over the tokens
+    float* sums; // (B, QKV): sums of dqkv over the tokens
 } AttentionBf16Pass_;
 
 // Factors of a head, each (T, HS): left ones of q, right ones of k and v. They are tiles of 32
@@ -195,11 +204,23 @@ typedef struct {
     int tiles, dims; // tiles of tokens, steps of dimensions
 } AttentionBf16Factors_;
 
-static AttentionBf16Factors_ attention_bf16_factors_(const uint32_t* from, int T, int HS) {
+static AttentionBf16Factors_ attention_bf16_factors_(const uint32_t* queries, const uint32_t* keys, int T,
+                                                     int HS) {
     const int tiles = bf16_steps(T), dims = bf16_steps(HS);
     const size_t n = (size_t)tiles * dims * BF16_STEP_PAIRS;
-    uint32_t* at = (uint32_t*)from; // packed already, or to be packed
-    return (AttentionBf16Factors_){at, at + n, at + 2 * n, at + 3 * n, at + 4 * n, at + 5 * n, tiles, dims};
+    uint32_t *q = (uint32_t*)queries, *k = (uint32_t*)keys; // packed already, or to be packed
+    return (AttentionBf16Factors_){q, q + n, k, k + n, k + 2 * n, k + 3 * n, tiles, dims};
+}
+
+// Returns the packed factors of head h of sequence b and of the keys that it reads.
+static AttentionBf16Factors_ attention_bf16_packed_(const uint32_t* qkv, AttentionSizes sizes, int b, int h) {
+    const size_t words = (size_t)sizes.T * sizes.HS / 2, // of a factor
+        queries = (size_t)ATTENTION_BF16_QUERIES_ * sizes.NH, keys = (size_t)ATTENTION_BF16_KEYS_ * sizes.KV;
+    const uint32_t* sequence = qkv + b * (queries + keys) * words;
+    return attention_bf16_factors_(
+        sequence + (size_t)ATTENTION_BF16_QUERIES_ * h * words,
+        sequence + (queries + (size_t)ATTENTION_BF16_KEYS_ * (h / attention_group(sizes))) * words, sizes.T,
+        sizes.HS);
 }
 
 // Return the offset of tile t of tokens and tile d of dimensions in a factor over dimensions, and
@@ -218,60 +239,71 @@ typedef struct {
     const Bf16Kernel* kernel;
     AttentionBf16Scratch_ s;
     AttentionBf16Factors_ f;
-    int b, h, T, C, HS;
+    int b, h, T, Q, HS;
+    int q, k, v;  // first columns in qkv
+    int is_first; // of its group: this head sets dk and dv, the others add
     const int* starts;
     float *out, *lse;
     const float* dout;
-    float scale, c; // 1 / sqrt(HS), and c as above
+    float scale, c; // 1 / root, and c as above
 } AttentionBf16Head_;
 
 static AttentionBf16Head_ attention_bf16_head_(const AttentionBf16Pass_* pass, int index,
                                                const AttentionBf16Scratch* scratch) {
-    const int T = pass->sizes.T, C = pass->sizes.C, NH = pass->sizes.NH,
-              HS = attention_head_size(pass->sizes);
-    const size_t first = (size_t)(index / NH) * T, at = first * C + (size_t)(index % NH) * HS;
-    const float scale = 1.0f / sqrtf((float)HS);
+    const AttentionSizes sizes = pass->sizes;
+    const int T = sizes.T, HS = sizes.HS, Q = attention_queries_size(sizes), b = index / sizes.NH,
+              h = index % sizes.NH, group = attention_group(sizes), k = Q + h / group * HS;
+    const size_t first = (size_t)b * T, at = first * Q + (size_t)h * HS;
+    const float scale = 1.0f / sizes.root;
     const AttentionBf16Scratch_* s = &scratch->of_thread[thread_index()];
-    const uint32_t* packed =
-        pass->packed ? pass->packed + (size_t)index * ATTENTION_BF16_FACTORS_ * T * HS / 2 : s->factors;
-    const AttentionBf16Head_ head = {pass,
-                                     &scratch->kernel,
-                                     *s,
-                                     attention_bf16_factors_(packed, T, HS),
-                                     index / NH,
-                                     index % NH,
-                                     T,
-                                     C,
-                                     HS,
-                                     pass->starts ? pass->starts + first : NULL,
-                                     pass->out + at,
-                                     pass->lse + (size_t)index * T,
-                                     pass->dout ? pass->dout + at : NULL,
-                                     scale,
-                                     scale * LOG2_E};
+    const AttentionBf16Head_ head = {.pass = pass,
+                                     .kernel = &scratch->kernel,
+                                     .s = *s,
+                                     .f = pass->packed ? attention_bf16_packed_(pass->packed, sizes, b, h)
+                                                       : attention_bf16_factors_(s->queries, s->keys, T, HS),
+                                     .b = b,
+                                     .h = h,
+                                     .T = T,
+                                     .Q = Q,
+                                     .HS = HS,
+                                     .q = h * HS,
+                                     .k = k,
+                                     .v = k + attention_keys_size(sizes),
+                                     .is_first = h % group == 0,
+                                     .starts = pass->starts ? pass->starts + first : NULL,
+                                     .out = pass->out + at,
+                                     .lse = pass->lse + (size_t)index * T,
+                                     .dout = pass->dout ? pass->dout + at : NULL,
+                                     .scale = scale,
+                                     .c = scale * LOG2_E};
     return head;
 }
 
-// Packs the factors of a head in fp32; only those that this pass needs.
+// Packs the factors of a head in fp32; only those that this pass needs. The backward pass packs the
+// keys of a group once.
 static void attention_bf16_pack_head_(const AttentionBf16Head_* head) {
     const AttentionBf16Factors_* f = &head->f;
     const Bf16Pack pack = head->kernel->pack;
     const size_t stride = (size_t)attention_qkv_size(head->pass->sizes),
                  over_dims = attention_bf16_over_dims_(f, 1, 0),
                  over_tokens = attention_bf16_over_tokens_(f, 0, 1);
-    const float *q = head->pass->qkv + (size_t)head->b * head->T * stride + (size_t)head->h * head->HS,
-                *k = q + head->C, *v = k + head->C;
+    const float *rows = head->pass->qkv + (size_t)head->b * head->T * stride, *q = rows + head->q,
+                *k = rows + head->k, *v = rows + head->v;
     const Matrix queries = {q, stride, 1}, queries_across = {q, 1, stride}, keys = {k, stride, 1},
                  keys_across = {k, 1, stride}, values = {v, stride, 1}, values_across = {v, 1, stride};
     const int T = head->T, HS = head->HS, is_backward = head->dout != NULL;
     bf16_pack_left(pack, f->q_by_query, over_dims, queries, 0, 0, T, HS);
-    bf16_pack_right(pack, f->k_by_key, over_dims, keys_across, 0, 0, HS, T);
     if (is_backward) {
         bf16_pack_left(pack, f->q_by_dim, over_tokens, queries_across, 0, 0, HS, T);
-        bf16_pack_right(pack, f->k_by_dim, over_tokens, keys, 0, 0, T, HS);
-        bf16_pack_right(pack, f->v_by_key, over_dims, values_across, 0, 0, HS, T);
     } else {
         bf16_pack_right(pack, f->v_by_dim, over_tokens, values, 0, 0, T, HS);
+    }
+    if (!is_backward || head->is_first) {
+        bf16_pack_right(pack, f->k_by_key, over_dims, keys_across, 0, 0, HS, T);
+    }
+    if (is_backward && head->is_first) {
+        bf16_pack_right(pack, f->k_by_dim, over_tokens, keys, 0, 0, T, HS);
+        bf16_pack_right(pack, f->v_by_key, over_dims, values_across, 0, 0, HS, T);
     }
 }
 
@@ -405,7 +437,7 @@ static void attention_bf16_divide_(const AttentionBf16Head_* head, const float* 
     const int cols = int_min(BF16_TILE, head->HS - d);
     for (int i = 0; i < rows; i++) {
         const float* from = square + i * BF16_TILE;
-        float* out = head->out + (size_t)(t0 + i) * head->C + d;
+        float* out = head->out + (size_t)(t0 + i) * head->Q + d;
         const float inverse = 1.0f / sum[i];
         for (int j = 0; j < cols; j++) {
             out[j] = from[j] * inverse;
@@ -437,21 +469,24 @@ static void attention_bf16_forward_head_(const AttentionBf16Head_* head) {
     }
 }
 
-// Runs a pass over all heads: each is packed, if it is not yet, and computed by one thread.
+// Runs a pass over all heads, which are packed, if they are not yet. One thread computes `group`
+// heads, one after the other.
 static void attention_bf16_each_head_(const AttentionBf16Pass_* pass, AttentionBf16Scratch* scratch,
-                                      void (*compute)(const AttentionBf16Head_* head)) {
+                                      int group, void (*compute)(const AttentionBf16Head_* head)) {
     const AttentionSizes sizes = pass->sizes;
-    assert(sizes.T <= scratch->T && attention_head_size(sizes) == scratch->HS);
+    assert(sizes.T <= scratch->T && sizes.HS == scratch->HS && sizes.NH % sizes.KV == 0);
 #pragma omp parallel
     {
         scratch->kernel.begin();
 #pragma omp for schedule(dynamic)
-        for (int h = 0; h < sizes.B * sizes.NH; h++) {
-            const AttentionBf16Head_ head = attention_bf16_head_(pass, h, scratch);
-            if (!pass->packed) {
-                attention_bf16_pack_head_(&head);
+        for (int first = 0; first < sizes.B * sizes.NH; first += group) {
+            for (int h = first; h < first + group; h++) {
+                const AttentionBf16Head_ head = attention_bf16_head_(pass, h, scratch);
+                if (!pass->packed) {
+                    attention_bf16_pack_head_(&head);
+                }
+                compute(&head);
             }
-            compute(&head);
         }
         scratch->kernel.end();
     }
@@ -460,7 +495,7 @@ static void attention_bf16_each_head_(const AttentionBf16Pass_* pass, AttentionB
 void attention_bf16_forward_cpu(float* out, float* lse, const float* qkv, const int* starts,
                                 AttentionSizes sizes, AttentionBf16Scratch* scratch) {
     const AttentionBf16Pass_ pass = {sizes, starts, qkv, NULL, NULL, out, lse, NULL, NULL, NULL};
-    attention_bf16_each_head_(&pass, scratch, attention_bf16_forward_head_);
+    attention_bf16_each_head_(&pass, scratch, 1, attention_bf16_forward_head_);
 }
 
 // A block of queries: t0 ... t0+rows-1.
@@ -556,16 +591,17 @@ static void attention_bf16_add_(const AttentionBf16Head_* head, float* square, i
                           &bf16_nothing_ahead);
 }
 
-// Adds a chunk's part to dq, and the block's part to dk and dv. The first chunk sets dq; the block
-// that owns the keys sets dk and dv. So blocks follow each other in a fixed order. Queries see no
-// tiles of keys after their own.
+// Adds a chunk's part to dq, and the block's part to dk and dv. The first chunk sets dq; in the
+// first head of a group, the block that owns the keys sets dk and dv. So blocks follow each other
+// in a fixed order. Queries see no tiles of keys after their own.
 static void attention_bf16_chunk_(const AttentionBf16Head_* head, const AttentionBf16Block_* block, int u0,
                                   int is_first) {
     enum { TILES = ATTENTION_BF16_TILES, STEP = BF16_STEP_PAIRS, SQUARE = ATTENTION_BF16_SQUARE_ };
     const AttentionBf16Scratch_* s = &head->s;
     const AttentionBf16Factors_* f = &head->f;
     const int first = attention_bf16_first_(head, block, u0), tiles = bf16_steps(block->rows);
-    const int is_own = u0 == block->t0, end = attention_bf16_end_(block, tiles - 1, u0);
+    const int is_own = u0 == block->t0, is_added = !is_own || !head->is_first,
+              end = attention_bf16_end_(block, tiles - 1, u0);
     attention_bf16_probabilities_(head, block, u0);
     for (int d = 0; d < f->dims; d++) {
         const uint32_t* k = f->k_by_dim + attention_bf16_over_tokens_(f, u0 / BF16_TILE + first, d);
@@ -578,10 +614,10 @@ static void attention_bf16_chunk_(const AttentionBf16Head_* head, const Attentio
             const int i = is_own ? j : 0; // first tile of queries that sees the keys
             const size_t square = (size_t)((u0 / BF16_TILE + j) * f->dims + d) * SQUARE,
                          right = (size_t)(j * TILES + i) * STEP;
-            attention_bf16_add_(head, s->dk + square, !is_own,
+            attention_bf16_add_(head, s->dk + square, is_added,
                                 f->q_by_dim + attention_bf16_over_tokens_(f, block->t0 / BF16_TILE + i, d),
                                 s->ds_by_key + right, tiles - i);
-            attention_bf16_add_(head, s->dv + square, !is_own,
+            attention_bf16_add_(head, s->dv + square, is_added,
                                 s->dout_by_dim + (size_t)(d * TILES + i) * STEP, s->p_by_key + right,
                                 tiles - i);
         }
@@ -590,35 +626,35 @@ static void attention_bf16_chunk_(const AttentionBf16Head_* head, const Attentio
 
 // Packs dout of a block of queries, over dimensions and over queries.
 static void attention_bf16_pack_dout_(const AttentionBf16Head_* head, int t0, int rows) {
-    const size_t C = (size_t)head->C;
-    const float* dout = head->dout + t0 * C;
-    const Matrix by_query = {dout, C, 1}, by_dim = {dout, 1, C};
+    const size_t Q = (size_t)head->Q;
+    const float* dout = head->dout + t0 * Q;
+    const Matrix by_query = {dout, Q, 1}, by_dim = {dout, 1, Q};
     bf16_pack_left(head->kernel->pack, head->s.dout, attention_bf16_over_dims_(&head->f, 1, 0), by_query, 0,
                    0, rows, head->HS);
     bf16_pack_left(head->kernel->pack, head->s.dout_by_dim, (size_t)ATTENTION_BF16_TILES * BF16_STEP_PAIRS,
                    by_dim, 0, 0, head->HS, rows);
 }
 
-// A square of the gradient of q, k or v (part 0, 1, 2): tile t of the tokens and d of the
-// dimensions. `turned`: dimensions by tokens, the form of dk and dv.
+// A square of dqkv: tile t of the tokens, columns of the tile of dimensions that starts at col, d
+// dimensions after the start of its head. `across`: dimensions by tokens, the form of dk and dv.
 typedef struct {
-    int part, t, d, turned;
+    int t, col, d, across;
     float scale; // factor still to be applied
 } AttentionBf16Square_;
 
 // Sets to (32, 32), rows `stride` apart, to the square or its transpose.
-static void attention_bf16_turn_(float* to, size_t stride, const float* square, int turned) {
+static void attention_bf16_copy_(float* to, size_t stride, const float* square, int across) {
     for (int i = 0; i < BF16_TILE; i += LANES) {
         for (int j = 0; j < BF16_TILE; j += LANES) {
             Vec row[LANES];
             for (int r = 0; r < LANES; r++) {
                 row[r] = vec_load(square + (i + r) * BF16_TILE + j);
             }
-            if (turned) {
+            if (across) {
                 vec_transpose(row);
             }
             for (int r = 0; r < LANES; r++) {
-                vec_store(to + (turned ? (j + r) * stride + i : (i + r) * stride + j), row[r]);
+                vec_store(to + (across ? (j + r) * stride + i : (i + r) * stride + j), row[r]);
             }
         }
     }
@@ -627,16 +663,16 @@ static void attention_bf16_turn_(float* to, size_t stride, const float* square, 
 // Sets the square's part of dqkv in fp32.
 static void attention_bf16_set_rows_(const AttentionBf16Head_* head, const float* square,
                                      AttentionBf16Square_ of) {
-    const int t = of.t * BF16_TILE, d = of.d * BF16_TILE;
-    const int rows = int_min(BF16_TILE, head->T - t), cols = int_min(BF16_TILE, head->HS - d);
+    const int t = of.t * BF16_TILE, rows = int_min(BF16_TILE, head->T - t),
+              cols = int_min(BF16_TILE, head->HS - of.d);
     const size_t stride = (size_t)attention_qkv_size(head->pass->sizes),
                  token = (size_t)head->b * head->T + t;
-    float* to = head->pass->dqkv + token * stride + of.part * head->C + head->h * head->HS + d;
+    float* to = head->pass->dqkv + token * stride + of.col;
     if (rows == BF16_TILE && cols == BF16_TILE) {
-        attention_bf16_turn_(to, stride, square, of.turned);
+        attention_bf16_copy_(to, stride, square, of.across);
     } else {
         float tile[ATTENTION_BF16_SQUARE_];
-        attention_bf16_turn_(tile, BF16_TILE, square, of.turned);
+        attention_bf16_copy_(tile, BF16_TILE, square, of.across);
         bf16_copy_rows(to, stride, tile, BF16_TILE, rows, cols);
     }
 }
@@ -645,13 +681,12 @@ static void attention_bf16_set_rows_(const AttentionBf16Head_* head, const float
 static void attention_bf16_set_packed_(const AttentionBf16Head_* head, const float* square,
                                        AttentionBf16Square_ of) {
     const int tokens = head->pass->sizes.B * head->T, channels = attention_qkv_size(head->pass->sizes);
-    const int row = head->b * head->T / BF16_TILE + of.t,
-              col = (of.part * head->C + head->h * head->HS) / BF16_TILE + of.d;
+    const int row = head->b * head->T / BF16_TILE + of.t, col = of.col / BF16_TILE;
     uint32_t *by_token = head->pass->packed_gradient + row * matmul_bf16_pairs(1, channels) +
                          (size_t)col * BF16_STEP_PAIRS,
              *by_channel = head->pass->packed_gradient + matmul_bf16_pairs(tokens, channels) +
                            col * matmul_bf16_pairs(1, tokens) + (size_t)row * BF16_STEP_PAIRS;
-    const Bf16TilePacked to = {of.turned ? by_channel : by_token, of.turned ? by_token : by_channel, NULL,
+    const Bf16TilePacked to = {of.across ? by_channel : by_token, of.across ? by_token : by_channel, NULL,
                                NULL};
     head->kernel->pack_tile(&to, square);
 }
@@ -668,19 +703,19 @@ static void attention_bf16_set_(const AttentionBf16Head_* head, float* square, A
     }
 }
 
-// Returns the sums of dqkv over the tokens of a sequence, dimensions from 32 d on.
-static float* attention_bf16_sums_(const AttentionBf16Head_* head, int part, int d) {
-    return head->pass->sums + ((size_t)head->b * 3 + part) * head->C + head->h * head->HS + d * BF16_TILE;
+// Returns the sums of dqkv over the tokens of a sequence, from column `col` on.
+static float* attention_bf16_sums_(const AttentionBf16Head_* head, int col) {
+    return head->pass->sums + (size_t)head->b * attention_qkv_size(head->pass->sizes) + col;
 }
 
 // Sets dq of tile t of the tokens. Tile 0 sets its sums, the others add to them.
 static void attention_bf16_set_queries_(const AttentionBf16Head_* head, float* squares, int t) {
     for (int d = 0; d < head->f.dims; d++) {
         float* square = squares + d * ATTENTION_BF16_SQUARE_;
-        const AttentionBf16Square_ of = {0, t, d, 0, head->scale};
+        const AttentionBf16Square_ of = {t, head->q + d * BF16_TILE, d * BF16_TILE, 0, head->scale};
         attention_bf16_set_(head, square, of);
         for (int j = 0; j < BF16_TILE && head->pass->packed_gradient; j += LANES) {
-            float* sums = attention_bf16_sums_(head, 0, d) + j;
+            float* sums = attention_bf16_sums_(head, of.col + j);
             Vec sum = t == 0 ? vec_all(0.0f) : vec_load(sums);
             for (int i = 0; i < BF16_TILE; i++) {
                 sum += vec_load(square + i * BF16_TILE + j);
@@ -690,14 +725,14 @@ static void attention_bf16_set_queries_(const AttentionBf16Head_* head, float* s
     }
 }
 
-// Sets dk or dv of all T keys from squares in scratch, dimensions by keys.
-static void attention_bf16_set_keys_(const AttentionBf16Head_* head, int part, float* squares, float scale) {
+// Sets dk or dv of all T keys, columns from `col` on, from squares in scratch, dimensions by keys.
+static void attention_bf16_set_keys_(const AttentionBf16Head_* head, int col, float* squares, float scale) {
     for (int d = 0; d < head->f.dims; d++) {
         Vec sums[BF16_TILE];
         memset(sums, 0, sizeof(sums));
         for (int t = 0; t < head->f.tiles; t++) {
             float* square = squares + (size_t)(t * head->f.dims + d) * ATTENTION_BF16_SQUARE_;
-            const AttentionBf16Square_ of = {part, t, d, 1, scale};
+            const AttentionBf16Square_ of = {t, col + d * BF16_TILE, d * BF16_TILE, 1, scale};
             attention_bf16_set_(head, square, of);
             for (int i = 0; i < BF16_TILE; i++) {
                 for (int j = 0; j < BF16_TILE; j += LANES) {
@@ -706,7 +741,7 @@ static void attention_bf16_set_keys_(const AttentionBf16Head_* head, int part, f
             }
         }
         for (int i = 0; i < BF16_TILE && head->pass->packed_gradient; i++) {
-            attention_bf16_sums_(head, part, d)[i] = vec_hsum(sums[i]);
+            attention_bf16_sums_(head, col + d * BF16_TILE)[i] = vec_hsum(sums[i]);
         }
     }
 }
@@ -716,7 +751,7 @@ static void attention_bf16_backward_block_(const AttentionBf16Head_* head, int t
     const int from = attention_bf16_from_(head->starts, t0) / ATTENTION_BF16_ROWS * ATTENTION_BF16_ROWS;
     AttentionBf16Block_ block = {t0, rows, {0}, {0}};
     for (int i = 0; i < rows; i++) {
-        const size_t row = (size_t)(t0 + i) * head->C;
+        const size_t row = (size_t)(t0 + i) * head->Q;
         block.shift[i] = head->lse[t0 + i] * LOG2_E;
         block.delta[i] = vec_dot(head->out + row, head->dout + row, head->HS);
     }
@@ -734,8 +769,11 @@ static void attention_bf16_backward_head_(const AttentionBf16Head_* head) {
     for (int t = 0; t < head->T; t += ATTENTION_BF16_ROWS) {
         attention_bf16_backward_block_(head, t, int_min(ATTENTION_BF16_ROWS, head->T - t));
     }
-    attention_bf16_set_keys_(head, 1, head->s.dk, head->scale);
-    attention_bf16_set_keys_(head, 2, head->s.dv, 1.0f);
+    // all heads of the group have added
+    if ((head->h + 1) % attention_group(head->pass->sizes) == 0) {
+        attention_bf16_set_keys_(head, head->k, head->s.dk, head->scale);
+        attention_bf16_set_keys_(head, head->v, head->s.dv, 1.0f);
+    }
 }
 
 void attention_bf16_backward_cpu(float* dqkv, const float* dout, const float* qkv, const float* out,
@@ -744,27 +782,27 @@ void attention_bf16_backward_cpu(float* dqkv, const float* dout, const float* qk
     const AttentionBf16Pass_ pass = {sizes,       starts,      qkv,  dout,
                                      NULL,        (float*)out, // only read, as is lse
                                      (float*)lse, dqkv,        NULL, NULL};
-    attention_bf16_each_head_(&pass, scratch, attention_bf16_backward_head_);
+    attention_bf16_each_head_(&pass, scratch, attention_group(sizes), attention_bf16_backward_head_);
 }
 
 void attention_bf16_pack_qkv(const Bf16Kernel* kernel, uint32_t* qkv, const float* tile, int row, int col,
                              AttentionSizes sizes) {
-    const int T = sizes.T, HS = attention_head_size(sizes), part = col / sizes.C, head = col % sizes.C / HS;
-    const size_t index = (size_t)(row / T) * sizes.NH + head;
-    const AttentionBf16Factors_ f =
-        attention_bf16_factors_(qkv + index * ATTENTION_BF16_FACTORS_ * T * HS / 2, T, HS);
+    const int T = sizes.T, HS = sizes.HS, heads = col / HS; // heads of q, k and v before this one
+    const int is_query = heads < sizes.NH, is_key = heads < sizes.NH + sizes.KV,
+              h = is_query ? heads : (heads - sizes.NH) % sizes.KV * attention_group(sizes);
+    const AttentionBf16Factors_ f = attention_bf16_packed_(qkv, sizes, row / T, h);
     const size_t over_dims = attention_bf16_over_dims_(&f, row % T / BF16_TILE, col % HS / BF16_TILE),
                  over_tokens = attention_bf16_over_tokens_(&f, row % T / BF16_TILE, col % HS / BF16_TILE);
     const Bf16TilePacked q = {f.q_by_query + over_dims, f.q_by_dim + over_tokens, NULL, NULL},
                          k = {NULL, NULL, f.k_by_dim + over_tokens, f.k_by_key + over_dims},
                          v = {NULL, NULL, f.v_by_dim + over_tokens, f.v_by_key + over_dims};
-    kernel->pack_tile(part == 0 ? &q : part == 1 ? &k : &v, tile);
+    kernel->pack_tile(is_query ? &q : is_key ? &k : &v, tile);
 }
 
 void attention_bf16_packed_forward_cpu(float* out, float* lse, const uint32_t* qkv, const int* starts,
                                        AttentionSizes sizes, AttentionBf16Scratch* scratch) {
     const AttentionBf16Pass_ pass = {sizes, starts, NULL, NULL, qkv, out, lse, NULL, NULL, NULL};
-    attention_bf16_each_head_(&pass, scratch, attention_bf16_forward_head_);
+    attention_bf16_each_head_(&pass, scratch, 1, attention_bf16_forward_head_);
 }
 
 void attention_bf16_packed_backward_cpu(AttentionBf16Gradient dqkv, const float* dout, const uint32_t* qkv,
@@ -773,7 +811,7 @@ void attention_bf16_packed_backward_cpu(AttentionBf16Gradient dqkv, const float*
     const AttentionBf16Pass_ pass = {sizes,       starts,      NULL,        dout,
                                      qkv,         (float*)out, // only read, as is lse
                                      (float*)lse, NULL,        dqkv.packed, dqkv.sums};
-    attention_bf16_each_head_(&pass, scratch, attention_bf16_backward_head_);
+    attention_bf16_each_head_(&pass, scratch, attention_group(sizes), attention_bf16_backward_head_);
 }
 
 #endif // ATTENTION_BF16_IMPLEMENTATION

@@ -25,6 +25,7 @@ extern "C" {
 // The linear layer. Weights are packed: for the forward pass, and for dinp.
 typedef struct {
     AttentionSizes sizes;
+    int C;
     const uint32_t *qkvw, *qkvw_backward;
     const float* qkvb;
 } QkvBf16;
@@ -74,9 +75,10 @@ static void qkv_bf16_tile_(const void* of, int begin, int end) {
 void qkv_bf16_forward_cpu(uint32_t* qkv, const QkvBf16* layer, const float* inp, MatmulBf16Scratch* scratch) {
     const AttentionSizes sizes = layer->sizes;
     const QkvBf16Forward_ forward = {layer, &scratch->kernel, qkv};
-    MatmulBf16 m = matmul_bf16_of(NULL, matmul_bf16_matrix((Matrix){inp, (size_t)sizes.C, 1}),
-                                  matmul_bf16_packed(layer->qkvw, sizes.C), sizes.B * sizes.T,
-                                  attention_qkv_size(sizes), sizes.C);
+    const int C = layer->C;
+    MatmulBf16 m =
+        matmul_bf16_of(NULL, matmul_bf16_matrix((Matrix){inp, (size_t)C, 1}),
+                       matmul_bf16_packed(layer->qkvw, C), sizes.B * sizes.T, attention_qkv_size(sizes), C);
     m.finish = qkv_bf16_tile_;
     m.context = &forward;
     matmul_bf16_product_cpu(m, scratch);
@@ -84,7 +86,7 @@ void qkv_bf16_forward_cpu(uint32_t* qkv, const QkvBf16* layer, const float* inp,
 
 void qkv_bf16_backward_cpu(const QkvBf16* layer, const QkvBf16Gradients* d, AttentionBf16Gradient dqkv,
                            const float* inp, MatmulBf16Scratch* scratch) {
-    const int N = layer->sizes.B * layer->sizes.T, C = layer->sizes.C, QKV = attention_qkv_size(layer->sizes);
+    const int N = layer->sizes.B * layer->sizes.T, C = layer->C, QKV = attention_qkv_size(layer->sizes);
     const MatmulBf16Factor by_token = matmul_bf16_packed(dqkv.packed, QKV),
                            by_channel = matmul_bf16_packed(dqkv.packed + matmul_bf16_pairs(N, QKV), N);
     if (d->dqkvw) {

@@ -3,7 +3,7 @@ self_attention.h -- attention of a block with the linear layer in front of it, o
 matmuls of linear.h.
 
     qkv (N, QKV)               = inp weight^T + bias
-    out (N, C), lse (B, NH, T) = attention of qkv (attention.h)
+    out (N, Q), lse (B, NH, T) = attention of qkv (attention.h)
 
 With matmuls in bf16, and T and a head's size that are multiples of 32, qkv and its gradient are
 packed as qkv_bf16.h does it. With a cache, keys and values are kept, and the tokens of a step of
@@ -61,7 +61,7 @@ typedef struct {
     AttentionSizes sizes;
     const int* starts;      // (B, T), or NULL
     Weight weight;          // (QKV, C)
-    float *qkv, *out, *lse; // (N, QKV), (N, C), (B, NH, T)
+    float *qkv, *out, *lse; // (N, QKV), (N, Q), (B, NH, T)
     AttentionCache cache;   // keys and values that are kept; no data: none
     int sequence;           // prefill: its place in the cache
     const int* positions;   // decode: of each row; else NULL
@@ -72,13 +72,13 @@ typedef struct {
 static inline SelfAttention self_attention_of(ModelConfig cfg, const Weight* weight,
                                               const ModelActivations* a, const Pass* pass, Linear* linear,
                                               Attention* attention) {
-    return (SelfAttention){.sizes = {pass->B, pass->T, cfg.C, cfg.NH},
+    return (SelfAttention){.sizes = attention_sizes(pass->B, pass->T, cfg.NH, cfg.NH, model_head_size(cfg)),
                            .starts = pass->starts,
                            .weight = *weight,
                            .qkv = a->qkv,
                            .out = a->atty,
                            .lse = a->att_lse,
-                           .cache = {pass->cached ? a->kv : NULL, pass->cached, cfg.C, cfg.NH},
+                           .cache = {pass->cached ? a->kv : NULL, pass->cached},
                            .sequence = pass->sequence,
                            .positions = pass_is_step(pass) ? pass->positions.given : NULL,
                            .linear = linear,
@@ -86,22 +86,22 @@ static inline SelfAttention self_attention_of(ModelConfig cfg, const Weight* wei
 }
 
 static inline int self_attention_is_packed_(const SelfAttention* a) {
-    return a->linear->is_bf16 && !a->cache.data &&
-           attention_bf16_fits(a->sizes.T, attention_head_size(a->sizes));
+    return a->linear->is_bf16 && !a->cache.data && attention_bf16_fits(a->sizes.T, a->sizes.HS);
 }
 
 static inline QkvBf16 self_attention_layer_(const SelfAttention* a) {
-    return (QkvBf16){a->sizes, a->weight.forward, a->weight.backward, a->weight.bias};
+    return (QkvBf16){a->sizes, a->weight.C, a->weight.forward, a->weight.backward, a->weight.bias};
 }
 
 // Keeps the keys and values in qkv.
 static inline void self_attention_store_(const SelfAttention* a) {
     if (!a->positions) {
-        attention_cache_store_cpu(a->cache, a->qkv, a->sequence, 0, a->sizes.T);
+        attention_cache_store_cpu(a->cache, a->qkv, a->sequence, 0, a->sizes.T, a->sizes);
         return;
     }
     for (int b = 0; b < a->sizes.B; b++) {
-        attention_cache_store_cpu(a->cache, a->qkv + (size_t)b * a->weight.OC, b, a->positions[b], 1);
+        attention_cache_store_cpu(a->cache, a->qkv + (size_t)b * a->weight.OC, b, a->positions[b], 1,
+                                  a->sizes);
     }
 }
 
@@ -120,7 +120,7 @@ static inline void self_attention_forward_cpu(const SelfAttention* a, const floa
         self_attention_store_(a);
     }
     if (a->positions) {
-        attention_cached_cpu(a->out, a->qkv, a->positions, N, a->cache, &a->attention->fp32);
+        attention_cached_cpu(a->out, a->qkv, a->positions, 0, a->cache, a->sizes, &a->attention->fp32);
     } else {
         attention_either_forward_cpu(a->out, a->lse, a->qkv, a->starts, a->sizes, a->attention);
     }
@@ -135,7 +135,7 @@ typedef struct {
     float* sums; // (B, QKV)
 } SelfAttentionGradients;
 
-// Sets and adds to gradients. dout and inp are (N, C); dinp may be dout. dqkv is undefined
+// Sets and adds to gradients. dout is (N, Q), inp (N, C); dinp may be dout. dqkv is undefined
 // afterwards.
 static inline void self_attention_backward_cpu(const SelfAttention* a, const SelfAttentionGradients* d,
                                                const float* dout, const float* inp) {

@@ -14,6 +14,9 @@ Tiles that lie entirely in earlier documents are skipped.
     key grads   keys, values    q, dout         s^T = k q^T, dp^T = v dout^T, dv += p^T dout,
                                                 dk += ds^T q
 
+A block of the key grads kernel streams q and dout of all heads that read its keys, one after the
+other.
+
 The query grad kernel runs first. It owns the rows of dout, so it also computes delta = sum dout
 out. The backward pass computes s and dp twice (7 matmuls instead of 5). In return every sum has one
 owner: no atomics, a fixed order, no fp32 copy of dq.
@@ -26,7 +29,7 @@ X is the type of the elements: float, bf16 or fp16 (T is the length of the seque
 
 attention_backward also sets or adds to, according to `mode`,
 
-    dbias (3 C)    the sum over the tokens of dqkv, as dqkv is stored
+    dbias (QKV)    the sum over the tokens of dqkv, as dqkv is stored
 
 This is the bias gradient of the linear layer that computes qkv. It is skipped if it has no data.
 
@@ -66,7 +69,9 @@ typedef enum { ATTENTION_CAUSAL, ATTENTION_DOCUMENTS } AttentionMask_;
 // Arguments of all kernels. A block's index modulo `tiles` is its tile, the quotient its head, so
 // blocks that run at the same time share keys and values in the L2 cache.
 typedef struct {
-    int T, C, NH, HS, tiles;
+    int T, NH, KV, HS, tiles;
+    int Q, K; // columns of the queries and of the keys in qkv, of Q + 2 K
+    float root;
     int packs; // rows of heads can be read and written 16 bytes at a time
 } AttentionSize_;
 
@@ -107,20 +112,32 @@ template <class X, int W> struct AttentionTiling_ {
                   "two blocks fit, with the 1 KiB that each takes besides");
 };
 
-// Offsets of the block's head in qkv (at its q; k and v follow C and 2 C later), out, lse and
-// starts.
+// Offsets of the block's head in qkv (at its q, and at the k that it reads; v follows K later),
+// out, lse and starts.
 typedef struct {
-    size_t in_qkv, in_out, in_lse, in_starts;
+    size_t in_q, in_k, in_out, in_lse, in_starts;
 } AttentionHead_;
 
-__device__ inline AttentionHead_ attention_head_(const AttentionSize_& size) {
-    const size_t head = blockIdx.x / size.tiles, b = head / size.NH, h = head % size.NH;
+__host__ __device__ inline size_t attention_stride_(const AttentionSize_& size) {
+    return (size_t)size.Q + 2 * size.K;
+}
+
+// Returns the offsets of head h of sequence b.
+__device__ inline AttentionHead_ attention_head_(size_t b, int h, const AttentionSize_& size) {
+    const size_t token = b * size.T, stride = attention_stride_(size);
     AttentionHead_ at;
-    at.in_qkv = b * size.T * 3 * size.C + h * size.HS;
-    at.in_out = b * size.T * size.C + h * size.HS;
-    at.in_lse = head * size.T;
-    at.in_starts = b * size.T;
+    at.in_q = token * stride + h * size.HS;
+    at.in_k = token * stride + size.Q + h / (size.NH / size.KV) * size.HS;
+    at.in_out = token * size.Q + h * size.HS;
+    at.in_lse = (b * size.NH + h) * size.T;
+    at.in_starts = token;
     return at;
+}
+
+// Returns the offsets of the block's head, if there is one block for each head of queries.
+__device__ inline AttentionHead_ attention_query_head_(const AttentionSize_& size) {
+    const int head = blockIdx.x / size.tiles;
+    return attention_head_(head / size.NH, head % size.NH, size);
 }
 
 // ---- between global and shared memory ----
@@ -449,24 +466,24 @@ __device__ inline void attention_sum_16_columns_(float (&sums)[2][4], const X* c
     }
 }
 
-// Sums the columns of a tile that all warps of the block have written: ROWS rows of part 0, 1 or 2
-// (q, k, v), from `row` on; the whole block calls it. Rows from T on are 0. The destination is
-// computed here: if kept from the start of the kernel, it would need registers.
+// Sums the columns of a tile that all warps of the block have written: ROWS rows of one head of
+// sequence b, from `row` and `column` of dqkv on; the whole block calls it. Rows from T on are 0.
+// The destination is computed here: if kept from the start of the kernel, it would need registers.
 template <class X, int ROWS, int W>
-__device__ inline void attention_column_sums_(float* partial, const X* tile, int part, int row,
+__device__ inline void attention_column_sums_(float* partial, const X* tile, int b, int column, int row,
                                               const AttentionSize_& size) {
-    const int lane = threadIdx.x % 32, head = blockIdx.x / size.tiles;
+    const int lane = threadIdx.x % 32;
     // tiles before this one
-    const size_t tiles = (size_t)(head / size.NH) * size.tiles + row / ROWS;
-    float* to = partial + (3 * tiles + part) * size.C + head % size.NH * size.HS;
+    const size_t tiles = (size_t)b * size.tiles + row / ROWS;
+    float* to = partial + tiles * attention_stride_(size) + column;
     for (int d = threadIdx.x / 32 * 16; d < W; d += 16 * ATTENTION_WARPS) {
         float sums[2][4] = {};
         attention_sum_16_columns_<X, ROWS, W>(sums, tile + d);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const int column = d + i / 2 * 8 + 2 * lane + i % 2;
-            if (lane < 4 && column < size.HS) {
-                to[column] = sums[i / 2][i % 2];
+            const int c = d + i / 2 * 8 + 2 * lane + i % 2;
+            if (lane < 4 && c < size.HS) {
+                to[c] = sums[i / 2][i % 2];
             }
         }
     }
@@ -631,7 +648,7 @@ __device__ inline void attention_forward_tile_(float (&acc)[M][W / 8][4], Attent
 
 // A block owns ROWS queries of one head. The last queries go first, because they see the most keys.
 // grid   heads * ceil(T / ROWS)      block   128      shared   q, and 2 x (k, v)
-// moves  B*T*3C in, B*T*C out, B*NH*T fp32 out. Tiles of a head are read again from L2.
+// moves  B*T*QKV in, B*T*Q out, B*NH*T fp32 out. Tiles of a head are read again from L2.
 //        Bound by tensor cores (fp32: by multiply-adds), then by shared memory.
 // order  fixed
 // needs  HS <= W
@@ -645,14 +662,14 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
     constexpr int STRIDE = Tiling::STRIDE;
     SMEM_DYNAMIC(X, q_tile);
     X* stream = q_tile + ROWS * STRIDE;
-    const AttentionHead_ at = attention_head_(size);
+    const AttentionHead_ at = attention_query_head_(size);
     starts += MASK == ATTENTION_DOCUMENTS ? at.in_starts : 0;
-    const size_t stride = 3 * (size_t)size.C;
-    const X *q = qkv + at.in_qkv, *k = q + size.C, *v = k + size.C;
+    const size_t stride = attention_stride_(size);
+    const X *q = qkv + at.in_q, *k = qkv + at.in_k, *v = k + size.K;
     const int t0 = (size.tiles - 1 - (int)(blockIdx.x % size.tiles)) * ROWS;
     const int mine = 16 * M * (threadIdx.x / 32), row0 = t0 + mine, keys = min(t0 + ROWS, size.T);
     const int from = MASK == ATTENTION_DOCUMENTS ? starts[t0] / COLS * COLS : 0;
-    const float scale = ATTENTION_LOG2_E / sqrtf((float)size.HS);
+    const float scale = ATTENTION_LOG2_E / size.root;
 
     attention_load_<X, ROWS, W>(q_tile, q + t0 * stride, stride, size.T - t0, size);
     attention_load_starts_<X, MASK, ROWS, W>(q_tile, starts, t0, size.T);
@@ -677,7 +694,7 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
         attention_wait_();
     }
     attention_finish_(acc, lse + at.in_lse, softmax, row0, size.T);
-    attention_store_<X, M, W>(out + at.in_out + row0 * (size_t)size.C, size.C, size.T - row0, size,
+    attention_store_<X, M, W>(out + at.in_out + row0 * (size_t)size.Q, size.Q, size.T - row0, size,
                               q_tile + mine * STRIDE, acc);
 }
 
@@ -688,7 +705,7 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
 // `sums` has the column sums of every tile of dqkv.
 typedef struct {
     float2* rows; // (B, NH, Tp)
-    float* sums;  // (B, tiles, 3, NH, HS)
+    float* sums;  // (B, tiles, QKV)
     size_t capacity, sums_capacity;
 } AttentionFlash;
 
@@ -697,18 +714,20 @@ enum { ATTENTION_ROWS_LEAST = 64 }; // rows of a tile, at least
 
 static inline int attention_padded_(int T) { return ceil_div(T, ATTENTION_ROW_ALIGN) * ATTENTION_ROW_ALIGN; }
 
-static inline size_t attention_sums_(int B, int T, int C) {
-    return (size_t)B * (attention_padded_(T) / ATTENTION_ROWS_LEAST) * 3 * C;
+static inline size_t attention_sums_(AttentionSizes sizes) {
+    return (size_t)sizes.B * (attention_padded_(sizes.T) / ATTENTION_ROWS_LEAST) * attention_qkv_size(sizes);
 }
 
-static inline size_t attention_rows_(int B, int T, int NH) { return (size_t)B * NH * attention_padded_(T); }
+static inline size_t attention_rows_(AttentionSizes sizes) {
+    return (size_t)sizes.B * sizes.NH * attention_padded_(sizes.T);
+}
 
-// Takes scratch for backward passes of up to B * NH heads with up to T tokens, and C channels in
-// total. X only matters for cuDNN's plans.
+// Takes scratch for backward passes of up to B * NH heads with up to T tokens, and B * QKV columns.
+// X only matters for cuDNN's plans.
 template <class X>
-static inline void attention_gpu_open(AttentionFlash* scratch, Memory* memory, int B, int T, int C, int NH) {
-    scratch->capacity = attention_rows_(B, T, NH);
-    scratch->sums_capacity = attention_sums_(B, T, C);
+static inline void attention_gpu_open(AttentionFlash* scratch, Memory* memory, AttentionSizes sizes) {
+    scratch->capacity = attention_rows_(sizes);
+    scratch->sums_capacity = attention_sums_(sizes);
     scratch->rows =
         (float2*)memory_take(memory, "scratch: attention", MEMORY_DEVICE, scratch->capacity * sizeof(float2));
     scratch->sums = (float*)memory_take(memory, "scratch: attention's bias gradients", MEMORY_DEVICE,
@@ -737,7 +756,7 @@ __device__ inline void attention_load_out_(AttentionOut_<X, M, W>& mine, const X
 #pragma unroll
     for (int i = 0; i < 2 * M * Out::PACKS; i++) {
         const int row = i / Out::PACKS * 8 + lane / 4, d = (i % Out::PACKS * 4 + lane % 4) * Out::SIZE;
-        const X* from = out + row * (size_t)size.C + d;
+        const X* from = out + row * (size_t)size.Q + d;
         const int left = row < count ? size.HS - d : 0;
         mine.packs[i / Out::PACKS][i % Out::PACKS] =
             size.packs && left > 0 ? load_pack_once(from) : attention_gather_(from, left);
@@ -781,7 +800,7 @@ template <int M> __device__ inline void attention_store_rows_(float2* to, const 
     }
 }
 
-// Turns s and dp of one score into p and ds. The factor 1 / sqrt(HS) of ds is applied to the sums
+// Turns s and dp of one score into p and ds. The factor 1 / root of ds is applied to the sums
 // at the end. If s is -infinity, both become 0.
 __device__ inline void attention_gradient_(float& s, float& dp, float shift, float delta, float scale) {
     s = exp2_approx(s * scale - shift);
@@ -880,7 +899,8 @@ attention_queries_step_(float (&dq)[M][W / 8][4], const AttentionLeft_<X, M, W, 
 // A block owns ROWS queries of one head. The last queries go first, because they see the most keys.
 // Also sets `rows` for the key grads kernel, and its part of `sums`.
 // grid   heads * ceil(T / ROWS)      block   128      shared   q, dout, and 2 x (k, v)
-// moves  B*T*5C in, B*T*C out, B*NH*T fp32 in, 2 * B*NH*T fp32 out, C fp32 out per tile of rows.
+// moves  B*T*(QKV + 2 Q) in, B*T*Q out, B*NH*T fp32 in, 2 * B*NH*T fp32 out, Q fp32 out per tile of
+//        rows.
 //        Tiles of a head are read again from L2.
 //        Bound by tensor cores (fp32: by multiply-adds), then by shared memory.
 // order  fixed: keys in order
@@ -895,20 +915,20 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
     constexpr int STRIDE = Tiling::STRIDE, STEP = Tiling::BACKWARD_STEP;
     SMEM_DYNAMIC(X, q_tile);
     X *d_tile = q_tile + ROWS * STRIDE, *stream = d_tile + ROWS * STRIDE;
-    const AttentionHead_ at = attention_head_(size);
+    const AttentionHead_ at = attention_query_head_(size);
     starts += MASK == ATTENTION_DOCUMENTS ? at.in_starts : 0;
-    const size_t stride = 3 * (size_t)size.C;
-    const X *q = qkv + at.in_qkv, *k = q + size.C, *v = k + size.C, *d = dout + at.in_out;
+    const size_t stride = attention_stride_(size);
+    const X *q = qkv + at.in_q, *k = qkv + at.in_k, *v = k + size.K, *d = dout + at.in_out;
     const int t0 = (size.tiles - 1 - (int)(blockIdx.x % size.tiles)) * ROWS, keys = min(t0 + ROWS, size.T);
     const int mine = 16 * M * (threadIdx.x / 32), row0 = t0 + mine;
     const int from = MASK == ATTENTION_DOCUMENTS ? starts[t0] / COLS * COLS : 0;
-    const float scale = 1.0f / sqrtf((float)size.HS);
+    const float scale = 1.0f / size.root;
 
-    attention_load_two_<X, ROWS, W>(q_tile, q, stride, d, size.C, t0, size);
+    attention_load_two_<X, ROWS, W>(q_tile, q, stride, d, size.Q, t0, size);
     attention_load_starts_<X, MASK, ROWS, W>(q_tile, starts, t0, size.T);
     attention_stream_<X, COLS, W>(stream, k, stride, v, stride, from, size);
     AttentionOut_<X, M, W> mine_out; // in flight while the tiles arrive
-    attention_load_out_(mine_out, out + at.in_out + row0 * (size_t)size.C, size.T - row0, size);
+    attention_load_out_(mine_out, out + at.in_out + row0 * (size_t)size.Q, size.T - row0, size);
     attention_wait_();
     float2 mine_rows[M][2];
     attention_delta_(mine_rows, mine_out, d_tile + mine * STRIDE, lse + at.in_lse + row0, size.T - row0);
@@ -934,19 +954,20 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
         attention_wait_();
     }
     attention_scale_(dq, scale);
-    attention_store_<X, M, W>(dqkv + at.in_qkv + row0 * stride, stride, size.T - row0, size,
+    attention_store_<X, M, W>(dqkv + at.in_q + row0 * stride, stride, size.T - row0, size,
                               q_tile + mine * STRIDE, dq);
     __syncthreads();
-    attention_column_sums_<X, ROWS, W>(sums, q_tile, 0, t0, size);
+    const int head = blockIdx.x / size.tiles;
+    attention_column_sums_<X, ROWS, W>(sums, q_tile, head / size.NH, head % size.NH * size.HS, t0, size);
 }
 
-// A block owns ROWS keys of one head and their values. The first keys go first, because the most
-// queries see them. Also sets its part of `sums`.
-// grid   heads * ceil(T / ROWS)      block   128      shared   k, v, and 2 x (q, dout)
-// moves  B*T*4C in, B*T*2C out, 2 * B*NH*T fp32 in, 2 C fp32 out per tile of rows.
+// A block owns ROWS keys of one key head and their values. The first keys go first, because the
+// most queries see them. Also sets its part of `sums`.
+// grid   key heads * ceil(T / ROWS)      block   128      shared   k, v, and 2 x (q, dout)
+// moves  B*T*(QKV + Q) in, B*T*2K out, 2 * B*NH*T fp32 in, 2 K fp32 out per tile of rows.
 //        Tiles of a head are read again from L2.
 //        Bound by tensor cores (fp32: by multiply-adds), then by shared memory.
-// order  fixed: queries in order
+// order  fixed: the heads that read the keys in order, and the queries of each
 // needs  HS <= W
 // Spills 20 bytes on sm_80 and 16 on sm_90a at W = 96 in 16 bits: two kinds of addresses for
 // ldmatrix save moves, but need one register too many.
@@ -959,67 +980,84 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
     constexpr int STRIDE = Tiling::STRIDE, STEP = Tiling::BACKWARD_STEP;
     SMEM_DYNAMIC(X, k_tile);
     X *v_tile = k_tile + ROWS * STRIDE, *stream = v_tile + ROWS * STRIDE;
-    const AttentionHead_ at = attention_head_(size);
+    const int key_head = blockIdx.x / size.tiles, group = size.NH / size.KV;
+    // offsets of the first head that reads the keys
+    const AttentionHead_ at = attention_head_(key_head / size.KV, key_head % size.KV * group, size);
     const AttentionStarts_ first_key = {starts, (int)at.in_starts};
-    const size_t stride = 3 * (size_t)size.C;
-    const X *q = qkv + at.in_qkv, *k = q + size.C, *v = k + size.C, *d = dout + at.in_out;
+    const size_t stride = attention_stride_(size);
+    const X *q = qkv + at.in_q, *k = qkv + at.in_k, *v = k + size.K, *d = dout + at.in_out;
     const int u0 = (int)(blockIdx.x % size.tiles) * ROWS, mine = 16 * M * (threadIdx.x / 32),
               row0 = u0 + mine;
-    const float scale = 1.0f / sqrtf((float)size.HS);
-    rows += blockIdx.x / size.tiles * (size_t)Tp;
+    const float scale = 1.0f / size.root;
+    rows += key_head * group * (size_t)Tp;
 
     attention_load_two_<X, ROWS, W>(k_tile, k, stride, v, stride, u0, size);
-    attention_stream_<X, COLS, W>(stream, q, stride, d, size.C, u0, size);
+    attention_stream_<X, COLS, W>(stream, q, stride, d, size.Q, u0, size);
     attention_wait_();
     AttentionLeft_<X, M, W, Tiling::KEYS_KEEP_K> left_k;
     AttentionLeft_<X, M, W, Tiling::KEYS_KEEP_V> left_v;
     attention_left_(left_k, k_tile + mine * STRIDE);
     attention_left_(left_v, v_tile + mine * STRIDE);
     float dk[M][W / 8][4] = {}, dv[M][W / 8][4] = {};
-    for (int t0 = u0; t0 < size.T && (MASK == ATTENTION_CAUSAL || first_key[t0] < u0 + ROWS); t0 += COLS) {
-        if (t0 + COLS < size.T) {
-            attention_stream_<X, COLS, W>(stream, q, stride, d, size.C, t0 + COLS, size);
-        }
-#pragma unroll 1
-        for (int i = 0; i < COLS; i += STEP) {
-            if (row0 < size.T && t0 + i < size.T && t0 + i + STEP > row0 &&
-                // some query sees some key
-                (MASK == ATTENTION_CAUSAL || first_key[t0 + i] < row0 + 16 * M)) {
-                const X *q_step = attention_stage_<X, COLS, W>(stream, t0) + i * STRIDE,
-                        *d_step = q_step + COLS * STRIDE;
-                float s[M][STEP / 8][4], ds[M][STEP / 8][4];
-                attention_dot_(s, left_k, q_step);
-                if (t0 + i < row0 + 16 * M - 1) {
-                    attention_mask_earlier_queries_(s, row0, t0 + i);
-                }
-                if (MASK == ATTENTION_DOCUMENTS && first_key[min(t0 + i + STEP, size.T) - 1] > row0) {
-                    attention_mask_later_queries_(s, first_key, row0, t0 + i, size.T);
-                }
-                attention_dot_(ds, left_v, d_step);
-                attention_gradient_of_keys_(s, ds, rows + t0 + i, scale * ATTENTION_LOG2_E);
-                attention_mix_(dv, s, d_step);
-                attention_mix_(dk, ds, q_step);
+    for (int left = group; left > 0; left--) {
+        for (int t0 = u0; t0 < size.T && (MASK == ATTENTION_CAUSAL || first_key[t0] < u0 + ROWS);
+             t0 += COLS) {
+            if (t0 + COLS < size.T) {
+                attention_stream_<X, COLS, W>(stream, q, stride, d, size.Q, t0 + COLS, size);
             }
+#pragma unroll 1
+            for (int i = 0; i < COLS; i += STEP) {
+                if (row0 < size.T && t0 + i < size.T && t0 + i + STEP > row0 &&
+                    // some query sees some key
+                    (MASK == ATTENTION_CAUSAL || first_key[t0 + i] < row0 + 16 * M)) {
+                    const X *q_step = attention_stage_<X, COLS, W>(stream, t0) + i * STRIDE,
+                            *d_step = q_step + COLS * STRIDE;
+                    float s[M][STEP / 8][4], ds[M][STEP / 8][4];
+                    attention_dot_(s, left_k, q_step);
+                    if (t0 + i < row0 + 16 * M - 1) {
+                        attention_mask_earlier_queries_(s, row0, t0 + i);
+                    }
+                    if (MASK == ATTENTION_DOCUMENTS && first_key[min(t0 + i + STEP, size.T) - 1] > row0) {
+                        attention_mask_later_queries_(s, first_key, row0, t0 + i, size.T);
+                    }
+                    attention_dot_(ds, left_v, d_step);
+                    attention_gradient_of_keys_(s, ds, rows + t0 + i, scale * ATTENTION_LOG2_E);
+                    attention_mix_(dv, s, d_step);
+                    attention_mix_(dk, ds, q_step);
+                }
+            }
+            attention_wait_();
         }
-        attention_wait_();
+        q += size.HS;
+        d += size.HS;
+        rows += Tp;
+        if (left > 1) { // the next head's queries
+            attention_stream_<X, COLS, W>(stream, q, stride, d, size.Q, u0, size);
+            attention_wait_();
+        }
     }
     attention_scale_(dk, scale);
-    X* to = dqkv + at.in_qkv + size.C + row0 * stride;
+    X* to = dqkv + at.in_k + row0 * stride;
     attention_store_<X, M, W>(to, stride, size.T - row0, size, k_tile + mine * STRIDE, dk);
-    attention_store_<X, M, W>(to + size.C, stride, size.T - row0, size, v_tile + mine * STRIDE, dv);
+    attention_store_<X, M, W>(to + size.K, stride, size.T - row0, size, v_tile + mine * STRIDE, dv);
     __syncthreads();
-    attention_column_sums_<X, ROWS, W>(sums, k_tile, 1, u0, size);
-    attention_column_sums_<X, ROWS, W>(sums, v_tile, 2, u0, size);
+    const int b = key_head / size.KV, column = size.Q + key_head % size.KV * size.HS;
+    attention_column_sums_<X, ROWS, W>(sums, k_tile, b, column, u0, size);
+    attention_column_sums_<X, ROWS, W>(sums, v_tile, b, column + size.K, u0, size);
 }
 
 // ---- launchers ----
 
-static inline AttentionSize_ attention_size_(int T, int C, int NH) {
+static inline AttentionSize_ attention_size_(AttentionSizes sizes) {
+    assert(sizes.NH % sizes.KV == 0);
     AttentionSize_ size = {};
-    size.T = T;
-    size.C = C;
-    size.NH = NH;
-    size.HS = C / NH;
+    size.T = sizes.T;
+    size.NH = sizes.NH;
+    size.KV = sizes.KV;
+    size.HS = sizes.HS;
+    size.Q = attention_queries_size(sizes);
+    size.K = attention_keys_size(sizes);
+    size.root = sizes.root;
     return size;
 }
 
@@ -1073,31 +1111,31 @@ static inline void attention_forward_(X* out, float* lse, const X* qkv, const in
 }
 
 template <class X>
-static inline void attention_forward(X* out, float* lse, const X* qkv, const int* starts, int B, int T, int C,
-                                     int NH, const AttentionFlash*, const Gpu* gpu) {
-    assert(C % NH == 0);
-    AttentionSize_ size = attention_size_(T, C, NH);
+static inline void attention_forward(X* out, float* lse, const X* qkv, const int* starts,
+                                     AttentionSizes sizes, const AttentionFlash*, const Gpu* gpu) {
+    AttentionSize_ size = attention_size_(sizes);
     size.packs = attention_packs_<X>(size.HS, out, qkv, NULL, NULL);
     ATTENTION_DISPATCH_(size.HS,
                         const auto pass =
                             starts ? attention_forward_<X, attention_documents_width_(W), ATTENTION_DOCUMENTS>
                                    : attention_forward_<X, W, ATTENTION_CAUSAL>;
-                        pass(out, lse, qkv, starts, (size_t)B * NH, size, gpu));
+                        pass(out, lse, qkv, starts, (size_t)sizes.B * sizes.NH, size, gpu));
 }
 
 // Launches both kernels; returns the number of tiles of a sequence.
 template <class X, int W, AttentionMask_ MASK>
 static inline int attention_backward_(X* dqkv, AttentionFlash* scratch, const X* dout, const X* qkv,
-                                      const X* out, const float* lse, const int* starts, size_t heads,
+                                      const X* out, const float* lse, const int* starts, size_t B,
                                       AttentionSize_ size, const Gpu* gpu) {
     typedef AttentionTiling_<X, W> Tiling;
     constexpr int ROWS = 16 * ATTENTION_WARPS * Tiling::BACKWARD_M;
     static_assert(ROWS >= ATTENTION_ROWS_LEAST && ATTENTION_ROW_ALIGN % ROWS == 0, "room for rows and sums");
     const int Tp = attention_padded_(size.T);
-    const unsigned grid = attention_grid_(&size, heads, ROWS);
-    launch(attention_backward_queries_kernel_<X, W, MASK>, grid, ATTENTION_THREADS, Tiling::BACKWARD_BYTES,
+    const unsigned queries = attention_grid_(&size, B * size.NH, ROWS),
+                   keys = attention_grid_(&size, B * size.KV, ROWS);
+    launch(attention_backward_queries_kernel_<X, W, MASK>, queries, ATTENTION_THREADS, Tiling::BACKWARD_BYTES,
            gpu, dqkv, scratch->rows, scratch->sums, dout, qkv, out, lse, starts, size, Tp);
-    launch(attention_backward_keys_kernel_<X, W, MASK>, grid, ATTENTION_THREADS, Tiling::BACKWARD_BYTES, gpu,
+    launch(attention_backward_keys_kernel_<X, W, MASK>, keys, ATTENTION_THREADS, Tiling::BACKWARD_BYTES, gpu,
            dqkv, scratch->sums, dout, qkv, scratch->rows, starts, size, Tp);
     return size.tiles;
 }
@@ -1105,21 +1143,20 @@ static inline int attention_backward_(X* dqkv, AttentionFlash* scratch, const X*
 // Computes the backward pass. dbias may be fp32 or of X.
 template <class X>
 static inline void attention_backward(X* dqkv, Gradient dbias, const X* dout, const X* qkv, const X* out,
-                                      const float* lse, const int* starts, int B, int T, int C, int NH,
+                                      const float* lse, const int* starts, AttentionSizes sizes,
                                       GradientMode mode, AttentionFlash* scratch, const Gpu* gpu) {
-    const size_t heads = (size_t)B * NH;
+    const int QKV = attention_qkv_size(sizes);
     int tiles = 0;
-    assert(C % NH == 0 && heads * attention_padded_(T) <= scratch->capacity &&
-           attention_sums_(B, T, C) <= scratch->sums_capacity);
-    AttentionSize_ size = attention_size_(T, C, NH);
+    assert(attention_rows_(sizes) <= scratch->capacity && attention_sums_(sizes) <= scratch->sums_capacity);
+    AttentionSize_ size = attention_size_(sizes);
     size.packs = attention_packs_(size.HS, dqkv, dout, qkv, out);
     ATTENTION_DISPATCH_(
         size.HS,
         const auto pass = starts ? attention_backward_<X, attention_documents_width_(W), ATTENTION_DOCUMENTS>
                                  : attention_backward_<X, W, ATTENTION_CAUSAL>;
-        tiles = pass(dqkv, scratch, dout, qkv, out, lse, starts, heads, size, gpu));
+        tiles = pass(dqkv, scratch, dout, qkv, out, lse, starts, (size_t)sizes.B, size, gpu));
     if (dbias.data) {
-        column_sums_finish<X>(&dbias, 1, (const float*)scratch->sums, B * tiles, 3 * C, 3 * C, mode, gpu);
+        column_sums_finish<X>(&dbias, 1, (const float*)scratch->sums, sizes.B * tiles, QKV, QKV, mode, gpu);
     }
 }
 
@@ -1137,40 +1174,37 @@ enum { ATTENTION_CACHED_THREADS = 128, ATTENTION_CACHED_WIDEST = 128 };
 
 // Keys and values, like AttentionCache (attention.h), of type X.
 template <class X> struct AttentionCacheGpu {
-    X* data; // (B, 2, NH, maxT, HS)
-    int maxT, C, NH;
+    X* data; // (B, 2, KV, maxT, HS)
+    int maxT;
 };
-
-// Returns the keys of a head of sequence b; its values follow C*maxT elements later.
-template <class X>
-__device__ inline X* attention_cache_head_(const AttentionCacheGpu<X>& cache, int b, int h) {
-    return cache.data + (size_t)cache.maxT * (2 * (size_t)b * cache.C + (size_t)h * (cache.C / cache.NH));
-}
 
 // A thread stores one element. Row r is token positions[r] of sequence r or, without positions,
 // token r of sequence `sequence`.
-// grid   ceil(rows * 2C / 256)      block   256      shared   none
-// moves  rows*2C in and out. Bound by launching.
+// grid   ceil(rows * 2K / 256)      block   256      shared   none
+// moves  rows*2K in and out. Bound by launching.
 // order  fixed: no sums.
 template <class X>
 __global__ void attention_cache_store_kernel(AttentionCacheGpu<X> cache, const X* qkv, const int* positions,
-                                             int sequence, int rows) {
-    const int C = cache.C, HS = C / cache.NH;
+                                             int sequence, int rows, AttentionSizes sizes) {
+    const int K = attention_keys_size(sizes), HS = sizes.HS;
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    const int r = (int)(i / (2 * C)), c = (int)(i % (2 * C)), h = c % C / HS;
+    const int r = (int)(i / (2 * K)), c = (int)(i % (2 * K)), j = c % K / HS;
     if (r < rows) {
-        X* keys = attention_cache_head_(cache, positions ? r : sequence, h);
-        X* to = keys + (c < C ? 0 : (size_t)C * cache.maxT) + (size_t)(positions ? positions[r] : r) * HS;
-        to[c % HS] = qkv[(size_t)r * 3 * C + C + c];
+        X* to = cache.data + attention_cache_at_(cache.maxT, positions ? r : sequence, j, sizes) +
+                (c < K ? 0 : attention_cache_values_(cache.maxT, sizes)) +
+                (size_t)(positions ? positions[r] : r) * HS;
+        to[c % HS] = qkv[(size_t)r * attention_qkv_size(sizes) + attention_queries_size(sizes) + c];
     }
 }
 
+// Stores rows of qkv, B T of them.
 template <class X>
 static inline void attention_cache_store(AttentionCacheGpu<X> cache, const X* qkv, const int* positions,
-                                         int sequence, int rows, const Gpu* gpu) {
-    const size_t elements = (size_t)rows * 2 * cache.C;
+                                         int sequence, AttentionSizes sizes, const Gpu* gpu) {
+    const int rows = sizes.B * sizes.T;
+    const size_t elements = (size_t)rows * 2 * attention_keys_size(sizes);
     launch(attention_cache_store_kernel<X>, (unsigned)ceil_div(elements, (size_t)256), 256, 0, gpu, cache,
-           qkv, positions, sequence, rows);
+           qkv, positions, sequence, rows, sizes);
 }
 
 // Returns q . k over HS elements, with q in fp32.
@@ -1196,22 +1230,24 @@ template <class X> __device__ inline float attention_cached_dot_(const float* q,
 // A block computes one head of row r, the query of token positions[r] of sequence r. For a tile of
 // keys, one per thread, it computes the scores; then thread d adds up column d of the values.
 // grid   rows * NH      block   128      shared   1 KiB
-// moves  the keys and values of each sequence up to its position. Bound by memory, if enough
-//        sequences fill the GPU.
+// moves  the keys and values of each sequence up to its position, for each head. Bound by
+//        memory, if enough sequences fill the GPU.
 // order  fixed, and the same for any number of sequences
 // needs  HS <= 128
 template <class X>
-__global__ void attention_cached_kernel(X* out, const X* qkv, const int* positions,
-                                        AttentionCacheGpu<X> cache) {
+__global__ void attention_cached_kernel(X* out, const X* qkv, const int* positions, int window,
+                                        AttentionCacheGpu<X> cache, AttentionSizes sizes) {
     SMEM_ARRAY(float, q, [ATTENTION_CACHED_WIDEST]);
     SMEM_ARRAY(float, p, [ATTENTION_CACHED_THREADS]);
-    const int r = blockIdx.x / cache.NH, h = blockIdx.x % cache.NH, HS = cache.C / cache.NH;
-    const int keys = positions[r] + 1, tid = threadIdx.x;
-    const X *k = attention_cache_head_(cache, r, h), *v = k + (size_t)cache.C * cache.maxT;
+    const int r = blockIdx.x / sizes.NH, h = blockIdx.x % sizes.NH, HS = sizes.HS, tid = threadIdx.x;
+    const int first = attention_cached_first(positions[r], window), keys = positions[r] + 1 - first;
+    const X *k = cache.data + attention_cache_at_(cache.maxT, r, h / attention_group(sizes), sizes) +
+                 (size_t)first * HS,
+            *v = k + attention_cache_values_(cache.maxT, sizes);
     float max = -INFINITY, sum = 0.0f, acc = 0.0f;
     if (tid < HS) {
-        q[tid] =
-            to_float(qkv[(size_t)r * 3 * cache.C + h * HS + tid]) * (ATTENTION_LOG2_E / sqrtf((float)HS));
+        q[tid] = to_float(qkv[(size_t)r * attention_qkv_size(sizes) + h * HS + tid]) *
+                 (ATTENTION_LOG2_E / sizes.root);
     }
     __syncthreads();
     for (int u0 = 0; u0 < keys; u0 += ATTENTION_CACHED_THREADS) {
@@ -1229,17 +1265,17 @@ __global__ void attention_cached_kernel(X* out, const X* qkv, const int* positio
         }
     } // no thread writes p again before block_max has seen all threads
     if (tid < HS) {
-        out[(size_t)r * cache.C + h * HS + tid] = from_float<X>(acc / sum);
+        out[(size_t)blockIdx.x * HS + tid] = from_float<X>(acc / sum);
     }
 }
 
 template <class X>
-static inline void attention_cached(X* out, const X* qkv, const int* positions, int rows,
-                                    AttentionCacheGpu<X> cache, const Gpu* gpu) {
-    CHECK(cache.C / cache.NH <= ATTENTION_CACHED_WIDEST, "attention: heads of size %d, wanted at most %d",
-          cache.C / cache.NH, (int)ATTENTION_CACHED_WIDEST);
-    launch(attention_cached_kernel<X>, (unsigned)(rows * cache.NH), ATTENTION_CACHED_THREADS, 0, gpu, out,
-           qkv, positions, cache);
+static inline void attention_cached(X* out, const X* qkv, const int* positions, int window,
+                                    AttentionCacheGpu<X> cache, AttentionSizes sizes, const Gpu* gpu) {
+    CHECK(sizes.HS <= ATTENTION_CACHED_WIDEST, "attention: heads of size %d, wanted at most %d", sizes.HS,
+          (int)ATTENTION_CACHED_WIDEST);
+    launch(attention_cached_kernel<X>, (unsigned)(sizes.B * sizes.NH), ATTENTION_CACHED_THREADS, 0, gpu, out,
+           qkv, positions, window, cache, sizes);
 }
 
 #endif

@@ -1,17 +1,20 @@
 /*
 attention.h -- causal multi-head self-attention: the contract, and the CPU version.
 
-    q, k, v  = the three parts of a token's row of qkv, head h at columns h*HS ... of each
-    s[t][u]  = q[t] . k[u] / sqrt(HS)           starts[t] <= u <= t
+    q, k, v  = the three parts of a token's row of qkv, head h at columns h*HS ... of each; the
+               NH / KV heads of a group, q of heads j NH / KV ..., read k and v of head j
+    s[t][u]  = q[t] . k[u] / root               starts[t] <= u <= t
     p[t]     = softmax(s[t])                    lse[t] = log sum_u exp(s[t][u])
     out[t]   = sum_u p[t][u] v[u]
 
     dp[t][u] = dout[t] . v[u]                   delta[t] = dout[t] . out[t]
-    ds       = p (dp - delta) / sqrt(HS)
+    ds       = p (dp - delta) / root
     dq[t]    = sum_u ds[t][u] k[u]     dk[u] = sum_t ds[t][u] q[t]     dv[u] = sum_t p[t][u] dout[t]
+               dk and dv are also summed over the heads of the group
 
-    qkv, dqkv     (B, T, 3, NH, HS)   as the linear layer writes it; C = NH*HS
-    out, dout     (B, T, C)
+    qkv, dqkv     (B, T, QKV)         as the linear layer writes it: NH*HS columns of queries,
+                                      KV*HS of keys, KV*HS of values
+    out, dout     (B, T, Q)           Q = NH*HS
     starts        (B, T)              int32, position in the row where the document of token t
                                       starts: never above t, never falling along a row. A token sees
                                       only its own document. NULL: the row is one document
@@ -22,16 +25,20 @@ Both passes set their outputs.
 As in flash attention (Dao et al., 2022), probabilities exist only for a few queries of one head at
 a time, and the backward pass recomputes them from lse. The forward pass has those of a tile of
 queries and all keys, the backward pass those of ATTENTION_SQUARE queries and as many keys. Keys are
-skipped if their document ended before the first of these queries. A thread processes a whole head;
-all matmuls are tiles of matmul.h.
+skipped if their document ended before the first of these queries. All matmuls are tiles of
+matmul.h.
+
+In the forward pass a thread processes a whole head, in the backward pass a whole group. With too
+few groups for the threads, the backward pass is divided by keys and by queries, and computes s and
+dp twice; the bits are the same.
 
 Generation keeps the keys and values of each sequence, and then decodes one token of each at a time:
 
-    cache         (B, 2, NH, maxT, HS)   keys, then values, of B sequences of up to maxT tokens
+    cache         (B, 2, KV, maxT, HS)   keys, then values, of B sequences of up to maxT tokens
 
 attention_cache_store stores those of some tokens of one sequence from rows of qkv; attention_cached
-sets out (R, C) for the queries in qkv (R, 3, NH, HS). Row r is token positions[r] of sequence r,
-whose keys and values are stored.
+sets out (B, Q) for the queries in qkv (B, QKV), with T = 1. Row b is token positions[b] of sequence
+b, whose keys and values are stored. It sees the last `window` tokens up to itself; 0: all.
 */
 #ifndef LLMC_ATTENTION_H
 #define LLMC_ATTENTION_H
@@ -39,6 +46,7 @@ whose keys and values are stored.
 #include <assert.h>
 #include <math.h>
 
+#include "llmc/base/host_device.h"
 #include "llmc/base/memory.h"
 #include "llmc/base/sizes.h"
 #include "llmc/base/vec.h"
@@ -61,14 +69,29 @@ static_assert(ATTENTION_SKIP % MATMUL_TILE_ROWS == 0 && ATTENTION_SQUARE % ATTEN
               "whole tiles are skipped");
 
 typedef struct {
-    int B, T;  // sequences, and their tokens
-    int C, NH; // channels, in heads of HS = C/NH
+    int B, T;   // sequences, and their tokens
+    int NH, KV; // heads of queries; heads of keys and of values, a divisor of NH
+    int HS;     // size of a head
+    float root; // divisor of the scores
 } AttentionSizes;
 
-static inline int attention_head_size(AttentionSizes sizes) { return sizes.C / sizes.NH; }
+// Returns sizes with scores divided by sqrt(HS).
+static inline AttentionSizes attention_sizes(int B, int T, int NH, int KV, int HS) {
+    const AttentionSizes sizes = {B, T, NH, KV, HS, sqrtf((float)HS)};
+    return sizes;
+}
 
-// Columns of qkv: queries, keys and values of all heads.
-static inline int attention_qkv_size(AttentionSizes sizes) { return 3 * sizes.C; }
+static inline int attention_same_sizes(AttentionSizes a, AttentionSizes b) {
+    return a.B == b.B && a.T == b.T && a.NH == b.NH && a.KV == b.KV && a.HS == b.HS && a.root == b.root;
+}
+
+// Returns the number of heads of queries that read the same keys and values.
+HOST_DEVICE int attention_group(AttentionSizes sizes) { return sizes.NH / sizes.KV; }
+
+// Return the columns of a token's queries, of its keys or values, and of its row of qkv.
+HOST_DEVICE int attention_queries_size(AttentionSizes sizes) { return sizes.NH * sizes.HS; }
+HOST_DEVICE int attention_keys_size(AttentionSizes sizes) { return sizes.KV * sizes.HS; }
+HOST_DEVICE int attention_qkv_size(AttentionSizes sizes) { return (sizes.NH + 2 * sizes.KV) * sizes.HS; }
 
 // Working memory of one thread. Tp is T rounded up to ATTENTION_KEYS, HSp is HS rounded up to
 // MATMUL_TILE_COLS.
@@ -94,18 +117,27 @@ typedef struct {
 void attention_open(AttentionScratch* scratch, Memory* memory, int T, int HS);
 
 // Return the FLOP of the causal half: forward q k^T and p v; backward s again, dp, dv, dq and dk.
-static inline double attention_flops(double B, double T, double C) { return 2 * B * T * T * C; }
+static inline double attention_forward_flops(AttentionSizes sizes) {
+    return 2.0 * sizes.B * sizes.T * sizes.T * attention_queries_size(sizes);
+}
 
-static inline double attention_backward_flops(double B, double T, double C) { return 5 * B * T * T * C; }
+static inline double attention_backward_flops(AttentionSizes sizes) {
+    return 5.0 * sizes.B * sizes.T * sizes.T * attention_queries_size(sizes);
+}
 
 // Return the least memory traffic of each pass, if tiles are read again from a cache. The GPU's
 // backward pass does 7 / 5 of its FLOP, and moves two more numbers per head and token.
-static inline double attention_forward_bytes(double B, double T, double C, double NH, double element_bytes) {
-    return B * T * (4 * C * element_bytes + 4 * NH);
+static inline double attention_forward_bytes(AttentionSizes sizes, double element_bytes) {
+    const double tokens = (double)sizes.B * sizes.T, QKV = attention_qkv_size(sizes);
+    return tokens * ((QKV + attention_queries_size(sizes)) * element_bytes + 4 * sizes.NH);
 }
 
-static inline double attention_backward_bytes(double B, double T, double C, double NH, double element_bytes) {
-    return B * T * (12 * C * element_bytes + (4 + 2 * 8) * NH);
+static inline double attention_backward_bytes(AttentionSizes sizes, double element_bytes) {
+    const double tokens = (double)sizes.B * sizes.T, Q = attention_queries_size(sizes);
+    // dq, qkv, out and dout
+    const double QKV = attention_qkv_size(sizes), queries = Q + QKV + 2 * Q,
+                 keys = QKV - Q + QKV + Q; // dk and dv, qkv, dout
+    return tokens * ((queries + keys) * element_bytes + (4 + 2 * 8) * sizes.NH);
 }
 
 // Returns the offset of key u of the first row in row_p; rows are ATTENTION_KEYS apart.
@@ -191,22 +223,23 @@ ALWAYS_INLINE float attention_max_row_(const float* row, int start, int keys) {
     return vec_hmax(vec_max(max, others));
 }
 
-// One head of one sequence. Token t is row t of each tensor. Rows of qkv and dqkv are `stride`
-// apart, with the keys C and the values 2C after the queries; rows of out and dout are C apart.
+// One head of queries of one sequence. Token t is row t of each tensor. Rows of q, k, v and their
+// gradients are `stride` apart; rows of out and dout are `out_stride` apart.
 typedef struct {
-    const float *qkv, *dout;
-    float *out, *lse, *dqkv;
+    const float *q, *k, *v, *dout;
+    float *out, *lse, *dq, *dk, *dv;
     const int* starts; // (T), or NULL
-    int C, HS;
-    size_t stride;              // 3C
+    int HS, is_first;  // size of a head; the first of its group, which sets dk and dv
+    float scale;       // 1 / root
+    size_t stride, out_stride;
     int capacity;               // rows between panels by dimension: scratch->T, rounded up
     AttentionScratch_* scratch; // scratch of the thread
 } AttentionHeadCpu_;
 
 // Returns delta of token t.
 static inline float attention_delta_(const AttentionHeadCpu_* head, int t) {
-    const float *out = head->out + (size_t)t * head->C, *dout = head->dout + (size_t)t * head->C;
-    return vec_dot(out, dout, head->HS);
+    const size_t row = (size_t)t * head->out_stride;
+    return vec_dot(head->out + row, head->dout + row, head->HS);
 }
 
 // ---- forward ----
@@ -214,11 +247,11 @@ static inline float attention_delta_(const AttentionHeadCpu_* head, int t) {
 // Sets out and lse of a tile of queries, t0 ... t0+rows-1.
 static inline void attention_forward_tile_(const AttentionHeadCpu_* head, int t0, int rows) {
     const AttentionScratch_* s = head->scratch;
-    const int C = head->C, HS = head->HS;
-    const float scale = 1.0f / sqrtf((float)HS);
-    const int keys = t0 + rows, from = attention_from_(head->starts, t0);
+    const size_t stride = head->out_stride;
+    const int HS = head->HS, keys = t0 + rows, from = attention_from_(head->starts, t0);
+    const float scale = head->scale;
     for (int u = from; u < keys; u = attention_block_end_(u, keys)) {
-        attention_scores_(s->row_p + attention_at_(u), ATTENTION_KEYS, head->qkv + t0 * head->stride,
+        attention_scores_(s->row_p + attention_at_(u), ATTENTION_KEYS, head->q + t0 * head->stride,
                           head->stride, s->k_by_key + (size_t)u * HS, rows, attention_block_end_(u, keys) - u,
                           HS);
     }
@@ -232,15 +265,15 @@ static inline void attention_forward_tile_(const AttentionHeadCpu_* head, int t0
         head->lse[t0 + i] = max + logf(sum);
         inverse[i] = 1.0f / sum;
     }
-    float* out = head->out + (size_t)t0 * C;
+    float* out = head->out + t0 * stride;
     for (int u = from; u < keys; u = attention_block_end_(u, keys)) {
-        attention_mix_(out, (size_t)C, s->row_p + attention_at_(u), ATTENTION_KEYS,
+        attention_mix_(out, stride, s->row_p + attention_at_(u), ATTENTION_KEYS,
                        s->v_by_dim + (size_t)u * MATMUL_TILE_COLS, head->capacity, rows,
                        attention_block_end_(u, keys) - u, HS, u == from ? GRADIENT_SET : GRADIENT_ADD);
     }
     for (int i = 0; i < rows; i++) {
         for (int d = 0; d < HS; d++) {
-            out[(size_t)i * C + d] *= inverse[i];
+            out[i * stride + d] *= inverse[i];
         }
     }
 }
@@ -250,28 +283,41 @@ void attention_forward_cpu(float* out, float* lse, const float* qkv, const int* 
 
 // ---- backward ----
 
+// Returns 1 if `threads` finish sooner with work that is divided: of 7 / 5 of the FLOP each does
+// its share, while `groups` busy ones would take as long as one group does.
+static inline int attention_backward_divides(int groups, int threads) { return 7 * groups < 5 * threads; }
+
 void attention_backward_cpu(float* dqkv, const float* dout, const float* qkv, const float* out,
                             const float* lse, const int* starts, AttentionSizes sizes,
                             AttentionScratch* scratch);
 
 // ---- keys and values of earlier tokens ----
 
-// Keys and values of B sequences of up to maxT tokens.
+// Keys and values of sequences of up to maxT tokens.
 typedef struct {
-    float* data; // (B, 2, NH, maxT, HS)
-    int maxT, C, NH;
+    float* data; // (B, 2, KV, maxT, HS)
+    int maxT;
 } AttentionCache;
 
-// Returns the keys of a head of sequence b; its values follow C*maxT elements later.
-static inline float* attention_cache_head_(AttentionCache cache, int b, int h) {
-    return cache.data + (size_t)cache.maxT * (2 * (size_t)b * cache.C + (size_t)h * (cache.C / cache.NH));
+// Returns the offset of the keys of head j of sequence b, and how much later its values follow.
+HOST_DEVICE size_t attention_cache_at_(int maxT, int b, int j, AttentionSizes sizes) {
+    return (size_t)maxT * sizes.HS * (2 * (size_t)b * sizes.KV + j);
+}
+HOST_DEVICE size_t attention_cache_values_(int maxT, AttentionSizes sizes) {
+    return (size_t)maxT * attention_keys_size(sizes);
 }
 
-// Stores tokens first ... first+count-1 of sequence b, the rows of qkv (count, 3C).
-void attention_cache_store_cpu(AttentionCache cache, const float* qkv, int b, int first, int count);
+// Returns the first key that the query at `position` sees.
+HOST_DEVICE int attention_cached_first(int position, int window) {
+    return window > 0 && position >= window ? position + 1 - window : 0;
+}
 
-void attention_cached_cpu(float* out, const float* qkv, const int* positions, int rows, AttentionCache cache,
-                          AttentionScratch* scratch);
+// Stores tokens first ... first+count-1 of sequence b, the rows of qkv (count, QKV).
+void attention_cache_store_cpu(AttentionCache cache, const float* qkv, int b, int first, int count,
+                               AttentionSizes sizes);
+
+void attention_cached_cpu(float* out, const float* qkv, const int* positions, int window,
+                          AttentionCache cache, AttentionSizes sizes, AttentionScratch* scratch);
 
 #ifdef __cplusplus
 }
@@ -316,12 +362,11 @@ void attention_open(AttentionScratch* scratch, Memory* memory, int T, int HS) {
     }
 }
 
-// Packs the T rows of one head (row stride 3C) for matmuls over the head's dimensions (k_by_key,
-// v_by_key).
-static void attention_pack_by_key_(float* to, const float* rows, size_t stride, int T, int HS) {
+// Packs rows `first` to `end` for matmuls over the head's dimensions (k_by_key, v_by_key).
+static void attention_pack_by_key_(float* to, const float* rows, size_t stride, int first, int end, int HS) {
     const Matrix m = {rows, 1, stride};
-    for (int u = 0; u < T; u += MATMUL_TILE_COLS) {
-        matmul_pack_panel(to + (size_t)u * HS, m, 0, u, HS, int_min(MATMUL_TILE_COLS, T - u));
+    for (int u = first; u < end; u += MATMUL_TILE_COLS) {
+        matmul_pack_panel(to + (size_t)u * HS, m, 0, u, HS, int_min(MATMUL_TILE_COLS, end - u));
     }
 }
 
@@ -365,45 +410,54 @@ ALWAYS_INLINE void attention_softmax_backward_row_(float* p, float* ds, Attentio
     }
 }
 
-// Returns head `index` of B * NH, without scratch. dqkv and dout are NULL in the forward pass only.
-static AttentionHeadCpu_ attention_head_cpu_(int index, AttentionSizes sizes, const float* qkv, float* out,
-                                             float* lse, float* dqkv, const float* dout, const int* starts) {
-    const int b = index / sizes.NH, HS = attention_head_size(sizes);
-    const size_t first = (size_t)b * sizes.T, column = (size_t)(index % sizes.NH) * HS; // in tokens
-    const size_t stride = (size_t)attention_qkv_size(sizes), at = first * sizes.C + column;
-    AttentionHeadCpu_ head;
-    head.qkv = qkv + first * stride + column;
-    head.dqkv = dqkv ? dqkv + first * stride + column : NULL;
-    head.out = out + at;
-    head.dout = dout ? dout + at : NULL;
-    head.lse = lse + (size_t)index * sizes.T;
-    head.starts = starts ? starts + first : NULL;
-    head.C = sizes.C;
-    head.HS = HS;
-    head.stride = stride;
-    head.capacity = 0;
-    head.scratch = NULL;
-    return head;
-}
+// Inputs and outputs of a pass over all heads; dqkv and dout are NULL in the forward pass only.
+typedef struct {
+    AttentionSizes sizes;
+    const float *qkv, *dout;
+    const int* starts;
+    float *out, *lse, *dqkv;
+    AttentionScratch* scratch;
+} AttentionPassCpu_;
 
-// Returns the head with the scratch of this thread.
-static AttentionHeadCpu_ attention_head_with_(AttentionHeadCpu_ head, AttentionScratch* scratch) {
-    head.capacity = int_round_up(scratch->T, ATTENTION_KEYS);
-    head.scratch = &scratch->of_thread[thread_index()];
+// Returns head `index` of B * NH, with the scratch of this thread.
+static AttentionHeadCpu_ attention_head_cpu_(const AttentionPassCpu_* pass, int index) {
+    const AttentionSizes sizes = pass->sizes;
+    const int b = index / sizes.NH, h = index % sizes.NH, HS = sizes.HS, group = attention_group(sizes);
+    const size_t first = (size_t)b * sizes.T, stride = (size_t)attention_qkv_size(sizes),
+                 Q = (size_t)attention_queries_size(sizes), KHS = (size_t)attention_keys_size(sizes),
+                 q = first * stride + (size_t)h * HS, k = first * stride + Q + (size_t)(h / group) * HS,
+                 out = first * Q + (size_t)h * HS;
+    const AttentionHeadCpu_ head = {.q = pass->qkv + q,
+                                    .k = pass->qkv + k,
+                                    .v = pass->qkv + k + KHS,
+                                    .dout = pass->dout ? pass->dout + out : NULL,
+                                    .out = pass->out + out,
+                                    .lse = pass->lse + (size_t)index * sizes.T,
+                                    .dq = pass->dqkv ? pass->dqkv + q : NULL,
+                                    .dk = pass->dqkv ? pass->dqkv + k : NULL,
+                                    .dv = pass->dqkv ? pass->dqkv + k + KHS : NULL,
+                                    .starts = pass->starts ? pass->starts + first : NULL,
+                                    .HS = HS,
+                                    .is_first = h % group == 0,
+                                    .scale = 1.0f / sizes.root,
+                                    .stride = stride,
+                                    .out_stride = Q,
+                                    .capacity = int_round_up(pass->scratch->T, ATTENTION_KEYS),
+                                    .scratch = &pass->scratch->of_thread[thread_index()]};
     return head;
 }
 
 void attention_forward_cpu(float* out, float* lse, const float* qkv, const int* starts, AttentionSizes sizes,
                            AttentionScratch* scratch) {
-    const int T = sizes.T, C = sizes.C, HS = attention_head_size(sizes);
-    assert(T <= scratch->T && HS == scratch->HS);
+    const AttentionPassCpu_ pass = {sizes, qkv, NULL, starts, out, lse, NULL, scratch};
+    const int T = sizes.T, HS = sizes.HS;
+    assert(T <= scratch->T && HS == scratch->HS && sizes.NH % sizes.KV == 0);
 #pragma omp parallel for schedule(dynamic)
     for (int h = 0; h < sizes.B * sizes.NH; h++) {
-        const AttentionHeadCpu_ head =
-            attention_head_with_(attention_head_cpu_(h, sizes, qkv, out, lse, NULL, NULL, starts), scratch);
+        const AttentionHeadCpu_ head = attention_head_cpu_(&pass, h);
         const AttentionScratch_* s = head.scratch;
-        attention_pack_by_key_(s->k_by_key, head.qkv + C, head.stride, T, HS);
-        attention_pack_by_dim_(s->v_by_dim, head.qkv + 2 * C, head.stride, T, head.capacity, HS);
+        attention_pack_by_key_(s->k_by_key, head.k, head.stride, 0, T, HS);
+        attention_pack_by_dim_(s->v_by_dim, head.v, head.stride, T, head.capacity, HS);
         for (int t = 0; t < T; t += MATMUL_TILE_ROWS) {
             attention_forward_tile_(&head, t, int_min(MATMUL_TILE_ROWS, T - t));
         }
@@ -431,24 +485,23 @@ static int attention_tile_keys_(const AttentionSquare_* x, int i) {
 static void attention_backward_scores_(const AttentionHeadCpu_* head, const AttentionSquare_* x,
                                        const AttentionQuery_* queries) {
     const AttentionScratch_* s = head->scratch;
-    const int C = head->C, HS = head->HS;
-    const size_t right = (size_t)x->u0 * HS;
-    const float scale = 1.0f / sqrtf((float)HS);
+    const int HS = head->HS;
+    const size_t right = (size_t)x->u0 * HS, stride = head->out_stride;
     for (int i = 0; i < x->rows; i += MATMUL_TILE_ROWS) {
         attention_scores_(s->p + (size_t)i * ATTENTION_SQUARE, ATTENTION_SQUARE,
-                          head->qkv + (x->t0 + i) * head->stride, head->stride, s->k_by_key + right,
+                          head->q + (x->t0 + i) * head->stride, head->stride, s->k_by_key + right,
                           attention_tile_rows_(x, i), attention_tile_keys_(x, i), HS);
     }
     for (int i = 0; i < x->rows; i += MATMUL_TILE_ROWS) {
         attention_scores_(s->ds + (size_t)i * ATTENTION_SQUARE, ATTENTION_SQUARE,
-                          head->dout + (size_t)(x->t0 + i) * C, (size_t)C, s->v_by_key + right,
+                          head->dout + (x->t0 + i) * stride, stride, s->v_by_key + right,
                           attention_tile_rows_(x, i), attention_tile_keys_(x, i), HS);
     }
     for (int i = 0; i < x->rows; i++) {
         const int keys = attention_tile_keys_(x, i / MATMUL_TILE_ROWS * MATMUL_TILE_ROWS);
         attention_softmax_backward_row_(s->p + (size_t)i * ATTENTION_SQUARE,
                                         s->ds + (size_t)i * ATTENTION_SQUARE, queries[i], x->u0,
-                                        x->u0 + int_round_up(keys, LANES), scale);
+                                        x->u0 + int_round_up(keys, LANES), head->scale);
     }
 }
 
@@ -459,7 +512,7 @@ static void attention_backward_queries_(const AttentionHeadCpu_* head, const Att
     for (int i = 0; i < x->rows; i += MATMUL_TILE_ROWS) {
         const int rows = attention_tile_rows_(x, i), keys = attention_tile_keys_(x, i);
         if (keys > 0) {
-            attention_mix_(head->dqkv + (x->t0 + i) * head->stride, head->stride,
+            attention_mix_(head->dq + (x->t0 + i) * head->stride, head->stride,
                            s->ds + (size_t)i * ATTENTION_SQUARE, ATTENTION_SQUARE,
                            s->k_by_dim + (size_t)x->u0 * MATMUL_TILE_COLS, head->capacity, rows, keys,
                            head->HS, mode);
@@ -467,8 +520,8 @@ static void attention_backward_queries_(const AttentionHeadCpu_* head, const Att
     }
 }
 
-// Adds the square's part of dk and dv, or sets them for keys of its own queries, which no earlier
-// square has. Tiles of keys end where tiles of queries do.
+// Adds the square's part of dk and dv. The first head of a group sets them for keys of the square's
+// own queries, which no earlier square has. Tiles of keys end where tiles of queries do.
 static void attention_backward_keys_(const AttentionHeadCpu_* head, const AttentionSquare_* x) {
     const AttentionScratch_* s = head->scratch;
     const int HS = head->HS;
@@ -477,64 +530,135 @@ static void attention_backward_keys_(const AttentionHeadCpu_* head, const Attent
         const int i = int_max(0, u - x->t0) / MATMUL_TILE_ROWS * MATMUL_TILE_ROWS;
         const int keys = int_min(MATMUL_TILE_ROWS, x->u1 - u), queries = x->rows - i;
         const size_t at = (size_t)i * ATTENTION_SQUARE + u - x->u0, right = (size_t)i * MATMUL_TILE_COLS;
-        const GradientMode mode = u >= x->t0 ? GRADIENT_SET : GRADIENT_ADD;
-        float *dk = head->dqkv + u * head->stride + head->C, *dv = dk + head->C;
+        const GradientMode mode = head->is_first && u >= x->t0 ? GRADIENT_SET : GRADIENT_ADD;
+        float *dk = head->dk + u * head->stride, *dv = head->dv + u * head->stride;
         attention_scatter_(dk, head->stride, s->ds + at, s->q_block + right, keys, queries, HS, mode);
         attention_scatter_(dv, head->stride, s->p + at, s->dout_block + right, keys, queries, HS, mode);
     }
 }
 
-// Processes queries t0 ... t0+rows-1, up to ATTENTION_SQUARE. Sets dq, dk and dv of these tokens,
-// and adds to dk and dv of earlier ones: block after block, in a fixed order.
-static void attention_backward_block_(const AttentionHeadCpu_* head, int t0, int rows) {
+// Part of the backward pass of a head: the squares with keys u0 ... u1-1, and the gradients that
+// are computed from them.
+typedef struct {
+    int u0, u1;
+    int queries, keys; // true if dq, and dk and dv, are computed
+} AttentionPart_;
+
+// Processes queries t0 ... t0+rows-1, up to ATTENTION_SQUARE: sets dq of these tokens, and sets or
+// adds to dk and dv of them and of earlier ones. Blocks follow each other in a fixed order.
+static void attention_backward_block_(const AttentionHeadCpu_* head, int t0, int rows,
+                                      const AttentionPart_* part) {
     const AttentionScratch_* s = head->scratch;
-    const int C = head->C, HS = head->HS, from = attention_from_(head->starts, t0);
+    const int HS = head->HS, from = attention_from_(head->starts, t0), end = int_min(part->u1, t0 + rows);
+    const size_t stride = head->out_stride;
     AttentionQuery_ queries[ATTENTION_SQUARE];
+    if (int_max(from, part->u0) >= end) {
+        return;
+    }
     for (int i = 0; i < rows; i++) {
         queries[i] = (AttentionQuery_){attention_start_(head->starts, t0 + i), t0 + i, head->lse[t0 + i],
                                        attention_delta_(head, t0 + i)};
     }
-    attention_pack_by_dim_(s->q_block, head->qkv + t0 * head->stride, head->stride, rows, ATTENTION_SQUARE,
-                           HS);
-    attention_pack_by_dim_(s->dout_block, head->dout + (size_t)t0 * C, (size_t)C, rows, ATTENTION_SQUARE, HS);
-    for (int u = from; u < t0 + rows; u += ATTENTION_SQUARE) {
-        const AttentionSquare_ x = {t0, rows, u, int_min(u + ATTENTION_SQUARE, t0 + rows)};
+    if (part->keys) {
+        attention_pack_by_dim_(s->q_block, head->q + t0 * head->stride, head->stride, rows, ATTENTION_SQUARE,
+                               HS);
+        attention_pack_by_dim_(s->dout_block, head->dout + t0 * stride, stride, rows, ATTENTION_SQUARE, HS);
+    }
+    for (int u = int_max(from, part->u0); u < end; u += ATTENTION_SQUARE) {
+        const AttentionSquare_ x = {t0, rows, u, int_min(u + ATTENTION_SQUARE, end)};
         attention_backward_scores_(head, &x, queries);
-        attention_backward_queries_(head, &x, u == from ? GRADIENT_SET : GRADIENT_ADD);
-        attention_backward_keys_(head, &x);
+        if (part->queries) {
+            attention_backward_queries_(head, &x, u == from ? GRADIENT_SET : GRADIENT_ADD);
+        }
+        if (part->keys) {
+            attention_backward_keys_(head, &x);
+        }
+    }
+}
+
+// Packs the keys and values that a part reads.
+static void attention_backward_pack_(const AttentionHeadCpu_* head, const AttentionPart_* part) {
+    const AttentionScratch_* s = head->scratch;
+    attention_pack_by_key_(s->k_by_key, head->k, head->stride, part->u0, part->u1, head->HS);
+    attention_pack_by_key_(s->v_by_key, head->v, head->stride, part->u0, part->u1, head->HS);
+    if (part->queries) {
+        attention_pack_by_dim_(s->k_by_dim + (size_t)part->u0 * MATMUL_TILE_COLS,
+                               head->k + part->u0 * head->stride, head->stride, part->u1 - part->u0,
+                               head->capacity, head->HS);
+    }
+}
+
+// Computes a part for all heads of group `index` of B * KV, one after the other.
+static void attention_backward_group_(const AttentionPassCpu_* pass, int index, AttentionPart_ part) {
+    const int T = pass->sizes.T, group = attention_group(pass->sizes);
+    for (int h = index * group; h < (index + 1) * group; h++) {
+        const AttentionHeadCpu_ head = attention_head_cpu_(pass, h);
+        if (head.is_first) {
+            attention_backward_pack_(&head, &part);
+        }
+        for (int t = part.u0; t < T; t += ATTENTION_SQUARE) {
+            attention_backward_block_(&head, t, int_min(ATTENTION_SQUARE, T - t), &part);
+        }
+    }
+}
+
+// Computes dq of the queries of head `index` of B * NH that start at t.
+static void attention_backward_head_queries_(const AttentionPassCpu_* pass, int index, int t) {
+    const AttentionHeadCpu_ head = attention_head_cpu_(pass, index);
+    const int rows = int_min(ATTENTION_SQUARE, pass->sizes.T - t);
+    const AttentionPart_ part = {attention_from_(head.starts, t), t + rows, 1, 0};
+    attention_backward_pack_(&head, &part);
+    attention_backward_block_(&head, t, rows, &part);
+}
+
+// Divides a pass by keys for dk and dv, then by queries for dq.
+static void attention_backward_divided_(const AttentionPassCpu_* pass) {
+    const AttentionSizes sizes = pass->sizes;
+    const int blocks = int_ceil_div(sizes.T, ATTENTION_SQUARE);
+#pragma omp parallel
+    {
+#pragma omp for schedule(dynamic) nowait
+        for (int i = 0; i < sizes.B * sizes.KV * blocks; i++) {
+            const int u = i % blocks * ATTENTION_SQUARE;
+            const AttentionPart_ part = {u, int_min(u + ATTENTION_SQUARE, sizes.T), 0, 1};
+            attention_backward_group_(pass, i / blocks, part);
+        }
+#pragma omp for schedule(dynamic)
+        // the last queries see the most keys
+        for (int i = 0; i < sizes.B * sizes.NH * blocks; i++) {
+            attention_backward_head_queries_(pass, i / blocks, (blocks - 1 - i % blocks) * ATTENTION_SQUARE);
+        }
     }
 }
 
 void attention_backward_cpu(float* dqkv, const float* dout, const float* qkv, const float* out,
                             const float* lse, const int* starts, AttentionSizes sizes,
                             AttentionScratch* scratch) {
-    const int T = sizes.T, C = sizes.C, HS = attention_head_size(sizes);
-    assert(T <= scratch->T && HS == scratch->HS);
+    // out and lse are only read
+    const AttentionPassCpu_ pass = {sizes, qkv, dout, starts, (float*)out, (float*)lse, dqkv, scratch};
+    const int groups = sizes.B * sizes.KV;
+    assert(sizes.T <= scratch->T && sizes.HS == scratch->HS && sizes.NH % sizes.KV == 0);
+    if (attention_backward_divides(groups, threads_max())) {
+        attention_backward_divided_(&pass);
+        return;
+    }
 #pragma omp parallel for schedule(dynamic)
-    for (int h = 0; h < sizes.B * sizes.NH; h++) {
-        const AttentionHeadCpu_ head =
-            attention_head_with_(attention_head_cpu_(h, sizes, qkv, (float*)out, (float*)lse, dqkv, dout,
-                                                     starts), // only reads out and lse
-                                 scratch);
-        const AttentionScratch_* s = head.scratch;
-        attention_pack_by_key_(s->k_by_key, head.qkv + C, head.stride, T, HS);
-        attention_pack_by_key_(s->v_by_key, head.qkv + 2 * C, head.stride, T, HS);
-        attention_pack_by_dim_(s->k_by_dim, head.qkv + C, head.stride, T, head.capacity, HS);
-        for (int t = 0; t < T; t += ATTENTION_SQUARE) {
-            attention_backward_block_(&head, t, int_min(ATTENTION_SQUARE, T - t));
-        }
+    for (int i = 0; i < groups; i++) {
+        attention_backward_group_(&pass, i, (AttentionPart_){0, sizes.T, 1, 1});
     }
 }
 
-void attention_cache_store_cpu(AttentionCache cache, const float* qkv, int b, int first, int count) {
-    const int C = cache.C, HS = C / cache.NH;
-    for (int h = 0; h < cache.NH; h++) {
-        float* keys = attention_cache_head_(cache, b, h) + (size_t)first * HS;
-        float* values = keys + (size_t)C * cache.maxT;
+void attention_cache_store_cpu(AttentionCache cache, const float* qkv, int b, int first, int count,
+                               AttentionSizes sizes) {
+    const size_t HS = (size_t)sizes.HS, KHS = (size_t)attention_keys_size(sizes),
+                 QKV = (size_t)attention_qkv_size(sizes);
+    for (int j = 0; j < sizes.KV; j++) {
+        float* keys = cache.data + attention_cache_at_(cache.maxT, b, j, sizes) + first * HS;
+        float* values = keys + attention_cache_values_(cache.maxT, sizes);
         for (int t = 0; t < count; t++) {
-            const float* row = qkv + (size_t)t * 3 * C + (size_t)h * HS;
-            memcpy(keys + (size_t)t * HS, row + C, (size_t)HS * sizeof(float));
-            memcpy(values + (size_t)t * HS, row + 2 * C, (size_t)HS * sizeof(float));
+            const float* k = qkv + t * QKV + attention_queries_size(sizes) + j * HS;
+            memcpy(keys + t * HS, k, HS * sizeof(float));
+            memcpy(values + t * HS, k + KHS, HS * sizeof(float));
         }
     }
 }
@@ -603,22 +727,28 @@ static void attention_cached_mix_(float* out, const float* weights, const float*
     }
 }
 
-void attention_cached_cpu(float* out, const float* qkv, const int* positions, int rows, AttentionCache cache,
-                          AttentionScratch* scratch) {
-    const int C = cache.C, NH = cache.NH, HS = C / NH;
-    assert(cache.maxT <= scratch->T && HS == scratch->HS);
+// Sets out (HS) for the query q (HS) over `count` keys (count, HS) and their values.
+static void attention_cached_head_(float* out, const float* q, const float* keys, const float* values,
+                                   int count, float* scores, AttentionSizes sizes) {
+    for (int u = 0; u < count; u += LANES) {
+        attention_cached_scores_(scores, q, keys, u, count - 1, sizes.HS, 1.0f / sizes.root);
+    }
+    const float sum = attention_cached_softmax_(scores, count);
+    attention_cached_mix_(out, scores, values, count, sizes.HS, sum);
+}
+
+void attention_cached_cpu(float* out, const float* qkv, const int* positions, int window,
+                          AttentionCache cache, AttentionSizes sizes, AttentionScratch* scratch) {
+    const int NH = sizes.NH, HS = sizes.HS;
+    assert(sizes.T == 1 && cache.maxT <= scratch->T && HS == scratch->HS && NH % sizes.KV == 0);
 #pragma omp parallel for schedule(static)
-    for (int i = 0; i < rows * NH; i++) {
-        const int r = i / NH, h = i % NH, keys = positions[r] + 1;
-        const float* q = qkv + (size_t)r * 3 * C + (size_t)h * HS;
-        const float* k = attention_cache_head_(cache, r, h);
-        float* scores = scratch->of_thread[thread_index()].row_p;
-        for (int u = 0; u < keys; u += LANES) {
-            attention_cached_scores_(scores, q, k, u, keys - 1, HS, 1.0f / sqrtf((float)HS));
-        }
-        const float sum = attention_cached_softmax_(scores, keys);
-        attention_cached_mix_(out + (size_t)r * C + (size_t)h * HS, scores, k + (size_t)C * cache.maxT, keys,
-                              HS, sum);
+    for (int i = 0; i < sizes.B * NH; i++) {
+        const int b = i / NH, h = i % NH, first = attention_cached_first(positions[b], window);
+        const float* q = qkv + (size_t)b * attention_qkv_size(sizes) + (size_t)h * HS;
+        const float* k = cache.data + (size_t)first * HS +
+                         attention_cache_at_(cache.maxT, b, h / attention_group(sizes), sizes);
+        attention_cached_head_(out + (size_t)i * HS, q, k, k + attention_cache_values_(cache.maxT, sizes),
+                               positions[b] + 1 - first, scratch->of_thread[thread_index()].row_p, sizes);
     }
 }
 

@@ -6,9 +6,9 @@ AttentionCudnn makes its plans and allocates its workspace when it is opened, fo
 exactly T tokens. The kernels of attention.cuh handle everything else: other shapes, generation,
 documents (starts), fp32, and what cuDNN refuses; attention_note says which case applies.
 
-Queries, keys and values are read in place, as (B, NH, T, HS) with the strides of qkv (B, T, 3, NH,
-HS). cuDNN's statistics are our lse, natural logarithms in the same layout (B, NH, T), so each
-backward pass can follow either forward pass.
+Queries, keys and values are read in place, as (B, NH, T, HS) and (B, KV, T, HS) with the strides of
+qkv (B, T, QKV). cuDNN's statistics are our lse, natural logarithms in the same layout (B, NH, T),
+so each backward pass can follow either forward pass.
 
 The backward pass is set to be deterministic. For this, cuDNN before 9.25 needs a matrix of
 probabilities in its workspace on Hopper, 2 B NH T T bytes: 1.5 GiB for GPT-2 124M at B = 64. The
@@ -41,7 +41,7 @@ typedef std::shared_ptr<cudnn_frontend::graph::Tensor_attributes> CudnnTensor;
 // Plans of both passes over micro-batches of (B, T); both are NULL if cuDNN refuses one of them.
 typedef struct {
     AttentionFlash flash; // handles what cuDNN does not
-    int B, T, C, NH;
+    AttentionSizes sizes;
     DType dtype;
     cudnnHandle_t handle;
     CudnnGraph *forward, *backward;
@@ -52,30 +52,30 @@ typedef struct {
 // Names of the tensors in the graphs.
 enum { CUDNN_Q = 1, CUDNN_K, CUDNN_V, CUDNN_OUT, CUDNN_LSE, CUDNN_DOUT, CUDNN_DQ, CUDNN_DK, CUDNN_DV };
 
-// Describes `tensor` as heads (B, NH, T, HS) in rows of `row` elements: C for out, 3 C for qkv.
+// Describes `tensor` as (B, heads, T, HS) in rows of `row` elements: Q for out, QKV for qkv.
 static inline void attention_cudnn_heads_(cudnn_frontend::graph::Tensor_attributes& tensor, int name,
-                                          const AttentionCudnn* a, int64_t row) {
-    const int64_t HS = a->C / a->NH;
-    tensor.set_uid(name).set_dim({a->B, a->NH, a->T, HS}).set_stride({a->T * row, HS, row, 1});
+                                          const AttentionCudnn* a, int64_t heads, int64_t row) {
+    const int64_t T = a->sizes.T, HS = a->sizes.HS;
+    tensor.set_uid(name).set_dim({a->sizes.B, heads, T, HS}).set_stride({T * row, HS, row, 1});
 }
 
 static inline CudnnTensor attention_cudnn_input_(CudnnGraph* graph, int name, const AttentionCudnn* a,
-                                                 int64_t row) {
+                                                 int64_t heads, int64_t row) {
     cudnn_frontend::graph::Tensor_attributes tensor;
-    attention_cudnn_heads_(tensor, name, a, row);
+    attention_cudnn_heads_(tensor, name, a, heads, row);
     return graph->tensor(tensor);
 }
 
 static inline void attention_cudnn_output_(const CudnnTensor& tensor, int name, const AttentionCudnn* a,
-                                           int64_t row) {
-    attention_cudnn_heads_(*tensor, name, a, row);
+                                           int64_t heads, int64_t row) {
+    attention_cudnn_heads_(*tensor, name, a, heads, row);
     tensor->set_output(true);
 }
 
 static inline void attention_cudnn_lse_(cudnn_frontend::graph::Tensor_attributes& tensor,
                                         const AttentionCudnn* a) {
-    const int64_t T = a->T;
-    tensor.set_uid(CUDNN_LSE).set_dim({a->B, a->NH, T, 1}).set_stride({a->NH * T, T, 1, 1});
+    const int64_t T = a->sizes.T, NH = a->sizes.NH;
+    tensor.set_uid(CUDNN_LSE).set_dim({a->sizes.B, NH, T, 1}).set_stride({NH * T, T, 1, 1});
     tensor.set_data_type(cudnn_frontend::DataType_t::FLOAT);
 }
 
@@ -87,26 +87,26 @@ static inline CudnnGraph* attention_cudnn_graph_(DType dtype) {
     return graph;
 }
 
-// Returns the attributes of both passes: causal, scores times 1 / sqrt(HS).
+// Returns the attributes of both passes: causal, scores times 1 / root.
 template <class Attributes> static inline Attributes attention_cudnn_attributes_(const AttentionCudnn* a) {
     Attributes attributes;
     attributes.set_diagonal_alignment(cudnn_frontend::DiagonalAlignment_t::TOP_LEFT)
         .set_diagonal_band_right_bound(0)
-        .set_attn_scale(1.0f / sqrtf((float)(a->C / a->NH)));
+        .set_attn_scale(1.0f / a->sizes.root);
     return attributes;
 }
 
 static inline CudnnGraph* attention_cudnn_forward_graph_(const AttentionCudnn* a) {
     typedef cudnn_frontend::graph::SDPA_attributes Attributes;
     CudnnGraph* graph = attention_cudnn_graph_(a->dtype);
-    const int64_t row = 3 * (int64_t)a->C;
-    const CudnnTensor q = attention_cudnn_input_(graph, CUDNN_Q, a, row),
-                      k = attention_cudnn_input_(graph, CUDNN_K, a, row),
-                      v = attention_cudnn_input_(graph, CUDNN_V, a, row);
+    const int64_t row = attention_qkv_size(a->sizes), NH = a->sizes.NH, KV = a->sizes.KV;
+    const CudnnTensor q = attention_cudnn_input_(graph, CUDNN_Q, a, NH, row),
+                      k = attention_cudnn_input_(graph, CUDNN_K, a, KV, row),
+                      v = attention_cudnn_input_(graph, CUDNN_V, a, KV, row);
     Attributes attributes = attention_cudnn_attributes_<Attributes>(a);
     attributes.set_generate_stats(true);
     const auto results = graph->sdpa(q, k, v, attributes);
-    attention_cudnn_output_(results[0], CUDNN_OUT, a, a->C);
+    attention_cudnn_output_(results[0], CUDNN_OUT, a, NH, attention_queries_size(a->sizes));
     attention_cudnn_lse_(*results[1], a);
     results[1]->set_output(true);
     return graph;
@@ -115,19 +115,20 @@ static inline CudnnGraph* attention_cudnn_forward_graph_(const AttentionCudnn* a
 static inline CudnnGraph* attention_cudnn_backward_graph_(const AttentionCudnn* a) {
     typedef cudnn_frontend::graph::SDPA_backward_attributes Attributes;
     CudnnGraph* graph = attention_cudnn_graph_(a->dtype);
-    const int64_t row = 3 * (int64_t)a->C;
-    const CudnnTensor q = attention_cudnn_input_(graph, CUDNN_Q, a, row),
-                      k = attention_cudnn_input_(graph, CUDNN_K, a, row),
-                      v = attention_cudnn_input_(graph, CUDNN_V, a, row),
-                      out = attention_cudnn_input_(graph, CUDNN_OUT, a, a->C),
-                      dout = attention_cudnn_input_(graph, CUDNN_DOUT, a, a->C);
+    const int64_t row = attention_qkv_size(a->sizes), NH = a->sizes.NH, KV = a->sizes.KV,
+                  Q = attention_queries_size(a->sizes);
+    const CudnnTensor q = attention_cudnn_input_(graph, CUDNN_Q, a, NH, row),
+                      k = attention_cudnn_input_(graph, CUDNN_K, a, KV, row),
+                      v = attention_cudnn_input_(graph, CUDNN_V, a, KV, row),
+                      out = attention_cudnn_input_(graph, CUDNN_OUT, a, NH, Q),
+                      dout = attention_cudnn_input_(graph, CUDNN_DOUT, a, NH, Q);
     cudnn_frontend::graph::Tensor_attributes lse;
     attention_cudnn_lse_(lse, a);
     Attributes attributes = attention_cudnn_attributes_<Attributes>(a);
     attributes.set_deterministic_algorithm(true);
     const auto results = graph->sdpa_backward(q, k, v, out, dout, graph->tensor(lse), attributes);
     for (int i = 0; i < 3; i++) {
-        attention_cudnn_output_(results[i], CUDNN_DQ + i, a, row);
+        attention_cudnn_output_(results[i], CUDNN_DQ + i, a, i == 0 ? NH : KV, row);
     }
     return graph;
 }
@@ -160,23 +161,21 @@ static inline void attention_cudnn_allocate_(AttentionCudnn* a, Memory* memory) 
              (double)bytes / (1 << 20));
 }
 
-// Opens attention on the current device, for micro-batches of B sequences of T tokens of type X.
-// Only cuDNN knows the size of its workspace: a dry ledger counts the most that it may take.
+// Opens attention on the current device, for micro-batches of these sizes and of type X. Only cuDNN
+// knows the size of its workspace: a dry ledger counts the most that it may take.
 template <class X>
-static inline void attention_gpu_open(AttentionCudnn* a, Memory* memory, int B, int T, int C, int NH) {
+static inline void attention_gpu_open(AttentionCudnn* a, Memory* memory, AttentionSizes sizes) {
     memset((void*)a, 0, sizeof(*a));
-    attention_gpu_open<X>(&a->flash, memory, B, T, C, NH);
-    a->B = B;
-    a->T = T;
-    a->C = C;
-    a->NH = NH;
+    attention_gpu_open<X>(&a->flash, memory, sizes);
+    a->sizes = sizes;
     a->dtype = DTYPE_OF(X);
     if (a->dtype == DTYPE_FP32) {
         snprintf(a->note, sizeof(a->note), "own kernels: cuDNN's are for bf16 and fp16");
         return;
     }
     if (memory_is_dry(memory)) {
-        memory_count(memory, "scratch: cuDNN's workspace", MEMORY_DEVICE, 2 * (size_t)B * NH * T * T);
+        const size_t B = (size_t)sizes.B, T = (size_t)sizes.T;
+        memory_count(memory, "scratch: cuDNN's workspace", MEMORY_DEVICE, 2 * B * sizes.NH * T * T);
         return;
     }
     CUDNN_CHECK(cudnnCreate(&a->handle));
@@ -200,9 +199,8 @@ static inline void attention_gpu_close(AttentionCudnn* a) {
 // Returns what does the attention of full micro-batches, for the start of a run.
 static inline const char* attention_note(const AttentionCudnn* a) { return a->note; }
 
-template <class X>
-static inline int attention_cudnn_takes_(const AttentionCudnn* a, int B, int T, int C, int NH) {
-    return a->forward && a->dtype == DTYPE_OF(X) && a->B == B && a->T == T && a->C == C && a->NH == NH;
+template <class X> static inline int attention_cudnn_takes_(const AttentionCudnn* a, AttentionSizes sizes) {
+    return a->forward && a->dtype == DTYPE_OF(X) && attention_same_sizes(a->sizes, sizes);
 }
 
 static inline void attention_cudnn_run_(const AttentionCudnn* a, const CudnnGraph* graph,
@@ -212,40 +210,43 @@ static inline void attention_cudnn_run_(const AttentionCudnn* a, const CudnnGrap
 }
 
 template <class X>
-static inline void attention_forward(X* out, float* lse, const X* qkv, const int* starts, int B, int T, int C,
-                                     int NH, const AttentionCudnn* a, const Gpu* gpu) {
-    if (starts || !attention_cudnn_takes_<X>(a, B, T, C, NH)) {
-        attention_forward(out, lse, qkv, starts, B, T, C, NH, &a->flash, gpu);
+static inline void attention_forward(X* out, float* lse, const X* qkv, const int* starts,
+                                     AttentionSizes sizes, const AttentionCudnn* a, const Gpu* gpu) {
+    if (starts || !attention_cudnn_takes_<X>(a, sizes)) {
+        attention_forward(out, lse, qkv, starts, sizes, &a->flash, gpu);
         return;
     }
-    X* q = const_cast<X*>(qkv); // cuDNN's list of tensors is not const
-    attention_cudnn_run_(
-        a, a->forward,
-        {{CUDNN_Q, q}, {CUDNN_K, q + C}, {CUDNN_V, q + 2 * C}, {CUDNN_OUT, out}, {CUDNN_LSE, lse}}, gpu);
+    // cuDNN's list of tensors is not const
+    X *q = const_cast<X*>(qkv), *k = q + attention_queries_size(sizes), *v = k + attention_keys_size(sizes);
+    attention_cudnn_run_(a, a->forward,
+                         {{CUDNN_Q, q}, {CUDNN_K, k}, {CUDNN_V, v}, {CUDNN_OUT, out}, {CUDNN_LSE, lse}}, gpu);
 }
 
 template <class X>
 static inline void attention_backward(X* dqkv, Gradient dbias, const X* dout, const X* qkv, const X* out,
-                                      const float* lse, const int* starts, int B, int T, int C, int NH,
+                                      const float* lse, const int* starts, AttentionSizes sizes,
                                       GradientMode mode, AttentionCudnn* a, const Gpu* gpu) {
-    if (starts || !attention_cudnn_takes_<X>(a, B, T, C, NH)) {
-        attention_backward(dqkv, dbias, dout, qkv, out, lse, starts, B, T, C, NH, mode, &a->flash, gpu);
+    if (starts || !attention_cudnn_takes_<X>(a, sizes)) {
+        attention_backward(dqkv, dbias, dout, qkv, out, lse, starts, sizes, mode, &a->flash, gpu);
         return;
     }
     X* q = const_cast<X*>(qkv);
+    // first columns
+    const int k = attention_queries_size(sizes), v = k + attention_keys_size(sizes);
     attention_cudnn_run_(a, a->backward,
                          {{CUDNN_Q, q},
-                          {CUDNN_K, q + C},
-                          {CUDNN_V, q + 2 * C},
+                          {CUDNN_K, q + k},
+                          {CUDNN_V, q + v},
                           {CUDNN_OUT, const_cast<X*>(out)},
                           {CUDNN_LSE, const_cast<float*>(lse)},
                           {CUDNN_DOUT, const_cast<X*>(dout)},
                           {CUDNN_DQ, dqkv},
-                          {CUDNN_DK, dqkv + C},
-                          {CUDNN_DV, dqkv + 2 * C}},
+                          {CUDNN_DK, dqkv + k},
+                          {CUDNN_DV, dqkv + v}},
                          gpu);
     if (dbias.data) { // groups of at least 64 rows need no more floats than the tiles' sums
-        column_sums(dbias, a->flash.sums, (const X*)dqkv, B * T, 3 * C, mode, gpu);
+        column_sums(dbias, a->flash.sums, (const X*)dqkv, sizes.B * sizes.T, attention_qkv_size(sizes), mode,
+                    gpu);
     }
 }
 

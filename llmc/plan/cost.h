@@ -147,10 +147,15 @@ static inline void cost_residual_(const CostWalk_* w) {
 
 // ---- passes ----
 
+static inline AttentionSizes cost_attention_sizes_(const CostWalk_* w) {
+    const ModelConfig cfg = w->s->cfg;
+    const int T = w->s->options.seq_len;
+    return attention_sizes((int)(w->N / T), T, cfg.NH, cfg.NH, model_head_size(cfg));
+}
+
 // Adds the forward pass of a block, up to the hidden layer of its MLP.
 static inline void cost_hidden_(const CostWalk_* w) {
-    const ModelConfig cfg = w->s->cfg;
-    const double T = w->s->options.seq_len, B = w->N / T;
+    const AttentionSizes attention = cost_attention_sizes_(w);
     const TensorRow* last = cost_row_(w, offsetof(ModelParameters, fcprojw));
     cost_norm_(w);
     cost_norm_(w);
@@ -159,8 +164,8 @@ static inline void cost_hidden_(const CostWalk_* w) {
             cost_matmul_(w, &w->rows[i]);
         }
     }
-    cost_add_(w, COST_ATTENTION, attention_flops(B, T, cfg.C),
-              attention_forward_bytes(B, T, cfg.C, cfg.NH, w->size));
+    cost_add_(w, COST_ATTENTION, attention_forward_flops(attention),
+              attention_forward_bytes(attention, w->size));
     cost_residual_(w);
     cost_gelu_(w);
 }
@@ -196,7 +201,7 @@ static inline void cost_recompute_(const CostWalk_* w) {
 
 static inline void cost_block_backward_(const CostWalk_* w, int l) {
     const ModelConfig cfg = w->s->cfg;
-    const double T = w->s->options.seq_len, B = w->N / T;
+    const AttentionSizes attention = cost_attention_sizes_(w);
     cost_recompute_(w);
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         const TensorRow* row = &w->rows[i];
@@ -210,8 +215,8 @@ static inline void cost_block_backward_(const CostWalk_* w, int l) {
     cost_add_(w, COST_GELU, 0, activation_backward_bytes(w->N * model_hidden(cfg), w->size, ACTIVATION_GELU));
     cost_norm_backward_(w);
     cost_norm_backward_(w);
-    cost_add_(w, COST_ATTENTION, attention_backward_flops(B, T, cfg.C),
-              attention_backward_bytes(B, T, cfg.C, cfg.NH, w->size));
+    cost_add_(w, COST_ATTENTION, attention_backward_flops(attention),
+              attention_backward_bytes(attention, w->size));
 }
 
 // Adds both passes of the classifier, chunk by chunk.

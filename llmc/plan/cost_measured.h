@@ -127,8 +127,7 @@ static inline AttentionSizes rates_attention_sizes_(const Rates_* r) {
     const int room = (int)(RATES_ELEMENTS_ / (3 * (size_t)r->rows * (size_t)r->HS));
     const int heads = threads_max() < r->C / r->HS ? threads_max() : r->C / r->HS;
     const int NH = heads < room ? heads : room;
-    const AttentionSizes sizes = {1, r->rows, NH * r->HS, NH};
-    return sizes;
+    return attention_sizes(1, r->rows, NH, NH, r->HS);
 }
 
 static inline void rates_attention_(Rates_* r) {
@@ -145,7 +144,7 @@ static inline double rates_of_attention_(Rates_* r) {
     attention_either_open(&r->attention, &memory, r->is_bf16, r->rows, r->HS);
     const double s = rates_time_s_(rates_attention_, r, RATES_ELEMENTS_);
     memory_close(&memory);
-    return (attention_flops(1, sizes.T, sizes.C) + attention_backward_flops(1, sizes.T, sizes.C)) / s;
+    return (attention_forward_flops(sizes) + attention_backward_flops(sizes)) / s;
 }
 
 static inline void rates_norms_(Rates_* r) {

@@ -8,10 +8,15 @@
 #include "dev/test/lib/ops.h"
 
 typedef struct {
-    int B, T, NH, HS;
+    AttentionSizes sizes;
     const int* starts;
     float *qkv, *dout, *out, *lse, *dqkv;
 } Run;
+
+// Elements of out, lse and qkv.
+static size_t outs(AttentionSizes s) { return (size_t)s.B * s.T * attention_queries_size(s); }
+static size_t lses(AttentionSizes s) { return (size_t)s.B * s.NH * s.T; }
+static size_t qkvs(AttentionSizes s) { return (size_t)s.B * s.T * attention_qkv_size(s); }
 
 // Factors that are bf16 numbers already: then scores and dp are rounded by nothing but fp32 sums.
 static float* bf16_normal(size_t n) {
@@ -24,20 +29,11 @@ static float* bf16_normal(size_t n) {
 
 static Run run_of(const Bf16Kernel* kernel, AttentionSizes sizes, float* qkv, float* dout,
                   const int* starts) {
-    const size_t n = (size_t)sizes.B * sizes.T * sizes.C;
-    const Run r = {.B = sizes.B,
-                   .T = sizes.T,
-                   .NH = sizes.NH,
-                   .HS = sizes.C / sizes.NH,
-                   .starts = starts,
-                   .qkv = qkv,
-                   .dout = dout,
-                   .out = ops_floats(n),
-                   .lse = ops_floats((size_t)sizes.B * sizes.NH * sizes.T),
-                   .dqkv = ops_floats(3 * n)};
+    const Run r = {
+        sizes, starts, qkv, dout, ops_floats(outs(sizes)), ops_floats(lses(sizes)), ops_floats(qkvs(sizes))};
     AttentionBf16Scratch scratch;
     Memory memory = memory_on_host();
-    attention_bf16_open(&scratch, &memory, *kernel, sizes.T, r.HS);
+    attention_bf16_open(&scratch, &memory, *kernel, sizes.T, sizes.HS);
     attention_bf16_forward_cpu(r.out, r.lse, qkv, starts, sizes, &scratch);
     attention_bf16_backward_cpu(r.dqkv, dout, qkv, r.out, r.lse, starts, sizes, &scratch);
     memory_close(&memory);
@@ -63,14 +59,17 @@ typedef struct {
 // with the head's token 0.
 static void bound_query(const Run* r, Bounds bounds, const double* lse, const double* out, size_t token,
                         int h, int start, int t) {
-    const int C = r->NH * r->HS, HS = r->HS;
-    const size_t at = (token + t) * C + h * HS;
-    const float *q = r->qkv + (token + t) * 3 * C + h * HS, *dout = r->dout + at;
+    const AttentionSizes sizes = r->sizes;
+    const int HS = sizes.HS;
+    const size_t row = (size_t)attention_qkv_size(sizes), Q = (size_t)attention_queries_size(sizes),
+                 at = (token + t) * Q + h * HS, query = (token + t) * row + h * HS;
+    const float *q = r->qkv + query, *dout = r->dout + at;
     double deltas = 0, delta = 0;
     for (int pass = 0; pass < 2; pass++) { // outs and delta, then what follows from them
         for (int u = start; u <= t; u++) {
-            const size_t key = (token + u) * 3 * C + C + h * HS;
-            const float *k = r->qkv + key, *v = k + C;
+            const size_t key = (token + u) * row + Q + h / attention_group(sizes) * HS,
+                         value = key + attention_keys_size(sizes);
+            const float *k = r->qkv + key, *v = r->qkv + value;
             double score = 0, scores = 0, dp = 0;
             for (int d = 0; d < HS; d++) {
                 score += (double)q[d] * k[d];
@@ -84,9 +83,9 @@ static void bound_query(const Run* r, Bounds bounds, const double* lse, const do
                 if (pass == 0) {
                     bounds.out[at + d] += p * fabs(v[d]);
                 } else {
-                    bounds.dqkv[(token + t) * 3 * C + h * HS + d] += ds * fabs(k[d]);
+                    bounds.dqkv[query + d] += ds * fabs(k[d]);
                     bounds.dqkv[key + d] += ds * fabs(q[d]);
-                    bounds.dqkv[key + C + d] += p * fabs(dout[d]);
+                    bounds.dqkv[value + d] += p * fabs(dout[d]);
                 }
             }
         }
@@ -108,29 +107,29 @@ static void expect_within(const char* name, const float* got, const double* want
     for (size_t i = 0; i < n; i++) {
         const double allowed = 1.01 * bound[i] * 0x1p-8 + 1e-5 * largest;
         if (!(fabs(got[i] - want[i]) <= allowed)) {
-            EXPECT_NEAR(got[i], want[i], allowed, "%s: element %zu of %s, B %d T %d NH %d HS %d", name, i,
-                        what, r->B, r->T, r->NH, r->HS);
+            EXPECT_NEAR(got[i], want[i], allowed, "%s: element %zu of %s, B %d T %d NH %d KV %d HS %d", name,
+                        i, what, r->sizes.B, r->sizes.T, r->sizes.NH, r->sizes.KV, r->sizes.HS);
             return;
         }
     }
 }
 
 // q and k are `sharp` times normal numbers.
-static void check_sharp(const Bf16Kernel* kernel, int B, int T, int NH, int HS, const int* starts,
-                        float sharp) {
-    const AttentionSizes sizes = {.B = B, .T = T, .C = NH * HS, .NH = NH};
-    const size_t n = (size_t)B * T * NH * HS, rows = (size_t)B * NH * T;
-    float* input = bf16_normal(3 * n);
-    for (size_t i = 0; i < 3 * n; i++) {
-        input[i] *= i / (size_t)(NH * HS) % 3 < 2 ? sharp : 1;
+static void check_sharp(const Bf16Kernel* kernel, AttentionSizes sizes, const int* starts, float sharp) {
+    const int T = sizes.T, NH = sizes.NH, qk = attention_queries_size(sizes) + attention_keys_size(sizes);
+    const size_t n = outs(sizes), rows = lses(sizes);
+    float* input = bf16_normal(qkvs(sizes));
+    for (size_t i = 0; i < qkvs(sizes); i++) {
+        input[i] *= (int)(i % (size_t)attention_qkv_size(sizes)) < qk ? sharp : 1;
     }
     const Run r = run_of(kernel, sizes, input, bf16_normal(n), starts);
-    double *out = ops_doubles(n), *lse = ops_doubles(rows), *dqkv = ops_doubles(3 * n);
-    const double* qkv = ops_widen(r.qkv, 3 * n);
-    const Bounds bounds = {ops_doubles(n), ops_doubles(3 * n), ops_doubles(rows)};
-    ref_attention_forward(out, lse, qkv, starts, 0, B, T, NH, NH, HS);
-    ref_attention_backward(dqkv, ops_widen(r.dout, n), qkv, out, lse, starts, 0, B, T, NH, NH, HS);
-    for (int i = 0; i < B * NH * T; i++) {
+    double *out = ops_doubles(n), *lse = ops_doubles(rows), *dqkv = ops_doubles(qkvs(sizes));
+    const double* qkv = ops_widen(r.qkv, qkvs(sizes));
+    const Bounds bounds = {ops_doubles(n), ops_doubles(qkvs(sizes)), ops_doubles(rows)};
+    ref_attention_forward(out, lse, qkv, starts, 0, sizes.B, sizes.T, sizes.NH, sizes.KV, sizes.HS);
+    ref_attention_backward(dqkv, ops_widen(r.dout, n), qkv, out, lse, starts, 0, sizes.B, sizes.T, sizes.NH,
+                           sizes.KV, sizes.HS);
+    for (int i = 0; i < (int)rows; i++) {
         const int t = i % T, h = i / T % NH, b = i / T / NH;
         const size_t token = (size_t)b * T;
         const Bounds of_head = {bounds.out, bounds.dqkv, bounds.lse + (size_t)(b * NH + h) * T};
@@ -139,14 +138,14 @@ static void check_sharp(const Bf16Kernel* kernel, int B, int T, int NH, int HS, 
                     starts ? starts[token + t] : 0, t);
     }
     expect_within(kernel->name, r.out, out, bounds.out, n, &r, "out");
-    expect_within(kernel->name, r.dqkv, dqkv, bounds.dqkv, 3 * n, &r, "dqkv");
-    EXPECT_NEAR(ops_error(r.lse, lse, bounds.lse, rows), 0, 4, "%s: lse of %d x %d x %d x %d", kernel->name,
-                B, T, NH, HS);
+    expect_within(kernel->name, r.dqkv, dqkv, bounds.dqkv, qkvs(sizes), &r, "dqkv");
+    EXPECT_NEAR(ops_error(r.lse, lse, bounds.lse, rows), 0, 4, "%s: lse of %d x %d x %d/%d x %d",
+                kernel->name, sizes.B, T, NH, sizes.KV, sizes.HS);
     ops_close(kernel->name);
 }
 
 static void check(const Bf16Kernel* kernel, int B, int T, int NH, int HS, const int* starts) {
-    check_sharp(kernel, B, T, NH, HS, starts, 1);
+    check_sharp(kernel, attention_sizes(B, T, NH, NH, HS), starts, 1);
 }
 
 // (1, T): documents of up to `longest` tokens.
@@ -177,15 +176,30 @@ static void test_long(const Bf16Kernel* kernel) { check(kernel, 1, ATTENTION_KEY
 // Scores of some hundreds: the largest is out of the range of fp32's exponentials if that of the
 // token with itself is 1.
 static void test_sharp(const Bf16Kernel* kernel) {
-    check_sharp(kernel, 1, 70, 2, 16, NULL, 16);
-    check_sharp(kernel, 1, 70, 1, 64, documents(70, 20), 16);
+    check_sharp(kernel, attention_sizes(1, 70, 2, 2, 16), NULL, 16);
+    check_sharp(kernel, attention_sizes(1, 70, 1, 1, 64), documents(70, 20), 16);
+}
+
+// Heads of queries that share keys; each token sees a window.
+static void test_groups(const Bf16Kernel* kernel) {
+    const int HS[] = {8, 32, 48, 64, 80, 128}, T[] = {1, 31, 33, 150}, heads[][2] = {{4, 1}, {6, 2}, {3, 1}},
+              window[] = {1, 7, 150};
+    for (int i = 0; i < 12; i++) {
+        const int t = T[i % 4], *group = heads[i % 3];
+        int starts[150];
+        for (int n = 0; n < t; n++) {
+            starts[n] = int_max(0, n - window[i / 4] + 1);
+        }
+        check_sharp(kernel, attention_sizes(1 + i % 2, t, group[0], group[1], HS[i % 6]), NULL, 1);
+        check_sharp(kernel, attention_sizes(1, t, group[0], group[1], HS[i % 6]), starts, 1);
+    }
 }
 
 // A token sees itself and earlier ones: others do not change one bit of its results, though rounded
 // together with them.
 static void test_causality(const Bf16Kernel* kernel) {
     enum { T = 70, NH = 2, HS = 12, C = NH * HS };
-    const AttentionSizes sizes = {.B = 1, .T = T, .C = C, .NH = NH};
+    const AttentionSizes sizes = attention_sizes(1, T, NH, NH, HS);
     const int places[] = {0, 30, 31, 32, 63};
     for (int i = 0; i < 5; i++) {
         const int t = places[i];
@@ -207,8 +221,7 @@ static void test_causality(const Bf16Kernel* kernel) {
 // With scratch for longer rows, full of NaN from others, too.
 static void test_scratch(const Bf16Kernel* kernel) {
     enum { T = 40, LONG = 150, HS = 20 };
-    const AttentionSizes sizes = {.B = 1, .T = T, .C = HS, .NH = 1},
-                         large = {.B = 1, .T = LONG, .C = HS, .NH = 1};
+    const AttentionSizes sizes = attention_sizes(1, T, 1, 1, HS), large = attention_sizes(1, LONG, 1, 1, HS);
     float *qkv = ops_normal(3 * T * HS, 1), *dout = ops_normal(T * HS, 1);
     const Run want = run_of(kernel, sizes, qkv, dout, NULL);
     AttentionBf16Scratch scratch;
@@ -238,43 +251,43 @@ static float left_at(const uint32_t* packed, int line, int k, int K) {
 
 // q, k and v that come packed give the same bits as in fp32, and dqkv is the same rounded, by
 // tokens and by channels; its sums are those of columns within the rounding of T additions.
-static void test_packed(const Bf16Kernel* kernel) {
-    enum { B = 2, T = ATTENTION_BF16_ROWS + 64, NH = 2, HS = 64, C = NH * HS, N = B * T };
-    const AttentionSizes sizes = {.B = B, .T = T, .C = C, .NH = NH};
+static void test_packed(const Bf16Kernel* kernel, int NH, int KV) {
+    enum { B = 2, T = ATTENTION_BF16_ROWS + 64, HS = 64, N = B * T };
+    const AttentionSizes sizes = attention_sizes(B, T, NH, KV, HS);
+    const int Q = attention_queries_size(sizes), QKV = attention_qkv_size(sizes);
     int starts[N];
     memcpy(starts, documents(T, 90), T * sizeof(int));
     memcpy(starts + T, documents(T, 40), T * sizeof(int));
-    const Run want = run_of(kernel, sizes, bf16_normal(3 * N * C), bf16_normal(N * C), starts);
+    const Run want = run_of(kernel, sizes, bf16_normal(N * QKV), bf16_normal(N * Q), starts);
     AttentionBf16Scratch scratch;
     Memory memory = memory_on_host();
     attention_bf16_open(&scratch, &memory, *kernel, T, HS);
-    float *out = ops_floats(N * C), *lse = ops_floats(N * NH), *sums = ops_floats(B * 3 * C);
-    uint32_t *qkv = (uint32_t*)check_alloc(3 * N * C, sizeof(float), "qkv"),
-             *dqkv = (uint32_t*)check_alloc(3 * N * C, sizeof(float), "dqkv");
+    float *out = ops_floats(N * Q), *lse = ops_floats(N * NH), *sums = ops_floats(B * QKV);
+    uint32_t *qkv = (uint32_t*)check_alloc((size_t)N * QKV, sizeof(float), "qkv"),
+             *dqkv = (uint32_t*)check_alloc((size_t)N * QKV, sizeof(float), "dqkv");
     for (int row = 0; row < N; row += BF16_TILE) {
-        for (int col = 0; col < 3 * C; col += BF16_TILE) {
+        for (int col = 0; col < QKV; col += BF16_TILE) {
             float tile[BF16_TILE * BF16_TILE];
-            bf16_copy_rows(tile, BF16_TILE, want.qkv + row * 3 * C + col, 3 * C, BF16_TILE, BF16_TILE);
+            bf16_copy_rows(tile, BF16_TILE, want.qkv + row * QKV + col, QKV, BF16_TILE, BF16_TILE);
             attention_bf16_pack_qkv(kernel, qkv, tile, row, col, sizes);
         }
     }
     const AttentionBf16Gradient gradient = {dqkv, sums};
     attention_bf16_packed_forward_cpu(out, lse, qkv, starts, sizes, &scratch);
     attention_bf16_packed_backward_cpu(gradient, want.dout, qkv, out, lse, starts, sizes, &scratch);
-    EXPECT(ops_same_bits(out, want.out, N * C) && ops_same_bits(lse, want.lse, N * NH), "%s: packed qkv",
+    EXPECT(ops_same_bits(out, want.out, N * Q) && ops_same_bits(lse, want.lse, N * NH), "%s: packed qkv",
            kernel->name);
-    for (int i = 0; i < N * 3 * C; i++) {
-        const int row = i / (3 * C), col = i % (3 * C);
+    for (int i = 0; i < N * QKV; i++) {
+        const int row = i / QKV, col = i % QKV;
         const float rounded = bf16_to_float(bf16_from_float(want.dqkv[i]));
-        EXPECT(left_at(dqkv, row, col, 3 * C) == rounded, "%s: dqkv by tokens, %d %d", kernel->name, row,
-               col);
-        EXPECT(left_at(dqkv + matmul_bf16_pairs(N, 3 * C), col, row, N) == rounded,
+        EXPECT(left_at(dqkv, row, col, QKV) == rounded, "%s: dqkv by tokens, %d %d", kernel->name, row, col);
+        EXPECT(left_at(dqkv + matmul_bf16_pairs(N, QKV), col, row, N) == rounded,
                "%s: dqkv by channels, %d %d", kernel->name, row, col);
     }
-    for (int i = 0; i < B * 3 * C; i++) {
+    for (int i = 0; i < B * QKV; i++) {
         double sum = 0, size = 0;
         for (int t = 0; t < T; t++) {
-            const float x = want.dqkv[(i / (3 * C) * T + t) * 3 * C + i % (3 * C)];
+            const float x = want.dqkv[(i / QKV * T + t) * QKV + i % QKV];
             sum += x;
             size += fabsf(x);
         }
@@ -288,7 +301,7 @@ static void test_packed(const Bf16Kernel* kernel) {
 
 static void test_threads(const Bf16Kernel* kernel) {
     enum { B = 2, T = 100, NH = 5, HS = 16, C = NH * HS };
-    const AttentionSizes sizes = {.B = B, .T = T, .C = C, .NH = NH};
+    const AttentionSizes sizes = attention_sizes(B, T, NH, NH, HS);
     float *qkv = ops_normal(B * T * 3 * C, 1), *dout = ops_normal(B * T * C, 1);
     const int threads[] = {1, 2, 5};
     Run r[3];
@@ -313,7 +326,9 @@ TEST(attention_bf16) {
         test_causality(&kernels[k]);
         test_scratch(&kernels[k]);
         test_threads(&kernels[k]);
-        test_packed(&kernels[k]);
+        test_packed(&kernels[k], 2, 2);
+        test_packed(&kernels[k], 3, 1);
+        test_groups(&kernels[k]);
     }
     test_long(&kernels[0]);
     test_sharp(&kernels[0]);

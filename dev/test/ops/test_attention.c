@@ -6,38 +6,37 @@
 
 // Inputs, and the results of the code under test.
 typedef struct {
-    int B, T, NH, HS;
+    AttentionSizes sizes;
     const int* starts;
     float *qkv, *dout, *out, *lse, *dqkv;
 } Run;
 
-static Run run_open(int B, int T, int NH, int HS, const int* starts, float* qkv, float* dout) {
-    const size_t n = (size_t)B * T * NH * HS;
-    const Run r = {
-        B, T, NH, HS, starts, qkv, dout, ops_floats(n), ops_floats((size_t)B * NH * T), ops_floats(3 * n)};
-    return r;
-}
+// Elements of out, lse and qkv.
+static size_t outs(AttentionSizes s) { return (size_t)s.B * s.T * attention_queries_size(s); }
+static size_t lses(AttentionSizes s) { return (size_t)s.B * s.NH * s.T; }
+static size_t qkvs(AttentionSizes s) { return (size_t)s.B * s.T * attention_qkv_size(s); }
 
-static Run run_documents(int B, int T, int NH, int HS, const int* starts, float* qkv, float* dout,
+static Run run_documents(AttentionSizes sizes, const int* starts, float* qkv, float* dout,
                          AttentionScratch* scratch) {
-    const Run r = run_open(B, T, NH, HS, starts, qkv, dout);
-    const AttentionSizes sizes = {.B = B, .T = T, .C = NH * HS, .NH = NH};
+    const Run r = {
+        sizes, starts, qkv, dout, ops_floats(outs(sizes)), ops_floats(lses(sizes)), ops_floats(qkvs(sizes))};
     attention_forward_cpu(r.out, r.lse, qkv, starts, sizes, scratch);
     attention_backward_cpu(r.dqkv, dout, qkv, r.out, r.lse, starts, sizes, scratch);
     return r;
 }
 
 static Run run(int B, int T, int NH, int HS, float* qkv, float* dout, AttentionScratch* scratch) {
-    return run_documents(B, T, NH, HS, NULL, qkv, dout, scratch);
+    return run_documents(attention_sizes(B, T, NH, NH, HS), NULL, qkv, dout, scratch);
 }
 
 static void expect_same(const Run* a, const Run* b, const char* what) {
-    const size_t n = (size_t)a->B * a->T * a->NH * a->HS;
-    EXPECT(ops_same_bits(a->out, b->out, n), "out of %d x %d x %d x %d, %s", a->B, a->T, a->NH, a->HS, what);
-    EXPECT(ops_same_bits(a->lse, b->lse, (size_t)a->B * a->NH * a->T), "lse of %d x %d x %d x %d, %s", a->B,
-           a->T, a->NH, a->HS, what);
-    EXPECT(ops_same_bits(a->dqkv, b->dqkv, 3 * n), "dqkv of %d x %d x %d x %d, %s", a->B, a->T, a->NH, a->HS,
-           what);
+    const AttentionSizes s = a->sizes;
+    EXPECT(ops_same_bits(a->out, b->out, outs(s)), "out of %d x %d x %d/%d x %d, %s", s.B, s.T, s.NH, s.KV,
+           s.HS, what);
+    EXPECT(ops_same_bits(a->lse, b->lse, lses(s)), "lse of %d x %d x %d/%d x %d, %s", s.B, s.T, s.NH, s.KV,
+           s.HS, what);
+    EXPECT(ops_same_bits(a->dqkv, b->dqkv, qkvs(s)), "dqkv of %d x %d x %d/%d x %d, %s", s.B, s.T, s.NH, s.KV,
+           s.HS, what);
 }
 
 // A score of normal q and k is a sum of HS terms of about 1 / sqrt(HS) each: its roundings, half an
@@ -46,29 +45,33 @@ static void expect_same(const Run* a, const Run* b, const char* what) {
 // `spread` multiplies the scores and their errors.
 static double limit(int HS, double spread) { return 8 + 2 * sqrt(HS) * spread; }
 
-static void check_documents(int B, int T, int NH, int HS, const int* starts, float spread) {
-    const size_t n = (size_t)B * T * NH * HS;
-    const int C = NH * HS;
-    float *qkv = ops_normal(3 * n, 1), *dout = ops_normal(n, 1);
-    for (size_t i = 0; i < 3 * n; i++) {
-        qkv[i] *= i / C % 3 == 0 ? spread : 1; // q
+static void check_sizes(AttentionSizes s, const int* starts, float spread) {
+    const int QKV = attention_qkv_size(s), Q = attention_queries_size(s);
+    float *qkv = ops_normal(qkvs(s), 1), *dout = ops_normal(outs(s), 1);
+    for (size_t i = 0; i < qkvs(s); i++) {
+        qkv[i] *= (int)(i % QKV) < Q ? spread : 1;
     }
     AttentionScratch scratch;
     Memory memory = memory_on_host();
-    attention_open(&scratch, &memory, T, HS);
-    const Run r = run_documents(B, T, NH, HS, starts, qkv, dout, &scratch);
+    attention_open(&scratch, &memory, s.T, s.HS);
+    const Run r = run_documents(s, starts, qkv, dout, &scratch);
     memory_close(&memory);
-    const double* wide = ops_widen(qkv, 3 * n);
-    double *out = ops_doubles(n), *lse = ops_doubles((size_t)B * NH * T), *dqkv = ops_doubles(3 * n);
-    ref_attention_forward(out, lse, wide, starts, 0, B, T, NH, NH, C / NH);
-    ref_attention_backward(dqkv, ops_widen(dout, n), wide, out, lse, starts, 0, B, T, NH, NH, C / NH);
-    EXPECT_NEAR(ops_error(r.out, out, NULL, n), 0, limit(HS, spread), "out of %d x %d x %d x %d", B, T, NH,
-                HS);
-    EXPECT_NEAR(ops_error(r.lse, lse, NULL, (size_t)B * NH * T), 0, limit(HS, 1), "lse of %d x %d x %d x %d",
-                B, T, NH, HS);
-    EXPECT_NEAR(ops_error(r.dqkv, dqkv, NULL, 3 * n), 0, limit(HS, spread), "dqkv of %d x %d x %d x %d", B, T,
-                NH, HS);
+    const double* wide = ops_widen(qkv, qkvs(s));
+    double *out = ops_doubles(outs(s)), *lse = ops_doubles(lses(s)), *dqkv = ops_doubles(qkvs(s));
+    ref_attention_forward(out, lse, wide, starts, 0, s.B, s.T, s.NH, s.KV, s.HS);
+    ref_attention_backward(dqkv, ops_widen(dout, outs(s)), wide, out, lse, starts, 0, s.B, s.T, s.NH, s.KV,
+                           s.HS);
+    EXPECT_NEAR(ops_error(r.out, out, NULL, outs(s)), 0, limit(s.HS, spread), "out of %d x %d x %d/%d x %d",
+                s.B, s.T, s.NH, s.KV, s.HS);
+    EXPECT_NEAR(ops_error(r.lse, lse, NULL, lses(s)), 0, limit(s.HS, 1), "lse of %d x %d x %d/%d x %d", s.B,
+                s.T, s.NH, s.KV, s.HS);
+    EXPECT_NEAR(ops_error(r.dqkv, dqkv, NULL, qkvs(s)), 0, limit(s.HS, spread),
+                "dqkv of %d x %d x %d/%d x %d", s.B, s.T, s.NH, s.KV, s.HS);
     ops_close("sizes");
+}
+
+static void check_documents(int B, int T, int NH, int HS, const int* starts, float spread) {
+    check_sizes(attention_sizes(B, T, NH, NH, HS), starts, spread);
 }
 
 static void check(int B, int T, int NH, int HS, float spread) { check_documents(B, T, NH, HS, NULL, spread); }
@@ -149,14 +152,15 @@ TEST(documents_apart) {
     Memory memory = memory_on_host();
     attention_open(&scratch, &memory, T, HS);
     float *qkv = ops_normal(T * 3 * C, 1), *dout = ops_normal(T * C, 1);
-    const Run one = run_documents(1, T, NH, HS, documents(1, T, 0), qkv, dout, &scratch),
+    const AttentionSizes sizes = attention_sizes(1, T, NH, NH, HS);
+    const Run one = run_documents(sizes, documents(1, T, 0), qkv, dout, &scratch),
               plain = run(1, T, NH, HS, qkv, dout, &scratch);
     expect_same(&one, &plain, "starts all 0");
     float *changed = ops_normal(T * 3 * C, 30), *changed_dout = ops_normal(T * C, 30);
     memcpy(changed + 41 * 3 * C, qkv + 41 * 3 * C, (150 - 41) * 3 * C * sizeof(float));
     memcpy(changed_dout + 41 * C, dout + 41 * C, (150 - 41) * C * sizeof(float));
-    const Run a = run_documents(1, T, NH, HS, starts, qkv, dout, &scratch),
-              b = run_documents(1, T, NH, HS, starts, changed, changed_dout, &scratch);
+    const Run a = run_documents(sizes, starts, qkv, dout, &scratch),
+              b = run_documents(sizes, starts, changed, changed_dout, &scratch);
     EXPECT(ops_same_bits(a.out + 41 * C, b.out + 41 * C, (150 - 41) * C), "out");
     EXPECT(ops_same_bits(a.dqkv + 41 * 3 * C, b.dqkv + 41 * 3 * C, (150 - 41) * 3 * C), "dqkv");
     memory_close(&memory);
@@ -197,33 +201,108 @@ TEST(causality) {
     memory_close(&memory);
 }
 
+// (B, T): each token sees `window` tokens, up to itself.
+static int* windows(int B, int T, int window) {
+    int* starts = ops_below((size_t)B * T, 1);
+    for (int n = 0; n < B * T; n++) {
+        starts[n] = n % T >= window ? n % T - window + 1 : 0;
+    }
+    return starts;
+}
+
+// Heads of queries that share keys: fewer and more columns of queries than GPT-2 has for as many
+// channels, documents, windows.
+TEST(groups) {
+    const int HS[] = {8, 32, 48, 64, 80, 128}, T[] = {1, 31, 33, 100},
+              heads[][2] = {{4, 1}, {6, 2}, {3, 3}, {3, 1}}, window[] = {1, 7, 100};
+    for (int i = 0; i < 24; i++) {
+        const int B = 1 + i % 2, t = T[i / 6], *group = heads[(i + i / 6) % 4];
+        const AttentionSizes sizes = attention_sizes(B, t, group[0], group[1], HS[i % 6]);
+        check_sizes(sizes, NULL, 1);
+        check_sizes(sizes, windows(B, t, window[i % 3]), 1);
+    }
+    check_sizes(attention_sizes(2, 257, 6, 2, 12), documents(2, 257, 60), 1);
+    check_sizes(attention_sizes(1, ATTENTION_KEYS + 1, 4, 2, 5), NULL, 1);
+}
+
+// Scores divided by something else: twice the root is half the query.
+TEST(root) {
+    const AttentionSizes one = attention_sizes(1, 40, 4, 2, 12);
+    AttentionSizes twice = one;
+    twice.root *= 2;
+    float *qkv = ops_normal(qkvs(one), 1), *half = ops_copy(qkv, qkvs(one)), *dout = ops_normal(outs(one), 1);
+    for (size_t i = 0; i < qkvs(one); i++) {
+        half[i] *= (int)(i % attention_qkv_size(one)) < attention_queries_size(one) ? 0.5f : 1;
+    }
+    AttentionScratch scratch;
+    Memory memory = memory_on_host();
+    attention_open(&scratch, &memory, one.T, one.HS);
+    const Run a = run_documents(twice, NULL, qkv, dout, &scratch),
+              b = run_documents(one, NULL, half, dout, &scratch);
+    for (size_t i = 0; i < qkvs(one); i++) { // dq is the gradient of the half
+        b.dqkv[i] *= (int)(i % attention_qkv_size(one)) < attention_queries_size(one) ? 0.5f : 1;
+    }
+    expect_same(&a, &b, "twice the root");
+    memory_close(&memory);
+    ops_close("root");
+}
+
+// The backward pass has the same bits whether it is divided or not: 1 thread does not divide it, 3
+// divide 2 groups, and 8 do so even with 4 heads of GPT-2.
+TEST(divided) {
+    const AttentionSizes sizes[] = {attention_sizes(1, 300, 4, 2, 12), attention_sizes(2, 250, 6, 1, 33),
+                                    attention_sizes(1, 97, 4, 4, 16), attention_sizes(1, 31, 4, 1, 8)};
+    const int threads[] = {1, 3, 8};
+    EXPECT(attention_backward_divides(2, 3) && attention_backward_divides(4, 8), "not divided");
+    for (int i = 0; i < 8; i++) {
+        const AttentionSizes s = sizes[i / 2];
+        const int* starts = i % 2 ? documents(s.B, s.T, 120) : NULL;
+        float *qkv = ops_normal(qkvs(s), 1), *dout = ops_normal(outs(s), 1);
+        Run r[3];
+        for (int t = 0; t < 3; t++) {
+            AttentionScratch scratch;
+            Memory memory = memory_on_host();
+            threads_set(threads[t]);
+            attention_open(&scratch, &memory, s.T, s.HS);
+            r[t] = run_documents(s, starts, qkv, dout, &scratch);
+            expect_same(&r[t], &r[0], t == 1 ? "3 threads" : "8 threads");
+            memory_close(&memory);
+        }
+        ops_close("divided");
+    }
+    threads_set(3);
+}
+
 // Texts of different lengths: a query over stored keys and values is the last row of the whole
 // text's attention. Only the text's own room is written.
-static void test_cached(int HS) {
-    enum { TEXTS = 4, MAX_T = 50, NH = 2 };
-    const int lengths[TEXTS] = {1, 16, 33, MAX_T}, C = NH * HS;
-    const size_t room = (size_t)2 * C * MAX_T;
+static void test_cached(int NH, int KV, int HS, int window) {
+    enum { TEXTS = 4, MAX_T = 50 };
+    const int lengths[TEXTS] = {1, 16, 33, MAX_T};
+    const AttentionSizes step = attention_sizes(TEXTS, 1, NH, KV, HS);
+    const int Q = attention_queries_size(step), QKV = attention_qkv_size(step);
+    const size_t room = (size_t)2 * attention_keys_size(step) * MAX_T;
     AttentionScratch scratch;
     Memory memory = memory_on_host();
     attention_open(&scratch, &memory, MAX_T, HS);
-    const AttentionCache cache = {ops_floats(TEXTS * room), MAX_T, C, NH};
-    float *last = ops_floats((size_t)TEXTS * 3 * C), *out = ops_floats((size_t)TEXTS * C);
+    const AttentionCache cache = {ops_floats(TEXTS * room), MAX_T};
+    float *last = ops_floats((size_t)TEXTS * QKV), *out = ops_floats((size_t)TEXTS * Q);
     int positions[TEXTS];
     Run want[TEXTS];
     for (int b = 0; b < TEXTS; b++) {
         const int T = lengths[b];
-        float *qkv = ops_normal((size_t)T * 3 * C, 1), *dout = ops_normal((size_t)T * C, 1);
+        const AttentionSizes sizes = attention_sizes(1, T, NH, KV, HS);
+        float *qkv = ops_normal(qkvs(sizes), 1), *dout = ops_normal(outs(sizes), 1);
         positions[b] = T - 1;
-        attention_cache_store_cpu(cache, qkv, b, 0, T - 1);
-        attention_cache_store_cpu(cache, qkv + (size_t)(T - 1) * 3 * C, b, T - 1, 1);
-        memcpy(last + b * 3 * C, qkv + (size_t)(T - 1) * 3 * C, (size_t)3 * C * sizeof(float));
-        want[b] = run(1, T, NH, HS, qkv, dout, &scratch);
+        attention_cache_store_cpu(cache, qkv, b, 0, T - 1, sizes);
+        attention_cache_store_cpu(cache, qkv + (size_t)(T - 1) * QKV, b, T - 1, 1, sizes);
+        memcpy(last + b * QKV, qkv + (size_t)(T - 1) * QKV, (size_t)QKV * sizeof(float));
+        want[b] = run_documents(sizes, window ? windows(1, T, window) : NULL, qkv, dout, &scratch);
     }
-    attention_cached_cpu(out, last, positions, TEXTS, cache, &scratch);
+    attention_cached_cpu(out, last, positions, window, cache, step, &scratch);
     for (int b = 0; b < TEXTS; b++) {
-        for (int c = 0; c < C; c++) {
-            EXPECT_NEAR(out[b * C + c], want[b].out[(size_t)positions[b] * C + c], 2e-6,
-                        "text %d, column %d, heads of %d", b, c, HS);
+        for (int c = 0; c < Q; c++) {
+            EXPECT_NEAR(out[b * Q + c], want[b].out[(size_t)positions[b] * Q + c], 2e-6,
+                        "text %d, column %d, %d/%d heads of %d, window %d", b, c, NH, KV, HS, window);
         }
         for (size_t i = 0; i < room; i++) {
             EXPECT(isnan(cache.data[b * room + i]) == ((int)(i / HS % MAX_T) >= lengths[b]),
@@ -273,7 +352,10 @@ TEST(threads) {
 
 TEST(cached) {
     threads_set(3);
-    test_cached(12);
-    test_cached(40);
-    test_cached(5);
+    test_cached(2, 2, 12, 0);
+    test_cached(2, 2, 40, 0);
+    test_cached(2, 2, 5, 0);
+    test_cached(6, 2, 12, 7);
+    test_cached(3, 1, 40, 1);
+    test_cached(4, 2, 5, 50);
 }

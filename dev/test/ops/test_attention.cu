@@ -8,10 +8,15 @@
 struct Shape {
     int B, T, NH, HS;
     const int* starts = NULL; // (B, T) on the host; NULL: one document a row
+    int KV = NH;
 };
+
+static AttentionSizes sizes_of(const Shape* s) { return attention_sizes(s->B, s->T, s->NH, s->KV, s->HS); }
 
 static size_t outs(const Shape* s) { return (size_t)s->B * s->T * s->NH * s->HS; }
 static size_t lses(const Shape* s) { return (size_t)s->B * s->NH * s->T; }
+static int columns(const Shape* s) { return attention_qkv_size(sizes_of(s)); }
+static size_t qkvs(const Shape* s) { return (size_t)s->B * s->T * columns(s); }
 
 // Unit roundoff: the largest relative error of rounding to X.
 template <class X> static double roundoff(void);
@@ -86,29 +91,29 @@ static const float BIAS_ONTO = 3;
 template <class X>
 static Results run(const Shape* s, const float* qkv, const float* dout, AttentionGpu* scratch,
                    const Gpu* gpu) {
-    const size_t n = outs(s);
-    const int C = s->NH * s->HS;
-    X *qkv_x = upload<X>(qkv, 3 * n, gpu), *out = unset<X>(n, gpu);
+    const size_t n = outs(s), QKV = columns(s);
+    const AttentionSizes sizes = sizes_of(s);
+    X *qkv_x = upload<X>(qkv, qkvs(s), gpu), *out = unset<X>(n, gpu);
     int* starts = upload_starts(s, gpu);
     float* lse = unset<float>(lses(s), gpu);
     Results r = {};
-    attention_forward(out, lse, qkv_x, starts, s->B, s->T, C, s->NH, scratch, gpu);
+    attention_forward(out, lse, qkv_x, starts, sizes, scratch, gpu);
     if (dout) {
-        float* onto = ops_floats(3 * C);
-        for (int c = 0; c < 3 * C; c++) {
+        float* onto = ops_floats(QKV);
+        for (size_t c = 0; c < QKV; c++) {
             onto[c] = BIAS_ONTO;
         }
-        X *dout_x = upload<X>(dout, n, gpu), *dqkv = unset<X>(3 * n, gpu),
-          *added = upload<X>(onto, 3 * C, gpu);
-        float* set = unset<float>(3 * C, gpu);
+        X *dout_x = upload<X>(dout, n, gpu), *dqkv = unset<X>(qkvs(s), gpu),
+          *added = upload<X>(onto, QKV, gpu);
+        float* set = unset<float>(QKV, gpu);
         const Gradient dbias[] = {{NULL, DTYPE_FP32}, {set, DTYPE_FP32}, {added, DTYPE_OF(X)}};
         for (int i = 0; i < 3; i++) {
-            attention_backward(dqkv, dbias[i], dout_x, qkv_x, out, lse, starts, s->B, s->T, C, s->NH,
+            attention_backward(dqkv, dbias[i], dout_x, qkv_x, out, lse, starts, sizes,
                                i == 2 ? GRADIENT_ADD : GRADIENT_SET, scratch, gpu);
         }
-        r.dqkv = download(dqkv, 3 * n, gpu);
-        r.dbias_set = download(set, 3 * C, gpu);
-        r.dbias_added = download(added, 3 * C, gpu);
+        r.dqkv = download(dqkv, qkvs(s), gpu);
+        r.dbias_set = download(set, QKV, gpu);
+        r.dbias_added = download(added, QKV, gpu);
         gpu_free(dout_x);
     }
     r.out = download(out, n, gpu);
@@ -122,7 +127,7 @@ template <class X>
 static Results run_alone(const Shape* s, const float* qkv, const float* dout, const Gpu* gpu) {
     AttentionGpu scratch;
     Memory memory = memory_on_gpu();
-    attention_gpu_open<X>(&scratch, &memory, s->B, s->T, s->NH * s->HS, s->NH);
+    attention_gpu_open<X>(&scratch, &memory, sizes_of(s));
     const Results r = run<X>(s, qkv, dout, &scratch, gpu);
     attention_gpu_close(&scratch);
     memory_close(&memory);
@@ -130,6 +135,7 @@ static Results run_alone(const Shape* s, const float* qkv, const float* dout, co
 }
 
 static Results reference(const Shape* s, const float* qkv, const float* dout) {
+<<<<<<< HEAD
     const Results r = {ops_floats(outs(s)), ops_floats(lses(s)), ops_floats(3 * outs(s)), NULL, NULL};
     const int C = s->NH * s->HS;
     const double* wide = ops_widen(qkv, 3 * outs(s));
@@ -137,9 +143,17 @@ static Results reference(const Shape* s, const float* qkv, const float* dout) {
     ref_attention_forward(out, lse, wide, s->starts, 0, s->B, s->T, s->NH, s->NH, C / s->NH);
     ref_attention_backward(dqkv, ops_widen(dout, outs(s)), wide, out, lse, s->starts, 0, s->B, s->T, s->NH,
                            s->NH, C / s->NH);
+=======
+    const Results r = {ops_floats(outs(s)), ops_floats(lses(s)), ops_floats(qkvs(s)), NULL, NULL};
+    const double* wide = ops_widen(qkv, qkvs(s));
+    double *out = ops_doubles(outs(s)), *lse = ops_doubles(lses(s)), *dqkv = ops_doubles(qkvs(s));
+    ref_attention_forward(out, lse, wide, s->starts, 0, s->B, s->T, s->NH, s->KV, s->HS);
+    ref_attention_backward(dqkv, ops_widen(dout, outs(s)), wide, out, lse, s->starts, 0, s->B, s->T, s->NH,
+                           s->KV, s->HS);
+>>>>>>> 1880014 (Attention has heads of queries that share keys and values)
     ops_narrow(r.out, out, outs(s));
     ops_narrow(r.lse, lse, lses(s));
-    ops_narrow(r.dqkv, dqkv, 3 * outs(s));
+    ops_narrow(r.dqkv, dqkv, qkvs(s));
     return r;
 }
 
@@ -161,19 +175,20 @@ static void expect_near(const float* got, const float* want, size_t n, double to
             break;
         }
     }
-    EXPECT(worst <= tolerance * largest, "%s of %d x %d x %d x %d, %s: element %zu is %g, wanted %g +- %g",
-           what, s->B, s->T, s->NH, s->HS, dtype_name(dtype), at, got[at], want[at], tolerance * largest);
+    EXPECT(worst <= tolerance * largest, "%s of %d x %d x %d/%d x %d, %s: element %zu is %g, wanted %g +- %g",
+           what, s->B, s->T, s->NH, s->KV, s->HS, dtype_name(dtype), at, got[at], want[at],
+           tolerance * largest);
 }
 
 // The sums of dqkv as it was stored, in double. Sums in fp32 err by some epsilon of the sizes of
 // their terms; what is added to is rounded to X.
 template <class X> static void expect_bias(const Results* r, const Shape* s) {
-    const int C3 = 3 * s->NH * s->HS;
-    for (int c = 0; c < C3; c++) {
+    const int QKV = columns(s);
+    for (int c = 0; c < QKV; c++) {
         double sum = 0, magnitude = 0;
         for (int t = 0; t < s->B * s->T; t++) {
-            sum += r->dqkv[(size_t)t * C3 + c];
-            magnitude += fabs(r->dqkv[(size_t)t * C3 + c]);
+            sum += r->dqkv[(size_t)t * QKV + c];
+            magnitude += fabs(r->dqkv[(size_t)t * QKV + c]);
         }
         const double error = 8 * FLT_EPSILON * magnitude, added = sum + BIAS_ONTO;
         EXPECT_NEAR(r->dbias_set[c], sum, error, "dbias of %d x %d x %d x %d, %s, column %d", s->B, s->T,
@@ -187,8 +202,8 @@ template <class X> static void expect_bias(const Results* r, const Shape* s) {
 static void expect_same(const Results* a, const Results* b, const Shape* s, const char* what) {
     EXPECT(ops_same_bits(a->out, b->out, outs(s)), "out: %s", what);
     EXPECT(ops_same_bits(a->lse, b->lse, lses(s)), "lse: %s", what);
-    EXPECT(ops_same_bits(a->dqkv, b->dqkv, 3 * outs(s)), "dqkv: %s", what);
-    EXPECT(ops_same_bits(a->dbias_set, b->dbias_set, 3 * s->NH * s->HS), "dbias: %s", what);
+    EXPECT(ops_same_bits(a->dqkv, b->dqkv, qkvs(s)), "dqkv: %s", what);
+    EXPECT(ops_same_bits(a->dbias_set, b->dbias_set, columns(s)), "dbias: %s", what);
 }
 
 // With u the unit roundoff of X, the GPU rounds p to X (out errs by u sum p |v|, at most u max |v|)
@@ -197,17 +212,16 @@ static void expect_same(const Results* a, const Results* b, const Shape* s, cons
 // u for the gradients. Besides, sums are fp32: a score is a sum of HS terms of about 1 / sqrt(HS),
 // and its rounding, times `spread`, is the relative error of a probability; exp2 adds 2^-22.
 template <class X> static void check(Shape s, float spread, const Gpu* gpu) {
-    const int C = s.NH * s.HS;
-    const size_t n = outs(&s);
-    float *qkv = ops_normal(3 * n, 1), *dout = normal<X>(n, 1);
-    for (size_t i = 0; i < 3 * n; i++) {
-        qkv[i] = to_float(from_float<X>(qkv[i] * (i / C % 3 == 0 ? spread : 1)));
+    const size_t n = outs(&s), QKV = columns(&s);
+    float *qkv = ops_normal(qkvs(&s), 1), *dout = normal<X>(n, 1);
+    for (size_t i = 0; i < qkvs(&s); i++) {
+        qkv[i] = to_float(from_float<X>(qkv[i] * (i % QKV < (size_t)s.NH * s.HS ? spread : 1)));
     }
     const double sums = (8 + 2 * sqrt(s.HS) * spread) * FLT_EPSILON, u = roundoff<X>();
     const Results got = run_alone<X>(&s, qkv, dout, gpu), want = reference(&s, qkv, dout);
     expect_near(got.out, want.out, n, 2 * u + sums, "out", &s, DTYPE_OF(X));
     expect_near(got.lse, want.lse, lses(&s), (8 + 2 * sqrt(s.HS)) * FLT_EPSILON, "lse", &s, DTYPE_OF(X));
-    expect_near(got.dqkv, want.dqkv, 3 * n, 3 * u + sums, "dqkv", &s, DTYPE_OF(X));
+    expect_near(got.dqkv, want.dqkv, qkvs(&s), 3 * u + sums, "dqkv", &s, DTYPE_OF(X));
     expect_bias<X>(&got, &s);
     ops_close("sizes");
 }
@@ -247,6 +261,27 @@ template <class X> static void test_documents(const Gpu* gpu) {
                              {3, 34, 3, 3, 20, 0},     {1, 140, 1, 32, 70, 63},    {1, 97, 1, 12, 1000, 31}};
     for (const int* x : shapes) {
         check<X>({x[0], x[1], x[2], x[3], documents(x[0], x[1], x[4], x[5])}, 1, gpu);
+    }
+}
+
+// (B, T): each token sees `window` tokens, up to itself.
+static const int* windows(int B, int T, int window) {
+    int* starts = ops_below((size_t)B * T, 1);
+    for (int n = 0; n < B * T; n++) {
+        starts[n] = n % T >= window ? n % T - window + 1 : 0;
+    }
+    return starts;
+}
+
+// Heads of queries that share keys, in all widths, with windows, too: dk and dv are sums over them.
+// They are up to NH / KV times as many roundings of ds as `check` allows for, of random signs.
+template <class X> static void test_groups(const Gpu* gpu) {
+    const int shapes[][6] = {{1, 1, 4, 1, 8, 1},    {2, 31, 6, 2, 32, 7}, {1, 33, 3, 1, 48, 33},
+                             {1, 130, 2, 1, 64, 7}, {1, 70, 4, 2, 80, 1}, {1, 65, 3, 1, 128, 65},
+                             {2, 17, 3, 1, 12, 7}};
+    for (const int* x : shapes) {
+        check<X>({x[0], x[1], x[2], x[4], NULL, x[3]}, 1, gpu);
+        check<X>({x[0], x[1], x[2], x[4], windows(x[0], x[1], x[5]), x[3]}, 1, gpu);
     }
 }
 
@@ -297,35 +332,40 @@ template <class X> static void test_growing_scores(const Gpu* gpu) {
 
 // Texts of different lengths: a query over stored keys and values is the last row of the whole
 // text's attention. Only the text's own room is written, and the bits are those of a text alone.
-template <class X> static void test_cached(int HS, const Gpu* gpu) {
-    enum { TEXTS = 3, MAX_T = 150, NH = 2 };
-    const int lengths[TEXTS] = {1, 31, 150}, C = NH * HS;
-    const size_t room = (size_t)2 * C * MAX_T;
-    AttentionCacheGpu<X> cache = {unset<X>(TEXTS * room, gpu), MAX_T, C, NH};
-    float* last = ops_floats(TEXTS * 3 * C);
+template <class X> static void test_cached(int NH, int KV, int HS, int window, const Gpu* gpu) {
+    enum { TEXTS = 3, MAX_T = 150 };
+    const int lengths[TEXTS] = {1, 31, 150};
+    const AttentionSizes step = attention_sizes(TEXTS, 1, NH, KV, HS);
+    const int Q = attention_queries_size(step), QKV = attention_qkv_size(step);
+    const size_t room = (size_t)2 * attention_keys_size(step) * MAX_T;
+    AttentionCacheGpu<X> cache = {unset<X>(TEXTS * room, gpu), MAX_T};
+    float* last = ops_floats(TEXTS * QKV);
     int positions[TEXTS];
     Results want[TEXTS];
     for (int b = 0; b < TEXTS; b++) {
-        const Shape s = {1, lengths[b], NH, HS};
-        float* qkv = normal<X>(3 * outs(&s), 1);
-        X* rows = upload<X>(qkv, 3 * outs(&s), gpu);
-        positions[b] = lengths[b] - 1;
-        attention_cache_store(cache, rows, (const int*)NULL, b, lengths[b] - 1 > 0 ? lengths[b] - 1 : 1, gpu);
-        memcpy(last + b * 3 * C, qkv + (size_t)positions[b] * 3 * C, (size_t)3 * C * sizeof(float));
+        const int T = lengths[b];
+        const Shape s = {1, T, NH, HS, window ? windows(1, T, window) : NULL, KV};
+        float* qkv = normal<X>(qkvs(&s), 1);
+        X* rows = upload<X>(qkv, qkvs(&s), gpu);
+        positions[b] = T - 1;
+        attention_cache_store(cache, rows, (const int*)NULL, b,
+                              attention_sizes(1, T - 1 > 0 ? T - 1 : 1, NH, KV, HS), gpu);
+        memcpy(last + b * QKV, qkv + (size_t)positions[b] * QKV, (size_t)QKV * sizeof(float));
         want[b] = run_alone<X>(&s, qkv, NULL, gpu);
     }
-    X *queries = upload<X>(last, TEXTS * 3 * C, gpu), *out = unset<X>(TEXTS * C, gpu);
+    X *queries = upload<X>(last, TEXTS * QKV, gpu), *out = unset<X>(TEXTS * Q, gpu);
     int* places = (int*)gpu_alloc(TEXTS, sizeof(int), "positions");
     CUDA_CHECK(cudaMemcpyAsync(places, positions, sizeof(positions), cudaMemcpyHostToDevice, gpu->stream));
     CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
-    attention_cache_store(cache, queries, places, 0, TEXTS, gpu);
-    attention_cached(out, queries, places, TEXTS, cache, gpu);
-    const float *got = download(out, TEXTS * C, gpu), *kept = download(cache.data, TEXTS * room, gpu);
+    attention_cache_store(cache, queries, places, 0, step, gpu);
+    attention_cached(out, queries, places, window, cache, step, gpu);
+    const float *got = download(out, TEXTS * Q, gpu), *kept = download(cache.data, TEXTS * room, gpu);
     for (int b = 0; b < TEXTS; b++) {
-        for (int c = 0; c < C; c++) {
-            const float w = want[b].out[(size_t)positions[b] * C + c];
-            EXPECT_NEAR(got[b * C + c], w, 4 * roundoff<X>() + 1e-6, "text %d, column %d, heads of %d, %s", b,
-                        c, HS, dtype_name(DTYPE_OF(X)));
+        for (int c = 0; c < Q; c++) {
+            const float w = want[b].out[(size_t)positions[b] * Q + c];
+            EXPECT_NEAR(got[b * Q + c], w, 4 * roundoff<X>() + 1e-6,
+                        "text %d, column %d, %d/%d heads of %d, window %d, %s", b, c, NH, KV, HS, window,
+                        dtype_name(DTYPE_OF(X)));
         }
         for (size_t i = 0; i < room; i++) {
             EXPECT(isnan(kept[b * room + i]) == ((int)(i / HS % MAX_T) >= lengths[b]), "text %d, element %zu",
@@ -365,7 +405,7 @@ template <class X> static void test_scratch(const Gpu* gpu) {
     float *qkv = normal<X>(3 * outs(&s), 1), *dout = normal<X>(outs(&s), 1);
     AttentionGpu scratch;
     Memory memory = memory_on_gpu();
-    attention_gpu_open<X>(&scratch, &memory, longer.B, longer.T, longer.NH * longer.HS, longer.NH);
+    attention_gpu_open<X>(&scratch, &memory, sizes_of(&longer));
     const Results alone = run_alone<X>(&s, qkv, dout, gpu), again = run_alone<X>(&s, qkv, dout, gpu);
     const Results fresh = run<X>(&s, qkv, dout, &scratch, gpu);
     run<X>(&longer, ops_floats(3 * outs(&longer)), ops_floats(outs(&longer)), &scratch, gpu);
@@ -400,17 +440,21 @@ static const int simulated = 0;
 static void forward_too_large(const void* gpu) {
     AttentionGpu scratch;
     Memory memory = memory_on_gpu();
-    attention_gpu_open<float>(&scratch, &memory, 1, 1, 129, 1);
-    attention_forward<float>(NULL, NULL, NULL, NULL, 1, 1, 129, 1, &scratch, (const Gpu*)gpu);
+    const AttentionSizes sizes = attention_sizes(1, 1, 1, 1, 129);
+    attention_gpu_open<float>(&scratch, &memory, sizes);
+    attention_forward<float>(NULL, NULL, NULL, NULL, sizes, &scratch, (const Gpu*)gpu);
 }
 
 template <class X> static void test_type(const Gpu* gpu) {
     test_sizes<X>(gpu);
     test_huge_scores<X>(gpu);
-    // the random arrays of the tests behind, whatever these two take
+    // the random arrays of the tests behind, whatever these take
     const uint64_t others = ops_stream_ + 1;
-    test_cached<X>(24, gpu);
-    test_cached<X>(5, gpu);
+    test_cached<X>(2, 2, 24, 0, gpu);
+    test_cached<X>(2, 2, 5, 0, gpu);
+    test_cached<X>(6, 2, 8, 7, gpu);
+    test_cached<X>(3, 1, 24, 140, gpu);
+    test_groups<X>(gpu);
     ops_stream_ = others;
     test_causality<X>(gpu);
     test_scratch<X>(gpu);

@@ -211,7 +211,8 @@ TEST(rates_of_wide_models) {
         Rates_ r = {.C = 85 * HS, .HS = HS};
         rates_set_rows_(&r, 4096, 3 * HS);
         const AttentionSizes sizes = rates_attention_sizes_(&r);
-        EXPECT(sizes.NH >= 1 && sizes.C == sizes.NH * HS && 3 * (size_t)sizes.T * sizes.C <= RATES_ELEMENTS_,
+        EXPECT(sizes.NH >= 1 && sizes.HS == HS &&
+                   (size_t)sizes.T * attention_qkv_size(sizes) <= RATES_ELEMENTS_,
                "heads of size %d: %d of them, %d tokens", HS, sizes.NH, sizes.T);
     }
 }
