@@ -124,12 +124,15 @@ typedef struct {
     const void* context; // context of these tiles
     // memory that `finish` reads, at matmul_bf16_tile_at, to be prefetched; or NULL
     const float* read;
+    // panels of half the columns, with `finish` and a packed right factor: panel p of the first
+    // half, then of the second half, then the next p; 0: panels in their order
+    int paired;
 } MatmulBf16;
 
 // Returns a matmul that sets out (M, N) to left (M, K) right (K, N).
 static inline MatmulBf16 matmul_bf16_of(float* out, MatmulBf16Factor left, MatmulBf16Factor right, int M,
                                         int N, int K) {
-    return (MatmulBf16){out, left, right, M, N, K, GRADIENT_SET, NULL, NULL, NULL, NULL, NULL};
+    return (MatmulBf16){out, left, right, M, N, K, GRADIENT_SET, NULL, NULL, NULL, NULL, NULL, 0};
 }
 
 // Packs a right factor (K, N) into matmul_bf16_pairs(N, K).
@@ -305,16 +308,28 @@ static int matmul_bf16_is_final_(const MatmulBf16* m, const MatmulBf16Slab_* sla
     return !slab->sums || slab->k0 + slab->k >= m->K;
 }
 
+// Returns the number of panel j of a slab in the whole right factor.
+static int matmul_bf16_panel_(const MatmulBf16* m, const MatmulBf16Slab_* slab, int j) {
+    const int panel = slab->j0 / BF16_TILE + j;
+    return m->paired ? panel / 2 + panel % 2 * m->paired : panel;
+}
+
+// Returns panel j of a slab's packed right factor.
+static const uint32_t* matmul_bf16_right_of_(const MatmulBf16* m, const MatmulBf16Slab_* slab, int j) {
+    const int panel = matmul_bf16_panel_(m, slab, j) - slab->j0 / BF16_TILE;
+    return slab->right + (ptrdiff_t)panel * (ptrdiff_t)slab->right_tile;
+}
+
 // Returns tile i of panel j.
 static MatmulBf16Tile matmul_bf16_tile_(const MatmulBf16* m, const MatmulBf16Slab_* slab, float* sums, int i,
                                         int j) {
-    const int row = slab->i0 + i * BF16_TILE, col = slab->j0 + j * BF16_TILE;
+    const int row = slab->i0 + i * BF16_TILE, col = matmul_bf16_panel_(m, slab, j) * BF16_TILE;
     const int is_first = slab->sums || slab->k0 == 0; // out is set to the sums, not added to
     return (MatmulBf16Tile){sums,
                             row,
                             col,
                             int_min(BF16_TILE, slab->i1 - row),
-                            int_min(BF16_TILE, slab->j1 - col),
+                            int_min(BF16_TILE, slab->j1 - slab->j0 - j * BF16_TILE),
                             m->out ? m->out + (size_t)row * m->N + col : NULL,
                             (size_t)m->N,
                             is_first && m->bias ? m->bias + col : NULL,
@@ -396,9 +411,9 @@ static void matmul_bf16_pass_(const MatmulBf16Pass_* pass, const Bf16Kernel* ker
     const int is_begun = k > 0 || (slab->sums && slab->k0 > 0);
     const int is_final = is_last && matmul_bf16_is_final_(pass->m, slab);
     const size_t at = (size_t)(k / BF16_STEP) * BF16_STEP_PAIRS;
-    const uint32_t* right = slab->right + pass->j * slab->right_tile + at;
+    const uint32_t* right = matmul_bf16_right_of_(pass->m, slab, pass->j) + at;
     const uint32_t* next =
-        is_last ? slab->right + (pass->j + 1) * slab->right_tile : right + (size_t)steps * BF16_STEP_PAIRS;
+        is_last ? matmul_bf16_right_of_(pass->m, slab, pass->j + 1) : right + (size_t)steps * BF16_STEP_PAIRS;
     // cache lines prefetched with each step
     const int lines = int_ceil_div(BF16_STEP_PAIRS / BF16_LINE_PAIRS, i1 - i0);
     const int touches = is_final && pass->finish == matmul_bf16_store_;

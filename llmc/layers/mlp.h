@@ -5,8 +5,8 @@ mlp.h -- the MLP of a block on the CPU, with the matmuls of linear.h.
     act (N, F)       = activation of fch (activation.h)
     out (N, C)       = act proj^T + bias
 
-With GELU, matmuls in bf16, and N and F that are multiples of 32, its hidden layer is kept as
-mlp_bf16.h does it.
+With matmuls in bf16, and N and F that are multiples of 32, its hidden layer is kept as mlp_bf16.h
+does it.
 */
 #ifndef LLMC_MLP_H
 #define LLMC_MLP_H
@@ -25,15 +25,23 @@ typedef struct {
 
 static inline int mlp_is_packed_(const Mlp* mlp) {
     const Linear* linear = mlp->linear;
-    return mlp->kind == ACTIVATION_GELU && linear->is_bf16 && !linear->few &&
-           mlp_bf16_fits((size_t)mlp->N, (size_t)mlp->fc.OC);
+    return linear->is_bf16 && !linear->few && mlp_bf16_fits((size_t)mlp->N, (size_t)mlp->proj.C);
 }
 
 static inline MlpBf16 mlp_packed_(const Mlp* mlp) {
     const Weight *fc = &mlp->fc, *proj = &mlp->proj;
-    return (MlpBf16){mlp->N,      fc->C,         fc->OC,       mlp->fch,       (uint32_t*)(void*)mlp->act,
-                     fc->forward, proj->forward, fc->backward, proj->backward, fc->bias,
-                     proj->bias};
+    return (MlpBf16){.kind = mlp->kind,
+                     .N = mlp->N,
+                     .C = fc->C,
+                     .F = proj->C,
+                     .fch = mlp->fch,
+                     .act = (uint32_t*)(void*)mlp->act,
+                     .fcw = fc->forward,
+                     .fcprojw = proj->forward,
+                     .fcw_backward = fc->backward,
+                     .fcprojw_backward = proj->backward,
+                     .fcb = fc->bias,
+                     .fcprojb = proj->bias};
 }
 
 static inline void mlp_activate_(const Mlp* mlp) {
