@@ -19,7 +19,7 @@ The memory bandwidth is the published one, or is computed from the memory's cloc
 #include "llmc/log/log.h"
 #include "llmc/ops/matmul.cuh"
 #include "llmc/gpu/nvml.h"
-#include "llmc/plan/cost.h"
+#include "llmc/layers/layer_cost.h"
 
 // Dense 16-bit TFLOP/s with fp32 sums, and memory bandwidth in TB/s, from the makers' data sheets.
 // TF32 has half the FLOP/s.

@@ -16,7 +16,7 @@ memory_limit.h -- the memory that a run on the CPU may take; memory_limit.cuh is
 #include "llmc/base/limits.h"
 #include "llmc/plan/fit.h"
 #include "llmc/setup/settled.h"
-#include "llmc/plan/cost.h"
+#include "llmc/layers/layer_cost.h"
 
 // Returns the settings that --fit chooses; `model` plans each try.
 static inline Settled memory_choose_cpu(const Settled* s, Comm* comm, const CostRates* rates,

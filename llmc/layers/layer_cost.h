@@ -1,0 +1,229 @@
+/*
+layer_cost.h -- the time that each layer takes in a pass over a micro-batch, from its operations.
+
+    time = sum over operations of max(FLOP / rate, bytes / bandwidth) + a launch each
+
+    cost_X, cost_X_backward    add the operations of layer X, as X does them
+
+Sizes come from the table of parameters and from ModelConfig, FLOP and bytes from the functions
+beside the operations. The activation counts as a pass of its own, even where a GPU fuses it into a
+matmul.
+*/
+#ifndef LLMC_LAYER_COST_H
+#define LLMC_LAYER_COST_H
+
+#include <math.h>
+#include <stddef.h>
+
+#include "llmc/base/enum_words.h"
+#include "llmc/model/freeze.h"
+#include "llmc/model/model.h"
+#include "llmc/ops/activation.h"
+#include "llmc/ops/attention.h"
+#include "llmc/ops/cross_entropy.h"
+#include "llmc/ops/embedding.h"
+#include "llmc/ops/matmul.h"
+#include "llmc/ops/norm.h"
+
+// clang-format off
+// Kinds of operations and their names. The first two have FLOP and bytes, the others up to UPDATE
+// only bytes. LAUNCHES is the time to start operations; plan.h adds MOVES.
+#define COST_WORDS(X) \
+    X(COST_MATMULS, "matmuls") \
+    X(COST_ATTENTION, "attention") \
+    X(COST_NORMS, "norms") \
+    X(COST_GELU, "GELU") \
+    X(COST_CLASSIFIER, "losses") \
+    X(COST_MEMORY, "other passes over memory") \
+    X(COST_UPDATE, "update") \
+    X(COST_LAUNCHES, "launches") \
+    X(COST_MOVES, "offloading")
+// clang-format on
+typedef enum { COST_WORDS(WORDS_VALUE) COST_KINDS } CostKind;
+enum { COST_RATES = COST_LAUNCHES };
+
+// Rates that a device reaches: FLOP/s or bytes/s, by kind.
+typedef struct {
+    double per_s[COST_RATES];
+    double launch_s;
+    char basis[128]; // source of the rates, in words
+} CostRates;
+
+// Time of an update in seconds, by kind.
+typedef struct {
+    double s[COST_KINDS];
+} CostUpdate;
+
+static inline const char* cost_word(CostKind kind) {
+    static const char* const words[] = {COST_WORDS(WORDS_NAME)};
+    return words[kind];
+}
+
+static inline int cost_has_flops(CostKind kind) { return kind <= COST_ATTENTION; }
+
+// A walk over the operations of an update.
+typedef struct {
+    ModelConfig cfg;
+    const Freeze* freeze;
+    const CostRates* rates;
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    double times, N, T;          // micro-batches of an update; tokens of one, and of a sequence
+    double size, gradient_bytes; // bytes of an element
+    // true on a GPU, where residuals and gradients of biases are parts of other operations
+    int is_fused;
+    int l;           // layer of the block that the walk is in
+    CostUpdate* sum; // result so far
+} CostWalk;
+
+// Adds the time of an operation, once per micro-batch.
+static inline void cost_add(const CostWalk* w, CostKind kind, double flops, double bytes) {
+    const CostRates* r = w->rates;
+    const double by_bytes = bytes / r->per_s[cost_has_flops(kind) ? COST_MEMORY : kind];
+    const double by_flops = cost_has_flops(kind) ? flops / r->per_s[kind] : 0;
+    w->sum->s[kind] += w->times * fmax(by_flops, by_bytes);
+    w->sum->s[COST_LAUNCHES] += w->times * r->launch_s;
+}
+
+// ---- linear.h ----
+
+// Adds out = inp weight^T, or the gradient of inp.
+static inline void cost_matmul_(const CostWalk* w, const TensorRow* weight) {
+    const double in = (double)weight->cols, out = (double)weight->rows;
+    cost_add(w, COST_MATMULS, matmul_flops(w->N, in, out), w->size * (w->N * (in + out) + in * out));
+}
+
+// Adds the gradient of a weight. With several micro-batches, it is read, too.
+static inline void cost_gradient_(const CostWalk* w, const TensorRow* weight) {
+    const double in = (double)weight->cols, out = (double)weight->rows;
+    const double touched = (w->times > 1 ? 2 : 1) * in * out * w->gradient_bytes;
+    cost_add(w, COST_MATMULS, matmul_flops(w->N, in, out), w->size * w->N * (in + out) + touched);
+}
+
+// Returns the index of the row of the parameter at this offset in ModelParameters.
+static inline int cost_row_(const CostWalk* w, size_t member) {
+    int i = 0;
+    while (w->rows[i].member != member) {
+        i++;
+    }
+    return i;
+}
+
+// Add both passes of a layer whose weight and bias are at these offsets in ModelParameters.
+static inline void cost_linear_(const CostWalk* w, size_t weight) {
+    cost_matmul_(w, &w->rows[cost_row_(w, weight)]);
+}
+static inline void cost_linear_backward_(const CostWalk* w, size_t weight, size_t bias) {
+    const int i = cost_row_(w, weight);
+    const double out = (double)w->rows[i].rows;
+    cost_matmul_(w, &w->rows[i]);
+    if (freeze_has(w->freeze, i, w->l)) {
+        return;
+    }
+    cost_gradient_(w, &w->rows[i]);
+    if (!w->is_fused && tensor_elements(&w->rows[cost_row_(w, bias)]) > 0) {
+        cost_add(w, COST_MEMORY, 0, w->size * w->N * out);
+    }
+}
+
+// Adds a projection into the residual stream.
+static inline void cost_residual_(const CostWalk* w, size_t weight) {
+    cost_linear_(w, weight);
+    if (!w->is_fused) {
+        cost_add(w, COST_MEMORY, 0, 3 * w->N * w->cfg.C * w->size);
+    }
+}
+
+static inline void cost_embedding(const CostWalk* w) {
+    cost_add(w, COST_MEMORY, 0, embedding_forward_bytes(w->N, w->cfg.C, w->size));
+}
+
+static inline void cost_embedding_backward(const CostWalk* w) {
+    const double ids = fmin(w->N, w->cfg.V);
+    if (!freeze_has(w->freeze, cost_row_(w, offsetof(ModelParameters, wte)), 0)) {
+        cost_add(w, COST_MEMORY, 0,
+                 embedding_backward_bytes(w->N, w->cfg.C, ids, w->size, w->gradient_bytes));
+    }
+}
+
+// ---- norm.h ----
+
+static inline void cost_norm(const CostWalk* w) {
+    cost_add(w, COST_NORMS, 0, norm_forward_bytes(w->N, w->cfg.C, w->size));
+}
+
+static inline void cost_norm_backward(const CostWalk* w) {
+    cost_add(w, COST_NORMS, 0, norm_backward_bytes(w->N, w->cfg.C, w->size, 0));
+}
+
+// ---- self_attention.h, with the projection after it ----
+
+// Returns the sizes of one sequence.
+static inline AttentionSizes cost_attention_sizes_(const CostWalk* w) {
+    const ModelConfig cfg = w->cfg;
+    return attention_sizes(1, (int)w->T, cfg.NH, model_key_heads(cfg), model_head_size(cfg));
+}
+
+// Adds a pass of attention with these FLOP and bytes for a sequence without a window.
+static inline void cost_attention_(const CostWalk* w, double flops, double bytes) {
+    const double B = w->N / w->T, all = model_heads(w->cfg) * w->T,
+                 seen = model_attention_products(w->cfg, w->l, (int)w->T);
+    cost_add(w, COST_ATTENTION, B * flops * (seen / all), B * bytes);
+}
+
+static inline void cost_self_attention(const CostWalk* w) {
+    const AttentionSizes sizes = cost_attention_sizes_(w);
+    cost_linear_(w, offsetof(ModelParameters, qkvw));
+    cost_attention_(w, attention_forward_flops(sizes), attention_forward_bytes(sizes, w->size));
+    cost_residual_(w, offsetof(ModelParameters, attprojw));
+}
+
+static inline void cost_self_attention_backward(const CostWalk* w) {
+    const AttentionSizes sizes = cost_attention_sizes_(w);
+    cost_linear_backward_(w, offsetof(ModelParameters, attprojw), offsetof(ModelParameters, attprojb));
+    cost_attention_(w, attention_backward_flops(sizes), attention_backward_bytes(sizes, w->size));
+    cost_linear_backward_(w, offsetof(ModelParameters, qkvw), offsetof(ModelParameters, qkvb));
+}
+
+// ---- mlp.h ----
+
+static inline ActivationKind cost_activation_(const CostWalk* w) {
+    return model_architecture(w->cfg.arch)->activation;
+}
+
+static inline void cost_mlp_activation(const CostWalk* w) {
+    const double elements = w->N * model_hidden(w->cfg);
+    cost_add(w, COST_GELU, 0, activation_forward_bytes(elements, w->size, cost_activation_(w)));
+}
+
+static inline void cost_mlp_hidden(const CostWalk* w) {
+    cost_linear_(w, offsetof(ModelParameters, fcw));
+    cost_mlp_activation(w);
+}
+
+static inline void cost_mlp(const CostWalk* w) { cost_residual_(w, offsetof(ModelParameters, fcprojw)); }
+
+static inline void cost_mlp_backward(const CostWalk* w) {
+    const double elements = w->N * model_hidden(w->cfg);
+    cost_linear_backward_(w, offsetof(ModelParameters, fcprojw), offsetof(ModelParameters, fcprojb));
+    cost_add(w, COST_GELU, 0, activation_backward_bytes(elements, w->size, cost_activation_(w)));
+    cost_linear_backward_(w, offsetof(ModelParameters, fcw), offsetof(ModelParameters, fcb));
+}
+
+// ---- lm_head.h ----
+
+// Adds both passes of the classifier, `chunk` tokens at a time.
+static inline void cost_lm_head(const CostWalk* w, double chunk) {
+    CostWalk part = *w;
+    const size_t member = w->cfg.has_head ? offsetof(ModelParameters, head) : offsetof(ModelParameters, wte);
+    const TensorRow* weight = &w->rows[cost_row_(w, member)];
+    part.times = w->times * ceil(w->N / chunk);
+    part.N = w->N * w->times / part.times;
+    cost_matmul_(&part, weight);
+    cost_add(&part, COST_CLASSIFIER, 0, cross_entropy_backward_bytes(part.N, w->cfg.Vp, w->size));
+    cost_matmul_(&part, weight);
+    if (!freeze_has_classifier(w->freeze, w->cfg)) {
+        cost_gradient_(&part, weight);
+    }
+}
+
+#endif
