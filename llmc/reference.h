@@ -1,22 +1,25 @@
 /*
-reference.h -- GPT-2 as plain loops from the formulas: the first file to read.
+reference.h -- the model as plain loops from the formulas: the first file to read.
 
 Nothing here is fast: no threads, no vectors, no tiles. Above each operation is its formula, forward
 and backward. The fast versions, llmc/ops/<op>.h for the CPU and llmc/ops/<op>.cuh for the GPU, are
 tested against these loops, and these against finite differences (dev/test/ops/test_reference.c).
 
     B  sequences        T   tokens per sequence         N = B*T  tokens
-    C  channels         NH  heads, of size HS = C/NH
-    L  blocks           V   vocabulary                  Vp       vocabulary with padding
+    C  channels         NH  heads of queries            HS       size of a head, C/NH in GPT-2
+    L  blocks           KV  heads of keys, and values   F        hidden units of the MLP
+    V  vocabulary       Vp  vocabulary with padding
 
     dx  the gradient of the loss with respect to x, of the shape of x
 
 A forward pass sets its outputs. A backward pass ADDS to its gradients, which start at zero: tensors
 that are used twice, such as the residual stream and the token embedding, get a term from each use.
+A tensor that a model does not have is NULL; the comments say what that means.
 
 Real is double, or the type that REFERENCE_REAL names.
 
-GPT-2: Radford et al., "Language models are unsupervised multitask learners", 2019.
+GPT-2: Radford et al., "Language models are unsupervised multitask learners", 2019. Later models
+differ from it in the kinds of their operations: a row of ARCHITECTURES (model.h).
 */
 #ifndef LLMC_REFERENCE_H
 #define LLMC_REFERENCE_H
@@ -213,6 +216,38 @@ static inline void ref_head_norm_backward(Real* dinp, Real* dqweight, Real* dkwe
 // on the distance of their positions.
 //
 // out, inp (B, T, QKV)    frequency (HS / 2), 0 for pairs that do not turn; NULL: none turns
+//
+// The first `dims` columns of a head turn, pair i with the frequency f = base^(-2i / dims). For
+// contexts longer than those of pretraining, a factor scales f down: all (linear), or those whose
+// wavelength 2 pi / f is long (Llama 3)
+//
+//     turns = original_context f / (2 pi)      rise = (turns - low) / (high - low), within 0 and 1
+//     f -> f (rise + (1 - rise) / factor)
+//
+// Frequencies are rounded to fp32, as other programs have them: at high positions this matters.
+
+static inline Real ref_scale_frequency_(Real f, RopeScaling scaling) {
+    const Real turns = scaling.original_context * f / (2 * M_PI), low = scaling.low_freq_factor,
+               high = scaling.high_freq_factor;
+    switch (scaling.kind) {
+    case ROPE_PLAIN:
+        return f;
+    case ROPE_LINEAR:
+        return f / scaling.factor;
+    case ROPE_LLAMA3:
+        break;
+    }
+    const Real rise = fmin(fmax((turns - low) / (high - low), 0), 1);
+    return f * (rise + (1 - rise) / scaling.factor);
+}
+
+static inline void ref_rope_frequencies(Real* frequency, size_t HS, size_t dims, Real base,
+                                        RopeScaling scaling) {
+    for (size_t i = 0; i < HS / 2; i++) {
+        const Real f = pow(base, -2.0 * (Real)i / (Real)dims);
+        frequency[i] = 2 * i < dims ? (float)ref_scale_frequency_(f, scaling) : 0;
+    }
+}
 
 static inline void ref_turn_(Real* out, const Real* inp, const Real* frequency, size_t HS, Real t) {
     for (size_t i = 0; i < HS / 2; i++) {
@@ -514,31 +549,63 @@ typedef struct {
     MODEL_PARAMETERS(REF_MEMBER_)
 } RefParameters;
 
-// clang-format off Activations: name, layers, columns for each of N = B*T tokens. The gradients of
-// the activations are a second such set.
-#define REF_ACTIVATIONS(X)                                                                                   \
-    X(stream, cfg.L + 1,                                                                                     \
-      cfg.C) /* (B, T, C)          the residual stream that enters block l, after the last one too */        \
-    X(ln1, cfg.L, cfg.C)          /* (B, T, C)          */                                                   \
-    X(ln1_mean, cfg.L, 1)         /* (B, T)             */                                                   \
-    X(ln1_rstd, cfg.L, 1)         /* (B, T)             */                                                   \
-    X(qkv, cfg.L, 3 * cfg.C)      /* (B, T, 3, NH, HS)  */                                                   \
-    X(atty, cfg.L, cfg.C)         /* (B, T, NH, HS)     what the heads see */                                \
-    X(att_lse, cfg.L, cfg.NH)     /* (B, NH, T)         */                                                   \
-    X(attproj, cfg.L, cfg.C)      /* (B, T, C)          what attention adds to the stream */                 \
-    X(residual2, cfg.L, cfg.C)    /* (B, T, C)          the stream after attention */                        \
-    X(ln2, cfg.L, cfg.C)          /* (B, T, C)          */                                                   \
-    X(ln2_mean, cfg.L, 1)         /* (B, T)             */                                                   \
-    X(ln2_rstd, cfg.L, 1)         /* (B, T)             */                                                   \
-    X(fch, cfg.L, 4 * cfg.C)      /* (B, T, 4C)         the MLP's hidden layer */                            \
-    X(fch_gelu, cfg.L, 4 * cfg.C) /* (B, T, 4C)         */                                                   \
-    X(fcproj, cfg.L, cfg.C)       /* (B, T, C)          what the MLP adds to the stream */                   \
-    X(lnf, 1, cfg.C)              /* (B, T, C)          */                                                   \
-    X(lnf_mean, 1, 1)             /* (B, T)             */                                                   \
-    X(lnf_rstd, 1, 1)             /* (B, T)             */                                                   \
-    X(logits, 1, cfg.Vp)          /* (B, T, Vp)         */                                                   \
-    X(logits_lse, 1, 1)           /* (B, T)             */                                                   \
-    X(losses, 1, 1)               /* (B, T)             */
+// Sizes of a model, and the numbers in its formulas.
+typedef struct {
+    size_t B, T, N, C, NH, KV, HS, Q, QKV, F, V, Vp;
+    size_t H; // columns of the hidden layer before the activation: F, or 2 F with gates
+    const Architecture* kinds;
+} RefSizes;
+
+static inline RefSizes ref_sizes(ModelConfig cfg, size_t B, size_t T) {
+    const Architecture* kinds = model_architecture(cfg.arch);
+    const size_t NH = (size_t)cfg.NH, KV = (size_t)model_key_heads(cfg), HS = (size_t)model_head_size(cfg),
+                 F = (size_t)model_hidden(cfg);
+    return (RefSizes){B,
+                      T,
+                      B * T,
+                      (size_t)cfg.C,
+                      NH,
+                      KV,
+                      HS,
+                      NH * HS,
+                      (NH + 2 * KV) * HS,
+                      F,
+                      (size_t)cfg.V,
+                      (size_t)cfg.Vp,
+                      (size_t)activation_gates(kinds->activation) * F,
+                      kinds};
+}
+
+// clang-format off
+// Activations: name, layers, columns for each of N = B*T tokens; without columns, the model does
+// not have it. The gradients of the activations are a second such set.
+#define REF_ACTIVATIONS(X)                                                                                    \
+    X(embedded,      1,     s.kinds->has_embedding_norm ? s.C : 0)  /* (B, T, C)   the embedding, if it has a norm */ \
+    X(embedded_rstd, 1,     s.kinds->has_embedding_norm)            /* (B, T)      */                         \
+    X(stream,        L + 1, s.C)   /* (B, T, C)   the residual stream that enters block l, after the last one too */ \
+    X(ln1,           L,     s.C)                                    /* (B, T, C)   */                         \
+    X(ln1_mean,      L,     s.kinds->norm == NORM_LAYER)            /* (B, T)      */                         \
+    X(ln1_rstd,      L,     1)                                      /* (B, T)      */                         \
+    X(qkv,           L,     s.QKV)                                  /* (B, T, QKV) */                         \
+    X(normed,        L,     s.QKV)                                  /* (B, T, QKV) after the norm of heads */ \
+    X(qk_rstd,       L,     s.kinds->heads == HEADS_PLAIN ? 0 : s.NH + s.KV) /* (B, T, NH + KV) */            \
+    X(turned,        L,     s.QKV)                                  /* (B, T, QKV) after the rotation */      \
+    X(atty,          L,     s.Q)                                    /* (B, T, NH, HS)  what the heads see */  \
+    X(att_lse,       L,     s.NH)                                   /* (B, NH, T)  */                         \
+    X(attproj,       L,     s.C)                                    /* (B, T, C)   what attention adds to the stream */ \
+    X(residual2,     L,     s.C)                                    /* (B, T, C)   the stream after attention */ \
+    X(ln2,           L,     s.C)                                    /* (B, T, C)   */                         \
+    X(ln2_mean,      L,     s.kinds->norm == NORM_LAYER)            /* (B, T)      */                         \
+    X(ln2_rstd,      L,     1)                                      /* (B, T)      */                         \
+    X(fch,           L,     s.H)                                    /* (B, T, H)   the MLP's hidden layer */  \
+    X(fch_act,       L,     s.F)                                    /* (B, T, F)   */                         \
+    X(fcproj,        L,     s.C)                                    /* (B, T, C)   what the MLP adds to the stream */ \
+    X(lnf,           1,     s.C)                                    /* (B, T, C)   */                         \
+    X(lnf_mean,      1,     s.kinds->norm == NORM_LAYER)            /* (B, T)      */                         \
+    X(lnf_rstd,      1,     1)                                      /* (B, T)      */                         \
+    X(logits,        1,     s.Vp)                                   /* (B, T, Vp)  */                         \
+    X(logits_lse,    1,     1)                                      /* (B, T)      */                         \
+    X(losses,        1,     1)                                      /* (B, T)      */
 // clang-format on
 
 typedef struct {
@@ -548,7 +615,9 @@ typedef struct {
 
 typedef struct {
     ModelConfig cfg;
-    size_t B, T;
+    RefSizes sizes;
+    Real eps, softcap, z_loss;            // of norms; of the classifier
+    Real* frequency;                      // (HS / 2) of rotary positions, or NULL
     TensorRow rows[MODEL_PARAMETER_ROWS]; // layout of the tensors of params and grads
     size_t parameter_bytes, activation_bytes;
     Real *params, *grads, *acts, *dacts;
@@ -560,7 +629,9 @@ static inline RefParameters ref_parameters_(const RefModel* m, Real* memory, int
     RefParameters p;
     const TensorRow* row = m->rows;
 // for each row of the table: p.wte = its address, then the next row
-#define REF_TENSOR_(name, ...) p.name = (Real*)tensor_at_layer(row++, memory, l);
+#define REF_TENSOR_(name, ...)                                                                               \
+    p.name = row->layers > 0 ? (Real*)tensor_at_layer(row, memory, l) : NULL;                                \
+    row++;
     MODEL_PARAMETERS(REF_TENSOR_)
 #undef REF_TENSOR_
     return p;
@@ -568,26 +639,41 @@ static inline RefParameters ref_parameters_(const RefModel* m, Real* memory, int
 
 // Returns the tensors of layer l in acts or dacts.
 static inline RefActivations ref_activations_(const RefModel* m, Real* memory, int l) {
-    const ModelConfig cfg = m->cfg;
-    const size_t N = m->B * m->T;
+    const RefSizes s = m->sizes;
+    const size_t L = (size_t)m->cfg.L;
     RefActivations a;
-// for each activation: a.encoded = its address at layer l; then `memory` moves past all its layers
+// for each activation: a.stream = its address at layer l; then `memory` moves past all its layers
 #define REF_TENSOR_(name, layers, cols)                                                                      \
-    a.name = memory + ((layers) == 1 ? 0 : (size_t)l * N * (size_t)(cols));                                  \
-    memory += (size_t)(layers)*N * (size_t)(cols);
+    a.name = (cols) ? memory + ((layers) == 1 ? 0 : (size_t)l * s.N * (size_t)(cols)) : NULL;                \
+    memory += (size_t)(layers)*s.N * (size_t)(cols);
     REF_ACTIVATIONS(REF_TENSOR_)
 #undef REF_TENSOR_
     return a;
 }
 
-// Opens a model whose parameters are zero.
+static inline Real* ref_frequencies_(ModelConfig cfg) {
+    const size_t HS = (size_t)model_head_size(cfg);
+    if (model_architecture(cfg.arch)->positions == POSITIONS_LEARNED) {
+        return NULL;
+    }
+    Real* frequency = (Real*)check_alloc(HS / 2, sizeof(Real), "reference: frequencies");
+    ref_rope_frequencies(frequency, HS, (size_t)model_rope_dims(cfg), model_rope_base(cfg), cfg.scaling);
+    return frequency;
+}
+
+// Opens a model whose parameters are zero. The caller may change eps and z_loss.
 static inline void ref_model_open(RefModel* m, ModelConfig cfg, size_t B, size_t T) {
+    const RefSizes s = ref_sizes(cfg, B, T);
+    const size_t L = (size_t)cfg.L;
 #define REF_COUNT_(name, layers, cols) +(size_t)(layers) * (size_t)(cols)
     m->cfg = cfg;
-    m->B = B;
-    m->T = T;
+    m->sizes = s;
+    m->eps = model_norm_eps(cfg);
+    m->softcap = cfg.softcap;
+    m->z_loss = 0;
+    m->frequency = ref_frequencies_(cfg);
     m->parameter_bytes = model_parameter_rows_of(m->rows, cfg, sizeof(Real));
-    m->activation_bytes = B * T * (0 REF_ACTIVATIONS(REF_COUNT_)) * sizeof(Real);
+    m->activation_bytes = s.N * (0 REF_ACTIVATIONS(REF_COUNT_)) * sizeof(Real);
     m->params = (Real*)check_alloc(m->parameter_bytes, 1, "reference: parameters");
     m->grads = (Real*)check_alloc(m->parameter_bytes, 1, "reference: gradients");
     m->acts = (Real*)check_alloc(m->activation_bytes, 1, "reference: activations");
@@ -600,84 +686,106 @@ static inline void ref_model_close(RefModel* m) {
     free(m->acts);
     free(m->grads);
     free(m->params);
+    free(m->frequency);
 }
 
 // Computes block l. With the residual stream x, and weights of its own in each product:
 //
-//     y = layernorm(x)                 y = layernorm(x)
+//     y = norm(x)                      y = norm(x)
 //     qkv = y W^T + b                  h = y W^T + b
-//     y = attention(qkv)               y = gelu(h)
+//     y = attention(turn(norm(qkv)))   y = activation(h)
 //     x = x + y W^T + b                x = x + y W^T + b
 static inline void ref_block_forward_(RefModel* m, int l, const int* starts) {
-    const size_t B = m->B, T = m->T, N = B * T, C = (size_t)m->cfg.C, NH = (size_t)m->cfg.NH;
+    const RefSizes s = m->sizes;
+    const size_t N = s.N, C = s.C, window = (size_t)model_window(m->cfg, l);
     const RefParameters p = ref_parameters_(m, m->params, l);
     const RefActivations a = ref_activations_(m, m->acts, l), next = ref_activations_(m, m->acts, l + 1);
-    ref_norm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, a.stream, p.ln1w, p.ln1b, 1e-5, N, C);
-    ref_linear_forward(a.qkv, a.ln1, p.qkvw, p.qkvb, N, C, 3 * C);
-    ref_attention_forward(a.atty, a.att_lse, a.qkv, starts, 0, B, T, NH, NH, C / NH);
-    ref_linear_forward(a.attproj, a.atty, p.attprojw, p.attprojb, N, C, C);
+    ref_norm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, a.stream, p.ln1w, p.ln1b, m->eps, N, C);
+    ref_linear_forward(a.qkv, a.ln1, p.qkvw, p.qkvb, N, C, s.QKV);
+    ref_head_norm_forward(a.normed, a.qk_rstd, a.qkv, p.qnormw, p.knormw, m->eps, N, s.NH, s.KV, s.HS);
+    ref_rope_forward(a.turned, a.normed, m->frequency, s.B, s.T, s.NH, s.KV, s.HS);
+    ref_attention_forward(a.atty, a.att_lse, a.turned, starts, window, s.B, s.T, s.NH, s.KV, s.HS);
+    ref_linear_forward(a.attproj, a.atty, p.attprojw, p.attprojb, N, s.Q, C);
     ref_residual_forward(a.residual2, a.stream, a.attproj, N * C);
-    ref_norm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, p.ln2w, p.ln2b, 1e-5, N, C);
-    ref_linear_forward(a.fch, a.ln2, p.fcw, p.fcb, N, C, 4 * C);
-    ref_activation_forward(a.fch_gelu, a.fch, N, 4 * C, ACTIVATION_GELU);
-    ref_linear_forward(a.fcproj, a.fch_gelu, p.fcprojw, p.fcprojb, N, 4 * C, C);
+    ref_norm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, p.ln2w, p.ln2b, m->eps, N, C);
+    ref_linear_forward(a.fch, a.ln2, p.fcw, p.fcb, N, C, s.H);
+    ref_activation_forward(a.fch_act, a.fch, N, s.F, s.kinds->activation);
+    ref_linear_forward(a.fcproj, a.fch_act, p.fcprojw, p.fcprojb, N, s.F, C);
     ref_residual_forward(next.stream, a.residual2, a.fcproj, N * C);
 }
 
 // Goes through the same steps backward; da, dp: gradients.
 static inline void ref_block_backward_(RefModel* m, int l, const int* starts) {
-    const size_t B = m->B, T = m->T, N = B * T, C = (size_t)m->cfg.C, NH = (size_t)m->cfg.NH;
+    const RefSizes s = m->sizes;
+    const size_t N = s.N, C = s.C, window = (size_t)model_window(m->cfg, l);
     const RefParameters p = ref_parameters_(m, m->params, l), dp = ref_parameters_(m, m->grads, l);
     const RefActivations a = ref_activations_(m, m->acts, l);
     const RefActivations da = ref_activations_(m, m->dacts, l), dnext = ref_activations_(m, m->dacts, l + 1);
     ref_residual_backward(da.residual2, da.fcproj, dnext.stream, N * C);
-    ref_linear_backward(da.fch_gelu, dp.fcprojw, dp.fcprojb, da.fcproj, a.fch_gelu, p.fcprojw, N, 4 * C, C);
-    ref_activation_backward(da.fch, da.fch_gelu, a.fch, N, 4 * C, ACTIVATION_GELU);
-    ref_linear_backward(da.ln2, dp.fcw, dp.fcb, da.fch, a.ln2, p.fcw, N, C, 4 * C);
+    ref_linear_backward(da.fch_act, dp.fcprojw, dp.fcprojb, da.fcproj, a.fch_act, p.fcprojw, N, s.F, C);
+    ref_activation_backward(da.fch, da.fch_act, a.fch, N, s.F, s.kinds->activation);
+    ref_linear_backward(da.ln2, dp.fcw, dp.fcb, da.fch, a.ln2, p.fcw, N, C, s.H);
     ref_norm_backward(da.residual2, dp.ln2w, dp.ln2b, da.ln2, a.residual2, p.ln2w, a.ln2_mean, a.ln2_rstd, N,
                       C);
     ref_residual_backward(da.stream, da.attproj, da.residual2, N * C);
-    ref_linear_backward(da.atty, dp.attprojw, dp.attprojb, da.attproj, a.atty, p.attprojw, N, C, C);
-    ref_attention_backward(da.qkv, da.atty, a.qkv, a.atty, a.att_lse, starts, 0, B, T, NH, NH, C / NH);
-    ref_linear_backward(da.ln1, dp.qkvw, dp.qkvb, da.qkv, a.ln1, p.qkvw, N, C, 3 * C);
+    ref_linear_backward(da.atty, dp.attprojw, dp.attprojb, da.attproj, a.atty, p.attprojw, N, s.Q, C);
+    ref_attention_backward(da.turned, da.atty, a.turned, a.atty, a.att_lse, starts, window, s.B, s.T, s.NH,
+                           s.KV, s.HS);
+    ref_rope_backward(da.normed, da.turned, m->frequency, s.B, s.T, s.NH, s.KV, s.HS);
+    ref_head_norm_backward(da.qkv, dp.qnormw, dp.knormw, da.normed, a.qkv, p.qnormw, p.knormw, a.qk_rstd, N,
+                           s.NH, s.KV, s.HS);
+    ref_linear_backward(da.ln1, dp.qkvw, dp.qkvb, da.qkv, a.ln1, p.qkvw, N, C, s.QKV);
     ref_norm_backward(da.stream, dp.ln1w, dp.ln1b, da.ln1, a.stream, p.ln1w, a.ln1_mean, a.ln1_rstd, N, C);
 }
 
-// Returns the loss: the mean over the targets. tokens, targets, starts (B, T); starts may be NULL.
+// Returns the loss: the mean over the targets, without the z-loss. tokens, targets, starts (B, T);
+// starts may be NULL.
 static inline Real ref_model_forward(RefModel* m, const int* tokens, const int* targets, const int* starts) {
-    const size_t N = m->B * m->T, C = (size_t)m->cfg.C, V = (size_t)m->cfg.V, Vp = (size_t)m->cfg.Vp;
+    const RefSizes s = m->sizes;
     const RefParameters p = ref_parameters_(m, m->params, 0);
     const RefActivations first = ref_activations_(m, m->acts, 0), a = ref_activations_(m, m->acts, m->cfg.L);
-    ref_embedding_forward(first.stream, tokens, p.wte, p.wpe, m->B, m->T, C);
+    Real* embedded = a.embedded ? a.embedded : first.stream;
+    ref_embedding_forward(embedded, tokens, p.wte, p.wpe, s.B, s.T, s.C);
+    if (a.embedded) {
+        ref_norm_forward(first.stream, NULL, a.embedded_rstd, a.embedded, NULL, NULL, m->eps, s.N, s.C);
+    }
     for (int l = 0; l < m->cfg.L; l++) {
         ref_block_forward_(m, l, starts);
     }
-    ref_norm_forward(a.lnf, a.lnf_mean, a.lnf_rstd, a.stream, p.lnfw, p.lnfb, 1e-5, N, C);
-    ref_linear_forward(a.logits, a.lnf, p.wte, NULL, N, C, Vp);
-    ref_classifier_forward(a.losses, a.logits_lse, a.logits, targets, 0, N, V, Vp);
+    ref_norm_forward(a.lnf, a.lnf_mean, a.lnf_rstd, a.stream, p.lnfw, p.lnfb, m->eps, s.N, s.C);
+    ref_linear_forward(a.logits, a.lnf, p.head ? p.head : p.wte, NULL, s.N, s.C, s.Vp);
+    ref_classifier_forward(a.losses, a.logits_lse, a.logits, targets, m->softcap, s.N, s.V, s.Vp);
     Real sum = 0;
-    for (size_t n = 0; n < N; n++) {
+    for (size_t n = 0; n < s.N; n++) {
         sum += a.losses[n];
     }
-    return sum / targets_count(targets, (int)N);
+    return sum / targets_count(targets, (int)s.N);
 }
 
-// Sets the gradients of the loss, after the forward pass on the same batch.
+// Sets the gradients of the loss and the z-loss, after the forward pass on the same batch.
 static inline void ref_model_backward(RefModel* m, const int* tokens, const int* targets, const int* starts) {
-    const size_t N = m->B * m->T, C = (size_t)m->cfg.C, V = (size_t)m->cfg.V, Vp = (size_t)m->cfg.Vp;
+    const RefSizes s = m->sizes;
     const RefParameters p = ref_parameters_(m, m->params, 0), dp = ref_parameters_(m, m->grads, 0);
     const RefActivations a = ref_activations_(m, m->acts, m->cfg.L),
-                         da = ref_activations_(m, m->dacts, m->cfg.L);
-    const Real dloss = (Real)1 / targets_count(targets, (int)N);
+                         da = ref_activations_(m, m->dacts, m->cfg.L),
+                         dfirst = ref_activations_(m, m->dacts, 0);
+    const Real dloss = (Real)1 / targets_count(targets, (int)s.N);
     memset(m->grads, 0, m->parameter_bytes);
     memset(m->dacts, 0, m->activation_bytes);
-    ref_classifier_backward(da.logits, a.logits, a.logits_lse, targets, dloss, 0, 0, N, V, Vp);
-    ref_linear_backward(da.lnf, dp.wte, NULL, da.logits, a.lnf, p.wte, N, C, Vp);
-    ref_norm_backward(da.stream, dp.lnfw, dp.lnfb, da.lnf, a.stream, p.lnfw, a.lnf_mean, a.lnf_rstd, N, C);
+    ref_classifier_backward(da.logits, a.logits, a.logits_lse, targets, dloss, m->softcap, m->z_loss, s.N,
+                            s.V, s.Vp);
+    ref_linear_backward(da.lnf, p.head ? dp.head : dp.wte, NULL, da.logits, a.lnf, p.head ? p.head : p.wte,
+                        s.N, s.C, s.Vp);
+    ref_norm_backward(da.stream, dp.lnfw, dp.lnfb, da.lnf, a.stream, p.lnfw, a.lnf_mean, a.lnf_rstd, s.N,
+                      s.C);
     for (int l = m->cfg.L - 1; l >= 0; l--) {
         ref_block_backward_(m, l, starts);
     }
-    ref_embedding_backward(dp.wte, dp.wpe, ref_activations_(m, m->dacts, 0).stream, tokens, m->B, m->T, C);
+    if (a.embedded) {
+        ref_norm_backward(da.embedded, NULL, NULL, dfirst.stream, a.embedded, NULL, NULL, a.embedded_rstd,
+                          s.N, s.C);
+    }
+    ref_embedding_backward(dp.wte, dp.wpe, a.embedded ? da.embedded : dfirst.stream, tokens, s.B, s.T, s.C);
 }
 
 #endif

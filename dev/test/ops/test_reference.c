@@ -206,20 +206,30 @@ TEST(rope) {
 // -------------------------------------------------------------------------------------------------
 // The model
 
+// The loss that training minimizes.
 static double model_loss(const void* model) {
-    return ref_model_forward((RefModel*)model, tokens, targets, starts);
+    RefModel* m = (RefModel*)model;
+    const double loss = ref_model_forward(m, tokens, targets, starts);
+    const RefActivations a = ref_activations_(m, m->acts, m->cfg.L);
+    double squares = 0;
+    for (int n = 0; n < N; n++) {
+        squares += targets[n] == NO_TARGET ? 0 : a.logits_lse[n] * a.logits_lse[n];
+    }
+    return loss + m->z_loss * squares / targets_count(targets, N);
 }
 
 // Two blocks, more positions than tokens, documents, targets that do not count. A second pass sets
 // the same gradients.
-TEST(model) {
-    const ModelConfig cfg = {T + 2, V, Vp, 2, NH, C, SHARE_OFF};
+static void test_model(ModelConfig cfg, double z_loss) {
     RefModel model;
     ref_model_open(&model, cfg, B, T);
+    model.z_loss = z_loss;
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         const size_t n = tensor_layer_elements(&model.rows[i]);
         for (int l = 0; l < model.rows[i].layers; l++) {
-            memcpy(tensor_at_layer(&model.rows[i], model.params, l), doubles(n), n * sizeof(Real));
+            // small: scores and logits are smooth over the steps of the differences
+            memcpy(tensor_at_layer(&model.rows[i], model.params, l), ops_widen(ops_normal(n, 0.5f), n),
+                   n * sizeof(Real));
         }
     }
     for (int pass = 0; pass < 2; pass++) {
@@ -234,7 +244,136 @@ TEST(model) {
         }
     }
     ref_model_close(&model);
-    ops_close("model");
+    ops_close(model_architecture(cfg.arch)->word);
+}
+
+TEST(model) {
+    for (Arch arch = ARCH_GPT2; arch < ARCH_COUNT; arch++) {
+        ModelConfig cfg = {T + 2, V, Vp, 2, NH, C, SHARE_OFF};
+        if (arch != ARCH_GPT2) { // wide heads, one of keys, a window in layer 0
+            cfg.arch = arch, cfg.KV = 1, cfg.HS = 4;
+            cfg.F = 5;
+            cfg.has_head = arch != ARCH_LLAMA;
+            cfg.window = 2, cfg.windows[0] = 1;
+            cfg.softcap = arch == ARCH_NANOCHAT ? 3 : 0;
+        }
+        test_model(cfg, arch == ARCH_NANOCHAT ? 0.01 : 0);
+    }
+}
+
+// ---- numbers of another implementation: PyTorch in float64, by automatic differentiation ----
+
+// Element i of layer l of a parameter is a fraction, the same for everybody.
+static void set_parameter(const RefModel* model, const char* name, int r, int is_norm) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        const TensorRow* row = &model->rows[i];
+        for (int l = 0; l < row->layers && strcmp(row->name, name) == 0; l++) {
+            Real* x = (Real*)tensor_at_layer(row, model->params, l);
+            for (size_t e = 0; e < tensor_layer_elements(row); e++) {
+                const size_t u = (7919 * e + 104729 * (size_t)r + 1299709 * (size_t)l + 17) % 2003;
+                x[e] = ((double)u / 2003 - 0.5) / 2 + is_norm;
+            }
+        }
+    }
+}
+
+static void set_parameters(const RefModel* model) {
+    static const struct {
+        const char* name;
+        int number, is_norm;
+    } of[] = {{"wte", 0, 0},      {"wpe", 1, 0},    {"ln1w", 2, 1},   {"ln1b", 3, 0},     {"qkvw", 4, 0},
+              {"qkvb", 5, 0},     {"qnormw", 6, 1}, {"knormw", 7, 1}, {"attprojw", 8, 0}, {"attprojb", 9, 0},
+              {"ln2w", 10, 1},    {"ln2b", 11, 0},  {"fcw", 14, 0},   {"fcb", 15, 0},     {"fcprojw", 16, 0},
+              {"fcprojb", 17, 0}, {"lnfw", 20, 1},  {"lnfb", 21, 0},  {"head", 22, 0}};
+    enum { COUNT = sizeof(of) / sizeof(of[0]) };
+    EXPECT((int)COUNT == (int)MODEL_PARAMETER_ROWS, "a parameter without a number");
+    for (int i = 0; i < (int)COUNT; i++) {
+        set_parameter(model, of[i].name, of[i].number, of[i].is_norm);
+    }
+}
+
+// Returns the norm of the gradient of a parameter; NULL: of all.
+static double gradient_norm_of(const RefModel* model, const char* name) {
+    double squares = 0;
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        const TensorRow* row = &model->rows[i];
+        for (int l = 0; l < row->layers && (!name || strcmp(row->name, name) == 0); l++) {
+            const double norm =
+                ref_gradient_norm((Real*)tensor_at_layer(row, model->grads, l), tensor_layer_elements(row));
+            squares += norm * norm;
+        }
+    }
+    return sqrt(squares);
+}
+
+typedef struct {
+    const char* name;
+    Arch arch;
+    int is_tied, window, windows;
+    float softcap;
+    double loss, all, qkvw, fcw;
+} Numbers;
+
+static void test_numbers(const Numbers* of) {
+    enum { SEQUENCES = 2, LENGTH = 13, WORDS = 61 };
+    ModelConfig cfg = {32, WORDS, WORDS, 2, 4, 24, SHARE_OFF};
+    if (of->arch != ARCH_GPT2) {
+        cfg.arch = of->arch, cfg.KV = 2, cfg.HS = 8, cfg.F = 40, cfg.has_head = !of->is_tied;
+        cfg.window = of->window, cfg.windows[0] = (uint8_t)of->windows, cfg.softcap = of->softcap;
+    }
+    int inputs[SEQUENCES * LENGTH], wanted[SEQUENCES * LENGTH];
+    for (int n = 0; n < SEQUENCES * LENGTH; n++) {
+        inputs[n] = (7 * n + 3) % WORDS, wanted[n] = (5 * n + 1) % WORDS;
+    }
+    RefModel model;
+    ref_model_open(&model, cfg, SEQUENCES, LENGTH);
+    model.eps = 1e-5; // in fp32 it is another number
+    set_parameters(&model);
+    EXPECT_NEAR(ref_model_forward(&model, inputs, wanted, NULL), of->loss, 1e-11, "loss of %s", of->name);
+    ref_model_backward(&model, inputs, wanted, NULL);
+    // ten digits behind the point
+    EXPECT_NEAR(gradient_norm_of(&model, NULL), of->all, 1e-10, "gradients of %s", of->name);
+    EXPECT_NEAR(gradient_norm_of(&model, "qkvw"), of->qkvw, 1e-10, "dqkvw of %s", of->name);
+    EXPECT_NEAR(gradient_norm_of(&model, "fcw"), of->fcw, 1e-10, "dfcw of %s", of->name);
+    ref_model_close(&model);
+}
+
+TEST(numbers) {
+    // clang-format off
+    static const Numbers all[] = {
+        {"gpt2",          ARCH_GPT2,     1, 0, 0, 0,  4.290830375500, 1.6933245341, 0.5965374894, 0.5581727707},
+        {"llama",         ARCH_LLAMA,    0, 0, 0, 0,  4.363795163635, 2.2202719515, 1.1102960374, 0.5131512371},
+        {"llama, tied",   ARCH_LLAMA,    1, 0, 0, 0,  4.809518486133, 2.4266498360, 0.9606594184, 0.5993502472},
+        {"mistral",       ARCH_MISTRAL,  0, 5, 3, 0,  4.346565661162, 2.2485112093, 1.1397423848, 0.5152394519},
+        {"qwen2",         ARCH_QWEN2,    0, 0, 0, 0,  4.363879275304, 2.3873923255, 1.2289670304, 0.4983649979},
+        {"qwen3",         ARCH_QWEN3,    0, 0, 0, 0,  4.420367283364, 2.1661770373, 0.8671731297, 0.5478425286},
+        {"qwen3, window", ARCH_QWEN3,    0, 4, 1, 0,  4.513625054053, 2.1476788194, 0.9695827869, 0.5627402368},
+        {"arcee",         ARCH_ARCEE,    0, 0, 0, 0,  4.426125700856, 2.4653273005, 1.2526759040, 0.6072004806},
+        {"nanochat",      ARCH_NANOCHAT, 0, 0, 0, 15, 4.641563986912, 1.8199061655, 0.3232428814, 0.5654724936}};
+    // clang-format on
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
+        test_numbers(&all[i]);
+    }
+}
+
+// Llama 3 with a context of 256: these frequencies turn 40, 4.1, 0.4 and 0.04 times. Between 1 and
+// 4 they are mixed.
+TEST(frequencies) {
+    double plain[4], linear[4], llama[4], partial[4];
+    ref_rope_frequencies(plain, 8, 8, 10000, (RopeScaling){ROPE_PLAIN, 0, 0, 0, 0});
+    ref_rope_frequencies(linear, 8, 8, 10000, (RopeScaling){ROPE_LINEAR, 4, 0, 0, 0});
+    ref_rope_frequencies(llama, 8, 8, 10000, (RopeScaling){ROPE_LLAMA3, 8, 1, 4, 256});
+    ref_rope_frequencies(partial, 8, 4, 10000, (RopeScaling){ROPE_PLAIN, 0, 0, 0, 0});
+    for (int i = 0; i < 4; i++) {
+        EXPECT_NEAR(plain[i], pow(0.1, i), 6e-8 * plain[i], "plain %d", i);
+        EXPECT_NEAR(linear[i], pow(0.1, i) / 4, 6e-8 * linear[i], "linear %d", i);
+        EXPECT_NEAR(llama[i], i < 2 ? plain[i] : plain[i] / 8, 6e-8 * llama[i], "Llama 3 %d", i);
+    }
+    ref_rope_frequencies(llama, 2, 2, 1, (RopeScaling){ROPE_LLAMA3, 8, 1, 4, 16});
+    const double rise = (16 / (2 * M_PI) - 1) / 3;
+    EXPECT_NEAR(llama[0], rise + (1 - rise) / 8, 1e-7, "mixed");
+    EXPECT(partial[0] == 1 && partial[2] == 0 && partial[3] == 0, "half of a head turns");
+    EXPECT_NEAR(partial[1], 0.01, 1e-9, "the second pair of half a head");
 }
 
 // -------------------------------------------------------------------------------------------------
