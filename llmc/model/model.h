@@ -289,8 +289,7 @@ static inline ModelWidths model_widths(ModelConfig cfg) {
     w.qkv_bias = kinds->biases == BIASES_NONE ? 0 : w.QKV;
     w.bias = has_biases ? cfg.C : 0;
     w.hidden_bias = has_biases ? G * F : 0;
-    w.query_norm = heads == HEADS_NORM ? HS : heads == HEADS_ROW_NORM ? Q : 0;
-    w.key_norm = heads == HEADS_NORM ? HS : heads == HEADS_ROW_NORM ? K : 0;
+    w.query_norm = w.key_norm = heads == HEADS_NORM ? HS : 0;
     w.head = cfg.has_head ? cfg.Vp : 0;
     w.mean = is_layer;
     w.embedding_rstd = kinds->has_embedding_norm;

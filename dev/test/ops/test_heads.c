@@ -1,0 +1,153 @@
+// test_heads.c -- norms and positions of queries and keys: both passes against plain loops in
+// double, at awkward sizes; positions that are given; the same bits for any number of threads.
+#include "llmc/ops/heads.h"
+#include "llmc/reference.h"
+#include "dev/test/lib/ops.h"
+
+enum { DIMS_ALL = 0 }; // all channels of a head turn
+
+static const float EPS = 1e-6f;
+
+// Inputs, and the results of the code under test.
+typedef struct {
+    Heads heads;
+    float *qkv, *dqkv, *dqnormw, *dknormw;
+} Run;
+
+static size_t rows(AttentionSizes s) { return (size_t)s.B * s.T; }
+
+// Runs both passes on copies of x and dout. Gradients of weights are set, or added to 1.
+static Run run(HeadsKind kind, AttentionSizes sizes, Rope rope, const float* x, const float* dout,
+               const float* weights, GradientMode mode) {
+    const int HS = sizes.HS, count = sizes.NH + sizes.KV;
+    const size_t n = rows(sizes) * attention_qkv_size(sizes);
+    Run r = {.heads = {.kind = kind, .eps = EPS, .sizes = sizes, .rope = rope},
+             .qkv = ops_copy(x, n),
+             .dqkv = ops_copy(dout, n),
+             .dqnormw = ops_floats(HS),
+             .dknormw = ops_floats(HS)};
+    if (kind == HEADS_NORM) {
+        r.heads.qnormw = weights;
+        r.heads.knormw = weights + HS;
+        r.heads.raw = ops_floats(rows(sizes) * heads_columns(sizes));
+    } else if (kind == HEADS_UNIT_NORM) {
+        r.heads.rstd = ops_floats(rows(sizes) * count);
+    }
+    for (int c = 0; c < HS && mode == GRADIENT_ADD; c++) {
+        r.dqnormw[c] = r.dknormw[c] = 1;
+    }
+    const HeadsGradients d = {r.dqnormw, r.dknormw, mode, ops_floats((size_t)sizes.B * count * HS)};
+    heads_forward_cpu(r.qkv, &r.heads);
+    heads_backward_cpu(r.dqkv, &d, r.qkv, &r.heads);
+    return r;
+}
+
+// Checks both passes against the loops of reference.h: the norm, then the turn. Sums of HS, or of
+// all tokens and heads, err by some epsilon of their terms.
+static void check(HeadsKind kind, AttentionSizes s, int dims, int turns, GradientMode mode) {
+    const int B = s.B, T = s.T, NH = s.NH, KV = s.KV, HS = s.HS, turned = dims == DIMS_ALL ? HS : dims;
+    const size_t N = rows(s), n = N * attention_qkv_size(s);
+    const RopeSettings settings = {T, HS, turned, 1e4f, {ROPE_PLAIN, 0, 0, 0, 0}};
+    Rope rope = {NULL, HS};
+    Memory memory = memory_on_host();
+    if (turns) {
+        rope_open(&rope, &memory, settings);
+    }
+    float *x = ops_normal(n, 2), *dout = ops_normal(n, 1), *weights = ops_normal(2 * HS, 1);
+    const Run r = run(kind, s, rope, x, dout, weights, mode);
+    double *frequency = ops_doubles(HS), *normed = ops_doubles(n), *out = ops_doubles(n),
+           *dn = ops_doubles(n), *dx = ops_doubles(n), *dweights = ops_doubles(2 * HS);
+    double *rstd = kind == HEADS_PLAIN ? NULL : ops_doubles(N * (NH + KV)), *wide = ops_widen(x, n),
+           *q = kind == HEADS_NORM ? ops_widen(weights, 2 * HS) : NULL, *k = q ? q + HS : NULL;
+    for (int i = 0; i < turned / 2; i++) {
+        frequency[i] = rope_frequency(settings.scaling, settings.base, turned, i);
+    }
+    ref_head_norm_forward(normed, rstd, wide, q, k, EPS, N, NH, KV, HS);
+    ref_rope_forward(out, normed, turns ? frequency : NULL, B, T, NH, KV, HS);
+    ref_rope_backward(dn, ops_widen(dout, n), turns ? frequency : NULL, B, T, NH, KV, HS);
+    ref_head_norm_backward(dx, q ? dweights : NULL, q ? dweights + HS : NULL, dn, wide, q, k, rstd, N, NH, KV,
+                           HS);
+    EXPECT_NEAR(ops_error(r.qkv, out, NULL, n), 0, 8, "out of kind %d, %d x %d x %d/%d x %d", kind, B, T, NH,
+                KV, HS);
+    EXPECT_NEAR(ops_error(r.dqkv, dx, NULL, n), 0, 16, "dx of kind %d, %d x %d x %d/%d x %d", kind, B, T, NH,
+                KV, HS);
+    const double sums = 16 + 2 * sqrt((double)N * NH);
+    for (int i = 0; i < 2 && q; i++) {
+        for (int c = 0; c < HS; c++) {
+            dweights[i * HS + c] += mode == GRADIENT_ADD;
+        }
+        EXPECT_NEAR(ops_error(i ? r.dknormw : r.dqnormw, dweights + i * HS, NULL, HS), 0, sums,
+                    "dweight %d, %d x %d x %d/%d x %d", i, B, T, NH, KV, HS);
+    }
+    memory_close(&memory);
+    ops_close("heads");
+}
+
+TEST(heads) {
+    const int HS[] = {8, 32, 48, 64, 80, 128, 2}, T[] = {1, 31, 33}, groups[][2] = {{4, 1}, {6, 2}, {3, 3}};
+    for (int i = 0; i < 21; i++) {
+        const AttentionSizes s =
+            attention_sizes(1 + i % 2, T[i % 3], groups[i / 7][0], groups[i / 7][1], HS[i % 7]);
+        const GradientMode mode = i % 2 ? GRADIENT_ADD : GRADIENT_SET;
+        check(HEADS_PLAIN, s, DIMS_ALL, 1, mode);
+        check(HEADS_PLAIN, s, s.HS / 4 * 2, 1, mode);
+        check(HEADS_NORM, s, DIMS_ALL, 1, mode);
+        check(HEADS_NORM, s, DIMS_ALL, 0, mode);
+        check(HEADS_UNIT_NORM, s, DIMS_ALL, 1, mode);
+    }
+}
+
+// GPT-2's queries and keys keep their bits, whatever else is given.
+TEST(heads_plain) {
+    const AttentionSizes s = attention_sizes(1, 3, 2, 2, 4);
+    const size_t n = rows(s) * attention_qkv_size(s);
+    float *x = ops_normal(n, 1), *dout = ops_normal(n, 1);
+    const Run r = run(HEADS_PLAIN, s, (Rope){NULL, 4}, x, dout, NULL, GRADIENT_SET);
+    EXPECT(heads_do_nothing(&r.heads) && ops_same_bits(r.qkv, x, n) && ops_same_bits(r.dqkv, dout, n),
+           "changed");
+    ops_close("plain");
+}
+
+// A step of decoding: each row has a position of its own, and the bits of that token in its text.
+TEST(heads_positions) {
+    enum { T = 9, HS = 16 };
+    const AttentionSizes text = attention_sizes(1, T, 3, 1, HS), step = attention_sizes(3, 1, 3, 1, HS);
+    const int positions[3] = {4, 0, 8}, QKV = attention_qkv_size(text);
+    Rope rope;
+    Memory memory = memory_on_host();
+    rope_open(&rope, &memory, (RopeSettings){T, HS, HS, 1e4f, {ROPE_PLAIN, 0, 0, 0, 0}});
+    float *x = ops_normal((size_t)T * QKV, 1), *weights = ops_normal(2 * HS, 1),
+          *last = ops_floats((size_t)3 * QKV);
+    const Run whole = run(HEADS_NORM, text, rope, x, x, weights, GRADIENT_SET);
+    for (int i = 0; i < 3; i++) {
+        memcpy(last + i * QKV, x + positions[i] * QKV, (size_t)QKV * sizeof(float));
+    }
+    const Heads heads = {HEADS_NORM, EPS, step, rope, positions, weights, weights + HS, NULL, NULL};
+    heads_forward_cpu(last, &heads);
+    for (int i = 0; i < 3; i++) {
+        EXPECT(ops_same_bits(last + i * QKV, whole.qkv + positions[i] * QKV, QKV), "row %d", i);
+    }
+    memory_close(&memory);
+    ops_close("positions");
+}
+
+TEST(heads_threads) {
+    enum { T = 200, HS = 24 };
+    const AttentionSizes s = attention_sizes(2, T, 6, 2, HS);
+    const size_t n = rows(s) * attention_qkv_size(s);
+    Rope rope;
+    Memory memory = memory_on_host();
+    rope_open(&rope, &memory, (RopeSettings){T, HS, HS, 1e4f, {ROPE_PLAIN, 0, 0, 0, 0}});
+    float *x = ops_normal(n, 1), *dout = ops_normal(n, 1), *weights = ops_normal(2 * HS, 1);
+    Run r[3];
+    for (int t = 0; t < 3; t++) {
+        threads_set(t + 1);
+        r[t] = run(HEADS_NORM, s, rope, x, dout, weights, GRADIENT_SET);
+        EXPECT(ops_same_bits(r[t].qkv, r[0].qkv, n) && ops_same_bits(r[t].dqkv, r[0].dqkv, n) &&
+                   ops_same_bits(r[t].dqnormw, r[0].dqnormw, HS) &&
+                   ops_same_bits(r[t].dknormw, r[0].dknormw, HS),
+               "%d threads", t + 1);
+    }
+    memory_close(&memory);
+    ops_close("threads");
+}
