@@ -8,7 +8,7 @@ llmc/run/run.h.
     make train_gpt2 && ./train_gpt2            trains on built-in stories; --help lists the rest
 
 Comments give the shapes of tensors: B sequences of T tokens, N = B*T tokens, C channels, F hidden
-units of the MLP, QKV = 3C, Vp tokens of the padded vocabulary.
+units of the MLP, QKV columns of queries, keys and values, Vp tokens of the padded vocabulary.
 */
 // the model and its operations (llmc), tools that know no model (base), then what runs it (data,
 // run)

@@ -8,8 +8,8 @@ operations are modules in llmc/; what the loop asks and tells is llmc/run/run.h.
 
 Weights, activations and their gradients are floatX: bf16, fp16 or fp32. Norms, softmax, losses,
 sums and the optimizer's state are fp32. Comments give the shapes of tensors: B sequences of T
-tokens, N = B*T tokens, C channels, F hidden units of the MLP, QKV = 3C, Vp tokens of the padded
-vocabulary.
+tokens, N = B*T tokens, C channels, F hidden units of the MLP, QKV columns of queries, keys and
+values, Vp tokens of the padded vocabulary.
 */
 #include "llmc/ops/gradient_norm.cuh"
 #include "llmc/gpu/floatx.cuh"

@@ -5,8 +5,8 @@ q8_weights.h -- a model whose matrices are in 8 bits (q8.h), for --quantize. Inf
     all others                            as they are without
 
 The rows of the parameters say so, and members of ModelParameters point to the blocks. On a GPU a
-layer of a matrix takes as many bytes, as q8.cuh lays them out. C must be a multiple of 32; then so
-are 3C and 4C.
+layer of a matrix takes as many bytes, as q8.cuh lays them out. The columns of each matrix must be a
+multiple of 32.
 
     encoded[n] = wte[tokens[n]] + wpe[position of n]
 
@@ -37,14 +37,25 @@ static inline int quantized_is_matrix(const TensorRow* row) {
     return row->kind == KIND_MATRIX || row->init == INIT_VOCAB;
 }
 
+// Returns 0, or the columns of a matrix that do not fill blocks: C, those of all queries, or F.
+static inline int quantized_unfit_columns(ModelConfig cfg) {
+    const int cols[] = {cfg.C, model_heads(cfg), model_hidden(cfg)};
+    for (int i = 0; i < 3; i++) {
+        if (!quantized_fits((size_t)cols[i])) {
+            return cols[i];
+        }
+    }
+    return 0;
+}
+
 // Sets the rows of the parameters, and returns their bytes; what stays has elements of
 // `element_bytes`.
 static inline size_t quantized_parameter_rows(TensorRow rows[MODEL_PARAMETER_ROWS], ModelConfig cfg,
                                               size_t element_bytes) {
-    assert(quantized_fits((size_t)cfg.C));
     model_parameter_rows_of(rows, cfg, element_bytes);
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         if (quantized_is_matrix(&rows[i])) {
+            assert(quantized_fits(rows[i].cols));
             rows[i].cols /= QUANTIZED_BLOCK;
             rows[i].element_bytes = sizeof(QuantizedBlock);
         }

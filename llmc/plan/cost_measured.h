@@ -35,7 +35,7 @@ enum { RATES_ELEMENTS_ = 1 << 22 };
 
 // Sizes of the run, and the arrays and sizes of an operation.
 typedef struct {
-    int C, F, HS, T, Vp, is_bf16;
+    int C, F, NH, HS, T, Vp, is_bf16;
     size_t N, params;
     float *a, *b, *c, *d; // RATES_ELEMENTS_ each; the first n are set
     size_t n;
@@ -125,7 +125,7 @@ static inline double rates_of_matmuls_(Rates_* r) {
 // they do not fit into the arrays.
 static inline AttentionSizes rates_attention_sizes_(const Rates_* r) {
     const int room = (int)(RATES_ELEMENTS_ / (3 * (size_t)r->rows * (size_t)r->HS));
-    const int heads = threads_max() < r->C / r->HS ? threads_max() : r->C / r->HS;
+    const int heads = threads_max() < r->NH ? threads_max() : r->NH;
     const int NH = heads < room ? heads : room;
     return attention_sizes(1, r->rows, NH, NH, r->HS);
 }
@@ -216,6 +216,7 @@ static inline void rates_measure(CostRates* rates, const Settled* s) {
     memset(&r, 0, sizeof(r));
     r.C = cfg.C;
     r.F = model_hidden(cfg);
+    r.NH = cfg.NH;
     r.HS = model_head_size(cfg);
     r.T = o->seq_len;
     r.Vp = cfg.Vp;

@@ -46,7 +46,7 @@ void setup_check_optimizer(const Settled* s);
 
 #include "llmc/base/check.h"
 #include "llmc/model/share_layers.h"
-#include "llmc/ops/q8.h"
+#include "llmc/layers/q8_weights.h"
 
 void setup_check_tasks(const Settled* s) {
     const Options* o = &s->options;
@@ -128,9 +128,10 @@ void setup_check_quantize(const Settled* s) {
         die_usage("--quantize q8_0 keeps no weights to export; wanted off (--export-gguf-dtype q8_0 exports "
                   "8 bits)");
     }
-    if (!quantized_fits((size_t)s->cfg.C)) {
-        die_usage("--quantize q8_0: the model has %d channels, wanted a multiple of %d; --quantize off works",
-                  s->cfg.C, QUANTIZED_BLOCK);
+    const int unfit = quantized_unfit_columns(s->cfg);
+    if (unfit) {
+        die_usage("--quantize q8_0: a matrix has %d columns, wanted a multiple of %d; --quantize off works",
+                  unfit, QUANTIZED_BLOCK);
     }
 }
 

@@ -239,7 +239,7 @@ test_quantized() {
 test_quantized_misuse() {
     local q=(--quantize q8_0)
     runs "48 channels" --layers 1 --channels 48 --heads 2 --seq-len 32 --batch 2 --eval-every 0 --steps 1 --out odd
-    bad 2 "48 channels|multiple of 32|--quantize off works" --model odd --prompt x "${q[@]}"
+    bad 2 "48 columns|multiple of 32|--quantize off works" --model odd --prompt x "${q[@]}"
     bad 2 "training needs --quantize off" "${tiny[@]}" --steps 1 "${q[@]}"
     bad 2 "training needs --quantize off" --model run --steps 0 "${q[@]}"
     bad 2 "no weights to export" --model bytes --steps 0 --perplexity text.txt --export-llmc x.bin "${q[@]}"

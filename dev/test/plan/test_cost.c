@@ -77,6 +77,48 @@ TEST(flops) {
            adamw_bytes(n));
 }
 
+// Returns the bytes of other passes over memory.
+static double passes(ModelConfig cfg, const Options* o) {
+    const CostRates rates = rates_of(COST_MEMORY);
+    const Settled s = settled_for(cfg, o);
+    return cost_update(&s, &rates).s[COST_MEMORY];
+}
+
+// Grouped heads, gates, a head of its own, windows: each layer takes its sizes from the model.
+TEST(architectures) {
+    const Options o = options_of(OPTION_CPU, NULL, NULL);
+    ModelConfig cfg = CFG; // of 4 heads of 64
+    cfg.arch = ARCH_LLAMA;
+    cfg.KV = 2;
+    cfg.F = 512;
+    cfg.has_head = 1;
+    const double block = 256.0 * (256 + 2 * 128) + 256.0 * 256 + 3 * 256.0 * 512;
+    const double matmuls = 6 * TOKENS * (4 * block + HEAD), activation = TOKENS * 512 * 4.0 * 4 * (3 + 5);
+    EXPECT(seconds(cfg, &o, COST_MATMULS) == matmuls, "matmuls: %.0f of %.0f", seconds(cfg, &o, COST_MATMULS),
+           matmuls);
+    EXPECT(seconds(cfg, &o, COST_GELU) == activation, "activations: %.0f of %.0f",
+           seconds(cfg, &o, COST_GELU), activation);
+    ModelConfig biased = cfg;
+    biased.arch = ARCH_QWEN2; // biases of queries, keys and values
+    const double sums = TOKENS * 4 * 4.0 * (256 + 2 * 128), more = passes(biased, &o) - passes(cfg, &o);
+    EXPECT(fabs(more - sums) < 0.001 * sums, "gradients of biases: %.0f bytes of %.0f", more, sums);
+    cfg.window = 64;
+    cfg.windows[0] = 5; // layers 0 and 2
+    const double all = 256.0 * 256, near = 2 * 256.0 * 64 * (1 - 64 / 512.0);
+    EXPECT(seconds(cfg, &o, COST_ATTENTION) == 7.0 * TOKENS * (2 * all + 2 * near), "windows: %.0f FLOP",
+           seconds(cfg, &o, COST_ATTENTION));
+}
+
+// Three sequences in two micro-batches: each has one and a half.
+TEST(parts_of_a_sequence) {
+    Options o = options_of(OPTION_CPU, NULL, NULL);
+    o.total_batch = 3 * 256;
+    o.batch = 2;
+    const double attention = 7.0 * 3 * 256 * 256 * 256 * 4;
+    EXPECT(seconds(CFG, &o, COST_ATTENTION) == attention, "attention: %.0f of %.0f",
+           seconds(CFG, &o, COST_ATTENTION), attention);
+}
+
 // Counts the work that a level repeats in the forward pass, in FLOP of matmuls.
 TEST(recompute) {
     static const double again[] = {0, 0, 0, 4.0 / 12, 8.0 / 12};
@@ -92,8 +134,8 @@ TEST(recompute) {
                      gelu = seconds(CFG, &o, COST_GELU) / seconds(CFG, &none, COST_GELU);
         EXPECT(level < RECOMPUTE_NORMS ? norms == 1 : norms > 1.29 && norms < 1.34,
                "--recompute %s: norms %g", words[level], norms);
-        EXPECT(level < RECOMPUTE_ACTIVATION ? gelu == 1 : fabs(gelu - 7.0 / 5) < 1e-9, "--recompute %s: GELU %g",
-               words[level], gelu);
+        EXPECT(level < RECOMPUTE_ACTIVATION ? gelu == 1 : fabs(gelu - 7.0 / 5) < 1e-9,
+               "--recompute %s: GELU %g", words[level], gelu);
     }
     const Options all = options_of(OPTION_CPU, "--recompute", "3");
     EXPECT(seconds(CFG, &all, COST_ATTENTION) == seconds(CFG, &none, COST_ATTENTION) * 9 / 7,
@@ -208,7 +250,7 @@ TEST(rates_of_wide_models) {
         }
     }
     for (int HS = 1; HS <= 768; HS++) { // with many tokens: at least one head, and no more than fit
-        Rates_ r = {.C = 85 * HS, .HS = HS};
+        Rates_ r = {.C = 85 * HS, .NH = 85, .HS = HS};
         rates_set_rows_(&r, 4096, 3 * HS);
         const AttentionSizes sizes = rates_attention_sizes_(&r);
         EXPECT(sizes.NH >= 1 && sizes.HS == HS &&
