@@ -15,9 +15,10 @@ needs:   nothing
 #ifndef LLMC_ENUM_WORDS_H
 #define LLMC_ENUM_WORDS_H
 
-#define WORDS_VALUE(value, word) value,
-#define WORDS_NAME(value, word) word,
-#define WORDS_BAR_(value, word) "|" word
+// A list may have more columns than the value and its word.
+#define WORDS_VALUE(value, word, ...) value,
+#define WORDS_NAME(value, word, ...) word,
+#define WORDS_BAR_(value, word, ...) "|" word
 #define WORDS_CHOICE(words) (&(words(WORDS_BAR_))[1]) // without the first bar
 
 // Returns the plural's ending after this number.

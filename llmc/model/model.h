@@ -66,23 +66,29 @@ typedef enum { BIASES_ALL, BIASES_QKV, BIASES_NONE } BiasesKind;
 // Layers that may have a window: none; all of them, or none; any.
 typedef enum { WINDOWS_NONE, WINDOWS_ALL, WINDOWS_ANY } WindowsKind;
 
+// Random weights of a new model.
+// clang-format off
+#define INITIAL_WORDS(X) \
+    X(INITIAL_GPT2, "gpt2")        /* N(0, std), less into the residual stream */ \
+    X(INITIAL_ZERO_OUT, "zero-out") /* zero into the residual stream and into logits */
+// clang-format on
+typedef enum { INITIAL_WORDS(WORDS_VALUE) } InitialWeights;
+
 // clang-format off
 // Architectures: the word of --arch, and the kinds of their operations. Whether the embedding has a
-// norm, and whether logits may be capped.
-//  architecture    word        positions           norm            queries, keys    activation         biases       windows       embedding norm  softcap
+// norm. Of a new model: whether the classifier has a matrix of its own, the cap of logits (0: the
+// architecture has none), the random weights.
+//  architecture    word        positions           norm            queries, keys    activation         biases       windows       embedding norm  head  cap  random weights
 #define ARCHITECTURES(X) \
-  X(ARCH_GPT2,      "gpt2",     POSITIONS_LEARNED,  NORM_LAYER,     HEADS_PLAIN,     ACTIVATION_GELU,   BIASES_ALL,  WINDOWS_NONE, 0,              0) \
-  X(ARCH_LLAMA,     "llama",    POSITIONS_ROPE,     NORM_RMS,       HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, 0,              0) \
-  X(ARCH_MISTRAL,   "mistral",  POSITIONS_ROPE,     NORM_RMS,       HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ALL,  0,              0) \
-  X(ARCH_QWEN2,     "qwen2",    POSITIONS_ROPE,     NORM_RMS,       HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_QKV,  WINDOWS_ANY,  0,              0) \
-  X(ARCH_QWEN3,     "qwen3",    POSITIONS_ROPE,     NORM_RMS,       HEADS_NORM,      ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ANY,  0,              0) \
-  X(ARCH_ARCEE,     "arcee",    POSITIONS_ROPE,     NORM_RMS,       HEADS_PLAIN,     ACTIVATION_RELU2,  BIASES_NONE, WINDOWS_NONE, 0,              0) \
-  X(ARCH_NANOCHAT,  "nanochat", POSITIONS_ROPE,     NORM_RMS_ALONE, HEADS_UNIT_NORM, ACTIVATION_RELU2,  BIASES_NONE, WINDOWS_NONE, 1,              1)
+  X(ARCH_GPT2,      "gpt2",     POSITIONS_LEARNED,  NORM_LAYER,     HEADS_PLAIN,     ACTIVATION_GELU,   BIASES_ALL,  WINDOWS_NONE, 0,              0,     0,  INITIAL_GPT2) \
+  X(ARCH_LLAMA,     "llama",    POSITIONS_ROPE,     NORM_RMS,       HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, 0,              0,     0,  INITIAL_GPT2) \
+  X(ARCH_MISTRAL,   "mistral",  POSITIONS_ROPE,     NORM_RMS,       HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ALL,  0,              0,     0,  INITIAL_GPT2) \
+  X(ARCH_QWEN2,     "qwen2",    POSITIONS_ROPE,     NORM_RMS,       HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_QKV,  WINDOWS_ANY,  0,              0,     0,  INITIAL_GPT2) \
+  X(ARCH_QWEN3,     "qwen3",    POSITIONS_ROPE,     NORM_RMS,       HEADS_NORM,      ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ANY,  0,              0,     0,  INITIAL_GPT2) \
+  X(ARCH_ARCEE,     "arcee",    POSITIONS_ROPE,     NORM_RMS,       HEADS_PLAIN,     ACTIVATION_RELU2,  BIASES_NONE, WINDOWS_NONE, 0,              0,     0,  INITIAL_GPT2) \
+  X(ARCH_NANOCHAT,  "nanochat", POSITIONS_ROPE,     NORM_RMS_ALONE, HEADS_UNIT_NORM, ACTIVATION_RELU2,  BIASES_NONE, WINDOWS_NONE, 1,              1,    15,  INITIAL_ZERO_OUT)
 // clang-format on
-
-#define ARCH_VALUE_(value, ...) value,
-typedef enum { ARCHITECTURES(ARCH_VALUE_) ARCH_COUNT } Arch;
-#undef ARCH_VALUE_
+typedef enum { ARCHITECTURES(WORDS_VALUE) ARCH_COUNT } Arch;
 
 typedef struct {
     const char* word;
@@ -92,7 +98,9 @@ typedef struct {
     ActivationKind activation;
     BiasesKind biases;
     WindowsKind windows;
-    int has_embedding_norm, has_softcap;
+    int has_embedding_norm, has_head;
+    float softcap;
+    InitialWeights initial;
 } Architecture;
 
 static inline const Architecture* model_architecture(Arch arch) {
@@ -122,6 +130,7 @@ typedef struct {
     float rope_base;                             // 0: 10000
     int rope_dims;                               // channels of a head that turn; 0: all
     RopeScaling scaling;
+    InitialWeights initial; // random weights; files do not have it
 } ModelConfig;
 
 // Return the number of blocks of parameters in memory (copy 0, 1, ...), and the number of
@@ -530,8 +539,11 @@ static inline double model_initial_std_(ModelConfig cfg) {
 // of threads and shards. Padding rows of the vocabulary are zero.
 static inline float model_initial_value(const TensorRow* row, ModelConfig cfg, uint64_t seed, int l, size_t r,
                                         size_t c) {
-    if (row->init == INIT_ZERO || row->init == INIT_ONE || (row->init == INIT_VOCAB && r >= (size_t)cfg.V)) {
-        return row->init == INIT_ONE ? 1.0f : 0.0f;
+    const int is_out = row->init == INIT_NORMAL_SCALED || row->kind == KIND_HEAD,
+              is_zero = row->init == INIT_ZERO || (row->init == INIT_VOCAB && r >= (size_t)cfg.V) ||
+                        (is_out && cfg.initial == INITIAL_ZERO_OUT);
+    if (is_zero || row->init == INIT_ONE) {
+        return is_zero ? 0.0f : 1.0f;
     }
     const double std = model_initial_std_(cfg) / (row->init == INIT_NORMAL_SCALED ? sqrt(2.0 * cfg.L) : 1);
     const uint64_t index = (l * row->rows + r) * row->cols + c;

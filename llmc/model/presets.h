@@ -1,5 +1,5 @@
 /*
-presets.h -- named models: the published sizes of GPT-2 and GPT-3.
+presets.h -- named models: published sizes.
 */
 #ifndef LLMC_PRESETS_H
 #define LLMC_PRESETS_H
@@ -7,31 +7,67 @@ presets.h -- named models: the published sizes of GPT-2 and GPT-3.
 #include <stddef.h>
 #include <string.h>
 
+#include "llmc/model/model.h"
+
 #define GPT2_VOCAB 50257
 // Model with a name. GPT-2's are called by their depth (gpt2:d12, or d12), GPT-3's by their width
-// (gpt3:c768); the published sizes of GPT-2 also have Hugging Face's names.
+// (gpt3:c768); the published sizes of GPT-2 also have Hugging Face's names. 0 means what it means in
+// ModelConfig; a vocabulary of 0 is the tokenizer's.
 typedef struct {
     const char* name;
-    int L, C, NH, max_T;
+    Arch arch;
+    int L, C, NH, KV, HS, F, max_T, V, has_head;
+    float norm_eps, rope_base, softcap;
+    RopeScaling scaling;
 } ModelPreset;
 
 static inline const ModelPreset* model_presets(int* count) {
+#define GPT_(name, L, C, NH, max_T)                                                                          \
+    {                                                                                                        \
+        name, ARCH_GPT2, L, C, NH, 0, 0, 0, max_T, 0, 0, 0, 0, 0, { ROPE_PLAIN, 0, 0, 0, 0 }                 \
+    }
+#define MODEL_(name, arch, L, C, NH, KV, HS, F, max_T, V, has_head, eps, base)                               \
+    {                                                                                                        \
+        name, arch, L, C, NH, KV, HS, F, max_T, V, has_head, eps, base, 0, { ROPE_PLAIN, 0, 0, 0, 0 }        \
+    }
+#define NANOCHAT_(name, L, C, NH)                                                                            \
+    {                                                                                                        \
+        name, ARCH_NANOCHAT, L, C, NH, NH, 128, 4 * (C), 2048, 65536, 1, 1e-6f, 1e4f, 15, {                  \
+            ROPE_PLAIN, 0, 0, 0, 0                                                                           \
+        }                                                                                                    \
+    }
     // clang-format off
     static const ModelPreset models[] = {
-        {"gpt2:d6",      6,   384,  6, 1024}, {"gpt2:d12",    12,   768, 12, 1024}, // d12: GPT-2 124M
-        {"gpt2:d24",    24,  1024, 16, 1024}, {"gpt2:d36",    36,  1280, 20, 1024}, // 350M, 774M
-        {"gpt2:d48",    48,  1600, 25, 1024}, {"gpt2:d60",    60,  1920, 30, 1024}, // 1558M
-        {"gpt2:d72",    72,  2880, 30, 1024}, {"gpt2:d84",    84,  3456, 36, 1024},
-        {"gpt3:c384",    6,   384,  6, 2048}, {"gpt3:c768",   12,   768, 12, 2048}, // c768: GPT-3 125M
-        {"gpt3:c1024",  24,  1024, 16, 2048}, {"gpt3:c1536",  24,  1536, 16, 2048}, // 350M, 760M
-        {"gpt3:c2048",  24,  2048, 16, 2048}, {"gpt3:c2560",  32,  2560, 32, 2048}, // 1.3B, 2.7B
-        {"gpt3:c4096",  32,  4096, 32, 2048}, {"gpt3:c5120",  40,  5120, 40, 2048}, // 6.7B, 13B
-        {"gpt3:c5140",  40,  5120, 40, 2048},                                       // 13B as the paper misprints it
-        {"gpt3:c12288", 96, 12288, 96, 2048},                                       // 175B
-        {"gpt2",        12,   768, 12, 1024}, {"gpt2-medium", 24,  1024, 16, 1024},
-        {"gpt2-large",  36,  1280, 20, 1024}, {"gpt2-xl",     48,  1600, 25, 1024},
+        GPT_("gpt2:d6",      6,   384,  6, 1024), GPT_("gpt2:d12",    12,   768, 12, 1024), // d12: GPT-2 124M
+        GPT_("gpt2:d24",    24,  1024, 16, 1024), GPT_("gpt2:d36",    36,  1280, 20, 1024), // 350M, 774M
+        GPT_("gpt2:d48",    48,  1600, 25, 1024), GPT_("gpt2:d60",    60,  1920, 30, 1024), // 1558M
+        GPT_("gpt2:d72",    72,  2880, 30, 1024), GPT_("gpt2:d84",    84,  3456, 36, 1024),
+        GPT_("gpt3:c384",    6,   384,  6, 2048), GPT_("gpt3:c768",   12,   768, 12, 2048), // c768: GPT-3 125M
+        GPT_("gpt3:c1024",  24,  1024, 16, 2048), GPT_("gpt3:c1536",  24,  1536, 16, 2048), // 350M, 760M
+        GPT_("gpt3:c2048",  24,  2048, 16, 2048), GPT_("gpt3:c2560",  32,  2560, 32, 2048), // 1.3B, 2.7B
+        GPT_("gpt3:c4096",  32,  4096, 32, 2048), GPT_("gpt3:c5120",  40,  5120, 40, 2048), // 6.7B, 13B
+        GPT_("gpt3:c5140",  40,  5120, 40, 2048),                                           // 13B as the paper misprints it
+        GPT_("gpt3:c12288", 96, 12288, 96, 2048),                                           // 175B
+        GPT_("gpt2",        12,   768, 12, 1024), GPT_("gpt2-medium", 24,  1024, 16, 1024),
+        GPT_("gpt2-large",  36,  1280, 20, 1024), GPT_("gpt2-xl",     48,  1600, 25, 1024),
+        //     name          architecture  L     C  NH KV   HS     F   max_T       V  head    eps    base
+        MODEL_("llama:135m", ARCH_LLAMA,  30,  576,  9, 3,   0, 1536,   8192,  49152, 0, 1e-5f, 1e5f), // SmolLM2
+        MODEL_("llama:360m", ARCH_LLAMA,  32,  960, 15, 5,   0, 2560,   8192,  49152, 0, 1e-5f, 1e5f),
+        MODEL_("llama:1.1b", ARCH_LLAMA,  22, 2048, 32, 4,   0, 5632,   2048,  32000, 1, 1e-5f, 1e4f), // TinyLlama
+        {"llama:1b",         ARCH_LLAMA,  16, 2048, 32, 8,   0, 8192, 131072, 128256, 0, 1e-5f, 5e5f, 0,
+         {ROPE_LLAMA3, 32, 1, 4, 8192}},                                                               // Llama 3.2
+        MODEL_("qwen2:0.5b", ARCH_QWEN2,  24,  896, 14, 2,   0, 4864,  32768, 151936, 0, 1e-6f, 1e6f),
+        MODEL_("qwen2:1.5b", ARCH_QWEN2,  28, 1536, 12, 2,   0, 8960,  32768, 151936, 0, 1e-6f, 1e6f),
+        MODEL_("qwen2:3b",   ARCH_QWEN2,  36, 2048, 16, 2,   0, 11008, 32768, 151936, 0, 1e-6f, 1e6f),
+        MODEL_("qwen2:7b",   ARCH_QWEN2,  28, 3584, 28, 4,   0, 18944, 32768, 152064, 1, 1e-6f, 1e6f),
+        MODEL_("qwen3:0.6b", ARCH_QWEN3,  28, 1024, 16, 8, 128, 3072,  40960, 151936, 0, 1e-6f, 1e6f),
+        MODEL_("qwen3:1.7b", ARCH_QWEN3,  28, 2048, 16, 8, 128, 6144,  40960, 151936, 0, 1e-6f, 1e6f),
+        NANOCHAT_("nanochat:d12", 12, 768, 6), NANOCHAT_("nanochat:d20", 20, 1280, 10),
     };
     // clang-format on
+#undef GPT_
+#undef MODEL_
+#undef NANOCHAT_
     *count = (int)(sizeof(models) / sizeof(models[0]));
     return models;
 }
@@ -47,6 +83,20 @@ static inline const ModelPreset* model_preset_by_name(const char* name) {
         }
     }
     return NULL;
+}
+
+// Returns the sizes of a named model with a vocabulary of V.
+static inline ModelConfig model_preset_config(const ModelPreset* preset, int V) {
+    ModelConfig cfg;
+    memset(&cfg, 0, sizeof(cfg));
+    cfg.max_T = preset->max_T, cfg.V = V, cfg.Vp = model_padded_vocab(V);
+    cfg.L = preset->L, cfg.NH = preset->NH, cfg.C = preset->C;
+    cfg.arch = preset->arch;
+    cfg.KV = preset->KV, cfg.HS = preset->HS, cfg.F = preset->F;
+    cfg.has_head = preset->has_head;
+    cfg.norm_eps = preset->norm_eps, cfg.rope_base = preset->rope_base, cfg.softcap = preset->softcap;
+    cfg.scaling = preset->scaling;
+    return cfg;
 }
 
 #endif

@@ -51,7 +51,12 @@ struct Options {
     uint64_t seed;
 
     const char* model;
-    int layers, channels, heads, context, vocab_size;
+    int arch, layers, channels, heads, kv_heads, head_size, hidden, context, vocab_size, own_head;
+    float rope_base;
+    int window;
+    const char* window_pattern;
+    float softcap;
+    int initial_weights;
     const char* share_layers;
 
     int batch, seq_len;
@@ -66,7 +71,7 @@ struct Options {
     int schedule;
     float weight_decay;
     int cautious_decay;
-    float beta1, beta2, eps, embedding_lr_scale, vector_lr_scale, sgd_momentum, adafactor_beta1;
+    float beta1, beta2, eps, embedding_lr_scale, vector_lr_scale, head_lr_scale, z_loss, sgd_momentum, adafactor_beta1;
     int adafactor_scale;
     float matrix_lr, matrix_weight_decay;
     int muon_scale, muon_rows;
@@ -212,18 +217,41 @@ const OptionRow OPTION_TABLE[] = {
         "", "seed of the initial weights, the order of the data and the samples"},
 
     {"model",      "model",         "e",  STRING_(model),          0,        0, RUN_ | BOTH_ | READS_, "",
-        "SIZE|PATH", "a size (d12, gpt3:c768), or weights to start from: a Hugging Face directory, the --out of a run "
+        "SIZE|PATH", "a size (d12, gpt3:c768, llama:135m, qwen3:0.6b, nanochat:d12), or weights to start from: a Hugging Face directory, the --out of a run "
         "or an llm.c .bin"},
+    {"model",      "arch",          "",   CHOICE_(arch),           0,        0, AUTO_ | RUN_,     "auto",
+        WORDS_CHOICE(ARCHITECTURES), "architecture: which norms, positions, MLP and biases; auto, here and below: from --model, "
+        "else gpt2"},
     {"model",      "layers",        "",   INT_(layers),            1, MODEL_MAX_LAYERS, AUTO_ | RUN_,     "auto",
-        "blocks", "transformer blocks; auto, here and below: from --model"},
+        "blocks", "transformer blocks"},
     {"model",      "channels",      "",   INT_(channels),          1,    65536, AUTO_ | RUN_,     "auto",
         "", "width of the residual stream"},
     {"model",      "heads",         "",   INT_(heads),             1,     1024, AUTO_ | RUN_,     "auto",
-        "", "attention heads; must divide the channels"},
+        "", "attention heads; without --head-size they must divide the channels"},
+    {"model",      "kv-heads",      "",   INT_(kv_heads),          1,     1024, AUTO_ | RUN_,     "auto",
+        "", "heads of keys and values, shared by groups of attention heads; auto: one for each"},
+    {"model",      "head-size",     "",   INT_(head_size),         1,    65536, AUTO_ | RUN_,     "auto",
+        "channels", "width of a head; auto: channels / heads"},
+    {"model",      "hidden",        "",   INT_(hidden),            1,   262144, AUTO_ | RUN_,     "auto",
+        "units", "hidden layer of the MLP; auto: 4 x channels; with a gate 8/3 x channels"},
     {"model",      "context",       "",   INT_(context),           1,  1048576, AUTO_ | RUN_,     "auto",
         "tokens", "maximum sequence length of the model"},
     {"model",      "vocab-size",    "",   INT_(vocab_size),        1, 10000000, AUTO_ | RUN_,     "auto",
         "tokens", "size of the vocabulary"},
+    {"model",      "own-head",      "",   SWITCH_(own_head),       0,        0, AUTO_ | RUN_,     "auto",
+        "off|on", "give the output layer a matrix of its own instead of the token embedding; auto: on for nanochat"},
+    {"model",      "rope-base",     "",   FLOAT_(rope_base),       0,    MANY_, AUTO_ | RUN_,     "auto",
+        "", "base of the rotary positions' angles; auto: 10000"},
+    {"model",      "window",        "",   INT_(window),            0,  1048576, AUTO_ | RUN_,     "auto",
+        "tokens", "for mistral, qwen2, qwen3: a token attends to this many, itself the last; 0 or auto: to all"},
+    {"model",      "window-pattern", "",  STRING_(window_pattern), 0,        0, RUN_,             "",
+        "LETTERS", "for qwen2, qwen3: layers with the window, S, and without it, L; SSSL repeats, and the last layer is L; "
+        "without it: all layers have the window"},
+    {"model",      "softcap",       "",   FLOAT_(softcap),         0,    MANY_, AUTO_ | RUN_,     "auto",
+        "", "for nanochat: bend logits x to softcap tanh(x / softcap); 0: not; auto: 15"},
+    {"model",      "initial-weights", "", CHOICE_(initial_weights), 0,       0, AUTO_ | RUN_,     "auto",
+        WORDS_CHOICE(INITIAL_WORDS), "random weights of a new model; gpt2: as GPT-2's; zero-out: the matrices that "
+        "write into the residual stream, and an own output layer, start at zero; auto: zero-out for nanochat"},
     {"model",      "share-layers",  "",   STRING_(share_layers),   0,        0, RUN_,             "off",
         "off|all|attention|mlp|pairs|loop:K", "layers that share parameters; all: all of them; attention, mlp: all share this part; pairs: "
         "each two neighbors; loop:K: K blocks, repeated"},
@@ -268,9 +296,13 @@ const OptionRow OPTION_TABLE[] = {
     {"optimizer",  "eps",           "",   FLOAT_(eps),             0,        1, ABOVE_ | RUN_,    "1e-08",
         "", "added to the square root of that mean"},
     {"optimizer",  "embedding-lr-scale", "", FLOAT_(embedding_lr_scale), 0, MANY_, RUN_,          "1",
-        "", "factor of --lr for embeddings; the token embedding is also the output layer"},
+        "", "factor of --lr for embeddings; without --own-head the token embedding is also the output layer"},
     {"optimizer",  "vector-lr-scale", "", FLOAT_(vector_lr_scale), 0,    MANY_, RUN_,             "1",
         "", "factor of --lr for biases and norms"},
+    {"optimizer",  "head-lr-scale", "",   FLOAT_(head_lr_scale),   0,    MANY_, RUN_,             "1",
+        "", "factor of --lr for the matrix of --own-head"},
+    {"optimizer",  "z-loss",        "",   FLOAT_(z_loss),          0,        1, RUN_,             "0",
+        "", "also minimize this times the square of the logits' log-sum-exp, which keeps them small; 1e-4 is usual"},
     {"optimizer",  "sgd-momentum",  "",   FLOAT_(sgd_momentum),    0,        1, BELOW_ | RUN_,    "0.9",
         "", "for sgd: share of the last update that is added to the next; 0: no state at all"},
     {"optimizer",  "adafactor-beta1", "", FLOAT_(adafactor_beta1), 0,        1, BELOW_ | RUN_,    "0",

@@ -22,13 +22,10 @@ Everything is checked here and in conflicts.h, before memory for the model is al
 extern "C" {
 #endif
 
-// Sizes of a new model without a name, and of its run, which trains on a laptop in minutes.
+// Sizes of batches.
 enum {
-    SETUP_LAYERS = 2,
-    SETUP_CHANNELS = 128,
-    SETUP_HEADS = 4,
-    SETUP_CONTEXT = 128,
     SETUP_BATCH_TOKENS = 1024, // tokens of a micro-batch
+    SETUP_SEQ_LEN = 2048,      // tokens of a sequence at most, with rotary positions
     SETUP_FULL_BATCH = 524288, // tokens of an update of GPT-3 125M and llm.c, whose rates are known
     SETUP_TEXTS_CPU = 8,       // sequences of --prompts generated at a time, on a CPU
     SETUP_TEXTS_GPU = 32,      // and on a GPU
@@ -91,36 +88,11 @@ int setup_asks_for_samples(const Options* options);
 #include "llmc/formats/hf_config.h"
 #include "llmc/formats/llmc_bin.h"
 #include "llmc/layers/linear.h"
-#include "llmc/model/presets.h"
-#include "llmc/model/share_layers.h"
 #include "llmc/optim/schedule.h"
 #include "llmc/setup/conflicts.h"
+#include "llmc/setup/settle_model.h"
 
 // ---- the model ----
-
-// Sets an option that is "auto" to the model's size. With a model file the two must agree.
-static void settle_size_(int* option, int model, const char* name, const char* path) {
-    if (*option == OPTION_AUTO) {
-        *option = model;
-    } else if (path && *option != model) {
-        die_usage("--%s is %d, but the model in %s has %d", name, *option, path, model);
-    }
-}
-
-// Returns true if a model's vocabulary fits a tokenizer: the same size, or that rounded up to a
-// multiple of 64 or 128.
-static int settle_fits_(int model_V, int V) {
-    return model_V == V || model_V == (V + 63) / 64 * 64 || model_V == model_padded_vocab(V);
-}
-
-static int settle_share_layers_(const Options* options) {
-    char error[ERROR_BYTES];
-    int share;
-    if (!share_parse(&share, options->layers, options->share_layers, error)) {
-        die_usage("%s", error);
-    }
-    return share;
-}
 
 ModelConfig setup_read_model(const char* path) {
     const ModelConfig none = {0};
@@ -129,47 +101,6 @@ ModelConfig setup_read_model(const char* path) {
 
 char* setup_kept_config(const char* path) {
     return path && file_is_directory(path) ? hf_config_kept(path) : NULL;
-}
-
-static ModelConfig settle_model_(Options* options, const RunData* data, const char* path, ModelConfig found) {
-    const int insists = options->vocab_size != OPTION_AUTO; // also true for a run that resumes
-    const ModelPreset unnamed = {"", SETUP_LAYERS, SETUP_CHANNELS, SETUP_HEADS,
-                                 options->seq_len > 0 ? options->seq_len : SETUP_CONTEXT};
-    const ModelPreset* named = path ? NULL : options_model_size(options);
-    named = named ? named : &unnamed;
-    const int V = data->has_tokenizer ? data->tokenizer.vocab_size : GPT2_VOCAB;
-    ModelConfig cfg = {.max_T = named->max_T, .V = V, .L = named->L, .NH = named->NH, .C = named->C};
-    if (path) {
-        cfg = found;
-    }
-    settle_size_(&options->layers, cfg.L, "layers", path);
-    settle_size_(&options->channels, cfg.C, "channels", path);
-    settle_size_(&options->heads, cfg.NH, "heads", path);
-    settle_size_(&options->context, cfg.max_T, "context", path);
-    settle_size_(&options->vocab_size, cfg.V, "vocab-size", path);
-    ModelConfig chosen = cfg;
-    chosen.max_T = options->context;
-    chosen.V = options->vocab_size;
-    chosen.Vp = path ? cfg.Vp : model_padded_vocab(options->vocab_size);
-    chosen.L = options->layers;
-    chosen.NH = options->heads;
-    chosen.C = options->channels;
-    chosen.share = settle_share_layers_(options);
-    if (chosen.C % chosen.NH) {
-        die_usage("--channels %d is not a multiple of --heads %d", chosen.C, chosen.NH);
-    }
-    const int least = data->has_tokenizer ? tokenizer_least_vocab(&data->tokenizer) : 0;
-    if (chosen.V < least) {
-        die_usage("the vocabulary is %d; wanted at least the %d tokens of the tokenizer (%s)", chosen.V,
-                  least, data->tokenizer.kind);
-    }
-    if (data->has_tokenizer && path && !insists && chosen.V > V && !settle_fits_(chosen.V, V)) {
-        die_usage("%s has a vocabulary of %d, the tokenizer has %d tokens (%s); wanted the model's own "
-                  "--tokenizer, or --vocab-size %d to use this one anyway",
-                  path, chosen.V, V, options->tokenizer[0] ? options->tokenizer : data->tokenizer.kind,
-                  chosen.V);
-    }
-    return chosen;
 }
 
 // ---- batches ----
@@ -231,7 +162,9 @@ static void settle_decode_batch_(Options* o) {
 static void settle_sizes_(Settled* s) {
     Options* o = &s->options;
     if (o->seq_len == OPTION_AUTO) {
-        o->seq_len = o->context;
+        // rotary positions have no weights that only long sequences train
+        const int turns = model_architecture(s->cfg.arch)->positions == POSITIONS_ROPE;
+        o->seq_len = turns && o->context > SETUP_SEQ_LEN ? SETUP_SEQ_LEN : o->context;
     }
     if (o->seq_len > o->context) {
         die_usage("--seq-len is %d; wanted at most the model's context of %d tokens", o->seq_len, o->context);
@@ -432,7 +365,7 @@ void settle(Settled* s, RunData* data, const Options* options, const SettleInput
     s->ranks = input->ranks;
     s->dtype = input->dtype;
     run_data_open_tokenizer(data, s, input->continues ? NULL : input->model_path);
-    s->cfg = settle_model_(&s->options, data, input->model_path, input->found);
+    s->cfg = settle_model(&s->options, data, input->model_path, input->found);
     if (options->verify_data) {
         return;
     }

@@ -156,8 +156,7 @@ TEST(covers) {
         test_cover(odd, 2, size, size);
         test_cover(odd, 3, 2 * size, 2);
         test_cover(one_layer, 1, size, size);
-        test_cover_frozen(odd, 1 + size % 2, size, size, freeze_of(odd, "wpe,ln1w,qkvw,fcb").rows,
-                          size % 4);
+        test_cover_frozen(odd, 1 + size % 2, size, size, freeze_of(odd, "wpe,ln1w,qkvw,fcb").rows, size % 4);
         test_cover_frozen(odd, size % 3, size, 1, freeze_of(odd, "embeddings,lnf?").rows, 0);
         test_cover_frozen(one_layer, 2, size, size, freeze_of(one_layer, "blocks").rows, 1);
         for (int shards = 1; shards <= size; shards++) {
@@ -167,9 +166,7 @@ TEST(covers) {
         }
     }
     for (int i = 0; i < count; i++) {
-        const ModelConfig cfg = {models[i].max_T, GPT2_VOCAB,   model_padded_vocab(GPT2_VOCAB),
-                                 models[i].L,     models[i].NH, models[i].C,
-                                 SHARE_OFF};
+        const ModelConfig cfg = model_preset_config(&models[i], models[i].V ? models[i].V : GPT2_VOCAB);
         test_cover(cfg, 0, 3, 3);
         test_cover(cfg, 1, 1, 1);
         test_cover(cfg, 2, 2 + 7 * i % 69, 2 + 7 * i % 69);

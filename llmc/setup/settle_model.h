@@ -1,0 +1,227 @@
+/*
+settle_model.h -- from options, a named model or a model's files to the sizes of the model.
+
+An option that is "auto" gets the model's size; with a model file the two must agree. Options that
+the architecture gives no meaning are refused.
+*/
+#ifndef LLMC_SETTLE_MODEL_H
+#define LLMC_SETTLE_MODEL_H
+
+#include "llmc/model/model.h"
+#include "llmc/setup/options.h"
+#include "llmc/setup/run_data.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Sizes of a new model without a name, and of its run, which trains on a laptop in minutes.
+enum { SETUP_LAYERS = 2, SETUP_CHANNELS = 128, SETUP_HEADS = 4, SETUP_CONTEXT = 128 };
+
+// Returns the model, and sets all options of its sizes. `path` is a model's files, whose sizes are
+// `found`; NULL: a new model.
+ModelConfig settle_model(Options* options, const RunData* data, const char* path, ModelConfig found);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef SETTLE_MODEL_IMPLEMENTATION
+
+#include <string.h>
+
+#include "llmc/base/check.h"
+#include "llmc/model/presets.h"
+#include "llmc/model/share_layers.h"
+
+static void settle_size_(int* option, int model, const char* name, const char* path) {
+    if (*option == OPTION_AUTO) {
+        *option = model;
+    } else if (path && *option != model) {
+        die_usage("--%s is %d, but the model in %s has %d", name, *option, path, model);
+    }
+}
+
+static void settle_number_(float* option, float model, const char* name, const char* path) {
+    if (*option == OPTION_AUTO) {
+        *option = model;
+    } else if (path && *option != model) {
+        die_usage("--%s is %g, but the model in %s has %g", name, (double)*option, path, (double)model);
+    }
+}
+
+// Returns true if a model's vocabulary fits a tokenizer: the same size, or that rounded up to a
+// multiple of 64 or 128.
+static int settle_fits_(int model_V, int V) {
+    return model_V == V || model_V == (V + 63) / 64 * 64 || model_V == model_padded_vocab(V);
+}
+
+static void settle_check_vocab_(const Options* options, const RunData* data, const char* path, int insists) {
+    const int V = options->vocab_size,
+              least = data->has_tokenizer ? tokenizer_least_vocab(&data->tokenizer) : 0,
+              tokens = data->has_tokenizer ? data->tokenizer.vocab_size : V;
+    if (V < least) {
+        die_usage("the vocabulary is %d; wanted at least the %d tokens of the tokenizer (%s)", V, least,
+                  data->tokenizer.kind);
+    }
+    if (data->has_tokenizer && path && !insists && V > tokens && !settle_fits_(V, tokens)) {
+        die_usage("%s has a vocabulary of %d, the tokenizer has %d tokens (%s); wanted the model's own "
+                  "--tokenizer, or --vocab-size %d to use this one anyway",
+                  path, V, tokens, options->tokenizer[0] ? options->tokenizer : data->tokenizer.kind, V);
+    }
+}
+
+// Returns the sizes of a model that has no name and no files.
+static ModelConfig settle_unnamed_(const Options* o, int V) {
+    const Arch arch = o->arch == OPTION_AUTO ? ARCH_GPT2 : (Arch)o->arch;
+    const Architecture* kinds = model_architecture(arch);
+    const ModelPreset sizes = {.arch = arch,
+                               .L = SETUP_LAYERS,
+                               .C = SETUP_CHANNELS,
+                               .NH = SETUP_HEADS,
+                               .max_T = o->seq_len > 0 ? o->seq_len : SETUP_CONTEXT,
+                               .has_head = kinds->has_head,
+                               .softcap = kinds->softcap};
+    return model_preset_config(&sizes, V);
+}
+
+// Returns the model before options change any of it.
+static ModelConfig settle_base_(const Options* o, const RunData* data, const char* path, ModelConfig found) {
+    const ModelPreset* named = path ? NULL : options_model_size(o);
+    const int of_name = named && named->V ? named->V : GPT2_VOCAB,
+              V = data->has_tokenizer ? data->tokenizer.vocab_size : of_name;
+    return path ? found : named ? model_preset_config(named, V) : settle_unnamed_(o, V);
+}
+
+static void settle_arch_(Options* o, Arch arch, const char* path) {
+    if (o->arch == OPTION_AUTO) {
+        o->arch = (int)arch;
+    } else if (o->arch != (int)arch) {
+        die_usage("--arch %s, but the model %s is a %s", model_architecture((Arch)o->arch)->word,
+                  path ? path : o->model, model_architecture(arch)->word);
+    }
+}
+
+// Returns the hidden units of a model that does not say: 4 C, or with a gate 8/3 C, which has as
+// many weights, in whole 64s.
+static int settle_hidden_(ModelConfig cfg) {
+    return cfg.F > 0 || model_gates(cfg) == 1 ? model_hidden(cfg) : (8 * cfg.C / 3 + 63) / 64 * 64;
+}
+
+// Decides the sizes that GPT-2 does not choose: its own are implied, and 0 in the configuration.
+static void settle_heads_(Options* o, ModelConfig* cfg, const char* path) {
+    if (cfg->HS == 0 && o->head_size == OPTION_AUTO && cfg->C % cfg->NH) {
+        die_usage("--channels %d is not a multiple of --heads %d", cfg->C, cfg->NH);
+    }
+    settle_size_(&o->head_size, model_head_size(*cfg), "head-size", path);
+    settle_size_(&o->kv_heads, model_key_heads(*cfg), "kv-heads", path);
+    settle_size_(&o->hidden, settle_hidden_(*cfg), "hidden", path);
+    settle_size_(&o->own_head, cfg->has_head, "own-head", path);
+    if (cfg->NH % o->kv_heads) {
+        die_usage("--kv-heads %d does not divide --heads %d", o->kv_heads, cfg->NH);
+    }
+    if (cfg->arch != ARCH_GPT2) {
+        cfg->HS = o->head_size, cfg->KV = o->kv_heads, cfg->F = o->hidden, cfg->has_head = o->own_head;
+    } else if (o->head_size != model_head_size(*cfg) || o->kv_heads != cfg->NH ||
+               o->hidden != model_hidden(*cfg) || o->own_head) {
+        die_usage(
+            "--head-size, --kv-heads, --hidden and --own-head have no meaning with --arch gpt2; --arch llama "
+            "has them");
+    }
+}
+
+static void settle_positions_(Options* o, ModelConfig* cfg, const char* path) {
+    const int turns = model_architecture(cfg->arch)->positions == POSITIONS_ROPE;
+    settle_number_(&o->rope_base, turns ? model_rope_base(*cfg) : 0, "rope-base", path);
+    if (!turns && o->rope_base > 0) {
+        die_usage("--rope-base has no meaning with --arch %s, whose positions are learned",
+                  model_architecture(cfg->arch)->word);
+    }
+    if (turns && (model_head_size(*cfg) % 2 || o->rope_base <= 0)) {
+        die_usage("--head-size %d with --rope-base %g; wanted an even size and a base above 0: positions "
+                  "turn pairs of "
+                  "channels",
+                  model_head_size(*cfg), (double)o->rope_base);
+    }
+    cfg->rope_base = o->rope_base;
+}
+
+// Sets the layers that have the window: letter l of the pattern, which repeats, is S; the last layer
+// sees everything. Without a pattern all layers have it.
+static void settle_windows_(ModelConfig* cfg, const char* pattern) {
+    const size_t length = strlen(pattern);
+    memset(cfg->windows, 0, sizeof(cfg->windows));
+    for (int l = 0; l < cfg->L && cfg->window > 0; l++) {
+        const int is_short = length == 0 || (pattern[(size_t)l % length] == 'S' && l < cfg->L - 1);
+        cfg->windows[l / 8] |= (uint8_t)(is_short << l % 8);
+    }
+}
+
+static void settle_window_(Options* o, ModelConfig* cfg, const char* path) {
+    const Architecture* kinds = model_architecture(cfg->arch);
+    const char* pattern = o->window_pattern;
+    const ModelConfig found = *cfg;
+    settle_size_(&o->window, cfg->window, "window", path);
+    cfg->window = o->window;
+    if (o->window > 0 && kinds->windows == WINDOWS_NONE) {
+        die_usage("--window has no meaning with --arch %s; mistral, qwen2 and qwen3 have windows",
+                  kinds->word);
+    }
+    if (pattern[strspn(pattern, "SL")] || (pattern[0] && (o->window == 0 || kinds->windows != WINDOWS_ANY))) {
+        die_usage("--window-pattern %s; wanted letters S and L, with --window and --arch qwen2 or qwen3",
+                  pattern);
+    }
+    if (!path || pattern[0]) {
+        settle_windows_(cfg, pattern);
+    }
+    if (path && memcmp(cfg->windows, found.windows, sizeof(found.windows)) != 0) {
+        die_usage("--window-pattern %s, but the model in %s has another", pattern, path);
+    }
+}
+
+static void settle_softcap_(Options* o, ModelConfig* cfg, const char* path) {
+    const Architecture* kinds = model_architecture(cfg->arch);
+    settle_number_(&o->softcap, cfg->softcap, "softcap", path);
+    if (o->softcap > 0 && kinds->softcap == 0) {
+        die_usage("--softcap has no meaning with --arch %s; nanochat has it", kinds->word);
+    }
+    cfg->softcap = o->softcap;
+}
+
+static int settle_share_layers_(const Options* options) {
+    char error[ERROR_BYTES];
+    int share;
+    if (!share_parse(&share, options->layers, options->share_layers, error)) {
+        die_usage("%s", error);
+    }
+    return share;
+}
+
+ModelConfig settle_model(Options* options, const RunData* data, const char* path, ModelConfig found) {
+    const int insists = options->vocab_size != OPTION_AUTO; // also true for a run that resumes
+    ModelConfig cfg = settle_base_(options, data, path, found);
+    settle_arch_(options, cfg.arch, path);
+    settle_size_(&options->layers, cfg.L, "layers", path);
+    settle_size_(&options->channels, cfg.C, "channels", path);
+    settle_size_(&options->heads, cfg.NH, "heads", path);
+    settle_size_(&options->context, cfg.max_T, "context", path);
+    settle_size_(&options->vocab_size, cfg.V, "vocab-size", path);
+    cfg.L = options->layers, cfg.C = options->channels, cfg.NH = options->heads;
+    cfg.max_T = options->context, cfg.V = options->vocab_size;
+    cfg.Vp = path ? cfg.Vp : model_padded_vocab(cfg.V);
+    settle_heads_(options, &cfg, path);
+    settle_positions_(options, &cfg, path);
+    settle_window_(options, &cfg, path);
+    settle_softcap_(options, &cfg, path);
+    cfg.share = settle_share_layers_(options);
+    if (options->initial_weights == OPTION_AUTO) {
+        options->initial_weights = (int)model_architecture(cfg.arch)->initial;
+    }
+    cfg.initial = (InitialWeights)options->initial_weights;
+    settle_check_vocab_(options, data, path, insists);
+    return cfg;
+}
+
+#endif // SETTLE_MODEL_IMPLEMENTATION
+
+#endif
