@@ -54,6 +54,7 @@ struct Model {
     int B, T;  // micro-batches up to B sequences of up to T tokens
     int chunk; // tokens that have logits in memory
     ModelUse use;
+    float z_loss;             // --z-loss
     RecomputeLevel recompute; // which activations the backward pass computes again
     Freeze freeze;            // which parameters training leaves unchanged
     TensorRow parameter_rows[MODEL_PARAMETER_ROWS], activation_rows[MODEL_ACTIVATION_ROWS];
@@ -67,6 +68,8 @@ struct Model {
     ModelParameters params, grads;
     ModelActivations acts;
     Decoder decoder; // generation: its activations are in the same memory
+    // (N) first token that attention sees, in layers with a window; NULL without any
+    int* window_starts;
 
     Comm* comm;
     Zero zero; // ZeRO (zero.h): the part that this process updates, and what the processes exchange
@@ -89,12 +92,16 @@ static void open_parameters(Model* model, const Settled* s) {
     model->params_memory = memory_take(memory, o->quantize ? "parameters in 8 bits" : "parameters",
                                        MEMORY_DEVICE, model->parameter_bytes);
     tensor_rows_bind(&model->params, rows, MODEL_PARAMETER_ROWS, model->params_memory);
-    linear_open(&model->linear, memory, o->quantize, most_tokens, (size_t)model_hidden(cfg));
+    linear_open(&model->linear, memory, o->quantize, most_tokens, (size_t)model_widest(cfg));
     if (o->matmul == MATMUL_BF16) {
         linear_open_bf16(&model->linear, memory, rows, model->params_memory,
                          s->use == USE_TRAIN ? PACKED_KINDS : 1);
     }
     attention_either_open(&model->attention, memory, model->linear.is_bf16, T, model_head_size(cfg));
+    if (cfg.window > 0) {
+        model->window_starts =
+            (int*)memory_take(memory, "starts of windows", MEMORY_DEVICE, most_tokens * sizeof(int));
+    }
 }
 
 // Opens the gradients, if there are any, and what divides them among processes.
@@ -154,6 +161,7 @@ static void model_open(Model* model, const Settled* s, Memory memory, Comm* comm
     model->use = s->use;
     model->B = s->options.batch;
     model->T = s->options.seq_len;
+    model->z_loss = s->options.z_loss;
     model->recompute = recompute_level(s);
     model->freeze = s->freeze;
     model->memory = memory;
@@ -203,9 +211,19 @@ typedef struct {
     Mlp mlp;
 } Block;
 
+static Norm norm_of(ModelConfig cfg, const float* weight, const float* bias, float* mean, float* rstd,
+                    const Pass* pass) {
+    return (Norm){model_norm(cfg), model_norm_eps(cfg), weight, bias, mean, rstd, pass_tokens(pass), cfg.C};
+}
+
+// Returns the first token that attention sees in layer l (N); NULL: the first of the sequence.
+static const int* starts_of(const Model* model, int l, const Pass* pass) {
+    return model_window(model->cfg, l) > 0 ? model->window_starts : pass->starts;
+}
+
 static Block block_at(Model* model, int l, const Pass* pass) {
     const ModelConfig cfg = model->cfg;
-    const int N = pass_tokens(pass), C = cfg.C;
+    const int N = pass_tokens(pass);
     const ModelParameters p = model_parameters_at_layer(model->params, model->parameter_rows, l);
     const ModelActivations a = model_activations_at_layer(*pass->acts, pass->activation_rows, l);
     const LayerWeights w = linear_weights(&model->linear, cfg, &p, l);
@@ -214,11 +232,13 @@ static Block block_at(Model* model, int l, const Pass* pass) {
         .inp = residual_into(model, l, pass),
         .out = residual_into(model, l + 1, pass),
         .N = N,
-        .norm1 = {NORM_LAYER, NORM_EPS, p.ln1w, p.ln1b, a.ln1_mean, a.ln1_rstd, N, C},
-        .norm2 = {NORM_LAYER, NORM_EPS, p.ln2w, p.ln2b, a.ln2_mean, a.ln2_rstd, N, C},
-        .attention = self_attention_of(cfg, &w.qkv, &a, pass, &model->linear, &model->attention),
+        .norm1 = norm_of(cfg, p.ln1w, p.ln1b, a.ln1_mean, a.ln1_rstd, pass),
+        .norm2 = norm_of(cfg, p.ln2w, p.ln2b, a.ln2_mean, a.ln2_rstd, pass),
+        .attention = self_attention_of(cfg, l, &w.qkv, &a, pass, starts_of(model, l, pass), &model->linear,
+                                       &model->attention),
         .attproj = w.attproj,
-        .mlp = {ACTIVATION_GELU, N, w.fc, w.fcproj, a.fch, a.fch_act, &model->linear},
+        .mlp = {model_architecture(cfg.arch)->activation, N, w.fc, w.fcproj, a.fch, a.fch_act,
+                &model->linear},
     };
 }
 
@@ -226,7 +246,7 @@ static Block block_at(Model* model, int l, const Pass* pass) {
 static void block_hidden(const Block* b) {
     const ModelActivations a = b->a;
     norm_forward_cpu(a.ln1, b->inp, &b->norm1);                             // ln1 (N, C)
-    self_attention_forward_cpu(&b->attention, a.ln1);                       // atty (N, C)
+    self_attention_forward_cpu(&b->attention, a.ln1);                       // atty (N, Q)
     linear_forward_cpu(a.branch, a.atty, &b->attproj, b->N, b->mlp.linear); // branch (N, C)
     // residual2 (N, C) = inp + branch; ln2 (N, C)
     residual_norm_forward_cpu(a.residual2, a.ln2, b->inp, a.branch, &b->norm2);
@@ -237,13 +257,12 @@ static void block_forward(const Block* b) {
     const ModelActivations a = b->a;
     block_hidden(b);
     mlp_forward_cpu(a.branch, &b->mlp); // branch (N, C)
-    residual_forward_cpu(b->out, a.residual2, a.branch, (size_t)b->N * b->mlp.fc.C);
+    residual_forward_cpu(b->out, a.residual2, a.branch, (size_t)b->N * (size_t)b->mlp.fc.C);
 }
 
 static Norm last_norm(const Model* model, const Pass* pass) {
     const ModelActivations* a = pass->acts;
-    return (Norm){NORM_LAYER,  NORM_EPS,    model->params.lnfw, model->params.lnfb,
-                  a->lnf_mean, a->lnf_rstd, pass_tokens(pass),  model->cfg.C};
+    return norm_of(model->cfg, model->params.lnfw, model->params.lnfb, a->lnf_mean, a->lnf_rstd, pass);
 }
 
 // Runs the model up to its last hidden state, lnf (N, C).
@@ -253,7 +272,13 @@ static void forward_pass(Model* model, const Pass* pass) {
     const Norm norm = last_norm(model, pass);
     const LayerWeights w = linear_weights(&model->linear, cfg, &model->params, 0);
     model->linear.few = pass_is_step(pass);
+    if (model->window_starts) {
+        pass_window_starts(model->window_starts, pass, cfg.window);
+    }
     linear_embedding_cpu(a->encoded, pass, &w.wte, model->params.wpe, &model->linear); // (N, C)
+    if (a->encoded_rstd) {
+        norm_unit_forward_cpu(a->encoded, a->encoded_rstd, norm.N, cfg.C, norm.eps);
+    }
     for (int l = 0; l < cfg.L; l++) {
         const Block block = block_at(model, l, pass);
         block_forward(&block);
@@ -282,12 +307,14 @@ static void model_forward(Model* model, Batch batch) {
 static LmHead lm_head(Model* model, const Pass* pass) {
     const LayerWeights w = linear_weights(&model->linear, model->cfg, &model->params, 0);
     return (LmHead){.hidden = pass->acts->lnf,
-                    .weight = w.wte,
+                    .weight = w.head,
                     .targets = pass->targets,
                     .logits = pass->acts->logits,
                     .N = pass_tokens(pass),
                     .V = model->cfg.V,
                     .chunk = model->chunk,
+                    .softcap = model->cfg.softcap,
+                    .z_loss = model->z_loss,
                     .linear = &model->linear,
                     .bf16 = &model->classifier};
 }
@@ -361,6 +388,20 @@ static void block_backward(Model* model, int l, const Pass* pass, GradientMode m
     norm_backward_cpu(dresidual, d.ln1w, d.ln1b, dln1, b.inp, &b.norm1, GRADIENT_ADD, attention_mode);
 }
 
+// Sets or adds to the gradients of the embeddings, from dresidual (N, C), that of encoded.
+static void embedding_backward(Model* model, const Pass* pass, GradientMode mode) {
+    const ModelConfig cfg = model->cfg;
+    const ModelParameters d = gradients_at_layer(model, 0);
+    const ModelActivations* a = pass->acts;
+    const EmbeddingSizes sizes = {pass->B, pass->T, cfg.C, cfg.Vp, cfg.max_T};
+    if (a->encoded_rstd && d.wte) {
+        norm_unit_backward_cpu(a->dresidual, a->encoded, a->encoded_rstd, pass_tokens(pass), cfg.C);
+    }
+    // without a matrix of its own, the head has set or added to dwte
+    embedding_backward_cpu(d.wte, d.wpe, a->dresidual, pass->inputs, sizes,
+                           cfg.has_head ? mode : GRADIENT_ADD, mode);
+}
+
 // Called when the losses are known: the hook decides on the update by them.
 static void losses_done(Model* model, Batch batch, InBackward* hook) {
     if (hook) {
@@ -388,7 +429,7 @@ static void model_backward(Model* model, Batch batch, float dloss, GradientMode 
     const LmHead head = lm_head(model, &pass);
     const Norm norm = last_norm(model, &pass);
     float* dlnf = a.branch; // (N, C)
-    lm_head_gradients_cpu(a.losses, dlnf, d.wte, &head, dloss, mode);
+    lm_head_gradients_cpu(a.losses, dlnf, cfg.has_head ? d.head : d.wte, &head, dloss, mode);
     losses_done(model, batch, hook);
     norm_backward_cpu(a.dresidual, d.lnfw, d.lnfb, dlnf, residual_into(model, cfg.L, &pass), &norm,
                       GRADIENT_SET, mode);
@@ -399,9 +440,7 @@ static void model_backward(Model* model, Batch batch, float dloss, GradientMode 
             group_done(model, g, step, hook);
         }
     }
-    const EmbeddingSizes sizes = {batch.B, batch.T, cfg.C, cfg.Vp, cfg.max_T};
-    embedding_backward_cpu(d.wte, d.wpe, a.dresidual, batch.inputs, sizes, GRADIENT_ADD,
-                           mode); // the head has set or added to dwte
+    embedding_backward(model, &pass, mode);
     group_done(model, 0, step, hook);
 }
 

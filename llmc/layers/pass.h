@@ -27,6 +27,14 @@ typedef struct {
 
 static inline int pass_tokens(const Pass* pass) { return pass->B * pass->T; }
 
+// Sets the first token that attention sees through a window of the last `window` tokens.
+static inline void pass_window_starts(int* starts, const Pass* pass, int window) {
+    for (int n = 0; n < pass_tokens(pass); n++) {
+        const int first = n % pass->T - window + 1, start = pass->starts ? pass->starts[n] : 0;
+        starts[n] = first > start ? first : start;
+    }
+}
+
 // Returns true for a step of decoding: row r is a token of sequence r.
 static inline int pass_is_step(const Pass* pass) { return pass->cached && pass->positions.given; }
 

@@ -60,6 +60,7 @@ static inline void attention_either_backward_cpu(float* dqkv, const float* dout,
 typedef struct {
     AttentionSizes sizes;
     const int* starts;      // (B, T), or NULL
+    int window;             // tokens that a step of decoding sees, itself the last; 0: all
     Weight weight;          // (QKV, C)
     float *qkv, *out, *lse; // (N, QKV), (N, Q), (B, NH, T)
     AttentionCache cache;   // keys and values that are kept; no data: none
@@ -69,20 +70,23 @@ typedef struct {
     Attention* attention;
 } SelfAttention;
 
-static inline SelfAttention self_attention_of(ModelConfig cfg, const Weight* weight,
-                                              const ModelActivations* a, const Pass* pass, Linear* linear,
-                                              Attention* attention) {
-    return (SelfAttention){.sizes = attention_sizes(pass->B, pass->T, cfg.NH, cfg.NH, model_head_size(cfg)),
-                           .starts = pass->starts,
-                           .weight = *weight,
-                           .qkv = a->qkv,
-                           .out = a->atty,
-                           .lse = a->att_lse,
-                           .cache = {pass->cached ? a->kv : NULL, pass->cached},
-                           .sequence = pass->sequence,
-                           .positions = pass_is_step(pass) ? pass->positions.given : NULL,
-                           .linear = linear,
-                           .attention = attention};
+// Returns the attention of layer l. `starts` of a layer with a window are those of the window.
+static inline SelfAttention self_attention_of(ModelConfig cfg, int l, const Weight* weight,
+                                              const ModelActivations* a, const Pass* pass, const int* starts,
+                                              Linear* linear, Attention* attention) {
+    return (SelfAttention){
+        .sizes = attention_sizes(pass->B, pass->T, cfg.NH, model_key_heads(cfg), model_head_size(cfg)),
+        .starts = starts,
+        .window = model_window(cfg, l),
+        .weight = *weight,
+        .qkv = a->qkv,
+        .out = a->atty,
+        .lse = a->att_lse,
+        .cache = {pass->cached ? a->kv : NULL, pass->cached},
+        .sequence = pass->sequence,
+        .positions = pass_is_step(pass) ? pass->positions.given : NULL,
+        .linear = linear,
+        .attention = attention};
 }
 
 static inline int self_attention_is_packed_(const SelfAttention* a) {
@@ -120,7 +124,8 @@ static inline void self_attention_forward_cpu(const SelfAttention* a, const floa
         self_attention_store_(a);
     }
     if (a->positions) {
-        attention_cached_cpu(a->out, a->qkv, a->positions, 0, a->cache, a->sizes, &a->attention->fp32);
+        attention_cached_cpu(a->out, a->qkv, a->positions, a->window, a->cache, a->sizes,
+                             &a->attention->fp32);
     } else {
         attention_either_forward_cpu(a->out, a->lse, a->qkv, a->starts, a->sizes, a->attention);
     }

@@ -26,22 +26,26 @@ typedef struct {
 } PackedParameters;
 #undef PACKED_MEMBER_
 
-// Matrices of a block, and the one that the embedding and the classifier share.
+// Matrices of a block, that of the embedding, and that of the classifier, which may be the same.
 typedef struct {
-    Weight qkv, attproj, fc, fcproj, wte;
+    Weight qkv, attproj, fc, fcproj, wte, head;
 } LayerWeights;
 
 // Names the matrices in `p`, the parameters of a layer, and their copies, whose members may be
 // NULL.
 static inline LayerWeights layer_weights(ModelConfig cfg, const ModelParameters* p,
                                          const PackedParameters* forward, const PackedParameters* backward) {
-    const int C = cfg.C, QKV = model_qkv_size(cfg), F = model_hidden(cfg);
+    const int C = cfg.C, Q = model_heads(cfg), QKV = model_qkv_size(cfg), F = model_hidden(cfg),
+              FG = F * model_gates(cfg);
+    const Weight wte = {p->wte, NULL, forward->wte, backward->wte, cfg.Vp, C},
+                 head = {p->head, NULL, forward->head, backward->head, cfg.Vp, C};
     const LayerWeights weights = {
         {p->qkvw, p->qkvb, forward->qkvw, backward->qkvw, QKV, C},
-        {p->attprojw, p->attprojb, forward->attprojw, backward->attprojw, C, C},
-        {p->fcw, p->fcb, forward->fcw, backward->fcw, F, C},
+        {p->attprojw, p->attprojb, forward->attprojw, backward->attprojw, C, Q},
+        {p->fcw, p->fcb, forward->fcw, backward->fcw, FG, C},
         {p->fcprojw, p->fcprojb, forward->fcprojw, backward->fcprojw, C, F},
-        {p->wte, NULL, forward->wte, backward->wte, cfg.Vp, C},
+        wte,
+        cfg.has_head ? head : wte,
     };
     return weights;
 }

@@ -157,6 +157,13 @@ static inline int model_gates(ModelConfig cfg) {
     return activation_gates(model_architecture(cfg.arch)->activation);
 }
 
+// Returns the most columns of a matrix.
+static inline int model_widest(ModelConfig cfg) {
+    const int Q = model_heads(cfg), F = model_hidden(cfg), most = Q > F ? Q : F;
+    return most > cfg.C ? most : cfg.C;
+}
+
+static inline NormKind model_norm(ModelConfig cfg) { return model_architecture(cfg.arch)->norm; }
 static inline float model_norm_eps(ModelConfig cfg) { return cfg.norm_eps > 0 ? cfg.norm_eps : 1e-5f; }
 static inline float model_rope_base(ModelConfig cfg) { return cfg.rope_base > 0 ? cfg.rope_base : 10000.0f; }
 static inline int model_rope_dims(ModelConfig cfg) {
@@ -251,8 +258,8 @@ typedef enum {
   X(losses,     1,      trained, BLOCK, 1,                  float,   LIVE_ALWAYS)   /* nats, per token */ \
   X(branch,     1,      N,      BLOCK, w.branch,            floatX,  LIVE_ALWAYS)  /* output of attention or MLP, added to the stream; and its gradient, or that of atty */ \
   X(dresidual,  1,      trained, BLOCK, cfg.C,               floatX,  LIVE_ALWAYS)  /* gradient of the residual stream */ \
-  X(dqkv,       1,      trained, BLOCK, w.QKV,               floatX,  LIVE_BLOCK) \
-  X(dfch,       1,      trained, BLOCK, w.G * w.F,           floatX,  LIVE_BLOCK)
+  X(dqkv,       1,      trained, BLOCK, w.dqkv,              floatX,  LIVE_BLOCK)  /* memory for sums in the MLP's turn */ \
+  X(dfch,       1,      trained, BLOCK, w.dfch,              floatX,  LIVE_BLOCK)  /* memory for sums in attention's turn */
 // clang-format on
 
 #define MODEL_MEMBER_(name, ...) floatX* name;
@@ -274,14 +281,14 @@ enum {
 };
 #undef MODEL_COUNT_
 
-// Rows and columns of the tables; 0 for a tensor that the architecture's kinds do not need.
+// Rows and columns of the tables; 0 for a tensor that the architecture's kinds do not need. K:
+// columns of all keys. positions and head are rows, of wpe and of the classifier's own matrix; then
+// follow vectors, and columns of activations.
 typedef struct {
-    int Q, K, QKV, F, G;                              // K: columns of all keys
-    int positions;                                    // rows of wpe
-    int norm, norm_bias, qkv_bias, bias, hidden_bias; // vectors
-    int query_norm, key_norm;                         // weights of the norms of queries and keys
-    int head;                                         // rows of the classifier's own matrix
-    int mean, embedding_rstd, raw, unit_rstd, branch; // columns of activations
+    int Q, K, QKV, F, G;
+    int positions, head;
+    int norm, norm_bias, qkv_bias, bias, hidden_bias, query_norm, key_norm;
+    int mean, embedding_rstd, raw, unit_rstd, branch, dqkv, dfch;
 } ModelWidths;
 
 static inline ModelWidths model_widths(ModelConfig cfg) {
@@ -305,6 +312,8 @@ static inline ModelWidths model_widths(ModelConfig cfg) {
     w.raw = w.query_norm > 0 ? Q + K : 0;
     w.unit_rstd = heads == HEADS_UNIT_NORM ? cfg.NH + model_key_heads(cfg) : 0;
     w.branch = Q > cfg.C ? Q : cfg.C;
+    w.dqkv = w.QKV > G * F / 32 ? w.QKV : G * F / 32; // (N/32, G F)
+    w.dfch = G * F > w.QKV ? G * F : w.QKV;           // (B, QKV)
     return w;
 }
 

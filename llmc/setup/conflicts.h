@@ -13,6 +13,9 @@ calls all of them before it allocates memory for the model; gpu_setup.cuh adds c
 extern "C" {
 #endif
 
+// Refuses a model that this trainer does not compute.
+void setup_check_model(const Settled* s);
+
 // Refuses options of tasks if no tasks are given. Accepts the values that --print-config prints.
 void setup_check_tasks(const Settled* s);
 
@@ -47,6 +50,18 @@ void setup_check_optimizer(const Settled* s);
 #include "llmc/base/check.h"
 #include "llmc/model/share_layers.h"
 #include "llmc/layers/q8_weights.h"
+
+void setup_check_model(const Settled* s) {
+    const Options* o = &s->options;
+    if (o->program.trainer == OPTION_GPU && (s->cfg.arch != ARCH_GPT2 || o->z_loss > 0)) {
+        die_usage("the GPU trainer computes --arch gpt2 without --z-loss; ./train_gpt2, on the CPU, computes "
+                  "%s",
+                  s->cfg.arch != ARCH_GPT2 ? model_architecture(s->cfg.arch)->word : "it with");
+    }
+    if (o->head_lr_scale != 1 && !s->cfg.has_head) {
+        die_usage("--head-lr-scale %g needs --own-head on", (double)o->head_lr_scale);
+    }
+}
 
 void setup_check_tasks(const Settled* s) {
     const Options* o = &s->options;

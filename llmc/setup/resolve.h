@@ -369,6 +369,7 @@ void settle(Settled* s, RunData* data, const Options* options, const SettleInput
     if (options->verify_data) {
         return;
     }
+    setup_check_model(s);
     setup_check_quantize(s);
     settle_freeze_(s);
     setup_check_share(s);

@@ -146,8 +146,8 @@ static void settle_positions_(Options* o, ModelConfig* cfg, const char* path) {
     cfg->rope_base = o->rope_base;
 }
 
-// Sets the layers that have the window: letter l of the pattern, which repeats, is S; the last layer
-// sees everything. Without a pattern all layers have it.
+// Sets the layers that have the window: letter l of the pattern, which repeats, is S; the last
+// layer sees everything. Without a pattern all layers have it.
 static void settle_windows_(ModelConfig* cfg, const char* pattern) {
     const size_t length = strlen(pattern);
     memset(cfg->windows, 0, sizeof(cfg->windows));
