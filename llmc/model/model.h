@@ -196,32 +196,32 @@ typedef enum {
 } RecomputeLevel;
 
 // Parameters, in the order of llm.c's model files: `rows` x `cols`, in a part of the model
-// (PART_...). A vector is one row; matrices are (out, in). A tensor that a kind does not need has no
-// elements (w: MODEL_WIDTHS). Padding rows of wte and head (V ... Vp-1) are zero. An update treats
-// each of `parts` matrices, one below the other, alone. `init` and `decay`: first values, and whether
-// weight decay applies. `kind` (KIND_...) selects the optimizer's rule. Names in files are in
-// families.h.
-//  name        part       rows        cols          parts  init                 decay  kind
+// (PART_...). A vector is one row; matrices are (out, in). A tensor that a kind does not need has
+// no elements (w: ModelWidths). Padding rows of wte and head (V ... Vp-1) are zero. An update
+// treats each of `parts` equal matrices, one below the other, and one of `apart` rows above them,
+// alone. `init` and `decay`: first values, and whether weight decay applies. `kind` (KIND_...)
+// selects the optimizer's rule. Names in files are in families.h.
+//  name        part       rows        cols          apart    parts  init                 decay  kind
 #define MODEL_PARAMETERS(X) \
-  X(wte,        OUTSIDE,   cfg.Vp,     cfg.C,        1,     INIT_VOCAB,          1,     EMBEDDING)   /* token embedding; the classifier's weight, too, if it has no head */ \
-  X(wpe,        OUTSIDE,   w.positions, cfg.C,       1,     INIT_NORMAL,         1,     EMBEDDING) /* position embedding */ \
-  X(ln1w,       ATTENTION, 1,          w.norm,       1,     INIT_ONE,            0,     VECTOR) /* norm before attention */ \
-  X(ln1b,       ATTENTION, 1,          w.norm_bias,  1,     INIT_ZERO,           0,     VECTOR) \
-  X(qkvw,       ATTENTION, w.QKV,      cfg.C,        3,     INIT_NORMAL,         1,     MATRIX) /* queries, keys, values */ \
-  X(qkvb,       ATTENTION, 1,          w.qkv_bias,   1,     INIT_ZERO,           0,     VECTOR) \
-  X(qnormw,     ATTENTION, 1,          w.query_norm, 1,     INIT_ONE,            0,     VECTOR) /* norm of the queries, */ \
-  X(knormw,     ATTENTION, 1,          w.key_norm,   1,     INIT_ONE,            0,     VECTOR) /* and of the keys */ \
-  X(attprojw,   ATTENTION, cfg.C,      w.Q,          1,     INIT_NORMAL_SCALED,  1,     MATRIX) /* into the residual stream */ \
-  X(attprojb,   ATTENTION, 1,          w.bias,       1,     INIT_ZERO,           0,     VECTOR) \
-  X(ln2w,       MLP,       1,          w.norm,       1,     INIT_ONE,            0,     VECTOR) /* norm before the MLP */ \
-  X(ln2b,       MLP,       1,          w.norm_bias,  1,     INIT_ZERO,           0,     VECTOR) \
-  X(fcw,        MLP,       w.G * w.F,  cfg.C,        w.G,   INIT_NORMAL,         1,     MATRIX) /* into the MLP's hidden layer: gate, then up */ \
-  X(fcb,        MLP,       1,          w.hidden_bias, 1,    INIT_ZERO,           0,     VECTOR) \
-  X(fcprojw,    MLP,       cfg.C,      w.F,          1,     INIT_NORMAL_SCALED,  1,     MATRIX) /* into the residual stream */ \
-  X(fcprojb,    MLP,       1,          w.bias,       1,     INIT_ZERO,           0,     VECTOR) \
-  X(lnfw,       OUTSIDE,   1,          w.norm,       1,     INIT_ONE,            0,     VECTOR)  /* norm before the classifier */ \
-  X(lnfb,       OUTSIDE,   1,          w.norm_bias,  1,     INIT_ZERO,           0,     VECTOR) \
-  X(head,       OUTSIDE,   w.head,     cfg.C,        1,     INIT_VOCAB,          1,     HEAD)       /* the classifier's weight, if it is not wte */
+  X(wte,        OUTSIDE,   cfg.Vp,     cfg.C,        0,       1,     INIT_VOCAB,          1,     EMBEDDING)   /* token embedding; the classifier's weight, too, if it has no head */ \
+  X(wpe,        OUTSIDE,   w.positions, cfg.C,       0,       1,     INIT_NORMAL,         1,     EMBEDDING) /* position embedding */ \
+  X(ln1w,       ATTENTION, 1,          w.norm,       0,       1,     INIT_ONE,            0,     VECTOR) /* norm before attention */ \
+  X(ln1b,       ATTENTION, 1,          w.norm_bias,  0,       1,     INIT_ZERO,           0,     VECTOR) \
+  X(qkvw,       ATTENTION, w.QKV,      cfg.C,        w.apart, w.parts,     INIT_NORMAL,         1,     MATRIX) /* queries, keys, values */ \
+  X(qkvb,       ATTENTION, 1,          w.qkv_bias,   0,       1,     INIT_ZERO,           0,     VECTOR) \
+  X(qnormw,     ATTENTION, 1,          w.query_norm, 0,       1,     INIT_ONE,            0,     VECTOR) /* norm of the queries, */ \
+  X(knormw,     ATTENTION, 1,          w.key_norm,   0,       1,     INIT_ONE,            0,     VECTOR) /* and of the keys */ \
+  X(attprojw,   ATTENTION, cfg.C,      w.Q,          0,       1,     INIT_NORMAL_SCALED,  1,     MATRIX) /* into the residual stream */ \
+  X(attprojb,   ATTENTION, 1,          w.bias,       0,       1,     INIT_ZERO,           0,     VECTOR) \
+  X(ln2w,       MLP,       1,          w.norm,       0,       1,     INIT_ONE,            0,     VECTOR) /* norm before the MLP */ \
+  X(ln2b,       MLP,       1,          w.norm_bias,  0,       1,     INIT_ZERO,           0,     VECTOR) \
+  X(fcw,        MLP,       w.G * w.F,  cfg.C,        0,       w.G,   INIT_NORMAL,         1,     MATRIX) /* into the MLP's hidden layer: gate, then up */ \
+  X(fcb,        MLP,       1,          w.hidden_bias, 0,       1,    INIT_ZERO,           0,     VECTOR) \
+  X(fcprojw,    MLP,       cfg.C,      w.F,          0,       1,     INIT_NORMAL_SCALED,  1,     MATRIX) /* into the residual stream */ \
+  X(fcprojb,    MLP,       1,          w.bias,       0,       1,     INIT_ZERO,           0,     VECTOR) \
+  X(lnfw,       OUTSIDE,   1,          w.norm,       0,       1,     INIT_ONE,            0,     VECTOR)  /* norm before the classifier */ \
+  X(lnfb,       OUTSIDE,   1,          w.norm_bias,  0,       1,     INIT_ZERO,           0,     VECTOR) \
+  X(head,       OUTSIDE,   w.head,     cfg.C,        0,       1,     INIT_VOCAB,          1,     HEAD)       /* the classifier's weight, if it is not wte */
 
 // Activations, for N = B*T tokens. A tensor with `blocks` layers is kept for the backward pass, one
 // per layer, up to the recomputation level `kept` (RECOMPUTE_...); BLOCK means always. A tensor
@@ -287,6 +287,7 @@ enum {
 typedef struct {
     int Q, K, QKV, F, G;
     int positions, head;
+    int apart, parts; // rows of the queries' matrix, if another size than the keys'; equal matrices
     int norm, norm_bias, qkv_bias, bias, hidden_bias, query_norm, key_norm;
     int mean, embedding_rstd, raw, unit_rstd, branch, dqkv, dfch;
 } ModelWidths;
@@ -299,6 +300,8 @@ static inline ModelWidths model_widths(ModelConfig cfg) {
               has_biases = kinds->biases == BIASES_ALL;
     ModelWidths w;
     w.Q = Q, w.K = K, w.QKV = Q + 2 * K, w.F = F, w.G = G;
+    w.apart = Q == K ? 0 : Q;
+    w.parts = Q == K ? 3 : 2;
     w.positions = kinds->positions == POSITIONS_LEARNED ? cfg.max_T : 0;
     w.norm = kinds->norm == NORM_RMS_ALONE ? 0 : cfg.C;
     w.norm_bias = is_layer ? cfg.C : 0;
@@ -327,7 +330,7 @@ static inline size_t model_sharded_rows_of(TensorRow rows[MODEL_PARAMETER_ROWS],
                                            size_t element_bytes, int shards, unsigned frozen) {
     const ModelWidths w = model_widths(cfg);
     TensorRow* row = rows;
-#define MODEL_ROW_(name_, part_, rows_, cols_, parts_, init_, decay_, kind_)                                 \
+#define MODEL_ROW_(name_, part_, rows_, cols_, apart_, parts_, init_, decay_, kind_)                         \
     row->name = #name_;                                                                                      \
     row->part = PART_##part_;                                                                                \
     row->place = model_place(cfg, row->part);                                                                \
@@ -338,6 +341,7 @@ static inline size_t model_sharded_rows_of(TensorRow rows[MODEL_PARAMETER_ROWS],
     row->uses = tensor_is_absent(row) ? 0 : row->part == PART_OUTSIDE ? 1 : cfg.L;                           \
     row->first_layer = 0;                                                                                    \
     row->element_bytes = element_bytes;                                                                      \
+    row->apart = (size_t)(apart_);                                                                           \
     row->parts = parts_;                                                                                     \
     row->init = init_;                                                                                       \
     row->stream = rand_stream(#name_);                                                                       \

@@ -59,7 +59,10 @@ typedef struct {
     // layer that uses copy 0; so do those below it, which keep nothing
     int first_layer;
     size_t rows, cols; // sizes of one layer
-    int parts;         // parameters only: matrices of a layer that are updated one by one
+    // parameters only: matrices of a layer that are updated one by one: `parts` equal ones, below
+    // one of `apart` rows, unless that is 0
+    size_t apart;
+    int parts;
     size_t element_bytes;
     TensorInit init;   // parameters only
     int decay;         // parameters only
@@ -77,6 +80,26 @@ typedef struct {
 static inline size_t tensor_layer_elements(const TensorRow* row) { return row->rows * row->cols; }
 static inline size_t tensor_elements(const TensorRow* row) {
     return row->layers * tensor_layer_elements(row);
+}
+
+// Equal matrices of a layer, one below the other: `count` of `rows` rows, from row `first` on.
+typedef struct {
+    size_t first, rows;
+    int count;
+} TensorRun;
+
+enum { TENSOR_RUNS = 2 }; // at most
+
+// Return the number of runs that a layer consists of, and run i.
+static inline int tensor_runs(const TensorRow* row) { return row->apart > 0 ? 2 : 1; }
+
+static inline TensorRun tensor_run(const TensorRow* row, int i) {
+    TensorRun run;
+    const int is_apart = i == 0 && row->apart > 0;
+    run.first = is_apart ? 0 : row->apart;
+    run.rows = is_apart ? row->apart : (row->rows - row->apart) / (size_t)row->parts;
+    run.count = is_apart ? 1 : row->parts;
+    return run;
 }
 
 static inline int tensor_is_absent(const TensorRow* row) { return tensor_layer_elements(row) == 0; }

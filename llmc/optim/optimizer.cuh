@@ -45,6 +45,8 @@ weights are, too.
 // their shards are whole pieces.
 enum { UPDATE_PIECE_ = TENSOR_SHARD_UNIT, UPDATE_THREADS_ = UPDATE_PIECE_ / 4 };
 
+enum { UPDATE_MUON_TENSORS_ = MODEL_PARAMETER_ROWS * TENSOR_RUNS }; // at most
+
 // Layout in numbers of pieces.
 typedef struct {
     uint32_t once,
@@ -71,7 +73,7 @@ typedef struct {
     AdafactorPlan adafactor;
     // Adafactor's tensors in group 0, and in each other group
     AdafactorCount adafactor_once, adafactor_block;
-    MuonTensor muon[MODEL_PARAMETER_ROWS];
+    MuonTensor muon[UPDATE_MUON_TENSORS_];
     int muon_tensors;
     MuonGpu muon_memory;
     // gathered operands and weights of the group being updated; NULL: not gathered
@@ -212,42 +214,52 @@ static inline size_t update_slot_first_(const OptimizerState* s, int slot, int i
     return (s->rows[i].place == PLACE_BLOCK ? state_blocks_begin(of) : 0) + of->begin[i];
 }
 
-// Returns the tensor of a row that Muon updates, with all layers.
-static inline MuonTensor update_muon_tensor_(const OptimizerState* s, const ZeroPlan* zero, int i) {
+// Maps an element of a row (`begin` or `end`) to the run of `count` elements that starts at `at`.
+static inline size_t update_in_run_(size_t element, size_t at, size_t count) {
+    const size_t in_run = element > at ? element - at : 0;
+    return in_run < count ? in_run : count;
+}
+
+// Returns equal matrices of a row that Muon updates, of all layers.
+static inline MuonTensor update_muon_tensor_(const OptimizerState* s, const ZeroPlan* zero, int i,
+                                             TensorRun run) {
     const TensorRow* row = &s->rows[i];
-    const int parts = row->parts, is_block = row->place == PLACE_BLOCK,
-              frozen = is_block ? zero->first_block : 0; // layers
+    const int is_block = row->place == PLACE_BLOCK, frozen = is_block ? zero->first_block : 0; // layers
     const UpdateTensorPlace_ place = update_tensor_place_(s, zero, i, is_block + frozen);
     const size_t kept = zero->block / (size_t)zero_kept_cut(zero).parts,
                  owned = zero->trained_block / (size_t)zero_owned_cut(zero).parts;
+    // of the run in the row; of what this rank updates of it, in the run and in the row's
+    const size_t at = run.first * row->cols, count = (size_t)run.count * run.rows * row->cols,
+                 begin = update_in_run_(place.begin, at, count), end = update_in_run_(place.end, at, count),
+                 skipped = at + begin - place.begin;
     // of layer 0 as if it existed
-    const MuonPlace of_owned = {place.owned - (size_t)frozen * owned, owned};
-    const MuonTensor tensor = {place.begin,
-                               place.end,
-                               {place.kept - (size_t)frozen * kept, kept},
+    const MuonPlace of_owned = {place.owned - (size_t)frozen * owned + skipped, owned};
+    const MuonTensor tensor = {begin,
+                               end,
+                               {place.kept - (size_t)frozen * kept + skipped, kept},
                                of_owned,
                                of_owned,
-                               {update_slot_first_(s, STATE_M, i), s->slots[STATE_M].block},
-                               {update_slot_first_(s, STATE_ROWS, i), s->slots[STATE_ROWS].block},
+                               {update_slot_first_(s, STATE_M, i) + skipped, s->slots[STATE_M].block},
+                               {update_slot_first_(s, STATE_ROWS, i) + run.first, s->slots[STATE_ROWS].block},
                                row->layers,
-                               parts,
-                               (int)row->rows / parts,
+                               run.count,
+                               (int)run.rows,
                                (int)row->cols,
                                is_block,
-                               place.start,
-                               s->word[i],
+                               place.start + at,
+                               s->word[i] + at,
                                row->decay,
                                s->optimizer.by_block || zero_is_divided(zero)};
     return tensor;
 }
 
 // Sets all tensors of Muon; returns their number.
-static inline int update_muon_tensors_(MuonTensor tensors[MODEL_PARAMETER_ROWS], const OptimizerState* s,
+static inline int update_muon_tensors_(MuonTensor tensors[UPDATE_MUON_TENSORS_], const OptimizerState* s,
                                        const ZeroPlan* zero) {
     int count = 0;
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        if (s->rule[i] == RULE_MUON) {
-            tensors[count++] = update_muon_tensor_(s, zero, i);
+        for (int run = 0; run < tensor_runs(&s->rows[i]) && s->rule[i] == RULE_MUON; run++) {
+            tensors[count++] = update_muon_tensor_(s, zero, i, tensor_run(&s->rows[i], run));
         }
     }
     return count;

@@ -588,11 +588,14 @@ Muon update_muon(Update u) {
 size_t optimizer_scratch_bytes(const OptimizerState* s) {
     size_t most = 0;
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        const size_t rows = s->rows[i].rows, cols = s->rows[i].cols, parts = (size_t)s->rows[i].parts;
-        const size_t bytes = s->rule[i] == RULE_FACTORED ? adafactor_scratch_bytes(rows, cols)
-                             : s->rule[i] == RULE_MUON   ? muon_scratch_bytes(rows / parts, cols)
-                                                         : 0;
-        most = bytes > most ? bytes : most;
+        const size_t rows = s->rows[i].rows, cols = s->rows[i].cols;
+        for (int run = 0; run < tensor_runs(&s->rows[i]); run++) {
+            const size_t in_run = tensor_run(&s->rows[i], run).rows;
+            const size_t bytes = s->rule[i] == RULE_FACTORED ? adafactor_scratch_bytes(rows, cols)
+                                 : s->rule[i] == RULE_MUON   ? muon_scratch_bytes(in_run, cols)
+                                                             : 0;
+            most = bytes > most ? bytes : most;
+        }
     }
     return most;
 }
@@ -657,18 +660,22 @@ static void optimizer_adafactor_cpu_(const OptimizerState* s, const ZeroRange* r
 static void optimizer_muon_cpu_(const OptimizerState* s, const ZeroRange* range, UpdateTensor_ t,
                                 int is_gathered, Muon opt, const MuonScratch* scratch) {
     const TensorRow* row = &s->rows[range->row];
-    const size_t parts = (size_t)row->parts;
-    const MuonMatrix x = {t.param,
-                          is_gathered ? NULL : t.operand,
-                          (float*)state_array(s, STATE_M, range),
-                          (float*)state_array(s, STATE_ROWS, range),
-                          parts,
-                          row->rows / parts,
-                          row->cols,
-                          is_gathered ? t.operand : NULL,
-                          range->before,
-                          range->before + range->count};
-    muon_update_cpu(x, opt, scratch);
+    float *b = (float*)state_array(s, STATE_M, range), *squares = (float*)state_array(s, STATE_ROWS, range);
+    for (int i = 0; i < tensor_runs(row); i++) {
+        const TensorRun run = tensor_run(row, i);
+        const size_t at = run.first * row->cols, begin = range->before, end = begin + range->count;
+        const MuonMatrix x = {t.param + at,
+                              is_gathered ? NULL : t.operand + at,
+                              b ? b + at : NULL,
+                              squares ? squares + run.first : NULL,
+                              (size_t)run.count,
+                              run.rows,
+                              row->cols,
+                              is_gathered ? t.operand + at : NULL,
+                              begin > at ? begin - at : 0,
+                              end > at ? end - at : 0};
+        muon_update_cpu(x, opt, scratch);
+    }
 }
 
 int optimizer_is_elementwise(const OptimizerState* s, int row) {

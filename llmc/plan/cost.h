@@ -81,9 +81,10 @@ static inline void cost_backward_(CostWalk* w, double chunk, int level) {
 static inline void cost_muon_(const CostWalk* w, const OptimizerState* state) {
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         const TensorRow* row = &w->rows[i];
-        const double parts = row->parts, rows = (double)row->rows / parts;
-        for (int k = 0; k < row->layers && state->rule[i] == RULE_MUON; k++) {
-            cost_add(w, COST_MATMULS, parts * muon_flops(rows, (double)row->cols), 0);
+        const int matrices = state->rule[i] == RULE_MUON ? row->layers * tensor_runs(row) : 0;
+        for (int k = 0; k < matrices; k++) {
+            const TensorRun run = tensor_run(row, k % tensor_runs(row));
+            cost_add(w, COST_MATMULS, run.count * muon_flops((double)run.rows, (double)row->cols), 0);
         }
     }
 }

@@ -211,6 +211,22 @@ static void setup_check_rule_options_(const Options* o) {
     }
 }
 
+// Refuses an optimizer that cannot divide the rows of the model's matrices.
+static void setup_check_widths_(const Settled* s, const char* word) {
+    const ModelConfig cfg = s->cfg;
+    const struct {
+        const char* name;
+        int columns;
+    } widths[] = {
+        {"channels", cfg.C}, {"columns of its heads", model_heads(cfg)}, {"hidden units", model_hidden(cfg)}};
+    for (int i = 0; i < 3 && s->options.optimizer == OPTIMIZER_ADAMW8BIT; i++) {
+        if (widths[i].columns % OPTIMIZER_BLOCK) {
+            die_usage("--optimizer %s: the model has %d %s, wanted a multiple of %d; --optimizer adamw works",
+                      word, widths[i].columns, widths[i].name, OPTIMIZER_BLOCK);
+        }
+    }
+}
+
 void setup_check_optimizer(const Settled* s) {
     const Options* o = &s->options;
     const char* word = optimizer_word((OptimizerName)o->optimizer);
@@ -220,11 +236,7 @@ void setup_check_optimizer(const Settled* s) {
                   "lion, or off",
                   word);
     }
-    if (o->optimizer == OPTIMIZER_ADAMW8BIT && s->cfg.C % OPTIMIZER_BLOCK) {
-        die_usage(
-            "--optimizer %s: the model has %d channels, wanted a multiple of %d; --optimizer adamw works",
-            word, s->cfg.C, OPTIMIZER_BLOCK);
-    }
+    setup_check_widths_(s, word);
 }
 
 #endif // CONFLICTS_IMPLEMENTATION

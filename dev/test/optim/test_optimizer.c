@@ -4,10 +4,25 @@
 
 #include "llmc/optim/optimizer.h"
 #include "llmc/checkpoint/optimizer_parts.h"
+#include "llmc/base/rand.h"
 #include "dev/test/lib/test.h"
+#include "dev/test/lib/test_element.h"
 
 static const ModelConfig ODD = {7, 131, 201, 3, 3, 33, SHARE_OFF},
                          WIDE = {7, 131, 201, 3, 2, 64, SHARE_OFF}; // blocks of 64
+
+// Fewer keys than queries, a gate, a classifier of its own, no biases: 4 Q, 2 K of 16.
+static const ModelConfig LLAMA = {.max_T = 7,
+                                  .V = 131,
+                                  .Vp = 256,
+                                  .L = 3,
+                                  .NH = 8,
+                                  .C = 64,
+                                  .arch = ARCH_LLAMA,
+                                  .KV = 2,
+                                  .HS = 16,
+                                  .F = 192,
+                                  .has_head = 1};
 
 static const char* const WORDS[] = {OPTIMIZER_WORDS(WORDS_NAME)};
 enum { OPTIMIZERS = sizeof(WORDS) / sizeof(WORDS[0]) };
@@ -287,6 +302,50 @@ static void test_other(void) {
     EXPECT(load(&saved, optimizer_of(OPTIMIZER_MUON, 1, MASTER_NONE), 0, 1, 0) == 0, "rows from nowhere");
 }
 
+// Muon updates the matrices of queries, keys, values, gate and up one by one, whatever their sizes
+// are: each as if it were alone. A matrix of the classifier's own has AdamW.
+TEST(muon_runs) {
+    static const struct {
+        const char* name;
+        int first[3], rows[3], count; // matrices
+    } cases[] = {{"qkvw", {0, 128, 160}, {128, 32, 32}, 3}, {"fcw", {0, 192, 0}, {192, 192, 0}, 2}};
+    const ZeroPlan zero = zero_plan(LLAMA, 0, 0, 1);
+    OptimizerState state;
+    optimizer_state_open(&state, optimizer_of(OPTIMIZER_MUON, 1, MASTER_NONE), &zero, LLAMA);
+    state.memory = check_alloc(state.bytes, 1, "state");
+    ZeroRange* ranges = (ZeroRange*)check_alloc((size_t)zero_max_ranges(LLAMA), sizeof(ZeroRange), "ranges");
+    const int count = zero_ranges(&zero, state.rows, LLAMA, ranges);
+    MatmulScratch matmul;
+    Memory memory = memory_on_host();
+    matmul_open(&matmul, &memory);
+    const MuonScratch scratch = {check_alloc(optimizer_scratch_bytes(&state), 1, "scratch"), &matmul};
+    const Update u = {.grad_scale = 1, .t = 1, .muon_lr = 0.1f, .muon_weight_decay = 0.1f};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        const TensorRow* row = row_called(state.rows, MODEL_PARAMETER_ROWS, cases[i].name);
+        const size_t n = tensor_layer_elements(row), C = row->cols;
+        float *got = check_alloc(n, 4, "got"), *want = check_alloc(n, 4, "want"), *g = check_alloc(n, 4, "g"),
+              *m = check_alloc(n, 4, "m"), *squares = check_alloc(row->rows, 4, "squares");
+        for (size_t k = 0; k < n; k++) {
+            got[k] = want[k] = rand_normal(1, 2, k), g[k] = rand_normal(3, 4, k);
+        }
+        int r = 0;
+        while (r < count && &state.rows[ranges[r].row] != row) {
+            r++;
+        }
+        optimizer_update_cpu(&state, &ranges[r], got, g, NULL, u, &scratch);
+        for (int k = 0; k < cases[i].count; k++) {
+            const size_t first = (size_t)cases[i].first[k], rows = (size_t)cases[i].rows[k], at = first * C;
+            const MuonMatrix x = {want + at, g + at, m + at, squares + first, 1, rows, C, NULL, 0, rows * C};
+            muon_update_cpu(x, update_muon(u), &scratch);
+        }
+        EXPECT(memcmp(got, want, n * 4) == 0, "%s", cases[i].name);
+        free(got), free(want), free(g), free(m), free(squares);
+    }
+    EXPECT(optimizer_rule(state.optimizer, KIND_HEAD) == RULE_ADAMW, "head");
+    memory_close(&memory);
+    free(scratch.memory), free(ranges), free(state.memory);
+}
+
 TEST(optimizer) {
     test_slots();
     test_frozen();
@@ -295,6 +354,7 @@ TEST(optimizer) {
         for (int size = 1; size <= 5; size++) {
             Optimizer optimizer = optimizer_of(name, 1, MASTER_SPLIT);
             test_places(optimizer, WIDE, 0, size, size - 1, 0);
+            test_places(optimizer, LLAMA, 1 + size % 2, size, size / 2, 0);
             optimizer.frozen = freeze_of(WIDE, "wte,ln1w,qkvb").rows;
             test_places(optimizer, name == OPTIMIZER_ADAMW8BIT ? WIDE : ODD, 2, size, size / 2, size % 3);
         }
