@@ -97,7 +97,7 @@ static void open_parameters(Model* model, const Settled* s) {
         linear_open_bf16(&model->linear, memory, rows, model->params_memory,
                          s->use == USE_TRAIN ? PACKED_KINDS : 1);
     }
-    attention_either_open(&model->attention, memory, model->linear.is_bf16, T, model_head_size(cfg));
+    self_attention_open(&model->attention, memory, model->linear.is_bf16, cfg, T);
     if (cfg.window > 0) {
         model->window_starts =
             (int*)memory_take(memory, "starts of windows", MEMORY_DEVICE, most_tokens * sizeof(int));
@@ -234,8 +234,8 @@ static Block block_at(Model* model, int l, const Pass* pass) {
         .N = N,
         .norm1 = norm_of(cfg, p.ln1w, p.ln1b, a.ln1_mean, a.ln1_rstd, pass),
         .norm2 = norm_of(cfg, p.ln2w, p.ln2b, a.ln2_mean, a.ln2_rstd, pass),
-        .attention = self_attention_of(cfg, l, &w.qkv, &a, pass, starts_of(model, l, pass), &model->linear,
-                                       &model->attention),
+        .attention = self_attention_of(cfg, l, &w.qkv, &p, &a, pass, starts_of(model, l, pass),
+                                       &model->linear, &model->attention),
         .attproj = w.attproj,
         .mlp = {model_architecture(cfg.arch)->activation, N, w.fc, w.fcproj, a.fch, a.fch_act,
                 &model->linear},
@@ -383,7 +383,8 @@ static void block_backward(Model* model, int l, const Pass* pass, GradientMode m
     // attention: dqkv (N, QKV); dfch is only scratch here
     linear_backward_cpu(datty, d.attprojw, d.attprojb, dresidual, a.atty, &b.attproj, b.N, attention_mode,
                         &model->linear);
-    const SelfAttentionGradients dattention = {dln1, d.qkvw, d.qkvb, attention_mode, a.dqkv, a.dfch};
+    const SelfAttentionGradients dattention = {dln1,     d.qkvw,         d.qkvb, d.qnormw,
+                                               d.knormw, attention_mode, a.dqkv, a.dfch};
     self_attention_backward_cpu(&b.attention, &dattention, datty, a.ln1);
     norm_backward_cpu(dresidual, d.ln1w, d.ln1b, dln1, b.inp, &b.norm1, GRADIENT_ADD, attention_mode);
 }

@@ -29,6 +29,8 @@ as many floats (qkv_bf16.h):
     packed qkv      of each sequence (NH, 2, T, HS), then (KV, 4, T, HS): the factors of
                     AttentionBf16Factors_
     packed dqkv     left factors (B*T, QKV) and (QKV, B*T): by tokens and by channels
+
+Packed queries and keys may be turned (rope.h); then packed dqkv is turned back.
 */
 #ifndef LLMC_ATTENTION_BF16_H
 #define LLMC_ATTENTION_BF16_H
@@ -38,6 +40,7 @@ as many floats (qkv_bf16.h):
 
 #include "llmc/base/memory.h"
 #include "llmc/ops/attention.h"
+#include "llmc/ops/rope.h"
 #include "llmc/bf16/tile_kernels.h"
 
 #ifdef __cplusplus
@@ -109,6 +112,7 @@ void attention_bf16_packed_forward_cpu(float* out, float* lse, const uint32_t* q
 typedef struct {
     uint32_t* packed; // memory of (B*T, QKV) floats
     float* sums;
+    Rope rope; // by which queries and keys were turned
 } AttentionBf16Gradient;
 
 void attention_bf16_packed_backward_cpu(AttentionBf16Gradient dqkv, const float* dout, const uint32_t* qkv,
@@ -195,6 +199,7 @@ typedef struct {
     float *out, *lse, *dqkv;
     uint32_t* packed_gradient;
     float* sums; // (B, QKV): sums of dqkv over the tokens
+    Rope rope;   // by which packed queries and keys were turned
 } AttentionBf16Pass_;
 
 // Factors of a head, each (T, HS): left ones of q, right ones of k and v. They are tiles of 32
@@ -494,7 +499,7 @@ static void attention_bf16_each_head_(const AttentionBf16Pass_* pass, AttentionB
 
 void attention_bf16_forward_cpu(float* out, float* lse, const float* qkv, const int* starts,
                                 AttentionSizes sizes, AttentionBf16Scratch* scratch) {
-    const AttentionBf16Pass_ pass = {sizes, starts, qkv, NULL, NULL, out, lse, NULL, NULL, NULL};
+    const AttentionBf16Pass_ pass = {.sizes = sizes, .starts = starts, .qkv = qkv, .out = out, .lse = lse};
     attention_bf16_each_head_(&pass, scratch, 1, attention_bf16_forward_head_);
 }
 
@@ -691,10 +696,32 @@ static void attention_bf16_set_packed_(const AttentionBf16Head_* head, const flo
     head->kernel->pack_tile(&to, square);
 }
 
-// Sets the square's part of dqkv; scales the square in place.
+// Turns a square of dq or dk back, in place.
+static void attention_bf16_turn_back_(const AttentionBf16Head_* head, float* square,
+                                      AttentionBf16Square_ of) {
+    for (int i = 0; i < BF16_TILE; i++) {
+        const float* angles = rope_at(head->pass->rope, of.t * BF16_TILE + i) + of.d;
+        if (!of.across) {
+            rope_turn_back(square + i * BF16_TILE, angles, BF16_TILE);
+            continue;
+        }
+        for (int d = 0; d < BF16_TILE; d += 2) { // a pair is two rows, a token a column
+            float *e = square + d * BF16_TILE + i, *o = e + BF16_TILE;
+            float pair[2] = {*e, *o};
+            rope_turn_back(pair, angles + d, 2);
+            *e = pair[0];
+            *o = pair[1];
+        }
+    }
+}
+
+// Sets the square's part of dqkv; scales the square, and turns it back, in place.
 static void attention_bf16_set_(const AttentionBf16Head_* head, float* square, AttentionBf16Square_ of) {
     for (int i = 0; i < ATTENTION_BF16_SQUARE_; i += LANES) {
         vec_store(square + i, vec_load(square + i) * of.scale);
+    }
+    if (head->pass->rope.table && of.col < attention_query_key_size(head->pass->sizes)) {
+        attention_bf16_turn_back_(head, square, of);
     }
     if (head->pass->packed_gradient) {
         attention_bf16_set_packed_(head, square, of);
@@ -779,9 +806,14 @@ static void attention_bf16_backward_head_(const AttentionBf16Head_* head) {
 void attention_bf16_backward_cpu(float* dqkv, const float* dout, const float* qkv, const float* out,
                                  const float* lse, const int* starts, AttentionSizes sizes,
                                  AttentionBf16Scratch* scratch) {
-    const AttentionBf16Pass_ pass = {sizes,       starts,      qkv,  dout,
-                                     NULL,        (float*)out, // only read, as is lse
-                                     (float*)lse, dqkv,        NULL, NULL};
+    // out and lse are only read
+    const AttentionBf16Pass_ pass = {.sizes = sizes,
+                                     .starts = starts,
+                                     .qkv = qkv,
+                                     .dout = dout,
+                                     .out = (float*)out,
+                                     .lse = (float*)lse,
+                                     .dqkv = dqkv};
     attention_bf16_each_head_(&pass, scratch, attention_group(sizes), attention_bf16_backward_head_);
 }
 
@@ -801,16 +833,23 @@ void attention_bf16_pack_qkv(const Bf16Kernel* kernel, uint32_t* qkv, const floa
 
 void attention_bf16_packed_forward_cpu(float* out, float* lse, const uint32_t* qkv, const int* starts,
                                        AttentionSizes sizes, AttentionBf16Scratch* scratch) {
-    const AttentionBf16Pass_ pass = {sizes, starts, NULL, NULL, qkv, out, lse, NULL, NULL, NULL};
+    const AttentionBf16Pass_ pass = {.sizes = sizes, .starts = starts, .packed = qkv, .out = out, .lse = lse};
     attention_bf16_each_head_(&pass, scratch, 1, attention_bf16_forward_head_);
 }
 
 void attention_bf16_packed_backward_cpu(AttentionBf16Gradient dqkv, const float* dout, const uint32_t* qkv,
                                         const float* out, const float* lse, const int* starts,
                                         AttentionSizes sizes, AttentionBf16Scratch* scratch) {
-    const AttentionBf16Pass_ pass = {sizes,       starts,      NULL,        dout,
-                                     qkv,         (float*)out, // only read, as is lse
-                                     (float*)lse, NULL,        dqkv.packed, dqkv.sums};
+    // out and lse are only read
+    const AttentionBf16Pass_ pass = {.sizes = sizes,
+                                     .starts = starts,
+                                     .packed = qkv,
+                                     .dout = dout,
+                                     .out = (float*)out,
+                                     .lse = (float*)lse,
+                                     .packed_gradient = dqkv.packed,
+                                     .sums = dqkv.sums,
+                                     .rope = dqkv.rope};
     attention_bf16_each_head_(&pass, scratch, attention_group(sizes), attention_bf16_backward_head_);
 }
 

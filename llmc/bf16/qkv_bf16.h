@@ -6,7 +6,9 @@ arrives packed from there.
     qkv (N, QKV) = inp qkvw^T + qkvb        dinp = dqkv qkvw
     dqkvw = dqkv^T inp                     dqkvb = sum_n dqkv
 
-Neither qkv nor dqkv is written in fp32. N = B T; T and the size of a head are multiples of 32.
+Queries and keys may be turned by rotary positions (rope.h) on the way, and their gradient is turned
+back. Neither qkv nor dqkv is written in fp32. N = B T; T and the size of a head are multiples of
+32.
 */
 #ifndef LLMC_QKV_BF16_H
 #define LLMC_QKV_BF16_H
@@ -27,7 +29,8 @@ typedef struct {
     AttentionSizes sizes;
     int C;
     const uint32_t *qkvw, *qkvw_backward;
-    const float* qkvb;
+    const float* qkvb; // or NULL
+    Rope rope;         // without a table: no turn
 } QkvBf16;
 
 // Sets qkv, memory of (N, QKV) floats, packed; inp (N, C).
@@ -58,17 +61,36 @@ typedef struct {
     uint32_t* qkv;
 } QkvBf16Forward_;
 
-// Bf16Finish that adds the bias and packs the tile.
+// Adds the bias to rows begin ... end-1 of a tile.
+static void qkv_bf16_add_bias_(const MatmulBf16Tile* tile, const float* qkvb, int begin, int end) {
+    for (int i = begin * BF16_TILE; i < end * BF16_TILE; i += LANES) {
+        const Vec bias = vec_load(qkvb + tile->col + i % BF16_TILE);
+        vec_store(tile->sums + i, vec_load(tile->sums + i) + bias);
+    }
+}
+
+// Turns rows begin ... end-1 of a tile of queries or keys. No pair crosses the border of a tile.
+static void qkv_bf16_turn_(const MatmulBf16Tile* tile, const QkvBf16* layer, int begin, int end) {
+    for (int i = begin; i < end; i++) {
+        const float* angles = rope_at(layer->rope, (tile->row + i) % layer->sizes.T);
+        rope_turn(tile->sums + i * BF16_TILE, angles + tile->col % layer->sizes.HS, BF16_TILE);
+    }
+}
+
+// Bf16Finish that adds the bias, turns the tile and packs it.
 static void qkv_bf16_tile_(const void* of, int begin, int end) {
     const MatmulBf16Tile* tile = (const MatmulBf16Tile*)of;
     const QkvBf16Forward_* forward = (const QkvBf16Forward_*)tile->context;
-    for (int i = begin * BF16_TILE; i < end * BF16_TILE; i += LANES) {
-        const Vec bias = vec_load(forward->layer->qkvb + tile->col + i % BF16_TILE);
-        vec_store(tile->sums + i, vec_load(tile->sums + i) + bias);
+    const QkvBf16* layer = forward->layer;
+    if (layer->qkvb) {
+        qkv_bf16_add_bias_(tile, layer->qkvb, begin, end);
+    }
+    if (layer->rope.table && tile->col < attention_query_key_size(layer->sizes)) {
+        qkv_bf16_turn_(tile, layer, begin, end);
     }
     if (end == BF16_TILE) {
         attention_bf16_pack_qkv(forward->kernel, forward->qkv, tile->sums, tile->row, tile->col,
-                                forward->layer->sizes);
+                                layer->sizes);
     }
 }
 

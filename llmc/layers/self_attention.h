@@ -2,12 +2,13 @@
 self_attention.h -- attention of a block with the linear layer in front of it, on the CPU, with the
 matmuls of linear.h.
 
-    qkv (N, QKV)               = inp weight^T + bias
+    qkv (N, QKV)               = inp weight^T + bias, queries and keys with their norms and positions
+                                 (heads.h)
     out (N, Q), lse (B, NH, T) = attention of qkv (attention.h)
 
-With matmuls in bf16, and T and a head's size that are multiples of 32, qkv and its gradient are
-packed as qkv_bf16.h does it. With a cache, keys and values are kept, and the tokens of a step of
-decoding see those kept before.
+With matmuls in bf16, T and a head's size that are multiples of 32, and heads without norms, qkv and
+its gradient are packed as qkv_bf16.h does it. With a cache, keys and values are kept, keys with
+their positions, and the tokens of a step of decoding see those kept before.
 */
 #ifndef LLMC_SELF_ATTENTION_H
 #define LLMC_SELF_ATTENTION_H
@@ -15,6 +16,7 @@ decoding see those kept before.
 #include "llmc/base/memory.h"
 #include "llmc/bf16/attention_bf16.h"
 #include "llmc/ops/gradient.h"
+#include "llmc/ops/heads.h"
 #include "llmc/layers/linear.h"
 #include "llmc/layers/pass.h"
 #include "llmc/bf16/qkv_bf16.h"
@@ -26,9 +28,11 @@ typedef struct {
     int is_bf16;
     AttentionScratch fp32;
     AttentionBf16Scratch bf16;
+    Rope rope; // of the model, for all its layers
 } Attention;
 
 static inline void attention_either_open(Attention* a, Memory* memory, int is_bf16, int T, int HS) {
+    memset(a, 0, sizeof(*a));
     a->is_bf16 = is_bf16;
     attention_open(&a->fp32, memory, T, HS);
     if (is_bf16) {
@@ -57,11 +61,22 @@ static inline void attention_either_backward_cpu(float* dqkv, const float* dout,
 
 // ---- the layer ----
 
+// Opens the attention of a model, for up to T tokens.
+static inline void self_attention_open(Attention* a, Memory* memory, int is_bf16, ModelConfig cfg, int T) {
+    const int HS = model_head_size(cfg);
+    attention_either_open(a, memory, is_bf16, T, HS);
+    if (model_architecture(cfg.arch)->positions == POSITIONS_ROPE) {
+        const RopeSettings settings = {T, HS, model_rope_dims(cfg), model_rope_base(cfg), cfg.scaling};
+        rope_open(&a->rope, memory, settings);
+    }
+}
+
 typedef struct {
     AttentionSizes sizes;
     const int* starts;      // (B, T), or NULL
     int window;             // tokens that a step of decoding sees, itself the last; 0: all
     Weight weight;          // (QKV, C)
+    Heads heads;            // what happens to queries and keys
     float *qkv, *out, *lse; // (N, QKV), (N, Q), (B, NH, T)
     AttentionCache cache;   // keys and values that are kept; no data: none
     int sequence;           // prefill: its place in the cache
@@ -70,31 +85,39 @@ typedef struct {
     Attention* attention;
 } SelfAttention;
 
-// Returns the attention of layer l. `starts` of a layer with a window are those of the window.
+// Returns the attention of layer l, whose parameters are in `p`. `starts` of a layer with a window
+// are those of the window.
 static inline SelfAttention self_attention_of(ModelConfig cfg, int l, const Weight* weight,
-                                              const ModelActivations* a, const Pass* pass, const int* starts,
-                                              Linear* linear, Attention* attention) {
-    return (SelfAttention){
-        .sizes = attention_sizes(pass->B, pass->T, cfg.NH, model_key_heads(cfg), model_head_size(cfg)),
-        .starts = starts,
-        .window = model_window(cfg, l),
-        .weight = *weight,
-        .qkv = a->qkv,
-        .out = a->atty,
-        .lse = a->att_lse,
-        .cache = {pass->cached ? a->kv : NULL, pass->cached},
-        .sequence = pass->sequence,
-        .positions = pass_is_step(pass) ? pass->positions.given : NULL,
-        .linear = linear,
-        .attention = attention};
+                                              const ModelParameters* p, const ModelActivations* a,
+                                              const Pass* pass, const int* starts, Linear* linear,
+                                              Attention* attention) {
+    const AttentionSizes sizes =
+        attention_sizes(pass->B, pass->T, cfg.NH, model_key_heads(cfg), model_head_size(cfg));
+    const int* positions = pass_is_step(pass) ? pass->positions.given : NULL;
+    return (SelfAttention){.sizes = sizes,
+                           .starts = starts,
+                           .window = model_window(cfg, l),
+                           .weight = *weight,
+                           .heads = {model_architecture(cfg.arch)->heads, model_norm_eps(cfg), sizes,
+                                     attention->rope, positions, p->qnormw, p->knormw, a->qk_raw, a->qk_rstd},
+                           .qkv = a->qkv,
+                           .out = a->atty,
+                           .lse = a->att_lse,
+                           .cache = {pass->cached ? a->kv : NULL, pass->cached},
+                           .sequence = pass->sequence,
+                           .positions = positions,
+                           .linear = linear,
+                           .attention = attention};
 }
 
 static inline int self_attention_is_packed_(const SelfAttention* a) {
-    return a->linear->is_bf16 && !a->cache.data && attention_bf16_fits(a->sizes.T, a->sizes.HS);
+    return a->linear->is_bf16 && !a->cache.data && a->heads.kind == HEADS_PLAIN &&
+           attention_bf16_fits(a->sizes.T, a->sizes.HS);
 }
 
 static inline QkvBf16 self_attention_layer_(const SelfAttention* a) {
-    return (QkvBf16){a->sizes, a->weight.C, a->weight.forward, a->weight.backward, a->weight.bias};
+    return (QkvBf16){a->sizes,           a->weight.C,    a->weight.forward,
+                     a->weight.backward, a->weight.bias, a->heads.rope};
 }
 
 // Keeps the keys and values in qkv.
@@ -120,6 +143,7 @@ static inline void self_attention_forward_cpu(const SelfAttention* a, const floa
         return;
     }
     linear_forward_cpu(a->qkv, inp, &a->weight, N, a->linear);
+    heads_forward_cpu(a->qkv, &a->heads);
     if (a->cache.data) {
         self_attention_store_(a);
     }
@@ -134,7 +158,7 @@ static inline void self_attention_forward_cpu(const SelfAttention* a, const floa
 // Gradients of parameters, or NULL, which a backward pass sets or adds to as `mode` says; dinp (N,
 // C), which it sets; and memory that it uses.
 typedef struct {
-    float *dinp, *dqkvw, *dqkvb;
+    float *dinp, *dqkvw, *dqkvb, *dqnormw, *dknormw;
     GradientMode mode;
     float* dqkv; // (N, QKV)
     float* sums; // (B, QKV)
@@ -147,7 +171,7 @@ static inline void self_attention_backward_cpu(const SelfAttention* a, const Sel
     const int N = a->sizes.B * a->sizes.T;
     if (self_attention_is_packed_(a)) {
         const QkvBf16 layer = self_attention_layer_(a);
-        const AttentionBf16Gradient dqkv = {(uint32_t*)(void*)d->dqkv, d->sums};
+        const AttentionBf16Gradient dqkv = {(uint32_t*)(void*)d->dqkv, d->sums, a->heads.rope};
         const QkvBf16Gradients gradients = {d->dinp, d->dqkvw, d->dqkvb, d->mode};
         attention_bf16_packed_backward_cpu(dqkv, dout, (const uint32_t*)(const void*)a->qkv, a->out, a->lse,
                                            a->starts, a->sizes, &a->attention->bf16);
@@ -155,6 +179,8 @@ static inline void self_attention_backward_cpu(const SelfAttention* a, const Sel
         return;
     }
     attention_either_backward_cpu(d->dqkv, dout, a->qkv, a->out, a->lse, a->starts, a->sizes, a->attention);
+    const HeadsGradients dheads = {d->dqnormw, d->dknormw, d->mode, d->sums};
+    heads_backward_cpu(d->dqkv, &dheads, a->qkv, &a->heads);
     linear_backward_cpu(d->dinp, d->dqkvw, d->dqkvb, d->dqkv, inp, &a->weight, N, d->mode, a->linear);
 }
 

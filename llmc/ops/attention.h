@@ -88,9 +88,11 @@ static inline int attention_same_sizes(AttentionSizes a, AttentionSizes b) {
 // Returns the number of heads of queries that read the same keys and values.
 HOST_DEVICE int attention_group(AttentionSizes sizes) { return sizes.NH / sizes.KV; }
 
-// Return the columns of a token's queries, of its keys or values, and of its row of qkv.
+// Return the columns of a token's queries, of its keys or values, of queries and keys, and of its
+// row of qkv.
 HOST_DEVICE int attention_queries_size(AttentionSizes sizes) { return sizes.NH * sizes.HS; }
 HOST_DEVICE int attention_keys_size(AttentionSizes sizes) { return sizes.KV * sizes.HS; }
+HOST_DEVICE int attention_query_key_size(AttentionSizes sizes) { return (sizes.NH + sizes.KV) * sizes.HS; }
 HOST_DEVICE int attention_qkv_size(AttentionSizes sizes) { return (sizes.NH + 2 * sizes.KV) * sizes.HS; }
 
 // Working memory of one thread. Tp is T rounded up to ATTENTION_KEYS, HSp is HS rounded up to

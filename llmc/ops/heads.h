@@ -8,9 +8,10 @@ rotary positions (rope.h).
     n = x                                                       HEADS_PLAIN
     out = n turned by the position of its token
 
-    dn      = dout turned back                                  g = dn weight
-    dx      = r (g - x r mean(g x r))                           dweight = sum over tokens and heads of
-                                                                dn x r
+    dn      = dout turned back
+    dx      = r (g - x r mean(g x r))      g = dn weight
+    dweight = sum of dn x r over tokens and heads
+
 Without weights the turn and the norm can change places: dx is computed from out, which is kept
 anyway.
 
@@ -50,9 +51,6 @@ typedef struct {
 static inline int heads_do_nothing(const Heads* heads) {
     return heads->kind == HEADS_PLAIN && !heads->rope.table;
 }
-
-// Returns the columns of the heads that change: all queries, then all keys.
-static inline int heads_columns(AttentionSizes sizes) { return (sizes.NH + sizes.KV) * sizes.HS; }
 
 void heads_forward_cpu(float* qkv, const Heads* heads);
 
@@ -104,7 +102,7 @@ static void heads_norm_(float* x, const Heads* heads, int n, int h) {
 
 // Processes the queries and keys of token n, in `row`.
 static void heads_forward_row_(float* row, const Heads* heads, int n) {
-    const int HS = heads->sizes.HS, columns = heads_columns(heads->sizes);
+    const int HS = heads->sizes.HS, columns = attention_query_key_size(heads->sizes);
     if (heads->kind == HEADS_NORM && heads->raw) {
         memcpy(heads->raw + (size_t)n * columns, row, (size_t)columns * sizeof(float));
     }

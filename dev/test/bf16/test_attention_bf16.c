@@ -272,7 +272,7 @@ static void test_packed(const Bf16Kernel* kernel, int NH, int KV) {
             attention_bf16_pack_qkv(kernel, qkv, tile, row, col, sizes);
         }
     }
-    const AttentionBf16Gradient gradient = {dqkv, sums};
+    const AttentionBf16Gradient gradient = {dqkv, sums, {NULL, HS}};
     attention_bf16_packed_forward_cpu(out, lse, qkv, starts, sizes, &scratch);
     attention_bf16_packed_backward_cpu(gradient, want.dout, qkv, out, lse, starts, sizes, &scratch);
     EXPECT(ops_same_bits(out, want.out, N * Q) && ops_same_bits(lse, want.lse, N * NH), "%s: packed qkv",

@@ -29,7 +29,7 @@ static Run run(HeadsKind kind, AttentionSizes sizes, Rope rope, const float* x, 
     if (kind == HEADS_NORM) {
         r.heads.qnormw = weights;
         r.heads.knormw = weights + HS;
-        r.heads.raw = ops_floats(rows(sizes) * heads_columns(sizes));
+        r.heads.raw = ops_floats(rows(sizes) * attention_query_key_size(sizes));
     } else if (kind == HEADS_UNIT_NORM) {
         r.heads.rstd = ops_floats(rows(sizes) * count);
     }
