@@ -1,16 +1,20 @@
 #!/usr/bin/env python3
 """check_checkpoint.py -- checkpoints and exports against their readers: transformers, safetensors and gguf.
 
-    dev/ref/setup.sh && make train_gpt2 && build/venv/bin/python dev/ref/check_checkpoint.py [gpt2.tiktoken]
+    dev/ref/setup.sh && make train_gpt2 && build/venv/bin/python dev/ref/check_checkpoint.py [--arch qwen3 | all] [gpt2.tiktoken]
 
 Trains a small model on random token shards, opens its checkpoint with AutoModelForCausalLM.from_pretrained and compares the
 loss of validation with the trainer's (and the tensors with those of a checkpoint whose weights are in two files) (in bf16, too, where `make sim PRECISION=BF16` has been run); saves that model again (one file, several files, fp32, bf16, fp16, without
 "transformer.") and lets the trainer open it; compares the tensors of the GGUF files. With GPT-2's vocabulary, the
-tokenizer of the checkpoint is opened, too; those of bytes and of the built-in stories always. One line at the end; the exit status is the verdict.
+tokenizer of the checkpoint is opened, too; those of bytes and of the built-in stories always. With --arch it does the same for
+models of this architecture, or of all but GPT-2: transformers has the loss of our checkpoint, we have the loss of what transformers
+saves, and GGUF files have the tensors as llama.cpp orders them. One line at the end; the exit status is the verdict.
 """
 
+import argparse
 import json
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -47,6 +51,16 @@ def log_of(out):
 
 def last_val(out):
     return [line["loss"] for line in log_of(out) if line["kind"] == "val"][-1]
+
+
+FAMILIES = {
+    "llama": ["--kv-heads", 2, "--head-size", 16, "--hidden", 80],
+    "mistral": ["--kv-heads", 1, "--hidden", 80, "--window", 7],
+    "qwen2": ["--kv-heads", 2, "--hidden", 80, "--own-head", "on"],
+    "qwen3": ["--kv-heads", 2, "--head-size", 16, "--hidden", 80, "--window", 7, "--window-pattern", "SL"],
+    "arcee": ["--rope-base", 50000, "--own-head", "on"],
+    "nanochat": ["--kv-heads", 2, "--hidden", 80, "--softcap", 12],
+}
 
 
 def write_shard(path, tokens):
@@ -91,25 +105,27 @@ def check_bf16(tokens):
     expect(abs(loss - last_val("bf16_run")) < 2e-2, f"bf16: loss {loss}, the trainer's is {last_val('bf16_run')}")
 
 
-def check_imports(model, tokens_file, wanted):
+def check_imports(model, tokens_file, wanted, prefix=""):
     """The trainer opens what transformers and others write."""
     cases = {"fp32": (torch.float32, "5GB", 1e-6), "sharded": (torch.float32, "40KB", 1e-6),
              "bf16": (torch.bfloat16, "5GB", 3e-3), "fp16": (torch.float16, "5GB", 5e-4)}
-    for name, (dtype, shard_size, tolerance) in cases.items():
+    for case, (dtype, shard_size, tolerance) in cases.items():
+        name = prefix + case
         model.to(dtype).save_pretrained(name, max_shard_size=shard_size)
-        if name == "sharded":
-            expect(os.path.exists("sharded/model.safetensors.index.json"), "several files")
+        if case == "sharded":
+            expect(os.path.exists(f"{name}/model.safetensors.index.json"), "several files")
         train("--model", name, "--train-data", tokens_file, "--val-data", tokens_file, "--batch", 2, "--seq-len", T, "--steps", 0,
               "--eval-batches", 4, "--samples", 0, "--out", f"again_{name}", "--save-every", 0)
         expect(abs(last_val(f"again_{name}") - wanted) < tolerance * 10, f"{name}: {last_val(f'again_{name}')}, wanted {wanted}")
-    os.makedirs("bare", exist_ok=True)
-    tensors = {name.removeprefix("transformer."): x for name, x in load_file("fp32/model.safetensors").items()}
-    save_file(tensors, "bare/model.safetensors")
-    with open("fp32/config.json", encoding="utf-8") as source, open("bare/config.json", "w", encoding="utf-8") as target:
-        target.write(source.read())
-    train("--model", "bare", "--train-data", tokens_file, "--val-data", tokens_file, "--batch", 2, "--seq-len", T, "--steps", 0,
-          "--eval-batches", 4, "--samples", 0, "--out", "again_bare", "--save-every", 0)
-    expect(abs(last_val("again_bare") - wanted) < 1e-5, "names without a prefix")
+    bare = f"{prefix}bare"
+    os.makedirs(bare, exist_ok=True)
+    tensors = {name.removeprefix("transformer.").removeprefix("model."): x
+               for name, x in load_file(f"{prefix}fp32/model.safetensors").items()}
+    save_file(tensors, f"{bare}/model.safetensors")
+    shutil.copy(f"{prefix}fp32/config.json", bare)
+    train("--model", bare, "--train-data", tokens_file, "--val-data", tokens_file, "--batch", 2, "--seq-len", T, "--steps", 0,
+          "--eval-batches", 4, "--samples", 0, "--out", f"again_{bare}", "--save-every", 0)
+    expect(abs(last_val(f"again_{bare}") - wanted) < 1e-5, "names without a prefix")
 
 
 def model_files(directory):
@@ -144,6 +160,53 @@ def check_gguf(checkpoint):
             want = want.T if want.ndim == 2 and name.startswith("h.") else want
             got = gguf.quants.dequantize(tensor.data, tensor.tensor_type).reshape(want.shape)
             expect(np.abs(got - want).max() <= tolerance * np.abs(want).max(), f"{dtype}: {tensor.name}")
+
+
+def in_pairs(x, heads):
+    """Rows of each head from halves, as transformers has them, to pairs, as llama.cpp's llama has them."""
+    return x.reshape(heads, 2, x.shape[0] // heads // 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
+
+
+def check_family_gguf(arch, checkpoint, config):
+    """GGUF has the tensors under llama.cpp's names: those that its own package gives transformers' names."""
+    import gguf
+    name = {"mistral": "llama"}.get(arch, arch)
+    known = next(number for number, word in gguf.MODEL_ARCH_NAMES.items() if word == name)
+    names = gguf.get_tensor_name_map(known, config.num_hidden_layers)
+    tensors = {name: x.float().numpy() for file in model_files(checkpoint) for name, x in load_file(file).items()}
+    for dtype, tolerance in {"f32": 0, "f16": 1e-3, "bf16": 5e-3, "q8_0": 1e-2}.items():
+        file = f"{arch}_{dtype}.gguf"
+        train("--model", checkpoint, "--train-data", "tokens.bin", "--batch", 2, "--seq-len", T, "--steps", 0, "--eval-every", 0, "--samples", 0,
+              "--export-gguf", file, "--export-gguf-dtype", dtype)
+        reader = gguf.GGUFReader(file)
+        expect(reader.fields["general.architecture"].contents() == name, f"{file}: architecture")
+        expect(reader.fields[f"{name}.attention.head_count_kv"].contents() == config.num_key_value_heads, f"{file}: key heads")
+        found = {tensor.name: tensor for tensor in reader.tensors}
+        expect(len(found) == len(tensors), f"{file}: {len(found)} tensors, wanted {len(tensors)}")
+        for hf_name, want in tensors.items():
+            base, ending = hf_name.rsplit(".", 1)
+            tensor = found[f"{names.get_name(base)}.{ending}"]
+            if name in ("llama", "arcee") and "q_proj" in hf_name:
+                want = in_pairs(want, config.num_attention_heads)
+            if name in ("llama", "arcee") and "k_proj" in hf_name:
+                want = in_pairs(want, config.num_key_value_heads)
+            got = gguf.quants.dequantize(tensor.data, tensor.tensor_type).reshape(want.shape)
+            expect(np.abs(got - want).max() <= tolerance * np.abs(want).max(), f"{file}: {hf_name}")
+
+
+def check_family(arch, tokens):
+    out = f"{arch}_run"
+    train("--arch", arch, "--layers", 2, "--channels", 48, "--heads", 4, "--context", 32, "--vocab-size", V, *FAMILIES[arch], "--train-data",
+          "tokens.bin", "--val-data", "tokens.bin", "--batch", 2, "--seq-len", T, "--steps", 20, "--lr", 0.01, "--eval-batches", 4,
+          "--samples", 0, "--out", out)
+    checkpoint = f"{out}/step_00000020"
+    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint).eval()
+    expect(model.config.model_type == arch and model.dtype == torch.float32, f"{arch}: the model's type")
+    loss = loss_by_transformers(model, tokens, 8)
+    expect(abs(loss - last_val(out)) < 1e-5, f"{arch}: loss {loss}, the trainer's is {last_val(out)}")
+    if arch != "nanochat":
+        check_family_gguf(arch, checkpoint, model.config)
+    check_imports(model, "tokens.bin", loss, f"{arch}_")
 
 
 def check_tokenizer(vocabulary):
@@ -192,30 +255,40 @@ def check_own_tokenizer(name, data, prompt, refused):
             expect("UNK" in str(error), f"{name}: {error}")
 
 
+def check_gpt2(tokens, vocabulary):
+    sizes = ("--layers", 2, "--channels", 48, "--heads", 3, "--context", 32, "--vocab-size", V)
+    train(*sizes, "--train-data", "tokens.bin", "--val-data", "tokens.bin", "--batch", 2, "--seq-len", T, "--steps", 20,
+          "--lr", 0.01, "--eval-batches", 4, "--samples", 0, "--out", "run")
+    model = transformers.AutoModelForCausalLM.from_pretrained("run/step_00000020")
+    expect(model.dtype == torch.float32 and type(model).__name__ == "GPT2LMHeadModel", "the model's type")
+    loss = loss_by_transformers(model.eval(), tokens, 8)
+    expect(abs(loss - last_val("run")) < 1e-5, f"loss {loss}, the trainer's is {last_val('run')}")
+    check_bf16(tokens)
+    check_files(sizes, model)
+    check_gguf("run/step_00000020")
+    check_imports(model, "tokens.bin", loss)
+    with open("text.txt", "w", encoding="utf-8") as file:
+        file.writelines(f"{i} bottles of beer on the wall, \u00e9t\u00e9 {i}.\n" for i in range(300))
+    write_shard("words.bin", np.arange(1000) % 300)
+    check_own_tokenizer("bytes", ("--train-data", "text.txt"), "7 bottles, \u00e9t", None)
+    check_own_tokenizer("stories", (), "Tom was happy. He went", "Tom was unhappy")
+    if vocabulary:
+        check_tokenizer(vocabulary)
+
+
 def main():
-    vocabulary = os.path.abspath(sys.argv[1]) if len(sys.argv) > 1 else None
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--arch", default="gpt2", choices=["gpt2", "all", *FAMILIES])
+    parser.add_argument("vocabulary", nargs="?", type=os.path.abspath)
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         os.chdir(directory)
         tokens = np.random.default_rng(1).integers(0, V, 1000) ** 2 % V
         write_shard("tokens.bin", tokens)
-        sizes = ("--layers", 2, "--channels", 48, "--heads", 3, "--context", 32, "--vocab-size", V)
-        train(*sizes, "--train-data", "tokens.bin", "--val-data", "tokens.bin", "--batch", 2, "--seq-len", T, "--steps", 20,
-              "--lr", 0.01, "--eval-batches", 4, "--samples", 0, "--out", "run")
-        model = transformers.AutoModelForCausalLM.from_pretrained("run/step_00000020")
-        expect(model.dtype == torch.float32 and type(model).__name__ == "GPT2LMHeadModel", "the model's type")
-        loss = loss_by_transformers(model.eval(), tokens, 8)
-        expect(abs(loss - last_val("run")) < 1e-5, f"loss {loss}, the trainer's is {last_val('run')}")
-        check_bf16(tokens)
-        check_files(sizes, model)
-        check_gguf("run/step_00000020")
-        check_imports(model, "tokens.bin", loss)
-        with open("text.txt", "w", encoding="utf-8") as file:
-            file.writelines(f"{i} bottles of beer on the wall, \u00e9t\u00e9 {i}.\n" for i in range(300))
-        write_shard("words.bin", np.arange(1000) % 300)
-        check_own_tokenizer("bytes", ("--train-data", "text.txt"), "7 bottles, \u00e9t", None)
-        check_own_tokenizer("stories", (), "Tom was happy. He went", "Tom was unhappy")
-        if vocabulary:
-            check_tokenizer(vocabulary)
+        if args.arch == "gpt2":
+            check_gpt2(tokens, args.vocabulary)
+        for arch in FAMILIES if args.arch == "all" else [args.arch] if args.arch in FAMILIES else []:
+            check_family(arch, tokens)
     print("check_checkpoint:", f"{failures} failures" if failures else "ok")
     sys.exit(failures > 0)
 

@@ -2,10 +2,10 @@
 gguf.h -- writes a model as one GGUF file (version 3), the format of llama.cpp and its relatives.
 
     "GGUF", u32 3, u64 tensors, u64 pairs
-    pairs             key, type, value: architecture "gpt2", its sizes, the tokenizer
+    pairs             key, type, value: the architecture, its sizes, the tokenizer
     tensor infos      name, dimensions (fastest first), type, offset in the data
-    data              each tensor at a multiple of 32 bytes; matrices (out, in), as ours; without
-                      the padding of the vocabulary
+    data              each tensor at a multiple of 32 bytes; matrices (out, in), as ours, but in the
+                      parts of families.h; without the padding of the vocabulary
 
 Little endian. Matrices have the requested type; vectors and position embeddings stay fp32, as their
 readers want them. A finite number that would become infinite in the file is an error. Q8_0 is made
@@ -46,6 +46,9 @@ typedef struct {
     size_t data; // offset of the tensors
 } GgufWriter;
 
+// Returns 1 if llama.cpp computes such a model; if not, 0 and the reason in `error`.
+int gguf_check(ModelConfig cfg, char* error);
+
 // Creates a file. The model is named after the last part of the path `name`. `bpe` is the
 // tokenizer; NULL: none that such files support.
 void gguf_create(GgufWriter* w, const char* path, const char* name, ModelConfig cfg, GgufDtype dtype,
@@ -80,6 +83,30 @@ void gguf_commit(GgufWriter* w);
 #include "llmc/tokenizer/bpe_files.h"
 
 enum { GGUF_ALIGN_ = 32 };
+
+// Architecture as llama.cpp knows it.
+typedef struct {
+    const char* name; // NULL: not at all
+    HeadOrder order;
+} GgufArch_;
+
+// clang-format off
+static const GgufArch_ gguf_archs_[ARCH_COUNT] = {
+    [ARCH_GPT2] =     {"gpt2",  ORDER_PAIRS},
+    [ARCH_LLAMA] =    {"llama", ORDER_PAIRS},
+    [ARCH_MISTRAL] =  {"llama", ORDER_PAIRS},
+    [ARCH_QWEN2] =    {"qwen2", ORDER_HALVES},
+    [ARCH_QWEN3] =    {"qwen3", ORDER_HALVES},
+    [ARCH_ARCEE] =    {"arcee", ORDER_PAIRS},
+    [ARCH_NANOCHAT] = {NULL,    ORDER_PAIRS},
+};
+// clang-format on
+
+int gguf_check(ModelConfig cfg, char* error) {
+    return gguf_archs_[cfg.arch].name != NULL ||
+           error_set(error, "--export-gguf", "llama.cpp has no %s; --out DIR works",
+                     model_architecture(cfg.arch)->word);
+}
 enum {
     GGUF_U32_ = 4,
     GGUF_I32_ = 5,
@@ -125,8 +152,23 @@ static void gguf_pair_string_(GgufWriter* w, const char* key, const char* value)
     gguf_put_string_(w, value, strlen(value));
 }
 
-static void gguf_pair_float_(GgufWriter* w, const char* key, float value) {
-    gguf_key_(w, key, GGUF_FLOAT_);
+// Key of the architecture: "llama.block_count".
+typedef struct {
+    char text[96];
+} GgufKey_;
+
+static GgufKey_ gguf_own_key_(const GgufWriter* w, const char* key) {
+    GgufKey_ own;
+    snprintf(own.text, sizeof(own.text), "%s.%s", gguf_archs_[w->cfg.arch].name, key);
+    return own;
+}
+
+static void gguf_own_u32_(GgufWriter* w, const char* key, int value) {
+    gguf_pair_u32_(w, gguf_own_key_(w, key).text, value);
+}
+
+static void gguf_own_float_(GgufWriter* w, const char* key, float value) {
+    gguf_key_(w, gguf_own_key_(w, key).text, GGUF_FLOAT_);
     gguf_put_bytes_(w, &value, sizeof(value));
 }
 
@@ -180,7 +222,7 @@ static void gguf_put_tokenizer_(GgufWriter* w, const Bpe* bpe, GgufStart start, 
     const uint32_t normal = 1, control = 3, unused = 5;
     if (!bpe) {
         gguf_pair_string_(w, "tokenizer.ggml.model", "no_vocab");
-        gguf_pair_u32_(w, "gpt2.vocab_size", V);
+        gguf_own_u32_(w, "vocab_size", V);
         return;
     }
     gguf_pair_string_(w, "tokenizer.ggml.model", "gpt2");
@@ -238,22 +280,49 @@ static GgufText_ gguf_size_label_(double parameters) {
     return label;
 }
 
+// Returns the longest text for which the model is what llama.cpp computes: it knows no windows.
+static int gguf_context_(ModelConfig cfg) {
+    return cfg.window > 0 && cfg.window < cfg.max_T ? cfg.window : cfg.max_T;
+}
+
+static void gguf_put_heads_(GgufWriter* w, ModelConfig cfg) {
+    gguf_own_u32_(w, "attention.head_count_kv", model_key_heads(cfg));
+    gguf_own_u32_(w, "attention.key_length", model_head_size(cfg));
+    gguf_own_u32_(w, "attention.value_length", model_head_size(cfg));
+    gguf_own_u32_(w, "rope.dimension_count", model_rope_dims(cfg));
+    gguf_own_float_(w, "rope.freq_base", model_rope_base(cfg));
+    if (cfg.scaling.kind == ROPE_LINEAR) {
+        gguf_pair_string_(w, gguf_own_key_(w, "rope.scaling.type").text, "linear");
+        gguf_own_float_(w, "rope.scaling.factor", cfg.scaling.factor);
+    }
+}
+
+static void gguf_put_sizes_(GgufWriter* w, ModelConfig cfg) {
+    const Architecture* kinds = model_architecture(cfg.arch);
+    gguf_own_u32_(w, "context_length", gguf_context_(cfg));
+    gguf_own_u32_(w, "embedding_length", cfg.C);
+    gguf_own_u32_(w, "block_count", cfg.L);
+    gguf_own_u32_(w, "feed_forward_length", model_hidden(cfg));
+    gguf_own_u32_(w, "attention.head_count", cfg.NH);
+    gguf_own_float_(
+        w, kinds->norm == NORM_LAYER ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon",
+        model_norm_eps(cfg));
+    if (kinds->positions == POSITIONS_ROPE) {
+        gguf_put_heads_(w, cfg);
+    }
+}
+
 static void gguf_put_pairs_(GgufWriter* w, const char* name, ModelConfig cfg, GgufDtype dtype, const Bpe* bpe,
                             GgufStart start) {
     static const int file_types[4] = {0, 1, 32, 7};
-    gguf_pair_string_(w, "general.architecture", "gpt2");
+    gguf_pair_string_(w, "general.architecture", gguf_archs_[cfg.arch].name);
     gguf_pair_string_(w, "general.type", "model");
     gguf_pair_string_(w, "general.name", gguf_title_(name).text);
     gguf_pair_string_(w, "general.size_label", gguf_size_label_(model_count_parameters(cfg)).text);
     gguf_pair_u32_(w, "general.alignment", GGUF_ALIGN_);
     gguf_pair_u32_(w, "general.file_type", file_types[dtype]);
     gguf_pair_u32_(w, "general.quantization_version", 2);
-    gguf_pair_u32_(w, "gpt2.context_length", cfg.max_T);
-    gguf_pair_u32_(w, "gpt2.embedding_length", cfg.C);
-    gguf_pair_u32_(w, "gpt2.block_count", cfg.L);
-    gguf_pair_u32_(w, "gpt2.feed_forward_length", model_hidden(cfg));
-    gguf_pair_u32_(w, "gpt2.attention.head_count", cfg.NH);
-    gguf_pair_float_(w, "gpt2.attention.layer_norm_epsilon", 1e-5f);
+    gguf_put_sizes_(w, cfg);
     gguf_put_tokenizer_(w, bpe, start, cfg.V);
 }
 
@@ -279,35 +348,63 @@ static size_t gguf_row_bytes_(uint32_t type, size_t cols) {
                                      : 2 * cols;
 }
 
-static void gguf_put_info_(GgufWriter* w, const char* name, const TensorRow* row, ModelConfig cfg,
-                           uint32_t type, size_t offset) {
+// Returns the bytes of a tensor, including the gap before the next.
+static size_t gguf_tensor_bytes_(FileLines lines, uint32_t type) {
+    const size_t bytes = lines.count * gguf_row_bytes_(type, lines.width);
+    return (bytes + GGUF_ALIGN_ - 1) / GGUF_ALIGN_ * GGUF_ALIGN_;
+}
+
+// Writes name, shape, type and place of a tensor: (count), or (count, width) with the last first.
+static void gguf_put_info_(GgufWriter* w, const char* name, FileLines lines, uint32_t type, size_t offset) {
+    const int is_matrix = lines.width > 1;
     gguf_put_string_(w, name, strlen(name));
-    const int ndim = row->kind == KIND_VECTOR ? 1 : 2;
-    gguf_put_u32_(w, (uint32_t)ndim);
-    gguf_put_u64_(w, row->cols);
-    if (ndim == 2) {
-        gguf_put_u64_(w, model_rows_in_files(row, cfg));
+    gguf_put_u32_(w, is_matrix ? 2 : 1);
+    if (is_matrix) {
+        gguf_put_u64_(w, lines.width);
     }
+    gguf_put_u64_(w, lines.count);
     gguf_put_u32_(w, type);
     gguf_put_u64_(w, offset);
 }
 
-// Returns the bytes of a layer of a tensor, including the gap before the next.
-static size_t gguf_layer_bytes_(const GgufWriter* w, const TensorRow* row) {
-    const size_t bytes =
-        model_rows_in_files(row, w->cfg) * gguf_row_bytes_(gguf_type_(row, w->dtype), row->cols);
-    return (bytes + GGUF_ALIGN_ - 1) / GGUF_ALIGN_ * GGUF_ALIGN_;
+// ---- the factors of llama3's scaling of rotary positions ----
+
+// Returns the lines of the tensor rope_freqs.weight; none without this scaling.
+static FileLines gguf_factor_lines_(ModelConfig cfg) {
+    const size_t pairs = cfg.scaling.kind == ROPE_LLAMA3 ? (size_t)model_rope_dims(cfg) / 2 : 0;
+    return (FileLines){0, pairs, 1};
 }
+
+static void gguf_put_factors_(GgufWriter* w) {
+    const ModelConfig cfg = w->cfg;
+    const RopeScaling none = {ROPE_PLAIN, 0, 0, 0, 0};
+    const float base = model_rope_base(cfg);
+    const FileLines lines = gguf_factor_lines_(cfg);
+    for (int i = 0; i < (int)lines.count; i++) {
+        const float factor = rope_frequency(none, base, model_rope_dims(cfg), i) /
+                             rope_frequency(cfg.scaling, base, model_rope_dims(cfg), i);
+        gguf_put_bytes_(w, &factor, sizeof(factor));
+    }
+    gguf_pad_(w);
+}
+
+// ---- all tensors ----
 
 static void gguf_put_infos_(GgufWriter* w, const TensorRow* rows) {
     const FileTensor* tensors = file_tensors();
+    const FileLines factors = gguf_factor_lines_(w->cfg);
     size_t offset = 0;
+    if (factors.count > 0) {
+        gguf_put_info_(w, "rope_freqs.weight", factors, GGUF_TYPE_F32_, offset);
+        offset += gguf_tensor_bytes_(factors, GGUF_TYPE_F32_);
+    }
     for (const FileTensor* t = tensors; t < tensors + FILE_TENSOR_ROWS; t++) {
         const TensorRow* row = &rows[t->row];
-        for (int l = 0; l < row->uses; l++) {
-            gguf_put_info_(w, file_tensor_name(t->gguf_name, l).text, row, w->cfg, gguf_type_(row, w->dtype),
+        const FileLines lines = file_tensor_lines(t, row, w->cfg);
+        for (int l = 0; l < file_tensor_layers(t, rows, w->cfg); l++) {
+            gguf_put_info_(w, file_tensor_name(t->gguf_name, l).text, lines, gguf_type_(row, w->dtype),
                            offset);
-            offset += gguf_layer_bytes_(w, row);
+            offset += gguf_tensor_bytes_(lines, gguf_type_(row, w->dtype));
         }
     }
 }
@@ -324,10 +421,8 @@ static void gguf_convert_(unsigned char* out, const float* x, size_t cols, uint3
     }
 }
 
-// Ends the program if a finite number of the layer `name` would become infinite in the file.
-static void gguf_check_(GgufWriter* w, const TensorRow* row, const char* name, const float* x,
-                        uint32_t type) {
-    const size_t count = model_rows_in_files(row, w->cfg) * row->cols;
+// Ends the program if a finite number of a tensor would become infinite in the file.
+static void gguf_check_(GgufWriter* w, const char* name, const float* x, size_t count, uint32_t type) {
     const float limit = type == GGUF_TYPE_F16_    ? FP16_OVERFLOW
                         : type == GGUF_TYPE_BF16_ ? BF16_OVERFLOW
                         : type == GGUF_TYPE_Q8_0_ ? QUANTIZED_OVERFLOW
@@ -341,60 +436,73 @@ static void gguf_check_(GgufWriter* w, const TensorRow* row, const char* name, c
     }
 }
 
-// Writes the layer `name` of a tensor, and zeros up to the next.
-static void gguf_put_layer_(GgufWriter* w, const TensorRow* row, const char* name, const float* x) {
-    const uint32_t type = gguf_type_(row, w->dtype);
-    gguf_check_(w, row, name, x, type);
-    const size_t bytes = gguf_row_bytes_(type, row->cols);
-    unsigned char* buffer = (unsigned char*)check_alloc(row->cols, sizeof(float), w->file.path);
-    for (size_t r = 0; r < model_rows_in_files(row, w->cfg); r++) {
+// Writes a tensor from the parameter that holds it, and zeros up to the next.
+static void gguf_put_tensor_(GgufWriter* w, const FileTensor* tensor, int l, FileLines lines, uint32_t type,
+                             const float* parameter) {
+    const float* x = parameter + lines.first * lines.width;
+    gguf_check_(w, file_tensor_name(tensor->gguf_name, l).text, x, lines.count * lines.width, type);
+    unsigned char* buffer = (unsigned char*)check_alloc(lines.width, sizeof(float), w->file.path);
+    for (size_t i = 0; i < lines.count; i++) {
+        const size_t line =
+            tensor->form == FILE_HEADS ? file_head_line(gguf_archs_[w->cfg.arch].order, w->cfg, i) : i;
+        const float* from = x + line * lines.width;
         if (type != GGUF_TYPE_F32_) {
-            gguf_convert_(buffer, x + r * row->cols, row->cols, type);
+            gguf_convert_(buffer, from, lines.width, type);
         }
-        gguf_put_bytes_(w, type == GGUF_TYPE_F32_ ? (const void*)(x + r * row->cols) : buffer, bytes);
+        gguf_put_bytes_(w, type == GGUF_TYPE_F32_ ? (const void*)from : buffer,
+                        gguf_row_bytes_(type, lines.width));
     }
     gguf_pad_(w);
     free(buffer);
 }
 
-// Returns the number of pairs, which the header states before them.
-static uint64_t gguf_count_pairs_(const Bpe* bpe) { return bpe ? 13 + 10 : 13 + 2; }
+static uint64_t gguf_count_tensors_(ModelConfig cfg, const TensorRow* rows) {
+    const FileTensor* tensors = file_tensors();
+    uint64_t count = gguf_factor_lines_(cfg).count > 0;
+    for (const FileTensor* t = tensors; t < tensors + FILE_TENSOR_ROWS; t++) {
+        count += (uint64_t)file_tensor_layers(t, rows, cfg);
+    }
+    return count;
+}
 
 void gguf_create(GgufWriter* w, const char* path, const char* name, ModelConfig cfg, GgufDtype dtype,
                  const Bpe* bpe, GgufStart start) {
     TensorRow rows[MODEL_PARAMETER_ROWS];
-    uint64_t tensors = 0;
+    char error[ERROR_BYTES];
+    CHECK(gguf_check(cfg, error), "%s", error);
     memset(w, 0, sizeof(*w));
     w->cfg = cfg;
     w->dtype = dtype;
     model_parameter_rows_of(rows, cfg, sizeof(float));
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        tensors += (uint64_t)rows[i].uses;
-    }
     file_open(&w->file, path);
     gguf_put_bytes_(w, "GGUF", 4);
     gguf_put_u32_(w, 3);
-    gguf_put_u64_(w, tensors);
-    gguf_put_u64_(w, gguf_count_pairs_(bpe));
+    gguf_put_u64_(w, gguf_count_tensors_(cfg, rows));
+    const size_t count = w->at;
+    gguf_put_u64_(w, 0); // pairs: set below
     gguf_put_pairs_(w, name, cfg, dtype, bpe, start);
-    assert(w->pairs == gguf_count_pairs_(bpe));
     gguf_put_infos_(w, rows);
     gguf_pad_(w);
+    gguf_put_factors_(w);
     w->data = w->at;
+    file_seek(&w->file, count);
+    file_put(&w->file, &w->pairs, sizeof(w->pairs));
 }
 
 void gguf_put(GgufWriter* w, const TensorRow* rows, int g, const void* group) {
     const FileTensor* tensors = file_tensors();
-    size_t begin = w->data; // of the parameter's layer
+    size_t begin = w->data; // of the tensor
     for (const FileTensor* t = tensors; t < tensors + FILE_TENSOR_ROWS; t++) {
         const TensorRow* row = &rows[t->row];
+        const FileLines lines = file_tensor_lines(t, row, w->cfg);
+        const uint32_t type = gguf_type_(row, w->dtype);
         assert(row->element_bytes == sizeof(float));
-        for (int l = 0; l < row->uses; l++, begin += gguf_layer_bytes_(w, row)) {
+        for (int l = 0; l < file_tensor_layers(t, rows, w->cfg);
+             l++, begin += gguf_tensor_bytes_(lines, type)) {
             if (tensor_group(row, l) == g) {
                 w->at = begin;
                 file_seek(&w->file, w->at);
-                gguf_put_layer_(w, row, file_tensor_name(t->gguf_name, l).text,
-                                (const float*)tensor_in_group(row, group));
+                gguf_put_tensor_(w, t, l, lines, type, (const float*)tensor_in_group(row, group));
             }
         }
     }

@@ -1,10 +1,11 @@
 /*
-hf_config.h -- config.json, which describes a model in a Hugging Face directory: its sizes, under
-GPT-2's names n_layer, n_head, n_embd, n_positions, vocab_size.
+hf_config.h -- config.json, which describes a model in a Hugging Face directory: its family
+(model_type), its sizes and its kinds. A missing key has the value that the family's class in
+transformers gives it.
 
-A config.json may ask for more than GPT-2 has (other activations, scales by layer, a classifier of
-its own): whatever we do not compute is refused by name. Dropout, which belongs to training, is
-ignored with a note on stderr.
+A config.json may ask for more than we compute (other activations, scales by layer, other rotary
+positions): it is refused by the key's name. Dropout, which belongs to training, is ignored with a
+note on stderr.
 */
 #ifndef LLMC_HF_CONFIG_H
 #define LLMC_HF_CONFIG_H
@@ -15,6 +16,10 @@ ignored with a note on stderr.
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+// Returns 1 if the family's class in transformers can hold such a model; if not, 0 and the reason
+// in `error`.
+int hf_config_check(ModelConfig cfg, char* error);
 
 // Reads the sizes of the model in a directory.
 ModelConfig hf_config_read(const char* directory);
@@ -38,8 +43,11 @@ void hf_config_write(const char* directory, ModelConfig cfg, SafeTensorsDtype dt
 
 #ifdef HF_CONFIG_IMPLEMENTATION
 
+#include <float.h>
 #include <limits.h>
 #include <math.h>
+#include <stddef.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -48,59 +56,162 @@ void hf_config_write(const char* directory, ModelConfig cfg, SafeTensorsDtype dt
 #include "llmc/base/file.h"
 #include "llmc/base/json.h"
 #include "llmc/base/text_buffer.h"
+#include "llmc/model/families.h"
 
-#define HF_NORM_EPSILON_ 1e-5
 #define HF_MAX_CONFIG_ ((size_t)1 << 20) // largest config.json
+
+// Family of models in transformers: its names in config.json, and the values of missing keys, where
+// 0 means what it means in ModelConfig.
+typedef struct {
+    const char *type, *class_name;
+    const char* activations[3]; // words for the only activation it computes; the first is written
+    float norm_eps;
+    int KV, HS; // key heads, and size of a head
+    int window;
+    float softcap;
+    int is_tied; // the classifier is the token embedding
+} HfFamily_;
+
+// clang-format off
+static const HfFamily_ hf_families_[ARCH_COUNT] = {
+    [ARCH_GPT2] =     {"gpt2",     "GPT2LMHeadModel",     {"gelu_new", "gelu_pytorch_tanh", "gelu_fast"}, 1e-5f, 0, 0, 0, 0, 1},
+    [ARCH_LLAMA] =    {"llama",    "LlamaForCausalLM",    {"silu", "swish"}, 1e-6f, 0,  0,   0,    0,  0},
+    [ARCH_MISTRAL] =  {"mistral",  "MistralForCausalLM",  {"silu", "swish"}, 1e-6f, 8,  0,   4096, 0,  0},
+    [ARCH_QWEN2] =    {"qwen2",    "Qwen2ForCausalLM",    {"silu", "swish"}, 1e-6f, 32, 0,   4096, 0,  0},
+    [ARCH_QWEN3] =    {"qwen3",    "Qwen3ForCausalLM",    {"silu", "swish"}, 1e-6f, 32, 128, 4096, 0,  0},
+    [ARCH_ARCEE] =    {"arcee",    "ArceeForCausalLM",    {"relu2"},         1e-5f, 0,  0,   0,    0,  0},
+    [ARCH_NANOCHAT] = {"nanochat", "NanoChatForCausalLM", {"relu2"},         1e-6f, 0,  0,   0,    15, 0},
+};
+// clang-format on
+
+// ---- values ----
+
+// Rotary positions of one key.
+typedef struct {
+    int is_given;
+    RopeScaling scaling;
+    float base; // 0: not given
+} HfRope_;
 
 typedef struct {
     ModelConfig cfg;
-    size_t hidden; // hidden units of the MLP; 0: 4 C
-    int is_gpt2;
-    double dropout;    // largest one
-    const char** keys; // all keys read so far, in the text
+    int is_tied;
+    float base; // rope_theta
+    HfRope_ rope, old_rope;
+    int has_windows, full_layers; // use_sliding_window, max_window_layers
+    int num_layer_types;
+    uint8_t slides[MODEL_MAX_LAYERS]; // of layer_types
+    double dropout;                   // largest one
+    const char** keys;                // all keys read so far, in the text
     size_t num_keys;
 } HfConfig_;
 
-// Stores a number as the size of this key. Returns 1 if done, -1 if the key is no size, 0 after an
-// error.
-static int hf_config_size_(JsonReader* text, const char* key, HfConfig_* config) {
-    const struct {
-        const char* key;
-        int* size;
-    } sizes[5] = {{"n_layer", &config->cfg.L},
-                  {"n_head", &config->cfg.NH},
-                  {"n_embd", &config->cfg.C},
-                  {"n_positions", &config->cfg.max_T},
-                  {"vocab_size", &config->cfg.V}};
-    for (int i = 0; i < 5; i++) {
-        size_t value;
-        if (strcmp(key, sizes[i].key) == 0) {
-            if (!json_natural(text, &value)) {
-                return 0;
-            }
-            *sizes[i].size = value < INT_MAX ? (int)value : INT_MAX;
-            return 1;
-        }
-    }
-    return -1;
-}
+typedef enum {
+    HF_SIZE_,
+    HF_SIZE_OR_NULL_,     // null: 0
+    HF_POSITIVE_,         // float
+    HF_POSITIVE_OR_NULL_, // null: 0
+    HF_BOOL_,
+    HF_TRUE_, // what we compute
+    HF_FALSE_,
+    HF_UNUSED_, // null, false or 1: something that we do not compute is switched off
+    HF_DROPOUT_,
+    HF_ACTIVATION_,
+    HF_ROPE_,
+    HF_LAYER_TYPES_
+} HfValue_;
 
-// Reads a string that must be in a list, which ends with NULL.
-static int hf_config_word_(JsonReader* text, const char* key, const char* const* words) {
-    const char* word;
-    if (!json_name(text, &word)) {
+typedef struct {
+    int files; // FAMILY_...
+    const char* key;
+    HfValue_ value;
+    size_t member; // of HfConfig_, if the value is kept
+} HfKey_;
+
+enum {
+    FAMILY_WINDOWS_ = 1 << ARCH_MISTRAL | 1 << ARCH_QWEN2 | 1 << ARCH_QWEN3,
+    FAMILY_ALL_ = (1 << ARCH_COUNT) - 1
+};
+
+// clang-format off
+#define HF_MEMBER_(member) offsetof(HfConfig_, member)
+static const HfKey_ hf_keys_[] = {
+    {FAMILY_ALL_, "vocab_size", HF_SIZE_, HF_MEMBER_(cfg.V)},
+    {FAMILY_ALL_, "tie_word_embeddings", HF_BOOL_, HF_MEMBER_(is_tied)},
+    {FAMILY_ALL_, "quantization_config", HF_UNUSED_, 0},
+    {FAMILY_ALL_, "add_cross_attention", HF_FALSE_, 0},
+
+    {FAMILY_GPT2, "n_layer", HF_SIZE_, HF_MEMBER_(cfg.L)},
+    {FAMILY_GPT2, "n_head", HF_SIZE_, HF_MEMBER_(cfg.NH)},
+    {FAMILY_GPT2, "n_embd", HF_SIZE_, HF_MEMBER_(cfg.C)},
+    {FAMILY_GPT2, "n_positions", HF_SIZE_, HF_MEMBER_(cfg.max_T)},
+    {FAMILY_GPT2, "n_inner", HF_SIZE_OR_NULL_, HF_MEMBER_(cfg.F)},
+    {FAMILY_GPT2, "layer_norm_epsilon", HF_POSITIVE_, HF_MEMBER_(cfg.norm_eps)},
+    {FAMILY_GPT2, "activation_function", HF_ACTIVATION_, 0},
+    {FAMILY_GPT2, "scale_attn_weights", HF_TRUE_, 0},
+    {FAMILY_GPT2, "scale_attn_by_inverse_layer_idx", HF_FALSE_, 0},
+    {FAMILY_GPT2, "resid_pdrop", HF_DROPOUT_, 0},
+    {FAMILY_GPT2, "embd_pdrop", HF_DROPOUT_, 0},
+    {FAMILY_GPT2, "attn_pdrop", HF_DROPOUT_, 0},
+
+    {FAMILY_ROPE, "num_hidden_layers", HF_SIZE_, HF_MEMBER_(cfg.L)},
+    {FAMILY_ROPE, "num_attention_heads", HF_SIZE_, HF_MEMBER_(cfg.NH)},
+    {FAMILY_ROPE, "num_key_value_heads", HF_SIZE_OR_NULL_, HF_MEMBER_(cfg.KV)},
+    {FAMILY_ROPE, "head_dim", HF_SIZE_OR_NULL_, HF_MEMBER_(cfg.HS)},
+    {FAMILY_ROPE, "hidden_size", HF_SIZE_, HF_MEMBER_(cfg.C)},
+    {FAMILY_ROPE, "intermediate_size", HF_SIZE_, HF_MEMBER_(cfg.F)},
+    {FAMILY_ROPE, "max_position_embeddings", HF_SIZE_, HF_MEMBER_(cfg.max_T)},
+    {FAMILY_ROPE, "rms_norm_eps", HF_POSITIVE_, HF_MEMBER_(cfg.norm_eps)},
+    {FAMILY_ROPE, "hidden_act", HF_ACTIVATION_, 0},
+    {FAMILY_ROPE, "rope_theta", HF_POSITIVE_, HF_MEMBER_(base)},
+    {FAMILY_ROPE, "rope_parameters", HF_ROPE_, HF_MEMBER_(rope)},
+    {FAMILY_ROPE, "rope_scaling", HF_ROPE_, HF_MEMBER_(old_rope)},
+    {FAMILY_ROPE, "partial_rotary_factor", HF_UNUSED_, 0},
+    {FAMILY_ROPE, "attention_dropout", HF_DROPOUT_, 0},
+    {FAMILY_ROPE, "layer_types", HF_LAYER_TYPES_, 0},
+    {FAMILY_WINDOWS_, "sliding_window", HF_SIZE_OR_NULL_, HF_MEMBER_(cfg.window)},
+    {FAMILY_WINDOWS_, "use_sliding_window", HF_BOOL_, HF_MEMBER_(has_windows)},
+    {FAMILY_WINDOWS_, "max_window_layers", HF_SIZE_, HF_MEMBER_(full_layers)},
+    {FAMILY_NANOCHAT, "final_logit_softcapping", HF_POSITIVE_OR_NULL_, HF_MEMBER_(cfg.softcap)},
+
+    // of other models that are said to be one of these
+    {FAMILY_ROPE & ~FAMILY_NANOCHAT, "final_logit_softcapping", HF_UNUSED_, 0},
+    {FAMILY_ROPE & ~(1 << ARCH_QWEN2), "attention_bias", HF_FALSE_, 0},
+    {FAMILY_ROPE, "mlp_bias", HF_FALSE_, 0},
+    {FAMILY_ROPE, "attn_logit_softcapping", HF_UNUSED_, 0},
+    {FAMILY_ROPE, "query_pre_attn_scalar", HF_UNUSED_, 0},
+    {FAMILY_ROPE, "attention_multiplier", HF_UNUSED_, 0},
+    {FAMILY_ROPE, "embedding_multiplier", HF_UNUSED_, 0},
+    {FAMILY_ROPE, "residual_multiplier", HF_UNUSED_, 0},
+    {FAMILY_ROPE, "logits_scaling", HF_UNUSED_, 0},
+    {FAMILY_ROPE, "logit_scale", HF_UNUSED_, 0},
+    {FAMILY_ROPE, "no_rope_layers", HF_UNUSED_, 0},
+    {FAMILY_ROPE, "use_qk_norm", HF_UNUSED_, 0},
+    {FAMILY_ROPE, "is_causal", HF_TRUE_, 0},
+};
+// clang-format on
+
+static int hf_read_size_(JsonReader* text, int* size) {
+    size_t value;
+    if (!json_natural(text, &value)) {
         return 0;
     }
-    for (int i = 0; words[i]; i++) {
-        if (strcmp(word, words[i]) == 0) {
-            return 1;
-        }
+    *size = value < INT_MAX ? (int)value : INT_MAX;
+    return 1;
+}
+
+static int hf_read_positive_(JsonReader* text, const char* key, float* value) {
+    double number;
+    if (!json_number(text, &number)) {
+        return 0;
     }
-    return error_set(text->error, text->path, "%s is %s, wanted %s", key, word, words[0]);
+    *value = (float)number;
+    return (*value > 0 && isfinite(*value)) ||
+           error_set(text->error, text->path, "%s is %g, wanted a positive number", key, number);
 }
 
 // Reads a switch that must be as we compute.
-static int hf_config_switch_(JsonReader* text, const char* key, int wanted) {
+static int hf_read_switch_(JsonReader* text, const char* key, int wanted) {
     int found;
     if (!json_bool(text, &found)) {
         return 0;
@@ -109,17 +220,22 @@ static int hf_config_switch_(JsonReader* text, const char* key, int wanted) {
                                         found ? "true" : "false", wanted ? "true" : "false");
 }
 
-static int hf_config_epsilon_(JsonReader* text) {
-    double epsilon;
-    if (!json_number(text, &epsilon)) {
+// Reads null, false or 1, all of which mean that something is not used.
+static int hf_read_unused_(JsonReader* text, const char* key) {
+    double number = 0;
+    const char first = (char)json_peek(text);
+    if (first == 'n' || first == 'f') {
+        return json_skip(text);
+    }
+    const int is_number = (first >= '0' && first <= '9') || first == '-';
+    if (is_number && !json_number(text, &number)) {
         return 0;
     }
-    return fabs(epsilon - HF_NORM_EPSILON_) < 1e-12 ||
-           error_set(text->error, text->path, "layer_norm_epsilon is %g, wanted %g", epsilon,
-                     HF_NORM_EPSILON_);
+    return number == 1 || error_set(text->error, text->path,
+                                    "%s changes what the model computes, which is not supported", key);
 }
 
-static int hf_config_dropout_(JsonReader* text, HfConfig_* config) {
+static int hf_read_dropout_(JsonReader* text, HfConfig_* config) {
     double dropout;
     if (!json_number(text, &dropout)) {
         return 0;
@@ -128,66 +244,242 @@ static int hf_config_dropout_(JsonReader* text, HfConfig_* config) {
     return 1;
 }
 
-// Reads the value of a key.
-static int hf_config_value_(JsonReader* text, const char* key, HfConfig_* config) {
-    static const struct {
-        const char* key;
-        int wanted;
-    } switches[] = {{"scale_attn_weights", 1},
-                    {"tie_word_embeddings", 1},
-                    {"scale_attn_by_inverse_layer_idx", 0},
-                    {"add_cross_attention", 0}};
-    static const char* const types[] = {"gpt2", NULL};
-    static const char* const activations[] = {"gelu_new", "gelu_pytorch_tanh", "gelu_fast",
-                                              NULL}; // all mean GELU with tanh
-    const int size = hf_config_size_(text, key, config);
-    if (size >= 0) {
-        return size;
+static int hf_read_activation_(JsonReader* text, const char* key, const HfFamily_* family) {
+    const char* word;
+    if (!json_name(text, &word)) {
+        return 0;
     }
-    for (size_t i = 0; i < sizeof(switches) / sizeof(switches[0]); i++) {
-        if (strcmp(key, switches[i].key) == 0) {
-            return hf_config_switch_(text, key, switches[i].wanted);
+    for (int i = 0; i < 3 && family->activations[i]; i++) {
+        if (strcmp(word, family->activations[i]) == 0) {
+            return 1;
         }
     }
-    if (strcmp(key, "model_type") == 0) {
-        config->is_gpt2 = 1;
-        return hf_config_word_(text, key, types);
+    return error_set(text->error, text->path, "%s is %s, wanted %s", key, word, family->activations[0]);
+}
+
+// ---- rotary positions ----
+
+static int hf_rope_kind_(JsonReader* text, RopeScalingKind* kind) {
+    static const char* const words[] = {
+        [ROPE_PLAIN] = "default", [ROPE_LINEAR] = "linear", [ROPE_LLAMA3] = "llama3"};
+    const char* word;
+    if (!json_name(text, &word)) {
+        return 0;
     }
-    if (strcmp(key, "activation_function") == 0) {
-        return hf_config_word_(text, key, activations);
+    for (int i = 0; i < 3; i++) {
+        if (strcmp(word, words[i]) == 0) {
+            *kind = (RopeScalingKind)i;
+            return 1;
+        }
     }
-    if (strcmp(key, "resid_pdrop") == 0 || strcmp(key, "embd_pdrop") == 0 || strcmp(key, "attn_pdrop") == 0) {
-        return hf_config_dropout_(text, config);
+    return error_set(text->error, text->path, "rope_type is %s, wanted default, linear or llama3", word);
+}
+
+// Reads the value of a key of rope_parameters or rope_scaling.
+static int hf_rope_value_(JsonReader* text, const char* key, HfRope_* rope) {
+    const struct {
+        const char* key;
+        float* value;
+    } numbers[] = {{"rope_theta", &rope->base},
+                   {"factor", &rope->scaling.factor},
+                   {"low_freq_factor", &rope->scaling.low_freq_factor},
+                   {"high_freq_factor", &rope->scaling.high_freq_factor}};
+    if (strcmp(key, "rope_type") == 0 || strcmp(key, "type") == 0) {
+        return hf_rope_kind_(text, &rope->scaling.kind);
     }
-    if (strcmp(key, "n_inner") == 0 && json_peek(text) != 'n') {
-        return json_natural(text, &config->hidden);
+    for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++) {
+        if (strcmp(key, numbers[i].key) == 0) {
+            return hf_read_positive_(text, key, numbers[i].value);
+        }
     }
-    return strcmp(key, "layer_norm_epsilon") == 0 ? hf_config_epsilon_(text) : json_skip(text);
+    return strcmp(key, "original_max_position_embeddings") == 0
+               ? hf_read_size_(text, &rope->scaling.original_context)
+               : hf_read_unused_(text, key);
+}
+
+static int hf_read_rope_(JsonReader* text, HfRope_* rope) {
+    const char* key;
+    if (json_peek(text) == 'n') {
+        return json_skip(text);
+    }
+    rope->is_given = 1;
+    int more = json_take(text, '{') ? 1 : -1;
+    for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
+        if ((more = json_member(text, place, &key)) > 0 && !hf_rope_value_(text, key, rope)) {
+            return 0;
+        }
+    }
+    return more == 0;
+}
+
+// Completes a scaling, and clears the numbers that its kind does not use.
+static int hf_rope_scaling_(RopeScaling* scaling, int max_T, const char* path, char* error) {
+    const RopeScaling s = *scaling;
+    memset(scaling, 0, sizeof(*scaling));
+    scaling->kind = s.kind;
+    scaling->factor = s.kind == ROPE_PLAIN ? 0 : s.factor;
+    if (s.kind != ROPE_PLAIN && s.factor < 1) {
+        return error_set(error, path, "the factor of rope_parameters is %g, wanted at least 1",
+                         (double)s.factor);
+    }
+    if (s.kind == ROPE_LLAMA3) {
+        scaling->low_freq_factor = s.low_freq_factor;
+        scaling->high_freq_factor = s.high_freq_factor;
+        scaling->original_context = s.original_context > 0 ? s.original_context : max_T;
+        return (0 < s.low_freq_factor && s.low_freq_factor < s.high_freq_factor) ||
+               error_set(error, path,
+                         "low_freq_factor of rope_parameters is %g and high_freq_factor %g, wanted the first "
+                         "positive and below the other",
+                         (double)s.low_freq_factor, (double)s.high_freq_factor);
+    }
+    return 1;
+}
+
+// Decides the rotary positions: transformers 5 writes rope_parameters, transformers 4 rope_theta
+// and rope_scaling.
+static int hf_config_rope_(HfConfig_* config, const char* path, char* error) {
+    HfRope_ *rope = &config->rope, *old = &config->old_rope;
+    ModelConfig* cfg = &config->cfg;
+    if (!hf_rope_scaling_(&rope->scaling, cfg->max_T, path, error) ||
+        !hf_rope_scaling_(&old->scaling, cfg->max_T, path, error)) {
+        return 0;
+    }
+    if (rope->is_given && old->is_given && memcmp(&rope->scaling, &old->scaling, sizeof(old->scaling)) != 0) {
+        return error_set(error, path, "rope_parameters and rope_scaling differ, wanted only one of them");
+    }
+    cfg->scaling = rope->is_given ? rope->scaling : old->scaling;
+    cfg->rope_base = rope->base > 0 ? rope->base : old->base > 0 ? old->base : config->base;
+    return config->base == 0 || config->base == cfg->rope_base ||
+           error_set(error, path, "rope_theta is %g, but %g in rope_parameters; wanted only one of them",
+                     (double)config->base, (double)cfg->rope_base);
+}
+
+// ---- windows ----
+
+static int hf_read_layer_types_(JsonReader* text, HfConfig_* config) {
+    const char* word;
+    if (json_peek(text) == 'n') {
+        return json_skip(text);
+    }
+    int more = json_take(text, '[') ? 1 : -1;
+    for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
+        if ((more = json_element(text, place)) <= 0) {
+            break;
+        }
+        if (!json_name(text, &word)) {
+            return 0;
+        }
+        const int slides = strcmp(word, "sliding_attention") == 0;
+        if (!slides && strcmp(word, "full_attention") != 0) {
+            return error_set(text->error, text->path,
+                             "layer_types has %s, wanted full_attention and sliding_attention", word);
+        }
+        if (config->num_layer_types < MODEL_MAX_LAYERS) {
+            config->slides[config->num_layer_types] = (uint8_t)slides;
+        }
+        config->num_layer_types++;
+    }
+    return more == 0;
+}
+
+// Decides which layers have a window; a missing list of layer_types follows from older keys.
+static int hf_config_windows_(HfConfig_* config, const char* path, char* error) {
+    ModelConfig* cfg = &config->cfg;
+    const WindowsKind kind = model_architecture(cfg->arch)->windows;
+    const int W = kind == WINDOWS_ANY && !config->has_windows ? 0 : cfg->window;
+    const int has_types = config->num_layer_types > 0;
+    int any = 0;
+    if (has_types && config->num_layer_types != cfg->L) {
+        return error_set(error, path, "layer_types has %d layers, wanted %d", config->num_layer_types,
+                         cfg->L);
+    }
+    for (int l = 0; l < cfg->L; l++) {
+        const int by_size = W > 0 && (kind == WINDOWS_ALL || l >= config->full_layers);
+        const int slides = has_types ? config->slides[l] : by_size;
+        if (has_types && (kind == WINDOWS_ANY ? slides && W == 0 : slides != by_size)) {
+            return error_set(error, path, "layer %d is %s in layer_types, but %s", l,
+                             slides ? "sliding_attention" : "full_attention",
+                             W > 0 ? "all layers have the sliding_window"
+                                   : "the model has no sliding_window");
+        }
+        cfg->windows[l / 8] |= (uint8_t)(slides << l % 8);
+        any |= slides;
+    }
+    cfg->window = any ? W : 0;
+    return 1;
+}
+
+// ---- reading ----
+
+static int hf_config_value_(JsonReader* text, const HfKey_* key, HfConfig_* config) {
+    char* member = (char*)config + key->member;
+    const int is_null = json_peek(text) == 'n';
+    switch (key->value) {
+    case HF_SIZE_:
+        return hf_read_size_(text, (int*)(void*)member);
+    case HF_SIZE_OR_NULL_:
+        *(int*)(void*)member = 0;
+        return is_null ? json_skip(text) : hf_read_size_(text, (int*)(void*)member);
+    case HF_POSITIVE_:
+        return hf_read_positive_(text, key->key, (float*)(void*)member);
+    case HF_POSITIVE_OR_NULL_:
+        *(float*)(void*)member = 0;
+        return is_null ? json_skip(text) : hf_read_positive_(text, key->key, (float*)(void*)member);
+    case HF_BOOL_:
+        return json_bool(text, (int*)(void*)member);
+    case HF_TRUE_:
+        return hf_read_switch_(text, key->key, 1);
+    case HF_FALSE_:
+        return hf_read_switch_(text, key->key, 0);
+    case HF_UNUSED_:
+        return hf_read_unused_(text, key->key);
+    case HF_DROPOUT_:
+        return hf_read_dropout_(text, config);
+    case HF_ACTIVATION_:
+        return hf_read_activation_(text, key->key, &hf_families_[config->cfg.arch]);
+    case HF_ROPE_:
+        return hf_read_rope_(text, (HfRope_*)(void*)member);
+    case HF_LAYER_TYPES_:
+        return hf_read_layer_types_(text, config);
+    }
+    return 0;
+}
+
+// Returns what we know of a key in a family's config.json; NULL: nothing.
+static const HfKey_* hf_key_(const char* name, Arch arch) {
+    for (size_t i = 0; i < sizeof(hf_keys_) / sizeof(hf_keys_[0]); i++) {
+        if (hf_keys_[i].files >> arch & 1 && strcmp(hf_keys_[i].key, name) == 0) {
+            return &hf_keys_[i];
+        }
+    }
+    return NULL;
+}
+
+// Finds the family of a model_type.
+static int hf_family_(JsonReader* text, Arch* arch) {
+    char known[256] = "";
+    const char* type;
+    if (!json_name(text, &type)) {
+        return 0;
+    }
+    for (int i = 0; i < ARCH_COUNT; i++) {
+        if (strcmp(type, hf_families_[i].type) == 0) {
+            *arch = (Arch)i;
+            return 1;
+        }
+        const size_t used = strlen(known);
+        snprintf(known + used, sizeof(known) - used, "%s%s", i ? ", " : "", hf_families_[i].type);
+    }
+    return error_set(text->error, text->path, "model_type is %s, wanted one of %s", type, known);
 }
 
 static int hf_by_name_(const void* a, const void* b) {
     return strcmp(*(const char* const*)a, *(const char* const*)b);
 }
 
-// Reads all keys and their values; none may come twice.
-static int hf_config_members_(JsonReader* text, HfConfig_* config) {
-    const char* key;
-    int more = json_take(text, '{') ? 1 : -1;
-    for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
-        if ((more = json_member(text, place, &key)) <= 0) {
-            break;
-        }
-        config->keys =
-            (const char**)check_grow(config->keys, config->num_keys, sizeof(key), "list of tensors");
-        config->keys[config->num_keys++] = key;
-        if (!hf_config_value_(text, key, config)) {
-            return 0;
-        }
-    }
-    if (more < 0 || !json_end(text)) {
-        return 0;
-    }
-    safetensors_sort(config->keys, config->num_keys, sizeof(key), hf_by_name_);
+// Refuses keys that come twice.
+static int hf_config_check_keys_(JsonReader* text, HfConfig_* config) {
+    safetensors_sort(config->keys, config->num_keys, sizeof(config->keys[0]), hf_by_name_);
     for (size_t i = 1; i < config->num_keys; i++) {
         if (strcmp(config->keys[i - 1], config->keys[i]) == 0) {
             return error_set(text->error, text->path, "key %s appears twice", config->keys[i]);
@@ -196,21 +488,103 @@ static int hf_config_members_(JsonReader* text, HfConfig_* config) {
     return 1;
 }
 
+// Purposes of a pass over config.json: the family must be known before the values are read.
+typedef enum { HF_FIND_FAMILY_, HF_READ_VALUES_ } HfPass_;
+
+// Reads the text of config.json; returns 0 with text->error set if it is not valid.
+static int hf_config_pass_(JsonReader* text, HfConfig_* config, HfPass_ pass) {
+    const char* name;
+    int more = json_take(text, '{') ? 1 : -1, has_family = 0;
+    for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
+        if ((more = json_member(text, place, &name)) <= 0) {
+            break;
+        }
+        const int is_type = pass == HF_FIND_FAMILY_ && strcmp(name, "model_type") == 0;
+        const HfKey_* key = pass == HF_READ_VALUES_ ? hf_key_(name, config->cfg.arch) : NULL;
+        if (pass == HF_READ_VALUES_) {
+            config->keys =
+                (const char**)check_grow(config->keys, config->num_keys, sizeof(name), "list of keys");
+            config->keys[config->num_keys++] = name;
+        }
+        if (!(is_type ? hf_family_(text, &config->cfg.arch)
+              : key   ? hf_config_value_(text, key, config)
+                      : json_skip(text))) {
+            return 0;
+        }
+        has_family |= is_type;
+    }
+    if (more < 0 || !json_end(text)) {
+        return 0;
+    }
+    return pass == HF_READ_VALUES_ ? hf_config_check_keys_(text, config)
+                                   : has_family || error_set(text->error, text->path, "no model_type");
+}
+
+// Sets the values of keys that may be missing.
+static void hf_config_default_(HfConfig_* config) {
+    const HfFamily_* family = &hf_families_[config->cfg.arch];
+    config->cfg.norm_eps = family->norm_eps;
+    config->cfg.KV = family->KV;
+    config->cfg.HS = family->HS;
+    config->cfg.window = family->window;
+    config->cfg.softcap = family->softcap;
+    config->is_tied = family->is_tied;
+    config->full_layers = 28;
+}
+
+// Refuses what the class of GPT-2 can say and we do not compute.
+static int hf_config_read_gpt2_(const HfConfig_* config, const char* path, char* error) {
+    const ModelConfig cfg = config->cfg;
+    if (cfg.F && cfg.F != 4 * (double)cfg.C) {
+        return error_set(error, path, "n_inner is %d, wanted 4 x n_embd = %.0f", cfg.F, 4 * (double)cfg.C);
+    }
+    if (cfg.norm_eps != hf_families_[ARCH_GPT2].norm_eps) {
+        return error_set(error, path, "layer_norm_epsilon is %g, wanted %g", (double)cfg.norm_eps,
+                         (double)hf_families_[ARCH_GPT2].norm_eps);
+    }
+    return config->is_tied || error_set(error, path, "tie_word_embeddings is false, wanted true");
+}
+
+// Returns a configuration as a model's options give it: GPT-2 implies its sizes, others name them.
+static ModelConfig hf_settled_config_(ModelConfig cfg) {
+    const int is_gpt2 = cfg.arch == ARCH_GPT2;
+    cfg.F = is_gpt2 ? 0 : cfg.F;
+    cfg.norm_eps = is_gpt2 ? 0 : cfg.norm_eps;
+    cfg.KV = is_gpt2 ? 0 : model_key_heads(cfg);
+    cfg.HS = is_gpt2 ? 0 : model_head_size(cfg);
+    cfg.rope_base = is_gpt2 ? 0 : model_rope_base(cfg);
+    return cfg;
+}
+
 // Reads the text of config.json; 0 with text->error set if it is not a model that we compute.
 static int hf_config_parse_(JsonReader* text, HfConfig_* config) {
     ModelConfig* cfg = &config->cfg;
-    if (!hf_config_members_(text, config)) {
+    // a reader decodes strings in place
+    char* copy = (char*)check_alloc(text->bytes + 1, 1, text->path);
+    memcpy(copy, text->text, text->bytes);
+    JsonReader first = json_reader(text->path, copy, text->bytes, text->error);
+    const int is_known = hf_config_pass_(&first, config, HF_FIND_FAMILY_);
+    free(copy);
+    if (!is_known) {
         return 0;
     }
-    if (!config->is_gpt2) {
-        return error_set(text->error, text->path, "no model_type, wanted gpt2");
+    hf_config_default_(config);
+    if (!hf_config_pass_(text, config, HF_READ_VALUES_)) {
+        return 0;
     }
     cfg->Vp = cfg->V < INT_MAX - MODEL_VOCAB_ALIGN ? model_padded_vocab(cfg->V) : cfg->V;
-    if (config->hidden && config->hidden != 4 * (size_t)cfg->C) {
-        return error_set(text->error, text->path, "n_inner is %zu, wanted 4 x n_embd = %zu", config->hidden,
-                         4 * (size_t)cfg->C);
+    cfg->has_head = !config->is_tied;
+    if (cfg->arch != ARCH_GPT2 && cfg->F == 0) {
+        return error_set(text->error, text->path, "no intermediate_size");
     }
-    return model_check_config(*cfg, text->path, text->error);
+    if ((cfg->arch == ARCH_GPT2 && !hf_config_read_gpt2_(config, text->path, text->error)) ||
+        !hf_config_rope_(config, text->path, text->error) ||
+        !model_check_config(*cfg, text->path, text->error) ||
+        !hf_config_windows_(config, text->path, text->error)) {
+        return 0;
+    }
+    *cfg = hf_settled_config_(*cfg);
+    return 1;
 }
 
 static HfConfig_ hf_config_load_(const char* directory) {
@@ -275,27 +649,143 @@ char* hf_config_kept(const char* directory) {
     return text_buffer_close(&kept);
 }
 
+// ---- writing ----
+
+int hf_config_check(ModelConfig cfg, char* error) {
+    const int HS = model_head_size(cfg);
+    const char* word = model_architecture(cfg.arch)->word;
+    if ((cfg.arch == ARCH_LLAMA || cfg.arch == ARCH_ARCEE) && cfg.C % cfg.NH) {
+        return error_set(
+            error, "--arch",
+            "transformers wants the %d channels of %s to be a multiple of its %d heads; mistral and "
+            "qwen3 have any",
+            cfg.C, word, cfg.NH);
+    }
+    return model_rope_dims(cfg) == HS ||
+           error_set(error, "--arch", "in transformers %s turns all channels of a head, not %d of %d", word,
+                     model_rope_dims(cfg), HS);
+}
+
+// Number as short as it may be read back.
+typedef struct {
+    char text[32];
+} HfNumber_;
+
+static HfNumber_ hf_number_(float x) {
+    HfNumber_ number;
+    int digits = 1;
+    do {
+        snprintf(number.text, sizeof(number.text), "%.*g", digits, (double)x);
+    } while (digits++ < FLT_DECIMAL_DIG && strtof(number.text, NULL) != x);
+    return number;
+}
+
+static void hf_write_gpt2_(FILE* file, ModelConfig cfg) {
+    fprintf(file,
+            "  \"n_positions\": %d,\n  \"n_ctx\": %d,\n"
+            "  \"n_embd\": %d,\n  \"n_layer\": %d,\n  \"n_head\": %d,\n  \"n_inner\": null,\n"
+            "  \"activation_function\": \"%s\",\n  \"layer_norm_epsilon\": %s,\n"
+            "  \"resid_pdrop\": 0.0,\n  \"embd_pdrop\": 0.0,\n  \"attn_pdrop\": 0.0,\n",
+            cfg.max_T, cfg.max_T, cfg.C, cfg.L, cfg.NH, hf_families_[ARCH_GPT2].activations[0],
+            hf_number_(model_norm_eps(cfg)).text);
+}
+
+// Writes the members of a scaling, with a comma after each.
+static void hf_write_scaling_(FILE* file, RopeScaling scaling) {
+    if (scaling.kind == ROPE_LINEAR) {
+        fprintf(file, "\"rope_type\": \"linear\", \"factor\": %s", hf_number_(scaling.factor).text);
+    } else if (scaling.kind == ROPE_LLAMA3) {
+        fprintf(
+            file,
+            "\"rope_type\": \"llama3\", \"factor\": %s, \"low_freq_factor\": %s, \"high_freq_factor\": %s, "
+            "\"original_max_position_embeddings\": %d",
+            hf_number_(scaling.factor).text, hf_number_(scaling.low_freq_factor).text,
+            hf_number_(scaling.high_freq_factor).text, scaling.original_context);
+    } else {
+        fprintf(file, "\"rope_type\": \"default\"");
+    }
+}
+
+// Writes rotary positions for transformers 4 and 5.
+static void hf_write_rope_(FILE* file, ModelConfig cfg) {
+    const HfNumber_ base = hf_number_(model_rope_base(cfg));
+    fprintf(file, "  \"rope_theta\": %s,\n  \"rope_scaling\": ", base.text);
+    if (cfg.scaling.kind == ROPE_PLAIN) {
+        fprintf(file, "null");
+    } else {
+        fprintf(file, "{");
+        hf_write_scaling_(file, cfg.scaling);
+        fprintf(file, "}");
+    }
+    fprintf(file, ",\n  \"rope_parameters\": {\"rope_theta\": %s, ", base.text);
+    hf_write_scaling_(file, cfg.scaling);
+    fprintf(file, "},\n");
+}
+
+// Writes which layers have a window: as a list, and for transformers 4 as the number of layers
+// before the first.
+static void hf_write_windows_(FILE* file, ModelConfig cfg) {
+    const WindowsKind kind = model_architecture(cfg.arch)->windows;
+    int full = 0;
+    if (kind == WINDOWS_NONE) {
+        return;
+    }
+    while (full < cfg.L && !model_window(cfg, full)) {
+        full++;
+    }
+    if (full < cfg.L) {
+        fprintf(file, "  \"sliding_window\": %d,\n", cfg.window);
+    } else {
+        fprintf(file, "  \"sliding_window\": null,\n");
+    }
+    if (kind == WINDOWS_ANY) {
+        fprintf(file, "  \"use_sliding_window\": %s,\n  \"max_window_layers\": %d,\n  \"layer_types\": [",
+                full < cfg.L ? "true" : "false", full);
+        for (int l = 0; l < cfg.L; l++) {
+            fprintf(file, "%s\"%s_attention\"", l ? ", " : "", model_window(cfg, l) ? "sliding" : "full");
+        }
+        fprintf(file, "],\n");
+    }
+}
+
+// Writes the keys that the families with rotary positions have in common.
+static void hf_write_common_(FILE* file, ModelConfig cfg) {
+    fprintf(file,
+            "  \"max_position_embeddings\": %d,\n  \"hidden_size\": %d,\n  \"intermediate_size\": %d,\n"
+            "  \"num_hidden_layers\": %d,\n  \"num_attention_heads\": %d,\n  \"num_key_value_heads\": %d,\n"
+            "  \"head_dim\": %d,\n  \"hidden_act\": \"%s\",\n  \"rms_norm_eps\": %s,\n"
+            "  \"attention_dropout\": 0.0,\n",
+            cfg.max_T, cfg.C, model_hidden(cfg), cfg.L, cfg.NH, model_key_heads(cfg), model_head_size(cfg),
+            hf_families_[cfg.arch].activations[0], hf_number_(model_norm_eps(cfg)).text);
+    if (cfg.arch != ARCH_QWEN2) { // its biases are a part of the class
+        fprintf(file, "  \"attention_bias\": false,\n  \"mlp_bias\": false,\n");
+    }
+    if (model_architecture(cfg.arch)->softcap > 0) {
+        fprintf(file, "  \"final_logit_softcapping\": %s,\n",
+                cfg.softcap > 0 ? hf_number_(cfg.softcap).text : "null");
+    }
+    hf_write_rope_(file, cfg);
+    hf_write_windows_(file, cfg);
+}
+
 void hf_config_write(const char* directory, ModelConfig cfg, SafeTensorsDtype dtype, int eot,
                      const char* kept) {
     char path[PATH_MAX];
     FileWriter writer;
+    const HfFamily_* family = &hf_families_[cfg.arch];
     const char* type = dtype == SAFETENSORS_BF16  ? "bfloat16"
                        : dtype == SAFETENSORS_F16 ? "float16"
                                                   : "float32";
     file_join(path, directory, "config.json");
     file_open(&writer, path);
     fprintf(writer.file,
-            "{\n"
-            "  \"architectures\": [\"GPT2LMHeadModel\"],\n"
-            "  \"model_type\": \"gpt2\",\n"
-            "  \"vocab_size\": %d,\n  \"n_positions\": %d,\n  \"n_ctx\": %d,\n"
-            "  \"n_embd\": %d,\n  \"n_layer\": %d,\n  \"n_head\": %d,\n  \"n_inner\": null,\n"
-            "  \"activation_function\": \"gelu_new\",\n  \"layer_norm_epsilon\": %g,\n"
-            "  \"resid_pdrop\": 0.0,\n  \"embd_pdrop\": 0.0,\n  \"attn_pdrop\": 0.0,\n"
+            "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\",\n  \"vocab_size\": %d,\n",
+            family->class_name, family->type, cfg.V);
+    (cfg.arch == ARCH_GPT2 ? hf_write_gpt2_ : hf_write_common_)(writer.file, cfg);
+    fprintf(writer.file,
             "  \"bos_token_id\": %d,\n  \"eos_token_id\": %d,\n%s"
-            "  \"tie_word_embeddings\": true,\n  \"dtype\": \"%s\",\n  \"torch_dtype\": \"%s\"\n}\n",
-            cfg.V, cfg.max_T, cfg.max_T, cfg.C, cfg.L, cfg.NH, HF_NORM_EPSILON_, eot, eot, kept ? kept : "",
-            type, type);
+            "  \"tie_word_embeddings\": %s,\n  \"dtype\": \"%s\",\n  \"torch_dtype\": \"%s\"\n}\n",
+            eot, eot, kept ? kept : "", cfg.has_head ? "false" : "true", type, type);
     file_commit(&writer);
     file_join(path, directory, "generation_config.json");
     file_open(&writer, path);

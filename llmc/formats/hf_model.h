@@ -5,16 +5,17 @@ hf_model.h -- the weights of a model as Hugging Face stores them, in a directory
     model.safetensors    the tensors in the table of families.h, one per layer
     model-00001-of-00002.safetensors, ..., model.safetensors.index.json    the same in several files
 
-Matrices inside the blocks are (in, out) there, the transpose of ours. The vocabulary has no padding
-there: writing drops it, and reading sets it to zero. The classifier is the token embedding, as
-here. A tensor that config.json does not account for is refused by name; heads for other tasks are
-ignored with a note on stderr.
+The matrices of GPT-2's blocks are (in, out) there, the transpose of ours; other families have a
+tensor for each part of our qkvw and fcw, and another order of the channels that rotary positions
+turn. The vocabulary has no padding there: writing drops it, and reading sets it to zero. A tensor
+that config.json does not account for is refused by name; heads for other tasks are ignored with a
+note on stderr.
 
-Models are read in fp32, fp16 or bf16, with and without "transformer.", into fp32, exactly. A weight
-that is not finite is an error that names its tensor. Groups of parameters (model.h) are read one at
-a time, and a file is written from memory that has only its groups. A tensor that layers share
-(model.h) is written once per layer, so files have every layer; when a model is read, these layers
-must be equal.
+Models are read in fp32, fp16 or bf16, with and without the prefix of their names, into fp32,
+exactly. A weight that is not finite is an error that names its tensor. Groups of parameters
+(model.h) are read one at a time, and a file is written from memory that has only its groups. A
+tensor that layers share (model.h) is written once per layer, so files have every layer; when a
+model is read, these layers must be equal.
 
     rows    of the parameters in memory, in one part or more (model_sharded_rows_of), with elements
             of the file's type when writing, fp32 when reading
@@ -107,10 +108,15 @@ typedef struct {
 } HfShape_;
 
 static HfShape_ hf_shape_(const FileTensor* tensor, const TensorRow* row, ModelConfig cfg) {
-    const size_t rows = model_rows_in_files(row, cfg);
-    return row->kind == KIND_VECTOR      ? (HfShape_){1, {row->cols, 0}}
-           : tensor->form == FILE_CONV1D ? (HfShape_){2, {row->cols, rows}}
-                                         : (HfShape_){2, {rows, row->cols}};
+    const FileLines lines = file_tensor_lines(tensor, row, cfg);
+    return row->kind == KIND_VECTOR      ? (HfShape_){1, {lines.count, 0}}
+           : tensor->form == FILE_CONV1D ? (HfShape_){2, {lines.width, lines.count}}
+                                         : (HfShape_){2, {lines.count, lines.width}};
+}
+
+// Returns the order of the channels of a head.
+static HeadOrder hf_order_(ModelConfig cfg) {
+    return cfg.arch == ARCH_NANOCHAT ? ORDER_SWAPPED : ORDER_HALVES;
 }
 
 // Sets out (n, rows) to the columns first ... first + n - 1 of in (rows, cols), for elements of 2
@@ -143,17 +149,29 @@ static void* hf_chunk_open_(const TensorRow* rows) {
     return check_alloc(max, sizeof(float), "a piece of a matrix");
 }
 
-static void hf_write_layer_(SafeTensorsWriter* writer, const FileTensor* tensor, const TensorRow* row,
-                            ModelConfig cfg, const char* layer, void* chunk) {
-    if (tensor->form != FILE_CONV1D) {
-        safetensors_write_raw(writer, layer, model_rows_in_files(row, cfg) * row->cols * row->element_bytes);
-        return;
-    }
+static void hf_write_turned_(SafeTensorsWriter* writer, const TensorRow* row, const char* layer,
+                             void* chunk) {
     const size_t columns = hf_chunk_columns_(row);
     for (size_t at = 0; at < row->cols; at += columns) {
         const size_t n = row->cols - at < columns ? row->cols - at : columns;
         hf_turn_(chunk, layer, row->rows, row->cols, at, n, row->element_bytes);
         safetensors_write_raw(writer, chunk, n * row->rows * row->element_bytes);
+    }
+}
+
+static void hf_write_layer_(SafeTensorsWriter* writer, const FileTensor* tensor, const TensorRow* row,
+                            ModelConfig cfg, const char* layer, void* chunk) {
+    const FileLines lines = file_tensor_lines(tensor, row, cfg);
+    const size_t line_bytes = lines.width * row->element_bytes;
+    const char* first = layer + lines.first * line_bytes;
+    if (tensor->form == FILE_CONV1D) {
+        hf_write_turned_(writer, row, layer, chunk);
+    } else if (tensor->form == FILE_PLAIN) {
+        safetensors_write_raw(writer, first, lines.count * line_bytes);
+    }
+    for (size_t i = 0; i < lines.count && tensor->form == FILE_HEADS; i++) {
+        safetensors_write_raw(writer, first + file_head_line(hf_order_(cfg), cfg, i) * line_bytes,
+                              line_bytes);
     }
 }
 
@@ -213,7 +231,7 @@ uint64_t hf_model_write(const char* directory, const char* name, HfModelFile fil
     safetensors_writer_open(&writer, path);
     for (const FileTensor* t = tensors; t < tensors + FILE_TENSOR_ROWS; t++) {
         const HfShape_ shape = hf_shape_(t, &rows[t->row], cfg);
-        for (int l = 0; l < rows[t->row].uses; l++) {
+        for (int l = 0; l < file_tensor_layers(t, rows, cfg); l++) {
             if (hf_group_in_file_(file, &rows[t->row], l) >= 0) {
                 safetensors_writer_declare(&writer, file_tensor_name(t->hf_name, l).text, dtype, shape.ndim,
                                            shape.sizes);
@@ -224,7 +242,7 @@ uint64_t hf_model_write(const char* directory, const char* name, HfModelFile fil
     const size_t first = tensor_group_offset_bytes(rows, file.first);
     for (const FileTensor* t = tensors; t < tensors + FILE_TENSOR_ROWS; t++) {
         const TensorRow* row = &rows[t->row];
-        for (int l = 0; l < row->uses; l++) {
+        for (int l = 0; l < file_tensor_layers(t, rows, cfg); l++) {
             const int g = hf_group_in_file_(file, row, l);
             if (g >= 0) {
                 const char* group = (const char*)memory + (tensor_group_offset_bytes(rows, g) - first);
@@ -255,7 +273,7 @@ void hf_model_write_index(const char* directory, const HfModelFile* files, int c
     for (int f = 0; f < count; f++) {
         hf_model_file_name(name, f, count);
         for (const FileTensor* t = tensors; t < tensors + FILE_TENSOR_ROWS; t++) {
-            for (int l = 0; l < rows[t->row].uses; l++) {
+            for (int l = 0; l < file_tensor_layers(t, rows, cfg); l++) {
                 if (hf_group_in_file_(files[f], &rows[t->row], l) >= 0) {
                     fprintf(writer.file, "%s    \"%s\": \"%s\"", separator,
                             file_tensor_name(t->hf_name, l).text, name);
@@ -308,20 +326,53 @@ static void hf_read_turned_(const SafeTensorsView* view, const TensorRow* row, f
     }
 }
 
-// Sets elements [first, end) of a layer (rows, cols) from a tensor of the file; for a matrix, the
-// rows that contain them.
-static void hf_read_layer_(const SafeTensorsView* view, FileForm form, const TensorRow* row, float* layer,
-                           size_t first, size_t end, float* chunk) {
-    memset(layer + first, 0, (end - first) * sizeof(float)); // padding of the vocabulary
-    if (form == FILE_CONV1D) {
-        hf_read_turned_(view, row, layer, first / row->cols, (end + row->cols - 1) / row->cols, chunk);
-    } else if (first < view->elements) {
-        hf_read_part_(view, first, (end < view->elements ? end : view->elements) - first, layer + first);
+// Elements [first, end) of a layer.
+typedef struct {
+    size_t first, end;
+} HfRange_;
+
+// Returns what two ranges have in common; first >= end: nothing.
+static HfRange_ hf_common_(HfRange_ a, HfRange_ b) {
+    return (HfRange_){a.first > b.first ? a.first : b.first, a.end < b.end ? a.end : b.end};
+}
+
+// Sets elements of a layer from lines in the order of a file, one by one; whole lines that have any
+// of them.
+static void hf_read_heads_(const SafeTensorsView* view, FileLines lines, ModelConfig cfg, float* layer,
+                           HfRange_ range) {
+    for (size_t i = 0; i < lines.count; i++) {
+        const size_t at = (lines.first + file_head_line(hf_order_(cfg), cfg, i)) * lines.width;
+        if (at < range.end && range.first < at + lines.width) {
+            hf_read_part_(view, i * lines.width, lines.width, layer + at);
+        }
     }
 }
 
-// Refuses a classifier with weights of its own, which GPT-2 does not have; a copy of the embedding
-// is fine.
+// Sets elements of a layer (rows, cols) from a tensor of the file, as far as that has them; for a
+// matrix, perhaps the rows that contain them.
+static void hf_read_layer_(const SafeTensorsView* view, const FileTensor* tensor, const TensorRow* row,
+                           ModelConfig cfg, float* layer, HfRange_ range, float* chunk) {
+    const FileLines lines = file_tensor_lines(tensor, row, cfg);
+    const size_t begin = lines.first * lines.width;
+    range = hf_common_(range, (HfRange_){begin, begin + lines.count * lines.width});
+    if (range.first >= range.end) {
+        return;
+    }
+    switch (tensor->form) {
+    case FILE_PLAIN:
+        hf_read_part_(view, range.first - begin, range.end - range.first, layer + range.first);
+        break;
+    case FILE_CONV1D:
+        hf_read_turned_(view, row, layer, range.first / row->cols, (range.end + row->cols - 1) / row->cols,
+                        chunk);
+        break;
+    case FILE_HEADS:
+        hf_read_heads_(view, lines, cfg, layer, range);
+    }
+}
+
+// Refuses weights of the classifier's own in a model whose classifier is the token embedding; a
+// copy of that is fine.
 static void hf_check_classifier_(const SafeTensorsSet* set, const SafeTensorsView* embedding) {
     const SafeTensorsView* head = safetensors_set_find(set, HF_CLASSIFIER_);
     CHECK(!head || (head->dtype == embedding->dtype && head->bytes == embedding->bytes &&
@@ -342,10 +393,19 @@ static int hf_is_mask_(const char* name) {
            (strcmp(what, "bias") == 0 || strcmp(what, "masked_bias") == 0);
 }
 
+// True for the frequencies of rotary positions, which old versions saved, too: config.json has
+// them.
+static int hf_is_frequencies_(const char* name) {
+    static const char ending[] = "rotary_emb.inv_freq";
+    const size_t length = strlen(name), end = strlen(ending);
+    return length >= end && strcmp(name + length - end, ending) == 0;
+}
+
 static HfOther_ hf_other_(const char* name) {
     static const char* const heads[] = {"score.", "multiple_choice_head.", "qa_outputs.", "classifier.",
                                         "v_head."};
-    if (hf_is_mask_(name) || strcmp(name, HF_CLASSIFIER_) == 0) { // see hf_check_classifier_
+    if (hf_is_mask_(name) || hf_is_frequencies_(name) ||
+        strcmp(name, HF_CLASSIFIER_) == 0) { // see hf_check_classifier_
         return HF_KNOWN_;
     }
     for (size_t i = 0; i < sizeof(heads) / sizeof(heads[0]); i++) {
@@ -396,14 +456,16 @@ static void hf_check_others_(const SafeTensorsSet* set, ModelConfig cfg, const S
     }
 }
 
-// Returns the name that the files have for a tensor: with or without the model's prefix. If only the
-// classifier was saved, it stands for the token embedding: they are tied.
-static const char* hf_name_in_files_(const SafeTensorsSet* set, const char* name, const TensorRow* row) {
+// Returns the name that the files have for a tensor: with or without the model's prefix. If only
+// the classifier was saved, it stands for the token embedding: they are tied.
+static const char* hf_name_in_files_(const HfModel* model, const char* name, const TensorRow* row) {
+    const SafeTensorsSet* set = &model->set;
+    const int is_tied = row->init == INIT_VOCAB && !model->cfg.has_head;
     const char* bare = file_tensor_bare_name(name);
-    return safetensors_set_find(set, name)                                        ? name
-           : safetensors_set_find(set, bare)                                      ? bare
-           : row->init == INIT_VOCAB && safetensors_set_find(set, HF_CLASSIFIER_) ? HF_CLASSIFIER_
-                                                                                  : name;
+    return safetensors_set_find(set, name)                        ? name
+           : safetensors_set_find(set, bare)                      ? bare
+           : is_tied && safetensors_set_find(set, HF_CLASSIFIER_) ? HF_CLASSIFIER_
+                                                                  : name;
 }
 
 // Finds the tensor of a layer.
@@ -411,7 +473,7 @@ static const SafeTensorsView* hf_find_(const HfModel* model, const FileTensor* t
                                        int l) {
     const HfShape_ shape = hf_shape_(tensor, row, model->cfg);
     const FileTensorName name = file_tensor_name(tensor->hf_name, l);
-    return safetensors_set_require(&model->set, hf_name_in_files_(&model->set, name.text, row), shape.ndim,
+    return safetensors_set_require(&model->set, hf_name_in_files_(model, name.text, row), shape.ndim,
                                    shape.sizes);
 }
 
@@ -426,9 +488,9 @@ void hf_model_open(HfModel* model, const char* directory, ModelConfig cfg) {
     model->chunk = (float*)hf_chunk_open_(rows);
     safetensors_set_open(&model->set, directory);
     for (const FileTensor* t = tensors; t < tensors + FILE_TENSOR_ROWS; t++) {
-        for (int l = 0; l < rows[t->row].uses; l++) {
+        for (int l = 0; l < file_tensor_layers(t, rows, cfg); l++) {
             used[num_used++] = hf_find_(model, t, &rows[t->row], l);
-            if (rows[t->row].init == INIT_VOCAB) {
+            if (rows[t->row].init == INIT_VOCAB && !cfg.has_head) {
                 hf_check_classifier_(&model->set, used[num_used - 1]);
             }
         }
@@ -451,21 +513,36 @@ static void hf_check_equal_(const HfModel* model, const FileTensor* tensor, cons
     }
 }
 
+// Sets elements of group g from a tensor of the files.
+static void hf_read_tensor_(const HfModel* model, const FileTensor* tensor, const TensorRow* row, int g,
+                            HfRange_ range, float* group) {
+    float* layer = (float*)tensor_in_group(row, group);
+    const size_t at = (size_t)(layer - group);
+    range = hf_common_(range, (HfRange_){at, at + tensor_layer_elements(row)});
+    if (range.first < range.end) {
+        const SafeTensorsView* view = hf_find_(model, tensor, row, model_group_layer(model->cfg, g));
+        hf_check_equal_(model, tensor, row, g, view);
+        hf_read_layer_(view, tensor, row, model->cfg, layer, (HfRange_){range.first - at, range.end - at},
+                       model->chunk);
+        safetensors_release(view, 0, view->elements);
+    }
+}
+
+// Zeroes the rows of the vocabulary without a token.
+static void hf_clear_padding_(const TensorRow* row, ModelConfig cfg, void* group) {
+    const size_t used = model_rows_in_files(row, cfg);
+    memset((float*)tensor_in_group(row, group) + used * row->cols, 0,
+           (row->rows - used) * row->cols * sizeof(float));
+}
+
 void hf_model_read(HfModel* model, const TensorRow* rows, int g, size_t first, size_t end, void* group) {
     const FileTensor* tensors = file_tensors();
     for (const FileTensor* t = tensors; t < tensors + FILE_TENSOR_ROWS; t++) {
         const TensorRow* row = &rows[t->row];
         assert(row->element_bytes == sizeof(float));
-        if (tensor_is_in_group(row, g)) {
-            float* tensor = (float*)tensor_in_group(row, group);
-            const size_t at = (size_t)(tensor - (float*)group), elements = tensor_layer_elements(row);
-            const size_t from = first > at ? first : at, to = end < at + elements ? end : at + elements;
-            if (from < to) {
-                const SafeTensorsView* view = hf_find_(model, t, row, model_group_layer(model->cfg, g));
-                hf_check_equal_(model, t, row, g, view);
-                hf_read_layer_(view, t->form, row, tensor, from - at, to - at, model->chunk);
-                safetensors_release(view, 0, view->elements);
-            }
+        if (file_tensor_layers(t, rows, model->cfg) > 0 && tensor_is_in_group(row, g)) {
+            hf_read_tensor_(model, t, row, g, (HfRange_){first, end}, (float*)group);
+            hf_clear_padding_(row, model->cfg, group);
         }
     }
 }

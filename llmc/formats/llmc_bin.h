@@ -28,6 +28,9 @@ extern "C" {
 #define MODEL_DTYPE_WORDS(X) X(MODEL_FP32, "fp32") X(MODEL_BF16, "bf16")
 typedef enum { MODEL_DTYPE_WORDS(WORDS_VALUE) } ModelDtype;
 
+// Returns 1 if llm.c has such a model; if not, 0 and the reason in `error`.
+int llmc_bin_check(ModelConfig cfg, char* error);
+
 // Reads the sizes of the model in a file, and checks them against its length.
 ModelConfig llmc_bin_read_config(const char* path);
 
@@ -83,6 +86,13 @@ void llmc_bin_commit(LlmcBinWriter* writer);
 #define LLMC_BIN_HEADER_ 256   // int32 of the header
 #define LLMC_BIN_CHUNK_ 65536u // elements converted at a time
 
+int llmc_bin_check(ModelConfig cfg, char* error) {
+    return cfg.arch == ARCH_GPT2 ||
+           error_set(error, "--export-llmc",
+                     "llm.c has no %s, only gpt2; --export-gguf FILE and --out DIR work",
+                     model_architecture(cfg.arch)->word);
+}
+
 static int llmc_bin_version_(ModelDtype dtype) { return dtype == MODEL_BF16 ? 5 : 3; }
 static size_t llmc_bin_element_bytes_(ModelDtype dtype) { return dtype == MODEL_BF16 ? 2 : 4; }
 
@@ -98,12 +108,8 @@ static double llmc_bin_bytes_(ModelConfig cfg, ModelDtype dtype) {
 }
 
 static ModelConfig llmc_bin_config_(const int32_t* header) {
-    const ModelConfig cfg = {.max_T = header[2],
-                             .V = header[3],
-                             .Vp = header[7],
-                             .L = header[4],
-                             .NH = header[5],
-                             .C = header[6]};
+    const ModelConfig cfg = {
+        .max_T = header[2], .V = header[3], .Vp = header[7], .L = header[4], .NH = header[5], .C = header[6]};
     return cfg;
 }
 
@@ -243,6 +249,8 @@ void llmc_bin_create(LlmcBinWriter* writer, const char* path, ModelConfig cfg, M
     const int32_t sizes[8] = {
         LLMC_BIN_MAGIC_, llmc_bin_version_(dtype), cfg.max_T, cfg.V, cfg.L, cfg.NH, cfg.C, cfg.Vp};
     int32_t header[LLMC_BIN_HEADER_] = {0};
+    char error[ERROR_BYTES];
+    CHECK(llmc_bin_check(cfg, error), "%s", error);
     memcpy(header, sizes, sizeof(sizes));
     writer->dtype = dtype;
     file_open(&writer->file, path);

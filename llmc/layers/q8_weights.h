@@ -1,8 +1,9 @@
 /*
 q8_weights.h -- a model whose matrices are in 8 bits (q8.h), for --quantize. Inference only.
 
-    wte, qkvw, attprojw, fcw, fcprojw     blocks: a tensor of (rows, cols / 32) elements of 34 bytes
-    all others                            as they are without
+    wte, qkvw, attprojw, fcw, fcprojw, head
+                  blocks: a tensor of (rows, cols / 32) elements of 34 bytes
+    all others    as they are without
 
 The rows of the parameters say so, and members of ModelParameters point to the blocks. On a GPU a
 layer of a matrix takes as many bytes, as q8.cuh lays them out. The columns of each matrix must be a

@@ -1,8 +1,9 @@
 /*
 families.h -- tensors in the files of other programs: their names at Hugging Face and in GGUF, the
-parameter they hold, and how it lies there.
+parameter they hold, which of its rows, and how these lie there.
 
-All readers and writers of such files are loops over this table, in the order of the files.
+All readers and writers of such files are loops over this table, in the order of the files. A file
+has the tensors of its architecture whose parameters the model has.
 */
 #ifndef LLMC_FAMILIES_H
 #define LLMC_FAMILIES_H
@@ -13,36 +14,80 @@ All readers and writers of such files are loops over this table, in the order of
 
 #include "llmc/model/model.h"
 
+// Rows of a parameter in one tensor: all; those of the queries, keys or values; those of the gate,
+// or those next to it.
+typedef enum { ROWS_ALL, ROWS_Q, ROWS_K, ROWS_V, ROWS_GATE, ROWS_UP } FileRows;
+
 typedef enum {
-    FILE_PLAIN, // as in memory: (rows, cols), or (cols) for a vector
-    FILE_CONV1D // (cols, rows) at Hugging Face, where GPT-2's code computes x W, ours x W^T
+    FILE_PLAIN,  // as in memory: (rows, cols), or (cols) for a vector
+    FILE_CONV1D, // (cols, rows) at Hugging Face, where GPT-2's code computes x W, ours x W^T
+    FILE_HEADS   // the rows of each head, or the elements of a vector, are in the file's HeadOrder
 } FileForm;
 
+// Orders of the channels of a head that rotary positions turn in pairs.
+typedef enum {
+    ORDER_PAIRS,  // pair i is (2i, 2i + 1), as in memory
+    ORDER_HALVES, // pair i is (i, i + dims / 2)
+    ORDER_SWAPPED // pair i is (i + dims / 2, i): nanochat turns the other way round
+} HeadOrder;
+
+// Sets of architectures.
+enum {
+    FAMILY_GPT2 = 1 << ARCH_GPT2,
+    FAMILY_ARCEE = 1 << ARCH_ARCEE,
+    FAMILY_NANOCHAT = 1 << ARCH_NANOCHAT,
+    FAMILY_GATED = 1 << ARCH_LLAMA | 1 << ARCH_MISTRAL | 1 << ARCH_QWEN2 | 1 << ARCH_QWEN3,
+    FAMILY_LLAMAS = FAMILY_GATED | FAMILY_ARCEE,
+    FAMILY_ROPE = FAMILY_LLAMAS | FAMILY_NANOCHAT
+};
+
 typedef struct {
+    int architectures;               // FAMILY_...
     const char *hf_name, *gguf_name; // %d is the layer
     int row;                         // of the parameter in the table of model.h
+    FileRows rows;
     FileForm form;
 } FileTensor;
 
 // clang-format off
-//  Hugging Face                          GGUF                        parameter  form
+//  files     Hugging Face                                       GGUF                        parameter  rows  form
 #define FILE_TENSORS(X) \
-  X("transformer.wte.weight",             "token_embd.weight",        wte,       PLAIN) \
-  X("transformer.wpe.weight",             "position_embd.weight",     wpe,       PLAIN) \
-  X("transformer.h.%d.ln_1.weight",       "blk.%d.attn_norm.weight",  ln1w,      PLAIN) \
-  X("transformer.h.%d.ln_1.bias",         "blk.%d.attn_norm.bias",    ln1b,      PLAIN) \
-  X("transformer.h.%d.attn.c_attn.weight", "blk.%d.attn_qkv.weight",  qkvw,      CONV1D) \
-  X("transformer.h.%d.attn.c_attn.bias",  "blk.%d.attn_qkv.bias",     qkvb,      PLAIN) \
-  X("transformer.h.%d.attn.c_proj.weight", "blk.%d.attn_output.weight", attprojw, CONV1D) \
-  X("transformer.h.%d.attn.c_proj.bias",  "blk.%d.attn_output.bias",  attprojb,  PLAIN) \
-  X("transformer.h.%d.ln_2.weight",       "blk.%d.ffn_norm.weight",   ln2w,      PLAIN) \
-  X("transformer.h.%d.ln_2.bias",         "blk.%d.ffn_norm.bias",     ln2b,      PLAIN) \
-  X("transformer.h.%d.mlp.c_fc.weight",   "blk.%d.ffn_up.weight",     fcw,       CONV1D) \
-  X("transformer.h.%d.mlp.c_fc.bias",     "blk.%d.ffn_up.bias",       fcb,       PLAIN) \
-  X("transformer.h.%d.mlp.c_proj.weight", "blk.%d.ffn_down.weight",   fcprojw,   CONV1D) \
-  X("transformer.h.%d.mlp.c_proj.bias",   "blk.%d.ffn_down.bias",     fcprojb,   PLAIN) \
-  X("transformer.ln_f.weight",            "output_norm.weight",       lnfw,      PLAIN) \
-  X("transformer.ln_f.bias",              "output_norm.bias",         lnfb,      PLAIN)
+  X(GPT2,     "transformer.wte.weight",                          "token_embd.weight",        wte,       ALL,  PLAIN) \
+  X(GPT2,     "transformer.wpe.weight",                          "position_embd.weight",     wpe,       ALL,  PLAIN) \
+  X(GPT2,     "transformer.h.%d.ln_1.weight",                    "blk.%d.attn_norm.weight",  ln1w,      ALL,  PLAIN) \
+  X(GPT2,     "transformer.h.%d.ln_1.bias",                      "blk.%d.attn_norm.bias",    ln1b,      ALL,  PLAIN) \
+  X(GPT2,     "transformer.h.%d.attn.c_attn.weight",             "blk.%d.attn_qkv.weight",   qkvw,      ALL,  CONV1D) \
+  X(GPT2,     "transformer.h.%d.attn.c_attn.bias",               "blk.%d.attn_qkv.bias",     qkvb,      ALL,  PLAIN) \
+  X(GPT2,     "transformer.h.%d.attn.c_proj.weight",             "blk.%d.attn_output.weight", attprojw, ALL,  CONV1D) \
+  X(GPT2,     "transformer.h.%d.attn.c_proj.bias",               "blk.%d.attn_output.bias",  attprojb,  ALL,  PLAIN) \
+  X(GPT2,     "transformer.h.%d.ln_2.weight",                    "blk.%d.ffn_norm.weight",   ln2w,      ALL,  PLAIN) \
+  X(GPT2,     "transformer.h.%d.ln_2.bias",                      "blk.%d.ffn_norm.bias",     ln2b,      ALL,  PLAIN) \
+  X(GPT2,     "transformer.h.%d.mlp.c_fc.weight",                "blk.%d.ffn_up.weight",     fcw,       ALL,  CONV1D) \
+  X(GPT2,     "transformer.h.%d.mlp.c_fc.bias",                  "blk.%d.ffn_up.bias",       fcb,       ALL,  PLAIN) \
+  X(GPT2,     "transformer.h.%d.mlp.c_proj.weight",              "blk.%d.ffn_down.weight",   fcprojw,   ALL,  CONV1D) \
+  X(GPT2,     "transformer.h.%d.mlp.c_proj.bias",                "blk.%d.ffn_down.bias",     fcprojb,   ALL,  PLAIN) \
+  X(GPT2,     "transformer.ln_f.weight",                         "output_norm.weight",       lnfw,      ALL,  PLAIN) \
+  X(GPT2,     "transformer.ln_f.bias",                           "output_norm.bias",         lnfb,      ALL,  PLAIN) \
+  X(ROPE,     "model.embed_tokens.weight",                       "token_embd.weight",        wte,       ALL,  PLAIN) \
+  X(ROPE,     "model.layers.%d.input_layernorm.weight",          "blk.%d.attn_norm.weight",  ln1w,      ALL,  PLAIN) \
+  X(ROPE,     "model.layers.%d.self_attn.q_proj.weight",         "blk.%d.attn_q.weight",     qkvw,      Q,    HEADS) \
+  X(ROPE,     "model.layers.%d.self_attn.k_proj.weight",         "blk.%d.attn_k.weight",     qkvw,      K,    HEADS) \
+  X(ROPE,     "model.layers.%d.self_attn.v_proj.weight",         "blk.%d.attn_v.weight",     qkvw,      V,    PLAIN) \
+  X(ROPE,     "model.layers.%d.self_attn.q_proj.bias",           "blk.%d.attn_q.bias",       qkvb,      Q,    HEADS) \
+  X(ROPE,     "model.layers.%d.self_attn.k_proj.bias",           "blk.%d.attn_k.bias",       qkvb,      K,    HEADS) \
+  X(ROPE,     "model.layers.%d.self_attn.v_proj.bias",           "blk.%d.attn_v.bias",       qkvb,      V,    PLAIN) \
+  X(ROPE,     "model.layers.%d.self_attn.q_norm.weight",         "blk.%d.attn_q_norm.weight", qnormw,   ALL,  HEADS) \
+  X(ROPE,     "model.layers.%d.self_attn.k_norm.weight",         "blk.%d.attn_k_norm.weight", knormw,   ALL,  HEADS) \
+  X(ROPE,     "model.layers.%d.self_attn.o_proj.weight",         "blk.%d.attn_output.weight", attprojw, ALL,  PLAIN) \
+  X(ROPE,     "model.layers.%d.post_attention_layernorm.weight", "blk.%d.ffn_norm.weight",   ln2w,      ALL,  PLAIN) \
+  X(GATED,    "model.layers.%d.mlp.gate_proj.weight",            "blk.%d.ffn_gate.weight",   fcw,       GATE, PLAIN) \
+  X(GATED,    "model.layers.%d.mlp.up_proj.weight",              "blk.%d.ffn_up.weight",     fcw,       UP,   PLAIN) \
+  X(ARCEE,    "model.layers.%d.mlp.up_proj.weight",              "blk.%d.ffn_up.weight",     fcw,       ALL,  PLAIN) \
+  X(NANOCHAT, "model.layers.%d.mlp.fc1.weight",                  NULL,                       fcw,       ALL,  PLAIN) \
+  X(LLAMAS,   "model.layers.%d.mlp.down_proj.weight",            "blk.%d.ffn_down.weight",   fcprojw,   ALL,  PLAIN) \
+  X(NANOCHAT, "model.layers.%d.mlp.fc2.weight",                  NULL,                       fcprojw,   ALL,  PLAIN) \
+  X(ROPE,     "model.norm.weight",                               "output_norm.weight",       lnfw,      ALL,  PLAIN) \
+  X(ROPE,     "lm_head.weight",                                  "output.weight",            head,      ALL,  PLAIN)
 // clang-format on
 
 #define FILE_TENSOR_COUNT_(...) +1
@@ -50,11 +95,59 @@ enum { FILE_TENSOR_ROWS = 0 FILE_TENSORS(FILE_TENSOR_COUNT_) };
 #undef FILE_TENSOR_COUNT_
 
 static inline const FileTensor* file_tensors(void) {
-#define FILE_TENSOR_(hf_name, gguf_name, parameter, form)                                                    \
-    {hf_name, gguf_name, offsetof(ModelParameters, parameter) / sizeof(floatX*), FILE_##form},
+#define FILE_TENSOR_(files, hf_name, gguf_name, parameter, rows, form)                                       \
+    {FAMILY_##files, hf_name,    gguf_name, offsetof(ModelParameters, parameter) / sizeof(floatX*),          \
+     ROWS_##rows,    FILE_##form},
     static const FileTensor tensors[FILE_TENSOR_ROWS] = {FILE_TENSORS(FILE_TENSOR_)};
 #undef FILE_TENSOR_
     return tensors;
+}
+
+// Returns the layers for which files of a model have the tensor; `rows` are those of the
+// parameters.
+static inline int file_tensor_layers(const FileTensor* tensor, const TensorRow* rows, ModelConfig cfg) {
+    return tensor->architectures >> cfg.arch & 1 ? rows[tensor->row].uses : 0;
+}
+
+// Lines of a parameter in a tensor of a file: rows of a matrix, elements of a vector.
+typedef struct {
+    size_t first, count;
+    size_t width; // elements of a line
+} FileLines;
+
+static inline FileLines file_lines_(size_t first, size_t count, size_t width) {
+    const FileLines lines = {first, count, width};
+    return lines;
+}
+
+static inline FileLines file_tensor_lines(const FileTensor* tensor, const TensorRow* row, ModelConfig cfg) {
+    const size_t Q = (size_t)model_heads(cfg), K = (size_t)model_keys(cfg), F = (size_t)model_hidden(cfg);
+    const size_t width = row->kind == KIND_VECTOR ? 1 : row->cols;
+    switch (tensor->rows) {
+    case ROWS_Q:
+        return file_lines_(0, Q, width);
+    case ROWS_K:
+        return file_lines_(Q, K, width);
+    case ROWS_V:
+        return file_lines_(Q + K, K, width);
+    case ROWS_GATE:
+        return file_lines_(0, F, width);
+    case ROWS_UP:
+        return file_lines_(F, F, width);
+    default:
+        return file_lines_(0, model_rows_in_files(row, cfg) * row->cols / width, width);
+    }
+}
+
+// Returns which of a parameter's heads' lines is line `line` in a file, both counted from the first
+// head.
+static inline size_t file_head_line(HeadOrder order, ModelConfig cfg, size_t line) {
+    const size_t HS = (size_t)model_head_size(cfg), half = (size_t)model_rope_dims(cfg) / 2, at = line % HS;
+    if (order == ORDER_PAIRS || at >= 2 * half) {
+        return line;
+    }
+    const int is_upper = at >= half, is_second = is_upper != (order == ORDER_SWAPPED);
+    return line - at + 2 * (at - (is_upper ? half : 0)) + (size_t)is_second;
 }
 
 // Name of a tensor of one layer.
@@ -71,9 +164,14 @@ static inline FileTensorName file_tensor_name(const char* name, int l) {
 // Returns a name at Hugging Face without the prefix of the model, which files of the model without
 // its classifier do not have.
 static inline const char* file_tensor_bare_name(const char* name) {
-    static const char prefix[] = "transformer.";
-    const size_t length = strlen(prefix);
-    return strncmp(name, prefix, length) == 0 ? name + length : name;
+    static const char* const prefixes[] = {"transformer.", "model."};
+    for (size_t i = 0; i < sizeof(prefixes) / sizeof(prefixes[0]); i++) {
+        const size_t length = strlen(prefixes[i]);
+        if (strncmp(name, prefixes[i], length) == 0) {
+            return name + length;
+        }
+    }
+    return name;
 }
 
 #endif

@@ -165,14 +165,21 @@ static int freeze_names_(const FreezeItem_* item, const char* name) {
     return fnmatch(item->name, name, 0) == 0;
 }
 
-// Returns 1 if `name` is the tensor of this name, or a tensor of the module of this name.
-static int freeze_is_in_module_(const char* module, const char* name) {
-    const size_t length = strlen(module);
-    return fnmatch(module, name, 0) == 0 || (strncmp(module, name, length) == 0 && name[length] == '.');
+// Returns 1 if a pattern matches the name of a tensor, or of a module that has it.
+static int freeze_is_in_module_(const char* pattern, const char* name) {
+    FileTensorName module;
+    snprintf(module.text, sizeof(module.text), "%s", name);
+    for (char* end = module.text + strlen(module.text); end; end = strrchr(module.text, '.')) {
+        *end = '\0';
+        if (fnmatch(pattern, module.text, 0) == 0) {
+            return 1;
+        }
+    }
+    return 0;
 }
 
 // Returns 1 if the item names a tensor of block l as Hugging Face's files do, with or without the
-// model's prefix, and the block.
+// model's prefix and the block.
 static int freeze_names_tensor_(const FreezeItem_* item, const FileTensor* tensor, int l) {
     const FileTensorName name = file_tensor_name(tensor->hf_name, l);
     const char* in_block = strstr(tensor->hf_name, "%d.");
@@ -181,14 +188,26 @@ static int freeze_names_tensor_(const FreezeItem_* item, const FileTensor* tenso
            (in_block && freeze_is_in_module_(item->name, in_block + strlen("%d.")));
 }
 
-// Returns 1 if the item names parameter `row` of block l.
-static int freeze_is_meant_(const FreezeItem_* item, const TensorRow* rows, int row, int l) {
+// How much of a parameter an item names.
+typedef enum { FREEZE_NOTHING_, FREEZE_PART_, FREEZE_WHOLE_ } FreezeExtent_;
+
+// Returns how much of parameter `row` of block l the item names. Files may have it in several
+// parts.
+static FreezeExtent_ freeze_extent_(const FreezeItem_* item, const TensorRow* rows, ModelConfig cfg, int row,
+                                    int l) {
     const FileTensor* tensors = file_tensors();
-    int is_meant = freeze_names_(item, rows[row].name);
+    int parts = 0, named = 0;
     for (int i = 0; i < FILE_TENSOR_ROWS; i++) {
-        is_meant |= tensors[i].row == row && freeze_names_tensor_(item, &tensors[i], l);
+        const int is_part = tensors[i].row == row && file_tensor_layers(&tensors[i], rows, cfg) > 0;
+        parts += is_part;
+        named += is_part && freeze_names_tensor_(item, &tensors[i], l);
     }
-    return is_meant;
+    if (tensor_is_absent(&rows[row])) {
+        return FREEZE_NOTHING_;
+    }
+    return named == parts || freeze_names_(item, rows[row].name) ? FREEZE_WHOLE_
+           : named > 0                                           ? FREEZE_PART_
+                                                                 : FREEZE_NOTHING_;
 }
 
 // Appends the names of all parameters that the model has, and all words.
@@ -209,6 +228,11 @@ static void freeze_list_names_(const TensorRow* rows, char* text, size_t room) {
     }
 }
 
+static int freeze_partial_(const FreezeItem_* item, const TensorRow* row, char* error) {
+    return error_set(error, "--freeze", "%s is only a part of %s; wanted all of it: %s", item->text,
+                     row->name, row->name);
+}
+
 static int freeze_unknown_(const FreezeItem_* item, const TensorRow* rows, int is_outside, char* error) {
     char names[512] = "";
     if (is_outside) {
@@ -223,11 +247,16 @@ static int freeze_unknown_(const FreezeItem_* item, const TensorRow* rows, int i
         item->text, names);
 }
 
-static int freeze_add_(Freeze* freeze, const FreezeItem_* item, const TensorRow* rows, char* error) {
+static int freeze_add_(Freeze* freeze, const FreezeItem_* item, const TensorRow* rows, ModelConfig cfg,
+                       char* error) {
     int found = 0, is_outside = 0;
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         for (int l = item->first; l <= item->last; l++) {
-            const int is_meant = !tensor_is_absent(&rows[i]) && freeze_is_meant_(item, rows, i, l);
+            const FreezeExtent_ extent = freeze_extent_(item, rows, cfg, i, l);
+            const int is_meant = extent == FREEZE_WHOLE_;
+            if (extent == FREEZE_PART_) {
+                return freeze_partial_(item, &rows[i], error);
+            }
             if (is_meant && item->has_blocks && rows[i].part == PART_OUTSIDE) {
                 is_outside = 1;
             } else if (is_meant) {
@@ -284,7 +313,8 @@ int freeze_parse(Freeze* freeze, ModelConfig cfg, const char* list, char* error)
     for (const char* text = list; text && *list; text = *text ? text + 1 : NULL) {
         const size_t length = strcspn(text, ",");
         FreezeItem_ item;
-        if (!freeze_read_item_(&item, text, length, L, error) || !freeze_add_(freeze, &item, rows, error)) {
+        if (!freeze_read_item_(&item, text, length, L, error) ||
+            !freeze_add_(freeze, &item, rows, cfg, error)) {
             return 0;
         }
         text += length;

@@ -459,26 +459,44 @@ static inline int model_padded_vocab(int V) {
     return (V + MODEL_VOCAB_ALIGN - 1) / MODEL_VOCAB_ALIGN * MODEL_VOCAB_ALIGN;
 }
 
+// Returns 1 if a model can have such heads.
+static inline int model_check_heads_(ModelConfig cfg, const char* path, char* error) {
+    const int KV = model_key_heads(cfg), dims = model_rope_dims(cfg);
+    if (cfg.HS == 0 && cfg.C % cfg.NH) {
+        return error_set(error, path, "%d channels in %d heads, wanted a multiple", cfg.C, cfg.NH);
+    }
+    if (cfg.HS < 0 || cfg.HS > 65536) {
+        return error_set(error, path, "heads of %d channels, wanted 1 to 65536", cfg.HS);
+    }
+    if (cfg.KV < 0 || KV > cfg.NH || cfg.NH % KV) {
+        return error_set(error, path, "%d heads with %d heads of keys, wanted a multiple", cfg.NH, KV);
+    }
+    if (model_architecture(cfg.arch)->positions == POSITIONS_ROPE &&
+        (dims % 2 || dims > model_head_size(cfg))) {
+        return error_set(error, path,
+                         "rotary positions turn %d of %d channels of a head, wanted an even number", dims,
+                         model_head_size(cfg));
+    }
+    return 1;
+}
+
 // Returns 1 if sizes read from the file `path` are possible for a model; if not, 0 and the reason
 // in `error`.
 static inline int model_check_config(ModelConfig cfg, const char* path, char* error) {
-    static const char* const names[6] = {"context", "vocabulary", "layers",
-                                         "heads",   "channels",   "padded vocabulary"};
-    static const int max[6] = {1 << 20, 10000000, MODEL_MAX_LAYERS,
-                               1024,    65536,    10000000 + MODEL_VOCAB_ALIGN};
-    const int sizes[6] = {cfg.max_T, cfg.V, cfg.L, cfg.NH, cfg.C, cfg.Vp};
-    for (int i = 0; i < 6; i++) {
+    static const char* const names[7] = {"context",  "vocabulary",        "layers",      "heads",
+                                         "channels", "padded vocabulary", "hidden units"};
+    static const int max[7] = {1 << 20, 10000000, MODEL_MAX_LAYERS, 1024, 65536, 10000000 + MODEL_VOCAB_ALIGN,
+                               1 << 20};
+    const int sizes[7] = {cfg.max_T, cfg.V, cfg.L, cfg.NH, cfg.C, cfg.Vp, cfg.F ? cfg.F : 1};
+    for (int i = 0; i < 7; i++) {
         if (sizes[i] < 1 || sizes[i] > max[i]) {
             return error_set(error, path, "%s of %d, wanted 1 to %d", names[i], sizes[i], max[i]);
         }
     }
-    if (cfg.C % cfg.NH) {
-        return error_set(error, path, "%d channels in %d heads, wanted a multiple", cfg.C, cfg.NH);
-    }
     if (cfg.Vp < cfg.V) {
         return error_set(error, path, "padded vocabulary of %d below the vocabulary of %d", cfg.Vp, cfg.V);
     }
-    return 1;
+    return model_check_heads_(cfg, path, error);
 }
 
 // Returns the rows of a parameter, or of its state, in files of other programs: all but the

@@ -28,6 +28,9 @@ void setup_check_in_backward(const Settled* s);
 // Refuses --quantize if the run trains or exports, and for a model whose rows are not whole blocks.
 void setup_check_quantize(const Settled* s);
 
+// Refuses a model that its class in transformers, or the format of an export, cannot hold.
+void setup_check_formats(const Settled* s);
+
 // Refuses --freeze where the run cannot leave out the frozen parameters.
 void setup_check_freeze(const Settled* s);
 
@@ -48,8 +51,11 @@ void setup_check_optimizer(const Settled* s);
 #include <stdint.h>
 
 #include "llmc/base/check.h"
-#include "llmc/model/share_layers.h"
+#include "llmc/formats/gguf.h"
+#include "llmc/formats/hf_config.h"
+#include "llmc/formats/llmc_bin.h"
 #include "llmc/layers/q8_weights.h"
+#include "llmc/model/share_layers.h"
 
 void setup_check_model(const Settled* s) {
     const Options* o = &s->options;
@@ -147,6 +153,14 @@ void setup_check_quantize(const Settled* s) {
     if (unfit) {
         die_usage("--quantize q8_0: a matrix has %d columns, wanted a multiple of %d; --quantize off works",
                   unfit, QUANTIZED_BLOCK);
+    }
+}
+
+void setup_check_formats(const Settled* s) {
+    char error[ERROR_BYTES];
+    if (!hf_config_check(s->cfg, error) || (s->options.export_gguf[0] && !gguf_check(s->cfg, error)) ||
+        (s->options.export_llmc[0] && !llmc_bin_check(s->cfg, error))) {
+        die_usage("%s", error);
     }
 }
 

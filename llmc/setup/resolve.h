@@ -370,6 +370,7 @@ void settle(Settled* s, RunData* data, const Options* options, const SettleInput
         return;
     }
     setup_check_model(s);
+    setup_check_formats(s);
     setup_check_quantize(s);
     settle_freeze_(s);
     setup_check_share(s);

@@ -326,7 +326,7 @@ static void change_config(const char* directory, const char* from, const char* t
 
 TEST(other_configs) {
     static const char* const cases[][3] = {
-        {"\"gpt2\"", "\"llama\"", "config.json|model_type is llama|gpt2"},
+        {"\"gpt2\"", "\"bert\"", "config.json|model_type is bert|gpt2"},
         {"\"model_type\": \"gpt2\",", "", "no model_type"},
         {"\"gelu_new\"", "\"relu\"", "activation_function is relu|gelu_new"},
         {"\"n_inner\": null", "\"n_inner\": 17", "n_inner is 17|16"},

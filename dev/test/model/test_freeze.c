@@ -87,6 +87,30 @@ TEST(refusals) {
     }
 }
 
+// Files of llama have qkvw and fcw in parts, which cannot be frozen alone.
+TEST(parts_of_a_parameter) {
+    static const ModelConfig llama = {
+        .max_T = 40, .V = 157, .Vp = 256, .L = 3, .NH = 4, .C = 32, .arch = ARCH_LLAMA, .KV = 2, .F = 48};
+    static const char* const wholes[] = {"self_attn",    "model.layers.1.self_attn",
+                                         "layers.*.mlp", "self_attn.o_proj",
+                                         "qkvw",         "model.embed_tokens.weight"};
+    char error[ERROR_BYTES];
+    Freeze freeze;
+    for (size_t i = 0; i < sizeof(wholes) / sizeof(wholes[0]); i++) {
+        EXPECT(freeze_parse(&freeze, llama, wholes[i], error), "%s: %s", wholes[i], error);
+    }
+    EXPECT(freeze_parse(&freeze, llama, "layers.1.self_attn,layers.1.mlp", error) &&
+               freeze.in_block[1] != 0 && freeze.in_block[0] == 0,
+           "block 1");
+    EXPECT(!freeze_parse(&freeze, llama, "self_attn.q_proj", error) &&
+               strstr(error, "self_attn.q_proj is only a part of qkvw; wanted all of it: qkvw"),
+           "%s", error);
+    EXPECT(!freeze_parse(&freeze, llama, "mlp.up_proj.weight", error) && strstr(error, "only a part of fcw"),
+           "%s", error);
+    EXPECT(!freeze_parse(&freeze, llama, "h.0.attn.c_attn", error) && strstr(error, "no parameter is called"),
+           "%s", error);
+}
+
 // The pass ends at a block only if nothing below it is trained, the embeddings included; gradients
 // begin at one in any case. What is frozen behind it is so in all blocks, or not.
 TEST(first_block) {

@@ -1,0 +1,84 @@
+"""Writes dev/ref/fixtures/models: a tiny random model of each family, as transformers saves it, and its true numbers.
+
+    dev/ref/setup.sh && build/venv/bin/python dev/ref/make_model_fixtures.py
+
+Each directory has config.json, the weights in one file or several, and expected.safetensors: a text of B T + 1
+tokens, the logits (B, T, V) of all but its last token in B sequences, the mean loss of the next tokens, and the norm of
+the gradient of that loss. transformers computes them with weights in float64; its norms and rotary positions stay in
+float32.
+"""
+
+import shutil
+from pathlib import Path
+
+import torch
+import transformers
+from safetensors.torch import save_file
+
+OUT = Path(__file__).parent / "fixtures" / "models"
+B, T = 2, 13
+SIZES = dict(vocab_size=61, hidden_size=24, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4,
+             num_key_value_heads=2, max_position_embeddings=128, bos_token_id=60, eos_token_id=60)
+LLAMA3 = dict(rope_type="llama3", rope_theta=10000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+              original_max_position_embeddings=64)
+
+# name: class of the configuration, its arguments, type of the saved weights, largest file
+MODELS = {
+    "llama": (transformers.LlamaConfig, dict(head_dim=8, rms_norm_eps=1e-5), torch.float32, "5GB"),
+    "llama3": (transformers.LlamaConfig, dict(head_dim=8, rope_parameters=LLAMA3, tie_word_embeddings=True), torch.bfloat16, "5GB"),
+    "mistral": (transformers.MistralConfig, dict(head_dim=8, sliding_window=5), torch.float16, "5GB"),
+    "qwen2": (transformers.Qwen2Config, dict(use_sliding_window=True, sliding_window=5, max_window_layers=1,
+                                             rope_parameters=dict(rope_type="default", rope_theta=1e6)),
+              torch.float32, "20KB"),
+    "qwen3": (transformers.Qwen3Config, dict(head_dim=8, use_sliding_window=True, sliding_window=4,
+                                             layer_types=["sliding_attention", "full_attention"]),
+              torch.float32, "5GB"),
+    "qwen3_tied": (transformers.Qwen3Config, dict(head_dim=4, num_key_value_heads=4, tie_word_embeddings=True),
+                   torch.bfloat16, "5GB"),
+    "arcee": (transformers.ArceeConfig, dict(head_dim=8, rope_parameters=dict(rope_type="linear", rope_theta=10000.0, factor=2.0)),
+              torch.float32, "5GB"),
+    "nanochat": (transformers.NanoChatConfig, dict(head_dim=8), torch.float32, "5GB"),
+}
+
+
+def fill(model):
+    """Larger weights than a real start has, and norms and biases that are not trivial, so that everything counts."""
+    rng = torch.Generator().manual_seed(20261126)
+    with torch.no_grad():
+        for name, x in model.named_parameters():
+            noise = torch.randn(x.shape, generator=rng)
+            x.copy_(1 + 0.2 * noise if "norm" in name else (0.3 if x.dim() > 1 else 0.2) * noise)
+
+
+def numbers(model):
+    rng = torch.Generator().manual_seed(20261127)
+    tokens = torch.randint(SIZES["vocab_size"], (B * T + 1,), generator=rng)
+    model = model.double().eval()
+    logits = model(tokens[:-1].view(B, T)).logits
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[1:])
+    loss.backward()
+    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(x.grad) for x in model.parameters()]))
+    return {"tokens": tokens.int(), "logits": logits.detach().float().contiguous(), "loss": loss.detach().reshape(1),
+            "norm": norm.reshape(1)}
+
+
+def main():
+    torch.set_num_threads(1)  # one order of summation
+    shutil.rmtree(OUT, ignore_errors=True)
+    for name, (config_class, arguments, dtype, shard_size) in MODELS.items():
+        config = config_class(**(SIZES | arguments), attn_implementation="eager")
+        model = transformers.AutoModelForCausalLM.from_config(config)
+        fill(model)
+        model.to(dtype).save_pretrained(OUT / name, max_shard_size=shard_size)
+        # read back, for the weights as they were rounded
+        saved = transformers.AutoModelForCausalLM.from_pretrained(OUT / name, attn_implementation="eager")
+        expected = numbers(saved)
+        save_file(expected, OUT / name / "expected.safetensors")
+        for path in (OUT / name).iterdir():
+            path.chmod(0o644)
+        size = sum(path.stat().st_size for path in (OUT / name).iterdir())
+        print(f"{name}: {size / 1024:.0f} KiB, loss {expected['loss'].item():.6f}, norm {expected['norm'].item():.6f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+// test_families.c -- families.h, hf_config.h and hf_model.h with the models that transformers saved
+// (dev/ref/make_model_fixtures.py): they have its logits, loss and gradient, and are written as it
+// wrote them.
+#include <sys/stat.h>
+
+#include "llmc/base/float16.h"
+#include "llmc/formats/hf_config.h"
+#include "llmc/formats/hf_model.h"
+#include "llmc/reference.h"
+#include "dev/test/lib/test.h"
+#include "dev/test/lib/test_element.h"
+#include "dev/test/lib/whole_model.h"
+
+#define FIXTURES "dev/ref/fixtures/models/"
+
+enum { SEQUENCES = 2, TOKENS = 13 }; // of the fixtures
+
+static const char* const names[] = {"llama", "llama3",     "mistral", "qwen2",
+                                    "qwen3", "qwen3_tied", "arcee",   "nanochat"};
+enum { FAMILIES = sizeof(names) / sizeof(names[0]) };
+
+typedef struct {
+    char path[PATH_MAX];
+    ModelConfig cfg;
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    float* memory;
+} Family;
+
+static Family family_open(const char* name) {
+    Family family;
+    snprintf(family.path, sizeof(family.path), FIXTURES "%s", name);
+    family.cfg = hf_config_read(family.path);
+    family.memory =
+        (float*)check_alloc(model_parameter_rows_of(family.rows, family.cfg, sizeof(float)), 1, name);
+    whole_model_read(family.path, family.cfg, family.rows, family.memory);
+    return family;
+}
+
+// ---- what a model computes ----
+
+// Opens the reference with the weights of a family.
+static void reference_open(RefModel* model, const Family* family) {
+    ref_model_open(model, family->cfg, SEQUENCES, TOKENS);
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        for (size_t k = 0; k < tensor_elements(&family->rows[i]); k++) {
+            *(Real*)test_element(&model->rows[i], model->params, k) =
+                *(const float*)test_element(&family->rows[i], family->memory, k);
+        }
+    }
+}
+
+static void expect_logits(const RefModel* model, const SafeTensors* expected, const char* name) {
+    const Real* logits = ref_activations_(model, model->acts, model->cfg.L).logits;
+    const size_t V = (size_t)model->cfg.V, Vp = (size_t)model->cfg.Vp;
+    float wanted[SEQUENCES * TOKENS * 64];
+    const SafeTensorsView* view = safetensors_find(expected, "logits");
+    EXPECT(view && view->elements == SEQUENCES * TOKENS * V && V <= 64, "%s: the fixture", name);
+    safetensors_read_f32(view, wanted);
+    double worst = 0;
+    for (size_t i = 0; i < SEQUENCES * TOKENS * V; i++) {
+        const Real logit = ref_softcap_(logits[i / V * Vp + i % V], (Real)model->cfg.softcap);
+        worst = fmax(worst, fabs(logit - (double)wanted[i]));
+    }
+    EXPECT(worst < 1e-5, "%s: a logit differs by %g", name, worst);
+}
+
+static double expected_number(const SafeTensors* expected, const char* name) {
+    double number;
+    memcpy(&number, safetensors_find(expected, name)->data, sizeof(number));
+    return number;
+}
+
+// transformers keeps norms and rotary positions in fp32, so its numbers are within a few units of
+// the last place of fp32, 1e-7, times what a few layers make of it.
+static void test_numbers(const char* name) {
+    Family family = family_open(name);
+    RefModel model;
+    SafeTensors expected;
+    char path[PATH_MAX];
+    int32_t text[SEQUENCES * TOKENS + 1];
+    int tokens[SEQUENCES * TOKENS + 1];
+    snprintf(path, sizeof(path), FIXTURES "%s/expected.safetensors", name);
+    safetensors_open(&expected, path);
+    memcpy(text, safetensors_find(&expected, "tokens")->data, sizeof(text));
+    for (int i = 0; i < SEQUENCES * TOKENS + 1; i++) {
+        tokens[i] = text[i];
+    }
+    reference_open(&model, &family);
+    const double loss = ref_model_forward(&model, tokens, tokens + 1, NULL);
+    expect_logits(&model, &expected, name);
+    EXPECT_NEAR(loss, expected_number(&expected, "loss"), 1e-6, "%s: loss", name);
+    ref_model_backward(&model, tokens, tokens + 1, NULL);
+    const double norm = ref_gradient_norm(model.grads, model.parameter_bytes / sizeof(Real));
+    EXPECT_NEAR(norm, expected_number(&expected, "norm"), 1e-5, "%s: gradient norm", name);
+    safetensors_close(&expected);
+    ref_model_close(&model);
+    free(family.memory);
+}
+
+TEST(numbers) {
+    for (int i = 0; i < FAMILIES; i++) {
+        test_numbers(names[i]);
+    }
+}
+
+// ---- files ----
+
+// Writes a model in a type that holds its weights exactly.
+static void write_as(const Family* family, const char* directory, SafeTensorsDtype dtype) {
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    void* memory =
+        check_alloc(model_parameter_rows_of(rows, family->cfg, safetensors_dtype_bytes(dtype)), 1, "model");
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        for (size_t k = 0; k < tensor_elements(&rows[i]); k++) {
+            const float x = *(const float*)test_element(&family->rows[i], family->memory, k);
+            const uint16_t narrow = dtype == SAFETENSORS_BF16 ? bf16_from_float(x) : fp16_from_float(x);
+            memcpy(test_element(&rows[i], memory, k),
+                   dtype == SAFETENSORS_F32 ? (const void*)&x : (const void*)&narrow, rows[i].element_bytes);
+        }
+    }
+    hf_config_write(directory, family->cfg, dtype, family->cfg.V - 1, NULL);
+    whole_model_write(directory, family->cfg, rows, memory, dtype);
+    free(memory);
+}
+
+// The weights of a family have the bytes that transformers gave them, and nothing else does.
+static void expect_same_files(const char* theirs, const char* ours, const char* name) {
+    SafeTensorsSet a, b;
+    size_t tensors = 0;
+    safetensors_set_open(&a, theirs);
+    safetensors_set_open(&b, ours);
+    for (size_t f = 0; f < a.num_files; f++) {
+        for (size_t t = 0; t < a.files[f].num_tensors; t++, tensors++) {
+            const SafeTensorsView* view = &a.files[f].tensors[t];
+            const SafeTensorsView* again = safetensors_set_require(&b, view->name, view->ndim, view->shape);
+            EXPECT(again->dtype == view->dtype && memcmp(again->data, view->data, view->bytes) == 0, "%s: %s",
+                   name, view->name);
+        }
+    }
+    EXPECT(b.num_files == 1 && b.files[0].num_tensors == tensors, "%s: %zu tensors, wanted %zu", name,
+           b.files[0].num_tensors, tensors);
+    safetensors_set_close(&a);
+    safetensors_set_close(&b);
+}
+
+static SafeTensorsDtype dtype_of(const char* directory) {
+    SafeTensorsSet set;
+    safetensors_set_open(&set, directory);
+    const SafeTensorsDtype dtype = set.files[0].tensors[0].dtype;
+    safetensors_set_close(&set);
+    return dtype;
+}
+
+TEST(written_again) {
+    for (int i = 0; i < FAMILIES; i++) {
+        const Family family = family_open(names[i]);
+        const char* directory = test_path(names[i]);
+        EXPECT(mkdir(directory, 0777) == 0, "%s", directory);
+        write_as(&family, directory, dtype_of(family.path));
+        expect_same_files(family.path, directory, names[i]);
+        const ModelConfig cfg = hf_config_read(directory);
+        EXPECT(memcmp(&cfg, &family.cfg, sizeof(cfg)) == 0, "%s: its configuration", names[i]);
+        free(family.memory);
+    }
+}
+
+// Ranks read parts of groups: each element is the one of a whole read.
+TEST(read_in_parts) {
+    for (int i = 0; i < FAMILIES; i++) {
+        const Family family = family_open(names[i]);
+        HfModel model;
+        hf_model_open(&model, family.path, family.cfg);
+        for (int g = 0; g < model_groups(family.cfg); g++) {
+            const size_t at = tensor_group_offset_bytes(family.rows, g) / sizeof(float);
+            const size_t elements = 20000;
+            float* group = (float*)check_alloc(elements, sizeof(float), "group");
+            for (size_t first = 0; first < elements; first += 777) {
+                memset(group, 0x55, elements * sizeof(float));
+                hf_model_read(&model, family.rows, g, first, first + 777, group);
+                for (int r = 0; r < MODEL_PARAMETER_ROWS; r++) {
+                    const TensorRow* row = &family.rows[r];
+                    const size_t begin = tensor_offset_in_group(row) / sizeof(float);
+                    for (size_t k = 0; k < tensor_layer_elements(row) && tensor_is_in_group(row, g); k++) {
+                        const size_t e = begin + k;
+                        EXPECT(e < first || e >= first + 777 || group[e] == family.memory[at + e],
+                               "%s: %s, element %zu from %zu on", names[i], row->name, k, first);
+                    }
+                }
+            }
+            free(group);
+        }
+        hf_model_close(&model);
+        free(family.memory);
+    }
+}

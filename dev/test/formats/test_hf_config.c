@@ -1,0 +1,303 @@
+// test_hf_config.c -- hf_config.h: each family's config.json, its defaults and older keys, is read
+// and written; whatever changes what a model computes, and is not supported, is refused by name.
+#include <sys/stat.h>
+
+#include "llmc/formats/hf_config.h"
+#include "dev/test/lib/test.h"
+
+// Sizes that all families but GPT-2 must have.
+#define SIZES                                                                                                \
+    "'vocab_size':61,'hidden_size':24,'intermediate_size':40,'num_hidden_layers':3,'num_attention_heads':4," \
+    "'max_position_embeddings':64"
+
+// Writes a config.json with ' for ".
+static const char* write_config(const char* members) {
+    char text[4096];
+    const char* directory = test_path("config");
+    mkdir(directory, 0777);
+    const int length = snprintf(text, sizeof(text), "{%s}", members);
+    EXPECT(0 < length && length < (int)sizeof(text), "%s", members);
+    for (char* c = text; *c; c++) {
+        *c = *c == '\'' ? '"' : *c;
+    }
+    test_write("config/config.json", text, (size_t)length);
+    return directory;
+}
+
+static ModelConfig read_members(const char* type, const char* members) {
+    char text[4096];
+    snprintf(text, sizeof(text), "'model_type':'%s'," SIZES "%s%s", type, members[0] ? "," : "", members);
+    return hf_config_read(write_config(text));
+}
+
+// A missing key has the value that the family's class gives it in transformers 5.23.
+TEST(defaults) {
+    static const struct {
+        const char* type;
+        Arch arch;
+        float eps, softcap;
+        int KV, HS, window;
+    } cases[] = {
+        {"llama", ARCH_LLAMA, 1e-6f, 0, 4, 6, 0},  {"mistral", ARCH_MISTRAL, 1e-6f, 0, 8, 6, 4096},
+        {"qwen2", ARCH_QWEN2, 1e-6f, 0, 32, 6, 0}, {"qwen3", ARCH_QWEN3, 1e-6f, 0, 32, 128, 0},
+        {"arcee", ARCH_ARCEE, 1e-5f, 0, 4, 6, 0},  {"nanochat", ARCH_NANOCHAT, 1e-6f, 15, 4, 6, 0},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        // 64 heads fit every default number of key heads
+        char members[64];
+        const int heads = cases[i].KV > 4 ? 64 : 4;
+        snprintf(members, sizeof(members), "'model_type':'%s'", cases[i].type);
+        char text[1024];
+        snprintf(text, sizeof(text),
+                 "%s,'vocab_size':61,'hidden_size':%d,'intermediate_size':40,'num_hidden_layers':3,"
+                 "'num_attention_heads':%d,'max_position_embeddings':64",
+                 members, 6 * heads, heads);
+        const ModelConfig cfg = hf_config_read(write_config(text));
+        EXPECT(cfg.arch == cases[i].arch && model_norm_eps(cfg) == cases[i].eps &&
+                   cfg.softcap == cases[i].softcap && model_key_heads(cfg) == cases[i].KV &&
+                   model_head_size(cfg) == cases[i].HS && cfg.window == cases[i].window && cfg.has_head &&
+                   model_rope_base(cfg) == 10000 && cfg.scaling.kind == ROPE_PLAIN && model_hidden(cfg) == 40,
+               "%s: eps %g, softcap %g, %d key heads of %d, window %d", cases[i].type,
+               (double)model_norm_eps(cfg), (double)cfg.softcap, model_key_heads(cfg), model_head_size(cfg),
+               cfg.window);
+    }
+}
+
+static int has_windows(ModelConfig cfg, const char* pattern) {
+    int same = (int)strlen(pattern) == cfg.L;
+    for (int l = 0; l < cfg.L && same; l++) {
+        same = model_window(cfg, l) == (pattern[l] == 'S' ? cfg.window : 0);
+    }
+    return same;
+}
+
+TEST(windows) {
+    static const struct {
+        const char *type, *members, *pattern;
+        int window;
+    } cases[] = {
+        {"mistral", "'num_key_value_heads':2,'sliding_window':null", "LLL", 0},
+        {"mistral", "'num_key_value_heads':2,'sliding_window':7", "SSS", 7},
+        {"mistral",
+         "'num_key_value_heads':2,'sliding_window':7,'layer_types':['sliding_attention','sliding_attention',"
+         "'sliding_attention']",
+         "SSS", 7},
+        {"llama", "'sliding_window':7", "LLL", 0}, // transformers' class does not read it
+        {"qwen2", "'num_key_value_heads':2,'sliding_window':7", "LLL", 0},
+        {"qwen2", "'num_key_value_heads':2,'use_sliding_window':true,'sliding_window':7", "LLL",
+         0}, // from 28
+        {"qwen2",
+         "'num_key_value_heads':2,'use_sliding_window':true,'sliding_window':7,'max_window_layers':1", "LSS",
+         7},
+        {"qwen2",
+         "'num_key_value_heads':2,'use_sliding_window':true,'sliding_window':7,'max_window_layers':1,"
+         "'layer_types':['sliding_attention','full_attention','sliding_attention']",
+         "SLS", 7},
+        {"qwen3", "'num_key_value_heads':2,'use_sliding_window':true,'max_window_layers':2", "LLS", 4096},
+        {"qwen3",
+         "'num_key_value_heads':2,'use_sliding_window':true,'sliding_window':null,'max_window_layers':0",
+         "LLL", 0},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        const ModelConfig cfg = read_members(cases[i].type, cases[i].members);
+        EXPECT(cfg.window == cases[i].window && has_windows(cfg, cases[i].pattern), "%s, %s: window %d",
+               cases[i].type, cases[i].members, cfg.window);
+    }
+}
+
+TEST(rotary_positions) {
+    static const char llama3[] = "'factor':8.0,'low_freq_factor':1,'high_freq_factor':4.0";
+    static const struct {
+        const char* members;
+        float base;
+        RopeScaling scaling;
+    } cases[] = {
+        {"'rope_theta':5e5", 5e5f, {ROPE_PLAIN, 0, 0, 0, 0}},
+        {"'rope_theta':5e5,'rope_scaling':null,'rope_parameters':{'rope_theta':500000,'rope_type':'default'}",
+         5e5f,
+         {ROPE_PLAIN, 0, 0, 0, 0}},
+        {"'rope_parameters':{'rope_theta':20000.0,'rope_type':'linear','factor':2}",
+         20000,
+         {ROPE_LINEAR, 2, 0, 0, 0}},
+        {"'rope_scaling':{'type':'linear','factor':2.5}", 10000, {ROPE_LINEAR, 2.5f, 0, 0, 0}},
+        {"'rope_scaling':{'rope_type':'llama3',%s,'original_max_position_embeddings':32}",
+         10000,
+         {ROPE_LLAMA3, 8, 1, 4, 32}},
+        {"'rope_parameters':{'rope_theta':5e5,'rope_type':'llama3',%s}", 5e5f, {ROPE_LLAMA3, 8, 1, 4, 64}},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        char members[512];
+        snprintf(members, sizeof(members), cases[i].members, llama3);
+        const ModelConfig cfg = read_members("llama", members);
+        EXPECT(model_rope_base(cfg) == cases[i].base &&
+                   memcmp(&cfg.scaling, &cases[i].scaling, sizeof(cfg.scaling)) == 0,
+               "%s: base %g, kind %d, factor %g", members, (double)model_rope_base(cfg), cfg.scaling.kind,
+               (double)cfg.scaling.factor);
+    }
+}
+
+typedef struct {
+    const char *type, *members;
+} Refused;
+
+static void body_read(const void* context) {
+    const Refused* refused = (const Refused*)context;
+    read_members(refused->type, refused->members);
+}
+
+TEST(refusals) {
+    static const struct {
+        Refused config;
+        const char* words;
+    } cases[] = {
+        {{"mixtral", ""}, "model_type is mixtral, wanted one of gpt2, llama, mistral, qwen2"},
+        {{"llama", "'hidden_act':'gelu'"}, "hidden_act is gelu, wanted silu"},
+        {{"arcee", "'hidden_act':'silu'"}, "hidden_act is silu, wanted relu2"},
+        {{"llama", "'attention_bias':true"}, "attention_bias is true, wanted false"},
+        {{"nanochat", "'attention_bias':true"}, "attention_bias is true"},
+        {{"llama", "'mlp_bias':true"}, "mlp_bias is true"},
+        {{"llama", "'rms_norm_eps':0"}, "rms_norm_eps is 0, wanted a positive number"},
+        {{"llama", "'quantization_config':{'bits':4}"},
+         "quantization_config changes what the model computes"},
+        {{"llama", "'residual_multiplier':0.22"}, "residual_multiplier changes"},
+        {{"qwen3", "'num_key_value_heads':2,'final_logit_softcapping':30.0"},
+         "final_logit_softcapping changes"},
+        {{"llama", "'partial_rotary_factor':0.5"}, "partial_rotary_factor changes"},
+        {{"llama", "'rope_parameters':{'rope_theta':1e4,'rope_type':'default','partial_rotary_factor':0.5}"},
+         "partial_rotary_factor changes"},
+        {{"llama", "'rope_scaling':{'rope_type':'yarn','factor':4.0}"}, "rope_type is yarn, wanted default"},
+        {{"llama", "'rope_scaling':{'rope_type':'linear'}"}, "factor of rope_parameters is 0"},
+        {{"llama", "'rope_scaling':{'rope_type':'llama3','factor':8}"},
+         "low_freq_factor of rope_parameters is 0"},
+        {{"llama", "'rope_scaling':{'rope_type':'linear','factor':2,'beta_fast':32}"}, "beta_fast changes"},
+        {{"llama", "'rope_scaling':{'type':'linear','factor':2},'rope_parameters':{'rope_type':'default'}"},
+         "rope_parameters and rope_scaling differ"},
+        {{"llama", "'rope_theta':1e4,'rope_parameters':{'rope_type':'default','rope_theta':2e4}"},
+         "rope_theta is 10000, but 20000 in rope_parameters"},
+        {{"llama", "'rope_theta':-1"}, "rope_theta is -1"},
+        {{"llama", "'num_key_value_heads':3"}, "config.json"},
+        {{"llama", "'head_dim':7"}, "config.json"},
+        {{"nanochat", "'final_logit_softcapping':-15"}, "final_logit_softcapping is -15"},
+        {{"llama", "'layer_types':['full_attention','sliding_attention','full_attention']"},
+         "layer 1 is sliding_attention in layer_types, but the model has no sliding_window"},
+        {{"mistral",
+          "'num_key_value_heads':2,'layer_types':['full_attention','full_attention','full_attention']"},
+         "layer 0 is full_attention in layer_types, but all layers have the sliding_window"},
+        {{"qwen2",
+          "'num_key_value_heads':2,'layer_types':['full_attention','sliding_attention','full_attention']"},
+         "layer 1 is sliding_attention in layer_types, but the model has no sliding_window"},
+        {{"qwen3", "'num_key_value_heads':2,'layer_types':['full_attention']"},
+         "layer_types has 1 layers, wanted 3"},
+        {{"qwen3", "'num_key_value_heads':2,'layer_types':['linear_attention']"},
+         "layer_types has linear_attention"},
+        {{"llama", "'hidden_size':24"}, "key hidden_size appears twice"},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        char words[256];
+        snprintf(words, sizeof(words), "config.json: |%s", cases[i].words);
+        EXPECT(test_dies(body_read, &cases[i].config, EXIT_FAILURE, words), "%s: %s", cases[i].config.type,
+               cases[i].config.members);
+    }
+}
+
+// A missing size is refused, not guessed.
+static void body_without_hidden(const void* context) { hf_config_read(write_config((const char*)context)); }
+TEST(missing_size) {
+    EXPECT(test_dies(body_without_hidden,
+                     "'model_type':'llama','vocab_size':61,'hidden_size':24,'num_hidden_layers':3,"
+                     "'num_attention_heads':4,'max_position_embeddings':64",
+                     EXIT_FAILURE, "no intermediate_size"),
+           "intermediate_size");
+}
+
+// Keys of the family that change nothing are accepted.
+TEST(harmless_keys) {
+    const ModelConfig cfg = read_members(
+        "llama", "'pretraining_tp':1,'torch_dtype':'bfloat16','attention_multiplier':1.0,"
+                 "'logit_scale':null,'use_qk_norm':false,'_name_or_path':'x','auto_map':{'a':'b'},"
+                 "'head_dim':null,'num_key_value_heads':null,'hidden_act':'silu'");
+    EXPECT(cfg.HS == 6 && cfg.KV == 4, "%d, %d", cfg.HS, cfg.KV);
+    EXPECT_NEAR(hf_config_dropout(test_path("config")), 0, 0, "no dropout");
+    read_members("llama", "'attention_dropout':0.25");
+    EXPECT_NEAR(hf_config_dropout(test_path("config")), 0.25, 0, "dropout");
+}
+
+// Whatever a class can hold is written and read back; sizes that were implied have a number then.
+TEST(written) {
+    static const ModelConfig cases[] = {
+        {.max_T = 64,
+         .V = 61,
+         .Vp = 128,
+         .L = 3,
+         .NH = 4,
+         .C = 24,
+         .arch = ARCH_LLAMA,
+         .KV = 2,
+         .HS = 8,
+         .F = 40},
+        {.max_T = 64,
+         .V = 61,
+         .Vp = 128,
+         .L = 3,
+         .NH = 4,
+         .C = 24,
+         .arch = ARCH_LLAMA,
+         .has_head = 1,
+         .rope_base = 5e5f,
+         .scaling = {ROPE_LLAMA3, 32, 1, 4, 16},
+         .norm_eps = 3e-6f},
+        {.max_T = 64,
+         .V = 61,
+         .Vp = 128,
+         .L = 3,
+         .NH = 4,
+         .C = 24,
+         .arch = ARCH_ARCEE,
+         .scaling = {ROPE_LINEAR, 2.7f, 0, 0, 0}},
+        {.max_T = 64,
+         .V = 61,
+         .Vp = 128,
+         .L = 3,
+         .NH = 4,
+         .C = 24,
+         .arch = ARCH_MISTRAL,
+         .window = 9,
+         .windows = {7}},
+        {.max_T = 64, .V = 61, .Vp = 128, .L = 3, .NH = 4, .C = 24, .arch = ARCH_MISTRAL},
+        {.max_T = 64,
+         .V = 61,
+         .Vp = 128,
+         .L = 3,
+         .NH = 4,
+         .C = 24,
+         .arch = ARCH_QWEN2,
+         .window = 9,
+         .windows = {6}},
+        {.max_T = 64,
+         .V = 61,
+         .Vp = 128,
+         .L = 10,
+         .NH = 4,
+         .C = 24,
+         .arch = ARCH_QWEN3,
+         .HS = 128,
+         .window = 9,
+         .windows = {0x55, 1}},
+        {.max_T = 64, .V = 61, .Vp = 128, .L = 3, .NH = 4, .C = 24, .arch = ARCH_NANOCHAT, .softcap = 12.5f},
+        {.max_T = 64, .V = 61, .Vp = 128, .L = 3, .NH = 4, .C = 24, .arch = ARCH_NANOCHAT},
+    };
+    const char* directory = test_path("config");
+    mkdir(directory, 0777);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        ModelConfig wanted = cases[i];
+        wanted.KV = model_key_heads(wanted);
+        wanted.HS = model_head_size(wanted);
+        wanted.F = model_hidden(wanted);
+        wanted.norm_eps = model_norm_eps(wanted);
+        wanted.rope_base = model_rope_base(wanted);
+        hf_config_write(directory, cases[i], SAFETENSORS_F32, 60, NULL);
+        const ModelConfig cfg = hf_config_read(directory);
+        EXPECT(memcmp(&cfg, &wanted, sizeof(cfg)) == 0, "case %zu, %s", i,
+               model_architecture(cases[i].arch)->word);
+    }
+}
