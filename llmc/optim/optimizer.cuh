@@ -222,9 +222,10 @@ static inline size_t update_in_run_(size_t element, size_t at, size_t count) {
 
 // Returns equal matrices of a row that Muon updates, of all layers.
 static inline MuonTensor update_muon_tensor_(const OptimizerState* s, const ZeroPlan* zero, int i,
-                                             TensorRun run) {
     const TensorRow* row = &s->rows[i];
-    const int is_block = row->place == PLACE_BLOCK, frozen = is_block ? zero->first_block : 0; // layers
+    const TensorRow* row = &s->rows[i];
+    const int is_block = row->place == PLACE_BLOCK,
+              frozen = is_block ? zero->first_block : 0; // layers
     const UpdateTensorPlace_ place = update_tensor_place_(s, zero, i, is_block + frozen);
     const size_t kept = zero->block / (size_t)zero_kept_cut(zero).parts,
                  owned = zero->trained_block / (size_t)zero_owned_cut(zero).parts;

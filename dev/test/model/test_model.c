@@ -94,6 +94,27 @@ TEST(flops) {
     const ModelConfig cfg = {1024, GPT2_VOCAB, 50304, 12, 12, 768, SHARE_OFF};
     const double wanted = 6 * count_by_formula(cfg, 50304) + 6.0 * 12 * 768 * 1024;
     EXPECT(model_flops_per_token(cfg, 1024) == wanted, "%.0f", model_flops_per_token(cfg, 1024));
+    // 4 heads of 16 in 48 channels, 2 of keys, a gate; windows of 4 in the first of 3 layers: its
+    // queries see 4 - 4 * 4 / (2 * 32) = 3.75 keys on average, the others 16. A looked-up wte costs nothing.
+    const ModelConfig qwen3 = {.max_T = 64,
+                               .V = 100,
+                               .Vp = 128,
+                               .L = 3,
+                               .NH = 4,
+                               .C = 48,
+                               .arch = ARCH_QWEN3,
+                               .KV = 2,
+                               .HS = 16,
+                               .F = 80,
+                               .window = 4,
+                               .windows = {1}};
+    ModelConfig own = qwen3;
+    own.has_head = 1;
+    const double block = 48 * (64 + 32 + 32) + 48 * 64 + 3 * 48 * 80 + 2 * 48 + 2 * 16,
+                 want = 6 * (3 * block + 48 + 128 * 48) + 12 * 64 * (3.75 + 16 + 16);
+    EXPECT(model_flops_per_token(qwen3, 32) == want, "%.0f, wanted %.0f", model_flops_per_token(qwen3, 32),
+           want);
+    EXPECT(model_flops_per_token(own, 32) == want, "own head: %.0f", model_flops_per_token(own, 32));
 }
 
 // ---- the layout ----

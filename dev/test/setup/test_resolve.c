@@ -182,6 +182,127 @@ static void test_model(void) {
     expect_refused(TEXT "--model gpt4", 2, "--model gpt4");
 }
 
+static void expect_architecture(const char* options, ModelConfig wanted) {
+    char line[256];
+    snprintf(line, sizeof(line), "%s--seq-len 16 %s", TEXT, options);
+    Run run = run_open(line);
+    const ModelConfig got = run.settled.cfg;
+    const Options* o = &run.settled.options;
+    EXPECT(got.arch == wanted.arch && got.C == wanted.C && got.NH == wanted.NH && got.KV == wanted.KV &&
+               got.HS == wanted.HS && got.F == wanted.F && got.has_head == wanted.has_head,
+           "%s: C %d NH %d KV %d HS %d F %d head %d", options, got.C, got.NH, got.KV, got.HS, got.F,
+           got.has_head);
+    EXPECT(got.window == wanted.window && memcmp(got.windows, wanted.windows, sizeof(got.windows)) == 0,
+           "%s: window %d in layers %x", options, got.window, got.windows[0]);
+    EXPECT(got.rope_base == wanted.rope_base && got.softcap == wanted.softcap &&
+               got.norm_eps == wanted.norm_eps && got.scaling.kind == wanted.scaling.kind &&
+               got.initial == wanted.initial,
+           "%s: base %g, cap %g, eps %g", options, (double)got.rope_base, (double)got.softcap,
+           (double)got.norm_eps);
+    EXPECT(o->arch == (int)got.arch && o->kv_heads == model_key_heads(got) &&
+               o->head_size == model_head_size(got) && o->hidden == model_hidden(got) &&
+               o->own_head == got.has_head && o->window == got.window,
+           "%s: the options say what the model is", options);
+    run_close(&run);
+}
+
+// Sizes come from the name or the options, and else from the architecture. GPT-2 has none of them.
+static void test_architectures(void) {
+    expect_architecture("", (ModelConfig){.C = 128, .NH = 4});
+    expect_architecture("--head-size 32 --kv-heads 4 --hidden 512 --own-head off --rope-base 0 --window 0",
+                        (ModelConfig){.C = 128, .NH = 4});
+    expect_architecture(
+        "--arch llama",
+        (ModelConfig){.arch = ARCH_LLAMA, .C = 128, .NH = 4, .KV = 4, .HS = 32, .F = 384, .rope_base = 1e4f});
+    expect_architecture("--arch llama --heads 6 --kv-heads 2 --head-size 10 --hidden 40 --own-head on "
+                        "--rope-base 500",
+                        (ModelConfig){.arch = ARCH_LLAMA,
+                                      .C = 128,
+                                      .NH = 6,
+                                      .KV = 2,
+                                      .HS = 10,
+                                      .F = 40,
+                                      .has_head = 1,
+                                      .rope_base = 500});
+    expect_architecture("--arch mistral --layers 3 --window 5", (ModelConfig){.arch = ARCH_MISTRAL,
+                                                                              .C = 128,
+                                                                              .NH = 4,
+                                                                              .KV = 4,
+                                                                              .HS = 32,
+                                                                              .F = 384,
+                                                                              .window = 5,
+                                                                              .windows = {7},
+                                                                              .rope_base = 1e4f});
+    expect_architecture("--arch qwen3 --layers 6 --window 5 --window-pattern SSL",
+                        (ModelConfig){.arch = ARCH_QWEN3,
+                                      .C = 128,
+                                      .NH = 4,
+                                      .KV = 4,
+                                      .HS = 32,
+                                      .F = 384,
+                                      .window = 5,
+                                      .windows = {1 | 2 | 8 | 16},
+                                      .rope_base = 1e4f});
+    expect_architecture("--arch qwen2 --layers 4 --window 5 --window-pattern S",
+                        (ModelConfig){.arch = ARCH_QWEN2,
+                                      .C = 128,
+                                      .NH = 4,
+                                      .KV = 4,
+                                      .HS = 32,
+                                      .F = 384,
+                                      .window = 5,
+                                      .windows = {7},
+                                      .rope_base = 1e4f});
+    expect_architecture("--arch nanochat", (ModelConfig){.arch = ARCH_NANOCHAT,
+                                                         .C = 128,
+                                                         .NH = 4,
+                                                         .KV = 4,
+                                                         .HS = 32,
+                                                         .F = 512,
+                                                         .has_head = 1,
+                                                         .rope_base = 1e4f,
+                                                         .softcap = 15,
+                                                         .initial = INITIAL_ZERO_OUT});
+    expect_architecture("--model llama:1b --initial-weights zero-out",
+                        (ModelConfig){.arch = ARCH_LLAMA,
+                                      .C = 2048,
+                                      .NH = 32,
+                                      .KV = 8,
+                                      .HS = 64,
+                                      .F = 8192,
+                                      .rope_base = 5e5f,
+                                      .norm_eps = 1e-5f,
+                                      .scaling = {.kind = ROPE_LLAMA3},
+                                      .initial = INITIAL_ZERO_OUT});
+    expect_architecture("--model qwen3:0.6b --layers 2 --kv-heads 4", (ModelConfig){.arch = ARCH_QWEN3,
+                                                                                    .C = 1024,
+                                                                                    .NH = 16,
+                                                                                    .KV = 4,
+                                                                                    .HS = 128,
+                                                                                    .F = 3072,
+                                                                                    .rope_base = 1e6f,
+                                                                                    .norm_eps = 1e-6f});
+
+    expect_refused(TEXT "--kv-heads 2", 2, "--kv-heads|no meaning with --arch gpt2|llama");
+    expect_refused(TEXT "--hidden 100", 2, "--hidden|no meaning with --arch gpt2");
+    expect_refused(TEXT "--own-head on", 2, "--own-head|no meaning with --arch gpt2");
+    expect_refused(TEXT "--rope-base 500", 2, "--rope-base|no meaning with --arch gpt2");
+    expect_refused(TEXT "--arch llama --rope-base 0", 2, "--rope-base 0|above 0");
+    expect_refused(TEXT "--arch llama --head-size 7", 2, "--head-size 7|even");
+    expect_refused(TEXT "--arch llama --kv-heads 3", 2, "--kv-heads 3 does not divide --heads 4");
+    expect_refused(TEXT "--arch llama --heads 3", 2, "--channels 128|--heads 3");
+    expect_refused(TEXT "--arch llama --window 5", 2, "--window|no meaning with --arch llama|qwen3");
+    expect_refused(TEXT "--arch mistral --window 5 --window-pattern SL", 2,
+                   "--window-pattern SL|qwen2 or qwen3");
+    expect_refused(TEXT "--arch qwen3 --window 5 --window-pattern SX", 2, "--window-pattern SX|S and L");
+    expect_refused(TEXT "--arch qwen3 --window-pattern SL", 2, "--window-pattern SL|with --window");
+    expect_refused(TEXT "--arch llama --softcap 15", 2, "--softcap|no meaning with --arch llama|nanochat");
+    expect_refused(TEXT "--arch qwen2 --model llama:1b", 2, "--arch qwen2|llama:1b is a llama");
+    expect_refused(TEXT "--head-lr-scale 2", 2, "--head-lr-scale 2 needs --own-head on");
+    expect_refused(TEXT "--arch llama --hidden 96 --optimizer adamw8bit", 2,
+                   "96 hidden units|64|adamw works");
+}
+
 // The files hold zeros; random weights are none.
 static void expect_weights(const char* options, int is_random) {
     char line[256];
@@ -758,6 +879,7 @@ TEST(resolve) {
     test_dry();
     test_many_files();
     test_model();
+    test_architectures();
     test_model_file();
     test_data();
     test_stories();
