@@ -139,7 +139,7 @@ static double losses_of(Model* model, Batch batch) {
 static double loss_of(Model* model, const State* s) { return losses_of(model, batch_of(s)) / (s->B * s->T); }
 
 // Returns the norm of the whole gradient.
-static double norm_of(Model* model) {
+static double gradient_norm(Model* model) {
     WideSum sum = {0, 0};
     zero_square_sum_cpu(&model->zero, &sum, model->update.partial);
     return sqrt(wide_sum_value(sum));
@@ -234,36 +234,172 @@ TEST(pytorch_against_reference) {
     model_close(&model);
 }
 
-// Sizes that divide by nothing, positions that are not in use, documents, targets that do not
-// count.
-TEST(against_reference) {
-    enum { B = 2, T = 13, N = B * T };
-    const ModelConfig cfg = {17, 131, 201, 3, 3, 33, SHARE_OFF};
-    Model model;
-    RefModel reference;
-    open_model(&model, cfg, B, T, RECOMPUTE_NONE);
-    float* params = model.params_memory;
-    for (size_t i = 0; i < model.parameter_bytes / sizeof(float); i++) {
+// ---- all architectures ----
+
+// Every kind of operation, with sizes that divide by nothing: 4 queries share a key, or 2, or none;
+// heads together wider or narrower than the channels; windows of one token, of some, of all.
+static const struct {
+    const char* name;
+    ModelConfig cfg;
+} ARCHS[] = {
+    {"gpt2", {17, 131, 201, 3, 3, 33, SHARE_OFF}},
+    {"llama", {17, 131, 201, 2, 4, 24, SHARE_OFF, ARCH_LLAMA, .KV = 1, .HS = 10, .F = 41, .has_head = 1}},
+    {"llama, tied",
+     {17, 131, 201, 2, 4, 24, SHARE_OFF, ARCH_LLAMA, .F = 20, .scaling = {ROPE_LLAMA3, 8, 1, 4, 8}}},
+    {"mistral",
+     {17, 131, 201, 2, 4, 24, SHARE_OFF, ARCH_MISTRAL, .KV = 2, .F = 41, .window = 5, .windows = {3}}},
+    {"qwen2", {17, 131, 201, 2, 6, 24, SHARE_OFF, ARCH_QWEN2, .KV = 2, .F = 41, .rope_base = 1e6f}},
+    {"qwen3",
+     {17, 131, 201, 3, 4, 24, SHARE_OFF, ARCH_QWEN3, .KV = 2, .HS = 8, .F = 41, .window = 4, .windows = {5},
+      .norm_eps = 1e-6f}},
+    {"arcee", {17, 131, 201, 2, 4, 24, SHARE_OFF, ARCH_ARCEE, .KV = 4, .F = 41, .window = 1, .windows = {2}}},
+    {"nanochat",
+     {17, 131, 201, 2, 4, 24, SHARE_OFF, ARCH_NANOCHAT, .KV = 2, .F = 41, .has_head = 1, .softcap = 15}},
+    {"nanochat, tied", {17, 131, 201, 2, 4, 24, SHARE_OFF, ARCH_NANOCHAT, .F = 41}},
+    {"llama, layers shared",
+     {17, 131, 201, 4, 4, 24, SHARE_LOOP + 2, ARCH_LLAMA, .KV = 2, .F = 41, .has_head = 1}},
+};
+enum { ARCH_CASES = sizeof(ARCHS) / sizeof(ARCHS[0]), ARCH_T = 13, ARCH_N = 2 * ARCH_T };
+
+// The same model in whole tiles of 32, for matmuls in bf16.
+static ModelConfig arch_in_tiles(ModelConfig cfg) {
+    cfg.max_T = 32, cfg.C = 64, cfg.NH = 4, cfg.HS = cfg.arch == ARCH_GPT2 ? 0 : 32;
+    cfg.KV = cfg.KV > 0 ? 2 : 0, cfg.F = cfg.arch == ARCH_GPT2 ? 0 : 96;
+    return cfg;
+}
+
+static void open_arch(Model* model, ModelConfig cfg, int T, int recompute, MatmulPrecision matmul) {
+    const Options options = {
+        .batch = 2, .seq_len = T, .steps = 1, .recompute = recompute, .matmul = matmul, .z_loss = 1e-2f};
+    open_alone(model, cfg, &options, USE_TRAIN);
+    float* params = model->params_memory;
+    for (size_t i = 0; i < model->parameter_bytes / sizeof(float); i++) {
         params[i] = 0.3f * rand_normal(1, 1, i);
     }
-    reference_of(&reference, &model, B, T);
-    int tokens[N], targets[N], starts[N], counted = 0;
+    linear_pack(&model->linear);
+}
+
+typedef struct {
+    int tokens[2 * 32], targets[2 * 32], starts[2 * 32];
+    Batch batch;
+} ArchBatch;
+
+// Two sequences with documents, and with targets that do not count.
+static void arch_batch(ArchBatch* b, int V, int T) {
     Rand rng = rand_open(1, 2);
-    for (int n = 0; n < N; n++) {
-        tokens[n] = (int)rand_below(&rng, (uint32_t)cfg.V);
-        targets[n] = n % 7 == 3 ? NO_TARGET : (int)rand_below(&rng, (uint32_t)cfg.V);
-        starts[n] = n < T ? n / 5 * 5 : 0; // documents of 5, 5, 3 and 13 tokens
-        counted += targets[n] != NO_TARGET;
+    int counted = 0;
+    for (int n = 0; n < 2 * T; n++) {
+        b->tokens[n] = (int)rand_below(&rng, (uint32_t)V);
+        b->targets[n] = n % 7 == 3 ? NO_TARGET : (int)rand_below(&rng, (uint32_t)V);
+        b->starts[n] = n < T ? n / 5 * 5 : 0;
+        counted += b->targets[n] != NO_TARGET;
     }
-    const Batch batch = {tokens, targets, starts, B, T, counted};
-    model_forward(&model, batch);
-    model_backward(&model, batch, 1.0f / (float)counted, GRADIENT_SET, only, NULL);
-    const double loss = ref_model_forward(&reference, tokens, targets, starts);
-    ref_model_backward(&reference, tokens, targets, starts);
-    EXPECT_NEAR(batch_loss(&model, batch) / counted, loss, 1e-6 * loss, "loss and the reference's");
-    expect_reference_gradients(&reference, &model, model.grads_memory, 5e-6, "the trainer");
-    ref_model_close(&reference);
-    model_close(&model);
+    b->batch = (Batch){b->tokens, b->targets, b->starts, 2, T, counted};
+}
+
+static double arch_pass(Model* model, const ArchBatch* b) {
+    model_forward(model, b->batch);
+    model_backward(model, b->batch, 1.0f / (float)b->batch.counted, GRADIENT_SET, only, NULL);
+    return batch_loss(model, b->batch) / b->batch.counted;
+}
+
+// Positions that are not in use, documents, targets that do not count.
+TEST(against_reference) {
+    for (int i = 0; i < ARCH_CASES; i++) {
+        Model model;
+        RefModel reference;
+        ArchBatch b;
+        if (ARCHS[i].cfg.share != SHARE_OFF) {
+            continue; // the reference has every layer
+        }
+        open_arch(&model, ARCHS[i].cfg, ARCH_T, RECOMPUTE_NONE, MATMUL_FP32);
+        arch_batch(&b, model.cfg.V, ARCH_T);
+        reference_of(&reference, &model, 2, ARCH_T);
+        reference.z_loss = 1e-2f;
+        arch_pass(&model, &b); // the second pass sets the gradients anew
+        const double got = arch_pass(&model, &b),
+                     loss = ref_model_forward(&reference, b.tokens, b.targets, b.starts);
+        ref_model_backward(&reference, b.tokens, b.targets, b.starts);
+        EXPECT_NEAR(got, loss, 1e-6 * loss, "%s: loss and the reference's", ARCHS[i].name);
+        expect_reference_gradients(&reference, &model, model.grads_memory, 5e-6, ARCHS[i].name);
+        ref_model_close(&reference);
+        model_close(&model);
+    }
+}
+
+// With matmuls in bf16, packed in tiles or not, gradients are as far from those of fp32 as rounded
+// factors allow: they pass through some ten matmuls, each with factors rounded by 2^-9.
+TEST(archs_bf16) {
+    for (int i = 0; i < 2 * ARCH_CASES; i++) {
+        const char* name = ARCHS[i / 2].name;
+        const int T = i % 2 ? 32 : ARCH_T;
+        const ModelConfig cfg = i % 2 ? arch_in_tiles(ARCHS[i / 2].cfg) : ARCHS[i / 2].cfg;
+        Model model, exact;
+        ArchBatch b;
+        arch_batch(&b, cfg.V, T);
+        open_arch(&model, cfg, T, RECOMPUTE_NONE, MATMUL_BF16);
+        open_arch(&exact, cfg, T, RECOMPUTE_NONE, MATMUL_FP32);
+        const double loss = arch_pass(&exact, &b);
+        EXPECT_NEAR(arch_pass(&model, &b), loss, 5e-3 * loss, "%s: loss", name);
+        for (int r = 0; r < MODEL_PARAMETER_ROWS; r++) {
+            const TensorRow* row = &model.parameter_rows[r];
+            EXPECT_NEAR(tensor_error(row, model.grads_memory, exact.grads_memory), 0, 0.05,
+                        "%s, T %d: gradient of %s", name, T, row->name);
+        }
+        model_close(&exact);
+        model_close(&model);
+    }
+}
+
+// All levels of recomputation, and any number of threads, give the same bits.
+TEST(archs_same_bits) {
+    for (int i = 0; i < 2 * ARCH_CASES; i++) {
+        const MatmulPrecision matmul = i % 2 ? MATMUL_BF16 : MATMUL_FP32;
+        const ModelConfig cfg = i % 2 ? arch_in_tiles(ARCHS[i / 2].cfg) : ARCHS[i / 2].cfg;
+        const int threads = threads_max(), T = i % 2 ? 32 : ARCH_T;
+        Model model;
+        ArchBatch b;
+        arch_batch(&b, cfg.V, T);
+        open_arch(&model, cfg, T, RECOMPUTE_NONE, matmul);
+        const double loss = arch_pass(&model, &b);
+        for (int level = RECOMPUTE_ACTIVATION; level <= RECOMPUTE_BLOCK; level++) {
+            Model other;
+            threads_set(1 + level % 3);
+            open_arch(&other, cfg, T, level, matmul);
+            EXPECT(arch_pass(&other, &b) == loss &&
+                       memcmp(other.grads_memory, model.grads_memory, model.gradient_bytes) == 0,
+                   "%s, matmuls %d: recompute level %d, %d threads", ARCHS[i / 2].name, (int)matmul, level,
+                   threads_max());
+            model_close(&other);
+        }
+        threads_set(threads);
+        model_close(&model);
+    }
+}
+
+// Tokens read one by one, with cached keys and values, have the logits of one pass over all.
+TEST(archs_decode) {
+    for (int i = 0; i < ARCH_CASES; i++) {
+        Model model;
+        ArchBatch b;
+        const int V = ARCHS[i].cfg.V;
+        const Options options = {.batch = 2, .seq_len = ARCH_T, .matmul = MATMUL_FP32};
+        float* whole = check_alloc((size_t)V, sizeof(float), "logits");
+        arch_batch(&b, V, ARCH_T);
+        open_alone(&model, ARCHS[i].cfg, &options, USE_GENERATE);
+        for (size_t k = 0; k < model.parameter_bytes / sizeof(float); k++) {
+            ((float*)model.params_memory)[k] = 0.3f * rand_normal(1, 1, k);
+        }
+        memcpy(whole, model_prefill(&model, 0, b.tokens, ARCH_T), (size_t)V * sizeof(float));
+        model_prefill(&model, 0, b.tokens, 3);
+        for (int t = 3; t < ARCH_T; t++) {
+            const float* logits = model_decode(&model, b.tokens + t, &t, 1);
+            EXPECT(t < ARCH_T - 1 || relative_error(logits, whole, (size_t)V) < 2e-6, "%s: logits",
+                   ARCHS[i].name);
+        }
+        free(whole);
+        model_close(&model);
+    }
 }
 
 // A bias of the keys shifts all scores of a query alike: its gradient is rounding noise, which
@@ -295,7 +431,7 @@ TEST(adamw_steps) {
             continue; // the comment
         }
         EXPECT_NEAR(pass(&model, &s), loss, 2e-6 * loss, "loss at step %d", step);
-        const double our_norm = norm_of(&model);
+        const double our_norm = gradient_norm(&model);
         EXPECT_NEAR(our_norm, norm, 1e-5 * norm, "norm at step %d", step);
         model_update(&model, setup_update(&options, step - 1, step, our_norm));
         steps++;
@@ -605,7 +741,7 @@ TEST(bf16_packs_again) {
     State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
     const Options options = {.lr = 1e-2f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .steps = 1};
     const double before = pass(&model, &s);
-    model_update(&model, setup_update(&options, 0, 1, norm_of(&model)));
+    model_update(&model, setup_update(&options, 0, 1, gradient_norm(&model)));
     memcpy(fresh.params_memory, model.params_memory, model.parameter_bytes);
     linear_pack(&fresh.linear);
     const double after = pass(&model, &s);
@@ -772,7 +908,7 @@ static void test_freeze(const char* list, Options options) {
     for (int r = 0; r < model.zero.num_ranges; r++) {
         expect_range(&model, &whole, &model.zero.ranges[r], list, &square_sum);
     }
-    EXPECT_NEAR(norm_of(&model), sqrt(square_sum), 1e-6 * sqrt(square_sum), "%s: norm", list);
+    EXPECT_NEAR(gradient_norm(&model), sqrt(square_sum), 1e-6 * sqrt(square_sum), "%s: norm", list);
     expect_update(&model, &whole, list);
     fixture_close(&s);
     model_close(&model);
@@ -951,10 +1087,10 @@ TEST(counted_mean) {
     const Batch some = {s.x, targets, NULL, s.B, s.T, kept}, two_rows = {s.x, s.y, NULL, 2, s.T, kept};
     const double factor = targets_factor(N, targets_count(targets, N));
     const double sum = batch_gradients(&model, some, N, GRADIENT_SET);
-    const double norm = norm_of(&model) * factor;
+    const double norm = gradient_norm(&model) * factor;
     const double want = batch_gradients(&half, two_rows, kept, GRADIENT_SET);
     EXPECT_NEAR(sum / N * factor, want / kept, 1e-6 * want / kept, "mean loss");
-    EXPECT_NEAR(norm, norm_of(&half), 2e-6 * norm, "norm");
+    EXPECT_NEAR(norm, gradient_norm(&half), 2e-6 * norm, "norm");
     free(targets);
     fixture_close(&s);
     model_close(&model);
