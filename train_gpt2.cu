@@ -377,11 +377,11 @@ static Block block_at(Model* model, int l, const Pass* pass) {
                  residual_into(model, l, pass),
                  residual_into(model, l + 1, pass),
                  N,
-                 {p.ln1w, p.ln1b, a.ln1_mean, a.ln1_rstd, N, C},
-                 {p.ln2w, p.ln2b, a.ln2_mean, a.ln2_rstd, N, C},
+                 {NORM_LAYER, NORM_EPS, p.ln1w, p.ln1b, a.ln1_mean, a.ln1_rstd, N, C},
+                 {NORM_LAYER, NORM_EPS, p.ln2w, p.ln2b, a.ln2_mean, a.ln2_rstd, N, C},
                  self_attention_of(cfg, &w.qkv, &a, pass, &model->linear, &model->attention),
                  w.attproj,
-                 {N, w.fc, w.fcproj, a.fch, a.fch_act, &model->linear}};
+                 {ACTIVATION_GELU, N, w.fc, w.fcproj, a.fch, a.fch_act, &model->linear}};
 }
 
 // Runs the block up to the hidden layer of the MLP.
@@ -406,8 +406,8 @@ static void block_forward(Model* model, int l, const Pass* pass) {
 
 static NormGpu<floatX> last_norm(const Model* model, const Pass* pass) {
     const ModelActivations* a = pass->acts;
-    return NormGpu<floatX>{model->params.lnfw, model->params.lnfb, a->lnf_mean,
-                           a->lnf_rstd,        pass_tokens(pass),  model->cfg.C};
+    return NormGpu<floatX>{NORM_LAYER,  NORM_EPS,    model->params.lnfw, model->params.lnfb,
+                           a->lnf_mean, a->lnf_rstd, pass_tokens(pass),  model->cfg.C};
 }
 
 // Runs the model up to its last hidden state, lnf (N, C). The inputs are on the GPU.
@@ -453,8 +453,8 @@ static void model_forward(Model* model, Batch batch) {
 static LmHeadGpu lm_head(Model* model, const Pass* pass) {
     const LayerWeights w = linear_weights(model->cfg, &model->params);
     const ModelActivations* a = pass->acts;
-    return LmHeadGpu{a->lnf,       w.wte,        pass->targets, a->logits, pass_tokens(pass),
-                     model->cfg.V, model->chunk, &model->linear};
+    return LmHeadGpu{a->lnf, w.wte, pass->targets, a->logits, pass_tokens(pass), model->cfg.V, model->chunk,
+                     0,      0,     &model->linear};
 }
 
 // Sets the losses (N), without gradients; and is_top (N), unless NULL: whether each target was the
@@ -495,7 +495,7 @@ static void block_recompute(const Block* b, RecomputeLevel level) {
     if (level == RECOMPUTE_MLP) {
         mlp_hidden(&b->mlp, b->a.ln2);
     } else if (level >= RECOMPUTE_ACTIVATION) {
-        mlp_gelu(&b->mlp);
+        mlp_activation(&b->mlp);
     }
 }
 
@@ -583,8 +583,9 @@ static void model_backward(Model* model, Batch batch, float dloss, GradientMode 
             group_done(model, 1 + k, step, hook);
         }
     }
-    embedding_backward(d.wte, d.wpe, a.dresidual, batch.inputs, batch.B, batch.T, cfg.max_T, cfg.C, mode,
-                       &model->encoder, &model->gpu);
+    const EmbeddingSizes sizes = {batch.B, batch.T, cfg.C, cfg.Vp, cfg.max_T};
+    embedding_backward(d.wte, d.wpe, a.dresidual, batch.inputs, sizes, GRADIENT_ADD, mode, &model->encoder,
+                       &model->gpu); // the head has set or added to dwte
 }
 
 // -------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ of a sum over such an array. Each line gives the median of the repetitions and t
 #include "llmc/optim/adamw.h"
 #include "llmc/optim/adamw8bit.h"
 #include "llmc/ops/attention.h"
+#include "llmc/layers/mlp.h"
 #include "llmc/layers/self_attention.h"
 #include "llmc/bf16/tile_kernels.h"
 #include "llmc/ops/cross_entropy.h"
@@ -278,23 +279,77 @@ static void bench_attention(Bench* bench, int B, int T) {
     memory_close(&memory);
 }
 
+// Measures both passes of an MLP without biases. If N is not a multiple of 32, its activation is a
+// pass of its own over memory.
+static void bench_mlp(Bench* bench, int N, int F, ActivationKind kind, const char* word) {
+    const int H = activation_gates(kind) * F;
+    const size_t nc = (size_t)N * C, nh = (size_t)N * H, hc = (size_t)H * C, cf = (size_t)C * F;
+    float *inp = random_floats(nc), *out = random_floats(nc), *fch = random_floats(nh),
+          *dfch = random_floats(nh), *act = random_floats((size_t)N * F), *dfcw = random_floats(hc),
+          *dfcprojw = random_floats(cf);
+    uint32_t* packed[] = {packed_pairs(H, C), packed_pairs(C, H), packed_pairs(C, F), packed_pairs(F, C)};
+    const Bf16Pack pack = bench->bf16.kernel.pack;
+    matmul_bf16_pack(pack, packed[0], matmul_bf16_forward_weight(dfcw, C), C, H);
+    matmul_bf16_pack(pack, packed[1], matmul_bf16_backward_weight(dfcw, C), H, C);
+    matmul_bf16_pack(pack, packed[2], matmul_bf16_forward_weight(dfcprojw, F), F, C);
+    matmul_bf16_pack(pack, packed[3], matmul_bf16_backward_weight(dfcprojw, F), C, F);
+    Linear linear = {.is_bf16 = 1, .bf16 = bench->bf16};
+    const Mlp mlp = {kind,
+                     N,
+                     {.forward = packed[0], .backward = packed[1], .OC = H, .C = C},
+                     {.forward = packed[2], .backward = packed[3], .OC = C, .C = F},
+                     fch,
+                     act,
+                     &linear};
+    const MlpGradients d = {out, dfcw, NULL, dfcprojw, NULL, GRADIENT_SET, dfch, NULL};
+    const double flops = matmul_flops(N, C, H) + matmul_flops(N, F, C);
+    char name[64];
+    snprintf(name, sizeof(name), "bf16 MLP, %s, %d x %d -> %d", word, N, C, F);
+    BENCH(bench, name, flops, bench->peak_bf16, "GFLOP/s", mlp_hidden_cpu(&mlp, inp);
+          mlp_forward_cpu(out, &mlp));
+    snprintf(name, sizeof(name), "and backward");
+    BENCH(bench, name, 2 * flops, bench->peak_bf16, "GFLOP/s", mlp_backward_cpu(&mlp, &d, inp, inp));
+    for (int i = 0; i < 4; i++) {
+        free(packed[i]);
+    }
+    float* const arrays[] = {inp, out, fch, dfch, act, dfcw, dfcprojw};
+    for (int i = 0; i < 7; i++) {
+        free(arrays[i]);
+    }
+}
+
+static void bench_mlps(Bench* bench, int N) {
+    bench_mlp(bench, N, 4 * C, ACTIVATION_GELU, "gelu");
+    bench_mlp(bench, N, 8 * C / 3, ACTIVATION_SWIGLU, "swiglu");
+    bench_mlp(bench, N, 4 * C, ACTIVATION_RELU2, "relu2");
+}
+
 static void bench_rows(Bench* bench, int N) {
     const size_t n = (size_t)N * 4 * C;
     float *x = random_floats(n), *y = random_floats(n), *z = random_floats(n), *w = random_floats(4 * C),
           *b = random_floats(4 * C);
     float *mean = random_floats(N), *rstd = random_floats(N);
     const double row_bytes = 4.0 * N * C;
-    const Norm norm = {NORM_LAYER, NORM_EPS, w, b, mean, rstd, N, C};
+    const Norm norm = {NORM_LAYER, NORM_EPS, w, b, mean, rstd, N, C},
+               rms = {NORM_RMS, NORM_EPS, w, NULL, NULL, rstd, N, C};
     BENCH(bench, "gelu forward", 8.0 * (double)n, bench->bandwidth, "GB/s   ",
           activation_forward_cpu(y, x, 1, n, ACTIVATION_GELU));
     BENCH(bench, "gelu backward", 12.0 * (double)n, bench->bandwidth, "GB/s   ",
           activation_backward_cpu(y, z, x, 1, n, ACTIVATION_GELU));
+    BENCH(bench, "swiglu forward", 6.0 * (double)n, bench->bandwidth, "GB/s   ",
+          activation_forward_cpu(y, x, N, 2 * C, ACTIVATION_SWIGLU));
+    BENCH(bench, "swiglu backward", 10.0 * (double)n, bench->bandwidth, "GB/s   ",
+          activation_backward_cpu(y, z, x, N, 2 * C, ACTIVATION_SWIGLU));
     BENCH(bench, "layernorm forward", 2 * row_bytes, bench->bandwidth, "GB/s   ",
           norm_forward_cpu(y, x, &norm));
     BENCH(bench, "residual + layernorm forward", 4 * row_bytes, bench->bandwidth, "GB/s   ",
           residual_norm_forward_cpu(y, z, x, y, &norm));
     BENCH(bench, "layernorm backward", 4 * row_bytes, bench->bandwidth, "GB/s   ",
           norm_backward_cpu(y, w, b, z, x, &norm, GRADIENT_ADD, GRADIENT_SET));
+    BENCH(bench, "rms norm forward", 2 * row_bytes, bench->bandwidth, "GB/s   ",
+          norm_forward_cpu(y, x, &rms));
+    BENCH(bench, "rms norm backward", 4 * row_bytes, bench->bandwidth, "GB/s   ",
+          norm_backward_cpu(y, w, NULL, z, x, &rms, GRADIENT_ADD, GRADIENT_SET));
     BENCH(bench, "bias gradient, 4C columns", 4 * row_bytes, bench->bandwidth, "GB/s   ",
           matmul_backward_bias_cpu(b, x, N, 4 * C, GRADIENT_SET));
     free(x);
@@ -311,6 +366,8 @@ static void bench_classifier(Bench* bench, int N) {
     int* targets = check_alloc((size_t)N, sizeof(int), "targets");
     BENCH(bench, "classifier, loss and gradient in place", 8.0 * N * VP, bench->bandwidth, "GB/s   ",
           cross_entropy_backward_cpu(losses, logits, targets, 1.0f, (CrossEntropy){N, V, VP, 0, 0}));
+    BENCH(bench, "the same with a softcap", 8.0 * N * VP, bench->bandwidth, "GB/s   ",
+          cross_entropy_backward_cpu(losses, logits, targets, 1.0f, (CrossEntropy){N, V, VP, 15, 0}));
     free(logits);
     free(losses);
     free(targets);
@@ -423,6 +480,8 @@ int main(int argc, char** argv) {
     bench_quantized(&bench, 8);
     bench_attention(&bench, 4, 64);
     bench_attention(&bench, 1, 1024);
+    bench_mlps(&bench, 1024);
+    bench_mlps(&bench, 1023);
     bench_rows(&bench, 1024);
     bench_classifier(&bench, 256);
     bench_update(&bench);

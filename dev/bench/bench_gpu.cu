@@ -304,8 +304,11 @@ static void bench_rows(Bench* bench) {
     float *mean = random_array<float>(bench, N, 1), *rstd = random_array<float>(bench, N, 1);
     const Gradient dweight = {weight, DTYPE_OF(floatX)}, dbias = {bias, DTYPE_OF(floatX)},
                    dinp_sum = {random_array<floatX>(bench, C, 1), DTYPE_OF(floatX)};
-    const NormGpu<floatX> norm = {weight, bias, mean, rstd, N, C};
-    const NormGradients sums = {dweight, dbias, GRADIENT_SET, dinp_sum, GRADIENT_SET};
+    const NormGpu<floatX> norm = {NORM_LAYER, NORM_EPS, weight, bias, mean, rstd, N, C},
+                          rms = {NORM_RMS, NORM_EPS, weight, NULL, NULL, rstd, N, C};
+    const NormGradients sums = {dweight, dbias, GRADIENT_SET, dinp_sum, GRADIENT_SET},
+                        rms_sums = {
+                            dweight, {NULL, dbias.dtype}, GRADIENT_SET, {NULL, dbias.dtype}, GRADIENT_SET};
     Memory memory = memory_on_gpu();
     norm_open(scratch, &memory, N, C);
     snprintf(shape, sizeof(shape), "%d x %d", N, C);
@@ -313,13 +316,28 @@ static void bench_rows(Bench* bench) {
             [=] { norm_forward(y, x, &norm, gpu); });
     measure(bench, "layernorm backward", shape, Work{0, norm_backward_bytes(N, C, size, norm_groups(N))},
             [=] { norm_backward(sum, GRADIENT_ADD, &sums, z, x, &norm, scratch, gpu); });
+    measure(bench, "rms norm forward", shape, Work{0, norm_forward_bytes(N, C, size)},
+            [=] { norm_forward(y, x, &rms, gpu); });
+    measure(bench, "rms norm backward", shape, Work{0, norm_backward_bytes(N, C, size, norm_groups(N))},
+            [=] { norm_backward(sum, GRADIENT_ADD, &rms_sums, z, x, &rms, scratch, gpu); });
+    measure(bench, "norm in place", shape, Work{0, norm_unit_bytes(N, C, size)},
+            [=] { norm_unit_forward(y, rstd, N, C, NORM_EPS, gpu); });
+    measure(bench, "norm in place, backward", shape, Work{0, 1.5 * norm_unit_bytes(N, C, size)},
+            [=] { norm_unit_backward(y, x, rstd, N, C, gpu); });
+    snprintf(shape, sizeof(shape), "%d x %d", N, 2 * C);
+    measure(bench, "swiglu forward", shape,
+            Work{0, activation_forward_bytes(2.0 * (double)n, size, ACTIVATION_SWIGLU)},
+            [=] { activation_forward(y, x, N, 2 * C, ACTIVATION_SWIGLU, gpu); });
+    measure(bench, "swiglu backward", shape,
+            Work{0, activation_backward_bytes(2.0 * (double)n, size, ACTIVATION_SWIGLU)},
+            [=] { activation_backward(y, z, x, N, 2 * C, ACTIVATION_SWIGLU, gpu); });
     snprintf(shape, sizeof(shape), "%d x %d", N, 4 * C);
     measure(bench, "gelu forward", shape,
             Work{0, activation_forward_bytes(4.0 * (double)n, size, ACTIVATION_GELU)},
-            [=] { gelu_forward(y, x, 4 * n, gpu); });
+            [=] { activation_forward(y, x, 1, 4 * n, ACTIVATION_GELU, gpu); });
     measure(bench, "gelu backward", shape,
             Work{0, activation_backward_bytes(4.0 * (double)n, size, ACTIVATION_GELU)},
-            [=] { gelu_backward(y, z, x, 4 * n, gpu); });
+            [=] { activation_backward(y, z, x, 1, 4 * n, ACTIVATION_GELU, gpu); });
     memory_close(&memory);
     section_close(bench);
 }
@@ -344,14 +362,23 @@ static void bench_tokens(Bench* bench) {
     snprintf(shape, sizeof(shape), "%d x %d", N, C);
     measure(bench, "encoder forward", shape, Work{0, embedding_forward_bytes(N, C, size)},
             [=] { embedding_forward(out, tokens, wte, wpe, B, T, EmbeddingPositions{}, C, gpu); });
-    measure(
-        bench, "encoder backward", shape, Work{0, embedding_backward_bytes(N, C, cfg.V, size, size)},
-        [=] { embedding_backward(dwte, dwpe, out, tokens, B, T, cfg.max_T, C, GRADIENT_SET, scratch, gpu); });
+    measure(bench, "encoder backward", shape, Work{0, embedding_backward_bytes(N, C, cfg.V, size, size)},
+            [=] {
+                embedding_backward(dwte, dwpe, out, tokens, {B, T, C, cfg.Vp, cfg.max_T}, GRADIENT_ADD,
+                                   GRADIENT_SET, scratch, gpu);
+            });
     snprintf(shape, sizeof(shape), "%d x %d", chunk, cfg.Vp);
-    measure(bench, "classifier loss", shape, Work{0, cross_entropy_loss_bytes(chunk, cfg.V, size)},
-            [=] { cross_entropy_loss(losses, logits, targets, chunk, cfg.V, cfg.Vp, gpu); });
+    measure(bench, "classifier loss", shape, Work{0, cross_entropy_loss_bytes(chunk, cfg.V, size)}, [=] {
+        cross_entropy_loss(losses, logits, targets, {chunk, cfg.V, cfg.Vp, 0, 0}, gpu);
+    });
     measure(bench, "classifier backward", shape, Work{0, cross_entropy_backward_bytes(chunk, cfg.Vp, size)},
-            [=] { cross_entropy_backward(losses, logits, targets, 1e-3f, chunk, cfg.V, cfg.Vp, gpu); });
+            [=] {
+                cross_entropy_backward(losses, logits, targets, 1e-3f, {chunk, cfg.V, cfg.Vp, 0, 0}, gpu);
+            });
+    measure(bench, "classifier backward, softcap", shape,
+            Work{0, cross_entropy_backward_bytes(chunk, cfg.Vp, size)}, [=] {
+                cross_entropy_backward(losses, logits, targets, 1e-3f, {chunk, cfg.V, cfg.Vp, 15, 0}, gpu);
+            });
     snprintf(shape, sizeof(shape), "%d", N);
     double* sums = (double*)array_of_bytes(bench, sizeof(double));
     int64_t* count = (int64_t*)array_of_bytes(bench, sizeof(int64_t));

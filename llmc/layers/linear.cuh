@@ -95,7 +95,7 @@ static inline void linear_forward_gelu(floatX* out, floatX* pre, const floatX* i
                                        LinearGpu* linear) {
     if (linear->is_quantized) {
         linear_forward(pre, inp, w, N, linear);
-        gelu_forward(out, pre, (size_t)N * w->OC, linear->gpu);
+        activation_forward(out, pre, N, w->OC, ACTIVATION_GELU, linear->gpu);
     } else {
         matmul_forward_gelu(out, pre, inp, w->data, w->bias, N, w->C, w->OC, linear->matmul);
     }

@@ -1,9 +1,9 @@
 /*
 lm_head.cuh -- lm_head.h on the GPU: from the last hidden state to losses and gradients.
 
-    logits (N, Vp) = hidden wte^T          losses and dlogits as cross_entropy.h says
+    logits (N, Vp) = hidden weight^T          losses and dlogits as cross_entropy.h says
 
-    hidden, dhidden   (N, C)      wte, dwte   (Vp, C)      targets, losses, is_top   (N)
+    hidden, dhidden   (N, C)      weight, dweight   (Vp, C)      targets, losses, is_top   (N)
 
 Only a chunk of tokens has its logits in memory at a time.
 */
@@ -18,23 +18,30 @@ Only a chunk of tokens has its logits in memory at a time.
 
 typedef struct {
     const floatX* hidden;
-    Weight wte;
+    Weight weight;
     const int* targets;
-    floatX* logits; // (chunk, Vp), which gradients overwrite
-    int N, V;       // tokens; words of the vocabulary
-    int chunk;      // tokens that have logits in memory
+    floatX* logits;        // (chunk, Vp), which gradients overwrite
+    int N, V;              // tokens; words of the vocabulary
+    int chunk;             // tokens that have logits in memory
+    float softcap, z_loss; // 0: none (cross_entropy.h)
     LinearGpu* linear;
 } LmHeadGpu;
 
 // Sets the logits (count, Vp) of the tokens `first`, first + 1, ...: at most a chunk. With
-// --quantize a few at a time, since wte in floatX would take more memory than its blocks save.
+// --quantize a few at a time, since the matrix in floatX would take more memory than its blocks
+// save.
 static inline void lm_head_logits(const LmHeadGpu* head, int first, int count) {
-    const Weight* wte = &head->wte;
+    const Weight* weight = &head->weight;
     const int most = head->linear->is_quantized ? QUANTIZED_ROWS : count;
     for (int n = 0; n < count; n += most) {
-        linear_forward(head->logits + (size_t)n * wte->OC, head->hidden + (size_t)(first + n) * wte->C, wte,
-                       int_min(most, count - n), head->linear);
+        linear_forward(head->logits + (size_t)n * weight->OC, head->hidden + (size_t)(first + n) * weight->C,
+                       weight, int_min(most, count - n), head->linear);
     }
+}
+
+static inline CrossEntropy lm_head_chunk_(const LmHeadGpu* head, int first) {
+    return CrossEntropy{int_min(head->chunk, head->N - first), head->V, head->weight.OC, head->softcap,
+                        head->z_loss};
 }
 
 // Sets the losses, without gradients; and is_top, unless NULL: whether each target was the most
@@ -42,28 +49,27 @@ static inline void lm_head_logits(const LmHeadGpu* head, int first, int count) {
 static inline void lm_head_losses(float* losses, int* is_top, const LmHeadGpu* head) {
     const Gpu* gpu = head->linear->gpu;
     for (int n = 0; n < head->N; n += head->chunk) {
-        const int count = int_min(head->chunk, head->N - n), V = head->V, Vp = head->wte.OC;
-        lm_head_logits(head, n, count);
-        cross_entropy_loss(losses + n, head->logits, head->targets + n, count, V, Vp, gpu);
+        const CrossEntropy chunk = lm_head_chunk_(head, n);
+        lm_head_logits(head, n, chunk.N);
+        cross_entropy_loss(losses + n, head->logits, head->targets + n, chunk, gpu);
         if (is_top) {
-            cross_entropy_top(is_top + n, head->logits, head->targets + n, count, V, Vp, gpu);
+            cross_entropy_top(is_top + n, head->logits, head->targets + n, chunk, gpu);
         }
     }
 }
 
-// Sets the losses and dhidden, and sets or adds to dwte, unless it has no data, as `mode` says.
-// dloss is the gradient of the loss of each token.
-static inline void lm_head_gradients(float* losses, floatX* dhidden, Gradient dwte, const LmHeadGpu* head,
+// Sets the losses and dhidden, and sets or adds to dweight, unless it has no data, as `mode`
+// says. dloss is the gradient of the loss of each token.
+static inline void lm_head_gradients(float* losses, floatX* dhidden, Gradient dweight, const LmHeadGpu* head,
                                      float dloss, GradientMode mode) {
-    const Weight* wte = &head->wte;
+    const Weight* weight = &head->weight;
     for (int n = 0; n < head->N; n += head->chunk) {
-        const int count = int_min(head->chunk, head->N - n);
-        const size_t at = (size_t)n * wte->C;
-        floatX* dlogits = head->logits; // (count, Vp), in place
-        lm_head_logits(head, n, count);
-        cross_entropy_backward(losses + n, dlogits, head->targets + n, dloss, count, head->V, wte->OC,
-                               head->linear->gpu);
-        linear_backward(dhidden + at, dwte, dlogits, head->hidden + at, wte, count,
+        const CrossEntropy chunk = lm_head_chunk_(head, n);
+        const size_t at = (size_t)n * weight->C;
+        floatX* dlogits = head->logits; // (chunk.N, Vp), in place
+        lm_head_logits(head, n, chunk.N);
+        cross_entropy_backward(losses + n, dlogits, head->targets + n, dloss, chunk, head->linear->gpu);
+        linear_backward(dhidden + at, dweight, dlogits, head->hidden + at, weight, chunk.N,
                         n == 0 ? mode : GRADIENT_ADD, head->linear);
     }
 }

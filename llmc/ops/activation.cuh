@@ -8,9 +8,9 @@ in fp32.
 #include "llmc/ops/activation.h"
 #include "llmc/gpu/gpu.cuh"
 
-#define GELU_THREADS 256
+#define ACTIVATION_THREADS 256
 
-// Returns -2u. __expf of it is off by up to 2 + 1.2 |2u| units in the last place, most where the
+// Returns -2v. __expf of it is off by up to 2 + 1.2 |2v| units in the last place, most where the
 // result is x or nearly 0.
 __device__ inline float gelu_exponent_(float x) {
     return -2.0f * GELU_SCALE * x * (1.0f + GELU_CUBIC * x * x);
@@ -25,71 +25,197 @@ __device__ inline float gelu_slope_(float x) {
     return s + 2.0f * x * s * (e * s) * GELU_SCALE * (1.0f + 3.0f * GELU_CUBIC * x * x);
 }
 
+// Return an activation with one gate, and its derivative. NaN stays NaN.
+template <ActivationKind KIND> __device__ inline float activation_value_(float x) {
+    if constexpr (KIND == ACTIVATION_GELU) {
+        return gelu_value_(x);
+    } else {
+        return x <= 0.0f ? 0.0f : x * x;
+    }
+}
+
+template <ActivationKind KIND> __device__ inline float activation_slope_(float x) {
+    if constexpr (KIND == ACTIVATION_GELU) {
+        return gelu_slope_(x);
+    } else {
+        return x <= 0.0f ? 0.0f : 2.0f * x;
+    }
+}
+
 // A thread computes one pack. The last pack, or every one if packs = 0, goes element by element.
 // grid   ceil(n / (256 SIZE))      block   256      shared   none
 // moves  n in, n out. Bound by memory.
 // order  fixed: no sums.
-// needs  addresses that are multiples of 16 bytes, if packs = 1
-template <class T> __global__ void gelu_forward_kernel(T* out, const T* inp, size_t n, int packs) {
+// needs  addresses that are multiples of 16 bytes, if packs = 1; a kind with one gate
+template <class T, ActivationKind KIND>
+__global__ void activation_forward_kernel(T* out, const T* inp, size_t n, int packs) {
     const size_t first = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * Pack<T>::SIZE;
     if (packs && first + Pack<T>::SIZE <= n) {
         Pack<T> x = load_pack_once(inp + first);
 #pragma unroll
         for (int i = 0; i < Pack<T>::SIZE; i++) {
-            x[i] = from_float<T>(gelu_value_(to_float(x[i])));
+            x[i] = from_float<T>(activation_value_<KIND>(to_float(x[i])));
         }
         store_pack(out + first, x);
         return;
     }
     for (size_t i = first; i < n && i < first + Pack<T>::SIZE; i++) {
-        out[i] = from_float<T>(gelu_value_(to_float(inp[i])));
+        out[i] = from_float<T>(activation_value_<KIND>(to_float(inp[i])));
     }
 }
 
-// A thread computes one pack, like gelu_forward_kernel. dinp may be dout: a thread reads its
+// A thread computes one pack, like activation_forward_kernel. dinp may be dout: a thread reads its
 // elements before it writes them.
 // grid   ceil(n / (256 SIZE))      block   256      shared   none
 // moves  2n in, n out. Bound by memory.
 // order  fixed: no sums.
-// needs  addresses that are multiples of 16 bytes, if packs = 1
-template <class T>
-__global__ void gelu_backward_kernel(T* dinp, const T* dout, const T* inp, size_t n, int packs) {
+// needs  addresses that are multiples of 16 bytes, if packs = 1; a kind with one gate
+template <class T, ActivationKind KIND>
+__global__ void activation_backward_kernel(T* dinp, const T* dout, const T* inp, size_t n, int packs) {
     const size_t first = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * Pack<T>::SIZE;
     if (packs && first + Pack<T>::SIZE <= n) {
         const Pack<T> x = load_pack_once(inp + first);
         Pack<T> d = load_pack_once(dout + first);
 #pragma unroll
         for (int i = 0; i < Pack<T>::SIZE; i++) {
-            d[i] = from_float<T>(to_float(d[i]) * gelu_slope_(to_float(x[i])));
+            d[i] = from_float<T>(to_float(d[i]) * activation_slope_<KIND>(to_float(x[i])));
         }
         store_pack(dinp + first, d);
         return;
     }
     for (size_t i = first; i < n && i < first + Pack<T>::SIZE; i++) {
-        dinp[i] = from_float<T>(to_float(dout[i]) * gelu_slope_(to_float(inp[i])));
+        dinp[i] = from_float<T>(to_float(dout[i]) * activation_slope_<KIND>(to_float(inp[i])));
     }
 }
 
-static inline int gelu_aligned_(const void* a, const void* b, const void* c) {
+// ---- SwiGLU: WIDTH elements of a row at a time, a pack or 1 ----
+
+// SwiGLU and its two derivatives. e is finite, as in gelu_slope_.
+typedef struct {
+    float out, by_gate, by_up;
+} SwigluGpu_;
+
+__device__ inline SwigluGpu_ swiglu_(float gate, float up) {
+    const float e = __expf(fminf(-gate, 87.0f)), s = __fdividef(1.0f, 1.0f + e), swish = gate * s;
+    const SwigluGpu_ y = {swish * up, up * (s + swish * (e * s)), swish};
+    return y;
+}
+
+template <int WIDTH, class T> __device__ inline Pack<T> activation_load_(const T* from) {
+    if constexpr (WIDTH == 1) {
+        Pack<T> x = {};
+        x[0] = from[0];
+        return x;
+    } else {
+        return load_pack_once(from);
+    }
+}
+
+template <int WIDTH, class T> __device__ inline void activation_store_(T* to, const Pack<T>& x) {
+    if constexpr (WIDTH == 1) {
+        to[0] = x[0];
+    } else {
+        store_pack(to, x);
+    }
+}
+
+// A thread computes WIDTH elements.
+// grid   ceil(N F / (256 WIDTH))      block   256      shared   none
+// moves  2 N F in, N F out. Bound by memory.
+// order  fixed: no sums.
+// needs  F a multiple of WIDTH, and aligned addresses where that is a pack
+template <class T, int WIDTH> __global__ void swiglu_forward_kernel(T* act, const T* pre, size_t n, int F) {
+    const size_t at = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * WIDTH;
+    if (at < n) {
+        const T* gates = pre + at / F * 2 * F + at % F;
+        const Pack<T> gate = activation_load_<WIDTH>(gates), up = activation_load_<WIDTH>(gates + F);
+        Pack<T> out = {};
+#pragma unroll
+        for (int i = 0; i < WIDTH; i++) {
+            out[i] = from_float<T>(swiglu_(to_float(gate[i]), to_float(up[i])).out);
+        }
+        activation_store_<WIDTH>(act + at, out);
+    }
+}
+
+// A thread computes WIDTH elements of both gradients.
+// grid   ceil(N F / (256 WIDTH))      block   256      shared   none
+// moves  3 N F in, 2 N F out. Bound by memory.
+// order  fixed: no sums.
+// needs  as swiglu_forward_kernel
+template <class T, int WIDTH>
+__global__ void swiglu_backward_kernel(T* dpre, const T* dact, const T* pre, size_t n, int F) {
+    const size_t at = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * WIDTH;
+    if (at < n) {
+        const size_t first = at / F * 2 * F + at % F;
+        const Pack<T> gate = activation_load_<WIDTH>(pre + first),
+                      up = activation_load_<WIDTH>(pre + first + F), d = activation_load_<WIDTH>(dact + at);
+        Pack<T> dgate = {}, dup = {};
+#pragma unroll
+        for (int i = 0; i < WIDTH; i++) {
+            const SwigluGpu_ y = swiglu_(to_float(gate[i]), to_float(up[i]));
+            dgate[i] = from_float<T>(to_float(d[i]) * y.by_gate);
+            dup[i] = from_float<T>(to_float(d[i]) * y.by_up);
+        }
+        activation_store_<WIDTH>(dpre + first, dgate);
+        activation_store_<WIDTH>(dpre + first + F, dup);
+    }
+}
+
+static inline int activation_aligned_(const void* a, const void* b, const void* c) {
     return ((uintptr_t)a | (uintptr_t)b | (uintptr_t)c) % 16 == 0;
 }
 
-static inline unsigned gelu_blocks_(size_t n, size_t pack) {
-    return (unsigned)ceil_div(n, GELU_THREADS * pack);
+static inline unsigned activation_blocks_(size_t n, size_t pack) {
+    return (unsigned)ceil_div(n, ACTIVATION_THREADS * pack);
 }
 
-template <class T> static inline void gelu_forward(T* out, const T* inp, size_t n, const Gpu* gpu) {
-    if (n > 0) {
-        launch(gelu_forward_kernel<T>, gelu_blocks_(n, Pack<T>::SIZE), GELU_THREADS, 0, gpu, out, inp, n,
-               gelu_aligned_(out, inp, inp));
+template <class T, int WIDTH>
+static inline void swiglu_launch_forward_(T* act, const T* pre, size_t n, size_t F, const Gpu* gpu) {
+    launch(swiglu_forward_kernel<T, WIDTH>, activation_blocks_(n, WIDTH), ACTIVATION_THREADS, 0, gpu, act,
+           pre, n, (int)F);
+}
+
+template <class T, int WIDTH>
+static inline void swiglu_launch_backward_(T* dpre, const T* dact, const T* pre, size_t n, size_t F,
+                                           const Gpu* gpu) {
+    launch(swiglu_backward_kernel<T, WIDTH>, activation_blocks_(n, WIDTH), ACTIVATION_THREADS, 0, gpu, dpre,
+           dact, pre, n, (int)F);
+}
+
+template <class T>
+static inline void activation_forward(T* act, const T* pre, size_t N, size_t F, ActivationKind kind,
+                                      const Gpu* gpu) {
+    const size_t n = N * F;
+    const int aligned = activation_aligned_(act, pre, pre);
+    if (n == 0) {
+        return;
+    }
+    if (kind == ACTIVATION_SWIGLU) {
+        (aligned && F % Pack<T>::SIZE == 0 ? swiglu_launch_forward_<T, Pack<T>::SIZE>
+                                           : swiglu_launch_forward_<T, 1>)(act, pre, n, F, gpu);
+    } else {
+        launch(kind == ACTIVATION_GELU ? activation_forward_kernel<T, ACTIVATION_GELU>
+                                       : activation_forward_kernel<T, ACTIVATION_RELU2>,
+               activation_blocks_(n, Pack<T>::SIZE), ACTIVATION_THREADS, 0, gpu, act, pre, n, aligned);
     }
 }
 
 template <class T>
-static inline void gelu_backward(T* dinp, const T* dout, const T* inp, size_t n, const Gpu* gpu) {
-    if (n > 0) {
-        launch(gelu_backward_kernel<T>, gelu_blocks_(n, Pack<T>::SIZE), GELU_THREADS, 0, gpu, dinp, dout, inp,
-               n, gelu_aligned_(dinp, dout, inp));
+static inline void activation_backward(T* dpre, const T* dact, const T* pre, size_t N, size_t F,
+                                       ActivationKind kind, const Gpu* gpu) {
+    const size_t n = N * F;
+    const int aligned = activation_aligned_(dpre, dact, pre);
+    if (n == 0) {
+        return;
+    }
+    if (kind == ACTIVATION_SWIGLU) {
+        (aligned && F % Pack<T>::SIZE == 0 ? swiglu_launch_backward_<T, Pack<T>::SIZE>
+                                           : swiglu_launch_backward_<T, 1>)(dpre, dact, pre, n, F, gpu);
+    } else {
+        launch(kind == ACTIVATION_GELU ? activation_backward_kernel<T, ACTIVATION_GELU>
+                                       : activation_backward_kernel<T, ACTIVATION_RELU2>,
+               activation_blocks_(n, Pack<T>::SIZE), ACTIVATION_THREADS, 0, gpu, dpre, dact, pre, n, aligned);
     }
 }
 

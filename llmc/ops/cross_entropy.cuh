@@ -13,6 +13,8 @@ use the same shift. The gradient's scale is added to the shift, which is then ro
 effect is as if all logits of the row were off by half a unit in the last place of the largest one;
 they are not known more precisely than that.
 
+A softcap is computed by the hardware's exp2, too: it is wrong by up to 2^-19 of itself.
+
 NaN or +infinity among the logits gives a loss of NaN, unless the row does not count.
 */
 #ifndef LLMC_CROSS_ENTROPY_CUH
@@ -36,6 +38,25 @@ NaN or +infinity among the logits gives a loss of NaN, unless the row does not c
 typedef struct {
     float max, shift, sum;
 } SoftmaxSum_;
+
+// Returns y of a logit (cross_entropy.h). NaN, which fminf drops, stays NaN.
+template <bool CAPPED> __device__ inline float cross_entropy_y_(float x, float softcap) {
+    if constexpr (CAPPED) {
+        const float e = exp2_approx(fminf(x * (-2.0f * CROSS_ENTROPY_LOG2E / softcap), 60.0f));
+        return x != x ? x : softcap * __fdividef(1.0f - e, 1.0f + e);
+    } else {
+        return x;
+    }
+}
+
+// Returns dy / dlogit, given y.
+template <bool CAPPED> __device__ inline float cross_entropy_slope_(float y, float softcap) {
+    if constexpr (CAPPED) {
+        return 1.0f - (y / softcap) * (y / softcap);
+    } else {
+        return 1.0f;
+    }
+}
 
 // Returns e^logit times 2^shift. Results below the smallest normal number become 0, which does not
 // matter here.
@@ -69,12 +90,21 @@ template <int WIDTH, class T> __device__ inline Pack<T> cross_entropy_load_(cons
     }
 }
 
-// Loads elements v ... v + WIDTH - 1 of a row; -infinity from element V on.
-template <int WIDTH, class T>
-__device__ inline void cross_entropy_load_tail_(float* x, const T* row, int v, int V) {
+// Sets y to those of elements v ... v + WIDTH - 1 of a row; -infinity from element V on.
+template <int WIDTH, bool CAPPED, class T>
+__device__ inline void cross_entropy_load_tail_(float* y, const T* row, int v, int V, float softcap) {
 #pragma unroll
     for (int i = 0; i < WIDTH; i++) {
-        x[i] = v + i < V ? to_float(row[v + i]) : -INFINITY;
+        y[i] = v + i < V ? cross_entropy_y_<CAPPED>(to_float(row[v + i]), softcap) : -INFINITY;
+    }
+}
+
+template <int WIDTH, bool CAPPED, class T>
+__device__ inline void cross_entropy_unpack_(float* y, const Pack<T>& logits, float softcap) {
+    unpack(y, logits);
+#pragma unroll
+    for (int i = 0; i < WIDTH; i++) {
+        y[i] = cross_entropy_y_<CAPPED>(y[i], softcap);
     }
 }
 
@@ -86,13 +116,19 @@ template <int WIDTH, class T> __device__ inline void cross_entropy_store_(T* to,
     }
 }
 
-// Stores e^x times 2^shift; 0 from element `count` on.
-template <int WIDTH, class T>
-__device__ inline void cross_entropy_store_exp_(T* to, const float* x, float shift, int count) {
+// Numbers of a row's gradient: dy = factor e^y 2^shift, but for the target.
+typedef struct {
+    float shift, factor, softcap;
+} CrossEntropyScale_;
+
+// Stores dlogits of y; 0 from element `count` on.
+template <int WIDTH, bool CAPPED, class T>
+__device__ inline void cross_entropy_store_exp_(T* to, const float* y, CrossEntropyScale_ s, int count) {
     Pack<T> pack = {};
 #pragma unroll
     for (int i = 0; i < WIDTH; i++) {
-        pack[i] = from_float<T>(i < count ? cross_entropy_exp_(x[i], shift) : 0.0f);
+        const float dy = s.factor * cross_entropy_exp_(y[i], s.shift);
+        pack[i] = from_float<T>(i < count ? dy * cross_entropy_slope_<CAPPED>(y[i], s.softcap) : 0.0f);
     }
     cross_entropy_store_<WIDTH>(to, pack);
 }
@@ -100,12 +136,13 @@ __device__ inline void cross_entropy_store_exp_(T* to, const float* x, float shi
 // Sums up a row with the whole block. Also copies it to `copy` unless that is NULL, except for the
 // tail: the pack that crosses V. The next pack is loaded while one is processed. The maximum starts
 // finite, so that no thread subtracts infinity from infinity.
-template <int WIDTH, class T> __device__ inline SoftmaxSum_ cross_entropy_row_(T* copy, const T* row, int V) {
+template <int WIDTH, bool CAPPED, class T>
+__device__ inline SoftmaxSum_ cross_entropy_row_(T* copy, const T* row, int V, float softcap) {
     const int full = V - V % WIDTH, stride = blockDim.x * WIDTH;
     SoftmaxSum_ mine = {-FLT_MAX / 2, CROSS_ENTROPY_LOG2E * (FLT_MAX / 2), 0};
     int v = threadIdx.x * WIDTH;
     Pack<T> next = {};
-    float x[Pack<T>::SIZE];
+    float y[Pack<T>::SIZE];
     if (v < full) {
         next = cross_entropy_load_<WIDTH>(row + v);
     }
@@ -113,50 +150,52 @@ template <int WIDTH, class T> __device__ inline SoftmaxSum_ cross_entropy_row_(T
         if (copy) {
             cross_entropy_store_<WIDTH>(copy + v, next);
         }
-        unpack(x, next);
+        cross_entropy_unpack_<WIDTH, CAPPED>(y, next, softcap);
         v += stride;
         if (v < full) {
             next = cross_entropy_load_<WIDTH>(row + v);
         }
-        cross_entropy_take_<WIDTH>(&mine, x);
+        cross_entropy_take_<WIDTH>(&mine, y);
     }
     if (v < V) {
-        cross_entropy_load_tail_<WIDTH>(x, row, v, V);
-        cross_entropy_take_<WIDTH>(&mine, x);
+        cross_entropy_load_tail_<WIDTH, CAPPED>(y, row, v, V, softcap);
+        cross_entropy_take_<WIDTH>(&mine, y);
     }
     const float max = block_max(mine.max), shift = -CROSS_ENTROPY_LOG2E * max;
     const SoftmaxSum_ all = {max, shift, block_sum(mine.sum * exp2_approx(shift - mine.shift))};
     return all;
 }
 
-// Returns log(sum) - target_logit in nats. The shift, which is in both, cancels.
-__device__ inline float cross_entropy_nats_(const SoftmaxSum_* s, float target_logit) {
-    return CROSS_ENTROPY_LN2 * (log2f(s->sum) - fmaf(target_logit, CROSS_ENTROPY_LOG2E, s->shift));
+// Returns log(sum) - y of the target in nats. The shift, which is in both, cancels.
+__device__ inline float cross_entropy_nats_(const SoftmaxSum_* s, float target) {
+    return CROSS_ENTROPY_LN2 * (log2f(s->sum) - fmaf(target, CROSS_ENTROPY_LOG2E, s->shift));
 }
 
-// Replaces the logits of a row by e^logit times 2^shift, and by 0 from V on. A thread reads and
-// writes the same elements as in cross_entropy_row_. `again` is the row or its copy.
-template <int WIDTH, class T>
-__device__ inline void cross_entropy_probabilities_(T* row, const T* again, float shift, int V, int Vp) {
+// Replaces the logits of a row by their gradient, but for the target's part, and by 0 from V on. A
+// thread reads and writes the same elements as in cross_entropy_row_. `again` is the row or its
+// copy.
+template <int WIDTH, bool CAPPED, class T>
+__device__ inline void cross_entropy_probabilities_(T* row, const T* again, CrossEntropyScale_ s, int V,
+                                                    int Vp) {
     const int full = V - V % WIDTH, stride = blockDim.x * WIDTH;
     int v = threadIdx.x * WIDTH;
     Pack<T> next = {};
-    float x[Pack<T>::SIZE];
+    float y[Pack<T>::SIZE];
     if (v < full) {
         next = cross_entropy_load_<WIDTH>(again + v);
     }
     while (v < full) {
         const int here = v;
-        unpack(x, next);
+        cross_entropy_unpack_<WIDTH, CAPPED>(y, next, s.softcap);
         v += stride;
         if (v < full) {
             next = cross_entropy_load_<WIDTH>(again + v);
         }
-        cross_entropy_store_exp_<WIDTH>(row + here, x, shift, WIDTH);
+        cross_entropy_store_exp_<WIDTH, CAPPED>(row + here, y, s, WIDTH);
     }
     for (; v < Vp; v += stride) { // the tail, and padding
-        cross_entropy_load_tail_<WIDTH>(x, row, v, V);
-        cross_entropy_store_exp_<WIDTH>(row + v, x, shift, V - v);
+        cross_entropy_load_tail_<WIDTH, CAPPED>(y, row, v, V, s.softcap);
+        cross_entropy_store_exp_<WIDTH, CAPPED>(row + v, y, s, V - v);
     }
 }
 
@@ -165,10 +204,10 @@ __device__ inline void cross_entropy_probabilities_(T* row, const T* again, floa
 // moves  N*V in, N fp32 out. Bound by memory.
 // order  fixed: depends on V and T only
 // needs  Vp a multiple of WIDTH, and aligned addresses where that is a pack
-template <class T, int WIDTH>
+template <class T, int WIDTH, bool CAPPED>
 __global__ void __launch_bounds__(CROSS_ENTROPY_THREADS)
-    cross_entropy_loss_kernel(float* loss, const T* logits, const int* target, int V, int Vp) {
-    const T* row = logits + (size_t)blockIdx.x * Vp;
+    cross_entropy_loss_kernel(float* loss, const T* logits, const int* target, CrossEntropy of) {
+    const T* row = logits + (size_t)blockIdx.x * of.Vp;
     const int hit = target[blockIdx.x];
     if (hit == NO_TARGET) {
         if (threadIdx.x == 0) {
@@ -176,13 +215,14 @@ __global__ void __launch_bounds__(CROSS_ENTROPY_THREADS)
         }
         return;
     }
-    const SoftmaxSum_ s = cross_entropy_row_<WIDTH>((T*)NULL, row, V);
+    const SoftmaxSum_ s = cross_entropy_row_<WIDTH, CAPPED>((T*)NULL, row, of.V, of.softcap);
     if (threadIdx.x == 0) {
-        loss[blockIdx.x] = cross_entropy_nats_(&s, to_float(row[hit]));
+        loss[blockIdx.x] = cross_entropy_nats_(&s, cross_entropy_y_<CAPPED>(to_float(row[hit]), of.softcap));
     }
 }
 
-// One block per row; a thread stops at the first logit that beats the target's.
+// One block per row; a thread stops at the first logit that beats the target's. y rises with the
+// logits, so a softcap changes nothing.
 // grid   N      block   up to 1024      shared   none
 // moves  N*V in, N int32 out. Bound by memory.
 // order  fixed
@@ -210,27 +250,30 @@ __global__ void __launch_bounds__(CROSS_ENTROPY_THREADS)
 // moves  N*Vp in, once more from L2 unless keep; N*Vp out. Bound by memory.
 // order  fixed: depends on V and T only
 // needs  as cross_entropy_loss_kernel; scale > 0
-template <class T, int WIDTH>
+template <class T, int WIDTH, bool CAPPED>
 __global__ void __launch_bounds__(CROSS_ENTROPY_THREADS)
-    cross_entropy_backward_kernel(float* loss, T* logits, const int* target, float scale, int V, int Vp,
+    cross_entropy_backward_kernel(float* loss, T* logits, const int* target, float scale, CrossEntropy of,
                                   int keep) {
     SMEM_DYNAMIC(T, copy);
-    T* row = logits + (size_t)blockIdx.x * Vp;
+    T* row = logits + (size_t)blockIdx.x * of.Vp;
     const int hit = target[blockIdx.x];
-    V = hit == NO_TARGET ? 0 : V; // a row that does not count is all padding
-    const float target_logit = V ? to_float(row[hit]) : 0.0f;
-    const SoftmaxSum_ s = cross_entropy_row_<WIDTH>(keep ? copy : (T*)NULL, row, V);
-    const float shift = s.shift + log2f(scale / s.sum);
+    const int V = hit == NO_TARGET ? 0 : of.V; // a row that does not count is all padding
+    const float y = V ? cross_entropy_y_<CAPPED>(to_float(row[hit]), of.softcap) : 0.0f;
+    const SoftmaxSum_ sum = cross_entropy_row_<WIDTH, CAPPED>(keep ? copy : (T*)NULL, row, V, of.softcap);
+    const float lse = CROSS_ENTROPY_LN2 * (log2f(sum.sum) - sum.shift);
+    const CrossEntropyScale_ s = {sum.shift + log2f(scale / sum.sum), 1.0f + 2.0f * of.z_loss * lse,
+                                  of.softcap};
     if (keep) {
-        cross_entropy_probabilities_<WIDTH>(row, copy, shift, V, Vp);
+        cross_entropy_probabilities_<WIDTH, CAPPED>(row, copy, s, V, of.Vp);
     } else {
-        cross_entropy_probabilities_<WIDTH>(row, row, shift, V, Vp);
+        cross_entropy_probabilities_<WIDTH, CAPPED>(row, row, s, V, of.Vp);
     }
     if (V && hit / WIDTH % blockDim.x == threadIdx.x) {
-        row[hit] = from_float<T>(cross_entropy_exp_(target_logit, shift) - scale);
+        row[hit] = from_float<T>((s.factor * cross_entropy_exp_(y, s.shift) - scale) *
+                                 cross_entropy_slope_<CAPPED>(y, of.softcap));
     }
     if (threadIdx.x == 0) {
-        loss[blockIdx.x] = V ? cross_entropy_nats_(&s, target_logit) : 0.0f;
+        loss[blockIdx.x] = V ? cross_entropy_nats_(&sum, y) : 0.0f;
     }
 }
 
@@ -244,29 +287,46 @@ template <class T> static inline int cross_entropy_width_(const T* logits, int V
     return Vp % Pack<T>::SIZE == 0 && (uintptr_t)logits % 16 == 0 ? Pack<T>::SIZE : 1;
 }
 
+template <class T, bool CAPPED>
+static inline void cross_entropy_launch_loss_(float* loss, const T* logits, const int* target,
+                                              CrossEntropy of, const Gpu* gpu) {
+    const int width = cross_entropy_width_(logits, of.Vp);
+    launch(width == 1 ? cross_entropy_loss_kernel<T, 1, CAPPED>
+                      : cross_entropy_loss_kernel<T, Pack<T>::SIZE, CAPPED>,
+           of.N, cross_entropy_threads_(of.Vp / width), 0, gpu, loss, logits, target, of);
+}
+
 template <class T>
-static inline void cross_entropy_loss(float* loss, const T* logits, const int* target, int N, int V, int Vp,
+static inline void cross_entropy_loss(float* loss, const T* logits, const int* target, CrossEntropy of,
                                       const Gpu* gpu) {
-    const int width = cross_entropy_width_(logits, Vp);
-    launch(width == 1 ? cross_entropy_loss_kernel<T, 1> : cross_entropy_loss_kernel<T, Pack<T>::SIZE>, N,
-           cross_entropy_threads_(Vp / width), 0, gpu, loss, logits, target, V, Vp);
+    (of.softcap > 0 ? cross_entropy_launch_loss_<T, true>
+                    : cross_entropy_launch_loss_<T, false>)(loss, logits, target, of, gpu);
 }
 
 template <class T>
-static inline void cross_entropy_top(int* is_top, const T* logits, const int* target, int N, int V, int Vp,
+static inline void cross_entropy_top(int* is_top, const T* logits, const int* target, CrossEntropy of,
                                      const Gpu* gpu) {
-    launch(cross_entropy_top_kernel<T>, N, cross_entropy_threads_(Vp), 0, gpu, is_top, logits, target, V, Vp);
+    launch(cross_entropy_top_kernel<T>, of.N, cross_entropy_threads_(of.Vp), 0, gpu, is_top, logits, target,
+           of.V, of.Vp);
+}
+
+template <class T, bool CAPPED>
+static inline void cross_entropy_launch_backward_(float* loss, T* logits, const int* target, float scale,
+                                                  CrossEntropy of, const Gpu* gpu) {
+    const int width = cross_entropy_width_(logits, of.Vp);
+    const size_t row_bytes = (size_t)of.Vp * sizeof(T);
+    const int keep = row_bytes + CROSS_ENTROPY_STATIC_BYTES <= gpu->shared_bytes;
+    launch(width == 1 ? cross_entropy_backward_kernel<T, 1, CAPPED>
+                      : cross_entropy_backward_kernel<T, Pack<T>::SIZE, CAPPED>,
+           of.N, cross_entropy_threads_(of.Vp / width), keep ? row_bytes : 0, gpu, loss, logits, target,
+           scale, of, keep);
 }
 
 template <class T>
-static inline void cross_entropy_backward(float* loss, T* logits, const int* target, float scale, int N,
-                                          int V, int Vp, const Gpu* gpu) {
-    const int width = cross_entropy_width_(logits, Vp);
-    const size_t row_bytes = (size_t)Vp * sizeof(T);
-    const int keep = row_bytes + CROSS_ENTROPY_STATIC_BYTES <= gpu->shared_bytes;
-    launch(width == 1 ? cross_entropy_backward_kernel<T, 1> : cross_entropy_backward_kernel<T, Pack<T>::SIZE>,
-           N, cross_entropy_threads_(Vp / width), keep ? row_bytes : 0, gpu, loss, logits, target, scale, V,
-           Vp, keep);
+static inline void cross_entropy_backward(float* loss, T* logits, const int* target, float scale,
+                                          CrossEntropy of, const Gpu* gpu) {
+    (of.softcap > 0 ? cross_entropy_launch_backward_<T, true>
+                    : cross_entropy_launch_backward_<T, false>)(loss, logits, target, scale, of, gpu);
 }
 
 // ---- the sum of losses ----

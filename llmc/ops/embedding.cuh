@@ -133,7 +133,9 @@ __global__ void embedding_forward_kernel(X* out, const int* tokens, const X* wte
     if (n < N && c < C) {
         float x[WIDTH];
         embedding_load_<WIDTH>(x, wte + (size_t)tokens[n] * C + c);
-        embedding_add_<WIDTH>(x, wpe + (size_t)embedding_position(positions, n, T) * C + c);
+        if (wpe) {
+            embedding_add_<WIDTH>(x, wpe + (size_t)embedding_position(positions, n, T) * C + c);
+        }
         embedding_store_<WIDTH>(out + (size_t)n * C + c, x);
     }
 }
@@ -446,9 +448,9 @@ static inline void embedding_launch_tokens_(G* dwte, const X* dout, const int* t
 
 template <class X, int WIDTH>
 static inline void embedding_launch_backward_(Gradient dwte, Gradient dwpe, const X* dout, const int* tokens,
-                                              int B, int T, int maxT, int C, GradientMode mode,
-                                              EmbeddingGpu* scratch, const Gpu* gpu) {
-    const int rows = mode == GRADIENT_SET ? maxT : T;
+                                              EmbeddingSizes sizes, GradientMode mode, EmbeddingGpu* scratch,
+                                              const Gpu* gpu) {
+    const int B = sizes.B, T = sizes.T, C = sizes.C, rows = mode == GRADIENT_SET ? sizes.maxT : T;
     if (dwpe.data) {
         GRADIENT_DISPATCH(dwpe, X,
                           launch(embedding_positions_kernel<X, G, WIDTH>,
@@ -464,15 +466,18 @@ static inline void embedding_launch_backward_(Gradient dwte, Gradient dwpe, cons
 }
 
 template <class X>
-static inline void embedding_backward(Gradient dwte, Gradient dwpe, const X* dout, const int* tokens, int B,
-                                      int T, int maxT, int C, GradientMode mode, EmbeddingGpu* scratch,
-                                      const Gpu* gpu) {
-    assert(B * T <= scratch->N && C <= scratch->C && T <= maxT);
-    if (C % Pack<X>::SIZE == 0 && embedding_aligned_(dwte.data, dwpe.data, dout)) {
-        embedding_launch_backward_<X, Pack<X>::SIZE>(dwte, dwpe, dout, tokens, B, T, maxT, C, mode, scratch,
-                                                     gpu);
+static inline void embedding_backward(Gradient dwte, Gradient dwpe, const X* dout, const int* tokens,
+                                      EmbeddingSizes sizes, GradientMode token_mode, GradientMode mode,
+                                      EmbeddingGpu* scratch, const Gpu* gpu) {
+    assert(sizes.B * sizes.T <= scratch->N && sizes.C <= scratch->C && sizes.T <= sizes.maxT);
+    if (dwte.data && token_mode == GRADIENT_SET) {
+        const size_t elements = (size_t)sizes.Vp * sizes.C;
+        CUDA_CHECK(cudaMemsetAsync(dwte.data, 0, elements * dtype_bytes(dwte.dtype), gpu->stream));
+    }
+    if (sizes.C % Pack<X>::SIZE == 0 && embedding_aligned_(dwte.data, dwpe.data, dout)) {
+        embedding_launch_backward_<X, Pack<X>::SIZE>(dwte, dwpe, dout, tokens, sizes, mode, scratch, gpu);
     } else {
-        embedding_launch_backward_<X, 1>(dwte, dwpe, dout, tokens, B, T, maxT, C, mode, scratch, gpu);
+        embedding_launch_backward_<X, 1>(dwte, dwpe, dout, tokens, sizes, mode, scratch, gpu);
     }
 }
 

@@ -974,7 +974,7 @@ static inline void matmul_forward_gelu(T* out, T* pre, const T* inp, const T* we
     do {
         if (race.way == GELU_IN_STEPS_ || !matmul_try_(key, x, ctx)) {
             matmul_forward(pre, inp, weight, bias, N, C, OC, ctx);
-            gelu_forward(out, pre, (size_t)N * OC, ctx->gpu);
+            activation_forward(out, pre, N, OC, ACTIVATION_GELU, ctx->gpu);
         }
     } while (matmul_race_continues_(&race, ctx));
 }
@@ -1028,7 +1028,7 @@ static inline void matmul_backward_gelu_(int way, T* dinp, Gradient dbias, const
     }
     if (way == GELU_IN_STEPS_ || !matmul_try_(key, x, ctx)) {
         matmul_backward_input(dinp, dout, weight, N, C, key.depth, ctx);
-        gelu_backward(dinp, dinp, pre, (size_t)N * C, ctx->gpu);
+        activation_backward(dinp, dinp, pre, N, C, ACTIVATION_GELU, ctx->gpu);
     }
     if (dbias.data) {
         matmul_backward_bias(dbias, (const T*)dinp, N, C, mode, ctx);

@@ -1,5 +1,8 @@
 /*
-norm.cuh -- layer normalization (norm.h) on the GPU, on T = float, bf16 or fp16, computed in fp32.
+norm.cuh -- norms (norm.h) on the GPU, on T = float, bf16 or fp16, computed in fp32.
+
+The kernels are templates on the kind: NORM_LAYER, or NORM_RMS, which is also RMS_ALONE if it has no
+weights.
 
 Results do not depend on the GPU. The split of rows into groups depends only on N. dweight and dbias
 are summed row by row within a group, then over the groups in a fixed order.
@@ -35,6 +38,8 @@ The residual sum is not here: the matmul before a norm adds it (matmul_forward_r
 
 // A norm of N rows, with what its forward pass keeps (norm.h).
 template <class T> struct NormGpu {
+    NormKind kind;
+    float eps;
     const T *weight, *bias; // (C)
     float *mean, *rstd;     // (N)
     int N, C;
@@ -79,6 +84,18 @@ template <int WIDTH, class T> __device__ inline void norm_load_(float* to, const
     }
 }
 
+// Loads weights of columns c ...; ones without weights.
+template <int WIDTH, class T> __device__ inline void norm_load_weight_(float* to, const T* weight, int c) {
+    if (weight) {
+        norm_load_<WIDTH>(to, weight + c);
+    } else {
+#pragma unroll
+        for (int i = 0; i < WIDTH; i++) {
+            to[i] = 1.0f;
+        }
+    }
+}
+
 // Also sets `from` to the stored values, rounded to T.
 template <int WIDTH, class T> __device__ inline void norm_store_(T* to, float* from) {
     if constexpr (WIDTH == 1) {
@@ -119,15 +136,39 @@ template <int WIDTH> __device__ inline float norm_variance_(const float (*x)[WID
     return norm_row_sum_(sum) / C;
 }
 
+// Returns the mean of a row, from a thread's sum; RMS has none.
+template <NormKind KIND> __device__ inline float norm_mean_(float sum, int C) {
+    if constexpr (KIND == NORM_LAYER) {
+        return norm_row_sum_(sum) / C;
+    } else {
+        return 0.0f;
+    }
+}
+
+// Loads weights and biases of columns c ...; ones and zeros if the kind has none.
+template <int WIDTH, NormKind KIND, class T>
+__device__ inline void norm_load_parameters_(float* w, float* b, const T* weight, const T* bias, int c) {
+    if constexpr (KIND == NORM_LAYER) {
+        norm_load_<WIDTH>(w, weight + c);
+        norm_load_<WIDTH>(b, bias + c);
+    } else {
+        norm_load_weight_<WIDTH>(w, weight, c);
+#pragma unroll
+        for (int i = 0; i < WIDTH; i++) {
+            b[i] = 0.0f;
+        }
+    }
+}
+
 // A warp, or a block of up to 1024 threads, normalizes a row. Thread i holds groups i,
 // i + blockDim.x, ... of WIDTH columns in registers.
 // grid   ceil(N / rows)      block   (32, 8 rows), or (threads, 1)      shared   2 of block_sum
 // moves  N*C in, N*C out, 2N fp32 out; weight and bias stay in L2. Bound by memory.
 // order  fixed
 // needs  C <= 4 WIDTH threads; C a multiple of WIDTH, and aligned addresses where that is a pack
-template <class T, int WIDTH>
+template <class T, int WIDTH, NormKind KIND>
 __global__ void norm_forward_kernel(T* out, float* mean, float* rstd, const T* inp, const T* weight,
-                                    const T* bias, int N, int C) {
+                                    const T* bias, int N, int C, float eps) {
     const int n = blockIdx.x * blockDim.y + threadIdx.y;
     if (n >= N) { // whole warps only: a block with one row is never past N
         return;
@@ -145,15 +186,14 @@ __global__ void norm_forward_kernel(T* out, float* mean, float* rstd, const T* i
             }
         }
     }
-    const float m = norm_row_sum_(sum) / C;
-    const float r = 1.0f / sqrtf(norm_variance_<WIDTH>(x, m, C) + NORM_EPS);
+    const float m = norm_mean_<KIND>(sum, C);
+    const float r = 1.0f / sqrtf(norm_variance_<WIDTH>(x, m, C) + eps);
 #pragma unroll
     for (int k = 0; k < NORM_ITEMS; k++) {
         const int c = (int)(threadIdx.x + k * blockDim.x) * WIDTH;
         if (c < C) {
             float w[WIDTH], b[WIDTH];
-            norm_load_<WIDTH>(w, weight + c);
-            norm_load_<WIDTH>(b, bias + c);
+            norm_load_parameters_<WIDTH, KIND>(w, b, weight, bias, c);
 #pragma unroll
             for (int i = 0; i < WIDTH; i++) {
                 x[k][i] = (x[k][i] - m) * r * w[i] + b[i];
@@ -162,7 +202,9 @@ __global__ void norm_forward_kernel(T* out, float* mean, float* rstd, const T* i
         }
     }
     if (threadIdx.x == 0) {
-        mean[n] = m;
+        if constexpr (KIND == NORM_LAYER) {
+            mean[n] = m;
+        }
         rstd[n] = r;
     }
 }
@@ -172,53 +214,63 @@ __global__ void norm_forward_kernel(T* out, float* mean, float* rstd, const T* i
 // grid   N      block   1024      shared   two arrays of block_sum
 // moves  as norm_forward_kernel, if the rows being processed fit into the caches
 // order  fixed
-template <class T>
+template <class T, NormKind KIND>
 __global__ void norm_forward_long_kernel(T* out, float* mean, float* rstd, const T* inp, const T* weight,
-                                         const T* bias, int C) {
+                                         const T* bias, int C, float eps) {
     const size_t row = (size_t)blockIdx.x * C;
     float sum = 0, square = 0;
-    for (int c = threadIdx.x; c < C; c += blockDim.x) {
+    for (int c = threadIdx.x; KIND == NORM_LAYER && c < C; c += blockDim.x) {
         sum += to_float(inp[row + c]);
     }
-    const float m = block_sum(sum) / C;
+    const float m = norm_mean_<KIND>(sum, C);
     for (int c = threadIdx.x; c < C; c += blockDim.x) {
         const float d = to_float(inp[row + c]) - m;
         square += d * d;
     }
-    const float r = 1.0f / sqrtf(block_sum(square) / C + NORM_EPS);
+    const float r = 1.0f / sqrtf(block_sum(square) / C + eps);
     for (int c = threadIdx.x; c < C; c += blockDim.x) {
-        out[row + c] =
-            from_float<T>((to_float(inp[row + c]) - m) * r * to_float(weight[c]) + to_float(bias[c]));
+        float w, b;
+        norm_load_parameters_<1, KIND>(&w, &b, weight, bias, c);
+        out[row + c] = from_float<T>((to_float(inp[row + c]) - m) * r * w + b);
     }
     if (threadIdx.x == 0) {
-        mean[blockIdx.x] = m;
+        if constexpr (KIND == NORM_LAYER) {
+            mean[blockIdx.x] = m;
+        }
         rstd[blockIdx.x] = r;
     }
 }
 
 // Launches one warp per row if its registers can hold one, otherwise one block per row.
-template <class T, int WIDTH>
+template <class T, int WIDTH, NormKind KIND>
 static inline void norm_launch_forward_(T* out, const T* inp, const NormGpu<T>* norm, const Gpu* gpu) {
     const int N = norm->N, C = norm->C;
     const int threads = 32 * ceil_div(C, 32 * WIDTH * NORM_ITEMS);
     if (threads > 1024) {
-        launch(norm_forward_long_kernel<T>, N, 1024, 0, gpu, out, norm->mean, norm->rstd, inp, norm->weight,
-               norm->bias, C);
+        launch(norm_forward_long_kernel<T, KIND>, N, 1024, 0, gpu, out, norm->mean, norm->rstd, inp,
+               norm->weight, norm->bias, C, norm->eps);
         return;
     }
     const int rows = threads == 32 ? NORM_ROWS : 1;
-    launch(norm_forward_kernel<T, WIDTH>, ceil_div(N, rows), dim3(threads, rows), 0, gpu, out, norm->mean,
-           norm->rstd, inp, norm->weight, norm->bias, N, C);
+    launch(norm_forward_kernel<T, WIDTH, KIND>, ceil_div(N, rows), dim3(threads, rows), 0, gpu, out,
+           norm->mean, norm->rstd, inp, norm->weight, norm->bias, N, C, norm->eps);
 }
 
-template <class T>
-static inline void norm_forward(T* out, const T* inp, const NormGpu<T>* norm, const Gpu* gpu) {
+template <class T, NormKind KIND>
+static inline void norm_forward_of_(T* out, const T* inp, const NormGpu<T>* norm, const Gpu* gpu) {
     if (norm->C % Pack<T>::SIZE == 0 && norm_aligned_(out, inp, NULL) &&
         norm_aligned_(norm->weight, norm->bias, NULL)) {
-        norm_launch_forward_<T, Pack<T>::SIZE>(out, inp, norm, gpu);
+        norm_launch_forward_<T, Pack<T>::SIZE, KIND>(out, inp, norm, gpu);
     } else {
-        norm_launch_forward_<T, 1>(out, inp, norm, gpu);
+        norm_launch_forward_<T, 1, KIND>(out, inp, norm, gpu);
     }
+}
+
+// out may be inp: a thread reads its elements before it writes them.
+template <class T>
+static inline void norm_forward(T* out, const T* inp, const NormGpu<T>* norm, const Gpu* gpu) {
+    (norm->kind == NORM_LAYER ? norm_forward_of_<T, NORM_LAYER> : norm_forward_of_<T, NORM_RMS>)(out, inp,
+                                                                                                 norm, gpu);
 }
 
 // ---- backward ----
@@ -245,13 +297,13 @@ template <int WIDTH, class T> __device__ inline int4 norm_load_words_(const T* f
 
 // Loads rows n ... n + ROWS - 1. Rows from `end` on and columns from C on become zeros, and so does
 // a dinp that will be set.
-template <int WIDTH, class T, int ROWS, int ITEMS>
+template <int WIDTH, NormKind KIND, class T, int ROWS, int ITEMS>
 __device__ inline void norm_load_rows_(NormRows_<ROWS, ITEMS>* rows, const T* dinp, const T* dout,
                                        const T* inp, const float* mean, const float* rstd, int n, int end,
                                        int C, GradientMode dinp_mode) {
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
-        rows->mean[r] = n + r < end ? mean[n + r] : 0.0f;
+        rows->mean[r] = KIND == NORM_LAYER && n + r < end ? mean[n + r] : 0.0f;
         rows->rstd[r] = n + r < end ? rstd[n + r] : 0.0f;
 #pragma unroll
         for (int k = 0; k < ITEMS; k++) {
@@ -309,19 +361,26 @@ template <int VALUES, int WARPS> __device__ inline void norm_block_sums_(float* 
     }
 }
 
-// Adds WIDTH elements of a row to the sums of g, of g norm, and of the columns. x becomes norm, d
-// becomes g.
-template <int WIDTH>
-__device__ inline void norm_backward_take_(float* d, float* x, float* sum, float* dot,
-                                           NormColumns_<WIDTH>* columns, float mean, float rstd) {
+// Returns the number of sums over a row that its gradient needs: of g norm, and of g but for RMS.
+constexpr int norm_sums_(NormKind kind) { return kind == NORM_LAYER ? 2 : 1; }
+
+// Adds WIDTH elements of a row to its sums, and to those of the columns. x becomes norm, d becomes
+// g.
+template <int WIDTH, NormKind KIND>
+__device__ inline void norm_backward_take_(float* d, float* x, float* sums, NormColumns_<WIDTH>* columns,
+                                           float mean, float rstd) {
 #pragma unroll
     for (int i = 0; i < WIDTH; i++) {
         x[i] = (x[i] - mean) * rstd;
         columns->dweight[i] += d[i] * x[i];
-        columns->dbias[i] += d[i];
+        if constexpr (KIND == NORM_LAYER) {
+            columns->dbias[i] += d[i];
+        }
         d[i] *= columns->weight[i];
-        *sum += d[i];
-        *dot += d[i] * x[i];
+        if constexpr (KIND == NORM_LAYER) {
+            sums[1] += d[i];
+        }
+        sums[0] += d[i] * x[i];
     }
 }
 
@@ -373,7 +432,7 @@ template <int SIZE, int ROWS, int ITEMS> struct NormWork_ {
 };
 
 // Unpacks the rows, and adds them to the sums: of g and g norm for each row, and of the columns.
-template <class T, int WIDTH, int ROWS, int ITEMS>
+template <class T, NormKind KIND, int WIDTH, int ROWS, int ITEMS>
 __device__ inline void norm_take_rows_(NormWork_<Pack<T>::SIZE, ROWS, ITEMS>* work, float* sums,
                                        NormColumns_<WIDTH>* columns, const NormRows_<ROWS, ITEMS>* rows) {
 #pragma unroll
@@ -384,15 +443,15 @@ __device__ inline void norm_take_rows_(NormWork_<Pack<T>::SIZE, ROWS, ITEMS>* wo
             unpack<T>(work->g[r][k], rows->dout[r][k]);
             unpack<T>(work->norm[r][k], rows->inp[r][k]);
             work->dinp[r][k] = rows->dinp[r][k];
-            norm_backward_take_<WIDTH>(work->g[r][k], work->norm[r][k], &sums[2 * r], &sums[2 * r + 1],
-                                       &columns[k], rows->mean[r], work->rstd[r]);
+            norm_backward_take_<WIDTH, KIND>(work->g[r][k], work->norm[r][k], &sums[norm_sums_(KIND) * r],
+                                             &columns[k], rows->mean[r], work->rstd[r]);
         }
     }
 }
 
 // Sets or adds to dinp of rows n ... n + ROWS - 1, and adds the stored values to the sums of its
 // columns.
-template <class T, int WIDTH, int ROWS, int ITEMS, int THREADS>
+template <class T, NormKind KIND, int WIDTH, int ROWS, int ITEMS, int THREADS>
 __device__ inline void norm_finish_rows_(T* dinp, NormSums_<WIDTH, THREADS>* dinp_sums,
                                          const NormWork_<Pack<T>::SIZE, ROWS, ITEMS>* work, const float* sums,
                                          float part, int n, int end, int C) {
@@ -402,7 +461,8 @@ __device__ inline void norm_finish_rows_(T* dinp, NormSums_<WIDTH, THREADS>* din
         float dinp_sum[WIDTH] = {};
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
-            const float shift = sums[2 * r] * part, slope = sums[2 * r + 1] * part;
+            const float slope = sums[norm_sums_(KIND) * r] * part,
+                        shift = KIND == NORM_LAYER ? sums[norm_sums_(KIND) * r + 1] * part : 0.0f;
             if (n + r < end && c < C) {
                 float d[Pack<T>::SIZE];
                 unpack<T>(d, work->dinp[r][k]);
@@ -440,16 +500,16 @@ constexpr int norm_backward_blocks_(int warps) {
 // order  fixed: rows of a group in order
 // needs  C <= ITEMS WIDTH threads; C a multiple of WIDTH, and aligned addresses where that is a
 //        pack
-template <class T, int WIDTH, int ITEMS, int WARPS>
+template <class T, NormKind KIND, int WIDTH, int ITEMS, int WARPS>
 __global__ void __launch_bounds__(WARPS ? 32 * WARPS : NORM_BACKWARD_THREADS, norm_backward_blocks_(WARPS))
     norm_backward_kernel(T* dinp, float* partial, const T* dout, const T* inp, const T* weight,
                          const float* mean, const float* rstd, int N, int C, int group_rows,
                          GradientMode dinp_mode) {
     // rows being processed, and as many being loaded
-    constexpr int ROWS = (WIDTH == 1 ? 4 : 2) / ITEMS;
+    constexpr int ROWS = (WIDTH == 1 ? 4 : 2) / ITEMS, SUMS = norm_sums_(KIND) * ROWS;
     constexpr int THREADS = WARPS ? 32 * WARPS : NORM_BACKWARD_THREADS;
     typedef NormSums_<WIDTH, THREADS> Sums;
-    SMEM_ARRAY(float, of_warp, [2][NORM_BACKWARD_THREADS / 32][2 * ROWS]);
+    SMEM_ARRAY(float, of_warp, [2][NORM_BACKWARD_THREADS / 32][SUMS]);
     SMEM_ARRAY(Sums, dinp_sums, [ITEMS]);
     const int first = blockIdx.x * group_rows, end = min(first + group_rows, N);
     const float part = 1.0f / C;
@@ -459,19 +519,23 @@ __global__ void __launch_bounds__(WARPS ? 32 * WARPS : NORM_BACKWARD_THREADS, no
     for (int k = 0; k < ITEMS; k++) {
         const int c = (int)(threadIdx.x + k * blockDim.x) * WIDTH;
         if (c < C) {
-            norm_load_<WIDTH>(columns[k].weight, weight + c);
+            if constexpr (KIND == NORM_LAYER) {
+                norm_load_<WIDTH>(columns[k].weight, weight + c);
+            } else {
+                norm_load_weight_<WIDTH>(columns[k].weight, weight, c);
+            }
         }
         norm_clear_sums_(&dinp_sums[k]);
     }
-    norm_load_rows_<WIDTH>(&rows, dinp, dout, inp, mean, rstd, first, end, C, dinp_mode);
+    norm_load_rows_<WIDTH, KIND>(&rows, dinp, dout, inp, mean, rstd, first, end, C, dinp_mode);
 #pragma unroll 1
     for (int n = first, buffer = 0; n < end; n += ROWS, buffer ^= 1) {
         NormWork_<Pack<T>::SIZE, ROWS, ITEMS> work;
-        float sums[2 * ROWS] = {};
-        norm_take_rows_<T>(&work, sums, columns, &rows);
-        norm_load_rows_<WIDTH>(&rows, dinp, dout, inp, mean, rstd, n + ROWS, end, C, dinp_mode);
-        norm_block_sums_<2 * ROWS, WARPS>(sums, of_warp[buffer]);
-        norm_finish_rows_<T>(dinp, dinp_sums, &work, sums, part, n, end, C);
+        float sums[SUMS] = {};
+        norm_take_rows_<T, KIND>(&work, sums, columns, &rows);
+        norm_load_rows_<WIDTH, KIND>(&rows, dinp, dout, inp, mean, rstd, n + ROWS, end, C, dinp_mode);
+        norm_block_sums_<SUMS, WARPS>(sums, of_warp[buffer]);
+        norm_finish_rows_<T, KIND>(dinp, dinp_sums, &work, sums, part, n, end, C);
     }
 #pragma unroll
     for (int k = 0; k < ITEMS; k++) {
@@ -487,7 +551,7 @@ __global__ void __launch_bounds__(WARPS ? 32 * WARPS : NORM_BACKWARD_THREADS, no
 // grid   groups of rows      block   1024      shared   two arrays of block_sum
 // moves  3 N*C in, N*C out; partial and the second reading of a row mostly come from cache
 // order  fixed: rows of a group in order
-template <class T>
+template <class T, NormKind KIND>
 __global__ void norm_backward_long_kernel(T* dinp, float* partial, const T* dout, const T* inp,
                                           const T* weight, const float* mean, const float* rstd, int N, int C,
                                           int group_rows, GradientMode dinp_mode) {
@@ -495,17 +559,17 @@ __global__ void norm_backward_long_kernel(T* dinp, float* partial, const T* dout
     float *dweight = partial + 3 * (size_t)blockIdx.x * C, *dbias = dweight + C, *dinp_sum = dbias + C;
     for (int n = first; n < end; n++) {
         const size_t row = (size_t)n * C;
-        const float m = mean[n], s = rstd[n];
+        const float m = KIND == NORM_LAYER ? mean[n] : 0.0f, s = rstd[n];
         float sum = 0, dot = 0;
         for (int c = threadIdx.x; c < C; c += blockDim.x) {
-            const float g = to_float(dout[row + c]) * to_float(weight[c]);
+            const float g = to_float(dout[row + c]) * (weight ? to_float(weight[c]) : 1.0f);
             sum += g;
             dot += g * (to_float(inp[row + c]) - m) * s;
         }
-        const float shift = block_sum(sum) / C, slope = block_sum(dot) / C;
+        const float shift = norm_mean_<KIND>(sum, C), slope = block_sum(dot) / C;
         for (int c = threadIdx.x; c < C; c += blockDim.x) {
             const float d = to_float(dout[row + c]), norm = (to_float(inp[row + c]) - m) * s;
-            const float change = s * (d * to_float(weight[c]) - shift - norm * slope);
+            const float change = s * (d * (weight ? to_float(weight[c]) : 1.0f) - shift - norm * slope);
             const float before = dinp_mode == GRADIENT_ADD ? to_float(dinp[row + c]) : 0.0f;
             dinp[row + c] = from_float<T>(before + change);
             dinp_sum[c] = (n > first ? dinp_sum[c] : 0.0f) + to_float(dinp[row + c]);
@@ -517,36 +581,37 @@ __global__ void norm_backward_long_kernel(T* dinp, float* partial, const T* dout
 
 // Returns the kernel for rows of `items` packs, or elements. The widths of GPT-2's models in 16
 // bits have their own.
-template <class T, int WIDTH>
-static inline decltype(&norm_backward_kernel<T, WIDTH, 1, 0>) norm_backward_of_(int items) {
+template <class T, NormKind KIND, int WIDTH>
+static inline decltype(&norm_backward_kernel<T, KIND, WIDTH, 1, 0>) norm_backward_of_(int items) {
     if constexpr (WIDTH == 8) {
         switch (ceil_div(items, 32)) {
         case 3:
-            return norm_backward_kernel<T, WIDTH, 1, 3>;
+            return norm_backward_kernel<T, KIND, WIDTH, 1, 3>;
         case 4:
-            return norm_backward_kernel<T, WIDTH, 1, 4>;
+            return norm_backward_kernel<T, KIND, WIDTH, 1, 4>;
         case 5:
-            return norm_backward_kernel<T, WIDTH, 1, 5>;
+            return norm_backward_kernel<T, KIND, WIDTH, 1, 5>;
         case 7:
-            return norm_backward_kernel<T, WIDTH, 1, 7>;
+            return norm_backward_kernel<T, KIND, WIDTH, 1, 7>;
         }
     }
-    return items <= NORM_BACKWARD_THREADS ? norm_backward_kernel<T, WIDTH, 1, 0>
-                                          : norm_backward_kernel<T, WIDTH, 2, 0>;
+    return items <= NORM_BACKWARD_THREADS ? norm_backward_kernel<T, KIND, WIDTH, 1, 0>
+                                          : norm_backward_kernel<T, KIND, WIDTH, 2, 0>;
 }
 
-template <class T, int WIDTH>
+template <class T, NormKind KIND, int WIDTH>
 static inline void norm_launch_backward_(T* dinp, float* partial, const T* dout, const T* inp,
                                          const NormGpu<T>* norm, GradientMode dinp_mode, const Gpu* gpu) {
     const int N = norm->N, C = norm->C;
     const int rows = norm_group_rows_(N), groups = norm_groups(N), items = ceil_div(C, WIDTH);
     const int most = NORM_BACKWARD_THREADS;
     if (items <= 2 * most) {
-        launch(norm_backward_of_<T, WIDTH>(items), groups, 32 * ceil_div(items, items <= most ? 32 : 64), 0,
-               gpu, dinp, partial, dout, inp, norm->weight, norm->mean, norm->rstd, N, C, rows, dinp_mode);
-    } else {
-        launch(norm_backward_long_kernel<T>, groups, 1024, 0, gpu, dinp, partial, dout, inp, norm->weight,
+        launch(norm_backward_of_<T, KIND, WIDTH>(items), groups,
+               32 * ceil_div(items, items <= most ? 32 : 64), 0, gpu, dinp, partial, dout, inp, norm->weight,
                norm->mean, norm->rstd, N, C, rows, dinp_mode);
+    } else {
+        launch(norm_backward_long_kernel<T, KIND>, groups, 1024, 0, gpu, dinp, partial, dout, inp,
+               norm->weight, norm->mean, norm->rstd, N, C, rows, dinp_mode);
     }
 }
 
@@ -559,6 +624,18 @@ typedef struct {
     GradientMode sum_mode;
 } NormGradients;
 
+template <class T, NormKind KIND>
+static inline void norm_backward_rows_(T* dinp, GradientMode dinp_mode, const T* dout, const T* inp,
+                                       const NormGpu<T>* norm, NormScratch* scratch, const Gpu* gpu) {
+    if (norm->C % Pack<T>::SIZE == 0 && norm_aligned_(dinp, dout, inp) &&
+        norm_aligned_(norm->weight, scratch->partial, NULL)) {
+        norm_launch_backward_<T, KIND, Pack<T>::SIZE>(dinp, scratch->partial, dout, inp, norm, dinp_mode,
+                                                      gpu);
+    } else {
+        norm_launch_backward_<T, KIND, 1>(dinp, scratch->partial, dout, inp, norm, dinp_mode, gpu);
+    }
+}
+
 // Sets or adds to dinp according to `dinp_mode`, and to the sums. N >= 1.
 template <class T>
 static inline void norm_backward(T* dinp, GradientMode dinp_mode, const NormGradients* d, const T* dout,
@@ -567,17 +644,65 @@ static inline void norm_backward(T* dinp, GradientMode dinp_mode, const NormGrad
     const int C = norm->C, groups = norm_groups(norm->N);
     const Gradient vectors[3] = {d->dweight, d->dbias, d->dinp_sum};
     assert(3 * (size_t)groups * C <= scratch->floats);
-    if (C % Pack<T>::SIZE == 0 && norm_aligned_(dinp, dout, inp) &&
-        norm_aligned_(norm->weight, scratch->partial, NULL)) {
-        norm_launch_backward_<T, Pack<T>::SIZE>(dinp, scratch->partial, dout, inp, norm, dinp_mode, gpu);
-    } else {
-        norm_launch_backward_<T, 1>(dinp, scratch->partial, dout, inp, norm, dinp_mode, gpu);
-    }
+    (norm->kind == NORM_LAYER
+         ? norm_backward_rows_<T, NORM_LAYER>
+         : norm_backward_rows_<T, NORM_RMS>)(dinp, dinp_mode, dout, inp, norm, scratch, gpu);
     column_sums_finish<T>(vectors, together, (const float*)scratch->partial, groups, 3 * C, C, d->mode, gpu);
     if (together < 3) {
         column_sums_finish<T>(vectors + 2, 1, (const float*)scratch->partial + 2 * C, groups, 3 * C, C,
                               d->sum_mode, gpu);
     }
+}
+
+// ---- the norm of the embedding, in place ----
+
+// Normalizes x (N, C) in place, and sets rstd (N).
+template <class T>
+static inline void norm_unit_forward(T* x, float* rstd, int N, int C, float eps, const Gpu* gpu) {
+    const NormGpu<T> norm = {NORM_RMS_ALONE, eps, NULL, NULL, NULL, rstd, N, C};
+    norm_forward(x, x, &norm, gpu);
+}
+
+// A warp turns a row of dx, the gradient of the normalized x, into that of x before. It reads the
+// row twice, the second time from cache.
+// grid   ceil(N / 8)      block   (32, 8)      shared   none
+// moves  2 N*C in, N*C out, N fp32 in. Bound by memory.
+// order  fixed
+// needs  C a multiple of WIDTH, and aligned addresses where that is a pack
+template <class T, int WIDTH>
+__global__ void norm_unit_backward_kernel(T* dx, const T* x, const float* rstd, int N, int C) {
+    const int n = blockIdx.x * blockDim.y + threadIdx.y;
+    if (n >= N) {
+        return;
+    }
+    const size_t row = (size_t)n * C;
+    float d[WIDTH], y[WIDTH], dot = 0;
+    for (int c = threadIdx.x * WIDTH; c < C; c += 32 * WIDTH) {
+        norm_load_<WIDTH>(d, dx + row + c);
+        norm_load_<WIDTH>(y, x + row + c);
+#pragma unroll
+        for (int i = 0; i < WIDTH; i++) {
+            dot += d[i] * y[i];
+        }
+    }
+    const float slope = warp_sum(dot) / C, r = rstd[n];
+    for (int c = threadIdx.x * WIDTH; c < C; c += 32 * WIDTH) {
+        norm_load_<WIDTH>(d, dx + row + c);
+        norm_load_<WIDTH>(y, x + row + c);
+#pragma unroll
+        for (int i = 0; i < WIDTH; i++) {
+            d[i] = r * (d[i] - y[i] * slope);
+        }
+        norm_store_<WIDTH>(dx + row + c, d);
+    }
+}
+
+// Turns dx (N, C), the gradient of the normalized x, into that of x before, in place.
+template <class T>
+static inline void norm_unit_backward(T* dx, const T* x, const float* rstd, int N, int C, const Gpu* gpu) {
+    const int packs = C % Pack<T>::SIZE == 0 && norm_aligned_(dx, x, NULL);
+    launch(packs ? norm_unit_backward_kernel<T, Pack<T>::SIZE> : norm_unit_backward_kernel<T, 1>,
+           ceil_div(N, NORM_ROWS), dim3(32, NORM_ROWS), 0, gpu, dx, x, rstd, N, C);
 }
 
 #endif

@@ -167,7 +167,8 @@ __global__ void q8_embedding_kernel(X* out, const int* tokens, QuantizedGpu wte,
     if (n < N) {
         const size_t from = (size_t)tokens[n] * C + c;
         const float token = to_float(wte.scales[from / QUANTIZED_BLOCK]) * (float)wte.q[from];
-        const float position = to_float(wpe[(size_t)embedding_position(positions, n, T) * C + c]);
+        const float position =
+            wpe ? to_float(wpe[(size_t)embedding_position(positions, n, T) * C + c]) : 0.0f;
         out[at] = from_float<X>(token + position);
     }
 }

@@ -135,22 +135,12 @@ static Results run_alone(const Shape* s, const float* qkv, const float* dout, co
 }
 
 static Results reference(const Shape* s, const float* qkv, const float* dout) {
-<<<<<<< HEAD
-    const Results r = {ops_floats(outs(s)), ops_floats(lses(s)), ops_floats(3 * outs(s)), NULL, NULL};
-    const int C = s->NH * s->HS;
-    const double* wide = ops_widen(qkv, 3 * outs(s));
-    double *out = ops_doubles(outs(s)), *lse = ops_doubles(lses(s)), *dqkv = ops_doubles(3 * outs(s));
-    ref_attention_forward(out, lse, wide, s->starts, 0, s->B, s->T, s->NH, s->NH, C / s->NH);
-    ref_attention_backward(dqkv, ops_widen(dout, outs(s)), wide, out, lse, s->starts, 0, s->B, s->T, s->NH,
-                           s->NH, C / s->NH);
-=======
     const Results r = {ops_floats(outs(s)), ops_floats(lses(s)), ops_floats(qkvs(s)), NULL, NULL};
     const double* wide = ops_widen(qkv, qkvs(s));
     double *out = ops_doubles(outs(s)), *lse = ops_doubles(lses(s)), *dqkv = ops_doubles(qkvs(s));
     ref_attention_forward(out, lse, wide, s->starts, 0, s->B, s->T, s->NH, s->KV, s->HS);
     ref_attention_backward(dqkv, ops_widen(dout, outs(s)), wide, out, lse, s->starts, 0, s->B, s->T, s->NH,
                            s->KV, s->HS);
->>>>>>> 1880014 (Attention has heads of queries that share keys and values)
     ops_narrow(r.out, out, outs(s));
     ops_narrow(r.lse, lse, lses(s));
     ops_narrow(r.dqkv, dqkv, qkvs(s));

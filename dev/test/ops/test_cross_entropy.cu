@@ -6,6 +6,7 @@
 
 typedef struct {
     int N, V, Vp;
+    CrossEntropy of;
     float* logits; // on the host, rounded to T
     int* target;
     double *loss, *dlogits; // what the reference says
@@ -22,17 +23,21 @@ static double largest_logit(const Case* k, int n) {
 
 // The fast exponentials, the logarithm and what is made of them are wrong by 2^-18 at most.
 // Probabilities are wrong by half a unit in the last place of the largest logit besides, which the
-// losses are not.
+// losses are not. Capped logits are wrong by 2^-19 of the softcap, and slopes by as much of 1. A
+// z-loss multiplies p, and its error, by a factor.
 template <class T>
 static void compare(const Case* k, const float* loss, const float* dlogits, float scale, const char* what) {
     const double wrong = 0x1p-18;
     for (int n = 0; n < k->N; n++) {
-        EXPECT_NEAR(loss[n], k->loss[n], wrong * (1 + fabs(k->loss[n])), "%s: row %d, V %d, %s", what, n,
-                    k->V, dtype_name(DTYPE_OF(T)));
-        const double p_wrong = wrong + 0x1p-24 * largest_logit(k, n);
+        const double capped = k->of.softcap * 0x1p-18;
+        EXPECT_NEAR(loss[n], k->loss[n], wrong * (1 + fabs(k->loss[n])) + capped, "%s: row %d, V %d, %s",
+                    what, n, k->V, dtype_name(DTYPE_OF(T)));
+        const double z = 1 + 2 * k->of.z_loss * (largest_logit(k, n) + log(k->V));
+        const double p_wrong = (wrong + capped + 0x1p-24 * largest_logit(k, n)) * z;
         for (int v = 0; v < k->Vp && dlogits; v++) {
             const double want = k->dlogits[(size_t)n * k->Vp + v];
-            const double terms = fabs(want) + (v == k->target[n] ? scale : 0); // p scale and scale
+            const double terms = (k->of.softcap > 0 ? scale : fabs(want)) +
+                                 (v == k->target[n] ? scale : 0); // p scale and scale
             const double tolerance = v < k->V ? roundoff<T>() * fabs(want) + p_wrong * terms + 0x1p-25 : 0;
             EXPECT_NEAR(dlogits[(size_t)n * k->Vp + v], want, tolerance, "%s: row %d, column %d of %d, %s",
                         what, n, v, k->V, dtype_name(DTYPE_OF(T)));
@@ -48,7 +53,7 @@ static void backward(float** loss, float** dlogits, const Case* k, float scale, 
     T* logits = upload<T>(k->logits, n, shift, gpu);
     int* target = upload_ints(k->target, k->N, gpu);
     float* losses = upload<float>(ops_floats(k->N), k->N, 0, gpu);
-    cross_entropy_backward(losses, logits, target, scale, k->N, k->V, k->Vp, gpu);
+    cross_entropy_backward(losses, logits, target, scale, k->of, gpu);
     *loss = download(losses, k->N, gpu);
     *dlogits = download(logits, n, gpu);
     gpu_free(losses);
@@ -61,7 +66,7 @@ template <class T> static float* loss_only(const Case* k, size_t shift, const Gp
     T* logits = upload<T>(k->logits, n, shift, gpu);
     int* target = upload_ints(k->target, k->N, gpu);
     float* losses = upload<float>(ops_floats(k->N), k->N, 0, gpu);
-    cross_entropy_loss(losses, logits, target, k->N, k->V, k->Vp, gpu);
+    cross_entropy_loss(losses, logits, target, k->of, gpu);
     EXPECT(ops_same_bits(download(logits, n, gpu), k->logits, n), "cross_entropy_loss wrote to the logits");
     float* loss = download(losses, k->N, gpu);
     gpu_free(losses);
@@ -71,7 +76,7 @@ template <class T> static float* loss_only(const Case* k, size_t shift, const Gp
 }
 
 static Case case_open(int N, int V, int Vp) {
-    const Case k = {N, V, Vp, ops_normal((size_t)N * Vp, 4), ops_below(N, V), NULL, NULL};
+    const Case k = {N, V, Vp, {N, V, Vp, 0, 0}, ops_normal((size_t)N * Vp, 4), ops_below(N, V), NULL, NULL};
     for (int i = 0; i < N * Vp; i++) { // what stands in the padding must not matter
         k.logits[i] = i % Vp < V ? k.logits[i] : 10000.0f;
     }
@@ -87,8 +92,9 @@ template <class T> static void test_case(Case* k, size_t shift, const Gpu* gpu) 
     const double* logits = ops_widen(k->logits, (size_t)k->N * k->Vp);
     double* lse = ops_doubles(k->N);
     k->loss = ops_doubles(k->N), k->dlogits = ops_doubles((size_t)k->N * k->Vp);
-    ref_classifier_forward(k->loss, lse, logits, k->target, 0, k->N, k->V, k->Vp);
-    ref_classifier_backward(k->dlogits, logits, lse, k->target, scale, 0, 0, k->N, k->V, k->Vp);
+    ref_classifier_forward(k->loss, lse, logits, k->target, k->of.softcap, k->N, k->V, k->Vp);
+    ref_classifier_backward(k->dlogits, logits, lse, k->target, scale, k->of.softcap, k->of.z_loss, k->N,
+                            k->V, k->Vp);
     compare<T>(k, loss, dlogits, scale, "one reading");
     backward<T>(&loss_again, &dlogits_again, k, scale, shift, &small);
     EXPECT(ops_same_bits(loss, loss_again, k->N), "loss of two readings, %d x %d", k->N, k->V);
@@ -98,9 +104,14 @@ template <class T> static void test_case(Case* k, size_t shift, const Gpu* gpu) 
 }
 
 template <class T> static void test_size(int N, int V, int Vp, size_t shift, const Gpu* gpu) {
-    Case k = case_open(N, V, Vp);
-    test_case<T>(&k, shift, gpu);
-    ops_close("sizes");
+    const float softcaps[] = {0, 3, 0, 15}, z_losses[] = {0, 0, 0.01f, 0.01f};
+    for (int i = 0; i < 4; i++) {
+        Case k = case_open(N, V, Vp);
+        k.of.softcap = softcaps[i];
+        k.of.z_loss = z_losses[i];
+        test_case<T>(&k, shift, gpu);
+        ops_close("sizes");
+    }
 }
 
 // Rows of equal logits, of masked ones (-infinity), one that rules the others, and large ones.
@@ -120,13 +131,14 @@ template <class T> static void test_extremes(const Gpu* gpu) {
 }
 
 // NaN and +infinity anywhere, the target or not, give a loss of NaN in their row and no other.
-template <class T> static void test_nan(const Gpu* gpu) {
+template <class T> static void test_nan(float softcap, const Gpu* gpu) {
     enum { V = 777, VP = 784 };
     Case k = case_open(5, V, VP);
+    k.of.softcap = softcap;
     k.logits[1 * VP + 0] = NAN;
     k.logits[2 * VP + V - 1] = NAN;
-    k.logits[3 * VP + 400] = INFINITY;
-    k.logits[4 * VP + V] = NAN; // in the padding
+    k.logits[3 * VP + 400] = softcap > 0 ? NAN : INFINITY; // capped, infinity is a number
+    k.logits[4 * VP + V] = NAN;                            // in the padding
     k.target[1] = 5;
     k.target[2] = V - 1;
     float *loss, *dlogits;
@@ -178,12 +190,12 @@ template <class T> static void test_top(int V, int Vp, const Gpu* gpu) {
     }
     k.logits[(size_t)4 * Vp + V / 2] = NAN;
     k.target[5] = NO_TARGET;
-    cross_entropy_top_cpu(want, k.logits, k.target, N, V, Vp);
+    cross_entropy_top_cpu(want, k.logits, k.target, k.of);
     T* logits = upload<T>(k.logits, (size_t)N * Vp, 0, gpu);
     int* target = upload_ints(k.target, N, gpu);
     int* is_top = upload_ints(k.target, N, gpu);
     int got[N];
-    cross_entropy_top(is_top, logits, target, N, V, Vp, gpu);
+    cross_entropy_top(is_top, logits, target, k.of, gpu);
     CUDA_CHECK(cudaMemcpyAsync(got, is_top, sizeof(got), cudaMemcpyDeviceToHost, gpu->stream));
     CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
     for (int n = 0; n < N; n++) {
@@ -203,7 +215,8 @@ template <class T> static void test_type(const Gpu* gpu) {
     }
     test_size<T>(3, 500, 512, 1, gpu); // no pack can be read here
     test_extremes<T>(gpu);
-    test_nan<T>(gpu);
+    test_nan<T>(0, gpu);
+    test_nan<T>(15, gpu);
     test_no_target<T>(33, 40, gpu);
     test_no_target<T>(769, 777, gpu); // no packs
     for (const int V : {1, 33, 2500}) {

@@ -87,7 +87,8 @@ static void test_backward(const Size* s, const int* tokens, GradientMode mode, s
         G* to_te = upload<G>(dwte, te, 0, gpu);
         G* to_pe = upload<G>(mode == GRADIENT_ADD ? dwpe : nothing, pe, 0, gpu);
         const Gradient gradient_te = {to_te, DTYPE_OF(G)}, gradient_pe = {to_pe, DTYPE_OF(G)};
-        embedding_backward(gradient_te, gradient_pe, d, ids, s->B, s->T, s->maxT, s->C, mode, &scratch, gpu);
+        embedding_backward(gradient_te, gradient_pe, d, ids, {s->B, s->T, s->C, s->V, s->maxT}, GRADIENT_ADD,
+                           mode, &scratch, gpu);
         te_got[run] = download(to_te, te, gpu);
         pe_got[run] = download(to_pe, pe, gpu);
         gpu_free(to_pe);
@@ -109,6 +110,37 @@ static void test_backward(const Size* s, const int* tokens, GradientMode mode, s
     gpu_free(d - shift);
 }
 
+// Without positions: the rows of the tokens, and their sums, set over NaN.
+template <class X, class G>
+static void test_tokens(const Size* s, const int* tokens, size_t shift, const Gpu* gpu) {
+    const size_t N = (size_t)s->B * s->T, n = N * s->C, te = (size_t)s->V * s->C;
+    float *wte = ops_normal(te, 1), *dout = ops_normal(n, 1);
+    X *from = upload<X>(wte, te, shift, gpu), *out = upload<X>(ops_floats(n), n, shift, gpu),
+      *d = upload<X>(dout, n, shift, gpu);
+    G* dwte = upload<G>(ops_floats(te), te, 0, gpu);
+    int* ids = upload_ints(tokens, N, gpu);
+    EmbeddingGpu scratch;
+    Memory memory = memory_on_gpu();
+    embedding_open(&scratch, &memory, (int)N, s->V, s->C);
+    embedding_forward(out, ids, from, (const X*)NULL, s->B, s->T, EmbeddingPositions{}, s->C, gpu);
+    const float* got = download(out, n, gpu);
+    for (size_t i = 0; i < n; i++) {
+        EXPECT(got[i] == wte[(size_t)tokens[i / s->C] * s->C + i % s->C], "token row, element %zu", i);
+    }
+    embedding_backward({dwte, DTYPE_OF(G)}, {NULL, DTYPE_OF(G)}, d, ids, {s->B, s->T, s->C, s->V, s->maxT},
+                       GRADIENT_SET, GRADIENT_SET, &scratch, gpu);
+    double *want = ops_doubles(te), *size = ops_doubles(te);
+    ref_embedding_backward(want, NULL, ops_widen(dout, n), tokens, s->B, s->T, s->C);
+    ref_embedding_backward(size, NULL, ops_absolute(ops_widen(dout, n), n), tokens, s->B, s->T, s->C);
+    compare<G>(download(dwte, te, gpu), want, size, te, "dwte set", s);
+    memory_close(&memory);
+    gpu_free(ids);
+    gpu_free(dwte);
+    gpu_free(d - shift);
+    gpu_free(out - shift);
+    gpu_free(from - shift);
+}
+
 // Half of the tokens are number V/2 in a batch that is `skewed`.
 template <class X> static void test_size(Size s, int skewed, size_t shift, const Gpu* gpu) {
     int* tokens = ops_below((size_t)s.B * s.T, s.V);
@@ -118,6 +150,8 @@ template <class X> static void test_size(Size s, int skewed, size_t shift, const
     test_forward<X>(&s, tokens, s.maxT - s.T, shift, gpu);
     test_backward<X, float>(&s, tokens, GRADIENT_SET, shift, gpu);
     test_backward<X, X>(&s, tokens, GRADIENT_ADD, shift, gpu);
+    test_tokens<X, float>(&s, tokens, shift, gpu);
+    test_tokens<X, X>(&s, tokens, shift, gpu);
     ops_close("sizes");
 }
 

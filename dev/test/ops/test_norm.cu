@@ -1,4 +1,4 @@
-// test_norm.cu -- layer normalization on the GPU against the CPU: every type, every path of the
+// test_norm.cu -- norms on the GPU against the reference: every kind and type, every path of the
 // launchers, gradients set and added, of both types, with and without the sum of dinp, the same
 // bits in every run.
 #include "llmc/ops/norm.cuh"
@@ -18,11 +18,31 @@ static void compare(const float* got, const double* want, const double* magnitud
     }
 }
 
+// Weights that the kind lacks are ones, its biases and means zeros.
 typedef struct {
+    NormKind kind;
     int N, C;
     float *inp, *weight, *bias, *dout, *held; // on the host, rounded to T
     float *mean, *rstd;                       // on the host, as the GPU found them
 } NormCase;
+
+static NormCase norm_case_open(NormKind kind, int N, int C) {
+    const size_t nc = (size_t)N * C;
+    const NormCase l = {kind,
+                        N,
+                        C,
+                        ops_normal(nc, 1),
+                        ops_normal(C, 1),
+                        ops_normal(C, kind == NORM_LAYER),
+                        ops_normal(nc, 1),
+                        ops_normal(nc, 1),
+                        NULL,
+                        NULL};
+    for (int c = 0; c < C && kind == NORM_RMS_ALONE; c++) {
+        l.weight[c] = 1;
+    }
+    return l;
+}
 
 // The arrays of one case on the GPU.
 template <class T> struct Device {
@@ -49,6 +69,18 @@ template <class T> static void device_close(const Device<T>* d, size_t shift) {
     }
     gpu_free(d->mean);
     gpu_free(d->rstd);
+}
+
+template <class T> static NormGpu<T> norm_of(const NormCase* l, const Device<T>* d) {
+    const int is_layer = l->kind == NORM_LAYER;
+    return NormGpu<T>{l->kind,
+                      NORM_EPS,
+                      l->kind == NORM_RMS_ALONE ? NULL : d->weight,
+                      is_layer ? d->bias : NULL,
+                      is_layer ? d->mean : NULL,
+                      d->rstd,
+                      l->N,
+                      l->C};
 }
 
 // How far roundings of one epsilon can move each result: see test_norm.c.
@@ -98,7 +130,7 @@ template <class T> static void forward(const NormCase* l, const Device<T>* d, co
     CUDA_CHECK(cudaMemsetAsync(d->out, 0xFF, (size_t)N * C * sizeof(T), gpu->stream));
     CUDA_CHECK(cudaMemsetAsync(d->mean, 0xFF, N * sizeof(float), gpu->stream));
     CUDA_CHECK(cudaMemsetAsync(d->rstd, 0xFF, N * sizeof(float), gpu->stream));
-    const NormGpu<T> norm = {d->weight, d->bias, d->mean, d->rstd, N, C};
+    const NormGpu<T> norm = norm_of(l, d);
     norm_forward(d->out, d->inp, &norm, gpu);
 }
 
@@ -106,10 +138,10 @@ template <class T> static void test_forward(NormCase* l, const Device<T>* d, con
     const int N = l->N, C = l->C;
     const size_t nc = (size_t)N * C;
     double *out = ops_doubles(nc), *mean = ops_doubles(N), *rstd = ops_doubles(N);
-    ref_norm_forward(out, mean, rstd, ops_widen(l->inp, nc), ops_widen(l->weight, C), ops_widen(l->bias, C),
-                     NORM_EPS, N, C);
+    ref_norm_forward(out, l->kind == NORM_LAYER ? mean : NULL, rstd, ops_widen(l->inp, nc),
+                     ops_widen(l->weight, C), ops_widen(l->bias, C), NORM_EPS, N, C);
     forward(l, d, gpu);
-    l->mean = download(d->mean, N, gpu);
+    l->mean = l->kind == NORM_LAYER ? download(d->mean, N, gpu) : ops_normal(N, 0);
     l->rstd = download(d->rstd, N, gpu);
     const float* first = download(d->out, nc, gpu);
     double *mean_size = ops_doubles(N), *rstd_size = ops_doubles(N), *out_size = ops_doubles(nc);
@@ -120,7 +152,8 @@ template <class T> static void test_forward(NormCase* l, const Device<T>* d, con
 
     forward(l, d, gpu);
     EXPECT(ops_same_bits(download(d->out, nc, gpu), first, nc), "out again, %d x %d", N, C);
-    EXPECT(ops_same_bits(download(d->mean, N, gpu), l->mean, N), "mean again, %d x %d", N, C);
+    EXPECT(l->kind != NORM_LAYER || ops_same_bits(download(d->mean, N, gpu), l->mean, N),
+           "mean again, %d x %d", N, C);
     EXPECT(ops_same_bits(download(d->rstd, N, gpu), l->rstd, N), "rstd again, %d x %d", N, C);
 }
 
@@ -156,10 +189,11 @@ static void test_backward(const NormCase* l, const Device<T>* d, GradientMode di
         G* dw = upload<G>(mode == GRADIENT_ADD ? dweight : nothing, C, 0, gpu);
         G* db = upload<G>(mode == GRADIENT_ADD ? dbias : nothing, C, 0, gpu);
         G* ds = upload<G>(sum_mode == GRADIENT_ADD ? onto : nothing, C, 0, gpu);
-        const Gradient to_weight = {dw, DTYPE_OF(G)}, to_bias = {db, DTYPE_OF(G)},
+        const Gradient to_weight = {l->kind == NORM_RMS_ALONE ? NULL : dw, DTYPE_OF(G)},
+                       to_bias = {l->kind == NORM_LAYER ? db : NULL, DTYPE_OF(G)},
                        // the second run is the same without it
             to_sum = {run == 0 ? ds : NULL, DTYPE_OF(G)};
-        const NormGpu<T> norm = {d->weight, d->bias, d->mean, d->rstd, N, C};
+        const NormGpu<T> norm = norm_of(l, d);
         const NormGradients sums = {to_weight, to_bias, mode, to_sum, sum_mode};
         norm_backward(dinp, dinp_mode, &sums, d->dout, d->inp, &norm, scratch, gpu);
         results[run][0] = download(dinp, nc, gpu);
@@ -186,28 +220,26 @@ static void test_backward(const NormCase* l, const Device<T>* d, GradientMode di
     double* dweight_want = mode == GRADIENT_ADD ? ops_widen(dweight, C) : ops_doubles(C);
     double* dbias_want = mode == GRADIENT_ADD ? ops_widen(dbias, C) : ops_doubles(C);
     ref_norm_backward(dinp_want, dweight_want, dbias_want, ops_widen(l->dout, nc), ops_widen(l->inp, nc),
-                      ops_widen(l->weight, C), ops_widen(l->mean, N), ops_widen(l->rstd, N), N, C);
+                      ops_widen(l->weight, C), l->kind == NORM_LAYER ? ops_widen(l->mean, N) : NULL,
+                      ops_widen(l->rstd, N), N, C);
     compare<T>(results[0][0], dinp_want, dinp_size, nc, dinp_mode == GRADIENT_ADD ? "dinp added" : "dinp", N,
                C);
-    compare<G>(results[0][1], dweight_want, dweight_size, C,
-               mode == GRADIENT_ADD ? "dweight added" : "dweight", N, C);
-    compare<G>(results[0][2], dbias_want, dbias_size, C, mode == GRADIENT_ADD ? "dbias added" : "dbias", N,
-               C);
+    if (l->kind != NORM_RMS_ALONE) {
+        compare<G>(results[0][1], dweight_want, dweight_size, C,
+                   mode == GRADIENT_ADD ? "dweight added" : "dweight", N, C);
+    }
+    if (l->kind == NORM_LAYER) {
+        compare<G>(results[0][2], dbias_want, dbias_size, C, mode == GRADIENT_ADD ? "dbias added" : "dbias",
+                   N, C);
+    }
 }
 
 // `offset` is the mean of the input: a variance computed as mean square minus squared mean would
 // drown in it.
-template <class T> static void test_size(int N, int C, float offset, size_t shift, const Gpu* gpu) {
+template <class T>
+static void test_size(NormKind kind, int N, int C, float offset, size_t shift, const Gpu* gpu) {
     const size_t nc = (size_t)N * C;
-    NormCase l = {N,
-                  C,
-                  ops_normal(nc, 1),
-                  ops_normal(C, 1),
-                  ops_normal(C, 1),
-                  ops_normal(nc, 1),
-                  ops_normal(nc, 1),
-                  NULL,
-                  NULL};
+    NormCase l = norm_case_open(kind, N, C);
     for (size_t i = 0; i < nc; i++) {
         l.inp[i] += offset;
     }
@@ -226,17 +258,9 @@ template <class T> static void test_size(int N, int C, float offset, size_t shif
 }
 
 // NaN in one row stays in that row, and reaches every column sum.
-template <class T> static void test_nan(const Gpu* gpu) {
+template <class T> static void test_nan(NormKind kind, const Gpu* gpu) {
     enum { N = 9, C = 64 };
-    NormCase l = {N,
-                  C,
-                  ops_normal(N * C, 1),
-                  ops_normal(C, 1),
-                  ops_normal(C, 1),
-                  ops_normal(N * C, 1),
-                  ops_normal(N * C, 1),
-                  NULL,
-                  NULL};
+    NormCase l = norm_case_open(kind, N, C);
     l.inp[2 * C + 5] = NAN;
     NormScratch scratch;
     Memory memory = memory_on_gpu();
@@ -244,9 +268,9 @@ template <class T> static void test_nan(const Gpu* gpu) {
     const Device<T> d = device_open<T>(&l, 0, gpu);
     T* dinp = upload<T>(l.held, N * C, 0, gpu);
     const Gradient dweight = {gpu_alloc(C, 4, "dweight"), DTYPE_FP32},
-                   dbias = {gpu_alloc(C, 4, "dbias"), DTYPE_FP32},
+                   dbias = {kind == NORM_LAYER ? gpu_alloc(C, 4, "dbias") : NULL, DTYPE_FP32},
                    dinp_sum = {gpu_alloc(C, 4, "dinp_sum"), DTYPE_FP32};
-    const NormGpu<T> norm = {d.weight, d.bias, d.mean, d.rstd, N, C};
+    const NormGpu<T> norm = norm_of(&l, &d);
     const NormGradients sums = {dweight, dbias, GRADIENT_SET, dinp_sum, GRADIENT_SET};
     norm_forward(d.out, d.inp, &norm, gpu);
     norm_backward(dinp, GRADIENT_ADD, &sums, d.dout, d.inp, &norm, &scratch, gpu);
@@ -267,7 +291,35 @@ template <class T> static void test_nan(const Gpu* gpu) {
     ops_close("nan");
 }
 
-template <class T> static void test_type(const Gpu* gpu) {
+// In place the norm has the bits of norm_forward; its backward pass is judged by the result that it
+// was given.
+template <class T> static void test_unit(int N, int C, size_t shift, const Gpu* gpu) {
+    const size_t nc = (size_t)N * C;
+    NormCase l = norm_case_open(NORM_RMS_ALONE, N, C);
+    const Device<T> d = device_open<T>(&l, shift, gpu);
+    forward(&l, &d, gpu);
+    const float *out = download(d.out, nc, gpu), *rstd = download(d.rstd, N, gpu);
+    norm_unit_forward(d.inp, d.rstd, N, C, NORM_EPS, gpu);
+    EXPECT(ops_same_bits(download(d.inp, nc, gpu), out, nc), "in place, %d x %d", N, C);
+    double *want = ops_doubles(nc), *size = ops_doubles(nc);
+    for (size_t n = 0; n < (size_t)N; n++) {
+        double mean = 0, mean_size = 0;
+        for (size_t i = n * C; i < (n + 1) * C; i++) {
+            mean += (double)l.dout[i] * out[i] / C;
+            mean_size += fabs((double)l.dout[i] * out[i]) / C;
+        }
+        for (size_t i = n * C; i < (n + 1) * C; i++) {
+            want[i] = rstd[n] * (l.dout[i] - out[i] * mean);
+            size[i] = rstd[n] * (fabs(l.dout[i]) + fabs(out[i]) * mean_size);
+        }
+    }
+    norm_unit_backward(d.dout, d.inp, d.rstd, N, C, gpu);
+    compare<T>(download(d.dout, nc, gpu), want, size, nc, "dx in place", N, C);
+    device_close(&d, shift);
+    ops_close("unit");
+}
+
+template <class T> static void test_kind(NormKind kind, const Gpu* gpu) {
     const int sizes[][2] = {
         {1, 1},     {31, 31},   {33, 33}, {33, 768},
         {5, 1600},  {1, 8},     {3, 521}, {2, 1033}, // scalars: 2 columns per thread, then memory
@@ -279,11 +331,21 @@ template <class T> static void test_type(const Gpu* gpu) {
 #endif
     };
     for (const int* size : sizes) {
-        test_size<T>(size[0], size[1], 0, 0, gpu);
+        test_size<T>(kind, size[0], size[1], 0, 0, gpu);
     }
-    test_size<T>(3, 768, 100, 0, gpu);
-    test_size<T>(9, 64, 0, 1, gpu); // no pack can be read here
-    test_nan<T>(gpu);
+    test_size<T>(kind, 3, 768, 100, 0, gpu);
+    test_size<T>(kind, 9, 64, 0, 1, gpu); // no pack can be read here
+    test_nan<T>(kind, gpu);
+}
+
+template <class T> static void test_type(const Gpu* gpu) {
+    for (NormKind kind : {NORM_LAYER, NORM_RMS, NORM_RMS_ALONE}) {
+        test_kind<T>(kind, gpu);
+    }
+    for (int C : {1, 31, 33, 768, 1600, 4104}) {
+        test_unit<T>(9, C, 0, gpu);
+    }
+    test_unit<T>(3, 64, 1, gpu); // no pack can be read here
 }
 
 TEST(norm) {
