@@ -666,7 +666,7 @@ int hf_config_check(ModelConfig cfg, char* error) {
                      model_rope_dims(cfg), HS);
 }
 
-// Number as short as it may be read back.
+// Number as short as it may be read back, and never an integer: transformers checks types.
 typedef struct {
     char text[32];
 } HfNumber_;
@@ -677,6 +677,9 @@ static HfNumber_ hf_number_(float x) {
     do {
         snprintf(number.text, sizeof(number.text), "%.*g", digits, (double)x);
     } while (digits++ < FLT_DECIMAL_DIG && strtof(number.text, NULL) != x);
+    if (!strpbrk(number.text, ".e")) {
+        snprintf(number.text + strlen(number.text), 3, ".0");
+    }
     return number;
 }
 

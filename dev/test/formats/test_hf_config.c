@@ -1,5 +1,7 @@
 // test_hf_config.c -- hf_config.h: each family's config.json, its defaults and older keys, is read
 // and written; whatever changes what a model computes, and is not supported, is refused by name.
+#define HF_CONFIG_IMPLEMENTATION
+
 #include <sys/stat.h>
 
 #include "llmc/formats/hf_config.h"
@@ -220,6 +222,18 @@ TEST(harmless_keys) {
     EXPECT_NEAR(hf_config_dropout(test_path("config")), 0, 0, "no dropout");
     read_members("llama", "'attention_dropout':0.25");
     EXPECT_NEAR(hf_config_dropout(test_path("config")), 0.25, 0, "dropout");
+}
+
+// transformers refuses an integer where its class has a float.
+TEST(numbers_are_floats) {
+    static const struct {
+        float x;
+        const char* text;
+    } cases[] = {{15, "15.0"},    {12.5f, "12.5"}, {1e-5f, "1e-05"},
+                 {1e6f, "1e+06"}, {5e5f, "5e+05"}, {0.1f, "0.1"}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        EXPECT(strcmp(hf_number_(cases[i].x).text, cases[i].text) == 0, "%s", hf_number_(cases[i].x).text);
+    }
 }
 
 // Whatever a class can hold is written and read back; sizes that were implied have a number then.
