@@ -21,6 +21,12 @@ for each PRECISION, by nvcc and for the CPU device.
 #include "dev/test/lib/test_element.h"
 #include "llmc/model/share_layers.h"
 
+#ifdef CUSIM
+enum { simulated = 1 };
+#else
+enum { simulated = 0 };
+#endif
+
 // MICRO_STEPS: of an update, at most
 enum { B = 2, T = 13, N = B * T, BATCHES = 2, MICRO_STEPS = 5 };
 
@@ -479,7 +485,8 @@ static float* gradient_on_host(Model* model) {
 }
 
 // Expects gradients of trained parameters to have the bits of the whole model's, and an update to
-// change these parameters only.
+// change these parameters only. On a real GPU gradients may only be near: without the gradient of
+// a bias cublasLt may choose another algorithm.
 static void test_freeze(Settings settings, const char* list, const float* weights) {
     int tokens[BATCHES * N], targets[BATCHES * N];
     batch_tokens(tokens, targets);
@@ -502,11 +509,16 @@ static void test_freeze(Settings settings, const char* list, const float* weight
             const size_t at = (rows[i].offset_bytes + (size_t)l * rows[i].layer_bytes) / sizeof(float),
                          count = tensor_layer_elements(&rows[i]);
             size_t different = 0, changed = 0;
+            double error = 0, size = 0;
             for (size_t k = at; k < at + count; k++) {
-                different += got[k] != (is_frozen ? 0 : want[k]);
+                const float w = is_frozen ? 0 : want[k];
+                different += got[k] != w;
+                error += is_key_bias(model, i, k - at) ? 0 : pow(got[k] - w, 2);
+                size += pow(w, 2);
                 changed += after[k] != before[k];
             }
-            EXPECT(different == 0, "--freeze %s: %zu gradients of %s, layer %d", list, different,
+            const int is_near = !simulated && !is_frozen && sqrt(error) <= tolerance() * sqrt(size);
+            EXPECT(different == 0 || is_near, "--freeze %s: %zu gradients of %s, layer %d", list, different,
                    rows[i].name, l);
             EXPECT((changed > 0) == !is_frozen, "--freeze %s: %zu of %s, layer %d, have changed", list,
                    changed, rows[i].name, l);
@@ -534,7 +546,8 @@ static void test_fusion(const float* weights) {
     const int fuses = DTYPE_OF(floatX) != DTYPE_FP32;
     int tokens[BATCHES * N], targets[BATCHES * N];
     batch_tokens(tokens, targets);
-    for (int level = RECOMPUTE_ACTIVATION; level <= RECOMPUTE_BLOCK; level += RECOMPUTE_BLOCK - RECOMPUTE_ACTIVATION) {
+    for (int level = RECOMPUTE_ACTIVATION; level <= RECOMPUTE_BLOCK;
+         level += RECOMPUTE_BLOCK - RECOMPUTE_ACTIVATION) {
         Settings settings = USUAL;
         settings.recompute = model_recompute_word(level);
         settings.gradients = level == RECOMPUTE_BLOCK ? "fp32" : "model";

@@ -83,7 +83,8 @@ enum { ATTENTION_IS_SMALL_ = GPU_SM == 86 || GPU_SM == 89 || GPU_SM >= 120 };
 // multiprocessor of an A100 (65,536 registers, 164 KiB; one block for fp32 at W = 128), and one
 // block fits into 99 KiB. On a multiprocessor with no more than that, tiles of 16 bits are smaller,
 // so two blocks fit there, too, except in the backward pass at W = 128: a single block has one warp
-// per scheduler. Other sizes have not been timed.
+// per scheduler. On an H200, at W = 64 in 16 bits, all other sizes that were tried are slower
+// (dev/LOG.md, 2026-11-26); other widths have not been timed.
 //     M 16-row tiles of a warp COLS rows of a tile of the stream
 //     STEP columns of scores at a time, at most COLS KEEP see AttentionLeft_
 template <class X, int W> struct AttentionTiling_ {
@@ -98,7 +99,10 @@ template <class X, int W> struct AttentionTiling_ {
                                                           : 16;
     static constexpr int FORWARD_KEEP = HALF && W <= 64 ? W / 16 : 0;
     static constexpr int BACKWARD_M = HALF && W <= 96 && !SMALL ? 2 : 1;
-    static constexpr int BACKWARD_COLS = SMALL && W == 96 ? 16 : HALF || W <= 64 ? 32 : 16;
+    static constexpr int BACKWARD_COLS = SMALL && W == 96            ? 16
+                                         : HALF && W == 64 && !SMALL ? 64
+                                         : HALF || W <= 64           ? 32
+                                                                     : 16;
     static constexpr int BACKWARD_STEP = HALF && W == 128 ? 32 : 16;
     static constexpr int KEYS_KEEP_K = !HALF || W == 80 || W == 96 ? 0 : W / 16;
     static constexpr int KEYS_KEEP_V = !HALF || W >= 64 ? 0 : W / 16;

@@ -14,7 +14,7 @@ The backward pass is set to be deterministic. For this, cuDNN before 9.25 needs 
 probabilities in its workspace on Hopper, 2 B NH T T bytes: 1.5 GiB for GPT-2 124M at B = 64. The
 memory plan of a run counts that much for any version.
 
-Compiled and linked with cuDNN 9.19 and cudnn-frontend 1.32. Never run on hardware.
+Run on an H200 with cuDNN 9.19 and cudnn-frontend 1.32.
 */
 #ifndef LLMC_ATTENTION_CUDNN_CUH
 #define LLMC_ATTENTION_CUDNN_CUH
@@ -162,7 +162,8 @@ static inline void attention_cudnn_allocate_(AttentionCudnn* a, Memory* memory) 
 }
 
 // Opens attention on the current device, for micro-batches of these sizes and of type X. Only cuDNN
-// knows the size of its workspace: a dry ledger counts the most that it may take.
+// knows the size of its workspace: a dry ledger counts the most that it may take. Its tiles have up
+// to 128 rows.
 template <class X>
 static inline void attention_gpu_open(AttentionCudnn* a, Memory* memory, AttentionSizes sizes) {
     memset((void*)a, 0, sizeof(*a));
@@ -174,8 +175,8 @@ static inline void attention_gpu_open(AttentionCudnn* a, Memory* memory, Attenti
         return;
     }
     if (memory_is_dry(memory)) {
-        const size_t B = (size_t)sizes.B, T = (size_t)sizes.T;
-        memory_count(memory, "scratch: cuDNN's workspace", MEMORY_DEVICE, 2 * B * sizes.NH * T * T);
+        const size_t heads = (size_t)sizes.B * sizes.NH, rows = (size_t)(sizes.T + 127) / 128 * 128;
+        memory_count(memory, "scratch: cuDNN's workspace", MEMORY_DEVICE, 2 * heads * rows * (rows + 2));
         return;
     }
     CUDNN_CHECK(cudnnCreate(&a->handle));

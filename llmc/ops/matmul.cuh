@@ -15,9 +15,10 @@ and one for many small matmuls (Muon):
 
 They set their outputs, except dbias, which is set or added to according to `mode`, and may have no
 data. bias may be NULL. dweight and dbias are fp32 or T. Any size works, but matmuls are slow unless
-C and OC are multiples of 8. Sums are fp32 and rounded once, with two exceptions. If cublasLt cannot
-fuse bias or GELU into a matmul, a kernel applies it to the rounded result. If cublasLt computes
-dbias, the sum of a micro-batch is rounded before it is added.
+C and OC are multiples of 8. Sums are fp32 and rounded once, with three exceptions. If cublasLt
+cannot fuse bias or GELU into a matmul, a kernel applies it to the rounded result. If cublasLt
+computes dbias, the sum of a micro-batch is rounded before it is added; so is dweight if its
+algorithm splits the sum (seen on an H200).
 
 Plans. The first matmul of a shape makes a plan: the descriptors and an algorithm, which is the
 first choice of cublasLt's heuristic or, with `autotune`, the fastest one measured. Later matmuls

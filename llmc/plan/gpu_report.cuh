@@ -154,7 +154,7 @@ static inline Gpu gpu_or_default(char* words, size_t words_bytes, int device) {
 // Returns the rates for the planned time of an update. The shares of the peaks and the time of a
 // launch are assumptions, not measured with this program.
 static inline CostRates gpu_rates(const Gpu* gpu, double peak) {
-    const double matmuls = 0.65, attention = 0.35, memory = 0.8, bandwidth = gpu_bandwidth_per_s(gpu);
+    const double matmuls = 0.65, attention = 0.2, memory = 0.8, bandwidth = gpu_bandwidth_per_s(gpu);
     CostRates rates;
     for (int kind = 0; kind < COST_RATES; kind++) {
         rates.per_s[kind] = kind == COST_MATMULS     ? matmuls * peak
