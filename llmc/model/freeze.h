@@ -210,21 +210,27 @@ static FreezeExtent_ freeze_extent_(const FreezeItem_* item, const TensorRow* ro
                                                                  : FREEZE_NOTHING_;
 }
 
-// Appends the names of all parameters that the model has, and all words.
+static void freeze_append_(char* text, size_t room, const char* name) {
+    snprintf(text + strlen(text), room - strlen(text), "%s%s", text[0] ? ", " : "", name);
+}
+
+// Appends the names of all parameters that the model has, and the words for them.
 static void freeze_list_names_(const TensorRow* rows, char* text, size_t room) {
     int count;
     const FreezeWord_* words = freeze_words_(&count);
+    const char* last = "";
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        snprintf(text + strlen(text), room - strlen(text), "%s%s",
-                 tensor_is_absent(&rows[i]) ? "" : rows[i].name, tensor_is_absent(&rows[i]) ? "" : ", ");
+        if (!tensor_is_absent(&rows[i])) {
+            freeze_append_(text, room, rows[i].name);
+        }
     }
-    for (int i = 0; i < count; i++) {
-        const int is_new = i == 0 || strcmp(words[i].word, words[i - 1].word) != 0;
-        snprintf(text + strlen(text), room - strlen(text), "%s%s",
-                 !is_new ? ""
-                 : i     ? ", "
-                         : "",
-                 is_new ? words[i].word : "");
+    for (int k = 0; k < count * MODEL_PARAMETER_ROWS; k++) {
+        const FreezeWord_* word = &words[k / MODEL_PARAMETER_ROWS];
+        const TensorRow* row = &rows[k % MODEL_PARAMETER_ROWS];
+        if (!tensor_is_absent(row) && fnmatch(word->names, row->name, 0) == 0 &&
+            strcmp(last, word->word) != 0) {
+            freeze_append_(text, room, last = word->word);
+        }
     }
 }
 

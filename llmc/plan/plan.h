@@ -160,6 +160,24 @@ static void plan_print_freeze_(FILE* file, const Settled* s) {
     fputc('\n', file);
 }
 
+// Prints the architecture and the sizes that GPT-2 does not choose.
+static void plan_print_architecture_(FILE* file, ModelConfig cfg) {
+    if (cfg.arch == ARCH_GPT2) {
+        return;
+    }
+    int with_window = 0;
+    fprintf(file, "architecture: %s, heads of %d, %d of keys, %d hidden units%s",
+            model_architecture(cfg.arch)->word, model_head_size(cfg), model_key_heads(cfg), model_hidden(cfg),
+            cfg.has_head ? ", own output layer" : "");
+    for (int l = 0; l < cfg.L; l++) {
+        with_window += model_window(cfg, l) > 0;
+    }
+    if (with_window > 0) {
+        fprintf(file, ", a window of %d in %d layer%s", cfg.window, with_window, words_s(with_window));
+    }
+    fputc('\n', file);
+}
+
 static void plan_describe_(FILE* file, const Settled* s, const Memory* memory) {
     const ModelConfig cfg = s->cfg;
     const char* each = s->options.program.trainer == OPTION_GPU ? " per GPU" : " per process";
@@ -173,6 +191,7 @@ static void plan_describe_(FILE* file, const Settled* s, const Memory* memory) {
                 s->options.share_layers);
     }
     fputc('\n', file);
+    plan_print_architecture_(file, cfg);
     plan_print_freeze_(file, s);
     fprintf(file, "memory%s: ", s->ranks.size > 1 ? each : "");
     plan_print_places_(file, memory);

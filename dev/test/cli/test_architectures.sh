@@ -1,0 +1,91 @@
+#!/usr/bin/env bash
+# test_architectures.sh -- runs of every architecture from the outside: training, resuming, ranks,
+# optimizers, frozen and shared layers, generating, quantizing, exporting.
+#
+#     dev/test/cli/test_architectures.sh build/plain/train_gpt2
+set -u
+export OMP_WAIT_POLICY=passive OMP_NUM_THREADS=1 LC_ALL=C # models so small are fastest on one thread
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+
+trainer=$(realpath "${1:?usage: test_architectures.sh TRAINER}")
+name=test_architectures
+source dev/test/lib/check.sh
+source dev/test/lib/trainer.sh
+work=$(mktemp -d /tmp/llmc_architectures_XXXXXX)
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+export TMPDIR=$work # mpirun's files
+
+tiny=(--layers 2 --channels 64 --heads 4 --hidden 128 --seq-len 32 --total-batch 64 --steps 6 --eval-every 0 --sample-every 0 --seed 3)
+weights=step_00000006/model.safetensors
+
+# same_weights WHAT A B: two runs ended with the same bits.
+same_weights() { check "$1" cmp "$2/$weights" "$3/$weights"; }
+
+test_run() {
+    good "$arch" "${model[@]}" --out whole --save-every 3
+    check "$arch: the summary names it" grep -q "^architecture: $arch, heads of" stdout
+    mkdir resumed && cp -r whole/step_00000003 resumed
+    runs "$arch: resume" "${model[@]}" --out resumed --save-every 3 --resume on
+    same_weights "$arch: a resumed run" whole resumed
+    runs "$arch: continue" --model whole --steps 2
+    bad 2 "--kv-heads is 3|has" --model whole --kv-heads 3 --steps 2
+    runs "$arch: update in the backward pass" "${model[@]}" --grad-clip 0 --update-in-backward on --out inside
+    runs "$arch: without" "${model[@]}" --grad-clip 0 --out outside
+    same_weights "$arch: updates in the backward pass" inside outside
+}
+
+test_texts() {
+    runs "$arch: a prompt" --model whole --prompt 'One day' --tokens 8 --temperature 0
+    check "$arch: the text starts with it" grep -q '^One day' stdout
+    runs "$arch: a prompt in 8 bits" --model whole --prompt 'One day' --tokens 8 --quantize q8_0
+    runs "$arch: a prompt in bf16" --model whole --prompt 'One day' --tokens 8 --matmul bf16
+}
+
+test_export() {
+    if [ "$arch" = nanochat ]; then
+        bad 2 "--export-gguf|nanochat" --model whole --steps 0 --export-gguf model.gguf
+    else
+        runs "$arch: GGUF" --model whole --steps 0 --export-gguf model.gguf
+        check "$arch: GGUF names it" grep -qa "general.architecture" model.gguf
+    fi
+}
+
+test_options() {
+    local line
+    for line in '--optimizer adamw8bit' '--optimizer adafactor' '--optimizer muon --muon-rows on' '--optimizer lion' \
+        '--optimizer sgd --lr 0.1' '--matmul bf16' '--freeze embeddings,blocks[0]' '--freeze attention,fcw[1]' \
+        '--share-layers all' '--share-layers mlp' '--doc-mask on --z-loss 1e-4' '--recompute 3' '--plan'; do
+        # shellcheck disable=SC2086
+        runs "$arch $line" "${model[@]}" $line
+        check "$arch $line: finite" sh -c '! grep -qiwE "nan|inf" stdout'
+    done
+}
+
+# Ranks that divide the optimizer's state have the bits of ranks that do not.
+test_ranks() {
+    local stage
+    for stage in 0 1; do
+        timeout 120 mpirun --oversubscribe --bind-to none -n 2 "$trainer" "${model[@]}" --optimizer muon \
+            --zero $stage --out ranks_$stage >stdout 2>stderr </dev/null
+        check "$arch: 2 ranks, --zero $stage: $(head -n 1 stderr)" [ $? = 0 ]
+    done
+    same_weights "$arch: --zero 1" ranks_0 ranks_1
+}
+
+lines=('llama --kv-heads 2 --own-head on' 'mistral --window 9' 'qwen2 --kv-heads 1'
+    'qwen3 --head-size 32 --kv-heads 2 --window 7 --window-pattern SL' 'arcee' 'nanochat --kv-heads 2')
+for line in "${lines[@]}"; do
+    arch=${line%% *}
+    # shellcheck disable=SC2206
+    model=(--arch $line "${tiny[@]}")
+    test_run
+    test_texts
+    test_export
+    test_options
+    if command -v mpirun >/dev/null && grep -q MPI_Init_thread "$trainer"; then
+        test_ranks
+    fi
+    rm -rf whole resumed inside outside ranks_*
+done
+check_done
