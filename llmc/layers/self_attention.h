@@ -2,8 +2,8 @@
 self_attention.h -- attention of a block with the linear layer in front of it, on the CPU, with the
 matmuls of linear.h.
 
-    qkv (N, QKV)               = inp weight^T + bias, queries and keys with their norms and positions
-                                 (heads.h)
+    qkv (N, QKV)               = inp weight^T + bias; queries and keys with their norms and
+                                 positions (heads.h)
     out (N, Q), lse (B, NH, T) = attention of qkv (attention.h)
 
 With matmuls in bf16, T and a head's size that are multiples of 32, and heads without norms, qkv and
