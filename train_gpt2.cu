@@ -92,6 +92,7 @@ struct Model {
     MatmulGpu matmul;
     LinearGpu linear; // with it
     AttentionGpu attention;
+    Rope rope;
     NormScratch norm_scratch;
     EmbeddingGpu encoder;
     OptimizerPlan optimizer;
@@ -180,8 +181,8 @@ static void open_operations(Model* model, const Settled* s) {
                   validation = 256; // so many batches the GPU may be behind the host
     Memory* memory = &model->memory;
     batch_queue_open(&model->batches, memory, N, &model->gpu);
-    attention_gpu_open<floatX>(&model->attention, memory,
-                               attention_sizes(model->B, model->T, cfg.NH, cfg.NH, model_head_size(cfg)));
+    attention_gpu_open<floatX>(&model->attention, memory, self_attention_sizes(cfg, model->B, model->T));
+    self_attention_open_rope(&model->rope, memory, cfg, model->T);
     norm_open(&model->norm_scratch, memory, (int)N, cfg.C);
     embedding_open(&model->encoder, memory, (int)N, cfg.Vp, cfg.C);
     optimizer_open<floatX>(&model->optimizer, memory, &s->zero, &model->state);
@@ -379,7 +380,8 @@ static Block block_at(Model* model, int l, const Pass* pass) {
                  N,
                  {NORM_LAYER, NORM_EPS, p.ln1w, p.ln1b, a.ln1_mean, a.ln1_rstd, N, C},
                  {NORM_LAYER, NORM_EPS, p.ln2w, p.ln2b, a.ln2_mean, a.ln2_rstd, N, C},
-                 self_attention_of(cfg, &w.qkv, &a, pass, &model->linear, &model->attention),
+                 self_attention_of(cfg, l, &w.qkv, &p, &a, pass, pass->starts, model->rope, &model->linear,
+                                   &model->attention),
                  w.attproj,
                  {ACTIVATION_GELU, N, w.fc, w.fcproj, a.fch, a.fch_act, &model->linear}};
 }
@@ -535,7 +537,8 @@ static void block_backward(Model* model, int l, const Pass* pass, GradientMode m
 
     // attention: dqkv (N, QKV)
     linear_backward(datty, d.attprojw, dresidual, a.atty, &b.attproj, b.N, attention_mode, &model->linear);
-    const SelfAttentionGradientsGpu dattention = {dln1, d.qkvw, d.qkvb, attention_mode, a.dqkv};
+    const SelfAttentionGradientsGpu dattention = {dln1,     d.qkvw,         d.qkvb, d.qnormw,
+                                                  d.knormw, attention_mode, a.dqkv};
     self_attention_backward(&b.attention, &dattention, datty, a.ln1);
     // dresidual, and the gradient of fcprojb (C) of the block before
     if (l > 0) {

@@ -2,7 +2,8 @@
 self_attention.cuh -- self_attention.h on the GPU: attention of a block with the linear layer in
 front of it.
 
-    qkv (N, QKV)               = inp weight^T + bias
+    qkv (N, QKV)               = inp weight^T + bias; queries and keys with their norms and
+                                 positions (heads.h)
     out (N, Q), lse (B, NH, T) = attention of qkv (attention.h)
 */
 #ifndef LLMC_SELF_ATTENTION_CUH
@@ -12,11 +13,31 @@ front of it.
 
 #include "llmc/layers/linear.cuh"
 #include "llmc/ops/attention.cuh"
+#include "llmc/ops/column_sums.cuh"
+#include "llmc/ops/heads.cuh"
+#include "llmc/ops/rope.cuh"
+
+// Opens the rotary positions of a model, for up to T tokens, if it has any.
+static inline void self_attention_open_rope(Rope* rope, Memory* memory, ModelConfig cfg, int T) {
+    const int HS = model_head_size(cfg);
+    rope->table = NULL;
+    rope->HS = HS;
+    if (model_architecture(cfg.arch)->positions == POSITIONS_ROPE) {
+        const RopeSettings settings = {T, HS, model_rope_dims(cfg), model_rope_base(cfg), cfg.scaling};
+        rope_gpu_open(rope, memory, settings);
+    }
+}
+
+static inline AttentionSizes self_attention_sizes(ModelConfig cfg, int B, int T) {
+    return attention_sizes(B, T, cfg.NH, model_key_heads(cfg), model_head_size(cfg));
+}
 
 typedef struct {
     AttentionSizes sizes;
     const int* starts;               // (B, T), or NULL
+    int window;                      // tokens that a step of decoding sees, itself the last; 0: all
     Weight weight;                   // (QKV, C)
+    HeadsGpu<floatX> heads;          // what happens to queries and keys
     floatX *qkv, *out;               // (N, QKV), (N, Q)
     float* lse;                      // (B, NH, T)
     AttentionCacheGpu<floatX> cache; // keys and values that are kept; no data: none
@@ -26,19 +47,32 @@ typedef struct {
     AttentionGpu* attention;
 } SelfAttentionGpu;
 
-static inline SelfAttentionGpu self_attention_of(ModelConfig cfg, const Weight* weight,
-                                                 const ModelActivations* a, const Pass* pass,
+// Returns the attention of layer l, whose parameters are in `p`. `starts` of a layer with a window
+// are those of the window.
+static inline SelfAttentionGpu self_attention_of(ModelConfig cfg, int l, const Weight* weight,
+                                                 const ModelParameters* p, const ModelActivations* a,
+                                                 const Pass* pass, const int* starts, Rope rope,
                                                  LinearGpu* linear, AttentionGpu* attention) {
     SelfAttentionGpu layer;
-    layer.sizes = attention_sizes(pass->B, pass->T, cfg.NH, cfg.NH, model_head_size(cfg));
-    layer.starts = pass->starts;
+    layer.sizes = self_attention_sizes(cfg, pass->B, pass->T);
+    layer.starts = starts;
+    layer.window = model_window(cfg, l);
     layer.weight = *weight;
+    layer.positions = pass_is_step(pass) ? pass->positions.given : NULL;
+    layer.heads = {model_architecture(cfg.arch)->heads,
+                   model_norm_eps(cfg),
+                   layer.sizes,
+                   rope,
+                   layer.positions,
+                   p->qnormw,
+                   p->knormw,
+                   a->qk_raw,
+                   a->qk_rstd};
     layer.qkv = a->qkv;
     layer.out = a->atty;
     layer.lse = a->att_lse;
     layer.cache = {pass->cached ? a->kv : NULL, pass->cached};
     layer.sequence = pass->sequence;
-    layer.positions = pass_is_step(pass) ? pass->positions.given : NULL;
     layer.linear = linear;
     layer.attention = attention;
     return layer;
@@ -49,11 +83,12 @@ static inline void self_attention_forward(const SelfAttentionGpu* a, const float
     const int N = a->sizes.B * a->sizes.T;
     const Gpu* gpu = a->linear->gpu;
     linear_forward(a->qkv, inp, &a->weight, N, a->linear);
+    heads_forward(a->qkv, &a->heads, gpu);
     if (a->cache.data) {
         attention_cache_store(a->cache, a->qkv, a->positions, a->sequence, a->sizes, gpu);
     }
     if (a->positions) {
-        attention_cached(a->out, a->qkv, a->positions, 0, a->cache, a->sizes, gpu);
+        attention_cached(a->out, a->qkv, a->positions, a->window, a->cache, a->sizes, gpu);
     } else {
         attention_forward(a->out, a->lse, a->qkv, a->starts, a->sizes, a->attention, gpu);
     }
@@ -63,16 +98,32 @@ static inline void self_attention_forward(const SelfAttentionGpu* a, const float
 // `mode` says; dinp (N, C), which it sets; and memory that it uses.
 typedef struct {
     floatX* dinp;
-    Gradient dqkvw, dqkvb;
+    Gradient dqkvw, dqkvb, dqnormw, dknormw;
     GradientMode mode;
     floatX* dqkv; // (N, QKV)
 } SelfAttentionGradientsGpu;
 
+// Sets dqkv, the gradient of the linear layer's output, and sets or adds to that of its bias. Heads
+// change dqkv after attention's backward pass: then the bias is summed after them.
+static inline void self_attention_backward_qkv_(const SelfAttentionGpu* a, const SelfAttentionGradientsGpu* d,
+                                                const floatX* dout) {
+    const Gpu* gpu = a->linear->gpu;
+    const int plain = heads_do_nothing(&a->heads), N = a->sizes.B * a->sizes.T;
+    const Gradient none = {NULL, d->dqkvb.dtype};
+    float* sums = attention_sums(a->attention);
+    const HeadsGradientsGpu dheads = {d->dqnormw, d->dknormw, d->mode, sums};
+    attention_backward(d->dqkv, plain ? d->dqkvb : none, dout, a->qkv, a->out, a->lse, a->starts, a->sizes,
+                       d->mode, a->attention, gpu);
+    heads_backward(d->dqkv, &dheads, (const floatX*)a->qkv, &a->heads, gpu);
+    if (!plain && d->dqkvb.data) {
+        column_sums(d->dqkvb, sums, (const floatX*)d->dqkv, N, attention_qkv_size(a->sizes), d->mode, gpu);
+    }
+}
+
 // Sets and adds to gradients. dout is (N, Q), inp (N, C); dinp may be dout.
 static inline void self_attention_backward(const SelfAttentionGpu* a, const SelfAttentionGradientsGpu* d,
                                            const floatX* dout, const floatX* inp) {
-    attention_backward(d->dqkv, d->dqkvb, dout, a->qkv, a->out, a->lse, a->starts, a->sizes, d->mode,
-                       a->attention, a->linear->gpu);
+    self_attention_backward_qkv_(a, d, dout);
     linear_backward(d->dinp, d->dqkvw, d->dqkv, inp, &a->weight, a->sizes.B * a->sizes.T, d->mode, a->linear);
 }
 

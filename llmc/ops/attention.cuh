@@ -741,6 +741,10 @@ static inline void attention_gpu_open(AttentionFlash* scratch, Memory* memory, A
 // Closes nothing: only cuDNN has plans to close.
 static inline void attention_gpu_close(AttentionFlash*) {}
 
+// Returns scratch of the backward pass that is free between two passes: sums of 64 rows each over
+// all columns of qkv, (B ceil(T / 64), QKV) floats.
+static inline float* attention_sums(const AttentionFlash* scratch) { return scratch->sums; }
+
 // Returns a note on attention for the start of a run: none.
 static inline const char* attention_note(const AttentionFlash*) { return ""; }
 

@@ -197,6 +197,8 @@ static inline void attention_gpu_close(AttentionCudnn* a) {
     }
 }
 
+static inline float* attention_sums(const AttentionCudnn* a) { return a->flash.sums; }
+
 // Returns what does the attention of full micro-batches, for the start of a run.
 static inline const char* attention_note(const AttentionCudnn* a) { return a->note; }
 

@@ -1,0 +1,278 @@
+/*
+heads.cuh -- heads.h on the GPU: the same functions on X = float, bf16 or fp16, computed in fp32.
+
+A block processes one head of HEADS_TOKENS tokens, a warp one of these tokens at a time. Lane i has
+the pairs of columns i and i + 32, so heads have up to 128 columns.
+
+heads_backward leaves the sums of a block in `sums`, for B * NH heads, then B * KV ones, and
+column_sums.cuh adds them up in a fixed order.
+*/
+#ifndef LLMC_HEADS_CUH
+#define LLMC_HEADS_CUH
+
+#include "llmc/gpu/gpu.cuh"
+#include "llmc/ops/column_sums.cuh"
+#include "llmc/ops/heads.h"
+
+enum {
+    HEADS_WARPS = 8,
+    HEADS_TOKENS = 64,
+    HEADS_COLUMNS_ = 4, // of a lane, in two pairs
+    HEADS_WIDEST = 32 * HEADS_COLUMNS_
+};
+
+// Heads, like those of heads.h, of type X.
+template <class X> struct HeadsGpu {
+    HeadsKind kind;
+    float eps;
+    AttentionSizes sizes;
+    Rope rope;
+    const int* positions;
+    const X *qnormw, *knormw;
+    X* raw;
+    float* rstd;
+};
+
+template <class X> static inline int heads_do_nothing(const HeadsGpu<X>* heads) {
+    return heads->kind == HEADS_PLAIN && !heads->rope.table;
+}
+
+// ---- a lane's columns of a head ----
+
+template <class X> struct alignas(2 * sizeof(X)) HeadsPair_ { X e, o; };
+
+// Returns the first column of the lane's pair i.
+__device__ inline int heads_column_(int i) { return 2 * ((int)threadIdx.x % 32 + 32 * i); }
+
+// Loads the lane's columns of a head; columns from HS on are 0.
+template <class X> __device__ inline void heads_load_(float (&x)[HEADS_COLUMNS_], const X* head, int HS) {
+#pragma unroll
+    for (int i = 0; i < HEADS_COLUMNS_ / 2; i++) {
+        const int c = heads_column_(i);
+        x[2 * i] = x[2 * i + 1] = 0.0f;
+        if (c < HS) {
+            const HeadsPair_<X> pair = *reinterpret_cast<const HeadsPair_<X>*>(head + c);
+            x[2 * i] = to_float(pair.e);
+            x[2 * i + 1] = to_float(pair.o);
+        }
+    }
+}
+
+template <class X> __device__ inline void heads_store_(X* head, const float (&x)[HEADS_COLUMNS_], int HS) {
+#pragma unroll
+    for (int i = 0; i < HEADS_COLUMNS_ / 2; i++) {
+        const int c = heads_column_(i);
+        if (c < HS) {
+            const HeadsPair_<X> pair = {from_float<X>(x[2 * i]), from_float<X>(x[2 * i + 1])};
+            *reinterpret_cast<HeadsPair_<X>*>(head + c) = pair;
+        }
+    }
+}
+
+// Turns the lane's pairs by `angles`, forward (sign 1) or back (-1).
+__device__ inline void heads_turn_(float (&x)[HEADS_COLUMNS_], const float* angles, float sign, int HS) {
+#pragma unroll
+    for (int i = 0; i < HEADS_COLUMNS_ / 2; i++) {
+        const int column = heads_column_(i);
+        if (column < HS) {
+            const float2 angle = *reinterpret_cast<const float2*>(angles + column);
+            const float c = angle.x, s = sign * angle.y, e = x[2 * i], o = x[2 * i + 1];
+            x[2 * i] = e * c - o * s;
+            x[2 * i + 1] = o * c + e * s;
+        }
+    }
+}
+
+// Returns the product of two rows of the warp, to all lanes.
+__device__ inline float heads_dot_(const float (&x)[HEADS_COLUMNS_], const float (&y)[HEADS_COLUMNS_]) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < HEADS_COLUMNS_; i++) {
+        sum += x[i] * y[i];
+    }
+    return warp_sum(sum);
+}
+
+template <class X>
+__device__ inline float heads_rstd_(const float (&x)[HEADS_COLUMNS_], const HeadsGpu<X>& heads) {
+    return 1.0f / sqrtf(heads_dot_(x, x) / (float)heads.sizes.HS + heads.eps);
+}
+
+template <class X> __device__ inline const float* heads_angles_(const HeadsGpu<X>& heads, int n) {
+    return rope_at(heads.rope, heads.positions ? heads.positions[n] : n % heads.sizes.T);
+}
+
+// Loads the lane's columns of the weights of head h.
+template <class X>
+__device__ inline void heads_weight_(float (&weight)[HEADS_COLUMNS_], const HeadsGpu<X>& heads, int h) {
+    heads_load_(weight, h < heads.sizes.NH ? heads.qnormw : heads.knormw, heads.sizes.HS);
+}
+
+// Offsets of head h of token n: in qkv, in raw, and in rstd.
+typedef struct {
+    size_t in_qkv, in_raw, in_rstd;
+} HeadsPlace_;
+
+__device__ inline HeadsPlace_ heads_place_(const AttentionSizes& sizes, int n, int h) {
+    const size_t head = (size_t)n * (sizes.NH + sizes.KV) + h;
+    return {(size_t)n * attention_qkv_size(sizes) + h * sizes.HS, head * sizes.HS, head};
+}
+
+// ---- kernels ----
+
+// grid   ceil(N / 64), NH + KV      block   256 = 8 tokens at a time      shared   none
+// moves  N*(NH + KV)*HS in and out, with weights also to raw; angles from L2. Bound by memory.
+// order  fixed
+// needs  HS even and at most 128
+template <class X>
+__global__ void __launch_bounds__(32 * HEADS_WARPS) heads_forward_kernel(X* qkv, HeadsGpu<X> heads, int N) {
+    const int HS = heads.sizes.HS, h = (int)blockIdx.y, first = (int)blockIdx.x * HEADS_TOKENS;
+    float x[HEADS_COLUMNS_], weight[HEADS_COLUMNS_];
+    if (heads.kind == HEADS_NORM) {
+        heads_weight_(weight, heads, h);
+    }
+    for (int n = first + (int)threadIdx.x / 32; n < min(first + HEADS_TOKENS, N); n += HEADS_WARPS) {
+        const HeadsPlace_ at = heads_place_(heads.sizes, n, h);
+        heads_load_(x, qkv + at.in_qkv, HS);
+        if (heads.kind == HEADS_NORM && heads.raw) {
+            heads_store_(heads.raw + at.in_raw, x, HS);
+        }
+        if (heads.kind != HEADS_PLAIN) {
+            const float r = heads_rstd_(x, heads);
+#pragma unroll
+            for (int i = 0; i < HEADS_COLUMNS_; i++) {
+                x[i] *= heads.kind == HEADS_NORM ? r * weight[i] : r;
+            }
+            if (heads.kind == HEADS_UNIT_NORM && threadIdx.x % 32 == 0) {
+                heads.rstd[at.in_rstd] = r;
+            }
+        }
+        if (heads.rope.table) {
+            heads_turn_(x, heads_angles_(heads, n), 1.0f, HS);
+        }
+        heads_store_(qkv + at.in_qkv, x, HS);
+    }
+}
+
+// Turns g into the gradient before a norm: r (g - x r mean(g x r)).
+__device__ inline void heads_norm_backward_(float (&g)[HEADS_COLUMNS_], const float (&x)[HEADS_COLUMNS_],
+                                            float r, float mean) {
+#pragma unroll
+    for (int i = 0; i < HEADS_COLUMNS_; i++) {
+        g[i] = r * (g[i] - x[i] * mean);
+    }
+}
+
+// Adds up the sums of the block's warps, in order: sets `to` (HS).
+__device__ inline void heads_block_sums_(float* to, const float (&sum)[HEADS_COLUMNS_], int HS) {
+    SMEM_ARRAY(float, of_warp, [HEADS_WARPS][HEADS_WIDEST]);
+#pragma unroll
+    for (int i = 0; i < HEADS_COLUMNS_; i++) {
+        of_warp[threadIdx.x / 32][heads_column_(i / 2) + i % 2] = sum[i];
+    }
+    __syncthreads();
+    for (int c = (int)threadIdx.x; c < HS; c += 32 * HEADS_WARPS) {
+        float total = 0.0f;
+        for (int w = 0; w < HEADS_WARPS; w++) {
+            total += of_warp[w][c];
+        }
+        to[c] = total;
+    }
+}
+
+// grid   ceil(N / 64), NH + KV      block   256 = 8 tokens at a time      shared   4 KiB
+// moves  2*N*(NH + KV)*HS in, half of it out (without a norm 1 in, 1 out); HS fp32 out per block.
+//        Bound by memory.
+// order  fixed
+// needs  HS even and at most 128
+template <class X>
+__global__ void __launch_bounds__(32 * HEADS_WARPS)
+    heads_backward_kernel(X* dqkv, float* sums, const X* qkv, HeadsGpu<X> heads, int N) {
+    const AttentionSizes sizes = heads.sizes;
+    const int HS = sizes.HS, h = (int)blockIdx.y, first = (int)blockIdx.x * HEADS_TOKENS;
+    float g[HEADS_COLUMNS_], x[HEADS_COLUMNS_], weight[HEADS_COLUMNS_], sum[HEADS_COLUMNS_] = {};
+    if (heads.kind == HEADS_NORM) {
+        heads_weight_(weight, heads, h);
+    }
+    for (int n = first + (int)threadIdx.x / 32; n < min(first + HEADS_TOKENS, N); n += HEADS_WARPS) {
+        const HeadsPlace_ at = heads_place_(sizes, n, h);
+        heads_load_(g, dqkv + at.in_qkv, HS);
+        if (heads.kind == HEADS_UNIT_NORM) { // x r is the output, turned, as is g
+            heads_load_(x, qkv + at.in_qkv, HS);
+            heads_norm_backward_(g, x, heads.rstd[at.in_rstd], heads_dot_(g, x) / (float)HS);
+        }
+        if (heads.rope.table) {
+            heads_turn_(g, heads_angles_(heads, n), -1.0f, HS);
+        }
+        if (heads.kind == HEADS_NORM) {
+            heads_load_(x, heads.raw + at.in_raw, HS);
+            const float r = heads_rstd_(x, heads);
+#pragma unroll
+            for (int i = 0; i < HEADS_COLUMNS_; i++) {
+                x[i] *= r;
+                sum[i] += g[i] * x[i];
+                g[i] *= weight[i];
+            }
+            heads_norm_backward_(g, x, r, heads_dot_(g, x) / (float)HS);
+        }
+        heads_store_(dqkv + at.in_qkv, g, HS);
+    }
+    if (heads.kind == HEADS_NORM) { // query heads, then key heads, of all groups of tokens
+        const size_t groups = gridDim.x, of_queries = groups * sizes.NH;
+        const size_t row = h < sizes.NH ? blockIdx.x * (size_t)sizes.NH + h
+                                        : of_queries + blockIdx.x * (size_t)sizes.KV + h - sizes.NH;
+        heads_block_sums_(sums + row * HS, sum, HS);
+    }
+}
+
+// ---- launchers ----
+
+template <class X> static inline dim3 heads_grid_(const HeadsGpu<X>* heads) {
+    const AttentionSizes sizes = heads->sizes;
+    CHECK(sizes.HS % 2 == 0 && sizes.HS <= HEADS_WIDEST,
+          "norms and positions of heads: heads of size %d, wanted an even number, at most %d", sizes.HS,
+          (int)HEADS_WIDEST);
+    return dim3((unsigned)ceil_div(sizes.B * sizes.T, (int)HEADS_TOKENS), (unsigned)(sizes.NH + sizes.KV));
+}
+
+template <class X> static inline void heads_forward(X* qkv, const HeadsGpu<X>* heads, const Gpu* gpu) {
+    if (!heads_do_nothing(heads)) {
+        launch(heads_forward_kernel<X>, heads_grid_(heads), 32 * HEADS_WARPS, 0, gpu, qkv, *heads,
+               heads->sizes.B * heads->sizes.T);
+    }
+}
+
+// Returns the floats of `sums`.
+static inline size_t heads_sums(AttentionSizes sizes) {
+    return (size_t)ceil_div(sizes.B * sizes.T, (int)HEADS_TOKENS) * attention_query_key_size(sizes);
+}
+
+// Gradients of the weights, without data if frozen, and memory for heads_sums floats.
+typedef struct {
+    Gradient dqnormw, dknormw;
+    GradientMode mode;
+    float* sums;
+} HeadsGradientsGpu;
+
+template <class X>
+static inline void heads_backward(X* dqkv, const HeadsGradientsGpu* d, const X* qkv, const HeadsGpu<X>* heads,
+                                  const Gpu* gpu) {
+    const AttentionSizes sizes = heads->sizes;
+    const int HS = sizes.HS;
+    if (heads_do_nothing(heads)) {
+        return;
+    }
+    const dim3 grid = heads_grid_(heads);
+    const int queries = (int)grid.x * sizes.NH, keys = (int)grid.x * sizes.KV;
+    launch(heads_backward_kernel<X>, grid, 32 * HEADS_WARPS, 0, gpu, dqkv, d->sums, qkv, *heads,
+           sizes.B * sizes.T);
+    if (heads->kind == HEADS_NORM && d->dqnormw.data) {
+        column_sums_finish<X>(&d->dqnormw, 1, (const float*)d->sums, queries, HS, HS, d->mode, gpu);
+    }
+    if (heads->kind == HEADS_NORM && d->dknormw.data) {
+        column_sums_finish<X>(&d->dknormw, 1, (const float*)d->sums + (size_t)queries * HS, keys, HS, HS,
+                              d->mode, gpu);
+    }
+}
+
+#endif
