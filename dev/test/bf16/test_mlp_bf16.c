@@ -2,78 +2,8 @@
 // biases and without, gradients set and added; the same bits for any number of threads.
 #include "llmc/bf16/mlp_bf16.h"
 #include "llmc/base/threads.h"
-#include "llmc/reference.h"
 #include "dev/test/lib/bf16_model.h"
-#include "dev/test/lib/ops.h"
-
-static const char* const kinds[] = {"gelu", "swiglu", "relu2"};
-
-// Parameters, inputs, and how far one rounding of every factor can move a result.
-typedef struct {
-    ActivationKind kind;
-    int N, C, F, H;                                    // H: columns of the hidden layer, gates F
-    float *inp, *dout, *fcw, *fcb, *fcprojw, *fcprojb; // biases may be NULL
-    double *out, *dinp, *dfcw, *dfcb, *dfcprojw, *dfcprojb;
-    double *out_size, *dinp_size, *dfcw_size, *dfcb_size, *dfcprojw_size, *dfcprojb_size;
-} Case;
-
-static Case case_open(ActivationKind kind, int N, int C, int F, int has_bias) {
-    Case p = {.kind = kind, .N = N, .C = C, .F = F, .H = activation_gates(kind) * F};
-    const size_t nc = (size_t)N * C, hc = (size_t)p.H * C, cf = (size_t)C * F;
-    p.inp = ops_normal(nc, 1), p.dout = ops_normal(nc, 1);
-    p.fcw = ops_normal(hc, 1 / sqrtf((float)C)), p.fcprojw = ops_normal(cf, 1 / sqrtf((float)F));
-    p.fcb = has_bias ? ops_normal(p.H, 1) : NULL, p.fcprojb = has_bias ? ops_normal(C, 1) : NULL;
-    p.out = ops_doubles(nc), p.out_size = ops_doubles(nc);
-    p.dinp = ops_doubles(nc), p.dinp_size = ops_doubles(nc);
-    p.dfcw = ops_doubles(hc), p.dfcw_size = ops_doubles(hc);
-    p.dfcprojw = ops_doubles(cf), p.dfcprojw_size = ops_doubles(cf);
-    p.dfcb = ops_doubles(p.H), p.dfcb_size = ops_doubles(p.H);
-    p.dfcprojb = ops_doubles(C), p.dfcprojb_size = ops_doubles(C);
-    return p;
-}
-
-static double* widen(const float* x, size_t n) { return x ? ops_widen(x, n) : NULL; }
-static double* absolute(const float* x, size_t n) { return x ? ops_absolute(ops_widen(x, n), n) : NULL; }
-
-// The results, and the sizes: the same sums over absolute values, where an activation passes on how
-// far its input can move times its derivative, and a derivative moves by at most 2 (1 + |up|) of
-// that.
-static void expect(const Case* p) {
-    const size_t N = p->N, C = p->C, F = p->F, H = p->H, gates = H / F;
-    double *pre = ops_doubles(N * H), *act = ops_doubles(N * F), *dact = ops_doubles(N * F),
-           *dpre = ops_doubles(N * H), *inp = ops_widen(p->inp, N * C), *dout = ops_widen(p->dout, N * C);
-    const double *fcw = ops_widen(p->fcw, H * C), *fcprojw = ops_widen(p->fcprojw, C * F);
-    ref_linear_forward(pre, inp, fcw, widen(p->fcb, H), N, C, H);
-    ref_activation_forward(act, pre, N, F, p->kind);
-    ref_linear_forward(p->out, act, fcprojw, widen(p->fcprojb, C), N, F, C);
-    ref_linear_backward(dact, p->dfcprojw, p->dfcprojb, dout, act, fcprojw, N, F, C);
-    ref_activation_backward(dpre, dact, pre, N, F, p->kind);
-    ref_linear_backward(p->dinp, p->dfcw, p->dfcb, dpre, inp, fcw, N, C, H);
-
-    double *pre_size = ops_doubles(N * H), *act_size = ops_absolute(act, N * F),
-           *dact_size = ops_doubles(N * F), *slope = ops_doubles(N * H), *one = ops_doubles(N * F),
-           *dpre_size = ops_absolute(dpre, N * H);
-    const double *a_inp = absolute(p->inp, N * C), *a_dout = absolute(p->dout, N * C),
-                 *a_fcw = absolute(p->fcw, H * C), *a_fcprojw = absolute(p->fcprojw, C * F);
-    for (size_t i = 0; i < N * F; i++) {
-        one[i] = 1;
-    }
-    ref_activation_backward(slope, one, pre, N, F, p->kind);
-    ref_linear_forward(pre_size, a_inp, a_fcw, absolute(p->fcb, H), N, C, H);
-    for (size_t i = 0; i < N * H; i++) {
-        // the square counts where the slope is about 0
-        act_size[i / H * F + i % F] += fabs(slope[i]) * pre_size[i] + 0x1p-7 * pre_size[i] * pre_size[i];
-    }
-    ref_linear_forward(p->out_size, act_size, a_fcprojw, absolute(p->fcprojb, C), N, F, C);
-    ref_linear_backward(dact_size, p->dfcprojw_size, p->dfcprojb_size, a_dout, act_size, a_fcprojw, N, F, C);
-    for (size_t i = 0; i < N * H; i++) {
-        const size_t gate = i / H * H + i % F, up = gate + (gates - 1) * F, a = i / H * F + i % F;
-        const double curve = 2 * (1 + (gates == 2 ? fabs(pre[up]) : 0));
-        dpre_size[i] +=
-            dact_size[a] * fabs(slope[i]) + fabs(dact[a]) * curve * (pre_size[gate] + pre_size[up]);
-    }
-    ref_linear_backward(p->dinp_size, p->dfcw_size, p->dfcb_size, dpre_size, a_inp, a_fcw, N, C, H);
-}
+#include "dev/test/lib/mlp_case.h"
 
 typedef struct {
     float *out, *dinp, *dfcw, *dfcb, *dfcprojw, *dfcprojb;
@@ -86,7 +16,7 @@ static uint32_t* packed(const Bf16Kernel* kernel, Matrix right, int K, int N) {
 }
 
 // Both passes; gradients of parameters are set, or added to twice what is there.
-static Results results_of(const Bf16Kernel* kernel, const Case* p, GradientMode mode) {
+static Results results_of(const Bf16Kernel* kernel, const MlpCase* p, GradientMode mode) {
     const size_t nc = (size_t)p->N * p->C, hc = (size_t)p->H * p->C, cf = (size_t)p->C * p->F,
                  nh = (size_t)p->N * p->H;
     const float held = mode == GRADIENT_ADD ? 1 : 0;
@@ -137,23 +67,23 @@ static Results results_of(const Bf16Kernel* kernel, const Case* p, GradientMode 
 
 // A rounding to bf16 is 2^-9, or 2^14 epsilons of fp32. Each matmul rounds two factors, and one
 // epsilon of what was added to comes on top.
-static void check(const char* what, const Case* p, const float* got, const double* want, const double* size,
-                  size_t n, int matmuls, const char* kernel, GradientMode mode) {
+static void check(const char* what, const MlpCase* p, const float* got, const double* want,
+                  const double* size, size_t n, int matmuls, const char* kernel, GradientMode mode) {
     double* sizes = ops_doubles(n);
     for (size_t i = 0; i < n; i++) {
         sizes[i] = size[i] + (mode == GRADIENT_ADD ? 0x1p-14 : 0);
     }
     EXPECT_NEAR(ops_error(got, want, sizes, n), 0, 2 * matmuls * (1 << 14),
-                "%s of %s, %d x %d x %d, bias %d, %s", what, kinds[p->kind], p->N, p->C, p->F, p->fcb != NULL,
-                kernel);
+                "%s of %s, %d x %d x %d, bias %d, %s", what, mlp_kinds[p->kind], p->N, p->C, p->F,
+                p->fcb != NULL, kernel);
 }
 
 static void test_size(const Bf16Kernel* kernel, ActivationKind kind, int N, int C, int F) {
     for (int i = 0; i < 4; i++) {
         const GradientMode mode = i / 2 ? GRADIENT_ADD : GRADIENT_SET;
-        const Case p = case_open(kind, N, C, F, i % 2);
+        const MlpCase p = mlp_case_open(kind, N, C, F, i % 2);
         const size_t nc = (size_t)N * C, hc = (size_t)p.H * C, cf = (size_t)C * F;
-        expect(&p);
+        mlp_case_expect(&p);
         const Results r = results_of(kernel, &p, mode);
         check("out", &p, r.out, p.out, p.out_size, nc, 2, kernel->name, GRADIENT_SET);
         check("dinp", &p, r.dinp, p.dinp, p.dinp_size, nc, 3, kernel->name, GRADIENT_SET);
@@ -168,19 +98,19 @@ static void test_size(const Bf16Kernel* kernel, ActivationKind kind, int N, int 
 }
 
 static void test_threads(const Bf16Kernel* kernel, ActivationKind kind, int N, int C, int F) {
-    const Case p = case_open(kind, N, C, F, 1);
+    const MlpCase p = mlp_case_open(kind, N, C, F, 1);
     const int threads[] = {1, 2, 5}, before = threads_max();
     Results r[3];
     for (int t = 0; t < 3; t++) {
         threads_set(threads[t]);
         r[t] = results_of(kernel, &p, GRADIENT_SET);
-        EXPECT(ops_same_bits(r[t].out, r[0].out, (size_t)N * C), "%s: out with %d threads", kinds[kind],
+        EXPECT(ops_same_bits(r[t].out, r[0].out, (size_t)N * C), "%s: out with %d threads", mlp_kinds[kind],
                threads[t]);
-        EXPECT(ops_same_bits(r[t].dinp, r[0].dinp, (size_t)N * C), "%s: dinp with %d threads", kinds[kind],
-               threads[t]);
-        EXPECT(ops_same_bits(r[t].dfcw, r[0].dfcw, (size_t)p.H * C), "%s: dfcw with %d threads", kinds[kind],
-               threads[t]);
-        EXPECT(ops_same_bits(r[t].dfcb, r[0].dfcb, (size_t)p.H), "%s: dfcb with %d threads", kinds[kind],
+        EXPECT(ops_same_bits(r[t].dinp, r[0].dinp, (size_t)N * C), "%s: dinp with %d threads",
+               mlp_kinds[kind], threads[t]);
+        EXPECT(ops_same_bits(r[t].dfcw, r[0].dfcw, (size_t)p.H * C), "%s: dfcw with %d threads",
+               mlp_kinds[kind], threads[t]);
+        EXPECT(ops_same_bits(r[t].dfcb, r[0].dfcb, (size_t)p.H), "%s: dfcb with %d threads", mlp_kinds[kind],
                threads[t]);
     }
     threads_set(before);
