@@ -222,7 +222,7 @@ static inline size_t update_in_run_(size_t element, size_t at, size_t count) {
 
 // Returns equal matrices of a row that Muon updates, of all layers.
 static inline MuonTensor update_muon_tensor_(const OptimizerState* s, const ZeroPlan* zero, int i,
-    const TensorRow* row = &s->rows[i];
+                                             TensorRun run) {
     const TensorRow* row = &s->rows[i];
     const int is_block = row->place == PLACE_BLOCK,
               frozen = is_block ? zero->first_block : 0; // layers
