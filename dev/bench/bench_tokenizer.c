@@ -104,13 +104,13 @@ typedef struct {
 } Run;
 
 // Returns the starts of the blocks of a text, followed by its length.
-static size_t* blocks_open(const BpeClasses* classes, Text text, size_t* count) {
+static size_t* blocks_open(const BpeRules* rules, Text text, size_t* count) {
     size_t *begins = NULL, at = 0;
     for (*count = 0; at < text.length; ++*count) {
         begins = (size_t*)check_grow(begins, *count, sizeof(size_t), "blocks");
         begins[*count] = at;
         const size_t left = text.length - at;
-        const size_t bytes = left > BLOCK_BYTES ? bpe_last_cut(classes, text.bytes + at, BLOCK_BYTES) : left;
+        const size_t bytes = left > BLOCK_BYTES ? bpe_last_cut(rules, text.bytes + at, BLOCK_BYTES) : left;
         CHECK(bytes > 0, "no place to divide the text after byte %zu", at);
         at += bytes;
     }
@@ -121,7 +121,7 @@ static size_t* blocks_open(const BpeClasses* classes, Text text, size_t* count) 
 
 static Run run_open(const Bpe* bpe, Text text, int threads) {
     Run run = {0, NULL, NULL, NULL, NULL, threads, bpe->vocab_size > 65536 ? 4 : 2};
-    run.begins = blocks_open(&bpe->classes, text, &run.num_blocks);
+    run.begins = blocks_open(&bpe->rules, text, &run.num_blocks);
     run.counts = (size_t*)check_alloc(run.num_blocks, sizeof(size_t), "blocks");
     run.ids = (char**)check_alloc(run.num_blocks, sizeof(char*), "blocks");
     run.memory = (char**)check_alloc((size_t)threads, sizeof(char*), "threads");
@@ -237,7 +237,7 @@ static void bench_train(Text text, int threads, int vocab_size, Bpe* bpe) {
     bpe_trainer_open(&trainer, threads);
     const double start_s = time_now_s();
     size_t num_blocks;
-    size_t* begins = blocks_open(&trainer.classes, text, &num_blocks);
+    size_t* begins = blocks_open(&trainer.rules, text, &num_blocks);
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
     for (size_t block = 0; block < num_blocks; block++) {
         bpe_trainer_add(&trainer, thread_index(), text.bytes + begins[block],

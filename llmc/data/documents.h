@@ -93,7 +93,7 @@ typedef struct {
     // (num_files) 1 for standard input and whatever else can be read only once
     char* is_stream;
     uint64_t total_bytes;
-    BpeClasses classes;
+    BpeRules rules;
 
     CompressedFile file; // paths[at.file], if is_open and not Parquet
     Parquet parquet;     // paths[at.file], if Parquet
@@ -146,6 +146,9 @@ int documents_next(Documents* source, TextBlock* block);
 // Opens the files. A missing one ends the program; later errors are returned.
 void documents_open(Documents* source, const TextOptions* options, const char* const* paths,
                     uint64_t num_files);
+
+// Lets documents be cut only where this pattern allows it; before, only where GPT-2's does.
+void documents_set_pattern(Documents* source, BpePattern pattern);
 
 // Opens each file that can be read twice and checks its start, so that unreadable or non-text files
 // show before any work. Returns 0 with source->error if one is bad.
@@ -596,7 +599,7 @@ static void text_begin_block_(Documents* source, TextBlock* block) {
 // Cuts the last document of the block, if a cut is possible.
 static int text_cut_block_(Documents* source, TextBlock* block) {
     const size_t begin = block->num_documents ? block->documents[block->num_documents - 1] : 0;
-    const size_t n = bpe_last_cut(&source->classes, block->text + begin, block->bytes - begin);
+    const size_t n = bpe_last_cut(&source->rules, block->text + begin, block->bytes - begin);
     if (n > 0) {
         source->carry_bytes = block->bytes - (begin + n);
         source->carry =
@@ -685,10 +688,16 @@ void documents_open(Documents* source, const TextOptions* options, const char* c
     source->num_files = num_files;
     source->file_bytes = (uint64_t*)check_alloc(num_files, sizeof(uint64_t), "sizes of files");
     source->is_stream = (char*)check_alloc(num_files, 1, "kinds of files");
-    bpe_classes_open(&source->classes);
+    const BpePattern pattern = {BPE_GPT2, 0, 0, 0, 0};
+    bpe_rules_open(&source->rules, pattern);
     for (uint64_t i = 0; i < num_files; i++) {
         documents_measure_(source, i);
     }
+}
+
+void documents_set_pattern(Documents* source, BpePattern pattern) {
+    bpe_rules_close(&source->rules);
+    bpe_rules_open(&source->rules, pattern);
 }
 
 int documents_check(Documents* source) {
@@ -747,7 +756,7 @@ void documents_close(Documents* source) {
     if (source->is_open) {
         text_close_file_(source);
     }
-    bpe_classes_close(&source->classes);
+    bpe_rules_close(&source->rules);
     free(source->file_bytes);
     free(source->is_stream);
     free(source->window);

@@ -206,8 +206,8 @@ static int pipeline_with_(Documents* source, PipelineWork_ work, void** tools, s
 static void pipeline_encode_(PipelineSlot_* slot, void* tool) {
     BpeEncoder* encoder = (BpeEncoder*)tool;
     const TextBlock* text = &slot->text;
-    slot->ids = (int*)check_reserve(slot->ids, &slot->ids_room, text->bytes + text->num_documents,
-                                    sizeof(int), "text");
+    const size_t room = bpe_most_ids(encoder->bpe, text->bytes) + text->num_documents;
+    slot->ids = (int*)check_reserve(slot->ids, &slot->ids_room, room, sizeof(int), "text");
     size_t count = 0;
     for (size_t i = 0, begin = 0; i <= text->num_documents; i++) {
         const size_t end = i < text->num_documents ? text->documents[i] : text->bytes;
@@ -224,6 +224,7 @@ int pipeline_run(Documents* source, const Bpe* bpe, int threads, TokenSink sink,
     const size_t n = (size_t)threads;
     BpeEncoder* encoders = (BpeEncoder*)check_alloc(n, sizeof(BpeEncoder), "encoders");
     void** tools = (void**)check_alloc(n, sizeof(void*), "encoders");
+    documents_set_pattern(source, bpe->rules.pattern);
     for (size_t i = 0; i < n; i++) {
         bpe_encoder_open(&encoders[i], bpe);
         tools[i] = &encoders[i];
@@ -258,6 +259,7 @@ int pipeline_train(Documents* source, BpeTrainer* trainer, TokenSink sink, void*
     const size_t n = (size_t)trainer->threads;
     PipelineCounter_* counters = (PipelineCounter_*)check_alloc(n, sizeof(PipelineCounter_), "counters");
     void** tools = (void**)check_alloc(n, sizeof(void*), "counters");
+    documents_set_pattern(source, trainer->rules.pattern);
     for (size_t i = 0; i < n; i++) {
         counters[i].trainer = trainer;
         counters[i].thread = (int)i;

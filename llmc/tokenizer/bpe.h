@@ -8,9 +8,13 @@ id become one token, leftmost first, until no two neighbors form a token.
                         share it
     bpe_open_merges     opens one from merges in memory
 
-Every token longer than a byte must be the union of two tokens of lower ids, as it is when merges
-were trained. In GPT-2's order, which merges files imply, ids 0 to 255 are the single bytes, then
-comes one id per merge, and end-of-text is the last.
+In most vocabularies every token longer than a byte is the union of two tokens of lower ids, as it is
+when merges were trained. In GPT-2's order, which merges files imply, ids 0 to 255 are the single
+bytes, then comes one id per merge, and end-of-text is the last.
+
+A tokenizer.json may list its merges in another order than its ids, several merges of a token, and none
+of others. Two neighbors are then joined by the rank of their merge in the list (`made`); a token
+without a merge is a whole piece (`finds_pieces`), or nothing.
 
 A vocabulary may also have names: end-of-text, and special tokens like <pad>. They have ids and can
 be decoded, but no text encodes to them, not even the characters of the name.
@@ -25,6 +29,7 @@ be decoded, but no text encodes to them, not even the characters of the name.
 #include "llmc/base/intrinsics.h"
 #include "llmc/base/vec.h"
 #include "llmc/tokenizer/bpe_split.h"
+#include "llmc/tokenizer/bpe_words.h"
 
 #define BPE_EOT_TEXT "<|endoftext|>" // name of the end-of-text token
 
@@ -32,12 +37,20 @@ enum {
     BPE_MAX_VOCAB = (1 << 21) - 1, // three ids fit in 64 bits, with one value left for
     BPE_NONE_ = BPE_MAX_VOCAB,     // no token; above every id
     BPE_BUCKET_ = 8,               // pairs per cache line
+    BPE_MAX_ENDS = 8,              // tokens that end a text
+    BPE_MAX_KEPT = 8,              // files that are kept
 };
+
+typedef enum {
+    BPE_TOKEN, // made by merges, or a whole piece
+    BPE_NAME,  // no text encodes to it: end-of-text and special tokens like <pad>
+    BPE_WORD,  // cut out of the text (bpe_words.h)
+} BpeKind;
 
 typedef struct {
     const unsigned char* text; // any bytes, no terminating zero
     uint32_t length;           // at least 1
-    uint32_t is_name;          // no text encodes to it: end-of-text and special tokens like <pad>
+    BpeKind kind;
 } BpeToken_;
 
 // Hash table with open addressing; an empty entry is 0. Loops copy it, so that the compiler need
@@ -45,21 +58,37 @@ typedef struct {
 typedef struct {
     uint64_t* entries; // (2^bits), aligned to a cache line; bpe_merge_of_ unpacks one
     int bits;
+    const int* made; // (num_ranks) token that the merge of a rank makes; NULL: ranks are ids
 } BpePairs_;
 
+// File that a vocabulary was read from.
 typedef struct {
-    int vocab_size;        // V
-    int eot;               // end-of-text id
+    const char* name; // without a directory
+    unsigned char* bytes;
+    size_t count;
+} BpeKept;
+
+typedef struct {
+    int vocab_size;         // V
+    int eot;                // end-of-text id: stands before each document
+    int ends[BPE_MAX_ENDS]; // further tokens that end a text in the model's files
+    int num_ends;
     int pad;               // padding token for transformers, -1: none; only kept for it
     BpeToken_* tokens;     // (V), into `buffer`
     unsigned char* buffer; // bytes of all tokens
     int byte_ids[256];     // tokens of single bytes
     // (256, 256) unions of two bytes, or BPE_NONE_: most merging starts and ends here
     int* byte_pairs;
-    BpePairs_ pairs;    // unions of two tokens
+    BpePairs_ pairs;  // unions of two tokens
+    int num_ranks;    // above all ranks of merges; V if they are ids
+    int finds_pieces; // 1: a piece that is a token is this token, without merging
+    BpeWords words;
+    int has_template;           // 1: Hugging Face's tokenizers put end-of-text before each text
+    BpeKept kept[BPE_MAX_KEPT]; // tokenizer.json first, if any; written as they were read
+    int num_kept;
     uint64_t* by_bytes; // (2^bits) tokens by their bytes: 32 bits of the hash, and the id + 1
     int bits;
-    BpeClasses classes; // classes of characters, for splitting
+    BpeRules rules; // of splitting
 } Bpe;
 
 // ---- hash tables ----
@@ -213,15 +242,17 @@ typedef struct {
     BpePart_* parts;      // (capacity)
     BpeWaiting_* waiting; // (3 * capacity)
     size_t capacity;      // length of the longest piece so far
-    uint32_t* first;      // (V) first waiting pair of each rank
-    uint64_t* ranks;      // (V) bits: ranks with waiting pairs
+    uint32_t* first;      // (num_ranks) first waiting pair of each rank
+    uint64_t* ranks;      // (num_ranks) bits: ranks with waiting pairs
     uint32_t waiting_count;
+    uint64_t* heap; // (3 * capacity) if ranks are not ids: rank << 32 | place, the lowest on top
+    size_t heap_count, heap_room;
 } BpeMerger_;
 
-static inline void bpe_merger_open_(BpeMerger_* merger, int V) {
+static inline void bpe_merger_open_(BpeMerger_* merger, int num_ranks) {
     memset(merger, 0, sizeof(*merger));
-    merger->first = (uint32_t*)check_alloc((size_t)V, sizeof(uint32_t), "BPE merging");
-    merger->ranks = (uint64_t*)check_alloc((size_t)V / 64 + 1, sizeof(uint64_t), "BPE merging");
+    merger->first = (uint32_t*)check_alloc((size_t)num_ranks, sizeof(uint32_t), "BPE merging");
+    merger->ranks = (uint64_t*)check_alloc((size_t)num_ranks / 64 + 1, sizeof(uint64_t), "BPE merging");
 }
 
 static inline void bpe_merger_close_(BpeMerger_* merger) {
@@ -229,6 +260,7 @@ static inline void bpe_merger_close_(BpeMerger_* merger) {
     free(merger->waiting);
     free(merger->first);
     free(merger->ranks);
+    free(merger->heap);
     memset(merger, 0, sizeof(*merger));
 }
 
@@ -308,7 +340,7 @@ ALWAYS_INLINE int bpe_short_merge_step_(const BpePairs_* pairs, BpeShortMerge_* 
     }
     bpe_close_gap_(parts, at + 1, merge->count + 1);
     bpe_close_gap_(ranks, at + 1, merge->count);
-    parts[at] = lowest >> 6;
+    parts[at] = pairs->made ? pairs->made[lowest >> 6] : lowest >> 6;
     merge->count--;
     merge->at = at;
     bpe_pair_fetch_(pairs, parts[at - 1], parts[at]);
@@ -390,11 +422,9 @@ static inline void bpe_join_rank_(BpeMerger_* merger, const Bpe* bpe, int rank) 
     }
 }
 
-// Merges a piece of any length. Returns the number of ids. A union has a higher id than its parts,
-// so merging the pairs of one rank only adds pairs of higher ranks: one pass over the ranks in
-// ascending order is enough, and the cost is linear in the length and the bits of the vocabulary.
-static inline size_t bpe_merge_long_(const Bpe* bpe, BpeMerger_* merger, const unsigned char* piece, size_t n,
-                                     int* ids) {
+// Sets the parts of a piece to its bytes.
+static inline void bpe_place_parts_(const Bpe* bpe, BpeMerger_* merger, const unsigned char* piece,
+                                    size_t n) {
     CHECK(n < BPE_NOWHERE_ / 3, "a piece of text of %zu bytes without a cut, wanted fewer than %u", n,
           BPE_NOWHERE_ / 3);
     if (n > merger->capacity) {
@@ -411,6 +441,12 @@ static inline size_t bpe_merge_long_(const Bpe* bpe, BpeMerger_* merger, const u
         merger->parts[i].next = i + 1 < n ? (uint32_t)i + 1 : BPE_NOWHERE_;
         merger->parts[i].last = i > 0 ? (uint32_t)i - 1 : BPE_NOWHERE_;
     }
+}
+
+// Merges the parts where ranks are ids. A union has a higher id than its parts, so merging the pairs of
+// one rank only adds pairs of higher ranks: one pass over the ranks in ascending order is enough, and
+// the cost is linear in the length and the bits of the vocabulary.
+static inline void bpe_merge_ids_(const Bpe* bpe, BpeMerger_* merger, const unsigned char* piece, size_t n) {
     merger->waiting_count = 0;
     for (size_t i = 0; i < n; i++) {
         bpe_wait_(merger, (uint32_t)i,
@@ -423,6 +459,78 @@ static inline size_t bpe_merge_long_(const Bpe* bpe, BpeMerger_* merger, const u
             bpe_join_rank_(merger, bpe, rank);
         }
     }
+}
+
+static inline void bpe_heap_push_(BpeMerger_* merger, uint64_t pair) {
+    merger->heap = (uint64_t*)check_reserve(merger->heap, &merger->heap_room, merger->heap_count + 1,
+                                            sizeof(uint64_t), "merging a piece of text");
+    size_t at = merger->heap_count++;
+    for (; at > 0 && pair < merger->heap[(at - 1) / 2]; at = (at - 1) / 2) {
+        merger->heap[at] = merger->heap[(at - 1) / 2];
+    }
+    merger->heap[at] = pair;
+}
+
+static inline uint64_t bpe_heap_pop_(BpeMerger_* merger) {
+    const uint64_t top = merger->heap[0], sinking = merger->heap[--merger->heap_count];
+    size_t at = 0;
+    for (size_t child; (child = 2 * at + 1) < merger->heap_count; at = child) {
+        child += child + 1 < merger->heap_count && merger->heap[child + 1] < merger->heap[child];
+        if (sinking <= merger->heap[child]) {
+            break;
+        }
+        merger->heap[at] = merger->heap[child];
+    }
+    merger->heap[at] = sinking;
+    return top;
+}
+
+// Sets the rank of the part at `place` and its next, and queues the pair.
+static inline void bpe_queue_(const Bpe* bpe, BpeMerger_* merger, uint32_t place) {
+    BpePart_* part = &merger->parts[place];
+    part->rank = part->next == BPE_NOWHERE_ ? BPE_NONE_
+                                            : bpe_pair_(&bpe->pairs, part->id, merger->parts[part->next].id);
+    if (part->rank != BPE_NONE_) {
+        bpe_heap_push_(merger, (uint64_t)part->rank << 32 | place);
+    }
+}
+
+// Merges the parts by the ranks of a list: a merge may add pairs of lower ranks, which are next then.
+static inline void bpe_merge_ranks_(const Bpe* bpe, BpeMerger_* merger, size_t n) {
+    merger->heap_count = 0;
+    for (size_t i = 0; i < n; i++) {
+        bpe_queue_(bpe, merger, (uint32_t)i);
+    }
+    while (merger->heap_count > 0) {
+        const uint64_t top = bpe_heap_pop_(merger);
+        const uint32_t place = (uint32_t)top;
+        BpePart_* part = &merger->parts[place];
+        if (part->rank != (int)(top >> 32)) {
+            continue; // one of its parts has been merged
+        }
+        BpePart_* gone = &merger->parts[part->next];
+        part->id = bpe->pairs.made[part->rank];
+        part->next = gone->next;
+        gone->rank = BPE_NONE_;
+        if (part->next != BPE_NOWHERE_) {
+            merger->parts[part->next].last = place;
+        }
+        bpe_queue_(bpe, merger, place);
+        if (part->last != BPE_NOWHERE_) {
+            bpe_queue_(bpe, merger, part->last);
+        }
+    }
+}
+
+// Merges a piece of any length. Returns the number of ids.
+static inline size_t bpe_merge_long_(const Bpe* bpe, BpeMerger_* merger, const unsigned char* piece, size_t n,
+                                     int* ids) {
+    bpe_place_parts_(bpe, merger, piece, n);
+    if (bpe->pairs.made) {
+        bpe_merge_ranks_(bpe, merger, n);
+    } else {
+        bpe_merge_ids_(bpe, merger, piece, n);
+    }
     size_t count = 0;
     for (uint32_t place = 0; place != BPE_NOWHERE_; place = merger->parts[place].next) {
         ids[count++] = merger->parts[place].id;
@@ -430,8 +538,18 @@ static inline size_t bpe_merge_long_(const Bpe* bpe, BpeMerger_* merger, const u
     return count;
 }
 
+// Returns the token that a piece is without merging, or -1.
+static inline int bpe_whole_piece_(const Bpe* bpe, const unsigned char* piece, size_t n) {
+    return bpe->finds_pieces ? bpe_find(bpe, (const char*)piece, n) : -1;
+}
+
 static inline size_t bpe_merge_(const Bpe* bpe, BpeMerger_* merger, const unsigned char* piece, size_t n,
                                 int* ids) {
+    const int whole = bpe_whole_piece_(bpe, piece, n);
+    if (whole >= 0) {
+        ids[0] = whole;
+        return 1;
+    }
     return n <= BPE_SHORT_ ? (size_t)bpe_merge_short_(bpe, piece, (int)n, ids)
                            : bpe_merge_long_(bpe, merger, piece, n, ids);
 }
@@ -440,18 +558,20 @@ static inline size_t bpe_merge_(const Bpe* bpe, BpeMerger_* merger, const unsign
 
 // Sets a token that no text encodes to.
 static inline void bpe_name_token_(Bpe* bpe, int id, const unsigned char* name, size_t length) {
-    const BpeToken_ token = {name, (uint32_t)length, 1};
+    const BpeToken_ token = {name, (uint32_t)length, BPE_NAME};
     bpe->tokens[id] = token;
 }
 
 // Opens a vocabulary of V ids, which owns the buffer. All tokens but end-of-text are empty.
 static inline void bpe_open_ids_(Bpe* bpe, const char* name, unsigned char* buffer, size_t V, size_t eot) {
+    const BpePattern pattern = {BPE_GPT2, 0, 0, 0, 0};
     CHECK(0 < V && V <= BPE_MAX_VOCAB, "%s: %zu tokens with end-of-text, wanted 1 to %d", name, V,
           BPE_MAX_VOCAB);
     memset(bpe, 0, sizeof(*bpe));
-    bpe->vocab_size = (int)V;
+    bpe->vocab_size = bpe->num_ranks = (int)V;
     bpe->eot = (int)eot;
     bpe->pad = -1;
+    bpe_rules_open(&bpe->rules, pattern);
     bpe->buffer = buffer;
     bpe->tokens = (BpeToken_*)check_alloc(V, sizeof(BpeToken_), "vocabulary");
     bpe_name_token_(bpe, (int)eot, (const unsigned char*)BPE_EOT_TEXT, strlen(BPE_EOT_TEXT));
@@ -512,12 +632,9 @@ static inline int bpe_add_merge_(Bpe* bpe, int id, int left, int right) {
     return bpe_find(bpe, (const char*)text, a.length + b.length);
 }
 
-// Completes the vocabulary once its tokens are set. Finds for each token the two whose union it is:
-// what its bytes merge to with the tokens before it. In any text it then arises only from these
-// two: as long as no token crosses its borders, the merges inside are the same as if it stood
-// alone. Returns 0 with the reason in `error` if merging cannot produce the tokens.
-static inline int bpe_finish_(Bpe* bpe, const char* name, char* error) {
-    bpe_classes_open(&bpe->classes);
+// Sets the tokens of single bytes. Returns 0 with the reason in `error` if one has none.
+static inline int bpe_finish_bytes_(Bpe* bpe, const char* name, char* error) {
+    free(bpe->byte_pairs);
     bpe->byte_pairs = (int*)check_alloc(256 * 256, sizeof(int), "vocabulary");
     for (int pair = 0; pair < 256 * 256; pair++) {
         bpe->byte_pairs[pair] = BPE_NONE_;
@@ -529,17 +646,62 @@ static inline int bpe_finish_(Bpe* bpe, const char* name, char* error) {
             return error_set(error, name, "no token is the byte 0x%02X, wanted all 256", (unsigned)byte);
         }
     }
+    return 1;
+}
+
+// Merge of a list: the tokens that it joins, and the one that it makes.
+typedef struct {
+    int left, right, made;
+} BpeListed_;
+
+// Completes the vocabulary once its tokens are set, with a list of n merges, whose places are their
+// ranks. Returns 0 with the reason in `error`.
+static inline int bpe_finish_ranks_(Bpe* bpe, const char* name, const BpeListed_* list, int n, char* error) {
+    int* made = (int*)check_alloc((size_t)n, sizeof(int), "vocabulary");
+    free(bpe->pairs.entries);
+    while ((size_t)1 << bpe->pairs.bits < 2 * (size_t)n) {
+        bpe->pairs.bits++;
+    }
+    bpe->pairs.entries = (uint64_t*)check_alloc((size_t)1 << bpe->pairs.bits, sizeof(uint64_t), "vocabulary");
+    bpe->pairs.made = made;
+    bpe->num_ranks = n;
+    if (!bpe_finish_bytes_(bpe, name, error)) {
+        return 0;
+    }
+    for (int rank = 0; rank < n; rank++) {
+        const BpeToken_ left = bpe->tokens[list[rank].left], right = bpe->tokens[list[rank].right];
+        const int before = bpe_pair_(&bpe->pairs, list[rank].left, list[rank].right);
+        if (before != BPE_NONE_) {
+            return error_set(error, name, "merges[%d] is merges[%d] again", rank, before);
+        }
+        bpe_add_pair_(&bpe->pairs, list[rank].left, list[rank].right, rank);
+        made[rank] = list[rank].made;
+        if (left.length == 1 && right.length == 1) {
+            bpe->byte_pairs[256 * left.text[0] + right.text[0]] = rank;
+        }
+    }
+    return 1;
+}
+
+// Completes the vocabulary once its tokens are set. Finds for each token the two whose union it is:
+// what its bytes merge to with the tokens before it. In any text it then arises only from these
+// two: as long as no token crosses its borders, the merges inside are the same as if it stood
+// alone. Returns 0 with the reason in `error` if merging cannot produce the tokens.
+static inline int bpe_finish_(Bpe* bpe, const char* name, char* error) {
+    if (!bpe_finish_bytes_(bpe, name, error)) {
+        return 0;
+    }
     size_t longest = 0;
     for (int id = 0; id < bpe->vocab_size; id++) {
         longest = bpe->tokens[id].length > longest ? bpe->tokens[id].length : longest;
     }
     BpeMerger_ merger;
-    bpe_merger_open_(&merger, bpe->vocab_size);
+    bpe_merger_open_(&merger, bpe->num_ranks);
     int* parts = (int*)check_alloc(longest, sizeof(int), "vocabulary");
     int ok = 1;
     for (int id = 0; ok && id < bpe->vocab_size; id++) {
         const BpeToken_ token = bpe->tokens[id];
-        if (token.length == 1 || token.is_name) {
+        if (token.length == 1 || token.kind != BPE_TOKEN) {
             continue;
         }
         const size_t n = bpe_merge_(bpe, &merger, token.text, token.length, parts);
@@ -623,7 +785,12 @@ static inline void bpe_close(Bpe* bpe) {
     free(bpe->by_bytes);
     free(bpe->pairs.entries);
     free(bpe->byte_pairs);
-    bpe_classes_close(&bpe->classes);
+    free((void*)bpe->pairs.made);
+    bpe_words_close(&bpe->words);
+    for (int i = 0; i < bpe->num_kept; i++) {
+        free(bpe->kept[i].bytes);
+    }
+    bpe_rules_close(&bpe->rules);
     memset(bpe, 0, sizeof(*bpe));
 }
 
@@ -635,7 +802,21 @@ static inline const char* bpe_token(const Bpe* bpe, int id, int* length) {
 }
 
 // True if no text encodes to this token: bpe_token gives its name.
-static inline int bpe_is_name(const Bpe* bpe, int id) { return (int)bpe->tokens[id].is_name; }
+static inline int bpe_is_name(const Bpe* bpe, int id) { return bpe->tokens[id].kind == BPE_NAME; }
+
+// Returns the most ids that a text of so many bytes has: normalization may lengthen it.
+static inline size_t bpe_most_ids(const Bpe* bpe, size_t bytes) {
+    return bytes * (bpe->rules.pattern.normalizes ? NFC_MOST_GROWTH : 1);
+}
+
+// True if a text ends with this token: end-of-text, or another that the model's files name.
+static inline int bpe_is_end(const Bpe* bpe, int id) {
+    int is_end = id == bpe->eot;
+    for (int i = 0; i < bpe->num_ends; i++) {
+        is_end |= id == bpe->ends[i];
+    }
+    return is_end;
+}
 
 // Returns the smallest vocabulary that a model needs for any text: up to the last token that text
 // encodes to, and end-of-text.

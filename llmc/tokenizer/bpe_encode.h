@@ -76,6 +76,7 @@ typedef struct {
     BpeNew_* new_pieces; // (BPE_NEW_), in the order of the text
     size_t num_new;
     BpeMerger_ merger;
+    NfcText normal; // a part of a text, normalized
 } BpeEncoder;
 
 void bpe_encoder_open(BpeEncoder* encoder, const Bpe* bpe);
@@ -84,7 +85,7 @@ void bpe_encoder_close(BpeEncoder* encoder);
 
 // ---- encoding ----
 
-// Sets ids, with room for `bytes` of them, to the tokens of the text. Returns their number. A text
+// Sets ids, with room for bpe_most_ids of them, to the tokens of the text. Returns their number. A text
 // may be encoded in parts that end at cuts of bpe_last_cut.
 size_t bpe_encode(BpeEncoder* encoder, const char* text, size_t bytes, int* ids);
 
@@ -122,7 +123,7 @@ void bpe_encoder_open(BpeEncoder* encoder, const Bpe* bpe) {
         (BpeLongSlot_*)check_alloc((size_t)1 << BPE_LONG_SLOTS_BITS_, sizeof(BpeLongSlot_), "BPE cache");
     encoder->pieces = (BpePieces_*)check_alloc(1, sizeof(BpePieces_), "pieces of text");
     encoder->new_pieces = (BpeNew_*)check_alloc(BPE_NEW_, sizeof(BpeNew_), "pieces of text");
-    bpe_merger_open_(&encoder->merger, bpe->vocab_size);
+    bpe_merger_open_(&encoder->merger, bpe->num_ranks);
 }
 
 void bpe_encoder_close(BpeEncoder* encoder) {
@@ -130,6 +131,7 @@ void bpe_encoder_close(BpeEncoder* encoder) {
     free(encoder->long_slots);
     free(encoder->pieces);
     free(encoder->new_pieces);
+    nfc_text_close(&encoder->normal);
     bpe_merger_close_(&encoder->merger);
     memset(encoder, 0, sizeof(*encoder));
 }
@@ -306,6 +308,11 @@ __attribute__((noinline, unused)) static size_t bpe_encode_other_(BpeEncoder* en
     new_piece->left = left;
     new_piece->ids_begin = count;
     bpe_short_merge_open_(encoder->bpe, piece, (int)n, &new_piece->merge);
+    const int whole = bpe_whole_piece_(encoder->bpe, piece, n);
+    if (whole >= 0) {
+        new_piece->merge.count = 1;
+        new_piece->merge.parts[1] = whole;
+    }
     return count + n;
 }
 
@@ -324,9 +331,9 @@ static size_t bpe_encode_pieces_(BpeEncoder* encoder, int* ids, size_t count) {
     return count;
 }
 
-size_t bpe_encode(BpeEncoder* encoder, const char* text, size_t bytes, int* ids) {
-    const unsigned char* at = (const unsigned char*)text;
-    BpeSplitter splitter = bpe_splitter(&encoder->bpe->classes, at, 0, bytes);
+// Encodes a text that is normal, without words.
+static size_t bpe_encode_plain_(BpeEncoder* encoder, const unsigned char* at, size_t bytes, int* ids) {
+    BpeSplitter splitter = bpe_splitter(&encoder->bpe->rules, at, 0, bytes);
     BpePieces_* pieces = encoder->pieces;
     pieces->text = at;
     pieces->bytes = bytes;
@@ -355,6 +362,49 @@ size_t bpe_encode(BpeEncoder* encoder, const char* text, size_t bytes, int* ids)
         }
     }
     return bpe_encode_new_(encoder, ids, count);
+}
+
+typedef size_t (*BpeEncode_)(BpeEncoder* encoder, const unsigned char* text, size_t bytes, int* ids);
+
+// Encodes the text between words of this kind, each as a text of its own.
+static size_t bpe_encode_between_(BpeEncoder* encoder, BpeWordKind kind, BpeEncode_ encode,
+                                  const unsigned char* text, size_t bytes, int* ids) {
+    const BpeWord* word;
+    size_t count = 0, begin = 0, end = 0;
+    do {
+        word = bpe_words_next(&encoder->bpe->words, kind, text, bytes, &end);
+        count += encode(encoder, text + begin, end - begin, ids + count);
+        if (word) {
+            ids[count++] = word->id;
+            begin = end += word->length;
+        }
+    } while (word);
+    return count;
+}
+
+// Encodes a text without words that match it as it is.
+static size_t bpe_encode_part_(BpeEncoder* encoder, const unsigned char* text, size_t bytes, int* ids) {
+    const BpeRules* rules = &encoder->bpe->rules;
+    if (rules->pattern.normalizes && nfc_apply(&rules->nfc, text, bytes, &encoder->normal)) {
+        text = encoder->normal.text;
+        bytes = encoder->normal.bytes;
+    }
+    return bpe_encode_between_(encoder, BPE_NORMAL_WORDS, bpe_encode_plain_, text, bytes, ids);
+}
+
+size_t bpe_encode(BpeEncoder* encoder, const char* text, size_t bytes, int* ids) {
+    const BpeRules* rules = &encoder->bpe->rules;
+    const unsigned char* at = (const unsigned char*)text;
+    if (!rules->pattern.normalizes && !rules->pattern.cuts_words) {
+        return bpe_encode_plain_(encoder, at, bytes, ids);
+    }
+    size_t count = 0;
+    for (size_t begin = 0, end; begin < bytes; begin = end) {
+        end = bpe_part_end(rules, at, bytes, begin);
+        count += bpe_encode_between_(encoder, BPE_RAW_WORDS, bpe_encode_part_, at + begin, end - begin,
+                                     ids + count);
+    }
+    return count;
 }
 
 #endif // BPE_ENCODE_IMPLEMENTATION

@@ -63,7 +63,7 @@ int bpe_open_tokens(Bpe* bpe, const char* path, char* error);
 void bpe_open(Bpe* bpe, const char* path);
 
 // Properties of a vocabulary that some formats cannot express.
-typedef enum { BPE_ALL_, BPE_EOT_LAST_, BPE_GPT2_ORDER_, BPE_255_BYTES_ } BpeNeeds_;
+typedef enum { BPE_ANY_, BPE_ALL_, BPE_EOT_LAST_, BPE_GPT2_ORDER_, BPE_255_BYTES_ } BpeNeeds_;
 
 typedef struct {
     const char* ending;
@@ -89,6 +89,13 @@ uint64_t bpe_checksum(const Bpe* bpe);
 // Prints the tokens below V in the order of their ids, one per line, spelled in visible characters;
 // for other formats.
 void bpe_print_tokens(const Bpe* bpe, int V, FILE* file);
+
+// True if text is split and merged as GPT-2 does, whatever the tokens: files but tokenizer.json can say no
+// more.
+int bpe_is_like_gpt2(const Bpe* bpe);
+
+// Returns the name that GGUF has for how text is split and merged ("tokenizer.ggml.pre"); NULL: none.
+const char* bpe_gguf_pre(const Bpe* bpe);
 
 // Prints the merges in the order of their ranks, "A B", one per line.
 void bpe_print_merges(const Bpe* bpe, FILE* file);
@@ -384,8 +391,8 @@ typedef void (*BpePutMerge_)(const BpeSpelling_* spelling, BpeToken_ left, BpeTo
                              FILE* file);
 static void bpe_put_each_merge_(const Bpe* bpe, BpePutMerge_ put, FILE* file) {
     const BpeSpelling_ spelling = bpe_spelling_();
-    // by id
-    uint64_t* merges = (uint64_t*)check_alloc((size_t)bpe->vocab_size, sizeof(uint64_t), "merges");
+    // by rank
+    uint64_t* merges = (uint64_t*)check_alloc((size_t)bpe->num_ranks, sizeof(uint64_t), "merges");
     for (size_t i = 0; i < (size_t)1 << bpe->pairs.bits; i++) {
         const uint64_t entry = bpe->pairs.entries[i];
         if (entry != 0) {
@@ -393,9 +400,9 @@ static void bpe_put_each_merge_(const Bpe* bpe, BpePutMerge_ put, FILE* file) {
         }
     }
     int is_first = 1;
-    for (int id = 0; id < bpe->vocab_size; id++) {
-        if (merges[id] != 0) {
-            const BpeMerge_ merge = bpe_merge_of_(merges[id]);
+    for (int rank = 0; rank < bpe->num_ranks; rank++) {
+        if (merges[rank] != 0) {
+            const BpeMerge_ merge = bpe_merge_of_(merges[rank]);
             put(&spelling, bpe->tokens[merge.left], bpe->tokens[merge.right], is_first, file);
             is_first = 0;
         }
@@ -459,18 +466,30 @@ typedef struct {
     size_t id;
 } BpeNamed_;
 
+// Added token.
+typedef struct {
+    BpeSpan_ text;
+    size_t id;
+    int is_special, is_raw; // raw: matches the text before it is normalized
+    // not supported, but for special tokens, which are never looked for
+    int single_word, lstrip, rstrip;
+} BpeAdded_;
+
 // Contents of such a file, in the memory of its bytes; not a vocabulary yet.
 typedef struct {
     JsonReader json;
     BpeSpelling_ spelling;
-    BpeNamed_* tokens; // vocabulary without end-of-text
-    BpeNamed_* added;  // special tokens without end-of-text; the vocabulary may also have them
+    BpeNamed_* tokens; // vocabulary
+    BpeAdded_* added;  // special tokens, words, end-of-text; the vocabulary may also have them
     BpeSpan_ (*merges)[2];
     size_t num_tokens, num_added, num_merges;
-    size_t eot;               // SIZE_MAX: not found yet
-    int has_model, cuts_text; // parts that were found, and are as required
-    // token that its post_processor puts before or after a text; NULL: none
-    const char* start;
+    int has_model, is_bytes; // parts that were found, and are as required
+    BpePattern pattern;
+    int has_pattern;
+    int finds_pieces;  // ignore_merges
+    const char* start; // the only token that its post_processor puts before a text; NULL: none
+    int num_starts;    // tokens that it puts before a text
+    int is_after_text; // while a template is read
 } BpeJson_;
 
 static int bpe_json_refuse_(BpeJson_* v, const char* found, const char* what, const char* wanted) {
@@ -478,23 +497,11 @@ static int bpe_json_refuse_(BpeJson_* v, const char* found, const char* what, co
     return error_set(v->json.error, v->json.path, "%s %s, wanted %s", found, bpe_excerpt_(span).text, wanted);
 }
 
-static int bpe_json_eot_(BpeJson_* v, size_t id) {
-    if (v->eot != SIZE_MAX && v->eot != id) {
-        return error_set(v->json.error, v->json.path, "%s is token %zu, and token %zu", BPE_EOT_TEXT, v->eot,
-                         id);
-    }
-    v->eot = id;
-    return 1;
-}
-
 // Reads one "token": id, after its key.
 static int bpe_json_token_(BpeJson_* v, const char* text, size_t length) {
     BpeNamed_ token = {{(unsigned char*)text, length}, 0};
     if (!json_natural(&v->json, &token.id)) {
         return 0;
-    }
-    if (length == strlen(BPE_EOT_TEXT) && memcmp(text, BPE_EOT_TEXT, length) == 0) {
-        return bpe_json_eot_(v, token.id);
     }
     v->tokens = (BpeNamed_*)check_grow(v->tokens, v->num_tokens, sizeof(*v->tokens), "vocabulary");
     v->tokens[v->num_tokens++] = token;
@@ -587,9 +594,16 @@ static int bpe_json_model_member_(BpeJson_* v, const char* key) {
         strcmp(key, "end_of_word_suffix") == 0) {
         return bpe_json_nothing_(v, key);
     }
-    return strcmp(key, "vocab") == 0    ? bpe_json_vocab_(v)
-           : strcmp(key, "merges") == 0 ? bpe_json_merges_(v)
-                                        : json_skip(&v->json);
+    if (strcmp(key, "byte_fallback") == 0) {
+        int is_on = 0;
+        return json_bool(&v->json, &is_on) &&
+               (!is_on ||
+                bpe_json_refuse_(v, "a model with", "byte_fallback", "byte-level BPE, not SentencePiece's"));
+    }
+    return strcmp(key, "vocab") == 0           ? bpe_json_vocab_(v)
+           : strcmp(key, "merges") == 0        ? bpe_json_merges_(v)
+           : strcmp(key, "ignore_merges") == 0 ? json_bool(&v->json, &v->finds_pieces)
+                                               : json_skip(&v->json);
 }
 
 // Reads the model. Files of 2019 have no type.
@@ -606,20 +620,11 @@ static int bpe_json_model_(BpeJson_* v) {
     return more == 0;
 }
 
-// Adds a special token.
-static int bpe_json_add_(BpeJson_* v, const char* content, size_t id, int is_special) {
-    const BpeNamed_ token = {{(unsigned char*)content, strlen(content)}, id};
-    if (strcmp(content, BPE_EOT_TEXT) == 0) {
-        return bpe_json_eot_(v, id);
+static int bpe_json_add_(BpeJson_* v, BpeAdded_ token) {
+    if (token.text.length == 0) {
+        return error_set(v->json.error, v->json.path, "the added token %zu is empty", token.id);
     }
-    if (!is_special) {
-        return error_set(v->json.error, v->json.path,
-                         "the added token %s is not special: it is cut out of text before the merges; wanted "
-                         "special tokens only. Without it, give the model's other tokens as --tokenizer FILE "
-                         "and its size as --vocab-size",
-                         bpe_excerpt_(token.text).text);
-    }
-    v->added = (BpeNamed_*)check_grow(v->added, v->num_added, sizeof(*v->added), "vocabulary");
+    v->added = (BpeAdded_*)check_grow(v->added, v->num_added, sizeof(*v->added), "vocabulary");
     v->added[v->num_added++] = token;
     return 1;
 }
@@ -627,18 +632,25 @@ static int bpe_json_add_(BpeJson_* v, const char* content, size_t id, int is_spe
 // Reads one object of added_tokens.
 static int bpe_json_added_token_(BpeJson_* v) {
     const char *key, *content = "";
-    size_t id = SIZE_MAX;
-    int is_special = 0, more = json_take(&v->json, '{') ? 1 : -1;
+    BpeAdded_ token = {{NULL, 0}, SIZE_MAX, 0, 0, 0, 0, 0};
+    int is_normalized = 0, more = json_take(&v->json, '{') ? 1 : -1;
     for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
         more = json_member(&v->json, place, &key);
-        if (more > 0 && !(strcmp(key, "id") == 0        ? json_natural(&v->json, &id)
-                          : strcmp(key, "content") == 0 ? json_name(&v->json, &content)
-                          : strcmp(key, "special") == 0 ? json_bool(&v->json, &is_special)
-                                                        : json_skip(&v->json))) {
+        if (more > 0 && !(strcmp(key, "id") == 0            ? json_natural(&v->json, &token.id)
+                          : strcmp(key, "content") == 0     ? json_name(&v->json, &content)
+                          : strcmp(key, "special") == 0     ? json_bool(&v->json, &token.is_special)
+                          : strcmp(key, "normalized") == 0  ? json_bool(&v->json, &is_normalized)
+                          : strcmp(key, "single_word") == 0 ? json_bool(&v->json, &token.single_word)
+                          : strcmp(key, "lstrip") == 0      ? json_bool(&v->json, &token.lstrip)
+                          : strcmp(key, "rstrip") == 0      ? json_bool(&v->json, &token.rstrip)
+                                                            : json_skip(&v->json))) {
             return 0;
         }
     }
-    return more == 0 && bpe_json_add_(v, content, id, is_special);
+    token.text.text = (unsigned char*)content;
+    token.text.length = strlen(content);
+    token.is_raw = !is_normalized;
+    return more == 0 && bpe_json_add_(v, token);
 }
 
 // Reads an array, each element with `read`.
@@ -655,26 +667,41 @@ static int bpe_json_each_(BpeJson_* v, int (*read)(BpeJson_* v)) {
 
 // Normalizer or pre_tokenizer: an object, or null.
 typedef struct {
-    const char* type;
-    int add_prefix_space, use_regex;
+    const char *type, *pattern, *behavior;
+    int add_prefix_space, use_regex, individual_digits, invert;
 } BpeJsonStep_;
 
-static int bpe_json_step_(BpeJson_* v, BpeJsonStep_* step) {
+// Reads {"Regex": "..."}, or {"String": "..."}.
+static int bpe_json_regex_(BpeJson_* v, const char** pattern) {
+    const char* kind;
+    return json_take(&v->json, '{') && json_member(&v->json, JSON_FIRST, &kind) > 0 &&
+           json_name(&v->json, pattern) && json_take(&v->json, '}');
+}
+
+// Reads a step. `each` reads those of a sequence.
+static int bpe_json_step_(BpeJson_* v, BpeJsonStep_* step, int (*each)(BpeJson_* v)) {
+    static const BpeJsonStep_ defaults = {"without a type", "", "", 1, 1, 0, 0};
     const char* key;
+    *step = defaults;
     if (json_peek(&v->json) == 'n') {
         step->type = "null";
         return json_skip(&v->json);
     }
-    step->type = "without a type";
-    step->add_prefix_space = step->use_regex = 1; // defaults
     int more = json_take(&v->json, '{') ? 1 : -1;
     for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
         more = json_member(&v->json, place, &key);
+        const int is_list =
+            more > 0 && (strcmp(key, "normalizers") == 0 || strcmp(key, "pretokenizers") == 0);
         if (more > 0 &&
-            !(strcmp(key, "type") == 0               ? json_name(&v->json, &step->type)
-              : strcmp(key, "add_prefix_space") == 0 ? json_bool(&v->json, &step->add_prefix_space)
-              : strcmp(key, "use_regex") == 0        ? json_bool(&v->json, &step->use_regex)
-                                                     : json_skip(&v->json))) {
+            !(is_list                                 ? bpe_json_each_(v, each)
+              : strcmp(key, "type") == 0              ? json_name(&v->json, &step->type)
+              : strcmp(key, "pattern") == 0           ? bpe_json_regex_(v, &step->pattern)
+              : strcmp(key, "behavior") == 0          ? json_name(&v->json, &step->behavior)
+              : strcmp(key, "add_prefix_space") == 0  ? json_bool(&v->json, &step->add_prefix_space)
+              : strcmp(key, "use_regex") == 0         ? json_bool(&v->json, &step->use_regex)
+              : strcmp(key, "individual_digits") == 0 ? json_bool(&v->json, &step->individual_digits)
+              : strcmp(key, "invert") == 0            ? json_bool(&v->json, &step->invert)
+                                                      : json_skip(&v->json))) {
             return 0;
         }
     }
@@ -683,32 +710,76 @@ static int bpe_json_step_(BpeJson_* v, BpeJsonStep_* step) {
 
 static int bpe_json_normalizer_(BpeJson_* v) {
     BpeJsonStep_ step;
-    if (!bpe_json_step_(v, &step)) {
+    if (!bpe_json_step_(v, &step, bpe_json_normalizer_)) {
         return 0;
     }
-    const BpeSpan_ type = {(unsigned char*)step.type, strlen(step.type)};
-    return strcmp(step.type, "null") == 0 ||
-           error_set(v->json.error, v->json.path, "normalization (%s) is not supported",
-                     bpe_excerpt_(type).text);
+    v->pattern.normalizes |= strcmp(step.type, "NFC") == 0;
+    const int is_sentencepiece = strcmp(step.type, "Prepend") == 0 || strcmp(step.type, "Replace") == 0;
+    return strcmp(step.type, "null") == 0 || strcmp(step.type, "NFC") == 0 ||
+           strcmp(step.type, "Sequence") == 0 ||
+           bpe_json_refuse_(v, "normalization by", step.type,
+                            is_sentencepiece ? "none or NFC: SentencePiece is not supported" : "none or NFC");
+}
+
+static int bpe_json_digits_(BpeJson_* v, const BpeJsonStep_* step) {
+    v->pattern.digits_first = 1;
+    v->pattern.digits = step->individual_digits;
+    return !v->has_pattern || bpe_json_refuse_(v, "the pre_tokenizer", "Digits", "it before the others");
+}
+
+// Reads a Split by a regular expression, whose matches are the pieces.
+static int bpe_json_split_(BpeJson_* v, const BpeJsonStep_* step) {
+    BpePattern pattern;
+    const int is_isolated = strcmp(step->behavior, "Isolated") == 0 && !step->invert;
+    const int is_removed = strcmp(step->behavior, "Removed") == 0 && step->invert;
+    if (!is_isolated && !is_removed) {
+        return bpe_json_refuse_(v, "the pre_tokenizer Split with the behavior", step->behavior, "Isolated");
+    }
+    if (!bpe_pattern_read(step->pattern, &pattern)) {
+        return error_set(v->json.error, v->json.path,
+                         "the pre_tokenizer splits text by %s; wanted the pattern of GPT-2, Llama 3, Qwen, "
+                         "GLM or nanochat",
+                         step->pattern);
+    }
+    if (v->has_pattern || (v->pattern.digits_first && pattern.style != BPE_GPT2)) {
+        return bpe_json_refuse_(v, "the pre_tokenizer", "Split", "one pattern only");
+    }
+    v->has_pattern = 1;
+    v->pattern.style = pattern.style;
+    v->pattern.digits = v->pattern.digits_first ? v->pattern.digits : pattern.digits;
+    return 1;
+}
+
+static int bpe_json_bytes_(BpeJson_* v, const BpeJsonStep_* step) {
+    if (step->add_prefix_space) {
+        return bpe_json_refuse_(v, "the pre_tokenizer", step->type, "it with add_prefix_space false");
+    }
+    if (step->use_regex == v->has_pattern) {
+        return bpe_json_refuse_(v, "the pre_tokenizer", step->type,
+                                v->has_pattern ? "it with use_regex false after a Split"
+                                               : "it with use_regex true");
+    }
+    v->is_bytes = v->has_pattern = 1;
+    return 1;
 }
 
 static int bpe_json_pre_tokenizer_(BpeJson_* v) {
-    static const char wanted[] = "ByteLevel, which cuts text as GPT-2 does";
     BpeJsonStep_ step;
-    if (!bpe_json_step_(v, &step)) {
+    if (!bpe_json_step_(v, &step, bpe_json_pre_tokenizer_)) {
         return 0;
     }
-    if (strcmp(step.type, "ByteLevel") != 0) {
-        return bpe_json_refuse_(v, "the pre_tokenizer", step.type, wanted);
+    if (v->is_bytes && strcmp(step.type, "Sequence") != 0) {
+        return bpe_json_refuse_(v, "the pre_tokenizer", step.type, "nothing after ByteLevel");
     }
-    if (step.add_prefix_space) {
-        return bpe_json_refuse_(v, "the pre_tokenizer", step.type, "it with add_prefix_space false");
-    }
-    if (!step.use_regex) {
-        return bpe_json_refuse_(v, "the pre_tokenizer", step.type, "it with use_regex true");
-    }
-    v->cuts_text = 1;
-    return 1;
+    return strcmp(step.type, "Sequence") == 0 ? 1
+           : strcmp(step.type, "Digits") == 0 ? bpe_json_digits_(v, &step)
+           : strcmp(step.type, "Split") == 0  ? bpe_json_split_(v, &step)
+           : strcmp(step.type, "ByteLevel") == 0
+               ? bpe_json_bytes_(v, &step)
+               : bpe_json_refuse_(v, "the pre_tokenizer", step.type,
+                                  strcmp(step.type, "Metaspace") == 0 ? "ByteLevel: SentencePiece is not "
+                                                                        "supported"
+                                                                      : "ByteLevel, Split or Digits");
 }
 
 // Reads {"id": "<s>", ...} of a template.
@@ -722,7 +793,7 @@ static int bpe_json_special_(BpeJson_* v) {
         if (strcmp(key, "id") != 0) {
             more = json_skip(&v->json) ? 1 : -1;
         } else if ((more = json_name(&v->json, &name) ? 1 : -1) > 0) {
-            v->start = v->start && strcmp(name, BPE_EOT_TEXT) == 0 ? v->start : name;
+            v->start = v->is_after_text || v->num_starts++ > 0 ? v->start : name;
         }
     }
     return more == 0;
@@ -741,6 +812,7 @@ static int bpe_json_template_(BpeJson_* v) {
             !json_take(&v->json, '}')) {
             return 0;
         }
+        v->is_after_text |= strcmp(key, "Sequence") == 0;
     }
     return more == 0;
 }
@@ -756,6 +828,7 @@ static int bpe_json_processor_(BpeJson_* v) {
         }
         if (strcmp(key, "cls") == 0) {
             v->start = "its own token";
+            v->num_starts++;
         }
         if (!(strcmp(key, "single") == 0       ? bpe_json_template_(v)
               : strcmp(key, "processors") == 0 ? bpe_json_each_(v, bpe_json_processor_)
@@ -793,53 +866,133 @@ static int bpe_json_file_(BpeJson_* v) {
     return more == 0 && json_end(&v->json);
 }
 
-// Counts the ids: tokens, end-of-text, and special tokens that the vocabulary lacks.
-static size_t bpe_json_size_(const BpeJson_* v, const char* path) {
-    const size_t most = v->num_tokens + 1 + v->num_added;
-    char* is_taken = (char*)check_alloc(most, 1, "vocabulary");
-    size_t V = v->num_tokens + 1;
-    for (size_t i = 0; i < v->num_tokens; i++) {
-        is_taken[v->tokens[i].id < most ? v->tokens[i].id : 0] = 1;
-    }
+static int bpe_span_is_(BpeSpan_ span, const char* text) {
+    return span.length == strlen(text) && memcmp(span.text, text, span.length) == 0;
+}
+
+// Returns the added token with this text; NULL: none.
+static const BpeAdded_* bpe_json_find_added_(const BpeJson_* v, const char* text) {
     for (size_t i = 0; i < v->num_added; i++) {
-        const size_t id = v->added[i].id;
-        CHECK(id < most, "%s: the added token %s has the id %zu, wanted at most %zu", path,
-              bpe_excerpt_(v->added[i].text).text, id, most - 1);
-        V += !is_taken[id];
-        is_taken[id] = 1;
+        if (bpe_span_is_(v->added[i].text, text)) {
+            return &v->added[i];
+        }
+    }
+    return NULL;
+}
+
+// Makes end-of-text in the vocabulary an added token, as tokenizer.json has it.
+static void bpe_add_json_eot_(BpeJson_* v) {
+    for (size_t i = 0; i < v->num_tokens; i++) {
+        const BpeNamed_ token = v->tokens[i];
+        if (!bpe_span_is_(token.text, BPE_EOT_TEXT)) {
+            continue;
+        }
+        const BpeAdded_ eot = {token.text, token.id, 1, 0, 0, 0, 0},
+                        *listed = bpe_json_find_added_(v, BPE_EOT_TEXT);
+        CHECK(!listed || listed->id == token.id, "%s: %s is token %zu, and token %zu", v->json.path,
+              BPE_EOT_TEXT, listed->id, token.id);
+        if (!listed) {
+            bpe_json_add_(v, eot);
+        }
+    }
+}
+
+// Counts the ids: tokens, and added ones that the vocabulary lacks.
+static size_t bpe_json_size_(const BpeJson_* v, const char* path) {
+    const size_t most = v->num_tokens + v->num_added;
+    char* is_taken = (char*)check_alloc(most + 1, 1, "vocabulary");
+    size_t V = v->num_tokens;
+    for (size_t i = 0; i < v->num_tokens; i++) {
+        is_taken[v->tokens[i].id < most ? v->tokens[i].id : most] = 1;
+    }
+    is_taken[most] = 0;
+    for (size_t i = 0; i < v->num_added; i++) {
+        char* taken = &is_taken[v->added[i].id < most ? v->added[i].id : most];
+        V += !*taken;
+        *taken = 1;
     }
     free(is_taken);
+    for (size_t i = 0; i < v->num_added; i++) {
+        CHECK(v->added[i].id < V, "%s: the added token %s has the id %zu, wanted at most %zu", path,
+              bpe_excerpt_(v->added[i].text).text, v->added[i].id, V - 1);
+    }
     return V;
 }
 
+// Returns the token that stands before each document: the one that the post_processor puts there, or
+// else the first of the usual ones.
+static const BpeAdded_* bpe_json_start_(const BpeJson_* v, const char* path) {
+    static const char* const usual[] = {BPE_EOT_TEXT, "<|begin_of_text|>", "<|bos|>", "<s>"};
+    const BpeAdded_* start = v->start && v->num_starts == 1 ? bpe_json_find_added_(v, v->start) : NULL;
+    for (size_t i = 0; !start && i < sizeof(usual) / sizeof(usual[0]); i++) {
+        start = bpe_json_find_added_(v, usual[i]);
+    }
+    CHECK(start, "%s: no token " BPE_EOT_TEXT ", nor another that usually stands before a document", path);
+    return start;
+}
+
 // Checks that the parts of the file exist and their sizes fit.
-static void bpe_check_json_(const BpeJson_* v, size_t V, const char* path) {
-    const size_t others = 257 + v->num_added;
+static void bpe_check_json_(const BpeJson_* v, const char* path) {
     CHECK(v->has_model || v->num_tokens > 0,
           "%s: neither a model nor tokens, wanted a tokenizer.json or vocab.json", path);
-    CHECK(!v->has_model || v->cuts_text, "%s: no pre_tokenizer, wanted ByteLevel", path);
-    CHECK(v->eot != SIZE_MAX, "%s: no token %s", path, BPE_EOT_TEXT);
-    CHECK(!v->has_model || v->num_merges + others == V,
-          "%s: %zu merges for a vocabulary of %zu, wanted %zu fewer: all but the bytes, end-of-text and "
-          "added tokens",
-          path, v->num_merges, V, others);
-    CHECK(v->eot < V, "%s: end-of-text id %zu, wanted one of the %zu tokens", path, v->eot, V);
+    CHECK(!v->has_model || v->is_bytes, "%s: no pre_tokenizer, wanted ByteLevel", path);
+    CHECK(v->num_merges <= BPE_MAX_VOCAB, "%s: %zu merges, wanted at most %d", path, v->num_merges,
+          BPE_MAX_VOCAB);
+}
+
+// Checks that a word can be cut out of text: only where text may be divided does it go unseen.
+static void bpe_check_word_(const Bpe* bpe, BpeAdded_ token, const char* path) {
+    NfcText normal;
+    size_t blanks = 0;
+    memset(&normal, 0, sizeof(normal));
+    for (size_t i = 0; i < token.text.length; i++) {
+        blanks += token.text.text[i] == ' ' || ('\t' <= token.text.text[i] && token.text.text[i] <= '\r');
+    }
+    CHECK(!token.single_word && !token.lstrip && !token.rstrip,
+          "%s: the added token %s has single_word, lstrip or rstrip, wanted it only where it is special",
+          path, bpe_excerpt_(token.text).text);
+    CHECK(blanks == 0 || blanks == token.text.length,
+          "%s: the added token \"%s\" has a blank among other characters, wanted it only where it is special",
+          path, bpe_excerpt_(token.text).text);
+    CHECK(token.text.length <= BPE_MAX_PIECE, "%s: an added token of %zu bytes, wanted at most %d", path,
+          token.text.length, BPE_MAX_PIECE);
+    CHECK(token.is_raw || !bpe->rules.pattern.normalizes ||
+              !nfc_apply(&bpe->rules.nfc, token.text.text, token.text.length, &normal),
+          "%s: the added token %s is not normalized", path, bpe_excerpt_(token.text).text);
+    nfc_text_close(&normal);
 }
 
 static void bpe_name_json_tokens_(Bpe* bpe, const BpeJson_* v, const char* path) {
     for (size_t i = 0; i < v->num_added; i++) {
-        const BpeNamed_ token = v->added[i];
+        const BpeAdded_ token = v->added[i];
         CHECK(token.id < (size_t)bpe->vocab_size && bpe->tokens[token.id].length == 0,
               "%s: id %zu appears twice", path, token.id);
         bpe_name_token_(bpe, (int)token.id, token.text.text, token.text.length);
+        if (!token.is_special) {
+            const BpeWord word = {token.text.text, (uint32_t)token.text.length, (int)token.id,
+                                  token.is_raw ? BPE_RAW_WORDS : BPE_NORMAL_WORDS};
+            bpe_check_word_(bpe, token, path);
+            bpe->tokens[token.id].kind = BPE_WORD;
+            bpe_words_add(&bpe->words, word);
+        }
     }
+    bpe_words_finish(&bpe->words);
 }
 
-// True if a token of the vocabulary is a special one.
-static int bpe_is_added_(const Bpe* bpe, BpeNamed_ token) {
-    const BpeToken_ name = bpe->tokens[token.id];
-    return name.is_name && name.length == token.text.length &&
-           memcmp(name.text, token.text.text, name.length) == 0;
+// True if merges may make a token of the vocabulary: it is no added one, or a word with the same bytes
+// in both spellings.
+static int bpe_is_spelled_(Bpe* bpe, BpeNamed_ token, const BpeSpelling_* spelling) {
+    BpeToken_* named = &bpe->tokens[token.id];
+    if (named->kind == BPE_TOKEN || named->length != token.text.length ||
+        memcmp(named->text, token.text.text, named->length) != 0) {
+        return 1;
+    }
+    int is_spelled = named->kind == BPE_WORD;
+    for (uint32_t i = 0; i < named->length; i++) {
+        is_spelled &= named->text[i] < 0x80 && spelling->byte_of[named->text[i]] == named->text[i];
+    }
+    named->length = is_spelled ? 0 : named->length;
+    return is_spelled;
 }
 
 static void bpe_set_json_tokens_(Bpe* bpe, const BpeJson_* v, const char* path) {
@@ -848,7 +1001,7 @@ static void bpe_set_json_tokens_(Bpe* bpe, const BpeJson_* v, const char* path) 
         const size_t id = v->tokens[i].id;
         CHECK(id < (size_t)bpe->vocab_size, "%s: token id %zu, wanted 0 to %d in a vocabulary of %d", path,
               id, bpe->vocab_size - 1, bpe->vocab_size);
-        if (bpe_is_added_(bpe, v->tokens[i])) {
+        if (!bpe_is_spelled_(bpe, v->tokens[i], &v->spelling)) {
             continue;
         }
         CHECK(bpe->tokens[id].length == 0, "%s: id %zu appears twice", path, id);
@@ -859,31 +1012,113 @@ static void bpe_set_json_tokens_(Bpe* bpe, const BpeJson_* v, const char* path) 
     }
 }
 
-// Checks that the merges are those the vocabulary implies, in the order of the ids they make.
-static void bpe_check_json_merges_(const Bpe* bpe, const BpeJson_* v, const char* path) {
-    for (size_t i = 0, last = 0; i < v->num_merges; i++) {
-        int part[2];
-        for (int side = 0; side < 2; side++) {
-            const BpeSpan_ text = v->merges[i][side];
-            part[side] = bpe_find(bpe, (const char*)text.text, text.length);
-            CHECK(part[side] >= 0, "%s: the %s side of merges[%zu] is no token", path,
-                  side ? "right" : "left", i);
+// Returns the merges as tokens, which the caller frees.
+static BpeListed_* bpe_list_json_merges_(const Bpe* bpe, const BpeJson_* v, const char* path) {
+    BpeListed_* list = (BpeListed_*)check_alloc(v->num_merges, sizeof(BpeListed_), "merges");
+    char* both = NULL;
+    size_t room = 0;
+    for (size_t i = 0; i < v->num_merges; i++) {
+        const BpeSpan_ left = v->merges[i][0], right = v->merges[i][1];
+        both = (char*)check_reserve(both, &room, left.length + right.length, 1, "merges");
+        memcpy(both, left.text, left.length);
+        memcpy(both + left.length, right.text, right.length);
+        list[i].left = bpe_find(bpe, both, left.length);
+        list[i].right = bpe_find(bpe, both + left.length, right.length);
+        list[i].made = bpe_find(bpe, both, left.length + right.length);
+        CHECK(list[i].left >= 0, "%s: the left side of merges[%zu] is no token", path, i);
+        CHECK(list[i].right >= 0, "%s: the right side of merges[%zu] is no token", path, i);
+        CHECK(list[i].made >= 0, "%s: merges[%zu] makes no token of %d and %d", path, i, list[i].left,
+              list[i].right);
+    }
+    free(both);
+    return list;
+}
+
+// Checks that merges make all tokens, but for a file that looks for whole pieces first. Returns the
+// number of tokens that they should make.
+static size_t bpe_check_made_(const Bpe* bpe, const BpeJson_* v, const BpeListed_* list, const char* path) {
+    char* is_made = (char*)check_alloc((size_t)bpe->vocab_size, 1, "vocabulary");
+    size_t wanted = 0, made = 0;
+    for (size_t i = 0; i < v->num_merges; i++) {
+        is_made[list[i].made] = 1;
+    }
+    for (int id = 0; id < bpe->vocab_size; id++) {
+        const int is_long = bpe->tokens[id].kind == BPE_TOKEN && bpe->tokens[id].length > 1;
+        wanted += (size_t)is_long;
+        made += (size_t)(is_long && is_made[id]);
+    }
+    free(is_made);
+    CHECK(made == wanted || v->finds_pieces,
+          "%s: %zu merges make %zu of the %zu tokens that are longer than a byte, wanted all without "
+          "ignore_merges",
+          path, v->num_merges, made, wanted);
+    return wanted;
+}
+
+// True if the merges are those that the vocabulary implies, in the order of the ids they make: the
+// ranks are the ids then.
+static int bpe_merges_are_implied_(const Bpe* bpe, const BpeListed_* list, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        if (bpe_pair_(&bpe->pairs, list[i].left, list[i].right) != list[i].made ||
+            (i > 0 && list[i].made <= list[i - 1].made)) {
+            return 0;
         }
-        const size_t id = (size_t)bpe_pair_(&bpe->pairs, part[0], part[1]);
-        CHECK(id != BPE_NONE_, "%s: merges[%zu] makes no token of %d and %d", path, i, part[0], part[1]);
-        CHECK(id > last, "%s: merges[%zu] makes token %zu after token %zu, wanted ascending ids", path, i, id,
-              last);
-        last = id;
+    }
+    return 1;
+}
+
+// Completes the vocabulary with the merges of the file.
+static void bpe_finish_json_(Bpe* bpe, const BpeJson_* v, const char* path) {
+    char error[ERROR_BYTES];
+    if (!v->has_model) {
+        CHECK(bpe_finish_(bpe, path, error), "%s", error);
+        return;
+    }
+    BpeListed_* list = bpe_list_json_merges_(bpe, v, path);
+    const size_t wanted = bpe_check_made_(bpe, v, list, path);
+    bpe->finds_pieces = v->finds_pieces;
+    if (wanted != v->num_merges || !bpe_finish_(bpe, path, error) ||
+        !bpe_merges_are_implied_(bpe, list, v->num_merges)) {
+        CHECK(bpe_finish_ranks_(bpe, path, list, (int)v->num_merges, error), "%s", error);
+    }
+    free(list);
+}
+
+// ---- files beside tokenizer.json ----
+
+// Files that are written as they were read, tokenizer.json first.
+static const char* const bpe_kept_files_[] = {
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json",
+    "merges.txt",     "added_tokens.json",     "chat_template.jinja"};
+enum { BPE_KEPT_FILES_ = sizeof(bpe_kept_files_) / sizeof(bpe_kept_files_[0]) };
+_Static_assert((int)BPE_KEPT_FILES_ <= (int)BPE_MAX_KEPT, "room for all files that are kept");
+
+// Copies a file's bytes.
+static BpeKept bpe_keep_(const char* name, const void* bytes, size_t count) {
+    const BpeKept kept = {name, (unsigned char*)check_alloc(count ? count : 1, 1, name), count};
+    memcpy(kept.bytes, bytes, count);
+    return kept;
+}
+
+// Keeps the files of the tokenizer in this directory.
+static void bpe_keep_directory_(Bpe* bpe, const char* directory) {
+    for (int i = 1; i < BPE_KEPT_FILES_; i++) {
+        char path[PATH_MAX], error[ERROR_BYTES], *text;
+        size_t bytes;
+        if (bpe_path(path, directory, bpe_kept_files_[i])) {
+            CHECK(file_try_read(path, BPE_MAX_CONFIG_, &text, &bytes, error), "%s", error);
+            bpe->kept[bpe->num_kept++] = bpe_keep_(bpe_kept_files_[i], text, bytes);
+            free(text);
+        }
     }
 }
 
-// ---- tokenizer_config.json: which token pads ----
-
-// Reads a name, or an object with it as "content".
+// Reads a name, or an object with it as "content". Sets it to NULL if it is null.
 static int bpe_config_name_(JsonReader* json, const char** name) {
     const char* key;
+    *name = NULL;
     if (json_peek(json) != '{') {
-        return json_name(json, name);
+        return json_peek(json) == 'n' ? json_skip(json) : json_name(json, name);
     }
     int more = json_take(json, '{') ? 1 : -1;
     for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
@@ -895,67 +1130,122 @@ static int bpe_config_name_(JsonReader* json, const char** name) {
     return more == 0;
 }
 
-// Returns the name of the padding token; NULL: none.
-static const char* bpe_config_pad_(JsonReader* json) {
-    const char *key, *pad = NULL;
-    size_t length;
-    int more = json_take(json, '{') ? 1 : -1;
-    for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
-        if ((more = json_text_member(json, place, &key, &length)) <= 0) {
-            break;
-        }
-        const int is_pad = strcmp(key, "pad_token") == 0 && json_peek(json) != 'n';
-        if (!(is_pad ? bpe_config_name_(json, &pad) : json_skip(json))) {
-            return NULL;
-        }
+// Roles of tokens in tokenizer_config.json, by name, and in generation_config.json, by id.
+typedef struct {
+    const char *pad, *eos; // NULL: none
+    size_t ends[BPE_MAX_ENDS];
+    int num_ends;
+} BpeRoles_;
+
+// Reads an id or a list of them. Only the latter file has numbers under this key.
+static int bpe_config_ends_(JsonReader* json, BpeRoles_* roles) {
+    const int c = json_peek(json);
+    if (c == '[') {
+        return json_naturals(json, roles->ends, BPE_MAX_ENDS, &roles->num_ends);
     }
-    return more == 0 ? pad : NULL;
+    roles->num_ends = c != 'n';
+    return c == 'n' ? json_skip(json) : json_natural(json, roles->ends);
 }
 
-// Finds the padding token in the file beside tokenizer.json. Ignores a missing or malformed file,
-// which is transformers' business.
-static void bpe_find_pad_(Bpe* bpe, const char* tokenizer) {
-    char directory[PATH_MAX], path[PATH_MAX], error[ERROR_BYTES], *text;
-    size_t bytes;
-    file_directory_of(directory, tokenizer);
-    if (!bpe_path(path, directory, "tokenizer_config.json") ||
-        !file_try_read(path, BPE_MAX_CONFIG_, &text, &bytes, error)) {
-        return;
+// Reads the roles of one file; ignores it if it is missing or malformed, which is transformers'
+// business. Returns its text, where the names are; the caller frees it.
+static char* bpe_read_roles_(const char* directory, const char* file, BpeRoles_* roles) {
+    char path[PATH_MAX], error[ERROR_BYTES], *text = NULL;
+    const char* key;
+    size_t bytes, length;
+    if (!bpe_path(path, directory, file) || !file_try_read(path, BPE_MAX_CONFIG_, &text, &bytes, error)) {
+        return NULL;
     }
     JsonReader json = json_reader(path, text, bytes, error);
-    const char* pad = bpe_config_pad_(&json);
-    for (int id = 0; pad && id < bpe->vocab_size; id++) {
-        const BpeToken_ token = bpe->tokens[id];
-        if (token.is_name && token.length == strlen(pad) && memcmp(token.text, pad, token.length) == 0) {
-            bpe->pad = id;
+    int more = json_take(&json, '{') ? 1 : -1;
+    for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
+        if ((more = json_text_member(&json, place, &key, &length)) <= 0) {
+            break;
+        }
+        if (!(strcmp(key, "pad_token") == 0      ? bpe_config_name_(&json, &roles->pad)
+              : strcmp(key, "eos_token") == 0    ? bpe_config_name_(&json, &roles->eos)
+              : strcmp(key, "eos_token_id") == 0 ? bpe_config_ends_(&json, roles)
+                                                 : json_skip(&json))) {
+            break;
         }
     }
-    free(text);
+    return text;
+}
+
+// Returns the id of an added token, or -1.
+static int bpe_find_name_(const Bpe* bpe, const char* name) {
+    for (int id = 0; name && id < bpe->vocab_size; id++) {
+        const BpeToken_ token = bpe->tokens[id];
+        if (token.kind != BPE_TOKEN && token.length == strlen(name) &&
+            memcmp(token.text, name, token.length) == 0) {
+            return id;
+        }
+    }
+    return -1;
+}
+
+static void bpe_add_end_(Bpe* bpe, size_t id) {
+    if (id < (size_t)bpe->vocab_size && !bpe_is_end(bpe, (int)id) && bpe->num_ends < BPE_MAX_ENDS) {
+        bpe->ends[bpe->num_ends++] = (int)id;
+    }
+}
+
+// Finds the padding token, and the tokens that end a text, in the files beside tokenizer.json.
+static void bpe_find_roles_(Bpe* bpe, const char* tokenizer) {
+    char directory[PATH_MAX];
+    BpeRoles_ roles;
+    memset(&roles, 0, sizeof(roles));
+    file_directory_of(directory, tokenizer);
+    char* config = bpe_read_roles_(directory, "tokenizer_config.json", &roles);
+    bpe->pad = bpe_find_name_(bpe, roles.pad);
+    const int eos = bpe_find_name_(bpe, roles.eos);
+    char* generation = bpe_read_roles_(directory, "generation_config.json", &roles);
+    for (int i = 0; i < roles.num_ends; i++) {
+        bpe_add_end_(bpe, roles.ends[i]);
+    }
+    if (eos >= 0) {
+        bpe_add_end_(bpe, (size_t)eos);
+    }
+    free(config);
+    free(generation);
 }
 
 static void bpe_open_json_(Bpe* bpe, const BpeFile_* file) {
     char error[ERROR_BYTES];
     BpeJson_ v;
     memset(&v, 0, sizeof(v));
+    BpeKept copy = bpe_keep_("tokenizer.json", file->data, file->bytes);
     v.json = json_reader(file->path, (char*)file->data, file->bytes, error);
     v.spelling = bpe_spelling_();
-    v.eot = SIZE_MAX;
     CHECK(bpe_json_file_(&v), "%s", error);
+    bpe_check_json_(&v, file->path);
+    bpe_add_json_eot_(&v);
     const size_t V = bpe_json_size_(&v, file->path);
-    bpe_check_json_(&v, V, file->path);
-    bpe_open_ids_(bpe, file->path, file->data, V, v.eot);
+    const BpeAdded_* start = bpe_json_start_(&v, file->path);
+    bpe_open_ids_(bpe, file->path, file->data, V, start->id);
+    for (size_t i = 0; i < v.num_added; i++) {
+        v.pattern.cuts_words |= !v.added[i].is_special;
+    }
+    bpe_rules_close(&bpe->rules);
+    bpe_rules_open(&bpe->rules, v.pattern);
+    bpe->tokens[start->id].length = 0; // named with the others
     bpe_name_json_tokens_(bpe, &v, file->path);
     bpe_set_json_tokens_(bpe, &v, file->path);
-    CHECK(bpe_finish_(bpe, file->path, error), "%s", error);
-    bpe_check_json_merges_(bpe, &v, file->path);
-    if (v.start && strcmp(v.start, BPE_EOT_TEXT) != 0) {
+    bpe_finish_json_(bpe, &v, file->path);
+    bpe->has_template =
+        v.start == (const char*)start->text.text || (v.start && bpe_span_is_(start->text, v.start));
+    if (v.start && !bpe->has_template) {
+        char name[sizeof(BpeExcerpt_)];
+        memcpy(name, bpe_excerpt_(start->text).text, sizeof(name));
         printable_line(stderr,
-                       "note: %s: its post_processor puts %s beside each text; here only " BPE_EOT_TEXT
-                       " stands before it",
-                       file->path, v.start);
+                       "note: %s: its post_processor puts %s beside each text; here only %s stands before it",
+                       file->path, v.start, name);
     }
     if (v.has_model) {
-        bpe_find_pad_(bpe, file->path);
+        bpe->kept[bpe->num_kept++] = copy;
+        bpe_find_roles_(bpe, file->path);
+    } else {
+        free(copy.bytes);
     }
     free(v.tokens);
     free(v.added);
@@ -966,7 +1256,7 @@ static void bpe_open_json_(Bpe* bpe, const BpeFile_* file) {
 
 static void bpe_put_token_json_(const Bpe* bpe, const BpeSpelling_* spelling, int id, FILE* file) {
     const BpeToken_ token = bpe->tokens[id];
-    if (token.is_name) {
+    if (token.kind != BPE_TOKEN) {
         json_print_string(file, (const char*)token.text, token.length);
         return;
     }
@@ -988,30 +1278,31 @@ static void bpe_put_vocab_(const Bpe* bpe, FILE* file) {
     fputc('}', file);
 }
 
-// Calls `put` for each name.
-static void bpe_put_names_(const Bpe* bpe,
-                           void (*put)(int id, const char* name, int length, int is_first, FILE* file),
-                           FILE* file) {
-    for (int id = 0, is_first = 1; id < bpe->vocab_size; id++) {
-        if (bpe_is_name(bpe, id)) {
-            int length;
-            const char* name = bpe_token(bpe, id, &length);
-            put(id, name, length, is_first, file);
-            is_first = 0;
+// Returns the word that a token is, even if merges make it, too; NULL: none.
+static const BpeWord* bpe_word_of_(const Bpe* bpe, int id) {
+    for (size_t i = 0; i < bpe->words.count; i++) {
+        if (bpe->words.words[i].id == id) {
+            return &bpe->words.words[i];
         }
     }
+    return NULL;
 }
 
-static void bpe_put_added_(int id, const char* name, int length, int is_first, FILE* file) {
-    fprintf(file, "%s{\"id\": %d, \"content\": ", is_first ? "" : ", ", id);
-    json_print_string(file, name, (size_t)length);
-    fputs(BPE_HF_SPECIAL_ "}", file);
-}
-
-static void bpe_put_decoded_(int id, const char* name, int length, int is_first, FILE* file) {
-    fprintf(file, "%s\"%d\": {\"content\": ", is_first ? "" : ", ", id);
-    json_print_string(file, name, (size_t)length);
-    fputs(BPE_HF_SPECIAL_ "}", file);
+// Writes all names and words as added tokens; `before` and `between` stand around each id.
+static void bpe_put_added_(const Bpe* bpe, const char* before, const char* between, FILE* file) {
+    const char* comma = "";
+    for (int id = 0; id < bpe->vocab_size; id++) {
+        const BpeWord* word = bpe_word_of_(bpe, id);
+        if (bpe_is_name(bpe, id) || word) {
+            fprintf(file, "%s%s%d%s", comma, before, id, between);
+            json_print_string(file, (const char*)bpe->tokens[id].text, bpe->tokens[id].length);
+            fprintf(file,
+                    ", \"single_word\": false, \"lstrip\": false, \"rstrip\": false, \"normalized\": %s, "
+                    "\"special\": %s}",
+                    word && word->kind == BPE_NORMAL_WORDS ? "true" : "false", word ? "false" : "true");
+            comma = ", ";
+        }
+    }
 }
 
 // Writes "A B", which all versions of tokenizers read.
@@ -1024,21 +1315,73 @@ static void bpe_put_merge_json_(const BpeSpelling_* spelling, BpeToken_ left, Bp
     fputc('"', file);
 }
 
-static void bpe_put_tokenizer_json_(const Bpe* bpe, FILE* file) {
-    fputs("{\n\"version\": \"1.0\",\n\"truncation\": null,\n\"padding\": null,\n\"added_tokens\": [", file);
-    bpe_put_names_(bpe, bpe_put_added_, file);
-    fputs("],\n\"normalizer\": null,\n", file);
-    static const char* const steps[] = {"pre_tokenizer", "post_processor", "decoder"};
-    for (int i = 0; i < 3; i++) { // trim_offsets concerns the positions of tokens in the text
-        fprintf(file,
-                "\"%s\": {\"type\": \"ByteLevel\", \"add_prefix_space\": false, \"trim_offsets\": false, "
-                "\"use_regex\": true},\n",
-                steps[i]);
+// Writes a step of a tokenizer that concerns bytes; trim_offsets concerns positions in the text.
+static void bpe_put_bytes_(int use_regex, FILE* file) {
+    fprintf(
+        file,
+        "{\"type\": \"ByteLevel\", \"add_prefix_space\": false, \"trim_offsets\": false, \"use_regex\": %s}",
+        use_regex ? "true" : "false");
+}
+
+// Writes how text is split.
+static void bpe_put_pattern_(BpePattern pattern, FILE* file) {
+    const int is_sequence = pattern.style == BPE_CL100K || pattern.digits_first;
+    fputs(is_sequence ? "{\"type\": \"Sequence\", \"pretokenizers\": [" : "", file);
+    if (pattern.digits_first) {
+        fprintf(file, "{\"type\": \"Digits\", \"individual_digits\": %s}, ",
+                pattern.digits ? "true" : "false");
+    } else if (is_sequence) {
+        char expression[BPE_EXPRESSION_BYTES];
+        bpe_pattern_print(pattern, expression);
+        fputs("{\"type\": \"Split\", \"pattern\": {\"Regex\": ", file);
+        json_print_string(file, expression, strlen(expression));
+        fputs("}, \"behavior\": \"Isolated\", \"invert\": false}, ", file);
     }
-    fputs("\"model\": {\"type\": \"BPE\", \"dropout\": null, \"unk_token\": null, "
-          "\"continuing_subword_prefix\": null, \"end_of_word_suffix\": null, \"fuse_unk\": false, "
-          "\"byte_fallback\": false, \"ignore_merges\": false,\n\"vocab\": ",
+    bpe_put_bytes_(pattern.style == BPE_GPT2, file);
+    fputs(is_sequence ? "]}" : "", file);
+}
+
+// Writes what is put around a text: end-of-text before it, if other programs do so.
+static void bpe_put_template_(const Bpe* bpe, FILE* file) {
+    int length;
+    const char* eot = bpe_token(bpe, bpe->eot, &length);
+    fputs("{\"type\": \"TemplateProcessing\", \"single\": [{\"SpecialToken\": {\"id\": ", file);
+    json_print_string(file, eot, (size_t)length);
+    fputs(", \"type_id\": 0}}, {\"Sequence\": {\"id\": \"A\", \"type_id\": 0}}], \"pair\": [{\"Sequence\": "
+          "{\"id\": "
+          "\"A\", \"type_id\": 0}}, {\"Sequence\": {\"id\": \"B\", \"type_id\": 1}}], \"special_tokens\": {",
           file);
+    json_print_string(file, eot, (size_t)length);
+    fputs(": {\"id\": ", file);
+    json_print_string(file, eot, (size_t)length);
+    fprintf(file, ", \"ids\": [%d], \"tokens\": [", bpe->eot);
+    json_print_string(file, eot, (size_t)length);
+    fputs("]}}}", file);
+}
+
+static void bpe_put_tokenizer_json_(const Bpe* bpe, FILE* file) {
+    if (bpe->num_kept > 0) {
+        fwrite(bpe->kept[0].bytes, 1, bpe->kept[0].count, file);
+        return;
+    }
+    fputs("{\n\"version\": \"1.0\",\n\"truncation\": null,\n\"padding\": null,\n\"added_tokens\": [", file);
+    bpe_put_added_(bpe, "{\"id\": ", ", \"content\": ", file);
+    fprintf(file, "],\n\"normalizer\": %s,\n\"pre_tokenizer\": ",
+            bpe->rules.pattern.normalizes ? "{\"type\": \"NFC\"}" : "null");
+    bpe_put_pattern_(bpe->rules.pattern, file);
+    fputs(",\n\"post_processor\": ", file);
+    if (bpe->has_template) {
+        bpe_put_template_(bpe, file);
+    } else {
+        bpe_put_bytes_(1, file);
+    }
+    fputs(",\n\"decoder\": ", file);
+    bpe_put_bytes_(1, file);
+    fprintf(file,
+            ",\n\"model\": {\"type\": \"BPE\", \"dropout\": null, \"unk_token\": null, "
+            "\"continuing_subword_prefix\": null, \"end_of_word_suffix\": null, \"fuse_unk\": false, "
+            "\"byte_fallback\": false, \"ignore_merges\": %s,\n\"vocab\": ",
+            bpe->finds_pieces ? "true" : "false");
     bpe_put_vocab_(bpe, file);
     fputs(",\n\"merges\": [", file);
     bpe_put_each_merge_(bpe, bpe_put_merge_json_, file);
@@ -1047,14 +1390,19 @@ static void bpe_put_tokenizer_json_(const Bpe* bpe, FILE* file) {
 
 // Writes the roles of the special tokens; `bpe` may be NULL.
 static void bpe_put_special_tokens_(const Bpe* bpe, FILE* file) {
-    static const char* const uses[] = {"bos", "eos", "unk"};
-    for (int i = 0; i < 3; i++) {
-        fprintf(file, "%s  \"%s_token\": \"%s\"", i ? ",\n" : "", uses[i], BPE_EOT_TEXT);
-    }
-    if (bpe && bpe->pad >= 0) {
-        int length;
-        const char* name = bpe_token(bpe, bpe->pad, &length);
-        fputs(",\n  \"pad_token\": ", file);
+    static const char* const uses[] = {"bos", "eos", "unk", "pad"};
+    for (int i = 0; i < 4; i++) {
+        const int ids[] = {bpe ? bpe->eot : 0,
+                           bpe && bpe->num_ends ? bpe->ends[0]
+                           : bpe                ? bpe->eot
+                                                : 0,
+                           bpe ? bpe->eot : 0, bpe ? bpe->pad : -1};
+        int length = (int)strlen(BPE_EOT_TEXT);
+        if (ids[i] < 0) {
+            continue;
+        }
+        const char* name = bpe ? bpe_token(bpe, ids[i], &length) : BPE_EOT_TEXT;
+        fprintf(file, "%s  \"%s_token\": ", i ? ",\n" : "", uses[i]);
         json_print_string(file, name, (size_t)length);
     }
 }
@@ -1140,11 +1488,17 @@ void bpe_spare(Outputs* outputs, const char* path) {
 }
 
 static void bpe_open_directory_(Bpe* bpe, const char* directory) {
-    char tokenizer[PATH_MAX], merges[PATH_MAX], vocab[PATH_MAX];
+    char tokenizer[PATH_MAX], merges[PATH_MAX], vocab[PATH_MAX], model[PATH_MAX];
     if (bpe_path(tokenizer, directory, "tokenizer.json")) {
         bpe_open_file_(bpe, tokenizer);
+        bpe_keep_directory_(bpe, directory);
         return;
     }
+    CHECK(
+        !bpe_path(model, directory, "tokenizer.model"),
+        "%s: a tokenizer of SentencePiece, or of tiktoken in another form, which is not supported; wanted a "
+        "tokenizer.json of byte-level BPE",
+        model);
     CHECK(bpe_path(merges, directory, "merges.txt"), "%s: no tokenizer.json or merges.txt in this directory",
           directory);
     if (bpe_path(vocab, directory, "vocab.json")) {
@@ -1168,6 +1522,12 @@ void bpe_open(Bpe* bpe, const char* path) {
     CHECK(bpe_open_tokens(bpe, path, error), "%s", error);
 }
 
+int bpe_is_like_gpt2(const Bpe* bpe) {
+    const BpePattern p = bpe->rules.pattern;
+    return p.style == BPE_GPT2 && !p.digits && !p.digits_first && !p.normalizes && !p.cuts_words &&
+           !bpe->pairs.made && !bpe->finds_pieces;
+}
+
 static void bpe_check_needs_(const Bpe* bpe, BpeNeeds_ needs, const char* path) {
     unsigned char order[256];
     uint16_t spelling[256];
@@ -1179,10 +1539,17 @@ static void bpe_check_needs_(const Bpe* bpe, BpeNeeds_ needs, const char* path) 
     for (int id = 0; id < bpe->vocab_size; id++) {
         names += bpe_is_name(bpe, id);
     }
+    if (needs == BPE_ANY_ && merges > 0 && !bpe_is_like_gpt2(bpe)) {
+        return;
+    }
+    CHECK(bpe_is_like_gpt2(bpe),
+          "%s: text is split or merged in another way than GPT-2's, which only a tokenizer.json can say",
+          path);
     CHECK(merges == bpe->vocab_size - 256 - names,
           "%s: %d merges for %d tokens: these can only be decoded, not written", path, merges,
           bpe->vocab_size);
-    CHECK(needs == BPE_ALL_ || needs == BPE_255_BYTES_ || bpe->eot == bpe->vocab_size - 1,
+    CHECK(needs == BPE_ANY_ || needs == BPE_ALL_ || needs == BPE_255_BYTES_ ||
+              bpe->eot == bpe->vocab_size - 1,
           "%s: end-of-text is id %d of %d, but this format has it last, and no added tokens", path, bpe->eot,
           bpe->vocab_size);
     for (int id = 0; needs == BPE_GPT2_ORDER_ && id < 256; id++) {
@@ -1205,7 +1572,7 @@ static void bpe_write_as_(const Bpe* bpe, const char* path, const BpeFormat_* fo
 
 void bpe_write(const Bpe* bpe, const char* path) {
     static const BpeFormat_ formats[] = {
-        {"tokenizer.json", BPE_ALL_, bpe_put_tokenizer_json_}, {"vocab.json", BPE_ALL_, bpe_put_vocab_},
+        {"tokenizer.json", BPE_ANY_, bpe_put_tokenizer_json_}, {"vocab.json", BPE_ALL_, bpe_put_vocab_},
         {"merges.txt", BPE_GPT2_ORDER_, bpe_put_merges_},      {".bpe", BPE_GPT2_ORDER_, bpe_put_merges_},
         {".tiktoken", BPE_EOT_LAST_, bpe_put_tiktoken_},       {".bin", BPE_255_BYTES_, bpe_put_bin_},
     };
@@ -1239,14 +1606,27 @@ void bpe_write_hf_config(const char* directory, const char* tokenizer_class, int
             "\"added_tokens_decoder\": {",
             tokenizer_class, max_T);
     if (bpe) {
-        bpe_put_names_(bpe, bpe_put_decoded_, writer.file);
+        bpe_put_added_(bpe, "\"", "\": {\"content\": ", writer.file);
     } else {
-        bpe_put_decoded_(eot, BPE_EOT_TEXT, (int)strlen(BPE_EOT_TEXT), 1, writer.file);
+        fprintf(writer.file, "\"%d\": {" BPE_HF_EOT "}", eot);
     }
     fputs("},\n", writer.file);
     bpe_put_special_tokens_(bpe, writer.file);
     fputs("\n}\n", writer.file);
     file_commit(&writer);
+}
+
+// Writes the files that were kept. Returns 0 if none was.
+static int bpe_write_kept_(const Bpe* bpe, const char* directory) {
+    for (int i = 0; i < bpe->num_kept; i++) {
+        char path[PATH_MAX];
+        FileWriter writer;
+        bpe_path(path, directory, bpe->kept[i].name);
+        file_open(&writer, path);
+        fwrite(bpe->kept[i].bytes, 1, bpe->kept[i].count, writer.file);
+        file_commit(&writer);
+    }
+    return bpe->num_kept > 1; // with a configuration beside tokenizer.json
 }
 
 void bpe_write_hf(const Bpe* bpe, const char* directory, int max_T) {
@@ -1255,13 +1635,30 @@ void bpe_write_hf(const Bpe* bpe, const char* directory, int max_T) {
         BpeFormat_ format;
     } files[] = {{"vocab.json", {"", BPE_ALL_, bpe_put_vocab_}},
                  {"merges.txt", {"", BPE_ALL_, bpe_put_merges_}},
-                 {"tokenizer.json", {"", BPE_ALL_, bpe_put_tokenizer_json_}}};
+                 {"tokenizer.json", {"", BPE_ANY_, bpe_put_tokenizer_json_}}};
     char path[PATH_MAX];
-    for (int i = 0; i < 3; i++) {
+    if (bpe_write_kept_(bpe, directory)) {
+        return;
+    }
+    for (int i = bpe_is_like_gpt2(bpe) ? 0 : 2; i < 3; i++) {
         bpe_path(path, directory, files[i].name);
         bpe_write_as_(bpe, path, &files[i].format);
     }
-    bpe_write_hf_config(directory, "GPT2Tokenizer", bpe->eot, bpe, max_T);
+    bpe_write_hf_config(directory, bpe_is_like_gpt2(bpe) ? "GPT2Tokenizer" : "PreTrainedTokenizerFast",
+                        bpe->eot, bpe, max_T);
+}
+
+// Adds what GPT-2's vocabularies have not, so that their checksums are those of before.
+static void bpe_hash_difference_(const Bpe* bpe, Xxh64* hash) {
+    xxh64_add(hash, &bpe->rules.pattern, sizeof(bpe->rules.pattern));
+    xxh64_add(hash, &bpe->finds_pieces, sizeof(bpe->finds_pieces));
+    for (size_t i = 0; i < bpe->words.count; i++) {
+        xxh64_add(hash, &bpe->words.words[i].id, sizeof(int));
+        xxh64_add(hash, &bpe->words.words[i].kind, sizeof(BpeWordKind));
+    }
+    for (int rank = 0; bpe->pairs.made && rank < bpe->num_ranks; rank++) {
+        xxh64_add(hash, &bpe->pairs.made[rank], sizeof(int));
+    }
 }
 
 uint64_t bpe_checksum(const Bpe* bpe) {
@@ -1278,14 +1675,27 @@ uint64_t bpe_checksum(const Bpe* bpe) {
             xxh64_add(&hash, &id, sizeof(id));
         }
     }
+    if (!bpe_is_like_gpt2(bpe)) {
+        bpe_hash_difference_(bpe, &hash);
+    }
     return xxh64_value(&hash);
+}
+
+const char* bpe_gguf_pre(const Bpe* bpe) {
+    const BpePattern p = bpe->rules.pattern;
+    return p.style == BPE_CL100K && p.digits == 1   ? "qwen2"
+           : p.style == BPE_CL100K && p.digits == 3 ? (bpe->finds_pieces ? "llama-bpe" : "dbrx")
+           : p.style == BPE_CL100K                  ? NULL
+           : p.digits_first                         ? (p.digits ? "smollm" : NULL)
+           : p.normalizes                           ? "olmo"
+                                                    : "gpt-2";
 }
 
 void bpe_print_tokens(const Bpe* bpe, int V, FILE* file) {
     const BpeSpelling_ spelling = bpe_spelling_();
     for (int id = 0; id < bpe->vocab_size && id < V; id++) {
         const BpeToken_ token = bpe->tokens[id];
-        if (token.is_name) {
+        if (token.kind != BPE_TOKEN) {
             fwrite(token.text, 1, token.length, file);
         } else {
             bpe_put_spelled_(&spelling, token, BPE_UTF8_, file);

@@ -1,17 +1,11 @@
 /*
-bpe_split.h -- splits a text into pieces by GPT-2's pattern, leftmost first, alternatives in order:
-
-    '(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
-
-Any bytes are text: a byte that belongs to no valid UTF-8 character counts as one character that is
-neither letter, number nor blank.
+bpe_split.h -- splits a text into pieces by the pattern of a vocabulary (bpe_rules.h).
 
 A piece has at most BPE_MAX_PIECE bytes. A longer match is cut off after its last whole character,
 and the pattern starts again there. So the memory for a piece is bounded, and text without blanks
 can be divided. It matters only for text like a megabyte of one letter, or of zeros.
 
-    bpe_classes_open    tables of letters, numbers and blanks (unicode_tables.h); read-only
-                        afterwards: threads may share them
+    bpe_split           finds the cuts of the next blocks of a text
     bpe_last_cut        the last position where a text may be divided without changing its pieces
 
 The classes of 64 bytes at a time are bit masks, and the pattern's cuts are shifts of these masks
@@ -25,76 +19,11 @@ The classes of 64 bytes at a time are bit masks, and the pattern's cuts are shif
 #include "llmc/base/check.h"
 #include "llmc/base/intrinsics.h"
 #include "llmc/base/vec.h"
-#include "llmc/tokenizer/unicode_tables.h"
+#include "llmc/tokenizer/bpe_rules.h"
 
 #ifndef BPE_MAX_PIECE
 #define BPE_MAX_PIECE (1 << 20) // bytes; tests make do with less
 #endif
-
-// ---- classes of characters ----
-
-enum { BPE_OTHER_, BPE_LETTER_, BPE_NUMBER_, BPE_BLANK_ };
-
-typedef struct {
-    unsigned char* of; // class of each character below `end`, 2 bits each
-    uint32_t end;      // all others are BPE_OTHER_
-} BpeClasses;
-
-static inline void bpe_set_class_(BpeClasses* classes, const uint32_t (*ranges)[2], int rows, int class_) {
-    for (int row = 0; row < rows; row++) {
-        for (uint32_t c = ranges[row][0]; c <= ranges[row][1]; c++) {
-            classes->of[c / 4] |= (unsigned char)(class_ << 2 * (c % 4));
-        }
-    }
-}
-
-static inline void bpe_classes_open(BpeClasses* classes) {
-    const uint32_t letters_end = unicode_letters[UNICODE_LETTERS - 1][1] + 1;
-    const uint32_t numbers_end = unicode_numbers[UNICODE_NUMBERS - 1][1] + 1;
-    classes->end = letters_end > numbers_end ? letters_end : numbers_end; // blanks are far below
-    classes->of = (unsigned char*)check_alloc(classes->end / 4 + 1, 1, "classes of characters");
-    bpe_set_class_(classes, unicode_letters, UNICODE_LETTERS, BPE_LETTER_);
-    bpe_set_class_(classes, unicode_numbers, UNICODE_NUMBERS, BPE_NUMBER_);
-    bpe_set_class_(classes, unicode_blanks, UNICODE_BLANKS, BPE_BLANK_);
-}
-
-static inline void bpe_classes_close(BpeClasses* classes) {
-    free(classes->of);
-    memset(classes, 0, sizeof(*classes));
-}
-
-// Returns the length of the character that starts with `lead` >= 0x80, judging by the lead alone; 0
-// if none does.
-static inline int bpe_length_(unsigned lead) {
-    return lead < 0xC2 ? 0 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : lead < 0xF5 ? 4 : 0;
-}
-
-// Returns the length, and sets the class, of the non-ASCII character at the start of text[0 ..
-// left); one byte of no class if it is invalid. Surrogates and values above U+10FFFF need no check:
-// none has a class.
-static inline int bpe_character_(const BpeClasses* classes, const unsigned char* text, size_t left,
-                                 int* class_) {
-    static const uint32_t smallest[5] = {0, 0, 0x80, 0x800, 0x10000}; // by length in bytes
-    const int length = bpe_length_(text[0]);
-    *class_ = BPE_OTHER_;
-    if (length == 0 || (size_t)length > left) {
-        return 1;
-    }
-    uint32_t c = text[0] & (0xFFu >> (length + 1));
-    for (int i = 1; i < length; i++) {
-        if ((text[i] & 0xC0) != 0x80) {
-            return 1;
-        }
-        c = c << 6 | (text[i] & 0x3Fu);
-    }
-    if (c < smallest[length]) {
-        return 1;
-    }
-    if (c < classes->end) {
-        *class_ = classes->of[c / 4] >> 2 * (c % 4) & 3;
-    }
-    return length;
-}
 
 // ---- cutting text into pieces ----
 
@@ -105,17 +34,28 @@ typedef struct {
     uint64_t blank1, blank2, blank3;       // first bytes of blanks of 1, 2 and 3 bytes
 } BpeBlock_;
 
+// Masks of a block that GPT-2's pattern does without, apart from the others: it would be 1/10 slower.
 typedef struct {
-    const BpeClasses* classes;
+    uint64_t inside; // bytes of characters but for their first
+    uint64_t line;   // \r and \n
+} BpeMore_;
+
+typedef struct {
+    const BpeRules* rules;
     const unsigned char* text;
     size_t bytes;
     size_t first; // byte at which the first piece starts
     size_t at;    // start of `now`: `first`, or a multiple of 64 after it
     BpeBlock_ last, now, next;
+    BpeMore_ last_more, more, next_more; // but for GPT-2's pattern
     // bytes of the block after `next` that belong to a character begun in `next`, ...
     uint64_t spilled;
     int spilled_class;    // ... and that character's class
     uint64_t cut, joined; // cuts in `now` that a contraction begun in `last` adds and removes
+    int number;           // characters of the number's piece at the end of `last`
+    // CL100K: 1 if the carry of characters that stand alone moves into `now`; \r and \n of `last`
+    // that belong to the piece before them
+    uint64_t alone, taken;
 } BpeSplitter;
 
 #if defined(X86_INTRINSICS) && defined(__AVX512BW__)
@@ -148,7 +88,7 @@ ALWAYS_INLINE uint64_t bpe_bits_(BpeVecMask_ lanes) {
 // Moves the bits of non-ASCII bytes into the classes of their characters.
 static inline void bpe_classify_wide_(BpeSplitter* splitter, size_t begin, uint64_t wide, BpeBlock_* block) {
     uint64_t by_class[4] = {0, 0, 0, 0};
-    by_class[splitter->spilled_class] = splitter->spilled;
+    by_class[splitter->spilled_class] = splitter->next_more.inside = splitter->spilled;
     wide &= ~splitter->spilled;
     splitter->spilled = 0;
     while (wide) {
@@ -156,9 +96,10 @@ static inline void bpe_classify_wide_(BpeSplitter* splitter, size_t begin, uint6
         int class_;
         const size_t at = begin + (size_t)i;
         const int length =
-            bpe_character_(splitter->classes, splitter->text + at, splitter->bytes - at, &class_);
+            bpe_character_(splitter->rules, splitter->text + at, splitter->bytes - at, &class_);
         const uint64_t all = ((uint64_t)1 << length) - 1;
         by_class[class_] |= all << i;
+        splitter->next_more.inside |= (all & ~(uint64_t)1) << i;
         wide &= ~(all << i);
         if (i + length > 64) {
             splitter->spilled = all >> (64 - i);
@@ -174,9 +115,12 @@ static inline void bpe_classify_wide_(BpeSplitter* splitter, size_t begin, uint6
 }
 
 // Classifies the 64 bytes from `begin` on. Call it block by block, in order.
-ALWAYS_INLINE BpeBlock_ bpe_classify_(BpeSplitter* splitter, size_t begin) {
+ALWAYS_INLINE BpeBlock_ bpe_classify_(BpeSplitter* splitter, int has_more, size_t begin) {
     BpeBlock_ block;
     memset(&block, 0, sizeof(block));
+    if (has_more) {
+        memset(&splitter->next_more, 0, sizeof(splitter->next_more));
+    }
     if (begin >= splitter->bytes) {
         return block;
     }
@@ -202,6 +146,10 @@ ALWAYS_INLINE BpeBlock_ bpe_classify_(BpeSplitter* splitter, size_t begin) {
         block.space |= bpe_bits_(space) << i;
         block.quote |= bpe_bits_((BpeVecMask_)(v == '\'')) << i;
         wide |= bpe_bits_((BpeVecMask_)v) << i;
+        if (has_more) {
+            const BpeVecMask_ line = (BpeVecMask_)(v == '\n') | (BpeVecMask_)(v == '\r');
+            splitter->next_more.line |= bpe_bits_(line) << i;
+        }
     }
     block.blank = block.blank1;
     if (wide) {
@@ -212,15 +160,15 @@ ALWAYS_INLINE BpeBlock_ bpe_classify_(BpeSplitter* splitter, size_t begin) {
 }
 
 // Starts to split text[first .. bytes).
-static inline BpeSplitter bpe_splitter(const BpeClasses* classes, const unsigned char* text, size_t first,
+static inline BpeSplitter bpe_splitter(const BpeRules* rules, const unsigned char* text, size_t first,
                                        size_t bytes) {
     BpeSplitter splitter;
     memset(&splitter, 0, sizeof(splitter));
-    splitter.classes = classes;
+    splitter.rules = rules;
     splitter.text = text;
     splitter.bytes = bytes;
     splitter.first = splitter.at = first;
-    splitter.next = bpe_classify_(&splitter, first);
+    splitter.next = bpe_classify_(&splitter, 1, first);
     return splitter;
 }
 
@@ -253,28 +201,143 @@ static inline uint64_t bpe_cut_contractions_(BpeSplitter* splitter, uint64_t cut
     return cuts;
 }
 
-// Returns the bytes of the next block at which a piece starts, as bits.
-ALWAYS_INLINE uint64_t bpe_cuts_(BpeSplitter* splitter) {
+// Moves on by one block.
+ALWAYS_INLINE void bpe_advance_(BpeSplitter* splitter, int has_more) {
     splitter->last = splitter->now;
     splitter->now = splitter->next;
-    splitter->next = bpe_classify_(splitter, splitter->at + 64);
-    const BpeBlock_ *last = &splitter->last, *now = &splitter->now, *next = &splitter->next;
+    if (has_more) {
+        splitter->last_more = splitter->more;
+        splitter->more = splitter->next_more;
+    }
+    splitter->next = bpe_classify_(splitter, has_more, splitter->at + 64);
+}
+
+// Returns the cuts of numbers in `now`: each run, and every n-th character of it; n = 0: no others.
+static inline uint64_t bpe_cut_numbers_(BpeSplitter* splitter, int n) {
+    const uint64_t number = splitter->now.number,
+                   runs = number & ~(number << 1 | splitter->last.number >> 63);
+    uint64_t cuts = n == 0 ? runs : 0;
+    for (uint64_t bits = number & ~splitter->more.inside; n > 0 && bits; bits &= bits - 1) {
+        const uint64_t first = bits & -bits;
+        splitter->number = first & runs || splitter->number == n ? 0 : splitter->number;
+        cuts |= splitter->number++ == 0 ? first : 0;
+    }
+    return cuts;
+}
+
 #define BPE_BEFORE_(class_) (now->class_ << 1 | last->class_ >> 63) // bytes after one of this class
-    const uint64_t here = now->letter | now->number | now->other;   // not blank
-    const uint64_t there = next->letter | next->number | next->other;
+
+// Returns the last blank before each of the bytes `here` of `now` and `there` of `next`.
+ALWAYS_INLINE uint64_t bpe_last_blanks_(const BpeBlock_* now, uint64_t here, uint64_t there) {
+    return (now->blank1 & (here >> 1 | there << 63)) | (now->blank2 & (here >> 2 | there << 62)) |
+           (now->blank3 & (here >> 3 | there << 61));
+}
+
+// Returns the bytes of the next block at which a piece starts by GPT-2's pattern, as bits. With
+// digits_first each number stands between two texts, so blanks before it are at a text's end.
+ALWAYS_INLINE uint64_t bpe_cuts_gpt2_(BpeSplitter* splitter, int digits_first) {
+    bpe_advance_(splitter, digits_first);
+    const BpeBlock_ *last = &splitter->last, *now = &splitter->now, *next = &splitter->next;
+    const uint64_t here = now->letter | now->other | (digits_first ? 0 : now->number); // not blank
+    const uint64_t there = next->letter | next->other | (digits_first ? 0 : next->number);
     // a run starts where the class changes, unless a space has joined it
-    const uint64_t runs = (now->letter & ~BPE_BEFORE_(letter)) | (now->number & ~BPE_BEFORE_(number)) |
-                          (now->other & ~BPE_BEFORE_(other));
+    uint64_t runs = (now->letter & ~BPE_BEFORE_(letter)) | (now->other & ~BPE_BEFORE_(other));
+    runs |= digits_first ? 0 : now->number & ~BPE_BEFORE_(number);
     // the first blank starts a piece, and so does the last if something follows
-    const uint64_t blanks = (now->blank & ~BPE_BEFORE_(blank)) | (now->blank1 & (here >> 1 | there << 63)) |
-                            (now->blank2 & (here >> 2 | there << 62)) |
-                            (now->blank3 & (here >> 3 | there << 61));
+    const uint64_t blanks = (now->blank & ~BPE_BEFORE_(blank)) | bpe_last_blanks_(now, here, there);
     uint64_t cuts = (runs & ~BPE_BEFORE_(space)) | blanks;
-#undef BPE_BEFORE_
+    cuts |= digits_first ? bpe_cut_numbers_(splitter, splitter->rules->pattern.digits) : 0;
     cuts = (cuts & ~splitter->joined) | splitter->cut;
     splitter->joined = splitter->cut = 0;
     return bpe_cut_contractions_(splitter, cuts);
 }
+
+// Returns the length of the contraction at the start of text[0 .. left), in upper or lower case; 0
+// if none. U+017F is another lower case of S.
+static inline int bpe_contraction_any_case_(const unsigned char* text, size_t left) {
+    const unsigned char small[3] = {'\'', left > 1 ? text[1] | 0x20 : 0, left > 2 ? text[2] | 0x20 : 0};
+    return left > 2 && text[1] == 0xC5 && text[2] == 0xBF ? 3 : bpe_contraction_(small, left);
+}
+
+// Returns the ends of the contractions at these apostrophes.
+static inline uint64_t bpe_ends_of_contractions_(BpeSplitter* splitter, uint64_t quotes) {
+    uint64_t ends = splitter->cut;
+    splitter->cut = 0;
+    for (; quotes; quotes &= quotes - 1) {
+        const int i = __builtin_ctzll(quotes);
+        const size_t at = splitter->at + (size_t)i;
+        const int length = bpe_contraction_any_case_(splitter->text + at, splitter->bytes - at),
+                  end = i + length;
+        if (length > 0) {
+            *(end < 64 ? &ends : &splitter->cut) |= (uint64_t)1 << end % 64;
+        }
+    }
+    return ends;
+}
+
+// True if the blanks from byte i of `now` on, which is neither \r nor \n, end at one of these. Looks
+// no further than a piece can be long, so that any text can be divided.
+static inline int bpe_reach_line_(const BpeSplitter* splitter, int i) {
+    const uint64_t after = ~(splitter->now.blank & ~splitter->more.line) >> i;
+    if (after) {
+        return (int)(splitter->more.line >> (i + __builtin_ctzll(after)) & 1);
+    }
+    const size_t most = splitter->at + (size_t)i + BPE_MAX_PIECE;
+    size_t at = splitter->at + 64;
+    for (; at < splitter->bytes && (splitter->text[at] & 0xC0) == 0x80; at--) { // inside of a blank
+    }
+    for (int class_ = BPE_BLANK_; at < splitter->bytes && at <= most && class_ == BPE_BLANK_;) {
+        if (bpe_is_line_end_(splitter->text[at])) {
+            return 1;
+        }
+        at += (size_t)bpe_class_at_(splitter->rules, splitter->text + at, splitter->bytes - at, &class_);
+    }
+    return 0;
+}
+
+// Returns the cuts of blanks: a piece ends with the last \r or \n of a run, or else before its last
+// blank if something follows. The `taken` of \r and \n belong to the piece before the run.
+ALWAYS_INLINE uint64_t bpe_cut_blanks_(const BpeSplitter* splitter, uint64_t taken) {
+    const BpeBlock_ *last = &splitter->last, *now = &splitter->now, *next = &splitter->next;
+    const BpeMore_* more = &splitter->more;
+    const uint64_t after_lines = more->line << 1 | splitter->last_more.line >> 63;
+    const uint64_t here = now->letter | now->number | now->other;
+    const uint64_t there = next->letter | next->number | next->other;
+    const uint64_t rest = now->blank & ~taken, rest_before = last->blank & ~splitter->taken;
+    uint64_t cuts =
+        (rest & ~(rest << 1 | rest_before >> 63)) | (bpe_last_blanks_(now, here, there) & ~more->line);
+    for (uint64_t bits = now->blank & ~more->line & after_lines & ~cuts; bits; bits &= bits - 1) {
+        cuts |= bpe_reach_line_(splitter, __builtin_ctzll(bits)) ? 0 : bits & -bits;
+    }
+    return cuts;
+}
+
+// Returns the bytes of the next block at which a piece starts by the pattern of cl100k, as bits.
+ALWAYS_INLINE uint64_t bpe_cuts_cl100k_(BpeSplitter* splitter) {
+    bpe_advance_(splitter, 1);
+    const BpeBlock_ *last = &splitter->last, *now = &splitter->now;
+    const BpeMore_ *last_more = &splitter->last_more, *more = &splitter->more;
+    // others that start a piece; if one stands alone, the letters after it join it: the addition moves
+    // its bit across its bytes
+    const uint64_t others = now->other & ~BPE_BEFORE_(other), first = others & ~BPE_BEFORE_(space);
+    const uint64_t inside = now->other & more->inside;
+    uint64_t after;
+    const int spills = __builtin_add_overflow(first << 1 | splitter->alone, inside, &after);
+    splitter->alone = first >> 63 | (uint64_t)spills;
+    // a blank joins the letters after it, too
+    const uint64_t blank = now->blank & ~more->line, blank_before = last->blank & ~last_more->line;
+    const uint64_t letters =
+        now->letter & ~BPE_BEFORE_(letter) & ~(blank << 1 | blank_before >> 63) & ~(after & ~inside);
+    // line ends after others belong to their piece: the addition clears the run that it starts in
+    const uint64_t lines = more->line & (BPE_BEFORE_(other) | splitter->taken >> 63);
+    const uint64_t taken = more->line & ~(more->line + lines);
+    uint64_t cuts = first | letters | bpe_cut_blanks_(splitter, taken);
+    cuts |= now->number ? bpe_cut_numbers_(splitter, splitter->rules->pattern.digits) : 0;
+    splitter->taken = taken;
+    return cuts | bpe_ends_of_contractions_(splitter, first & now->quote);
+}
+
+#undef BPE_BEFORE_
 
 // Appends the indices of the set bits, plus `base`, to places[count ..]. Returns the new count.
 // Writes up to 7 more, because a loop of nearly constant length is predicted.
@@ -311,23 +374,33 @@ enum { BPE_BLOCKS_ = 64, BPE_CUTS = 64 * BPE_BLOCKS_ + 32 };
 
 // Finds the cuts in the next blocks of the text, relative to the first block. The first byte of the
 // text is not a cut.
+#define BPE_SPLIT_(next_cuts)                                                                                \
+    for (uint32_t i = 0; i < BPE_BLOCKS_ && splitter->at < splitter->bytes; i++) {                           \
+        const uint64_t bits = (next_cuts) & ~(uint64_t)(splitter->at == splitter->first ? 1 : 0);            \
+        count = bpe_places_(bits, 64 * i, cuts, count);                                                      \
+        splitter->at += 64;                                                                                  \
+    }
 static inline size_t bpe_split(BpeSplitter* splitter, uint16_t cuts[BPE_CUTS]) {
+    const BpePattern pattern = splitter->rules->pattern;
     size_t count = 0;
-    for (uint32_t i = 0; i < BPE_BLOCKS_ && splitter->at < splitter->bytes; i++) {
-        const uint64_t bits = bpe_cuts_(splitter) & ~(uint64_t)(splitter->at == splitter->first ? 1 : 0);
-        count = bpe_places_(bits, 64 * i, cuts, count);
-        splitter->at += 64;
+    if (pattern.style == BPE_CL100K) {
+        BPE_SPLIT_(bpe_cuts_cl100k_(splitter))
+    } else if (pattern.digits_first) {
+        BPE_SPLIT_(bpe_cuts_gpt2_(splitter, 1))
+    } else {
+        BPE_SPLIT_(bpe_cuts_gpt2_(splitter, 0))
     }
     return count;
 }
+#undef BPE_SPLIT_
 
 // Returns the end of the piece at the start of text[0 .. bytes) that is longer than BPE_MAX_PIECE:
 // no character is divided.
-static inline size_t bpe_piece_end_(const BpeClasses* classes, const unsigned char* text, size_t bytes) {
+static inline size_t bpe_piece_end_(const BpeRules* rules, const unsigned char* text, size_t bytes) {
     for (size_t n = 1; n <= 3; n++) {
         int class_;
         const size_t at = BPE_MAX_PIECE - n;
-        if ((size_t)bpe_character_(classes, text + at, bytes - at, &class_) > n) {
+        if ((size_t)bpe_character_(rules, text + at, bytes - at, &class_) > n) {
             return at;
         }
     }
@@ -344,13 +417,13 @@ static inline size_t bpe_cut_off(BpeSplitter* splitter, size_t begin, size_t bas
         return 0;
     }
     const size_t end =
-        begin + bpe_piece_end_(splitter->classes, splitter->text + begin, splitter->bytes - begin);
-    *splitter = bpe_splitter(splitter->classes, splitter->text, end, splitter->bytes);
+        begin + bpe_piece_end_(splitter->rules, splitter->text + begin, splitter->bytes - begin);
+    *splitter = bpe_splitter(splitter->rules, splitter->text, end, splitter->bytes);
     return end;
 }
 
 // Returns the class of the character that ends before text[at], at > 0.
-static inline int bpe_class_before_(const BpeClasses* classes, const unsigned char* text, size_t at) {
+static inline int bpe_class_before_(const BpeRules* rules, const unsigned char* text, size_t at) {
     int class_;
     size_t n = 1;
     // not yet the first byte of a character
@@ -359,17 +432,35 @@ static inline int bpe_class_before_(const BpeClasses* classes, const unsigned ch
     }
     const unsigned char first = text[at - n];
     if (first < 0x80) {
-        return n == 1 ? classes->of[first / 4] >> 2 * (first % 4) & 3 : BPE_OTHER_;
+        return n == 1 ? rules->of[first / 4] >> 2 * (first % 4) & 3 : BPE_OTHER_;
     }
-    return (size_t)bpe_character_(classes, text + at - n, n, &class_) == n ? class_ : BPE_OTHER_;
+    return (size_t)bpe_character_(rules, text + at - n, n, &class_) == n ? class_ : BPE_OTHER_;
 }
 
-// True if a cut before text[at], at > 0, changes no piece. A blank after another character always
-// starts a piece, and only blanks depend on what follows. Ignores non-ASCII blanks.
-static inline int bpe_may_cut_(const BpeClasses* classes, const char* text, size_t at) {
-    const unsigned char* bytes = (const unsigned char*)text;
-    const int blank = bytes[at] == ' ' || ('\t' <= bytes[at] && bytes[at] <= '\r');
-    return blank && bpe_class_before_(classes, bytes, at) != BPE_BLANK_;
+// True if the character at the start of text[0 .. 4) is no blank, and stays what it is.
+static inline int bpe_starts_line_(const BpeRules* rules, const unsigned char* text) {
+    int class_;
+    uint32_t c = text[0];
+    bpe_class_at_(rules, text, 4, &class_);
+    if (c >= 0x80) {
+        utf8_decode(text, 4, &c);
+    }
+    return class_ != BPE_BLANK_ && !(rules->pattern.normalizes && nfc_may_change(&rules->nfc, c));
+}
+
+// True if the text may be divided before text[at], at > 0, as far as its bytes nearby tell: ASCII
+// blanks after another character always start a piece, but for line ends that CL100K gives to the
+// piece before; there, a character after a line end starts one.
+static inline int bpe_may_cut_(const BpeRules* rules, const unsigned char* text, size_t bytes, size_t at) {
+    const int is_lines = rules->pattern.style == BPE_CL100K;
+    const int normalizes = rules->pattern.normalizes; // which may change the class before a line end
+    if (text[at] == ' ' || ('\t' <= text[at] && text[at] <= '\r')) {
+        const int before = bpe_class_before_(rules, text, at);
+        return before != BPE_BLANK_ &&
+               !(is_lines && bpe_is_line_end_(text[at]) && (before == BPE_OTHER_ || normalizes));
+    }
+    return is_lines && bpe_is_line_end_(text[at - 1]) && bytes - at >= 4 &&
+           bpe_starts_line_(rules, text + at);
 }
 
 // Counts the bytes at the end of a text that may mean something else with what follows: an
@@ -377,36 +468,64 @@ static inline int bpe_may_cut_(const BpeClasses* classes, const char* text, size
 static inline size_t bpe_uncertain_(const unsigned char* text, size_t bytes) {
     for (size_t n = 1; n <= 3 && n <= bytes; n++) {
         if (text[bytes - n] >= 0xC0) {
-            return (size_t)bpe_length_(text[bytes - n]) > n ? n : 0;
+            return (size_t)utf8_length(text[bytes - n]) > n ? n : 0;
         }
     }
     const unsigned char end = bytes >= 2 && text[bytes - 2] == '\'' ? text[bytes - 1] : 0;
     return end == 'l' || end == 'v' || end == 'r' ? 2 : 0;
 }
 
+// Returns the start of the blanks at the end of a text.
+static inline size_t bpe_last_blanks_begin_(const BpeRules* rules, const unsigned char* text, size_t bytes) {
+    size_t at = bytes;
+    while (at > 0 && bpe_class_before_(rules, text, at) == BPE_BLANK_) {
+        for (at--; at > 0 && (text[at] & 0xC0) == 0x80; at--) {
+        }
+    }
+    return at;
+}
+
 // True if the text may be divided at text[at], where a piece starts. If several blanks stand before
 // another character, the last is a piece of its own only once that character is seen.
-static inline int bpe_is_safe_(const BpeClasses* classes, const unsigned char* text, size_t bytes,
-                               size_t at) {
-    int class_ = classes->of[text[at] / 4] >> 2 * (text[at] % 4) & 3;
-    if (text[at] >= 0x80) {
-        bpe_character_(classes, text + at, bytes - at, &class_);
+static inline int bpe_is_safe_(const BpeRules* rules, const unsigned char* text, size_t bytes, size_t at) {
+    int class_;
+    bpe_class_at_(rules, text + at, bytes - at, &class_);
+    return class_ == BPE_BLANK_ || bpe_class_before_(rules, text, at) != BPE_BLANK_ ||
+           (rules->pattern.style == BPE_CL100K && bpe_is_line_end_(text[at - 1]));
+}
+
+// Returns the end of the part of a text that starts at text[begin], of at most BPE_MAX_PIECE bytes:
+// text that is normalized, or that words are cut out of, is encoded part by part. Parts end where the
+// text may be divided, but for text without such a place.
+static inline size_t bpe_part_end(const BpeRules* rules, const unsigned char* text, size_t bytes,
+                                  size_t begin) {
+    if (bytes - begin <= BPE_MAX_PIECE) {
+        return bytes;
     }
-    return class_ == BPE_BLANK_ || bpe_class_before_(classes, text, at) != BPE_BLANK_;
+    size_t end = begin + BPE_MAX_PIECE;
+    while (end > begin && !bpe_may_cut_(rules, text, bytes, end)) {
+        end--;
+    }
+    return end > begin ? end : begin + bpe_piece_end_(rules, text + begin, bytes - begin);
 }
 
 // Returns the last position where the text may be divided, whatever follows it: the ids of its
-// parts are then those of the whole. 0 if none, which only a text below BPE_MAX_PIECE + 8 bytes can
-// have.
-static inline size_t bpe_last_cut(const BpeClasses* classes, const char* text, size_t bytes) {
+// parts are then those of the whole. 0 if none, which only a text below 2 * BPE_MAX_PIECE + 8 bytes
+// can have.
+static inline size_t bpe_last_cut(const BpeRules* rules, const char* text, size_t bytes) {
     const unsigned char* at = (const unsigned char*)text;
     for (size_t i = bytes; i-- > 1;) { // nearly all text has a blank near its end
-        if (bpe_may_cut_(classes, text, i)) {
+        if (bpe_may_cut_(rules, at, bytes, i)) {
             return i;
         }
     }
+    if (rules->pattern.normalizes || rules->pattern.cuts_words) {
+        return bytes >= BPE_MAX_PIECE + 8 ? bpe_piece_end_(rules, at, bytes) : 0;
+    }
     const size_t certain = bytes - bpe_uncertain_(at, bytes);
-    BpeSplitter splitter = bpe_splitter(classes, at, 0, certain);
+    // how a run of blanks is cut depends on its end
+    const size_t known = bpe_last_blanks_begin_(rules, at, certain);
+    BpeSplitter splitter = bpe_splitter(rules, at, 0, certain);
     size_t begin = 0, last = 0;
     while (splitter.at < certain) {
         uint16_t cuts[BPE_CUTS];
@@ -418,7 +537,8 @@ static inline size_t bpe_last_cut(const BpeClasses* classes, const char* text, s
         }
         begin = n > 0 ? base + cuts[n - 1] : begin;
         for (size_t i = n; i-- > 0;) {
-            if (base + cuts[i] < certain && bpe_is_safe_(classes, at, certain, base + cuts[i])) {
+            if (base + cuts[i] <= known && base + cuts[i] < certain &&
+                bpe_is_safe_(rules, at, certain, base + cuts[i])) {
                 last = base + cuts[i];
                 break;
             }

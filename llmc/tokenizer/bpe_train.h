@@ -61,7 +61,7 @@ typedef struct {
 } BpeCounts_;
 
 typedef struct {
-    BpeClasses classes; // classes of characters
+    BpeRules rules; // of splitting
     int threads;
     BpeCounts_* counts; // (threads)
 } BpeTrainer;
@@ -206,7 +206,7 @@ ALWAYS_INLINE void bpe_count_piece_(BpeCounts_* counts, const unsigned char* pie
 void bpe_trainer_add(BpeTrainer* trainer, int thread, const char* text, size_t bytes) {
     const unsigned char* at = (const unsigned char*)text;
     BpeCounts_* counts = &trainer->counts[thread];
-    BpeSplitter splitter = bpe_splitter(&trainer->classes, at, 0, bytes);
+    BpeSplitter splitter = bpe_splitter(&trainer->rules, at, 0, bytes);
     size_t begin = 0;
     while (splitter.at < bytes) {
         uint16_t cuts[BPE_CUTS];
@@ -231,7 +231,8 @@ void bpe_trainer_add(BpeTrainer* trainer, int thread, const char* text, size_t b
 void bpe_trainer_open(BpeTrainer* trainer, int threads) {
     assert(threads > 0);
     memset(trainer, 0, sizeof(*trainer));
-    bpe_classes_open(&trainer->classes);
+    const BpePattern pattern = {BPE_GPT2, 0, 0, 0, 0};
+    bpe_rules_open(&trainer->rules, pattern);
     trainer->threads = threads;
     trainer->counts = (BpeCounts_*)check_alloc((size_t)threads, sizeof(BpeCounts_), "counts of pieces");
     for (int thread = 0; thread < threads; thread++) {
@@ -244,7 +245,7 @@ void bpe_trainer_close(BpeTrainer* trainer) {
         bpe_counts_close_(&trainer->counts[thread]);
     }
     free(trainer->counts);
-    bpe_classes_close(&trainer->classes);
+    bpe_rules_close(&trainer->rules);
     memset(trainer, 0, sizeof(*trainer));
 }
 

@@ -6,7 +6,9 @@
 // A reader ends the program if a file is not a vocabulary. Here it returns to the fuzzer instead,
 // which frees the memory allocated so far.
 #define BPE_FILES_IMPLEMENTATION
+#define NFC_IMPLEMENTATION
 
+#include <malloc.h>
 #include <setjmp.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -43,8 +45,9 @@ static void* fuzz_malloc(size_t bytes) {
 
 static void* fuzz_realloc(void* old, size_t bytes) {
     void* memory = fuzz_malloc(bytes);
-    if (old) { // the readers double their arrays
-        memcpy(memory, old, bytes / 2);
+    if (old) {
+        const size_t old_bytes = malloc_usable_size(old);
+        memcpy(memory, old, old_bytes < bytes ? old_bytes : bytes);
         fuzz_free(old);
     }
     return memory;
@@ -88,15 +91,17 @@ static void fuzz_expect(int ok) {
     }
 }
 
-static void fuzz_formats(const Bpe* bpe) {
+static void fuzz_formats(Bpe* bpe) {
+    const int num_kept = bpe->num_kept;
     static void (*const put[])(const Bpe*, FILE*) = {bpe_put_tokenizer_json_, bpe_put_vocab_, bpe_put_bin_,
                                                      bpe_put_tiktoken_, bpe_put_merges_};
-    int formats = bpe->eot == bpe->vocab_size - 1 ? 4 : 3;
+    int formats = !bpe_is_like_gpt2(bpe) ? 1 : bpe->eot == bpe->vocab_size - 1 ? 4 : 3;
     for (int id = 0; id < bpe->vocab_size; id++) {
         if (bpe->tokens[id].length > 255) {
             return;
         }
     }
+    bpe->num_kept = 0; // tokenizer.json is made again, instead of kept
     for (int i = 0; i < formats; i++) {
         char* text = NULL;
         size_t bytes;
@@ -112,6 +117,7 @@ static void fuzz_formats(const Bpe* bpe) {
         bpe_close(&again);
         fuzz_free(text);
     }
+    bpe->num_kept = num_kept;
 }
 
 // The file itself is a text like any other.
@@ -119,7 +125,7 @@ static void fuzz_encode(const Bpe* bpe, const unsigned char* text, size_t bytes)
     BpeMerger_ merger;
     int* ids = (int*)fuzz_malloc(bytes * sizeof(int));
     size_t at = 0;
-    bpe_merger_open_(&merger, bpe->vocab_size);
+    bpe_merger_open_(&merger, bpe->num_ranks);
     const size_t count = bpe_merge_(bpe, &merger, text, bytes, ids);
     for (size_t i = 0; i < count; i++) {
         int length;

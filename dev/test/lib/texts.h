@@ -31,6 +31,7 @@ static const char* const text_units[] = {"a",
                                          "\r\n",
                                          "\t",
                                          "\xC3\xA9",
+                                         "\xC5\xBF",
                                          "\xC2\xA0",
                                          "\xC2\x85",
                                          "\xE3\x80\x80",
@@ -41,8 +42,10 @@ static const char* const text_units[] = {"a",
                                          "\xA0",
                                          "\xC2",
                                          "\xE3\x80",
-                                         "\xFF"};
-enum { TEXT_UNITS = sizeof(text_units) / sizeof(text_units[0]), TEXT_VALID_UNITS = 23 };
+                                         "\xFF",
+                                         "\xED\xA0\x80",
+                                         "\xF4\x90\x80\x80"};
+enum { TEXT_UNITS = sizeof(text_units) / sizeof(text_units[0]), TEXT_VALID_UNITS = 24 };
 
 // Sets text (room) to units until it is full; `valid` without those that are no UTF-8. Returns its
 // bytes.

@@ -93,7 +93,7 @@ static int* reference_ids(Text text, size_t* count) {
     bpe_open_merges(&bytes, NULL, 0, "bytes");
     int* ids = (int*)malloc((2 * text.length + 1) * sizeof(int));
     uint16_t cuts[BPE_CUTS];
-    BpeSplitter splitter = bpe_splitter(&bytes.classes, (const unsigned char*)text.bytes, 0, text.length);
+    BpeSplitter splitter = bpe_splitter(&bytes.rules, (const unsigned char*)text.bytes, 0, text.length);
     size_t at = 0, n = 0;
     while (splitter.at < text.length) {
         const size_t base = splitter.at, found = bpe_split(&splitter, cuts);
@@ -168,7 +168,7 @@ static void add_in_parts(BpeTrainer* trainer, Text text, uint32_t max, Rand* rng
         end = end < text.length ? end : text.length;
         const Text part = text_of(text.bytes + begin, end - begin);
         const size_t bytes =
-            end < text.length ? bpe_last_cut(&trainer->classes, part.bytes, part.length) : part.length;
+            end < text.length ? bpe_last_cut(&trainer->rules, part.bytes, part.length) : part.length;
         bpe_trainer_add(trainer, (int)rand_below(rng, (uint32_t)trainer->threads), part.bytes, bytes);
         begin += bytes;
         free(part.bytes);
@@ -340,7 +340,7 @@ COMMAND(bpe_merges) { // FILE VOCAB_SIZE
     for (size_t got = 1; got > 0 || text.length > 0;) { // 1 MiB at a time
         got = fread(text.bytes + text.length, 1, max - text.length, file);
         text.length += got;
-        const size_t used = got ? bpe_last_cut(&trainer.classes, text.bytes, text.length) : text.length;
+        const size_t used = got ? bpe_last_cut(&trainer.rules, text.bytes, text.length) : text.length;
         bpe_trainer_add(&trainer, 0, text.bytes, used);
         CHECK(used > 0 || text.length < max, "%s: a piece of more than 1 MiB", path);
         text.length -= used;

@@ -224,7 +224,7 @@ TEST(changed_words) {
         {"\"<unk>\"", "\"b\"", "changed.json: byte"},
         {"\"normalizer\": {", "\"normalizer\": null, \"x\": {", "changed.json: byte"},
         {"\"id\": 8", "\"id\": 0", "changed.json: byte"},
-        {"\"WordLevel\"", "\"Unigram\"", "normalization (Sequence)"},
+        {"\"WordLevel\"", "\"Unigram\"", "normalization by Prepend"},
     };
     Tokenizer words = write_words();
     tokenizer_close(&words);

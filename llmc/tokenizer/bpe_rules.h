@@ -1,0 +1,163 @@
+/*
+bpe_rules.h -- rules by which a vocabulary splits text into pieces: a pattern, and the classes of
+characters that it speaks of.
+
+A pattern matches leftmost first, its alternatives in order. The styles are GPT-2's and that of
+OpenAI's cl100k, which Llama 3, Qwen, GLM and nanochat share but for the number n of digits:
+
+    GPT2      '(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
+    CL100K    '(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,n}
+              | ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
+
+Numbers may be cut off before the pattern is matched, as SmolLM2's are: each text between them is
+then matched alone.
+
+Any bytes are text: a byte that belongs to no valid UTF-8 character counts as one character that is
+neither letter, number nor blank.
+
+    bpe_rules_open      read-only afterwards: threads may share them
+    bpe_pattern_read    the pattern of a regular expression in Hugging Face's files
+*/
+#ifndef LLMC_BPE_RULES_H
+#define LLMC_BPE_RULES_H
+
+#include "llmc/base/check.h"
+#include "llmc/tokenizer/nfc.h"
+#include "llmc/tokenizer/unicode_tables.h"
+#include "llmc/tokenizer/utf8.h"
+
+// ---- patterns ----
+
+typedef enum { BPE_GPT2, BPE_CL100K } BpeStyle;
+
+// All 0 is GPT-2's.
+typedef struct {
+    BpeStyle style;
+    int digits;       // most characters of a number's piece; 0: any number
+    int digits_first; // 1: numbers are cut off before the pattern is matched
+    int normalizes;   // 1: text is normalized first (nfc.h)
+    int cuts_words;   // 1: words are cut out of the text first (bpe_words.h)
+} BpePattern;
+
+// Moves past a text if it stands at `at`.
+static inline int bpe_pattern_take_(const char** at, const char* text) {
+    const int found = strncmp(*at, text, strlen(text)) == 0;
+    *at += found ? strlen(text) : 0;
+    return found;
+}
+
+// Reads the numbers of a pattern: \p{N}, \p{N}+ or \p{N}{1,n}.
+static inline int bpe_pattern_digits_(const char** at, int* digits) {
+    if (!bpe_pattern_take_(at, "|\\p{N}")) {
+        return 0;
+    }
+    *digits = bpe_pattern_take_(at, "+") ? 0 : 1;
+    if (*digits == 1 && bpe_pattern_take_(at, "{1,")) {
+        *digits = **at - '0';
+        *at += 1 <= *digits && *digits <= 9;
+        return 1 <= *digits && *digits <= 9 && bpe_pattern_take_(at, "}");
+    }
+    return 1;
+}
+
+// Sets the pattern of a regular expression. Returns 0 if it is none of those above. A second + keeps
+// a match from being shortened, which none of these ever is.
+static inline int bpe_pattern_read(const char* at, BpePattern* pattern) {
+    memset(pattern, 0, sizeof(*pattern));
+    if (bpe_pattern_take_(&at, "'s|'t|'re|'ve|'m|'ll|'d|") ||
+        bpe_pattern_take_(&at, "'(?:[sdmt]|ll|ve|re)|")) {
+        return strcmp(at, " ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+") == 0;
+    }
+    pattern->style = BPE_CL100K;
+    int ok = (bpe_pattern_take_(&at, "(?i:'s|'t|'re|'ve|'m|'ll|'d)|") ||
+              bpe_pattern_take_(&at, "'(?i:[sdmt]|ll|ve|re)|")) &&
+             bpe_pattern_take_(&at, "[^\\r\\n\\p{L}\\p{N}]?");
+    bpe_pattern_take_(&at, "+");
+    ok = ok && bpe_pattern_take_(&at, "\\p{L}+");
+    bpe_pattern_take_(&at, "+");
+    ok = ok && bpe_pattern_digits_(&at, &pattern->digits) && bpe_pattern_take_(&at, "| ?[^\\s\\p{L}\\p{N}]+");
+    bpe_pattern_take_(&at, "+");
+    ok = ok && bpe_pattern_take_(&at, "[\\r\\n]*");
+    bpe_pattern_take_(&at, "+");
+    ok = ok && bpe_pattern_take_(&at, "|\\s*[\\r\\n]");
+    bpe_pattern_take_(&at, "+");
+    return ok && strcmp(at, "|\\s+(?!\\S)|\\s+") == 0;
+}
+
+enum { BPE_EXPRESSION_BYTES = 256 }; // room for a regular expression
+
+// Writes the regular expression of a pattern.
+static inline void bpe_pattern_print(BpePattern pattern, char expression[BPE_EXPRESSION_BYTES]) {
+    char digits[16] = "\\p{N}+";
+    if (pattern.digits > 0) {
+        snprintf(digits, sizeof(digits), pattern.digits > 1 ? "\\p{N}{1,%d}" : "\\p{N}", pattern.digits);
+    }
+    snprintf(expression, BPE_EXPRESSION_BYTES, "%s%s%s",
+             pattern.style == BPE_GPT2 ? "'(?:[sdmt]|ll|ve|re)| ?\\p{L}+| ?"
+                                       : "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|",
+             digits,
+             pattern.style == BPE_GPT2 ? "| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
+                                       : "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+");
+}
+
+// ---- classes of characters ----
+
+enum { BPE_OTHER_, BPE_LETTER_, BPE_NUMBER_, BPE_BLANK_ };
+
+typedef struct {
+    BpePattern pattern;
+    unsigned char* of; // class of each character below `end`, 2 bits each
+    uint32_t end;      // all others are BPE_OTHER_
+    Nfc nfc;           // if pattern.normalizes
+} BpeRules;
+
+static inline void bpe_set_class_(BpeRules* rules, const uint32_t (*ranges)[2], int rows, int class_) {
+    for (int row = 0; row < rows; row++) {
+        for (uint32_t c = ranges[row][0]; c <= ranges[row][1]; c++) {
+            rules->of[c / 4] |= (unsigned char)(class_ << 2 * (c % 4));
+        }
+    }
+}
+
+static inline void bpe_rules_open(BpeRules* rules, BpePattern pattern) {
+    rules->pattern = pattern;
+    const uint32_t letters_end = unicode_letters[UNICODE_LETTERS - 1][1] + 1;
+    const uint32_t numbers_end = unicode_numbers[UNICODE_NUMBERS - 1][1] + 1;
+    rules->end = letters_end > numbers_end ? letters_end : numbers_end; // blanks are far below
+    rules->of = (unsigned char*)check_alloc(rules->end / 4 + 1, 1, "classes of characters");
+    bpe_set_class_(rules, unicode_letters, UNICODE_LETTERS, BPE_LETTER_);
+    bpe_set_class_(rules, unicode_numbers, UNICODE_NUMBERS, BPE_NUMBER_);
+    bpe_set_class_(rules, unicode_blanks, UNICODE_BLANKS, BPE_BLANK_);
+    memset(&rules->nfc, 0, sizeof(rules->nfc));
+    if (pattern.normalizes) {
+        nfc_open(&rules->nfc);
+    }
+}
+
+static inline void bpe_rules_close(BpeRules* rules) {
+    free(rules->of);
+    nfc_close(&rules->nfc);
+    memset(rules, 0, sizeof(*rules));
+}
+
+// Returns the length, and sets the class, of the non-ASCII character at the start of text[0 ..
+// left); one byte of no class if it is invalid.
+static inline int bpe_character_(const BpeRules* rules, const unsigned char* text, size_t left, int* class_) {
+    uint32_t c;
+    const int length = utf8_decode(text, left, &c);
+    *class_ = c < rules->end ? rules->of[c / 4] >> 2 * (c % 4) & 3 : BPE_OTHER_;
+    return length;
+}
+
+// Returns the length, and sets the class, of the character at the start of text[0 .. left), left > 0.
+static inline int bpe_class_at_(const BpeRules* rules, const unsigned char* text, size_t left, int* class_) {
+    if (text[0] >= 0x80) {
+        return bpe_character_(rules, text, left, class_);
+    }
+    *class_ = rules->of[text[0] / 4] >> 2 * (text[0] % 4) & 3;
+    return 1;
+}
+
+static inline int bpe_is_line_end_(unsigned char c) { return c == '\r' || c == '\n'; }
+
+#endif
