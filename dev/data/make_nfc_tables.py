@@ -18,7 +18,7 @@ HANGUL = range(0xAC00, 0xAC00 + 11172)
 
 HEADER = """\
 /*
-nfc_tables.h -- how Unicode's normalization form C changes text, but for Hangul, which is arithmetic.
+nfc_tables.h -- how Unicode's normalization form C changes text, without Hangul: it is arithmetic.
 
 Made by dev/data/make_nfc_tables.py with tokenizers {tokenizers} and Unicode {unicode} of Python; change the
 script, not this file. Rows ascend.

@@ -82,6 +82,7 @@ int export_tokenizer_path(char path[PATH_MAX], const Options* options) {
 static int export_has_tokenizer_(const RunData* data) {
     enum { MAX_BYTES = 255 }; // longest token in that format
     return data->has_tokenizer && tokenizer_bpe(&data->tokenizer) &&
+           bpe_is_like_gpt2(tokenizer_bpe(&data->tokenizer)) &&
            tokenizer_longest(&data->tokenizer) <= MAX_BYTES;
 }
 

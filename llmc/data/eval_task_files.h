@@ -263,7 +263,7 @@ static int task_find_form_(TaskReader_* r, const TaskRecord_* record, TaskForm_*
 }
 
 static size_t task_encode_(TaskReader_* r, const char* text, size_t bytes, size_t at) {
-    int* ids = task_begin(r->task, at + bytes) + at;
+    int* ids = task_begin(r->task, at + tokenizer_most_ids(r->settings.tokenizer, bytes)) + at;
     return tokenizer_encode(r->settings.tokenizer, text, bytes, ids);
 }
 

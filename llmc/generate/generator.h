@@ -171,7 +171,7 @@ static void generator_draw_(Generator* g, GeneratorSequence* sequence, const flo
     }
     const int next = sampler_next(logits, g->known_ids, o->temperature, o->top_k, o->top_p,
                                   (float)rand_uniform(sequence->rng), &g->sampler);
-    if (next == g->eot) {
+    if (next == g->eot || (g->data->has_tokenizer && tokenizer_is_end(&g->data->tokenizer, next))) {
         sequence->end = GENERATOR_EOT;
         return;
     }

@@ -335,7 +335,7 @@ int run_data_try_prompt(int* ids, int* count, int max, const RunData* data, cons
                         const char* text, size_t bytes, char* error) {
     const size_t start = options->start_token || bytes == 0 ? 1 : 0; // tokens before the text
     size_t tokens;
-    int* encoded = (int*)check_alloc(bytes, sizeof(int), "prompt");
+    int* encoded = (int*)check_alloc(tokenizer_most_ids(&data->tokenizer, bytes), sizeof(int), "prompt");
     int ok = tokenizer_try_encode(&data->tokenizer, text, bytes, encoded, &tokens, error);
     if (ok && tokens + start > (size_t)max) {
         ok = error_set(error, "prompt", "%zu tokens; wanted at most %d, %s", tokens, max - (int)start,

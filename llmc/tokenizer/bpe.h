@@ -8,13 +8,13 @@ id become one token, leftmost first, until no two neighbors form a token.
                         share it
     bpe_open_merges     opens one from merges in memory
 
-In most vocabularies every token longer than a byte is the union of two tokens of lower ids, as it is
-when merges were trained. In GPT-2's order, which merges files imply, ids 0 to 255 are the single
+In most vocabularies every token longer than a byte is the union of two tokens of lower ids, as it
+is when merges were trained. In GPT-2's order, which merges files imply, ids 0 to 255 are the single
 bytes, then comes one id per merge, and end-of-text is the last.
 
-A tokenizer.json may list its merges in another order than its ids, several merges of a token, and none
-of others. Two neighbors are then joined by the rank of their merge in the list (`made`); a token
-without a merge is a whole piece (`finds_pieces`), or nothing.
+A tokenizer.json may list its merges in another order than its ids, several merges of a token, and
+none of others. Two neighbors are then joined by the rank of their merge in the list (`made`); a
+token without a merge is a whole piece (`finds_pieces`), or nothing.
 
 A vocabulary may also have names: end-of-text, and special tokens like <pad>. They have ids and can
 be decoded, but no text encodes to them, not even the characters of the name.
@@ -28,7 +28,7 @@ be decoded, but no text encodes to them, not even the characters of the name.
 #include "llmc/base/check.h"
 #include "llmc/base/intrinsics.h"
 #include "llmc/base/vec.h"
-#include "llmc/tokenizer/bpe_split.h"
+#include "llmc/tokenizer/bpe_rules.h"
 #include "llmc/tokenizer/bpe_words.h"
 
 #define BPE_EOT_TEXT "<|endoftext|>" // name of the end-of-text token
@@ -443,9 +443,9 @@ static inline void bpe_place_parts_(const Bpe* bpe, BpeMerger_* merger, const un
     }
 }
 
-// Merges the parts where ranks are ids. A union has a higher id than its parts, so merging the pairs of
-// one rank only adds pairs of higher ranks: one pass over the ranks in ascending order is enough, and
-// the cost is linear in the length and the bits of the vocabulary.
+// Merges the parts where ranks are ids. A union has a higher id than its parts, so merging the
+// pairs of one rank only adds pairs of higher ranks: one pass over the ranks in ascending order is
+// enough, and the cost is linear in the length and the bits of the vocabulary.
 static inline void bpe_merge_ids_(const Bpe* bpe, BpeMerger_* merger, const unsigned char* piece, size_t n) {
     merger->waiting_count = 0;
     for (size_t i = 0; i < n; i++) {
@@ -495,7 +495,8 @@ static inline void bpe_queue_(const Bpe* bpe, BpeMerger_* merger, uint32_t place
     }
 }
 
-// Merges the parts by the ranks of a list: a merge may add pairs of lower ranks, which are next then.
+// Merges the parts by the ranks of a list: a merge may add pairs of lower ranks, which are next
+// then.
 static inline void bpe_merge_ranks_(const Bpe* bpe, BpeMerger_* merger, size_t n) {
     merger->heap_count = 0;
     for (size_t i = 0; i < n; i++) {

@@ -85,8 +85,8 @@ void bpe_encoder_close(BpeEncoder* encoder);
 
 // ---- encoding ----
 
-// Sets ids, with room for bpe_most_ids of them, to the tokens of the text. Returns their number. A text
-// may be encoded in parts that end at cuts of bpe_last_cut.
+// Sets ids, with room for bpe_most_ids of them, to the tokens of the text. Returns their number. A
+// text may be encoded in parts that end at cuts of bpe_last_cut.
 size_t bpe_encode(BpeEncoder* encoder, const char* text, size_t bytes, int* ids);
 
 #ifdef __cplusplus

@@ -90,11 +90,12 @@ uint64_t bpe_checksum(const Bpe* bpe);
 // for other formats.
 void bpe_print_tokens(const Bpe* bpe, int V, FILE* file);
 
-// True if text is split and merged as GPT-2 does, whatever the tokens: files but tokenizer.json can say no
-// more.
+// True if text is split and merged as GPT-2 does, whatever the tokens: files but tokenizer.json can
+// say no more.
 int bpe_is_like_gpt2(const Bpe* bpe);
 
-// Returns the name that GGUF has for how text is split and merged ("tokenizer.ggml.pre"); NULL: none.
+// Returns the name that GGUF has for how text is split and merged ("tokenizer.ggml.pre"); NULL:
+// none.
 const char* bpe_gguf_pre(const Bpe* bpe);
 
 // Prints the merges in the order of their ranks, "A B", one per line.
@@ -919,8 +920,8 @@ static size_t bpe_json_size_(const BpeJson_* v, const char* path) {
     return V;
 }
 
-// Returns the token that stands before each document: the one that the post_processor puts there, or
-// else the first of the usual ones.
+// Returns the token that stands before each document: the one that the post_processor puts there,
+// or else the first of the usual ones.
 static const BpeAdded_* bpe_json_start_(const BpeJson_* v, const char* path) {
     static const char* const usual[] = {BPE_EOT_TEXT, "<|begin_of_text|>", "<|bos|>", "<s>"};
     const BpeAdded_* start = v->start && v->num_starts == 1 ? bpe_json_find_added_(v, v->start) : NULL;
@@ -954,8 +955,6 @@ static void bpe_check_word_(const Bpe* bpe, BpeAdded_ token, const char* path) {
     CHECK(blanks == 0 || blanks == token.text.length,
           "%s: the added token \"%s\" has a blank among other characters, wanted it only where it is special",
           path, bpe_excerpt_(token.text).text);
-    CHECK(token.text.length <= BPE_MAX_PIECE, "%s: an added token of %zu bytes, wanted at most %d", path,
-          token.text.length, BPE_MAX_PIECE);
     CHECK(token.is_raw || !bpe->rules.pattern.normalizes ||
               !nfc_apply(&bpe->rules.nfc, token.text.text, token.text.length, &normal),
           "%s: the added token %s is not normalized", path, bpe_excerpt_(token.text).text);
@@ -979,8 +978,8 @@ static void bpe_name_json_tokens_(Bpe* bpe, const BpeJson_* v, const char* path)
     bpe_words_finish(&bpe->words);
 }
 
-// True if merges may make a token of the vocabulary: it is no added one, or a word with the same bytes
-// in both spellings.
+// True if merges may make a token of the vocabulary: it is no added one, or a word with the same
+// bytes in both spellings.
 static int bpe_is_spelled_(Bpe* bpe, BpeNamed_ token, const BpeSpelling_* spelling) {
     BpeToken_* named = &bpe->tokens[token.id];
     if (named->kind == BPE_TOKEN || named->length != token.text.length ||
@@ -1089,7 +1088,7 @@ static void bpe_finish_json_(Bpe* bpe, const BpeJson_* v, const char* path) {
 // Files that are written as they were read, tokenizer.json first.
 static const char* const bpe_kept_files_[] = {
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json",
-    "merges.txt",     "added_tokens.json",     "chat_template.jinja"};
+    "merges.txt",     "added_tokens.json",     "chat_template.jinja",     "generation_config.json"};
 enum { BPE_KEPT_FILES_ = sizeof(bpe_kept_files_) / sizeof(bpe_kept_files_[0]) };
 _Static_assert((int)BPE_KEPT_FILES_ <= (int)BPE_MAX_KEPT, "room for all files that are kept");
 

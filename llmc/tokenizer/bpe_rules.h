@@ -60,8 +60,8 @@ static inline int bpe_pattern_digits_(const char** at, int* digits) {
     return 1;
 }
 
-// Sets the pattern of a regular expression. Returns 0 if it is none of those above. A second + keeps
-// a match from being shortened, which none of these ever is.
+// Sets the pattern of a regular expression. Returns 0 if it is none of those above. A second +
+// keeps a match from being shortened, which none of these ever is.
 static inline int bpe_pattern_read(const char* at, BpePattern* pattern) {
     memset(pattern, 0, sizeof(*pattern));
     if (bpe_pattern_take_(&at, "'s|'t|'re|'ve|'m|'ll|'d|") ||
@@ -102,12 +102,12 @@ static inline void bpe_pattern_print(BpePattern pattern, char expression[BPE_EXP
 
 // ---- classes of characters ----
 
-enum { BPE_OTHER_, BPE_LETTER_, BPE_NUMBER_, BPE_BLANK_ };
+enum { BPE_OTHER, BPE_LETTER, BPE_NUMBER, BPE_BLANK };
 
 typedef struct {
     BpePattern pattern;
     unsigned char* of; // class of each character below `end`, 2 bits each
-    uint32_t end;      // all others are BPE_OTHER_
+    uint32_t end;      // all others are BPE_OTHER
     Nfc nfc;           // if pattern.normalizes
 } BpeRules;
 
@@ -125,9 +125,9 @@ static inline void bpe_rules_open(BpeRules* rules, BpePattern pattern) {
     const uint32_t numbers_end = unicode_numbers[UNICODE_NUMBERS - 1][1] + 1;
     rules->end = letters_end > numbers_end ? letters_end : numbers_end; // blanks are far below
     rules->of = (unsigned char*)check_alloc(rules->end / 4 + 1, 1, "classes of characters");
-    bpe_set_class_(rules, unicode_letters, UNICODE_LETTERS, BPE_LETTER_);
-    bpe_set_class_(rules, unicode_numbers, UNICODE_NUMBERS, BPE_NUMBER_);
-    bpe_set_class_(rules, unicode_blanks, UNICODE_BLANKS, BPE_BLANK_);
+    bpe_set_class_(rules, unicode_letters, UNICODE_LETTERS, BPE_LETTER);
+    bpe_set_class_(rules, unicode_numbers, UNICODE_NUMBERS, BPE_NUMBER);
+    bpe_set_class_(rules, unicode_blanks, UNICODE_BLANKS, BPE_BLANK);
     memset(&rules->nfc, 0, sizeof(rules->nfc));
     if (pattern.normalizes) {
         nfc_open(&rules->nfc);
@@ -142,22 +142,23 @@ static inline void bpe_rules_close(BpeRules* rules) {
 
 // Returns the length, and sets the class, of the non-ASCII character at the start of text[0 ..
 // left); one byte of no class if it is invalid.
-static inline int bpe_character_(const BpeRules* rules, const unsigned char* text, size_t left, int* class_) {
+static inline int bpe_character(const BpeRules* rules, const unsigned char* text, size_t left, int* class_) {
     uint32_t c;
     const int length = utf8_decode(text, left, &c);
-    *class_ = c < rules->end ? rules->of[c / 4] >> 2 * (c % 4) & 3 : BPE_OTHER_;
+    *class_ = c < rules->end ? rules->of[c / 4] >> 2 * (c % 4) & 3 : BPE_OTHER;
     return length;
 }
 
-// Returns the length, and sets the class, of the character at the start of text[0 .. left), left > 0.
-static inline int bpe_class_at_(const BpeRules* rules, const unsigned char* text, size_t left, int* class_) {
+// Returns the length, and sets the class, of the character at the start of text[0 .. left), left >
+// 0.
+static inline int bpe_class_at(const BpeRules* rules, const unsigned char* text, size_t left, int* class_) {
     if (text[0] >= 0x80) {
-        return bpe_character_(rules, text, left, class_);
+        return bpe_character(rules, text, left, class_);
     }
     *class_ = rules->of[text[0] / 4] >> 2 * (text[0] % 4) & 3;
     return 1;
 }
 
-static inline int bpe_is_line_end_(unsigned char c) { return c == '\r' || c == '\n'; }
+static inline int bpe_is_line_end(unsigned char c) { return c == '\r' || c == '\n'; }
 
 #endif

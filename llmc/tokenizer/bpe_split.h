@@ -16,7 +16,6 @@ The classes of 64 bytes at a time are bit masks, and the pattern's cuts are shif
 
 #include <assert.h>
 
-#include "llmc/base/check.h"
 #include "llmc/base/intrinsics.h"
 #include "llmc/base/vec.h"
 #include "llmc/tokenizer/bpe_rules.h"
@@ -34,7 +33,8 @@ typedef struct {
     uint64_t blank1, blank2, blank3;       // first bytes of blanks of 1, 2 and 3 bytes
 } BpeBlock_;
 
-// Masks of a block that GPT-2's pattern does without, apart from the others: it would be 1/10 slower.
+// Masks of a block that GPT-2's pattern does without, apart from the others: it would be 1/10
+// slower.
 typedef struct {
     uint64_t inside; // bytes of characters but for their first
     uint64_t line;   // \r and \n
@@ -95,8 +95,7 @@ static inline void bpe_classify_wide_(BpeSplitter* splitter, size_t begin, uint6
         const int i = __builtin_ctzll(wide);
         int class_;
         const size_t at = begin + (size_t)i;
-        const int length =
-            bpe_character_(splitter->rules, splitter->text + at, splitter->bytes - at, &class_);
+        const int length = bpe_character(splitter->rules, splitter->text + at, splitter->bytes - at, &class_);
         const uint64_t all = ((uint64_t)1 << length) - 1;
         by_class[class_] |= all << i;
         splitter->next_more.inside |= (all & ~(uint64_t)1) << i;
@@ -105,13 +104,13 @@ static inline void bpe_classify_wide_(BpeSplitter* splitter, size_t begin, uint6
             splitter->spilled = all >> (64 - i);
             splitter->spilled_class = class_;
         }
-        if (class_ == BPE_BLANK_) {
+        if (class_ == BPE_BLANK) {
             *(length == 2 ? &block->blank2 : &block->blank3) |= (uint64_t)1 << i;
         }
     }
-    block->letter |= by_class[BPE_LETTER_];
-    block->number |= by_class[BPE_NUMBER_];
-    block->blank |= by_class[BPE_BLANK_];
+    block->letter |= by_class[BPE_LETTER];
+    block->number |= by_class[BPE_NUMBER];
+    block->blank |= by_class[BPE_BLANK];
 }
 
 // Classifies the 64 bytes from `begin` on. Call it block by block, in order.
@@ -275,8 +274,8 @@ static inline uint64_t bpe_ends_of_contractions_(BpeSplitter* splitter, uint64_t
     return ends;
 }
 
-// True if the blanks from byte i of `now` on, which is neither \r nor \n, end at one of these. Looks
-// no further than a piece can be long, so that any text can be divided.
+// True if the blanks from byte i of `now` on, which is neither \r nor \n, end at one of these.
+// Looks no further than a piece can be long, so that any text can be divided.
 static inline int bpe_reach_line_(const BpeSplitter* splitter, int i) {
     const uint64_t after = ~(splitter->now.blank & ~splitter->more.line) >> i;
     if (after) {
@@ -286,11 +285,11 @@ static inline int bpe_reach_line_(const BpeSplitter* splitter, int i) {
     size_t at = splitter->at + 64;
     for (; at < splitter->bytes && (splitter->text[at] & 0xC0) == 0x80; at--) { // inside of a blank
     }
-    for (int class_ = BPE_BLANK_; at < splitter->bytes && at <= most && class_ == BPE_BLANK_;) {
-        if (bpe_is_line_end_(splitter->text[at])) {
+    for (int class_ = BPE_BLANK; at < splitter->bytes && at <= most && class_ == BPE_BLANK;) {
+        if (bpe_is_line_end(splitter->text[at])) {
             return 1;
         }
-        at += (size_t)bpe_class_at_(splitter->rules, splitter->text + at, splitter->bytes - at, &class_);
+        at += (size_t)bpe_class_at(splitter->rules, splitter->text + at, splitter->bytes - at, &class_);
     }
     return 0;
 }
@@ -317,8 +316,8 @@ ALWAYS_INLINE uint64_t bpe_cuts_cl100k_(BpeSplitter* splitter) {
     bpe_advance_(splitter, 1);
     const BpeBlock_ *last = &splitter->last, *now = &splitter->now;
     const BpeMore_ *last_more = &splitter->last_more, *more = &splitter->more;
-    // others that start a piece; if one stands alone, the letters after it join it: the addition moves
-    // its bit across its bytes
+    // others that start a piece; if one stands alone, the letters after it join it: the addition
+    // moves its bit across its bytes
     const uint64_t others = now->other & ~BPE_BEFORE_(other), first = others & ~BPE_BEFORE_(space);
     const uint64_t inside = now->other & more->inside;
     uint64_t after;
@@ -400,7 +399,7 @@ static inline size_t bpe_piece_end_(const BpeRules* rules, const unsigned char* 
     for (size_t n = 1; n <= 3; n++) {
         int class_;
         const size_t at = BPE_MAX_PIECE - n;
-        if ((size_t)bpe_character_(rules, text + at, bytes - at, &class_) > n) {
+        if ((size_t)bpe_character(rules, text + at, bytes - at, &class_) > n) {
             return at;
         }
     }
@@ -432,20 +431,20 @@ static inline int bpe_class_before_(const BpeRules* rules, const unsigned char* 
     }
     const unsigned char first = text[at - n];
     if (first < 0x80) {
-        return n == 1 ? rules->of[first / 4] >> 2 * (first % 4) & 3 : BPE_OTHER_;
+        return n == 1 ? rules->of[first / 4] >> 2 * (first % 4) & 3 : BPE_OTHER;
     }
-    return (size_t)bpe_character_(rules, text + at - n, n, &class_) == n ? class_ : BPE_OTHER_;
+    return (size_t)bpe_character(rules, text + at - n, n, &class_) == n ? class_ : BPE_OTHER;
 }
 
 // True if the character at the start of text[0 .. 4) is no blank, and stays what it is.
 static inline int bpe_starts_line_(const BpeRules* rules, const unsigned char* text) {
     int class_;
     uint32_t c = text[0];
-    bpe_class_at_(rules, text, 4, &class_);
+    bpe_class_at(rules, text, 4, &class_);
     if (c >= 0x80) {
         utf8_decode(text, 4, &c);
     }
-    return class_ != BPE_BLANK_ && !(rules->pattern.normalizes && nfc_may_change(&rules->nfc, c));
+    return class_ != BPE_BLANK && !(rules->pattern.normalizes && nfc_may_change(&rules->nfc, c));
 }
 
 // True if the text may be divided before text[at], at > 0, as far as its bytes nearby tell: ASCII
@@ -453,14 +452,13 @@ static inline int bpe_starts_line_(const BpeRules* rules, const unsigned char* t
 // piece before; there, a character after a line end starts one.
 static inline int bpe_may_cut_(const BpeRules* rules, const unsigned char* text, size_t bytes, size_t at) {
     const int is_lines = rules->pattern.style == BPE_CL100K;
-    const int normalizes = rules->pattern.normalizes; // which may change the class before a line end
+    const int normalizes = rules->pattern.normalizes; // the class before a line end may change
     if (text[at] == ' ' || ('\t' <= text[at] && text[at] <= '\r')) {
         const int before = bpe_class_before_(rules, text, at);
-        return before != BPE_BLANK_ &&
-               !(is_lines && bpe_is_line_end_(text[at]) && (before == BPE_OTHER_ || normalizes));
+        return before != BPE_BLANK &&
+               !(is_lines && bpe_is_line_end(text[at]) && (before == BPE_OTHER || normalizes));
     }
-    return is_lines && bpe_is_line_end_(text[at - 1]) && bytes - at >= 4 &&
-           bpe_starts_line_(rules, text + at);
+    return is_lines && bpe_is_line_end(text[at - 1]) && bytes - at >= 4 && bpe_starts_line_(rules, text + at);
 }
 
 // Counts the bytes at the end of a text that may mean something else with what follows: an
@@ -478,7 +476,7 @@ static inline size_t bpe_uncertain_(const unsigned char* text, size_t bytes) {
 // Returns the start of the blanks at the end of a text.
 static inline size_t bpe_last_blanks_begin_(const BpeRules* rules, const unsigned char* text, size_t bytes) {
     size_t at = bytes;
-    while (at > 0 && bpe_class_before_(rules, text, at) == BPE_BLANK_) {
+    while (at > 0 && bpe_class_before_(rules, text, at) == BPE_BLANK) {
         for (at--; at > 0 && (text[at] & 0xC0) == 0x80; at--) {
         }
     }
@@ -489,14 +487,14 @@ static inline size_t bpe_last_blanks_begin_(const BpeRules* rules, const unsigne
 // another character, the last is a piece of its own only once that character is seen.
 static inline int bpe_is_safe_(const BpeRules* rules, const unsigned char* text, size_t bytes, size_t at) {
     int class_;
-    bpe_class_at_(rules, text + at, bytes - at, &class_);
-    return class_ == BPE_BLANK_ || bpe_class_before_(rules, text, at) != BPE_BLANK_ ||
-           (rules->pattern.style == BPE_CL100K && bpe_is_line_end_(text[at - 1]));
+    bpe_class_at(rules, text + at, bytes - at, &class_);
+    return class_ == BPE_BLANK || bpe_class_before_(rules, text, at) != BPE_BLANK ||
+           (rules->pattern.style == BPE_CL100K && bpe_is_line_end(text[at - 1]));
 }
 
 // Returns the end of the part of a text that starts at text[begin], of at most BPE_MAX_PIECE bytes:
-// text that is normalized, or that words are cut out of, is encoded part by part. Parts end where the
-// text may be divided, but for text without such a place.
+// text that is normalized, or that words are cut out of, is encoded part by part. Parts end where
+// the text may be divided, but for text without such a place.
 static inline size_t bpe_part_end(const BpeRules* rules, const unsigned char* text, size_t bytes,
                                   size_t begin) {
     if (bytes - begin <= BPE_MAX_PIECE) {

@@ -2,8 +2,8 @@
 bpe_words.h -- words that are cut out of a text before anything else: the added tokens of a Hugging
 Face tokenizer that are not special. The text between two of them is encoded as a text of its own.
 
-The leftmost word is cut out, of several the longest. First those that match the text as it is, then,
-in the normalized text between these, the others.
+The leftmost word is cut out, of several the longest. First those that match the text as it is,
+then, in the normalized text between these, the others.
 */
 #ifndef LLMC_BPE_WORDS_H
 #define LLMC_BPE_WORDS_H
@@ -71,8 +71,8 @@ static inline const BpeWord* bpe_word_at_(const BpeWords* words, BpeWordKind kin
     return NULL;
 }
 
-// Returns the next word of this kind in text[*at .. bytes) and moves *at to it; NULL: none, *at is at
-// the end.
+// Returns the next word of this kind in text[*at .. bytes) and moves *at to it; NULL: none, *at is
+// at the end.
 static inline const BpeWord* bpe_words_next(const BpeWords* words, BpeWordKind kind,
                                             const unsigned char* text, size_t bytes, size_t* at) {
     for (; *at < bytes; ++*at) {

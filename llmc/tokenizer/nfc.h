@@ -2,11 +2,11 @@
 nfc.h -- Unicode's normalization form C: characters are decomposed, the marks after each are sorted
 by their combining class, and what can be composed is (https://unicode.org/reports/tr15).
 
-    nfc_open     tables for fast look-up (nfc_tables.h); read-only afterwards: threads may share them
+    nfc_open     tables for fast look-up (nfc_tables.h); read-only afterwards: threads may share
     nfc_apply    normalizes a text
 
-A text is left alone but for its parts with a character that may change: one that is decomposed, has a
-combining class, or may be composed with the one before it. Such a part reaches from the character
+A text is left alone but for its parts with a character that may change: one that is decomposed, has
+a combining class, or may be composed with the one before it. Such a part reaches from the character
 before to the next one that cannot change. So nearly all text is only looked at.
 */
 #ifndef LLMC_NFC_H
@@ -20,8 +20,9 @@ extern "C" {
 #endif
 
 enum {
-    NFC_MOST_GROWTH = 3, // most bytes that a byte becomes: U+1D160 has 4 bytes, and is decomposed into 12
-    NFC_BITS_ = 12,      // of the table of composites
+    // most bytes that a byte becomes: U+1D160 has 4 bytes, and is decomposed into 12
+    NFC_MOST_GROWTH = 3,
+    NFC_BITS_ = 12, // of the table of composites
 };
 
 typedef struct {
@@ -135,7 +136,7 @@ int nfc_may_change(const Nfc* nfc, uint32_t c) { return c < nfc->end && nfc->cha
 
 // Returns the row with this first number, or the last before it; -1: none.
 static int nfc_row_(const uint32_t (*rows)[3], int count, uint32_t c) {
-    int low = 0, high = count; // the rows before `low` are at or before c, those from `high` on after it
+    int low = 0, high = count; // rows below `low` start at or before c
     while (low < high) {
         const int middle = (low + high) / 2;
         *(rows[middle][0] <= c ? &low : &high) = rows[middle][0] <= c ? middle + 1 : middle;
@@ -231,8 +232,8 @@ static void nfc_order_(NfcText* out) {
     }
 }
 
-// Composes characters with the last of class 0 before them, unless one of the same class or of class
-// 0 stands between.
+// Composes characters with the last of class 0 before them, unless one of the same class or of
+// class 0 stands between.
 static void nfc_compose_(const Nfc* nfc, NfcText* out) {
     size_t count = 0, starter = SIZE_MAX;
     for (size_t i = 0; i < out->count; i++) {
@@ -315,8 +316,8 @@ static size_t nfc_end_(const Nfc* nfc, const unsigned char* text, size_t bytes, 
     }
 }
 
-// Returns the start of the part with text[at], no earlier than `begin`: the character before, if it is
-// valid.
+// Returns the start of the part with text[at], no earlier than `begin`: the character before, if it
+// is valid.
 static size_t nfc_begin_(const unsigned char* text, size_t begin, size_t at) {
     if (at == begin) {
         return at;

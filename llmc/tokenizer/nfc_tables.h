@@ -1,5 +1,5 @@
 /*
-nfc_tables.h -- how Unicode's normalization form C changes text, but for Hangul, which is arithmetic.
+nfc_tables.h -- how Unicode's normalization form C changes text, without Hangul: it is arithmetic.
 
 Made by dev/data/make_nfc_tables.py with tokenizers 0.23.3 and Unicode 14.0.0 of Python; change the
 script, not this file. Rows ascend.

@@ -6,9 +6,10 @@ tokenizer.h -- from text to token ids and back.
     words    n + 1             0 .. n-1 the words of a list          the longest match first
     gpt2     from the file     those of the file (bpe_files.h)       byte-pair encoding
 
-The end-of-text token separates documents: it is the last id of bytes and words, 50256 of GPT-2. No
-text encodes to it, not even the characters "<|endoftext|>". Tokens of an llm.c tokenizer .bin that
-no merges make can only be decoded.
+The end-of-text token separates documents: it is the last id of bytes and words, 50256 of GPT-2, the
+token that stands before each text in Llama 3. No text encodes to it, not even the characters
+"<|endoftext|>". Other tokens may end a text, too (tokenizer_is_end). Tokens of an llm.c tokenizer
+.bin that no merges make can only be decoded.
 
 Bytes are a vocabulary like GPT-2's without merges, and are written as one: read from a file, their
 kind is gpt2, with the same ids. Words have a tokenizer.json of their own (word_files.h).
@@ -82,14 +83,20 @@ int tokenizer_bytes(const Tokenizer* tokenizer, int id);
 // the others.
 int tokenizer_least_vocab(const Tokenizer* tokenizer);
 
+// True if a text ends with this token: end-of-text, or another that the files of the model name.
+int tokenizer_is_end(const Tokenizer* tokenizer, int id);
+
+// Returns the most ids that a text of so many bytes has.
+size_t tokenizer_most_ids(const Tokenizer* tokenizer, size_t bytes);
+
 // True if two tokenizers have the same tokens under the same ids.
 int tokenizer_is_same(const Tokenizer* a, const Tokenizer* b);
 
 // Returns the length of the longest token.
 int tokenizer_longest(const Tokenizer* tokenizer);
 
-// Sets ids (room for `bytes` of them) and *count. Returns 0 with the reason in `error` if the words
-// cannot express the text, or the tokens can only be decoded.
+// Sets ids (room for tokenizer_most_ids of them) and *count. Returns 0 with the reason in `error`
+// if the words cannot express the text, or the tokens can only be decoded.
 int tokenizer_try_encode(const Tokenizer* tokenizer, const char* text, size_t bytes, int* ids, size_t* count,
                          char* error);
 
@@ -260,6 +267,14 @@ int tokenizer_bytes(const Tokenizer* tokenizer, int id) {
         tokenizer_decode(tokenizer, id, &length);
     }
     return length;
+}
+
+int tokenizer_is_end(const Tokenizer* tokenizer, int id) {
+    return id == tokenizer->eot || (tokenizer->bpe && bpe_is_end(tokenizer->bpe, id));
+}
+
+size_t tokenizer_most_ids(const Tokenizer* tokenizer, size_t bytes) {
+    return tokenizer->bpe ? bpe_most_ids(tokenizer->bpe, bytes) : bytes;
 }
 
 int tokenizer_is_same(const Tokenizer* a, const Tokenizer* b) {

@@ -16,8 +16,8 @@ static inline int utf8_length(unsigned lead) {
     return lead < 0xC2 ? 0 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : lead < 0xF5 ? 4 : 0;
 }
 
-// Returns the length of the non-ASCII character at the start of text[0 .. left), and sets its value;
-// one byte of UTF8_INVALID if it is none: too long, a surrogate, or above U+10FFFF.
+// Returns the length of the non-ASCII character at the start of text[0 .. left), and sets its
+// value; one byte of UTF8_INVALID if it is none: too long, a surrogate, or above U+10FFFF.
 static inline int utf8_decode(const unsigned char* text, size_t left, uint32_t* value) {
     static const uint32_t smallest[5] = {0, 0, 0x80, 0x800, 0x10000}; // by length in bytes
     const int length = utf8_length(text[0]);
@@ -50,8 +50,8 @@ static inline size_t utf8_encode(uint32_t c, unsigned char out[4]) {
     return length;
 }
 
-// Returns the start of the character that ends before text[at], at > 0: if it is not valid, its last
-// byte.
+// Returns the start of the character that ends before text[at], at > 0: if it is not valid, its
+// last byte.
 static inline size_t utf8_before(const unsigned char* text, size_t at) {
     uint32_t value;
     for (size_t n = 1; n <= 4 && n <= at; n++) {

@@ -68,8 +68,8 @@ typedef struct {
     int ignores_case;
 } SlowText;
 
-// True if the character is the one at *item, which moves past it. U+017F is a lower case of S, U+212A
-// of K.
+// True if the character is the one at *item, which moves past it. U+017F is a lower case of S,
+// U+212A of K.
 static inline int slow_is_one(const char** item, SlowCharacter c, int ignores_case) {
     const char* at = *item;
     if (at[0] != '\\') {

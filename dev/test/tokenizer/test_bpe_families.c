@@ -1,5 +1,6 @@
-// test_bpe_families.c -- tokenizers in the form of each family (dev/ref/make_tokenizer_fixtures.py): the
-// ids are those of Hugging Face's library, and what is written is read as the same.
+// test_bpe_families.c -- tokenizers in the form of each family
+// (dev/ref/make_tokenizer_fixtures.py): the ids are those of Hugging Face's library, and what is
+// written is read as the same.
 #include <sys/stat.h>
 
 #include "llmc/base/file.h"
