@@ -273,7 +273,7 @@ static void forward_pass(Model* model, const Pass* pass) {
     const LayerWeights w = linear_weights(&model->linear, cfg, &model->params, 0);
     model->linear.few = pass_is_step(pass);
     if (model->window_starts) {
-        pass_window_starts(model->window_starts, pass, cfg.window);
+        pass_window_starts_cpu(model->window_starts, pass, cfg.window);
     }
     linear_embedding_cpu(a->encoded, pass, &w.wte, model->params.wpe, &model->linear); // (N, C)
     if (a->encoded_rstd) {
@@ -390,7 +390,7 @@ static void block_backward(Model* model, int l, const Pass* pass, GradientMode m
 }
 
 // Sets or adds to the gradients of the embeddings, from dresidual (N, C), that of encoded.
-static void embedding_backward(Model* model, const Pass* pass, GradientMode mode) {
+static void embeddings_backward(Model* model, const Pass* pass, GradientMode mode) {
     const ModelConfig cfg = model->cfg;
     const ModelParameters d = gradients_at_layer(model, 0);
     const ModelActivations* a = pass->acts;
@@ -441,7 +441,7 @@ static void model_backward(Model* model, Batch batch, float dloss, GradientMode 
             group_done(model, g, step, hook);
         }
     }
-    embedding_backward(model, &pass, mode);
+    embeddings_backward(model, &pass, mode);
     group_done(model, 0, step, hook);
 }
 

@@ -27,6 +27,7 @@ values, Vp tokens of the padded vocabulary.
 #include "llmc/layers/linear.cuh"
 #include "llmc/layers/lm_head.cuh"
 #include "llmc/layers/mlp.cuh"
+#include "llmc/layers/pass.cuh"
 #include "llmc/layers/self_attention.cuh"
 #include "llmc/ops/matmul.cuh"
 #include "llmc/optim/offload.cuh"
@@ -93,6 +94,9 @@ struct Model {
     LinearGpu linear; // with it
     AttentionGpu attention;
     Rope rope;
+    // (N) first token that attention sees, in layers with a window; NULL without any
+    int* window_starts;
+    float z_loss; // --z-loss
     NormScratch norm_scratch;
     EmbeddingGpu encoder;
     OptimizerPlan optimizer;
@@ -183,6 +187,9 @@ static void open_operations(Model* model, const Settled* s) {
     batch_queue_open(&model->batches, memory, N, &model->gpu);
     attention_gpu_open<floatX>(&model->attention, memory, self_attention_sizes(cfg, model->B, model->T));
     self_attention_open_rope(&model->rope, memory, cfg, model->T);
+    if (cfg.window > 0) {
+        model->window_starts = (int*)memory_take(memory, "starts of windows", MEMORY_DEVICE, N * sizeof(int));
+    }
     norm_open(&model->norm_scratch, memory, (int)N, cfg.C);
     embedding_open(&model->encoder, memory, (int)N, cfg.Vp, cfg.C);
     optimizer_open<floatX>(&model->optimizer, memory, &s->zero, &model->state);
@@ -240,6 +247,7 @@ static void set_sizes(Model* model, const Settled* s) {
     model->B = o->batch;
     model->T = o->seq_len;
     model->use = s->use;
+    model->z_loss = s->options.z_loss;
     model->recompute = (RecomputeLevel)o->recompute;
     model->freeze = s->freeze;
     model->chunk = memory_chunk(s);
@@ -368,22 +376,34 @@ typedef struct {
     MlpGpu mlp;
 } Block;
 
+static NormGpu<floatX> norm_of(ModelConfig cfg, const floatX* weight, const floatX* bias, float* mean,
+                               float* rstd, const Pass* pass) {
+    return NormGpu<floatX>{
+        model_norm(cfg), model_norm_eps(cfg), weight, bias, mean, rstd, pass_tokens(pass), cfg.C};
+}
+
+// Returns the first token that attention sees in layer l (N); NULL: the first of the sequence.
+static const int* starts_of(const Model* model, int l, const Pass* pass) {
+    return model_window(model->cfg, l) > 0 ? model->window_starts : pass->starts;
+}
+
 static Block block_at(Model* model, int l, const Pass* pass) {
     const ModelConfig cfg = model->cfg;
-    const int N = pass_tokens(pass), C = cfg.C;
+    const int N = pass_tokens(pass);
     const ModelParameters p = parameters_at_layer(model, l);
     const ModelActivations a = model_activations_at_layer(*pass->acts, pass->activation_rows, l);
     const LayerWeights w = linear_weights(cfg, &p);
-    return Block{a,
-                 residual_into(model, l, pass),
-                 residual_into(model, l + 1, pass),
-                 N,
-                 {NORM_LAYER, NORM_EPS, p.ln1w, p.ln1b, a.ln1_mean, a.ln1_rstd, N, C},
-                 {NORM_LAYER, NORM_EPS, p.ln2w, p.ln2b, a.ln2_mean, a.ln2_rstd, N, C},
-                 self_attention_of(cfg, l, &w.qkv, &p, &a, pass, pass->starts, model->rope, &model->linear,
-                                   &model->attention),
-                 w.attproj,
-                 {ACTIVATION_GELU, N, w.fc, w.fcproj, a.fch, a.fch_act, &model->linear}};
+    return Block{
+        a,
+        residual_into(model, l, pass),
+        residual_into(model, l + 1, pass),
+        N,
+        norm_of(cfg, p.ln1w, p.ln1b, a.ln1_mean, a.ln1_rstd, pass),
+        norm_of(cfg, p.ln2w, p.ln2b, a.ln2_mean, a.ln2_rstd, pass),
+        self_attention_of(cfg, l, &w.qkv, &p, &a, pass, starts_of(model, l, pass), model->rope,
+                          &model->linear, &model->attention),
+        w.attproj,
+        {model_architecture(cfg.arch)->activation, N, w.fc, w.fcproj, a.fch, a.fch_act, &model->linear}};
 }
 
 // Runs the block up to the hidden layer of the MLP.
@@ -408,8 +428,7 @@ static void block_forward(Model* model, int l, const Pass* pass) {
 
 static NormGpu<floatX> last_norm(const Model* model, const Pass* pass) {
     const ModelActivations* a = pass->acts;
-    return NormGpu<floatX>{NORM_LAYER,  NORM_EPS,    model->params.lnfw, model->params.lnfb,
-                           a->lnf_mean, a->lnf_rstd, pass_tokens(pass),  model->cfg.C};
+    return norm_of(model->cfg, model->params.lnfw, model->params.lnfb, a->lnf_mean, a->lnf_rstd, pass);
 }
 
 // Runs the model up to its last hidden state, lnf (N, C). The inputs are on the GPU.
@@ -423,7 +442,13 @@ static void forward_pass(Model* model, const Pass* pass) {
     model->matmul.settings.autotune =
         model->autotune && !pass->cached && pass->B == model->B && pass->T == model->T;
     zero_begin_forward(&model->zero);
+    if (model->window_starts) {
+        pass_window_starts(model->window_starts, pass, cfg.window, &model->gpu);
+    }
     linear_embedding(a->encoded, pass, &w.wte, model->params.wpe, &model->linear); // (N, C)
+    if (a->encoded_rstd) {
+        norm_unit_forward(a->encoded, a->encoded_rstd, norm.N, cfg.C, norm.eps, &model->gpu);
+    }
     for (int l = 0; l < cfg.L; l++) {
         zero_parameters(&model->zero, model_copy(cfg, l), 1);
         block_forward(model, l, pass);
@@ -455,8 +480,8 @@ static void model_forward(Model* model, Batch batch) {
 static LmHeadGpu lm_head(Model* model, const Pass* pass) {
     const LayerWeights w = linear_weights(model->cfg, &model->params);
     const ModelActivations* a = pass->acts;
-    return LmHeadGpu{a->lnf, w.wte, pass->targets, a->logits, pass_tokens(pass), model->cfg.V, model->chunk,
-                     0,      0,     &model->linear};
+    return LmHeadGpu{a->lnf,       w.head,       pass->targets,      a->logits,     pass_tokens(pass),
+                     model->cfg.V, model->chunk, model->cfg.softcap, model->z_loss, &model->linear};
 }
 
 // Sets the losses (N), without gradients; and is_top (N), unless NULL: whether each target was the
@@ -548,6 +573,20 @@ static void block_backward(Model* model, int l, const Pass* pass, GradientMode m
     norm_backward(dresidual, GRADIENT_ADD, &dnorm1, dln1, b.inp, &b.norm1, &model->norm_scratch, gpu);
 }
 
+// Sets or adds to the gradients of the embeddings, from dresidual (N, C), that of encoded.
+static void embeddings_backward(Model* model, const Pass* pass, GradientMode mode) {
+    const ModelConfig cfg = model->cfg;
+    const ModelGradients d = gradients_at_layer(model, 0);
+    const ModelActivations* a = pass->acts;
+    const EmbeddingSizes sizes = {pass->B, pass->T, cfg.C, cfg.Vp, cfg.max_T};
+    if (a->encoded_rstd && d.wte.data) {
+        norm_unit_backward(a->dresidual, a->encoded, a->encoded_rstd, pass_tokens(pass), cfg.C, &model->gpu);
+    }
+    // without a matrix of its own, the head has set or added to dwte
+    embedding_backward(d.wte, d.wpe, a->dresidual, pass->inputs, sizes, cfg.has_head ? mode : GRADIENT_ADD,
+                       mode, &model->encoder, &model->gpu);
+}
+
 // Called when the gradient of group g is complete: reduces it over the ranks, or updates the group
 // if the hook does so.
 static void group_done(Model* model, int g, MicroStep step, InBackward* hook) {
@@ -571,7 +610,7 @@ static void model_backward(Model* model, Batch batch, float dloss, GradientMode 
     const NormGradients dnorm = {d.lnfw, d.lnfb, mode, bias_grad_into(model, cfg.L), mode};
     floatX* dlnf = a.branch; // (N, C)
     zero_wait_for_buffer(&model->zero, -1);
-    lm_head_gradients(a.losses, dlnf, d.wte, &head, dloss, mode);
+    lm_head_gradients(a.losses, dlnf, cfg.has_head ? d.head : d.wte, &head, dloss, mode);
     batch_loss(model, batch);
     norm_backward(a.dresidual, GRADIENT_SET, &dnorm, dlnf, residual_into(model, cfg.L, &pass), &norm,
                   &model->norm_scratch, &model->gpu);
@@ -586,9 +625,7 @@ static void model_backward(Model* model, Batch batch, float dloss, GradientMode 
             group_done(model, 1 + k, step, hook);
         }
     }
-    const EmbeddingSizes sizes = {batch.B, batch.T, cfg.C, cfg.Vp, cfg.max_T};
-    embedding_backward(d.wte, d.wpe, a.dresidual, batch.inputs, sizes, GRADIENT_ADD, mode, &model->encoder,
-                       &model->gpu); // the head has set or added to dwte
+    embeddings_backward(model, &pass, mode);
 }
 
 // -------------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ static inline void linear_gpu_open(LinearGpu* linear, Memory* memory, ModelConfi
     linear->gpu = gpu;
     if (is_quantized) {
         linear->expanded = (floatX*)memory_take(memory, "expanded matrix", MEMORY_DEVICE,
-                                                (size_t)model_hidden(cfg) * cfg.C * sizeof(floatX));
+                                                model_largest_matrix(cfg) * sizeof(floatX));
     }
 }
 

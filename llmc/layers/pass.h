@@ -9,6 +9,7 @@ on the CPU and the GPU.
 #ifndef LLMC_PASS_H
 #define LLMC_PASS_H
 
+#include "llmc/base/host_device.h"
 #include "llmc/model/model.h"
 #include "llmc/ops/embedding.h"
 
@@ -27,11 +28,17 @@ typedef struct {
 
 static inline int pass_tokens(const Pass* pass) { return pass->B * pass->T; }
 
-// Sets the first token that attention sees through a window of the last `window` tokens.
-static inline void pass_window_starts(int* starts, const Pass* pass, int window) {
+// Returns the first token that token t sees through a window of the last `window` tokens, in a
+// document that starts at `start`.
+HOST_DEVICE int pass_window_start(int t, int start, int window) {
+    const int first = t - window + 1;
+    return first > start ? first : start;
+}
+
+// Sets the first token that attention sees in layers with a window, for each token of a pass.
+static inline void pass_window_starts_cpu(int* starts, const Pass* pass, int window) {
     for (int n = 0; n < pass_tokens(pass); n++) {
-        const int first = n % pass->T - window + 1, start = pass->starts ? pass->starts[n] : 0;
-        starts[n] = first > start ? first : start;
+        starts[n] = pass_window_start(n % pass->T, pass->starts ? pass->starts[n] : 0, window);
     }
 }
 

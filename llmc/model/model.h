@@ -157,6 +157,12 @@ static inline int model_gates(ModelConfig cfg) {
     return activation_gates(model_architecture(cfg.arch)->activation);
 }
 
+// Returns the elements of the largest matrix of a block.
+static inline size_t model_largest_matrix(ModelConfig cfg) {
+    const int hidden = model_gates(cfg) * model_hidden(cfg), QKV = model_qkv_size(cfg);
+    return (size_t)cfg.C * (size_t)(hidden > QKV ? hidden : QKV);
+}
+
 // Returns the most columns of a matrix.
 static inline int model_widest(ModelConfig cfg) {
     const int Q = model_heads(cfg), F = model_hidden(cfg), most = Q > F ? Q : F;

@@ -563,8 +563,9 @@ static inline ModelGradients zero_gradients_at_layer(const ZeroGpu* z, const Ten
     ModelGradients grads;
     int i = 0;
 #define ZERO_GRADIENT_(name, ...)                                                                            \
-    grads.name.data =                                                                                        \
-        freeze_has(freeze, i, l) ? NULL : tensor_at_layer(&gradient_rows[i], z->grads.data, at);             \
+    grads.name.data = freeze_has(freeze, i, l) || tensor_is_absent(&gradient_rows[i])                        \
+                          ? NULL                                                                             \
+                          : tensor_at_layer(&gradient_rows[i], z->grads.data, at);                           \
     grads.name.dtype = z->grads.dtype;                                                                       \
     i++;
     MODEL_PARAMETERS(ZERO_GRADIENT_)

@@ -13,7 +13,7 @@ calls all of them before it allocates memory for the model; gpu_setup.cuh adds c
 extern "C" {
 #endif
 
-// Refuses a model that this trainer does not compute.
+// Refuses options for what the model does not have.
 void setup_check_model(const Settled* s);
 
 // Refuses options of tasks if no tasks are given. Accepts the values that --print-config prints.
@@ -59,11 +59,6 @@ void setup_check_optimizer(const Settled* s);
 
 void setup_check_model(const Settled* s) {
     const Options* o = &s->options;
-    if (o->program.trainer == OPTION_GPU && (s->cfg.arch != ARCH_GPT2 || o->z_loss > 0)) {
-        die_usage("the GPU trainer computes --arch gpt2 without --z-loss; ./train_gpt2, on the CPU, computes "
-                  "%s",
-                  s->cfg.arch != ARCH_GPT2 ? model_architecture(s->cfg.arch)->word : "it with");
-    }
     if (o->head_lr_scale != 1 && !s->cfg.has_head) {
         die_usage("--head-lr-scale %g needs --own-head on", (double)o->head_lr_scale);
     }
