@@ -430,8 +430,8 @@ const OptionRow OPTION_TABLE[] = {
         "off|on", "train on the first batch only; the loss goes to 0"},
 
     {"memory, speed", "recompute",  "r",  CHOICE_(recompute),      0,        0, AUTO_,            "auto",
-        WORDS_CHOICE(RECOMPUTE_WORDS), "activations to recompute instead of storing: 0 none, 1 GELU, 2 GELU and layernorm, "
-        "mlp also the matmul before GELU, 3 whole blocks; "
+        WORDS_CHOICE(RECOMPUTE_WORDS), "activations to recompute instead of storing: 0 none, 1 the MLP's activation function, 2 also norms, "
+        "mlp also the matmul before that function, 3 whole blocks; "
         "auto: 1 on a CPU, the lowest that fits into memory on a GPU"},
     {"memory, speed", "fit",        "",   FLOAT_(fit),             0,    MANY_, AUTO_ | ONCE_,    "0",
         "GiB", "fit into this much memory: try --batch and its divisors, levels of --recompute, on a GPU also "
