@@ -67,6 +67,9 @@ static const OptionSynonym OPTION_SYNONYMS[] = {
     {NULL, NULL},
 };
 
+static const char* option_default_(const Options* options, const OptionRow* row) {
+    return (void)options, row->fallback;
+}
 static int option_may_be_empty_(const Options* options, const OptionRow* row) {
     return (void)options, (void)row, 0;
 }

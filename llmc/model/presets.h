@@ -30,11 +30,9 @@ static inline const ModelPreset* model_presets(int* count) {
     {                                                                                                        \
         name, arch, L, C, NH, KV, HS, F, max_T, V, has_head, eps, base, 0, { ROPE_PLAIN, 0, 0, 0, 0 }        \
     }
-#define NANOCHAT_(name, L, C, NH)                                                                            \
+#define NANOCHAT_(name, L, C, NH, max_T, V)                                                                  \
     {                                                                                                        \
-        name, ARCH_NANOCHAT, L, C, NH, NH, 128, 4 * (C), 2048, 65536, 1, 1e-6f, 1e4f, 15, {                  \
-            ROPE_PLAIN, 0, 0, 0, 0                                                                           \
-        }                                                                                                    \
+        name, ARCH_NANOCHAT, L, C, NH, 0, 0, 0, max_T, V, 1, 1e-6f, 1e4f, 15, { ROPE_PLAIN, 0, 0, 0, 0 }     \
     }
     // clang-format off
     static const ModelPreset models[] = {
@@ -62,7 +60,9 @@ static inline const ModelPreset* model_presets(int* count) {
         MODEL_("qwen2:7b",   ARCH_QWEN2,  28, 3584, 28, 4,   0, 18944, 32768, 152064, 1, 1e-6f, 1e6f),
         MODEL_("qwen3:0.6b", ARCH_QWEN3,  28, 1024, 16, 8, 128, 3072,  40960, 151936, 0, 1e-6f, 1e6f),
         MODEL_("qwen3:1.7b", ARCH_QWEN3,  28, 2048, 16, 8, 128, 6144,  40960, 151936, 0, 1e-6f, 1e6f),
-        NANOCHAT_("nanochat:d12", 12, 768, 6), NANOCHAT_("nanochat:d20", 20, 1280, 10),
+        NANOCHAT_("nanochat:d12", 12, 768, 6, 2048, 65536),
+        NANOCHAT_("nanochat:d20", 20, 1280, 10, 2048, 65536),
+        NANOCHAT_("speedrun", 12, 768, 6, 1024, 0), // it also has a recipe (recipes.h)
     };
     // clang-format on
 #undef GPT_

@@ -382,6 +382,9 @@ static void start_dispatch_(Run* run) {
         return;
     }
     options_print_banner(stdout, options, run->program);
+    if (!run->resume.is_active) {
+        options_print_recipe(stdout, options);
+    }
     fflush(stdout); // the next steps may take long
     if (options->plan) {
         run->settled = run->trainer->plan(&run->plan, &run->settled, run->trainer->model, &run->comm);

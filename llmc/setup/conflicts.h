@@ -49,6 +49,7 @@ void setup_check_optimizer(const Settled* s);
 
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "llmc/base/check.h"
 #include "llmc/formats/gguf.h"
@@ -56,6 +57,7 @@ void setup_check_optimizer(const Settled* s);
 #include "llmc/formats/llmc_bin.h"
 #include "llmc/layers/q8_weights.h"
 #include "llmc/model/share_layers.h"
+#include "llmc/setup/recipes.h"
 
 void setup_check_model(const Settled* s) {
     const Options* o = &s->options;
@@ -220,6 +222,26 @@ static void setup_check_rule_options_(const Options* o) {
     }
 }
 
+// Refuses options that contradict the recipe of the model.
+static void setup_check_recipe_(const Options* o) {
+    const char *wanted = recipe_value(o->model, "optimizer"),
+               *word = optimizer_word((OptimizerName)o->optimizer);
+    if (!wanted || !options_model_size(o)) {
+        return;
+    }
+    if (strcmp(word, wanted) != 0) {
+        die_usage("--model %s has rates for --optimizer %s; this run has --optimizer %s; --model "
+                  "nanochat:d12 works with any",
+                  o->model, wanted, word);
+    }
+    if (!o->own_head && !options_given(o, "embedding-lr-scale")) {
+        die_usage(
+            "--own-head off, --model %s, whose --embedding-lr-scale is for an embedding that is not the "
+            "output layer; wanted another, such as 1",
+            o->model);
+    }
+}
+
 // Refuses an optimizer that cannot divide the rows of the model's matrices.
 static void setup_check_widths_(const Settled* s, const char* word) {
     const ModelConfig cfg = s->cfg;
@@ -239,6 +261,7 @@ static void setup_check_widths_(const Settled* s, const char* word) {
 void setup_check_optimizer(const Settled* s) {
     const Options* o = &s->options;
     const char* word = optimizer_word((OptimizerName)o->optimizer);
+    setup_check_recipe_(o);
     setup_check_rule_options_(o);
     if (o->cautious_decay && (o->optimizer == OPTIMIZER_ADAFACTOR || o->optimizer == OPTIMIZER_SGD)) {
         die_usage("--cautious-decay on does not work with --optimizer %s; wanted adamw, adamw8bit, muon or "

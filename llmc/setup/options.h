@@ -148,6 +148,9 @@ void options_print_help_on(FILE* file, const Options* options, const char* topic
 // that is not at its default, even if it was "auto" and has been decided.
 void options_print_banner(FILE* file, const Options* options, const char* program);
 
+// Prints the settings that come from the recipe of --model on one line; nothing if it has none.
+void options_print_recipe(FILE* file, const Options* options);
+
 // Prints a part of a command that can be pasted: the program, quoted for the shell, or one option.
 void options_print_program(FILE* file, const char* program);
 void options_print_setting(FILE* file, const Options* options, const char* name);
@@ -162,8 +165,8 @@ void options_print_json(FILE* file, const Options* options);
 
 // ---- the whole ----
 
-// Sets every option to its default, then to its value in the file of --config, then to that on the
-// command line. --help and --version print and end the program. The strings point into argv and the
+// Sets every option to its default, which may come from the recipe of --model, then to its value in
+// the file of --config, then to that on the command line. --help and --version print and end the program. The strings point into argv and the
 // text of the file, which options_close frees. Sets `arguments` (argc) to the arguments that are
 // not options or that follow --, and returns their number. NULL means that none are allowed.
 int options_parse_arguments(Options* options, int argc, char** argv, OptionsProgram program,
@@ -231,7 +234,7 @@ int options_changed(const Options* options, const char* name);
 #define MANY_ OPTION_UNLIMITED
 
 #define OPTION_TABLE_ROWS_
-// the table, OPTION_SYNONYMS, option_counts, option_may_be_empty_, options_decide_
+// the table, OPTION_SYNONYMS, option_counts, option_default_, option_may_be_empty_, options_decide_
 #include OPTION_TABLE_FILE
 
 const int OPTION_ROWS = sizeof(OPTION_TABLE) / sizeof(OPTION_TABLE[0]);
@@ -470,6 +473,22 @@ static void options_read_config_(Options* options) {
     }
 }
 
+// ---- defaults that depend on other options ----
+
+// Returns true if the option's default is a setting of the model's recipe.
+static int option_is_of_recipe_(const Options* options, const OptionRow* row) {
+    return option_default_(options, row) != row->fallback;
+}
+
+static void options_follow_recipe_(Options* options) {
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        const OptionRow* row = &OPTION_TABLE[i];
+        if (!options->given[i] && option_is_of_recipe_(options, row)) {
+            option_give_(options, "", row, option_default_(options, row));
+        }
+    }
+}
+
 // ---- printing ----
 
 // Returns true if all of the text may go to a terminal. Tabs and newlines do no harm, and every
@@ -669,7 +688,8 @@ void options_print_banner(FILE* file, const Options* options, const char* progra
         const OptionRow* row = &OPTION_TABLE[i];
         char buffer[OPTION_TEXT_BYTES];
         const char* value = option_text(options, row, buffer);
-        if (!option_repeats_(options, row) || strcmp(value, row->fallback) == 0) {
+        const int is_default = strcmp(value, row->fallback) == 0 && !option_is_of_recipe_(options, row);
+        if (!option_repeats_(options, row) || is_default) {
             continue;
         }
         const size_t length = strlen(" --") + strlen(row->name) + strlen(" ''") + strlen(value);
@@ -679,6 +699,19 @@ void options_print_banner(FILE* file, const Options* options, const char* progra
         option_print_setting_(file, row, value);
     }
     fputc('\n', file);
+}
+
+void options_print_recipe(FILE* file, const Options* options) {
+    const char* before = "recipe:";
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        const OptionRow* row = &OPTION_TABLE[i];
+        if (option_repeats_(options, row) && !options->given[i] && option_is_of_recipe_(options, row)) {
+            fprintf(file, "%s ", before);
+            option_print_setting_(file, row, option_default_(options, row));
+            before = "";
+        }
+    }
+    fputs(*before ? "" : "\n", file);
 }
 
 void options_print_config(FILE* file, const Options* options) {
@@ -754,6 +787,7 @@ int options_parse_arguments(Options* options, int argc, char** argv, OptionsProg
     if (options->config[0]) {
         options_read_config_(options);
     }
+    options_follow_recipe_(options);
     options_decide_(options);
     if (options->help[0]) {
         options_print_help_on(stdout, options, options->help);

@@ -177,6 +177,7 @@ static inline int options_exports(const Options* options) {
 #include "llmc/formats/llmc_bin.h"
 #include "llmc/setup/launcher.h"
 #include "llmc/setup/options_synonyms.h"
+#include "llmc/setup/recipes.h"
 #include "llmc/optim/schedule.h"
 #include "llmc/model/model.h"
 #include "llmc/layers/linear.h"
@@ -546,6 +547,13 @@ const ModelPreset* options_model_size(const Options* options) {
 
 int option_counts(const Options* options, const OptionRow* row) {
     return (row->flags & OPTION_BOTH) || !(row->flags & OPTION_TEXTS) == !options->generates;
+}
+
+// Returns the option's value if it is not given. --epochs replaces the steps of a recipe.
+static const char* option_default_(const Options* options, const OptionRow* row) {
+    const char* value = recipe_value(options->model, row->name);
+    const int is_replaced = options->epochs > 0 && row->offset == offsetof(Options, steps);
+    return value && !is_replaced && options_model_size(options) ? value : row->fallback;
 }
 
 // Returns true if a resumed run would inherit the option: an empty value clears it.

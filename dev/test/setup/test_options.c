@@ -7,6 +7,7 @@
 #include "llmc/base/rand.h"
 #include "llmc/setup/options.h"
 #include "llmc/setup/options_values.h"
+#include "llmc/optim/optimizer.h"
 #include "llmc/optim/schedule.h"
 
 #include "dev/test/lib/test.h"
@@ -568,6 +569,48 @@ TEST(banner) {
         EXPECT(strcspn(line, "\n") <= 100, "%.*s", (int)strcspn(line, "\n"), line);
     }
     free(banner);
+}
+
+static char* recipe_of(const Options* options) {
+    char* text = NULL;
+    size_t bytes;
+    FILE* file = open_memstream(&text, &bytes);
+    options_print_recipe(file, options);
+    fclose(file);
+    return text;
+}
+
+static void expect_recipe(const char* words, const char* wanted) {
+    const Options options = parsed(words);
+    char* recipe = recipe_of(&options);
+    EXPECT(strcmp(recipe, wanted) == 0, "%s: %s, wanted %s", words, recipe, wanted);
+    free(recipe);
+}
+
+// A model with a recipe changes the defaults of options. The banner names even those that are given
+// back their usual value.
+TEST(recipe) {
+    Options options = parsed("--model|speedrun|--lr|0.5|--beta1|0.9");
+    EXPECT(options.optimizer == OPTIMIZER_MUON && options.steps == 3500 && options.total_batch == 524288 &&
+               options.matrix_lr == 0.025f && options.schedule == SCHEDULE_LINEAR && options.eps == 1e-10f,
+           "the recipe's");
+    EXPECT(options.lr == 0.5f && options.beta1 == 0.9f, "lr %g, beta1 %g", options.lr, options.beta1);
+    EXPECT(!options_given(&options, "optimizer") && options_given(&options, "lr"), "given");
+    char* banner = banner_of(&options, "prog");
+    EXPECT(strstr(banner, "--optimizer muon") && strstr(banner, "--beta1 0.9"), "%s", banner);
+    free(banner);
+
+    options = parsed("--model|speedrun|--epochs|2");
+    EXPECT(options.steps == OPTION_AUTO && options.optimizer == OPTIMIZER_MUON, "%lld steps",
+           (long long)options.steps);
+    options = parsed("--model|nanochat:d12");
+    EXPECT(options.steps == OPTION_AUTO && options.optimizer == OPTIMIZER_ADAMW, "no recipe");
+
+    expect_recipe("--model|nanochat:d12|--optimizer|muon", "");
+    expect_recipe("--model|speedrun|--steps|5|--lr|0.1|--weight-decay|0|--beta1|0.9|--vector-lr-scale|1|"
+                  "--matrix-weight-decay|0|--eps|1e-8",
+                  "recipe: --total-batch 524288 --optimizer muon --schedule linear --embedding-lr-scale 175 "
+                  "--matrix-lr 0.025\n");
 }
 
 static void expect_json_string(const char* text, size_t length, const char* wanted) {

@@ -303,6 +303,32 @@ static void test_architectures(void) {
                    "96 hidden units|64|adamw works");
 }
 
+// The recipe's options are settled like given ones, and refused where they cannot apply.
+static void test_recipe(void) {
+    const ModelConfig sizes = {.arch = ARCH_NANOCHAT,
+                               .C = 64,
+                               .NH = 2,
+                               .KV = 2,
+                               .HS = 32,
+                               .F = 256,
+                               .has_head = 1,
+                               .rope_base = 1e4f,
+                               .norm_eps = 1e-6f,
+                               .softcap = 15,
+                               .initial = INITIAL_ZERO_OUT};
+    expect_architecture("--model speedrun --layers 2 --channels 64 --heads 2", sizes);
+    Run run = run_open("--model speedrun --layers 1 --channels 64 --heads 2 --total-batch 2048 --steps 100");
+    const Options* o = &run.settled.options;
+    EXPECT(o->optimizer == OPTIMIZER_MUON && o->lr == 0.004f && o->warmup == 5 && o->seq_len == 1024 &&
+               o->embedding_lr_scale == 175,
+           "lr %g, warmup %d, seq-len %d", (double)o->lr, o->warmup, o->seq_len);
+    run_close(&run);
+    expect_refused("--model speedrun --optimizer adamw", 2,
+                   "speedrun|muon|has --optimizer adamw|nanochat:d12");
+    expect_refused("--model speedrun --own-head off", 2, "--own-head off|--embedding-lr-scale");
+    expect_refused("--model speedrun --seq-len 1000", 2, "--total-batch is 524288|--seq-len 1000");
+}
+
 // The files hold zeros; random weights are none.
 static void expect_weights(const char* options, int is_random) {
     char line[256];
@@ -880,6 +906,7 @@ TEST(resolve) {
     test_many_files();
     test_model();
     test_architectures();
+    test_recipe();
     test_model_file();
     test_data();
     test_stories();
