@@ -214,11 +214,11 @@ static void test_architectures(void) {
     expect_architecture(
         "--arch llama",
         (ModelConfig){.arch = ARCH_LLAMA, .C = 128, .NH = 4, .KV = 4, .HS = 32, .F = 384, .rope_base = 1e4f});
-    expect_architecture("--arch llama --heads 6 --kv-heads 2 --head-size 10 --hidden 40 --own-head on "
+    expect_architecture("--arch llama --heads 8 --kv-heads 2 --head-size 10 --hidden 40 --own-head on "
                         "--rope-base 500",
                         (ModelConfig){.arch = ARCH_LLAMA,
                                       .C = 128,
-                                      .NH = 6,
+                                      .NH = 8,
                                       .KV = 2,
                                       .HS = 10,
                                       .F = 40,
