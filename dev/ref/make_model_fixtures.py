@@ -5,10 +5,11 @@
 Each directory has config.json, the weights in one file or several, and expected.safetensors: a text of B T + 1
 tokens, the logits (B, T, V) of all but its last token in B sequences, the mean loss of the next tokens, and the norm of
 the gradient of that loss. transformers computes them with weights in float64; its norms and rotary positions stay in
-float32.
+float32. tokens.bin is the same text as a shard, losses.txt has each model's loss and norm as text.
 """
 
 import shutil
+import struct
 from pathlib import Path
 
 import torch
@@ -50,9 +51,7 @@ def fill(model):
             x.copy_(1 + 0.2 * noise if "norm" in name else (0.3 if x.dim() > 1 else 0.2) * noise)
 
 
-def numbers(model):
-    rng = torch.Generator().manual_seed(20261127)
-    tokens = torch.randint(SIZES["vocab_size"], (B * T + 1,), generator=rng)
+def numbers(model, tokens):
     model = model.double().eval()
     logits = model(tokens[:-1].view(B, T)).logits
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[1:])
@@ -65,6 +64,11 @@ def numbers(model):
 def main():
     torch.set_num_threads(1)  # one order of summation
     shutil.rmtree(OUT, ignore_errors=True)
+    OUT.mkdir()
+    tokens = torch.randint(SIZES["vocab_size"], (B * T + 1,), generator=torch.Generator().manual_seed(20261127))
+    shard = struct.pack("<256i", 20240520, 1, len(tokens), *[0] * 253) + struct.pack(f"<{len(tokens)}H", *tokens.tolist())
+    (OUT / "tokens.bin").write_bytes(shard)
+    lines = ["# name loss norm\n"]
     for name, (config_class, arguments, dtype, shard_size) in MODELS.items():
         config = config_class(**(SIZES | arguments), attn_implementation="eager")
         model = transformers.AutoModelForCausalLM.from_config(config)
@@ -72,12 +76,14 @@ def main():
         model.to(dtype).save_pretrained(OUT / name, max_shard_size=shard_size)
         # read back, for the weights as they were rounded
         saved = transformers.AutoModelForCausalLM.from_pretrained(OUT / name, attn_implementation="eager")
-        expected = numbers(saved)
+        expected = numbers(saved, tokens)
         save_file(expected, OUT / name / "expected.safetensors")
         for path in (OUT / name).iterdir():
             path.chmod(0o644)
+        lines.append(f"{name} {expected['loss'].item():.9f} {expected['norm'].item():.9f}\n")
         size = sum(path.stat().st_size for path in (OUT / name).iterdir())
         print(f"{name}: {size / 1024:.0f} KiB, loss {expected['loss'].item():.6f}, norm {expected['norm'].item():.6f}")
+    (OUT / "losses.txt").write_text("".join(lines))
 
 
 if __name__ == "__main__":
