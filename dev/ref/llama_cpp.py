@@ -63,7 +63,7 @@ def worker(request):
     server = xllamacpp.Server(params)
     texts, sums = [], dict.fromkeys(["prompt_n", "prompt_ms", "predicted_n", "predicted_ms"], 0)
     for prompt in request["prompts"]:
-        answer = server.handle_completions({"prompt": "<|endoftext|>" + prompt, "max_tokens": request["tokens"],
+        answer = server.handle_completions({"prompt": prompt, "max_tokens": request["tokens"],
                                             "temperature": 0, "cache_prompt": False})
         answer = json.loads(answer) if isinstance(answer, (str, bytes)) else answer
         texts.append(answer["choices"][0]["text"])
