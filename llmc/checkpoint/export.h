@@ -110,7 +110,8 @@ static void export_tokenizer_(const ModelExport* files) {
 
 // Returns the tokenizer for a GGUF file; NULL: none.
 static const Bpe* export_bpe_(const RunData* data) {
-    return data->has_tokenizer ? tokenizer_bpe(&data->tokenizer) : NULL;
+    const Bpe* bpe = data->has_tokenizer ? tokenizer_bpe(&data->tokenizer) : NULL;
+    return bpe && bpe_gguf_pre(bpe) ? bpe : NULL;
 }
 
 void export_open(ModelExport* files, ModelConfig cfg, const Options* options, const RunData* data) {
@@ -151,9 +152,10 @@ static void export_close_gguf_(ModelExport* files) {
                        files->options->export_gguf,
                        !data->has_tokenizer && !run_data_has_tokens(data)
                            ? "none is beside the model; --tokenizer names one"
-                       : !data->has_tokenizer        ? "the data are only token ids"
-                       : data->tokenizer.decode_only ? "no merges make these tokens"
-                                                     : "it knows no words");
+                       : !data->has_tokenizer            ? "the data are only token ids"
+                       : data->tokenizer.decode_only     ? "no merges make these tokens"
+                       : tokenizer_bpe(&data->tokenizer) ? "llama.cpp splits no text as it does"
+                                                         : "it knows no words");
     }
 }
 

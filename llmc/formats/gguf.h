@@ -13,6 +13,9 @@ of q8.h's blocks; matrices whose rows are not whole blocks are fp16 instead.
 
 A tokenizer of bytes becomes a BPE without merges. A model without a BPE tokenizer gets "no_vocab":
 its tokens are only numbers, and llama.cpp can neither read nor print text with it.
+
+llama.cpp does not know the windows of Mistral's and Qwen's layers, so the context in the file is
+the window: up to there both are the same model.
 */
 #ifndef LLMC_GGUF_H
 #define LLMC_GGUF_H
@@ -50,7 +53,7 @@ typedef struct {
 int gguf_check(ModelConfig cfg, char* error);
 
 // Creates a file. The model is named after the last part of the path `name`. `bpe` is the
-// tokenizer; NULL: none that such files support.
+// tokenizer, which has a bpe_gguf_pre; NULL: none that such files support.
 void gguf_create(GgufWriter* w, const char* path, const char* name, ModelConfig cfg, GgufDtype dtype,
                  const Bpe* bpe, GgufStart start);
 
@@ -226,7 +229,7 @@ static void gguf_put_tokenizer_(GgufWriter* w, const Bpe* bpe, GgufStart start, 
         return;
     }
     gguf_pair_string_(w, "tokenizer.ggml.model", "gpt2");
-    gguf_pair_string_(w, "tokenizer.ggml.pre", "gpt-2");
+    gguf_pair_string_(w, "tokenizer.ggml.pre", bpe_gguf_pre(bpe));
     gguf_pair_tokenizer_(w, GGUF_TOKENS_, bpe, V);
     gguf_key_(w, "tokenizer.ggml.token_type", GGUF_ARRAY_);
     gguf_put_u32_(w, GGUF_I32_);
@@ -236,7 +239,7 @@ static void gguf_put_tokenizer_(GgufWriter* w, const Bpe* bpe, GgufStart start, 
     }
     gguf_pair_tokenizer_(w, GGUF_MERGES_, bpe, V);
     gguf_pair_u32_(w, "tokenizer.ggml.bos_token_id", bpe->eot);
-    gguf_pair_u32_(w, "tokenizer.ggml.eos_token_id", bpe->eot);
+    gguf_pair_u32_(w, "tokenizer.ggml.eos_token_id", bpe->num_ends ? bpe->ends[0] : bpe->eot);
     gguf_pair_u32_(w, "tokenizer.ggml.unknown_token_id", bpe->eot);
     gguf_pair_bool_(w, "tokenizer.ggml.add_bos_token", start == GGUF_START_TOKEN);
     gguf_pair_bool_(w, "tokenizer.ggml.add_eos_token", 0);
