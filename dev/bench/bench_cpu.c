@@ -250,24 +250,25 @@ static void bench_quantized(Bench* bench, int N) {
     free(inp);
 }
 
-static void bench_attention(Bench* bench, int B, int T) {
+static void bench_attention(Bench* bench, AttentionSizes sizes) {
+    const int T = sizes.T, HS = sizes.HS;
     Attention fp32, bf16;
-    const AttentionSizes sizes = attention_sizes(B, T, NH, NH, C / NH);
     Memory memory = memory_on_host();
-    attention_either_open(&fp32, &memory, 0, T, C / NH);
-    attention_either_open(&bf16, &memory, 1, T, C / NH);
-    const size_t N = (size_t)B * T;
-    float *qkv = random_floats(N * 3 * C), *dqkv = random_floats(N * 3 * C), *out = random_floats(N * C);
-    float *dout = random_floats(N * C), *lse = random_floats(N * NH);
-    char name[64];
+    attention_either_open(&fp32, &memory, 0, T, HS);
+    attention_either_open(&bf16, &memory, 1, T, HS);
+    const size_t N = (size_t)sizes.B * T, Q = attention_queries_size(sizes), QKV = attention_qkv_size(sizes);
+    float *qkv = random_floats(N * QKV), *dqkv = random_floats(N * QKV), *out = random_floats(N * Q);
+    float *dout = random_floats(N * Q), *lse = random_floats(N * sizes.NH);
+    char name[64], shape[32];
+    snprintf(shape, sizeof(shape), "B %d T %d, %d/%d", sizes.B, T, sizes.NH, sizes.KV);
     for (int i = 0; i < 2; i++) {
         Attention* a = i == 0 ? &fp32 : &bf16;
         const double peak = i == 0 ? bench->peak : bench->peak_bf16;
         const char* kind = i == 0 ? "" : "bf16 ";
-        snprintf(name, sizeof(name), "%sattention forward   B %d T %d", kind, B, T);
+        snprintf(name, sizeof(name), "%sattention forward   %s", kind, shape);
         BENCH(bench, name, attention_forward_flops(sizes), peak, "GFLOP/s",
               attention_either_forward_cpu(out, lse, qkv, NULL, sizes, a));
-        snprintf(name, sizeof(name), "%sattention backward  B %d T %d", kind, B, T);
+        snprintf(name, sizeof(name), "%sattention backward  %s", kind, shape);
         BENCH(bench, name, attention_backward_flops(sizes), peak, "GFLOP/s",
               attention_either_backward_cpu(dqkv, dout, qkv, out, lse, NULL, sizes, a));
     }
@@ -478,8 +479,9 @@ int main(int argc, char** argv) {
     bench_matvec_bf16(&bench, 1);
     bench_quantized(&bench, 1);
     bench_quantized(&bench, 8);
-    bench_attention(&bench, 4, 64);
-    bench_attention(&bench, 1, 1024);
+    bench_attention(&bench, attention_sizes(4, 64, NH, NH, C / NH));
+    bench_attention(&bench, attention_sizes(1, 1024, NH, NH, C / NH));
+    bench_attention(&bench, attention_sizes(1, 1024, 9, 3, 64)); // llama:135m
     bench_mlps(&bench, 1024);
     bench_mlps(&bench, 1023);
     bench_rows(&bench, 1024);
