@@ -502,6 +502,7 @@ static void check_outputs(const Run* run) {
         outputs_read(&outputs, run->inputs[i]);
     }
     bpe_spare(&outputs, run->options.tokenizer);
+    bpe_spare(&outputs, run->options.extend_bpe);
     for (int i = 0; i < 2; i++) {
         char path[PATH_MAX];
         file_path(path, "%s%s", run->options.out, endings[i]);
@@ -627,6 +628,9 @@ static void write_vocabulary(const Run* run) {
     for (int i = 0; i < 5; i++) {
         char path[PATH_MAX];
         file_path(path, "%s%s", run->options.out, endings[i]);
+        if (*run->options.extend_bpe && !file_ends_in(path, "tokenizer.json")) {
+            continue; // the new ids are behind end-of-text, which the other formats do not have
+        }
         if (strcmp(endings[i], ".bin") == 0 && !fits_bin(&run->bpe)) {
             printf("%s: not written: a token has more than 255 bytes\n", path);
         } else {
@@ -642,11 +646,25 @@ static void train_vocabulary(Run* run) {
     for (int i = 0; i < 5; i++) {
         remove_parts(run->options.out, vocabulary_endings[i]);
     }
+    Bpe old;
+    memset(&old, 0, sizeof(old));
     bpe_trainer_open(&trainer, run->threads);
+    if (*run->options.extend_bpe) {
+        bpe_open(&old, run->options.extend_bpe);
+        CHECK(old.vocab_size < run->options.train_bpe,
+              "%s has %d ids; wanted more than these: --train-bpe %d or above", run->options.extend_bpe,
+              old.vocab_size, old.vocab_size + 1);
+        bpe_trainer_split_as(&trainer, &old);
+    }
     screen_open(&run->screen, 0);
     CHECK(pipeline_train(&run->source, &trainer, sink_training, run), "%s", run->source.error);
-    bpe_trainer_run(&trainer, run->options.train_bpe, show_merges, &run->screen, &run->bpe);
+    if (*run->options.extend_bpe) {
+        bpe_trainer_extend(&trainer, &old, run->options.train_bpe, show_merges, &run->screen, &run->bpe);
+    } else {
+        bpe_trainer_run(&trainer, run->options.train_bpe, show_merges, &run->screen, &run->bpe);
+    }
     bpe_trainer_close(&trainer);
+    bpe_close(&old); // closing one that was never opened does nothing
     screen_close(&run->screen);
     printf("%d ids from %" PRIu64 " documents, %.1f MB of text, in %.1f s\n", run->bpe.vocab_size,
            run->screen.documents, 1e-6 * (double)run->screen.text_bytes, time_now_s() - run->screen.start_s);
@@ -662,6 +680,9 @@ static void check_options(const Run* run) {
     }
     if (options->train_bpe && options->train_bpe < 257) {
         die_usage("--train-bpe is %d; wanted at least 257: the bytes and end-of-text", options->train_bpe);
+    }
+    if (*options->extend_bpe && !options->train_bpe) {
+        die_usage("--extend-bpe is given without --train-bpe; wanted the size of the new vocabulary");
     }
     if (!options->train_bpe && !*options->tokenizer) {
         die_usage("--tokenizer is missing; wanted a vocabulary, gpt2.tiktoken for example, or --train-bpe");

@@ -8,7 +8,9 @@ struct Options {
     const char *field, *separator;
     int64_t shard_tokens, val_tokens;
     const char *tokenizer, *out;
-    int restart, train_bpe, threads;
+    int restart, train_bpe;
+    const char* extend_bpe;
+    int threads;
     const char *config, *help;
     int version;
 
@@ -45,6 +47,8 @@ const OptionRow OPTION_TABLE[] = {
 
     {"other",  "train-bpe",    "",  INT_(train_bpe),      0, 2097151, 0,     "0",
         "ids", "instead, train a vocabulary of this size on the inputs"},
+    {"other",  "extend-bpe",   "",  STRING_(extend_bpe),  0,       0, 0,     "",
+        "FILE", "with --train-bpe: start from this vocabulary, whose ids stay, and add to it what the inputs have most"},
     {"other",  "threads",      "",  INT_(threads),        0, LIMITS_MAX_THREADS, 0,     "0",
         "threads", "for encoding, besides a reader and a writer; 0: OMP_NUM_THREADS, else one per core that this job has"},
     {"other",  "config",       "",  STRING_(config),      0,       0, LINE_, "",

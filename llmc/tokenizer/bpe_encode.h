@@ -21,6 +21,7 @@ dev/bench/results (make bench-tokenizer).
 
 #include "llmc/tokenizer/bpe.h"
 #include "llmc/tokenizer/bpe_split.h"
+#include "llmc/tokenizer/bpe_texts.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -364,47 +365,34 @@ static size_t bpe_encode_plain_(BpeEncoder* encoder, const unsigned char* at, si
     return bpe_encode_new_(encoder, ids, count);
 }
 
-typedef size_t (*BpeEncode_)(BpeEncoder* encoder, const unsigned char* text, size_t bytes, int* ids);
+// Ids of a text that is not split as it is.
+typedef struct {
+    BpeEncoder* encoder;
+    int* ids;
+    size_t count;
+} BpeEncoding_;
 
-// Encodes the text between words of this kind, each as a text of its own.
-static size_t bpe_encode_between_(BpeEncoder* encoder, BpeWordKind kind, BpeEncode_ encode,
-                                  const unsigned char* text, size_t bytes, int* ids) {
-    const BpeWord* word;
-    size_t count = 0, begin = 0, end = 0;
-    do {
-        word = bpe_words_next(&encoder->bpe->words, kind, text, bytes, &end);
-        count += encode(encoder, text + begin, end - begin, ids + count);
-        if (word) {
-            ids[count++] = word->id;
-            begin = end += word->length;
-        }
-    } while (word);
-    return count;
+static void bpe_encode_text_(void* context, const unsigned char* text, size_t bytes) {
+    BpeEncoding_* encoding = (BpeEncoding_*)context;
+    encoding->count += bpe_encode_plain_(encoding->encoder, text, bytes, encoding->ids + encoding->count);
 }
 
-// Encodes a text without words that match it as it is.
-static size_t bpe_encode_part_(BpeEncoder* encoder, const unsigned char* text, size_t bytes, int* ids) {
-    const BpeRules* rules = &encoder->bpe->rules;
-    if (rules->pattern.normalizes && nfc_apply(&rules->nfc, text, bytes, &encoder->normal)) {
-        text = encoder->normal.text;
-        bytes = encoder->normal.bytes;
-    }
-    return bpe_encode_between_(encoder, BPE_NORMAL_WORDS, bpe_encode_plain_, text, bytes, ids);
+static void bpe_encode_word_(void* context, int id) {
+    BpeEncoding_* encoding = (BpeEncoding_*)context;
+    encoding->ids[encoding->count++] = id;
 }
 
 size_t bpe_encode(BpeEncoder* encoder, const char* text, size_t bytes, int* ids) {
-    const BpeRules* rules = &encoder->bpe->rules;
+    const Bpe* bpe = encoder->bpe;
     const unsigned char* at = (const unsigned char*)text;
-    if (!rules->pattern.normalizes && !rules->pattern.cuts_words) {
+    if (bpe_texts_are_whole(&bpe->rules)) {
         return bpe_encode_plain_(encoder, at, bytes, ids);
     }
-    size_t count = 0;
-    for (size_t begin = 0, end; begin < bytes; begin = end) {
-        end = bpe_part_end(rules, at, bytes, begin);
-        count += bpe_encode_between_(encoder, BPE_RAW_WORDS, bpe_encode_part_, at + begin, end - begin,
-                                     ids + count);
-    }
-    return count;
+    BpeEncoding_ encoding = {encoder, ids, 0};
+    const BpeTexts texts = {&bpe->rules,      &bpe->words,      &encoder->normal,
+                            bpe_encode_text_, bpe_encode_word_, &encoding};
+    bpe_texts_visit(&texts, at, bytes);
+    return encoding.count;
 }
 
 #endif // BPE_ENCODE_IMPLEMENTATION

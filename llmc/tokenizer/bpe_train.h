@@ -15,6 +15,8 @@ they were divided, or on the number of threads.
                             the same time
     bpe_trainer_run         opens a vocabulary of vocab_size ids. The counts stay: more may be added
                             and it may run again. Calls `progress`, if not NULL, after each merge
+    bpe_trainer_extend      opens a larger vocabulary whose first ids are those of another: all its
+                            tokens, and then what the pieces, as it encodes them, are merged into
     bpe_trainer_close
 
 How it works. Each different piece is kept once, with its count. All pieces lie in one array of
@@ -37,6 +39,7 @@ and sources have 1.1 million different pieces; 50,257 ids took 577 MB on 2 threa
 
 #include "llmc/tokenizer/bpe.h"
 #include "llmc/tokenizer/bpe_split.h"
+#include "llmc/tokenizer/bpe_texts.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -61,7 +64,8 @@ typedef struct {
 } BpeCounts_;
 
 typedef struct {
-    BpeRules rules; // of splitting
+    BpeRules rules;        // of splitting
+    const BpeWords* words; // if rules.pattern.cuts_words; borrowed
     int threads;
     BpeCounts_* counts; // (threads)
 } BpeTrainer;
@@ -72,11 +76,17 @@ void bpe_trainer_add(BpeTrainer* trainer, int thread, const char* text, size_t b
 
 void bpe_trainer_open(BpeTrainer* trainer, int threads);
 
+// Splits text from now on as this vocabulary does, which must stay open.
+void bpe_trainer_split_as(BpeTrainer* trainer, const Bpe* bpe);
+
 void bpe_trainer_close(BpeTrainer* trainer);
 
 // ---- merging ----
 
 void bpe_trainer_run(BpeTrainer* trainer, int vocab_size, BpeTrainProgress progress, void* context, Bpe* bpe);
+
+void bpe_trainer_extend(BpeTrainer* trainer, const Bpe* old, int vocab_size, BpeTrainProgress progress,
+                        void* context, Bpe* bpe);
 
 #ifdef __cplusplus
 }
@@ -203,9 +213,9 @@ ALWAYS_INLINE void bpe_count_piece_(BpeCounts_* counts, const unsigned char* pie
     bpe_count_key_(counts, key, hash, 1, piece);
 }
 
-void bpe_trainer_add(BpeTrainer* trainer, int thread, const char* text, size_t bytes) {
-    const unsigned char* at = (const unsigned char*)text;
-    BpeCounts_* counts = &trainer->counts[thread];
+// Counts the pieces of a text that is normal, without words.
+static void bpe_count_text_pieces_(const BpeTrainer* trainer, BpeCounts_* counts, const unsigned char* at,
+                                   size_t bytes) {
     BpeSplitter splitter = bpe_splitter(&trainer->rules, at, 0, bytes);
     size_t begin = 0;
     while (splitter.at < bytes) {
@@ -228,6 +238,29 @@ void bpe_trainer_add(BpeTrainer* trainer, int thread, const char* text, size_t b
     }
 }
 
+typedef struct {
+    const BpeTrainer* trainer;
+    BpeCounts_* counts;
+} BpeCounting_;
+
+static void bpe_count_between_(void* context, const unsigned char* text, size_t bytes) {
+    const BpeCounting_* counting = (const BpeCounting_*)context;
+    bpe_count_text_pieces_(counting->trainer, counting->counts, text, bytes);
+}
+
+void bpe_trainer_add(BpeTrainer* trainer, int thread, const char* text, size_t bytes) {
+    BpeCounting_ counting = {trainer, &trainer->counts[thread]};
+    if (bpe_texts_are_whole(&trainer->rules)) {
+        bpe_count_between_(&counting, (const unsigned char*)text, bytes);
+        return;
+    }
+    NfcText normal;
+    memset(&normal, 0, sizeof(normal));
+    const BpeTexts texts = {&trainer->rules, trainer->words, &normal, bpe_count_between_, NULL, &counting};
+    bpe_texts_visit(&texts, (const unsigned char*)text, bytes);
+    nfc_text_close(&normal);
+}
+
 void bpe_trainer_open(BpeTrainer* trainer, int threads) {
     assert(threads > 0);
     memset(trainer, 0, sizeof(*trainer));
@@ -238,6 +271,12 @@ void bpe_trainer_open(BpeTrainer* trainer, int threads) {
     for (int thread = 0; thread < threads; thread++) {
         bpe_counts_open_(&trainer->counts[thread]);
     }
+}
+
+void bpe_trainer_split_as(BpeTrainer* trainer, const Bpe* bpe) {
+    bpe_rules_close(&trainer->rules);
+    bpe_rules_open(&trainer->rules, bpe->rules.pattern);
+    trainer->words = &bpe->words;
 }
 
 void bpe_trainer_close(BpeTrainer* trainer) {
@@ -299,7 +338,7 @@ typedef struct {
 
 typedef struct {
     int vocab_size;
-    int (*merges)[2];  // (V - 257) pairs that become tokens
+    int (*merges)[2];  // (num_merges) pairs that become tokens
     BpePlace_* places; // (num_places) border, piece, border, piece, ..., border
     size_t num_places;
     uint64_t* counts;     // count of each piece
@@ -311,7 +350,7 @@ typedef struct {
     size_t pairs_used;
     BpeBest_* heap; // best pair on top
     size_t heap_size, heap_capacity;
-    BpeGroup_* groups; // (max(2 V, 65536)), zero except those in use
+    BpeGroup_* groups; // (2 V), zero except those in use
     uint32_t* groups_used;
     size_t num_groups_used;
 } BpeTraining_;
@@ -416,13 +455,51 @@ static void bpe_collect_(BpeTraining_* training, size_t group_index, uint32_t pl
     group->count += (int64_t)training->counts[training->places[place].piece];
 }
 
-// Collects all pairs of bytes; group 256 * left + right.
-static void bpe_collect_bytes_(BpeTraining_* training, BpePass_ pass) {
-    for (size_t at = 1; at < training->num_places; at++) {
-        const int left = training->places[at - 1].id, right = training->places[at].id;
-        if (left >= 0 && right >= 0) {
-            bpe_collect_(training, 256 * (size_t)left + (size_t)right, (uint32_t)at - 1, pass);
+// Moves *at to the next token with a right neighbor, and returns the pair; UINT64_MAX at the end.
+static uint64_t bpe_next_pair_(const BpeTraining_* training, size_t* at) {
+    for (size_t next; *at < training->num_places; *at = next) {
+        const int left = training->places[*at].id;
+        next = *at + (left >= 0 ? training->lengths[left] : 1);
+        if (left >= 0 && training->places[next].id >= 0) {
+            return bpe_neighbors_(left, training->places[next].id);
         }
+    }
+    return UINT64_MAX;
+}
+
+// Counts all pairs.
+static void bpe_count_all_(BpeTraining_* training) {
+    uint64_t pair;
+    for (size_t at = 0; (pair = bpe_next_pair_(training, &at)) != UINT64_MAX;) {
+        BpeNeighbors_* entry = bpe_neighbors_entry_(training, pair);
+        entry->pair = pair;
+        entry->count += (int64_t)training->counts[training->places[at].piece];
+        at += training->lengths[training->places[at].id];
+        if (entry->places++ == 0 && ++training->pairs_used > (size_t)1 << (training->pair_bits - 1)) {
+            bpe_grow_pairs_(training);
+        }
+    }
+}
+
+// Collects all pairs, each with its places, in the heap.
+static void bpe_collect_all_(BpeTraining_* training) {
+    bpe_count_all_(training);
+    for (size_t i = 0; i < (size_t)1 << training->pair_bits; i++) {
+        BpeNeighbors_* entry = &training->pairs[i];
+        const BpeBest_ best = {entry->count, entry->pair};
+        if (entry->places > 0) {
+            entry->list = training->lists_used;
+            training->lists_used += entry->places;
+            bpe_heap_add_(training, best);
+        }
+    }
+    uint64_t pair;
+    for (size_t at = 0; (pair = bpe_next_pair_(training, &at)) != UINT64_MAX;) {
+        training->lists[bpe_neighbors_entry_(training, pair)->list++] = (uint32_t)at;
+        at += training->lengths[training->places[at].id];
+    }
+    for (size_t i = 0; i < (size_t)1 << training->pair_bits; i++) {
+        training->pairs[i].list -= training->pairs[i].places; // to the first place again
     }
 }
 
@@ -447,9 +524,8 @@ static void bpe_add_groups_(BpeTraining_* training, int made) {
     for (size_t i = 0; i < training->num_groups_used; i++) {
         const int V = training->vocab_size, group_index = (int)training->groups_used[i];
         BpeGroup_* group = &training->groups[group_index];
-        const uint64_t pair = made < 256        ? bpe_neighbors_(group_index / 256, group_index % 256)
-                              : group_index < V ? bpe_neighbors_(group_index, made)
-                                                : bpe_neighbors_(made, group_index - V);
+        const uint64_t pair =
+            group_index < V ? bpe_neighbors_(group_index, made) : bpe_neighbors_(made, group_index - V);
         const BpeNeighbors_ neighbors = {pair, group->count, training->lists_used, group->places};
         const BpeBest_ best = {group->count, pair};
         *bpe_neighbors_entry_(training, pair) = neighbors;
@@ -503,55 +579,59 @@ static size_t bpe_join_places_(BpeTraining_* training, BpeNeighbors_ pair, int m
     return joined;
 }
 
-// Merges the best pair into the token `made`. Returns 0 if no pair is left.
-static int bpe_merge_best_(BpeTraining_* training, int made, int merge[2]) {
-    BpeNeighbors_* entry = bpe_take_best_(training);
-    if (!entry) {
-        return 0;
-    }
+// Merges a pair, which is no longer in the heap, into the token `made`.
+static void bpe_merge_pair_(BpeTraining_* training, BpeNeighbors_* entry, int made) {
     const BpeNeighbors_ pair = *entry;
-    merge[0] = (int)(pair.pair >> 21);
-    merge[1] = (int)(pair.pair & BPE_NONE_);
-    training->lengths[made] = training->lengths[merge[0]] + training->lengths[merge[1]];
+    training->lengths[made] = training->lengths[pair.pair >> 21] + training->lengths[pair.pair & BPE_NONE_];
     const size_t joined = bpe_join_places_(training, pair, made);
     entry->count = 0;
     bpe_collect_made_(training, training->lists + pair.list, joined, made, BPE_COUNTING_);
     bpe_add_groups_(training, made);
     bpe_collect_made_(training, training->lists + pair.list, joined, made, BPE_LISTING_);
     bpe_clear_groups_(training);
-    return 1;
 }
 
-// Lays out the pieces as places.
-static void bpe_place_pieces_(BpeTraining_* training, const BpeCounts_* counts) {
-    unsigned char order[256];
-    uint16_t spelling[256];
-    int id_of[256];
-    bpe_spelled_bytes_(order, spelling);
-    for (int id = 0; id < 256; id++) {
-        id_of[order[id]] = id;
-        training->lengths[id] = 1;
+// Sets a token that starts at places[0].
+static void bpe_place_token_(BpePlace_* places, int id, uint32_t bytes) {
+    for (uint32_t i = 1; i + 1 < bytes; i++) {
+        places[i].id = BPE_INSIDE_;
     }
+    places[0].id = places[bytes - 1].id = id;
+}
+
+// Lays out the pieces as places, as `old` encodes them.
+static void bpe_place_pieces_(BpeTraining_* training, const BpeCounts_* counts, const Bpe* old) {
+    BpeMerger_ merger;
+    int* ids = (int*)check_alloc(training->num_places, sizeof(int), "BPE training");
     size_t at = 0;
     uint32_t piece = 0;
+    bpe_merger_open_(&merger, old->num_ranks);
+    for (int id = 0; id < old->vocab_size; id++) {
+        training->lengths[id] = old->tokens[id].length;
+    }
     training->places[at++].id = BPE_BORDER_;
     for (size_t i = 0; i < (size_t)1 << counts->bits; i++) {
         const BpeCount_* entry = &counts->counts[i];
         if (entry->count == 0) {
             continue;
         }
-        const unsigned char* text = bpe_count_text_(counts, entry);
-        for (size_t n = bpe_count_bytes_(entry); n > 0; n--) {
-            training->places[at].piece = piece;
-            training->places[at++].id = id_of[*text++];
+        const size_t bytes = bpe_count_bytes_(entry);
+        const size_t n = bpe_merge_(old, &merger, bpe_count_text_(counts, entry), bytes, ids);
+        for (size_t k = 0; k < bytes; k++) {
+            training->places[at + k].piece = piece;
+        }
+        for (size_t k = 0; k < n; at += training->lengths[ids[k++]]) {
+            bpe_place_token_(&training->places[at], ids[k], training->lengths[ids[k]]);
         }
         training->places[at++].id = BPE_BORDER_;
         training->counts[piece++] = entry->count;
     }
     assert(at == training->num_places && piece == counts->used);
+    bpe_merger_close_(&merger);
+    free(ids);
 }
 
-static void bpe_training_open_(BpeTraining_* training, const BpeCounts_* counts, int V) {
+static void bpe_training_open_(BpeTraining_* training, const BpeCounts_* counts, const Bpe* old, int V) {
     memset(training, 0, sizeof(*training));
     training->vocab_size = V;
     training->num_places = 1;
@@ -562,8 +642,8 @@ static void bpe_training_open_(BpeTraining_* training, const BpeCounts_* counts,
     }
     CHECK(training->num_places <= UINT32_MAX,
           "BPE training: different pieces of %zu bytes, wanted at most %u", training->num_places, UINT32_MAX);
-    const size_t num_groups = V > 32768 ? 2 * (size_t)V : 65536;
-    training->merges = (int(*)[2])check_alloc((size_t)V - 257, sizeof(*training->merges), "BPE training");
+    const size_t num_groups = 2 * (size_t)V;
+    training->merges = (int(*)[2])check_alloc((size_t)V, sizeof(*training->merges), "BPE training");
     training->places = (BpePlace_*)check_alloc(training->num_places, sizeof(BpePlace_), "BPE training");
     training->counts = (uint64_t*)check_alloc(counts->used, sizeof(uint64_t), "BPE training");
     training->lengths = (uint32_t*)check_alloc((size_t)V, sizeof(uint32_t), "BPE training");
@@ -573,11 +653,8 @@ static void bpe_training_open_(BpeTraining_* training, const BpeCounts_* counts,
     training->lists = (uint32_t*)malloc(array_bytes(3 * training->num_places, sizeof(uint32_t)));
     CHECK(training->lists, "BPE training: no memory for different pieces of %zu bytes", training->num_places);
     bpe_open_pairs_(training, 18);
-    bpe_place_pieces_(training, counts);
-    bpe_collect_bytes_(training, BPE_COUNTING_);
-    bpe_add_groups_(training, 0);
-    bpe_collect_bytes_(training, BPE_LISTING_);
-    bpe_clear_groups_(training);
+    bpe_place_pieces_(training, counts, old);
+    bpe_collect_all_(training);
 }
 
 static void bpe_training_close_(BpeTraining_* training) {
@@ -593,26 +670,144 @@ static void bpe_training_close_(BpeTraining_* training) {
     memset(training, 0, sizeof(*training));
 }
 
+// Opens a vocabulary of V ids with the tokens of another, whose first ids they are.
+static void bpe_open_extended_(Bpe* bpe, const Bpe* old, int V) {
+    bpe_open_ids_(bpe, "BPE training", NULL, (size_t)V, (size_t)old->eot);
+    bpe_rules_close(&bpe->rules);
+    bpe_rules_open(&bpe->rules, old->rules.pattern);
+    bpe->finds_pieces = old->finds_pieces;
+    bpe->has_template = old->has_template;
+    bpe->pad = old->pad;
+    bpe->num_ends = old->num_ends;
+    memcpy(bpe->ends, old->ends, sizeof(bpe->ends));
+    for (int id = 0; id < old->vocab_size; id++) {
+        const BpeToken_ token = old->tokens[id];
+        if (bpe_find(old, (const char*)token.text, token.length) == id) {
+            bpe_set_token_(bpe, id, token.text, token.length);
+        }
+        bpe->tokens[id] = token;
+    }
+}
+
+// Sets token `id` to the union of two, whose bytes are allocated. Returns 0 if they are a token
+// already.
+static int bpe_add_union_(Bpe* bpe, int id, int left, int right) {
+    const BpeToken_ a = bpe->tokens[left], b = bpe->tokens[right];
+    unsigned char* text = (unsigned char*)check_alloc(a.length + b.length, 1, "BPE training");
+    memcpy(text, a.text, a.length);
+    memcpy(text + a.length, b.text, b.length);
+    if (!bpe_set_token_(bpe, id, text, a.length + b.length)) {
+        free(text);
+        return 0;
+    }
+    return 1;
+}
+
+// Moves the bytes of all tokens into the vocabulary's own buffer; those of tokens from `first` on
+// were allocated.
+static void bpe_own_texts_(Bpe* bpe, int first) {
+    size_t bytes = 0;
+    for (int id = 0; id < bpe->vocab_size; id++) {
+        bytes += bpe->tokens[id].length;
+    }
+    unsigned char* at = bpe->buffer = (unsigned char*)check_alloc(bytes, 1, "vocabulary");
+    for (int id = 0; id < bpe->vocab_size; at += bpe->tokens[id++].length) {
+        const unsigned char* text = bpe->tokens[id].text;
+        memcpy(at, text, bpe->tokens[id].length);
+        bpe->tokens[id].text = at;
+        if (id >= first) {
+            free((void*)text);
+        }
+    }
+}
+
+// Completes the vocabulary: the merges of the other, then its own.
+static void bpe_finish_extended_(Bpe* bpe, const Bpe* old, const int (*merges)[2], int n) {
+    char error[ERROR_BYTES];
+    bpe_own_texts_(bpe, old->vocab_size);
+    for (size_t i = 0; i < old->words.count; i++) {
+        BpeWord word = old->words.words[i];
+        word.text = bpe->tokens[word.id].text;
+        bpe_words_add(&bpe->words, word);
+    }
+    bpe_words_finish(&bpe->words);
+    if (!old->pairs.made) {
+        CHECK(bpe_finish_(bpe, "BPE training", error), "%s", error);
+        return;
+    }
+    BpeListed_* list = (BpeListed_*)check_alloc((size_t)(old->num_ranks + n), sizeof(BpeListed_), "merges");
+    for (size_t i = 0; i < (size_t)1 << old->pairs.bits; i++) {
+        const BpeMerge_ merge = bpe_merge_of_(old->pairs.entries[i]);
+        const BpeListed_ listed = {merge.left, merge.right,
+                                   merge.id < old->num_ranks ? old->pairs.made[merge.id] : 0};
+        if (old->pairs.entries[i] != 0) {
+            list[merge.id] = listed;
+        }
+    }
+    for (int i = 0; i < n; i++) {
+        const BpeListed_ listed = {merges[i][0], merges[i][1], old->vocab_size + i};
+        list[old->num_ranks + i] = listed;
+    }
+    CHECK(bpe_finish_ranks_(bpe, "BPE training", list, old->num_ranks + n, error), "%s", error);
+    free(list);
+}
+
+// Merges the best pairs into `wanted` tokens from `first` on. With `texts`, skips those whose bytes
+// are a token already, which it adds to. Returns the number of merges.
+static int bpe_train_merges_(BpeTraining_* training, int first, int wanted, Bpe* texts,
+                             BpeTrainProgress progress, void* context) {
+    BpeNeighbors_* entry;
+    int n = 0;
+    while (n < wanted && (entry = bpe_take_best_(training)) != NULL) {
+        int* merge = training->merges[n];
+        merge[0] = (int)(entry->pair >> 21);
+        merge[1] = (int)(entry->pair & BPE_NONE_);
+        if (texts && !bpe_add_union_(texts, first + n, merge[0], merge[1])) {
+            continue;
+        }
+        bpe_merge_pair_(training, entry, first + n);
+        n++;
+        if (progress) {
+            progress(context, n, wanted);
+        }
+    }
+    return n;
+}
+
 void bpe_trainer_run(BpeTrainer* trainer, int vocab_size, BpeTrainProgress progress, void* context,
                      Bpe* bpe) {
     CHECK(257 <= vocab_size && vocab_size <= BPE_MAX_VOCAB, "a vocabulary of %d ids, wanted 257 to %d",
           vocab_size, BPE_MAX_VOCAB);
     const int wanted = vocab_size - 257;
     BpeTraining_ training;
+    Bpe bytes;
     bpe_gather_counts_(trainer);
-    bpe_training_open_(&training, &trainer->counts[0], vocab_size);
-    int n = 0;
-    while (n < wanted && bpe_merge_best_(&training, 256 + n, training.merges[n])) {
-        n++;
-        if (progress) {
-            progress(context, n, wanted);
-        }
-    }
+    bpe_open_merges(&bytes, NULL, 0, "bytes");
+    bpe_training_open_(&training, &trainer->counts[0], &bytes, vocab_size);
+    bpe_close(&bytes);
+    const int n = bpe_train_merges_(&training, 256, wanted, NULL, progress, context);
     CHECK(n == wanted,
           "a vocabulary of %d ids needs %d merges: the text allows only %d, so at most %d ids; "
           "wanted --train-bpe %d (./tokenize), --tokenizer bpe:%d (train_gpt2), or more text",
           vocab_size, wanted, n, 257 + n, 257 + n, 257 + n);
     bpe_open_merges(bpe, (const int(*)[2])training.merges, wanted, "BPE training");
+    bpe_training_close_(&training);
+}
+
+void bpe_trainer_extend(BpeTrainer* trainer, const Bpe* old, int vocab_size, BpeTrainProgress progress,
+                        void* context, Bpe* bpe) {
+    const int first = old->vocab_size, wanted = vocab_size - first;
+    CHECK(first < vocab_size && vocab_size <= BPE_MAX_VOCAB, "a vocabulary of %d ids, wanted %d to %d",
+          vocab_size, first + 1, BPE_MAX_VOCAB);
+    BpeTraining_ training;
+    bpe_gather_counts_(trainer);
+    bpe_training_open_(&training, &trainer->counts[0], old, vocab_size);
+    bpe_open_extended_(bpe, old, vocab_size);
+    const int n = bpe_train_merges_(&training, first, wanted, bpe, progress, context);
+    CHECK(n == wanted,
+          "a vocabulary of %d ids needs %d merges more: the text allows only %d, so at most %d ids",
+          vocab_size, wanted, n, first + n);
+    bpe_finish_extended_(bpe, old, (const int(*)[2])training.merges, wanted);
     bpe_training_close_(&training);
 }
 

@@ -25,8 +25,10 @@ typedef struct {
 typedef struct {
     BpeWord* words; // (count) by their first byte, longer ones first
     size_t count;
-    int begin[257];           // words with each first byte
-    unsigned char kinds[256]; // kinds of words with this first byte
+    int begin[257];                 // words with each first byte
+    unsigned char kinds[256];       // kinds of words with this first byte
+    unsigned char seconds[256][32]; // bits: second bytes of words with this first byte
+    int all_kinds;
 } BpeWords;
 
 static inline int bpe_words_compare_(const void* a, const void* b) {
@@ -47,7 +49,15 @@ static inline void bpe_words_finish(BpeWords* words) {
     }
     for (size_t i = 0; i < words->count; i++) {
         words->begin[words->words[i].text[0] + 1]++;
-        words->kinds[words->words[i].text[0]] |= (unsigned char)words->words[i].kind;
+        const BpeWord word = words->words[i];
+        unsigned char* seconds = words->seconds[word.text[0]];
+        words->kinds[word.text[0]] |= (unsigned char)word.kind;
+        words->all_kinds |= (int)word.kind;
+        if (word.length == 1) {
+            memset(seconds, 0xFF, sizeof(words->seconds[0]));
+        } else {
+            seconds[word.text[1] / 8] |= (unsigned char)(1 << word.text[1] % 8);
+        }
     }
     for (int byte = 0; byte < 256; byte++) {
         words->begin[byte + 1] += words->begin[byte];
@@ -75,8 +85,14 @@ static inline const BpeWord* bpe_word_at_(const BpeWords* words, BpeWordKind kin
 // at the end.
 static inline const BpeWord* bpe_words_next(const BpeWords* words, BpeWordKind kind,
                                             const unsigned char* text, size_t bytes, size_t* at) {
+    if (!(words->all_kinds & kind)) {
+        *at = bytes;
+        return NULL;
+    }
     for (; *at < bytes; ++*at) {
-        if (words->kinds[text[*at]] & kind) {
+        const unsigned char first = text[*at], second = *at + 1 < bytes ? text[*at + 1] : 0;
+        if (__builtin_expect(words->kinds[first] & kind, 0) &&
+            (*at + 1 == bytes || words->seconds[first][second / 8] >> second % 8 & 1)) {
             const BpeWord* word = bpe_word_at_(words, kind, text + *at, bytes - *at);
             if (word) {
                 return word;

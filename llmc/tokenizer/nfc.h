@@ -281,15 +281,20 @@ enum {
     NFC_LOOKED_AT_ = 32, // bytes looked at together
 };
 
+// Returns the highest of the next bytes.
+static unsigned char nfc_highest_(const unsigned char text[NFC_LOOKED_AT_]) {
+    unsigned char highest = 0;
+    for (int i = 0; i < NFC_LOOKED_AT_; i++) {
+        highest = text[i] > highest ? text[i] : highest;
+    }
+    return highest;
+}
+
 // Returns the next character from text[at] on that may change, or the end of the text.
 static size_t nfc_next_(const Nfc* nfc, const unsigned char* text, size_t bytes, size_t at) {
     while (at < bytes) {
         const size_t end = bytes - at < NFC_LOOKED_AT_ ? bytes : at + NFC_LOOKED_AT_;
-        unsigned char highest = 0;
-        for (size_t i = at; i < end; i++) {
-            highest = text[i] > highest ? text[i] : highest;
-        }
-        if (highest < NFC_LEAD_) {
+        if (end - at == NFC_LOOKED_AT_ && nfc_highest_(text + at) < NFC_LEAD_) {
             at = end;
         }
         while (at < end) {

@@ -6,6 +6,7 @@
 #include "llmc/base/file.h"
 #include "llmc/tokenizer/bpe_encode.h"
 #include "llmc/tokenizer/bpe_files.h"
+#include "llmc/tokenizer/bpe_train.h"
 #include "dev/test/lib/test.h"
 
 #define FIXTURES "dev/ref/fixtures/tokenizers"
@@ -210,6 +211,82 @@ static void test_written(Families* all) {
     }
 }
 
+enum { ADDED = 40 };
+
+// Counts the neighbors in a text as `bpe` encodes it, and returns how often the most frequent pair
+// that makes no token already stands there. Pieces are told by their blanks.
+static int best_count(const Bpe* bpe, const int* ids, size_t count) {
+    int best = 0;
+    for (size_t i = 0; i + 1 < count; i++) {
+        int here = 0, left_bytes, right_bytes;
+        char both[1024];
+        const char *left = bpe_token(bpe, ids[i], &left_bytes),
+                   *right = bpe_token(bpe, ids[i + 1], &right_bytes);
+        memcpy(both, left, (size_t)left_bytes);
+        memcpy(both + left_bytes, right, (size_t)right_bytes);
+        for (size_t k = i; k + 1 < count; k++) {
+            here += ids[k] == ids[i] && ids[k + 1] == ids[i + 1];
+        }
+        const int is_inside = right[0] != ' ' && bpe_find(bpe, both, (size_t)(left_bytes + right_bytes)) < 0;
+        best = is_inside && here > best ? here : best;
+    }
+    return best;
+}
+
+// A larger vocabulary has the tokens of the old one under their ids. Text encodes to the old
+// tokens, some of them joined; the first new token is the most frequent pair.
+static void test_extended(Family* family) {
+    static const char word[] = " zygomorph"; // blank and letters are one piece in all patterns
+    enum { WORDS = 300, ROOM = WORDS * (sizeof(word) - 1) };
+    const int V = family->bpe.vocab_size;
+    char text[ROOM];
+    int old_ids[ROOM], ids[ROOM], length, old_length;
+    for (size_t i = 0; i < ROOM; i++) { // words of different endings
+        text[i] = i % 10 > 5 ? (char)('a' + i * 2654435761u % 4294967291u / 1000 % 6) : word[i % 10];
+    }
+    Bpe bpe, again;
+    BpeTrainer trainer;
+    BpeEncoder encoder;
+    bpe_trainer_open(&trainer, 1);
+    bpe_trainer_split_as(&trainer, &family->bpe);
+    bpe_trainer_add(&trainer, 0, text, ROOM);
+    bpe_trainer_extend(&trainer, &family->bpe, V + ADDED, NULL, NULL, &bpe);
+    bpe_trainer_close(&trainer);
+    for (int id = 0; id < V; id++) {
+        const char *token = bpe_token(&bpe, id, &length), *old = bpe_token(&family->bpe, id, &old_length);
+        EXPECT(length == old_length && memcmp(token, old, (size_t)length) == 0, "%s, token %d", family->name,
+               id);
+    }
+    bpe_encoder_open(&encoder, &bpe);
+    const size_t old_count = encode(family, text, ROOM, old_ids);
+    const size_t count = bpe_encode(&encoder, text, ROOM, ids);
+    int first = 0;
+    for (size_t i = 0, at = 0; i < count; i++) { // each token is one of the old ones, or several
+        bpe_token(&bpe, ids[i], &length);
+        for (int left = length; left > 0 && at < old_count; left -= old_length, at++) {
+            bpe_token(&family->bpe, old_ids[at], &old_length);
+            EXPECT(old_length <= left, "%s, token %zu", family->name, i);
+        }
+    }
+    const char* token = bpe_token(&bpe, V, &length);
+    for (size_t i = 0; i + 1 < old_count; i++) { // where its two tokens stand side by side
+        int left, right;
+        const char* a = bpe_token(&family->bpe, old_ids[i], &left);
+        const char* b = bpe_token(&family->bpe, old_ids[i + 1], &right);
+        first += left + right == length && memcmp(token, a, (size_t)left) == 0 &&
+                 memcmp(token + left, b, (size_t)right) == 0;
+    }
+    EXPECT(first == best_count(&family->bpe, old_ids, old_count), "%s: the first pair stands %d times",
+           family->name, first);
+    EXPECT(count < old_count - WORDS, "%s: %zu ids, before %zu", family->name, count, old_count);
+    bpe_write(&bpe, test_path("tokenizer.json"));
+    bpe_open(&again, test_path("tokenizer.json"));
+    EXPECT(bpe_checksum(&again) == bpe_checksum(&bpe), "%s", family->name);
+    bpe_close(&again);
+    bpe_encoder_close(&encoder);
+    bpe_close(&bpe);
+}
+
 TEST(bpe_families) {
     static Families all;
     families_open(&all);
@@ -217,6 +294,9 @@ TEST(bpe_families) {
     test_merging(&all);
     test_cases(&all);
     test_written(&all);
+    for (uint32_t i = 0; i < all.num_families; i++) {
+        test_extended(&all.families[i]);
+    }
     families_close(&all);
 }
 
