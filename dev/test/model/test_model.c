@@ -95,7 +95,8 @@ TEST(flops) {
     const double wanted = 6 * count_by_formula(cfg, 50304) + 6.0 * 12 * 768 * 1024;
     EXPECT(model_flops_per_token(cfg, 1024) == wanted, "%.0f", model_flops_per_token(cfg, 1024));
     // 4 heads of 16 in 48 channels, 2 of keys, a gate; windows of 4 in the first of 3 layers: its
-    // queries see 4 - 4 * 4 / (2 * 32) = 3.75 keys on average, the others 16. A looked-up wte costs nothing.
+    // queries see 4 - 4 * 4 / (2 * 32) = 3.75 keys on average, the others 16. A looked-up wte costs
+    // nothing.
     const ModelConfig qwen3 = {.max_T = 64,
                                .V = 100,
                                .Vp = 128,

@@ -261,7 +261,7 @@ static const struct {
 };
 enum { ARCH_CASES = sizeof(ARCHS) / sizeof(ARCHS[0]), ARCH_T = 13, ARCH_N = 2 * ARCH_T };
 
-// The same model in whole tiles of 32, for matmuls in bf16.
+// Returns a model of this kind in whole tiles of 32, for matmuls in bf16.
 static ModelConfig arch_in_tiles(ModelConfig cfg) {
     cfg.max_T = 32, cfg.C = 64, cfg.NH = 4, cfg.HS = cfg.arch == ARCH_GPT2 ? 0 : 32;
     cfg.KV = cfg.KV > 0 ? 2 : 0, cfg.F = cfg.arch == ARCH_GPT2 ? 0 : 96;
