@@ -72,7 +72,7 @@ static const ModelConfig ARCHS[] = {
     {17, 51, 128, 3, 4, 48, SHARE_OFF, ARCH_QWEN3, 2, 24, 72, 0, 4, {5}, 1e-6f},
     {17, 51, 128, 2, 4, 48, SHARE_OFF, ARCH_ARCEE, 2, 0, 72, 0, 1, {2}},
     {17, 51, 128, 2, 4, 48, SHARE_OFF, ARCH_NANOCHAT, 2, 0, 72, 1, 0, {0}, 0, 15},
-    {17, 51, 128, 2, 4, 48, SHARE_OFF, ARCH_NANOCHAT},
+    {17, 51, 128, 2, 4, 48, SHARE_OFF, ARCH_NANOCHAT, 0, 0, 44},
 };
 
 // Returns the tolerance for |got - want| / |want| of a tensor: each element goes through some tens
