@@ -27,7 +27,15 @@ __attribute__((unused)) static const OptionSynonym OPTION_TRAINER_SYNONYMS[] = {
     {"n-embd d-model hidden-size embed-dim", "use --channels"},
     {"n-head n-heads num-heads num-attention-heads", "use --heads"},
     {"dropout attn-pdrop resid-pdrop embd-pdrop", "dropout is not supported"},
-    {"bias", "it is not a choice: GPT-2 has biases"},
+    {"n-inner intermediate-size ffn-hidden-size", "use --hidden, the hidden units of the MLP"},
+    {"n-kv-head n-kv-heads num-kv-heads num-key-value-heads", "use --kv-heads"},
+    {"head-dim", "use --head-size"},
+    {"rope-theta", "use --rope-base"},
+    {"sliding-window window-size", "use --window, the tokens that a token attends to"},
+    {"tie-word-embeddings tied-embeddings", "use --own-head off"},
+    {"logits-softcap final-logit-softcapping", "use --softcap"},
+    {"model-type architecture", "use --arch"},
+    {"bias", "it comes with --arch: gpt2 has biases, llama none"},
 
     // batch
     {"batch-size micro-batch-size train-batch-size per-device-train-batch-size device-batch-size", "use --batch, sequences per micro-batch"},

@@ -218,8 +218,8 @@ const OptionRow OPTION_TABLE[] = {
         "", "seed of the initial weights, the order of the data and the samples"},
 
     {"model",      "model",         "e",  STRING_(model),          0,        0, RUN_ | BOTH_ | READS_, "",
-        "SIZE|PATH", "a size (d12, gpt3:c768, llama:135m, qwen3:0.6b, nanochat:d12), or weights to start from: a Hugging Face directory, the --out of a run "
-        "or an llm.c .bin"},
+        "SIZE|PATH", "a size (d12, gpt3:c768, llama:135m, qwen3:0.6b, nanochat:d12; speedrun also sets rates and steps), or weights "
+        "to start from: a Hugging Face directory, the --out of a run or an llm.c .bin"},
     {"model",      "arch",          "",   CHOICE_(arch),           0,        0, AUTO_ | RUN_,     "auto",
         WORDS_CHOICE(ARCHITECTURES), "architecture: which norms, positions, MLP and biases; auto, here and below: from --model, "
         "else gpt2"},
@@ -234,25 +234,25 @@ const OptionRow OPTION_TABLE[] = {
     {"model",      "head-size",     "",   INT_(head_size),         1,    65536, AUTO_ | RUN_,     "auto",
         "channels", "width of a head; auto: channels / heads"},
     {"model",      "hidden",        "",   INT_(hidden),            1,   262144, AUTO_ | RUN_,     "auto",
-        "units", "hidden layer of the MLP; auto: 4 x channels; with a gate 8/3 x channels"},
+        "units", "hidden units of the MLP; auto: 4 x channels; with SwiGLU, which has a second matrix, 8/3 x channels"},
     {"model",      "context",       "",   INT_(context),           1,  1048576, AUTO_ | RUN_,     "auto",
         "tokens", "maximum sequence length of the model"},
     {"model",      "vocab-size",    "",   INT_(vocab_size),        1, 10000000, AUTO_ | RUN_,     "auto",
         "tokens", "size of the vocabulary"},
     {"model",      "own-head",      "",   SWITCH_(own_head),       0,        0, AUTO_ | RUN_,     "auto",
-        "off|on", "give the output layer a matrix of its own instead of the token embedding; auto: on for nanochat"},
+        "off|on", "give the output layer its own matrix instead of the token embedding's; auto: on for nanochat, else off"},
     {"model",      "rope-base",     "",   FLOAT_(rope_base),       0,    MANY_, AUTO_ | RUN_,     "auto",
-        "", "base of the rotary positions' angles; auto: 10000"},
+        "", "base of the angles of rotary positions (rope_theta); auto: 10000"},
     {"model",      "window",        "",   INT_(window),            0,  1048576, AUTO_ | RUN_,     "auto",
-        "tokens", "for mistral, qwen2, qwen3: a token attends to this many, itself the last; 0 or auto: to all"},
+        "tokens", "for mistral, qwen2, qwen3: a token attends to the last this many tokens, itself included; 0 or auto: to all"},
     {"model",      "window-pattern", "",  STRING_(window_pattern), 0,        0, RUN_,             "",
-        "LETTERS", "for qwen2, qwen3: layers with the window, S, and without it, L; SSSL repeats, and the last layer is L; "
-        "without it: all layers have the window"},
+        "LETTERS", "for qwen2, qwen3: the layers with the window, S, and those without, L, as in SSSL, which repeats; the last layer "
+        "is always L; without a pattern: all layers have the window"},
     {"model",      "softcap",       "",   FLOAT_(softcap),         0,    MANY_, AUTO_ | RUN_,     "auto",
-        "", "for nanochat: bend logits x to softcap tanh(x / softcap); 0: not; auto: 15"},
+        "", "for nanochat: a logit x becomes softcap * tanh(x / softcap); 0: it stays x; auto: 15"},
     {"model",      "initial-weights", "", CHOICE_(initial_weights), 0,       0, AUTO_ | RUN_,     "auto",
-        WORDS_CHOICE(INITIAL_WORDS), "random weights of a new model; gpt2: as GPT-2's; zero-out: the matrices that "
-        "write into the residual stream, and an own output layer, start at zero; auto: zero-out for nanochat"},
+        WORDS_CHOICE(INITIAL_WORDS), "how a new model's weights start; gpt2: at random, as GPT-2's; zero-out: but the matrices that write into the "
+        "residual stream, and the output layer's own, at zero; auto: zero-out for nanochat, else gpt2"},
     {"model",      "share-layers",  "",   STRING_(share_layers),   0,        0, RUN_,             "off",
         "off|all|attention|mlp|pairs|loop:K", "layers that share parameters; all: all of them; attention, mlp: all share this part; pairs: "
         "each two neighbors; loop:K: K blocks, repeated"},
