@@ -166,9 +166,10 @@ void options_print_json(FILE* file, const Options* options);
 // ---- the whole ----
 
 // Sets every option to its default, which may come from the recipe of --model, then to its value in
-// the file of --config, then to that on the command line. --help and --version print and end the program. The strings point into argv and the
-// text of the file, which options_close frees. Sets `arguments` (argc) to the arguments that are
-// not options or that follow --, and returns their number. NULL means that none are allowed.
+// the file of --config, then to that on the command line. --help and --version print and end the
+// program. The strings point into argv and the text of the file, which options_close frees. Sets
+// `arguments` (argc) to the arguments that are not options or that follow --, and returns their
+// number. NULL means that none are allowed.
 int options_parse_arguments(Options* options, int argc, char** argv, OptionsProgram program,
                             const char** arguments);
 

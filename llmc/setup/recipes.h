@@ -4,10 +4,10 @@ recipes.h -- settings that come with a named model: its optimizer, rates and len
 A setting of a recipe is the default of its option while --model names that model: the command line
 and the file of --config win.
 
-speedrun is a model of NanoChat's architecture, as large as GPT-2 124M, trained with Muon as in track
-3 of modded-nanogpt (https://github.com/KellerJordan/modded-nanogpt). That run keeps its rates for 30
-% of the updates, then lowers them linearly to 0; here `linear` lowers them from the end of the
-warm-up.
+speedrun is a model of NanoChat's architecture, as large as GPT-2 124M, trained with Muon as in
+track 3 of modded-nanogpt (https://github.com/KellerJordan/modded-nanogpt). That run keeps its rates
+for 30 % of the updates, then lowers them linearly to 0; here `linear` lowers them from the end of
+the warm-up.
 */
 #ifndef LLMC_RECIPES_H
 #define LLMC_RECIPES_H

@@ -305,17 +305,19 @@ static void test_architectures(void) {
 
 // The recipe's options are settled like given ones, and refused where they cannot apply.
 static void test_recipe(void) {
-    const ModelConfig sizes = {.arch = ARCH_NANOCHAT,
-                               .C = 64,
-                               .NH = 2,
-                               .KV = 2,
-                               .HS = 32,
-                               .F = 256,
-                               .has_head = 1,
-                               .rope_base = 1e4f,
-                               .norm_eps = 1e-6f,
-                               .softcap = 15,
-                               .initial = INITIAL_ZERO_OUT};
+    ModelConfig sizes = {.arch = ARCH_NANOCHAT,
+                         .C = 768,
+                         .NH = 6,
+                         .KV = 6,
+                         .HS = 128,
+                         .F = 3072,
+                         .has_head = 1,
+                         .rope_base = 1e4f,
+                         .norm_eps = 1e-6f,
+                         .softcap = 15,
+                         .initial = INITIAL_ZERO_OUT};
+    expect_architecture("--model speedrun", sizes);
+    sizes.C = 64, sizes.NH = sizes.KV = 2, sizes.HS = 32, sizes.F = 256;
     expect_architecture("--model speedrun --layers 2 --channels 64 --heads 2", sizes);
     Run run = run_open("--model speedrun --layers 1 --channels 64 --heads 2 --total-batch 2048 --steps 100");
     const Options* o = &run.settled.options;
