@@ -1,7 +1,11 @@
-"""One training step of GPT-2 124M on the CPU: this program beside PyTorch, same threads, same data; both in fp32, and both
-with matmuls in bf16 (--matmul bf16; PyTorch's autocast).
+"""One training step on the CPU: this program beside PyTorch, same model, same threads, same data; both in fp32, and both with
+matmuls in bf16 (--matmul bf16; PyTorch's autocast).
 
     dev/ref/setup.sh && make train_gpt2 && build/venv/bin/python dev/bench/pytorch_cpu.py
+    build/venv/bin/python dev/bench/pytorch_cpu.py --model llama:135m
+
+The model is GPT-2 124M unless --model names another: a Llama, which PyTorch trains as transformers' LlamaForCausalLM with
+scaled_dot_product_attention.
 
 A step is everything from the batch to the updated parameters: forward, backward, clipping at norm 1, AdamW.
 Every system is a separate process, which trains from random weights on a shard of random tokens. Systems with
@@ -16,6 +20,7 @@ import array
 import datetime
 import itertools
 import json
+import math
 import os
 import platform
 import random
@@ -30,7 +35,18 @@ from ctypes.util import find_library
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-C, L, NH, MAXT, V, VP = 768, 12, 12, 1024, 50257, 50304
+
+# Sizes of the models; the trainer's presets have the same (llmc/model/presets.h). `base` is that of rotary
+# positions, `scaling` what Llama 3 changes in them, `own_head` an output layer that is not the embedding.
+MODELS = {
+    "gpt2:d12": dict(L=12, C=768, NH=12, max_T=1024, V=50257),
+    "llama:135m": dict(L=30, C=576, NH=9, KV=3, F=1536, max_T=8192, V=49152, base=1e5),
+    "llama:360m": dict(L=32, C=960, NH=15, KV=5, F=2560, max_T=8192, V=49152, base=1e5),
+    "llama:1.1b": dict(L=22, C=2048, NH=32, KV=4, F=5632, max_T=2048, V=32000, base=1e4, own_head=True),
+    "llama:1b": dict(L=16, C=2048, NH=32, KV=8, F=8192, max_T=131072, V=128256, base=5e5,
+                     scaling=dict(factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                                  original_max_position_embeddings=8192)),
+}
 LR, BETAS, EPS, WEIGHT_DECAY, CLIP = 6e-4, (0.9, 0.95), 1e-8, 0.1, 1.0
 
 # Systems and, for PyTorch, their mode of torch.compile (None is eager). Those in BF16 have matmuls
@@ -50,11 +66,33 @@ TORCH_ENV = {
 }
 
 
-def flop_per_step(B, T):
-    """Returns the FLOP of a step. Per token, 6 for each weight of a matmul (with the classifier, without the embeddings), and
-    attention counted as causal: half of 12*L*C*T."""
-    matmul_weights = 12 * L * C * C + VP * C
-    return B * T * (6 * matmul_weights + 6 * L * C * T)
+class Sizes:
+    """Sizes of a model, with those that its name leaves out, and the layers that the command line gives."""
+
+    def __init__(self, name, layers=None):
+        m = MODELS[name]
+        self.name, self.arch = name, name.split(":")[0]
+        self.L, self.C, self.NH, self.max_T, self.V = layers or m["L"], m["C"], m["NH"], m["max_T"], m["V"]
+        self.KV, self.F = m.get("KV", self.NH), m.get("F", 4 * self.C)
+        self.base, self.scaling, self.own_head = m.get("base"), m.get("scaling"), m.get("own_head", False)
+        self.Vp = -(-self.V // 128) * 128
+
+    def matmul_weights(self):
+        """Returns the weights of all matmuls: the blocks and the output layer."""
+        keys, gates = self.C // self.NH * self.KV, 1 if self.arch == "gpt2" else 2
+        return self.L * self.C * (2 * self.C + 2 * keys + (gates + 1) * self.F) + self.Vp * self.C
+
+    def flop_per_step(self, B, T):
+        """Returns the FLOP of a step. Per token, 6 for each weight of a matmul (with the classifier, without the embeddings), and
+        attention counted as causal: half of 12*L*C*T."""
+        return B * T * (6 * self.matmul_weights() + 6 * self.L * self.C * T)
+
+    def llama_config(self):
+        """Returns the values of transformers' LlamaConfig. Its vocabulary has the trainer's padding."""
+        rope = {"rope_type": "llama3" if self.scaling else "default", "rope_theta": self.base, **(self.scaling or {})}
+        return dict(vocab_size=self.Vp, hidden_size=self.C, intermediate_size=self.F, num_hidden_layers=self.L,
+                    num_attention_heads=self.NH, num_key_value_heads=self.KV, max_position_embeddings=self.max_T,
+                    rms_norm_eps=1e-5, tie_word_embeddings=not self.own_head, rope_parameters=rope)
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -67,18 +105,23 @@ def peak_mib():
     return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
 
-def torch_worker(system, B, T, steps, threads, shard):
+def torch_worker(name, layers, system, B, T, steps, threads, shard):
     """Trains `steps` steps; prints a line of JSON for each, as in the trainer's log, and one at the end."""
     import numpy as np
     import torch
-    from torch_model import GPT2, adamw
+    from torch_model import GPT2, Llama, adamw
 
+    sys.path.pop(0)  # this directory has a tokenizers.py, which is not the library that transformers imports
+    sizes = Sizes(name, layers)
     is_bf16, mode = system.endswith(BF16), TORCH_MODES[system.removesuffix(BF16)]
     import_mib = peak_mib()
     torch.set_num_threads(threads)
     torch.set_float32_matmul_precision("highest")  # fp32 like ours, no bf16 inside matmuls
     torch.manual_seed(0)
-    model = GPT2(L, NH, C, MAXT, VP)
+    if sizes.arch == "gpt2":
+        model = GPT2(sizes.L, sizes.NH, sizes.C, sizes.max_T, sizes.Vp)
+    else:
+        model = Llama(sizes.llama_config())
     optimizer = adamw(model, LR, BETAS, EPS, WEIGHT_DECAY)
     if mode:
         model = torch.compile(model, mode=mode, dynamic=False)
@@ -96,7 +139,9 @@ def torch_worker(system, B, T, steps, threads, shard):
         loss = loss.item()
         ms = (time.perf_counter() - start) * 1e3
         print(json.dumps({"kind": "train", "loss": loss, "ms": ms}), flush=True)
-    print(json.dumps({"kind": "end", "peak_mib": peak_mib(), "import_mib": import_mib, "version": torch.__version__}))
+    transformers = sys.modules.get("transformers")
+    print(json.dumps({"kind": "end", "peak_mib": peak_mib(), "import_mib": import_mib, "version": torch.__version__,
+                      "transformers": transformers.__version__ if transformers else None}))
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -164,7 +209,7 @@ class Racer:
 
 
 def our_racer(args, system, B, T, steps, shard, out):
-    command = [args.ours.resolve(), "--model", "d12", "--train-data", shard, "--batch", B, "--seq-len", T,
+    command = [args.ours.resolve(), "--model", args.model, "--layers", args.sizes.L, "--vocab-size", args.sizes.V, "--train-data", shard, "--batch", B, "--seq-len", T,
                "--steps", steps, "--eval-every", 0, "--sample-every", 0, "--eval-batches", 1,
                "--threads", args.threads, "--recompute", 2, "--out", out / "run",
                "--matmul", "bf16" if system.endswith(BF16) else "fp32"]
@@ -173,7 +218,7 @@ def our_racer(args, system, B, T, steps, shard, out):
 
 def torch_racer(args, system, B, T, steps, shard, out):
     env = dict(os.environ, **TORCH_ENV, OMP_NUM_THREADS=str(args.threads), LD_PRELOAD=args.preload)
-    worker = json.dumps([system, B, T, steps, args.threads, str(shard)])
+    worker = json.dumps([args.model, args.sizes.L, system, B, T, steps, args.threads, str(shard)])
     return Racer([sys.executable, __file__, "--worker", worker], env, out, out / "stdout")
 
 
@@ -201,11 +246,11 @@ def race(args, systems, B, T, shard):
                 racer.kill()
 
 
-def write_shard(path, ntok):
-    """Writes random tokens: magic 20240520, version 1, their number; 256 int32 of header, then uint16 each."""
+def write_shard(path, ntok, V):
+    """Writes random tokens, which have 16 bits: magic 20240520, version 1, their number; 256 int32 of header, then uint16 each."""
     with open(path, "wb") as file:
         array.array("i", [20240520, 1, ntok] + [0] * 253).tofile(file)
-        array.array("H", random.Random(0).choices(range(V), k=ntok)).tofile(file)
+        array.array("H", random.Random(0).choices(range(min(V, 1 << 16)), k=ntok)).tofile(file)
 
 
 def others_cpu_s():
@@ -220,13 +265,14 @@ def measure(args):
     with tempfile.TemporaryDirectory() as tmp:
         shard = Path(tmp) / "random.bin"
         longest = max(B * T for B, T in args.shapes)
-        write_shard(shard, max(1 << 20, (args.warmup + args.steps) * longest + 1))
+        write_shard(shard, max(1 << 20, (args.warmup + args.steps) * longest + 1), args.sizes.V)
         for (B, T), turn, matmuls in itertools.product(args.shapes, range(args.rounds), ("", BF16)):
             systems = [system for system in args.systems if system.endswith(BF16) == bool(matmuls)]
             for system, result in race(args, systems, B, T, shard).items():
                 first_loss = result["losses"][0]
-                if not 10 < first_loss < 12:
-                    sys.exit(f"error: {system}: first loss {first_loss}, wanted about ln 50257 = 10.8")
+                if not abs(first_loss - math.log(args.sizes.V)) < 1:
+                    sys.exit(f"error: {system}: first loss {first_loss}, wanted about ln {args.sizes.V} = "
+                             f"{math.log(args.sizes.V):.1f}")
                 results[B, T][system].append(result)
                 median = statistics.median(result["ms"][args.warmup :])
                 print(f"B={B} T={T} round {turn + 1}: {system} {median:.0f} ms", file=sys.stderr)
@@ -263,7 +309,7 @@ def summarize(args, B, T, rounds):
     median = statistics.median(ms)
     last = len(ms) - 1
     return {"median_ms": median, "p10_ms": ms[round(0.1 * last)], "p90_ms": ms[round(0.9 * last)],
-            "tok_per_s": B * T / median * 1e3, "gflop_per_s": flop_per_step(B, T) / median / 1e6,
+            "tok_per_s": B * T / median * 1e3, "gflop_per_s": args.sizes.flop_per_step(B, T) / median / 1e6,
             "peak_mib": max(result["peak_mib"] for result in rounds)}
 
 
@@ -306,12 +352,16 @@ def report(args, results, others):
     versions = {"ours": first_line("git", "describe", "--always", "--dirty") or "no commit",
                 "cc": first_line("gcc", "--version"), "python": platform.python_version(),
                 "torch": torch_rounds[0]["version"] if torch_rounds else "not measured"}
+    transformers = f", transformers {torch_rounds[0]['transformers']}" if torch_rounds and args.sizes.arch != "gpt2" else ""
     command = shlex.join(["build/venv/bin/python", "dev/bench/pytorch_cpu.py", *sys.argv[1:]])
+    title = "GPT-2 124M" if args.model == "gpt2:d12" else args.model
+    if args.sizes.L != MODELS[args.model]["L"]:
+        title += f" with {args.sizes.L} layers"
     date = datetime.date.today().isoformat()
-    flop = ", ".join(f"{flop_per_step(B, T) / 1e9:.1f} G at B={B} T={T}" for B, T in results)
+    flop = ", ".join(f"{args.sizes.flop_per_step(B, T) / 1e9:.1f} G at B={B} T={T}" for B, T in results)
     import_mib = max((r["import_mib"] for r in torch_rounds), default=0)
     text = f"""\
-# One training step of GPT-2 124M on {host['cores']} {host['isa']} cores
+# One training step of {title} on {host['cores']} {host['isa']} cores
 
 {table(args, results)}
 
@@ -319,20 +369,21 @@ def report(args, results, others):
 
 {date}, {host['cpu']}, {host['cores']} cores, {host['ram_gib']} GiB, {host['system']}.
 {args.threads} threads; this program at {versions['ours']}, {versions['cc']};
-PyTorch {versions['torch']}, Python {versions['python']}, {args.preload or 'glibc malloc'}.
+PyTorch {versions['torch']}{transformers}, Python {versions['python']}, {args.preload or 'glibc malloc'}.
 {args.rounds} rounds with new processes, a step in turns; {args.steps} steps counted after {args.warmup} that are not.
 Other processes used {others:.0%} of the machine meanwhile{'' if others < 0.05 else ': NOT A QUIET MACHINE'}.
-FLOP per step: tokens * (6 * (12*L*C*C + Vp*C) + 6*L*C*T), {flop}.
+FLOP per step: tokens * (6 * {args.sizes.matmul_weights() / 1e6:.2f}M weights of matmuls + 6*L*C*T), {flop}.
 FMA peak: {f'{args.peak:.0f} GFLOP/s' if args.peak else 'not given'}. Peak RSS is the largest of all rounds;
 PyTorch's was {import_mib:.0f} MiB after `import torch` (the build on PyPI loads the CUDA libraries too).
 
     {command}
 """
-    samples = [{"B": B, "T": T, "system": name, **summarize(args, B, T, rounds), "rounds": rounds}
+    samples = [{"model": args.model, "B": B, "T": T, "system": name, **summarize(args, B, T, rounds), "rounds": rounds}
                for (B, T), systems in results.items() for name, rounds in systems.items()]
     data = {"date": date, "command": command, "machine": host, "versions": versions,
             "others": others, "torch_env": TORCH_ENV | {"LD_PRELOAD": args.preload}, "results": samples}
-    stem = args.results / f"{host['cores']}-core-{host['isa']}-cpu-{date}"
+    model = "" if args.model == "gpt2:d12" else args.model.replace(":", "-") + "-"
+    stem = args.results / f"{model}{host['cores']}-core-{host['isa']}-cpu-{date}"
     args.results.mkdir(parents=True, exist_ok=True)
     stem.with_suffix(".md").write_text(text)
     stem.with_suffix(".json").write_text(json.dumps(data, indent=1) + "\n")
@@ -348,6 +399,8 @@ def parse_shape(text):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--ours", type=Path, default=ROOT / "train_gpt2", help="the trainer")
+    parser.add_argument("--model", choices=MODELS, default="gpt2:d12")
+    parser.add_argument("--layers", type=int, help="fewer layers than the model has, to try the script")
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=SYSTEMS)
     parser.add_argument("--shapes", nargs="+", type=parse_shape, default=[(4, 64), (1, 1024)], metavar="BxT")
     parser.add_argument("--rounds", type=int, default=3)
@@ -359,6 +412,7 @@ def main():
     parser.add_argument("--results", type=Path, default=ROOT / "dev/bench/results")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    args.sizes = Sizes(args.model, args.layers)
     if args.worker:
         torch_worker(*json.loads(args.worker))
     elif any(name.startswith("ours") for name in args.systems) and not args.ours.is_file():

@@ -1,4 +1,5 @@
-"""GPT-2 in PyTorch as its users would write it to be fast: the peer of the benchmarks."""
+"""Models in PyTorch as their users have them: the peers of the benchmarks. GPT-2 as one would write it to be fast; others by
+transformers."""
 
 import torch
 import torch.nn.functional as F
@@ -67,6 +68,21 @@ class GPT2(nn.Module):
                     state[f"blocks.{layer}.{name}"] = tensor
             state |= {"lnf.weight": read(C), "lnf.bias": read(C)}
         self.load_state_dict(state)
+
+
+class Llama(nn.Module):
+    """transformers' LlamaForCausalLM with the attention that PyTorch chooses; `config` holds the values of LlamaConfig."""
+
+    def __init__(self, config):
+        super().__init__()
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        self.model = LlamaForCausalLM(LlamaConfig(**config, attn_implementation="sdpa", use_cache=False))
+
+    def forward(self, x, y):
+        """Returns the mean loss of the tokens x (B, T) against their successors y (B, T)."""
+        logits = self.model(input_ids=x).logits
+        return F.cross_entropy(logits.view(-1, logits.shape[-1]), y.reshape(-1))
 
 
 def adamw(model, lr, betas, eps, weight_decay):
