@@ -11,8 +11,7 @@ pass.cuh -- pass.h on the GPU: the starts of windows.
 // grid   ceil(N / 256)      block   256      shared   none
 // moves  4N bytes out, and 4N in if there are starts. Bound by the launch.
 // order  fixed: elementwise.
-__global__ inline void pass_window_starts_kernel(int* starts, const int* of_documents, int N, int T,
-                                                 int window) {
+__global__ void pass_window_starts_kernel(int* starts, const int* of_documents, int N, int T, int window) {
     const int n = (int)(blockIdx.x * blockDim.x + threadIdx.x);
     if (n < N) {
         starts[n] = pass_window_start(n % T, of_documents ? of_documents[n] : 0, window);

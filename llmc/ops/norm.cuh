@@ -362,7 +362,7 @@ template <int VALUES, int WARPS> __device__ inline void norm_block_sums_(float* 
 }
 
 // Returns the number of sums over a row that its gradient needs: of g norm, and of g but for RMS.
-constexpr int norm_sums_(NormKind kind) { return kind == NORM_LAYER ? 2 : 1; }
+__host__ __device__ constexpr int norm_sums_(NormKind kind) { return kind == NORM_LAYER ? 2 : 1; }
 
 // Adds WIDTH elements of a row to its sums, and to those of the columns. x becomes norm, d becomes
 // g.

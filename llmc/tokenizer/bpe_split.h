@@ -254,7 +254,8 @@ ALWAYS_INLINE uint64_t bpe_cuts_gpt2_(BpeSplitter* splitter, int digits_first) {
 // Returns the length of the contraction at the start of text[0 .. left), in upper or lower case; 0
 // if none. U+017F is another lower case of S.
 static inline int bpe_contraction_any_case_(const unsigned char* text, size_t left) {
-    const unsigned char small[3] = {'\'', left > 1 ? text[1] | 0x20 : 0, left > 2 ? text[2] | 0x20 : 0};
+    const unsigned char small[3] = {'\'', (unsigned char)(left > 1 ? text[1] | 0x20 : 0),
+                                    (unsigned char)(left > 2 ? text[2] | 0x20 : 0)};
     return left > 2 && text[1] == 0xC5 && text[2] == 0xBF ? 3 : bpe_contraction_(small, left);
 }
 
