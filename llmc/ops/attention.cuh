@@ -78,11 +78,11 @@ typedef struct {
 // Set if a multiprocessor has 100 KiB of shared memory: RTX 3090, 4090 and 5090, A40, L40S.
 enum { ATTENTION_IS_SMALL_ = GPU_SM == 86 || GPU_SM == 89 || GPU_SM >= 120 };
 
-// Tile sizes of each kernel for heads of up to W, chosen with ptxas -v (CUDA 13). Nothing spills on
-// sm_80 and sm_90a, except key grads at W = 96 in 16 bits: 20 and 16 bytes. Two blocks fit on a
-// multiprocessor of an A100 (65,536 registers, 164 KiB; one block for fp32 at W = 128), and one
-// block fits into 99 KiB. On a multiprocessor with no more than that, tiles of 16 bits are smaller,
-// so two blocks fit there, too, except in the backward pass at W = 128: a single block has one warp
+// Tile sizes of each kernel for heads of up to W, chosen with ptxas -v (CUDA 13). On sm_90a only
+// key grads in 16 bits spill: 12 to 24 bytes at W = 64, 80, 96 and, with documents, 128. Two blocks
+// fit on a multiprocessor of an A100 (65,536 registers, 164 KiB; one for fp32 at W = 128), and one
+// fits into 99 KiB. On a multiprocessor with no more than that, tiles of 16 bits are smaller, so
+// two blocks fit there, too, except in the backward pass at W = 128: a single block has one warp
 // per scheduler. On an H200, at W = 64 in 16 bits, all other sizes that were tried are slower
 // (dev/LOG.md, 2026-11-26); other widths have not been timed.
 //     M 16-row tiles of a warp COLS rows of a tile of the stream

@@ -179,6 +179,40 @@ check "a copy that cannot be pinned is pageable" [ "$? $(grep -c '^note: cannot 
 check "with pinned memory" "$gpu" "${small[@]}" --channels 128 --out pinned
 check "the checkpoint is the same" same_model pageable pinned
 
+# ---- every architecture: the CPU trainer's losses, and the same bits however memory is saved
+
+# near A B: the losses of both runs, line by line, are within 1e-4 of each other
+near() {
+    paste -d ' ' <(losses "$1") <(losses "$2") |
+        awk '{ d = $3 / $6 - 1; n++; if (d > 1e-4 || d < -1e-4) bad = 1 } END { exit bad || n < 4 }'
+}
+# saves_memory RUN OPTION...: has the losses and weights of RUN
+saves_memory() {
+    local of=$1
+    rm -rf other
+    check "$arch: ${*:2}" "$gpu" "${model[@]}" "${@:2}" --out other
+    check "$arch: the losses with ${*:2}" diff <(losses "$of") <(losses other)
+    check "$arch: the weights with ${*:2}" cmp "$of/step_00000004/model.safetensors" other/step_00000004/model.safetensors
+}
+architecture() {
+    arch=$1 model=(--arch "$1" "${@:2}" --layers 3 --channels 64 --seq-len 32 --batch 2 --total-batch 128 --steps 4 --eval-every 0
+        --samples 0 --schedule constant --warmup 0 --autotune off)
+    rm -rf cpu gpu split
+    check "$arch: the CPU trainer runs" "$cpu" "${model[@]:0:${#model[@]}-2}" --out cpu
+    check "$arch: the GPU trainer runs" "$gpu" "${model[@]}" --tf32 off --out gpu
+    check "$arch: the same loss curve" near gpu cpu
+    saves_memory gpu --tf32 off --graph off --recompute 3
+    check "$arch: --zero 2" "$gpu" "${model[@]}" --tf32 off --zero 2 --out split
+    saves_memory split --tf32 off --zero 3 --offload-params on --offload-optimizer host
+    check "$arch: generates" "$gpu" --model gpu --prompt 'One day' --tokens 8 --quantize q8_0
+}
+architecture llama --heads 4 --kv-heads 2 --hidden 160 --optimizer muon
+architecture mistral --heads 4 --kv-heads 2 --window 8 --hidden 160
+architecture qwen2 --heads 6 --kv-heads 2 --head-size 16 --hidden 96
+architecture qwen3 --heads 4 --kv-heads 1 --head-size 32 --hidden 160 --window 8 --window-pattern SL --own-head on
+architecture arcee --heads 4 --kv-heads 4 --hidden 160
+architecture nanochat --heads 2
+
 # ---- the precision is one that is known
 
 precision() { make -s -n -C "$top" train_gpt2cu PRECISION="$1" 2>&1; }
