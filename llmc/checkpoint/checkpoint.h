@@ -59,7 +59,7 @@ typedef struct {
     ModelFiles model;
     CheckpointMemory memory;
     Comm* comm;
-    int eot;                    // end-of-text token
+    DocumentTokens document;    // tokens around documents
     const Tokenizer* tokenizer; // NULL: unknown
     // fields of config.json to keep (hf_config_kept); NULL: a new model
     const char* config;
@@ -335,7 +335,7 @@ static int checkpoint_is_finite_(const Checkpoints* c, const char* path, char* e
 
 // Writes the small files except state.json; only rank 0 does.
 static void checkpoint_write_small_files_(Checkpoints* c, const char* directory) {
-    hf_config_write(directory, c->run.model.cfg, c->run.model.dtype, c->run.eot, c->run.config);
+    hf_config_write(directory, c->run.model.cfg, c->run.model.dtype, c->run.document, c->run.config);
     if (c->model.count > 1) {
         hf_model_write_index(directory, c->model.files, c->model.count, c->run.model.cfg, c->run.model.dtype);
     }

@@ -239,7 +239,7 @@ static void gguf_put_tokenizer_(GgufWriter* w, const Bpe* bpe, GgufStart start, 
     }
     gguf_pair_tokenizer_(w, GGUF_MERGES_, bpe, V);
     gguf_pair_u32_(w, "tokenizer.ggml.bos_token_id", bpe->eot);
-    gguf_pair_u32_(w, "tokenizer.ggml.eos_token_id", bpe->num_ends ? bpe->ends[0] : bpe->eot);
+    gguf_pair_u32_(w, "tokenizer.ggml.eos_token_id", bpe_document_tokens(bpe).ends[0]);
     gguf_pair_u32_(w, "tokenizer.ggml.unknown_token_id", bpe->eot);
     gguf_pair_bool_(w, "tokenizer.ggml.add_bos_token", start == GGUF_START_TOKEN);
     gguf_pair_bool_(w, "tokenizer.ggml.add_eos_token", 0);

@@ -12,6 +12,7 @@ note on stderr.
 
 #include "llmc/formats/safetensors.h"
 #include "llmc/model/model.h"
+#include "llmc/tokenizer/bpe.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -32,9 +33,8 @@ double hf_config_dropout(const char* directory);
 char* hf_config_kept(const char* directory);
 
 // Writes config.json and generation_config.json. `dtype` is the dtype of the weights, written under
-// its names of transformers 4 and 5; eot the token that starts and ends documents; kept as above,
-// NULL for a new model.
-void hf_config_write(const char* directory, ModelConfig cfg, SafeTensorsDtype dtype, int eot,
+// its names of transformers 4 and 5; kept as above, NULL for a new model.
+void hf_config_write(const char* directory, ModelConfig cfg, SafeTensorsDtype dtype, DocumentTokens tokens,
                      const char* kept);
 
 #ifdef __cplusplus
@@ -771,7 +771,18 @@ static void hf_write_common_(FILE* file, ModelConfig cfg) {
     hf_write_windows_(file, cfg);
 }
 
-void hf_config_write(const char* directory, ModelConfig cfg, SafeTensorsDtype dtype, int eot,
+// Writes the tokens around documents: the ends as a list if they are several.
+static void hf_write_tokens_(FILE* file, DocumentTokens tokens) {
+    const int is_list = tokens.num_ends > 1;
+    fprintf(file, "  \"bos_token_id\": %d,\n  \"eos_token_id\": %s%d", tokens.start, is_list ? "[" : "",
+            tokens.ends[0]);
+    for (int i = 1; i < tokens.num_ends; i++) {
+        fprintf(file, ", %d", tokens.ends[i]);
+    }
+    fputs(is_list ? "]" : "", file);
+}
+
+void hf_config_write(const char* directory, ModelConfig cfg, SafeTensorsDtype dtype, DocumentTokens tokens,
                      const char* kept) {
     char path[PATH_MAX];
     FileWriter writer;
@@ -785,14 +796,16 @@ void hf_config_write(const char* directory, ModelConfig cfg, SafeTensorsDtype dt
             "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\",\n  \"vocab_size\": %d,\n",
             family->class_name, family->type, cfg.V);
     (cfg.arch == ARCH_GPT2 ? hf_write_gpt2_ : hf_write_common_)(writer.file, cfg);
+    hf_write_tokens_(writer.file, tokens);
     fprintf(writer.file,
-            "  \"bos_token_id\": %d,\n  \"eos_token_id\": %d,\n%s"
-            "  \"tie_word_embeddings\": %s,\n  \"dtype\": \"%s\",\n  \"torch_dtype\": \"%s\"\n}\n",
-            eot, eot, kept ? kept : "", cfg.has_head ? "false" : "true", type, type);
+            ",\n%s  \"tie_word_embeddings\": %s,\n  \"dtype\": \"%s\",\n  \"torch_dtype\": \"%s\"\n}\n",
+            kept ? kept : "", cfg.has_head ? "false" : "true", type, type);
     file_commit(&writer);
     file_join(path, directory, "generation_config.json");
     file_open(&writer, path);
-    fprintf(writer.file, "{\n  \"bos_token_id\": %d,\n  \"eos_token_id\": %d\n}\n", eot, eot);
+    fputs("{\n", writer.file);
+    hf_write_tokens_(writer.file, tokens);
+    fputs("\n}\n", writer.file);
     file_commit(&writer);
 }
 

@@ -124,7 +124,7 @@ static void start_open_session_(Run* run) {
     saved.model = run->files;
     saved.memory = run->plan.copy;
     saved.comm = &run->comm;
-    saved.eot = run->generator.eot;
+    saved.document = run_data_document_tokens(&run->data, run->settled.cfg.V);
     saved.tokenizer = run_data_saved_tokenizer(&run->data);
     saved.config = run->kept_config;
     saved.train_tokens = run->data.train.tokens;

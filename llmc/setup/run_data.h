@@ -93,6 +93,9 @@ int run_data_prompt(int* ids, int max, const RunData* data, const Options* optio
 // Returns 0 with the reason in `error` if it cannot be encoded or is too long.
 int run_data_try_prompt(int* ids, int* count, int max, const RunData* data, const Options* options, int V,
                         const char* text, size_t bytes, char* error);
+// Returns the tokens around documents, for the model's files.
+DocumentTokens run_data_document_tokens(const RunData* data, int V);
+
 
 // Returns the bytes of text that the targets stand for. End-of-text and -1 have none. Returns 0
 // without a tokenizer.
@@ -354,6 +357,10 @@ int run_data_prompt(int* ids, int max, const RunData* data, const Options* optio
     char error[ERROR_BYTES];
     const char* text = options->prompt;
     int count = 1;
+DocumentTokens run_data_document_tokens(const RunData* data, int V) {
+    return data->has_tokenizer ? tokenizer_document_tokens(&data->tokenizer) : document_tokens_of(V - 1);
+}
+
     ids[0] = run_data_eot(data, V);
     if (text[0] && !data->has_tokenizer) {
         die_usage("--prompt needs --tokenizer: this data is only token ids");

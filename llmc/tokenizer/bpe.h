@@ -61,6 +61,13 @@ typedef struct {
     const int* made; // (num_ranks) token that the merge of a rank makes; NULL: ranks are ids
 } BpePairs_;
 
+// Tokens around documents, as a model's files name them.
+typedef struct {
+    int start;                  // stands before each document
+    int ends[BPE_MAX_ENDS + 1]; // end a text; the usual one first
+    int num_ends;
+} DocumentTokens;
+
 // File that a vocabulary was read from.
 typedef struct {
     const char* name; // without a directory
@@ -817,6 +824,26 @@ static inline int bpe_is_end(const Bpe* bpe, int id) {
         is_end |= id == bpe->ends[i];
     }
     return is_end;
+}
+
+// Returns the tokens around documents if one token does both.
+static inline DocumentTokens document_tokens_of(int eot) {
+    const DocumentTokens tokens = {eot, {eot}, 1};
+    return tokens;
+}
+
+// Returns the tokens around documents. End-of-text is among the ends unless it only starts texts:
+// the tokenizer puts it before each, and others end them.
+static inline DocumentTokens bpe_document_tokens(const Bpe* bpe) {
+    DocumentTokens tokens = document_tokens_of(bpe->eot);
+    if (bpe->num_ends > 0) {
+        memcpy(tokens.ends, bpe->ends, sizeof(bpe->ends));
+        tokens.num_ends = bpe->num_ends;
+    }
+    if (bpe->num_ends > 0 && !bpe->has_template) {
+        tokens.ends[tokens.num_ends++] = bpe->eot;
+    }
+    return tokens;
 }
 
 // Returns the smallest vocabulary that a model needs for any text: up to the last token that text

@@ -1391,11 +1391,8 @@ static void bpe_put_tokenizer_json_(const Bpe* bpe, FILE* file) {
 static void bpe_put_special_tokens_(const Bpe* bpe, FILE* file) {
     static const char* const uses[] = {"bos", "eos", "unk", "pad"};
     for (int i = 0; i < 4; i++) {
-        const int ids[] = {bpe ? bpe->eot : 0,
-                           bpe && bpe->num_ends ? bpe->ends[0]
-                           : bpe                ? bpe->eot
-                                                : 0,
-                           bpe ? bpe->eot : 0, bpe ? bpe->pad : -1};
+        const int ids[] = {bpe ? bpe->eot : 0, bpe ? bpe_document_tokens(bpe).ends[0] : 0, bpe ? bpe->eot : 0,
+                           bpe ? bpe->pad : -1};
         int length = (int)strlen(BPE_EOT_TEXT);
         if (ids[i] < 0) {
             continue;

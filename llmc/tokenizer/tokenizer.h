@@ -86,6 +86,9 @@ int tokenizer_least_vocab(const Tokenizer* tokenizer);
 // True if a text ends with this token: end-of-text, or another that the files of the model name.
 int tokenizer_is_end(const Tokenizer* tokenizer, int id);
 
+// Returns the tokens around documents, for the model's files.
+DocumentTokens tokenizer_document_tokens(const Tokenizer* tokenizer);
+
 // Returns the most ids that a text of so many bytes has.
 size_t tokenizer_most_ids(const Tokenizer* tokenizer, size_t bytes);
 
@@ -281,6 +284,11 @@ int tokenizer_is_same(const Tokenizer* a, const Tokenizer* b) {
     int same = a->vocab_size == b->vocab_size && a->eot == b->eot;
     for (int id = 0; same && id < a->vocab_size; id++) {
         int length_a, length_b;
+DocumentTokens tokenizer_document_tokens(const Tokenizer* tokenizer) {
+    return tokenizer_is_(tokenizer, "gpt2") ? bpe_document_tokens(tokenizer->bpe)
+                                            : document_tokens_of(tokenizer->eot);
+}
+
         const char *text_a = tokenizer_decode(a, id, &length_a), *text_b = tokenizer_decode(b, id, &length_b);
         same = length_a == length_b && memcmp(text_a, text_b, (size_t)length_a) == 0;
     }

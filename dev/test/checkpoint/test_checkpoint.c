@@ -96,7 +96,7 @@ static CheckpointRun run_of(ModelConfig cfg, Model* model, SafeTensorsDtype dtyp
                                          .dtype = dtype,
                                          .in_place = 1},
                                .comm = &alone,
-                               .eot = 4,
+                               .document = document_tokens_of(4),
                                .train_tokens = 1000,
                                .train_data = 0xABCDEF0123456789};
     return run;

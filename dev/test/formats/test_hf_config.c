@@ -309,9 +309,28 @@ TEST(written) {
         wanted.F = model_hidden(wanted);
         wanted.norm_eps = model_norm_eps(wanted);
         wanted.rope_base = model_rope_base(wanted);
-        hf_config_write(directory, cases[i], SAFETENSORS_F32, 60, NULL);
+        hf_config_write(directory, cases[i], SAFETENSORS_F32, document_tokens_of(60), NULL);
         const ModelConfig cfg = hf_config_read(directory);
         EXPECT(memcmp(&cfg, &wanted, sizeof(cfg)) == 0, "case %zu, %s", i,
                model_architecture(cases[i].arch)->word);
     }
+}
+
+// Several ends of a text are a list, one is a number, in both files.
+TEST(document_tokens) {
+    static const char* const files[] = {"tokens/config.json", "tokens/generation_config.json"};
+    static const ModelConfig cfg = {.max_T = 64, .V = 61, .Vp = 128, .L = 1, .NH = 4, .C = 24};
+    const DocumentTokens one = document_tokens_of(60), many = {58, {60, 59}, 2};
+    char *text, error[ERROR_BYTES];
+    size_t bytes;
+    mkdir(test_path("tokens"), 0777);
+    for (int i = 0; i < 4; i++) {
+        hf_config_write(test_path("tokens"), cfg, SAFETENSORS_F32, i < 2 ? one : many, NULL);
+        const char* wanted = i < 2 ? "\"bos_token_id\": 60,\n  \"eos_token_id\": 60"
+                                   : "\"bos_token_id\": 58,\n  \"eos_token_id\": [60, 59]";
+        EXPECT(file_try_read(test_path(files[i % 2]), 1 << 16, &text, &bytes, error), "%s", error);
+        EXPECT(strstr(text, wanted), "%s: %s", files[i % 2], text);
+        free(text);
+    }
+    EXPECT(hf_config_read(test_path("tokens")).V == cfg.V, "is read");
 }

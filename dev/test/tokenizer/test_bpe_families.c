@@ -320,6 +320,13 @@ TEST(bpe_beside) {
     EXPECT(bpe.num_ends >= 1 && bpe_is_end(&bpe, eot) && bpe_is_end(&bpe, eot + 2) && !bpe_is_end(&bpe, 0),
            "");
     EXPECT(bpe_is_end(&bpe, 641) && bpe_is_end(&bpe, 642) && bpe.pad == -1, "");
+    const DocumentTokens tokens = bpe_document_tokens(&bpe); // the start token is no end
+    EXPECT(tokens.start == eot && tokens.num_ends == 3 && tokens.ends[0] == 641 && tokens.ends[1] == 642 &&
+               tokens.ends[2] == eot + 2,
+           "%d ends, first %d", tokens.num_ends, tokens.ends[0]);
+    bpe.has_template = 0; // now it may be one
+    EXPECT(bpe_document_tokens(&bpe).num_ends == 4 && bpe_document_tokens(&bpe).ends[3] == eot, "");
+    bpe.has_template = 1;
     bpe_write_hf(&bpe, test_path("saved"), 64);
     bpe_close(&bpe);
     CHECK(file_try_read(test_path("saved/tokenizer_config.json"), 1 << 20, &text, &bytes, error), "%s",
