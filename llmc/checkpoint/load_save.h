@@ -15,6 +15,7 @@ place; else memory for one group is allocated.
 #include <stddef.h>
 #include <stdint.h>
 
+#include "llmc/checkpoint/more_tokens.h"
 #include "llmc/checkpoint/run_state.h"
 #include "llmc/formats/safetensors.h"
 #include "llmc/model/model.h"
@@ -53,8 +54,9 @@ typedef struct {
     int in_place;           // true: weights and state are on the host in the layout of files
 } ModelFiles;
 
-// Sets the weights from the model in `path`; NULL: random ones, from the seed.
-void load_model(const ModelFiles* m, const char* path, uint64_t seed);
+// Sets the weights from the model in `path`; NULL: random ones, from the seed. `more`: rows of the
+// vocabulary that the files do not have, or NULL.
+void load_model(const ModelFiles* m, const char* path, uint64_t seed, const MoreTokens* more);
 
 // Sets the weights and the optimizer's state from the checkpoint in the directory `path`. `saved`
 // is its state.
@@ -85,12 +87,20 @@ static float* load_room_(const ModelFiles* m) {
     return (float*)check_alloc(zero_largest_group(&m->zero), sizeof(float), "a group of parameters");
 }
 
-// Reads this rank's part of group g.
-static void load_group_(const ModelFiles* m, FirstWeights* weights, const TensorRow* rows, int g,
-                        float* group) {
-    // including the gaps between tensors
-    memset(group, 0, zero_group_elements(&m->zero, g) * sizeof(float));
-    for (int part = 0; part < ZERO_PARTS; part++) {
+// Reads group g: all of it if this rank has the whole group, or must compute rows of further
+// tokens; else this rank's part.
+static void load_group_(const ModelFiles* m, FirstWeights* weights, const MoreTokens* more,
+                        const TensorRow* rows, int g, float* group) {
+    if (!m->in_place) { // including the gaps between tensors
+        memset(group, 0, zero_group_elements(&m->zero, g) * sizeof(float));
+    }
+    if (m->in_place || more) {
+        weights_read(weights, rows, g, group);
+    }
+    if (more) {
+        more_tokens_set(more, rows, g, group);
+    }
+    for (int part = 0; part < ZERO_PARTS && !m->in_place && !more; part++) {
         const ZeroPiece piece = zero_piece(&m->zero, g, (ZeroPart)part);
         const size_t first = piece.full - zero_group_begin(&m->zero, g);
         if (piece.count > 0) {
@@ -99,27 +109,23 @@ static void load_group_(const ModelFiles* m, FirstWeights* weights, const Tensor
     }
 }
 
-static void load_weights_(const ModelFiles* m, const char* path, uint64_t seed) {
+static void load_weights_(const ModelFiles* m, const char* path, uint64_t seed, const MoreTokens* more) {
     TensorRow rows[MODEL_PARAMETER_ROWS];
     FirstWeights weights;
     float* room = m->in_place ? NULL : load_room_(m);
     zero_parameter_rows(rows, &m->zero, m->cfg, sizeof(float));
-    weights_open(&weights, m->cfg, path, seed);
+    weights_open(&weights, more ? more_tokens_config(more, m->cfg) : m->cfg, path, seed);
     for (int g = 0; g < m->zero.groups; g++) {
         float* group = m->in_place ? (float*)m->access.get_group(m->model, g, NULL) : room;
-        if (m->in_place) { // each rank has the whole group
-            weights_read(&weights, rows, g, group);
-        } else {
-            load_group_(m, &weights, rows, g, group);
-        }
+        load_group_(m, &weights, more, rows, g, group);
         m->access.set_group(m->model, g, group);
     }
     weights_close(&weights);
     free(room);
 }
 
-void load_model(const ModelFiles* m, const char* path, uint64_t seed) {
-    load_weights_(m, path, seed);
+void load_model(const ModelFiles* m, const char* path, uint64_t seed, const MoreTokens* more) {
+    load_weights_(m, path, seed, more);
     m->access.loaded(m->model, NULL);
 }
 
@@ -142,7 +148,7 @@ static void load_state_(const ModelFiles* m, const char* path, const SavedState*
 }
 
 void load_checkpoint(const ModelFiles* m, const char* path, const SavedState* saved) {
-    load_weights_(m, path, 0);
+    load_weights_(m, path, 0, NULL);
     load_state_(m, path, saved);
     m->access.loaded(m->model, path);
 }

@@ -70,6 +70,7 @@ typedef struct {
     TrainerPlan plan;
     Model* model;
     ModelFiles files; // the model, as needed to read and write its files
+    MoreTokens more;  // rows that --model lacks, if data.is_extended
     Dataloader loaders[2];
     Dataloader *train, *val; // NULL without data
     int64_t eval_sequences;  // sequences of a validation

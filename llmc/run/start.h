@@ -145,6 +145,12 @@ static void start_print_weights_(const Run* run) {
         return;
     }
     printable_line(stdout, "weights: read from %s", path);
+    if (run->data.is_extended) {
+        printf(
+            "tokenizer: the first %d of %d tokens are the model's own; the rows of the others start as the "
+            "means of the tokens that spell them\n",
+            run->more.own->vocab_size, run->more.extended->vocab_size);
+    }
     const double dropout = file_is_directory(path) ? hf_config_dropout(path) : 0;
     if (dropout > 0 && run->settled.options.steps != 0) {
         printable_line(stdout, "note: %s/config.json sets dropout to %g; this program trains without dropout",
@@ -189,7 +195,7 @@ static void start_open_state_(Run* run) {
             dataloader_seek(run->train, (uint64_t)run->resume.sequence);
         }
     } else {
-        load_model(&run->files, run->model_path, o->seed);
+        load_model(&run->files, run->model_path, o->seed, run->data.is_extended ? &run->more : NULL);
     }
     run_agree_on_parameters(run);
 }
@@ -449,6 +455,7 @@ static void start_settle_(Run* run, Ranks ranks) {
     const SettleInput input = {ranks, run->trainer->dtype, run->model_path, found, continues};
     run->kept_config = setup_kept_config(run->model_path);
     settle(&run->settled, &run->data, &options, &input);
+    run->more = (MoreTokens){found.V, &run->data.own_tokenizer, &run->data.tokenizer};
 }
 
 // Does everything between the command line and a model.

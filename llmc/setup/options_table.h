@@ -197,7 +197,7 @@ const OptionRow OPTION_TABLE[] = {
     {"data",       "tokenizer",     "",   STRING_(tokenizer),      0,        0, RUN_ | BOTH_,     "",
         "FILE", "encodes text and decodes samples: tokenizer.json, merges.txt, .tiktoken, .bin, or their directory; "
         "bpe:8192 trains one of 8192 tokens on the text and keeps it in --out; without it: the tokenizer in "
-        "the --model directory, or plain bytes"},
+        "the --model directory, or plain bytes; one that extends the model's own gives the model more tokens"},
     {"data",       "text-field",    "",   STRING_(text_field),     0,        0, RUN_,             "text",
         "NAME", "field of JSON lines, or column of Parquet, that holds the document"},
     {"data",       "separator",     "",   STRING_(separator),      0,        0, RUN_,             "",

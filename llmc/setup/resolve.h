@@ -3,7 +3,8 @@ resolve.h -- settle(): turns options into the settings of a run, with a value fo
 
 The model is a name, an llm.c file, a Hugging Face directory (a checkpoint is one), or the sizes on
 the command line. A size on the command line replaces that of a name, but must agree with a file.
-A model and a tokenizer with vocabularies of different sizes are refused: their tokens differ.
+A model and a tokenizer with vocabularies of different sizes are refused, because their tokens
+differ, unless the tokenizer extends the model's own.
 Everything is checked here and in conflicts.h, before memory for the model is allocated.
 */
 #ifndef LLMC_RESOLVE_H
@@ -365,6 +366,9 @@ void settle(Settled* s, RunData* data, const Options* options, const SettleInput
     s->ranks = input->ranks;
     s->dtype = input->dtype;
     run_data_open_tokenizer(data, s, input->continues ? NULL : input->model_path);
+    if (input->model_path && !input->continues && s->use != USE_GENERATE) {
+        run_data_open_own_tokenizer(data, &s->options, input->model_path, input->found.V);
+    }
     s->cfg = settle_model(&s->options, data, input->model_path, input->found);
     if (options->verify_data) {
         return;

@@ -51,9 +51,11 @@ typedef struct {
     DataKind kind;
     int has_tokenizer; // without one, samples are printed as token ids
     Tokenizer tokenizer;
-    int is_encoded; // the data are text whose files are encoded into shards first
-    int is_unknown; // the data must be encoded, but nothing may be written: none are open
-    int is_warned;  // true once the user is warned of a likely separator in the text
+    int is_extended;         // the model's own tokenizer has only the first ids of `tokenizer`
+    Tokenizer own_tokenizer; // then open
+    int is_encoded;          // the data are text whose files are encoded into shards first
+    int is_unknown;          // the data must be encoded, but nothing may be written: none are open
+    int is_warned;           // true once the user is warned of a likely separator in the text
     DataSources train, val;
     Stories* stories; // the built-in corpus; NULL for other data
     uint16_t *train_stories, *val_stories;
@@ -77,9 +79,22 @@ static inline int run_data_is_asked_for(const Options* options) {
 // model's files, or NULL.
 void run_data_open_tokenizer(RunData* data, Settled* s, const char* model_path);
 
+// Returns true if a model's vocabulary fits a tokenizer: the same size, or that rounded up to a
+// multiple of 64 or 128.
+static inline int run_data_fits(int model_V, int V) {
+    return model_V == V || model_V == (V + 63) / 64 * 64 || model_V == model_padded_vocab(V);
+}
+
+// Opens the model's own tokenizer if that of the run extends it. One that fits is not compared: it
+// may replace files that cannot be read.
+void run_data_open_own_tokenizer(RunData* data, const Options* options, const char* model_path, int model_V);
+
 // Returns the id that separates documents: the tokenizer's, or without one the last of the
 // vocabulary.
 int run_data_eot(const RunData* data, int V);
+
+// Returns the tokens around documents, for the model's files.
+DocumentTokens run_data_document_tokens(const RunData* data, int V);
 
 // Returns the tokenizer to save with the model; NULL if the data are only token ids.
 const Tokenizer* run_data_saved_tokenizer(const RunData* data);
@@ -93,9 +108,6 @@ int run_data_prompt(int* ids, int max, const RunData* data, const Options* optio
 // Returns 0 with the reason in `error` if it cannot be encoded or is too long.
 int run_data_try_prompt(int* ids, int* count, int max, const RunData* data, const Options* options, int V,
                         const char* text, size_t bytes, char* error);
-// Returns the tokens around documents, for the model's files.
-DocumentTokens run_data_document_tokens(const RunData* data, int V);
-
 
 // Returns the bytes of text that the targets stand for. End-of-text and -1 have none. Returns 0
 // without a tokenizer.
@@ -328,7 +340,26 @@ void run_data_open_tokenizer(RunData* data, Settled* s, const char* model_path) 
     }
 }
 
+void run_data_open_own_tokenizer(RunData* data, const Options* options, const char* model_path, int model_V) {
+    const int is_other =
+        data->has_tokenizer && !data->is_unknown && strcmp(options->tokenizer, model_path) != 0;
+    if (!is_other || !tokenizer_is_in(model_path) || run_data_fits(model_V, data->tokenizer.vocab_size)) {
+        return;
+    }
+    tokenizer_open_file(&data->own_tokenizer, model_path);
+    data->is_extended = tokenizer_extends(&data->tokenizer, &data->own_tokenizer);
+    if (data->is_extended) {
+        tokenizer_take_roles(&data->tokenizer, &data->own_tokenizer);
+    } else {
+        tokenizer_close(&data->own_tokenizer);
+    }
+}
+
 int run_data_eot(const RunData* data, int V) { return data->has_tokenizer ? data->tokenizer.eot : V - 1; }
+
+DocumentTokens run_data_document_tokens(const RunData* data, int V) {
+    return data->has_tokenizer ? tokenizer_document_tokens(&data->tokenizer) : document_tokens_of(V - 1);
+}
 
 const Tokenizer* run_data_saved_tokenizer(const RunData* data) {
     return data->has_tokenizer ? &data->tokenizer : NULL;
@@ -357,10 +388,6 @@ int run_data_prompt(int* ids, int max, const RunData* data, const Options* optio
     char error[ERROR_BYTES];
     const char* text = options->prompt;
     int count = 1;
-DocumentTokens run_data_document_tokens(const RunData* data, int V) {
-    return data->has_tokenizer ? tokenizer_document_tokens(&data->tokenizer) : document_tokens_of(V - 1);
-}
-
     ids[0] = run_data_eot(data, V);
     if (text[0] && !data->has_tokenizer) {
         die_usage("--prompt needs --tokenizer: this data is only token ids");
@@ -727,6 +754,9 @@ void run_data_close(RunData* data) {
     mixture_close(&data->train);
     if (data->has_tokenizer) {
         tokenizer_close(&data->tokenizer);
+    }
+    if (data->is_extended) {
+        tokenizer_close(&data->own_tokenizer);
     }
     free(data->val_nats);
     free(data->val_stories);

@@ -50,21 +50,17 @@ static void settle_number_(float* option, float model, const char* name, const c
     }
 }
 
-// Returns true if a model's vocabulary fits a tokenizer: the same size, or that rounded up to a
-// multiple of 64 or 128.
-static int settle_fits_(int model_V, int V) {
-    return model_V == V || model_V == (V + 63) / 64 * 64 || model_V == model_padded_vocab(V);
-}
-
 static void settle_check_vocab_(const Options* options, const RunData* data, const char* path, int insists) {
     const int V = options->vocab_size,
               least = data->has_tokenizer ? tokenizer_least_vocab(&data->tokenizer) : 0,
               tokens = data->has_tokenizer ? data->tokenizer.vocab_size : V;
     if (V < least) {
-        die_usage("the vocabulary is %d; wanted at least the %d tokens of the tokenizer (%s)", V, least,
-                  data->tokenizer.kind);
+        die_usage("the vocabulary is %d; wanted at least the %d tokens of the tokenizer (%s)%s", V, least,
+                  data->tokenizer.kind,
+                  path ? ", or one whose first ids are the tokens of the model's own" : "");
     }
-    if (data->has_tokenizer && path && !insists && V > tokens && !settle_fits_(V, tokens)) {
+    const int is_foreign = path && !data->is_extended && strcmp(options->tokenizer, path) != 0;
+    if (data->has_tokenizer && is_foreign && !insists && V > tokens && !run_data_fits(V, tokens)) {
         die_usage("%s has a vocabulary of %d, the tokenizer has %d tokens (%s); wanted the model's own "
                   "--tokenizer, or --vocab-size %d to use this one anyway",
                   path, V, tokens, options->tokenizer[0] ? options->tokenizer : data->tokenizer.kind, V);
@@ -85,12 +81,28 @@ static ModelConfig settle_unnamed_(const Options* o, int V) {
     return model_preset_config(&sizes, V);
 }
 
+// Returns the sizes of a model's files, with the rows that a tokenizer needs that extends its own.
+static ModelConfig settle_found_(const RunData* data, const char* path, ModelConfig found) {
+    const int V = data->tokenizer.vocab_size;
+    if (data->is_extended && tokenizer_least_vocab(&data->own_tokenizer) > found.V) {
+        die_usage("%s has a vocabulary of %d; wanted at least the %d tokens of its own tokenizer", path,
+                  found.V, tokenizer_least_vocab(&data->own_tokenizer));
+    }
+    if (data->is_extended && V > found.V) {
+        found.V = V;
+        found.Vp = model_padded_vocab(V);
+    }
+    return found;
+}
+
 // Returns the model before options change any of it.
 static ModelConfig settle_base_(const Options* o, const RunData* data, const char* path, ModelConfig found) {
     const ModelPreset* named = path ? NULL : options_model_size(o);
     const int of_name = named && named->V ? named->V : GPT2_VOCAB,
               V = data->has_tokenizer ? data->tokenizer.vocab_size : of_name;
-    return path ? found : named ? model_preset_config(named, V) : settle_unnamed_(o, V);
+    return path    ? settle_found_(data, path, found)
+           : named ? model_preset_config(named, V)
+                   : settle_unnamed_(o, V);
 }
 
 static void settle_arch_(Options* o, Arch arch, const char* path) {

@@ -95,6 +95,14 @@ size_t tokenizer_most_ids(const Tokenizer* tokenizer, size_t bytes);
 // True if two tokenizers have the same tokens under the same ids.
 int tokenizer_is_same(const Tokenizer* a, const Tokenizer* b);
 
+// True if a tokenizer has further ids after those of `old`, which have the same tokens, and `old`
+// can encode text. Both were read from files.
+int tokenizer_extends(const Tokenizer* tokenizer, const Tokenizer* old);
+
+// Sets the tokens that end a text and pad it, which a tokenizer.json without other files does not
+// say, to those of a tokenizer that this one extends.
+void tokenizer_take_roles(Tokenizer* tokenizer, const Tokenizer* old);
+
 // Returns the length of the longest token.
 int tokenizer_longest(const Tokenizer* tokenizer);
 
@@ -276,23 +284,42 @@ int tokenizer_is_end(const Tokenizer* tokenizer, int id) {
     return id == tokenizer->eot || (tokenizer->bpe && bpe_is_end(tokenizer->bpe, id));
 }
 
-size_t tokenizer_most_ids(const Tokenizer* tokenizer, size_t bytes) {
-    return tokenizer->bpe ? bpe_most_ids(tokenizer->bpe, bytes) : bytes;
-}
-
-int tokenizer_is_same(const Tokenizer* a, const Tokenizer* b) {
-    int same = a->vocab_size == b->vocab_size && a->eot == b->eot;
-    for (int id = 0; same && id < a->vocab_size; id++) {
-        int length_a, length_b;
 DocumentTokens tokenizer_document_tokens(const Tokenizer* tokenizer) {
     return tokenizer_is_(tokenizer, "gpt2") ? bpe_document_tokens(tokenizer->bpe)
                                             : document_tokens_of(tokenizer->eot);
 }
 
+size_t tokenizer_most_ids(const Tokenizer* tokenizer, size_t bytes) {
+    return tokenizer->bpe ? bpe_most_ids(tokenizer->bpe, bytes) : bytes;
+}
+
+// True if the first ids have the same tokens, and end-of-text is the same id.
+static int tokenizer_is_same_to_(const Tokenizer* a, const Tokenizer* b, int ids) {
+    int same = a->eot == b->eot;
+    for (int id = 0; same && id < ids; id++) {
+        int length_a, length_b;
         const char *text_a = tokenizer_decode(a, id, &length_a), *text_b = tokenizer_decode(b, id, &length_b);
         same = length_a == length_b && memcmp(text_a, text_b, (size_t)length_a) == 0;
     }
     return same;
+}
+
+int tokenizer_is_same(const Tokenizer* a, const Tokenizer* b) {
+    return a->vocab_size == b->vocab_size && tokenizer_is_same_to_(a, b, a->vocab_size);
+}
+
+int tokenizer_extends(const Tokenizer* tokenizer, const Tokenizer* old) {
+    return old->encoder && tokenizer->encoder && old->vocab_size < tokenizer->vocab_size &&
+           tokenizer_is_same_to_(old, tokenizer, old->vocab_size);
+}
+
+void tokenizer_take_roles(Tokenizer* tokenizer, const Tokenizer* old) {
+    Bpe* bpe = tokenizer->bpe;
+    if (bpe->num_ends == 0) {
+        bpe->num_ends = old->bpe->num_ends;
+        memcpy(bpe->ends, old->bpe->ends, sizeof(bpe->ends));
+    }
+    bpe->pad = bpe->pad < 0 ? old->bpe->pad : bpe->pad;
 }
 
 int tokenizer_longest(const Tokenizer* tokenizer) {

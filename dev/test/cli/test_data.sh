@@ -238,6 +238,7 @@ test_unused_ids() {
 # trains, says where it is from, is saved and exported with it.
 test_added_tokens() {
     local model=(--layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --steps 2 --eval-batches 2 --sample-every 0)
+    local run=(--train-data text.txt --batch 2 --eval-batches 2 --sample-every 0)
     runs "a vocabulary" "${model[@]}" --train-data text.txt --tokenizer bpe:300 --out base
     sed 's/"special": true}\],$/"special": true}, {"id": 300, "content": "[PAD]", "special": true}],/' base/tokenizer.json >padded.json
     runs "a special token" "${model[@]}" --train-data text.txt --tokenizer padded.json --out padded --export-gguf padded.gguf
@@ -246,12 +247,28 @@ test_added_tokens() {
     check "the exported model has it" grep -qaF '[PAD]' padded.gguf
     runs "a model with it" --model padded --train-data text.txt --steps 1 --eval-batches 2 --sample-every 0
     runs "text of a model with it" --model padded --prompt bottles --tokens 4
+    runs "a model whose tokenizer it extends" "${run[@]}" --model base --tokenizer padded.json --out more --steps 1
+    says "the rows that are new" "tokenizer: the first 300 of 301 tokens are the model's own"
+    check "the model has them" grep -q '"vocab_size": 301' more/step_00000001/config.json
+    check "its losses are numbers: $(losses more)" [ "$(losses more | grep -cE '^[0-9.]+$')" = 3 ]
+    runs "it continues" "${run[@]}" --model base --tokenizer padded.json --out more --steps 2 --resume on
+    check "it has only one first step" [ "$(grep -c '"kind":"train","step":1,' more/log.jsonl)" = 1 ]
+    check "and a second" [ -d more/step_00000002 ]
+    runs "a model of more rows than tokens" "${model[@]}" --train-data text.txt --tokenizer base/tokenizer.json --vocab-size 900 --out wide
+    runs "it trains with its own tokenizer" "${run[@]}" --model wide --steps 1
+    runs "a tokenizer that extends it" "${run[@]}" --model wide --tokenizer padded.json --steps 1
+    says "the rows that are new" "tokenizer: the first 300 of 301 tokens are the model's own"
+    bad 2 "has a vocabulary of 900, the tokenizer has 259 tokens" "${run[@]}" --model wide "${words[@]}" --steps 1
+    runs "another vocabulary" "${model[@]}" --train-data text.txt --tokenizer bpe:310 --out other
+    bad 2 "the vocabulary is 300|wanted at least the 310 tokens|first ids" "${run[@]}" --model base --tokenizer other/tokenizer.json --steps 1
+    bad 2 "the vocabulary is 300|wanted at least the 310 tokens|first ids" --model base --tokenizer other/tokenizer.json --prompt bottles
     cp padded.json base/step_00000002/tokenizer.json
     runs "a model without a row for it" --model base/step_00000002 --train-data text.txt --steps 1 --eval-batches 2 --sample-every 0 \
         --out unresized --export-gguf unresized.gguf
     check "its tokenizer is kept" grep -qF '[PAD]' unresized/step_00000001/tokenizer.json
     sed 's/"special": true}\],$/"special": true}, {"id": 300, "content": "beer", "special": false}],/' base/tokenizer.json >word.json
-    bad 1 "word.json: the added token beer is not special|--tokenizer FILE|--vocab-size" "${model[@]}" --train-data text.txt --tokenizer word.json
+    runs "a word that is cut out of the text" "${model[@]}" --train-data text.txt --tokenizer word.json --out word
+    check "the model has it" grep -q '"vocab_size": 301' word/step_00000002/config.json
     sed 's/"post_processor": {[^}]*}/"post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]}/' \
         base/tokenizer.json >start.json
     runs "another start token" "${model[@]}" --train-data text.txt --tokenizer start.json

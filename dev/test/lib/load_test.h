@@ -19,7 +19,7 @@ static inline void load_weights(Model* model, const char* path) {
                               own->groups ? *own : zero_plan(model->cfg, 0, 0, 1),
                               SAFETENSORS_F32,
                               trainer.program.trainer == OPTION_CPU};
-    load_model(&files, path, 0);
+    load_model(&files, path, 0, NULL);
 }
 
 #endif
