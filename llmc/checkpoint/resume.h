@@ -9,8 +9,9 @@ resume.h -- finds the checkpoint that --resume names, and checks what the comman
 
 Options that are not given keep their saved values. Options that are given and differ are listed. If
 one of them defines the run (OPTION_CHANGES_RUN in the table of options), or if the data or the
-trainer have changed, --override is needed; but --steps may grow without it. The run continues at
-its position in the data; other data are read from their start.
+trainer have changed, --override is needed. It is not needed for a greater --steps, nor for another
+schedule with the rates that the run has had so far: a decay may start from any checkpoint. The run
+continues at its position in the data; other data are read from their start.
 */
 #ifndef LLMC_RESUME_H
 #define LLMC_RESUME_H
@@ -82,6 +83,7 @@ void resume_close(Resume* r);
 #include "llmc/setup/options_values.h"
 #include "llmc/setup/resolve.h"
 #include "llmc/optim/optimizer.h"
+#include "llmc/optim/schedule.h"
 
 static const char* resume_out_(const Options* options) {
     if (!options->out[0]) {
@@ -155,13 +157,31 @@ static int resume_keeps_(const Options* options, const OptionRow* row) {
 
 typedef enum { RESUME_NOT_GIVEN, RESUME_ALL } ResumeWhich;
 
+// Returns true if an option only sets the schedule of the learning rate. Neither the peak, which
+// other rates are relative to, nor the warm-up, which is over, is one.
+static int resume_is_of_schedule_(const OptionRow* row) {
+    static const char* const names[] = {"steps", "schedule", "final-lr-frac", "decay-steps", "decay-shape"};
+    int is_one = 0;
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        is_one |= strcmp(row->name, names[i]) == 0;
+    }
+    return is_one;
+}
+
+// Returns the saved value of an option; NULL: none. The schedule of a checkpoint that is older than
+// one of its options is the default's.
+static const char* resume_saved_(const Resume* r, const OptionRow* row) {
+    const char* value = state_option(&r->saved, row->name);
+    return !value && resume_is_of_schedule_(row) ? row->fallback : value;
+}
+
 // Returns the options with saved values: for those that are not given, or for all. --epochs
 // replaces the saved number of steps.
 static Options resume_options_(const Resume* r, const Options* given, ResumeWhich which) {
     Options options = *given;
     for (int i = 0; i < OPTION_ROWS; i++) {
         const OptionRow* row = &OPTION_TABLE[i];
-        const char* value = state_option(&r->saved, row->name);
+        const char* value = resume_saved_(r, row);
         const int is_replaced = given->epochs > 0 && strcmp(row->name, "steps") == 0;
         if (value && resume_keeps_(given, row) &&
             (which == RESUME_ALL || !(given->given[i] || is_replaced))) {
@@ -250,23 +270,36 @@ static void resume_check_share_(const Resume* r, const Options* options) {
     }
 }
 
+static ScheduleSettings resume_schedule_before_(const Resume* r, const Options* options) {
+    const Options before = resume_options_(r, options, RESUME_ALL);
+    return setup_schedule(&before);
+}
+
+// Returns true if the schedule has the rates that the run has had so far.
+static int resume_keeps_rates_(const Resume* r, const Options* options) {
+    const ScheduleSettings before = resume_schedule_before_(r, options), now = setup_schedule(options);
+    return schedule_same_before(&now, &before, r->saved.run.step);
+}
+
 // Returns true if another value of an option makes another run. A longer run is the same run.
-static int resume_is_other_(const OptionRow* row, const char* now, const char* before) {
+static int resume_is_other_(const OptionRow* row, const char* now, const char* before, int keeps_rates) {
     const int is_longer =
         strcmp(row->name, "steps") == 0 && strtoll(now, NULL, 10) > strtoll(before, NULL, 10);
-    return (row->flags & OPTION_CHANGES_RUN) && !is_longer;
+    const int is_of_future = keeps_rates && resume_is_of_schedule_(row);
+    return (row->flags & OPTION_CHANGES_RUN) && !is_longer && !is_of_future;
 }
 
 static void resume_check_options_(const Resume* r, const Options* options, ResumeChanges_* c) {
     char is[OPTION_TEXT_BYTES], name[OPTION_NAME_BYTES + 2];
+    const int keeps_rates = resume_keeps_rates_(r, options);
     for (int i = 0; i < OPTION_ROWS; i++) {
         const OptionRow* row = &OPTION_TABLE[i];
-        const char* before = state_option(&r->saved, row->name);
+        const char* before = resume_saved_(r, row);
         const char* now = option_text(options, row, is);
         if (before && resume_keeps_(options, row) && strcmp(before, now) != 0) {
             snprintf(name, sizeof(name), "--%s", row->name);
             resume_difference_(c, name, *now ? now : "''", *before ? before : "''",
-                               resume_is_other_(row, now, before));
+                               resume_is_other_(row, now, before, keeps_rates));
         }
     }
 }
@@ -324,18 +357,14 @@ static int64_t resume_sequence_(const Resume* r, const Options* options, FILE* f
     return 0;
 }
 
-static double resume_rate_(const Options* options, int64_t step) {
-    return (double)setup_update(options, step, 1, 0).lr;
-}
-
 // Prints a jump of the learning rate, after --steps or another option has changed the schedule.
 static void resume_print_rate_(const Resume* r, const Options* options, FILE* file) {
-    const Options before = resume_options_(r, options, RESUME_ALL);
+    const ScheduleSettings before = resume_schedule_before_(r, options), now = setup_schedule(options);
     const int64_t step = r->saved.run.step;
-    const double rate = resume_rate_(options, step);
-    if (step > 0 && step < options->steps && rate != resume_rate_(&before, step)) {
+    const float rate = schedule_lr(&now, step);
+    if (step > 0 && step < options->steps && rate != schedule_lr(&before, step)) {
         fprintf(file, "resume: lr %.3g at step %lld -> %.3g at step %lld: the schedule has changed\n",
-                resume_rate_(&before, step - 1), (long long)step, rate, (long long)step + 1);
+                (double)schedule_lr(&before, step - 1), (long long)step, (double)rate, (long long)step + 1);
     }
 }
 

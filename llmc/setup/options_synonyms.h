@@ -53,6 +53,7 @@ __attribute__((unused)) static const OptionSynonym OPTION_TRAINER_SYNONYMS[] = {
     {"warmup-ratio", "use --warmup, in steps"},
     {"decay-lr", "use --schedule; constant does not decay"},
     {"lr-decay-iters", "the rate decays until --steps"},
+    {"num-decay-steps warmdown-iters cooldown-steps", "use --schedule wsd --decay-steps"},
     {"lr-scheduler-type lr-scheduler lr-schedule", "use --schedule"},
     {"optim", "use --optimizer"},
     {"adam-beta1", "use --beta1"},

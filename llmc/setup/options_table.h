@@ -69,6 +69,8 @@ struct Options {
     int warmup;
     float final_lr_frac;
     int schedule;
+    int64_t decay_steps;
+    int decay_shape;
     float weight_decay;
     int cautious_decay;
     float beta1, beta2, eps, embedding_lr_scale, vector_lr_scale, head_lr_scale, z_loss, sgd_momentum, adafactor_beta1;
@@ -285,6 +287,10 @@ const OptionRow OPTION_TABLE[] = {
         "", "final learning rate, as a fraction of the peak"},
     {"optimizer",  "schedule",      "k",  CHOICE_(schedule),       0,        0, RUN_,             "cosine",
         WORDS_CHOICE(SCHEDULE_WORDS), "shape of the learning rate after warmup"},
+    {"optimizer",  "decay-steps",   "",   COUNT_(decay_steps),     0,     1e12, AUTO_ | RUN_,     "auto",
+        "steps", "for wsd: last steps of the run, in which the rate falls; 0: it never does; auto: a fifth of --steps"},
+    {"optimizer",  "decay-shape",   "",   CHOICE_(decay_shape),    0,        0, RUN_,             "sqrt",
+        WORDS_CHOICE(DECAY_WORDS), "for wsd: shape of that fall: 1 - sqrt(t) or 1 - t, for t from 0 to 1"},
     {"optimizer",  "weight-decay",  "c",  FLOAT_(weight_decay),    0,       10, AUTO_ | RUN_,     "auto",
         "", "decoupled weight decay, on matrices only; auto: 0.1; sgd: 0"},
     {"optimizer",  "cautious-decay", "",  SWITCH_(cautious_decay), 0,        0, RUN_,             "off",

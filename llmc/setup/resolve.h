@@ -15,6 +15,7 @@ Everything is checked here and in conflicts.h, before memory for the model is al
 
 #include "llmc/model/model.h"
 #include "llmc/optim/optimizer.h"
+#include "llmc/optim/schedule.h"
 #include "llmc/setup/options.h"
 #include "llmc/setup/run_data.h"
 #include "llmc/setup/settled.h"
@@ -60,6 +61,9 @@ typedef struct {
 // the number of steps stay "auto".
 void settle(Settled* s, RunData* data, const Options* options, const SettleInput* input);
 
+// Returns the schedule of the learning rate.
+ScheduleSettings setup_schedule(const Options* options);
+
 // Returns the settings of update number t (from 1) at `step`, for a gradient with this norm.
 Update setup_update(const Options* options, int64_t step, int64_t t, double norm);
 
@@ -89,8 +93,8 @@ int setup_asks_for_samples(const Options* options);
 #include "llmc/formats/hf_config.h"
 #include "llmc/formats/llmc_bin.h"
 #include "llmc/layers/linear.h"
-#include "llmc/optim/schedule.h"
 #include "llmc/setup/conflicts.h"
+#include "llmc/setup/options_values.h"
 #include "llmc/setup/settle_model.h"
 
 // ---- the model ----
@@ -270,6 +274,23 @@ static void settle_update_(Options* options, int has_weights) {
     }
 }
 
+// Refuses a decay without --schedule wsd. A recipe's or a checkpoint's goes with its schedule.
+static void settle_decay_(Options* o) {
+    char word[OPTION_TEXT_BYTES];
+    const int has_steps = options_given(o, "decay-steps") && options_changed(o, "decay-steps");
+    const int has_shape = options_given(o, "decay-shape") && options_changed(o, "decay-shape");
+    if (o->schedule == SCHEDULE_WSD) {
+        return;
+    }
+    if (has_steps || has_shape) {
+        die_usage("--%s is an option of --schedule wsd; this run has --schedule %s",
+                  has_steps ? "decay-steps" : "decay-shape",
+                  option_text(o, option_find("--schedule", strlen("--schedule")), word));
+    }
+    o->decay_steps = OPTION_AUTO;
+    o->decay_shape = DECAY_SQRT;
+}
+
 // Refuses options that need --out or validations, if the run has none.
 static void settle_check_outputs_(const Options* o) {
     if (o->save_every > 0 && !o->out[0]) {
@@ -314,6 +335,7 @@ static void settle_training_(Settled* s, int has_weights) {
         o->recompute = RECOMPUTE_ACTIVATION; // the GPU trainer decides by its memory
     }
     settle_update_(o, has_weights);
+    settle_decay_(o);
     if (o->sample_tokens == OPTION_AUTO) {
         o->sample_tokens = o->seq_len < 256 ? o->seq_len : 256;
     }
@@ -396,9 +418,24 @@ int setup_validates_first(const Options* options, double flops, int64_t sequence
 
 // ---- the optimizer ----
 
+// An automatic decay follows --steps, also where a resumed run is longer.
+ScheduleSettings setup_schedule(const Options* options) {
+    const int is_auto = options->decay_steps == OPTION_AUTO;
+    const ScheduleSettings schedule = {
+        (Schedule)options->schedule,
+        options->steps,
+        options->warmup,
+        options->lr,
+        options->final_lr_frac,
+        is_auto ? options->steps / 5 : options->decay_steps,
+        (DecayShape)options->decay_shape,
+    };
+    return schedule;
+}
+
 Update setup_update(const Options* options, int64_t step, int64_t t, double norm) {
-    const float lr = schedule_lr((Schedule)options->schedule, step, options->steps, options->warmup,
-                                 options->lr, options->final_lr_frac);
+    const ScheduleSettings schedule = setup_schedule(options);
+    const float lr = schedule_lr(&schedule, step);
     const Update update = {
         lr,
         options->beta1,

@@ -645,6 +645,8 @@ same_story() { diff <(story_of "$1") <(story_of "$2"); }
 
 # A checkpoint from before parameters lay in groups, and its losses.
 test_older_checkpoint() {
+    bad 2 "--schedule is wsd, was cosine; --decay-steps is 2, was auto|--override" \
+        --resume "$root/dev/ref/fixtures/checkpoint_1of1" --schedule wsd --decay-steps 2 --out older
     good "an older checkpoint" --resume "$root/dev/ref/fixtures/checkpoint_1of1" --out older
     while read -r kind step loss; do
         found=$(sed -n "s/^{\"kind\":\"$kind\",\"step\":$step,\"loss\":\([^,}]*\).*/\1/p" older/log.jsonl)

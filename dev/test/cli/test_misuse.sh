@@ -409,6 +409,27 @@ test_longer() {
     check "and its checkpoint" grep -q '"path":"u\\udcfe/step_00000003"' $'u\xfe/log.jsonl'
 }
 
+# A decay starts from any checkpoint of a constant rate, and only from such a one.
+test_decay() {
+    local run=("${brief[@]}" "${text[@]}" --warmup 2 --eval-every 0 --sample-every 0)
+    good "a run that decays after 6 of 8 steps" "${run[@]}" --steps 8 --schedule wsd --decay-steps 2 --save-every 2 --out wsd
+    good "an earlier decay" --resume wsd/step_00000004 --steps 6 --decay-steps 2 --decay-shape linear --out decay
+    check "is said" grep -qx 'resume: --steps is 6, was 8' stdout
+    check "with its shape" grep -qx 'resume: --decay-shape is linear, was sqrt' stdout
+    check "starts at the full rate" [ "$(values train lr decay/log.jsonl | head -n 1)" = "$(values train lr wsd/log.jsonl | sed -n 4p)" ]
+    check "and falls" awk 'NR == 1 { first = $1 } END { exit !($1 < first && $1 > 0) }' <(values train lr decay/log.jsonl)
+    good "a later one" --resume wsd/step_00000006 --steps 20 --decay-steps 4 --final-lr-frac 0.5 --out later
+    check "stays at its rate" [ "$(values train lr later/log.jsonl | sed -n '1p;10p' | uniq | wc -l)" = 1 ]
+    bad 2 "--decay-steps is 1, was 2; --override resumes anyway" --resume wsd/step_00000008 --steps 9 --decay-steps 1 --out again
+    bad 2 "--decay-shape is linear, was sqrt|--override" --resume wsd/step_00000008 --steps 9 --decay-shape linear --out again
+    bad 2 "--schedule is cosine, was wsd|--override" --resume wsd/step_00000004 --schedule cosine --out again
+    runs "another schedule, on purpose" --resume wsd/step_00000004 --schedule cosine --override --out again
+    check "has no decay of wsd" grep -q '"decay-steps":null,"decay-shape":"sqrt"' again/log.jsonl
+    bad 2 "--decay-steps is an option of --schedule wsd; this run has --schedule cosine" "${run[@]}" --decay-steps 2
+    bad 2 "--decay-shape is an option of --schedule wsd; this run has --schedule linear" "${run[@]}" --schedule linear --decay-shape linear
+    good "values that are none" "${run[@]}" --steps 1 --decay-steps auto --decay-shape sqrt
+}
+
 # Saves that the clock makes change nothing of a run, and two of them stay.
 test_clock() {
     local run=("${brief[@]}" --steps 40 --eval-every 10 --sample-every 20 --samples 1)
@@ -620,6 +641,7 @@ test_validation_diverges
 test_divergence
 test_other_data
 test_longer
+test_decay
 test_clock
 test_best
 test_small_disk

@@ -1217,6 +1217,44 @@ TEST(resume) {
     }
 }
 
+// A run that keeps its rate decays from a checkpoint, with the bits of one that was planned so. Its
+// data are text, because a shorter run has fewer stories.
+static void test_decay_(const char* schedule) {
+    char line[2048], text[128], one[256], other[256];
+    const char* dir = test_tmpdir();
+    snprintf(text, sizeof(text), "%s/decay.txt", dir);
+    FILE* file = fopen(text, "w");
+    for (int i = 0; i < 1000; i++) {
+        fprintf(file, "%d squared is %d. ", i, i * i);
+    }
+    fclose(file);
+    const char* const options =
+        "--layers 2 --channels 16 --heads 2 --seq-len 16 --batch 2 --warmup 2 "
+        "--eval-every 2 --eval-batches 1 --sample-every 3 --sample-tokens 4 --samples 1";
+    snprintf(
+        line, sizeof(line),
+        "%s --train-data %s --steps %d --schedule wsd --decay-steps %d --decay-shape linear --out %s/planned",
+        options, text, 2 * RESUME_HALF, RESUME_HALF, dir);
+    EXPECT(resume_run_(line) == 0, "%s", line);
+    snprintf(line, sizeof(line), "%s --train-data %s --steps %d %s --save-every %d --out %s/stable", options,
+             text, 4 * RESUME_HALF, schedule, RESUME_HALF, dir);
+    EXPECT(resume_run_(line) == 0, "%s", line);
+    snprintf(line, sizeof(line),
+             "--resume %s/stable/step_%08d --steps %d --schedule wsd --decay-steps %d --decay-shape linear "
+             "--out %s/decayed",
+             dir, RESUME_HALF, 2 * RESUME_HALF, RESUME_HALF, dir);
+    EXPECT(resume_run_(line) == 0, "%s", line);
+    snprintf(one, sizeof(one), "%s/planned/step_%08d", dir, 2 * RESUME_HALF);
+    snprintf(other, sizeof(other), "%s/decayed/step_%08d", dir, 2 * RESUME_HALF);
+    resume_expect_same_(one, other, schedule);
+}
+
+TEST(decay) {
+    vec_flush_denormals();
+    test_decay_("--schedule wsd");
+    test_decay_("--schedule constant");
+}
+
 TEST(in_backward) {
     vec_flush_denormals();
     test_in_backward(optimizers, "");
