@@ -148,7 +148,8 @@ void options_print_help_on(FILE* file, const Options* options, const char* topic
 // that is not at its default, even if it was "auto" and has been decided.
 void options_print_banner(FILE* file, const Options* options, const char* program);
 
-// Prints the settings that come from the recipe of --model on one line; nothing if it has none.
+// Prints the settings that come from the recipe of --model on one line; nothing if it has none. One
+// that settle() has dropped is left out.
 void options_print_recipe(FILE* file, const Options* options);
 
 // Prints a part of a command that can be pasted: the program, quoted for the shell, or one option.
@@ -706,9 +707,12 @@ void options_print_recipe(FILE* file, const Options* options) {
     const char* before = "recipe:";
     for (int i = 0; i < OPTION_ROWS; i++) {
         const OptionRow* row = &OPTION_TABLE[i];
-        if (option_repeats_(options, row) && !options->given[i] && option_is_of_recipe_(options, row)) {
+        char buffer[OPTION_TEXT_BYTES];
+        const char* value = option_text(options, row, buffer);
+        const int is_kept = !options->given[i] && strcmp(value, option_default_(options, row)) == 0;
+        if (is_kept && option_repeats_(options, row) && option_is_of_recipe_(options, row)) {
             fprintf(file, "%s ", before);
-            option_print_setting_(file, row, option_default_(options, row));
+            option_print_setting_(file, row, value);
             before = "";
         }
     }

@@ -5,9 +5,9 @@ A setting of a recipe is the default of its option while --model names that mode
 and the file of --config win.
 
 speedrun is a model of NanoChat's architecture, as large as GPT-2 124M, trained with Muon as in
-track 3 of modded-nanogpt (https://github.com/KellerJordan/modded-nanogpt). That run keeps its rates
-for 30 % of the updates, then lowers them linearly to 0; here `linear` lowers them from the end of
-the warm-up.
+track 3 of modded-nanogpt (https://github.com/KellerJordan/modded-nanogpt). Like that run it keeps
+its rates for 30 % of the updates, then lowers them linearly to 0. A run of at most 2450 updates
+lowers them from the end of its warm-up.
 */
 #ifndef LLMC_RECIPES_H
 #define LLMC_RECIPES_H
@@ -41,7 +41,9 @@ static const struct { const char *model, *option, *value; } RECIPES_[] = {
     {"speedrun", "weight-decay",        "0.001"},
     {"speedrun", "beta1",               "0.8"},
     {"speedrun", "eps",                 "1e-10"},
-    {"speedrun", "schedule",            "linear"},
+    {"speedrun", "schedule",            "wsd"},
+    {"speedrun", "decay-steps",         "2450"},
+    {"speedrun", "decay-shape",         "linear"},
 };
 // clang-format on
 

@@ -592,7 +592,8 @@ static void expect_recipe(const char* words, const char* wanted) {
 TEST(recipe) {
     Options options = parsed("--model|speedrun|--lr|0.5|--beta1|0.9");
     EXPECT(options.optimizer == OPTIMIZER_MUON && options.steps == 3500 && options.total_batch == 524288 &&
-               options.matrix_lr == 0.025f && options.schedule == SCHEDULE_LINEAR && options.eps == 1e-10f,
+               options.matrix_lr == 0.025f && options.schedule == SCHEDULE_WSD &&
+               options.decay_steps == 2450 && options.decay_shape == DECAY_LINEAR && options.eps == 1e-10f,
            "the recipe's");
     EXPECT(options.lr == 0.5f && options.beta1 == 0.9f, "lr %g, beta1 %g", options.lr, options.beta1);
     EXPECT(!options_given(&options, "optimizer") && options_given(&options, "lr"), "given");
@@ -609,8 +610,9 @@ TEST(recipe) {
     expect_recipe("--model|nanochat:d12|--optimizer|muon", "");
     expect_recipe("--model|speedrun|--steps|5|--lr|0.1|--weight-decay|0|--beta1|0.9|--vector-lr-scale|1|"
                   "--matrix-weight-decay|0|--eps|1e-8",
-                  "recipe: --total-batch 524288 --optimizer muon --schedule linear --embedding-lr-scale 175 "
-                  "--matrix-lr 0.025\n");
+                  "recipe: --total-batch 524288 --optimizer muon --schedule wsd --decay-steps 2450 "
+                  "--decay-shape linear "
+                  "--embedding-lr-scale 175 --matrix-lr 0.025\n");
 }
 
 static void expect_json_string(const char* text, size_t length, const char* wanted) {
