@@ -45,7 +45,7 @@ static SelfAttention attention_of(Layer* layer, const Pass* pass) {
     const LayerWeights w = linear_weights(&layer->linear, layer->cfg, &layer->params, 0);
     layer->linear.few = pass_is_step(pass);
     if (layer->cfg.window > 0) {
-        pass_window_starts(layer->window_starts, pass, layer->cfg.window);
+        pass_window_starts_cpu(layer->window_starts, pass, layer->cfg.window);
     }
     return self_attention_of(layer->cfg, 0, &w.qkv, &layer->params, &layer->acts, pass,
                              layer->cfg.window > 0 ? layer->window_starts : pass->starts, &layer->linear,
