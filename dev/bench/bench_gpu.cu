@@ -12,10 +12,10 @@ matmul of random numbers. Each line gives the median of the repetitions and thei
 (the *_bytes functions), FLOP those of its formula. --seconds 0 runs everything once, as a test. All
 data is random: matmuls of zeros draw less power and are faster.
 */
+#include "llmc/gpu/floatx.cuh" // before model.h
+
 #include "llmc/model/presets.h"
 #include "llmc/ops/gradient_norm.cuh"
-#include "llmc/gpu/floatx.cuh"
-
 #include "llmc/optim/adafactor.cuh"
 #include "llmc/optim/adamw.cuh"
 #include "llmc/optim/adamw8bit.cuh"
