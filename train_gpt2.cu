@@ -732,13 +732,13 @@ static void gradients_end(Model* model, InBackward* hook, int64_t batches, RankR
 }
 
 // Computes the gradient of an update, one micro-batch after another: forward and backward on the
-// next total_batch tokens. The loss of each token counts loss_scale / total_batch. Sets the losses
+// next batch_tokens. The loss of each token counts loss_scale / batch_tokens. Sets the losses
 // of the report, one for each micro-step, its square sum, work and pace. The hook, unless
 // NULL, makes the update in the backward pass.
-static void model_gradients(Model* model, Dataloader* train, int64_t total_batch, float loss_scale,
+static void model_gradients(Model* model, Dataloader* train, int64_t batch_tokens, float loss_scale,
                             InBackward* hook, RankReport* report) {
-    const float dloss = (float)(loss_scale / (double)total_batch);
-    MicroSteps steps = micro_steps(total_batch / train->T, model->B, model->comm->size);
+    const float dloss = (float)(loss_scale / (double)batch_tokens);
+    MicroSteps steps = micro_steps(batch_tokens / train->T, model->B, model->comm->size);
     int64_t batches = 0;
     model->clock.tokens = 0;
     step_results_clear(&model->results);
@@ -948,8 +948,8 @@ static void train(Model* model, Run* run) {
             break;
         }
         run_begin_step(run);
-        model_gradients(model, run->train, run->settled.options.total_batch, run->state.loss_scale.scale,
-                        run_hook(run), run->report);
+        model_gradients(model, run->train, run_batch(run), run->state.loss_scale.scale, run_hook(run),
+                        run->report);
         if (run_accepts(run, &update)) {
             model_update(model, update);
         }

@@ -270,14 +270,10 @@ static void resume_check_share_(const Resume* r, const Options* options) {
     }
 }
 
-static ScheduleSettings resume_schedule_before_(const Resume* r, const Options* options) {
-    const Options before = resume_options_(r, options, RESUME_ALL);
-    return setup_schedule(&before);
-}
-
 // Returns true if the schedule has the rates that the run has had so far.
 static int resume_keeps_rates_(const Resume* r, const Options* options) {
-    const ScheduleSettings before = resume_schedule_before_(r, options), now = setup_schedule(options);
+    const Options saved = resume_options_(r, options, RESUME_ALL);
+    const ScheduleSettings before = setup_schedule(&saved), now = setup_schedule(options);
     return schedule_same_before(&now, &before, r->saved.run.step);
 }
 
@@ -359,12 +355,12 @@ static int64_t resume_sequence_(const Resume* r, const Options* options, FILE* f
 
 // Prints a jump of the learning rate, after --steps or another option has changed the schedule.
 static void resume_print_rate_(const Resume* r, const Options* options, FILE* file) {
-    const ScheduleSettings before = resume_schedule_before_(r, options), now = setup_schedule(options);
+    const Options before = resume_options_(r, options, RESUME_ALL);
     const int64_t step = r->saved.run.step;
-    const float rate = schedule_lr(&now, step);
-    if (step > 0 && step < options->steps && rate != schedule_lr(&before, step)) {
+    const float rate = setup_lr(options, step);
+    if (step > 0 && step < options->steps && rate != setup_lr(&before, step)) {
         fprintf(file, "resume: lr %.3g at step %lld -> %.3g at step %lld: the schedule has changed\n",
-                (double)schedule_lr(&before, step - 1), (long long)step, (double)rate, (long long)step + 1);
+                (double)setup_lr(&before, step - 1), (long long)step, (double)rate, (long long)step + 1);
     }
 }
 

@@ -104,6 +104,9 @@ void dataloader_open(Dataloader* loader, const DataSources* sources, DataloaderS
 // Makes the next update start at sequence p of the run, counted over epochs.
 void dataloader_seek(Dataloader* loader, uint64_t sequence);
 
+// Gives the next updates so many sequences. Called between two updates.
+void dataloader_resize(Dataloader* loader, int64_t sequences);
+
 // Returns the next micro-batch of this rank: at most B sequences, possibly none; an epoch may end
 // inside.
 Batch dataloader_next(Dataloader* loader);
@@ -337,20 +340,32 @@ void dataloader_open(Dataloader* loader, const DataSources* sources, DataloaderS
     dataloader_start_(loader);
 }
 
-void dataloader_seek(Dataloader* loader, uint64_t sequence) {
-    if (loader->at.first == sequence && loader->at.micro_step == 0) {
-        return;
-    }
+// Starts again with an update of so many sequences at sequence p. Drops the batches that are ready.
+static void dataloader_restart_(Dataloader* loader, uint64_t sequence, int64_t sequences) {
     pthread_mutex_lock(&loader->mutex);
     while (loader->is_filling) {
         pthread_cond_wait(&loader->changed, &loader->mutex);
     }
-    loader->produced = loader->consumed; // drops the batches that are ready
+    loader->produced = loader->consumed;
     const DataloaderPlace_ at = {sequence, 0};
     loader->at = loader->to_fill = at;
     loader->next = sequence;
+    loader->settings.sequences = sequences;
     pthread_cond_broadcast(&loader->changed);
     pthread_mutex_unlock(&loader->mutex);
+}
+
+void dataloader_seek(Dataloader* loader, uint64_t sequence) {
+    if (loader->at.first != sequence || loader->at.micro_step != 0) {
+        dataloader_restart_(loader, sequence, loader->settings.sequences);
+    }
+}
+
+void dataloader_resize(Dataloader* loader, int64_t sequences) {
+    assert(loader->at.micro_step == 0 && sequences > 0);
+    if (loader->settings.sequences != sequences) {
+        dataloader_restart_(loader, loader->at.first, sequences);
+    }
 }
 
 Batch dataloader_next(Dataloader* loader) {

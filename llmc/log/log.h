@@ -87,7 +87,7 @@ typedef struct {
     LogStart start;
     // updates done before this start of the program; updates of the whole run
     int64_t start_step, steps;
-    int64_t step_tokens; // tokens per update
+    int64_t step_tokens; // tokens per update, until log_tokens sets others
     int eval_every;      // steps between validations, 0: none
     FILE* screen;        // usually stdout; NULL prints nothing, on all ranks but one
     int tensorboard;     // also writes for TensorBoard, if the run has files
@@ -118,7 +118,7 @@ typedef struct {
 typedef struct {
     int64_t start_step, steps; // as in the settings
     uint64_t run;
-    double step_tokens;
+    double step_tokens, tokens; // of an update, and of all updates (0: every one had as many)
     int eval_every;
     LogFile json, text, screen;
     LogFile nothing; // discards what a quiet run does not print; no file: the run is not quiet
@@ -141,7 +141,7 @@ typedef struct {
 
     int64_t timed; // steps timed so far
     // their time without evaluation and the like: sum, and exponential average
-    double total_ms, smooth_ms;
+    double total_ms, smooth_ms, timed_tokens;
     double first_ms, first_s;   // time of the first of them, and when it ended
     double data_wait_s, data_s; // time spent waiting for data so far, and up to the previous step
     double peak;                // for the next lines; NAN: unknown
@@ -170,6 +170,9 @@ char* log_duration(double seconds, char* text);
 
 // Sets the time that the run has waited for its data since it started. Call it before log_train.
 static inline void log_data_wait(RunLog* log, double seconds) { log->data_wait_s = seconds; }
+
+// Sets the tokens of an update, and of all updates up to it. Call it before log_train.
+void log_tokens(RunLog* log, double step_tokens, double tokens);
 
 // Sets the peak for the utilization, in FLOP/s. Call it before log_train.
 static inline void log_peak(RunLog* log, double peak) { log->peak = peak; }
@@ -637,6 +640,7 @@ static void log_say_step_(RunLog* log, FILE* file, int64_t step) {
 static void log_time_(RunLog* log, double ms) {
     log->timed++;
     log->total_ms += ms;
+    log->timed_tokens += log->step_tokens;
     log->smooth_ms += (ms - log->smooth_ms) * fmax(1.0 / (double)log->timed, 0.05);
     if (log->timed == 1) {
         log->first_ms = ms;
@@ -753,6 +757,13 @@ static void log_show_step_(RunLog* log, int64_t step) {
     log_flush_screen_(log);
 }
 
+// A larger update takes longer in proportion.
+void log_tokens(RunLog* log, double step_tokens, double tokens) {
+    log->smooth_ms *= step_tokens / log->step_tokens;
+    log->step_tokens = step_tokens;
+    log->tokens = tokens;
+}
+
 void log_train(RunLog* log, int64_t step, double loss, double loss_z, double norm, double norm_z, double lr,
                double ms, double mfu) {
     log_begin_(log, "train", step);
@@ -768,7 +779,8 @@ void log_train(RunLog* log, int64_t step, double loss, double loss_z, double nor
     }
     log_gpu_number_(log, "power_w", &log->power_w);
     log_gpu_number_(log, "clock_mhz", &log->clock_mhz);
-    fprintf(log->json.file, ",\"tokens\":%.0f", (double)step * log->step_tokens);
+    fprintf(log->json.file, ",\"tokens\":%.0f",
+            log->tokens > 0 ? log->tokens : (double)step * log->step_tokens);
     fprintf(log->json.file, ",\"elapsed_s\":%.3f", log->elapsed_s + time_now_s() - log->open_s);
     log_time_stamp_(log);
     log_end_(log);
@@ -1021,7 +1033,7 @@ void log_stop(RunLog* log, int64_t step, const char* reason, const char* advice)
 // ---- the end ----
 
 double log_tok_per_s(const RunLog* log) {
-    return log->total_ms > 0 ? 1e3 * log->step_tokens * (double)log->timed / log->total_ms : 0;
+    return log->total_ms > 0 ? 1e3 * log->timed_tokens / log->total_ms : 0;
 }
 
 double log_peak_mib(void) {

@@ -108,6 +108,9 @@ static inline int run_is_first(const Run* run) { return run->comm.rank == 0; }
 // The number of micro-steps for an update, or a validation, of `sequences`.
 int64_t run_micro_steps(const Run* run, int64_t sequences);
 
+// Returns the tokens of the current update.
+int64_t run_batch(const Run* run);
+
 // Ends the run if the parameters of ranks differ.
 void run_agree_on_parameters(Run* run);
 
@@ -225,6 +228,11 @@ typedef struct {
 int64_t run_micro_steps(const Run* run, int64_t sequences) {
     const MicroSteps steps = micro_steps(sequences, run->settled.options.batch, run->comm.size);
     return micro_steps_count(&steps);
+}
+
+int64_t run_batch(const Run* run) {
+    const BatchSchedule batches = settled_batches(&run->settled.options);
+    return batch_at_step(&batches, run->state.step);
 }
 
 static size_t run_report_bytes_(int64_t micro_steps) {
@@ -395,12 +403,12 @@ static void run_judge_in_backward_(ModelConfig cfg, const InBackward* made, RunV
 static RunVerdict run_judge_(Run* run, const RunUpdate_* update) {
     const Options* o = &run->settled.options;
     RunState* state = &run->state;
-    // The loss has a factor of 1 / total_batch for each token; it should be 1 / counted.
-    const double factor = targets_factor((double)o->total_batch, update->counted);
+    // The loss has a factor of 1 / batch for each token; it should be 1 / counted.
+    const double batch = (double)run_batch(run), factor = targets_factor(batch, update->counted);
     const double scale = factor / state->loss_scale.scale;
     RunVerdict verdict;
     memset(&verdict, 0, sizeof(verdict));
-    verdict.loss = update->losses / (double)o->total_batch * factor;
+    verdict.loss = update->losses / batch * factor;
     verdict.norm = sqrt(update->square_sum) * scale;
     verdict.flops = update->flops;
     verdict.update = setup_update(o, state->step, state->updates + 1, verdict.norm);
@@ -422,11 +430,12 @@ static RunVerdict run_judge_(Run* run, const RunUpdate_* update) {
 
 void run_begin_step(Run* run) {
     const Options* o = &run->settled.options;
-    const int64_t micro_steps = run_micro_steps(run, o->total_batch / o->seq_len);
+    const int64_t sequences = run_batch(run) / o->seq_len, micro_steps = run_micro_steps(run, sequences);
     run->begin_s = time_now_s();
     if (o->overfit) {
         dataloader_seek(run->train, 0);
     }
+    dataloader_resize(run->train, sequences);
     run->first_sequence = run->train->next;
     run->waited_s = run->train->wait_s;
     memset(run->report, 0, run_report_bytes_(micro_steps));
@@ -442,13 +451,13 @@ InBackward* run_hook(Run* run) {
     }
     in_backward_open(&run->in_backward, &state->shares, &state->guard,
                      setup_update(o, state->step, state->updates + 1, 0), o->grad_clip,
-                     (double)o->total_batch);
+                     (double)run_batch(run));
     return &run->in_backward;
 }
 
 int run_accepts(Run* run, Update* update) {
     const Options* o = &run->settled.options;
-    const int64_t micro_steps = run_micro_steps(run, o->total_batch / o->seq_len);
+    const int64_t micro_steps = run_micro_steps(run, run_batch(run) / o->seq_len);
     if (o->update_in_backward) {
         in_backward_end(&run->in_backward, &run->state.shares);
     }
@@ -484,10 +493,12 @@ static void run_log_step_(Run* run) {
 
 void run_end_step(Run* run) {
     RunState* state = &run->state;
+    const int64_t batch = run_batch(run);
     state->updates += run->verdict.is_made;
     state->step++;
     state->stage = STAGE_UPDATED;
-    state->tokens += run->settled.options.total_batch;
+    state->tokens += batch;
+    log_tokens(&run->log, (double)batch, (double)state->tokens);
     run->step_s = time_now_s() - run->begin_s;
     run_log_step_(run);
 }

@@ -60,7 +60,9 @@ struct Options {
     const char* share_layers;
 
     int batch, seq_len;
-    int64_t total_batch, steps;
+    int64_t total_batch;
+    const char* batch_schedule;
+    int64_t steps;
     float epochs;
 
     const char* freeze;
@@ -266,6 +268,9 @@ const OptionRow OPTION_TABLE[] = {
         "tokens", "length of a training sequence, at most --context"},
     {"batch",      "total-batch",   "d",  COUNT_(total_batch),     1,     1e12, AUTO_ | MINUS_1_ | RUN_,  "auto",
         "tokens", "batch of one update, a multiple of seq-len; auto: batch x seq-len; more accumulates gradients"},
+    {"batch",      "batch-schedule", "",  STRING_(batch_schedule), 0,        0, RUN_,             "",
+        "STEP:TOKENS,...", "batch of one update in up to 8 growing stages, as 0:131072,2000:262144; earlier ones have the learning "
+        "rate times sqrt(batch / last batch); without it: --total-batch"},
     {"batch",      "steps",         "x",  COUNT_(steps),           0,     1e12, AUTO_ | MINUS_1_ | RUN_,  "auto",
         "updates", "length of the run; auto or -1: one epoch; 0: only validate, sample and save"},
     {"batch",      "epochs",        "",   FLOAT_(epochs),          0,    MANY_, RUN_,             "0",

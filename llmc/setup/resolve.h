@@ -61,8 +61,10 @@ typedef struct {
 // the number of steps stay "auto".
 void settle(Settled* s, RunData* data, const Options* options, const SettleInput* input);
 
-// Returns the schedule of the learning rate.
+// Returns the schedule of the learning rate, and the rate of update number `step`, which also
+// depends on its batch.
 ScheduleSettings setup_schedule(const Options* options);
+float setup_lr(const Options* options, int64_t step);
 
 // Returns the settings of update number t (from 1) at `step`, for a gradient with this norm.
 Update setup_update(const Options* options, int64_t step, int64_t t, double norm);
@@ -135,10 +137,36 @@ static void settle_share_batch_(Options* o, int ranks) {
     options_divide_batch(o, parts);
 }
 
+// Sets --total-batch to the last stage of --batch-schedule.
+static void settle_stages_(Options* o) {
+    BatchSchedule b;
+    if (!batch_schedule_parse(&b, o->batch_schedule)) {
+        die_usage(
+            "--batch-schedule %s: wanted at most %d stages STEP:TOKENS, as in 0:131072,2000:262144: the "
+            "first at step 0, later ones with more tokens",
+            o->batch_schedule, BATCH_STAGES);
+    }
+    for (int i = 0; i < b.count; i++) {
+        if (b.stage[i].tokens % o->seq_len) {
+            die_usage("--batch-schedule %s: %lld tokens; wanted a multiple of --seq-len %d",
+                      o->batch_schedule, (long long)b.stage[i].tokens, o->seq_len);
+        }
+    }
+    if (options_given(o, "total-batch") && o->total_batch != OPTION_AUTO &&
+        o->total_batch != batch_last(&b)) {
+        die_usage("--batch-schedule %s, --total-batch %lld; wanted only one of them, or the last stage",
+                  o->batch_schedule, (long long)o->total_batch);
+    }
+    o->total_batch = batch_last(&b);
+}
+
 // Decides the batch sizes. The size of an update does not depend on the number of ranks, which
 // share it.
 static void settle_batch_(Options* o, int ranks) {
     const int is_auto = o->batch == OPTION_AUTO;
+    if (o->batch_schedule[0]) {
+        settle_stages_(o);
+    }
     if (is_auto) {
         o->batch = settle_auto_batch_(o);
     }
@@ -433,9 +461,16 @@ ScheduleSettings setup_schedule(const Options* options) {
     return schedule;
 }
 
-Update setup_update(const Options* options, int64_t step, int64_t t, double norm) {
+float setup_lr(const Options* options, int64_t step) {
     const ScheduleSettings schedule = setup_schedule(options);
+    const BatchSchedule batches = settled_batches(options);
+    const int64_t batch = batch_at_step(&batches, step), last = batch_last(&batches);
     const float lr = schedule_lr(&schedule, step);
+    return batch == last ? lr : (float)(lr * sqrt((double)batch / (double)last));
+}
+
+Update setup_update(const Options* options, int64_t step, int64_t t, double norm) {
+    const float lr = setup_lr(options, step);
     const Update update = {
         lr,
         options->beta1,

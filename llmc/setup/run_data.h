@@ -412,12 +412,11 @@ double run_data_target_bytes(const RunData* data, const int* targets, size_t cou
 
 // ---- files ----
 
-// Returns the tokens of `parts` (at least one), up to a limit, and one more as the last target.
-// Users may ask for anything, so the product may overflow any integer.
-static size_t run_data_stories_tokens_(int64_t parts, int64_t part_tokens) {
+// Returns so many tokens, up to a limit, and one more as the last target. Users may ask for
+// anything, so the number may overflow any integer.
+static size_t run_data_stories_tokens_(double tokens) {
     const int64_t max = RUN_DATA_STORIES_MAX_TOKENS;
-    parts = parts > 1 ? parts : 1;
-    return (size_t)(parts <= max / part_tokens ? parts * part_tokens : max) + 1;
+    return (size_t)(tokens < (double)max ? (int64_t)tokens : max) + 1;
 }
 
 // Returns the number of sequences of validation stories.
@@ -431,8 +430,12 @@ static void run_data_stories_(RunData* data, Options* options) {
     if (options->steps == OPTION_AUTO) {
         options->steps = RUN_DATA_STORIES_STEPS;
     }
-    const size_t train = run_data_stories_tokens_(options->steps, options->total_batch);
-    const size_t val = run_data_stories_tokens_(run_data_stories_validated_(options), options->seq_len);
+    const BatchSchedule batches = settled_batches(options);
+    const int64_t steps = options->steps > 1 ? options->steps : 1,
+                  validated = run_data_stories_validated_(options);
+    const size_t train = run_data_stories_tokens_(batch_tokens_before(&batches, steps));
+    const size_t val =
+        run_data_stories_tokens_((double)(validated > 1 ? validated : 1) * (double)options->seq_len);
     data->train_stories = (uint16_t*)check_alloc(train, sizeof(uint16_t), "stories");
     data->val_stories = (uint16_t*)check_alloc(val, sizeof(uint16_t), "stories");
     data->val_nats = (float*)check_alloc(val, sizeof(float), "stories");
@@ -577,13 +580,13 @@ static void run_data_check_epochs_(const RunData* data, const Options* options) 
 // Sets --steps to the updates of one epoch or of --epochs. An update that would not be whole is
 // left out.
 static void run_data_epochs_(RunData* data, Options* options) {
-    const int64_t tokens = (int64_t)mixture_epoch(&data->train) * options->seq_len;
-    const int64_t steps = tokens > options->total_batch ? tokens / options->total_batch : 1;
+    const BatchSchedule batches = settled_batches(options);
+    const double tokens = (double)mixture_epoch(&data->train) * options->seq_len;
     if (options->steps == OPTION_AUTO) {
-        options->steps = steps;
+        options->steps = (int64_t)fmax(1, batch_steps_of(&batches, tokens));
     }
     if (options->epochs > 0) {
-        const double wanted = (double)options->epochs * (double)tokens / (double)options->total_batch;
+        const double wanted = batch_steps_of(&batches, (double)options->epochs * tokens);
         if (wanted > RUN_DATA_MAX_STEPS) {
             die_usage("--epochs %g is %.3g steps; wanted at most %.3g", (double)options->epochs, wanted,
                       RUN_DATA_MAX_STEPS);
@@ -591,9 +594,7 @@ static void run_data_epochs_(RunData* data, Options* options) {
         options->steps = wanted > 1 ? (int64_t)wanted : 1;
         options->epochs = 0;
     }
-    data->epochs = data->kind == DATA_STORIES
-                       ? 0
-                       : (double)options->steps * (double)options->total_batch / (double)tokens;
+    data->epochs = data->kind == DATA_STORIES ? 0 : batch_tokens_before(&batches, options->steps) / tokens;
 }
 
 // Warns if the vocabulary is GPT-2's by default and seems far too large. Shards do not state
@@ -700,7 +701,9 @@ void run_data_open_loaders(Dataloader* train, Dataloader* val, const RunData* da
     dataloader_open(train, &data->train, settings);
     run_data_open_validation_(val, data, s);
     run_data_print_batches_(s);
-    mixture_print(stdout, &data->train, (uint64_t)options->steps * (uint64_t)s->sequences);
+    const BatchSchedule batches = settled_batches(options);
+    mixture_print(stdout, &data->train,
+                  (uint64_t)(batch_tokens_before(&batches, options->steps) / options->seq_len));
     if (options->pack == PACK_DYNAMIC || options->pack == PACK_UNIFORM) {
         const int batches = 1000;
         printf("padding of the first %d micro-batches: %.2f %%\n", batches,

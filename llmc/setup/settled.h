@@ -17,6 +17,7 @@ Settled (plan/fit.h, plan/memory_limit.h).
 #include "llmc/formats/safetensors.h"
 #include "llmc/model/freeze.h"
 #include "llmc/model/model.h"
+#include "llmc/optim/batch_schedule.h"
 #include "llmc/optim/optimizer.h"
 #include "llmc/parallel/zero.h"
 #include "llmc/setup/launcher.h"
@@ -35,8 +36,8 @@ typedef struct {
     Optimizer optimizer; // with its master weights
     size_t element_bytes, gradient_bytes;
     SafeTensorsDtype saved_dtype; // type of the weights in a checkpoint: of master weights, if any
-    int64_t sequences;            // number of sequences in an update
-    int64_t micro_batches;        // number of micro-batches in an update, on all ranks
+    int64_t sequences;            // number of sequences in the last update, which has the most
+    int64_t micro_batches;        // number of micro-batches in that update, on all ranks
     // sequences generated at a time; 1 in training, which samples one by one
     int decode_batch;
 
@@ -50,6 +51,13 @@ static inline float settled_momentum(const Options* o) {
     return o->optimizer == OPTIMIZER_SGD         ? o->sgd_momentum
            : o->optimizer == OPTIMIZER_ADAFACTOR ? o->adafactor_beta1
                                                  : 0;
+}
+
+// Returns the batch of each update: one of --total-batch, unless stages are given.
+static inline BatchSchedule settled_batches(const Options* o) {
+    BatchSchedule b;
+    const int has_stages = o->batch_schedule && batch_schedule_parse(&b, o->batch_schedule);
+    return has_stages ? b : batch_schedule_constant(o->total_batch);
 }
 
 static inline MasterWeights settled_master_(const Settled* s) {

@@ -430,6 +430,22 @@ test_decay() {
     good "values that are none" "${run[@]}" --steps 1 --decay-steps auto --decay-shape sqrt
 }
 
+# A batch that grows in stages.
+test_batches() {
+    local run=("${brief[@]}" "${text[@]}" --steps 6 --schedule constant --warmup 0 --lr 1e-3)
+    good "a batch in stages" "${run[@]}" --batch-schedule 0:32,2:128 --out stages
+    check "counts its tokens" [ "$(values train tokens stages/log.jsonl | tr '\n' ' ')" = "32 64 192 320 448 576 " ]
+    check "has a rate for each size" [ "$(values train lr stages/log.jsonl | uniq -c | awk '{ printf "%s %.3g ", $1, $2 }')" = "2 0.0005 4 0.001 " ]
+    bad 2 "--batch-schedule is 0:32,3:128, was 0:32,2:128; --override" --resume stages/step_00000006 --steps 8 --batch-schedule 0:32,3:128 --out other
+    bad 2 "--batch-schedule 1:32: wanted at most 8 stages STEP:TOKENS" "${run[@]}" --batch-schedule 1:32
+    bad 2 "--batch-schedule 0:24,2:48: 24 tokens; wanted a multiple of --seq-len 16" "${run[@]}" --batch-schedule 0:24,2:48
+    bad 2 "--batch-schedule 0:32,2:64, --total-batch 32; wanted only one of them" "${run[@]}" --batch-schedule 0:32,2:64 --total-batch 32
+    good "a plan" "${run[@]}" --batch-schedule 0:32,2:128 --plan
+    check "counts them, too: $(grep '^work' stdout)" grep -q '^work: 576 tokens' stdout
+    good "epochs" "${brief[@]}" "${text[@]}" --batch-schedule 0:32,2:128 --epochs 0.1 --out stages_2
+    check "are whole updates" awk '{ last = $1 } END { exit !(last > 64 && (last - 64) % 128 == 0) }' <(values train tokens stages_2/log.jsonl)
+}
+
 # Saves that the clock makes change nothing of a run, and two of them stay.
 test_clock() {
     local run=("${brief[@]}" --steps 40 --eval-every 10 --sample-every 20 --samples 1)
@@ -642,6 +658,7 @@ test_divergence
 test_other_data
 test_longer
 test_decay
+test_batches
 test_clock
 test_best
 test_small_disk

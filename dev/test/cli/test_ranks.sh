@@ -190,6 +190,19 @@ test_same_bits() {
     done
 }
 
+# An update of the first stage has a micro-batch for one rank alone.
+test_batches() {
+    local stages=("${run[@]}" --batch-schedule 0:48,3:160,5:320 "$@")
+    trains 1 one_batches "${stages[@]}" --zero 2
+    trains 2 two_batches "${stages[@]}" --zero 2
+    same_model one_batches/step_00000009 two_batches/step_00000009 "--batch-schedule, 2 ranks"
+    same_log one_batches two_batches "--batch-schedule, 2 ranks"
+    trains 3 three_batches --resume two_batches/step_00000003 --zero 2
+    same_model one_batches/step_00000009 three_batches/step_00000009 "--batch-schedule, 2 ranks, then 3"
+    trains 2 later_batches --resume three_batches/step_00000006 --zero 2
+    same_model one_batches/step_00000009 later_batches/step_00000009 "--batch-schedule, then 2 again"
+}
+
 # Each optimizer's state is divided as its slots are. Blocks of 64 want as many channels. Rules of
 # whole matrices gather what the processes have of them.
 test_optimizers() {
@@ -829,6 +842,7 @@ if [ $is_gpu ]; then
     test_gpu_offload
     test_gpu_freeze
     test_gpu_matrices
+    test_batches --tf32 off
     test_gpu_stages
     test_gpu_share
     test_gpu_levels
@@ -848,6 +862,7 @@ test_signal
 test_without_mpi
 test_without_launcher
 test_same_bits
+test_batches
 test_optimizers
 test_stages
 test_freeze

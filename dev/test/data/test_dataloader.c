@@ -346,6 +346,34 @@ static void test_uniform_epoch(void) {
 
 // ---- the thread ----
 
+// Updates of 1, 2, ... sequences, in micro-batches of at most 3, continue where the last one ended.
+static void test_resizing(const char* list) {
+    DataSources sources;
+    Dataloader loader, plain;
+    mixture_open_files(&sources, list, TOKENS_AUTO, V);
+    mixture_pack(&sources, PACK_PAD, T, EOT, DOCUMENT_MASK_ON);
+    dataloader_open(&plain, &sources, settings_of(1, SHUFFLE_ON, 5));
+    dataloader_open(&loader, &sources, settings_of(3, SHUFFLE_ON, 5));
+    uint64_t p = 0;
+    for (int size = 1; size <= 8; size++) {
+        for (int update = 0; update < 2; update++) {
+            dataloader_resize(&loader, size);
+            usleep(size % 2 ? 500 : 0); // the thread may fill all slots
+            for (int left = size; left > 0; left -= 3) {
+                const Batch batch = dataloader_next(&loader);
+                EXPECT(batch.B == (left < 3 ? left : 3), "%d of %d", batch.B, left);
+                for (int b = 0; b < batch.B; b++, p++) {
+                    EXPECT(row_hash(batch, b, 0) == row_hash(dataloader_next(&plain), 0, 0), "size %d", size);
+                }
+            }
+            EXPECT(loader.next == p, "position after an update of %d", size);
+        }
+    }
+    dataloader_close(&loader);
+    dataloader_close(&plain);
+    mixture_close(&sources);
+}
+
 // Seeks at random, right after opening and between batches; each batch is the one that stepping
 // finds there. The batch before the last stays as it was.
 static void test_seeking(const char* list) {
@@ -486,6 +514,7 @@ TEST(dataloader) {
     test_twice();
     test_widths();
     test_uniform_epoch();
+    test_resizing(list);
     test_seeking(list);
     test_wait(list);
     test_written_to(PACK_STREAM);

@@ -1249,6 +1249,31 @@ static void test_decay_(const char* schedule) {
     resume_expect_same_(one, other, schedule);
 }
 
+// A run whose batch grows resumes before, at and after each border of its stages.
+TEST(batch_schedule) {
+    char line[2048], whole[256], again[256];
+    const char* dir = test_tmpdir();
+    vec_flush_denormals();
+    snprintf(
+        line, sizeof(line),
+        "--layers 2 --channels 16 --heads 2 --seq-len 16 --batch 2 --batch-schedule 0:16,2:80,4:96 --steps 6 "
+        "--eval-every 2 --eval-batches 1 --sample-every 3 --sample-tokens 4 --samples 1 --save-every 1 "
+        "--out %s/whole",
+        dir);
+    EXPECT(resume_run_(line) == 0, "%s", line);
+    snprintf(whole, sizeof(whole), "%s/whole/step_%08d", dir, 6);
+    SavedState state = resume_state_(whole);
+    EXPECT(state.run.tokens == 2 * 16 + 2 * 80 + 2 * 96 && state.run.sequence == 2 * 1 + 2 * 5 + 2 * 6,
+           "%lld tokens, %lld sequences", (long long)state.run.tokens, (long long)state.run.sequence);
+    state_close(&state);
+    for (int step = 1; step < 6; step++) {
+        snprintf(line, sizeof(line), "--resume %s/whole/step_%08d --out %s/%d", dir, step, dir, step);
+        EXPECT(resume_run_(line) == 0, "%s", line);
+        snprintf(again, sizeof(again), "%s/%d/step_%08d", dir, step, 6);
+        resume_expect_same_(whole, again, line);
+    }
+}
+
 TEST(decay) {
     vec_flush_denormals();
     test_decay_("--schedule wsd");

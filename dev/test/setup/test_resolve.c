@@ -626,11 +626,15 @@ static void test_stories_seed(void) {
 // Sizes that people ask for must neither overflow nor fill the memory.
 static void test_stories_limit(void) {
     const size_t max = ((size_t)1 << 27) + 1;
-    EXPECT(run_data_stories_tokens_(1000, 4096) == 4096001, "below the limit");
-    EXPECT(run_data_stories_tokens_(0, 4096) == 4097, "one batch at least");
-    EXPECT(run_data_stories_tokens_((int64_t)1 << 39, (int64_t)1 << 39) == max, "beyond 64 bits");
-    EXPECT(run_data_stories_tokens_(1, (int64_t)1 << 40) == max, "a batch beyond it");
-    EXPECT(run_data_stories_tokens_(1 << 15, 1 << 12) == max, "the limit itself");
+    EXPECT(run_data_stories_tokens_(4096000) == 4096001, "below the limit");
+    EXPECT(run_data_stories_tokens_(ldexp(1, 78)) == max, "beyond 64 bits");
+    EXPECT(run_data_stories_tokens_(ldexp(1, 27)) == max, "the limit itself");
+    Run run = run_open("--steps 0 --batch 2 --seq-len 16");
+    EXPECT(run.data.train.tokens == 33, "one batch at least: %zu", run.data.train.tokens);
+    run_close(&run);
+    run = run_open("--steps 6 --batch 2 --seq-len 16 --batch-schedule 0:32,4:64");
+    EXPECT(run.data.train.tokens == 4 * 32 + 2 * 64 + 1, "of two stages: %zu", run.data.train.tokens);
+    run_close(&run);
 }
 
 static void test_floor(void) {
