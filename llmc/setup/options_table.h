@@ -75,7 +75,8 @@ struct Options {
     int decay_shape;
     float weight_decay;
     int cautious_decay;
-    float beta1, beta2, eps, embedding_lr_scale, vector_lr_scale, head_lr_scale, z_loss, sgd_momentum, adafactor_beta1;
+    float beta1, beta2, eps, embedding_lr_scale, vector_lr_scale, head_lr_scale, z_loss, sgd_momentum,
+        adafactor_beta1;
     int adafactor_scale;
     float matrix_lr, matrix_weight_decay;
     int muon_scale, muon_rows;
