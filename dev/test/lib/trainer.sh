@@ -33,6 +33,7 @@ bad() {
 }
 
 in_background() {
+    : >stdout # who waits for words in it must not find those of an earlier command
     set -m
     (ulimit -t 60 && exec "$trainer" "$@") >stdout 2>stderr </dev/null & # at most a minute, whatever it does
     process=$!
