@@ -398,7 +398,7 @@ static inline void ref_attention_backward(Real* dqkv, const Real* dout, const Re
 //
 // act (N, F)    pre: x (N, F); of SwiGLU (g, x) (N, 2, F)
 
-static inline Real ref_sigmoid_(Real x) { return 1 / (1 + exp(-x)); }
+static inline double ref_sigmoid_(double x) { return 1 / (1 + exp(-x)); }
 
 // Returns the activation of x, and its derivatives, given the gate of x, or anything.
 typedef struct {
@@ -414,8 +414,8 @@ static inline RefActivation_ ref_activation_(Real x, Real gate, ActivationKind k
         const Real positive = fmax(x, 0);
         return (RefActivation_){positive * positive, 2 * positive, 0};
     }
-    const Real v = sqrt(2 / M_PI) * (x + 0.044715 * x * x * x),
-               dv = sqrt(2 / M_PI) * (1 + 3 * 0.044715 * x * x), s = ref_sigmoid_(2 * v);
+    const double v = sqrt(2 / M_PI) * (x + 0.044715 * x * x * x),
+                 dv = sqrt(2 / M_PI) * (1 + 3 * 0.044715 * x * x), s = ref_sigmoid_(2 * v);
     return (RefActivation_){x * s, s + 2 * x * s * (1 - s) * dv, 0};
 }
 

@@ -70,10 +70,13 @@ HOST_DEVICE float cross_entropy_cap(float x, float softcap) {
     return softcap > 0 ? softcap * tanhf(x / softcap) : x;
 }
 
-// Returns y of LANES logits, with softcap above 0. It is wrong by a few roundings of softcap.
-ALWAYS_INLINE Vec cross_entropy_cap_vec(Vec x, float softcap) {
+// Return y / softcap and y of LANES logits, with softcap above 0, wrong by a few roundings.
+ALWAYS_INLINE Vec cross_entropy_tanh_vec(Vec x, float softcap) {
     const Vec e = vec_exp2(vec_min(vec_all(126.0f), x * (-2.0f * LOG2_E / softcap))); // finite
-    return softcap * ((1.0f - e) / (1.0f + e));
+    return (1.0f - e) / (1.0f + e);
+}
+ALWAYS_INLINE Vec cross_entropy_cap_vec(Vec x, float softcap) {
+    return softcap * cross_entropy_tanh_vec(x, softcap);
 }
 
 void cross_entropy_loss_cpu(float* loss, const float* logits, const int* target, CrossEntropy of);
@@ -140,22 +143,21 @@ ALWAYS_INLINE float cross_entropy_exp_sum_(float* keep, const float* x, float ma
 // Returns sum_v exp(y[v] - max) with y capped; keeps exp(y[v] - max) (1 - (y[v] / softcap)^2) in
 // `keep` unless it is NULL.
 ALWAYS_INLINE float cross_entropy_capped_sum_(float* keep, const float* x, float max, float softcap, int V) {
-    const float inverse = 1 / softcap;
     Vec sum = vec_all(0.0f);
     int v = 0;
     for (; v + LANES <= V; v += LANES) {
-        const Vec y = cross_entropy_cap_vec(vec_load(x + v), softcap), e = vec_exp(y - max);
+        const Vec t = cross_entropy_tanh_vec(vec_load(x + v), softcap), e = vec_exp(softcap * t - max);
         sum += e;
         if (keep) {
-            vec_store(keep + v, e * (1.0f - (y * inverse) * (y * inverse)));
+            vec_store(keep + v, e * (1.0f - t * t));
         }
     }
     float total = vec_hsum(sum);
     for (; v < V; v++) {
-        const float y = cross_entropy_cap(x[v], softcap), e = expf(y - max);
+        const float t = tanhf(x[v] / softcap), e = expf(softcap * t - max);
         total += e;
         if (keep) {
-            keep[v] = e * (1.0f - (y * inverse) * (y * inverse));
+            keep[v] = e * (1.0f - t * t);
         }
     }
     return total;
@@ -166,8 +168,10 @@ typedef struct {
     float max, sum, target, slope;
 } CrossEntropyRow_;
 
-// Keeps the exponentials, times dy / dlogit, in `keep` unless it is NULL; it may be x.
-ALWAYS_INLINE CrossEntropyRow_ cross_entropy_row_(float* keep, const float* x, int target, CrossEntropy of) {
+// Keeps the exponentials, times dy / dlogit, in `keep` unless it is NULL; it may be x. Compiled
+// once, so that losses have the same bits with gradients and without.
+static __attribute__((noinline)) CrossEntropyRow_ cross_entropy_row_(float* keep, const float* x, int target,
+                                                                     CrossEntropy of) {
     const float largest = cross_entropy_max_(x, of.V), max = cross_entropy_cap(largest, of.softcap);
     CrossEntropyRow_ row = {max, 0, cross_entropy_cap(x[target], of.softcap), 1};
     if (of.softcap > 0) {

@@ -383,11 +383,12 @@ void zero_plan_freeze(ZeroPlan* plan, ModelConfig cfg, unsigned frozen, int firs
     const size_t all = zero_parameter_rows(rows, plan, cfg, 1);
     plan->once = plan->trained_once = tensor_group_offset_bytes(rows, 1);
     plan->block = plan->trained_block = (all - plan->once) / (size_t)model_copies(cfg);
-    // the trained part ends at the first frozen row
+    // the trained part ends at the first frozen row; an absent one may have any place
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         size_t* trained = rows[i].place == PLACE_ONCE ? &plan->trained_once : &plan->trained_block;
         const size_t before = tensor_offset_in_group(&rows[i]);
-        *trained = !zero_has_row(plan, i) && before < *trained ? before : *trained;
+        const int ends = !zero_has_row(plan, i) && !tensor_is_absent(&rows[i]);
+        *trained = ends && before < *trained ? before : *trained;
     }
 }
 
