@@ -416,7 +416,7 @@ static inline RefActivation_ ref_activation_(Real x, Real gate, ActivationKind k
     }
     const double v = sqrt(2 / M_PI) * (x + 0.044715 * x * x * x),
                  dv = sqrt(2 / M_PI) * (1 + 3 * 0.044715 * x * x), s = ref_sigmoid_(2 * v);
-    return (RefActivation_){x * s, s + 2 * x * s * (1 - s) * dv, 0};
+    return (RefActivation_){(Real)(x * s), (Real)(s + 2 * x * s * (1 - s) * dv), 0};
 }
 
 static inline void ref_activation_forward(Real* act, const Real* pre, size_t N, size_t F,
