@@ -416,7 +416,7 @@ static void bench_muon(Bench* bench, float* p, const float* g, float* m) {
 
 static void bench_other_rules(Bench* bench, float* p, const float* g, float* m, size_t n) {
     const Lion lion = {1e-4f, 0.9f, 0.99f, 0.1f, 1, DECAY_ALL};
-    const Sgd sgd = {1e-4f, 0.9f, 0.1f, 1};
+    const Sgd sgd = {1e-4f, 0.9f, 0.1f, 1, DECAY_ALL};
     bench_adamw8bit(bench, p, g, n);
     bench_adafactor(bench, p, g, n);
     BENCH(bench, "lion, 124M parameters", lion_bytes((double)n), bench->bandwidth, "GB/s   ",

@@ -258,7 +258,7 @@ typedef struct {
     float beta1, beta2, eps, grad_scale;
     float v_correction; // AdamW: 1 / (1 - beta2^t)
     float momentum;     // SGD
-    Decay decay;        // AdamW and Lion
+    Decay decay;        // not Adafactor
 } UpdateScalars;
 typedef struct {
     float keep; // 1 - lr weight_decay

@@ -25,7 +25,8 @@ row_squares (NorMuon),
 
     row_squares_i = rows_beta2 row_squares_i + (1 - rows_beta2) mean_j(X_ij^2)
 
-X_i is divided by its root, and X is scaled back to its norm.
+X_i is divided by its root, and X is scaled back to its norm, as in the authors' program. Their
+paper gives the update a root mean square of 0.2: MUON_RMS does if all singular values are 1.
 
 Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024; MUON_RMS: Liu et
 al., arXiv 2502.16982; NorMuon: Li et al., arXiv 2510.05491.

@@ -695,7 +695,7 @@ void optimizer_update_elements_cpu(const OptimizerState* s, const ZeroRange* ran
         const Lion opt = {u.lr, u.beta1, u.beta2, u.weight_decay, u.grad_scale, u.decay};
         lion_update_cpu(param, grad, m, count, opt);
     } else {
-        const Sgd opt = {u.lr, u.momentum, u.weight_decay, u.grad_scale};
+        const Sgd opt = {u.lr, u.momentum, u.weight_decay, u.grad_scale, u.decay};
         assert(s->rule[range->row] == RULE_SGD);
         sgd_update_cpu(param, grad, m, count, opt);
     }

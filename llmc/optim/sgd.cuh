@@ -24,7 +24,8 @@ __device__ inline void sgd_four(Elements<float, 4>* x, const Elements<G, 4>& g, 
     for (int k = 0; k < 4; k++) {
         const float scaled = to_float(g[k]) * s.grad_scale;
         m[k] = m_at ? fmaf(s.momentum, m[k], scaled) : scaled;
-        (*x)[k] = fmaf(rates.keep, (*x)[k], -(rates.step * m[k]));
+        const float keep = decay_keep(rates.keep, s.decay, m[k], (*x)[k]);
+        (*x)[k] = fmaf(keep, (*x)[k], -(rates.step * m[k]));
     }
     if (m_at) {
         elements_store(m_at, m);

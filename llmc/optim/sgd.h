@@ -16,7 +16,7 @@ needs:   nothing
 #ifndef LLMC_SGD_H
 #define LLMC_SGD_H
 
-#include <stddef.h>
+#include "llmc/optim/adamw.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -25,6 +25,7 @@ extern "C" {
 typedef struct {
     float lr, momentum, weight_decay;
     float grad_scale; // factor of the gradient
+    Decay decay;
 } Sgd;
 
 // Counts the bytes moved: read param and grad, write param; with momentum, read and write m.
@@ -45,14 +46,15 @@ void sgd_update_cpu(float* param, const float* grad, float* m, size_t n, Sgd opt
     if (!m) {
 #pragma omp parallel for simd schedule(static)
         for (size_t i = 0; i < n; i++) {
-            param[i] = multiply_add(keep, param[i], -rate * grad[i]);
+            param[i] =
+                multiply_add(decay_keep(keep, opt.decay, grad[i], param[i]), param[i], -rate * grad[i]);
         }
         return;
     }
 #pragma omp parallel for simd schedule(static)
     for (size_t i = 0; i < n; i++) {
         m[i] = multiply_add(opt.momentum, m[i], opt.grad_scale * grad[i]);
-        param[i] = multiply_add(keep, param[i], -opt.lr * m[i]);
+        param[i] = multiply_add(decay_keep(keep, opt.decay, m[i], param[i]), param[i], -opt.lr * m[i]);
     }
 }
 

@@ -263,9 +263,9 @@ void setup_check_optimizer(const Settled* s) {
     const char* word = optimizer_word((OptimizerName)o->optimizer);
     setup_check_recipe_(o);
     setup_check_rule_options_(o);
-    if (o->cautious_decay && (o->optimizer == OPTIMIZER_ADAFACTOR || o->optimizer == OPTIMIZER_SGD)) {
-        die_usage("--cautious-decay on does not work with --optimizer %s; wanted adamw, adamw8bit, muon or "
-                  "lion, or off",
+    if (o->cautious_decay && o->optimizer == OPTIMIZER_ADAFACTOR) {
+        die_usage("--cautious-decay on does not work with --optimizer %s; wanted adamw, adamw8bit, muon, "
+                  "lion or sgd, or off",
                   word);
     }
     setup_check_widths_(s, word);

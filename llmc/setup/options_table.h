@@ -300,7 +300,7 @@ const OptionRow OPTION_TABLE[] = {
     {"optimizer",  "weight-decay",  "c",  FLOAT_(weight_decay),    0,       10, AUTO_ | RUN_,     "auto",
         "", "decoupled weight decay, on matrices only; auto: 0.1; sgd: 0"},
     {"optimizer",  "cautious-decay", "",  SWITCH_(cautious_decay), 0,        0, RUN_,             "off",
-        "off|on", "for adamw, adamw8bit, muon, lion: decay only weights that the update moves toward zero"},
+        "off|on", "for adamw, adamw8bit, muon, lion, sgd: decay only weights that the update moves toward zero"},
     {"optimizer",  "beta1",         "",   FLOAT_(beta1),           0,        1, BELOW_ | RUN_,    "0.9",
         "", "decay of the running mean of the gradient"},
     {"optimizer",  "beta2",         "",   FLOAT_(beta2),           0,        1, AUTO_ | BELOW_ | RUN_,  "auto",

@@ -77,7 +77,7 @@ static void update_lion(const Case* c, Arrays* x, int t) {
 
 static void update_sgd(const Case* c, Arrays* x, int t) {
     (void)t;
-    const Sgd opt = {c->lr, c->beta1, c->weight_decay, c->grad_scale};
+    const Sgd opt = {c->lr, c->beta1, c->weight_decay, c->grad_scale, decay_of(c)};
     sgd_update_cpu(x->param, x->grad, c->beta1 > 0 ? x->m : NULL, (size_t)c->rows * c->cols, opt);
 }
 
@@ -354,6 +354,24 @@ TEST(cautious_lion) {
     for (int i = 0; i < 5; i++) {
         EXPECT(param[i] == want[i], "element %d: %g, wanted %g", i, (double)param[i], (double)want[i]);
     }
+}
+
+// SGD decays where its momentum, or without it the gradient, moves the weight towards zero.
+TEST(cautious_sgd) {
+    const float start[] = {1, -1, 1, -1, 1}, grad[] = {2, -2, -2, 2, 0}, before[] = {-4, 4, 4, -4, 0};
+    const float with[] = {1 + 0.25f, -1 - 0.25f, 1 - 0.25f - 0.125f, -1 + 0.25f + 0.125f, 1},
+                without[] = {1 - 0.5f - 0.125f, -1 + 0.5f + 0.125f, 1 + 0.5f, -1 - 0.5f, 1};
+    for (int has_momentum = 0; has_momentum < 2; has_momentum++) {
+        const float* want = has_momentum ? with : without;
+        const Sgd opt = {0.25f, 0.75f, 0.5f, 1, DECAY_CAUTIOUS};
+        float *param = ops_copy(start, 5), *m = ops_copy(before, 5);
+        sgd_update_cpu(param, grad, has_momentum ? m : NULL, 5, opt);
+        for (int i = 0; i < 5; i++) {
+            EXPECT(param[i] == want[i], "element %d, momentum %d: %g, wanted %g", i, has_momentum,
+                   (double)param[i], (double)want[i]);
+        }
+    }
+    ops_close("cautious SGD");
 }
 
 TEST(rates) {
