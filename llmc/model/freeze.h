@@ -103,9 +103,11 @@ typedef struct {
 
 static const FreezeWord_* freeze_words_(int* count) {
     static const FreezeWord_ words[] = {
-        {"embeddings", "w?e"},     {"blocks", "ln[12]?"}, {"blocks", "qkv?"},    {"blocks", "?normw"},
-        {"blocks", "attproj?"},    {"blocks", "fc*"},     {"attention", "qkv?"}, {"attention", "?normw"},
-        {"attention", "attproj?"}, {"mlp", "fc*"},        {"norms", "ln*"},      {"norms", "?normw"},
+        {"embeddings", "w?e"},  {"blocks", "ln[12]?"},   {"blocks", "qkv?"},        {"blocks", "?normw"},
+        {"blocks", "attproj?"}, {"blocks", "fc*"},       {"blocks", "sfc*"},        {"blocks", "routerw"},
+        {"attention", "qkv?"},  {"attention", "?normw"}, {"attention", "attproj?"}, {"mlp", "fc*"},
+        {"mlp", "sfc*"},        {"mlp", "routerw"},      {"experts", "fc*"},        {"experts", "sfc*"},
+        {"router", "routerw"},  {"norms", "ln*"},        {"norms", "?normw"},
     };
     *count = (int)(sizeof(words) / sizeof(words[0]));
     return words;
@@ -310,6 +312,17 @@ static int freeze_first_block_(const Freeze* freeze, const TensorRow* rows, int 
     return l;
 }
 
+// Freezes the parameters that are never trained.
+static void freeze_add_fixed_(Freeze* freeze, const TensorRow* rows, int L) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        const unsigned bit = (unsigned)(rows[i].kind == KIND_FIXED && !tensor_is_absent(&rows[i])) << i;
+        freeze->rows |= bit;
+        for (int l = 0; l < L; l++) {
+            freeze->in_block[l] |= bit;
+        }
+    }
+}
+
 int freeze_parse(Freeze* freeze, ModelConfig cfg, const char* list, char* error) {
     TensorRow rows[MODEL_PARAMETER_ROWS];
     const int L = cfg.L;
@@ -332,6 +345,7 @@ int freeze_parse(Freeze* freeze, ModelConfig cfg, const char* list, char* error)
         }
         freeze->rows |= (unsigned)is_whole << i;
     }
+    freeze_add_fixed_(freeze, rows, L);
     freeze->first_block = freeze_first_block_(freeze, rows, L);
     if (freeze->first_block == L && freeze_has_all_(freeze, rows, PLACE_ONCE, 0)) {
         return error_set(error, "--freeze", "%s leaves nothing to train", list);

@@ -14,6 +14,7 @@ report are loops over their rows; nothing else in the program lists the tensors.
     NH heads of queries               KV  heads of keys, and of values; NH / KV queries share one
     HS size of a head                 Q = NH*HS                     QKV = Q + 2 KV*HS
     F  hidden units of the MLP        G   columns into each: gate and up (2), or 1
+    E  experts, each an MLP           M   rows of their hidden layers (model_expert_rows)
     V  vocabulary size                Vp = V rounded up to 128
 
 Layers may share parameters (--share-layers): then memory has fewer blocks of parameters than the
@@ -39,6 +40,7 @@ et al., "GQA", 2023.
 #include "llmc/ops/heads.h"
 #include "llmc/ops/norm.h"
 #include "llmc/ops/rope.h"
+#include "llmc/ops/router.h"
 
 #ifndef floatX
 #define floatX float
@@ -78,15 +80,19 @@ typedef enum { INITIAL_WORDS(WORDS_VALUE) } InitialWeights;
 // Architectures: the word of --arch, and the kinds of their operations. Whether the embedding has a
 // norm. Of a new model: whether the classifier has a matrix of its own, the cap of logits (0: the
 // architecture has none), the random weights.
-//  architecture    word        positions           norm            queries, keys    activation         biases       windows       embedding norm  head  cap  random weights
+//  architecture    word        positions           norm            queries, keys    activation         biases       windows       router          embedding norm  head  cap  random weights
 #define ARCHITECTURES(X) \
-  X(ARCH_GPT2,      "gpt2",     POSITIONS_LEARNED,  NORM_LAYER,     HEADS_PLAIN,     ACTIVATION_GELU,   BIASES_ALL,  WINDOWS_NONE, 0,              0,     0,  INITIAL_GPT2) \
-  X(ARCH_LLAMA,     "llama",    POSITIONS_ROPE,     NORM_RMS,       HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, 0,              0,     0,  INITIAL_GPT2) \
-  X(ARCH_MISTRAL,   "mistral",  POSITIONS_ROPE,     NORM_RMS,       HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ALL,  0,              0,     0,  INITIAL_GPT2) \
-  X(ARCH_QWEN2,     "qwen2",    POSITIONS_ROPE,     NORM_RMS,       HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_QKV,  WINDOWS_ANY,  0,              0,     0,  INITIAL_GPT2) \
-  X(ARCH_QWEN3,     "qwen3",    POSITIONS_ROPE,     NORM_RMS,       HEADS_NORM,      ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ANY,  0,              0,     0,  INITIAL_GPT2) \
-  X(ARCH_ARCEE,     "arcee",    POSITIONS_ROPE,     NORM_RMS,       HEADS_PLAIN,     ACTIVATION_RELU2,  BIASES_NONE, WINDOWS_NONE, 0,              0,     0,  INITIAL_GPT2) \
-  X(ARCH_NANOCHAT,  "nanochat", POSITIONS_ROPE,     NORM_RMS_ALONE, HEADS_UNIT_NORM, ACTIVATION_RELU2,  BIASES_NONE, WINDOWS_NONE, 1,              1,    15,  INITIAL_ZERO_OUT)
+  X(ARCH_GPT2,      "gpt2",     POSITIONS_LEARNED,  NORM_LAYER,     HEADS_PLAIN,     ACTIVATION_GELU,   BIASES_ALL,  WINDOWS_NONE, ROUTER_NONE,    0,              0,     0,  INITIAL_GPT2) \
+  X(ARCH_LLAMA,     "llama",    POSITIONS_ROPE,     NORM_RMS,       HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    0,              0,     0,  INITIAL_GPT2) \
+  X(ARCH_MISTRAL,   "mistral",  POSITIONS_ROPE,     NORM_RMS,       HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ALL,  ROUTER_NONE,    0,              0,     0,  INITIAL_GPT2) \
+  X(ARCH_QWEN2,     "qwen2",    POSITIONS_ROPE,     NORM_RMS,       HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_QKV,  WINDOWS_ANY,  ROUTER_NONE,    0,              0,     0,  INITIAL_GPT2) \
+  X(ARCH_QWEN3,     "qwen3",    POSITIONS_ROPE,     NORM_RMS,       HEADS_NORM,      ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ANY,  ROUTER_NONE,    0,              0,     0,  INITIAL_GPT2) \
+  X(ARCH_ARCEE,     "arcee",    POSITIONS_ROPE,     NORM_RMS,       HEADS_PLAIN,     ACTIVATION_RELU2,  BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    0,              0,     0,  INITIAL_GPT2) \
+  X(ARCH_NANOCHAT,  "nanochat", POSITIONS_ROPE,     NORM_RMS_ALONE, HEADS_UNIT_NORM, ACTIVATION_RELU2,  BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    1,              1,    15,  INITIAL_ZERO_OUT) \
+  X(ARCH_MIXTRAL,   "mixtral",  POSITIONS_ROPE,     NORM_RMS,       HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ALL,  ROUTER_CHOSEN,  0,              0,     0,  INITIAL_GPT2) \
+  X(ARCH_QWEN3MOE,  "qwen3moe", POSITIONS_ROPE,     NORM_RMS,       HEADS_NORM,      ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ALL,  ROUTER_CHOSEN,  0,              0,     0,  INITIAL_GPT2) \
+  X(ARCH_OLMOE,     "olmoe",    POSITIONS_ROPE,     NORM_RMS,       HEADS_ROW_NORM,  ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, ROUTER_SOFTMAX, 0,              0,     0,  INITIAL_GPT2) \
+  X(ARCH_GLM4MOE,   "glm4moe",  POSITIONS_ROPE,     NORM_RMS,       HEADS_NORM,      ACTIVATION_SWIGLU, BIASES_QKV,  WINDOWS_NONE, ROUTER_SIGMOID, 0,              0,     0,  INITIAL_GPT2)
 // clang-format on
 typedef enum { ARCHITECTURES(WORDS_VALUE) ARCH_COUNT } Arch;
 
@@ -98,6 +104,7 @@ typedef struct {
     ActivationKind activation;
     BiasesKind biases;
     WindowsKind windows;
+    RouterKind router;
     int has_embedding_norm, has_head;
     float softcap;
     InitialWeights initial;
@@ -111,7 +118,7 @@ static inline const Architecture* model_architecture(Arch arch) {
     return &rows[arch];
 }
 
-enum { MODEL_MAX_LAYERS = 1000 };
+enum { MODEL_MAX_LAYERS = 1000, MODEL_MAX_EXPERTS = 1024 };
 
 typedef struct {
     int max_T; // context: the longest sequence, the rows of wpe
@@ -123,6 +130,9 @@ typedef struct {
     Arch arch;
     int KV, HS, F;                               // 0: NH, C / NH, 4 C
     int has_head;                                // the classifier has a matrix of its own, not wte
+    int E, E_used;                               // experts, and those that a token takes; 0: no experts
+    int Fs;                                      // hidden units of the expert that all tokens take
+    float router_factor;                         // of the experts' weights, ROUTER_SIGMOID; 0: 1
     int window;                                  // keys that a query sees in layers with a window
     uint8_t windows[(MODEL_MAX_LAYERS + 7) / 8]; // bit l: layer l has the window
     float norm_eps;                              // 0: 1e-5
@@ -155,6 +165,16 @@ static inline int model_qkv_size(ModelConfig cfg) { return model_heads(cfg) + 2 
 static inline int model_hidden(ModelConfig cfg) { return cfg.F > 0 ? cfg.F : 4 * cfg.C; }
 static inline int model_gates(ModelConfig cfg) {
     return activation_gates(model_architecture(cfg.arch)->activation);
+}
+
+// Return the MLPs of a block, and the rows of their hidden layers for N tokens: N; with experts, a row
+// for each expert that a token takes, and up to 31 rows of padding for each expert (router.h).
+static inline int model_mlps(ModelConfig cfg) { return cfg.E > 0 ? cfg.E : 1; }
+static inline size_t model_expert_rows(ModelConfig cfg, size_t N) {
+    return cfg.E > 0 ? router_rows(N, cfg.E, cfg.E_used) : N;
+}
+static inline float model_router_factor(ModelConfig cfg) {
+    return cfg.router_factor > 0 ? cfg.router_factor : 1;
 }
 
 // Returns the elements of the largest matrix of a block.
@@ -221,10 +241,14 @@ typedef enum {
   X(attprojb,   ATTENTION, 1,          w.bias,       0,       1,     INIT_ZERO,           0,     VECTOR) \
   X(ln2w,       MLP,       1,          w.norm,       0,       1,     INIT_ONE,            0,     VECTOR) /* norm before the MLP */ \
   X(ln2b,       MLP,       1,          w.norm_bias,  0,       1,     INIT_ZERO,           0,     VECTOR) \
-  X(fcw,        MLP,       w.G * w.F,  cfg.C,        0,       w.G,   INIT_NORMAL,         1,     MATRIX) /* into the MLP's hidden layer: gate, then up */ \
+  X(routerw,    MLP,       w.E,        cfg.C,        0,       1,     INIT_NORMAL,         1,     ROUTER) /* logits of the experts */ \
+  X(routerb,    MLP,       1,          w.router_bias, 0,      1,     INIT_ZERO,           0,     FIXED)  /* added to their scores where experts are chosen */ \
+  X(fcw,        MLP,       w.mlps * w.G * w.F, cfg.C, 0,      w.mlps * w.G, INIT_NORMAL,  1,     MATRIX) /* into the MLP's hidden layer: gate, then up; of each expert */ \
   X(fcb,        MLP,       1,          w.hidden_bias, 0,       1,    INIT_ZERO,           0,     VECTOR) \
-  X(fcprojw,    MLP,       cfg.C,      w.F,          0,       1,     INIT_NORMAL_SCALED,  1,     MATRIX) /* into the residual stream */ \
+  X(fcprojw,    MLP,       w.mlps * cfg.C, w.F,      0,       w.mlps, INIT_NORMAL_SCALED, 1,     MATRIX) /* into the residual stream; of each expert */ \
   X(fcprojb,    MLP,       1,          w.bias,       0,       1,     INIT_ZERO,           0,     VECTOR) \
+  X(sfcw,       MLP,       w.G * w.Fs, cfg.C,        0,       w.G,   INIT_NORMAL,         1,     MATRIX) /* of the expert that all tokens take */ \
+  X(sfcprojw,   MLP,       w.shared,   w.Fs,         0,       1,     INIT_NORMAL_SCALED,  1,     MATRIX) \
   X(lnfw,       OUTSIDE,   1,          w.norm,       0,       1,     INIT_ONE,            0,     VECTOR)  /* norm before the classifier */ \
   X(lnfb,       OUTSIDE,   1,          w.norm_bias,  0,       1,     INIT_ZERO,           0,     VECTOR) \
   X(head,       OUTSIDE,   w.head,     cfg.C,        0,       1,     INIT_VOCAB,          1,     HEAD)       /* the classifier's weight, if it is not wte */
@@ -234,7 +258,8 @@ typedef enum {
 // that is not kept has one buffer for all layers, and the backward pass recomputes it. residual3
 // has `residuals` copies: one per layer, or fewer, which the layers use in turn (layer l uses copy
 // l % residuals). Blocks below `first_block` keep nothing and use copy 0. Logits exist for `chunk`
-// tokens at a time. Without a backward pass `trained` is 0 and `cached` the rows of keys and
+// tokens at a time. The hidden layers of the MLPs have M rows (model_expert_rows); `trained_M` is M
+// with a backward pass, else 0. Without a backward pass `trained` is 0 and `cached` the rows of keys and
 // values; with one it is the other way round. `life`: tensors that live only inside a block, like
 // these shared buffers, use the same memory as those that live only in the classifier.
 //  name        layers  tokens  kept   cols                 dtype    life
@@ -253,8 +278,14 @@ typedef enum {
   X(ln2,        blocks, N,      ACTIVATION, cfg.C,          floatX,  LIVE_ALWAYS) \
   X(ln2_mean,   blocks, N,      MLP,   w.mean,              float,   LIVE_ALWAYS) \
   X(ln2_rstd,   blocks, N,      MLP,   1,                   float,   LIVE_ALWAYS) \
-  X(fch,        blocks, N,      NORMS, w.G * w.F,           floatX,  LIVE_ALWAYS)  /* hidden layer before the activation function */ \
-  X(fch_act,    blocks, N,      NONE,  w.F,                 floatX,  LIVE_ALWAYS)  /* hidden layer after it */ \
+  X(probs,      blocks, N,      BLOCK, w.E,                 float,   LIVE_ALWAYS)  /* the router's probabilities, or scores */ \
+  X(chosen,     blocks, N,      BLOCK, w.E_used,            int32_t, LIVE_ALWAYS)  /* experts that each token takes */ \
+  X(expert_order, blocks, M,    BLOCK, w.has_experts,       int32_t, LIVE_ALWAYS)  /* place in `chosen` that each row comes from (router.h) */ \
+  X(expert_first, blocks, 1,    BLOCK, w.expert_first,      int32_t, LIVE_ALWAYS)  /* first row of each expert; E + 1 */ \
+  X(fch,        blocks, M,      NORMS, w.G * w.F,           floatX,  LIVE_ALWAYS)  /* hidden layer before the activation function */ \
+  X(fch_act,    blocks, M,      NONE,  w.F,                 floatX,  LIVE_ALWAYS)  /* hidden layer after it */ \
+  X(sfch,       blocks, N,      NORMS, w.G * w.Fs,          floatX,  LIVE_ALWAYS)  /* of the expert that all tokens take */ \
+  X(sfch_act,   blocks, N,      NONE,  w.Fs,                floatX,  LIVE_ALWAYS) \
   X(residual3,  residuals, N,   BLOCK, cfg.C,               floatX,  LIVE_ALWAYS)  /* the stream after the block */ \
   X(lnf,        1,      N,      BLOCK, cfg.C,               floatX,  LIVE_ALWAYS) \
   X(lnf_mean,   1,      N,      BLOCK, w.mean,              float,   LIVE_ALWAYS) \
@@ -264,8 +295,13 @@ typedef enum {
   X(losses,     1,      trained, BLOCK, 1,                  float,   LIVE_ALWAYS)   /* nats, per token */ \
   X(branch,     1,      N,      BLOCK, w.branch,            floatX,  LIVE_ALWAYS)  /* output of attention or MLP, added to the stream; and its gradient, or that of atty */ \
   X(dresidual,  1,      trained, BLOCK, cfg.C,               floatX,  LIVE_ALWAYS)  /* gradient of the residual stream */ \
+  X(expert_in,  1,      M,      BLOCK, w.expert,            floatX,  LIVE_BLOCK)   /* rows of the experts' input, in their order */ \
+  X(expert_out, 1,      M,      BLOCK, w.expert,            floatX,  LIVE_BLOCK)   /* rows of their output; gradients of both */ \
+  X(expert_scale, 1,    M,      BLOCK, w.has_experts,       float,   LIVE_BLOCK)   /* weight of each row in its token's sum */ \
+  X(dexpert_scale, 1,   trained_M, BLOCK, w.has_experts,    float,   LIVE_BLOCK)   /* gradient of it */ \
+  X(dlogits_router, 1,  trained, BLOCK, w.E,                float,   LIVE_BLOCK)   /* gradient of the router's logits */ \
   X(dqkv,       1,      trained, BLOCK, w.dqkv,              floatX,  LIVE_BLOCK)  /* memory for sums in the MLP's turn */ \
-  X(dfch,       1,      trained, BLOCK, w.dfch,              floatX,  LIVE_BLOCK)  /* memory for sums in attention's turn */
+  X(dfch,       1,      trained_M, BLOCK, w.dfch,              floatX,  LIVE_BLOCK)  /* memory for sums in attention's turn */
 // clang-format on
 
 #define MODEL_MEMBER_(name, ...) floatX* name;
@@ -296,7 +332,20 @@ typedef struct {
     int apart, parts; // rows of the queries' matrix, if another size than the keys'; equal matrices
     int norm, norm_bias, qkv_bias, bias, hidden_bias, query_norm, key_norm;
     int mean, embedding_rstd, raw, unit_rstd, branch, dqkv, dfch;
+    int mlps, Fs, shared; // equal matrices of an MLP's kind; of the shared expert
+    int has_experts, E, E_used, expert_first, expert, router_bias;
 } ModelWidths;
+
+static inline void model_expert_widths_(ModelWidths* w, ModelConfig cfg) {
+    w->mlps = model_mlps(cfg);
+    w->Fs = cfg.Fs;
+    w->shared = cfg.Fs > 0 ? cfg.C : 0;
+    w->has_experts = cfg.E > 0;
+    w->E = cfg.E, w->E_used = cfg.E_used;
+    w->expert_first = cfg.E > 0 ? cfg.E + 1 : 0;
+    w->expert = cfg.E > 0 ? cfg.C : 0;
+    w->router_bias = model_architecture(cfg.arch)->router == ROUTER_SIGMOID ? cfg.E : 0;
+}
 
 static inline ModelWidths model_widths(ModelConfig cfg) {
     const Architecture* kinds = model_architecture(cfg.arch);
@@ -314,7 +363,8 @@ static inline ModelWidths model_widths(ModelConfig cfg) {
     w.qkv_bias = kinds->biases == BIASES_NONE ? 0 : w.QKV;
     w.bias = has_biases ? cfg.C : 0;
     w.hidden_bias = has_biases ? G * F : 0;
-    w.query_norm = w.key_norm = heads == HEADS_NORM ? HS : 0;
+    w.query_norm = heads == HEADS_NORM ? HS : heads == HEADS_ROW_NORM ? Q : 0;
+    w.key_norm = heads == HEADS_ROW_NORM ? K : w.query_norm;
     w.head = cfg.has_head ? cfg.Vp : 0;
     w.mean = is_layer;
     w.embedding_rstd = kinds->has_embedding_norm;
@@ -323,7 +373,16 @@ static inline ModelWidths model_widths(ModelConfig cfg) {
     w.branch = Q > cfg.C ? Q : cfg.C;
     w.dqkv = w.QKV > G * F / 32 ? w.QKV : G * F / 32; // (N/32, G F)
     w.dfch = G * F > w.QKV ? G * F : w.QKV;           // (B, QKV)
+    model_expert_widths_(&w, cfg);
     return w;
+}
+
+// Returns the experts that a parameter consists of.
+static inline int model_row_experts_(const TensorRow* row, ModelConfig cfg) {
+    const size_t member = row->member;
+    return member == offsetof(ModelParameters, fcw) || member == offsetof(ModelParameters, fcprojw)
+               ? model_mlps(cfg)
+               : 1;
 }
 
 // Fills in the rows of the parameter table for a configuration, with elements of this size; returns
@@ -355,6 +414,7 @@ static inline size_t model_sharded_rows_of(TensorRow rows[MODEL_PARAMETER_ROWS],
     row->kind = KIND_##kind_;                                                                                \
     row->life = LIVE_ALWAYS;                                                                                 \
     row->member = offsetof(ModelParameters, name_);                                                          \
+    row->experts = model_row_experts_(row, cfg);                                                             \
     row++;
     MODEL_PARAMETERS(MODEL_ROW_)
 #undef MODEL_ROW_
@@ -403,6 +463,7 @@ static inline size_t model_activation_rows(TensorRow rows[MODEL_ACTIVATION_ROWS]
     residuals = residuals < blocks ? residuals : blocks;
     const size_t BT = (size_t)B * (size_t)T, N = is_trained ? BT : (size_t)(B > T ? B : T);
     const size_t trained = is_trained ? N : 0, cached = is_trained ? 0 : BT;
+    const size_t M = model_expert_rows(cfg, N), trained_M = is_trained ? M : 0;
     const ModelWidths w = model_widths(cfg);
     TensorRow* row = rows;
 #define MODEL_ROW_(name_, layers_, tokens_, kept_, cols_, dtype_, life_)                                     \
@@ -486,6 +547,26 @@ static inline int model_check_heads_(ModelConfig cfg, const char* path, char* er
     return 1;
 }
 
+// Returns 1 if a model of this architecture can have such experts.
+static inline int model_check_experts_(ModelConfig cfg, const char* path, char* error) {
+    const int has_router = model_architecture(cfg.arch)->router != ROUTER_NONE;
+    if (!has_router && (cfg.E || cfg.E_used || cfg.Fs)) {
+        return error_set(error, path, "%d experts in a model of %s, wanted none", cfg.E,
+                         model_architecture(cfg.arch)->word);
+    }
+    if (has_router && (cfg.E < 1 || cfg.E > MODEL_MAX_EXPERTS)) {
+        return error_set(error, path, "%d experts, wanted 1 to %d", cfg.E, MODEL_MAX_EXPERTS);
+    }
+    if (has_router && (cfg.E_used < 1 || cfg.E_used > cfg.E || cfg.E_used > ROUTER_MAX_USED)) {
+        return error_set(error, path, "a token takes %d of %d experts, wanted 1 to %d", cfg.E_used, cfg.E,
+                         cfg.E < ROUTER_MAX_USED ? cfg.E : ROUTER_MAX_USED);
+    }
+    if (cfg.Fs < 0 || cfg.Fs > 1 << 20) {
+        return error_set(error, path, "a shared expert of %d hidden units, wanted 0 to %d", cfg.Fs, 1 << 20);
+    }
+    return 1;
+}
+
 // Returns 1 if sizes read from the file `path` are possible for a model; if not, 0 and the reason
 // in `error`.
 static inline int model_check_config(ModelConfig cfg, const char* path, char* error) {
@@ -502,7 +583,7 @@ static inline int model_check_config(ModelConfig cfg, const char* path, char* er
     if (cfg.Vp < cfg.V) {
         return error_set(error, path, "padded vocabulary of %d below the vocabulary of %d", cfg.Vp, cfg.V);
     }
-    return model_check_heads_(cfg, path, error);
+    return model_check_heads_(cfg, path, error) && model_check_experts_(cfg, path, error);
 }
 
 // Returns the rows of a parameter, or of its state, in files of other programs: all but the
@@ -535,10 +616,12 @@ static inline double model_count_stored(ModelConfig cfg) {
 }
 
 // Returns the elements of a layer that every token is multiplied with: all, as llm.c counts, also
-// those of the embeddings, but not those of wte if the classifier has a matrix of its own.
+// those of the embeddings, but not those of wte if the classifier has a matrix of its own, and only
+// those of the experts that a token takes.
 static inline double model_multiplied_elements(const TensorRow* row, ModelConfig cfg) {
     const int is_lookup = cfg.has_head && row->member == offsetof(ModelParameters, wte);
-    return is_lookup ? 0 : (double)tensor_layer_elements(row);
+    const double share = row->experts > 1 ? (double)cfg.E_used / row->experts : 1;
+    return is_lookup ? 0 : share * (double)tensor_layer_elements(row);
 }
 
 // Returns the products of attention on one token in layer l, forward: the scores and the values

@@ -31,7 +31,9 @@ typedef enum {
     KIND_MATRIX,    // the weight of a linear layer
     KIND_EMBEDDING, // a table of rows; without a head, wte is the classifier's matrix, too
     KIND_HEAD,      // a matrix of the classifier's own
+    KIND_ROUTER,    // the matrix that chooses experts
     KIND_VECTOR,    // a bias, or a parameter of a norm
+    KIND_FIXED,     // never trained
     TENSOR_KINDS
 } TensorKind;
 
@@ -63,6 +65,7 @@ typedef struct {
     // one of `apart` rows, unless that is 0
     size_t apart;
     int parts;
+    int experts; // parameters only: equal parts of the rows, one for each expert; 1 without experts
     size_t element_bytes;
     TensorInit init;   // parameters only
     int decay;         // parameters only

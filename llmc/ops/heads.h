@@ -34,8 +34,9 @@ computes a head of a sequence at a time, and adds the sums of these up in a fixe
 extern "C" {
 #endif
 
-// Norms of queries and keys: none; of each head, with weights; of each head, without weights.
-typedef enum { HEADS_PLAIN, HEADS_NORM, HEADS_UNIT_NORM } HeadsKind;
+// Norms of queries and keys: none; of each head, with weights; of all heads together, with weights
+// (not computed here yet); of each head, without weights.
+typedef enum { HEADS_PLAIN, HEADS_NORM, HEADS_ROW_NORM, HEADS_UNIT_NORM } HeadsKind;
 
 typedef struct {
     HeadsKind kind;

@@ -299,7 +299,7 @@ void optimizer_update_cpu(const OptimizerState* s, const ZeroRange* range, float
 #include "llmc/optim/sgd.h"
 
 Optimizer optimizer_of(OptimizerName name, int has_optional, MasterWeights master) {
-    const Optimizer optimizer = {name, has_optional, master, 0, {1, 1, 1, 1}, 0, 0};
+    const Optimizer optimizer = {name, has_optional, master, 0, {1, 1, 1, 1, 1, 1}, 0, 0};
     return optimizer;
 }
 
@@ -310,13 +310,14 @@ const char* optimizer_word(OptimizerName name) {
 
 UpdateRule optimizer_rule(Optimizer optimizer, TensorKind kind) {
     static const UpdateRule rules[][TENSOR_KINDS] = {
-        // matrices, embeddings, the classifier's own matrix, vectors
-        {RULE_ADAMW, RULE_ADAMW, RULE_ADAMW, RULE_ADAMW},         // OPTIMIZER_ADAMW
-        {RULE_ADAMW8, RULE_ADAMW8, RULE_ADAMW8, RULE_ADAMW},      // OPTIMIZER_ADAMW8BIT
-        {RULE_FACTORED, RULE_FACTORED, RULE_FACTORED, RULE_FULL}, // OPTIMIZER_ADAFACTOR
-        {RULE_MUON, RULE_ADAMW, RULE_ADAMW, RULE_ADAMW},          // OPTIMIZER_MUON
-        {RULE_LION, RULE_LION, RULE_LION, RULE_LION},             // OPTIMIZER_LION
-        {RULE_SGD, RULE_SGD, RULE_SGD, RULE_SGD},                 // OPTIMIZER_SGD
+        // matrices, embeddings, the classifier's own matrix, the router's, vectors, what is never trained
+        {RULE_ADAMW, RULE_ADAMW, RULE_ADAMW, RULE_ADAMW, RULE_ADAMW, RULE_NONE},     // OPTIMIZER_ADAMW
+        {RULE_ADAMW8, RULE_ADAMW8, RULE_ADAMW8, RULE_ADAMW8, RULE_ADAMW, RULE_NONE}, // OPTIMIZER_ADAMW8BIT
+        {RULE_FACTORED, RULE_FACTORED, RULE_FACTORED, RULE_FACTORED, RULE_FULL,
+         RULE_NONE},                                                            // OPTIMIZER_ADAFACTOR
+        {RULE_MUON, RULE_ADAMW, RULE_ADAMW, RULE_ADAMW, RULE_ADAMW, RULE_NONE}, // OPTIMIZER_MUON
+        {RULE_LION, RULE_LION, RULE_LION, RULE_LION, RULE_LION, RULE_NONE},     // OPTIMIZER_LION
+        {RULE_SGD, RULE_SGD, RULE_SGD, RULE_SGD, RULE_SGD, RULE_NONE},          // OPTIMIZER_SGD
     };
     return rules[optimizer.name][kind];
 }
