@@ -120,23 +120,12 @@ int json_skip(JsonReader* text);
 #include <string.h>
 
 #include "llmc/base/check.h"
+#include "llmc/base/utf8.h"
 
 size_t json_utf8_length(const unsigned char* text, size_t left) {
-    static const uint32_t smallest[5] = {0, 0, 0x80, 0x800, 0x10000}; // by length in bytes
-    const unsigned lead = text[0];
-    const size_t length = lead < 0x80 ? 1 : lead < 0xC0 ? 0 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
-    if (length == 0 || lead > 0xF4 || length > left) {
-        return 0;
-    }
-    uint32_t character = length == 1 ? lead : lead & (0xFFu >> (length + 1));
-    for (size_t i = 1; i < length; i++) {
-        if ((text[i] & 0xC0) != 0x80) {
-            return 0;
-        }
-        character = character << 6 | (text[i] & 0x3Fu);
-    }
-    const int surrogate = character >= 0xD800 && character <= 0xDFFF;
-    return character >= smallest[length] && character <= 0x10FFFF && !surrogate ? length : 0;
+    uint32_t character = 0;
+    const size_t length = left == 0 ? 0 : text[0] < 0x80 ? 1 : (size_t)utf8_decode(text, left, &character);
+    return character == UTF8_INVALID ? 0 : length;
 }
 
 // Prints a string; `bad` is the format of a byte that belongs to no character.
@@ -220,17 +209,6 @@ static int json_hex_(const JsonReader* text, size_t at) {
     return value;
 }
 
-// Appends a character in UTF-8.
-static unsigned char* json_utf8_(unsigned char* out, uint32_t character) {
-    const int more = character < 0x80 ? 0 : character < 0x800 ? 1 : character < 0x10000 ? 2 : 3;
-    static const unsigned lead[4] = {0, 0xC0, 0xE0, 0xF0};
-    *out++ = (unsigned char)(lead[more] | character >> (6 * more));
-    for (int i = more - 1; i >= 0; i--) {
-        *out++ = (unsigned char)(0x80 | (character >> (6 * i) & 0x3F));
-    }
-    return out;
-}
-
 // Characters a string may have, besides those of C strings.
 typedef enum { JSON_C_STRING_, JSON_C_BYTES_, JSON_ANY_TEXT_ } JsonText_;
 
@@ -252,10 +230,10 @@ static int json_unicode_(JsonReader* text, JsonText_ kind, unsigned char** out) 
     if (first < 0 || (kind != JSON_ANY_TEXT_ && is_hole)) {
         return json_unexpected(text, "\\u and four digits of a character that is not zero, or a pair");
     }
-    *out =
-        json_utf8_(*out, is_pair ? 0x10000u + ((uint32_t)(first - 0xD800) << 10 | (uint32_t)(second - 0xDC00))
-                         : is_half ? 0xFFFDu
-                                   : (uint32_t)first);
+    *out += utf8_encode(is_pair ? 0x10000u + ((uint32_t)(first - 0xD800) << 10 | (uint32_t)(second - 0xDC00))
+                        : is_half ? 0xFFFDu
+                                  : (uint32_t)first,
+                        *out);
     text->at += is_pair ? 12 : 6;
     return 1;
 }

@@ -22,9 +22,9 @@ neither letter, number nor blank.
 #define LLMC_BPE_RULES_H
 
 #include "llmc/base/check.h"
+#include "llmc/base/utf8.h"
 #include "llmc/tokenizer/nfc.h"
 #include "llmc/tokenizer/unicode_tables.h"
-#include "llmc/tokenizer/utf8.h"
 
 // ---- patterns ----
 

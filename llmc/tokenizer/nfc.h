@@ -61,8 +61,8 @@ void nfc_text_close(NfcText* out);
 #include <string.h>
 
 #include "llmc/base/check.h"
+#include "llmc/base/utf8.h"
 #include "llmc/tokenizer/nfc_tables.h"
-#include "llmc/tokenizer/utf8.h"
 
 // ---- tables ----
 
