@@ -1,11 +1,13 @@
 /*
-number_text.h -- numbers as people read them.
+number_text.h -- numbers as people read them, and as short as a float can be written.
 */
 #ifndef LLMC_NUMBER_TEXT_H
 #define LLMC_NUMBER_TEXT_H
 
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { NUMBER_BYTES = 48 }; // room for any text below
@@ -45,6 +47,15 @@ static inline char* number_short(double value, char text[NUMBER_BYTES]) {
         text[length] = letters[thousands];
         text[length + 1] = '\0';
     }
+    return text;
+}
+
+// Sets text to the fewest digits that are read back as the same float. Returns text.
+static inline char* number_exact(float value, char text[NUMBER_BYTES]) {
+    int digits = 1;
+    do {
+        snprintf(text, NUMBER_BYTES, "%.*g", digits, (double)value);
+    } while (digits++ < FLT_DECIMAL_DIG && strtof(text, NULL) != value);
     return text;
 }
 

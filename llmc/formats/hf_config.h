@@ -43,7 +43,6 @@ void hf_config_write(const char* directory, ModelConfig cfg, SafeTensorsDtype dt
 
 #ifdef HF_CONFIG_IMPLEMENTATION
 
-#include <float.h>
 #include <limits.h>
 #include <math.h>
 #include <stddef.h>
@@ -55,10 +54,12 @@ void hf_config_write(const char* directory, ModelConfig cfg, SafeTensorsDtype dt
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
 #include "llmc/base/json.h"
+#include "llmc/base/number_text.h"
 #include "llmc/base/text_buffer.h"
 #include "llmc/model/families.h"
 
 #define HF_MAX_CONFIG_ ((size_t)1 << 20) // largest config.json
+#define HF_FULL_LAYERS_ 28               // max_window_layers of all classes that have it
 
 // Family of models in transformers: its names in config.json, and the values of missing keys, where
 // 0 means what it means in ModelConfig.
@@ -174,7 +175,7 @@ static const HfKey_ hf_keys_[] = {
     {FAMILY_WINDOWS_, "max_window_layers", HF_SIZE_, HF_MEMBER_(full_layers)},
     {FAMILY_NANOCHAT, "final_logit_softcapping", HF_POSITIVE_OR_NULL_, HF_MEMBER_(cfg.softcap)},
 
-    // of other models that are said to be one of these
+    // keys of models that differ from the family they claim to be
     {FAMILY_ROPE & ~FAMILY_NANOCHAT, "final_logit_softcapping", HF_UNUSED_, 0},
     {FAMILY_ROPE & ~(1 << ARCH_QWEN2), "attention_bias", HF_FALSE_, 0},
     {FAMILY_ROPE, "mlp_bias", HF_FALSE_, 0},
@@ -488,36 +489,39 @@ static int hf_config_check_keys_(JsonReader* text, HfConfig_* config) {
     return 1;
 }
 
-// Purposes of a pass over config.json: the family must be known before the values are read.
-typedef enum { HF_FIND_FAMILY_, HF_READ_VALUES_ } HfPass_;
-
-// Reads the text of config.json; returns 0 with text->error set if it is not valid.
-static int hf_config_pass_(JsonReader* text, HfConfig_* config, HfPass_ pass) {
+// Sets the architecture from model_type: it must be known before the values are read.
+static int hf_config_find_family_(JsonReader* text, HfConfig_* config) {
     const char* name;
     int more = json_take(text, '{') ? 1 : -1, has_family = 0;
     for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
         if ((more = json_member(text, place, &name)) <= 0) {
             break;
         }
-        const int is_type = pass == HF_FIND_FAMILY_ && strcmp(name, "model_type") == 0;
-        const HfKey_* key = pass == HF_READ_VALUES_ ? hf_key_(name, config->cfg.arch) : NULL;
-        if (pass == HF_READ_VALUES_) {
-            config->keys =
-                (const char**)check_grow(config->keys, config->num_keys, sizeof(name), "list of keys");
-            config->keys[config->num_keys++] = name;
-        }
-        if (!(is_type ? hf_family_(text, &config->cfg.arch)
-              : key   ? hf_config_value_(text, key, config)
-                      : json_skip(text))) {
+        const int is_type = strcmp(name, "model_type") == 0;
+        if (!(is_type ? hf_family_(text, &config->cfg.arch) : json_skip(text))) {
             return 0;
         }
         has_family |= is_type;
     }
-    if (more < 0 || !json_end(text)) {
-        return 0;
+    return more == 0 && (has_family || error_set(text->error, text->path, "no model_type"));
+}
+
+// Reads all values.
+static int hf_config_read_values_(JsonReader* text, HfConfig_* config) {
+    const char* name;
+    int more = json_take(text, '{') ? 1 : -1;
+    for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
+        if ((more = json_member(text, place, &name)) <= 0) {
+            break;
+        }
+        const HfKey_* key = hf_key_(name, config->cfg.arch);
+        config->keys = (const char**)check_grow(config->keys, config->num_keys, sizeof(name), "list of keys");
+        config->keys[config->num_keys++] = name;
+        if (!(key ? hf_config_value_(text, key, config) : json_skip(text))) {
+            return 0;
+        }
     }
-    return pass == HF_READ_VALUES_ ? hf_config_check_keys_(text, config)
-                                   : has_family || error_set(text->error, text->path, "no model_type");
+    return more == 0 && json_end(text) && hf_config_check_keys_(text, config);
 }
 
 // Sets the values of keys that may be missing.
@@ -529,11 +533,11 @@ static void hf_config_default_(HfConfig_* config) {
     config->cfg.window = family->window;
     config->cfg.softcap = family->softcap;
     config->is_tied = family->is_tied;
-    config->full_layers = 28;
+    config->full_layers = HF_FULL_LAYERS_;
 }
 
-// Refuses what the class of GPT-2 can say and we do not compute.
-static int hf_config_read_gpt2_(const HfConfig_* config, const char* path, char* error) {
+// Refuses a GPT-2 that its class can hold and we do not compute.
+static int hf_check_gpt2_(const HfConfig_* config, const char* path, char* error) {
     const ModelConfig cfg = config->cfg;
     if (cfg.F && cfg.F != 4 * (double)cfg.C) {
         return error_set(error, path, "n_inner is %d, wanted 4 x n_embd = %.0f", cfg.F, 4 * (double)cfg.C);
@@ -545,7 +549,7 @@ static int hf_config_read_gpt2_(const HfConfig_* config, const char* path, char*
     return config->is_tied || error_set(error, path, "tie_word_embeddings is false, wanted true");
 }
 
-// Returns a configuration as a model's options give it: GPT-2 implies its sizes, others name them.
+// Returns the configuration that a model's options give: GPT-2 implies its sizes, others name them.
 static ModelConfig hf_settled_config_(ModelConfig cfg) {
     const int is_gpt2 = cfg.arch == ARCH_GPT2;
     cfg.F = is_gpt2 ? 0 : cfg.F;
@@ -556,20 +560,25 @@ static ModelConfig hf_settled_config_(ModelConfig cfg) {
     return cfg;
 }
 
-// Reads the text of config.json; 0 with text->error set if it is not a model that we compute.
-static int hf_config_parse_(JsonReader* text, HfConfig_* config) {
-    ModelConfig* cfg = &config->cfg;
-    // a reader decodes strings in place
+// Returns a copy of a text, because a reader decodes strings in place; the caller frees it.
+static char* hf_copy_(const JsonReader* text) {
     char* copy = (char*)check_alloc(text->bytes + 1, 1, text->path);
     memcpy(copy, text->text, text->bytes);
+    return copy;
+}
+
+// Reads the text of config.json; returns 0 with text->error set if we do not compute such a model.
+static int hf_config_parse_(JsonReader* text, HfConfig_* config) {
+    ModelConfig* cfg = &config->cfg;
+    char* copy = hf_copy_(text);
     JsonReader first = json_reader(text->path, copy, text->bytes, text->error);
-    const int is_known = hf_config_pass_(&first, config, HF_FIND_FAMILY_);
+    const int is_known = hf_config_find_family_(&first, config);
     free(copy);
     if (!is_known) {
         return 0;
     }
     hf_config_default_(config);
-    if (!hf_config_pass_(text, config, HF_READ_VALUES_)) {
+    if (!hf_config_read_values_(text, config)) {
         return 0;
     }
     cfg->Vp = cfg->V < INT_MAX - MODEL_VOCAB_ALIGN ? model_padded_vocab(cfg->V) : cfg->V;
@@ -577,7 +586,7 @@ static int hf_config_parse_(JsonReader* text, HfConfig_* config) {
     if (cfg->arch != ARCH_GPT2 && cfg->F == 0) {
         return error_set(text->error, text->path, "no intermediate_size");
     }
-    if ((cfg->arch == ARCH_GPT2 && !hf_config_read_gpt2_(config, text->path, text->error)) ||
+    if ((cfg->arch == ARCH_GPT2 && !hf_check_gpt2_(config, text->path, text->error)) ||
         !hf_config_rope_(config, text->path, text->error) ||
         !model_check_config(*cfg, text->path, text->error) ||
         !hf_config_windows_(config, text->path, text->error)) {
@@ -587,18 +596,23 @@ static int hf_config_parse_(JsonReader* text, HfConfig_* config) {
     return 1;
 }
 
+// Opens the config.json in a directory; the caller frees reader.text.
+static JsonReader hf_config_open_(const char* directory, char path[PATH_MAX], char error[ERROR_BYTES]) {
+    char* text;
+    size_t bytes;
+    file_join(path, directory, "config.json");
+    CHECK(file_try_read(path, HF_MAX_CONFIG_, &text, &bytes, error), "%s", error);
+    return json_reader(path, text, bytes, error);
+}
+
 static HfConfig_ hf_config_load_(const char* directory) {
     char path[PATH_MAX], error[ERROR_BYTES];
-    char* copy;
-    size_t bytes;
     HfConfig_ config;
     memset(&config, 0, sizeof(config));
-    file_join(path, directory, "config.json");
-    CHECK(file_try_read(path, HF_MAX_CONFIG_, &copy, &bytes, error), "%s", error);
-    JsonReader text = json_reader(path, copy, bytes, error);
+    JsonReader text = hf_config_open_(directory, path, error);
     CHECK(hf_config_parse_(&text, &config), "%s", error);
     free(config.keys);
-    free(copy);
+    free(text.text);
     return config;
 }
 
@@ -620,15 +634,11 @@ static int hf_config_is_kept_(const char* key) {
 }
 
 char* hf_config_kept(const char* directory) {
-    char path[PATH_MAX], error[ERROR_BYTES], *text;
+    char path[PATH_MAX], error[ERROR_BYTES];
     const char* key;
-    size_t bytes;
     TextBuffer kept;
-    file_join(path, directory, "config.json");
-    CHECK(file_try_read(path, HF_MAX_CONFIG_, &text, &bytes, error), "%s", error);
-    char* copy = (char*)check_alloc(bytes + 1, 1, path); // a reader decodes strings in place
-    memcpy(copy, text, bytes);
-    JsonReader reader = json_reader(path, copy, bytes, error);
+    JsonReader reader = hf_config_open_(directory, path, error);
+    char* written = hf_copy_(&reader);
     text_buffer_open(&kept, path);
     int more = json_take(&reader, '{') ? 1 : -1;
     for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
@@ -640,12 +650,12 @@ char* hf_config_kept(const char* directory) {
         const int is_kept = hf_config_is_kept_(key);
         more = json_skip(&reader) ? 1 : -1;
         if (is_kept) {
-            fprintf(kept.file, "  \"%s\": %.*s,\n", key, (int)(reader.at - begin), text + begin);
+            fprintf(kept.file, "  \"%s\": %.*s,\n", key, (int)(reader.at - begin), written + begin);
         }
     }
     CHECK(more == 0, "%s", error);
-    free(copy);
-    free(text);
+    free(written);
+    free(reader.text);
     return text_buffer_close(&kept);
 }
 
@@ -666,17 +676,14 @@ int hf_config_check(ModelConfig cfg, char* error) {
                      model_rope_dims(cfg), HS);
 }
 
-// Number as short as it may be read back, and never an integer: transformers checks types.
+// Number that is never written as an integer: transformers checks types.
 typedef struct {
-    char text[32];
+    char text[NUMBER_BYTES];
 } HfNumber_;
 
 static HfNumber_ hf_number_(float x) {
     HfNumber_ number;
-    int digits = 1;
-    do {
-        snprintf(number.text, sizeof(number.text), "%.*g", digits, (double)x);
-    } while (digits++ < FLT_DECIMAL_DIG && strtof(number.text, NULL) != x);
+    number_exact(x, number.text);
     if (!strpbrk(number.text, ".e")) {
         snprintf(number.text + strlen(number.text), 3, ".0");
     }

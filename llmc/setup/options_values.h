@@ -45,6 +45,7 @@ int option_is_digits(const char* text);
 #include <string.h>
 
 #include "llmc/base/check.h"
+#include "llmc/base/number_text.h"
 
 // Returns the start of word number `index` of "zero|one|two" and sets *length to its length; NULL
 // if the list is shorter.
@@ -83,14 +84,8 @@ const char* option_text(const void* options, const OptionRow* row, char buffer[O
     case OPTION_COUNT:
         snprintf(buffer, OPTION_TEXT_BYTES, "%.0f", option_number_(options, row));
         return buffer;
-    case OPTION_FLOAT: {
-        const float value = (float)option_number_(options, row);
-        int digits = 1; // nine are always enough
-        do {
-            snprintf(buffer, OPTION_TEXT_BYTES, "%.*g", digits, value);
-        } while (++digits <= 9 && strtof(buffer, NULL) != value);
-        return buffer;
-    }
+    case OPTION_FLOAT:
+        return number_exact((float)option_number_(options, row), buffer);
     default: { // a word of the row's list
         size_t length;
         const char* word = option_word_(row->unit, *(const int*)field, &length);
