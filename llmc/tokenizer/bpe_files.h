@@ -38,10 +38,9 @@ extern "C" {
 // ---- writing JSON ----
 
 // Describes end-of-text in Hugging Face's files, where a name is not enough.
-#define BPE_HF_SPECIAL_                                                                                      \
-    ", \"single_word\": false, \"lstrip\": false, \"rstrip\": false, \"normalized\": false, \"special\": "   \
-    "true"
-#define BPE_HF_EOT "\"content\": \"" BPE_EOT_TEXT "\"" BPE_HF_SPECIAL_
+#define BPE_HF_NOT_TRIMMED_ ", \"single_word\": false, \"lstrip\": false, \"rstrip\": false"
+#define BPE_HF_EOT                                                                                           \
+    "\"content\": \"" BPE_EOT_TEXT "\"" BPE_HF_NOT_TRIMMED_ ", \"normalized\": false, \"special\": true"
 
 // ---- any file ----
 
@@ -204,8 +203,6 @@ static BpeExcerpt_ bpe_excerpt_(BpeSpan_ span) {
 
 // Reads a header of 256 uint32 (magic, version, V, end-of-text id), then V x (uint8, bytes).
 // Returns 0 with the reason if two tokens are the same; their bytes can still be decoded.
-
-// Returns 0, with the reason, if two tokens are the same; their bytes are there nevertheless.
 static int bpe_open_bin_(Bpe* bpe, const BpeFile_* file, char* error) {
     uint32_t header[4];
     CHECK(file->bytes >= BPE_BIN_HEADER_BYTES_, "%s: %zu bytes, wanted a header of %d", file->path,
@@ -498,6 +495,18 @@ static int bpe_json_refuse_(BpeJson_* v, const char* found, const char* what, co
     return error_set(v->json.error, v->json.path, "%s %s, wanted %s", found, bpe_excerpt_(span).text, wanted);
 }
 
+// Reads an array, each element with `read`.
+static int bpe_json_each_(BpeJson_* v, int (*read)(BpeJson_* v)) {
+    int more = json_take(&v->json, '[') ? 1 : -1;
+    for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
+        more = json_element(&v->json, place);
+        if (more > 0 && !read(v)) {
+            return 0;
+        }
+    }
+    return more == 0;
+}
+
 // Reads one "token": id, after its key.
 static int bpe_json_token_(BpeJson_* v, const char* text, size_t length) {
     BpeNamed_ token = {{(unsigned char*)text, length}, 0};
@@ -535,7 +544,7 @@ static int bpe_json_side_(BpeJson_* v, BpeSpan_* side) {
 }
 
 // Reads "A B", or ["A", "B"] of newer files.
-static int bpe_json_merge_(BpeJson_* v, BpeSpan_ sides[2]) {
+static int bpe_json_sides_(BpeJson_* v, BpeSpan_ sides[2]) {
     if (json_peek(&v->json) == '[') {
         return json_take(&v->json, '[') && bpe_json_side_(v, &sides[0]) && json_take(&v->json, ',') &&
                bpe_json_side_(v, &sides[1]) && json_take(&v->json, ']');
@@ -549,27 +558,22 @@ static int bpe_json_merge_(BpeJson_* v, BpeSpan_ sides[2]) {
     return 1;
 }
 
-static int bpe_json_merges_(BpeJson_* v) {
-    int more = json_take(&v->json, '[') ? 1 : -1;
-    for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
-        BpeSpan_ sides[2];
-        if ((more = json_element(&v->json, place)) <= 0) {
-            break;
-        }
-        if (!bpe_json_merge_(v, sides)) {
-            return 0;
-        }
-        for (int side = 0; side < 2; side++) {
-            sides[side].length = bpe_unspell_(sides[side], &v->spelling);
-            if (sides[side].length == 0) {
-                return error_set(v->json.error, v->json.path,
-                                 "merges[%zu] is not two tokens in the spelling of GPT-2", v->num_merges);
-            }
-        }
-        v->merges = (BpeSpan_(*)[2])check_grow(v->merges, v->num_merges, sizeof(*v->merges), "vocabulary");
-        memcpy(v->merges[v->num_merges++], sides, sizeof(sides));
+// Reads one element of merges.
+static int bpe_json_merge_(BpeJson_* v) {
+    BpeSpan_ sides[2];
+    if (!bpe_json_sides_(v, sides)) {
+        return 0;
     }
-    return more == 0;
+    for (int side = 0; side < 2; side++) {
+        sides[side].length = bpe_unspell_(sides[side], &v->spelling);
+        if (sides[side].length == 0) {
+            return error_set(v->json.error, v->json.path,
+                             "merges[%zu] is not two tokens in the spelling of GPT-2", v->num_merges);
+        }
+    }
+    v->merges = (BpeSpan_(*)[2])check_grow(v->merges, v->num_merges, sizeof(*v->merges), "vocabulary");
+    memcpy(v->merges[v->num_merges++], sides, sizeof(sides));
+    return 1;
 }
 
 // Reads a value that must be null or an empty string.
@@ -602,7 +606,7 @@ static int bpe_json_model_member_(BpeJson_* v, const char* key) {
                 bpe_json_refuse_(v, "a model with", "byte_fallback", "byte-level BPE, not SentencePiece's"));
     }
     return strcmp(key, "vocab") == 0           ? bpe_json_vocab_(v)
-           : strcmp(key, "merges") == 0        ? bpe_json_merges_(v)
+           : strcmp(key, "merges") == 0        ? bpe_json_each_(v, bpe_json_merge_)
            : strcmp(key, "ignore_merges") == 0 ? json_bool(&v->json, &v->finds_pieces)
                                                : json_skip(&v->json);
 }
@@ -652,18 +656,6 @@ static int bpe_json_added_token_(BpeJson_* v) {
     token.text.length = strlen(content);
     token.is_raw = !is_normalized;
     return more == 0 && bpe_json_add_(v, token);
-}
-
-// Reads an array, each element with `read`.
-static int bpe_json_each_(BpeJson_* v, int (*read)(BpeJson_* v)) {
-    int more = json_take(&v->json, '[') ? 1 : -1;
-    for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
-        more = json_element(&v->json, place);
-        if (more > 0 && !read(v)) {
-            return 0;
-        }
-    }
-    return more == 0;
 }
 
 // Normalizer or pre_tokenizer: an object, or null.
@@ -800,22 +792,16 @@ static int bpe_json_special_(BpeJson_* v) {
     return more == 0;
 }
 
-// Reads an array of objects with one member each: {"SpecialToken": {...}} or {"Sequence": {...}}.
+// Reads one element of a template: {"SpecialToken": {...}} or {"Sequence": {...}}.
 static int bpe_json_template_(BpeJson_* v) {
     const char* key;
-    int more = json_take(&v->json, '[') ? 1 : -1;
-    for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
-        if ((more = json_element(&v->json, place)) <= 0) {
-            break;
-        }
-        if (!json_take(&v->json, '{') || json_member(&v->json, JSON_FIRST, &key) <= 0 ||
-            !(strcmp(key, "SpecialToken") == 0 ? bpe_json_special_(v) : json_skip(&v->json)) ||
-            !json_take(&v->json, '}')) {
-            return 0;
-        }
-        v->is_after_text |= strcmp(key, "Sequence") == 0;
+    if (!json_take(&v->json, '{') || json_member(&v->json, JSON_FIRST, &key) <= 0 ||
+        !(strcmp(key, "SpecialToken") == 0 ? bpe_json_special_(v) : json_skip(&v->json)) ||
+        !json_take(&v->json, '}')) {
+        return 0;
     }
-    return more == 0;
+    v->is_after_text |= strcmp(key, "Sequence") == 0;
+    return 1;
 }
 
 // Reads a post_processor, or one of a sequence, for the token it puts beside a text. "cls" is
@@ -831,7 +817,7 @@ static int bpe_json_processor_(BpeJson_* v) {
             v->start = "its own token";
             v->num_starts++;
         }
-        if (!(strcmp(key, "single") == 0       ? bpe_json_template_(v)
+        if (!(strcmp(key, "single") == 0       ? bpe_json_each_(v, bpe_json_template_)
               : strcmp(key, "processors") == 0 ? bpe_json_each_(v, bpe_json_processor_)
                                                : json_skip(&v->json))) {
             return 0;
@@ -1231,14 +1217,11 @@ static void bpe_open_json_(Bpe* bpe, const BpeFile_* file) {
     bpe_name_json_tokens_(bpe, &v, file->path);
     bpe_set_json_tokens_(bpe, &v, file->path);
     bpe_finish_json_(bpe, &v, file->path);
-    bpe->has_template =
-        v.start == (const char*)start->text.text || (v.start && bpe_span_is_(start->text, v.start));
+    bpe->has_template = v.start && bpe_span_is_(start->text, v.start);
     if (v.start && !bpe->has_template) {
-        char name[sizeof(BpeExcerpt_)];
-        memcpy(name, bpe_excerpt_(start->text).text, sizeof(name));
         printable_line(stderr,
                        "note: %s: its post_processor puts %s beside each text; here only %s stands before it",
-                       file->path, v.start, name);
+                       file->path, v.start, bpe_excerpt_(start->text).text);
     }
     if (v.has_model) {
         bpe->kept[bpe->num_kept++] = copy;
@@ -1295,9 +1278,7 @@ static void bpe_put_added_(const Bpe* bpe, const char* before, const char* betwe
         if (bpe_is_name(bpe, id) || word) {
             fprintf(file, "%s%s%d%s", comma, before, id, between);
             json_print_string(file, (const char*)bpe->tokens[id].text, bpe->tokens[id].length);
-            fprintf(file,
-                    ", \"single_word\": false, \"lstrip\": false, \"rstrip\": false, \"normalized\": %s, "
-                    "\"special\": %s}",
+            fprintf(file, BPE_HF_NOT_TRIMMED_ ", \"normalized\": %s, \"special\": %s}",
                     word && word->kind == BPE_NORMAL_WORDS ? "true" : "false", word ? "false" : "true");
             comma = ", ";
         }
@@ -1424,8 +1405,7 @@ static int bpe_open_data_(Bpe* bpe, BpeFile_* file, char* error) {
         const BpeSpan_ line = bpe_until_(file->data, file->bytes, '\n');
         CHECK(bpe_decimal_(bpe_after_blank_(line), INT_MAX) >= 0,
               "%s: wanted a tokenizer: tokenizer.json, vocab.json, #version and lines of two tokens "
-              "(merges.txt, "
-              "vocab.bpe), lines of base64 and id (.tiktoken), or an llm.c tokenizer .bin",
+              "(merges.txt, vocab.bpe), lines of base64 and id (.tiktoken), or an llm.c tokenizer .bin",
               file->path);
         bpe_open_tiktoken_(bpe, file);
     }
@@ -1471,14 +1451,13 @@ static void bpe_open_pair_(Bpe* bpe, const char* merges, const char* vocab) {
 }
 
 void bpe_spare(Outputs* outputs, const char* path) {
-    static const char* const names[] = {"tokenizer.json", "merges.txt", "vocab.json"};
     if (!file_is_directory(path)) {
         outputs_read(outputs, path);
         return;
     }
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+    for (int i = 0; i < BPE_KEPT_FILES_; i++) {
         char file[PATH_MAX];
-        file_join(file, path, names[i]);
+        file_join(file, path, bpe_kept_files_[i]);
         outputs_read(outputs, file);
     }
 }
