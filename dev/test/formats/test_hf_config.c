@@ -7,10 +7,11 @@
 #include "llmc/formats/hf_config.h"
 #include "dev/test/lib/test.h"
 
-// Sizes that all families but GPT-2 must have.
-#define SIZES                                                                                                \
-    "'vocab_size':61,'hidden_size':24,'intermediate_size':40,'num_hidden_layers':3,'num_attention_heads':4," \
-    "'max_position_embeddings':64"
+// Sizes that all families but GPT-2 must have, with intermediate_size.
+#define SIZES_OF(hidden, heads)                                                                              \
+    "'vocab_size':61,'hidden_size':" hidden ",'num_hidden_layers':3,'num_attention_heads':" heads            \
+    ",'max_position_embeddings':64"
+#define SIZES SIZES_OF("24", "4")
 
 // Writes a config.json with ' for ".
 static const char* write_config(const char* members) {
@@ -28,7 +29,8 @@ static const char* write_config(const char* members) {
 
 static ModelConfig read_members(const char* type, const char* members) {
     char text[4096];
-    snprintf(text, sizeof(text), "'model_type':'%s'," SIZES "%s%s", type, members[0] ? "," : "", members);
+    snprintf(text, sizeof(text), "'model_type':'%s'," SIZES ",'intermediate_size':40%s%s", type,
+             members[0] ? "," : "", members);
     return hf_config_read(write_config(text));
 }
 
@@ -46,14 +48,9 @@ TEST(defaults) {
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         // 64 heads fit every default number of key heads
-        char members[64];
-        const int heads = cases[i].KV > 4 ? 64 : 4;
-        snprintf(members, sizeof(members), "'model_type':'%s'", cases[i].type);
         char text[1024];
-        snprintf(text, sizeof(text),
-                 "%s,'vocab_size':61,'hidden_size':%d,'intermediate_size':40,'num_hidden_layers':3,"
-                 "'num_attention_heads':%d,'max_position_embeddings':64",
-                 members, 6 * heads, heads);
+        snprintf(text, sizeof(text), "'model_type':'%s','intermediate_size':40,%s", cases[i].type,
+                 cases[i].KV > 4 ? SIZES_OF("384", "64") : SIZES);
         const ModelConfig cfg = hf_config_read(write_config(text));
         EXPECT(cfg.arch == cases[i].arch && model_norm_eps(cfg) == cases[i].eps &&
                    cfg.softcap == cases[i].softcap && model_key_heads(cfg) == cases[i].KV &&
@@ -203,12 +200,10 @@ TEST(refusals) {
 }
 
 // A missing size is refused, not guessed.
-static void body_without_hidden(const void* context) { hf_config_read(write_config((const char*)context)); }
+static void body_read_text(const void* context) { hf_config_read(write_config((const char*)context)); }
 TEST(missing_size) {
-    EXPECT(test_dies(body_without_hidden,
-                     "'model_type':'llama','vocab_size':61,'hidden_size':24,'num_hidden_layers':3,"
-                     "'num_attention_heads':4,'max_position_embeddings':64",
-                     EXIT_FAILURE, "no intermediate_size"),
+    EXPECT(test_dies(body_read_text, "'model_type':'llama'," SIZES, EXIT_FAILURE,
+                     "|config.json: no intermediate_size"),
            "intermediate_size");
 }
 
@@ -236,70 +231,24 @@ TEST(numbers_are_floats) {
     }
 }
 
+#define SMALL .max_T = 64, .V = 61, .Vp = 128, .NH = 4, .C = 24
+
 // Whatever a class can hold is written and read back; sizes that were implied have a number then.
 TEST(written) {
+    // clang-format off
     static const ModelConfig cases[] = {
-        {.max_T = 64,
-         .V = 61,
-         .Vp = 128,
-         .L = 3,
-         .NH = 4,
-         .C = 24,
-         .arch = ARCH_LLAMA,
-         .KV = 2,
-         .HS = 8,
-         .F = 40},
-        {.max_T = 64,
-         .V = 61,
-         .Vp = 128,
-         .L = 3,
-         .NH = 4,
-         .C = 24,
-         .arch = ARCH_LLAMA,
-         .has_head = 1,
-         .rope_base = 5e5f,
-         .scaling = {ROPE_LLAMA3, 32, 1, 4, 16},
-         .norm_eps = 3e-6f},
-        {.max_T = 64,
-         .V = 61,
-         .Vp = 128,
-         .L = 3,
-         .NH = 4,
-         .C = 24,
-         .arch = ARCH_ARCEE,
-         .scaling = {ROPE_LINEAR, 2.7f, 0, 0, 0}},
-        {.max_T = 64,
-         .V = 61,
-         .Vp = 128,
-         .L = 3,
-         .NH = 4,
-         .C = 24,
-         .arch = ARCH_MISTRAL,
-         .window = 9,
-         .windows = {7}},
-        {.max_T = 64, .V = 61, .Vp = 128, .L = 3, .NH = 4, .C = 24, .arch = ARCH_MISTRAL},
-        {.max_T = 64,
-         .V = 61,
-         .Vp = 128,
-         .L = 3,
-         .NH = 4,
-         .C = 24,
-         .arch = ARCH_QWEN2,
-         .window = 9,
-         .windows = {6}},
-        {.max_T = 64,
-         .V = 61,
-         .Vp = 128,
-         .L = 10,
-         .NH = 4,
-         .C = 24,
-         .arch = ARCH_QWEN3,
-         .HS = 128,
-         .window = 9,
-         .windows = {0x55, 1}},
-        {.max_T = 64, .V = 61, .Vp = 128, .L = 3, .NH = 4, .C = 24, .arch = ARCH_NANOCHAT, .softcap = 12.5f},
-        {.max_T = 64, .V = 61, .Vp = 128, .L = 3, .NH = 4, .C = 24, .arch = ARCH_NANOCHAT},
+        {SMALL, .L = 3, .arch = ARCH_LLAMA, .KV = 2, .HS = 8, .F = 40},
+        {SMALL, .L = 3, .arch = ARCH_LLAMA, .has_head = 1, .norm_eps = 3e-6f, .rope_base = 5e5f,
+         .scaling = {ROPE_LLAMA3, 32, 1, 4, 16}},
+        {SMALL, .L = 3, .arch = ARCH_ARCEE, .scaling = {ROPE_LINEAR, 2.7f, 0, 0, 0}},
+        {SMALL, .L = 3, .arch = ARCH_MISTRAL, .window = 9, .windows = {7}},
+        {SMALL, .L = 3, .arch = ARCH_MISTRAL},
+        {SMALL, .L = 3, .arch = ARCH_QWEN2, .window = 9, .windows = {6}},
+        {SMALL, .L = 10, .arch = ARCH_QWEN3, .HS = 128, .window = 9, .windows = {0x55, 1}},
+        {SMALL, .L = 3, .arch = ARCH_NANOCHAT, .softcap = 12.5f},
+        {SMALL, .L = 3, .arch = ARCH_NANOCHAT},
     };
+    // clang-format on
     const char* directory = test_path("config");
     mkdir(directory, 0777);
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -319,7 +268,7 @@ TEST(written) {
 // Several ends of a text are a list, one is a number, in both files.
 TEST(document_tokens) {
     static const char* const files[] = {"tokens/config.json", "tokens/generation_config.json"};
-    static const ModelConfig cfg = {.max_T = 64, .V = 61, .Vp = 128, .L = 1, .NH = 4, .C = 24};
+    static const ModelConfig cfg = {SMALL, .L = 1};
     const DocumentTokens one = document_tokens_of(60), many = {58, {60, 59}, 2};
     char *text, error[ERROR_BYTES];
     size_t bytes;

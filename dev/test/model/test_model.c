@@ -97,18 +97,11 @@ TEST(flops) {
     // 4 heads of 16 in 48 channels, 2 of keys, a gate; windows of 4 in the first of 3 layers: its
     // queries see 4 - 4 * 4 / (2 * 32) = 3.75 keys on average, the others 16. A looked-up wte costs
     // nothing.
-    const ModelConfig qwen3 = {.max_T = 64,
-                               .V = 100,
-                               .Vp = 128,
-                               .L = 3,
-                               .NH = 4,
-                               .C = 48,
-                               .arch = ARCH_QWEN3,
-                               .KV = 2,
-                               .HS = 16,
-                               .F = 80,
-                               .window = 4,
-                               .windows = {1}};
+    // clang-format off
+    const ModelConfig qwen3 = {
+        .max_T = 64, .V = 100, .Vp = 128, .L = 3, .NH = 4, .C = 48,
+        .arch = ARCH_QWEN3, .KV = 2, .HS = 16, .F = 80, .window = 4, .windows = {1}};
+    // clang-format on
     ModelConfig own = qwen3;
     own.has_head = 1;
     const double block = 48 * (64 + 32 + 32) + 48 * 64 + 3 * 48 * 80 + 2 * 48 + 2 * 16,

@@ -12,17 +12,11 @@ static const ModelConfig ODD = {7, 131, 201, 3, 3, 33, SHARE_OFF},
                          WIDE = {7, 131, 201, 3, 2, 64, SHARE_OFF}; // blocks of 64
 
 // Fewer keys than queries, a gate, a classifier of its own, no biases: 4 Q, 2 K of 16.
-static const ModelConfig LLAMA = {.max_T = 7,
-                                  .V = 131,
-                                  .Vp = 256,
-                                  .L = 3,
-                                  .NH = 8,
-                                  .C = 64,
-                                  .arch = ARCH_LLAMA,
-                                  .KV = 2,
-                                  .HS = 16,
-                                  .F = 192,
-                                  .has_head = 1};
+// clang-format off
+static const ModelConfig LLAMA = {
+    .max_T = 7, .V = 131, .Vp = 256, .L = 3, .NH = 8, .C = 64,
+    .arch = ARCH_LLAMA, .KV = 2, .HS = 16, .F = 192, .has_head = 1};
+// clang-format on
 
 static const char* const WORDS[] = {OPTIMIZER_WORDS(WORDS_NAME)};
 enum { OPTIMIZERS = sizeof(WORDS) / sizeof(WORDS[0]) };

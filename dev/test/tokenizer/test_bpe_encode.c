@@ -243,8 +243,7 @@ static size_t spell_word(uint32_t k, char word[64]) {
     return n;
 }
 
-// So many different words that they push each other out of the cache, each of them once, some of
-// them soon again.
+// Encodes more different words than the cache holds. Most appear once, some appear again soon.
 static void test_many_pieces(const Bpe* bpe, int words) {
     const size_t room = 62 * (size_t)words;
     Text text = {(char*)malloc(room), 0};
