@@ -4,16 +4,12 @@
 #
 #     dev/test/cli/test_architectures.sh build/plain/train_gpt2
 set -u
-export OMP_WAIT_POLICY=passive OMP_NUM_THREADS=1 LC_ALL=C # models so small are fastest on one thread
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 
 trainer=$(realpath "${1:?usage: test_architectures.sh TRAINER}")
-name=test_architectures
 source dev/test/lib/check.sh
 source dev/test/lib/trainer.sh
-work=$(mktemp -d /tmp/llmc_architectures_XXXXXX)
-trap 'rm -rf "$work"' EXIT
-cd "$work" || exit 1
+trainer_begin test_architectures
 export TMPDIR=$work # mpirun's files
 
 tiny=(--layers 2 --channels 64 --heads 4 --hidden 128 --seq-len 32 --total-batch 64 --steps 6 --eval-every 0 --sample-every 0 --seed 3)

@@ -6,16 +6,12 @@
 #
 # One line for each check that fails; the last line counts them.
 set -u
-export OMP_WAIT_POLICY=passive OMP_NUM_THREADS=1 LC_ALL=C # models so small are fastest on one thread
 
 root=$PWD
 trainer=$(realpath "${1:?usage: test_cli.sh TRAINER}")
-name=test_cli
 source dev/test/lib/check.sh
 source dev/test/lib/trainer.sh
-work=$(mktemp -d /tmp/llmc_cli_XXXXXX)
-trap 'rm -rf "$work"' EXIT
-cd "$work" || exit 1
+trainer_begin test_cli
 
 # A model and a run that take a few milliseconds. Options cannot be given twice, so there are
 # several lists.

@@ -6,15 +6,11 @@
 #
 # One line for each check that fails; the last line counts them.
 set -u
-export OMP_WAIT_POLICY=passive OMP_NUM_THREADS=1 LC_ALL=C # models so small are fastest on one thread
 
 trainer=$(realpath "${1:?usage: test_data.sh TRAINER}")
-name=test_data
 source dev/test/lib/check.sh
 source dev/test/lib/trainer.sh
-work=$(mktemp -d /tmp/llmc_data_XXXXXX)
-trap 'rm -rf "$work"' EXIT
-cd "$work" || exit 1
+trainer_begin test_data
 mkdir tmp
 export TMPDIR=$work/tmp
 

@@ -4,21 +4,17 @@
 #
 #     dev/test/cli/test_families.sh build/plain/train_gpt2
 set -u
-export OMP_WAIT_POLICY=passive OMP_NUM_THREADS=1 LC_ALL=C # models so small are fastest on one thread
 
 trainer=$(realpath "${1:?usage: test_families.sh TRAINER}")
 fixtures=$(realpath dev/ref/fixtures/models)
-name=test_families
 source dev/test/lib/check.sh
 source dev/test/lib/trainer.sh
-work=$(mktemp -d /tmp/llmc_families_XXXXXX)
-trap 'rm -rf "$work"' EXIT
-cd "$work" || exit 1
+trainer_begin test_families
 
 data=(--train-data "$fixtures/tokens.bin" --val-data "$fixtures/tokens.bin" --seq-len 13 --batch 2 --total-batch 26)
 
-# value KIND STEP KEY: a number in the log of the run.
-value() { sed -n "s/^{\"kind\":\"$1\",\"step\":$2,.*\"$3\":\([-+.0-9e]*\).*/\1/p" out/log.jsonl; }
+# value KIND KEY: the last of these values in the log of the run.
+value() { values "$1" "$2" out/log.jsonl | tail -n 1; }
 
 # near WHAT FOUND WANTED TOLERANCE: the tolerance is relative.
 near() {
@@ -31,18 +27,18 @@ numbers() {
     shift 4
     rm -rf out
     runs "$model $*" --model "$fixtures/$model" "${data[@]}" --steps 1 --samples 0 --out out "$@"
-    near "$model $*: loss" "$(value train 1 loss)" "$loss" "$tolerance"
-    near "$model $*: norm" "$(value train 1 norm)" "$norm" "$tolerance"
+    near "$model $*: loss" "$(value train loss)" "$loss" "$tolerance"
+    near "$model $*: norm" "$(value train norm)" "$norm" "$tolerance"
 }
 
 # fp32 has 24 bits, and sums of a few hundred numbers; bf16 has 8 bits in every matmul's input.
 while read -r model loss norm; do
     numbers "$model" "$loss" "$norm" 2e-6 --matmul fp32
     numbers "$model" "$loss" "$norm" 2e-6 --matmul fp32 --recompute 3
-    trained=$(value val 1 loss)
+    trained=$(value val loss)
     mv out saved
     runs "$model: its checkpoint" --model saved "${data[@]}" --steps 0 --samples 0 --matmul fp32 --save-every 0 --out out
-    check "$model: the checkpoint's loss is that of the run, $trained" [ "$(value val 0 loss)" = "$trained" ]
+    check "$model: the checkpoint has the loss of the run, $trained" [ "$(value val loss)" = "$trained" ]
     rm -rf saved
     numbers "$model" "$loss" "$norm" 2e-2 --matmul bf16
 done < <(grep -v '^#' "$fixtures/losses.txt")

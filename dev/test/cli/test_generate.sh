@@ -8,18 +8,14 @@
 # LEARNER in the environment is a faster build of the trainer, for a model that must learn
 # something.
 set -u
-export OMP_WAIT_POLICY=passive OMP_NUM_THREADS=1 LC_ALL=C # models so small are fastest on one thread
 
 root=$PWD
 trainer=$(realpath "${1:?usage: test_generate.sh TRAINER [GPU_TRAINER]}")
 learner=$(realpath "${LEARNER:-$trainer}")
 gpu_trainer=${2:+$(realpath "$2")}
-name=test_generate
 source dev/test/lib/check.sh
 source dev/test/lib/trainer.sh
-work=$(mktemp -d /tmp/llmc_generate_XXXXXX)
-trap 'rm -rf "$work"' EXIT
-cd "$work" || exit 1
+trainer_begin test_generate
 
 tiny=(--layers 2 --channels 32 --heads 2 --seq-len 32 --batch 2 --eval-every 0)
 first_line() { head -n 1 "$1"; }

@@ -7,16 +7,12 @@
 # Python checks the page, Chromium draws it, TensorBoard reads its file: each if it is installed
 # (scripts/install_deps.sh --test). One line for each check that fails; the last line counts them.
 set -u
-export OMP_WAIT_POLICY=passive OMP_NUM_THREADS=1 LC_ALL=C
 
 root=$PWD
 trainer=$(realpath "${1:?usage: test_report.sh TRAINER}")
-name=test_report
 source dev/test/lib/check.sh
 source dev/test/lib/trainer.sh
-work=$(mktemp -d /tmp/llmc_report_XXXXXX)
-trap 'rm -rf "$work"' EXIT
-cd "$work" || exit 1
+trainer_begin test_report
 
 tiny=(--layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --eval-batches 2 --sample-tokens 8)
 board=(--tensorboard on --eval-every 4 --sample-every 4 --save-every 4)

@@ -4,15 +4,11 @@
 #
 #     dev/test/cli/test_smoke.sh build/plain/train_gpt2
 set -u
-export OMP_WAIT_POLICY=passive OMP_NUM_THREADS=1 LC_ALL=C
 
 trainer=$(realpath "${1:?usage: test_smoke.sh TRAINER}")
-name=test_smoke
 source dev/test/lib/check.sh
 source dev/test/lib/trainer.sh
-work=$(mktemp -d /tmp/llmc_smoke_XXXXXX)
-trap 'rm -rf "$work"' EXIT
-cd "$work" || exit 1
+trainer_begin test_smoke
 
 run=(--layers 2 --channels 16 --heads 2 --seq-len 16 --batch 2 --steps 6 --save-every 3 --eval-batches 2)
 good training "${run[@]}" --out whole

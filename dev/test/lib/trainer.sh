@@ -1,12 +1,23 @@
 # trainer.sh -- runs the trainer in tests written in bash; for `source`, after check.sh. A test sets
 # `trainer`.
 #
+#     trainer_begin NAME            starts a test: sets `name` and `work`, a directory of its own, and goes there;
+#                                   the directory is removed at the end
 #     train OPTIONS...              runs it; sets `status`; writes the files stdout and stderr
 #     runs WHAT OPTIONS...          runs it: it must succeed
 #     good WHAT OPTIONS...          runs it: it must succeed, and print nothing to stderr
 #     bad STATUS WORDS OPTIONS...   runs it: it must be refused (check_error)
 #     in_background OPTIONS...      starts it; sets `process`; SIGINT works as on a terminal
+#     values KIND KEY LOG           prints the values of a key in the lines of one kind: values train loss out/log.jsonl
 # shellcheck shell=bash disable=SC2034,SC2154
+
+trainer_begin() {
+    name=$1
+    export OMP_WAIT_POLICY=passive OMP_NUM_THREADS=1 LC_ALL=C # models so small are fastest on one thread
+    work=$(mktemp -d "/tmp/llmc_${name#test_}_XXXXXX")
+    trap 'rm -rf "$work"' EXIT
+    cd "$work" || exit 1
+}
 
 train() {
     timeout 120 "$trainer" "$@" >stdout 2>stderr </dev/null
@@ -40,5 +51,4 @@ in_background() {
     set +m
 }
 
-# The values of a key in the lines of one kind: values train loss out/log.jsonl
 values() { sed -n "s/^{\"kind\":\"$1\".*\"$2\":\([^,}]*\).*/\1/p" "$3"; }
