@@ -118,7 +118,8 @@ typedef struct {
 typedef struct {
     int64_t start_step, steps; // as in the settings
     uint64_t run;
-    double step_tokens, tokens; // of an update, and of all updates (0: every one had as many)
+    // tokens of an update; of all updates so far and of those left (0: all updates are alike)
+    double step_tokens, tokens, left_tokens;
     int eval_every;
     LogFile json, text, screen;
     LogFile nothing; // discards what a quiet run does not print; no file: the run is not quiet
@@ -171,8 +172,9 @@ char* log_duration(double seconds, char* text);
 // Sets the time that the run has waited for its data since it started. Call it before log_train.
 static inline void log_data_wait(RunLog* log, double seconds) { log->data_wait_s = seconds; }
 
-// Sets the tokens of an update, and of all updates up to it. Call it before log_train.
-void log_tokens(RunLog* log, double step_tokens, double tokens);
+// Sets the tokens of an update, of all updates up to it, and of all that are left. Call it before
+// log_train.
+void log_tokens(RunLog* log, double step_tokens, double tokens, double left_tokens);
 
 // Sets the peak for the utilization, in FLOP/s. Call it before log_train.
 static inline void log_peak(RunLog* log, double peak) { log->peak = peak; }
@@ -656,14 +658,16 @@ static int64_t log_validations_left_(const RunLog* log, int64_t step) {
 
 // Returns the seconds left: the remaining steps at the present speed, each with its share of the
 // time between steps so far (samples, checkpoints), and the remaining validations, each as long as
-// the last one.
+// the last one. Larger steps than the present one take longer in proportion.
 static double log_eta_s_(const RunLog* log, int64_t step) {
+    const double left = (double)(log->steps - step),
+                 like_this = log->tokens > 0 ? log->left_tokens / log->step_tokens : left;
     double between_ms = 0;
     if (log->timed > 1) {
         const double wall_ms = 1e3 * (time_now_s() - log->first_s - log->val_s_sum);
         between_ms = fmax(0, wall_ms - (log->total_ms - log->first_ms)) / (double)(log->timed - 1);
     }
-    return 1e-3 * (double)(log->steps - step) * (log->smooth_ms + between_ms) +
+    return 1e-3 * (like_this * log->smooth_ms + left * between_ms) +
            (double)log_validations_left_(log, step) * log->val_s;
 }
 
@@ -758,10 +762,11 @@ static void log_show_step_(RunLog* log, int64_t step) {
 }
 
 // A larger update takes longer in proportion.
-void log_tokens(RunLog* log, double step_tokens, double tokens) {
+void log_tokens(RunLog* log, double step_tokens, double tokens, double left_tokens) {
     log->smooth_ms *= step_tokens / log->step_tokens;
     log->step_tokens = step_tokens;
     log->tokens = tokens;
+    log->left_tokens = left_tokens;
 }
 
 void log_train(RunLog* log, int64_t step, double loss, double loss_z, double norm, double norm_z, double lr,

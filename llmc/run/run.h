@@ -105,7 +105,7 @@ void run_set_model(Run* run, Model* model);
 
 static inline int run_is_first(const Run* run) { return run->comm.rank == 0; }
 
-// The number of micro-steps for an update, or a validation, of `sequences`.
+// Returns the number of micro-steps of an update, or a validation, of `sequences`.
 int64_t run_micro_steps(const Run* run, int64_t sequences);
 
 // Returns the tokens of the current update.
@@ -224,7 +224,7 @@ typedef struct {
     double wait_s; // time of the rank that waited longest for data
 } RunUpdate_;
 
-// The number of micro-steps for an update, or a validation, of `sequences`.
+// Returns the number of micro-steps of an update, or a validation, of `sequences`.
 int64_t run_micro_steps(const Run* run, int64_t sequences) {
     const MicroSteps steps = micro_steps(sequences, run->settled.options.batch, run->comm.size);
     return micro_steps_count(&steps);
@@ -493,12 +493,15 @@ static void run_log_step_(Run* run) {
 
 void run_end_step(Run* run) {
     RunState* state = &run->state;
-    const int64_t batch = run_batch(run);
+    const Options* o = &run->settled.options;
+    const BatchSchedule batches = settled_batches(o);
+    const int64_t batch = batch_at_step(&batches, state->step);
     state->updates += run->verdict.is_made;
     state->step++;
     state->stage = STAGE_UPDATED;
     state->tokens += batch;
-    log_tokens(&run->log, (double)batch, (double)state->tokens);
+    log_tokens(&run->log, (double)batch, (double)state->tokens,
+               batch_tokens_before(&batches, o->steps) - batch_tokens_before(&batches, state->step));
     run->step_s = time_now_s() - run->begin_s;
     run_log_step_(run);
 }

@@ -662,6 +662,10 @@ TEST(eta) {
     log.first_s -= 50; // one of them is over
     log.val_s_sum = 50;
     EXPECT_NEAR(log_eta_s_(&log, 300), 140 + 3 * 50, 0.1, "and those that were do not count twice");
+    // the last 600 updates are three times as large
+    log_tokens(&log, STEP_TOKENS, 300.0 * STEP_TOKENS, (100 + 3 * 600.0) * STEP_TOKENS);
+    EXPECT_NEAR(log_eta_s_(&log, 300), 70 + 190 + 3 * 50, 0.1, "larger updates take longer");
+    log_tokens(&log, STEP_TOKENS, 0, 0);
     log.eval_every = 0;
     log.val_s_sum = 0;
     log.first_s = time_now_s();
