@@ -237,8 +237,7 @@ static Block block_at(Model* model, int l, const Pass* pass) {
         .attention = self_attention_of(cfg, l, &w.qkv, &p, &a, pass, starts_of(model, l, pass),
                                        &model->linear, &model->attention),
         .attproj = w.attproj,
-        .mlp = {model_architecture(cfg.arch)->activation, N, w.fc, w.fcproj, a.fch, a.fch_act,
-                &model->linear},
+        .mlp = {model_activation(cfg), N, w.fc, w.fcproj, a.fch, a.fch_act, &model->linear},
     };
 }
 

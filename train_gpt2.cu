@@ -393,17 +393,16 @@ static Block block_at(Model* model, int l, const Pass* pass) {
     const ModelParameters p = parameters_at_layer(model, l);
     const ModelActivations a = model_activations_at_layer(*pass->acts, pass->activation_rows, l);
     const LayerWeights w = linear_weights(cfg, &p);
-    return Block{
-        a,
-        residual_into(model, l, pass),
-        residual_into(model, l + 1, pass),
-        N,
-        norm_of(cfg, p.ln1w, p.ln1b, a.ln1_mean, a.ln1_rstd, pass),
-        norm_of(cfg, p.ln2w, p.ln2b, a.ln2_mean, a.ln2_rstd, pass),
-        self_attention_of(cfg, l, &w.qkv, &p, &a, pass, starts_of(model, l, pass), model->rope,
-                          &model->linear, &model->attention),
-        w.attproj,
-        {model_architecture(cfg.arch)->activation, N, w.fc, w.fcproj, a.fch, a.fch_act, &model->linear}};
+    return Block{a,
+                 residual_into(model, l, pass),
+                 residual_into(model, l + 1, pass),
+                 N,
+                 norm_of(cfg, p.ln1w, p.ln1b, a.ln1_mean, a.ln1_rstd, pass),
+                 norm_of(cfg, p.ln2w, p.ln2b, a.ln2_mean, a.ln2_rstd, pass),
+                 self_attention_of(cfg, l, &w.qkv, &p, &a, pass, starts_of(model, l, pass), model->rope,
+                                   &model->linear, &model->attention),
+                 w.attproj,
+                 {model_activation(cfg), N, w.fc, w.fcproj, a.fch, a.fch_act, &model->linear}};
 }
 
 // Runs the block up to the hidden layer of the MLP.
@@ -799,7 +798,7 @@ static void model_evaluate(Model* model, Run* run) {
 }
 
 // Forward, for tasks: sets the loss of each token; positions count from the start of each document.
-// Of an empty batch only its part of what others do.
+// With an empty batch this rank only takes its part in what the others do.
 static void model_token_losses(Model* model, Batch batch, float* losses, int* is_top) {
     const size_t N = (size_t)batch.B * batch.T;
     if (N == 0) {

@@ -32,7 +32,7 @@ matmul.
     X(COST_MATMULS, "matmuls") \
     X(COST_ATTENTION, "attention") \
     X(COST_NORMS, "norms") \
-    X(COST_GELU, "GELU") \
+    X(COST_ACTIVATION, "activation") \
     X(COST_CLASSIFIER, "losses") \
     X(COST_MEMORY, "other passes over memory") \
     X(COST_UPDATE, "update") \
@@ -54,9 +54,10 @@ typedef struct {
     double s[COST_KINDS];
 } CostUpdate;
 
-static inline const char* cost_word(CostKind kind) {
+// Returns the name of a kind; for the activation of a model, its own.
+static inline const char* cost_word(CostKind kind, ActivationKind activation) {
     static const char* const words[] = {COST_WORDS(WORDS_NAME)};
-    return words[kind];
+    return kind == COST_ACTIVATION ? activation_word(activation) : words[kind];
 }
 
 static inline int cost_has_flops(CostKind kind) { return kind <= COST_ATTENTION; }
@@ -186,13 +187,9 @@ static inline void cost_self_attention_backward(const CostWalk* w) {
 
 // ---- mlp.h ----
 
-static inline ActivationKind cost_activation_(const CostWalk* w) {
-    return model_architecture(w->cfg.arch)->activation;
-}
-
 static inline void cost_mlp_activation(const CostWalk* w) {
     const double elements = w->N * model_hidden(w->cfg);
-    cost_add(w, COST_GELU, 0, activation_forward_bytes(elements, w->size, cost_activation_(w)));
+    cost_add(w, COST_ACTIVATION, 0, activation_forward_bytes(elements, w->size, model_activation(w->cfg)));
 }
 
 static inline void cost_mlp_hidden(const CostWalk* w) {
@@ -205,7 +202,7 @@ static inline void cost_mlp(const CostWalk* w) { cost_residual_(w, offsetof(Mode
 static inline void cost_mlp_backward(const CostWalk* w) {
     const double elements = w->N * model_hidden(w->cfg);
     cost_linear_backward_(w, offsetof(ModelParameters, fcprojw), offsetof(ModelParameters, fcprojb));
-    cost_add(w, COST_GELU, 0, activation_backward_bytes(elements, w->size, cost_activation_(w)));
+    cost_add(w, COST_ACTIVATION, 0, activation_backward_bytes(elements, w->size, model_activation(w->cfg)));
     cost_linear_backward_(w, offsetof(ModelParameters, fcw), offsetof(ModelParameters, fcb));
 }
 

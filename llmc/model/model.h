@@ -163,9 +163,10 @@ static inline int model_heads(ModelConfig cfg) { return cfg.NH * model_head_size
 static inline int model_keys(ModelConfig cfg) { return model_key_heads(cfg) * model_head_size(cfg); }
 static inline int model_qkv_size(ModelConfig cfg) { return model_heads(cfg) + 2 * model_keys(cfg); }
 static inline int model_hidden(ModelConfig cfg) { return cfg.F > 0 ? cfg.F : 4 * cfg.C; }
-static inline int model_gates(ModelConfig cfg) {
-    return activation_gates(model_architecture(cfg.arch)->activation);
+static inline ActivationKind model_activation(ModelConfig cfg) {
+    return model_architecture(cfg.arch)->activation;
 }
+static inline int model_gates(ModelConfig cfg) { return activation_gates(model_activation(cfg)); }
 
 // Return the MLPs of a block, and the rows of their hidden layers for N tokens: N; with experts, a row
 // for each expert that a token takes, and up to 31 rows of padding for each expert (router.h).

@@ -21,6 +21,7 @@ GELU in its tanh form: Hendrycks and Gimpel, "Gaussian error linear units", 2016
 
 #include <stddef.h>
 
+#include "llmc/base/enum_words.h"
 #include "llmc/base/vec.h"
 
 #ifdef __cplusplus
@@ -31,7 +32,19 @@ extern "C" {
 
 #define GELU_CUBIC 0.044715f
 
-typedef enum { ACTIVATION_GELU, ACTIVATION_SWIGLU, ACTIVATION_RELU2 } ActivationKind;
+// Activations and their names.
+// clang-format off
+#define ACTIVATION_WORDS(X) \
+    X(ACTIVATION_GELU, "GELU") \
+    X(ACTIVATION_SWIGLU, "SwiGLU") \
+    X(ACTIVATION_RELU2, "squared ReLU")
+// clang-format on
+typedef enum { ACTIVATION_WORDS(WORDS_VALUE) } ActivationKind;
+
+static inline const char* activation_word(ActivationKind kind) {
+    static const char* const words[] = {ACTIVATION_WORDS(WORDS_NAME)};
+    return words[kind];
+}
 
 // Returns the columns of the hidden layer before the activation, in units of F.
 static inline int activation_gates(ActivationKind kind) { return kind == ACTIVATION_SWIGLU ? 2 : 1; }

@@ -33,8 +33,9 @@ sizes of the run. Other work on the machine lowers the rates.
 
 enum { RATES_ELEMENTS_ = 1 << 22 };
 
-// Sizes of the run, and the arrays and sizes of an operation.
+// Activation and sizes of the run, and the arrays and sizes of an operation.
 typedef struct {
+    ActivationKind activation;
     int C, F, NH, HS, T, Vp, is_bf16;
     size_t N, params;
     float *a, *b, *c, *d; // RATES_ELEMENTS_ each; the first n are set
@@ -104,7 +105,8 @@ static inline double rates_of_matmuls_(Rates_* r) {
     const int C = r->C;
     double flops;
     rates_set_rows_(r, r->N < 256 ? r->N : 256, C);
-    r->cols = C < 1024 ? r->F : RATES_ELEMENTS_ / C;
+    const int most = RATES_ELEMENTS_ / (C > r->rows ? C : r->rows);
+    r->cols = r->F < most ? r->F : most;
     Memory memory = memory_on_host();
     matmul_open(&r->matmul, &memory);
     if (r->is_bf16) {
@@ -162,17 +164,18 @@ static inline double rates_of_norms_(Rates_* r) {
            rates_time_s_(rates_norms_, r, n);
 }
 
-static inline void rates_gelu_(Rates_* r) {
-    activation_forward_cpu(r->b, r->a, 1, r->n, ACTIVATION_GELU);
-    activation_backward_cpu(r->c, r->b, r->a, 1, r->n, ACTIVATION_GELU);
+static inline void rates_activation_(Rates_* r) {
+    const size_t N = (size_t)r->rows, F = (size_t)r->F;
+    activation_forward_cpu(r->b, r->a, N, F, r->activation);
+    activation_backward_cpu(r->c, r->b, r->a, N, F, r->activation);
 }
 
-static inline double rates_of_gelu_(Rates_* r) {
-    const size_t n = rates_set_rows_(r, r->N, r->F);
-    const double elements = (double)n, size = sizeof(float);
-    return (activation_forward_bytes(elements, size, ACTIVATION_GELU) +
-            activation_backward_bytes(elements, size, ACTIVATION_GELU)) /
-           rates_time_s_(rates_gelu_, r, n);
+static inline double rates_of_activation_(Rates_* r) {
+    const size_t n = rates_set_rows_(r, r->N, activation_gates(r->activation) * r->F);
+    const double elements = (double)r->rows * r->F, size = sizeof(float);
+    return (activation_forward_bytes(elements, size, r->activation) +
+            activation_backward_bytes(elements, size, r->activation)) /
+           rates_time_s_(rates_activation_, r, n);
 }
 
 static inline void rates_classifier_(Rates_* r) {
@@ -214,6 +217,7 @@ static inline void rates_measure(CostRates* rates, const Settled* s) {
     const Options* o = &s->options;
     Rates_ r;
     memset(&r, 0, sizeof(r));
+    r.activation = model_activation(cfg);
     r.C = cfg.C;
     r.F = model_hidden(cfg);
     r.NH = cfg.NH;
@@ -230,7 +234,7 @@ static inline void rates_measure(CostRates* rates, const Settled* s) {
     rates->per_s[COST_MATMULS] = rates_of_matmuls_(&r);
     rates->per_s[COST_ATTENTION] = rates_of_attention_(&r);
     rates->per_s[COST_NORMS] = rates_of_norms_(&r);
-    rates->per_s[COST_GELU] = rates_of_gelu_(&r);
+    rates->per_s[COST_ACTIVATION] = rates_of_activation_(&r);
     rates->per_s[COST_CLASSIFIER] = rates_of_classifier_(&r);
     rates->per_s[COST_MEMORY] = rates_of_memory_(&r);
     rates->per_s[COST_UPDATE] = rates_of_update_(&r);

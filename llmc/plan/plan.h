@@ -296,13 +296,15 @@ static void plan_print_disk_(FILE* file, const Settled* s) {
 }
 
 // Prints the planned speed and time of an update, and each kind that takes at least 1 % of it.
-static void plan_print_update_(FILE* file, const CostUpdate* update, double tokens) {
+static void plan_print_update_(FILE* file, const CostUpdate* update, double tokens,
+                               ActivationKind activation) {
     const double total = cost_total_s(update);
     const char* joint = ": ";
     fprintf(file, "speed: %.0f tok/s planned, %.3g s an update", tokens / total, total);
     for (int kind = 0; kind < COST_KINDS; kind++) {
         if (update->s[kind] >= 0.01 * total) {
-            fprintf(file, "%s%s %.0f %%", joint, cost_word((CostKind)kind), 100 * update->s[kind] / total);
+            fprintf(file, "%s%s %.0f %%", joint, cost_word((CostKind)kind, activation),
+                    100 * update->s[kind] / total);
             joint = ", ";
         }
     }
@@ -310,13 +312,13 @@ static void plan_print_update_(FILE* file, const CostUpdate* update, double toke
 }
 
 // Prints the rates behind the planned time, without kinds that have the rate of COST_MEMORY.
-static void plan_print_rates_(FILE* file, const CostRates* rates) {
+static void plan_print_rates_(FILE* file, const CostRates* rates, ActivationKind activation) {
     fprintf(file, "rates: %s:", rates->basis);
     for (int kind = 0; kind < COST_RATES; kind++) {
         const double giga = rates->per_s[kind] * 1e-9;
         if (kind == COST_MEMORY || rates->per_s[kind] != rates->per_s[COST_MEMORY]) {
-            fprintf(file, "%s %s %.*f %s", kind ? "," : "", cost_word((CostKind)kind), giga < 100, giga,
-                    cost_has_flops((CostKind)kind) ? "GFLOP/s" : "GB/s");
+            fprintf(file, "%s %s %.*f %s", kind ? "," : "", cost_word((CostKind)kind, activation), giga < 100,
+                    giga, cost_has_flops((CostKind)kind) ? "GFLOP/s" : "GB/s");
         }
     }
     fprintf(file, "; %.2g us a launch\n", rates->launch_s * 1e6);
@@ -346,8 +348,8 @@ static void plan_print_work_(FILE* file, const Settled* s, const TrainerPlan* pl
                 all / update * cost_total_s(&speed) / 3600, all * flops / plan->peak / ranks / 3600,
                 plan->peak * 1e-9, plan->device, ranks > 1 ? ", each" : "");
     }
-    plan_print_update_(file, &speed, update);
-    plan_print_rates_(file, &plan->rates);
+    plan_print_update_(file, &speed, update, model_activation(s->cfg));
+    plan_print_rates_(file, &plan->rates, model_activation(s->cfg));
 }
 
 static void plan_print_tensors_(FILE* file, const Options* options, const TrainerPlan* plan) {

@@ -96,8 +96,8 @@ TEST(architectures) {
     const double matmuls = 6 * TOKENS * (4 * block + HEAD), activation = TOKENS * 512 * 4.0 * 4 * (3 + 5);
     EXPECT(seconds(cfg, &o, COST_MATMULS) == matmuls, "matmuls: %.0f of %.0f", seconds(cfg, &o, COST_MATMULS),
            matmuls);
-    EXPECT(seconds(cfg, &o, COST_GELU) == activation, "activations: %.0f of %.0f",
-           seconds(cfg, &o, COST_GELU), activation);
+    EXPECT(seconds(cfg, &o, COST_ACTIVATION) == activation, "activations: %.0f of %.0f",
+           seconds(cfg, &o, COST_ACTIVATION), activation);
     ModelConfig biased = cfg;
     biased.arch = ARCH_QWEN2; // biases of queries, keys and values
     const double sums = TOKENS * 4 * 4.0 * (256 + 2 * 128), more = passes(biased, &o) - passes(cfg, &o);
@@ -131,7 +131,7 @@ TEST(recompute) {
         EXPECT(fabs(more - wanted) <= 1e-9 * wanted, "--recompute %s: %.0f FLOP of %.0f", words[level], more,
                wanted);
         const double norms = seconds(CFG, &o, COST_NORMS) / seconds(CFG, &none, COST_NORMS),
-                     gelu = seconds(CFG, &o, COST_GELU) / seconds(CFG, &none, COST_GELU);
+                     gelu = seconds(CFG, &o, COST_ACTIVATION) / seconds(CFG, &none, COST_ACTIVATION);
         EXPECT(level < RECOMPUTE_NORMS ? norms == 1 : norms > 1.29 && norms < 1.34,
                "--recompute %s: norms %g", words[level], norms);
         EXPECT(level < RECOMPUTE_ACTIVATION ? gelu == 1 : fabs(gelu - 7.0 / 5) < 1e-9,
@@ -149,7 +149,7 @@ TEST(growth) {
         Options o = options_of(OPTION_CPU, NULL, NULL);
         const double one = seconds(CFG, &o, (CostKind)kind);
         const double two = seconds(twice, &o, (CostKind)kind);
-        const char* word = cost_word((CostKind)kind);
+        const char* word = cost_word((CostKind)kind, ACTIVATION_GELU);
         EXPECT(two <= 2 * one && (kind == COST_CLASSIFIER ? two == one : two > 1.6 * one),
                "twice the layers, %s: %g s of %g s", word, two, one);
         o.total_batch *= 2; // four micro-batches instead of two
@@ -215,7 +215,7 @@ TEST(rates) {
         rates_measure(&rates, &s);
         for (int kind = 0; kind < COST_RATES; kind++) {
             EXPECT(rates.per_s[kind] > 1e6 && rates.per_s[kind] < 1e15, "%s: %g per second",
-                   cost_word((CostKind)kind), rates.per_s[kind]);
+                   cost_word((CostKind)kind, ACTIVATION_GELU), rates.per_s[kind]);
         }
         EXPECT(rates.launch_s > 0 && rates.launch_s < 0.1, "a launch: %g s", rates.launch_s);
     }
@@ -246,7 +246,7 @@ TEST(rates_of_wide_models) {
         rates_measure(&rates, &s);
         for (int kind = 0; kind < COST_RATES; kind++) {
             EXPECT(rates.per_s[kind] > 0 && isfinite(rates.per_s[kind]), "bf16 %d, %s: %g", is_bf16,
-                   cost_word((CostKind)kind), rates.per_s[kind]);
+                   cost_word((CostKind)kind, ACTIVATION_GELU), rates.per_s[kind]);
         }
     }
     for (int HS = 1; HS <= 768; HS++) { // with many tokens: at least one head, and no more than fit
