@@ -2,7 +2,7 @@
 settle_model.h -- from options, a named model or a model's files to the sizes of the model.
 
 An option that is "auto" gets the model's size; with a model file the two must agree. Options that
-the architecture gives no meaning are refused.
+have no meaning for the architecture are refused, and sizes that no model can have.
 */
 #ifndef LLMC_SETTLE_MODEL_H
 #define LLMC_SETTLE_MODEL_H
@@ -122,16 +122,14 @@ static int settle_hidden_(ModelConfig cfg) {
 
 // Decides the sizes that GPT-2 does not choose: its own are implied, and 0 in the configuration.
 static void settle_heads_(Options* o, ModelConfig* cfg, const char* path) {
-    if (cfg->HS == 0 && o->head_size == OPTION_AUTO && cfg->C % cfg->NH) {
+    const int is_implied = cfg->HS == 0 && (o->head_size == OPTION_AUTO || cfg->arch == ARCH_GPT2);
+    if (is_implied && cfg->C % cfg->NH) {
         die_usage("--channels %d is not a multiple of --heads %d", cfg->C, cfg->NH);
     }
     settle_size_(&o->head_size, model_head_size(*cfg), "head-size", path);
     settle_size_(&o->kv_heads, model_key_heads(*cfg), "kv-heads", path);
     settle_size_(&o->hidden, settle_hidden_(*cfg), "hidden", path);
     settle_size_(&o->own_head, cfg->has_head, "own-head", path);
-    if (cfg->NH % o->kv_heads) {
-        die_usage("--kv-heads %d does not divide --heads %d", o->kv_heads, cfg->NH);
-    }
     if (cfg->arch != ARCH_GPT2) {
         cfg->HS = o->head_size, cfg->KV = o->kv_heads, cfg->F = o->hidden, cfg->has_head = o->own_head;
     } else if (o->head_size != model_head_size(*cfg) || o->kv_heads != cfg->NH ||
@@ -149,11 +147,8 @@ static void settle_positions_(Options* o, ModelConfig* cfg, const char* path) {
         die_usage("--rope-base has no meaning with --arch %s, whose positions are learned",
                   model_architecture(cfg->arch)->word);
     }
-    if (turns && (model_head_size(*cfg) % 2 || o->rope_base <= 0)) {
-        die_usage("--head-size %d with --rope-base %g; wanted an even size and a base above 0: positions "
-                  "turn pairs of "
-                  "channels",
-                  model_head_size(*cfg), (double)o->rope_base);
+    if (turns && o->rope_base <= 0) {
+        die_usage("--rope-base %g; wanted a base above 0", (double)o->rope_base);
     }
     cfg->rope_base = o->rope_base;
 }
@@ -209,6 +204,28 @@ static int settle_share_layers_(const Options* options) {
     return share;
 }
 
+// Decides the random weights of a new model.
+static void settle_initial_(Options* o, ModelConfig* cfg, const char* path) {
+    const int has_weights = o->model[0] && !options_model_size(o);
+    if (has_weights && o->initial_weights != OPTION_AUTO) {
+        die_usage("--initial-weights has no meaning with --model %s, which has weights", o->model);
+    }
+    if (path) {
+        return;
+    }
+    if (o->initial_weights == OPTION_AUTO) {
+        o->initial_weights = (int)model_architecture(cfg->arch)->initial;
+    }
+    cfg->initial = (InitialWeights)o->initial_weights;
+}
+
+static void settle_check_sizes_(ModelConfig cfg) {
+    char error[ERROR_BYTES];
+    if (!model_check_config(cfg, "the model", error)) {
+        die_usage("%s", error);
+    }
+}
+
 ModelConfig settle_model(Options* options, const RunData* data, const char* path, ModelConfig found) {
     const int insists = options->vocab_size != OPTION_AUTO; // also true for a run that resumes
     ModelConfig cfg = settle_base_(options, data, path, found);
@@ -226,11 +243,9 @@ ModelConfig settle_model(Options* options, const RunData* data, const char* path
     settle_window_(options, &cfg, path);
     settle_softcap_(options, &cfg, path);
     cfg.share = settle_share_layers_(options);
-    if (options->initial_weights == OPTION_AUTO) {
-        options->initial_weights = (int)model_architecture(cfg.arch)->initial;
-    }
-    cfg.initial = (InitialWeights)options->initial_weights;
+    settle_initial_(options, &cfg, path);
     settle_check_vocab_(options, data, path, insists);
+    settle_check_sizes_(cfg);
     return cfg;
 }
 

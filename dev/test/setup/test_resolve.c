@@ -206,63 +206,36 @@ static void expect_architecture(const char* options, ModelConfig wanted) {
     run_close(&run);
 }
 
+// Returns the sizes of a new model of an architecture with SwiGLU, without a name.
+static ModelConfig sizes_of(Arch arch) {
+    return (ModelConfig){.arch = arch, .C = 128, .NH = 4, .KV = 4, .HS = 32, .F = 384, .rope_base = 1e4f};
+}
+
+// Adds a window of 5 tokens in these layers.
+static ModelConfig with_windows(ModelConfig cfg, uint8_t layers) {
+    cfg.window = 5;
+    cfg.windows[0] = layers;
+    return cfg;
+}
+
 // Sizes come from the name or the options, and else from the architecture. GPT-2 has none of them.
 static void test_architectures(void) {
+    ModelConfig nanochat = sizes_of(ARCH_NANOCHAT), llama = sizes_of(ARCH_LLAMA);
+    nanochat.F = 512, nanochat.has_head = 1, nanochat.softcap = 15, nanochat.initial = INITIAL_ZERO_OUT;
     expect_architecture("", (ModelConfig){.C = 128, .NH = 4});
     expect_architecture("--head-size 32 --kv-heads 4 --hidden 512 --own-head off --rope-base 0 --window 0",
                         (ModelConfig){.C = 128, .NH = 4});
-    expect_architecture(
-        "--arch llama",
-        (ModelConfig){.arch = ARCH_LLAMA, .C = 128, .NH = 4, .KV = 4, .HS = 32, .F = 384, .rope_base = 1e4f});
+    expect_architecture("--arch llama", llama);
+    llama.NH = 8, llama.KV = 2, llama.HS = 10, llama.F = 40, llama.has_head = 1, llama.rope_base = 500;
     expect_architecture("--arch llama --heads 8 --kv-heads 2 --head-size 10 --hidden 40 --own-head on "
                         "--rope-base 500",
-                        (ModelConfig){.arch = ARCH_LLAMA,
-                                      .C = 128,
-                                      .NH = 8,
-                                      .KV = 2,
-                                      .HS = 10,
-                                      .F = 40,
-                                      .has_head = 1,
-                                      .rope_base = 500});
-    expect_architecture("--arch mistral --layers 3 --window 5", (ModelConfig){.arch = ARCH_MISTRAL,
-                                                                              .C = 128,
-                                                                              .NH = 4,
-                                                                              .KV = 4,
-                                                                              .HS = 32,
-                                                                              .F = 384,
-                                                                              .window = 5,
-                                                                              .windows = {7},
-                                                                              .rope_base = 1e4f});
+                        llama);
+    expect_architecture("--arch mistral --layers 3 --window 5", with_windows(sizes_of(ARCH_MISTRAL), 7));
     expect_architecture("--arch qwen3 --layers 6 --window 5 --window-pattern SSL",
-                        (ModelConfig){.arch = ARCH_QWEN3,
-                                      .C = 128,
-                                      .NH = 4,
-                                      .KV = 4,
-                                      .HS = 32,
-                                      .F = 384,
-                                      .window = 5,
-                                      .windows = {1 | 2 | 8 | 16},
-                                      .rope_base = 1e4f});
+                        with_windows(sizes_of(ARCH_QWEN3), 1 | 2 | 8 | 16));
     expect_architecture("--arch qwen2 --layers 4 --window 5 --window-pattern S",
-                        (ModelConfig){.arch = ARCH_QWEN2,
-                                      .C = 128,
-                                      .NH = 4,
-                                      .KV = 4,
-                                      .HS = 32,
-                                      .F = 384,
-                                      .window = 5,
-                                      .windows = {7},
-                                      .rope_base = 1e4f});
-    expect_architecture("--arch nanochat", (ModelConfig){.arch = ARCH_NANOCHAT,
-                                                         .C = 128,
-                                                         .NH = 4,
-                                                         .KV = 4,
-                                                         .HS = 32,
-                                                         .F = 512,
-                                                         .has_head = 1,
-                                                         .rope_base = 1e4f,
-                                                         .softcap = 15,
-                                                         .initial = INITIAL_ZERO_OUT});
+                        with_windows(sizes_of(ARCH_QWEN2), 7));
+    expect_architecture("--arch nanochat", nanochat);
     expect_architecture("--model llama:1b --initial-weights zero-out",
                         (ModelConfig){.arch = ARCH_LLAMA,
                                       .C = 2048,
@@ -288,8 +261,12 @@ static void test_architectures(void) {
     expect_refused(TEXT "--own-head on", 2, "--own-head|no meaning with --arch gpt2");
     expect_refused(TEXT "--rope-base 500", 2, "--rope-base|no meaning with --arch gpt2");
     expect_refused(TEXT "--arch llama --rope-base 0", 2, "--rope-base 0|above 0");
-    expect_refused(TEXT "--arch llama --head-size 7", 2, "--head-size 7|even");
-    expect_refused(TEXT "--arch llama --kv-heads 3", 2, "--kv-heads 3 does not divide --heads 4");
+    expect_refused(TEXT "--arch llama --head-size 7", 2, "the model: rotary positions|7 of 7 channels|even");
+    expect_refused(TEXT "--heads 3 --head-size 42", 2, "--channels 128|--heads 3");
+    expect_refused(TEXT "--model %/model.bin --initial-weights gpt2", 2,
+                   "--initial-weights|model.bin|has weights");
+    expect_refused(TEXT "--arch llama --kv-heads 3", 2,
+                   "the model: 4 heads with 3 heads of keys|wanted a multiple");
     expect_refused(TEXT "--arch llama --heads 3", 2, "--channels 128|--heads 3");
     expect_refused(TEXT "--arch llama --window 5", 2, "--window|no meaning with --arch llama|qwen3");
     expect_refused(TEXT "--arch mistral --window 5 --window-pattern SL", 2,
