@@ -104,7 +104,7 @@ void dataloader_open(Dataloader* loader, const DataSources* sources, DataloaderS
 // Makes the next update start at sequence p of the run, counted over epochs.
 void dataloader_seek(Dataloader* loader, uint64_t sequence);
 
-// Gives the next updates so many sequences. Called between two updates.
+// Sets the number of sequences of the next updates. Call it only between two updates.
 void dataloader_resize(Dataloader* loader, int64_t sequences);
 
 // Returns the next micro-batch of this rank: at most B sequences, possibly none; an epoch may end
@@ -340,7 +340,7 @@ void dataloader_open(Dataloader* loader, const DataSources* sources, DataloaderS
     dataloader_start_(loader);
 }
 
-// Starts again with an update of so many sequences at sequence p. Drops the batches that are ready.
+// Restarts at sequence p with updates of this many sequences. Drops the batches that are ready.
 static void dataloader_restart_(Dataloader* loader, uint64_t sequence, int64_t sequences) {
     pthread_mutex_lock(&loader->mutex);
     while (loader->is_filling) {

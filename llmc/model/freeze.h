@@ -190,11 +190,11 @@ static int freeze_names_tensor_(const FreezeItem_* item, const FileTensor* tenso
            (in_block && freeze_is_in_module_(item->name, in_block + strlen("%d.")));
 }
 
-// How much of a parameter an item names.
+// Extent of a parameter that an item names.
 typedef enum { FREEZE_NOTHING_, FREEZE_PART_, FREEZE_WHOLE_ } FreezeExtent_;
 
-// Returns how much of parameter `row` of block l the item names. Files may have it in several
-// parts.
+// Returns the extent of parameter `row` of block l that the item names. Files may have it in
+// several parts.
 static FreezeExtent_ freeze_extent_(const FreezeItem_* item, const TensorRow* rows, ModelConfig cfg, int row,
                                     int l) {
     const FileTensor* tensors = file_tensors();

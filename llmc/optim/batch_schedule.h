@@ -39,7 +39,7 @@ int64_t batch_at_step(const BatchSchedule* b, int64_t step);
 static inline int64_t batch_last(const BatchSchedule* b) { return b->stage[b->count - 1].tokens; }
 double batch_tokens_before(const BatchSchedule* b, int64_t step);
 
-// Returns how many whole updates have at most so many tokens in total.
+// Returns the most whole updates that have at most this many tokens in total.
 double batch_steps_of(const BatchSchedule* b, double tokens);
 
 #ifdef __cplusplus
@@ -58,7 +58,7 @@ BatchSchedule batch_schedule_constant(int64_t tokens) {
     return b;
 }
 
-// Sets a number below 2^40 and moves *text behind it and the character `end`. Returns 0 if either
+// Sets a number below 2^40 and moves *text to after it and the character `end`. Returns 0 if either
 // is missing.
 static int batch_number_(int64_t* number, const char** text, char end) {
     char* after;

@@ -412,7 +412,7 @@ double run_data_target_bytes(const RunData* data, const int* targets, size_t cou
 
 // ---- files ----
 
-// Returns so many tokens, up to a limit, and one more as the last target. Users may ask for
+// Returns this number of tokens, up to a limit, and one more as the last target. Users may ask for
 // anything, so the number may overflow any integer.
 static size_t run_data_stories_tokens_(double tokens) {
     const int64_t max = RUN_DATA_STORIES_MAX_TOKENS;
