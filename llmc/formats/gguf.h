@@ -102,6 +102,10 @@ static const GgufArch_ gguf_archs_[ARCH_COUNT] = {
     [ARCH_QWEN3] =    {"qwen3", ORDER_HALVES},
     [ARCH_ARCEE] =    {"arcee", ORDER_PAIRS},
     [ARCH_NANOCHAT] = {NULL,    ORDER_PAIRS},
+    [ARCH_MIXTRAL] =  {"llama", ORDER_PAIRS},
+    [ARCH_QWEN3MOE] = {"qwen3moe", ORDER_HALVES},
+    [ARCH_OLMOE] =    {"olmoe", ORDER_HALVES},
+    [ARCH_GLM4MOE] =  {"glm4moe", ORDER_HALVES},
 };
 // clang-format on
 

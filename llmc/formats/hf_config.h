@@ -82,6 +82,10 @@ static const HfFamily_ hf_families_[ARCH_COUNT] = {
     [ARCH_QWEN3] =    {"qwen3",    "Qwen3ForCausalLM",    {"silu", "swish"}, 1e-6f, 32, 128, 4096, 0,  0},
     [ARCH_ARCEE] =    {"arcee",    "ArceeForCausalLM",    {"relu2"},         1e-5f, 0,  0,   0,    0,  0},
     [ARCH_NANOCHAT] = {"nanochat", "NanoChatForCausalLM", {"relu2"},         1e-6f, 0,  0,   0,    15, 0},
+    [ARCH_MIXTRAL] =  {"mixtral",  "MixtralForCausalLM",  {"silu", "swish"}, 1e-5f, 8,  0,   0,    0,  0},
+    [ARCH_QWEN3MOE] = {"qwen3_moe", "Qwen3MoeForCausalLM", {"silu", "swish"}, 1e-6f, 4, 0,   4096, 0,  0},
+    [ARCH_OLMOE] =    {"olmoe",    "OlmoeForCausalLM",    {"silu", "swish"}, 1e-5f, 0,  0,   0,    0,  0},
+    [ARCH_GLM4MOE] =  {"glm4_moe", "Glm4MoeForCausalLM",  {"silu", "swish"}, 1e-5f, 8,  0,   0,    0,  0},
 };
 // clang-format on
 
