@@ -2,8 +2,9 @@
 
     dev/ref/setup.sh && build/venv/bin/python dev/data/make_nfc_tables.py
 
-The facts come from Python's unicodedata. The package tokenizers, whose ids we give, knows another version of
-Unicode: a character that it does not treat as Python does is left out if it leaves it alone, and an error otherwise.
+The facts come from Python's unicodedata. The package tokenizers, whose ids we give, knows another
+version of Unicode: a character that it does not treat as Python does is left out if it leaves it
+alone, and an error otherwise.
 """
 
 import unicodedata
@@ -42,7 +43,7 @@ def theirs(normalizer, text):
 
 
 def decompositions():
-    """Yields each character with the one or two characters it is decomposed into, and whether these compose it."""
+    """Yields each character, the one or two it decomposes into, and whether these compose it."""
     for c in characters():
         text, full = chr(c), theirs(NFD(), chr(c))
         if full == text:
@@ -58,7 +59,7 @@ def decompositions():
 
 
 def classes():
-    """Yields each character with a combining class that tokenizers knows: it then moves past others."""
+    """Yields each character that moves past others: tokenizers knows its combining class."""
     for c in characters():
         order = unicodedata.combining(chr(c))
         if order:

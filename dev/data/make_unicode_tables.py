@@ -2,9 +2,9 @@
 
     dev/ref/setup.sh && build/venv/bin/python dev/data/make_unicode_tables.py
 
-The classes come from tiktoken's own regular expressions, character by character, so they agree with tiktoken by
-construction; the Unicode version is the newest whose \\p{Age} it knows. Python's unicodedata, an older version,
-must agree on every character that it knows.
+The classes come from tiktoken's own regular expressions, character by character, so they agree with
+tiktoken by construction; the Unicode version is the newest whose \\p{Age} it knows. Python's
+unicodedata, an older version, must agree on every character that it knows.
 """
 
 import unicodedata
@@ -38,7 +38,7 @@ enum {{ {sizes} }};
 
 
 def matcher(pattern):
-    """Returns a function that tells whether the pattern matches in a text: matches become tokens."""
+    """Returns a function that tells if the pattern matches in a text: matches become tokens."""
     single_bytes = {bytes([i]): i for i in range(256)}
     encoding = tiktoken.Encoding("bytes", pat_str=pattern, mergeable_ranks=single_bytes, special_tokens={})
     return lambda text: bool(encoding.encode_ordinary(text))
@@ -71,8 +71,8 @@ def ranges(found):
 
 
 def check_against_python(name, found):
-    """Checks that the characters Python knows are in the same class there. Its str.isspace is not White_Space: blanks
-    are compared with the two parts of the category Z and the controls."""
+    """Checks that the characters Python knows are in the same class there. Its str.isspace is not
+    White_Space: blanks are compared with the two parts of the category Z and the controls."""
     found = set(found)
     controls = {*range(0x09, 0x0E), 0x85}
     for c in characters():

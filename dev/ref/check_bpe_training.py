@@ -1,12 +1,13 @@
-"""check_bpe_training.py -- the merges of llmc/tokenizer/bpe_train.h against two trainers from PyPI on the same text.
+"""check_bpe_training.py -- the merges of bpe_train.h against two trainers from PyPI on one text.
 
     dev/ref/setup.sh && build/venv/bin/pip install rustbpe
-    make -s build/plain/test_tokenizer && build/venv/bin/python dev/ref/check_bpe_training.py TEXT [VOCAB_SIZE]
+    make -s build/plain/test_tokenizer
+    build/venv/bin/python dev/ref/check_bpe_training.py TEXT [VOCAB_SIZE]
 
-tokenizers breaks ties as bpe_train.h does (the lowest left id, then the lowest right id, and its bytes have the same
-ids), so the merges must be the same ones in the same order. rustbpe numbers its bytes by value and so takes another
-of several pairs that are equally frequent: most of its tokens must be ours, the first ones in the same order; where
-the first difference is, the two are printed.
+tokenizers breaks ties as bpe_train.h does (the lowest left id, then the lowest right id, and its
+bytes have the same ids), so the merges must be the same ones in the same order. rustbpe numbers its
+bytes by value and so takes another of several pairs that are equally frequent: most of its tokens
+must be ours, the first ones in the same order. The first two that differ are printed.
 """
 
 import itertools

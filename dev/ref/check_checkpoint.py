@@ -1,14 +1,21 @@
 #!/usr/bin/env python3
-"""check_checkpoint.py -- checkpoints and exports against their readers: transformers, safetensors and gguf.
+"""check_checkpoint.py -- checkpoints and exports against transformers, safetensors and gguf.
 
-    dev/ref/setup.sh && make train_gpt2 && build/venv/bin/python dev/ref/check_checkpoint.py [--arch qwen3 | all] [gpt2.tiktoken]
+    dev/ref/setup.sh && make train_gpt2
+    build/venv/bin/python dev/ref/check_checkpoint.py [--arch qwen3 | all] [gpt2.tiktoken]
 
-Trains a small model on random token shards, opens its checkpoint with AutoModelForCausalLM.from_pretrained and compares the
-loss of validation with the trainer's (and the tensors with those of a checkpoint whose weights are in two files) (in bf16, too, where `make sim PRECISION=BF16` has been run); saves that model again (one file, several files, fp32, bf16, fp16, without
-"transformer.") and lets the trainer open it; compares the tensors of the GGUF files. With GPT-2's vocabulary, the
-tokenizer of the checkpoint is opened, too; those of bytes and of the built-in stories always. With --arch it does the same for
-models of this architecture, or of all but GPT-2: transformers has the loss of our checkpoint, we have the loss of what transformers
-saves, and GGUF files have the tensors as llama.cpp orders them. One line at the end; the exit status is the verdict.
+Trains a small model on random token shards and opens its checkpoint with transformers:
+- the validation loss is the trainer's, also in bf16 if `make sim PRECISION=BF16` has been run;
+- a checkpoint with its weights in two files has the same tensors;
+- the trainer opens the model as transformers saves it: in one file or several, in fp32, bf16 and
+  fp16, and without "transformer." in its names;
+- the GGUF files have the same tensors;
+- the tokenizers of bytes and of the built-in stories encode as ours do, and that of GPT-2 if its
+  vocabulary is given.
+
+With --arch, checks models of this architecture, or of all but GPT-2: transformers has the loss of
+our checkpoint, we have the loss of what transformers saves, and GGUF files have the tensors as
+llama.cpp orders them. Prints one line; the exit status is the verdict.
 """
 
 import argparse
@@ -79,7 +86,7 @@ def loss_by_transformers(model, tokens, sequences):
 
 
 def check_files(sizes, model):
-    """A checkpoint with a file of weights for each group has the tensors of one that has a single file, as transformers reads it."""
+    """Reads the same tensors from one file of weights and from a file for each group."""
     train(*sizes, "--train-data", "tokens.bin", "--val-data", "tokens.bin", "--batch", 2, "--seq-len", T, "--steps", 20,
           "--lr", 0.01, "--eval-batches", 4, "--samples", 0, "--model-file-gb", 0.0002, "--out", "cut")
     directory = "cut/step_00000020"
@@ -163,12 +170,12 @@ def check_gguf(checkpoint):
 
 
 def in_pairs(x, heads):
-    """Rows of each head from halves, as transformers has them, to pairs, as llama.cpp's llama has them."""
+    """Orders the rows of each head: halves in transformers, pairs in llama.cpp's llama."""
     return x.reshape(heads, 2, x.shape[0] // heads // 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
 
 
 def check_family_gguf(arch, checkpoint, config):
-    """GGUF has the tensors under llama.cpp's names: those that its own package gives transformers' names."""
+    """GGUF has the tensors under the names that llama.cpp's own package gives them."""
     import gguf
     name = {"mistral": "llama"}.get(arch, arch)
     known = next(number for number, word in gguf.MODEL_ARCH_NAMES.items() if word == name)
@@ -232,7 +239,7 @@ def check_tokenizer(vocabulary):
 
 
 def check_own_tokenizer(name, data, prompt, refused):
-    """Checkpoints of bytes and of the built-in stories: the same prompt gives the same greedy text in transformers."""
+    """For bytes and the built-in stories, transformers writes the same greedy text."""
     sizes = ("--layers", 1, "--channels", 64, "--heads", 2, "--context", 64, "--batch", 8, "--steps", 100, "--samples", 1)
     train(*sizes, *data, "--temperature", 0, "--sample-tokens", 16, "--prompt", prompt, "--out", name)
     ours = [line["text"] for line in log_of(name) if line["kind"] == "sample"][-1]

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""check_safetensors.py -- llmc/formats/safetensors.h against the reference implementation, in both directions.
+"""check_safetensors.py -- safetensors.h against the reference implementation, both ways.
 
-    dev/ref/setup.sh && make -s build/plain/test_formats && build/venv/bin/python dev/ref/check_safetensors.py
+    dev/ref/setup.sh && make -s build/plain/test_formats
+    build/venv/bin/python dev/ref/check_safetensors.py
 
-The C program writes a file that the safetensors package and PyTorch read; they write files that the C program prints.
-Names, dtypes, shapes, metadata and every bit of every number are compared, and what either refuses is said. One line at
-the end; the exit status is the verdict.
+The C program writes a file that the safetensors package and PyTorch read; they write files that the
+C program prints. Names, dtypes, shapes, metadata and every bit of every number are compared, and
+each side names what it refuses. Prints one line; the exit status is the verdict.
 """
 
 import json

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""check_tokenizer_files.py -- llmc/tokenizer/bpe_files.h against the libraries that its files are for, in both directions.
+"""check_tokenizer_files.py -- bpe_files.h against the libraries of its formats, in both directions.
 
     dev/ref/setup.sh && make -s build/plain/test_tokenizer
     GPT2_VOCAB=gpt2.tiktoken build/venv/bin/python dev/ref/check_tokenizer_files.py
 
-What we write, the packages tokenizers, transformers and tiktoken open and encode as we do; GPT-2's files have the
-SHA-256 of those that OpenAI published. What tokenizers writes, also a vocabulary that it trained, we open and encode as
-it does, also with words that it cuts out of text; what cuts text otherwise we refuse. One line at the end; the exit status is the verdict.
+tokenizers, transformers and tiktoken open our files and encode as we do; GPT-2's files have the
+SHA-256 of those that OpenAI published. We open the files of tokenizers, also with a vocabulary that
+it trained and with words that it cuts out of text, and encode as it does; we refuse those that cut
+text in another way. Prints one line; the exit status is the verdict.
 """
 
 import hashlib
@@ -49,8 +50,8 @@ def our_ids(vocabulary, text):
 
 
 def texts():
-    """Sources of this repository, and characters of all kinds at random. Unassigned ones are left out: each library has
-    its own version of Unicode."""
+    """Sources of this repository, and characters of all kinds at random. Unassigned ones are left
+    out: each library has its own version of Unicode."""
     for path in ["README.md", "llmc/tokenizer/bpe.h", "dev/ref/check_tokenizer_files.py"]:
         yield Path(path).read_text()
     pick = random.Random(20240328)

@@ -1,8 +1,8 @@
 """GPT-2 in plain PyTorch: the formulas, for any dtype, with no concern for speed.
 
-The parameters are a dict of tensors in the layout of llm.c's model files, as in the C code:
-every per-layer tensor is stacked over the L layers, matrices are (out, in), and wte, which is both the token
-embedding and the classifier, has Vp rows; only the first V are ever used.
+The parameters are a dict of tensors in the layout of llm.c's model files, as in the C code: every
+per-layer tensor is stacked over the L layers, matrices are (out, in), and wte, which is both the
+token embedding and the classifier, has Vp rows; only the first V are ever used.
 """
 
 import math
@@ -60,7 +60,7 @@ def attention(qkv, NH):
 
 
 def forward(p, cfg, x, y):
-    """Logits (B, T, V) and mean cross-entropy of the tokens x (B, T) against their successors y (B, T)."""
+    """Returns logits (B, T, V) and mean cross-entropy of tokens x (B, T) and the next ones, y."""
     C = cfg.C
     h = p["wte"][x] + p["wpe"][: x.shape[1]]
     for l in range(cfg.L):

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""llama_cpp.py -- our text in 8 bits beside llama.cpp's, on the same model: speed in turns, and greedy texts.
+"""llama_cpp.py -- speed and greedy texts of an 8-bit model here and in llama.cpp.
 
     python3 -m venv build/llama && build/llama/bin/pip install xllamacpp
     make train_gpt2 && build/llama/bin/python dev/ref/llama_cpp.py --model out/quickstart
 
-The model is exported with --export-gguf-dtype q8_0, which has the blocks that --quantize q8_0 computes with. Each
-measurement is a process of its own; the programs take turns, round after round. Prints tok/s of prompt and text, median
-and range over the rounds, for each number of threads; then of how many prompts the greedy texts are the same. llama.cpp
-loses most of its speed where other work keeps a core busy: time it on a quiet machine.
+The model is exported with --export-gguf-dtype q8_0, which has the blocks that --quantize q8_0
+computes with. Each measurement is a process of its own; the programs take turns, round after round.
+Prints tok/s of prompt and text, median and range over the rounds, for each number of threads; then
+of how many prompts the greedy texts are the same. llama.cpp loses most of its speed where other
+work keeps a core busy: time it on a quiet machine.
 """
 
 import argparse

@@ -1,11 +1,12 @@
-"""Writes dev/ref/fixtures/bpe_cases.bin: texts that are hard to tokenize, and what tiktoken makes of them.
+"""Writes dev/ref/fixtures/bpe_cases.bin: texts that are hard to tokenize, and their ids in
+tiktoken.
 
     dev/ref/setup.sh
     GPT2_VOCAB=../shared/data/gpt2.tiktoken build/venv/bin/python dev/ref/make_bpe_fixtures.py
 
 Little endian: "bpecases", uint32 number of cases; each: uint32 bytes, uint32 repeats, uint32 ids,
-uint64 hash, and the bytes. The text is these bytes, `repeats` times; the hash is FNV-1a over the ids as
-uint16.
+uint64 hash, and the bytes. The text is these bytes, `repeats` times; the hash is FNV-1a over the
+ids as uint16.
 """
 
 import base64
@@ -24,8 +25,9 @@ from make_unicode_tables import CLASSES, characters, matcher, ranges  # noqa: E4
 
 OUT = Path(__file__).parent / "fixtures" / "bpe_cases.bin"
 BLANKS = [" ", "\n", "\t", "\r", "\x0b", "\x85", "\u00a0", "\u1680", "\u2003", "\u3000"]
-# of each class characters of 1, 2, 3 and 4 bytes, and characters that are often misclassified: combining marks,
-# joiners, a half, a Roman number, the long s, the blanks of Python, JavaScript or PCRE that are none here
+# of each class characters of 1, 2, 3 and 4 bytes, and characters that are often misclassified:
+# combining marks, joiners, a half, a Roman number, the long s, the blanks of Python, JavaScript or
+# PCRE that are none here
 MIXED = list("aZ09!'_-") + BLANKS[:5] + BLANKS[6:] + [
     "\u00e9", "\u0436", "\u6f22", "\U00020000", "\u0660", "\u00bd",
     "\u2165", "\u3007", "\U0001d7d8", "\u2014", "\U0001f600", "\u0301", "\u200d", "\u017f", "\u2019",
@@ -45,7 +47,7 @@ def gpt2(path):
 
 
 def borders():
-    """The characters on both sides of each border between classes, each with neighbors of each class."""
+    """Characters on both sides of each border of a class, each with neighbors of each class."""
     found = set()
     for _, pattern in CLASSES:
         matches = matcher(pattern)

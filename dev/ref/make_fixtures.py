@@ -52,8 +52,8 @@ others come within {fp32:.0e} in fp32 PyTorch, after moving by up to {moved:.0e}
 
 
 def make_parameters(cfg):
-    """Larger than a real start, with biases and norms that are not trivial, so that every gradient counts;
-    wte such that the norm of the gradient starts above CLIP and falls below it."""
+    """Larger than a real start, with biases and norms that are not trivial, so that every gradient
+    counts; wte such that the norm of the gradient starts above CLIP and falls below it."""
     rng = torch.Generator().manual_seed(20240326)
     p = {}
     for name, shape in cfg.shapes().items():

@@ -1,11 +1,13 @@
-"""Writes dev/ref/fixtures/models: a tiny random model of each family, as transformers saves it, and its true numbers.
+"""Writes dev/ref/fixtures/models: a tiny random model of each family, as transformers saves it, and
+its true numbers.
 
     dev/ref/setup.sh && build/venv/bin/python dev/ref/make_model_fixtures.py
 
-Each directory has config.json, the weights in one file or several, and expected.safetensors: a text of B T + 1
-tokens, the logits (B, T, V) of all but its last token in B sequences, the mean loss of the next tokens, and the norm of
-the gradient of that loss. transformers computes them with weights in float64; its norms and rotary positions stay in
-float32. tokens.bin is the same text as a shard, losses.txt has each model's loss and norm as text.
+Each directory has config.json, the weights in one file or several, and expected.safetensors: a text
+of B T + 1 tokens, the logits (B, T, V) of all but its last token in B sequences, the mean loss of
+the next tokens, and the norm of the gradient of that loss. transformers computes them with weights
+in float64; its norms and rotary positions stay in float32. tokens.bin is the same text as a shard,
+losses.txt has each model's loss and norm as text.
 """
 
 import shutil
@@ -43,7 +45,7 @@ MODELS = {
 
 
 def fill(model):
-    """Larger weights than a real start has, and norms and biases that are not trivial, so that everything counts."""
+    """Weights larger than at a real start, and random norms and biases: everything counts."""
     rng = torch.Generator().manual_seed(20261126)
     with torch.no_grad():
         for name, x in model.named_parameters():

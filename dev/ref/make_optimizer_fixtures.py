@@ -1,13 +1,16 @@
-"""Writes dev/ref/fixtures/optimizers/updates.bin: what other libraries' optimizers make of the same gradients.
+"""Writes dev/ref/fixtures/optimizers/updates.bin: weights after the updates of other
+libraries' optimizers.
 
     dev/ref/setup.sh && build/venv/bin/python dev/ref/make_optimizer_fixtures.py
 
-Parameters and gradients are a formula that dev/test/optim/test_optimizers.c has, too; they span six decades. Twenty updates
-are done in float64 (bitsandbytes' Lion: in float32), and some of the final parameters kept.
+Parameters and gradients are a formula that dev/test/optim/test_optimizers.c has, too; they span six
+decades. Twenty updates are done in float64 (bitsandbytes' Lion: in float32), and some of the final
+parameters kept.
 
-Little endian. 256 float32: the values of bitsandbytes' signed code; 256 of the unsigned one; int32: the number of cases.
-A case: 32 bytes of name; int32 rows, cols, parts, block, count; float32 lr, beta1, beta2, eps, weight_decay,
-grad_scale; uint16 index (count); float32 param (count); with block > 0 also uint8 codes of m (count) and of v (count).
+Little endian. 256 float32: the values of bitsandbytes' signed code; 256 of the unsigned one; int32:
+the number of cases. A case: 32 bytes of name; int32 rows, cols, parts, block, count; float32 lr,
+beta1, beta2, eps, weight_decay, grad_scale; uint16 index (count); float32 param (count); with
+block > 0 also uint8 codes of m (count) and of v (count).
 """
 
 from pathlib import Path
@@ -53,7 +56,8 @@ def gradient(shape, t):
 # ---- by other libraries ----
 
 def optimize(param, options, make, decay_first=False, vectors=False, dtype=torch.float64):
-    """The final parameters. decay_first: the library's decay is not decoupled, it is done here; vectors: one row is one."""
+    """Returns the final parameters. decay_first: decays here, as the library does not decouple it;
+    vectors: each row is one."""
     p = torch.nn.Parameter(torch.tensor(param[0] if vectors and len(param) == 1 else param, dtype=dtype))
     optimizer = make(p)
     for t in range(1, UPDATES + 1):

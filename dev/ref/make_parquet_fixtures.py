@@ -1,12 +1,14 @@
-"""Writes dev/ref/fixtures/parquet: one table as different programs and options write it, and its texts.
+"""Writes dev/ref/fixtures/parquet: one table as different programs and options write it, and its
+texts.
 
     pip install pyarrow==26.0.1 polars==2.1.0 duckdb==2.0.0 fastparquet==2026.9.0 pandas==3.1.1
     python dev/ref/make_parquet_fixtures.py
 
-texts.bin: for each row of the table uint32 bytes and the bytes; a null has 0xffffffff and no bytes. Every
-<writer>_*.parquet holds this table, but for pyarrow_required (without the nulls), pyarrow_empty (no rows) and
-pyarrow_nulls (nulls only), pyarrow_checksums (its beginning) and those that are written by hand here, whose 40
-rows are 0 to 39: what the format allows and none of these programs writes. bad_*.parquet must be refused.
+texts.bin: for each row of the table uint32 bytes and the bytes; a null has 0xffffffff and no bytes.
+Every <writer>_*.parquet holds this table, but for pyarrow_required (without the nulls),
+pyarrow_empty (no rows) and pyarrow_nulls (nulls only), pyarrow_checksums (its beginning) and those
+that are written by hand here, whose 40 rows are 0 to 39: what the format allows and none of these
+programs writes. bad_*.parquet must be refused.
 """
 
 import gzip
@@ -102,7 +104,8 @@ def write_others():
                       compression="SNAPPY", object_encoding="utf8", has_nulls=True)  # fmt: skip
 
 
-# ---- by hand, with Thrift's compact protocol: numbers of 32 and 64 bits, strings, structs (dict) and lists
+# ---- by hand, with Thrift's compact protocol: numbers of 32 and 64 bits, strings, structs (dict)
+# and lists
 
 
 class I64(int):
@@ -157,7 +160,8 @@ def levels(runs):
 
 def write_hand_files():
     required, optional = 0, 1
-    # an index page; statistics that are longer than the page; two GZIP members; levels as a run, and packed
+    # an index page; statistics that are longer than the page; two GZIP members; levels as a run,
+    # and packed
     first = levels(varint(20 << 1) + b"\1") + plain(range(20))
     second = levels(varint(3 << 1 | 1) + b"\xff\xff\x0f") + plain(range(20, 40))
     members = gzip.compress(first[:50], mtime=0) + gzip.compress(first[50:], mtime=0)

@@ -1,8 +1,10 @@
-"""Writes dev/ref/fixtures/tasks: a tiny random GPT-2, tasks in every form, and transformers' losses of every ending.
+"""Writes dev/ref/fixtures/tasks: a tiny random GPT-2, tasks in every form, and transformers' losses
+of every ending.
 
     dev/ref/setup.sh && build/venv/bin/python dev/ref/make_task_fixtures.py
 
-Tokens are bytes, end-of-text is 256. Each document goes through the model alone, in float64, without padding.
+Tokens are bytes, end-of-text is 256. Each document goes through the model alone, in float64,
+without padding.
 """
 
 import json
@@ -24,7 +26,7 @@ WORDS = "the cat sat on a mat and dogs ran over two hills while é birds sang ok
 
 
 def make_model(cfg):
-    """Random weights, large enough that predictions differ, as llm.c's file and as transformers' model."""
+    """Writes random weights, large enough that predictions differ, for llm.c and transformers."""
     rng = torch.Generator().manual_seed(7)
     p = {}
     for name, shape in cfg.shapes().items():
@@ -49,7 +51,7 @@ def make_model(cfg):
 
 
 def score(model, tokens, scored):
-    """Sum of the losses of the last `scored` tokens, and how many of them were not the most likely token."""
+    """Returns the loss of the last `scored` tokens, and how many were not the most likely."""
     tokens = tokens[-(CONFIG.maxT + 1) :]
     x, y = torch.tensor(tokens[:-1])[None], torch.tensor(tokens[1:])
     with torch.no_grad():

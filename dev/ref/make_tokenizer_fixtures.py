@@ -1,13 +1,14 @@
-"""Writes dev/ref/fixtures/tokenizers: small tokenizers in the form of each family, and what their library makes of
-texts that are hard to tokenize.
+"""Writes dev/ref/fixtures/tokenizers: small tokenizers in the form of each family, and what their
+library makes of texts that are hard to tokenize.
 
     dev/ref/setup.sh
     build/venv/bin/python dev/ref/make_tokenizer_fixtures.py
 
-FAMILY.json is a tokenizer.json that the package tokenizers trained on sources of this repository. cases.bin is little
-endian: "tokcases", uint32 number of families, of cases; each family: 16 bytes of name; each case: uint32 bytes, uint32
-repeats, the bytes, and for each family the low 32 bits of FNV-1a over the ids as uint16. The text is these bytes,
-`repeats` times. Special tokens are read as text.
+FAMILY.json is a tokenizer.json that the package tokenizers trained on sources of this repository.
+cases.bin is little endian: "tokcases", uint32 number of families, of cases; each family: 16 bytes
+of name; each case: uint32 bytes, uint32 repeats, the bytes, and for each family the low 32 bits of
+FNV-1a over the ids as uint16. The text is these bytes, `repeats` times. Special tokens are read as
+text.
 """
 
 import json
@@ -101,8 +102,8 @@ def olmo():
 
 
 def llama3():
-    """As converted from a .tiktoken file: all ways to split a token are merges, and a piece that is a token is not
-    merged. Some tokens cannot be merged."""
+    """As converted from a .tiktoken file: all ways to split a token are merges, and a piece that is
+    a token is not merged. Some tokens cannot be merged."""
     tokenizer = trained(cl100k("{1,3}"))
 
     def convert(model):
@@ -154,7 +155,7 @@ FAMILIES = {maker.__name__: maker for maker in (gpt2, smollm2, qwen2, olmo, llam
 
 
 def composing(rng):
-    """Yields texts that normalization changes: marks in any order, Hangul in parts, characters with other forms."""
+    """Yields texts that normalization changes: marks in any order, parts of Hangul, other forms."""
     marks = ["\u0301", "\u0323", "\u0327", "\u0345", "\u0334", "\u0300", "\u0338", "\u3099", "\u05b4", "\u0344"]
     others = ["e", "A", "\u00e9", "\u1e69", "\u1100", "\u1161", "\u11a8", "\uac00", "\uac01", "\u212b", "\u2126", "\u0958",
               "\U0001d15e", "\U0001d160", "\uf900", "\ufb1d", "\u2000", "\u2001", " ", "\n", "1", "\u0660", "!", "\u037e",
