@@ -1,18 +1,18 @@
-"""One training step on the CPU: this program beside PyTorch, same model, same threads, same data; both in fp32, and both with
-matmuls in bf16 (--matmul bf16; PyTorch's autocast).
+"""One training step on the CPU: this program beside PyTorch, same model, same threads, same data;
+both in fp32, and both with matmuls in bf16 (--matmul bf16; PyTorch's autocast).
 
     dev/ref/setup.sh && make train_gpt2 && build/venv/bin/python dev/bench/pytorch_cpu.py
     build/venv/bin/python dev/bench/pytorch_cpu.py --model llama:135m
 
-The model is GPT-2 124M unless --model names another: a Llama, which PyTorch trains as transformers' LlamaForCausalLM with
-scaled_dot_product_attention.
+The model is GPT-2 124M unless --model names another: a Llama, which PyTorch trains as
+transformers' LlamaForCausalLM with scaled_dot_product_attention.
 
-A step is everything from the batch to the updated parameters: forward, backward, clipping at norm 1, AdamW.
-Every system is a separate process, which trains from random weights on a shard of random tokens. Systems with
-the same matmuls take turns: each does one step while the others are stopped by SIGSTOP, so a disturbance of
-the machine affects all of them. They are all in memory at once; if that is too small, name fewer systems.
-The first steps of each process (page faults, compilation) are left out. Writes a table and all samples to
-dev/bench/results.
+A step is everything from the batch to the updated parameters: forward, backward, clipping at norm
+1, AdamW. Every system is a separate process, which trains from random weights on a shard of
+random tokens. Systems with the same matmuls take turns: each does one step while the others are
+stopped by SIGSTOP, so a disturbance of the machine affects all of them. They are all in memory at
+once; if that is too small, name fewer systems. The first steps of each process (page faults,
+compilation) are left out. Writes a table and all samples to dev/bench/results.
 """
 
 import argparse
@@ -36,8 +36,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Sizes of the models; the trainer's presets have the same (llmc/model/presets.h). `base` is that of rotary
-# positions, `scaling` what Llama 3 changes in them, `own_head` an output layer that is not the embedding.
+# Sizes of the models; the trainer's presets have the same (llmc/model/presets.h). `base` is that
+# of rotary positions, `scaling` what Llama 3 changes in them, `own_head` an output layer that is
+# not the embedding.
 MODELS = {
     "gpt2:d12": dict(L=12, C=768, NH=12, max_T=1024, V=50257),
     "llama:135m": dict(L=30, C=576, NH=9, KV=3, F=1536, max_T=8192, V=49152, base=1e5),
@@ -67,7 +68,8 @@ TORCH_ENV = {
 
 
 class Sizes:
-    """Sizes of a model, with those that its name leaves out, and the layers that the command line gives."""
+    """Sizes of a model, with those that its name leaves out, and the layers that the command line
+    gives."""
 
     def __init__(self, name, layers=None):
         m = MODELS[name]
@@ -83,12 +85,13 @@ class Sizes:
         return self.L * self.C * (2 * self.C + 2 * keys + (gates + 1) * self.F) + self.Vp * self.C
 
     def flop_per_step(self, B, T):
-        """Returns the FLOP of a step. Per token, 6 for each weight of a matmul (with the classifier, without the embeddings), and
-        attention counted as causal: half of 12*L*C*T."""
+        """Returns the FLOP of a step. Per token, 6 for each weight of a matmul (with the
+        classifier, without the embeddings), and attention counted as causal: half of 12*L*C*T."""
         return B * T * (6 * self.matmul_weights() + 6 * self.L * self.C * T)
 
     def llama_config(self):
-        """Returns the values of transformers' LlamaConfig. Its vocabulary has the trainer's padding."""
+        """Returns the values of transformers' LlamaConfig. Its vocabulary has the trainer's
+        padding."""
         rope = {"rope_type": "llama3" if self.scaling else "default", "rope_theta": self.base, **(self.scaling or {})}
         return dict(vocab_size=self.Vp, hidden_size=self.C, intermediate_size=self.F, num_hidden_layers=self.L,
                     num_attention_heads=self.NH, num_key_value_heads=self.KV, max_position_embeddings=self.max_T,
@@ -106,7 +109,8 @@ def peak_mib():
 
 
 def torch_worker(name, layers, system, B, T, steps, threads, shard):
-    """Trains `steps` steps; prints a line of JSON for each, as in the trainer's log, and one at the end."""
+    """Trains `steps` steps; prints a line of JSON for each, as in the trainer's log, and one at
+    the end."""
     import numpy as np
     import torch
     from torch_model import GPT2, Llama, adamw
@@ -152,8 +156,8 @@ class Racer:
     """A training process. It does a step with each turn() and is stopped in between."""
 
     def __init__(self, command, env, out, log):
-        """Prepares a process, which starts with its first turn; `out` is a directory for its output, `log` the file
-        to which it writes a line of JSON for each step."""
+        """Prepares a process, which starts with its first turn; `out` is a directory for its
+        output, `log` the file to which it writes a line of JSON for each step."""
         self.command, self.env, self.out, self.log = [str(word) for word in command], env, out, log
         self.process, self.stopped_at, self.ms, self.losses = None, None, [], []
 
@@ -247,14 +251,16 @@ def race(args, systems, B, T, shard):
 
 
 def write_shard(path, ntok, V):
-    """Writes random tokens, which have 16 bits: magic 20240520, version 1, their number; 256 int32 of header, then uint16 each."""
+    """Writes random tokens, which have 16 bits: magic 20240520, version 1, their number; 256
+    int32 of header, then uint16 each."""
     with open(path, "wb") as file:
         array.array("i", [20240520, 1, ntok] + [0] * 253).tofile(file)
         array.array("H", random.Random(0).choices(range(min(V, 1 << 16)), k=ntok)).tofile(file)
 
 
 def others_cpu_s():
-    """Returns the CPU seconds that processes other than this one and its finished children have used since boot."""
+    """Returns the CPU seconds that processes other than this one and its finished children have
+    used since boot."""
     user, nice, system, _, _, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
     return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK") - sum(os.times()[:4])
 
@@ -314,7 +320,8 @@ def summarize(args, B, T, rounds):
 
 
 def table(args, results):
-    """Returns the table in Markdown; the last column is the time relative to ours with the same matmuls, if measured."""
+    """Returns the table in Markdown; the last column is the time relative to ours with the same
+    matmuls, if measured."""
     columns = ["shape", "system", "ms per step", "p10 to p90", "tok/s", "GFLOP/s", "of FMA peak",
                "peak RSS MiB", "time / ours"]
     lines = [f"| {' | '.join(columns)} |", "|---|---|" + "---:|" * 7]
@@ -346,7 +353,8 @@ def best_lines(args, results):
 
 
 def report(args, results, others):
-    """Writes the report. `others`: the share of the machine used by other processes, which should be near 0."""
+    """Writes the report. `others`: the share of the machine used by other processes, which should
+    be near 0."""
     host = machine()
     torch_rounds = [r for rows in results.values() for name in rows if not name.startswith("ours") for r in rows[name]]
     versions = {"ours": first_line("git", "describe", "--always", "--dirty") or "no commit",

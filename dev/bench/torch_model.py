@@ -1,5 +1,5 @@
-"""Models in PyTorch as their users have them: the peers of the benchmarks. GPT-2 as one would write it to be fast; others by
-transformers."""
+"""Models in PyTorch as their users have them: the peers of the benchmarks. GPT-2 as one would
+write it to be fast; others by transformers."""
 
 import torch
 import torch.nn.functional as F
@@ -71,7 +71,8 @@ class GPT2(nn.Module):
 
 
 class Llama(nn.Module):
-    """transformers' LlamaForCausalLM with the attention that PyTorch chooses; `config` holds the values of LlamaConfig."""
+    """transformers' LlamaForCausalLM with the attention that PyTorch chooses; `config` holds the
+    values of LlamaConfig."""
 
     def __init__(self, config):
         super().__init__()
@@ -86,7 +87,8 @@ class Llama(nn.Module):
 
 
 def adamw(model, lr, betas, eps, weight_decay):
-    """Returns AdamW with decay on matrices and embeddings only; one fused kernel for all tensors."""
+    """Returns AdamW with decay on matrices and embeddings only; one fused kernel for all
+    tensors."""
     parameters = list(model.parameters())
     groups = [{"params": [p for p in parameters if p.dim() == 2], "weight_decay": weight_decay},
               {"params": [p for p in parameters if p.dim() != 2], "weight_decay": 0.0}]

@@ -26,7 +26,7 @@ typedef struct {
 } PackedParameters;
 #undef PACKED_MEMBER_
 
-// Matrices of a block, that of the embedding, and that of the classifier, which may be the same.
+// Matrices of a block, the embedding, and the classifier, which may be the embedding.
 typedef struct {
     Weight qkv, attproj, fc, fcproj, wte, head;
 } LayerWeights;

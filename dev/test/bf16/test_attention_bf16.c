@@ -173,8 +173,8 @@ static void test_sizes(const Bf16Kernel* kernel) {
 // A row longer than a block of keys of attention.h, and the size of a head of GPT-2.
 static void test_long(const Bf16Kernel* kernel) { check(kernel, 1, ATTENTION_KEYS + 33, 1, 64, NULL); }
 
-// Scores of some hundreds: the largest is out of the range of fp32's exponentials if that of the
-// token with itself is 1.
+// Scores of some hundreds: fp32 has no exponential of the difference between the largest score and
+// the token's score with itself.
 static void test_sharp(const Bf16Kernel* kernel) {
     check_sharp(kernel, attention_sizes(1, 70, 2, 2, 16), NULL, 16);
     check_sharp(kernel, attention_sizes(1, 70, 1, 1, 64), documents(70, 20), 16);

@@ -15,7 +15,8 @@ static uint32_t* packed(const Bf16Kernel* kernel, Matrix right, int K, int N) {
     return to;
 }
 
-// Both passes; gradients of parameters are set, or added to twice what is there.
+// Returns the results of both passes. GRADIENT_ADD adds to gradients of parameters that are already
+// 1.
 static Results results_of(const Bf16Kernel* kernel, const MlpCase* p, GradientMode mode) {
     const size_t nc = (size_t)p->N * p->C, hc = (size_t)p->H * p->C, cf = (size_t)p->C * p->F,
                  nh = (size_t)p->N * p->H;

@@ -10,8 +10,8 @@ how far roundings can move the results.
 
 __attribute__((unused)) static const char* const mlp_kinds[] = {"gelu", "swiglu", "relu2"};
 
-// Parameters, inputs, results, and their sizes: a rounding of every factor by one part moves a
-// result by so many parts of its size.
+// Parameters, inputs and results. The size of a result is the most by which it can change, per
+// relative change of all factors.
 typedef struct {
     ActivationKind kind;
     int N, C, F, H;                                    // H: columns of the hidden layer, gates F
