@@ -13,18 +13,43 @@ template <class T> static double roundoff(void) {
     return DTYPE_OF(T) == DTYPE_FP32 ? 0x1p-24 : DTYPE_OF(T) == DTYPE_BF16 ? 0x1p-8 : 0x1p-11;
 }
 
-// Device memory `shift` elements past an aligned address, filled with x rounded to T; x is rounded
-// too.
-template <class T> static T* upload(float* x, size_t n, size_t shift, const Gpu* gpu) {
+// Rounds x to T.
+template <class T> static void round_to(float* x, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        x[i] = to_float(from_float<T>(x[i]));
+    }
+}
+
+// Returns random numbers that T can hold.
+template <class T> static float* normal(size_t n, float scale) {
+    float* x = ops_normal(n, scale);
+    round_to<T>(x, n);
+    return x;
+}
+
+// Returns device memory that is all NaN, so that unset elements show.
+template <class T> static T* unset(size_t n, const Gpu* gpu) {
+    T* memory = (T*)gpu_alloc(n, sizeof(T), "test");
+    CUDA_CHECK(cudaMemsetAsync(memory, 0xFF, n * sizeof(T), gpu->stream));
+    return memory;
+}
+
+// Returns device memory `shift` elements past an aligned address, filled with x rounded to T.
+template <class T> static T* upload_rounded(const float* x, size_t n, size_t shift, const Gpu* gpu) {
     T *host = (T*)check_alloc(n, sizeof(T), "host"), *memory = (T*)gpu_alloc(n + shift, sizeof(T), "test");
     for (size_t i = 0; i < n; i++) {
         host[i] = from_float<T>(x[i]);
-        x[i] = to_float(host[i]);
     }
     CUDA_CHECK(cudaMemcpyAsync(memory + shift, host, n * sizeof(T), cudaMemcpyHostToDevice, gpu->stream));
     CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
     free(host);
     return memory + shift;
+}
+
+// Returns the same, and rounds x, too.
+template <class T> static T* upload(float* x, size_t n, size_t shift, const Gpu* gpu) {
+    round_to<T>(x, n);
+    return upload_rounded<T>(x, n, shift, gpu);
 }
 
 template <class T> static float* download(const T* x, size_t n, const Gpu* gpu) {
@@ -36,6 +61,13 @@ template <class T> static float* download(const T* x, size_t n, const Gpu* gpu) 
         wide[i] = to_float(host[i]);
     }
     free(host);
+    return wide;
+}
+
+// Downloads an array, and frees it.
+template <class T> static float* take_back(T* x, size_t n, const Gpu* gpu) {
+    float* wide = download(x, n, gpu);
+    gpu_free(x);
     return wide;
 }
 

@@ -3,7 +3,7 @@
 // causality, dirty scratch memory, the same bits in every run.
 #include "llmc/ops/attention.cuh"
 #include "llmc/reference.h"
-#include "dev/test/lib/ops.h"
+#include "dev/test/lib/gpu_ops.h"
 
 struct Shape {
     int B, T, NH, HS;
@@ -18,63 +18,14 @@ static size_t lses(const Shape* s) { return (size_t)s->B * s->NH * s->T; }
 static int columns(const Shape* s) { return attention_qkv_size(sizes_of(s)); }
 static size_t qkvs(const Shape* s) { return (size_t)s->B * s->T * columns(s); }
 
-// Unit roundoff: the largest relative error of rounding to X.
-template <class X> static double roundoff(void);
-template <> double roundoff<float>(void) { return 0x1p-24; }
-template <> double roundoff<bf16>(void) { return 0x1p-8; }
-template <> double roundoff<fp16>(void) { return 0x1p-11; }
-
-template <class X> static float* normal(size_t n, float scale) { // random numbers that X can hold
-    float* x = ops_normal(n, scale);
-    for (size_t i = 0; i < n; i++) {
-        x[i] = to_float(from_float<X>(x[i]));
-    }
-    return x;
-}
-
 // ---- arrays on the device ----
-
-template <class X> static X* upload(const float* x, size_t n, const Gpu* gpu) {
-    X* host = (X*)check_alloc(n, sizeof(X), "test");
-    X* device = (X*)gpu_alloc(n, sizeof(X), "test");
-    for (size_t i = 0; i < n; i++) {
-        host[i] = from_float<X>(x[i]);
-    }
-    CUDA_CHECK(cudaMemcpyAsync(device, host, n * sizeof(X), cudaMemcpyHostToDevice, gpu->stream));
-    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
-    free(host);
-    return device;
-}
 
 static int* upload_starts(const Shape* s, const Gpu* gpu) { // NULL if there are none
     if (!s->starts) {
         return NULL;
     }
     const size_t n = (size_t)s->B * s->T;
-    int* device = (int*)gpu_alloc(n, sizeof(int), "test");
-    CUDA_CHECK(cudaMemcpyAsync(device, s->starts, n * sizeof(int), cudaMemcpyHostToDevice, gpu->stream));
-    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
-    return device;
-}
-
-// all NaN, so that unset elements show
-template <class X> static X* unset(size_t n, const Gpu* gpu) {
-    X* device = (X*)gpu_alloc(n, sizeof(X), "test");
-    CUDA_CHECK(cudaMemsetAsync(device, 0xFF, n * sizeof(X), gpu->stream));
-    return device;
-}
-
-template <class X> static float* download(X* device, size_t n, const Gpu* gpu) { // and frees it
-    float* x = ops_floats(n);
-    X* host = (X*)check_alloc(n, sizeof(X), "test");
-    CUDA_CHECK(cudaMemcpyAsync(host, device, n * sizeof(X), cudaMemcpyDeviceToHost, gpu->stream));
-    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
-    for (size_t i = 0; i < n; i++) {
-        x[i] = to_float(host[i]);
-    }
-    free(host);
-    gpu_free(device);
-    return x;
+    return upload_ints(s->starts, n, gpu);
 }
 
 // ---- what the code under test and the reference make of the same inputs ----
@@ -93,7 +44,7 @@ static Results run(const Shape* s, const float* qkv, const float* dout, Attentio
                    const Gpu* gpu) {
     const size_t n = outs(s), QKV = columns(s);
     const AttentionSizes sizes = sizes_of(s);
-    X *qkv_x = upload<X>(qkv, qkvs(s), gpu), *out = unset<X>(n, gpu);
+    X *qkv_x = upload_rounded<X>(qkv, qkvs(s), 0, gpu), *out = unset<X>(n, gpu);
     int* starts = upload_starts(s, gpu);
     float* lse = unset<float>(lses(s), gpu);
     Results r = {};
@@ -103,21 +54,21 @@ static Results run(const Shape* s, const float* qkv, const float* dout, Attentio
         for (size_t c = 0; c < QKV; c++) {
             onto[c] = BIAS_ONTO;
         }
-        X *dout_x = upload<X>(dout, n, gpu), *dqkv = unset<X>(qkvs(s), gpu),
-          *added = upload<X>(onto, QKV, gpu);
+        X *dout_x = upload_rounded<X>(dout, n, 0, gpu), *dqkv = unset<X>(qkvs(s), gpu),
+          *added = upload_rounded<X>(onto, QKV, 0, gpu);
         float* set = unset<float>(QKV, gpu);
         const Gradient dbias[] = {{NULL, DTYPE_FP32}, {set, DTYPE_FP32}, {added, DTYPE_OF(X)}};
         for (int i = 0; i < 3; i++) {
             attention_backward(dqkv, dbias[i], dout_x, qkv_x, out, lse, starts, sizes,
                                i == 2 ? GRADIENT_ADD : GRADIENT_SET, scratch, gpu);
         }
-        r.dqkv = download(dqkv, qkvs(s), gpu);
-        r.dbias_set = download(set, QKV, gpu);
-        r.dbias_added = download(added, QKV, gpu);
+        r.dqkv = take_back(dqkv, qkvs(s), gpu);
+        r.dbias_set = take_back(set, QKV, gpu);
+        r.dbias_added = take_back(added, QKV, gpu);
         gpu_free(dout_x);
     }
-    r.out = download(out, n, gpu);
-    r.lse = download(lse, lses(s), gpu);
+    r.out = take_back(out, n, gpu);
+    r.lse = take_back(lse, lses(s), gpu);
     gpu_free(starts);
     gpu_free(qkv_x);
     return r;
@@ -336,20 +287,20 @@ template <class X> static void test_cached(int NH, int KV, int HS, int window, c
         const int T = lengths[b];
         const Shape s = {1, T, NH, HS, window ? windows(1, T, window) : NULL, KV};
         float* qkv = normal<X>(qkvs(&s), 1);
-        X* rows = upload<X>(qkv, qkvs(&s), gpu);
+        X* rows = upload_rounded<X>(qkv, qkvs(&s), 0, gpu);
         positions[b] = T - 1;
         attention_cache_store(cache, rows, (const int*)NULL, b,
                               attention_sizes(1, T - 1 > 0 ? T - 1 : 1, NH, KV, HS), gpu);
         memcpy(last + b * QKV, qkv + (size_t)positions[b] * QKV, (size_t)QKV * sizeof(float));
         want[b] = run_alone<X>(&s, qkv, NULL, gpu);
     }
-    X *queries = upload<X>(last, TEXTS * QKV, gpu), *out = unset<X>(TEXTS * Q, gpu);
+    X *queries = upload_rounded<X>(last, TEXTS * QKV, 0, gpu), *out = unset<X>(TEXTS * Q, gpu);
     int* places = (int*)gpu_alloc(TEXTS, sizeof(int), "positions");
     CUDA_CHECK(cudaMemcpyAsync(places, positions, sizeof(positions), cudaMemcpyHostToDevice, gpu->stream));
     CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
     attention_cache_store(cache, queries, places, 0, step, gpu);
     attention_cached(out, queries, places, window, cache, step, gpu);
-    const float *got = download(out, TEXTS * Q, gpu), *kept = download(cache.data, TEXTS * room, gpu);
+    const float *got = take_back(out, TEXTS * Q, gpu), *kept = take_back(cache.data, TEXTS * room, gpu);
     for (int b = 0; b < TEXTS; b++) {
         for (int c = 0; c < Q; c++) {
             const float w = want[b].out[(size_t)positions[b] * Q + c];

@@ -2,45 +2,7 @@
 // and all types at awkward sizes, gradients of weights set and added, positions that are given.
 #include "llmc/ops/heads.cuh"
 #include "llmc/ops/rope.cuh"
-#include "dev/test/lib/ops.h"
-
-template <class X> static X* upload(const float* x, size_t n, const Gpu* gpu) {
-    X* host = (X*)check_alloc(n, sizeof(X), "test");
-    X* device = (X*)gpu_alloc(n, sizeof(X), "test");
-    for (size_t i = 0; i < n; i++) {
-        host[i] = from_float<X>(x[i]);
-    }
-    CUDA_CHECK(cudaMemcpyAsync(device, host, n * sizeof(X), cudaMemcpyHostToDevice, gpu->stream));
-    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
-    free(host);
-    return device;
-}
-
-template <class X> static float* download(X* device, size_t n, const Gpu* gpu) { // and frees it
-    float* x = ops_floats(n);
-    X* host = (X*)check_alloc(n, sizeof(X), "test");
-    CUDA_CHECK(cudaMemcpyAsync(host, device, n * sizeof(X), cudaMemcpyDeviceToHost, gpu->stream));
-    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
-    for (size_t i = 0; i < n; i++) {
-        x[i] = to_float(host[i]);
-    }
-    free(host);
-    gpu_free(device);
-    return x;
-}
-
-template <class X> static float* normal(size_t n, float scale) { // random numbers that X can hold
-    float* x = ops_normal(n, scale);
-    for (size_t i = 0; i < n; i++) {
-        x[i] = to_float(from_float<X>(x[i]));
-    }
-    return x;
-}
-
-// Unit roundoff: the largest relative error of rounding to X.
-template <class X> static double roundoff(void) {
-    return sizeof(X) == 4 ? 0x1p-24 : DTYPE_OF(X) == DTYPE_BF16 ? 0x1p-8 : 0x1p-11;
-}
+#include "dev/test/lib/gpu_ops.h"
 
 // Inputs of both passes, rounded to X, and their sizes.
 struct Case {
@@ -88,8 +50,8 @@ static Results on_cpu(const Case* c, int T) {
 template <class X> static Results on_gpu(const Case* c, int T, const Gpu* gpu) {
     const int HS = c->sizes.HS, count = c->sizes.NH + c->sizes.KV;
     const size_t n = rows(c) * attention_qkv_size(c->sizes);
-    X *qkv = upload<X>(c->x, n, gpu), *dqkv = upload<X>(c->dout, n, gpu),
-      *weights = upload<X>(c->weights, 2 * HS, gpu);
+    X *qkv = upload_rounded<X>(c->x, n, 0, gpu), *dqkv = upload_rounded<X>(c->dout, n, 0, gpu),
+      *weights = upload_rounded<X>(c->weights, 2 * HS, 0, gpu);
     X* raw = (X*)gpu_alloc(rows(c) * count * HS, sizeof(X), "raw");
     float* rstd = (float*)gpu_alloc(rows(c) * count, sizeof(float), "rstd");
     float* sums = (float*)gpu_alloc(heads_sums(c->sizes), sizeof(float), "sums");
@@ -97,13 +59,12 @@ template <class X> static Results on_gpu(const Case* c, int T, const Gpu* gpu) {
     for (int i = 0; i < HS; i++) {
         onto[i] = ONTO;
     }
-    float *dq = upload<float>(onto, HS, gpu), *dk = upload<float>(onto, HS, gpu);
+    float *dq = upload_rounded<float>(onto, HS, 0, gpu), *dk = upload_rounded<float>(onto, HS, 0, gpu);
     int* positions = NULL;
     Memory memory = memory_on_gpu();
     HeadsGpu<X> heads = {c->kind, EPS, c->sizes, {NULL, HS}, NULL, weights, weights + HS, raw, rstd};
     if (c->positions) {
-        positions = (int*)gpu_alloc(rows(c), sizeof(int), "positions");
-        CUDA_CHECK(cudaMemcpy(positions, c->positions, rows(c) * sizeof(int), cudaMemcpyHostToDevice));
+        positions = upload_ints(c->positions, rows(c), gpu);
     }
     heads.positions = positions;
     if (c->dims > 0) {
@@ -112,12 +73,12 @@ template <class X> static Results on_gpu(const Case* c, int T, const Gpu* gpu) {
     const HeadsGradientsGpu set = {{dq, DTYPE_FP32}, {NULL, DTYPE_FP32}, GRADIENT_SET, sums},
                             add = {{NULL, DTYPE_FP32}, {dk, DTYPE_FP32}, GRADIENT_ADD, sums};
     heads_forward(qkv, &heads, gpu);
-    X* again = upload<X>(c->dout, n, gpu);
+    X* again = upload_rounded<X>(c->dout, n, 0, gpu);
     heads_backward(again, &set, (const X*)qkv, &heads, gpu);
     heads_backward(dqkv, &add, (const X*)qkv, &heads, gpu);
-    const Results r = {download(qkv, n, gpu), download(dqkv, n, gpu), download(dq, HS, gpu),
-                       download(dk, HS, gpu)};
-    EXPECT(ops_same_bits(download(again, n, gpu), r.dqkv, n), "two runs differ");
+    const Results r = {take_back(qkv, n, gpu), take_back(dqkv, n, gpu), take_back(dq, HS, gpu),
+                       take_back(dk, HS, gpu)};
+    EXPECT(ops_same_bits(take_back(again, n, gpu), r.dqkv, n), "two runs differ");
     gpu_free(weights);
     gpu_free(raw);
     gpu_free(rstd);
