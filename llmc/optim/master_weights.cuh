@@ -143,13 +143,12 @@ __host__ __device__ inline float split_join(bf16 upper, int8_t r) {
 
 // ---- weights ----
 
-// Random words: element i uses word `first` + i. `first` is a multiple of 4.
+// Random words: element i uses word `first` + i.
 typedef struct {
     uint64_t seed, stream, first;
 } RoundingWords;
 
-// Returns the words of update t for a tensor that starts at element `start` of a group, a multiple
-// of 4.
+// Returns the words of update t for a tensor that starts at element `start` of a group.
 static inline RoundingWords rounding_words(uint64_t seed, int64_t t, int group, size_t start) {
     const RoundingWords words = {seed, rand_stream("adamw") + (uint64_t)t, ((uint64_t)group << 40) + start};
     return words;
@@ -163,12 +162,13 @@ __device__ inline uint32_t rounding_word_(const RandBlock& random, int i) {
 template <class T, int W>
 __device__ inline Elements<T, W> weights_round_(const Elements<float, W>& x, const RoundingWords& words,
                                                 size_t i) {
-    const RandBlock random = rand_block_gpu(words.seed, words.stream, (words.first + i) / 4);
+    const uint64_t word = words.first + i;
+    const RandBlock random = rand_block_gpu(words.seed, words.stream, word / 4);
     Elements<T, W> rounded;
 #pragma unroll
     for (int k = 0; k < W; k++) {
         rounded[k] =
-            round_stochastic<T>(x[k], W == 4 ? random.word[k] : rounding_word_(random, (int)(i % 4)));
+            round_stochastic<T>(x[k], W == 4 ? random.word[k] : rounding_word_(random, (int)(word % 4)));
     }
     return rounded;
 }

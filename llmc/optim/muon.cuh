@@ -21,7 +21,7 @@ If ranks update parts of a tensor, each first computes its elements of u, and of
 by muon_operand. They gather u, layer by layer. muon_update then does the rest on whole matrices,
 and changes the weights of its part. u has the same bits either way.
 
-needs:   tensors start at multiples of four elements in every array
+Kernels read four elements at a time if all places of a tensor are multiples of four.
 */
 #ifndef LLMC_MUON_CUH
 #define LLMC_MUON_CUH
@@ -399,10 +399,17 @@ static inline MuonLaunch_ muon_launch_(const MuonTensor* t, const MuonUpdate<T>&
     return s;
 }
 
+// Returns how many elements a thread reads at a time: 4 if all places are multiples of that.
+static inline int muon_width_(const MuonTensor* t) {
+    const size_t weights = t->params.first | t->params.step | t->master.first | t->master.step | t->word,
+                 gradients = t->grads.first | t->grads.step | t->b.first | t->b.step | t->start;
+    return ((size_t)t->cols | weights | gradients | t->begin | t->end) % 4 == 0 ? 4 : 1;
+}
+
 template <class T, class G>
 static inline void muon_operand_(const MuonTensor* t, const MuonUpdate<T>& u, int layer, const Gpu* gpu) {
     const MuonLaunch_ s = muon_launch_(t, u, layer);
-    const int width = t->cols % 4 == 0 ? 4 : 1;
+    const int width = muon_width_(t);
     const unsigned blocks = (unsigned)ceil_div(t->end - t->begin, (size_t)width * MUON_THREADS_);
     const MuonSource_<G> from = {u.b, (const G*)u.grads.data, NULL};
     if (width == 4) {
@@ -446,7 +453,7 @@ static inline void muon_update_(const MuonTensor* t, const MuonUpdate<T>& u, int
     for (int layer = first; layer < end; layer += most) {
         const MuonLaunch_ s = muon_launch_(t, u, layer);
         const int layers = int_min(most, end - layer);
-        if (t->cols % 4 == 0) {
+        if (muon_width_(t) == 4) {
             muon_update_group_<T, G, 4>(u, s, layers, gpu);
         } else {
             muon_update_group_<T, G, 1>(u, s, layers, gpu);
@@ -459,8 +466,6 @@ template <class T>
 static inline void muon_update(const MuonTensor* t, const MuonUpdate<T>& u, int first, int end,
                                const Gpu* gpu) {
     assert(t->parts > 0 && t->layers > 0 && (size_t)t->parts * t->rows * t->cols > 0);
-    assert((t->params.first | t->params.step | t->master.first | t->grads.first | t->grads.step) % 4 == 0);
-    assert((t->b.first | t->b.step | t->begin | t->start) % 4 == 0);
     assert((size_t)t->rows * t->cols <= UINT32_MAX);
     assert(u.u ? end - first <= 1 : t->begin == 0 && t->end == (size_t)t->parts * t->rows * t->cols);
     if (t->begin < t->end) {

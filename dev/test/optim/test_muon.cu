@@ -189,6 +189,17 @@ static void test_case(Case c, Muon opt, Rows rows, MasterWeights kind, MatmulGpu
     ops_close(what);
 }
 
+// Moves a tensor off the places that are multiples of 4.
+static Case after_two_elements(Case c) {
+    c.t.params.first += 2;
+    c.t.master.first += 2;
+    c.t.grads.first += 2;
+    c.t.b.first += 2;
+    c.t.start += 2;
+    c.t.word += 2;
+    return c;
+}
+
 template <class T, class G> static void test_types(const Gpu* gpu) {
     MatmulGpu matmul;
     const MatmulSettings settings = {0, GELU_SEPARATE, 0, 0, 0};
@@ -206,6 +217,8 @@ template <class T, class G> static void test_types(const Gpu* gpu) {
     test_case<T, G>(still, cautious, AS_IT_IS, MASTER_FP32, &matmul);
     test_case<T, G>(case_of(1, 1, 33, 1), defaults, AS_IT_IS, MASTER_NONE, &matmul);
     test_case<T, G>(case_of(1, 1, 1, 1), defaults, BALANCED, MASTER_NONE, &matmul);
+    test_case<T, G>(after_two_elements(case_of(2, 2, 5, 33)), defaults, AS_IT_IS, MASTER_NONE, &matmul);
+    test_case<T, G>(after_two_elements(case_of(2, 1, 6, 32)), defaults, AS_IT_IS, MASTER_NONE, &matmul);
     if (DTYPE_OF(T) == DTYPE_BF16) {
         test_case<T, G>(case_of(2, 1, 64, 32), cautious, BALANCED, MASTER_SPLIT, &matmul);
         test_case<T, G>(case_of(2, 1, 64, 31), defaults, AS_IT_IS, MASTER_24, &matmul);
