@@ -5,7 +5,8 @@ bf16 on the CPU.
     forward     of (OC, C): the right factor of out = inp weight^T
     backward    the right factor of dinp = dout weight; only for training
 
-The matrices themselves stay fp32. After a change they are packed again; until then all passes read
+The embedding has copies if it is the classifier, too: a token's row is read in fp32. The matrices
+themselves stay fp32. After a change they are packed again; until then all passes read
 the old copies.
 */
 #ifndef LLMC_BF16_WEIGHTS_H
@@ -27,10 +28,17 @@ typedef struct {
     const TensorRow* rows; // layout of the parameters in fp32
     void* params;          // the parameters
     int kinds;             // 1: only for the forward pass
+    int has_head;          // the classifier has a matrix of its own
     Bf16Pack pack;
     size_t at[MODEL_PARAMETER_ROWS][PACKED_KINDS]; // of layer 0, in `memory`
     uint32_t* memory;
 } Bf16Weights;
+
+// Returns true if row i of the table is a matrix that matmuls read.
+static inline int bf16_weights_has(const Bf16Weights* w, int i) {
+    const TensorRow* row = &w->rows[i];
+    return quantized_is_matrix(row) && !(row->kind == KIND_EMBEDDING && w->has_head);
+}
 
 // Returns the size of a copy of one layer.
 static inline size_t bf16_weights_pairs_(const TensorRow* row, int kind) {
@@ -42,7 +50,7 @@ static inline size_t bf16_weights_pairs_(const TensorRow* row, int kind) {
 static inline size_t bf16_weights_place_(Bf16Weights* w) {
     size_t at = 0;
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        for (int kind = 0; kind < w->kinds && quantized_is_matrix(&w->rows[i]); kind++) {
+        for (int kind = 0; kind < w->kinds && bf16_weights_has(w, i); kind++) {
             w->at[i][kind] = at;
             at += w->rows[i].layers * bf16_weights_pairs_(&w->rows[i], kind);
         }
@@ -57,6 +65,10 @@ static inline void bf16_weights_open(Bf16Weights* w, Memory* memory, const Tenso
     w->params = params;
     w->kinds = kinds;
     w->pack = pack;
+    w->has_head = 0;
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        w->has_head |= rows[i].kind == KIND_HEAD && !tensor_is_absent(&rows[i]);
+    }
     w->memory = (uint32_t*)memory_take(memory, "packed in bf16", MEMORY_DEVICE, bf16_weights_place_(w));
 }
 
@@ -83,7 +95,7 @@ static inline void bf16_weights_pack_rows(Bf16Weights* w, int row, int layer, in
 static inline void bf16_weights_pack(Bf16Weights* w) {
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         const TensorRow* row = &w->rows[i];
-        for (int l = 0; l < row->layers && quantized_is_matrix(row); l++) {
+        for (int l = 0; l < row->layers && bf16_weights_has(w, i); l++) {
 #pragma omp parallel for schedule(static)
             for (int o = 0; o < (int)row->rows; o += BF16_TILE) {
                 bf16_weights_pack_rows(w, i, l, o, int_min(BF16_TILE, (int)row->rows - o));
@@ -92,13 +104,13 @@ static inline void bf16_weights_pack(Bf16Weights* w) {
     }
 }
 
-// Returns the copies of layer l: NULL for what is no matrix, and for a kind that is not kept.
+// Returns the copies of layer l: NULL for what has none, and for a kind that is not kept.
 static inline PackedParameters bf16_weights_at_layer(const Bf16Weights* w, int l, PackedFor kind) {
     PackedParameters copies;
     memset(&copies, 0, sizeof(copies));
     for (int i = 0; i < MODEL_PARAMETER_ROWS && (int)kind < w->kinds; i++) {
         const TensorRow* row = &w->rows[i];
-        if (quantized_is_matrix(row)) {
+        if (bf16_weights_has(w, i)) {
             const uint32_t* copy = bf16_weights_at_(w, i, tensor_copy(row, l), kind);
             memcpy((char*)&copies + row->member, &copy, sizeof(copy)); // all members are pointers
         }

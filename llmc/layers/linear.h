@@ -74,7 +74,7 @@ static inline void linear_pack(Linear* linear) {
 
 // Returns true if a parameter, given by its row in the table, has copies.
 static inline int linear_packs(const Linear* linear, int row) {
-    return linear->is_bf16 && quantized_is_matrix(&linear->packed.rows[row]);
+    return linear->is_bf16 && bf16_weights_has(&linear->packed, row);
 }
 
 // Returns the matrices of layer l, whose parameters are `p`, with their copies.
