@@ -812,19 +812,19 @@ static void expect_reference_logits(const char* what, ModelConfig cfg, const flo
 }
 
 // Tests a model that has only weights: the reference's logits, and the same bits with a graph.
-static void test_decode(const float* weights) {
+static void test_decode(ModelConfig cfg, const float* weights) {
     static DecodeLogits logits[2];
     int tokens[BATCHES * N], targets[BATCHES * N];
     batch_tokens(tokens, targets);
     for (int graph = 0; graph < 2; graph++) {
-        Model* model = decode_open(ODD, graph, QUANTIZE_OFF);
+        Model* model = decode_open(cfg, graph, QUANTIZE_OFF);
         upload_weights(model, weights);
         decode_logits(model, tokens, &logits[graph]);
         EXPECT(!model->decoder.queue.step == !graph, "a graph");
         test_close(model);
     }
     EXPECT(memcmp(&logits[0], &logits[1], sizeof(logits[0])) == 0, "a graph has other bits");
-    expect_reference_logits("logits of sequences", ODD, weights, tokens, &logits[0]);
+    expect_reference_logits("logits of sequences", cfg, weights, tokens, &logits[0]);
 }
 
 // Returns random weights, every 32 of them the values of a block.
@@ -930,7 +930,8 @@ static void test_plan(void) {
 static const char* const all_optimizers[] = {"adamw", "adafactor", "muon", "adamw8bit", "lion", "sgd", NULL};
 static const char* const own_kernels[] = {"adamw", "adafactor", "muon", NULL};
 
-// An architecture against the CPU's: as usual, and with whole blocks recomputed.
+// Tests an architecture against the CPU's: as usual, with whole blocks recomputed, and in a run
+// that only generates.
 static void test_architecture(const ModelConfig* cfg) {
     Settings settings = USUAL;
     settings.cfg = cfg;
@@ -938,6 +939,7 @@ static void test_architecture(const ModelConfig* cfg) {
     test_against_cpu(settings, weights);
     settings.recompute = "3";
     test_against_cpu(settings, weights);
+    test_decode(*cfg, weights);
     free(weights);
 }
 
@@ -967,7 +969,7 @@ int main(void) {
     test_evaluate(weights, 1);
     test_evaluate(weights, B);
     test_evaluate(weights, 2 * B + 1);
-    test_decode(weights);
+    test_decode(ODD, weights);
     test_quantized_decode();
     test_quantized_evaluate();
     test_adamw_steps(USUAL, weights, tolerance());

@@ -83,8 +83,6 @@ struct Model {
 static void open_parameters(Model* model, const Settled* s) {
     const Options* o = &s->options;
     const ModelConfig cfg = model->cfg;
-    const int B = model->B, T = model->T;
-    const size_t most_tokens = s->use == USE_GENERATE ? (size_t)int_max(B, T) : (size_t)B * (size_t)T;
     TensorRow* rows = model->parameter_rows;
     Memory* memory = &model->memory;
     model->parameter_bytes = o->quantize ? quantized_parameter_rows(rows, cfg, sizeof(float))
@@ -92,15 +90,19 @@ static void open_parameters(Model* model, const Settled* s) {
     model->params_memory = memory_take(memory, o->quantize ? "parameters in 8 bits" : "parameters",
                                        MEMORY_DEVICE, model->parameter_bytes);
     tensor_rows_bind(&model->params, rows, MODEL_PARAMETER_ROWS, model->params_memory);
-    linear_open(&model->linear, memory, o->quantize, most_tokens, (size_t)model_widest(cfg));
+    linear_open(&model->linear, memory, o->quantize, settled_pass_tokens(s), (size_t)model_widest(cfg));
     if (o->matmul == MATMUL_BF16) {
         linear_open_bf16(&model->linear, memory, rows, model->params_memory,
                          s->use == USE_TRAIN ? PACKED_KINDS : 1);
     }
-    self_attention_open(&model->attention, memory, model->linear.is_bf16, cfg, T);
-    if (cfg.window > 0) {
-        model->window_starts =
-            (int*)memory_take(memory, "starts of windows", MEMORY_DEVICE, most_tokens * sizeof(int));
+}
+
+// Opens attention, with rotary positions and windows if the model has any.
+static void open_positions(Model* model, const Settled* s) {
+    self_attention_open(&model->attention, &model->memory, model->linear.is_bf16, model->cfg, model->T);
+    if (model->cfg.window > 0) {
+        model->window_starts = (int*)memory_take(&model->memory, "starts of windows", MEMORY_DEVICE,
+                                                 settled_pass_tokens(s) * sizeof(int));
     }
 }
 
@@ -169,6 +171,7 @@ static void model_open(Model* model, const Settled* s, Memory memory, Comm* comm
     model->zero.plan = s->zero;
     optimizer_state_open(&model->state, s->optimizer, &s->zero, s->cfg);
     open_parameters(model, s);
+    open_positions(model, s);
     if (s->use != USE_GENERATE) {
         open_gradients(model, s);
     }
@@ -271,7 +274,7 @@ static void forward_pass(Model* model, const Pass* pass) {
     const Norm norm = last_norm(model, pass);
     const LayerWeights w = linear_weights(&model->linear, cfg, &model->params, 0);
     model->linear.few = pass_is_step(pass);
-    if (model->window_starts) {
+    if (model->window_starts && !pass_is_step(pass)) {
         pass_window_starts_cpu(model->window_starts, pass, cfg.window);
     }
     linear_embedding_cpu(a->encoded, pass, &w.wte, model->params.wpe, &model->linear); // (N, C)

@@ -24,6 +24,7 @@ values, Vp tokens of the padded vocabulary.
 #include "llmc/model/freeze.h"
 #include "llmc/model/model.h"
 #include "llmc/ops/norm.cuh"
+#include "llmc/layers/attention_config.h"
 #include "llmc/layers/linear.cuh"
 #include "llmc/layers/lm_head.cuh"
 #include "llmc/layers/mlp.cuh"
@@ -129,6 +130,15 @@ static void open_parameters(Model* model, const Settled* s) {
     tensor_rows_bind(&model->params, rows, MODEL_PARAMETER_ROWS, model->params_memory);
 }
 
+// Opens rotary positions and windows of attention, if the model has any.
+static void open_positions(Model* model, const Settled* s) {
+    self_attention_open_rope(&model->rope, &model->memory, model->cfg, model->T);
+    if (model->cfg.window > 0) {
+        model->window_starts = (int*)memory_take(&model->memory, "starts of windows", MEMORY_DEVICE,
+                                                 settled_pass_tokens(s) * sizeof(int));
+    }
+}
+
 // Opens the gradients, if there are any, and what divides the model among ranks.
 static void open_gradients(Model* model, const Settled* s) {
     const size_t element_bytes = dtype_bytes(model->grad_dtype);
@@ -182,14 +192,10 @@ static void open_operations(Model* model, const Settled* s) {
     const ModelConfig cfg = model->cfg;
     const size_t N = (size_t)model->B * model->T;
     const int64_t update = s->micro_batches,
-                  validation = 256; // so many batches the GPU may be behind the host
+                  validation = 256; // batches that the GPU may be behind the host
     Memory* memory = &model->memory;
     batch_queue_open(&model->batches, memory, N, &model->gpu);
-    attention_gpu_open<floatX>(&model->attention, memory, self_attention_sizes(cfg, model->B, model->T));
-    self_attention_open_rope(&model->rope, memory, cfg, model->T);
-    if (cfg.window > 0) {
-        model->window_starts = (int*)memory_take(memory, "starts of windows", MEMORY_DEVICE, N * sizeof(int));
-    }
+    attention_gpu_open<floatX>(&model->attention, memory, attention_config_sizes(cfg, model->B, model->T));
     norm_open(&model->norm_scratch, memory, (int)N, cfg.C);
     embedding_open(&model->encoder, memory, (int)N, cfg.Vp, cfg.C);
     optimizer_open<floatX>(&model->optimizer, memory, &s->zero, &model->state);
@@ -270,6 +276,7 @@ static void model_open(Model* model, const Settled* s, Memory memory, Comm* comm
         gpu_open(&model->gpu, s->options.device);
     }
     open_parameters(model, s);
+    open_positions(model, s);
     open_gradients(model, s);
     if (s->use == USE_TRAIN) {
         open_state(model, s);
@@ -410,7 +417,7 @@ static void block_hidden(const Block* b) {
     const ModelActivations a = b->a;
     LinearGpu* linear = b->mlp.linear;
     norm_forward(a.ln1, b->inp, &b->norm1, linear->gpu); // ln1 (N, C)
-    self_attention_forward(&b->attention, a.ln1);        // atty (N, C)
+    self_attention_forward(&b->attention, a.ln1);        // atty (N, Q)
     // residual2 (N, C) = inp + atty attprojw^T + attprojb
     linear_forward_residual(a.residual2, b->inp, a.atty, &b->attproj, b->N, linear);
     norm_forward(a.ln2, a.residual2, &b->norm2, linear->gpu); // ln2 (N, C)
@@ -441,7 +448,7 @@ static void forward_pass(Model* model, const Pass* pass) {
     model->matmul.settings.autotune =
         model->autotune && !pass->cached && pass->B == model->B && pass->T == model->T;
     zero_begin_forward(&model->zero);
-    if (model->window_starts) {
+    if (model->window_starts && !pass_is_step(pass)) {
         pass_window_starts(model->window_starts, pass, cfg.window, &model->gpu);
     }
     linear_embedding(a->encoded, pass, &w.wte, model->params.wpe, &model->linear); // (N, C)
@@ -710,7 +717,7 @@ static void model_square_sum(Model* model) {
                                 &model->gpu);
 }
 
-// Ends the gradient of an update in which this rank had so many batches: sets its losses and its
+// Ends the gradient of an update in which this rank had `batches`: sets its losses and its
 // square sum, and the time for a token.
 static void gradients_end(Model* model, InBackward* hook, int64_t batches, RankReport* report) {
     double* losses = rank_report_losses(report);

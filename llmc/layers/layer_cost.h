@@ -16,6 +16,7 @@ matmul.
 #include <stddef.h>
 
 #include "llmc/base/enum_words.h"
+#include "llmc/layers/attention_config.h"
 #include "llmc/model/freeze.h"
 #include "llmc/model/model.h"
 #include "llmc/ops/activation.h"
@@ -158,12 +159,6 @@ static inline void cost_norm_backward(const CostWalk* w) {
 
 // ---- self_attention.h, with the projection after it ----
 
-// Returns the sizes of one sequence.
-static inline AttentionSizes cost_attention_sizes_(const CostWalk* w) {
-    const ModelConfig cfg = w->cfg;
-    return attention_sizes(1, (int)w->T, cfg.NH, model_key_heads(cfg), model_head_size(cfg));
-}
-
 // Adds a pass of attention with these FLOP and bytes for a sequence without a window.
 static inline void cost_attention_(const CostWalk* w, double flops, double bytes) {
     const double B = w->N / w->T, all = model_heads(w->cfg) * w->T,
@@ -172,14 +167,14 @@ static inline void cost_attention_(const CostWalk* w, double flops, double bytes
 }
 
 static inline void cost_self_attention(const CostWalk* w) {
-    const AttentionSizes sizes = cost_attention_sizes_(w);
+    const AttentionSizes sizes = attention_config_sizes(w->cfg, 1, (int)w->T);
     cost_linear_(w, offsetof(ModelParameters, qkvw));
     cost_attention_(w, attention_forward_flops(sizes), attention_forward_bytes(sizes, w->size));
     cost_residual_(w, offsetof(ModelParameters, attprojw));
 }
 
 static inline void cost_self_attention_backward(const CostWalk* w) {
-    const AttentionSizes sizes = cost_attention_sizes_(w);
+    const AttentionSizes sizes = attention_config_sizes(w->cfg, 1, (int)w->T);
     cost_linear_backward_(w, offsetof(ModelParameters, attprojw), offsetof(ModelParameters, attprojb));
     cost_attention_(w, attention_backward_flops(sizes), attention_backward_bytes(sizes, w->size));
     cost_linear_backward_(w, offsetof(ModelParameters, qkvw), offsetof(ModelParameters, qkvb));

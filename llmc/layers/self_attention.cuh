@@ -11,6 +11,7 @@ front of it.
 
 #include "llmc/gpu/floatx.cuh"
 
+#include "llmc/layers/attention_config.h"
 #include "llmc/layers/linear.cuh"
 #include "llmc/ops/attention.cuh"
 #include "llmc/ops/column_sums.cuh"
@@ -19,17 +20,11 @@ front of it.
 
 // Opens the rotary positions of a model, for up to T tokens, if it has any.
 static inline void self_attention_open_rope(Rope* rope, Memory* memory, ModelConfig cfg, int T) {
-    const int HS = model_head_size(cfg);
     rope->table = NULL;
-    rope->HS = HS;
-    if (model_architecture(cfg.arch)->positions == POSITIONS_ROPE) {
-        const RopeSettings settings = {T, HS, model_rope_dims(cfg), model_rope_base(cfg), cfg.scaling};
-        rope_gpu_open(rope, memory, settings);
+    rope->HS = model_head_size(cfg);
+    if (attention_config_has_rope(cfg)) {
+        rope_gpu_open(rope, memory, attention_config_rope(cfg, T));
     }
-}
-
-static inline AttentionSizes self_attention_sizes(ModelConfig cfg, int B, int T) {
-    return attention_sizes(B, T, cfg.NH, model_key_heads(cfg), model_head_size(cfg));
 }
 
 typedef struct {
@@ -54,7 +49,7 @@ static inline SelfAttentionGpu self_attention_of(ModelConfig cfg, int l, const W
                                                  const Pass* pass, const int* starts, Rope rope,
                                                  LinearGpu* linear, AttentionGpu* attention) {
     SelfAttentionGpu layer;
-    layer.sizes = self_attention_sizes(cfg, pass->B, pass->T);
+    layer.sizes = attention_config_sizes(cfg, pass->B, pass->T);
     layer.starts = starts;
     layer.window = model_window(cfg, l);
     layer.weight = *weight;

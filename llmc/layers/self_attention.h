@@ -17,6 +17,7 @@ their positions, and the tokens of a step of decoding see those kept before.
 #include "llmc/bf16/attention_bf16.h"
 #include "llmc/ops/gradient.h"
 #include "llmc/ops/heads.h"
+#include "llmc/layers/attention_config.h"
 #include "llmc/layers/linear.h"
 #include "llmc/layers/pass.h"
 #include "llmc/bf16/qkv_bf16.h"
@@ -63,11 +64,9 @@ static inline void attention_either_backward_cpu(float* dqkv, const float* dout,
 
 // Opens the attention of a model, for up to T tokens.
 static inline void self_attention_open(Attention* a, Memory* memory, int is_bf16, ModelConfig cfg, int T) {
-    const int HS = model_head_size(cfg);
-    attention_either_open(a, memory, is_bf16, T, HS);
-    if (model_architecture(cfg.arch)->positions == POSITIONS_ROPE) {
-        const RopeSettings settings = {T, HS, model_rope_dims(cfg), model_rope_base(cfg), cfg.scaling};
-        rope_open(&a->rope, memory, settings);
+    attention_either_open(a, memory, is_bf16, T, model_head_size(cfg));
+    if (attention_config_has_rope(cfg)) {
+        rope_open(&a->rope, memory, attention_config_rope(cfg, T));
     }
 }
 
@@ -91,8 +90,7 @@ static inline SelfAttention self_attention_of(ModelConfig cfg, int l, const Weig
                                               const ModelParameters* p, const ModelActivations* a,
                                               const Pass* pass, const int* starts, Linear* linear,
                                               Attention* attention) {
-    const AttentionSizes sizes =
-        attention_sizes(pass->B, pass->T, cfg.NH, model_key_heads(cfg), model_head_size(cfg));
+    const AttentionSizes sizes = attention_config_sizes(cfg, pass->B, pass->T);
     const int* positions = pass_is_step(pass) ? pass->positions.given : NULL;
     return (SelfAttention){.sizes = sizes,
                            .starts = starts,

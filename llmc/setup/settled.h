@@ -94,6 +94,13 @@ static inline ZeroPlan settled_zero_(const Settled* s) {
     return plan;
 }
 
+// Returns the most tokens of a pass: a micro-batch; in a run that generates, a prompt or one token
+// of each sequence.
+static inline size_t settled_pass_tokens(const Settled* s) {
+    const int B = s->options.batch, T = s->options.seq_len;
+    return s->use == USE_GENERATE ? (size_t)(B > T ? B : T) : (size_t)B * (size_t)T;
+}
+
 // Sets the facts that follow from everything above them in the struct and from `freeze`.
 static inline void settled_conclude(Settled* s) {
     const Options* o = &s->options;
