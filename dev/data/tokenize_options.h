@@ -15,8 +15,9 @@ struct Options {
     int version;
 
     OptionsProgram program;
-    char given[OPTION_ROWS_MAX]; // by row: given on the command line, or in the file of --config?
-    char* config_text;           // text of that file, which values point into; NULL: none
+    char given[OPTION_ROWS_MAX];   // by row: given on the command line, or in the file of --config?
+    char follows[OPTION_ROWS_MAX]; // by row: true if it is of OPTION_FOLLOWS and "auto"
+    char* config_text;             // text of that file, which values point into; NULL: none
 };
 #else
 

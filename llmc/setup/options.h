@@ -94,6 +94,7 @@ enum {
     OPTION_EACH = 8192,       // the ranks of a run may have different values
     // only on the command line: not in files, nor in commands that repeat a run
     OPTION_LINE = 16384,
+    OPTION_FOLLOWS = 32768, // its auto follows from options that the banner has: the banner omits it
 };
 
 typedef struct {
@@ -144,8 +145,11 @@ void options_print_help(FILE* file, const Options* options, const char* program)
 // is neither.
 void options_print_help_on(FILE* file, const Options* options, const char* topic);
 
+// Marks the options of OPTION_FOLLOWS that are "auto". Call it before they are decided.
+void options_mark_following(Options* options);
+
 // Prints a command line that repeats this run and can be pasted back: the program and every option
-// that is not at its default, even if it was "auto" and has been decided.
+// that is not at its default, even if it was "auto" and has been decided, but for OPTION_FOLLOWS.
 void options_print_banner(FILE* file, const Options* options, const char* program);
 
 // Prints the settings that come from the recipe of --model on one line; nothing if it has none. One
@@ -233,6 +237,7 @@ int options_changed(const Options* options, const char* name);
 #define WRITES_ OPTION_WRITES
 #define EACH_ OPTION_EACH
 #define LINE_ OPTION_LINE
+#define FOLLOWS_ OPTION_FOLLOWS
 #define MANY_ OPTION_UNLIMITED
 
 #define OPTION_TABLE_ROWS_
@@ -262,6 +267,7 @@ static_assert(sizeof(OPTION_TABLE) / sizeof(OPTION_TABLE[0]) <= OPTION_ROWS_MAX,
 #undef WRITES_
 #undef EACH_
 #undef LINE_
+#undef FOLLOWS_
 #undef MANY_
 
 #ifndef OPTION_EXAMPLES
@@ -682,6 +688,15 @@ static int option_repeats_(const Options* options, const OptionRow* row) {
     return option_applies(options, row) && option_counts(options, row) && !(row->flags & OPTION_LINE);
 }
 
+void options_mark_following(Options* options) {
+    char text[OPTION_TEXT_BYTES];
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        const OptionRow* row = &OPTION_TABLE[i];
+        options->follows[i] =
+            (row->flags & OPTION_FOLLOWS) && strcmp(option_text(options, row, text), row->fallback) == 0;
+    }
+}
+
 void options_print_banner(FILE* file, const Options* options, const char* program) {
     const size_t screen = text_wrap_columns(file), width = screen ? screen : 100;
     size_t column = strlen(program);
@@ -691,7 +706,7 @@ void options_print_banner(FILE* file, const Options* options, const char* progra
         char buffer[OPTION_TEXT_BYTES];
         const char* value = option_text(options, row, buffer);
         const int is_default = strcmp(value, row->fallback) == 0 && !option_is_of_recipe_(options, row);
-        if (!option_repeats_(options, row) || is_default) {
+        if (!option_repeats_(options, row) || is_default || options->follows[i]) {
             continue;
         }
         const size_t length = strlen(" --") + strlen(row->name) + strlen(" ''") + strlen(value);

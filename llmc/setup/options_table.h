@@ -137,9 +137,10 @@ struct Options {
     int version;
 
     OptionsProgram program;
-    int generates;               // true if the program generates text instead of training
-    char given[OPTION_ROWS_MAX]; // by row: true if on the command line or in the file of --config
-    char* config_text;           // text of that file, which values point into; NULL: none
+    int generates;                 // true if the program generates text instead of training
+    char given[OPTION_ROWS_MAX];   // by row: true if on the command line or in the file of --config
+    char follows[OPTION_ROWS_MAX]; // by row: true if it is of OPTION_FOLLOWS and was "auto"
+    char* config_text;             // text of that file, which values point into; NULL: none
 };
 
 // Returns the size that --model names; NULL if it names none, or a file or directory of that name
@@ -234,28 +235,28 @@ const OptionRow OPTION_TABLE[] = {
         "", "width of the residual stream"},
     {"model",      "heads",         "",   INT_(heads),             1,     1024, AUTO_ | RUN_,     "auto",
         "", "attention heads; without --head-size they must divide the channels"},
-    {"model",      "kv-heads",      "",   INT_(kv_heads),          1,     1024, AUTO_ | RUN_,     "auto",
+    {"model",      "kv-heads",      "",   INT_(kv_heads),          1,     1024, AUTO_ | RUN_ | FOLLOWS_, "auto",
         "", "heads of keys and values, shared by groups of attention heads; auto: one for each"},
-    {"model",      "head-size",     "",   INT_(head_size),         1,    65536, AUTO_ | RUN_,     "auto",
+    {"model",      "head-size",     "",   INT_(head_size),         1,    65536, AUTO_ | RUN_ | FOLLOWS_, "auto",
         "channels", "width of a head; auto: channels / heads"},
-    {"model",      "hidden",        "",   INT_(hidden),            1,   262144, AUTO_ | RUN_,     "auto",
+    {"model",      "hidden",        "",   INT_(hidden),            1,   262144, AUTO_ | RUN_ | FOLLOWS_, "auto",
         "units", "hidden units of the MLP; auto: 4 x channels; with SwiGLU, which has a second matrix, 8/3 x channels"},
     {"model",      "context",       "",   INT_(context),           1,  1048576, AUTO_ | RUN_,     "auto",
         "tokens", "maximum sequence length of the model"},
     {"model",      "vocab-size",    "",   INT_(vocab_size),        1, 10000000, AUTO_ | RUN_,     "auto",
         "tokens", "size of the vocabulary"},
-    {"model",      "own-head",      "",   SWITCH_(own_head),       0,        0, AUTO_ | RUN_,     "auto",
+    {"model",      "own-head",      "",   SWITCH_(own_head),       0,        0, AUTO_ | RUN_ | FOLLOWS_, "auto",
         "off|on", "give the output layer its own matrix instead of the token embedding's; auto: on for nanochat, else off"},
-    {"model",      "rope-base",     "",   FLOAT_(rope_base),       0,    MANY_, AUTO_ | RUN_,     "auto",
+    {"model",      "rope-base",     "",   FLOAT_(rope_base),       0,    MANY_, AUTO_ | RUN_ | FOLLOWS_, "auto",
         "", "base of the angles of rotary positions (rope_theta); auto: 10000"},
-    {"model",      "window",        "",   INT_(window),            0,  1048576, AUTO_ | RUN_,     "auto",
+    {"model",      "window",        "",   INT_(window),            0,  1048576, AUTO_ | RUN_ | FOLLOWS_, "auto",
         "tokens", "for mistral, qwen2, qwen3: a token attends to the last this many tokens, itself included; 0 or auto: to all"},
     {"model",      "window-pattern", "",  STRING_(window_pattern), 0,        0, RUN_,             "",
         "LETTERS", "for qwen2, qwen3: the layers with the window, S, and those without, L, as in SSSL, which repeats; the last layer "
         "is always L; without a pattern: all layers have the window"},
-    {"model",      "softcap",       "",   FLOAT_(softcap),         0,    MANY_, AUTO_ | RUN_,     "auto",
+    {"model",      "softcap",       "",   FLOAT_(softcap),         0,    MANY_, AUTO_ | RUN_ | FOLLOWS_, "auto",
         "", "for nanochat: a logit x becomes softcap * tanh(x / softcap); 0: it stays x; auto: 15"},
-    {"model",      "initial-weights", "", CHOICE_(initial_weights), 0,       0, AUTO_ | RUN_,     "auto",
+    {"model",      "initial-weights", "", CHOICE_(initial_weights), 0,       0, AUTO_ | RUN_ | FOLLOWS_, "auto",
         WORDS_CHOICE(INITIAL_WORDS), "how a new model's weights start; gpt2: at random, as GPT-2's; zero-out: but the matrices that write into the "
         "residual stream, and the output layer's own, at zero; auto: zero-out for nanochat, else gpt2"},
     {"model",      "share-layers",  "",   STRING_(share_layers),   0,        0, RUN_,             "off",

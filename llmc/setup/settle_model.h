@@ -229,6 +229,7 @@ static void settle_check_sizes_(ModelConfig cfg) {
 ModelConfig settle_model(Options* options, const RunData* data, const char* path, ModelConfig found) {
     const int insists = options->vocab_size != OPTION_AUTO; // also true for a run that resumes
     ModelConfig cfg = settle_base_(options, data, path, found);
+    options_mark_following(options);
     settle_arch_(options, cfg.arch, path);
     settle_size_(&options->layers, cfg.L, "layers", path);
     settle_size_(&options->channels, cfg.C, "channels", path);

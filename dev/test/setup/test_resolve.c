@@ -182,6 +182,30 @@ static void test_model(void) {
     expect_refused(TEXT "--model gpt4", 2, "--model gpt4");
 }
 
+// Wants the sizes of --arch in the banner only if they are given.
+static void expect_sizes_in_banner(const char* options, const char* wanted) {
+    char line[256], *banner = NULL;
+    size_t bytes;
+    snprintf(line, sizeof(line), "%s--seq-len 16 %s", TEXT, options);
+    Run run = run_open(line);
+    FILE* file = open_memstream(&banner, &bytes);
+    options_print_banner(file, &run.settled.options, "prog");
+    fclose(file);
+    for (char* at; (at = strstr(banner, " \\\n    "));) {
+        memmove(at, at + 6, strlen(at + 6) + 1); // a wrapped line
+    }
+    EXPECT(strstr(banner, wanted), "%s: %s, wanted %s", options, banner, wanted);
+    free(banner);
+    run_close(&run);
+}
+
+static void test_banner(void) {
+    expect_sizes_in_banner("", "--heads 4 --context 16 --vocab-size 257 --batch");
+    expect_sizes_in_banner("--arch llama --kv-heads 2 --rope-base 1234",
+                           "--heads 4 --kv-heads 2 --context 16 --vocab-size 257 --rope-base 1234 --batch");
+    expect_sizes_in_banner("--initial-weights zero-out", "--vocab-size 257 --initial-weights zero-out");
+}
+
 static void expect_architecture(const char* options, ModelConfig wanted) {
     char line[256];
     snprintf(line, sizeof(line), "%s--seq-len 16 %s", TEXT, options);
@@ -889,6 +913,7 @@ TEST(resolve) {
     test_many_files();
     test_model();
     test_architectures();
+    test_banner();
     test_recipe();
     test_model_file();
     test_data();
