@@ -53,7 +53,7 @@ void weights_open(FirstWeights* w, ModelConfig cfg, const char* path, uint64_t s
     w->cfg = cfg;
     w->seed = seed;
     if (w->kind == WEIGHTS_DIRECTORY) {
-        hf_model_open(&w->model, path, cfg);
+        hf_model_open(&w->model, path, cfg, cfg.arch);
     } else if (w->kind == WEIGHTS_FILE) {
         llmc_bin_open(&w->bin, path);
     }

@@ -7,8 +7,10 @@ gguf.h -- writes a model as one GGUF file (version 3), the format of llama.cpp a
     data              each tensor at a multiple of 32 bytes; matrices (out, in), as ours, but in the
                       parts of families.h; without the padding of the vocabulary
 
-Little endian. Matrices have the requested type; vectors and position embeddings stay fp32, as their
-readers want them. A finite number that would become infinite in the file is an error. Q8_0 is made
+The matrices of a layer's experts are one tensor of three dimensions.
+
+Little endian. Matrices have the requested type; vectors, routers and position embeddings stay fp32,
+as their readers want them. A finite number that would become infinite in the file is an error. Q8_0 is made
 of q8.h's blocks; matrices whose rows are not whole blocks are fp16 instead.
 
 A tokenizer of bytes becomes a BPE without merges. A model without a BPE tokenizer gets "no_vocab":
@@ -304,6 +306,28 @@ static void gguf_put_heads_(GgufWriter* w, ModelConfig cfg) {
     }
 }
 
+static void gguf_own_bool_(GgufWriter* w, const char* key, int value) {
+    gguf_pair_bool_(w, gguf_own_key_(w, key).text, value);
+}
+
+// Writes how experts are chosen: by softmax (1) or sigmoid (2), and whether their weights are
+// divided by the sum.
+static void gguf_put_experts_(GgufWriter* w, ModelConfig cfg) {
+    const RouterKind router = model_architecture(cfg.arch)->router;
+    gguf_own_u32_(w, "expert_count", cfg.E);
+    gguf_own_u32_(w, "expert_used_count", cfg.E_used);
+    gguf_own_u32_(w, "expert_feed_forward_length", model_hidden(cfg));
+    gguf_own_u32_(w, "expert_gating_func", router == ROUTER_SIGMOID ? 2 : 1);
+    gguf_own_bool_(w, "expert_weights_norm", router != ROUTER_SOFTMAX);
+    if (router == ROUTER_SIGMOID) {
+        gguf_own_float_(w, "expert_weights_scale", model_router_factor(cfg));
+    }
+    if (cfg.Fs > 0) {
+        gguf_own_u32_(w, "expert_shared_count", cfg.Fs / model_hidden(cfg));
+        gguf_own_u32_(w, "leading_dense_block_count", 0);
+    }
+}
+
 static void gguf_put_sizes_(GgufWriter* w, ModelConfig cfg) {
     const Architecture* kinds = model_architecture(cfg.arch);
     gguf_own_u32_(w, "context_length", gguf_context_(cfg));
@@ -316,6 +340,9 @@ static void gguf_put_sizes_(GgufWriter* w, ModelConfig cfg) {
         model_norm_eps(cfg));
     if (kinds->positions == POSITIONS_ROPE) {
         gguf_put_heads_(w, cfg);
+    }
+    if (kinds->router != ROUTER_NONE) {
+        gguf_put_experts_(w, cfg);
     }
 }
 
@@ -339,7 +366,8 @@ static void gguf_put_pairs_(GgufWriter* w, const char* name, ModelConfig cfg, Gg
 enum { GGUF_TYPE_F32_ = 0, GGUF_TYPE_F16_ = 1, GGUF_TYPE_Q8_0_ = 8, GGUF_TYPE_BF16_ = 30 };
 
 static uint32_t gguf_type_(const TensorRow* row, GgufDtype dtype) {
-    if (row->kind == KIND_VECTOR || strcmp(row->name, "wpe") == 0 || dtype == GGUF_F32) {
+    if (file_is_vector(row) || row->kind == KIND_ROUTER || strcmp(row->name, "wpe") == 0 ||
+        dtype == GGUF_F32) {
         return GGUF_TYPE_F32_;
     }
     if (dtype == GGUF_Q8_0 && quantized_fits(row->cols)) {
@@ -355,39 +383,52 @@ static size_t gguf_row_bytes_(uint32_t type, size_t cols) {
                                      : 2 * cols;
 }
 
+// Shape of a tensor: (rows), (rows, cols), or (experts, rows, cols).
+typedef struct {
+    int ndim;
+    size_t experts, rows, cols;
+} GgufShape_;
+
+static GgufShape_ gguf_shape_(const FileTensor* tensor, const TensorRow* row, ModelConfig cfg) {
+    const FileLines lines = file_tensor_lines(tensor, row, cfg, 0);
+    const int ndim = file_is_vector(row) ? 1 : file_tensor_is_of_expert(tensor) ? 3 : 2;
+    return (GgufShape_){ndim, (size_t)row->experts, lines.count, lines.width};
+}
+
 // Returns the bytes of a tensor, including the gap before the next.
-static size_t gguf_tensor_bytes_(FileLines lines, uint32_t type) {
-    const size_t bytes = lines.count * gguf_row_bytes_(type, lines.width);
+static size_t gguf_tensor_bytes_(GgufShape_ shape, uint32_t type) {
+    const size_t bytes = shape.experts * shape.rows * gguf_row_bytes_(type, shape.cols);
     return (bytes + GGUF_ALIGN_ - 1) / GGUF_ALIGN_ * GGUF_ALIGN_;
 }
 
-// Writes name, shape, type and place of a tensor: (count), or (count, width) with the last first.
-static void gguf_put_info_(GgufWriter* w, const char* name, FileLines lines, uint32_t type, size_t offset) {
-    const int is_matrix = lines.width > 1;
+// Writes name, dimensions, the last first, type and place of a tensor.
+static void gguf_put_info_(GgufWriter* w, const char* name, GgufShape_ shape, uint32_t type, size_t offset) {
     gguf_put_string_(w, name, strlen(name));
-    gguf_put_u32_(w, is_matrix ? 2 : 1);
-    if (is_matrix) {
-        gguf_put_u64_(w, lines.width);
+    gguf_put_u32_(w, (uint32_t)shape.ndim);
+    if (shape.ndim > 1) {
+        gguf_put_u64_(w, shape.cols);
     }
-    gguf_put_u64_(w, lines.count);
+    gguf_put_u64_(w, shape.rows);
+    if (shape.ndim > 2) {
+        gguf_put_u64_(w, shape.experts);
+    }
     gguf_put_u32_(w, type);
     gguf_put_u64_(w, offset);
 }
 
 // ---- the factors of llama3's scaling of rotary positions ----
 
-// Returns the lines of the tensor rope_freqs.weight; none without this scaling.
-static FileLines gguf_factor_lines_(ModelConfig cfg) {
+// Returns the shape of the tensor rope_freqs.weight; no rows without this scaling.
+static GgufShape_ gguf_factors_(ModelConfig cfg) {
     const size_t pairs = cfg.scaling.kind == ROPE_LLAMA3 ? (size_t)model_rope_dims(cfg) / 2 : 0;
-    return (FileLines){0, pairs, 1};
+    return (GgufShape_){1, 1, pairs, 1};
 }
 
 static void gguf_put_factors_(GgufWriter* w) {
     const ModelConfig cfg = w->cfg;
     const RopeScaling none = {ROPE_PLAIN, 0, 0, 0, 0};
     const float base = model_rope_base(cfg);
-    const FileLines lines = gguf_factor_lines_(cfg);
-    for (int i = 0; i < (int)lines.count; i++) {
+    for (int i = 0; i < (int)gguf_factors_(cfg).rows; i++) {
         const float factor = rope_frequency(none, base, model_rope_dims(cfg), i) /
                              rope_frequency(cfg.scaling, base, model_rope_dims(cfg), i);
         gguf_put_bytes_(w, &factor, sizeof(factor));
@@ -399,19 +440,19 @@ static void gguf_put_factors_(GgufWriter* w) {
 
 static void gguf_put_infos_(GgufWriter* w, const TensorRow* rows) {
     const FileTensor* tensors = file_tensors();
-    const FileLines factors = gguf_factor_lines_(w->cfg);
+    const GgufShape_ factors = gguf_factors_(w->cfg);
     size_t offset = 0;
-    if (factors.count > 0) {
+    if (factors.rows > 0) {
         gguf_put_info_(w, "rope_freqs.weight", factors, GGUF_TYPE_F32_, offset);
         offset += gguf_tensor_bytes_(factors, GGUF_TYPE_F32_);
     }
     for (const FileTensor* t = tensors; t < tensors + FILE_TENSOR_ROWS; t++) {
         const TensorRow* row = &rows[t->row];
-        const FileLines lines = file_tensor_lines(t, row, w->cfg);
-        for (int l = 0; l < file_tensor_layers(t, rows, w->cfg); l++) {
-            gguf_put_info_(w, file_tensor_name(t->gguf_name, l).text, lines, gguf_type_(row, w->dtype),
+        const GgufShape_ shape = gguf_shape_(t, row, w->cfg);
+        for (int l = 0; l < file_tensor_layers(t, rows, w->cfg.arch); l++) {
+            gguf_put_info_(w, file_tensor_name(t->gguf_name, l, 0).text, shape, gguf_type_(row, w->dtype),
                            offset);
-            offset += gguf_tensor_bytes_(lines, gguf_type_(row, w->dtype));
+            offset += gguf_tensor_bytes_(shape, gguf_type_(row, w->dtype));
         }
     }
 }
@@ -443,11 +484,11 @@ static void gguf_check_(GgufWriter* w, const char* name, const float* x, size_t 
     }
 }
 
-// Writes a tensor from the parameter that holds it, and zeros up to the next.
-static void gguf_put_tensor_(GgufWriter* w, const FileTensor* tensor, int l, FileLines lines, uint32_t type,
-                             const float* parameter) {
+// Writes the lines of a tensor, or of an expert in it, from the parameter that holds them.
+static void gguf_put_lines_(GgufWriter* w, const FileTensor* tensor, const char* name, FileLines lines,
+                            uint32_t type, const float* parameter) {
     const float* x = parameter + lines.first * lines.width;
-    gguf_check_(w, file_tensor_name(tensor->gguf_name, l).text, x, lines.count * lines.width, type);
+    gguf_check_(w, name, x, lines.count * lines.width, type);
     unsigned char* buffer = (unsigned char*)check_alloc(lines.width, sizeof(float), w->file.path);
     for (size_t i = 0; i < lines.count; i++) {
         const size_t line =
@@ -459,15 +500,25 @@ static void gguf_put_tensor_(GgufWriter* w, const FileTensor* tensor, int l, Fil
         gguf_put_bytes_(w, type == GGUF_TYPE_F32_ ? (const void*)from : buffer,
                         gguf_row_bytes_(type, lines.width));
     }
-    gguf_pad_(w);
     free(buffer);
+}
+
+// Writes a tensor, and zeros up to the next.
+static void gguf_put_tensor_(GgufWriter* w, const FileTensor* tensor, const TensorRow* row, int l,
+                             const float* parameter) {
+    const FileTensorName name = file_tensor_name(tensor->gguf_name, l, 0);
+    for (int e = 0; e < row->experts; e++) {
+        gguf_put_lines_(w, tensor, name.text, file_tensor_lines(tensor, row, w->cfg, e),
+                        gguf_type_(row, w->dtype), parameter);
+    }
+    gguf_pad_(w);
 }
 
 static uint64_t gguf_count_tensors_(ModelConfig cfg, const TensorRow* rows) {
     const FileTensor* tensors = file_tensors();
-    uint64_t count = gguf_factor_lines_(cfg).count > 0;
+    uint64_t count = gguf_factors_(cfg).rows > 0;
     for (const FileTensor* t = tensors; t < tensors + FILE_TENSOR_ROWS; t++) {
-        count += (uint64_t)file_tensor_layers(t, rows, cfg);
+        count += (uint64_t)file_tensor_layers(t, rows, cfg.arch);
     }
     return count;
 }
@@ -501,15 +552,13 @@ void gguf_put(GgufWriter* w, const TensorRow* rows, int g, const void* group) {
     size_t begin = w->data; // of the tensor
     for (const FileTensor* t = tensors; t < tensors + FILE_TENSOR_ROWS; t++) {
         const TensorRow* row = &rows[t->row];
-        const FileLines lines = file_tensor_lines(t, row, w->cfg);
-        const uint32_t type = gguf_type_(row, w->dtype);
+        const size_t bytes = gguf_tensor_bytes_(gguf_shape_(t, row, w->cfg), gguf_type_(row, w->dtype));
         assert(row->element_bytes == sizeof(float));
-        for (int l = 0; l < file_tensor_layers(t, rows, w->cfg);
-             l++, begin += gguf_tensor_bytes_(lines, type)) {
+        for (int l = 0; l < file_tensor_layers(t, rows, w->cfg.arch); l++, begin += bytes) {
             if (tensor_group(row, l) == g) {
                 w->at = begin;
                 file_seek(&w->file, w->at);
-                gguf_put_tensor_(w, t, l, lines, type, (const float*)tensor_in_group(row, group));
+                gguf_put_tensor_(w, t, row, l, (const float*)tensor_in_group(row, group));
             }
         }
     }

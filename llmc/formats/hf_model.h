@@ -64,12 +64,14 @@ double hf_model_bytes(ModelConfig cfg, SafeTensorsDtype dtype);
 typedef struct {
     SafeTensorsSet set;
     ModelConfig cfg;
+    Arch arch;    // of the files
     float* chunk; // part of a matrix
 } HfModel;
 
 // Opens the model of a directory with the configuration `cfg`. All tensors must exist, and no
-// others.
-void hf_model_open(HfModel* model, const char* directory, ModelConfig cfg);
+// others. The files have the tensors of `arch`: that of `cfg`, or the one that it is upcycled from
+// (upcycle.h); then each expert gets the MLP of the files, and the routers are not set.
+void hf_model_open(HfModel* model, const char* directory, ModelConfig cfg, Arch arch);
 
 // Sets elements [first, end) of group g, as far as tensors cover them, in memory that has only this
 // group; may set more of it. Reads little else of the files.
@@ -101,17 +103,62 @@ void hf_model_close(HfModel* model);
 
 // ---- the weights ----
 
+// One tensor of the files: of a layer, and perhaps of an expert of it.
+typedef struct {
+    const FileTensor* tensor; // NULL: before the first
+    const TensorRow* row;
+    int l, expert;
+} HfTensor_;
+
+static HfTensor_ hf_before_first_(void) { return (HfTensor_){NULL, NULL, 0, 0}; }
+
+// Moves to the next tensor that files of an architecture have, in their order; returns 0 after the
+// last.
+static int hf_next_(HfTensor_* at, const TensorRow* rows, Arch arch) {
+    const FileTensor* end = file_tensors() + FILE_TENSOR_ROWS;
+    if (at->tensor && ++at->expert < at->row->experts) {
+        return 1;
+    }
+    at->expert = 0;
+    if (at->tensor && ++at->l < file_tensor_layers(at->tensor, rows, arch)) {
+        return 1;
+    }
+    at->l = 0;
+    at->tensor = at->tensor ? at->tensor + 1 : file_tensors();
+    while (at->tensor < end && file_tensor_layers(at->tensor, rows, arch) == 0) {
+        at->tensor++;
+    }
+    at->row = at->tensor < end ? &rows[at->tensor->row] : NULL;
+    return at->tensor < end;
+}
+
+static size_t hf_count_(const TensorRow* rows, Arch arch) {
+    size_t count = 0;
+    for (HfTensor_ t = hf_before_first_(); hf_next_(&t, rows, arch);) {
+        count++;
+    }
+    return count;
+}
+
+static FileTensorName hf_name_(const HfTensor_* t) {
+    return file_tensor_name(t->tensor->hf_name, t->l, t->expert);
+}
+
+static FileLines hf_lines_(const HfTensor_* t, ModelConfig cfg) {
+    return file_tensor_lines(t->tensor, t->row, cfg, t->expert);
+}
+
 // Shape of a tensor, as the file has it.
 typedef struct {
     int ndim;
     size_t sizes[2];
 } HfShape_;
 
-static HfShape_ hf_shape_(const FileTensor* tensor, const TensorRow* row, ModelConfig cfg) {
-    const FileLines lines = file_tensor_lines(tensor, row, cfg);
-    return row->kind == KIND_VECTOR      ? (HfShape_){1, {lines.count, 0}}
-           : tensor->form == FILE_CONV1D ? (HfShape_){2, {lines.width, lines.count}}
-                                         : (HfShape_){2, {lines.count, lines.width}};
+static HfShape_ hf_shape_(const HfTensor_* t, ModelConfig cfg) {
+    const FileLines lines = hf_lines_(t, cfg);
+    return file_is_vector(t->row)           ? (HfShape_){1, {lines.count, 0}}
+           : t->tensor->form == FILE_CONV1D ? (HfShape_){2, {lines.width, lines.count}}
+                                            : (HfShape_){2, {lines.count, lines.width}};
 }
 
 // Returns the order of the channels of a head.
@@ -159,17 +206,17 @@ static void hf_write_turned_(SafeTensorsWriter* writer, const TensorRow* row, co
     }
 }
 
-static void hf_write_layer_(SafeTensorsWriter* writer, const FileTensor* tensor, const TensorRow* row,
-                            ModelConfig cfg, const char* layer, void* chunk) {
-    const FileLines lines = file_tensor_lines(tensor, row, cfg);
-    const size_t line_bytes = lines.width * row->element_bytes;
+static void hf_write_layer_(SafeTensorsWriter* writer, const HfTensor_* t, ModelConfig cfg, const char* layer,
+                            void* chunk) {
+    const FileLines lines = hf_lines_(t, cfg);
+    const size_t line_bytes = lines.width * t->row->element_bytes;
     const char* first = layer + lines.first * line_bytes;
-    if (tensor->form == FILE_CONV1D) {
-        hf_write_turned_(writer, row, layer, chunk);
-    } else if (tensor->form == FILE_PLAIN) {
+    if (t->tensor->form == FILE_CONV1D) {
+        hf_write_turned_(writer, t->row, layer, chunk);
+    } else if (t->tensor->form == FILE_PLAIN) {
         safetensors_write_raw(writer, first, lines.count * line_bytes);
     }
-    for (size_t i = 0; i < lines.count && tensor->form == FILE_HEADS; i++) {
+    for (size_t i = 0; i < lines.count && t->tensor->form == FILE_HEADS; i++) {
         safetensors_write_raw(writer, first + file_head_line(hf_order_(cfg), cfg, i) * line_bytes,
                               line_bytes);
     }
@@ -214,40 +261,33 @@ void hf_model_file_name(char name[64], int file, int count) {
     }
 }
 
-// Returns the group of layer l of a tensor, if the file has it; else -1.
-static int hf_group_in_file_(HfModelFile file, const TensorRow* row, int l) {
-    const int g = tensor_group(row, l);
+// Returns the group of a tensor, if the file has it; else -1.
+static int hf_group_in_file_(HfModelFile file, const HfTensor_* t) {
+    const int g = tensor_group(t->row, t->l);
     return file.first <= g && g < file.end ? g : -1;
 }
 
 uint64_t hf_model_write(const char* directory, const char* name, HfModelFile file, ModelConfig cfg,
                         const TensorRow* rows, const void* memory, SafeTensorsDtype dtype) {
-    const FileTensor* tensors = file_tensors();
     char path[PATH_MAX];
     SafeTensorsWriter writer;
     void* chunk = hf_chunk_open_(rows);
     assert(rows[0].element_bytes == safetensors_dtype_bytes(dtype));
     file_join(path, directory, name);
     safetensors_writer_open(&writer, path);
-    for (const FileTensor* t = tensors; t < tensors + FILE_TENSOR_ROWS; t++) {
-        const HfShape_ shape = hf_shape_(t, &rows[t->row], cfg);
-        for (int l = 0; l < file_tensor_layers(t, rows, cfg); l++) {
-            if (hf_group_in_file_(file, &rows[t->row], l) >= 0) {
-                safetensors_writer_declare(&writer, file_tensor_name(t->hf_name, l).text, dtype, shape.ndim,
-                                           shape.sizes);
-            }
+    for (HfTensor_ t = hf_before_first_(); hf_next_(&t, rows, cfg.arch);) {
+        const HfShape_ shape = hf_shape_(&t, cfg);
+        if (hf_group_in_file_(file, &t) >= 0) {
+            safetensors_writer_declare(&writer, hf_name_(&t).text, dtype, shape.ndim, shape.sizes);
         }
     }
     safetensors_writer_begin(&writer);
     const size_t first = tensor_group_offset_bytes(rows, file.first);
-    for (const FileTensor* t = tensors; t < tensors + FILE_TENSOR_ROWS; t++) {
-        const TensorRow* row = &rows[t->row];
-        for (int l = 0; l < file_tensor_layers(t, rows, cfg); l++) {
-            const int g = hf_group_in_file_(file, row, l);
-            if (g >= 0) {
-                const char* group = (const char*)memory + (tensor_group_offset_bytes(rows, g) - first);
-                hf_write_layer_(&writer, t, row, cfg, (const char*)tensor_in_group(row, group), chunk);
-            }
+    for (HfTensor_ t = hf_before_first_(); hf_next_(&t, rows, cfg.arch);) {
+        const int g = hf_group_in_file_(file, &t);
+        if (g >= 0) {
+            const char* group = (const char*)memory + (tensor_group_offset_bytes(rows, g) - first);
+            hf_write_layer_(&writer, &t, cfg, (const char*)tensor_in_group(t.row, group), chunk);
         }
     }
     free(chunk);
@@ -260,7 +300,6 @@ static double hf_data_bytes_(ModelConfig cfg, SafeTensorsDtype dtype) {
 
 void hf_model_write_index(const char* directory, const HfModelFile* files, int count, ModelConfig cfg,
                           SafeTensorsDtype dtype) {
-    const FileTensor* tensors = file_tensors();
     TensorRow rows[MODEL_PARAMETER_ROWS];
     char path[PATH_MAX], name[64];
     const char* separator = "";
@@ -272,13 +311,10 @@ void hf_model_write_index(const char* directory, const HfModelFile* files, int c
             hf_data_bytes_(cfg, dtype));
     for (int f = 0; f < count; f++) {
         hf_model_file_name(name, f, count);
-        for (const FileTensor* t = tensors; t < tensors + FILE_TENSOR_ROWS; t++) {
-            for (int l = 0; l < file_tensor_layers(t, rows, cfg); l++) {
-                if (hf_group_in_file_(files[f], &rows[t->row], l) >= 0) {
-                    fprintf(writer.file, "%s    \"%s\": \"%s\"", separator,
-                            file_tensor_name(t->hf_name, l).text, name);
-                    separator = ",\n";
-                }
+        for (HfTensor_ t = hf_before_first_(); hf_next_(&t, rows, cfg.arch);) {
+            if (hf_group_in_file_(files[f], &t) >= 0) {
+                fprintf(writer.file, "%s    \"%s\": \"%s\"", separator, hf_name_(&t).text, name);
+                separator = ",\n";
             }
         }
     }
@@ -287,8 +323,9 @@ void hf_model_write_index(const char* directory, const HfModelFile* files, int c
 }
 
 double hf_model_bytes(ModelConfig cfg, SafeTensorsDtype dtype) {
-    const double names =
-        (double)MODEL_PARAMETER_ROWS * cfg.L * (160 + 128) + 4096 * (double)model_groups(cfg);
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    model_parameter_rows_of(rows, cfg, safetensors_dtype_bytes(dtype));
+    const double names = (double)hf_count_(rows, cfg.arch) * (160 + 128) + 4096 * (double)model_groups(cfg);
     return hf_data_bytes_(cfg, dtype) + names;
 }
 
@@ -350,15 +387,16 @@ static void hf_read_heads_(const SafeTensorsView* view, FileLines lines, ModelCo
 
 // Sets elements of a layer (rows, cols) from a tensor of the file, as far as that has them; for a
 // matrix, perhaps the rows that contain them.
-static void hf_read_layer_(const SafeTensorsView* view, const FileTensor* tensor, const TensorRow* row,
-                           ModelConfig cfg, float* layer, HfRange_ range, float* chunk) {
-    const FileLines lines = file_tensor_lines(tensor, row, cfg);
+static void hf_read_layer_(const SafeTensorsView* view, const HfTensor_* t, ModelConfig cfg, float* layer,
+                           HfRange_ range, float* chunk) {
+    const TensorRow* row = t->row;
+    const FileLines lines = hf_lines_(t, cfg);
     const size_t begin = lines.first * lines.width;
     range = hf_common_(range, (HfRange_){begin, begin + lines.count * lines.width});
     if (range.first >= range.end) {
         return;
     }
-    switch (tensor->form) {
+    switch (t->tensor->form) {
     case FILE_PLAIN:
         hf_read_part_(view, range.first - begin, range.end - range.first, layer + range.first);
         break;
@@ -432,18 +470,22 @@ static void hf_add_name_(HfNames_* names, const char* name) {
     names->count++;
 }
 
-// Refuses unexpected tensors, and notes ignored ones; `used` are those that were read.
+static int hf_by_address_(const void* a, const void* b) {
+    const SafeTensorsView *first = *(const SafeTensorsView*const*)a,
+                          *second = *(const SafeTensorsView*const*)b;
+    return (first > second) - (first < second);
+}
+
+// Refuses unexpected tensors, and notes ignored ones; `used` are those that were read. Sorts them.
 static void hf_check_others_(const SafeTensorsSet* set, ModelConfig cfg, const SafeTensorsView** used,
                              size_t num_used) {
     HfNames_ unexpected = {0, ""}, heads = {0, ""};
+    safetensors_sort(used, num_used, sizeof(*used), hf_by_address_);
     for (size_t f = 0; f < set->num_files; f++) {
         for (size_t t = 0; t < set->files[f].num_tensors; t++) {
             const SafeTensorsView* view = &set->files[f].tensors[t];
-            size_t i = 0;
-            while (i < num_used && used[i] != view) {
-                i++;
-            }
-            const HfOther_ other = i < num_used ? HF_KNOWN_ : hf_other_(view->name);
+            const int is_used = bsearch(&view, used, num_used, sizeof(*used), hf_by_address_) != NULL;
+            const HfOther_ other = is_used ? HF_KNOWN_ : hf_other_(view->name);
             if (other != HF_KNOWN_) {
                 hf_add_name_(other == HF_HEAD_ ? &heads : &unexpected, view->name);
             }
@@ -468,31 +510,27 @@ static const char* hf_name_in_files_(const HfModel* model, const char* name, con
                                                                   : name;
 }
 
-// Finds the tensor of a layer.
-static const SafeTensorsView* hf_find_(const HfModel* model, const FileTensor* tensor, const TensorRow* row,
-                                       int l) {
-    const HfShape_ shape = hf_shape_(tensor, row, model->cfg);
-    const FileTensorName name = file_tensor_name(tensor->hf_name, l);
-    return safetensors_set_require(&model->set, hf_name_in_files_(model, name.text, row), shape.ndim,
+static const SafeTensorsView* hf_find_(const HfModel* model, const HfTensor_* t) {
+    const HfShape_ shape = hf_shape_(t, model->cfg);
+    const FileTensorName name = hf_name_(t);
+    return safetensors_set_require(&model->set, hf_name_in_files_(model, name.text, t->row), shape.ndim,
                                    shape.sizes);
 }
 
-void hf_model_open(HfModel* model, const char* directory, ModelConfig cfg) {
-    const FileTensor* tensors = file_tensors();
+void hf_model_open(HfModel* model, const char* directory, ModelConfig cfg, Arch arch) {
     TensorRow rows[MODEL_PARAMETER_ROWS];
-    const SafeTensorsView** used = (const SafeTensorsView**)check_alloc(FILE_TENSOR_ROWS * (size_t)cfg.L,
-                                                                        sizeof(*used), "tensors of a model");
     size_t num_used = 0;
     model->cfg = cfg;
+    model->arch = arch;
     model_parameter_rows_of(rows, cfg, sizeof(float));
+    const SafeTensorsView** used =
+        (const SafeTensorsView**)check_alloc(hf_count_(rows, arch), sizeof(*used), "tensors of a model");
     model->chunk = (float*)hf_chunk_open_(rows);
     safetensors_set_open(&model->set, directory);
-    for (const FileTensor* t = tensors; t < tensors + FILE_TENSOR_ROWS; t++) {
-        for (int l = 0; l < file_tensor_layers(t, rows, cfg); l++) {
-            used[num_used++] = hf_find_(model, t, &rows[t->row], l);
-            if (rows[t->row].init == INIT_VOCAB && !cfg.has_head) {
-                hf_check_classifier_(&model->set, used[num_used - 1]);
-            }
+    for (HfTensor_ t = hf_before_first_(); hf_next_(&t, rows, arch);) {
+        used[num_used++] = hf_find_(model, &t);
+        if (t.row->init == INIT_VOCAB && !cfg.has_head) {
+            hf_check_classifier_(&model->set, used[num_used - 1]);
         }
     }
     hf_check_others_(&model->set, cfg, used, num_used);
@@ -500,11 +538,10 @@ void hf_model_open(HfModel* model, const char* directory, ModelConfig cfg) {
 }
 
 // Checks that the other layers of group g have the same bits as the lowest one.
-static void hf_check_equal_(const HfModel* model, const FileTensor* tensor, const TensorRow* row, int g,
-                            const SafeTensorsView* lowest) {
-    for (int l = model_group_layer(model->cfg, g) + 1; l < row->uses; l++) {
-        if (tensor_group(row, l) == g) {
-            const SafeTensorsView* view = hf_find_(model, tensor, row, l);
+static void hf_check_equal_(const HfModel* model, HfTensor_ t, int g, const SafeTensorsView* lowest) {
+    for (t.l++; t.l < t.row->uses; t.l++) {
+        if (tensor_group(t.row, t.l) == g) {
+            const SafeTensorsView* view = hf_find_(model, &t);
             CHECK(view->dtype == lowest->dtype && memcmp(view->data, lowest->data, lowest->bytes) == 0,
                   "%s: tensor %s differs from %s, wanted equal ones, as --share-layers says", view->path,
                   view->name, lowest->name);
@@ -513,16 +550,15 @@ static void hf_check_equal_(const HfModel* model, const FileTensor* tensor, cons
     }
 }
 
-// Sets elements of group g from a tensor of the files.
-static void hf_read_tensor_(const HfModel* model, const FileTensor* tensor, const TensorRow* row, int g,
-                            HfRange_ range, float* group) {
-    float* layer = (float*)tensor_in_group(row, group);
+// Sets elements of group g from a tensor of the files, that of the group's lowest layer.
+static void hf_read_tensor_(const HfModel* model, const HfTensor_* t, int g, HfRange_ range, float* group) {
+    float* layer = (float*)tensor_in_group(t->row, group);
     const size_t at = (size_t)(layer - group);
-    range = hf_common_(range, (HfRange_){at, at + tensor_layer_elements(row)});
+    range = hf_common_(range, (HfRange_){at, at + tensor_layer_elements(t->row)});
     if (range.first < range.end) {
-        const SafeTensorsView* view = hf_find_(model, tensor, row, model_group_layer(model->cfg, g));
-        hf_check_equal_(model, tensor, row, g, view);
-        hf_read_layer_(view, tensor, row, model->cfg, layer, (HfRange_){range.first - at, range.end - at},
+        const SafeTensorsView* view = hf_find_(model, t);
+        hf_check_equal_(model, *t, g, view);
+        hf_read_layer_(view, t, model->cfg, layer, (HfRange_){range.first - at, range.end - at},
                        model->chunk);
         safetensors_release(view, 0, view->elements);
     }
@@ -536,13 +572,11 @@ static void hf_clear_padding_(const TensorRow* row, ModelConfig cfg, void* group
 }
 
 void hf_model_read(HfModel* model, const TensorRow* rows, int g, size_t first, size_t end, void* group) {
-    const FileTensor* tensors = file_tensors();
-    for (const FileTensor* t = tensors; t < tensors + FILE_TENSOR_ROWS; t++) {
-        const TensorRow* row = &rows[t->row];
-        assert(row->element_bytes == sizeof(float));
-        if (file_tensor_layers(t, rows, model->cfg) > 0 && tensor_is_in_group(row, g)) {
-            hf_read_tensor_(model, t, row, g, (HfRange_){first, end}, (float*)group);
-            hf_clear_padding_(row, model->cfg, group);
+    for (HfTensor_ t = hf_before_first_(); hf_next_(&t, rows, model->arch);) {
+        assert(t.row->element_bytes == sizeof(float));
+        if (tensor_is_in_group(t.row, g) && t.l == model_group_layer(model->cfg, g)) {
+            hf_read_tensor_(model, &t, g, (HfRange_){first, end}, (float*)group);
+            hf_clear_padding_(t.row, model->cfg, group);
         }
     }
 }

@@ -15,7 +15,7 @@ has the tensors of its architecture whose parameters the model has.
 #include "llmc/model/model.h"
 
 // Rows of a parameter in one tensor: all; those of the queries, keys or values; those of the gate,
-// or those next to it.
+// or those next to it. With experts: all rows of one expert, or those of its gate.
 typedef enum { ROWS_ALL, ROWS_Q, ROWS_K, ROWS_V, ROWS_GATE, ROWS_UP } FileRows;
 
 typedef enum {
@@ -36,14 +36,19 @@ enum {
     FAMILY_GPT2 = 1 << ARCH_GPT2,
     FAMILY_ARCEE = 1 << ARCH_ARCEE,
     FAMILY_NANOCHAT = 1 << ARCH_NANOCHAT,
+    FAMILY_MIXTRAL = 1 << ARCH_MIXTRAL,
+    FAMILY_GLM = 1 << ARCH_GLM4MOE,
     FAMILY_GATED = 1 << ARCH_LLAMA | 1 << ARCH_MISTRAL | 1 << ARCH_QWEN2 | 1 << ARCH_QWEN3,
     FAMILY_LLAMAS = FAMILY_GATED | FAMILY_ARCEE,
-    FAMILY_ROPE = FAMILY_LLAMAS | FAMILY_NANOCHAT
+    FAMILY_MOE = 1 << ARCH_QWEN3MOE | 1 << ARCH_OLMOE | FAMILY_GLM,
+    FAMILY_EXPERTS = FAMILY_MIXTRAL | FAMILY_MOE,
+    FAMILY_ROPE = FAMILY_LLAMAS | FAMILY_NANOCHAT | FAMILY_EXPERTS,
+    FAMILY_FFN_NORM = FAMILY_ROPE & ~FAMILY_GLM // names of the norm before the MLP in GGUF differ
 };
 
 typedef struct {
     int architectures;               // FAMILY_...
-    const char *hf_name, *gguf_name; // %d is the layer
+    const char *hf_name, *gguf_name; // %d is the layer, a second one the expert
     int row;                         // of the parameter in the table of model.h
     FileRows rows;
     FileForm form;
@@ -79,13 +84,26 @@ typedef struct {
   X(ROPE,     "model.layers.%d.self_attn.q_norm.weight",         "blk.%d.attn_q_norm.weight", qnormw,   ALL,  HEADS) \
   X(ROPE,     "model.layers.%d.self_attn.k_norm.weight",         "blk.%d.attn_k_norm.weight", knormw,   ALL,  HEADS) \
   X(ROPE,     "model.layers.%d.self_attn.o_proj.weight",         "blk.%d.attn_output.weight", attprojw, ALL,  PLAIN) \
-  X(ROPE,     "model.layers.%d.post_attention_layernorm.weight", "blk.%d.ffn_norm.weight",   ln2w,      ALL,  PLAIN) \
+  X(FFN_NORM, "model.layers.%d.post_attention_layernorm.weight", "blk.%d.ffn_norm.weight",   ln2w,      ALL,  PLAIN) \
+  X(GLM,      "model.layers.%d.post_attention_layernorm.weight", "blk.%d.post_attention_norm.weight", ln2w, ALL, PLAIN) \
+  X(MIXTRAL,  "model.layers.%d.block_sparse_moe.gate.weight",    "blk.%d.ffn_gate_inp.weight", routerw, ALL,  PLAIN) \
+  X(MOE,      "model.layers.%d.mlp.gate.weight",                 "blk.%d.ffn_gate_inp.weight", routerw, ALL,  PLAIN) \
+  X(GLM,      "model.layers.%d.mlp.gate.e_score_correction_bias", "blk.%d.exp_probs_b.bias", routerb,   ALL,  PLAIN) \
   X(GATED,    "model.layers.%d.mlp.gate_proj.weight",            "blk.%d.ffn_gate.weight",   fcw,       GATE, PLAIN) \
   X(GATED,    "model.layers.%d.mlp.up_proj.weight",              "blk.%d.ffn_up.weight",     fcw,       UP,   PLAIN) \
   X(ARCEE,    "model.layers.%d.mlp.up_proj.weight",              "blk.%d.ffn_up.weight",     fcw,       ALL,  PLAIN) \
   X(NANOCHAT, "model.layers.%d.mlp.fc1.weight",                  NULL,                       fcw,       ALL,  PLAIN) \
+  X(MIXTRAL,  "model.layers.%d.block_sparse_moe.experts.%d.w1.weight", "blk.%d.ffn_gate_exps.weight", fcw, GATE, PLAIN) \
+  X(MIXTRAL,  "model.layers.%d.block_sparse_moe.experts.%d.w3.weight", "blk.%d.ffn_up_exps.weight", fcw, UP, PLAIN) \
+  X(MOE,      "model.layers.%d.mlp.experts.%d.gate_proj.weight", "blk.%d.ffn_gate_exps.weight", fcw,   GATE, PLAIN) \
+  X(MOE,      "model.layers.%d.mlp.experts.%d.up_proj.weight",   "blk.%d.ffn_up_exps.weight", fcw,     UP,   PLAIN) \
   X(LLAMAS,   "model.layers.%d.mlp.down_proj.weight",            "blk.%d.ffn_down.weight",   fcprojw,   ALL,  PLAIN) \
   X(NANOCHAT, "model.layers.%d.mlp.fc2.weight",                  NULL,                       fcprojw,   ALL,  PLAIN) \
+  X(MIXTRAL,  "model.layers.%d.block_sparse_moe.experts.%d.w2.weight", "blk.%d.ffn_down_exps.weight", fcprojw, ALL, PLAIN) \
+  X(MOE,      "model.layers.%d.mlp.experts.%d.down_proj.weight", "blk.%d.ffn_down_exps.weight", fcprojw, ALL, PLAIN) \
+  X(GLM,      "model.layers.%d.mlp.shared_experts.gate_proj.weight", "blk.%d.ffn_gate_shexp.weight", sfcw, GATE, PLAIN) \
+  X(GLM,      "model.layers.%d.mlp.shared_experts.up_proj.weight", "blk.%d.ffn_up_shexp.weight", sfcw,  UP,   PLAIN) \
+  X(GLM,      "model.layers.%d.mlp.shared_experts.down_proj.weight", "blk.%d.ffn_down_shexp.weight", sfcprojw, ALL, PLAIN) \
   X(ROPE,     "model.norm.weight",                               "output_norm.weight",       lnfw,      ALL,  PLAIN) \
   X(ROPE,     "lm_head.weight",                                  "output.weight",            head,      ALL,  PLAIN)
 // clang-format on
@@ -103,10 +121,21 @@ static inline const FileTensor* file_tensors(void) {
     return tensors;
 }
 
-// Returns the layers for which files of a model have the tensor; `rows` are those of the
+// Returns the layers for which files of an architecture have the tensor; `rows` are those of the
 // parameters.
-static inline int file_tensor_layers(const FileTensor* tensor, const TensorRow* rows, ModelConfig cfg) {
-    return tensor->architectures >> cfg.arch & 1 ? rows[tensor->row].uses : 0;
+static inline int file_tensor_layers(const FileTensor* tensor, const TensorRow* rows, Arch arch) {
+    return tensor->architectures >> arch & 1 ? rows[tensor->row].uses : 0;
+}
+
+// Returns true for a tensor of one expert, which GGUF has for all experts of a layer at once.
+static inline int file_tensor_is_of_expert(const FileTensor* tensor) {
+    const char* layer = strstr(tensor->hf_name, "%d");
+    return layer && strstr(layer + 1, "%d");
+}
+
+// Returns true for parameters whose tensors have one dimension.
+static inline int file_is_vector(const TensorRow* row) {
+    return row->kind == KIND_VECTOR || row->kind == KIND_FIXED;
 }
 
 // Lines of a parameter in a tensor of a file: rows of a matrix, elements of a vector.
@@ -120,9 +149,14 @@ static inline FileLines file_lines_(size_t first, size_t count, size_t width) {
     return lines;
 }
 
-static inline FileLines file_tensor_lines(const FileTensor* tensor, const TensorRow* row, ModelConfig cfg) {
-    const size_t Q = (size_t)model_heads(cfg), K = (size_t)model_keys(cfg), F = (size_t)model_hidden(cfg);
-    const size_t width = row->kind == KIND_VECTOR ? 1 : row->cols;
+// Returns the lines of an expert, 0 without experts.
+static inline FileLines file_tensor_lines(const FileTensor* tensor, const TensorRow* row, ModelConfig cfg,
+                                          int expert) {
+    const size_t Q = (size_t)model_heads(cfg), K = (size_t)model_keys(cfg);
+    const size_t width = file_is_vector(row) ? 1 : row->cols;
+    const size_t all =
+                     (file_is_vector(row) ? row->cols : model_rows_in_files(row, cfg)) / (size_t)row->experts,
+                 first = (size_t)expert * all;
     switch (tensor->rows) {
     case ROWS_Q:
         return file_lines_(0, Q, width);
@@ -131,11 +165,11 @@ static inline FileLines file_tensor_lines(const FileTensor* tensor, const Tensor
     case ROWS_V:
         return file_lines_(Q + K, K, width);
     case ROWS_GATE:
-        return file_lines_(0, F, width);
+        return file_lines_(first, all / 2, width);
     case ROWS_UP:
-        return file_lines_(F, F, width);
+        return file_lines_(first + all / 2, all / 2, width);
     default:
-        return file_lines_(0, model_rows_in_files(row, cfg) * row->cols / width, width);
+        return file_lines_(first, all, width);
     }
 }
 
@@ -150,14 +184,14 @@ static inline size_t file_head_line(HeadOrder order, ModelConfig cfg, size_t lin
     return line - at + 2 * (at - (is_upper ? half : 0)) + (size_t)is_second;
 }
 
-// Name of a tensor of one layer.
+// Name of a tensor of one layer, or of an expert of it.
 typedef struct {
     char text[128];
 } FileTensorName;
 
-static inline FileTensorName file_tensor_name(const char* name, int l) {
+static inline FileTensorName file_tensor_name(const char* name, int l, int expert) {
     FileTensorName of_layer;
-    snprintf(of_layer.text, sizeof(of_layer.text), name, l);
+    snprintf(of_layer.text, sizeof(of_layer.text), name, l, expert);
     return of_layer;
 }
 

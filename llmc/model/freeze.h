@@ -180,14 +180,15 @@ static int freeze_is_in_module_(const char* pattern, const char* name) {
     return 0;
 }
 
-// Returns 1 if the item names a tensor of block l as Hugging Face's files do, with or without the
-// model's prefix and the block.
-static int freeze_names_tensor_(const FreezeItem_* item, const FileTensor* tensor, int l) {
-    const FileTensorName name = file_tensor_name(tensor->hf_name, l);
+// Returns 1 if the item names a tensor of block l, and of an expert, as Hugging Face's files do,
+// with or without the model's prefix and the block.
+static int freeze_names_tensor_(const FreezeItem_* item, const FileTensor* tensor, int l, int expert) {
+    const FileTensorName name = file_tensor_name(tensor->hf_name, l, expert);
     const char* in_block = strstr(tensor->hf_name, "%d.");
     return freeze_is_in_module_(item->name, name.text) ||
            freeze_is_in_module_(item->name, file_tensor_bare_name(name.text)) ||
-           (in_block && freeze_is_in_module_(item->name, in_block + strlen("%d.")));
+           (in_block &&
+            freeze_is_in_module_(item->name, file_tensor_name(in_block + strlen("%d."), expert, 0).text));
 }
 
 // Extent of a parameter that an item names.
@@ -200,9 +201,11 @@ static FreezeExtent_ freeze_extent_(const FreezeItem_* item, const TensorRow* ro
     const FileTensor* tensors = file_tensors();
     int parts = 0, named = 0;
     for (int i = 0; i < FILE_TENSOR_ROWS; i++) {
-        const int is_part = tensors[i].row == row && file_tensor_layers(&tensors[i], rows, cfg) > 0;
-        parts += is_part;
-        named += is_part && freeze_names_tensor_(item, &tensors[i], l);
+        const int is_part = tensors[i].row == row && file_tensor_layers(&tensors[i], rows, cfg.arch) > 0;
+        for (int e = 0; e < rows[row].experts && is_part; e++) {
+            parts++;
+            named += freeze_names_tensor_(item, &tensors[i], l, e);
+        }
     }
     if (tensor_is_absent(&rows[row])) {
         return FREEZE_NOTHING_;

@@ -169,7 +169,7 @@ TEST(read_in_parts) {
     for (int i = 0; i < FAMILIES; i++) {
         const Family family = family_open(names[i]);
         HfModel model;
-        hf_model_open(&model, family.path, family.cfg);
+        hf_model_open(&model, family.path, family.cfg, family.cfg.arch);
         for (int g = 0; g < model_groups(family.cfg); g++) {
             const size_t at = tensor_group_offset_bytes(family.rows, g) / sizeof(float);
             const size_t elements = 20000;

@@ -150,7 +150,7 @@ static double error_of(uint32_t type, float x, float largest) {
 
 static void expect_tensor(Reader* r, const FileTensor* tensor, const TensorRow* row, ModelConfig cfg, int l,
                           const float* x, uint32_t type, size_t data_begin) {
-    const FileTensorName text = file_tensor_name(tensor->gguf_name, l);
+    const FileTensorName text = file_tensor_name(tensor->gguf_name, l, 0);
     const char* name = text.text;
     const int is_vector = row->kind == KIND_VECTOR;
     const size_t rows = model_rows_in_files(row, cfg);
@@ -214,7 +214,7 @@ static void test_file(ModelConfig cfg, GgufDtype dtype, const Bpe* bpe, GgufStar
         const TensorRow* row = &rows[t->row];
         const int is_matrix = row->kind != KIND_VECTOR && strcmp(row->name, "wpe") != 0;
         const uint32_t type = !is_matrix ? 0 : dtype == GGUF_Q8_0 && row->cols % 32 ? 1 : types[dtype];
-        for (int l = 0; l < file_tensor_layers(t, rows, cfg); l++) {
+        for (int l = 0; l < file_tensor_layers(t, rows, cfg.arch); l++) {
             expect_tensor(&r, t, row, cfg, l, (float*)tensor_at_layer(row, memory, l), type, begin);
         }
     }
