@@ -94,7 +94,7 @@ enum {
     OPTION_EACH = 8192,       // the ranks of a run may have different values
     // only on the command line: not in files, nor in commands that repeat a run
     OPTION_LINE = 16384,
-    OPTION_FOLLOWS = 32768, // its auto follows from options that the banner has: the banner omits it
+    OPTION_FOLLOWS = 32768, // its auto follows from options in the banner, which omits this one
 };
 
 typedef struct {
