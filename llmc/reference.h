@@ -207,6 +207,39 @@ static inline void ref_head_norm_backward(Real* dinp, Real* dqweight, Real* dkwe
     }
 }
 
+// Norm of all heads of queries together, and of all heads of keys: RMS with weights
+//
+// qweight (NH HS)    kweight (KV HS)    rstd (N, 2), kept for the backward pass
+
+static inline void ref_row_norm_forward(Real* out, Real* rstd, const Real* inp, const Real* qweight,
+                                        const Real* kweight, Real eps, size_t N, size_t NH, size_t KV,
+                                        size_t HS) {
+    const size_t Q = NH * HS, K = KV * HS;
+    for (size_t n = 0; n < N; n++) {
+        const Real* q = inp + n * (Q + 2 * K);
+        Real* o = out + n * (Q + 2 * K);
+        ref_norm_forward(o, NULL, rstd + 2 * n, q, qweight, NULL, eps, 1, Q);
+        ref_norm_forward(o + Q, NULL, rstd + 2 * n + 1, q + Q, kweight, NULL, eps, 1, K);
+        for (size_t c = Q + K; c < Q + 2 * K; c++) {
+            o[c] = q[c];
+        }
+    }
+}
+
+static inline void ref_row_norm_backward(Real* dinp, Real* dqweight, Real* dkweight, const Real* dout,
+                                         const Real* inp, const Real* qweight, const Real* kweight,
+                                         const Real* rstd, size_t N, size_t NH, size_t KV, size_t HS) {
+    const size_t Q = NH * HS, K = KV * HS;
+    for (size_t n = 0; n < N; n++) {
+        const size_t q = n * (Q + 2 * K), k = q + Q;
+        ref_norm_backward(dinp + q, dqweight, NULL, dout + q, inp + q, qweight, NULL, rstd + 2 * n, 1, Q);
+        ref_norm_backward(dinp + k, dkweight, NULL, dout + k, inp + k, kweight, NULL, rstd + 2 * n + 1, 1, K);
+        for (size_t v = k + K; v < k + 2 * K; v++) {
+            dinp[v] += dout[v];
+        }
+    }
+}
+
 // Rotary positions: Su et al., "RoFormer", 2021. Columns 2i and 2i + 1 of a head are a pair (e, o),
 // which the position t turns by the angle a = t frequency[i]
 //
@@ -440,6 +473,179 @@ static inline void ref_activation_backward(Real* dpre, const Real* dact, const R
 }
 
 // -------------------------------------------------------------------------------------------------
+// Router: which experts a token takes, and their weights in its sum
+//
+//     ROUTER_CHOSEN     the `used` largest logits l       w = softmax of l over these
+//     ROUTER_SOFTMAX    the `used` largest logits l       w = p, p = softmax of l over all
+//     ROUTER_SIGMOID    the `used` largest s + bias       w = factor s / sum of s over these
+//                       with s = sigmoid(l)
+//
+// Of equal scores the lower expert is taken. With dw = 0 for the others:
+//
+//     CHOSEN, SOFTMAX    dl = w (dw - sum w dw), or p (dw - sum w dw)
+//     SIGMOID            dl = w (1 - s) (dw - sum w dw / factor)
+//
+// Training also minimizes two losses, means over all tokens. In a sequence of T tokens, of which
+// count_e take expert e:
+//
+//     balance E sum_e f_e mean(q_e)    f_e = count_e / T, a constant    q = p, or s / sum_e s
+//     z_loss lse^2                     lse = log(sum_e exp(l_e))
+//
+//     dl += dloss balance E q (f - sum q f), of SIGMOID times (1 - s)
+//     dl += dloss 2 z_loss lse p
+//
+// logits, weights (B, T, E)    weights: 0 for experts that are not taken    bias (E), or NULL
+
+typedef struct {
+    RouterKind kind;
+    size_t B, T, E, used;
+    Real factor, balance, z_loss;
+    const Real* bias;
+} RefRouter;
+
+// Sets p (E), the softmax of l; returns lse.
+static inline Real ref_softmax_(Real* p, const Real* l, size_t E) {
+    Real max = -INFINITY, sum = 0;
+    for (size_t e = 0; e < E; e++) {
+        max = fmax(max, l[e]);
+    }
+    for (size_t e = 0; e < E; e++) {
+        sum += exp(l[e] - max);
+    }
+    for (size_t e = 0; e < E; e++) {
+        p[e] = exp(l[e] - max) / sum;
+    }
+    return max + log(sum);
+}
+
+// Sets q (E): p, or s / sum s.
+static inline void ref_router_distribution_(Real* q, const Real* l, const RefRouter* r) {
+    Real sum = 0;
+    ref_softmax_(q, l, r->E);
+    for (size_t e = 0; e < r->E && r->kind == ROUTER_SIGMOID; e++) {
+        sum += ref_sigmoid_(l[e]);
+    }
+    for (size_t e = 0; e < r->E && r->kind == ROUTER_SIGMOID; e++) {
+        q[e] = ref_sigmoid_(l[e]) / sum;
+    }
+}
+
+// Sets w (E) to 1 for the experts that a token takes, to 0 for the others.
+static inline void ref_router_choose_(Real* w, const Real* l, const RefRouter* r) {
+    Real score[ROUTER_MAX_EXPERTS];
+    for (size_t e = 0; e < r->E; e++) {
+        score[e] = r->kind == ROUTER_SIGMOID ? ref_sigmoid_(l[e]) + (r->bias ? r->bias[e] : 0) : l[e];
+        w[e] = 0;
+    }
+    for (size_t k = 0; k < r->used; k++) {
+        size_t best = 0;
+        for (size_t e = 1; e < r->E; e++) {
+            best = score[e] > score[best] ? e : best;
+        }
+        w[best] = 1;
+        score[best] = -INFINITY;
+    }
+}
+
+static inline void ref_router_forward(Real* weights, const Real* logits, const RefRouter* r) {
+    for (size_t n = 0; n < r->B * r->T; n++) {
+        const Real* l = logits + n * r->E;
+        Real *w = weights + n * r->E, q[ROUTER_MAX_EXPERTS], sum = 0;
+        ref_router_choose_(w, l, r);
+        ref_router_distribution_(q, l, r);
+        for (size_t e = 0; e < r->E; e++) {
+            sum += w[e] * q[e];
+        }
+        const Real scale = r->kind == ROUTER_SOFTMAX   ? 1
+                           : r->kind == ROUTER_SIGMOID ? r->factor / sum
+                                                       : 1 / sum;
+        for (size_t e = 0; e < r->E; e++) {
+            w[e] *= q[e] * scale;
+        }
+    }
+}
+
+// Adds the gradients of both losses to dl (E) of a token; f (E) is that of its sequence.
+static inline void ref_router_losses_backward_(Real* dl, const Real* l, const Real* f, Real dloss,
+                                               const RefRouter* r) {
+    Real p[ROUTER_MAX_EXPERTS], q[ROUTER_MAX_EXPERTS];
+    const Real lse = ref_softmax_(p, l, r->E);
+    ref_router_distribution_(q, l, r);
+    const Real mean = ref_dot_(q, f, r->E);
+    for (size_t e = 0; e < r->E; e++) {
+        const Real slope = r->kind == ROUTER_SIGMOID ? 1 - ref_sigmoid_(l[e]) : 1;
+        dl[e] += dloss * r->balance * r->E * q[e] * slope * (f[e] - mean);
+        dl[e] += dloss * 2 * r->z_loss * lse * p[e];
+    }
+}
+
+// Sets f (E) of a sequence from its weights (T, E).
+static inline void ref_router_load_(Real* f, const Real* weights, const RefRouter* r) {
+    for (size_t e = 0; e < r->E; e++) {
+        Real count = 0;
+        for (size_t t = 0; t < r->T; t++) {
+            count += weights[t * r->E + e] > 0;
+        }
+        f[e] = count / r->T;
+    }
+}
+
+static inline void ref_router_backward(Real* dlogits, const Real* dweights, const Real* logits,
+                                       const Real* weights, Real dloss, const RefRouter* r) {
+    for (size_t n = 0; n < r->B * r->T; n++) {
+        const Real *l = logits + n * r->E, *w = weights + n * r->E, *dw = dweights + n * r->E;
+        Real p[ROUTER_MAX_EXPERTS], f[ROUTER_MAX_EXPERTS];
+        const Real sum = ref_dot_(w, dw, r->E);
+        ref_softmax_(p, l, r->E);
+        for (size_t e = 0; e < r->E; e++) {
+            const Real s = ref_sigmoid_(l[e]);
+            dlogits[n * r->E + e] += r->kind == ROUTER_SIGMOID   ? w[e] * (1 - s) * (dw[e] - sum / r->factor)
+                                     : r->kind == ROUTER_SOFTMAX ? w[e] * dw[e] - p[e] * sum
+                                                                 : w[e] * (dw[e] - sum);
+        }
+        ref_router_load_(f, weights + n / r->T * r->T * r->E, r);
+        ref_router_losses_backward_(dlogits + n * r->E, l, f, dloss, r);
+    }
+}
+
+// -------------------------------------------------------------------------------------------------
+// Mixture of experts: Shazeer et al., 2017; the second matrix of the MLPs, and their sum
+//
+//     out = sum_e w_e act_e proj_e^T
+//
+//     dw_e = dout . (act_e proj_e^T)    dact_e = w_e dout proj_e    dproj_e = w_e dout^T act_e
+//
+// out (N, C)    weights (N, E)    act (N, E, F): each expert's hidden layer    proj (E, C, F)
+
+static inline void ref_experts_forward(Real* out, const Real* act, const Real* weights, const Real* proj,
+                                       size_t N, size_t E, size_t F, size_t C) {
+    for (size_t n = 0; n < N; n++) {
+        for (size_t c = 0; c < C; c++) {
+            out[n * C + c] = 0;
+            for (size_t e = 0; e < E; e++) {
+                out[n * C + c] +=
+                    weights[n * E + e] * ref_dot_(act + (n * E + e) * F, proj + (e * C + c) * F, F);
+            }
+        }
+    }
+}
+
+static inline void ref_experts_backward(Real* dact, Real* dweights, Real* dproj, const Real* dout,
+                                        const Real* act, const Real* weights, const Real* proj, size_t N,
+                                        size_t E, size_t F, size_t C) {
+    for (size_t i = 0; i < N * E * C; i++) {
+        const size_t n = i / (E * C), e = i / C % E, c = i % C, hidden = (n * E + e) * F,
+                     row = (e * C + c) * F;
+        const Real d = dout[n * C + c], w = weights[n * E + e];
+        dweights[n * E + e] += d * ref_dot_(act + hidden, proj + row, F);
+        for (size_t f = 0; f < F; f++) {
+            dact[hidden + f] += w * d * proj[row + f];
+            dproj[row + f] += w * d * act[hidden + f];
+        }
+    }
+}
+
+// -------------------------------------------------------------------------------------------------
 // Residual sum: He et al., 2015. out = left + right, of n elements
 
 static inline void ref_residual_forward(Real* out, const Real* left, const Real* right, size_t n) {
@@ -552,7 +758,9 @@ typedef struct {
 // Sizes of a model, and the numbers in its formulas.
 typedef struct {
     size_t B, T, N, C, NH, KV, HS, Q, QKV, F, V, Vp;
-    size_t H; // columns of the hidden layer before the activation: F, or 2 F with gates
+    size_t G;     // columns before the activation for each one after it: 2 with gates
+    size_t E, Fs; // experts, or 0; hidden units of the shared expert
+    size_t A;     // columns of the hidden layers after the activation: F, of each expert
     const Architecture* kinds;
 } RefSizes;
 
@@ -560,20 +768,20 @@ static inline RefSizes ref_sizes(ModelConfig cfg, size_t B, size_t T) {
     const Architecture* kinds = model_architecture(cfg.arch);
     const size_t NH = (size_t)cfg.NH, KV = (size_t)model_key_heads(cfg), HS = (size_t)model_head_size(cfg),
                  F = (size_t)model_hidden(cfg);
-    return (RefSizes){B,
-                      T,
-                      B * T,
-                      (size_t)cfg.C,
-                      NH,
-                      KV,
-                      HS,
-                      NH * HS,
-                      (NH + 2 * KV) * HS,
-                      F,
-                      (size_t)cfg.V,
-                      (size_t)cfg.Vp,
-                      (size_t)activation_gates(kinds->activation) * F,
-                      kinds};
+    RefSizes s = {0};
+    s.B = B, s.T = T, s.N = B * T, s.C = (size_t)cfg.C;
+    s.NH = NH, s.KV = KV, s.HS = HS, s.Q = NH * HS, s.QKV = (NH + 2 * KV) * HS;
+    s.F = F, s.V = (size_t)cfg.V, s.Vp = (size_t)cfg.Vp;
+    s.G = (size_t)activation_gates(kinds->activation);
+    s.E = (size_t)cfg.E, s.Fs = (size_t)cfg.Fs;
+    s.A = (size_t)model_mlps(cfg) * F;
+    s.kinds = kinds;
+    return s;
+}
+
+static inline size_t ref_qk_rstd_(RefSizes s) {
+    const HeadsKind kind = s.kinds->heads;
+    return kind == HEADS_PLAIN ? 0 : kind == HEADS_ROW_NORM ? 2 : s.NH + s.KV;
 }
 
 // clang-format off
@@ -588,7 +796,7 @@ static inline RefSizes ref_sizes(ModelConfig cfg, size_t B, size_t T) {
     X(ln1_rstd,      L,     1)                                      /* (B, T)      */                         \
     X(qkv,           L,     s.QKV)                                  /* (B, T, QKV) */                         \
     X(normed,        L,     s.QKV)                                  /* (B, T, QKV) after the norm of heads */ \
-    X(qk_rstd,       L,     s.kinds->heads == HEADS_PLAIN ? 0 : s.NH + s.KV) /* (B, T, NH + KV) */            \
+    X(qk_rstd,       L,     ref_qk_rstd_(s))                        /* (B, T, NH + KV), or (B, T, 2) */       \
     X(turned,        L,     s.QKV)                                  /* (B, T, QKV) after the rotation */      \
     X(atty,          L,     s.Q)                                    /* (B, T, NH, HS)  what the heads see */  \
     X(att_lse,       L,     s.NH)                                   /* (B, NH, T)  */                         \
@@ -597,8 +805,14 @@ static inline RefSizes ref_sizes(ModelConfig cfg, size_t B, size_t T) {
     X(ln2,           L,     s.C)                                    /* (B, T, C)   */                         \
     X(ln2_mean,      L,     s.kinds->norm == NORM_LAYER)            /* (B, T)      */                         \
     X(ln2_rstd,      L,     1)                                      /* (B, T)      */                         \
-    X(fch,           L,     s.H)                                    /* (B, T, H)   the MLP's hidden layer */  \
-    X(fch_act,       L,     s.F)                                    /* (B, T, F)   */                         \
+    X(router_logits, L,     s.E)                                    /* (B, T, E)   */                         \
+    X(expert_weights, L,    s.E)                                    /* (B, T, E)   */                         \
+    X(fch,           L,     s.G * s.A)                              /* (B, T, E, G, F)  the hidden layer of each MLP */ \
+    X(fch_act,       L,     s.A)                                    /* (B, T, E, F) */                        \
+    X(sfch,          L,     s.G * s.Fs)                             /* (B, T, G, Fs) of the shared expert */  \
+    X(sfch_act,      L,     s.Fs)                                   /* (B, T, Fs)  */                         \
+    X(shared,        L,     s.Fs > 0 ? s.C : 0)                     /* (B, T, C)   its output */              \
+    X(routed,        L,     s.Fs > 0 ? s.C : 0)                     /* (B, T, C)   the others' */             \
     X(fcproj,        L,     s.C)                                    /* (B, T, C)   what the MLP adds to the stream */ \
     X(lnf,           1,     s.C)                                    /* (B, T, C)   */                         \
     X(lnf_mean,      1,     s.kinds->norm == NORM_LAYER)            /* (B, T)      */                         \
@@ -617,6 +831,7 @@ typedef struct {
     ModelConfig cfg;
     RefSizes sizes;
     Real eps, softcap, z_loss;            // of norms; of the classifier
+    Real router_balance, router_z;        // weights of the router's losses
     Real* frequency;                      // (HS / 2) of rotary positions, or NULL
     TensorRow rows[MODEL_PARAMETER_ROWS]; // layout of the tensors of params and grads
     size_t parameter_bytes, activation_bytes;
@@ -644,7 +859,7 @@ static inline RefActivations ref_activations_(const RefModel* m, Real* memory, i
     RefActivations a;
 // for each activation: a.stream = its address at layer l; then `memory` moves past all its layers
 #define REF_TENSOR_(name, layers, cols)                                                                      \
-    a.name = (cols) ? memory + ((layers) == 1 ? 0 : (size_t)l * s.N * (size_t)(cols)) : NULL;                \
+    a.name = (cols) > 0 ? memory + ((layers) == 1 ? 0 : (size_t)l * s.N * (size_t)(cols)) : NULL;            \
     memory += (size_t)(layers)*s.N * (size_t)(cols);
     REF_ACTIVATIONS(REF_TENSOR_)
 #undef REF_TENSOR_
@@ -661,7 +876,7 @@ static inline Real* ref_frequencies_(ModelConfig cfg) {
     return frequency;
 }
 
-// Opens a model whose parameters are zero. The caller may change eps and z_loss.
+// Opens a model whose parameters are zero. The caller may change eps, and the weights of losses.
 static inline void ref_model_open(RefModel* m, ModelConfig cfg, size_t B, size_t T) {
     const RefSizes s = ref_sizes(cfg, B, T);
     const size_t L = (size_t)cfg.L;
@@ -670,7 +885,7 @@ static inline void ref_model_open(RefModel* m, ModelConfig cfg, size_t B, size_t
     m->sizes = s;
     m->eps = model_norm_eps(cfg);
     m->softcap = cfg.softcap;
-    m->z_loss = 0;
+    m->z_loss = m->router_balance = m->router_z = 0;
     m->frequency = ref_frequencies_(cfg);
     m->parameter_bytes = model_parameter_rows_of(m->rows, cfg, sizeof(Real));
     m->activation_bytes = s.N * (0 REF_ACTIVATIONS(REF_COUNT_)) * sizeof(Real);
@@ -689,12 +904,84 @@ static inline void ref_model_close(RefModel* m) {
     free(m->frequency);
 }
 
+static inline RefRouter ref_router_of_(const RefModel* m, const RefParameters* p) {
+    const RefSizes s = m->sizes;
+    return (RefRouter){
+        s.kinds->router,   s.B,         s.T,       s.E, (size_t)m->cfg.E_used, model_router_factor(m->cfg),
+        m->router_balance, m->router_z, p->routerb};
+}
+
+// Computes the MLP of a block, or its experts: fcproj from ln2.
+static inline void ref_mlp_forward_(const RefModel* m, const RefParameters* p, const RefActivations* a) {
+    const RefSizes s = m->sizes;
+    const size_t N = s.N, C = s.C, F = s.F, E = s.E, Fs = s.Fs;
+    const ActivationKind kind = s.kinds->activation;
+    const RefRouter router = ref_router_of_(m, p);
+    ref_linear_forward(a->fch, a->ln2, p->fcw, p->fcb, N, C, s.G * s.A);
+    ref_activation_forward(a->fch_act, a->fch, N * s.A / F, F, kind);
+    if (E == 0) {
+        ref_linear_forward(a->fcproj, a->fch_act, p->fcprojw, p->fcprojb, N, F, C);
+        return;
+    }
+    ref_linear_forward(a->router_logits, a->ln2, p->routerw, NULL, N, C, E);
+    ref_router_forward(a->expert_weights, a->router_logits, &router);
+    ref_experts_forward(Fs ? a->routed : a->fcproj, a->fch_act, a->expert_weights, p->fcprojw, N, E, F, C);
+    if (Fs) { // the shared expert
+        ref_linear_forward(a->sfch, a->ln2, p->sfcw, NULL, N, C, s.G * Fs);
+        ref_activation_forward(a->sfch_act, a->sfch, N, Fs, kind);
+        ref_linear_forward(a->shared, a->sfch_act, p->sfcprojw, NULL, N, Fs, C);
+        ref_residual_forward(a->fcproj, a->routed, a->shared, N * C);
+    }
+}
+
+// Goes through the same steps backward.
+static inline void ref_mlp_backward_(const RefModel* m, const RefParameters* p, const RefParameters* dp,
+                                     const RefActivations* a, const RefActivations* da, Real dloss) {
+    const RefSizes s = m->sizes;
+    const size_t N = s.N, C = s.C, F = s.F, E = s.E, Fs = s.Fs;
+    const ActivationKind kind = s.kinds->activation;
+    const RefRouter router = ref_router_of_(m, p);
+    if (Fs) {
+        ref_residual_backward(da->routed, da->shared, da->fcproj, N * C);
+        ref_linear_backward(da->sfch_act, dp->sfcprojw, NULL, da->shared, a->sfch_act, p->sfcprojw, N, Fs, C);
+        ref_activation_backward(da->sfch, da->sfch_act, a->sfch, N, Fs, kind);
+        ref_linear_backward(da->ln2, dp->sfcw, NULL, da->sfch, a->ln2, p->sfcw, N, C, s.G * Fs);
+    }
+    if (E) {
+        ref_experts_backward(da->fch_act, da->expert_weights, dp->fcprojw, Fs ? da->routed : da->fcproj,
+                             a->fch_act, a->expert_weights, p->fcprojw, N, E, F, C);
+        ref_router_backward(da->router_logits, da->expert_weights, a->router_logits, a->expert_weights, dloss,
+                            &router);
+        ref_linear_backward(da->ln2, dp->routerw, NULL, da->router_logits, a->ln2, p->routerw, N, C, E);
+    } else {
+        ref_linear_backward(da->fch_act, dp->fcprojw, dp->fcprojb, da->fcproj, a->fch_act, p->fcprojw, N, F,
+                            C);
+    }
+    ref_activation_backward(da->fch, da->fch_act, a->fch, N * s.A / F, F, kind);
+    ref_linear_backward(da->ln2, dp->fcw, dp->fcb, da->fch, a->ln2, p->fcw, N, C, s.G * s.A);
+}
+
+// Computes the norms of queries and keys: normed from qkv.
+static inline void ref_qk_norm_forward_(const RefModel* m, const RefParameters* p, const RefActivations* a) {
+    const RefSizes s = m->sizes;
+    (s.kinds->heads == HEADS_ROW_NORM ? ref_row_norm_forward : ref_head_norm_forward)(
+        a->normed, a->qk_rstd, a->qkv, p->qnormw, p->knormw, m->eps, s.N, s.NH, s.KV, s.HS);
+}
+
+static inline void ref_qk_norm_backward_(const RefModel* m, const RefParameters* p, const RefParameters* dp,
+                                         const RefActivations* a, const RefActivations* da) {
+    const RefSizes s = m->sizes;
+    (s.kinds->heads == HEADS_ROW_NORM ? ref_row_norm_backward : ref_head_norm_backward)(
+        da->qkv, dp->qnormw, dp->knormw, da->normed, a->qkv, p->qnormw, p->knormw, a->qk_rstd, s.N, s.NH,
+        s.KV, s.HS);
+}
+
 // Computes block l. With the residual stream x, and weights of its own in each product:
 //
 //     y = norm(x)                      y = norm(x)
 //     qkv = y W^T + b                  h = y W^T + b
 //     y = attention(turn(norm(qkv)))   y = activation(h)
-//     x = x + y W^T + b                x = x + y W^T + b
+//     x = x + y W^T + b                x = x + y W^T + b, or a sum of experts
 static inline void ref_block_forward_(RefModel* m, int l, const int* starts) {
     const RefSizes s = m->sizes;
     const size_t N = s.N, C = s.C, window = (size_t)model_window(m->cfg, l);
@@ -702,29 +989,25 @@ static inline void ref_block_forward_(RefModel* m, int l, const int* starts) {
     const RefActivations a = ref_activations_(m, m->acts, l), next = ref_activations_(m, m->acts, l + 1);
     ref_norm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, a.stream, p.ln1w, p.ln1b, m->eps, N, C);
     ref_linear_forward(a.qkv, a.ln1, p.qkvw, p.qkvb, N, C, s.QKV);
-    ref_head_norm_forward(a.normed, a.qk_rstd, a.qkv, p.qnormw, p.knormw, m->eps, N, s.NH, s.KV, s.HS);
+    ref_qk_norm_forward_(m, &p, &a);
     ref_rope_forward(a.turned, a.normed, m->frequency, s.B, s.T, s.NH, s.KV, s.HS);
     ref_attention_forward(a.atty, a.att_lse, a.turned, starts, window, s.B, s.T, s.NH, s.KV, s.HS);
     ref_linear_forward(a.attproj, a.atty, p.attprojw, p.attprojb, N, s.Q, C);
     ref_residual_forward(a.residual2, a.stream, a.attproj, N * C);
     ref_norm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, p.ln2w, p.ln2b, m->eps, N, C);
-    ref_linear_forward(a.fch, a.ln2, p.fcw, p.fcb, N, C, s.H);
-    ref_activation_forward(a.fch_act, a.fch, N, s.F, s.kinds->activation);
-    ref_linear_forward(a.fcproj, a.fch_act, p.fcprojw, p.fcprojb, N, s.F, C);
+    ref_mlp_forward_(m, &p, &a);
     ref_residual_forward(next.stream, a.residual2, a.fcproj, N * C);
 }
 
 // Goes through the same steps backward; da, dp: gradients.
-static inline void ref_block_backward_(RefModel* m, int l, const int* starts) {
+static inline void ref_block_backward_(RefModel* m, int l, const int* starts, Real dloss) {
     const RefSizes s = m->sizes;
     const size_t N = s.N, C = s.C, window = (size_t)model_window(m->cfg, l);
     const RefParameters p = ref_parameters_(m, m->params, l), dp = ref_parameters_(m, m->grads, l);
     const RefActivations a = ref_activations_(m, m->acts, l);
     const RefActivations da = ref_activations_(m, m->dacts, l), dnext = ref_activations_(m, m->dacts, l + 1);
     ref_residual_backward(da.residual2, da.fcproj, dnext.stream, N * C);
-    ref_linear_backward(da.fch_act, dp.fcprojw, dp.fcprojb, da.fcproj, a.fch_act, p.fcprojw, N, s.F, C);
-    ref_activation_backward(da.fch, da.fch_act, a.fch, N, s.F, s.kinds->activation);
-    ref_linear_backward(da.ln2, dp.fcw, dp.fcb, da.fch, a.ln2, p.fcw, N, C, s.H);
+    ref_mlp_backward_(m, &p, &dp, &a, &da, dloss);
     ref_norm_backward(da.residual2, dp.ln2w, dp.ln2b, da.ln2, a.residual2, p.ln2w, a.ln2_mean, a.ln2_rstd, N,
                       C);
     ref_residual_backward(da.stream, da.attproj, da.residual2, N * C);
@@ -732,8 +1015,7 @@ static inline void ref_block_backward_(RefModel* m, int l, const int* starts) {
     ref_attention_backward(da.turned, da.atty, a.turned, a.atty, a.att_lse, starts, window, s.B, s.T, s.NH,
                            s.KV, s.HS);
     ref_rope_backward(da.normed, da.turned, m->frequency, s.B, s.T, s.NH, s.KV, s.HS);
-    ref_head_norm_backward(da.qkv, dp.qnormw, dp.knormw, da.normed, a.qkv, p.qnormw, p.knormw, a.qk_rstd, N,
-                           s.NH, s.KV, s.HS);
+    ref_qk_norm_backward_(m, &p, &dp, &a, &da);
     ref_linear_backward(da.ln1, dp.qkvw, dp.qkvb, da.qkv, a.ln1, p.qkvw, N, C, s.QKV);
     ref_norm_backward(da.stream, dp.ln1w, dp.ln1b, da.ln1, a.stream, p.ln1w, a.ln1_mean, a.ln1_rstd, N, C);
 }
@@ -762,7 +1044,8 @@ static inline Real ref_model_forward(RefModel* m, const int* tokens, const int* 
     return sum / targets_count(targets, (int)s.N);
 }
 
-// Sets the gradients of the loss and the z-loss, after the forward pass on the same batch.
+// Sets the gradients of the loss, and of the losses that are not printed, after the forward pass on
+// the same batch.
 static inline void ref_model_backward(RefModel* m, const int* tokens, const int* targets, const int* starts) {
     const RefSizes s = m->sizes;
     const RefParameters p = ref_parameters_(m, m->params, 0), dp = ref_parameters_(m, m->grads, 0);
@@ -779,7 +1062,7 @@ static inline void ref_model_backward(RefModel* m, const int* tokens, const int*
     ref_norm_backward(da.stream, dp.lnfw, dp.lnfb, da.lnf, a.stream, p.lnfw, a.lnf_mean, a.lnf_rstd, s.N,
                       s.C);
     for (int l = m->cfg.L - 1; l >= 0; l--) {
-        ref_block_backward_(m, l, starts);
+        ref_block_backward_(m, l, starts, dloss);
     }
     if (a.embedded) {
         ref_norm_backward(da.embedded, NULL, NULL, dfirst.stream, a.embedded, NULL, NULL, a.embedded_rstd,

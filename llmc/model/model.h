@@ -118,7 +118,7 @@ static inline const Architecture* model_architecture(Arch arch) {
     return &rows[arch];
 }
 
-enum { MODEL_MAX_LAYERS = 1000, MODEL_MAX_EXPERTS = 1024 };
+enum { MODEL_MAX_LAYERS = 1000 };
 
 typedef struct {
     int max_T; // context: the longest sequence, the rows of wpe
@@ -130,7 +130,7 @@ typedef struct {
     Arch arch;
     int KV, HS, F;                               // 0: NH, C / NH, 4 C
     int has_head;                                // the classifier has a matrix of its own, not wte
-    int E, E_used;                               // experts, and those that a token takes; 0: no experts
+    int E, E_used;                               // experts, and those a token takes; 0: none
     int Fs;                                      // hidden units of the expert that all tokens take
     float router_factor;                         // of the experts' weights, ROUTER_SIGMOID; 0: 1
     int window;                                  // keys that a query sees in layers with a window
@@ -168,8 +168,8 @@ static inline ActivationKind model_activation(ModelConfig cfg) {
 }
 static inline int model_gates(ModelConfig cfg) { return activation_gates(model_activation(cfg)); }
 
-// Return the MLPs of a block, and the rows of their hidden layers for N tokens: N; with experts, a row
-// for each expert that a token takes, and up to 31 rows of padding for each expert (router.h).
+// Return the MLPs of a block, and the rows of their hidden layers for N tokens: N; with experts, a
+// row for each expert that a token takes, and up to 31 rows of padding for each expert (router.h).
 static inline int model_mlps(ModelConfig cfg) { return cfg.E > 0 ? cfg.E : 1; }
 static inline size_t model_expert_rows(ModelConfig cfg, size_t N) {
     return cfg.E > 0 ? router_rows(N, cfg.E, cfg.E_used) : N;
@@ -178,15 +178,17 @@ static inline float model_router_factor(ModelConfig cfg) {
     return cfg.router_factor > 0 ? cfg.router_factor : 1;
 }
 
-// Returns the elements of the largest matrix of a block.
+// Returns the elements of the largest matrix of a block; each expert's is a matrix of its own.
 static inline size_t model_largest_matrix(ModelConfig cfg) {
-    const int hidden = model_gates(cfg) * model_hidden(cfg), QKV = model_qkv_size(cfg);
+    const int F = model_hidden(cfg), hidden = model_gates(cfg) * (F > cfg.Fs ? F : cfg.Fs),
+              QKV = model_qkv_size(cfg);
     return (size_t)cfg.C * (size_t)(hidden > QKV ? hidden : QKV);
 }
 
 // Returns the most columns of a matrix.
 static inline int model_widest(ModelConfig cfg) {
-    const int Q = model_heads(cfg), F = model_hidden(cfg), most = Q > F ? Q : F;
+    const int Q = model_heads(cfg), F = model_hidden(cfg), hidden = F > cfg.Fs ? F : cfg.Fs,
+              most = Q > hidden ? Q : hidden;
     return most > cfg.C ? most : cfg.C;
 }
 
@@ -260,8 +262,8 @@ typedef enum {
 // has `residuals` copies: one per layer, or fewer, which the layers use in turn (layer l uses copy
 // l % residuals). Blocks below `first_block` keep nothing and use copy 0. Logits exist for `chunk`
 // tokens at a time. The hidden layers of the MLPs have M rows (model_expert_rows); `trained_M` is M
-// with a backward pass, else 0. Without a backward pass `trained` is 0 and `cached` the rows of keys and
-// values; with one it is the other way round. `life`: tensors that live only inside a block, like
+// with a backward pass, else 0. Without a backward pass `trained` is 0 and `cached` the rows of
+// keys and values; with one it is the other way round. `life`: tensors that live only inside a block, like
 // these shared buffers, use the same memory as those that live only in the classifier.
 //  name        layers  tokens  kept   cols                 dtype    life
 #define MODEL_ACTIVATIONS(X) \
@@ -279,10 +281,12 @@ typedef enum {
   X(ln2,        blocks, N,      ACTIVATION, cfg.C,          floatX,  LIVE_ALWAYS) \
   X(ln2_mean,   blocks, N,      MLP,   w.mean,              float,   LIVE_ALWAYS) \
   X(ln2_rstd,   blocks, N,      MLP,   1,                   float,   LIVE_ALWAYS) \
-  X(probs,      blocks, N,      BLOCK, w.E,                 float,   LIVE_ALWAYS)  /* the router's probabilities, or scores */ \
+  X(router_logits, blocks, N,   BLOCK, w.E,                 float,   LIVE_ALWAYS)  /* logits of the experts; with the next five: a Router */ \
   X(chosen,     blocks, N,      BLOCK, w.E_used,            int32_t, LIVE_ALWAYS)  /* experts that each token takes */ \
-  X(expert_order, blocks, M,    BLOCK, w.has_experts,       int32_t, LIVE_ALWAYS)  /* place in `chosen` that each row comes from (router.h) */ \
+  X(expert_rows, blocks, N,     BLOCK, w.E_used,            int32_t, LIVE_ALWAYS)  /* row of each of them */ \
+  X(expert_order, blocks, M,    BLOCK, w.has_experts,       int32_t, LIVE_ALWAYS)  /* place in `chosen` that each row comes from */ \
   X(expert_first, blocks, 1,    BLOCK, w.expert_first,      int32_t, LIVE_ALWAYS)  /* first row of each expert; E + 1 */ \
+  X(expert_scale, blocks, M,    BLOCK, w.has_experts,       float,   LIVE_ALWAYS)  /* weight of each row in its token's sum */ \
   X(fch,        blocks, M,      NORMS, w.G * w.F,           floatX,  LIVE_ALWAYS)  /* hidden layer before the activation function */ \
   X(fch_act,    blocks, M,      NONE,  w.F,                 floatX,  LIVE_ALWAYS)  /* hidden layer after it */ \
   X(sfch,       blocks, N,      NORMS, w.G * w.Fs,          floatX,  LIVE_ALWAYS)  /* of the expert that all tokens take */ \
@@ -298,9 +302,8 @@ typedef enum {
   X(dresidual,  1,      trained, BLOCK, cfg.C,               floatX,  LIVE_ALWAYS)  /* gradient of the residual stream */ \
   X(expert_in,  1,      M,      BLOCK, w.expert,            floatX,  LIVE_BLOCK)   /* rows of the experts' input, in their order */ \
   X(expert_out, 1,      M,      BLOCK, w.expert,            floatX,  LIVE_BLOCK)   /* rows of their output; gradients of both */ \
-  X(expert_scale, 1,    M,      BLOCK, w.has_experts,       float,   LIVE_BLOCK)   /* weight of each row in its token's sum */ \
-  X(dexpert_scale, 1,   trained_M, BLOCK, w.has_experts,    float,   LIVE_BLOCK)   /* gradient of it */ \
-  X(dlogits_router, 1,  trained, BLOCK, w.E,                float,   LIVE_BLOCK)   /* gradient of the router's logits */ \
+  X(dexpert_scale, 1,   trained_M, BLOCK, w.dscale,         float,   LIVE_BLOCK)   /* gradient of expert_scale (M), then memory for its parts */ \
+  X(drouter_logits, 1,  trained, BLOCK, w.E,                float,   LIVE_BLOCK)   /* gradient of the logits of experts */ \
   X(dqkv,       1,      trained, BLOCK, w.dqkv,              floatX,  LIVE_BLOCK)  /* memory for sums in the MLP's turn */ \
   X(dfch,       1,      trained_M, BLOCK, w.dfch,              floatX,  LIVE_BLOCK)  /* memory for sums in attention's turn */
 // clang-format on
@@ -334,7 +337,7 @@ typedef struct {
     int norm, norm_bias, qkv_bias, bias, hidden_bias, query_norm, key_norm;
     int mean, embedding_rstd, raw, unit_rstd, branch, dqkv, dfch;
     int mlps, Fs, shared; // equal matrices of an MLP's kind; of the shared expert
-    int has_experts, E, E_used, expert_first, expert, router_bias;
+    int has_experts, E, E_used, expert_first, expert, dscale, router_bias;
 } ModelWidths;
 
 static inline void model_expert_widths_(ModelWidths* w, ModelConfig cfg) {
@@ -345,6 +348,8 @@ static inline void model_expert_widths_(ModelWidths* w, ModelConfig cfg) {
     w->E = cfg.E, w->E_used = cfg.E_used;
     w->expert_first = cfg.E > 0 ? cfg.E + 1 : 0;
     w->expert = cfg.E > 0 ? cfg.C : 0;
+    w->dscale = cfg.E > 0 ? 1 + w->F / 32 : 0;
+    w->dfch = w->dfch > w->G * cfg.Fs ? w->dfch : w->G * cfg.Fs;
     w->router_bias = model_architecture(cfg.arch)->router == ROUTER_SIGMOID ? cfg.E : 0;
 }
 
@@ -555,8 +560,8 @@ static inline int model_check_experts_(ModelConfig cfg, const char* path, char* 
         return error_set(error, path, "%d experts in a model of %s, wanted none", cfg.E,
                          model_architecture(cfg.arch)->word);
     }
-    if (has_router && (cfg.E < 1 || cfg.E > MODEL_MAX_EXPERTS)) {
-        return error_set(error, path, "%d experts, wanted 1 to %d", cfg.E, MODEL_MAX_EXPERTS);
+    if (has_router && (cfg.E < 1 || cfg.E > ROUTER_MAX_EXPERTS)) {
+        return error_set(error, path, "%d experts, wanted 1 to %d", cfg.E, ROUTER_MAX_EXPERTS);
     }
     if (has_router && (cfg.E_used < 1 || cfg.E_used > cfg.E || cfg.E_used > ROUTER_MAX_USED)) {
         return error_set(error, path, "a token takes %d of %d experts, wanted 1 to %d", cfg.E_used, cfg.E,

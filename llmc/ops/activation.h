@@ -107,6 +107,12 @@ void activation_forward_cpu(float* act, const float* pre, size_t N, size_t F, Ac
 void activation_backward_cpu(float* dpre, const float* dact, const float* pre, size_t N, size_t F,
                              ActivationKind kind);
 
+// Sets a row of act = scale SwiGLU of a row of pre.
+void swiglu_row_cpu(float* act, const float* pre, float scale, size_t F);
+
+// Sets dpre of that row, and returns dscale, from dact.
+float swiglu_row_backward_cpu(float* dpre, const float* dact, const float* pre, float scale, size_t F);
+
 #ifdef __cplusplus
 }
 #endif
@@ -193,6 +199,24 @@ static void swiglu_backward_(float* dpre, const float* dact, const float* pre, s
             activation_store_(dpre + 2 * n * F + F + i, d * y.by_up, F - i);
         }
     }
+}
+
+void swiglu_row_cpu(float* act, const float* pre, float scale, size_t F) {
+    for (size_t i = 0; i < F; i += LANES) {
+        activation_store_(act + i, scale * swiglu_at_(pre, i, F).out, F - i);
+    }
+}
+
+float swiglu_row_backward_cpu(float* dpre, const float* dact, const float* pre, float scale, size_t F) {
+    Vec sum = vec_all(0.0f);
+    for (size_t i = 0; i < F; i += LANES) {
+        const SwigluVec y = swiglu_at_(pre, i, F);
+        const Vec d = activation_load_(dact + i, F - i), scaled = scale * d;
+        sum += d * y.out; // beyond F, d is 0
+        activation_store_(dpre + i, scaled * y.by_gate, F - i);
+        activation_store_(dpre + F + i, scaled * y.by_up, F - i);
+    }
+    return vec_hsum(sum);
 }
 
 void activation_forward_cpu(float* act, const float* pre, size_t N, size_t F, ActivationKind kind) {

@@ -1,9 +1,10 @@
 /*
-heads.h -- queries and keys between their linear layer and attention: a norm of each head, then
-rotary positions (rope.h).
+heads.h -- queries and keys between their linear layer and attention: a norm of each head, or of all
+heads of a token together, then rotary positions (rope.h).
 
     n = x r weight      r = 1 / sqrt(sum_c x^2 / HS + eps)      HEADS_NORM: weights (HS), one for
                                                                 the queries and one for the keys
+    n = x r weight      r over NH HS, or over KV HS columns     HEADS_ROW_NORM: weights of as many
     n = x r                                                     HEADS_UNIT_NORM
     n = x                                                       HEADS_PLAIN
     out = n turned by the position of its token
@@ -16,12 +17,14 @@ Without weights the turn and the norm can change places: dx is computed from out
 anyway.
 
     qkv, dqkv     (N, QKV)      x becomes out, and dout dx, in place; values stay as they are
-    raw           (N, (NH + KV) HS)   x, kept by HEADS_NORM for the backward pass; NULL: not kept
+    raw           (N, (NH + KV) HS)   x, kept by norms with weights for the backward pass; NULL: not
+                                kept
     rstd          (N, NH + KV)  fp32: r, kept by HEADS_UNIT_NORM for the backward pass
     positions     (N)           int32; NULL: n modulo T
 
-The backward pass sets or adds to dqnormw and dknormw (HS), according to `mode`; NULL is skipped. It
-computes a head of a sequence at a time, and adds the sums of these up in a fixed order.
+The backward pass sets or adds to dqnormw and dknormw, according to `mode`; NULL is skipped. It
+computes a head of a sequence at a time, or with HEADS_ROW_NORM a sequence, and adds the sums of
+these up in a fixed order.
 */
 #ifndef LLMC_HEADS_H
 #define LLMC_HEADS_H
@@ -34,8 +37,8 @@ computes a head of a sequence at a time, and adds the sums of these up in a fixe
 extern "C" {
 #endif
 
-// Norms of queries and keys: none; of each head, with weights; of all heads together, with weights
-// (not computed here yet); of each head, without weights.
+// Norms of queries and keys: none; of each head, with weights; of all heads together, with weights;
+// of each head, without weights.
 typedef enum { HEADS_PLAIN, HEADS_NORM, HEADS_ROW_NORM, HEADS_UNIT_NORM } HeadsKind;
 
 typedef struct {
@@ -79,39 +82,51 @@ static const float* heads_angles_(const Heads* heads, int n) {
     return rope_at(heads->rope, heads->positions ? heads->positions[n] : n % heads->sizes.T);
 }
 
-static float heads_rstd_(const float* x, const Heads* heads) {
-    const int HS = heads->sizes.HS;
-    return 1.0f / sqrtf(vec_dot(x, x, HS) / (float)HS + heads->eps);
+// Returns r of n columns.
+static float heads_rstd_(const float* x, const Heads* heads, int n) {
+    return 1.0f / sqrtf(vec_dot(x, x, n) / (float)n + heads->eps);
 }
 
-// Normalizes head h of a token, x (HS).
+static int heads_has_weights_(const Heads* heads) {
+    return heads->kind == HEADS_NORM || heads->kind == HEADS_ROW_NORM;
+}
+
+// Normalizes n columns.
+static void heads_weigh_(float* x, const float* weight, const Heads* heads, int n) {
+    const float r = heads_rstd_(x, heads, n);
+    for (int c = 0; c < n; c++) {
+        x[c] *= r * weight[c];
+    }
+}
+
+// Normalizes head h of a token, x (HS), if it has a norm of its own.
 static void heads_norm_(float* x, const Heads* heads, int n, int h) {
     const int HS = heads->sizes.HS, NH = heads->sizes.NH;
-    const float r = heads_rstd_(x, heads);
-    if (heads->kind == HEADS_UNIT_NORM) {
+    if (heads->kind == HEADS_NORM) {
+        heads_weigh_(x, h < NH ? heads->qnormw : heads->knormw, heads, HS);
+    } else if (heads->kind == HEADS_UNIT_NORM) {
+        const float r = heads_rstd_(x, heads, HS);
         heads->rstd[(size_t)n * (NH + heads->sizes.KV) + h] = r;
         for (int c = 0; c < HS; c++) {
             x[c] *= r;
         }
-        return;
-    }
-    const float* weight = h < NH ? heads->qnormw : heads->knormw;
-    for (int c = 0; c < HS; c++) {
-        x[c] *= r * weight[c];
     }
 }
 
 // Processes the queries and keys of token n, in `row`.
 static void heads_forward_row_(float* row, const Heads* heads, int n) {
     const int HS = heads->sizes.HS, columns = attention_query_key_size(heads->sizes);
-    if (heads->kind == HEADS_NORM && heads->raw) {
+    const int Q = heads->sizes.NH * HS;
+    if (heads_has_weights_(heads) && heads->raw) {
         memcpy(heads->raw + (size_t)n * columns, row, (size_t)columns * sizeof(float));
+    }
+    if (heads->kind == HEADS_ROW_NORM) {
+        heads_weigh_(row, heads->qnormw, heads, Q);
+        heads_weigh_(row + Q, heads->knormw, heads, columns - Q);
     }
     for (int h = 0; h < columns / HS; h++) {
         float* x = row + h * HS;
-        if (heads->kind != HEADS_PLAIN) {
-            heads_norm_(x, heads, n, h);
-        }
+        heads_norm_(x, heads, n, h);
         if (heads->rope.table) {
             rope_turn(x, heads_angles_(heads, n), HS);
         }
@@ -137,17 +152,16 @@ static void heads_unit_backward_(float* g, const float* y, float rstd, int HS) {
     }
 }
 
-// Turns dn (HS) into the gradient before a norm with weights, whose input is x; adds to `sum`.
+// Turns dn (n) into the gradient before a norm with weights, whose input is x; adds to `sum`.
 static void heads_norm_backward_(float* dn, float* sum, const float* x, const float* weight,
-                                 const Heads* heads) {
-    const int HS = heads->sizes.HS;
-    const float r = heads_rstd_(x, heads);
-    for (int c = 0; c < HS; c++) {
+                                 const Heads* heads, int n) {
+    const float r = heads_rstd_(x, heads, n);
+    for (int c = 0; c < n; c++) {
         sum[c] += dn[c] * (x[c] * r);
         dn[c] *= weight[c];
     }
-    const float mean = vec_dot(dn, x, HS) * r / (float)HS;
-    for (int c = 0; c < HS; c++) {
+    const float mean = vec_dot(dn, x, n) * r / (float)n;
+    for (int c = 0; c < n; c++) {
         dn[c] = r * (dn[c] - x[c] * r * mean);
     }
 }
@@ -172,27 +186,60 @@ static void heads_backward_head_(float* dqkv, float* sum, const float* qkv, cons
         }
         if (heads->kind == HEADS_NORM) {
             heads_norm_backward_(d, sum, heads->raw + head * HS, h < sizes.NH ? heads->qnormw : heads->knormw,
-                                 heads);
+                                 heads, HS);
         }
     }
 }
 
-// Sets or adds to dweight (HS) the sums of `count` heads, from the first one on, of each of B
-// sequences of `heads` heads.
-static void heads_finish_weight_(float* dweight, const float* sums, int B, int heads, int count, int HS,
+// Turns dqkv of sequence b into the gradient before norms of all heads together; sets `sum`
+// ((NH + KV) HS) to its part of the gradients of the weights.
+static void heads_backward_rows_(float* dqkv, float* sum, const Heads* heads, int b) {
+    const AttentionSizes sizes = heads->sizes;
+    const int HS = sizes.HS, Q = sizes.NH * HS, columns = attention_query_key_size(sizes);
+    memset(sum, 0, (size_t)columns * sizeof(float));
+    for (int n = b * sizes.T; n < (b + 1) * sizes.T; n++) {
+        float* d = dqkv + (size_t)n * attention_qkv_size(sizes);
+        const float* x = heads->raw + (size_t)n * columns;
+        for (int c = 0; c < columns && heads->rope.table; c += HS) {
+            rope_turn_back(d + c, heads_angles_(heads, n), HS);
+        }
+        heads_norm_backward_(d, sum, x, heads->qnormw, heads, Q);
+        heads_norm_backward_(d + Q, sum + Q, x + Q, heads->knormw, heads, columns - Q);
+    }
+}
+
+// Sets or adds to dweight (n) the sums of `count` heads of n columns, from the first one on, of
+// each of B sequences, whose sums are `row` floats apart.
+static void heads_finish_weight_(float* dweight, const float* sums, int B, int row, int count, int n,
                                  GradientMode mode) {
-    for (int c = 0; c < HS && dweight; c++) {
+    for (int c = 0; c < n && dweight; c++) {
         float sum = 0;
         for (int i = 0; i < B * count; i++) {
-            sum += sums[((size_t)(i / count) * heads + i % count) * HS + c];
+            sum += sums[(size_t)(i / count) * row + (size_t)(i % count) * n + c];
         }
         dweight[c] = sum + (mode == GRADIENT_ADD ? dweight[c] : 0.0f);
     }
 }
 
+// Computes norms of all heads together, a sequence at a time.
+static void heads_row_norm_backward_(float* dqkv, const HeadsGradients* d, const Heads* heads) {
+    const int B = heads->sizes.B, Q = heads->sizes.NH * heads->sizes.HS,
+              columns = attention_query_key_size(heads->sizes);
+#pragma omp parallel for schedule(static)
+    for (int b = 0; b < B; b++) {
+        heads_backward_rows_(dqkv, d->sums + (size_t)b * columns, heads, b);
+    }
+    heads_finish_weight_(d->dqnormw, d->sums, B, columns, 1, Q, d->mode);
+    heads_finish_weight_(d->dknormw, d->sums + Q, B, columns, 1, columns - Q, d->mode);
+}
+
 void heads_backward_cpu(float* dqkv, const HeadsGradients* d, const float* qkv, const Heads* heads) {
     const AttentionSizes sizes = heads->sizes;
     const int B = sizes.B, HS = sizes.HS, count = sizes.NH + sizes.KV;
+    if (heads->kind == HEADS_ROW_NORM) {
+        heads_row_norm_backward_(dqkv, d, heads);
+        return;
+    }
     if (heads_do_nothing(heads)) {
         return;
     }
@@ -201,8 +248,9 @@ void heads_backward_cpu(float* dqkv, const HeadsGradients* d, const float* qkv, 
         heads_backward_head_(dqkv, d->sums + (size_t)i * HS, qkv, heads, i / count, i % count);
     }
     if (heads->kind == HEADS_NORM) {
-        heads_finish_weight_(d->dqnormw, d->sums, B, count, sizes.NH, HS, d->mode);
-        heads_finish_weight_(d->dknormw, d->sums + (size_t)sizes.NH * HS, B, count, sizes.KV, HS, d->mode);
+        heads_finish_weight_(d->dqnormw, d->sums, B, count * HS, sizes.NH, HS, d->mode);
+        heads_finish_weight_(d->dknormw, d->sums + (size_t)sizes.NH * HS, B, count * HS, sizes.KV, HS,
+                             d->mode);
     }
 }
 

@@ -1,29 +1,376 @@
 /*
-router.h -- which experts each token takes, and with which weight.
+router.h -- which experts each token takes, and with which weight: the contract, and the CPU
+version.
 
-    logits (N, E) = inp routerw^T                        in fp32
-    ROUTER_CHOSEN    the E_used largest logits; weights: softmax over these
-    ROUTER_SOFTMAX   the E_used largest logits; weights: softmax over all E, not divided again
-    ROUTER_SIGMOID   the E_used largest s + bias, s = sigmoid(logits); weights: factor s / sum of s
+    logits l (N, E) = inp routerw^T, always in fp32; p = softmax of l, s = sigmoid of l
+
+    ROUTER_CHOSEN    the `used` largest l; weights w: softmax of l over these
+    ROUTER_SOFTMAX   the `used` largest l; w = p, not divided again
+    ROUTER_SIGMOID   the `used` largest s + bias; w = factor s / S, with S the sum of s over these
 
 Of equal scores the lower expert comes first, so the choice is the same on every platform.
 
 The rows of the experts' matrices are sorted by expert, and by token within an expert. Each expert's
-rows are filled up to a multiple of 32 with rows of zeros, whose place is -1.
+rows are filled up to a multiple of ROUTER_TILE; such padding has the place -1 and the scale 0.
+
+    chosen    (N, used)   experts of a token, the best one first
+    rows      (N, used)   the row of each of them
+    order     (M)         place in `chosen` that a row comes from: token * used + slot
+    first     (E + 1)     first row of each expert; the last one is the end of all rows
+    scale     (M)         w of a row
+
+The forward pass sets these five from logits. The backward pass sets dlogits (N, E) from dscale (M),
+the gradient dw of scale:
+
+    ROUTER_CHOSEN    dl = w (dw - sum w dw)                   on the chosen, else 0
+    ROUTER_SOFTMAX   dl = p (dw - sum w dw)                   dw is 0 for the others
+    ROUTER_SIGMOID   dl = (1 - s) w (dw - sum w dw / factor)  on the chosen, else 0
+
+and adds the gradients of two losses, which the loss that is printed does not contain. Both are
+means over tokens, which each weigh dloss. The first one is a sum within each sequence, so that the
+size of a micro-batch changes nothing: with q = p, or of ROUTER_SIGMOID q = s / sum of s,
+
+    balance E sum_e f_e (mean of q_e)     f_e = tokens of the sequence that take e / T, a constant
+    z_loss lse^2                          lse = log sum_e exp(l_e)
+
+Softmax over the chosen, and dropless experts: Jiang et al., "Mixtral of experts", 2024; balance:
+Fedus et al., "Switch transformers", 2021; z-loss: Zoph et al., "ST-MoE", 2022; sigmoid:
+DeepSeek-AI, "DeepSeek-V3", 2024.
 */
 #ifndef LLMC_ROUTER_H
 #define LLMC_ROUTER_H
 
 #include <stddef.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 typedef enum { ROUTER_NONE, ROUTER_CHOSEN, ROUTER_SOFTMAX, ROUTER_SIGMOID } RouterKind;
 
-enum { ROUTER_TILE = 32, ROUTER_MAX_USED = 16 };
+enum { ROUTER_TILE = 32, ROUTER_MAX_USED = 16, ROUTER_MAX_EXPERTS = 1024 };
+
+// keeps w finite if all s are 0
+#define ROUTER_TINY 1e-20f
 
 // Returns the most rows that N tokens have in all experts, a multiple of ROUTER_TILE.
 static inline size_t router_rows(size_t N, int E, int used) {
     const size_t rows = N * (size_t)used, padding = (size_t)E * (ROUTER_TILE - 1);
     return (rows + padding) / ROUTER_TILE * ROUTER_TILE;
 }
+
+// A router of B sequences of T tokens, with what its forward pass sets.
+typedef struct {
+    RouterKind kind;
+    int B, T, E, used;
+    float factor;      // ROUTER_SIGMOID
+    const float* bias; // (E), ROUTER_SIGMOID; or NULL
+    float* logits;     // (N, E)
+    int *chosen, *rows, *order, *first;
+    float* scale;
+} Router;
+
+void router_forward_cpu(const Router* router);
+
+// Weights of the two losses; dloss: of a token in the mean.
+typedef struct {
+    float balance, z_loss, dloss;
+} RouterLosses;
+
+void router_backward_cpu(float* dlogits, const float* dscale, const Router* router, RouterLosses losses);
+
+// Returns the rows of expert e without padding: they follow first[e].
+static inline int router_count(const Router* router, int e) {
+    int end = router->first[e + 1];
+    while (end > router->first[e] && router->order[end - 1] < 0) {
+        end--;
+    }
+    return end - router->first[e];
+}
+
+// Statistics of a layer, sums over tokens: for each expert the tokens that take it; the entropy
+// of q in nats. Return how many they are, and those of layer l; NULL if they are not counted.
+static inline int router_statistics(int E) { return E > 0 ? E + 1 : 0; }
+static inline double* router_statistics_of(double* all, int l, int E) {
+    return all ? all + (size_t)l * (size_t)router_statistics(E) : NULL;
+}
+
+// Load of the busiest expert of all layers, 1 if all are even; mean entropy of q in nats.
+typedef struct {
+    double load, entropy;
+} RouterSummary;
+
+// Sums up the statistics of L layers; those without tokens do not count.
+static inline RouterSummary router_summary(const double* statistics, int L, int E, int used) {
+    RouterSummary sum = {0, 0};
+    double all = 0;
+    for (int l = 0; l < L; l++) {
+        const double* of = statistics + (size_t)l * (size_t)router_statistics(E);
+        double taken = 0, most = 0;
+        for (int e = 0; e < E; e++) {
+            taken += of[e];
+            most = of[e] > most ? of[e] : most;
+        }
+        const double load = taken > 0 ? most * E / taken : 0;
+        sum.load = load > sum.load ? load : sum.load;
+        sum.entropy += of[E];
+        all += taken / used;
+    }
+    sum.entropy = all > 0 ? sum.entropy / all : 0;
+    return sum;
+}
+
+// Adds those of a pass, the same bits for any number of threads.
+void router_statistics_add_cpu(double* statistics, const Router* router);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef ROUTER_IMPLEMENTATION
+
+#include <math.h>
+#include <string.h>
+
+static int router_tokens_(const Router* r) { return r->B * r->T; }
+
+static float router_sigmoid_(float x) { return 1.0f / (1.0f + expf(-x)); }
+
+static const float* router_logits_(const Router* r, int n) { return r->logits + (size_t)n * r->E; }
+
+// Sets p (E), the softmax of l; returns lse.
+static float router_softmax_(float* p, const float* l, int E) {
+    float max = l[0], sum = 0;
+    for (int e = 1; e < E; e++) {
+        max = l[e] > max ? l[e] : max;
+    }
+    for (int e = 0; e < E; e++) {
+        p[e] = expf(l[e] - max);
+        sum += p[e];
+    }
+    for (int e = 0; e < E; e++) {
+        p[e] /= sum;
+    }
+    return max + logf(sum);
+}
+
+// Sets q (E) of token n.
+static void router_distribution_(float* q, const Router* r, int n) {
+    const float* l = router_logits_(r, n);
+    float sum = ROUTER_TINY;
+    if (r->kind != ROUTER_SIGMOID) {
+        router_softmax_(q, l, r->E);
+        return;
+    }
+    for (int e = 0; e < r->E; e++) {
+        q[e] = router_sigmoid_(l[e]);
+        sum += q[e];
+    }
+    for (int e = 0; e < r->E; e++) {
+        q[e] /= sum;
+    }
+}
+
+// ---- forward ----
+
+static float router_score_(const Router* r, const float* l, int e) {
+    return r->kind == ROUTER_SIGMOID ? router_sigmoid_(l[e]) + (r->bias ? r->bias[e] : 0.0f) : l[e];
+}
+
+// Chooses the experts of token n. NaN is never the larger one, but may be taken.
+static void router_choose_(const Router* r, int n) {
+    const float* l = router_logits_(r, n);
+    float score[ROUTER_MAX_EXPERTS];
+    unsigned char is_taken[ROUTER_MAX_EXPERTS];
+    for (int e = 0; e < r->E; e++) {
+        score[e] = router_score_(r, l, e);
+        is_taken[e] = 0;
+    }
+    for (int k = 0; k < r->used; k++) {
+        int best = -1;
+        for (int e = 0; e < r->E; e++) {
+            best = !is_taken[e] && (best < 0 || score[e] > score[best]) ? e : best;
+        }
+        is_taken[best] = 1;
+        r->chosen[(size_t)n * r->used + k] = best;
+    }
+}
+
+// Sets `first`, and makes all rows padding.
+static void router_clear_rows_(const Router* r) {
+    int count[ROUTER_MAX_EXPERTS] = {0};
+    for (int i = 0; i < router_tokens_(r) * r->used; i++) {
+        count[r->chosen[i]]++;
+    }
+    r->first[0] = 0;
+    for (int e = 0; e < r->E; e++) {
+        r->first[e + 1] = r->first[e] + (count[e] + ROUTER_TILE - 1) / ROUTER_TILE * ROUTER_TILE;
+    }
+    for (int m = 0; m < r->first[r->E]; m++) {
+        r->order[m] = -1;
+        r->scale[m] = 0;
+    }
+}
+
+// Gives each place in `chosen` a row.
+static void router_sort_(const Router* r) {
+    int next[ROUTER_MAX_EXPERTS];
+    router_clear_rows_(r);
+    memcpy(next, r->first, (size_t)r->E * sizeof(int));
+    for (int i = 0; i < router_tokens_(r) * r->used; i++) {
+        r->rows[i] = next[r->chosen[i]]++;
+        r->order[r->rows[i]] = i;
+    }
+}
+
+// Sets the weights of token n.
+static void router_weigh_(const Router* r, int n) {
+    const float* l = router_logits_(r, n);
+    const int* chosen = r->chosen + (size_t)n * r->used;
+    float w[ROUTER_MAX_USED], p[ROUTER_MAX_EXPERTS], sum = ROUTER_TINY;
+    for (int k = 0; k < r->used; k++) {
+        w[k] = l[chosen[k]];
+    }
+    if (r->kind == ROUTER_CHOSEN) {
+        router_softmax_(w, w, r->used);
+    } else if (r->kind == ROUTER_SOFTMAX) {
+        router_softmax_(p, l, r->E);
+    }
+    for (int k = 0; k < r->used && r->kind == ROUTER_SIGMOID; k++) {
+        w[k] = router_sigmoid_(w[k]);
+        sum += w[k];
+    }
+    for (int k = 0; k < r->used; k++) {
+        const int row = r->rows[(size_t)n * r->used + k];
+        r->scale[row] = r->kind == ROUTER_CHOSEN    ? w[k]
+                        : r->kind == ROUTER_SOFTMAX ? p[chosen[k]]
+                                                    : r->factor * w[k] / sum;
+    }
+}
+
+void router_forward_cpu(const Router* router) {
+    const int N = router_tokens_(router);
+#pragma omp parallel for schedule(static)
+    for (int n = 0; n < N; n++) {
+        router_choose_(router, n);
+    }
+    router_sort_(router);
+#pragma omp parallel for schedule(static)
+    for (int n = 0; n < N; n++) {
+        router_weigh_(router, n);
+    }
+}
+
+// ---- backward ----
+
+// Sets dl (E) of token n from the gradients of its weights.
+static void router_weigh_backward_(float* dl, const float* dscale, const Router* r, int n) {
+    const float* l = router_logits_(r, n);
+    const int *chosen = r->chosen + (size_t)n * r->used, *rows = r->rows + (size_t)n * r->used;
+    float sum = 0;
+    for (int k = 0; k < r->used; k++) {
+        sum += r->scale[rows[k]] * dscale[rows[k]];
+    }
+    if (r->kind == ROUTER_SOFTMAX) {
+        router_softmax_(dl, l, r->E);
+    }
+    for (int e = 0; e < r->E; e++) {
+        dl[e] = r->kind == ROUTER_SOFTMAX ? -dl[e] * sum : 0.0f;
+    }
+    for (int k = 0; k < r->used; k++) {
+        const int e = chosen[k];
+        const float w = r->scale[rows[k]], dw = dscale[rows[k]];
+        dl[e] = r->kind == ROUTER_CHOSEN    ? w * (dw - sum)
+                : r->kind == ROUTER_SOFTMAX ? w * (dw - sum)
+                                            : (1.0f - router_sigmoid_(l[e])) * w * (dw - sum / r->factor);
+    }
+}
+
+// Adds the gradient of the balance to dl (E) of token n, f (E).
+static void router_balance_backward_(float* dl, const float* f, const Router* r, int n, RouterLosses of) {
+    const float *l = router_logits_(r, n), scale = of.dloss * of.balance * r->E;
+    float q[ROUTER_MAX_EXPERTS], mean = 0;
+    router_distribution_(q, r, n);
+    for (int e = 0; e < r->E; e++) {
+        mean += q[e] * f[e];
+    }
+    for (int e = 0; e < r->E; e++) {
+        const float slope = r->kind == ROUTER_SIGMOID ? q[e] * (1.0f - router_sigmoid_(l[e])) : q[e];
+        dl[e] += scale * slope * (f[e] - mean);
+    }
+}
+
+// Adds the gradient of the z-loss to dl (E) of token n.
+static void router_z_backward_(float* dl, const Router* r, int n, RouterLosses of) {
+    float p[ROUTER_MAX_EXPERTS];
+    const float lse = router_softmax_(p, router_logits_(r, n), r->E);
+    for (int e = 0; e < r->E; e++) {
+        dl[e] += of.dloss * 2.0f * of.z_loss * lse * p[e];
+    }
+}
+
+// Sets f (E) of sequence b.
+static void router_load_(float* f, const Router* r, int b) {
+    const int* chosen = r->chosen + (size_t)b * r->T * r->used;
+    for (int e = 0; e < r->E; e++) {
+        f[e] = 0;
+    }
+    for (int i = 0; i < r->T * r->used; i++) {
+        f[chosen[i]] += 1.0f / (float)r->T;
+    }
+}
+
+void router_backward_cpu(float* dlogits, const float* dscale, const Router* router, RouterLosses losses) {
+    const int T = router->T;
+    float f[ROUTER_MAX_EXPERTS];
+    for (int b = 0; b < router->B; b++) {
+        router_load_(f, router, b);
+#pragma omp parallel for schedule(static)
+        for (int n = b * T; n < (b + 1) * T; n++) {
+            float* dl = dlogits + (size_t)n * router->E;
+            router_weigh_backward_(dl, dscale, router, n);
+            if (losses.balance > 0) {
+                router_balance_backward_(dl, f, router, n, losses);
+            }
+            if (losses.z_loss > 0) {
+                router_z_backward_(dl, router, n, losses);
+            }
+        }
+    }
+}
+
+// ---- statistics ----
+
+// Returns the sum of the entropies of tokens [begin, end).
+static double router_entropy_(const Router* r, int begin, int end) {
+    double sum = 0;
+    for (int n = begin; n < end; n++) {
+        float q[ROUTER_MAX_EXPERTS];
+        router_distribution_(q, r, n);
+        for (int e = 0; e < r->E; e++) {
+            sum -= q[e] > 0 ? q[e] * logf(q[e]) : 0.0f;
+        }
+    }
+    return sum;
+}
+
+void router_statistics_add_cpu(double* statistics, const Router* router) {
+    enum { PARTS = 64 }; // of the tokens, whose sums are added in order
+    const int N = router_tokens_(router);
+    double parts[PARTS];
+#pragma omp parallel for schedule(static)
+    for (int i = 0; i < PARTS; i++) {
+        parts[i] =
+            router_entropy_(router, (int)((long long)N * i / PARTS), (int)((long long)N * (i + 1) / PARTS));
+    }
+    for (int i = 0; i < PARTS; i++) {
+        statistics[router->E] += parts[i];
+    }
+    for (int i = 0; i < N * router->used; i++) {
+        statistics[router->chosen[i]]++;
+    }
+}
+
+#endif // ROUTER_IMPLEMENTATION
 
 #endif

@@ -16,25 +16,32 @@ typedef struct {
 
 static size_t rows(AttentionSizes s) { return (size_t)s.B * s.T; }
 
+// Returns the columns of the weights of queries, or of keys.
+static size_t weight_columns(HeadsKind kind, AttentionSizes s, int heads) {
+    return (size_t)(kind == HEADS_ROW_NORM ? heads : 1) * (size_t)s.HS;
+}
+
 // Runs both passes on copies of x and dout. Gradients of weights are set, or added to 1.
 static Run run(HeadsKind kind, AttentionSizes sizes, Rope rope, const float* x, const float* dout,
                const float* weights, GradientMode mode) {
     const int HS = sizes.HS, count = sizes.NH + sizes.KV;
-    const size_t n = rows(sizes) * attention_qkv_size(sizes);
+    const size_t n = rows(sizes) * attention_qkv_size(sizes), q = weight_columns(kind, sizes, sizes.NH),
+                 k = weight_columns(kind, sizes, sizes.KV);
     Run r = {.heads = {.kind = kind, .eps = EPS, .sizes = sizes, .rope = rope},
              .qkv = ops_copy(x, n),
              .dqkv = ops_copy(dout, n),
-             .dqnormw = ops_floats(HS),
-             .dknormw = ops_floats(HS)};
-    if (kind == HEADS_NORM) {
+             .dqnormw = ops_floats(q),
+             .dknormw = ops_floats(k)};
+    if (kind == HEADS_NORM || kind == HEADS_ROW_NORM) {
         r.heads.qnormw = weights;
-        r.heads.knormw = weights + HS;
+        r.heads.knormw = weights + q;
         r.heads.raw = ops_floats(rows(sizes) * attention_query_key_size(sizes));
     } else if (kind == HEADS_UNIT_NORM) {
         r.heads.rstd = ops_floats(rows(sizes) * count);
     }
-    for (int c = 0; c < HS && mode == GRADIENT_ADD; c++) {
-        r.dqnormw[c] = r.dknormw[c] = 1;
+    for (size_t c = 0; c < q && mode == GRADIENT_ADD; c++) {
+        r.dqnormw[c] = 1;
+        r.dknormw[c % k] = 1;
     }
     const HeadsGradients d = {r.dqnormw, r.dknormw, mode, ops_floats((size_t)sizes.B * count * HS)};
     heads_forward_cpu(r.qkv, &r.heads);
@@ -53,30 +60,35 @@ static void check(HeadsKind kind, AttentionSizes s, int dims, int turns, Gradien
     if (turns) {
         rope_open(&rope, &memory, settings);
     }
-    float *x = ops_normal(n, 2), *dout = ops_normal(n, 1), *weights = ops_normal(2 * HS, 1);
+    const size_t columns[2] = {weight_columns(kind, s, NH), weight_columns(kind, s, KV)},
+                 both = columns[0] + columns[1];
+    const int has_weights = kind == HEADS_NORM || kind == HEADS_ROW_NORM;
+    float *x = ops_normal(n, 2), *dout = ops_normal(n, 1), *weights = ops_normal(both, 1);
     const Run r = run(kind, s, rope, x, dout, weights, mode);
     double *frequency = ops_doubles(HS), *normed = ops_doubles(n), *out = ops_doubles(n),
-           *dn = ops_doubles(n), *dx = ops_doubles(n), *dweights = ops_doubles(2 * HS);
+           *dn = ops_doubles(n), *dx = ops_doubles(n), *dweights = ops_doubles(both);
     double *rstd = kind == HEADS_PLAIN ? NULL : ops_doubles(N * (NH + KV)), *wide = ops_widen(x, n),
-           *q = kind == HEADS_NORM ? ops_widen(weights, 2 * HS) : NULL, *k = q ? q + HS : NULL;
+           *q = has_weights ? ops_widen(weights, both) : NULL, *k = q ? q + columns[0] : NULL;
     for (int i = 0; i < turned / 2; i++) {
         frequency[i] = rope_frequency(settings.scaling, settings.base, turned, i);
     }
-    ref_head_norm_forward(normed, rstd, wide, q, k, EPS, N, NH, KV, HS);
+    (kind == HEADS_ROW_NORM ? ref_row_norm_forward : ref_head_norm_forward)(normed, rstd, wide, q, k, EPS, N,
+                                                                            NH, KV, HS);
     ref_rope_forward(out, normed, turns ? frequency : NULL, B, T, NH, KV, HS);
     ref_rope_backward(dn, ops_widen(dout, n), turns ? frequency : NULL, B, T, NH, KV, HS);
-    ref_head_norm_backward(dx, q ? dweights : NULL, q ? dweights + HS : NULL, dn, wide, q, k, rstd, N, NH, KV,
-                           HS);
+    (kind == HEADS_ROW_NORM ? ref_row_norm_backward : ref_head_norm_backward)(
+        dx, q ? dweights : NULL, q ? dweights + columns[0] : NULL, dn, wide, q, k, rstd, N, NH, KV, HS);
     EXPECT_NEAR(ops_error(r.qkv, out, NULL, n), 0, 8, "out of kind %d, %d x %d x %d/%d x %d", kind, B, T, NH,
                 KV, HS);
     EXPECT_NEAR(ops_error(r.dqkv, dx, NULL, n), 0, 16, "dx of kind %d, %d x %d x %d/%d x %d", kind, B, T, NH,
                 KV, HS);
     const double sums = 16 + 2 * sqrt((double)N * NH);
     for (int i = 0; i < 2 && q; i++) {
-        for (int c = 0; c < HS; c++) {
-            dweights[i * HS + c] += mode == GRADIENT_ADD;
+        double* want = dweights + (i ? columns[0] : 0);
+        for (size_t c = 0; c < columns[i]; c++) {
+            want[c] += mode == GRADIENT_ADD;
         }
-        EXPECT_NEAR(ops_error(i ? r.dknormw : r.dqnormw, dweights + i * HS, NULL, HS), 0, sums,
+        EXPECT_NEAR(ops_error(i ? r.dknormw : r.dqnormw, want, NULL, columns[i]), 0, sums,
                     "dweight %d, %d x %d x %d/%d x %d", i, B, T, NH, KV, HS);
     }
     memory_close(&memory);
@@ -94,6 +106,8 @@ TEST(heads) {
         check(HEADS_NORM, s, DIMS_ALL, 1, mode);
         check(HEADS_NORM, s, DIMS_ALL, 0, mode);
         check(HEADS_UNIT_NORM, s, DIMS_ALL, 1, mode);
+        check(HEADS_ROW_NORM, s, DIMS_ALL, 1, mode);
+        check(HEADS_ROW_NORM, s, DIMS_ALL, 0, mode);
     }
 }
 
@@ -109,20 +123,21 @@ TEST(heads_plain) {
 }
 
 // A step of decoding: each row has a position of its own, and the bits of that token in its text.
-TEST(heads_positions) {
+static void check_positions(HeadsKind kind) {
     enum { T = 9, HS = 16 };
     const AttentionSizes text = attention_sizes(1, T, 3, 1, HS), step = attention_sizes(3, 1, 3, 1, HS);
     const int positions[3] = {4, 0, 8}, QKV = attention_qkv_size(text);
+    const size_t q = weight_columns(kind, text, text.NH);
     Rope rope;
     Memory memory = memory_on_host();
     rope_open(&rope, &memory, (RopeSettings){T, HS, HS, 1e4f, {ROPE_PLAIN, 0, 0, 0, 0}});
-    float *x = ops_normal((size_t)T * QKV, 1), *weights = ops_normal(2 * HS, 1),
+    float *x = ops_normal((size_t)T * QKV, 1), *weights = ops_normal(4 * HS, 1),
           *last = ops_floats((size_t)3 * QKV);
-    const Run whole = run(HEADS_NORM, text, rope, x, x, weights, GRADIENT_SET);
+    const Run whole = run(kind, text, rope, x, x, weights, GRADIENT_SET);
     for (int i = 0; i < 3; i++) {
         memcpy(last + i * QKV, x + positions[i] * QKV, (size_t)QKV * sizeof(float));
     }
-    const Heads heads = {HEADS_NORM, EPS, step, rope, positions, weights, weights + HS, NULL, NULL};
+    const Heads heads = {kind, EPS, step, rope, positions, weights, weights + q, NULL, NULL};
     heads_forward_cpu(last, &heads);
     for (int i = 0; i < 3; i++) {
         EXPECT(ops_same_bits(last + i * QKV, whole.qkv + positions[i] * QKV, QKV), "row %d", i);
@@ -131,23 +146,33 @@ TEST(heads_positions) {
     ops_close("positions");
 }
 
-TEST(heads_threads) {
+TEST(heads_positions) {
+    check_positions(HEADS_NORM);
+    check_positions(HEADS_ROW_NORM);
+}
+
+static void check_threads(HeadsKind kind) {
     enum { T = 200, HS = 24 };
     const AttentionSizes s = attention_sizes(2, T, 6, 2, HS);
     const size_t n = rows(s) * attention_qkv_size(s);
     Rope rope;
     Memory memory = memory_on_host();
     rope_open(&rope, &memory, (RopeSettings){T, HS, HS, 1e4f, {ROPE_PLAIN, 0, 0, 0, 0}});
-    float *x = ops_normal(n, 1), *dout = ops_normal(n, 1), *weights = ops_normal(2 * HS, 1);
+    float *x = ops_normal(n, 1), *dout = ops_normal(n, 1), *weights = ops_normal(8 * HS, 1);
     Run r[3];
     for (int t = 0; t < 3; t++) {
         threads_set(t + 1);
-        r[t] = run(HEADS_NORM, s, rope, x, dout, weights, GRADIENT_SET);
+        r[t] = run(kind, s, rope, x, dout, weights, GRADIENT_SET);
         EXPECT(ops_same_bits(r[t].qkv, r[0].qkv, n) && ops_same_bits(r[t].dqkv, r[0].dqkv, n) &&
                    ops_same_bits(r[t].dqnormw, r[0].dqnormw, HS) &&
                    ops_same_bits(r[t].dknormw, r[0].dknormw, HS),
-               "%d threads", t + 1);
+               "%d threads, kind %d", t + 1, kind);
     }
     memory_close(&memory);
     ops_close("threads");
+}
+
+TEST(heads_threads) {
+    check_threads(HEADS_NORM);
+    check_threads(HEADS_ROW_NORM);
 }

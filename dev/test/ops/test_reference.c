@@ -15,7 +15,8 @@ typedef struct Operation {
     double *kept, *kept_too; // mean and rstd, lse
     const int* starts;
     ActivationKind activation;
-    double softcap, z_loss;
+    RouterKind router;
+    double softcap, z_loss, balance;
 } Operation;
 
 static double* doubles(size_t n) { return ops_widen(ops_normal(n, 1), n); }
@@ -119,6 +120,15 @@ static void head_norm_backward(const Operation* op) {
                            N, GROUPED, GROUPS, 2 * PAIRS);
 }
 
+static void row_norm_forward(const Operation* op) {
+    ref_row_norm_forward(op->out, op->kept, op->x[0], op->x[1], op->x[2], 1e-5, N, GROUPED, GROUPS,
+                         2 * PAIRS);
+}
+static void row_norm_backward(const Operation* op) {
+    ref_row_norm_backward(op->dx[0], op->dx[1], op->dx[2], op->dout, op->x[0], op->x[1], op->x[2], op->kept,
+                          N, GROUPED, GROUPS, 2 * PAIRS);
+}
+
 static const double frequency[PAIRS] = {1, 0.1};
 
 static void rope_forward(const Operation* op) {
@@ -155,6 +165,57 @@ static void classifier_backward(const Operation* op) {
     ref_classifier_backward(op->dx[0], op->x[0], op->kept, targets, 0.25, op->softcap, op->z_loss, N, V, Vp);
 }
 
+// ---- experts ----
+
+enum { E = 5, USED = 2 };
+
+static const double expert_bias[E] = {0.3, -0.1, 0, 0.2, -0.4};
+
+static RefRouter router_of(const Operation* op) {
+    return (RefRouter){op->router, B, T, E, USED, 1.5, op->balance, op->z_loss, expert_bias};
+}
+
+// Returns both losses of a sequence, times T.
+static double router_losses(const RefRouter* r, const double* logits, const double* weights) {
+    double f[E], q[E], mean[E] = {0}, z = 0, balance = 0;
+    ref_router_load_(f, weights, r);
+    for (int t = 0; t < T; t++) {
+        const double lse = ref_softmax_(q, logits + t * E, E);
+        z += lse * lse;
+        ref_router_distribution_(q, logits + t * E, r);
+        for (int e = 0; e < E; e++) {
+            mean[e] += q[e] / T;
+        }
+    }
+    for (int e = 0; e < E; e++) {
+        balance += E * f[e] * mean[e];
+    }
+    return T * r->balance * balance + r->z_loss * z;
+}
+
+// The last output is the sum of both losses, each token weighs 0.25.
+static void router_forward(const Operation* op) {
+    const RefRouter r = router_of(op);
+    ref_router_forward(op->out, op->x[0], &r);
+    op->out[N * E] = 0;
+    op->dout[N * E] = 0.25;
+    for (int b = 0; b < B; b++) {
+        op->out[N * E] += router_losses(&r, op->x[0] + b * T * E, op->out + b * T * E);
+    }
+}
+static void router_backward(const Operation* op) {
+    const RefRouter r = router_of(op);
+    ref_router_backward(op->dx[0], op->dout, op->x[0], op->out, 0.25, &r);
+}
+
+static void experts_forward(const Operation* op) {
+    ref_experts_forward(op->out, op->x[0], op->x[1], op->x[2], N, E, OC, C);
+}
+static void experts_backward(const Operation* op) {
+    ref_experts_backward(op->dx[0], op->dx[1], op->dx[2], op->dout, op->x[0], op->x[1], op->x[2], N, E, OC,
+                         C);
+}
+
 TEST(operations) {
     // clang-format off
     const Operation operations[] = {
@@ -169,6 +230,13 @@ TEST(operations) {
         {"groups",     grouped_forward,    grouped_backward,    .out_n = N * GROUPED * 2 * PAIRS, .x_n = {N * QKV}, .starts = starts},
         {"head norm",  head_norm_forward,  head_norm_backward,  .out_n = N * QKV, .x_n = {N * QKV, 2 * PAIRS, 2 * PAIRS}},
         {"unit norm",  head_norm_forward,  head_norm_backward,  .out_n = N * QKV, .x_n = {N * QKV}},
+        {"row norm",   row_norm_forward,   row_norm_backward,   .out_n = N * QKV, .x_n = {N * QKV, GROUPED * 2 * PAIRS, GROUPS * 2 * PAIRS}},
+        {"chosen",     router_forward,     router_backward,     .out_n = N * E + 1, .x_n = {N * E}, .router = ROUTER_CHOSEN},
+        {"softmax",    router_forward,     router_backward,     .out_n = N * E + 1, .x_n = {N * E}, .router = ROUTER_SOFTMAX},
+        {"sigmoid",    router_forward,     router_backward,     .out_n = N * E + 1, .x_n = {N * E}, .router = ROUTER_SIGMOID},
+        {"balance",    router_forward,     router_backward,     .out_n = N * E + 1, .x_n = {N * E}, .router = ROUTER_CHOSEN, .balance = 0.3, .z_loss = 0.1},
+        {"balance s",  router_forward,     router_backward,     .out_n = N * E + 1, .x_n = {N * E}, .router = ROUTER_SIGMOID, .balance = 0.3, .z_loss = 0.1},
+        {"experts",    experts_forward,    experts_backward,    .out_n = N * C, .x_n = {N * E * OC, N * E, E * C * OC}},
         {"rope",       rope_forward,       rope_backward,       .out_n = N * QKV, .x_n = {N * QKV}},
         {"gelu",       activation_forward, activation_backward, .out_n = N * C,  .x_n = {N * C}, .activation = ACTIVATION_GELU},
         {"swiglu",     activation_forward, activation_backward, .out_n = N * C,  .x_n = {2 * N * C}, .activation = ACTIVATION_SWIGLU},
@@ -211,11 +279,18 @@ static double model_loss(const void* model) {
     RefModel* m = (RefModel*)model;
     const double loss = ref_model_forward(m, tokens, targets, starts);
     const RefActivations a = ref_activations_(m, m->acts, m->cfg.L);
-    double squares = 0;
+    double squares = 0, of_router = 0;
     for (int n = 0; n < N; n++) {
         squares += targets[n] == NO_TARGET ? 0 : a.logits_lse[n] * a.logits_lse[n];
     }
-    return loss + m->z_loss * squares / targets_count(targets, N);
+    for (int i = 0; i < (m->cfg.E ? m->cfg.L * B : 0); i++) {
+        const RefParameters p = ref_parameters_(m, m->params, i / B);
+        const RefActivations layer = ref_activations_(m, m->acts, i / B);
+        const RefRouter router = ref_router_of_(m, &p);
+        const int at = i % B * T * m->cfg.E;
+        of_router += router_losses(&router, layer.router_logits + at, layer.expert_weights + at);
+    }
+    return loss + (m->z_loss * squares + of_router) / targets_count(targets, N);
 }
 
 // Two blocks, more positions than tokens, documents, targets that do not count. A second pass sets
@@ -224,6 +299,7 @@ static void test_model(ModelConfig cfg, double z_loss) {
     RefModel model;
     ref_model_open(&model, cfg, B, T);
     model.z_loss = z_loss;
+    model.router_balance = 0.2, model.router_z = 0.1;
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         const size_t n = tensor_layer_elements(&model.rows[i]);
         for (int l = 0; l < model.rows[i].layers; l++) {
@@ -256,6 +332,10 @@ TEST(model) {
             cfg.has_head = arch != ARCH_LLAMA;
             cfg.window = 2, cfg.windows[0] = 1;
             cfg.softcap = arch == ARCH_NANOCHAT ? 3 : 0;
+        }
+        if (model_architecture(arch)->router != ROUTER_NONE) {
+            cfg.E = E, cfg.E_used = USED, cfg.router_factor = 1.5f;
+            cfg.Fs = arch == ARCH_GLM4MOE ? 3 : 0;
         }
         test_model(cfg, arch == ARCH_NANOCHAT ? 0.01 : 0);
     }
@@ -314,6 +394,7 @@ typedef struct {
     int is_tied, window, windows;
     float softcap;
     double loss, all, qkvw, fcw;
+    int F, Fs, rope_dims; // of experts
 } Numbers;
 
 static void test_numbers(const Numbers* of) {
@@ -322,6 +403,10 @@ static void test_numbers(const Numbers* of) {
     if (of->arch != ARCH_GPT2) {
         cfg.arch = of->arch, cfg.KV = 2, cfg.HS = 8, cfg.F = 40, cfg.has_head = !of->is_tied;
         cfg.window = of->window, cfg.windows[0] = (uint8_t)of->windows, cfg.softcap = of->softcap;
+    }
+    if (of->F) {
+        cfg.E = 4, cfg.E_used = 2, cfg.F = of->F, cfg.Fs = of->Fs;
+        cfg.router_factor = 1.5f, cfg.rope_dims = of->rope_dims;
     }
     int inputs[SEQUENCES * LENGTH], wanted[SEQUENCES * LENGTH];
     for (int n = 0; n < SEQUENCES * LENGTH; n++) {
@@ -351,7 +436,11 @@ TEST(numbers) {
         {"qwen3",         ARCH_QWEN3,    0, 0, 0, 0,  4.420367283364, 2.1661770373, 0.8671731297, 0.5478425286},
         {"qwen3, window", ARCH_QWEN3,    0, 4, 1, 0,  4.513625054053, 2.1476788194, 0.9695827869, 0.5627402368},
         {"arcee",         ARCH_ARCEE,    0, 0, 0, 0,  4.426125700856, 2.4653273005, 1.2526759040, 0.6072004806},
-        {"nanochat",      ARCH_NANOCHAT, 0, 0, 0, 15, 4.641563986912, 1.8199061655, 0.3232428814, 0.5654724936}};
+        {"nanochat",      ARCH_NANOCHAT, 0, 0, 0, 15, 4.641563986912, 1.8199061655, 0.3232428814, 0.5654724936},
+        {"mixtral",       ARCH_MIXTRAL,  0, 0, 0, 0,  4.415350906166, 2.2755851388, 1.2493561877, 0.3861565958, 40, 0, 0},
+        {"qwen3moe",      ARCH_QWEN3MOE, 0, 0, 0, 0,  4.548083070254, 2.2122834067, 1.1144756104, 0.2836267519, 16, 0, 0},
+        {"olmoe",         ARCH_OLMOE,    0, 0, 0, 0,  4.574493892994, 2.2771765135, 1.1475974172, 0.2389532654, 16, 0, 0},
+        {"glm4moe",       ARCH_GLM4MOE,  0, 0, 0, 0,  4.449169933989, 2.3379041824, 1.1996038099, 0.3432610416, 16, 16, 4}};
     // clang-format on
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
         test_numbers(&all[i]);

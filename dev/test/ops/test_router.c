@@ -1,0 +1,255 @@
+// test_router.c -- the router and the rows of experts: both passes against plain loops in double at
+// awkward sizes; ties; an expert that gets all tokens; the same bits for any number of threads and
+// for any size of a micro-batch.
+#include "llmc/ops/activation.h"
+#include "llmc/ops/experts.h"
+#include "llmc/ops/router.h"
+#include "llmc/reference.h"
+#include "dev/test/lib/ops.h"
+
+static const float FACTOR = 1.5f;
+
+static const RouterLosses LOSSES = {0.3f, 0.1f, 0.25f};
+
+static int* ints(size_t n) { return (int*)(void*)ops_bytes(n * sizeof(int)); }
+
+static size_t tokens(const Router* r) { return (size_t)r->B * (size_t)r->T; }
+static size_t places(const Router* r) { return tokens(r) * (size_t)r->used; }
+static size_t rows_at_most(const Router* r) { return router_rows(tokens(r), r->E, r->used); }
+
+static Router router_open(RouterKind kind, int B, int T, int E, int used, float* logits) {
+    Router r = {.kind = kind, .B = B, .T = T, .E = E, .used = used, .factor = FACTOR};
+    r.logits = logits;
+    r.chosen = ints(places(&r)), r.rows = ints(places(&r));
+    r.order = ints(rows_at_most(&r)), r.first = ints((size_t)E + 1);
+    r.scale = ops_floats(rows_at_most(&r));
+    return r;
+}
+
+// Experts in order, tokens in order, padding at the end of each expert; `rows` is the inverse.
+static void check_rows(const Router* r) {
+    EXPECT(r->first[0] == 0 && (size_t)r->first[r->E] <= rows_at_most(r), "ends of all rows");
+    size_t found = 0;
+    for (int e = 0; e < r->E; e++) {
+        const int count = router_count(r, e), end = r->first[e] + count;
+        EXPECT(r->first[e + 1] == r->first[e] + (count + 31) / 32 * 32, "padding of expert %d", e);
+        for (int m = r->first[e]; m < end; m++) {
+            EXPECT(r->chosen[r->order[m]] == e && r->rows[r->order[m]] == m, "row %d", m);
+            EXPECT(m == r->first[e] || r->order[m] > r->order[m - 1], "order of row %d", m);
+        }
+        for (int m = end; m < r->first[e + 1]; m++) {
+            EXPECT(r->order[m] == -1 && r->scale[m] == 0, "padding in row %d", m);
+        }
+        found += (size_t)count;
+    }
+    EXPECT(found == places(r), "%zu rows, wanted %zu", found, places(r));
+}
+
+// Sums of E numbers near the largest err by some epsilon, and exponentials by 2 for each unit of
+// their argument.
+static void check_against_reference(RouterKind kind, int B, int T, int E, int used) {
+    const size_t n = (size_t)(B * T) * (size_t)E, N = (size_t)(B * T);
+    float *bias = ops_normal((size_t)E, 0.5f), *logits = ops_normal(n, 1.5f), *dlogits = ops_floats(n);
+    Router r = router_open(kind, B, T, E, used, logits);
+    r.bias = kind == ROUTER_SIGMOID ? bias : NULL;
+    router_forward_cpu(&r);
+    check_rows(&r);
+    const RefRouter ref = {kind,           (size_t)B,     (size_t)T,
+                           (size_t)E,      (size_t)used,  FACTOR,
+                           LOSSES.balance, LOSSES.z_loss, ops_widen(bias, (size_t)E)};
+    double *l = ops_widen(logits, n), *weights = ops_doubles(n), *dweights = ops_doubles(n),
+           *dl = ops_doubles(n);
+    float *dscale = ops_normal(rows_at_most(&r), 1), *got = ops_floats(n);
+    memset(got, 0, n * sizeof(float));
+    for (size_t i = 0; i < N * (size_t)used; i++) {
+        const size_t at = i / (size_t)used * (size_t)E + (size_t)r.chosen[i];
+        got[at] = r.scale[r.rows[i]];
+        dweights[at] = dscale[r.rows[i]];
+    }
+    ref_router_forward(weights, l, &ref);
+    ref_router_backward(dl, dweights, l, weights, LOSSES.dloss, &ref);
+    router_backward_cpu(dlogits, dscale, &r, LOSSES);
+    EXPECT_NEAR(ops_error(got, weights, NULL, n), 0, 32, "weights of kind %d, %d x %d, %d of %d", kind, B, T,
+                used, E);
+    EXPECT_NEAR(ops_error(dlogits, dl, NULL, n), 0, 128, "dlogits of kind %d, %d x %d, %d of %d", kind, B, T,
+                used, E);
+    ops_close("router");
+}
+
+TEST(router) {
+    for (RouterKind kind = ROUTER_CHOSEN; kind <= ROUTER_SIGMOID; kind++) {
+        check_against_reference(kind, 1, 1, 2, 1);
+        check_against_reference(kind, 2, 31, 5, 2);
+        check_against_reference(kind, 1, 33, 8, 3);
+        check_against_reference(kind, 3, 13, 64, 8);
+        check_against_reference(kind, 1, 7, 4, 4);
+        check_against_reference(kind, 2, 3, 1024, 16);
+    }
+}
+
+// A single expert has the weight 1, and a router that its weight does not change.
+TEST(router_single) {
+    enum { T = 33 };
+    for (RouterKind kind = ROUTER_CHOSEN; kind <= ROUTER_SIGMOID; kind++) {
+        float *logits = ops_normal(T, 3), *dlogits = ops_floats(T), *dscale = ops_normal(64, 1);
+        Router r = router_open(kind, 1, T, 1, 1, logits);
+        r.factor = 1;
+        router_forward_cpu(&r);
+        router_backward_cpu(dlogits, dscale, &r, (RouterLosses){LOSSES.balance, 0, LOSSES.dloss});
+        for (int n = 0; n < T; n++) {
+            EXPECT(r.order[n] == n && r.scale[n] == 1 && dlogits[n] == 0, "token %d of kind %d", n, kind);
+        }
+        ops_close("single");
+    }
+}
+
+// Equal scores: the lower expert, also after the largest ones; NaN leaves the choice in bounds.
+TEST(router_ties) {
+    enum { E = 6, USED = 3 };
+    const float given[3][E] = {{2, 2, 2, 2, 2, 2}, {1, 3, 1, 3, 0, 1}, {NAN, NAN, NAN, NAN, NAN, NAN}};
+    const int want[2][USED] = {{0, 1, 2}, {1, 3, 0}};
+    float* logits = ops_copy(given[0], 3 * E);
+    const Router r = router_open(ROUTER_CHOSEN, 1, 3, E, USED, logits);
+    router_forward_cpu(&r);
+    check_rows(&r);
+    for (int i = 0; i < 2 * USED; i++) {
+        EXPECT(r.chosen[i] == want[i / USED][i % USED], "token %d, slot %d: expert %d", i / USED, i % USED,
+               r.chosen[i]);
+    }
+    ops_close("ties");
+}
+
+// All tokens take expert 2, and nobody the others.
+TEST(router_all_to_one) {
+    enum { T = 70, E = 4 };
+    float* logits = ops_normal(T * E, 1);
+    for (int t = 0; t < T; t++) {
+        logits[t * E + 2] = 10;
+    }
+    const Router r = router_open(ROUTER_SOFTMAX, 1, T, E, 1, logits);
+    double statistics[E + 1] = {0};
+    router_forward_cpu(&r);
+    check_rows(&r);
+    router_statistics_add_cpu(statistics, &r);
+    EXPECT(r.first[2] == 0 && r.first[3] == 96 && r.first[4] == 96, "rows");
+    EXPECT(statistics[0] == 0 && statistics[2] == T && statistics[3] == 0, "loads");
+    ops_close("all to one");
+}
+
+// The busiest expert of two layers has 6 of 8 places, and two of four experts would have 2 each.
+TEST(router_summary) {
+    const double statistics[3][5] = {{2, 2, 2, 2, 4}, {1, 6, 0, 1, 2}, {0, 0, 0, 0, 0}};
+    const RouterSummary sum = router_summary(statistics[0], 3, 4, 2);
+    EXPECT(sum.load == 3 && sum.entropy == 0.75, "load %g, entropy %g", sum.load, sum.entropy);
+    EXPECT(router_summary(statistics[2], 1, 4, 2).load == 0, "no tokens");
+}
+
+TEST(router_statistics) {
+    enum { T = 100, E = 8, USED = 2 };
+    float* logits = ops_normal(T * E, 1);
+    const Router r = router_open(ROUTER_CHOSEN, 1, T, E, USED, logits);
+    double got[E + 1] = {0}, again[E + 1] = {0}, entropy = 0, total = 0;
+    router_forward_cpu(&r);
+    const double* l = ops_widen(logits, T * E);
+    for (int n = 0; n < T; n++) {
+        double p[E];
+        ref_softmax_(p, l + n * E, E);
+        for (int e = 0; e < E; e++) {
+            entropy -= p[e] * log(p[e]);
+        }
+    }
+    threads_set(1);
+    router_statistics_add_cpu(got, &r);
+    threads_set(3);
+    router_statistics_add_cpu(again, &r);
+    for (int e = 0; e < E; e++) {
+        total += got[e];
+    }
+    EXPECT(total == T * USED, "tokens");
+    EXPECT(memcmp(got, again, sizeof(got)) == 0, "threads change the bits");
+    EXPECT_NEAR(got[E], entropy, 1e-6 * entropy, "entropy");
+    ops_close("statistics");
+}
+
+// Two sequences at a time, or one after the other.
+TEST(router_micro_batches) {
+    enum { T = 45, E = 8, USED = 2, HALF = T * E };
+    float *logits = ops_normal(2 * HALF, 1), *dlogits = ops_floats(2 * HALF), *apart = ops_floats(2 * HALF);
+    Router both = router_open(ROUTER_CHOSEN, 2, T, E, USED, logits);
+    float* dscale = ops_floats(rows_at_most(&both));
+    for (int threads = 1; threads <= 3; threads++) {
+        threads_set(threads);
+        router_forward_cpu(&both);
+        for (size_t i = 0; i < places(&both); i++) {
+            dscale[both.rows[i]] = (float)i / 64;
+        }
+        router_backward_cpu(dlogits, dscale, &both, LOSSES);
+        for (int b = 0; b < 2; b++) {
+            const Router one = router_open(ROUTER_CHOSEN, 1, T, E, USED, logits + b * HALF);
+            router_forward_cpu(&one);
+            for (size_t i = 0; i < places(&one); i++) {
+                dscale[one.rows[i]] = (float)(i + (size_t)b * places(&one)) / 64;
+            }
+            router_backward_cpu(apart + b * HALF, dscale, &one, LOSSES);
+        }
+        EXPECT(ops_same_bits(dlogits, apart, 2 * HALF), "%d threads", threads);
+    }
+    ops_close("micro-batches");
+}
+
+// ---- rows ----
+
+static void test_experts(int T, int E, int used, int C, int F) {
+    const size_t N = (size_t)T, c = (size_t)C, f = (size_t)F;
+    const Router r = router_open(ROUTER_CHOSEN, 1, T, E, used, ops_normal(N * (size_t)E, 1));
+    router_forward_cpu(&r);
+    const size_t M = (size_t)r.first[E];
+    float *inp = ops_normal(N * c, 1), *rows = ops_floats(M * c), *sum = ops_copy(inp, N * c),
+          *fch = ops_normal(M * 2 * f, 2), *act = ops_floats(M * f), *dact = ops_normal(M * f, 1),
+          *dfch = ops_floats(M * 2 * f), *dscale = ops_floats(M);
+    experts_gather_cpu(rows, inp, &r, C);
+    experts_sum_cpu(sum, rows, &r, C, GRADIENT_ADD);
+    experts_swiglu_cpu(act, fch, &r, F);
+    experts_swiglu_backward_cpu(dfch, dscale, dact, fch, &r, F);
+    double *want = ops_doubles(f), *dwant = ops_doubles(2 * f), *scaled = ops_doubles(f),
+           *all = ops_widen(fch, M * 2 * f), *dall = ops_widen(dact, M * f);
+    for (size_t m = 0; m < M; m++) {
+        const int place = r.order[m];
+        double dot = 0, size = 1e-30;
+        if (place < 0) {
+            EXPECT(rows[m * c] == 0 && rows[m * c + c - 1] == 0 && act[m * f] == 0, "padding in row %zu", m);
+            continue;
+        }
+        EXPECT(ops_same_bits(rows + m * c, inp + (size_t)(place / used) * c, c), "row %zu", m);
+        const double *pre = all + m * 2 * f, *d = dall + m * f;
+        ref_activation_forward(want, pre, 1, f, ACTIVATION_SWIGLU);
+        memset(dwant, 0, 2 * f * sizeof(double));
+        for (size_t i = 0; i < f; i++) {
+            dot += d[i] * want[i];
+            size += fabs(d[i] * want[i]);
+            want[i] *= r.scale[m];
+            scaled[i] = r.scale[m] * d[i];
+        }
+        ref_activation_backward(dwant, scaled, pre, 1, f, ACTIVATION_SWIGLU);
+        EXPECT_NEAR(ops_error(act + m * f, want, NULL, f), 0, 8, "act of row %zu", m);
+        EXPECT_NEAR(ops_error(dfch + m * 2 * f, dwant, NULL, 2 * f), 0, 16, "dfch of row %zu", m);
+        EXPECT_NEAR(dscale[m], dot, (8 + f) * FLT_EPSILON * size, "dscale of row %zu", m);
+    }
+    for (size_t i = 0; i < N * c; i++) { // each row is the token
+        EXPECT_NEAR(sum[i], (1 + used) * (double)inp[i], (1 + used) * FLT_EPSILON * fabs(inp[i]), "sum %zu",
+                    i);
+    }
+    experts_sum_cpu(sum, rows, &r, C, GRADIENT_SET);
+    for (size_t i = 0; i < N * c && used == 1; i++) {
+        EXPECT(sum[i] == inp[i], "the only row of token %zu", i / c);
+    }
+    ops_close("experts");
+}
+
+TEST(experts) {
+    vec_flush_denormals();
+    test_experts(1, 1, 1, 1, 1);
+    test_experts(31, 3, 2, 33, 70);
+    test_experts(33, 5, 1, 7, 31);
+    test_experts(70, 4, 4, 64, 32);
+}

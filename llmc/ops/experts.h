@@ -1,0 +1,105 @@
+/*
+experts.h -- the rows of experts' matrices, as the router sorts them (router.h): the contract, and
+the CPU version. C channels of N tokens, M rows, F hidden units of an expert.
+
+    experts_gather    rows[m] = tokens[token of m]                 zeros for padding
+    experts_sum       tokens[n] (+)= sum over the rows m of n of rows[m], in the order of `chosen`
+    experts_swiglu    act[m] = scale[m] SwiGLU(gate, up)           (activation.h)
+
+    tokens    (N, C)     rows       (M, C)
+    act, dact (M, F)     fch, dfch  (M, 2 F)   gate in the first F columns, up in the others
+
+Of `first[E]` rows; padding has act 0. experts_swiglu_backward sets
+
+    dfch[m] = scale[m] dact[m] SwiGLU'(gate, up)     dscale[m] = dact[m] . SwiGLU(gate, up)
+
+and leaves padding as it is.
+*/
+#ifndef LLMC_EXPERTS_H
+#define LLMC_EXPERTS_H
+
+#include "llmc/ops/gradient.h"
+#include "llmc/ops/router.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+void experts_gather_cpu(float* rows, const float* tokens, const Router* router, int C);
+
+// Sets tokens, or adds to them, as `mode` says.
+void experts_sum_cpu(float* tokens, const float* rows, const Router* router, int C, GradientMode mode);
+
+void experts_swiglu_cpu(float* act, const float* fch, const Router* router, int F);
+
+// dact is not changed.
+void experts_swiglu_backward_cpu(float* dfch, float* dscale, const float* dact, const float* fch,
+                                 const Router* router, int F);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef EXPERTS_IMPLEMENTATION
+
+#include <string.h>
+
+#include "llmc/ops/activation.h"
+
+void experts_gather_cpu(float* rows, const float* tokens, const Router* router, int C) {
+    const int M = router->first[router->E];
+#pragma omp parallel for schedule(static)
+    for (int m = 0; m < M; m++) {
+        const int place = router->order[m];
+        float* row = rows + (size_t)m * C;
+        if (place < 0) {
+            memset(row, 0, (size_t)C * sizeof(float));
+        } else {
+            memcpy(row, tokens + (size_t)(place / router->used) * C, (size_t)C * sizeof(float));
+        }
+    }
+}
+
+void experts_sum_cpu(float* tokens, const float* rows, const Router* router, int C, GradientMode mode) {
+    const int N = router->B * router->T, used = router->used;
+#pragma omp parallel for schedule(static)
+    for (int n = 0; n < N; n++) {
+        float* token = tokens + (size_t)n * C;
+        for (int k = 0; k < used; k++) {
+            const float* row = rows + (size_t)router->rows[(size_t)n * used + k] * C;
+            const int is_first = k == 0 && mode == GRADIENT_SET;
+            for (int c = 0; c < C; c++) {
+                token[c] = is_first ? row[c] : token[c] + row[c];
+            }
+        }
+    }
+}
+
+void experts_swiglu_cpu(float* act, const float* fch, const Router* router, int F) {
+    const int M = router->first[router->E];
+#pragma omp parallel for schedule(static)
+    for (int m = 0; m < M; m++) {
+        float* row = act + (size_t)m * F;
+        if (router->order[m] < 0) {
+            memset(row, 0, (size_t)F * sizeof(float));
+        } else {
+            swiglu_row_cpu(row, fch + (size_t)m * 2 * F, router->scale[m], (size_t)F);
+        }
+    }
+}
+
+void experts_swiglu_backward_cpu(float* dfch, float* dscale, const float* dact, const float* fch,
+                                 const Router* router, int F) {
+    const int M = router->first[router->E];
+#pragma omp parallel for schedule(static)
+    for (int m = 0; m < M; m++) {
+        if (router->order[m] >= 0) {
+            dscale[m] = swiglu_row_backward_cpu(dfch + (size_t)m * 2 * F, dact + (size_t)m * F,
+                                                fch + (size_t)m * 2 * F, router->scale[m], (size_t)F);
+        }
+    }
+}
+
+#endif // EXPERTS_IMPLEMENTATION
+
+#endif
