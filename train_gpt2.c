@@ -54,9 +54,10 @@ struct Model {
     int B, T;  // micro-batches up to B sequences of up to T tokens
     int chunk; // tokens that have logits in memory
     ModelUse use;
-    float z_loss;             // --z-loss
-    RecomputeLevel recompute; // which activations the backward pass computes again
-    Freeze freeze;            // which parameters training leaves unchanged
+    float z_loss;               // --z-loss
+    RouterLosses router_losses; // of the pass
+    RecomputeLevel recompute;   // which activations the backward pass computes again
+    Freeze freeze;              // which parameters training leaves unchanged
     TensorRow parameter_rows[MODEL_PARAMETER_ROWS], activation_rows[MODEL_ACTIVATION_ROWS];
     TensorRow gradient_rows[MODEL_PARAMETER_ROWS]; // where a backward pass leaves gradients
     OptimizerState state;
@@ -70,6 +71,8 @@ struct Model {
     Decoder decoder; // generation: its activations are in the same memory
     // (N) first token that attention sees, in layers with a window; NULL without any
     int* window_starts;
+    // (L, E + 1) statistics that backward passes add to (router.h); NULL: none do
+    double* router_statistics;
 
     Comm* comm;
     Zero zero; // ZeRO (zero.h): the part that this process updates, and what the processes exchange
@@ -240,7 +243,7 @@ static Block block_at(Model* model, int l, const Pass* pass) {
         .attention = self_attention_of(cfg, l, &w.qkv, &p, &a, pass, starts_of(model, l, pass),
                                        &model->linear, &model->attention),
         .attproj = w.attproj,
-        .mlp = {model_activation(cfg), N, w.fc, w.fcproj, a.fch, a.fch_act, &model->linear},
+        .mlp = mlp_of(cfg, &w, &p, &a, pass, &model->linear),
     };
 }
 
@@ -378,7 +381,9 @@ static void block_backward(Model* model, int l, const Pass* pass, GradientMode m
     zero_clear_frozen_cpu(&model->zero, model->gradient_rows, model->cfg, &model->freeze, l);
 
     // the MLP: dfch (N, F); dqkv is only scratch here, attention sets it below
-    const MlpGradients dmlp = {dln2, d.fcw, d.fcb, d.fcprojw, d.fcprojb, mlp_mode, a.dfch, a.dqkv};
+    const MlpLayerGradients dmlp =
+        mlp_gradients_of(&d, &a, dln2, mlp_mode, model->router_losses,
+                         router_statistics_of(model->router_statistics, l, model->cfg.E));
     mlp_backward_cpu(&b.mlp, &dmlp, dresidual, a.ln2);
     norm_backward_cpu(dresidual, d.ln2w, d.ln2b, dln2, a.residual2, &b.norm2, GRADIENT_ADD, mlp_mode);
 
@@ -432,6 +437,7 @@ static void model_backward(Model* model, Batch batch, float dloss, GradientMode 
     const LmHead head = lm_head(model, &pass);
     const Norm norm = last_norm(model, &pass);
     float* dlnf = a.branch; // (N, C)
+    model->router_losses.dloss = dloss;
     lm_head_gradients_cpu(a.losses, dlnf, cfg.has_head ? d.head : d.wte, &head, dloss, mode);
     losses_done(model, batch, hook);
     norm_backward_cpu(a.dresidual, d.lnfw, d.lnfb, dlnf, residual_into(model, cfg.L, &pass), &norm,
@@ -486,6 +492,7 @@ static void model_gradients(Model* model, Dataloader* train, int64_t batch_token
     const float dloss = (float)(loss_scale / (double)batch_tokens);
     MicroSteps steps = micro_steps(batch_tokens / train->T, model->B, model->comm->size);
     double tokens = 0;
+    model->router_statistics = rank_report_statistics(report);
     for (MicroStep step; micro_steps_next(&steps, &step);) {
         const Batch batch = dataloader_next(train);
         in_backward_batch(hook, batch.counted, dataloader_error(train) != NULL);

@@ -295,14 +295,15 @@ static void bench_mlp(Bench* bench, int N, int F, ActivationKind kind, const cha
     matmul_bf16_pack(pack, packed[2], matmul_bf16_forward_weight(dfcprojw, F), F, C);
     matmul_bf16_pack(pack, packed[3], matmul_bf16_backward_weight(dfcprojw, F), C, F);
     Linear linear = {.is_bf16 = 1, .bf16 = bench->bf16};
-    const Mlp mlp = {kind,
-                     N,
-                     {.forward = packed[0], .backward = packed[1], .OC = H, .C = C},
-                     {.forward = packed[2], .backward = packed[3], .OC = C, .C = F},
-                     fch,
-                     act,
-                     &linear};
-    const MlpGradients d = {out, dfcw, NULL, dfcprojw, NULL, GRADIENT_SET, dfch, NULL};
+    const Mlp mlp = {.kind = kind,
+                     .N = N,
+                     .fc = {.forward = packed[0], .backward = packed[1], .OC = H, .C = C},
+                     .proj = {.forward = packed[2], .backward = packed[3], .OC = C, .C = F},
+                     .fch = fch,
+                     .act = act,
+                     .linear = &linear};
+    const MlpLayerGradients d = {
+        .mlp = {out, dfcw, NULL, dfcprojw, NULL, GRADIENT_SET, dfch, NULL, NULL}};
     const double flops = matmul_flops(N, C, H) + matmul_flops(N, F, C);
     char name[64];
     snprintf(name, sizeof(name), "bf16 MLP, %s, %d x %d -> %d", word, N, C, F);

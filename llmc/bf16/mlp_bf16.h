@@ -12,6 +12,13 @@ dfch is written in fp32; fch is, tile after tile (matmul_bf16_tile_at). The back
 act from it. With two gates, a panel of the gate and the panel of the same columns of up follow each
 other, so a tile of up finds its gate in a cache.
 
+A SwiGLU may have rows that count `scale` times (N), as those of experts do (experts.h):
+
+    act = scale activation of fch     dfch = scale (dout fcprojw) act'(fch)
+    dscale = (dout fcprojw) . activation of fch
+
+in parts, the sums of 32 columns each.
+
 N and F are multiples of 32. A packed array occupies half the memory of fp32, so an array of N F
 floats holds two of them.
 */
@@ -40,6 +47,7 @@ typedef struct {
     uint32_t* act; // memory of (N, F) floats; after the forward pass a left factor, tokens over F
     const uint32_t *fcw, *fcprojw, *fcw_backward, *fcprojw_backward;
     const float *fcb, *fcprojb; // or NULL
+    const float* scale;         // (N) of SwiGLU, or NULL
 } MlpBf16;
 
 // ---- forward ----
@@ -57,11 +65,13 @@ void mlp_bf16_forward_cpu(float* out, const MlpBf16* mlp, MatmulBf16Scratch* scr
 typedef struct {
     float *dinp, *dfcw, *dfcb, *dfcprojw, *dfcprojb;
     GradientMode mode;
-    float* dfch; // (N, gates F)
-    float* sums; // (N / 32, gates F): sums of tiles of dfch over tokens, for dfcb
+    float* dfch;   // (N, gates F)
+    float* sums;   // (N / 32, gates F): sums of tiles of dfch over tokens, for dfcb
+    float* dscale; // (F / 32, N) parts, which it sets; with `scale` only
 } MlpGradients;
 
-// Computes the gradients from dout (N, C) and inp (N, C). act is undefined afterwards.
+// Computes the gradients from dout (N, C) and inp (N, C). act is undefined afterwards. dinp may be
+// dout.
 void mlp_bf16_backward_cpu(const MlpBf16* mlp, const MlpGradients* d, const float* dout, const float* inp,
                            MatmulBf16Scratch* scratch);
 
@@ -135,7 +145,7 @@ static void mlp_bf16_relu2_tile_(const void* of, int begin, int end) {
 
 // A tile of the gate is written into the caches, where the tile of up, which is next but for other
 // rows, finds it.
-static void mlp_bf16_swiglu_tile_(const void* of, int begin, int end) {
+ALWAYS_INLINE void mlp_bf16_gated_tile_(const void* of, int begin, int end, int has_scale) {
     const MatmulBf16Tile* tile = (const MatmulBf16Tile*)of;
     const MlpBf16Forward_* forward = (const MlpBf16Forward_*)tile->context;
     const int up = tile->col - forward->mlp->F; // column of act; below 0: a tile of the gate
@@ -147,13 +157,22 @@ static void mlp_bf16_swiglu_tile_(const void* of, int begin, int end) {
         if (up < 0) {
             vec_store(gate + i, x);
         } else {
+            const Vec act = swiglu_vec(vec_load(gate + i), x).out;
             vec_stream(fch + i, x);
-            vec_store(tile->sums + i, swiglu_vec(vec_load(gate + i), x).out);
+            vec_store(tile->sums + i, has_scale ? forward->mlp->scale[tile->row + i / BF16_TILE] * act : act);
         }
     }
     if (end == BF16_TILE && up >= 0) {
         mlp_bf16_pack_act_(forward, tile->sums, tile->row, up);
     }
+}
+
+static void mlp_bf16_swiglu_tile_(const void* of, int begin, int end) {
+    mlp_bf16_gated_tile_(of, begin, end, 0);
+}
+
+static void mlp_bf16_scaled_swiglu_tile_(const void* of, int begin, int end) {
+    mlp_bf16_gated_tile_(of, begin, end, 1);
 }
 
 void mlp_bf16_hidden_cpu(const MlpBf16* mlp, const float* inp, MatmulBf16Scratch* scratch) {
@@ -164,7 +183,7 @@ void mlp_bf16_hidden_cpu(const MlpBf16* mlp, const float* inp, MatmulBf16Scratch
     const MatmulBf16Factor left = matmul_bf16_matrix((Matrix){inp, (size_t)mlp->C, 1});
     MatmulBf16 m = matmul_bf16_of(NULL, left, matmul_bf16_packed(mlp->fcw, mlp->C), mlp->N,
                                   mlp_bf16_hidden_(mlp), mlp->C);
-    m.finish = finishes[mlp->kind];
+    m.finish = mlp->scale ? mlp_bf16_scaled_swiglu_tile_ : finishes[mlp->kind];
     m.context = &forward;
     m.paired = activation_gates(mlp->kind) == 2 ? mlp->F / BF16_TILE : 0;
     matmul_bf16_product_cpu(m, scratch);
@@ -180,7 +199,7 @@ void mlp_bf16_forward_cpu(float* out, const MlpBf16* mlp, MatmulBf16Scratch* scr
 typedef struct {
     const MlpBf16* mlp;
     const Bf16Kernel* kernel;
-    float* sums; // or NULL
+    float *sums, *dscale; // or NULL
     // left, tokens over gates F; left, gates F over tokens; right, tokens over F
     uint32_t *dfch, *dfch_by_f, *act_by_f;
 } MlpBf16Backward_;
@@ -241,10 +260,25 @@ static void mlp_bf16_relu2_backward_tile_(const void* of, int begin, int end) {
     mlp_bf16_derive_tile_(of, begin, end, relu2_vec);
 }
 
+// Sets the parts of dscale of rows [begin, end) of a tile, from products of dact and act.
+static void mlp_bf16_sum_dscale_(const MlpBf16Backward_* backward, const float* products, int row, int col,
+                                 int begin, int end) {
+    float* dscale = backward->dscale + (size_t)(col / BF16_TILE) * backward->mlp->N + row;
+    for (int i = begin; i < end; i++) {
+        const float* p = products + (size_t)i * BF16_TILE;
+        Vec sum = vec_load(p);
+        for (int j = LANES; j < BF16_TILE; j += LANES) {
+            sum += vec_load(p + j);
+        }
+        dscale[i] = vec_hsum(sum);
+    }
+}
+
 // Gives two tiles of dfch.
-static void mlp_bf16_swiglu_backward_tile_(const void* of, int begin, int end) {
+ALWAYS_INLINE void mlp_bf16_gated_backward_tile_(const void* of, int begin, int end, int has_scale) {
     // of the current tile
-    static __thread __attribute__((aligned(64))) float act[BF16_TILE * BF16_TILE], dup[BF16_TILE * BF16_TILE];
+    static __thread __attribute__((aligned(64))) float act[BF16_TILE * BF16_TILE], dup[BF16_TILE * BF16_TILE],
+        dscale[BF16_TILE * BF16_TILE];
     const MatmulBf16Tile* tile = (const MatmulBf16Tile*)of;
     const MlpBf16Backward_* backward = (const MlpBf16Backward_*)tile->context;
     const MlpBf16* mlp = backward->mlp;
@@ -253,15 +287,34 @@ static void mlp_bf16_swiglu_backward_tile_(const void* of, int begin, int end) {
     for (int i = begin * BF16_TILE; i < end * BF16_TILE; i += LANES) {
         const SwigluVec y = swiglu_vec(vec_load(gate + i), vec_load(up + i));
         const Vec dact = vec_load(tile->sums + i);
-        vec_store(tile->sums + i, dact * y.by_gate);
-        vec_store(dup + i, dact * y.by_up);
-        vec_store(act + i, y.out);
+        if (has_scale) {
+            const float scale = mlp->scale[row + i / BF16_TILE];
+            vec_store(dscale + i, dact * y.out);
+            vec_store(tile->sums + i, scale * dact * y.by_gate);
+            vec_store(dup + i, scale * dact * y.by_up);
+            vec_store(act + i, scale * y.out);
+        } else {
+            vec_store(tile->sums + i, dact * y.by_gate);
+            vec_store(dup + i, dact * y.by_up);
+            vec_store(act + i, y.out);
+        }
+    }
+    if (has_scale) {
+        mlp_bf16_sum_dscale_(backward, dscale, row, col, begin, end);
     }
     if (end == BF16_TILE) {
         mlp_bf16_pack_dfch_(backward, tile->sums, row, col);
         mlp_bf16_pack_dfch_(backward, dup, row, mlp->F + col);
         mlp_bf16_pack_act_by_f_(backward, act, row, col);
     }
+}
+
+static void mlp_bf16_swiglu_backward_tile_(const void* of, int begin, int end) {
+    mlp_bf16_gated_backward_tile_(of, begin, end, 0);
+}
+
+static void mlp_bf16_scaled_swiglu_backward_tile_(const void* of, int begin, int end) {
+    mlp_bf16_gated_backward_tile_(of, begin, end, 1);
 }
 
 // Sets dfch and act, packed, and the sums of dfch.
@@ -273,7 +326,7 @@ static void mlp_bf16_derive_(const MlpBf16Backward_* backward, MatmulBf16Factor 
     const MlpBf16* mlp = backward->mlp;
     MatmulBf16 m =
         matmul_bf16_of(NULL, dout, matmul_bf16_packed(mlp->fcprojw_backward, mlp->C), mlp->N, mlp->F, mlp->C);
-    m.finish = finishes[mlp->kind];
+    m.finish = mlp->scale ? mlp_bf16_scaled_swiglu_backward_tile_ : finishes[mlp->kind];
     m.context = backward;
     m.read = mlp->fch;
     matmul_bf16_product_cpu(m, scratch);
@@ -283,8 +336,13 @@ void mlp_bf16_backward_cpu(const MlpBf16* mlp, const MlpGradients* d, const floa
                            MatmulBf16Scratch* scratch) {
     const int N = mlp->N, C = mlp->C, F = mlp->F, hidden = mlp_bf16_hidden_(mlp);
     uint32_t* dfch = (uint32_t*)(void*)d->dfch;
-    const MlpBf16Backward_ backward = {
-        mlp, &scratch->kernel, d->dfcb ? d->sums : NULL, dfch, dfch + matmul_bf16_pairs(N, hidden), mlp->act};
+    const MlpBf16Backward_ backward = {mlp,
+                                       &scratch->kernel,
+                                       d->dfcb ? d->sums : NULL,
+                                       d->dscale,
+                                       dfch,
+                                       dfch + matmul_bf16_pairs(N, hidden),
+                                       mlp->act};
     mlp_bf16_derive_(&backward, matmul_bf16_matrix((Matrix){dout, (size_t)C, 1}), scratch);
     if (d->dfcprojw) {
         const MatmulBf16Factor dout_by_channel = matmul_bf16_matrix((Matrix){dout, 1, (size_t)C});

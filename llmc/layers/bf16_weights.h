@@ -5,9 +5,10 @@ bf16 on the CPU.
     forward     of (OC, C): the right factor of out = inp weight^T
     backward    the right factor of dinp = dout weight; only for training
 
-The embedding has copies if it is the classifier, too: a token's row is read in fp32. The matrices
-themselves stay fp32. After a change they are packed again; until then all passes read
-the old copies.
+The embedding has copies if it is the classifier, too: a token's row is read in fp32. The matrix of
+each expert has factors of its own, one after the other; its sizes are multiples of BF16_TILE. The
+matrices themselves stay fp32. After a change they are packed again; until then all passes read the
+old copies.
 */
 #ifndef LLMC_BF16_WEIGHTS_H
 #define LLMC_BF16_WEIGHTS_H
@@ -40,10 +41,25 @@ static inline int bf16_weights_has(const Bf16Weights* w, int i) {
     return quantized_is_matrix(row) && !(row->kind == KIND_EMBEDDING && w->has_head);
 }
 
+// Returns 0, or a size of experts' matrices that is not a whole number of tiles, C or F: no matrix
+// may start inside a tile of another.
+static inline int bf16_weights_unfit(ModelConfig cfg) {
+    const int F = model_hidden(cfg);
+    return cfg.E == 0 ? 0 : cfg.C % BF16_TILE ? cfg.C : F % BF16_TILE ? F : 0;
+}
+
+// Returns the rows of the matrix of an expert.
+static inline int bf16_weights_expert_rows_(const TensorRow* row) { return (int)row->rows / row->experts; }
+
+// Returns the size of a copy of an expert.
+static inline size_t bf16_weights_expert_pairs_(const TensorRow* row, int kind) {
+    const int OC = bf16_weights_expert_rows_(row), C = (int)row->cols;
+    return kind == PACKED_FORWARD ? matmul_bf16_pairs(OC, C) : matmul_bf16_pairs(C, OC);
+}
+
 // Returns the size of a copy of one layer.
 static inline size_t bf16_weights_pairs_(const TensorRow* row, int kind) {
-    const int OC = (int)row->rows, C = (int)row->cols;
-    return kind == PACKED_FORWARD ? matmul_bf16_pairs(OC, C) : matmul_bf16_pairs(C, OC);
+    return (size_t)row->experts * bf16_weights_expert_pairs_(row, kind);
 }
 
 // Sets the places of copies; returns the bytes of all.
@@ -76,18 +92,34 @@ static inline uint32_t* bf16_weights_at_(const Bf16Weights* w, int row, int laye
     return w->memory + w->at[row][kind] + layer * bf16_weights_pairs_(&w->rows[row], kind);
 }
 
+// Packs `count` rows of expert e of a layer of a matrix, from `first` on.
+static inline void bf16_weights_pack_expert_(Bf16Weights* w, int row, int layer, int e, int first,
+                                             int count) {
+    const TensorRow* r = &w->rows[row];
+    const int OC = bf16_weights_expert_rows_(r), C = (int)r->cols;
+    const float* weight =
+        (const float*)tensor_at_layer(r, w->params, layer) + (size_t)e * (size_t)OC * (size_t)C;
+    uint32_t* forward = bf16_weights_at_(w, row, layer, PACKED_FORWARD) +
+                        (size_t)e * bf16_weights_expert_pairs_(r, PACKED_FORWARD);
+    bf16_pack_right(w->pack, forward + matmul_bf16_pairs(first, C), matmul_bf16_pairs(1, C),
+                    matmul_bf16_forward_weight(weight, C), 0, first, C, count);
+    if (w->kinds > PACKED_BACKWARD) {
+        uint32_t* backward = bf16_weights_at_(w, row, layer, PACKED_BACKWARD) +
+                             (size_t)e * bf16_weights_expert_pairs_(r, PACKED_BACKWARD);
+        bf16_pack_right(w->pack, backward + matmul_bf16_pairs(1, first), matmul_bf16_pairs(1, OC),
+                        matmul_bf16_backward_weight(weight, C), first, 0, count, C);
+    }
+}
+
 // Packs `count` rows of a layer of a matrix from `first` on, a multiple of 32, on one thread.
 // Other threads may pack other rows.
 static inline void bf16_weights_pack_rows(Bf16Weights* w, int row, int layer, int first, int count) {
-    const TensorRow* r = &w->rows[row];
-    const int OC = (int)r->rows, C = (int)r->cols;
-    const float* weight = (const float*)tensor_at_layer(r, w->params, layer);
-    bf16_pack_right(w->pack, bf16_weights_at_(w, row, layer, PACKED_FORWARD) + matmul_bf16_pairs(first, C),
-                    matmul_bf16_pairs(1, C), matmul_bf16_forward_weight(weight, C), 0, first, C, count);
-    if (w->kinds > PACKED_BACKWARD) {
-        bf16_pack_right(w->pack,
-                        bf16_weights_at_(w, row, layer, PACKED_BACKWARD) + matmul_bf16_pairs(1, first),
-                        matmul_bf16_pairs(1, OC), matmul_bf16_backward_weight(weight, C), first, 0, count, C);
+    const int OC = bf16_weights_expert_rows_(&w->rows[row]);
+    while (count > 0) { // by expert
+        const int part = int_min(count, OC - first % OC);
+        bf16_weights_pack_expert_(w, row, layer, first / OC, first % OC, part);
+        first += part;
+        count -= part;
     }
 }
 

@@ -89,6 +89,18 @@ static inline const QuantizedBlock* linear_blocks_(const Weight* weight) {
     return (const QuantizedBlock*)(const void*)weight->data;
 }
 
+// Returns the matrix of expert e, given that of expert 0, in all its forms.
+static inline Weight linear_expert(const Linear* linear, const Weight* w, int e) {
+    Weight expert = weight_of_expert(w, e);
+    if (linear->is_quantized) {
+        const size_t blocks = (size_t)e * (size_t)w->OC * (size_t)(w->C / QUANTIZED_BLOCK);
+        expert.data = (const float*)(const void*)(linear_blocks_(w) + blocks);
+    }
+    expert.forward = w->forward ? w->forward + (size_t)e * matmul_bf16_pairs(w->OC, w->C) : NULL;
+    expert.backward = w->backward ? w->backward + (size_t)e * matmul_bf16_pairs(w->C, w->OC) : NULL;
+    return expert;
+}
+
 static inline void linear_forward_cpu(float* out, const float* inp, const Weight* w, int N, Linear* linear) {
     const int C = w->C, OC = w->OC;
     if (linear->is_quantized) {

@@ -1,5 +1,5 @@
 /*
-mlp.h -- the MLP of a block on the CPU, with the matmuls of linear.h.
+mlp.h -- the MLP of a block, or its experts, on the CPU, with the matmuls of linear.h.
 
     fch (N, gates F) = inp fc^T + bias
     act (N, F)       = activation of fch (activation.h)
@@ -7,21 +7,106 @@ mlp.h -- the MLP of a block on the CPU, with the matmuls of linear.h.
 
 With matmuls in bf16, and N and F that are multiples of 32, its hidden layer is kept as mlp_bf16.h
 does it.
+
+With experts, the router (router.h) chooses E_used of them for each token. They are MLPs without
+biases, with SwiGLU, and M rows in all (experts.h):
+
+    logits (N, E) = inp router^T
+    in (M, C)     = the rows of inp that each expert takes
+    fch, act      = as above, of the rows of each expert; act times the weight of its row
+    out (N, C)    = sum of each token's rows of act proj^T, and the MLP that all tokens take
+
+In fp32 and in 8 bits only rows with a token are computed, in bf16 all: their number is a multiple
+of 32. Experts that no token takes are not read.
 */
 #ifndef LLMC_MLP_H
 #define LLMC_MLP_H
 
+#include <assert.h>
+#include <string.h>
+
 #include "llmc/ops/activation.h"
+#include "llmc/ops/experts.h"
+#include "llmc/ops/matmul.h"
+#include "llmc/ops/norm.h"
+#include "llmc/ops/router.h"
 #include "llmc/layers/linear.h"
+#include "llmc/layers/pass.h"
 #include "llmc/bf16/mlp_bf16.h"
+
+// Experts of a block; router.E = 0: none.
+typedef struct {
+    Router router;
+    const float* routerw; // (E, C), always fp32
+    Weight fc, proj;      // of the MLP that all tokens take
+    float *fch, *act;     // (N, gates Fs), (N, Fs); NULL without it
+    float *in, *out;      // (M, C)
+} Experts;
 
 typedef struct {
     ActivationKind kind;
     int N;
-    Weight fc, proj;  // (gates F, C), (C, F)
-    float *fch, *act; // (N, gates F), (N, F)
+    Weight fc, proj;  // (gates F, C), (C, F); of expert 0
+    float *fch, *act; // (N, gates F), (N, F); of experts M rows
     Linear* linear;
+    Experts experts;
 } Mlp;
+
+// Gradients of a block's MLP or experts, and memory that they need: of the router, `of_router`, and
+// those of the MLP that all tokens take.
+typedef struct {
+    MlpGradients mlp; // dinp (N, C); dfch (M, gates F)
+    float *drouterw, *dshared_fcw, *dshared_projw;
+    float *dlogits, *dscale; // (N, E); (M, 1 + F / 32)
+    RouterLosses losses;
+    double* statistics; // of the router; NULL: not counted
+} MlpLayerGradients;
+
+// Returns the MLP of a layer in a pass.
+static inline Mlp mlp_of(ModelConfig cfg, const LayerWeights* w, const ModelParameters* p,
+                         const ModelActivations* a, const Pass* pass, Linear* linear) {
+    const Architecture* kinds = model_architecture(cfg.arch);
+    const Router router = {.kind = kinds->router,
+                           .B = pass->B,
+                           .T = pass->T,
+                           .E = cfg.E,
+                           .used = cfg.E_used,
+                           .factor = model_router_factor(cfg),
+                           .bias = p->routerb,
+                           .logits = a->router_logits,
+                           .chosen = a->chosen,
+                           .rows = a->expert_rows,
+                           .order = a->expert_order,
+                           .first = a->expert_first,
+                           .scale = a->expert_scale};
+    const Experts experts = {router,  p->routerw,  w->shared_fc, w->shared_fcproj,
+                             a->sfch, a->sfch_act, a->expert_in, a->expert_out};
+    return (Mlp){
+        model_activation(cfg), pass_tokens(pass), w->fc, w->fcproj, a->fch, a->fch_act, linear, experts};
+}
+
+// Returns the gradients of a layer: those of its parameters are in `d`, `a` has memory.
+static inline MlpLayerGradients mlp_gradients_of(const ModelParameters* d, const ModelActivations* a,
+                                                 float* dinp, GradientMode mode, RouterLosses losses,
+                                                 double* statistics) {
+    return (MlpLayerGradients){.mlp = {.dinp = dinp,
+                                       .dfcw = d->fcw,
+                                       .dfcb = d->fcb,
+                                       .dfcprojw = d->fcprojw,
+                                       .dfcprojb = d->fcprojb,
+                                       .mode = mode,
+                                       .dfch = a->dfch,
+                                       .sums = a->dqkv},
+                               .drouterw = d->routerw,
+                               .dshared_fcw = d->sfcw,
+                               .dshared_projw = d->sfcprojw,
+                               .dlogits = a->drouter_logits,
+                               .dscale = a->dexpert_scale,
+                               .losses = losses,
+                               .statistics = statistics};
+}
+
+// ---- one MLP ----
 
 static inline int mlp_is_packed_(const Mlp* mlp) {
     const Linear* linear = mlp->linear;
@@ -48,8 +133,7 @@ static inline void mlp_activate_(const Mlp* mlp) {
     activation_forward_cpu(mlp->act, mlp->fch, (size_t)mlp->N, (size_t)mlp->proj.C, mlp->kind);
 }
 
-// Sets fch and act.
-static inline void mlp_hidden_cpu(const Mlp* mlp, const float* inp) {
+static inline void mlp_one_hidden_(const Mlp* mlp, const float* inp) {
     if (mlp_is_packed_(mlp)) {
         const MlpBf16 packed = mlp_packed_(mlp);
         mlp_bf16_hidden_cpu(&packed, inp, &mlp->linear->bf16);
@@ -59,8 +143,7 @@ static inline void mlp_hidden_cpu(const Mlp* mlp, const float* inp) {
     }
 }
 
-// Sets out (N, C), after mlp_hidden_cpu.
-static inline void mlp_forward_cpu(float* out, const Mlp* mlp) {
+static inline void mlp_one_forward_(float* out, const Mlp* mlp) {
     if (mlp_is_packed_(mlp)) {
         const MlpBf16 packed = mlp_packed_(mlp);
         mlp_bf16_forward_cpu(out, &packed, &mlp->linear->bf16);
@@ -69,17 +152,14 @@ static inline void mlp_forward_cpu(float* out, const Mlp* mlp) {
     }
 }
 
-// Sets act from fch again, for a backward pass that needs it.
-static inline void mlp_activation_cpu(const Mlp* mlp) {
+static inline void mlp_one_activation_(const Mlp* mlp) {
     if (!mlp_is_packed_(mlp)) {
         mlp_activate_(mlp);
     }
 }
 
-// Sets and adds to gradients, as MlpGradients says. dout and inp are (N, C). act and dfch are
-// undefined afterwards.
-static inline void mlp_backward_cpu(const Mlp* mlp, const MlpGradients* d, const float* dout,
-                                    const float* inp) {
+static inline void mlp_one_backward_(const Mlp* mlp, const MlpGradients* d, const float* dout,
+                                     const float* inp) {
     Linear* linear = mlp->linear;
     float* dact = mlp->act; // dfcprojw, which reads act, comes first
     if (mlp_is_packed_(mlp)) {
@@ -90,6 +170,259 @@ static inline void mlp_backward_cpu(const Mlp* mlp, const MlpGradients* d, const
     linear_backward_cpu(dact, d->dfcprojw, d->dfcprojb, dout, mlp->act, &mlp->proj, mlp->N, d->mode, linear);
     activation_backward_cpu(d->dfch, dact, mlp->fch, (size_t)mlp->N, (size_t)mlp->proj.C, mlp->kind);
     linear_backward_cpu(d->dinp, d->dfcw, d->dfcb, d->dfch, inp, &mlp->fc, mlp->N, d->mode, linear);
+}
+
+// ---- experts ----
+
+static inline int mlp_has_experts_(const Mlp* mlp) { return mlp->experts.router.E > 0; }
+
+// Returns the MLP that all tokens take; it has no rows if the model has none.
+static inline Mlp mlp_shared_(const Mlp* mlp) {
+    const Experts* x = &mlp->experts;
+    return (Mlp){.kind = mlp->kind,
+                 .N = x->fch ? mlp->N : 0,
+                 .fc = x->fc,
+                 .proj = x->proj,
+                 .fch = x->fch,
+                 .act = x->act,
+                 .linear = mlp->linear};
+}
+
+// The rows of experts are multiples of 32, so F decides.
+static inline int mlp_experts_are_packed_(const Mlp* mlp) {
+    return mlp->linear->is_bf16 && !mlp->linear->few && mlp_bf16_fits(ROUTER_TILE, (size_t)mlp->proj.C);
+}
+
+// Returns the MLP of expert e and its rows: in fp32 and 8 bits only those with a token.
+static inline Mlp mlp_expert_(const Mlp* mlp, int e) {
+    const Router* r = &mlp->experts.router;
+    const size_t first = (size_t)r->first[e];
+    return (Mlp){.kind = mlp->kind,
+                 .N = mlp_experts_are_packed_(mlp) ? r->first[e + 1] - r->first[e] : router_count(r, e),
+                 .fc = linear_expert(mlp->linear, &mlp->fc, e),
+                 .proj = linear_expert(mlp->linear, &mlp->proj, e),
+                 .fch = mlp->fch + first * (size_t)mlp->fc.OC,
+                 .act = mlp->act + first * (size_t)mlp->proj.C,
+                 .linear = mlp->linear};
+}
+
+// Returns the rows of expert e of (M, C).
+static inline float* mlp_rows_(float* rows, const Mlp* mlp, int e) {
+    return rows + (size_t)mlp->experts.router.first[e] * (size_t)mlp->fc.C;
+}
+
+// Sets fch of an expert, and in bf16 act; in fp32 and 8 bits experts_swiglu_cpu sets act.
+static inline void mlp_expert_hidden_(const Mlp* mlp, int e) {
+    const Mlp expert = mlp_expert_(mlp, e);
+    const float* in = mlp_rows_(mlp->experts.in, mlp, e);
+    if (expert.N == 0) {
+        return;
+    }
+    if (mlp_experts_are_packed_(mlp)) {
+        MlpBf16 packed = mlp_packed_(&expert);
+        packed.scale = mlp->experts.router.scale + mlp->experts.router.first[e];
+        mlp_bf16_hidden_cpu(&packed, in, &mlp->linear->bf16);
+    } else {
+        linear_forward_cpu(expert.fch, in, &expert.fc, expert.N, mlp->linear);
+    }
+}
+
+static inline void mlp_experts_activation_(const Mlp* mlp) {
+    if (!mlp_experts_are_packed_(mlp)) {
+        experts_swiglu_cpu(mlp->act, mlp->fch, &mlp->experts.router, mlp->proj.C);
+    }
+}
+
+static inline void mlp_experts_hidden_(const Mlp* mlp, const float* inp) {
+    const Experts* x = &mlp->experts;
+    const Mlp shared = mlp_shared_(mlp);
+    assert(mlp->kind == ACTIVATION_SWIGLU);
+    matmul_forward_cpu(x->router.logits, inp, x->routerw, NULL, mlp->N, mlp->fc.C, x->router.E,
+                       &mlp->linear->matmul);
+    router_forward_cpu(&x->router);
+    experts_gather_cpu(x->in, inp, &x->router, mlp->fc.C);
+    for (int e = 0; e < x->router.E; e++) {
+        mlp_expert_hidden_(mlp, e);
+    }
+    mlp_experts_activation_(mlp);
+    if (shared.N > 0) {
+        mlp_one_hidden_(&shared, inp);
+    }
+}
+
+static inline void mlp_experts_forward_(float* out, const Mlp* mlp) {
+    const Experts* x = &mlp->experts;
+    const Mlp shared = mlp_shared_(mlp);
+    for (int e = 0; e < x->router.E; e++) {
+        const Mlp expert = mlp_expert_(mlp, e);
+        if (expert.N > 0) {
+            mlp_one_forward_(mlp_rows_(x->out, mlp, e), &expert);
+        }
+    }
+    if (shared.N > 0) {
+        mlp_one_forward_(out, &shared);
+    }
+    experts_sum_cpu(out, x->out, &x->router, mlp->fc.C, shared.N > 0 ? GRADIENT_ADD : GRADIENT_SET);
+}
+
+// ---- gradients of experts ----
+
+static inline size_t mlp_elements_(const Weight* w) { return (size_t)w->OC * (size_t)w->C; }
+
+// Returns the gradients of expert e: parts of those of all.
+static inline MlpGradients mlp_gradients_of_expert_(const Mlp* mlp, const MlpGradients* d, int e) {
+    const size_t fc = (size_t)e * mlp_elements_(&mlp->fc), proj = (size_t)e * mlp_elements_(&mlp->proj);
+    return (MlpGradients){.dinp = mlp_rows_(mlp->experts.out, mlp, e),
+                          .dfcw = d->dfcw ? d->dfcw + fc : NULL,
+                          .dfcprojw = d->dfcprojw ? d->dfcprojw + proj : NULL,
+                          .mode = d->mode,
+                          .dfch = d->dfch + (size_t)mlp->experts.router.first[e] * (size_t)mlp->fc.OC};
+}
+
+// Sets the gradients of an expert without rows.
+static inline void mlp_expert_clear_(const Mlp* mlp, const MlpGradients* d) {
+    if (d->dfcw && d->mode == GRADIENT_SET) {
+        memset(d->dfcw, 0, mlp_elements_(&mlp->fc) * sizeof(float));
+    }
+    if (d->dfcprojw && d->mode == GRADIENT_SET) {
+        memset(d->dfcprojw, 0, mlp_elements_(&mlp->proj) * sizeof(float));
+    }
+}
+
+// Sets dscale of the rows of an expert from `parts` (F / 32, rows), in order.
+static inline void mlp_sum_dscale_(float* dscale, const float* parts, int rows, int F) {
+    for (int m = 0; m < rows; m++) {
+        float sum = 0;
+        for (int i = 0; i < F / BF16_TILE; i++) {
+            sum += parts[(size_t)i * (size_t)rows + (size_t)m];
+        }
+        dscale[m] = sum;
+    }
+}
+
+// Turns `out`, the gradient of the rows of experts, into that of `in`; sets dscale. In bf16.
+static inline void mlp_experts_backward_packed_(const Mlp* mlp, const MlpLayerGradients* all) {
+    const Experts* x = &mlp->experts;
+    const Router* r = &x->router;
+    const int F = mlp->proj.C;
+    float* parts = all->dscale + router_rows((size_t)mlp->N, r->E, r->used);
+    for (int e = 0; e < r->E; e++) {
+        const Mlp expert = mlp_expert_(mlp, e);
+        MlpGradients d = mlp_gradients_of_expert_(mlp, &all->mlp, e);
+        MlpBf16 packed = mlp_packed_(&expert);
+        packed.scale = r->scale + r->first[e];
+        d.dscale = parts;
+        if (expert.N > 0) {
+            mlp_bf16_backward_cpu(&packed, &d, d.dinp, mlp_rows_(x->in, mlp, e), &mlp->linear->bf16);
+            mlp_sum_dscale_(all->dscale + r->first[e], parts, expert.N, F);
+        } else {
+            mlp_expert_clear_(mlp, &d);
+        }
+    }
+}
+
+// Does so in fp32.
+static inline void mlp_experts_backward_unpacked_(const Mlp* mlp, const MlpLayerGradients* all) {
+    const Experts* x = &mlp->experts;
+    const Router* r = &x->router;
+    Linear* linear = mlp->linear;
+    for (int e = 0; e < r->E; e++) { // dact takes the place of act
+        const Mlp expert = mlp_expert_(mlp, e);
+        const MlpGradients d = mlp_gradients_of_expert_(mlp, &all->mlp, e);
+        if (expert.N > 0) {
+            linear_backward_cpu(expert.act, d.dfcprojw, NULL, d.dinp, expert.act, &expert.proj, expert.N,
+                                d.mode, linear);
+        } else {
+            mlp_expert_clear_(mlp, &d);
+        }
+    }
+    experts_swiglu_backward_cpu(all->mlp.dfch, all->dscale, mlp->act, mlp->fch, r, mlp->proj.C);
+    for (int e = 0; e < r->E; e++) {
+        const Mlp expert = mlp_expert_(mlp, e);
+        const MlpGradients d = mlp_gradients_of_expert_(mlp, &all->mlp, e);
+        if (expert.N > 0) {
+            linear_backward_cpu(d.dinp, d.dfcw, NULL, d.dfch, mlp_rows_(x->in, mlp, e), &expert.fc, expert.N,
+                                d.mode, linear);
+        }
+    }
+}
+
+// Adds the gradient of the MLP that all tokens take to dinp.
+static inline void mlp_shared_backward_(const Mlp* mlp, const MlpLayerGradients* all, const float* dout,
+                                        const float* inp) {
+    const Mlp shared = mlp_shared_(mlp);
+    float *dinp = all->mlp.dinp, *own = mlp->experts.in; // (N, C)
+    const MlpGradients d = {.dinp = own,
+                            .dfcw = all->dshared_fcw,
+                            .dfcprojw = all->dshared_projw,
+                            .mode = all->mlp.mode,
+                            .dfch = all->mlp.dfch};
+    if (shared.N > 0) {
+        mlp_one_backward_(&shared, &d, dout, inp);
+        residual_forward_cpu(dinp, dinp, own, (size_t)mlp->N * (size_t)mlp->fc.C);
+    }
+}
+
+// Sets dinp to the gradient through the router, and sets or adds to that of its weight.
+static inline void mlp_router_backward_(const Mlp* mlp, const MlpLayerGradients* all, const float* inp) {
+    const Experts* x = &mlp->experts;
+    const int N = mlp->N, C = mlp->fc.C, E = x->router.E;
+    MatmulScratch* scratch = &mlp->linear->matmul;
+    router_backward_cpu(all->dlogits, all->dscale, &x->router, all->losses);
+    if (all->drouterw) {
+        matmul_backward_weight_cpu(all->drouterw, all->dlogits, inp, N, C, E, all->mlp.mode, scratch);
+    }
+    matmul_backward_input_cpu(all->mlp.dinp, all->dlogits, x->routerw, N, C, E, scratch);
+    if (all->statistics) {
+        router_statistics_add_cpu(all->statistics, &x->router);
+    }
+}
+
+static inline void mlp_experts_backward_(const Mlp* mlp, const MlpLayerGradients* d, const float* dout,
+                                         const float* inp) {
+    const Experts* x = &mlp->experts;
+    const int C = mlp->fc.C;
+    experts_gather_cpu(x->out, dout, &x->router, C);
+    experts_gather_cpu(x->in, inp, &x->router, C);
+    if (mlp_experts_are_packed_(mlp)) {
+        mlp_experts_backward_packed_(mlp, d);
+    } else {
+        mlp_experts_backward_unpacked_(mlp, d);
+    }
+    mlp_router_backward_(mlp, d, inp);
+    experts_sum_cpu(d->mlp.dinp, x->out, &x->router, C, GRADIENT_ADD);
+    mlp_shared_backward_(mlp, d, dout, inp);
+}
+
+// ---- either ----
+
+// Sets fch and act; with experts, routes the tokens.
+static inline void mlp_hidden_cpu(const Mlp* mlp, const float* inp) {
+    (mlp_has_experts_(mlp) ? mlp_experts_hidden_ : mlp_one_hidden_)(mlp, inp);
+}
+
+// Sets out (N, C), after mlp_hidden_cpu.
+static inline void mlp_forward_cpu(float* out, const Mlp* mlp) {
+    (mlp_has_experts_(mlp) ? mlp_experts_forward_ : mlp_one_forward_)(out, mlp);
+}
+
+// Sets act from fch again, for a backward pass that needs it.
+static inline void mlp_activation_cpu(const Mlp* mlp) {
+    const Mlp shared = mlp_shared_(mlp);
+    (mlp_has_experts_(mlp) ? mlp_experts_activation_ : mlp_one_activation_)(mlp);
+    if (shared.N > 0) {
+        mlp_one_activation_(&shared);
+    }
+}
+
+// Sets and adds to gradients. dout and inp are (N, C). act and dfch are undefined afterwards.
+static inline void mlp_backward_cpu(const Mlp* mlp, const MlpLayerGradients* d, const float* dout,
+                                    const float* inp) {
+    if (mlp_has_experts_(mlp)) {
+        mlp_experts_backward_(mlp, d, dout, inp);
+    } else {
+        mlp_one_backward_(mlp, &d->mlp, dout, inp);
+    }
 }
 
 #endif

@@ -1,7 +1,7 @@
 /*
 q8_weights.h -- a model whose matrices are in 8 bits (q8.h), for --quantize. Inference only.
 
-    wte, qkvw, attprojw, fcw, fcprojw, head
+    wte, qkvw, attprojw, fcw, fcprojw, sfcw, sfcprojw, head
                   blocks: a tensor of (rows, cols / 32) elements of 34 bytes
     all others    as they are without
 
@@ -38,10 +38,11 @@ static inline int quantized_is_matrix(const TensorRow* row) {
     return row->kind == KIND_MATRIX || row->init == INIT_VOCAB;
 }
 
-// Returns 0, or the columns of a matrix that do not fill blocks: C, those of all queries, or F.
+// Returns 0, or the columns of a matrix that do not fill blocks: C, those of all queries, F, or
+// those of the shared expert.
 static inline int quantized_unfit_columns(ModelConfig cfg) {
-    const int cols[] = {cfg.C, model_heads(cfg), model_hidden(cfg)};
-    for (int i = 0; i < 3; i++) {
+    const int cols[] = {cfg.C, model_heads(cfg), model_hidden(cfg), cfg.Fs};
+    for (int i = 0; i < 4; i++) {
         if (!quantized_fits((size_t)cols[i])) {
             return cols[i];
         }

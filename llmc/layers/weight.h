@@ -19,6 +19,11 @@ typedef struct {
     int OC, C;
 } Weight;
 
+// Returns the matrix of expert e, given that of expert 0; its data are floatX, without copies.
+static inline Weight weight_of_expert(const Weight* w, int e) {
+    return (Weight){w->data + (size_t)e * (size_t)w->OC * (size_t)w->C, NULL, NULL, NULL, w->OC, w->C};
+}
+
 // Packed copies of the matrices, as members of the same names.
 #define PACKED_MEMBER_(name, ...) const uint32_t* name;
 typedef struct {
@@ -26,9 +31,11 @@ typedef struct {
 } PackedParameters;
 #undef PACKED_MEMBER_
 
-// Matrices of a block, the embedding, and the classifier, which may be the embedding.
+// Matrices of a block, the embedding, and the classifier, which may be the embedding. With experts,
+// fc and fcproj are those of expert 0, and the others' follow them; shared: the expert that all
+// tokens take.
 typedef struct {
-    Weight qkv, attproj, fc, fcproj, wte, head;
+    Weight qkv, attproj, router, fc, fcproj, shared_fc, shared_fcproj, wte, head;
 } LayerWeights;
 
 // Names the matrices in `p`, the parameters of a layer, and their copies, whose members may be
@@ -39,11 +46,15 @@ static inline LayerWeights layer_weights(ModelConfig cfg, const ModelParameters*
               FG = F * model_gates(cfg);
     const Weight wte = {p->wte, NULL, forward->wte, backward->wte, cfg.Vp, C},
                  head = {p->head, NULL, forward->head, backward->head, cfg.Vp, C};
+    const int Fs = cfg.Fs, shared = Fs * model_gates(cfg);
     const LayerWeights weights = {
         {p->qkvw, p->qkvb, forward->qkvw, backward->qkvw, QKV, C},
         {p->attprojw, p->attprojb, forward->attprojw, backward->attprojw, C, Q},
+        {p->routerw, NULL, NULL, NULL, cfg.E, C},
         {p->fcw, p->fcb, forward->fcw, backward->fcw, FG, C},
         {p->fcprojw, p->fcprojb, forward->fcprojw, backward->fcprojw, C, F},
+        {p->sfcw, NULL, forward->sfcw, backward->sfcw, shared, C},
+        {p->sfcprojw, NULL, forward->sfcprojw, backward->sfcprojw, C, Fs},
         wte,
         cfg.has_head ? head : wte,
     };

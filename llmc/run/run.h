@@ -235,13 +235,9 @@ int64_t run_batch(const Run* run) {
     return batch_at_step(&batches, run->state.step);
 }
 
-static size_t run_report_bytes_(int64_t micro_steps) {
-    return sizeof(RankReport) + (size_t)micro_steps * sizeof(double);
-}
-
 // Returns the report of rank r, after they were gathered.
 static RankReport* run_report_of_(const Run* run, int r, int64_t micro_steps) {
-    return (RankReport*)((char*)run->reports + (size_t)r * run_report_bytes_(micro_steps));
+    return (RankReport*)((char*)run->reports + (size_t)r * rank_report_bytes(run->settled.cfg, micro_steps));
 }
 
 // Gathers the reports of all ranks and adds them up. Losses are added in the order of the
@@ -249,7 +245,7 @@ static RankReport* run_report_of_(const Run* run, int r, int64_t micro_steps) {
 static RunUpdate_ run_add_up_(Run* run, int64_t micro_steps) {
     RunUpdate_ sum = {0, 0, 0, 0, 0, 0};
     WideSum square_sum = {0, 0};
-    comm_all_gather(&run->comm, run->reports, run->report, run_report_bytes_(micro_steps));
+    comm_all_gather(&run->comm, run->reports, run->report, rank_report_bytes(run->settled.cfg, micro_steps));
     for (int r = 0; r < run->comm.size; r++) {
         const RankReport* report = run_report_of_(run, r, micro_steps);
         wide_sum_merge(&square_sum, report->square_sum);
@@ -438,7 +434,7 @@ void run_begin_step(Run* run) {
     dataloader_resize(run->train, sequences);
     run->first_sequence = run->train->next;
     run->waited_s = run->train->wait_s;
-    memset(run->report, 0, run_report_bytes_(micro_steps));
+    rank_report_open(run->report, run->settled.cfg, micro_steps);
     run->report->agreement = run->agreement;
     comm_progress(&run->comm, COMM_DATA, run->state.step, "the gradient of an update");
 }
@@ -528,7 +524,7 @@ static int64_t run_validation_steps_(const Run* run) {
 int run_validation_batch(Run* run, int64_t i, Batch* batch) {
     const int64_t micro_steps = run_validation_steps_(run);
     if (i == 0) {
-        memset(run->report, 0, run_report_bytes_(micro_steps));
+        rank_report_open(run->report, run->settled.cfg, micro_steps);
         run_agree_on_parameters(run);
         dataloader_seek(run->val, 0);
     }

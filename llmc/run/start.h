@@ -97,8 +97,7 @@ static void start_open_data_(Run* run) {
     run->eval_sequences = run->val->settings.sequences;
     const int64_t update = run_micro_steps(run, run->settled.sequences),
                   validation = run_micro_steps(run, run->eval_sequences);
-    const size_t bytes =
-        sizeof(RankReport) + (size_t)(update > validation ? update : validation) * sizeof(double);
+    const size_t bytes = rank_report_bytes(run->settled.cfg, update > validation ? update : validation);
     run->report = (RankReport*)check_alloc(bytes, 1, "losses");
     run->reports = (RankReport*)check_alloc((size_t)run->comm.size, bytes, "losses");
     run->paces = (double*)check_alloc((size_t)run->comm.size, sizeof(double), "paces of processes");

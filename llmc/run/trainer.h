@@ -9,6 +9,7 @@ functions that others call: for the plan, tasks, samples, loading and saving.
 
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "llmc/base/wide_sum.h"
 #include "llmc/data/dataloader.h"
@@ -20,9 +21,10 @@ functions that others call: for the plan, tasks, samples, loading and saving.
 #include "llmc/comm/comm.h"
 #include "llmc/model/freeze.h"
 #include "llmc/model/model.h"
+#include "llmc/ops/router.h"
 
-// One rank's numbers of an update or a validation. The losses of its micro-steps follow it in
-// memory.
+// One rank's numbers of an update or a validation. In memory the statistics of its routers follow
+// it (router.h), layer after layer, then the losses of its micro-steps.
 typedef struct {
     // Sum of squares of this rank's part of the reduced gradient, which still has the loss scale.
     WideSum square_sum;
@@ -32,10 +34,30 @@ typedef struct {
     double wait_s;       // time spent waiting for data
     double pace_s;       // time per token in forward passes that wait for no other rank; 0: unknown
     uint64_t agreement;  // hash of the verdict on the previous update
+    size_t statistics;   // numbers of its routers' statistics; 0 without experts
 } RankReport;
 
+// Returns the bytes of a report.
+static inline size_t rank_report_bytes(ModelConfig cfg, int64_t micro_steps) {
+    const size_t statistics = (size_t)cfg.L * (size_t)router_statistics(cfg.E);
+    return sizeof(RankReport) + (statistics + (size_t)micro_steps) * sizeof(double);
+}
+
+// Starts a report of zeros.
+static inline void rank_report_open(RankReport* report, ModelConfig cfg, int64_t micro_steps) {
+    memset(report, 0, rank_report_bytes(cfg, micro_steps));
+    report->statistics = (size_t)cfg.L * (size_t)router_statistics(cfg.E);
+}
+
+// Returns the statistics of the routers of a report; NULL without experts.
+static inline double* rank_report_statistics(RankReport* report) {
+    return report->statistics > 0 ? (double*)(report + 1) : NULL;
+}
+
 // Returns the losses of a report, in nats.
-static inline double* rank_report_losses(RankReport* report) { return (double*)(report + 1); }
+static inline double* rank_report_losses(RankReport* report) {
+    return (double*)(report + 1) + report->statistics;
+}
 
 // Adds the operations and targets of a micro-batch.
 static inline void rank_report_add(RankReport* report, ModelConfig cfg, const Freeze* freeze, Batch batch) {

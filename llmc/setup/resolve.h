@@ -94,6 +94,7 @@ int setup_asks_for_samples(const Options* options);
 #include "llmc/bf16/machine_peak.h"
 #include "llmc/formats/hf_config.h"
 #include "llmc/formats/llmc_bin.h"
+#include "llmc/layers/bf16_weights.h"
 #include "llmc/layers/linear.h"
 #include "llmc/setup/conflicts.h"
 #include "llmc/setup/options_values.h"
@@ -377,11 +378,12 @@ static int settle_only_converts_(const Settled* s) {
            !setup_asks_for_samples(o) && o->sample_every <= 0;
 }
 
-// Decides --matmul auto. Refuses bf16 for 8-bit matrices.
+// Decides --matmul auto. Refuses bf16 for 8-bit matrices, and for experts in parts of tiles.
 static void settle_matmul_(Settled* s) {
     Options* o = &s->options;
+    const int unfit = bf16_weights_unfit(s->cfg);
     if (o->matmul == MATMUL_AUTO) {
-        const int pays = !o->quantize && !settle_only_converts_(s) && peak_bf16_pays();
+        const int pays = !o->quantize && !unfit && !settle_only_converts_(s) && peak_bf16_pays();
         const MatmulPrecision best = pays ? MATMUL_BF16 : MATMUL_FP32;
         o->matmul = best;
     }
@@ -389,6 +391,11 @@ static void settle_matmul_(Settled* s) {
         die_usage(
             "--matmul bf16 cannot be combined with --quantize q8_0, which computes in 8 bits; wanted one "
             "of the two");
+    }
+    if (o->matmul == MATMUL_BF16 && unfit) {
+        die_usage("--matmul bf16: a matrix of an expert has %d rows or columns, wanted a multiple of %d; "
+                  "--matmul fp32 works",
+                  unfit, BF16_TILE);
     }
 }
 

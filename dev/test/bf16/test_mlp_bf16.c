@@ -53,7 +53,8 @@ static Results results_of(const Bf16Kernel* kernel, const MlpCase* p, GradientMo
                             p->fcprojb ? r.dfcprojb : NULL,
                             mode,
                             (float*)memory_take(&ledger, "dfch", MEMORY_DEVICE, nh * sizeof(float)),
-                            p->fcb ? ops_floats(nh / BF16_TILE) : NULL};
+                            p->fcb ? ops_floats(nh / BF16_TILE) : NULL,
+                            NULL};
     mlp_bf16_hidden_cpu(&mlp, p->inp, &scratch);
     mlp_bf16_forward_cpu(r.out, &mlp, &scratch);
     mlp_bf16_backward_cpu(&mlp, &d, p->dout, p->inp, &scratch);

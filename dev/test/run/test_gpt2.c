@@ -169,6 +169,11 @@ static double tensor_error(const TensorRow* row, const void* a, const void* b) {
     return largest;
 }
 
+// The error of row i of gradients, which a model has if the row is trained.
+static double gradient_error(const Model* model, int i, const void* a, const void* b) {
+    return zero_has_row(&model->zero.plan, i) ? tensor_error(&model->gradient_rows[i], a, b) : 0;
+}
+
 // fp32 rounds each operation by 6e-8; a gradient passes through some hundred sums of up to a
 // hundred terms.
 TEST(against_pytorch) {
@@ -198,22 +203,26 @@ TEST(against_pytorch) {
 // reference.h with the same sizes and parameters.
 static void reference_of(RefModel* reference, const Model* model, int B, int T) {
     ref_model_open(reference, model->cfg, (size_t)B, (size_t)T);
-    for (size_t i = 0; i < model->parameter_bytes / sizeof(float); i++) { // laid out alike
-        reference->params[i] = ((const float*)model->params_memory)[i];
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        const TensorRow* row = &model->parameter_rows[i];
+        for (size_t j = 0; j < tensor_elements(row); j++) {
+            *(Real*)test_element(&reference->rows[i], reference->params, j) =
+                *element(row, model->params_memory, j);
+        }
     }
 }
 
-// `grads` as the fp32 parameters are laid out; `what` they are.
+// `grads` as the model's gradients are laid out; `what` they are.
 static void expect_reference_gradients(const RefModel* reference, const Model* model, void* grads,
                                        double tolerance, const char* what) {
     float* want = check_alloc(model->parameter_bytes, 1, "gradient");
-    for (size_t i = 0; i < model->parameter_bytes / sizeof(float); i++) {
-        want[i] = (float)reference->grads[i];
-    }
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        const TensorRow* row = &model->parameter_rows[i];
-        EXPECT_NEAR(tensor_error(row, grads, want), 0, tolerance, "gradient of %s, %s and the reference",
-                    row->name, what);
+        const TensorRow* row = &model->gradient_rows[i];
+        for (size_t j = 0; j < tensor_elements(row) && zero_has_row(&model->zero.plan, i); j++) {
+            *element(row, want, j) = (float)*(Real*)test_element(&reference->rows[i], reference->grads, j);
+        }
+        EXPECT_NEAR(gradient_error(model, i, grads, want), 0, tolerance,
+                    "gradient of %s, %s and the reference", row->name, what);
     }
     free(want);
 }
@@ -256,13 +265,28 @@ static const struct {
     {"nanochat",
      {17, 131, 201, 2, 4, 24, SHARE_OFF, ARCH_NANOCHAT, .KV = 2, .F = 41, .has_head = 1, .softcap = 15}},
     {"nanochat, tied", {17, 131, 201, 2, 4, 24, SHARE_OFF, ARCH_NANOCHAT, .F = 41}},
+    {"mixtral",
+     {17, 131, 201, 2, 4, 24, SHARE_OFF, ARCH_MIXTRAL, .KV = 2, .F = 41, .E = 4, .E_used = 2, .window = 5,
+      .windows = {3}}},
+    {"mixtral, one expert",
+     {17, 131, 201, 2, 4, 24, SHARE_OFF, ARCH_MIXTRAL, .KV = 2, .F = 20, .E = 1, .E_used = 1}},
+    {"qwen3moe",
+     {17, 131, 201, 3, 4, 24, SHARE_OFF, ARCH_QWEN3MOE, .KV = 2, .HS = 8, .F = 20, .E = 5, .E_used = 1}},
+    {"olmoe",
+     {17, 131, 201, 2, 4, 24, SHARE_OFF, ARCH_OLMOE, .KV = 2, .HS = 8, .F = 20, .has_head = 1, .E = 16,
+      .E_used = 3}},
+    {"glm4moe",
+     {17, 131, 201, 2, 4, 24, SHARE_OFF, ARCH_GLM4MOE, .KV = 2, .HS = 8, .F = 20, .E = 4, .E_used = 2,
+      .Fs = 30, .router_factor = 1.5f, .rope_dims = 4}},
     {"llama, layers shared",
      {17, 131, 201, 4, 4, 24, SHARE_LOOP + 2, ARCH_LLAMA, .KV = 2, .F = 41, .has_head = 1}},
 };
 enum { ARCH_CASES = sizeof(ARCHS) / sizeof(ARCHS[0]), ARCH_T = 13, ARCH_N = 2 * ARCH_T };
 
-// Returns a model of this kind in whole tiles of 32, for matmuls in bf16.
+// Returns a model of this kind in whole tiles of 32, for matmuls in bf16. A token takes all
+// experts: with other roundings it could take others.
 static ModelConfig arch_in_tiles(ModelConfig cfg) {
+    cfg.E_used = cfg.E;
     cfg.max_T = 32, cfg.C = 64, cfg.NH = 4, cfg.HS = cfg.arch == ARCH_GPT2 ? 0 : 32;
     cfg.KV = cfg.KV > 0 ? 2 : 0, cfg.F = cfg.arch == ARCH_GPT2 ? 0 : 96;
     return cfg;
@@ -276,6 +300,7 @@ static void open_arch(Model* model, ModelConfig cfg, int T, int recompute, Matmu
     for (size_t i = 0; i < model->parameter_bytes / sizeof(float); i++) {
         params[i] = 0.3f * rand_normal(1, 1, i);
     }
+    model->router_losses = (RouterLosses){0.25f, 0.125f, 0};
     linear_pack(&model->linear);
 }
 
@@ -316,6 +341,7 @@ TEST(against_reference) {
         arch_batch(&b, model.cfg.V, ARCH_T);
         reference_of(&reference, &model, 2, ARCH_T);
         reference.z_loss = 1e-2f;
+        reference.router_balance = 0.25, reference.router_z = 0.125;
         arch_pass(&model, &b); // the second pass sets the gradients anew
         const double got = arch_pass(&model, &b),
                      loss = ref_model_forward(&reference, b.tokens, b.targets, b.starts);
@@ -334,6 +360,9 @@ TEST(archs_bf16) {
         const char* name = ARCHS[i / 2].name;
         const int T = i % 2 ? 32 : ARCH_T;
         const ModelConfig cfg = i % 2 ? arch_in_tiles(ARCHS[i / 2].cfg) : ARCHS[i / 2].cfg;
+        if (cfg.E > 0 && !mlp_bf16_fits(ROUTER_TILE, (size_t)cfg.F)) {
+            continue; // refused
+        }
         Model model, exact;
         ArchBatch b;
         arch_batch(&b, cfg.V, T);
@@ -342,9 +371,8 @@ TEST(archs_bf16) {
         const double loss = arch_pass(&exact, &b);
         EXPECT_NEAR(arch_pass(&model, &b), loss, 5e-3 * loss, "%s: loss", name);
         for (int r = 0; r < MODEL_PARAMETER_ROWS; r++) {
-            const TensorRow* row = &model.parameter_rows[r];
-            EXPECT_NEAR(tensor_error(row, model.grads_memory, exact.grads_memory), 0, 0.05,
-                        "%s, T %d: gradient of %s", name, T, row->name);
+            EXPECT_NEAR(gradient_error(&model, r, model.grads_memory, exact.grads_memory), 0, 0.05,
+                        "%s, T %d: gradient of %s", name, T, model.parameter_rows[r].name);
         }
         model_close(&exact);
         model_close(&model);
@@ -929,6 +957,170 @@ TEST(backward_ends) {
     EXPECT(isfinite(model.acts.dresidual[0]), "the pass came to block 0");
     fixture_close(&s);
     model_close(&model);
+}
+
+// ---- experts ----
+
+// Copies the tensors that both models have, from one to the other.
+static void copy_parameters(Model* to, const Model* from) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        const TensorRow *row = &to->parameter_rows[i], *other = &from->parameter_rows[i];
+        for (int l = 0; l < row->layers && other->layers == row->layers; l++) {
+            memcpy(tensor_at_layer(row, to->params_memory, l), tensor_at_layer(other, from->params_memory, l),
+                   tensor_layer_elements(row) * sizeof(float));
+        }
+    }
+    linear_pack(&to->linear);
+}
+
+// A single expert is a dense MLP, bit for bit.
+static void test_single_expert(MatmulPrecision matmul) {
+    const ModelConfig dense = {32, 131, 201, 2, 2, 64, SHARE_OFF, ARCH_LLAMA, .F = 96};
+    ModelConfig cfg = dense;
+    Model model, expert;
+    ArchBatch b;
+    cfg.arch = ARCH_MIXTRAL, cfg.E = cfg.E_used = 1;
+    arch_batch(&b, cfg.V, 32);
+    open_arch(&model, dense, 32, RECOMPUTE_NONE, matmul);
+    open_arch(&expert, cfg, 32, RECOMPUTE_NONE, matmul);
+    copy_parameters(&expert, &model);
+    expert.router_losses = (RouterLosses){0.25f, 0, 0}; // 0 for one expert
+    EXPECT(arch_pass(&model, &b) == arch_pass(&expert, &b), "loss, matmuls %d", (int)matmul);
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        const TensorRow *row = &model.parameter_rows[i], *other = &expert.parameter_rows[i];
+        for (int l = 0; l < row->layers; l++) {
+            EXPECT(memcmp(tensor_at_layer(row, model.grads_memory, l),
+                          tensor_at_layer(other, expert.grads_memory, l),
+                          tensor_layer_elements(row) * sizeof(float)) == 0,
+                   "gradient of %s, layer %d, matmuls %d", row->name, l, (int)matmul);
+        }
+    }
+    model_close(&expert);
+    model_close(&model);
+}
+
+TEST(single_expert) {
+    test_single_expert(MATMUL_FP32);
+    test_single_expert(MATMUL_BF16);
+}
+
+// Sets the MLP of a dense model to experts that all have the weight 1 / E.
+static void join_experts(Model* dense, const Model* experts, int l) {
+    const int E = experts->cfg.E, F = experts->cfg.F, C = experts->cfg.C;
+    const ModelParameters to = model_parameters_at_layer(dense->params, dense->parameter_rows, l),
+                          from = model_parameters_at_layer(experts->params, experts->parameter_rows, l);
+    for (int e = 0; e < E; e++) {
+        for (int g = 0; g < 2; g++) {
+            memcpy(to.fcw + (g * E + e) * F * C, from.fcw + (e * 2 + g) * F * C,
+                   (size_t)(F * C) * sizeof(float));
+        }
+        for (int i = 0; i < C * F; i++) {
+            to.fcprojw[i / F * E * F + e * F + i % F] = from.fcprojw[e * C * F + i] / (float)E;
+        }
+    }
+}
+
+// Experts that all tokens take alike are one wide MLP.
+TEST(equal_experts) {
+    enum { E = 4, F = 20 };
+    const ModelConfig cfg = {17, 131, 201, 2, 4, 24, SHARE_OFF, ARCH_MIXTRAL, .F = F, .E = E, .E_used = E};
+    ModelConfig wide = cfg;
+    Model experts, dense;
+    ArchBatch b;
+    wide.arch = ARCH_LLAMA, wide.E = wide.E_used = 0, wide.F = E * F;
+    arch_batch(&b, cfg.V, ARCH_T);
+    open_arch(&experts, cfg, ARCH_T, RECOMPUTE_NONE, MATMUL_FP32);
+    open_arch(&dense, wide, ARCH_T, RECOMPUTE_NONE, MATMUL_FP32);
+    copy_parameters(&dense, &experts);
+    for (int l = 0; l < cfg.L; l++) {
+        const ModelParameters p = model_parameters_at_layer(experts.params, experts.parameter_rows, l);
+        memset(p.routerw, 0, (size_t)(E * cfg.C) * sizeof(float));
+        join_experts(&dense, &experts, l);
+    }
+    experts.router_losses = (RouterLosses){0.25f, 0, 0}; // even
+    const double loss = arch_pass(&dense, &b);
+    EXPECT_NEAR(arch_pass(&experts, &b), loss, 1e-6 * loss, "loss");
+    for (int l = 0; l < cfg.L; l++) {
+        const size_t at = offsetof(ModelParameters, qkvw) / sizeof(floatX*);
+        const TensorRow *row = &dense.parameter_rows[at], *other = &experts.parameter_rows[at];
+        EXPECT_NEAR(relative_error(tensor_at_layer(other, experts.grads_memory, l),
+                                   tensor_at_layer(row, dense.grads_memory, l), tensor_layer_elements(row)),
+                    0, 5e-6, "gradient of %s", row->name);
+    }
+    model_close(&dense);
+    model_close(&experts);
+}
+
+// Two sequences at a time or one after the other: the same update but for roundings of sums, and
+// the same statistics. The balance is of each sequence.
+TEST(experts_micro_batches) {
+    for (int i = 0; i < ARCH_CASES; i++) {
+        Model model, apart;
+        ArchBatch b;
+        if (ARCHS[i].cfg.E == 0) {
+            continue;
+        }
+        const int L = ARCHS[i].cfg.L, numbers = L * router_statistics(ARCHS[i].cfg.E);
+        double *statistics = check_alloc((size_t)numbers, sizeof(double), "statistics"),
+               *sums = check_alloc((size_t)numbers, sizeof(double), "statistics");
+        arch_batch(&b, ARCHS[i].cfg.V, ARCH_T);
+        open_arch(&model, ARCHS[i].cfg, ARCH_T, RECOMPUTE_NONE, MATMUL_FP32);
+        open_arch(&apart, ARCHS[i].cfg, ARCH_T, RECOMPUTE_NONE, MATMUL_FP32);
+        model.router_statistics = statistics, apart.router_statistics = sums;
+        arch_pass(&model, &b);
+        for (int k = 0; k < 2; k++) {
+            const Batch one = {
+                b.tokens + k * ARCH_T, b.targets + k * ARCH_T, b.starts + k * ARCH_T, 1, ARCH_T, 0};
+            model_forward(&apart, one);
+            model_backward(&apart, one, 1.0f / (float)b.batch.counted, k ? GRADIENT_ADD : GRADIENT_SET, only,
+                           NULL);
+        }
+        for (int r = 0; r < MODEL_PARAMETER_ROWS; r++) {
+            EXPECT_NEAR(gradient_error(&model, r, apart.grads_memory, model.grads_memory), 0, 1e-5,
+                        "%s: gradient of %s", ARCHS[i].name, model.parameter_rows[r].name);
+        }
+        for (int k = 0; k < numbers; k++) {
+            EXPECT_NEAR(sums[k], statistics[k], 1e-6 * statistics[k], "%s: statistic %d", ARCHS[i].name, k);
+        }
+        const RouterSummary sum = router_summary(statistics, L, ARCHS[i].cfg.E, ARCHS[i].cfg.E_used);
+        EXPECT(sum.load >= 1 && sum.entropy >= 0 && sum.entropy <= log(ARCHS[i].cfg.E) + 1e-9,
+               "%s: load %g, entropy %g", ARCHS[i].name, sum.load, sum.entropy);
+        free(sums);
+        free(statistics);
+        model_close(&apart);
+        model_close(&model);
+    }
+}
+
+// A frozen router, or frozen experts, leave all other gradients as they are.
+static void test_frozen_experts(const char* list, MatmulPrecision matmul) {
+    const ModelConfig cfg = {32,        131,          201,     2,      2,           64,
+                             SHARE_OFF, ARCH_GLM4MOE, .F = 32, .E = 4, .E_used = 2, .Fs = 64};
+    Options options = {.batch = 2, .seq_len = 32, .steps = 1, .matmul = matmul, .freeze = list};
+    Model model, whole;
+    ArchBatch b;
+    double square_sum = 0;
+    arch_batch(&b, cfg.V, 32);
+    open_alone(&model, cfg, &options, USE_TRAIN);
+    open_arch(&whole, cfg, 32, RECOMPUTE_NONE, matmul);
+    copy_parameters(&model, &whole);
+    model.router_losses = whole.router_losses;
+    model.z_loss = whole.z_loss;
+    arch_pass(&model, &b);
+    arch_pass(&whole, &b);
+    for (int r = 0; r < model.zero.num_ranges; r++) {
+        expect_range(&model, &whole, &model.zero.ranges[r], list, &square_sum);
+    }
+    model_close(&whole);
+    model_close(&model);
+}
+
+TEST(frozen_experts) {
+    for (MatmulPrecision matmul = MATMUL_FP32; matmul <= MATMUL_BF16; matmul++) {
+        test_frozen_experts("router", matmul);
+        test_frozen_experts("experts", matmul);
+        test_frozen_experts("mlp", matmul);
+    }
 }
 
 // ---- layers that share parameters
