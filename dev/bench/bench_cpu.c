@@ -302,8 +302,7 @@ static void bench_mlp(Bench* bench, int N, int F, ActivationKind kind, const cha
                      .fch = fch,
                      .act = act,
                      .linear = &linear};
-    const MlpLayerGradients d = {
-        .mlp = {out, dfcw, NULL, dfcprojw, NULL, GRADIENT_SET, dfch, NULL, NULL}};
+    const MlpLayerGradients d = {.mlp = {out, dfcw, NULL, dfcprojw, NULL, GRADIENT_SET, dfch, NULL, NULL}};
     const double flops = matmul_flops(N, C, H) + matmul_flops(N, F, C);
     char name[64];
     snprintf(name, sizeof(name), "bf16 MLP, %s, %d x %d -> %d", word, N, C, F);
