@@ -210,9 +210,9 @@ static FreezeExtent_ freeze_extent_(const FreezeItem_* item, const TensorRow* ro
     if (tensor_is_absent(&rows[row])) {
         return FREEZE_NOTHING_;
     }
-    return named == parts || freeze_names_(item, rows[row].name) ? FREEZE_WHOLE_
-           : named > 0                                           ? FREEZE_PART_
-                                                                 : FREEZE_NOTHING_;
+    return (named > 0 && named == parts) || freeze_names_(item, rows[row].name) ? FREEZE_WHOLE_
+           : named > 0                                                          ? FREEZE_PART_
+                                                                                : FREEZE_NOTHING_;
 }
 
 static void freeze_append_(char* text, size_t room, const char* name) {

@@ -64,7 +64,7 @@ TEST(refusals) {
         {"wtf", "'wtf'; wanted wte, wpe, ln1w"},
         {"wte,", "''"},
         {"embeddings ", "'embeddings '"},
-        {"wte,head", "attention, mlp, norms, a pattern of these"},
+        {"wte,head", "attention, mlp, experts, norms, a pattern of these"},
         {"h.3.attn", "'h.3.attn'; wanted wte, wpe"},
         {"h.0.att", "'h.0.att'"},
         {"transformer.attn.c_attn", "'transformer.attn.c_attn'"},

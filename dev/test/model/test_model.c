@@ -196,14 +196,26 @@ TEST(parameter_rows) {
     }
 }
 
-// Returns the names of the absent rows, in order, with a blank after each.
-static const char* absent_rows(const TensorRow* rows, int count) {
+static int is_word_of(const char* list, const char* word) {
+    char padded[64];
+    snprintf(padded, sizeof(padded), " %s ", word);
+    return strstr(list, padded) != NULL;
+}
+
+// Returns the names of the absent rows, in order, with a blank after each: without experts also
+// without theirs.
+static const char* absent_rows(const TensorRow* rows, int count, int has_experts) {
+    static const char of_experts[] = " routerw routerb sfcw sfcprojw router_logits chosen expert_rows "
+                                     "expert_order expert_first expert_scale sfch sfch_act expert_in "
+                                     "expert_out dexpert_scale drouter_logits ";
     static char names[256];
     names[0] = '\0';
     for (int i = 0; i < count; i++) {
-        const int is_absent = tensor_is_absent(&rows[i]);
+        const int is_absent = tensor_is_absent(&rows[i]),
+                  is_left_out = !has_experts && is_word_of(of_experts, rows[i].name);
         EXPECT(!is_absent || (rows[i].layers == 0 && tensor_copy(&rows[i], 2) == 0), "%s", rows[i].name);
-        if (is_absent) {
+        EXPECT(is_absent || !is_left_out, "%s without experts", rows[i].name);
+        if (is_absent && !is_left_out) {
             strcat(strcat(names, rows[i].name), " ");
         }
     }
@@ -230,6 +242,17 @@ TEST(architectures) {
          "encoded_rstd ln1_mean qk_raw qk_rstd ln2_mean lnf_mean kv ", 2 * 36 + 36 * (50 + 30 + 2 * 50), 36},
         {ARCH_NANOCHAT, "wpe ln1w ln1b qkvb qnormw knormw attprojb ln2w ln2b fcb fcprojb lnfw lnfb ",
          "ln1_mean qk_raw ln2_mean lnf_mean kv ", 36 * (50 + 30 + 2 * 50), 157 * 36},
+        // 4 experts with a row of the router each; a shared one with 20 hidden units
+        {ARCH_MIXTRAL,
+         "wpe ln1b qkvb qnormw knormw attprojb ln2b routerb fcb fcprojb sfcw sfcprojw lnfb head ",
+         "encoded_rstd ln1_mean qk_raw qk_rstd ln2_mean sfch sfch_act lnf_mean kv ",
+         2 * 36 + 36 * (50 + 30 + 4 + 4 * 3 * 50), 36},
+        {ARCH_OLMOE, "wpe ln1b qkvb attprojb ln2b routerb fcb fcprojb sfcw sfcprojw lnfb head ",
+         "encoded_rstd ln1_mean qk_rstd ln2_mean sfch sfch_act lnf_mean kv ",
+         30 + 10 + 2 * 36 + 36 * (50 + 30 + 4 + 4 * 3 * 50), 36},
+        {ARCH_GLM4MOE, "wpe ln1b attprojb ln2b fcb fcprojb lnfb head ",
+         "encoded_rstd ln1_mean qk_rstd ln2_mean lnf_mean kv ",
+         50 + 20 + 2 * 36 + 4 + 36 * (50 + 30 + 4 + 4 * 3 * 50 + 3 * 20), 36},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         ModelConfig cfg = TINY;
@@ -239,18 +262,22 @@ TEST(architectures) {
             cfg.arch = cases[i].arch, cfg.KV = 1, cfg.HS = 10, cfg.F = 50;
         }
         cfg.has_head = cases[i].arch == ARCH_NANOCHAT;
+        const int has_experts = model_architecture(cfg.arch)->router != ROUTER_NONE;
+        cfg.E = has_experts ? 4 : 0, cfg.E_used = has_experts ? 2 : 0;
+        cfg.Fs = cfg.arch == ARCH_GLM4MOE ? 20 : 0;
         const double wpe = cases[i].arch == ARCH_GPT2 ? 40 * 36 : 0,
                      wanted = 157 * 36 + wpe + 3 * cases[i].weights_per_block + cases[i].weights_once;
         const size_t bytes = model_parameter_rows(rows, cfg);
         expect_layout(rows, MODEL_PARAMETER_ROWS, bytes);
-        EXPECT(strcmp(absent_rows(rows, MODEL_PARAMETER_ROWS), cases[i].parameters) == 0, "%s lacks %s", word,
-               absent_rows(rows, MODEL_PARAMETER_ROWS));
+        EXPECT(strcmp(absent_rows(rows, MODEL_PARAMETER_ROWS, has_experts), cases[i].parameters) == 0,
+               "%s lacks %s", word, absent_rows(rows, MODEL_PARAMETER_ROWS, has_experts));
         EXPECT(model_count_parameters(cfg) == wanted, "%s: %.0f parameters, wanted %.0f", word,
                model_count_parameters(cfg), wanted);
         const size_t room = model_activation_rows(activations, cfg, B, T, RECOMPUTE_NONE, cfg.L, 0, B * T);
         expect_layout(activations, MODEL_ACTIVATION_ROWS, room);
-        EXPECT(strcmp(absent_rows(activations, MODEL_ACTIVATION_ROWS), cases[i].activations) == 0,
-               "%s lacks %s", word, absent_rows(activations, MODEL_ACTIVATION_ROWS));
+        EXPECT(strcmp(absent_rows(activations, MODEL_ACTIVATION_ROWS, has_experts), cases[i].activations) ==
+                   0,
+               "%s lacks %s", word, absent_rows(activations, MODEL_ACTIVATION_ROWS, has_experts));
     }
 }
 
@@ -267,13 +294,13 @@ TEST(activation_rows) {
     }
     for (int i = 0; i < MODEL_ACTIVATION_ROWS; i++) {
         const size_t tokens = strcmp(rows[i].name, "kv") == 0 ? 0 : B * T;
-        EXPECT(rows[i].rows == tokens, "%s has %zu rows", rows[i].name, rows[i].rows);
+        EXPECT(rows[i].rows == tokens || rows[i].cols == 0, "%s has %zu rows", rows[i].name, rows[i].rows);
     }
     model_activation_rows(rows, TINY, B, T, RECOMPUTE_ACTIVATION, TINY.L, 0, 3);
     for (int i = 0; i < MODEL_ACTIVATION_ROWS; i++) {
-        EXPECT(rows[i].rows == (strcmp(rows[i].name, "logits") == 0 ? 3
-                                : strcmp(rows[i].name, "kv") == 0   ? 0
-                                                                    : B * T),
+        EXPECT(rows[i].cols == 0 || rows[i].rows == (strcmp(rows[i].name, "logits") == 0 ? 3
+                                                     : strcmp(rows[i].name, "kv") == 0   ? 0
+                                                                                         : B * T),
                "%s has %zu rows with chunks of 3", rows[i].name, rows[i].rows);
     }
     EXPECT(row_called(rows, MODEL_ACTIVATION_ROWS, "logits")->cols == 256, "logits are padded");
@@ -282,10 +309,26 @@ TEST(activation_rows) {
     EXPECT(row_called(rows, MODEL_ACTIVATION_ROWS, "dfch")->cols == 144, "four times as wide");
 }
 
-static int is_word_of(const char* list, const char* word) {
-    char padded[64];
-    snprintf(padded, sizeof(padded), " %s ", word);
-    return strstr(list, padded) != NULL;
+// Rows of experts have room for 31 rows of padding each; routing is kept at every level.
+TEST(expert_rows) {
+    ModelConfig cfg = TINY;
+    TensorRow rows[MODEL_ACTIVATION_ROWS];
+    cfg.arch = ARCH_GLM4MOE, cfg.F = 50, cfg.E = 4, cfg.E_used = 2, cfg.Fs = 20;
+    const size_t M = (2 * B * T + 4 * 31) / 32 * 32;
+    model_activation_rows(rows, cfg, B, T, RECOMPUTE_BLOCK, cfg.L, 0, B * T);
+    for (int i = 0; i < MODEL_ACTIVATION_ROWS; i++) {
+        const char* name = rows[i].name;
+        const int is_row = is_word_of(" expert_order expert_scale fch fch_act expert_in expert_out "
+                                      "dexpert_scale dfch ",
+                                      name),
+                  is_kept = is_word_of(" router_logits chosen expert_rows expert_order expert_first "
+                                       "expert_scale ",
+                                       name);
+        EXPECT(!is_row || rows[i].rows == M, "%s has %zu rows, wanted %zu", name, rows[i].rows, M);
+        EXPECT(!is_kept || rows[i].layers == cfg.L, "%s has %d layers", name, rows[i].layers);
+    }
+    EXPECT(row_called(rows, MODEL_ACTIVATION_ROWS, "expert_first")->cols == 5, "ends of 4 experts");
+    EXPECT(row_called(rows, MODEL_ACTIVATION_ROWS, "sfch")->cols == 40, "gate and up of the shared expert");
 }
 
 // Which tensors are one for all layers at each level, exactly; each level shares what the last one
@@ -330,8 +373,8 @@ TEST(never) {
                               : B > T                       ? B
                                                             : T;
         const int copies = tokens * rows[i].cols == 0 ? 0 : is_cache ? TINY.L : 1;
-        EXPECT(rows[i].rows == tokens && rows[i].layers == copies, "%s: %d layers of %zu tokens", name,
-               rows[i].layers, rows[i].rows);
+        EXPECT((rows[i].rows == tokens || rows[i].cols == 0) && rows[i].layers == copies,
+               "%s: %d layers of %zu tokens", name, rows[i].layers, rows[i].rows);
         EXPECT(!is_cache || rows[i].cols == 2 * (size_t)TINY.C, "keys and values");
     }
 }
