@@ -631,6 +631,34 @@ static void test_levels(void) {
     unsetenv("XDG_CACHE_HOME");
 }
 
+// Returns the checksum of a model of a few updates in micro-batches of 32 tokens.
+static uint64_t trained_checksum(const char* options, const char* name) {
+    char line[512], path[256];
+    snprintf(line, sizeof(line),
+             "--layers 1 --channels 16 --heads 2 --context 16 --total-batch 96 --shuffle off --steps 5 "
+             "--eval-every 0 --samples 0 --autotune off %s --out %s",
+             options, test_path(name));
+    EXPECT(resume_run_(line) == 0, "%s", line);
+    snprintf(path, sizeof(path), "%s/step_00000005", test_path(name));
+    SavedState state = resume_state_(path);
+    const uint64_t sum = resume_checksum_(&state, "model.safetensors");
+    state_close(&state);
+    return sum;
+}
+
+// Expects a stage of short sequences to have the bits of a run without others, and graphs those of
+// a run without them where a stage changes.
+static void test_lengths(void) {
+    const uint64_t cut = trained_checksum("--batch 2 --seq-len-schedule 0:4,9:16", "cut"),
+                   short_ones = trained_checksum("--batch 8 --seq-len 4", "short"),
+                   graphs = trained_checksum(
+                       "--batch 2 --seq-len-schedule 0:4,2:8,4:16 --doc-mask on --graph on", "graphs"),
+                   none = trained_checksum(
+                       "--batch 2 --seq-len-schedule 0:4,2:8,4:16 --doc-mask on --graph off", "launches");
+    EXPECT(cut == short_ones, "sequences of 4 tokens, cut from 16");
+    EXPECT(graphs == none, "stages with graphs");
+}
+
 // Expects the same sums from the same batch in other micro-batches, up to their order.
 static void test_micro_batches(const float* weights) {
     int tokens[BATCHES * N], targets[BATCHES * N];
@@ -1017,6 +1045,7 @@ int main(void) {
     }
     test_plan();
     test_levels();
+    test_lengths();
     test_frozen_blocks();
     test_task_losses(memory_on_gpu(),
                      "--device 0 --logits-chunk 50 --tf32 off --autotune off --master-weights off",

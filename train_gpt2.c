@@ -51,7 +51,7 @@ units of the MLP, QKV columns of queries, keys and values, Vp tokens of the padd
 
 struct Model {
     ModelConfig cfg;
-    int B, T;  // micro-batches up to B sequences of up to T tokens
+    int B, T;  // micro-batches up to B * T tokens, in sequences of up to T
     int chunk; // tokens that have logits in memory
     ModelUse use;
     float z_loss;               // --z-loss
@@ -293,7 +293,7 @@ static void forward_pass(Model* model, const Pass* pass) {
 
 // Returns the pass over a batch. Positions count from the first token of each sequence.
 static Pass batch_pass(const Model* model, Batch batch) {
-    assert(batch.B <= model->B && batch.T <= model->T);
+    assert((size_t)batch.B * batch.T <= (size_t)model->B * model->T && batch.T <= model->T);
     return (Pass){.inputs = batch.inputs,
                   .targets = batch.targets,
                   .starts = batch.starts,

@@ -64,7 +64,7 @@ values, Vp tokens of the padded vocabulary.
 
 struct Model {
     ModelConfig cfg;
-    int B, T; // micro-batches up to B sequences of up to T tokens
+    int B, T; // micro-batches up to B * T tokens, in sequences of up to T
     ModelUse use;
     RecomputeLevel recompute; // which activations the backward pass computes again
     Freeze freeze;            // which parameters stay as they are
@@ -191,11 +191,13 @@ static void open_activations(Model* model, const Settled* s) {
 static void open_operations(Model* model, const Settled* s) {
     const ModelConfig cfg = model->cfg;
     const size_t N = (size_t)model->B * model->T;
+    const Stages lengths = settled_lengths(&s->options);
     const int64_t update = s->micro_batches,
                   validation = 256; // batches that the GPU may be behind the host
     Memory* memory = &model->memory;
     batch_queue_open(&model->batches, memory, N, &model->gpu);
-    attention_gpu_open<floatX>(&model->attention, memory, attention_config_sizes(cfg, model->B, model->T));
+    attention_gpu_open<floatX>(&model->attention, memory, attention_config_sizes(cfg, model->B, model->T),
+                               (int)stages_first(&lengths));
     norm_open(&model->norm_scratch, memory, (int)N, cfg.C);
     embedding_open(&model->encoder, memory, (int)N, cfg.Vp, cfg.C);
     optimizer_open<floatX>(&model->optimizer, memory, &s->zero, &model->state);
@@ -446,7 +448,7 @@ static void forward_pass(Model* model, const Pass* pass) {
     // Only the matmuls of full micro-batches are worth timing. Decoding has the same bits in each
     // run.
     model->matmul.settings.autotune =
-        model->autotune && !pass->cached && pass->B == model->B && pass->T == model->T;
+        model->autotune && !pass->cached && pass_tokens(pass) == model->B * model->T;
     zero_begin_forward(&model->zero);
     if (model->window_starts && !pass_is_step(pass)) {
         pass_window_starts(model->window_starts, pass, cfg.window, &model->gpu);
@@ -466,7 +468,7 @@ static void forward_pass(Model* model, const Pass* pass) {
 // sequence.
 static Pass batch_pass(const Model* model, Batch batch) {
     Pass pass = {};
-    assert(batch.B <= model->B && batch.T <= model->T);
+    assert((size_t)batch.B * batch.T <= (size_t)model->B * model->T && batch.T <= model->T);
     pass.inputs = batch.inputs;
     pass.targets = batch.targets;
     pass.starts = batch.starts;
@@ -667,7 +669,7 @@ static void model_micro_step(Model* model, Batch batch, float dloss, MicroStep s
     const auto work = [&] { micro_step_work(model, batch, dloss, step, hook); };
     if (batch.B == 0) {
         zero_idle<floatX>(&model->zero, step);
-    } else if (model->use_graph && is_full && step_graph_is_due(graph, batch.starts)) {
+    } else if (model->use_graph && is_full && step_graph_is_due(graph, batch.T, batch.starts)) {
         step_graph_launch(graph, dloss, batch.starts, work, &model->gpu);
         zero_replayed(&model->zero);
     } else {

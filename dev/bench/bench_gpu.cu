@@ -277,7 +277,7 @@ static void bench_attention(Bench* bench) {
     const Gradient dbias = {random_array<floatX>(bench, 3 * C, 1), DTYPE_OF(floatX)};
     Memory memory = memory_on_gpu();
     const AttentionSizes sizes = attention_sizes(B, T, NH, NH, C / NH);
-    attention_gpu_open<floatX>(scratch, &memory, sizes);
+    attention_gpu_open<floatX>(scratch, &memory, sizes, sizes.T);
     snprintf(shape, sizeof(shape), "B %d T %d, %d heads of %d", B, T, NH, C / NH);
     measure(bench, "attention forward", shape,
             Work{attention_forward_flops(sizes), attention_forward_bytes(sizes, sizeof(floatX))},

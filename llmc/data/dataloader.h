@@ -18,6 +18,10 @@ sequences of an update depend on neither B nor n.
 A batch is T tokens wide. With PACK_DYNAMIC and PACK_UNIFORM, T is the length of its longest row,
 rounded up to a multiple of 8; with the others, the T that the rows were made for.
 
+dataloader_resize cuts the rows of the next updates into shorter sequences: a batch (B, T) is then
+one of (B T / length, length), with the same tokens in the same places. A document that a cut
+divides starts with its sequence. Batches that are no wider than a sequence are not cut.
+
 A thread fills the next batches while the caller works on one. `wait_s` is the time the caller
 waited for it.
 
@@ -42,13 +46,13 @@ typedef enum { SHUFFLE_OFF, SHUFFLE_ON } Shuffle;
 // Owned by the loader; valid until its next batch or seek.
 typedef struct {
     const int *inputs, *targets; // (B, T); targets of -1 are ignored
-    const int* starts;           // (B, T) start of each token's document in its row; or NULL
+    const int* starts;           // (B, T) start of each token's document in its sequence; or NULL
     int B, T;
     int counted; // number of targets that are not -1
 } Batch;
 
 typedef struct {
-    int B;             // sequences per batch
+    int B;             // rows per batch
     int64_t sequences; // S, sequences per update
     Shuffle shuffle;
     uint64_t seed;
@@ -73,6 +77,7 @@ typedef struct {
     const DataSources* sources;
     DataloaderSettings settings;
     int B, T;
+    int length;             // sequences that rows are cut into; T: whole rows
     uint64_t num_sequences; // of an epoch (mixture_epoch)
     uint64_t next;          // p of the next micro-step, all ranks together
     double wait_s;          // seconds that dataloader_next has waited so far
@@ -104,10 +109,11 @@ void dataloader_open(Dataloader* loader, const DataSources* sources, DataloaderS
 // Makes the next update start at sequence p of the run, counted over epochs.
 void dataloader_seek(Dataloader* loader, uint64_t sequence);
 
-// Sets the number of sequences of the next updates. Call it only between two updates.
-void dataloader_resize(Dataloader* loader, int64_t sequences);
+// Sets the number of rows of the next updates, and the length of the sequences that each row is cut
+// into, a divisor of T. Call it only between two updates.
+void dataloader_resize(Dataloader* loader, int64_t rows, int length);
 
-// Returns the next micro-batch of this rank: at most B sequences, possibly none; an epoch may end
+// Returns the next micro-batch of this rank: at most B rows, possibly none; an epoch may end
 // inside.
 Batch dataloader_next(Dataloader* loader);
 
@@ -180,7 +186,10 @@ static int dataloader_width_(const Dataloader* loader, uint64_t p, int B) {
         const int length = dataloader_length_(loader, p + (uint64_t)b);
         longest = length > longest ? length : longest;
     }
-    const int width = (longest + DATALOADER_WIDTH_ - 1) / DATALOADER_WIDTH_ * DATALOADER_WIDTH_;
+    int width = (longest + DATALOADER_WIDTH_ - 1) / DATALOADER_WIDTH_ * DATALOADER_WIDTH_;
+    if (width > loader->length) { // whole sequences
+        width = (width + loader->length - 1) / loader->length * loader->length;
+    }
     return width < loader->T ? width : loader->T;
 }
 
@@ -230,6 +239,20 @@ static void dataloader_break_(Dataloader* loader, MappedResult result, const voi
     }
 }
 
+// Cuts the rows of a slot into sequences, in place.
+static void dataloader_cut_(const Dataloader* loader, Batch* slot) {
+    const int T = slot->T, length = loader->length;
+    if (T <= length) {
+        return;
+    }
+    for (int n = 0; slot->starts && n < slot->B * T; n++) {
+        const int cut = n % T / length * length, start = slot->starts[n];
+        ((int*)slot->starts)[n] = start > cut ? start - cut : 0;
+    }
+    slot->B *= T / length;
+    slot->T = length;
+}
+
 // Returns the sequence at which micro-batch k of an update starts, or the update ends.
 static uint64_t dataloader_begin_(const Dataloader* loader, uint64_t first, int64_t k) {
     const int64_t sequence = k * loader->B, S = loader->settings.sequences;
@@ -266,6 +289,7 @@ static void dataloader_fill_(Dataloader* loader, Batch* slot, DataloaderPlace_ a
     if (loader->error[0]) {
         dataloader_fill_zeros_(loader, slot);
     }
+    dataloader_cut_(loader, slot);
 }
 
 static DataloaderPlace_ dataloader_after_(const Dataloader* loader, DataloaderPlace_ at) {
@@ -327,7 +351,7 @@ void dataloader_open(Dataloader* loader, const DataSources* sources, DataloaderS
     loader->sources = sources;
     loader->settings = settings;
     loader->B = B;
-    loader->T = T;
+    loader->T = loader->length = T;
     loader->num_sequences = mixture_epoch(sources);
     const size_t tokens = array_bytes((size_t)B, (size_t)T);
     loader->memory =
@@ -340,8 +364,8 @@ void dataloader_open(Dataloader* loader, const DataSources* sources, DataloaderS
     dataloader_start_(loader);
 }
 
-// Restarts at sequence p with updates of this many sequences. Drops the batches that are ready.
-static void dataloader_restart_(Dataloader* loader, uint64_t sequence, int64_t sequences) {
+// Restarts at sequence p with updates of this many rows. Drops the batches that are ready.
+static void dataloader_restart_(Dataloader* loader, uint64_t sequence, int64_t rows, int length) {
     pthread_mutex_lock(&loader->mutex);
     while (loader->is_filling) {
         pthread_cond_wait(&loader->changed, &loader->mutex);
@@ -350,21 +374,22 @@ static void dataloader_restart_(Dataloader* loader, uint64_t sequence, int64_t s
     const DataloaderPlace_ at = {sequence, 0};
     loader->at = loader->to_fill = at;
     loader->next = sequence;
-    loader->settings.sequences = sequences;
+    loader->settings.sequences = rows;
+    loader->length = length;
     pthread_cond_broadcast(&loader->changed);
     pthread_mutex_unlock(&loader->mutex);
 }
 
 void dataloader_seek(Dataloader* loader, uint64_t sequence) {
     if (loader->at.first != sequence || loader->at.micro_step != 0) {
-        dataloader_restart_(loader, sequence, loader->settings.sequences);
+        dataloader_restart_(loader, sequence, loader->settings.sequences, loader->length);
     }
 }
 
-void dataloader_resize(Dataloader* loader, int64_t sequences) {
-    assert(loader->at.micro_step == 0 && sequences > 0);
-    if (loader->settings.sequences != sequences) {
-        dataloader_restart_(loader, loader->at.first, sequences);
+void dataloader_resize(Dataloader* loader, int64_t rows, int length) {
+    assert(loader->at.micro_step == 0 && rows > 0 && length > 0 && loader->T % length == 0);
+    if (loader->settings.sequences != rows || loader->length != length) {
+        dataloader_restart_(loader, loader->at.first, rows, length);
     }
 }
 

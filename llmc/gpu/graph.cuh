@@ -35,21 +35,27 @@ static inline int graph_is_capturing(cudaStream_t stream) {
 
 // Graph of a micro-step; zeros at first.
 typedef struct {
+    int T;             // length of its sequences
     int times[2];      // how often it was due: without documents, with them
     float dloss;       // gradient of the losses in the captured graph,
     const int* starts; // and its documents, or NULL
     cudaGraphExec_t graph;
 } StepGraph;
 
-// Counts the micro-step. Returns whether to make it as a graph this time: it was made before.
-static inline int step_graph_is_due(StepGraph* g, const int* starts) {
-    return g->times[starts != NULL]++ > 0;
-}
-
 static inline void step_graph_close(StepGraph* g) {
     if (g->graph) {
         CUDA_CHECK(cudaGraphExecDestroy(g->graph));
     }
+}
+
+// Counts the micro-step, with sequences of T tokens. Returns whether to make it as a graph this
+// time: it was made before.
+static inline int step_graph_is_due(StepGraph* g, int T, const int* starts) {
+    if (g->T != T) {
+        step_graph_close(g);
+        *g = StepGraph{T, {0, 0}, 0, NULL, NULL};
+    }
+    return g->times[starts != NULL]++ > 0;
 }
 
 // Launches the graph of `work` for these arguments. Captures it first, unless the last capture had

@@ -726,12 +726,23 @@ static inline size_t attention_rows_(AttentionSizes sizes) {
     return (size_t)sizes.B * sizes.NH * attention_padded_(sizes.T);
 }
 
-// Takes scratch for backward passes of up to B * NH heads with up to T tokens, and B * QKV columns.
-// X only matters for cuDNN's plans.
+// Takes scratch for backward passes of up to B * NH heads with up to T tokens, and B * QKV columns;
+// also for as many tokens in sequences whose length divides T, from `shortest` on. X only matters
+// for cuDNN's plans.
 template <class X>
-static inline void attention_gpu_open(AttentionFlash* scratch, Memory* memory, AttentionSizes sizes) {
-    scratch->capacity = attention_rows_(sizes);
-    scratch->sums_capacity = attention_sums_(sizes);
+static inline void attention_gpu_open(AttentionFlash* scratch, Memory* memory, AttentionSizes sizes,
+                                      int shortest) {
+    scratch->capacity = scratch->sums_capacity = 0;
+    for (int T = shortest; T <= sizes.T; T++) {
+        AttentionSizes cut = sizes;
+        cut.B = sizes.B * (sizes.T / T);
+        cut.T = T;
+        if (sizes.T % T == 0) {
+            const size_t rows = attention_rows_(cut), sums = attention_sums_(cut);
+            scratch->capacity = rows > scratch->capacity ? rows : scratch->capacity;
+            scratch->sums_capacity = sums > scratch->sums_capacity ? sums : scratch->sums_capacity;
+        }
+    }
     scratch->rows =
         (float2*)memory_take(memory, "scratch: attention", MEMORY_DEVICE, scratch->capacity * sizeof(float2));
     scratch->sums = (float*)memory_take(memory, "scratch: attention's bias gradients", MEMORY_DEVICE,

@@ -165,9 +165,9 @@ static inline void attention_cudnn_allocate_(AttentionCudnn* a, Memory* memory) 
 // knows the size of its workspace: a dry ledger counts the most that it may take. Its tiles have up
 // to 128 rows.
 template <class X>
-static inline void attention_gpu_open(AttentionCudnn* a, Memory* memory, AttentionSizes sizes) {
+static inline void attention_gpu_open(AttentionCudnn* a, Memory* memory, AttentionSizes sizes, int shortest) {
     memset((void*)a, 0, sizeof(*a));
-    attention_gpu_open<X>(&a->flash, memory, sizes);
+    attention_gpu_open<X>(&a->flash, memory, sizes, shortest);
     a->sizes = sizes;
     a->dtype = DTYPE_OF(X);
     if (a->dtype == DTYPE_FP32) {

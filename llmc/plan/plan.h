@@ -335,8 +335,8 @@ static void plan_print_work_(FILE* file, const Settled* s, const TrainerPlan* pl
         fprintf(file, "work: %.4g FLOP per token; how many tokens is known once the text is encoded\n",
                 flops);
     } else {
-        const BatchSchedule batches = settled_batches(o);
-        const double tokens = batch_tokens_before(&batches, o->steps);
+        const Stages batches = settled_batches(o);
+        const double tokens = stages_sum(&batches, o->steps);
         const double validations = o->eval_every > 0 ? 1 + floor((double)o->steps / o->eval_every) : 0;
         const double seen = validations * (double)plan->eval_sequences * o->seq_len, all = tokens + seen / 3;
         fprintf(

@@ -108,8 +108,9 @@ static inline int run_is_first(const Run* run) { return run->comm.rank == 0; }
 // Returns the number of micro-steps of an update, or a validation, of `sequences`.
 int64_t run_micro_steps(const Run* run, int64_t sequences);
 
-// Returns the tokens of the current update.
+// Returns the tokens of the current update, and the length of its sequences.
 int64_t run_batch(const Run* run);
+int run_length(const Run* run);
 
 // Ends the run if the parameters of ranks differ.
 void run_agree_on_parameters(Run* run);
@@ -231,8 +232,13 @@ int64_t run_micro_steps(const Run* run, int64_t sequences) {
 }
 
 int64_t run_batch(const Run* run) {
-    const BatchSchedule batches = settled_batches(&run->settled.options);
-    return batch_at_step(&batches, run->state.step);
+    const Stages batches = settled_batches(&run->settled.options);
+    return stages_at(&batches, run->state.step);
+}
+
+int run_length(const Run* run) {
+    const Stages lengths = settled_lengths(&run->settled.options);
+    return (int)stages_at(&lengths, run->state.step);
 }
 
 // Returns the report of rank r, after they were gathered.
@@ -424,6 +430,18 @@ static RunVerdict run_judge_(Run* run, const RunUpdate_* update) {
     return verdict;
 }
 
+// Notes that sequences become longer with this step.
+static void run_note_length_(Run* run) {
+    const Stages lengths = settled_lengths(&run->settled.options);
+    const int64_t step = run->state.step, length = stages_at(&lengths, step);
+    char note[80];
+    if (step > 0 && length != stages_at(&lengths, step - 1)) {
+        snprintf(note, sizeof(note), "note: from step %lld on, sequences have %lld tokens",
+                 (long long)step + 1, (long long)length);
+        log_note(&run->log, note);
+    }
+}
+
 void run_begin_step(Run* run) {
     const Options* o = &run->settled.options;
     const int64_t sequences = run_batch(run) / o->seq_len, micro_steps = run_micro_steps(run, sequences);
@@ -431,7 +449,8 @@ void run_begin_step(Run* run) {
     if (o->overfit) {
         dataloader_seek(run->train, 0);
     }
-    dataloader_resize(run->train, sequences);
+    run_note_length_(run);
+    dataloader_resize(run->train, sequences, run_length(run));
     run->first_sequence = run->train->next;
     run->waited_s = run->train->wait_s;
     rank_report_open(run->report, run->settled.cfg, micro_steps);
@@ -490,14 +509,14 @@ static void run_log_step_(Run* run) {
 void run_end_step(Run* run) {
     RunState* state = &run->state;
     const Options* o = &run->settled.options;
-    const BatchSchedule batches = settled_batches(o);
-    const int64_t batch = batch_at_step(&batches, state->step);
+    const Stages batches = settled_batches(o);
+    const int64_t batch = stages_at(&batches, state->step);
     state->updates += run->verdict.is_made;
     state->step++;
     state->stage = STAGE_UPDATED;
     state->tokens += batch;
     log_tokens(&run->log, (double)batch, (double)state->tokens,
-               batch_tokens_before(&batches, o->steps) - batch_tokens_before(&batches, state->step));
+               stages_sum(&batches, o->steps) - stages_sum(&batches, state->step));
     run->step_s = time_now_s() - run->begin_s;
     run_log_step_(run);
 }

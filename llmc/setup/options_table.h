@@ -60,6 +60,7 @@ struct Options {
     const char* share_layers;
 
     int batch, seq_len;
+    const char* seq_len_schedule;
     int64_t total_batch;
     const char* batch_schedule;
     int64_t steps;
@@ -268,6 +269,9 @@ const OptionRow OPTION_TABLE[] = {
         "CPU, 32 on a GPU"},
     {"batch",      "seq-len",       "t",  INT_(seq_len),           1,  1048576, AUTO_ | RUN_ | BOTH_, "auto",
         "tokens", "length of a training sequence, at most --context"},
+    {"batch",      "seq-len-schedule", "", STRING_(seq_len_schedule), 0,     0, RUN_,             "",
+        "STEP:TOKENS,...", "length of training sequences in up to 8 growing stages, as 0:256,1000:512,3000:1024; each divides the "
+        "last one, which is --seq-len: earlier stages cut its sequences into shorter ones"},
     {"batch",      "total-batch",   "d",  COUNT_(total_batch),     1,     1e12, AUTO_ | MINUS_1_ | RUN_,  "auto",
         "tokens", "batch of one update, a multiple of seq-len; auto: batch x seq-len; more accumulates gradients"},
     {"batch",      "batch-schedule", "",  STRING_(batch_schedule), 0,        0, RUN_,             "",

@@ -138,27 +138,50 @@ static void settle_share_batch_(Options* o, int ranks) {
     options_divide_batch(o, parts);
 }
 
+// Sets --seq-len to the last stage of --seq-len-schedule.
+static void settle_lengths_(Options* o) {
+    Stages s;
+    if (!stages_parse(&s, o->seq_len_schedule) || stages_last(&s) > INT_MAX) {
+        die_usage(
+            "--seq-len-schedule %s: wanted at most %d stages STEP:TOKENS, as in 0:256,1000:512,3000:1024: "
+            "the first at step 0, later ones with more tokens",
+            o->seq_len_schedule, STAGES_MOST);
+    }
+    for (int i = 0; i < s.count; i++) {
+        if (stages_last(&s) % s.stage[i].value) {
+            die_usage("--seq-len-schedule %s: sequences of %lld tokens; wanted a divisor of the last stage, "
+                      "%lld, whose sequences are cut",
+                      o->seq_len_schedule, (long long)s.stage[i].value, (long long)stages_last(&s));
+        }
+    }
+    if (o->seq_len != OPTION_AUTO && o->seq_len != stages_last(&s)) {
+        die_usage("--seq-len-schedule %s, --seq-len %d; wanted only one of them, or the last stage",
+                  o->seq_len_schedule, o->seq_len);
+    }
+    o->seq_len = (int)stages_last(&s);
+}
+
 // Sets --total-batch to the last stage of --batch-schedule.
-static void settle_stages_(Options* o) {
-    BatchSchedule b;
-    if (!batch_schedule_parse(&b, o->batch_schedule)) {
+static void settle_batch_stages_(Options* o) {
+    Stages b;
+    if (!stages_parse(&b, o->batch_schedule)) {
         die_usage(
             "--batch-schedule %s: wanted at most %d stages STEP:TOKENS, as in 0:131072,2000:262144: the "
             "first at step 0, later ones with more tokens",
-            o->batch_schedule, BATCH_STAGES);
+            o->batch_schedule, STAGES_MOST);
     }
     for (int i = 0; i < b.count; i++) {
-        if (b.stage[i].tokens % o->seq_len) {
+        if (b.stage[i].value % o->seq_len) {
             die_usage("--batch-schedule %s: %lld tokens; wanted a multiple of --seq-len %d",
-                      o->batch_schedule, (long long)b.stage[i].tokens, o->seq_len);
+                      o->batch_schedule, (long long)b.stage[i].value, o->seq_len);
         }
     }
     if (options_given(o, "total-batch") && o->total_batch != OPTION_AUTO &&
-        o->total_batch != batch_last(&b)) {
+        o->total_batch != stages_last(&b)) {
         die_usage("--batch-schedule %s, --total-batch %lld; wanted only one of them, or the last stage",
                   o->batch_schedule, (long long)o->total_batch);
     }
-    o->total_batch = batch_last(&b);
+    o->total_batch = stages_last(&b);
 }
 
 // Decides the batch sizes. The size of an update does not depend on the number of ranks, which
@@ -166,7 +189,7 @@ static void settle_stages_(Options* o) {
 static void settle_batch_(Options* o, int ranks) {
     const int is_auto = o->batch == OPTION_AUTO;
     if (o->batch_schedule[0]) {
-        settle_stages_(o);
+        settle_batch_stages_(o);
     }
     if (is_auto) {
         o->batch = settle_auto_batch_(o);
@@ -422,6 +445,9 @@ void settle(Settled* s, RunData* data, const Options* options, const SettleInput
     s->use = settle_use_(options);
     s->ranks = input->ranks;
     s->dtype = input->dtype;
+    if (options->seq_len_schedule[0]) {
+        settle_lengths_(&s->options);
+    }
     run_data_open_tokenizer(data, s, input->continues ? NULL : input->model_path);
     if (input->model_path && !input->continues && s->use != USE_GENERATE) {
         run_data_open_own_tokenizer(data, &s->options, input->model_path, input->found.V);
@@ -470,8 +496,8 @@ ScheduleSettings setup_schedule(const Options* options) {
 
 float setup_lr(const Options* options, int64_t step) {
     const ScheduleSettings schedule = setup_schedule(options);
-    const BatchSchedule batches = settled_batches(options);
-    const int64_t batch = batch_at_step(&batches, step), last = batch_last(&batches);
+    const Stages batches = settled_batches(options);
+    const int64_t batch = stages_at(&batches, step), last = stages_last(&batches);
     const float lr = schedule_lr(&schedule, step);
     return batch == last ? lr : (float)(lr * sqrt((double)batch / (double)last));
 }

@@ -430,10 +430,10 @@ static void run_data_stories_(RunData* data, Options* options) {
     if (options->steps == OPTION_AUTO) {
         options->steps = RUN_DATA_STORIES_STEPS;
     }
-    const BatchSchedule batches = settled_batches(options);
+    const Stages batches = settled_batches(options);
     const int64_t steps = options->steps > 1 ? options->steps : 1,
                   validated = run_data_stories_validated_(options);
-    const size_t train = run_data_stories_tokens_(batch_tokens_before(&batches, steps));
+    const size_t train = run_data_stories_tokens_(stages_sum(&batches, steps));
     const size_t val =
         run_data_stories_tokens_((double)(validated > 1 ? validated : 1) * (double)options->seq_len);
     data->train_stories = (uint16_t*)check_alloc(train, sizeof(uint16_t), "stories");
@@ -580,13 +580,13 @@ static void run_data_check_epochs_(const RunData* data, const Options* options) 
 // Sets --steps to the updates of one epoch or of --epochs. An update that would not be whole is
 // left out.
 static void run_data_epochs_(RunData* data, Options* options) {
-    const BatchSchedule batches = settled_batches(options);
+    const Stages batches = settled_batches(options);
     const double tokens = (double)mixture_epoch(&data->train) * options->seq_len;
     if (options->steps == OPTION_AUTO) {
-        options->steps = (int64_t)fmax(1, batch_steps_of(&batches, tokens));
+        options->steps = (int64_t)fmax(1, stages_steps(&batches, tokens));
     }
     if (options->epochs > 0) {
-        const double wanted = batch_steps_of(&batches, (double)options->epochs * tokens);
+        const double wanted = stages_steps(&batches, (double)options->epochs * tokens);
         if (wanted > RUN_DATA_MAX_STEPS) {
             die_usage("--epochs %g is %.3g steps; wanted at most %.3g", (double)options->epochs, wanted,
                       RUN_DATA_MAX_STEPS);
@@ -594,7 +594,7 @@ static void run_data_epochs_(RunData* data, Options* options) {
         options->steps = wanted > 1 ? (int64_t)wanted : 1;
         options->epochs = 0;
     }
-    data->epochs = data->kind == DATA_STORIES ? 0 : batch_tokens_before(&batches, options->steps) / tokens;
+    data->epochs = data->kind == DATA_STORIES ? 0 : stages_sum(&batches, options->steps) / tokens;
 }
 
 // Warns if the vocabulary is GPT-2's by default and seems far too large. Shards do not state
@@ -701,9 +701,8 @@ void run_data_open_loaders(Dataloader* train, Dataloader* val, const RunData* da
     dataloader_open(train, &data->train, settings);
     run_data_open_validation_(val, data, s);
     run_data_print_batches_(s);
-    const BatchSchedule batches = settled_batches(options);
-    mixture_print(stdout, &data->train,
-                  (uint64_t)(batch_tokens_before(&batches, options->steps) / options->seq_len));
+    const Stages batches = settled_batches(options);
+    mixture_print(stdout, &data->train, (uint64_t)(stages_sum(&batches, options->steps) / options->seq_len));
     if (options->pack == PACK_DYNAMIC || options->pack == PACK_UNIFORM) {
         const int batches = 1000;
         printf("padding of the first %d micro-batches: %.2f %%\n", batches,

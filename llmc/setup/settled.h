@@ -17,7 +17,7 @@ Settled (plan/fit.h, plan/memory_limit.h).
 #include "llmc/formats/safetensors.h"
 #include "llmc/model/freeze.h"
 #include "llmc/model/model.h"
-#include "llmc/optim/batch_schedule.h"
+#include "llmc/optim/stages.h"
 #include "llmc/optim/optimizer.h"
 #include "llmc/parallel/zero.h"
 #include "llmc/setup/launcher.h"
@@ -54,10 +54,17 @@ static inline float settled_momentum(const Options* o) {
 }
 
 // Returns the batch of each update: one of --total-batch, unless stages are given.
-static inline BatchSchedule settled_batches(const Options* o) {
-    BatchSchedule b;
-    const int has_stages = o->batch_schedule && batch_schedule_parse(&b, o->batch_schedule);
-    return has_stages ? b : batch_schedule_constant(o->total_batch);
+static inline Stages settled_batches(const Options* o) {
+    Stages s;
+    const int has_stages = o->batch_schedule && stages_parse(&s, o->batch_schedule);
+    return has_stages ? s : stages_constant(o->total_batch);
+}
+
+// Returns the length of the sequences of each update: --seq-len, unless stages are given.
+static inline Stages settled_lengths(const Options* o) {
+    Stages s;
+    const int has_stages = o->seq_len_schedule && stages_parse(&s, o->seq_len_schedule);
+    return has_stages ? s : stages_constant(o->seq_len);
 }
 
 static inline MasterWeights settled_master_(const Settled* s) {

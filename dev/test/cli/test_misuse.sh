@@ -443,6 +443,18 @@ test_batches() {
     check "are whole updates" awk '{ last = $1 } END { exit !(last > 64 && (last - 64) % 128 == 0) }' <(values train tokens stages_2/log.jsonl)
 }
 
+# Sequences that grow in stages.
+test_lengths() {
+    local run=("${brief[@]}" "${text[@]}" --steps 6)
+    good "sequences in stages" "${run[@]}" --seq-len-schedule 0:4,2:16 --out lengths
+    check "notes the longer ones" grep -q "^note: from step 3 on, sequences have 16 tokens" stdout
+    bad 2 "--seq-len-schedule is 0:8,2:16, was 0:4,2:16; --override" --resume lengths/step_00000006 --steps 8 --seq-len-schedule 0:8,2:16 --out other
+    bad 2 "--seq-len-schedule 0:16,2:8: wanted at most 8 stages STEP:TOKENS" "${run[@]}" --seq-len-schedule 0:16,2:8
+    bad 2 "--seq-len-schedule 0:6,2:16: sequences of 6 tokens; wanted a divisor of the last stage, 16" "${run[@]}" --seq-len-schedule 0:6,2:16
+    bad 2 "--seq-len-schedule 0:4,2:8, --seq-len 16; wanted only one of them, or the last stage" "${run[@]}" --seq-len-schedule 0:4,2:8
+    bad 2 "--seq-len-schedule" --model lengths --prompt a --seq-len-schedule 0:4,2:8
+}
+
 # Saves that the clock makes change nothing of a run, and two of them stay.
 test_clock() {
     local run=("${brief[@]}" --steps 40 --eval-every 10 --sample-every 20 --samples 1)
@@ -656,6 +668,7 @@ test_other_data
 test_longer
 test_decay
 test_batches
+test_lengths
 test_clock
 test_best
 test_small_disk

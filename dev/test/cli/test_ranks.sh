@@ -203,6 +203,17 @@ test_batches() {
     same_model one_batches/step_00000009 later_batches/step_00000009 "--batch-schedule, then 2 again"
 }
 
+# The last micro-batches of an update are for some of the processes only.
+test_lengths() {
+    local stages=("${run[@]}" --seq-len-schedule 0:4,3:8,6:16 --doc-mask on "$@")
+    trains 1 one_lengths "${stages[@]}" --zero 2
+    trains 3 three_lengths "${stages[@]}" --zero 2
+    same_model one_lengths/step_00000009 three_lengths/step_00000009 "--seq-len-schedule, 3 ranks"
+    same_log one_lengths three_lengths "--seq-len-schedule, 3 ranks"
+    trains 2 two_lengths --resume three_lengths/step_00000003 --zero 2
+    same_model one_lengths/step_00000009 two_lengths/step_00000009 "--seq-len-schedule, 3 ranks, then 2"
+}
+
 # Each optimizer's state is divided as its slots are. Blocks of 64 want as many channels. Rules of
 # whole matrices gather what the processes have of them.
 test_optimizers() {
@@ -843,6 +854,7 @@ if [ $is_gpu ]; then
     test_gpu_freeze
     test_gpu_matrices
     test_batches --tf32 off
+    test_lengths --tf32 off
     test_gpu_stages
     test_gpu_share
     test_gpu_levels
@@ -863,6 +875,7 @@ test_without_mpi
 test_without_launcher
 test_same_bits
 test_batches
+test_lengths
 test_optimizers
 test_stages
 test_freeze

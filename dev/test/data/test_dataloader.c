@@ -357,7 +357,7 @@ static void test_resizing(const char* list) {
     uint64_t p = 0;
     for (int size = 1; size <= 8; size++) {
         for (int update = 0; update < 2; update++) {
-            dataloader_resize(&loader, size);
+            dataloader_resize(&loader, size, T);
             usleep(size % 2 ? 500 : 0); // the thread may fill all slots
             for (int left = size; left > 0; left -= 3) {
                 const Batch batch = dataloader_next(&loader);
@@ -369,6 +369,47 @@ static void test_resizing(const char* list) {
             EXPECT(loader.next == p, "position after an update of %d", size);
         }
     }
+    dataloader_close(&loader);
+    dataloader_close(&plain);
+    mixture_close(&sources);
+}
+
+// Compares a batch of rows that were cut into sequences of `length` with the whole rows.
+static void expect_cut(Batch cut, Batch whole, int length) {
+    const int is_cut = whole.T > length, width = is_cut ? (whole.T + length - 1) / length * length : whole.T;
+    EXPECT(cut.T == (is_cut ? length : whole.T) && cut.B * cut.T == whole.B * width &&
+               cut.counted == whole.counted,
+           "(%d, %d) of (%d, %d), %d targets", cut.B, cut.T, whole.B, whole.T, cut.counted);
+    for (int n = 0; n < whole.B * width; n++) {
+        const int t = n % width, at = n / width * whole.T + t, first = n % cut.T;
+        const int is_padding = t >= whole.T, start = is_padding ? first : whole.starts[at] - (t - first);
+        EXPECT(cut.inputs[n] == (is_padding ? EOT : whole.inputs[at]), "input %d", n);
+        EXPECT(cut.targets[n] == (is_padding ? -1 : whole.targets[at]), "target %d", n);
+        EXPECT(cut.starts[n] == (start > 0 ? start : 0), "start %d is %d", n, cut.starts[n]);
+    }
+}
+
+// Updates with rows of 24 tokens, cut into shorter and shorter sequences. The same rows follow each
+// other, whatever their cut.
+static void test_cutting(const char* list, Packing pack) {
+    static const int lengths[] = {24, 12, 8, 24, 3, 1};
+    DataSources sources;
+    Dataloader loader, plain;
+    int is_cut = 0;
+    mixture_open_files(&sources, list, TOKENS_AUTO, V);
+    mixture_pack(&sources, pack, 24, EOT, DOCUMENT_MASK_ON);
+    dataloader_open(&plain, &sources, settings_of(3, SHUFFLE_ON, 5));
+    dataloader_open(&loader, &sources, settings_of(3, SHUFFLE_ON, 5));
+    for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++) {
+        dataloader_resize(&loader, 3, lengths[i]);
+        for (int update = 0; update < 6; update++) {
+            const Batch cut = dataloader_next(&loader);
+            expect_cut(cut, dataloader_next(&plain), lengths[i]);
+            is_cut += cut.B > 3;
+            EXPECT(loader.next == plain.next, "at sequence %d", (int)loader.next);
+        }
+    }
+    EXPECT(is_cut >= 3 * 6, "%d batches are cut", is_cut);
     dataloader_close(&loader);
     dataloader_close(&plain);
     mixture_close(&sources);
@@ -515,6 +556,10 @@ TEST(dataloader) {
     test_widths();
     test_uniform_epoch();
     test_resizing(list);
+    for (int pack = PACK_STREAM; pack <= PACK_DYNAMIC; pack++) {
+        test_cutting(list, (Packing)pack);
+    }
+    test_cutting(test_path("d0.bin"), PACK_UNIFORM);
     test_seeking(list);
     test_wait(list);
     test_written_to(PACK_STREAM);

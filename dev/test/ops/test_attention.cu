@@ -78,7 +78,7 @@ template <class X>
 static Results run_alone(const Shape* s, const float* qkv, const float* dout, const Gpu* gpu) {
     AttentionGpu scratch;
     Memory memory = memory_on_gpu();
-    attention_gpu_open<X>(&scratch, &memory, sizes_of(s));
+    attention_gpu_open<X>(&scratch, &memory, sizes_of(s), sizes_of(s).T);
     const Results r = run<X>(s, qkv, dout, &scratch, gpu);
     attention_gpu_close(&scratch);
     memory_close(&memory);
@@ -346,7 +346,7 @@ template <class X> static void test_scratch(const Gpu* gpu) {
     float *qkv = normal<X>(3 * outs(&s), 1), *dout = normal<X>(outs(&s), 1);
     AttentionGpu scratch;
     Memory memory = memory_on_gpu();
-    attention_gpu_open<X>(&scratch, &memory, sizes_of(&longer));
+    attention_gpu_open<X>(&scratch, &memory, sizes_of(&longer), sizes_of(&longer).T);
     const Results alone = run_alone<X>(&s, qkv, dout, gpu), again = run_alone<X>(&s, qkv, dout, gpu);
     const Results fresh = run<X>(&s, qkv, dout, &scratch, gpu);
     run<X>(&longer, ops_floats(3 * outs(&longer)), ops_floats(outs(&longer)), &scratch, gpu);
@@ -382,7 +382,7 @@ static void forward_too_large(const void* gpu) {
     AttentionGpu scratch;
     Memory memory = memory_on_gpu();
     const AttentionSizes sizes = attention_sizes(1, 1, 1, 1, 129);
-    attention_gpu_open<float>(&scratch, &memory, sizes);
+    attention_gpu_open<float>(&scratch, &memory, sizes, sizes.T);
     attention_forward<float>(NULL, NULL, NULL, NULL, sizes, &scratch, (const Gpu*)gpu);
 }
 

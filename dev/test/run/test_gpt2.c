@@ -1444,22 +1444,21 @@ static void test_decay_(const char* schedule) {
     resume_expect_same_(one, other, schedule);
 }
 
-// A run whose batch grows resumes before, at and after each border of its stages.
-TEST(batch_schedule) {
+// Trains in stages for six steps, and resumes before, at and after each border. Expects so many
+// tokens, and so many sequences of --seq-len.
+static void test_stages(const char* stages, int tokens, int sequences) {
     char line[2048], whole[256], again[256];
     const char* dir = test_tmpdir();
     vec_flush_denormals();
-    snprintf(
-        line, sizeof(line),
-        "--layers 2 --channels 16 --heads 2 --seq-len 16 --batch 2 --batch-schedule 0:16,2:80,4:96 --steps 6 "
-        "--eval-every 2 --eval-batches 1 --sample-every 3 --sample-tokens 4 --samples 1 --save-every 1 "
-        "--out %s/whole",
-        dir);
+    snprintf(line, sizeof(line),
+             "--layers 2 --channels 16 --heads 2 --seq-len 16 --batch 2 %s --steps 6 --eval-every 2 "
+             "--eval-batches 1 --sample-every 3 --sample-tokens 4 --samples 1 --save-every 1 --out %s/whole",
+             stages, dir);
     EXPECT(resume_run_(line) == 0, "%s", line);
     snprintf(whole, sizeof(whole), "%s/whole/step_%08d", dir, 6);
     SavedState state = resume_state_(whole);
-    EXPECT(state.run.tokens == 2 * 16 + 2 * 80 + 2 * 96 && state.run.sequence == 2 * 1 + 2 * 5 + 2 * 6,
-           "%lld tokens, %lld sequences", (long long)state.run.tokens, (long long)state.run.sequence);
+    EXPECT(state.run.tokens == tokens && state.run.sequence == sequences, "%lld tokens, %lld sequences",
+           (long long)state.run.tokens, (long long)state.run.sequence);
     state_close(&state);
     for (int step = 1; step < 6; step++) {
         snprintf(line, sizeof(line), "--resume %s/whole/step_%08d --out %s/%d", dir, step, dir, step);
@@ -1467,6 +1466,36 @@ TEST(batch_schedule) {
         snprintf(again, sizeof(again), "%s/%d/step_%08d", dir, step, 6);
         resume_expect_same_(whole, again, line);
     }
+}
+
+TEST(batch_schedule) {
+    test_stages("--batch-schedule 0:16,2:80,4:96", 2 * 16 + 2 * 80 + 2 * 96, 2 * 1 + 2 * 5 + 2 * 6);
+}
+
+// A stage of short sequences has the bits of a run that has no others.
+static void test_short_sequences(const char* options) {
+    static const char* const ways[] = {"--seq-len-schedule 0:4,9:16 --batch 2", "--seq-len 4 --batch 8"};
+    char line[2048], path[2][256];
+    for (int i = 0; i < 2; i++) {
+        snprintf(line, sizeof(line),
+                 "--layers 2 --channels 16 --heads 2 --context 16 --total-batch 96 --shuffle off --steps 3 "
+                 "--eval-every 0 --samples 0 %s %s --out %s/%d",
+                 ways[i], options, test_tmpdir(), i);
+        EXPECT(resume_run_(line) == 0, "%s", line);
+        snprintf(path[i], sizeof(path[i]), "%s/%d/step_%08d", test_tmpdir(), i, 3);
+    }
+    SavedState one = resume_state_(path[0]), other = resume_state_(path[1]);
+    EXPECT(resume_checksum_(&one, "model.safetensors") == resume_checksum_(&other, "model.safetensors"), "%s",
+           options);
+    state_close(&other);
+    state_close(&one);
+}
+
+TEST(seq_len_schedule) {
+    test_stages("--seq-len-schedule 0:2,2:8,4:16 --total-batch 96 --doc-mask on", 6 * 96, 6 * 6);
+    test_short_sequences("--seed 1");
+    test_short_sequences("--arch llama --doc-mask on");
+    test_short_sequences("--arch qwen3 --window 3 --matmul bf16");
 }
 
 TEST(decay) {
