@@ -438,6 +438,13 @@ static ModelUse settle_use_(const Options* o) {
                                                                  : USE_TRAIN;
 }
 
+// A checkpoint's options may have the value, decided though its run had weights.
+static void settle_check_initial_(const Options* o, const SettleInput* input) {
+    if (input->model_path && !input->continues && o->initial_weights != OPTION_AUTO) {
+        die_usage("--initial-weights has no meaning with --model %s, which has weights", o->model);
+    }
+}
+
 void settle(Settled* s, RunData* data, const Options* options, const SettleInput* input) {
     memset((void*)s, 0, sizeof(*s));
     s->options = *options;
@@ -452,6 +459,7 @@ void settle(Settled* s, RunData* data, const Options* options, const SettleInput
     if (input->model_path && !input->continues && s->use != USE_GENERATE) {
         run_data_open_own_tokenizer(data, &s->options, input->model_path, input->found.V);
     }
+    settle_check_initial_(options, input);
     s->cfg = settle_model(&s->options, data, input->model_path, input->found);
     if (options->verify_data) {
         return;

@@ -206,10 +206,6 @@ static int settle_share_layers_(const Options* options) {
 
 // Decides the random weights of a new model.
 static void settle_initial_(Options* o, ModelConfig* cfg, const char* path) {
-    const int has_weights = o->model[0] && !options_model_size(o);
-    if (has_weights && o->initial_weights != OPTION_AUTO) {
-        die_usage("--initial-weights has no meaning with --model %s, which has weights", o->model);
-    }
     if (path) {
         return;
     }
