@@ -118,6 +118,13 @@ static inline const Architecture* model_architecture(Arch arch) {
     return &rows[arch];
 }
 
+// Returns the architecture that differs from a dense one only in its experts; without one, itself.
+static inline Arch model_arch_with_experts(Arch dense) {
+    return dense == ARCH_LLAMA || dense == ARCH_MISTRAL ? ARCH_MIXTRAL
+           : dense == ARCH_QWEN3                        ? ARCH_QWEN3MOE
+                                                        : dense;
+}
+
 enum { MODEL_MAX_LAYERS = 1000 };
 
 typedef struct {
@@ -608,6 +615,18 @@ static inline double model_count_parameters(ModelConfig cfg) {
         count += (double)rows[i].uses * (double)(model_rows_in_files(&rows[i], cfg) * rows[i].cols);
     }
     return count;
+}
+
+// Counts those that a token is multiplied with, or looks up: of experts, the ones that it takes.
+static inline double model_count_active(ModelConfig cfg) {
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    double others = 0;
+    model_parameter_rows(rows, cfg);
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        const double share = rows[i].experts > 1 ? (double)(cfg.E - cfg.E_used) / cfg.E : 0;
+        others += share * rows[i].uses * (double)tensor_layer_elements(&rows[i]);
+    }
+    return model_count_parameters(cfg) - others;
 }
 
 // Counts the parameters in memory: shared layers count once.

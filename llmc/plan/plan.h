@@ -169,6 +169,12 @@ static void plan_print_architecture_(FILE* file, ModelConfig cfg) {
     fprintf(file, "architecture: %s, heads of %d, %d of keys, %d hidden units%s",
             model_architecture(cfg.arch)->word, model_head_size(cfg), model_key_heads(cfg), model_hidden(cfg),
             cfg.has_head ? ", own output layer" : "");
+    if (cfg.E > 0) {
+        fprintf(file, ", %d experts, of which a token takes %d", cfg.E, cfg.E_used);
+    }
+    if (cfg.Fs > 0) {
+        fprintf(file, ", one more of %d hidden units for all tokens", cfg.Fs);
+    }
     for (int l = 0; l < cfg.L; l++) {
         with_window += model_window(cfg, l) > 0;
     }
@@ -186,6 +192,9 @@ static void plan_describe_(FILE* file, const Settled* s, const Memory* memory) {
             "parameters",
             cfg.L, words_s(cfg.L), cfg.C, words_s(cfg.C), cfg.NH, words_s(cfg.NH), cfg.max_T, cfg.V, cfg.Vp,
             model_count_parameters(cfg) / 1e6);
+    if (cfg.E > 0) {
+        fprintf(file, ", %.2fM active", model_count_active(cfg) / 1e6);
+    }
     if (cfg.share != SHARE_OFF) {
         fprintf(file, ", %.2fM in memory (--share-layers %s)", model_count_stored(cfg) / 1e6,
                 s->options.share_layers);

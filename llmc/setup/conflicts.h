@@ -64,6 +64,11 @@ void setup_check_model(const Settled* s) {
     if (o->head_lr_scale != 1 && !s->cfg.has_head) {
         die_usage("--head-lr-scale %g needs --own-head on", (double)o->head_lr_scale);
     }
+    if (s->cfg.E == 0 && (options_changed(o, "router-balance") || options_changed(o, "router-z"))) {
+        die_usage("--%s needs experts; --arch %s has none; mixtral, qwen3moe, olmoe and glm4moe have them",
+                  options_changed(o, "router-balance") ? "router-balance" : "router-z",
+                  model_architecture(s->cfg.arch)->word);
+    }
 }
 
 void setup_check_tasks(const Settled* s) {

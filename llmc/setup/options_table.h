@@ -51,7 +51,8 @@ struct Options {
     uint64_t seed;
 
     const char* model;
-    int arch, layers, channels, heads, kv_heads, head_size, hidden, context, vocab_size, own_head;
+    int arch, layers, channels, heads, kv_heads, head_size, hidden, experts, experts_used, shared_hidden,
+        context, vocab_size, own_head;
     float rope_base;
     int window;
     const char* window_pattern;
@@ -76,8 +77,8 @@ struct Options {
     int decay_shape;
     float weight_decay;
     int cautious_decay;
-    float beta1, beta2, eps, embedding_lr_scale, vector_lr_scale, head_lr_scale, z_loss, sgd_momentum,
-        adafactor_beta1;
+    float beta1, beta2, eps, embedding_lr_scale, vector_lr_scale, head_lr_scale, z_loss, router_balance,
+        router_z, sgd_momentum, adafactor_beta1;
     int adafactor_scale;
     float matrix_lr, matrix_weight_decay;
     int muon_scale, muon_rows;
@@ -241,7 +242,15 @@ const OptionRow OPTION_TABLE[] = {
     {"model",      "head-size",     "",   INT_(head_size),         1,    65536, AUTO_ | RUN_ | FOLLOWS_, "auto",
         "channels", "width of a head; auto: channels / heads"},
     {"model",      "hidden",        "",   INT_(hidden),            1,   262144, AUTO_ | RUN_ | FOLLOWS_, "auto",
-        "units", "hidden units of the MLP; auto: 4 x channels; with SwiGLU, which has a second matrix, 8/3 x channels"},
+        "units", "hidden units of the MLP, or of an expert; auto: 4 x channels; with SwiGLU, which has a second matrix, 8/3 x channels, "
+        "shared by the experts that a token takes"},
+    {"model",      "experts",       "",   INT_(experts),           1,     1024, AUTO_ | RUN_ | FOLLOWS_, "auto",
+        "experts", "for mixtral, qwen3moe, olmoe, glm4moe: MLPs of a block, of which a router chooses for each token; auto: 8; with "
+        "--model DIR of a dense llama, mistral or qwen3, each starts as a copy of its MLP"},
+    {"model",      "experts-used",  "",   INT_(experts_used),      1,       16, AUTO_ | RUN_ | FOLLOWS_, "auto",
+        "experts", "experts that a token takes; auto: 2"},
+    {"model",      "shared-hidden", "",   INT_(shared_hidden),     0,   262144, AUTO_ | RUN_ | FOLLOWS_, "auto",
+        "units", "for glm4moe: hidden units of one more expert, which all tokens take; auto: as many as an expert has"},
     {"model",      "context",       "",   INT_(context),           1,  1048576, AUTO_ | RUN_,     "auto",
         "tokens", "maximum sequence length of the model"},
     {"model",      "vocab-size",    "",   INT_(vocab_size),        1, 10000000, AUTO_ | RUN_,     "auto",
@@ -321,6 +330,10 @@ const OptionRow OPTION_TABLE[] = {
         "", "factor of --lr for the matrix of --own-head"},
     {"optimizer",  "z-loss",        "",   FLOAT_(z_loss),          0,        1, RUN_,             "0",
         "", "also minimize this times the square of the logits' log-sum-exp, which keeps them small; 1e-4 is usual"},
+    {"optimizer",  "router-balance", "",  FLOAT_(router_balance),  0,        1, RUN_,             "0.01",
+        "", "with experts: weight of a loss that is least if all experts of a block get the same tokens"},
+    {"optimizer",  "router-z",      "",   FLOAT_(router_z),        0,        1, RUN_,             "0.001",
+        "", "with experts: as --z-loss, for the logits of the router"},
     {"optimizer",  "sgd-momentum",  "",   FLOAT_(sgd_momentum),    0,        1, BELOW_ | RUN_,    "0.9",
         "", "for sgd: share of the last update that is added to the next; 0: no state at all"},
     {"optimizer",  "adafactor-beta1", "", FLOAT_(adafactor_beta1), 0,        1, BELOW_ | RUN_,    "0",

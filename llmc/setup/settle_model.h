@@ -17,6 +17,7 @@ extern "C" {
 
 // Sizes of a new model without a name, and of its run, which trains on a laptop in minutes.
 enum { SETUP_LAYERS = 2, SETUP_CHANNELS = 128, SETUP_HEADS = 4, SETUP_CONTEXT = 128 };
+enum { SETUP_EXPERTS = 8, SETUP_EXPERTS_USED = 2 };
 
 // Returns the model, and sets all options of its sizes. `path` is a model's files, whose sizes are
 // `found`; NULL: a new model.
@@ -81,8 +82,18 @@ static ModelConfig settle_unnamed_(const Options* o, int V) {
     return model_preset_config(&sizes, V);
 }
 
+// Returns a dense model with --experts, each of which starts as a copy of its MLP.
+static ModelConfig settle_upcycled_(const Options* o, ModelConfig dense) {
+    const Arch arch = model_arch_with_experts(dense.arch);
+    if (dense.E == 0 && o->experts != OPTION_AUTO && arch != dense.arch) {
+        dense.arch = arch;
+        dense.E = o->experts;
+    }
+    return dense;
+}
+
 // Returns the sizes of a model's files, with the rows that a tokenizer needs that extends its own.
-static ModelConfig settle_found_(const RunData* data, const char* path, ModelConfig found) {
+static ModelConfig settle_found_(const Options* o, const RunData* data, const char* path, ModelConfig found) {
     const int V = data->tokenizer.vocab_size;
     if (data->is_extended && tokenizer_least_vocab(&data->own_tokenizer) > found.V) {
         die_usage("%s has a vocabulary of %d; wanted at least the %d tokens of its own tokenizer", path,
@@ -92,7 +103,7 @@ static ModelConfig settle_found_(const RunData* data, const char* path, ModelCon
         found.V = V;
         found.Vp = model_padded_vocab(V);
     }
-    return found;
+    return settle_upcycled_(o, found);
 }
 
 // Returns the model before options change any of it.
@@ -100,7 +111,7 @@ static ModelConfig settle_base_(const Options* o, const RunData* data, const cha
     const ModelPreset* named = path ? NULL : options_model_size(o);
     const int of_name = named && named->V ? named->V : GPT2_VOCAB,
               V = data->has_tokenizer ? data->tokenizer.vocab_size : of_name;
-    return path    ? settle_found_(data, path, found)
+    return path    ? settle_found_(o, data, path, found)
            : named ? model_preset_config(named, V)
                    : settle_unnamed_(o, V);
 }
@@ -114,10 +125,50 @@ static void settle_arch_(Options* o, Arch arch, const char* path) {
     }
 }
 
+// Refuses experts where the architecture has none. They stay "auto" there.
+static void settle_no_experts_(const Options* o, const Architecture* kinds) {
+    const char* name = o->experts != OPTION_AUTO         ? "experts"
+                       : o->experts_used != OPTION_AUTO  ? "experts-used"
+                       : o->shared_hidden != OPTION_AUTO ? "shared-hidden"
+                                                         : NULL;
+    if (name) {
+        die_usage("--%s has no meaning with --arch %s; mixtral, qwen3moe, olmoe and glm4moe have experts",
+                  name, kinds->word);
+    }
+}
+
+static void settle_experts_(Options* o, ModelConfig* cfg, const char* path) {
+    const Architecture* kinds = model_architecture(cfg->arch);
+    if (kinds->router == ROUTER_NONE) {
+        settle_no_experts_(o, kinds);
+        return;
+    }
+    settle_size_(&o->experts, cfg->E > 0 ? cfg->E : SETUP_EXPERTS, "experts", path);
+    const int is_new = cfg->E_used == 0,
+              few = o->experts < SETUP_EXPERTS_USED ? o->experts : SETUP_EXPERTS_USED;
+    settle_size_(&o->experts_used, is_new ? few : cfg->E_used, "experts-used", is_new ? NULL : path);
+    cfg->E = o->experts, cfg->E_used = o->experts_used;
+}
+
+// Decides the hidden units of the expert that all tokens take, after those of the others.
+static void settle_shared_expert_(Options* o, ModelConfig* cfg, const char* path) {
+    const Architecture* kinds = model_architecture(cfg->arch);
+    const int has_shared = kinds->router == ROUTER_SIGMOID, is_new = !path && cfg->Fs == 0;
+    if (kinds->router == ROUTER_NONE) {
+        return;
+    }
+    settle_size_(&o->shared_hidden, has_shared && is_new ? o->hidden : cfg->Fs, "shared-hidden", path);
+    if (o->shared_hidden > 0 && !has_shared) {
+        die_usage("--shared-hidden has no meaning with --arch %s; glm4moe has it", kinds->word);
+    }
+    cfg->Fs = o->shared_hidden;
+}
+
 // Returns the hidden units of a model that does not say: 4 C, or with a gate 8/3 C, which has as
-// many weights, in whole 64s.
+// many weights. The experts that a token takes share them. In whole 64s.
 static int settle_hidden_(ModelConfig cfg) {
-    return cfg.F > 0 || model_gates(cfg) == 1 ? model_hidden(cfg) : (8 * cfg.C / 3 + 63) / 64 * 64;
+    const int used = cfg.E_used > 0 ? cfg.E_used : 1;
+    return cfg.F > 0 || model_gates(cfg) == 1 ? model_hidden(cfg) : (8 * cfg.C / 3 / used + 63) / 64 * 64;
 }
 
 // Decides the sizes that GPT-2 does not choose: its own are implied, and 0 in the configuration.
@@ -235,7 +286,9 @@ ModelConfig settle_model(Options* options, const RunData* data, const char* path
     cfg.L = options->layers, cfg.C = options->channels, cfg.NH = options->heads;
     cfg.max_T = options->context, cfg.V = options->vocab_size;
     cfg.Vp = path ? cfg.Vp : model_padded_vocab(cfg.V);
+    settle_experts_(options, &cfg, path);
     settle_heads_(options, &cfg, path);
+    settle_shared_expert_(options, &cfg, path);
     settle_positions_(options, &cfg, path);
     settle_window_(options, &cfg, path);
     settle_softcap_(options, &cfg, path);

@@ -216,6 +216,8 @@ static void expect_architecture(const char* options, ModelConfig wanted) {
                got.HS == wanted.HS && got.F == wanted.F && got.has_head == wanted.has_head,
            "%s: C %d NH %d KV %d HS %d F %d head %d", options, got.C, got.NH, got.KV, got.HS, got.F,
            got.has_head);
+    EXPECT(got.E == wanted.E && got.E_used == wanted.E_used && got.Fs == wanted.Fs,
+           "%s: E %d, %d used, Fs %d", options, got.E, got.E_used, got.Fs);
     EXPECT(got.window == wanted.window && memcmp(got.windows, wanted.windows, sizeof(got.windows)) == 0,
            "%s: window %d in layers %x", options, got.window, got.windows[0]);
     EXPECT(got.rope_base == wanted.rope_base && got.softcap == wanted.softcap &&
@@ -225,7 +227,10 @@ static void expect_architecture(const char* options, ModelConfig wanted) {
            (double)got.norm_eps);
     EXPECT(o->arch == (int)got.arch && o->kv_heads == model_key_heads(got) &&
                o->head_size == model_head_size(got) && o->hidden == model_hidden(got) &&
-               o->own_head == got.has_head && o->window == got.window,
+               o->own_head == got.has_head && o->window == got.window &&
+               o->experts == (got.E ? got.E : OPTION_AUTO) &&
+               o->experts_used == (got.E ? got.E_used : OPTION_AUTO) &&
+               o->shared_hidden == (got.E ? got.Fs : OPTION_AUTO),
            "%s: the options say what the model is", options);
     run_close(&run);
 }
@@ -302,6 +307,36 @@ static void test_architectures(void) {
     expect_refused(TEXT "--head-lr-scale 2", 2, "--head-lr-scale 2 needs --own-head on");
     expect_refused(TEXT "--arch llama --hidden 96 --optimizer adamw8bit", 2,
                    "96 hidden units|64|adamw works");
+}
+
+// Experts of a new model share the hidden units of a dense one.
+static void test_experts(void) {
+    ModelConfig model = sizes_of(ARCH_MIXTRAL);
+    model.E = 8, model.E_used = 2, model.F = 192;
+    expect_architecture("--arch mixtral", model);
+    expect_architecture("--arch mixtral --layers 3 --window 5", with_windows(model, 7));
+    model.E = 1, model.E_used = 1, model.F = 384;
+    expect_architecture("--arch mixtral --experts 1", model);
+    model.arch = ARCH_OLMOE, model.E = 6, model.E_used = 3, model.F = 40;
+    expect_architecture("--arch olmoe --experts 6 --experts-used 3 --hidden 40", model);
+    model = sizes_of(ARCH_GLM4MOE);
+    model.E = 8, model.E_used = 4, model.F = model.Fs = 128;
+    expect_architecture("--arch glm4moe --experts-used 4", model);
+    model.Fs = 0;
+    expect_architecture("--arch glm4moe --experts-used 4 --shared-hidden 0", model);
+
+    expect_refused(TEXT "--experts 4", 2, "--experts has no meaning with --arch gpt2|mixtral");
+    expect_refused(TEXT "--arch llama --experts-used 4", 2,
+                   "--experts-used has no meaning with --arch llama|mixtral");
+    expect_refused(TEXT "--arch qwen3 --shared-hidden 64", 2,
+                   "--shared-hidden has no meaning with --arch qwen3");
+    expect_refused(TEXT "--arch mixtral --shared-hidden 64", 2,
+                   "--shared-hidden has no meaning with --arch mixtral|glm4moe");
+    expect_refused(TEXT "--arch mixtral --experts 4 --experts-used 5", 2,
+                   "the model: a token takes 5 of 4 experts|wanted 1 to 4");
+    expect_refused(TEXT "--arch llama --router-balance 0.1", 2,
+                   "--router-balance needs experts|--arch llama");
+    expect_refused(TEXT "--router-z 0", 2, "--router-z needs experts|--arch gpt2");
 }
 
 // The recipe's options are settled like given ones, and refused where they cannot apply.
@@ -914,6 +949,7 @@ TEST(resolve) {
     test_model();
     test_architectures();
     test_banner();
+    test_experts();
     test_recipe();
     test_model_file();
     test_data();
