@@ -961,8 +961,9 @@ static void test_plan(void) {
 }
 
 // The last three share AdamW's kernel.
-static const char* const all_optimizers[] = {"adamw", "adafactor", "muon", "adamw8bit", "lion", "sgd", NULL};
-static const char* const own_kernels[] = {"adamw", "adafactor", "muon", NULL};
+static const char* const all_optimizers[] = {"adamw",     "adafactor", "muon", "soap",
+                                             "adamw8bit", "lion",      "sgd",  NULL};
+static const char* const own_kernels[] = {"adamw", "adafactor", "muon", "soap", NULL};
 
 // Tests an architecture against the CPU's: as usual, with whole blocks recomputed, and in a run
 // that only generates.
@@ -1054,6 +1055,7 @@ int main(void) {
 #ifndef SANITIZED
     test_resume("--autotune off --optimizer adafactor --freeze embeddings,blocks[0]");
     test_resume("--autotune off --optimizer muon --muon-rows on --cautious-decay on");
+    test_resume("--autotune off --optimizer soap --soap-every 2");
 #endif
     if (sizeof(floatX) < sizeof(float)) {
         test_resume("--autotune off --master-weights off");

@@ -433,11 +433,18 @@ static int checkpoint_has_optional_(const SavedState* s, OptimizerName name) {
                                          : 0;
 }
 
+// Returns true if SOAP turned the sides that this run turns.
+static int checkpoint_same_sides_(const SavedState* s, Optimizer optimizer) {
+    const char* side = state_option(s, "soap-max-side");
+    return optimizer.name != OPTIMIZER_SOAP || (side && atoi(side) == optimizer.soap_max_side);
+}
+
 int checkpoint_state_fits(const SavedState* s, Optimizer optimizer, ModelConfig cfg) {
     const char* name = state_option(s, "optimizer");
-    return !name || (strcmp(name, optimizer_word(optimizer.name)) == 0 &&
-                     checkpoint_frozen_rows_(s, cfg) == optimizer.frozen &&
-                     checkpoint_has_optional_(s, optimizer.name) == optimizer.has_optional);
+    return !name ||
+           (strcmp(name, optimizer_word(optimizer.name)) == 0 &&
+            checkpoint_frozen_rows_(s, cfg) == optimizer.frozen && checkpoint_same_sides_(s, optimizer) &&
+            checkpoint_has_optional_(s, optimizer.name) == optimizer.has_optional);
 }
 
 void checkpoint_parts_open(CheckpointParts* parts, const SavedState* s, const char* directory,

@@ -53,7 +53,7 @@ __device__ inline float qr_reflection_block_(float* x, int i, int n) {
 // grid   matrices      block   256      shared   128 bytes
 // moves  the panel, a few times for each of its rows, mostly from the L1 cache. Bound by latency.
 // order  fixed
-__global__ void __launch_bounds__(QR_THREADS_)
+static __global__ void __launch_bounds__(QR_THREADS_)
     qr_panel_kernel_(float* z, float* factors, int first, int end, int n) {
     float* rows = z + (size_t)blockIdx.x * n * n;
     for (int i = first; i < end; i++) {
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(QR_THREADS_)
 // grid   ceil((n - end) / 8), matrices      block   256      shared   none
 // moves  the rows in and out, and the panel in, for each reflection, from the caches
 // order  fixed
-__global__ void __launch_bounds__(QR_THREADS_)
+static __global__ void __launch_bounds__(QR_THREADS_)
     qr_rows_kernel_(float* z, const float* factors, int first, int end, int n) {
     float* rows = z + (size_t)blockIdx.y * n * n;
     const int j = end + (int)blockIdx.x * QR_WARPS_ + (int)threadIdx.x / 32;
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(QR_THREADS_)
 // grid   ceil(n / 8), matrices      block   256      shared   none
 // moves  half of z for each row, from the L2 cache
 // order  fixed
-__global__ void __launch_bounds__(QR_THREADS_)
+static __global__ void __launch_bounds__(QR_THREADS_)
     qr_basis_kernel_(float* q, const float* z, const float* factors, int n) {
     const size_t matrix = (size_t)blockIdx.y * n * n;
     const int j = (int)blockIdx.x * QR_WARPS_ + (int)threadIdx.x / 32;

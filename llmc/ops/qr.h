@@ -1,7 +1,9 @@
 /*
 qr.h -- an orthonormal basis from the rows of a square matrix: the contract, and the CPU version.
 
-    z = l q      l: lower triangular, q: orthonormal rows      (the QR decomposition of z's transpose)
+    z = l q      l: lower triangular, q: orthonormal rows
+
+This is the QR decomposition of the transpose of z.
 
     z       (n, n)   fp32, overwritten
     q       (n, n)   fp32, set

@@ -427,6 +427,33 @@ static inline void muon_operand(const MuonTensor* t, const MuonUpdate<T>& u, int
     }
 }
 
+// Numbers of a move: param = keep param - rate x, with the random words of update t.
+typedef struct {
+    float rate, keep;
+    Decay decay;
+    uint64_t seed;
+    int64_t t;
+} MuonMove;
+
+// Moves the weights of a layer that this rank updates by x, the packed matrices of the layer, on
+// the stream of `gpu`.
+template <class T>
+static inline void muon_move(const MuonTensor* t, const Weights<T>& weights, const float* x, MuonMove move,
+                             int layer, const Gpu* gpu) {
+    MuonLaunch_ s = {*t, layer, {}, move.rate, move.keep, NULL};
+    const dim3 grid((unsigned)ceil_div((size_t)t->rows * t->cols, muon_share_(*t)), (unsigned)t->parts);
+    const uint64_t stream = rounding_words(move.seed, move.t, 0, 0).stream;
+    const float* no_rows = NULL;
+    s.opt.decay = move.decay;
+    if (t->cols % 4 == 0) {
+        launch(muon_kernel_<T, float, 4>, grid, MUON_THREADS_, 0, gpu, weights, x, no_rows, move.seed, stream,
+               s);
+    } else {
+        launch(muon_kernel_<T, float, 1>, grid, MUON_THREADS_, 0, gpu, weights, x, no_rows, move.seed, stream,
+               s);
+    }
+}
+
 template <class T, class G, int W>
 static inline void muon_update_group_(const MuonUpdate<T>& u, const MuonLaunch_& s, int layers,
                                       const Gpu* gpu) {

@@ -1,6 +1,6 @@
 /*
 optimizer.cuh -- the update of optimizer.h on the GPU: all parameters whose rule works element by
-element in one launch; Adafactor and Muon by their own (adafactor.cuh, muon.cuh).
+element in one launch; Adafactor, Muon and SOAP by their own (adafactor.cuh, muon.cuh, soap.cuh).
 
 Parameters are a full array, laid out by zero_parameter_rows; in stage 3 only the kept part of it
 (zero_kept_cut). Gradients hold what this rank updates of each group (zero.h), group after group:
@@ -34,6 +34,7 @@ weights are, too.
 #include "llmc/optim/muon.cuh"
 #include "llmc/optim/optimizer.h"
 #include "llmc/optim/sgd.cuh"
+#include "llmc/optim/soap.cuh"
 #include "llmc/optim/master_weights.cuh"
 #include "llmc/parallel/zero.cuh"
 
@@ -45,7 +46,7 @@ weights are, too.
 // their shards are whole pieces.
 enum { UPDATE_PIECE_ = TENSOR_SHARD_UNIT, UPDATE_THREADS_ = UPDATE_PIECE_ / 4 };
 
-enum { UPDATE_MUON_TENSORS_ = MODEL_PARAMETER_ROWS * TENSOR_RUNS }; // at most
+enum { UPDATE_MATRICES_ = MODEL_PARAMETER_ROWS * TENSOR_RUNS }; // tensors of Muon or SOAP, at most
 
 // Layout in numbers of pieces.
 typedef struct {
@@ -73,9 +74,11 @@ typedef struct {
     AdafactorPlan adafactor;
     // Adafactor's tensors in group 0, and in each other group
     AdafactorCount adafactor_once, adafactor_block;
-    MuonTensor muon[UPDATE_MUON_TENSORS_];
-    int muon_tensors;
+    MuonTensor muon[UPDATE_MATRICES_];
+    SoapTensor soap[UPDATE_MATRICES_];
+    int muon_tensors, soap_tensors;
     MuonGpu muon_memory;
+    SoapGpu soap_memory;
     // gathered operands and weights of the group being updated; NULL: not gathered
     float *operands, *weights;
 } OptimizerPlan;
@@ -220,7 +223,7 @@ static inline size_t update_in_run_(size_t element, size_t at, size_t count) {
     return in_run < count ? in_run : count;
 }
 
-// Returns equal matrices of a row that Muon updates, of all layers.
+// Returns equal matrices of a row, of all layers, with the places of Muon's state.
 static inline MuonTensor update_muon_tensor_(const OptimizerState* s, const ZeroPlan* zero, int i,
                                              TensorRun run) {
     const TensorRow* row = &s->rows[i];
@@ -254,8 +257,40 @@ static inline MuonTensor update_muon_tensor_(const OptimizerState* s, const Zero
     return tensor;
 }
 
+// Returns the same for SOAP: run `run` of row i. A gathered gradient has one layer at a time.
+static inline SoapTensor update_soap_tensor_(const OptimizerState* s, const ZeroPlan* zero, int i, int run) {
+    SoapTensor t;
+    const TensorRun matrices = tensor_run(&s->rows[i], run);
+    const size_t at = matrices.first * s->rows[i].cols,
+                 left = state_square_begin(s, SLOT_ROWS_SQUARE, i, run),
+                 right = state_square_begin(s, SLOT_COLS_SQUARE, i, run);
+    t.matrices = update_muon_tensor_(s, zero, i, matrices);
+    if (zero_is_divided(zero)) {
+        t.matrices.grads = MuonPlace{t.matrices.start, 0};
+    }
+    t.moments[0] = MuonPlace{update_slot_first_(s, STATE_M, i) + at, s->slots[STATE_M].block};
+    t.moments[1] = MuonPlace{update_slot_first_(s, STATE_V, i) + at, s->slots[STATE_V].block};
+    t.left = MuonPlace{update_slot_first_(s, STATE_LEFT, i) + left, s->slots[STATE_LEFT].block};
+    t.right = MuonPlace{update_slot_first_(s, STATE_RIGHT, i) + right, s->slots[STATE_RIGHT].block};
+    t.has_left = state_square(s, SLOT_ROWS_SQUARE, i, run) > 0;
+    t.has_right = state_square(s, SLOT_COLS_SQUARE, i, run) > 0;
+    return t;
+}
+
+// Sets all tensors of SOAP; returns their number.
+static inline int update_soap_tensors_(SoapTensor tensors[UPDATE_MATRICES_], const OptimizerState* s,
+                                       const ZeroPlan* zero) {
+    int count = 0;
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        for (int run = 0; run < tensor_runs(&s->rows[i]) && s->rule[i] == RULE_SOAP; run++) {
+            tensors[count++] = update_soap_tensor_(s, zero, i, run);
+        }
+    }
+    return count;
+}
+
 // Sets all tensors of Muon; returns their number.
-static inline int update_muon_tensors_(MuonTensor tensors[UPDATE_MUON_TENSORS_], const OptimizerState* s,
+static inline int update_muon_tensors_(MuonTensor tensors[UPDATE_MATRICES_], const OptimizerState* s,
                                        const ZeroPlan* zero) {
     int count = 0;
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
@@ -285,6 +320,9 @@ static inline void update_open_rules_(OptimizerPlan* plan, Memory* memory, const
     } else if (name == OPTIMIZER_MUON) {
         plan->muon_tensors = update_muon_tensors_(plan->muon, plan->state, zero);
         muon_open<T>(&plan->muon_memory, memory, plan->muon, plan->muon_tensors);
+    } else if (name == OPTIMIZER_SOAP) {
+        plan->soap_tensors = update_soap_tensors_(plan->soap, plan->state, zero);
+        soap_open(&plan->soap_memory, memory, plan->soap, plan->soap_tensors);
     } else if (name == OPTIMIZER_ADAFACTOR) {
         const int count = update_adafactor_tensors_(&tensors, plan->state, zero),
                   blocks = zero->groups - 1 - zero->first_block;
@@ -357,6 +395,9 @@ static inline void optimizer_freeze(OptimizerPlan* plan, Memory* memory, const F
 template <class T> static inline void optimizer_choose_matmuls(OptimizerPlan* plan, MatmulGpu* matmul) {
     for (int i = 0; i < plan->muon_tensors; i++) {
         muon_choose_matmuls<T>(&plan->muon_memory, &plan->muon[i], matmul);
+    }
+    for (int i = 0; i < plan->soap_tensors; i++) {
+        soap_choose_matmuls(&plan->soap_memory, &plan->soap[i], matmul);
     }
 }
 
@@ -544,7 +585,7 @@ template <class T> struct OptimizerUpdate {
     const OptimizerPlan* plan;
     Update update;
     uint64_t seed;
-    MatmulGpu* matmul; // Muon only
+    MatmulGpu* matmul; // Muon and SOAP only
     ZeroGpu* zero;     // gathers operands
 };
 
@@ -629,9 +670,9 @@ template <class T> static inline MuonUpdate<T> update_muon_of_(const OptimizerUp
     return muon;
 }
 
-// Returns the trained layers of a tensor of Muon in some groups: first < end if it has any.
-static inline UpdateGroups_ update_muon_layers_(const OptimizerPlan* plan, const MuonTensor* t,
-                                                UpdateGroups_ groups) {
+// Returns the trained layers of some matrices in some groups: first < end if it has any.
+static inline UpdateGroups_ update_layers_(const OptimizerPlan* plan, const MuonTensor* t,
+                                           UpdateGroups_ groups) {
     const int trained = t->group > 0 ? plan->zero.first_block : 0;
     const UpdateGroups_ layers = {int_max(groups.first - t->group, trained),
                                   int_min(groups.end - t->group, t->layers)};
@@ -641,17 +682,47 @@ static inline UpdateGroups_ update_muon_layers_(const OptimizerPlan* plan, const
 template <class T>
 static inline void update_muon_rows_(const OptimizerUpdate<T>& u, UpdateGroups_ groups, const Gpu* gpu) {
     for (int i = 0; i < u.plan->muon_tensors; i++) {
-        const UpdateGroups_ layers = update_muon_layers_(u.plan, &u.plan->muon[i], groups);
+        const UpdateGroups_ layers = update_layers_(u.plan, &u.plan->muon[i], groups);
         if (layers.first < layers.end) {
             muon_update(&u.plan->muon[i], update_muon_of_(u), layers.first, layers.end, gpu);
         }
     }
 }
 
+// Returns the gradient of whole tensors: gathered, or this rank's own.
+template <class T> static inline Gradient update_whole_gradient_(const OptimizerUpdate<T>& u) {
+    const Gradient operands = {u.plan->operands, DTYPE_FP32};
+    return u.plan->operands ? operands : u.grads;
+}
+
+// Returns the arguments of SOAP.
+template <class T> static inline SoapUpdate<T> update_soap_of_(const OptimizerUpdate<T>& u) {
+    const SoapUpdate<T> soap = {update_weights_(u),
+                                update_whole_gradient_(u),
+                                (float*)u.slots[STATE_M],
+                                (float*)u.slots[STATE_V],
+                                {(float*)u.slots[STATE_LEFT], (float*)u.slots[STATE_LEFT_BASIS]},
+                                {(float*)u.slots[STATE_RIGHT], (float*)u.slots[STATE_RIGHT_BASIS]},
+                                (SoapGpu*)&u.plan->soap_memory,
+                                update_soap(u.update),
+                                u.seed,
+                                u.matmul};
+    return soap;
+}
+
+template <class T>
+static inline void update_soap_rows_(const OptimizerUpdate<T>& u, UpdateGroups_ groups, const Gpu* gpu) {
+    for (int i = 0; i < u.plan->soap_tensors; i++) {
+        const SoapTensor* t = &u.plan->soap[i];
+        const UpdateGroups_ layers = update_layers_(u.plan, &t->matrices, groups);
+        soap_update(t, update_soap_of_(u), layers.first, layers.end, gpu);
+    }
+}
+
 template <class T>
 static inline void update_muon_operands_(const OptimizerUpdate<T>& u, int g, const Gpu* gpu) {
     for (int i = 0; i < u.plan->muon_tensors; i++) {
-        const UpdateGroups_ group = {g, g + 1}, layers = update_muon_layers_(u.plan, &u.plan->muon[i], group);
+        const UpdateGroups_ group = {g, g + 1}, layers = update_layers_(u.plan, &u.plan->muon[i], group);
         if (layers.first < layers.end) {
             muon_operand(&u.plan->muon[i], update_muon_of_(u), layers.first, gpu);
         }
@@ -674,8 +745,7 @@ static inline void update_adafactor_rows_(const OptimizerUpdate<T>& u, UpdateGro
     const AdafactorCount these = {end.matrices - begin.matrices, end.vectors - begin.vectors,
                                   end.tiles - begin.tiles};
     assert(!u.plan->shares_buffer || groups.end - groups.first == 1);
-    const Gradient operands = {u.plan->operands, DTYPE_FP32};
-    adafactor_update(AdafactorUpdate<T>{update_weights_(u), u.plan->operands ? operands : u.grads,
+    adafactor_update(AdafactorUpdate<T>{update_weights_(u), update_whole_gradient_(u),
                                         (float*)u.slots[STATE_ROWS], (float*)u.slots[STATE_COLS],
                                         (float*)u.slots[STATE_V], (float*)u.slots[STATE_M],
                                         &u.plan->adafactor, update_adafactor(u.update), u.seed, begin, these,
@@ -683,10 +753,10 @@ static inline void update_adafactor_rows_(const OptimizerUpdate<T>& u, UpdateGro
                      gpu);
 }
 
-// Sets this rank's part of the operands of group g for Adafactor: the gradient, and the weights if
-// they are summed up.
+// Sets this rank's part of the operands of group g for Adafactor and SOAP: the gradient, and the
+// weights if they are summed up.
 template <class T>
-static inline void update_adafactor_operands_(const OptimizerUpdate<T>& u, int g, const Gpu* gpu) {
+static inline void update_gradient_operands_(const OptimizerUpdate<T>& u, int g, const Gpu* gpu) {
     const ZeroPiece piece = zero_piece(&u.plan->zero, g, ZERO_TRAINED);
     const size_t in_group = piece.full - zero_group_begin(&u.plan->zero, g);
     CUDA_CHECK(cudaMemcpyAsync(u.plan->operands + in_group, (const float*)u.grads.data + piece.owned,
@@ -703,7 +773,7 @@ template <class T> static inline void update_gather_(const OptimizerUpdate<T>& u
     if (u.plan->state->optimizer.name == OPTIMIZER_MUON) {
         update_muon_operands_(u, g, gpu);
     } else {
-        update_adafactor_operands_(u, g, gpu);
+        update_gradient_operands_(u, g, gpu);
     }
     zero_gather_operands(u.zero, u.plan->operands, g);
     if (u.plan->weights) {
@@ -715,6 +785,8 @@ template <class T>
 static inline void update_groups_rows_(const OptimizerUpdate<T>& u, UpdateGroups_ groups, const Gpu* gpu) {
     if (u.plan->state->optimizer.name == OPTIMIZER_MUON) {
         update_muon_rows_(u, groups, gpu);
+    } else if (u.plan->state->optimizer.name == OPTIMIZER_SOAP) {
+        update_soap_rows_(u, groups, gpu);
     } else {
         update_adafactor_rows_(u, groups, gpu);
     }
@@ -756,6 +828,7 @@ static inline void update_launch_rules_(const OptimizerUpdate<T>& u, uint32_t fi
         update_launch_<T, G, RULE_BIT_(ADAMW) | RULE_BIT_(ADAMW8), MASTER>(u, first, count, gpu);
         break;
     case OPTIMIZER_MUON:
+    case OPTIMIZER_SOAP:
         update_launch_<T, G, RULE_BIT_(ADAMW), MASTER>(u, first, count, gpu);
         break;
     case OPTIMIZER_ADAFACTOR: // no rule works on elements
@@ -794,8 +867,8 @@ static inline void optimizer_update_part(const OptimizerUpdate<T>& u, size_t fir
     GRADIENT_DISPATCH(u.grads, T,
                       (update_launch_master_<T, G>(u, (uint32_t)(first / UPDATE_PIECE_),
                                                    (unsigned)(count / UPDATE_PIECE_), gpu)));
-    if (u.plan->state->optimizer.name == OPTIMIZER_MUON ||
-        u.plan->state->optimizer.name == OPTIMIZER_ADAFACTOR) {
+    const OptimizerName name = u.plan->state->optimizer.name;
+    if (name == OPTIMIZER_MUON || name == OPTIMIZER_SOAP || name == OPTIMIZER_ADAFACTOR) {
         update_tensors_(u, update_groups_(u.plan, first, count), gpu);
     }
 }

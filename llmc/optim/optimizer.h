@@ -13,14 +13,16 @@ Some rules sum up or multiply whole tensors, whose parts can belong to several r
 update the ranks gather the operand of a group (optimizer_gathers): the reduced gradient, or for
 Muon its direction before orthogonalization. Each rank then computes the whole update of every
 tensor of which it has a part, and changes its part. So the operations and their order do not depend
-on the number of ranks. All these ranks keep all means of rows and columns of such a matrix, and all
-of v of such a vector. In files the means belong to the last element of the tensor.
+on the number of ranks. All these ranks keep all means of rows and columns of such a matrix, all of
+v of such a vector, and all state of a matrix that SOAP updates. In files the means, and the squares
+of SOAP, belong to the last element of the tensor.
 
 State starts as zeros. Padding stays zero: an update of zeros leaves zeros.
 */
 #ifndef LLMC_OPTIMIZER_H
 #define LLMC_OPTIMIZER_H
 
+#include <limits.h>
 #include <math.h>
 #include <stddef.h>
 #include <string.h>
@@ -32,6 +34,7 @@ State starts as zeros. Padding stays zero: an update of zeros leaves zeros.
 #include "llmc/optim/adamw8bit.h"
 #include "llmc/model/model.h"
 #include "llmc/optim/muon.h"
+#include "llmc/optim/soap.h"
 #include "llmc/parallel/zero.h"
 
 #ifdef __cplusplus
@@ -47,6 +50,7 @@ extern "C" {
     X(OPTIMIZER_ADAMW8BIT, "adamw8bit") \
     X(OPTIMIZER_ADAFACTOR, "adafactor") \
     X(OPTIMIZER_MUON, "muon") \
+    X(OPTIMIZER_SOAP, "soap") \
     X(OPTIMIZER_LION, "lion") \
     X(OPTIMIZER_SGD, "sgd")
 
@@ -60,6 +64,7 @@ typedef enum {
     RULE_FACTORED, // adafactor.h, for matrices
     RULE_FULL,     // adafactor.h, for vectors
     RULE_MUON,     // muon.h
+    RULE_SOAP,     // soap.h
     RULE_LION,     // lion.h
     RULE_SGD,      // sgd.h
     RULE_NONE      // no update: parameters that are frozen (freeze.h) or absent
@@ -75,6 +80,7 @@ typedef struct {
     MasterWeights master;
     unsigned frozen;              // bit i: row i of the parameters is not updated in any block
     float lr_scale[TENSOR_KINDS]; // factors of the learning rate
+    int soap_max_side;            // SOAP: longer sides of matrices are not turned
     int sums_weights;             // Adafactor: the rate follows the size of a tensor's weights
     int by_block; // blocks are updated one after the other: a GPU does not batch matmuls of several
 } Optimizer;
@@ -92,7 +98,11 @@ typedef enum {
     SLOT_ELEMENTS, // one for each element
     SLOT_BLOCKS,   // one for OPTIMIZER_BLOCK elements; cols are a multiple of it
     SLOT_ROWS,     // one for each row of a whole matrix
-    SLOT_COLS      // one for each column of a whole matrix
+    SLOT_COLS,     // one for each column of a whole matrix
+    // squares of the rows, or of the columns, of each matrix that is updated alone, unless that
+    // side is too long; those of a run are padded to a multiple of TENSOR_ALIGN
+    SLOT_ROWS_SQUARE,
+    SLOT_COLS_SQUARE
 } SlotShape;
 
 enum { OPTIMIZER_BLOCK = ADAMW8BIT_BLOCK };
@@ -110,6 +120,10 @@ enum { OPTIMIZER_BLOCK = ADAMW8BIT_BLOCK };
   X(STATE_V_SCALE,    "v_scale",  float,    SLOT_BLOCKS,   0,         "scales of v") \
   X(STATE_ROWS,       "row_v",    float,    SLOT_ROWS,     0,         "v of rows") \
   X(STATE_COLS,       "col_v",    float,    SLOT_COLS,     0,         "v of columns") \
+  X(STATE_LEFT,       "left",     float,    SLOT_ROWS_SQUARE, -INFINITY, "products of rows")    /* mean of G G^T */ \
+  X(STATE_RIGHT,      "right",    float,    SLOT_COLS_SQUARE, -INFINITY, "products of columns") /* mean of G^T G */ \
+  X(STATE_LEFT_BASIS, "left_basis", float,  SLOT_ROWS_SQUARE, -INFINITY, "bases of rows") \
+  X(STATE_RIGHT_BASIS, "right_basis", float, SLOT_COLS_SQUARE, -INFINITY, "bases of columns") \
   X(STATE_MASTER,     NULL,       float,    SLOT_ELEMENTS, -INFINITY, "master weights") \
   X(STATE_LOWER,      NULL,       uint16_t, SLOT_ELEMENTS, -INFINITY, "lower halves of weights") /* MASTER_SPLIT */ \
   X(STATE_LOWER_8,    NULL,       int8_t,   SLOT_ELEMENTS, -INFINITY, "lower 8 bits of weights") /* MASTER_24 */
@@ -167,6 +181,13 @@ static inline int state_slot_has(const OptimizerState* s, int slot, int row) {
 // Returns the slot elements that belong to `elements` of a parameter. Statistics of rows and
 // columns exist for whole matrices only.
 size_t state_slot_elements(const OptimizerState* s, int slot, int row, size_t elements);
+
+// Returns the elements of a square of a run of matrices, by the shape of its slot; 0: the side is
+// too long.
+size_t state_square(const OptimizerState* s, SlotShape shape, int row, int run);
+
+// Returns the begin of a run of matrices among the squares of a layer.
+size_t state_square_begin(const OptimizerState* s, SlotShape shape, int row, int run);
 
 // True if a rank that updates any part of a tensor keeps the slot of the whole tensor.
 int state_slot_is_whole(const OptimizerState* s, int slot, int row);
@@ -245,6 +266,7 @@ typedef struct {
     AdafactorRate adafactor_rate;
     float muon_lr, muon_weight_decay; // Muon's, in place of lr and weight_decay
     MuonScale muon_scale;
+    int soap_every;
 } Update;
 
 // Returns the settings for one row: only some rows decay, and some kinds have a rate of their own.
@@ -255,6 +277,8 @@ AdamW update_adamw(Update u);
 Adafactor update_adafactor(Update u);
 
 Muon update_muon(Update u);
+
+Soap update_soap(Update u);
 
 // Returns the bytes of scratch memory for the update on the CPU.
 size_t optimizer_scratch_bytes(const OptimizerState* s);
@@ -299,7 +323,7 @@ void optimizer_update_cpu(const OptimizerState* s, const ZeroRange* range, float
 #include "llmc/optim/sgd.h"
 
 Optimizer optimizer_of(OptimizerName name, int has_optional, MasterWeights master) {
-    const Optimizer optimizer = {name, has_optional, master, 0, {1, 1, 1, 1, 1, 1}, 0, 0};
+    const Optimizer optimizer = {name, has_optional, master, 0, {1, 1, 1, 1, 1, 1}, INT_MAX, 0, 0};
     return optimizer;
 }
 
@@ -310,16 +334,38 @@ const char* optimizer_word(OptimizerName name) {
 
 UpdateRule optimizer_rule(Optimizer optimizer, TensorKind kind) {
     static const UpdateRule rules[][TENSOR_KINDS] = {
-        // matrices, embeddings, the classifier's own matrix, the router's, vectors, what is never trained
-        {RULE_ADAMW, RULE_ADAMW, RULE_ADAMW, RULE_ADAMW, RULE_ADAMW, RULE_NONE},     // OPTIMIZER_ADAMW
-        {RULE_ADAMW8, RULE_ADAMW8, RULE_ADAMW8, RULE_ADAMW8, RULE_ADAMW, RULE_NONE}, // OPTIMIZER_ADAMW8BIT
-        {RULE_FACTORED, RULE_FACTORED, RULE_FACTORED, RULE_FACTORED, RULE_FULL,
-         RULE_NONE},                                                            // OPTIMIZER_ADAFACTOR
-        {RULE_MUON, RULE_ADAMW, RULE_ADAMW, RULE_ADAMW, RULE_ADAMW, RULE_NONE}, // OPTIMIZER_MUON
-        {RULE_LION, RULE_LION, RULE_LION, RULE_LION, RULE_LION, RULE_NONE},     // OPTIMIZER_LION
-        {RULE_SGD, RULE_SGD, RULE_SGD, RULE_SGD, RULE_SGD, RULE_NONE},          // OPTIMIZER_SGD
+        // clang-format off
+        //                         matrices       embeddings     own head       router         vectors     never trained
+        [OPTIMIZER_ADAMW]       = {RULE_ADAMW,    RULE_ADAMW,    RULE_ADAMW,    RULE_ADAMW,    RULE_ADAMW, RULE_NONE},
+        [OPTIMIZER_ADAMW8BIT]   = {RULE_ADAMW8,   RULE_ADAMW8,   RULE_ADAMW8,   RULE_ADAMW8,   RULE_ADAMW, RULE_NONE},
+        [OPTIMIZER_ADAFACTOR]   = {RULE_FACTORED, RULE_FACTORED, RULE_FACTORED, RULE_FACTORED, RULE_FULL, RULE_NONE},
+        [OPTIMIZER_MUON]        = {RULE_MUON,     RULE_ADAMW,    RULE_ADAMW,    RULE_ADAMW,    RULE_ADAMW, RULE_NONE},
+        [OPTIMIZER_SOAP]        = {RULE_SOAP,     RULE_ADAMW,    RULE_ADAMW,    RULE_ADAMW,    RULE_ADAMW, RULE_NONE},
+        [OPTIMIZER_LION]        = {RULE_LION,     RULE_LION,     RULE_LION,     RULE_LION,     RULE_LION, RULE_NONE},
+        [OPTIMIZER_SGD]         = {RULE_SGD,      RULE_SGD,      RULE_SGD,      RULE_SGD,      RULE_SGD, RULE_NONE},
+        // clang-format on
     };
     return rules[optimizer.name][kind];
+}
+
+size_t state_square(const OptimizerState* s, SlotShape shape, int row, int run) {
+    const TensorRow* r = &s->rows[row];
+    const size_t side = shape == SLOT_ROWS_SQUARE ? tensor_run(r, run).rows : r->cols;
+    return side <= (size_t)s->optimizer.soap_max_side ? side * side : 0;
+}
+
+size_t state_square_begin(const OptimizerState* s, SlotShape shape, int row, int run) {
+    size_t begin = 0;
+    for (int i = 0; i < run; i++) {
+        const size_t squares = (size_t)tensor_run(&s->rows[row], i).count * state_square(s, shape, row, i);
+        begin += (squares + TENSOR_ALIGN - 1) / TENSOR_ALIGN * TENSOR_ALIGN;
+    }
+    return begin;
+}
+
+// Returns the elements of all squares of a layer.
+static size_t state_squares_(const OptimizerState* s, SlotShape shape, int row) {
+    return state_square_begin(s, shape, row, tensor_runs(&s->rows[row]));
 }
 
 size_t state_slot_elements(const OptimizerState* s, int slot, int row, size_t elements) {
@@ -335,6 +381,9 @@ size_t state_slot_elements(const OptimizerState* s, int slot, int row, size_t el
         return is_whole ? r->rows : 0;
     case SLOT_COLS:
         return is_whole ? r->cols : 0;
+    case SLOT_ROWS_SQUARE:
+    case SLOT_COLS_SQUARE:
+        return is_whole ? state_squares_(s, s->slots[slot].shape, row) : 0;
     default:
         return elements;
     }
@@ -342,7 +391,8 @@ size_t state_slot_elements(const OptimizerState* s, int slot, int row, size_t el
 
 int state_slot_is_whole(const OptimizerState* s, int slot, int row) {
     const SlotShape shape = s->slots[slot].shape;
-    return shape == SLOT_ROWS || shape == SLOT_COLS || (slot == STATE_V && s->rule[row] == RULE_FULL);
+    return shape == SLOT_ROWS || shape == SLOT_COLS || (slot == STATE_V && s->rule[row] == RULE_FULL) ||
+           (slot < STATE_MASTER && s->rule[row] == RULE_SOAP);
 }
 
 // Returns the slot elements that this rank has of a row: in group 0, or in one block.
@@ -357,7 +407,7 @@ int state_needs_tensors(const OptimizerState* s, int g) {
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         const UpdateRule rule = s->rule[i];
         needs |= tensor_is_in_group(&s->rows[i], g) &&
-                 (rule == RULE_FACTORED || rule == RULE_FULL || rule == RULE_MUON);
+                 (rule == RULE_FACTORED || rule == RULE_FULL || rule == RULE_MUON || rule == RULE_SOAP);
     }
     return needs;
 }
@@ -380,6 +430,9 @@ static unsigned state_slots_(Optimizer optimizer, UpdateRule rule) {
         [RULE_FACTORED] = {SLOT_BIT_(ROWS) | SLOT_BIT_(COLS), SLOT_BIT_(M)},
         [RULE_FULL] = {SLOT_BIT_(V), SLOT_BIT_(M)},
         [RULE_MUON] = {SLOT_BIT_(M), SLOT_BIT_(ROWS)},
+        [RULE_SOAP] = {SLOT_BIT_(M) | SLOT_BIT_(V) | SLOT_BIT_(LEFT) | SLOT_BIT_(RIGHT) |
+                           SLOT_BIT_(LEFT_BASIS) | SLOT_BIT_(RIGHT_BASIS),
+                       0},
         [RULE_LION] = {SLOT_BIT_(M), 0},
         [RULE_SGD] = {0, SLOT_BIT_(M)},
         [RULE_NONE] = {0, 0},
@@ -398,6 +451,17 @@ static void state_set_slots_(OptimizerState* s) {
     s->slots[id].least = least_;
     STATE_TABLE_(STATE_SLOT_)
 #undef STATE_SLOT_
+}
+
+// Returns the slots of squares that a row does not have, because all its sides are too long.
+static unsigned state_too_long_(const OptimizerState* s, int row) {
+    unsigned slots = 0;
+    for (int slot = 0; slot < STATE_SLOTS; slot++) {
+        const SlotShape shape = s->slots[slot].shape;
+        const int is_square = shape == SLOT_ROWS_SQUARE || shape == SLOT_COLS_SQUARE;
+        slots |= (unsigned)(is_square && state_squares_(s, shape, row) == 0) << slot;
+    }
+    return slots;
 }
 
 // Returns the size of the trained part of a row's group: group 0, or block 0 as if it had
@@ -470,15 +534,15 @@ void optimizer_state_open(OptimizerState* s, Optimizer optimizer, const ZeroPlan
     model_parameter_rows_of(plain, cfg, 1);
     zero_parameter_rows(s->rows, zero, cfg, 1);
     assert((zero->frozen & ~optimizer.frozen) == 0);
+    state_set_slots_(s);
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         const int is_still = tensor_is_absent(&s->rows[i]) || optimizer.frozen >> i & 1;
         s->rule[i] = is_still ? RULE_NONE : optimizer_rule(optimizer, s->rows[i].kind);
-        s->slots_of[i] = state_slots_(optimizer, s->rule[i]);
+        s->slots_of[i] = state_slots_(optimizer, s->rule[i]) & ~state_too_long_(s, i);
         s->span[i] = state_span_(s, zero, i);
         s->room[i] = state_row_end_(s, zero, i) - tensor_offset_in_group(&s->rows[i]);
         s->word[i] = tensor_offset_in_group(&plain[i]);
     }
-    state_set_slots_(s);
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
         s->bytes = state_place_slot_(s, slot, zero, s->bytes);
         s->saved_bytes = s->slots[slot].name ? s->bytes : s->saved_bytes;
@@ -586,6 +650,11 @@ Muon update_muon(Update u) {
     return opt;
 }
 
+Soap update_soap(Update u) {
+    const Soap opt = {update_adamw(u), u.soap_every};
+    return opt;
+}
+
 size_t optimizer_scratch_bytes(const OptimizerState* s) {
     size_t most = 0;
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
@@ -594,6 +663,7 @@ size_t optimizer_scratch_bytes(const OptimizerState* s) {
             const size_t in_run = tensor_run(&s->rows[i], run).rows;
             const size_t bytes = s->rule[i] == RULE_FACTORED ? adafactor_scratch_bytes(rows, cols)
                                  : s->rule[i] == RULE_MUON   ? muon_scratch_bytes(in_run, cols)
+                                 : s->rule[i] == RULE_SOAP   ? soap_scratch_bytes(in_run, cols)
                                                              : 0;
             most = bytes > most ? bytes : most;
         }
@@ -622,7 +692,7 @@ void optimizer_operand_cpu(const OptimizerState* s, const ZeroRange* range, floa
     const UpdateRule rule = s->rule[range->row];
     if (rule == RULE_MUON) {
         muon_operand_cpu(operand, grad, (float*)state_array(s, STATE_M, range), range->count, update_muon(u));
-    } else if (rule == RULE_FACTORED || rule == RULE_FULL) {
+    } else if (rule == RULE_FACTORED || rule == RULE_FULL || rule == RULE_SOAP) {
         memcpy(operand, grad, range->count * sizeof(float));
     }
 }
@@ -679,6 +749,43 @@ static void optimizer_muon_cpu_(const OptimizerState* s, const ZeroRange* range,
     }
 }
 
+// Returns one side of a run of matrices that SOAP updates.
+static SoapSide optimizer_soap_side_(const OptimizerState* s, const ZeroRange* range, int run, int mean,
+                                     int basis) {
+    const SlotShape shape = s->slots[mean].shape;
+    const size_t begin = state_square_begin(s, shape, range->row, run);
+    SoapSide side = {NULL, NULL};
+    if (state_square(s, shape, range->row, run) > 0) {
+        side.mean = (float*)state_array(s, mean, range) + begin;
+        side.basis = (float*)state_array(s, basis, range) + begin;
+    }
+    return side;
+}
+
+// Updates a range by SOAP. Its state is that of the whole tensor.
+static void optimizer_soap_cpu_(const OptimizerState* s, const ZeroRange* range, UpdateTensor_ t, Soap opt,
+                                const MuonScratch* scratch) {
+    const TensorRow* row = &s->rows[range->row];
+    float *m = (float*)state_array(s, STATE_M, range) - range->before,
+          *v = (float*)state_array(s, STATE_V, range) - range->before;
+    for (int i = 0; i < tensor_runs(row); i++) {
+        const TensorRun run = tensor_run(row, i);
+        const size_t at = run.first * row->cols, begin = range->before, end = begin + range->count;
+        const SoapMatrix x = {t.param + at,
+                              t.operand + at,
+                              m + at,
+                              v + at,
+                              optimizer_soap_side_(s, range, i, STATE_LEFT, STATE_LEFT_BASIS),
+                              optimizer_soap_side_(s, range, i, STATE_RIGHT, STATE_RIGHT_BASIS),
+                              (size_t)run.count,
+                              run.rows,
+                              row->cols,
+                              begin > at ? begin - at : 0,
+                              end > at ? end - at : 0};
+        soap_update_cpu(x, opt, scratch->memory, scratch->matmul);
+    }
+}
+
 int optimizer_is_elementwise(const OptimizerState* s, int row) {
     const UpdateRule rule = s->rule[row];
     return rule == RULE_ADAMW || rule == RULE_LION || rule == RULE_SGD;
@@ -721,6 +828,9 @@ void optimizer_update_cpu(const OptimizerState* s, const ZeroRange* range, float
         break;
     case RULE_MUON:
         optimizer_muon_cpu_(s, range, tensor, operand != NULL, update_muon(u), scratch);
+        break;
+    case RULE_SOAP:
+        optimizer_soap_cpu_(s, range, tensor, update_soap(of_row), scratch);
         break;
     case RULE_NONE:
         break;

@@ -55,7 +55,8 @@ static inline void in_backward_gpu_open(InBackwardGpu* n, Memory* memory,
     n->update = *update;
     n->has_matmul = 0;
     n->group = -1;
-    if (is_used && update->plan->state->optimizer.name == OPTIMIZER_MUON) {
+    const OptimizerName name = update->plan->state->optimizer.name;
+    if (is_used && (name == OPTIMIZER_MUON || name == OPTIMIZER_SOAP)) {
         in_backward_open_matmul_(n, memory);
     }
     if (!memory_is_dry(memory)) {

@@ -14,6 +14,7 @@ Communication is left out.
 #include "llmc/model/freeze.h"
 #include "llmc/model/model.h"
 #include "llmc/optim/muon.h"
+#include "llmc/optim/soap.h"
 #include "llmc/optim/optimizer.h"
 #include "llmc/parallel/zero.h"
 #include "llmc/setup/settled.h"
@@ -77,14 +78,28 @@ static inline void cost_backward_(CostWalk* w, double chunk, int level) {
 
 // ---- the update ----
 
-// Adds the matmuls of Muon, for all its matrices.
-static inline void cost_muon_(const CostWalk* w, const OptimizerState* state) {
+// Returns the operations of the matmuls of Muon or SOAP for a matrix of a run.
+static inline double cost_rule_flops_(const OptimizerState* state, int row, int run, int soap_every) {
+    const double rows = (double)tensor_run(&state->rows[row], run).rows, cols = (double)state->rows[row].cols;
+    switch (state->rule[row]) {
+    case RULE_MUON:
+        return muon_flops(rows, cols);
+    case RULE_SOAP:
+        return soap_flops(rows, cols, sqrt((double)state_square(state, SLOT_ROWS_SQUARE, row, run)),
+                          sqrt((double)state_square(state, SLOT_COLS_SQUARE, row, run)), soap_every);
+    default:
+        return 0;
+    }
+}
+
+// Adds the matmuls of the update, for all matrices.
+static inline void cost_rules_(const CostWalk* w, const OptimizerState* state, int soap_every) {
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         const TensorRow* row = &w->rows[i];
-        const int matrices = state->rule[i] == RULE_MUON ? row->layers * tensor_runs(row) : 0;
-        for (int k = 0; k < matrices; k++) {
-            const TensorRun run = tensor_run(row, k % tensor_runs(row));
-            cost_add(w, COST_MATMULS, run.count * muon_flops((double)run.rows, (double)row->cols), 0);
+        for (int k = 0; k < row->layers * tensor_runs(row); k++) {
+            const int run = k % tensor_runs(row);
+            const double flops = cost_rule_flops_(state, i, run, soap_every);
+            cost_add(w, COST_MATMULS, tensor_run(row, run).count * flops, 0);
         }
     }
 }
@@ -104,7 +119,7 @@ static inline void cost_optimizer_(const CostWalk* w, const Settled* s) {
     cost_add(w, COST_UPDATE, 0,
              optimizer_bytes(&state, zero, (size_t)w->size, gradient_bytes) -
                  frozen * ((double)gradient_bytes + 2 * w->size));
-    cost_muon_(w, &state);
+    cost_rules_(w, &state, s->options.soap_every);
 }
 
 // Returns the tokens that the classifier processes at a time.

@@ -177,7 +177,8 @@ void setup_check_freeze(const Settled* s) {
         die_usage("--freeze %s, --offload-residuals on; wanted off, since the backward pass ends at block %d",
                   o->freeze, first_block);
     }
-    const int in_lists = o->optimizer == OPTIMIZER_ADAFACTOR || o->optimizer == OPTIMIZER_MUON;
+    const int in_lists = o->optimizer == OPTIMIZER_ADAFACTOR || o->optimizer == OPTIMIZER_MUON ||
+                         o->optimizer == OPTIMIZER_SOAP;
     const int first = o->zero == 3 ? 0 : freeze_first_copy(&s->freeze, s->cfg);
     if (o->program.trainer == OPTION_GPU && in_lists && !freeze_is_whole(&s->freeze, s->cfg, first)) {
         die_usage("--freeze %s, --optimizer %s; on a GPU it needs parameters frozen in all blocks%s; "
@@ -218,7 +219,9 @@ static void setup_check_rule_options_(const Options* o) {
                 {"matrix-lr", OPTIMIZER_MUON},
                 {"matrix-weight-decay", OPTIMIZER_MUON},
                 {"muon-scale", OPTIMIZER_MUON},
-                {"muon-rows", OPTIMIZER_MUON}};
+                {"muon-rows", OPTIMIZER_MUON},
+                {"soap-every", OPTIMIZER_SOAP},
+                {"soap-max-side", OPTIMIZER_SOAP}};
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         if (options_changed(o, rows[i].option) && o->optimizer != (int)rows[i].of) {
             die_usage("--%s is an option of --optimizer %s; this run has --optimizer %s", rows[i].option,
@@ -270,7 +273,7 @@ void setup_check_optimizer(const Settled* s) {
     setup_check_rule_options_(o);
     if (o->cautious_decay && o->optimizer == OPTIMIZER_ADAFACTOR) {
         die_usage("--cautious-decay on does not work with --optimizer %s; wanted adamw, adamw8bit, muon, "
-                  "lion or sgd, or off",
+                  "soap, lion or sgd, or off",
                   word);
     }
     setup_check_widths_(s, word);

@@ -82,6 +82,7 @@ struct Options {
     int adafactor_scale;
     float matrix_lr, matrix_weight_decay;
     int muon_scale, muon_rows;
+    int soap_every, soap_max_side;
     float grad_clip, skip_loss_z, skip_grad_z;
     int max_skips;
     float max_loss_rise;
@@ -296,7 +297,7 @@ const OptionRow OPTION_TABLE[] = {
         "blocks, attention, mlp, norms; with [2] or [0-5] only in these blocks; without it: none"},
     {"optimizer",  "optimizer",     "",   CHOICE_(optimizer),      0,        0, RUN_,             "adamw",
         WORDS_CHOICE(OPTIMIZER_WORDS), "update rule: adamw; adamw8bit: its state in 8 bits; adafactor: hardly any "
-        "state; muon: for matrices, adamw for the rest; lion: half the state; sgd: the gradient itself; "
+        "state; muon, soap: for matrices, adamw for the rest; lion: half the state; sgd: the gradient itself; "
         "dev/doc/optimizers.md compares them"},
     {"optimizer",  "lr",            "l",  FLOAT_(lr),              0,       10, AUTO_ | ABOVE_ | RUN_,  "auto",
         "", "peak learning rate; auto: 6e-4 x 768 / channels at 524288 tokens per update, less for fewer; a tenth "
@@ -314,7 +315,7 @@ const OptionRow OPTION_TABLE[] = {
     {"optimizer",  "weight-decay",  "c",  FLOAT_(weight_decay),    0,       10, AUTO_ | RUN_,     "auto",
         "", "decoupled weight decay, on matrices only; auto: 0.1; sgd: 0"},
     {"optimizer",  "cautious-decay", "",  SWITCH_(cautious_decay), 0,        0, RUN_,             "off",
-        "off|on", "for adamw, adamw8bit, muon, lion, sgd: decay only weights that the update moves toward zero"},
+        "off|on", "for adamw, adamw8bit, muon, soap, lion, sgd: decay only weights that the update moves toward zero"},
     {"optimizer",  "beta1",         "",   FLOAT_(beta1),           0,        1, BELOW_ | RUN_,    "0.9",
         "", "decay of the running mean of the gradient"},
     {"optimizer",  "beta2",         "",   FLOAT_(beta2),           0,        1, AUTO_ | BELOW_ | RUN_,  "auto",
@@ -349,6 +350,10 @@ const OptionRow OPTION_TABLE[] = {
         "so that AdamW's rate and decay apply"},
     {"optimizer",  "muon-rows",     "",   SWITCH_(muon_rows),      0,        0, RUN_,             "off",
         "off|on", "for muon: give the rows of an update the same size, by a running mean of their squares (NorMuon)"},
+    {"optimizer",  "soap-every",    "",   INT_(soap_every),        1,    MANY_, RUN_,             "10",
+        "updates", "for soap: updates from one renewal of the eigenbases to the next"},
+    {"optimizer",  "soap-max-side", "",   INT_(soap_max_side),     0,    65536, RUN_,             "4096",
+        "", "for soap: longest side of a matrix that has an eigenbasis; 0: none has"},
     {"optimizer",  "grad-clip",     "",   FLOAT_(grad_clip),       0,    MANY_, RUN_,             "1",
         "", "maximum norm of the whole gradient; 0: no clipping"},
     {"optimizer",  "skip-loss-z",   "sl", FLOAT_(skip_loss_z),     0,    MANY_, RUN_,             "0",

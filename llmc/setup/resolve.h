@@ -526,6 +526,7 @@ Update setup_update(const Options* options, int64_t step, int64_t t, double norm
         options->matrix_lr * (lr / options->lr),
         options->matrix_weight_decay,
         (MuonScale)options->muon_scale,
+        options->soap_every,
     };
     return update;
 }

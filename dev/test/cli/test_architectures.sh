@@ -49,7 +49,7 @@ test_export() {
 
 test_options() {
     local line
-    for line in '--optimizer adamw8bit' '--optimizer adafactor' '--optimizer muon --muon-rows on' '--optimizer lion' \
+    for line in '--optimizer adamw8bit' '--optimizer adafactor' '--optimizer muon --muon-rows on' '--optimizer soap' '--optimizer lion' \
         '--optimizer sgd --lr 0.1' '--matmul bf16' '--freeze embeddings,blocks[0]' '--freeze attention,fcw[1]' \
         '--share-layers all' '--share-layers mlp' '--doc-mask on --z-loss 1e-4' '--recompute 3' '--plan'; do
         # shellcheck disable=SC2086

@@ -693,6 +693,9 @@ test_resume() {
     bad 2 "--optimizer adamw8bit|multiple of 64|--optimizer adamw works" "${tiny[@]}" --optimizer adamw8bit
     bad 2 "--matrix-lr is an option of --optimizer muon; this run has --optimizer adamw" "${tiny[@]}" --matrix-lr 0.1
     bad 2 "--muon-rows is an option of --optimizer muon; this run has --optimizer lion" "${tiny[@]}" --optimizer lion --muon-rows on
+    bad 2 "--soap-every is an option of --optimizer soap; this run has --optimizer muon" "${tiny[@]}" --optimizer muon --soap-every 5
+    bad 2 "--soap-every" "${tiny[@]}" --optimizer soap --soap-every 0
+    bad 2 "--soap-max-side" "${tiny[@]}" --optimizer soap --soap-max-side -1
     bad 2 "--cautious-decay on does not work with --optimizer adafactor; wanted adamw" "${tiny[@]}" --optimizer adafactor --cautious-decay on
     bad 1 "never: no checkpoint to resume|--resume auto" --out never --resume on
     check "nothing is made" [ ! -e never ]

@@ -235,6 +235,7 @@ test_optimizers() {
         same_model "one_$optimizer/step_00000009" "three_$optimizer/step_00000009" "--optimizer $optimizer, then 3"
     done <<'END'
 muon --muon-rows on --cautious-decay on --grad-clip 0.5 --freeze embeddings,blocks[0],mlp[1]
+soap --soap-every 2 --soap-max-side 64 --cautious-decay on --freeze embeddings
 adafactor --adafactor-beta1 0.9 --adafactor-scale on
 END
     trains 3 adafactor_0 "${run[@]}" --optimizer adafactor --zero 0
@@ -641,6 +642,7 @@ test_gpu_matrices() {
         same_model "one_$optimizer/step_00000006" "two_$optimizer/step_00000006" "--optimizer $optimizer, 3 GPUs, then 2"
     done <<'END'
 muon --muon-rows on --cautious-decay on --share-layers attention
+soap --soap-every 2 --soap-max-side 64
 adafactor --adafactor-beta1 0.9 --adafactor-scale on
 END
 }
@@ -650,7 +652,7 @@ END
 test_gpu_freeze() {
     local optimizer frozen=(--layers 3 "${gpu_run[@]:2}" --freeze 'embeddings,blocks[0-1]')
     local parts=("${gpu_run[@]}" --freeze wte,attention)
-    for optimizer in adamw muon adafactor; do
+    for optimizer in adamw muon soap adafactor; do
         trains 1 "frozen_$optimizer" "${frozen[@]}" --optimizer $optimizer --zero 2
         CUSIM_STREAMS=random trains 3 "frozen_3_$optimizer" "${frozen[@]}" --optimizer $optimizer --zero 2 \
             --offload-optimizer host

@@ -1,4 +1,4 @@
-// test_qr.c -- the orthonormal basis of qr.h: rows are orthonormal, they span what the first rows of
+// test_qr.c -- the orthonormal basis of qr.h: rows are orthonormal and span what the first rows of
 // z do, also where rows of z depend on others; the same bits for any number of threads.
 #include "llmc/base/threads.h"
 #include "llmc/ops/qr.h"

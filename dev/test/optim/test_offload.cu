@@ -177,6 +177,7 @@ static void test_optimizers(const Gpu* gpu) {
                     in_8 = optimizer_of(OPTIMIZER_ADAMW8BIT, 0, MASTER_24),
                     lion = optimizer_of(OPTIMIZER_LION, 0, MASTER_FP32),
                     muon = optimizer_of(OPTIMIZER_MUON, 1, MASTER_SPLIT),
+                    soap = optimizer_of(OPTIMIZER_SOAP, 0, MASTER_24),
                     adafactor = optimizer_of(OPTIMIZER_ADAFACTOR, 1, MASTER_NONE);
     UNSANITIZED(test_same_bits<float>("fp32", SMALL, adamw, 0, gpu));
     test_same_bits<bf16>("bf16 with split master weights", SMALL, split, 0, gpu);
@@ -185,6 +186,7 @@ static void test_optimizers(const Gpu* gpu) {
     test_same_bits<bf16>("adamw8bit beside weights of 24 bits", wide, in_8, 0, gpu);
     test_same_bits<bf16>("lion", SMALL, lion, 0, gpu);
     test_same_bits<bf16>("muon, whose blocks are a chunk each", SMALL, muon, 0, gpu);
+    test_same_bits<bf16>("soap, whose blocks are a chunk each", SMALL, soap, 0, gpu);
     test_same_bits<bf16>("adafactor, whose groups are a chunk each", SMALL, adafactor, 2, gpu);
     Optimizer frozen = split, rows = muon;
     frozen.frozen = freeze_of(SMALL, "wte,fcw").rows;

@@ -35,6 +35,10 @@ static double bytes_wanted(Optimizer o, double n, double vectors, double rows_an
     case OPTIMIZER_MUON:
         return 4 * n + 4 * (vectors + (double)(WIDE.V + WIDE.max_T) * WIDE.C) +
                (o.has_optional ? 4 * 9.0 * WIDE.L * WIDE.C : 0);
+    case OPTIMIZER_SOAP: { // q, k and v, and the projection of attention; the MLP's two
+        const double C = WIDE.C, squares = 4 * 2 * C * C + 2 * 17 * C * C;
+        return 8 * n + 2 * 4 * squares * WIDE.L;
+    }
     default:
         return o.name == OPTIMIZER_LION || o.has_optional ? 4 * n : 0;
     }
@@ -89,13 +93,15 @@ static ZeroPlan frozen_plan(ModelConfig cfg, int stage, int rank, int size, unsi
     return zero;
 }
 
-// Returns the elements of a slot that memory holds for a range: if rows or columns are kept, those
-// of its tensor.
+// Returns the elements of a slot that memory holds for a range: of statistics of rows or columns,
+// those of its tensor.
 static size_t kept(const OptimizerState* state, int slot, const ZeroRange* range) {
     const TensorRow* row = &state->rows[range->row];
-    const int has_rows = state->slots[slot].shape == SLOT_ROWS || state->slots[slot].shape == SLOT_COLS;
+    const int is_of_tensor =
+        state->slots[slot].shape != SLOT_ELEMENTS && state_slot_is_whole(state, slot, range->row);
     return state_slot_elements(state, slot, range->row,
-                               has_rows ? model_rows_in_files(row, state->cfg) * row->cols : range->count);
+                               is_of_tensor ? model_rows_in_files(row, state->cfg) * row->cols
+                                            : range->count);
 }
 
 // Marks what a range has of a slot; ends where it began elsewhere.
@@ -147,7 +153,8 @@ static void test_places(Optimizer optimizer, ModelConfig cfg, int stage, int siz
             }
         }
         size_t last = 0;
-        const int is_cut = optimizer.name != OPTIMIZER_ADAFACTOR && // anywhere
+        const int is_cut = optimizer.name != OPTIMIZER_ADAFACTOR &&
+                           optimizer.name != OPTIMIZER_SOAP && // anywhere
                            (s->shape == SLOT_ELEMENTS || s->shape == SLOT_BLOCKS);
         for (size_t at = 0; is_cut && at < zero_count(&zero, ZERO_OWNED); at += 128) {
             const size_t position = state_position(&state, slot, &zero, at);
@@ -172,7 +179,7 @@ static float value_of(int slot, size_t number) {
 static ZeroRange whole_range(const OptimizerState* state, int slot, ZeroRange range) {
     if (state->slots[slot].shape == SLOT_ELEMENTS && state_slot_is_whole(state, slot, range.row)) {
         range.logical -= range.before;
-        range.count = state->rows[range.row].cols;
+        range.count = tensor_layer_elements(&state->rows[range.row]);
         range.before = 0;
     }
     return range;
@@ -208,7 +215,7 @@ static void visit(const OptimizerState* state, const ZeroRange* ranges, int coun
 typedef struct {
     SavedFile files[8];
     char names[8][64];
-    SavedOption options[6];
+    SavedOption options[7];
     SavedState state;
 } Saved;
 
@@ -219,13 +226,14 @@ static void save(Saved* saved, Optimizer optimizer, int stage, int size) {
     memset(saved, 0, sizeof(*saved));
     saved->state.files = saved->files;
     saved->state.options = saved->options;
-    saved->state.num_options = optimizer.frozen ? 6 : 4;
+    saved->state.num_options = optimizer.frozen ? 7 : 5;
     saved->options[0] = (SavedOption){"optimizer", optimizer_word(optimizer.name)};
     saved->options[1] = (SavedOption){"sgd-momentum", optimizer.has_optional ? "0.9" : "0"};
     saved->options[2] = (SavedOption){"adafactor-beta1", optimizer.has_optional ? "0.9" : "0"};
     saved->options[3] = (SavedOption){"muon-rows", optimizer.has_optional ? "on" : "off"};
-    saved->options[4] = (SavedOption){"layers", "3"};
-    saved->options[5] = (SavedOption){"freeze", "qkvw,fcw"};
+    saved->options[4] = (SavedOption){"soap-max-side", optimizer.soap_max_side < 256 ? "64" : "2147483647"};
+    saved->options[5] = (SavedOption){"layers", "3"};
+    saved->options[6] = (SavedOption){"freeze", "qkvw,fcw"};
     for (int rank = 0; rank < size; rank++) {
         const ZeroPlan zero = frozen_plan(WIDE, stage, rank, size, optimizer.frozen, 0);
         CheckpointPart part;
@@ -294,6 +302,10 @@ static void test_other(void) {
     EXPECT(load(&saved, optimizer_of(OPTIMIZER_SGD, 1, MASTER_NONE), 0, 1, 0) == 0, "momentum from nowhere");
     save(&saved, optimizer_of(OPTIMIZER_MUON, 0, MASTER_NONE), 0, 1);
     EXPECT(load(&saved, optimizer_of(OPTIMIZER_MUON, 1, MASTER_NONE), 0, 1, 0) == 0, "rows from nowhere");
+    Optimizer soap = optimizer_of(OPTIMIZER_SOAP, 0, MASTER_NONE);
+    save(&saved, soap, 0, 1);
+    soap.soap_max_side = 64;
+    EXPECT(load(&saved, soap, 0, 1, 0) == 0, "other sides have their state");
 }
 
 // Muon updates the matrices of queries, keys, values, gate and up one by one, whatever their sizes
@@ -360,5 +372,9 @@ TEST(optimizer) {
     test_elastic(optimizer_of(OPTIMIZER_ADAFACTOR, 1, MASTER_NONE));
     test_elastic(optimizer_of(OPTIMIZER_SGD, 1, MASTER_NONE));
     test_elastic(optimizer_of(OPTIMIZER_MUON, 1, MASTER_NONE));
+    Optimizer sides = optimizer_of(OPTIMIZER_SOAP, 0, MASTER_NONE);
+    sides.soap_max_side = 64; // not those of the MLP's hidden layer
+    test_elastic(sides);
+    test_places(sides, WIDE, 2, 3, 1, 0);
     test_other();
 }

@@ -132,8 +132,8 @@ static void download_owned(float* x, float* owned, const ZeroPlan* zero, const G
 
 // ---- the update ----
 
-static const Update defaults = {0.01f,     0.9f,  0.95f,           1e-8f, 0.1f, 0.37f,        1,
-                                DECAY_ALL, 0.75f, ADAFACTOR_FIXED, 0,     0,    MUON_SPECTRAL};
+static const Update defaults = {0.01f,     0.9f,  0.95f,           1e-8f, 0.1f, 0.37f,         1,
+                                DECAY_ALL, 0.75f, ADAFACTOR_FIXED, 0,     0,    MUON_SPECTRAL, 2};
 
 // The state of an optimizer in host memory, full arrays.
 typedef struct {
@@ -823,6 +823,8 @@ TEST(optimizer) {
     test_like_cpu(OPTIMIZER_ADAFACTOR, 1, SHARE_OFF, 1e-4, &gpu);
     test_like_cpu(OPTIMIZER_MUON, 0, SHARE_OFF, 1e-3, &gpu);
     test_like_cpu(OPTIMIZER_MUON, 1, SHARE_OFF, 1e-3, &gpu);
+    test_like_cpu(OPTIMIZER_SOAP, 0, SHARE_OFF, 1e-2, &gpu);
+    test_like_cpu(OPTIMIZER_SOAP, 1, SHARE_ATTENTION, 1e-2, &gpu);
     test_like_cpu(OPTIMIZER_LION, 0, SHARE_OFF, 1e-4, &gpu);
     test_like_cpu(OPTIMIZER_LION, 1, SHARE_OFF, 1e-4, &gpu);
     test_like_cpu(OPTIMIZER_SGD, 1, SHARE_OFF, 1e-4, &gpu);
@@ -839,6 +841,7 @@ TEST(optimizer) {
     test_rounding(OPTIMIZER_ADAMW8BIT, &gpu);
     test_rounding(OPTIMIZER_ADAFACTOR, &gpu);
     test_rounding(OPTIMIZER_MUON, &gpu);
+    test_rounding(OPTIMIZER_SOAP, &gpu);
     test_limits();
     test_bytes();
     gpu_close(&gpu);

@@ -64,7 +64,8 @@ static const double TOKENS = 2048, BLOCK = 12.0 * 256 * 256, HEAD = 1024.0 * 256
 
 TEST(flops) {
     const Options o = options_of(OPTION_CPU, NULL, NULL),
-                  muon = options_of(OPTION_CPU, "--optimizer", "muon");
+                  muon = options_of(OPTION_CPU, "--optimizer", "muon"),
+                  soap = options_of(OPTION_CPU, "--optimizer", "soap");
     const double matmuls = 6 * TOKENS * (4 * BLOCK + HEAD), attention = 7.0 * TOKENS * 256 * 256 * 4;
     EXPECT(seconds(CFG, &o, COST_MATMULS) == matmuls, "matmuls: %.0f of %.0f", seconds(CFG, &o, COST_MATMULS),
            matmuls);
@@ -72,6 +73,8 @@ TEST(flops) {
            seconds(CFG, &o, COST_ATTENTION), attention);
     const double layer = 4 * muon_flops(256, 256) + 2 * muon_flops(256, 1024);
     EXPECT(seconds(CFG, &muon, COST_MATMULS) == matmuls + 4 * layer, "Muon's own matmuls");
+    const double turned = 4 * soap_flops(256, 256, 256, 256, 10) + 2 * soap_flops(256, 1024, 256, 1024, 10);
+    EXPECT_NEAR(seconds(CFG, &soap, COST_MATMULS) / (matmuls + 4 * turned), 1, 1e-12, "SOAP's own matmuls");
     const double updated = seconds(CFG, &o, COST_UPDATE), n = model_count_stored(CFG);
     EXPECT(updated >= adamw_bytes(n) && updated < 1.02 * adamw_bytes(n), "AdamW: %.0f bytes of %.0f", updated,
            adamw_bytes(n));

@@ -1238,14 +1238,14 @@ TEST(all_shared) {
 // update without copies and of packing after it.
 static void test_packed_update(OptimizerName name) {
     Model packed, plain;
-    Options options = {.optimizer = name, .recompute = RECOMPUTE_NONE};
-    const Update update = {0.1f,      0.9f, 0.95f,           1e-8f, 0.1f, 1.0f,         1,
-                           DECAY_ALL, 0.9f, ADAFACTOR_FIXED, 0.1f,  0.1f, MUON_SPECTRAL};
+    Options options = {.optimizer = name, .recompute = RECOMPUTE_NONE, .soap_max_side = 1024};
+    Update update = {0.1f,      0.9f, 0.95f,           1e-8f, 0.1f, 1.0f,          1,
+                     DECAY_ALL, 0.9f, ADAFACTOR_FIXED, 0.1f,  0.1f, MUON_SPECTRAL, 1};
     options.matmul = MATMUL_BF16;
     open_four(&packed, "off", options);
     options.matmul = MATMUL_FP32;
     open_four(&plain, "off", options);
-    for (int t = 0; t < 2; t++) {
+    for (update.t = 1; update.t <= 2; update.t++) {
         gradients_of_four(&plain);
         memcpy(packed.grads_memory, plain.grads_memory, plain.gradient_bytes);
         model_update(&packed, update);
@@ -1350,7 +1350,8 @@ TEST(update_in_part) {
     model_close(&model);
 }
 
-static const char* const optimizers[] = {"adamw", "adamw8bit", "adafactor", "muon", "lion", "sgd", NULL};
+static const char* const optimizers[] = {"adamw", "adamw8bit", "adafactor", "muon",
+                                         "soap",  "lion",      "sgd",       NULL};
 
 TEST(same_bits_fp32) { test_same_bits(open_fixture); }
 TEST(same_bits_bf16) { test_same_bits(open_bf16); }
@@ -1401,6 +1402,7 @@ TEST(resume) {
                                         "--optimizer adafactor --freeze embeddings,blocks[0]",
                                         "--optimizer adafactor",
                                         "--optimizer muon --muon-rows on --cautious-decay on",
+                                        "--optimizer soap --soap-every 2",
                                         "--optimizer sgd --lr 0.1",
                                         "--optimizer sgd --lr 0.1 --sgd-momentum 0",
                                         "--share-layers all",
