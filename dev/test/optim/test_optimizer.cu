@@ -461,7 +461,9 @@ static float* both_on_gpu(const Both* b, float* const* grads, int updates, Updat
 // and a code of 8 bits may be the next one. `has_options`: with parameters and a block that are
 // frozen, and with momentum, means of rows and cautious decay, where the rule has them. Then two
 // elements of Muon's in a layer may decay on one side only: rounding decides the sign of what is
-// nearly 0.
+// nearly 0. SOAP turns sides of WIDE.C alone: the MLP's hidden side has fewer gradients than
+// directions, and rounding turns what no gradient has; in squares of noise it still turns the
+// direction that has least.
 static void test_like_cpu(OptimizerName name, int has_options, ShareLayers share, double tolerance,
                           const Gpu* gpu) {
     enum { UPDATES = 3 };
@@ -470,6 +472,7 @@ static void test_like_cpu(OptimizerName name, int has_options, ShareLayers share
     optimizer.frozen = has_options ? freeze_of(WIDE, "wpe,ln1b,fcw").rows : 0;
     optimizer.lr_scale[KIND_EMBEDDING] = 0.5f;
     optimizer.lr_scale[KIND_VECTOR] = 2;
+    optimizer.soap_max_side = WIDE.C;
     Update by = defaults;
     by.momentum = has_options ? 0.75f : 0;
     by.muon_lr = 0.02f;
@@ -823,8 +826,8 @@ TEST(optimizer) {
     test_like_cpu(OPTIMIZER_ADAFACTOR, 1, SHARE_OFF, 1e-4, &gpu);
     test_like_cpu(OPTIMIZER_MUON, 0, SHARE_OFF, 1e-3, &gpu);
     test_like_cpu(OPTIMIZER_MUON, 1, SHARE_OFF, 1e-3, &gpu);
-    test_like_cpu(OPTIMIZER_SOAP, 0, SHARE_OFF, 1e-2, &gpu);
-    test_like_cpu(OPTIMIZER_SOAP, 1, SHARE_ATTENTION, 1e-2, &gpu);
+    test_like_cpu(OPTIMIZER_SOAP, 0, SHARE_OFF, 0.03, &gpu);
+    test_like_cpu(OPTIMIZER_SOAP, 1, SHARE_ATTENTION, 0.03, &gpu);
     test_like_cpu(OPTIMIZER_LION, 0, SHARE_OFF, 1e-4, &gpu);
     test_like_cpu(OPTIMIZER_LION, 1, SHARE_OFF, 1e-4, &gpu);
     test_like_cpu(OPTIMIZER_SGD, 1, SHARE_OFF, 1e-4, &gpu);
