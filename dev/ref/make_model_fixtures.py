@@ -41,6 +41,15 @@ MODELS = {
     "arcee": (transformers.ArceeConfig, dict(head_dim=8, rope_parameters=dict(rope_type="linear", rope_theta=10000.0, factor=2.0)),
               torch.float32, "5GB"),
     "nanochat": (transformers.NanoChatConfig, dict(head_dim=8), torch.float32, "5GB"),
+    "mixtral": (transformers.MixtralConfig, dict(head_dim=8, sliding_window=5, num_local_experts=4,
+                                                 num_experts_per_tok=2), torch.bfloat16, "5GB"),
+    "qwen3moe": (transformers.Qwen3MoeConfig, dict(head_dim=8, moe_intermediate_size=16, num_experts=4,
+                                                   num_experts_per_tok=3, norm_topk_prob=True), torch.float32, "20KB"),
+    "olmoe": (transformers.OlmoeConfig, dict(intermediate_size=16, num_experts=4, num_experts_per_tok=2),
+              torch.float32, "5GB"),
+    "glm4moe": (transformers.Glm4MoeConfig, dict(head_dim=8, moe_intermediate_size=16, n_routed_experts=4, n_shared_experts=2,
+                                                 num_experts_per_tok=2, routed_scaling_factor=1.5, first_k_dense_replace=0,
+                                                 attention_bias=True, use_qk_norm=True), torch.float32, "5GB"),
 }
 
 
@@ -51,6 +60,9 @@ def fill(model):
         for name, x in model.named_parameters():
             noise = torch.randn(x.shape, generator=rng)
             x.copy_(1 + 0.2 * noise if "norm" in name else (0.3 if x.dim() > 1 else 0.2) * noise)
+        for name, x in model.named_buffers():
+            if "correction_bias" in name:
+                x.copy_(0.2 * torch.randn(x.shape, generator=rng))
 
 
 def numbers(model, tokens):
@@ -77,7 +89,8 @@ def main():
         fill(model)
         model.to(dtype).save_pretrained(OUT / name, max_shard_size=shard_size)
         # read back, for the weights as they were rounded
-        saved = transformers.AutoModelForCausalLM.from_pretrained(OUT / name, attn_implementation="eager")
+        saved = transformers.AutoModelForCausalLM.from_pretrained(OUT / name, attn_implementation="eager",
+                                                                  experts_implementation="eager")
         expected = numbers(saved, tokens)
         save_file(expected, OUT / name / "expected.safetensors")
         for path in (OUT / name).iterdir():

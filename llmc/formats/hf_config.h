@@ -71,21 +71,31 @@ typedef struct {
     int window;
     float softcap;
     int is_tied; // the classifier is the token embedding
+    float rope_base;
+    int E, E_used;
+    const char* hidden;    // key of the MLP's hidden units
+    const char* experts;   // key of the number of experts
+    const char* constants; // members that say what our kinds compute
 } HfFamily_;
 
 // clang-format off
 static const HfFamily_ hf_families_[ARCH_COUNT] = {
-    [ARCH_GPT2] =     {"gpt2",     "GPT2LMHeadModel",     {"gelu_new", "gelu_pytorch_tanh", "gelu_fast"}, 1e-5f, 0, 0, 0, 0, 1},
-    [ARCH_LLAMA] =    {"llama",    "LlamaForCausalLM",    {"silu", "swish"}, 1e-6f, 0,  0,   0,    0,  0},
-    [ARCH_MISTRAL] =  {"mistral",  "MistralForCausalLM",  {"silu", "swish"}, 1e-6f, 8,  0,   4096, 0,  0},
-    [ARCH_QWEN2] =    {"qwen2",    "Qwen2ForCausalLM",    {"silu", "swish"}, 1e-6f, 32, 0,   4096, 0,  0},
-    [ARCH_QWEN3] =    {"qwen3",    "Qwen3ForCausalLM",    {"silu", "swish"}, 1e-6f, 32, 128, 4096, 0,  0},
-    [ARCH_ARCEE] =    {"arcee",    "ArceeForCausalLM",    {"relu2"},         1e-5f, 0,  0,   0,    0,  0},
-    [ARCH_NANOCHAT] = {"nanochat", "NanoChatForCausalLM", {"relu2"},         1e-6f, 0,  0,   0,    15, 0},
-    [ARCH_MIXTRAL] =  {"mixtral",  "MixtralForCausalLM",  {"silu", "swish"}, 1e-5f, 8,  0,   0,    0,  0},
-    [ARCH_QWEN3MOE] = {"qwen3_moe", "Qwen3MoeForCausalLM", {"silu", "swish"}, 1e-6f, 4, 0,   4096, 0,  0},
-    [ARCH_OLMOE] =    {"olmoe",    "OlmoeForCausalLM",    {"silu", "swish"}, 1e-5f, 0,  0,   0,    0,  0},
-    [ARCH_GLM4MOE] =  {"glm4_moe", "Glm4MoeForCausalLM",  {"silu", "swish"}, 1e-5f, 8,  0,   0,    0,  0},
+    [ARCH_GPT2] =     {"gpt2",      "GPT2LMHeadModel",     {"gelu_new", "gelu_pytorch_tanh", "gelu_fast"}, 1e-5f, 0, 0, 0, 0, 1, 0, 0, 0, "n_inner", NULL, ""},
+    [ARCH_LLAMA] =    {"llama",     "LlamaForCausalLM",    {"silu", "swish"}, 1e-6f, 0,  0,   0,    0,  0, 0,   0,   0, "intermediate_size", NULL, ""},
+    [ARCH_MISTRAL] =  {"mistral",   "MistralForCausalLM",  {"silu", "swish"}, 1e-6f, 8,  0,   4096, 0,  0, 0,   0,   0, "intermediate_size", NULL, ""},
+    [ARCH_QWEN2] =    {"qwen2",     "Qwen2ForCausalLM",    {"silu", "swish"}, 1e-6f, 32, 0,   4096, 0,  0, 0,   0,   0, "intermediate_size", NULL, ""},
+    [ARCH_QWEN3] =    {"qwen3",     "Qwen3ForCausalLM",    {"silu", "swish"}, 1e-6f, 32, 128, 4096, 0,  0, 0,   0,   0, "intermediate_size", NULL, ""},
+    [ARCH_ARCEE] =    {"arcee",     "ArceeForCausalLM",    {"relu2"},         1e-5f, 0,  0,   0,    0,  0, 0,   0,   0, "intermediate_size", NULL, ""},
+    [ARCH_NANOCHAT] = {"nanochat",  "NanoChatForCausalLM", {"relu2"},         1e-6f, 0,  0,   0,    15, 0, 0,   0,   0, "intermediate_size", NULL, ""},
+    [ARCH_MIXTRAL] =  {"mixtral",   "MixtralForCausalLM",  {"silu", "swish"}, 1e-5f, 8,  0,   0,    0,  0, 1e6, 8,   2, "intermediate_size", "num_local_experts",
+        "  \"router_jitter_noise\": 0.0,\n"},
+    [ARCH_QWEN3MOE] = {"qwen3_moe", "Qwen3MoeForCausalLM", {"silu", "swish"}, 1e-6f, 4,  0,   4096, 0,  0, 0,   128, 8, "moe_intermediate_size", "num_experts",
+        "  \"norm_topk_prob\": true,\n  \"decoder_sparse_step\": 1,\n  \"mlp_only_layers\": [],\n"},
+    [ARCH_OLMOE] =    {"olmoe",     "OlmoeForCausalLM",    {"silu", "swish"}, 1e-5f, 0,  0,   0,    0,  0, 0,   64,  8, "intermediate_size", "num_experts",
+        "  \"norm_topk_prob\": false,\n  \"clip_qkv\": null,\n"},
+    [ARCH_GLM4MOE] =  {"glm4_moe",  "Glm4MoeForCausalLM",  {"silu", "swish"}, 1e-5f, 8,  0,   0,    0,  0, 0,   128, 8, "moe_intermediate_size", "n_routed_experts",
+        "  \"attention_bias\": true,\n  \"use_qk_norm\": true,\n  \"norm_topk_prob\": true,\n  \"n_group\": 1,\n"
+        "  \"topk_group\": 1,\n  \"first_k_dense_replace\": 0,\n  \"num_nextn_predict_layers\": 0,\n"},
 };
 // clang-format on
 
@@ -95,19 +105,23 @@ static const HfFamily_ hf_families_[ARCH_COUNT] = {
 typedef struct {
     int is_given;
     RopeScaling scaling;
-    float base; // 0: not given
+    float base;    // 0: not given
+    double turned; // part of a head's channels that turns; 0: not given
 } HfRope_;
 
 typedef struct {
     ModelConfig cfg;
     int is_tied;
-    float base; // rope_theta
+    float base;    // rope_theta
+    double turned; // partial_rotary_factor
     HfRope_ rope, old_rope;
     int has_windows, full_layers; // use_sliding_window, max_window_layers
     int num_layer_types;
     uint8_t slides[MODEL_MAX_LAYERS]; // of layer_types
-    double dropout;                   // largest one
-    const char** keys;                // all keys read so far, in the text
+    const char* experts_key;          // key that gave the number of experts
+    int shared_experts;
+    double dropout;    // largest one
+    const char** keys; // all keys read so far, in the text
     size_t num_keys;
 } HfConfig_;
 
@@ -119,11 +133,18 @@ typedef enum {
     HF_BOOL_,
     HF_TRUE_, // what we compute
     HF_FALSE_,
-    HF_UNUSED_, // null, false or 1: something that we do not compute is switched off
+    HF_UNUSED_,  // null, false or 1: something that we do not compute is switched off
+    HF_NONE_,    // null, 0 or []
+    HF_EXPERTS_, // size that several keys may have
+    HF_TURNED_,
+    HF_SCORING_,
     HF_DROPOUT_,
     HF_ACTIVATION_,
     HF_ROPE_,
-    HF_LAYER_TYPES_
+    HF_LAYER_TYPES_,
+    // what we compute, but not what a missing key means
+    HF_MUST_BE_TRUE_,
+    HF_MUST_BE_NONE_
 } HfValue_;
 
 typedef struct {
@@ -134,7 +155,12 @@ typedef struct {
 } HfKey_;
 
 enum {
-    FAMILY_WINDOWS_ = 1 << ARCH_MISTRAL | 1 << ARCH_QWEN2 | 1 << ARCH_QWEN3,
+    FAMILY_SWITCHED_ = 1 << ARCH_QWEN2 | 1 << ARCH_QWEN3 | 1 << ARCH_QWEN3MOE,
+    FAMILY_WINDOWS_ = 1 << ARCH_MISTRAL | 1 << ARCH_MIXTRAL | FAMILY_SWITCHED_,
+    FAMILY_QWEN3MOE_ = 1 << ARCH_QWEN3MOE,
+    FAMILY_OLMOE_ = 1 << ARCH_OLMOE,
+    FAMILY_OWN_HIDDEN_ = FAMILY_QWEN3MOE_ | FAMILY_GLM, // intermediate_size is of dense layers
+    FAMILY_BIASES_ = 1 << ARCH_QWEN2 | FAMILY_GLM,
     FAMILY_ALL_ = (1 << ARCH_COUNT) - 1
 };
 
@@ -164,24 +190,47 @@ static const HfKey_ hf_keys_[] = {
     {FAMILY_ROPE, "num_key_value_heads", HF_SIZE_OR_NULL_, HF_MEMBER_(cfg.KV)},
     {FAMILY_ROPE, "head_dim", HF_SIZE_OR_NULL_, HF_MEMBER_(cfg.HS)},
     {FAMILY_ROPE, "hidden_size", HF_SIZE_, HF_MEMBER_(cfg.C)},
-    {FAMILY_ROPE, "intermediate_size", HF_SIZE_, HF_MEMBER_(cfg.F)},
+    {FAMILY_ROPE & ~FAMILY_OWN_HIDDEN_, "intermediate_size", HF_SIZE_, HF_MEMBER_(cfg.F)},
+    {FAMILY_OWN_HIDDEN_, "moe_intermediate_size", HF_SIZE_, HF_MEMBER_(cfg.F)},
     {FAMILY_ROPE, "max_position_embeddings", HF_SIZE_, HF_MEMBER_(cfg.max_T)},
     {FAMILY_ROPE, "rms_norm_eps", HF_POSITIVE_, HF_MEMBER_(cfg.norm_eps)},
     {FAMILY_ROPE, "hidden_act", HF_ACTIVATION_, 0},
     {FAMILY_ROPE, "rope_theta", HF_POSITIVE_, HF_MEMBER_(base)},
     {FAMILY_ROPE, "rope_parameters", HF_ROPE_, HF_MEMBER_(rope)},
     {FAMILY_ROPE, "rope_scaling", HF_ROPE_, HF_MEMBER_(old_rope)},
-    {FAMILY_ROPE, "partial_rotary_factor", HF_UNUSED_, 0},
+    {FAMILY_ROPE, "partial_rotary_factor", HF_TURNED_, HF_MEMBER_(turned)},
     {FAMILY_ROPE, "attention_dropout", HF_DROPOUT_, 0},
     {FAMILY_ROPE, "layer_types", HF_LAYER_TYPES_, 0},
     {FAMILY_WINDOWS_, "sliding_window", HF_SIZE_OR_NULL_, HF_MEMBER_(cfg.window)},
-    {FAMILY_WINDOWS_, "use_sliding_window", HF_BOOL_, HF_MEMBER_(has_windows)},
-    {FAMILY_WINDOWS_, "max_window_layers", HF_SIZE_, HF_MEMBER_(full_layers)},
+    {FAMILY_SWITCHED_, "use_sliding_window", HF_BOOL_, HF_MEMBER_(has_windows)},
+    {FAMILY_SWITCHED_, "max_window_layers", HF_SIZE_, HF_MEMBER_(full_layers)},
     {FAMILY_NANOCHAT, "final_logit_softcapping", HF_POSITIVE_OR_NULL_, HF_MEMBER_(cfg.softcap)},
+
+    // experts; in transformers 5 the first two are the same in all of these families
+    {FAMILY_EXPERTS, "num_experts", HF_EXPERTS_, HF_MEMBER_(cfg.E)},
+    {FAMILY_EXPERTS, "num_local_experts", HF_EXPERTS_, HF_MEMBER_(cfg.E)},
+    {FAMILY_GLM, "n_routed_experts", HF_EXPERTS_, HF_MEMBER_(cfg.E)},
+    {FAMILY_EXPERTS, "num_experts_per_tok", HF_SIZE_, HF_MEMBER_(cfg.E_used)},
+    {FAMILY_GLM, "n_shared_experts", HF_SIZE_, HF_MEMBER_(shared_experts)},
+    {FAMILY_GLM, "routed_scaling_factor", HF_POSITIVE_, HF_MEMBER_(cfg.router_factor)},
+    {FAMILY_QWEN3MOE_, "norm_topk_prob", HF_MUST_BE_TRUE_, 0},
+    {FAMILY_GLM, "norm_topk_prob", HF_TRUE_, 0},
+    {FAMILY_OLMOE_, "norm_topk_prob", HF_FALSE_, 0},
+    {FAMILY_GLM, "attention_bias", HF_MUST_BE_TRUE_, 0},
+    {FAMILY_GLM, "use_qk_norm", HF_MUST_BE_TRUE_, 0},
+    {FAMILY_GLM, "first_k_dense_replace", HF_MUST_BE_NONE_, 0},
+    {FAMILY_GLM, "n_group", HF_UNUSED_, 0},
+    {FAMILY_GLM, "topk_group", HF_UNUSED_, 0},
+    {FAMILY_EXPERTS, "scoring_func", HF_SCORING_, 0},
+    {FAMILY_EXPERTS, "decoder_sparse_step", HF_UNUSED_, 0},
+    {FAMILY_EXPERTS, "mlp_only_layers", HF_NONE_, 0},
+    {FAMILY_EXPERTS, "clip_qkv", HF_NONE_, 0},
+    {FAMILY_EXPERTS, "router_jitter_noise", HF_NONE_, 0},
+    {FAMILY_OLMOE_ | FAMILY_GLM, "sliding_window", HF_NONE_, 0},
 
     // keys of models that differ from the family they claim to be
     {FAMILY_ROPE & ~FAMILY_NANOCHAT, "final_logit_softcapping", HF_UNUSED_, 0},
-    {FAMILY_ROPE & ~(1 << ARCH_QWEN2), "attention_bias", HF_FALSE_, 0},
+    {FAMILY_ROPE & ~FAMILY_BIASES_, "attention_bias", HF_FALSE_, 0},
     {FAMILY_ROPE, "mlp_bias", HF_FALSE_, 0},
     {FAMILY_ROPE, "attn_logit_softcapping", HF_UNUSED_, 0},
     {FAMILY_ROPE, "query_pre_attn_scalar", HF_UNUSED_, 0},
@@ -191,7 +240,7 @@ static const HfKey_ hf_keys_[] = {
     {FAMILY_ROPE, "logits_scaling", HF_UNUSED_, 0},
     {FAMILY_ROPE, "logit_scale", HF_UNUSED_, 0},
     {FAMILY_ROPE, "no_rope_layers", HF_UNUSED_, 0},
-    {FAMILY_ROPE, "use_qk_norm", HF_UNUSED_, 0},
+    {FAMILY_ROPE & ~FAMILY_GLM, "use_qk_norm", HF_UNUSED_, 0},
     {FAMILY_ROPE, "is_causal", HF_TRUE_, 0},
 };
 // clang-format on
@@ -238,6 +287,53 @@ static int hf_read_unused_(JsonReader* text, const char* key) {
     }
     return number == 1 || error_set(text->error, text->path,
                                     "%s changes what the model computes, which is not supported", key);
+}
+
+// Reads null, 0 or an empty list.
+static int hf_read_none_(JsonReader* text, const char* key) {
+    double number = 0;
+    const char first = (char)json_peek(text);
+    if (first == 'n') {
+        return json_skip(text);
+    }
+    const int is_empty = first == '[' ? json_take(text, '[') && json_element(text, JSON_FIRST) == 0
+                                      : json_number(text, &number) && number == 0;
+    return is_empty || text->error[0] ||
+           error_set(text->error, text->path, "%s changes what the model computes, which is not supported",
+                     key);
+}
+
+// Reads the number of experts, which has several names.
+static int hf_read_experts_(JsonReader* text, const char* key, HfConfig_* config) {
+    int count;
+    if (!hf_read_size_(text, &count)) {
+        return 0;
+    }
+    if (config->experts_key && count != config->cfg.E) {
+        return error_set(text->error, text->path, "%s is %d, but %s is %d; wanted only one of them", key,
+                         count, config->experts_key, config->cfg.E);
+    }
+    config->cfg.E = count;
+    config->experts_key = key;
+    return 1;
+}
+
+// Reads how experts are scored, which the family fixes.
+static int hf_read_scoring_(JsonReader* text, const char* key, RouterKind router) {
+    const char *word, *wanted = router == ROUTER_SIGMOID ? "sigmoid" : "softmax";
+    return json_name(text, &word) &&
+           (strcmp(word, wanted) == 0 ||
+            error_set(text->error, text->path, "%s is %s, wanted %s", key, word, wanted));
+}
+
+// Reads the part of a head's channels that turns.
+static int hf_read_turned_(JsonReader* text, const char* key, double* turned) {
+    if (json_peek(text) == 'n') {
+        return json_skip(text);
+    }
+    return json_number(text, turned) &&
+           ((*turned > 0 && *turned <= 1) ||
+            error_set(text->error, text->path, "%s is %g, wanted above 0 and up to 1", key, *turned));
 }
 
 static int hf_read_dropout_(JsonReader* text, HfConfig_* config) {
@@ -291,6 +387,9 @@ static int hf_rope_value_(JsonReader* text, const char* key, HfRope_* rope) {
                    {"high_freq_factor", &rope->scaling.high_freq_factor}};
     if (strcmp(key, "rope_type") == 0 || strcmp(key, "type") == 0) {
         return hf_rope_kind_(text, &rope->scaling.kind);
+    }
+    if (strcmp(key, "partial_rotary_factor") == 0) {
+        return hf_read_turned_(text, key, &rope->turned);
     }
     for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++) {
         if (strcmp(key, numbers[i].key) == 0) {
@@ -354,9 +453,64 @@ static int hf_config_rope_(HfConfig_* config, const char* path, char* error) {
     }
     cfg->scaling = rope->is_given ? rope->scaling : old->scaling;
     cfg->rope_base = rope->base > 0 ? rope->base : old->base > 0 ? old->base : config->base;
-    return config->base == 0 || config->base == cfg->rope_base ||
-           error_set(error, path, "rope_theta is %g, but %g in rope_parameters; wanted only one of them",
-                     (double)config->base, (double)cfg->rope_base);
+    if (config->base != 0 && config->base != cfg->rope_base) {
+        return error_set(error, path, "rope_theta is %g, but %g in rope_parameters; wanted only one of them",
+                         (double)config->base, (double)cfg->rope_base);
+    }
+    cfg->rope_base = cfg->rope_base > 0 ? cfg->rope_base : hf_families_[cfg->arch].rope_base;
+    return 1;
+}
+
+// Decides the channels of a head that turn. transformers cuts a fraction of one off.
+static int hf_config_turned_(HfConfig_* config, const char* path, char* error) {
+    ModelConfig* cfg = &config->cfg;
+    const HfRope_ *rope = &config->rope, *old = &config->old_rope;
+    const int HS = model_head_size(*cfg);
+    const double part = rope->turned > 0 ? rope->turned : old->turned > 0 ? old->turned : config->turned;
+    const int dims = (int)(HS * part);
+    if (cfg->arch != ARCH_GLM4MOE && part != 1) {
+        return error_set(error, path,
+                         "partial_rotary_factor changes what the model computes, which is not supported");
+    }
+    cfg->rope_dims = dims == HS ? 0 : dims;
+    return (dims > 0 && dims % 2 == 0) || cfg->arch != ARCH_GLM4MOE ||
+           error_set(error, path,
+                     "partial_rotary_factor %g turns %d of %d channels of a head, wanted an even number",
+                     part, dims, HS);
+}
+
+// ---- experts ----
+
+static int hf_by_name_(const void* a, const void* b) {
+    return strcmp(*(const char* const*)a, *(const char* const*)b);
+}
+
+// Refuses missing keys whose defaults are not what we compute.
+static int hf_config_check_given_(const HfConfig_* config, const char* path, char* error) {
+    for (size_t i = 0; i < sizeof(hf_keys_) / sizeof(hf_keys_[0]); i++) {
+        const HfKey_* key = &hf_keys_[i];
+        if (key->files >> config->cfg.arch & 1 && key->value >= HF_MUST_BE_TRUE_ &&
+            !bsearch(&key->key, config->keys, config->num_keys, sizeof(key->key), hf_by_name_)) {
+            return error_set(error, path, "%s is missing, wanted %s: transformers has another default",
+                             key->key, key->value == HF_MUST_BE_TRUE_ ? "true" : "0");
+        }
+    }
+    return 1;
+}
+
+// Decides the size of the shared expert.
+static int hf_config_shared_(HfConfig_* config, const char* path, char* error) {
+    ModelConfig* cfg = &config->cfg;
+    if (cfg->arch != ARCH_GLM4MOE) {
+        return 1;
+    }
+    if (config->shared_experts < 1 || config->shared_experts > ROUTER_MAX_EXPERTS) {
+        return error_set(error, path, "n_shared_experts is %d, wanted 1 to %d", config->shared_experts,
+                         ROUTER_MAX_EXPERTS);
+    }
+    const double hidden = (double)config->shared_experts * cfg->F;
+    cfg->Fs = hidden < INT_MAX ? (int)hidden : INT_MAX;
+    return 1;
 }
 
 // ---- windows ----
@@ -391,7 +545,7 @@ static int hf_read_layer_types_(JsonReader* text, HfConfig_* config) {
 static int hf_config_windows_(HfConfig_* config, const char* path, char* error) {
     ModelConfig* cfg = &config->cfg;
     const WindowsKind kind = model_architecture(cfg->arch)->windows;
-    const int W = kind == WINDOWS_ANY && !config->has_windows ? 0 : cfg->window;
+    const int W = config->has_windows ? cfg->window : 0;
     const int has_types = config->num_layer_types > 0;
     int any = 0;
     if (has_types && config->num_layer_types != cfg->L) {
@@ -433,11 +587,21 @@ static int hf_config_value_(JsonReader* text, const HfKey_* key, HfConfig_* conf
     case HF_BOOL_:
         return json_bool(text, (int*)(void*)member);
     case HF_TRUE_:
+    case HF_MUST_BE_TRUE_:
         return hf_read_switch_(text, key->key, 1);
     case HF_FALSE_:
         return hf_read_switch_(text, key->key, 0);
     case HF_UNUSED_:
         return hf_read_unused_(text, key->key);
+    case HF_NONE_:
+    case HF_MUST_BE_NONE_:
+        return hf_read_none_(text, key->key);
+    case HF_EXPERTS_:
+        return hf_read_experts_(text, key->key, config);
+    case HF_TURNED_:
+        return hf_read_turned_(text, key->key, (double*)(void*)member);
+    case HF_SCORING_:
+        return hf_read_scoring_(text, key->key, model_architecture(config->cfg.arch)->router);
     case HF_DROPOUT_:
         return hf_read_dropout_(text, config);
     case HF_ACTIVATION_:
@@ -476,10 +640,6 @@ static int hf_family_(JsonReader* text, Arch* arch) {
         snprintf(known + used, sizeof(known) - used, "%s%s", i ? ", " : "", hf_families_[i].type);
     }
     return error_set(text->error, text->path, "model_type is %s, wanted one of %s", type, known);
-}
-
-static int hf_by_name_(const void* a, const void* b) {
-    return strcmp(*(const char* const*)a, *(const char* const*)b);
 }
 
 // Refuses keys that come twice.
@@ -536,8 +696,13 @@ static void hf_config_default_(HfConfig_* config) {
     config->cfg.HS = family->HS;
     config->cfg.window = family->window;
     config->cfg.softcap = family->softcap;
+    config->cfg.E = family->E;
+    config->cfg.E_used = family->E_used;
     config->is_tied = family->is_tied;
+    config->has_windows = !(FAMILY_SWITCHED_ >> config->cfg.arch & 1);
     config->full_layers = HF_FULL_LAYERS_;
+    config->shared_experts = 1;
+    config->turned = config->cfg.arch == ARCH_GLM4MOE ? 0.5 : 1;
 }
 
 // Refuses a GPT-2 that its class can hold and we do not compute.
@@ -588,11 +753,14 @@ static int hf_config_parse_(JsonReader* text, HfConfig_* config) {
     cfg->Vp = cfg->V < INT_MAX - MODEL_VOCAB_ALIGN ? model_padded_vocab(cfg->V) : cfg->V;
     cfg->has_head = !config->is_tied;
     if (cfg->arch != ARCH_GPT2 && cfg->F == 0) {
-        return error_set(text->error, text->path, "no intermediate_size");
+        return error_set(text->error, text->path, "no %s", hf_families_[cfg->arch].hidden);
     }
     if ((cfg->arch == ARCH_GPT2 && !hf_check_gpt2_(config, text->path, text->error)) ||
+        !hf_config_check_given_(config, text->path, text->error) ||
         !hf_config_rope_(config, text->path, text->error) ||
+        !hf_config_shared_(config, text->path, text->error) ||
         !model_check_config(*cfg, text->path, text->error) ||
+        !hf_config_turned_(config, text->path, text->error) ||
         !hf_config_windows_(config, text->path, text->error)) {
         return 0;
     }
@@ -627,9 +795,10 @@ double hf_config_dropout(const char* directory) { return hf_config_load_(directo
 // True for fields that change nothing that we compute, and are kept for other readers.
 static int hf_config_is_kept_(const char* key) {
     static const char* const keys[] = {
-        "initializer_range",     "pad_token_id",        "use_cache",          "reorder_and_upcast_attn",
-        "summary_type",          "summary_use_proj",    "summary_activation", "summary_proj_to_labels",
-        "summary_first_dropout", "task_specific_params"};
+        "initializer_range",       "pad_token_id",           "use_cache",
+        "reorder_and_upcast_attn", "summary_type",           "summary_use_proj",
+        "summary_activation",      "summary_proj_to_labels", "summary_first_dropout",
+        "task_specific_params",    "output_router_logits",   "router_aux_loss_coef"};
     size_t i = 0;
     while (i < sizeof(keys) / sizeof(keys[0]) && strcmp(key, keys[i]) != 0) {
         i++;
@@ -675,7 +844,19 @@ int hf_config_check(ModelConfig cfg, char* error) {
             "qwen3 have any",
             cfg.C, word, cfg.NH);
     }
-    return model_rope_dims(cfg) == HS ||
+    if (cfg.arch == ARCH_OLMOE && model_heads(cfg) != cfg.C) {
+        return error_set(error, "--arch",
+                         "transformers wants heads of channels / heads in olmoe, not %d x %d of %d channels",
+                         cfg.NH, HS, cfg.C);
+    }
+    if (cfg.arch == ARCH_GLM4MOE && (cfg.E < 2 || cfg.Fs == 0 || cfg.Fs % model_hidden(cfg))) {
+        return error_set(
+            error, "--arch",
+            "transformers wants two experts or more in glm4moe, and one that all tokens take, with a "
+            "multiple of their %d hidden units, not %d and %d",
+            model_hidden(cfg), cfg.E, cfg.Fs);
+    }
+    return model_rope_dims(cfg) == HS || cfg.arch == ARCH_GLM4MOE ||
            error_set(error, "--arch", "in transformers %s turns all channels of a head, not %d of %d", word,
                      model_rope_dims(cfg), HS);
 }
@@ -691,6 +872,16 @@ static HfNumber_ hf_number_(float x) {
     if (!strpbrk(number.text, ".e")) {
         snprintf(number.text + strlen(number.text), 3, ".0");
     }
+    return number;
+}
+
+// Returns the shortest fraction of HS channels that transformers makes `dims` of.
+static HfNumber_ hf_part_(int dims, int HS) {
+    HfNumber_ number;
+    int digits = 1;
+    do {
+        snprintf(number.text, sizeof(number.text), "%.*f", digits, (double)dims / HS);
+    } while (digits++ < 20 && (int)(HS * strtod(number.text, NULL)) != dims);
     return number;
 }
 
@@ -722,7 +913,11 @@ static void hf_write_scaling_(FILE* file, RopeScaling scaling) {
 
 // Writes rotary positions for transformers 4 and 5.
 static void hf_write_rope_(FILE* file, ModelConfig cfg) {
-    const HfNumber_ base = hf_number_(model_rope_base(cfg));
+    const HfNumber_ base = hf_number_(model_rope_base(cfg)),
+                    part = hf_part_(model_rope_dims(cfg), model_head_size(cfg));
+    if (cfg.arch == ARCH_GLM4MOE) {
+        fprintf(file, "  \"partial_rotary_factor\": %s,\n", part.text);
+    }
     fprintf(file, "  \"rope_theta\": %s,\n  \"rope_scaling\": ", base.text);
     if (cfg.scaling.kind == ROPE_PLAIN) {
         fprintf(file, "null");
@@ -732,6 +927,9 @@ static void hf_write_rope_(FILE* file, ModelConfig cfg) {
         fprintf(file, "}");
     }
     fprintf(file, ",\n  \"rope_parameters\": {\"rope_theta\": %s, ", base.text);
+    if (cfg.arch == ARCH_GLM4MOE) {
+        fprintf(file, "\"partial_rotary_factor\": %s, ", part.text);
+    }
     hf_write_scaling_(file, cfg.scaling);
     fprintf(file, "},\n");
 }
@@ -752,14 +950,33 @@ static void hf_write_windows_(FILE* file, ModelConfig cfg) {
     } else {
         fprintf(file, "  \"sliding_window\": null,\n");
     }
+    if (FAMILY_SWITCHED_ >> cfg.arch & 1) {
+        fprintf(file, "  \"use_sliding_window\": %s,\n", full < cfg.L ? "true" : "false");
+    }
     if (kind == WINDOWS_ANY) {
-        fprintf(file, "  \"use_sliding_window\": %s,\n  \"max_window_layers\": %d,\n  \"layer_types\": [",
-                full < cfg.L ? "true" : "false", full);
+        fprintf(file, "  \"max_window_layers\": %d,\n  \"layer_types\": [", full);
         for (int l = 0; l < cfg.L; l++) {
             fprintf(file, "%s\"%s_attention\"", l ? ", " : "", model_window(cfg, l) ? "sliding" : "full");
         }
         fprintf(file, "],\n");
     }
+}
+
+// Writes the keys of experts.
+static void hf_write_experts_(FILE* file, ModelConfig cfg) {
+    const HfFamily_* family = &hf_families_[cfg.arch];
+    if (!family->experts) {
+        return;
+    }
+    fprintf(file, "  \"%s\": %d,\n  \"num_experts_per_tok\": %d,\n", family->experts, cfg.E, cfg.E_used);
+    if (FAMILY_OWN_HIDDEN_ >> cfg.arch & 1) {
+        fprintf(file, "  \"%s\": %d,\n", family->hidden, model_hidden(cfg));
+    }
+    if (cfg.arch == ARCH_GLM4MOE) {
+        fprintf(file, "  \"n_shared_experts\": %d,\n  \"routed_scaling_factor\": %s,\n",
+                cfg.Fs / model_hidden(cfg), hf_number_(model_router_factor(cfg)).text);
+    }
+    fputs(family->constants, file);
 }
 
 // Writes the keys that the families with rotary positions have in common.
@@ -771,7 +988,7 @@ static void hf_write_common_(FILE* file, ModelConfig cfg) {
             "  \"attention_dropout\": 0.0,\n",
             cfg.max_T, cfg.C, model_hidden(cfg), cfg.L, cfg.NH, model_key_heads(cfg), model_head_size(cfg),
             hf_families_[cfg.arch].activations[0], hf_number_(model_norm_eps(cfg)).text);
-    if (cfg.arch != ARCH_QWEN2) { // its biases are a part of the class
+    if (!(FAMILY_BIASES_ >> cfg.arch & 1)) { // others have theirs in the class, or among constants
         fprintf(file, "  \"attention_bias\": false,\n  \"mlp_bias\": false,\n");
     }
     if (model_architecture(cfg.arch)->softcap > 0) {
@@ -780,6 +997,7 @@ static void hf_write_common_(FILE* file, ModelConfig cfg) {
     }
     hf_write_rope_(file, cfg);
     hf_write_windows_(file, cfg);
+    hf_write_experts_(file, cfg);
 }
 
 // Writes the tokens around documents: the ends as a list if they are several.

@@ -15,8 +15,8 @@
 
 enum { SEQUENCES = 2, TOKENS = 13 }; // of the fixtures
 
-static const char* const names[] = {"llama", "llama3",     "mistral", "qwen2",
-                                    "qwen3", "qwen3_tied", "arcee",   "nanochat"};
+static const char* const names[] = {"llama", "llama3",   "mistral", "qwen2",    "qwen3", "qwen3_tied",
+                                    "arcee", "nanochat", "mixtral", "qwen3moe", "olmoe", "glm4moe"};
 enum { FAMILIES = sizeof(names) / sizeof(names[0]) };
 
 typedef struct {

@@ -62,6 +62,60 @@ TEST(defaults) {
     }
 }
 
+// Keys of experts' families that have no default, or another than what we compute.
+static const char* experts_members(const char* type) {
+    return strcmp(type, "qwen3_moe") == 0  ? "'moe_intermediate_size':16,'norm_topk_prob':true"
+           : strcmp(type, "glm4_moe") == 0 ? "'moe_intermediate_size':16,'attention_bias':true,'use_qk_norm':"
+                                             "true,'first_k_dense_replace':0"
+                                           : "'norm_topk_prob':false";
+}
+
+static ModelConfig read_experts(const char* type, const char* members) {
+    char text[2048];
+    snprintf(text, sizeof(text), "'num_key_value_heads':2,%s%s%s", experts_members(type),
+             members[0] ? "," : "", members);
+    return read_members(type, text);
+}
+
+TEST(experts) {
+    // clang-format off
+    static const struct {
+        const char *type, *members;
+        float eps, base;
+        int E, E_used, F, Fs, rope_dims, window;
+        float factor;
+    } cases[] = {
+        {"mixtral", "", 1e-5f, 1e6f, 8, 2, 40, 0, 6, 0, 1},
+        {"mixtral", "'num_local_experts':4,'num_experts_per_tok':1,'rope_theta':5e5,'sliding_window':7",
+         1e-5f, 5e5f, 4, 1, 40, 0, 6, 7, 1},
+        {"mixtral", "'num_experts':4,'router_jitter_noise':0.0,'output_router_logits':true",
+         1e-5f, 1e6f, 4, 2, 40, 0, 6, 0, 1},
+        {"qwen3_moe", "", 1e-6f, 1e4f, 128, 8, 16, 0, 6, 0, 1},
+        {"qwen3_moe", "'num_experts':4,'num_local_experts':4,'num_experts_per_tok':3,'mlp_only_layers':null,"
+                      "'decoder_sparse_step':1,'sliding_window':7", 1e-6f, 1e4f, 4, 3, 16, 0, 6, 0, 1},
+        {"qwen3_moe", "'use_sliding_window':true,'sliding_window':7,'mlp_only_layers':[]",
+         1e-6f, 1e4f, 128, 8, 16, 0, 6, 7, 1},
+        {"olmoe", "", 1e-5f, 1e4f, 64, 8, 40, 0, 6, 0, 1},
+        {"olmoe", "'num_experts':4,'num_experts_per_tok':2,'clip_qkv':null", 1e-5f, 1e4f, 4, 2, 40, 0, 6, 0, 1},
+        {"glm4_moe", "'head_dim':8", 1e-5f, 1e4f, 128, 8, 16, 16, 4, 0, 1},
+        {"glm4_moe", "'head_dim':8,'n_routed_experts':4,'n_shared_experts':2,'num_experts_per_tok':2,'n_group':1,"
+                     "'topk_group':1,'routed_scaling_factor':2.5,'scoring_func':'sigmoid','partial_rotary_factor':1.0",
+         1e-5f, 1e4f, 4, 2, 16, 32, 8, 0, 2.5f},
+        {"glm4_moe", "'head_dim':8,'rope_parameters':{'rope_type':'default','rope_theta':2e4,"
+                     "'partial_rotary_factor':0.25}", 1e-5f, 2e4f, 128, 8, 16, 16, 2, 0, 1},
+    };
+    // clang-format on
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        const ModelConfig cfg = read_experts(cases[i].type, cases[i].members);
+        EXPECT(model_norm_eps(cfg) == cases[i].eps && model_rope_base(cfg) == cases[i].base &&
+                   cfg.E == cases[i].E && cfg.E_used == cases[i].E_used && cfg.F == cases[i].F &&
+                   cfg.Fs == cases[i].Fs && model_rope_dims(cfg) == cases[i].rope_dims &&
+                   cfg.window == cases[i].window && model_router_factor(cfg) == cases[i].factor,
+               "%s, %s: %d of %d experts of %d, %d shared, %d channels turn, window %d", cases[i].type,
+               cases[i].members, cfg.E_used, cfg.E, cfg.F, cfg.Fs, model_rope_dims(cfg), cfg.window);
+    }
+}
+
 static int has_windows(ModelConfig cfg, const char* pattern) {
     int same = (int)strlen(pattern) == cfg.L;
     for (int l = 0; l < cfg.L && same; l++) {
@@ -199,6 +253,69 @@ TEST(refusals) {
     }
 }
 
+static void body_read_experts(const void* context) {
+    const Refused* refused = (const Refused*)context;
+    read_experts(refused->type, refused->members);
+}
+
+TEST(refusals_of_experts) {
+    static const struct {
+        Refused config;
+        const char* words;
+    } cases[] = {
+        {{"mixtral", "'num_local_experts':0"}, "0 experts, wanted 1 to"},
+        {{"mixtral", "'num_experts_per_tok':9"}, "a token takes 9 of 8 experts"},
+        {{"mixtral", "'num_local_experts':4,'num_experts':8"},
+         "num_experts is 8, but num_local_experts is 4"},
+        {{"mixtral", "'router_jitter_noise':0.01"}, "router_jitter_noise changes what"},
+        {{"qwen3_moe", "'decoder_sparse_step':2"}, "decoder_sparse_step changes what"},
+        {{"qwen3_moe", "'mlp_only_layers':[0]"}, "mlp_only_layers changes what"},
+        {{"qwen3_moe", "'scoring_func':'sigmoid'"}, "scoring_func is sigmoid, wanted softmax"},
+        {{"qwen3_moe", "'attention_bias':true"}, "attention_bias is true"},
+        {{"olmoe", "'clip_qkv':8.0"}, "clip_qkv changes what"},
+        {{"olmoe", "'clip_qkv':1"}, "clip_qkv changes what"},
+        {{"olmoe", "'partial_rotary_factor':0.5"}, "partial_rotary_factor changes what"},
+        {{"glm4_moe", "'n_group':2"}, "n_group changes what"},
+        {{"glm4_moe", "'topk_group':2"}, "topk_group changes what"},
+        {{"glm4_moe", "'n_shared_experts':0"}, "n_shared_experts is 0, wanted 1 to"},
+        {{"glm4_moe", "'partial_rotary_factor':0"}, "partial_rotary_factor is 0, wanted above 0"},
+        {{"glm4_moe", ""}, "partial_rotary_factor 0.5 turns 3 of 6 channels"},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        char words[256];
+        snprintf(words, sizeof(words), "config.json: |%s", cases[i].words);
+        EXPECT(test_dies(body_read_experts, &cases[i].config, EXIT_FAILURE, words), "%s: %s",
+               cases[i].config.type, cases[i].config.members);
+    }
+}
+
+// A missing key whose default is not what we compute is refused.
+TEST(missing_keys_of_experts) {
+#define GLM_ "'num_key_value_heads':2,'moe_intermediate_size':16,"
+    static const struct {
+        Refused config;
+        const char* words;
+    } cases[] = {
+        {{"qwen3_moe", "'moe_intermediate_size':16"}, "norm_topk_prob is missing, wanted true"},
+        {{"qwen3_moe", "'norm_topk_prob':true"}, "no moe_intermediate_size"},
+        {{"olmoe", "'norm_topk_prob':true"}, "norm_topk_prob is true, wanted false"},
+        {{"glm4_moe", GLM_ "'use_qk_norm':true,'first_k_dense_replace':0"},
+         "attention_bias is missing, wanted true"},
+        {{"glm4_moe", GLM_ "'attention_bias':true,'first_k_dense_replace':0"},
+         "use_qk_norm is missing, wanted true"},
+        {{"glm4_moe", GLM_ "'attention_bias':true,'use_qk_norm':true"},
+         "first_k_dense_replace is missing, wanted 0"},
+        {{"glm4_moe", GLM_ "'first_k_dense_replace':1"}, "first_k_dense_replace changes"},
+    };
+#undef GLM_
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        char words[256];
+        snprintf(words, sizeof(words), "config.json: |%s", cases[i].words);
+        EXPECT(test_dies(body_read, &cases[i].config, EXIT_FAILURE, words), "%s: %s", cases[i].config.type,
+               cases[i].config.members);
+    }
+}
+
 // A missing size is refused, not guessed.
 static void body_read_text(const void* context) { hf_config_read(write_config((const char*)context)); }
 TEST(missing_size) {
@@ -247,6 +364,13 @@ TEST(written) {
         {SMALL, .L = 10, .arch = ARCH_QWEN3, .HS = 128, .window = 9, .windows = {0x55, 1}},
         {SMALL, .L = 3, .arch = ARCH_NANOCHAT, .softcap = 12.5f},
         {SMALL, .L = 3, .arch = ARCH_NANOCHAT},
+        {SMALL, .L = 3, .arch = ARCH_MIXTRAL, .E = 8, .E_used = 2, .window = 9, .windows = {7}},
+        {SMALL, .L = 3, .arch = ARCH_QWEN3MOE, .E = 6, .E_used = 3, .F = 16, .window = 9, .windows = {7}},
+        {SMALL, .L = 3, .arch = ARCH_QWEN3MOE, .E = 6, .E_used = 3},
+        {SMALL, .L = 3, .arch = ARCH_OLMOE, .E = 4, .E_used = 1},
+        {SMALL, .L = 3, .arch = ARCH_GLM4MOE, .E = 4, .E_used = 2, .F = 16, .Fs = 48, .HS = 14, .rope_dims = 6,
+         .router_factor = 2.5f},
+        {SMALL, .L = 3, .arch = ARCH_GLM4MOE, .E = 4, .E_used = 2, .F = 16, .Fs = 16, .router_factor = 1},
     };
     // clang-format on
     const char* directory = test_path("config");
