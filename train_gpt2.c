@@ -167,6 +167,7 @@ static void model_open(Model* model, const Settled* s, Memory memory, Comm* comm
     model->B = s->options.batch;
     model->T = s->options.seq_len;
     model->z_loss = s->options.z_loss;
+    model->router_losses = (RouterLosses){s->options.router_balance, s->options.router_z, 0};
     model->recompute = recompute_level(s);
     model->freeze = s->freeze;
     model->memory = memory;

@@ -9,7 +9,8 @@ digits; a byte of a path or option that is not UTF-8 is \udcNN, json.h):
      "host":...,"device":...,"floor":...,"mem_mb":{"parameters":...},"host_mem_mb":{...},
      "disk_mb":{...},"time":...}
     {"kind":"train","step":1,"loss":...,"norm":...,"lr":...,"ms":...,"data_ms":...,"tok_per_s":...,
-     "mfu":...,"peak":...,"power_w":...,"clock_mhz":...,"tokens":...,"elapsed_s":...,"time":...}
+     "mfu":...,"peak":...,"expert_load":...,"router_entropy":...,"power_w":...,"clock_mhz":...,
+     "tokens":...,"elapsed_s":...,"time":...}
     {"kind":"val","step":0,"loss":...,"bpb":...,"sequences":...,"all_sequences":...}  (bits per
      byte, if the bytes of the tokens are known; sequences of the validation, and of all its data)
     {"kind":"task","step":...,"name":...,"acc":...,"acc_err":...,"acc_norm":...,"acc_norm_err":...,
@@ -27,7 +28,8 @@ digits; a byte of a path or option that is not UTF-8 is \udcNN, json.h):
 
 mfu is a share of peak, in FLOP/s; tokens counts all updates so far; elapsed_s is the time of the
 run, including validations, summed over all starts of the program; time is Unix time in seconds.
-power_w and clock_mhz are a GPU's, once a second; floor is present if it is known, host_mem_mb if a
+expert_load and router_entropy are those of a model with experts (log_routing). power_w and
+clock_mhz are a GPU's, once a second; floor is present if it is known, host_mem_mb if a
 run on another device has large allocations here. Readers ignore kinds and keys that they do not
 know.
 
@@ -146,6 +148,7 @@ typedef struct {
     double first_ms, first_s;   // time of the first of them, and when it ended
     double data_wait_s, data_s; // time spent waiting for data so far, and up to the previous step
     double peak;                // for the next lines; NAN: unknown
+    double load, entropy;       // of the update's experts; no load: it has none
     double power_w, clock_mhz;  // for the next line; NAN: not measured
 
     LogBin train[LOG_BINS_], val[LOG_BINS_];
@@ -175,6 +178,13 @@ static inline void log_data_wait(RunLog* log, double seconds) { log->data_wait_s
 // Sets the tokens of an update, of all updates up to it, and of all that are left. Call it before
 // log_train.
 void log_tokens(RunLog* log, double step_tokens, double tokens, double left_tokens);
+
+// Sets the load of the busiest expert, of which 1 is even, and the mean entropy of the routers' choice
+// in nats; a load of 0: no experts. Call it before log_train.
+static inline void log_routing(RunLog* log, double load, double entropy) {
+    log->load = load;
+    log->entropy = entropy;
+}
 
 // Sets the peak for the utilization, in FLOP/s. Call it before log_train.
 static inline void log_peak(RunLog* log, double peak) { log->peak = peak; }
@@ -676,7 +686,7 @@ typedef struct {
     int rank;
     char text[64];
 } LogField_;
-enum { LOG_FIELDS_ = 10, LOG_RANKS_ = 7 };
+enum { LOG_FIELDS_ = 11, LOG_RANKS_ = 7 };
 
 __attribute__((format(printf, 3, 4))) static inline void log_field_(LogField_* field, int rank,
                                                                     const char* format, ...) {
@@ -719,13 +729,16 @@ static void log_format_step_(RunLog* log, int64_t step, double loss, double loss
     if (isfinite(norm_z)) {
         log_field_(&f[4], 6, " (%+.2fz)", norm_z);
     }
-    log_field_(&f[5], 4, " | lr %.2e", lr);
-    log_field_(&f[6], 1, " | %.1f ms", ms);
-    if (isfinite(mfu)) {
-        log_field_(&f[7], 5, " | %.1f%% MFU", 100 * mfu);
+    if (log->load > 0) {
+        log_field_(&f[5], 5, " | load %.2f, entropy %.2f", log->load, log->entropy);
     }
-    log_field_(&f[8], 2, " | %.0f tok/s", 1e3 * log->step_tokens / log->smooth_ms);
-    log_field_(&f[9], 0, " | eta %s", log_duration(log_eta_s_(log, step), eta));
+    log_field_(&f[6], 4, " | lr %.2e", lr);
+    log_field_(&f[7], 1, " | %.1f ms", ms);
+    if (isfinite(mfu)) {
+        log_field_(&f[8], 5, " | %.1f%% MFU", 100 * mfu);
+    }
+    log_field_(&f[9], 2, " | %.0f tok/s", 1e3 * log->step_tokens / log->smooth_ms);
+    log_field_(&f[10], 0, " | eta %s", log_duration(log_eta_s_(log, step), eta));
     log_join_(log, f);
 }
 
@@ -781,6 +794,10 @@ void log_train(RunLog* log, int64_t step, double loss, double loss_z, double nor
     log_number_(log, "mfu", mfu);
     if (isfinite(log->peak)) {
         fprintf(log->json.file, ",\"peak\":%.4g", log->peak);
+    }
+    if (log->load > 0) {
+        log_number_(log, "expert_load", log->load);
+        log_number_(log, "router_entropy", log->entropy);
     }
     log_gpu_number_(log, "power_w", &log->power_w);
     log_gpu_number_(log, "clock_mhz", &log->clock_mhz);

@@ -33,6 +33,8 @@ enum { RECORD_RUNS = 8 }; // most runs read together
     X(RECORD_TOK_PER_S,  "tok_per_s") \
     X(RECORD_MFU,        "mfu")       /* of the largest peak since the start */ \
     X(RECORD_PEAK,       "peak")      \
+    X(RECORD_LOAD,       "expert_load") \
+    X(RECORD_ENTROPY,    "router_entropy") \
     X(RECORD_POWER_W,    "power_w")   \
     X(RECORD_CLOCK_MHZ,  "clock_mhz") \
     X(RECORD_TOKENS,     "tokens")    \

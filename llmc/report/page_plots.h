@@ -135,6 +135,8 @@ static const ReportRow_ REPORT_ROWS_[] = {
     {"speed", "Speed",             "tokens per second",            RECORD_TOK_PER_S, -1,        PLOT_FROM_ZERO, 0, REPORT_RAW_AND_TREND_, 0},
     {"mfu",   "MFU",               "share of the device's peak",   RECORD_MFU,       -1,        PLOT_FROM_ZERO, 1, REPORT_RAW_AND_TREND_, 0},
     {"data",  "Waiting for data",  "share of each update's time",  RECORD_DATA_MS,   RECORD_MS, PLOT_FROM_ZERO, 1, REPORT_RAW_AND_TREND_, 0},
+    {"load",  "Busiest expert",    "share of tokens; 1 is even",   RECORD_LOAD,      -1,        PLOT_FROM_ZERO, 0, REPORT_RAW_AND_TREND_, 0},
+    {"entropy", "Entropy of routers", "nats per token",            RECORD_ENTROPY,   -1,        PLOT_FROM_ZERO, 0, REPORT_RAW_AND_TREND_, 0},
     {"power", "GPU power",         "watts",                        RECORD_POWER_W,   -1,        PLOT_FROM_ZERO, 0, REPORT_RAW_AND_TREND_, 1},
     {"clock", "GPU clock",         "MHz, of the multiprocessors",  RECORD_CLOCK_MHZ, -1,        PLOT_FROM_ZERO, 0, REPORT_RAW_AND_TREND_, 1},
 };

@@ -223,6 +223,7 @@ typedef struct {
     double losses, square_sum; // sums
     double counted, flops, bytes;
     double wait_s; // time of the rank that waited longest for data
+    RouterSummary routing;
 } RunUpdate_;
 
 // Returns the number of micro-steps of an update, or a validation, of `sequences`.
@@ -246,10 +247,23 @@ static RankReport* run_report_of_(const Run* run, int r, int64_t micro_steps) {
     return (RankReport*)((char*)run->reports + (size_t)r * rank_report_bytes(run->settled.cfg, micro_steps));
 }
 
+// Sums up the statistics of all ranks' routers, and leaves their sums in the report of rank 0.
+static RouterSummary run_add_up_routing_(const Run* run, int64_t micro_steps) {
+    const ModelConfig cfg = run->settled.cfg;
+    double* sums = rank_report_statistics(run->reports);
+    for (int r = 1; r < run->comm.size && sums; r++) {
+        const double* more = rank_report_statistics(run_report_of_(run, r, micro_steps));
+        for (size_t i = 0; i < run->reports->statistics; i++) {
+            sums[i] += more[i];
+        }
+    }
+    return sums ? router_summary(sums, cfg.L, cfg.E, cfg.E_used) : (RouterSummary){0, 0};
+}
+
 // Gathers the reports of all ranks and adds them up. Losses are added in the order of the
 // micro-batches, so that the sum has the same bits for any number of ranks.
 static RunUpdate_ run_add_up_(Run* run, int64_t micro_steps) {
-    RunUpdate_ sum = {0, 0, 0, 0, 0, 0};
+    RunUpdate_ sum = {0, 0, 0, 0, 0, 0, {0, 0}};
     WideSum square_sum = {0, 0};
     comm_all_gather(&run->comm, run->reports, run->report, rank_report_bytes(run->settled.cfg, micro_steps));
     for (int r = 0; r < run->comm.size; r++) {
@@ -269,6 +283,7 @@ static RunUpdate_ run_add_up_(Run* run, int64_t micro_steps) {
         }
     }
     sum.square_sum = wide_sum_value(square_sum);
+    sum.routing = run_add_up_routing_(run, micro_steps);
     return sum;
 }
 
@@ -480,6 +495,7 @@ int run_accepts(Run* run, Update* update) {
     const RunUpdate_ sum = run_add_up_(run, micro_steps);
     run_watch_pace_(run, micro_steps);
     run->data_wait_s += sum.wait_s;
+    log_routing(&run->log, sum.routing.load, sum.routing.entropy);
     run_check_data_(run, run->train, run->first_sequence);
     run->verdict = run_judge_(run, &sum);
     comm_progress(&run->comm, COMM_UPDATE, run->state.step, "the update, a validation or samples");

@@ -194,8 +194,11 @@ TEST(files) {
     say_val(&log, 0, 10.9876543, 1.23456789);
     log_data_wait(&log, 0.0125);
     log_train(&log, 1, 4.12345678, 0.12, 0.567812345, -0.31, 3e-4, 812.3, 0.412);
+    EXPECT(!strstr(log.line, "load"), "no experts: %s", log.line);
     log_data_wait(&log, 0.5);
+    log_routing(&log, 1.25, 1.953125);
     log_train(&log, 2, NAN, NAN, INFINITY, NAN, 3e-4, 800, NAN);
+    EXPECT(strstr(log.line, " | load 1.25, entropy 1.95 | "), "%s", log.line);
     log_skip(&log, 2, "it is \"bad\"");
     log_sample(&log, 2, text, sizeof(text) - 1);
     log_save(&log, 2, "out/a\\b");
@@ -233,7 +236,9 @@ TEST(files) {
     EXPECT(number_of(train, "tokens") == STEP_TOKENS, "of all steps: %s", train);
     EXPECT_NEAR(number_of(train, "elapsed_s"), 0, 5, "since the log was opened");
     EXPECT_NEAR(number_of(train, "time"), (double)time(NULL), 5, "now");
+    EXPECT(!strstr(train, "expert_load") && !strstr(train, "router_entropy"), "no experts: %s", train);
     const char* bad = line_of(jsonl, 3);
+    EXPECT(number_of(bad, "expert_load") == 1.25 && number_of(bad, "router_entropy") == 1.953125, "%s", bad);
     EXPECT_NEAR(number_of(bad, "data_ms"), 487.5, 1e-6, "of this step alone");
     EXPECT(json_is(bad, "loss", "null,") && json_is(bad, "norm", "null,") && json_is(bad, "mfu", "null,"),
            "%s", bad);
