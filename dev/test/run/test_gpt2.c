@@ -1092,6 +1092,65 @@ TEST(experts_micro_batches) {
     }
 }
 
+// Opens a model that generates, with the weights of `exact`.
+static void open_texts(Model* model, const Model* exact, MatmulPrecision matmul, Quantize quantize) {
+    const Options options = {.batch = 2, .seq_len = 32, .matmul = matmul, .quantize = quantize};
+    open_alone(model, exact->cfg, &options, USE_GENERATE);
+    for (int g = 0; g < model_groups(model->cfg) && quantize; g++) {
+        const char* group =
+            (const char*)exact->params_memory + tensor_group_offset_bytes(exact->parameter_rows, g);
+        model_set_group(model, g, (const float*)(const void*)group);
+    }
+    if (!quantize) {
+        copy_parameters(model, exact);
+    }
+}
+
+// Prefill and steps read the matrices of the same experts, in fp32, bf16 and 8 bits. A token takes
+// all experts, as roundings could change the choice.
+static void test_decoded_experts(ModelConfig cfg, MatmulPrecision matmul, Quantize quantize,
+                                 double tolerance) {
+    enum { COUNT = 20 };
+    const Options options = {.batch = 2, .seq_len = 32, .matmul = MATMUL_FP32};
+    Model exact, model;
+    ArchBatch b;
+    arch_batch(&b, cfg.V, 32);
+    open_alone(&exact, cfg, &options, USE_GENERATE);
+    for (size_t k = 0; k < exact.parameter_bytes / sizeof(float); k++) {
+        ((float*)exact.params_memory)[k] = 0.1f * rand_normal(1, 1, k);
+    }
+    open_texts(&model, &exact, matmul, quantize);
+    const size_t V = (size_t)cfg.V;
+    float* want = check_alloc(V, sizeof(float), "logits");
+    memcpy(want, model_prefill(&exact, 0, b.tokens, COUNT), V * sizeof(float));
+    EXPECT_NEAR(relative_error(model_prefill(&model, 0, b.tokens, COUNT), want, V), 0, tolerance,
+                "prefill, matmuls %d, quantize %d", (int)matmul, (int)quantize);
+    model_prefill(&model, 1, b.tokens, 3);
+    for (int t = 3; t < COUNT; t++) { // two texts: of the same tokens, and of one token again and again
+        const int ids[2] = {b.tokens[0], b.tokens[t]}, positions[2] = {t, t};
+        const float* logits = model_decode(&model, ids, positions, 2);
+        if (t == COUNT - 1) {
+            EXPECT_NEAR(relative_error(logits + cfg.Vp, want, V), 0, tolerance,
+                        "steps, matmuls %d, quantize %d", (int)matmul, (int)quantize);
+        }
+    }
+    free(want);
+    model_close(&model);
+    model_close(&exact);
+}
+
+TEST(decoded_experts) {
+    for (int i = 0; i < ARCH_CASES; i++) {
+        ModelConfig cfg = arch_in_tiles(ARCHS[i].cfg);
+        cfg.Fs = cfg.Fs > 0 ? 64 : 0;
+        if (cfg.E > 0) {
+            test_decoded_experts(cfg, MATMUL_FP32, QUANTIZE_OFF, 2e-6);
+            test_decoded_experts(cfg, MATMUL_BF16, QUANTIZE_OFF, 0.02);
+            test_decoded_experts(cfg, MATMUL_FP32, QUANTIZE_Q8_0, 0.03);
+        }
+    }
+}
+
 // A frozen router, or frozen experts, leave all other gradients as they are.
 static void test_frozen_experts(const char* list, MatmulPrecision matmul) {
     const ModelConfig cfg = {32,        131,          201,     2,      2,           64,
