@@ -55,7 +55,7 @@ struct Model {
     int chunk; // tokens that have logits in memory
     ModelUse use;
     float z_loss;               // --z-loss
-    RouterLosses router_losses; // of the pass
+    RouterLosses router_losses; // --router-balance, --router-z; dloss is that of the pass
     RecomputeLevel recompute;   // which activations the backward pass computes again
     Freeze freeze;              // which parameters training leaves unchanged
     TensorRow parameter_rows[MODEL_PARAMETER_ROWS], activation_rows[MODEL_ACTIVATION_ROWS];
