@@ -367,4 +367,29 @@ __device__ inline float block_max(float x) {
     return x;
 }
 
+// Returns the sum of x over this lane and the lanes below.
+__device__ inline int warp_scan(int x) {
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+        const int below = __shfl_up_sync(0xffffffffu, x, distance);
+        x += (int)threadIdx.x % 32 >= distance ? below : 0;
+    }
+    return x;
+}
+
+// Returns the sum of x over the threads below, in a block like that of block_sum.
+__device__ inline int block_scan(int x) {
+    SMEM_ARRAY(int, of_warp, [32]);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    const int scan = warp_scan(x);
+    if (lane == 31) {
+        of_warp[warp] = scan;
+    }
+    __syncthreads();
+    const int of_warps = warp_scan(lane < warps ? of_warp[lane] : 0);
+    const int below = __shfl_sync(0xffffffffu, of_warps, warp > 0 ? warp - 1 : 0);
+    __syncthreads();
+    return scan - x + (warp > 0 ? below : 0);
+}
+
 #endif

@@ -36,6 +36,14 @@ __device__ inline void cp_async_16(void* to, const void* from, int bytes) {
 // barrier.
 __device__ inline void cp_async_wait_all(void) { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
+// Makes a group of the copies that this thread started since its last group.
+__device__ inline void cp_async_commit(void) { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits for all groups of this thread but the last GROUPS.
+template <int GROUPS> __device__ inline void cp_async_wait(void) {
+    asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS) : "memory");
+}
+
 // Loads four 8x8 matrices of 16-bit elements from shared memory: lane 8i+j gives the address of row
 // j of matrix i, a multiple of 16 bytes; r[i] of lane l becomes elements 2t and 2t+1 of row g of
 // matrix i.
@@ -87,6 +95,10 @@ inline void cp_async_wait_all(void) {
     cusim_cp_async_commit();
     cusim_cp_async_wait(0);
 }
+
+inline void cp_async_commit(void) { cusim_cp_async_commit(); }
+
+template <int GROUPS> inline void cp_async_wait(void) { cusim_cp_async_wait(GROUPS); }
 
 // Sets a lane's part of matrix i: elements `first` and `second`, numbered along the rows.
 inline void ptx_ldmatrix_(unsigned (&r)[4], const void* row, int first_row, int first_column, int second_row,

@@ -51,6 +51,7 @@ positions on the GPU, so a step can be one CUDA graph.
 #include "llmc/ops/column_sums.cuh"
 #include "llmc/gpu/gpu.cuh"
 #include "llmc/gpu/ptx.cuh"
+#include "llmc/gpu/tiles.cuh"
 
 // The widest heads that kernels are compiled for, one of the widths above. A program with small
 // heads only compiles faster with less.
@@ -75,9 +76,6 @@ typedef struct {
     int packs; // rows of heads can be read and written 16 bytes at a time
 } AttentionSize_;
 
-// Set if a multiprocessor has 100 KiB of shared memory: RTX 3090, 4090 and 5090, A40, L40S.
-enum { ATTENTION_IS_SMALL_ = GPU_SM == 86 || GPU_SM == 89 || GPU_SM >= 120 };
-
 // Tile sizes of each kernel for heads of up to W, chosen with ptxas -v (CUDA 13). On sm_90a only
 // key grads in 16 bits spill: 12 to 24 bytes at W = 64, 80, 96 and, with documents, 128. Two blocks
 // fit on a multiprocessor of an A100 (65,536 registers, 164 KiB; one for fp32 at W = 128), and one
@@ -91,7 +89,7 @@ template <class X, int W> struct AttentionTiling_ {
     static constexpr bool HALF = sizeof(X) == 2;
     static constexpr int STRIDE =
         W + Pack<X>::SIZE; // an odd multiple of 16 bytes: no bank conflicts between rows
-    static constexpr bool SMALL = HALF && ATTENTION_IS_SMALL_ && W >= 64;
+    static constexpr bool SMALL = HALF && TILE_MEMORY_IS_SMALL && W >= 64;
     static constexpr int FORWARD_M = SMALL ? (W <= 80 ? 2 : 1) : HALF || W <= 64 ? 2 : 1;
     static constexpr int FORWARD_COLS = SMALL             ? (W <= 96 ? 32 : 16)
                                         : HALF && W <= 96 ? 64
@@ -289,27 +287,13 @@ template <class X, int M, int W, int KEEP> struct AttentionLeft_ {
     unsigned kept[M][KEEP > 0 ? KEEP : 1][4];
 };
 
-// Returns the address that a lane passes to ldmatrix for 16 x 16 elements: matrix 0 above 1, to the
-// right 2 above 3.
-template <class X, int W> __device__ inline const X* attention_16x16_(const X* corner) {
-    return corner + threadIdx.x % 16 * (W + Pack<X>::SIZE) + threadIdx.x % 32 / 16 * 8;
-}
-
-// Returns the address that a lane passes to ldmatrix for the right operand of attention_dot_:
-// matrix 0 beside 1, below them 2 beside 3. mma_16816 reads b from two adjacent registers; the
-// other order would cost two moves per pair.
-template <class X, int W> __device__ inline const X* attention_right_16x16_(const X* corner) {
-    const int lane = threadIdx.x % 32;
-    return corner + (lane % 8 + lane / 16 * 8) * (W + Pack<X>::SIZE) + lane / 8 % 2 * 8;
-}
-
 template <class X, int M, int W, int KEEP>
 __device__ inline void attention_left_(AttentionLeft_<X, M, W, KEEP>& left, const X* rows) {
     left.rows = rows;
 #pragma unroll
     for (int i = 0; i < M * KEEP; i++) {
         const int m = i % M, k = i / M;
-        ldmatrix_x4(left.kept[m][k], attention_16x16_<X, W>(rows + 16 * m * (W + Pack<X>::SIZE) + 16 * k));
+        ldmatrix_x4(left.kept[m][k], tile_16x16<X, W>(rows + 16 * m * (W + Pack<X>::SIZE) + 16 * k));
     }
 }
 
@@ -318,7 +302,7 @@ template <class X, int M, int W, int KEEP>
 __device__ inline void attention_left_operand_(unsigned (&a)[4], const AttentionLeft_<X, M, W, KEEP>& left,
                                                int m, int k) {
     if (k >= KEEP) {
-        ldmatrix_x4(a, attention_16x16_<X, W>(left.rows + 16 * m * (W + Pack<X>::SIZE) + 16 * k));
+        ldmatrix_x4(a, tile_16x16<X, W>(left.rows + 16 * m * (W + Pack<X>::SIZE) + 16 * k));
         return;
     }
 #pragma unroll
@@ -344,7 +328,7 @@ __device__ inline void attention_dot_(float (&s)[M][N][4], const AttentionLeft_<
         }
 #pragma unroll
         for (int n = 0; n < N; n += 2) {
-            ldmatrix_x4(b, attention_right_16x16_<X, W>(right + 8 * n * (W + Pack<X>::SIZE) + 16 * k));
+            ldmatrix_x4(b, tile_right_16x16<X, W>(right + 8 * n * (W + Pack<X>::SIZE) + 16 * k));
 #pragma unroll
             for (int m = 0; m < M; m++) {
                 mma_16816<X>(s[m][n], a[m], b[0], b[1]);
@@ -403,7 +387,7 @@ __device__ inline void attention_mix_(float (&acc)[M][D][4], const float (&p)[M]
         }
 #pragma unroll
         for (int d = 0; d < D; d += 2) {
-            ldmatrix_x4_trans(b, attention_16x16_<X, W>(right + 8 * n * (W + Pack<X>::SIZE) + 8 * d));
+            ldmatrix_x4_trans(b, tile_16x16<X, W>(right + 8 * n * (W + Pack<X>::SIZE) + 8 * d));
 #pragma unroll
             for (int m = 0; m < M; m++) {
                 mma_16816<X>(acc[m][d], a[m], b[0], b[1]);
@@ -454,7 +438,7 @@ __device__ inline void attention_sum_16_columns_(float (&sums)[2][4], const X* c
         unsigned b[4];
 #pragma unroll
         for (int row = 0; row < ROWS; row += 16) {
-            ldmatrix_x4_trans(b, attention_16x16_<X, W>(corner + row * STRIDE));
+            ldmatrix_x4_trans(b, tile_16x16<X, W>(corner + row * STRIDE));
             mma_16816<X>(sums[0], ones, b[0], b[1]);
             mma_16816<X>(sums[1], ones, b[2], b[3]);
         }

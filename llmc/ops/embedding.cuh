@@ -217,16 +217,6 @@ __global__ void embedding_count_kernel(int* counts, const int* tokens, const int
     }
 }
 
-// Returns the sum of x over this lane and the lanes below.
-__device__ inline int embedding_warp_scan_(int x) {
-#pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2) {
-        const int below = __shfl_up_sync(0xffffffffu, x, distance);
-        x += (int)threadIdx.x % 32 >= distance ? below : 0;
-    }
-    return x;
-}
-
 // One warp per digit replaces its counts by their sums over the tiles before, and stores the sum
 // over all tiles in totals.
 // grid   ceil(2^bits / 8)      block   256 = 8 digits      shared   none
@@ -241,7 +231,7 @@ __global__ void embedding_scan_kernel(int* counts, int* totals, int tiles, int b
     int before = 0;
     for (int first = 0; first < tiles; first += 32) {
         const int count = first + lane < tiles ? row[first + lane] : 0;
-        const int scan = embedding_warp_scan_(count);
+        const int scan = warp_scan(count);
         if (first + lane < tiles) {
             row[first + lane] = before + scan - count;
         }
@@ -250,20 +240,6 @@ __global__ void embedding_scan_kernel(int* counts, int* totals, int tiles, int b
     if (lane == 0) {
         totals[digit] = before;
     }
-}
-
-// Returns the sum of x over the threads below, in a block of 1024.
-__device__ inline int embedding_block_scan_(int x) {
-    SMEM_ARRAY(int, of_warp, [32]);
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int scan = embedding_warp_scan_(x);
-    if (lane == 31) {
-        of_warp[warp] = scan;
-    }
-    __syncthreads();
-    const int warps = embedding_warp_scan_(of_warp[lane]);
-    const int below = __shfl_sync(0xffffffffu, warps, warp > 0 ? warp - 1 : 0);
-    return scan - x + (warp > 0 ? below : 0);
 }
 
 // Returns the active lanes with the same digit as this lane; all lanes call it.
@@ -293,8 +269,8 @@ __global__ void __launch_bounds__(EMBEDDING_TILE)
     const unsigned peers = embedding_peers_(digit, bits, is_active);
     const unsigned below = peers & ((1u << threadIdx.x % 32) - 1);
     const int is_digit = threadIdx.x < 1u << bits;
-    const int before =
-        embedding_block_scan_(is_digit ? totals[threadIdx.x] : 0); // entries with smaller digits
+    // entries with smaller digits
+    const int before = block_scan(is_digit ? totals[threadIdx.x] : 0);
     if (is_digit) {
         next[threadIdx.x] = before + counts[(size_t)threadIdx.x * gridDim.x + blockIdx.x];
     }

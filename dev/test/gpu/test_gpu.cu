@@ -12,6 +12,12 @@ __global__ void reduce_kernel(float* out, const float* x, int n) {
     out[2 * threadIdx.x + 1] = max == max_again ? max : NAN;
 }
 
+// Each thread sets out to the sum of x over the threads below, found twice in a row.
+__global__ void scan_kernel(int* out, const int* x) {
+    const int below = block_scan(x[threadIdx.x]), again = block_scan(2 * x[threadIdx.x]);
+    out[threadIdx.x] = 2 * below == again ? below : -1;
+}
+
 // Copies n elements, a multiple of a pack, through T.
 template <class T> __global__ void copy_kernel(T* out, const T* x, int n) {
     const int i = (int)(blockIdx.x * blockDim.x + threadIdx.x) * Pack<T>::SIZE;
@@ -37,6 +43,23 @@ static void test_reductions(const Gpu* gpu, int threads, int n) {
     for (int t = 0; t < threads; t++) { // small integers: exact in any order
         EXPECT(got[2 * t] == sum && got[2 * t + 1] == max, "thread %d of %d, n %d: %g %g, wanted %g %g", t,
                threads, n, got[2 * t], got[2 * t + 1], sum, max);
+    }
+    gpu_free(out);
+    gpu_free(x);
+}
+
+static void test_scan(const Gpu* gpu, int threads) {
+    int host[1024], got[1024], below = 0;
+    int *x = (int*)gpu_alloc(1024, sizeof(int), "x"), *out = (int*)gpu_alloc(1024, sizeof(int), "out");
+    for (int i = 0; i < threads; i++) {
+        host[i] = i * 7 % 64;
+    }
+    gpu_copy(x, host, (size_t)threads * sizeof(int), gpu);
+    launch(scan_kernel, 1, threads, 0, gpu, out, x);
+    gpu_copy(got, out, (size_t)threads * sizeof(int), gpu);
+    for (int t = 0; t < threads; t++) {
+        EXPECT(got[t] == below, "scan: thread %d of %d: %d, wanted %d", t, threads, got[t], below);
+        below += host[t];
     }
     gpu_free(out);
     gpu_free(x);
@@ -121,6 +144,9 @@ TEST(gpu) {
     test_reductions(&gpu, 32, 31);
     test_reductions(&gpu, 96, 96);
     test_reductions(&gpu, 1024, 1000);
+    test_scan(&gpu, 32);
+    test_scan(&gpu, 96);
+    test_scan(&gpu, 1024);
     test_packs<float>(&gpu, 4);
     test_packs<bf16>(&gpu, 312);
     test_packs<fp16>(&gpu, 512);

@@ -23,6 +23,33 @@ __global__ void cp_async_kernel(unsigned char* out, const unsigned char* from, c
     }
 }
 
+// Copies two groups, and reads the first one when all but one have arrived.
+__global__ void cp_async_groups_kernel(int4* out, const int4* from) {
+    SMEM_ARRAY(int4, shared, [64]);
+    for (int i = (int)threadIdx.x; i < 64; i += 32) {
+        cp_async_16(shared + i, from + i, 16);
+        cp_async_commit();
+    }
+    cp_async_wait<1>();
+    out[threadIdx.x] = shared[threadIdx.x];
+    cp_async_wait<0>();
+    out[32 + threadIdx.x] = shared[32 + threadIdx.x];
+}
+
+static void test_cp_async_groups(const Gpu* gpu) {
+    int host[256], got[256];
+    for (int i = 0; i < 256; i++) {
+        host[i] = 1000 + i;
+    }
+    int4 *from = (int4*)gpu_alloc(64, sizeof(int4), "from"), *out = (int4*)gpu_alloc(64, sizeof(int4), "out");
+    gpu_copy(from, host, sizeof(host), gpu);
+    launch(cp_async_groups_kernel, 1, 32, 0, gpu, out, from);
+    gpu_copy(got, out, sizeof(got), gpu);
+    EXPECT(memcmp(got, host, sizeof(got)) == 0, "groups of copies");
+    gpu_free(from);
+    gpu_free(out);
+}
+
 static void test_cp_async(const Gpu* gpu) {
     enum { N = 40 };
     unsigned char host[16 * N], got[16 * N];
@@ -175,6 +202,7 @@ TEST(ptx) {
     Gpu gpu;
     gpu_open(&gpu, 0);
     test_cp_async(&gpu);
+    test_cp_async_groups(&gpu);
     test_ldmatrix(&gpu);
     test_mma<bf16>(&gpu);
     test_mma<fp16>(&gpu);
