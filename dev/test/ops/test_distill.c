@@ -1,0 +1,203 @@
+// test_distill.c -- cross-entropy with a teacher, whole or its kept tokens, against reference.h:
+// sizes, padding, temperatures, rows that do not count, threads.
+#include "llmc/base/vec.h"
+#include "llmc/base/threads.h"
+#include "llmc/ops/distill.h"
+#include "llmc/reference.h"
+#include "dev/test/lib/ops.h"
+
+typedef struct {
+    CrossEntropy of;
+    Distill how;
+    int teacher_Vp, k; // k: 0 for a whole teacher
+    float teacher_softcap, scale, spread;
+} Case;
+
+typedef struct {
+    float *logits, *teacher, *log_probs;
+    int *ids, *target;
+    double *loss, *kl, *dlogits; // results in double
+} Data;
+
+// Keeps k tokens of each row, in no order.
+static void keep(Data* d, const Case* c, const double* all) {
+    for (int n = 0; n < c->of.N; n++) {
+        const int step = c->of.V > 2 && c->of.V % 2 ? 2 : 1;
+        for (int i = 0; i < c->k; i++) {
+            const int id = (5 * n + step * i) % c->of.V;
+            d->ids[n * c->k + i] = id;
+            d->log_probs[n * c->k + i] = (float)all[(size_t)n * c->of.V + id];
+        }
+    }
+}
+
+static Data data_open(const Case* c) {
+    const size_t N = c->of.N, V = c->of.V, Vp = c->of.Vp, k = c->k ? (size_t)c->k : V;
+    Data d = {ops_normal(N * Vp, c->spread),
+              ops_normal(N * c->teacher_Vp, c->spread),
+              ops_floats(N * k),
+              ops_below(N * k, 1),
+              ops_below(N, (int)V),
+              ops_doubles(N),
+              ops_doubles(N),
+              ops_doubles(N * Vp)};
+    double *all = ops_doubles(N * V), *log_pt = ops_doubles(N * V), *lse = ops_doubles(N),
+           *q = ops_doubles(V);
+    const double *logits = ops_widen(d.logits, N * Vp), *teacher = ops_widen(d.teacher, N * c->teacher_Vp);
+    Case whole = *c;
+    whole.k = (int)k;
+    if (N > 2) {
+        d.target[1] = NO_TARGET;
+    }
+    ref_log_probs(all, teacher, c->teacher_softcap, c->how.temperature, N, V, (size_t)c->teacher_Vp);
+    keep(&d, &whole, all);
+    ref_log_probs(log_pt, logits, c->of.softcap, c->how.temperature, N, V, Vp);
+    ref_classifier_forward(d.loss, lse, logits, d.target, c->of.softcap, N, V, Vp);
+    ref_distill(d.kl, d.dlogits, q, logits, lse, log_pt, d.ids, ops_widen(d.log_probs, N * k), d.target,
+                c->scale, c->how.weight, c->how.temperature, c->of.softcap, c->of.z_loss, N, V, Vp, k);
+    return d;
+}
+
+// Runs the operation on copies.
+static void run(float* loss, float* kl, float* dlogits, const Data* d, const Case* c) {
+    const size_t N = c->of.N;
+    memcpy(dlogits, d->logits, N * c->of.Vp * sizeof(float));
+    if (c->k) {
+        distill_kept_cpu(loss, kl, dlogits, (KeptTokens){d->ids, d->log_probs, c->k}, d->target, c->scale,
+                         c->of, c->how);
+    } else {
+        distill_logits_cpu(loss, kl, dlogits, ops_copy(d->teacher, N * c->teacher_Vp), c->teacher_Vp,
+                           c->teacher_softcap, d->target, c->scale, c->of, c->how);
+    }
+}
+
+// Exponents err by roundings of the logits and of lse, which are up to `most`, over the temperature
+// where that is below 1; a sum of V terms in LANES partial sums by the square root of its length. A
+// probability has that relative error, and the divergence that many roundings of the exponents. The
+// probability r of the tokens that are not kept is a difference of numbers up to 1: so are its part
+// of kl, log(r / R) times the rounding, and that of the gradients, pt / R, which is at most 1. Sets
+// the limits of kl, relative to one, and of a gradient relative to scale.
+static double tolerance(const Case* c, const Data* d) {
+    double most = 1;
+    for (size_t i = 0; i < (size_t)c->of.N * c->of.Vp; i++) {
+        most = i % c->of.Vp < (size_t)c->of.V ? fmax(most, fabs(d->logits[i])) : most;
+    }
+    for (size_t i = 0; i < (size_t)c->of.N * c->teacher_Vp; i++) {
+        most = fmax(most, fabs(d->teacher[i]));
+    }
+    const double capped = c->of.softcap + c->teacher_softcap, t = fmin(1, c->how.temperature);
+    return FLT_EPSILON * (8 + sqrt(c->of.V / LANES) + 8 * (most + capped + log(c->of.V)) / t);
+}
+
+static void test_case(const Case* c) {
+    const int N = c->of.N, V = c->of.V, Vp = c->of.Vp;
+    const Data d = data_open(c);
+    float *loss = ops_floats(N), *only = ops_floats(N), *kl = ops_floats(N), *dlogits = ops_floats(N * Vp);
+    float* padded = d.logits;
+    for (int i = 0; i < N * Vp; i++) {
+        padded[i] = i % Vp < V ? padded[i] : i % 2 ? NAN : INFINITY;
+    }
+    run(loss, kl, dlogits, &d, c);
+    cross_entropy_loss_cpu(only, d.logits, d.target, c->of);
+    EXPECT(ops_same_bits(loss, only, N), "loss of %d x %d", N, V);
+    const double limit = tolerance(c, &d), t = c->how.temperature, a = c->how.weight;
+    for (int n = 0; n < N; n++) {
+        const double size = 1 + 2 * c->of.z_loss * (fabs(d.loss[n]) + 4 * c->spread + 20) + a * t;
+        EXPECT_NEAR(kl[n], d.kl[n], limit * (2 + 2 * fabs(d.kl[n]) + log(V)),
+                    "kl of row %d of %d x %d, k %d, t %g", n, N, V, c->k, t);
+        for (int v = 0; v < Vp; v++) {
+            const double want = d.dlogits[n * Vp + v];
+            EXPECT_NEAR(dlogits[n * Vp + v], want,
+                        v < V && d.target[n] != NO_TARGET ? limit * size * c->scale : 0,
+                        "gradient of %d, %d of %d x %d (%d), k %d, t %g, a %g", n, v, N, V, Vp, c->k, t, a);
+        }
+    }
+    ops_close("distill");
+}
+
+// Every temperature with every form of the logits.
+static void test_size(int N, int V, int Vp, int k, float spread) {
+    const float temperatures[] = {1, 2, 0.5f, 1}, weights[] = {0.5f, 0.9f, 1, 0.25f};
+    const float softcaps[] = {0, 15, 3, 0}, z_losses[] = {0, 0, 0.01f, 0.01f}, of_teacher[] = {0, 0, 15, 15};
+    for (int i = 0; i < 4; i++) {
+        const Case c = {{N, V, Vp, softcaps[i], z_losses[i]},
+                        {weights[i], temperatures[i]},
+                        V + i,
+                        k,
+                        of_teacher[i],
+                        0.3f,
+                        spread};
+        test_case(&c);
+    }
+}
+
+TEST(whole_teacher) {
+    for (int V = 1; V <= 3 * LANES + 1; V++) {
+        test_size(1 + V % 4, V, V + V % 3, 0, 1);
+    }
+    test_size(33, 769, 896, 0, 3);
+    test_size(2, 50257, 50304, 0, 1);
+}
+
+TEST(kept_tokens) {
+    for (int V = 1; V <= 3 * LANES + 1; V++) {
+        test_size(1 + V % 4, V, V + V % 3, 1 + V / 3, 1);
+    }
+    test_size(5, 33, 40, 33, 1); // all of them
+    test_size(33, 769, 896, 32, 3);
+    test_size(3, 769, 896, DISTILL_MOST_KEPT, 1);
+}
+
+// Kept probabilities that rounding makes add up to more than 1 leave nothing for the others; the
+// gradient still adds up to 0.
+TEST(more_than_one) {
+    enum { N = 1, V = 20, Vp = 32 };
+    float *logits = ops_normal(N * Vp, 1), loss, kl;
+    const int ids[2] = {3, 7}, target[N] = {3};
+    const float log_probs[2] = {logf(0.7f), logf(0.301f)};
+    const CrossEntropy of = {N, V, Vp, 0, 0};
+    distill_kept_cpu(&loss, &kl, logits, (KeptTokens){ids, log_probs, 2}, target, 1, of, (Distill){0.5f, 1});
+    double sum = 0;
+    for (int v = 0; v < V; v++) {
+        sum += logits[v];
+    }
+    EXPECT_NEAR(sum, 0, V * FLT_EPSILON, "sum of the gradient");
+    EXPECT(isfinite(kl) && kl > 0, "kl %g", kl);
+    ops_close("more than one");
+}
+
+// A teacher that is the student leaves only cross-entropy, with 1 - a.
+TEST(own_teacher) {
+    enum { N = 3, V = 100, Vp = 128 };
+    float *logits = ops_normal(N * Vp, 2), *same = ops_copy(logits, N * Vp),
+          *plain = ops_copy(logits, N * Vp);
+    float *loss = ops_floats(N), *kl = ops_floats(N);
+    const int* target = ops_below(N, V);
+    const CrossEntropy of = {N, V, Vp, 0, 0};
+    cross_entropy_backward_cpu(loss, plain, target, 0.75f, of);
+    distill_logits_cpu(loss, kl, logits, same, Vp, 0, target, 1, of, (Distill){0.25f, 3});
+    for (int i = 0; i < N * Vp; i++) {
+        EXPECT_NEAR(logits[i], plain[i], 1e-6, "gradient %d", i);
+    }
+    for (int n = 0; n < N; n++) {
+        EXPECT_NEAR(kl[n], 0, 1e-6, "kl of row %d", n);
+    }
+    ops_close("own teacher");
+}
+
+TEST(distill_threads) {
+    const int kept[] = {0, 9};
+    for (int i = 0; i < 2; i++) {
+        const Case c = {{33, 1000, 1024, 0, 0.01f}, {0.5f, 2}, 1100, kept[i], 0, 0.1f, 2};
+        const Data d = data_open(&c);
+        float *loss[4], *kl[4], *dlogits[4];
+        for (int t = 1; t <= 3; t++) {
+            threads_set(t);
+            loss[t] = ops_floats(33), kl[t] = ops_floats(33), dlogits[t] = ops_floats(33 * 1024);
+            run(loss[t], kl[t], dlogits[t], &d, &c);
+            EXPECT(ops_same_bits(kl[t], kl[1], 33) && ops_same_bits(dlogits[t], dlogits[1], 33 * 1024),
+                   "k %d: bits with %d threads", kept[i], t);
+        }
+        ops_close("threads");
+    }
+}
