@@ -34,10 +34,12 @@ units of the MLP, QKV columns of queries, keys and values, Vp tokens of the padd
 #include "llmc/base/processor.h"
 #include "llmc/base/threads.h"
 #include "llmc/base/vec.h"
+#include "llmc/base/wide_sum.h"
 #include "llmc/data/dataloader.h"
 #include "llmc/optim/update_groups.h"
 #include "llmc/optim/update_in_backward.h"
 #include "llmc/setup/options.h"
+#include "llmc/setup/resolve.h"
 #include "llmc/plan/plan.h"
 #include "llmc/plan/plan_cpu.h"
 #include "llmc/run/generate.h"
@@ -80,6 +82,10 @@ struct Model {
     Attention attention;
     CrossEntropyBf16Scratch classifier; // if matmuls are in bf16
     UpdateGroups update;                // everything that updates need, beside their settings
+
+    Model* teacher;     // --teacher, a model that only evaluates; NULL: none
+    LmHead taught;      // its head, on the batch of a micro-step
+    Teaching* teaching; // its part in the gradient; NULL: none
 };
 
 // Opens the parameters and the operations on them.
@@ -158,6 +164,26 @@ static RecomputeLevel recompute_level(const Settled* s) {
     return o->recompute == RECOMPUTE_NONE && drops_gelu ? RECOMPUTE_ACTIVATION : (RecomputeLevel)o->recompute;
 }
 
+static void model_open(Model* model, const Settled* s, Memory memory, Comm* comm);
+
+// Opens the teacher, whose own ledger is one kind of memory in the model's.
+static void open_teacher(Model* model, const Settled* s) {
+    const Settled of_teacher = setup_teacher(s);
+    const size_t N = (size_t)model->B * (size_t)model->T;
+    Model* teacher = (Model*)check_alloc(1, sizeof(Model), "the teacher");
+    model_open(teacher, &of_teacher, memory_of(model->memory.allocators), model->comm);
+    memory_count_all(&model->memory, "teacher", MEMORY_DEVICE, &teacher->memory);
+    float* divergence = (float*)memory_take(&model->memory, "divergences", MEMORY_DEVICE, N * sizeof(float));
+    if (memory_is_dry(&model->memory)) {
+        free(teacher);
+        return;
+    }
+    model->teacher = teacher;
+    model->teaching = (Teaching*)check_alloc(1, sizeof(Teaching), "the teacher");
+    model->teaching->how = settled_distill(s);
+    model->teaching->divergence = divergence;
+}
+
 // Opens the model with all parameters zero. Nothing is allocated after this, and nothing at all
 // from a dry ledger, which then tells what the model would take: it needs no `comm`.
 static void model_open(Model* model, const Settled* s, Memory memory, Comm* comm) {
@@ -185,11 +211,19 @@ static void model_open(Model* model, const Settled* s, Memory memory, Comm* comm
     }
     open_activations(model, s);
     decoder_bind(&model->decoder, s->cfg, s->decode_batch, model->T, model->acts_memory);
+    if (settled_has_teacher(s)) {
+        open_teacher(model, s);
+    }
 }
 
 static void model_close(Model* model) {
     if (model->use != USE_GENERATE) {
         zero_close_cpu(&model->zero);
+    }
+    if (model->teacher) {
+        model_close(model->teacher);
+        free(model->teacher);
+        free(model->teaching);
     }
     memory_close(&model->memory);
 }
@@ -333,6 +367,16 @@ static void model_losses(Model* model, Batch batch, int* is_top) {
     lm_head_losses_cpu(model->acts.losses, is_top, &head);
 }
 
+// Runs the teacher, if any, on the batch of a micro-step.
+static void teacher_forward(Model* model, Batch batch) {
+    if (model->teacher) {
+        const Pass pass = batch_pass(model->teacher, batch);
+        forward_pass(model->teacher, &pass);
+        model->taught = lm_head(model->teacher, &pass);
+        model->teaching->head = &model->taught;
+    }
+}
+
 // Returns the sum of the losses of a batch, in order.
 static double batch_loss(const Model* model, Batch batch) {
     double sum = 0;
@@ -340,6 +384,13 @@ static double batch_loss(const Model* model, Batch batch) {
         sum += model->acts.losses[n];
     }
     return sum;
+}
+
+// Adds the divergences of a batch from the teacher, if any.
+static void batch_divergence(const Model* model, Batch batch, WideSum* sum) {
+    for (int n = 0; n < batch.B * batch.T && model->teaching; n++) {
+        wide_sum_add(sum, model->teaching->divergence[n]);
+    }
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -435,10 +486,11 @@ static void model_backward(Model* model, Batch batch, float dloss, GradientMode 
     const Pass pass = batch_pass(model, batch);
     const ModelActivations a = model->acts;
     const ModelParameters d = gradients_at_layer(model, 0);
-    const LmHead head = lm_head(model, &pass);
+    LmHead head = lm_head(model, &pass);
     const Norm norm = last_norm(model, &pass);
     float* dlnf = a.branch; // (N, C)
     model->router_losses.dloss = dloss;
+    head.teaching = model->teaching;
     lm_head_gradients_cpu(a.losses, dlnf, cfg.has_head ? d.head : d.wte, &head, dloss, mode);
     losses_done(model, batch, hook);
     norm_backward_cpu(a.dresidual, d.lnfw, d.lnfb, dlnf, residual_into(model, cfg.L, &pass), &norm,
@@ -468,9 +520,11 @@ static void model_micro_step(Model* model, Batch batch, float dloss, MicroStep s
         return;
     }
     model_forward(model, batch);
+    teacher_forward(model, batch);
     report->pace_s += time_now_s() - start_s;
     model_backward(model, batch, dloss, adds ? GRADIENT_ADD : GRADIENT_SET, step, hook);
     rank_report_losses(report)[step.number] = batch_loss(model, batch);
+    batch_divergence(model, batch, &report->divergence);
 }
 
 // Ends the gradient of an update in which this rank had `tokens`: sets its square sum, and the time
@@ -592,6 +646,8 @@ static void model_loaded(Model* model, const char* checkpoint) {
     linear_pack(&model->linear);
 }
 
+static Model* model_teacher(Model* model) { return model->teacher; }
+
 static uint64_t model_checksum(Model* model) {
     return checksum_words_cpu(model->params_memory, model->parameter_bytes / sizeof(uint64_t));
 }
@@ -620,6 +676,7 @@ static const Trainer trainer = {
     .prefill = model_prefill,
     .decode = model_decode,
     .access = {model_get_group, model_set_group, model_get_state, model_set_state, model_loaded},
+    .teacher = model_teacher,
     .checksum = model_checksum,
 };
 

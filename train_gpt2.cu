@@ -18,6 +18,7 @@ values, Vp tokens of the padded vocabulary.
 #include "llmc/gpu/batch_queue.cuh"
 #include "llmc/ops/checksum.cuh"
 #include "llmc/ops/cross_entropy.cuh"
+#include "llmc/ops/distill.cuh"
 #include "llmc/comm/comm.h"
 #include "llmc/ops/embedding.cuh"
 #include "llmc/gpu/forward_clock.cuh"
@@ -51,6 +52,7 @@ values, Vp tokens of the padded vocabulary.
 #include "llmc/plan/memory_limit.cuh"
 #include "llmc/plan/plan_gpu.cuh"
 #include "llmc/setup/options.h"
+#include "llmc/setup/resolve.h"
 #include "llmc/plan/plan.h"
 #include "llmc/run/generate.h"
 #include "llmc/run/run.h"
@@ -112,6 +114,10 @@ struct Model {
     Transfer transfer; // weights and state between the host and the GPU
     GpuReport report;  // and the sensors for the log
     int has_matmuls;   // choose_matmuls is done
+
+    Model* teacher;        // --teacher, a model that only evaluates; NULL: none
+    LmHeadGpu taught;      // its head, on the batch of a micro-step
+    TeachingGpu* teaching; // its part in the gradient; NULL: none
 };
 
 // Returns the micro-steps of an update on one rank.
@@ -264,19 +270,12 @@ static void set_sizes(Model* model, const Settled* s) {
     model->grad_dtype = gpu_setup_gradients(s);
 }
 
-// Opens the model with all parameters zero. After this only the first save and the timing of
-// algorithms allocate memory. From a dry ledger it allocates nothing, but tells what the model
-// would take: then it needs neither a GPU nor `comm`.
-static void model_open(Model* model, const Settled* s, Memory memory, Comm* comm) {
-    const int is_dry = memory_is_dry(&memory);
-    memset((void*)model, 0, sizeof(*model));
+// Opens all parts of a model whose GPU is open; from a dry ledger it need not be.
+static void open_parts(Model* model, const Settled* s, Memory memory, Comm* comm) {
     set_sizes(model, s);
     model->memory = memory;
     model->comm = comm;
     optimizer_state_open(&model->state, s->optimizer, &s->zero, s->cfg);
-    if (!is_dry) {
-        gpu_open(&model->gpu, s->options.device);
-    }
     open_parameters(model, s);
     open_positions(model, s);
     open_gradients(model, s);
@@ -292,8 +291,42 @@ static void model_open(Model* model, const Settled* s, Memory memory, Comm* comm
     if (s->use != USE_GENERATE) {
         open_update(model, s);
     }
-    if (s->use != USE_GENERATE && !is_dry) {
+    if (s->use != USE_GENERATE && !memory_is_dry(&memory)) {
         open_device(model, &s->options);
+    }
+}
+
+// Opens the teacher, on the stream of the model, whose ledger has the teacher's as one kind.
+static void open_teacher(Model* model, const Settled* s) {
+    const Settled of_teacher = setup_teacher(s);
+    const size_t N = (size_t)model->B * model->T;
+    Model* teacher = (Model*)check_alloc(1, sizeof(Model), "the teacher");
+    teacher->gpu = model->gpu;
+    open_parts(teacher, &of_teacher, memory_of(model->memory.allocators), model->comm);
+    memory_count_all(&model->memory, "teacher", MEMORY_DEVICE, &teacher->memory);
+    memory_count_all(&model->memory, "teacher", MEMORY_HOST, &teacher->memory);
+    float* divergence = (float*)memory_take(&model->memory, "divergences", MEMORY_DEVICE, N * sizeof(float));
+    if (memory_is_dry(&model->memory)) {
+        free(teacher);
+        return;
+    }
+    model->teacher = teacher;
+    model->teaching = (TeachingGpu*)check_alloc(1, sizeof(TeachingGpu), "the teacher");
+    model->teaching->how = settled_distill(s);
+    model->teaching->divergence = divergence;
+}
+
+// Opens the model with all parameters zero. After this only the first save and the timing of
+// algorithms allocate memory. From a dry ledger it allocates nothing, but tells what the model
+// would take: then it needs neither a GPU nor `comm`.
+static void model_open(Model* model, const Settled* s, Memory memory, Comm* comm) {
+    memset((void*)model, 0, sizeof(*model));
+    if (!memory_is_dry(&memory)) {
+        gpu_open(&model->gpu, s->options.device);
+    }
+    open_parts(model, s, memory, comm);
+    if (settled_has_teacher(s)) {
+        open_teacher(model, s);
     }
 }
 
@@ -310,7 +343,8 @@ static void close_training(Model* model) {
     offload_close(&model->offload);
 }
 
-static void model_close(Model* model) {
+// Closes all parts but the GPU.
+static void close_parts(Model* model) {
     // test_ranks.sh: one process gathers nothing
     zero_wait_for_parameters(&model->zero);
     CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream)); // cudaFree waits, too, but undocumented
@@ -321,6 +355,15 @@ static void model_close(Model* model) {
     matmul_gpu_close(&model->matmul);
     zero_close(&model->zero);
     memory_close(&model->memory);
+}
+
+static void model_close(Model* model) {
+    if (model->teacher) {
+        close_parts(model->teacher);
+        free(model->teacher);
+        free(model->teaching);
+    }
+    close_parts(model);
     gpu_close(&model->gpu);
 }
 
@@ -489,7 +532,8 @@ static LmHeadGpu lm_head(Model* model, const Pass* pass) {
     const LayerWeights w = linear_weights(model->cfg, &model->params);
     const ModelActivations* a = pass->acts;
     return LmHeadGpu{a->lnf,       w.head,       pass->targets,      a->logits,     pass_tokens(pass),
-                     model->cfg.V, model->chunk, model->cfg.softcap, model->z_loss, &model->linear};
+                     model->cfg.V, model->chunk, model->cfg.softcap, model->z_loss, &model->linear,
+                     NULL};
 }
 
 // Sets the losses (N), without gradients; and is_top (N), unless NULL: whether each target was the
@@ -500,10 +544,28 @@ static void model_losses(Model* model, Batch batch, int* is_top) {
     lm_head_losses(model->acts.losses, is_top, &head);
 }
 
+// Runs the teacher, if any, on the batch of a micro-step.
+static void teacher_forward(Model* model, Batch batch) {
+    if (model->teacher) {
+        const Pass pass = batch_pass(model->teacher, batch);
+        forward_pass(model->teacher, &pass);
+        model->taught = lm_head(model->teacher, &pass);
+        model->teaching->head = &model->taught;
+    }
+}
+
 // Appends the sum of the losses of a batch to the results, on the GPU.
 static void batch_loss(Model* model, Batch batch) {
     StepResult* result = model->results.on_gpu;
     sum_losses(result->losses, &result->count, model->acts.losses, batch.B * batch.T, &model->gpu);
+}
+
+// Adds the divergences of a batch from the teacher, if any, to the results, on the GPU.
+static void batch_divergence(Model* model, Batch batch) {
+    if (model->teaching) {
+        sum_divergences(&model->results.on_gpu->divergence, model->teaching->divergence, batch.B * batch.T,
+                        &model->gpu);
+    }
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -613,13 +675,15 @@ static void model_backward(Model* model, Batch batch, float dloss, GradientMode 
     const Pass pass = batch_pass(model, batch);
     const ModelActivations a = model->acts;
     const ModelGradients d = gradients_at_layer(model, 0);
-    const LmHeadGpu head = lm_head(model, &pass);
+    LmHeadGpu head = lm_head(model, &pass);
     const NormGpu<floatX> norm = last_norm(model, &pass);
     const NormGradients dnorm = {d.lnfw, d.lnfb, mode, bias_grad_into(model, cfg.L), mode};
     floatX* dlnf = a.branch; // (N, C)
     zero_wait_for_buffer(&model->zero, -1);
+    head.teaching = model->teaching;
     lm_head_gradients(a.losses, dlnf, cfg.has_head ? d.head : d.wte, &head, dloss, mode);
     batch_loss(model, batch);
+    batch_divergence(model, batch);
     norm_backward(a.dresidual, GRADIENT_SET, &dnorm, dlnf, residual_into(model, cfg.L, &pass), &norm,
                   &model->norm_scratch, &model->gpu);
     fetch_residual(model, cfg.L, &pass);
@@ -653,6 +717,7 @@ static void micro_step_work(Model* model, Batch batch, float dloss, MicroStep st
         forward_clock_begin(&model->clock, &model->gpu);
     }
     model_forward(model, batch);
+    teacher_forward(model, batch);
     if (is_timed) {
         forward_clock_end(&model->clock, &model->gpu);
     }
@@ -727,12 +792,14 @@ static void gradients_end(Model* model, InBackward* hook, int64_t batches, RankR
         in_backward_gpu_end(&model->in_backward);
         losses[0] = hook->losses;
         report->square_sum = hook->square_sum;
+        report->divergence = model->results.on_host->divergence;
     } else {
         model_square_sum(model);
         const StepResult* result =
             step_results_read(&model->results, batches); // waits for the GPU, once a step
         memcpy(losses, result->losses, (size_t)batches * sizeof(double));
         report->square_sum = result->square_sum;
+        report->divergence = result->divergence;
     }
     report->pace_s = forward_clock_pace_s(&model->clock);
     matmul_gpu_keep_cache(&model->matmul);
@@ -875,6 +942,8 @@ static void model_loaded(Model* model, const char* checkpoint) {
     choose_matmuls(model);
 }
 
+static Model* model_teacher(Model* model) { return model->teacher; }
+
 static uint64_t model_checksum(Model* model) {
     const size_t bytes = model->linear.is_quantized
                              ? model->parameter_bytes
@@ -921,6 +990,7 @@ static Trainer trainer_open(void) {
     t.access.get_state = model_get_state;
     t.access.set_state = model_set_state;
     t.access.loaded = model_loaded;
+    t.teacher = model_teacher;
     t.checksum = model_checksum;
     t.save_extra = save_matmuls;
     return t;

@@ -69,13 +69,21 @@ MemoryEntry* memory_count(Memory* m, const char* kind, MemoryPlace place, size_t
 void* memory_allocate(Memory* m, const char* what, MemoryPlace place, size_t bytes);
 void* memory_allocate_unset(Memory* m, const char* what, MemoryPlace place, size_t bytes);
 
+size_t memory_bytes(const Memory* m, MemoryPlace place);
+
+// Counts all that another ledger has counted at a place, as one kind.
+static inline void memory_count_all(Memory* m, const char* kind, MemoryPlace place, const Memory* other) {
+    const size_t bytes = memory_bytes(other, place);
+    if (bytes > 0) {
+        memory_count(m, kind, place, bytes);
+    }
+}
+
 // Sets how often an update moves the memory of an entry to the device, and back.
 static inline void memory_set_moves(MemoryEntry* entry, double in, double out) {
     entry->in = in;
     entry->out = out;
 }
-
-size_t memory_bytes(const Memory* m, MemoryPlace place);
 
 // Ends the program if more was taken than planned, of any kind.
 void memory_check(const Memory* taken, const Memory* planned);

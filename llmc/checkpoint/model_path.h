@@ -1,5 +1,6 @@
 /*
-model_path.h -- finds what --model names: a file, a directory, or the newest checkpoint of a run.
+model_path.h -- finds what --model and --teacher name: a file, a directory, or the newest
+checkpoint of a run.
 */
 #ifndef LLMC_MODEL_PATH_H
 #define LLMC_MODEL_PATH_H
@@ -15,6 +16,9 @@ extern "C" {
 // Returns the file or directory that --model names; NULL if it names a size, or nothing. If it is
 // the directory of a run, sets `path` to the run's newest checkpoint and returns that.
 const char* model_path_find(const Options* options, char path[PATH_MAX]);
+
+// Does so for --teacher, which names no size.
+const char* model_path_of_teacher(const Options* options, char path[PATH_MAX]);
 
 #ifdef __cplusplus
 }
@@ -35,7 +39,7 @@ const char* model_path_find(const Options* options, char path[PATH_MAX]);
 
 // Returns true if `directory` is a run's and not a model's, and sets `path` to its newest
 // checkpoint.
-static int model_path_is_run_(char path[PATH_MAX], const char* directory) {
+static int model_path_is_run_(char path[PATH_MAX], const char* option, const char* directory) {
     char config[PATH_MAX];
     SavedState saved;
     if (!file_is_directory(directory)) {
@@ -46,14 +50,13 @@ static int model_path_is_run_(char path[PATH_MAX], const char* directory) {
         return 0;
     }
     const CheckpointsFound found = checkpoint_newest(path, &saved, directory, NULL, NULL);
-    CHECK(found >= 0, "--model %s: every checkpoint is damaged", directory);
+    CHECK(found >= 0, "--%s %s: every checkpoint is damaged", option, directory);
     if (found) {
         state_close(&saved);
     }
-    CHECK(
-        found != CHECKPOINTS_OLDER,
-        "--model %s: a checkpoint that may be the newest cannot be read; --model %s takes the one before it",
-        directory, path);
+    CHECK(found != CHECKPOINTS_OLDER,
+          "--%s %s: a checkpoint that may be the newest cannot be read; --%s %s takes the one before it",
+          option, directory, option, path);
     return found == CHECKPOINTS_NEWEST;
 }
 
@@ -69,7 +72,17 @@ const char* model_path_find(const Options* options, char path[PATH_MAX]) {
                   options->model);
     }
     CHECK(found, "%s: cannot read the model: %s", options->model, strerror(errno));
-    return model_path_is_run_(path, options->model) ? path : options->model;
+    return model_path_is_run_(path, "model", options->model) ? path : options->model;
+}
+
+const char* model_path_of_teacher(const Options* options, char path[PATH_MAX]) {
+    const char* teacher = options->teacher;
+    struct stat info;
+    if (!teacher[0]) {
+        return NULL;
+    }
+    CHECK(stat(teacher, &info) == 0, "%s: cannot read the teacher: %s", teacher, strerror(errno));
+    return model_path_is_run_(path, "teacher", teacher) ? path : teacher;
 }
 
 #endif // MODEL_PATH_IMPLEMENTATION

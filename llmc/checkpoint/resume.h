@@ -8,10 +8,10 @@ resume.h -- finds the checkpoint that --resume names, and checks what the comman
     a directory  that checkpoint, anywhere
 
 Options that are not given keep their saved values. Options that are given and differ are listed. If
-one of them defines the run (OPTION_CHANGES_RUN in the table of options), or if the data or the
-trainer have changed, --override is needed. It is not needed for a greater --steps, nor for another
-schedule with the rates that the run has had so far: a decay may start from any checkpoint. The run
-continues at its position in the data; other data are read from their start.
+one of them defines the run (OPTION_CHANGES_RUN in the table of options), or if the data, the
+teacher or the trainer have changed, --override is needed. It is not needed for a greater --steps,
+nor for another schedule with the rates that the run has had so far: a decay may start from any
+checkpoint. The run continues at its position in the data; other data are read from their start.
 */
 #ifndef LLMC_RESUME_H
 #define LLMC_RESUME_H
@@ -58,6 +58,9 @@ ModelConfig resume_config(const Resume* r, ModelConfig cfg);
 // would be another run. train_data is a fingerprint of the data; 0: unknown.
 void resume_check(Resume* r, const Settled* s, FILE* file, const char* trainer, size_t train_tokens,
                   uint64_t train_data);
+
+// Compares the checksum of the teacher with the saved one, once its weights are set; 0: none.
+void resume_check_teacher(const Resume* r, const Options* options, FILE* file, uint64_t teacher);
 
 void resume_close(Resume* r);
 
@@ -409,6 +412,23 @@ void resume_check(Resume* r, const Settled* s, FILE* file, const char* trainer, 
     if (!checkpoint_state_fits(&r->saved, s->optimizer, s->cfg)) {
         fprintf(file, "resume: the state of --optimizer %s starts as zeros\n",
                 optimizer_word((OptimizerName)options->optimizer));
+    }
+}
+
+void resume_check_teacher(const Resume* r, const Options* options, FILE* file, uint64_t teacher) {
+    char is[OPTION_TEXT_BYTES], was[OPTION_TEXT_BYTES];
+    const uint64_t saved = r->saved.run.teacher;
+    ResumeChanges_ c;
+    if (!r->is_active || !saved || !teacher || saved == teacher) {
+        return;
+    }
+    memset(&c, 0, sizeof(c));
+    c.file = file;
+    snprintf(is, sizeof(is), "%016" PRIx64, teacher);
+    snprintf(was, sizeof(was), "%016" PRIx64, saved);
+    resume_difference_(&c, "the checksum of the teacher", is, was, 1);
+    if (!options->override) {
+        die_usage("--resume %s: %s; --override resumes anyway", options->resume, c.changes);
     }
 }
 

@@ -4,7 +4,8 @@ run_state.h -- the progress of a run, without its tensors, and its file in a che
     {"format":"pretrain.c run","version":1,"run":"16 hexadecimal digits","serial":7,
      "first_serial":1,"step":1000,"updates":1000,"tokens":...,"sequence":...,"samples_at":...,
      "train_tokens":...,"padded_vocab":...,"stage":2,"by_clock":0,
-     "train_data":"16 hexadecimal digits","val_loss":...,"trainer":"CPU FP32",
+     "train_data":"16 hexadecimal digits","teacher":"16 hexadecimal digits","val_loss":...,
+     "trainer":"CPU FP32",
      "loss_scale":{"scale":1,"good_steps":0},
      "guard":{"consecutive":0,"best":...,"losses":{"count":...,"values":[...]},"norms":{...}},
      "validations":{"first":...,"best":...,"best_step":...,"since":...},
@@ -26,6 +27,7 @@ same bits. The options have the values of options_print_json; file names may hav
     train_tokens   number of tokens in the training data
     train_data     checksum of the training data (mixture.h), because other data have other
                    sequences; 0 if unknown; missing in older files
+    teacher        checksum of the teacher's weights in memory; missing in runs without one
     clip           shares of the limit of the gradient's norm, for --update-in-backward
                    (update_in_backward.h); missing in other runs
     by_clock       1: saved only for --save-minutes or --keep-best; missing in older files
@@ -67,6 +69,7 @@ typedef struct {
     UpdateGuard guard;
     LossScale loss_scale;
     ClipShares shares; // without updates: none yet, or not in use
+    uint64_t teacher;  // checksum of the teacher; 0: none
 } RunState;
 
 typedef struct {
@@ -96,7 +99,7 @@ typedef struct {
 // Returns the state of a new run.
 RunState run_state_open(UpdateGuard guard, LossScale loss_scale);
 
-// Restores a saved state, except for the settings that the options decide.
+// Restores a saved state, except for the settings that the options decide, and the teacher.
 void run_state_restore(RunState* state, const RunState* saved);
 
 // ---- writing ----
@@ -160,7 +163,9 @@ void run_state_restore(RunState* state, const RunState* saved) {
     const double loss_z_limit = state->guard.loss_z_limit, norm_z_limit = state->guard.norm_z_limit;
     const LossScale scale = state->loss_scale;
     const ClipShares shares = state->shares;
+    const uint64_t teacher = state->teacher;
     *state = *saved;
+    state->teacher = teacher;
     state->shares = saved->shares.groups == shares.groups ? saved->shares : shares;
     state->loss_scale = scale;
     state->loss_scale.scale = saved->loss_scale.scale;
@@ -245,6 +250,9 @@ static void state_print_(FILE* file, SavedState* s, const Options* options) {
         fprintf(file, ",\n\"%s\":%lld", numbers[i].key, (long long)*numbers[i].value);
     }
     fprintf(file, ",\n\"train_data\":\"%016" PRIx64 "\",\n", s->train_data);
+    if (s->run.teacher) {
+        fprintf(file, "\"teacher\":\"%016" PRIx64 "\",\n", s->run.teacher);
+    }
     state_print_number_(file, "val_loss", s->run.val_loss);
     fputs(",\n\"trainer\":", file);
     json_print_string(file, s->trainer, strlen(s->trainer));
@@ -313,7 +321,7 @@ typedef int (*StateMember_)(JsonReader* text, const char* key, void* to);
 
 static int state_object_(JsonReader* text, const char* const* keys, StateMember_ read, void* to) {
     const char* key;
-    int more, seen[24] = {0};
+    int more, seen[32] = {0};
     if (!json_take(text, '{')) {
         return 0;
     }
@@ -523,6 +531,7 @@ static int state_member_(JsonReader* text, const char* key, void* to) {
            : strcmp(key, "files") == 0      ? state_object_(text, NULL, state_files_member_, s)
            : strcmp(key, "run") == 0        ? state_hex_(text, &s->identity)
            : strcmp(key, "train_data") == 0 ? state_hex_(text, &s->train_data)
+           : strcmp(key, "teacher") == 0    ? state_hex_(text, &s->run.teacher)
                                             : state_hex_(text, &checked_before);
 }
 
@@ -535,11 +544,10 @@ void state_close(SavedState* s) {
 
 int state_try_parse(SavedState* s, const char* path, char* text, size_t bytes, char* error) {
     static const char* const keys[] = {
-        "format",       "version",  "serial",    "first_serial", "step",
-        "updates",      "tokens",   "sequence",  "samples_at",   "train_tokens",
-        "padded_vocab", "val_loss", "trainer",   "loss_scale",   "guard",
-        "options",      "files",    "?stage",    "?train_data",  "?clip",
-        "xxh64",        "?run",     "?by_clock", "?validations", NULL};
+        "format",   "version",    "serial",       "first_serial", "step",        "updates", "tokens",
+        "sequence", "samples_at", "train_tokens", "padded_vocab", "val_loss",    "trainer", "loss_scale",
+        "guard",    "options",    "files",        "?stage",       "?train_data", "?clip",   "xxh64",
+        "?run",     "?by_clock",  "?validations", "?teacher",     NULL};
     JsonReader reader = json_reader(path, text, bytes, error);
     memset(s, 0, sizeof(*s));
     s->text = text;

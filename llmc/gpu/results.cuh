@@ -17,6 +17,7 @@ Kernels append losses and set the rest; the host reads all of it at once, and wa
 
 typedef struct {
     WideSum square_sum;          // of the gradient
+    WideSum divergence;          // sum over the tokens of all micro-steps
     unsigned long long checksum; // of the parameters
     int64_t count;               // number of losses
     double losses[];             // sum of each micro-step
@@ -43,10 +44,11 @@ static inline void step_results_open(StepResults* r, Memory* memory, int64_t max
     r->on_host = (StepResult*)memory_take(memory, "staging: results", MEMORY_PINNED, bytes);
 }
 
-// Forgets all losses; call it before the first micro-step of an update, and the first batch of a
-// validation.
+// Forgets all losses and divergences; call it before the first micro-step of an update, and the
+// first batch of a validation.
 static inline void step_results_clear(StepResults* r) {
     CUDA_CHECK(cudaMemsetAsync(&r->on_gpu->count, 0, sizeof(r->on_gpu->count), r->gpu->stream));
+    CUDA_CHECK(cudaMemsetAsync(&r->on_gpu->divergence, 0, sizeof(r->on_gpu->divergence), r->gpu->stream));
     r->waiting = 0;
 }
 

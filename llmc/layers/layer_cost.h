@@ -22,6 +22,7 @@ matmul.
 #include "llmc/ops/activation.h"
 #include "llmc/ops/attention.h"
 #include "llmc/ops/cross_entropy.h"
+#include "llmc/ops/distill.h"
 #include "llmc/ops/embedding.h"
 #include "llmc/ops/matmul.h"
 #include "llmc/ops/norm.h"
@@ -203,13 +204,31 @@ static inline void cost_mlp_backward(const CostWalk* w) {
 
 // ---- lm_head.h ----
 
-// Adds both passes of the classifier, `chunk` tokens at a time.
-static inline void cost_lm_head(const CostWalk* w, double chunk) {
-    CostWalk part = *w;
+// Returns the row of the classifier's matrix.
+static inline const TensorRow* cost_head_(const CostWalk* w) {
     const size_t member = w->cfg.has_head ? offsetof(ModelParameters, head) : offsetof(ModelParameters, wte);
-    const TensorRow* weight = &w->rows[cost_row_(w, member)];
+    return &w->rows[cost_row_(w, member)];
+}
+
+// Returns the walk in parts of `chunk` tokens.
+static inline CostWalk cost_chunks_(const CostWalk* w, double chunk) {
+    CostWalk part = *w;
     part.times = w->times * ceil(w->N / chunk);
     part.N = w->N * w->times / part.times;
+    return part;
+}
+
+// Adds the logits of a teacher, and the divergence from it.
+static inline void cost_teaching(const CostWalk* teacher, double chunk) {
+    const CostWalk part = cost_chunks_(teacher, chunk);
+    cost_matmul_(&part, cost_head_(teacher));
+    cost_add(&part, COST_CLASSIFIER, 0, distill_bytes(part.N, teacher->cfg.V, teacher->size));
+}
+
+// Adds both passes of the classifier, `chunk` tokens at a time.
+static inline void cost_lm_head(const CostWalk* w, double chunk) {
+    const CostWalk part = cost_chunks_(w, chunk);
+    const TensorRow* weight = cost_head_(w);
     cost_matmul_(&part, weight);
     cost_add(&part, COST_CLASSIFIER, 0, cross_entropy_backward_bytes(part.N, w->cfg.Vp, w->size));
     cost_matmul_(&part, weight);

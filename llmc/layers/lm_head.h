@@ -8,19 +8,32 @@ hidden state to losses and gradients.
 
 weight is the token embedding, or a matrix of the head's own.
 
+With a teacher the gradient is that of distill.h; its logits have a chunk of memory of their own.
+
 Only a chunk of tokens has its logits in memory at a time. With matmuls in bf16 no logits are
-stored (cross_entropy_bf16.h), except to find the most likely token.
+stored (cross_entropy_bf16.h), except to find the most likely token, and with a teacher.
 */
 #ifndef LLMC_LM_HEAD_H
 #define LLMC_LM_HEAD_H
 
 #include "llmc/base/sizes.h"
 #include "llmc/ops/cross_entropy.h"
+#include "llmc/ops/distill.h"
 #include "llmc/bf16/cross_entropy_bf16.h"
 #include "llmc/ops/gradient.h"
 #include "llmc/layers/linear.h"
 
+typedef struct LmHead LmHead;
+
+// A teacher on the tokens of a head: another model, after its forward pass, or its kept tokens.
 typedef struct {
+    Distill how;
+    const LmHead* head; // of that model; NULL: kept tokens
+    KeptTokens kept;    // (N, k)
+    float* divergence;  // (N) result
+} Teaching;
+
+struct LmHead {
     const float* hidden;
     Weight weight;
     const int* targets;
@@ -30,7 +43,8 @@ typedef struct {
     float softcap, z_loss; // 0: none (cross_entropy.h)
     Linear* linear;
     CrossEntropyBf16Scratch* bf16; // with matmuls in bf16
-} LmHead;
+    const Teaching* teaching;      // for gradients; NULL: none
+};
 
 // Sets the logits (count, Vp) of the tokens `first`, first + 1, ...: at most a chunk.
 static inline void lm_head_logits_cpu(const LmHead* head, int first, int count) {
@@ -44,9 +58,15 @@ static inline CrossEntropyBf16 lm_head_bf16_(const LmHead* head) {
                               w->C,         head->V, w->OC,      head->softcap, head->z_loss};
 }
 
+// Returns the tokens that have logits in memory, also those of a teacher.
+static inline int lm_head_step_(const LmHead* head) {
+    const Teaching* t = head->teaching;
+    return t && t->head ? int_min(head->chunk, t->head->chunk) : head->chunk;
+}
+
 static inline CrossEntropy lm_head_chunk_(const LmHead* head, int first) {
-    return (CrossEntropy){int_min(head->chunk, head->N - first), head->V, head->weight.OC, head->softcap,
-                          head->z_loss};
+    return (CrossEntropy){int_min(lm_head_step_(head), head->N - first), head->V, head->weight.OC,
+                          head->softcap, head->z_loss};
 }
 
 // Sets the losses, without gradients; and is_top, unless NULL: whether each target was the most
@@ -57,7 +77,7 @@ static inline void lm_head_losses_cpu(float* losses, int* is_top, const LmHead* 
         cross_entropy_bf16_losses_cpu(losses, &classifier, head->bf16, &head->linear->bf16);
         return;
     }
-    for (int n = 0; n < head->N; n += head->chunk) {
+    for (int n = 0; n < head->N; n += lm_head_step_(head)) {
         const CrossEntropy chunk = lm_head_chunk_(head, n);
         lm_head_logits_cpu(head, n, chunk.N);
         cross_entropy_loss_cpu(losses + n, head->logits, head->targets + n, chunk);
@@ -67,22 +87,39 @@ static inline void lm_head_losses_cpu(float* losses, int* is_top, const LmHead* 
     }
 }
 
+// Sets the losses of a chunk of tokens from `first` on, and turns its logits into their gradients.
+static inline void lm_head_dlogits_(float* losses, const LmHead* head, int first, float dloss,
+                                    CrossEntropy chunk) {
+    const Teaching* t = head->teaching;
+    const int* targets = head->targets + first;
+    if (!t) {
+        cross_entropy_backward_cpu(losses + first, head->logits, targets, dloss, chunk);
+    } else if (t->head) {
+        lm_head_logits_cpu(t->head, first, chunk.N);
+        distill_logits_cpu(losses + first, t->divergence + first, head->logits, t->head->logits,
+                           t->head->weight.OC, t->head->softcap, targets, dloss, chunk, t->how);
+    } else {
+        distill_kept_cpu(losses + first, t->divergence + first, head->logits,
+                         kept_tokens_from(t->kept, first), targets, dloss, chunk, t->how);
+    }
+}
+
 // Sets the losses and dhidden, and sets or adds to dweight, unless NULL, as `mode` says. dloss is
 // the gradient of the loss of each token.
 static inline void lm_head_gradients_cpu(float* losses, float* dhidden, float* dweight, const LmHead* head,
                                          float dloss, GradientMode mode) {
-    if (head->linear->is_bf16) {
+    if (head->linear->is_bf16 && !head->teaching) {
         const CrossEntropyBf16 classifier = lm_head_bf16_(head);
         cross_entropy_bf16_gradients_cpu(losses, dhidden, dweight, &classifier, dloss, mode, head->bf16,
                                          &head->linear->bf16);
         return;
     }
-    for (int n = 0; n < head->N; n += head->chunk) {
+    for (int n = 0; n < head->N; n += lm_head_step_(head)) {
         const CrossEntropy chunk = lm_head_chunk_(head, n);
         const size_t at = (size_t)n * head->weight.C;
         float* dlogits = head->logits; // (chunk.N, Vp), in place
         lm_head_logits_cpu(head, n, chunk.N);
-        cross_entropy_backward_cpu(losses + n, dlogits, head->targets + n, dloss, chunk);
+        lm_head_dlogits_(losses, head, n, dloss, chunk);
         linear_backward_cpu(dhidden + at, dweight, NULL, dlogits, head->hidden + at, &head->weight, chunk.N,
                             n == 0 ? mode : GRADIENT_ADD, head->linear);
     }

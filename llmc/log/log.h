@@ -8,9 +8,9 @@ digits; a byte of a path or option that is not UTF-8 is \udcNN, json.h):
     {"kind":"config","run":"16 hexadecimal digits","options":{...},"program":...,"trainer":...,
      "host":...,"device":...,"floor":...,"mem_mb":{"parameters":...},"host_mem_mb":{...},
      "disk_mb":{...},"time":...}
-    {"kind":"train","step":1,"loss":...,"norm":...,"lr":...,"ms":...,"data_ms":...,"tok_per_s":...,
-     "mfu":...,"peak":...,"expert_load":...,"router_entropy":...,"power_w":...,"clock_mhz":...,
-     "tokens":...,"elapsed_s":...,"time":...}
+    {"kind":"train","step":1,"loss":...,"kl":...,"norm":...,"lr":...,"ms":...,"data_ms":...,
+     "tok_per_s":...,"mfu":...,"peak":...,"expert_load":...,"router_entropy":...,"power_w":...,
+     "clock_mhz":...,"tokens":...,"elapsed_s":...,"time":...}
     {"kind":"val","step":0,"loss":...,"bpb":...,"sequences":...,"all_sequences":...}  (bits per
      byte, if the bytes of the tokens are known; sequences of the validation, and of all its data)
     {"kind":"task","step":...,"name":...,"acc":...,"acc_err":...,"acc_norm":...,"acc_norm_err":...,
@@ -26,10 +26,11 @@ digits; a byte of a path or option that is not UTF-8 is \udcNN, json.h):
      "elapsed_s":...,"tok_per_s":...,"samples_per_s":...,"data_s":...,"planned_mb":...,
      "peak_mb":...}  (memory in MiB; no speed without updates)
 
-mfu is a share of peak, in FLOP/s; tokens counts all updates so far; elapsed_s is the time of the
-run, including validations, summed over all starts of the program; time is Unix time in seconds.
-expert_load and router_entropy are those of a model with experts (log_routing). power_w and
-clock_mhz are a GPU's, once a second; floor is present if it is known, host_mem_mb if a
+kl is the divergence from the teacher, in runs with one; mfu is a share of peak, in FLOP/s; tokens
+counts all updates so far; elapsed_s is the time of the run, including validations, summed over all
+starts of the program; time is Unix time in seconds. expert_load and router_entropy are those of a
+model with experts (log_routing). power_w and clock_mhz are a GPU's, once a second; floor is present
+if it is known, host_mem_mb if a
 run on another device has large allocations here. Readers ignore kinds and keys that they do not
 know.
 
@@ -149,6 +150,7 @@ typedef struct {
     double data_wait_s, data_s; // time spent waiting for data so far, and up to the previous step
     double peak;                // for the next lines; NAN: unknown
     double load, entropy;       // of the update's experts; no load: it has none
+    double divergence;          // for the next line; NAN: none
     double power_w, clock_mhz;  // for the next line; NAN: not measured
 
     LogBin train[LOG_BINS_], val[LOG_BINS_];
@@ -188,6 +190,9 @@ static inline void log_routing(RunLog* log, double load, double entropy) {
 
 // Sets the peak for the utilization, in FLOP/s. Call it before log_train.
 static inline void log_peak(RunLog* log, double peak) { log->peak = peak; }
+
+// Sets the mean divergence from the teacher, in nats; NAN: none. Call it before log_train.
+static inline void log_divergence(RunLog* log, double divergence) { log->divergence = divergence; }
 
 // Sets what the device reports; NAN: unknown. Call it before log_train.
 static inline void log_sensors(RunLog* log, double power_w, double clock_mhz) {
@@ -492,7 +497,7 @@ void log_open(RunLog* log, const LogSettings* o) {
     log->step_tokens = (double)o->step_tokens;
     log->eval_every = o->eval_every;
     log->open_s = time_now_s();
-    log->peak = log->power_w = log->clock_mhz = NAN;
+    log->peak = log->divergence = log->power_w = log->clock_mhz = NAN;
     if (o->out_dir[0]) {
         file_make_directory(o->out_dir);
         if (o->start == LOG_NEW) {
@@ -686,7 +691,7 @@ typedef struct {
     int rank;
     char text[64];
 } LogField_;
-enum { LOG_FIELDS_ = 11, LOG_RANKS_ = 7 };
+enum { LOG_FIELDS_ = 12, LOG_RANKS_ = 7 };
 
 __attribute__((format(printf, 3, 4))) static inline void log_field_(LogField_* field, int rank,
                                                                     const char* format, ...) {
@@ -725,20 +730,23 @@ static void log_format_step_(RunLog* log, int64_t step, double loss, double loss
     if (isfinite(loss_z)) {
         log_field_(&f[2], 6, " (%+.2fz)", loss_z);
     }
-    log_field_(&f[3], 3, " | norm %.4f", norm);
+    if (isfinite(log->divergence)) {
+        log_field_(&f[3], 1, " | kl %.4f", log->divergence);
+    }
+    log_field_(&f[4], 3, " | norm %.4f", norm);
     if (isfinite(norm_z)) {
-        log_field_(&f[4], 6, " (%+.2fz)", norm_z);
+        log_field_(&f[5], 6, " (%+.2fz)", norm_z);
     }
     if (log->load > 0) {
-        log_field_(&f[5], 5, " | load %.2f, entropy %.2f", log->load, log->entropy);
+        log_field_(&f[6], 5, " | load %.2f, entropy %.2f", log->load, log->entropy);
     }
-    log_field_(&f[6], 4, " | lr %.2e", lr);
-    log_field_(&f[7], 1, " | %.1f ms", ms);
+    log_field_(&f[7], 4, " | lr %.2e", lr);
+    log_field_(&f[8], 1, " | %.1f ms", ms);
     if (isfinite(mfu)) {
-        log_field_(&f[8], 5, " | %.1f%% MFU", 100 * mfu);
+        log_field_(&f[9], 5, " | %.1f%% MFU", 100 * mfu);
     }
-    log_field_(&f[9], 2, " | %.0f tok/s", 1e3 * log->step_tokens / log->smooth_ms);
-    log_field_(&f[10], 0, " | eta %s", log_duration(log_eta_s_(log, step), eta));
+    log_field_(&f[10], 2, " | %.0f tok/s", 1e3 * log->step_tokens / log->smooth_ms);
+    log_field_(&f[11], 0, " | eta %s", log_duration(log_eta_s_(log, step), eta));
     log_join_(log, f);
 }
 
@@ -782,10 +790,18 @@ void log_tokens(RunLog* log, double step_tokens, double tokens, double left_toke
     log->left_tokens = left_tokens;
 }
 
+// Writes a number that only some lines have.
+static void log_known_(RunLog* log, const char* key, double value) {
+    if (isfinite(value)) {
+        log_number_(log, key, value);
+    }
+}
+
 void log_train(RunLog* log, int64_t step, double loss, double loss_z, double norm, double norm_z, double lr,
                double ms, double mfu) {
     log_begin_(log, "train", step);
     log_number_(log, "loss", loss);
+    log_known_(log, "kl", log->divergence);
     log_number_(log, "norm", norm);
     log_number_(log, "lr", lr);
     log_number_(log, "ms", ms);
@@ -865,13 +881,6 @@ static void log_time_val_(RunLog* log) {
         log->val_s = time_now_s() - log->val_start_s;
         log->val_s_sum += log->timed > 0 ? log->val_s : 0;
         log->val_start_s = 0;
-    }
-}
-
-// Writes a number that only some lines have.
-static void log_known_(RunLog* log, const char* key, double value) {
-    if (isfinite(value)) {
-        log_number_(log, key, value);
     }
 }
 

@@ -347,7 +347,7 @@ __device__ inline double warp_sum_double_(double x) {
 // grid   1      block   1024      shared   32 doubles
 // moves  reads N fp32. Bound by latency.
 // order  fixed
-__global__ void __launch_bounds__(LOSSES_THREADS_)
+static __global__ void __launch_bounds__(LOSSES_THREADS_)
     sum_losses_kernel_(double* sums, int64_t* count, const float* losses, int N) {
     SMEM_ARRAY(double, of_warp, [32]);
     double sum = 0;

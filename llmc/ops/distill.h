@@ -49,6 +49,13 @@ typedef struct {
     int k;
 } KeptTokens;
 
+// Returns the tokens of row `first` and of those after it.
+static inline KeptTokens kept_tokens_from(KeptTokens kept, int first) {
+    const size_t at = (size_t)first * (size_t)kept.k;
+    const KeptTokens rows = {kept.ids + at, kept.log_probs + at, kept.k};
+    return rows;
+}
+
 // Returns the bytes of memory traffic beside those of cross_entropy_backward.
 static inline double distill_bytes(double N, double V, double element_bytes) {
     return N * V * element_bytes + 4 * N;
@@ -262,14 +269,14 @@ void distill_kept_cpu(float* loss, float* kl, float* logits, KeptTokens kept, co
     cross_entropy_loss_cpu(loss, logits, target, of);
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < of.N; n++) {
-        const size_t at = (size_t)n * (size_t)kept.k;
+        const KeptTokens own = kept_tokens_from(kept, n);
         float *row = logits + (size_t)n * of.Vp, kept_y[DISTILL_MOST_KEPT];
         if (target[n] == NO_TARGET) {
             distill_skip_(kl + n, row, of.Vp);
             continue;
         }
-        kl[n] = distill_kept_row_(row, loss[n], target[n], kept.ids + at, kept.log_probs + at, kept.k, kept_y,
-                                  scale, of, how);
+        kl[n] = distill_kept_row_(row, loss[n], target[n], own.ids, own.log_probs, kept.k, kept_y, scale, of,
+                                  how);
     }
 }
 

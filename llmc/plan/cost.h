@@ -76,6 +76,15 @@ static inline void cost_backward_(CostWalk* w, double chunk, int level) {
     cost_embedding_backward(w);
 }
 
+// Adds the forward pass of a teacher on the micro-batches of a walk.
+static inline void cost_teacher_(const CostWalk* w, ModelConfig teacher, double chunk) {
+    CostWalk t = *w;
+    t.cfg = teacher;
+    model_parameter_rows(t.rows, teacher);
+    cost_forward_(&t);
+    cost_teaching(&t, chunk);
+}
+
 // ---- the update ----
 
 // Returns the operations of the matmuls of Muon or SOAP for a matrix of a run.
@@ -151,6 +160,9 @@ static inline CostUpdate cost_update(const Settled* s, const CostRates* rates) {
     w.sum = &sum;
     cost_forward_(&w);
     cost_backward_(&w, cost_chunk_(s, w.N), o->recompute);
+    if (settled_has_teacher(s)) {
+        cost_teacher_(&w, s->teacher, cost_chunk_(s, w.N));
+    }
     w.times = 1;
     cost_optimizer_(&w, s);
     return sum;

@@ -26,6 +26,7 @@ enum { RECORD_RUNS = 8 }; // most runs read together
 // clang-format off
 #define RECORD_SERIES(X) \
     X(RECORD_LOSS,       "loss")      \
+    X(RECORD_KL,         "kl")        /* from the teacher */ \
     X(RECORD_NORM,       "norm")      \
     X(RECORD_LR,         "lr")        \
     X(RECORD_MS,         "ms")        \

@@ -130,6 +130,7 @@ static const ReportRow_ REPORT_LOSS_ =
 static const ReportRow_ REPORT_END_ =
     {"end",   "Loss, second half", "of each run, logarithmic",     RECORD_LOSS,      -1,        PLOT_LOG,       0, REPORT_TREND_,         0};
 static const ReportRow_ REPORT_ROWS_[] = {
+    {"kl",    "KL from the teacher", "nats per token, logarithmic", RECORD_KL,       -1,        PLOT_LOG,       0, REPORT_RAW_AND_TREND_, 0},
     {"norm",  "Gradient norm",     "before clipping, logarithmic", RECORD_NORM,      -1,        PLOT_LOG,       0, REPORT_RAW_AND_TREND_, 0},
     {"lr",    "Learning rate",     "",                             RECORD_LR,        -1,        PLOT_FROM_ZERO, 0, REPORT_RAW_,           0},
     {"speed", "Speed",             "tokens per second",            RECORD_TOK_PER_S, -1,        PLOT_FROM_ZERO, 0, REPORT_RAW_AND_TREND_, 0},

@@ -444,8 +444,10 @@ static void generate_check_options_(const Options* o, const Comm* comm) {
 static void generate_setup_(Generate* g, Ranks ranks) {
     Run* run = g->run;
     run->model_path = model_path_find(&run->given, run->newest);
-    const SettleInput input = {ranks, run->trainer->dtype, run->model_path, setup_read_model(run->model_path),
-                               0};
+    const SettleInput input = {.ranks = ranks,
+                               .dtype = run->trainer->dtype,
+                               .model_path = run->model_path,
+                               .found = setup_read_model(run->model_path)};
     settle(&run->settled, &run->data, &run->given, &input);
     g->options = run->settled.options;
     const Options* o = &g->options;

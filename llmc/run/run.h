@@ -39,10 +39,11 @@ extern "C" {
 typedef struct {
     // mean loss of the targets that count, in nats; unscaled norm of its gradient
     double loss, norm;
-    double flops;    // floating-point operations of all ranks
-    Update update;   // settings of the update, if it is made
-    int is_made;     // true: the update is made
-    char reason[96]; // reason if it is not made, or not completely
+    double divergence; // mean divergence from the teacher; NAN: none
+    double flops;      // floating-point operations of all ranks
+    Update update;     // settings of the update, if it is made
+    int is_made;       // true: the update is made
+    char reason[96];   // reason if it is not made, or not completely
 } RunVerdict;
 
 typedef struct Generate Generate; // generate.h
@@ -58,14 +59,17 @@ typedef struct {
     char* kept_config; // fields of the model's config.json that checkpoints keep; NULL: none
     // path of the initial weights, or the checkpoint to resume; NULL: random weights
     const char* model_path;
-    char newest[PATH_MAX]; // newest checkpoint, if --model names a run
-    double start_s;        // start of the program, on the clock of time_now_s
-    FILE* results;         // output for results: standard output, even with --quiet
-    int has_joined;        // true once this rank has joined the others
-    int trains;            // true: the loop follows, to train, evaluate or convert
-    Generate* generate;    // state of generation, if the program generates text; else NULL
-    int status;            // exit status of the program
-    int dies;              // true: ends by the signal that stopped the run, once all is closed
+    char newest[PATH_MAX];         // newest checkpoint, if --model names a run
+    const char* teacher_path;      // path of the teacher; NULL: none
+    char newest_teacher[PATH_MAX]; // its newest checkpoint, if --teacher names a run
+    double start_s;                // start of the program, on the clock of time_now_s
+    FILE* results;                 // output for results: standard output, even with --quiet
+    int has_joined;                // true once this rank has joined the others
+    int trains;                    // true: the loop follows, to train, evaluate or convert
+    Generate* generate;            // state of generation, if the program generates text; else NULL
+    int status;                    // exit status of the program
+    // true: ends by the signal that stopped the run, once all is closed
+    int dies;
 
     TrainerPlan plan;
     Model* model;
@@ -220,7 +224,7 @@ void run_set_model(Run* run, Model* model) {
 
 // The numbers of an update or a validation, over all ranks.
 typedef struct {
-    double losses, square_sum; // sums
+    double losses, square_sum, divergence; // sums
     double counted, flops, bytes;
     double wait_s; // time of the rank that waited longest for data
     RouterSummary routing;
@@ -263,12 +267,13 @@ static RouterSummary run_add_up_routing_(const Run* run, int64_t micro_steps) {
 // Gathers the reports of all ranks and adds them up. Losses are added in the order of the
 // micro-batches, so that the sum has the same bits for any number of ranks.
 static RunUpdate_ run_add_up_(Run* run, int64_t micro_steps) {
-    RunUpdate_ sum = {0, 0, 0, 0, 0, 0, {0, 0}};
-    WideSum square_sum = {0, 0};
+    RunUpdate_ sum = {0, 0, 0, 0, 0, 0, 0, {0, 0}};
+    WideSum square_sum = {0, 0}, divergence = {0, 0};
     comm_all_gather(&run->comm, run->reports, run->report, rank_report_bytes(run->settled.cfg, micro_steps));
     for (int r = 0; r < run->comm.size; r++) {
         const RankReport* report = run_report_of_(run, r, micro_steps);
         wide_sum_merge(&square_sum, report->square_sum);
+        wide_sum_merge(&divergence, report->divergence);
         sum.counted += report->counted;
         sum.flops += report->flops;
         sum.bytes += report->target_bytes;
@@ -283,6 +288,7 @@ static RunUpdate_ run_add_up_(Run* run, int64_t micro_steps) {
         }
     }
     sum.square_sum = wide_sum_value(square_sum);
+    sum.divergence = wide_sum_value(divergence);
     sum.routing = run_add_up_routing_(run, micro_steps);
     return sum;
 }
@@ -427,6 +433,7 @@ static RunVerdict run_judge_(Run* run, const RunUpdate_* update) {
     memset(&verdict, 0, sizeof(verdict));
     verdict.loss = update->losses / batch * factor;
     verdict.norm = sqrt(update->square_sum) * scale;
+    verdict.divergence = settled_has_teacher(&run->settled) ? update->divergence / update->counted : NAN;
     verdict.flops = update->flops;
     verdict.update = setup_update(o, state->step, state->updates + 1, verdict.norm);
     verdict.update.grad_scale *= (float)scale;
@@ -514,6 +521,7 @@ static void run_log_step_(Run* run) {
     }
     log_peak(&run->log, run->mfu.peak);
     log_data_wait(&run->log, run->data_wait_s);
+    log_divergence(&run->log, verdict->divergence);
     log_train(&run->log, run->state.step, verdict->loss, outliers_shown_z(guard, guard->loss_z),
               verdict->norm, outliers_shown_z(guard, guard->norm_z), verdict->update.lr, run->step_s * 1e3,
               mfu);

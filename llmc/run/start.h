@@ -166,6 +166,9 @@ static void start_print_device_(const Run* run) {
 // Prints the facts of the run: weights, data, device, and the lowest possible loss.
 static void start_print_facts_(const Run* run) {
     start_print_weights_(run);
+    if (run->teacher_path) {
+        printable_line(stdout, "teacher: %s", run->teacher_path);
+    }
     run_data_print(stdout, &run->data);
     start_print_device_(run);
     if (isfinite(run->floor)) {
@@ -197,6 +200,28 @@ static void start_open_state_(Run* run) {
         load_model(&run->files, run->model_path, o->seed, run->data.is_extended ? &run->more : NULL);
     }
     run_agree_on_parameters(run);
+}
+
+// Sets the weights of the teacher, if any, which must be those of the run that continues.
+static void start_open_teacher_(Run* run) {
+    char words[32];
+    Model* teacher = run->trainer->teacher(run->model);
+    if (!teacher) {
+        return;
+    }
+    const Settled s = setup_teacher(&run->settled);
+    const ModelFiles files = {teacher,
+                              run->trainer->access,
+                              s.cfg,
+                              s.optimizer,
+                              s.zero,
+                              s.saved_dtype,
+                              run->plan.in_place && !s.options.quantize};
+    load_model(&files, run->teacher_path, 0, NULL);
+    run->state.teacher = run->trainer->checksum(teacher);
+    snprintf(words, sizeof(words), "%016llx", (unsigned long long)run->state.teacher);
+    comm_agree(&run->comm, "the parameters of the teacher (checksum)", run->state.teacher, words);
+    resume_check_teacher(&run->resume, &run->settled.options, stdout, run->state.teacher);
 }
 
 static void start_open_log_(Run* run) {
@@ -270,6 +295,7 @@ void run_begin(Run* run, Model* model) {
     start_open_session_(run);
     start_print_facts_(run);
     start_open_state_(run);
+    start_open_teacher_(run);
     start_open_log_(run);
 }
 
@@ -451,7 +477,14 @@ static void start_settle_(Run* run, Ranks ranks) {
     start_turn_begins_(run);
     run->model_path = continues ? run->resume.path : model_path_find(&options, run->newest);
     const ModelConfig found = resume_config(&run->resume, setup_read_model(run->model_path));
-    const SettleInput input = {ranks, run->trainer->dtype, run->model_path, found, continues};
+    run->teacher_path = model_path_of_teacher(&options, run->newest_teacher);
+    const SettleInput input = {ranks,
+                               run->trainer->dtype,
+                               run->model_path,
+                               found,
+                               continues,
+                               run->teacher_path,
+                               setup_read_model(run->teacher_path)};
     run->kept_config = setup_kept_config(run->model_path);
     settle(&run->settled, &run->data, &options, &input);
     run->more = (MoreTokens){found.V, &run->data.own_tokenizer, &run->data.tokenizer};

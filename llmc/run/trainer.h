@@ -28,6 +28,7 @@ functions that others call: for the plan, tasks, samples, loading and saving.
 typedef struct {
     // Sum of squares of this rank's part of the reduced gradient, which still has the loss scale.
     WideSum square_sum;
+    WideSum divergence;  // sum over tokens of the divergence from the teacher
     double counted;      // targets that count
     double flops;        // floating-point operations of the update
     double target_bytes; // bytes of text that the targets of a validation stand for
@@ -86,6 +87,8 @@ typedef struct {
 
     ModelAccess access; // load_save.h
 
+    // Returns the teacher of a model; NULL: none.
+    Model* (*teacher)(Model* model);
     // Returns a checksum of the parameters that all ranks have.
     uint64_t (*checksum)(Model* model);
     // Writes more small files into a checkpoint, in the thread that saves. NULL: none.

@@ -28,6 +28,9 @@ void setup_check_in_backward(const Settled* s);
 // Refuses --quantize if the run trains or exports, and for a model whose rows are not whole blocks.
 void setup_check_quantize(const Settled* s);
 
+// Refuses a teacher that does not fit the model or the run, and its options without one.
+void setup_check_teacher(const Settled* s);
+
 // Refuses a model that its class in transformers, or the format of an export, cannot hold.
 void setup_check_formats(const Settled* s);
 
@@ -155,6 +158,41 @@ void setup_check_quantize(const Settled* s) {
     if (unfit) {
         die_usage("--quantize q8_0: a matrix has %d columns, wanted a multiple of %d; --quantize off works",
                   unfit, QUANTIZED_BLOCK);
+    }
+}
+
+// Refuses the options of a teacher in a run that has none.
+static void setup_check_teacher_options_(const Options* o) {
+    static const char* const names[] = {"teacher-quantize", "distill-weight", "distill-temperature"};
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        if (options_changed(o, names[i])) {
+            die_usage("--%s needs a teacher: --teacher PATH", names[i]);
+        }
+    }
+}
+
+void setup_check_teacher(const Settled* s) {
+    const Options* o = &s->options;
+    const ModelConfig teacher = s->teacher;
+    if (!settled_has_teacher(s)) {
+        setup_check_teacher_options_(o);
+        return;
+    }
+    if (s->use != USE_TRAIN) {
+        die_usage("--teacher %s is for training; this run only evaluates or converts", o->teacher);
+    }
+    if (teacher.V < s->cfg.V) {
+        die_usage("--teacher %s has a vocabulary of %d; wanted at least the model's %d", o->teacher,
+                  teacher.V, s->cfg.V);
+    }
+    if (o->seq_len > teacher.max_T) {
+        die_usage("--seq-len is %d; wanted at most the context of --teacher %s, %d tokens", o->seq_len,
+                  o->teacher, teacher.max_T);
+    }
+    if (o->teacher_quantize && quantized_unfit_columns(teacher)) {
+        die_usage("--teacher-quantize q8_0: a matrix of the teacher has %d columns, wanted a multiple of %d; "
+                  "--teacher-quantize off works",
+                  quantized_unfit_columns(teacher), QUANTIZED_BLOCK);
     }
 }
 

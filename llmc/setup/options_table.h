@@ -67,6 +67,10 @@ struct Options {
     int64_t steps;
     float epochs;
 
+    const char* teacher;
+    int teacher_quantize;
+    float distill_weight, distill_temperature;
+
     const char* freeze;
     int optimizer;
     float lr;
@@ -291,6 +295,16 @@ const OptionRow OPTION_TABLE[] = {
         "updates", "length of the run; auto or -1: one epoch; 0: only validate, sample and save"},
     {"batch",      "epochs",        "",   FLOAT_(epochs),          0,    MANY_, RUN_,             "0",
         "epochs", "length of the run in epochs; 0: use --steps"},
+
+    {"optimizer",  "teacher",       "",   STRING_(teacher),        0,        0, RUN_ | READS_,    "",
+        "PATH", "a trained model whose predictions the new one also learns (distillation), of any size and architecture, with the same "
+        "tokens: a Hugging Face directory, the --out of a run or an llm.c .bin; without it: none"},
+    {"optimizer",  "teacher-quantize", "", CHOICE_(teacher_quantize), 0,     0, RUN_,             "off",
+        WORDS_CHOICE(QUANTIZE_WORDS), "q8_0: the teacher's matrices in 8 bits"},
+    {"optimizer",  "distill-weight", "",  FLOAT_(distill_weight),  0,        1, RUN_,             "0.5",
+        "", "share of the teacher in what training minimizes; the rest is the loss of the text itself"},
+    {"optimizer",  "distill-temperature", "", FLOAT_(distill_temperature), 0, 1000, ABOVE_ | RUN_, "1",
+        "", "divides the logits of both models before their predictions are compared; above 1: unlikely tokens count more"},
 
     {"optimizer",  "freeze",        "",   STRING_(freeze),         0,        0, RUN_,             "",
         "LIST", "parameters that training leaves unchanged: names such as wte, '*b', ln1? or Hugging Face's h.0.attn.c_attn, or embeddings, "

@@ -51,8 +51,10 @@ typedef struct {
     SafeTensorsDtype dtype; // type of the parameters in memory
     // the initial weights, or the checkpoint to resume; NULL: random weights
     const char* model_path;
-    ModelConfig found; // sizes of that model
-    int continues;     // true: model_path is a checkpoint, whose options name the tokenizer
+    ModelConfig found;        // sizes of that model
+    int continues;            // true: model_path is a checkpoint, whose options name the tokenizer
+    const char* teacher_path; // the teacher, or NULL
+    ModelConfig teacher;      // its sizes
 } SettleInput;
 
 // Decides every option that does not depend on the memory of the device. Opens the tokenizer and
@@ -60,6 +62,11 @@ typedef struct {
 // vocabulary. With --plan and --print-config the data may stay unknown; then values that depend on
 // the number of steps stay "auto".
 void settle(Settled* s, RunData* data, const Options* options, const SettleInput* input);
+
+// Returns the settings of the teacher: a model of the same micro-batches that only evaluates, whole
+// on each rank. Its algorithms are not timed, so that a resumed run has the same ones. No
+// activation of its blocks is kept.
+Settled setup_teacher(const Settled* s);
 
 // Returns the schedule of the learning rate, and the rate of update number `step`, which also
 // depends on its batch.
@@ -431,6 +438,15 @@ static void settle_freeze_(Settled* s) {
     setup_check_freeze(s);
 }
 
+// Decides the teacher, whose tokens must be those of the run.
+static void settle_teacher_(Settled* s, const RunData* data, const SettleInput* input) {
+    if (input->teacher_path) {
+        s->teacher = input->teacher;
+        run_data_check_tokens(data, &s->options, input->teacher_path);
+    }
+    setup_check_teacher(s);
+}
+
 static ModelUse settle_use_(const Options* o) {
     const int converts = options_exports(o) && o->model[0] && !options_model_size(o) && !o->out[0];
     return o->generates                                          ? USE_GENERATE
@@ -471,12 +487,36 @@ void settle(Settled* s, RunData* data, const Options* options, const SettleInput
     setup_check_share(s);
     settle_matmul_(s);
     settle_sizes_(s);
+    settle_teacher_(s, data, input);
     if (s->use != USE_GENERATE) {
         run_data_open(data, &s->options);
         settle_training_(s, input->model_path != NULL);
         setup_check_optimizer(s);
     }
     settled_conclude(s);
+}
+
+Settled setup_teacher(const Settled* s) {
+    Settled t = *s;
+    Options* o = &t.options;
+    t.use = USE_EVALUATE;
+    t.cfg = s->teacher;
+    t.teacher.L = 0;
+    t.nccl_bytes = 0;
+    o->quantize = o->teacher_quantize;
+    if (o->quantize) {
+        const MatmulPrecision precise = MATMUL_FP32;
+        o->matmul = precise;
+    }
+    o->recompute = RECOMPUTE_BLOCK;
+    o->z_loss = 0;
+    o->freeze = "";
+    o->autotune = o->gpu_report = o->zero = o->gradients = o->master_weights = 0;
+    o->offload_optimizer = o->offload_residuals = o->offload_params = o->update_in_backward = 0;
+    t.freeze = freeze_of(t.cfg, o->freeze);
+    t.freeze.first_block = t.cfg.L;
+    settled_conclude(&t);
+    return t;
 }
 
 int setup_validates_first(const Options* options, double flops, int64_t sequences) {

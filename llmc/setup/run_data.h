@@ -89,6 +89,9 @@ static inline int run_data_fits(int model_V, int V) {
 // may replace files that cannot be read.
 void run_data_open_own_tokenizer(RunData* data, const Options* options, const char* model_path, int model_V);
 
+// Ends the program if the files of another model have a tokenizer with other tokens than the run's.
+void run_data_check_tokens(const RunData* data, const Options* options, const char* model_path);
+
 // Returns the id that separates documents: the tokenizer's, or without one the last of the
 // vocabulary.
 int run_data_eot(const RunData* data, int V);
@@ -353,6 +356,21 @@ void run_data_open_own_tokenizer(RunData* data, const Options* options, const ch
     } else {
         tokenizer_close(&data->own_tokenizer);
     }
+}
+
+void run_data_check_tokens(const RunData* data, const Options* options, const char* model_path) {
+    Tokenizer own;
+    if (!data->has_tokenizer || data->is_unknown || !tokenizer_is_in(model_path)) {
+        return;
+    }
+    tokenizer_open_file(&own, model_path);
+    if (!tokenizer_is_same(&own, &data->tokenizer)) {
+        die_usage("--teacher %s has other tokens than the run: %d (%s), and %d (%s); wanted the same "
+                  "tokenizer: --tokenizer %s",
+                  options->teacher, own.vocab_size, own.kind, data->tokenizer.vocab_size,
+                  options->tokenizer[0] ? options->tokenizer : data->tokenizer.kind, model_path);
+    }
+    tokenizer_close(&own);
 }
 
 int run_data_eot(const RunData* data, int V) { return data->has_tokenizer ? data->tokenizer.eot : V - 1; }

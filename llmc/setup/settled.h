@@ -13,10 +13,12 @@ Settled (plan/fit.h, plan/memory_limit.h).
 
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "llmc/formats/safetensors.h"
 #include "llmc/model/freeze.h"
 #include "llmc/model/model.h"
+#include "llmc/ops/distill.h"
 #include "llmc/optim/stages.h"
 #include "llmc/optim/optimizer.h"
 #include "llmc/parallel/zero.h"
@@ -29,6 +31,7 @@ typedef struct {
     Ranks ranks;            // which rank this is, and how the run is divided
     SafeTensorsDtype dtype; // type of the parameters in memory
     ModelConfig cfg;
+    ModelConfig teacher; // of --teacher; no layers: none
 
     // facts that follow
     Freeze freeze;
@@ -126,6 +129,7 @@ static inline void settled_conclude(Settled* s) {
 static inline Settled settled_of(const Options* options, ModelConfig cfg, ModelUse use, Ranks ranks,
                                  SafeTensorsDtype dtype) {
     Settled s;
+    memset((void*)&s.teacher, 0, sizeof(s.teacher));
     s.options = *options;
     s.use = use;
     s.ranks = ranks;
@@ -135,6 +139,15 @@ static inline Settled settled_of(const Options* options, ModelConfig cfg, ModelU
     s.nccl_bytes = 0;
     settled_conclude(&s);
     return s;
+}
+
+// ---- the teacher ----
+
+static inline int settled_has_teacher(const Settled* s) { return s->teacher.L > 0; }
+
+static inline Distill settled_distill(const Settled* s) {
+    const Distill how = {s->options.distill_weight, s->options.distill_temperature};
+    return how;
 }
 
 // ---- other ways to run the same updates ----

@@ -32,7 +32,7 @@ static void plan_test_add_(const char* what, size_t bytes) {
     static const char* const unplanned[] = {
         "algorithms of matmuls", "events",           "chunks of the optimizer's state",
         "tensors of an update",  "files of a model", "frozen parameters",
-        "adafactor: tensors",    "adafactor: tiles"};
+        "adafactor: tensors",    "adafactor: tiles", "the teacher"};
     for (size_t i = 0; i < sizeof(unplanned) / sizeof(unplanned[0]); i++) {
         if (strcmp(what, unplanned[i]) == 0) {
             return;
@@ -140,7 +140,13 @@ static Settled plan_test_run(int k, OptionsProgram program, SafeTensorsDtype dty
         o->update_in_backward = plan_test_one_of_(&rng, 2);
     }
     plan_test_share_(&cfg, o, &rng);
-    return settled_of(o, cfg, use, ranks, dtype);
+    Settled s = settled_of(o, cfg, use, ranks, dtype);
+    if (use == USE_TRAIN && k % 3 == 1) {
+        const ModelConfig teacher = {50, 130, 256, 2, 2, 64, SHARE_OFF};
+        s.teacher = teacher;
+        s.options.teacher_quantize = plan_test_one_of_(&rng, 2);
+    }
+    return s;
 }
 
 static void plan_test_print_(const char* words, const Memory* memory) {

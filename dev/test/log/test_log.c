@@ -193,10 +193,12 @@ TEST(files) {
     log_config(&log, print_options, "0.0003", who);
     say_val(&log, 0, 10.9876543, 1.23456789);
     log_data_wait(&log, 0.0125);
+    log_divergence(&log, 0.75);
     log_train(&log, 1, 4.12345678, 0.12, 0.567812345, -0.31, 3e-4, 812.3, 0.412);
     EXPECT(!strstr(log.line, "load"), "no experts: %s", log.line);
     log_data_wait(&log, 0.5);
     log_routing(&log, 1.25, 1.953125);
+    log_divergence(&log, NAN);
     log_train(&log, 2, NAN, NAN, INFINITY, NAN, 3e-4, 800, NAN);
     EXPECT(strstr(log.line, " | load 1.25, entropy 1.95 | "), "%s", log.line);
     log_skip(&log, 2, "it is \"bad\"");
@@ -228,6 +230,7 @@ TEST(files) {
     const char* train = line_of(jsonl, 2);
     EXPECT(number_of(train, "step") == 1 && number_of(train, "ms") == 812.3, "%s", train);
     EXPECT_NEAR(number_of(train, "loss"), 4.12345678, 1e-8, "digits of a loss");
+    EXPECT(number_of(train, "kl") == 0.75, "divergence: %s", train);
     EXPECT_NEAR(number_of(train, "norm"), 0.567812345, 1e-9, "digits of a norm");
     EXPECT_NEAR(number_of(train, "lr"), 3e-4, 1e-12, "learning rate");
     EXPECT_NEAR(number_of(train, "mfu"), 0.412, 1e-9, "a fraction");
@@ -239,6 +242,7 @@ TEST(files) {
     EXPECT(!strstr(train, "expert_load") && !strstr(train, "router_entropy"), "no experts: %s", train);
     const char* bad = line_of(jsonl, 3);
     EXPECT(number_of(bad, "expert_load") == 1.25 && number_of(bad, "router_entropy") == 1.953125, "%s", bad);
+    EXPECT(!strstr(bad, "\"kl\""), "no teacher: %s", bad);
     EXPECT_NEAR(number_of(bad, "data_ms"), 487.5, 1e-6, "of this step alone");
     EXPECT(json_is(bad, "loss", "null,") && json_is(bad, "norm", "null,") && json_is(bad, "mfu", "null,"),
            "%s", bad);
@@ -463,6 +467,7 @@ TEST(rollback) {
 TEST(step_line) {
     RunLog log = open_log("line", 0, 1000);
     log_train(&log, 12, 4.12341, 0.123, 0.56783, -0.314, 3e-4, 812.3, 0.4118);
+    log_divergence(&log, 0.25);
     log_train(&log, 1000, 1.5, NAN, 0.5, NAN, 3e-5, 812.3, NAN); // unknown values are left out
     log_close(&log);
     const char* screen = slurp(test_path("line.screen"));
@@ -470,7 +475,8 @@ TEST(step_line) {
         "step   12/1000 | loss 4.1234 (+0.12z) | norm 0.5678 (-0.31z) | lr 3.00e-04 | 812.3 ms | "
         "41.2% MFU | 5042 tok/s | eta 13m23s";
     EXPECT(strcmp(line_of(screen, 0), want) == 0, "%s", line_of(screen, 0));
-    want = "step 1000/1000 | loss 1.5000 | norm 0.5000 | lr 3.00e-05 | 812.3 ms | 5042 tok/s | eta 0s";
+    want = "step 1000/1000 | loss 1.5000 | kl 0.2500 | norm 0.5000 | lr 3.00e-05 | 812.3 ms | 5042 tok/s | "
+           "eta 0s";
     EXPECT(strcmp(line_of(screen, 1), want) == 0, "%s", line_of(screen, 1));
 }
 

@@ -80,6 +80,19 @@ TEST(flops) {
            adamw_bytes(n));
 }
 
+// A teacher adds its forward pass: a third of training it.
+TEST(teacher) {
+    const Options o = options_of(OPTION_CPU, NULL, NULL);
+    Settled s = settled_for(CFG, &o);
+    const double alone = seconds_of(&s, COST_MATMULS), losses = seconds_of(&s, COST_CLASSIFIER);
+    s.teacher = CFG;
+    s.teacher.L = 7;
+    const double forward = 2 * TOKENS * (7 * BLOCK + HEAD);
+    EXPECT(seconds_of(&s, COST_MATMULS) == alone + forward, "matmuls: %.0f, and %.0f alone",
+           seconds_of(&s, COST_MATMULS), alone);
+    EXPECT(seconds_of(&s, COST_CLASSIFIER) > losses, "losses");
+}
+
 // Returns the bytes of other passes over memory.
 static double passes(ModelConfig cfg, const Options* o) {
     const CostRates rates = rates_of(COST_MEMORY);

@@ -1350,6 +1350,112 @@ TEST(counted_mean) {
     model_close(&model);
 }
 
+// ---- a teacher ----
+
+static void set_weights(Model* model, uint64_t stream) {
+    for (size_t i = 0; i < model->parameter_bytes / sizeof(float); i++) {
+        ((float*)model->params_memory)[i] = 0.3f * rand_normal(1, stream, i);
+    }
+    linear_pack(&model->linear);
+}
+
+// Opens a model with a teacher of another kind, both with random weights.
+static void open_taught(Model* model, ModelConfig cfg, ModelConfig teacher, Options options) {
+    options.batch = 2, options.steps = 1, options.distill_temperature = 1.5f;
+    options.seq_len = options.seq_len ? options.seq_len : ARCH_T;
+    Settled s = settled_alone(&options, cfg, USE_TRAIN, SAFETENSORS_F32);
+    s.teacher = teacher;
+    model_open(model, &s, memory_on_host(), &alone);
+    set_weights(model, 1);
+    if (!options.teacher_quantize) {
+        set_weights(model->teacher, 3);
+    }
+}
+
+// Returns what training minimizes, after a forward and a backward pass.
+static double taught_pass(Model* model, const ArchBatch* b) {
+    const Distill how = model->teaching->how;
+    WideSum divergence = {0, 0};
+    model_forward(model, b->batch);
+    teacher_forward(model, b->batch);
+    model_backward(model, b->batch, 1.0f / (float)b->batch.counted, GRADIENT_SET, only, NULL);
+    batch_divergence(model, b->batch, &divergence);
+    const double losses = batch_loss(model, b->batch), kl = wide_sum_value(divergence);
+    return ((1 - how.weight) * losses + how.weight * how.temperature * how.temperature * kl) /
+           b->batch.counted;
+}
+
+// Along the whole gradient, what training minimizes changes as the gradient says. The roundings of
+// the fp32 losses, 1e-6 at most of losses of about 6, over a step of 1e-2 are the tolerance.
+static void test_taught_slope(ModelConfig cfg, ModelConfig teacher, const char* name) {
+    Model model;
+    ArchBatch b;
+    open_taught(&model, cfg, teacher, (Options){.distill_weight = 0.7f});
+    arch_batch(&b, cfg.V, ARCH_T);
+    taught_pass(&model, &b);
+    const size_t n = model.parameter_bytes / sizeof(float);
+    const double norm = gradient_norm(&model), h = 5e-3 / norm;
+    float *params = model.params_memory, *saved = check_alloc(n, sizeof(float), "saved"),
+          *direction = check_alloc(n, sizeof(float), "direction");
+    double loss[2];
+    memcpy(saved, params, n * sizeof(float));
+    memcpy(direction, model.grads_memory, n * sizeof(float));
+    for (int side = 0; side < 2; side++) {
+        for (size_t i = 0; i < n; i++) {
+            params[i] = saved[i] + (float)((side ? -h : h) * direction[i] / norm);
+        }
+        loss[side] = taught_pass(&model, &b);
+    }
+    EXPECT_NEAR((loss[0] - loss[1]) / (2 * h) / norm, 1, 2e-3, "slope along the gradient, %s", name);
+    free(direction);
+    free(saved);
+    model_close(&model);
+}
+
+// A teacher with the weights of its student has nothing to teach; one in 8 bits, little.
+static void test_own_teacher(int quantize, MatmulPrecision matmul, double most) {
+    Model model;
+    ArchBatch b;
+    const ModelConfig cfg = arch_in_tiles(ARCHS[4].cfg);
+    open_taught(
+        &model, cfg, cfg,
+        (Options){.seq_len = 32, .distill_weight = 1, .teacher_quantize = quantize, .matmul = matmul});
+    Model* teacher = model.teacher;
+    for (int g = 0; g < model.zero.plan.groups && quantize; g++) {
+        model_set_group(teacher, g, model_get_group(&model, g, NULL));
+    }
+    if (!quantize) {
+        set_weights(teacher, 1);
+    }
+    arch_batch(&b, cfg.V, 32);
+    const double kl = taught_pass(&model, &b);
+    EXPECT(fabs(kl) <= most, "kl of the model itself: %g, wanted %g", kl, most);
+    model.teaching->how.weight = 0;
+    const double loss = taught_pass(&model, &b), norm = gradient_norm(&model);
+    arch_pass(&model, &b);
+    EXPECT_NEAR(gradient_norm(&model), norm, 1e-5 * norm, "norm with a teacher that does not count");
+    EXPECT_NEAR(batch_loss(&model, b.batch) / b.batch.counted, loss, 1e-6 * loss, "loss with it");
+    model.teaching->how.weight = 1;
+    taught_pass(&model, &b);
+    EXPECT(gradient_norm(&model) <= norm * 20 * sqrt(fabs(most)), "norm of nothing to learn: %g of %g",
+           gradient_norm(&model), norm);
+    model_close(&model);
+}
+
+TEST(teacher) {
+    for (int i = 0; i < ARCH_CASES; i++) {
+        ModelConfig teacher = ARCHS[(i + 3) % ARCH_CASES].cfg;
+        // words that the student does not have, and smaller chunks
+        teacher.V += i % 2, teacher.Vp += 60;
+        if (ARCHS[i].cfg.E == 0) { // gradients of routers have more terms than the losses
+            test_taught_slope(ARCHS[i].cfg, teacher, ARCHS[i].name);
+        }
+    }
+    test_own_teacher(0, MATMUL_FP32, 1e-6);
+    test_own_teacher(0, MATMUL_BF16, 1e-6);
+    test_own_teacher(1, MATMUL_FP32, 1e-2);
+}
+
 // A model takes what a dry run of opening it counts, and allocates nothing besides.
 TEST(plan) {
     for (int k = 0; k < PLAN_TEST_RUNS; k++) {
@@ -1397,7 +1503,7 @@ TEST(update_in_part) {
     struct {
         RankReport gradient;
         double loss;
-    } report = {{{0, 0}, 0, 0, 0, 0, 0, 0}, 0};
+    } report = {{{0, 0}, {0, 0}, 0, 0, 0, 0, 0, 0}, 0};
     model_micro_step(&model, batch_of(&s), 1.0f / (float)(s.B * s.T), only, &now, &report.gradient);
     const size_t upper = zero_group_begin(&model.zero.plan, 2) * sizeof(float);
     EXPECT(isfinite(now.losses) && !isfinite(wide_sum_value(now.square_sum)), "loss %g", now.losses);
