@@ -264,6 +264,7 @@ static inline SoapTensor update_soap_tensor_(const OptimizerState* s, const Zero
     const size_t at = matrices.first * s->rows[i].cols,
                  left = state_square_begin(s, SLOT_ROWS_SQUARE, i, run),
                  right = state_square_begin(s, SLOT_COLS_SQUARE, i, run);
+    t.row = i;
     t.matrices = update_muon_tensor_(s, zero, i, matrices);
     if (zero_is_divided(zero)) {
         t.matrices.grads = MuonPlace{t.matrices.start, 0};
@@ -695,8 +696,8 @@ template <class T> static inline Gradient update_whole_gradient_(const Optimizer
     return u.plan->operands ? operands : u.grads;
 }
 
-// Returns the arguments of SOAP.
-template <class T> static inline SoapUpdate<T> update_soap_of_(const OptimizerUpdate<T>& u) {
+// Returns the arguments of SOAP for a row.
+template <class T> static inline SoapUpdate<T> update_soap_of_(const OptimizerUpdate<T>& u, int row) {
     const SoapUpdate<T> soap = {update_weights_(u),
                                 update_whole_gradient_(u),
                                 (float*)u.slots[STATE_M],
@@ -704,7 +705,7 @@ template <class T> static inline SoapUpdate<T> update_soap_of_(const OptimizerUp
                                 {(float*)u.slots[STATE_LEFT], (float*)u.slots[STATE_LEFT_BASIS]},
                                 {(float*)u.slots[STATE_RIGHT], (float*)u.slots[STATE_RIGHT_BASIS]},
                                 (SoapGpu*)&u.plan->soap_memory,
-                                update_soap(u.update),
+                                update_soap(update_of_row(u.update, u.plan->state, row)),
                                 u.seed,
                                 u.matmul};
     return soap;
@@ -715,7 +716,7 @@ static inline void update_soap_rows_(const OptimizerUpdate<T>& u, UpdateGroups_ 
     for (int i = 0; i < u.plan->soap_tensors; i++) {
         const SoapTensor* t = &u.plan->soap[i];
         const UpdateGroups_ layers = update_layers_(u.plan, &t->matrices, groups);
-        soap_update(t, update_soap_of_(u), layers.first, layers.end, gpu);
+        soap_update(t, update_soap_of_(u, t->row), layers.first, layers.end, gpu);
     }
 }
 

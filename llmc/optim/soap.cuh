@@ -29,6 +29,7 @@ typedef struct {
     MuonPlace moments[2];    // m and v of the whole tensor
     MuonPlace left, right;   // statistics; bases lie as they do
     int has_left, has_right; // the sides that are turned
+    int row;                 // the row of its parameters
 } SoapTensor;
 
 // Scratch memory for the largest layer of some tensors.

@@ -26,9 +26,13 @@ static Case case_of(int parts, int rows, int cols, int has_left, int has_right) 
                                  cols,       2,
                                  1024,       2048,
                                  1,          0};
-    const SoapTensor t = {
-        matrices, {in_moments, in_moments}, {8, rule_padded(l) + 8}, {4, rule_padded(r) + 4}, has_left,
-        has_right};
+    const SoapTensor t = {matrices,
+                          {in_moments, in_moments},
+                          {8, rule_padded(l) + 8},
+                          {4, rule_padded(r) + 4},
+                          has_left,
+                          has_right,
+                          0};
     const Case c = {t, 128 + (n + 256) * LAYERS, 4 + (n + 4) * LAYERS, 8 + (rule_padded(l) + 8) * LAYERS,
                     4 + (rule_padded(r) + 4) * LAYERS};
     return c;
