@@ -472,7 +472,7 @@ static void test_like_cpu(OptimizerName name, int has_options, ShareLayers share
     optimizer.frozen = has_options ? freeze_of(WIDE, "wpe,ln1b,fcw").rows : 0;
     optimizer.lr_scale[KIND_EMBEDDING] = 0.5f;
     optimizer.lr_scale[KIND_VECTOR] = 2;
-    optimizer.lr_scale[KIND_MATRIX] = name == OPTIMIZER_MUON ? 1 : 0.75f; // it has a rate of its own
+    optimizer.lr_scale[KIND_MATRIX] = name == OPTIMIZER_MUON ? 1 : 0.75f; // or a rate of its own
     optimizer.soap_max_side = WIDE.C;
     Update by = defaults;
     by.momentum = has_options ? 0.75f : 0;
