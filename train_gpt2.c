@@ -169,19 +169,28 @@ static void model_open(Model* model, const Settled* s, Memory memory, Comm* comm
 // Opens the teacher, whose own ledger is one kind of memory in the model's.
 static void open_teacher(Model* model, const Settled* s) {
     const Settled of_teacher = setup_teacher(s);
-    const size_t N = (size_t)model->B * (size_t)model->T;
     Model* teacher = (Model*)check_alloc(1, sizeof(Model), "the teacher");
     model_open(teacher, &of_teacher, memory_of(model->memory.allocators), model->comm);
     memory_count_all(&model->memory, "teacher", MEMORY_DEVICE, &teacher->memory);
-    float* divergence = (float*)memory_take(&model->memory, "divergences", MEMORY_DEVICE, N * sizeof(float));
     if (memory_is_dry(&model->memory)) {
         free(teacher);
-        return;
+    } else {
+        model->teacher = teacher;
     }
-    model->teacher = teacher;
-    model->teaching = (Teaching*)check_alloc(1, sizeof(Teaching), "the teacher");
-    model->teaching->how = settled_distill(s);
-    model->teaching->divergence = divergence;
+}
+
+// Opens what a teacher, or the tokens that a file keeps of it, adds to the gradient.
+static void open_teaching(Model* model, const Settled* s) {
+    const size_t N = (size_t)model->B * (size_t)model->T;
+    float* divergence = (float*)memory_take(&model->memory, "divergences", MEMORY_DEVICE, N * sizeof(float));
+    if (settled_has_teacher(s)) {
+        open_teacher(model, s);
+    }
+    if (!memory_is_dry(&model->memory)) {
+        model->teaching = (Teaching*)check_alloc(1, sizeof(Teaching), "the teacher");
+        model->teaching->how = settled_distill(s);
+        model->teaching->divergence = divergence;
+    }
 }
 
 // Opens the model with all parameters zero. Nothing is allocated after this, and nothing at all
@@ -211,8 +220,8 @@ static void model_open(Model* model, const Settled* s, Memory memory, Comm* comm
     }
     open_activations(model, s);
     decoder_bind(&model->decoder, s->cfg, s->decode_batch, model->T, model->acts_memory);
-    if (settled_has_teacher(s)) {
-        open_teacher(model, s);
+    if (settled_distills(s)) {
+        open_teaching(model, s);
     }
 }
 
@@ -223,8 +232,8 @@ static void model_close(Model* model) {
     if (model->teacher) {
         model_close(model->teacher);
         free(model->teacher);
-        free(model->teaching);
     }
+    free(model->teaching);
     memory_close(&model->memory);
 }
 
@@ -369,6 +378,9 @@ static void model_losses(Model* model, Batch batch, int* is_top) {
 
 // Runs the teacher, if any, on the batch of a micro-step.
 static void teacher_forward(Model* model, Batch batch) {
+    if (model->teaching) {
+        model->teaching->kept = (KeptTokens){batch.kept_ids, batch.kept_log_probs, batch.kept};
+    }
     if (model->teacher) {
         const Pass pass = batch_pass(model->teacher, batch);
         forward_pass(model->teacher, &pass);
@@ -596,6 +608,21 @@ static void model_token_losses(Model* model, Batch batch, float* losses, int* is
     }
 }
 
+// Forward, for --write-logits.
+static void model_top_tokens(Model* model, Batch batch, int k, float temperature, int* ids,
+                             float* log_probs) {
+    const Pass pass = batch_pass(model, batch);
+    const LmHead head = lm_head(model, &pass);
+    forward_pass(model, &pass);
+    for (int n = 0; n < head.N; n += head.chunk) {
+        const int count = int_min(head.chunk, head.N - n);
+        const CrossEntropy of = {count, head.V, head.weight.OC, head.softcap, 0};
+        lm_head_logits_cpu(&head, n, count);
+        distill_keep_cpu(ids + (size_t)n * (size_t)k, log_probs + (size_t)n * (size_t)k, head.logits, k,
+                         temperature, of);
+    }
+}
+
 // Runs a pass of decoding; returns the logits (count, Vp) that follow its last `count` rows.
 static const float* decode_forward(Model* model, const Pass* pass, int count) {
     const LmHead head = lm_head(model, pass);
@@ -676,6 +703,7 @@ static const Trainer trainer = {
     .prefill = model_prefill,
     .decode = model_decode,
     .access = {model_get_group, model_set_group, model_get_state, model_set_state, model_loaded},
+    .top_tokens = model_top_tokens,
     .teacher = model_teacher,
     .checksum = model_checksum,
 };

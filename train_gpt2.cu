@@ -202,6 +202,9 @@ static void open_operations(Model* model, const Settled* s) {
                   validation = 256; // batches that the GPU may be behind the host
     Memory* memory = &model->memory;
     batch_queue_open(&model->batches, memory, N, &model->gpu);
+    if (s->kept > 0) {
+        batch_queue_open_kept(&model->batches, memory, s->kept);
+    }
     attention_gpu_open<floatX>(&model->attention, memory, attention_config_sizes(cfg, model->B, model->T),
                                (int)stages_first(&lengths));
     norm_open(&model->norm_scratch, memory, (int)N, cfg.C);
@@ -299,21 +302,30 @@ static void open_parts(Model* model, const Settled* s, Memory memory, Comm* comm
 // Opens the teacher, on the stream of the model, whose ledger has the teacher's as one kind.
 static void open_teacher(Model* model, const Settled* s) {
     const Settled of_teacher = setup_teacher(s);
-    const size_t N = (size_t)model->B * model->T;
     Model* teacher = (Model*)check_alloc(1, sizeof(Model), "the teacher");
     teacher->gpu = model->gpu;
     open_parts(teacher, &of_teacher, memory_of(model->memory.allocators), model->comm);
     memory_count_all(&model->memory, "teacher", MEMORY_DEVICE, &teacher->memory);
     memory_count_all(&model->memory, "teacher", MEMORY_HOST, &teacher->memory);
-    float* divergence = (float*)memory_take(&model->memory, "divergences", MEMORY_DEVICE, N * sizeof(float));
     if (memory_is_dry(&model->memory)) {
         free(teacher);
-        return;
+    } else {
+        model->teacher = teacher;
     }
-    model->teacher = teacher;
-    model->teaching = (TeachingGpu*)check_alloc(1, sizeof(TeachingGpu), "the teacher");
-    model->teaching->how = settled_distill(s);
-    model->teaching->divergence = divergence;
+}
+
+// Opens what a teacher, or the tokens that a file keeps of it, adds to the gradient.
+static void open_teaching(Model* model, const Settled* s) {
+    const size_t N = (size_t)model->B * model->T;
+    float* divergence = (float*)memory_take(&model->memory, "divergences", MEMORY_DEVICE, N * sizeof(float));
+    if (settled_has_teacher(s)) {
+        open_teacher(model, s);
+    }
+    if (!memory_is_dry(&model->memory)) {
+        model->teaching = (TeachingGpu*)check_alloc(1, sizeof(TeachingGpu), "the teacher");
+        model->teaching->how = settled_distill(s);
+        model->teaching->divergence = divergence;
+    }
 }
 
 // Opens the model with all parameters zero. After this only the first save and the timing of
@@ -325,8 +337,8 @@ static void model_open(Model* model, const Settled* s, Memory memory, Comm* comm
         gpu_open(&model->gpu, s->options.device);
     }
     open_parts(model, s, memory, comm);
-    if (settled_has_teacher(s)) {
-        open_teacher(model, s);
+    if (settled_distills(s)) {
+        open_teaching(model, s);
     }
 }
 
@@ -361,8 +373,8 @@ static void model_close(Model* model) {
     if (model->teacher) {
         close_parts(model->teacher);
         free(model->teacher);
-        free(model->teaching);
     }
+    free(model->teaching);
     close_parts(model);
     gpu_close(&model->gpu);
 }
@@ -383,6 +395,12 @@ static Batch model_push(Model* model, Batch batch) {
         return batch;
     }
     batch_queue_push(&model->batches, batch.inputs, batch.targets, batch.starts, (size_t)batch.B * batch.T);
+    if (batch.kept > 0) {
+        batch_queue_push_kept(&model->batches, batch.kept_ids, batch.kept_log_probs,
+                              (size_t)batch.B * batch.T * batch.kept);
+    }
+    batch.kept_ids = model->batches.kept_ids;
+    batch.kept_log_probs = model->batches.kept_log_probs;
     batch.inputs = model->batches.tokens;
     batch.targets = model->batches.targets;
     batch.starts = model->batches.starts;
@@ -546,6 +564,9 @@ static void model_losses(Model* model, Batch batch, int* is_top) {
 
 // Runs the teacher, if any, on the batch of a micro-step.
 static void teacher_forward(Model* model, Batch batch) {
+    if (model->teaching) {
+        model->teaching->kept = KeptTokens{batch.kept_ids, batch.kept_log_probs, batch.kept};
+    }
     if (model->teacher) {
         const Pass pass = batch_pass(model->teacher, batch);
         forward_pass(model->teacher, &pass);
@@ -764,7 +785,11 @@ static void choose_matmuls(Model* model) {
     for (int i = 0; i < N; i++) {
         tokens[i] = i % model->cfg.V;
     }
-    const Batch batch = {tokens, tokens, NULL, model->B, model->T, N};
+    Batch batch = {};
+    batch.inputs = batch.targets = tokens;
+    batch.B = model->B;
+    batch.T = model->T;
+    batch.counted = N;
     MicroSteps steps = micro_steps((int64_t)count * ranks * model->B, model->B, ranks);
     for (MicroStep step; micro_steps_next(&steps, &step);) {
         step_results_clear(&model->results);
@@ -893,6 +918,29 @@ static void model_token_losses(Model* model, Batch batch, float* losses, int* is
     wait_for_gpu(model);
 }
 
+// Forward, for --write-logits.
+static void model_top_tokens(Model* model, Batch batch, int k, float temperature, int* ids,
+                             float* log_probs) {
+    const Pass pass = batch_pass(model, model_push(model, batch));
+    const LmHeadGpu head = lm_head(model, &pass);
+    const int Vp = head.weight.OC, most = int_min(head.chunk, head.N);
+    floatX* rounded = (floatX*)check_alloc((size_t)most * Vp, sizeof(floatX), "logits");
+    float* logits = (float*)check_alloc((size_t)most * Vp, sizeof(float), "logits");
+    forward_pass(model, &pass);
+    for (int n = 0; n < head.N; n += most) {
+        const int count = int_min(most, head.N - n);
+        const CrossEntropy of = {count, head.V, Vp, head.softcap, 0};
+        lm_head_logits(&head, n, count);
+        gpu_copy(rounded, head.logits, (size_t)count * Vp * sizeof(floatX), &model->gpu);
+        for (size_t i = 0; i < (size_t)count * Vp; i++) {
+            logits[i] = to_float(rounded[i]);
+        }
+        distill_keep_cpu(ids + (size_t)n * k, log_probs + (size_t)n * k, logits, k, temperature, of);
+    }
+    free(logits);
+    free(rounded);
+}
+
 // Runs a pass of decoding; sets the logits (count, Vp) that follow its last `count` rows.
 static void decode_forward(Model* model, const Pass* pass, int count) {
     const LmHeadGpu head = lm_head(model, pass);
@@ -990,6 +1038,7 @@ static Trainer trainer_open(void) {
     t.access.get_state = model_get_state;
     t.access.set_state = model_set_state;
     t.access.loaded = model_loaded;
+    t.top_tokens = model_top_tokens;
     t.teacher = model_teacher;
     t.checksum = model_checksum;
     t.save_extra = save_matmuls;

@@ -35,6 +35,7 @@ batch that hit it and all later ones have zeros for tokens, and dataloader_error
 #include <stdint.h>
 
 #include "llmc/base/check.h"
+#include "llmc/data/kept_file.h"
 #include "llmc/data/mixture.h"
 
 #ifdef __cplusplus
@@ -49,6 +50,10 @@ typedef struct {
     const int* starts;           // (B, T) start of each token's document in its sequence; or NULL
     int B, T;
     int counted; // number of targets that are not -1
+    // (B, T, kept) tokens that a teacher's file keeps (kept_file.h); kept is 0 without one
+    const int* kept_ids;
+    const float* kept_log_probs;
+    int kept;
 } Batch;
 
 typedef struct {
@@ -58,6 +63,7 @@ typedef struct {
     uint64_t seed;
     int group; // G, for PACK_UNIFORM only
     int rank, num_processes;
+    const KeptFile* kept; // predictions of a teacher for the rows of the only source; NULL: none
 } DataloaderSettings;
 
 // A micro-step of the update that starts at sequence `first`.
@@ -85,6 +91,8 @@ typedef struct {
     int is_full;
 
     int* memory; // inputs, targets and starts of all slots
+    int* kept_ids;
+    float* kept_log_probs; // of all slots
     Batch slot[DATALOADER_SLOTS_];
     pthread_t thread;
     pthread_mutex_t mutex; // guards everything below, and the slots from consumed + 1 to produced
@@ -217,6 +225,17 @@ static void dataloader_read_(void* filling_) {
     }
 }
 
+// Reads the kept tokens of the sequences of a slot, from p on. Sets the error if that fails.
+static void dataloader_read_kept_(Dataloader* loader, Batch* slot, uint64_t p) {
+    const size_t row_kept = (size_t)slot->T * (size_t)slot->kept;
+    uint64_t row;
+    for (int b = 0; b < slot->B && slot->kept > 0 && !loader->error[0]; b++) {
+        dataloader_find_(loader, p + (uint64_t)b, &row);
+        kept_file_read(loader->settings.kept, row, slot->T, (int*)slot->kept_ids + (size_t)b * row_kept,
+                       (float*)slot->kept_log_probs + (size_t)b * row_kept, loader->error);
+    }
+}
+
 // Fills a batch with zeros, a token that every model knows.
 static void dataloader_fill_zeros_(Dataloader* loader, Batch* slot) {
     const size_t bytes = (size_t)slot->B * (size_t)loader->T * sizeof(int);
@@ -286,6 +305,7 @@ static void dataloader_fill_(Dataloader* loader, Batch* slot, DataloaderPlace_ a
     if (result != MAPPED_READ) {
         dataloader_break_(loader, result, where);
     }
+    dataloader_read_kept_(loader, slot, p);
     if (loader->error[0]) {
         dataloader_fill_zeros_(loader, slot);
     }
@@ -342,6 +362,20 @@ static void dataloader_start_(Dataloader* loader) {
 
 // ---- the interface ----
 
+// Allocates memory for the kept tokens of batches of up to `tokens`.
+static void dataloader_open_kept_(Dataloader* loader, size_t tokens) {
+    const int k = (int)loader->settings.kept->header.k;
+    const size_t count = array_bytes(tokens, (size_t)k);
+    const char* what = "kept tokens of batches";
+    loader->kept_ids = (int*)check_alloc(array_bytes(count, DATALOADER_SLOTS_), sizeof(int), what);
+    loader->kept_log_probs = (float*)check_alloc(array_bytes(count, DATALOADER_SLOTS_), sizeof(float), what);
+    for (size_t i = 0; i < DATALOADER_SLOTS_; i++) {
+        loader->slot[i].kept = k;
+        loader->slot[i].kept_ids = loader->kept_ids + i * count;
+        loader->slot[i].kept_log_probs = loader->kept_log_probs + i * count;
+    }
+}
+
 void dataloader_open(Dataloader* loader, const DataSources* sources, DataloaderSettings settings) {
     const int B = settings.B, T = sources->T, arrays = sources->mask == DOCUMENT_MASK_ON ? 3 : 2;
     assert(B > 0 && T > 0 && settings.sequences > 0 && settings.rank >= 0 &&
@@ -358,8 +392,15 @@ void dataloader_open(Dataloader* loader, const DataSources* sources, DataloaderS
         (int*)check_alloc(array_bytes(tokens, (size_t)arrays * DATALOADER_SLOTS_), sizeof(int), "batches");
     for (size_t i = 0; i < DATALOADER_SLOTS_; i++) {
         int* memory = loader->memory + i * (size_t)arrays * tokens;
-        const Batch slot = {memory, memory + tokens, arrays == 3 ? memory + 2 * tokens : NULL, B, T, 0};
+        const Batch slot = {.inputs = memory,
+                            .targets = memory + tokens,
+                            .starts = arrays == 3 ? memory + 2 * tokens : NULL,
+                            .B = B,
+                            .T = T};
         loader->slot[i] = slot;
+    }
+    if (settings.kept) {
+        dataloader_open_kept_(loader, tokens);
     }
     dataloader_start_(loader);
 }
@@ -436,6 +477,8 @@ void dataloader_close(Dataloader* loader) {
     pthread_join(loader->thread, NULL);
     pthread_cond_destroy(&loader->changed);
     pthread_mutex_destroy(&loader->mutex);
+    free(loader->kept_log_probs);
+    free(loader->kept_ids);
     free(loader->memory);
     memset(loader, 0, sizeof(*loader));
 }

@@ -24,6 +24,9 @@ typedef struct {
     int *pinned[BATCH_SLOTS], *staging[BATCH_SLOTS];     // (3, capacity) on the host; on the GPU
     cudaEvent_t arrived[BATCH_SLOTS], used[BATCH_SLOTS]; // copied into staging; staging free again
     int next;                                            // next slot
+    // (capacity, kept) tokens that a teacher's file keeps, and their log-probabilities, on the GPU
+    int* kept_ids;
+    float* kept_log_probs;
 } BatchQueue;
 
 // Opens a queue for batches of up to `capacity` tokens. `gpu` must stay valid.
@@ -87,6 +90,24 @@ static inline void batch_queue_push(BatchQueue* queue, const int* tokens, const 
                                    queue->gpu->stream));
     }
     CUDA_CHECK(cudaEventRecord(queue->used[slot], queue->gpu->stream));
+}
+
+// Opens room for k tokens that a teacher's file keeps for each token.
+static inline void batch_queue_open_kept(BatchQueue* queue, Memory* memory, int k) {
+    const size_t count = queue->capacity * (size_t)k;
+    const char* kind = "scratch: kept tokens";
+    queue->kept_ids = (int*)memory_take(memory, kind, MEMORY_DEVICE, count * sizeof(int));
+    queue->kept_log_probs = (float*)memory_take(memory, kind, MEMORY_DEVICE, count * sizeof(float));
+}
+
+// Sets the kept tokens of the batch that was pushed, and waits for the copy of ordinary memory.
+static inline void batch_queue_push_kept(BatchQueue* queue, const int* ids, const float* log_probs,
+                                         size_t count) {
+    cudaStream_t stream = queue->gpu->stream;
+    CUDA_CHECK(cudaMemcpyAsync(queue->kept_ids, ids, count * sizeof(int), cudaMemcpyHostToDevice, stream));
+    CUDA_CHECK(cudaMemcpyAsync(queue->kept_log_probs, log_probs, count * sizeof(float),
+                               cudaMemcpyHostToDevice, stream));
+    CUDA_CHECK(cudaStreamSynchronize(stream)); // the loader reuses its memory
 }
 
 #endif

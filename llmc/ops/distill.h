@@ -56,6 +56,11 @@ static inline KeptTokens kept_tokens_from(KeptTokens kept, int first) {
     return rows;
 }
 
+// Sets ids and log_probs (N, k) to the k most likely tokens of each row of logits, the most likely
+// first; of equal logits the first token. z_loss is not used.
+void distill_keep_cpu(int* ids, float* log_probs, const float* logits, int k, float temperature,
+                      CrossEntropy of);
+
 // Returns the bytes of memory traffic beside those of cross_entropy_backward.
 static inline double distill_bytes(double N, double V, double element_bytes) {
     return N * V * element_bytes + 4 * N;
@@ -212,6 +217,43 @@ void distill_logits_cpu(float* loss, float* kl, float* logits, float* teacher, i
 }
 
 // ---- kept tokens ----
+
+// Inserts token v, of value y, into a list of `count` tokens in falling order, of which at most k
+// stay. Returns the new count.
+static int distill_insert_(int* ids, float* values, int count, int k, int v, float y) {
+    int at = count < k ? count : k - 1;
+    if (count == k && !(y > values[k - 1])) {
+        return count;
+    }
+    for (; at > 0 && y > values[at - 1]; at--) {
+        ids[at] = ids[at - 1];
+        values[at] = values[at - 1];
+    }
+    ids[at] = v;
+    values[at] = y;
+    return count < k ? count + 1 : k;
+}
+
+void distill_keep_cpu(int* ids, float* log_probs, const float* logits, int k, float temperature,
+                      CrossEntropy of) {
+#pragma omp parallel for schedule(static)
+    for (int n = 0; n < of.N; n++) {
+        const float* row = logits + (size_t)n * of.Vp;
+        float* values = log_probs + (size_t)n * k;
+        double sum = 0;
+        int count = 0;
+        for (int v = 0; v < of.V; v++) {
+            count = distill_insert_(ids + (size_t)n * k, values, count, k, v, row[v]);
+        }
+        const float most = cross_entropy_cap(values[0], of.softcap);
+        for (int v = 0; v < of.V; v++) {
+            sum += expf((cross_entropy_cap(row[v], of.softcap) - most) / temperature);
+        }
+        for (int i = 0; i < k; i++) {
+            values[i] = (cross_entropy_cap(values[i], of.softcap) - most) / temperature - (float)log(sum);
+        }
+    }
+}
 
 // Returns the sum of the kept probabilities.
 static float distill_kept_sum_(const float* log_probs, int k) {

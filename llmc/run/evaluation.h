@@ -219,7 +219,8 @@ static size_t evaluation_least_(size_t a, size_t b) { return a < b ? a : b; }
 // Evaluates the rows [first, end) of a task: this rank's micro-batch, which may be empty.
 static void evaluation_rows_(Evaluation* e, const EvaluationRun* run, const Task* task, size_t first,
                              size_t end) {
-    const Batch batch = {e->inputs, e->targets, e->starts, (int)(end - first), e->T, 0};
+    const Batch batch = {
+        .inputs = e->inputs, .targets = e->targets, .starts = e->starts, .B = (int)(end - first), .T = e->T};
     int* is_top = task->kind == TASK_CONTINUATION ? e->is_top : NULL;
     const size_t T = (size_t)e->T;
     for (size_t row = first; row < end; row++) {

@@ -206,6 +206,10 @@ static void start_open_state_(Run* run) {
 static void start_open_teacher_(Run* run) {
     char words[32];
     Model* teacher = run->trainer->teacher(run->model);
+    if (run->settled.kept > 0) {
+        run->state.teacher = run->data.kept.header.checksum;
+        resume_check_teacher(&run->resume, &run->settled.options, stdout, run->state.teacher);
+    }
     if (!teacher) {
         return;
     }
@@ -222,6 +226,45 @@ static void start_open_teacher_(Run* run) {
     snprintf(words, sizeof(words), "%016llx", (unsigned long long)run->state.teacher);
     comm_agree(&run->comm, "the parameters of the teacher (checksum)", run->state.teacher, words);
     resume_check_teacher(&run->resume, &run->settled.options, stdout, run->state.teacher);
+}
+
+// Writes the predictions of the model for all sequences of the training data.
+static void start_write_logits_(Run* run) {
+    const Options* o = &run->settled.options;
+    const size_t tokens = (size_t)o->batch * (size_t)o->seq_len, k = (size_t)o->write_logits;
+    KeptHeader header = run_data_kept_header(&run->data, o);
+    DataloaderSettings in_order;
+    Dataloader loader;
+    FileWriter file;
+    int* ids = (int*)check_alloc(array_bytes(tokens, k), sizeof(int), "kept tokens");
+    float* log_probs = (float*)check_alloc(array_bytes(tokens, k), sizeof(float), "kept tokens");
+    memset(&in_order, 0, sizeof(in_order));
+    header.k = (uint32_t)k;
+    header.teacher = run->trainer->checksum(run->model);
+    header = kept_header(header);
+    in_order.B = o->batch;
+    in_order.sequences = (int64_t)header.rows;
+    in_order.group = 1;
+    in_order.num_processes = 1;
+    kept_file_create(&file, o->teacher_logits, &header);
+    dataloader_open(&loader, &run->data.train, in_order);
+    for (uint64_t row = 0; row < header.rows;) {
+        const Batch batch = dataloader_next(&loader);
+        log_progress(&run->log, 0, "writing predictions", (int64_t)row, (int64_t)header.rows);
+        CHECK(!dataloader_error(&loader), "%s", dataloader_error(&loader));
+        CHECK(!signals_stop(), "%s: stopped by a signal; it is not complete", o->teacher_logits);
+        run->trainer->top_tokens(run->model, batch, o->write_logits, o->distill_temperature, ids, log_probs);
+        for (int b = 0; b < batch.B; b++, row++) {
+            const size_t at = (size_t)b * (size_t)batch.T * k;
+            kept_file_put(&file, &header, ids + at, log_probs + at, batch.T);
+        }
+    }
+    dataloader_close(&loader);
+    file_commit(&file);
+    printable_line(stdout, "wrote %s: %llu sequences, %zu tokens each", o->teacher_logits,
+                   (unsigned long long)header.rows, k);
+    free(log_probs);
+    free(ids);
 }
 
 static void start_open_log_(Run* run) {
@@ -297,6 +340,9 @@ void run_begin(Run* run, Model* model) {
     start_open_state_(run);
     start_open_teacher_(run);
     start_open_log_(run);
+    if (run->settled.options.write_logits) {
+        start_write_logits_(run);
+    }
 }
 
 static void start_close_training_(Run* run) {

@@ -87,6 +87,9 @@ typedef struct {
 
     ModelAccess access; // load_save.h
 
+    // Sets the k most likely tokens after each token of a batch, and their log-probabilities at a
+    // temperature, (B T, k).
+    void (*top_tokens)(Model* model, Batch batch, int k, float temperature, int* ids, float* log_probs);
     // Returns the teacher of a model; NULL: none.
     Model* (*teacher)(Model* model);
     // Returns a checksum of the parameters that all ranks have.

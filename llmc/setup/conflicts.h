@@ -165,15 +165,49 @@ void setup_check_quantize(const Settled* s) {
 static void setup_check_teacher_options_(const Options* o) {
     static const char* const names[] = {"teacher-quantize", "distill-weight", "distill-temperature"};
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-        if (options_changed(o, names[i])) {
+        if (options_changed(o, names[i]) && (i == 0 || !o->teacher_logits[0])) {
             die_usage("--%s needs a teacher: --teacher PATH", names[i]);
         }
+    }
+}
+
+// Refuses --write-logits and --teacher-logits where rows of the data have no fixed place in a file.
+static void setup_check_kept_(const Settled* s) {
+    const Options* o = &s->options;
+    if (o->write_logits && (!o->teacher_logits[0] || !o->model[0] || options_model_size(o))) {
+        die_usage("--write-logits %d needs a trained model, --model PATH, and a file, --teacher-logits FILE",
+                  o->write_logits);
+    }
+    if (o->write_logits > s->cfg.V) {
+        die_usage("--write-logits %d; wanted at most the vocabulary of %d", o->write_logits, s->cfg.V);
+    }
+    if (!o->train_data[0] || strchr(o->train_data, ':')) {
+        die_usage("--teacher-logits %s needs --train-data of one source; this run has %s", o->teacher_logits,
+                  o->train_data[0] ? o->train_data : "the built-in stories");
+    }
+    if (o->seq_len_schedule[0]) {
+        die_usage("--teacher-logits %s, --seq-len-schedule %s; wanted sequences of one length",
+                  o->teacher_logits, o->seq_len_schedule);
+    }
+    if (o->write_logits && s->ranks.size > 1) {
+        die_usage("--write-logits %d, %d processes; wanted one", o->write_logits, s->ranks.size);
+    }
+    if (s->use != USE_TRAIN && !o->write_logits) {
+        die_usage("--teacher-logits %s is for training; this run only evaluates or converts",
+                  o->teacher_logits);
     }
 }
 
 void setup_check_teacher(const Settled* s) {
     const Options* o = &s->options;
     const ModelConfig teacher = s->teacher;
+    if (o->teacher[0] && o->teacher_logits[0]) {
+        die_usage("--teacher %s, --teacher-logits %s; wanted only one of them", o->teacher,
+                  o->teacher_logits);
+    }
+    if (o->teacher_logits[0] || o->write_logits) {
+        setup_check_kept_(s);
+    }
     if (!settled_has_teacher(s)) {
         setup_check_teacher_options_(o);
         return;

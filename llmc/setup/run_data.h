@@ -20,6 +20,7 @@ If a --model directory has a tokenizer's files, they are the default of --tokeni
 
 #include "llmc/model/presets.h"
 #include "llmc/data/dataloader.h"
+#include "llmc/data/kept_file.h"
 #include "llmc/data/mixture.h"
 #include "llmc/data/stories.h"
 #include "llmc/setup/options.h"
@@ -62,6 +63,7 @@ typedef struct {
     float* val_nats; // entropy of each validation token, in nats
     // passes over the training data that the run makes; 0: unknown, or the data are endless
     double epochs;
+    KeptFile kept; // --teacher-logits of a run that reads it; k is 0 without one
 } RunData;
 
 // Returns true if the run has data to train on or to validate with.
@@ -121,6 +123,12 @@ double run_data_target_bytes(const RunData* data, const int* targets, size_t cou
 // Opens the data, and decides --steps and --epochs from the batch sizes. With --plan and
 // --print-config the data may stay unknown (data->is_unknown); then --steps is unchanged.
 void run_data_open(RunData* data, Options* options);
+
+// Returns everything that a file of --teacher-logits depends on, but for k and the teacher.
+KeptHeader run_data_kept_header(const RunData* data, const Options* options);
+
+// Opens --teacher-logits, which must fit the data; after run_data_open. Returns its k.
+int run_data_open_kept(RunData* data, const Options* options);
 
 // Opens text or shards as tokens of the run, after run_data_open. `data` and `list` must outlive
 // `sources`.
@@ -655,6 +663,27 @@ void run_data_open(RunData* data, Options* options) {
     }
 }
 
+KeptHeader run_data_kept_header(const RunData* data, const Options* options) {
+    KeptHeader header;
+    memset((void*)&header, 0, sizeof(header));
+    header.V = (uint32_t)options->vocab_size;
+    header.T = (uint32_t)options->seq_len;
+    header.pack = (uint32_t)options->pack;
+    header.mask = (uint32_t)options->doc_mask;
+    header.temperature = options->distill_temperature;
+    header.rows = data->train.source[0].rows.count;
+    header.data = data->train.fingerprint;
+    header.tokenizer = data->has_tokenizer ? tokenizer_checksum(&data->tokenizer) : 0;
+    return header;
+}
+
+int run_data_open_kept(RunData* data, const Options* options) {
+    const KeptHeader wanted = run_data_kept_header(data, options);
+    kept_file_open(&data->kept, options->teacher_logits);
+    kept_file_check(&data->kept, &wanted);
+    return (int)data->kept.header.k;
+}
+
 void run_data_open_text(DataSources* sources, const RunData* data, const Options* options, const char* list) {
     char directory[PATH_MAX] = "";
     RunData text = *data;
@@ -713,9 +742,9 @@ static void run_data_print_batches_(const Settled* s) {
 void run_data_open_loaders(Dataloader* train, Dataloader* val, const RunData* data, const Settled* s) {
     const Options* options = &s->options;
     const int group = s->sequences < DATALOADER_GROUP ? (int)s->sequences : DATALOADER_GROUP;
-    const DataloaderSettings settings = {options->batch, s->sequences, (Shuffle)options->shuffle,
-                                         options->seed,  group,        s->ranks.rank,
-                                         s->ranks.size};
+    const DataloaderSettings settings = {
+        options->batch, s->sequences,  (Shuffle)options->shuffle,       options->seed, group,
+        s->ranks.rank,  s->ranks.size, s->kept > 0 ? &data->kept : NULL};
     dataloader_open(train, &data->train, settings);
     run_data_open_validation_(val, data, s);
     run_data_print_batches_(s);
@@ -770,6 +799,7 @@ double run_data_floor(const RunData* data, int64_t sequences) {
 }
 
 void run_data_close(RunData* data) {
+    kept_file_close(&data->kept);
     mixture_close(&data->val);
     mixture_close(&data->train);
     if (data->has_tokenizer) {

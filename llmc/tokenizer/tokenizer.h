@@ -18,6 +18,7 @@ kind is gpt2, with the same ids. Words have a tokenizer.json of their own (word_
 #define LLMC_TOKENIZER_H
 
 #include <stddef.h>
+#include <stdint.h>
 
 #include "llmc/tokenizer/bpe.h"
 #include "llmc/tokenizer/bpe_encode.h"
@@ -95,6 +96,9 @@ size_t tokenizer_most_ids(const Tokenizer* tokenizer, size_t bytes);
 // True if two tokenizers have the same tokens under the same ids.
 int tokenizer_is_same(const Tokenizer* a, const Tokenizer* b);
 
+// Returns a checksum of all tokens in the order of their ids.
+uint64_t tokenizer_checksum(const Tokenizer* tokenizer);
+
 // True if a tokenizer has further ids after those of `old`, which have the same tokens, and `old`
 // can encode text. Both were read from files.
 int tokenizer_extends(const Tokenizer* tokenizer, const Tokenizer* old);
@@ -129,6 +133,7 @@ size_t tokenizer_encode(const Tokenizer* tokenizer, const char* text, size_t byt
 
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
+#include "llmc/base/xxh64.h"
 #include "llmc/tokenizer/bpe_files.h"
 
 static TokenizerExcerpt tokenizer_excerpt_(const char* text, size_t bytes) {
@@ -302,6 +307,17 @@ static int tokenizer_is_same_to_(const Tokenizer* a, const Tokenizer* b, int ids
         same = length_a == length_b && memcmp(text_a, text_b, (size_t)length_a) == 0;
     }
     return same;
+}
+
+uint64_t tokenizer_checksum(const Tokenizer* tokenizer) {
+    uint64_t sums[2] = {0, 0};
+    for (int id = 0; id < tokenizer->vocab_size; id++) {
+        int length;
+        const char* bytes = tokenizer_decode(tokenizer, id, &length);
+        sums[1] = xxh64(bytes, (size_t)length);
+        sums[0] = xxh64(sums, sizeof(sums));
+    }
+    return sums[0];
 }
 
 int tokenizer_is_same(const Tokenizer* a, const Tokenizer* b) {

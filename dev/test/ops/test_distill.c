@@ -185,6 +185,25 @@ TEST(own_teacher) {
     ops_close("own teacher");
 }
 
+// The most likely tokens in falling order, the first of equals, with probabilities of all.
+TEST(keep) {
+    enum { N = 2, V = 6, Vp = 8, K = 3 };
+    const float logits[N * Vp] = {1, 3, 2, 3, -1, 0, 99, 99, 5, 5, 5, 5, 5, 5, 99, 99};
+    const int want[N * K] = {1, 3, 2, 0, 1, 2};
+    double wide[N * Vp], all[N * V];
+    float log_probs[N * K];
+    int ids[N * K];
+    for (int i = 0; i < N * Vp; i++) {
+        wide[i] = logits[i];
+    }
+    ref_log_probs(all, wide, 4, 2, N, V, Vp);
+    distill_keep_cpu(ids, log_probs, logits, K, 2, (CrossEntropy){N, V, Vp, 4, 0});
+    for (int i = 0; i < N * K; i++) {
+        EXPECT(ids[i] == want[i], "token %d is %d, wanted %d", i, ids[i], want[i]);
+        EXPECT_NEAR(log_probs[i], all[i / K * V + want[i]], 1e-6, "log-probability %d", i);
+    }
+}
+
 TEST(distill_threads) {
     const int kept[] = {0, 9};
     for (int i = 0; i < 2; i++) {
