@@ -55,6 +55,7 @@ void setup_check_optimizer(const Settled* s);
 #include <string.h>
 
 #include "llmc/base/check.h"
+#include "llmc/base/file.h"
 #include "llmc/formats/gguf.h"
 #include "llmc/formats/hf_config.h"
 #include "llmc/formats/llmc_bin.h"
@@ -178,6 +179,9 @@ static void setup_check_kept_(const Settled* s) {
         die_usage("--write-logits %d needs a trained model, --model PATH, and a file, --teacher-logits FILE",
                   o->write_logits);
     }
+    CHECK(!o->write_logits || !file_exists(o->teacher_logits),
+          "%s: exists; --write-logits overwrites nothing: wanted another --teacher-logits, or remove it",
+          o->teacher_logits);
     if (o->write_logits > s->cfg.V) {
         die_usage("--write-logits %d; wanted at most the vocabulary of %d", o->write_logits, s->cfg.V);
     }

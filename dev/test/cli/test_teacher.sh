@@ -121,6 +121,7 @@ bad 2 "needs --train-data of one source; this run has the built-in stories" "${s
 bad 2 "--write-logits 5 needs a trained model" "${bytes[@]}" --write-logits 5
 bad 2 "--write-logits 300: wanted 0 to 256" "${keep[@]}" --write-logits 300
 bad 1 "none: " "${reads[@]}" --teacher-logits none
+bad 1 "numbers.txt: exists; --write-logits overwrites nothing" --model speller --teacher-logits numbers.txt "${bytes[@]}" --write-logits 8
 head -c 1000 file >short
 bad 1 "short: 1000 bytes, wanted " "${reads[@]}" --teacher-logits short
 good "other predictions" --model of_teacher --teacher-logits other --distill-temperature 2 "${bytes[@]}" --write-logits 8
