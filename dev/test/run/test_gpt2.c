@@ -1126,7 +1126,7 @@ static void test_decoded_experts(ModelConfig cfg, MatmulPrecision matmul, Quanti
     EXPECT_NEAR(relative_error(model_prefill(&model, 0, b.tokens, COUNT), want, V), 0, tolerance,
                 "prefill, matmuls %d, quantize %d", (int)matmul, (int)quantize);
     model_prefill(&model, 1, b.tokens, 3);
-    for (int t = 3; t < COUNT; t++) { // two texts: of the same tokens, and of one token again and again
+    for (int t = 3; t < COUNT; t++) { // a second text repeats one token
         const int ids[2] = {b.tokens[0], b.tokens[t]}, positions[2] = {t, t};
         const float* logits = model_decode(&model, ids, positions, 2);
         if (t == COUNT - 1) {

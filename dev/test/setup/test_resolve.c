@@ -322,9 +322,11 @@ static void test_experts(void) {
     model = sizes_of(ARCH_GLM4MOE);
     model.E = 8, model.E_used = 4, model.F = model.Fs = 128;
     expect_architecture("--arch glm4moe --experts-used 4", model);
-    model.Fs = 0;
-    expect_architecture("--arch glm4moe --experts-used 4 --shared-hidden 0", model);
 
+    expect_refused(TEXT "--arch mixtral --channels 64 --hidden 40 --matmul bf16", 2,
+                   "a matrix of an expert has 40 rows or columns, wanted a multiple of 32");
+    expect_refused(TEXT "--arch glm4moe --experts-used 4 --shared-hidden 0", 2,
+                   "transformers wants two experts or more in glm4moe, and one that all tokens take");
     expect_refused(TEXT "--experts 4", 2, "--experts has no meaning with --arch gpt2|mixtral");
     expect_refused(TEXT "--arch llama --experts-used 4", 2,
                    "--experts-used has no meaning with --arch llama|mixtral");
