@@ -22,6 +22,7 @@ OUT = Path(__file__).parent / "fixtures" / "models"
 B, T = 2, 13
 SIZES = dict(vocab_size=61, hidden_size=24, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=2, max_position_embeddings=128, bos_token_id=60, eos_token_id=60)
+WIDE = dict(hidden_size=32, intermediate_size=32)  # matrices of experts have multiples of 32 in bf16
 LLAMA3 = dict(rope_type="llama3", rope_theta=10000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
               original_max_position_embeddings=64)
 
@@ -41,15 +42,16 @@ MODELS = {
     "arcee": (transformers.ArceeConfig, dict(head_dim=8, rope_parameters=dict(rope_type="linear", rope_theta=10000.0, factor=2.0)),
               torch.float32, "5GB"),
     "nanochat": (transformers.NanoChatConfig, dict(head_dim=8), torch.float32, "5GB"),
-    "mixtral": (transformers.MixtralConfig, dict(head_dim=8, sliding_window=5, num_local_experts=4,
-                                                 num_experts_per_tok=2), torch.bfloat16, "5GB"),
-    "qwen3moe": (transformers.Qwen3MoeConfig, dict(head_dim=8, moe_intermediate_size=16, num_experts=4,
-                                                   num_experts_per_tok=3, norm_topk_prob=True), torch.float32, "20KB"),
-    "olmoe": (transformers.OlmoeConfig, dict(intermediate_size=16, num_experts=4, num_experts_per_tok=2),
-              torch.float32, "5GB"),
-    "glm4moe": (transformers.Glm4MoeConfig, dict(head_dim=8, moe_intermediate_size=16, n_routed_experts=4, n_shared_experts=2,
-                                                 num_experts_per_tok=2, routed_scaling_factor=1.5, first_k_dense_replace=0,
-                                                 attention_bias=True, use_qk_norm=True), torch.float32, "5GB"),
+    "mixtral": (transformers.MixtralConfig, WIDE | dict(sliding_window=5, num_local_experts=4, num_experts_per_tok=2),
+                torch.bfloat16, "5GB"),
+    "qwen3moe": (transformers.Qwen3MoeConfig, WIDE | dict(head_dim=16, moe_intermediate_size=32, num_experts=4,
+                                                          num_experts_per_tok=3, norm_topk_prob=True),
+                 torch.float32, "80KB"),
+    "olmoe": (transformers.OlmoeConfig, WIDE | dict(num_experts=4, num_experts_per_tok=2), torch.float32, "5GB"),
+    "glm4moe": (transformers.Glm4MoeConfig,
+                WIDE | dict(head_dim=8, moe_intermediate_size=32, n_routed_experts=4, n_shared_experts=2,
+                            num_experts_per_tok=2, routed_scaling_factor=1.5, first_k_dense_replace=0,
+                            attention_bias=True, use_qk_norm=True), torch.float32, "5GB"),
 }
 
 

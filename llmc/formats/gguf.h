@@ -10,8 +10,8 @@ gguf.h -- writes a model as one GGUF file (version 3), the format of llama.cpp a
 The matrices of a layer's experts are one tensor of three dimensions.
 
 Little endian. Matrices have the requested type; vectors, routers and position embeddings stay fp32,
-as their readers want them. A finite number that would become infinite in the file is an error. Q8_0 is made
-of q8.h's blocks; matrices whose rows are not whole blocks are fp16 instead.
+as their readers want them. A finite number that would become infinite in the file is an error. Q8_0
+is made of q8.h's blocks; matrices whose rows are not whole blocks are fp16 instead.
 
 A tokenizer of bytes becomes a BPE without merges. A model without a BPE tokenizer gets "no_vocab":
 its tokens are only numbers, and llama.cpp can neither read nor print text with it.

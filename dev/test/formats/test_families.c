@@ -172,7 +172,7 @@ TEST(read_in_parts) {
         hf_model_open(&model, family.path, family.cfg, family.cfg.arch);
         for (int g = 0; g < model_groups(family.cfg); g++) {
             const size_t at = tensor_group_offset_bytes(family.rows, g) / sizeof(float);
-            const size_t elements = 20000;
+            const size_t elements = 50000; // more than a group has
             float* group = (float*)check_alloc(elements, sizeof(float), "group");
             for (size_t first = 0; first < elements; first += 777) {
                 memset(group, 0x55, elements * sizeof(float));
