@@ -3,12 +3,17 @@ initial_weights.h -- the weights that a model starts with.
 
 They are random, or come from a Hugging Face directory (a checkpoint is one) or an llm.c file. They
 are read one group of parameters (model.h) at a time, so that a rank needs memory for one group.
+
+A model with experts may come from the files of a dense one (upcycling): each expert gets the MLP of
+the files, and routers are random. As the weights of a token's experts add up to 1, the new model
+computes what the dense one does. Komatsuzaki et al., "Sparse Upcycling", 2023.
 */
 #ifndef LLMC_INITIAL_WEIGHTS_H
 #define LLMC_INITIAL_WEIGHTS_H
 
 #include <stdint.h>
 
+#include "llmc/formats/hf_config.h"
 #include "llmc/formats/hf_model.h"
 #include "llmc/formats/llmc_bin.h"
 #include "llmc/model/model.h"
@@ -27,8 +32,8 @@ typedef struct {
     LlmcBin bin;
 } FirstWeights;
 
-// Opens the weights in `path`, which have the configuration `cfg`. NULL: random weights, which
-// depend only on the seed.
+// Opens the weights in `path`, which have the configuration `cfg`, or are those of a dense model
+// that it comes from. NULL: random weights. These depend only on the seed.
 void weights_open(FirstWeights* w, ModelConfig cfg, const char* path, uint64_t seed);
 
 // Sets the tensors of group g, as fp32, in memory that has only this group, laid out by `rows`.
@@ -53,9 +58,18 @@ void weights_open(FirstWeights* w, ModelConfig cfg, const char* path, uint64_t s
     w->cfg = cfg;
     w->seed = seed;
     if (w->kind == WEIGHTS_DIRECTORY) {
-        hf_model_open(&w->model, path, cfg, cfg.arch);
+        hf_model_open(&w->model, path, cfg, hf_config_read(path).arch);
     } else if (w->kind == WEIGHTS_FILE) {
         llmc_bin_open(&w->bin, path);
+    }
+}
+
+// Sets the routers of a model that comes from the files of a dense one.
+static void weights_random_routers_(const FirstWeights* w, const TensorRow* rows, int g, void* group) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS && w->model.arch != w->cfg.arch; i++) {
+        if (rows[i].kind == KIND_ROUTER && tensor_is_in_group(&rows[i], g)) {
+            model_random_row(&rows[i], w->cfg, w->seed, g, group);
+        }
     }
 }
 
@@ -66,6 +80,7 @@ void weights_read_part(FirstWeights* w, const TensorRow* rows, int g, size_t fir
         break;
     case WEIGHTS_DIRECTORY:
         hf_model_read(&w->model, rows, g, first, end, group);
+        weights_random_routers_(w, rows, g, group);
         break;
     case WEIGHTS_FILE:
         llmc_bin_read(&w->bin, rows, g, group);

@@ -69,8 +69,8 @@ typedef struct {
 } HfModel;
 
 // Opens the model of a directory with the configuration `cfg`. All tensors must exist, and no
-// others. The files have the tensors of `arch`: that of `cfg`, or the one that it is upcycled from
-// (upcycle.h); then each expert gets the MLP of the files, and the routers are not set.
+// others. The files have the tensors of `arch`: that of `cfg`, or a dense one; then each expert
+// gets the MLP of the files, and routers are not set.
 void hf_model_open(HfModel* model, const char* directory, ModelConfig cfg, Arch arch);
 
 // Sets elements [first, end) of group g, as far as tensors cover them, in memory that has only this

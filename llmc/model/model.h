@@ -695,22 +695,26 @@ static inline float model_initial_value(const TensorRow* row, ModelConfig cfg, u
     return (float)(rand_normal(seed, row->stream, index) * std);
 }
 
-// Sets the parameters of group g of a new model, in fp32; `group` is laid out by the rows.
+// Sets a parameter of group g of a new model, in fp32; `group` is laid out by the rows.
+static inline void model_random_row(const TensorRow* row, ModelConfig cfg, uint64_t seed, int g,
+                                    void* group) {
+    float* tensor = (float*)tensor_in_group(row, group);
+#pragma omp parallel for schedule(static)
+    for (size_t r = 0; r < row->rows; r++) {
+        for (size_t c = 0; c < row->cols; c++) {
+            tensor[r * row->cols + c] = model_initial_value(row, cfg, seed, model_group_layer(cfg, g), r, c);
+        }
+    }
+}
+
+// Sets all parameters of group g of a new model.
 static inline void model_random_group(const TensorRow rows[MODEL_PARAMETER_ROWS], ModelConfig cfg,
                                       uint64_t seed, int g, void* group) {
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         const TensorRow* row = &rows[i];
         assert(row->element_bytes == sizeof(float));
-        if (!tensor_is_in_group(row, g)) {
-            continue;
-        }
-        float* tensor = (float*)tensor_in_group(row, group);
-#pragma omp parallel for schedule(static)
-        for (size_t r = 0; r < row->rows; r++) {
-            for (size_t c = 0; c < row->cols; c++) {
-                tensor[r * row->cols + c] =
-                    model_initial_value(row, cfg, seed, model_group_layer(cfg, g), r, c);
-            }
+        if (tensor_is_in_group(row, g)) {
+            model_random_row(row, cfg, seed, g, group);
         }
     }
 }

@@ -82,10 +82,23 @@ static ModelConfig settle_unnamed_(const Options* o, int V) {
     return model_preset_config(&sizes, V);
 }
 
+// Refuses layers with different windows in an architecture that has the same in all.
+static void settle_check_same_windows_(ModelConfig dense, Arch arch) {
+    for (int l = 1; l < dense.L; l++) {
+        if (model_window(dense, l) != model_window(dense, 0)) {
+            die_usage(
+                "--experts: layers 0 and %d of the model have different windows; wanted the same in all "
+                "layers, as %s has them",
+                l, model_architecture(arch)->word);
+        }
+    }
+}
+
 // Returns a dense model with --experts, each of which starts as a copy of its MLP.
 static ModelConfig settle_upcycled_(const Options* o, ModelConfig dense) {
     const Arch arch = model_arch_with_experts(dense.arch);
     if (dense.E == 0 && o->experts != OPTION_AUTO && arch != dense.arch) {
+        settle_check_same_windows_(dense, arch);
         dense.arch = arch;
         dense.E = o->experts;
     }

@@ -43,4 +43,22 @@ while read -r model loss norm; do
     numbers "$model" "$loss" "$norm" 2e-2 --matmul bf16
 done < <(grep -v '^#' "$fixtures/losses.txt")
 
+# A dense model with --experts starts with its loss, and saves a model of experts.
+while read -r model arch; do
+    rm -rf out saved
+    dense=$(sed -n "s/^$model \([^ ]*\).*/\1/p" "$fixtures/losses.txt")
+    runs "$model: upcycled" --model "$fixtures/$model" --experts 4 --experts-used 2 "${data[@]}" --steps 1 --samples 0 \
+        --matmul fp32 --out out
+    near "$model: loss of the upcycled model" "$(value train 1 loss)" "$dense" 2e-6
+    check "$model becomes a $arch" grep -q "\"model_type\": \"$arch\"" out/step_00000001/config.json
+    trained=$(value val 1 loss)
+    mv out saved
+    runs "$model: the upcycled checkpoint" --model saved "${data[@]}" --steps 0 --samples 0 --matmul fp32 --save-every 0 \
+        --out out
+    check "$model: the checkpoint's loss is that of the run, $trained" [ "$(value val 0 loss)" = "$trained" ]
+done <<'EOF'
+llama mixtral
+qwen3_tied qwen3_moe
+EOF
+
 check_done

@@ -193,3 +193,48 @@ TEST(read_in_parts) {
         free(family.memory);
     }
 }
+
+// ---- experts from a dense model ----
+
+// Each expert has the dense model's MLP, routers differ from layer to layer, and everything else is
+// the same; the weights of a token's experts add up to 1, so the loss is the dense one's.
+static void test_upcycled(const char* name, Arch arch) {
+    Family dense = family_open(name), sparse = dense;
+    double losses[2];
+    int tokens[SEQUENCES * TOKENS + 1];
+    sparse.cfg.arch = arch, sparse.cfg.E = 3, sparse.cfg.E_used = 2;
+    sparse.memory =
+        (float*)check_alloc(model_parameter_rows_of(sparse.rows, sparse.cfg, sizeof(float)), 1, name);
+    whole_model_read(dense.path, sparse.cfg, sparse.rows, sparse.memory);
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        const size_t of_dense = tensor_layer_elements(&dense.rows[i]);
+        for (size_t k = 0; k < tensor_elements(&sparse.rows[i]); k++) {
+            const size_t all = tensor_layer_elements(&sparse.rows[i]), l = k / all;
+            const float x = *(const float*)test_element(&sparse.rows[i], sparse.memory, k);
+            const int is_router = sparse.rows[i].kind == KIND_ROUTER;
+            EXPECT(is_router
+                       ? x != 0 && x != ((float*)tensor_at_layer(&sparse.rows[i], sparse.memory, !l))[k % all]
+                       : x == *(const float*)test_element(&dense.rows[i], dense.memory,
+                                                          l * of_dense + k % all % of_dense),
+                   "%s: %s, element %zu", name, sparse.rows[i].name, k);
+        }
+    }
+    for (int i = 0; i < SEQUENCES * TOKENS + 1; i++) {
+        tokens[i] = (7 * i + 3) % dense.cfg.V;
+    }
+    for (int i = 0; i < 2; i++) {
+        RefModel model;
+        reference_open(&model, i ? &sparse : &dense);
+        losses[i] = ref_model_forward(&model, tokens, tokens + 1, NULL);
+        ref_model_close(&model);
+    }
+    EXPECT_NEAR(losses[1], losses[0], 1e-13 * losses[0], "%s: loss", name); // of float64
+    free(dense.memory);
+    free(sparse.memory);
+}
+
+TEST(upcycled) {
+    test_upcycled("llama", ARCH_MIXTRAL);
+    test_upcycled("mistral", ARCH_MIXTRAL);
+    test_upcycled("qwen3_tied", ARCH_QWEN3MOE);
+}
