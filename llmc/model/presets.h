@@ -19,21 +19,18 @@ typedef struct {
     int L, C, NH, KV, HS, F, max_T, V, has_head;
     float norm_eps, rope_base, softcap;
     RopeScaling scaling;
+    int E, E_used;
 } ModelPreset;
 
 static inline const ModelPreset* model_presets(int* count) {
 #define GPT_(name, L, C, NH, max_T)                                                                          \
-    {                                                                                                        \
-        name, ARCH_GPT2, L, C, NH, 0, 0, 0, max_T, 0, 0, 0, 0, 0, { ROPE_PLAIN, 0, 0, 0, 0 }                 \
-    }
+    { name, ARCH_GPT2, L, C, NH, 0, 0, 0, max_T, 0, 0, 0, 0, 0, {ROPE_PLAIN, 0, 0, 0, 0}, 0, 0 }
 #define MODEL_(name, arch, L, C, NH, KV, HS, F, max_T, V, has_head, eps, base)                               \
-    {                                                                                                        \
-        name, arch, L, C, NH, KV, HS, F, max_T, V, has_head, eps, base, 0, { ROPE_PLAIN, 0, 0, 0, 0 }        \
-    }
+    { name, arch, L, C, NH, KV, HS, F, max_T, V, has_head, eps, base, 0, {ROPE_PLAIN, 0, 0, 0, 0}, 0, 0 }
+#define EXPERTS_(name, arch, L, C, NH, KV, HS, F, E, E_used, max_T, V, has_head, eps, base)                  \
+    { name, arch, L, C, NH, KV, HS, F, max_T, V, has_head, eps, base, 0, {ROPE_PLAIN, 0, 0, 0, 0}, E, E_used }
 #define NANOCHAT_(name, L, C, NH, max_T, V)                                                                  \
-    {                                                                                                        \
-        name, ARCH_NANOCHAT, L, C, NH, 0, 0, 0, max_T, V, 1, 1e-6f, 1e4f, 15, { ROPE_PLAIN, 0, 0, 0, 0 }     \
-    }
+    { name, ARCH_NANOCHAT, L, C, NH, 0, 0, 0, max_T, V, 1, 1e-6f, 1e4f, 15, {ROPE_PLAIN, 0, 0, 0, 0}, 0, 0 }
     // clang-format off
     static const ModelPreset models[] = {
         GPT_("gpt2:d6",      6,   384,  6, 1024), GPT_("gpt2:d12",    12,   768, 12, 1024), // d12: GPT-2 124M
@@ -53,13 +50,18 @@ static inline const ModelPreset* model_presets(int* count) {
         MODEL_("llama:360m", ARCH_LLAMA,  32,  960, 15, 5,   0, 2560,   8192,  49152, 0, 1e-5f, 1e5f),
         MODEL_("llama:1.1b", ARCH_LLAMA,  22, 2048, 32, 4,   0, 5632,   2048,  32000, 1, 1e-5f, 1e4f), // TinyLlama
         {"llama:1b",         ARCH_LLAMA,  16, 2048, 32, 8,   0, 8192, 131072, 128256, 0, 1e-5f, 5e5f, 0,
-         {ROPE_LLAMA3, 32, 1, 4, 8192}},                                                               // Llama 3.2
+         {ROPE_LLAMA3, 32, 1, 4, 8192}, 0, 0},                                                             // Llama 3.2
         MODEL_("qwen2:0.5b", ARCH_QWEN2,  24,  896, 14, 2,   0, 4864,  32768, 151936, 0, 1e-6f, 1e6f),
         MODEL_("qwen2:1.5b", ARCH_QWEN2,  28, 1536, 12, 2,   0, 8960,  32768, 151936, 0, 1e-6f, 1e6f),
         MODEL_("qwen2:3b",   ARCH_QWEN2,  36, 2048, 16, 2,   0, 11008, 32768, 151936, 0, 1e-6f, 1e6f),
         MODEL_("qwen2:7b",   ARCH_QWEN2,  28, 3584, 28, 4,   0, 18944, 32768, 152064, 1, 1e-6f, 1e6f),
         MODEL_("qwen3:0.6b", ARCH_QWEN3,  28, 1024, 16, 8, 128, 3072,  40960, 151936, 0, 1e-6f, 1e6f),
         MODEL_("qwen3:1.7b", ARCH_QWEN3,  28, 2048, 16, 8, 128, 6144,  40960, 151936, 0, 1e-6f, 1e6f),
+        //       name               architecture    L     C  NH KV   HS      F    E used  max_T      V  head   eps    base
+        EXPERTS_("moe:8x124m",      ARCH_MIXTRAL,  12,  768, 12, 0,   0,  1024,   8, 2,  1024,     0, 0, 1e-5f, 1e4f),
+        EXPERTS_("mixtral:8x7b",    ARCH_MIXTRAL,  32, 4096, 32, 8,   0, 14336,   8, 2, 32768, 32000, 1, 1e-5f, 1e6f),
+        EXPERTS_("olmoe:1b-7b",     ARCH_OLMOE,    16, 2048, 16, 0,   0,  1024,  64, 8,  4096, 50304, 1, 1e-5f, 1e4f),
+        EXPERTS_("qwen3moe:30b-a3b", ARCH_QWEN3MOE, 48, 2048, 32, 4, 128,   768, 128, 8, 40960, 151936, 1, 1e-6f, 1e6f),
         NANOCHAT_("nanochat:d12", 12, 768, 6, 2048, 65536),
         NANOCHAT_("nanochat:d20", 20, 1280, 10, 2048, 65536),
         NANOCHAT_("speedrun", 12, 768, 6, 1024, 0), // it also has a recipe (recipes.h)
@@ -67,6 +69,7 @@ static inline const ModelPreset* model_presets(int* count) {
     // clang-format on
 #undef GPT_
 #undef MODEL_
+#undef EXPERTS_
 #undef NANOCHAT_
     *count = (int)(sizeof(models) / sizeof(models[0]));
     return models;
@@ -96,6 +99,7 @@ static inline ModelConfig model_preset_config(const ModelPreset* preset, int V) 
     cfg.has_head = preset->has_head;
     cfg.norm_eps = preset->norm_eps, cfg.rope_base = preset->rope_base, cfg.softcap = preset->softcap;
     cfg.scaling = preset->scaling;
+    cfg.E = preset->E, cfg.E_used = preset->E_used;
     return cfg;
 }
 

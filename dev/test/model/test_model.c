@@ -42,6 +42,26 @@ TEST(published_sizes) {
     EXPECT_NEAR(largest ? model_count_parameters(config_of(largest)) : 0, 175e9, 1e9, "beyond 32 bits");
 }
 
+// All parameters, and those that a token is multiplied with.
+TEST(sizes_with_experts) {
+    static const struct {
+        const char* name;
+        double millions, active;
+    } published[] = {
+        {"moe:8x124m", 293.494, 123.6},
+        {"mixtral:8x7b", 46702.793, 12879.9},
+        {"olmoe:1b-7b", 6919.162, 1282.0},
+        {"qwen3moe:30b-a3b", 30532.123, 3353.0},
+    };
+    for (size_t i = 0; i < sizeof(published) / sizeof(published[0]); i++) {
+        const ModelPreset* model = model_preset_by_name(published[i].name);
+        const ModelConfig cfg = model ? config_of(model) : TINY;
+        EXPECT_NEAR(model_count_parameters(cfg) / 1e6, published[i].millions, 5e-4, "%s", published[i].name);
+        EXPECT_NEAR(model_count_active(cfg) / 1e6, published[i].active, 0.05, "%s: active",
+                    published[i].name);
+    }
+}
+
 // The sum over the tensors, by hand.
 static double count_by_formula(ModelConfig cfg, int V) {
     const double C = cfg.C;
