@@ -181,8 +181,8 @@ static inline void log_data_wait(RunLog* log, double seconds) { log->data_wait_s
 // log_train.
 void log_tokens(RunLog* log, double step_tokens, double tokens, double left_tokens);
 
-// Sets the load of the busiest expert, of which 1 is even, and the mean entropy of the routers' choice
-// in nats; a load of 0: no experts. Call it before log_train.
+// Sets the load of the busiest expert, 1 if all are even, and the mean entropy of the routers in
+// nats (router.h); a load of 0: no experts. Call it before log_train.
 static inline void log_routing(RunLog* log, double load, double entropy) {
     log->load = load;
     log->entropy = entropy;

@@ -322,6 +322,8 @@ static void test_experts(void) {
     model = sizes_of(ARCH_GLM4MOE);
     model.E = 8, model.E_used = 4, model.F = model.Fs = 128;
     expect_architecture("--arch glm4moe --experts-used 4", model);
+    model.Fs = 256;
+    expect_architecture("--arch glm4moe --experts-used 4 --shared-hidden 256", model);
 
     expect_refused(TEXT "--arch mixtral --channels 64 --hidden 40 --matmul bf16", 2,
                    "a matrix of an expert has 40 rows or columns, wanted a multiple of 32");
