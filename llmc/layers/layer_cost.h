@@ -6,8 +6,8 @@ layer_cost.h -- the time that each layer takes in a pass over a micro-batch, fro
     cost_X, cost_X_backward    add the operations of layer X, as X does them
 
 Sizes come from the table of parameters and from ModelConfig, FLOP and bytes from the functions
-beside the operations. The activation counts as a pass of its own, even where a GPU fuses it into a
-matmul.
+beside the operations. Experts share the rows of all tokens; the weights of all experts are read.
+The activation counts as a pass of its own, even where a GPU fuses it into a matmul.
 */
 #ifndef LLMC_LAYER_COST_H
 #define LLMC_LAYER_COST_H
@@ -26,6 +26,7 @@ matmul.
 #include "llmc/ops/embedding.h"
 #include "llmc/ops/matmul.h"
 #include "llmc/ops/norm.h"
+#include "llmc/ops/router.h"
 
 // clang-format off
 // Kinds of operations and their names. The first two have FLOP and bytes, the others up to UPDATE
@@ -89,17 +90,31 @@ static inline void cost_add(const CostWalk* w, CostKind kind, double flops, doub
 
 // ---- linear.h ----
 
+// Returns the rows of the hidden layers: of each token those of the experts that it takes, and of
+// each expert half a tile of padding on average.
+static inline double cost_hidden_rows_(const CostWalk* w) {
+    const ModelConfig cfg = w->cfg;
+    return cfg.E > 0 ? w->N * cfg.E_used + cfg.E * (ROUTER_TILE - 1) / 2.0 : w->N;
+}
+
+// Adds a matmul of a weight, or one of each expert, that moves the weight or its gradient. A GPU
+// starts those of all experts at once.
+static inline void cost_matmul_of_(const CostWalk* w, const TensorRow* weight, double weight_bytes) {
+    const double in = (double)weight->cols, out = (double)weight->rows / weight->experts,
+                 N = weight->experts > 1 ? cost_hidden_rows_(w) : w->N;
+    cost_add(w, COST_MATMULS, matmul_flops(N, in, out),
+             w->size * N * (in + out) + weight_bytes * (double)tensor_layer_elements(weight));
+    w->sum->s[COST_LAUNCHES] += w->is_fused ? 0 : w->times * (weight->experts - 1) * w->rates->launch_s;
+}
+
 // Adds out = inp weight^T, or the gradient of inp.
 static inline void cost_matmul_(const CostWalk* w, const TensorRow* weight) {
-    const double in = (double)weight->cols, out = (double)weight->rows;
-    cost_add(w, COST_MATMULS, matmul_flops(w->N, in, out), w->size * (w->N * (in + out) + in * out));
+    cost_matmul_of_(w, weight, w->size);
 }
 
 // Adds the gradient of a weight. With several micro-batches, it is read, too.
 static inline void cost_gradient_(const CostWalk* w, const TensorRow* weight) {
-    const double in = (double)weight->cols, out = (double)weight->rows;
-    const double touched = (w->times > 1 ? 2 : 1) * in * out * w->gradient_bytes;
-    cost_add(w, COST_MATMULS, matmul_flops(w->N, in, out), w->size * w->N * (in + out) + touched);
+    cost_matmul_of_(w, weight, (w->times > 1 ? 2 : 1) * w->gradient_bytes);
 }
 
 // Returns the index of the row of the parameter at this offset in ModelParameters.
@@ -116,14 +131,14 @@ static inline void cost_linear_(const CostWalk* w, size_t weight) {
     cost_matmul_(w, &w->rows[cost_row_(w, weight)]);
 }
 static inline void cost_linear_backward_(const CostWalk* w, size_t weight, size_t bias) {
-    const int i = cost_row_(w, weight);
+    const int i = cost_row_(w, weight), b = cost_row_(w, bias);
     const double out = (double)w->rows[i].rows;
     cost_matmul_(w, &w->rows[i]);
     if (freeze_has(w->freeze, i, w->l)) {
         return;
     }
     cost_gradient_(w, &w->rows[i]);
-    if (!w->is_fused && tensor_elements(&w->rows[cost_row_(w, bias)]) > 0) {
+    if (!w->is_fused && tensor_elements(&w->rows[b]) > 0 && !freeze_has(w->freeze, b, w->l)) {
         cost_add(w, COST_MEMORY, 0, w->size * w->N * out);
     }
 }
@@ -184,22 +199,67 @@ static inline void cost_self_attention_backward(const CostWalk* w) {
 // ---- mlp.h ----
 
 static inline void cost_mlp_activation(const CostWalk* w) {
-    const double elements = w->N * model_hidden(w->cfg);
+    const double elements = cost_hidden_rows_(w) * model_hidden(w->cfg) + w->N * w->cfg.Fs;
     cost_add(w, COST_ACTIVATION, 0, activation_forward_bytes(elements, w->size, model_activation(w->cfg)));
 }
 
+// Adds a pass over rows of C channels: those of experts, and `of_tokens` of each token.
+static inline void cost_expert_rows_(const CostWalk* w, double of_experts, double of_tokens) {
+    const double rows = of_experts * cost_hidden_rows_(w) + of_tokens * w->N;
+    cost_add(w, COST_MEMORY, 0, rows * w->cfg.C * w->size);
+}
+
+// Adds a pass over the logits of the router.
+static inline void cost_router_(const CostWalk* w, int arrays) {
+    cost_add(w, COST_MEMORY, 0, arrays * w->N * w->cfg.E * sizeof(float));
+}
+
 static inline void cost_mlp_hidden(const CostWalk* w) {
+    if (w->cfg.E > 0) {
+        cost_linear_(w, offsetof(ModelParameters, routerw));
+        cost_router_(w, 1);
+        cost_expert_rows_(w, 2, 0); // gather
+    }
+    if (w->cfg.Fs > 0) {
+        cost_linear_(w, offsetof(ModelParameters, sfcw));
+    }
     cost_linear_(w, offsetof(ModelParameters, fcw));
     cost_mlp_activation(w);
 }
 
-static inline void cost_mlp(const CostWalk* w) { cost_residual_(w, offsetof(ModelParameters, fcprojw)); }
+static inline void cost_mlp(const CostWalk* w) {
+    if (w->cfg.E > 0) {
+        cost_expert_rows_(w, 1, 1); // sum of each token's rows
+    }
+    if (w->cfg.Fs > 0) {
+        cost_linear_(w, offsetof(ModelParameters, sfcprojw));
+    }
+    cost_residual_(w, offsetof(ModelParameters, fcprojw));
+}
+
+// Adds what experts need besides their matmuls: two gathers, the sum of the gradients of each
+// token, and the router.
+static inline void cost_experts_backward_(const CostWalk* w) {
+    cost_expert_rows_(w, 2, 0);
+    cost_expert_rows_(w, 2, 0);
+    cost_expert_rows_(w, 1, 2);
+    cost_router_(w, 2);
+    cost_linear_backward_(w, offsetof(ModelParameters, routerw), offsetof(ModelParameters, routerb));
+}
 
 static inline void cost_mlp_backward(const CostWalk* w) {
-    const double elements = w->N * model_hidden(w->cfg);
+    const double elements = cost_hidden_rows_(w) * model_hidden(w->cfg) + w->N * w->cfg.Fs;
     cost_linear_backward_(w, offsetof(ModelParameters, fcprojw), offsetof(ModelParameters, fcprojb));
     cost_add(w, COST_ACTIVATION, 0, activation_backward_bytes(elements, w->size, model_activation(w->cfg)));
     cost_linear_backward_(w, offsetof(ModelParameters, fcw), offsetof(ModelParameters, fcb));
+    if (w->cfg.E > 0) {
+        cost_experts_backward_(w);
+    }
+    if (w->cfg.Fs > 0) {
+        cost_linear_backward_(w, offsetof(ModelParameters, sfcprojw), offsetof(ModelParameters, fcprojb));
+        cost_linear_backward_(w, offsetof(ModelParameters, sfcw), offsetof(ModelParameters, fcb));
+        cost_expert_rows_(w, 0, 3); // sum with the other gradients
+    }
 }
 
 // ---- lm_head.h ----

@@ -5,19 +5,19 @@
 
 static const ModelConfig CFG = {.max_T = 40, .V = 157, .Vp = 256, .L = 3, .NH = 3, .C = 36};
 
-static Freeze freeze_read(const char* list) {
+static Freeze freeze_read(ModelConfig cfg, const char* list) {
     char error[ERROR_BYTES] = "";
     Freeze freeze;
-    EXPECT(freeze_parse(&freeze, CFG, list, error), "%s", error);
+    EXPECT(freeze_parse(&freeze, cfg, list, error), "%s", error);
     return freeze;
 }
 
 // Which parameters a list freezes in block l, by name and in order, with a blank after each.
-static const char* frozen_in(const char* list, int l) {
+static const char* frozen_of(ModelConfig cfg, const char* list, int l) {
     static char names[256];
     TensorRow rows[MODEL_PARAMETER_ROWS];
-    const Freeze freeze = freeze_read(list);
-    model_parameter_rows(rows, CFG);
+    const Freeze freeze = freeze_read(cfg, list);
+    model_parameter_rows(rows, cfg);
     names[0] = '\0';
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         if (freeze_has(&freeze, i, l)) {
@@ -26,6 +26,8 @@ static const char* frozen_in(const char* list, int l) {
     }
     return names;
 }
+
+static const char* frozen_in(const char* list, int l) { return frozen_of(CFG, list, l); }
 
 TEST(lists) {
     static const struct {
@@ -57,6 +59,40 @@ TEST(lists) {
         EXPECT(strcmp(frozen_in(cases[i].list, 2), cases[i].in_last) == 0, "%s, block 2: %s", cases[i].list,
                frozen_in(cases[i].list, 2));
     }
+}
+
+// The bias of a router is frozen in any run, but alone it is nothing that a list names.
+TEST(experts) {
+    static const ModelConfig glm = {.max_T = 40,
+                                    .V = 157,
+                                    .Vp = 256,
+                                    .L = 3,
+                                    .NH = 3,
+                                    .C = 36,
+                                    .arch = ARCH_GLM4MOE,
+                                    .F = 20,
+                                    .E = 4,
+                                    .E_used = 2,
+                                    .Fs = 20};
+    static const char* const cases[][2] = {
+        {"", "routerb "},
+        {"router", "routerw routerb "},
+        {"experts", "routerb fcw fcprojw sfcw sfcprojw "},
+        {"mlp", "routerw routerb fcw fcprojw sfcw sfcprojw "},
+        {"mlp.shared_experts", "routerb sfcw sfcprojw "},
+        {"mlp.experts", "routerb fcw fcprojw "},
+    };
+    char error[ERROR_BYTES] = "";
+    Freeze freeze;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        EXPECT(strcmp(frozen_of(glm, cases[i][0], 1), cases[i][1]) == 0, "%s: %s", cases[i][0],
+               frozen_of(glm, cases[i][0], 1));
+    }
+    EXPECT(freeze_of(glm, "").first_block == 0, "the backward pass reaches all blocks");
+    EXPECT(!freeze_parse(&freeze, glm, "mlp.experts.2", error) && strstr(error, "only a part of fcw"), "%s",
+           error);
+    EXPECT(!freeze_parse(&freeze, CFG, "router", error) && strstr(error, "'router'; wanted wte"), "%s",
+           error);
 }
 
 TEST(refusals) {
@@ -129,7 +165,7 @@ TEST(first_block) {
                  {"embeddings,blocks", 3, 3, 1},
                  {"embeddings,mlp,attention", 0, 0, 1}};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        const Freeze freeze = freeze_read(cases[i].list);
+        const Freeze freeze = freeze_read(CFG, cases[i].list);
         const int first = freeze_first_copy(&freeze, CFG);
         EXPECT(freeze.first_block == cases[i].first, "%s: %d", cases[i].list, freeze.first_block);
         EXPECT(first == cases[i].first_copy, "%s: gradients from %d on", cases[i].list, first);
@@ -153,8 +189,8 @@ TEST(work) {
     enum { T = 40 };
     const double C = CFG.C, all = model_flops_per_token(CFG, T);
     const double wte = CFG.Vp * C, wpe = CFG.max_T * C, block = 12 * C * C + 13 * C;
-    const Freeze none = freeze_read(""), embeddings = freeze_read("embeddings"),
-                 low = freeze_read("embeddings,blocks[0-1]"), mlp = freeze_read("mlp[1]");
+    const Freeze none = freeze_read(CFG, ""), embeddings = freeze_read(CFG, "embeddings"),
+                 low = freeze_read(CFG, "embeddings,blocks[0-1]"), mlp = freeze_read(CFG, "mlp[1]");
     EXPECT(freeze_flops_per_token(&none, CFG, T) == all, "all");
     EXPECT(freeze_flops_per_token(&embeddings, CFG, T) == all - 2 * (wte + wpe), "without the embeddings");
     EXPECT(freeze_flops_per_token(&low, CFG, T) == all - 2 * (wte + wpe) - 2 * (4 * block + 4 * C * T),

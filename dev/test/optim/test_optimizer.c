@@ -16,6 +16,11 @@ static const ModelConfig ODD = {7, 131, 201, 3, 3, 33, SHARE_OFF},
 static const ModelConfig LLAMA = {
     .max_T = 7, .V = 131, .Vp = 256, .L = 3, .NH = 8, .C = 64,
     .arch = ARCH_LLAMA, .KV = 2, .HS = 16, .F = 192, .has_head = 1};
+
+// Three experts, of which a token takes two, and one that all tokens take.
+static const ModelConfig EXPERTS = {
+    .max_T = 7, .V = 131, .Vp = 256, .L = 3, .NH = 4, .C = 64,
+    .arch = ARCH_GLM4MOE, .F = 128, .E = 3, .E_used = 2, .Fs = 64};
 // clang-format on
 
 static const char* const WORDS[] = {OPTIMIZER_WORDS(WORDS_NAME)};
@@ -308,48 +313,83 @@ static void test_other(void) {
     EXPECT(load(&saved, soap, 0, 1, 0) == 0, "other sides have their state");
 }
 
-// Muon updates the matrices of queries, keys, values, gate and up one by one, whatever their sizes
-// are: each as if it were alone. A matrix of the classifier's own has AdamW.
-TEST(muon_runs) {
-    static const struct {
-        const char* name;
-        int first[3], rows[3], count; // matrices
-    } cases[] = {{"qkvw", {0, 128, 160}, {128, 32, 32}, 3}, {"fcw", {0, 192, 0}, {192, 192, 0}, 2}};
-    const ZeroPlan zero = zero_plan(LLAMA, 0, 0, 1);
+// Matrices of a parameter, by their first rows and their rows.
+typedef struct {
+    const ModelConfig* cfg;
+    const char* name;
+    int first[6], rows[6], count;
+} MuonRuns;
+
+static void test_muon_runs(const MuonRuns* of) {
+    const ZeroPlan zero = zero_plan(*of->cfg, 0, 0, 1);
     OptimizerState state;
-    optimizer_state_open(&state, optimizer_of(OPTIMIZER_MUON, 1, MASTER_NONE), &zero, LLAMA);
+    optimizer_state_open(&state, optimizer_of(OPTIMIZER_MUON, 1, MASTER_NONE), &zero, *of->cfg);
     state.memory = check_alloc(state.bytes, 1, "state");
-    ZeroRange* ranges = (ZeroRange*)check_alloc((size_t)zero_max_ranges(LLAMA), sizeof(ZeroRange), "ranges");
-    const int count = zero_ranges(&zero, state.rows, LLAMA, ranges);
+    ZeroRange* ranges =
+        (ZeroRange*)check_alloc((size_t)zero_max_ranges(*of->cfg), sizeof(ZeroRange), "ranges");
+    const int count = zero_ranges(&zero, state.rows, *of->cfg, ranges);
     MatmulScratch matmul;
     Memory memory = memory_on_host();
     matmul_open(&matmul, &memory);
     const MuonScratch scratch = {check_alloc(optimizer_scratch_bytes(&state), 1, "scratch"), &matmul};
     const Update u = {.grad_scale = 1, .t = 1, .muon_lr = 0.1f, .muon_weight_decay = 0.1f};
-    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        const TensorRow* row = row_called(state.rows, MODEL_PARAMETER_ROWS, cases[i].name);
-        const size_t n = tensor_layer_elements(row), C = row->cols;
-        float *got = check_alloc(n, 4, "got"), *want = check_alloc(n, 4, "want"), *g = check_alloc(n, 4, "g"),
-              *m = check_alloc(n, 4, "m"), *squares = check_alloc(row->rows, 4, "squares");
-        for (size_t k = 0; k < n; k++) {
-            got[k] = want[k] = rand_normal(1, 2, k), g[k] = rand_normal(3, 4, k);
-        }
-        int r = 0;
-        while (r < count && &state.rows[ranges[r].row] != row) {
-            r++;
-        }
-        optimizer_update_cpu(&state, &ranges[r], got, g, NULL, u, &scratch);
-        for (int k = 0; k < cases[i].count; k++) {
-            const size_t first = (size_t)cases[i].first[k], rows = (size_t)cases[i].rows[k], at = first * C;
-            const MuonMatrix x = {want + at, g + at, m + at, squares + first, 1, rows, C, NULL, 0, rows * C};
-            muon_update_cpu(x, update_muon(u), &scratch);
-        }
-        EXPECT(memcmp(got, want, n * 4) == 0, "%s", cases[i].name);
-        free(got), free(want), free(g), free(m), free(squares);
+    const TensorRow* row = row_called(state.rows, MODEL_PARAMETER_ROWS, of->name);
+    const size_t n = tensor_layer_elements(row), C = row->cols;
+    float *got = check_alloc(n, 4, "got"), *want = check_alloc(n, 4, "want"), *g = check_alloc(n, 4, "g"),
+          *m = check_alloc(n, 4, "m"), *squares = check_alloc(row->rows, 4, "squares");
+    for (size_t k = 0; k < n; k++) {
+        got[k] = want[k] = rand_normal(1, 2, k), g[k] = rand_normal(3, 4, k);
     }
-    EXPECT(optimizer_rule(state.optimizer, KIND_HEAD) == RULE_ADAMW, "head");
+    int r = 0;
+    while (r < count && &state.rows[ranges[r].row] != row) {
+        r++;
+    }
+    optimizer_update_cpu(&state, &ranges[r], got, g, NULL, u, &scratch);
+    for (int k = 0; k < of->count; k++) {
+        const size_t first = (size_t)of->first[k], rows = (size_t)of->rows[k], at = first * C;
+        const MuonMatrix x = {want + at, g + at, m + at, squares + first, 1, rows, C, NULL, 0, rows * C};
+        muon_update_cpu(x, update_muon(u), &scratch);
+    }
+    EXPECT(memcmp(got, want, n * 4) == 0, "%s", of->name);
+    free(got), free(want), free(g), free(m), free(squares);
     memory_close(&memory);
     free(scratch.memory), free(ranges), free(state.memory);
+}
+
+// Muon updates the matrices of queries, keys, values, gate and up, and of each expert, one by one,
+// whatever their sizes are: each as if it were alone.
+TEST(muon_runs) {
+    static const MuonRuns cases[] = {
+        {&LLAMA, "qkvw", {0, 128, 160}, {128, 32, 32}, 3},
+        {&LLAMA, "fcw", {0, 192}, {192, 192}, 2},
+        {&EXPERTS, "fcw", {0, 128, 256, 384, 512, 640}, {128, 128, 128, 128, 128, 128}, 6},
+        {&EXPERTS, "fcprojw", {0, 64, 128}, {64, 64, 64}, 3},
+        {&EXPERTS, "sfcw", {0, 64}, {64, 64}, 2}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        test_muon_runs(&cases[i]);
+    }
+}
+
+// A matrix of the classifier's own and a router have AdamW under Muon and SOAP; a router's bias has
+// no rule and no state.
+TEST(rules_of_kinds) {
+    const ZeroPlan zero = zero_plan(EXPERTS, 0, 0, 1);
+    for (int i = 0; i < OPTIMIZERS; i++) {
+        Optimizer optimizer = optimizer_of((OptimizerName)i, 1, MASTER_NONE);
+        const int mixes = i == OPTIMIZER_MUON || i == OPTIMIZER_SOAP;
+        OptimizerState state;
+        EXPECT(!mixes || (optimizer_rule(optimizer, KIND_HEAD) == RULE_ADAMW &&
+                          optimizer_rule(optimizer, KIND_ROUTER) == RULE_ADAMW),
+               "%s: head, router", WORDS[i]);
+        EXPECT(optimizer_rule(optimizer, KIND_FIXED) == RULE_NONE, "%s: what is fixed", WORDS[i]);
+        optimizer.frozen = freeze_of(EXPERTS, "").rows;
+        optimizer_state_open(&state, optimizer, &zero, EXPERTS);
+        for (int r = 0; r < MODEL_PARAMETER_ROWS; r++) {
+            const int is_fixed = strcmp(state.rows[r].name, "routerb") == 0;
+            EXPECT(is_fixed == (int)(optimizer.frozen >> r & 1), "%s is frozen", state.rows[r].name);
+            EXPECT(!is_fixed || state.slots_of[r] == 0, "%s: %s has state", WORDS[i], state.rows[r].name);
+        }
+    }
 }
 
 TEST(optimizer) {
@@ -361,6 +401,8 @@ TEST(optimizer) {
             Optimizer optimizer = optimizer_of(name, 1, MASTER_SPLIT);
             test_places(optimizer, WIDE, 0, size, size - 1, 0);
             test_places(optimizer, LLAMA, 1 + size % 2, size, size / 2, 0);
+            optimizer.frozen = freeze_of(EXPERTS, "").rows;
+            test_places(optimizer, EXPERTS, 1 + size % 3, size, size / 2, 0);
             optimizer.frozen = freeze_of(WIDE, "wte,ln1w,qkvb").rows;
             test_places(optimizer, name == OPTIMIZER_ADAMW8BIT ? WIDE : ODD, 2, size, size / 2, size % 3);
         }

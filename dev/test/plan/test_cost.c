@@ -125,6 +125,36 @@ TEST(architectures) {
            seconds(cfg, &o, COST_ATTENTION));
 }
 
+// Each token pays for the experts that it takes, and for the padding of all; all are updated. The
+// CPU starts the matmuls of each expert.
+TEST(experts) {
+    const Options o = options_of(OPTION_CPU, NULL, NULL), gpu = options_of(OPTION_GPU, NULL, NULL);
+    ModelConfig dense = CFG, cfg = CFG;
+    dense.arch = ARCH_QWEN2, dense.KV = 4, dense.HS = 64, dense.F = 512;
+    cfg = dense;
+    cfg.arch = ARCH_GLM4MOE, cfg.E = 8, cfg.E_used = 2, cfg.F = 256, cfg.Fs = 256;
+    const double rows = 2 * TOKENS + 2 * 8 * 15.5, // of two micro-batches
+        router = 256.0 * 8, of_experts = 3 * 256.0 * 256, shared = 3 * 256.0 * 256,
+                 attention = 4 * 256.0 * 256;
+    const double wanted =
+        6 * (4 * (TOKENS * (attention + router + shared) + rows * of_experts) + TOKENS * HEAD);
+    EXPECT(seconds(cfg, &o, COST_MATMULS) == wanted, "matmuls: %.0f of %.0f", seconds(cfg, &o, COST_MATMULS),
+           wanted);
+    const double activation = (rows + TOKENS) * 256 * 4.0 * 4 * (3 + 5);
+    EXPECT(seconds(cfg, &o, COST_ACTIVATION) == activation, "activations: %.0f of %.0f",
+           seconds(cfg, &o, COST_ACTIVATION), activation);
+    const double updated = seconds(cfg, &o, COST_UPDATE), n = model_count_stored(cfg);
+    EXPECT(updated >= adamw_bytes(n) && updated < 1.02 * adamw_bytes(n), "AdamW: %.0f bytes of %.0f", updated,
+           adamw_bytes(n));
+    const double more = seconds(cfg, &o, COST_LAUNCHES) - seconds(dense, &o, COST_LAUNCHES),
+                 one = seconds(cfg, &gpu, COST_LAUNCHES) - seconds(dense, &gpu, COST_LAUNCHES);
+    EXPECT(more - one == 2 * 4 * 6 * 7.0, "launches: %.0f more on a CPU, %.0f on a GPU", more, one);
+    const double moved = passes(cfg, &o) - passes(dense, &o), least = 4 * 4.0 * 256 * 8 * rows;
+    EXPECT(moved > least && moved < 3 * least, "gathers and sums: %.0f bytes of %.0f", moved, least);
+    cfg.E_used = 4;
+    EXPECT(seconds(cfg, &o, COST_MATMULS) - wanted == 6 * 4 * 2 * TOKENS * of_experts, "two more experts");
+}
+
 // Three sequences in two micro-batches: each has one and a half.
 TEST(parts_of_a_sequence) {
     Options o = options_of(OPTION_CPU, NULL, NULL);
