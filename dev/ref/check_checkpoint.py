@@ -21,6 +21,7 @@ llama.cpp orders them. Prints one line; the exit status is the verdict.
 import argparse
 import json
 import os
+import re
 import shutil
 import struct
 import subprocess
@@ -67,6 +68,10 @@ FAMILIES = {
     "qwen3": ["--kv-heads", 2, "--head-size", 16, "--hidden", 80, "--window", 7, "--window-pattern", "SL"],
     "arcee": ["--rope-base", 50000, "--own-head", "on"],
     "nanochat": ["--kv-heads", 2, "--hidden", 80, "--softcap", 12],
+    "mixtral": ["--kv-heads", 2, "--hidden", 64, "--window", 7, "--experts", 4, "--experts-used", 2],
+    "qwen3moe": ["--kv-heads", 2, "--head-size", 16, "--hidden", 32, "--experts", 6, "--experts-used", 3],
+    "olmoe": ["--hidden", 32, "--experts", 6, "--experts-used", 2, "--own-head", "on"],
+    "glm4moe": ["--kv-heads", 2, "--hidden", 32, "--experts", 4, "--experts-used", 2, "--shared-hidden", 64],
 }
 
 
@@ -174,13 +179,23 @@ def in_pairs(x, heads):
     return x.reshape(heads, 2, x.shape[0] // heads // 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
 
 
+def with_stacked_experts(tensors):
+    """The matrices of all experts of a layer as one array, under their name without a number; and the bias of a
+    router as one of a module."""
+    stacked = {}
+    for name, x in tensors.items():
+        stacked.setdefault(re.sub(r"experts\.\d+\.", "experts.", name), {})[int((re.search(r"experts\.(\d+)\.", name) or [0, 0])[1])] = x
+    return {name.replace("correction_bias", "correction.bias"):
+            np.stack([parts[e] for e in range(len(parts))]) if ".experts." in name else parts[0] for name, parts in stacked.items()}
+
+
 def check_family_gguf(arch, checkpoint, config):
     """GGUF has the tensors under the names that llama.cpp's own package gives them."""
     import gguf
-    name = {"mistral": "llama"}.get(arch, arch)
+    name = {"mistral": "llama", "mixtral": "llama"}.get(arch, arch)
     known = next(number for number, word in gguf.MODEL_ARCH_NAMES.items() if word == name)
     names = gguf.get_tensor_name_map(known, config.num_hidden_layers)
-    tensors = {name: x.float().numpy() for file in model_files(checkpoint) for name, x in load_file(file).items()}
+    tensors = with_stacked_experts({name: x.float().numpy() for file in model_files(checkpoint) for name, x in load_file(file).items()})
     for dtype, tolerance in {"f32": 0, "f16": 1e-3, "bf16": 5e-3, "q8_0": 1e-2}.items():
         file = f"{arch}_{dtype}.gguf"
         train("--model", checkpoint, "--train-data", "tokens.bin", "--batch", 2, "--seq-len", T, "--steps", 0, "--eval-every", 0, "--samples", 0,
@@ -188,6 +203,8 @@ def check_family_gguf(arch, checkpoint, config):
         reader = gguf.GGUFReader(file)
         expect(reader.fields["general.architecture"].contents() == name, f"{file}: architecture")
         expect(reader.fields[f"{name}.attention.head_count_kv"].contents() == config.num_key_value_heads, f"{file}: key heads")
+        if "num_experts_per_tok" in config.to_dict():
+            expect(reader.fields[f"{name}.expert_used_count"].contents() == config.num_experts_per_tok, f"{file}: experts of a token")
         found = {tensor.name: tensor for tensor in reader.tensors}
         expect(len(found) == len(tensors), f"{file}: {len(found)} tensors, wanted {len(tensors)}")
         for hf_name, want in tensors.items():
@@ -197,6 +214,7 @@ def check_family_gguf(arch, checkpoint, config):
                 want = in_pairs(want, config.num_attention_heads)
             if name in ("llama", "arcee") and "k_proj" in hf_name:
                 want = in_pairs(want, config.num_key_value_heads)
+            expect(tuple(reversed(tensor.shape.tolist())) == want.shape, f"{file}: {hf_name} is {tensor.shape}, wanted {want.shape}")
             got = gguf.quants.dequantize(tensor.data, tensor.tensor_type).reshape(want.shape)
             expect(np.abs(got - want).max() <= tolerance * np.abs(want).max(), f"{file}: {hf_name}")
 
@@ -208,7 +226,8 @@ def check_family(arch, tokens):
           "--samples", 0, "--out", out)
     checkpoint = f"{out}/step_00000020"
     model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint).eval()
-    expect(model.config.model_type == arch and model.dtype == torch.float32, f"{arch}: the model's type")
+    model_type = {"qwen3moe": "qwen3_moe", "glm4moe": "glm4_moe"}.get(arch, arch)
+    expect(model.config.model_type == model_type and model.dtype == torch.float32, f"{arch}: the model's type")
     loss = loss_by_transformers(model, tokens, 8)
     expect(abs(loss - last_val(out)) < 1e-5, f"{arch}: loss {loss}, the trainer's is {last_val(out)}")
     if arch != "nanochat":
