@@ -7,7 +7,7 @@ freeze.h -- --freeze: the parameters that training leaves as they are.
     NAME     of a parameter in model.h's table; * matches any letters, ? any single one: wte, '*b',
              ln1?; or of a tensor or module in Hugging Face's files: wte.weight, 'h.*.mlp',
              transformer.h.0.attn.c_attn; attn.c_attn is that module of all blocks
-    WORD     embeddings, blocks, attention, mlp or norms (freeze_words_)
+    WORD     embeddings, blocks, attention, mlp, norms, experts or router (freeze_words_)
 
 A frozen parameter has no gradient, no optimizer state and no update. A parameter that is frozen in
 all blocks needs no memory for them, and neither do blocks 0 ... k - 1 if all their parameters are
@@ -155,16 +155,26 @@ static int freeze_read_item_(FreezeItem_* item, const char* text, size_t length,
     return 1;
 }
 
-// Returns 1 if an item matches a parameter of this name, by a pattern or by a word.
-static int freeze_names_(const FreezeItem_* item, const char* name) {
+// Returns 1 if the model has a parameter that the word stands for. A dense MLP is no expert.
+static int freeze_word_has_(const FreezeWord_* word, const TensorRow* rows, int row) {
+    int has_router = 0;
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        has_router |= rows[i].kind == KIND_ROUTER && !tensor_is_absent(&rows[i]);
+    }
+    return !tensor_is_absent(&rows[row]) && fnmatch(word->names, rows[row].name, 0) == 0 &&
+           (has_router || strcmp(word->word, "experts") != 0);
+}
+
+// Returns 1 if an item matches a parameter, by a pattern of its name or by a word.
+static int freeze_names_(const FreezeItem_* item, const TensorRow* rows, int row) {
     int count;
     const FreezeWord_* words = freeze_words_(&count);
     for (int i = 0; i < count; i++) {
-        if (strcmp(item->name, words[i].word) == 0 && fnmatch(words[i].names, name, 0) == 0) {
+        if (strcmp(item->name, words[i].word) == 0 && freeze_word_has_(&words[i], rows, row)) {
             return 1;
         }
     }
-    return fnmatch(item->name, name, 0) == 0;
+    return fnmatch(item->name, rows[row].name, 0) == 0;
 }
 
 // Returns 1 if a pattern matches the name of a tensor, or of a module that has it.
@@ -210,9 +220,9 @@ static FreezeExtent_ freeze_extent_(const FreezeItem_* item, const TensorRow* ro
     if (tensor_is_absent(&rows[row])) {
         return FREEZE_NOTHING_;
     }
-    return (named > 0 && named == parts) || freeze_names_(item, rows[row].name) ? FREEZE_WHOLE_
-           : named > 0                                                          ? FREEZE_PART_
-                                                                                : FREEZE_NOTHING_;
+    return (named > 0 && named == parts) || freeze_names_(item, rows, row) ? FREEZE_WHOLE_
+           : named > 0                                                     ? FREEZE_PART_
+                                                                           : FREEZE_NOTHING_;
 }
 
 static void freeze_append_(char* text, size_t room, const char* name) {
@@ -231,9 +241,7 @@ static void freeze_list_names_(const TensorRow* rows, char* text, size_t room) {
     }
     for (int k = 0; k < count * MODEL_PARAMETER_ROWS; k++) {
         const FreezeWord_* word = &words[k / MODEL_PARAMETER_ROWS];
-        const TensorRow* row = &rows[k % MODEL_PARAMETER_ROWS];
-        if (!tensor_is_absent(row) && fnmatch(word->names, row->name, 0) == 0 &&
-            strcmp(last, word->word) != 0) {
+        if (freeze_word_has_(word, rows, k % MODEL_PARAMETER_ROWS) && strcmp(last, word->word) != 0) {
             freeze_append_(text, room, last = word->word);
         }
     }
