@@ -63,5 +63,8 @@ done <<'EOF'
 llama mixtral
 qwen3_tied qwen3_moe
 EOF
+bad 2 "layers 0 and 1 of the model have different windows" --model "$fixtures/qwen3" --experts 4 "${data[@]}" --out out
+bad 2 "--experts has no meaning with --arch qwen2" --model "$fixtures/qwen2" --experts 4 "${data[@]}" --out out
+bad 2 "--experts is 8, but the model in" --model "$fixtures/mixtral" --experts 8 "${data[@]}" --out out
 
 check_done
