@@ -6,6 +6,9 @@ the pairs of columns i and i + 32, so heads have up to 128 columns.
 
 heads_backward leaves the sums of a block in `sums`, for B * NH heads, then B * KV ones, and
 column_sums.cuh adds them up in a fixed order.
+
+Norms of all heads together have kernels of their own, before the turn: in the forward pass a block
+has the queries or the keys of a token, in the backward pass those of HEADS_TOKENS tokens.
 */
 #ifndef LLMC_HEADS_CUH
 #define LLMC_HEADS_CUH
@@ -18,6 +21,8 @@ enum {
     HEADS_WARPS = 8,
     HEADS_TOKENS = 64,
     HEADS_COLUMNS_ = 4, // of a lane, in two pairs
+    HEADS_ROW_THREADS = 512,
+    HEADS_ROW_COLUMNS_ = 16, // most columns of a thread, of all heads together
     HEADS_WIDEST = 32 * HEADS_COLUMNS_
 };
 
@@ -225,7 +230,100 @@ __global__ void __launch_bounds__(32 * HEADS_WARPS)
     }
 }
 
+// ---- norms of all heads together ----
+
+// The queries of a token, or its keys: their place in qkv, in raw and in the columns of both, their
+// columns, and their weights.
+template <class X> struct HeadsRow_ {
+    size_t in_qkv, in_raw;
+    int cols;
+    const X* weight;
+};
+
+template <class X> __device__ inline HeadsRow_<X> heads_row_(const HeadsGpu<X>& heads, int n, int is_keys) {
+    const AttentionSizes sizes = heads.sizes;
+    const int Q = attention_queries_size(sizes), K = attention_keys_size(sizes), first = is_keys ? Q : 0;
+    return {(size_t)n * attention_qkv_size(sizes) + first, (size_t)n * (Q + K) + first, is_keys ? K : Q,
+            is_keys ? heads.knormw : heads.qnormw};
+}
+
+// A block normalizes the queries, or the keys, of a token.
+// grid   N, 2      block   512      shared   128 bytes
+// moves  N*(NH + KV)*HS in and out, also to raw. Bound by memory.
+// order  fixed
+template <class X>
+__global__ void __launch_bounds__(HEADS_ROW_THREADS) heads_row_forward_kernel(X* qkv, HeadsGpu<X> heads) {
+    const HeadsRow_<X> row = heads_row_(heads, (int)blockIdx.x, (int)blockIdx.y);
+    X* x = qkv + row.in_qkv;
+    float squares = 0.0f;
+    for (int c = (int)threadIdx.x; c < row.cols; c += HEADS_ROW_THREADS) {
+        const float value = to_float(x[c]);
+        squares += value * value;
+        if (heads.raw) {
+            heads.raw[row.in_raw + c] = x[c];
+        }
+    }
+    const float r = 1.0f / sqrtf(block_sum(squares) / (float)row.cols + heads.eps);
+    for (int c = (int)threadIdx.x; c < row.cols; c += HEADS_ROW_THREADS) {
+        x[c] = from_float<X>(to_float(x[c]) * r * to_float(row.weight[c]));
+    }
+}
+
+// A block turns dqkv of the queries, or the keys, of up to 64 tokens into the gradient before their
+// norm, a token at a time; sets its sums for the weights.
+// grid   ceil(N / 64), 2      block   512      shared   128 bytes
+// moves  2*N*(NH + KV)*HS in, half of it out; (NH + KV)*HS fp32 out per block. Bound by memory.
+// order  fixed
+// needs  at most 16 * 512 columns
+template <class X>
+__global__ void __launch_bounds__(HEADS_ROW_THREADS)
+    heads_row_backward_kernel(X* dqkv, float* sums, HeadsGpu<X> heads, int N) {
+    const int is_keys = (int)blockIdx.y, first = (int)blockIdx.x * HEADS_TOKENS;
+    const size_t queries = (size_t)gridDim.x * attention_queries_size(heads.sizes);
+    float sum[HEADS_ROW_COLUMNS_] = {};
+    for (int n = first; n < min(first + HEADS_TOKENS, N); n++) {
+        const HeadsRow_<X> row = heads_row_(heads, n, is_keys);
+        float g[HEADS_ROW_COLUMNS_] = {}, x[HEADS_ROW_COLUMNS_] = {}, squares = 0.0f, product = 0.0f;
+#pragma unroll
+        for (int i = 0; i < HEADS_ROW_COLUMNS_; i++) {
+            const int c = (int)threadIdx.x + i * HEADS_ROW_THREADS;
+            if (c < row.cols) {
+                g[i] = to_float(dqkv[row.in_qkv + c]);
+                x[i] = to_float(heads.raw[row.in_raw + c]);
+                squares += x[i] * x[i];
+                product += g[i] * to_float(row.weight[c]) * x[i];
+            }
+        }
+        const float r = 1.0f / sqrtf(block_sum(squares) / (float)row.cols + heads.eps),
+                    mean = block_sum(product) * r / (float)row.cols;
+#pragma unroll
+        for (int i = 0; i < HEADS_ROW_COLUMNS_; i++) {
+            const int c = (int)threadIdx.x + i * HEADS_ROW_THREADS;
+            if (c < row.cols) {
+                sum[i] += g[i] * (x[i] * r);
+                dqkv[row.in_qkv + c] = from_float<X>(r * (g[i] * to_float(row.weight[c]) - x[i] * r * mean));
+            }
+        }
+    }
+    const int cols = heads_row_(heads, 0, is_keys).cols;
+    float* to = sums + (is_keys ? queries : 0) + (size_t)blockIdx.x * cols;
+#pragma unroll
+    for (int i = 0; i < HEADS_ROW_COLUMNS_; i++) {
+        const int c = (int)threadIdx.x + i * HEADS_ROW_THREADS;
+        if (c < cols) {
+            to[c] = sum[i];
+        }
+    }
+}
+
 // ---- launchers ----
+
+// Returns the heads without a norm of their own: those that have one together only turn.
+template <class X> static inline HeadsGpu<X> heads_alone_(const HeadsGpu<X>* heads) {
+    HeadsGpu<X> alone = *heads;
+    alone.kind = heads->kind == HEADS_ROW_NORM ? HEADS_PLAIN : heads->kind;
+    return alone;
+}
 
 template <class X> static inline dim3 heads_grid_(const HeadsGpu<X>* heads) {
     const AttentionSizes sizes = heads->sizes;
@@ -236,9 +334,13 @@ template <class X> static inline dim3 heads_grid_(const HeadsGpu<X>* heads) {
 }
 
 template <class X> static inline void heads_forward(X* qkv, const HeadsGpu<X>* heads, const Gpu* gpu) {
-    if (!heads_do_nothing(heads)) {
-        launch(heads_forward_kernel<X>, heads_grid_(heads), 32 * HEADS_WARPS, 0, gpu, qkv, *heads,
-               heads->sizes.B * heads->sizes.T);
+    const HeadsGpu<X> alone = heads_alone_(heads);
+    const int N = heads->sizes.B * heads->sizes.T;
+    if (heads->kind == HEADS_ROW_NORM) {
+        launch(heads_row_forward_kernel<X>, dim3((unsigned)N, 2), HEADS_ROW_THREADS, 0, gpu, qkv, *heads);
+    }
+    if (!heads_do_nothing(&alone)) {
+        launch(heads_forward_kernel<X>, heads_grid_(heads), 32 * HEADS_WARPS, 0, gpu, qkv, alone, N);
     }
 }
 
@@ -254,24 +356,49 @@ typedef struct {
     float* sums;
 } HeadsGradientsGpu;
 
+// Sets or adds to the gradients of the weights, from the sums of `queries` and `keys` rows of so
+// many columns.
+template <class X>
+static inline void heads_finish_(const HeadsGradientsGpu* d, int queries, int query_cols, int keys,
+                                 int key_cols, const Gpu* gpu) {
+    const float* of_keys = d->sums + (size_t)queries * query_cols;
+    if (d->dqnormw.data) {
+        column_sums_finish<X>(&d->dqnormw, 1, (const float*)d->sums, queries, query_cols, query_cols, d->mode,
+                              gpu);
+    }
+    if (d->dknormw.data) {
+        column_sums_finish<X>(&d->dknormw, 1, of_keys, keys, key_cols, key_cols, d->mode, gpu);
+    }
+}
+
+template <class X>
+static inline void heads_row_backward_(X* dqkv, const HeadsGradientsGpu* d, const HeadsGpu<X>* heads,
+                                       const Gpu* gpu) {
+    const int N = heads->sizes.B * heads->sizes.T, groups = ceil_div(N, (int)HEADS_TOKENS),
+              Q = attention_queries_size(heads->sizes), K = attention_keys_size(heads->sizes),
+              most = HEADS_ROW_COLUMNS_ * HEADS_ROW_THREADS;
+    CHECK(Q <= most, "norm of all heads together: %d columns, wanted at most %d", Q, most);
+    launch(heads_row_backward_kernel<X>, dim3((unsigned)groups, 2), HEADS_ROW_THREADS, 0, gpu, dqkv, d->sums,
+           *heads, N);
+    heads_finish_<X>(d, groups, Q, groups, K, gpu);
+}
+
 template <class X>
 static inline void heads_backward(X* dqkv, const HeadsGradientsGpu* d, const X* qkv, const HeadsGpu<X>* heads,
                                   const Gpu* gpu) {
     const AttentionSizes sizes = heads->sizes;
     const int HS = sizes.HS;
-    if (heads_do_nothing(heads)) {
-        return;
+    const HeadsGpu<X> alone = heads_alone_(heads);
+    if (!heads_do_nothing(&alone)) {
+        const dim3 grid = heads_grid_(heads);
+        launch(heads_backward_kernel<X>, grid, 32 * HEADS_WARPS, 0, gpu, dqkv, d->sums, qkv, alone,
+               sizes.B * sizes.T);
+        if (alone.kind == HEADS_NORM) {
+            heads_finish_<X>(d, (int)grid.x * sizes.NH, HS, (int)grid.x * sizes.KV, HS, gpu);
+        }
     }
-    const dim3 grid = heads_grid_(heads);
-    const int queries = (int)grid.x * sizes.NH, keys = (int)grid.x * sizes.KV;
-    launch(heads_backward_kernel<X>, grid, 32 * HEADS_WARPS, 0, gpu, dqkv, d->sums, qkv, *heads,
-           sizes.B * sizes.T);
-    if (heads->kind == HEADS_NORM && d->dqnormw.data) {
-        column_sums_finish<X>(&d->dqnormw, 1, (const float*)d->sums, queries, HS, HS, d->mode, gpu);
-    }
-    if (heads->kind == HEADS_NORM && d->dknormw.data) {
-        column_sums_finish<X>(&d->dknormw, 1, (const float*)d->sums + (size_t)queries * HS, keys, HS, HS,
-                              d->mode, gpu);
+    if (heads->kind == HEADS_ROW_NORM) {
+        heads_row_backward_(dqkv, d, heads, gpu);
     }
 }
 

@@ -20,17 +20,25 @@ struct Results {
 
 static const float EPS = 1e-6f, ONTO = 2;
 
+// Columns of the weights of queries, and of keys.
+static int query_weights(const Case* c) {
+    return c->kind == HEADS_ROW_NORM ? attention_queries_size(c->sizes) : c->sizes.HS;
+}
+static int key_weights(const Case* c) {
+    return c->kind == HEADS_ROW_NORM ? attention_keys_size(c->sizes) : c->sizes.HS;
+}
+
 static size_t rows(const Case* c) { return (size_t)c->sizes.B * c->sizes.T; }
 static RopeSettings settings_of(const Case* c, int T) {
     return {T, c->sizes.HS, c->dims, 1e4f, {ROPE_PLAIN, 0, 0, 0, 0}};
 }
 
 static Results on_cpu(const Case* c, int T) {
-    const int HS = c->sizes.HS, count = c->sizes.NH + c->sizes.KV;
+    const int HS = c->sizes.HS, count = c->sizes.NH + c->sizes.KV, Q = query_weights(c), K = key_weights(c);
     const size_t n = rows(c) * attention_qkv_size(c->sizes);
-    const Results r = {ops_copy(c->x, n), ops_copy(c->dout, n), ops_floats(HS), ops_floats(HS)};
+    const Results r = {ops_copy(c->x, n), ops_copy(c->dout, n), ops_floats(Q), ops_floats(K)};
     Memory memory = memory_on_host();
-    Heads heads = {c->kind, EPS, c->sizes, {NULL, HS}, c->positions, c->weights, c->weights + HS, NULL, NULL};
+    Heads heads = {c->kind, EPS, c->sizes, {NULL, HS}, c->positions, c->weights, c->weights + Q, NULL, NULL};
     heads.raw = ops_floats(rows(c) * count * HS);
     heads.rstd = ops_floats(rows(c) * count);
     if (c->dims > 0) {
@@ -40,7 +48,7 @@ static Results on_cpu(const Case* c, int T) {
                               ops_floats((size_t)c->sizes.B * count * HS)};
     heads_forward_cpu(r.qkv, &heads);
     heads_backward_cpu(r.dqkv, &d, r.qkv, &heads);
-    for (int i = 0; i < HS; i++) {
+    for (int i = 0; i < K; i++) {
         r.dknormw[i] += ONTO;
     }
     memory_close(&memory);
@@ -48,21 +56,21 @@ static Results on_cpu(const Case* c, int T) {
 }
 
 template <class X> static Results on_gpu(const Case* c, int T, const Gpu* gpu) {
-    const int HS = c->sizes.HS, count = c->sizes.NH + c->sizes.KV;
+    const int HS = c->sizes.HS, count = c->sizes.NH + c->sizes.KV, Q = query_weights(c), K = key_weights(c);
     const size_t n = rows(c) * attention_qkv_size(c->sizes);
     X *qkv = upload_rounded<X>(c->x, n, 0, gpu), *dqkv = upload_rounded<X>(c->dout, n, 0, gpu),
-      *weights = upload_rounded<X>(c->weights, 2 * HS, 0, gpu);
+      *weights = upload_rounded<X>(c->weights, Q + K, 0, gpu);
     X* raw = (X*)gpu_alloc(rows(c) * count * HS, sizeof(X), "raw");
     float* rstd = (float*)gpu_alloc(rows(c) * count, sizeof(float), "rstd");
     float* sums = (float*)gpu_alloc(heads_sums(c->sizes), sizeof(float), "sums");
-    float* onto = ops_floats(HS);
-    for (int i = 0; i < HS; i++) {
+    float* onto = ops_floats(Q);
+    for (int i = 0; i < Q; i++) {
         onto[i] = ONTO;
     }
-    float *dq = upload_rounded<float>(onto, HS, 0, gpu), *dk = upload_rounded<float>(onto, HS, 0, gpu);
+    float *dq = upload_rounded<float>(onto, Q, 0, gpu), *dk = upload_rounded<float>(onto, K, 0, gpu);
     int* positions = NULL;
     Memory memory = memory_on_gpu();
-    HeadsGpu<X> heads = {c->kind, EPS, c->sizes, {NULL, HS}, NULL, weights, weights + HS, raw, rstd};
+    HeadsGpu<X> heads = {c->kind, EPS, c->sizes, {NULL, HS}, NULL, weights, weights + Q, raw, rstd};
     if (c->positions) {
         positions = upload_ints(c->positions, rows(c), gpu);
     }
@@ -76,8 +84,8 @@ template <class X> static Results on_gpu(const Case* c, int T, const Gpu* gpu) {
     X* again = upload_rounded<X>(c->dout, n, 0, gpu);
     heads_backward(again, &set, (const X*)qkv, &heads, gpu);
     heads_backward(dqkv, &add, (const X*)qkv, &heads, gpu);
-    const Results r = {take_back(qkv, n, gpu), take_back(dqkv, n, gpu), take_back(dq, HS, gpu),
-                       take_back(dk, HS, gpu)};
+    const Results r = {take_back(qkv, n, gpu), take_back(dqkv, n, gpu), take_back(dq, Q, gpu),
+                       take_back(dk, K, gpu)};
     EXPECT(ops_same_bits(take_back(again, n, gpu), r.dqkv, n), "two runs differ");
     gpu_free(weights);
     gpu_free(raw);
@@ -104,22 +112,25 @@ static void expect_near(const float* got, const float* want, size_t n, double to
 }
 
 // out and dqkv are rounded to X once. In fp32 sums of HS differ by their order. Without weights,
-// the GPU reads the rounded output in the backward pass: another rounding. Sums for weights are
-// fp32.
+// the GPU reads the rounded output in the backward pass: another rounding. So do a norm of all heads
+// and the turn, with a kernel each. Sums for weights are fp32.
 template <class X> static void check(Case c, int T, const Gpu* gpu) {
     const size_t n = rows(&c) * attention_qkv_size(c.sizes);
     const double u = roundoff<X>(), fp32 = 16 * FLT_EPSILON,
                  sums = (16 + 2 * sqrt((double)rows(&c) * c.sizes.NH)) * FLT_EPSILON;
     c.x = normal<X>(n, 2);
     c.dout = normal<X>(n, 1);
-    c.weights = normal<X>(2 * c.sizes.HS, 1);
+    c.weights = normal<X>((size_t)query_weights(&c) + key_weights(&c), 1);
     const Results got = on_gpu<X>(&c, T, gpu), want = on_cpu(&c, T);
-    expect_near(got.qkv, want.qkv, n, u + fp32, "out", &c, DTYPE_OF(X));
-    expect_near(got.dqkv, want.dqkv, n, (c.kind == HEADS_UNIT_NORM ? 2 : 1) * u + fp32, "dqkv", &c,
+    expect_near(got.qkv, want.qkv, n, (c.kind == HEADS_ROW_NORM && c.dims > 0 ? 2 : 1) * u + fp32, "out", &c,
                 DTYPE_OF(X));
-    if (c.kind == HEADS_NORM) {
-        expect_near(got.dqnormw, want.dqnormw, c.sizes.HS, sums, "dqnormw", &c, DTYPE_OF(X));
-        expect_near(got.dknormw, want.dknormw, c.sizes.HS, sums, "dknormw", &c, DTYPE_OF(X));
+    const int twice = c.kind == HEADS_UNIT_NORM || (c.kind == HEADS_ROW_NORM && c.dims > 0);
+    expect_near(got.dqkv, want.dqkv, n, (twice ? 2 : 1) * u + fp32, "dqkv", &c, DTYPE_OF(X));
+    if (c.kind == HEADS_NORM || c.kind == HEADS_ROW_NORM) {
+        expect_near(got.dqnormw, want.dqnormw, query_weights(&c), (twice ? u : 0) + sums, "dqnormw", &c,
+                    DTYPE_OF(X));
+        expect_near(got.dknormw, want.dknormw, key_weights(&c), (twice ? u : 0) + sums, "dknormw", &c,
+                    DTYPE_OF(X));
     }
     ops_close("heads");
 }
@@ -134,9 +145,12 @@ template <class X> static void test_type(const Gpu* gpu) {
         check<X>({HEADS_NORM, s, s.HS}, s.T, gpu);
         check<X>({HEADS_NORM, s, 0}, s.T, gpu);
         check<X>({HEADS_UNIT_NORM, s, s.HS}, s.T, gpu);
+        check<X>({HEADS_ROW_NORM, s, s.HS}, s.T, gpu);
+        check<X>({HEADS_ROW_NORM, s, 0}, s.T, gpu);
     }
     int positions[3] = {7, 0, 99};
     check<X>({HEADS_NORM, attention_sizes(3, 1, 4, 2, 64), 64, positions}, 100, gpu);
+    check<X>({HEADS_ROW_NORM, attention_sizes(1, 70, 6, 5, 128), 128}, 70, gpu); // more than a block's
 }
 
 TEST(heads) {
