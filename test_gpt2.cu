@@ -53,7 +53,7 @@ static ModelConfig arch_config(Arch arch, int L, int NH, int KV, int HS, int F) 
     return cfg;
 }
 
-enum { ARCHS = 8 };
+enum { ARCHS = 12 };
 
 // Sets models that have every kind of operation: 4 queries share a key, or 2, or none; all heads
 // together wider or narrower than the channels; windows of some tokens, in some layers, or one.
@@ -79,6 +79,20 @@ static void set_archs(ModelConfig archs[ARCHS]) {
     archs[6].has_head = 1;
     archs[6].softcap = 15;
     archs[7] = arch_config(ARCH_NANOCHAT, 2, 4, 0, 0, 44);
+    archs[8] = arch_config(ARCH_MIXTRAL, 2, 4, 2, 0, 72);
+    archs[8].E = 4, archs[8].E_used = 2;
+    archs[8].window = 5;
+    archs[8].windows[0] = 3;
+    archs[9] = arch_config(ARCH_QWEN3MOE, 2, 4, 2, 16, 24);
+    archs[9].E = 5, archs[9].E_used = 3;
+    archs[10] = arch_config(ARCH_OLMOE, 2, 4, 2, 0, 40);
+    archs[10].has_head = 1;
+    archs[10].E = 9, archs[10].E_used = 2;
+    archs[11] = arch_config(ARCH_GLM4MOE, 2, 4, 2, 16, 24);
+    archs[11].E = 4, archs[11].E_used = 2;
+    archs[11].Fs = 40;
+    archs[11].rope_dims = 8;
+    archs[11].router_factor = 1.5f;
 }
 
 // Returns the tolerance for |got - want| / |want| of a tensor: each element goes through some tens
@@ -270,10 +284,11 @@ static double cpu_both(CpuTrainer* reference, const int* tokens, const int* targ
 
 // Returns the gradients as fp32 on the host, without the loss scale. The caller frees them.
 static float* gradients_on_host(const Model* model) {
-    float* values = (float*)check_alloc(zero_count(&model->zero.plan, ZERO_FULL), sizeof(float), "gradients");
+    const size_t count = model->gradient_bytes / dtype_bytes(model->grad_dtype);
+    float* values = (float*)check_alloc(count, sizeof(float), "gradients");
     void* raw = check_alloc(model->gradient_bytes, 1, "gradients");
     CUDA_CHECK(cudaMemcpy(raw, model->grads_memory, model->gradient_bytes, cudaMemcpyDeviceToHost));
-    for (size_t i = 0; i < zero_count(&model->zero.plan, ZERO_FULL); i++) {
+    for (size_t i = 0; i < count; i++) {
         values[i] =
             (model->grad_dtype == DTYPE_FP32 ? ((float*)raw)[i] : to_float(((floatX*)raw)[i])) / loss_scale();
     }
@@ -324,13 +339,13 @@ static int is_key_bias(const Model* model, int row, size_t element) {
 }
 
 // Expects zeros between the tensors. Returns the number of these elements.
-static size_t expect_padding(const char* what, ModelConfig cfg, const float* got) {
-    TensorRow rows[MODEL_PARAMETER_ROWS];
-    const size_t count = rows_on_host(rows, cfg) / sizeof(float);
+static size_t expect_padding(const char* what, const ZeroPlan* plan, const TensorRow* rows,
+                             const float* got) {
+    const size_t count = zero_grads_elements(plan, ZERO_BLOCKS_IN_MEMORY);
     char* is_tensor = (char*)check_alloc(count, 1, "elements");
     size_t padding = 0;
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        for (size_t j = 0; j < tensor_elements(&rows[i]); j++) {
+        for (size_t j = 0; zero_has_row(plan, i) && j < tensor_elements(&rows[i]); j++) {
             is_tensor[(float*)test_element(&rows[i], got, j) - got] = 1;
         }
     }
@@ -342,24 +357,25 @@ static size_t expect_padding(const char* what, ModelConfig cfg, const float* got
     return padding;
 }
 
-// Compares each tensor by name, except key biases; expects padding between them.
+// Compares each trained tensor by name, except key biases; expects padding between them. They are
+// laid out as gradients; so are parameters if none is frozen.
 static void expect_tensors(const char* what, const Model* model, const float* got, const float* want,
                            double tolerance) {
     TensorRow rows[MODEL_PARAMETER_ROWS];
-    rows_on_host(rows, model->cfg);
+    zero_gradient_rows(rows, &model->zero.plan, model->cfg, sizeof(float));
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         double error = 0, size = 0;
-        for (size_t j = 0; j < tensor_elements(&rows[i]); j++) {
+        const int is_absent = tensor_is_absent(&rows[i]) || !zero_has_row(&model->zero.plan, i);
+        for (size_t j = 0; !is_absent && j < tensor_elements(&rows[i]); j++) {
             const double w = *(const float*)test_element(&rows[i], want, j),
                          g = *(const float*)test_element(&rows[i], got, j);
             const double difference = is_key_bias(model, i, j) ? 0 : g - w;
             error += difference * difference;
             size += w * w;
         }
-        const int is_absent = tensor_is_absent(&rows[i]);
         EXPECT_NEAR(is_absent ? 0 : sqrt(error / size), 0, tolerance, "%s of %s", what, rows[i].name);
     }
-    EXPECT(expect_padding(what, model->cfg, got) > 0, "%s: no padding to check", what);
+    EXPECT(expect_padding(what, &model->zero.plan, rows, got) > 0, "%s: no padding to check", what);
 }
 
 // Compares loss, logits and gradients with the CPU's.

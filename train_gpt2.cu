@@ -99,7 +99,8 @@ struct Model {
     Rope rope;
     // (N) first token that attention sees, in layers with a window; NULL without any
     int* window_starts;
-    float z_loss; // --z-loss
+    float z_loss;               // --z-loss
+    RouterLosses router_losses; // --router-balance, --router-z; dloss is that of the pass
     NormScratch norm_scratch;
     EmbeddingGpu encoder;
     OptimizerPlan optimizer;
@@ -214,7 +215,8 @@ static void open_operations(Model* model, const Settled* s) {
         optimizer_freeze(&model->optimizer, memory, &model->freeze);
     }
     gradient_norm_open(&model->norm, memory, zero_count(&s->zero, ZERO_SHARDS));
-    step_results_open(&model->results, memory, update > validation ? update : validation, &model->gpu);
+    step_results_open(&model->results, memory, update > validation ? update : validation,
+                      (size_t)cfg.L * (size_t)router_statistics(cfg.E), &model->gpu);
     model->is_top = (int*)memory_take(memory, "scratch: most likely targets", MEMORY_DEVICE, N * sizeof(int));
 }
 
@@ -265,6 +267,7 @@ static void set_sizes(Model* model, const Settled* s) {
     model->T = o->seq_len;
     model->use = s->use;
     model->z_loss = s->options.z_loss;
+    model->router_losses = RouterLosses{s->options.router_balance, s->options.router_z, 0};
     model->recompute = (RecomputeLevel)o->recompute;
     model->freeze = s->freeze;
     model->chunk = memory_chunk(s);
@@ -472,7 +475,7 @@ static Block block_at(Model* model, int l, const Pass* pass) {
                  self_attention_of(cfg, l, &w.qkv, &p, &a, pass, starts_of(model, l, pass), model->rope,
                                    &model->linear, &model->attention),
                  w.attproj,
-                 {model_activation(cfg), N, w.fc, w.fcproj, a.fch, a.fch_act, &model->linear}};
+                 mlp_of(cfg, &w, &p, &a, pass, &model->linear)};
 }
 
 // Runs the block up to the hidden layer of the MLP.
@@ -645,7 +648,9 @@ static void block_backward(Model* model, int l, const Pass* pass, GradientMode m
     zero_clear_frozen(&model->zero, model->gradient_rows, model->cfg, &model->freeze, l);
 
     // the MLP: dfch (N, F)
-    const MlpGradientsGpu dmlp = {dln2, d.fcw, d.fcb, d.fcprojw, mlp_mode, a.dfch};
+    const MlpGradientsGpu dmlp =
+        mlp_gradients_of(&d, &a, dln2, mlp_mode, model->router_losses,
+                         router_statistics_of(model->results.statistics, l, model->cfg.E));
     mlp_backward(&b.mlp, &dmlp, dresidual, a.ln2);
     // dresidual, and its column sums: the gradient of attprojb (C)
     const NormGradients dnorm2 = {d.ln2w, d.ln2b, mlp_mode, d.attprojb, attention_mode};
@@ -700,6 +705,7 @@ static void model_backward(Model* model, Batch batch, float dloss, GradientMode 
     const NormGpu<floatX> norm = last_norm(model, &pass);
     const NormGradients dnorm = {d.lnfw, d.lnfb, mode, bias_grad_into(model, cfg.L), mode};
     floatX* dlnf = a.branch; // (N, C)
+    model->router_losses.dloss = dloss;
     zero_wait_for_buffer(&model->zero, -1);
     head.teaching = model->teaching;
     lm_head_gradients(a.losses, dlnf, cfg.has_head ? d.head : d.wte, &head, dloss, mode);
@@ -825,6 +831,10 @@ static void gradients_end(Model* model, InBackward* hook, int64_t batches, RankR
         memcpy(losses, result->losses, (size_t)batches * sizeof(double));
         report->square_sum = result->square_sum;
         report->divergence = result->divergence;
+    }
+    if (model->results.statistics) {
+        memcpy(rank_report_statistics(report), model->results.statistics_on_host,
+               model->results.statistics_bytes);
     }
     report->pace_s = forward_clock_pace_s(&model->clock);
     matmul_gpu_keep_cache(&model->matmul);

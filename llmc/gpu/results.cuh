@@ -2,7 +2,8 @@
 results.cuh -- results of an update, or of the batches of a validation, that the host reads back: on
 the GPU and in pinned memory.
 
-Kernels append losses and set the rest; the host reads all of it at once, and waits.
+Kernels append losses, add to statistics, and set the rest; the host reads all of it at once, and
+waits.
 */
 #ifndef LLMC_RESULTS_CUH
 #define LLMC_RESULTS_CUH
@@ -29,19 +30,29 @@ static inline size_t step_result_bytes(int64_t losses) {
 
 typedef struct {
     StepResult *on_gpu, *on_host;
-    int64_t max_losses; // capacity
+    double *statistics, *statistics_on_host; // sums over micro-steps, on the GPU and on the host
+    size_t statistics_bytes;                 // 0: none
+    int64_t max_losses;                      // capacity
     // losses that the host has not read yet, of batches that the GPU runs ahead with
     int64_t waiting;
     const Gpu* gpu;
 } StepResults;
 
-// Opens the results. `gpu` must stay valid.
-static inline void step_results_open(StepResults* r, Memory* memory, int64_t max_losses, const Gpu* gpu) {
+// Opens the results, with so many statistics. `gpu` must stay valid.
+static inline void step_results_open(StepResults* r, Memory* memory, int64_t max_losses, size_t statistics,
+                                     const Gpu* gpu) {
     const size_t bytes = step_result_bytes(max_losses);
     r->max_losses = max_losses;
     r->gpu = gpu;
     r->on_gpu = (StepResult*)memory_take(memory, "scratch: results", MEMORY_DEVICE, bytes);
     r->on_host = (StepResult*)memory_take(memory, "staging: results", MEMORY_PINNED, bytes);
+    r->statistics_bytes = statistics * sizeof(double);
+    r->statistics = r->statistics_on_host = NULL;
+    if (statistics > 0) {
+        r->statistics = (double*)memory_take(memory, "scratch: results", MEMORY_DEVICE, r->statistics_bytes);
+        r->statistics_on_host =
+            (double*)memory_take(memory, "staging: results", MEMORY_PINNED, r->statistics_bytes);
+    }
 }
 
 // Forgets all losses and divergences; call it before the first micro-step of an update, and the
@@ -52,11 +63,20 @@ static inline void step_results_clear(StepResults* r) {
     r->waiting = 0;
 }
 
-// Copies the result and its first `losses` losses to the host, and waits for them.
+// Queues the copy of the statistics to the host.
+static inline void step_results_copy_statistics(StepResults* r, cudaStream_t stream) {
+    if (r->statistics) {
+        CUDA_CHECK(cudaMemcpyAsync(r->statistics_on_host, r->statistics, r->statistics_bytes,
+                                   cudaMemcpyDeviceToHost, stream));
+    }
+}
+
+// Copies the result, its first `losses` losses and the statistics to the host, and waits for them.
 static inline const StepResult* step_results_read(StepResults* r, int64_t losses) {
     assert(losses <= r->max_losses);
     CUDA_CHECK(cudaMemcpyAsync(r->on_host, r->on_gpu, step_result_bytes(losses), cudaMemcpyDeviceToHost,
                                r->gpu->stream));
+    step_results_copy_statistics(r, r->gpu->stream);
     CUDA_CHECK(cudaStreamSynchronize(r->gpu->stream));
     return r->on_host;
 }

@@ -11,6 +11,9 @@ with --quantize blocks of 8 bits.
 
 Few rows of input read blocks as they are; for more, a matrix is expanded to floatX before the
 usual matmul. The backward pass is that of matmul.cuh.
+
+linear_experts_* are the same for rows of experts, whose matrices follow w, that of expert 0
+(expert_matmul.cuh). They read blocks of 8 bits an expert at a time.
 */
 #ifndef LLMC_LINEAR_CUH
 #define LLMC_LINEAR_CUH
@@ -19,6 +22,7 @@ usual matmul. The backward pass is that of matmul.cuh.
 
 #include "llmc/ops/embedding.cuh"
 #include "llmc/ops/activation.cuh"
+#include "llmc/ops/expert_matmul.cuh"
 #include "llmc/model/model.h"
 #include "llmc/ops/matmul.cuh"
 #include "llmc/ops/q8.cuh"
@@ -115,6 +119,37 @@ static inline void linear_backward(floatX* dinp, Gradient dweight, const floatX*
                                    const Weight* w, int N, GradientMode mode, LinearGpu* linear) {
     linear_backward_weight(dweight, dout, inp, w, N, mode, linear);
     matmul_backward_input(dinp, dout, w->data, N, w->C, w->OC, linear->matmul);
+}
+
+// Sets out from blocks: the matrix of one expert after the other is expanded, of E in all.
+static inline void linear_experts_forward_blocks_(floatX* out, const floatX* inp, const Weight* w,
+                                                  const ExpertRows* rows, LinearGpu* linear) {
+    const size_t elements = (size_t)w->OC * w->C;
+    const QuantizedGpu all = quantized_gpu_bind(w->data, (size_t)rows->E * elements);
+    for (int e = 0; e < rows->E; e++) {
+        const QuantizedGpu expert = {all.q + e * elements, all.scales + e * elements / QUANTIZED_BLOCK};
+        const ExpertRows own = {rows->first + e, 1, rows->rows};
+        quantized_expand(linear->expanded, expert, elements, linear->gpu);
+        expert_matmul_forward(out, inp, (const floatX*)linear->expanded, &own, w->C, w->OC, linear->gpu);
+    }
+}
+
+static inline void linear_experts_forward(floatX* out, const floatX* inp, const Weight* w,
+                                          const ExpertRows* rows, LinearGpu* linear) {
+    if (linear->is_quantized) {
+        linear_experts_forward_blocks_(out, inp, w, rows, linear);
+    } else {
+        expert_matmul_forward(out, inp, w->data, rows, w->C, w->OC, linear->gpu);
+    }
+}
+
+// Sets or adds to the gradients of all experts' matrices, unless dweight has no data.
+static inline void linear_experts_backward_weight(Gradient dweight, const floatX* dout, const floatX* inp,
+                                                  const Weight* w, const ExpertRows* rows, GradientMode mode,
+                                                  LinearGpu* linear) {
+    if (dweight.data) {
+        expert_matmul_backward_weight(dweight, dout, inp, rows, w->C, w->OC, mode, linear->gpu);
+    }
 }
 
 // Sets out (N, C) from the embeddings of tokens and of positions.

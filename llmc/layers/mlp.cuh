@@ -6,6 +6,10 @@ mlp.cuh -- mlp.h on the GPU.
     out (N, C)       = residual + act proj^T + bias
 
 The gradient of proj's bias is the sum of dout over its rows. It is computed where dout is made.
+
+With experts, all of them are computed together (expert_matmul.cuh), as are the matmuls of the
+router: a token takes the same experts in every batch. The gradient of the router's logits is
+rounded to floatX.
 */
 #ifndef LLMC_MLP_CUH
 #define LLMC_MLP_CUH
@@ -13,34 +17,29 @@ The gradient of proj's bias is the sum of dout over its rows. It is computed whe
 #include "llmc/gpu/floatx.cuh"
 
 #include "llmc/layers/linear.cuh"
+#include "llmc/layers/pass.h"
+#include "llmc/ops/experts.cuh"
+#include "llmc/ops/router.cuh"
+#include "llmc/parallel/zero.cuh"
+
+// Experts of a block; router.E = 0: none.
+typedef struct {
+    Router router;
+    const floatX* bias;    // (E) of the router, or NULL
+    const floatX* routerw; // (E, C)
+    Weight fc, proj;       // of the MLP that all tokens take
+    floatX *fch, *act;     // (N, gates Fs), (N, Fs); NULL without it
+    floatX *in, *out;      // (M, C)
+} ExpertsGpu;
 
 typedef struct {
     ActivationKind kind;
     int N;
-    Weight fc, proj;   // (gates F, C), (C, F)
-    floatX *fch, *act; // (N, gates F), (N, F)
+    Weight fc, proj;   // (gates F, C), (C, F); of expert 0
+    floatX *fch, *act; // (N, gates F), (N, F); of experts M rows
     LinearGpu* linear;
+    ExpertsGpu experts;
 } MlpGpu;
-
-// Sets act from fch again, for a backward pass that needs it.
-static inline void mlp_activation(const MlpGpu* mlp) {
-    activation_forward(mlp->act, mlp->fch, mlp->N, mlp->proj.C, mlp->kind, mlp->linear->gpu);
-}
-
-// Sets fch and act.
-static inline void mlp_hidden(const MlpGpu* mlp, const floatX* inp) {
-    if (mlp->kind == ACTIVATION_GELU) {
-        linear_forward_gelu(mlp->act, mlp->fch, inp, &mlp->fc, mlp->N, mlp->linear);
-    } else {
-        linear_forward(mlp->fch, inp, &mlp->fc, mlp->N, mlp->linear);
-        mlp_activation(mlp);
-    }
-}
-
-// Sets out (N, C), which is not residual (N, C), after mlp_hidden.
-static inline void mlp_forward_residual(floatX* out, const floatX* residual, const MlpGpu* mlp) {
-    linear_forward_residual(out, residual, mlp->act, &mlp->proj, mlp->N, mlp->linear);
-}
 
 // Gradients of parameters, without data if frozen, which the backward pass sets or adds to as
 // `mode` says; dinp (N, C), which it sets; and memory that it uses.
@@ -48,11 +47,76 @@ typedef struct {
     floatX* dinp;
     Gradient dfcw, dfcb, dfcprojw;
     GradientMode mode;
-    floatX* dfch; // (N, gates F)
+    floatX* dfch; // (M, gates F)
+    // of the router, and of the MLP that all tokens take
+    Gradient drouterw, dshared_fcw, dshared_projw;
+    floatX* dlogits; // (N, E)
+    float* dscale;   // (M)
+    RouterLosses losses;
+    double* statistics; // of the router, on the GPU; NULL: not counted
 } MlpGradientsGpu;
 
+// Returns the MLP of a layer in a pass.
+static inline MlpGpu mlp_of(ModelConfig cfg, const LayerWeights* w, const ModelParameters* p,
+                            const ModelActivations* a, const Pass* pass, LinearGpu* linear) {
+    const Router router = {model_architecture(cfg.arch)->router,
+                           pass->B,
+                           pass->T,
+                           cfg.E,
+                           cfg.E_used,
+                           model_router_factor(cfg),
+                           NULL,
+                           a->router_logits,
+                           a->chosen,
+                           a->expert_rows,
+                           a->expert_order,
+                           a->expert_first,
+                           a->expert_scale};
+    const ExpertsGpu experts = {router,  p->routerb,  p->routerw,   w->shared_fc, w->shared_fcproj,
+                                a->sfch, a->sfch_act, a->expert_in, a->expert_out};
+    return {model_activation(cfg), pass_tokens(pass), w->fc, w->fcproj, a->fch, a->fch_act, linear, experts};
+}
+
+// Returns the gradients of a layer: those of its parameters are in `d`, `a` has memory.
+static inline MlpGradientsGpu mlp_gradients_of(const ModelGradients* d, const ModelActivations* a,
+                                               floatX* dinp, GradientMode mode, RouterLosses losses,
+                                               double* statistics) {
+    return {dinp,
+            d->fcw,
+            d->fcb,
+            d->fcprojw,
+            mode,
+            a->dfch,
+            d->routerw,
+            d->sfcw,
+            d->sfcprojw,
+            (floatX*)(void*)a->drouter_logits,
+            a->dexpert_scale,
+            losses,
+            statistics};
+}
+
+// ---- one MLP ----
+
+static inline void mlp_one_activation_(const MlpGpu* mlp) {
+    activation_forward(mlp->act, mlp->fch, mlp->N, mlp->proj.C, mlp->kind, mlp->linear->gpu);
+}
+
+static inline void mlp_one_hidden_(const MlpGpu* mlp, const floatX* inp) {
+    if (mlp->kind == ACTIVATION_GELU) {
+        linear_forward_gelu(mlp->act, mlp->fch, inp, &mlp->fc, mlp->N, mlp->linear);
+    } else {
+        linear_forward(mlp->fch, inp, &mlp->fc, mlp->N, mlp->linear);
+        mlp_one_activation_(mlp);
+    }
+}
+
+static inline void mlp_one_forward_residual_(floatX* out, const floatX* residual, const MlpGpu* mlp) {
+    linear_forward_residual(out, residual, mlp->act, &mlp->proj, mlp->N, mlp->linear);
+}
+
 // Sets dfch and dfcb.
-static inline void mlp_backward_hidden_(const MlpGpu* mlp, const MlpGradientsGpu* d, const floatX* dout) {
+static inline void mlp_one_backward_hidden_(const MlpGpu* mlp, const MlpGradientsGpu* d, const floatX* dout) {
     const Weight* proj = &mlp->proj;
     MatmulGpu* matmul = mlp->linear->matmul;
     floatX* dact = mlp->act; // nobody reads act any more
@@ -68,13 +132,146 @@ static inline void mlp_backward_hidden_(const MlpGpu* mlp, const MlpGradientsGpu
     }
 }
 
+static inline void mlp_one_backward_(const MlpGpu* mlp, const MlpGradientsGpu* d, const floatX* dout,
+                                     const floatX* inp) {
+    LinearGpu* linear = mlp->linear;
+    linear_backward_weight(d->dfcprojw, dout, mlp->act, &mlp->proj, mlp->N, d->mode, linear);
+    mlp_one_backward_hidden_(mlp, d, dout);
+    linear_backward(d->dinp, d->dfcw, d->dfch, inp, &mlp->fc, mlp->N, d->mode, linear);
+}
+
+// ---- experts ----
+
+static inline int mlp_has_experts_(const MlpGpu* mlp) { return mlp->experts.router.E > 0; }
+
+// Returns the MLP that all tokens take; it has no rows if the model has none.
+static inline MlpGpu mlp_shared_(const MlpGpu* mlp) {
+    const ExpertsGpu* x = &mlp->experts;
+    return {mlp->kind, x->fch ? mlp->N : 0, x->fc, x->proj, x->fch, x->act, mlp->linear, {}};
+}
+
+// Returns the rows of the matmuls of the router: all tokens.
+static inline ExpertRows mlp_tokens_(const MlpGpu* mlp) { return {NULL, 1, mlp->N}; }
+
+static inline void mlp_experts_activation_(const MlpGpu* mlp) {
+    experts_swiglu(mlp->act, mlp->fch, &mlp->experts.router, mlp->proj.C, mlp->linear->gpu);
+}
+
+static inline void mlp_experts_hidden_(const MlpGpu* mlp, const floatX* inp) {
+    const ExpertsGpu* x = &mlp->experts;
+    const Gpu* gpu = mlp->linear->gpu;
+    const MlpGpu shared = mlp_shared_(mlp);
+    const ExpertRows tokens = mlp_tokens_(mlp), rows = experts_rows(&x->router);
+    assert(mlp->kind == ACTIVATION_SWIGLU);
+    expert_matmul_forward(x->router.logits, inp, x->routerw, &tokens, mlp->fc.C, x->router.E, gpu);
+    router_forward(&x->router, x->bias, gpu);
+    experts_gather(x->in, inp, &x->router, mlp->fc.C, gpu);
+    linear_experts_forward(mlp->fch, x->in, &mlp->fc, &rows, mlp->linear);
+    mlp_experts_activation_(mlp);
+    if (shared.N > 0) {
+        mlp_one_hidden_(&shared, inp);
+    }
+}
+
+static inline void mlp_experts_forward_residual_(floatX* out, const floatX* residual, const MlpGpu* mlp) {
+    const ExpertsGpu* x = &mlp->experts;
+    const MlpGpu shared = mlp_shared_(mlp);
+    const ExpertRows rows = experts_rows(&x->router);
+    linear_experts_forward(x->out, mlp->act, &mlp->proj, &rows, mlp->linear);
+    if (shared.N > 0) {
+        mlp_one_forward_residual_(out, residual, &shared);
+    }
+    experts_sum(out, shared.N > 0 ? (const floatX*)out : residual, x->out, &x->router, mlp->fc.C,
+                mlp->linear->gpu);
+}
+
+// ---- gradients of experts ----
+
+// Turns the gradient of the tokens' outputs into that of the experts' inputs, in x->out; sets
+// dscale.
+static inline void mlp_rows_backward_(const MlpGpu* mlp, const MlpGradientsGpu* d, const floatX* dout,
+                                      const floatX* inp) {
+    const ExpertsGpu* x = &mlp->experts;
+    const Weight *fc = &mlp->fc, *proj = &mlp->proj;
+    const ExpertRows rows = experts_rows(&x->router);
+    const Gpu* gpu = mlp->linear->gpu;
+    floatX* dact = mlp->act; // nobody reads act any more
+    experts_gather(x->out, dout, &x->router, fc->C, gpu);
+    linear_experts_backward_weight(d->dfcprojw, x->out, mlp->act, proj, &rows, d->mode, mlp->linear);
+    expert_matmul_backward_input(dact, x->out, proj->data, &rows, proj->C, proj->OC, GRADIENT_SET, gpu);
+    experts_swiglu_backward(d->dfch, d->dscale, dact, mlp->fch, &x->router, proj->C, gpu);
+    if (d->dfcw.data) {
+        experts_gather(x->in, inp, &x->router, fc->C, gpu);
+    }
+    linear_experts_backward_weight(d->dfcw, d->dfch, x->in, fc, &rows, d->mode, mlp->linear);
+    expert_matmul_backward_input(x->out, d->dfch, fc->data, &rows, fc->C, fc->OC, GRADIENT_SET, gpu);
+}
+
+// Sets dinp to the gradient through the MLP that all tokens take. Returns 0 if the model has none.
+static inline int mlp_shared_backward_(const MlpGpu* mlp, const MlpGradientsGpu* d, const floatX* dout,
+                                       const floatX* inp) {
+    const MlpGpu shared = mlp_shared_(mlp);
+    MlpGradientsGpu own = *d;
+    own.dfcw = d->dshared_fcw;
+    own.dfcprojw = d->dshared_projw;
+    if (shared.N > 0) {
+        mlp_one_backward_(&shared, &own, dout, inp);
+    }
+    return shared.N > 0;
+}
+
+// Sets or adds to dinp the gradient through the router, and sets or adds to that of its weight.
+static inline void mlp_router_backward_(const MlpGpu* mlp, const MlpGradientsGpu* d, GradientMode mode,
+                                        const floatX* inp) {
+    const ExpertsGpu* x = &mlp->experts;
+    const ExpertRows tokens = mlp_tokens_(mlp);
+    const int C = mlp->fc.C, E = x->router.E;
+    const Gpu* gpu = mlp->linear->gpu;
+    float* entropies = (float*)(void*)x->in; // nobody reads the rows any more
+    router_backward(d->dlogits, entropies, d->dscale, &x->router, d->losses, gpu);
+    if (d->statistics) {
+        router_statistics_add(d->statistics, entropies, &x->router, gpu);
+    }
+    if (d->drouterw.data) {
+        expert_matmul_backward_weight(d->drouterw, d->dlogits, inp, &tokens, C, E, d->mode, gpu);
+    }
+    expert_matmul_backward_input(d->dinp, d->dlogits, x->routerw, &tokens, C, E, mode, gpu);
+}
+
+static inline void mlp_experts_backward_(const MlpGpu* mlp, const MlpGradientsGpu* d, const floatX* dout,
+                                         const floatX* inp) {
+    const ExpertsGpu* x = &mlp->experts;
+    mlp_rows_backward_(mlp, d, dout, inp);
+    const int has_shared = mlp_shared_backward_(mlp, d, dout, inp);
+    mlp_router_backward_(mlp, d, has_shared ? GRADIENT_ADD : GRADIENT_SET, inp);
+    experts_sum(d->dinp, (const floatX*)d->dinp, x->out, &x->router, mlp->fc.C, mlp->linear->gpu);
+}
+
+// ---- either ----
+
+// Sets fch and act; with experts, routes the tokens.
+static inline void mlp_hidden(const MlpGpu* mlp, const floatX* inp) {
+    (mlp_has_experts_(mlp) ? mlp_experts_hidden_ : mlp_one_hidden_)(mlp, inp);
+}
+
+// Sets out (N, C), which is not residual (N, C), after mlp_hidden.
+static inline void mlp_forward_residual(floatX* out, const floatX* residual, const MlpGpu* mlp) {
+    (mlp_has_experts_(mlp) ? mlp_experts_forward_residual_ : mlp_one_forward_residual_)(out, residual, mlp);
+}
+
+// Sets act from fch again, for a backward pass that needs it.
+static inline void mlp_activation(const MlpGpu* mlp) {
+    const MlpGpu shared = mlp_shared_(mlp);
+    (mlp_has_experts_(mlp) ? mlp_experts_activation_ : mlp_one_activation_)(mlp);
+    if (shared.N > 0) {
+        mlp_one_activation_(&shared);
+    }
+}
+
 // Sets and adds to gradients. dout and inp are (N, C). act and dfch are undefined afterwards.
 static inline void mlp_backward(const MlpGpu* mlp, const MlpGradientsGpu* d, const floatX* dout,
                                 const floatX* inp) {
-    LinearGpu* linear = mlp->linear;
-    linear_backward_weight(d->dfcprojw, dout, mlp->act, &mlp->proj, mlp->N, d->mode, linear);
-    mlp_backward_hidden_(mlp, d, dout);
-    linear_backward(d->dinp, d->dfcw, d->dfch, inp, &mlp->fc, mlp->N, d->mode, linear);
+    (mlp_has_experts_(mlp) ? mlp_experts_backward_ : mlp_one_backward_)(mlp, d, dout, inp);
 }
 
 #endif

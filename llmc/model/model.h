@@ -310,7 +310,7 @@ typedef enum {
   X(expert_in,  1,      M,      BLOCK, w.expert,            floatX,  LIVE_BLOCK)   /* rows of the experts' input, in their order */ \
   X(expert_out, 1,      M,      BLOCK, w.expert,            floatX,  LIVE_BLOCK)   /* rows of their output; gradients of both */ \
   X(dexpert_scale, 1,   trained_M, BLOCK, w.dscale,         float,   LIVE_BLOCK)   /* gradient of expert_scale (M), then memory for its parts */ \
-  X(drouter_logits, 1,  trained, BLOCK, w.E,                float,   LIVE_BLOCK)   /* gradient of the logits of experts */ \
+  X(drouter_logits, 1,  trained, BLOCK, w.dlogits,          float,   LIVE_BLOCK)   /* gradient of the logits of experts; on a GPU its rows are multiples of 8 columns */ \
   X(dqkv,       1,      trained, BLOCK, w.dqkv,              floatX,  LIVE_BLOCK)  /* memory for sums in the MLP's turn */ \
   X(dfch,       1,      trained_M, BLOCK, w.dfch,              floatX,  LIVE_BLOCK)  /* memory for sums in attention's turn */
 // clang-format on
@@ -344,7 +344,7 @@ typedef struct {
     int norm, norm_bias, qkv_bias, bias, hidden_bias, query_norm, key_norm;
     int mean, embedding_rstd, raw, unit_rstd, branch, dqkv, dfch;
     int mlps, Fs, shared; // equal matrices of an MLP's kind; of the shared expert
-    int has_experts, E, E_used, expert_first, expert, dscale, router_bias;
+    int has_experts, E, E_used, expert_first, expert, dscale, dlogits, router_bias;
 } ModelWidths;
 
 static inline void model_expert_widths_(ModelWidths* w, ModelConfig cfg) {
@@ -356,6 +356,7 @@ static inline void model_expert_widths_(ModelWidths* w, ModelConfig cfg) {
     w->expert_first = cfg.E > 0 ? cfg.E + 1 : 0;
     w->expert = cfg.E > 0 ? cfg.C : 0;
     w->dscale = cfg.E > 0 ? 1 + w->F / 32 : 0;
+    w->dlogits = (cfg.E + 7) / 8 * 8;
     w->dfch = w->dfch > w->G * cfg.Fs ? w->dfch : w->G * cfg.Fs;
     w->router_bias = model_architecture(cfg.arch)->router == ROUTER_SIGMOID ? cfg.E : 0;
 }

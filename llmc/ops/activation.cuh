@@ -93,11 +93,11 @@ __global__ void activation_backward_kernel(T* dinp, const T* dout, const T* inp,
 // SwiGLU and its two derivatives. e is finite, as in gelu_slope_.
 typedef struct {
     float out, by_gate, by_up;
-} SwigluGpu_;
+} SwigluGpu;
 
-__device__ inline SwigluGpu_ swiglu_(float gate, float up) {
+__device__ inline SwigluGpu swiglu_at(float gate, float up) {
     const float e = __expf(fminf(-gate, 87.0f)), s = __fdividef(1.0f, 1.0f + e), swish = gate * s;
-    const SwigluGpu_ y = {swish * up, up * (s + swish * (e * s)), swish};
+    const SwigluGpu y = {swish * up, up * (s + swish * (e * s)), swish};
     return y;
 }
 
@@ -132,7 +132,7 @@ template <class T, int WIDTH> __global__ void swiglu_forward_kernel(T* act, cons
         Pack<T> out = {};
 #pragma unroll
         for (int i = 0; i < WIDTH; i++) {
-            out[i] = from_float<T>(swiglu_(to_float(gate[i]), to_float(up[i])).out);
+            out[i] = from_float<T>(swiglu_at(to_float(gate[i]), to_float(up[i])).out);
         }
         activation_store_<WIDTH>(act + at, out);
     }
@@ -153,7 +153,7 @@ __global__ void swiglu_backward_kernel(T* dpre, const T* dact, const T* pre, siz
         Pack<T> dgate = {}, dup = {};
 #pragma unroll
         for (int i = 0; i < WIDTH; i++) {
-            const SwigluGpu_ y = swiglu_(to_float(gate[i]), to_float(up[i]));
+            const SwigluGpu y = swiglu_at(to_float(gate[i]), to_float(up[i]));
             dgate[i] = from_float<T>(to_float(d[i]) * y.by_gate);
             dup[i] = from_float<T>(to_float(d[i]) * y.by_up);
         }

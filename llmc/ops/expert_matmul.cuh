@@ -30,6 +30,7 @@ the same bits in every batch.
 #include "llmc/gpu/gpu.cuh"
 #include "llmc/gpu/ptx.cuh"
 #include "llmc/gpu/tiles.cuh"
+#include "llmc/ops/experts.h"
 #include "llmc/ops/gradient.h"
 
 enum { EXPERT_SIDE = 128, EXPERT_WARP_SIDE = 64, EXPERT_WARPS = 4, EXPERT_THREADS = 32 * EXPERT_WARPS };
@@ -43,8 +44,7 @@ typedef struct {
 // Place of an operand's elements: those of one sum are neighbors, or `stride` elements apart.
 typedef enum { EXPERT_ALONG_, EXPERT_ACROSS_ } ExpertLayout_;
 
-// Columns that are copied together. Returns the distance of rows of OC columns that sums run over.
-enum { EXPERT_PACK = 8 };
+// Returns the distance of rows of OC columns that sums run over.
 static inline int expert_padded(int OC) { return ceil_div(OC, (int)EXPERT_PACK) * EXPERT_PACK; }
 
 // Sizes of tiles. Two blocks fit on a multiprocessor: up to 230 registers (sm_90a, CUDA 13), no

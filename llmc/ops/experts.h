@@ -25,6 +25,9 @@ and leaves padding as it is.
 extern "C" {
 #endif
 
+// Columns that the GPU copies together: there C and F are multiples of it.
+enum { EXPERT_PACK = 8 };
+
 void experts_gather_cpu(float* rows, const float* tokens, const Router* router, int C);
 
 // Sets tokens, or adds to them, as `mode` says.

@@ -5,8 +5,8 @@ of X = float, bf16 or fp16.
     dlogits   (N, E)   rows are router_stride(E) elements apart, with zeros after E, as
                        expert_matmul.cuh reads them
 
-NaN is the smallest score, so that the choice is always a valid one. The counts of rows are integers:
-atomics on them give the same result in any order.
+NaN is the smallest score, so that the choice is always a valid one. The counts of rows are
+integers: atomics on them give the same result in any order.
 */
 #ifndef LLMC_ROUTER_CUH
 #define LLMC_ROUTER_CUH
@@ -234,8 +234,8 @@ __device__ inline RouterSlot_ router_slot_(const Router& r, const float* dscale,
     return slot;
 }
 
-// Returns the gradient of expert e's logit l, of probability p, from those of the weights. All lanes
-// call it.
+// Returns the gradient of expert e's logit l, of probability p, from those of the weights. All
+// lanes call it.
 __device__ inline float router_weigh_backward_(const Router& r, const RouterSlot_& slot, int e, float l,
                                                float p) {
     float dl = r.kind == ROUTER_SOFTMAX ? -p * slot.sum : 0.0f;
@@ -305,7 +305,8 @@ __device__ inline float router_token_backward_(X* dl, const float* dscale, const
 // A block computes dlogits of up to 128 tokens of a sequence, a warp one of them at a time; and the
 // sum of their entropies.
 // grid   ceil(T / 128), B      block   256      shared   4.1 KiB
-// moves  N*E fp32 in, N*E of X out; with a balance loss N*used * T/128 in, from L2. Bound by memory.
+// moves  N*E fp32 in, N*E of X out; with a balance loss N*used * T/128 in, from L2. Bound by
+//        memory.
 // order  fixed
 template <class X>
 __global__ void __launch_bounds__(ROUTER_THREADS)

@@ -78,6 +78,7 @@ static inline void in_backward_sum_(InBackwardGpu* n, int g, InBackward* hook) {
                                    zero_trained_elements(&n->zero->plan, g), n->norm, beside);
     CUDA_CHECK(cudaMemcpyAsync(n->results->on_host, n->results->on_gpu, step_result_bytes(1),
                                cudaMemcpyDeviceToHost, beside->stream));
+    step_results_copy_statistics(n->results, beside->stream);
     CUDA_CHECK(cudaEventRecord(n->summed, beside->stream));
     n->group = g;
     n->hook = hook;

@@ -27,6 +27,7 @@ void setup_check_in_backward(const Settled* s);
 
 // Refuses --quantize if the run trains or exports, and for a model whose rows are not whole blocks.
 void setup_check_quantize(const Settled* s);
+void setup_check_experts(const Settled* s);
 
 // Refuses a teacher that does not fit the model or the run, and its options without one.
 void setup_check_teacher(const Settled* s);
@@ -61,6 +62,7 @@ void setup_check_optimizer(const Settled* s);
 #include "llmc/formats/llmc_bin.h"
 #include "llmc/layers/q8_weights.h"
 #include "llmc/model/share_layers.h"
+#include "llmc/ops/experts.h"
 #include "llmc/setup/recipes.h"
 
 void setup_check_model(const Settled* s) {
@@ -159,6 +161,15 @@ void setup_check_quantize(const Settled* s) {
     if (unfit) {
         die_usage("--quantize q8_0: a matrix has %d columns, wanted a multiple of %d; --quantize off works",
                   unfit, QUANTIZED_BLOCK);
+    }
+}
+
+// Refuses experts that the matmuls of the GPU cannot copy in packs.
+void setup_check_experts(const Settled* s) {
+    const int F = model_hidden(s->cfg), C = s->cfg.C, unfit = C % EXPERT_PACK ? C : F;
+    if (s->cfg.E > 0 && s->options.program.trainer == OPTION_GPU && unfit % EXPERT_PACK) {
+        die_usage("a matrix of an expert has %d columns; on a GPU wanted a multiple of %d", unfit,
+                  EXPERT_PACK);
     }
 }
 

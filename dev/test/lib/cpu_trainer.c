@@ -4,11 +4,24 @@
 
 #include "dev/test/lib/cpu_trainer.h"
 #include "dev/test/lib/settled_alone.h"
+#include "dev/test/lib/test_element.h"
 
 struct CpuTrainer {
     Model model;
     Comm comm;
 };
+
+// Copies parameters that are laid out without frozen ones: a router's bias is always frozen.
+static void copy_parameters(Model* model, const float* params) {
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    model_parameter_rows(rows, model->cfg);
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        for (size_t j = 0; j < tensor_elements(&rows[i]); j++) {
+            *(float*)test_element(&model->parameter_rows[i], model->params_memory, j) =
+                *(const float*)test_element(&rows[i], params, j);
+        }
+    }
+}
 
 CpuTrainer* cpu_trainer_open(ModelConfig cfg, int B, int T, const float* params) {
     CpuTrainer* trainer = (CpuTrainer*)check_alloc(1, sizeof(CpuTrainer), "CPU trainer");
@@ -16,12 +29,14 @@ CpuTrainer* cpu_trainer_open(ModelConfig cfg, int B, int T, const float* params)
                              .seq_len = T,
                              .steps = 1,
                              .recompute = RECOMPUTE_NONE,
+                             .router_balance = 0.01f,
+                             .router_z = 0.001f,
                              .embedding_lr_scale = 1,
                              .vector_lr_scale = 1};
     trainer->comm.size = 1;
     const Settled s = settled_alone(&options, cfg, USE_TRAIN, SAFETENSORS_F32);
     model_open(&trainer->model, &s, memory_on_host(), &trainer->comm);
-    memcpy(trainer->model.params_memory, params, trainer->model.parameter_bytes);
+    copy_parameters(&trainer->model, params);
     return trainer;
 }
 

@@ -112,8 +112,8 @@ static void expect_near(const float* got, const float* want, size_t n, double to
 }
 
 // out and dqkv are rounded to X once. In fp32 sums of HS differ by their order. Without weights,
-// the GPU reads the rounded output in the backward pass: another rounding. So do a norm of all heads
-// and the turn, with a kernel each. Sums for weights are fp32.
+// the GPU reads the rounded output in the backward pass: another rounding. So do a norm of all
+// heads and the turn, with a kernel each. Sums for weights are fp32.
 template <class X> static void check(Case c, int T, const Gpu* gpu) {
     const size_t n = rows(&c) * attention_qkv_size(c.sizes);
     const double u = roundoff<X>(), fp32 = 16 * FLT_EPSILON,
@@ -150,7 +150,8 @@ template <class X> static void test_type(const Gpu* gpu) {
     }
     int positions[3] = {7, 0, 99};
     check<X>({HEADS_NORM, attention_sizes(3, 1, 4, 2, 64), 64, positions}, 100, gpu);
-    check<X>({HEADS_ROW_NORM, attention_sizes(1, 70, 6, 5, 128), 128}, 70, gpu); // more than a block's
+    // more tokens, and more columns, than a block takes at a time
+    check<X>({HEADS_ROW_NORM, attention_sizes(1, 70, 6, 5, 128), 128}, 70, gpu);
 }
 
 TEST(heads) {
