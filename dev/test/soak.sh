@@ -14,6 +14,7 @@
 #                within 3 %, and neither below it by more than the sampling error of 20,000 tokens; with matmuls in
 #                bf16 a run ends where fp32 does; each optimizer learns as much as it once did; experts share
 #                the tokens
+#     mup        with --mup, updates move activations and logits as much in any width from 64 to 512 and depth from 2 to 16
 #     texts      what a trained model writes is about as likely to it as what it was trained on, in 8 bits, too; and the
 #                report on its run
 #     fuzz       every fuzz target for a minute (fuzz.sh)
@@ -237,9 +238,14 @@ part_plan() {
     expect_planned 5 --model d12 --vocab-size 50257 --batch 4 --seq-len 64 --total-batch 256 --recompute 2
 }
 
+part_mup() {
+    make -s build/plain/test_run
+    build/plain/test_run --check_mup_coordinates || fail "coordinates of --mup"
+}
+
 part_toy() { ! has_sim toy || quietly dev/bench/gpu_report.sh --toy --minutes 30 --out "$work/toy"; }
 
-parts=(rest fresh kills learning texts fuzz aarch64 defects ranks offload waits plan toy)
+parts=(rest fresh kills learning mup texts fuzz aarch64 defects ranks offload waits plan toy)
 [ $# -gt 0 ] || set -- "${parts[@]}"
 for part in "$@"; do
     [[ " ${parts[*]} " = *" $part "* ]] || { echo "error: no part $part; wanted some of: ${parts[*]}" >&2; exit 2; }

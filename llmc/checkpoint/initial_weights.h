@@ -17,6 +17,7 @@ computes what the dense one does. Komatsuzaki et al., "Sparse Upcycling", 2023.
 #include "llmc/formats/hf_model.h"
 #include "llmc/formats/llmc_bin.h"
 #include "llmc/model/model.h"
+#include "llmc/optim/mup.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -28,13 +29,14 @@ typedef struct {
     WeightsKind kind;
     ModelConfig cfg;
     uint64_t seed;
+    Mup mup; // of random weights
     HfModel model;
     LlmcBin bin;
 } FirstWeights;
 
 // Opens the weights in `path`, which have the configuration `cfg`, or are those of a dense model
-// that it comes from. NULL: random weights. These depend only on the seed.
-void weights_open(FirstWeights* w, ModelConfig cfg, const char* path, uint64_t seed);
+// that it comes from. NULL: random weights. These depend only on the seed and on muP.
+void weights_open(FirstWeights* w, ModelConfig cfg, const char* path, uint64_t seed, Mup mup);
 
 // Sets the tensors of group g, as fp32, in memory that has only this group, laid out by `rows`.
 // Bytes between the tensors are left as they are.
@@ -53,10 +55,11 @@ void weights_close(FirstWeights* w);
 
 #include "llmc/base/file.h"
 
-void weights_open(FirstWeights* w, ModelConfig cfg, const char* path, uint64_t seed) {
+void weights_open(FirstWeights* w, ModelConfig cfg, const char* path, uint64_t seed, Mup mup) {
     w->kind = !path ? WEIGHTS_RANDOM : file_is_directory(path) ? WEIGHTS_DIRECTORY : WEIGHTS_FILE;
     w->cfg = cfg;
     w->seed = seed;
+    w->mup = mup;
     if (w->kind == WEIGHTS_DIRECTORY) {
         hf_model_open(&w->model, path, cfg, hf_config_read(path).arch);
     } else if (w->kind == WEIGHTS_FILE) {
@@ -77,6 +80,7 @@ void weights_read_part(FirstWeights* w, const TensorRow* rows, int g, size_t fir
     switch (w->kind) {
     case WEIGHTS_RANDOM:
         model_random_group(rows, w->cfg, w->seed, g, group);
+        mup_scale_group(w->mup, rows, w->cfg, g, group);
         break;
     case WEIGHTS_DIRECTORY:
         hf_model_read(&w->model, rows, g, first, end, group);

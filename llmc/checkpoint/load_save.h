@@ -114,7 +114,7 @@ static void load_weights_(const ModelFiles* m, const char* path, uint64_t seed, 
     FirstWeights weights;
     float* room = m->in_place ? NULL : load_room_(m);
     zero_parameter_rows(rows, &m->zero, m->cfg, sizeof(float));
-    weights_open(&weights, more ? more_tokens_config(more, m->cfg) : m->cfg, path, seed);
+    weights_open(&weights, more ? more_tokens_config(more, m->cfg) : m->cfg, path, seed, m->optimizer.mup);
     for (int g = 0; g < m->zero.groups; g++) {
         float* group = m->in_place ? (float*)m->access.get_group(m->model, g, NULL) : room;
         load_group_(m, &weights, more, rows, g, group);

@@ -248,7 +248,7 @@ typedef enum {
   X(qnormw,     ATTENTION, 1,          w.query_norm, 0,       1,     INIT_ONE,            0,     VECTOR) /* norm of the queries, */ \
   X(knormw,     ATTENTION, 1,          w.key_norm,   0,       1,     INIT_ONE,            0,     VECTOR) /* and of the keys */ \
   X(attprojw,   ATTENTION, cfg.C,      w.Q,          0,       1,     INIT_NORMAL_SCALED,  1,     MATRIX) /* into the residual stream */ \
-  X(attprojb,   ATTENTION, 1,          w.bias,       0,       1,     INIT_ZERO,           0,     VECTOR) \
+  X(attprojb,   ATTENTION, 1,          w.bias,       0,       1,     INIT_ZERO_INTO,      0,     VECTOR) \
   X(ln2w,       MLP,       1,          w.norm,       0,       1,     INIT_ONE,            0,     VECTOR) /* norm before the MLP */ \
   X(ln2b,       MLP,       1,          w.norm_bias,  0,       1,     INIT_ZERO,           0,     VECTOR) \
   X(routerw,    MLP,       w.E,        cfg.C,        0,       1,     INIT_NORMAL,         1,     ROUTER) /* logits of the experts */ \
@@ -256,7 +256,7 @@ typedef enum {
   X(fcw,        MLP,       w.mlps * w.G * w.F, cfg.C, 0,      w.mlps * w.G, INIT_NORMAL,  1,     MATRIX) /* into the MLP's hidden layer: gate, then up; of each expert */ \
   X(fcb,        MLP,       1,          w.hidden_bias, 0,       1,    INIT_ZERO,           0,     VECTOR) \
   X(fcprojw,    MLP,       w.mlps * cfg.C, w.F,      0,       w.mlps, INIT_NORMAL_SCALED, 1,     MATRIX) /* into the residual stream; of each expert */ \
-  X(fcprojb,    MLP,       1,          w.bias,       0,       1,     INIT_ZERO,           0,     VECTOR) \
+  X(fcprojb,    MLP,       1,          w.bias,       0,       1,     INIT_ZERO_INTO,      0,     VECTOR) \
   X(sfcw,       MLP,       w.G * w.Fs, cfg.C,        0,       w.G,   INIT_NORMAL,         1,     MATRIX) /* of the expert that all tokens take */ \
   X(sfcprojw,   MLP,       w.shared,   w.Fs,         0,       1,     INIT_NORMAL_SCALED,  1,     MATRIX) \
   X(lnfw,       OUTSIDE,   1,          w.norm,       0,       1,     INIT_ONE,            0,     VECTOR)  /* norm before the classifier */ \
@@ -674,10 +674,17 @@ static inline double model_flops_per_token(ModelConfig cfg, int T) {
 
 // ---- random weights ----
 
-// Returns GPT-2's 0.02 for its 768 channels and more. In narrower models the sums over a row would
-// be too small for attention to find its patterns soon, so std grows until they are as large.
-static inline double model_initial_std_(ModelConfig cfg) {
-    return 0.02 * sqrt(cfg.C < 768 ? 768.0 / cfg.C : 1);
+// True if a tensor is the weight or the bias of a layer whose output the residual stream adds up.
+static inline int model_adds_to_residual(const TensorRow* row) {
+    return row->init == INIT_NORMAL_SCALED || row->init == INIT_ZERO_INTO;
+}
+
+// Returns the standard deviation of random first values: GPT-2's 0.02 for its 768 channels and
+// more. In narrower models the sums over a row would be too small for attention to find its
+// patterns soon, so it grows until they are as large.
+static inline double model_initial_std(const TensorRow* row, ModelConfig cfg) {
+    const double std = 0.02 * sqrt(cfg.C < 768 ? 768.0 / cfg.C : 1);
+    return std / (row->init == INIT_NORMAL_SCALED ? sqrt(2.0 * cfg.L) : 1);
 }
 
 // Returns the value of element (r, c) of layer l of a parameter in a new model. It depends only on
@@ -686,12 +693,13 @@ static inline double model_initial_std_(ModelConfig cfg) {
 static inline float model_initial_value(const TensorRow* row, ModelConfig cfg, uint64_t seed, int l, size_t r,
                                         size_t c) {
     const int is_out = row->init == INIT_NORMAL_SCALED || row->kind == KIND_HEAD,
-              is_zero = row->init == INIT_ZERO || (row->init == INIT_VOCAB && r >= (size_t)cfg.V) ||
+              is_zero = row->init == INIT_ZERO || row->init == INIT_ZERO_INTO ||
+                        (row->init == INIT_VOCAB && r >= (size_t)cfg.V) ||
                         (is_out && cfg.initial == INITIAL_ZERO_OUT);
     if (is_zero || row->init == INIT_ONE) {
         return is_zero ? 0.0f : 1.0f;
     }
-    const double std = model_initial_std_(cfg) / (row->init == INIT_NORMAL_SCALED ? sqrt(2.0 * cfg.L) : 1);
+    const double std = model_initial_std(row, cfg);
     const uint64_t index = (l * row->rows + r) * row->cols + c;
     return (float)(rand_normal(seed, row->stream, index) * std);
 }

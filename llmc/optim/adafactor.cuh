@@ -41,9 +41,8 @@ typedef struct {
     size_t row_sums, col_sums, v; // places of the whole tensor in the state
     uint64_t first_word;          // RoundingWords.first
     int rows, cols;
-    float rate;   // factor of the learning rate
-    int decay;    // true if weights decay
-    int is_apart; // never in one update with the tensors before it
+    float rate, decay; // factors of the learning rate and of the decay; 0: no decay
+    int is_apart;      // never in one update with the tensors before it
 } AdafactorTensor;
 
 // Counts of some consecutive tensors.
@@ -437,7 +436,7 @@ __device__ inline AdafactorRates_ adafactor_rates_(const AdafactorTensor& t, flo
     own.lr *= t.rate;
     const AdafactorRates_ rates = {1.0f / fmaxf(1.0f, sqrtf(updates) / own.clip),
                                    adafactor_rate(own, sqrtf(squares)),
-                                   t.decay ? 1.0f - own.lr * own.weight_decay : 1.0f};
+                                   1.0f - own.lr * (own.weight_decay * t.decay)};
     return rates;
 }
 

@@ -20,7 +20,7 @@ __device__ inline float adamw_element_gpu(float param, float grad, float* m, flo
     *m = fmaf(s.beta1, *m, (1.0f - s.beta1) * g);
     *v = fmaf(s.beta2, *v, (1.0f - s.beta2) * g * g);
     const float keep = decay_keep(rates.keep, s.decay, *m, param);
-    return fmaf(keep, param, -(rates.step * *m / (sqrtf(*v * s.v_correction) + s.eps)));
+    return fmaf(keep, param, -(rates.step * *m / (sqrtf(*v * s.v_correction) + rates.eps)));
 }
 
 // Updates four parameters x and their moments.

@@ -255,7 +255,7 @@ __device__ inline void weights_store(const Weights<T>& w, size_t i, const Elemen
 
 // Numbers for the update of one element, for all rules. Rate and decay belong to its tensor.
 typedef struct {
-    float beta1, beta2, eps, grad_scale;
+    float beta1, beta2, grad_scale;
     float v_correction; // AdamW: 1 / (1 - beta2^t)
     float momentum;     // SGD
     Decay decay;        // not Adafactor
@@ -263,6 +263,7 @@ typedef struct {
 typedef struct {
     float keep; // 1 - lr weight_decay
     float step; // lr; for AdamW lr / (1 - beta1^t)
+    float eps;
 } UpdateRates;
 
 enum { WEIGHTS_THREADS_ = 256, WEIGHTS_PIECE = 4 * WEIGHTS_THREADS_ }; // elements of a block

@@ -172,8 +172,8 @@ static inline AdafactorTensor update_adafactor_tensor_(const OptimizerState* s, 
                                     ((uint64_t)g << 40) + s->word[i],
                                     (int)model_rows_in_files(row, s->cfg),
                                     (int)row->cols,
-                                    s->optimizer.lr_scale[row->kind],
-                                    row->decay,
+                                    s->factors[i].rate,
+                                    s->factors[i].decay,
                                     0};
     return tensor;
 }
@@ -466,7 +466,7 @@ typedef struct {
 
 static inline UpdateNumbers_ update_numbers_(const OptimizerState* state, Update update) {
     UpdateNumbers_ n;
-    n.scalars.beta1 = update.beta1, n.scalars.beta2 = update.beta2, n.scalars.eps = update.eps;
+    n.scalars.beta1 = update.beta1, n.scalars.beta2 = update.beta2;
     n.scalars.grad_scale = update.grad_scale, n.scalars.momentum = update.momentum;
     n.scalars.decay = update.decay;
     n.scalars.v_correction = (float)(1 / (1 - pow(update.beta2, (double)update.t)));
@@ -476,6 +476,7 @@ static inline UpdateNumbers_ update_numbers_(const OptimizerState* state, Update
         const double corrected = is_adamw ? 1 - pow(update.beta1, (double)update.t) : 1;
         n.rates[i].keep = (float)(1 - (double)of_row.lr * of_row.weight_decay);
         n.rates[i].step = (float)(of_row.lr / corrected);
+        n.rates[i].eps = of_row.eps;
     }
     return n;
 }

@@ -34,6 +34,7 @@ State starts as zeros. Padding stays zero: an update of zeros leaves zeros.
 #include "llmc/optim/adamw8bit.h"
 #include "llmc/model/model.h"
 #include "llmc/optim/muon.h"
+#include "llmc/optim/mup.h"
 #include "llmc/optim/soap.h"
 #include "llmc/parallel/zero.h"
 
@@ -80,6 +81,7 @@ typedef struct {
     MasterWeights master;
     unsigned frozen;              // bit i: row i of the parameters is not updated in any block
     float lr_scale[TENSOR_KINDS]; // factors of the learning rate
+    Mup mup;                      // the small model whose settings the others follow
     int soap_max_side;            // SOAP: longer sides of matrices are not turned
     int sums_weights;             // Adafactor: the rate follows the size of a tensor's weights
     int by_block; // blocks are updated one after the other: a GPU does not batch matmuls of several
@@ -162,8 +164,9 @@ typedef struct {
     Optimizer optimizer;
     ModelConfig cfg;
     UpdateRule rule[MODEL_PARAMETER_ROWS];
-    unsigned slots_of[MODEL_PARAMETER_ROWS]; // bit i: the row has slot i
-    TensorRow rows[MODEL_PARAMETER_ROWS];    // bytes are elements of full arrays
+    MupFactors factors[MODEL_PARAMETER_ROWS]; // of the settings of an update; decay may be 0
+    unsigned slots_of[MODEL_PARAMETER_ROWS];  // bit i: the row has slot i
+    TensorRow rows[MODEL_PARAMETER_ROWS];     // bytes are elements of full arrays
     StateSpan span[MODEL_PARAMETER_ROWS];
     size_t room[MODEL_PARAMETER_ROWS]; // elements of a layer, with the padding behind it
     // RoundingWords: begin of a row in its group if nothing is frozen
@@ -269,7 +272,7 @@ typedef struct {
     int soap_every;
 } Update;
 
-// Returns the settings for one row: only some rows decay, and some kinds have a rate of their own.
+// Returns the settings for one row: only some rows decay, and some have a rate of their own.
 Update update_of_row(Update u, const OptimizerState* s, int row);
 
 AdamW update_adamw(Update u);
@@ -323,7 +326,7 @@ void optimizer_update_cpu(const OptimizerState* s, const ZeroRange* range, float
 #include "llmc/optim/sgd.h"
 
 Optimizer optimizer_of(OptimizerName name, int has_optional, MasterWeights master) {
-    const Optimizer optimizer = {name, has_optional, master, 0, {1, 1, 1, 1, 1, 1}, INT_MAX, 0, 0};
+    const Optimizer optimizer = {name, has_optional, master, 0, {1, 1, 1, 1, 1, 1}, {0, 0}, INT_MAX, 0, 0};
     return optimizer;
 }
 
@@ -526,6 +529,13 @@ static size_t state_place_slot_(OptimizerState* s, int slot, const ZeroPlan* zer
     return at + state_slot_room(to);
 }
 
+static MupFactors state_factors_(Optimizer optimizer, ModelConfig cfg, const TensorRow* row) {
+    MupFactors f = mup_factors(optimizer.mup, cfg, row);
+    f.rate *= optimizer.lr_scale[row->kind];
+    f.decay *= (float)row->decay;
+    return f;
+}
+
 void optimizer_state_open(OptimizerState* s, Optimizer optimizer, const ZeroPlan* zero, ModelConfig cfg) {
     memset(s, 0, sizeof(*s));
     s->optimizer = optimizer;
@@ -538,6 +548,7 @@ void optimizer_state_open(OptimizerState* s, Optimizer optimizer, const ZeroPlan
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         const int is_still = tensor_is_absent(&s->rows[i]) || optimizer.frozen >> i & 1;
         s->rule[i] = is_still ? RULE_NONE : optimizer_rule(optimizer, s->rows[i].kind);
+        s->factors[i] = state_factors_(optimizer, cfg, &s->rows[i]);
         s->slots_of[i] = state_slots_(optimizer, s->rule[i]) & ~state_too_long_(s, i);
         s->span[i] = state_span_(s, zero, i);
         s->room[i] = state_row_end_(s, zero, i) - tensor_offset_in_group(&s->rows[i]);
@@ -628,8 +639,10 @@ void* state_array(const OptimizerState* s, int slot, const ZeroRange* range) {
 }
 
 Update update_of_row(Update u, const OptimizerState* s, int row) {
-    u.weight_decay = s->rows[row].decay ? u.weight_decay : 0.0f;
-    u.lr *= s->optimizer.lr_scale[s->rows[row].kind];
+    const MupFactors* f = &s->factors[row];
+    u.lr *= f->rate;
+    u.weight_decay *= f->decay;
+    u.eps *= f->eps;
     return u;
 }
 

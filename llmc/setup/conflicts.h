@@ -45,6 +45,10 @@ void setup_check_share(const Settled* s);
 // Refuses an optimizer that does not fit the model, and options of other optimizers.
 void setup_check_optimizer(const Settled* s);
 
+// Refuses --mup without a small model, for a model that has no place for a factor, and with an
+// optimizer whose updates do not follow its rates.
+void setup_check_mup(const Settled* s);
+
 #ifdef __cplusplus
 }
 #endif
@@ -364,6 +368,45 @@ void setup_check_optimizer(const Settled* s) {
                   word);
     }
     setup_check_widths_(s, word);
+}
+
+// Refuses a small model whose heads would have another size: scores would need another divisor.
+static void setup_check_mup_model_(const Settled* s) {
+    const char* text = s->options.mup;
+    const int size = model_head_size(s->cfg);
+    Mup mup;
+    if (!mup_parse(&mup, text)) {
+        die_usage("--mup %s: wanted the channels and the layers of a small model, as in 256:4", text);
+    }
+    if (mup.C % size) {
+        die_usage(
+            "--mup %s: %d channels are no whole heads of %d, the size in this model; wanted a multiple, "
+            "since both models have heads of one size (--heads, --head-size)",
+            text, mup.C, size);
+    }
+    if (!s->cfg.has_head && model_norm(s->cfg) == NORM_RMS_ALONE) {
+        die_usage("--mup %s, --own-head off: the last norm of %s has no weights to scale logits by; wanted "
+                  "--own-head on",
+                  text, model_architecture(s->cfg.arch)->word);
+    }
+}
+
+void setup_check_mup(const Settled* s) {
+    const Options* o = &s->options;
+    if (!o->mup[0]) {
+        return;
+    }
+    setup_check_mup_model_(s);
+    if (o->optimizer == OPTIMIZER_SGD) {
+        die_usage("--mup %s does not work with --optimizer sgd, whose updates grow with the gradient",
+                  o->mup);
+    }
+    if (o->adafactor_scale) {
+        die_usage("--mup %s, --adafactor-scale on; wanted off: only one of them can set the rates", o->mup);
+    }
+    if (o->optimizer == OPTIMIZER_MUON && o->muon_scale != MUON_SPECTRAL) {
+        die_usage("--mup %s, --muon-scale rms; wanted spectral, which fits every width", o->mup);
+    }
 }
 
 #endif // CONFLICTS_IMPLEMENTATION

@@ -85,6 +85,7 @@ struct Options {
     int cautious_decay;
     float beta1, beta2, eps, embedding_lr_scale, vector_lr_scale, head_lr_scale, z_loss, router_balance,
         router_z, sgd_momentum, adafactor_beta1;
+    const char* mup;
     int adafactor_scale;
     float matrix_lr, matrix_weight_decay;
     int muon_scale, muon_rows;
@@ -361,6 +362,9 @@ const OptionRow OPTION_TABLE[] = {
         "", "for sgd: share of the last update that is added to the next; 0: no state at all"},
     {"optimizer",  "adafactor-beta1", "", FLOAT_(adafactor_beta1), 0,        1, BELOW_ | RUN_,    "0",
         "", "for adafactor: decay of a running mean of updates; 0: no mean, and no memory for it"},
+    {"optimizer",  "mup",           "",   STRING_(mup),            0,        0, RUN_,             "",
+        "CHANNELS:LAYERS", "train like a model of this size, as 256:4, at its learning rate (muP and CompleteP): sets first "
+        "values, rates, decay and eps of each parameter"},
     {"optimizer",  "adafactor-scale", "", SWITCH_(adafactor_scale), 0,       0, RUN_,             "off",
         "off|on", "for adafactor: updates relative to the size of a parameter, and a rate of at most 1 / sqrt(update)"},
     {"optimizer",  "matrix-lr",     "",   FLOAT_(matrix_lr),       0,       10, ABOVE_ | RUN_,    "0.02",

@@ -496,6 +496,7 @@ void settle(Settled* s, RunData* data, const Options* options, const SettleInput
         }
         settle_training_(s, input->model_path != NULL);
         setup_check_optimizer(s);
+        setup_check_mup(s);
     }
     settled_conclude(s);
 }

@@ -87,6 +87,9 @@ static inline Optimizer settled_optimizer_(const Settled* s) {
     optimizer.lr_scale[KIND_EMBEDDING] = o->embedding_lr_scale;
     optimizer.lr_scale[KIND_VECTOR] = o->vector_lr_scale;
     optimizer.lr_scale[KIND_HEAD] = o->head_lr_scale;
+    if (o->mup && o->mup[0]) {
+        mup_parse(&optimizer.mup, o->mup);
+    }
     optimizer.soap_max_side = o->soap_max_side;
     optimizer.sums_weights = o->adafactor_scale;
     optimizer.by_block = o->zero >= 2 || o->offload_optimizer || o->update_in_backward;

@@ -455,6 +455,21 @@ test_lengths() {
     bad 2 "--seq-len-schedule" --model lengths --prompt a --seq-len-schedule 0:4,2:8
 }
 
+# The settings of a small model with a head of 8 channels.
+test_mup() {
+    local run=("${brief[@]}" --steps 2)
+    good "muP" "${run[@]}" --mup 8:1 --out mup
+    check "is in the banner" grep -q -- "--mup 8:1" stdout
+    bad 2 "--mup is 16:1, was 8:1; --override" --resume mup/step_00000002 --steps 3 --mup 16:1 --out other
+    bad 2 "--mup 8: wanted the channels and the layers of a small model, as in 256:4" "${run[@]}" --mup 8
+    bad 2 "--mup 0:1: wanted the channels" "${run[@]}" --mup 0:1
+    bad 2 "--mup 12:1: 12 channels are no whole heads of 8" "${run[@]}" --mup 12:1
+    bad 2 "--mup 8:1 does not work with --optimizer sgd" "${run[@]}" --mup 8:1 --optimizer sgd
+    bad 2 "--mup 8:1, --muon-scale rms; wanted spectral" "${run[@]}" --mup 8:1 --optimizer muon --muon-scale rms
+    bad 2 "--mup 8:1, --adafactor-scale on; wanted off" "${run[@]}" --mup 8:1 --optimizer adafactor --adafactor-scale on
+    bad 2 "--mup 8:1, --own-head off: the last norm of nanochat has no weights" "${run[@]}" --mup 8:1 --arch nanochat --own-head off
+}
+
 # Saves that the clock makes change nothing of a run, and two of them stay.
 test_clock() {
     local run=("${brief[@]}" --steps 40 --eval-every 10 --sample-every 20 --samples 1)
@@ -669,6 +684,7 @@ test_longer
 test_decay
 test_batches
 test_lengths
+test_mup
 test_clock
 test_best
 test_small_disk

@@ -100,7 +100,7 @@ static TestModel read_parts(const char* directory, ModelConfig cfg, size_t parts
     const TestModel model = test_model_open(cfg, sizeof(float));
     float* group = (float*)check_alloc(model.bytes, 1, "a group");
     FirstWeights weights;
-    weights_open(&weights, cfg, directory, 0);
+    weights_open(&weights, cfg, directory, 0, (Mup){0, 0});
     for (int g = 0; g < model_groups(cfg); g++) {
         const size_t at = tensor_group_offset_bytes(model.rows, g) / sizeof(float);
         const size_t next =

@@ -511,8 +511,9 @@ TEST(initial_values) {
     const double std = 0.02 * sqrt(768.0 / 36); // of TINY's 36 channels
     const ModelConfig published = {1024, GPT2_VOCAB, 50304, 12, 12, 768, SHARE_OFF},
                       wide = {1024, GPT2_VOCAB, 50304, 48, 25, 1600, SHARE_OFF};
-    EXPECT(model_initial_std_(published) == 0.02 && model_initial_std_(wide) == 0.02, "GPT-2's own");
     model_parameter_rows(rows, TINY);
+    EXPECT(model_initial_std(&rows[0], published) == 0.02 && model_initial_std(&rows[0], wide) == 0.02,
+           "GPT-2's own");
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         const TensorRow* row = &rows[i];
         const char last = row->name[strlen(row->name) - 1];

@@ -474,6 +474,7 @@ static void test_like_cpu(OptimizerName name, int has_options, ShareLayers share
     optimizer.lr_scale[KIND_VECTOR] = 2;
     optimizer.lr_scale[KIND_MATRIX] = name == OPTIMIZER_MUON ? 1 : 0.75f; // or a rate of its own
     optimizer.soap_max_side = WIDE.C;
+    optimizer.mup = has_options ? Mup{0, 0} : Mup{WIDE.C / 2, 1}; // factors of rate, decay and eps
     Update by = defaults;
     by.momentum = has_options ? 0.75f : 0;
     by.muon_lr = 0.02f;
