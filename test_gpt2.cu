@@ -378,6 +378,21 @@ static void expect_tensors(const char* what, const Model* model, const float* go
     EXPECT(expect_padding(what, &model->zero.plan, rows, got) > 0, "%s: no padding to check", what);
 }
 
+// Expects that each token of the batches has been counted for the experts that it takes, and
+// entropies between none and those of even distributions.
+static void expect_statistics(const Model* model) {
+    const int E = model->cfg.E;
+    for (int l = 0; l < model->cfg.L && E > 0; l++) {
+        const double* of = router_statistics_of(model->results.statistics_on_host, l, E);
+        double taken = 0;
+        for (int e = 0; e < E; e++) {
+            taken += of[e];
+        }
+        EXPECT(taken == BATCHES * N * model->cfg.E_used, "layer %d: %g rows of experts", l, taken);
+        EXPECT(of[E] > 0 && of[E] <= BATCHES * N * log(E) * (1 + 1e-5), "layer %d: entropy %g", l, of[E]);
+    }
+}
+
 // Compares loss, logits and gradients with the CPU's.
 static void test_against_cpu(Settings settings, const float* weights) {
     int tokens[BATCHES * N], targets[BATCHES * N];
@@ -386,6 +401,7 @@ static void test_against_cpu(Settings settings, const float* weights) {
     CpuTrainer* reference = cpu_trainer_open(model->cfg, B, T, weights);
     const double loss = test_gradients(model, tokens, targets);
     EXPECT_NEAR(loss, cpu_both(reference, tokens, targets), tolerance(), "loss");
+    expect_statistics(model);
     float* grads = gradients_on_host(model);
     expect_tensors("gradient", model, grads, cpu_trainer_grads(reference), tolerance());
     EXPECT_NEAR(gradient_norm(model) / cpu_trainer_norm(reference), 1, tolerance(), "norm");
@@ -453,11 +469,15 @@ static Bits bits_after_updates(Settings settings, const float* weights) {
     const Gradient gradient = zero_gradient(&model->zero);
     const int is_shard = gradient.data != model->grads_memory;
     const size_t bytes =
-        is_shard ? zero_count(&model->zero.plan, ZERO_FULL) * sizeof(float) : model->gradient_bytes;
-    const size_t result = step_result_bytes(BATCHES);
-    const Bits bits = {(char*)check_alloc(bytes + result, 1, "gradients"), bytes + result};
+        is_shard ? zero_count(&model->zero.plan, ZERO_GRADIENT) * sizeof(float) : model->gradient_bytes;
+    const size_t result = step_result_bytes(BATCHES), statistics = model->results.statistics_bytes;
+    const Bits bits = {(char*)check_alloc(bytes + result + statistics, 1, "gradients"),
+                       bytes + result + statistics};
     CUDA_CHECK(cudaMemcpy(bits.data, gradient.data, bytes, cudaMemcpyDeviceToHost));
     memcpy(bits.data + bytes, model->results.on_host, result);
+    if (statistics > 0) {
+        memcpy(bits.data + bytes + result, model->results.statistics_on_host, statistics);
+    }
     test_close(model);
     return bits;
 }
@@ -511,6 +531,34 @@ static void test_same_bits(const float* weights) {
     other.recompute = "3";
     expect_same_bits("--zero 3 --recompute 3", want, other, weights);
     free(want.data);
+}
+
+// Tests that a model with experts has the same bits with graphs, at every level of recomputation,
+// and with its state divided.
+static void test_same_bits_of_experts(const ModelConfig* cfg) {
+    float* weights = first_weights(*cfg);
+    Settings other = USUAL;
+    other.cfg = cfg;
+    Bits want = bits_after_updates(other, weights);
+    other.graph = "on";
+    expect_same_bits("experts: graph", want, other, weights);
+    other.graph = "off";
+    for (int level = RECOMPUTE_ACTIVATION; level <= RECOMPUTE_BLOCK; level++) {
+        other.recompute = model_recompute_word(level);
+        expect_same_bits("experts: --recompute 1, 2, mlp, 3", want, other, weights);
+    }
+    other.offload_residuals = 1;
+    expect_same_bits("experts: --recompute 3 --offload-residuals on", want, other, weights);
+    free(want.data);
+    other = USUAL;
+    other.cfg = cfg;
+    other.zero = "2";
+    want = bits_after_updates(other, weights);
+    other.zero = "3";
+    other.graph = "on";
+    expect_same_bits("experts: --zero 3 with graphs", want, other, weights);
+    free(want.data);
+    free(weights);
 }
 
 // Returns the gradient of this model's update, on the host, as fp32; zero where it has none.
@@ -900,8 +948,7 @@ static void upload_quantized(Model* model, const TensorRow* rows, const float* w
 
 // Tests generation with 8-bit matrices: the logits of the blocks' values. Some prompts have more
 // rows than q8_matmul accepts, some fewer.
-static void test_quantized_decode(void) {
-    const ModelConfig cfg = {17, 51, DECODE_VP, 2, 2, 64, SHARE_OFF};
+static void test_quantized_decode(ModelConfig cfg) {
     static DecodeLogits logits;
     TensorRow rows[MODEL_PARAMETER_ROWS];
     int tokens[BATCHES * N], targets[BATCHES * N];
@@ -1021,7 +1068,11 @@ int main(void) {
     test_evaluate(weights, B);
     test_evaluate(weights, 2 * B + 1);
     test_decode(ODD, weights);
-    test_quantized_decode();
+    ModelConfig quantized = {17, 51, DECODE_VP, 2, 2, 64, SHARE_OFF};
+    test_quantized_decode(quantized);
+    quantized.arch = ARCH_GLM4MOE, quantized.F = 96, quantized.Fs = 32;
+    quantized.E = 5, quantized.E_used = 2;
+    test_quantized_decode(quantized);
     test_quantized_evaluate();
     test_adamw_steps(USUAL, weights, tolerance());
     // stochastic rounding of every update: a random walk in the weights
@@ -1055,6 +1106,9 @@ int main(void) {
     set_archs(archs);
     for (int i = 0; i < ARCHS; i++) {
         test_architecture(&archs[i]);
+        if (HAS_ALL_BITS && archs[i].E > 0) {
+            test_same_bits_of_experts(&archs[i]);
+        }
     }
     static const char* const shares[] = {"all", "attention", "mlp", "pairs", "loop:2"};
     for (size_t i = 0; i < sizeof(shares) / sizeof(shares[0]); i++) {
