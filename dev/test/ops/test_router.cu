@@ -208,9 +208,9 @@ TEST(router) {
     Gpu gpu;
     gpu_open(&gpu, 0);
     test_type<float>(&gpu);
-    check<float>({ROUTER_SIGMOID, 1, 5, 1024, 16}, 8, 8, gpu);
+    check<float>({ROUTER_SIGMOID, 1, 5, 1024, 16}, 8, 8, &gpu);
     // more places than a block looks at at a time
-    check<float>({ROUTER_CHOSEN, 2, 700, 33, 4}, 8, 8, gpu);
+    check<float>({ROUTER_CHOSEN, 2, 700, 33, 4}, 8, 8, &gpu);
     UNSANITIZED(test_type<bf16>(&gpu));
     UNSANITIZED(test_type<fp16>(&gpu));
     gpu_close(&gpu);
