@@ -66,28 +66,31 @@ static Wanted wanted(const Layer* layer, const float* inp, const float* dout, co
     const Architecture* kinds = model_architecture(cfg.arch);
     const size_t N = (size_t)B * T, C = cfg.C, NH = cfg.NH, KV = model_key_heads(cfg),
                  HS = model_head_size(cfg), QKV = model_qkv_size(cfg), Q = NH * HS;
-    const int has_rope = kinds->positions == POSITIONS_ROPE;
+    const ModelWidths widths = model_widths(cfg);
+    const size_t query_norm = (size_t)widths.query_norm, key_norm = (size_t)widths.key_norm;
+    const int has_rope = kinds->positions == POSITIONS_ROPE, is_row = kinds->heads == HEADS_ROW_NORM;
     double *frequency = ops_doubles(HS), *w = ops_widen(layer->params.qkvw, QKV * C),
-           *b = widen(layer->params.qkvb, QKV), *q = widen(layer->params.qnormw, HS),
-           *k = widen(layer->params.knormw, HS), *x = ops_widen(inp, N * C),
+           *b = widen(layer->params.qkvb, QKV), *q = widen(layer->params.qnormw, query_norm),
+           *k = widen(layer->params.knormw, key_norm), *x = ops_widen(inp, N * C),
            *rope = has_rope ? frequency : NULL;
-    Wanted r = {ops_doubles(N * QKV), ops_doubles(N * QKV), ops_doubles(N * QKV), NULL,
-                ops_doubles(N * Q),   ops_doubles(N * NH),  ops_doubles(N * C),   ops_doubles(QKV * C),
-                ops_doubles(QKV),     ops_doubles(HS),      ops_doubles(HS)};
+    Wanted r = {ops_doubles(N * QKV), ops_doubles(N * QKV),    ops_doubles(N * QKV), NULL,
+                ops_doubles(N * Q),   ops_doubles(N * NH),     ops_doubles(N * C),   ops_doubles(QKV * C),
+                ops_doubles(QKV),     ops_doubles(query_norm), ops_doubles(key_norm)};
     double *dturned = ops_doubles(N * QKV), *dnormed = ops_doubles(N * QKV), *dqkv = ops_doubles(N * QKV);
     r.rstd = kinds->heads == HEADS_PLAIN ? NULL : ops_doubles(N * (NH + KV));
     for (int i = 0; i < model_rope_dims(cfg) / 2; i++) {
         frequency[i] = rope_frequency(cfg.scaling, model_rope_base(cfg), model_rope_dims(cfg), i);
     }
     ref_linear_forward(r.qkv, x, w, b, N, C, QKV);
-    ref_head_norm_forward(r.normed, r.rstd, r.qkv, q, k, model_norm_eps(cfg), N, NH, KV, HS);
+    (is_row ? ref_row_norm_forward : ref_head_norm_forward)(r.normed, r.rstd, r.qkv, q, k,
+                                                            model_norm_eps(cfg), N, NH, KV, HS);
     ref_rope_forward(r.turned, r.normed, rope, B, T, NH, KV, HS);
     ref_attention_forward(r.out, r.lse, r.turned, starts, cfg.window, B, T, NH, KV, HS);
     ref_attention_backward(dturned, ops_widen(dout, N * Q), r.turned, r.out, r.lse, starts, cfg.window, B, T,
                            NH, KV, HS);
     ref_rope_backward(dnormed, dturned, rope, B, T, NH, KV, HS);
-    ref_head_norm_backward(dqkv, q ? r.dqnormw : NULL, k ? r.dknormw : NULL, dnormed, r.qkv, q, k, r.rstd, N,
-                           NH, KV, HS);
+    (is_row ? ref_row_norm_backward : ref_head_norm_backward)(
+        dqkv, q ? r.dqnormw : NULL, k ? r.dknormw : NULL, dnormed, r.qkv, q, k, r.rstd, N, NH, KV, HS);
     ref_linear_backward(r.dinp, r.dqkvw, b ? r.dqkvb : NULL, dqkv, x, w, N, C, QKV);
     return r;
 }
@@ -98,10 +101,11 @@ static void check(ModelConfig cfg, int B, int T, const int* starts, int is_bf16,
     Layer layer;
     layer_open(&layer, cfg, B, T, is_bf16, 0);
     const size_t N = (size_t)B * T, C = cfg.C, Q = model_heads(cfg), QKV = model_qkv_size(cfg),
-                 HS = model_head_size(cfg);
+                 query_norm = (size_t)model_widths(cfg).query_norm,
+                 key_norm = (size_t)model_widths(cfg).key_norm;
     float *inp = ops_normal(N * C, 1), *dout = ops_normal(N * Q, 1), *dqkvw = ops_floats(QKV * C),
-          *dqkvb = layer.params.qkvb ? ops_floats(QKV) : NULL, *dqnormw = ops_floats(HS),
-          *dknormw = ops_floats(HS), *dinp = ops_floats(N * C);
+          *dqkvb = layer.params.qkvb ? ops_floats(QKV) : NULL, *dqnormw = ops_floats(query_norm),
+          *dknormw = ops_floats(key_norm), *dinp = ops_floats(N * C);
     const Pass pass = {.starts = starts, .B = B, .T = T, .acts = &layer.acts};
     const SelfAttention a = attention_of(&layer, &pass);
     const SelfAttentionGradients d = {dinp,    dqkvw,        dqkvb,           dqnormw,
@@ -120,8 +124,10 @@ static void check(ModelConfig cfg, int B, int T, const int* starts, int is_bf16,
                     T, is_bf16);
     }
     if (layer.params.qnormw && T > 1) { // with one key, all gradients of scores are 0
-        EXPECT_NEAR(ops_error(dqnormw, w.dqnormw, NULL, HS), 0, limit, "%s: dqnormw, bf16 %d", word, is_bf16);
-        EXPECT_NEAR(ops_error(dknormw, w.dknormw, NULL, HS), 0, limit, "%s: dknormw, bf16 %d", word, is_bf16);
+        EXPECT_NEAR(ops_error(dqnormw, w.dqnormw, NULL, query_norm), 0, limit, "%s: dqnormw, bf16 %d", word,
+                    is_bf16);
+        EXPECT_NEAR(ops_error(dknormw, w.dknormw, NULL, key_norm), 0, limit, "%s: dknormw, bf16 %d", word,
+                    is_bf16);
     }
     memory_close(&layer.memory);
     ops_close(word);
