@@ -133,7 +133,8 @@ static Explicit explicit_open(const Model* model, double width, double depth) {
     return x;
 }
 
-// Compares two models, relative to how far the weights have moved.
+// Compares two models, relative to how far the weights have moved. Roundings grow to 2e-4 in twenty
+// updates; without the factor of eps each tensor with one differs by 6 % or more.
 static void expect_same_moves(const Model* got, const Model* want, const float* start) {
     const float *a = (const float*)got->params_memory, *b = (const float*)want->params_memory;
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
@@ -146,7 +147,7 @@ static void expect_same_moves(const Model* got, const Model* want, const float* 
                 moved += pow((double)b[k] - start[k], 2);
             }
         }
-        EXPECT(tensor_is_absent(row) || (moved > 0 && sqrt(error / moved) < 1e-4), "%s: %g of its change %g",
+        EXPECT(tensor_is_absent(row) || (moved > 0 && sqrt(error / moved) < 1e-3), "%s: %g of its change %g",
                row->name, sqrt(error / moved), sqrt(moved));
     }
 }
