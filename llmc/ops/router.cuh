@@ -18,6 +18,8 @@ integers: atomics on them give the same result in any order.
 enum {
     ROUTER_WARPS = 8,
     ROUTER_THREADS = 32 * ROUTER_WARPS,
+    // blocks of a multiprocessor, at least; without it, ptxas 13.0 takes too few registers and spills
+    ROUTER_BLOCKS = 4,
     ROUTER_BLOCK = 1024, // threads of a block that counts; also the most experts
     ROUTER_PLACES = 4,   // places in `chosen` that such a thread looks at together
     ROUTER_TOKENS = 128  // tokens of a block in the backward pass
@@ -98,7 +100,8 @@ __device__ inline float router_score_(const Router& r, const X* bias, const floa
 // order  fixed
 // needs  E <= 1024: a lane has a bit for each of its experts
 template <class X>
-__global__ void __launch_bounds__(ROUTER_THREADS) router_choose_kernel(Router r, const X* bias) {
+__global__ void __launch_bounds__(ROUTER_THREADS, ROUTER_BLOCKS)
+    router_choose_kernel(Router r, const X* bias) {
     const int n = (int)(blockIdx.x * ROUTER_WARPS + threadIdx.x / 32), lane = (int)threadIdx.x % 32;
     const float* l = r.logits + (size_t)n * r.E;
     unsigned taken = 0; // bit i: expert lane + 32 i
@@ -190,7 +193,7 @@ __global__ void __launch_bounds__(ROUTER_BLOCK) router_place_kernel(Router r) {
 // grid   ceil(N / 8)      block   256 = 8 tokens      shared   none
 // moves  N*used logits in, with ROUTER_SOFTMAX N*E; N*used out. Bound by latency.
 // order  fixed
-__global__ void __launch_bounds__(ROUTER_THREADS) router_weigh_kernel(Router r) {
+__global__ void __launch_bounds__(ROUTER_THREADS, ROUTER_BLOCKS) router_weigh_kernel(Router r) {
     const int n = (int)(blockIdx.x * ROUTER_WARPS + threadIdx.x / 32), k = (int)threadIdx.x % 32;
     const float* l = r.logits + (size_t)n * r.E;
     const size_t place = (size_t)n * r.used + k;
@@ -309,7 +312,7 @@ __device__ inline float router_token_backward_(X* dl, const float* dscale, const
 //        memory.
 // order  fixed
 template <class X>
-__global__ void __launch_bounds__(ROUTER_THREADS)
+__global__ void __launch_bounds__(ROUTER_THREADS, ROUTER_BLOCKS)
     router_backward_kernel(X* dlogits, float* entropies, const float* dscale, Router r, RouterLosses losses,
                            int stride) {
     SMEM_ARRAY(int, count, [ROUTER_MAX_EXPERTS]);
