@@ -18,7 +18,7 @@ integers: atomics on them give the same result in any order.
 enum {
     ROUTER_WARPS = 8,
     ROUTER_THREADS = 32 * ROUTER_WARPS,
-    // blocks of a multiprocessor, at least; without it, ptxas 13.0 takes too few registers and spills
+    // blocks of a multiprocessor, at least; without it ptxas 13.0 saves registers, and spills
     ROUTER_BLOCKS = 4,
     ROUTER_BLOCK = 1024, // threads of a block that counts; also the most experts
     ROUTER_PLACES = 4,   // places in `chosen` that such a thread looks at together
