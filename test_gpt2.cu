@@ -341,7 +341,7 @@ static int is_key_bias(const Model* model, int row, size_t element) {
 // Expects zeros between the tensors. Returns the number of these elements.
 static size_t expect_padding(const char* what, const ZeroPlan* plan, const TensorRow* rows,
                              const float* got) {
-    const size_t count = zero_grads_elements(plan, ZERO_BLOCKS_IN_MEMORY);
+    const size_t count = zero_count(plan, ZERO_GRADIENT);
     char* is_tensor = (char*)check_alloc(count, 1, "elements");
     size_t padding = 0;
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {

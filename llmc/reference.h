@@ -844,7 +844,7 @@ static inline RefSizes ref_sizes(ModelConfig cfg, size_t B, size_t T) {
     const Architecture* kinds = model_architecture(cfg.arch);
     const size_t NH = (size_t)cfg.NH, KV = (size_t)model_key_heads(cfg), HS = (size_t)model_head_size(cfg),
                  F = (size_t)model_hidden(cfg);
-    RefSizes s = {0};
+    RefSizes s; // all members are set
     s.B = B, s.T = T, s.N = B * T, s.C = (size_t)cfg.C;
     s.NH = NH, s.KV = KV, s.HS = HS, s.Q = NH * HS, s.QKV = (NH + 2 * KV) * HS;
     s.F = F, s.V = (size_t)cfg.V, s.Vp = (size_t)cfg.Vp;
