@@ -39,8 +39,8 @@ static State state_open(const OptimizerState* state, size_t n) {
 }
 
 static Update update_of(int t) {
-    return Update{0.01f,     0.9f,  0.95f,           1e-8f, 0.1f, 0.5f,         t,
-                  DECAY_ALL, 0.75f, ADAFACTOR_FIXED, 0.02f, 0,    MUON_SPECTRAL};
+    return Update{0.01f,     0.9f,  0.95f,           1e-8f, 0.1f, 0.5f,          t,
+                  DECAY_ALL, 0.75f, ADAFACTOR_FIXED, 0.02f, 0,    MUON_SPECTRAL, 2};
 }
 
 // Moves all slots to the host or the disk, or back, each in two pieces that end in the middle of a
