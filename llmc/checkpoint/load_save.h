@@ -129,10 +129,23 @@ void load_model(const ModelFiles* m, const char* path, uint64_t seed, const More
     m->access.loaded(m->model, NULL);
 }
 
+// Returns memory for the largest group of a slot, which may have more elements than its parameters.
+static void* load_state_room_(const ModelFiles* m, const OptimizerState* state) {
+    size_t most = 1;
+    for (int i = 0; i < STATE_SLOTS; i++) {
+        const StateSlot* slot = &state->slots[i];
+        for (int g = 0; g < m->zero.groups && slot->name; g++) {
+            const size_t bytes = state_group_elements(slot, g) * slot->element_bytes;
+            most = bytes > most ? bytes : most;
+        }
+    }
+    return check_alloc(most, 1, "a group of the optimizer's state");
+}
+
 static void load_state_(const ModelFiles* m, const char* path, const SavedState* saved) {
     CheckpointParts parts;
-    void* room = m->in_place ? NULL : load_room_(m);
     checkpoint_parts_open(&parts, saved, path, m->optimizer, m->cfg, &m->zero);
+    void* room = m->in_place ? NULL : load_state_room_(m, &parts.own.state);
     for (int i = 0; i < STATE_SLOTS; i++) {
         const StateSlot* slot = &parts.own.state.slots[i];
         for (int g = 0; g < m->zero.groups && slot->name; g++) {
