@@ -202,10 +202,7 @@ static void open_operations(Model* model, const Settled* s) {
     const int64_t update = s->micro_batches,
                   validation = 256; // batches that the GPU may be behind the host
     Memory* memory = &model->memory;
-    batch_queue_open(&model->batches, memory, N, &model->gpu);
-    if (s->kept > 0) {
-        batch_queue_open_kept(&model->batches, memory, s->kept);
-    }
+    batch_queue_open(&model->batches, memory, N, s->kept, &model->gpu);
     attention_gpu_open<floatX>(&model->attention, memory, attention_config_sizes(cfg, model->B, model->T),
                                (int)stages_first(&lengths));
     norm_open(&model->norm_scratch, memory, (int)N, cfg.C);
@@ -397,16 +394,16 @@ static Batch model_push(Model* model, Batch batch) {
     if (batch.B == 0) {
         return batch;
     }
-    batch_queue_push(&model->batches, batch.inputs, batch.targets, batch.starts, (size_t)batch.B * batch.T);
-    if (batch.kept > 0) {
-        batch_queue_push_kept(&model->batches, batch.kept_ids, batch.kept_log_probs,
-                              (size_t)batch.B * batch.T * batch.kept);
-    }
-    batch.kept_ids = model->batches.kept_ids;
-    batch.kept_log_probs = model->batches.kept_log_probs;
-    batch.inputs = model->batches.tokens;
-    batch.targets = model->batches.targets;
-    batch.starts = model->batches.starts;
+    batch_queue_push(
+        &model->batches,
+        BatchArrays{batch.inputs, batch.targets, batch.starts, batch.kept_ids, batch.kept_log_probs},
+        (size_t)batch.B * batch.T);
+    const BatchArrays* pushed = &model->batches.batch;
+    batch.inputs = pushed->tokens;
+    batch.targets = pushed->targets;
+    batch.starts = pushed->starts;
+    batch.kept_ids = pushed->kept_ids;
+    batch.kept_log_probs = pushed->kept_log_probs;
     return batch;
 }
 

@@ -480,7 +480,7 @@ static inline void ref_activation_backward(Real* dpre, const Real* dact, const R
 //     ROUTER_SIGMOID    the `used` largest s + bias       w = factor s / sum of s over these
 //                       with s = sigmoid(l)
 //
-// Of equal scores the lower expert is taken. With dw = 0 for the others:
+// The lower one of equal scores is taken. The weights of the other experts have dw = 0:
 //
 //     CHOSEN, SOFTMAX    dl = w (dw - sum w dw), or p (dw - sum w dw)
 //     SIGMOID            dl = w (1 - s) (dw - sum w dw / factor)

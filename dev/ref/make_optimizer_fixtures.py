@@ -21,6 +21,8 @@ import numpy as np
 import torch
 import transformers
 
+from inputs import mix, uniform
+
 OUT = Path(__file__).parent / "fixtures" / "optimizers" / "updates.bin"
 SHAPES = [(64, 130), (130, 64), (1, 37), (33, 384), (1, 1), (1, 31), (33, 1), (31, 33), (41, 25)]
 UPDATES, KEPT = 20, 150  # of each case
@@ -28,20 +30,6 @@ OPTIONS = ("lr", "beta1", "beta2", "eps", "weight_decay", "grad_scale")
 
 
 # ---- the inputs ----
-
-def mix(x):
-    """A bijection of 32-bit numbers that looks random: multiplications and shifts."""
-    x = np.asarray(x, np.uint64) & 0xFFFFFFFF
-    for shift, factor in ((16, 0x21F0AAAD), (15, 0x735A2D97)):
-        x = ((x ^ (x >> shift)) * factor) & 0xFFFFFFFF
-    return x ^ (x >> 15)
-
-
-def uniform(shape, stream):
-    """Multiples of 2^-15 in [-1, 1)."""
-    at = np.arange(np.prod(shape), dtype=np.uint64)
-    return (mix(at + 1000003 * stream) >> np.uint64(16)).astype(np.float64).reshape(shape) * 2.0**-15 - 1
-
 
 def first_params(shape):
     return uniform(shape, 0) / 4

@@ -7,25 +7,13 @@ The bases come from numpy.linalg.qr. The signs of their vectors are its own; no 
 
 import numpy as np
 
+from inputs import uniform
+
 UPDATES, EVERY, KEPT = 12, 5, 6
 LR, BETA1, BETA2, EPS, DECAY, GRAD_SCALE, SHIFT = (
     float(np.float32(x)) for x in (0.05, 0.9, 0.95, 1e-8, 0.1, 0.37, 1e-4))
 # rows, cols, sides that are turned
 CASES = [(9, 9, "LR"), (7, 20, "L"), (20, 7, "R"), (33, 33, "LR"), (5, 8, "")]
-
-
-def mix(x):
-    """A bijection of 32-bit numbers that looks random: multiplications and shifts."""
-    x = np.asarray(x, np.uint64) & 0xFFFFFFFF
-    for shift, factor in ((16, 0x21F0AAAD), (15, 0x735A2D97)):
-        x = ((x ^ (x >> shift)) * factor) & 0xFFFFFFFF
-    return x ^ (x >> 15)
-
-
-def uniform(shape, stream):
-    """Multiples of 2^-15 in [-1, 1)."""
-    at = np.arange(np.prod(shape), dtype=np.uint64)
-    return (mix(at + 1000003 * stream) >> np.uint64(16)).astype(np.float64).reshape(shape) * 2.0**-15 - 1
 
 
 def gradient(shape, t):

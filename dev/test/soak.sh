@@ -14,7 +14,8 @@
 #                within 3 %, and neither below it by more than the sampling error of 20,000 tokens; with matmuls in
 #                bf16 a run ends where fp32 does; each optimizer learns as much as it once did; experts share
 #                the tokens
-#     mup        with --mup, updates move activations and logits as much in any width from 64 to 512 and depth from 2 to 16
+#     mup        with --mup, updates move activations and logits as much in any width from 64 to
+#                512 and depth from 2 to 16
 #     texts      what a trained model writes is about as likely to it as what it was trained on, in 8 bits, too; and the
 #                report on its run
 #     fuzz       every fuzz target for a minute (fuzz.sh)

@@ -270,8 +270,8 @@ typedef enum {
 // l % residuals). Blocks below `first_block` keep nothing and use copy 0. Logits exist for `chunk`
 // tokens at a time. The hidden layers of the MLPs have M rows (model_expert_rows); `trained_M` is M
 // with a backward pass, else 0. Without a backward pass `trained` is 0 and `cached` the rows of
-// keys and values; with one it is the other way round. `life`: tensors that live only inside a block, like
-// these shared buffers, use the same memory as those that live only in the classifier.
+// keys and values; with one it is the other way round. `life`: tensors that live only inside a
+// block, like these shared buffers, use the same memory as those that live only in the classifier.
 //  name        layers  tokens  kept   cols                 dtype    life
 #define MODEL_ACTIVATIONS(X) \
   X(encoded,    1,      N,      BLOCK, cfg.C,               floatX,  LIVE_ALWAYS)  /* the residual stream that enters the first block */ \

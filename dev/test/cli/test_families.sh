@@ -58,7 +58,7 @@ while read -r model arch; do
     mv out saved
     runs "$model: the upcycled checkpoint" --model saved "${data[@]}" --steps 0 --samples 0 --matmul fp32 --save-every 0 \
         --out out
-    check "$model: the checkpoint's loss is that of the run, $trained" [ "$(value val loss)" = "$trained" ]
+    check "$model: the saved model has the run's loss, $trained" [ "$(value val loss)" = "$trained" ]
 done <<'EOF'
 llama mixtral
 qwen3_tied qwen3_moe

@@ -3,47 +3,52 @@
 #include "llmc/gpu/batch_queue.cuh"
 #include "dev/test/lib/test.h"
 
-enum { CAPACITY = 37, PUSHES = 4 * BATCH_SLOTS + 1 };
+enum { CAPACITY = 37, KEPT = 3, PUSHES = 4 * BATCH_SLOTS + 1 };
 
-// One thread: what the batch says, so that no two batches say the same.
-__global__ void digest_kernel(int* out, const int* tokens, const int* targets, const int* starts, int count) {
+// Returns a number that no two batches share.
+__host__ __device__ static int digest_of(BatchArrays batch, int count) {
     unsigned digest = 0;
     for (int i = 0; i < count; i++) {
-        digest = digest * 31u + (unsigned)tokens[i] * 7u + (unsigned)targets[i];
-        digest = starts ? digest * 5u + (unsigned)starts[i] : digest;
+        digest = digest * 31u + (unsigned)batch.tokens[i] * 7u + (unsigned)batch.targets[i];
+        digest = batch.starts ? digest * 5u + (unsigned)batch.starts[i] : digest;
     }
-    *out = (int)digest;
-}
-
-static int digest_of(const int* tokens, const int* targets, const int* starts, int count) {
-    unsigned digest = 0;
-    for (int i = 0; i < count; i++) {
-        digest = digest * 31u + (unsigned)tokens[i] * 7u + (unsigned)targets[i];
-        digest = starts ? digest * 5u + (unsigned)starts[i] : digest;
+    for (int i = 0; i < count * KEPT && batch.kept_ids; i++) {
+        digest = digest * 3u + (unsigned)batch.kept_ids[i] * 11u + (unsigned)(8 * batch.kept_log_probs[i]);
     }
     return (int)digest;
 }
+
+// One thread.
+__global__ void digest_kernel(int* out, BatchArrays batch, int count) { *out = digest_of(batch, count); }
 
 TEST(batch_queue) {
     Gpu gpu;
     BatchQueue queue;
     int wanted[PUSHES], got[PUSHES], tokens[CAPACITY], targets[CAPACITY], starts[CAPACITY];
+    int ids[CAPACITY * KEPT];
+    float log_probs[CAPACITY * KEPT];
     gpu_open(&gpu, 0);
     Memory memory = memory_on_gpu();
-    batch_queue_open(&queue, &memory, CAPACITY, &gpu);
+    batch_queue_open(&queue, &memory, CAPACITY, KEPT, &gpu);
     int* out = (int*)gpu_alloc(PUSHES, sizeof(int), "digests");
     for (int push = 0; push < PUSHES; push++) {
         const int count = push % 3 == 2 ? 1 : CAPACITY - push % 2, has_targets = push % 4 != 3;
-        const int* has_starts = push % 5 < 3 ? starts : NULL;
+        const int has_kept = push % 3 > 0;
+        BatchArrays batch = {tokens, has_targets ? targets : NULL, push % 5 < 3 ? starts : NULL,
+                             has_kept ? ids : NULL, has_kept ? log_probs : NULL};
         for (int i = 0; i < count; i++) {
             tokens[i] = push * 3 + i % 5;
             targets[i] = push + i;
             starts[i] = push + i / 3;
         }
-        batch_queue_push(&queue, tokens, has_targets ? targets : NULL, has_starts, (size_t)count);
-        launch(digest_kernel, 1, 1, 0, &gpu, out + push, queue.tokens, queue.targets,
-               (const int*)queue.starts, count);
-        wanted[push] = digest_of(tokens, has_targets ? targets : tokens, has_starts, count);
+        for (int i = 0; i < count * KEPT; i++) {
+            ids[i] = push * 5 + i;
+            log_probs[i] = (float)(push + i) / 8;
+        }
+        batch_queue_push(&queue, batch, (size_t)count);
+        launch(digest_kernel, 1, 1, 0, &gpu, out + push, queue.batch, count);
+        batch.targets = has_targets ? targets : tokens;
+        wanted[push] = digest_of(batch, count);
     }
     CUDA_CHECK(cudaMemcpyAsync(got, out, sizeof(got), cudaMemcpyDeviceToHost, gpu.stream));
     CUDA_CHECK(cudaStreamSynchronize(gpu.stream));

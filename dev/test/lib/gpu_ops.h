@@ -8,6 +8,17 @@ the rounding of a type.
 #include "llmc/gpu/gpu.cuh"
 #include "dev/test/lib/ops.h"
 
+// Defines a test that runs test_type for each type of the trainer.
+#define TEST_TYPES(name)                                                                                     \
+    TEST(name) {                                                                                             \
+        Gpu gpu;                                                                                             \
+        gpu_open(&gpu, 0);                                                                                   \
+        test_type<float>(&gpu);                                                                              \
+        test_type<bf16>(&gpu);                                                                               \
+        UNSANITIZED(test_type<fp16>(&gpu));                                                                  \
+        gpu_close(&gpu);                                                                                     \
+    }
+
 // Half a unit in the last place of 1.
 template <class T> static double roundoff(void) {
     return DTYPE_OF(T) == DTYPE_FP32 ? 0x1p-24 : DTYPE_OF(T) == DTYPE_BF16 ? 0x1p-8 : 0x1p-11;

@@ -1,14 +1,15 @@
 # trainer.sh -- runs the trainer in tests written in bash; for `source`, after check.sh. A test sets
 # `trainer`.
 #
-#     trainer_begin NAME            starts a test: sets `name` and `work`, a directory of its own, and goes there;
-#                                   the directory is removed at the end
+#     trainer_begin NAME            starts a test: sets `name`, and `work`, a directory of its own,
+#                                   which is removed at the end; goes there
 #     train OPTIONS...              runs it; sets `status`; writes the files stdout and stderr
 #     runs WHAT OPTIONS...          runs it: it must succeed
 #     good WHAT OPTIONS...          runs it: it must succeed, and print nothing to stderr
 #     bad STATUS WORDS OPTIONS...   runs it: it must be refused (check_error)
 #     in_background OPTIONS...      starts it; sets `process`; SIGINT works as on a terminal
-#     values KIND KEY LOG           prints the values of a key in the lines of one kind: values train loss out/log.jsonl
+#     values KIND KEY LOG           prints the values of a key in the lines of one kind:
+#                                   values train loss out/log.jsonl
 # shellcheck shell=bash disable=SC2034,SC2154
 
 trainer_begin() {

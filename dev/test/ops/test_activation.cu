@@ -97,11 +97,4 @@ template <class T> static void test_type(const Gpu* gpu) {
     }
 }
 
-TEST(activation) {
-    Gpu gpu;
-    gpu_open(&gpu, 0);
-    test_type<float>(&gpu);
-    test_type<bf16>(&gpu);
-    UNSANITIZED(test_type<fp16>(&gpu));
-    gpu_close(&gpu);
-}
+TEST_TYPES(activation)

@@ -74,9 +74,9 @@ static void run(float* loss, float* kl, float* dlogits, const Data* d, const Cas
 // Exponents err by roundings of the logits and of lse, which are up to `most`, over the temperature
 // where that is below 1; a sum of V terms in LANES partial sums by the square root of its length. A
 // probability has that relative error, and the divergence that many roundings of the exponents. The
-// probability r of the tokens that are not kept is a difference of numbers up to 1: so are its part
-// of kl, log(r / R) times the rounding, and that of the gradients, pt / R, which is at most 1. Sets
-// the limits of kl, relative to one, and of a gradient relative to scale.
+// probability r of the tokens that are not kept is 1 minus a sum, with a rounding of 1, which adds
+// log(r / R) roundings to kl, and pt / R, at most 1, to a gradient. Returns the limit of kl, and of
+// a gradient relative to scale.
 static double tolerance(const Case* c, const Data* d) {
     double most = 1;
     for (size_t i = 0; i < (size_t)c->of.N * c->of.Vp; i++) {

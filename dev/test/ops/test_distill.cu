@@ -121,14 +121,7 @@ template <class T> static void test_type(const Gpu* gpu) {
     test_size<T>(2, 40, 40, 40, 20, 0, gpu);
 }
 
-TEST(distill) {
-    Gpu gpu;
-    gpu_open(&gpu, 0);
-    test_type<float>(&gpu);
-    test_type<bf16>(&gpu);
-    UNSANITIZED(test_type<fp16>(&gpu));
-    gpu_close(&gpu);
-}
+TEST_TYPES(distill)
 
 // The sum does not depend on how the rows are divided.
 TEST(divergences) {

@@ -197,11 +197,4 @@ template <class X> static void test_type(const Gpu* gpu) {
     check<X>(&many, gpu);
 }
 
-TEST(expert_matmul) {
-    Gpu gpu;
-    gpu_open(&gpu, 0);
-    test_type<float>(&gpu);
-    test_type<bf16>(&gpu);
-    UNSANITIZED(test_type<fp16>(&gpu));
-    gpu_close(&gpu);
-}
+TEST_TYPES(expert_matmul)

@@ -154,11 +154,4 @@ template <class X> static void test_type(const Gpu* gpu) {
     check<X>({HEADS_ROW_NORM, attention_sizes(1, 70, 6, 5, 128), 128}, 70, gpu);
 }
 
-TEST(heads) {
-    Gpu gpu;
-    gpu_open(&gpu, 0);
-    test_type<float>(&gpu);
-    test_type<bf16>(&gpu);
-    UNSANITIZED(test_type<fp16>(&gpu));
-    gpu_close(&gpu);
-}
+TEST_TYPES(heads)

@@ -348,11 +348,4 @@ template <class T> static void test_type(const Gpu* gpu) {
     test_unit<T>(3, 64, 1, gpu); // no pack can be read here
 }
 
-TEST(norm) {
-    Gpu gpu;
-    gpu_open(&gpu, 0);
-    test_type<float>(&gpu);
-    test_type<bf16>(&gpu);
-    UNSANITIZED(test_type<fp16>(&gpu));
-    gpu_close(&gpu);
-}
+TEST_TYPES(norm)

@@ -1611,8 +1611,8 @@ static void test_decay_(const char* schedule) {
     resume_expect_same_(one, other, schedule);
 }
 
-// Trains in stages for six steps, and resumes before, at and after each border. Expects so many
-// tokens, and so many sequences of --seq-len.
+// Trains for six steps in stages, and resumes before, at and after each border. Expects that the
+// run reads `tokens`, in `sequences` rows of --seq-len.
 static void test_stages(const char* stages, int tokens, int sequences) {
     char line[2048], whole[256], again[256];
     const char* dir = test_tmpdir();
