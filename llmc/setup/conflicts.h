@@ -170,10 +170,10 @@ void setup_check_quantize(const Settled* s) {
 
 // Refuses experts that the matmuls of the GPU cannot copy in packs.
 void setup_check_experts(const Settled* s) {
-    const int F = model_hidden(s->cfg), C = s->cfg.C, unfit = C % EXPERT_PACK ? C : F;
+    const int C = s->cfg.C, is_narrow = C % EXPERT_PACK != 0, unfit = is_narrow ? C : model_hidden(s->cfg);
     if (s->cfg.E > 0 && s->options.program.trainer == OPTION_GPU && unfit % EXPERT_PACK) {
-        die_usage("a matrix of an expert has %d columns; on a GPU wanted a multiple of %d", unfit,
-                  EXPERT_PACK);
+        die_usage("--%s %d: a matrix of an expert has as many columns; on a GPU wanted a multiple of %d",
+                  is_narrow ? "channels" : "hidden", unfit, EXPERT_PACK);
     }
 }
 

@@ -76,6 +76,7 @@ refused 'without --offload-optimizer disk; wanted both$' --offload-path nowhere
 refused '--recompute 2; wanted --recompute 3, which keeps nothing else of a block$' --offload-residuals on --recompute 2
 refused 'offload-optimizer; wanted only one of them$' --update-in-backward on --offload-optimizer host
 refused 'wanted --graph off$' --update-in-backward on --graph on
+refused '--hidden 20: .* on a GPU wanted a multiple of 8$' --arch mixtral --hidden 20
 refused '--master-weights 24 with PRECISION=FP32; wanted PRECISION=BF16, or on$' --master-weights 24
 refused '--zero 2; wanted --zero 3, which divides the parameters$' --offload-params on --zero 2
 (ulimit -f 12 && "$gpu" --layers 1 --channels 16 --heads 2 --offload-optimizer disk --offload-path full) >out.txt 2>err.txt
