@@ -1,4 +1,4 @@
-"""Numbers that Python and C make alike, as inputs of updates."""
+"""Numbers that Python and C make alike (dev/test/lib/inputs.h), as inputs of updates."""
 
 import numpy as np
 

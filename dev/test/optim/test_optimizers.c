@@ -6,6 +6,7 @@
 #include "llmc/optim/lion.h"
 #include "llmc/optim/muon.h"
 #include "llmc/optim/sgd.h"
+#include "dev/test/lib/inputs.h"
 #include "dev/test/lib/ops.h"
 
 #define FIXTURE "dev/ref/fixtures/optimizers/updates.bin"
@@ -27,16 +28,6 @@ typedef struct {
 } Arrays;
 
 // ---- the inputs, as in make_optimizer_fixtures.py ----
-
-static uint32_t mix(uint32_t x) {
-    x = (x ^ x >> 16) * 0x21F0AAADu;
-    x = (x ^ x >> 15) * 0x735A2D97u;
-    return x ^ x >> 15;
-}
-
-static float uniform(size_t i, int stream) {
-    return (float)(mix((uint32_t)i + 1000003u * (uint32_t)stream) >> 16) * 0x1p-15f - 1;
-}
 
 static void set_params(float* param, const Case* c) {
     for (size_t i = 0; i < (size_t)c->rows * c->cols; i++) {

@@ -2,6 +2,7 @@
 // ranges and threads; decay.
 #include "llmc/base/threads.h"
 #include "llmc/optim/soap.h"
+#include "dev/test/lib/inputs.h"
 #include "dev/test/lib/ops.h"
 
 enum { UPDATES = 12, EVERY = 5, KEPT = 6 };
@@ -22,16 +23,6 @@ static const Wanted WANTED[] = {
 };
 
 // ---- the inputs, as in soap_numbers.py ----
-
-static uint32_t mix(uint32_t x) {
-    x = (x ^ x >> 16) * 0x21F0AAADu;
-    x = (x ^ x >> 15) * 0x735A2D97u;
-    return x ^ x >> 15;
-}
-
-static float uniform(size_t i, int stream) {
-    return (float)(mix((uint32_t)i + 1000003u * (uint32_t)stream) >> 16) * 0x1p-15f - 1;
-}
 
 static void set_params(float* param, size_t n) {
     for (size_t i = 0; i < n; i++) {
