@@ -1,0 +1,161 @@
+// test_grid.c -- grid.h: ranks and places, groups, legal grids and the nearest ones.
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/model/presets.h"
+#include "llmc/parallel/grid.h"
+#include "dev/test/lib/test.h"
+
+// The two processes are in the same group of a kind.
+static int are_together(const Grid* a, const Grid* b, GridGroup group) {
+    const int j = a->tensor_rank == b->tensor_rank, q = a->context_rank == b->context_rank,
+              d = a->data_rank == b->data_rank, p = a->stage == b->stage;
+    return group == GRID_TENSOR    ? q && d && p
+           : group == GRID_CONTEXT ? j && d && p
+           : group == GRID_DATA    ? j && p
+                                   : j && q && d;
+}
+
+// Each group has ranks 0 ... size - 1 in the order of all ranks, and a number of its own.
+static void expect_group(GridShape shape, int rank, GridGroup group) {
+    const Grid grid = grid_of(shape, rank);
+    const GridMember mine = grid_member(&grid, group);
+    int before = 0, size = 0, first = -1;
+    for (int r = 0; r < grid_size(shape); r++) {
+        const Grid other = grid_of(shape, r);
+        const int together = are_together(&grid, &other, group);
+        EXPECT(together == (grid_member(&other, group).first == mine.first), "ranks %d and %d", rank, r);
+        first = together && first < 0 ? r : first;
+        size += together;
+        before += together && r < rank;
+    }
+    EXPECT(mine.first == first && mine.size == size && mine.rank == before,
+           "group %d of rank %d: rank %d of %d from %d", group, rank, mine.rank, mine.size, mine.first);
+}
+
+static void test_shape(GridShape shape) {
+    int telling = 0;
+    for (int rank = 0; rank < grid_size(shape); rank++) {
+        const Grid grid = grid_of(shape, rank);
+        EXPECT(grid.tensor_rank < shape.tensor && grid.context_rank < shape.context &&
+                   grid.data_rank < shape.data && grid.stage < shape.pipeline,
+               "rank %d", rank);
+        EXPECT(grid_rank(&grid) == rank, "%d, wanted %d", grid_rank(&grid), rank);
+        const int by_formula =
+            ((grid.stage * shape.data + grid.data_rank) * shape.context + grid.context_rank) * shape.tensor +
+            grid.tensor_rank;
+        EXPECT(by_formula == rank, "%d, wanted %d", by_formula, rank);
+        telling += grid_tells(&grid);
+        for (int group = 0; group < GRID_GROUPS; group++) {
+            expect_group(shape, rank, (GridGroup)group);
+        }
+    }
+    // each token once
+    EXPECT(telling == shape.data * shape.context, "%d ranks tell", telling);
+}
+
+TEST(places) {
+    for (int t = 1; t <= 64; t++) {
+        for (int c = 1; t * c <= 64; c++) {
+            for (int D = 1; t * c * D <= 64; D++) {
+                for (int P = 1; t * c * D * P <= 64; P++) {
+                    const GridShape shape = {t, c, D, P, t};
+                    test_shape(shape);
+                }
+            }
+        }
+    }
+}
+
+static void expect_place(GridShape shape, int rank, const char* wanted) {
+    char text[96];
+    const Grid grid = grid_of(shape, rank);
+    grid_place(text, sizeof(text), &grid);
+    EXPECT(strcmp(text, wanted) == 0, "rank %d: %s, wanted %s", rank, text, wanted);
+}
+
+TEST(names) {
+    const GridShape plain = {1, 1, 8, 1, 1}, tensor = {2, 1, 1, 4, 2}, all = {2, 2, 2, 2, 2};
+    expect_place(plain, 5, "");
+    expect_place(tensor, 5, "tensor 1, stage 2");
+    expect_place(all, 13, "tensor 1, context 0, data 1, stage 1");
+}
+
+// ---- legal grids ----
+
+// A GPT-2 model of this size on `ranks` processes of one machine, in bf16.
+static GridRun run_of(const char* model, int T, int ranks) {
+    GridRun run = {model_preset_config(model_preset_by_name(model), 50257), T, ranks, ranks, grid_unit(2)};
+    return run;
+}
+
+static void expect_check(const GridRun* run, GridShape shape, const char* wanted) {
+    char error[GRID_ERROR_BYTES] = "not set";
+    const int ok = grid_check(shape, run, error);
+    EXPECT(ok == !*wanted && strcmp(error, wanted) == 0, "%d, %s, wanted %s", ok, error, wanted);
+}
+
+TEST(refusals) {
+    GridRun small = run_of("gpt2:d12", 1024, 8), large = run_of("gpt2:d48", 1024, 8);
+    const GridShape none = {1, 1, 0, 1, 0}, thirds = {3, 1, 0, 1, 0}, eights = {8, 1, 0, 1, 0},
+                    sliced = {1, 1, 0, 1, 5}, unshared = {4, 1, 0, 1, 6}, contexts = {2, 3, 0, 1, 2},
+                    stages = {1, 1, 0, 3, 1}, deep = {1, 1, 0, 16, 1}, all = {2, 2, 0, 2, 0};
+    expect_check(&small, none, "");
+    expect_check(&small, all, "");
+    expect_check(&small, thirds, "--tensor-parallel 3, 8 processes; wanted 2 or 4");
+    expect_check(&small, eights, "--tensor-parallel 8, 12 heads; wanted 4");
+    expect_check(&small, sliced, "--tensor-slices 5, 12 heads; wanted 4 or 6");
+    expect_check(&small, unshared, "--tensor-parallel 4, --tensor-slices 6; wanted 2");
+    expect_check(&small, contexts, "--context-parallel 3, 8 processes in groups of 2; wanted 2 or 4");
+    expect_check(&small, stages, "--pipeline-parallel 3, 8 processes; wanted 2 or 4");
+    expect_check(&large, thirds, "--tensor-parallel 3, 8 processes; wanted 1"); // 25 heads
+    small.ranks = 16;
+    expect_check(&small, deep, "--pipeline-parallel 16, 12 layers; wanted 8");
+}
+
+TEST(refusals_of_sizes) {
+    GridRun run = run_of("gpt2:d12", 1000, 8), experts = run_of("gpt2:d12", 1024, 8);
+    const GridShape contexts = {2, 4, 0, 1, 2}, sliced = {1, 1, 0, 1, 2}, eight = {1, 1, 0, 1, 6};
+    expect_check(&run, contexts,
+                 "--seq-len 1000, --context-parallel 4, --tensor-slices 2; wanted a multiple of 16");
+    run.T = 1026, run.unit = 64;
+    expect_check(&run, eight, "");
+    run.unit = 256;
+    expect_check(&run, eight, "--tensor-slices 6, slices of 128 channels, no multiple of 256; wanted 3");
+    experts.cfg.E = 4;
+    expect_check(&experts, sliced, "--tensor-slices 2, experts are not sliced; wanted 1");
+    experts.cfg.E = 0, experts.cfg.arch = ARCH_OLMOE;
+    expect_check(&experts, sliced, "--tensor-slices 2, a norm over all heads is not sliced; wanted 1");
+    experts.cfg.arch = ARCH_LLAMA, experts.cfg.KV = 3;
+    expect_check(&experts, sliced, "--tensor-slices 2, 3 heads of keys; wanted 3");
+    experts.cfg.KV = 0, experts.cfg.F = 3000;
+    expect_check(&experts, sliced,
+                 "--tensor-slices 2, slices of 1500 hidden units, no multiple of 8; wanted 3");
+}
+
+// grid_next finds what grid_check allows, each once.
+TEST(search) {
+    const char* const models[] = {"gpt2:d12", "gpt2:d36", "gpt2:d48"};
+    for (size_t m = 0; m < sizeof(models) / sizeof(models[0]); m++) {
+        for (int W = 1; W <= 64; W++) {
+            const GridRun run = run_of(models[m], 1024, W);
+            char error[GRID_ERROR_BYTES];
+            int found = 0, legal = 0;
+            for (GridShape shape = {0, 0, 0, 0, 0}; grid_next(&shape, &run, 0); found++) {
+                EXPECT(grid_check(shape, &run, error) && grid_size(shape) == W &&
+                           shape.slices == shape.tensor,
+                       "%s", error);
+                EXPECT(found > 0 || (grid_is_plain(shape) && shape.data == W), "the first of %d", W);
+            }
+            for (int t = 1; t <= W; t++) {
+                for (int c = 1; c <= W; c *= 2) {
+                    for (int P = 1; P <= W; P++) {
+                        const GridShape shape = {t, c, 0, P, 0};
+                        legal += grid_check(shape, &run, error);
+                    }
+                }
+            }
+            EXPECT(found == legal, "%d of %d grids of %d", found, legal, W);
+        }
+    }
+}

@@ -1,0 +1,371 @@
+/*
+grid.h -- the grid of processes: which of them have the same slices of tensors, the same part of
+sequences, the same micro-batches, the same stage of the model. Arithmetic alone.
+
+    tensor    t processes share the slices of each layer, s in all; each has s / t of them
+    context   c processes share the tokens of each sequence
+    data      D share the micro-batches of an update
+    pipeline  P share the layers; a process's part of them is its stage
+
+    rank = ((stage D + data_rank) c + context_rank) t + tensor_rank       t c D P processes
+
+So the processes of a tensor group are neighbours, and stages are farthest apart. The group in which
+ZeRO divides (GRID_DATA) has the D c processes with the same slices and stage: each of them sees
+other tokens.
+*/
+#ifndef LLMC_GRID_H
+#define LLMC_GRID_H
+
+#include <stddef.h>
+
+#include "llmc/model/model.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct {
+    int tensor, context, data, pipeline; // processes of a group of each kind: t, c, D, P
+    int slices;                          // s, a multiple of t
+} GridShape;
+
+// Place of a process.
+typedef struct {
+    GridShape shape;
+    int tensor_rank, context_rank, data_rank, stage; // j, q, d, p
+} Grid;
+
+// One process.
+static inline GridShape grid_of_one(void) {
+    const GridShape one = {1, 1, 1, 1, 1};
+    return one;
+}
+
+// Returns t c D P.
+static inline int grid_size(GridShape shape) {
+    return shape.tensor * shape.context * shape.data * shape.pipeline;
+}
+
+Grid grid_of(GridShape shape, int rank);
+
+int grid_rank(const Grid* grid);
+
+// True if only data is divided: the processes have whole models.
+static inline int grid_is_plain(GridShape shape) {
+    return shape.tensor == 1 && shape.context == 1 && shape.pipeline == 1 && shape.slices == 1;
+}
+
+static inline int grid_is_first_stage(const Grid* grid) { return grid->stage == 0; }
+static inline int grid_is_last_stage(const Grid* grid) { return grid->stage == grid->shape.pipeline - 1; }
+
+// True if this process tells the losses, the FLOP and the counts of its tokens to the report; the
+// others tell zeros. One of each tensor group of the last stage does.
+static inline int grid_tells(const Grid* grid) { return grid->tensor_rank == 0 && grid_is_last_stage(grid); }
+
+// ---- groups ----
+
+// Groups that a process is in, in the order in which they are opened.
+typedef enum { GRID_TENSOR, GRID_CONTEXT, GRID_DATA, GRID_PIPE, GRID_GROUPS } GridGroup;
+
+// A group of a process: its rank there, the group's size, and the lowest rank of its processes
+// among all, by which they know each other.
+typedef struct {
+    int rank, size, first;
+} GridMember;
+
+GridMember grid_member(const Grid* grid, GridGroup group);
+
+// Sets text to the place in the dimensions above 1, "tensor 1, stage 2", or to "".
+void grid_place(char* text, size_t room, const Grid* grid);
+
+// ---- legal grids ----
+
+enum { GRID_ERROR_BYTES = 256 };
+
+// The run that a grid must suit.
+typedef struct {
+    ModelConfig cfg; // the whole model
+    int T;
+    int ranks;      // processes in all
+    int node_ranks; // processes of a machine: the most that grid_next puts into a tensor group
+    int unit;       // channels and hidden units of a slice are a multiple of it
+} GridRun;
+
+// Returns the unit of slices whose rows begin at multiples of 16 bytes.
+static inline int grid_unit(size_t element_bytes) { return (int)(16 / element_bytes); }
+
+// Returns 1 if a run can be divided so. If not, returns 0 and sets `error` to what was asked and
+// the nearest that works. shape.data is ignored: it is what the others leave. shape.slices 0: as
+// many as a tensor group has processes.
+int grid_check(GridShape shape, const GridRun* run, char error[GRID_ERROR_BYTES]);
+
+// Returns a shape that has passed grid_check with its data and its slices.
+GridShape grid_complete(GridShape shape, int ranks);
+
+// Sets the next legal shape of all processes of a run, complete; returns 0 after the last. Start
+// with all zeros. `slices` 0: as many as a tensor group has processes. P counts slowest, then c
+// (powers of 2), and t (at most node_ranks) fastest.
+int grid_next(GridShape* shape, const GridRun* run, int slices);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef GRID_IMPLEMENTATION
+
+#include <stdio.h>
+#include <string.h>
+
+#include "llmc/base/sizes.h"
+
+Grid grid_of(GridShape shape, int rank) {
+    const int q = rank / shape.tensor, d = q / shape.context, p = d / shape.data;
+    const Grid grid = {shape, rank % shape.tensor, q % shape.context, d % shape.data, p};
+    return grid;
+}
+
+int grid_rank(const Grid* grid) {
+    const GridShape shape = grid->shape;
+    return ((grid->stage * shape.data + grid->data_rank) * shape.context + grid->context_rank) *
+               shape.tensor +
+           grid->tensor_rank;
+}
+
+GridMember grid_member(const Grid* grid, GridGroup group) {
+    const GridShape shape = grid->shape;
+    Grid first = *grid;
+    GridMember member = {0, 1, 0};
+    switch (group) {
+    case GRID_TENSOR:
+        member.rank = grid->tensor_rank, member.size = shape.tensor;
+        first.tensor_rank = 0;
+        break;
+    case GRID_CONTEXT:
+        member.rank = grid->context_rank, member.size = shape.context;
+        first.context_rank = 0;
+        break;
+    case GRID_DATA:
+        member.rank = grid->data_rank * shape.context + grid->context_rank;
+        member.size = shape.data * shape.context;
+        first.data_rank = first.context_rank = 0;
+        break;
+    default:
+        member.rank = grid->stage, member.size = shape.pipeline;
+        first.stage = 0;
+    }
+    member.first = grid_rank(&first);
+    return member;
+}
+
+void grid_place(char* text, size_t room, const Grid* grid) {
+    const struct {
+        const char* word;
+        int rank, size;
+    } places[] = {{"tensor", grid->tensor_rank, grid->shape.tensor},
+                  {"context", grid->context_rank, grid->shape.context},
+                  {"data", grid->data_rank, grid_is_plain(grid->shape) ? 1 : grid->shape.data},
+                  {"stage", grid->stage, grid->shape.pipeline}};
+    size_t at = 0;
+    *text = '\0';
+    for (size_t i = 0; i < sizeof(places) / sizeof(places[0]); i++) {
+        if (places[i].size > 1 && at < room) {
+            at += (size_t)snprintf(text + at, room - at, "%s%s %d", at ? ", " : "", places[i].word,
+                                   places[i].rank);
+        }
+    }
+}
+
+// ---- legal grids ----
+
+static int grid_slices_(GridShape shape) { return shape.slices > 0 ? shape.slices : shape.tensor; }
+
+// Returns the reason why a model cannot have s slices, in `text`; NULL if it can.
+static const char* grid_unsliced_(char text[GRID_ERROR_BYTES], int s, const GridRun* run) {
+    const ModelConfig cfg = run->cfg;
+    const int KV = model_key_heads(cfg), Q = model_heads(cfg), F = model_hidden(cfg);
+    const HeadsKind heads = model_architecture(cfg.arch)->heads;
+    if (s == 1) {
+        return NULL;
+    }
+    if (cfg.E > 0) {
+        return "experts are not sliced";
+    }
+    if (heads == HEADS_ROW_NORM) {
+        return "a norm over all heads is not sliced";
+    }
+    if (cfg.NH % s != 0 || KV % s != 0) {
+        snprintf(text, GRID_ERROR_BYTES, "%d heads%s", cfg.NH % s ? cfg.NH : KV,
+                 cfg.NH % s ? "" : " of keys");
+    } else if (F % s != 0) {
+        snprintf(text, GRID_ERROR_BYTES, "%d hidden units", F);
+    } else if (Q / s % run->unit != 0 || F / s % run->unit != 0) {
+        snprintf(text, GRID_ERROR_BYTES, "slices of %d %s, no multiple of %d",
+                 Q / s % run->unit ? Q / s : F / s, Q / s % run->unit ? "channels" : "hidden units",
+                 run->unit);
+    } else {
+        return NULL;
+    }
+    return text;
+}
+
+// Rules: each allows a member of the shape or not, whatever the members below it are.
+typedef int (*GridRule_)(GridShape shape, const GridRun* run);
+
+static int grid_allows_slices_(GridShape shape, const GridRun* run) {
+    char text[GRID_ERROR_BYTES];
+    return grid_unsliced_(text, grid_slices_(shape), run) == NULL;
+}
+
+static int grid_allows_tensor_(GridShape shape, const GridRun* run) {
+    return run->ranks % shape.tensor == 0 && grid_slices_(shape) % shape.tensor == 0 &&
+           grid_allows_slices_(shape, run);
+}
+
+static int grid_allows_context_(GridShape shape, const GridRun* run) {
+    return run->ranks % (shape.tensor * shape.context) == 0;
+}
+
+// Returns the most stages: each has a layer, or two that share their parameters.
+static int grid_most_stages_(const GridRun* run) { return run->cfg.L / model_copy_repeats(run->cfg); }
+
+static int grid_allows_pipeline_(GridShape shape, const GridRun* run) {
+    return run->ranks % (shape.tensor * shape.context * shape.pipeline) == 0 &&
+           shape.pipeline <= grid_most_stages_(run);
+}
+
+// Returns the number that divides the tokens of a sequence: token slices, and with a context group
+// two chunks for each of its processes.
+static int grid_tokens_unit_(GridShape shape) {
+    return grid_slices_(shape) * (shape.context > 1 ? 2 * shape.context : 1);
+}
+
+static int grid_allows_(GridShape shape, const GridRun* run) {
+    return grid_allows_tensor_(shape, run) && grid_allows_context_(shape, run) &&
+           grid_allows_pipeline_(shape, run) && run->T % grid_tokens_unit_(shape) == 0;
+}
+
+// Appends "; wanted 2 or 4": the nearest values of *member, a member of *shape, that a rule allows,
+// up to `most`. 1 is named only if no other is.
+static void grid_append_nearest_(char* error, GridShape* shape, int* member, int most, GridRule_ rule,
+                                 const GridRun* run) {
+    const int asked = *member;
+    const size_t at = strlen(error);
+    int below = asked - 1, above = asked + 1;
+    for (*member = below; below > 1 && !rule(*shape, run); *member = --below) {
+    }
+    for (*member = above; above <= most && !rule(*shape, run); *member = ++above) {
+    }
+    *member = asked;
+    if (below > 1 && above <= most) {
+        snprintf(error + at, GRID_ERROR_BYTES - at, "; wanted %d or %d", below, above);
+    } else {
+        snprintf(error + at, GRID_ERROR_BYTES - at, "; wanted %d", above <= most ? above : int_max(below, 1));
+    }
+}
+
+static void grid_refuse_slices_(char* error, GridShape shape, const GridRun* run) {
+    char text[GRID_ERROR_BYTES];
+    snprintf(error, GRID_ERROR_BYTES, "--tensor-slices %d, %.150s", shape.slices,
+             grid_unsliced_(text, shape.slices, run));
+    grid_append_nearest_(error, &shape, &shape.slices, run->cfg.NH, grid_allows_slices_, run);
+}
+
+static void grid_refuse_tensor_(char* error, GridShape shape, const GridRun* run) {
+    char text[GRID_ERROR_BYTES];
+    const int at = snprintf(error, GRID_ERROR_BYTES, "--tensor-parallel %d, ", shape.tensor);
+    char* reason = error + at;
+    const size_t room = GRID_ERROR_BYTES - (size_t)at;
+    if (run->ranks % shape.tensor != 0) {
+        snprintf(reason, room, "%d processes", run->ranks);
+    } else if (grid_slices_(shape) % shape.tensor != 0) {
+        snprintf(reason, room, "--tensor-slices %d", shape.slices);
+    } else {
+        snprintf(reason, room, "%.150s", grid_unsliced_(text, shape.tensor, run));
+    }
+    grid_append_nearest_(error, &shape, &shape.tensor, run->ranks, grid_allows_tensor_, run);
+}
+
+// Sets error to "--context-parallel 3, 8 processes in groups of 2".
+static void grid_refuse_ranks_(char* error, const char* option, int value, const GridRun* run, int group) {
+    const int at = snprintf(error, GRID_ERROR_BYTES, "%s %d, %d processes", option, value, run->ranks);
+    if (group > 1) {
+        snprintf(error + at, GRID_ERROR_BYTES - (size_t)at, " in groups of %d", group);
+    }
+}
+
+static void grid_refuse_pipeline_(char* error, GridShape shape, const GridRun* run) {
+    const int group = shape.tensor * shape.context;
+    if (shape.pipeline > grid_most_stages_(run)) {
+        snprintf(error, GRID_ERROR_BYTES, "--pipeline-parallel %d, %d layers%s", shape.pipeline, run->cfg.L,
+                 model_copy_repeats(run->cfg) > 1 ? " that share their parameters in pairs" : "");
+    } else {
+        grid_refuse_ranks_(error, "--pipeline-parallel", shape.pipeline, run, group);
+    }
+    grid_append_nearest_(error, &shape, &shape.pipeline, run->ranks, grid_allows_pipeline_, run);
+}
+
+static void grid_refuse_tokens_(char* error, GridShape shape, const GridRun* run) {
+    int at = snprintf(error, GRID_ERROR_BYTES, "--seq-len %d", run->T);
+    if (shape.context > 1) {
+        at += snprintf(error + at, GRID_ERROR_BYTES - (size_t)at, ", --context-parallel %d", shape.context);
+    }
+    if (grid_slices_(shape) > 1) {
+        at +=
+            snprintf(error + at, GRID_ERROR_BYTES - (size_t)at, ", --tensor-slices %d", grid_slices_(shape));
+    }
+    snprintf(error + at, GRID_ERROR_BYTES - (size_t)at, "; wanted a multiple of %d",
+             grid_tokens_unit_(shape));
+}
+
+int grid_check(GridShape shape, const GridRun* run, char error[GRID_ERROR_BYTES]) {
+    if (shape.slices > 0 && !grid_allows_slices_(shape, run)) {
+        grid_refuse_slices_(error, shape, run);
+    } else if (!grid_allows_tensor_(shape, run)) {
+        grid_refuse_tensor_(error, shape, run);
+    } else if (!grid_allows_context_(shape, run)) {
+        grid_refuse_ranks_(error, "--context-parallel", shape.context, run, shape.tensor);
+        grid_append_nearest_(error, &shape, &shape.context, run->ranks, grid_allows_context_, run);
+    } else if (!grid_allows_pipeline_(shape, run)) {
+        grid_refuse_pipeline_(error, shape, run);
+    } else if (run->T % grid_tokens_unit_(shape) != 0) {
+        grid_refuse_tokens_(error, shape, run);
+    } else {
+        *error = '\0';
+    }
+    return *error == '\0';
+}
+
+GridShape grid_complete(GridShape shape, int ranks) {
+    shape.data = ranks / (shape.tensor * shape.context * shape.pipeline);
+    shape.slices = grid_slices_(shape);
+    return shape;
+}
+
+// Sets the next shape within the bounds, legal or not; returns 0 after the last.
+static int grid_count_(GridShape* shape, const GridRun* run) {
+    if (shape->tensor == 0) {
+        shape->tensor = shape->context = shape->pipeline = 1;
+    } else if (shape->tensor < run->node_ranks) {
+        shape->tensor++;
+    } else if (2 * shape->context <= run->ranks) {
+        shape->tensor = 1, shape->context *= 2;
+    } else {
+        shape->tensor = shape->context = 1, shape->pipeline++;
+    }
+    return shape->pipeline <= int_min(run->ranks, grid_most_stages_(run));
+}
+
+int grid_next(GridShape* shape, const GridRun* run, int slices) {
+    while (grid_count_(shape, run)) {
+        shape->slices = slices;
+        if (grid_allows_(*shape, run)) {
+            *shape = grid_complete(*shape, run->ranks);
+            return 1;
+        }
+    }
+    return 0;
+}
+
+#endif // GRID_IMPLEMENTATION
+
+#endif
