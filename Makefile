@@ -44,8 +44,8 @@ COMPRESSION_LIBS := $(if $(HAVE_ZLIB),-lz) $(if $(HAVE_ISAL),-lisal) $(if $(HAVE
 override CFLAGS += $(COMPRESSION_FLAGS)
 override LDLIBS += $(if $(filter Darwin-%,$(PLATFORM)),,-Wl$(comma)--as-needed) $(COMPRESSION_LIBS)
 
-# Flags that MPI's compiler adds, for Open MPI, MPICH and Intel MPI alike. Only comm_mpi.o sees its
-# header.
+# Flags that MPI's compiler adds, for Open MPI, MPICH and Intel MPI alike. Only comm_mpi.o and group.o
+# see its header.
 MPI_SHOW := $(if $(strip $(MPI)),$(shell $(strip $(MPI)) -show 2>/dev/null))
 HAVE_MPI := $(if $(MPI_SHOW),$(shell printf '#include <mpi.h>\n' | $(CC) $(filter -I%,$(MPI_SHOW)) -E - >/dev/null 2>&1 && echo 1))
 MPI_FLAGS := $(if $(HAVE_MPI),-DHAVE_MPI $(filter -I% -D%,$(MPI_SHOW)))
@@ -81,7 +81,7 @@ BASE_CFLAGS = -std=gnu11 -O2 $(if $(findstring x86_64,$(shell $(CC) -dumpmachine
 KERNEL_ROOMS = ops bf16 optim parallel tokenizer
 define LIBRARY_RULES
 $(foreach room,base data formats report log setup checkpoint generate plan run,$(1)/llmc/$(room)/%.o): private OPT = -O2
-$(1)/llmc/comm/comm_mpi.o: private override CFLAGS += $(MPI_FLAGS)
+$(1)/llmc/comm/comm_mpi.o $(1)/llmc/comm/group.o: private override CFLAGS += $(MPI_FLAGS)
 $(1)/llmc/base/processor.o: private override CFLAGS = $$(BASE_CFLAGS)
 $(1)/llmc/%.o: llmc/%.h Makefile $(1)/flags
 	@mkdir -p $$(@D)

@@ -11,7 +11,6 @@ after the other, between two events. GB/s is what a GPU sends, and receives at t
 (n-1)/n of the array.
 */
 #include "llmc/comm/comm.h"
-#include "llmc/comm/comm_mpi.h"
 #include "llmc/comm/comm_nccl.cuh"
 #include "llmc/gpu/gpu.cuh"
 #include "llmc/setup/launcher.h"

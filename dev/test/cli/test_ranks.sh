@@ -131,8 +131,8 @@ test_signal() {
 
 # In a build without MPI, one process runs, and several say what is missing.
 test_without_mpi() {
-    check "without MPI it compiles" "${CC:-cc}" -std=gnu11 -D_GNU_SOURCE -fopenmp -I"$root" -DCOMM_MPI_IMPLEMENTATION \
-        -include "$root/llmc/comm/comm_mpi.h" "$root/dev/test/comm/test_collectives.c" "$build/libllmc.a" -o without_mpi -lm -lpthread
+    check "without MPI it compiles" "${CC:-cc}" -std=gnu11 -D_GNU_SOURCE -fopenmp -I"$root" -DCOMM_MPI_IMPLEMENTATION -DGROUP_IMPLEMENTATION \
+        -include "$root/llmc/comm/comm_mpi.h" -include "$root/llmc/comm/group.h" "$root/dev/test/comm/test_collectives.c" "$build/libllmc.a" -o without_mpi -lm -lpthread
     ranks 1 ./without_mpi
     check "without MPI, one process: $(cat stdout)" [ "$(cat stdout)" = "test_collectives: ok" ]
     ends_all "without MPI" 2 "3 processes, but this program was built without MPI: scripts/install_deps.sh --mpi.*" "" \

@@ -10,7 +10,8 @@
 #include "llmc/base/signals.h"
 #include "llmc/base/threads.h"
 #include "llmc/comm/comm.h"
-#include "llmc/comm/comm_mpi.h"
+#include "llmc/comm/group.h"
+#include "llmc/parallel/groups.h"
 #include "llmc/setup/launcher.h"
 #include "llmc/setup/options.h"
 
@@ -73,12 +74,40 @@ static void test_all_gather(Group* g, size_t count, int in_place) {
     free(recv);
 }
 
+// Each rank sends two messages of different sizes to every rank from itself on, around the group.
+static void test_exchange(Group* g, size_t count) {
+    const size_t sizes[2] = {count, count / 3};
+    GroupMove* moves = (GroupMove*)check_alloc(4 * (size_t)g->size, sizeof(GroupMove), "moves");
+    float* data = (float*)check_alloc(4 * (size_t)g->size * count + 1, sizeof(float), "data");
+    int n = 0;
+    for (int peer = 0; peer < g->size; peer++) {
+        for (int k = 0; k < 4; k++, n++) {
+            const GroupMove move = {peer, data + (size_t)n * count, sizes[k / 2] * sizeof(float), k % 2};
+            moves[n] = move;
+            for (size_t i = 0; k % 2 && i < sizes[k / 2]; i++) {
+                ((float*)move.data)[i] = value_of(g->rank, peer + k, i);
+            }
+        }
+    }
+    group_exchange_cpu(g, moves, n);
+    for (int m = 0; m < n; m++) {
+        size_t wrong = 0;
+        for (size_t i = 0; !moves[m].sends && i < moves[m].bytes / sizeof(float); i++) {
+            wrong += ((float*)moves[m].data)[i] != value_of(moves[m].peer, g->rank + m % 4 + 1, i);
+        }
+        EXPECT(wrong == 0, "%zu of %zu elements of message %d", wrong, count, m);
+    }
+    free(data);
+    free(moves);
+}
+
 static void test_bulk(Group* g) {
     const size_t counts[] = {0, 1, 1023, MANY};
     for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++) {
         test_all_to_all(g, counts[i]);
         test_all_gather(g, counts[i], 0);
         test_all_gather(g, counts[i], 1);
+        test_exchange(g, counts[i]);
     }
 }
 
@@ -97,6 +126,29 @@ static void test_split(Comm* c) {
     group_close(&half);
 }
 
+// All groups of every grid of these ranks have the members that grid.h says.
+static void test_grid(Comm* c) {
+    for (int t = 1; t <= c->size; t++) {
+        for (int P = 1; t * P <= c->size; P++) {
+            const GridShape shape = {t, 1, c->size / (t * P), P, t};
+            GridGroups groups;
+            if (grid_size(shape) != c->size) {
+                continue;
+            }
+            grid_groups_open(&groups, grid_of(shape, c->rank), c);
+            Group* all[GRID_GROUPS] = {&groups.tensor, &groups.context, &groups.data, &groups.pipe};
+            for (int i = 0; i < GRID_GROUPS; i++) {
+                const GridMember member = grid_member(&groups.grid, (GridGroup)i);
+                EXPECT(all[i]->rank == member.rank && all[i]->size == member.size, "group %d", i);
+                float ranks[64], rank = (float)c->rank;
+                group_all_gather_cpu(ranks, &rank, 1, all[i]);
+                EXPECT((int)ranks[0] == member.first && (int)ranks[member.rank] == c->rank, "group %d", i);
+            }
+            grid_groups_close(&groups);
+        }
+    }
+}
+
 static void test_collectives(Comm* c) {
     Group all;
     test_small(c);
@@ -105,6 +157,7 @@ static void test_collectives(Comm* c) {
     test_bulk(&all);
     group_close(&all);
     test_split(c);
+    test_grid(c);
 }
 
 static void test_places(const Comm* c) {

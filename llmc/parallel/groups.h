@@ -1,0 +1,59 @@
+/*
+groups.h -- the groups of a process in the grid, opened once, on the CPU.
+
+A group of one opens nothing.
+*/
+#ifndef LLMC_GROUPS_H
+#define LLMC_GROUPS_H
+
+#include "llmc/comm/comm.h"
+#include "llmc/comm/group.h"
+#include "llmc/parallel/grid.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct {
+    Grid grid;
+    Group tensor, context, data, pipe;
+} GridGroups;
+
+// Opens the groups of this process in the order tensor, context, data, pipe. Collective.
+void grid_groups_open(GridGroups* groups, Grid grid, Comm* comm);
+
+void grid_groups_close(GridGroups* groups);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef GROUPS_IMPLEMENTATION
+
+static Group groups_open_(const Grid* grid, GridGroup kind, Comm* comm) {
+    const GridMember member = grid_member(grid, kind);
+    Group group = group_alone(comm);
+    if (member.size > 1) {
+        group_open(&group, comm, member.first, member.rank);
+    }
+    return group;
+}
+
+void grid_groups_open(GridGroups* groups, Grid grid, Comm* comm) {
+    groups->grid = grid;
+    groups->tensor = groups_open_(&grid, GRID_TENSOR, comm);
+    groups->context = groups_open_(&grid, GRID_CONTEXT, comm);
+    groups->data = groups_open_(&grid, GRID_DATA, comm);
+    groups->pipe = groups_open_(&grid, GRID_PIPE, comm);
+}
+
+void grid_groups_close(GridGroups* groups) {
+    group_close(&groups->pipe);
+    group_close(&groups->data);
+    group_close(&groups->context);
+    group_close(&groups->tensor);
+}
+
+#endif // GROUPS_IMPLEMENTATION
+
+#endif
