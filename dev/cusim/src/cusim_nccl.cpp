@@ -3,7 +3,8 @@
 //
 // NCCL hangs or corrupts memory when ranks disagree. Here every collective is announced first, and
 // compared; a receive is compared with its send. Ranks that call different collectives are
-// reported, and so are ranks that do not arrive in time.
+// reported, and so are ranks that do not arrive in time, and two ranks that issue the operations of
+// two communicators in different orders.
 //
 // As on a GPU, work that waits for other ranks holds up its own stream only. It is done in steps:
 // if the awaited rank is waiting itself, other streams of this process progress.
@@ -29,7 +30,7 @@
 
 namespace {
 
-enum { MAX_RANKS = 32, CHUNK_BYTES = 1 << 20, MAIL_BYTES = 1 << 16 };
+enum { MAX_RANKS = 32, MAX_COMMUNICATORS = 16, NAME_ROOM = 24, CHUNK_BYTES = 1 << 20, MAIL_BYTES = 1 << 16 };
 typedef enum { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, REDUCE, SEND, RECEIVE } Kind;
 const char* const kind_names[] = {"AllReduce", "ReduceScatter", "AllGather", "Broadcast",
                                   "Reduce",    "Send",          "Recv"};
@@ -43,16 +44,32 @@ struct Call {
     bool is_captured;
 };
 
+// Operations that a rank has issued in a communicator: collectives, and messages to and from each
+// rank.
+struct Issued {
+    size_t communicator; // the same number in all of its ranks
+    char name[NAME_ROOM];
+    int rank;
+    unsigned collectives, sent[MAX_RANKS], received[MAX_RANKS];
+};
+
+// Operations that a rank has issued in all of its communicators before a certain one.
+struct Before {
+    int count;
+    Issued in[MAX_COMMUNICATORS];
+};
+
 // Channel from one rank to another, which carries a piece at a time.
 struct Mail {
     std::atomic<unsigned> posted, taken;
     Call call;
+    Before before; // the send
     size_t bytes;
     alignas(64) unsigned char data[MAIL_BYTES];
 };
 
 // Memory that the ranks share. It is followed by the chunks of all ranks, then mail from each to
-// each.
+// each. The system allocates a page when it is first used.
 struct Shared {
     std::atomic<unsigned> joined, dead;
     std::atomic<unsigned> changes;         // waiting ranks sleep on it
@@ -61,7 +78,9 @@ struct Shared {
     std::atomic<unsigned> waits[MAX_RANKS];
     std::atomic<unsigned> taken[MAX_RANKS]; // claimed by a process
     int color[MAX_RANKS], key[MAX_RANKS];
+    int process[MAX_RANKS]; // see ncclComm
     Call call[MAX_RANKS];
+    Before before[MAX_RANKS]; // the call
     alignas(64) unsigned char data[1];
 };
 
@@ -76,15 +95,16 @@ struct Patience {
 
 struct ncclComm {
     int rank, ranks;
+    int process; // rank in the communicator from which all were split; messages name ranks so
     Shared* shared;
     size_t shared_bytes;
-    unsigned long issued, done;     // operations of this rank
-    std::deque<CUstream_st*> order; // their streams, from number done + 1 on
+    unsigned long calls; // operations of this rank
+    Issued issued;
     unsigned splits;
     size_t taken_bytes[2]; // device memory: for collectives; for sends and receives
     bool is_blocking;
     ncclResult_t error;
-    char name[128];
+    char file[128]; // name of the shared memory
 };
 
 namespace {
@@ -114,7 +134,7 @@ double timeout_s() {
 
 void die_with_others(const ncclComm* comm) {
     if (comm->shared->dead) {
-        fprintf(stderr, "CUSIM ERROR: rank %d: another rank aborted\n", comm->rank);
+        fprintf(stderr, "CUSIM ERROR: rank %d: another rank aborted\n", comm->process);
         _exit(3);
     }
 }
@@ -181,12 +201,20 @@ void come_to(const ncclComm* comm, std::atomic<unsigned>* meetings) {
     }
 }
 
-std::string ranks_in(uint32_t set) {
+std::string ranks_in(const ncclComm* comm, uint32_t set) {
     std::string text;
-    for (int r = 0; r < MAX_RANKS; r++) {
-        text += set >> r & 1 ? " " + std::to_string(r) : "";
+    for (int r = 0; r < comm->ranks; r++) {
+        text += set >> r & 1 ? " " + std::to_string(comm->shared->process[r]) : "";
     }
     return text;
+}
+
+// Returns the name of a communicator after `word`, if it has one.
+std::string named(const char* word, const char* name) { return name[0] ? std::string(word) + name : ""; }
+
+// Returns words for a call of this rank: "call #7 of tensor".
+std::string words_of(const ncclComm* comm, unsigned long number) {
+    return "call #" + std::to_string(number) + named(" of ", comm->issued.name);
 }
 
 std::string words_of(const Call& call) {
@@ -280,22 +308,23 @@ void reduce(void* to, const ncclComm* comm, size_t first, size_t count, const Ca
 
 // ---- faults on request ----
 
-// Injects the fault CUSIM_NCCL_FAULT=rank:call:die|hang|error in the call of this number, counted
-// from 1 in each communicator. Returns true for `error`: ncclCommGetAsyncError reports it from now
-// on, and no data is moved.
+// Injects the fault CUSIM_NCCL_FAULT=rank:call:die|hang|error[@name] in the call of this number,
+// counted from 1 in each communicator; with a name, only in communicators with this name. Returns
+// true for `error`: ncclCommGetAsyncError reports it from now on, and no data is moved.
 bool fault(ncclComm* comm, unsigned long number) {
     const char* text = getenv("CUSIM_NCCL_FAULT");
-    int rank = -1;
+    int rank = -1, end = 0;
     unsigned long call = 0;
     char what[8] = "";
     if (!text || !text[0]) {
         return false;
     }
-    if (sscanf(text, "%d:%lu:%7s", &rank, &call, what) != 3 ||
+    if (sscanf(text, "%d:%lu:%7[a-z]%n", &rank, &call, what, &end) != 3 || (text[end] && text[end] != '@') ||
         (strcmp(what, "die") != 0 && strcmp(what, "hang") != 0 && strcmp(what, "error") != 0)) {
-        cusim_die("CUSIM_NCCL_FAULT=%s; wanted rank:call:die, hang or error", text);
+        cusim_die("CUSIM_NCCL_FAULT=%s; wanted rank:call:die, hang or error, then perhaps @name", text);
     }
-    if (rank != comm->rank || call != number) {
+    if (rank != comm->process || call != number ||
+        (text[end] && strcmp(text + end + 1, comm->issued.name) != 0)) {
         return false;
     }
     if (strcmp(what, "die") == 0) {
@@ -316,68 +345,90 @@ struct Work {
     ncclComm* comm = nullptr;
     unsigned long number = 0; // starts at 1
     CUstream_st* stream = nullptr;
+    Before before = {};
     Patience patience = {};
     bool has_begun = false;
 
     virtual ~Work() = default;
-    virtual bool move() = 0; // does what can be done; false: nothing can
+    virtual void count(Issued* issued) const = 0; // adds itself
+    virtual bool move() = 0;                      // does what can be done; false: nothing can
     virtual bool is_done() const = 0;
     virtual uint32_t missing() const = 0; // the ranks it waits for
     virtual std::string late() const = 0; // message about them when the time is up
 };
 
+std::vector<ncclComm*>& communicators() { // of this process
+    static auto* list = new std::vector<ncclComm*>;
+    return *list;
+}
+std::deque<Work*>& unfinished() { // operations of this process, in the order of their issue
+    static auto* list = new std::deque<Work*>;
+    return *list;
+}
+
 void issue(Work* work, ncclComm* comm, CUstream_st* stream) {
     work->comm = comm;
-    work->number = ++comm->issued;
+    work->number = ++comm->calls;
     work->stream = stream;
-    comm->order.push_back(stream);
+    for (const ncclComm* each : communicators()) {
+        work->before.in[work->before.count++] = each->issued;
+    }
+    work->count(&comm->issued);
+    unfinished().push_back(work);
 }
 
 void exit_because_late(const Work* work) {
     work->comm->shared->dead = 1;
-    fprintf(stderr, "CUSIM ERROR: NCCL #%lu on rank %d: %s\n", work->number, work->comm->rank,
-            work->late().c_str());
+    fprintf(stderr, "CUSIM ERROR: NCCL %s on rank %d: %s\n", words_of(work->comm, work->number).c_str(),
+            work->comm->process, work->late().c_str());
     _exit(3);
 }
 
-// Returns true with CUSIM_NCCL_SERIAL=1: no two operations of a process run at a time, as on a GPU
-// with room for one. Ranks that start the operations of two communicators in different orders wait
-// for each other forever.
-bool is_serial() {
-    static const bool serial = environment_number("CUSIM_NCCL_SERIAL", 0, 0, 1);
-    return serial;
+// CUSIM_NCCL_SERIAL: how many operations of a process run at a time.
+typedef enum {
+    SERIAL_NOT, // any number
+    SERIAL_AS_ISSUED,
+    SERIAL_AS_READY // one, whichever starts first
+} Serial;
+Serial serial() {
+    static const Serial mode = (Serial)environment_number("CUSIM_NCCL_SERIAL", 0, 0, 2);
+    return mode;
 }
-const Work* running = nullptr; // has started and is not done
 
-// Returns the stream of the operation before this one; NULL if it is the first.
-CUstream_st* stream_before(const Work* work) {
-    const ncclComm* comm = work->comm;
-    return comm->done + 1 < work->number                          ? comm->order.front()
-           : is_serial() && running && running != work ? running->stream
-                                                       : nullptr;
+// Returns an operation that must be done before this one starts or continues; NULL: none.
+const Work* work_before(const Work* work) {
+    bool is_earlier = true;
+    for (const Work* other : unfinished()) {
+        is_earlier = is_earlier && other != work;
+        if ((is_earlier && (other->comm == work->comm || serial() == SERIAL_AS_ISSUED)) ||
+            (other != work && other->has_begun && serial() == SERIAL_AS_READY)) {
+            return other;
+        }
+    }
+    return nullptr;
+}
+
+void finish(Work* work) {
+    cusim_pass_time(OPERATION_S);
+    unfinished().erase(std::find(unfinished().begin(), unfinished().end(), work));
 }
 
 Step step(Work* work) {
     ncclComm* comm = work->comm;
-    CUstream_st* first = stream_before(work);
+    const Work* first = work_before(work);
     if (first) {
-        return first == work->stream ? STEP_STUCK
-                                     // the same one: another node of the graph
-                                     : stream_advance(first);
+        return first->stream == work->stream ? STEP_STUCK // the same one: another node of the graph
+                                             : stream_advance(first->stream);
     }
     const unsigned changes = comm->shared->changes.load();
     device_memory_open();
     const bool is_first = !work->has_begun;
     work->has_begun = true;
-    running = work;
     const bool moved = config.dry || (is_first && fault(comm, work->number)) || work->move();
     const bool is_done = config.dry || comm->error || work->is_done();
     device_memory_close();
     if (is_done) {
-        cusim_pass_time(OPERATION_S);
-        comm->done++;
-        comm->order.pop_front();
-        running = nullptr;
+        finish(work);
     }
     if (moved || is_done) {
         process_waits(false);
@@ -388,6 +439,44 @@ Step step(Work* work) {
         exit_because_late(work);
     }
     return all_wait(comm, work->missing(), &work->patience) ? STEP_STUCK : STEP_WAITING;
+}
+
+// ---- orders of two ranks ----
+
+// Reports that a rank issues an operation before another one, and another rank after it.
+[[noreturn]] void exit_because_of_order(const ncclComm* comm, int before, int after, const std::string& first,
+                                        const std::string& second) {
+    comm->shared->dead = 1;
+    cusim_die("NCCL order: rank %d issues %s before %s, rank %d after it", comm->shared->process[before],
+              first.c_str(), second.c_str(), comm->shared->process[after]);
+}
+
+// Compares what two ranks of a communicator have issued in their other ones before an operation of
+// both. Numbers that differ are those of operations on different sides of it.
+void compare_orders(const ncclComm* comm, const std::string& operation, const Before& mine, int rank,
+                    const Before& other) {
+    auto compare = [&](unsigned my_count, unsigned count, const char* what, const Issued& in,
+                       const std::string& route) {
+        if (my_count != count) {
+            const std::string number = std::to_string(std::min(my_count, count) + 1);
+            exit_because_of_order(comm, my_count < count ? comm->rank : rank,
+                                  my_count < count ? rank : comm->rank, operation,
+                                  what + (" #" + number) + named(" of ", in.name) + route);
+        }
+    };
+    const std::string here = " " + std::to_string(comm->process),
+                      there = " " + std::to_string(comm->shared->process[rank]);
+    for (const Issued* a = mine.in; a < mine.in + mine.count; a++) {
+        for (const Issued* b = other.in; b < other.in + other.count; b++) {
+            if (a->communicator == b->communicator && a->communicator != comm->issued.communicator) {
+                compare(a->collectives, b->collectives, "collective", *a, "");
+                compare(a->sent[b->rank], b->received[a->rank], "message", *a,
+                        " from" + here + " to" + there);
+                compare(a->received[b->rank], b->sent[a->rank], "message", *a,
+                        " from" + there + " to" + here);
+            }
+        }
+    }
 }
 
 // ---- collectives, chunk by chunk ----
@@ -434,8 +523,9 @@ void compare_calls(const ncclComm* comm, unsigned long number) {
         if (mine.kind != other.kind || mine.type != other.type || mine.reduction != other.reduction ||
             mine.root != other.root || mine.count != other.count || mine.is_captured != other.is_captured) {
             comm->shared->dead = 1;
-            cusim_die("NCCL call #%lu differs: rank %d %s, rank %d %s", number, comm->rank,
-                      words_of(mine).c_str(), r, words_of(other).c_str());
+            cusim_die("NCCL %s differs: rank %d %s, rank %d %s", words_of(comm, number).c_str(),
+                      comm->process, words_of(mine).c_str(), comm->shared->process[r],
+                      words_of(other).c_str());
         }
     }
 }
@@ -445,21 +535,29 @@ struct Collective : Work {
     const char* send;
     char* receive;
     enum { ANNOUNCE, COMPARE, GIVE, TAKE, LEAVE, DONE } phase = ANNOUNCE;
-    size_t first = 0, count = 0; // elements in the chunks
+    size_t first = 0, part = 0; // elements in the chunks
 
     size_t total() const {
         return call.kind == REDUCE_SCATTER ? call.count * (size_t)comm->ranks : call.count;
     }
+    void count(Issued* issued) const override { issued->collectives++; }
     bool is_done() const override { return phase == DONE; }
     uint32_t missing() const override { return late_ranks(comm, comm->shared->here); }
     std::string late() const override {
-        return std::string(kind_names[call.kind]) + " timed out; ranks not in it:" + ranks_in(missing());
+        return std::string(kind_names[call.kind]) +
+               " timed out; ranks not in it:" + ranks_in(comm, missing());
+    }
+    void compare() const {
+        compare_calls(comm, number);
+        for (int r = 0; r < comm->ranks; r++) {
+            compare_orders(comm, words_of(comm, number), before, r, comm->shared->before[r]);
+        }
     }
     void give() {
         const size_t bytes = type_bytes(call.type);
-        count = std::min(CHUNK_BYTES / bytes, total() - first);
+        part = std::min(CHUNK_BYTES / bytes, total() - first);
         if (call.kind != BROADCAST || comm->rank == call.root) {
-            memcpy(chunk_of(comm, comm->rank), send + first * bytes, count * bytes);
+            memcpy(chunk_of(comm, comm->rank), send + first * bytes, part * bytes);
         }
     }
     bool move() override {
@@ -470,9 +568,10 @@ struct Collective : Work {
         switch (phase) {
         case ANNOUNCE:
             shared->call[comm->rank] = call;
+            shared->before[comm->rank] = before;
             break;
         case COMPARE:
-            compare_calls(comm, number);
+            compare();
             phase = GIVE; // no meeting in between
             give();
             break;
@@ -480,10 +579,10 @@ struct Collective : Work {
             give();
             break;
         case TAKE:
-            take_results(comm, receive, first, count, call);
+            take_results(comm, receive, first, part, call);
             break;
         default:
-            first += count;
+            first += part;
             phase = first < total() ? GIVE : DONE;
             return true;
         }
@@ -516,6 +615,11 @@ struct Exchange : Work {
     bool is_finished(const Transfer& t) const {
         return t.done == bytes_of(t.call) && (t.call.kind == RECEIVE || mail(t)->posted == mail(t)->taken);
     }
+    void count(Issued* issued) const override {
+        for (const Transfer& t : transfers) {
+            (t.call.kind == SEND ? issued->sent : issued->received)[t.call.root]++;
+        }
+    }
     bool is_done() const override { return transfers.empty(); }
     uint32_t missing() const override {
         uint32_t ranks = 0;
@@ -527,14 +631,18 @@ struct Exchange : Work {
     std::string late() const override {
         const Call& call = transfers[0].call;
         const bool is_send = call.kind == SEND;
-        return words_of(call) + (is_send ? " to" : " from") + " rank " + std::to_string(call.root) +
-               " timed out, without its " + kind_names[is_send ? RECEIVE : SEND];
+        return words_of(call) + (is_send ? " to" : " from") + " rank " +
+               std::to_string(comm->shared->process[call.root]) + " timed out, without its " +
+               kind_names[is_send ? RECEIVE : SEND];
     }
     bool post(Transfer* t, Mail* mail) const {
         if (mail->posted != mail->taken) {
             return false;
         }
         mail->call = t->call;
+        if (t->done == 0) {
+            mail->before = before;
+        }
         mail->bytes = std::min(bytes_of(t->call) - t->done, (size_t)MAIL_BYTES);
         memcpy(mail->data, t->data + t->done, mail->bytes);
         t->done += mail->bytes;
@@ -549,8 +657,12 @@ struct Exchange : Work {
         const Call &mine = t->call, &other = mail->call;
         if (mine.count != other.count || mine.type != other.type || mine.is_captured != other.is_captured) {
             comm->shared->dead = 1;
-            cusim_die("NCCL call #%lu differs: rank %d %s, rank %d %s", number, comm->rank,
-                      words_of(mine).c_str(), mine.root, words_of(other).c_str());
+            cusim_die("NCCL %s differs: rank %d %s, rank %d %s", words_of(comm, number).c_str(),
+                      comm->process, words_of(mine).c_str(), comm->shared->process[mine.root],
+                      words_of(other).c_str());
+        }
+        if (t->done == 0) {
+            compare_orders(comm, words_of(comm, number), before, mine.root, mail->before);
         }
         memcpy(t->data + t->done, mail->data, mail->bytes);
         t->done += mail->bytes;
@@ -732,16 +844,40 @@ ncclResult_t enqueue(ncclComm* comm, const void* send, void* receive, Call call,
 
 // ---- communicators ----
 
-// Joins a communicator. The name of the shared memory exists until all ranks have joined.
-ncclResult_t join(ncclComm_t* out, const char* name, int ranks, int rank, bool is_blocking) {
-    ncclComm* comm = new ncclComm();
-    *out = nullptr;
-    comm->rank = rank;
+// Returns the name in the configuration; empty if it has none.
+const char* name_in(const ncclConfig_t* config) {
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
+    if (config && config->commName != NCCL_CONFIG_UNDEF_PTR) {
+        return config->commName;
+    }
+#endif
+    (void)config;
+    return "";
+}
+
+// Sets what this process knows of a communicator before it joins.
+void describe(ncclComm* comm, const char* file, int ranks, int rank, int process,
+              const ncclConfig_t* config) {
+    comm->rank = comm->issued.rank = rank;
     comm->ranks = ranks;
-    comm->is_blocking = is_blocking;
+    comm->process = process;
     comm->shared_bytes =
         sizeof(Shared) + (size_t)ranks * CHUNK_BYTES + (size_t)ranks * (size_t)ranks * sizeof(Mail);
-    snprintf(comm->name, sizeof(comm->name), "%s", name);
+    comm->issued.communicator = std::hash<std::string>()(file);
+    snprintf(comm->issued.name, sizeof(comm->issued.name), "%s", name_in(config));
+    snprintf(comm->file, sizeof(comm->file), "%s", file);
+}
+
+// Joins a communicator. The name of the shared memory exists until all ranks have joined.
+ncclResult_t join(ncclComm_t* out, const char* name, int ranks, int rank, int process, bool is_blocking,
+                  const ncclConfig_t* config) {
+    ncclComm* comm = new ncclComm();
+    *out = nullptr;
+    describe(comm, name, ranks, rank, process, config);
+    comm->is_blocking = is_blocking;
+    if (communicators().size() == MAX_COMMUNICATORS) {
+        cusim_die("NCCL: more than %d communicators in a process", MAX_COMMUNICATORS);
+    }
     const int file = shm_open(name, O_RDWR | O_CREAT, 0600);
     if (file < 0 || ftruncate(file, (off_t)comm->shared_bytes)) {
         delete comm;
@@ -757,7 +893,9 @@ ncclResult_t join(ncclComm_t* out, const char* name, int ranks, int rank, bool i
     if (comm->shared->taken[rank].exchange(1)) {
         cusim_die("NCCL: rank %d of %d joins twice", rank, ranks);
     }
+    comm->shared->process[rank] = process;
     waiting_flags().push_back(&comm->shared->waits[rank]);
+    communicators().push_back(comm);
     *out = comm;
     if (comm->shared->joined.fetch_add(1) + 1 == (unsigned)ranks) {
         shm_unlink(name);
@@ -818,7 +956,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int ranks, ncclUniqueId id,
         (config && (config->magic != wanted.magic || config->size != wanted.size))) {
         return ncclInvalidArgument;
     }
-    return join(out, id.internal, ranks, rank, is_blocking(config, true));
+    return join(out, id.internal, ranks, rank, rank, is_blocking(config, true), config);
 }
 ncclResult_t ncclCommInitRank(ncclComm_t* out, int ranks, ncclUniqueId id, int rank) {
     return ncclCommInitRankConfig(out, ranks, id, rank, nullptr);
@@ -829,13 +967,13 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* out,
     Shared* shared = comm->shared;
     auto all_are_here = [=] { return !late_ranks(comm, shared->host); };
     int rank = 0, ranks = 0;
-    char name[sizeof(comm->name) + 32];
+    char name[sizeof(comm->file) + 32];
     shared->color[comm->rank] = color;
     shared->key[comm->rank] = key;
     come_to(comm, shared->host);
     if (!host_waits(comm, all_are_here)) {
-        cusim_die("NCCL CommSplit on rank %d: timed out; ranks not in it:%s", comm->rank,
-                  ranks_in(late_ranks(comm, shared->host)).c_str());
+        cusim_die("NCCL CommSplit on rank %d: timed out; ranks not in it:%s", comm->process,
+                  ranks_in(comm, late_ranks(comm, shared->host)).c_str());
     }
     for (int r = 0; r < comm->ranks; r++) {
         if (shared->color[r] == color) {
@@ -843,20 +981,22 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* out,
             rank += shared->key[r] < key || (shared->key[r] == key && r < comm->rank);
         }
     }
-    snprintf(name, sizeof(name), "%s-%u.%d", comm->name, ++comm->splits, color);
+    snprintf(name, sizeof(name), "%s-%u.%d", comm->file, ++comm->splits, color);
     come_to(comm, shared->host); // before the next split overwrites the colors
     if (!host_waits(comm, all_are_here)) {
         return ncclSystemError;
     }
     *out = nullptr;
-    return color == NCCL_SPLIT_NOCOLOR ? ncclSuccess
-                                       : join(out, name, ranks, rank, is_blocking(config, comm->is_blocking));
+    return color == NCCL_SPLIT_NOCOLOR
+               ? ncclSuccess
+               : join(out, name, ranks, rank, comm->process, is_blocking(config, comm->is_blocking), config);
 }
 
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
     std::vector<std::atomic<unsigned>*>& flags = waiting_flags();
     cudaDeviceSynchronize();
     flags.erase(std::find(flags.begin(), flags.end(), &comm->shared->waits[comm->rank]));
+    communicators().erase(std::find(communicators().begin(), communicators().end(), comm));
     munmap(comm->shared, comm->shared_bytes);
     device_memory_give(comm->taken_bytes[0]);
     device_memory_give(comm->taken_bytes[1]);

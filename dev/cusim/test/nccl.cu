@@ -1,9 +1,11 @@
 /*
 nccl.cu -- the NCCL twin between processes.
 
-    nccl            every collective on three ranks, against sums made here
+    nccl            every collective on three ranks, against sums made here; pipelines
     nccl list       planted bugs
     nccl NAME       a program of two ranks with this bug: exit status 0 if nothing was noticed
+
+Both are tried with any number of operations at a time, then with one (CUSIM_NCCL_SERIAL=1).
 */
 #include "llmc/gpu/gpu.cuh"
 #include "dev/test/lib/test.h"
@@ -183,6 +185,86 @@ static void test_split(const Gpu* gpu, ncclComm_t comm, int rank, int ranks) {
     NCCL_OK(ncclCommDestroy(all));
 }
 
+// Opens the ranks with the same color as a communicator with this name.
+static ncclComm_t split(ncclComm_t all, const char* name, int color, int key) {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    ncclComm_t comm;
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
+    config.commName = name;
+#endif
+    NCCL_OK(ncclCommSplit(all, color, key, &comm, &config));
+    return comm;
+}
+
+// Queues what test_several_graph expects: one group of the sends and receives of two communicators,
+// a gather in a third one on another stream at the same time, and a sum of all it gives.
+static void several_communicators(const Gpu* gpu, const Gpu* side, cudaEvent_t events[2],
+                                  const ncclComm_t comms[3], float* data[4], int rank, int ranks) {
+    const int next = (rank + 1) % ranks, last = (rank + ranks - 1) % ranks;
+    CUDA_CHECK(cudaEventRecord(events[0], gpu->stream));
+    CUDA_CHECK(cudaStreamWaitEvent(side->stream, events[0], 0));
+    NCCL_OK(ncclAllGather(data[0], data[3], 8, ncclFloat32, comms[2], side->stream));
+    CUDA_CHECK(cudaEventRecord(events[1], side->stream));
+    NCCL_OK(ncclGroupStart());
+    for (int i = 0; i < 2; i++) { // once around, then the other way
+        const size_t count = (size_t)(8 + 16 * i);
+        NCCL_OK(ncclSend(data[0], count, ncclFloat32, i ? last : next, comms[i], gpu->stream));
+        NCCL_OK(ncclRecv(data[1 + i], count, ncclFloat32, i ? next : last, comms[i], gpu->stream));
+    }
+    NCCL_OK(ncclGroupEnd());
+    CUDA_CHECK(cudaStreamWaitEvent(gpu->stream, events[1], 0));
+    NCCL_OK(ncclAllReduce(data[3], data[3], 24, ncclFloat32, ncclSum, comms[0], gpu->stream));
+}
+
+// Tests three communicators in a graph, and between its launches.
+static void test_several_in_graph(const Gpu* gpu, ncclComm_t comm, int rank, int ranks) {
+    const ncclComm_t comms[3] = {comm, split(comm, "second", 0, rank), split(comm, "third", 0, rank)};
+    float* data[4];
+    cudaEvent_t events[2];
+    cudaGraph_t graph;
+    cudaGraphExec_t executable;
+    Gpu side = *gpu;
+    CUDA_CHECK(cudaStreamCreateWithFlags(&side.stream, cudaStreamNonBlocking));
+    for (int i = 0; i < 4; i++) {
+        data[i] = to_device<float>(gpu, i ? 0 : rank, 24);
+        if (i < 2) {
+            CUDA_CHECK(cudaEventCreateWithFlags(&events[i], cudaEventDisableTiming));
+        }
+    }
+    CUDA_CHECK(cudaStreamBeginCapture(gpu->stream, cudaStreamCaptureModeThreadLocal));
+    several_communicators(gpu, &side, events, comms, data, rank, ranks);
+    CUDA_CHECK(cudaStreamEndCapture(gpu->stream, &graph));
+    CUDA_CHECK(cudaGraphInstantiate(&executable, graph, 0));
+    for (int i = 0; i < 3; i++) {
+        for (int k = 1; k < 4; k++) {
+            CUDA_CHECK(cudaMemsetAsync(data[k], 0, 24 * sizeof(float), gpu->stream));
+        }
+        if (i == 1) {
+            several_communicators(gpu, &side, events, comms, data, rank, ranks);
+        } else {
+            CUDA_CHECK(cudaGraphLaunch(executable, gpu->stream));
+        }
+    }
+    expect_all(
+        gpu, data[1], 24, [=](int i) { return i < 8 ? element((rank + ranks - 1) % ranks, i) : 0; }, "ring");
+    expect_all(
+        gpu, data[2], 24, [=](int i) { return element((rank + 1) % ranks, i); }, "ring back");
+    expect_all(
+        gpu, data[3], 24, [=](int i) { return (float)ranks * element(i / 8, i % 8); },
+        "sum of what is gathered");
+    for (int i = 0; i < 4; i++) {
+        gpu_free(data[i]);
+        if (i < 2) {
+            CUDA_CHECK(cudaEventDestroy(events[i]));
+        }
+    }
+    CUDA_CHECK(cudaGraphExecDestroy(executable));
+    CUDA_CHECK(cudaGraphDestroy(graph));
+    NCCL_OK(ncclCommDestroy(comms[1]));
+    NCCL_OK(ncclCommDestroy(comms[2]));
+    CUDA_CHECK(cudaStreamDestroy(side.stream));
+}
+
 // Tests two communicators on two streams, for which the ranks wait in other orders: no problem for
 // a GPU.
 static void test_two_streams(const Gpu* gpu, ncclComm_t comm, int rank) {
@@ -192,13 +274,8 @@ static void test_two_streams(const Gpu* gpu, ncclComm_t comm, int rank) {
     auto sum = [](int i) { return element(0, i) + element(1, i) + element(2, i); };
     NCCL_OK(ncclCommSplit(comm, 0, rank, &other, NULL));
     CUDA_CHECK(cudaStreamCreateWithFlags(&side.stream, cudaStreamNonBlocking));
-    if (rank != 1) {
-        NCCL_OK(ncclAllReduce(a, a, 8, ncclFloat32, ncclSum, comm, gpu->stream));
-    }
+    NCCL_OK(ncclAllReduce(a, a, 8, ncclFloat32, ncclSum, comm, gpu->stream));
     NCCL_OK(ncclAllReduce(b, b, 8, ncclFloat32, ncclSum, other, side.stream));
-    if (rank == 1) {
-        NCCL_OK(ncclAllReduce(a, a, 8, ncclFloat32, ncclSum, comm, gpu->stream));
-    }
     if (rank == 0) {
         expect_all(gpu, a, 8, sum, "first");
     }
@@ -232,8 +309,160 @@ static void test_rank(ncclUniqueId id, ncclUniqueId other_id, int rank, int rank
     test_all_to_all(&gpu, comm, rank, ranks, MORE_THAN_A_CHUNK);
     test_nonblocking(&gpu, other_id, rank, ranks);
     test_split(&gpu, comm, rank, ranks);
+    test_several_in_graph(&gpu, comm, rank, ranks);
     test_two_streams(&gpu, comm, rank);
     NCCL_OK(ncclCommDestroy(comm));
+    gpu_close(&gpu);
+}
+
+// ---- pipelines: 1F1B beside operations of tensor and data groups ----
+
+enum { ROW = 64 }; // elements of a micro-batch's activation
+
+typedef struct {
+    int stages, tensor, data; // ranks of a group of each kind
+} Shape;
+
+// Rank of a pipeline. A pass, forward or backward, is a sum over the tensor group: it multiplies by
+// the size of the group.
+typedef struct {
+    Shape shape;
+    int stage, micro_steps, is_planned; // planned: sends and receives between passes are one group
+    ncclComm_t tensor, data, pipe;
+    Gpu gpu, side; // two streams
+    cudaEvent_t passed;
+    float *acts, *grads, *sums; // (micro_steps, ROW)
+} Stage;
+
+typedef enum { NOTHING, FORWARD, BACKWARD } Pass;
+typedef struct {
+    Pass pass;
+    int micro;
+} Action;
+
+// Returns the passes of a stage in their order.
+static std::vector<Action> actions_of(int stages, int stage, int micro_steps) {
+    std::vector<Action> list;
+    const int kept = micro_steps < stages - stage ? micro_steps : stages - stage;
+    for (int i = 0; i < kept - 1; i++) {
+        list.push_back({FORWARD, i});
+    }
+    for (int i = kept - 1; i < micro_steps; i++) {
+        list.push_back({FORWARD, i});
+        list.push_back({BACKWARD, i - kept + 1});
+    }
+    for (int i = micro_steps - kept + 1; i < micro_steps; i++) {
+        list.push_back({BACKWARD, i});
+    }
+    return list;
+}
+
+// Opens the groups of rank (stage D + d) t + j, in one order.
+static void stage_open(Stage* s, Shape shape, int micro_steps, ncclComm_t all, const Gpu* gpu, int rank) {
+    const int in_stage = shape.tensor * shape.data, j = rank % shape.tensor;
+    *s = {shape, rank / in_stage, micro_steps, 1, NULL, NULL, NULL, *gpu, *gpu, NULL, NULL, NULL, NULL};
+    s->tensor = split(all, "tensor", rank / shape.tensor, rank);
+    s->data = split(all, "data", s->stage * shape.tensor + j, rank);
+    s->pipe = split(all, "pipe", rank % in_stage, rank);
+    CUDA_CHECK(cudaStreamCreateWithFlags(&s->side.stream, cudaStreamNonBlocking));
+    CUDA_CHECK(cudaEventCreateWithFlags(&s->passed, cudaEventDisableTiming));
+    for (float** data : {&s->acts, &s->grads, &s->sums}) {
+        *data = (float*)gpu_alloc((size_t)micro_steps * ROW, sizeof(float), "micro-batches");
+    }
+    std::vector<float> host((size_t)micro_steps * ROW);
+    for (size_t i = 0; i < host.size(); i++) {
+        host[i] = (float)(i / ROW + 1);
+    }
+    CUDA_CHECK(cudaMemcpyAsync(s->acts, host.data(), host.size() * sizeof(float), cudaMemcpyHostToDevice,
+                               gpu->stream));
+    wait_for_all(gpu);
+}
+
+static void stage_close(Stage* s) {
+    for (ncclComm_t comm : {s->pipe, s->data, s->tensor}) {
+        NCCL_OK(ncclCommDestroy(comm));
+    }
+    CUDA_CHECK(cudaStreamDestroy(s->side.stream));
+    CUDA_CHECK(cudaEventDestroy(s->passed));
+    for (float* data : {s->acts, s->grads, s->sums}) {
+        gpu_free(data);
+    }
+}
+
+// Sends what the pass before has made, and receives what the next one needs.
+static void stage_exchange(Stage* s, Action before, Action now) {
+    const int is_last = s->stage == s->shape.stages - 1, up = s->stage + 1, down = s->stage - 1;
+    const cudaStream_t stream = s->gpu.stream;
+    float *made = (before.pass == FORWARD ? s->acts : s->grads) + before.micro * ROW,
+          *needed = (now.pass == FORWARD ? s->acts : s->grads) + now.micro * ROW;
+    NCCL_OK(ncclGroupStart());
+    if (before.pass == FORWARD ? !is_last : before.pass == BACKWARD && s->stage) {
+        NCCL_OK(ncclSend(made, ROW, ncclFloat32, before.pass == FORWARD ? up : down, s->pipe, stream));
+    }
+    if (!s->is_planned) {
+        NCCL_OK(ncclGroupEnd());
+        NCCL_OK(ncclGroupStart());
+    }
+    if (now.pass == FORWARD ? s->stage : now.pass == BACKWARD && !is_last) {
+        NCCL_OK(ncclRecv(needed, ROW, ncclFloat32, now.pass == FORWARD ? down : up, s->pipe, stream));
+    }
+    NCCL_OK(ncclGroupEnd());
+}
+
+// Adds gradients to those of the data group, while the stage continues.
+static void stage_reduce(Stage* s, int micro) {
+    CUDA_CHECK(cudaEventRecord(s->passed, s->gpu.stream));
+    CUDA_CHECK(cudaStreamWaitEvent(s->side.stream, s->passed, 0));
+    NCCL_OK(ncclAllReduce(s->grads + micro * ROW, s->sums + micro * ROW, ROW, ncclFloat32, ncclSum, s->data,
+                          s->side.stream));
+}
+
+static void stage_pass(Stage* s, Action now) {
+    float *act = s->acts + now.micro * ROW, *grad = s->grads + now.micro * ROW;
+    float* data = now.pass == FORWARD ? act : grad;
+    if (now.pass == BACKWARD && s->stage == s->shape.stages - 1) {
+        CUDA_CHECK(cudaMemcpyAsync(grad, act, ROW * sizeof(float), cudaMemcpyDeviceToDevice, s->gpu.stream));
+    }
+    NCCL_OK(ncclAllReduce(data, data, ROW, ncclFloat32, ncclSum, s->tensor, s->gpu.stream));
+    if (now.pass == BACKWARD) {
+        stage_reduce(s, now.micro);
+    }
+}
+
+static void stage_update(Stage* s) {
+    Action before = {NOTHING, 0};
+    for (Action now : actions_of(s->shape.stages, s->stage, s->micro_steps)) {
+        stage_exchange(s, before, now);
+        stage_pass(s, now);
+        before = now;
+    }
+    stage_exchange(s, before, {NOTHING, 0});
+}
+
+static void stage_expect(Stage* s) {
+    const int all = s->micro_steps * ROW, passes = 2 * s->shape.stages - s->stage;
+    const float t = (float)s->shape.tensor, D = (float)s->shape.data;
+    expect_all(
+        &s->side, s->sums, all, [=](int i) { return (float)(i / ROW + 1) * powf(t, (float)passes) * D; },
+        "sums of gradients");
+    expect_all(
+        &s->gpu, s->acts, all, [=](int i) { return (float)(i / ROW + 1) * powf(t, (float)s->stage + 1); },
+        "activations");
+}
+
+static void test_pipeline(ncclUniqueId id, int rank, Shape shape) {
+    ncclComm_t all;
+    Gpu gpu;
+    gpu_open(&gpu, rank);
+    NCCL_OK(ncclCommInitRank(&all, shape.stages * shape.tensor * shape.data, id, rank));
+    for (int micro_steps : {1, shape.stages, 2 * shape.stages + 1}) {
+        Stage s;
+        stage_open(&s, shape, micro_steps, all, &gpu, rank);
+        stage_update(&s);
+        stage_expect(&s);
+        stage_close(&s);
+    }
+    NCCL_OK(ncclCommDestroy(all));
     gpu_close(&gpu);
 }
 
@@ -338,15 +567,55 @@ static void split_on_one_rank(const Rank* r) {
 static void communicators_in_two_orders(const Rank* r) {
     Gpu other = *r->gpu;
     CUDA_CHECK(cudaStreamCreateWithFlags(&other.stream, cudaStreamNonBlocking));
-    ncclComm_t comms[2] = {r->comm, NULL};
-    NCCL_OK(ncclCommSplit(r->comm, 0, r->rank, &comms[1], NULL));
-    setenv("CUSIM_NCCL_SERIAL", "1", 1);
+    ncclComm_t comms[2] = {split(r->comm, "tensor", 0, r->rank), split(r->comm, "data", 0, r->rank)};
     for (int i = 0; i < 2; i++) {
         const int k = i ^ r->rank;
         NCCL_OK(ncclAllReduce(r->small + 128 * k, r->large + 128 * k, 128, ncclFloat32, ncclSum, comms[k],
                               k ? other.stream : r->gpu->stream));
     }
     wait_for_all(&other);
+}
+static void communicators_in_two_orders_serial(const Rank* r) {
+    setenv("CUSIM_NCCL_SERIAL", "1", 1);
+    communicators_in_two_orders(r);
+}
+
+// Sends the second message to rank 1 before a gather, and receives it after that.
+static void message_in_two_orders(const Rank* r) {
+    Gpu other = *r->gpu;
+    CUDA_CHECK(cudaStreamCreateWithFlags(&other.stream, cudaStreamNonBlocking));
+    const ncclComm_t tensor = split(r->comm, "tensor", 0, r->rank), pipe = split(r->comm, "pipe", 0, r->rank);
+    for (int i = 0; i < 4; i++) {
+        if (i == (r->rank ? 1 : 2)) {
+            NCCL_OK(ncclAllGather(r->small, r->large, 128, ncclFloat32, tensor, other.stream));
+        } else if (r->rank) {
+            NCCL_OK(ncclRecv(r->small + 128, 128, ncclFloat32, 0, pipe, r->gpu->stream));
+        } else {
+            NCCL_OK(ncclSend(r->small, 128, ncclFloat32, 1, pipe, r->gpu->stream));
+        }
+    }
+    wait_for_all(&other);
+}
+
+// A communicator for each direction: rank 0 sends, then receives; rank 1 alike.
+static void send_then_receive(const Rank* r) {
+    Gpu other = *r->gpu;
+    CUDA_CHECK(cudaStreamCreateWithFlags(&other.stream, cudaStreamNonBlocking));
+    const ncclComm_t comms[2] = {split(r->comm, "up", 0, r->rank), split(r->comm, "down", 0, r->rank)};
+    setenv("CUSIM_NCCL_SERIAL", "1", 1);
+    NCCL_OK(ncclSend(r->small, 256, ncclFloat32, 1 - r->rank, comms[r->rank], r->gpu->stream));
+    NCCL_OK(ncclRecv(r->large, 256, ncclFloat32, 1 - r->rank, comms[1 - r->rank], other.stream));
+    wait_for_all(&other);
+}
+
+// Stages send what they have made before they receive what they need.
+static void pipeline_sends_then_receives(const Rank* r) {
+    Stage s;
+    setenv("CUSIM_NCCL_SERIAL", "1", 1);
+    stage_open(&s, {2, 1, 1}, 4, r->comm, r->gpu, r->rank);
+    s.is_planned = 0;
+    stage_update(&s);
+    stage_expect(&s);
 }
 
 // Bug: NCCL is given pinned memory of the host, which only kernels can read.
@@ -374,29 +643,52 @@ static void fault_hang(const Rank* r) {
 }
 static void fault_error(const Rank* r) { fault(r, "1:2:error"); }
 
+// Only the communicator with this name fails.
+static void fault_by_name(const Rank* r) {
+    Rank tensor = *r;
+    ncclResult_t errors[2];
+    tensor.comm = split(r->comm, "tensor", 0, -r->rank); // in it, rank 1 is the first one
+    setenv("CUSIM_NCCL_FAULT", "1:2:error@tensor", 1);
+    for (int i = 0; i < 2; i++) {
+        reduce(r, 256);
+        reduce(&tensor, 256);
+    }
+    wait_for_all(r->gpu);
+    ncclCommGetAsyncError(r->comm, &errors[0]);
+    ncclCommGetAsyncError(tensor.comm, &errors[1]);
+    printf("rank %d: errors %d, of tensor %d\n", r->rank, errors[0], errors[1]);
+    fflush(stdout);
+    _exit(4);
+}
+
 // clang-format off
 static const struct {
-    const char *name, *noticed_by;
+    const char *name, *message; // a regular expression
     void (*run)(const Rank*);
 } bugs[] = {
-    {"counts_differ", "up", counts_differ},
-    {"types_differ", "up", types_differ},
-    {"rank_missing", "up", rank_missing},
-    {"orders_differ", "up", orders_differ},
-    {"receive_buffer_too_small", "up", receive_buffer_too_small},
-    {"send_without_receive", "up", send_without_receive},
-    {"receive_without_send", "up", receive_without_send},
-    {"send_count_differs", "up", send_count_differs},
-    {"sends_without_group", "up", sends_without_group},
-    {"all_to_all_in_place", "up", all_to_all_in_place},
-    {"gather_overlaps", "up", gather_overlaps},
-    {"pinned_memory", "up", pinned_memory},
-    {"communicators_in_two_orders", "up", communicators_in_two_orders},
-    {"captured_on_one_rank", "up", captured_on_one_rank},
-    {"split_on_one_rank", "up", split_on_one_rank},
-    {"fault_die", "up", fault_die},
-    {"fault_hang", "up", fault_hang},
-    {"fault_error", "up", fault_error},
+    {"counts_differ", "NCCL call #1 differs: rank [01] AllReduce count 25[56] type 7, rank [01]", counts_differ},
+    {"types_differ", "NCCL call #1 differs", types_differ},
+    {"rank_missing", "NCCL call #1 on rank 0: AllReduce timed out; ranks not in it: 1$", rank_missing},
+    {"orders_differ", "NCCL call #1 differs: rank [01] All(Reduce|Gather)", orders_differ},
+    {"receive_buffer_too_small", "AllGather: 1028 bytes, but only 1024", receive_buffer_too_small},
+    {"send_without_receive", "NCCL call #1 on rank 1: Send count 256 type 7 to rank 0 timed out, without its Recv", send_without_receive},
+    {"receive_without_send", "Recv count 256 type 7 from rank [01] timed out, without its Send", receive_without_send},
+    {"send_count_differs", "NCCL call #1 differs: rank 0 Recv count 256 type 7, rank 1 Send count 255", send_count_differs},
+    {"sends_without_group", "Send count 256 type 7 to rank [01] timed out", sends_without_group},
+    {"all_to_all_in_place", "overlap", all_to_all_in_place},
+    {"gather_overlaps", "overlap", gather_overlaps},
+    {"pinned_memory", "not device memory", pinned_memory},
+    {"communicators_in_two_orders", "NCCL order: rank (0 issues call #1 of tensor before collective #1 of data, rank 1|1 issues call #1 of data before collective #1 of tensor, rank 0) after it$", communicators_in_two_orders},
+    {"communicators_in_two_orders_serial", "NCCL call #1 of (tensor on rank 0|data on rank 1): AllReduce timed out; ranks not in it: [01]$", communicators_in_two_orders_serial},
+    {"message_in_two_orders", "NCCL order: rank (1 issues call #1 of tensor before message #2 of pipe from 0 to 1, rank 0|0 issues call #2 of pipe before collective #1 of tensor, rank 1) after it$", message_in_two_orders},
+    {"send_then_receive", "NCCL call #1 of (up on rank 0: .* to rank 1|down on rank 1: .* to rank 0) timed out, without its Recv", send_then_receive},
+    {"pipeline_sends_then_receives", "NCCL call #2 of pipe on rank [01]: Send .* timed out, without its Recv", pipeline_sends_then_receives},
+    {"captured_on_one_rank", "NCCL call #1 differs: .*, captured", captured_on_one_rank},
+    {"split_on_one_rank", "NCCL CommSplit on rank 1: timed out; ranks not in it: 0$", split_on_one_rank},
+    {"fault_die", "", fault_die},
+    {"fault_hang", "AllReduce timed out; ranks not in it: 1$", fault_hang},
+    {"fault_error", "", fault_error},
+    {"fault_by_name", "rank 1: errors 0, of tensor 6$", fault_by_name},
 };
 // clang-format on
 
@@ -430,17 +722,31 @@ template <class F> static bool run_ranks(int ranks, F rank_main) {
     return ok;
 }
 
+// Tests with this value of CUSIM_NCCL_SERIAL.
+static void test_all(const char* serial) {
+    const Shape shapes[] = {{2, 1, 1}, {3, 1, 1}, {4, 1, 1}, {2, 2, 1}, {2, 1, 2}, {2, 2, 2}};
+    ncclUniqueId other;
+    setenv("CUSIM_NCCL_SERIAL", serial, 1);
+    NCCL_OK(ncclGetUniqueId(&other));
+    const bool ok = run_ranks(3, [=](ncclUniqueId id, int rank) { test_rank(id, other, rank, 3); });
+    EXPECT(ok, "a rank failed, CUSIM_NCCL_SERIAL=%s", serial);
+    for (Shape shape : shapes) {
+        const bool runs = run_ranks(shape.stages * shape.tensor * shape.data,
+                                    [=](ncclUniqueId id, int rank) { test_pipeline(id, rank, shape); });
+        EXPECT(runs, "%d stages, tensor %d, data %d, CUSIM_NCCL_SERIAL=%s", shape.stages, shape.tensor,
+               shape.data, serial);
+    }
+}
+
 int main(int argc, char** argv) {
     if (argc == 1) {
-        ncclUniqueId other;
-        NCCL_OK(ncclGetUniqueId(&other));
-        const bool ok = run_ranks(3, [=](ncclUniqueId id, int rank) { test_rank(id, other, rank, 3); });
-        EXPECT(ok, "a rank failed");
+        test_all("0");
+        test_all("1");
         return test_done("nccl");
     }
     for (size_t i = 0; i < sizeof(bugs) / sizeof(bugs[0]); i++) {
         if (strcmp(argv[1], "list") == 0) {
-            printf("%s %s\n", bugs[i].name, bugs[i].noticed_by);
+            printf("%s up %s\n", bugs[i].name, bugs[i].message);
         } else if (strcmp(argv[1], bugs[i].name) == 0) {
             return run_ranks(2, [i](ncclUniqueId id, int rank) { run_bug((int)i, id, rank); }) ? 0 : 2;
         }

@@ -77,12 +77,14 @@ expect_ok() {
     pass "$program${argument:+ $argument}" "$*"
 }
 
-# expect_noticed PROGRAM BUG WANTED MODE...
+# expect_noticed PROGRAM BUG WANTED MESSAGE MODE...
 expect_noticed() {
-    local program=$1 bug=$2 wanted=$3 mode noticed=
-    shift 3
+    local program=$1 bug=$2 wanted=$3 message=$4 mode noticed=
+    shift 4
     for mode in "$@"; do
-        ASAN_OPTIONS=detect_leaks=0 run_in "$mode" "$program" "$bug" || noticed="$noticed $mode"
+        ASAN_OPTIONS=detect_leaks=0 run_in "$mode" "$program" "$bug" && continue
+        noticed="$noticed $mode"
+        grep -qE "$message" "$output" || { fail "$bug" "in mode $mode, the output lacks '$message'"; return; }
     done
     noticed=${noticed# }
     case " $noticed " in
@@ -91,12 +93,13 @@ expect_noticed() {
     esac
 }
 
-# expect_all_noticed PROGRAM MODE...: tries every bug of a program's list in these modes.
+# expect_all_noticed PROGRAM MODE...: tries every bug of a program's list in these modes. A line of
+# the list has the bug, the mode that must notice it, and perhaps a regular expression of its message.
 expect_all_noticed() {
-    local program=$1 bug wanted
+    local program=$1 bug wanted message
     shift
-    while read -r bug wanted; do
-        expect_noticed "$program" "$bug" "$wanted" "$@"
+    while read -r bug wanted message; do
+        expect_noticed "$program" "$bug" "$wanted" "$message" "$@"
     done < <("build/sim/plain/$program" list)
 }
 

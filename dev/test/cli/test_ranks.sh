@@ -716,7 +716,7 @@ test_gpu_levels() {
     CUSIM_STREAMS=random trains 4 levels_graph "${gpu_run[@]}" --zero 3 --graph on
     same_model levels_3/step_00000006 levels_graph/step_00000006 "two levels, in graphs"
     for streams in lazy random; do # as on a GPU that does one operation of NCCL at a time
-        CUSIM_NCCL_SERIAL=1 CUSIM_NCCL_TIMEOUT=10 CUSIM_STREAMS=$streams trains 4 levels_serial "${gpu_run[@]}" --zero 3
+        CUSIM_NCCL_SERIAL=2 CUSIM_NCCL_TIMEOUT=10 CUSIM_STREAMS=$streams trains 4 levels_serial "${gpu_run[@]}" --zero 3
         same_model levels_3/step_00000006 levels_serial/step_00000006 "two levels, one operation at a time, $streams streams"
         rm -r levels_serial
     done
