@@ -120,11 +120,8 @@ static void open_gradients(Model* model, const Settled* s) {
     const ZeroPlan* zero = &s->zero;
     Memory* memory = &model->memory;
     zero_gradient_rows(model->gradient_rows, zero, model->cfg, sizeof(float));
-    for (int i = 0; i < MODEL_PARAMETER_ROWS && zero->shares_buffer; i++) {
-        model->gradient_rows[i].layer_bytes = 0; // all blocks leave their gradients in one place
-    }
     if (s->use == USE_TRAIN) {
-        model->gradient_bytes = zero_grads_elements(zero, 1) * sizeof(float);
+        model->gradient_bytes = zero_grads_elements(zero, zero->slices) * sizeof(float);
         model->grads_memory = memory_take(memory, "gradients", MEMORY_DEVICE, model->gradient_bytes);
     }
     tensor_rows_bind(&model->grads, model->gradient_rows, MODEL_PARAMETER_ROWS, model->grads_memory);
@@ -427,8 +424,8 @@ static void block_recompute(const Block* b, RecomputeLevel level) {
 }
 
 static ModelParameters gradients_at_layer(const Model* model, int l) {
-    return zero_gradients_at_layer_cpu(&model->zero, model->grads, model->gradient_rows, model->cfg,
-                                       &model->freeze, l);
+    return zero_gradients_at_slice_cpu(&model->zero, model->grads, model->gradient_rows, model->cfg,
+                                       &model->freeze, l, 0);
 }
 
 // Turns dresidual (N, C), the gradient of the residual stream after block l, into that before it,

@@ -381,8 +381,8 @@ static void model_close(Model* model) {
 
 // All parameters, seen from layer l: .qkvw is layer l's.
 static ModelParameters parameters_at_layer(const Model* model, int l) {
-    return model_parameters_at_copy(model->params, model->parameter_rows,
-                                    zero_parameter_block(&model->zero.plan, model_copy(model->cfg, l)));
+    return model_parameters_in_block(model->params, model->parameter_rows, l, 0,
+                                     zero_parameter_block(&model->zero.plan, model_copy(model->cfg, l)));
 }
 
 // -------------------------------------------------------------------------------------------------

@@ -127,6 +127,12 @@ static inline Arch model_arch_with_experts(Arch dense) {
 
 enum { MODEL_MAX_LAYERS = 1000 };
 
+// The part of a model that a process has (part.h); all zero: the whole model.
+typedef struct {
+    int first_slice, slices, of_slices; // slices of this process, of all; 0 or 1: nothing is cut
+    int first_layer, layers, of_layers; // layers of this process, of the whole model; 0: all
+} ModelPart;
+
 typedef struct {
     int max_T; // context: the longest sequence, the rows of wpe
     int V, Vp;
@@ -148,6 +154,7 @@ typedef struct {
     int rope_dims;                               // channels of a head that turn; 0: all
     RopeScaling scaling;
     InitialWeights initial; // random weights; files do not have it
+    ModelPart part;         // of a model of these sizes, times the slices; files do not have it
 } ModelConfig;
 
 // Return the number of blocks of parameters in memory (copy 0, 1, ...), and the number of
@@ -156,6 +163,24 @@ static inline int model_copies(ModelConfig cfg) {
     return cfg.share == SHARE_PAIRS ? cfg.L / 2 : cfg.share >= SHARE_LOOP ? cfg.share - SHARE_LOOP : cfg.L;
 }
 static inline int model_copy_repeats(ModelConfig cfg) { return cfg.share == SHARE_PAIRS ? 2 : 1; }
+
+// Return the slices of a process, and 1 if tensors are cut into slices at all.
+static inline int model_slices(ModelConfig cfg) { return cfg.part.slices > 0 ? cfg.part.slices : 1; }
+static inline int model_is_sliced(ModelConfig cfg) { return cfg.part.of_slices > 1; }
+
+// Return 1 if this process has the first layer, or the last one.
+static inline int model_has_first(ModelConfig cfg) { return cfg.part.first_layer == 0; }
+static inline int model_has_last(ModelConfig cfg) {
+    return cfg.part.first_layer + cfg.part.layers == cfg.part.of_layers;
+}
+
+// Returns the processes that divide the slices among themselves.
+static inline int model_tensor_ranks(ModelConfig cfg) {
+    return model_is_sliced(cfg) ? cfg.part.of_slices / cfg.part.slices : 1;
+}
+
+// Returns the blocks of parameters in memory: one for each slice of a copy.
+static inline int model_blocks(ModelConfig cfg) { return model_copies(cfg) * model_slices(cfg); }
 
 // Returns the copy that layer l uses.
 static inline int model_copy(ModelConfig cfg, int l) {
@@ -217,6 +242,11 @@ static inline TensorPlace model_place(ModelConfig cfg, TensorPart part) {
     return part == PART_OUTSIDE || is_shared ? PLACE_ONCE : PLACE_BLOCK;
 }
 
+// Returns the layers of a part that have copies of their own in memory.
+static inline int model_part_copies(ModelConfig cfg, TensorPart part) {
+    return model_place(cfg, part) == PLACE_BLOCK ? model_copies(cfg) : 1;
+}
+
 // clang-format off
 // Levels of --recompute and their words. The backward pass recomputes this, and everything above
 // it, instead of keeping it.
@@ -236,32 +266,33 @@ typedef enum {
 // no elements (w: ModelWidths). Padding rows of wte and head (V ... Vp-1) are zero. An update
 // treats each of `parts` equal matrices, one below the other, and one of `apart` rows above them,
 // alone. `init` and `decay`: first values, and whether weight decay applies. `kind` (KIND_...)
-// selects the optimizer's rule. Names in files are in families.h.
-//  name        part       rows        cols          apart    parts  init                 decay  kind
+// selects the optimizer's rule, `split` (SPLIT_...) how part.h cuts it. Names in files are in
+// families.h.
+//  name        part       rows        cols          apart    parts  init                 decay  kind       split
 #define MODEL_PARAMETERS(X) \
-  X(wte,        OUTSIDE,   cfg.Vp,     cfg.C,        0,       1,     INIT_VOCAB,          1,     EMBEDDING)   /* token embedding; the classifier's weight, too, if it has no head */ \
-  X(wpe,        OUTSIDE,   w.positions, cfg.C,       0,       1,     INIT_NORMAL,         1,     EMBEDDING) /* position embedding */ \
-  X(ln1w,       ATTENTION, 1,          w.norm,       0,       1,     INIT_ONE,            0,     VECTOR) /* norm before attention */ \
-  X(ln1b,       ATTENTION, 1,          w.norm_bias,  0,       1,     INIT_ZERO,           0,     VECTOR) \
-  X(qkvw,       ATTENTION, w.QKV,      cfg.C,        w.apart, w.parts,     INIT_NORMAL,         1,     MATRIX) /* queries, keys, values */ \
-  X(qkvb,       ATTENTION, 1,          w.qkv_bias,   0,       1,     INIT_ZERO,           0,     VECTOR) \
-  X(qnormw,     ATTENTION, 1,          w.query_norm, 0,       1,     INIT_ONE,            0,     VECTOR) /* norm of the queries, */ \
-  X(knormw,     ATTENTION, 1,          w.key_norm,   0,       1,     INIT_ONE,            0,     VECTOR) /* and of the keys */ \
-  X(attprojw,   ATTENTION, cfg.C,      w.Q,          0,       1,     INIT_NORMAL_SCALED,  1,     MATRIX) /* into the residual stream */ \
-  X(attprojb,   ATTENTION, 1,          w.bias,       0,       1,     INIT_ZERO_INTO,      0,     VECTOR) \
-  X(ln2w,       MLP,       1,          w.norm,       0,       1,     INIT_ONE,            0,     VECTOR) /* norm before the MLP */ \
-  X(ln2b,       MLP,       1,          w.norm_bias,  0,       1,     INIT_ZERO,           0,     VECTOR) \
-  X(routerw,    MLP,       w.E,        cfg.C,        0,       1,     INIT_NORMAL,         1,     ROUTER) /* logits of the experts */ \
-  X(routerb,    MLP,       1,          w.router_bias, 0,      1,     INIT_ZERO,           0,     FIXED)  /* added to their scores where experts are chosen */ \
-  X(fcw,        MLP,       w.mlps * w.G * w.F, cfg.C, 0,      w.mlps * w.G, INIT_NORMAL,  1,     MATRIX) /* into the MLP's hidden layer: gate, then up; of each expert */ \
-  X(fcb,        MLP,       1,          w.hidden_bias, 0,       1,    INIT_ZERO,           0,     VECTOR) \
-  X(fcprojw,    MLP,       w.mlps * cfg.C, w.F,      0,       w.mlps, INIT_NORMAL_SCALED, 1,     MATRIX) /* into the residual stream; of each expert */ \
-  X(fcprojb,    MLP,       1,          w.bias,       0,       1,     INIT_ZERO_INTO,      0,     VECTOR) \
-  X(sfcw,       MLP,       w.G * w.Fs, cfg.C,        0,       w.G,   INIT_NORMAL,         1,     MATRIX) /* of the expert that all tokens take */ \
-  X(sfcprojw,   MLP,       w.shared,   w.Fs,         0,       1,     INIT_NORMAL_SCALED,  1,     MATRIX) \
-  X(lnfw,       OUTSIDE,   1,          w.norm,       0,       1,     INIT_ONE,            0,     VECTOR)  /* norm before the classifier */ \
-  X(lnfb,       OUTSIDE,   1,          w.norm_bias,  0,       1,     INIT_ZERO,           0,     VECTOR) \
-  X(head,       OUTSIDE,   w.head,     cfg.C,        0,       1,     INIT_VOCAB,          1,     HEAD)       /* the classifier's weight, if it is not wte */
+  X(wte,        OUTSIDE,   w.words,    cfg.C,        0,       1,     INIT_VOCAB,          1,     EMBEDDING, WORDS)   /* token embedding; the classifier's weight, too, if it has no head */ \
+  X(wpe,        OUTSIDE,   w.positions, cfg.C,       0,       1,     INIT_NORMAL,         1,     EMBEDDING, NONE) /* position embedding */ \
+  X(ln1w,       ATTENTION, 1,          w.norm,       0,       1,     INIT_ONE,            0,     VECTOR,    NONE) /* norm before attention */ \
+  X(ln1b,       ATTENTION, 1,          w.norm_bias,  0,       1,     INIT_ZERO,           0,     VECTOR,    NONE) \
+  X(qkvw,       ATTENTION, w.QKV,      cfg.C,        w.apart, w.parts,     INIT_NORMAL,         1,     MATRIX,    HEADS) /* queries, keys, values */ \
+  X(qkvb,       ATTENTION, 1,          w.qkv_bias,   0,       1,     INIT_ZERO,           0,     VECTOR,    HEADS) \
+  X(qnormw,     ATTENTION, 1,          w.query_norm, 0,       1,     INIT_ONE,            0,     VECTOR,    NONE) /* norm of the queries, */ \
+  X(knormw,     ATTENTION, 1,          w.key_norm,   0,       1,     INIT_ONE,            0,     VECTOR,    NONE) /* and of the keys */ \
+  X(attprojw,   ATTENTION, cfg.C,      w.Q,          0,       1,     INIT_NORMAL_SCALED,  1,     MATRIX,    COLS) /* into the residual stream */ \
+  X(attprojb,   ATTENTION, 1,          w.bias,       0,       1,     INIT_ZERO_INTO,      0,     VECTOR,    NONE) \
+  X(ln2w,       MLP,       1,          w.norm,       0,       1,     INIT_ONE,            0,     VECTOR,    NONE) /* norm before the MLP */ \
+  X(ln2b,       MLP,       1,          w.norm_bias,  0,       1,     INIT_ZERO,           0,     VECTOR,    NONE) \
+  X(routerw,    MLP,       w.E,        cfg.C,        0,       1,     INIT_NORMAL,         1,     ROUTER,    NONE) /* logits of the experts */ \
+  X(routerb,    MLP,       1,          w.router_bias, 0,      1,     INIT_ZERO,           0,     FIXED,     NONE)  /* added to their scores where experts are chosen */ \
+  X(fcw,        MLP,       w.mlps * w.G * w.F, cfg.C, 0,      w.mlps * w.G, INIT_NORMAL,  1,     MATRIX,    ROWS) /* into the MLP's hidden layer: gate, then up; of each expert */ \
+  X(fcb,        MLP,       1,          w.hidden_bias, 0,       1,    INIT_ZERO,           0,     VECTOR,    ROWS) \
+  X(fcprojw,    MLP,       w.mlps * cfg.C, w.F,      0,       w.mlps, INIT_NORMAL_SCALED, 1,     MATRIX,    COLS) /* into the residual stream; of each expert */ \
+  X(fcprojb,    MLP,       1,          w.bias,       0,       1,     INIT_ZERO_INTO,      0,     VECTOR,    NONE) \
+  X(sfcw,       MLP,       w.G * w.Fs, cfg.C,        0,       w.G,   INIT_NORMAL,         1,     MATRIX,    NONE) /* of the expert that all tokens take */ \
+  X(sfcprojw,   MLP,       w.shared,   w.Fs,         0,       1,     INIT_NORMAL_SCALED,  1,     MATRIX,    NONE) \
+  X(lnfw,       OUTSIDE,   1,          w.last_norm,      0,       1,     INIT_ONE,            0,     VECTOR,    NONE)  /* norm before the classifier */ \
+  X(lnfb,       OUTSIDE,   1,          w.last_norm_bias, 0,       1,     INIT_ZERO,           0,     VECTOR,    NONE) \
+  X(head,       OUTSIDE,   w.head,     cfg.C,        0,       1,     INIT_VOCAB,          1,     HEAD,      WORDS)       /* the classifier's weight, if it is not wte */
 
 // Activations, for N = B*T tokens. A tensor with `blocks` layers is kept for the backward pass, one
 // per layer, up to the recomputation level `kept` (RECOMPUTE_...); BLOCK means always. A tensor
@@ -272,47 +303,54 @@ typedef enum {
 // with a backward pass, else 0. Without a backward pass `trained` is 0 and `cached` the rows of
 // keys and values; with one it is the other way round. `life`: tensors that live only inside a
 // block, like these shared buffers, use the same memory as those that live only in the classifier.
-//  name        layers  tokens  kept   cols                 dtype    life
+//
+// With slices (part.h) `S` of them are in this process, with a copy of a tensor for each. The
+// residual stream is cut by tokens: R of the N are here, `trained_R` with a backward pass; a pass
+// of generation has all. `travelling` rows of parts arrive from other processes.
+//  name        layers  slices tokens kept   cols             dtype    life
 #define MODEL_ACTIVATIONS(X) \
-  X(encoded,    1,      N,      BLOCK, cfg.C,               floatX,  LIVE_ALWAYS)  /* the residual stream that enters the first block */ \
-  X(encoded_rstd, 1,    N,      BLOCK, w.embedding_rstd,    float,   LIVE_ALWAYS)  /* if the embedding has a norm */ \
-  X(ln1,        blocks, N,      ACTIVATION, cfg.C,          floatX,  LIVE_ALWAYS) \
-  X(ln1_mean,   blocks, N,      MLP,   w.mean,              float,   LIVE_ALWAYS) \
-  X(ln1_rstd,   blocks, N,      MLP,   1,                   float,   LIVE_ALWAYS) \
-  X(qkv,        blocks, N,      MLP,   w.QKV,               floatX,  LIVE_ALWAYS)  /* queries (NH, HS), keys (KV, HS), values (KV, HS) of each token */ \
-  X(qk_raw,     blocks, N,      MLP,   w.raw,               floatX,  LIVE_ALWAYS)  /* queries and keys before a norm with weights */ \
-  X(qk_rstd,    blocks, N,      MLP,   w.unit_rstd,         float,   LIVE_ALWAYS)  /* of a norm without weights: (NH + KV) */ \
-  X(atty,       blocks, N,      MLP,   w.Q,                 floatX,  LIVE_ALWAYS)  /* attention's output, before its projection */ \
-  X(att_lse,    blocks, N,      MLP,   cfg.NH,              float,   LIVE_ALWAYS)   /* (B, NH, T) log of the sum of exponentials */ \
-  X(residual2,  blocks, N,      MLP,   cfg.C,               floatX,  LIVE_ALWAYS)  /* the stream after attention */ \
-  X(ln2,        blocks, N,      ACTIVATION, cfg.C,          floatX,  LIVE_ALWAYS) \
-  X(ln2_mean,   blocks, N,      MLP,   w.mean,              float,   LIVE_ALWAYS) \
-  X(ln2_rstd,   blocks, N,      MLP,   1,                   float,   LIVE_ALWAYS) \
-  X(router_logits, blocks, N,   BLOCK, w.E,                 float,   LIVE_ALWAYS)  /* logits of the experts; with the next five: a Router */ \
-  X(chosen,     blocks, N,      BLOCK, w.E_used,            int32_t, LIVE_ALWAYS)  /* experts that each token takes */ \
-  X(expert_rows, blocks, N,     BLOCK, w.E_used,            int32_t, LIVE_ALWAYS)  /* row of each of them */ \
-  X(expert_order, blocks, M,    BLOCK, w.has_experts,       int32_t, LIVE_ALWAYS)  /* place in `chosen` that each row comes from */ \
-  X(expert_first, blocks, 1,    BLOCK, w.expert_first,      int32_t, LIVE_ALWAYS)  /* first row of each expert; E + 1 */ \
-  X(expert_scale, blocks, M,    BLOCK, w.has_experts,       float,   LIVE_ALWAYS)  /* weight of each row in its token's sum */ \
-  X(fch,        blocks, M,      NORMS, w.G * w.F,           floatX,  LIVE_ALWAYS)  /* hidden layer before the activation function */ \
-  X(fch_act,    blocks, M,      NONE,  w.F,                 floatX,  LIVE_ALWAYS)  /* hidden layer after it */ \
-  X(sfch,       blocks, N,      NORMS, w.G * w.Fs,          floatX,  LIVE_ALWAYS)  /* of the expert that all tokens take */ \
-  X(sfch_act,   blocks, N,      NONE,  w.Fs,                floatX,  LIVE_ALWAYS) \
-  X(residual3,  residuals, N,   BLOCK, cfg.C,               floatX,  LIVE_ALWAYS)  /* the stream after the block */ \
-  X(lnf,        1,      N,      BLOCK, cfg.C,               floatX,  LIVE_ALWAYS) \
-  X(lnf_mean,   1,      N,      BLOCK, w.mean,              float,   LIVE_ALWAYS) \
-  X(lnf_rstd,   1,      N,      BLOCK, 1,                   float,   LIVE_ALWAYS) \
-  X(logits,     1,      chunk,  BLOCK, cfg.Vp,              floatX,  LIVE_CLASSIFIER)  /* become dlogits in place */ \
-  X(kv,         cfg.L,  cached, NEVER, 2 * w.K,             floatX,  LIVE_ALWAYS)  /* of B sequences: (B, 2, KV, T, HS) */ \
-  X(losses,     1,      trained, BLOCK, 1,                  float,   LIVE_ALWAYS)   /* nats, per token */ \
-  X(branch,     1,      N,      BLOCK, w.branch,            floatX,  LIVE_ALWAYS)  /* output of attention or MLP, added to the stream; and its gradient, or that of atty */ \
-  X(dresidual,  1,      trained, BLOCK, cfg.C,               floatX,  LIVE_ALWAYS)  /* gradient of the residual stream */ \
-  X(expert_in,  1,      M,      BLOCK, w.expert,            floatX,  LIVE_BLOCK)   /* rows of the experts' input, in their order */ \
-  X(expert_out, 1,      M,      BLOCK, w.expert,            floatX,  LIVE_BLOCK)   /* rows of their output; gradients of both */ \
-  X(dexpert_scale, 1,   trained_M, BLOCK, w.dscale,         float,   LIVE_BLOCK)   /* gradient of expert_scale (M), then memory for its parts */ \
-  X(drouter_logits, 1,  trained, BLOCK, w.dlogits,          float,   LIVE_BLOCK)   /* gradient of the logits of experts; on a GPU its rows are multiples of 8 columns */ \
-  X(dqkv,       1,      trained, BLOCK, w.dqkv,              floatX,  LIVE_BLOCK)  /* memory for sums in the MLP's turn */ \
-  X(dfch,       1,      trained_M, BLOCK, w.dfch,              floatX,  LIVE_BLOCK)  /* memory for sums in attention's turn */
+  X(encoded,    1,      1, R,      BLOCK, cfg.C,               floatX,  LIVE_ALWAYS)  /* the residual stream that enters the first block */ \
+  X(encoded_rstd, 1,    1, R,      BLOCK, w.embedding_rstd,    float,   LIVE_ALWAYS)  /* if the embedding has a norm */ \
+  X(ln1,        blocks, 1, R,      ACTIVATION, cfg.C,          floatX,  LIVE_ALWAYS) \
+  X(ln1_mean,   blocks, 1, R,      MLP,   w.mean,              float,   LIVE_ALWAYS) \
+  X(ln1_rstd,   blocks, 1, R,      MLP,   1,                   float,   LIVE_ALWAYS) \
+  X(qkv,        blocks, S, N,      MLP,   w.QKV,               floatX,  LIVE_ALWAYS)  /* queries (NH, HS), keys (KV, HS), values (KV, HS) of each token */ \
+  X(qk_raw,     blocks, S, N,      MLP,   w.raw,               floatX,  LIVE_ALWAYS)  /* queries and keys before a norm with weights */ \
+  X(qk_rstd,    blocks, S, N,      MLP,   w.unit_rstd,         float,   LIVE_ALWAYS)  /* of a norm without weights: (NH + KV) */ \
+  X(atty,       blocks, S, N,      MLP,   w.Q,                 floatX,  LIVE_ALWAYS)  /* attention's output, before its projection */ \
+  X(att_lse,    blocks, S, N,      MLP,   cfg.NH,              float,   LIVE_ALWAYS)   /* (B, NH, T) log of the sum of exponentials */ \
+  X(residual2,  blocks, 1, R,      MLP,   cfg.C,               floatX,  LIVE_ALWAYS)  /* the stream after attention */ \
+  X(ln2,        blocks, 1, R,      ACTIVATION, cfg.C,          floatX,  LIVE_ALWAYS) \
+  X(ln2_mean,   blocks, 1, R,      MLP,   w.mean,              float,   LIVE_ALWAYS) \
+  X(ln2_rstd,   blocks, 1, R,      MLP,   1,                   float,   LIVE_ALWAYS) \
+  X(router_logits, blocks, 1, N,   BLOCK, w.E,                 float,   LIVE_ALWAYS)  /* logits of the experts; with the next five: a Router */ \
+  X(chosen,     blocks, 1, N,      BLOCK, w.E_used,            int32_t, LIVE_ALWAYS)  /* experts that each token takes */ \
+  X(expert_rows, blocks, 1, N,     BLOCK, w.E_used,            int32_t, LIVE_ALWAYS)  /* row of each of them */ \
+  X(expert_order, blocks, 1, M,    BLOCK, w.has_experts,       int32_t, LIVE_ALWAYS)  /* place in `chosen` that each row comes from */ \
+  X(expert_first, blocks, 1, 1,    BLOCK, w.expert_first,      int32_t, LIVE_ALWAYS)  /* first row of each expert; E + 1 */ \
+  X(expert_scale, blocks, 1, M,    BLOCK, w.has_experts,       float,   LIVE_ALWAYS)  /* weight of each row in its token's sum */ \
+  X(fch,        blocks, S, M,      NORMS, w.G * w.F,           floatX,  LIVE_ALWAYS)  /* hidden layer before the activation function */ \
+  X(fch_act,    blocks, S, M,      NONE,  w.F,                 floatX,  LIVE_ALWAYS)  /* hidden layer after it */ \
+  X(sfch,       blocks, S, N,      NORMS, w.G * w.Fs,          floatX,  LIVE_ALWAYS)  /* of the expert that all tokens take */ \
+  X(sfch_act,   blocks, S, N,      NONE,  w.Fs,                floatX,  LIVE_ALWAYS) \
+  X(residual3,  residuals, 1, R,   BLOCK, cfg.C,               floatX,  LIVE_ALWAYS)  /* the stream after the block */ \
+  X(lnf,        1,      1, R,      BLOCK, cfg.C,               floatX,  LIVE_ALWAYS) \
+  X(lnf_mean,   1,      1, R,      BLOCK, w.mean,              float,   LIVE_ALWAYS) \
+  X(lnf_rstd,   1,      1, R,      BLOCK, 1,                   float,   LIVE_ALWAYS) \
+  X(logits,     1,      S, chunk,  BLOCK, cfg.Vp,              floatX,  LIVE_CLASSIFIER)  /* become dlogits in place */ \
+  X(kv,         cfg.L,  S, cached, NEVER, 2 * w.K,             floatX,  LIVE_ALWAYS)  /* of B sequences: (B, 2, KV, T, HS) */ \
+  X(losses,     1,      1, trained, BLOCK, 1,                  float,   LIVE_ALWAYS)   /* nats, per token */ \
+  X(branch,     1,      1, token_slice,      BLOCK, w.branch,            floatX,  LIVE_ALWAYS)  /* output of attention or MLP, added to the stream; and its gradient, or that of atty */ \
+  X(gathered,   1,      1, 2 * trained, BLOCK, w.travelling_C, floatX, LIVE_ALWAYS) /* two tensors of the stream, of all tokens */ \
+  X(parts,      1,      S, N,     BLOCK, w.sliced_C,           floatX,  LIVE_ALWAYS)  /* products of slices, which the stream adds up */ \
+  X(arrived,    1,      1, travelling, BLOCK, w.travelling_C,  floatX,  LIVE_ALWAYS)  /* parts of all slices, of this process's tokens */ \
+  X(dresidual,  1,      1, trained_R, BLOCK, cfg.C,               floatX,  LIVE_ALWAYS)  /* gradient of the residual stream */ \
+  X(expert_in,  1,      1, M,      BLOCK, w.expert,            floatX,  LIVE_BLOCK)   /* rows of the experts' input, in their order */ \
+  X(expert_out, 1,      1, M,      BLOCK, w.expert,            floatX,  LIVE_BLOCK)   /* rows of their output; gradients of both */ \
+  X(dexpert_scale, 1,   1, trained_M, BLOCK, w.dscale,         float,   LIVE_BLOCK)   /* gradient of expert_scale (M), then memory for its parts */ \
+  X(drouter_logits, 1,  1, trained, BLOCK, w.dlogits,          float,   LIVE_BLOCK)   /* gradient of the logits of experts; on a GPU its rows are multiples of 8 columns */ \
+  X(dqkv,       1,      1, trained, BLOCK, w.dqkv,              floatX,  LIVE_BLOCK)  /* memory for sums in the MLP's turn */ \
+  X(dfch,       1,      1, trained_M, BLOCK, w.dfch,              floatX,  LIVE_BLOCK)  /* memory for sums in attention's turn */
 // clang-format on
 
 #define MODEL_MEMBER_(name, ...) floatX* name;
@@ -321,7 +359,7 @@ typedef struct {
 } ModelParameters;
 #undef MODEL_MEMBER_
 
-#define MODEL_MEMBER_(name, layers, tokens, kept, cols, dtype, life) dtype* name;
+#define MODEL_MEMBER_(name, layers, slices, tokens, kept, cols, dtype, life) dtype* name;
 typedef struct {
     MODEL_ACTIVATIONS(MODEL_MEMBER_)
 } ModelActivations;
@@ -335,15 +373,17 @@ enum {
 #undef MODEL_COUNT_
 
 // Rows and columns of the tables; 0 for a tensor that the architecture's kinds do not need. K:
-// columns of all keys. positions and head are rows, of wpe and of the classifier's own matrix; then
-// follow vectors, and columns of activations.
+// columns of all keys. words, positions and head are rows: of wte, of wpe, of the classifier's own
+// matrix; then follow vectors, and columns of activations.
 typedef struct {
     int Q, K, QKV, F, G;
-    int positions, head;
+    int words, positions, head;
+    int last_norm, last_norm_bias;
     int apart, parts; // rows of the queries' matrix, if another size than the keys'; equal matrices
     int norm, norm_bias, qkv_bias, bias, hidden_bias, query_norm, key_norm;
     int mean, embedding_rstd, raw, unit_rstd, branch, dqkv, dfch;
-    int mlps, Fs, shared; // equal matrices of an MLP's kind; of the shared expert
+    int of_slices, sliced_C, travelling_C; // C if tensors are cut, and if processes divide slices
+    int mlps, Fs, shared;                  // equal matrices of an MLP's kind; of the shared expert
     int has_experts, E, E_used, expert_first, expert, dscale, dlogits, router_bias;
 } ModelWidths;
 
@@ -368,23 +408,30 @@ static inline ModelWidths model_widths(ModelConfig cfg) {
               G = model_gates(cfg), is_layer = kinds->norm == NORM_LAYER,
               has_biases = kinds->biases == BIASES_ALL;
     ModelWidths w;
+    w.of_slices = model_is_sliced(cfg) ? cfg.part.of_slices : 1;
     w.Q = Q, w.K = K, w.QKV = Q + 2 * K, w.F = F, w.G = G;
     w.apart = Q == K ? 0 : Q;
     w.parts = Q == K ? 3 : 2;
-    w.positions = kinds->positions == POSITIONS_LEARNED ? cfg.max_T : 0;
+    w.words = model_has_first(cfg) || (model_has_last(cfg) && !cfg.has_head) ? cfg.Vp : 0;
+    w.positions = kinds->positions == POSITIONS_LEARNED && model_has_first(cfg) ? cfg.max_T : 0;
     w.norm = kinds->norm == NORM_RMS_ALONE ? 0 : cfg.C;
     w.norm_bias = is_layer ? cfg.C : 0;
+    w.last_norm = model_has_last(cfg) ? w.norm : 0;
+    w.last_norm_bias = model_has_last(cfg) ? w.norm_bias : 0;
     w.qkv_bias = kinds->biases == BIASES_NONE ? 0 : w.QKV;
     w.bias = has_biases ? cfg.C : 0;
     w.hidden_bias = has_biases ? G * F : 0;
     w.query_norm = heads == HEADS_NORM ? HS : heads == HEADS_ROW_NORM ? Q : 0;
     w.key_norm = heads == HEADS_ROW_NORM ? K : w.query_norm;
-    w.head = cfg.has_head ? cfg.Vp : 0;
+    w.head = cfg.has_head && model_has_last(cfg) ? cfg.Vp : 0;
     w.mean = is_layer;
     w.embedding_rstd = kinds->has_embedding_norm;
     w.raw = w.query_norm > 0 ? Q + K : 0;
     w.unit_rstd = heads == HEADS_UNIT_NORM ? cfg.NH + model_key_heads(cfg) : 0;
-    w.branch = Q > cfg.C ? Q : cfg.C;
+    const int all_Q = Q * w.of_slices, stream = cfg.C * model_slices(cfg);
+    w.branch = all_Q > stream ? all_Q : stream;
+    w.sliced_C = model_is_sliced(cfg) ? cfg.C : 0;
+    w.travelling_C = model_tensor_ranks(cfg) > 1 ? cfg.C : 0;
     w.dqkv = w.QKV > G * F / 32 ? w.QKV : G * F / 32; // (N/32, G F)
     w.dfch = G * F > w.QKV ? G * F : w.QKV;           // (B, QKV)
     model_expert_widths_(&w, cfg);
@@ -400,22 +447,29 @@ static inline int model_row_experts_(const TensorRow* row, ModelConfig cfg) {
 }
 
 // Fills in the rows of the parameter table for a configuration, with elements of this size; returns
-// the bytes of one allocation for all of them. Parameters lie in groups: first those that memory
-// has once (PLACE_ONCE), then block 0, block 1, ... (model_copies). All blocks are laid out alike.
+// the bytes of one allocation for all of them. Parameters lie in groups: first those outside of
+// blocks (PLACE_ONCE), then block 0, block 1, ... (model_blocks). All blocks are laid out alike. In
+// a model with slices, tensors that are not cut lie outside of blocks, and everything there begins
+// at multiples of TENSOR_SHARD_UNIT, so that norms have the same bits for any number of slices in a
+// process (gradient_norm.h).
 // A group has two parts: its trained tensors, and those whose bit is set in `frozen`. Each part can
 // be cut into `shards` equal pieces, multiples of TENSOR_SHARD_UNIT elements; the padding at its
 // end is always zero.
 static inline size_t model_sharded_rows_of(TensorRow rows[MODEL_PARAMETER_ROWS], ModelConfig cfg,
                                            size_t element_bytes, int shards, unsigned frozen) {
     const ModelWidths w = model_widths(cfg);
+    const int is_sliced = model_is_sliced(cfg);
     TensorRow* row = rows;
-#define MODEL_ROW_(name_, part_, rows_, cols_, apart_, parts_, init_, decay_, kind_)                         \
+#define MODEL_ROW_(name_, part_, rows_, cols_, apart_, parts_, init_, decay_, kind_, split_)                 \
     row->name = #name_;                                                                                      \
     row->part = PART_##part_;                                                                                \
-    row->place = model_place(cfg, row->part);                                                                \
+    row->split = SPLIT_##split_;                                                                             \
+    row->slices = row->split == SPLIT_NONE ? 1 : model_slices(cfg);                                          \
+    row->place = is_sliced && row->split == SPLIT_NONE ? PLACE_ONCE : model_place(cfg, row->part);           \
+    row->align = is_sliced && row->place == PLACE_ONCE ? TENSOR_SHARD_UNIT : TENSOR_ALIGN;                   \
     row->rows = (size_t)(rows_);                                                                             \
     row->cols = (size_t)(cols_);                                                                             \
-    row->layers = tensor_is_absent(row) ? 0 : row->place == PLACE_BLOCK ? model_copies(cfg) : 1;             \
+    row->layers = tensor_is_absent(row) ? 0 : model_part_copies(cfg, row->part) * row->slices;               \
     row->repeats = model_copy_repeats(cfg);                                                                  \
     row->uses = tensor_is_absent(row) ? 0 : row->part == PART_OUTSIDE ? 1 : cfg.L;                           \
     row->first_layer = 0;                                                                                    \
@@ -432,7 +486,7 @@ static inline size_t model_sharded_rows_of(TensorRow rows[MODEL_PARAMETER_ROWS],
     row++;
     MODEL_PARAMETERS(MODEL_ROW_)
 #undef MODEL_ROW_
-    return tensor_place_groups(rows, MODEL_PARAMETER_ROWS, model_copies(cfg), frozen, shards);
+    return tensor_place_groups(rows, MODEL_PARAMETER_ROWS, model_blocks(cfg), frozen, shards);
 }
 
 // Fills in the rows with every group in one part, as in files and in copies on the host.
@@ -477,14 +531,21 @@ static inline size_t model_activation_rows(TensorRow rows[MODEL_ACTIVATION_ROWS]
     residuals = residuals < blocks ? residuals : blocks;
     const size_t BT = (size_t)B * (size_t)T, N = is_trained ? BT : (size_t)(B > T ? B : T);
     const size_t trained = is_trained ? N : 0, cached = is_trained ? 0 : BT;
+    const int S = model_slices(cfg), of_slices = model_is_sliced(cfg) ? cfg.part.of_slices : 1;
+    const size_t token_slice = (N + (size_t)of_slices - 1) / (size_t)of_slices;
+    const size_t R = is_trained ? token_slice * (size_t)S : N, trained_R = is_trained ? R : 0;
+    const size_t travelling = (size_t)of_slices * R;
     const size_t M = model_expert_rows(cfg, N), trained_M = is_trained ? M : 0;
     const ModelWidths w = model_widths(cfg);
     TensorRow* row = rows;
-#define MODEL_ROW_(name_, layers_, tokens_, kept_, cols_, dtype_, life_)                                     \
+#define MODEL_ROW_(name_, layers_, slices_, tokens_, kept_, cols_, dtype_, life_)                            \
     row->name = #name_;                                                                                      \
     row->rows = tokens_;                                                                                     \
     row->cols = (size_t)(cols_);                                                                             \
-    row->layers = tensor_is_absent(row) ? 0 : recompute > RECOMPUTE_##kept_ ? 1 : layers_;                   \
+    row->slices = slices_;                                                                                   \
+    row->layers = tensor_is_absent(row) ? 0 : (recompute > RECOMPUTE_##kept_ ? 1 : layers_) * row->slices;   \
+    row->split = SPLIT_NONE;                                                                                 \
+    row->align = TENSOR_ALIGN;                                                                               \
     row->repeats = row->uses = 1;                                                                            \
     row->first_layer = first_block;                                                                          \
     row->element_bytes = sizeof(dtype_);                                                                     \
@@ -503,31 +564,47 @@ static inline size_t model_activation_rows(TensorRow rows[MODEL_ACTIVATION_ROWS]
     return tensor_rows_layout(rows, MODEL_ACTIVATION_ROWS);
 }
 
-// Return the number of groups (0: everything that memory has once; 1 + k: block k), and the lowest
-// layer that uses group g.
-static inline int model_groups(ModelConfig cfg) { return 1 + model_copies(cfg); }
+// Return the number of groups (0: everything outside of blocks; 1 + k: block k), the lowest layer
+// that uses group g, and the group of slice i of layer l.
+static inline int model_groups(ModelConfig cfg) { return 1 + model_blocks(cfg); }
 static inline int model_group_layer(ModelConfig cfg, int g) {
-    return tensor_group_copy(g) * model_copy_repeats(cfg);
+    return tensor_group_copy(g) / model_slices(cfg) * model_copy_repeats(cfg);
 }
-// Returns the pointers of layer l: .qkvw is layer l's.
-static inline ModelParameters model_parameters_at_layer(ModelParameters all, const TensorRow* rows, int l) {
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        tensor_advance(&all, &rows[i], tensor_copy(&rows[i], l));
+static inline int model_group_of_slice(ModelConfig cfg, int l, int i) {
+    return 1 + model_copy(cfg, l) * model_slices(cfg) + i;
+}
+
+// Return the pointers of slice i of layer l: .qkvw is its.
+static inline ModelParameters model_parameters_at_slice(ModelParameters all, const TensorRow* rows, int l,
+                                                        int i) {
+    for (int row = 0; row < MODEL_PARAMETER_ROWS; row++) {
+        tensor_advance(&all, &rows[row], tensor_copy_of_slice(&rows[row], l, i));
     }
     return all;
 }
-static inline ModelActivations model_activations_at_layer(ModelActivations all, const TensorRow* rows,
-                                                          int l) {
-    for (int i = 0; i < MODEL_ACTIVATION_ROWS; i++) {
-        tensor_advance(&all, &rows[i], tensor_copy(&rows[i], l));
+static inline ModelActivations model_activations_at_slice(ModelActivations all, const TensorRow* rows, int l,
+                                                          int i) {
+    for (int row = 0; row < MODEL_ACTIVATION_ROWS; row++) {
+        tensor_advance(&all, &rows[row], tensor_copy_of_slice(&rows[row], l, i));
     }
     return all;
 }
 
-// Returns the pointers of copy k of the blocks of parameters.
-static inline ModelParameters model_parameters_at_copy(ModelParameters all, const TensorRow* rows, int k) {
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        tensor_advance(&all, &rows[i], k);
+// Return the pointers of layer l, and of its first slice.
+static inline ModelParameters model_parameters_at_layer(ModelParameters all, const TensorRow* rows, int l) {
+    return model_parameters_at_slice(all, rows, l, 0);
+}
+static inline ModelActivations model_activations_at_layer(ModelActivations all, const TensorRow* rows,
+                                                          int l) {
+    return model_activations_at_slice(all, rows, l, 0);
+}
+
+// Returns the pointers of slice i of layer l, whose block is block k in memory.
+static inline ModelParameters model_parameters_in_block(ModelParameters all, const TensorRow* rows, int l,
+                                                        int i, int k) {
+    for (int row = 0; row < MODEL_PARAMETER_ROWS; row++) {
+        const int is_block = rows[row].place == PLACE_BLOCK;
+        tensor_advance(&all, &rows[row], is_block ? k : tensor_copy_of_slice(&rows[row], l, i));
     }
     return all;
 }
@@ -538,6 +615,15 @@ static inline ModelParameters model_parameters_at_copy(ModelParameters all, cons
 
 static inline int model_padded_vocab(int V) {
     return (V + MODEL_VOCAB_ALIGN - 1) / MODEL_VOCAB_ALIGN * MODEL_VOCAB_ALIGN;
+}
+
+// Returns the padded vocabulary of a model of s slices, each a multiple of 16 words.
+static inline int model_padded_vocab_of_slices(int V, int s) {
+    int step = MODEL_VOCAB_ALIGN;
+    while (step % (16 * s)) {
+        step += MODEL_VOCAB_ALIGN;
+    }
+    return (V + step - 1) / step * step;
 }
 
 // Returns 1 if a model can have such heads.
@@ -604,6 +690,13 @@ static inline int model_check_config(ModelConfig cfg, const char* path, char* er
 // vocabulary's padding.
 static inline size_t model_rows_in_files(const TensorRow* row, ModelConfig cfg) {
     return row->init == INIT_VOCAB && row->rows > (size_t)cfg.V ? (size_t)cfg.V : row->rows;
+}
+
+// Returns those of copy k, which may be a slice.
+static inline size_t model_rows_of_copy(const TensorRow* row, ModelConfig cfg, int k) {
+    const size_t first = (size_t)(cfg.part.first_slice + tensor_slice(row, k)) * row->rows, V = (size_t)cfg.V,
+                 used = first < V ? V - first : 0;
+    return row->init == INIT_VOCAB && used < row->rows ? used : row->rows;
 }
 
 // Counts the parameters of the model as its files have them: every layer, without the padding rows

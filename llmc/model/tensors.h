@@ -5,8 +5,11 @@ A row is one line of a table of model.h with its sizes filled in. Struct members
 files and reports are loops over rows; nothing here knows a tensor by its name.
 
     copies   of a tensor in memory; layers may share one, or take turns with several
-    groups   parameters that are gathered, reduced and updated together: group 0 is everything that
-             memory has once, group 1 + k is block k
+    slices   equal parts of a tensor of a layer, each in a copy of its own (part.h)
+    groups   parameters that are gathered, reduced and updated together: group 0 is everything
+             outside of blocks, group 1 + k is block k
+    blocks   a layer's parameters; of a model with slices, one slice of them: block k S + i is slice
+             i of layer k, if memory has S slices
 */
 #ifndef LLMC_TENSORS_H
 #define LLMC_TENSORS_H
@@ -42,8 +45,12 @@ typedef enum {
 // norm before it.
 typedef enum { PART_OUTSIDE, PART_ATTENTION, PART_MLP } TensorPart;
 
-// Places in memory: once, or in each block of parameters.
+// Places in memory: outside of blocks, or in each block of parameters.
 typedef enum { PLACE_ONCE, PLACE_BLOCK } TensorPlace;
+
+// Cuts of a tensor into slices: none; by heads, in each of its matrices of queries, keys and
+// values; by rows of each of its equal matrices; by columns; by words of the vocabulary.
+typedef enum { SPLIT_NONE, SPLIT_HEADS, SPLIT_ROWS, SPLIT_COLS, SPLIT_WORDS } TensorSplit;
 
 // Lifetimes: always; or only inside a block or the classifier, which use the same memory.
 typedef enum { LIVE_ALWAYS, LIVE_BLOCK, LIVE_CLASSIFIER } TensorLife;
@@ -54,8 +61,9 @@ typedef enum { LIVE_ALWAYS, LIVE_BLOCK, LIVE_CLASSIFIER } TensorLife;
 #define TENSOR_ALIGN 128
 typedef struct {
     const char* name;
-    // copies in memory: 1 if all layers share one, 2 if they take turns
+    // copies in memory: 1 if all layers share one, 2 if they take turns; times its slices
     int layers;
+    int slices;  // of a layer in memory; 1: it is whole
     int repeats; // consecutive layers that share a copy
     // parameters only: layers of the model that use one of the copies
     int uses;
@@ -73,7 +81,9 @@ typedef struct {
     TensorKind kind;   // parameters only
     TensorPart part;   // parameters only
     TensorPlace place; // parameters only
+    TensorSplit split; // parameters only
     TensorLife life;
+    size_t align;        // elements; tensors of parameters start at multiples of it
     size_t offset_bytes; // offset of layer 0 in the allocation
     size_t group_bytes;  // parameters only: offset of the group of layer 0
     size_t layer_bytes;  // distance from a layer to the next; 0 if memory has only one
@@ -137,7 +147,12 @@ static inline size_t tensor_units_(size_t elements, size_t unit) { return (eleme
 
 // Returns the elements that a tensor occupies in memory, with the padding behind it.
 static inline size_t tensor_room_(const TensorRow* row) {
-    return tensor_units_(tensor_layer_elements(row), TENSOR_ALIGN) * TENSOR_ALIGN;
+    return tensor_units_(tensor_layer_elements(row), row->align) * row->align;
+}
+
+// Returns the elements that the copies of a tensor in one group occupy: all outside of blocks.
+static inline size_t tensor_room_in_group(const TensorRow* row) {
+    return tensor_room_(row) * (size_t)(row->place == PLACE_ONCE ? row->layers : 1);
 }
 
 // Places the trained tensors of one group (below) from element `at` on; returns the end of the last
@@ -149,7 +164,7 @@ static inline size_t tensor_place_trained_(TensorRow* rows, int count, TensorPla
     size_t next = 0, end = 0;
     size_t left_out = 0;
     for (int i = 0; i < count; i++) {
-        const size_t room = rows[i].place == place ? tensor_room_(&rows[i]) : 0;
+        const size_t room = rows[i].place == place ? tensor_room_in_group(&rows[i]) : 0;
         if (rows[i].place == place && room == 0) {
             rows[i].offset_bytes = array_bytes(at + next - left_out, rows[i].element_bytes);
         } else if (room > 0 && !(frozen >> i & 1)) {
@@ -170,7 +185,7 @@ static inline size_t tensor_place_frozen_(TensorRow* rows, int count, TensorPlac
     for (int i = 0; i < count; i++) {
         if (rows[i].place == place && frozen >> i & 1 && !tensor_is_absent(&rows[i])) {
             rows[i].offset_bytes = array_bytes(at, rows[i].element_bytes);
-            at += tensor_room_(&rows[i]);
+            at += tensor_room_in_group(&rows[i]);
         }
     }
     return at;
@@ -193,8 +208,9 @@ static inline size_t tensor_place_groups(TensorRow* rows, int count, int copies,
     const size_t blocks = tensor_place_group_(rows, count, PLACE_ONCE, frozen, 0, shards);
     const size_t block = tensor_place_group_(rows, count, PLACE_BLOCK, frozen, blocks, shards) - blocks;
     for (int i = 0; i < count; i++) {
+        const size_t stride = rows[i].place == PLACE_BLOCK ? block : tensor_room_(&rows[i]);
         rows[i].group_bytes = rows[i].place == PLACE_BLOCK ? blocks * bytes : 0;
-        rows[i].layer_bytes = rows[i].layers > 1 ? block * bytes : 0;
+        rows[i].layer_bytes = rows[i].layers > 1 ? stride * bytes : 0;
     }
     return array_bytes(blocks + (size_t)copies * block, bytes);
 }
@@ -209,19 +225,23 @@ static inline void tensor_rows_bind(void* pointers, const TensorRow* rows, int c
     }
 }
 
-// Returns copy k of a tensor in `memory`: layer k's if layers share none, or the only copy.
+// Returns copy k of a tensor in `memory`: layer k's if layers share none and are whole.
 static inline void* tensor_at_layer(const TensorRow* row, const void* memory, int k) {
     return (char*)memory + row->offset_bytes + (size_t)k * row->layer_bytes;
 }
 
-// Returns the copy of a tensor that layer l uses, counted from first_layer; 0 if it is absent.
-static inline int tensor_copy(const TensorRow* row, int l) {
-    const int kept = l > row->first_layer ? l - row->first_layer : 0;
-    return row->layers > 0 ? kept / row->repeats % row->layers : 0;
+// Returns the copy of slice i of a tensor that layer l uses, counted from first_layer; 0 if it is
+// absent. A whole tensor has only itself.
+static inline int tensor_copy_of_slice(const TensorRow* row, int l, int i) {
+    const int kept = l > row->first_layer ? l - row->first_layer : 0, slice = row->slices > 1 ? i : 0;
+    return row->layers > 0 ? (kept / row->repeats * row->slices + slice) % row->layers : 0;
 }
 
-// Returns the lowest layer that uses copy k.
-static inline int tensor_lowest_layer(const TensorRow* row, int k) { return k * row->repeats; }
+static inline int tensor_copy(const TensorRow* row, int l) { return tensor_copy_of_slice(row, l, 0); }
+
+// Return the lowest layer that uses copy k, and which slice it is.
+static inline int tensor_lowest_layer(const TensorRow* row, int k) { return k / row->slices * row->repeats; }
+static inline int tensor_slice(const TensorRow* row, int k) { return k % row->slices; }
 
 // ---- groups of parameters ----
 
@@ -232,7 +252,15 @@ static inline int tensor_is_in_group(const TensorRow* row, int g) {
     return (row->place == PLACE_BLOCK) == (g > 0);
 }
 
-// Returns the group of a parameter of layer l.
+// Returns the number of copies of a tensor in each group that has it, and the first one in group g.
+static inline int tensor_copies_in_group(const TensorRow* row) {
+    return row->place == PLACE_BLOCK ? row->layers > 0 : row->layers;
+}
+static inline int tensor_first_copy_in_group(const TensorRow* row, int g) {
+    return row->place == PLACE_BLOCK ? tensor_group_copy(g) : 0;
+}
+
+// Returns the group of a parameter of layer l, which is not sliced.
 static inline int tensor_group(const TensorRow* row, int l) {
     return row->place == PLACE_BLOCK ? 1 + tensor_copy(row, l) : 0;
 }
@@ -243,7 +271,7 @@ static inline size_t tensor_group_offset_bytes(const TensorRow* rows, int g) {
     while (!tensor_is_in_group(&rows[i], g) || tensor_is_absent(&rows[i])) {
         i++;
     }
-    return rows[i].group_bytes + (size_t)tensor_group_copy(g) * rows[i].layer_bytes;
+    return rows[i].group_bytes + (g > 0 ? (size_t)tensor_group_copy(g) * rows[i].layer_bytes : 0);
 }
 
 // Returns the offset of a parameter in its group.

@@ -592,13 +592,25 @@ double optimizer_bytes(const OptimizerState* s, const ZeroPlan* zero, size_t par
     return bytes;
 }
 
+// Returns the elements of a slot before a range, in its group, of the same tensor. Outside of blocks
+// a group can have several copies of it.
+static size_t state_before_(const OptimizerState* s, int slot, const ZeroRange* range) {
+    const TensorRow* row = &s->rows[range->row];
+    const int is_whole = state_slot_is_whole(s, slot, range->row);
+    const size_t copies = row->place == PLACE_ONCE ? (size_t)range->copy * row->layer_bytes : 0;
+    if (is_whole && s->slots[slot].shape == SLOT_ELEMENTS) {
+        return copies + range->before;
+    }
+    return is_whole ? 0
+                    : state_slot_elements(s, slot, range->row, range->in_piece - s->span[range->row].begin);
+}
+
 size_t state_begin(const OptimizerState* s, int slot, const ZeroRange* range) {
-    const int is_inside = s->slots[slot].shape == SLOT_ELEMENTS && state_slot_is_whole(s, slot, range->row);
     if (slot >= STATE_MASTER) {
         return range->owned;
     }
     return state_group_begin(&s->slots[slot], range->group) + s->slots[slot].begin[range->row] +
-           (is_inside ? range->before : 0);
+           state_before_(s, slot, range);
 }
 
 size_t state_position(const OptimizerState* s, int slot, const ZeroPlan* zero, size_t owned) {

@@ -10,7 +10,7 @@ which part, and the CPU's version of the communication.
             and 1/W
 
 Parameters lie in groups (model.h): the parameters outside of the blocks first, then block 0, 1, ...
-Here and below, blocks are blocks of parameters: several layers can share one (model_copies). Each
+Here and below, blocks are blocks of parameters (tensors.h): several layers can share one. Each
 group is cut into W equal shards, one for each rank. Shard arrays (gradient, optimizer state) hold
 the shards of one rank, group after group. With one rank a shard is the whole group, and shard
 arrays look like full ones.
@@ -65,14 +65,15 @@ typedef struct {
     int rank, size;  // this rank; number of ranks, W
     int shards;      // ranks of a replica: W with one level
     int groups;      // model_groups
+    int slices;      // blocks of a layer (tensors.h)
     int first_block; // lowest block with gradients (freeze.h); 0 in stage 3
     unsigned frozen; // bit i: row i of the parameters is in the frozen parts; 0 in stage 3
     // Sizes with padding, multiples of W * TENSOR_SHARD_UNIT: of group 0, of each other group, and
     // of their trained parts, which come first.
     size_t once, block;
     size_t trained_once, trained_block;
-    // True if all blocks leave their gradients in one buffer: from stage 2 on. The caller also sets
-    // it for --update-in-backward.
+    // True if the blocks of all layers leave their gradients in the same buffers: from stage 2 on.
+    // The caller also sets it for --update-in-backward.
     int shares_buffer;
 } ZeroPlan;
 
@@ -215,23 +216,39 @@ static inline int zero_is_divided(const ZeroPlan* plan) { return plan->stage > 0
 // owns. Files of state number all elements of the parameters in the order of their table, without
 // padding.
 typedef struct {
-    size_t full;    // begin in full arrays
-    size_t owned;   // begin in owned arrays
-    size_t logical; // number of the first element in files of state
-    size_t before;  // elements of the layer before it
+    size_t full;     // begin in full arrays
+    size_t owned;    // begin in owned arrays
+    size_t in_piece; // begin in this rank's piece of the group
+    size_t logical;  // number of the first element in files of state
+    size_t before;   // elements of the copy before it
     size_t count;
-    int row, group; // row of the table of parameters
+    int row, copy, group; // row of the table of parameters; copy of the tensor
 } ZeroRange;
 
 // Returns the elements of all parameters, as files number them.
 size_t zero_logical_elements(const TensorRow* rows, ModelConfig cfg);
 
-// Returns a bound for the number of ranges: one for each layer of each parameter.
-static inline int zero_max_ranges(ModelConfig cfg) { return MODEL_PARAMETER_ROWS * cfg.L; }
+// Returns a bound for the number of ranges: one for each copy of each parameter.
+static inline int zero_max_ranges(ModelConfig cfg) {
+    return MODEL_PARAMETER_ROWS * cfg.L * model_slices(cfg);
+}
 
 // Sets the ranges that this rank owns, in the order of files, and returns their number, at most
 // zero_max_ranges. `rows` lay out full arrays of any type.
 int zero_ranges(const ZeroPlan* plan, const TensorRow* rows, ModelConfig cfg, ZeroRange* ranges);
+
+// A part of the shard arrays of gradients.
+typedef struct {
+    size_t begin, count;
+} ZeroSpan;
+
+enum { ZERO_SPANS = MODEL_PARAMETER_ROWS + 1 }; // at most
+
+// Sets the spans that count in the norm of the gradient of this rank, and returns their number: all;
+// of tensors that every rank with other slices has, too, only the rank with the first slice counts.
+// `rows` lay out gradients.
+int zero_counted_spans(const ZeroPlan* plan, const TensorRow* rows, ModelConfig cfg,
+                       ZeroSpan spans[ZERO_SPANS]);
 
 // ---- micro-steps ----
 
@@ -279,14 +296,22 @@ typedef struct {
     Group group;
     ZeroRange* ranges; // ranges that this rank owns
     int num_ranges;
+    ZeroSpan counted[ZERO_SPANS]; // spans of the shard that count in the norm
+    int num_counted;
     float* params; // the model's full array
     float* grads;  // the model's gradients: all, or if blocks share a buffer group 0 and one block
     float* shard;  // shards of the reduced gradient; with one rank in stages 0 and 1: grads
     float* pieces; // one piece of a group's gradient from each rank; NULL with one rank
 } Zero;
 
+// Returns the block of gradients that block k has in memory; blocks below first_block, which have
+// none, share the first.
+static inline int zero_gradient_block_cpu_(const ZeroPlan* plan, int k) {
+    return plan->shares_buffer ? k % plan->slices : int_max(k - plan->first_block, 0);
+}
+
 // Returns the elements of the gradients that a backward pass writes to; `blocks` blocks at a time
-// if they share a buffer.
+// if they share buffers.
 size_t zero_grads_elements(const ZeroPlan* plan, int blocks);
 
 // Opens the parts of a rank. `rows` lay out full arrays; params and grads are the model's, filled
@@ -298,23 +323,23 @@ static inline void zero_close_cpu(Zero* z) { group_close(&z->group); }
 
 // Returns the gradients of group g, as the backward pass left them.
 static inline float* zero_group_grads_(const Zero* z, int g) {
-    return z->grads +
-           (z->plan.shares_buffer && g > 0 ? z->plan.trained_once : zero_gradient_begin(&z->plan, g));
+    const size_t block = (size_t)zero_gradient_block_cpu_(&z->plan, g - 1) * z->plan.trained_block;
+    return z->grads + (g > 0 ? z->plan.trained_once + block : 0);
 }
 
 // Reduces the gradients of group g, if it has any and this micro-step reduces. Call it when the
 // backward pass has completed them: for the last block first, and for group 0 at the end.
 void zero_group_done_cpu(Zero* z, int g, MicroStep step);
 
-// Returns the gradients, out of `all`, as layer l has them: .qkvw is layer l's. Those of frozen
+// Returns the gradients, out of `all`, as slice i of layer l has them: .qkvw is its. Those of frozen
 // parameters are NULL.
-ModelParameters zero_gradients_at_layer_cpu(const Zero* z, ModelParameters all,
+ModelParameters zero_gradients_at_slice_cpu(const Zero* z, ModelParameters all,
                                             const TensorRow* gradient_rows, ModelConfig cfg,
-                                            const Freeze* freeze, int l);
+                                            const Freeze* freeze, int l, int i);
 
-// Clears the gradients of the frozen parameters of layer l. Where all blocks leave their gradients
-// in one place, it still has those of the block before, and this block's backward pass does not set
-// them.
+// Clears the gradients of the frozen parameters of the blocks of layer l. Where layers leave their
+// gradients in one place, it still has those of the layer before, and this layer's backward pass
+// does not set them.
 void zero_clear_frozen_cpu(Zero* z, const TensorRow* gradient_rows, ModelConfig cfg, const Freeze* freeze,
                            int l);
 
@@ -324,7 +349,9 @@ void zero_idle_cpu(Zero* z, MicroStep step);
 // Adds the squares of this rank's shards of the reduced gradient. `partial` is scratch memory of
 // gradient_square_sum_cpu.
 static inline void zero_square_sum_cpu(const Zero* z, WideSum* sum, double* partial) {
-    gradient_square_sum_cpu(sum, z->shard, zero_count(&z->plan, ZERO_SHARDS), partial);
+    for (int i = 0; i < z->num_counted; i++) {
+        gradient_square_sum_cpu(sum, z->shard + z->counted[i].begin, z->counted[i].count, partial);
+    }
 }
 
 // Adds the squares of the gradient of group g, which the backward pass has just completed. For one
@@ -382,7 +409,7 @@ void zero_plan_freeze(ZeroPlan* plan, ModelConfig cfg, unsigned frozen, int firs
     plan->first_block = first_block;
     const size_t all = zero_parameter_rows(rows, plan, cfg, 1);
     plan->once = plan->trained_once = tensor_group_offset_bytes(rows, 1);
-    plan->block = plan->trained_block = (all - plan->once) / (size_t)model_copies(cfg);
+    plan->block = plan->trained_block = (all - plan->once) / (size_t)model_blocks(cfg);
     // the trained part ends at the first frozen row; an absent one may have any place
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         size_t* trained = rows[i].place == PLACE_ONCE ? &plan->trained_once : &plan->trained_block;
@@ -393,7 +420,8 @@ void zero_plan_freeze(ZeroPlan* plan, ModelConfig cfg, unsigned frozen, int firs
 }
 
 ZeroPlan zero_plan_two_levels(ModelConfig cfg, int stage, int rank, int size, int shards) {
-    ZeroPlan plan = {stage, rank, size, shards, model_groups(cfg), 0, 0, 0, 0, 0, 0, stage >= 2};
+    ZeroPlan plan = {stage, rank, size, shards, model_groups(cfg), model_slices(cfg), 0, 0,
+                     0,     0,    0,    0,      stage >= 2};
     assert(0 <= rank && rank < size && size % shards == 0);
     zero_plan_freeze(&plan, cfg, 0, 0);
     return plan;
@@ -468,20 +496,22 @@ ZeroPiece zero_piece(const ZeroPlan* plan, int g, ZeroPart part) {
     return piece;
 }
 
-// Returns the elements of a layer of a parameter in files.
-static size_t zero_layer_in_files_(const TensorRow* row, ModelConfig cfg) {
-    return model_rows_in_files(row, cfg) * row->cols;
+// Returns the elements of a copy of a parameter in files.
+static size_t zero_copy_in_files_(const TensorRow* row, ModelConfig cfg, int k) {
+    return model_rows_of_copy(row, cfg, k) * row->cols;
 }
 
 size_t zero_logical_elements(const TensorRow* rows, ModelConfig cfg) {
     size_t total = 0;
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        total += (size_t)rows[i].layers * zero_layer_in_files_(&rows[i], cfg);
+        for (int k = 0; k < rows[i].layers; k++) {
+            total += zero_copy_in_files_(&rows[i], cfg, k);
+        }
     }
     return total;
 }
 
-// Returns the part of `tensor`, a layer of a parameter in full arrays, that this rank owns; its
+// Returns the part of `tensor`, a copy of a parameter in full arrays, that this rank owns; its
 // count may be 0.
 static ZeroRange zero_cut_(const ZeroPlan* plan, ZeroRange tensor) {
     const int is_frozen = tensor.full >= zero_part_begin(plan, tensor.group, ZERO_FROZEN);
@@ -491,10 +521,12 @@ static ZeroRange zero_cut_(const ZeroPlan* plan, ZeroRange tensor) {
     const size_t to = tensor.full + tensor.count < end ? tensor.full + tensor.count : end;
     const ZeroRange range = {from,
                              piece.owned + (from - piece.full),
+                             from - piece.full,
                              tensor.logical + (from - tensor.full),
                              from - tensor.full,
                              from < to ? to - from : 0,
                              tensor.row,
+                             tensor.copy,
                              tensor.group};
     return range;
 }
@@ -503,16 +535,44 @@ int zero_ranges(const ZeroPlan* plan, const TensorRow* rows, ModelConfig cfg, Ze
     int count = 0;
     size_t logical = 0;
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        const size_t elements = zero_layer_in_files_(&rows[i], cfg);
-        for (int k = 0; k < rows[i].layers; k++, logical += elements) {
-            const size_t full =
-                (rows[i].offset_bytes + (size_t)k * rows[i].layer_bytes) / rows[i].element_bytes;
+        for (int k = 0; k < rows[i].layers; k++) {
+            const size_t elements = zero_copy_in_files_(&rows[i], cfg, k),
+                         full =
+                             (rows[i].offset_bytes + (size_t)k * rows[i].layer_bytes) / rows[i].element_bytes;
             const ZeroRange tensor = {
-                full, full, logical, 0, elements, i, rows[i].place == PLACE_BLOCK ? 1 + k : 0};
+                full, full, 0, logical, 0, elements, i, k, rows[i].place == PLACE_BLOCK ? 1 + k : 0};
             ranges[count] = zero_cut_(plan, tensor);
             count += ranges[count].count > 0;
+            logical += elements;
         }
     }
+    return count;
+}
+
+// Returns the part of [begin, end) of group 0 that is in this rank's shard.
+static ZeroSpan zero_span_in_shard_(const ZeroPlan* plan, size_t begin, size_t end) {
+    const size_t count = zero_shard_elements(plan, 0),
+                 shard = (size_t)zero_shard_of(plan, plan->rank).part * count,
+                 from = begin > shard ? begin : shard, to = end < shard + count ? end : shard + count;
+    const ZeroSpan span = {from < to ? from - shard : 0, from < to ? to - from : 0};
+    return span;
+}
+
+int zero_counted_spans(const ZeroPlan* plan, const TensorRow* rows, ModelConfig cfg,
+                       ZeroSpan spans[ZERO_SPANS]) {
+    const size_t once = zero_shard_elements(plan, 0), all = zero_count(plan, ZERO_SHARDS);
+    const ZeroSpan whole = {0, all}, blocks = {once, all - once};
+    int count = 0;
+    for (int i = 0; i < MODEL_PARAMETER_ROWS && cfg.part.first_slice > 0; i++) {
+        const TensorRow* row = &rows[i];
+        if (row->place == PLACE_ONCE && row->split != SPLIT_NONE && row->layers > 0 &&
+            zero_has_row(plan, i)) {
+            const size_t begin = row->offset_bytes / row->element_bytes;
+            spans[count] = zero_span_in_shard_(plan, begin, begin + tensor_room_in_group(row));
+            count += spans[count].count > 0;
+        }
+    }
+    spans[count++] = cfg.part.first_slice > 0 ? blocks : whole;
     return count;
 }
 
@@ -584,6 +644,9 @@ void zero_open_cpu(Zero* z, Memory* memory, ZeroPlan plan, ModelConfig cfg, cons
     if (pieces > 0) {
         z->pieces = (float*)memory_take(memory, "gradients: pieces", MEMORY_DEVICE, pieces);
     }
+    TensorRow gradient_rows[MODEL_PARAMETER_ROWS];
+    zero_gradient_rows(gradient_rows, &plan, cfg, sizeof(float));
+    z->num_counted = zero_counted_spans(&plan, gradient_rows, cfg, z->counted);
     z->ranges = (ZeroRange*)memory_take(memory, "scratch: ranges of parameters", MEMORY_DEVICE, ranges);
     if (!memory_is_dry(memory)) {
         z->num_ranges = zero_ranges(&plan, rows, cfg, z->ranges);
@@ -614,28 +677,35 @@ void zero_group_done_cpu(Zero* z, int g, MicroStep step) {
     }
 }
 
-ModelParameters zero_gradients_at_layer_cpu(const Zero* z, ModelParameters all,
+ModelParameters zero_gradients_at_slice_cpu(const Zero* z, ModelParameters all,
                                             const TensorRow* gradient_rows, ModelConfig cfg,
-                                            const Freeze* freeze, int l) {
-    // blocks below the first have none
-    const int k = model_copy(cfg, l) - z->plan.first_block;
-    ModelParameters grads = model_parameters_at_copy(all, gradient_rows, k > 0 ? k : 0);
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        if (freeze_has(freeze, i, l)) {
+                                            const Freeze* freeze, int l, int i) {
+    const int k = model_group_of_slice(cfg, l, i) - 1;
+    ModelParameters grads =
+        model_parameters_in_block(all, gradient_rows, l, i, zero_gradient_block_cpu_(&z->plan, k));
+    for (int row = 0; row < MODEL_PARAMETER_ROWS; row++) {
+        if (freeze_has(freeze, row, l)) {
             // the pointer of this row, grads.qkvw for example
-            memset((char*)&grads + gradient_rows[i].member, 0, sizeof(float*));
+            memset((char*)&grads + gradient_rows[row].member, 0, sizeof(float*));
         }
     }
     return grads;
 }
 
+// Clears a tensor of all slices of a layer.
+static void zero_clear_tensor_cpu_(Zero* z, const TensorRow* row) {
+    for (int i = 0; i < row->slices; i++) {
+        memset(tensor_at_layer(row, z->grads, i), 0, tensor_layer_elements(row) * sizeof(float));
+    }
+}
+
 void zero_clear_frozen_cpu(Zero* z, const TensorRow* gradient_rows, ModelConfig cfg, const Freeze* freeze,
                            int l) {
-    const int clears = z->plan.shares_buffer && zero_has_gradient(&z->plan, 1 + model_copy(cfg, l));
+    const int clears = z->plan.shares_buffer && zero_has_gradient(&z->plan, model_group_of_slice(cfg, l, 0));
     for (int i = 0; i < MODEL_PARAMETER_ROWS && clears; i++) {
         const TensorRow* row = &gradient_rows[i];
         if (row->place == PLACE_BLOCK && zero_has_row(&z->plan, i) && freeze_has(freeze, i, l)) {
-            memset(tensor_at_layer(row, z->grads, 0), 0, tensor_layer_elements(row) * sizeof(float));
+            zero_clear_tensor_cpu_(z, row);
         }
     }
 }

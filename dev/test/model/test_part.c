@@ -1,0 +1,99 @@
+// Slices of a model: sizes, and the places of their elements in the whole.
+#include "dev/test/lib/test.h"
+#include "llmc/model/part.h"
+#include "llmc/model/presets.h"
+
+static ModelConfig whole_of(const char* preset, int s) {
+    ModelConfig cfg = model_preset_config(model_preset_by_name(preset), 1000);
+    cfg.Vp = model_padded_vocab_of_slices(cfg.V = 1000, s);
+    cfg.L = 2;
+    return cfg;
+}
+
+// Copies a whole model, whose elements have their numbers as values, into `ranks` parts of s slices,
+// and back into zeros.
+static void take_and_put(ModelConfig cfg, int s, int ranks) {
+    TensorRow rows[MODEL_PARAMETER_ROWS], part_rows[MODEL_PARAMETER_ROWS];
+    const size_t bytes = model_parameter_rows_of(rows, cfg, sizeof(float));
+    float *whole = (float*)check_alloc(bytes, 1, "whole"), *back = (float*)check_alloc(bytes, 1, "back");
+    for (size_t i = 0; i < bytes / sizeof(float); i++) {
+        whole[i] = (float)(i % 16777213);
+    }
+    for (int j = 0; j < ranks; j++) {
+        const ModelPart which = {j * s / ranks, s / ranks, s, 0, 0, 0};
+        const ModelConfig part_cfg = model_part_of(cfg, which);
+        const size_t part_bytes = model_parameter_rows_of(part_rows, part_cfg, sizeof(float));
+        char* part = (char*)check_alloc(part_bytes, 1, "part");
+        for (int direction = PART_TAKE; direction <= PART_PUT; direction++) {
+            float* to = direction == PART_TAKE ? whole : back;
+            for (int g = 0; g < model_groups(part_cfg); g++) {
+                for (int G = 0; G < model_groups(cfg); G++) {
+                    const PartGroup a = {part_rows, g, part + tensor_group_offset_bytes(part_rows, g)},
+                                    b = {rows, G, (char*)to + tensor_group_offset_bytes(rows, G)};
+                    part_copy_group((PartCopy)direction, a, which, b, cfg);
+                }
+            }
+        }
+        free(part);
+    }
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        for (int k = 0; k < rows[i].layers; k++) {
+            EXPECT(memcmp(tensor_at_layer(&rows[i], whole, k), tensor_at_layer(&rows[i], back, k),
+                          tensor_layer_elements(&rows[i]) * sizeof(float)) == 0,
+                   "%s, copy %d, %d slices", rows[i].name, k, s);
+        }
+    }
+    free(whole);
+    free(back);
+}
+
+TEST(part_take_put) {
+    take_and_put(whole_of("d12", 4), 4, 1);
+    take_and_put(whole_of("d12", 4), 4, 2);
+    take_and_put(whole_of("d12", 3), 3, 3);
+    take_and_put(whole_of("d48", 5), 5, 5);
+    take_and_put(whole_of("llama:135m", 3), 3, 3);
+    take_and_put(whole_of("qwen2:1.5b", 4), 4, 4); // two heads of keys
+    take_and_put(whole_of("qwen3:0.6b", 16), 16, 4);
+}
+
+// Every element of a part has the same place by both functions.
+static void places(ModelConfig cfg, int s) {
+    TensorRow rows[MODEL_PARAMETER_ROWS], part_rows[MODEL_PARAMETER_ROWS];
+    const ModelPart which = {0, s, s, 0, 0, 0};
+    model_parameter_rows_of(rows, cfg, sizeof(float));
+    model_parameter_rows_of(part_rows, model_part_of(cfg, which), sizeof(float));
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        const TensorRow* row = &part_rows[i];
+        const size_t elements = tensor_layer_elements(row);
+        for (int k = 0; k < row->slices && elements > 0; k++) {
+            for (size_t at = 0; at < elements;) {
+                const PartRun run = part_run(row, cfg, which, k, at);
+                const PartRun place = part_place(&rows[i], cfg, s, run.whole);
+                const size_t part = place.part % elements, slice = place.part / elements;
+                EXPECT(part == at && slice <= (size_t)k, "%s: element %zu of slice %d at %zu of %zu",
+                       row->name, at, k, part, slice);
+                at += run.count < place.count ? run.count : place.count;
+            }
+        }
+    }
+}
+
+TEST(part_places) {
+    places(whole_of("d12", 4), 4);
+    places(whole_of("llama:135m", 3), 3);
+    places(whole_of("qwen3:0.6b", 16), 16);
+}
+
+TEST(part_sizes) {
+    const ModelConfig cfg = whole_of("qwen3:0.6b", 16);
+    const ModelConfig part = model_part_of(cfg, (ModelPart){4, 4, 16, 0, 0, 0});
+    EXPECT(part.NH == 1 && model_key_heads(part) == 1 && model_head_size(part) == 128, "heads");
+    EXPECT(model_blocks(part) == 8 && model_groups(part) == 9 && model_group_layer(part, 5) == 1, "groups");
+    const ModelConfig last = model_part_of(cfg, (ModelPart){0, 0, 0, 1, 1, 2});
+    EXPECT(last.L == 1 && !model_has_first(last) && model_has_last(last), "the last stage");
+    char error[ERROR_BYTES];
+    EXPECT(!part_check_slices(model_preset_config(model_preset_by_name("d48"), 1000), 4, error) &&
+               strstr(error, "wanted 5"),
+           "%s", error);
+}
