@@ -22,9 +22,9 @@ plan.h -- prints what a run takes: tensors and their sizes, memory by kind, disk
 extern "C" {
 #endif
 
-// Rate between the GPU and the host, each way: PCIe 5 x16. dev/bench/scaling.py assumes it, too.
+// Rate between the GPU and the host, each way: PCIe 5 x16. dev/bench/hardware.py assumes it, too.
 #define PLAN_BUS_BYTES_PER_S 50e9
-// Rate of a drive. dev/bench/scaling.py assumes it, too.
+// Rate of a drive. dev/bench/hardware.py assumes it, too.
 #define PLAN_DRIVE_BYTES_PER_S 6e9
 
 // Tensors of a model and a dry ledger of all that it takes.

@@ -1,0 +1,47 @@
+// test_links.c -- links.h: the time of collectives, in a machine and over machines.
+#include "llmc/plan/links.h"
+
+#include "dev/test/lib/test.h"
+
+static const Links LINKS = {300e9, 42e9, 8};
+
+// Returns the seconds without the start of the message.
+static double bytes_s(double seconds, LinksGroup group) { return seconds - links_start_s(group); }
+
+TEST(groups) {
+    static const struct {
+        int size, stride, near;
+    } cases[] = {{8, 1, 8}, {2, 1, 2}, {16, 1, 8}, {4, 8, 1}, {4, 2, 4}, {32, 2, 4}, {8, 16, 1}, {3, 3, 2}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        const LinksGroup group = links_group(&LINKS, cases[i].size, cases[i].stride);
+        EXPECT(group.size == cases[i].size && group.near == cases[i].near, "%d processes, %d apart: %d near",
+               cases[i].size, cases[i].stride, group.near);
+    }
+    EXPECT(links_machines(links_group(&LINKS, 32, 2)) == 8 && links_machines(links_group(&LINKS, 2, 1)) == 1,
+           "machines");
+}
+
+TEST(in_a_machine) {
+    const LinksGroup group = links_group(&LINKS, 8, 1);
+    EXPECT_NEAR(bytes_s(links_gather_s(&LINKS, group, 300e9), group), 7.0 / 8, 1e-12, "a gather");
+    EXPECT_NEAR(bytes_s(links_exchange_s(&LINKS, group, 300e9), group), 7.0 / 8, 1e-12, "an exchange");
+    EXPECT_NEAR(bytes_s(links_send_s(&LINKS, group, 300e9), group), 1, 1e-12, "a message");
+    EXPECT(links_gather_s(&LINKS, links_group(&LINKS, 1, 1), 1e9) == 0, "one process sends nothing");
+}
+
+// A gather uses the cards of all processes of a machine, up to the rate of its own links; an
+// exchange only each process's own.
+TEST(over_machines) {
+    for (int stride = 1; stride <= 16; stride *= 2) {
+        const LinksGroup group = links_group(&LINKS, 16, stride);
+        const double cards = stride < 8 ? 8.0 / stride : 1, rate = fmin(300e9, cards * 42e9);
+        EXPECT_NEAR(bytes_s(links_gather_s(&LINKS, group, 1e12), group) / (15.0 / 16 * 1e12 / rate), 1, 1e-12,
+                    "%.0f cards", cards);
+        EXPECT_NEAR(bytes_s(links_exchange_s(&LINKS, group, 1e12), group) / (15.0 / 16 * 1e12 / 42e9), 1,
+                    1e-12, "own cards, %d apart", stride);
+        EXPECT_NEAR(bytes_s(links_send_s(&LINKS, group, 42e9), group), 1, 1e-12, "a message");
+    }
+    EXPECT(links_start_s(links_group(&LINKS, 16, 8)) > links_start_s(links_group(&LINKS, 16, 1)) &&
+               links_start_s(links_group(&LINKS, 16, 1)) > links_start_s(links_group(&LINKS, 8, 1)),
+           "more machines take longer to start");
+}
