@@ -3,63 +3,28 @@
 
     scaling.py memory [--world 8]            bytes per GPU of parameters, gradients and optimizer state, by ZeRO stage
     scaling.py speed  [--total-batch 524288] efficiency at 1, 8, 16 ... 512 GPUs
+    scaling.py parallel --gpus 64,256        the fastest grids of tensor, context and pipeline groups
+    scaling.py parallel --published          the same model of time beside published figures
     scaling.py offload                       the cost of offloading, and the total batch from which it is below 5 %
 
-Memory is counted, and agrees with `--plan --num-processes N --zero S`. Speed is a model: a step is a timeline of three
-resources, the GPU's compute, the links inside a node and the network between nodes. All its assumptions are in
-HARDWARE and MODELS, and none of them was measured here: replace them with your measurements.
+Memory is counted, and agrees with `--plan --num-processes N --zero S`. Speed is a model. In `speed`, a step is a timeline
+of three resources, the GPU's compute, the links inside a node and the network between nodes; in `parallel` it is a sum
+(grids.py). The assumptions are in hardware.py, and none of them was measured with this program: replace them with your
+measurements, as in --hardware gemm=550,net_gbps=11.
 """
 import argparse
 import math
 
-HARDWARE = dict(
-    gpus_per_node=8,
-    sms=132,
-    node_gbps=300.0,  # GB/s per GPU and direction, all-gather or all-to-all inside a node (NVLink 4), large messages
-    node_us=25.0,  # latency of these
-    net_gbps=42.0,  # GB/s per GPU: 400 Gb/s InfiniBand at 85 %
-    net_us=lambda nodes: 30.0 + 2.0 * nodes,  # all-to-all or all-gather over this many nodes
-    kernel_us=2.0,  # shortest interval between two kernels of a graph
-    kernels_per_layer=27,
-    memory_gbps=2700.0,  # of the GPU
-    update_us=150.0,  # norm, agreement, one wait of the host
-    pcie_gbps=50.0,  # GB/s each way, gen 5 x16
-    host_gbps=200.0,  # of a node's memory
-    nvme_gbps=6.0,  # of a node, for reading and for writing
-)
-
-# name: layers, channels, context, and tokens/s that one GPU is assumed to reach with a large
-# micro-batch
-MODELS = {
-    "124M": (12, 768, 1024, 620e3),
-    "350M": (24, 1024, 1024, 225e3),
-    "774M": (36, 1280, 1024, 105e3),
-    "1558M": (48, 1600, 1024, 54e3),
-    "6.7B": (32, 4096, 2048, 13.1e3),
-}
-VP = 50304
+import grids
+import published
+from grids import Plan
+from hardware import HARDWARE, MODELS
 
 
-def sizes(model):
-    """Returns the elements of a block, and of the tensors outside of blocks."""
-    L, C, T, _ = MODELS[model]
-    return L, 12 * C * C + 13 * C, VP * C + T * C + 2 * C
-
-
-def memory(model, stage, W, p=2, g=2, master=2):
-    """Returns the bytes per GPU without activations: parameters of p bytes, gradients of g, fp32 state."""
-    L, K, E = sizes(model)
-    N = E + L * K
-    state = 8 + master
-    receive = g * max(E, K) if W > 1 else 0
-    if stage == 0:
-        return (p + g + state) * N + receive
-    if stage == 1:
-        return (p + g) * N + (state + 4) * N / W + receive
-    working = g * (E + 2 * K)
-    if stage == 2:
-        return p * N + working + (state + 4) * N / W + receive
-    return p * (E + 2 * K) + p * N / W + working + (state + 4) * N / W + receive
+def memory(model, stage, W, t=1, c=1, P=1):
+    """Returns the bytes per GPU without activations, and without replicas."""
+    plan = Plan(t, c, P, W // (t * c * P), stage, W // (t * P))
+    return sum(grids.memory(model, plan, model.seq_len, 1)[:3])
 
 
 def wave_efficiency(tokens, C):
@@ -87,8 +52,8 @@ class Link:
 def play(model, W, D, B, stage):
     """Returns the seconds of a step, and those of its waits for communication."""
     h = HARDWARE
-    L, C, T, rate = MODELS[model]
-    _, K, E = sizes(model)
+    L, C, T, rate = model.layers, model.channels, model.seq_len, model.rate
+    K, E = grids.weights(model, Plan())
     local = min(W, h["gpus_per_node"])
     nodes = W // local
     M = math.ceil(D / (W * B * T))
@@ -96,7 +61,7 @@ def play(model, W, D, B, stage):
     ideal = tokens / rate
     full = wave_efficiency(65536, C)
     micro = max(ideal * full / wave_efficiency(tokens, C), (L * h["kernels_per_layer"] + 20) * h["kernel_us"] * 1e-6)
-    head = min(0.5, VP * C / (VP * C + L * 12 * C * C))  # the classifier's share of the work
+    head = min(0.5, model.vocab * C / (model.vocab * C + L * model.block_weights))  # the classifier's share of the work
     layer_f, layer_b = micro * (1 - head) / 3 / L, micro * (1 - head) * 2 / 3 / L
 
     def node_s(bytes_):
@@ -148,48 +113,115 @@ def play(model, W, D, B, stage):
     return now, now - M * micro
 
 
+def print_memory(a):
+    print(f"GiB per GPU at {a.world} GPUs, without activations (bf16 weights, split fp32 master)")
+    if a.tensor * a.context * a.pipeline > 1:
+        print(f"tensor {a.tensor}, context {a.context}, pipeline {a.pipeline}")
+    print("model      parameters  stage 0      1      2      3   one GPU")
+    for name, model in MODELS.items():
+        K, E = grids.weights(model, Plan())
+        row = [memory(model, stage, a.world, a.tensor, a.context, a.pipeline) / 2**30 for stage in range(4)]
+        row.append(memory(model, 0, 1) / 2**30)
+        print(f"{name:10s} {(E + model.layers * K) / 1e6:9.0f} M " + " ".join(f"{x:8.2f}" for x in row))
+
+
+def print_speed(a):
+    worlds = [1, 8, 16, 32, 64, 128, 256, 512]
+    print(f"efficiency at {a.total_batch} tokens an update, stage {a.stage} (tokens per GPU and update below)")
+    print("model  " + " ".join(f"{w:>13d}" for w in worlds))
+    for name, model in MODELS.items():
+        if not model.rate:
+            continue
+        cells = []
+        sequences = a.total_batch // model.seq_len
+        for W in worlds:
+            if W > sequences:
+                cells.append("-")
+                continue
+            most = {768: 64, 1024: 64, 1280: 32, 1600: 32, 4096: 8}[model.channels]
+            B = max(1, min(most, sequences // W))
+            step, wait = play(model, W, a.total_batch, B, a.stage)
+            cells.append(f"{100 * a.total_batch / model.rate / W / step:.0f}% {1e3 * step:.1f} ms")
+        print(f"{name:6s} " + " ".join(f"{c:>13s}" for c in cells))
+
+
+def print_grids(a, name, model, W):
+    """Prints the five fastest grids, and marks the one that --fit auto takes."""
+    T = a.seq_len or model.seq_len
+    best = grids.best_of_each_grid(grids.ways(model, W, a.total_batch // T, T, most_batch=a.batch))
+    if not best:
+        print(f"{name} on {W} GPUs: nothing fits into {HARDWARE['memory_gib']:g} GiB, or too few sequences")
+        return
+    chosen = grids.choose(best)[1]
+    for seconds, p in best[:5] + [way for way in best[5:] if way[1] == chosen]:
+        M = math.ceil(a.total_batch // T / (p.D * p.B))
+        gib = sum(grids.memory(model, p, T, M)) / 2**30
+        mark = "  <-" if p == chosen else ""
+        share = 100 * grids.mfu(model, a.total_batch, T, W, seconds)
+        print(f"{name} on {W} GPUs: {seconds:.4g} s, MFU {share:.0f} %, {gib:.1f} GiB: {p.words()}{mark}")
+    if a.parts:
+        parts = grids.update_time(model, chosen, a.total_batch // T, T)
+        print("  " + ", ".join(f"{kind} {seconds:.3g} s" for kind, seconds in parts.items()))
+
+
+def print_parallel(a):
+    if a.published:
+        published.show()
+        return
+    for name, model in MODELS.items():
+        if name in a.models.split(","):
+            for W in a.gpus.split(","):
+                print_grids(a, name, model, int(W))
+
+
+def print_offload():
+    h = HARDWARE
+    print("seconds of an update, and the total batch from which it is below 5 % of a step")
+    for name, model in MODELS.items():
+        if not model.rate:
+            continue
+        K, E = grids.weights(model, Plan())
+        N, rate = E + model.layers * K, model.rate
+        for W in (1, 8):
+            host = max(12 * N / W / h["pcie_gbps"] / 1e9, 24 * N / h["host_gbps"] / 1e9)
+            nvme = 24 * N / h["nvme_gbps"] / 1e9
+            batch = [seconds / 0.05 * rate * W for seconds in (host, nvme)]
+            print(f"{name:6s} {W} GPU: host {host:6.2f} s {batch[0] / 1e6:7.2f}M tokens   nvme {nvme:6.1f} s {batch[1] / 1e6:7.1f}M tokens")
+
+
+def set_hardware(text):
+    """Replaces rates: NAME=NUMBER,NAME=NUMBER."""
+    for pair in filter(None, text.split(",")):
+        name, _, value = pair.partition("=")
+        if not isinstance(HARDWARE.get(name), (int, float)):
+            raise SystemExit(f"error: --hardware {pair}; wanted NAME=NUMBER with one of {', '.join(k for k in HARDWARE if k != 'net_us')}")
+        HARDWARE[name] = float(value)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["memory", "speed", "offload"])
+    parser.add_argument("what", choices=["memory", "speed", "parallel", "offload"])
     parser.add_argument("--world", type=int, default=8)
     parser.add_argument("--total-batch", type=int, default=524288)
     parser.add_argument("--stage", type=int, default=2)
+    parser.add_argument("--tensor", type=int, default=1)
+    parser.add_argument("--context", type=int, default=1)
+    parser.add_argument("--pipeline", type=int, default=1)
+    parser.add_argument("--gpus", default="8,64", help="of `parallel`: numbers of GPUs")
+    parser.add_argument("--models", default="1558M,6.7B,13B,65B", help="of `parallel`")
+    parser.add_argument("--seq-len", type=int, default=0, help="of `parallel`; 0: the model's context")
+    parser.add_argument("--batch", type=int, default=32, help="of `parallel`: the largest micro-batch")
+    parser.add_argument("--parts", action="store_true", help="of `parallel`: also what the time of the chosen grid consists of")
+    parser.add_argument("--published", action="store_true", help="of `parallel`: the model beside published figures")
+    parser.add_argument("--hardware", default="", help="other rates: NAME=NUMBER,NAME=NUMBER")
     a = parser.parse_args()
-    if a.what == "memory":
-        print(f"GiB per GPU at {a.world} GPUs, without activations (bf16 weights, split fp32 master)")
-        print("model   parameters  stage 0      1      2      3   one GPU")
-        for model in MODELS:
-            L, K, E = sizes(model)
-            row = [memory(model, s, a.world) / 2**30 for s in range(4)] + [memory(model, 0, 1) / 2**30]
-            print(f"{model:6s} {(E + L * K) / 1e6:9.0f} M " + " ".join(f"{x:8.2f}" for x in row))
-    elif a.what == "speed":
-        worlds = [1, 8, 16, 32, 64, 128, 256, 512]
-        print(f"efficiency at {a.total_batch} tokens an update, stage {a.stage} (tokens per GPU and update below)")
-        print("model  " + " ".join(f"{w:>13d}" for w in worlds))
-        for model in MODELS:
-            cells = []
-            for W in worlds:
-                L, C, T, rate = MODELS[model]
-                sequences = a.total_batch // T
-                if W > sequences:
-                    cells.append("-")
-                    continue
-                most = {768: 64, 1024: 64, 1280: 32, 1600: 32, 4096: 8}[C]
-                B = max(1, min(most, sequences // W))
-                step, wait = play(model, W, a.total_batch, B, a.stage)
-                cells.append(f"{100 * a.total_batch / rate / W / step:.0f}% {1e3 * step:.1f} ms")
-            print(f"{model:6s} " + " ".join(f"{c:>13s}" for c in cells))
-    else:
-        h = HARDWARE
-        print("seconds of an update, and the total batch from which it is below 5 % of a step")
-        for model in MODELS:
-            L, K, E = sizes(model)
-            N, rate = E + L * K, MODELS[model][3]
-            for W in (1, 8):
-                host = max(12 * N / W / h["pcie_gbps"] / 1e9, 24 * N / h["host_gbps"] / 1e9)
-                nvme = 24 * N / h["nvme_gbps"] / 1e9
-                batch = [seconds / 0.05 * rate * W for seconds in (host, nvme)]
-                print(f"{model:6s} {W} GPU: host {host:6.2f} s {batch[0] / 1e6:7.2f}M tokens   nvme {nvme:6.1f} s {batch[1] / 1e6:7.1f}M tokens")
+    set_hardware(a.hardware)
+    if a.world % (a.tensor * a.context * a.pipeline):
+        raise SystemExit(f"error: --world {a.world}; wanted a multiple of {a.tensor * a.context * a.pipeline}, the processes of a grid")
+    unknown = [name for name in a.models.split(",") if name not in MODELS]
+    if unknown:
+        raise SystemExit(f"error: --models {unknown[0]}; wanted some of {', '.join(MODELS)}")
+    {"memory": print_memory, "speed": print_speed, "parallel": print_parallel, "offload": lambda _: print_offload()}[a.what](a)
 
 
 if __name__ == "__main__":

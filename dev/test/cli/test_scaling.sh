@@ -35,4 +35,28 @@ done
 check "speed falls with the number of GPUs" awk '{ exit !($2 >= $5 && $5 >= $8 && $8 >= $11) }' \
     <<<"$(python3 "$scaling" speed | sed -n '/^124M/s/%//gp')"
 check "offloading is written down for every model" [ "$(python3 "$scaling" offload | grep -c GPU:)" = 10 ]
+
+# chosen MODEL GPUS TOKENS SEQ_LEN OPTION...: the line of the grid that `parallel` chooses.
+chosen() { python3 "$scaling" parallel --models "$1" --gpus "$2" --total-batch "$3" --seq-len "$4" "${@:5}" | grep -e '<-$'; }
+
+# grid WANTED SECONDS CHOSEN...: the chosen grid starts so, and takes this long within 10 %.
+grid() {
+    local line
+    line=$(chosen "${@:3}")
+    check "$3 on $4 GPUs, $5 tokens an update: $1 in $2 s, got $line" \
+        awk -v wanted="$1" -v seconds="$2" -F ': ' '{ split($2, x, " "); exit !(index($3, wanted) == 1 && (x[1] - seconds) ^ 2 < (0.1 * seconds) ^ 2) }' <<<"$line"
+}
+# ZeRO alone while there are sequences enough; tensor groups for few sequences and wide models; context
+# groups for long sequences; pipelines where the network is slow.
+grid '--zero 2' 42.1 6.7B 8 4194304 4096
+grid '--zero' 5.23 6.7B 64 4194304 4096
+grid '--zero' 0.633 13B 1024 4194304 4096
+grid '--tensor-parallel 2 --zero' 12.1 65B 256 4194304 4096 --hardware hidden_tp=0.7
+grid '--tensor-parallel 4 --zero' 0.102 6.7B 512 524288 4096 --hardware hidden_tp=0.7
+grid '--tensor-parallel 8 --context-parallel 4 --zero' 1.9 6.7B 1024 4194304 131072 --hardware hidden_tp=0.7
+grid '--tensor-parallel 2 --pipeline-parallel 8' 65 65B 64 4194304 4096 --hardware net_gbps=1.3
+python3 "$scaling" parallel --published >published.txt
+check "published figures, but those of contexts above 65k tokens, are met within 25 %" \
+    [ "$(grep -c '%$' published.txt) $(sed -n 's/%$//p' published.txt | awk '$NF > 25 || $NF < -25' | grep -vc 'T 131k\|T 262k')" = "15 0" ]
+check "--published names its sources" [ "$(grep -c '^\[[1-4]\] .*\(MFU\|GPU\)' published.txt)" = 4 ]
 check_done
