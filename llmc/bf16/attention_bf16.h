@@ -31,6 +31,8 @@ as many floats (qkv_bf16.h):
     packed dqkv     left factors (B*T, QKV) and (QKV, B*T): by tokens and by channels
 
 Packed queries and keys may be turned (rope.h); then packed dqkv is turned back.
+
+Chunks of sequences that are divided among ranks are whole tiles.
 */
 #ifndef LLMC_ATTENTION_BF16_H
 #define LLMC_ATTENTION_BF16_H
@@ -82,7 +84,7 @@ typedef struct {
 
 // ---- memory ----
 
-// Allocates scratch for sequences up to T and heads of size HS.
+// Allocates scratch for up to T keys of a sequence and heads of size HS.
 void attention_bf16_open(AttentionBf16Scratch* scratch, Memory* memory, Bf16Kernel kernel, int T, int HS);
 
 // ---- forward ----
@@ -90,11 +92,20 @@ void attention_bf16_open(AttentionBf16Scratch* scratch, Memory* memory, Bf16Kern
 void attention_bf16_forward_cpu(float* out, float* lse, const float* qkv, const int* starts,
                                 AttentionSizes sizes, AttentionBf16Scratch* scratch);
 
+void attention_bf16_gathered_forward_cpu(float* out, float* lse, const float* qkv, const float* kv,
+                                         const int* starts, AttentionSizes sizes,
+                                         AttentionBf16Scratch* scratch);
+
 // ---- backward ----
 
 void attention_bf16_backward_cpu(float* dqkv, const float* dout, const float* qkv, const float* out,
                                  const float* lse, const int* starts, AttentionSizes sizes,
                                  AttentionBf16Scratch* scratch);
+
+void attention_bf16_gathered_backward_cpu(float* dqkv, float* dkv, const float* dout, const float* qkv,
+                                          const float* kv, const float* out, const float* lse,
+                                          const int* starts, AttentionSizes sizes,
+                                          AttentionBf16Scratch* scratch);
 
 // ---- packed by the linear layers ----
 
@@ -194,27 +205,31 @@ void attention_bf16_open(AttentionBf16Scratch* scratch, Memory* memory, Bf16Kern
 typedef struct {
     AttentionSizes sizes;
     const int* starts;
-    const float *qkv, *dout;
+    const float *qkv, *kv, *dout;
     const uint32_t* packed; // or NULL
-    float *out, *lse, *dqkv;
+    float *out, *lse, *dqkv, *dkv;
+    size_t key_stride; // between rows of kv, and of dkv
     uint32_t* packed_gradient;
     float* sums; // (B, QKV): sums of dqkv over the tokens
     Rope rope;   // by which packed queries and keys were turned
 } AttentionBf16Pass_;
 
-// Factors of a head, each (T, HS): left ones of q, right ones of k and v. They are tiles of 32
+// Factors of a head: left ones of q (T, HS), right ones of k and v (W, HS). They are tiles of 32
 // tokens over the dimensions, and of 32 dimensions over the tokens.
 typedef struct {
     uint32_t *q_by_query, *q_by_dim, *k_by_key, *k_by_dim, *v_by_key, *v_by_dim;
-    int tiles, dims; // tiles of tokens, steps of dimensions
+    int queries, keys, dims; // tiles of queries and of keys, steps of dimensions
 } AttentionBf16Factors_;
 
-static AttentionBf16Factors_ attention_bf16_factors_(const uint32_t* queries, const uint32_t* keys, int T,
-                                                     int HS) {
-    const int tiles = bf16_steps(T), dims = bf16_steps(HS);
-    const size_t n = (size_t)tiles * dims * BF16_STEP_PAIRS;
+static AttentionBf16Factors_ attention_bf16_factors_(const uint32_t* queries, const uint32_t* keys,
+                                                     AttentionSizes sizes) {
+    const int tiles = bf16_steps(sizes.T), key_tiles = bf16_steps(attention_keys(sizes)),
+              dims = bf16_steps(sizes.HS);
+    const size_t n = (size_t)key_tiles * dims * BF16_STEP_PAIRS;
     uint32_t *q = (uint32_t*)queries, *k = (uint32_t*)keys; // packed already, or to be packed
-    return (AttentionBf16Factors_){q, q + n, k, k + n, k + 2 * n, k + 3 * n, tiles, dims};
+    return (AttentionBf16Factors_){
+        q,   q + (size_t)tiles * dims * BF16_STEP_PAIRS, k, k + n, k + 2 * n, k + 3 * n, tiles, key_tiles,
+        dims};
 }
 
 // Returns the packed factors of head h of sequence b and of the keys that it reads.
@@ -224,18 +239,21 @@ static AttentionBf16Factors_ attention_bf16_packed_(const uint32_t* qkv, Attenti
     const uint32_t* sequence = qkv + b * (queries + keys) * words;
     return attention_bf16_factors_(
         sequence + (size_t)ATTENTION_BF16_QUERIES_ * h * words,
-        sequence + (queries + (size_t)ATTENTION_BF16_KEYS_ * (h / attention_group(sizes))) * words, sizes.T,
-        sizes.HS);
+        sequence + (queries + (size_t)ATTENTION_BF16_KEYS_ * (h / attention_group(sizes))) * words, sizes);
 }
 
 // Return the offset of tile t of tokens and tile d of dimensions in a factor over dimensions, and
-// in one over tokens.
+// in one over queries or keys.
 static size_t attention_bf16_over_dims_(const AttentionBf16Factors_* f, int t, int d) {
     return ((size_t)t * f->dims + d) * BF16_STEP_PAIRS;
 }
 
-static size_t attention_bf16_over_tokens_(const AttentionBf16Factors_* f, int t, int d) {
-    return ((size_t)d * f->tiles + t) * BF16_STEP_PAIRS;
+static size_t attention_bf16_over_queries_(const AttentionBf16Factors_* f, int t, int d) {
+    return ((size_t)d * f->queries + t) * BF16_STEP_PAIRS;
+}
+
+static size_t attention_bf16_over_keys_(const AttentionBf16Factors_* f, int t, int d) {
+    return ((size_t)d * f->keys + t) * BF16_STEP_PAIRS;
 }
 
 // Head h of sequence b, and the working memory of its thread.
@@ -245,9 +263,10 @@ typedef struct {
     AttentionBf16Scratch_ s;
     AttentionBf16Factors_ f;
     int b, h, T, Q, HS;
-    int q, k, v;  // first columns in qkv
-    int is_first; // of its group: this head sets dk and dv, the others add
-    const int* starts;
+    int q, k, v; // first columns in qkv
+    // the first of its group; of a whole sequence, where that one sets dk and dv and the others add
+    int is_first, is_whole;
+    const int* starts; // of the sequence, or NULL
     float *out, *lse;
     const float* dout;
     float scale, c; // 1 / root, and c as above
@@ -265,7 +284,7 @@ static AttentionBf16Head_ attention_bf16_head_(const AttentionBf16Pass_* pass, i
                                      .kernel = &scratch->kernel,
                                      .s = *s,
                                      .f = pass->packed ? attention_bf16_packed_(pass->packed, sizes, b, h)
-                                                       : attention_bf16_factors_(s->queries, s->keys, T, HS),
+                                                       : attention_bf16_factors_(s->queries, s->keys, sizes),
                                      .b = b,
                                      .h = h,
                                      .T = T,
@@ -275,7 +294,9 @@ static AttentionBf16Head_ attention_bf16_head_(const AttentionBf16Pass_* pass, i
                                      .k = k,
                                      .v = k + attention_keys_size(sizes),
                                      .is_first = h % group == 0,
-                                     .starts = pass->starts ? pass->starts + first : NULL,
+                                     .is_whole = sizes.chunks.last == 0,
+                                     .starts = pass->starts ? pass->starts + (size_t)b * attention_keys(sizes)
+                                                            : NULL,
                                      .out = pass->out + at,
                                      .lse = pass->lse + (size_t)index * T,
                                      .dout = pass->dout ? pass->dout + at : NULL,
@@ -288,27 +309,31 @@ static AttentionBf16Head_ attention_bf16_head_(const AttentionBf16Pass_* pass, i
 // keys of a group once.
 static void attention_bf16_pack_head_(const AttentionBf16Head_* head) {
     const AttentionBf16Factors_* f = &head->f;
+    const AttentionBf16Pass_* pass = head->pass;
     const Bf16Pack pack = head->kernel->pack;
-    const size_t stride = (size_t)attention_qkv_size(head->pass->sizes),
+    const int T = head->T, W = attention_keys(pass->sizes), HS = head->HS, is_backward = head->dout != NULL;
+    const size_t stride = (size_t)attention_qkv_size(pass->sizes), key_stride = pass->key_stride,
                  over_dims = attention_bf16_over_dims_(f, 1, 0),
-                 over_tokens = attention_bf16_over_tokens_(f, 0, 1);
-    const float *rows = head->pass->qkv + (size_t)head->b * head->T * stride, *q = rows + head->q,
-                *k = rows + head->k, *v = rows + head->v;
-    const Matrix queries = {q, stride, 1}, queries_across = {q, 1, stride}, keys = {k, stride, 1},
-                 keys_across = {k, 1, stride}, values = {v, stride, 1}, values_across = {v, 1, stride};
-    const int T = head->T, HS = head->HS, is_backward = head->dout != NULL;
+                 over_queries = attention_bf16_over_queries_(f, 0, 1),
+                 over_keys = attention_bf16_over_keys_(f, 0, 1);
+    const float *q = pass->qkv + (size_t)head->b * T * stride + head->q,
+                *k = pass->kv + (size_t)head->b * W * key_stride + head->k - head->Q,
+                *v = k + attention_keys_size(pass->sizes);
+    const Matrix queries = {q, stride, 1}, queries_across = {q, 1, stride}, keys = {k, key_stride, 1},
+                 keys_across = {k, 1, key_stride}, values = {v, key_stride, 1},
+                 values_across = {v, 1, key_stride};
     bf16_pack_left(pack, f->q_by_query, over_dims, queries, 0, 0, T, HS);
     if (is_backward) {
-        bf16_pack_left(pack, f->q_by_dim, over_tokens, queries_across, 0, 0, HS, T);
+        bf16_pack_left(pack, f->q_by_dim, over_queries, queries_across, 0, 0, HS, T);
     } else {
-        bf16_pack_right(pack, f->v_by_dim, over_tokens, values, 0, 0, T, HS);
+        bf16_pack_right(pack, f->v_by_dim, over_keys, values, 0, 0, W, HS);
     }
     if (!is_backward || head->is_first) {
-        bf16_pack_right(pack, f->k_by_key, over_dims, keys_across, 0, 0, HS, T);
+        bf16_pack_right(pack, f->k_by_key, over_dims, keys_across, 0, 0, HS, W);
     }
     if (is_backward && head->is_first) {
-        bf16_pack_right(pack, f->k_by_dim, over_tokens, keys, 0, 0, T, HS);
-        bf16_pack_right(pack, f->v_by_key, over_dims, values_across, 0, 0, HS, T);
+        bf16_pack_right(pack, f->k_by_dim, over_keys, keys, 0, 0, W, HS);
+        bf16_pack_right(pack, f->v_by_key, over_dims, values_across, 0, 0, HS, W);
     }
 }
 
@@ -381,68 +406,67 @@ static void attention_bf16_max_finish_(const void* of, int begin, int end) {
     }
 }
 
-// Computes the scores of queries t0 ... t0+rows-1 and the keys from u on. Meanwhile, `finish`
-// processes `before`, which is in the same memory: kernels store after that.
-static AttentionBf16Tile_ attention_bf16_next_(const AttentionBf16Head_* head, int t0, int rows, int u,
+// Computes the scores of a tile of queries and the keys from u on. Meanwhile, `finish` processes
+// `before`, which is in the same memory: kernels store after that.
+static AttentionBf16Tile_ attention_bf16_next_(const AttentionBf16Head_* head, AttentionQueries_ q, int u,
                                                int from, const float* shift, Bf16Finish finish,
                                                const AttentionBf16Tile_* before) {
     const AttentionBf16Scratch_* s = &head->s;
     uint32_t* by_query = s->row + (size_t)((u - from) / BF16_TILE) * BF16_STEP_PAIRS;
     attention_bf16_scores_(
-        head, s->p, head->f.q_by_query + attention_bf16_over_dims_(&head->f, t0 / BF16_TILE, 0),
+        head, s->p, head->f.q_by_query + attention_bf16_over_dims_(&head->f, q.row / BF16_TILE, 0),
         head->f.k_by_key + attention_bf16_over_dims_(&head->f, u / BF16_TILE, 0), finish, before);
-    return (AttentionBf16Tile_){head, t0, rows, u, s->p, NULL, shift, NULL, NULL, NULL, by_query};
+    return (AttentionBf16Tile_){head, q.t0, q.count, u, s->p, NULL, shift, NULL, NULL, NULL, by_query};
 }
 
-// Passes the scores of queries t0 ... t0+rows-1 to `finish`, tile by tile, those with their own
+// Passes the scores of a tile of queries to `finish`, tile by tile of keys, those with their own
 // keys first. If `sets_shift`, sets `shift` to the score of each query with itself.
-static void attention_bf16_keys_(const AttentionBf16Head_* head, int t0, int rows, int from, float* shift,
+static void attention_bf16_keys_(const AttentionBf16Head_* head, AttentionQueries_ q, int from, float* shift,
                                  int sets_shift, float initial, Bf16Finish finish) {
-    AttentionBf16Tile_ before = attention_bf16_next_(head, t0, rows, t0, from, shift, NULL, NULL);
-    for (int i = 0; i < rows && sets_shift; i++) {
+    AttentionBf16Tile_ before = attention_bf16_next_(head, q, q.t0, from, shift, NULL, NULL);
+    for (int i = 0; i < q.count && sets_shift; i++) {
         shift[i] = before.p[i * BF16_TILE + i] * head->c;
     }
-    for (int i = 0; i < rows * LANES; i++) {
+    for (int i = 0; i < q.count * LANES; i++) {
         head->s.sums[i] = initial;
     }
-    for (int u = from; u < t0; u += BF16_TILE) {
-        before = attention_bf16_next_(head, t0, rows, u, from, shift, finish, &before);
+    for (int u = from; u < q.t0; u += BF16_TILE) {
+        before = attention_bf16_next_(head, q, u, from, shift, finish, &before);
     }
     finish(&before, 0, BF16_TILE);
 }
 
 // Sets the sums of e, and packs it, with the shifts as above.
-static void attention_bf16_exponentials_(const AttentionBf16Head_* head, int t0, int rows, int from,
+static void attention_bf16_exponentials_(const AttentionBf16Head_* head, AttentionQueries_ q, int from,
                                          float* shift, float* sum) {
     const float most = 1e30f;
     int is_small = 1;
-    attention_bf16_keys_(head, t0, rows, from, shift, 1, 0, attention_bf16_forward_finish_);
-    for (int i = 0; i < rows; i++) {
+    attention_bf16_keys_(head, q, from, shift, 1, 0, attention_bf16_forward_finish_);
+    for (int i = 0; i < q.count; i++) {
         sum[i] = vec_hsum(vec_load(head->s.sums + i * LANES));
         is_small &= sum[i] < most;
     }
     if (is_small) {
         return;
     }
-    attention_bf16_keys_(head, t0, rows, from, shift, 0, -INFINITY, attention_bf16_max_finish_);
+    attention_bf16_keys_(head, q, from, shift, 0, -INFINITY, attention_bf16_max_finish_);
     // the other rows keep theirs: their bits do not depend on later tokens
-    for (int i = 0; i < rows; i++) {
+    for (int i = 0; i < q.count; i++) {
         shift[i] = sum[i] < most ? shift[i] : vec_hmax(vec_load(head->s.sums + i * LANES)) * head->c;
     }
-    attention_bf16_keys_(head, t0, rows, from, shift, 0, 0, attention_bf16_forward_finish_);
-    for (int i = 0; i < rows; i++) {
+    attention_bf16_keys_(head, q, from, shift, 0, 0, attention_bf16_forward_finish_);
+    for (int i = 0; i < q.count; i++) {
         sum[i] = vec_hsum(vec_load(head->s.sums + i * LANES));
     }
 }
 
-// Sets out of queries t0 ... t0+rows-1, dimensions from d on: a tile of sums divided by the sums of
-// e.
-static void attention_bf16_divide_(const AttentionBf16Head_* head, const float* square, int t0, int rows,
+// Sets out of a tile of queries, dimensions from d on: a tile of sums divided by the sums of e.
+static void attention_bf16_divide_(const AttentionBf16Head_* head, const float* square, AttentionQueries_ q,
                                    int d, const float* sum) {
     const int cols = int_min(BF16_TILE, head->HS - d);
-    for (int i = 0; i < rows; i++) {
+    for (int i = 0; i < q.count; i++) {
         const float* from = square + i * BF16_TILE;
-        float* out = head->out + (size_t)(t0 + i) * head->Q + d;
+        float* out = head->out + (size_t)(q.row + i) * head->Q + d;
         const float inverse = 1.0f / sum[i];
         for (int j = 0; j < cols; j++) {
             out[j] = from[j] * inverse;
@@ -450,27 +474,29 @@ static void attention_bf16_divide_(const AttentionBf16Head_* head, const float* 
     }
 }
 
-// Sets out and lse of queries t0 ... t0+rows-1.
-static void attention_bf16_forward_tile_(const AttentionBf16Head_* head, int t0, int rows) {
-    const int from = attention_bf16_from_(head->starts, t0);
+// Sets out and lse of a tile of queries.
+static void attention_bf16_forward_tile_(const AttentionBf16Head_* head, AttentionQueries_ q) {
+    const int from = attention_bf16_from_(head->starts, q.t0);
     float shift[BF16_TILE], sum[BF16_TILE];
-    attention_bf16_exponentials_(head, t0, rows, from, shift, sum);
-    for (int i = 0; i < rows; i++) {
-        head->lse[t0 + i] = shift[i] / LOG2_E + logf(sum[i]);
+    attention_bf16_exponentials_(head, q, from, shift, sum);
+    for (int i = 0; i < q.count; i++) {
+        head->lse[q.row + i] = shift[i] / LOG2_E + logf(sum[i]);
     }
     for (int d = 0; d < head->f.dims; d++) {
-        const uint32_t* v = head->f.v_by_dim + attention_bf16_over_tokens_(&head->f, from / BF16_TILE, d);
+        const uint32_t* v = head->f.v_by_dim + attention_bf16_over_keys_(&head->f, from / BF16_TILE, d);
         float* square = head->s.dq + d * ATTENTION_BF16_SQUARE_;
-        head->kernel->product(square, BF16_TILE, NULL, 0, head->s.row, v, bf16_steps(t0 + rows - from),
+        head->kernel->product(square, BF16_TILE, NULL, 0, head->s.row, v, bf16_steps(q.t0 + q.count - from),
                               &bf16_nothing_ahead);
-        attention_bf16_divide_(head, square, t0, rows, d * BF16_TILE, sum);
+        attention_bf16_divide_(head, square, q, d * BF16_TILE, sum);
     }
 }
 
 // Computes all tiles of one head.
 static void attention_bf16_forward_head_(const AttentionBf16Head_* head) {
-    for (int t = 0; t < head->T; t += BF16_TILE) {
-        attention_bf16_forward_tile_(head, t, int_min(BF16_TILE, head->T - t));
+    AttentionQueries_ tile;
+    for (int row = 0; row < head->T; row += tile.count) {
+        tile = attention_queries_(head->pass->sizes, row, BF16_TILE);
+        attention_bf16_forward_tile_(head, tile);
     }
 }
 
@@ -479,7 +505,9 @@ static void attention_bf16_forward_head_(const AttentionBf16Head_* head) {
 static void attention_bf16_each_head_(const AttentionBf16Pass_* pass, AttentionBf16Scratch* scratch,
                                       int group, void (*compute)(const AttentionBf16Head_* head)) {
     const AttentionSizes sizes = pass->sizes;
-    assert(sizes.T <= scratch->T && sizes.HS == scratch->HS && sizes.NH % sizes.KV == 0);
+    assert(attention_keys(sizes) <= scratch->T && sizes.HS == scratch->HS && sizes.NH % sizes.KV == 0);
+    // whole tiles of chunks: queries and keys have the same
+    assert(sizes.chunks.last == 0 || sizes.T % (2 * BF16_TILE) == 0);
 #pragma omp parallel
     {
         scratch->kernel.begin();
@@ -499,13 +527,33 @@ static void attention_bf16_each_head_(const AttentionBf16Pass_* pass, AttentionB
 
 void attention_bf16_forward_cpu(float* out, float* lse, const float* qkv, const int* starts,
                                 AttentionSizes sizes, AttentionBf16Scratch* scratch) {
-    const AttentionBf16Pass_ pass = {.sizes = sizes, .starts = starts, .qkv = qkv, .out = out, .lse = lse};
+    const AttentionBf16Pass_ pass = {.sizes = sizes,
+                                     .starts = starts,
+                                     .qkv = qkv,
+                                     .kv = qkv + attention_queries_size(sizes),
+                                     .out = out,
+                                     .lse = lse,
+                                     .key_stride = (size_t)attention_qkv_size(sizes)};
+    assert(sizes.chunks.last == 0);
     attention_bf16_each_head_(&pass, scratch, 1, attention_bf16_forward_head_);
 }
 
-// A block of queries: t0 ... t0+rows-1.
+void attention_bf16_gathered_forward_cpu(float* out, float* lse, const float* qkv, const float* kv,
+                                         const int* starts, AttentionSizes sizes,
+                                         AttentionBf16Scratch* scratch) {
+    const AttentionBf16Pass_ pass = {.sizes = sizes,
+                                     .starts = starts,
+                                     .qkv = qkv,
+                                     .kv = kv,
+                                     .out = out,
+                                     .lse = lse,
+                                     .key_stride = 2 * (size_t)attention_keys_size(sizes)};
+    attention_bf16_each_head_(&pass, scratch, 1, attention_bf16_forward_head_);
+}
+
+// A block of queries.
 typedef struct {
-    int t0, rows;
+    AttentionQueries_ q;
     float shift[ATTENTION_BF16_ROWS], delta[ATTENTION_BF16_ROWS];
 } AttentionBf16Block_;
 
@@ -544,8 +592,8 @@ static AttentionBf16Tile_ attention_bf16_tile_(const AttentionBf16Head_* head,
     const AttentionBf16Scratch_* s = &head->s;
     const int row = i * BF16_TILE;
     return (AttentionBf16Tile_){head,
-                                block->t0 + row,
-                                int_min(BF16_TILE, block->rows - row),
+                                block->q.t0 + row,
+                                int_min(BF16_TILE, block->q.count - row),
                                 u0 + j * BF16_TILE,
                                 s->p + n % 2 * ATTENTION_BF16_SQUARE_,
                                 s->ds + n % 2 * ATTENTION_BF16_SQUARE_,
@@ -559,11 +607,11 @@ static AttentionBf16Tile_ attention_bf16_tile_(const AttentionBf16Head_* head,
 // Return the first tile of keys that a block sees in the chunk from u0 on, and the end of those
 // that its tile i sees.
 static int attention_bf16_first_(const AttentionBf16Head_* head, const AttentionBf16Block_* block, int u0) {
-    return int_max(0, attention_bf16_from_(head->starts, block->t0) - u0) / BF16_TILE;
+    return int_max(0, attention_bf16_from_(head->starts, block->q.t0) - u0) / BF16_TILE;
 }
 
 static int attention_bf16_end_(const AttentionBf16Block_* block, int i, int u0) {
-    return int_min(ATTENTION_BF16_TILES, (block->t0 - u0) / BF16_TILE + i + 1);
+    return int_min(ATTENTION_BF16_TILES, (block->q.t0 - u0) / BF16_TILE + i + 1);
 }
 
 // Sets p and ds of a block and a chunk of keys, packed.
@@ -572,11 +620,11 @@ static void attention_bf16_probabilities_(const AttentionBf16Head_* head, const 
     const AttentionBf16Factors_* f = &head->f;
     AttentionBf16Tile_ before;
     int n = 0;
-    for (int i = 0; i < bf16_steps(block->rows); i++) {
+    for (int i = 0; i < bf16_steps(block->q.count); i++) {
         for (int j = attention_bf16_first_(head, block, u0); j < attention_bf16_end_(block, i, u0);
              j++, n++) {
             const AttentionBf16Tile_ tile = attention_bf16_tile_(head, block, i, u0, j, n);
-            const size_t query = attention_bf16_over_dims_(f, block->t0 / BF16_TILE + i, 0),
+            const size_t query = attention_bf16_over_dims_(f, block->q.row / BF16_TILE + i, 0),
                          key = attention_bf16_over_dims_(f, u0 / BF16_TILE + j, 0);
             attention_bf16_scores_(head, tile.p, f->q_by_query + query, f->k_by_key + key,
                                    n > 0 ? attention_bf16_p_finish_ : NULL, &before);
@@ -596,31 +644,33 @@ static void attention_bf16_add_(const AttentionBf16Head_* head, float* square, i
                           &bf16_nothing_ahead);
 }
 
-// Adds a chunk's part to dq, and the block's part to dk and dv. The first chunk sets dq; in the
-// first head of a group, the block that owns the keys sets dk and dv. So blocks follow each other
-// in a fixed order. Queries see no tiles of keys after their own.
+// Adds a chunk's part to dq, and the block's part to dk and dv. The first chunk sets dq; of a whole
+// sequence, in the first head of a group, the block that owns the keys sets dk and dv. So blocks
+// follow each other in a fixed order. Queries see no tiles of keys after their own.
 static void attention_bf16_chunk_(const AttentionBf16Head_* head, const AttentionBf16Block_* block, int u0,
                                   int is_first) {
     enum { TILES = ATTENTION_BF16_TILES, STEP = BF16_STEP_PAIRS, SQUARE = ATTENTION_BF16_SQUARE_ };
     const AttentionBf16Scratch_* s = &head->s;
     const AttentionBf16Factors_* f = &head->f;
-    const int first = attention_bf16_first_(head, block, u0), tiles = bf16_steps(block->rows);
-    const int is_own = u0 == block->t0, is_added = !is_own || !head->is_first,
+    const int first = attention_bf16_first_(head, block, u0), tiles = bf16_steps(block->q.count);
+    const int own = (block->q.t0 - u0) / BF16_TILE, // tile of keys of the first tile of queries
+        is_added = own > 0 || !head->is_first || !head->is_whole,
               end = attention_bf16_end_(block, tiles - 1, u0);
     attention_bf16_probabilities_(head, block, u0);
     for (int d = 0; d < f->dims; d++) {
-        const uint32_t* k = f->k_by_dim + attention_bf16_over_tokens_(f, u0 / BF16_TILE + first, d);
+        const uint32_t* k = f->k_by_dim + attention_bf16_over_keys_(f, u0 / BF16_TILE + first, d);
         for (int i = 0; i < tiles; i++) {
             attention_bf16_add_(head, s->dq + (i * f->dims + d) * SQUARE, !is_first,
                                 s->ds_by_query + (size_t)(i * TILES + first) * STEP, k,
                                 attention_bf16_end_(block, i, u0) - first);
         }
         for (int j = first; j < end; j++) {
-            const int i = is_own ? j : 0; // first tile of queries that sees the keys
+            const int i = int_max(0, j - own); // first tile of queries that sees the keys
             const size_t square = (size_t)((u0 / BF16_TILE + j) * f->dims + d) * SQUARE,
                          right = (size_t)(j * TILES + i) * STEP;
             attention_bf16_add_(head, s->dk + square, is_added,
-                                f->q_by_dim + attention_bf16_over_tokens_(f, block->t0 / BF16_TILE + i, d),
+                                f->q_by_dim +
+                                    attention_bf16_over_queries_(f, block->q.row / BF16_TILE + i, d),
                                 s->ds_by_key + right, tiles - i);
             attention_bf16_add_(head, s->dv + square, is_added,
                                 s->dout_by_dim + (size_t)(d * TILES + i) * STEP, s->p_by_key + right,
@@ -630,14 +680,14 @@ static void attention_bf16_chunk_(const AttentionBf16Head_* head, const Attentio
 }
 
 // Packs dout of a block of queries, over dimensions and over queries.
-static void attention_bf16_pack_dout_(const AttentionBf16Head_* head, int t0, int rows) {
+static void attention_bf16_pack_dout_(const AttentionBf16Head_* head, AttentionQueries_ q) {
     const size_t Q = (size_t)head->Q;
-    const float* dout = head->dout + t0 * Q;
+    const float* dout = head->dout + q.row * Q;
     const Matrix by_query = {dout, Q, 1}, by_dim = {dout, 1, Q};
     bf16_pack_left(head->kernel->pack, head->s.dout, attention_bf16_over_dims_(&head->f, 1, 0), by_query, 0,
-                   0, rows, head->HS);
+                   0, q.count, head->HS);
     bf16_pack_left(head->kernel->pack, head->s.dout_by_dim, (size_t)ATTENTION_BF16_TILES * BF16_STEP_PAIRS,
-                   by_dim, 0, 0, head->HS, rows);
+                   by_dim, 0, 0, head->HS, q.count);
 }
 
 // A square of dqkv: tile t of the tokens, columns of the tile of dimensions that starts at col, d
@@ -668,11 +718,12 @@ static void attention_bf16_copy_(float* to, size_t stride, const float* square, 
 // Sets the square's part of dqkv in fp32.
 static void attention_bf16_set_rows_(const AttentionBf16Head_* head, const float* square,
                                      AttentionBf16Square_ of) {
-    const int t = of.t * BF16_TILE, rows = int_min(BF16_TILE, head->T - t),
-              cols = int_min(BF16_TILE, head->HS - of.d);
-    const size_t stride = (size_t)attention_qkv_size(head->pass->sizes),
-                 token = (size_t)head->b * head->T + t;
-    float* to = head->pass->dqkv + token * stride + of.col;
+    const AttentionBf16Pass_* pass = head->pass;
+    const int is_key = of.across, T = is_key ? attention_keys(pass->sizes) : head->T, t = of.t * BF16_TILE,
+              rows = int_min(BF16_TILE, T - t), cols = int_min(BF16_TILE, head->HS - of.d);
+    const size_t stride = is_key ? pass->key_stride : (size_t)attention_qkv_size(pass->sizes),
+                 token = (size_t)head->b * T + t;
+    float* to = (is_key ? pass->dkv - head->Q : pass->dqkv) + token * stride + of.col;
     if (rows == BF16_TILE && cols == BF16_TILE) {
         attention_bf16_copy_(to, stride, square, of.across);
     } else {
@@ -752,12 +803,12 @@ static void attention_bf16_set_queries_(const AttentionBf16Head_* head, float* s
     }
 }
 
-// Sets dk or dv of all T keys, columns from `col` on, from squares in scratch, dimensions by keys.
+// Sets dk or dv of all keys, columns from `col` on, from squares in scratch, dimensions by keys.
 static void attention_bf16_set_keys_(const AttentionBf16Head_* head, int col, float* squares, float scale) {
     for (int d = 0; d < head->f.dims; d++) {
         Vec sums[BF16_TILE];
         memset(sums, 0, sizeof(sums));
-        for (int t = 0; t < head->f.tiles; t++) {
+        for (int t = 0; t < head->f.keys; t++) {
             float* square = squares + (size_t)(t * head->f.dims + d) * ATTENTION_BF16_SQUARE_;
             const AttentionBf16Square_ of = {t, col + d * BF16_TILE, d * BF16_TILE, 1, scale};
             attention_bf16_set_(head, square, of);
@@ -773,28 +824,40 @@ static void attention_bf16_set_keys_(const AttentionBf16Head_* head, int col, fl
     }
 }
 
-// Processes queries t0 ... t0+rows-1: sets dq, and adds their part of dk and dv.
-static void attention_bf16_backward_block_(const AttentionBf16Head_* head, int t0, int rows) {
-    const int from = attention_bf16_from_(head->starts, t0) / ATTENTION_BF16_ROWS * ATTENTION_BF16_ROWS;
-    AttentionBf16Block_ block = {t0, rows, {0}, {0}};
-    for (int i = 0; i < rows; i++) {
-        const size_t row = (size_t)(t0 + i) * head->Q;
-        block.shift[i] = head->lse[t0 + i] * LOG2_E;
+// Processes a block of queries: sets dq, and adds their part of dk and dv.
+static void attention_bf16_backward_block_(const AttentionBf16Head_* head, AttentionQueries_ q) {
+    const int from = attention_bf16_from_(head->starts, q.t0) / ATTENTION_BF16_ROWS * ATTENTION_BF16_ROWS;
+    AttentionBf16Block_ block = {q, {0}, {0}};
+    for (int i = 0; i < q.count; i++) {
+        const size_t row = (size_t)(q.row + i) * head->Q;
+        block.shift[i] = head->lse[q.row + i] * LOG2_E;
         block.delta[i] = vec_dot(head->out + row, head->dout + row, head->HS);
     }
-    attention_bf16_pack_dout_(head, t0, rows);
-    for (int u = from; u < t0 + rows; u += ATTENTION_BF16_ROWS) {
+    attention_bf16_pack_dout_(head, q);
+    for (int u = from; u < q.t0 + q.count; u += ATTENTION_BF16_ROWS) {
         attention_bf16_chunk_(head, &block, u, u == from);
     }
-    for (int i = 0; i < bf16_steps(rows); i++) {
+    for (int i = 0; i < bf16_steps(q.count); i++) {
         attention_bf16_set_queries_(head, head->s.dq + i * head->f.dims * ATTENTION_BF16_SQUARE_,
-                                    t0 / BF16_TILE + i);
+                                    q.row / BF16_TILE + i);
     }
 }
 
+// Clears the sums of dk and dv: not every key has a query among the rank's.
+static void attention_bf16_clear_keys_(const AttentionBf16Head_* head) {
+    const size_t squares = (size_t)head->f.keys * head->f.dims * ATTENTION_BF16_SQUARE_;
+    memset(head->s.dk, 0, squares * sizeof(float));
+    memset(head->s.dv, 0, squares * sizeof(float));
+}
+
 static void attention_bf16_backward_head_(const AttentionBf16Head_* head) {
-    for (int t = 0; t < head->T; t += ATTENTION_BF16_ROWS) {
-        attention_bf16_backward_block_(head, t, int_min(ATTENTION_BF16_ROWS, head->T - t));
+    if (head->is_first && !head->is_whole) {
+        attention_bf16_clear_keys_(head);
+    }
+    AttentionQueries_ block;
+    for (int row = 0; row < head->T; row += block.count) {
+        block = attention_queries_(head->pass->sizes, row, ATTENTION_BF16_ROWS);
+        attention_bf16_backward_block_(head, block);
     }
     // all heads of the group have added
     if ((head->h + 1) % attention_group(head->pass->sizes) == 0) {
@@ -806,14 +869,37 @@ static void attention_bf16_backward_head_(const AttentionBf16Head_* head) {
 void attention_bf16_backward_cpu(float* dqkv, const float* dout, const float* qkv, const float* out,
                                  const float* lse, const int* starts, AttentionSizes sizes,
                                  AttentionBf16Scratch* scratch) {
+    const int Q = attention_queries_size(sizes);
     // out and lse are only read
     const AttentionBf16Pass_ pass = {.sizes = sizes,
                                      .starts = starts,
                                      .qkv = qkv,
+                                     .kv = qkv + Q,
                                      .dout = dout,
                                      .out = (float*)out,
                                      .lse = (float*)lse,
-                                     .dqkv = dqkv};
+                                     .dqkv = dqkv,
+                                     .dkv = dqkv + Q,
+                                     .key_stride = (size_t)attention_qkv_size(sizes)};
+    assert(sizes.chunks.last == 0);
+    attention_bf16_each_head_(&pass, scratch, attention_group(sizes), attention_bf16_backward_head_);
+}
+
+void attention_bf16_gathered_backward_cpu(float* dqkv, float* dkv, const float* dout, const float* qkv,
+                                          const float* kv, const float* out, const float* lse,
+                                          const int* starts, AttentionSizes sizes,
+                                          AttentionBf16Scratch* scratch) {
+    // out and lse are only read
+    const AttentionBf16Pass_ pass = {.sizes = sizes,
+                                     .starts = starts,
+                                     .qkv = qkv,
+                                     .kv = kv,
+                                     .dout = dout,
+                                     .out = (float*)out,
+                                     .lse = (float*)lse,
+                                     .dqkv = dqkv,
+                                     .dkv = dkv,
+                                     .key_stride = 2 * (size_t)attention_keys_size(sizes)};
     attention_bf16_each_head_(&pass, scratch, attention_group(sizes), attention_bf16_backward_head_);
 }
 
@@ -824,7 +910,7 @@ void attention_bf16_pack_qkv(const Bf16Kernel* kernel, uint32_t* qkv, const floa
               h = is_query ? heads : (heads - sizes.NH) % sizes.KV * attention_group(sizes);
     const AttentionBf16Factors_ f = attention_bf16_packed_(qkv, sizes, row / T, h);
     const size_t over_dims = attention_bf16_over_dims_(&f, row % T / BF16_TILE, col % HS / BF16_TILE),
-                 over_tokens = attention_bf16_over_tokens_(&f, row % T / BF16_TILE, col % HS / BF16_TILE);
+                 over_tokens = attention_bf16_over_keys_(&f, row % T / BF16_TILE, col % HS / BF16_TILE);
     const Bf16TilePacked q = {f.q_by_query + over_dims, f.q_by_dim + over_tokens, NULL, NULL},
                          k = {NULL, NULL, f.k_by_dim + over_tokens, f.k_by_key + over_dims},
                          v = {NULL, NULL, f.v_by_dim + over_tokens, f.v_by_key + over_dims};

@@ -22,6 +22,15 @@ attention.h -- causal multi-head self-attention: the contract, and the CPU versi
 
 Both passes set their outputs.
 
+Of sequences that are divided among ranks (token_chunks.h) a rank has the queries of its chunks; the
+functions called `gathered` get the keys and values of all W tokens of each sequence besides:
+
+    kv, dkv       (B, W, 2K)          K = KV*HS columns of keys, then as many of values
+
+Tensors with T are those of the rank's tokens; `starts` is (B, W). Keys and values
+in qkv are not read, and their gradients in dqkv not set: dkv has those of all tokens, from the
+rank's queries. For each query the bits are those of the whole sequence.
+
 As in flash attention (Dao et al., 2022), probabilities exist only for a few queries of one head at
 a time, and the backward pass recomputes them from lse. The forward pass has those of a tile of
 queries and all keys, the backward pass those of ATTENTION_SQUARE queries and as many keys. Keys are
@@ -49,6 +58,7 @@ b, whose keys and values are stored. It sees the last `window` tokens up to itse
 #include "llmc/base/host_device.h"
 #include "llmc/base/memory.h"
 #include "llmc/base/sizes.h"
+#include "llmc/base/token_chunks.h"
 #include "llmc/base/vec.h"
 #include "llmc/ops/gradient.h"
 #include "llmc/ops/matmul.h"
@@ -73,16 +83,22 @@ typedef struct {
     int NH, KV; // heads of queries; heads of keys and of values, a divisor of NH
     int HS;     // size of a head
     float root; // divisor of the scores
+    // which tokens of their sequences these are
+    TokenChunks chunks;
 } AttentionSizes;
 
-// Returns sizes with scores divided by sqrt(HS).
+// Returns sizes of whole sequences with scores divided by sqrt(HS).
 static inline AttentionSizes attention_sizes(int B, int T, int NH, int KV, int HS) {
-    const AttentionSizes sizes = {B, T, NH, KV, HS, sqrtf((float)HS)};
+    const AttentionSizes sizes = {B, T, NH, KV, HS, sqrtf((float)HS), {0, 0}};
     return sizes;
 }
 
+// Returns W, the number of keys of a sequence.
+HOST_DEVICE int attention_keys(AttentionSizes sizes) { return token_chunks_length(sizes.chunks, sizes.T); }
+
 static inline int attention_same_sizes(AttentionSizes a, AttentionSizes b) {
-    return a.B == b.B && a.T == b.T && a.NH == b.NH && a.KV == b.KV && a.HS == b.HS && a.root == b.root;
+    return a.B == b.B && a.T == b.T && a.NH == b.NH && a.KV == b.KV && a.HS == b.HS && a.root == b.root &&
+           a.chunks.last == b.chunks.last && a.chunks.rank == b.chunks.rank;
 }
 
 // Returns the number of heads of queries that read the same keys and values.
@@ -114,17 +130,17 @@ typedef struct {
     int T, HS;
 } AttentionScratch;
 
-// Allocates scratch for sequences up to T and heads of size HS, for as many threads as the next
-// parallel region would have.
+// Allocates scratch for up to T keys of a sequence and heads of size HS, for as many threads as the
+// next parallel region would have.
 void attention_open(AttentionScratch* scratch, Memory* memory, int T, int HS);
 
 // Return the FLOP of the causal half: forward q k^T and p v; backward s again, dp, dv, dq and dk.
 static inline double attention_forward_flops(AttentionSizes sizes) {
-    return 2.0 * sizes.B * sizes.T * sizes.T * attention_queries_size(sizes);
+    return 2.0 * sizes.B * sizes.T * attention_keys(sizes) * attention_queries_size(sizes);
 }
 
 static inline double attention_backward_flops(AttentionSizes sizes) {
-    return 5.0 * sizes.B * sizes.T * sizes.T * attention_queries_size(sizes);
+    return 5.0 * sizes.B * sizes.T * attention_keys(sizes) * attention_queries_size(sizes);
 }
 
 // Return the least memory traffic of each pass, if tiles are read again from a cache. The GPU's
@@ -150,6 +166,21 @@ static inline size_t attention_at_(int u) {
 // Returns the end of the block of key u.
 static inline int attention_block_end_(int u, int keys) {
     return int_min((u / ATTENTION_KEYS + 1) * ATTENTION_KEYS, keys);
+}
+
+// Queries t0 ... t0+count-1 of a sequence: rows row ... row+count-1 of each tensor.
+typedef struct {
+    int row, t0, count;
+} AttentionQueries_;
+
+// Returns the queries from `row` on that follow each other, up to the end of a tile. Tiles of
+// `tile` queries start at multiples of that in the sequence, whatever part of it a rank has: so
+// tiles of keys end where tiles of queries do.
+static inline AttentionQueries_ attention_queries_(AttentionSizes sizes, int row, int tile) {
+    const int t0 = token_chunks_position(sizes.chunks, row, sizes.T);
+    const int end = token_chunks_end(sizes.chunks, row, sizes.T);
+    const AttentionQueries_ queries = {row, t0, int_min(tile - t0 % tile, end - row)};
+    return queries;
 }
 
 static inline int attention_start_(const int* starts, int t) { return starts ? starts[t] : 0; }
@@ -225,49 +256,50 @@ ALWAYS_INLINE float attention_max_row_(const float* row, int start, int keys) {
     return vec_hmax(vec_max(max, others));
 }
 
-// One head of queries of one sequence. Token t is row t of each tensor. Rows of q, k, v and their
-// gradients are `stride` apart; rows of out and dout are `out_stride` apart.
+// One head of queries of one sequence, and the keys that it reads. Rows of q and dq are `stride`
+// apart, rows of k, v and their gradients `key_stride`, rows of out and dout `out_stride`.
 typedef struct {
+    AttentionSizes sizes;
     const float *q, *k, *v, *dout;
     float *out, *lse, *dq, *dk, *dv;
-    const int* starts; // (T), or NULL
-    int HS, is_first;  // size of a head; the first of its group, which sets dk and dv
-    float scale;       // 1 / root
-    size_t stride, out_stride;
+    const int* starts;          // of the sequence, or NULL
+    int HS, is_first, is_whole; // size of a head; the first of its group; of a whole sequence
+    float scale;                // 1 / root
+    size_t stride, key_stride, out_stride;
     int capacity;               // rows between panels by dimension: scratch->T, rounded up
     AttentionScratch_* scratch; // scratch of the thread
 } AttentionHeadCpu_;
 
-// Returns delta of token t.
-static inline float attention_delta_(const AttentionHeadCpu_* head, int t) {
-    const size_t row = (size_t)t * head->out_stride;
-    return vec_dot(head->out + row, head->dout + row, head->HS);
+// Returns delta of the query in row `row`.
+static inline float attention_delta_(const AttentionHeadCpu_* head, int row) {
+    const size_t at = (size_t)row * head->out_stride;
+    return vec_dot(head->out + at, head->dout + at, head->HS);
 }
 
 // ---- forward ----
 
-// Sets out and lse of a tile of queries, t0 ... t0+rows-1.
-static inline void attention_forward_tile_(const AttentionHeadCpu_* head, int t0, int rows) {
+// Sets out and lse of a tile of queries.
+static inline void attention_forward_tile_(const AttentionHeadCpu_* head, AttentionQueries_ tile) {
     const AttentionScratch_* s = head->scratch;
     const size_t stride = head->out_stride;
-    const int HS = head->HS, keys = t0 + rows, from = attention_from_(head->starts, t0);
+    const int HS = head->HS, rows = tile.count, keys = tile.t0 + rows,
+              from = attention_from_(head->starts, tile.t0);
     const float scale = head->scale;
     for (int u = from; u < keys; u = attention_block_end_(u, keys)) {
-        attention_scores_(s->row_p + attention_at_(u), ATTENTION_KEYS, head->q + t0 * head->stride,
+        attention_scores_(s->row_p + attention_at_(u), ATTENTION_KEYS, head->q + tile.row * head->stride,
                           head->stride, s->k_by_key + (size_t)u * HS, rows, attention_block_end_(u, keys) - u,
                           HS);
     }
     float inverse[MATMUL_TILE_ROWS];
     for (int i = 0; i < rows; i++) {
         float* row = s->row_p + i * ATTENTION_KEYS;
-        const int start = attention_start_(head->starts, t0 + i);
-        const float max = attention_max_row_(row, start, t0 + i + 1) * scale;
-        const float sum =
-            attention_exp_row_(row, start, t0 + i + 1, from, int_round_up(keys, LANES), scale, max);
-        head->lse[t0 + i] = max + logf(sum);
+        const int start = attention_start_(head->starts, tile.t0 + i), end = tile.t0 + i + 1;
+        const float max = attention_max_row_(row, start, end) * scale;
+        const float sum = attention_exp_row_(row, start, end, from, int_round_up(keys, LANES), scale, max);
+        head->lse[tile.row + i] = max + logf(sum);
         inverse[i] = 1.0f / sum;
     }
-    float* out = head->out + t0 * stride;
+    float* out = head->out + tile.row * stride;
     for (int u = from; u < keys; u = attention_block_end_(u, keys)) {
         attention_mix_(out, stride, s->row_p + attention_at_(u), ATTENTION_KEYS,
                        s->v_by_dim + (size_t)u * MATMUL_TILE_COLS, head->capacity, rows,
@@ -283,6 +315,9 @@ static inline void attention_forward_tile_(const AttentionHeadCpu_* head, int t0
 void attention_forward_cpu(float* out, float* lse, const float* qkv, const int* starts, AttentionSizes sizes,
                            AttentionScratch* scratch);
 
+void attention_gathered_forward_cpu(float* out, float* lse, const float* qkv, const float* kv,
+                                    const int* starts, AttentionSizes sizes, AttentionScratch* scratch);
+
 // ---- backward ----
 
 // Returns 1 if `threads` finish sooner with work that is divided: of 7 / 5 of the FLOP each does
@@ -292,6 +327,10 @@ static inline int attention_backward_divides(int groups, int threads) { return 7
 void attention_backward_cpu(float* dqkv, const float* dout, const float* qkv, const float* out,
                             const float* lse, const int* starts, AttentionSizes sizes,
                             AttentionScratch* scratch);
+
+void attention_gathered_backward_cpu(float* dqkv, float* dkv, const float* dout, const float* qkv,
+                                     const float* kv, const float* out, const float* lse, const int* starts,
+                                     AttentionSizes sizes, AttentionScratch* scratch);
 
 // ---- keys and values of earlier tokens ----
 
@@ -412,12 +451,13 @@ ALWAYS_INLINE void attention_softmax_backward_row_(float* p, float* ds, Attentio
     }
 }
 
-// Inputs and outputs of a pass over all heads; dqkv and dout are NULL in the forward pass only.
+// Inputs and outputs of a pass over all heads; gradients and dout are NULL in the forward pass.
 typedef struct {
     AttentionSizes sizes;
-    const float *qkv, *dout;
+    const float *qkv, *kv, *dout;
     const int* starts;
-    float *out, *lse, *dqkv;
+    float *out, *lse, *dqkv, *dkv;
+    size_t key_stride; // between rows of kv, and of dkv
     AttentionScratch* scratch;
 } AttentionPassCpu_;
 
@@ -427,59 +467,104 @@ static AttentionHeadCpu_ attention_head_cpu_(const AttentionPassCpu_* pass, int 
     const int b = index / sizes.NH, h = index % sizes.NH, HS = sizes.HS, group = attention_group(sizes);
     const size_t first = (size_t)b * sizes.T, stride = (size_t)attention_qkv_size(sizes),
                  Q = (size_t)attention_queries_size(sizes), KHS = (size_t)attention_keys_size(sizes),
-                 q = first * stride + (size_t)h * HS, k = first * stride + Q + (size_t)(h / group) * HS,
-                 out = first * Q + (size_t)h * HS;
-    const AttentionHeadCpu_ head = {.q = pass->qkv + q,
-                                    .k = pass->qkv + k,
-                                    .v = pass->qkv + k + KHS,
+                 q = first * stride + (size_t)h * HS, out = first * Q + (size_t)h * HS,
+                 k = (size_t)b * attention_keys(sizes) * pass->key_stride + (size_t)(h / group) * HS;
+    const AttentionHeadCpu_ head = {.sizes = sizes,
+                                    .q = pass->qkv + q,
+                                    .k = pass->kv + k,
+                                    .v = pass->kv + k + KHS,
                                     .dout = pass->dout ? pass->dout + out : NULL,
                                     .out = pass->out + out,
                                     .lse = pass->lse + (size_t)index * sizes.T,
                                     .dq = pass->dqkv ? pass->dqkv + q : NULL,
-                                    .dk = pass->dqkv ? pass->dqkv + k : NULL,
-                                    .dv = pass->dqkv ? pass->dqkv + k + KHS : NULL,
-                                    .starts = pass->starts ? pass->starts + first : NULL,
+                                    .dk = pass->dkv ? pass->dkv + k : NULL,
+                                    .dv = pass->dkv ? pass->dkv + k + KHS : NULL,
+                                    .starts = pass->starts ? pass->starts + (size_t)b * attention_keys(sizes)
+                                                           : NULL,
                                     .HS = HS,
                                     .is_first = h % group == 0,
+                                    .is_whole = sizes.chunks.last == 0,
                                     .scale = 1.0f / sizes.root,
                                     .stride = stride,
+                                    .key_stride = pass->key_stride,
                                     .out_stride = Q,
                                     .capacity = int_round_up(pass->scratch->T, ATTENTION_KEYS),
                                     .scratch = &pass->scratch->of_thread[thread_index()]};
     return head;
 }
 
-void attention_forward_cpu(float* out, float* lse, const float* qkv, const int* starts, AttentionSizes sizes,
-                           AttentionScratch* scratch) {
-    const AttentionPassCpu_ pass = {sizes, qkv, NULL, starts, out, lse, NULL, scratch};
-    const int T = sizes.T, HS = sizes.HS;
-    assert(T <= scratch->T && HS == scratch->HS && sizes.NH % sizes.KV == 0);
+static void attention_forward_pass_(const AttentionPassCpu_* pass) {
+    const AttentionSizes sizes = pass->sizes;
+    const int W = attention_keys(sizes), HS = sizes.HS;
+    assert(W <= pass->scratch->T && HS == pass->scratch->HS && sizes.NH % sizes.KV == 0);
 #pragma omp parallel for schedule(dynamic)
     for (int h = 0; h < sizes.B * sizes.NH; h++) {
-        const AttentionHeadCpu_ head = attention_head_cpu_(&pass, h);
+        const AttentionHeadCpu_ head = attention_head_cpu_(pass, h);
         const AttentionScratch_* s = head.scratch;
-        attention_pack_by_key_(s->k_by_key, head.k, head.stride, 0, T, HS);
-        attention_pack_by_dim_(s->v_by_dim, head.v, head.stride, T, head.capacity, HS);
-        for (int t = 0; t < T; t += MATMUL_TILE_ROWS) {
-            attention_forward_tile_(&head, t, int_min(MATMUL_TILE_ROWS, T - t));
+        attention_pack_by_key_(s->k_by_key, head.k, head.key_stride, 0, W, HS);
+        attention_pack_by_dim_(s->v_by_dim, head.v, head.key_stride, W, head.capacity, HS);
+        AttentionQueries_ tile;
+        for (int row = 0; row < sizes.T; row += tile.count) {
+            tile = attention_queries_(sizes, row, MATMUL_TILE_ROWS);
+            attention_forward_tile_(&head, tile);
         }
     }
 }
 
-// Square of queries t0 ... t0+rows-1 and keys u0 ... u1-1.
-typedef struct {
-    int t0, rows, u0, u1;
-} AttentionSquare_;
-
-// Returns the rows of the tile of queries from t0+i on.
-static int attention_tile_rows_(const AttentionSquare_* x, int i) {
-    return int_min(MATMUL_TILE_ROWS, x->rows - i);
+void attention_forward_cpu(float* out, float* lse, const float* qkv, const int* starts, AttentionSizes sizes,
+                           AttentionScratch* scratch) {
+    const AttentionPassCpu_ pass = {.sizes = sizes,
+                                    .qkv = qkv,
+                                    .kv = qkv + attention_queries_size(sizes),
+                                    .starts = starts,
+                                    .out = out,
+                                    .lse = lse,
+                                    .key_stride = (size_t)attention_qkv_size(sizes),
+                                    .scratch = scratch};
+    assert(sizes.chunks.last == 0);
+    attention_forward_pass_(&pass);
 }
 
-// Returns how many keys of the square the tile of queries from t0+i sees; none if that is 0 or
-// less.
-static int attention_tile_keys_(const AttentionSquare_* x, int i) {
-    return int_min(x->u1, x->t0 + i + attention_tile_rows_(x, i)) - x->u0;
+void attention_gathered_forward_cpu(float* out, float* lse, const float* qkv, const float* kv,
+                                    const int* starts, AttentionSizes sizes, AttentionScratch* scratch) {
+    const AttentionPassCpu_ pass = {.sizes = sizes,
+                                    .qkv = qkv,
+                                    .kv = kv,
+                                    .starts = starts,
+                                    .out = out,
+                                    .lse = lse,
+                                    .key_stride = 2 * (size_t)attention_keys_size(sizes),
+                                    .scratch = scratch};
+    attention_forward_pass_(&pass);
+}
+
+// Square of a block of queries and keys u0 ... u1-1.
+typedef struct {
+    AttentionQueries_ block;
+    int u0, u1;
+} AttentionSquare_;
+
+// Returns how many keys of the square a tile of its queries sees; none if that is 0 or less.
+static int attention_tile_keys_(const AttentionSquare_* x, AttentionQueries_ tile) {
+    return int_min(x->u1, tile.t0 + tile.count) - x->u0;
+}
+
+// Returns the tile of the block's queries that starts at its query i.
+static AttentionQueries_ attention_tile_(const AttentionQueries_* block, int i) {
+    const int t0 = block->t0 + i;
+    return (AttentionQueries_){block->row + i, t0,
+                               int_min(MATMUL_TILE_ROWS - t0 % MATMUL_TILE_ROWS, block->count - i)};
+}
+
+// Turns scores and dp of a tile of queries, from the square's query i on, into p and ds.
+static void attention_softmax_backward_tile_(const AttentionHeadCpu_* head, const AttentionSquare_* x,
+                                             AttentionQueries_ tile, int i, const AttentionQuery_* queries) {
+    const int end = x->u0 + int_round_up(attention_tile_keys_(x, tile), LANES);
+    for (; i < tile.row - x->block.row + tile.count; i++) {
+        const size_t at = (size_t)i * ATTENTION_SQUARE;
+        attention_softmax_backward_row_(head->scratch->p + at, head->scratch->ds + at, queries[i], x->u0, end,
+                                        head->scale);
+    }
 }
 
 // Sets p and ds of a square. All tiles of queries are multiplied with the keys, then with the
@@ -489,21 +574,22 @@ static void attention_backward_scores_(const AttentionHeadCpu_* head, const Atte
     const AttentionScratch_* s = head->scratch;
     const int HS = head->HS;
     const size_t right = (size_t)x->u0 * HS, stride = head->out_stride;
-    for (int i = 0; i < x->rows; i += MATMUL_TILE_ROWS) {
+    AttentionQueries_ tile;
+    for (int i = 0; i < x->block.count; i += tile.count) {
+        tile = attention_tile_(&x->block, i);
         attention_scores_(s->p + (size_t)i * ATTENTION_SQUARE, ATTENTION_SQUARE,
-                          head->q + (x->t0 + i) * head->stride, head->stride, s->k_by_key + right,
-                          attention_tile_rows_(x, i), attention_tile_keys_(x, i), HS);
+                          head->q + tile.row * head->stride, head->stride, s->k_by_key + right, tile.count,
+                          attention_tile_keys_(x, tile), HS);
     }
-    for (int i = 0; i < x->rows; i += MATMUL_TILE_ROWS) {
+    for (int i = 0; i < x->block.count; i += tile.count) {
+        tile = attention_tile_(&x->block, i);
         attention_scores_(s->ds + (size_t)i * ATTENTION_SQUARE, ATTENTION_SQUARE,
-                          head->dout + (x->t0 + i) * stride, stride, s->v_by_key + right,
-                          attention_tile_rows_(x, i), attention_tile_keys_(x, i), HS);
+                          head->dout + tile.row * stride, stride, s->v_by_key + right, tile.count,
+                          attention_tile_keys_(x, tile), HS);
     }
-    for (int i = 0; i < x->rows; i++) {
-        const int keys = attention_tile_keys_(x, i / MATMUL_TILE_ROWS * MATMUL_TILE_ROWS);
-        attention_softmax_backward_row_(s->p + (size_t)i * ATTENTION_SQUARE,
-                                        s->ds + (size_t)i * ATTENTION_SQUARE, queries[i], x->u0,
-                                        x->u0 + int_round_up(keys, LANES), head->scale);
+    for (int i = 0; i < x->block.count; i += tile.count) {
+        tile = attention_tile_(&x->block, i);
+        attention_softmax_backward_tile_(head, x, tile, i, queries);
     }
 }
 
@@ -511,32 +597,39 @@ static void attention_backward_scores_(const AttentionHeadCpu_* head, const Atte
 static void attention_backward_queries_(const AttentionHeadCpu_* head, const AttentionSquare_* x,
                                         GradientMode mode) {
     const AttentionScratch_* s = head->scratch;
-    for (int i = 0; i < x->rows; i += MATMUL_TILE_ROWS) {
-        const int rows = attention_tile_rows_(x, i), keys = attention_tile_keys_(x, i);
+    AttentionQueries_ tile;
+    for (int i = 0; i < x->block.count; i += tile.count) {
+        tile = attention_tile_(&x->block, i);
+        const int keys = attention_tile_keys_(x, tile);
         if (keys > 0) {
-            attention_mix_(head->dq + (x->t0 + i) * head->stride, head->stride,
+            attention_mix_(head->dq + tile.row * head->stride, head->stride,
                            s->ds + (size_t)i * ATTENTION_SQUARE, ATTENTION_SQUARE,
-                           s->k_by_dim + (size_t)x->u0 * MATMUL_TILE_COLS, head->capacity, rows, keys,
+                           s->k_by_dim + (size_t)x->u0 * MATMUL_TILE_COLS, head->capacity, tile.count, keys,
                            head->HS, mode);
         }
     }
 }
 
-// Adds the square's part of dk and dv. The first head of a group sets them for keys of the square's
-// own queries, which no earlier square has. Tiles of keys end where tiles of queries do.
+// Adds the square's part of dk and dv. Of a whole sequence, the first head of a group sets them for
+// keys of the square's own queries, which no earlier square has.
 static void attention_backward_keys_(const AttentionHeadCpu_* head, const AttentionSquare_* x) {
     const AttentionScratch_* s = head->scratch;
-    const int HS = head->HS;
+    const int HS = head->HS, t0 = x->block.t0;
     for (int u = x->u0; u < x->u1; u += MATMUL_TILE_ROWS) {
-        // first tile that sees u
-        const int i = int_max(0, u - x->t0) / MATMUL_TILE_ROWS * MATMUL_TILE_ROWS;
-        const int keys = int_min(MATMUL_TILE_ROWS, x->u1 - u), queries = x->rows - i;
+        const int i = int_max(0, u - t0); // first query of the first tile that sees u
+        const int keys = int_min(MATMUL_TILE_ROWS, x->u1 - u), queries = x->block.count - i;
         const size_t at = (size_t)i * ATTENTION_SQUARE + u - x->u0, right = (size_t)i * MATMUL_TILE_COLS;
-        const GradientMode mode = head->is_first && u >= x->t0 ? GRADIENT_SET : GRADIENT_ADD;
-        float *dk = head->dk + u * head->stride, *dv = head->dv + u * head->stride;
-        attention_scatter_(dk, head->stride, s->ds + at, s->q_block + right, keys, queries, HS, mode);
-        attention_scatter_(dv, head->stride, s->p + at, s->dout_block + right, keys, queries, HS, mode);
+        const GradientMode mode = head->is_whole && head->is_first && u >= t0 ? GRADIENT_SET : GRADIENT_ADD;
+        float *dk = head->dk + u * head->key_stride, *dv = head->dv + u * head->key_stride;
+        attention_scatter_(dk, head->key_stride, s->ds + at, s->q_block + right, keys, queries, HS, mode);
+        attention_scatter_(dv, head->key_stride, s->p + at, s->dout_block + right, keys, queries, HS, mode);
     }
+}
+
+// Returns the first key of the squares of queries from t0 on, and of all queries of an undivided
+// block: so dq has the same bits.
+static int attention_block_from_(const AttentionHeadCpu_* head, int t0) {
+    return attention_from_(head->starts, t0 / ATTENTION_SQUARE * ATTENTION_SQUARE);
 }
 
 // Part of the backward pass of a head: the squares with keys u0 ... u1-1, and the gradients that
@@ -546,28 +639,29 @@ typedef struct {
     int queries, keys; // true if dq, and dk and dv, are computed
 } AttentionPart_;
 
-// Processes queries t0 ... t0+rows-1, up to ATTENTION_SQUARE: sets dq of these tokens, and sets or
-// adds to dk and dv of them and of earlier ones. Blocks follow each other in a fixed order.
-static void attention_backward_block_(const AttentionHeadCpu_* head, int t0, int rows,
+// Processes a block of queries, up to ATTENTION_SQUARE: sets dq of these tokens, and sets or adds
+// to dk and dv of them and of earlier ones. Blocks follow each other in a fixed order.
+static void attention_backward_block_(const AttentionHeadCpu_* head, AttentionQueries_ block,
                                       const AttentionPart_* part) {
     const AttentionScratch_* s = head->scratch;
-    const int HS = head->HS, from = attention_from_(head->starts, t0), end = int_min(part->u1, t0 + rows);
+    const int HS = head->HS, row = block.row, count = block.count,
+              from = attention_block_from_(head, block.t0), end = int_min(part->u1, block.t0 + count);
     const size_t stride = head->out_stride;
     AttentionQuery_ queries[ATTENTION_SQUARE];
     if (int_max(from, part->u0) >= end) {
         return;
     }
-    for (int i = 0; i < rows; i++) {
-        queries[i] = (AttentionQuery_){attention_start_(head->starts, t0 + i), t0 + i, head->lse[t0 + i],
-                                       attention_delta_(head, t0 + i)};
+    for (int i = 0; i < count; i++) {
+        queries[i] = (AttentionQuery_){attention_start_(head->starts, block.t0 + i), block.t0 + i,
+                                       head->lse[row + i], attention_delta_(head, row + i)};
     }
     if (part->keys) {
-        attention_pack_by_dim_(s->q_block, head->q + t0 * head->stride, head->stride, rows, ATTENTION_SQUARE,
-                               HS);
-        attention_pack_by_dim_(s->dout_block, head->dout + t0 * stride, stride, rows, ATTENTION_SQUARE, HS);
+        attention_pack_by_dim_(s->q_block, head->q + row * head->stride, head->stride, count,
+                               ATTENTION_SQUARE, HS);
+        attention_pack_by_dim_(s->dout_block, head->dout + row * stride, stride, count, ATTENTION_SQUARE, HS);
     }
     for (int u = int_max(from, part->u0); u < end; u += ATTENTION_SQUARE) {
-        const AttentionSquare_ x = {t0, rows, u, int_min(u + ATTENTION_SQUARE, end)};
+        const AttentionSquare_ x = {block, u, int_min(u + ATTENTION_SQUARE, end)};
         attention_backward_scores_(head, &x, queries);
         if (part->queries) {
             attention_backward_queries_(head, &x, u == from ? GRADIENT_SET : GRADIENT_ADD);
@@ -581,12 +675,20 @@ static void attention_backward_block_(const AttentionHeadCpu_* head, int t0, int
 // Packs the keys and values that a part reads.
 static void attention_backward_pack_(const AttentionHeadCpu_* head, const AttentionPart_* part) {
     const AttentionScratch_* s = head->scratch;
-    attention_pack_by_key_(s->k_by_key, head->k, head->stride, part->u0, part->u1, head->HS);
-    attention_pack_by_key_(s->v_by_key, head->v, head->stride, part->u0, part->u1, head->HS);
+    attention_pack_by_key_(s->k_by_key, head->k, head->key_stride, part->u0, part->u1, head->HS);
+    attention_pack_by_key_(s->v_by_key, head->v, head->key_stride, part->u0, part->u1, head->HS);
     if (part->queries) {
         attention_pack_by_dim_(s->k_by_dim + (size_t)part->u0 * MATMUL_TILE_COLS,
-                               head->k + part->u0 * head->stride, head->stride, part->u1 - part->u0,
+                               head->k + part->u0 * head->key_stride, head->key_stride, part->u1 - part->u0,
                                head->capacity, head->HS);
+    }
+}
+
+// Clears dk and dv of a part: not every key has a query among the rank's.
+static void attention_backward_clear_(const AttentionHeadCpu_* head, const AttentionPart_* part) {
+    for (int u = part->u0; u < part->u1; u++) {
+        memset(head->dk + u * head->key_stride, 0, (size_t)head->HS * sizeof(float));
+        memset(head->dv + u * head->key_stride, 0, (size_t)head->HS * sizeof(float));
     }
 }
 
@@ -598,32 +700,43 @@ static void attention_backward_group_(const AttentionPassCpu_* pass, int index, 
         if (head.is_first) {
             attention_backward_pack_(&head, &part);
         }
-        for (int t = part.u0; t < T; t += ATTENTION_SQUARE) {
-            attention_backward_block_(&head, t, int_min(ATTENTION_SQUARE, T - t), &part);
+        if (head.is_first && !head.is_whole) {
+            attention_backward_clear_(&head, &part);
+        }
+        AttentionQueries_ block;
+        for (int row = 0; row < T; row += block.count) {
+            block = attention_queries_(pass->sizes, row, ATTENTION_SQUARE);
+            attention_backward_block_(&head, block, &part);
         }
     }
 }
 
-// Computes dq of the queries of head `index` of B * NH that start at t.
-static void attention_backward_head_queries_(const AttentionPassCpu_* pass, int index, int t) {
+// Computes dq of ATTENTION_SQUARE queries of head `index` of B * NH, from `row` on.
+static void attention_backward_head_queries_(const AttentionPassCpu_* pass, int index, int row) {
     const AttentionHeadCpu_ head = attention_head_cpu_(pass, index);
-    const int rows = int_min(ATTENTION_SQUARE, pass->sizes.T - t);
-    const AttentionPart_ part = {attention_from_(head.starts, t), t + rows, 1, 0};
-    attention_backward_pack_(&head, &part);
-    attention_backward_block_(&head, t, rows, &part);
+    const int end = int_min(row + ATTENTION_SQUARE, pass->sizes.T);
+    AttentionQueries_ block;
+    for (; row < end; row += block.count) {
+        block = attention_queries_(pass->sizes, row, ATTENTION_SQUARE);
+        block.count = int_min(block.count, end - row);
+        const AttentionPart_ part = {attention_block_from_(&head, block.t0), block.t0 + block.count, 1, 0};
+        attention_backward_pack_(&head, &part);
+        attention_backward_block_(&head, block, &part);
+    }
 }
 
 // Divides a pass by keys for dk and dv, then by queries for dq.
 static void attention_backward_divided_(const AttentionPassCpu_* pass) {
     const AttentionSizes sizes = pass->sizes;
-    const int blocks = int_ceil_div(sizes.T, ATTENTION_SQUARE);
+    const int W = attention_keys(sizes), key_blocks = int_ceil_div(W, ATTENTION_SQUARE),
+              blocks = int_ceil_div(sizes.T, ATTENTION_SQUARE);
 #pragma omp parallel
     {
 #pragma omp for schedule(dynamic) nowait
-        for (int i = 0; i < sizes.B * sizes.KV * blocks; i++) {
-            const int u = i % blocks * ATTENTION_SQUARE;
-            const AttentionPart_ part = {u, int_min(u + ATTENTION_SQUARE, sizes.T), 0, 1};
-            attention_backward_group_(pass, i / blocks, part);
+        for (int i = 0; i < sizes.B * sizes.KV * key_blocks; i++) {
+            const int u = i % key_blocks * ATTENTION_SQUARE;
+            const AttentionPart_ part = {u, int_min(u + ATTENTION_SQUARE, W), 0, 1};
+            attention_backward_group_(pass, i / key_blocks, part);
         }
 #pragma omp for schedule(dynamic)
         // the last queries see the most keys
@@ -633,21 +746,54 @@ static void attention_backward_divided_(const AttentionPassCpu_* pass) {
     }
 }
 
-void attention_backward_cpu(float* dqkv, const float* dout, const float* qkv, const float* out,
-                            const float* lse, const int* starts, AttentionSizes sizes,
-                            AttentionScratch* scratch) {
-    // out and lse are only read
-    const AttentionPassCpu_ pass = {sizes, qkv, dout, starts, (float*)out, (float*)lse, dqkv, scratch};
-    const int groups = sizes.B * sizes.KV;
-    assert(sizes.T <= scratch->T && sizes.HS == scratch->HS && sizes.NH % sizes.KV == 0);
+static void attention_backward_pass_(const AttentionPassCpu_* pass) {
+    const AttentionSizes sizes = pass->sizes;
+    const int W = attention_keys(sizes), groups = sizes.B * sizes.KV;
+    assert(W <= pass->scratch->T && sizes.HS == pass->scratch->HS && sizes.NH % sizes.KV == 0);
     if (attention_backward_divides(groups, threads_max())) {
-        attention_backward_divided_(&pass);
+        attention_backward_divided_(pass);
         return;
     }
 #pragma omp parallel for schedule(dynamic)
     for (int i = 0; i < groups; i++) {
-        attention_backward_group_(&pass, i, (AttentionPart_){0, sizes.T, 1, 1});
+        attention_backward_group_(pass, i, (AttentionPart_){0, W, 1, 1});
     }
+}
+
+void attention_backward_cpu(float* dqkv, const float* dout, const float* qkv, const float* out,
+                            const float* lse, const int* starts, AttentionSizes sizes,
+                            AttentionScratch* scratch) {
+    const int Q = attention_queries_size(sizes);
+    const AttentionPassCpu_ pass = {.sizes = sizes,
+                                    .qkv = qkv,
+                                    .kv = qkv + Q,
+                                    .dout = dout,
+                                    .starts = starts,
+                                    .out = (float*)out, // out and lse are only read
+                                    .lse = (float*)lse,
+                                    .dqkv = dqkv,
+                                    .dkv = dqkv + Q,
+                                    .key_stride = (size_t)attention_qkv_size(sizes),
+                                    .scratch = scratch};
+    assert(sizes.chunks.last == 0);
+    attention_backward_pass_(&pass);
+}
+
+void attention_gathered_backward_cpu(float* dqkv, float* dkv, const float* dout, const float* qkv,
+                                     const float* kv, const float* out, const float* lse, const int* starts,
+                                     AttentionSizes sizes, AttentionScratch* scratch) {
+    const AttentionPassCpu_ pass = {.sizes = sizes,
+                                    .qkv = qkv,
+                                    .kv = kv,
+                                    .dout = dout,
+                                    .starts = starts,
+                                    .out = (float*)out, // out and lse are only read
+                                    .lse = (float*)lse,
+                                    .dqkv = dqkv,
+                                    .dkv = dkv,
+                                    .key_stride = 2 * (size_t)attention_keys_size(sizes),
+                                    .scratch = scratch};
+    attention_backward_pass_(&pass);
 }
 
 void attention_cache_store_cpu(AttentionCache cache, const float* qkv, int b, int first, int count,

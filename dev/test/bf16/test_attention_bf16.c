@@ -4,6 +4,7 @@
 #include "llmc/bf16/attention_bf16.h"
 #include "llmc/bf16/matmul_bf16.h"
 #include "llmc/reference.h"
+#include "dev/test/lib/attention_ranks.h"
 #include "dev/test/lib/bf16_model.h"
 #include "dev/test/lib/ops.h"
 
@@ -299,6 +300,39 @@ static void test_packed(const Bf16Kernel* kernel, int NH, int KV) {
     ops_close("packed");
 }
 
+static AttentionResults run_either(AttentionSizes s, AttentionInputs in, const void* scratch) {
+    AttentionBf16Scratch* a = (AttentionBf16Scratch*)scratch;
+    const AttentionResults r = {ops_floats(outs(s)), ops_floats(lses(s)), ops_floats(qkvs(s)),
+                                ops_floats((size_t)s.B * attention_keys(s) * 2 * attention_keys_size(s))};
+    if (in.kv) {
+        attention_bf16_gathered_forward_cpu(r.out, r.lse, in.qkv, in.kv, in.starts, s, a);
+        attention_bf16_gathered_backward_cpu(r.dqkv, r.dkv, in.dout, in.qkv, in.kv, r.out, r.lse, in.starts,
+                                             s, a);
+    } else {
+        attention_bf16_forward_cpu(r.out, r.lse, in.qkv, in.starts, s, a);
+        attention_bf16_backward_cpu(r.dqkv, in.dout, in.qkv, r.out, r.lse, in.starts, s, a);
+    }
+    return r;
+}
+
+// Sequences divided among ranks, in chunks that are not whole blocks.
+static void test_ranks(const Bf16Kernel* kernel) {
+    const int among[] = {2, 4, 8}, tiles[] = {3, 1, 1};
+    for (int i = 0; i < 3; i++) {
+        const int ranks = among[i], T = 2 * ranks * tiles[i] * BF16_TILE;
+        const AttentionSizes sizes = attention_sizes(1, T, 4, 1 + i % 2, i % 2 ? 12 : 32);
+        AttentionBf16Scratch scratch;
+        Memory memory = memory_on_host();
+        attention_bf16_open(&scratch, &memory, *kernel, T, sizes.HS);
+        for (int k = 0; k < 2; k++) {
+            const AttentionInputs in = {ops_normal(qkvs(sizes), 1), NULL, ops_normal(outs(sizes), 1),
+                                        k ? documents(T, 60) : NULL};
+            expect_attention_divided(sizes, in, ranks, 0, run_either, &scratch);
+        }
+        memory_close(&memory);
+    }
+}
+
 static void test_threads(const Bf16Kernel* kernel) {
     enum { B = 2, T = 100, NH = 5, HS = 16, C = NH * HS };
     const AttentionSizes sizes = attention_sizes(B, T, NH, NH, HS);
@@ -326,6 +360,7 @@ TEST(attention_bf16) {
         test_causality(&kernels[k]);
         test_scratch(&kernels[k]);
         test_threads(&kernels[k]);
+        test_ranks(&kernels[k]);
         test_packed(&kernels[k], 2, 2);
         test_packed(&kernels[k], 3, 1);
         test_groups(&kernels[k]);

@@ -1,7 +1,8 @@
 // test_attention.c -- causal attention: both passes at awkward sizes, documents, causality,
-// decoding, huge scores.
+// decoding, huge scores, sequences divided among ranks.
 #include "llmc/ops/attention.h"
 #include "llmc/reference.h"
+#include "dev/test/lib/attention_ranks.h"
 #include "dev/test/lib/ops.h"
 
 // Inputs, and the results of the code under test.
@@ -270,6 +271,45 @@ TEST(divided) {
         }
         ops_close("divided");
     }
+    threads_set(3);
+}
+
+static AttentionResults run_either(AttentionSizes s, AttentionInputs in, const void* scratch) {
+    AttentionScratch* a = (AttentionScratch*)scratch;
+    const AttentionResults r = {ops_floats(outs(s)), ops_floats(lses(s)), ops_floats(qkvs(s)),
+                                ops_floats((size_t)s.B * attention_keys(s) * 2 * attention_keys_size(s))};
+    if (in.kv) {
+        attention_gathered_forward_cpu(r.out, r.lse, in.qkv, in.kv, in.starts, s, a);
+        attention_gathered_backward_cpu(r.dqkv, r.dkv, in.dout, in.qkv, in.kv, r.out, r.lse, in.starts, s, a);
+    } else {
+        attention_forward_cpu(r.out, r.lse, in.qkv, in.starts, s, a);
+        attention_backward_cpu(r.dqkv, in.dout, in.qkv, r.out, r.lse, in.starts, s, a);
+    }
+    return r;
+}
+
+static void check_among(int ranks, AttentionSizes sizes, const int* starts) {
+    AttentionScratch scratch;
+    Memory memory = memory_on_host();
+    attention_open(&scratch, &memory, sizes.T, sizes.HS);
+    const AttentionInputs inputs = {ops_normal(qkvs(sizes), 1), NULL, ops_normal(outs(sizes), 1), starts};
+    expect_attention_divided(sizes, inputs, ranks, 0, run_either, &scratch);
+    memory_close(&memory);
+}
+
+// Chunks that end within tiles and blocks, and at their ends; divided among threads, too.
+TEST(ranks) {
+    const int among[] = {2, 4, 8}, chunk[] = {1, 7, MATMUL_TILE_ROWS, 25, ATTENTION_SQUARE, 101},
+              threads[] = {1, 8};
+    for (int i = 0; i < 36; i++) {
+        const int ranks = among[i % 3], T = 2 * ranks * chunk[i / 6], B = 1 + i % 2;
+        const AttentionSizes plain = attention_sizes(B, T, 2, 2, 12), group = attention_sizes(B, T, 6, 2, 8);
+        threads_set(threads[i / 3 % 2]);
+        check_among(ranks, plain, NULL);
+        check_among(ranks, group, documents(B, T, T / 3 + 1));
+        check_among(ranks, group, windows(B, T, T / 4 + 1));
+    }
+    check_among(1, attention_sizes(1, 77, 2, 1, 12), NULL);
     threads_set(3);
 }
 
