@@ -57,6 +57,6 @@ grid '--tensor-parallel 8 --context-parallel 4 --zero' 1.9 6.7B 1024 4194304 131
 grid '--tensor-parallel 2 --pipeline-parallel 8' 65 65B 64 4194304 4096 --hardware net_gbps=1.3
 python3 "$scaling" parallel --published >published.txt
 check "published figures, but those of contexts above 65k tokens, are met within 25 %" \
-    [ "$(grep -c '%$' published.txt) $(sed -n 's/%$//p' published.txt | awk '$NF > 25 || $NF < -25' | grep -vc 'T 131k\|T 262k')" = "15 0" ]
+    [ "$(grep -c '[0-9] %$' published.txt) $(sed -n 's/ %$//p' published.txt | grep '[0-9]$' | awk '$NF > 25 || $NF < -25' | grep -vc 'T 131k\|T 262k')" = "15 0" ]
 check "--published names its sources" [ "$(grep -c '^\[[1-4]\] .*\(MFU\|GPU\)' published.txt)" = 4 ]
 check_done
