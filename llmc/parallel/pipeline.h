@@ -1,0 +1,215 @@
+/*
+pipeline.h -- the layers of a model divided among P stages, and the order in which a stage works on
+the M micro-batches of an update.
+
+    stage 0:     forward 0  forward 1  forward 2  forward 3  backward 0  ...
+    stage 3:                                      forward 0  backward 0  forward 1  backward 1  ...
+
+Stage p makes P-1-p forward passes ahead, then forward and backward passes in turns, and at the end
+the backward passes that are left (1F1B). So both kinds of passes take micro-batches in order, sums
+over micro-batches have the order that they have in one process, and a stage keeps the activations
+of at most min(P-p, M) micro-batches, each in its place. An update takes as long as M + P - 1
+micro-batches.
+
+The residual stream enters a stage and leaves it; its gradient goes the other way. The messages of
+what a stage has just made, and of what it needs next, are one exchange: if each were sent and
+received by itself, two stages could wait for each other.
+
+Narayanan et al., "Memory-efficient pipeline-parallel DNN training", ICML 2021 (PipeDream-Flush).
+*/
+#ifndef LLMC_PIPELINE_H
+#define LLMC_PIPELINE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "llmc/comm/group.h"
+#include "llmc/model/model.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// ---- the cut ----
+
+// Sets the layers of each of P stages so that the largest load is least. The last stage has the
+// classifier, too. Layers that share parameters in pairs stay together.
+void pipeline_cut(int* layers, ModelConfig cfg, int P);
+
+// Sets the layers of P stages from a list, "9,9,8,6". Returns 0 and the reason in `error` if it does
+// not suit the model.
+int pipeline_parse_layers(int* layers, ModelConfig cfg, int P, const char* list, char* error);
+
+// ---- the order ----
+
+typedef enum { PIPELINE_NOTHING, PIPELINE_FORWARD, PIPELINE_BACKWARD } PipelinePass;
+
+// A pass over a micro-batch.
+typedef struct {
+    PipelinePass pass;
+    int64_t micro_step;
+    int tokens; // of its micro-batch; the caller sets it
+} PipelineAction;
+
+// Sets action i of stage p in an update of M micro-batches; returns 0 after the last.
+int pipeline_action(int P, int p, int64_t M, int64_t i, PipelineAction* action);
+
+// Returns the micro-batches whose activations stage p keeps at a time.
+static inline int pipeline_places(int P, int p, int64_t M) { return P - p < M ? P - p : (int)M; }
+
+// ---- messages ----
+
+// The residual stream, (tokens, C) in rows of `row_bytes`, where it enters and leaves a stage.
+typedef struct {
+    const void *out, *dinp; // made by the action before: the stream; the gradient of what entered
+    void *inp, *dout;       // needed by the next action
+    size_t row_bytes;
+} PipelineStream;
+
+enum { PIPELINE_MOVES = 2 }; // at most
+
+// Sets the messages of stage p between two actions, ranks of the pipe group being its stages;
+// returns their number.
+int pipeline_moves(GroupMove moves[PIPELINE_MOVES], int P, int p, PipelineAction before, PipelineAction next,
+                   PipelineStream stream);
+
+// Sends what the action before has made and receives what the next one needs, as one exchange.
+void pipeline_exchange_cpu(Group* pipe, PipelineAction before, PipelineAction next, PipelineStream stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef PIPELINE_IMPLEMENTATION
+
+#include <errno.h>
+#include <limits.h>
+#include <stdlib.h>
+
+#include "llmc/base/sizes.h"
+
+// ---- the cut ----
+
+// Returns how many layers a classifier is worth: by their matrices, which a token is multiplied with.
+static double pipeline_head_load_(ModelConfig cfg) {
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    double layer = 0;
+    model_parameter_rows(rows, cfg);
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        if (rows[i].part != PART_OUTSIDE && rows[i].rows > 1) {
+            layer += model_multiplied_elements(&rows[i], cfg);
+        }
+    }
+    return (double)cfg.Vp * cfg.C / layer;
+}
+
+// Sets `units` of layers, dealt to the stages evenly: of stages before the last, the later ones have
+// more, because they keep fewer micro-batches.
+static void pipeline_deal_(int* layers, int units, int stages, int unit) {
+    for (int p = 0; p < stages; p++) {
+        layers[p] = unit * (units / stages + (p >= stages - units % stages));
+    }
+}
+
+void pipeline_cut(int* layers, ModelConfig cfg, int P) {
+    const int unit = model_copy_repeats(cfg), units = cfg.L / unit;
+    const double head = pipeline_head_load_(cfg) / unit;
+    int last = units;
+    double least = P == 1 ? 0 : INFINITY;
+    for (int n = 1; n <= units - (P - 1) && P > 1; n++) {
+        const int others = (units - n + P - 2) / (P - 1);
+        const double load = fmax(n + head, others);
+        if (load <= least) {
+            least = load;
+            last = n;
+        }
+    }
+    layers[P - 1] = last * unit;
+    if (P > 1) {
+        pipeline_deal_(layers, units - last, P - 1, unit);
+    }
+}
+
+// Reads the next number of a list, and the comma after it unless it `is_last`. Returns 0 if the text
+// is another.
+static int pipeline_next_number_(const char** text, int is_last, long* number) {
+    char* end;
+    errno = 0;
+    *number = strtol(*text, &end, 10);
+    const int is_number = end > *text && **text >= '0' && **text <= '9' && errno == 0,
+              ends_well = *end == (is_last ? '\0' : ',');
+    *text = end + (*end == ',');
+    return is_number && ends_well && *number <= INT_MAX;
+}
+
+int pipeline_parse_layers(int* layers, ModelConfig cfg, int P, const char* list, char* error) {
+    const int unit = model_copy_repeats(cfg);
+    const char* text = list;
+    long sum = 0, number;
+    for (int p = 0; p < P; p++) {
+        if (!pipeline_next_number_(&text, p == P - 1, &number)) {
+            return error_set(error, "--pipeline-layers", "%s; wanted %d numbers, like 3,2 for two stages",
+                             list, P);
+        }
+        if (number < 1 || number % unit != 0) {
+            return error_set(error, "--pipeline-layers", "%s: a stage of %ld layers; wanted a multiple of %d",
+                             list, number, unit);
+        }
+        layers[p] = (int)number;
+        sum += number;
+    }
+    if (sum != cfg.L) {
+        return error_set(error, "--pipeline-layers", "%s, %ld layers; wanted the model's %d", list, sum,
+                         cfg.L);
+    }
+    return 1;
+}
+
+// ---- the order ----
+
+int pipeline_action(int P, int p, int64_t M, int64_t i, PipelineAction* action) {
+    const int64_t ahead = P - 1 - p < M ? P - 1 - p : M, turn = i - ahead, in_turns = 2 * (M - ahead);
+    const int is_forward = turn < 0 || (turn < in_turns && turn % 2 == 0);
+    action->pass = i >= 2 * M ? PIPELINE_NOTHING : is_forward ? PIPELINE_FORWARD : PIPELINE_BACKWARD;
+    action->micro_step = turn < 0          ? i
+                         : turn < in_turns ? turn / 2 + (is_forward ? ahead : 0)
+                                           : turn - in_turns / 2;
+    action->tokens = 0;
+    return i < 2 * M;
+}
+
+// ---- messages ----
+
+int pipeline_moves(GroupMove moves[PIPELINE_MOVES], int P, int p, PipelineAction before, PipelineAction next,
+                   PipelineStream stream) {
+    const size_t made = (size_t)before.tokens * stream.row_bytes,
+                 needed = (size_t)next.tokens * stream.row_bytes;
+    const GroupMove sends_out = {p + 1, (void*)stream.out, made, 1},
+                    sends_dinp = {p - 1, (void*)stream.dinp, made, 1},
+                    receives_inp = {p - 1, stream.inp, needed, 0},
+                    receives_dout = {p + 1, stream.dout, needed, 0};
+    int count = 0;
+    if (before.pass == PIPELINE_FORWARD && p < P - 1) {
+        moves[count++] = sends_out;
+    } else if (before.pass == PIPELINE_BACKWARD && p > 0) {
+        moves[count++] = sends_dinp;
+    }
+    if (next.pass == PIPELINE_FORWARD && p > 0) {
+        moves[count++] = receives_inp;
+    } else if (next.pass == PIPELINE_BACKWARD && p < P - 1) {
+        moves[count++] = receives_dout;
+    }
+    return count;
+}
+
+void pipeline_exchange_cpu(Group* pipe, PipelineAction before, PipelineAction next, PipelineStream stream) {
+    GroupMove moves[PIPELINE_MOVES];
+    const int count = pipeline_moves(moves, pipe->size, pipe->rank, before, next, stream);
+    if (count > 0) {
+        group_exchange_cpu(pipe, moves, count);
+    }
+}
+
+#endif // PIPELINE_IMPLEMENTATION
+
+#endif
