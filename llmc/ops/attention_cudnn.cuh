@@ -163,7 +163,7 @@ static inline void attention_cudnn_allocate_(AttentionCudnn* a, Memory* memory) 
 
 // Opens attention on the current device, for micro-batches of these sizes and of type X. Only cuDNN
 // knows the size of its workspace: a dry ledger counts the most that it may take. Its tiles have up
-// to 128 rows.
+// to 128 rows, and its parts are aligned to 256 bytes.
 template <class X>
 static inline void attention_gpu_open(AttentionCudnn* a, Memory* memory, AttentionSizes sizes, int shortest) {
     memset((void*)a, 0, sizeof(*a));
@@ -176,7 +176,7 @@ static inline void attention_gpu_open(AttentionCudnn* a, Memory* memory, Attenti
     }
     if (memory_is_dry(memory)) {
         const size_t heads = (size_t)sizes.B * sizes.NH, rows = (size_t)(sizes.T + 127) / 128 * 128;
-        memory_count(memory, "scratch: cuDNN's workspace", MEMORY_DEVICE, 2 * heads * rows * (rows + 2));
+        memory_count(memory, "scratch: cuDNN's workspace", MEMORY_DEVICE, 2 * heads * rows * (rows + 2) + 1024);
         return;
     }
     CUDNN_CHECK(cudnnCreate(&a->handle));

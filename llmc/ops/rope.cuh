@@ -17,7 +17,7 @@ static inline void rope_gpu_open(Rope* rope, Memory* memory, RopeSettings settin
     if (table) {
         float* host = (float*)check_alloc(bytes, 1, "rotary positions");
         rope_set_table(host, settings);
-        CUDA_CHECK(cudaMemcpy(table, host, bytes, cudaMemcpyHostToDevice));
+        gpu_upload(table, host, bytes);
         free(host);
     }
 }

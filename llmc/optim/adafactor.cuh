@@ -142,8 +142,8 @@ static inline void adafactor_open(AdafactorPlan* plan, Memory* memory, const Ada
     AdafactorPlace_* places = (AdafactorPlace_*)check_alloc(places_bytes, 1, "adafactor: tensors");
     int* places_of_tiles = (int*)check_alloc(tiles_bytes, 1, "adafactor: tiles");
     adafactor_place_(places, places_of_tiles, tensors, count, plan->all.matrices);
-    CUDA_CHECK(cudaMemcpy(plan->places, places, places_bytes, cudaMemcpyHostToDevice));
-    CUDA_CHECK(cudaMemcpy(plan->places_of_tiles, places_of_tiles, tiles_bytes, cudaMemcpyHostToDevice));
+    gpu_upload(plan->places, places, places_bytes);
+    gpu_upload(plan->places_of_tiles, places_of_tiles, tiles_bytes);
     free(places_of_tiles);
     free(places);
 }

@@ -45,7 +45,7 @@ static inline void code8_table_open(Code8Table* table, Memory* memory) {
     table->values =
         (Code8Pair*)memory_take(memory, "scratch: codes of 8-bit moments", MEMORY_DEVICE, sizeof(values));
     if (!memory_is_dry(memory)) {
-        CUDA_CHECK(cudaMemcpy(table->values, values, sizeof(values), cudaMemcpyHostToDevice));
+        gpu_upload(table->values, values, sizeof(values));
     }
 }
 

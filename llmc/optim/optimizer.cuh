@@ -354,7 +354,7 @@ static inline void update_open_rows_(OptimizerPlan* plan, Memory* memory) {
     if (!memory_is_dry(memory)) {
         uint8_t* rows = (uint8_t*)check_alloc(bytes, 1, "tensors of an update");
         update_set_rows_(rows, &plan->zero, plan->state->cfg);
-        CUDA_CHECK(cudaMemcpy(plan->rows, rows, bytes, cudaMemcpyHostToDevice));
+        gpu_upload(plan->rows, rows, bytes);
         free(rows);
     }
 }
@@ -387,7 +387,7 @@ static inline void optimizer_freeze(OptimizerPlan* plan, Memory* memory, const F
             frozen[tensor_group(&plan->state->rows[i], l)] |= (uint32_t)freeze_has(freeze, i, l) << i;
         }
     }
-    CUDA_CHECK(cudaMemcpy(plan->frozen, frozen, bytes, cudaMemcpyHostToDevice));
+    gpu_upload(plan->frozen, frozen, bytes);
     free(frozen);
 }
 

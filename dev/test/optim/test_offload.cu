@@ -101,7 +101,7 @@ static State by_gpu(const State* s, Gradient grads, const OptimizerPlan* plan, M
         const size_t bytes = plan->state->slots[slot].bytes;
         if (bytes > 0) {
             u.slots[slot] = gpu_alloc(bytes, 1, "test");
-            CUDA_CHECK(cudaMemcpy(u.slots[slot], s->slots[slot], bytes, cudaMemcpyHostToDevice));
+            gpu_upload(u.slots[slot], s->slots[slot], bytes);
         }
     }
     for (int t = 1; t <= UPDATES; t++) {
