@@ -60,7 +60,7 @@ bench: $(GPU_BUILD)/bench_gpu  ## every kernel and matmul of 124M and 1558M on a
 	$(GPU_BUILD)/bench_gpu --model d12 --batch 64
 	$(GPU_BUILD)/bench_gpu --model d48 --batch 16
 
-gpu-kit:    ## build/gpu_kit.tar.gz, to measure a GPU on a machine without a compiler
+gpu-kit:    ## build/gpu_kit.tar.xz, to measure a GPU on a machine without a compiler
 	@KIT='$(strip $(KIT))' TOY='$(strip $(TOY))' NVCC='$(strip $(NVCC))' dev/bench/gpu_kit.sh
 
 # ---- rules ----

@@ -514,7 +514,7 @@ static int adafactor_tensors(AdafactorTensor* tensors, const BenchModel* model) 
                                                (int)row->rows,
                                                (int)row->cols,
                                                1.0f,
-                                               row->decay,
+                                               (float)row->decay,
                                                0};
             row_sums += row->rows;
             col_sums += row->cols;

@@ -1,22 +1,22 @@
 #!/usr/bin/env bash
 # gpu_kit.sh -- `make gpu-kit`: everything that dev/bench/gpu_report.sh --kit measures with, in
-# build/gpu_kit.tar.gz.
+# build/gpu_kit.tar.xz.
 #
 # The machine with the GPU then needs a driver and cublasLt, but no compiler, and of this machine's
 # libraries only libc: GPU code is for ARCH (sm_90a), host code for MARCH (-march=x86-64-v3). KIT
 # lists the contents: BF16, FP16, FP32, BF16-cudnn (trainer and whole-model test), test_<room>,
 # bench_gpu, gpu_answers; by default all. TOY=1 packs the programs of the simulated GPU under the
-# same names into build/gpu_kit_toy.tar.gz. KIT_TEXT is a text for the loss curve; it is encoded
+# same names into build/gpu_kit_toy.tar.xz. KIT_TEXT is a text for the loss curve; it is encoded
 # with GPT2_VOCAB.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 unset MAKEFLAGS MFLAGS MAKELEVEL # the builds get only the settings below
-most_bytes=$((40 << 20))
+most_bytes=$((48 << 20))
 
 read -r -a modules <<<"$(make -s print-GPU_TESTS)"
 read -r -a kit <<<"${KIT:-BF16 FP16 FP32 BF16-cudnn bench_gpu gpu_answers ${modules[*]}}"
 toy=${TOY:+_toy}
-builds=build/kit tree=build/kit/tree$toy/gpu_kit archive=build/gpu_kit$toy.tar.gz
+builds=build/kit tree=build/kit/tree$toy/gpu_kit archive=build/gpu_kit$toy.tar.xz
 
 die() {
     echo "error: gpu-kit: $*" >&2
@@ -81,7 +81,7 @@ text=${KIT_TEXT:-}
 [ -z "$text" ] || [ -e "${GPT2_VOCAB:-}" ] || die "KIT_TEXT: GPT2_VOCAB is missing; wanted the vocabulary for its tokens"
 
 rm -rf "$tree" "$archive"
-mkdir -p "$tree/bin" "$tree/dev/bench" $builds/static || exit 1
+mkdir -p "$tree/bin" "$tree/dev/bench" "$tree/dev/ref/fixtures" $builds/static || exit 1
 ln -sf "$(gcc -print-file-name=libgomp.a)" $builds/static/libgomp.a
 make_programs=build
 [ -n "$toy" ] && make_programs=simulated
@@ -115,6 +115,7 @@ if [ -n "$text" ]; then
     $builds/host/tokenize --restart --out $builds/text --val-tokens 0 --tokenizer "$GPT2_VOCAB" "$text" >/dev/null || die "$text: cannot make tokens of it"
     mv $builds/text_train_000000.bin "$tree/text.bin" || exit 1
 fi
+cp -r dev/ref/fixtures/tasks "$tree/dev/ref/fixtures/" || exit 1 # test_gpt2 reads them
 cp dev/bench/{gpu_report.sh,pytorch_gpt2.py,torch_model.py,ncu_table.py,memory_table.sh} "$tree/dev/bench/" || exit 1
 {
     echo "commit $(git --git-dir=.git describe --always --dirty 2>/dev/null || echo unknown)"
@@ -125,7 +126,7 @@ cp dev/bench/{gpu_report.sh,pytorch_gpt2.py,torch_model.py,ncu_table.py,memory_t
     fi
     find "$tree/bin" -type f -exec objdump -T {} + | grep -o 'GLIBC_[0-9.]*' | sort -V | tail -n 1
 } >"$tree/kit.txt"
-tar -C "$(dirname "$tree")" -czf "$archive" gpu_kit || exit 1
+XZ_OPT="-2 -T0" tar -C "$(dirname "$tree")" -cJf "$archive" gpu_kit || exit 1
 bytes=$(stat -c %s "$archive")
 [ "$bytes" -le $most_bytes ] || die "$archive has $bytes bytes, wanted at most $most_bytes: take something out (KIT)"
 echo "$archive: $((bytes >> 10)) KiB, $(paste -s -d ',' "$tree/kit.txt" | sed 's/,\([^ ]\)/, \1/g')"

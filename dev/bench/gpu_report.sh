@@ -22,7 +22,7 @@
 #     answers     answers of cublasLt and of the instructions' tests on this card, for dev/cusim
 #
 # In a checkout it builds the programs first (`make gpu-kit`). With --kit it compiles nothing: it is
-# the copy in a kit unpacked from build/gpu_kit.tar.gz. Without --part it runs all items. Items that
+# the copy in a kit unpacked from build/gpu_kit.tar.xz. Without --part it runs all items. Items that
 # do not fit into the minutes (8.5 per part) are skipped. A failing item is named, the others still
 # run, and the exit status is 1.
 #
@@ -71,7 +71,7 @@ else
     kit_dir=$PWD
 fi
 bin=$kit_dir/bin
-[ -f "$kit_dir/kit.txt" ] || { echo "error: --kit: $kit_dir/kit.txt: no such file; unpack build/gpu_kit.tar.gz" >&2; exit 1; }
+[ -f "$kit_dir/kit.txt" ] || { echo "error: --kit: $kit_dir/kit.txt: no such file; unpack build/gpu_kit.tar.xz" >&2; exit 1; }
 
 name=${gpu,,}-$(date +%Y-%m-%d)${part:+-$part}
 out=${out:-dev/bench/results/$name}

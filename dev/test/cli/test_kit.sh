@@ -19,7 +19,7 @@ cd "$dir" || exit 1
 check "the kit is made" [ $made = 0 ]
 check "an unknown part of it is refused" [ "$refused $(grep -c '^error: gpu-kit: KIT: FP64: wanted BF16' refused.txt)" = "2 1" ]
 check "a text without a vocabulary is refused" grep -q '^error: gpu-kit: KIT_TEXT: GPT2_VOCAB is missing' no_vocabulary.txt
-check "it unpacks" tar -xzf "$top/build/gpu_kit_toy.tar.gz"
+check "it unpacks" tar -xJf "$top/build/gpu_kit_toy.tar.xz"
 cd gpu_kit || exit 1
 [ -z "${GPT2_VOCAB:-}" ] || check "with a text for the curve" [ -s text.bin ]
 
