@@ -8,6 +8,7 @@ nccl.cu -- the NCCL twin between processes.
 Both are tried with any number of operations at a time, then with one (CUSIM_NCCL_SERIAL=1).
 */
 #include "llmc/gpu/gpu.cuh"
+#include "llmc/parallel/pipeline.h"
 #include "dev/test/lib/test.h"
 #include <nccl.h>
 
@@ -315,7 +316,7 @@ static void test_rank(ncclUniqueId id, ncclUniqueId other_id, int rank, int rank
     gpu_close(&gpu);
 }
 
-// ---- pipelines: 1F1B beside operations of tensor and data groups ----
+// ---- pipelines (pipeline.h) beside operations of tensor and data groups ----
 
 enum { ROW = 64 }; // elements of a micro-batch's activation
 
@@ -333,29 +334,6 @@ typedef struct {
     cudaEvent_t passed;
     float *acts, *grads, *sums; // (micro_steps, ROW)
 } Stage;
-
-typedef enum { NOTHING, FORWARD, BACKWARD } Pass;
-typedef struct {
-    Pass pass;
-    int micro;
-} Action;
-
-// Returns the passes of a stage in their order.
-static std::vector<Action> actions_of(int stages, int stage, int micro_steps) {
-    std::vector<Action> list;
-    const int kept = micro_steps < stages - stage ? micro_steps : stages - stage;
-    for (int i = 0; i < kept - 1; i++) {
-        list.push_back({FORWARD, i});
-    }
-    for (int i = kept - 1; i < micro_steps; i++) {
-        list.push_back({FORWARD, i});
-        list.push_back({BACKWARD, i - kept + 1});
-    }
-    for (int i = micro_steps - kept + 1; i < micro_steps; i++) {
-        list.push_back({BACKWARD, i});
-    }
-    return list;
-}
 
 // Opens the groups of rank (stage D + d) t + j, in one order.
 static void stage_open(Stage* s, Shape shape, int micro_steps, ncclComm_t all, const Gpu* gpu, int rank) {
@@ -389,54 +367,64 @@ static void stage_close(Stage* s) {
     }
 }
 
-// Sends what the pass before has made, and receives what the next one needs.
-static void stage_exchange(Stage* s, Action before, Action now) {
-    const int is_last = s->stage == s->shape.stages - 1, up = s->stage + 1, down = s->stage - 1;
-    const cudaStream_t stream = s->gpu.stream;
-    float *made = (before.pass == FORWARD ? s->acts : s->grads) + before.micro * ROW,
-          *needed = (now.pass == FORWARD ? s->acts : s->grads) + now.micro * ROW;
+// Queues sends and receives as one group.
+static void stage_move(Stage* s, const GroupMove* moves, int count) {
     NCCL_OK(ncclGroupStart());
-    if (before.pass == FORWARD ? !is_last : before.pass == BACKWARD && s->stage) {
-        NCCL_OK(ncclSend(made, ROW, ncclFloat32, before.pass == FORWARD ? up : down, s->pipe, stream));
-    }
-    if (!s->is_planned) {
-        NCCL_OK(ncclGroupEnd());
-        NCCL_OK(ncclGroupStart());
-    }
-    if (now.pass == FORWARD ? s->stage : now.pass == BACKWARD && !is_last) {
-        NCCL_OK(ncclRecv(needed, ROW, ncclFloat32, now.pass == FORWARD ? down : up, s->pipe, stream));
+    for (int i = 0; i < count; i++) {
+        if (moves[i].sends) {
+            NCCL_OK(ncclSend(moves[i].data, ROW, ncclFloat32, moves[i].peer, s->pipe, s->gpu.stream));
+        } else {
+            NCCL_OK(ncclRecv(moves[i].data, ROW, ncclFloat32, moves[i].peer, s->pipe, s->gpu.stream));
+        }
     }
     NCCL_OK(ncclGroupEnd());
 }
 
+// Sends what the pass before has made, and receives what the next one needs.
+static void stage_exchange(Stage* s, PipelineAction before, PipelineAction next) {
+    const size_t made = (size_t)before.micro_step * ROW, needed = (size_t)next.micro_step * ROW;
+    const PipelineStream stream = {s->acts + made, s->grads + made, s->acts + needed, s->grads + needed,
+                                   ROW * sizeof(float)};
+    GroupMove moves[PIPELINE_MOVES];
+    const int count = pipeline_moves(moves, s->shape.stages, s->stage, before, next, stream);
+    if (s->is_planned) {
+        stage_move(s, moves, count);
+    } else {
+        for (int i = 0; i < count; i++) {
+            stage_move(s, &moves[i], 1);
+        }
+    }
+}
+
 // Adds gradients to those of the data group, while the stage continues.
-static void stage_reduce(Stage* s, int micro) {
+static void stage_reduce(Stage* s, int64_t micro) {
     CUDA_CHECK(cudaEventRecord(s->passed, s->gpu.stream));
     CUDA_CHECK(cudaStreamWaitEvent(s->side.stream, s->passed, 0));
     NCCL_OK(ncclAllReduce(s->grads + micro * ROW, s->sums + micro * ROW, ROW, ncclFloat32, ncclSum, s->data,
                           s->side.stream));
 }
 
-static void stage_pass(Stage* s, Action now) {
-    float *act = s->acts + now.micro * ROW, *grad = s->grads + now.micro * ROW;
-    float* data = now.pass == FORWARD ? act : grad;
-    if (now.pass == BACKWARD && s->stage == s->shape.stages - 1) {
+static void stage_pass(Stage* s, PipelineAction now) {
+    float *act = s->acts + now.micro_step * ROW, *grad = s->grads + now.micro_step * ROW;
+    float* data = now.pass == PIPELINE_FORWARD ? act : grad;
+    if (now.pass == PIPELINE_BACKWARD && s->stage == s->shape.stages - 1) {
         CUDA_CHECK(cudaMemcpyAsync(grad, act, ROW * sizeof(float), cudaMemcpyDeviceToDevice, s->gpu.stream));
     }
     NCCL_OK(ncclAllReduce(data, data, ROW, ncclFloat32, ncclSum, s->tensor, s->gpu.stream));
-    if (now.pass == BACKWARD) {
-        stage_reduce(s, now.micro);
+    if (now.pass == PIPELINE_BACKWARD) {
+        stage_reduce(s, now.micro_step);
     }
 }
 
 static void stage_update(Stage* s) {
-    Action before = {NOTHING, 0};
-    for (Action now : actions_of(s->shape.stages, s->stage, s->micro_steps)) {
+    PipelineAction before = {PIPELINE_NOTHING, 0, 0}, now;
+    for (int64_t i = 0; pipeline_action(s->shape.stages, s->stage, s->micro_steps, i, &now); i++) {
+        now.tokens = 1;
         stage_exchange(s, before, now);
         stage_pass(s, now);
         before = now;
     }
-    stage_exchange(s, before, {NOTHING, 0});
+    stage_exchange(s, before, {PIPELINE_NOTHING, 0, 0});
 }
 
 static void stage_expect(Stage* s) {
