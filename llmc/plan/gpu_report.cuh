@@ -20,13 +20,49 @@ The memory bandwidth is the published one, or is computed from the memory's cloc
 #include "llmc/ops/matmul.cuh"
 #include "llmc/gpu/nvml.h"
 #include "llmc/layers/layer_cost.h"
+#include "llmc/setup/options_table.h"
 
-// Dense 16-bit TFLOP/s with fp32 sums, and memory bandwidth in TB/s, from the makers' data sheets.
-// TF32 has half the FLOP/s.
+// Dense 16-bit TFLOP/s with fp32 sums, memory bandwidth in TB/s, and memory in GB of 2^30 bytes, from
+// the makers' data sheets. TF32 has half the FLOP/s.
 typedef struct {
     const char* name; // words of the device's name
-    double tflops, tb_per_s;
+    double tflops, tb_per_s, memory_gb;
+    int major; // of the compute capability
 } GpuPublished_;
+
+// Returns the cards with published figures, and their number.
+static inline const GpuPublished_* gpu_published_cards_(int* count) {
+    static const GpuPublished_ cards[] = {
+        {"H100 PCIe", 756, 2, 80, 9},
+        {"H100 NVL", 835.5, 3.9, 94, 9},
+        {"H100", 989.4, 3.35, 80, 9},
+        {"H200", 989.4, 4.8, 141, 9},
+        {"GH200", 989.4, 4, 96, 9},
+        {"H800", 989.4, 3.35, 80, 9},
+        {"A100", 312, 2.039, 80, 8},
+        {"A800", 312, 2.039, 80, 8},
+        {"A30", 165, 0.933, 24, 8},
+        {"A40", 149.7, 0.696, 48, 8},
+        {"L40S", 362, 0.864, 48, 8},
+        {"L40", 181, 0.864, 48, 8},
+        {"RTX 6000 Ada", 364, 0.96, 48, 8},
+        {"L4", 121, 0.3, 24, 8},
+        {"RTX 4090", 165.2, 1.008, 24, 8},
+        {"RTX 3090", 71, 0.936, 24, 8},
+        {"B200", 2250, 8, 180, 10},
+        {"GB200", 2500, 8, 186, 10},
+        {"RTX 5090", 209.5, 1.792, 32, 12},
+        {"H20", 148, 4, 96, 9},
+        {"H200 NVL", 835.5, 4.8, 141, 9},
+        {"A10", 125, 0.6, 24, 8},
+        {"A10G", 70, 0.6, 24, 8},
+        {"RTX A6000", 154.8, 0.768, 48, 8},
+        {"A100-SXM4-40GB", 312, 1.555, 40, 8},
+        {"A100-PCIE-40GB", 312, 1.555, 40, 8},
+    };
+    *count = sizeof(cards) / sizeof(cards[0]);
+    return cards;
+}
 
 // Returns 1 if the text contains these whole words: an RTX A4000 is no A40.
 static inline int gpu_has_words_(const char* text, const char* words) {
@@ -41,37 +77,11 @@ static inline int gpu_has_words_(const char* text, const char* words) {
 
 // Returns the published figures of a card; zeros if it is not in the table.
 static inline GpuPublished_ gpu_published_(const char* device_name) {
-    static const GpuPublished_ cards[] = {
-        {"H100 PCIe", 756, 2},
-        {"H100 NVL", 835.5, 3.9},
-        {"H100", 989.4, 3.35},
-        {"H200", 989.4, 4.8},
-        {"GH200", 989.4, 4},
-        {"H800", 989.4, 3.35},
-        {"A100", 312, 2.039},
-        {"A800", 312, 2.039},
-        {"A30", 165, 0.933},
-        {"A40", 149.7, 0.696},
-        {"L40S", 362, 0.864},
-        {"L40", 181, 0.864},
-        {"RTX 6000 Ada", 364, 0.96},
-        {"L4", 121, 0.3},
-        {"RTX 4090", 165.2, 1.008},
-        {"RTX 3090", 71, 0.936},
-        {"B200", 2250, 8},
-        {"GB200", 2500, 8},
-        {"RTX 5090", 209.5, 1.792},
-        {"H20", 148, 4},
-        {"H200 NVL", 835.5, 4.8},
-        {"A10", 125, 0.6},
-        {"A10G", 70, 0.6},
-        {"RTX A6000", 154.8, 0.768},
-        {"A100-SXM4-40GB", 312, 1.555},
-        {"A100-PCIE-40GB", 312, 1.555},
-    };
-    GpuPublished_ found = {"", 0, 0}; // the longest name wins: "H100 PCIe" is also an "H100"
+    int count;
+    const GpuPublished_* cards = gpu_published_cards_(&count);
+    GpuPublished_ found = {"", 0, 0, 0, 0}; // the longest name wins: "H100 PCIe" is also an "H100"
     size_t longest = 0;
-    for (size_t i = 0; i < sizeof(cards) / sizeof(cards[0]); i++) {
+    for (int i = 0; i < count; i++) {
         const size_t length = strlen(cards[i].name);
         if (length > longest && gpu_has_words_(device_name, cards[i].name)) {
             longest = length;
@@ -127,28 +137,65 @@ static inline double gpu_bandwidth_per_s(const Gpu* gpu) {
                                gpu_attribute_(gpu, cudaDevAttrGlobalMemoryBusWidth) / 8;
 }
 
-// Returns GPU number `device`, or an H100 if this machine has no such GPU, and sets `words` to its
-// name. Only the fields that the functions above use are set.
-static inline Gpu gpu_or_default(char* words, size_t words_bytes, int device) {
+// Returns GPU number `device` of this machine; one without a name if this machine has no such GPU.
+// Only the fields that the functions above use are set.
+static inline Gpu gpu_found_(int device) {
     int count = 0;
     cudaDeviceProp properties;
     Gpu gpu;
     memset(&gpu, 0, sizeof(gpu));
     if (cudaGetDeviceCount(&count) != cudaSuccess || device >= count) {
-        cudaGetLastError();
-        snprintf(words, words_bytes, "an H100 SXM (no GPU found)");
-        snprintf(gpu.name, sizeof(gpu.name), "H100");
-        gpu.major = 9;
+        cudaGetLastError(); // clears the error: a plan needs no GPU
         return gpu;
     }
     CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
     snprintf(gpu.name, sizeof(gpu.name), "%s", properties.name);
-    snprintf(words, words_bytes, "%s", properties.name);
     gpu.device = device;
     gpu.major = properties.major;
     gpu.minor = properties.minor;
     gpu.multiprocessors = properties.multiProcessorCount;
     return gpu;
+}
+
+// Returns the card with this name, which the table has; else ends the program.
+static inline Gpu gpu_named_(const char* name) {
+    int count;
+    const GpuPublished_ *cards = gpu_published_cards_(&count), card = gpu_published_(name);
+    Gpu gpu;
+    memset(&gpu, 0, sizeof(gpu));
+    if (!*card.name) {
+        char known[512] = "";
+        for (int i = 0; i < count; i++) {
+            const size_t used = strlen(known);
+            snprintf(known + used, sizeof(known) - used, "%s%s", i ? ", " : "", cards[i].name);
+        }
+        die_usage("--plan-gpu %s; wanted one of these: %s", name, known);
+    }
+    snprintf(gpu.name, sizeof(gpu.name), "%s", card.name);
+    gpu.major = card.major;
+    return gpu;
+}
+
+// Returns the GPU that a run is planned for, and sets `words` to its name: --plan-gpu, else GPU
+// number --device of this machine, else an H100.
+static inline Gpu gpu_of_plan(char* words, size_t words_bytes, const Options* o) {
+    Gpu gpu = *o->plan_gpu ? gpu_named_(o->plan_gpu) : gpu_found_(o->device);
+    const int is_assumed = !*gpu.name;
+    if (is_assumed) {
+        gpu = gpu_named_("H100");
+    }
+    snprintf(words, words_bytes, "%s", is_assumed ? "an H100 SXM (no GPU found)" : gpu.name);
+    return gpu;
+}
+
+// Returns the memory of the card that a run is planned for, in bytes, if it is not in this machine:
+// the published one, less 512 MiB for CUDA; else 0.
+static inline size_t gpu_planned_memory(const Options* o) {
+    char words[256];
+    const Gpu gpu = gpu_of_plan(words, sizeof(words), o);
+    const int is_here = !*o->plan_gpu && *gpu_found_(o->device).name;
+    return is_here ? 0
+                   : (size_t)(gpu_published_(gpu.name).memory_gb * (double)(1 << 30)) - ((size_t)512 << 20);
 }
 
 // Returns the rates for the planned time of an update. The shares of the peaks and the time of a

@@ -31,6 +31,10 @@ static inline DType gpu_setup_gradients(const Settled* s) {
 
 // Ends the program if the options need another PRECISION.
 static inline void gpu_setup_check_(const Options* o) {
+    if (*o->plan_gpu && !o->plan) {
+        die_usage("--plan-gpu %s is for a plan; wanted --plan, or --device for a GPU of this machine",
+                  o->plan_gpu);
+    }
     if (o->update_in_backward && DTYPE_OF(floatX) == DTYPE_FP16) {
         die_usage(
             "--update-in-backward on with PRECISION=FP16, whose loss scale needs the whole gradient first; "

@@ -20,6 +20,7 @@ check that the run fits.
 #include "llmc/parallel/zero.cuh"
 #include "llmc/base/limits.h"
 #include "llmc/plan/fit.h"
+#include "llmc/plan/gpu_report.cuh"
 #include "llmc/setup/settled.h"
 
 // Returns the smallest chunk that --logits-chunk auto chooses: smaller ones save little memory.
@@ -65,7 +66,8 @@ static inline size_t memory_free_(int device) {
 // everything else that CUDA loads during the run, and 64 MiB because the driver allocates units of
 // 2 MiB.
 static inline size_t memory_usable_(const Settled* s) {
-    const size_t found = memory_free_(s->options.device) + s->nccl_bytes,
+    const size_t planned = s->options.plan ? gpu_planned_memory(&s->options) : 0,
+                 found = planned ? planned : memory_free_(s->options.device) + s->nccl_bytes,
                  room = found / 50 + ((size_t)64 << 20);
     return found > room ? found - room : 0;
 }
@@ -122,16 +124,10 @@ static inline void memory_require(const Settled* s, PlanModel model) {
 }
 
 // Returns the most GPU memory that chosen settings may take: the usable memory, or less with --fit
-// GIB; SIZE_MAX without a GPU and without --fit GIB.
+// GIB.
 static inline size_t memory_limit_(const Settled* s) {
     const float fit = s->options.fit;
-    const size_t wanted = fit > 0 ? (size_t)(fit * (float)(1 << 30)) : SIZE_MAX;
-    int count = 0;
-    if (cudaGetDeviceCount(&count) != cudaSuccess || s->options.device >= count) {
-        cudaGetLastError(); // clears the error: a plan needs no GPU
-        return wanted;
-    }
-    const size_t usable = memory_usable_(s);
+    const size_t wanted = fit > 0 ? (size_t)(fit * (float)(1 << 30)) : SIZE_MAX, usable = memory_usable_(s);
     return wanted < usable ? wanted : usable;
 }
 
@@ -147,12 +143,8 @@ static inline int memory_choose_recompute_(const Settled* s, PlanModel model, si
     while (*level < RECOMPUTE_BLOCK && memory_bytes_(&tried, model) > limit) {
         ++*level;
     }
-    if (limit == SIZE_MAX) {
-        printf("recompute: level 0, assuming that it fits: no GPU to check\n");
-    } else {
-        printf("recompute: level %s, the lowest that fits into %.1f MiB of free GPU memory\n",
-               model_recompute_word(*level), (double)limit / (1 << 20));
-    }
+    printf("recompute: level %s, the lowest that fits into %.1f MiB of free GPU memory\n",
+           model_recompute_word(*level), (double)limit / (1 << 20));
     return *level;
 }
 
@@ -188,9 +180,6 @@ static inline Settled memory_fit_(const Settled* s, Comm* comm, const CostRates*
                                   size_t limit) {
     const FitDevice device = {model, limit, comm_min(comm, limits_free_bytes(comm->local_size, "")), 1,
                               *rates};
-    if (limit == SIZE_MAX) {
-        die_usage("--fit auto: no GPU to ask for its free memory; wanted --fit GIB");
-    }
     return fit_choose(stdout, s, &device);
 }
 

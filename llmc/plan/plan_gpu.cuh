@@ -18,7 +18,7 @@ plan_gpu.cuh -- the plan of a run on a GPU: its settings, its memory, and the pe
 
 // Sets what a plan says about a GPU.
 static inline void plan_describe_gpu_(TrainerPlan* plan, const Options* o) {
-    const Gpu gpu = gpu_or_default(plan->device, sizeof(plan->device), o->device);
+    const Gpu gpu = gpu_of_plan(plan->device, sizeof(plan->device), o);
     snprintf(plan->device_kind, sizeof(plan->device_kind), " (sm_%d%d), %s", gpu.major, gpu.minor,
              dtype_name(DTYPE_OF(floatX)));
     plan->peak = gpu_peak_flops_per_s(&gpu, DTYPE_OF(floatX), o->tf32);

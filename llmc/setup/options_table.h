@@ -142,7 +142,9 @@ struct Options {
     const char *report, *out_html, *compare;
 
     const char* config;
-    int plan, plan_tensors, verify_data, print_config;
+    int plan, plan_tensors;
+    const char* plan_gpu;
+    int verify_data, print_config;
     const char* help; // the topic, a group or an option; options_given says if help is asked for
     int version;
 
@@ -572,6 +574,9 @@ const OptionRow OPTION_TABLE[] = {
         "off|on", "estimate memory, speed and time, and exit"},
     {"other",      "plan-tensors",  "",   FLAG_(plan_tensors),     0,        0, ONCE_,            "off",
         "off|on", "the same, after a list of every tensor and its memory"},
+    {"other",      "plan-gpu",      "",   STRING_(plan_gpu),       0,        0, GPU_ | ONCE_,     "",
+        "NAME", "with --plan: plan for this card, for example H200 or 'RTX 4090': its published speed and memory; without it: this "
+        "machine's GPU, or else an H100"},
     {"other",      "verify-data",   "",   FLAG_(verify_data),      0,        0, ONCE_,            "off",
         "off|on", "check every token of every file, and the checksum if FILE.xxh64 exists, and exit"},
     {"other",      "print-config",  "",   FLAG_(print_config),     0,        0, ONCE_,            "off",

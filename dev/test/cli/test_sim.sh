@@ -53,7 +53,7 @@ check "without NVML a run continues" [ $? = 0 ]
 check "and says why there is no report" grep -q 'no GPU report: .*none.so' out.txt
 CUSIM_DEVICES=0 "$gpu" --plan --model d12 --out plan >plan.txt
 check "a plan needs no GPU" [ $? = 0 ]
-check "and chooses a level" grep -q '^recompute: level 0, assuming that it fits' plan.txt
+check "and chooses a level for an H100" grep -q '^recompute: level 0, the lowest that fits into 79[0-9.]* MiB' plan.txt
 check "and speaks of memory" grep -q '^memory: .* = parameters .*; on the host: [0-9.]* MiB = staging .* + pinned copy to save [0-9]' plan.txt
 
 "$gpu" --plan --model d48 --vocab-size 50257 --recompute 0 --offload-optimizer host >plan.txt
@@ -151,8 +151,14 @@ check "more memory, a lower level" [ "$(level 500)$(level 96)$(level 94)$(level 
 CUSIM_MEMORY_MIB=96 "$gpu" --plan --layers 4 --channels 64 --heads 2 --seq-len 64 --batch 16 --fit auto >plan.txt
 check "--fit says what does not fit" grep -q '^fit: --batch 16 --recompute 0: 31.7 MiB, .* s: too much$' plan.txt
 check "and takes what does" [ "$(tail -n +2 plan.txt | grep '^fit: .*: fits$' | sed 's/:.*MiB.*//' | sed 's/^.*--batch/--batch/' | wc -l)" = 1 ]
-CUSIM_DEVICES=0 "$gpu" --plan --fit auto >out.txt 2>err.txt
-check "without a GPU it needs a number" [ "$? $(grep -c '^error: --fit auto: no GPU .*wanted --fit GIB$' err.txt)" = "2 1" ]
+CUSIM_DEVICES=0 "$gpu" --plan --fit auto >out.txt
+check "without a GPU it plans for an H100" [ "$? $(grep -c '^fit: into 79[0-9.]* MiB;' out.txt)" = "0 1" ]
+"$gpu" --plan --fit auto --plan-gpu 'RTX 4090' >out.txt
+check "and for a card with a name" [ "$? $(grep -c '^fit: into 23[0-9.]* MiB;' out.txt)$(grep -c 'RTX 4090' out.txt)" = "0 12" ]
+"$gpu" --plan --plan-gpu B3000 2>err.txt
+check "which it must know" [ "$? $(grep -c '^error: --plan-gpu B3000; wanted one of these: H100 PCIe, .*GB200' err.txt)" = "2 1" ]
+"$gpu" --steps 1 --plan-gpu H200 2>err.txt
+check "--plan-gpu needs --plan" [ "$? $(grep -c '^error: --plan-gpu H200 is for a plan' err.txt)" = "2 1" ]
 check "a run that chooses" env CUSIM_MEMORY_MIB=96 "$gpu" --layers 4 --channels 64 --heads 2 --seq-len 64 --batch 16 \
     --steps 1 --eval-every 0 --samples 0 --out chosen
 check "keeps what it chose" grep -q '"recompute":1' chosen/step_00000001/state.json

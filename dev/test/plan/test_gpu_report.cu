@@ -48,3 +48,19 @@ TEST(architectures) {
     expect_peak("a card", 9, 0, clocks * 2048);
     expect_peak("a card", 10, 0, clocks * 4096);
 }
+
+// A plan for a card that is not in the machine.
+TEST(planned_card) {
+    Options o;
+    const char* line[] = {"test", "--plan", "--plan-gpu", "RTX 4090"};
+    options_parse(&o, 4, (char**)line, OptionsProgram{OPTION_GPU, "test"});
+    o.device = 0;
+    char words[256];
+    const Gpu gpu = gpu_of_plan(words, sizeof(words), &o);
+    EXPECT(strcmp(words, "RTX 4090") == 0 && gpu_peak_flops_per_s(&gpu, DTYPE_BF16, 0) == 165.2e12, "%s",
+           words);
+    EXPECT(gpu_planned_memory(&o) == ((size_t)24 << 30) - ((size_t)512 << 20), "%zu bytes",
+           gpu_planned_memory(&o));
+    o.plan_gpu = "";
+    EXPECT(gpu_planned_memory(&o) == 0, "this machine's own is asked");
+}
