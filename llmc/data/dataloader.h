@@ -44,7 +44,7 @@ extern "C" {
 
 typedef enum { SHUFFLE_OFF, SHUFFLE_ON } Shuffle;
 
-// Owned by the loader; valid until its next batch or seek.
+// Owned by the loader; valid until its next batch or seek, or longer (DataloaderSettings).
 typedef struct {
     const int *inputs, *targets; // (B, T); targets of -1 are ignored
     const int* starts;           // (B, T) start of each token's document in its sequence; or NULL
@@ -64,6 +64,7 @@ typedef struct {
     int group; // G, for PACK_UNIFORM only
     int rank, num_processes;
     const KeptFile* kept; // predictions of a teacher for the rows of the only source; NULL: none
+    int earlier;          // batches before the last one that stay valid, too
 } DataloaderSettings;
 
 // A micro-step of the update that starts at sequence `first`.
@@ -75,7 +76,7 @@ typedef struct {
 enum {
     // G: a few micro-batches of similar length, and several lengths in an update
     DATALOADER_GROUP = 64,
-    DATALOADER_SLOTS_ = 3, // one with the caller, one ready, one being filled
+    DATALOADER_SLOTS_ = 3, // one with the caller, one ready, one being filled; and earlier ones
     DATALOADER_WIDTH_ = 8  // rows of a batch are padded to a multiple of this
 };
 
@@ -93,17 +94,18 @@ typedef struct {
     int* memory; // inputs, targets and starts of all slots
     int* kept_ids;
     float* kept_log_probs; // of all slots
-    Batch slot[DATALOADER_SLOTS_];
+    int slots;
+    Batch* slot;
     pthread_t thread;
     pthread_mutex_t mutex; // guards everything below, and the slots from consumed + 1 to produced
     pthread_cond_t changed;
-    uint64_t consumed, produced;  // batches; batch k is in slot k % DATALOADER_SLOTS_
+    uint64_t consumed, produced;  // batches; batch k is in slot k % slots
     DataloaderPlace_ at, to_fill; // position of the next batch, and of the next to fill
     int is_filling, stop;
 
-    char are_full[DATALOADER_SLOTS_];  // by slot: is_full
-    char has_zeros[DATALOADER_SLOTS_]; // by slot: the data could not be read
-    int is_broken;                     // such a batch was returned
+    char* are_full;  // by slot: is_full
+    char* has_zeros; // by slot: the data could not be read
+    int is_broken;   // such a batch was returned
     // belongs to the thread before that; once it is set, nothing more is read
     char error[ERROR_BYTES];
 } Dataloader;
@@ -124,6 +126,10 @@ void dataloader_resize(Dataloader* loader, int64_t rows, int length);
 // Returns the next micro-batch of this rank: at most B rows, possibly none; an epoch may end
 // inside.
 Batch dataloader_next(Dataloader* loader);
+
+// Returns the micro-batch that dataloader_next returned `back` calls before the last one: at most
+// `earlier` of the settings, with no seek since.
+Batch dataloader_earlier(const Dataloader* loader, int64_t back);
 
 // Returns the reason why the last batch, or an earlier one, has zeros for tokens, in one line; NULL
 // if none has.
@@ -332,7 +338,7 @@ static void* dataloader_run_(void* loader_) {
             break;
         }
         const DataloaderPlace_ at = loader->to_fill;
-        Batch* slot = &loader->slot[loader->produced % DATALOADER_SLOTS_];
+        Batch* slot = &loader->slot[loader->produced % (uint64_t)loader->slots];
         loader->is_filling = 1;
         pthread_mutex_unlock(&loader->mutex);
         dataloader_fill_(loader, slot, at);
@@ -367,9 +373,10 @@ static void dataloader_open_kept_(Dataloader* loader, size_t tokens) {
     const int k = (int)loader->settings.kept->header.k;
     const size_t count = array_bytes(tokens, (size_t)k);
     const char* what = "kept tokens of batches";
-    loader->kept_ids = (int*)check_alloc(array_bytes(count, DATALOADER_SLOTS_), sizeof(int), what);
-    loader->kept_log_probs = (float*)check_alloc(array_bytes(count, DATALOADER_SLOTS_), sizeof(float), what);
-    for (size_t i = 0; i < DATALOADER_SLOTS_; i++) {
+    loader->kept_ids = (int*)check_alloc(array_bytes(count, (size_t)loader->slots), sizeof(int), what);
+    loader->kept_log_probs =
+        (float*)check_alloc(array_bytes(count, (size_t)loader->slots), sizeof(float), what);
+    for (size_t i = 0; i < (size_t)loader->slots; i++) {
         loader->slot[i].kept = k;
         loader->slot[i].kept_ids = loader->kept_ids + i * count;
         loader->slot[i].kept_log_probs = loader->kept_log_probs + i * count;
@@ -387,10 +394,14 @@ void dataloader_open(Dataloader* loader, const DataSources* sources, DataloaderS
     loader->B = B;
     loader->T = loader->length = T;
     loader->num_sequences = mixture_epoch(sources);
+    loader->slots = DATALOADER_SLOTS_ + settings.earlier;
+    loader->slot = (Batch*)check_alloc((size_t)loader->slots, sizeof(Batch), "batches");
+    loader->are_full = (char*)check_alloc((size_t)loader->slots, 2, "batches");
+    loader->has_zeros = loader->are_full + loader->slots;
     const size_t tokens = array_bytes((size_t)B, (size_t)T);
     loader->memory =
-        (int*)check_alloc(array_bytes(tokens, (size_t)arrays * DATALOADER_SLOTS_), sizeof(int), "batches");
-    for (size_t i = 0; i < DATALOADER_SLOTS_; i++) {
+        (int*)check_alloc(array_bytes(tokens, (size_t)(arrays * loader->slots)), sizeof(int), "batches");
+    for (size_t i = 0; i < (size_t)loader->slots; i++) {
         int* memory = loader->memory + i * (size_t)arrays * tokens;
         const Batch slot = {.inputs = memory,
                             .targets = memory + tokens,
@@ -443,16 +454,21 @@ Batch dataloader_next(Dataloader* loader) {
         }
         loader->wait_s += time_now_s() - start_s;
     }
-    const Batch batch = loader->slot[loader->consumed % DATALOADER_SLOTS_];
-    loader->is_broken |= loader->has_zeros[loader->consumed % DATALOADER_SLOTS_];
-    loader->is_full = loader->are_full[loader->consumed % DATALOADER_SLOTS_];
-    loader->consumed++; // frees the slot of the previous batch
+    const Batch batch = loader->slot[loader->consumed % (uint64_t)loader->slots];
+    loader->is_broken |= loader->has_zeros[loader->consumed % (uint64_t)loader->slots];
+    loader->is_full = loader->are_full[loader->consumed % (uint64_t)loader->slots];
+    loader->consumed++; // frees the slot of the oldest batch with the caller
     loader->at = dataloader_after_(loader, loader->at);
     loader->next =
         dataloader_begin_(loader, loader->at.first, loader->at.micro_step * loader->settings.num_processes);
     pthread_cond_broadcast(&loader->changed);
     pthread_mutex_unlock(&loader->mutex);
     return batch;
+}
+
+Batch dataloader_earlier(const Dataloader* loader, int64_t back) {
+    assert(0 <= back && back <= loader->settings.earlier && (uint64_t)back < loader->consumed);
+    return loader->slot[(loader->consumed - 1 - (uint64_t)back) % (uint64_t)loader->slots];
 }
 
 const char* dataloader_error(const Dataloader* loader) { return loader->is_broken ? loader->error : NULL; }
@@ -480,6 +496,8 @@ void dataloader_close(Dataloader* loader) {
     free(loader->kept_log_probs);
     free(loader->kept_ids);
     free(loader->memory);
+    free(loader->are_full);
+    free(loader->slot);
     memset(loader, 0, sizeof(*loader));
 }
 

@@ -322,6 +322,32 @@ static void test_widths(void) {
     EXPECT(padding[1] < 0.2 && padding[0] > 1.5 * padding[1], "%g, uniform %g", padding[0], padding[1]);
 }
 
+// The last batch and those before it stay as they were, while the thread fills the next ones; also
+// after the last batch of an update.
+static void test_earlier(const char* list) {
+    enum { EARLIER = 3, BATCHES = 24 };
+    DataSources sources;
+    Dataloader loader;
+    DataloaderSettings settings = settings_of(2, SHUFFLE_ON, 3);
+    uint64_t hashes[BATCHES];
+    settings.earlier = EARLIER;
+    settings.sequences = 10;
+    mixture_open_files(&sources, list, TOKENS_AUTO, V);
+    mixture_pack(&sources, PACK_BESTFIT, 39, EOT, DOCUMENT_MASK_ON);
+    dataloader_open(&loader, &sources, settings);
+    for (int i = 0; i < BATCHES; i++) {
+        hashes[i] = row_hash(dataloader_next(&loader), 0, 0);
+        usleep(2000); // for the thread
+        for (int back = 0; back <= EARLIER && back <= i; back++) {
+            const Batch batch = dataloader_earlier(&loader, back);
+            EXPECT(batch.B == 2 && row_hash(batch, 0, 0) == hashes[i - back], "batch %d, %d back", i, back);
+        }
+        EXPECT(i == 0 || hashes[i] != hashes[i - 1], "batch %d is the one before", i);
+    }
+    dataloader_close(&loader);
+    mixture_close(&sources);
+}
+
 // Uniform: every row once in an epoch, also those of the short group at its end.
 static void test_uniform_epoch(void) {
     DataSources sources;
@@ -553,6 +579,7 @@ TEST(dataloader) {
     test_partitions(test_path("d0.bin"), PACK_UNIFORM);
     test_mixture(list);
     test_twice();
+    test_earlier(list);
     test_widths();
     test_uniform_epoch();
     test_resizing(list);
