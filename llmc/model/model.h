@@ -131,6 +131,7 @@ enum { MODEL_MAX_LAYERS = 1000 };
 typedef struct {
     int first_slice, slices, of_slices; // slices of this process, of all; 0 or 1: nothing is cut
     int first_layer, layers, of_layers; // layers of this process, of the whole model; 0: all
+    int places;                         // micro-batches whose activations it keeps; 0: one
 } ModelPart;
 
 typedef struct {
@@ -173,6 +174,12 @@ static inline int model_has_first(ModelConfig cfg) { return cfg.part.first_layer
 static inline int model_has_last(ModelConfig cfg) {
     return cfg.part.first_layer + cfg.part.layers == cfg.part.of_layers;
 }
+
+// Return 1 if the layers belong to stages, of which a process may have the only one; if it has one of
+// several; and the micro-batches whose activations a stage keeps.
+static inline int model_is_staged(ModelConfig cfg) { return cfg.part.of_layers > 0; }
+static inline int model_is_stage(ModelConfig cfg) { return cfg.part.layers < cfg.part.of_layers; }
+static inline int model_places(ModelConfig cfg) { return cfg.part.places > 0 ? cfg.part.places : 1; }
 
 // Returns the processes that divide the slices among themselves.
 static inline int model_tensor_ranks(ModelConfig cfg) {
@@ -334,17 +341,17 @@ typedef enum {
   X(sfch,       blocks, S, N,      NORMS, w.G * w.Fs,          floatX,  LIVE_ALWAYS)  /* of the expert that all tokens take */ \
   X(sfch_act,   blocks, S, N,      NONE,  w.Fs,                floatX,  LIVE_ALWAYS) \
   X(residual3,  residuals, 1, R,   BLOCK, cfg.C,               floatX,  LIVE_ALWAYS)  /* the stream after the block */ \
-  X(lnf,        1,      1, R,      BLOCK, cfg.C,               floatX,  LIVE_ALWAYS) \
-  X(lnf_mean,   1,      1, R,      BLOCK, w.mean,              float,   LIVE_ALWAYS) \
-  X(lnf_rstd,   1,      1, R,      BLOCK, 1,                   float,   LIVE_ALWAYS) \
-  X(logits,     1,      S, chunk,  BLOCK, cfg.Vp,              floatX,  LIVE_CLASSIFIER)  /* become dlogits in place */ \
-  X(kv,         cfg.L,  S, cached, NEVER, 2 * w.K,             floatX,  LIVE_ALWAYS)  /* of B sequences: (B, 2, KV, T, HS) */ \
-  X(losses,     1,      1, trained, BLOCK, 1,                  float,   LIVE_ALWAYS)   /* nats, per token */ \
-  X(branch,     1,      1, token_slice,      BLOCK, w.branch,            floatX,  LIVE_ALWAYS)  /* output of attention or MLP, added to the stream; and its gradient, or that of atty */ \
-  X(gathered,   1,      1, 2 * trained, BLOCK, w.travelling_C, floatX, LIVE_ALWAYS) /* two tensors of the stream, of all tokens */ \
-  X(parts,      1,      S, N,     BLOCK, w.sliced_C,           floatX,  LIVE_ALWAYS)  /* products of slices, which the stream adds up */ \
-  X(arrived,    1,      1, travelling, BLOCK, w.travelling_C,  floatX,  LIVE_ALWAYS)  /* parts of all slices, of this process's tokens */ \
-  X(dresidual,  1,      1, trained_R, BLOCK, cfg.C,               floatX,  LIVE_ALWAYS)  /* gradient of the residual stream */ \
+  X(lnf,        1,      1, R,      BLOCK, w.last_C,              floatX,  LIVE_ALWAYS) \
+  X(lnf_mean,   1,      1, R,      BLOCK, w.last_mean,         float,   LIVE_ALWAYS) \
+  X(lnf_rstd,   1,      1, R,      BLOCK, w.is_last,           float,   LIVE_ALWAYS) \
+  X(logits,     1,      S, chunk,  BLOCK, w.last_words,        floatX,  LIVE_CLASSIFIER)  /* become dlogits in place */ \
+  X(kv,         cfg.L,  S, cached, NEVER, 2 * w.K,             floatX,  LIVE_PASS)  /* of B sequences: (B, 2, KV, T, HS) */ \
+  X(losses,     1,      1, trained, BLOCK, w.is_last,          float,   LIVE_PASS)   /* nats, per token */ \
+  X(branch,     1,      1, token_slice,      BLOCK, w.branch,            floatX,  LIVE_PASS)  /* output of attention or MLP, added to the stream; and its gradient, or that of atty */ \
+  X(gathered,   1,      1, 2 * trained, BLOCK, w.travelling_C, floatX, LIVE_PASS) /* two tensors of the stream, of all tokens */ \
+  X(parts,      1,      S, N,     BLOCK, w.sliced_C,           floatX,  LIVE_PASS)  /* products of slices, which the stream adds up */ \
+  X(arrived,    1,      1, travelling, BLOCK, w.travelling_C,  floatX,  LIVE_PASS)  /* parts of all slices, of this process's tokens */ \
+  X(dresidual,  1,      1, dstream_R, BLOCK, cfg.C,               floatX,  LIVE_PASS)  /* gradient of the residual stream; in a stage of several, two that take turns */ \
   X(expert_in,  1,      1, M,      BLOCK, w.expert,            floatX,  LIVE_BLOCK)   /* rows of the experts' input, in their order */ \
   X(expert_out, 1,      1, M,      BLOCK, w.expert,            floatX,  LIVE_BLOCK)   /* rows of their output; gradients of both */ \
   X(dexpert_scale, 1,   1, trained_M, BLOCK, w.dscale,         float,   LIVE_BLOCK)   /* gradient of expert_scale (M), then memory for its parts */ \
@@ -379,6 +386,7 @@ typedef struct {
     int Q, K, QKV, F, G;
     int words, positions, head;
     int last_norm, last_norm_bias;
+    int is_last, last_C, last_mean, last_words; // sizes of what only the last stage has
     int apart, parts; // rows of the queries' matrix, if another size than the keys'; equal matrices
     int norm, norm_bias, qkv_bias, bias, hidden_bias, query_norm, key_norm;
     int mean, embedding_rstd, raw, unit_rstd, branch, dqkv, dfch;
@@ -425,7 +433,9 @@ static inline ModelWidths model_widths(ModelConfig cfg) {
     w.key_norm = heads == HEADS_ROW_NORM ? K : w.query_norm;
     w.head = cfg.has_head && model_has_last(cfg) ? cfg.Vp : 0;
     w.mean = is_layer;
-    w.embedding_rstd = kinds->has_embedding_norm;
+    w.is_last = model_has_last(cfg);
+    w.last_C = w.is_last * cfg.C, w.last_mean = w.is_last * is_layer, w.last_words = w.is_last * cfg.Vp;
+    w.embedding_rstd = kinds->has_embedding_norm && model_has_first(cfg);
     w.raw = w.query_norm > 0 ? Q + K : 0;
     w.unit_rstd = heads == HEADS_UNIT_NORM ? cfg.NH + model_key_heads(cfg) : 0;
     const int all_Q = Q * w.of_slices, stream = cfg.C * model_slices(cfg);
@@ -449,24 +459,25 @@ static inline int model_row_experts_(const TensorRow* row, ModelConfig cfg) {
 // Fills in the rows of the parameter table for a configuration, with elements of this size; returns
 // the bytes of one allocation for all of them. Parameters lie in groups: first those outside of
 // blocks (PLACE_ONCE), then block 0, block 1, ... (model_blocks). All blocks are laid out alike. In
-// a model with slices, tensors that are not cut lie outside of blocks, and everything there begins
-// at multiples of TENSOR_SHARD_UNIT, so that norms have the same bits for any number of slices in a
-// process (gradient_norm.h).
+// a model with slices, tensors that are not cut lie outside of blocks. There everything begins at
+// multiples of TENSOR_SHARD_UNIT if the model has slices or stages, so that norms have the same bits
+// for any number of slices in a process and for any stages (gradient_norm.h).
 // A group has two parts: its trained tensors, and those whose bit is set in `frozen`. Each part can
 // be cut into `shards` equal pieces, multiples of TENSOR_SHARD_UNIT elements; the padding at its
 // end is always zero.
 static inline size_t model_sharded_rows_of(TensorRow rows[MODEL_PARAMETER_ROWS], ModelConfig cfg,
                                            size_t element_bytes, int shards, unsigned frozen) {
     const ModelWidths w = model_widths(cfg);
-    const int is_sliced = model_is_sliced(cfg);
+    const int is_sliced = model_is_sliced(cfg), is_cut = is_sliced || model_is_staged(cfg);
     TensorRow* row = rows;
 #define MODEL_ROW_(name_, part_, rows_, cols_, apart_, parts_, init_, decay_, kind_, split_)                 \
     row->name = #name_;                                                                                      \
     row->part = PART_##part_;                                                                                \
     row->split = SPLIT_##split_;                                                                             \
     row->slices = row->split == SPLIT_NONE ? 1 : model_slices(cfg);                                          \
+    row->places = 1;                                                                                         \
     row->place = is_sliced && row->split == SPLIT_NONE ? PLACE_ONCE : model_place(cfg, row->part);           \
-    row->align = is_sliced && row->place == PLACE_ONCE ? TENSOR_SHARD_UNIT : TENSOR_ALIGN;                   \
+    row->align = is_cut && row->place == PLACE_ONCE ? TENSOR_SHARD_UNIT : TENSOR_ALIGN;                      \
     row->rows = (size_t)(rows_);                                                                             \
     row->cols = (size_t)(cols_);                                                                             \
     row->layers = tensor_is_absent(row) ? 0 : model_part_copies(cfg, row->part) * row->slices;               \
@@ -534,7 +545,7 @@ static inline size_t model_activation_rows(TensorRow rows[MODEL_ACTIVATION_ROWS]
     const int S = model_slices(cfg), of_slices = model_is_sliced(cfg) ? cfg.part.of_slices : 1;
     const size_t token_slice = (N + (size_t)of_slices - 1) / (size_t)of_slices;
     const size_t R = is_trained ? token_slice * (size_t)S : N, trained_R = is_trained ? R : 0;
-    const size_t travelling = (size_t)of_slices * R;
+    const size_t travelling = (size_t)of_slices * R, dstream_R = trained_R * (model_is_stage(cfg) ? 2 : 1);
     const size_t M = model_expert_rows(cfg, N), trained_M = is_trained ? M : 0;
     const ModelWidths w = model_widths(cfg);
     TensorRow* row = rows;
@@ -557,6 +568,7 @@ static inline size_t model_activation_rows(TensorRow rows[MODEL_ACTIVATION_ROWS]
     row->place = PLACE_BLOCK;                                                                                \
     row->group_bytes = 0;                                                                                    \
     row->life = recompute > RECOMPUTE_##kept_ ? LIVE_BLOCK : life_;                                          \
+    row->places = row->life == LIVE_ALWAYS ? model_places(cfg) : 1;                                          \
     row->member = offsetof(ModelActivations, name_);                                                         \
     row++;
     MODEL_ACTIVATIONS(MODEL_ROW_)
@@ -586,6 +598,17 @@ static inline ModelActivations model_activations_at_slice(ModelActivations all, 
                                                           int i) {
     for (int row = 0; row < MODEL_ACTIVATION_ROWS; row++) {
         tensor_advance(&all, &rows[row], tensor_copy_of_slice(&rows[row], l, i));
+    }
+    return all;
+}
+
+// Returns the pointers of a place; `all` has those of the first.
+static inline ModelActivations model_activations_at_place(ModelActivations all, const TensorRow* rows,
+                                                          int place) {
+    for (int row = 0; row < MODEL_ACTIVATION_ROWS; row++) {
+        if (rows[row].places > 1) {
+            tensor_move(&all, &rows[row], (size_t)place * tensor_place_bytes(&rows[row]));
+        }
     }
     return all;
 }

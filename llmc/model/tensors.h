@@ -52,8 +52,9 @@ typedef enum { PLACE_ONCE, PLACE_BLOCK } TensorPlace;
 // values; by rows of each of its equal matrices; by columns; by words of the vocabulary.
 typedef enum { SPLIT_NONE, SPLIT_HEADS, SPLIT_ROWS, SPLIT_COLS, SPLIT_WORDS } TensorSplit;
 
-// Lifetimes: always; or only inside a block or the classifier, which use the same memory.
-typedef enum { LIVE_ALWAYS, LIVE_BLOCK, LIVE_CLASSIFIER } TensorLife;
+// Lifetimes: always, for activations until the backward pass; or only inside a block or the
+// classifier, which use the same memory; or inside a pass over the model.
+typedef enum { LIVE_ALWAYS, LIVE_BLOCK, LIVE_CLASSIFIER, LIVE_PASS } TensorLife;
 
 // One row of a table, with the sizes filled in. Tensors start at multiples of TENSOR_ALIGN
 // elements. A tensor that a model does not have is absent: no elements, layers and uses are 0, its
@@ -63,7 +64,10 @@ typedef struct {
     const char* name;
     // copies in memory: 1 if all layers share one, 2 if they take turns; times its slices
     int layers;
-    int slices;  // of a layer in memory; 1: it is whole
+    int slices; // of a layer in memory; 1: it is whole
+    // activations only: micro-batches whose forward pass is done and whose backward pass is not
+    // (pipeline.h); each has copies of all layers
+    int places;
     int repeats; // consecutive layers that share a copy
     // parameters only: layers of the model that use one of the copies
     int uses;
@@ -116,6 +120,11 @@ static inline TensorRun tensor_run(const TensorRow* row, int i) {
     return run;
 }
 
+// Returns the distance from a place to the next.
+static inline size_t tensor_place_bytes(const TensorRow* row) {
+    return (tensor_elements(row) + TENSOR_ALIGN - 1) / TENSOR_ALIGN * TENSOR_ALIGN * row->element_bytes;
+}
+
 static inline int tensor_is_absent(const TensorRow* row) { return tensor_layer_elements(row) == 0; }
 
 // Lays out the rows of one life from `at` on; returns the end.
@@ -126,7 +135,8 @@ static inline size_t tensor_rows_place_(TensorRow* rows, int count, TensorLife l
             rows[i].offset_bytes = (at + align - 1) / align * align;
             rows[i].layer_bytes =
                 rows[i].layers > 1 ? tensor_layer_elements(&rows[i]) * rows[i].element_bytes : 0;
-            at = rows[i].offset_bytes + array_bytes(tensor_elements(&rows[i]), rows[i].element_bytes);
+            at = rows[i].offset_bytes + (size_t)(rows[i].places - 1) * tensor_place_bytes(&rows[i]) +
+                 array_bytes(tensor_elements(&rows[i]), rows[i].element_bytes);
         }
     }
     return at;
@@ -134,7 +144,8 @@ static inline size_t tensor_rows_place_(TensorRow* rows, int count, TensorLife l
 
 // Fills in the offsets; returns the bytes of the whole allocation.
 static inline size_t tensor_rows_layout(TensorRow* rows, int count) {
-    const size_t always = tensor_rows_place_(rows, count, LIVE_ALWAYS, 0);
+    const size_t kept = tensor_rows_place_(rows, count, LIVE_ALWAYS, 0),
+                 always = tensor_rows_place_(rows, count, LIVE_PASS, kept);
     const size_t block = tensor_rows_place_(rows, count, LIVE_BLOCK, always);
     const size_t classifier = tensor_rows_place_(rows, count, LIVE_CLASSIFIER, always);
     const size_t end = block > classifier ? block : classifier, align = TENSOR_ALIGN * sizeof(float);
@@ -268,10 +279,13 @@ static inline int tensor_group(const TensorRow* row, int l) {
 // Returns the offset of group g in memory laid out by the rows of the parameters.
 static inline size_t tensor_group_offset_bytes(const TensorRow* rows, int g) {
     int i = 0;
+    if (g == 0) {
+        return 0; // a stage of layers may have nothing in it
+    }
     while (!tensor_is_in_group(&rows[i], g) || tensor_is_absent(&rows[i])) {
         i++;
     }
-    return rows[i].group_bytes + (g > 0 ? (size_t)tensor_group_copy(g) * rows[i].layer_bytes : 0);
+    return rows[i].group_bytes + (size_t)tensor_group_copy(g) * rows[i].layer_bytes;
 }
 
 // Returns the offset of a parameter in its group.
@@ -283,12 +297,17 @@ static inline void* tensor_in_group(const TensorRow* row, const void* group) {
     return (char*)group + tensor_offset_in_group(row);
 }
 
-// Moves the pointer of a row in `pointers` from copy 0 to copy k.
-static inline void tensor_advance(void* pointers, const TensorRow* row, int k) {
+// Moves the pointer of a row in `pointers` by this many bytes.
+static inline void tensor_move(void* pointers, const TensorRow* row, size_t bytes) {
     char* tensor;
     memcpy(&tensor, (char*)pointers + row->member, sizeof(tensor));
-    tensor = tensor ? tensor + (size_t)k * row->layer_bytes : NULL;
+    tensor = tensor ? tensor + bytes : NULL;
     memcpy((char*)pointers + row->member, &tensor, sizeof(tensor));
+}
+
+// Moves the pointer of a row in `pointers` from copy 0 to copy k.
+static inline void tensor_advance(void* pointers, const TensorRow* row, int k) {
+    tensor_move(pointers, row, (size_t)k * row->layer_bytes);
 }
 
 #endif

@@ -242,12 +242,13 @@ void plan_print_traffic(FILE* file, const Settled* s) {
 }
 
 static void plan_print_rows_(FILE* file, const TensorRow* rows, int count) {
-    static const char* const life_mark[] = {"", "  b", "  c"}; // by TensorLife
+    static const char* const life_mark[] = {"", "  b", "  c", ""}; // by TensorLife
     for (int i = 0; i < count; i++) {
         const TensorRow* row = &rows[i];
         if (tensor_elements(row) > 0) {
-            fprintf(file, "  %-11s %4d x %8zu x %-6zu %10.2f MiB%s\n", row->name, row->layers, row->rows,
-                    row->cols, plan_mib_(tensor_elements(row) * row->element_bytes), life_mark[row->life]);
+            const size_t elements = tensor_elements(row) * (size_t)row->places;
+            fprintf(file, "  %-11s %4d x %8zu x %-6zu %10.2f MiB%s\n", row->name, row->layers * row->places,
+                    row->rows, row->cols, plan_mib_(elements * row->element_bytes), life_mark[row->life]);
         }
     }
 }
