@@ -55,6 +55,11 @@ int freeze_parse(Freeze* freeze, ModelConfig cfg, const char* list, char* error)
 // Returns the parameters frozen by a list that is known to be valid.
 Freeze freeze_of(ModelConfig cfg, const char* list);
 
+// Returns what is frozen in the layers of a part of the model, counted from its first one. A stage
+// that has wte only to look up tokens, while another has it as the classifier's matrix, leaves its
+// update to that.
+Freeze freeze_of_part(const Freeze* whole, ModelConfig part);
+
 // ---- consequences ----
 
 // Returns 1 if the weight of the classifier is frozen.
@@ -368,6 +373,26 @@ Freeze freeze_of(ModelConfig cfg, const char* list) {
     char error[ERROR_BYTES];
     Freeze freeze;
     CHECK(freeze_parse(&freeze, cfg, list, error), "%s", error);
+    return freeze;
+}
+
+Freeze freeze_of_part(const Freeze* whole, ModelConfig part) {
+    const int first = part.part.first_layer, reached = whole->first_block - first,
+              copies_wte = !part.has_head && model_has_first(part) && !model_has_last(part);
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    Freeze freeze = *whole;
+    model_parameter_rows(rows, part);
+    freeze.first_block = reached < 0 ? 0 : reached < part.L ? reached : part.L;
+    for (int l = 0; l < MODEL_MAX_LAYERS; l++) {
+        freeze.in_block[l] = l < part.L ? whole->in_block[first + l] : whole->rows;
+    }
+    for (int i = 0; i < MODEL_PARAMETER_ROWS && copies_wte; i++) {
+        const uint32_t bit = (uint32_t)(rows[i].member == offsetof(ModelParameters, wte)) << i;
+        freeze.rows |= bit;
+        for (int l = 0; l < MODEL_MAX_LAYERS; l++) {
+            freeze.in_block[l] |= bit;
+        }
+    }
     return freeze;
 }
 

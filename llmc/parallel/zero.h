@@ -21,6 +21,10 @@ part, has shards of its own; no update changes it, so it is gathered once. A ran
 the trained parts, in the order of its gradient, followed by its shards of the frozen parts, which
 have no state but the bits that master weights add. In stage 3 a group is one part, frozen or not.
 
+The gradient of the token embedding that the classifier has as its matrix, too, can be summed apart
+from the classifier's (zero_plan_apart): as if it were one more group, after all others, without
+parameters and state. Each rank then has all of the sum, and one addition an update joins the two.
+
 Two levels: W ranks are `replicas` of `shards` ranks each, for example those of a machine. A group
 is cut into `shards` slices, and a slice into one shard for each replica. Slices move in every
 micro-step, and stay within a replica; for parameters and gradients "1/W" then means 1/shards. Once
@@ -72,6 +76,10 @@ typedef struct {
     // of their trained parts, which come first.
     size_t once, block;
     size_t trained_once, trained_block;
+    // Elements of wte, if its gradient as an embedding is summed apart, in group number `groups`; 0:
+    // it is not. And true if this rank's backward pass computes it.
+    size_t embedding;
+    int sums_embedding;
     // True if the blocks of all layers leave their gradients in the same buffers: from stage 2 on.
     // The caller also sets it for --update-in-backward.
     int shares_buffer;
@@ -93,6 +101,10 @@ void zero_gradient_rows(TensorRow rows[MODEL_PARAMETER_ROWS], const ZeroPlan* pl
 
 // Leaves these rows (bits) and all blocks below `first_block` out of the gradients.
 void zero_plan_freeze(ZeroPlan* plan, ModelConfig cfg, unsigned frozen, int first_block);
+
+// Sums the gradient of wte as an embedding apart, if `cfg` has some of it and the classifier's, too.
+// Call it after zero_plan_freeze; in stages 0 to 2.
+void zero_plan_apart(ZeroPlan* plan, ModelConfig cfg);
 
 // Plans for `size` ranks in replicas of `shards`, which divides `size`; ranks 0 ... shards - 1 are
 // the first replica. Nothing is frozen.
@@ -133,19 +145,27 @@ static inline size_t zero_largest_group(const ZeroPlan* plan) {
     return plan->once > plan->block ? plan->once : plan->block;
 }
 
+static inline size_t zero_embedding_elements_(const ZeroPlan* plan) {
+    const size_t unit = (size_t)plan->size * TENSOR_SHARD_UNIT;
+    return (plan->embedding + unit - 1) / unit * unit;
+}
+
 // Returns the elements of group g that have gradients: its first ones.
 static inline size_t zero_trained_elements(const ZeroPlan* plan, int g) {
-    return g == 0 ? plan->trained_once : g > plan->first_block ? plan->trained_block : 0;
+    return g == 0                  ? plan->trained_once
+           : g == plan->groups     ? zero_embedding_elements_(plan)
+           : g > plan->first_block ? plan->trained_block
+                                   : 0;
 }
 
 static inline int zero_has_gradient(const ZeroPlan* plan, int g) {
     return zero_trained_elements(plan, g) > 0;
 }
 
-// Returns the most gradients that a group has: the first one or the last one.
+// Returns the most gradients that a group has.
 size_t zero_largest_gradient(const ZeroPlan* plan);
 
-// Begin of group g in full arrays of gradients.
+// Begin of group g in full arrays of gradients; with g = groups + 1 their end.
 size_t zero_gradient_begin(const ZeroPlan* plan, int g);
 
 // Begin of the shard of group g in shard arrays of gradients, and its size.
@@ -177,7 +197,7 @@ static inline size_t zero_params_elements(const ZeroPlan* plan, int blocks) {
 typedef enum {
     ZERO_FULL,       // all parameters
     ZERO_REPLICATED, // parameters that every rank has; they come first in memory
-    ZERO_GRADIENT,   // all gradients
+    ZERO_GRADIENT,   // all gradients, also that of an embedding apart
     ZERO_SLICES,     // slices of the gradients that a rank of a replica has
     ZERO_SHARDS,     // shards of the gradients that a rank has
     ZERO_OWNED,      // parameters whose state a rank has
@@ -323,9 +343,20 @@ static inline void zero_close_cpu(Zero* z) { group_close(&z->group); }
 
 // Returns the gradients of group g, as the backward pass left them.
 static inline float* zero_group_grads_(const Zero* z, int g) {
-    const size_t block = (size_t)zero_gradient_block_cpu_(&z->plan, g - 1) * z->plan.trained_block;
-    return z->grads + (g > 0 ? z->plan.trained_once + block : 0);
+    const ZeroPlan* plan = &z->plan;
+    const size_t block = (size_t)zero_gradient_block_cpu_(plan, g - 1) * plan->trained_block,
+                 blocks = zero_grads_elements(plan, plan->slices) - zero_embedding_elements_(plan);
+    return z->grads + (g == plan->groups ? blocks : g > 0 ? plan->trained_once + block : 0);
 }
+
+// Returns the gradient of wte as an embedding, if it is summed apart, laid out like wte; else NULL.
+// After the last micro-step, in all ranks, the sum.
+static inline float* zero_embedding_gradient_cpu(const Zero* z) {
+    return z->plan.embedding > 0 ? zero_group_grads_(z, z->plan.groups) : NULL;
+}
+
+// Adds it to the reduced gradient of the classifier, once an update.
+void zero_add_embedding_cpu(Zero* z);
 
 // Reduces the gradients of group g, if it has any and this micro-step reduces. Call it when the
 // backward pass has completed them: for the last block first, and for group 0 at the end.
@@ -346,7 +377,8 @@ void zero_clear_frozen_cpu(Zero* z, const TensorRow* gradient_rows, ModelConfig 
 // Does the part of a rank that has no micro-batch in a micro-step.
 void zero_idle_cpu(Zero* z, MicroStep step);
 
-// Adds the squares of this rank's shards of the reduced gradient. `partial` is scratch memory of
+// Adds the squares of this rank's shards of the reduced gradient, without that of an embedding apart.
+// `partial` is scratch memory of
 // gradient_square_sum_cpu.
 static inline void zero_square_sum_cpu(const Zero* z, WideSum* sum, double* partial) {
     for (int i = 0; i < z->num_counted; i++) {
@@ -419,8 +451,19 @@ void zero_plan_freeze(ZeroPlan* plan, ModelConfig cfg, unsigned frozen, int firs
     }
 }
 
+void zero_plan_apart(ZeroPlan* plan, ModelConfig cfg) {
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    zero_parameter_rows(rows, plan, cfg, 1);
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        if (rows[i].member == offsetof(ModelParameters, wte) && !cfg.has_head) {
+            plan->embedding = tensor_room_in_group(&rows[i]);
+            plan->sums_embedding = plan->embedding > 0 && model_has_first(cfg);
+        }
+    }
+}
+
 ZeroPlan zero_plan_two_levels(ModelConfig cfg, int stage, int rank, int size, int shards) {
-    ZeroPlan plan = {stage, rank, size, shards, model_groups(cfg), model_slices(cfg), 0, 0,
+    ZeroPlan plan = {stage, rank, size, shards, model_groups(cfg), model_slices(cfg), 0, 0, 0, 0,
                      0,     0,    0,    0,      stage >= 2};
     assert(0 <= rank && rank < size && size % shards == 0);
     zero_plan_freeze(&plan, cfg, 0, 0);
@@ -450,18 +493,27 @@ ZeroCut zero_owned_in_kept(const ZeroPlan* plan) {
 }
 
 size_t zero_largest_gradient(const ZeroPlan* plan) {
-    const size_t once = zero_trained_elements(plan, 0), block = zero_trained_elements(plan, plan->groups - 1);
-    return once > block ? once : block;
+    size_t most = 0;
+    for (int g = 0; g <= plan->groups; g++) {
+        const size_t elements = zero_trained_elements(plan, g);
+        most = elements > most ? elements : most;
+    }
+    return most;
 }
 
 size_t zero_gradient_begin(const ZeroPlan* plan, int g) {
+    if (g > plan->groups) {
+        return zero_gradient_begin(plan, plan->groups) + zero_embedding_elements_(plan);
+    }
     const int blocks = g - 1 - plan->first_block; // blocks with gradients before it
     return g == 0 ? 0 : plan->trained_once + (size_t)(blocks > 0 ? blocks : 0) * plan->trained_block;
 }
 
 size_t zero_count(const ZeroPlan* plan, ZeroArray array) {
     const size_t full = zero_group_begin(plan, plan->groups),
-                 gradient = zero_gradient_begin(plan, plan->groups), own = (size_t)zero_owned_cut(plan).parts;
+                 updated = zero_gradient_begin(plan, plan->groups),
+                 gradient = zero_gradient_begin(plan, plan->groups + 1),
+                 own = (size_t)zero_owned_cut(plan).parts;
     switch (array) {
     case ZERO_REPLICATED:
         return plan->stage < 3 ? full : plan->once;
@@ -474,7 +526,7 @@ size_t zero_count(const ZeroPlan* plan, ZeroArray array) {
     case ZERO_OWNED:
         return full / own;
     case ZERO_UPDATED:
-        return gradient / own;
+        return updated / own;
     default:
         return full;
     }
@@ -490,7 +542,7 @@ ZeroPiece zero_piece(const ZeroPlan* plan, int g, ZeroPart part) {
     const size_t begin = zero_part_begin(plan, g, part),
                  count = zero_part_elements(plan, g, part) / (size_t)own.parts,
                  trained = zero_gradient_begin(plan, g), frozen = zero_group_begin(plan, g) - trained,
-                 before = part == ZERO_TRAINED ? trained : zero_count(plan, ZERO_GRADIENT) + frozen;
+                 before = part == ZERO_TRAINED ? trained : zero_gradient_begin(plan, plan->groups) + frozen;
     const ZeroPiece piece = {begin + (size_t)own.part * count, before / (size_t)own.parts,
                              begin / (size_t)zero_kept_cut(plan).parts + (size_t)in_kept.part * count, count};
     return piece;
@@ -560,7 +612,7 @@ static ZeroSpan zero_span_in_shard_(const ZeroPlan* plan, size_t begin, size_t e
 
 int zero_counted_spans(const ZeroPlan* plan, const TensorRow* rows, ModelConfig cfg,
                        ZeroSpan spans[ZERO_SPANS]) {
-    const size_t once = zero_shard_elements(plan, 0), all = zero_count(plan, ZERO_SHARDS);
+    const size_t once = zero_shard_elements(plan, 0), all = zero_shard_begin(plan, plan->groups);
     const ZeroSpan whole = {0, all}, blocks = {once, all - once};
     int count = 0;
     for (int i = 0; i < MODEL_PARAMETER_ROWS && cfg.part.first_slice > 0; i++) {
@@ -617,7 +669,8 @@ static int zero_is_alone_(const Zero* z) { return z->plan.size == 1; }
 
 size_t zero_grads_elements(const ZeroPlan* plan, int blocks) {
     const size_t once = zero_trained_elements(plan, 0), block = zero_trained_elements(plan, plan->groups - 1);
-    return plan->shares_buffer ? once + (size_t)blocks * block : zero_count(plan, ZERO_GRADIENT);
+    return plan->shares_buffer ? once + (size_t)blocks * block + zero_embedding_elements_(plan)
+                               : zero_count(plan, ZERO_GRADIENT);
 }
 
 // Return the elements of the shard and of the pieces, where these have memory of their own.
@@ -667,11 +720,13 @@ static void zero_reduce_group_cpu_(Zero* z, int g, MicroStep step) {
 }
 
 void zero_group_done_cpu(Zero* z, int g, MicroStep step) {
-    if (!zero_reduces(&z->plan, step) || !zero_has_gradient(&z->plan, g)) {
+    const int is_embedding = g == z->plan.groups;
+    if (!zero_reduces(&z->plan, step) || !zero_has_gradient(&z->plan, g) ||
+        (is_embedding && !z->plan.sums_embedding)) {
         return;
     }
     zero_reduce_group_cpu_(z, g, step);
-    if (z->plan.stage == 0) {
+    if (z->plan.stage == 0 || (is_embedding && step.is_last)) {
         group_all_gather_cpu(zero_group_grads_(z, g), z->shard + zero_shard_begin(&z->plan, g),
                              zero_shard_elements(&z->plan, g), &z->group);
     }
@@ -715,6 +770,26 @@ void zero_idle_cpu(Zero* z, MicroStep step) {
         zero_group_done_cpu(z, 1 + k, step);
     }
     zero_group_done_cpu(z, 0, step);
+    zero_group_done_cpu(z, z->plan.groups, step);
+}
+
+static void zero_add_cpu_(float* sum, const float* more, size_t count) {
+#pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < count; i++) {
+        sum[i] += more[i];
+    }
+}
+
+void zero_add_embedding_cpu(Zero* z) {
+    // wte lies at the begin of group 0
+    const float* embedding = zero_embedding_gradient_cpu(z);
+    const ZeroSpan own = zero_span_in_shard_(&z->plan, 0, z->plan.embedding);
+    const size_t first =
+        (size_t)zero_shard_of(&z->plan, z->plan.rank).part * zero_shard_elements(&z->plan, 0);
+    zero_add_cpu_(z->shard + own.begin, embedding + first + own.begin, own.count);
+    if (z->plan.stage == 0 && z->shard != z->grads) {
+        zero_add_cpu_(z->grads, embedding, z->plan.embedding);
+    }
 }
 
 const float* zero_range_gradient_cpu(const Zero* z, const ZeroRange* range) {

@@ -742,9 +742,15 @@ static void run_data_print_batches_(const Settled* s) {
 void run_data_open_loaders(Dataloader* train, Dataloader* val, const RunData* data, const Settled* s) {
     const Options* options = &s->options;
     const int group = s->sequences < DATALOADER_GROUP ? (int)s->sequences : DATALOADER_GROUP;
-    const DataloaderSettings settings = {
-        options->batch, s->sequences,  (Shuffle)options->shuffle,       options->seed, group,
-        s->ranks.rank,  s->ranks.size, s->kept > 0 ? &data->kept : NULL};
+    const DataloaderSettings settings = {options->batch,
+                                         s->sequences,
+                                         (Shuffle)options->shuffle,
+                                         options->seed,
+                                         group,
+                                         s->ranks.rank,
+                                         s->ranks.size,
+                                         s->kept > 0 ? &data->kept : NULL,
+                                         0};
     dataloader_open(train, &data->train, settings);
     run_data_open_validation_(val, data, s);
     run_data_print_batches_(s);

@@ -299,3 +299,76 @@ TEST(order) {
         EXPECT(memcmp(got, want, sizeof(want)) == 0, "%d processes", size);
     }
 }
+
+// ---- the embedding's gradient apart ----
+
+// The embedding's gradient comes after all others, in pieces that shards can have, and changes no
+// other place.
+static void test_apart(ModelConfig cfg, int stage, int size) {
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    const ZeroPlan joined = zero_plan(cfg, stage, size - 1, size);
+    ZeroPlan apart = joined;
+    zero_plan_apart(&apart, cfg);
+    zero_parameter_rows(rows, &apart, cfg, 1);
+    const int g = apart.groups;
+    const size_t wte = rows[0].rows * rows[0].cols, unit = (size_t)size * TENSOR_SHARD_UNIT;
+    EXPECT(apart.embedding >= wte && apart.embedding < wte + TENSOR_SHARD_UNIT && rows[0].offset_bytes == 0,
+           "%zu elements, wte has %zu", apart.embedding, wte);
+    EXPECT(zero_trained_elements(&apart, g) >= apart.embedding &&
+               zero_trained_elements(&apart, g) % unit == 0,
+           "%zu elements", zero_trained_elements(&apart, g));
+    EXPECT(zero_gradient_begin(&apart, g) == zero_gradient_begin(&joined, g) &&
+               zero_count(&apart, ZERO_GRADIENT) ==
+                   zero_count(&joined, ZERO_GRADIENT) + zero_trained_elements(&apart, g),
+           "stage %d, %d ranks: it begins at %zu", stage, size, zero_gradient_begin(&apart, g));
+    EXPECT(zero_count(&apart, ZERO_UPDATED) == zero_count(&joined, ZERO_UPDATED) &&
+               zero_count(&apart, ZERO_OWNED) == zero_count(&joined, ZERO_OWNED),
+           "stage %d, %d ranks", stage, size);
+    EXPECT(zero_grads_elements(&apart, 1) ==
+               zero_grads_elements(&joined, 1) + zero_trained_elements(&apart, g),
+           "%zu elements", zero_grads_elements(&apart, 1));
+    ZeroSpan spans[ZERO_SPANS];
+    EXPECT(zero_counted_spans(&apart, rows, cfg, spans) == 1 &&
+               spans[0].count == zero_count(&joined, ZERO_SHARDS),
+           "it does not count in the norm");
+}
+
+TEST(apart) {
+    for (int stage = 0; stage <= 2; stage++) {
+        for (int size = 1; size <= 5; size++) {
+            ModelConfig cfg = model_preset_config(model_preset_by_name("gpt2:d12"), 999);
+            cfg.L = 3;
+            cfg.V = 999, cfg.Vp = 1024, cfg.C = 12, cfg.NH = 2, cfg.max_T = 7;
+            cfg.part = (ModelPart){.layers = 3, .of_layers = 3};
+            test_apart(cfg, stage, size);
+        }
+    }
+}
+
+// The first stage sums the embedding's gradient and has no state of wte; the last one owns wte; a
+// model whose classifier has a matrix of its own needs neither.
+TEST(stages_of_wte) {
+    for (int has_head = 0; has_head < 2; has_head++) {
+        for (int stage = 0; stage < 3; stage++) {
+            const Freeze nothing = {0};
+            ModelConfig cfg = model_preset_config(model_preset_by_name("gpt2:d12"), 999);
+            cfg.has_head = has_head;
+            cfg.L = 1;
+            cfg.part = (ModelPart){.first_layer = stage, .layers = 1, .of_layers = 3};
+            const Freeze freeze = freeze_of_part(&nothing, cfg);
+            ZeroPlan plan = zero_plan(cfg, 1, 0, 2);
+            zero_plan_freeze(&plan, cfg, freeze.rows, 0);
+            zero_plan_apart(&plan, cfg);
+            TensorRow rows[MODEL_PARAMETER_ROWS];
+            zero_parameter_rows(rows, &plan, cfg, 1);
+            const int is_tied = !has_head && stage != 1;
+            EXPECT((plan.embedding > 0) == is_tied && plan.sums_embedding == (is_tied && stage == 0),
+                   "stage %d", stage);
+            EXPECT((freeze.rows & 1) == (is_tied && stage == 0) &&
+                       (freeze.in_block[0] & 1) == (freeze.rows & 1),
+                   "stage %d: frozen %x", stage, freeze.rows);
+            EXPECT(tensor_is_absent(&rows[0]) == (has_head ? stage > 0 : stage == 1), "stage %d", stage);
+            EXPECT(zero_has_gradient(&plan, 0) == (stage != 1), "stage %d", stage);
+        }
+    }
+}
