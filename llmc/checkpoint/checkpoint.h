@@ -33,7 +33,7 @@ they are such a failure.
 #include "llmc/formats/hf_config.h"
 #include "llmc/formats/hf_model.h"
 #include "llmc/formats/safetensors.h"
-#include "llmc/checkpoint/load_save.h"
+#include "llmc/checkpoint/model_files.h"
 #include "llmc/checkpoint/optimizer_parts.h"
 #include "llmc/setup/options.h"
 #include "llmc/checkpoint/run_state.h"
@@ -58,7 +58,6 @@ typedef struct {
     const char* trainer; // trainer and precision in words: "CPU FP32"
     ModelFiles model;
     CheckpointMemory memory;
-    Comm* comm;
     DocumentTokens document;    // tokens around documents
     const Tokenizer* tokenizer; // NULL: unknown
     // fields of config.json to keep (hf_config_kept); NULL: a new model
@@ -124,8 +123,7 @@ static inline int checkpoints_copy(const Options* o) { return o->save_every > 0 
 
 // Returns the bytes of the copy that a save makes on this rank, for parameters of this type in
 // files of at most max_gb.
-size_t checkpoints_bytes(ModelConfig cfg, Optimizer optimizer, const ZeroPlan* zero, SafeTensorsDtype dtype,
-                         double max_gb);
+size_t checkpoints_bytes(const RankPart* part, Optimizer optimizer, SafeTensorsDtype dtype, double max_gb);
 
 // The following functions are collective: all ranks call them in the same order.
 
@@ -171,13 +169,15 @@ void checkpoints_close(Checkpoints* c);
 // ---- writing ----
 
 // Divides the files among the ranks: each has consecutive ones.
-static void checkpoint_model_open_(CheckpointModel* m, ModelConfig cfg, const ZeroPlan* zero,
-                                   SafeTensorsDtype dtype, double max_gb) {
+static void checkpoint_model_open_(CheckpointModel* m, const RankPart* part, SafeTensorsDtype dtype,
+                                   double max_gb) {
+    const ModelConfig cfg = part->whole;
+    const int size = grid_size(part->grid.shape), rank = grid_rank(&part->grid);
     memset(m, 0, sizeof(*m));
     m->files = (HfModelFile*)check_alloc((size_t)model_groups(cfg), sizeof(HfModelFile), "files of a model");
     m->count = hf_model_files(m->files, cfg, dtype, 1e9 * max_gb);
-    m->most = (m->count + zero->size - 1) / zero->size;
-    m->first = m->count < zero->rank * m->most ? m->count : zero->rank * m->most;
+    m->most = (m->count + size - 1) / size;
+    m->first = m->count < rank * m->most ? m->count : rank * m->most;
     m->end = m->count < m->first + m->most ? m->count : m->first + m->most;
     if (m->first < m->end) {
         m->groups.first = m->files[m->first].first;
@@ -187,10 +187,20 @@ static void checkpoint_model_open_(CheckpointModel* m, ModelConfig cfg, const Ze
 
 static void checkpoint_model_close_(CheckpointModel* m) { free(m->files); }
 
+// Returns the rank that writes the file of a whole group.
+static Grid checkpoint_writer_of_(const Checkpoints* c, int g) {
+    int file = 0;
+    while (g >= c->model.files[file].end) {
+        file++;
+    }
+    return grid_of(c->run.model.part.grid.shape, file / c->model.most);
+}
+
 // Returns the bytes of this rank's groups.
-static size_t checkpoint_params_bytes_(const CheckpointModel* m, const ZeroPlan* zero,
+static size_t checkpoint_params_bytes_(const CheckpointModel* m, const RankPart* part,
                                        SafeTensorsDtype dtype) {
-    return (zero_group_begin(zero, m->groups.end) - zero_group_begin(zero, m->groups.first)) *
+    const ZeroPlan plan = model_files_plan(part);
+    return (zero_group_begin(&plan, m->groups.end) - zero_group_begin(&plan, m->groups.first)) *
            safetensors_dtype_bytes(dtype);
 }
 
@@ -236,8 +246,8 @@ static void checkpoint_list_small_files_(SavedState* s, const char* directory) {
 }
 
 double checkpoints_disk_bytes(const Checkpoints* c) {
-    return hf_model_bytes(c->run.model.cfg, c->run.model.dtype) +
-           optimizer_saved_bytes(c->run.model.optimizer, c->run.model.cfg) + (1 << 20);
+    const ModelConfig cfg = c->run.model.part.whole;
+    return hf_model_bytes(cfg, c->run.model.dtype) + checkpoint_optimizer_bytes(&c->part) + (1 << 20);
 }
 
 // Returns the free bytes of OUT's file system; INFINITY if unknown: then the write fails if it is
@@ -317,7 +327,7 @@ static int checkpoint_is_finite_(const Checkpoints* c, const char* path, char* e
     for (int g = c->model.groups.first; g < c->model.groups.end; g++) {
         for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
             const TensorRow* row = &c->rows[i];
-            const size_t count = model_rows_in_files(row, c->run.model.cfg) * row->cols;
+            const size_t count = model_rows_in_files(row, c->run.model.part.whole) * row->cols;
             const void* tensor = tensor_in_group(row, checkpoint_group_(c, g));
             const size_t bad = tensor_is_in_group(row, g)
                                    ? checkpoint_find_infinite_(tensor, c->run.model.dtype, count)
@@ -326,7 +336,7 @@ static int checkpoint_is_finite_(const Checkpoints* c, const char* path, char* e
                 return error_set(
                     error, path,
                     "not saved: element %zu of %s, layer %d, is not finite: the run has diverged", bad,
-                    row->name, model_group_layer(c->run.model.cfg, g));
+                    row->name, model_group_layer(c->run.model.part.whole, g));
             }
         }
     }
@@ -335,12 +345,13 @@ static int checkpoint_is_finite_(const Checkpoints* c, const char* path, char* e
 
 // Writes the small files except state.json; only rank 0 does.
 static void checkpoint_write_small_files_(Checkpoints* c, const char* directory) {
-    hf_config_write(directory, c->run.model.cfg, c->run.model.dtype, c->run.document, c->run.config);
+    const ModelConfig cfg = c->run.model.part.whole;
+    hf_config_write(directory, cfg, c->run.model.dtype, c->run.document, c->run.config);
     if (c->model.count > 1) {
-        hf_model_write_index(directory, c->model.files, c->model.count, c->run.model.cfg, c->run.model.dtype);
+        hf_model_write_index(directory, c->model.files, c->model.count, cfg, c->run.model.dtype);
     }
     if (c->run.tokenizer) {
-        tokenizer_write_hf(c->run.tokenizer, directory, c->run.model.cfg.max_T);
+        tokenizer_write_hf(c->run.tokenizer, directory, cfg.max_T);
     }
     if (c->run.extra) {
         c->run.extra(c->run.extra_context, directory);
@@ -351,20 +362,21 @@ static void checkpoint_write_small_files_(Checkpoints* c, const char* directory)
 // Writes the files of this rank. Errors name them by `checkpoint`.
 static void checkpoint_write_files_(Checkpoints* c, const char* directory, const char* checkpoint) {
     const CheckpointModel* m = &c->model;
-    const int writers = checkpoint_part_writers(&c->run.model.zero);
+    const RankPart* part = &c->run.model.part;
+    const int number = checkpoint_part_number(part);
     char path[PATH_MAX], name[64], error[ERROR_BYTES];
     CHECK(checkpoint_is_finite_(c, checkpoint, error), "%s", error);
-    if (c->run.model.zero.rank == 0) {
+    if (c->run.model.comm->rank == 0) {
         checkpoint_write_small_files_(c, directory);
     }
     for (int f = m->first; f < m->end; f++) {
         hf_model_file_name(name, f, m->count);
         c->written[f - m->first] =
-            hf_model_write(directory, name, m->files[f], c->run.model.cfg, c->rows,
+            hf_model_write(directory, name, m->files[f], part->whole, c->rows,
                            checkpoint_group_(c, m->files[f].first), c->run.model.dtype);
     }
-    if (c->run.model.zero.rank < writers) {
-        checkpoint_part_name(name, c->run.model.zero.rank, writers);
+    if (number >= 0) {
+        checkpoint_part_name(name, number, checkpoint_part_writers(part));
         file_join(path, directory, name);
         c->written[m->most] = checkpoint_part_write(&c->part, path, c->optimizer);
     }
@@ -372,7 +384,8 @@ static void checkpoint_write_files_(Checkpoints* c, const char* directory, const
 
 // Lists the files of weights and optimizer state; `written` has the checksums of each rank.
 static void checkpoint_list_written_(Checkpoints* c, const char* directory, const uint64_t* written) {
-    const int most = c->model.most, writers = checkpoint_part_writers(&c->run.model.zero);
+    const RankPart* part = &c->run.model.part;
+    const int most = c->model.most, writers = checkpoint_part_writers(part);
     char name[64];
     for (int f = 0; f < c->model.count; f++) {
         hf_model_file_name(name, f, c->model.count);
@@ -380,7 +393,8 @@ static void checkpoint_list_written_(Checkpoints* c, const char* directory, cons
     }
     for (int i = 0; i < writers; i++) {
         checkpoint_part_name(name, i, writers);
-        checkpoint_list_file_(&c->state, directory, name, written[i * (most + 1) + most]);
+        checkpoint_list_file_(&c->state, directory, name,
+                              written[checkpoint_part_rank(part, i) * (most + 1) + most]);
     }
 }
 
@@ -434,13 +448,12 @@ static void* checkpoint_work_(void* checkpoints) {
 
 // ---- saving during a run ----
 
-size_t checkpoints_bytes(ModelConfig cfg, Optimizer optimizer, const ZeroPlan* zero, SafeTensorsDtype dtype,
-                         double max_gb) {
+size_t checkpoints_bytes(const RankPart* part, Optimizer optimizer, SafeTensorsDtype dtype, double max_gb) {
     CheckpointModel model;
-    checkpoint_model_open_(&model, cfg, zero, dtype, max_gb);
-    const size_t params = checkpoint_params_bytes_(&model, zero, dtype);
+    checkpoint_model_open_(&model, part, dtype, max_gb);
+    const size_t params = checkpoint_params_bytes_(&model, part, dtype);
     checkpoint_model_close_(&model);
-    return params + checkpoint_part_bytes(optimizer, cfg, zero);
+    return params + checkpoint_part_bytes(optimizer, part);
 }
 
 // Ends the program if a file has the name of a checkpoint that steps `after` + 1 to --steps will
@@ -461,8 +474,7 @@ static void checkpoint_require_places_(const Checkpoints* c, int64_t after) {
 
 // Returns true if this rank writes files of a checkpoint.
 static int checkpoint_has_files_(const Checkpoints* c) {
-    return c->model.first < c->model.end ||
-           c->run.model.zero.rank < checkpoint_part_writers(&c->run.model.zero);
+    return c->model.first < c->model.end || checkpoint_part_number(&c->run.model.part) >= 0;
 }
 
 // Sets `params` and `optimizer` to the tensors of a model that has them in place.
@@ -501,10 +513,14 @@ static void checkpoint_close_copy_(Checkpoints* c) {
 // Copies this rank's groups and state. All ranks must take part in the copy of every group.
 static void checkpoint_copy_(Checkpoints* c) {
     const ModelFiles* m = &c->run.model;
-    for (int g = 0; g < m->zero.groups; g++) {
+    PartGroups parts;
+    part_groups_open_to_get(&parts, m);
+    for (int g = 0; g < model_groups(m->part.whole); g++) {
         const int is_own = c->model.groups.first <= g && g < c->model.groups.end;
-        m->access.get_group(m->model, g, is_own ? (void*)checkpoint_group_(c, g) : NULL);
+        const Grid writer = checkpoint_writer_of_(c, g);
+        part_groups_get(&parts, g, &writer, is_own ? (void*)checkpoint_group_(c, g) : NULL);
     }
+    part_groups_close(&parts);
     for (int i = 0; i < STATE_SLOTS && c->optimizer_bytes > 0; i++) {
         const StateSlot* slot = &c->part.state.slots[i];
         if (slot->name && slot->bytes > 0) {
@@ -520,31 +536,32 @@ void checkpoints_open(Checkpoints* c, const Options* options, CheckpointRun run,
     c->options = options;
     c->run = run;
     c->saved_step = c->whole_step = -1;
-    zero_parameter_rows(c->rows, &run.model.zero, run.model.cfg, safetensors_dtype_bytes(run.model.dtype));
-    checkpoint_part_open(&c->part, run.model.optimizer, run.model.cfg, &run.model.zero);
-    checkpoint_model_open_(&c->model, run.model.cfg, &run.model.zero, run.model.dtype,
-                           options->model_file_gb);
+    const RankPart* part = &c->run.model.part;
+    const ZeroPlan plan = model_files_plan(part);
+    zero_parameter_rows(c->rows, &plan, part->whole, safetensors_dtype_bytes(run.model.dtype));
+    checkpoint_part_open(&c->part, run.model.optimizer, part);
+    checkpoint_model_open_(&c->model, part, run.model.dtype, options->model_file_gb);
     c->written = (uint64_t*)check_alloc((size_t)c->model.most + 1, sizeof(uint64_t), "checksums of files");
-    c->params_bytes = checkpoint_params_bytes_(&c->model, &run.model.zero, run.model.dtype);
-    c->optimizer_bytes = checkpoint_part_bytes(run.model.optimizer, run.model.cfg, &run.model.zero);
-    c->copies = !run.model.in_place || checkpoints_copy(options);
+    c->params_bytes = checkpoint_params_bytes_(&c->model, part, run.model.dtype);
+    c->optimizer_bytes = checkpoint_part_bytes(run.model.optimizer, part);
+    c->copies = !model_files_in_place(&run.model) || checkpoints_copy(options);
     c->state.trainer = run.trainer;
     c->state.train_tokens = (int64_t)run.train_tokens;
     c->state.train_data = run.train_data;
-    c->state.padded_vocab = run.model.cfg.Vp;
+    c->state.padded_vocab = part->whole.Vp;
     c->state.files = (SavedFile*)check_alloc(STATE_MAX_FILES, sizeof(SavedFile), "files of a checkpoint");
     c->lock = lock;
     if (checkpoint_has_files_(c)) {
         checkpoint_require_writable(c->out);
     }
-    if (run.model.zero.rank == 0) {
+    if (run.model.comm->rank == 0) {
         c->lock = lock ? lock : checkpoint_lock(c->out);
         checkpoint_require_room_(c, c->out);
         checkpoint_warn_of_room_(c, after);
         checkpoint_require_places_(c, after);
         c->state.serial = checkpoint_last_serial(c->out);
     }
-    comm_broadcast(run.comm, &c->state.serial, sizeof(c->state.serial));
+    comm_broadcast(run.model.comm, &c->state.serial, sizeof(c->state.serial));
     if (!c->copies) {
         checkpoint_point_to_model_(c);
     } else if (!run.memory.pin) { // pinned memory is allocated by the first save
@@ -588,12 +605,12 @@ void checkpoint_start(Checkpoints* c, const RunState* run) {
     c->state.serial++;
     c->saved_step = run->step;
     c->is_running = c->writes = 1;
-    c->completes = c->run.model.zero.size == 1;
+    c->completes = c->run.model.comm->size == 1;
     c->write_s = 0;
-    if (c->run.model.zero.rank == 0) {
+    if (c->run.model.comm->rank == 0) {
         checkpoint_make_part_(c);
     }
-    comm_barrier(c->run.comm);
+    comm_barrier(c->run.model.comm);
     if (checkpoint_has_files_(c)) {
         checkpoint_start_thread_(c);
     }
@@ -601,16 +618,16 @@ void checkpoint_start(Checkpoints* c, const RunState* run) {
 
 // Sends all checksums to rank 0, which starts to complete the checkpoint. All ranks have written.
 static void checkpoint_finish_writing_(Checkpoints* c) {
-    const ZeroPlan* zero = &c->run.model.zero;
+    Comm* comm = c->run.model.comm;
     char part[PATH_MAX];
     const size_t count = (size_t)c->model.most + 1;
     uint64_t* all =
-        (uint64_t*)check_alloc((size_t)zero->size * count, sizeof(uint64_t), "checksums of files");
+        (uint64_t*)check_alloc((size_t)comm->size * count, sizeof(uint64_t), "checksums of files");
     checkpoint_join_(c);
-    comm_all_gather(c->run.comm, all, c->written, count * sizeof(uint64_t));
+    comm_all_gather(comm, all, c->written, count * sizeof(uint64_t));
     c->writes = 0;
     c->completes = 1;
-    if (zero->rank == 0) {
+    if (comm->rank == 0) {
         checkpoint_path(part, c->out, c->state.run.step, CHECKPOINT_PART);
         checkpoint_list_written_(c, part, all);
         checkpoint_start_thread_(c);
@@ -636,14 +653,14 @@ int checkpoint_wait(Checkpoints* c, char path[PATH_MAX]) {
         checkpoint_finish_writing_(c);
     }
     checkpoint_join_(c);
-    comm_barrier(c->run.comm);
+    comm_barrier(c->run.model.comm);
     return checkpoint_end_(c, path);
 }
 
 // Returns true if no rank has a thread that still works.
 static int checkpoint_all_done_(Checkpoints* c) {
     const int is_busy = c->has_thread && !__atomic_load_n(&c->is_done, __ATOMIC_ACQUIRE);
-    return !comm_any(c->run.comm, is_busy);
+    return !comm_any(c->run.model.comm, is_busy);
 }
 
 int checkpoint_finished(Checkpoints* c, char path[PATH_MAX]) {

@@ -2,12 +2,8 @@
 load_save.h -- moves a model between memory and files.
 
 The files are its initial weights (initial_weights.h), the optimizer's state in a checkpoint
-(optimizer_parts.h), and exports (export.h).
-
-The trainer has functions that get and set the tensors of its model, one group of parameters
-(model.h) at a time. On the host, a group is alone in memory, laid out like the groups of full
-arrays (zero_parameter_rows). If the model's own memory has this layout, it is read and written in
-place; else memory for one group is allocated.
+(optimizer_parts.h), and exports (export.h). They are those of the whole model, whatever part of it
+a rank has (model_files.h).
 */
 #ifndef LLMC_LOAD_SAVE_H
 #define LLMC_LOAD_SAVE_H
@@ -15,6 +11,7 @@ place; else memory for one group is allocated.
 #include <stddef.h>
 #include <stdint.h>
 
+#include "llmc/checkpoint/model_files.h"
 #include "llmc/checkpoint/more_tokens.h"
 #include "llmc/checkpoint/run_state.h"
 #include "llmc/formats/safetensors.h"
@@ -28,32 +25,6 @@ place; else memory for one group is allocated.
 extern "C" {
 #endif
 
-// Functions of a trainer that get and set the tensors of its model, between updates. Collective.
-typedef struct {
-    // Copies the weights of group g as they are saved: master weights, if any. `group` is NULL in
-    // ranks that do not want them, and for tensors in place (ModelFiles): then it returns their
-    // address.
-    void* (*get_group)(Model* model, int g, void* group);
-    // Sets this rank's part of group g; reads only that part of `group`, which is fp32.
-    void (*set_group)(Model* model, int g, const float* group);
-    // Get and set `bytes` of this rank's array of a slot of the optimizer's state, from byte `at`.
-    void* (*get_state)(Model* model, int slot, size_t at, void* state, size_t bytes);
-    void (*set_state)(Model* model, int slot, size_t at, const void* state, size_t bytes);
-    // Is called after all groups are set. `checkpoint` is the directory they came from; NULL: none.
-    void (*loaded)(Model* model, const char* checkpoint);
-} ModelAccess;
-
-// A model, as needed to read and write its files.
-typedef struct {
-    Model* model;
-    ModelAccess access;
-    ModelConfig cfg;
-    Optimizer optimizer;
-    ZeroPlan zero;          // each rank's part of it
-    SafeTensorsDtype dtype; // type of the weights as they are saved
-    int in_place;           // true: weights and state are on the host in the layout of files
-} ModelFiles;
-
 // Sets the weights from the model in `path`; NULL: random ones, from the seed. `more`: rows of the
 // vocabulary that the files do not have, or NULL.
 void load_model(const ModelFiles* m, const char* path, uint64_t seed, const MoreTokens* more);
@@ -66,7 +37,7 @@ void load_checkpoint(const ModelFiles* m, const char* path, const SavedState* sa
 void elements_widen(void* elements, SafeTensorsDtype dtype, size_t count);
 
 // Writes the files of --export-llmc and --export-gguf, if any. Collective; rank 0 writes.
-void export_model(const ModelFiles* m, int rank, const Options* options, const RunData* data);
+void export_model(const ModelFiles* m, const Options* options, const RunData* data);
 
 #ifdef __cplusplus
 }
@@ -83,44 +54,63 @@ void export_model(const ModelFiles* m, int rank, const Options* options, const R
 #include "llmc/checkpoint/initial_weights.h"
 #include "llmc/checkpoint/optimizer_parts.h"
 
-static float* load_room_(const ModelFiles* m) {
-    return (float*)check_alloc(zero_largest_group(&m->zero), sizeof(float), "a group of parameters");
+// Returns memory for any whole group; NULL: groups are in place.
+static void* load_room_(const ModelFiles* m) {
+    const ZeroPlan plan = model_files_plan(&m->part);
+    return model_files_in_place(m)
+               ? NULL
+               : check_alloc(zero_largest_group(&plan), sizeof(float), "a group of parameters");
 }
 
-// Reads group g: all of it if this rank has the whole group, or must compute rows of further
-// tokens; else this rank's part.
-static void load_group_(const ModelFiles* m, FirstWeights* weights, const MoreTokens* more,
-                        const TensorRow* rows, int g, float* group) {
-    if (!m->in_place) { // including the gaps between tensors
-        memset(group, 0, zero_group_elements(&m->zero, g) * sizeof(float));
-    }
-    if (m->in_place || more) {
-        weights_read(weights, rows, g, group);
-    }
-    if (more) {
-        more_tokens_set(more, rows, g, group);
-    }
-    for (int part = 0; part < ZERO_PARTS && !m->in_place && !more; part++) {
-        const ZeroPiece piece = zero_piece(&m->zero, g, (ZeroPart)part);
-        const size_t first = piece.full - zero_group_begin(&m->zero, g);
+// Reads this rank's shard of a whole group.
+static void load_shard_(const ModelFiles* m, FirstWeights* weights, const TensorRow* rows, int g,
+                        float* group) {
+    const ZeroPlan* zero = &m->part.zero;
+    for (int part = 0; part < ZERO_PARTS; part++) {
+        const ZeroPiece piece = zero_piece(zero, g, (ZeroPart)part);
+        const size_t first = piece.full - zero_group_begin(zero, g);
         if (piece.count > 0) {
             weights_read_part(weights, rows, g, first, first + piece.count, group);
         }
     }
 }
 
-static void load_weights_(const ModelFiles* m, const char* path, uint64_t seed, const MoreTokens* more) {
-    TensorRow rows[MODEL_PARAMETER_ROWS];
-    FirstWeights weights;
-    float* room = m->in_place ? NULL : load_room_(m);
-    zero_parameter_rows(rows, &m->zero, m->cfg, sizeof(float));
-    weights_open(&weights, more ? more_tokens_config(more, m->cfg) : m->cfg, path, seed, m->optimizer.mup);
-    for (int g = 0; g < m->zero.groups; g++) {
-        float* group = m->in_place ? (float*)m->access.get_group(m->model, g, NULL) : room;
-        load_group_(m, &weights, more, rows, g, group);
-        m->access.set_group(m->model, g, group);
+// Reads whole group g: only this rank's shard of it, unless this rank has all of it, takes slices of
+// it, or must compute rows of further tokens.
+static void load_group_(const ModelFiles* m, FirstWeights* weights, const MoreTokens* more,
+                        const TensorRow* rows, int g, float* group) {
+    const ZeroPlan plan = model_files_plan(&m->part);
+    const int in_place = model_files_in_place(m);
+    if (!in_place) { // including the gaps between tensors
+        memset(group, 0, zero_group_elements(&plan, g) * sizeof(float));
     }
+    if (in_place || more || !rank_part_is_whole(&m->part)) {
+        weights_read(weights, rows, g, group);
+    } else {
+        load_shard_(m, weights, rows, g, group);
+    }
+    if (more) {
+        more_tokens_set(more, rows, g, group);
+    }
+}
+
+static void load_weights_(const ModelFiles* m, const char* path, uint64_t seed, const MoreTokens* more) {
+    const ModelConfig cfg = m->part.whole;
+    FirstWeights weights;
+    PartGroups parts;
+    void* room = load_room_(m);
+    part_groups_open_to_set(&parts, m);
+    weights_open(&weights, more ? more_tokens_config(more, cfg) : cfg, path, seed, m->optimizer.mup);
+    for (int g = 0; g < model_groups(cfg); g++) {
+        if (model_files_have(cfg, m->part.own.part, g)) {
+            void* group = room ? room : m->access.get_group(m->model, g, NULL);
+            load_group_(m, &weights, more, parts.whole_rows, g, (float*)group);
+            part_groups_set(&parts, g, group);
+        }
+    }
+    part_groups_set_last(&parts);
     weights_close(&weights);
+    part_groups_close(&parts);
     free(room);
 }
 
@@ -134,7 +124,7 @@ static void* load_state_room_(const ModelFiles* m, const OptimizerState* state) 
     size_t most = 1;
     for (int i = 0; i < STATE_SLOTS; i++) {
         const StateSlot* slot = &state->slots[i];
-        for (int g = 0; g < m->zero.groups && slot->name; g++) {
+        for (int g = 0; g < m->part.zero.groups && slot->name; g++) {
             const size_t bytes = state_group_elements(slot, g) * slot->element_bytes;
             most = bytes > most ? bytes : most;
         }
@@ -144,11 +134,11 @@ static void* load_state_room_(const ModelFiles* m, const OptimizerState* state) 
 
 static void load_state_(const ModelFiles* m, const char* path, const SavedState* saved) {
     CheckpointParts parts;
-    checkpoint_parts_open(&parts, saved, path, m->optimizer, m->cfg, &m->zero);
+    checkpoint_parts_open(&parts, saved, path, m->optimizer, &m->part);
     void* room = m->in_place ? NULL : load_state_room_(m, &parts.own.state);
     for (int i = 0; i < STATE_SLOTS; i++) {
         const StateSlot* slot = &parts.own.state.slots[i];
-        for (int g = 0; g < m->zero.groups && slot->name; g++) {
+        for (int g = 0; g < m->part.zero.groups && slot->name; g++) {
             const size_t at = state_group_begin(slot, g) * slot->element_bytes,
                          bytes = state_group_elements(slot, g) * slot->element_bytes;
             void* group = m->in_place ? m->access.get_state(m->model, i, at, NULL, bytes) : room;
@@ -176,25 +166,30 @@ void elements_widen(void* elements, SafeTensorsDtype dtype, size_t count) {
     }
 }
 
-void export_model(const ModelFiles* m, int rank, const Options* options, const RunData* data) {
-    const int is_writer = rank == 0;
+void export_model(const ModelFiles* m, const Options* options, const RunData* data) {
+    const int is_writer = m->comm->rank == 0;
+    const ZeroPlan plan = model_files_plan(&m->part);
+    const Grid writer = grid_of(m->part.grid.shape, 0);
     TensorRow rows[MODEL_PARAMETER_ROWS];
     ModelExport files;
+    PartGroups parts;
     if (!options_exports(options)) {
         return;
     }
-    float* room = is_writer && !m->in_place ? load_room_(m) : NULL;
-    zero_parameter_rows(rows, &m->zero, m->cfg, sizeof(float));
+    void* room = is_writer ? load_room_(m) : NULL;
+    zero_parameter_rows(rows, &plan, m->part.whole, sizeof(float));
     if (is_writer) {
-        export_open(&files, m->cfg, options, data);
+        export_open(&files, m->part.whole, options, data);
     }
-    for (int g = 0; g < m->zero.groups; g++) {
-        void* group = m->access.get_group(m->model, g, room);
+    part_groups_open_to_get(&parts, m);
+    for (int g = 0; g < plan.groups; g++) {
+        void* group = part_groups_get(&parts, g, &writer, room);
         if (is_writer) {
-            elements_widen(group, m->dtype, zero_group_elements(&m->zero, g));
+            elements_widen(group, m->dtype, zero_group_elements(&plan, g));
             export_group(&files, rows, g, group);
         }
     }
+    part_groups_close(&parts);
     if (is_writer) {
         export_close(&files);
     }

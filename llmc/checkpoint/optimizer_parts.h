@@ -8,6 +8,12 @@ All elements of the parameters are numbered in the order of their table, without
 columns belong to the last element of their matrix. The reader accepts any files that together fill
 the space, so a run can be resumed with any number of ranks.
 
+A run that cuts its model into slices (part.h) numbers the elements of each layer slice by slice,
+row-major in a slice; the metadata `slices` has their number, and is missing if that is 1. Heads of
+keys that several slices have count in each of them. Of a tensor that every rank of a tensor group
+has, the first one writes the state; of a token embedding that is the classifier's matrix, too, the
+last stage. A run with another number of slices looks up where its elements are in the files.
+
 If the run changes its optimizer, the saved state is not read: all state starts as zeros.
 */
 #ifndef LLMC_OPTIMIZER_PARTS_H
@@ -21,34 +27,54 @@ If the run changes its optimizer, the saved state is not read: all state starts 
 #include "llmc/model/freeze.h"
 #include "llmc/model/model.h"
 #include "llmc/optim/optimizer.h"
+#include "llmc/parallel/rank_part.h"
 #include "llmc/parallel/zero.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
+// The numbers of the elements of a model in this many slices.
+typedef struct {
+    int slices;
+    OptimizerState state;                   // of the whole model
+    size_t layer[MODEL_PARAMETER_ROWS];     // elements of all slices of a layer
+    size_t begin[MODEL_PARAMETER_ROWS + 1]; // of a row; then the number of all elements
+} CheckpointSpace;
+
 // The part of the parameters that a rank updates.
 typedef struct {
-    OptimizerState state; // layout of its state in memory
-    ModelConfig cfg;
-    ZeroRange* ranges; // its elements, in the order of files
+    RankPart of;
+    OptimizerState state;  // layout of its state in memory
+    CheckpointSpace space; // of this run
+    // its elements, in the order of files; `logical` is their number in the space
+    ZeroRange* ranges;
     int num_ranges;
-    size_t total; // number of elements in the space
 } CheckpointPart;
 
-void checkpoint_part_open(CheckpointPart* part, Optimizer optimizer, ModelConfig cfg, const ZeroPlan* zero);
+void checkpoint_part_open(CheckpointPart* part, Optimizer optimizer, const RankPart* of);
 void checkpoint_part_close(CheckpointPart* part);
 
 // ---- writing ----
 
-// Returns the number of ranks that write a part: all, or only the first if all have the same state.
-static inline int checkpoint_part_writers(const ZeroPlan* zero) { return zero->stage == 0 ? 1 : zero->size; }
+// Returns the number of ranks that write a part: all, or one of each data group if all of it have
+// the same state.
+int checkpoint_part_writers(const RankPart* of);
+
+// Returns the rank that writes part i.
+int checkpoint_part_rank(const RankPart* of, int i);
+
+// Returns the number of the part that this rank writes; -1: none.
+int checkpoint_part_number(const RankPart* of);
 
 // Returns the bytes that this rank writes, in memory laid out by optimizer_state_open: the saved
 // slots.
-size_t checkpoint_part_bytes(Optimizer optimizer, ModelConfig cfg, const ZeroPlan* zero);
+size_t checkpoint_part_bytes(Optimizer optimizer, const RankPart* of);
 
-void checkpoint_part_name(char name[64], int rank, int writers);
+// Returns the bytes of the values in all parts.
+double checkpoint_optimizer_bytes(const CheckpointPart* part);
+
+void checkpoint_part_name(char name[64], int i, int writers);
 
 // Writes this rank's part, completely or not at all. Returns its checksum.
 uint64_t checkpoint_part_write(const CheckpointPart* part, const char* path, const void* optimizer);
@@ -71,17 +97,18 @@ typedef struct {
     SafeTensors* files;
     size_t num_files;
     CheckpointSlices_ space, slots[STATE_SLOTS]; // sorted
+    CheckpointSpace numbers;                     // of the files
     int is_new;                                  // true: no state is read, all starts as zeros
     CheckpointPart own;                          // part that this rank needs
 } CheckpointParts;
 
 // Returns true if a saved state of this model is of this optimizer and has the same slots; else all
 // state starts as zeros.
-int checkpoint_state_fits(const SavedState* s, Optimizer optimizer, ModelConfig cfg);
+int checkpoint_state_fits(const SavedState* s, Optimizer optimizer, const RankPart* of);
 
 // Opens the files that `s` lists. Ends the program unless they fill the space.
 void checkpoint_parts_open(CheckpointParts* parts, const SavedState* s, const char* directory,
-                           Optimizer optimizer, ModelConfig cfg, const ZeroPlan* zero);
+                           Optimizer optimizer, const RankPart* of);
 
 // Sets `group` to this rank's elements of group g in a slot: state_group_elements of them, with
 // zeros as padding. A slot that is not saved is set to zeros.
@@ -102,14 +129,84 @@ void checkpoint_parts_close(CheckpointParts* parts);
 
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
+#include "llmc/model/part.h"
 
-void checkpoint_part_open(CheckpointPart* part, Optimizer optimizer, ModelConfig cfg, const ZeroPlan* zero) {
-    part->cfg = cfg;
-    optimizer_state_open(&part->state, optimizer, zero, cfg);
+// ---- numbers of elements ----
+
+static void checkpoint_space_open_(CheckpointSpace* space, Optimizer optimizer, const RankPart* of, int s) {
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    ModelConfig whole = of->whole;
+    const ModelPart all = {.slices = s, .of_slices = s};
+    const ZeroPlan one = zero_plan(whole, 0, 0, 1);
+    space->slices = s;
+    optimizer.frozen = of->frozen;
+    optimizer_state_open(&space->state, optimizer, &one, whole);
+    whole.Vp = s > 1 ? model_padded_vocab_of_slices(whole.V, s) : whole.Vp; // any multiple of s
+    const ModelConfig cfg = model_part_of(whole, all);
+    model_parameter_rows_of(rows, cfg, 1);
+    space->begin[0] = 0;
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        const TensorRow* row = &rows[i];
+        space->layer[i] = 0;
+        for (int k = 0; k < row->slices && row->layers > 0; k++) {
+            space->layer[i] += model_rows_of_copy(row, cfg, k) * row->cols;
+        }
+        space->begin[i + 1] = space->begin[i] + (size_t)(row->layers / row->slices) * space->layer[i];
+    }
+}
+
+static size_t checkpoint_total_(const CheckpointSpace* space) { return space->begin[MODEL_PARAMETER_ROWS]; }
+
+// Returns how many elements of a slot belong to the first elements of a layer. What belongs to a
+// whole matrix is its last element's.
+static size_t checkpoint_slot_in_layer_(const CheckpointSpace* space, int slot, int row, size_t elements) {
+    const SlotShape shape = space->state.slots[slot].shape;
+    const int has_any = shape == SLOT_ELEMENTS || shape == SLOT_BLOCKS || elements == space->layer[row];
+    return has_any ? state_slot_elements(&space->state, slot, row, elements) : 0;
+}
+
+// Returns how many elements of a slot belong to the elements before `element` of the space.
+static size_t checkpoint_slot_place_(const CheckpointSpace* space, int slot, size_t element) {
+    size_t place = 0;
+    for (int i = 0; i < MODEL_PARAMETER_ROWS && element > space->begin[i]; i++) {
+        const size_t layer = space->layer[i], end = space->begin[i + 1],
+                     before = (element < end ? element : end) - space->begin[i];
+        if (layer > 0) { // not absent
+            place += before / layer * checkpoint_slot_in_layer_(space, slot, i, layer) +
+                     checkpoint_slot_in_layer_(space, slot, i, before % layer);
+        }
+    }
+    return place;
+}
+
+// Returns the number of the first element of the layer that a copy of a tensor of a part belongs to.
+static size_t checkpoint_layer_begin_(const CheckpointSpace* space, const CheckpointPart* part,
+                                      const ZeroRange* range) {
+    const int l =
+        part->of.own.part.first_layer + tensor_lowest_layer(&part->state.rows[range->row], range->copy);
+    return space->begin[range->row] +
+           (size_t)tensor_copy(&space->state.rows[range->row], l) * space->layer[range->row];
+}
+
+// Returns the number of the first element of a range in the space of its run.
+static size_t checkpoint_number_of_(const CheckpointPart* part, const ZeroRange* range) {
+    const TensorRow* row = &part->state.rows[range->row];
+    const int slice = row->split == SPLIT_NONE ? 0 : part->of.own.part.first_slice;
+    return checkpoint_layer_begin_(&part->space, part, range) +
+           (size_t)(slice + tensor_slice(row, range->copy)) * tensor_layer_elements(row) + range->before;
+}
+
+void checkpoint_part_open(CheckpointPart* part, Optimizer optimizer, const RankPart* of) {
+    const ModelConfig cfg = of->own;
+    part->of = *of;
+    optimizer_state_open(&part->state, optimizer, &of->zero, cfg);
+    checkpoint_space_open_(&part->space, optimizer, of, model_is_sliced(cfg) ? cfg.part.of_slices : 1);
     part->ranges =
         (ZeroRange*)check_alloc((size_t)zero_max_ranges(cfg), sizeof(ZeroRange), "ranges of a checkpoint");
-    part->num_ranges = zero_ranges(zero, part->state.rows, cfg, part->ranges);
-    part->total = zero_logical_elements(part->state.rows, cfg);
+    part->num_ranges = zero_ranges(&of->zero, part->state.rows, cfg, part->ranges);
+    for (int i = 0; i < part->num_ranges; i++) {
+        part->ranges[i].logical = checkpoint_number_of_(part, &part->ranges[i]);
+    }
 }
 
 void checkpoint_part_close(CheckpointPart* part) { free(part->ranges); }
@@ -119,33 +216,72 @@ static int checkpoint_has_slot_(const OptimizerState* state, int slot) {
     return state->slots[slot].name && state->slots[slot].bytes > 0;
 }
 
-// Returns how many elements of a slot belong to the elements before `element` of the space.
-static size_t checkpoint_slot_place_(const CheckpointPart* part, int slot, size_t element) {
-    size_t place = 0;
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        const TensorRow* row = &part->state.rows[i];
-        const size_t layer = model_rows_in_files(row, part->cfg) * row->cols;
-        const size_t all = (size_t)row->layers * layer, before = element < all ? element : all;
-        if (layer == 0) {
-            continue; // absent
-        }
-        place += before / layer * state_slot_elements(&part->state, slot, i, layer) +
-                 state_slot_elements(&part->state, slot, i, before % layer);
-        element -= before;
-    }
-    return place;
-}
-
 // ---- writing ----
 
-size_t checkpoint_part_bytes(Optimizer optimizer, ModelConfig cfg, const ZeroPlan* zero) {
-    OptimizerState state;
-    optimizer_state_open(&state, optimizer, zero, cfg);
-    return zero->rank < checkpoint_part_writers(zero) ? state.saved_bytes : 0;
+// Returns the ranks of a data group that write.
+static int checkpoint_writers_of_data_(const RankPart* of) { return of->zero.stage == 0 ? 1 : of->zero.size; }
+
+int checkpoint_part_writers(const RankPart* of) {
+    return of->grid.shape.tensor * of->grid.shape.pipeline * checkpoint_writers_of_data_(of);
 }
 
-void checkpoint_part_name(char name[64], int rank, int writers) {
-    snprintf(name, 64, "optimizer.%dof%d.safetensors", rank + 1, writers);
+// Parts have the order of ranks.
+int checkpoint_part_rank(const RankPart* of, int i) {
+    const GridShape shape = of->grid.shape;
+    const int t = shape.tensor, data = shape.context * shape.data, writers = checkpoint_writers_of_data_(of),
+              j = i % t, r = i / t % writers, stage = i / t / writers;
+    return (stage * data + r) * t + j;
+}
+
+int checkpoint_part_number(const RankPart* of) {
+    const GridMember data = grid_member(&of->grid, GRID_DATA);
+    const int writers = checkpoint_writers_of_data_(of);
+    return data.rank < writers
+               ? (of->grid.stage * writers + data.rank) * of->grid.shape.tensor + of->grid.tensor_rank
+               : -1;
+}
+
+size_t checkpoint_part_bytes(Optimizer optimizer, const RankPart* of) {
+    OptimizerState state;
+    optimizer_state_open(&state, optimizer, &of->zero, of->own);
+    return checkpoint_part_number(of) >= 0 ? state.saved_bytes : 0;
+}
+
+double checkpoint_optimizer_bytes(const CheckpointPart* part) {
+    const CheckpointSpace* space = &part->space;
+    double bytes = 0;
+    for (int slot = 0; slot < STATE_SLOTS; slot++) {
+        if (checkpoint_has_slot_(&space->state, slot)) {
+            bytes += (double)checkpoint_slot_place_(space, slot, checkpoint_total_(space)) *
+                     (double)space->state.slots[slot].element_bytes;
+        }
+    }
+    return bytes;
+}
+
+void checkpoint_part_name(char name[64], int i, int writers) {
+    snprintf(name, 64, "optimizer.%dof%d.safetensors", i + 1, writers);
+}
+
+// Returns true if this rank, of all that have a tensor, writes its state.
+static int checkpoint_writes_(const CheckpointPart* part, const ZeroRange* range) {
+    const ModelConfig own = part->of.own;
+    const TensorRow* row = &part->state.rows[range->row];
+    const int is_tied = row->member == offsetof(ModelParameters, wte) && !own.has_head;
+    return (row->split != SPLIT_NONE || own.part.first_slice == 0) && (!is_tied || model_has_last(own));
+}
+
+// Returns a part with the ranges that this rank writes.
+static CheckpointPart checkpoint_written_(const CheckpointPart* part) {
+    CheckpointPart written = *part;
+    written.ranges =
+        (ZeroRange*)check_alloc((size_t)part->num_ranges + 1, sizeof(ZeroRange), "ranges of a checkpoint");
+    written.num_ranges = 0;
+    for (int i = 0; i < part->num_ranges; i++) {
+        written.ranges[written.num_ranges] = part->ranges[i];
+        written.num_ranges += checkpoint_writes_(part, &part->ranges[i]);
+    }
+    return written;
 }
 
 // Returns the ranges as text, adjacent ones merged. The caller frees it.
@@ -166,8 +302,8 @@ static char* checkpoint_ranges_text_(const CheckpointPart* part) {
 
 // Returns how many elements of a slot files have for a range.
 static size_t checkpoint_range_elements_(const CheckpointPart* part, int slot, const ZeroRange* range) {
-    return checkpoint_slot_place_(part, slot, range->logical + range->count) -
-           checkpoint_slot_place_(part, slot, range->logical);
+    return checkpoint_slot_place_(&part->space, slot, range->logical + range->count) -
+           checkpoint_slot_place_(&part->space, slot, range->logical);
 }
 
 static SafeTensorsDtype checkpoint_dtype_(const StateSlot* slot) {
@@ -208,25 +344,35 @@ static void checkpoint_write_slot_(SafeTensorsWriter* writer, const CheckpointPa
     }
 }
 
-uint64_t checkpoint_part_write(const CheckpointPart* part, const char* path, const void* optimizer) {
+static void checkpoint_write_metadata_(SafeTensorsWriter* writer, const CheckpointPart* part) {
     char number[32], *ranges = checkpoint_ranges_text_(part);
+    safetensors_writer_metadata(writer, "ranges", ranges);
+    if (part->space.slices > 1) {
+        snprintf(number, sizeof(number), "%d", part->space.slices);
+        safetensors_writer_metadata(writer, "slices", number);
+    }
+    snprintf(number, sizeof(number), "%zu", checkpoint_total_(&part->space));
+    safetensors_writer_metadata(writer, "total", number);
+    free(ranges);
+}
+
+uint64_t checkpoint_part_write(const CheckpointPart* part, const char* path, const void* optimizer) {
+    CheckpointPart written = checkpoint_written_(part);
     SafeTensorsWriter writer;
-    snprintf(number, sizeof(number), "%zu", part->total);
     safetensors_writer_open(&writer, path);
-    safetensors_writer_metadata(&writer, "ranges", ranges);
-    safetensors_writer_metadata(&writer, "total", number);
+    checkpoint_write_metadata_(&writer, &written);
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
-        if (checkpoint_has_slot_(&part->state, slot)) {
-            checkpoint_declare_slot_(&writer, part, slot);
+        if (checkpoint_has_slot_(&written.state, slot)) {
+            checkpoint_declare_slot_(&writer, &written, slot);
         }
     }
     safetensors_writer_begin(&writer);
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
-        if (checkpoint_has_slot_(&part->state, slot)) {
-            checkpoint_write_slot_(&writer, part, slot, optimizer);
+        if (checkpoint_has_slot_(&written.state, slot)) {
+            checkpoint_write_slot_(&writer, &written, slot, optimizer);
         }
     }
-    free(ranges);
+    checkpoint_part_close(&written);
     return safetensors_writer_commit(&writer);
 }
 
@@ -249,6 +395,22 @@ static size_t checkpoint_metadata_(const SafeTensors* file, const char* key) {
     return number;
 }
 
+// Returns the number of slices of the run that wrote a file.
+static size_t checkpoint_slices_of_(const SafeTensors* file) {
+    return safetensors_metadata(file, "slices") ? checkpoint_metadata_(file, "slices") : 1;
+}
+
+// Opens the numbers that the first file has.
+static void checkpoint_open_numbers_(CheckpointParts* parts, const SafeTensors* file, Optimizer optimizer) {
+    const ModelConfig whole = parts->own.of.whole;
+    char error[ERROR_BYTES] = "";
+    const size_t slices = checkpoint_slices_of_(file);
+    CHECK(slices <= (size_t)whole.NH && part_check_slices(whole, (int)slices, error),
+          "%s: slices: %zu of a model with %d heads%s%s", file->path, slices, whole.NH, *error ? ": " : "",
+          error);
+    checkpoint_space_open_(&parts->numbers, optimizer, &parts->own.of, (int)slices);
+}
+
 static void checkpoint_put_slice_(CheckpointSlices_* to, CheckpointSlice_ slice) {
     to->slices =
         (CheckpointSlice_*)check_grow(to->slices, to->count, sizeof(CheckpointSlice_), slice.file->path);
@@ -265,12 +427,12 @@ static size_t checkpoint_next_at_(const CheckpointSlices_* s, const SafeTensors*
 // of the next.
 static void checkpoint_add_slice_(CheckpointParts* parts, const SafeTensors* file, size_t begin, size_t end) {
     CheckpointSlice_ slice = {file, begin, end, checkpoint_next_at_(&parts->space, file)};
-    CHECK(begin <= end && end <= parts->own.total, "%s: elements %zu to %zu of %zu", file->path, begin, end,
-          parts->own.total);
+    const size_t total = checkpoint_total_(&parts->numbers);
+    CHECK(begin <= end && end <= total, "%s: elements %zu to %zu of %zu", file->path, begin, end, total);
     checkpoint_put_slice_(&parts->space, slice);
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
-        slice.begin = checkpoint_slot_place_(&parts->own, slot, begin);
-        slice.end = checkpoint_slot_place_(&parts->own, slot, end);
+        slice.begin = checkpoint_slot_place_(&parts->numbers, slot, begin);
+        slice.end = checkpoint_slot_place_(&parts->numbers, slot, end);
         slice.at = checkpoint_next_at_(&parts->slots[slot], file);
         checkpoint_put_slice_(&parts->slots[slot], slice);
     }
@@ -278,9 +440,12 @@ static void checkpoint_add_slice_(CheckpointParts* parts, const SafeTensors* fil
 
 // Adds the ranges in the metadata of a file: `ranges`, or in older files one from `begin` to `end`.
 static void checkpoint_add_file_(CheckpointParts* parts, const SafeTensors* file) {
-    const size_t total = checkpoint_metadata_(file, "total");
-    CHECK(total == parts->own.total, "%s: a part of %zu elements, wanted %zu for this model", file->path,
-          total, parts->own.total);
+    const size_t total = checkpoint_metadata_(file, "total"), slices = checkpoint_slices_of_(file),
+                 wanted = checkpoint_total_(&parts->numbers);
+    CHECK(slices == (size_t)parts->numbers.slices, "%s: slices: %zu, wanted %d as in the file before it",
+          file->path, slices, parts->numbers.slices);
+    CHECK(total == wanted, "%s: a part of %zu elements, wanted %zu for this model", file->path, total,
+          wanted);
     const char* text = safetensors_metadata(file, "ranges");
     if (!text) {
         const size_t begin = checkpoint_metadata_(file, "begin"), end = checkpoint_metadata_(file, "end");
@@ -388,8 +553,8 @@ static void checkpoint_check_slices_(CheckpointParts* parts, const char* directo
               s->slices[i].file->path, s->slices[i].begin, at);
         at = s->slices[i].end;
     }
-    CHECK(at == parts->own.total, "%s: optimizer state of %zu elements, wanted %zu", directory, at,
-          parts->own.total);
+    const size_t total = checkpoint_total_(&parts->numbers);
+    CHECK(at == total, "%s: optimizer state of %zu elements, wanted %zu", directory, at, total);
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
         safetensors_sort(parts->slots[slot].slices, parts->slots[slot].count, sizeof(CheckpointSlice_),
                          checkpoint_by_begin_);
@@ -397,7 +562,8 @@ static void checkpoint_check_slices_(CheckpointParts* parts, const char* directo
 }
 
 // Opens the files of a checkpoint. Ends the program unless they have all slots.
-static void checkpoint_open_files_(CheckpointParts* parts, const SavedState* s, const char* directory) {
+static void checkpoint_open_files_(CheckpointParts* parts, const SavedState* s, const char* directory,
+                                   Optimizer optimizer) {
     char path[PATH_MAX];
     parts->files = (SafeTensors*)check_alloc((size_t)s->num_files + 1, sizeof(SafeTensors), directory);
     for (int i = 0; i < s->num_files; i++) {
@@ -405,9 +571,13 @@ static void checkpoint_open_files_(CheckpointParts* parts, const SavedState* s, 
             SafeTensors* file = &parts->files[parts->num_files++];
             file_join(path, directory, s->files[i].name);
             safetensors_open(file, path);
+            if (parts->num_files == 1) {
+                checkpoint_open_numbers_(parts, file, optimizer);
+            }
             checkpoint_add_file_(parts, file);
         }
     }
+    CHECK(parts->num_files > 0, "%s: no files of the optimizer's state", directory);
     checkpoint_check_slices_(parts, directory);
     for (size_t i = 0; i < parts->num_files; i++) {
         for (int slot = 0; slot < STATE_SLOTS; slot++) {
@@ -439,48 +609,77 @@ static int checkpoint_same_sides_(const SavedState* s, Optimizer optimizer) {
     return optimizer.name != OPTIMIZER_SOAP || (side && atoi(side) == optimizer.soap_max_side);
 }
 
-int checkpoint_state_fits(const SavedState* s, Optimizer optimizer, ModelConfig cfg) {
+int checkpoint_state_fits(const SavedState* s, Optimizer optimizer, const RankPart* of) {
     const char* name = state_option(s, "optimizer");
     return !name ||
            (strcmp(name, optimizer_word(optimizer.name)) == 0 &&
-            checkpoint_frozen_rows_(s, cfg) == optimizer.frozen && checkpoint_same_sides_(s, optimizer) &&
+            checkpoint_frozen_rows_(s, of->whole) == of->frozen && checkpoint_same_sides_(s, optimizer) &&
             checkpoint_has_optional_(s, optimizer.name) == optimizer.has_optional);
 }
 
 void checkpoint_parts_open(CheckpointParts* parts, const SavedState* s, const char* directory,
-                           Optimizer optimizer, ModelConfig cfg, const ZeroPlan* zero) {
+                           Optimizer optimizer, const RankPart* of) {
     memset(parts, 0, sizeof(*parts));
-    checkpoint_part_open(&parts->own, optimizer, cfg, zero);
-    parts->is_new = !checkpoint_state_fits(s, optimizer, cfg);
+    checkpoint_part_open(&parts->own, optimizer, of);
+    parts->is_new = !checkpoint_state_fits(s, optimizer, of);
     if (!parts->is_new) {
-        checkpoint_open_files_(parts, s, directory);
+        checkpoint_open_files_(parts, s, directory, optimizer);
     }
 }
 
 // Returns the elements of a slot that this rank keeps for a range: the whole matrix, if the slot is
 // kept whole, else the range.
 static ZeroRange checkpoint_kept_range_(const CheckpointPart* part, int slot, const ZeroRange* range) {
-    const TensorRow* row = &part->state.rows[range->row];
     ZeroRange kept = *range;
     if (state_slot_is_whole(&part->state, slot, range->row)) {
         kept.logical -= range->before;
-        kept.count = model_rows_in_files(row, part->cfg) * row->cols;
+        kept.before = 0;
+        kept.count = part->space.layer[range->row];
     }
     return kept;
 }
 
+// Returns how many of the first elements of a range are neighbours in the files, too, and sets their
+// number there.
+static size_t checkpoint_find_run_(const CheckpointParts* parts, const ZeroRange* range, size_t* number) {
+    const RankPart* of = &parts->own.of;
+    const int s = parts->numbers.slices;
+    *number = range->logical;
+    if (s == parts->own.space.slices) {
+        return range->count;
+    }
+    const PartRun own = part_run(&parts->own.state.rows[range->row], of->whole, of->own.part, range->copy,
+                                 range->before),
+                  file = part_place(&parts->numbers.state.rows[range->row], of->whole, s, own.whole);
+    const size_t count = own.count < file.count ? own.count : file.count;
+    *number = checkpoint_layer_begin_(&parts->numbers, &parts->own, range) + file.part;
+    return count < range->count ? count : range->count;
+}
+
+// Reads the elements of a slot that belong to a range.
+static void checkpoint_read_range_(const CheckpointParts* parts, int slot, ZeroRange range, char* out) {
+    while (range.count > 0) {
+        size_t number;
+        const size_t run = checkpoint_find_run_(parts, &range, &number),
+                     begin = checkpoint_slot_place_(&parts->numbers, slot, number),
+                     end = checkpoint_slot_place_(&parts->numbers, slot, number + run);
+        checkpoint_read_elements_(parts, slot, begin, end, out);
+        out += (end - begin) * parts->own.state.slots[slot].element_bytes;
+        range.logical += run;
+        range.before += run;
+        range.count -= run;
+    }
+}
+
 void checkpoint_parts_read(const CheckpointParts* parts, int slot, int g, void* group) {
-    const CheckpointPart* own = &parts->own;
-    const StateSlot* s = &own->state.slots[slot];
+    const OptimizerState* state = &parts->own.state;
+    const StateSlot* s = &state->slots[slot];
     memset(group, 0, state_group_elements(s, g) * s->element_bytes);
-    for (int i = 0; i < own->num_ranges && !parts->is_new && s->name; i++) {
-        const ZeroRange range = checkpoint_kept_range_(own, slot, &own->ranges[i]);
-        if (range.group == g && state_slot_has(&own->state, slot, range.row) &&
-            state_group_elements(s, g) > 0) {
-            const size_t begin = checkpoint_slot_place_(own, slot, range.logical);
-            checkpoint_read_elements_(parts, slot, begin,
-                                      begin + checkpoint_range_elements_(own, slot, &range),
-                                      (char*)group + s->begin[range.row] * s->element_bytes);
+    for (int i = 0; i < parts->own.num_ranges && !parts->is_new && s->name; i++) {
+        const ZeroRange range = checkpoint_kept_range_(&parts->own, slot, &parts->own.ranges[i]);
+        if (range.group == g && state_slot_has(state, slot, range.row) && state_group_elements(s, g) > 0) {
+            const size_t at = state_begin(state, slot, &range) - state_group_begin(s, g);
+            checkpoint_read_range_(parts, slot, range, (char*)group + at * s->element_bytes);
         }
     }
 }

@@ -87,6 +87,7 @@ void resume_close(Resume* r);
 #include "llmc/setup/resolve.h"
 #include "llmc/optim/optimizer.h"
 #include "llmc/optim/schedule.h"
+#include "llmc/parallel/rank_part.h"
 
 static const char* resume_out_(const Options* options) {
     if (!options->out[0]) {
@@ -409,7 +410,8 @@ void resume_check(Resume* r, const Settled* s, FILE* file, const char* trainer, 
     }
     r->sequence = resume_sequence_(r, options, file, are_other_data);
     resume_print_rate_(r, options, file);
-    if (!checkpoint_state_fits(&r->saved, s->optimizer, s->cfg)) {
+    const RankPart part = settled_part(s);
+    if (!checkpoint_state_fits(&r->saved, s->optimizer, &part)) {
         fprintf(file, "resume: the state of --optimizer %s starts as zeros\n",
                 optimizer_word((OptimizerName)options->optimizer));
     }

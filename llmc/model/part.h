@@ -216,8 +216,8 @@ static PartRun part_place_in_cols_(const TensorRow* row, int s, size_t at) {
 }
 
 PartRun part_place(const TensorRow* row, ModelConfig whole, int s, size_t at) {
-    size_t begin = 0, in_slice = 0, elements = 0; // of the matrix; of a slice
-    if (s <= 1 || row->split == SPLIT_NONE) {
+    size_t begin = 0, in_slice = 0, elements = 0;                          // of the matrix; of a slice
+    if (s <= 1 || row->split == SPLIT_NONE || row->split == SPLIT_WORDS) { // words keep their order
         const PartRun all = {at, at, tensor_layer_elements(row) - at};
         return all;
     }

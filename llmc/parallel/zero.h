@@ -233,20 +233,17 @@ ZeroPiece zero_piece(const ZeroPlan* plan, int g, ZeroPart part);
 static inline int zero_is_divided(const ZeroPlan* plan) { return plan->stage > 0 && plan->size > 1; }
 
 // The part of a parameter in one layer, or in a copy that several layers share, that this rank
-// owns. Files of state number all elements of the parameters in the order of their table, without
-// padding.
+// owns. Elements of all copies are numbered in the order of the table, without padding; so do files
+// of a model that is not cut.
 typedef struct {
     size_t full;     // begin in full arrays
     size_t owned;    // begin in owned arrays
     size_t in_piece; // begin in this rank's piece of the group
-    size_t logical;  // number of the first element in files of state
+    size_t logical;  // number of the first element
     size_t before;   // elements of the copy before it
     size_t count;
     int row, copy, group; // row of the table of parameters; copy of the tensor
 } ZeroRange;
-
-// Returns the elements of all parameters, as files number them.
-size_t zero_logical_elements(const TensorRow* rows, ModelConfig cfg);
 
 // Returns a bound for the number of ranges: one for each copy of each parameter.
 static inline int zero_max_ranges(ModelConfig cfg) {
@@ -551,16 +548,6 @@ ZeroPiece zero_piece(const ZeroPlan* plan, int g, ZeroPart part) {
 // Returns the elements of a copy of a parameter in files.
 static size_t zero_copy_in_files_(const TensorRow* row, ModelConfig cfg, int k) {
     return model_rows_of_copy(row, cfg, k) * row->cols;
-}
-
-size_t zero_logical_elements(const TensorRow* rows, ModelConfig cfg) {
-    size_t total = 0;
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        for (int k = 0; k < rows[i].layers; k++) {
-            total += zero_copy_in_files_(&rows[i], cfg, k);
-        }
-    }
-    return total;
 }
 
 // Returns the part of `tensor`, a copy of a parameter in full arrays, that this rank owns; its

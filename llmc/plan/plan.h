@@ -98,10 +98,11 @@ static void plan_count_copy_(Memory* memory, const Settled* s) {
     const Options* o = &s->options;
     const int is_gpu = o->program.trainer == OPTION_GPU,
               copies = is_gpu ? o->out[0] && s->use == USE_TRAIN : checkpoints_copy(o);
+    const RankPart part = settled_part(s);
     if (copies) {
         memory_count(memory, is_gpu ? "pinned copy to save" : "copy to save",
                      is_gpu ? MEMORY_HOST : MEMORY_DEVICE,
-                     checkpoints_bytes(s->cfg, s->optimizer, &s->zero, s->saved_dtype, o->model_file_gb));
+                     checkpoints_bytes(&part, s->optimizer, s->saved_dtype, o->model_file_gb));
     }
 }
 

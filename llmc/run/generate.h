@@ -62,6 +62,7 @@ void generate_close(Generate* g);
 #include "llmc/run/run_outputs.h"
 #include "llmc/setup/resolve.h"
 #include "llmc/setup/options.h"
+#include "llmc/checkpoint/load_save.h"
 #include "llmc/checkpoint/model_path.h"
 #include "llmc/comm/comm.h"
 #include "llmc/generate/text_stream.h"

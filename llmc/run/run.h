@@ -23,6 +23,8 @@ are collective.
 #include "llmc/setup/settled.h"
 #include "llmc/comm/stragglers.h"
 #include "llmc/plan/plan.h"
+#include "llmc/checkpoint/model_files.h"
+#include "llmc/checkpoint/more_tokens.h"
 #include "llmc/checkpoint/resume.h"
 #include "llmc/setup/run_data.h"
 #include "llmc/run/session.h"
@@ -197,6 +199,7 @@ void run_roll_back(Run* run);
 #include "llmc/base/wide_sum.h"
 #include "llmc/base/xxh64.h"
 #include "llmc/checkpoint/checkpoint.h"
+#include "llmc/checkpoint/load_save.h"
 #include "llmc/optim/outliers.h"
 #include "llmc/optim/loss_scale.h"
 #include "llmc/setup/resolve.h"
@@ -214,8 +217,8 @@ static int run_agree_(Run* run, int asks) { return comm_any(&run->comm, asks); }
 
 void run_set_model(Run* run, Model* model) {
     const Settled* s = &run->settled;
-    const ModelFiles files = {model,          run->trainer->access, s->cfg, s->optimizer, s->zero,
-                              s->saved_dtype, run->plan.in_place};
+    const ModelFiles files = {model,          run->trainer->access, settled_part(s), s->optimizer,
+                              s->saved_dtype, run->plan.in_place,   &run->comm};
     run->model = model;
     run->files = files;
 }

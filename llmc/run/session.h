@@ -179,7 +179,7 @@ void session_open(Session* s, const Settled* settled, const Resume* resume, Chec
         c->state.identity = resume->saved.identity;
         c->state.first_serial = resume->saved.first_serial;
         c->saved_step = c->whole_step = resume->saved.run.step;
-        comm_saved(run.comm, c->saved_step, options->out);
+        comm_saved(run.model.comm, c->saved_step, options->out);
     }
 }
 
@@ -296,7 +296,7 @@ void session_saves(Session* s, int reasons) {
 static void session_saved_(Session* s, RunLog* log, const char* path) {
     const int64_t step = s->checkpoints.state.run.step;
     log_save(log, step, path);
-    comm_saved(s->checkpoints.run.comm, step, s->settled->options.out);
+    comm_saved(s->checkpoints.run.model.comm, step, s->settled->options.out);
 }
 
 void session_report(Session* s, RunLog* log) {
@@ -398,7 +398,7 @@ static int session_is_healthy_(const SavedState* saved, const void* session) {
 }
 
 void session_roll_back(Session* s, const char* reason, char path[PATH_MAX], SavedState* saved) {
-    Comm* comm = s->checkpoints.run.comm;
+    Comm* comm = s->checkpoints.run.model.comm;
     int found = 1;
     if (comm->rank == 0) {
         CHECK(checkpoint_newest(path, saved, s->checkpoints.out, session_is_healthy_, s) > 0,

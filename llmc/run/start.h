@@ -61,6 +61,7 @@ int run_close(Run* run);
 #include "llmc/base/threads.h"
 #include "llmc/checkpoint/checkpoint.h"
 #include "llmc/checkpoint/export.h"
+#include "llmc/checkpoint/load_save.h"
 #include "llmc/checkpoint/model_path.h"
 #include "llmc/checkpoint/resume.h"
 #include "llmc/checkpoint/run_state.h"
@@ -122,7 +123,6 @@ static void start_open_session_(Run* run) {
     saved.trainer = trainer->name;
     saved.model = run->files;
     saved.memory = run->plan.copy;
-    saved.comm = &run->comm;
     saved.document = run_data_document_tokens(&run->data, run->settled.cfg.V);
     saved.tokenizer = run_data_saved_tokenizer(&run->data);
     saved.config = run->kept_config;
@@ -214,13 +214,9 @@ static void start_open_teacher_(Run* run) {
         return;
     }
     const Settled s = setup_teacher(&run->settled);
-    const ModelFiles files = {teacher,
-                              run->trainer->access,
-                              s.cfg,
-                              s.optimizer,
-                              s.zero,
-                              s.saved_dtype,
-                              run->plan.in_place && !s.options.quantize};
+    const ModelFiles files = {teacher,     run->trainer->access, settled_part(&s),
+                              s.optimizer, s.saved_dtype,        run->plan.in_place && !s.options.quantize,
+                              &run->comm};
     load_model(&files, run->teacher_path, 0, NULL);
     run->state.teacher = run->trainer->checksum(teacher);
     snprintf(words, sizeof(words), "%016llx", (unsigned long long)run->state.teacher);
@@ -318,7 +314,7 @@ static void start_print_best_(const Run* run) {
 static void start_summarize_(Run* run) {
     double peak_mib, beside_mib;
     comm_progress(&run->comm, COMM_SAVE, run->state.step, "the export");
-    export_model(&run->files, run->comm.rank, &run->settled.options, &run->data);
+    export_model(&run->files, &run->settled.options, &run->data);
     run->trainer->memory(&peak_mib, &beside_mib);
     const LogSummary end = {run->state.step,
                             run->state.val_loss,

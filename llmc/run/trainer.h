@@ -13,7 +13,7 @@ functions that others call: for the plan, tasks, samples, loading and saving.
 
 #include "llmc/base/wide_sum.h"
 #include "llmc/data/dataloader.h"
-#include "llmc/checkpoint/load_save.h"
+#include "llmc/checkpoint/model_files.h"
 #include "llmc/run/evaluation.h"
 #include "llmc/generate/generator.h"
 #include "llmc/setup/settled.h"
@@ -85,7 +85,7 @@ typedef struct {
     PrefillSequence prefill;  // generator.h
     DecodeStep decode;
 
-    ModelAccess access; // load_save.h
+    ModelAccess access; // model_files.h
 
     // Sets the k most likely tokens after each token of a batch, and their log-probabilities at a
     // temperature, (B T, k).

@@ -21,6 +21,8 @@ Settled (plan/fit.h, plan/memory_limit.h).
 #include "llmc/ops/distill.h"
 #include "llmc/optim/stages.h"
 #include "llmc/optim/optimizer.h"
+#include "llmc/parallel/grid.h"
+#include "llmc/parallel/rank_part.h"
 #include "llmc/parallel/zero.h"
 #include "llmc/setup/launcher.h"
 #include "llmc/setup/options.h"
@@ -127,6 +129,13 @@ static inline void settled_conclude(Settled* s) {
     s->sequences = o->total_batch / o->seq_len;
     s->micro_batches = (s->sequences + o->batch - 1) / o->batch;
     s->decode_batch = s->use == USE_GENERATE ? o->batch : 1;
+}
+
+// Returns the part of the model that this rank has.
+static inline RankPart settled_part(const Settled* s) {
+    const GridShape shape = {1, 1, s->ranks.size, 1, 1};
+    const RankPart part = {s->cfg, s->cfg, s->zero, grid_of(shape, s->ranks.rank), s->freeze.rows};
+    return part;
 }
 
 // Returns the settings for options without any "auto"; settle() is for the others.

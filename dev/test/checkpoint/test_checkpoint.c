@@ -90,12 +90,11 @@ static CheckpointRun run_of(ModelConfig cfg, Model* model, SafeTensorsDtype dtyp
     const CheckpointRun run = {.trainer = "test",
                                .model = {.model = model,
                                          .access = {.get_group = get_group, .get_state = get_state},
-                                         .cfg = cfg,
+                                         .part = rank_part_of_data(cfg, zero_plan(cfg, 0, 0, 1), 0),
                                          .optimizer = adamw,
-                                         .zero = zero_plan(cfg, 0, 0, 1),
                                          .dtype = dtype,
-                                         .in_place = 1},
-                               .comm = &alone,
+                                         .in_place = 1,
+                                         .comm = &alone},
                                .document = document_tokens_of(4),
                                .train_tokens = 1000,
                                .train_data = 0xABCDEF0123456789};
@@ -104,11 +103,12 @@ static CheckpointRun run_of(ModelConfig cfg, Model* model, SafeTensorsDtype dtyp
 
 // One process, which updates everything.
 static ZeroPlan whole(void) { return zero_plan(TINY, 0, 0, 1); }
+static RankPart whole_part(void) { return rank_part_of_data(TINY, whole(), 0); }
 
 // Bytes of the copy that a save makes.
 static size_t copy_bytes(SafeTensorsDtype dtype) {
-    const ZeroPlan plan = whole();
-    return checkpoints_bytes(TINY, adamw, &plan, dtype, 5);
+    const RankPart part = whole_part();
+    return checkpoints_bytes(&part, adamw, dtype, 5);
 }
 
 static RunState state_of(int64_t step) {
@@ -180,11 +180,11 @@ static void save(const Run* run, int64_t step) {
 
 // Reads m and v into memory that is laid out by the rows of TINY,
 static void read_optimizer(const SavedState* state, const char* directory, float* memory) {
-    const ZeroPlan plan = whole();
+    const RankPart part = whole_part();
     const OptimizerState layout = state_layout();
     CheckpointParts parts;
-    checkpoint_parts_open(&parts, state, directory, adamw, TINY, &plan);
-    for (int g = 0; g < plan.groups; g++) {
+    checkpoint_parts_open(&parts, state, directory, adamw, &part);
+    for (int g = 0; g < part.zero.groups; g++) {
         for (int slot = STATE_M; slot <= STATE_V; slot++) {
             checkpoint_parts_read(&parts, slot, g,
                                   memory + (slot == STATE_V ? state_elements() : 0) +

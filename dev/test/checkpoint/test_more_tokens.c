@@ -121,8 +121,7 @@ static void test_load(const MoreTokens* more, ModelConfig cfg, ZeroPlan zero, in
     Model model = {zero, (float*)check_alloc(zero_count(&zero, ZERO_FULL), sizeof(float), "model")};
     const ModelFiles files = {.model = &model,
                               .access = {.get_group = group_of, .set_group = keep_group, .loaded = is_loaded},
-                              .cfg = cfg,
-                              .zero = zero,
+                              .part = rank_part_of_data(cfg, zero, 0),
                               .in_place = in_place};
     load_model(&files, test_path("own"), 0, more);
     zero_parameter_rows(rows, &zero, cfg, sizeof(float));

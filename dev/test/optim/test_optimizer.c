@@ -241,14 +241,15 @@ static void save(Saved* saved, Optimizer optimizer, int stage, int size) {
     saved->options[6] = (SavedOption){"freeze", "qkvw,fcw"};
     for (int rank = 0; rank < size; rank++) {
         const ZeroPlan zero = frozen_plan(WIDE, stage, rank, size, optimizer.frozen, 0);
+        const RankPart of = rank_part_of_data(WIDE, zero, optimizer.frozen);
         CheckpointPart part;
-        checkpoint_part_open(&part, optimizer, WIDE, &zero);
+        checkpoint_part_open(&part, optimizer, &of);
         void* memory = check_alloc(part.state.bytes + 1, 1, "state");
         part.state.memory = memory;
         visit(&part.state, part.ranges, part.num_ranges, 0);
-        if (rank < checkpoint_part_writers(&zero)) {
+        if (checkpoint_part_number(&of) >= 0) {
             char* name = saved->names[saved->state.num_files];
-            checkpoint_part_name(name, rank, checkpoint_part_writers(&zero));
+            checkpoint_part_name(name, checkpoint_part_number(&of), checkpoint_part_writers(&of));
             saved->files[saved->state.num_files++].name = name;
             checkpoint_part_write(&part, test_path(name), memory);
         }
@@ -262,8 +263,9 @@ static double load(Saved* saved, Optimizer optimizer, int stage, int size, int i
     double sum = 0;
     for (int rank = 0; rank < size; rank++) {
         const ZeroPlan zero = frozen_plan(WIDE, stage, rank, size, optimizer.frozen, 0);
+        const RankPart of = rank_part_of_data(WIDE, zero, optimizer.frozen);
         CheckpointParts parts;
-        checkpoint_parts_open(&parts, &saved->state, test_tmpdir(), optimizer, WIDE, &zero);
+        checkpoint_parts_open(&parts, &saved->state, test_tmpdir(), optimizer, &of);
         OptimizerState* state = &parts.own.state;
         char* memory = (char*)check_alloc(state->bytes + 1, 1, "state");
         state->memory = memset(memory, 0xFF, state->bytes); // NaN
