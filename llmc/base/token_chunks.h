@@ -30,4 +30,15 @@ HOST_DEVICE int token_chunks_end(TokenChunks chunks, int t, int T) {
     return chunks.last > 0 && t < T / 2 ? T / 2 : T;
 }
 
+// Returns the rank's first token at a position or after it; T if it has none.
+HOST_DEVICE int token_chunks_from(TokenChunks chunks, int position, int T) {
+    for (int t = 0; t < T; t = token_chunks_end(chunks, t, T)) {
+        const int ahead = position - token_chunks_position(chunks, t, T);
+        if (ahead < token_chunks_end(chunks, t, T) - t) {
+            return ahead > 0 ? t + ahead : t;
+        }
+    }
+    return T;
+}
+
 #endif

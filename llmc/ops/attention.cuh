@@ -33,11 +33,14 @@ attention_backward also sets or adds to, according to `mode`,
 
 This is the bias gradient of the linear layer that computes qkv. It is skipped if it has no data.
 
+attention_gathered_forward and _backward do the same for the queries of a rank's chunks; chunks are
+multiples of ATTENTION_ROW_ALIGN tokens. No bias: dqkv lacks the other ranks' part.
+
 Heads have up to 128 elements. In shared memory they are padded with zeros to 16, 32, 64, 80, 96 or
 128; with documents to 32, 64 or 128. If a row of a head is not a multiple of 16 bytes, it is copied
 element by element.
 
-With USE_CUDNN, attention_cudnn.cuh replaces these kernels where it can.
+With USE_CUDNN, attention_cudnn.cuh replaces these kernels where it can, but not for gathered keys.
 
 Generation has its own kernel for one query per sequence, with one block per head. It reads
 positions on the GPU, so a step can be one CUDA graph.
@@ -63,9 +66,10 @@ enum { ATTENTION_WARPS = 4, ATTENTION_THREADS = 32 * ATTENTION_WARPS };
 
 #define ATTENTION_LOG2_E 1.4426950408889634f // e^x = 2^(x ATTENTION_LOG2_E)
 
-// Earlier keys that a query sees: all, or only those of its document, as given by `starts`. Kernels
-// are compiled for each, because looking at documents needs registers.
-typedef enum { ATTENTION_CAUSAL, ATTENTION_DOCUMENTS } AttentionMask_;
+// Earlier keys that a query sees: all, or only those of its document, as given by `starts`; either
+// of these, with gathered keys. Kernels are compiled for each, because looking at documents, and at
+// chunks, needs registers.
+typedef enum { ATTENTION_CAUSAL, ATTENTION_DOCUMENTS, ATTENTION_GATHERED } AttentionMask_;
 
 // Arguments of all kernels. A block's index modulo `tiles` is its tile, the quotient its head, so
 // blocks that run at the same time share keys and values in the L2 cache.
@@ -73,7 +77,8 @@ typedef struct {
     int T, NH, KV, HS, tiles;
     int Q, K; // columns of the queries and of the keys in qkv, of Q + 2 K
     float root;
-    int packs; // rows of heads can be read and written 16 bytes at a time
+    int packs;          // rows of heads can be read and written 16 bytes at a time
+    TokenChunks chunks; // of ATTENTION_GATHERED
 } AttentionSize_;
 
 // Tile sizes of each kernel for heads of up to W, chosen with ptxas -v (CUDA 13). On sm_90a only
@@ -114,8 +119,8 @@ template <class X, int W> struct AttentionTiling_ {
                   "two blocks fit, with the 1 KiB that each takes besides");
 };
 
-// Offsets of the block's head in qkv (at its q, and at the k that it reads; v follows K later),
-// out, lse and starts.
+// Offsets of the block's head: of its q in qkv, of the k that it reads in qkv or kv (v follows K
+// later), in out, lse and starts.
 typedef struct {
     size_t in_q, in_k, in_out, in_lse, in_starts;
 } AttentionHead_;
@@ -124,22 +129,52 @@ __host__ __device__ inline size_t attention_stride_(const AttentionSize_& size) 
     return (size_t)size.Q + 2 * size.K;
 }
 
+// Return the number of keys of a sequence, and what a row of them, in qkv or kv, is apart from the
+// next.
+template <AttentionMask_ MASK> __device__ inline int attention_last_(const AttentionSize_& size) {
+    return MASK == ATTENTION_GATHERED ? token_chunks_length(size.chunks, size.T) : size.T;
+}
+template <AttentionMask_ MASK> __device__ inline size_t attention_key_stride_(const AttentionSize_& size) {
+    return MASK == ATTENTION_GATHERED ? 2 * (size_t)size.K : attention_stride_(size);
+}
+
+// Returns how far the positions of a tile of queries in the sequence are from their rows, the first
+// of which is `row`.
+template <AttentionMask_ MASK> __device__ inline int attention_shift_(int row, const AttentionSize_& size) {
+    return MASK == ATTENTION_GATHERED ? token_chunks_position(size.chunks, row, size.T) - row : 0;
+}
+
 // Returns the offsets of head h of sequence b.
+template <AttentionMask_ MASK>
 __device__ inline AttentionHead_ attention_head_(size_t b, int h, const AttentionSize_& size) {
-    const size_t token = b * size.T, stride = attention_stride_(size);
+    const size_t token = b * size.T, stride = attention_stride_(size), key = b * attention_last_<MASK>(size);
     AttentionHead_ at;
     at.in_q = token * stride + h * size.HS;
-    at.in_k = token * stride + size.Q + h / (size.NH / size.KV) * size.HS;
+    at.in_k = key * attention_key_stride_<MASK>(size) + (MASK == ATTENTION_GATHERED ? 0 : size.Q) +
+              h / (size.NH / size.KV) * size.HS;
     at.in_out = token * size.Q + h * size.HS;
     at.in_lse = (b * size.NH + h) * size.T;
-    at.in_starts = token;
+    at.in_starts = key;
     return at;
 }
 
 // Returns the offsets of the block's head, if there is one block for each head of queries.
+template <AttentionMask_ MASK>
 __device__ inline AttentionHead_ attention_query_head_(const AttentionSize_& size) {
     const int head = blockIdx.x / size.tiles;
-    return attention_head_(head / size.NH, head % size.NH, size);
+    return attention_head_<MASK>(head / size.NH, head % size.NH, size);
+}
+
+// Returns the first key that query t sees; gathered keys may have no documents.
+template <AttentionMask_ MASK> __device__ inline int attention_start_of_(const int* starts, int t) {
+    return MASK == ATTENTION_GATHERED && !starts ? 0 : starts[t];
+}
+
+// Returns the starts of the block's sequence.
+template <AttentionMask_ MASK>
+__device__ inline const int* attention_starts_of_(const int* starts, const AttentionHead_& at) {
+    return MASK == ATTENTION_CAUSAL || (MASK == ATTENTION_GATHERED && !starts) ? starts
+                                                                               : starts + at.in_starts;
 }
 
 // ---- between global and shared memory ----
@@ -185,11 +220,11 @@ __device__ inline void attention_load_(X* tile, const X* rows, size_t stride, in
     }
 }
 
-// Starts to copy two tiles, one after the other: k and v, or q and dout, from `row` on.
+// Starts to copy two tiles, one after the other: k and v, or q and dout, from `row` of T on.
 template <class X, int ROWS, int W>
 __device__ inline void attention_load_two_(X* tiles, const X* first, size_t first_stride, const X* second,
-                                           size_t second_stride, int row, const AttentionSize_& size) {
-    const int count = size.T - row;
+                                           size_t second_stride, int row, int T, const AttentionSize_& size) {
+    const int count = T - row;
     attention_load_<X, ROWS, W>(tiles, first + row * first_stride, first_stride, count, size);
     attention_load_<X, ROWS, W>(tiles + ROWS * (W + Pack<X>::SIZE), second + row * second_stride,
                                 second_stride, count, size);
@@ -203,9 +238,9 @@ template <class X, int ROWS, int W> __device__ inline X* attention_stage_(X* str
 
 template <class X, int ROWS, int W>
 __device__ inline void attention_stream_(X* stream, const X* first, size_t first_stride, const X* second,
-                                         size_t second_stride, int row, const AttentionSize_& size) {
+                                         size_t second_stride, int row, int T, const AttentionSize_& size) {
     attention_load_two_<X, ROWS, W>(attention_stage_<X, ROWS, W>(stream, row), first, first_stride, second,
-                                    second_stride, row, size);
+                                    second_stride, row, T, size);
 }
 
 // Returns the first key that a query sees, which is stored after the elements of its row in shared
@@ -222,9 +257,9 @@ template <class X, int W> __device__ inline int attention_first_key_(const X* ro
 template <class X, AttentionMask_ MASK, int ROWS, int W>
 __device__ inline void attention_load_starts_(X* tile, const int* starts, int row, int T) {
     static_assert(ROWS <= ATTENTION_THREADS, "a thread for every row");
-    if (MASK == ATTENTION_DOCUMENTS && threadIdx.x < ROWS) {
+    if (MASK != ATTENTION_CAUSAL && threadIdx.x < ROWS) {
         attention_first_key_<X, W>(tile + threadIdx.x * (W + Pack<X>::SIZE)) =
-            starts[min(row + (int)threadIdx.x, T - 1)];
+            attention_start_of_<MASK>(starts, min(row + (int)threadIdx.x, T - 1));
     }
 }
 
@@ -644,24 +679,27 @@ __device__ inline void attention_forward_tile_(float (&acc)[M][W / 8][4], Attent
 // where nothing spills.
 template <class X, int W, AttentionMask_ MASK>
 __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
-    attention_forward_kernel_(X* out, float* lse, const X* qkv, const int* starts, AttentionSize_ size) {
+    attention_forward_kernel_(X* out, float* lse, const X* qkv, const X* kv, const int* starts,
+                              AttentionSize_ size) {
     typedef AttentionTiling_<X, W> Tiling;
     constexpr int M = Tiling::FORWARD_M, COLS = Tiling::FORWARD_COLS, ROWS = 16 * ATTENTION_WARPS * M;
     constexpr int STRIDE = Tiling::STRIDE;
     SMEM_DYNAMIC(X, q_tile);
     X* stream = q_tile + ROWS * STRIDE;
-    const AttentionHead_ at = attention_query_head_(size);
-    starts += MASK == ATTENTION_DOCUMENTS ? at.in_starts : 0;
-    const size_t stride = attention_stride_(size);
-    const X *q = qkv + at.in_q, *k = qkv + at.in_k, *v = k + size.K;
-    const int t0 = (size.tiles - 1 - (int)(blockIdx.x % size.tiles)) * ROWS;
-    const int mine = 16 * M * (threadIdx.x / 32), row0 = t0 + mine, keys = min(t0 + ROWS, size.T);
-    const int from = MASK == ATTENTION_DOCUMENTS ? starts[t0] / COLS * COLS : 0;
+    const AttentionHead_ at = attention_query_head_<MASK>(size);
+    starts = attention_starts_of_<MASK>(starts, at);
+    const size_t stride = attention_stride_(size), key_stride = attention_key_stride_<MASK>(size);
+    const X *q = qkv + at.in_q, *k = (MASK == ATTENTION_GATHERED ? kv : qkv) + at.in_k, *v = k + size.K;
+    const int t0 = (size.tiles - 1 - (int)(blockIdx.x % size.tiles)) * ROWS,
+              last = attention_last_<MASK>(size), shift = attention_shift_<MASK>(t0, size);
+    const int mine = 16 * M * (threadIdx.x / 32), row0 = t0 + mine, keys = min(t0 + ROWS, size.T) + shift;
+    const int from =
+        MASK != ATTENTION_CAUSAL ? attention_start_of_<MASK>(starts, t0 + shift) / COLS * COLS : 0;
     const float scale = ATTENTION_LOG2_E / size.root;
 
     attention_load_<X, ROWS, W>(q_tile, q + t0 * stride, stride, size.T - t0, size);
-    attention_load_starts_<X, MASK, ROWS, W>(q_tile, starts, t0, size.T);
-    attention_stream_<X, COLS, W>(stream, k, stride, v, stride, from, size);
+    attention_load_starts_<X, MASK, ROWS, W>(q_tile, starts, t0 + shift, last);
+    attention_stream_<X, COLS, W>(stream, k, key_stride, v, key_stride, from, last, size);
     attention_wait_();
     AttentionLeft_<X, M, W, Tiling::FORWARD_KEEP> left;
     attention_left_(left, q_tile + mine * STRIDE);
@@ -670,14 +708,15 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
     float acc[M][W / 8][4] = {};
     for (int u0 = from; u0 < keys; u0 += COLS) {
         if (u0 + COLS < keys) {
-            attention_stream_<X, COLS, W>(stream, k, stride, v, stride, u0 + COLS, size);
+            attention_stream_<X, COLS, W>(stream, k, key_stride, v, key_stride, u0 + COLS, last, size);
         }
         // Otherwise the whole warp skips the tile: it is above the diagonal, or in earlier
         // documents.
-        if (row0 < size.T && u0 < row0 + 16 * M &&
+        if (row0 < size.T && u0 < row0 + shift + 16 * M &&
             attention_some_see_<X, MASK, W>(left.rows, u0 + COLS - 1)) {
             const X* tile = attention_stage_<X, COLS, W>(stream, u0);
-            attention_forward_tile_<X, MASK, M, COLS / 8, W>(acc, softmax, left, tile, row0, u0, scale);
+            attention_forward_tile_<X, MASK, M, COLS / 8, W>(acc, softmax, left, tile, row0 + shift, u0,
+                                                             scale);
         }
         attention_wait_();
     }
@@ -845,16 +884,16 @@ __device__ inline void attention_mask_earlier_queries_(float (&s)[M][N][4], int 
 
 // Array whose element t is the first key that query t sees. The row of `starts` is kept as an
 // index: a pointer needs one more register.
-struct AttentionStarts_ {
+template <AttentionMask_ MASK> struct AttentionStarts_ {
     const int* starts;
     int row;
-    __device__ int operator[](int t) const { return starts[row + t]; }
+    __device__ int operator[](int t) const { return attention_start_of_<MASK>(starts, row + t); }
 };
 
 // Sets scores with queries of later documents to -infinity.
-template <int M, int N>
-__device__ inline void attention_mask_later_queries_(float (&s)[M][N][4], AttentionStarts_ first_key, int u0,
-                                                     int t0, int T) {
+template <AttentionMask_ MASK, int M, int N>
+__device__ inline void attention_mask_later_queries_(float (&s)[M][N][4], AttentionStarts_<MASK> first_key,
+                                                     int u0, int t0, int T) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int i = 0; i < 2 * N; i++) {
@@ -911,25 +950,29 @@ attention_queries_step_(float (&dq)[M][W / 8][4], const AttentionLeft_<X, M, W, 
 template <class X, int W, AttentionMask_ MASK>
 __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
     attention_backward_queries_kernel_(X* dqkv, float2* rows, float* sums, const X* dout, const X* qkv,
-                                       const X* out, const float* lse, const int* starts, AttentionSize_ size,
-                                       int Tp) {
+                                       const X* kv, const X* out, const float* lse, const int* starts,
+                                       AttentionSize_ size, int Tp) {
     typedef AttentionTiling_<X, W> Tiling;
     constexpr int M = Tiling::BACKWARD_M, COLS = Tiling::BACKWARD_COLS, ROWS = 16 * ATTENTION_WARPS * M;
     constexpr int STRIDE = Tiling::STRIDE, STEP = Tiling::BACKWARD_STEP;
     SMEM_DYNAMIC(X, q_tile);
     X *d_tile = q_tile + ROWS * STRIDE, *stream = d_tile + ROWS * STRIDE;
-    const AttentionHead_ at = attention_query_head_(size);
-    starts += MASK == ATTENTION_DOCUMENTS ? at.in_starts : 0;
-    const size_t stride = attention_stride_(size);
-    const X *q = qkv + at.in_q, *k = qkv + at.in_k, *v = k + size.K, *d = dout + at.in_out;
-    const int t0 = (size.tiles - 1 - (int)(blockIdx.x % size.tiles)) * ROWS, keys = min(t0 + ROWS, size.T);
+    const AttentionHead_ at = attention_query_head_<MASK>(size);
+    starts = attention_starts_of_<MASK>(starts, at);
+    const size_t stride = attention_stride_(size), key_stride = attention_key_stride_<MASK>(size);
+    const X *q = qkv + at.in_q, *k = (MASK == ATTENTION_GATHERED ? kv : qkv) + at.in_k, *v = k + size.K,
+            *d = dout + at.in_out;
+    const int t0 = (size.tiles - 1 - (int)(blockIdx.x % size.tiles)) * ROWS,
+              last = attention_last_<MASK>(size), shift = attention_shift_<MASK>(t0, size),
+              keys = min(t0 + ROWS, size.T) + shift;
     const int mine = 16 * M * (threadIdx.x / 32), row0 = t0 + mine;
-    const int from = MASK == ATTENTION_DOCUMENTS ? starts[t0] / COLS * COLS : 0;
+    const int from =
+        MASK != ATTENTION_CAUSAL ? attention_start_of_<MASK>(starts, t0 + shift) / COLS * COLS : 0;
     const float scale = 1.0f / size.root;
 
-    attention_load_two_<X, ROWS, W>(q_tile, q, stride, d, size.Q, t0, size);
-    attention_load_starts_<X, MASK, ROWS, W>(q_tile, starts, t0, size.T);
-    attention_stream_<X, COLS, W>(stream, k, stride, v, stride, from, size);
+    attention_load_two_<X, ROWS, W>(q_tile, q, stride, d, size.Q, t0, size.T, size);
+    attention_load_starts_<X, MASK, ROWS, W>(q_tile, starts, t0 + shift, last);
+    attention_stream_<X, COLS, W>(stream, k, key_stride, v, key_stride, from, last, size);
     AttentionOut_<X, M, W> mine_out; // in flight while the tiles arrive
     attention_load_out_(mine_out, out + at.in_out + row0 * (size_t)size.Q, size.T - row0, size);
     attention_wait_();
@@ -942,16 +985,17 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
     float dq[M][W / 8][4] = {};
     for (int u0 = from; u0 < keys; u0 += COLS) {
         if (u0 + COLS < keys) {
-            attention_stream_<X, COLS, W>(stream, k, stride, v, stride, u0 + COLS, size);
+            attention_stream_<X, COLS, W>(stream, k, key_stride, v, key_stride, u0 + COLS, last, size);
         }
 #pragma unroll 1
         for (int i = 0; i < COLS; i += STEP) {
-            if (row0 < size.T && u0 + i < row0 + 16 * M &&
+            if (row0 < size.T && u0 + i < row0 + shift + 16 * M &&
                 // some query sees some key
                 attention_some_see_<X, MASK, W>(left_q.rows, u0 + i + STEP - 1)) {
                 const X* k_step = attention_stage_<X, COLS, W>(stream, u0) + i * STRIDE;
-                attention_queries_step_<X, MASK, M, STEP / 8, W>(
-                    dq, left_q, left_d, k_step, k_step + COLS * STRIDE, mine_rows, row0, u0 + i, scale);
+                attention_queries_step_<X, MASK, M, STEP / 8, W>(dq, left_q, left_d, k_step,
+                                                                 k_step + COLS * STRIDE, mine_rows,
+                                                                 row0 + shift, u0 + i, scale);
             }
         }
         attention_wait_();
@@ -959,9 +1003,11 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
     attention_scale_(dq, scale);
     attention_store_<X, M, W>(dqkv + at.in_q + row0 * stride, stride, size.T - row0, size,
                               q_tile + mine * STRIDE, dq);
-    __syncthreads();
-    const int head = blockIdx.x / size.tiles;
-    attention_column_sums_<X, ROWS, W>(sums, q_tile, head / size.NH, head % size.NH * size.HS, t0, size);
+    if (MASK != ATTENTION_GATHERED) {
+        __syncthreads();
+        const int head = blockIdx.x / size.tiles;
+        attention_column_sums_<X, ROWS, W>(sums, q_tile, head / size.NH, head % size.NH * size.HS, t0, size);
+    }
 }
 
 // A block owns ROWS keys of one key head and their values. The first keys go first, because the
@@ -976,8 +1022,8 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
 // ldmatrix save moves, but need one register too many.
 template <class X, int W, AttentionMask_ MASK>
 __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
-    attention_backward_keys_kernel_(X* dqkv, float* sums, const X* dout, const X* qkv, const float2* rows,
-                                    const int* starts, AttentionSize_ size, int Tp) {
+    attention_backward_keys_kernel_(X* dqkv, X* dkv, float* sums, const X* dout, const X* qkv, const X* kv,
+                                    const float2* rows, const int* starts, AttentionSize_ size, int Tp) {
     typedef AttentionTiling_<X, W> Tiling;
     constexpr int M = Tiling::BACKWARD_M, COLS = Tiling::BACKWARD_COLS, ROWS = 16 * ATTENTION_WARPS * M;
     constexpr int STRIDE = Tiling::STRIDE, STEP = Tiling::BACKWARD_STEP;
@@ -985,17 +1031,20 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
     X *v_tile = k_tile + ROWS * STRIDE, *stream = v_tile + ROWS * STRIDE;
     const int key_head = blockIdx.x / size.tiles, group = size.NH / size.KV;
     // offsets of the first head that reads the keys
-    const AttentionHead_ at = attention_head_(key_head / size.KV, key_head % size.KV * group, size);
-    const AttentionStarts_ first_key = {starts, (int)at.in_starts};
-    const size_t stride = attention_stride_(size);
-    const X *q = qkv + at.in_q, *k = qkv + at.in_k, *v = k + size.K, *d = dout + at.in_out;
+    const AttentionHead_ at = attention_head_<MASK>(key_head / size.KV, key_head % size.KV * group, size);
+    const AttentionStarts_<MASK> first_key = {starts, (int)at.in_starts};
+    const size_t stride = attention_stride_(size), key_stride = attention_key_stride_<MASK>(size);
+    const X *q = qkv + at.in_q, *k = (MASK == ATTENTION_GATHERED ? kv : qkv) + at.in_k, *v = k + size.K,
+            *d = dout + at.in_out;
     const int u0 = (int)(blockIdx.x % size.tiles) * ROWS, mine = 16 * M * (threadIdx.x / 32),
-              row0 = u0 + mine;
+              row0 = u0 + mine, last = attention_last_<MASK>(size);
+    // first query that sees the keys
+    const int first = MASK == ATTENTION_GATHERED ? token_chunks_from(size.chunks, u0, size.T) : u0;
     const float scale = 1.0f / size.root;
     rows += key_head * group * (size_t)Tp;
 
-    attention_load_two_<X, ROWS, W>(k_tile, k, stride, v, stride, u0, size);
-    attention_stream_<X, COLS, W>(stream, q, stride, d, size.Q, u0, size);
+    attention_load_two_<X, ROWS, W>(k_tile, k, key_stride, v, key_stride, u0, last, size);
+    attention_stream_<X, COLS, W>(stream, q, stride, d, size.Q, first, size.T, size);
     attention_wait_();
     AttentionLeft_<X, M, W, Tiling::KEYS_KEEP_K> left_k;
     AttentionLeft_<X, M, W, Tiling::KEYS_KEEP_V> left_v;
@@ -1003,25 +1052,28 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
     attention_left_(left_v, v_tile + mine * STRIDE);
     float dk[M][W / 8][4] = {}, dv[M][W / 8][4] = {};
     for (int left = group; left > 0; left--) {
-        for (int t0 = u0; t0 < size.T && (MASK == ATTENTION_CAUSAL || first_key[t0] < u0 + ROWS);
+        int shift = attention_shift_<MASK>(first, size);
+        for (int t0 = first; t0 < size.T && (MASK == ATTENTION_CAUSAL || first_key[t0 + shift] < u0 + ROWS);
              t0 += COLS) {
+            shift = attention_shift_<MASK>(t0, size);
             if (t0 + COLS < size.T) {
-                attention_stream_<X, COLS, W>(stream, q, stride, d, size.Q, t0 + COLS, size);
+                attention_stream_<X, COLS, W>(stream, q, stride, d, size.Q, t0 + COLS, size.T, size);
             }
 #pragma unroll 1
             for (int i = 0; i < COLS; i += STEP) {
-                if (row0 < size.T && t0 + i < size.T && t0 + i + STEP > row0 &&
+                const int t = t0 + shift + i; // position of the first query
+                if (row0 < last && t0 + i < size.T && t + STEP > row0 &&
                     // some query sees some key
-                    (MASK == ATTENTION_CAUSAL || first_key[t0 + i] < row0 + 16 * M)) {
+                    (MASK == ATTENTION_CAUSAL || first_key[t] < row0 + 16 * M)) {
                     const X *q_step = attention_stage_<X, COLS, W>(stream, t0) + i * STRIDE,
                             *d_step = q_step + COLS * STRIDE;
                     float s[M][STEP / 8][4], ds[M][STEP / 8][4];
                     attention_dot_(s, left_k, q_step);
-                    if (t0 + i < row0 + 16 * M - 1) {
-                        attention_mask_earlier_queries_(s, row0, t0 + i);
+                    if (t < row0 + 16 * M - 1) {
+                        attention_mask_earlier_queries_(s, row0, t);
                     }
-                    if (MASK == ATTENTION_DOCUMENTS && first_key[min(t0 + i + STEP, size.T) - 1] > row0) {
-                        attention_mask_later_queries_(s, first_key, row0, t0 + i, size.T);
+                    if (MASK != ATTENTION_CAUSAL && first_key[min(t + STEP, last) - 1] > row0) {
+                        attention_mask_later_queries_(s, first_key, row0, t, last);
                     }
                     attention_dot_(ds, left_v, d_step);
                     attention_gradient_of_keys_(s, ds, rows + t0 + i, scale * ATTENTION_LOG2_E);
@@ -1035,18 +1087,20 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
         d += size.HS;
         rows += Tp;
         if (left > 1) { // the next head's queries
-            attention_stream_<X, COLS, W>(stream, q, stride, d, size.Q, u0, size);
+            attention_stream_<X, COLS, W>(stream, q, stride, d, size.Q, first, size.T, size);
             attention_wait_();
         }
     }
     attention_scale_(dk, scale);
-    X* to = dqkv + at.in_k + row0 * stride;
-    attention_store_<X, M, W>(to, stride, size.T - row0, size, k_tile + mine * STRIDE, dk);
-    attention_store_<X, M, W>(to + size.K, stride, size.T - row0, size, v_tile + mine * STRIDE, dv);
-    __syncthreads();
-    const int b = key_head / size.KV, column = size.Q + key_head % size.KV * size.HS;
-    attention_column_sums_<X, ROWS, W>(sums, k_tile, b, column, u0, size);
-    attention_column_sums_<X, ROWS, W>(sums, v_tile, b, column + size.K, u0, size);
+    X* to = (MASK == ATTENTION_GATHERED ? dkv : dqkv) + at.in_k + row0 * key_stride;
+    attention_store_<X, M, W>(to, key_stride, last - row0, size, k_tile + mine * STRIDE, dk);
+    attention_store_<X, M, W>(to + size.K, key_stride, last - row0, size, v_tile + mine * STRIDE, dv);
+    if (MASK != ATTENTION_GATHERED) {
+        __syncthreads();
+        const int b = key_head / size.KV, column = size.Q + key_head % size.KV * size.HS;
+        attention_column_sums_<X, ROWS, W>(sums, k_tile, b, column, u0, size);
+        attention_column_sums_<X, ROWS, W>(sums, v_tile, b, column + size.K, u0, size);
+    }
 }
 
 // ---- launchers ----
@@ -1061,7 +1115,14 @@ static inline AttentionSize_ attention_size_(AttentionSizes sizes) {
     size.Q = attention_queries_size(sizes);
     size.K = attention_keys_size(sizes);
     size.root = sizes.root;
+    size.chunks = sizes.chunks;
     return size;
+}
+
+// Checks that no tile of queries has parts of two chunks.
+static inline void attention_check_chunks_(AttentionSizes sizes) {
+    CHECK(sizes.T % (2 * ATTENTION_ROW_ALIGN) == 0,
+          "attention: chunks of %d / 2 tokens, wanted a multiple of %d", sizes.T, (int)ATTENTION_ROW_ALIGN);
 }
 
 // Runs the statement if heads of size HS are wider than `below`, and at most WIDTH: with W the
@@ -1089,10 +1150,10 @@ static inline AttentionSize_ attention_size_(AttentionSizes sizes) {
 // compile, and at W = 96 one would spill.
 constexpr int attention_documents_width_(int W) { return W <= 32 ? 32 : W <= 64 ? 64 : 128; }
 
-// Returns the number of blocks, one for each tile of `rows` rows of each of the `heads` heads. Sets
-// size->tiles.
-static inline unsigned attention_grid_(AttentionSize_* size, size_t heads, int rows) {
-    size->tiles = ceil_div(size->T, rows);
+// Returns the number of blocks, one for each tile of `rows` of the T rows of each of the `heads`
+// heads. Sets size->tiles.
+static inline unsigned attention_grid_(AttentionSize_* size, int T, size_t heads, int rows) {
+    size->tiles = ceil_div(T, rows);
     CHECK(heads * size->tiles <= INT_MAX, "attention: %zu heads of %d tiles do not fit into a grid", heads,
           size->tiles);
     return (unsigned)(heads * size->tiles);
@@ -1105,12 +1166,12 @@ static inline int attention_packs_(int HS, const X* a, const X* b, const X* c, c
 }
 
 template <class X, int W, AttentionMask_ MASK>
-static inline void attention_forward_(X* out, float* lse, const X* qkv, const int* starts, size_t heads,
-                                      AttentionSize_ size, const Gpu* gpu) {
+static inline void attention_forward_(X* out, float* lse, const X* qkv, const X* kv, const int* starts,
+                                      size_t heads, AttentionSize_ size, const Gpu* gpu) {
     typedef AttentionTiling_<X, W> Tiling;
-    const unsigned grid = attention_grid_(&size, heads, 16 * ATTENTION_WARPS * Tiling::FORWARD_M);
+    const unsigned grid = attention_grid_(&size, size.T, heads, 16 * ATTENTION_WARPS * Tiling::FORWARD_M);
     launch(attention_forward_kernel_<X, W, MASK>, grid, ATTENTION_THREADS, Tiling::FORWARD_BYTES, gpu, out,
-           lse, qkv, starts, size);
+           lse, qkv, kv, starts, size);
 }
 
 template <class X>
@@ -1118,28 +1179,45 @@ static inline void attention_forward(X* out, float* lse, const X* qkv, const int
                                      AttentionSizes sizes, const AttentionFlash*, const Gpu* gpu) {
     AttentionSize_ size = attention_size_(sizes);
     size.packs = attention_packs_<X>(size.HS, out, qkv, NULL, NULL);
+    assert(sizes.chunks.last == 0);
     ATTENTION_DISPATCH_(size.HS,
                         const auto pass =
                             starts ? attention_forward_<X, attention_documents_width_(W), ATTENTION_DOCUMENTS>
                                    : attention_forward_<X, W, ATTENTION_CAUSAL>;
-                        pass(out, lse, qkv, starts, (size_t)sizes.B * sizes.NH, size, gpu));
+                        pass(out, lse, qkv, NULL, starts, (size_t)sizes.B * sizes.NH, size, gpu));
+}
+
+// Takes the widths of the kernels for whole sequences, so that the bits are the same.
+template <class X>
+static inline void attention_gathered_forward(X* out, float* lse, const X* qkv, const X* kv,
+                                              const int* starts, AttentionSizes sizes, const AttentionFlash*,
+                                              const Gpu* gpu) {
+    AttentionSize_ size = attention_size_(sizes);
+    size.packs = attention_packs_<X>(size.HS, out, qkv, kv, NULL);
+    attention_check_chunks_(sizes);
+    ATTENTION_DISPATCH_(size.HS,
+                        const auto pass =
+                            starts ? attention_forward_<X, attention_documents_width_(W), ATTENTION_GATHERED>
+                                   : attention_forward_<X, W, ATTENTION_GATHERED>;
+                        pass(out, lse, qkv, kv, starts, (size_t)sizes.B * sizes.NH, size, gpu));
 }
 
 // Launches both kernels; returns the number of tiles of a sequence.
 template <class X, int W, AttentionMask_ MASK>
-static inline int attention_backward_(X* dqkv, AttentionFlash* scratch, const X* dout, const X* qkv,
-                                      const X* out, const float* lse, const int* starts, size_t B,
-                                      AttentionSize_ size, const Gpu* gpu) {
+static inline int attention_backward_(X* dqkv, X* dkv, AttentionFlash* scratch, const X* dout, const X* qkv,
+                                      const X* kv, const X* out, const float* lse, const int* starts,
+                                      AttentionSizes sizes, AttentionSize_ size, const Gpu* gpu) {
     typedef AttentionTiling_<X, W> Tiling;
     constexpr int ROWS = 16 * ATTENTION_WARPS * Tiling::BACKWARD_M;
     static_assert(ROWS >= ATTENTION_ROWS_LEAST && ATTENTION_ROW_ALIGN % ROWS == 0, "room for rows and sums");
     const int Tp = attention_padded_(size.T);
-    const unsigned queries = attention_grid_(&size, B * size.NH, ROWS),
-                   keys = attention_grid_(&size, B * size.KV, ROWS);
+    const size_t B = (size_t)sizes.B;
+    const unsigned queries = attention_grid_(&size, size.T, B * size.NH, ROWS);
     launch(attention_backward_queries_kernel_<X, W, MASK>, queries, ATTENTION_THREADS, Tiling::BACKWARD_BYTES,
-           gpu, dqkv, scratch->rows, scratch->sums, dout, qkv, out, lse, starts, size, Tp);
+           gpu, dqkv, scratch->rows, scratch->sums, dout, qkv, kv, out, lse, starts, size, Tp);
+    const unsigned keys = attention_grid_(&size, attention_keys(sizes), B * size.KV, ROWS);
     launch(attention_backward_keys_kernel_<X, W, MASK>, keys, ATTENTION_THREADS, Tiling::BACKWARD_BYTES, gpu,
-           dqkv, scratch->sums, dout, qkv, scratch->rows, starts, size, Tp);
+           dqkv, dkv, scratch->sums, dout, qkv, kv, scratch->rows, starts, size, Tp);
     return size.tiles;
 }
 
@@ -1153,14 +1231,32 @@ static inline void attention_backward(X* dqkv, Gradient dbias, const X* dout, co
     assert(attention_rows_(sizes) <= scratch->capacity && attention_sums_(sizes) <= scratch->sums_capacity);
     AttentionSize_ size = attention_size_(sizes);
     size.packs = attention_packs_(size.HS, dqkv, dout, qkv, out);
+    assert(sizes.chunks.last == 0);
     ATTENTION_DISPATCH_(
         size.HS,
         const auto pass = starts ? attention_backward_<X, attention_documents_width_(W), ATTENTION_DOCUMENTS>
                                  : attention_backward_<X, W, ATTENTION_CAUSAL>;
-        tiles = pass(dqkv, scratch, dout, qkv, out, lse, starts, (size_t)sizes.B, size, gpu));
+        tiles = pass(dqkv, (X*)NULL, scratch, dout, qkv, (const X*)NULL, out, lse, starts, sizes, size, gpu));
     if (dbias.data) {
         column_sums_finish<X>(&dbias, 1, (const float*)scratch->sums, sizes.B * tiles, QKV, QKV, mode, gpu);
     }
+}
+
+template <class X>
+static inline void attention_gathered_backward(X* dqkv, X* dkv, const X* dout, const X* qkv, const X* kv,
+                                               const X* out, const float* lse, const int* starts,
+                                               AttentionSizes sizes, AttentionFlash* scratch,
+                                               const Gpu* gpu) {
+    assert(attention_rows_(sizes) <= scratch->capacity);
+    AttentionSize_ size = attention_size_(sizes);
+    size.packs =
+        attention_packs_(size.HS, dqkv, dout, qkv, out) && attention_packs_<X>(size.HS, dkv, kv, NULL, NULL);
+    attention_check_chunks_(sizes);
+    ATTENTION_DISPATCH_(size.HS,
+                        const auto pass =
+                            starts ? attention_backward_<X, attention_documents_width_(W), ATTENTION_GATHERED>
+                                   : attention_backward_<X, W, ATTENTION_GATHERED>;
+                        pass(dqkv, dkv, scratch, dout, qkv, kv, out, lse, starts, sizes, size, gpu));
 }
 
 // The only place that chooses cuDNN.

@@ -4,7 +4,8 @@ attention_cudnn.cuh -- attention.cuh's functions done by cuDNN, for bf16 and fp1
 
 AttentionCudnn makes its plans and allocates its workspace when it is opened, for B sequences of
 exactly T tokens. The kernels of attention.cuh handle everything else: other shapes, generation,
-documents (starts), fp32, and what cuDNN refuses; attention_note says which case applies.
+documents (starts), gathered keys, fp32, and what cuDNN refuses; attention_note says which case
+applies.
 
 Queries, keys and values are read in place, as (B, NH, T, HS) and (B, KV, T, HS) with the strides of
 qkv (B, T, QKV). cuDNN's statistics are our lse, natural logarithms in the same layout (B, NH, T),
@@ -251,6 +252,21 @@ static inline void attention_backward(X* dqkv, Gradient dbias, const X* dout, co
         column_sums(dbias, a->flash.sums, (const X*)dqkv, sizes.B * sizes.T, attention_qkv_size(sizes), mode,
                     gpu);
     }
+}
+
+// Gathered keys and values are for the own kernels.
+template <class X>
+static inline void attention_gathered_forward(X* out, float* lse, const X* qkv, const X* kv,
+                                              const int* starts, AttentionSizes sizes,
+                                              const AttentionCudnn* a, const Gpu* gpu) {
+    attention_gathered_forward(out, lse, qkv, kv, starts, sizes, &a->flash, gpu);
+}
+
+template <class X>
+static inline void attention_gathered_backward(X* dqkv, X* dkv, const X* dout, const X* qkv, const X* kv,
+                                               const X* out, const float* lse, const int* starts,
+                                               AttentionSizes sizes, AttentionCudnn* a, const Gpu* gpu) {
+    attention_gathered_backward(dqkv, dkv, dout, qkv, kv, out, lse, starts, sizes, &a->flash, gpu);
 }
 
 #endif

@@ -3,6 +3,7 @@
 // causality, dirty scratch memory, the same bits in every run.
 #include "llmc/ops/attention.cuh"
 #include "llmc/reference.h"
+#include "dev/test/lib/attention_ranks.h"
 #include "dev/test/lib/gpu_ops.h"
 
 struct Shape {
@@ -371,6 +372,63 @@ template <class X> static void test_nan(const Gpu* gpu) {
     ops_close("NaN");
 }
 
+// Sequences divided among ranks: results of whole sequences, or of a rank with gathered keys.
+typedef struct {
+    AttentionGpu* scratch;
+    const Gpu* gpu;
+} Device;
+
+template <class X>
+static AttentionResults run_either(AttentionSizes sizes, AttentionInputs in, const void* device) {
+    const Device* on = (const Device*)device;
+    const Gpu* gpu = on->gpu;
+    const size_t N = (size_t)sizes.B * sizes.T, outs = N * attention_queries_size(sizes),
+                 qkvs = N * attention_qkv_size(sizes), lses = N * sizes.NH,
+                 keys = (size_t)sizes.B * attention_keys(sizes), kvs = keys * 2 * attention_keys_size(sizes);
+    X *qkv = upload_rounded<X>(in.qkv, qkvs, 0, gpu), *dout = upload_rounded<X>(in.dout, outs, 0, gpu),
+      *out = unset<X>(outs, gpu), *dqkv = unset<X>(qkvs, gpu), *dkv = unset<X>(kvs, gpu);
+    float* lse = unset<float>(lses, gpu);
+    int* starts = in.starts ? upload_ints(in.starts, keys, gpu) : NULL;
+    if (in.kv) {
+        X* kv = upload_rounded<X>(in.kv, kvs, 0, gpu);
+        attention_gathered_forward(out, lse, qkv, kv, starts, sizes, on->scratch, gpu);
+        attention_gathered_backward(dqkv, dkv, dout, qkv, kv, out, lse, starts, sizes, on->scratch, gpu);
+        gpu_free(kv);
+    } else {
+        const Gradient none = {NULL, DTYPE_FP32};
+        attention_forward(out, lse, qkv, starts, sizes, on->scratch, gpu);
+        attention_backward(dqkv, none, dout, qkv, out, lse, starts, sizes, GRADIENT_SET, on->scratch, gpu);
+    }
+    const AttentionResults r = {take_back(out, outs, gpu), take_back(lse, lses, gpu),
+                                take_back(dqkv, qkvs, gpu), take_back(dkv, kvs, gpu)};
+    gpu_free(qkv);
+    gpu_free(dout);
+    gpu_free(starts);
+    return r;
+}
+
+template <class X> static void test_ranks(const Gpu* gpu) {
+    const int shapes[][6] = {{2, 512, 2, 2, 16, 2}, {1, 512, 2, 1, 72, 2}, {1, 1024, 1, 1, 12, 4}};
+    for (const int* x : shapes) {
+        const AttentionSizes sizes = attention_sizes(x[0], x[1], x[2], x[3], x[4]);
+        const size_t N = (size_t)sizes.B * sizes.T;
+        AttentionGpu scratch;
+        Memory memory = memory_on_gpu();
+        attention_gpu_open<X>(&scratch, &memory, sizes, sizes.T);
+        const Device on = {&scratch, gpu};
+        for (int i = 0; i < 3; i++) {
+            const AttentionInputs in = {ops_normal(N * attention_qkv_size(sizes), 1), NULL,
+                                        ops_normal(N * attention_queries_size(sizes), 1),
+                                        i == 0   ? NULL
+                                        : i == 1 ? documents(sizes.B, sizes.T, 90, 257)
+                                                 : windows(sizes.B, sizes.T, 200)};
+            expect_attention_divided(sizes, in, x[5], roundoff<X>(), run_either<X>, &on);
+        }
+        attention_gpu_close(&scratch);
+        memory_close(&memory);
+    }
+}
+
 // A forked child cannot use its parent's GPU.
 #ifdef CUSIM
 static const int simulated = 1;
@@ -396,6 +454,7 @@ template <class X> static void test_type(const Gpu* gpu) {
     test_cached<X>(6, 2, 8, 7, gpu);
     test_cached<X>(3, 1, 24, 140, gpu);
     test_groups<X>(gpu);
+    test_ranks<X>(gpu);
     ops_stream_ = others;
     test_causality<X>(gpu);
     test_scratch<X>(gpu);
