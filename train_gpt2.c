@@ -462,7 +462,7 @@ static void embeddings_backward(Model* model, const Pass* pass, GradientMode mod
     const ModelConfig cfg = model->cfg;
     const ModelParameters d = gradients_at_layer(model, 0);
     const ModelActivations* a = pass->acts;
-    const EmbeddingSizes sizes = {pass->B, pass->T, cfg.C, cfg.Vp, cfg.max_T};
+    const EmbeddingSizes sizes = {pass->B, pass->T, cfg.C, cfg.Vp, cfg.max_T, pass->positions.chunks};
     if (a->encoded_rstd && d.wte) {
         norm_unit_backward_cpu(a->dresidual, a->encoded, a->encoded_rstd, pass_tokens(pass), cfg.C);
     }

@@ -202,7 +202,7 @@ static void open_operations(Model* model, const Settled* s) {
     const int64_t update = s->micro_batches,
                   validation = 256; // batches that the GPU may be behind the host
     Memory* memory = &model->memory;
-    batch_queue_open(&model->batches, memory, N, s->kept, &model->gpu);
+    batch_queue_open(&model->batches, memory, N, 1, s->kept, &model->gpu);
     attention_gpu_open<floatX>(&model->attention, memory, attention_config_sizes(cfg, model->B, model->T),
                                (int)stages_first(&lengths));
     norm_open(&model->norm_scratch, memory, (int)N, cfg.C);
@@ -671,7 +671,7 @@ static void embeddings_backward(Model* model, const Pass* pass, GradientMode mod
     const ModelConfig cfg = model->cfg;
     const ModelGradients d = gradients_at_layer(model, 0);
     const ModelActivations* a = pass->acts;
-    const EmbeddingSizes sizes = {pass->B, pass->T, cfg.C, cfg.Vp, cfg.max_T};
+    const EmbeddingSizes sizes = {pass->B, pass->T, cfg.C, cfg.Vp, cfg.max_T, pass->positions.chunks};
     if (a->encoded_rstd && d.wte.data) {
         norm_unit_backward(a->dresidual, a->encoded, a->encoded_rstd, pass_tokens(pass), cfg.C, &model->gpu);
     }

@@ -22,6 +22,9 @@ dataloader_resize cuts the rows of the next updates into shorter sequences: a ba
 one of (B T / length, length), with the same tokens in the same places. A document that a cut
 divides starts with its sequence. Batches that are no wider than a sequence are not cut.
 
+If several ranks divide each sequence (token_chunks.h), a batch has this rank's tokens, but `starts`
+of all.
+
 A thread fills the next batches while the caller works on one. `wait_s` is the time the caller
 waited for it.
 
@@ -35,6 +38,7 @@ batch that hit it and all later ones have zeros for tokens, and dataloader_error
 #include <stdint.h>
 
 #include "llmc/base/check.h"
+#include "llmc/base/token_chunks.h"
 #include "llmc/data/kept_file.h"
 #include "llmc/data/mixture.h"
 
@@ -47,14 +51,22 @@ typedef enum { SHUFFLE_OFF, SHUFFLE_ON } Shuffle;
 // Owned by the loader; valid until its next batch or seek, or longer (DataloaderSettings).
 typedef struct {
     const int *inputs, *targets; // (B, T); targets of -1 are ignored
-    const int* starts;           // (B, T) start of each token's document in its sequence; or NULL
+    // (B, W), of whole sequences: start of each token's document in its sequence; or NULL
+    const int* starts;
     int B, T;
     int counted; // number of targets that are not -1
     // (B, T, kept) tokens that a teacher's file keeps (kept_file.h); kept is 0 without one
     const int* kept_ids;
     const float* kept_log_probs;
     int kept;
+    TokenChunks chunks; // the rank's T tokens of each sequence of W
 } Batch;
+
+// Returns W, the length of the sequences of a batch.
+static inline int batch_length(Batch batch) { return token_chunks_length(batch.chunks, batch.T); }
+
+// Leaves a rank's tokens of a batch of whole sequences, in place, and all of `starts`.
+void batch_divide(Batch* batch, TokenChunks chunks);
 
 typedef struct {
     int B;             // rows per batch
@@ -65,6 +77,7 @@ typedef struct {
     int rank, num_processes;
     const KeptFile* kept; // predictions of a teacher for the rows of the only source; NULL: none
     int earlier;          // batches before the last one that stay valid, too
+    TokenChunks chunks;   // tokens of each sequence that the rank reads
 } DataloaderSettings;
 
 // A micro-step of the update that starts at sequence `first`.
@@ -278,6 +291,34 @@ static void dataloader_cut_(const Dataloader* loader, Batch* slot) {
     slot->T = length;
 }
 
+// Keeps the tokens of a rank's chunks, `words` words each, of rows of W tokens, in place.
+static void batch_keep_(const void* tokens, int rows, int W, TokenChunks chunks, size_t words) {
+    const int T = W / (chunks.last + 1);
+    int* all = (int*)tokens;
+    for (int n = 0; all && n < rows * T; n++) { // no token moves up
+        const size_t from = (size_t)(n / T) * (size_t)W + (size_t)token_chunks_position(chunks, n % T, T);
+        memmove(all + (size_t)n * words, all + from * words, words * sizeof(int));
+    }
+}
+
+void batch_divide(Batch* batch, TokenChunks chunks) {
+    const int W = batch->T, T = W / (chunks.last + 1);
+    if (chunks.last == 0) {
+        return;
+    }
+    assert(W % (2 * (chunks.last + 1)) == 0);
+    batch_keep_(batch->inputs, batch->B, W, chunks, 1);
+    batch_keep_(batch->targets, batch->B, W, chunks, 1);
+    batch_keep_(batch->kept_ids, batch->B, W, chunks, (size_t)batch->kept);
+    batch_keep_(batch->kept_log_probs, batch->B, W, chunks, (size_t)batch->kept);
+    batch->T = T;
+    batch->chunks = chunks;
+    batch->counted = 0;
+    for (int n = 0; n < batch->B * T; n++) {
+        batch->counted += batch->targets[n] != -1;
+    }
+}
+
 // Returns the sequence at which micro-batch k of an update starts, or the update ends.
 static uint64_t dataloader_begin_(const Dataloader* loader, uint64_t first, int64_t k) {
     const int64_t sequence = k * loader->B, S = loader->settings.sequences;
@@ -316,6 +357,7 @@ static void dataloader_fill_(Dataloader* loader, Batch* slot, DataloaderPlace_ a
         dataloader_fill_zeros_(loader, slot);
     }
     dataloader_cut_(loader, slot);
+    batch_divide(slot, loader->settings.chunks);
 }
 
 static DataloaderPlace_ dataloader_after_(const Dataloader* loader, DataloaderPlace_ at) {

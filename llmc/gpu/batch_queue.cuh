@@ -2,7 +2,8 @@
 batch_queue.cuh -- copies batches to the GPU, through pinned memory and on a stream of their own,
 while the GPU works on earlier ones.
 
-    tokens, targets, starts    (capacity)         int32
+    tokens, targets            (capacity)         int32
+    starts                     (capacity, ranks)  int32: of whole sequences, which `ranks` share
     kept_ids                   (capacity, kept)   int32: tokens that a teacher's file keeps
     kept_log_probs             (capacity, kept)   fp32: their log-probabilities
 
@@ -36,12 +37,12 @@ typedef struct {
     int next;                                            // next slot
 } BatchQueue;
 
-// Opens a queue for batches of up to `capacity` tokens, each with `kept` tokens of a teacher's
-// file. `gpu` must stay valid.
-static inline void batch_queue_open(BatchQueue* queue, Memory* memory, size_t capacity, int kept,
+// Opens a queue for batches of up to `capacity` tokens of sequences that `ranks` share, each with
+// `kept` tokens of a teacher's file. `gpu` must stay valid.
+static inline void batch_queue_open(BatchQueue* queue, Memory* memory, size_t capacity, int ranks, int kept,
                                     const Gpu* gpu) {
     const char* kind = "scratch: batches";
-    const int widths[BATCH_ARRAYS] = {1, 1, 1, kept, kept};
+    const int widths[BATCH_ARRAYS] = {1, 1, ranks, kept, kept};
     size_t bytes = 0;
     memset(queue, 0, sizeof(*queue));
     queue->gpu = gpu;

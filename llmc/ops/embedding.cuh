@@ -159,23 +159,24 @@ static inline void embedding_forward(X* out, const int* tokens, const X* wte, co
 
 // ---- backward: positions ----
 
-// One warp per position t and 32 WIDTH columns sums over the batch. Blocks for rows from T on, if
-// any, zero them.
+// One warp per position and 32 WIDTH columns sums over the batch. Positions that the batch does not
+// have, of other chunks or from the end of the sequence on, get zeros.
 // grid   (ceil(rows / 8), ceil(C / (32 WIDTH)))      block   (32, 8)      shared   none
 // moves  B*T*C in; T*C out. Bound by memory.
 // order  fixed: by batch
 // needs  C a multiple of WIDTH, and aligned addresses where that is a pack
 template <class X, class G, int WIDTH>
-__global__ void embedding_positions_kernel(G* dwpe, const X* dout, int B, int T, int rows, int C,
+__global__ void embedding_positions_kernel(G* dwpe, const X* dout, EmbeddingSizes sizes, int rows,
                                            GradientMode mode) {
-    const int t = blockIdx.x * blockDim.y + threadIdx.y;
+    const int position = blockIdx.x * blockDim.y + threadIdx.y, B = sizes.B, T = sizes.T, C = sizes.C;
     const int c = (blockIdx.y * 32 + threadIdx.x) * WIDTH;
-    if (t >= rows || c >= C) {
+    if (position >= rows || c >= C) {
         return;
     }
     float sum[WIDTH] = {};
-    G* to = dwpe + (size_t)t * C + c;
-    if (t < T) {
+    G* to = dwpe + (size_t)position * C + c;
+    const int t = token_chunks_from(sizes.chunks, position, T);
+    if (t < T && token_chunks_position(sizes.chunks, t, T) == position) {
 #pragma unroll 4
         for (int b = 0; b < B; b++) {
             embedding_add_<WIDTH>(sum, dout + ((size_t)b * T + t) * C + c);
@@ -426,18 +427,18 @@ template <class X, int WIDTH>
 static inline void embedding_launch_backward_(Gradient dwte, Gradient dwpe, const X* dout, const int* tokens,
                                               EmbeddingSizes sizes, GradientMode mode, EmbeddingGpu* scratch,
                                               const Gpu* gpu) {
-    const int B = sizes.B, T = sizes.T, C = sizes.C, rows = mode == GRADIENT_SET ? sizes.maxT : T;
+    const int N = sizes.B * sizes.T, C = sizes.C,
+              rows = mode == GRADIENT_SET ? sizes.maxT : token_chunks_length(sizes.chunks, sizes.T);
     if (dwpe.data) {
         GRADIENT_DISPATCH(dwpe, X,
                           launch(embedding_positions_kernel<X, G, WIDTH>,
                                  embedding_grid_(rows, EMBEDDING_WARPS, C, WIDTH), dim3(32, EMBEDDING_WARPS),
-                                 0, gpu, (G*)dwpe.data, dout, B, T, rows, C, mode));
+                                 0, gpu, (G*)dwpe.data, dout, sizes, rows, mode));
     }
     if (dwte.data) {
-        embedding_sort_(scratch, tokens, B * T, gpu);
+        embedding_sort_(scratch, tokens, N, gpu);
         GRADIENT_DISPATCH(
-            dwte, X,
-            embedding_launch_tokens_<X, G, WIDTH>((G*)dwte.data, dout, tokens, B * T, C, scratch, gpu));
+            dwte, X, embedding_launch_tokens_<X, G, WIDTH>((G*)dwte.data, dout, tokens, N, C, scratch, gpu));
     }
 }
 

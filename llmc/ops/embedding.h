@@ -8,37 +8,46 @@ embedding.h -- token and position embeddings: the contract, and the CPU version.
     wte, dwte       (Vp, C)
     wpe, dwpe       (maxT, C)   T <= maxT; NULL: no position embeddings
 
-Positions are given (B, T), or t - starts[b][t]: counted from the start of the token's document. In
-training neither array is given, and the position is t.
+Positions are given (B, T), or those in the sequence: t, or of a rank's chunks of sequences of W
+tokens the place there (token_chunks.h). With `starts` (B, W) they are counted from the start of the
+token's document.
 
-The forward pass sets out. The backward pass (positions t) sets or adds to dwte according to
-`token_mode`, which is ADD if dwte holds the classifier's gradient of a shared weight, and to dwpe
-according to `mode`. Setting zeroes the rows of tokens and positions that are not used. Each of the
-two may be NULL.
+The forward pass sets out. The backward pass (positions in the sequence) sets or adds to dwte
+according to `token_mode`, which is ADD if dwte holds the classifier's gradient of a shared weight,
+and to dwpe according to `mode`. Setting zeroes the rows of tokens and positions that are not used.
+Each of the two may be NULL.
 */
 #ifndef LLMC_EMBEDDING_H
 #define LLMC_EMBEDDING_H
 
 #include "llmc/base/host_device.h"
+#include "llmc/base/token_chunks.h"
 #include "llmc/ops/gradient.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-// Positions of a batch: `given`, each below maxT, or counted from `starts`; both (B, T), or NULL.
+// Positions of a batch: `given`, each below maxT, or those in the sequence, counted from `starts`;
+// arrays as above, or NULL.
 typedef struct {
     const int *given, *starts;
+    TokenChunks chunks;
 } EmbeddingPositions;
 
 // Returns the position of row n of (B, T).
 HOST_DEVICE int embedding_position(EmbeddingPositions positions, int n, int T) {
-    return positions.given ? positions.given[n] : n % T - (positions.starts ? positions.starts[n] : 0);
+    const int t = token_chunks_position(positions.chunks, n % T, T);
+    return positions.given    ? positions.given[n]
+           : positions.starts ? t - positions.starts[n / T * token_chunks_length(positions.chunks, T) + t]
+                              : t;
 }
 
-// Sizes of a backward pass: of the batch, and the rows of dwte and of dwpe.
+// Sizes of a backward pass: of the batch, and the rows of dwte and of dwpe; which tokens of their
+// sequences those of the batch are.
 typedef struct {
     int B, T, C, Vp, maxT;
+    TokenChunks chunks;
 } EmbeddingSizes;
 
 // Return the bytes of memory traffic.
@@ -102,7 +111,8 @@ void embedding_backward_cpu(float* dwte, float* dwpe, const float* dout, const i
         const int end = int_min(c0 + block, C);
         for (int n = 0; n < B * T; n++) {
             embedding_add_row_(dwte, (size_t)tokens[n] * C, dout + (size_t)n * C, c0, end);
-            embedding_add_row_(dwpe, (size_t)(n % T) * C, dout + (size_t)n * C, c0, end);
+            embedding_add_row_(dwpe, (size_t)token_chunks_position(sizes.chunks, n % T, T) * C,
+                               dout + (size_t)n * C, c0, end);
         }
     }
 }

@@ -104,7 +104,9 @@ __device__ inline float heads_rstd_(const float (&x)[HEADS_COLUMNS_], const Head
 }
 
 template <class X> __device__ inline const float* heads_angles_(const HeadsGpu<X>& heads, int n) {
-    return rope_at(heads.rope, heads.positions ? heads.positions[n] : n % heads.sizes.T);
+    const int T = heads.sizes.T;
+    return rope_at(heads.rope, heads.positions ? heads.positions[n]
+                                               : token_chunks_position(heads.sizes.chunks, n % T, T));
 }
 
 // Loads the lane's columns of the weights of head h.

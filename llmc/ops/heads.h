@@ -20,7 +20,7 @@ anyway.
     raw           (N, (NH + KV) HS)   x, kept by norms with weights for the backward pass; NULL: not
                                 kept
     rstd          (N, NH + KV)  fp32: r, kept by HEADS_UNIT_NORM for the backward pass
-    positions     (N)           int32; NULL: n modulo T
+    positions     (N)           int32; NULL: those of the sequence, or of the rank's chunks of it
 
 The backward pass sets or adds to dqnormw and dknormw, according to `mode`; NULL is skipped. It
 computes a head of a sequence at a time, or with HEADS_ROW_NORM a sequence, and adds the sums of
@@ -29,6 +29,7 @@ these up in a fixed order.
 #ifndef LLMC_HEADS_H
 #define LLMC_HEADS_H
 
+#include "llmc/base/token_chunks.h"
 #include "llmc/ops/attention.h"
 #include "llmc/ops/gradient.h"
 #include "llmc/ops/rope.h"
@@ -79,7 +80,9 @@ void heads_backward_cpu(float* dqkv, const HeadsGradients* d, const float* qkv, 
 #include "llmc/base/vec.h"
 
 static const float* heads_angles_(const Heads* heads, int n) {
-    return rope_at(heads->rope, heads->positions ? heads->positions[n] : n % heads->sizes.T);
+    const int T = heads->sizes.T;
+    return rope_at(heads->rope, heads->positions ? heads->positions[n]
+                                                 : token_chunks_position(heads->sizes.chunks, n % T, T));
 }
 
 // Returns r of n columns.

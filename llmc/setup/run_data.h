@@ -750,7 +750,8 @@ void run_data_open_loaders(Dataloader* train, Dataloader* val, const RunData* da
                                          s->ranks.rank,
                                          s->ranks.size,
                                          s->kept > 0 ? &data->kept : NULL,
-                                         0};
+                                         0,
+                                         {0, 0}};
     dataloader_open(train, &data->train, settings);
     run_data_open_validation_(val, data, s);
     run_data_print_batches_(s);

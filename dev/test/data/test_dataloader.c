@@ -569,6 +569,61 @@ static void test_written_to(Packing pack) {
     }
 }
 
+// A rank's batches have its tokens of the same sequences, kept tokens with them, and all starts.
+static void test_chunks(const char* list) {
+    enum { RANKS = 2, MOST = 64 * 64 };
+    DataSources sources;
+    Dataloader loader[1 + RANKS];
+    mixture_open_files(&sources, list, TOKENS_AUTO, V);
+    mixture_pack(&sources, PACK_BESTFIT, T, EOT, DOCUMENT_MASK_ON);
+    for (int i = 0; i <= RANKS; i++) {
+        DataloaderSettings settings = settings_of(2, SHUFFLE_ON, 5);
+        settings.chunks = i > 0 ? (TokenChunks){RANKS - 1, i - 1} : (TokenChunks){0, 0};
+        dataloader_open(&loader[i], &sources, settings);
+    }
+    for (int step = 0; step < 5; step++) {
+        const Batch whole = dataloader_next(&loader[0]);
+        int counted = 0;
+        for (int i = 1; i <= RANKS; i++) {
+            const Batch part = dataloader_next(&loader[i]);
+            const int own = part.T;
+            EXPECT(part.B == whole.B && own * RANKS == whole.T && batch_length(part) == whole.T, "T %d", own);
+            EXPECT(memcmp(part.starts, whole.starts, (size_t)(whole.B * whole.T) * sizeof(int)) == 0,
+                   "starts");
+            for (int n = 0; n < part.B * own; n++) {
+                const int from = n / own * whole.T + token_chunks_position(part.chunks, n % own, own);
+                EXPECT(part.inputs[n] == whole.inputs[from] && part.targets[n] == whole.targets[from],
+                       "token %d of rank %d", n, i - 1);
+            }
+            counted += part.counted;
+        }
+        EXPECT(counted == whole.counted, "%d targets, wanted %d", counted, whole.counted);
+    }
+    for (int i = 0; i <= RANKS; i++) {
+        dataloader_close(&loader[i]);
+    }
+    mixture_close(&sources);
+}
+
+static void test_divide(void) {
+    int ids[2 * 4 * 3], inputs[8], targets[8], starts[8] = {0};
+    float log_probs[2 * 4 * 3];
+    for (int i = 0; i < 24; i++) {
+        ids[i] = i;
+        log_probs[i] = (float)i / 8;
+        inputs[i / 3] = targets[i / 3] = i / 3;
+    }
+    targets[0] = -1;
+    Batch batch = {inputs, targets, starts, 2, 4, 8, ids, log_probs, 3, {0, 0}};
+    batch_divide(&batch, (TokenChunks){1, 0}); // tokens 0 and 3 of each
+    const int wanted[] = {0, 3, 4, 7};
+    for (int i = 0; i < 12; i++) {
+        EXPECT(ids[i] == 3 * wanted[i / 3] + i % 3 && log_probs[i] == (float)ids[i] / 8, "kept token %d", i);
+        EXPECT(inputs[i / 3] == wanted[i / 3], "token %d", i / 3);
+    }
+    EXPECT(batch.T == 2 && batch.counted == 3, "%d counted", batch.counted);
+}
+
 TEST(dataloader) {
     const char* list = write_documents();
     test_orders();
@@ -587,6 +642,8 @@ TEST(dataloader) {
         test_cutting(list, (Packing)pack);
     }
     test_cutting(test_path("d0.bin"), PACK_UNIFORM);
+    test_chunks(list);
+    test_divide();
     test_seeking(list);
     test_wait(list);
     test_written_to(PACK_STREAM);

@@ -3,14 +3,16 @@
 #include "llmc/gpu/batch_queue.cuh"
 #include "dev/test/lib/test.h"
 
-enum { CAPACITY = 37, KEPT = 3, PUSHES = 4 * BATCH_SLOTS + 1 };
+enum { CAPACITY = 37, RANKS = 2, KEPT = 3, PUSHES = 4 * BATCH_SLOTS + 1 };
 
 // Returns a number that no two batches share.
 __host__ __device__ static int digest_of(BatchArrays batch, int count) {
     unsigned digest = 0;
     for (int i = 0; i < count; i++) {
         digest = digest * 31u + (unsigned)batch.tokens[i] * 7u + (unsigned)batch.targets[i];
-        digest = batch.starts ? digest * 5u + (unsigned)batch.starts[i] : digest;
+    }
+    for (int i = 0; i < count * RANKS && batch.starts; i++) {
+        digest = digest * 5u + (unsigned)batch.starts[i];
     }
     for (int i = 0; i < count * KEPT && batch.kept_ids; i++) {
         digest = digest * 3u + (unsigned)batch.kept_ids[i] * 11u + (unsigned)(8 * batch.kept_log_probs[i]);
@@ -24,12 +26,12 @@ __global__ void digest_kernel(int* out, BatchArrays batch, int count) { *out = d
 TEST(batch_queue) {
     Gpu gpu;
     BatchQueue queue;
-    int wanted[PUSHES], got[PUSHES], tokens[CAPACITY], targets[CAPACITY], starts[CAPACITY];
+    int wanted[PUSHES], got[PUSHES], tokens[CAPACITY], targets[CAPACITY], starts[CAPACITY * RANKS];
     int ids[CAPACITY * KEPT];
     float log_probs[CAPACITY * KEPT];
     gpu_open(&gpu, 0);
     Memory memory = memory_on_gpu();
-    batch_queue_open(&queue, &memory, CAPACITY, KEPT, &gpu);
+    batch_queue_open(&queue, &memory, CAPACITY, RANKS, KEPT, &gpu);
     int* out = (int*)gpu_alloc(PUSHES, sizeof(int), "digests");
     for (int push = 0; push < PUSHES; push++) {
         const int count = push % 3 == 2 ? 1 : CAPACITY - push % 2, has_targets = push % 4 != 3;
@@ -39,6 +41,8 @@ TEST(batch_queue) {
         for (int i = 0; i < count; i++) {
             tokens[i] = push * 3 + i % 5;
             targets[i] = push + i;
+        }
+        for (int i = 0; i < count * RANKS; i++) {
             starts[i] = push + i / 3;
         }
         for (int i = 0; i < count * KEPT; i++) {

@@ -125,6 +125,55 @@ TEST(sizes) {
     test_backward(2, 5, 768);
 }
 
+// The rows of a rank's chunks are those of whole sequences, with documents, too; the position
+// gradients are those of its own tokens, and 0 elsewhere.
+static void test_chunks(int ranks, int chunk) {
+    enum { B = 2, C = 5 };
+    const int T = 2 * chunk, W = ranks * T, maxT = W + EXTRA;
+    float *wte = ops_normal(Vp * C, 1), *wpe = ops_normal((size_t)maxT * C, 1),
+          *whole = ops_floats((size_t)B * W * C), *dout = ops_normal((size_t)B * W * C, 1),
+          *dwpe = ops_floats((size_t)maxT * C);
+    int *tokens = ops_below((size_t)B * W, V), *starts = ops_below((size_t)B * W, 1);
+    for (int n = 0; n < B * W; n++) {
+        starts[n] = n % W / 3 * 3;
+    }
+    embedding_forward_cpu(whole, tokens, wte, wpe, B, W, (EmbeddingPositions){NULL, starts, {0, 0}}, C);
+    embedding_backward_cpu(NULL, dwpe, dout, tokens, (EmbeddingSizes){B, W, C, Vp, maxT, {0, 0}},
+                           GRADIENT_SET, GRADIENT_SET);
+    for (int q = 0; q < ranks; q++) {
+        const TokenChunks chunks = {ranks - 1, q};
+        float *out = ops_floats((size_t)B * T * C), *own = ops_floats((size_t)B * T * C),
+              *part = ops_floats((size_t)maxT * C);
+        int* ids = ops_below((size_t)B * T, 1);
+        for (int n = 0; n < B * T; n++) {
+            const int from = n / T * W + token_chunks_position(chunks, n % T, T);
+            ids[n] = tokens[from];
+            memcpy(own + (size_t)n * C, dout + (size_t)from * C, C * sizeof(float));
+        }
+        embedding_forward_cpu(out, ids, wte, wpe, B, T, (EmbeddingPositions){NULL, starts, chunks}, C);
+        embedding_backward_cpu(NULL, part, own, ids, (EmbeddingSizes){B, T, C, Vp, maxT, chunks},
+                               GRADIENT_SET, GRADIENT_SET);
+        for (int n = 0; n < B * T; n++) {
+            const int at = token_chunks_position(chunks, n % T, T);
+            EXPECT(ops_same_bits(out + (size_t)n * C, whole + (size_t)(n / T * W + at) * C, C), "token %d",
+                   n);
+            EXPECT(ops_same_bits(part + (size_t)at * C, dwpe + (size_t)at * C, C), "position %d", at);
+        }
+        int others = 0;
+        for (int i = 0; i < maxT * C; i++) {
+            others += part[i] != 0;
+        }
+        EXPECT(others == T * C, "%d gradients of positions, wanted %d", others, T * C);
+    }
+    ops_close("chunks");
+}
+
+TEST(chunks) {
+    test_chunks(2, 1);
+    test_chunks(2, 7);
+    test_chunks(4, 3);
+}
+
 TEST(threads) {
     enum { B = 3, T = 33, C = 769, MAX_T = T + EXTRA };
     float *wte = ops_normal(Vp * C, 1), *wpe = ops_normal(MAX_T * C, 1), *dout = ops_normal(B * T * C, 1);

@@ -110,6 +110,57 @@ static void test_backward(const Size* s, const int* tokens, GradientMode mode, s
     gpu_free(d - shift);
 }
 
+// A rank's chunks: the rows and the gradients of the positions that whole sequences have there.
+template <class X> static void test_chunks(const Gpu* gpu) {
+    enum { B = 2, T = 6, RANKS = 2, W = RANKS * T, MAX_T = W + 1, C = 16, V = 4 };
+    const size_t te_n = V * C, pe_n = MAX_T * C;
+    X *te = upload<X>(ops_normal(te_n, 1), te_n, 0, gpu), *pe = upload<X>(ops_normal(pe_n, 1), pe_n, 0, gpu);
+    float *dout = ops_normal(B * W * C, 1), *out[1 + RANKS], *dwpe[1 + RANKS];
+    const int* tokens = ops_below(B * W, V);
+    EmbeddingGpu scratch;
+    Memory memory = memory_on_gpu();
+    embedding_open(&scratch, &memory, B * W, V, C);
+    for (int i = 0; i <= RANKS; i++) {
+        const TokenChunks chunks = {i > 0 ? RANKS - 1 : 0, i > 0 ? i - 1 : 0};
+        const int own = i > 0 ? T : W;
+        float* rows = ops_floats(B * own * C);
+        int* ids = ops_below(B * own, 1);
+        for (int n = 0; n < B * own; n++) {
+            const int from = n / own * W + token_chunks_position(chunks, n % own, own);
+            ids[n] = tokens[from];
+            memcpy(rows + n * C, dout + from * C, C * sizeof(float));
+        }
+        X *d = upload<X>(rows, B * own * C, 0, gpu),
+          *to = upload<X>(ops_floats(B * own * C), B * own * C, 0, gpu),
+          *to_pe = upload<X>(ops_floats(pe_n), pe_n, 0, gpu);
+        int* on_gpu = upload_ints(ids, B * own, gpu);
+        const Gradient none = {NULL, DTYPE_OF(X)}, gradient = {to_pe, DTYPE_OF(X)};
+        embedding_forward(to, on_gpu, te, pe, B, own, EmbeddingPositions{NULL, NULL, chunks}, C, gpu);
+        embedding_backward(none, gradient, d, on_gpu, {B, own, C, V, MAX_T, chunks}, GRADIENT_SET,
+                           GRADIENT_SET, &scratch, gpu);
+        out[i] = download(to, B * own * C, gpu);
+        dwpe[i] = download(to_pe, pe_n, gpu);
+        gpu_free(on_gpu);
+        gpu_free(to_pe);
+        gpu_free(to);
+        gpu_free(d);
+        for (int n = 0; n < B * own; n++) {
+            const int at = token_chunks_position(chunks, n % own, own);
+            EXPECT(ops_same_bits(out[i] + n * C, out[0] + (n / own * W + at) * C, C), "token %d", n);
+            EXPECT(ops_same_bits(dwpe[i] + at * C, dwpe[0] + at * C, C), "position %d", at);
+        }
+        int others = 0;
+        for (size_t k = 0; k < pe_n; k++) {
+            others += dwpe[i][k] != 0;
+        }
+        EXPECT(others == own * C, "%d gradients of positions, wanted %d", others, own * C);
+    }
+    memory_close(&memory);
+    gpu_free(pe);
+    gpu_free(te);
+    ops_close("chunks");
+}
+
 // Without positions: the rows of the tokens, and their sums, set over NaN.
 template <class X, class G>
 static void test_tokens(const Size* s, const int* tokens, size_t shift, const Gpu* gpu) {
@@ -166,6 +217,9 @@ template <class X> static void test_type(const Gpu* gpu) {
         }
     }
     test_size<X>({2, 40, 64, 20, 64}, 0, 1, gpu); // no pack can be read here
+    const uint64_t others = ops_stream_;
+    test_chunks<X>(gpu);
+    ops_stream_ = others;
 }
 
 // More than 32 tiles in the sort, and tokens up to its last digit.

@@ -151,6 +151,40 @@ TEST(heads_positions) {
     check_positions(HEADS_ROW_NORM);
 }
 
+// The rows of a rank's chunks are those of whole sequences.
+TEST(heads_chunks) {
+    enum { T = 14, RANKS = 3, W = RANKS * T, HS = 24 };
+    const AttentionSizes whole = attention_sizes(2, W, 6, 2, HS);
+    const size_t QKV = (size_t)attention_qkv_size(whole);
+    Rope rope;
+    Memory memory = memory_on_host();
+    rope_open(&rope, &memory, (RopeSettings){W, HS, HS, 1e4f, {ROPE_PLAIN, 0, 0, 0, 0}});
+    float *x = ops_normal(2 * W * QKV, 1), *dout = ops_normal(2 * W * QKV, 1),
+          *weights = ops_normal(2 * HS, 1);
+    const Run want = run(HEADS_NORM, whole, rope, x, dout, weights, GRADIENT_SET);
+    for (int q = 0; q < RANKS; q++) {
+        AttentionSizes rank = whole;
+        rank.T = T;
+        rank.chunks = (TokenChunks){RANKS - 1, q};
+        float *own = ops_floats(2 * T * QKV), *down = ops_floats(2 * T * QKV);
+        for (int pass = 0; pass < 2; pass++) {
+            for (int n = 0; n < 2 * T; n++) {
+                const size_t from = (size_t)(n / T * W + token_chunks_position(rank.chunks, n % T, T)) * QKV;
+                memcpy((pass ? down : own) + n * QKV, (pass ? dout : x) + from, QKV * sizeof(float));
+            }
+        }
+        const Run got = run(HEADS_NORM, rank, rope, own, down, weights, GRADIENT_SET);
+        for (int n = 0; n < 2 * T; n++) {
+            const size_t from = (size_t)(n / T * W + token_chunks_position(rank.chunks, n % T, T)) * QKV;
+            EXPECT(ops_same_bits(got.qkv + n * QKV, want.qkv + from, QKV) &&
+                       ops_same_bits(got.dqkv + n * QKV, want.dqkv + from, QKV),
+                   "token %d of rank %d", n, q);
+        }
+    }
+    memory_close(&memory);
+    ops_close("chunks");
+}
+
 static void check_threads(HeadsKind kind) {
     enum { T = 200, HS = 24 };
     const AttentionSizes s = attention_sizes(2, T, 6, 2, HS);
