@@ -28,7 +28,9 @@ units of the MLP, QKV columns of queries, keys and values, Vp tokens of the padd
 #include "llmc/layers/self_attention.h"
 #include "llmc/model/share_layers.h"
 #include "llmc/layers/decode.h"
+#include "llmc/parallel/groups.h"
 #include "llmc/parallel/micro_steps.h"
+#include "llmc/parallel/tensor_parallel.h"
 #include "llmc/parallel/zero.h"
 #include "llmc/base/clock.h"
 #include "llmc/base/processor.h"
@@ -52,9 +54,9 @@ units of the MLP, QKV columns of queries, keys and values, Vp tokens of the padd
 // The model
 
 struct Model {
-    ModelConfig cfg;
-    int B, T;  // micro-batches up to B * T tokens, in sequences of up to T
-    int chunk; // tokens that have logits in memory
+    ModelConfig cfg; // of the part that this process has
+    int B, T;        // micro-batches up to B * T tokens, in sequences of up to T
+    int chunk;       // tokens that have logits in memory
     ModelUse use;
     float z_loss;               // --z-loss
     RouterLosses router_losses; // --router-balance, --router-z; dloss is that of the pass
@@ -77,6 +79,8 @@ struct Model {
     double* router_statistics;
 
     Comm* comm;
+    GridGroups groups;    // of processes, that this one is in
+    WholeGradients whole; // of tensors that are not cut
     Zero zero; // ZeRO (zero.h): the part that this process updates, and what the processes exchange
     Linear linear;
     Attention attention;
@@ -123,6 +127,8 @@ static void open_gradients(Model* model, const Settled* s) {
     if (s->use == USE_TRAIN) {
         model->gradient_bytes = zero_grads_elements(zero, zero->slices) * sizeof(float);
         model->grads_memory = memory_take(memory, "gradients", MEMORY_DEVICE, model->gradient_bytes);
+        whole_gradients_open(&model->whole, memory, model->cfg, zero, model->gradient_rows,
+                             (float*)model->grads_memory);
     }
     tensor_rows_bind(&model->grads, model->gradient_rows, MODEL_PARAMETER_ROWS, model->grads_memory);
     zero_open_cpu(&model->zero, memory, *zero, model->cfg, model->parameter_rows,
@@ -146,7 +152,7 @@ static void open_activations(Model* model, const Settled* s) {
                                                model->activation_bytes);
     tensor_rows_bind(&model->acts, model->activation_rows, MODEL_ACTIVATION_ROWS,
                      generates ? NULL : model->acts_memory);
-    if (is_bf16 && !generates) {
+    if (is_bf16 && !generates && !model_is_sliced(cfg)) {
         cross_entropy_bf16_open(&model->classifier, &model->memory, model->acts.logits, tokens, N, cfg.C,
                                 cfg.Vp);
     }
@@ -157,7 +163,7 @@ static void open_activations(Model* model, const Settled* s) {
 static RecomputeLevel recompute_level(const Settled* s) {
     const Options* o = &s->options;
     const size_t N = (size_t)o->batch * (size_t)o->seq_len;
-    const int drops_gelu = o->matmul == MATMUL_BF16 && mlp_bf16_fits(N, (size_t)model_hidden(s->cfg));
+    const int drops_gelu = o->matmul == MATMUL_BF16 && mlp_bf16_fits(N, (size_t)model_hidden(s->part));
     return o->recompute == RECOMPUTE_NONE && drops_gelu ? RECOMPUTE_ACTIVATION : (RecomputeLevel)o->recompute;
 }
 
@@ -194,7 +200,7 @@ static void open_teaching(Model* model, const Settled* s) {
 // from a dry ledger, which then tells what the model would take: it needs no `comm`.
 static void model_open(Model* model, const Settled* s, Memory memory, Comm* comm) {
     memset(model, 0, sizeof(*model));
-    model->cfg = s->cfg;
+    model->cfg = s->part;
     model->use = s->use;
     model->B = s->options.batch;
     model->T = s->options.seq_len;
@@ -205,7 +211,8 @@ static void model_open(Model* model, const Settled* s, Memory memory, Comm* comm
     model->memory = memory;
     model->comm = comm;
     model->zero.plan = s->zero;
-    optimizer_state_open(&model->state, s->optimizer, &s->zero, s->cfg);
+    model->groups.tensor = group_alone(comm);
+    optimizer_state_open(&model->state, s->optimizer, &s->zero, s->part);
     open_parameters(model, s);
     open_positions(model, s);
     if (s->use != USE_GENERATE) {
@@ -216,7 +223,7 @@ static void model_open(Model* model, const Settled* s, Memory memory, Comm* comm
                            &model->linear);
     }
     open_activations(model, s);
-    decoder_bind(&model->decoder, s->cfg, s->decode_batch, model->T, model->acts_memory);
+    decoder_bind(&model->decoder, s->part, s->decode_batch, model->T, model->acts_memory);
     if (settled_distills(s)) {
         open_teaching(model, s);
     }
@@ -246,21 +253,47 @@ static float* residual_into(const Model* model, int l, const Pass* pass) {
                : model_activations_at_layer(*pass->acts, pass->activation_rows, l - 1).residual3;
 }
 
-// Block l: its tensors, and its layers with their sizes.
+// Returns the slices of a pass. With a cache the stream is not cut.
+static TensorParallel tensor_of(Model* model, const Pass* pass) {
+    const ModelPart part = model->cfg.part;
+    const ModelActivations* a = pass->acts;
+    return (TensorParallel){.slices = model_slices(model->cfg),
+                            .first = part.first_slice,
+                            .of = model_is_sliced(model->cfg) ? part.of_slices : 1,
+                            .group = &model->groups.tensor,
+                            .N = pass_tokens(pass),
+                            .C = model->cfg.C,
+                            .cuts_tokens = !pass->cached,
+                            .whole = model->whole.count,
+                            .gathered = a->gathered,
+                            .parts = a->parts,
+                            .arrived = a->arrived};
+}
+
+// Block l: its residual stream and norms, of the rows of this process, which has slices of the rest.
+typedef struct {
+    Model* model;
+    const Pass* pass;
+    int l;
+    TensorParallel tensor;
+    ModelParameters p;
+    ModelActivations a;
+    const float* inp; // (R, C) the residual stream that enters it
+    float* out;       // (R, C) the residual stream after it
+    Norm norm1, norm2;
+} Block;
+
+// A slice of a block, with its sizes.
 typedef struct {
     ModelActivations a;
-    const float* inp; // (N, C) the residual stream that enters it
-    float* out;       // (N, C) the residual stream after it
-    int N;
-    Norm norm1, norm2;
     SelfAttention attention;
     Weight attproj;
     Mlp mlp;
-} Block;
+} BlockSlice;
 
 static Norm norm_of(ModelConfig cfg, const float* weight, const float* bias, float* mean, float* rstd,
-                    const Pass* pass) {
-    return (Norm){model_norm(cfg), model_norm_eps(cfg), weight, bias, mean, rstd, pass_tokens(pass), cfg.C};
+                    int rows) {
+    return (Norm){model_norm(cfg), model_norm_eps(cfg), weight, bias, mean, rstd, rows, cfg.C};
 }
 
 // Returns the first token that attention sees in layer l (N); NULL: the first of the sequence.
@@ -270,66 +303,125 @@ static const int* starts_of(const Model* model, int l, const Pass* pass) {
 
 static Block block_at(Model* model, int l, const Pass* pass) {
     const ModelConfig cfg = model->cfg;
-    const int N = pass_tokens(pass);
+    const TensorParallel tensor = tensor_of(model, pass);
+    const int rows = tensor_rows(&tensor).count;
     const ModelParameters p = model_parameters_at_layer(model->params, model->parameter_rows, l);
     const ModelActivations a = model_activations_at_layer(*pass->acts, pass->activation_rows, l);
-    const LayerWeights w = linear_weights(&model->linear, cfg, &p, l);
     return (Block){
+        .model = model,
+        .pass = pass,
+        .l = l,
+        .tensor = tensor,
+        .p = p,
         .a = a,
         .inp = residual_into(model, l, pass),
         .out = residual_into(model, l + 1, pass),
-        .N = N,
-        .norm1 = norm_of(cfg, p.ln1w, p.ln1b, a.ln1_mean, a.ln1_rstd, pass),
-        .norm2 = norm_of(cfg, p.ln2w, p.ln2b, a.ln2_mean, a.ln2_rstd, pass),
-        .attention = self_attention_of(cfg, l, &w.qkv, &p, &a, pass, starts_of(model, l, pass),
+        .norm1 = norm_of(cfg, p.ln1w, p.ln1b, a.ln1_mean, a.ln1_rstd, rows),
+        .norm2 = norm_of(cfg, p.ln2w, p.ln2b, a.ln2_mean, a.ln2_rstd, rows),
+    };
+}
+
+// Returns slice i of a block, of those that this process has.
+static BlockSlice slice_at(const Block* b, int i) {
+    Model* model = b->model;
+    const int l = b->l;
+    const ModelConfig cfg = model->cfg;
+    const ModelParameters p = model_parameters_at_slice(model->params, model->parameter_rows, l, i);
+    const ModelActivations a = model_activations_at_slice(*b->pass->acts, b->pass->activation_rows, l, i);
+    const LayerWeights w = linear_weights(&model->linear, cfg, &p, l, i);
+    return (BlockSlice){
+        .a = a,
+        .attention = self_attention_of(cfg, l, &w.qkv, &p, &a, b->pass, starts_of(model, l, b->pass),
                                        &model->linear, &model->attention),
         .attproj = w.attproj,
-        .mlp = mlp_of(cfg, &w, &p, &a, pass, &model->linear),
+        .mlp = mlp_of(cfg, &w, &p, &a, b->pass, &model->linear),
     };
 }
 
 // Runs the block up to the hidden layer of the MLP.
 static void block_hidden(const Block* b) {
+    const TensorParallel* tensor = &b->tensor;
     const ModelActivations a = b->a;
-    norm_forward_cpu(a.ln1, b->inp, &b->norm1);                             // ln1 (N, C)
-    self_attention_forward_cpu(&b->attention, a.ln1);                       // atty (N, Q)
-    linear_forward_cpu(a.branch, a.atty, &b->attproj, b->N, b->mlp.linear); // branch (N, C)
-    // residual2 (N, C) = inp + branch; ln2 (N, C)
+    norm_forward_cpu(a.ln1, b->inp, &b->norm1);             // ln1 (R, C)
+    const float* ln1 = tensor_gather_cpu(tensor, 0, a.ln1); // (N, C)
+    for (int i = 0; i < tensor->slices; i++) {
+        const BlockSlice s = slice_at(b, i);
+        self_attention_forward_cpu(&s.attention, ln1); // atty (N, Q)
+        linear_forward_cpu(tensor_part(tensor, i, a.branch), s.a.atty, &s.attproj, tensor->N, s.mlp.linear);
+    }
+    tensor_sum_cpu(tensor, a.branch, b->p.attprojb); // branch (R, C)
+    // residual2 (R, C) = inp + branch; ln2 (R, C)
     residual_norm_forward_cpu(a.residual2, a.ln2, b->inp, a.branch, &b->norm2);
-    mlp_hidden_cpu(&b->mlp, a.ln2); // fch, fch_act (N, F)
+    const float* ln2 = tensor_gather_cpu(tensor, 0, a.ln2); // (N, C)
+    for (int i = 0; i < tensor->slices; i++) {
+        const BlockSlice s = slice_at(b, i);
+        mlp_hidden_cpu(&s.mlp, ln2); // fch, fch_act (N, F)
+    }
 }
 
 static void block_forward(const Block* b) {
+    const TensorParallel* tensor = &b->tensor;
     const ModelActivations a = b->a;
     block_hidden(b);
-    mlp_forward_cpu(a.branch, &b->mlp); // branch (N, C)
-    residual_forward_cpu(b->out, a.residual2, a.branch, (size_t)b->N * (size_t)b->mlp.fc.C);
+    for (int i = 0; i < tensor->slices; i++) {
+        const BlockSlice s = slice_at(b, i);
+        mlp_forward_cpu(tensor_part(tensor, i, a.branch), &s.mlp); // (N, C)
+    }
+    tensor_sum_cpu(tensor, a.branch, b->p.fcprojb); // branch (R, C)
+    residual_forward_cpu(b->out, a.residual2, a.branch, (size_t)b->norm2.N * (size_t)tensor->C);
 }
 
-static Norm last_norm(const Model* model, const Pass* pass) {
+static Norm last_norm(Model* model, const Pass* pass) {
     const ModelActivations* a = pass->acts;
-    return norm_of(model->cfg, model->params.lnfw, model->params.lnfb, a->lnf_mean, a->lnf_rstd, pass);
+    const TensorParallel tensor = tensor_of(model, pass);
+    return norm_of(model->cfg, model->params.lnfw, model->params.lnfb, a->lnf_mean, a->lnf_rstd,
+                   tensor_rows(&tensor).count);
 }
 
-// Runs the model up to its last hidden state, lnf (N, C).
+// Returns the matrices of slice i of this process outside of the blocks.
+static LayerWeights weights_of_words(const Model* model, int i) {
+    const ModelParameters p = model_parameters_at_slice(model->params, model->parameter_rows, 0, i);
+    return linear_weights(&model->linear, model->cfg, &p, 0, i);
+}
+
+// Sets the residual stream that enters the first block, (R, C).
+static void embeddings_forward(Model* model, const Pass* pass) {
+    const TensorParallel tensor = tensor_of(model, pass);
+    const TensorTokens rows = tensor_rows(&tensor);
+    const ModelActivations* a = pass->acts;
+    const float* wpe = model->params.wpe;
+    for (int i = 0; i < tensor.slices; i++) {
+        const LayerWeights w = weights_of_words(model, i);
+        if (tensor_is_sliced(&tensor)) {
+            linear_embedding_words_cpu(tensor_part(&tensor, i, NULL), pass, &w.wte,
+                                       (tensor.first + i) * w.wte.OC, &model->linear);
+        } else {
+            linear_embedding_cpu(a->encoded, pass, &w.wte, wpe, &model->linear);
+        }
+    }
+    tensor_sum_cpu(&tensor, a->encoded, NULL);
+    if (tensor_is_sliced(&tensor) && wpe) {
+        embedding_positions_cpu(a->encoded, wpe, rows.first, rows.count, pass->T, pass->positions, tensor.C);
+    }
+    if (a->encoded_rstd) {
+        norm_unit_forward_cpu(a->encoded, a->encoded_rstd, rows.count, tensor.C, model_norm_eps(model->cfg));
+    }
+}
+
+// Runs the model up to its last hidden state, lnf (R, C).
 static void forward_pass(Model* model, const Pass* pass) {
     const ModelConfig cfg = model->cfg;
-    const ModelActivations* a = pass->acts;
     const Norm norm = last_norm(model, pass);
-    const LayerWeights w = linear_weights(&model->linear, cfg, &model->params, 0);
     model->linear.few = pass_is_step(pass);
     if (model->window_starts && !pass_is_step(pass)) {
         pass_window_starts_cpu(model->window_starts, pass, cfg.window);
     }
-    linear_embedding_cpu(a->encoded, pass, &w.wte, model->params.wpe, &model->linear); // (N, C)
-    if (a->encoded_rstd) {
-        norm_unit_forward_cpu(a->encoded, a->encoded_rstd, norm.N, cfg.C, norm.eps);
-    }
+    embeddings_forward(model, pass);
     for (int l = 0; l < cfg.L; l++) {
         const Block block = block_at(model, l, pass);
         block_forward(&block);
     }
-    norm_forward_cpu(a->lnf, residual_into(model, cfg.L, pass), &norm);
+    norm_forward_cpu(pass->acts->lnf, residual_into(model, cfg.L, pass), &norm);
 }
 
 // Returns the pass over a batch. Positions count from the first token of each sequence.
@@ -349,20 +441,36 @@ static void model_forward(Model* model, Batch batch) {
     forward_pass(model, &pass);
 }
 
-// Returns the head of the model on lnf (N, C), after forward_pass.
+// Returns the row of the classifier's matrix.
+static const TensorRow* head_row(const Model* model) {
+    const size_t member =
+        model->cfg.has_head ? offsetof(ModelParameters, head) : offsetof(ModelParameters, wte);
+    int i = 0;
+    while (model->parameter_rows[i].member != member) {
+        i++;
+    }
+    return &model->parameter_rows[i];
+}
+
+// Returns the head of the model on lnf, after forward_pass. Gathers lnf (N, C).
 static LmHead lm_head(Model* model, const Pass* pass) {
-    const LayerWeights w = linear_weights(&model->linear, model->cfg, &model->params, 0);
-    return (LmHead){.hidden = pass->acts->lnf,
-                    .weight = w.head,
+    const TensorParallel tensor = tensor_of(model, pass);
+    const ModelActivations* a = pass->acts;
+    return (LmHead){.hidden = tensor_gather_cpu(&tensor, 0, a->lnf),
+                    .weight = weights_of_words(model, 0).head,
                     .targets = pass->targets,
-                    .logits = pass->acts->logits,
+                    .logits = a->logits,
                     .N = pass_tokens(pass),
                     .V = model->cfg.V,
                     .chunk = model->chunk,
                     .softcap = model->cfg.softcap,
                     .z_loss = model->z_loss,
                     .linear = &model->linear,
-                    .bf16 = &model->classifier};
+                    .bf16 = &model->classifier,
+                    .tensor = tensor,
+                    .slice_bytes = head_row(model)->layer_bytes,
+                    .rows = (CrossEntropySlice*)(void*)a->word_rows,
+                    .all = a->all_logits};
 }
 
 // Sets the losses (N), without gradients; and is_top (N), unless NULL: whether each target was the
@@ -408,6 +516,7 @@ static void batch_divergence(const Model* model, Batch batch, WideSum* sum) {
 // Computes again what the forward pass did not keep of the block: the same operations on the same
 // inputs give the same bits.
 static void block_recompute(const Block* b, RecomputeLevel level) {
+    const TensorParallel* tensor = &b->tensor;
     if (level == RECOMPUTE_BLOCK) {
         block_hidden(b);
         return;
@@ -416,59 +525,109 @@ static void block_recompute(const Block* b, RecomputeLevel level) {
         norm_forward_cpu(b->a.ln1, b->inp, &b->norm1);
         norm_forward_cpu(b->a.ln2, b->a.residual2, &b->norm2);
     }
-    if (level == RECOMPUTE_MLP) {
-        mlp_hidden_cpu(&b->mlp, b->a.ln2);
-    } else if (level >= RECOMPUTE_ACTIVATION) {
-        mlp_activation_cpu(&b->mlp);
+    const float* ln2 = level == RECOMPUTE_MLP ? tensor_gather_cpu(tensor, 0, b->a.ln2) : NULL;
+    for (int i = 0; i < tensor->slices; i++) {
+        const BlockSlice s = slice_at(b, i);
+        if (level == RECOMPUTE_MLP) {
+            mlp_hidden_cpu(&s.mlp, ln2);
+        } else if (level >= RECOMPUTE_ACTIVATION) {
+            mlp_activation_cpu(&s.mlp);
+        }
     }
+}
+
+// Returns the gradients of slice i of layer l, of those that this process has.
+static ModelParameters gradients_at_slice(const Model* model, int l, int i) {
+    ModelParameters d = zero_gradients_at_slice_cpu(&model->zero, model->grads, model->gradient_rows,
+                                                    model->cfg, &model->freeze, l, i);
+    whole_gradients_at_slice(&model->whole, &d, i);
+    return d;
 }
 
 static ModelParameters gradients_at_layer(const Model* model, int l) {
-    return zero_gradients_at_slice_cpu(&model->zero, model->grads, model->gradient_rows, model->cfg,
-                                       &model->freeze, l, 0);
+    return gradients_at_slice(model, l, 0);
 }
 
-// Turns dresidual (N, C), the gradient of the residual stream after block l, into that before it,
+// The MLP of a block: turns dresidual (R, C), the gradient of the stream after it, into that before
+// it. dfch (N, F); dqkv is only scratch here, attention sets it later.
+static void mlp_backward_at(const Block* b, GradientMode mode) {
+    Model* model = b->model;
+    const TensorParallel* tensor = &b->tensor;
+    const ModelActivations a = b->a;
+    const ModelParameters d = gradients_at_layer(model, b->l);
+    float *dresidual = a.dresidual, *dln2 = a.branch;
+    const float *dout = tensor_gather_cpu(tensor, 0, dresidual), *ln2 = tensor_gather_cpu(tensor, 1, a.ln2);
+    tensor_bias_backward_cpu(tensor, d.fcprojb, dresidual, mode);
+    for (int i = 0; i < tensor->slices; i++) {
+        const BlockSlice s = slice_at(b, i);
+        ModelParameters of_slice = gradients_at_slice(model, b->l, i);
+        of_slice.fcprojb = tensor_of_matmul(tensor, of_slice.fcprojb);
+        const MlpLayerGradients dmlp =
+            mlp_gradients_of(&of_slice, &a, tensor_part(tensor, i, dln2), mode, model->router_losses,
+                             router_statistics_of(model->router_statistics, b->l, model->cfg.E));
+        mlp_backward_cpu(&s.mlp, &dmlp, dout, ln2);
+    }
+    tensor_sum_cpu(tensor, dln2, NULL);
+    tensor_norm_backward_cpu(tensor, dresidual, d.ln2w, d.ln2b, dln2, a.residual2, &b->norm2, GRADIENT_ADD,
+                             mode);
+}
+
+// The attention of a block, likewise. dqkv (N, QKV); dfch is only scratch here.
+static void attention_backward_at(const Block* b, GradientMode mode) {
+    Model* model = b->model;
+    const TensorParallel* tensor = &b->tensor;
+    const ModelActivations a = b->a;
+    const ModelParameters d = gradients_at_layer(model, b->l);
+    float *dresidual = a.dresidual, *datty = a.branch, *dln1 = a.branch; // one after the other
+    const float *dout = tensor_gather_cpu(tensor, 0, dresidual), *ln1 = tensor_gather_cpu(tensor, 1, a.ln1);
+    tensor_bias_backward_cpu(tensor, d.attprojb, dresidual, mode);
+    for (int i = 0; i < tensor->slices; i++) {
+        const BlockSlice s = slice_at(b, i);
+        const ModelParameters of_slice = gradients_at_slice(model, b->l, i);
+        linear_backward_cpu(datty, of_slice.attprojw, tensor_of_matmul(tensor, of_slice.attprojb), dout,
+                            s.a.atty, &s.attproj, tensor->N, mode, &model->linear);
+        const SelfAttentionGradients dattention = {tensor_part(tensor, i, dln1),
+                                                   of_slice.qkvw,
+                                                   of_slice.qkvb,
+                                                   of_slice.qnormw,
+                                                   of_slice.knormw,
+                                                   mode,
+                                                   a.dqkv,
+                                                   a.dfch};
+        self_attention_backward_cpu(&s.attention, &dattention, datty, ln1);
+    }
+    tensor_sum_cpu(tensor, dln1, NULL);
+    tensor_norm_backward_cpu(tensor, dresidual, d.ln1w, d.ln1b, dln1, b->inp, &b->norm1, GRADIENT_ADD, mode);
+}
+
+// Turns dresidual (R, C), the gradient of the residual stream after block l, into that before it,
 // in place.
 static void block_backward(Model* model, int l, const Pass* pass, GradientMode mode) {
     const Block b = block_at(model, l, pass);
-    const ModelActivations a = b.a;
-    const ModelParameters d = gradients_at_layer(model, l);
-    float *dresidual = a.dresidual, *dln2 = a.branch, *datty = a.branch,
-          *dln1 = a.branch; // one after the other
-    const GradientMode mlp_mode = share_gradient_mode(model->cfg, PART_MLP, l, mode),
-                       attention_mode = share_gradient_mode(model->cfg, PART_ATTENTION, l, mode);
     block_recompute(&b, model->recompute);
     zero_clear_frozen_cpu(&model->zero, model->gradient_rows, model->cfg, &model->freeze, l);
-
-    // the MLP: dfch (N, F); dqkv is only scratch here, attention sets it below
-    const MlpLayerGradients dmlp =
-        mlp_gradients_of(&d, &a, dln2, mlp_mode, model->router_losses,
-                         router_statistics_of(model->router_statistics, l, model->cfg.E));
-    mlp_backward_cpu(&b.mlp, &dmlp, dresidual, a.ln2);
-    norm_backward_cpu(dresidual, d.ln2w, d.ln2b, dln2, a.residual2, &b.norm2, GRADIENT_ADD, mlp_mode);
-
-    // attention: dqkv (N, QKV); dfch is only scratch here
-    linear_backward_cpu(datty, d.attprojw, d.attprojb, dresidual, a.atty, &b.attproj, b.N, attention_mode,
-                        &model->linear);
-    const SelfAttentionGradients dattention = {dln1,     d.qkvw,         d.qkvb, d.qnormw,
-                                               d.knormw, attention_mode, a.dqkv, a.dfch};
-    self_attention_backward_cpu(&b.attention, &dattention, datty, a.ln1);
-    norm_backward_cpu(dresidual, d.ln1w, d.ln1b, dln1, b.inp, &b.norm1, GRADIENT_ADD, attention_mode);
+    mlp_backward_at(&b, share_gradient_mode(model->cfg, PART_MLP, l, mode));
+    attention_backward_at(&b, share_gradient_mode(model->cfg, PART_ATTENTION, l, mode));
 }
 
-// Sets or adds to the gradients of the embeddings, from dresidual (N, C), that of encoded.
+// Sets or adds to the gradients of the embeddings, from dresidual (R, C), that of encoded.
 static void embeddings_backward(Model* model, const Pass* pass, GradientMode mode) {
     const ModelConfig cfg = model->cfg;
-    const ModelParameters d = gradients_at_layer(model, 0);
+    const TensorParallel tensor = tensor_of(model, pass);
     const ModelActivations* a = pass->acts;
-    const EmbeddingSizes sizes = {pass->B, pass->T, cfg.C, cfg.Vp, cfg.max_T, pass->positions.chunks};
-    if (a->encoded_rstd && d.wte) {
-        norm_unit_backward_cpu(a->dresidual, a->encoded, a->encoded_rstd, pass_tokens(pass), cfg.C);
+    if (a->encoded_rstd && gradients_at_layer(model, 0).wte) {
+        norm_unit_backward_cpu(a->dresidual, a->encoded, a->encoded_rstd, tensor_rows(&tensor).count, cfg.C);
     }
-    // without a matrix of its own, the head has set or added to dwte
-    embedding_backward_cpu(d.wte, d.wpe, a->dresidual, pass->inputs, sizes,
-                           cfg.has_head ? mode : GRADIENT_ADD, mode);
+    const float* dencoded = tensor_gather_cpu(&tensor, 0, a->dresidual); // (N, C)
+    for (int i = 0; i < tensor.slices; i++) {
+        const ModelParameters d = gradients_at_slice(model, 0, i);
+        const EmbeddingSizes sizes = {
+            pass->B, pass->T, cfg.C, cfg.Vp, cfg.max_T, pass->positions.chunks, (tensor.first + i) * cfg.Vp};
+        // without a matrix of its own, the head has set or added to dwte
+        embedding_backward_cpu(d.wte, i == 0 ? d.wpe : NULL, dencoded, pass->inputs, sizes,
+                               cfg.has_head ? mode : GRADIENT_ADD, mode);
+    }
+    whole_gradients_sum_cpu(&model->whole, &model->groups.tensor);
 }
 
 // Called when the losses are known: the hook decides on the update by them.
@@ -497,18 +656,20 @@ static void model_backward(Model* model, Batch batch, float dloss, GradientMode 
     const ModelParameters d = gradients_at_layer(model, 0);
     LmHead head = lm_head(model, &pass);
     const Norm norm = last_norm(model, &pass);
-    float* dlnf = a.branch; // (N, C)
+    float* dlnf = a.branch; // (R, C)
     model->router_losses.dloss = dloss;
     head.teaching = model->teaching;
     lm_head_gradients_cpu(a.losses, dlnf, cfg.has_head ? d.head : d.wte, &head, dloss, mode);
     losses_done(model, batch, hook);
-    norm_backward_cpu(a.dresidual, d.lnfw, d.lnfb, dlnf, residual_into(model, cfg.L, &pass), &norm,
-                      GRADIENT_SET, mode);
+    tensor_norm_backward_cpu(&head.tensor, a.dresidual, d.lnfw, d.lnfb, dlnf,
+                             residual_into(model, cfg.L, &pass), &norm, GRADIENT_SET, mode);
     for (int l = cfg.L - 1; l >= model->freeze.first_block; l--) {
-        const int g = 1 + model_copy(cfg, l);
+        const int g = model_group_of_slice(cfg, l, 0);
         block_backward(model, l, &pass, mode);
         if (model_group_layer(cfg, g) == l) { // no layer below adds to these gradients
-            group_done(model, g, step, hook);
+            for (int i = model_slices(cfg) - 1; i >= 0; i--) {
+                group_done(model, g + i, step, hook);
+            }
         }
     }
     embeddings_backward(model, &pass, mode);
@@ -609,8 +770,8 @@ static void model_token_losses(Model* model, Batch batch, float* losses, int* is
 static void model_top_tokens(Model* model, Batch batch, int k, float temperature, int* ids,
                              float* log_probs) {
     const Pass pass = batch_pass(model, batch);
-    const LmHead head = lm_head(model, &pass);
     forward_pass(model, &pass);
+    const LmHead head = lm_head(model, &pass);
     for (int n = 0; n < head.N; n += head.chunk) {
         const int count = int_min(head.chunk, head.N - n);
         const CrossEntropy of = {count, head.V, head.weight.OC, head.softcap, 0};
@@ -622,11 +783,10 @@ static void model_top_tokens(Model* model, Batch batch, int k, float temperature
 
 // Runs a pass of decoding; returns the logits (count, Vp) that follow its last `count` rows.
 static const float* decode_forward(Model* model, const Pass* pass, int count) {
-    const LmHead head = lm_head(model, pass);
     forward_pass(model, pass);
+    const LmHead head = lm_head(model, pass);
     model->linear.few = 1;
-    lm_head_logits_cpu(&head, head.N - count, count);
-    return head.logits;
+    return lm_head_all_logits_cpu(&head, head.N - count, count);
 }
 
 // Reads the first tokens of a sequence; see generator.h.

@@ -671,7 +671,7 @@ static void embeddings_backward(Model* model, const Pass* pass, GradientMode mod
     const ModelConfig cfg = model->cfg;
     const ModelGradients d = gradients_at_layer(model, 0);
     const ModelActivations* a = pass->acts;
-    const EmbeddingSizes sizes = {pass->B, pass->T, cfg.C, cfg.Vp, cfg.max_T, pass->positions.chunks};
+    const EmbeddingSizes sizes = {pass->B, pass->T, cfg.C, cfg.Vp, cfg.max_T, pass->positions.chunks, 0};
     if (a->encoded_rstd && d.wte.data) {
         norm_unit_backward(a->dresidual, a->encoded, a->encoded_rstd, pass_tokens(pass), cfg.C, &model->gpu);
     }

@@ -12,6 +12,14 @@ ONLY = {
     CPU: {
         "recompute_level": "an MLP in bf16 computes GELU again",
         "losses_done": "the GPU reads the losses with the first group",
+        "tensor_of": "slices are on CPUs only",
+        "slice_at": "slices are on CPUs only",
+        "weights_of_words": "slices are on CPUs only",
+        "embeddings_forward": "slices are on CPUs only",
+        "head_row": "slices are on CPUs only",
+        "gradients_at_slice": "slices are on CPUs only",
+        "mlp_backward_at": "slices are on CPUs only",
+        "attention_backward_at": "slices are on CPUs only",
     },
     GPU: {
         "update_micro_steps": "each micro-step moves what is offloaded",

@@ -77,12 +77,16 @@ static inline int linear_packs(const Linear* linear, int row) {
     return linear->is_bf16 && bf16_weights_has(&linear->packed, row);
 }
 
-// Returns the matrices of layer l, whose parameters are `p`, with their copies.
+// Returns the matrices of slice i of layer l, whose parameters are `p`, with their copies. The sum
+// of slices adds the biases into the stream (tensor_parallel.h).
 static inline LayerWeights linear_weights(const Linear* linear, ModelConfig cfg, const ModelParameters* p,
-                                          int l) {
-    const PackedParameters forward = bf16_weights_at_layer(&linear->packed, l, PACKED_FORWARD),
-                           backward = bf16_weights_at_layer(&linear->packed, l, PACKED_BACKWARD);
-    return layer_weights(cfg, p, &forward, &backward);
+                                          int l, int i) {
+    const PackedParameters forward = bf16_weights_at_slice(&linear->packed, l, i, PACKED_FORWARD),
+                           backward = bf16_weights_at_slice(&linear->packed, l, i, PACKED_BACKWARD);
+    LayerWeights w = layer_weights(cfg, p, &forward, &backward);
+    w.attproj.bias = model_is_sliced(cfg) ? NULL : w.attproj.bias;
+    w.fcproj.bias = model_is_sliced(cfg) ? NULL : w.fcproj.bias;
+    return w;
 }
 
 static inline const QuantizedBlock* linear_blocks_(const Weight* weight) {
@@ -99,6 +103,15 @@ static inline Weight linear_expert(const Linear* linear, const Weight* w, int e)
     expert.forward = w->forward ? w->forward + (size_t)e * matmul_bf16_pairs(w->OC, w->C) : NULL;
     expert.backward = w->backward ? w->backward + (size_t)e * matmul_bf16_pairs(w->C, w->OC) : NULL;
     return expert;
+}
+
+// Returns the matrix of slice i, given that of slice 0, in all its forms; `bytes` lie between two.
+static inline Weight linear_slice(const Weight* w, int i, size_t bytes) {
+    Weight slice = *w;
+    slice.data = (const float*)(const void*)((const char*)w->data + (size_t)i * bytes);
+    slice.forward = w->forward ? w->forward + (size_t)i * matmul_bf16_pairs(w->OC, w->C) : NULL;
+    slice.backward = w->backward ? w->backward + (size_t)i * matmul_bf16_pairs(w->C, w->OC) : NULL;
+    return slice;
 }
 
 static inline void linear_forward_cpu(float* out, const float* inp, const Weight* w, int N, Linear* linear) {
@@ -152,6 +165,18 @@ static inline void linear_embedding_cpu(float* encoded, const Pass* pass, const 
     } else {
         embedding_forward_cpu(encoded, pass->inputs, wte->data, wpe, pass->B, pass->T, pass->positions,
                               wte->C);
+    }
+}
+
+// Sets encoded (N, C) from the embeddings of tokens among the words of a slice, which start at word
+// `first`; the others get zeros.
+static inline void linear_embedding_words_cpu(float* encoded, const Pass* pass, const Weight* wte, int first,
+                                              const Linear* linear) {
+    const EmbeddingWords words = {first, wte->OC};
+    if (linear->is_quantized) {
+        q8_embedding_words_cpu(encoded, pass->inputs, linear_blocks_(wte), words, pass_tokens(pass), wte->C);
+    } else {
+        embedding_words_cpu(encoded, pass->inputs, wte->data, words, pass_tokens(pass), wte->C);
     }
 }
 

@@ -142,4 +142,20 @@ static inline void q8_embedding_cpu(float* encoded, const int* tokens, const Qua
     }
 }
 
+// Does what embedding_words_cpu does, from blocks of wte.
+static inline void q8_embedding_words_cpu(float* encoded, const int* tokens, const QuantizedBlock* wte,
+                                          EmbeddingWords words, int N, int C) {
+    const size_t cols = (size_t)C, blocks = cols / QUANTIZED_BLOCK;
+#pragma omp parallel for schedule(static)
+    for (int n = 0; n < N; n++) {
+        const int row = embedding_row(words, tokens[n]);
+        float* out = encoded + (size_t)n * cols;
+        if (row < 0) {
+            memset(out, 0, cols * sizeof(float));
+        } else {
+            quantized_decode(out, wte + (size_t)row * blocks, cols);
+        }
+    }
+}
+
 #endif

@@ -345,9 +345,11 @@ typedef enum {
   X(lnf_mean,   1,      1, R,      BLOCK, w.last_mean,         float,   LIVE_ALWAYS) \
   X(lnf_rstd,   1,      1, R,      BLOCK, w.is_last,           float,   LIVE_ALWAYS) \
   X(logits,     1,      S, chunk,  BLOCK, w.last_words,        floatX,  LIVE_CLASSIFIER)  /* become dlogits in place */ \
+  X(word_rows,  1,      1, of_slices * chunk, BLOCK, w.word_rows, float, LIVE_CLASSIFIER)  /* what each slice keeps of a token's logits (cross_entropy.h) */ \
+  X(all_logits, 1,      1, decoded, NEVER, w.all_words,        floatX,  LIVE_PASS)  /* of all slices, one after the other; then word by word */ \
   X(kv,         cfg.L,  S, cached, NEVER, 2 * w.K,             floatX,  LIVE_PASS)  /* of B sequences: (B, 2, KV, T, HS) */ \
   X(losses,     1,      1, trained, BLOCK, w.is_last,          float,   LIVE_PASS)   /* nats, per token */ \
-  X(branch,     1,      1, token_slice,      BLOCK, w.branch,            floatX,  LIVE_PASS)  /* output of attention or MLP, added to the stream; and its gradient, or that of atty */ \
+  X(branch,     1,      1, branch_rows,      BLOCK, w.branch,            floatX,  LIVE_PASS)  /* output of attention or MLP, added to the stream; and its gradient, or that of atty */ \
   X(gathered,   1,      1, 2 * trained, BLOCK, w.travelling_C, floatX, LIVE_PASS) /* two tensors of the stream, of all tokens */ \
   X(parts,      1,      S, N,     BLOCK, w.sliced_C,           floatX,  LIVE_PASS)  /* products of slices, which the stream adds up */ \
   X(arrived,    1,      1, travelling, BLOCK, w.travelling_C,  floatX,  LIVE_PASS)  /* parts of all slices, of this process's tokens */ \
@@ -391,6 +393,7 @@ typedef struct {
     int norm, norm_bias, qkv_bias, bias, hidden_bias, query_norm, key_norm;
     int mean, embedding_rstd, raw, unit_rstd, branch, dqkv, dfch;
     int of_slices, sliced_C, travelling_C; // C if tensors are cut, and if processes divide slices
+    int word_rows, all_words;              // if tensors are cut
     int mlps, Fs, shared;                  // equal matrices of an MLP's kind; of the shared expert
     int has_experts, E, E_used, expert_first, expert, dscale, dlogits, router_bias;
 } ModelWidths;
@@ -442,6 +445,8 @@ static inline ModelWidths model_widths(ModelConfig cfg) {
     w.branch = all_Q > stream ? all_Q : stream;
     w.sliced_C = model_is_sliced(cfg) ? cfg.C : 0;
     w.travelling_C = model_tensor_ranks(cfg) > 1 ? cfg.C : 0;
+    w.word_rows = model_is_sliced(cfg) && w.is_last ? 4 : 0; // sizeof(CrossEntropySlice) / 4
+    w.all_words = model_is_sliced(cfg) ? w.last_words * w.of_slices : 0;
     w.dqkv = w.QKV > G * F / 32 ? w.QKV : G * F / 32; // (N/32, G F)
     w.dfch = G * F > w.QKV ? G * F : w.QKV;           // (B, QKV)
     model_expert_widths_(&w, cfg);
@@ -546,6 +551,7 @@ static inline size_t model_activation_rows(TensorRow rows[MODEL_ACTIVATION_ROWS]
     const size_t token_slice = (N + (size_t)of_slices - 1) / (size_t)of_slices;
     const size_t R = is_trained ? token_slice * (size_t)S : N, trained_R = is_trained ? R : 0;
     const size_t travelling = (size_t)of_slices * R, dstream_R = trained_R * (model_is_stage(cfg) ? 2 : 1);
+    const size_t branch_rows = is_trained ? token_slice : N, decoded = is_trained ? 0 : 2 * chunk;
     const size_t M = model_expert_rows(cfg, N), trained_M = is_trained ? M : 0;
     const ModelWidths w = model_widths(cfg);
     TensorRow* row = rows;

@@ -22,6 +22,14 @@ cross_entropy_backward sets loss and turns the logits into their gradient in pla
 are stored nowhere else. cross_entropy_loss only sets loss (validation must not write gradients),
 cross_entropy_top sets is_top. `scale` is 1 / (tokens of the whole update).
 
+If the vocabulary is cut into slices (part.h), each has its own logits (N, words). A slice keeps of
+each row its largest logit, the sum of exponentials below that, and y of the target if it has it.
+With max_i and sum_i of slice i, in their order,
+
+    max = the largest max_i        sum = sum_0 exp(max_0 - max) + sum_1 exp(max_1 - max) + ...
+
+and lse = max + log(sum). A slice of nothing but padding has max_i = -inf and sum_i = 0.
+
 A row whose target is NO_TARGET, a padded position, does not count: its loss and its gradient are 0,
 whatever its logits are, even NaN. With `scale` = 1 / (all tokens) the result is the loss over the
 counted tokens times counted / all; targets_factor undoes that.
@@ -84,6 +92,33 @@ void cross_entropy_loss_cpu(float* loss, const float* logits, const int* target,
 void cross_entropy_top_cpu(int* is_top, const float* logits, const int* target, CrossEntropy of);
 
 void cross_entropy_backward_cpu(float* loss, float* logits, const int* target, float scale, CrossEntropy of);
+
+// ---- slices of the vocabulary ----
+
+// Numbers that a slice keeps of a row.
+typedef struct {
+    float largest; // logit, not capped
+    float sum;     // of exp(y - largest y)
+    float target;  // y; 0 in slices that do not have it
+    int top;       // word of the largest logit, the first of equal ones
+} CrossEntropySlice;
+
+// Words of a slice: logits (N, Vp) of its own, of which V are no padding, from word `first` of the
+// vocabulary on. In CrossEntropy the sizes are those of the slice.
+void cross_entropy_slice_cpu(CrossEntropySlice* rows, float* logits, const int* target, int first,
+                             CrossEntropy of);
+
+// Does so, and turns the logits into exponentials in place, for cross_entropy_slice_backward_cpu.
+void cross_entropy_slice_exp_cpu(CrossEntropySlice* rows, float* logits, const int* target, int first,
+                                 CrossEntropy of);
+
+// Sets loss (N), and is_top (N) unless it is NULL, from the rows (slices, N) of all slices.
+void cross_entropy_combine_cpu(float* loss, int* is_top, const CrossEntropySlice* rows, int slices,
+                               const int* target, CrossEntropy of);
+
+// Turns the exponentials of slice i into dlogits.
+void cross_entropy_slice_backward_cpu(float* logits, const CrossEntropySlice* rows, int slices, int i,
+                                      const int* target, int first, float scale, CrossEntropy of);
 
 #ifdef __cplusplus
 }
@@ -168,14 +203,19 @@ typedef struct {
     float max, sum, target, slope;
 } CrossEntropyRow_;
 
+// Returns dy / dlogit, given y.
+static float cross_entropy_slope_(float y, float softcap) {
+    return softcap > 0 ? 1 - (y / softcap) * (y / softcap) : 1;
+}
+
 // Keeps the exponentials, times dy / dlogit, in `keep` unless it is NULL; it may be x. Compiled
 // once, so that losses have the same bits with gradients and without.
 static __attribute__((noinline)) CrossEntropyRow_ cross_entropy_row_(float* keep, const float* x, int target,
                                                                      CrossEntropy of) {
     const float largest = cross_entropy_max_(x, of.V), max = cross_entropy_cap(largest, of.softcap);
     CrossEntropyRow_ row = {max, 0, cross_entropy_cap(x[target], of.softcap), 1};
+    row.slope = cross_entropy_slope_(row.target, of.softcap);
     if (of.softcap > 0) {
-        row.slope = 1 - (row.target / of.softcap) * (row.target / of.softcap);
         row.sum = cross_entropy_capped_sum_(keep, x, max, of.softcap, of.V);
     } else {
         row.sum = cross_entropy_exp_sum_(keep, x, max, of.V);
@@ -226,6 +266,111 @@ void cross_entropy_backward_cpu(float* loss, float* logits, const int* target, f
             dlogits[v] *= factor;
         }
         dlogits[target[n]] -= scale * row.slope;
+        memset(dlogits + of.V, 0, (size_t)(of.Vp - of.V) * sizeof(float));
+    }
+}
+
+// ---- slices of the vocabulary ----
+
+static int cross_entropy_has_(int target, int first, CrossEntropy of) {
+    return target != NO_TARGET && first <= target && target < first + of.V;
+}
+
+// Returns the first of the largest logits of a row; 0 without words.
+static int cross_entropy_first_top_(const float* x, float largest, int V) {
+    int v = 0;
+    while (v < V - 1 && x[v] != largest) {
+        v++;
+    }
+    return v;
+}
+
+// Keeps the exponentials in `keep` unless it is NULL; it may be x.
+static CrossEntropySlice cross_entropy_slice_row_(float* keep, const float* x, int target, int first,
+                                                  CrossEntropy of) {
+    const int has_target = cross_entropy_has_(target, first, of);
+    const float largest = cross_entropy_max_(x, of.V);
+    const int top = first + cross_entropy_first_top_(x, largest, of.V);
+    const CrossEntropyRow_ row = cross_entropy_row_(keep, x, has_target ? target - first : 0, of);
+    const CrossEntropySlice slice = {largest, row.sum, has_target ? row.target : 0, top};
+    return slice;
+}
+
+void cross_entropy_slice_cpu(CrossEntropySlice* rows, float* logits, const int* target, int first,
+                             CrossEntropy of) {
+#pragma omp parallel for schedule(static)
+    for (int n = 0; n < of.N; n++) {
+        rows[n] = cross_entropy_slice_row_(NULL, logits + (size_t)n * of.Vp, target[n], first, of);
+    }
+}
+
+void cross_entropy_slice_exp_cpu(CrossEntropySlice* rows, float* logits, const int* target, int first,
+                                 CrossEntropy of) {
+#pragma omp parallel for schedule(static)
+    for (int n = 0; n < of.N; n++) {
+        float* row = logits + (size_t)n * of.Vp;
+        rows[n] = cross_entropy_slice_row_(row, row, target[n], first, of);
+    }
+}
+
+// A row of the whole vocabulary: its largest y, the sum of exp(y - max), y of the target, and the
+// word of the largest logit.
+typedef struct {
+    float max, sum, target;
+    int top;
+} CrossEntropyWhole_;
+
+// Combines row n of all slices, in their order.
+static CrossEntropyWhole_ cross_entropy_whole_(const CrossEntropySlice* rows, int slices, int n,
+                                               CrossEntropy of) {
+    const CrossEntropySlice* first = &rows[n];
+    float largest = first->largest;
+    CrossEntropyWhole_ whole = {0, 0, 0, first->top};
+    for (int i = 1; i < slices; i++) {
+        const CrossEntropySlice* row = &rows[(size_t)i * of.N + n];
+        whole.top = row->largest > largest ? row->top : whole.top;
+        largest = row->largest > largest ? row->largest : largest;
+    }
+    whole.max = cross_entropy_cap(largest, of.softcap);
+    for (int i = 0; i < slices; i++) {
+        const CrossEntropySlice* row = &rows[(size_t)i * of.N + n];
+        whole.sum += row->sum * expf(cross_entropy_cap(row->largest, of.softcap) - whole.max);
+        whole.target += row->target;
+    }
+    return whole;
+}
+
+void cross_entropy_combine_cpu(float* loss, int* is_top, const CrossEntropySlice* rows, int slices,
+                               const int* target, CrossEntropy of) {
+#pragma omp parallel for schedule(static)
+    for (int n = 0; n < of.N; n++) {
+        const CrossEntropyWhole_ row = cross_entropy_whole_(rows, slices, n, of);
+        loss[n] = target[n] == NO_TARGET ? 0 : logf(row.sum) + (row.max - row.target);
+        if (is_top) { // no logit is the largest beside NaN
+            is_top[n] = target[n] != NO_TARGET && row.top == target[n] && !isnan(row.sum);
+        }
+    }
+}
+
+void cross_entropy_slice_backward_cpu(float* logits, const CrossEntropySlice* rows, int slices, int i,
+                                      const int* target, int first, float scale, CrossEntropy of) {
+#pragma omp parallel for schedule(static)
+    for (int n = 0; n < of.N; n++) {
+        float* dlogits = logits + (size_t)n * of.Vp;
+        if (target[n] == NO_TARGET) {
+            memset(dlogits, 0, (size_t)of.Vp * sizeof(float));
+            continue;
+        }
+        const CrossEntropyWhole_ row = cross_entropy_whole_(rows, slices, n, of);
+        const float max = cross_entropy_cap(rows[(size_t)i * of.N + n].largest, of.softcap);
+        const float factor =
+            scale / row.sum * (1 + 2 * of.z_loss * (logf(row.sum) + row.max)) * expf(max - row.max);
+        for (int v = 0; v < of.V; v++) {
+            dlogits[v] *= factor;
+        }
+        if (cross_entropy_has_(target[n], first, of)) {
+            dlogits[target[n] - first] -= scale * cross_entropy_slope_(row.target, of.softcap);
+        }
         memset(dlogits + of.V, 0, (size_t)(of.Vp - of.V) * sizeof(float));
     }
 }

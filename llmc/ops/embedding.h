@@ -16,6 +16,10 @@ The forward pass sets out. The backward pass (positions in the sequence) sets or
 according to `token_mode`, which is ADD if dwte holds the classifier's gradient of a shared weight,
 and to dwpe according to `mode`. Setting zeroes the rows of tokens and positions that are not used.
 Each of the two may be NULL.
+
+A model whose vocabulary is cut into slices (part.h) has some of the rows of wte, from word `first`
+on: the forward pass of a slice sets the rows of other words to zeros, and the backward pass skips
+them. The sum of all slices is exact; then the positions are added.
 */
 #ifndef LLMC_EMBEDDING_H
 #define LLMC_EMBEDDING_H
@@ -44,11 +48,23 @@ HOST_DEVICE int embedding_position(EmbeddingPositions positions, int n, int T) {
 }
 
 // Sizes of a backward pass: of the batch, and the rows of dwte and of dwpe; which tokens of their
-// sequences those of the batch are.
+// sequences those of the batch are; the word of the first row of dwte.
 typedef struct {
     int B, T, C, Vp, maxT;
     TokenChunks chunks;
+    int first;
 } EmbeddingSizes;
+
+// Words [first, first + count) of the vocabulary.
+typedef struct {
+    int first, count;
+} EmbeddingWords;
+
+// Returns the row of a token in the matrix of these words; -1: another slice has it.
+HOST_DEVICE int embedding_row(EmbeddingWords words, int token) {
+    const int row = token - words.first;
+    return 0 <= row && row < words.count ? row : -1;
+}
 
 // Return the bytes of memory traffic.
 static inline double embedding_forward_bytes(double N, double C, double element_bytes) {
@@ -64,6 +80,14 @@ static inline double embedding_backward_bytes(double N, double C, double ids, do
 void embedding_forward_cpu(float* out, const int* tokens, const float* wte, const float* wpe, int B, int T,
                            EmbeddingPositions positions, int C);
 
+// Sets out (N, C) to the embeddings of tokens that are among `words`, and to zeros for the others.
+// wte (words.count, C).
+void embedding_words_cpu(float* out, const int* tokens, const float* wte, EmbeddingWords words, int N, int C);
+
+// Adds the embeddings of positions to out (count, C), the rows of (B, T) from `first` on.
+void embedding_positions_cpu(float* out, const float* wpe, int first, int count, int T,
+                             EmbeddingPositions positions, int C);
+
 // Each thread owns some columns of every row, so two tokens with the same id never race, and sums
 // follow the order of the batch.
 void embedding_backward_cpu(float* dwte, float* dwpe, const float* dout, const int* tokens,
@@ -74,6 +98,8 @@ void embedding_backward_cpu(float* dwte, float* dwpe, const float* dout, const i
 #endif
 
 #ifdef EMBEDDING_IMPLEMENTATION
+
+#include <string.h>
 
 #include "llmc/base/sizes.h"
 #include "llmc/base/vec.h"
@@ -90,6 +116,28 @@ void embedding_forward_cpu(float* out, const int* tokens, const float* wte, cons
     }
 }
 
+void embedding_words_cpu(float* out, const int* tokens, const float* wte, EmbeddingWords words, int N,
+                         int C) {
+    const size_t bytes = (size_t)C * sizeof(float);
+#pragma omp parallel for schedule(static)
+    for (int n = 0; n < N; n++) {
+        const int row = embedding_row(words, tokens[n]);
+        float* to = out + (size_t)n * C;
+        row < 0 ? memset(to, 0, bytes) : memcpy(to, wte + (size_t)row * C, bytes);
+    }
+}
+
+void embedding_positions_cpu(float* out, const float* wpe, int first, int count, int T,
+                             EmbeddingPositions positions, int C) {
+#pragma omp parallel for schedule(static)
+    for (int n = 0; n < count; n++) {
+        const float* position = wpe + (size_t)embedding_position(positions, first + n, T) * C;
+        for (int c = 0; c < C; c++) {
+            out[(size_t)n * C + c] += position[c];
+        }
+    }
+}
+
 // Adds columns c0 ... end - 1 of a row of dout to the row of a gradient that starts at `row`.
 static void embedding_add_row_(float* grads, size_t row, const float* dout, int c0, int end) {
     for (int c = c0; grads && c < end; c++) {
@@ -100,6 +148,7 @@ static void embedding_add_row_(float* grads, size_t row, const float* dout, int 
 void embedding_backward_cpu(float* dwte, float* dwpe, const float* dout, const int* tokens,
                             EmbeddingSizes sizes, GradientMode token_mode, GradientMode mode) {
     const int block = 2 * LANES, B = sizes.B, T = sizes.T, C = sizes.C;
+    const EmbeddingWords words = {sizes.first, sizes.Vp};
     if (dwte && token_mode == GRADIENT_SET) {
         memset(dwte, 0, (size_t)sizes.Vp * C * sizeof(float));
     }
@@ -110,7 +159,9 @@ void embedding_backward_cpu(float* dwte, float* dwpe, const float* dout, const i
     for (int c0 = 0; c0 < C; c0 += block) {
         const int end = int_min(c0 + block, C);
         for (int n = 0; n < B * T; n++) {
-            embedding_add_row_(dwte, (size_t)tokens[n] * C, dout + (size_t)n * C, c0, end);
+            const int row = embedding_row(words, tokens[n]);
+            embedding_add_row_(row < 0 ? NULL : dwte, (size_t)int_max(row, 0) * C, dout + (size_t)n * C, c0,
+                               end);
             embedding_add_row_(dwpe, (size_t)token_chunks_position(sizes.chunks, n % T, T) * C,
                                dout + (size_t)n * C, c0, end);
         }

@@ -100,7 +100,7 @@ static void update_packed_(UpdateGroups* u, const ZeroRange* range, const float*
         if (by_rows) {
             optimizer_update_elements_cpu(u->state, range, at, count * cols, param + at, grad + at, update);
         }
-        bf16_weights_pack_rows(&u->linear->packed, range->row, tensor_group_copy(range->group), (int)r,
+        bf16_weights_pack_rows(&u->linear->packed, range->row, range->copy, (int)r,
                                int_min(BF16_TILE, (int)(row->rows - r)));
     }
 }

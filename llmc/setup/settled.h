@@ -18,6 +18,7 @@ Settled (plan/fit.h, plan/memory_limit.h).
 #include "llmc/formats/safetensors.h"
 #include "llmc/model/freeze.h"
 #include "llmc/model/model.h"
+#include "llmc/model/part.h"
 #include "llmc/ops/distill.h"
 #include "llmc/optim/stages.h"
 #include "llmc/optim/optimizer.h"
@@ -32,11 +33,12 @@ typedef struct {
     ModelUse use;
     Ranks ranks;            // which rank this is, and how the run is divided
     SafeTensorsDtype dtype; // type of the parameters in memory
-    ModelConfig cfg;
-    ModelConfig teacher; // of --teacher; no layers: none
-    int kept;            // tokens that --teacher-logits keeps for each token; 0: none
+    ModelConfig cfg;        // the whole model
+    ModelConfig teacher;    // of --teacher; no layers: none
+    int kept;               // tokens that --teacher-logits keeps for each token; 0: none
 
     // facts that follow
+    ModelConfig part; // of the model, in this process: what memory and passes have (part.h)
     Freeze freeze;
     ZeroPlan zero;       // in a run that does not train, each rank has the whole model
     Optimizer optimizer; // with its master weights
@@ -98,14 +100,22 @@ static inline Optimizer settled_optimizer_(const Settled* s) {
     return optimizer;
 }
 
+// Returns the part of the model that this process has: all of it.
+static inline ModelConfig settled_own_(const Settled* s) {
+    ModelPart whole;
+    memset(&whole, 0, sizeof(whole));
+    return model_part_of(s->cfg, whole);
+}
+
 static inline ZeroPlan settled_zero_(const Settled* s) {
     const Ranks ranks = s->ranks;
     if (s->use != USE_TRAIN) {
-        return zero_plan(s->cfg, 0, 0, 1);
+        return zero_plan(s->part, 0, 0, 1);
     }
-    ZeroPlan plan = zero_plan_two_levels(s->cfg, s->options.zero, ranks.rank, ranks.size, ranks.shards);
+    ZeroPlan plan = zero_plan_two_levels(s->part, s->options.zero, ranks.rank, ranks.size, ranks.shards);
     if (plan.stage < 3) {
-        zero_plan_freeze(&plan, s->cfg, s->freeze.rows, freeze_first_copy(&s->freeze, s->cfg));
+        zero_plan_freeze(&plan, s->part, s->freeze.rows,
+                         freeze_first_copy(&s->freeze, s->cfg) * model_slices(s->part));
     }
     plan.shares_buffer |= s->options.update_in_backward;
     return plan;
@@ -121,6 +131,7 @@ static inline size_t settled_pass_tokens(const Settled* s) {
 // Sets the facts that follow from everything above them in the struct and from `freeze`.
 static inline void settled_conclude(Settled* s) {
     const Options* o = &s->options;
+    s->part = settled_own_(s);
     s->zero = settled_zero_(s);
     s->optimizer = settled_optimizer_(s);
     s->element_bytes = safetensors_dtype_bytes(s->dtype);
@@ -134,7 +145,7 @@ static inline void settled_conclude(Settled* s) {
 // Returns the part of the model that this rank has.
 static inline RankPart settled_part(const Settled* s) {
     const GridShape shape = {1, 1, s->ranks.size, 1, 1};
-    const RankPart part = {s->cfg, s->cfg, s->zero, grid_of(shape, s->ranks.rank), s->freeze.rows};
+    const RankPart part = {s->cfg, s->part, s->zero, grid_of(shape, s->ranks.rank), s->freeze.rows};
     return part;
 }
 

@@ -42,7 +42,7 @@ static void layer_open(Layer* layer, ModelConfig cfg, int B, int T, int is_bf16,
 }
 
 static SelfAttention attention_of(Layer* layer, const Pass* pass) {
-    const LayerWeights w = linear_weights(&layer->linear, layer->cfg, &layer->params, 0);
+    const LayerWeights w = linear_weights(&layer->linear, layer->cfg, &layer->params, 0, 0);
     layer->linear.few = pass_is_step(pass);
     if (layer->cfg.window > 0) {
         pass_window_starts_cpu(layer->window_starts, pass, layer->cfg.window);

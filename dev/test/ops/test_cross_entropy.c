@@ -66,6 +66,45 @@ static Classifier classifier_open(CrossEntropy of, const float* logits, float sc
     return l;
 }
 
+// Checks losses and gradients from slices of the words, each with logits of its own; the last ones
+// may be nothing but padding.
+static void test_slices(const Classifier* l, const float* logits, int slices) {
+    const int N = l->N, V = l->V, words = (l->Vp + slices - 1) / slices + 2, all = slices * words;
+    CrossEntropySlice* rows = (CrossEntropySlice*)(void*)ops_floats((size_t)4 * N * slices);
+    float *loss = ops_floats(N), *whole = ops_floats((size_t)N * l->Vp);
+    int *is_top = (int*)(void*)ops_floats(N), *wanted_top = (int*)(void*)ops_floats(N);
+    float* own[8];
+    CrossEntropy of[8];
+    for (int i = 0; i < slices; i++) {
+        const int left = V - i * words, used = left < 0 ? 0 : left < words ? left : words;
+        own[i] = ops_floats((size_t)N * words);
+        of[i] = (CrossEntropy){N, used, words, l->of.softcap, l->of.z_loss};
+        for (int n = 0; n < N; n++) {
+            for (int w = 0; w < words; w++) {
+                own[i][n * words + w] = w < used ? logits[n * l->Vp + i * words + w] : NAN;
+            }
+        }
+        cross_entropy_slice_exp_cpu(rows + (size_t)i * N, own[i], l->target, i * words, of[i]);
+    }
+    cross_entropy_combine_cpu(loss, is_top, rows, slices, l->target, l->of);
+    cross_entropy_top_cpu(wanted_top, logits, l->target, l->of);
+    EXPECT_NEAR(ops_error(loss, l->loss, l->loss_magnitude, N), 0, limit(V), "%d slices, loss of %d x %d",
+                slices, N, V);
+    EXPECT(memcmp(is_top, wanted_top, (size_t)N * sizeof(int)) == 0, "%d slices, top of %d x %d", slices, N,
+           V);
+    for (int i = 0; i < slices; i++) {
+        cross_entropy_slice_backward_cpu(own[i], rows, slices, i, l->target, i * words, (float)l->scale,
+                                         of[i]);
+        for (int n = 0; n < N; n++) {
+            for (int w = 0; w < words && i * words + w < l->Vp; w++) {
+                whole[n * l->Vp + i * words + w] = own[i][n * words + w];
+            }
+        }
+    }
+    EXPECT_NEAR(ops_error(whole, l->dlogits, l->dlogits_magnitude, (size_t)N * l->Vp), 0, limit(V) + 4,
+                "%d slices, gradient of %d x %d in %d", slices, N, V, all);
+}
+
 // Columns past V are not looked at, and their gradient is exactly 0.
 static void test_size_of(CrossEntropy of, float spread) {
     const int N = of.N, V = of.V, Vp = of.Vp;
@@ -82,6 +121,9 @@ static void test_size_of(CrossEntropy of, float spread) {
     EXPECT(ops_same_bits(logits, unchanged, nv), "cross_entropy_loss wrote to the logits, %d x %d (%d)", N, V,
            Vp);
 
+    for (int slices = 1; slices <= 8; slices *= 2) {
+        test_slices(&l, logits, slices);
+    }
     memcpy(dlogits, logits, nv * sizeof(float));
     float* loss_again = ops_floats(N);
     cross_entropy_backward_cpu(loss_again, dlogits, l.target, scale, of);
