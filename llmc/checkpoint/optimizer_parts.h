@@ -403,11 +403,11 @@ static size_t checkpoint_slices_of_(const SafeTensors* file) {
 // Opens the numbers that the first file has.
 static void checkpoint_open_numbers_(CheckpointParts* parts, const SafeTensors* file, Optimizer optimizer) {
     const ModelConfig whole = parts->own.of.whole;
-    char error[ERROR_BYTES] = "";
+    char error[ERROR_BYTES];
     const size_t slices = checkpoint_slices_of_(file);
-    CHECK(slices <= (size_t)whole.NH && part_check_slices(whole, (int)slices, error),
-          "%s: slices: %zu of a model with %d heads%s%s", file->path, slices, whole.NH, *error ? ": " : "",
-          error);
+    CHECK(slices <= (size_t)whole.NH, "%s: slices: %zu, wanted at most the number of heads, %d", file->path,
+          slices, whole.NH);
+    CHECK(part_check_slices(whole, (int)slices, error), "%s: slices: %s", file->path, error);
     checkpoint_space_open_(&parts->numbers, optimizer, &parts->own.of, (int)slices);
 }
 

@@ -1,0 +1,417 @@
+// Files of a model that ranks have in parts: the optimizer's state is the same for every number of
+// slices, ranks and stages that wrote it; whole groups come from parts and go to them.
+#include <pthread.h>
+
+#include "dev/test/lib/test.h"
+#include "llmc/base/xxh64.h"
+#include "llmc/checkpoint/model_files.h"
+#include "llmc/checkpoint/optimizer_parts.h"
+#include "llmc/comm/comm.h"
+#include "llmc/model/part.h"
+#include "llmc/parallel/grid.h"
+
+static ModelConfig gpt2_of(int L, int C, int heads) {
+    const ModelConfig cfg = {.max_T = 8, .V = 100, .Vp = 128, .L = L, .NH = heads, .C = C};
+    return cfg;
+}
+
+// Two heads of keys: 4 slices have two copies of each.
+static ModelConfig qwen2(void) {
+    ModelConfig cfg = gpt2_of(4, 32, 8);
+    cfg.arch = ARCH_QWEN2;
+    cfg.KV = 2;
+    cfg.F = 96;
+    cfg.has_head = 1;
+    return cfg;
+}
+
+// A rank of a grid with its stage of ZeRO; all stages have equally many layers.
+static RankPart part_of_rank(ModelConfig whole, GridShape shape, int zero, int rank) {
+    RankPart part;
+    const Grid grid = grid_of(shape, rank);
+    const GridMember data = grid_member(&grid, GRID_DATA);
+    const int u = shape.slices / shape.tensor, P = shape.pipeline, L = whole.L / P;
+    ModelPart which = {0};
+    if (shape.slices > 1) {
+        which.first_slice = grid.tensor_rank * u, which.slices = u, which.of_slices = shape.slices;
+        whole.Vp = model_padded_vocab_of_slices(whole.V, shape.slices);
+    }
+    if (P > 1) {
+        which.first_layer = grid.stage * L, which.layers = L, which.of_layers = whole.L;
+    }
+    memset(&part, 0, sizeof(part));
+    part.whole = whole;
+    part.own = model_part_of(whole, which);
+    part.zero = zero_plan(part.own, zero, data.rank, data.size);
+    part.grid = grid;
+    return part;
+}
+
+// ---- the optimizer's state ----
+
+// A value that identifies an element of a slot: of which parameter of the whole model it is.
+static float value_of(int slot, const TensorRow* row, int copy, size_t at) {
+    const uint64_t who[] = {(uint64_t)slot, row->stream, (uint64_t)copy, at};
+    return (float)(xxh64(who, sizeof(who)) % 251);
+}
+
+// Sets, or checks, what a rank has of the slots of a range.
+static void visit_range(const CheckpointPart* part, const ZeroRange* range, int slot, int is_check) {
+    const StateSlot* s = &part->state.slots[slot];
+    const TensorRow *row = &part->state.rows[range->row], *whole = &part->space.state.rows[range->row];
+    const int l = part->of.own.part.first_layer + tensor_lowest_layer(row, range->copy);
+    const size_t step = s->shape == SLOT_BLOCKS ? OPTIMIZER_BLOCK : 1;
+    char* array = (char*)state_array(&part->state, slot, range);
+    for (size_t i = 0; i < range->count && array; i += step, array += s->element_bytes) {
+        const PartRun run = part_run(row, part->of.whole, part->of.own.part, range->copy, range->before + i);
+        const float value = value_of(slot, row, tensor_copy(whole, l), run.whole / step),
+                    found = s->element_bytes == 1 ? *(uint8_t*)array : *(float*)(void*)array;
+        if (is_check && found != value) {
+            EXPECT(0, "%s, copy %d, element %zu of %s is %f, wanted %f", row->name, range->copy,
+                   range->before + i, s->name, found, value);
+            return;
+        }
+        if (s->element_bytes == 1) {
+            *(uint8_t*)array = (uint8_t)value;
+        } else {
+            *(float*)(void*)array = value;
+        }
+    }
+}
+
+static void visit(const CheckpointPart* part, int is_check) {
+    for (int i = 0; i < part->num_ranges; i++) {
+        for (int slot = 0; slot < STATE_MASTER; slot++) {
+            visit_range(part, &part->ranges[i], slot, is_check);
+        }
+    }
+}
+
+enum { MOST_FILES = 32 };
+
+typedef struct {
+    SavedFile files[MOST_FILES];
+    char names[MOST_FILES][64];
+    SavedState state;
+} Saved;
+
+// Writes the state as the ranks of a grid do.
+static void save(Saved* saved, Optimizer optimizer, ModelConfig whole, GridShape shape, int zero) {
+    memset(saved, 0, sizeof(*saved));
+    saved->state.files = saved->files;
+    for (int rank = 0; rank < grid_size(shape); rank++) {
+        const RankPart of = part_of_rank(whole, shape, zero, rank);
+        const int i = checkpoint_part_number(&of);
+        CheckpointPart part;
+        checkpoint_part_open(&part, optimizer, &of);
+        part.state.memory = check_alloc(part.state.bytes + 1, 1, "state");
+        visit(&part, 0);
+        if (i >= 0) {
+            EXPECT(i == saved->state.num_files && checkpoint_part_rank(&of, i) == rank, "part %d", i);
+            checkpoint_part_name(saved->names[i], i, checkpoint_part_writers(&of));
+            saved->files[saved->state.num_files++].name = saved->names[i];
+            checkpoint_part_write(&part, test_path(saved->names[i]), part.state.memory);
+        }
+        free(part.state.memory);
+        checkpoint_part_close(&part);
+    }
+}
+
+// Reads the state in all ranks of a grid.
+static void load(const Saved* saved, Optimizer optimizer, ModelConfig whole, GridShape shape, int zero) {
+    for (int rank = 0; rank < grid_size(shape); rank++) {
+        const RankPart of = part_of_rank(whole, shape, zero, rank);
+        CheckpointParts parts;
+        checkpoint_parts_open(&parts, &saved->state, test_tmpdir(), optimizer, &of);
+        OptimizerState* state = &parts.own.state;
+        char* memory = (char*)check_alloc(state->bytes + 1, 1, "state");
+        state->memory = memset(memory, 0xFF, state->bytes); // NaN
+        for (int slot = 0; slot < STATE_SLOTS; slot++) {
+            const StateSlot* s = &state->slots[slot];
+            for (int g = 0; g < of.zero.groups; g++) {
+                checkpoint_parts_read(&parts, slot, g,
+                                      memory + s->offset_bytes + state_group_begin(s, g) * s->element_bytes);
+            }
+        }
+        visit(&parts.own, 1);
+        checkpoint_parts_close(&parts);
+        free(memory);
+    }
+}
+
+// Every grid reads what every grid has written.
+static void elastic(Optimizer optimizer, ModelConfig whole, const GridShape* shapes, int count) {
+    Saved saved;
+    for (int from = 0; from < count; from++) {
+        save(&saved, optimizer, whole, shapes[from], (from + 1) % 3);
+        for (int to = 0; to < count; to++) {
+            load(&saved, optimizer, whole, shapes[to], to % 3);
+        }
+    }
+}
+
+static Optimizer adamw(OptimizerName name) { return optimizer_of(name, 0, MASTER_NONE); }
+
+// t, c, D, P, s
+static const GridShape GRIDS[] = {{1, 1, 1, 1, 1}, {1, 1, 3, 1, 1}, {1, 1, 1, 1, 2}, {2, 1, 1, 1, 4},
+                                  {4, 1, 2, 1, 4}, {1, 1, 1, 2, 1}, {2, 2, 1, 4, 2}, {2, 1, 1, 2, 4}};
+enum { COUNT = sizeof(GRIDS) / sizeof(GRIDS[0]) };
+
+TEST(parts_elastic) {
+    elastic(adamw(OPTIMIZER_ADAMW), gpt2_of(4, 32, 4), GRIDS, COUNT);
+    elastic(adamw(OPTIMIZER_ADAMW), qwen2(), GRIDS, COUNT);
+    elastic(adamw(OPTIMIZER_ADAMW8BIT), gpt2_of(1, 256, 4), GRIDS, 5);
+}
+
+TEST(parts_three_slices) {
+    static const GridShape grids[] = {{1, 1, 1, 1, 1}, {3, 1, 1, 1, 3}, {1, 1, 2, 1, 2}, {2, 1, 1, 1, 6}};
+    elastic(adamw(OPTIMIZER_ADAMW), gpt2_of(2, 48, 6), grids, 4);
+}
+
+// ---- damaged metadata ----
+
+typedef struct {
+    const char *ranges[2], *slices[2], *total; // of two files; NULL: none
+    const char* error;
+} Damage;
+
+static void write_file(const char* name, const char* ranges, const char* slices, const char* total,
+                       size_t count) {
+    SafeTensorsWriter writer;
+    float* zeros = (float*)check_alloc(count, sizeof(float), "zeros");
+    safetensors_writer_open(&writer, test_path(name));
+    safetensors_writer_metadata(&writer, "ranges", ranges);
+    if (slices) {
+        safetensors_writer_metadata(&writer, "slices", slices);
+    }
+    safetensors_writer_metadata(&writer, "total", total);
+    safetensors_writer_declare(&writer, "m", SAFETENSORS_F32, 1, &count);
+    safetensors_writer_begin(&writer);
+    safetensors_write_raw(&writer, zeros, count * sizeof(float));
+    safetensors_writer_commit(&writer);
+    free(zeros);
+}
+
+static void body_read_damaged(const void* damage) {
+    const Damage* d = (const Damage*)damage;
+    const GridShape one = {1, 1, 1, 1, 1};
+    const RankPart of = part_of_rank(gpt2_of(4, 32, 4), one, 0, 0);
+    SavedFile files[2] = {{.name = "optimizer.1of2.safetensors"}, {.name = "optimizer.2of2.safetensors"}};
+    SavedState state;
+    CheckpointParts parts;
+    memset(&state, 0, sizeof(state));
+    state.files = files;
+    state.num_files = 2;
+    for (int i = 0; i < 2; i++) {
+        write_file(files[i].name, d->ranges[i], d->slices[i], d->total, i ? 54336 - 100 : 100);
+    }
+    checkpoint_parts_open(&parts, &state, test_tmpdir(), adamw(OPTIMIZER_LION), &of);
+    checkpoint_parts_close(&parts);
+}
+
+// The model has 54336 elements.
+TEST(parts_damaged) {
+    static const Damage good = {{"0-100", "100-54336"}, {"4", "4"}, "54336", NULL};
+    static const Damage damaged[] = {
+        {{"0-100", "100-54336"}, {"3", "3"}, "54336", "slices: |3 slices of 4 heads|wanted 4"},
+        {{"0-100", "100-54336"}, {"0", "0"}, "54336", "slices: |0 slices of 4 heads"},
+        {{"0-100", "100-54336"},
+         {"99999999999", "4"},
+         "54336",
+         "slices: 99999999999, wanted at most the number of heads, 4"},
+        {{"0-100", "100-54336"}, {"four", "4"}, "54336", "slices: \"four\", wanted a number"},
+        {{"0-100", "100-54336"}, {"4x", "4"}, "54336", "slices: \"x\" after the number"},
+        {{"0-100", "100-54336"}, {"4", NULL}, "54336", "slices: 1, wanted 4"},
+        {{"0-100", "99-54336"}, {"4", "4"}, "54336", "the parts do not fit"},
+        {{"0-100", "101-54336"}, {"4", "4"}, "54336", "the parts do not fit"},
+        {{"0-100", "100-54335"}, {"4", "4"}, "54336", "optimizer state of 54335 elements"},
+        {{"0-100", "100-54336"}, {"4", "4"}, "54337", "a part of 54337 elements"}};
+    body_read_damaged(&good);
+    for (size_t i = 0; i < sizeof(damaged) / sizeof(damaged[0]); i++) {
+        EXPECT(test_dies(body_read_damaged, &damaged[i], 1, damaged[i].error), "%s", damaged[i].error);
+    }
+}
+
+// ---- whole groups ----
+
+enum { MOST_RANKS = 16 };
+
+// A message between two ranks: the receiver waits for it, and the sender until it is taken.
+typedef struct {
+    const void* data;
+    size_t bytes;
+} Mail;
+
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    Mail mail[MOST_RANKS][MOST_RANKS];
+    pthread_barrier_t all;
+    char gathered[MOST_RANKS * sizeof(ModelPart)];
+} world = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+
+struct Model {
+    RankPart part;
+    ModelFiles files;
+    Comm comm;
+    float *params, *set; // its own memory, and the groups that were set
+    pthread_t thread;
+    const float* whole; // all groups of the whole model
+    int writer;
+};
+
+static float* group_in(const Model* model, float* memory, int g) {
+    return memory + zero_group_begin(&model->part.zero, g);
+}
+
+static void* get_group(Model* model, int g, void* group) {
+    float* place = group_in(model, model->params, g);
+    return group ? memcpy(group, place, zero_group_elements(&model->part.zero, g) * sizeof(float)) : place;
+}
+
+static void set_group(Model* model, int g, const float* group) {
+    memcpy(group_in(model, model->set, g), group, zero_group_elements(&model->part.zero, g) * sizeof(float));
+}
+
+static void move(Model* model, GridGroup group, GroupMove m) {
+    Grid peer = model->part.grid;
+    *(group == GRID_TENSOR ? &peer.tensor_rank : &peer.stage) = m.peer;
+    const int here = grid_rank(&model->part.grid), there = grid_rank(&peer);
+    Mail* mail = m.sends ? &world.mail[here][there] : &world.mail[there][here];
+    pthread_mutex_lock(&world.lock);
+    if (m.sends) {
+        mail->data = m.data;
+        mail->bytes = m.bytes;
+        pthread_cond_broadcast(&world.changed);
+    }
+    while ((mail->data == NULL) != m.sends) {
+        pthread_cond_wait(&world.changed, &world.lock);
+    }
+    if (!m.sends) {
+        EXPECT(mail->bytes == m.bytes, "%zu bytes sent, %zu wanted", mail->bytes, m.bytes);
+        memcpy(m.data, mail->data, m.bytes);
+        mail->data = NULL;
+        pthread_cond_broadcast(&world.changed);
+    }
+    pthread_mutex_unlock(&world.lock);
+}
+
+static void all_gather(Comm* c, void* all, const void* mine, size_t bytes) {
+    memcpy(world.gathered + (size_t)c->rank * bytes, mine, bytes);
+    pthread_barrier_wait(&world.all);
+    memcpy(all, world.gathered, (size_t)c->size * bytes);
+    pthread_barrier_wait(&world.all);
+}
+
+static const CommEngine engine = {.all_gather = all_gather};
+
+// Elements of whole groups, of which those outside of the trained vocabulary are zero, too.
+static float* whole_model(ModelConfig cfg) {
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    const size_t bytes = model_parameter_rows_of(rows, cfg, sizeof(float));
+    float* whole = (float*)check_alloc(bytes, 1, "whole");
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        for (int k = 0; k < rows[i].layers; k++) {
+            float* tensor = (float*)tensor_at_layer(&rows[i], whole, k);
+            for (size_t at = 0; at < tensor_layer_elements(&rows[i]); at++) {
+                tensor[at] = value_of(0, &rows[i], k, at) + 1;
+            }
+        }
+    }
+    return whole;
+}
+
+// Sets the part of a rank from whole groups.
+static void set_part(Model* model) {
+    const ZeroPlan plan = model_files_plan(&model->part);
+    PartGroups parts;
+    part_groups_open_to_set(&parts, &model->files);
+    for (int g = 0; g < plan.groups; g++) {
+        if (model_files_have(model->part.whole, model->part.own.part, g)) {
+            part_groups_set(&parts, g, (float*)model->whole + zero_group_begin(&plan, g));
+        }
+    }
+    part_groups_set_last(&parts);
+    part_groups_close(&parts);
+    const size_t bytes = zero_count(&model->part.zero, ZERO_FULL) * sizeof(float);
+    if (model->files.in_place && !rank_part_is_whole(&model->part)) {
+        EXPECT(memcmp(model->set, model->params, bytes) == 0, "in place");
+    }
+    memcpy(model->params, model->set, bytes);
+}
+
+// The first stage's copy of the classifier's matrix is not the one that is saved.
+static void spoil_embedding(Model* model) {
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    const ModelConfig own = model->part.own;
+    zero_parameter_rows(rows, &model->part.zero, own, sizeof(float));
+    if (!own.has_head && model_has_first(own) && !model_has_last(own)) {
+        memset(tensor_at_layer(&rows[0], model->params, 0), 0xFF, tensor_layer_elements(&rows[0]) * 4);
+    }
+}
+
+// Puts the whole groups together again in one rank, and compares them.
+static void* get_whole(void* m) {
+    Model* model = (Model*)m;
+    const ZeroPlan plan = model_files_plan(&model->part);
+    const Grid writer = grid_of(model->part.grid.shape, model->writer);
+    const int is_writer = model->comm.rank == model->writer;
+    PartGroups parts;
+    part_groups_open_to_get(&parts, &model->files);
+    for (int g = 0; g < plan.groups; g++) {
+        const size_t bytes = zero_group_elements(&plan, g) * sizeof(float);
+        void *room = is_writer ? check_alloc(bytes, 1, "group") : NULL,
+             *group = part_groups_get(&parts, g, &writer, room);
+        if (is_writer) {
+            EXPECT(memcmp(group, model->whole + zero_group_begin(&plan, g), bytes) == 0, "group %d", g);
+        }
+        free(room);
+    }
+    part_groups_close(&parts);
+    return NULL;
+}
+
+// Takes a whole model apart, and puts it together in each rank.
+static void take_and_put(ModelConfig cfg, GridShape shape, int in_place) {
+    static Model models[MOST_RANKS];
+    const int size = grid_size(shape);
+    cfg = part_of_rank(cfg, shape, 0, 0).whole;
+    float* whole = whole_model(cfg);
+    pthread_barrier_init(&world.all, NULL, (unsigned)size);
+    for (int r = 0; r < size; r++) {
+        Model* model = &models[r];
+        const RankPart part = part_of_rank(cfg, shape, 0, r);
+        const ModelAccess access = {.get_group = get_group, .set_group = set_group, .move = move};
+        const size_t elements = zero_count(&part.zero, ZERO_FULL);
+        model->part = part;
+        model->comm = (Comm){.rank = r, .size = size, .engine = &engine};
+        model->files = (ModelFiles){model,           access,   part,        adamw(OPTIMIZER_ADAMW),
+                                    SAFETENSORS_F32, in_place, &model->comm};
+        model->params = (float*)check_alloc(elements, sizeof(float), "params");
+        model->set = (float*)check_alloc(elements, sizeof(float), "params");
+        model->whole = whole;
+        set_part(model);
+        spoil_embedding(model);
+    }
+    for (int writer = 0; writer < size; writer++) {
+        for (int r = 0; r < size; r++) {
+            models[r].writer = writer;
+            pthread_create(&models[r].thread, NULL, get_whole, &models[r]);
+        }
+        for (int r = 0; r < size; r++) {
+            pthread_join(models[r].thread, NULL);
+        }
+    }
+    for (int r = 0; r < size; r++) {
+        free(models[r].params);
+        free(models[r].set);
+    }
+    free(whole);
+}
+
+TEST(parts_whole_groups) {
+    for (int i = 2; i < COUNT; i++) {
+        take_and_put(gpt2_of(4, 32, 4), GRIDS[i], i % 2);
+        take_and_put(qwen2(), GRIDS[i], !(i % 2));
+    }
+}
