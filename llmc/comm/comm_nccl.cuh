@@ -2,10 +2,11 @@
 comm_nccl.cuh -- chooses the GPU of a rank, and moves bulk data between the GPUs of a run, by NCCL.
 
 Everything but gpu_device_of_rank and group_gpu_check is collective: all ranks call it in the same
-order, across all streams. Transfers are queued on `stream`, which may be captured: all ranks then
-replay it together. Counts are elements of `type` per rank. recv and send must not overlap unless a
-comment says so.
+order, across all streams; group_exchange only the two ranks of a move. Transfers are queued on
+`stream`, which may be captured: all ranks then replay it together. Counts are elements of `type`
+per rank. recv and send must not overlap unless a comment says so.
 
+    group_exchange        sends and receives of any bytes, which all start together (group.h)
     group_all_to_all      chunk j of send goes to rank j, chunk i of recv is from rank i; both
                           (size, count)
     group_all_gather      recv (size, count), send (count). In place: send = recv + rank * count
@@ -23,6 +24,7 @@ needs:   NCCL 2.18, for more than one rank
 #include "llmc/base/check.h"
 #include "llmc/base/xxh64.h"
 #include "llmc/comm/comm.h"
+#include "llmc/comm/group.h"
 #include "llmc/gpu/gpu.cuh"
 
 #ifdef HAVE_NCCL
@@ -44,6 +46,12 @@ typedef struct {
     char library[32]; // "NCCL 2.28.9"; empty with one rank
 } GroupGpu;
 
+// Returns the group of this rank alone, which has nothing to close.
+static inline GroupGpu group_gpu_alone(Comm* c) {
+    const GroupGpu one = {0, 1, NULL, c, ""};
+    return one;
+}
+
 // Returns the device of this rank: `wanted`, or if that is -1, its local rank, or the only device
 // that it sees.
 static inline int gpu_device_of_rank(const Comm* c, int wanted) {
@@ -63,6 +71,21 @@ static inline void group_gpu_copy_(void* recv, const void* send, size_t count, D
                                    cudaStream_t stream) {
     if (recv != send && count) {
         CUDA_CHECK(cudaMemcpyAsync(recv, send, count * dtype_bytes(type), cudaMemcpyDeviceToDevice, stream));
+    }
+}
+
+// Exchanges the moves of a group of one.
+static inline void group_gpu_exchange_alone_(const GroupMove* moves, int count, cudaStream_t stream) {
+    int from = 0;
+    for (int to = 0; to < count; to++) {
+        if (!moves[to].sends) {
+            while (!moves[from].sends) {
+                from++;
+            }
+            CUDA_CHECK(cudaMemcpyAsync(moves[to].data, moves[from].data, moves[to].bytes,
+                                       cudaMemcpyDeviceToDevice, stream));
+            from++;
+        }
     }
 }
 
@@ -172,6 +195,23 @@ static inline ncclDataType_t group_gpu_type_(DType type) {
     return types[type];
 }
 
+static inline void group_exchange(const GroupMove* moves, int count, const GroupGpu* g, cudaStream_t stream) {
+    if (!g->communicator) {
+        group_gpu_exchange_alone_(moves, count, stream);
+        return;
+    }
+    NCCL_CHECK(ncclGroupStart());
+    for (int i = 0; i < count; i++) {
+        const GroupMove* m = &moves[i];
+        if (m->sends) {
+            NCCL_CHECK(ncclSend(m->data, m->bytes, ncclInt8, m->peer, g->communicator, stream));
+        } else {
+            NCCL_CHECK(ncclRecv(m->data, m->bytes, ncclInt8, m->peer, g->communicator, stream));
+        }
+    }
+    NCCL_CHECK(ncclGroupEnd());
+}
+
 static inline void group_all_to_all(void* recv, const void* send, size_t count, DType type, const GroupGpu* g,
                                     cudaStream_t stream) {
     const size_t bytes = count * dtype_bytes(type);
@@ -226,6 +266,11 @@ static inline void group_gpu_split(GroupGpu* g, const GroupGpu* all, int color) 
 static inline void group_gpu_close(GroupGpu* g) { (void)g; }
 
 static inline void group_gpu_check(const GroupGpu* g) { (void)g; }
+
+static inline void group_exchange(const GroupMove* moves, int count, const GroupGpu* g, cudaStream_t stream) {
+    (void)g;
+    group_gpu_exchange_alone_(moves, count, stream);
+}
 
 static inline void group_all_to_all(void* recv, const void* send, size_t count, DType type, const GroupGpu* g,
                                     cudaStream_t stream) {

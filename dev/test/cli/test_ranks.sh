@@ -521,6 +521,10 @@ test_gpu_messages() {
             check "$n GPUs, $streams: $(cat stdout)" [ "$(cat stdout)" = "test_collectives: ok" ]
         done
     done
+    for streams in lazy random; do # as on a GPU that does one operation of NCCL at a time
+        CUSIM_NCCL_SERIAL=1 CUSIM_NCCL_TIMEOUT=10 CUSIM_STREAMS=$streams ranks 4 "$collectives"
+        check "one operation at a time, $streams: exit status $status, $(head -n 1 stderr)" [ $status = 0 ]
+    done
 }
 
 test_gpu_errors() {

@@ -177,9 +177,188 @@ static void test_streams(const GroupGpu* g, const Gpu* gpu) {
     streams_close(&s);
 }
 
+// ---- sends and receives of any sizes ----
+
+enum { MOST_BYTES = 500000, MOST_MOVES = 64 };
+
+// Returns the bytes of a message: others for each pair of ranks, none from 0 to 1.
+static size_t bytes_of_pair(int from, int to) {
+    return from == 0 && to == 1 ? 0 : (size_t)(100003 * from + 1009 * to + 1) % MOST_BYTES;
+}
+
+static unsigned char byte_of(int from, int to, size_t i) {
+    return (unsigned char)(from * 31 + to * 7 + (int)(i % 251));
+}
+
+// Messages of this rank. Each has its own buffer: sent is byte_of, received must be.
+typedef struct {
+    const GroupGpu* g;
+    GroupMove moves[MOST_MOVES];
+    int count;
+} Messages;
+
+// Copies a message to the GPU, or bytes that are wrong everywhere.
+static void message_write(const GroupMove* move, int from, int to, int wrong) {
+    unsigned char* host = (unsigned char*)check_alloc(move->bytes + 1, 1, "host");
+    for (size_t i = 0; i < move->bytes; i++) {
+        host[i] = (unsigned char)(byte_of(from, to, i) + wrong);
+    }
+    CUDA_CHECK(cudaMemcpy(move->data, host, move->bytes, cudaMemcpyHostToDevice));
+    free(host);
+}
+
+static void messages_add(Messages* m, int peer, size_t bytes, int sends) {
+    const GroupMove move = {peer, gpu_alloc(bytes + 1, 1, "message"), bytes, sends};
+    m->moves[m->count++] = move;
+}
+
+static void messages_reset(const Messages* m) {
+    for (int i = 0; i < m->count; i++) {
+        const GroupMove* move = &m->moves[i];
+        message_write(move, move->sends ? m->g->rank : move->peer, move->sends ? move->peer : m->g->rank,
+                      !move->sends);
+    }
+}
+
+static void messages_expect(const Messages* m, const char* what) {
+    for (int k = 0; k < m->count; k++) {
+        const GroupMove* move = &m->moves[k];
+        const int rank = m->g->rank, peer = move->peer;
+        unsigned char* host = (unsigned char*)check_alloc(move->bytes + 1, 1, "host");
+        size_t wrong = 0;
+        CUDA_CHECK(cudaMemcpy(host, move->data, move->bytes, cudaMemcpyDeviceToHost));
+        for (size_t i = 0; i < move->bytes; i++) {
+            wrong += host[i] != (move->sends ? byte_of(rank, peer, i) : byte_of(peer, rank, i));
+        }
+        EXPECT(wrong == 0, "%s: %zu of %zu bytes %s %d are wrong", what, wrong, move->bytes,
+               move->sends ? "to" : "from", peer);
+        free(host);
+    }
+}
+
+static void messages_free(Messages* m) {
+    for (int i = 0; i < m->count; i++) {
+        gpu_free(m->moves[i].data);
+    }
+}
+
+// Two messages from each rank to each, itself too, which keep their order.
+static Messages messages_of_all(const GroupGpu* g) {
+    Messages m = {g, {}, 0};
+    for (int peer = 0; peer < g->size; peer++) {
+        messages_add(&m, peer, bytes_of_pair(peer, g->rank), 0);
+        messages_add(&m, peer, bytes_of_pair(g->rank, peer), 1);
+        messages_add(&m, peer, 3, 0);
+        messages_add(&m, peer, 3, 1);
+    }
+    return m;
+}
+
+// Both neighbours in a row of ranks: one at its ends, none if it is alone.
+static Messages messages_of_neighbours(const GroupGpu* g) {
+    Messages m = {g, {}, 0};
+    for (int peer = g->rank - 1; peer <= g->rank + 1; peer += 2) {
+        if (peer >= 0 && peer < g->size) {
+            messages_add(&m, peer, 70001, 1);
+            messages_add(&m, peer, 70001, 0);
+        }
+    }
+    return m;
+}
+
+static void test_exchange(const GroupGpu* g, const Gpu* gpu) {
+    Messages both[] = {messages_of_all(g), messages_of_neighbours(g)};
+    for (Messages& m : both) {
+        messages_reset(&m);
+        group_exchange(m.moves, m.count, g, gpu->stream);
+        CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
+        messages_expect(&m, "exchange");
+        messages_free(&m);
+    }
+}
+
+// ---- several groups ----
+
+// Groups as in a grid: pairs of neighbours; every second rank; all in a row. Each has its own data.
+typedef struct {
+    GroupGpu tensor, data;
+    Messages pipe;
+    Streams on_tensor, on_data;
+    cudaEvent_t fork, join;
+} Several;
+
+static void several_open(Several* s, const GroupGpu* all, const Gpu* gpu) {
+    group_gpu_split(&s->tensor, all, all->rank / 2);
+    group_gpu_split(&s->data, all, all->rank % 2);
+    s->pipe = messages_of_neighbours(all);
+    streams_open(&s->on_tensor, &s->tensor, gpu);
+    streams_open(&s->on_data, &s->data, gpu);
+    CUDA_CHECK(cudaEventCreateWithFlags(&s->fork, cudaEventDisableTiming));
+    CUDA_CHECK(cudaEventCreateWithFlags(&s->join, cudaEventDisableTiming));
+}
+
+static void several_close(Several* s) {
+    CUDA_CHECK(cudaEventDestroy(s->fork));
+    CUDA_CHECK(cudaEventDestroy(s->join));
+    streams_close(&s->on_data);
+    streams_close(&s->on_tensor);
+    messages_free(&s->pipe);
+    group_gpu_close(&s->data);
+    group_gpu_close(&s->tensor);
+}
+
+// Queues operations of all three groups: those of the data group beside the others.
+static void several_work(Several* s, const GroupGpu* all) {
+    const cudaStream_t main = s->on_tensor.main.stream;
+    CUDA_CHECK(cudaEventRecord(s->fork, main));
+    CUDA_CHECK(cudaStreamWaitEvent(s->on_data.main.stream, s->fork, 0));
+    streams_work(&s->on_data);
+    CUDA_CHECK(cudaEventRecord(s->join, s->on_data.main.stream));
+    streams_work(&s->on_tensor);
+    group_exchange(s->pipe.moves, s->pipe.count, all, main);
+    CUDA_CHECK(cudaStreamWaitEvent(main, s->join, 0));
+}
+
+static void several_expect(Several* s) {
+    CUDA_CHECK(cudaStreamSynchronize(s->on_tensor.main.stream));
+    streams_expect(&s->on_tensor);
+    streams_expect(&s->on_data);
+    messages_expect(&s->pipe, "exchange beside other groups");
+}
+
+// Tests them one by one, then in a graph and between its launches.
+static void test_several(const GroupGpu* all, const Gpu* gpu) {
+    Several s;
+    cudaGraph_t graph;
+    cudaGraphExec_t executable;
+    several_open(&s, all, gpu);
+    for (Streams* streams : {&s.on_tensor, &s.on_data}) {
+        const int rank = streams->g->rank;
+        fill(streams->a, streams->g->size * COUNT, gpu, [=](size_t i) { return filled(rank, COUNT, i); });
+    }
+    messages_reset(&s.pipe);
+    several_work(&s, all);
+    several_expect(&s);
+    CUDA_CHECK(cudaStreamBeginCapture(s.on_tensor.main.stream, cudaStreamCaptureModeThreadLocal));
+    several_work(&s, all);
+    CUDA_CHECK(cudaStreamEndCapture(s.on_tensor.main.stream, &graph));
+    CUDA_CHECK(cudaGraphInstantiate(&executable, graph, 0));
+    messages_reset(&s.pipe);
+    for (int i = 0; i < 3; i++) {
+        CUDA_CHECK(cudaGraphLaunch(executable, s.on_tensor.main.stream));
+        several_work(&s, all);
+    }
+    several_expect(&s);
+    CUDA_CHECK(cudaGraphExecDestroy(executable));
+    CUDA_CHECK(cudaGraphDestroy(graph));
+    several_close(&s);
+}
+
 static void test_group(const GroupGpu* g, const Gpu* gpu) {
     test_sizes(g, gpu);
     test_split(g, gpu);
+    test_exchange(g, gpu);
+    test_several(g, gpu);
     test_streams(g, gpu);
     group_gpu_check(g);
 }
