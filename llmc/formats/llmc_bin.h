@@ -144,9 +144,10 @@ ModelConfig llmc_bin_read_config(const char* path) {
     return llmc_bin_config_(header);
 }
 
-// Reads layer l of a tensor.
-static void llmc_bin_read_layer_(const LlmcBin* bin, const TensorRow* row, int l, float* tensor) {
-    const size_t count = tensor_layer_elements(row), element_bytes = llmc_bin_element_bytes_(bin->dtype);
+// Reads `count` elements of layer l of a tensor.
+static void llmc_bin_read_layer_(const LlmcBin* bin, const TensorRow* row, int l, float* tensor,
+                                 size_t count) {
+    const size_t element_bytes = llmc_bin_element_bytes_(bin->dtype);
     uint16_t chunk[LLMC_BIN_CHUNK_];
     for (size_t at = 0; at < count; at += LLMC_BIN_CHUNK_) {
         const size_t n = count - at < LLMC_BIN_CHUNK_ ? count - at : LLMC_BIN_CHUNK_;
@@ -186,12 +187,15 @@ static size_t llmc_bin_at_(const TensorRow* rows, int i, int l, ModelDtype dtype
     return 4 * LLMC_BIN_HEADER_ + elements * llmc_bin_element_bytes_(dtype);
 }
 
-// Reads layer l of parameter i.
+// Reads layer l of parameter i. The vocabulary may have another padding in memory.
 static void llmc_bin_read_tensor_(const LlmcBin* bin, const TensorRow* rows, int i, int l, float* tensor) {
-    const size_t at = llmc_bin_at_(rows, i, l, bin->dtype);
+    TensorRow of_file[MODEL_PARAMETER_ROWS];
+    model_parameter_rows_of(of_file, bin->cfg, sizeof(float));
+    const size_t at = llmc_bin_at_(of_file, i, l, bin->dtype), room = tensor_layer_elements(&rows[i]),
+                 count = tensor_layer_elements(&of_file[i]);
     CHECK(fseeko(bin->file, (off_t)at, SEEK_SET) == 0, "%s: cannot read tensor %s: %s", bin->path,
           rows[i].name, strerror(errno));
-    llmc_bin_read_layer_(bin, &rows[i], l, tensor);
+    llmc_bin_read_layer_(bin, &rows[i], l, tensor, count < room ? count : room);
     llmc_bin_clear_padding_(&rows[i], bin->cfg, tensor);
 }
 

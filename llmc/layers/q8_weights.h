@@ -85,11 +85,25 @@ typedef struct {
 } QuantizedParameters;
 
 // Ends the program if a weight of a matrix is finite, and would not be in 8 bits.
-static inline void quantized_check_(const TensorRow* row, int g, const float* from, size_t elements) {
+static inline void quantized_check_(const TensorRow* row, int copy, const float* from, size_t elements) {
     const size_t bad = float16_find_beyond(from, elements, QUANTIZED_OVERFLOW);
     CHECK(bad == elements,
           "--quantize q8_0: element %zu of %s, copy %d, is %g, wanted less than %g; --quantize off works",
-          bad, row->name, tensor_group_copy(g), (double)from[bad], (double)QUANTIZED_OVERFLOW);
+          bad, row->name, copy, (double)from[bad], (double)QUANTIZED_OVERFLOW);
+}
+
+// Sets the copies of a tensor in group g.
+static inline void quantized_set_tensor_(QuantizedParameters to, int g, const TensorRow* to_row,
+                                         const TensorRow* row, const float* group) {
+    const QuantizedSet set = quantized_is_matrix(row) ? to.set_blocks : to.set_floats;
+    const int first = tensor_first_copy_in_group(row, g), end = first + tensor_copies_in_group(row);
+    const char* from = (const char*)tensor_in_group(row, group);
+    for (int k = first; k < end; k++, from += row->layer_bytes) {
+        if (set == to.set_blocks) {
+            quantized_check_(row, k, (const float*)from, tensor_layer_elements(row));
+        }
+        set(to.model, tensor_at_layer(to_row, to.memory, k), (const float*)from, tensor_layer_elements(row));
+    }
 }
 
 // Sets group g from fp32 values in memory that has only this group, laid out by `rows`.
@@ -97,13 +111,7 @@ static inline void quantized_set_group(QuantizedParameters to, int g, const Tens
                                        const float* group) {
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         if (tensor_is_in_group(&rows[i], g)) {
-            const QuantizedSet set = quantized_is_matrix(&rows[i]) ? to.set_blocks : to.set_floats;
-            const float* from = (const float*)tensor_in_group(&rows[i], group);
-            if (set == to.set_blocks) {
-                quantized_check_(&rows[i], g, from, tensor_layer_elements(&rows[i]));
-            }
-            set(to.model, tensor_at_layer(&to.rows[i], to.memory, tensor_group_copy(g)), from,
-                tensor_layer_elements(&rows[i]));
+            quantized_set_tensor_(to, g, &to.rows[i], &rows[i], group);
         }
     }
 }

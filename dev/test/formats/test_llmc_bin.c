@@ -114,6 +114,30 @@ TEST(padding) {
     free(model.memory);
 }
 
+// A run that cuts the vocabulary into slices has another padding in memory.
+TEST(other_padding) {
+    for (int Vp = 6; Vp <= 16; Vp += 10) {
+        ModelConfig cfg = TINY;
+        cfg.Vp = Vp;
+        const TestModel model = test_model_random(TINY), again = test_model_open(cfg);
+        whole_model_write_bin(test_path("padding.bin"), TINY, model.rows, model.memory, MODEL_FP32);
+        memset(again.memory, 0xFF, again.bytes);
+        read_model(test_path("padding.bin"), &again);
+        for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+            const size_t used = model_rows_in_files(&model.rows[i], TINY) * model.rows[i].cols;
+            for (size_t k = 0; k < tensor_elements(&again.rows[i]); k++) {
+                const int is_padding = again.rows[i].init == INIT_VOCAB && k >= used;
+                if (*element(&again, i, k) != (is_padding ? 0 : *element(&model, i, k))) {
+                    EXPECT(0, "%d rows: element %zu of %s", Vp, k, again.rows[i].name);
+                    break;
+                }
+            }
+        }
+        free(again.memory);
+        free(model.memory);
+    }
+}
+
 // The file is laid out as llm.c's: header, then the tensors without gaps.
 static void test_layout(void) {
     const TestModel model = test_model_random(TINY);
