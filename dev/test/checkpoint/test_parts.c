@@ -7,6 +7,7 @@
 #include "llmc/checkpoint/model_files.h"
 #include "llmc/checkpoint/optimizer_parts.h"
 #include "llmc/comm/comm.h"
+#include "llmc/layers/q8_weights.h"
 #include "llmc/model/part.h"
 #include "llmc/parallel/grid.h"
 
@@ -414,4 +415,67 @@ TEST(parts_whole_groups) {
         take_and_put(gpt2_of(4, 32, 4), GRIDS[i], i % 2);
         take_and_put(qwen2(), GRIDS[i], !(i % 2));
     }
+}
+
+// ---- 8 bits ----
+
+// A model in 8 bits, from fp32 values that are laid out by its rows.
+typedef struct {
+    ModelConfig cfg;
+    TensorRow floats[MODEL_PARAMETER_ROWS], rows[MODEL_PARAMETER_ROWS];
+    char *from, *memory;
+} Quantized;
+
+static Quantized quantized_of(ModelConfig cfg) {
+    Quantized q = {.cfg = cfg};
+    q.from = (char*)check_alloc(model_parameter_rows_of(q.floats, cfg, sizeof(float)), 1, "fp32");
+    q.memory = (char*)check_alloc(quantized_parameter_rows(q.rows, cfg, sizeof(float)), 1, "8 bits");
+    return q;
+}
+
+static void quantize(Quantized* q) {
+    for (int g = 0; g < model_groups(q->cfg); g++) {
+        const char* group = q->from + tensor_group_offset_bytes(q->floats, g);
+        quantized_set_group_cpu(q->rows, q->memory, q->cfg, g, (const float*)(const void*)group);
+    }
+}
+
+// A slice has the blocks, and the numbers, of the whole model.
+static void expect_slice(const Quantized* part, const Quantized* whole, int row, int k) {
+    const TensorRow *r = &part->floats[row], *of_whole = &whole->rows[row];
+    const size_t step = quantized_is_matrix(r) ? QUANTIZED_BLOCK : 1, bytes = of_whole->element_bytes;
+    for (size_t at = 0; at < tensor_layer_elements(r); at += step) {
+        const PartRun run = part_run(r, whole->cfg, part->cfg.part, k, at);
+        const char *here = (char*)tensor_at_layer(&part->rows[row], part->memory, k) + at / step * bytes,
+                   *there = (char*)tensor_at_layer(of_whole, whole->memory, k / r->slices) +
+                            run.whole / step * bytes;
+        if (memcmp(here, there, bytes) != 0) {
+            EXPECT(0, "%s, copy %d, element %zu", r->name, k, at);
+            return;
+        }
+    }
+}
+
+TEST(parts_quantized) {
+    const GridShape shape = {1, 1, 1, 1, 2};
+    const RankPart of = part_of_rank(gpt2_of(2, 64, 2), shape, 0, 0);
+    Quantized whole = quantized_of(of.whole), part = quantized_of(of.own);
+    free(whole.from);
+    whole.from = (char*)whole_model(of.whole);
+    for (int g = 0; g < model_groups(of.own); g++) {
+        for (int G = 0; G < model_groups(of.whole); G++) {
+            const PartGroup a = {part.floats, g, part.from + tensor_group_offset_bytes(part.floats, g)},
+                            b = {whole.floats, G, whole.from + tensor_group_offset_bytes(whole.floats, G)};
+            part_copy_group(PART_TAKE, a, of.own.part, b, of.whole);
+        }
+    }
+    quantize(&whole);
+    quantize(&part);
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        for (int k = 0; k < part.floats[i].layers; k++) {
+            expect_slice(&part, &whole, i, k);
+        }
+    }
+    free(whole.from), free(whole.memory);
+    free(part.from), free(part.memory);
 }
