@@ -28,6 +28,7 @@ units of the MLP, QKV columns of queries, keys and values, Vp tokens of the padd
 #include "llmc/layers/self_attention.h"
 #include "llmc/model/share_layers.h"
 #include "llmc/layers/decode.h"
+#include "llmc/parallel/grid.h"
 #include "llmc/parallel/groups.h"
 #include "llmc/parallel/micro_steps.h"
 #include "llmc/parallel/tensor_parallel.h"
@@ -79,7 +80,7 @@ struct Model {
     double* router_statistics;
 
     Comm* comm;
-    GridGroups groups;    // of processes, that this one is in
+    GridGroups groups;    // of processes that this one is in
     WholeGradients whole; // of tensors that are not cut
     Zero zero; // ZeRO (zero.h): the part that this process updates, and what the processes exchange
     Linear linear;
@@ -132,7 +133,7 @@ static void open_gradients(Model* model, const Settled* s) {
     }
     tensor_rows_bind(&model->grads, model->gradient_rows, MODEL_PARAMETER_ROWS, model->grads_memory);
     zero_open_cpu(&model->zero, memory, *zero, model->cfg, model->parameter_rows,
-                  (float*)model->params_memory, (float*)model->grads_memory, model->comm);
+                  (float*)model->params_memory, (float*)model->grads_memory, &model->groups.data);
 }
 
 // Opens the activations, and the classifier that works in them.
@@ -211,7 +212,7 @@ static void model_open(Model* model, const Settled* s, Memory memory, Comm* comm
     model->memory = memory;
     model->comm = comm;
     model->zero.plan = s->zero;
-    model->groups.tensor = group_alone(comm);
+    grid_groups_open(&model->groups, s->ranks.grid, comm);
     optimizer_state_open(&model->state, s->optimizer, &s->zero, s->part);
     open_parameters(model, s);
     open_positions(model, s);
@@ -230,9 +231,7 @@ static void model_open(Model* model, const Settled* s, Memory memory, Comm* comm
 }
 
 static void model_close(Model* model) {
-    if (model->use != USE_GENERATE) {
-        zero_close_cpu(&model->zero);
-    }
+    grid_groups_close(&model->groups);
     if (model->teacher) {
         model_close(model->teacher);
         free(model->teacher);
@@ -705,7 +704,7 @@ static void gradients_end(Model* model, InBackward* hook, double tokens, RankRep
     } else {
         zero_square_sum_cpu(&model->zero, &report->square_sum, model->update.partial);
     }
-    report->pace_s = tokens > 0 ? report->pace_s / tokens : 0;
+    report->pace_s = tokens > 0 && !grid_forward_waits(&model->groups.grid) ? report->pace_s / tokens : 0;
 }
 
 // Computes the gradient of an update, one micro-batch after another: forward and backward on the
@@ -715,7 +714,7 @@ static void gradients_end(Model* model, InBackward* hook, double tokens, RankRep
 static void model_gradients(Model* model, Dataloader* train, int64_t batch_tokens, float loss_scale,
                             InBackward* hook, RankReport* report) {
     const float dloss = (float)(loss_scale / (double)batch_tokens);
-    MicroSteps steps = micro_steps(batch_tokens / train->T, model->B, model->comm->size);
+    MicroSteps steps = zero_micro_steps(&model->zero.plan, batch_tokens / train->T, model->B);
     double tokens = 0;
     model->router_statistics = rank_report_statistics(report);
     for (MicroStep step; micro_steps_next(&steps, &step);) {

@@ -40,6 +40,8 @@ values, Vp tokens of the padded vocabulary.
 #include "llmc/gpu/results.cuh"
 #include "llmc/layers/decode.cuh"
 #include "llmc/checkpoint/transfer.cuh"
+#include "llmc/parallel/grid.h"
+#include "llmc/parallel/groups.cuh"
 #include "llmc/parallel/micro_steps.h"
 #include "llmc/parallel/zero.cuh"
 #include "llmc/base/processor.h"
@@ -81,7 +83,8 @@ struct Model {
     OptimizerState state; // on the GPU, or offloaded
     size_t parameter_bytes, gradient_bytes, activation_bytes;
     Comm* comm;
-    ZeroGpu zero; // what of it this process updates, and what moves between processes
+    GridGroupsGpu groups; // of processes that this one is in
+    ZeroGpu zero;         // what of it this process updates, and what moves between processes
 
     Memory memory; // a ledger of all that the model takes
     // One block each, cut up by the rows.
@@ -122,7 +125,9 @@ struct Model {
 };
 
 // Returns the micro-steps of an update on one rank.
-static double update_micro_steps(const Settled* s) { return ceil((double)s->micro_batches / s->ranks.size); }
+static double update_micro_steps(const Settled* s) {
+    return ceil((double)s->micro_batches / s->ranks.grid.shape.data);
+}
 
 // Opens the parameters.
 static void open_parameters(Model* model, const Settled* s) {
@@ -157,7 +162,7 @@ static void open_gradients(Model* model, const Settled* s) {
     const Gradient grads = {model->grads_memory, model->grad_dtype};
     zero_open(&model->zero, &model->memory, s->zero,
               s->options.offload_params ? ZERO_SHARDS_ON_HOST : ZERO_SHARDS_ON_GPU, update_micro_steps(s),
-              model->params_memory, DTYPE_OF(floatX), grads, model->comm, &model->gpu);
+              model->params_memory, DTYPE_OF(floatX), grads, &model->groups, &model->gpu);
 }
 
 // Opens the optimizer's state and master weights, all zero: on the GPU or offloaded.
@@ -278,6 +283,7 @@ static void open_parts(Model* model, const Settled* s, Memory memory, Comm* comm
     set_sizes(model, s);
     model->memory = memory;
     model->comm = comm;
+    grid_groups_gpu_take(&model->groups, s->ranks.grid, &s->zero, comm);
     optimizer_state_open(&model->state, s->optimizer, &s->zero, s->cfg);
     open_parameters(model, s);
     open_positions(model, s);
@@ -366,6 +372,7 @@ static void close_parts(Model* model) {
     decoder_close(&model->decoder);
     matmul_gpu_close(&model->matmul);
     zero_close(&model->zero);
+    grid_groups_gpu_close(&model->groups);
     memory_close(&model->memory);
 }
 
@@ -729,7 +736,8 @@ static void model_backward(Model* model, Batch batch, float dloss, GradientMode 
 
 // True if the forward pass waits for no other rank, so that its time tells how fast this one is.
 static int micro_step_is_timed(const Model* model, MicroStep step) {
-    return model->comm->size > 1 && !zero_forward_waits(&model->zero.plan, step);
+    return model->comm->size > 1 && !grid_forward_waits(&model->groups.grid) &&
+           !zero_forward_waits(&model->zero.plan, step);
 }
 
 // Forward and backward, up to the gradient of group 0: what a graph repeats.
@@ -778,10 +786,10 @@ static void wait_for_gpu(Model* model) { CUDA_CHECK(cudaStreamSynchronize(model-
 // All ranks choose together: later some have no full micro-batch, or none at all, when others have
 // one.
 static void choose_matmuls(Model* model) {
-    const int N = model->B * model->T, ranks = model->comm->size;
+    const int N = model->B * model->T, ranks = model->groups.grid.shape.data;
     // the second micro-step adds to the gradients
     const int count = model->zero.plan.stage < 2 ? 2 : 1;
-    if (!model->autotune || ranks == 1 || model->has_matmuls) {
+    if (!model->autotune || model->comm->size == 1 || model->has_matmuls) {
         return;
     }
     int* tokens = (int*)check_alloc((size_t)N, sizeof(int), "tokens");
@@ -793,7 +801,7 @@ static void choose_matmuls(Model* model) {
     batch.B = model->B;
     batch.T = model->T;
     batch.counted = N;
-    MicroSteps steps = micro_steps((int64_t)count * ranks * model->B, model->B, ranks);
+    MicroSteps steps = zero_micro_steps(&model->zero.plan, (int64_t)count * ranks * model->B, model->B);
     for (MicroStep step; micro_steps_next(&steps, &step);) {
         step_results_clear(&model->results);
         model_micro_step(model, model_push(model, batch), 1.0f / (float)N, step, NULL, 0);
@@ -835,7 +843,7 @@ static void gradients_end(Model* model, InBackward* hook, int64_t batches, RankR
     }
     report->pace_s = forward_clock_pace_s(&model->clock);
     matmul_gpu_keep_cache(&model->matmul);
-    zero_check(&model->zero);
+    grid_groups_gpu_check(&model->groups);
 }
 
 // Computes the gradient of an update, one micro-batch after another: forward and backward on the
@@ -845,7 +853,7 @@ static void gradients_end(Model* model, InBackward* hook, int64_t batches, RankR
 static void model_gradients(Model* model, Dataloader* train, int64_t batch_tokens, float loss_scale,
                             InBackward* hook, RankReport* report) {
     const float dloss = (float)(loss_scale / (double)batch_tokens);
-    MicroSteps steps = micro_steps(batch_tokens / train->T, model->B, model->comm->size);
+    MicroSteps steps = zero_micro_steps(&model->zero.plan, batch_tokens / train->T, model->B);
     int64_t batches = 0;
     model->clock.tokens = 0;
     step_results_clear(&model->results);

@@ -96,11 +96,23 @@ size_t comm_min(Comm* c, size_t mine);
 // Returns the value of the first rank that has one; 0 if none has.
 int comm_first(Comm* c, int mine);
 
-// Ends all ranks unless they have the same hash: "the ranks disagree about `what`: `words` of rank
-// 0 on ranks 0 2 3, ...". Words longer than 95 bytes are cut; "" is not printed.
-void comm_agree(Comm* c, const char* what, uint64_t hash, const char* words);
+// Ends all ranks unless those of the same color have the same hash: "the ranks disagree about
+// `what`: `words` of rank 0 on ranks 0 2 3, ...". Words longer than 95 bytes are cut; "" is not
+// printed.
+void comm_agree_in(Comm* c, int color, const char* what, uint64_t hash, const char* words);
+
+// Does the same for all ranks.
+static inline void comm_agree(Comm* c, const char* what, uint64_t hash, const char* words) {
+    comm_agree_in(c, 0, what, hash, words);
+}
 
 // ---- the watchdog and the end ----
+
+enum { COMM_PLACE_BYTES = 64 };
+
+// Sets what messages add to the name of each rank, (size): "tensor 1, stage 2", or "". comm_close
+// frees the array.
+void comm_set_places(Comm* c, char (*places)[COMM_PLACE_BYTES]);
 
 // Tells the watchdog that this rank has started something new. Cheap. `what` is a constant, "reduce
 // of block 7".
@@ -188,6 +200,7 @@ typedef struct {
     CommNow_ now;
     int64_t saved_step; // step of the last checkpoint; -1: none
     const char* saved_in;
+    char (*places)[COMM_PLACE_BYTES]; // (size) of comm_set_places; NULL: none
     double timeout_s;
     int watch_end; // the run is closed: the watchdog returns
     int watch_begin;
@@ -208,9 +221,26 @@ void comm_set_engine(Comm* c, const CommEngine* engine) {
 
 // ---- the end ----
 
-// Sets text to "rank 3 of 8 (node2, pid 4711)".
-static void comm_name_(char* text, size_t room, const Comm* c) {
-    snprintf(text, room, "rank %d of %d (%s, pid %d)", c->rank, c->size, c->host, (int)getpid());
+void comm_set_places(Comm* c, char (*places)[COMM_PLACE_BYTES]) {
+    if (c->state) {
+        __atomic_store_n(&comm_state_(c)->places, places, __ATOMIC_RELEASE);
+    } else {
+        free(places);
+    }
+}
+
+enum { COMM_NAME_ = 192 }; // bytes of a name
+
+// Sets text to "rank 3 of 8 (node2, pid 4711; tensor 1, stage 2)".
+static void comm_name_of_(char text[COMM_NAME_], const Comm* c, int rank, const char* host, int pid) {
+    char(*places)[COMM_PLACE_BYTES] = __atomic_load_n(&comm_state_(c)->places, __ATOMIC_ACQUIRE);
+    const char* place = places ? places[rank] : "";
+    snprintf(text, COMM_NAME_, "rank %d of %d (%s, pid %d%s%s)", rank, c->size, host, pid, *place ? "; " : "",
+             place);
+}
+
+static void comm_name_(char text[COMM_NAME_], const Comm* c) {
+    comm_name_of_(text, c, c->rank, c->host, (int)getpid());
 }
 
 // Prints in one write, so that lines of several ranks do not mix.
@@ -274,13 +304,13 @@ __attribute__((noreturn)) static void comm_end_(Comm* c, int status, const char*
 }
 
 void comm_fail(Comm* c, int status, const char* message) {
-    char name[128], rank[160] = "";
+    char name[COMM_NAME_], rank[COMM_NAME_ + 16] = "";
     if (!c->state) {
         fputs(message, stderr);
         exit(status);
     }
     if (c->rank > 0 || comm_engine_(c)) { // before joining, rank 0 probably has the same error
-        comm_name_(name, sizeof(name), c);
+        comm_name_(name, c);
         snprintf(rank, sizeof(rank), "    on %s\n", name);
     }
     comm_end_(c, status, message, rank);
@@ -345,8 +375,8 @@ static void comm_where_saved_(char* text, size_t room, const CommState_* s) {
 // Ends a rank without progress, after giving the others time to report the same: a rank that
 // reports nothing is the one that is stuck.
 __attribute__((noreturn)) static void comm_stuck_(const Comm* c, double waited_s) {
-    char name[128], where[192], saved[512], text[1024];
-    comm_name_(name, sizeof(name), c);
+    char name[COMM_NAME_], where[192], saved[512], text[1024];
+    comm_name_(name, c);
     comm_where_(where, sizeof(where), comm_state_(c));
     comm_where_saved_(saved, sizeof(saved), comm_state_(c));
     snprintf(text, sizeof(text), "error: %s has waited %.0f s in %s%s\n", name, waited_s, where, saved);
@@ -360,9 +390,9 @@ __attribute__((noreturn)) static void comm_stuck_(const Comm* c, double waited_s
 static void comm_note_waiting_(const Comm* c, const CommWatch_* watch) {
     const double tick_s = COMM_TICK_MS_ / 1e3;
     const int is_now = watch->waited_s >= COMM_NOTE_S_ && watch->waited_s < COMM_NOTE_S_ + tick_s;
-    char name[128], text[256];
+    char name[COMM_NAME_], text[384];
     if (is_now && !comm_engine_(c) && c->rank <= 1) {
-        comm_name_(name, sizeof(name), c);
+        comm_name_(name, c);
         snprintf(text, sizeof(text),
                  "note: %s has waited %d s for the others to join; did one end, or not start?\n", name,
                  (int)COMM_NOTE_S_);
@@ -374,14 +404,14 @@ static void comm_note_waiting_(const Comm* c, const CommWatch_* watch) {
 // it. No rank ends with status 0 in the middle of a run, nor does this one, whatever status it is
 // told.
 __attribute__((noreturn)) static void comm_follow_(const Comm* c, const CommEnded* other) {
-    char where[192], saved[512], text[1024];
+    char name[COMM_NAME_], where[192], saved[512], text[1024];
     if (other->status > 0) {
         comm_abort_(c, other->status);
     }
     comm_where_(where, sizeof(where), comm_state_(c));
     comm_where_saved_(saved, sizeof(saved), comm_state_(c));
-    snprintf(text, sizeof(text), "error: rank %d of %d (%s, pid %d) has ended; rank %d was in %s%s\n",
-             other->rank, c->size, other->host, other->pid, c->rank, where, saved);
+    comm_name_of_(name, c, other->rank, other->host, other->pid);
+    snprintf(text, sizeof(text), "error: %s has ended; rank %d was in %s%s\n", name, c->rank, where, saved);
     comm_tell_(text);
     comm_abort_(c, EXIT_FAILURE);
 }
@@ -568,6 +598,7 @@ void comm_close(Comm* c) {
         c->engine->close(c);
         c->engine = NULL;
         check_end = alone;
+        free(comm_state_(c)->places);
         free(c->state);
         c->state = NULL;
     }
@@ -640,14 +671,19 @@ int comm_first(Comm* c, int mine) {
 
 typedef struct {
     uint64_t hash;
+    int color;
     char words[COMM_WORDS_];
 } CommOpinion_;
+
+static int comm_is_same_(const CommOpinion_* a, const CommOpinion_* b) {
+    return a->color == b->color && a->hash == b->hash;
+}
 
 // Appends "42 on ranks 0 2 3": all ranks that agree with rank `first`.
 static void comm_print_opinion_(FILE* file, const CommOpinion_* all, int size, int first) {
     int ranks = 0;
     for (int r = first; r < size; r++) {
-        ranks += all[r].hash == all[first].hash;
+        ranks += comm_is_same_(&all[r], &all[first]);
     }
     if (*all[first].words) {
         char words[COMM_WORDS_];
@@ -656,25 +692,27 @@ static void comm_print_opinion_(FILE* file, const CommOpinion_* all, int size, i
         fprintf(file, "%016llx on rank%s", (unsigned long long)all[first].hash, words_s(ranks));
     }
     for (int r = first, named = 0; r < size && named <= COMM_LIST_; r++) {
-        if (all[r].hash == all[first].hash) {
+        if (comm_is_same_(&all[r], &all[first])) {
             named < COMM_LIST_ ? fprintf(file, " %d", r) : fprintf(file, " ...");
             named++;
         }
     }
 }
 
-// Ends with a message that does not name this rank: it is the same on all.
-__attribute__((noreturn)) static void comm_disagree_(Comm* c, const char* what, const CommOpinion_* all) {
+// Ends with a message about the ranks of a color. It does not name this rank, and is the same on
+// all.
+__attribute__((noreturn)) static void comm_disagree_(Comm* c, const char* what, const CommOpinion_* all,
+                                                     int color) {
     char text[4096] = "";
     FILE* file = fmemopen(text, sizeof(text) - 1, "w");
     CHECK(file, "the ranks disagree about %s", what);
     fprintf(file, "error: the ranks disagree about %s: ", what);
     for (int r = 0, values = 0; r < c->size && values < COMM_LIST_; r++) {
         int first = 0;
-        while (all[first].hash != all[r].hash) {
+        while (!comm_is_same_(&all[first], &all[r])) {
             first++;
         }
-        if (first == r) {
+        if (first == r && all[r].color == color) {
             fprintf(file, "%s", values++ ? ", " : "");
             comm_print_opinion_(file, all, c->size, r);
         }
@@ -684,18 +722,21 @@ __attribute__((noreturn)) static void comm_disagree_(Comm* c, const char* what, 
     comm_end_(c, EXIT_FAILURE, text, "");
 }
 
-void comm_agree(Comm* c, const char* what, uint64_t hash, const char* words) {
+void comm_agree_in(Comm* c, int color, const char* what, uint64_t hash, const char* words) {
     if (c->size == 1) {
         return;
     }
     CommOpinion_ mine;
     memset(&mine, 0, sizeof(mine));
     mine.hash = hash;
+    mine.color = color;
     snprintf(mine.words, sizeof(mine.words), "%s", words);
     CommOpinion_* all = (CommOpinion_*)comm_gathered_(c, &mine, sizeof(mine));
     for (int r = 1; r < c->size; r++) {
-        if (all[r].hash != all[0].hash) {
-            comm_disagree_(c, what, all);
+        for (int other = 0; other < r; other++) {
+            if (all[r].color == all[other].color && all[r].hash != all[other].hash) {
+                comm_disagree_(c, what, all, all[r].color);
+            }
         }
     }
     free(all);

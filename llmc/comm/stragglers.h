@@ -2,8 +2,8 @@
 stragglers.h -- finds the rank that is slower than the others, which wait for it in every step.
 
 It compares the time per token of forward passes, in which no rank waits for others. A rank is slow
-if it takes 20 % longer than the median for 50 steps in a row. Each is reported once. All ranks see
-the same numbers, so they all find the same.
+if it takes 20 % longer than the median of its stage for 50 steps in a row. Each is reported once.
+All ranks see the same numbers, so they all find the same.
 */
 #ifndef LLMC_STRAGGLERS_H
 #define LLMC_STRAGGLERS_H
@@ -14,11 +14,13 @@ extern "C" {
 
 typedef struct {
     int size;       // number of ranks
+    int stage;      // ranks that are compared: neighbours
     int* steps;     // (size) steps that each has been slow; -1: reported
     double* sorted; // (size)
 } Stragglers;
 
-void stragglers_open(Stragglers* p, int size);
+// Opens it for ranks that are compared with their stage of the pipeline: `stage` neighbours.
+void stragglers_open(Stragglers* p, int size, int stage);
 
 void stragglers_close(Stragglers* p);
 
@@ -39,8 +41,9 @@ int stragglers_add(Stragglers* p, const double* seconds, double* ratio);
 enum { PACE_STEPS_ = 50 };
 #define PACE_SLOW_ 1.2
 
-void stragglers_open(Stragglers* p, int size) {
+void stragglers_open(Stragglers* p, int size, int stage) {
     p->size = size;
+    p->stage = stage;
     p->steps = (int*)check_alloc((size_t)size, sizeof(int), "paces of processes");
     p->sorted = (double*)check_alloc((size_t)size, sizeof(double), "paces of processes");
 }
@@ -55,10 +58,10 @@ static int stragglers_compare_(const void* a, const void* b) {
     return (x > y) - (x < y);
 }
 
-// Returns the lower median of the known times; 0 if none is known.
+// Returns the lower median of the known times of a stage; 0 if none is known.
 static double stragglers_median_(Stragglers* p, const double* seconds) {
     int known = 0;
-    for (int r = 0; r < p->size; r++) {
+    for (int r = 0; r < p->stage; r++) {
         if (seconds[r] > 0) {
             p->sorted[known++] = seconds[r];
         }
@@ -68,9 +71,10 @@ static double stragglers_median_(Stragglers* p, const double* seconds) {
 }
 
 int stragglers_add(Stragglers* p, const double* seconds, double* ratio) {
-    const double median = stragglers_median_(p, seconds);
+    double median = 0;
     int named = -1;
     for (int r = 0; r < p->size; r++) {
+        median = r % p->stage == 0 ? stragglers_median_(p, seconds + r) : median;
         if (p->steps[r] >= 0) {
             p->steps[r] = median > 0 && seconds[r] > PACE_SLOW_ * median ? p->steps[r] + 1 : 0;
         }

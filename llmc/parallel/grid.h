@@ -35,18 +35,18 @@ typedef struct {
     int tensor_rank, context_rank, data_rank, stage; // j, q, d, p
 } Grid;
 
-// One process.
-static inline GridShape grid_of_one(void) {
-    const GridShape one = {1, 1, 1, 1, 1};
-    return one;
-}
-
 // Returns t c D P.
 static inline int grid_size(GridShape shape) {
     return shape.tensor * shape.context * shape.data * shape.pipeline;
 }
 
 Grid grid_of(GridShape shape, int rank);
+
+// Returns the place of a rank in a run that divides data alone.
+static inline Grid grid_of_data(int rank, int size) {
+    const GridShape shape = {1, 1, size, 1, 1};
+    return grid_of(shape, rank);
+}
 
 int grid_rank(const Grid* grid);
 
@@ -61,6 +61,11 @@ static inline int grid_is_last_stage(const Grid* grid) { return grid->stage == g
 // True if this process tells the losses, the FLOP and the counts of its tokens to the report; the
 // others tell zeros. One of each tensor group of the last stage does.
 static inline int grid_tells(const Grid* grid) { return grid->tensor_rank == 0 && grid_is_last_stage(grid); }
+
+// True if the layers of a forward pass wait for other processes.
+static inline int grid_forward_waits(const Grid* grid) {
+    return grid->shape.tensor > 1 || grid->shape.context > 1;
+}
 
 // ---- groups ----
 

@@ -19,10 +19,14 @@ typedef struct {
     Group tensor, context, data, pipe;
 } GridGroups;
 
-// Opens the groups of this process in the order tensor, context, data, pipe. Collective.
+// Opens the groups of this process in the order tensor, context, data, pipe. Collective. comm NULL:
+// sets only their sizes, for a plan.
 void grid_groups_open(GridGroups* groups, Grid grid, Comm* comm);
 
 void grid_groups_close(GridGroups* groups);
+
+// Adds the place in the grid to the names of all ranks in messages.
+void grid_name_ranks(GridShape shape, Comm* comm);
 
 #ifdef __cplusplus
 }
@@ -30,10 +34,12 @@ void grid_groups_close(GridGroups* groups);
 
 #ifdef GROUPS_IMPLEMENTATION
 
+#include "llmc/base/check.h"
+
 static Group groups_open_(const Grid* grid, GridGroup kind, Comm* comm) {
     const GridMember member = grid_member(grid, kind);
-    Group group = group_alone(comm);
-    if (member.size > 1) {
+    Group group = {member.rank, member.size, NULL, comm};
+    if (member.size > 1 && comm) {
         group_open(&group, comm, member.first, member.rank);
     }
     return group;
@@ -52,6 +58,16 @@ void grid_groups_close(GridGroups* groups) {
     group_close(&groups->data);
     group_close(&groups->context);
     group_close(&groups->tensor);
+}
+
+void grid_name_ranks(GridShape shape, Comm* comm) {
+    char(*places)[COMM_PLACE_BYTES] =
+        (char(*)[COMM_PLACE_BYTES])check_alloc((size_t)comm->size, COMM_PLACE_BYTES, "places of ranks");
+    for (int r = 0; r < comm->size; r++) {
+        const Grid grid = grid_of(shape, r);
+        grid_place(places[r], COMM_PLACE_BYTES, &grid);
+    }
+    comm_set_places(comm, places);
 }
 
 #endif // GROUPS_IMPLEMENTATION

@@ -43,6 +43,7 @@ With one rank in stages 0 and 1 nothing is sent, and sums and shard are NULL.
 #include "llmc/comm/comm.h"
 #include "llmc/comm/comm_nccl.cuh"
 #include "llmc/model/tensors.h"
+#include "llmc/parallel/groups.cuh"
 #include "llmc/gpu/gpu.cuh"
 #include "llmc/gpu/elements.cuh"
 #include "llmc/gpu/graph.cuh"
@@ -53,14 +54,9 @@ enum { ZERO_BLOCKS_IN_MEMORY = 2, ZERO_VARIANTS = 4, ZERO_THREADS_ = 256, ZERO_P
 typedef enum { ZERO_SHARDS_ON_GPU, ZERO_SHARDS_ON_HOST } ZeroShards;
 
 typedef struct {
-    GroupGpu all;             // all ranks
-    GroupGpu group, replicas; // ranks of this replica; ranks with the same slice
-} ZeroGroups;
-
-typedef struct {
     ZeroPlan plan;
     ZeroShards location;
-    ZeroGroups groups;
+    const GridGroupsGpu* groups;
     Gpu main, comm; // the GPU with the main stream, and with the stream of communication
     void* params;   // the model's, of type `dtype`
     Gradient grads; // the model's
@@ -137,66 +133,43 @@ static inline void zero_forget_(ZeroGpu* z) {
     }
 }
 
-static inline ZeroGroups zero_open_groups_(const ZeroPlan* plan, Comm* comm) {
-    ZeroGroups groups;
-    memset((void*)&groups, 0, sizeof(groups));
-    group_gpu_open(&groups.all, comm);
-    groups.group = groups.all;
-    if (zero_has_levels_(plan)) {
-        group_gpu_split(&groups.group, &groups.all, plan->rank / plan->shards);
-        group_gpu_split(&groups.replicas, &groups.all, plan->rank % plan->shards);
-    }
-    return groups;
-}
-
-static inline void zero_close_groups_(ZeroGpu* z) {
-    if (zero_has_levels_(&z->plan)) {
-        group_gpu_close(&z->groups.replicas);
-        group_gpu_close(&z->groups.group);
-    }
-    group_gpu_close(&z->groups.all);
-}
-
-// Sends `bytes` bytes by each operation that a run will use, so that the library allocates its
+// Sends `bytes` bytes by each operation that ZeRO will use, so that the library allocates its
 // memory now.
-static inline void zero_connect_groups_(const ZeroGroups* groups, const ZeroPlan* plan, void* to,
-                                        const void* from, size_t bytes, cudaStream_t stream) {
-    const size_t count = bytes / (size_t)plan->size / sizeof(float);
-    group_all_gather(to, from, count, DTYPE_FP32, &groups->all, stream);
-    group_all_to_all(to, from, count, DTYPE_FP32, &groups->group, stream);
-    group_all_gather(to, from, count, DTYPE_FP32, &groups->group, stream);
-    if (zero_has_levels_(plan)) {
+static inline void zero_connect_groups_(const GridGroupsGpu* groups, void* to, const void* from, size_t bytes,
+                                        cudaStream_t stream) {
+    const size_t count = bytes / (size_t)groups->data.size / sizeof(float);
+    group_all_gather(to, from, count, DTYPE_FP32, &groups->data, stream);
+    group_all_to_all(to, from, count, DTYPE_FP32, &groups->replica, stream);
+    group_all_gather(to, from, count, DTYPE_FP32, &groups->replica, stream);
+    if (groups->replicas.size > 1) {
         group_all_gather(to, from, count, DTYPE_FP32, &groups->replicas, stream);
         group_reduce_scatter(to, from, count, DTYPE_FP32, &groups->replicas, stream);
     }
 }
 
-// Opens the groups of ranks for the next zero_open, and connects their GPUs. NCCL allocates
-// gigabytes at the first use of each operation, and again for large messages; so the plan of the
-// rest knows what memory is left. Collective.
-static inline void zero_connect(const ZeroPlan* plan, DType grads, Comm* comm, const Gpu* gpu) {
+// Opens the groups for the next model, and connects their GPUs. NCCL allocates gigabytes at the
+// first use of each operation, and again for large messages; so the plan of the rest knows what
+// memory is left. Collective.
+static inline void zero_connect(const ZeroPlan* plan, Grid grid, DType grads, Comm* comm, const Gpu* gpu) {
     const size_t pieces = zero_pieces_bytes_(plan, grads), most = (size_t)64 << 20,
-                 large = pieces < most ? pieces : most, small = (size_t)plan->size * TENSOR_SHARD_UNIT;
-    ZeroGroups* groups = (ZeroGroups*)check_alloc(1, sizeof(ZeroGroups), "groups of GPUs");
-    *groups = zero_open_groups_(plan, comm);
+                 small = (size_t)comm->size * TENSOR_SHARD_UNIT,
+                 large = grid_is_plain(grid.shape) && pieces < most ? pieces : most;
+    GridGroupsGpu* groups = (GridGroupsGpu*)check_alloc(1, sizeof(GridGroupsGpu), "groups of GPUs");
+    grid_groups_gpu_open(groups, grid, plan, comm);
     comm->gpus = groups;
-    if (plan->size == 1) {
+    if (grid_is_plain(grid.shape) && plan->size == 1) {
         return; // each rank has a whole model
     }
     void *to = gpu_alloc(large, 1, "what connects GPUs"), *from = gpu_alloc(large, 1, "what connects GPUs");
     comm_progress(comm, COMM_SETUP, -1, "connecting GPUs");
-    zero_connect_groups_(groups, plan, to, from, large, gpu->stream);
-    zero_connect_groups_(groups, plan, to, from, small, gpu->stream);
+    const size_t sizes[] = {large, small};
+    for (int i = 0; i < 2; i++) {
+        grid_groups_gpu_connect(groups, to, from, sizes[i], gpu->stream);
+        zero_connect_groups_(groups, to, from, sizes[i], gpu->stream);
+    }
     CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
     gpu_free(from);
     gpu_free(to);
-}
-
-// Takes over the groups of zero_connect, or opens some.
-static inline void zero_take_groups_(ZeroGpu* z, Comm* comm) {
-    z->groups = comm->gpus ? *(ZeroGroups*)comm->gpus : zero_open_groups_(&z->plan, comm);
-    free(comm->gpus);
-    comm->gpus = NULL;
 }
 
 // Opens the stream. Communication has the highest priority: if it waited behind all blocks of a
@@ -234,12 +207,13 @@ static inline void zero_take_slices_(ZeroGpu* z, Memory* memory, double micro_st
 }
 
 // Opens the parts of a rank. `params`, of type `dtype`, and `grads` are the model's, filled with
-// zeros. Collective, unless the ledger is dry.
+// zeros.
 static inline void zero_open(ZeroGpu* z, Memory* memory, ZeroPlan plan, ZeroShards location,
-                             double micro_steps, void* params, DType dtype, Gradient grads, Comm* comm,
-                             const Gpu* gpu) {
+                             double micro_steps, void* params, DType dtype, Gradient grads,
+                             const GridGroupsGpu* groups, const Gpu* gpu) {
     memset((void*)z, 0, sizeof(*z));
     z->plan = plan;
+    z->groups = groups;
     z->location = location;
     z->params = params;
     z->dtype = dtype;
@@ -256,12 +230,10 @@ static inline void zero_open(ZeroGpu* z, Memory* memory, ZeroPlan plan, ZeroShar
     zero_open_stream_(z);
     zero_open_events_(z);
     zero_forget_(z);
-    zero_take_groups_(z, comm);
 }
 
 // Closes it, once both streams are done.
 static inline void zero_close(ZeroGpu* z) {
-    zero_close_groups_(z);
     zero_close_events_(z);
     CUDA_CHECK(cudaStreamDestroy(z->comm.stream));
 }
@@ -286,7 +258,7 @@ static inline void zero_wait_(cudaStream_t stream, cudaEvent_t event) {
 
 // Returns the place of this rank's slice in `count` elements of all.
 static inline void* zero_slice_in_(const ZeroGpu* z, void* all, DType type, size_t count) {
-    return zero_element_(all, type, (size_t)z->groups.group.rank * (count / (size_t)z->plan.shards));
+    return zero_element_(all, type, (size_t)z->groups->replica.rank * (count / (size_t)z->plan.shards));
 }
 
 // Copies between the host and the GPU on the stream of communication; does nothing if both are the
@@ -306,18 +278,18 @@ static inline void zero_gather_slices_(ZeroGpu* z, void* all, const void* slice,
         zero_copy_(z, own, slice, elements * dtype_bytes(type));
         slice = own;
     }
-    group_all_gather(all, slice, elements, type, &z->groups.group, z->comm.stream);
+    group_all_gather(all, slice, elements, type, &z->groups->replica, z->comm.stream);
 }
 
 // Gathers the shards within a slice of `count` elements from the ranks with the same slice. A slice
 // on the host passes through `on_gpu`.
 static inline void zero_gather_shards_(ZeroGpu* z, void* slice, void* on_gpu, DType type, size_t count) {
-    const size_t shard = count / (size_t)z->groups.replicas.size,
-                 before = (size_t)z->groups.replicas.rank * shard;
+    const size_t shard = count / (size_t)z->groups->replicas.size,
+                 before = (size_t)z->groups->replicas.rank * shard;
     void *there = z->location == ZERO_SHARDS_ON_HOST ? on_gpu : slice,
          *own = zero_element_(there, type, before);
     zero_copy_(z, own, zero_element_(slice, type, before), shard * dtype_bytes(type));
-    group_all_gather(there, own, shard, type, &z->groups.replicas, z->comm.stream);
+    group_all_gather(there, own, shard, type, &z->groups->replicas, z->comm.stream);
     zero_copy_(z, slice, there, count * dtype_bytes(type));
 }
 
@@ -516,7 +488,7 @@ template <class T> static inline void zero_reduce_slices_(ZeroGpu* z, int g, Mic
         zero_sent_(z, g);
         return;
     }
-    group_all_to_all(z->pieces, grads, zero_slice_elements(&z->plan, g), z->grads.dtype, &z->groups.group,
+    group_all_to_all(z->pieces, grads, zero_slice_elements(&z->plan, g), z->grads.dtype, &z->groups->replica,
                      z->comm.stream);
     zero_sent_(z, g);
     zero_add_<T>(z, g, z->pieces, step);
@@ -529,9 +501,9 @@ static inline void zero_reduce_replicas_(ZeroGpu* z, int g) {
     float* pieces = (float*)z->pieces;
     const int on_host = z->location == ZERO_SHARDS_ON_HOST;
     float *from = on_host ? pieces : sums,
-          *to = on_host ? pieces + (size_t)z->groups.replicas.rank * count : shard;
+          *to = on_host ? pieces + (size_t)z->groups->replicas.rank * count : shard;
     zero_copy_(z, from, sums, zero_slice_elements(&z->plan, g) * sizeof(float));
-    group_reduce_scatter(to, from, count, DTYPE_FP32, &z->groups.replicas, z->comm.stream);
+    group_reduce_scatter(to, from, count, DTYPE_FP32, &z->groups->replicas, z->comm.stream);
     zero_copy_(z, shard, to, count * sizeof(float));
 }
 
@@ -755,13 +727,6 @@ static inline void zero_gather_operands(ZeroGpu* z, float* group, int g) {
     zero_join_(z);
 }
 
-// Ends all ranks if NCCL has noticed an error.
-static inline void zero_check(const ZeroGpu* z) {
-    group_gpu_check(&z->groups.all);
-    group_gpu_check(&z->groups.group);
-    group_gpu_check(&z->groups.replicas);
-}
-
 // ---- copies of divided arrays ----
 
 // Elements of a piece.
@@ -782,7 +747,7 @@ static inline void zero_collect_chunk_(ZeroGpu* z, void* all, const void* mine, 
     void* own = zero_element_(z->pieces, type, (size_t)z->plan.rank * chunk.count);
     zero_copy_(z, own, mine, bytes);
     // (W, count)
-    group_all_gather(z->pieces, own, chunk.count, type, &z->groups.all, z->comm.stream);
+    group_all_gather(z->pieces, own, chunk.count, type, &z->groups->data, z->comm.stream);
     for (int r = 0; all && r < z->plan.size; r++) {
         const size_t to = (size_t)zero_shard_of(&z->plan, r).part * chunk.shard + chunk.at;
         zero_copy_(z, zero_element_(all, type, to), zero_element_(z->pieces, type, (size_t)r * chunk.count),

@@ -52,7 +52,6 @@ Rajbhandari et al., "ZeRO: memory optimizations toward training trillion paramet
 #include "llmc/base/memory.h"
 #include "llmc/base/wide_sum.h"
 #include "llmc/ops/gradient_norm.h"
-#include "llmc/comm/comm.h"
 #include "llmc/comm/group.h"
 #include "llmc/model/freeze.h"
 #include "llmc/model/model.h"
@@ -66,7 +65,7 @@ extern "C" {
 // Sizes are in elements.
 typedef struct {
     int stage;
-    int rank, size;  // this rank; number of ranks, W
+    int rank, size;  // this rank; number of ranks, W: of a data group (grid.h)
     int shards;      // ranks of a replica: W with one level
     int groups;      // model_groups
     int slices;      // blocks of a layer (tensors.h)
@@ -83,6 +82,7 @@ typedef struct {
     // True if the blocks of all layers leave their gradients in the same buffers: from stage 2 on.
     // The caller also sets it for --update-in-backward.
     int shares_buffer;
+    int context; // ranks that share a micro-batch: neighbours, each with its part of the tokens
 } ZeroPlan;
 
 // Sets the rows of the parameters in a full array, for elements of a given size; returns its bytes.
@@ -269,6 +269,11 @@ int zero_counted_spans(const ZeroPlan* plan, const TensorRow* rows, ModelConfig 
 
 // ---- micro-steps ----
 
+// Returns the micro-steps of an update of `sequences` in micro-batches of up to B.
+static inline MicroSteps zero_micro_steps(const ZeroPlan* plan, int64_t sequences, int B) {
+    return micro_steps(sequences, B, plan->size / plan->context);
+}
+
 // True if the gradients of a micro-step are reduced. In stages 0 and 1 only those of the last one
 // are: they are the sum of all.
 static inline int zero_reduces(const ZeroPlan* plan, MicroStep step) {
@@ -278,7 +283,7 @@ static inline int zero_reduces(const ZeroPlan* plan, MicroStep step) {
 // Returns how many ranks of this replica have a gradient to add.
 static inline int zero_adds_(const ZeroPlan* plan, MicroStep step) {
     const int before = plan->rank / plan->shards * plan->shards; // ranks of earlier replicas
-    const int active = plan->stage >= 2 ? step.active : step.of_update;
+    const int active = (plan->stage >= 2 ? step.active : step.of_update) * plan->context;
     return int_min(int_max(active - before, 0), plan->shards);
 }
 
@@ -307,10 +312,11 @@ void zero_add_pieces_cpu(float* shard, const float* pieces, size_t count, int ac
 
 // ---- the CPU ----
 
-// The parts of one rank on a CPU, beside the model. All arrays are fp32; one level only.
+// The parts of one rank on a CPU, beside the model. All arrays are fp32; one level only. It has
+// nothing to close.
 typedef struct {
     ZeroPlan plan;
-    Group group;
+    Group* group;      // the data group
     ZeroRange* ranges; // ranges that this rank owns
     int num_ranges;
     ZeroSpan counted[ZERO_SPANS]; // spans of the shard that count in the norm
@@ -331,12 +337,10 @@ static inline int zero_gradient_block_cpu_(const ZeroPlan* plan, int k) {
 // if they share buffers.
 size_t zero_grads_elements(const ZeroPlan* plan, int blocks);
 
-// Opens the parts of a rank. `rows` lay out full arrays; params and grads are the model's, filled
-// with zeros. Collective, unless the ledger is dry.
+// Opens the parts of a rank of the data group. `rows` lay out full arrays; params and grads are the
+// model's, filled with zeros.
 void zero_open_cpu(Zero* z, Memory* memory, ZeroPlan plan, ModelConfig cfg, const TensorRow* rows,
-                   float* params, float* grads, Comm* comm);
-
-static inline void zero_close_cpu(Zero* z) { group_close(&z->group); }
+                   float* params, float* grads, Group* data);
 
 // Returns the gradients of group g, as the backward pass left them.
 static inline float* zero_group_grads_(const Zero* z, int g) {
@@ -396,7 +400,7 @@ const float* zero_range_gradient_cpu(const Zero* z, const ZeroRange* range);
 // Sends each rank's shard of group g to all ranks, to the same place in `group`.
 static inline void zero_gather_group_cpu_(Zero* z, float* group, int g) {
     const size_t count = zero_shard_elements(&z->plan, g);
-    group_all_gather_cpu(group, group + (size_t)z->plan.rank * count, count, &z->group);
+    group_all_gather_cpu(group, group + (size_t)z->plan.rank * count, count, z->group);
 }
 
 // Returns room for the operands of group g: its gradients before the reduction, which are no longer
@@ -460,8 +464,8 @@ void zero_plan_apart(ZeroPlan* plan, ModelConfig cfg) {
 }
 
 ZeroPlan zero_plan_two_levels(ModelConfig cfg, int stage, int rank, int size, int shards) {
-    ZeroPlan plan = {stage, rank, size, shards, model_groups(cfg), model_slices(cfg), 0, 0, 0, 0,
-                     0,     0,    0,    0,      stage >= 2};
+    ZeroPlan plan = {stage, rank, size,       shards, model_groups(cfg), model_slices(cfg), 0, 0, 0, 0, 0, 0,
+                     0,     0,    stage >= 2, 1};
     assert(0 <= rank && rank < size && size % shards == 0);
     zero_plan_freeze(&plan, cfg, 0, 0);
     return plan;
@@ -624,7 +628,7 @@ static double zero_collected_elements_(const ZeroPlan* plan, int64_t micro_steps
 
 ZeroTraffic zero_traffic(const ZeroPlan* plan, int64_t sequences, int B, size_t gradient_bytes,
                          size_t parameter_bytes, double operand_bytes) {
-    const MicroSteps steps = micro_steps(sequences, B, plan->size);
+    const MicroSteps steps = zero_micro_steps(plan, sequences, B);
     const int64_t count = micro_steps_count(&steps);
     const double trained = (double)zero_count(plan, ZERO_GRADIENT);
     const double reductions = plan->stage < 2 ? 1 : (double)count;
@@ -670,12 +674,13 @@ static size_t zero_piece_elements_cpu_(const ZeroPlan* plan) {
 }
 
 void zero_open_cpu(Zero* z, Memory* memory, ZeroPlan plan, ModelConfig cfg, const TensorRow* rows,
-                   float* params, float* grads, Comm* comm) {
+                   float* params, float* grads, Group* data) {
     const size_t shard = zero_shard_elements_cpu_(&plan) * sizeof(float),
                  pieces = zero_piece_elements_cpu_(&plan) * sizeof(float),
                  ranges = (size_t)zero_max_ranges(cfg) * sizeof(ZeroRange);
     memset(z, 0, sizeof(*z));
     z->plan = plan;
+    z->group = data;
     z->params = params;
     z->grads = z->shard = grads;
     if (shard > 0) {
@@ -690,7 +695,6 @@ void zero_open_cpu(Zero* z, Memory* memory, ZeroPlan plan, ModelConfig cfg, cons
     z->ranges = (ZeroRange*)memory_take(memory, "scratch: ranges of parameters", MEMORY_DEVICE, ranges);
     if (!memory_is_dry(memory)) {
         z->num_ranges = zero_ranges(&plan, rows, cfg, z->ranges);
-        group_open(&z->group, comm, 0, plan.rank);
     }
 }
 
@@ -699,7 +703,7 @@ static void zero_reduce_group_cpu_(Zero* z, int g, MicroStep step) {
     const size_t count = zero_shard_elements(&z->plan, g);
     const float* pieces = zero_group_grads_(z, g);
     if (!zero_is_alone_(z)) {
-        group_all_to_all_cpu(z->pieces, pieces, count, &z->group);
+        group_all_to_all_cpu(z->pieces, pieces, count, z->group);
         pieces = z->pieces;
     }
     zero_add_pieces_cpu(z->shard + zero_shard_begin(&z->plan, g), pieces, count, zero_adds_(&z->plan, step),
@@ -715,7 +719,7 @@ void zero_group_done_cpu(Zero* z, int g, MicroStep step) {
     zero_reduce_group_cpu_(z, g, step);
     if (z->plan.stage == 0 || (is_embedding && step.is_last)) {
         group_all_gather_cpu(zero_group_grads_(z, g), z->shard + zero_shard_begin(&z->plan, g),
-                             zero_shard_elements(&z->plan, g), &z->group);
+                             zero_shard_elements(&z->plan, g), z->group);
     }
 }
 

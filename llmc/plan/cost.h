@@ -142,7 +142,7 @@ static inline double cost_chunk_(const Settled* s, double N) {
 // Returns the planned time of an update on one rank, with its share of the sequences.
 static inline CostUpdate cost_update(const Settled* s, const CostRates* rates) {
     const Options* o = &s->options;
-    const double ranks = s->ranks.size;
+    const double ranks = s->ranks.grid.shape.data;
     CostUpdate sum;
     CostWalk w;
     memset(&sum, 0, sizeof(sum));

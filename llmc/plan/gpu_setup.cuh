@@ -49,7 +49,7 @@ static inline void gpu_setup_check_(const Options* o) {
 // communicators while others run outside of it; NCCL's manual warns that this can hang
 // (NCCL_GRAPH_MIXING_SUPPORT).
 static inline int gpu_setup_graph(const Settled* s) {
-    return s->options.graph == OPTION_AUTO ? s->ranks.shards == s->ranks.size : s->options.graph;
+    return s->options.graph == OPTION_AUTO ? s->ranks.shards == ranks_data(&s->ranks).size : s->options.graph;
 }
 
 // Returns the settings with --device auto decided. Turns --autotune off if several ranks only

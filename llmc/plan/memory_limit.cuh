@@ -42,11 +42,11 @@ static inline int memory_chunk(const Settled* s) {
 // NCCL lists them in https://github.com/NVIDIA/nccl/issues/1685. That issue reports 4.34 GB for 8
 // H100s after their first all-to-all; issues/864 reports 6 GB with three communicators.
 static inline size_t memory_nccl_bytes(const Settled* s) {
-    const Ranks ranks = s->ranks;
-    const size_t communicators = ranks.shards < ranks.size ? 3 : 1;
-    return ranks.size == 1 || s->use != USE_TRAIN || !s->options.plan
+    const int shards = s->ranks.shards, data = ranks_data(&s->ranks).size;
+    const size_t communicators = shards < data ? 3 : 1;
+    return data == 1 || s->use != USE_TRAIN || !s->options.plan
                ? s->nccl_bytes
-               : (communicators << 30) + (size_t)(ranks.shards - 1) * 32 * ((size_t)12 << 20);
+               : (communicators << 30) + (size_t)(shards - 1) * 32 * ((size_t)12 << 20);
 }
 
 // Returns the bytes of GPU memory that a run takes.
@@ -78,10 +78,10 @@ static inline size_t memory_connect(const Settled* s, Comm* comm) {
     Gpu gpu;
     gpu_open(&gpu, s->options.device);
     const size_t before = memory_free_(s->options.device);
-    zero_connect(&s->zero, gpu_setup_gradients(s), comm, &gpu);
+    zero_connect(&s->zero, s->ranks.grid, gpu_setup_gradients(s), comm, &gpu);
     const size_t after = memory_free_(s->options.device), bytes = before > after ? before - after : 0;
     gpu_close(&gpu);
-    const GroupGpu* all = &((const ZeroGroups*)comm->gpus)->all;
+    const GroupGpu* all = &((const GridGroupsGpu*)comm->gpus)->all;
     gpu_library_takes(all->communicator, bytes);
     printf("%s: %.1f MiB of GPU memory\n", all->library, (double)bytes / (1 << 20));
     return bytes;

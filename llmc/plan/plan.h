@@ -203,7 +203,7 @@ static void plan_describe_(FILE* file, const Settled* s, const Memory* memory) {
     fputc('\n', file);
     plan_print_architecture_(file, cfg);
     plan_print_freeze_(file, s);
-    fprintf(file, "memory%s: ", s->ranks.size > 1 ? each : "");
+    fprintf(file, "memory%s: ", ranks_size(&s->ranks) > 1 ? each : "");
     plan_print_places_(file, memory);
     fputc('\n', file);
 }
@@ -227,16 +227,16 @@ static double plan_operand_bytes_(const Settled* s) {
 }
 
 void plan_print_traffic(FILE* file, const Settled* s) {
-    const Ranks ranks = s->ranks;
-    if (ranks.size == 1 || s->use != USE_TRAIN) {
+    const int shards = s->ranks.shards, data = ranks_data(&s->ranks).size;
+    if (data == 1 || s->use != USE_TRAIN) {
         return;
     }
     const ZeroTraffic traffic = zero_traffic(&s->zero, s->sequences, s->options.batch, s->gradient_bytes,
                                              s->element_bytes, plan_operand_bytes_(s));
     fprintf(file, "each update: every %s sends %.1f MiB",
             s->options.program.trainer == OPTION_GPU ? "GPU" : "process", traffic.within / (1 << 20));
-    if (ranks.shards < ranks.size) {
-        fprintf(file, " within its %d, and %.1f MiB to the other replicas", ranks.shards,
+    if (shards < data) {
+        fprintf(file, " within its %d, and %.1f MiB to the other replicas", shards,
                 traffic.between / (1 << 20));
     }
     fputc('\n', file);
@@ -338,7 +338,7 @@ static void plan_print_rates_(FILE* file, const CostRates* rates, ActivationKind
 // Prints the work of training and validation, and its time.
 static void plan_print_work_(FILE* file, const Settled* s, const TrainerPlan* plan) {
     const Options* o = &s->options;
-    const int ranks = s->ranks.size;
+    const int ranks = ranks_size(&s->ranks);
     const double flops = freeze_flops_per_token(&s->freeze, s->cfg, o->seq_len),
                  update = (double)o->total_batch;
     const CostUpdate speed = plan_update(s, &plan->rates, &plan->model.memory);

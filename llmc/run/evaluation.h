@@ -1,9 +1,10 @@
 /*
 evaluation.h -- evaluates the model on tasks: --tasks, --hellaswag and --perplexity.
 
-The tasks are read before any work. All ranks of the run evaluate them together: of n ranks, rank
-k mod n evaluates micro-batch k of a task's rows, in step k div n. Rows hold whole documents, so the
-loss of each document is computed in one rank. Then all ranks get all losses and the same scores.
+The tasks are read before any work. All ranks of the run evaluate them together: of n data ranks
+(grid.h), rank k mod n evaluates micro-batch k of a task's rows, in step k div n. Rows hold whole
+documents, so the loss of each document is computed in one data rank. Then all ranks get all losses
+and the same scores.
 */
 #ifndef LLMC_EVALUATION_H
 #define LLMC_EVALUATION_H
@@ -15,6 +16,7 @@ loss of each document is computed in one rank. Then all ranks get all losses and
 #include "llmc/data/eval_tasks.h"
 #include "llmc/log/log.h"
 #include "llmc/model/model.h"
+#include "llmc/parallel/grid.h"
 #include "llmc/setup/options.h"
 #include "llmc/setup/run_data.h"
 #include "llmc/comm/comm.h"
@@ -47,6 +49,7 @@ typedef struct {
     TokenLosses losses;
     Model* model;
     Comm* comm;
+    Grid grid;
     RunLog* log;
     EvaluationStop stop;
     void* run; // argument of stop
@@ -234,8 +237,14 @@ static void evaluation_rows_(Evaluation* e, const EvaluationRun* run, const Task
     }
 }
 
-// Shares the results among all ranks. Those of a document are zero in all ranks but one.
-static void evaluation_share_(Evaluation* e, const Task* task, Comm* comm) {
+// True if this process tells its results: one of those that have the same rows.
+static int evaluation_tells_(const Grid* grid) { return grid_tells(grid) && grid->context_rank == 0; }
+
+// Shares the results among all ranks. Those of a document are zero in all ranks that tell but one.
+static void evaluation_share_(Evaluation* e, const Task* task, const Grid* grid, Comm* comm) {
+    if (!evaluation_tells_(grid)) {
+        memset((void*)e->results, 0, task->num_documents * sizeof(TaskResult));
+    }
     for (size_t first = 0; first < task->num_documents && comm->size > 1; first += EVALUATION_GATHERED_) {
         const size_t count = evaluation_least_(EVALUATION_GATHERED_, task->num_documents - first);
         TaskResult* results = e->results + first;
@@ -250,11 +259,11 @@ static void evaluation_share_(Evaluation* e, const Task* task, Comm* comm) {
 
 // Sets the results of a task. Returns 0 if the run should stop.
 static int evaluation_run_(Evaluation* e, const EvaluationRun* run, const Task* task, int64_t step) {
-    const size_t B = (size_t)e->B, n = (size_t)run->comm->size, batches = (task->num_rows + B - 1) / B,
+    const size_t B = (size_t)e->B, n = (size_t)run->grid.shape.data, batches = (task->num_rows + B - 1) / B,
                  steps = (batches + n - 1) / n;
     memset((void*)e->results, 0, task->num_documents * sizeof(TaskResult));
     for (size_t i = 0; i < steps; i++) {
-        const size_t k = i * n + (size_t)run->comm->rank;
+        const size_t k = i * n + (size_t)run->grid.data_rank;
         if (run->stop(run->run)) {
             return 0;
         }
@@ -263,7 +272,7 @@ static int evaluation_run_(Evaluation* e, const EvaluationRun* run, const Task* 
         evaluation_rows_(e, run, task, evaluation_least_(k * B, task->num_rows),
                          evaluation_least_((k + 1) * B, task->num_rows));
     }
-    evaluation_share_(e, task, run->comm);
+    evaluation_share_(e, task, &run->grid, run->comm);
     return 1;
 }
 

@@ -205,6 +205,7 @@ void run_roll_back(Run* run);
 #include "llmc/setup/resolve.h"
 #include "llmc/ops/cross_entropy.h"
 #include "llmc/optim/optimizer.h"
+#include "llmc/parallel/grid.h"
 #include "llmc/parallel/micro_steps.h"
 
 enum { RUN_BAD_DATA_ = 4 }; // a data file has changed; a flag beyond those of session_next
@@ -235,7 +236,8 @@ typedef struct {
 
 // Returns the number of micro-steps of an update, or a validation, of `sequences`.
 int64_t run_micro_steps(const Run* run, int64_t sequences) {
-    const MicroSteps steps = micro_steps(sequences, run->settled.options.batch, run->comm.size);
+    const MicroSteps steps =
+        micro_steps(sequences, run->settled.options.batch, run->settled.ranks.grid.shape.data);
     return micro_steps_count(&steps);
 }
 
@@ -267,11 +269,26 @@ static RouterSummary run_add_up_routing_(const Run* run, int64_t micro_steps) {
     return sums ? router_summary(sums, cfg.L, cfg.E, cfg.E_used) : (RouterSummary){0, 0};
 }
 
+// Clears what another process of the grid tells.
+static void run_be_silent_(Run* run, int64_t micro_steps) {
+    const WideSum none = {0, 0};
+    RankReport* report = run->report;
+    if (!grid_tells(&run->settled.ranks.grid)) {
+        report->divergence = none;
+        report->counted = report->flops = report->target_bytes = 0;
+        memset(rank_report_losses(report), 0, (size_t)micro_steps * sizeof(double));
+    }
+    if (run->settled.ranks.grid.tensor_rank > 0) { // each stage has routers of its own
+        memset(report + 1, 0, report->statistics * sizeof(double));
+    }
+}
+
 // Gathers the reports of all ranks and adds them up. Losses are added in the order of the
 // micro-batches, so that the sum has the same bits for any number of ranks.
 static RunUpdate_ run_add_up_(Run* run, int64_t micro_steps) {
     RunUpdate_ sum = {0, 0, 0, 0, 0, 0, 0, {0, 0}};
     WideSum square_sum = {0, 0}, divergence = {0, 0};
+    run_be_silent_(run, micro_steps);
     comm_all_gather(&run->comm, run->reports, run->report, rank_report_bytes(run->settled.cfg, micro_steps));
     for (int r = 0; r < run->comm.size; r++) {
         const RankReport* report = run_report_of_(run, r, micro_steps);
@@ -316,15 +333,16 @@ static void run_watch_pace_(Run* run, int64_t micro_steps) {
     }
 }
 
-// Compares the parameters of all ranks: before the model is used, and at each validation and save.
-// They differ if a rank has read another file, has a memory error, or computes differently.
+// Compares the parameters of the ranks of each data group: before the model is used, and at each
+// validation and save. They differ if a rank has read another file, has a memory error, or computes
+// differently.
 void run_agree_on_parameters(Run* run) {
     char what[80], words[32];
     if (run->comm.size > 1) {
         const uint64_t checksum = run->trainer->checksum(run->model);
         snprintf(what, sizeof(what), "the parameters after step %lld (checksum)", (long long)run->state.step);
         snprintf(words, sizeof(words), "%016llx", (unsigned long long)checksum);
-        comm_agree(&run->comm, what, checksum, words);
+        comm_agree_in(&run->comm, ranks_data(&run->settled.ranks).first, what, checksum, words);
     }
 }
 
@@ -606,8 +624,13 @@ int run_evaluates_tasks(const Run* run) {
 }
 
 void run_log_tasks(Run* run) {
-    const EvaluationRun how = {
-        run->trainer->token_losses, run->model, &run->comm, &run->log, run_stops_, run};
+    const EvaluationRun how = {run->trainer->token_losses,
+                               run->model,
+                               &run->comm,
+                               run->settled.ranks.grid,
+                               &run->log,
+                               run_stops_,
+                               run};
     evaluation_log(&run->evaluation, &how, run->state.step);
 }
 

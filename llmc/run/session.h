@@ -154,7 +154,7 @@ static uint64_t session_new_identity_(void) {
 
 // Removes checkpoints at once if --keep is smaller than before: the disk may be full.
 static void session_thin_(const Settled* settled, const Resume* resume) {
-    if (resume_is_here(resume) && settled->ranks.rank == 0) {
+    if (resume_is_here(resume) && ranks_rank(&settled->ranks) == 0) {
         checkpoints_thin(&settled->options, &resume->saved);
     }
 }
@@ -190,7 +190,7 @@ static void session_print_options_(FILE* file, const void* options) {
 void session_begin(const Session* s, const Resume* resume, RunState* run, RunLog* log, FILE* screen,
                    LogIdentity who) {
     const Options* o = &s->settled->options;
-    const int is_here = resume_is_here(resume), is_writer = s->settled->ranks.rank == 0;
+    const int is_here = resume_is_here(resume), is_writer = ranks_rank(&s->settled->ranks) == 0;
     const LogSettings settings = {is_writer ? o->out : "",
                                   is_here ? LOG_CONTINUE : LOG_NEW,
                                   run->step,
@@ -322,7 +322,7 @@ int session_is_unsaved(const Session* s, const RunState* run) {
 static void session_print_advice_(FILE* file, const Session* s, const char* program) {
     if (!s->can_save) {
         fputs(s->settled->use == USE_EVALUATE ? "" : "; nothing was saved: saving needs --out", file);
-    } else if (s->settled->ranks.size > 1) {
+    } else if (ranks_size(&s->settled->ranks) > 1) {
         fputs("; the same command with --resume on continues", file);
     } else {
         fputs("; continue: ", file);

@@ -102,7 +102,7 @@ static void start_open_data_(Run* run) {
     run->report = (RankReport*)check_alloc(bytes, 1, "losses");
     run->reports = (RankReport*)check_alloc((size_t)run->comm.size, bytes, "losses");
     run->paces = (double*)check_alloc((size_t)run->comm.size, sizeof(double), "paces of processes");
-    stragglers_open(&run->pace, run->comm.size);
+    stragglers_open(&run->pace, run->comm.size, run->comm.size / run->settled.ranks.grid.shape.pipeline);
 }
 
 // Opens the data, the tasks and the generator of samples.
@@ -395,10 +395,11 @@ static void start_turn_ends_(Run* run) {
 // Prints the number of ranks, and where they run.
 static void start_print_ranks_(const Run* run, Ranks ranks, const char* launcher) {
     const Comm* c = &run->comm;
+    const int data = ranks_data(&ranks).size;
     if (c->size > 1) {
         printf("processes: %d on %d machine%s (%s, %s), rank 0 on %s; zero %d, shards of %d", c->size,
                c->nodes, words_s(c->nodes), launcher, c->library, c->host, ranks.zero, ranks.shards);
-        c->size > ranks.shards ? printf(", %d replicas\n", c->size / ranks.shards) : printf("\n");
+        data > ranks.shards ? printf(", %d replicas\n", data / ranks.shards) : printf("\n");
     }
 }
 
@@ -409,7 +410,7 @@ static Ranks start_join_(Run* run) {
     const Launcher alone = {{0, 1, 0, 1}, LAUNCHER_AUTO, "", {"", 0, "", ""}},
                    launch = is_only_plan ? alone : launcher_find(o);
     const int size = is_only_plan ? o->num_processes : launch.place.size;
-    Ranks ranks = {launch.place.rank, size, launcher_zero(o, size), size};
+    Ranks ranks = {grid_of_data(launch.place.rank, size), launcher_zero(o, size), size};
     comm_open(&run->comm, launch.place, &launch.meeting, o->timeout);
     ranks_agree_on_program(&run->comm);
     ranks_agree_on_command(&run->comm, o);

@@ -121,11 +121,11 @@ void setup_check_in_backward(const Settled* s) {
     if (!o->update_in_backward) {
         return;
     }
-    if (s->ranks.size > 1) {
+    if (ranks_size(&s->ranks) > 1) {
         die_usage(
             "--update-in-backward on, %d processes; wanted one, or off with --zero 2, which divides the "
             "gradients among them",
-            s->ranks.size);
+            ranks_size(&s->ranks));
     }
     if (o->zero >= 2) {
         die_usage("--update-in-backward on, --zero %d, which keeps all gradients; wanted --zero 0", o->zero);
@@ -208,8 +208,8 @@ static void setup_check_kept_(const Settled* s) {
         die_usage("--teacher-logits %s, --seq-len-schedule %s; wanted sequences of one length",
                   o->teacher_logits, o->seq_len_schedule);
     }
-    if (o->write_logits && s->ranks.size > 1) {
-        die_usage("--write-logits %d, %d processes; wanted one", o->write_logits, s->ranks.size);
+    if (o->write_logits && ranks_size(&s->ranks) > 1) {
+        die_usage("--write-logits %d, %d processes; wanted one", o->write_logits, ranks_size(&s->ranks));
     }
     if (s->use != USE_TRAIN && !o->write_logits) {
         die_usage("--teacher-logits %s is for training; this run only evaluates or converts",

@@ -29,6 +29,7 @@ tcp and fs are for GPUs, which exchange data by NCCL. Ranks on CPUs exchange the
 
 #include "llmc/base/enum_words.h"
 #include "llmc/comm/comm.h"
+#include "llmc/parallel/grid.h"
 #include "llmc/setup/options.h"
 
 #ifdef __cplusplus
@@ -52,12 +53,19 @@ typedef struct {
     CommMeeting meeting;  // empty for MPI
 } Launcher;
 
-// This rank, and how a run is divided among its ranks.
+// Place of this process in a run, and how the run is divided among all.
 typedef struct {
-    int rank, size;
+    Grid grid;
     int zero;   // ZeRO stage
-    int shards; // ranks that share one replica (zero.h)
+    int shards; // ranks of a data group that share one replica (zero.h)
 } Ranks;
+
+// Return all processes of a run, and the number of this one.
+static inline int ranks_size(const Ranks* ranks) { return grid_size(ranks->grid.shape); }
+static inline int ranks_rank(const Ranks* ranks) { return grid_rank(&ranks->grid); }
+
+// Returns the place in the group in which ZeRO divides.
+static inline GridMember ranks_data(const Ranks* ranks) { return grid_member(&ranks->grid, GRID_DATA); }
 
 // Returns the launcher that the options and the environment describe. Ends the program if they make
 // no sense.

@@ -236,7 +236,7 @@ static void settle_sizes_(Settled* s) {
     if (s->use == USE_GENERATE) {
         settle_decode_batch_(o);
     } else {
-        settle_batch_(o, s->ranks.size);
+        settle_batch_(o, s->ranks.grid.shape.data);
     }
 }
 

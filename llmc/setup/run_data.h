@@ -724,14 +724,14 @@ static void run_data_open_validation_(Dataloader* val, const RunData* data, cons
     in_order.B = options->batch;
     in_order.sequences = run_data_eval_sequences(options, mixture_epoch(&data->val));
     in_order.shuffle = SHUFFLE_OFF;
-    in_order.rank = s->ranks.rank;
-    in_order.num_processes = s->ranks.size;
+    in_order.rank = s->ranks.grid.data_rank;
+    in_order.num_processes = s->ranks.grid.shape.data;
     dataloader_open(val, &data->val, in_order);
 }
 
 // Prints the share of an update that is empty: rows of micro-batches without a sequence.
 static void run_data_print_batches_(const Settled* s) {
-    const int64_t n = s->ranks.size, rows = (s->micro_batches + n - 1) / n * n * s->options.batch;
+    const int64_t n = s->ranks.grid.shape.data, rows = (s->micro_batches + n - 1) / n * n * s->options.batch;
     if (rows > s->sequences) {
         printf("batches: %lld sequences an update in %lld micro-batches, %.1f %% empty\n",
                (long long)s->sequences, (long long)s->micro_batches,
@@ -747,8 +747,8 @@ void run_data_open_loaders(Dataloader* train, Dataloader* val, const RunData* da
                                          (Shuffle)options->shuffle,
                                          options->seed,
                                          group,
-                                         s->ranks.rank,
-                                         s->ranks.size,
+                                         s->ranks.grid.data_rank,
+                                         s->ranks.grid.shape.data,
                                          s->kept > 0 ? &data->kept : NULL,
                                          0,
                                          {0, 0}};

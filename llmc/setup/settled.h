@@ -45,7 +45,7 @@ typedef struct {
     size_t element_bytes, gradient_bytes;
     SafeTensorsDtype saved_dtype; // type of the weights in a checkpoint: of master weights, if any
     int64_t sequences;            // number of sequences in the last update, which has the most
-    int64_t micro_batches;        // number of micro-batches in that update, on all ranks
+    int64_t micro_batches;        // number of micro-batches in that update, on all data ranks
     // sequences generated at a time; 1 in training, which samples one by one
     int decode_batch;
 
@@ -108,11 +108,12 @@ static inline ModelConfig settled_own_(const Settled* s) {
 }
 
 static inline ZeroPlan settled_zero_(const Settled* s) {
-    const Ranks ranks = s->ranks;
+    const GridMember data = ranks_data(&s->ranks);
     if (s->use != USE_TRAIN) {
         return zero_plan(s->part, 0, 0, 1);
     }
-    ZeroPlan plan = zero_plan_two_levels(s->part, s->options.zero, ranks.rank, ranks.size, ranks.shards);
+    ZeroPlan plan = zero_plan_two_levels(s->part, s->options.zero, data.rank, data.size, s->ranks.shards);
+    plan.context = s->ranks.grid.shape.context;
     if (plan.stage < 3) {
         zero_plan_freeze(&plan, s->part, s->freeze.rows,
                          freeze_first_copy(&s->freeze, s->cfg) * model_slices(s->part));
@@ -144,8 +145,7 @@ static inline void settled_conclude(Settled* s) {
 
 // Returns the part of the model that this rank has.
 static inline RankPart settled_part(const Settled* s) {
-    const GridShape shape = {1, 1, s->ranks.size, 1, 1};
-    const RankPart part = {s->cfg, s->part, s->zero, grid_of(shape, s->ranks.rank), s->freeze.rows};
+    const RankPart part = {s->cfg, s->part, s->zero, s->ranks.grid, s->freeze.rows};
     return part;
 }
 

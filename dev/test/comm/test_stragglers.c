@@ -19,7 +19,7 @@ TEST(slow) {
     double ratio = 0;
     int rank;
     Stragglers p;
-    stragglers_open(&p, 4);
+    stragglers_open(&p, 4, 4);
     EXPECT(named(&p, even, 200, &rank, &ratio) == 0, "rank %d", rank);
     EXPECT(named(&p, slow, 49, &rank, &ratio) == 0 && named(&p, even, 1, &rank, &ratio) == 0);
     EXPECT(named(&p, slow, 200, &rank, &ratio) == 50 && rank == 2, "in a row");
@@ -34,7 +34,7 @@ TEST(few) {
     double ratio = 0;
     int rank;
     Stragglers p;
-    stragglers_open(&p, 2);
+    stragglers_open(&p, 2, 2);
     EXPECT(named(&p, unknown, 200, &rank, &ratio) == 0 && named(&p, one, 200, &rank, &ratio) == 0);
     EXPECT(named(&p, two, 200, &rank, &ratio) == 50 && rank == 1, "of two, the faster is the measure");
     stragglers_close(&p);
@@ -45,9 +45,22 @@ TEST(together) {
     double ratio = 0;
     int rank;
     Stragglers p;
-    stragglers_open(&p, 5);
+    stragglers_open(&p, 5, 5);
     EXPECT(named(&p, slow, 200, &rank, &ratio) == 50 && rank == 1);
     EXPECT(named(&p, slow, 200, &rank, &ratio) == 1 && rank == 3);
     EXPECT(named(&p, slow, 200, &rank, &ratio) == 0);
+    stragglers_close(&p);
+}
+
+// A stage of other layers takes another time.
+TEST(stages) {
+    const double even[6] = {1, 1.1, 1, 4, 4, 4}, slow[6] = {1, 1.1, 1, 4, 4, 5};
+    double ratio = 0;
+    int rank;
+    Stragglers p;
+    stragglers_open(&p, 6, 3);
+    EXPECT(named(&p, even, 200, &rank, &ratio) == 0, "rank %d", rank);
+    EXPECT(named(&p, slow, 200, &rank, &ratio) == 50 && rank == 5, "rank %d", rank);
+    EXPECT_NEAR(ratio, 1.25, 1e-9);
     stragglers_close(&p);
 }

@@ -17,6 +17,7 @@ plan_test.h -- random runs, whose memory the trainers' tests compare with the pl
 #include "llmc/model/share_layers.h"
 #include "llmc/setup/settled.h"
 #include "llmc/plan/plan.h"
+#include "dev/test/lib/settled_alone.h"
 
 #ifdef SANITIZED
 enum { PLAN_TEST_RUNS = 6 };
@@ -55,11 +56,8 @@ static int plan_test_one_of_(Rand* rng, int n) { return (int)rand_below(rng, (ui
 
 // A part of the processes that divide a run.
 static Ranks plan_test_ranks_(Rand* rng, int most_zero) {
-    Ranks ranks;
-    ranks.size = ranks.shards = 1 + plan_test_one_of_(rng, 3);
-    ranks.rank = plan_test_one_of_(rng, ranks.size);
-    ranks.zero = plan_test_one_of_(rng, most_zero + 1);
-    return ranks;
+    const int size = 1 + plan_test_one_of_(rng, 3), rank = plan_test_one_of_(rng, size);
+    return ranks_of_data(rank, size, plan_test_one_of_(rng, most_zero + 1), size);
 }
 
 // Sets the options that only the GPU trainer has.
@@ -73,7 +71,8 @@ static void plan_test_gpu_(Options* o, Ranks* ranks, Rand* rng) {
     o->offload_optimizer = plan_test_one_of_(rng, 4) ? OFFLOAD_OFF : OFFLOAD_HOST;
     o->offload_residuals = o->recompute == RECOMPUTE_BLOCK && plan_test_one_of_(rng, 2);
     o->offload_params = o->zero == 3 && plan_test_one_of_(rng, 2);
-    ranks->shards = ranks->size == 3 && o->zero > 0 && plan_test_one_of_(rng, 2) ? 1 : ranks->size;
+    const int size = ranks_size(ranks);
+    ranks->shards = size == 3 && o->zero > 0 && plan_test_one_of_(rng, 2) ? 1 : size;
 }
 
 // Layers with the same parameters, where that is not refused.
@@ -123,9 +122,8 @@ static Settled plan_test_run(int k, OptionsProgram program, SafeTensorsDtype dty
     }
     o->save_every = 3 * plan_test_one_of_(&rng, 2);
     if (k % 8 == 7) { // generation
-        const Ranks alone = {0, 1, 0, 1};
         use = USE_GENERATE;
-        ranks = alone;
+        ranks = ranks_of_data(0, 1, 0, 1);
         o->zero = o->save_every = 0;
         o->logits_chunk = batch;
         o->offload_optimizer = o->offload_residuals = o->offload_params = 0;
@@ -136,7 +134,7 @@ static Settled plan_test_run(int k, OptionsProgram program, SafeTensorsDtype dty
         o->master_weights = o->zero = o->offload_optimizer = o->offload_residuals = o->offload_params = 0;
         o->tasks = "tasks.jsonl";
         o->quantize = plan_test_one_of_(&rng, 2);
-    } else if (ranks.size == 1 && o->zero < 2 && !o->offload_optimizer) {
+    } else if (ranks_size(&ranks) == 1 && o->zero < 2 && !o->offload_optimizer) {
         o->update_in_backward = plan_test_one_of_(&rng, 2);
     }
     plan_test_share_(&cfg, o, &rng);

@@ -114,6 +114,7 @@ static void loop_close(Loop* loop) {
 
 template <class T> struct Toy {
     Memory memory; // of `zero`
+    GridGroupsGpu groups;
     ZeroGpu zero;
     Gpu gpu;
     size_t N;
@@ -196,12 +197,14 @@ static void toy_open(Toy<T>* toy, ZeroPlan plan, ZeroShards place, Comm* comm, c
     toy->batch = alloc<T>(toy->N);
     toy->batches = alloc<T>(UPDATES * MICRO_BATCHES * toy->N);
     toy->master = alloc<float>(zero_count(&plan, ZERO_OWNED));
-    if (plan.stage == 2) { // as a run does; else zero_open opens the groups by itself
-        zero_connect(&plan, type, comm, gpu);
+    const Grid grid = grid_of_data(comm->rank, comm->size);
+    if (plan.stage == 2) { // as a run does; else the groups are opened by themselves
+        zero_connect(&plan, grid, type, comm, gpu);
     }
+    grid_groups_gpu_take(&toy->groups, grid, &plan, comm);
     toy->memory = memory_on_gpu();
-    zero_open(&toy->zero, &toy->memory, plan, place, 1, toy->params, type, Gradient{toy->grads, type}, comm,
-              gpu);
+    zero_open(&toy->zero, &toy->memory, plan, place, 1, toy->params, type, Gradient{toy->grads, type},
+              &toy->groups, gpu);
     toy_upload_batches(toy);
     toy_first_weights(toy);
 }
@@ -213,6 +216,7 @@ template <class T> static void toy_close(Toy<T>* toy) {
         }
     }
     zero_close(&toy->zero);
+    grid_groups_gpu_close(&toy->groups);
     memory_close(&toy->memory);
     for (void* memory : {(void*)toy->master, (void*)toy->batches, (void*)toy->batch, (void*)toy->rest,
                          (void*)toy->acts, (void*)toy->grads, (void*)toy->params}) {
@@ -452,6 +456,7 @@ static void test_stages(int shards, Comm* comm, const Gpu* gpu) {
 // other one.
 static void test_in_backward(int waits_for_other, Comm* comm, const Gpu* gpu) {
     ZeroGpu z;
+    GridGroupsGpu groups;
     ZeroPlan plan = zero_plan(CFG, 0, 0, 1);
     plan.shares_buffer = 1;
     const size_t N = plan.block;
@@ -459,8 +464,9 @@ static void test_in_backward(int waits_for_other, Comm* comm, const Gpu* gpu) {
     float *grads = alloc<float>(zero_grads_elements(&plan, ZERO_BLOCKS_IN_MEMORY)),
           *host = (float*)check_alloc(BLOCKS, sizeof(float), "values");
     Memory memory = memory_on_gpu();
-    zero_open(&z, &memory, plan, ZERO_SHARDS_ON_GPU, 1, params, DTYPE_FP32, Gradient{grads, DTYPE_FP32}, comm,
-              gpu);
+    grid_groups_gpu_open(&groups, grid_of_data(comm->rank, comm->size), &plan, comm);
+    zero_open(&z, &memory, plan, ZERO_SHARDS_ON_GPU, 1, params, DTYPE_FP32, Gradient{grads, DTYPE_FP32},
+              &groups, gpu);
     for (int l = BLOCKS - 1; l >= 0; l--) {
         const Gradient group = zero_group_gradient(&z, 1 + l), all = zero_gradient_at_group(&z, 1 + l);
         EXPECT((float*)all.data + zero_group_begin(&plan, 1 + l) == group.data, "block %d", l);
@@ -485,6 +491,7 @@ static void test_in_backward(int waits_for_other, Comm* comm, const Gpu* gpu) {
     }
     CUDA_CHECK(cudaStreamSynchronize(z.comm.stream));
     zero_close(&z);
+    grid_groups_gpu_close(&groups);
     memory_close(&memory);
     free(host);
     gpu_free(grads);

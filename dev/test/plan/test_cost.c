@@ -45,7 +45,7 @@ static double seconds(ModelConfig cfg, const Options* o, CostKind kind) {
 }
 
 static double seconds_of_ranks(int size, const Options* o, CostKind kind) {
-    const Ranks ranks = {0, size, o->zero, size};
+    const Ranks ranks = ranks_of_data(0, size, o->zero, size);
     const Settled s = settled_of(o, CFG, USE_TRAIN, ranks, SAFETENSORS_F32);
     return seconds_of(&s, kind);
 }

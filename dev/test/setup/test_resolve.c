@@ -10,6 +10,7 @@
 #include "llmc/checkpoint/model_path.h"
 #include "llmc/setup/run_data.h"
 #include "llmc/setup/resolve.h"
+#include "dev/test/lib/settled_alone.h"
 #include "dev/test/lib/test.h"
 #include "dev/test/lib/whole_model.h"
 
@@ -51,8 +52,7 @@ static Run run_open_as(const char* line, Ranks ranks, SafeTensorsDtype dtype) {
 }
 
 static Run run_open(const char* line) {
-    const Ranks alone = {0, 1, 0, 1};
-    return run_open_as(line, alone, SAFETENSORS_F32);
+    return run_open_as(line, ranks_of_data(0, 1, 0, 1), SAFETENSORS_F32);
 }
 
 static void run_close(Run* run) { run_data_close(&run->data); }
@@ -888,7 +888,7 @@ static void test_use(void) {
 
 // Two ranks of a run with frozen parameters; and the same ranks where they only evaluate.
 static void test_facts(void) {
-    const Ranks ranks = {1, 2, 2, 2};
+    const Ranks ranks = ranks_of_data(1, 2, 2, 2);
     Run run = run_open_as(SHARDS "--seq-len 16 --batch 2 --total-batch 160 --freeze wpe,blocks[0]", ranks,
                           SAFETENSORS_BF16);
     const Settled* s = &run.settled;
