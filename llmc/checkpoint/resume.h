@@ -274,6 +274,16 @@ static void resume_check_share_(const Resume* r, const Options* options) {
     }
 }
 
+// Prints that another number of slices changes the order of sums. Older checkpoints have one slice.
+static void resume_print_slices_(const Resume* r, const Options* options, FILE* file) {
+    const char* saved = state_option(&r->saved, "tensor-slices");
+    const int now = options->tensor_slices, before = saved ? atoi(saved) : 1;
+    if (now != before) {
+        fprintf(file, "note: %d slice%s, the run began with %d: the last bits change from here on\n", now,
+                words_s(now), before);
+    }
+}
+
 // Returns true if the schedule has the rates that the run has had so far.
 static int resume_keeps_rates_(const Resume* r, const Options* options) {
     const Options saved = resume_options_(r, options, RESUME_ALL);
@@ -401,6 +411,7 @@ void resume_check(Resume* r, const Settled* s, FILE* file, const char* trainer, 
     c.file = file;
     resume_print_steps_(r, options, file);
     resume_check_options_(r, options, &c);
+    resume_print_slices_(r, options, file);
     if (strcmp(trainer, r->saved.trainer) != 0) {
         resume_difference_(&c, "the trainer", trainer, r->saved.trainer, 1);
     }

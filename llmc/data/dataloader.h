@@ -90,7 +90,7 @@ enum {
     // G: a few micro-batches of similar length, and several lengths in an update
     DATALOADER_GROUP = 64,
     DATALOADER_SLOTS_ = 3, // one with the caller, one ready, one being filled; and earlier ones
-    DATALOADER_WIDTH_ = 8  // rows of a batch are padded to a multiple of this
+    DATALOADER_WIDTH = 8   // rows of a batch are padded to a multiple of this
 };
 
 typedef struct {
@@ -213,7 +213,7 @@ static int dataloader_width_(const Dataloader* loader, uint64_t p, int B) {
         const int length = dataloader_length_(loader, p + (uint64_t)b);
         longest = length > longest ? length : longest;
     }
-    int width = (longest + DATALOADER_WIDTH_ - 1) / DATALOADER_WIDTH_ * DATALOADER_WIDTH_;
+    int width = (longest + DATALOADER_WIDTH - 1) / DATALOADER_WIDTH * DATALOADER_WIDTH;
     if (width > loader->length) { // whole sequences
         width = (width + loader->length - 1) / loader->length * loader->length;
     }

@@ -85,24 +85,28 @@ void grid_place(char* text, size_t room, const Grid* grid);
 
 // ---- legal grids ----
 
-enum { GRID_ERROR_BYTES = 256 };
+enum {
+    GRID_ERROR_BYTES = 256,
+    GRID_UNIT = 8 // rows of a slice begin at multiples of 16 bytes, in 16 bits
+};
 
 // The run that a grid must suit.
 typedef struct {
-    ModelConfig cfg; // the whole model
-    int T;
-    int ranks;      // processes in all
-    int node_ranks; // processes of a machine: the most that grid_next puts into a tensor group
-    int unit;       // channels and hidden units of a slice are a multiple of it
+    ModelConfig cfg; // the whole model; no layers: not known yet, only processes are compared
+    int T;           // 0: not known yet
+    int ranks;       // processes in all
+    int node_ranks;  // processes of a machine: the most that grid_next puts into a tensor group
+    int unit;        // columns of heads and hidden units of a slice are a multiple of it: GRID_UNIT
 } GridRun;
-
-// Returns the unit of slices whose rows begin at multiples of 16 bytes.
-static inline int grid_unit(size_t element_bytes) { return (int)(16 / element_bytes); }
 
 // Returns 1 if a run can be divided so. If not, returns 0 and sets `error` to what was asked and
 // the nearest that works. shape.data is ignored: it is what the others leave. shape.slices 0: as
 // many as a tensor group has processes.
 int grid_check(GridShape shape, const GridRun* run, char error[GRID_ERROR_BYTES]);
+
+// Returns the number that divides the tokens of a sequence: token slices, and with a context group
+// two chunks for each of its processes.
+int grid_tokens_unit(GridShape shape);
 
 // Returns a shape that has passed grid_check with its data and its slices.
 GridShape grid_complete(GridShape shape, int ranks);
@@ -187,18 +191,17 @@ static int grid_slices_(GridShape shape) { return shape.slices > 0 ? shape.slice
 // Returns the reason why a model cannot have s slices, in `text`; NULL if it can.
 static const char* grid_unsliced_(char text[GRID_ERROR_BYTES], int s, const GridRun* run) {
     const ModelConfig cfg = run->cfg;
-    const int KV = model_key_heads(cfg), Q = model_heads(cfg), F = model_hidden(cfg);
-    const HeadsKind heads = model_architecture(cfg.arch)->heads;
-    if (s == 1) {
+    if (s == 1 || cfg.L == 0) {
         return NULL;
     }
     if (cfg.E > 0) {
         return "experts are not sliced";
     }
-    if (heads == HEADS_ROW_NORM) {
+    if (model_architecture(cfg.arch)->heads == HEADS_ROW_NORM) {
         return "a norm over all heads is not sliced";
     }
-    if (cfg.NH % s != 0 || KV % s != 0) {
+    const int KV = model_key_heads(cfg), Q = model_heads(cfg), F = model_hidden(cfg);
+    if (cfg.NH % s != 0 || (KV % s != 0 && s % KV != 0)) {
         snprintf(text, GRID_ERROR_BYTES, "%d heads%s", cfg.NH % s ? cfg.NH : KV,
                  cfg.NH % s ? "" : " of keys");
     } else if (F % s != 0) {
@@ -231,22 +234,22 @@ static int grid_allows_context_(GridShape shape, const GridRun* run) {
 }
 
 // Returns the most stages: each has a layer, or two that share their parameters.
-static int grid_most_stages_(const GridRun* run) { return run->cfg.L / model_copy_repeats(run->cfg); }
+static int grid_most_stages_(const GridRun* run) {
+    return run->cfg.L > 0 ? run->cfg.L / model_copy_repeats(run->cfg) : run->ranks;
+}
 
 static int grid_allows_pipeline_(GridShape shape, const GridRun* run) {
     return run->ranks % (shape.tensor * shape.context * shape.pipeline) == 0 &&
            shape.pipeline <= grid_most_stages_(run);
 }
 
-// Returns the number that divides the tokens of a sequence: token slices, and with a context group
-// two chunks for each of its processes.
-static int grid_tokens_unit_(GridShape shape) {
+int grid_tokens_unit(GridShape shape) {
     return grid_slices_(shape) * (shape.context > 1 ? 2 * shape.context : 1);
 }
 
 static int grid_allows_(GridShape shape, const GridRun* run) {
     return grid_allows_tensor_(shape, run) && grid_allows_context_(shape, run) &&
-           grid_allows_pipeline_(shape, run) && run->T % grid_tokens_unit_(shape) == 0;
+           grid_allows_pipeline_(shape, run) && run->T % grid_tokens_unit(shape) == 0;
 }
 
 // Appends "; wanted 2 or 4": the nearest values of *member, a member of *shape, that a rule allows,
@@ -281,7 +284,7 @@ static void grid_refuse_tensor_(char* error, GridShape shape, const GridRun* run
     char* reason = error + at;
     const size_t room = GRID_ERROR_BYTES - (size_t)at;
     if (run->ranks % shape.tensor != 0) {
-        snprintf(reason, room, "%d processes", run->ranks);
+        snprintf(reason, room, "%d process%s", run->ranks, run->ranks == 1 ? "" : "es");
     } else if (grid_slices_(shape) % shape.tensor != 0) {
         snprintf(reason, room, "--tensor-slices %d", shape.slices);
     } else {
@@ -292,7 +295,8 @@ static void grid_refuse_tensor_(char* error, GridShape shape, const GridRun* run
 
 // Sets error to "--context-parallel 3, 8 processes in groups of 2".
 static void grid_refuse_ranks_(char* error, const char* option, int value, const GridRun* run, int group) {
-    const int at = snprintf(error, GRID_ERROR_BYTES, "%s %d, %d processes", option, value, run->ranks);
+    const int at = snprintf(error, GRID_ERROR_BYTES, "%s %d, %d process%s", option, value, run->ranks,
+                            run->ranks == 1 ? "" : "es");
     if (group > 1) {
         snprintf(error + at, GRID_ERROR_BYTES - (size_t)at, " in groups of %d", group);
     }
@@ -318,8 +322,7 @@ static void grid_refuse_tokens_(char* error, GridShape shape, const GridRun* run
         at +=
             snprintf(error + at, GRID_ERROR_BYTES - (size_t)at, ", --tensor-slices %d", grid_slices_(shape));
     }
-    snprintf(error + at, GRID_ERROR_BYTES - (size_t)at, "; wanted a multiple of %d",
-             grid_tokens_unit_(shape));
+    snprintf(error + at, GRID_ERROR_BYTES - (size_t)at, "; wanted a multiple of %d", grid_tokens_unit(shape));
 }
 
 int grid_check(GridShape shape, const GridRun* run, char error[GRID_ERROR_BYTES]) {
@@ -332,7 +335,7 @@ int grid_check(GridShape shape, const GridRun* run, char error[GRID_ERROR_BYTES]
         grid_append_nearest_(error, &shape, &shape.context, run->ranks, grid_allows_context_, run);
     } else if (!grid_allows_pipeline_(shape, run)) {
         grid_refuse_pipeline_(error, shape, run);
-    } else if (run->T % grid_tokens_unit_(shape) != 0) {
+    } else if (run->T % grid_tokens_unit(shape) != 0) {
         grid_refuse_tokens_(error, shape, run);
     } else {
         *error = '\0';

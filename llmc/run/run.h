@@ -53,8 +53,9 @@ typedef struct Generate Generate; // generate.h
 // A run of the program.
 typedef struct {
     const Trainer* trainer;
-    const char* program; // name it was called by
-    Options given;       // options as parsed
+    const char* program;  // name it was called by
+    const char* launcher; // program that started the ranks, "mpirun"
+    Options given;        // options as parsed
     Settled settled;
     RunData data;
     Resume resume;

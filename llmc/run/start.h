@@ -73,6 +73,8 @@ int run_close(Run* run);
 #include "llmc/log/log.h"
 #include "llmc/optim/outliers.h"
 #include "llmc/optim/update_in_backward.h"
+#include "llmc/parallel/grid.h"
+#include "llmc/parallel/groups.h"
 #include "llmc/parallel/zero.h"
 #include "llmc/plan/mfu.h"
 #include "llmc/plan/plan.h"
@@ -392,13 +394,23 @@ static void start_turn_ends_(Run* run) {
     comm_progress(&run->comm, COMM_SETUP, -1, "setting up the run");
 }
 
+// Prints how the ranks are divided, unless data alone is.
+static void start_print_grid_(GridShape shape) {
+    if (!grid_is_plain(shape)) {
+        printf("; tensor %d of %d slices, context %d, data %d, pipeline %d", shape.tensor, shape.slices,
+               shape.context, shape.data, shape.pipeline);
+    }
+}
+
 // Prints the number of ranks, and where they run.
-static void start_print_ranks_(const Run* run, Ranks ranks, const char* launcher) {
+static void start_print_ranks_(const Run* run, Ranks ranks) {
     const Comm* c = &run->comm;
     const int data = ranks_data(&ranks).size;
     if (c->size > 1) {
-        printf("processes: %d on %d machine%s (%s, %s), rank 0 on %s; zero %d, shards of %d", c->size,
-               c->nodes, words_s(c->nodes), launcher, c->library, c->host, ranks.zero, ranks.shards);
+        printf("processes: %d on %d machine%s (%s, %s), rank 0 on %s", c->size, c->nodes, words_s(c->nodes),
+               run->launcher, c->library, c->host);
+        start_print_grid_(ranks.grid.shape);
+        printf("; zero %d, shards of %d", ranks.zero, ranks.shards);
         data > ranks.shards ? printf(", %d replicas\n", data / ranks.shards) : printf("\n");
     }
 }
@@ -410,13 +422,15 @@ static Ranks start_join_(Run* run) {
     const Launcher alone = {{0, 1, 0, 1}, LAUNCHER_AUTO, "", {"", 0, "", ""}},
                    launch = is_only_plan ? alone : launcher_find(o);
     const int size = is_only_plan ? o->num_processes : launch.place.size;
-    Ranks ranks = {grid_of_data(launch.place.rank, size), launcher_zero(o, size), size};
+    Ranks ranks = {launcher_grid(o, launch.place.rank, size), 0, size};
+    ranks.zero = launcher_zero(o, &ranks.grid);
     comm_open(&run->comm, launch.place, &launch.meeting, o->timeout);
     ranks_agree_on_program(&run->comm);
     ranks_agree_on_command(&run->comm, o);
-    ranks.shards = launcher_shards(o, size, &run->comm);
-    start_print_ranks_(run, ranks, launch.launcher);
+    grid_name_ranks(ranks.grid.shape, &run->comm);
+    ranks.shards = launcher_shards(o, &ranks.grid, &run->comm);
     threads_open(o->threads, run->comm.local_size, launch.launcher);
+    run->launcher = launch.launcher;
     run->has_joined = 1;
     return ranks;
 }
@@ -430,12 +444,23 @@ static void start_print_plan_(Run* run) {
     plan_print_traffic(stdout, &run->settled);
 }
 
+// Prints how long stages wait for each other, if that is long.
+static void start_note_pipeline_(const Settled* s) {
+    const int stages = s->ranks.grid.shape.pipeline;
+    const int64_t data = s->ranks.grid.shape.data, batches = (s->micro_batches + data - 1) / data;
+    if (stages > 1 && batches < 4 * (int64_t)stages) {
+        printf("note: %lld micro-batch%s in %d stages: %.0f %% of the time is idle\n", (long long)batches,
+               batches == 1 ? "" : "es", stages, 100 * (stages - 1) / (double)(batches + stages - 1));
+    }
+}
+
 // Prints the memory that the run will need, before it is allocated.
 static void start_print_memory_plan_(Run* run) {
     mfu_open(&run->mfu, comm_sum(&run->comm, run->plan.peak), run->plan.peak,
              run_is_first(run) ? run->plan.measure_peak : NULL, &run->settled.options, time_now_s());
     plan_print_memory(stdout, &run->settled, &run->plan.model.memory);
     plan_print_traffic(stdout, &run->settled);
+    start_note_pipeline_(&run->settled);
     fflush(stdout); // the system may kill a run that uses too much
 }
 
@@ -514,6 +539,8 @@ static void start_be_quiet_(Run* run) {
 static void start_settle_(Run* run, Ranks ranks) {
     const Options options = resume_open(&run->resume, &run->given, &run->comm);
     const int continues = run->resume.is_active;
+    ranks.grid.shape.slices = launcher_slices(&options);
+    start_print_ranks_(run, ranks);
     if (run_is_first(run)) {
         run_outputs_check(&options);
     }
@@ -543,6 +570,7 @@ static void start_run_(Run* run) {
     start_be_quiet_(run);
     const Ranks ranks = start_join_(run);
     if (options->generates) {
+        start_print_ranks_(run, ranks);
         generate_open(run, ranks);
         return;
     }

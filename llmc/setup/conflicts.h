@@ -13,6 +13,9 @@ calls all of them before it allocates memory for the model; gpu_setup.cuh adds c
 extern "C" {
 #endif
 
+// Refuses a grid into which the model or the run cannot be divided, with the nearest that works.
+void setup_check_grid(const Settled* s);
+
 // Refuses options for what the model does not have.
 void setup_check_model(const Settled* s);
 
@@ -61,13 +64,156 @@ void setup_check_mup(const Settled* s);
 
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
+#include "llmc/base/sizes.h"
+#include "llmc/data/dataloader.h"
 #include "llmc/formats/gguf.h"
 #include "llmc/formats/hf_config.h"
 #include "llmc/formats/llmc_bin.h"
 #include "llmc/layers/q8_weights.h"
 #include "llmc/model/share_layers.h"
 #include "llmc/ops/experts.h"
+#include "llmc/optim/stages.h"
+#include "llmc/parallel/grid.h"
+#include "llmc/parallel/pipeline.h"
+#include "llmc/setup/options_values.h"
 #include "llmc/setup/recipes.h"
+
+// ---- the grid ----
+
+// Refuses the kinds of division that the passes do not have: a row for each.
+static void setup_check_grid_is_built_(const Settled* s) {
+    const GridShape shape = s->ranks.grid.shape;
+    const struct {
+        const char* option;
+        int value;
+    } rows[] = {{"tensor-parallel", shape.tensor},
+                {"tensor-slices", shape.slices},
+                {"context-parallel", shape.context},
+                {"pipeline-parallel", shape.pipeline}};
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        if (rows[i].value > 1) {
+            die_usage("--%s %d: this version divides data alone; wanted 1", rows[i].option, rows[i].value);
+        }
+    }
+    if (s->options.embedding_gradient == EMBEDDING_GRADIENT_APART) {
+        die_usage("--embedding-gradient apart: this version has only joined");
+    }
+}
+
+// Returns the unit of the columns of a slice: whole vectors, and whole blocks of 8-bit numbers.
+static int setup_slice_unit_(const Options* o) {
+    const int blocks = o->quantize ? QUANTIZED_BLOCK : GRID_UNIT;
+    return o->optimizer == OPTIMIZER_ADAMW8BIT && !o->generates ? int_max(blocks, OPTIMIZER_BLOCK) : blocks;
+}
+
+// Refuses sequences, which can have several lengths, that the slices and the ranks of a context
+// group cannot share.
+static void setup_check_grid_lengths_(const Settled* s) {
+    const Options* o = &s->options;
+    const GridShape shape = s->ranks.grid.shape;
+    const Stages lengths = settled_lengths(o);
+    const int unit = grid_tokens_unit(shape);
+    if ((o->pack == PACK_DYNAMIC || o->pack == PACK_UNIFORM) && DATALOADER_WIDTH % unit != 0) {
+        const int is_context = shape.context > 1;
+        char pack[OPTION_TEXT_BYTES];
+        die_usage("--pack %s, --%s %d: batches are multiples of %d tokens wide; wanted %s",
+                  option_text(o, option_find("--pack", strlen("--pack")), pack),
+                  is_context ? "context-parallel" : "tensor-slices",
+                  is_context ? shape.context : shape.slices, DATALOADER_WIDTH,
+                  is_context ? "--pack stream" : "2, 4 or 8");
+    }
+    for (int i = 0; i < lengths.count; i++) {
+        if (lengths.stage[i].value % unit != 0) {
+            die_usage("--seq-len-schedule %s: %lld tokens; wanted multiples of %d", o->seq_len_schedule,
+                      (long long)lengths.stage[i].value, unit);
+        }
+    }
+}
+
+// Refuses what needs all layers in each process.
+static void setup_check_stages_(const Settled* s) {
+    const Options* o = &s->options;
+    const int P = s->ranks.grid.shape.pipeline;
+    if (o->zero == 3) {
+        die_usage("--pipeline-parallel %d, --zero 3, which would gather the parameters in every micro-step; "
+                  "wanted --zero 1",
+                  P);
+    }
+    if (s->cfg.share != SHARE_OFF && s->cfg.share != SHARE_PAIRS) {
+        die_usage(
+            "--pipeline-parallel %d, --share-layers %s; wanted pairs or off: stages share no parameters", P,
+            o->share_layers);
+    }
+    if (s->freeze.first_block > 0) {
+        die_usage(
+            "--pipeline-parallel %d, --freeze %s; wanted --pipeline-parallel 1, since the backward pass "
+            "ends at block %d",
+            P, o->freeze, s->freeze.first_block);
+    }
+    if (o->offload_residuals || o->update_in_backward) {
+        die_usage("--pipeline-parallel %d, --%s on; wanted off", P,
+                  o->offload_residuals ? "offload-residuals" : "update-in-backward");
+    }
+    if (o->embedding_gradient == EMBEDDING_GRADIENT_JOINED) {
+        die_usage(
+            "--pipeline-parallel %d, --embedding-gradient joined; wanted apart: the first stage adds up "
+            "one of the two, the last stage the other",
+            P);
+    }
+}
+
+// Refuses a list of --pipeline-layers that does not give each stage its layers.
+static void setup_check_pipeline_layers_(const Settled* s) {
+    int layers[MODEL_MAX_LAYERS];
+    char error[ERROR_BYTES];
+    const char* list = s->options.pipeline_layers;
+    if (list[0] && !pipeline_parse_layers(layers, s->cfg, s->ranks.grid.shape.pipeline, list, error)) {
+        die_usage("%s", error);
+    }
+}
+
+// Refuses what divides a run that learns from a teacher, or generates text.
+static void setup_check_grid_use_(const Settled* s) {
+    const Options* o = &s->options;
+    const GridShape shape = s->ranks.grid.shape;
+    const int is_cut = shape.slices > 1, divides = shape.context > 1 || shape.pipeline > 1;
+    const char* option = is_cut              ? "tensor-slices"
+                         : shape.context > 1 ? "context-parallel"
+                                             : "pipeline-parallel";
+    const int value = is_cut ? shape.slices : shape.context > 1 ? shape.context : shape.pipeline;
+    if ((is_cut || divides) && (o->teacher[0] || o->teacher_logits[0])) {
+        die_usage("--%s %d, --teacher%s %s; wanted --%s 1", option, value, o->teacher[0] ? "" : "-logits",
+                  o->teacher[0] ? o->teacher : o->teacher_logits, option);
+    }
+    if (s->use == USE_GENERATE && (divides || shape.data > 1)) {
+        die_usage(
+            "%d processes, --tensor-parallel %d: text is generated by one tensor group; wanted mpirun -n %d "
+            "... --tensor-parallel %d",
+            grid_size(shape), shape.tensor, shape.tensor, shape.tensor);
+    }
+}
+
+void setup_check_grid(const Settled* s) {
+    const Options* o = &s->options;
+    const GridShape shape = s->ranks.grid.shape;
+    GridShape asked = shape;
+    const int size = grid_size(shape);
+    const GridRun run = {s->cfg, o->seq_len, size, size, setup_slice_unit_(o)};
+    char error[GRID_ERROR_BYTES];
+    if (!options_given(o, "tensor-slices") && shape.slices == shape.tensor) {
+        asked.slices = 0; // the message is about --tensor-parallel
+    }
+    if (!grid_check(asked, &run, error)) {
+        die_usage("%s", error);
+    }
+    setup_check_pipeline_layers_(s);
+    setup_check_grid_lengths_(s);
+    setup_check_grid_use_(s);
+    if (shape.pipeline > 1) {
+        setup_check_stages_(s);
+    }
+    setup_check_grid_is_built_(s);
+}
 
 void setup_check_model(const Settled* s) {
     const Options* o = &s->options;

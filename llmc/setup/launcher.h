@@ -82,13 +82,22 @@ int launcher_forgets_srun(const char* const* environment);
 // sense, which launcher_find reports later.
 CommPlace launcher_expect(void);
 
-// Returns the ZeRO stage of --zero; auto is 2 for several ranks, else 0.
-int launcher_zero(const Options* options, int size);
+// Returns the place of a rank in the grid of `size` processes. Ends the program if the options do
+// not divide these; the model decides later if it can be divided so (setup_check_grid).
+Grid launcher_grid(const Options* options, int rank, int size);
 
-// Returns --shard-ranks. auto is the number of ranks on a machine, if all machines have equally
-// many and number them consecutively; else all `size` ranks. Collective. A plan without its ranks
-// (comm->size 1) uses --gpus-per-node.
-int launcher_shards(const Options* options, int size, Comm* comm);
+// Returns the slices of --tensor-slices; auto is --tensor-parallel, and so is a number of a
+// checkpoint that does not suit this.
+int launcher_slices(const Options* options);
+
+// Returns the ZeRO stage of --zero; auto is 2 for a data group of several ranks, 1 in a pipeline,
+// else 0.
+int launcher_zero(const Options* options, const Grid* grid);
+
+// Returns --shard-ranks. auto is the number of ranks of a data group on a machine, if all machines
+// have equally many and number them consecutively; else all of the group. Collective. A plan
+// without its ranks (comm->size 1) uses --gpus-per-node.
+int launcher_shards(const Options* options, const Grid* grid, Comm* comm);
 
 #ifdef __cplusplus
 }
@@ -406,10 +415,29 @@ CommPlace launcher_expect(void) {
     return launcher_makes_sense_(place) ? place : alone;
 }
 
-int launcher_zero(const Options* options, int size) {
+// ---- the grid ----
+
+Grid launcher_grid(const Options* options, int rank, int size) {
+    const GridShape shape = {options->tensor_parallel, options->context_parallel, 0,
+                             options->pipeline_parallel, 0};
+    const GridRun run = {.ranks = size, .node_ranks = size, .unit = GRID_UNIT};
+    char error[GRID_ERROR_BYTES];
+    if (!grid_check(shape, &run, error)) {
+        die_usage("%s", error);
+    }
+    return grid_of(grid_complete(shape, size), rank);
+}
+
+int launcher_slices(const Options* options) {
+    const int t = options->tensor_parallel, s = options->tensor_slices;
+    const int suits = s != OPTION_AUTO && (s % t == 0 || options_given(options, "tensor-slices"));
+    return suits ? s : t;
+}
+
+int launcher_zero(const Options* options, const Grid* grid) {
     const int is_cpu = options->program.trainer == OPTION_CPU;
     if (options->zero == OPTION_AUTO) {
-        return size > 1 ? 2 : 0;
+        return grid_member(grid, GRID_DATA).size == 1 ? 0 : grid->shape.pipeline > 1 ? 1 : 2;
     }
     if (is_cpu && options->zero == 3) {
         die_usage("--zero 3 is for GPUs, whose memory the parameters have to fit; wanted 0, 1 or 2%s",
@@ -431,17 +459,27 @@ static int launcher_on_a_machine_(const Options* options, int size, Comm* comm) 
     return comm_any(comm, !is_regular) ? size : each;
 }
 
-int launcher_shards(const Options* options, int size, Comm* comm) {
-    const int each = launcher_on_a_machine_(options, size, comm);
+// Returns the ranks of a data group on a machine, which has `each` ranks, and the whole group if it
+// is on one machine or its machines have unequal parts of it.
+static int launcher_data_on_a_machine_(const Grid* grid, int each) {
+    const int t = grid->shape.tensor, size = grid_member(grid, GRID_DATA).size,
+              here = each % t == 0 ? each / t : 1;
+    return here < size && size % here == 0 ? here : size;
+}
+
+int launcher_shards(const Options* options, const Grid* grid, Comm* comm) {
+    const int each = launcher_on_a_machine_(options, grid_size(grid->shape), comm),
+              size = grid_member(grid, GRID_DATA).size, here = launcher_data_on_a_machine_(grid, each);
     if (options->program.trainer == OPTION_CPU) {
         return size; // one level
     }
     if (options->shard_ranks == OPTION_AUTO) {
-        return each;
+        // replicas of one rank would each have all parameters
+        return here == 1 && grid->shape.tensor > 1 && options->zero == 3 ? size : here;
     }
     if (size % options->shard_ranks != 0) {
-        die_usage("--shard-ranks %d, %d processes; wanted a number that divides these", options->shard_ranks,
-                  size);
+        die_usage("--shard-ranks %d, %d processes%s; wanted a number that divides these",
+                  options->shard_ranks, size, size < grid_size(grid->shape) ? " of a data group" : "");
     }
     return options->shard_ranks;
 }

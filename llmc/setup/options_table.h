@@ -44,6 +44,14 @@ typedef enum { OFFLOAD_WORDS(WORDS_VALUE) } OffloadPlace;
 // clang-format on
 typedef enum { MASTER_WEIGHTS_WORDS(WORDS_VALUE) } MasterWeightsChoice;
 
+// --embedding-gradient
+// clang-format off
+#define EMBEDDING_GRADIENT_WORDS(X) \
+    X(EMBEDDING_GRADIENT_JOINED, "joined") \
+    X(EMBEDDING_GRADIENT_APART, "apart")
+// clang-format on
+typedef enum { EMBEDDING_GRADIENT_WORDS(WORDS_VALUE) } EmbeddingGradient;
+
 // Values of the options, in the order of the table, which explains them.
 struct Options {
     const char *train_data, *val_data, *tokenizer, *text_field, *separator;
@@ -137,6 +145,9 @@ struct Options {
 
     int num_processes, rank, gpus_per_node, init;
     const char *server, *fs_path;
+    int tensor_parallel, tensor_slices, context_parallel, pipeline_parallel;
+    const char* pipeline_layers;
+    int embedding_gradient;
     int zero, shard_ranks, timeout;
 
     const char *report, *out_html, *compare;
@@ -552,9 +563,23 @@ const OptionRow OPTION_TABLE[] = {
         "HOST[:PORT]", "address of rank 0, for --init tcp; the port is 29500 unless it is given"},
     {"processes",  "fs-path",       "pf", STRING_(fs_path),        0,        0, ONCE_ | EACH_,    "",
         "DIR", "directory on a file system that all machines share, for --init fs; without it: --out"},
+    {"processes",  "tensor-parallel", "tp", INT_(tensor_parallel), 1,     1024, ONCE_ | BOTH_,    "1",
+        "processes", "processes that divide the matrices of each layer among themselves; best neighbors on one machine"},
+    {"processes",  "tensor-slices", "",   INT_(tensor_slices),     1,     1024, AUTO_ | BOTH_ | FOLLOWS_, "auto",
+        "slices", "slices of these matrices: a run with the same slices has the same bits for any --tensor-parallel; auto: one for "
+        "each process of --tensor-parallel at the first start"},
+    {"processes",  "context-parallel", "cp", INT_(context_parallel), 1,   1024, ONCE_,            "1",
+        "processes", "processes that divide the tokens of each sequence"},
+    {"processes",  "pipeline-parallel", "pp", INT_(pipeline_parallel), 1, 1000, ONCE_,            "1",
+        "stages", "stages that divide the layers; all other processes are divided among micro-batches"},
+    {"processes",  "pipeline-layers", "", STRING_(pipeline_layers), 0,       0, ONCE_,            "",
+        "LIST", "layers of each stage, as 9,9,8,6; without it: so that the slowest stage is as fast as possible"},
+    {"processes",  "embedding-gradient", "", CHOICE_(embedding_gradient), 0, 0, AUTO_ | FOLLOWS_, "auto",
+        WORDS_CHOICE(EMBEDDING_GRADIENT_WORDS), "add up the gradients of the token embedding as input and as output layer in one "
+        "sum, or apart; auto: apart with --pipeline-parallel"},
     {"processes",  "zero",          "z",  INT_(zero),              0,        3, AUTO_ | ONCE_,    "auto",
         "", "divided among the processes: 0 nothing, 1 the optimizer's state, 2 also gradients, 3 also parameters; "
-        "auto: 2 for several processes"},
+        "auto: 2 for several processes, 1 with --pipeline-parallel"},
     {"processes",  "shard-ranks",   "",   INT_(shard_ranks),       1,  1048576, AUTO_ | GPU_ | ONCE_, "auto",
         "processes", "processes that share one copy of what --zero divides; auto: those of a machine, or all if machines differ"},
     {"processes",  "timeout",       "",   INT_(timeout),           1,    MANY_, ONCE_ | EACH_,    "50",

@@ -240,6 +240,17 @@ static void settle_sizes_(Settled* s) {
     }
 }
 
+// Decides the slices, and the sum of the token embedding's gradients.
+static void settle_grid_(Settled* s) {
+    Options* o = &s->options;
+    const int is_piped = s->ranks.grid.shape.pipeline > 1, is_given = options_given(o, "embedding-gradient");
+    o->tensor_slices = s->ranks.grid.shape.slices = launcher_slices(o);
+    if (o->embedding_gradient == OPTION_AUTO || (is_piped && !is_given)) {
+        o->embedding_gradient = is_piped ? EMBEDDING_GRADIENT_APART : EMBEDDING_GRADIENT_JOINED;
+    }
+    setup_check_grid(s);
+}
+
 // ---- training ----
 
 // Returns an interval in steps that is due only at the end.
@@ -488,6 +499,7 @@ void settle(Settled* s, RunData* data, const Options* options, const SettleInput
     setup_check_share(s);
     settle_matmul_(s);
     settle_sizes_(s);
+    settle_grid_(s);
     settle_teacher_(s, data, input);
     if (s->use != USE_GENERATE) {
         run_data_open(data, &s->options);
@@ -505,6 +517,7 @@ Settled setup_teacher(const Settled* s) {
     Settled t = *s;
     Options* o = &t.options;
     t.use = USE_EVALUATE;
+    t.ranks.grid = grid_of_data(0, 1); // each rank has its own
     t.cfg = s->teacher;
     t.teacher.L = t.kept = 0;
     t.nccl_bytes = 0;

@@ -85,7 +85,7 @@ TEST(names) {
 
 // A GPT-2 model of this size on `ranks` processes of one machine, in bf16.
 static GridRun run_of(const char* model, int T, int ranks) {
-    GridRun run = {model_preset_config(model_preset_by_name(model), 50257), T, ranks, ranks, grid_unit(2)};
+    GridRun run = {model_preset_config(model_preset_by_name(model), 50257), T, ranks, ranks, GRID_UNIT};
     return run;
 }
 
@@ -115,7 +115,8 @@ TEST(refusals) {
 
 TEST(refusals_of_sizes) {
     GridRun run = run_of("gpt2:d12", 1000, 8), experts = run_of("gpt2:d12", 1024, 8);
-    const GridShape contexts = {2, 4, 0, 1, 2}, sliced = {1, 1, 0, 1, 2}, eight = {1, 1, 0, 1, 6};
+    const GridShape contexts = {2, 4, 0, 1, 2}, sliced = {1, 1, 0, 1, 2}, eight = {1, 1, 0, 1, 6},
+                    shares = {1, 1, 0, 1, 6};
     expect_check(&run, contexts,
                  "--seq-len 1000, --context-parallel 4, --tensor-slices 2; wanted a multiple of 16");
     run.T = 1026, run.unit = 64;
@@ -126,11 +127,26 @@ TEST(refusals_of_sizes) {
     expect_check(&experts, sliced, "--tensor-slices 2, experts are not sliced; wanted 1");
     experts.cfg.E = 0, experts.cfg.arch = ARCH_OLMOE;
     expect_check(&experts, sliced, "--tensor-slices 2, a norm over all heads is not sliced; wanted 1");
+    experts.T = 1026;
     experts.cfg.arch = ARCH_LLAMA, experts.cfg.KV = 3;
     expect_check(&experts, sliced, "--tensor-slices 2, 3 heads of keys; wanted 3");
+    expect_check(&experts, shares, ""); // two slices share a head of keys
     experts.cfg.KV = 0, experts.cfg.F = 3000;
     expect_check(&experts, sliced,
                  "--tensor-slices 2, slices of 1500 hidden units, no multiple of 8; wanted 3");
+}
+
+// Before the model is known, only the processes count.
+TEST(processes) {
+    const GridRun run = {.ranks = 8, .node_ranks = 8, .unit = GRID_UNIT},
+                  one = {.ranks = 1, .unit = GRID_UNIT};
+    const GridShape two = {2, 1, 0, 1, 0}, thirds = {3, 1, 0, 1, 0}, odd = {4, 1, 0, 1, 6},
+                    deep = {1, 1, 0, 8, 0};
+    expect_check(&run, two, "");
+    expect_check(&run, deep, "");
+    expect_check(&run, thirds, "--tensor-parallel 3, 8 processes; wanted 2 or 4");
+    expect_check(&run, odd, "--tensor-parallel 4, --tensor-slices 6; wanted 2");
+    expect_check(&one, two, "--tensor-parallel 2, 1 process; wanted 1");
 }
 
 // grid_next finds what grid_check allows, each once.

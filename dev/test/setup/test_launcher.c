@@ -54,7 +54,8 @@ static void refused_body(const void* context) {
     const Start* start = (const Start*)context;
     const Options options = options_of(start->command_line, start->trainer);
     launcher_find_in(&options, (const char* const*)words_of(start->environment));
-    launcher_zero(&options, 1);
+    const Grid grid = grid_of_data(0, 1);
+    launcher_zero(&options, &grid);
 }
 
 static int refused(const char* command_line, const char* environment, const char* wanted) {
@@ -248,15 +249,24 @@ TEST(expect) {
     EXPECT(launcher_expect().size == 8 && launcher_expect().rank == 3);
 }
 
+static int zero_of(const Options* options, int size) {
+    const Grid grid = launcher_grid(options, 0, size);
+    return launcher_zero(options, &grid);
+}
+
 TEST(zero) {
     Options options = options_of("", OPTION_CPU);
-    EXPECT(launcher_zero(&options, 1) == 0 && launcher_zero(&options, 2) == 2);
+    EXPECT(zero_of(&options, 1) == 0 && zero_of(&options, 2) == 2);
     options = options_of("-z 1", OPTION_CPU);
-    EXPECT(launcher_zero(&options, 1) == 1 && launcher_zero(&options, 4) == 1);
+    EXPECT(zero_of(&options, 1) == 1 && zero_of(&options, 4) == 1);
     EXPECT(refused("--zero 3", "", "--zero 3|wanted 0, 1 or 2"));
     options = options_of("-z 3", OPTION_GPU);
-    EXPECT(launcher_zero(&options, 1) == 3 && launcher_zero(&options, 4) == 3);
+    EXPECT(zero_of(&options, 1) == 3 && zero_of(&options, 4) == 3);
     EXPECT(refused("--zero 3 --plan", "", "--zero 3|make sim, and build/sim/BF16/train_gpt2cu"));
+    options = options_of("--pipeline-parallel 2", OPTION_GPU);
+    EXPECT(zero_of(&options, 2) == 0 && zero_of(&options, 4) == 1, "in a pipeline");
+    options = options_of("--tensor-parallel 2", OPTION_GPU);
+    EXPECT(zero_of(&options, 2) == 0 && zero_of(&options, 4) == 2, "beside tensor groups");
     EXPECT(refused("--zero 4", "", "--zero 4: wanted 0 to 3"));
 }
 
@@ -266,7 +276,8 @@ static void expect_shards(const char* line, int trainer, int wanted) {
     const Options options = options_of(line, trainer);
     memset(&alone, 0, sizeof(alone));
     alone.size = 1;
-    const int shards = launcher_shards(&options, 16, &alone);
+    const Grid grid = launcher_grid(&options, 0, 16);
+    const int shards = launcher_shards(&options, &grid, &alone);
     EXPECT(shards == wanted, "%s: %d", line, shards);
 }
 
@@ -276,4 +287,13 @@ TEST(shards) {
     expect_shards("--gpus-per-node 5", OPTION_GPU, 16);
     expect_shards("--gpus-per-node 8 --shard-ranks 4", OPTION_GPU, 4);
     expect_shards("--gpus-per-node 8", OPTION_CPU, 16);
+    expect_shards("--gpus-per-node 8 -tp 2", OPTION_GPU, 4);
+    expect_shards("--gpus-per-node 8 -tp 2 -cp 2", OPTION_GPU, 4);
+    expect_shards("--gpus-per-node 8 -pp 2", OPTION_GPU, 8);
+    expect_shards("--gpus-per-node 8 -tp 2 -pp 2", OPTION_GPU, 4);
+    expect_shards("--gpus-per-node 4 -tp 4 --zero 2", OPTION_GPU, 1);
+    expect_shards("--gpus-per-node 4 -tp 4 --zero 3", OPTION_GPU, 4);
+    expect_shards("--gpus-per-node 2 -tp 4", OPTION_GPU, 1);
+    expect_shards("--gpus-per-node 8 -tp 2 -pp 4", OPTION_GPU, 2);
+    expect_shards("-tp 2", OPTION_CPU, 8);
 }

@@ -65,6 +65,19 @@ static void body_run(const void* line) {
     run_close(&run);
 }
 
+// The run of rank 0 of --num-processes.
+static Run run_open_grid(const char* line) {
+    const Options options = parse(line);
+    const Grid grid = launcher_grid(&options, 0, options.num_processes);
+    const Ranks ranks = {grid, launcher_zero(&options, &grid), grid_member(&grid, GRID_DATA).size};
+    return run_open_as(line, ranks, SAFETENSORS_F32);
+}
+
+static void body_grid(const void* line) {
+    Run run = run_open_grid((const char*)line);
+    run_close(&run);
+}
+
 // 2: a bad command line, 1: a bad file. Our messages begin with what they are about.
 static void expect_refused(const char* line, int status, const char* words) {
     char wanted[512];
@@ -944,6 +957,50 @@ static void test_prompt(void) {
     expect_refused("--seq-len 16 --steps 1 --prompt qqq", 2, "qqq");
 }
 
+static void expect_no_grid(const char* options, const char* words) {
+    char line[512], wanted[512];
+    snprintf(line, sizeof(line), "%s--layers 4 --channels 96 --heads 4 --seq-len 32 --batch 1 %s", SHARDS,
+             options);
+    snprintf(wanted, sizeof(wanted), "error: %s", words);
+    EXPECT(test_dies(body_grid, line, 2, wanted), "%s", options);
+}
+
+// Grids that no model of this size, or no run of this kind, can have.
+static void test_grids(void) {
+    expect_no_grid("-pn 8 -tp 3", "--tensor-parallel 3, 8 processes; wanted 2 or 4");
+    expect_no_grid("-pn 8 -tp 8", "--tensor-parallel 8, 4 heads; wanted 4");
+    expect_no_grid("-pn 8 -tp 2 --tensor-slices 3", "--tensor-slices 3, 4 heads; wanted 2 or 4");
+    expect_no_grid("-pn 4 -tp 4 --tensor-slices 2", "--tensor-parallel 4, --tensor-slices 2; wanted 2");
+    expect_no_grid("-pn 8 -tp 2 -cp 3", "--context-parallel 3, 8 processes in groups of 2; wanted 2 or 4");
+    expect_no_grid("-pn 8 -pp 3", "--pipeline-parallel 3, 8 processes; wanted 2 or 4");
+    expect_no_grid("-pn 8 -pp 8", "--pipeline-parallel 8, 4 layers; wanted 4");
+    expect_no_grid("-pn 6 -cp 3", "--seq-len 32, --context-parallel 3; wanted a multiple of 6");
+    expect_no_grid("-pn 4 -tp 4 --optimizer adamw8bit",
+                   "--tensor-parallel 4, slices of 24 channels, no multiple of 64; wanted 1");
+    expect_no_grid("-pn 8 -cp 8 --pack dynamic",
+                   "--pack dynamic, --context-parallel 8: batches are multiples of 8");
+wanted multiples of 4");
+    expect_no_grid("-pn 2 -pp 2 --share-layers all",
+                   "--pipeline-parallel 2, --share-layers all; wanted pairs or off");
+    expect_no_grid("-pn 2 -pp 2 --freeze embeddings,blocks[0]",
+                   "--pipeline-parallel 2, --freeze embeddings,blocks[0]; wanted "
+                   "--pipeline-parallel 1");
+    expect_no_grid("-pn 2 -pp 2 --embedding-gradient joined",
+                   "--pipeline-parallel 2, --embedding-gradient joined; wanted apart");
+    expect_no_grid("-pn 2 -pp 2 --update-in-backward on",
+                   "--pipeline-parallel 2, --update-in-backward on; wanted off");
+    expect_no_grid("-pn 2 -pp 2 --pipeline-layers 3,2",
+                   "--pipeline-layers: 3,2, 5 layers; wanted the model's 4");
+    expect_no_grid("-pn 2 -pp 2 --pipeline-layers 3", "--pipeline-layers: 3; wanted 2 numbers");
+    expect_no_grid("-pn 2 -pp 2 --pipeline-layers 3,1,", "--pipeline-layers: 3,1,; wanted 2 numbers");
+    expect_no_grid("-pn 2 -pp 2 --pipeline-layers x,1", "--pipeline-layers: x,1; wanted 2 numbers");
+    expect_no_grid("-pn 1 --pipeline-layers 2,2", "--pipeline-layers: 2,2; wanted 1 numbers");
+    expect_no_grid("-pn 1 --tensor-slices 2", "--tensor-slices 2: this version divides data alone; wanted 1");
+    expect_no_grid("-pn 2 -pp 2 --pipeline-layers 3,1",
+                   "--pipeline-parallel 2: this version divides data alone");
+    expect_no_grid("-pn 1 --embedding-gradient apart", "--embedding-gradient apart: this version");
+}
+
 TEST(resolve) {
     write_files();
     test_verify();
@@ -974,5 +1031,6 @@ TEST(resolve) {
     test_optimizers();
     test_use();
     test_facts();
+    test_grids();
     test_prompt();
 }
