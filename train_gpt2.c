@@ -56,8 +56,9 @@ units of the MLP, QKV columns of queries, keys and values, Vp tokens of the padd
 
 struct Model {
     ModelConfig cfg; // of the part that this process has
-    int B, T;        // micro-batches up to B * T tokens, in sequences of up to T
-    int chunk;       // tokens that have logits in memory
+    // micro-batches up to B sequences of up to T tokens; N of these tokens are this process's
+    int B, T, N;
+    int chunk; // tokens that have logits in memory
     ModelUse use;
     float z_loss;               // --z-loss
     RouterLosses router_losses; // --router-balance, --router-z; dloss is that of the pass
@@ -74,7 +75,7 @@ struct Model {
     ModelParameters params, grads;
     ModelActivations acts;
     Decoder decoder; // generation: its activations are in the same memory
-    // (N) first token that attention sees, in layers with a window; NULL without any
+    // (B, T) first token that attention sees, in layers with a window; NULL without any
     int* window_starts;
     // (L, E + 1) statistics that backward passes add to (router.h); NULL: none do
     double* router_statistics;
@@ -113,10 +114,14 @@ static void open_parameters(Model* model, const Settled* s) {
 
 // Opens attention, with rotary positions and windows if the model has any.
 static void open_positions(Model* model, const Settled* s) {
-    self_attention_open(&model->attention, &model->memory, model->linear.is_bf16, model->cfg, model->T);
+    const AttentionSizes sizes =
+        attention_config_chunks(model->cfg, model->B, settled_rank_length(s), grid_chunks(&s->ranks.grid));
+    self_attention_open(&model->attention, &model->memory, model->linear.is_bf16, model->cfg, sizes,
+                        &model->groups.context);
     if (model->cfg.window > 0) {
-        model->window_starts = (int*)memory_take(&model->memory, "starts of windows", MEMORY_DEVICE,
-                                                 settled_pass_tokens(s) * sizeof(int));
+        model->window_starts =
+            (int*)memory_take(&model->memory, "starts of windows", MEMORY_DEVICE,
+                              settled_pass_tokens(s) * (size_t)s->ranks.grid.shape.context * sizeof(int));
     }
 }
 
@@ -139,13 +144,13 @@ static void open_gradients(Model* model, const Settled* s) {
 // Opens the activations, and the classifier that works in them.
 static void open_activations(Model* model, const Settled* s) {
     const ModelConfig cfg = model->cfg;
-    const int B = model->B, T = model->T, N = B * T, is_bf16 = model->linear.is_bf16,
+    const int B = model->B, T = model->T, N = model->N, is_bf16 = model->linear.is_bf16,
               generates = s->use == USE_GENERATE, chunk = (int)model_classifier_chunk(cfg, (size_t)N);
     // exponentials in bf16 take half the memory
     const int tokens = int_min(is_bf16 ? 2 * chunk : chunk, N);
     model->chunk = is_bf16 ? (int)cross_entropy_bf16_rows(tokens, cfg.Vp) : tokens;
-    const size_t trained = model_activation_rows(model->activation_rows, cfg, B, T, model->recompute, cfg.L,
-                                                 model->freeze.first_block, (size_t)model->chunk);
+    const size_t trained = model_activation_rows(model->activation_rows, cfg, B, N / B, model->recompute,
+                                                 cfg.L, model->freeze.first_block, (size_t)model->chunk);
     model->activation_bytes =
         decoder_count_activations(&model->memory, cfg, s->decode_batch, T, generates ? 0 : trained);
     model->acts_memory = memory_allocate_unset(&model->memory, "activations", MEMORY_DEVICE,
@@ -163,7 +168,7 @@ static void open_activations(Model* model, const Settled* s) {
 // (mlp_bf16.h).
 static RecomputeLevel recompute_level(const Settled* s) {
     const Options* o = &s->options;
-    const size_t N = (size_t)o->batch * (size_t)o->seq_len;
+    const size_t N = settled_pass_tokens(s);
     const int drops_gelu = o->matmul == MATMUL_BF16 && mlp_bf16_fits(N, (size_t)model_hidden(s->part));
     return o->recompute == RECOMPUTE_NONE && drops_gelu ? RECOMPUTE_ACTIVATION : (RecomputeLevel)o->recompute;
 }
@@ -185,7 +190,7 @@ static void open_teacher(Model* model, const Settled* s) {
 
 // Opens what a teacher, or the tokens that a file keeps of it, adds to the gradient.
 static void open_teaching(Model* model, const Settled* s) {
-    const size_t N = (size_t)model->B * (size_t)model->T;
+    const size_t N = (size_t)model->N;
     float* divergence = (float*)memory_take(&model->memory, "divergences", MEMORY_DEVICE, N * sizeof(float));
     if (settled_has_teacher(s)) {
         open_teacher(model, s);
@@ -205,6 +210,7 @@ static void model_open(Model* model, const Settled* s, Memory memory, Comm* comm
     model->use = s->use;
     model->B = s->options.batch;
     model->T = s->options.seq_len;
+    model->N = model->B * settled_rank_length(s);
     model->z_loss = s->options.z_loss;
     model->router_losses = (RouterLosses){s->options.router_balance, s->options.router_z, 0};
     model->recompute = recompute_level(s);
@@ -425,12 +431,13 @@ static void forward_pass(Model* model, const Pass* pass) {
 
 // Returns the pass over a batch. Positions count from the first token of each sequence.
 static Pass batch_pass(const Model* model, Batch batch) {
-    assert((size_t)batch.B * batch.T <= (size_t)model->B * model->T && batch.T <= model->T);
+    assert(batch.B * batch.T <= model->N && batch_length(batch) <= model->T);
     return (Pass){.inputs = batch.inputs,
                   .targets = batch.targets,
                   .starts = batch.starts,
                   .B = batch.B,
                   .T = batch.T,
+                  .positions = {NULL, NULL, batch.chunks},
                   .acts = &model->acts,
                   .activation_rows = model->activation_rows};
 }
@@ -754,14 +761,20 @@ static void model_evaluate(Model* model, Run* run) {
     }
 }
 
-// Forward, for tasks: sets the loss of each token; positions count from the start of each document.
+// Forward, for tasks: sets the loss of each token of whole sequences; positions count from the
+// start of each document.
 static void model_token_losses(Model* model, Batch batch, float* losses, int* is_top) {
+    const ContextParallel* context = &model->attention.context;
+    const AttentionSizes sizes = attention_config_chunks(model->cfg, batch.B, batch.T, batch.chunks);
     Pass pass = batch_pass(model, batch);
     pass.positions.starts = batch.starts;
     if (batch.B > 0) {
         forward_pass(model, &pass);
         model_losses(model, batch, is_top);
-        memcpy(losses, model->acts.losses, (size_t)batch.B * (size_t)batch.T * sizeof(float));
+        context_gather_tokens_cpu(losses, context, model->acts.losses, sizes);
+    }
+    if (batch.B > 0 && is_top) {
+        context_gather_tokens_cpu(is_top, context, is_top, sizes);
     }
 }
 

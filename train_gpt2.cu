@@ -68,7 +68,8 @@ values, Vp tokens of the padded vocabulary.
 
 struct Model {
     ModelConfig cfg;
-    int B, T; // micro-batches up to B * T tokens, in sequences of up to T
+    // micro-batches up to B sequences of up to T tokens; N of these tokens are this process's
+    int B, T, N;
     ModelUse use;
     RecomputeLevel recompute; // which activations the backward pass computes again
     Freeze freeze;            // which parameters stay as they are
@@ -100,7 +101,8 @@ struct Model {
     LinearGpu linear; // with it
     AttentionGpu attention;
     Rope rope;
-    // (N) first token that attention sees, in layers with a window; NULL without any
+    ContextParallelGpu<floatX> context;
+    // (B, T) first token that attention sees, in layers with a window; NULL without any
     int* window_starts;
     float z_loss;               // --z-loss
     RouterLosses router_losses; // --router-balance, --router-z; dloss is that of the pass
@@ -146,8 +148,9 @@ static void open_parameters(Model* model, const Settled* s) {
 static void open_positions(Model* model, const Settled* s) {
     self_attention_open_rope(&model->rope, &model->memory, model->cfg, model->T);
     if (model->cfg.window > 0) {
-        model->window_starts = (int*)memory_take(&model->memory, "starts of windows", MEMORY_DEVICE,
-                                                 settled_pass_tokens(s) * sizeof(int));
+        model->window_starts =
+            (int*)memory_take(&model->memory, "starts of windows", MEMORY_DEVICE,
+                              settled_pass_tokens(s) * (size_t)s->ranks.grid.shape.context * sizeof(int));
     }
 }
 
@@ -180,16 +183,16 @@ static void open_state(Model* model, const Settled* s) {
 // in turns.
 static void open_activations(Model* model, const Settled* s) {
     const ModelConfig cfg = model->cfg;
-    const int B = model->B, T = model->T, is_offloaded = s->options.offload_residuals,
+    const int B = model->B, T = model->T, N = model->N, is_offloaded = s->options.offload_residuals,
               generates = s->use == USE_GENERATE;
     const int residuals = cfg.L - (is_offloaded ? offload_residual_layers(cfg.L) : 0);
     const size_t least = TRANSFER_SCRATCH_LEAST,
-                 bytes = model_activation_rows(model->activation_rows, cfg, B, T, model->recompute, residuals,
-                                               model->freeze.first_block, (size_t)model->chunk),
+                 bytes = model_activation_rows(model->activation_rows, cfg, B, N / B, model->recompute,
+                                               residuals, model->freeze.first_block, (size_t)model->chunk),
                  trained = bytes > least ? bytes : least;
     if (is_offloaded) {
-        offload_residuals_open(&model->residuals, &model->memory, cfg.L,
-                               (size_t)B * T * cfg.C * sizeof(floatX), update_micro_steps(s));
+        offload_residuals_open(&model->residuals, &model->memory, cfg.L, (size_t)N * cfg.C * sizeof(floatX),
+                               update_micro_steps(s));
     }
     model->activation_bytes =
         decoder_count_activations(&model->memory, cfg, s->decode_batch, T, generates ? 0 : trained);
@@ -202,14 +205,17 @@ static void open_activations(Model* model, const Settled* s) {
 // Opens the operations of training and evaluation, and room for batches and results.
 static void open_operations(Model* model, const Settled* s) {
     const ModelConfig cfg = model->cfg;
-    const size_t N = (size_t)model->B * model->T;
+    const size_t N = (size_t)model->N;
+    const int ranks = s->ranks.grid.shape.context;
+    const AttentionSizes sizes =
+        attention_config_chunks(cfg, model->B, settled_rank_length(s), grid_chunks(&s->ranks.grid));
     const Stages lengths = settled_lengths(&s->options);
     const int64_t update = s->micro_batches,
                   validation = 256; // batches that the GPU may be behind the host
     Memory* memory = &model->memory;
-    batch_queue_open(&model->batches, memory, N, 1, s->kept, &model->gpu);
-    attention_gpu_open<floatX>(&model->attention, memory, attention_config_sizes(cfg, model->B, model->T),
-                               (int)stages_first(&lengths));
+    batch_queue_open(&model->batches, memory, N, ranks, s->kept, &model->gpu);
+    attention_gpu_open<floatX>(&model->attention, memory, sizes, (int)stages_first(&lengths) / ranks);
+    context_open(&model->context, memory, sizes, &model->groups.context);
     norm_open(&model->norm_scratch, memory, (int)N, cfg.C);
     embedding_open(&model->encoder, memory, (int)N, cfg.Vp, cfg.C);
     optimizer_open<floatX>(&model->optimizer, memory, &s->zero, &model->state);
@@ -267,6 +273,7 @@ static void set_sizes(Model* model, const Settled* s) {
     model->cfg = s->cfg;
     model->B = o->batch;
     model->T = o->seq_len;
+    model->N = model->B * settled_rank_length(s);
     model->use = s->use;
     model->z_loss = s->options.z_loss;
     model->router_losses = RouterLosses{s->options.router_balance, s->options.router_z, 0};
@@ -322,7 +329,7 @@ static void open_teacher(Model* model, const Settled* s) {
 
 // Opens what a teacher, or the tokens that a file keeps of it, adds to the gradient.
 static void open_teaching(Model* model, const Settled* s) {
-    const size_t N = (size_t)model->B * model->T;
+    const size_t N = (size_t)model->N;
     float* divergence = (float*)memory_take(&model->memory, "divergences", MEMORY_DEVICE, N * sizeof(float));
     if (settled_has_teacher(s)) {
         open_teacher(model, s);
@@ -477,7 +484,7 @@ static Block block_at(Model* model, int l, const Pass* pass) {
                  norm_of(cfg, p.ln1w, p.ln1b, a.ln1_mean, a.ln1_rstd, pass),
                  norm_of(cfg, p.ln2w, p.ln2b, a.ln2_mean, a.ln2_rstd, pass),
                  self_attention_of(cfg, l, &w.qkv, &p, &a, pass, starts_of(model, l, pass), model->rope,
-                                   &model->linear, &model->attention),
+                                   &model->linear, &model->attention, &model->context),
                  w.attproj,
                  mlp_of(cfg, &w, &p, &a, pass, &model->linear)};
 }
@@ -515,8 +522,7 @@ static void forward_pass(Model* model, const Pass* pass) {
     const LayerWeights w = linear_weights(cfg, &model->params);
     // Only the matmuls of full micro-batches are worth timing. Decoding has the same bits in each
     // run.
-    model->matmul.settings.autotune =
-        model->autotune && !pass->cached && pass_tokens(pass) == model->B * model->T;
+    model->matmul.settings.autotune = model->autotune && !pass->cached && pass_tokens(pass) == model->N;
     zero_begin_forward(&model->zero);
     if (model->window_starts && !pass_is_step(pass)) {
         pass_window_starts(model->window_starts, pass, cfg.window, &model->gpu);
@@ -536,12 +542,13 @@ static void forward_pass(Model* model, const Pass* pass) {
 // sequence.
 static Pass batch_pass(const Model* model, Batch batch) {
     Pass pass = {};
-    assert((size_t)batch.B * batch.T <= (size_t)model->B * model->T && batch.T <= model->T);
+    assert(batch.B * batch.T <= model->N && batch_length(batch) <= model->T);
     pass.inputs = batch.inputs;
     pass.targets = batch.targets;
     pass.starts = batch.starts;
     pass.B = batch.B;
     pass.T = batch.T;
+    pass.positions.chunks = batch.chunks;
     pass.acts = &model->acts;
     pass.activation_rows = model->activation_rows;
     return pass;
@@ -786,7 +793,7 @@ static void wait_for_gpu(Model* model) { CUDA_CHECK(cudaStreamSynchronize(model-
 // All ranks choose together: later some have no full micro-batch, or none at all, when others have
 // one.
 static void choose_matmuls(Model* model) {
-    const int N = model->B * model->T, ranks = model->groups.grid.shape.data;
+    const int N = model->N, ranks = model->groups.grid.shape.data;
     // the second micro-step adds to the gradients
     const int count = model->zero.plan.stage < 2 ? 2 : 1;
     if (!model->autotune || model->comm->size == 1 || model->has_matmuls) {
@@ -799,7 +806,8 @@ static void choose_matmuls(Model* model) {
     Batch batch = {};
     batch.inputs = batch.targets = tokens;
     batch.B = model->B;
-    batch.T = model->T;
+    batch.T = N / model->B;
+    batch.chunks = grid_chunks(&model->groups.grid);
     batch.counted = N;
     MicroSteps steps = zero_micro_steps(&model->zero.plan, (int64_t)count * ranks * model->B, model->B);
     for (MicroStep step; micro_steps_next(&steps, &step);) {
@@ -913,9 +921,10 @@ static void model_evaluate(Model* model, Run* run) {
     step_results_collect(&model->results, losses + i);
 }
 
-// Forward, for tasks: sets the loss of each token; positions count from the start of each document.
-// With an empty batch this rank only takes its part in what the others do.
+// Forward, for tasks: sets the loss of each token of whole sequences; positions count from the
+// start of each document. With an empty batch this rank only takes its part in what the others do.
 static void model_token_losses(Model* model, Batch batch, float* losses, int* is_top) {
+    const AttentionSizes sizes = attention_config_chunks(model->cfg, batch.B, batch.T, batch.chunks);
     const size_t N = (size_t)batch.B * batch.T;
     if (N == 0) {
         zero_idle_forward(&model->zero);
@@ -925,10 +934,10 @@ static void model_token_losses(Model* model, Batch batch, float* losses, int* is
         pass.positions.starts = pushed.starts;
         forward_pass(model, &pass);
         model_losses(model, pushed, is_top ? model->is_top : NULL);
-        gpu_copy(losses, model->acts.losses, N * sizeof(float), &model->gpu);
+        context_gather_tokens(losses, &model->context, model->acts.losses, sizes, &model->gpu);
     }
     if (N > 0 && is_top) {
-        gpu_copy(is_top, model->is_top, N * sizeof(int), &model->gpu);
+        context_gather_tokens(is_top, &model->context, model->is_top, sizes, &model->gpu);
     }
     wait_for_gpu(model);
 }

@@ -4,12 +4,20 @@ attention_config.h -- attention of a model: its sizes, and the settings of its r
 #ifndef LLMC_ATTENTION_CONFIG_H
 #define LLMC_ATTENTION_CONFIG_H
 
+#include "llmc/base/token_chunks.h"
 #include "llmc/model/model.h"
 #include "llmc/ops/attention.h"
 #include "llmc/ops/rope.h"
 
 static inline AttentionSizes attention_config_sizes(ModelConfig cfg, int B, int T) {
     return attention_sizes(B, T, cfg.NH, model_key_heads(cfg), model_head_size(cfg));
+}
+
+// Returns the sizes for a rank's T tokens of each sequence.
+static inline AttentionSizes attention_config_chunks(ModelConfig cfg, int B, int T, TokenChunks chunks) {
+    AttentionSizes sizes = attention_config_sizes(cfg, B, T);
+    sizes.chunks = chunks;
+    return sizes;
 }
 
 // Returns true if queries and keys have rotary positions.

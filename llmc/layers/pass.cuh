@@ -20,8 +20,8 @@ __global__ void pass_window_starts_kernel(int* starts, const int* of_documents, 
 
 // Sets the first token that attention sees through a window of the last `window` tokens.
 static inline void pass_window_starts(int* starts, const Pass* pass, int window, const Gpu* gpu) {
-    const int threads = 256, N = pass_tokens(pass);
-    launch(pass_window_starts_kernel, ceil_div(N, threads), threads, 0, gpu, starts, pass->starts, N, pass->T,
+    const int threads = 256, W = pass_length(pass), N = pass->B * W;
+    launch(pass_window_starts_kernel, ceil_div(N, threads), threads, 0, gpu, starts, pass->starts, N, W,
            window);
 }
 

@@ -2,7 +2,7 @@
 pass.h -- a pass through the model: the tokens that it reads, and the activations that it leaves;
 on the CPU and the GPU.
 
-    training, evaluation    a batch: B sequences of T tokens
+    training, evaluation    a batch: B sequences of T tokens, or a rank's T tokens of each
     prefill                 all tokens of one new sequence; keys and values are kept (decode.h)
     a step of decoding      one token of each sequence, at its own position, which sees those kept
 */
@@ -10,15 +10,16 @@ on the CPU and the GPU.
 #define LLMC_PASS_H
 
 #include "llmc/base/host_device.h"
+#include "llmc/base/token_chunks.h"
 #include "llmc/model/model.h"
 #include "llmc/ops/embedding.h"
 
 typedef struct {
     const int *inputs, *targets; // (B, T); no targets without losses
-    // (B, T): first token that attention sees; NULL: the first of the sequence
+    // (B, W), of whole sequences: first token that attention sees; NULL: the first of the sequence
     const int* starts;
     int B, T;
-    EmbeddingPositions positions;
+    EmbeddingPositions positions; // and which tokens of their sequences these are
     const ModelActivations* acts;
     const TensorRow* activation_rows; // their layout
     // tokens of a sequence that the cache has room for; 0: no cache
@@ -28,6 +29,11 @@ typedef struct {
 
 static inline int pass_tokens(const Pass* pass) { return pass->B * pass->T; }
 
+// Returns W, the length of the sequences, which a rank may have only a part of.
+static inline int pass_length(const Pass* pass) {
+    return token_chunks_length(pass->positions.chunks, pass->T);
+}
+
 // Returns the first token that token t sees through a window of the last `window` tokens, in a
 // document that starts at `start`.
 HOST_DEVICE int pass_window_start(int t, int start, int window) {
@@ -35,10 +41,12 @@ HOST_DEVICE int pass_window_start(int t, int start, int window) {
     return first > start ? first : start;
 }
 
-// Sets the first token that attention sees in layers with a window, for each token of a pass.
+// Sets the first token that attention sees in layers with a window, for each token of the sequences
+// of a pass.
 static inline void pass_window_starts_cpu(int* starts, const Pass* pass, int window) {
-    for (int n = 0; n < pass_tokens(pass); n++) {
-        starts[n] = pass_window_start(n % pass->T, pass->starts ? pass->starts[n] : 0, window);
+    const int W = pass_length(pass);
+    for (int n = 0; n < pass->B * W; n++) {
+        starts[n] = pass_window_start(n % W, pass->starts ? pass->starts[n] : 0, window);
     }
 }
 

@@ -5,6 +5,9 @@ front of it.
     qkv (N, QKV)               = inp weight^T + bias; queries and keys with their norms and
                                  positions (heads.h)
     out (N, Q), lse (B, NH, T) = attention of qkv (attention.h)
+
+If a rank has a part of each sequence, keys and values are gathered before attention, and their
+gradients added up after it (context_parallel.h).
 */
 #ifndef LLMC_SELF_ATTENTION_CUH
 #define LLMC_SELF_ATTENTION_CUH
@@ -17,6 +20,7 @@ front of it.
 #include "llmc/ops/column_sums.cuh"
 #include "llmc/ops/heads.cuh"
 #include "llmc/ops/rope.cuh"
+#include "llmc/parallel/context_parallel.cuh"
 
 // Opens the rotary positions of a model, for up to T tokens, if it has any.
 static inline void self_attention_open_rope(Rope* rope, Memory* memory, ModelConfig cfg, int T) {
@@ -29,7 +33,7 @@ static inline void self_attention_open_rope(Rope* rope, Memory* memory, ModelCon
 
 typedef struct {
     AttentionSizes sizes;
-    const int* starts;               // (B, T), or NULL
+    const int* starts;               // (B, W), or NULL
     int window;                      // tokens that a step of decoding sees, itself the last; 0: all
     Weight weight;                   // (QKV, C)
     HeadsGpu<floatX> heads;          // what happens to queries and keys
@@ -40,6 +44,7 @@ typedef struct {
     const int* positions;            // a step of decoding: of each row; else NULL
     LinearGpu* linear;
     AttentionGpu* attention;
+    const ContextParallelGpu<floatX>* context;
 } SelfAttentionGpu;
 
 // Returns the attention of layer l, whose parameters are in `p`. `starts` of a layer with a window
@@ -47,9 +52,10 @@ typedef struct {
 static inline SelfAttentionGpu self_attention_of(ModelConfig cfg, int l, const Weight* weight,
                                                  const ModelParameters* p, const ModelActivations* a,
                                                  const Pass* pass, const int* starts, Rope rope,
-                                                 LinearGpu* linear, AttentionGpu* attention) {
+                                                 LinearGpu* linear, AttentionGpu* attention,
+                                                 const ContextParallelGpu<floatX>* context) {
     SelfAttentionGpu layer;
-    layer.sizes = attention_config_sizes(cfg, pass->B, pass->T);
+    layer.sizes = attention_config_chunks(cfg, pass->B, pass->T, pass->positions.chunks);
     layer.starts = starts;
     layer.window = model_window(cfg, l);
     layer.weight = *weight;
@@ -70,8 +76,12 @@ static inline SelfAttentionGpu self_attention_of(ModelConfig cfg, int l, const W
     layer.sequence = pass->sequence;
     layer.linear = linear;
     layer.attention = attention;
+    layer.context = context;
     return layer;
 }
+
+// Returns true if this rank has a part of each sequence.
+static inline int self_attention_is_divided_(const SelfAttentionGpu* a) { return a->sizes.chunks.last > 0; }
 
 // Sets qkv, out and lse; inp (N, C).
 static inline void self_attention_forward(const SelfAttentionGpu* a, const floatX* inp) {
@@ -84,6 +94,10 @@ static inline void self_attention_forward(const SelfAttentionGpu* a, const float
     }
     if (a->positions) {
         attention_cached(a->out, a->qkv, a->positions, a->window, a->cache, a->sizes, gpu);
+    } else if (self_attention_is_divided_(a)) {
+        const floatX* kv = context_gather(a->context, (const floatX*)a->qkv, a->sizes, gpu);
+        attention_gathered_forward(a->out, a->lse, (const floatX*)a->qkv, kv, a->starts, a->sizes,
+                                   a->attention, gpu);
     } else {
         attention_forward(a->out, a->lse, a->qkv, a->starts, a->sizes, a->attention, gpu);
     }
@@ -98,17 +112,34 @@ typedef struct {
     floatX* dqkv; // (N, QKV)
 } SelfAttentionGradientsGpu;
 
-// Sets dqkv, the gradient of the linear layer's output, and sets or adds to that of its bias. Heads
-// change dqkv after attention's backward pass: then the bias is summed after them.
+// Sets dqkv from the rank's queries, and from the gradients of its keys that all ranks have.
+static inline void self_attention_backward_divided_(const SelfAttentionGpu* a, floatX* dqkv,
+                                                    const floatX* dout) {
+    const Gpu* gpu = a->linear->gpu;
+    const ContextParallelGpu<floatX>* context = a->context;
+    const floatX *qkv = a->qkv, *kv = context_gather(context, qkv, a->sizes, gpu);
+    attention_gathered_backward(dqkv, context->dkv, dout, qkv, kv, (const floatX*)a->out, a->lse, a->starts,
+                                a->sizes, a->attention, gpu);
+    context_sum(dqkv, context, a->sizes, gpu);
+}
+
+// Sets dqkv, the gradient of the linear layer's output, and sets or adds to that of its bias. If
+// heads, or other ranks' gradients, change dqkv after attention's backward pass, the bias is summed
+// after them.
 static inline void self_attention_backward_qkv_(const SelfAttentionGpu* a, const SelfAttentionGradientsGpu* d,
                                                 const floatX* dout) {
     const Gpu* gpu = a->linear->gpu;
-    const int plain = heads_do_nothing(&a->heads), N = a->sizes.B * a->sizes.T;
+    const int divided = self_attention_is_divided_(a), plain = heads_do_nothing(&a->heads) && !divided,
+              N = a->sizes.B * a->sizes.T;
     const Gradient none = {NULL, d->dqkvb.dtype};
     float* sums = attention_sums(a->attention);
     const HeadsGradientsGpu dheads = {d->dqnormw, d->dknormw, d->mode, sums};
-    attention_backward(d->dqkv, plain ? d->dqkvb : none, dout, a->qkv, a->out, a->lse, a->starts, a->sizes,
-                       d->mode, a->attention, gpu);
+    if (divided) {
+        self_attention_backward_divided_(a, d->dqkv, dout);
+    } else {
+        attention_backward(d->dqkv, plain ? d->dqkvb : none, dout, a->qkv, a->out, a->lse, a->starts,
+                           a->sizes, d->mode, a->attention, gpu);
+    }
     heads_backward(d->dqkv, &dheads, (const floatX*)a->qkv, &a->heads, gpu);
     if (!plain && d->dqkvb.data) {
         column_sums(d->dqkvb, sums, (const floatX*)d->dqkv, N, attention_qkv_size(a->sizes), d->mode, gpu);

@@ -6,9 +6,12 @@ matmuls of linear.h.
                                  positions (heads.h)
     out (N, Q), lse (B, NH, T) = attention of qkv (attention.h)
 
-With matmuls in bf16, T and a head's size that are multiples of 32, and heads without norms, qkv and
-its gradient are packed as qkv_bf16.h does it. With a cache, keys and values are kept, keys with
-their positions, and the tokens of a step of decoding see those kept before.
+If a rank has a part of each sequence, keys and values are gathered before attention, and their
+gradients added up after it (context_parallel.h).
+
+With matmuls in bf16, whole sequences, T and a head's size that are multiples of 32, and heads
+without norms, qkv and its gradient are packed as qkv_bf16.h does it. With a cache, keys and values
+are kept, keys with their positions, and the tokens of a step of decoding see those kept before.
 */
 #ifndef LLMC_SELF_ATTENTION_H
 #define LLMC_SELF_ATTENTION_H
@@ -21,6 +24,7 @@ their positions, and the tokens of a step of decoding see those kept before.
 #include "llmc/layers/linear.h"
 #include "llmc/layers/pass.h"
 #include "llmc/bf16/qkv_bf16.h"
+#include "llmc/parallel/context_parallel.h"
 
 // ---- attention in fp32 or bf16 ----
 
@@ -30,6 +34,7 @@ typedef struct {
     AttentionScratch fp32;
     AttentionBf16Scratch bf16;
     Rope rope; // of the model, for all its layers
+    ContextParallel context;
 } Attention;
 
 static inline void attention_either_open(Attention* a, Memory* memory, int is_bf16, int T, int HS) {
@@ -50,6 +55,16 @@ static inline void attention_either_forward_cpu(float* out, float* lse, const fl
     }
 }
 
+static inline void attention_gathered_either_forward_cpu(float* out, float* lse, const float* qkv,
+                                                         const float* kv, const int* starts,
+                                                         AttentionSizes sizes, Attention* a) {
+    if (a->is_bf16) {
+        attention_bf16_gathered_forward_cpu(out, lse, qkv, kv, starts, sizes, &a->bf16);
+    } else {
+        attention_gathered_forward_cpu(out, lse, qkv, kv, starts, sizes, &a->fp32);
+    }
+}
+
 static inline void attention_either_backward_cpu(float* dqkv, const float* dout, const float* qkv,
                                                  const float* out, const float* lse, const int* starts,
                                                  AttentionSizes sizes, Attention* a) {
@@ -60,19 +75,33 @@ static inline void attention_either_backward_cpu(float* dqkv, const float* dout,
     }
 }
 
+static inline void attention_gathered_either_backward_cpu(float* dqkv, float* dkv, const float* dout,
+                                                          const float* qkv, const float* kv, const float* out,
+                                                          const float* lse, const int* starts,
+                                                          AttentionSizes sizes, Attention* a) {
+    if (a->is_bf16) {
+        attention_bf16_gathered_backward_cpu(dqkv, dkv, dout, qkv, kv, out, lse, starts, sizes, &a->bf16);
+    } else {
+        attention_gathered_backward_cpu(dqkv, dkv, dout, qkv, kv, out, lse, starts, sizes, &a->fp32);
+    }
+}
+
 // ---- the layer ----
 
-// Opens the attention of a model, for up to T tokens.
-static inline void self_attention_open(Attention* a, Memory* memory, int is_bf16, ModelConfig cfg, int T) {
-    attention_either_open(a, memory, is_bf16, T, model_head_size(cfg));
+// Opens the attention of a model, for micro-batches of up to these sizes.
+static inline void self_attention_open(Attention* a, Memory* memory, int is_bf16, ModelConfig cfg,
+                                       AttentionSizes sizes, Group* context) {
+    const int W = attention_keys(sizes);
+    attention_either_open(a, memory, is_bf16, W, sizes.HS);
     if (attention_config_has_rope(cfg)) {
-        rope_open(&a->rope, memory, attention_config_rope(cfg, T));
+        rope_open(&a->rope, memory, attention_config_rope(cfg, W));
     }
+    context_open_cpu(&a->context, memory, sizes, context);
 }
 
 typedef struct {
     AttentionSizes sizes;
-    const int* starts;      // (B, T), or NULL
+    const int* starts;      // (B, W), or NULL
     int window;             // tokens that a step of decoding sees, itself the last; 0: all
     Weight weight;          // (QKV, C)
     Heads heads;            // what happens to queries and keys
@@ -90,7 +119,7 @@ static inline SelfAttention self_attention_of(ModelConfig cfg, int l, const Weig
                                               const ModelParameters* p, const ModelActivations* a,
                                               const Pass* pass, const int* starts, Linear* linear,
                                               Attention* attention) {
-    const AttentionSizes sizes = attention_config_sizes(cfg, pass->B, pass->T);
+    const AttentionSizes sizes = attention_config_chunks(cfg, pass->B, pass->T, pass->positions.chunks);
     const int* positions = pass_is_step(pass) ? pass->positions.given : NULL;
     return (SelfAttention){.sizes = sizes,
                            .starts = starts,
@@ -108,9 +137,12 @@ static inline SelfAttention self_attention_of(ModelConfig cfg, int l, const Weig
                            .attention = attention};
 }
 
+// Returns true if this rank has a part of each sequence.
+static inline int self_attention_is_divided_(const SelfAttention* a) { return a->sizes.chunks.last > 0; }
+
 static inline int self_attention_is_packed_(const SelfAttention* a) {
-    return a->linear->is_bf16 && !a->cache.data && a->heads.kind == HEADS_PLAIN &&
-           attention_bf16_fits(a->sizes.T, a->sizes.HS);
+    return a->linear->is_bf16 && !a->cache.data && !self_attention_is_divided_(a) &&
+           a->heads.kind == HEADS_PLAIN && attention_bf16_fits(a->sizes.T, a->sizes.HS);
 }
 
 static inline QkvBf16 self_attention_layer_(const SelfAttention* a) {
@@ -148,6 +180,9 @@ static inline void self_attention_forward_cpu(const SelfAttention* a, const floa
     if (a->positions) {
         attention_cached_cpu(a->out, a->qkv, a->positions, a->window, a->cache, a->sizes,
                              &a->attention->fp32);
+    } else if (self_attention_is_divided_(a)) {
+        const float* kv = context_gather_cpu(&a->attention->context, a->qkv, a->sizes);
+        attention_gathered_either_forward_cpu(a->out, a->lse, a->qkv, kv, a->starts, a->sizes, a->attention);
     } else {
         attention_either_forward_cpu(a->out, a->lse, a->qkv, a->starts, a->sizes, a->attention);
     }
@@ -161,6 +196,15 @@ typedef struct {
     float* dqkv; // (N, QKV)
     float* sums; // (B, QKV)
 } SelfAttentionGradients;
+
+// Sets dqkv from the rank's queries, and from the gradients of its keys that all ranks have.
+static inline void self_attention_backward_divided_(const SelfAttention* a, float* dqkv, const float* dout) {
+    const ContextParallel* context = &a->attention->context;
+    const float* kv = context_gather_cpu(context, a->qkv, a->sizes);
+    attention_gathered_either_backward_cpu(dqkv, context->dkv, dout, a->qkv, kv, a->out, a->lse, a->starts,
+                                           a->sizes, a->attention);
+    context_sum_cpu(dqkv, context, a->sizes);
+}
 
 // Sets and adds to gradients. dout is (N, Q), inp (N, C); dinp may be dout. dqkv is undefined
 // afterwards.
@@ -176,7 +220,12 @@ static inline void self_attention_backward_cpu(const SelfAttention* a, const Sel
         qkv_bf16_backward_cpu(&layer, &gradients, dqkv, inp, &a->linear->bf16);
         return;
     }
-    attention_either_backward_cpu(d->dqkv, dout, a->qkv, a->out, a->lse, a->starts, a->sizes, a->attention);
+    if (self_attention_is_divided_(a)) {
+        self_attention_backward_divided_(a, d->dqkv, dout);
+    } else {
+        attention_either_backward_cpu(d->dqkv, dout, a->qkv, a->out, a->lse, a->starts, a->sizes,
+                                      a->attention);
+    }
     const HeadsGradients dheads = {d->dqnormw, d->dknormw, d->mode, d->sums};
     heads_backward_cpu(d->dqkv, &dheads, a->qkv, &a->heads);
     linear_backward_cpu(d->dinp, d->dqkvw, d->dqkvb, d->dqkv, inp, &a->weight, N, d->mode, a->linear);

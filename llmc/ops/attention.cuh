@@ -736,7 +736,6 @@ typedef struct {
     size_t capacity, sums_capacity;
 } AttentionFlash;
 
-enum { ATTENTION_ROW_ALIGN = 128 }; // a multiple of the rows of a tile
 enum { ATTENTION_ROWS_LEAST = 64 }; // rows of a tile, at least
 
 static inline int attention_padded_(int T) { return ceil_div(T, ATTENTION_ROW_ALIGN) * ATTENTION_ROW_ALIGN; }

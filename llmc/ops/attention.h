@@ -71,6 +71,9 @@ extern "C" {
 
 #define ATTENTION_SQUARE 96 // backward: queries, and keys, at a time; p and ds occupy 36 KiB each
 
+// On GPUs, a multiple of the rows of a tile; chunks are multiples of it.
+enum { ATTENTION_ROW_ALIGN = 128 };
+
 // keys of other documents are skipped in steps of this size
 #define ATTENTION_SKIP (3 * MATMUL_TILE_COLS)
 

@@ -18,6 +18,7 @@ other tokens.
 
 #include <stddef.h>
 
+#include "llmc/base/token_chunks.h"
 #include "llmc/model/model.h"
 
 #ifdef __cplusplus
@@ -65,6 +66,12 @@ static inline int grid_tells(const Grid* grid) { return grid->tensor_rank == 0 &
 // True if the layers of a forward pass wait for other processes.
 static inline int grid_forward_waits(const Grid* grid) {
     return grid->shape.tensor > 1 || grid->shape.context > 1;
+}
+
+// Returns which tokens of each sequence this process has.
+static inline TokenChunks grid_chunks(const Grid* grid) {
+    const TokenChunks chunks = {grid->shape.context - 1, grid->context_rank};
+    return chunks;
 }
 
 // ---- groups ----

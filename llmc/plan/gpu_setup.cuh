@@ -88,9 +88,10 @@ static inline GeluFusion gpu_setup_gelu_(const Options* o) {
 
 static inline MatmulSettings gpu_setup_matmul(const Settled* s) {
     const Options* o = &s->options;
-    const MatmulSettings settings = {
-        o->tf32, gpu_setup_gelu_(o), o->bias_fusion, o->autotune,
-        matmul_workspace_bytes(o->device, (size_t)o->batch * (size_t)o->seq_len, (size_t)s->cfg.C)};
+    const MatmulSettings settings = {o->tf32, gpu_setup_gelu_(o), o->bias_fusion, o->autotune,
+                                     matmul_workspace_bytes(o->device,
+                                                            (size_t)o->batch * (size_t)settled_rank_length(s),
+                                                            (size_t)s->cfg.C)};
     return settings;
 }
 

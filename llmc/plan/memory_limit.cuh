@@ -25,14 +25,14 @@ check that the run fits.
 
 // Returns the smallest chunk that --logits-chunk auto chooses: smaller ones save little memory.
 static inline int memory_least_chunk_(const Settled* s) {
-    return (int)model_classifier_chunk(s->cfg, (size_t)s->options.batch * (size_t)s->options.seq_len);
+    return (int)model_classifier_chunk(s->cfg, (size_t)s->options.batch * (size_t)settled_rank_length(s));
 }
 
 // Returns the tokens of the classifier's chunk: at most a micro-batch, and the smallest chunk while
 // --logits-chunk is auto.
 static inline int memory_chunk(const Settled* s) {
     const Options* o = &s->options;
-    const int64_t N = (int64_t)o->batch * o->seq_len,
+    const int64_t N = (int64_t)o->batch * settled_rank_length(s),
                   chunk = o->logits_chunk == OPTION_AUTO ? memory_least_chunk_(s) : o->logits_chunk;
     return (int)(chunk < N ? chunk : N);
 }

@@ -26,8 +26,8 @@ extern "C" {
 #endif
 
 // Runs the forward pass on a batch that may be empty, with positions that count from the start of
-// each document. Sets `losses` (B, T), in nats, and `is_top` (B, T) unless NULL: true where the
-// target was the most likely token. Waits for the device. Collective.
+// each document. Sets `losses` of whole sequences (B, W), in nats, and `is_top` (B, W) unless NULL:
+// true where the target was the most likely token. Waits for the device. Collective.
 typedef void (*TokenLosses)(Model* model, Batch batch, float* losses, int* is_top);
 
 // Returns true if the run should stop. Called before each micro-batch. Collective.
@@ -222,7 +222,7 @@ static size_t evaluation_least_(size_t a, size_t b) { return a < b ? a : b; }
 // Evaluates the rows [first, end) of a task: this rank's micro-batch, which may be empty.
 static void evaluation_rows_(Evaluation* e, const EvaluationRun* run, const Task* task, size_t first,
                              size_t end) {
-    const Batch batch = {
+    Batch batch = {
         .inputs = e->inputs, .targets = e->targets, .starts = e->starts, .B = (int)(end - first), .T = e->T};
     int* is_top = task->kind == TASK_CONTINUATION ? e->is_top : NULL;
     const size_t T = (size_t)e->T;
@@ -230,6 +230,7 @@ static void evaluation_rows_(Evaluation* e, const EvaluationRun* run, const Task
         const size_t at = (row - first) * T;
         task_fill(task, row, e->inputs + at, e->targets + at, e->starts + at);
     }
+    batch_divide(&batch, grid_chunks(&run->grid));
     run->losses(run->model, batch, e->losses, is_top);
     for (size_t row = first; row < end; row++) {
         const size_t at = (row - first) * T;

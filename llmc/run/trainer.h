@@ -62,7 +62,7 @@ static inline double* rank_report_losses(RankReport* report) {
 
 // Adds the operations and targets of a micro-batch.
 static inline void rank_report_add(RankReport* report, ModelConfig cfg, const Freeze* freeze, Batch batch) {
-    report->flops += freeze_flops_per_token(freeze, cfg, batch.T) * batch.B * batch.T;
+    report->flops += freeze_flops_per_token(freeze, cfg, batch_length(batch)) * batch.B * batch.T;
     report->counted += batch.counted;
 }
 

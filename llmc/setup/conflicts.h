@@ -65,12 +65,15 @@ void setup_check_mup(const Settled* s);
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
 #include "llmc/base/sizes.h"
+#include "llmc/bf16/tile_kernels.h"
 #include "llmc/data/dataloader.h"
 #include "llmc/formats/gguf.h"
 #include "llmc/formats/hf_config.h"
 #include "llmc/formats/llmc_bin.h"
+#include "llmc/layers/linear.h"
 #include "llmc/layers/q8_weights.h"
 #include "llmc/model/share_layers.h"
+#include "llmc/ops/attention.h"
 #include "llmc/ops/experts.h"
 #include "llmc/optim/stages.h"
 #include "llmc/parallel/grid.h"
@@ -88,7 +91,6 @@ static void setup_check_grid_is_built_(const Settled* s) {
         int value;
     } rows[] = {{"tensor-parallel", shape.tensor},
                 {"tensor-slices", shape.slices},
-                {"context-parallel", shape.context},
                 {"pipeline-parallel", shape.pipeline}};
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         if (rows[i].value > 1) {
@@ -106,13 +108,34 @@ static int setup_slice_unit_(const Options* o) {
     return o->optimizer == OPTIMIZER_ADAMW8BIT && !o->generates ? int_max(blocks, OPTIMIZER_BLOCK) : blocks;
 }
 
+// Returns the tokens of a chunk that attention processes together: chunks are whole tiles.
+static int setup_chunk_tile_(const Options* o) {
+    return o->program.trainer == OPTION_GPU            ? ATTENTION_ROW_ALIGN
+           : (MatmulPrecision)o->matmul == MATMUL_BF16 ? BF16_TILE
+                                                       : 1;
+}
+
+// Returns the number that divides all lengths of sequences.
+static int setup_tokens_unit_(const Settled* s) {
+    const GridShape shape = s->ranks.grid.shape;
+    const int unit = grid_tokens_unit(shape), tile = setup_chunk_tile_(&s->options),
+              tiles = 2 * shape.context * tile;
+    return shape.context == 1 ? unit : tiles % unit == 0 ? tiles : unit * tile;
+}
+
 // Refuses sequences, which can have several lengths, that the slices and the ranks of a context
 // group cannot share.
 static void setup_check_grid_lengths_(const Settled* s) {
     const Options* o = &s->options;
     const GridShape shape = s->ranks.grid.shape;
     const Stages lengths = settled_lengths(o);
-    const int unit = grid_tokens_unit(shape);
+    const int unit = setup_tokens_unit_(s);
+    if (o->seq_len % unit != 0) {
+        die_usage(
+            "--seq-len %d, --context-parallel %d; wanted a multiple of %d: two chunks for each process, "
+            "in whole tiles of %d tokens",
+            o->seq_len, shape.context, unit, setup_chunk_tile_(o));
+    }
     if ((o->pack == PACK_DYNAMIC || o->pack == PACK_UNIFORM) && DATALOADER_WIDTH % unit != 0) {
         const int is_context = shape.context > 1;
         char pack[OPTION_TEXT_BYTES];
@@ -127,6 +150,16 @@ static void setup_check_grid_lengths_(const Settled* s) {
             die_usage("--seq-len-schedule %s: %lld tokens; wanted multiples of %d", o->seq_len_schedule,
                       (long long)lengths.stage[i].value, unit);
         }
+    }
+}
+
+// Refuses what needs all tokens of a sequence in each process.
+static void setup_check_chunks_(const Settled* s) {
+    const Options* o = &s->options;
+    if (s->cfg.E > 0 && o->router_balance > 0) {
+        die_usage("--context-parallel %d, --router-balance %g, which is a loss of all tokens of a "
+                  "micro-batch; wanted 0",
+                  s->ranks.grid.shape.context, (double)o->router_balance);
     }
 }
 
@@ -209,6 +242,9 @@ void setup_check_grid(const Settled* s) {
     setup_check_pipeline_layers_(s);
     setup_check_grid_lengths_(s);
     setup_check_grid_use_(s);
+    if (shape.context > 1) {
+        setup_check_chunks_(s);
+    }
     if (shape.pipeline > 1) {
         setup_check_stages_(s);
     }

@@ -726,6 +726,7 @@ static void run_data_open_validation_(Dataloader* val, const RunData* data, cons
     in_order.shuffle = SHUFFLE_OFF;
     in_order.rank = s->ranks.grid.data_rank;
     in_order.num_processes = s->ranks.grid.shape.data;
+    in_order.chunks = grid_chunks(&s->ranks.grid);
     dataloader_open(val, &data->val, in_order);
 }
 
@@ -751,7 +752,7 @@ void run_data_open_loaders(Dataloader* train, Dataloader* val, const RunData* da
                                          s->ranks.grid.shape.data,
                                          s->kept > 0 ? &data->kept : NULL,
                                          0,
-                                         {0, 0}};
+                                         grid_chunks(&s->ranks.grid)};
     dataloader_open(train, &data->train, settings);
     run_data_open_validation_(val, data, s);
     run_data_print_batches_(s);

@@ -122,10 +122,15 @@ static inline ZeroPlan settled_zero_(const Settled* s) {
     return plan;
 }
 
+// Returns the tokens of a sequence that this process has.
+static inline int settled_rank_length(const Settled* s) {
+    return s->options.seq_len / s->ranks.grid.shape.context;
+}
+
 // Returns the most tokens of a pass: a micro-batch; in a run that generates, a prompt or one token
 // of each sequence.
 static inline size_t settled_pass_tokens(const Settled* s) {
-    const int B = s->options.batch, T = s->options.seq_len;
+    const int B = s->options.batch, T = settled_rank_length(s);
     return s->use == USE_GENERATE ? (size_t)(B > T ? B : T) : (size_t)B * (size_t)T;
 }
 

@@ -340,6 +340,44 @@ test_elastic() {
     trains 3 old --resume "$root/dev/ref/fixtures/checkpoint_1of1"
 }
 
+# first_loss OUT: of the validation before the first update.
+first_loss() { logged "$1" | sed -n 's/^val 0 \([0-9.]*\) *$/\1/p'; }
+
+# context_like ONE N C OPTIONS...: N ranks, C of them for each sequence, train like the single process of ONE: the forward
+# pass has the same bits, sums of gradients are in another order.
+context_like() {
+    local one=$1 n=$2 c=$3 out=$1_$2_$3
+    shift 3
+    trains $n "$out" "$@" --context-parallel $c
+    check "$out: the first validation: $(first_loss "$out")" [ -n "$(first_loss "$one")" -a "$(first_loss "$one")" = "$(first_loss "$out")" ]
+    near "$out: the last validation" "$(last_loss "$one")" "$(last_loss "$out")" 1e-6
+    near "$out: the last step" "$(logged "$one" | grep '^train 9' | cut -d ' ' -f 3)" \
+        "$(logged "$out" | grep '^train 9' | cut -d ' ' -f 3)" 1e-6
+}
+
+# Sequences divided among ranks; with documents, rotary positions, windows, fewer heads of keys; tasks.
+test_context() {
+    local long=(--layers 2 --channels 64 --heads 4 --batch 2 --steps 9 --save-every 3 --eval-every 4 --eval-batches 5 --samples 1
+        --sample-tokens 4 --sample-every 9)
+    local tall=("${long[@]}" --seq-len 128 --total-batch 1280 --matmul bf16)
+    long+=(--seq-len 48 --total-batch 960)
+    trains 1 long "${long[@]}"
+    context_like long 2 2 "${long[@]}"
+    check "the first line: $(head -n 1 stdout)" grep -q '; tensor 1 of 1 slices, context 2, data 1, pipeline 1; zero 2' stdout
+    check "long_2_2: a sample" grep -q '^step 9/9 | sample:$' stdout
+    context_like long 4 2 "${long[@]}" --zero 1
+    context_like long 4 4 "${long[@]}"
+    trains 1 documents "${long[@]}" --arch qwen3 --kv-heads 2 --window 11 --doc-mask on --pack bestfit
+    context_like documents 2 2 "${long[@]}" --arch qwen3 --kv-heads 2 --window 11 --doc-mask on --pack bestfit
+    trains 1 rounded "${tall[@]}"
+    trains 2 rounded_2 "${tall[@]}" --context-parallel 2
+    check "--matmul bf16: $(first_loss rounded_2)" [ -n "$(first_loss rounded)" -a "$(first_loss rounded)" = "$(first_loss rounded_2)" ]
+    trains 2 context_tasks --steps 0 --model "$root/dev/ref/fixtures/tasks/model.bin" --batch 4 --perplexity tokens.bin --stride 40 \
+        --tasks "$root/dev/ref/fixtures/tasks/choices.bin" --data-format nanogpt --context-parallel 2
+    check "the same scores: $(grep -c '"kind":"task"' context_tasks/log.jsonl)" \
+        cmp <(grep '"kind":"task"' tasks_1/log.jsonl) <(grep '"kind":"task"' context_tasks/log.jsonl)
+}
+
 # All ranks end early at the same step, as one process does, and keep the same checkpoint.
 test_early() {
     local n
@@ -887,6 +925,7 @@ test_stages
 test_freeze
 test_share
 test_tasks
+test_context
 test_elastic
 test_early
 test_disagreement

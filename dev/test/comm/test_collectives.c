@@ -11,6 +11,7 @@
 #include "llmc/base/threads.h"
 #include "llmc/comm/comm.h"
 #include "llmc/comm/group.h"
+#include "llmc/parallel/context_parallel.h"
 #include "llmc/parallel/groups.h"
 #include "llmc/setup/launcher.h"
 #include "llmc/setup/options.h"
@@ -149,12 +150,57 @@ static void test_grid(Comm* c) {
     }
 }
 
+// The value of a key or value, column k of token t of sequence b: its gradient of rank r is r + 1
+// times as large.
+static float key_of(int b, int t, int k) { return (float)(1000 * b + 10 * t + k); }
+
+// Keys and values of each rank's chunks, in the order of the sequence; the sums of their gradients.
+static void test_context(Group* g) {
+    enum { B = 2, CHUNK = 3, T = 2 * CHUNK, NH = 2, HS = 3, COLUMNS = 2 * HS, QKV = NH * HS + COLUMNS };
+    AttentionSizes sizes = attention_sizes(B, T, NH, 1, HS);
+    sizes.chunks = (TokenChunks){g->size - 1, g->rank};
+    const int W = attention_keys(sizes), size = g->size;
+    ContextParallel context;
+    Memory memory = memory_on_host();
+    context_open_cpu(&context, &memory, sizes, g);
+    float qkv[B * T * QKV], dqkv[B * T * QKV], words[B * T];
+    for (int i = 0; i < B * T * QKV; i++) {
+        const int n = i / QKV, k = i % QKV - NH * HS, t = token_chunks_position(sizes.chunks, n % T, T);
+        qkv[i] = k >= 0 ? key_of(n / T, t, k) : -1;
+        dqkv[i] = -1;
+        words[n] = key_of(n / T, t, 0);
+    }
+    const float* kv = context_gather_cpu(&context, qkv, sizes);
+    int wrong = 0;
+    for (int i = 0; i < B * W * COLUMNS; i++) {
+        const float key = key_of(i / COLUMNS / W, i / COLUMNS % W, i % COLUMNS);
+        wrong += kv[i] != key;
+        context.dkv[i] = (float)(g->rank + 1) * key;
+    }
+    EXPECT(wrong == 0, "%d keys and values of %d ranks", wrong, size);
+    context_sum_cpu(dqkv, &context, sizes);
+    for (int i = 0; i < B * T * QKV; i++) {
+        const float want = qkv[i] < 0 ? -1 : qkv[i] * (float)(size * (size + 1) / 2);
+        EXPECT(dqkv[i] == want, "gradient %d: %g, wanted %g", i, (double)dqkv[i], (double)want);
+    }
+    float* all = (float*)check_alloc((size_t)(B * W), sizeof(float), "words");
+    context_gather_tokens_cpu(all, &context, words, sizes);
+    for (int i = 0; i < B * W; i++) {
+        EXPECT(all[i] == key_of(i / W, i % W, 0), "word %d", i);
+    }
+    free(all);
+    memory_close(&memory);
+}
+
 static void test_collectives(Comm* c) {
     Group all;
     test_small(c);
     group_open(&all, c, 0, c->rank);
     EXPECT(all.rank == c->rank && all.size == c->size, "%d of %d", all.rank, all.size);
     test_bulk(&all);
+    if (all.size > 1) {
+        test_context(&all);
+    }
     group_close(&all);
     test_split(c);
     test_grid(c);

@@ -37,7 +37,8 @@ static void layer_open(Layer* layer, ModelConfig cfg, int B, int T, int is_bf16,
         linear_open_bf16(&layer->linear, &layer->memory, layer->parameter_rows, memory, PACKED_KINDS);
         linear_pack(&layer->linear);
     }
-    self_attention_open(&layer->attention, &layer->memory, is_bf16, cfg, T);
+    self_attention_open(&layer->attention, &layer->memory, is_bf16, cfg, attention_config_sizes(cfg, B, T),
+                        NULL);
     layer->window_starts = ops_below((size_t)B * T, 1);
 }
 
