@@ -979,7 +979,6 @@ static void test_grids(void) {
                    "--tensor-parallel 4, slices of 24 channels, no multiple of 64; wanted 1");
     expect_no_grid("-pn 8 -cp 8 --pack dynamic",
                    "--pack dynamic, --context-parallel 8: batches are multiples of 8");
-wanted multiples of 4");
     expect_no_grid("-pn 2 -pp 2 --share-layers all",
                    "--pipeline-parallel 2, --share-layers all; wanted pairs or off");
     expect_no_grid("-pn 2 -pp 2 --freeze embeddings,blocks[0]",
