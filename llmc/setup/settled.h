@@ -15,6 +15,7 @@ Settled (plan/fit.h, plan/memory_limit.h).
 #include <stdint.h>
 #include <string.h>
 
+#include "llmc/base/check.h"
 #include "llmc/formats/safetensors.h"
 #include "llmc/model/freeze.h"
 #include "llmc/model/model.h"
@@ -24,6 +25,7 @@ Settled (plan/fit.h, plan/memory_limit.h).
 #include "llmc/optim/optimizer.h"
 #include "llmc/parallel/grid.h"
 #include "llmc/parallel/rank_part.h"
+#include "llmc/parallel/pipeline.h"
 #include "llmc/parallel/zero.h"
 #include "llmc/setup/launcher.h"
 #include "llmc/setup/options.h"
@@ -100,11 +102,37 @@ static inline Optimizer settled_optimizer_(const Settled* s) {
     return optimizer;
 }
 
-// Returns the part of the model that this process has: all of it.
+// Sets the layers of a stage: those of --pipeline-layers, or dealt out evenly.
+static inline void settled_layers_(const Settled* s, ModelPart* part) {
+    const Grid* grid = &s->ranks.grid;
+    int layers[MODEL_MAX_LAYERS];
+    char error[ERROR_BYTES];
+    const char* list = s->options.pipeline_layers;
+    if (!list || !list[0] || !pipeline_parse_layers(layers, s->cfg, grid->shape.pipeline, list, error)) {
+        pipeline_cut(layers, s->cfg, grid->shape.pipeline);
+    }
+    for (int p = 0; p < grid->stage; p++) {
+        part->first_layer += layers[p];
+    }
+    part->layers = layers[grid->stage];
+    part->of_layers = s->cfg.L;
+}
+
+// Returns the part of the model that this process has.
 static inline ModelConfig settled_own_(const Settled* s) {
-    ModelPart whole;
-    memset(&whole, 0, sizeof(whole));
-    return model_part_of(s->cfg, whole);
+    const Grid* grid = &s->ranks.grid;
+    const GridShape shape = grid->shape;
+    ModelPart part;
+    memset(&part, 0, sizeof(part));
+    if (shape.slices > 1) {
+        part.of_slices = shape.slices;
+        part.slices = shape.slices / shape.tensor;
+        part.first_slice = grid->tensor_rank * part.slices;
+    }
+    if (shape.pipeline > 1) {
+        settled_layers_(s, &part);
+    }
+    return model_part_of(s->cfg, part);
 }
 
 static inline ZeroPlan settled_zero_(const Settled* s) {
@@ -192,6 +220,23 @@ static inline Settled settled_with(const Settled* s, int parts, int recompute, i
     options_divide_batch(&other.options, parts);
     other.options.recompute = recompute;
     other.options.offload_optimizer = offload_optimizer;
+    settled_conclude(&other);
+    return other;
+}
+
+// Returns the settings of a process in another grid, with another stage of ZeRO and another number
+// of processes that share a replica.
+static inline Settled settled_in_grid(const Settled* s, Grid grid, int zero, int shards) {
+    Settled other = *s;
+    Options* o = &other.options;
+    other.ranks.grid = grid;
+    other.ranks.zero = o->zero = zero;
+    other.ranks.shards = shards;
+    o->tensor_parallel = grid.shape.tensor;
+    o->tensor_slices = grid.shape.slices;
+    o->context_parallel = grid.shape.context;
+    o->pipeline_parallel = grid.shape.pipeline;
+    o->embedding_gradient = grid.shape.pipeline > 1 ? EMBEDDING_GRADIENT_APART : o->embedding_gradient;
     settled_conclude(&other);
     return other;
 }
