@@ -118,6 +118,10 @@ void comm_set_places(Comm* c, char (*places)[COMM_PLACE_BYTES]);
 // of block 7".
 void comm_progress(Comm* c, CommPhase phase, int64_t step, const char* what);
 
+// Tells the watchdog which messages this rank waits for or sends, until the next comm_progress:
+// "micro-batch %lld from stage %lld", a constant for these numbers. Cheap.
+void comm_exchanges(Comm* c, const char* what, int64_t first, int64_t second);
+
 // Tells the watchdog that this rank is making progress. Cheap.
 void comm_alive(Comm* c);
 
@@ -189,6 +193,8 @@ typedef struct {
     int phase;
     int64_t step; // -1: before the first
     const char* what;
+    const char* messages; // of comm_exchanges; NULL: none
+    int64_t first, second;
     uint64_t count; // calls of comm_progress
 } CommNow_;
 
@@ -354,8 +360,12 @@ static void comm_look_(CommWatch_* watch, const CommState_* s) {
 // Sets text to "step 12, reduce of block 7".
 static void comm_where_(char* text, size_t room, const CommState_* s) {
     const int64_t step = COMM_LOAD_(s->now.step);
-    const char* what = COMM_LOAD_(s->now.what);
-    if (step >= 0) {
+    const char *what = COMM_LOAD_(s->now.what), *messages = COMM_LOAD_(s->now.messages);
+    if (step >= 0 && messages) {
+        const int at = snprintf(text, room, "step %lld, ", (long long)step);
+        snprintf(text + at, room - (size_t)at, messages, (long long)COMM_LOAD_(s->now.first),
+                 (long long)COMM_LOAD_(s->now.second));
+    } else if (step >= 0) {
         snprintf(text, room, "step %lld, %s", (long long)step, what);
     } else {
         snprintf(text, room, "the setup, %s", what);
@@ -473,10 +483,20 @@ static void comm_watch_close_(Comm* c) {
 void comm_progress(Comm* c, CommPhase phase, int64_t step, const char* what) {
     CommState_* s = comm_state_(c);
     if (s) {
+        COMM_STORE_(s->now.messages, (const char*)NULL);
         COMM_STORE_(s->now.what, what);
         COMM_STORE_(s->now.step, step);
         COMM_STORE_(s->now.phase, (int)phase);
         comm_alive(c);
+    }
+}
+
+void comm_exchanges(Comm* c, const char* what, int64_t first, int64_t second) {
+    CommState_* s = comm_state_(c);
+    if (s) {
+        COMM_STORE_(s->now.first, first);
+        COMM_STORE_(s->now.second, second);
+        COMM_STORE_(s->now.messages, what);
     }
 }
 
