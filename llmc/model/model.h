@@ -176,9 +176,10 @@ static inline int model_has_last(ModelConfig cfg) {
 }
 
 // Return 1 if the layers belong to stages, of which a process may have the only one; if it has one of
-// several; and the micro-batches whose activations a stage keeps.
+// several; the layers of all stages; and the micro-batches whose activations a stage keeps.
 static inline int model_is_staged(ModelConfig cfg) { return cfg.part.of_layers > 0; }
 static inline int model_is_stage(ModelConfig cfg) { return cfg.part.layers < cfg.part.of_layers; }
+static inline int model_layers(ModelConfig cfg) { return model_is_staged(cfg) ? cfg.part.of_layers : cfg.L; }
 static inline int model_places(ModelConfig cfg) { return cfg.part.places > 0 ? cfg.part.places : 1; }
 
 // Returns the processes that divide the slices among themselves.
@@ -353,7 +354,7 @@ typedef enum {
   X(gathered,   1,      1, 2 * trained, BLOCK, w.travelling_C, floatX, LIVE_PASS) /* two tensors of the stream, of all tokens */ \
   X(parts,      1,      S, N,     BLOCK, w.sliced_C,           floatX,  LIVE_PASS)  /* products of slices, which the stream adds up */ \
   X(arrived,    1,      1, travelling, BLOCK, w.travelling_C,  floatX,  LIVE_PASS)  /* parts of all slices, of this process's tokens */ \
-  X(dresidual,  1,      1, dstream_R, BLOCK, cfg.C,               floatX,  LIVE_PASS)  /* gradient of the residual stream; in a stage of several, two that take turns */ \
+  X(dresidual,  1,      1, trained_R, BLOCK, cfg.C,               floatX,  LIVE_SENT)  /* gradient of the residual stream */ \
   X(expert_in,  1,      1, M,      BLOCK, w.expert,            floatX,  LIVE_BLOCK)   /* rows of the experts' input, in their order */ \
   X(expert_out, 1,      1, M,      BLOCK, w.expert,            floatX,  LIVE_BLOCK)   /* rows of their output; gradients of both */ \
   X(dexpert_scale, 1,   1, trained_M, BLOCK, w.dscale,         float,   LIVE_BLOCK)   /* gradient of expert_scale (M), then memory for its parts */ \
@@ -534,6 +535,11 @@ static inline size_t model_classifier_chunk(ModelConfig cfg, size_t N) {
     return (N + parts - 1) / parts;
 }
 
+// Returns how many micro-batches need a tensor at a time.
+static inline int model_places_of_(ModelConfig cfg, TensorLife life) {
+    return life == LIVE_ALWAYS ? model_places(cfg) : life == LIVE_SENT && model_is_stage(cfg) ? 2 : 1;
+}
+
 // Fills in the rows of the activation table for micro-batches of B sequences of T tokens, at a
 // level of recomputation; returns the bytes of the allocation. residual3 gets `residuals` copies,
 // or fewer if fewer blocks are kept: those from `first_block` on. The classifier processes `chunk`
@@ -550,10 +556,11 @@ static inline size_t model_activation_rows(TensorRow rows[MODEL_ACTIVATION_ROWS]
     const int S = model_slices(cfg), of_slices = model_is_sliced(cfg) ? cfg.part.of_slices : 1;
     const size_t token_slice = (N + (size_t)of_slices - 1) / (size_t)of_slices;
     const size_t R = is_trained ? token_slice * (size_t)S : N, trained_R = is_trained ? R : 0;
-    const size_t travelling = (size_t)of_slices * R, dstream_R = trained_R * (model_is_stage(cfg) ? 2 : 1);
+    const size_t travelling = (size_t)of_slices * R;
     const size_t branch_rows = is_trained ? token_slice : N, decoded = is_trained ? 0 : 2 * chunk;
     const size_t M = model_expert_rows(cfg, N), trained_M = is_trained ? M : 0;
-    const ModelWidths w = model_widths(cfg);
+    ModelWidths w = model_widths(cfg);
+    w.last_words = is_trained ? w.last_words : cfg.Vp; // every stage samples
     TensorRow* row = rows;
 #define MODEL_ROW_(name_, layers_, slices_, tokens_, kept_, cols_, dtype_, life_)                            \
     row->name = #name_;                                                                                      \
@@ -574,7 +581,7 @@ static inline size_t model_activation_rows(TensorRow rows[MODEL_ACTIVATION_ROWS]
     row->place = PLACE_BLOCK;                                                                                \
     row->group_bytes = 0;                                                                                    \
     row->life = recompute > RECOMPUTE_##kept_ ? LIVE_BLOCK : life_;                                          \
-    row->places = row->life == LIVE_ALWAYS ? model_places(cfg) : 1;                                          \
+    row->places = model_places_of_(cfg, row->life);                                                          \
     row->member = offsetof(ModelActivations, name_);                                                         \
     row++;
     MODEL_ACTIVATIONS(MODEL_ROW_)
@@ -608,13 +615,12 @@ static inline ModelActivations model_activations_at_slice(ModelActivations all, 
     return all;
 }
 
-// Returns the pointers of a place; `all` has those of the first.
-static inline ModelActivations model_activations_at_place(ModelActivations all, const TensorRow* rows,
-                                                          int place) {
+// Returns the pointers of a micro-batch in an update; `all` has those of the first one.
+static inline ModelActivations model_activations_of(ModelActivations all, const TensorRow* rows,
+                                                    int64_t micro_step) {
     for (int row = 0; row < MODEL_ACTIVATION_ROWS; row++) {
-        if (rows[row].places > 1) {
-            tensor_move(&all, &rows[row], (size_t)place * tensor_place_bytes(&rows[row]));
-        }
+        tensor_move(&all, &rows[row],
+                    (size_t)(micro_step % rows[row].places) * tensor_place_bytes(&rows[row]));
     }
     return all;
 }

@@ -53,8 +53,9 @@ typedef enum { PLACE_ONCE, PLACE_BLOCK } TensorPlace;
 typedef enum { SPLIT_NONE, SPLIT_HEADS, SPLIT_ROWS, SPLIT_COLS, SPLIT_WORDS } TensorSplit;
 
 // Lifetimes: always, for activations until the backward pass; or only inside a block or the
-// classifier, which use the same memory; or inside a pass over the model.
-typedef enum { LIVE_ALWAYS, LIVE_BLOCK, LIVE_CLASSIFIER, LIVE_PASS } TensorLife;
+// classifier, which use the same memory; or inside a pass over the model; or until it has been sent,
+// while the next one arrives.
+typedef enum { LIVE_ALWAYS, LIVE_BLOCK, LIVE_CLASSIFIER, LIVE_PASS, LIVE_SENT } TensorLife;
 
 // One row of a table, with the sizes filled in. Tensors start at multiples of TENSOR_ALIGN
 // elements. A tensor that a model does not have is absent: no elements, layers and uses are 0, its
@@ -65,8 +66,8 @@ typedef struct {
     // copies in memory: 1 if all layers share one, 2 if they take turns; times its slices
     int layers;
     int slices; // of a layer in memory; 1: it is whole
-    // activations only: micro-batches whose forward pass is done and whose backward pass is not
-    // (pipeline.h); each has copies of all layers
+    // activations only: micro-batches that need it at a time (pipeline.h), which take turns; each
+    // has copies of all layers
     int places;
     int repeats; // consecutive layers that share a copy
     // parameters only: layers of the model that use one of the copies
@@ -145,7 +146,8 @@ static inline size_t tensor_rows_place_(TensorRow* rows, int count, TensorLife l
 // Fills in the offsets; returns the bytes of the whole allocation.
 static inline size_t tensor_rows_layout(TensorRow* rows, int count) {
     const size_t kept = tensor_rows_place_(rows, count, LIVE_ALWAYS, 0),
-                 always = tensor_rows_place_(rows, count, LIVE_PASS, kept);
+                 passes = tensor_rows_place_(rows, count, LIVE_PASS, kept),
+                 always = tensor_rows_place_(rows, count, LIVE_SENT, passes);
     const size_t block = tensor_rows_place_(rows, count, LIVE_BLOCK, always);
     const size_t classifier = tensor_rows_place_(rows, count, LIVE_CLASSIFIER, always);
     const size_t end = block > classifier ? block : classifier, align = TENSOR_ALIGN * sizeof(float);

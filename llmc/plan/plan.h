@@ -243,7 +243,7 @@ void plan_print_traffic(FILE* file, const Settled* s) {
 }
 
 static void plan_print_rows_(FILE* file, const TensorRow* rows, int count) {
-    static const char* const life_mark[] = {"", "  b", "  c", ""}; // by TensorLife
+    static const char* const life_mark[] = {"", "  b", "  c", "", ""}; // by TensorLife
     for (int i = 0; i < count; i++) {
         const TensorRow* row = &rows[i];
         if (tensor_elements(row) > 0) {

@@ -173,13 +173,13 @@ static void expect_layout(const TensorRow* rows, int count, size_t bytes) {
 
 // No more memory than what lives at a time, and alignment.
 static void expect_tight(const TensorRow* rows, int count, size_t bytes) {
-    size_t of_life[4] = {0};
+    size_t of_life[5] = {0};
     for (int i = 0; i < count; i++) {
         of_life[rows[i].life] += (row_bytes(&rows[i]) + 511) / 512 * 512;
     }
     const size_t shared =
         of_life[LIVE_BLOCK] > of_life[LIVE_CLASSIFIER] ? of_life[LIVE_BLOCK] : of_life[LIVE_CLASSIFIER];
-    const size_t all = of_life[LIVE_ALWAYS] + of_life[LIVE_PASS] + shared;
+    const size_t all = of_life[LIVE_ALWAYS] + of_life[LIVE_PASS] + of_life[LIVE_SENT] + shared;
     EXPECT(bytes <= all + 512, "%zu bytes in all, wanted %zu", bytes, all);
 }
 
@@ -346,9 +346,10 @@ TEST(places) {
     char* memory = (char*)check_alloc(bytes, 1, "activations");
     tensor_rows_bind(&all, rows, MODEL_ACTIVATION_ROWS, memory);
     for (int place = 0; place < PLACES; place++) {
-        const ModelActivations at = model_activations_at_place(all, rows, place);
-        EXPECT(at.branch == all.branch && at.dresidual == all.dresidual && at.fch_act == all.fch_act, "%d",
-               place);
+        const ModelActivations at = model_activations_of(all, rows, 3 + place),
+                               next = model_activations_of(all, rows, 4 + place);
+        EXPECT(at.branch == all.branch && at.fch_act == all.fch_act, "%d", place);
+        EXPECT(at.dresidual != next.dresidual, "gradient of micro-batch %d", place);
         memset(at.encoded, place + 1, B * T * (size_t)cfg.C * sizeof(float));
         memset(at.residual3, place + 1, 2 * B * T * (size_t)cfg.C * sizeof(float));
         memset(at.att_lse, place + 1, 2 * B * T * (size_t)cfg.NH * sizeof(float));
@@ -356,11 +357,10 @@ TEST(places) {
         previous = at;
     }
     for (int place = 0; place < PLACES; place++) {
-        const ModelActivations at = model_activations_at_place(all, rows, place);
+        const ModelActivations at = model_activations_of(all, rows, place);
         const size_t end = 2 * B * T * (size_t)cfg.NH * sizeof(float) - 1;
         EXPECT(*(char*)at.encoded == place + 1 && ((char*)at.att_lse)[end] == place + 1, "place %d", place);
     }
-    EXPECT(row_called(rows, MODEL_ACTIVATION_ROWS, "dresidual")->rows == 2 * B * T, "two take turns");
     EXPECT(!all.logits && !all.lnf && !all.losses && all.encoded, "the first stage has no classifier");
     free(memory);
     cfg.part = last;

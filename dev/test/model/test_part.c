@@ -20,7 +20,7 @@ static void take_and_put(ModelConfig cfg, int s, int ranks) {
         whole[i] = (float)(i % 16777213);
     }
     for (int j = 0; j < ranks; j++) {
-        const ModelPart which = {j * s / ranks, s / ranks, s, 0, 0, 0};
+        const ModelPart which = {.first_slice = j * s / ranks, .slices = s / ranks, .of_slices = s};
         const ModelConfig part_cfg = model_part_of(cfg, which);
         const size_t part_bytes = model_parameter_rows_of(part_rows, part_cfg, sizeof(float));
         char* part = (char*)check_alloc(part_bytes, 1, "part");
@@ -60,7 +60,7 @@ TEST(part_take_put) {
 // Every element of a part has the same place by both functions.
 static void places(ModelConfig cfg, int s) {
     TensorRow rows[MODEL_PARAMETER_ROWS], part_rows[MODEL_PARAMETER_ROWS];
-    const ModelPart which = {0, s, s, 0, 0, 0};
+    const ModelPart which = {.slices = s, .of_slices = s};
     model_parameter_rows_of(rows, cfg, sizeof(float));
     model_parameter_rows_of(part_rows, model_part_of(cfg, which), sizeof(float));
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
@@ -87,10 +87,10 @@ TEST(part_places) {
 
 TEST(part_sizes) {
     const ModelConfig cfg = whole_of("qwen3:0.6b", 16);
-    const ModelConfig part = model_part_of(cfg, (ModelPart){4, 4, 16, 0, 0, 0});
+    const ModelConfig part = model_part_of(cfg, (ModelPart){.first_slice = 4, .slices = 4, .of_slices = 16});
     EXPECT(part.NH == 1 && model_key_heads(part) == 1 && model_head_size(part) == 128, "heads");
     EXPECT(model_blocks(part) == 8 && model_groups(part) == 9 && model_group_layer(part, 5) == 1, "groups");
-    const ModelConfig last = model_part_of(cfg, (ModelPart){0, 0, 0, 1, 1, 2});
+    const ModelConfig last = model_part_of(cfg, (ModelPart){.first_layer = 1, .layers = 1, .of_layers = 2});
     EXPECT(last.L == 1 && !model_has_first(last) && model_has_last(last), "the last stage");
     char error[ERROR_BYTES];
     EXPECT(!part_check_slices(model_preset_config(model_preset_by_name("d48"), 1000), 4, error) &&

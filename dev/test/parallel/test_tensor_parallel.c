@@ -59,7 +59,7 @@ TEST(tensor_token_slices) {
 TEST(tensor_whole_gradients) {
     enum { S = 3, L = 2 };
     ModelConfig cfg = {.max_T = 8, .V = 96, .Vp = 384, .L = L, .NH = 3, .C = 48};
-    const ModelConfig part = model_part_of(cfg, (ModelPart){0, S, S, 0, 0, 0});
+    const ModelConfig part = model_part_of(cfg, (ModelPart){.slices = S, .of_slices = S});
     const ZeroPlan plan = zero_plan(part, 0, 0, 1);
     Memory memory = memory_on_host();
     TensorRow rows[MODEL_PARAMETER_ROWS];
