@@ -31,6 +31,7 @@ units of the MLP, QKV columns of queries, keys and values, Vp tokens of the padd
 #include "llmc/parallel/grid.h"
 #include "llmc/parallel/groups.h"
 #include "llmc/parallel/micro_steps.h"
+#include "llmc/parallel/pipeline.h"
 #include "llmc/parallel/tensor_parallel.h"
 #include "llmc/parallel/zero.h"
 #include "llmc/base/clock.h"
@@ -64,6 +65,8 @@ struct Model {
     RouterLosses router_losses; // --router-balance, --router-z; dloss is that of the pass
     RecomputeLevel recompute;   // which activations the backward pass computes again
     Freeze freeze;              // which parameters training leaves unchanged
+    ModelConfig whole_cfg;      // the whole model, whose operations are counted
+    Freeze whole_freeze;
     TensorRow parameter_rows[MODEL_PARAMETER_ROWS], activation_rows[MODEL_ACTIVATION_ROWS];
     TensorRow gradient_rows[MODEL_PARAMETER_ROWS]; // where a backward pass leaves gradients
     OptimizerState state;
@@ -158,7 +161,7 @@ static void open_activations(Model* model, const Settled* s) {
                                                model->activation_bytes);
     tensor_rows_bind(&model->acts, model->activation_rows, MODEL_ACTIVATION_ROWS,
                      generates ? NULL : model->acts_memory);
-    if (is_bf16 && !generates && !model_is_sliced(cfg)) {
+    if (is_bf16 && !generates && !model_is_sliced(cfg) && model_has_last(cfg)) {
         cross_entropy_bf16_open(&model->classifier, &model->memory, model->acts.logits, tokens, N, cfg.C,
                                 cfg.Vp);
     }
@@ -214,7 +217,9 @@ static void model_open(Model* model, const Settled* s, Memory memory, Comm* comm
     model->z_loss = s->options.z_loss;
     model->router_losses = (RouterLosses){s->options.router_balance, s->options.router_z, 0};
     model->recompute = recompute_level(s);
-    model->freeze = s->freeze;
+    model->freeze = settled_own_freeze(s);
+    model->whole_cfg = s->cfg;
+    model->whole_freeze = s->freeze;
     model->memory = memory;
     model->comm = comm;
     model->zero.plan = s->zero;
@@ -413,20 +418,30 @@ static void embeddings_forward(Model* model, const Pass* pass) {
     }
 }
 
-// Runs the model up to its last hidden state, lnf (R, C).
+// Sets where attention starts in layers with a window, for a pass over a batch.
+static void set_windows(Model* model, const Pass* pass) {
+    if (model->window_starts && !pass_is_step(pass)) {
+        pass_window_starts_cpu(model->window_starts, pass, model->cfg.window);
+    }
+}
+
+// Runs this stage of the model: in the last one up to the last hidden state, lnf (R, C). In other
+// stages than the first, encoded has the residual stream that enters.
 static void forward_pass(Model* model, const Pass* pass) {
     const ModelConfig cfg = model->cfg;
-    const Norm norm = last_norm(model, pass);
     model->linear.few = pass_is_step(pass);
-    if (model->window_starts && !pass_is_step(pass)) {
-        pass_window_starts_cpu(model->window_starts, pass, cfg.window);
+    set_windows(model, pass);
+    if (model_has_first(cfg)) {
+        embeddings_forward(model, pass);
     }
-    embeddings_forward(model, pass);
     for (int l = 0; l < cfg.L; l++) {
         const Block block = block_at(model, l, pass);
         block_forward(&block);
     }
-    norm_forward_cpu(pass->acts->lnf, residual_into(model, cfg.L, pass), &norm);
+    if (model_has_last(cfg)) {
+        const Norm norm = last_norm(model, pass);
+        norm_forward_cpu(pass->acts->lnf, residual_into(model, cfg.L, pass), &norm);
+    }
 }
 
 // Returns the pass over a batch. Positions count from the first token of each sequence.
@@ -621,19 +636,20 @@ static void embeddings_backward(Model* model, const Pass* pass, GradientMode mod
     const ModelConfig cfg = model->cfg;
     const TensorParallel tensor = tensor_of(model, pass);
     const ModelActivations* a = pass->acts;
-    if (a->encoded_rstd && gradients_at_layer(model, 0).wte) {
+    if (a->encoded_rstd && (gradients_at_layer(model, 0).wte || zero_embedding_gradient_cpu(&model->zero))) {
         norm_unit_backward_cpu(a->dresidual, a->encoded, a->encoded_rstd, tensor_rows(&tensor).count, cfg.C);
     }
     const float* dencoded = tensor_gather_cpu(&tensor, 0, a->dresidual); // (N, C)
+    float* dwte = zero_embedding_gradient_cpu(&model->zero);             // apart; NULL: joined
     for (int i = 0; i < tensor.slices; i++) {
         const ModelParameters d = gradients_at_slice(model, 0, i);
         const EmbeddingSizes sizes = {
             pass->B, pass->T, cfg.C, cfg.Vp, cfg.max_T, pass->positions.chunks, (tensor.first + i) * cfg.Vp};
-        // without a matrix of its own, the head has set or added to dwte
-        embedding_backward_cpu(d.wte, i == 0 ? d.wpe : NULL, dencoded, pass->inputs, sizes,
-                               cfg.has_head ? mode : GRADIENT_ADD, mode);
+        const size_t before = (size_t)i * model->parameter_rows[0].layer_bytes / sizeof(float);
+        // without a matrix of its own, the head has set or added to d.wte
+        embedding_backward_cpu(dwte ? dwte + before : d.wte, i == 0 ? d.wpe : NULL, dencoded, pass->inputs,
+                               sizes, cfg.has_head || dwte ? mode : GRADIENT_ADD, mode);
     }
-    whole_gradients_sum_cpu(&model->whole, &model->groups.tensor);
 }
 
 // Called when the losses are known: the hook decides on the update by them.
@@ -650,25 +666,35 @@ static void group_done(Model* model, int g, MicroStep step, InBackward* hook) {
     update_group_in_backward_cpu(&model->update, g, hook);
 }
 
+// Sets the losses and dresidual (R, C), the gradient of the residual stream after the last block, and
+// sets or adds to the gradients of the classifier.
+static void head_backward(Model* model, const Pass* pass, float dloss, GradientMode mode) {
+    const ModelConfig cfg = model->cfg;
+    const ModelActivations* a = pass->acts;
+    const ModelParameters d = gradients_at_layer(model, 0);
+    LmHead head = lm_head(model, pass);
+    const Norm norm = last_norm(model, pass);
+    float* dlnf = a->branch; // (R, C)
+    head.teaching = model->teaching;
+    lm_head_gradients_cpu(a->losses, dlnf, cfg.has_head ? d.head : d.wte, &head, dloss, mode);
+    tensor_norm_backward_cpu(&head.tensor, a->dresidual, d.lnfw, d.lnfb, dlnf,
+                             residual_into(model, cfg.L, pass), &norm, GRADIENT_SET, mode);
+}
+
 // After model_forward on the same batch: sets the losses and sets or adds to all gradients, as
 // `mode` says. dloss is the gradient of the loss of each token. Each group of gradients is reduced,
 // or its parameters are updated, as soon as it is complete. The pass ends where everything below is
-// frozen.
+// frozen. In other stages than the last, dresidual has the gradient of the stream that leaves.
 static void model_backward(Model* model, Batch batch, float dloss, GradientMode mode, MicroStep step,
                            InBackward* hook) {
     const ModelConfig cfg = model->cfg;
     const Pass pass = batch_pass(model, batch);
-    const ModelActivations a = model->acts;
-    const ModelParameters d = gradients_at_layer(model, 0);
-    LmHead head = lm_head(model, &pass);
-    const Norm norm = last_norm(model, &pass);
-    float* dlnf = a.branch; // (R, C)
     model->router_losses.dloss = dloss;
-    head.teaching = model->teaching;
-    lm_head_gradients_cpu(a.losses, dlnf, cfg.has_head ? d.head : d.wte, &head, dloss, mode);
-    losses_done(model, batch, hook);
-    tensor_norm_backward_cpu(&head.tensor, a.dresidual, d.lnfw, d.lnfb, dlnf,
-                             residual_into(model, cfg.L, &pass), &norm, GRADIENT_SET, mode);
+    set_windows(model, &pass);
+    if (model_has_last(cfg)) {
+        head_backward(model, &pass, dloss, mode);
+        losses_done(model, batch, hook);
+    }
     for (int l = cfg.L - 1; l >= model->freeze.first_block; l--) {
         const int g = model_group_of_slice(cfg, l, 0);
         block_backward(model, l, &pass, mode);
@@ -678,29 +704,92 @@ static void model_backward(Model* model, Batch batch, float dloss, GradientMode 
             }
         }
     }
-    embeddings_backward(model, &pass, mode);
+    if (model_has_first(cfg)) {
+        embeddings_backward(model, &pass, mode);
+    }
+    whole_gradients_sum_cpu(&model->whole, &model->groups.tensor);
     group_done(model, 0, step, hook);
+    zero_group_done_cpu(&model->zero, model->zero.plan.groups, step); // an embedding's apart
+}
+
+// -------------------------------------------------------------------------------------------------
+// Stages
+
+static const PipelineAction at_rest = {PIPELINE_NOTHING, 0, 0};
+
+// Returns the activations of a micro-batch.
+static ModelActivations activations_of(const Model* model, int64_t micro_step) {
+    ModelActivations all;
+    tensor_rows_bind(&all, model->activation_rows, MODEL_ACTIVATION_ROWS, model->acts_memory);
+    return model_activations_of(all, model->activation_rows, micro_step);
+}
+
+// Passes on to the next action of this stage: sends what the one before has made and receives what
+// the next one needs.
+static void stage_passes(Model* model, PipelineAction before, PipelineAction next) {
+    const ModelActivations made = activations_of(model, before.micro_step);
+    const Pass pass = {.acts = &made, .activation_rows = model->activation_rows};
+    model->acts = activations_of(model, next.micro_step);
+    const PipelineStream stream = {residual_into(model, model->cfg.L, &pass), made.dresidual,
+                                   model->acts.encoded, model->acts.dresidual,
+                                   (size_t)model->cfg.C * sizeof(float)};
+    pipeline_exchange_cpu(&model->groups.pipe, before, next, stream);
+}
+
+// Returns the rows of the stream that this process has of a batch.
+static int stage_rows(Model* model, Batch batch) {
+    const Pass pass = batch_pass(model, batch);
+    const TensorParallel tensor = tensor_of(model, &pass);
+    return tensor_rows(&tensor).count;
+}
+
+// Adds the embedding's gradient to the classifier's, if it is summed apart: once an update.
+static void stages_join_embedding(Model* model) {
+    Zero* zero = &model->zero;
+    if (zero->plan.embedding > 0) {
+        pipeline_hand_over_cpu(&model->groups.pipe, 0, model->groups.pipe.size - 1,
+                               zero_embedding_gradient_cpu(zero), zero->plan.embedding * sizeof(float));
+    }
+    if (zero->plan.embedding > 0 && model_has_last(model->cfg)) {
+        zero_add_embedding_cpu(zero);
+    }
+}
+
+// Gives the first stage the wte that the last one has updated.
+static void stages_share_wte(Model* model) {
+    if (model->zero.plan.embedding > 0) {
+        pipeline_hand_over_cpu(&model->groups.pipe, model->groups.pipe.size - 1, 0, model->params.wte,
+                               model->zero.plan.embedding * sizeof(float));
+    }
 }
 
 // -------------------------------------------------------------------------------------------------
 // Micro-steps
 
-// Forward and backward on the batch of a micro-step, and this rank's part of the others': the batch
-// may be empty. Sets the loss of the report, and adds the time of the forward pass.
-static void model_micro_step(Model* model, Batch batch, float dloss, MicroStep step, InBackward* hook,
-                             RankReport* report) {
+// Forward on the batch of a micro-step, which may be empty. Adds the time to the report.
+static void micro_step_forward(Model* model, Batch batch, RankReport* report) {
     const double start_s = time_now_s();
+    if (batch.B > 0) {
+        model_forward(model, batch);
+        teacher_forward(model, batch);
+        report->pace_s += time_now_s() - start_s;
+    }
+}
+
+// Backward on the batch of a micro-step, and this rank's part of the others': the batch may be
+// empty. Sets the loss of the report.
+static void micro_step_backward(Model* model, Batch batch, float dloss, MicroStep step, InBackward* hook,
+                                RankReport* report) {
     const int adds = step.number > 0 && model->zero.plan.stage < 2;
     if (batch.B == 0) {
         zero_idle_cpu(&model->zero, step);
         return;
     }
-    model_forward(model, batch);
-    teacher_forward(model, batch);
-    report->pace_s += time_now_s() - start_s;
     model_backward(model, batch, dloss, adds ? GRADIENT_ADD : GRADIENT_SET, step, hook);
-    rank_report_losses(report)[step.number] = batch_loss(model, batch);
-    batch_divergence(model, batch, &report->divergence);
+    if (model_has_last(model->cfg)) {
+        rank_report_losses(report)[step.number] = batch_loss(model, batch);
+        batch_divergence(model, batch, &report->divergence);
+    }
 }
 
 // Ends the gradient of an update in which this rank had `tokens`: sets its square sum, and the time
@@ -721,43 +810,70 @@ static void gradients_end(Model* model, InBackward* hook, double tokens, RankRep
 static void model_gradients(Model* model, Dataloader* train, int64_t batch_tokens, float loss_scale,
                             InBackward* hook, RankReport* report) {
     const float dloss = (float)(loss_scale / (double)batch_tokens);
+    const Group* pipe = &model->groups.pipe;
     MicroSteps steps = zero_micro_steps(&model->zero.plan, batch_tokens / train->T, model->B);
+    const int64_t M = micro_steps_count(&steps);
+    PipelineAction before = at_rest, now;
+    int64_t ahead = 0; // forward passes whose backward pass is still to come
     double tokens = 0;
-    model->router_statistics = rank_report_statistics(report);
-    for (MicroStep step; micro_steps_next(&steps, &step);) {
-        const Batch batch = dataloader_next(train);
-        in_backward_batch(hook, batch.counted, dataloader_error(train) != NULL);
-        model_micro_step(model, batch, dloss, step, hook, report);
-        rank_report_add(report, model->cfg, &model->freeze, batch);
-        tokens += (double)batch.B * batch.T;
+    model->router_statistics =
+        router_statistics_of(rank_report_statistics(report), model->cfg.part.first_layer, model->cfg.E);
+    for (int64_t i = 0; pipeline_action(pipe->size, pipe->rank, M, i, &now); before = now, i++) {
+        const int is_forward = now.pass == PIPELINE_FORWARD;
+        const Batch batch = is_forward ? dataloader_next(train) : dataloader_earlier(train, ahead - 1);
+        MicroStep step;
+        now.tokens = stage_rows(model, batch);
+        stage_passes(model, before, now);
+        if (is_forward) {
+            in_backward_batch(hook, batch.counted, dataloader_error(train) != NULL);
+            micro_step_forward(model, batch, report);
+            tokens += (double)batch.B * batch.T;
+        } else {
+            micro_steps_next(&steps, &step);
+            micro_step_backward(model, batch, dloss, step, hook, report);
+            rank_report_add(report, model->whole_cfg, &model->whole_freeze, batch);
+        }
+        ahead += is_forward ? 1 : -1;
         comm_alive(model->comm);
     }
+    stage_passes(model, before, now);
+    stages_join_embedding(model);
     gradients_end(model, hook, tokens, report);
 }
 
 // -------------------------------------------------------------------------------------------------
 // Update
 
-static void model_update(Model* model, Update update) { update_groups_cpu(&model->update, update); }
+static void model_update(Model* model, Update update) {
+    update_groups_cpu(&model->update, update);
+    stages_share_wte(model);
+}
 
 // -------------------------------------------------------------------------------------------------
 // Evaluate and decode
 
-// Forward on batch i of a validation, which may be empty: sets losses[i] to the sum of its losses.
-static void evaluate_batch(Model* model, Batch batch, int64_t i, double* losses) {
-    losses[i] = 0;
+// Forward on a batch of a validation, which may be empty: sets the sum of its losses, in the last
+// stage.
+static void evaluate_batch(Model* model, Batch batch, double* loss) {
     if (batch.B > 0) {
         model_forward(model, batch);
+    }
+    if (batch.B > 0 && model_has_last(model->cfg)) {
         model_losses(model, batch, NULL);
-        losses[i] = batch_loss(model, batch);
+        *loss = batch_loss(model, batch);
     }
 }
 
 // Forward on all batches of a validation: sets the losses of the report.
 static void model_evaluate(Model* model, Run* run) {
+    double* losses = rank_report_losses(run->report) - model->groups.pipe.rank;
+    PipelineAction before = at_rest;
     Batch batch;
     for (int64_t i = 0; run_validation_batch(run, i, &batch); i++) {
-        evaluate_batch(model, batch, i, rank_report_losses(run->report));
+        const PipelineAction now = {PIPELINE_FORWARD, 0, stage_rows(model, batch)};
+        stage_passes(model, before, now);
+        evaluate_batch(model, batch, &losses[i]);
+        before = now;
     }
 }
 
@@ -766,16 +882,21 @@ static void model_evaluate(Model* model, Run* run) {
 static void model_token_losses(Model* model, Batch batch, float* losses, int* is_top) {
     const ContextParallel* context = &model->attention.context;
     const AttentionSizes sizes = attention_config_chunks(model->cfg, batch.B, batch.T, batch.chunks);
+    const PipelineAction now = {PIPELINE_FORWARD, 0, stage_rows(model, batch)};
     Pass pass = batch_pass(model, batch);
     pass.positions.starts = batch.starts;
+    stage_passes(model, at_rest, now);
     if (batch.B > 0) {
         forward_pass(model, &pass);
+    }
+    if (batch.B > 0 && model_has_last(model->cfg)) {
         model_losses(model, batch, is_top);
         context_gather_tokens_cpu(losses, context, model->acts.losses, sizes);
     }
-    if (batch.B > 0 && is_top) {
+    if (batch.B > 0 && is_top && model_has_last(model->cfg)) {
         context_gather_tokens_cpu(is_top, context, is_top, sizes);
     }
+    stage_passes(model, now, at_rest);
 }
 
 // Forward, for --write-logits.
@@ -795,10 +916,23 @@ static void model_top_tokens(Model* model, Batch batch, int k, float temperature
 
 // Runs a pass of decoding; returns the logits (count, Vp) that follow its last `count` rows.
 static const float* decode_forward(Model* model, const Pass* pass, int count) {
+    const PipelineAction now = {PIPELINE_FORWARD, 0, pass_tokens(pass)};
+    const PipelineStream stream = {residual_into(model, model->cfg.L, pass), NULL, pass->acts->encoded, NULL,
+                                   (size_t)model->cfg.C * sizeof(float)};
+    Group* pipe = &model->groups.pipe;
+    const int is_sliced = model_is_sliced(model->cfg),
+              words = model->cfg.Vp * (is_sliced ? model->cfg.part.of_slices : 1);
+    float* logits = is_sliced ? pass->acts->all_logits : pass->acts->logits;
+    pipeline_exchange_cpu(pipe, at_rest, now, stream);
     forward_pass(model, pass);
-    const LmHead head = lm_head(model, pass);
-    model->linear.few = 1;
-    return lm_head_all_logits_cpu(&head, head.N - count, count);
+    pipeline_exchange_cpu(pipe, now, at_rest, stream);
+    if (model_has_last(model->cfg)) {
+        const LmHead head = lm_head(model, pass);
+        model->linear.few = 1;
+        logits = (float*)lm_head_all_logits_cpu(&head, head.N - count, count);
+    }
+    pipeline_tell_cpu(pipe, logits, (size_t)count * (size_t)words * sizeof(float));
+    return logits;
 }
 
 // Reads the first tokens of a sequence; see generator.h.
@@ -842,6 +976,10 @@ static void model_loaded(Model* model, const char* checkpoint) {
     linear_pack(&model->linear);
 }
 
+static void model_move(Model* model, GridGroup group, GroupMove move) {
+    group_exchange_cpu(group == GRID_TENSOR ? &model->groups.tensor : &model->groups.pipe, &move, 1);
+}
+
 static Model* model_teacher(Model* model) { return model->teacher; }
 
 static uint64_t model_checksum(Model* model) {
@@ -871,7 +1009,7 @@ static const Trainer trainer = {
     .token_losses = model_token_losses,
     .prefill = model_prefill,
     .decode = model_decode,
-    .access = {model_get_group, model_set_group, model_get_state, model_set_state, model_loaded},
+    .access = {model_get_group, model_set_group, model_get_state, model_set_state, model_loaded, model_move},
     .top_tokens = model_top_tokens,
     .teacher = model_teacher,
     .checksum = model_checksum,

@@ -73,8 +73,18 @@ enum { PIPELINE_MOVES = 2 }; // at most
 int pipeline_moves(GroupMove moves[PIPELINE_MOVES], int P, int p, PipelineAction before, PipelineAction next,
                    PipelineStream stream);
 
+// Tells the watchdog which of these messages the stage waits for.
+void pipeline_watch(Comm* comm, const GroupMove* moves, int count, PipelineAction before,
+                    PipelineAction next);
+
 // Sends what the action before has made and receives what the next one needs, as one exchange.
 void pipeline_exchange_cpu(Group* pipe, PipelineAction before, PipelineAction next, PipelineStream stream);
+
+// Moves data from one stage to another; the others do nothing. Between the same stage nothing moves.
+void pipeline_hand_over_cpu(Group* pipe, int from, int to, void* data, size_t bytes);
+
+// Sends data of the last stage to all others.
+void pipeline_tell_cpu(Group* pipe, void* data, size_t bytes);
 
 #ifdef __cplusplus
 }
@@ -202,11 +212,36 @@ int pipeline_moves(GroupMove moves[PIPELINE_MOVES], int P, int p, PipelineAction
     return count;
 }
 
+void pipeline_watch(Comm* comm, const GroupMove* moves, int count, PipelineAction before,
+                    PipelineAction next) {
+    const GroupMove* last = &moves[count - 1]; // what is received, if anything
+    if (count > 0 && last->sends) {
+        comm_exchanges(comm, "micro-batch %lld to stage %lld", before.micro_step, last->peer);
+    } else if (count > 0) {
+        comm_exchanges(comm, "micro-batch %lld from stage %lld", next.micro_step, last->peer);
+    }
+}
+
 void pipeline_exchange_cpu(Group* pipe, PipelineAction before, PipelineAction next, PipelineStream stream) {
     GroupMove moves[PIPELINE_MOVES];
     const int count = pipeline_moves(moves, pipe->size, pipe->rank, before, next, stream);
+    pipeline_watch(pipe->comm, moves, count, before, next);
     if (count > 0) {
         group_exchange_cpu(pipe, moves, count);
+    }
+}
+
+void pipeline_hand_over_cpu(Group* pipe, int from, int to, void* data, size_t bytes) {
+    const int sends = pipe->rank == from;
+    const GroupMove move = {sends ? to : from, data, bytes, sends};
+    if (from != to && (sends || pipe->rank == to)) {
+        group_exchange_cpu(pipe, &move, 1);
+    }
+}
+
+void pipeline_tell_cpu(Group* pipe, void* data, size_t bytes) {
+    for (int p = 0; p < pipe->size - 1; p++) {
+        pipeline_hand_over_cpu(pipe, pipe->size - 1, p, data, bytes);
     }
 }
 

@@ -133,8 +133,8 @@ void run_restore(Run* run, const char* path, const SavedState* saved);
 // Returns true if a validation is due.
 int run_validates(const Run* run);
 
-// Sets batch i of a validation, which may be empty. Returns 0 after the last one, or if a signal
-// stops the run.
+// Sets the batch that this rank evaluates in turn i of a validation; it may be empty. Stage p is p
+// turns behind the first one. Returns 0 after the last turn, or if a signal stops the run.
 int run_validation_batch(Run* run, int64_t i, Batch* batch);
 
 // Logs the validation loss, from the losses in the reports of all ranks.
@@ -587,18 +587,24 @@ static int64_t run_validation_steps_(const Run* run) {
 }
 
 int run_validation_batch(Run* run, int64_t i, Batch* batch) {
-    const int64_t micro_steps = run_validation_steps_(run);
+    const Batch none = {.B = 0};
+    const Grid* grid = &run->settled.ranks.grid;
+    const int64_t micro_steps = run_validation_steps_(run), turns = micro_steps + grid->shape.pipeline - 1,
+                  own = i - grid->stage;
     if (i == 0) {
         rank_report_open(run->report, run->settled.cfg, micro_steps);
         run_agree_on_parameters(run);
         dataloader_seek(run->val, 0);
     }
-    if (i == micro_steps || run_stops_(run)) {
+    if (i == turns || run_stops_(run)) {
         return 0;
     }
     comm_progress(&run->comm, COMM_EVALUATE, run->state.step, "a validation");
-    log_progress(&run->log, run->state.step, "validating", i, micro_steps);
-    *batch = dataloader_next(run->val);
+    log_progress(&run->log, run->state.step, "validating", i, turns);
+    *batch = 0 <= own && own < micro_steps ? dataloader_next(run->val) : none;
+    if (batch->B == 0) {
+        return 1;
+    }
     run->report->counted += batch->counted;
     run->report->target_bytes +=
         run_data_target_bytes(&run->data, batch->targets, (size_t)batch->B * (size_t)batch->T);

@@ -528,6 +528,7 @@ Settled setup_teacher(const Settled* s) {
     }
     o->recompute = RECOMPUTE_BLOCK;
     o->z_loss = 0;
+    o->embedding_gradient = EMBEDDING_GRADIENT_JOINED;
     o->freeze = "";
     o->autotune = o->gpu_report = o->zero = o->gradients = o->master_weights = 0;
     o->offload_optimizer = o->offload_residuals = o->offload_params = o->update_in_backward = 0;

@@ -751,7 +751,7 @@ void run_data_open_loaders(Dataloader* train, Dataloader* val, const RunData* da
                                          s->ranks.grid.data_rank,
                                          s->ranks.grid.shape.data,
                                          s->kept > 0 ? &data->kept : NULL,
-                                         0,
+                                         model_places(s->part) - 1,
                                          grid_chunks(&s->ranks.grid)};
     dataloader_open(train, &data->train, settings);
     run_data_open_validation_(val, data, s);

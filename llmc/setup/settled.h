@@ -15,7 +15,6 @@ Settled (plan/fit.h, plan/memory_limit.h).
 #include <stdint.h>
 #include <string.h>
 
-#include "llmc/base/check.h"
 #include "llmc/formats/safetensors.h"
 #include "llmc/model/freeze.h"
 #include "llmc/model/model.h"
@@ -24,8 +23,8 @@ Settled (plan/fit.h, plan/memory_limit.h).
 #include "llmc/optim/stages.h"
 #include "llmc/optim/optimizer.h"
 #include "llmc/parallel/grid.h"
-#include "llmc/parallel/rank_part.h"
 #include "llmc/parallel/pipeline.h"
+#include "llmc/parallel/rank_part.h"
 #include "llmc/parallel/zero.h"
 #include "llmc/setup/launcher.h"
 #include "llmc/setup/options.h"
@@ -102,38 +101,37 @@ static inline Optimizer settled_optimizer_(const Settled* s) {
     return optimizer;
 }
 
-// Sets the layers of a stage: those of --pipeline-layers, or dealt out evenly.
-static inline void settled_layers_(const Settled* s, ModelPart* part) {
+// Sets the layers of this process. With the embedding's gradient apart one process has one stage.
+static inline void settled_stage_(const Settled* s, ModelPart* part) {
+    const Options* o = &s->options;
     const Grid* grid = &s->ranks.grid;
+    const int P = grid->shape.pipeline, D = grid->shape.data;
     int layers[MODEL_MAX_LAYERS];
     char error[ERROR_BYTES];
-    const char* list = s->options.pipeline_layers;
-    if (!list || !list[0] || !pipeline_parse_layers(layers, s->cfg, grid->shape.pipeline, list, error)) {
-        pipeline_cut(layers, s->cfg, grid->shape.pipeline);
+    if (o->embedding_gradient != EMBEDDING_GRADIENT_APART || P > s->cfg.L) {
+        return;
+    }
+    if (!*o->pipeline_layers || !pipeline_parse_layers(layers, s->cfg, P, o->pipeline_layers, error)) {
+        pipeline_cut(layers, s->cfg, P);
     }
     for (int p = 0; p < grid->stage; p++) {
         part->first_layer += layers[p];
     }
     part->layers = layers[grid->stage];
     part->of_layers = s->cfg.L;
+    part->places = s->use == USE_TRAIN ? pipeline_places(P, grid->stage, (s->micro_batches + D - 1) / D) : 1;
 }
 
 // Returns the part of the model that this process has.
 static inline ModelConfig settled_own_(const Settled* s) {
-    const Grid* grid = &s->ranks.grid;
-    const GridShape shape = grid->shape;
     ModelPart part;
     memset(&part, 0, sizeof(part));
-    if (shape.slices > 1) {
-        part.of_slices = shape.slices;
-        part.slices = shape.slices / shape.tensor;
-        part.first_slice = grid->tensor_rank * part.slices;
-    }
-    if (shape.pipeline > 1) {
-        settled_layers_(s, &part);
-    }
+    settled_stage_(s, &part);
     return model_part_of(s->cfg, part);
 }
+
+// Returns what is frozen in this process.
+static inline Freeze settled_own_freeze(const Settled* s) { return freeze_of_part(&s->freeze, s->part); }
 
 static inline ZeroPlan settled_zero_(const Settled* s) {
     const GridMember data = ranks_data(&s->ranks);
@@ -143,8 +141,12 @@ static inline ZeroPlan settled_zero_(const Settled* s) {
     ZeroPlan plan = zero_plan_two_levels(s->part, s->options.zero, data.rank, data.size, s->ranks.shards);
     plan.context = s->ranks.grid.shape.context;
     if (plan.stage < 3) {
-        zero_plan_freeze(&plan, s->part, s->freeze.rows,
-                         freeze_first_copy(&s->freeze, s->cfg) * model_slices(s->part));
+        const Freeze own = settled_own_freeze(s);
+        zero_plan_freeze(&plan, s->part, own.rows, freeze_first_copy(&own, s->part) * model_slices(s->part));
+    }
+    if (s->options.embedding_gradient == EMBEDDING_GRADIENT_APART &&
+        !freeze_has_classifier(&s->freeze, s->cfg)) {
+        zero_plan_apart(&plan, s->part);
     }
     plan.shares_buffer |= s->options.update_in_backward;
     return plan;
@@ -165,14 +167,14 @@ static inline size_t settled_pass_tokens(const Settled* s) {
 // Sets the facts that follow from everything above them in the struct and from `freeze`.
 static inline void settled_conclude(Settled* s) {
     const Options* o = &s->options;
+    s->sequences = o->total_batch / o->seq_len;
+    s->micro_batches = (s->sequences + o->batch - 1) / o->batch;
     s->part = settled_own_(s);
     s->zero = settled_zero_(s);
     s->optimizer = settled_optimizer_(s);
     s->element_bytes = safetensors_dtype_bytes(s->dtype);
     s->gradient_bytes = o->gradients ? sizeof(float) : s->element_bytes;
     s->saved_dtype = o->master_weights && s->use != USE_EVALUATE ? SAFETENSORS_F32 : s->dtype;
-    s->sequences = o->total_batch / o->seq_len;
-    s->micro_batches = (s->sequences + o->batch - 1) / o->batch;
     s->decode_batch = s->use == USE_GENERATE ? o->batch : 1;
 }
 
@@ -220,23 +222,6 @@ static inline Settled settled_with(const Settled* s, int parts, int recompute, i
     options_divide_batch(&other.options, parts);
     other.options.recompute = recompute;
     other.options.offload_optimizer = offload_optimizer;
-    settled_conclude(&other);
-    return other;
-}
-
-// Returns the settings of a process in another grid, with another stage of ZeRO and another number
-// of processes that share a replica.
-static inline Settled settled_in_grid(const Settled* s, Grid grid, int zero, int shards) {
-    Settled other = *s;
-    Options* o = &other.options;
-    other.ranks.grid = grid;
-    other.ranks.zero = o->zero = zero;
-    other.ranks.shards = shards;
-    o->tensor_parallel = grid.shape.tensor;
-    o->tensor_slices = grid.shape.slices;
-    o->context_parallel = grid.shape.context;
-    o->pipeline_parallel = grid.shape.pipeline;
-    o->embedding_gradient = grid.shape.pipeline > 1 ? EMBEDDING_GRADIENT_APART : o->embedding_gradient;
     settled_conclude(&other);
     return other;
 }

@@ -35,11 +35,7 @@ static Settled settled_for(ModelConfig cfg, const Options* o) {
 static double seconds_of(const Settled* s, CostKind kind) {
     const CostRates rates = rates_of(kind);
     const CostUpdate update = cost_update(s, &rates);
-    double seconds = 0;
-    for (int i = 0; i < COST_MOVES; i++) { // without transfers
-        seconds += update.s[i];
-    }
-    return seconds;
+    return cost_total_s(&update);
 }
 
 // Returns the planned seconds of one rank.

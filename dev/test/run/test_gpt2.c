@@ -1504,7 +1504,8 @@ TEST(update_in_part) {
         RankReport gradient;
         double loss;
     } report = {{{0, 0}, {0, 0}, 0, 0, 0, 0, 0, 0}, 0};
-    model_micro_step(&model, batch_of(&s), 1.0f / (float)(s.B * s.T), only, &now, &report.gradient);
+    micro_step_forward(&model, batch_of(&s), &report.gradient);
+    micro_step_backward(&model, batch_of(&s), 1.0f / (float)(s.B * s.T), only, &now, &report.gradient);
     const size_t upper = zero_group_begin(&model.zero.plan, 2) * sizeof(float);
     EXPECT(isfinite(now.losses) && !isfinite(wide_sum_value(now.square_sum)), "loss %g", now.losses);
     EXPECT(now.stopped_at == 1 && now.updated == cfg.L - 1, "stopped at %d", now.stopped_at);

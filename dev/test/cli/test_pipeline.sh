@@ -1,0 +1,177 @@
+#!/usr/bin/env bash
+# test_pipeline.sh -- stages of layers under mpirun: the same bits for every number of stages, and the
+# end of all when one rank ends.
+#
+#     dev/test/cli/test_pipeline.sh build/plain/train_gpt2
+set -u
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+trainer=$(realpath "${1:?usage: test_pipeline.sh TRAINER}")
+source dev/test/lib/check.sh
+source dev/test/lib/trainer.sh
+root=$PWD
+trainer_begin pipeline
+export TMPDIR=$work # mpirun's files
+if ! command -v mpirun >/dev/null || ! grep -q MPI_Init_thread "$trainer"; then
+    echo "skipped: pipeline: mpirun is missing, or the build has no MPI (scripts/install_deps.sh --test)"
+    check_done
+    exit
+fi
+
+# 10 micro-batches of 2 sequences an update.
+run=(--layers 4 --channels 64 --heads 4 --seq-len 32 --batch 2 --total-batch 640 --steps 9 --save-every 3 --eval-every 4
+    --eval-batches 5 --samples 1 --sample-tokens 4 --sample-every 9)
+
+# trains N OUT OPTIONS...: N ranks, which must succeed and have nothing to complain about.
+trains() {
+    local n=$1 out=$2
+    shift 2
+    timeout 120 mpirun --oversubscribe --bind-to none -n "$n" "$trainer" --out "$out" "$@" >stdout 2>stderr </dev/null
+    status=$?
+    check "$out: exit status $status, $(head -n 1 stderr)" [ $status = 0 ]
+    check "$out: standard error: $(head -n 1 stderr)" [ ! -s stderr ]
+}
+
+# The losses, norms and rates of all steps, and the samples, as they were logged.
+logged() { sed -n 's/^{"kind":"\(train\|val\|sample\)","step":\([0-9]*\),\("loss"\|"text"\):\([^,}]*\)\(,"norm":[^,]*,"lr":[^,]*\)\?.*/\1 \2 \4 \5/p' "$1/log.jsonl"; }
+
+same_weights() { check "$1: the same weights" cmp -s "$2/step_00000009/model.safetensors" "$3/step_00000009/model.safetensors"; }
+
+# same WHAT A B: their weights of step 9, and their logs, have the same bits.
+same() {
+    same_weights "$@"
+    check "$1: the same log" [ -n "$(logged "$2")" -a "$(logged "$2")" = "$(logged "$3")" ]
+}
+
+# stages WHAT OPTIONS...: 2 stages have the bits of one process.
+stages() {
+    local what=$1
+    shift
+    rm -rf one two
+    trains 1 one "$@" --embedding-gradient apart
+    trains 2 two "$@" --pipeline-parallel 2
+    same "$what" one two
+}
+
+test_same_bits() {
+    local P
+    trains 1 p1 "${run[@]}" --embedding-gradient apart
+    for P in 2 4; do
+        trains $P p$P "${run[@]}" --pipeline-parallel $P
+        same "$P stages" p1 p$P
+    done
+    trains 3 cut "${run[@]}" --pipeline-parallel 3 --pipeline-layers 1,2,1
+    same "stages of 1, 2 and 1 layers" p1 cut
+    trains 1 joined "${run[@]}"
+    check "joined is another sum" [ "$(logged joined)" != "$(logged p1)" ]
+}
+
+# Data groups beside stages: micro-batches for some of the ranks only, and fewer than stages.
+test_data() {
+    local zero
+    for zero in 0 1 2; do
+        trains 3 d3_$zero "${run[@]}" --zero $zero --embedding-gradient apart
+        trains 6 d3p2_$zero "${run[@]}" --zero $zero --pipeline-parallel 2
+        same "--zero $zero, 3 x 2 ranks" d3_$zero d3p2_$zero
+    done
+    trains 1 one_batches "${run[@]}" --zero 2 --embedding-gradient apart --batch-schedule 0:64,3:128,5:640
+    trains 6 few_batches "${run[@]}" --zero 2 --pipeline-parallel 3 --batch-schedule 0:64,3:128,5:640
+    same "--batch-schedule, 2 x 3 ranks" one_batches few_batches
+}
+
+# Any grid continues what another has saved.
+test_elastic() {
+    trains 1 p1_2 "${run[@]}" --zero 2 --embedding-gradient apart
+    trains 4 e4 "${run[@]}" --zero 2 --pipeline-parallel 2
+    same "--zero 2, 2 x 2 ranks" p1_2 e4
+    trains 3 e3 --resume e4/step_00000003 --zero 2 --pipeline-parallel 3
+    same_weights "2 x 2 ranks, then 3 stages" p1_2 e3
+    trains 1 e1 --resume e3/step_00000006 --zero 2 --embedding-gradient apart --pipeline-parallel 1
+    same_weights "then one process" p1_2 e1
+}
+
+test_models() {
+    local small=(--layers 4 --channels 64 --heads 4 --seq-len 32 --batch 2 --total-batch 320 --steps 9 --eval-every 4 --samples 1
+        --sample-tokens 4 --sample-every 9)
+    stages "llama" "${small[@]}" --arch llama --kv-heads 2
+    stages "llama with a matrix of the head's own" "${small[@]}" --arch llama --own-head on
+    stages "nanochat" "${small[@]}" --arch nanochat
+    stages "qwen3 with a window" "${small[@]}" --arch qwen3 --window 8 --window-pattern SL
+    stages "mixtral" "${small[@]}" --arch mixtral --experts 4 --experts-used 2
+    stages "recompute 3" "${small[@]}" --recompute 3
+    stages "pairs" "${small[@]}" --share-layers pairs
+    stages "documents" "${small[@]}" --pack bestfit --doc-mask on
+    stages "dynamic" "${small[@]}" --pack dynamic
+    stages "frozen" "${small[@]}" --freeze 'wpe,blocks[1],mlp[3]'
+    stages "frozen wte" "${small[@]}" --freeze wte
+    stages "bf16" "${small[@]}" --matmul bf16
+}
+
+test_optimizers() {
+    local optimizer small=(--layers 4 --channels 64 --heads 4 --seq-len 32 --batch 2 --total-batch 320 --steps 9 --samples 0)
+    for optimizer in lion muon adafactor soap adamw8bit; do
+        stages "--optimizer $optimizer" "${small[@]}" --optimizer $optimizer
+    done
+}
+
+test_tasks() {
+    local fixtures=$root/dev/ref/fixtures/tasks
+    trains 1 tasks_1 --steps 0 --model "$fixtures/model.bin" --batch 4 --tasks "$fixtures/choices.bin"
+    trains 2 tasks_2 --steps 0 --model "$fixtures/model.bin" --batch 4 --tasks "$fixtures/choices.bin" --pipeline-parallel 2
+    check "the same scores: $(grep -c '"kind":"task"' tasks_1/log.jsonl)" \
+        cmp <(grep '"kind":"task"' tasks_1/log.jsonl) <(grep '"kind":"task"' tasks_2/log.jsonl)
+}
+
+# in_stages: starts 2 stages, which train until one ends; sets `job`, and `stage`, the process of the
+# second.
+in_stages() {
+    rm -rf long
+    timeout 120 mpirun --oversubscribe --bind-to none -n 2 "$trainer" --layers 4 --channels 64 --heads 4 --seq-len 32 --batch 2 \
+        --total-batch 640 --steps 3000 --samples 0 --eval-every 0 --pipeline-parallel 2 --out long --timeout 3 \
+        >stdout 2>stderr </dev/null &
+    job=$!
+    for _ in {1..600}; do
+        grep -q '"step":3' long/log.jsonl 2>/dev/null && break
+        sleep 0.1
+    done
+    stage=$(pgrep -P "$(pgrep -P $job)" -f "$trainer" | tail -n 1)
+    begin=$SECONDS
+}
+
+# all_end WHAT STATUS: the job ends so, soon, and leaves no process.
+all_end() {
+    wait $job
+    status=$?
+    check "$1: exit status $status, wanted $2" [ $status = "$2" ]
+    for _ in {1..100}; do [ -d "/proc/$stage" ] && sleep 0.1; done
+    check "$1: took $((SECONDS - begin)) s" [ $((SECONDS - begin)) -le 30 ]
+    check "$1: $stage is left" [ ! -d "/proc/$stage" ]
+}
+
+test_end() {
+    in_stages
+    kill -9 "$stage"
+    all_end "kill -9 of a stage" 137
+    in_stages
+    kill -STOP "$stage"
+    all_end "a stopped stage" 1
+    check "a stopped stage: $(grep -m 1 '^error: ' stderr)" \
+        grep -q '^error: rank 0 of 2 (.*; stage 0) has waited [0-9]* s in step [0-9]*, micro-batch [0-9]* from stage 1' stderr
+    in_stages
+    kill -TERM "$stage"
+    all_end "SIGTERM of a stage" 75
+    check "SIGTERM of a stage: its weights are saved" [ -n "$(compgen -G 'long/step_*/model.safetensors')" ]
+}
+
+if [ $# -gt 1 ]; then
+    shift
+    for test in "$@"; do test_$test; done
+else
+    test_same_bits
+    test_data
+    test_elastic
+    test_models
+    test_optimizers
+    test_tasks
+    test_end
+fi
+check_done
