@@ -666,8 +666,8 @@ static void group_done(Model* model, int g, MicroStep step, InBackward* hook) {
     update_group_in_backward_cpu(&model->update, g, hook);
 }
 
-// Sets the losses and dresidual (R, C), the gradient of the residual stream after the last block, and
-// sets or adds to the gradients of the classifier.
+// Sets the losses and dresidual (R, C), the gradient of the residual stream after the last block,
+// and sets or adds to the gradients of the classifier.
 static void head_backward(Model* model, const Pass* pass, float dloss, GradientMode mode) {
     const ModelConfig cfg = model->cfg;
     const ModelActivations* a = pass->acts;

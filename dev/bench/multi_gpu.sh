@@ -78,6 +78,10 @@ say
 say "## Between the GPUs"
 say
 ranks bandwidth "$gpus" "$bench" "${sizes[@]}" && sed -n '/^[0-9]* x /,$p' "$out/bandwidth.log" | tee -a "$out/multi_gpu.md"
+# The rate of the largest array, of the slower one of the two operations that runs consist of.
+rate=$(awk -F '|' '/all-to-all|all-gather/ { rate[$2] = $5 } END { for (o in rate) if (!least || rate[o] + 0 < least) least = rate[o] + 0; print least }' "$out/bandwidth.log")
+[ "${rate:-0}" = 0 ] || say "
+For \`--plan\` and \`--fit\`: \`--node-gbps $rate\`. Between machines, \`mpirun -n 2 --map-by node bench_group\` measures \`--net-gbps\`."
 say
 say "## Tokens per second"
 say

@@ -146,14 +146,14 @@ def print_speed(a):
 
 
 def print_grids(a, name, model, W):
-    """Prints the five fastest grids, and marks the one that --fit auto takes."""
+    """Prints the fastest grids, and marks the one that --fit auto takes."""
     T = a.seq_len or model.seq_len
     best = grids.best_of_each_grid(grids.ways(model, W, a.total_batch // T, T, most_batch=a.batch))
     if not best:
         print(f"{name} on {W} GPUs: nothing fits into {HARDWARE['memory_gib']:g} GiB, or too few sequences")
         return
     chosen = grids.choose(best)[1]
-    for seconds, p in best[:5] + [way for way in best[5:] if way[1] == chosen]:
+    for seconds, p in best[: a.show] + [way for way in best[a.show :] if way[1] == chosen]:
         M = math.ceil(a.total_batch // T / (p.D * p.B))
         gib = sum(grids.memory(model, p, T, M)) / 2**30
         mark = "  <-" if p == chosen else ""
@@ -211,6 +211,7 @@ def main():
     parser.add_argument("--models", default="1558M,6.7B,13B,65B", help="of `parallel`")
     parser.add_argument("--seq-len", type=int, default=0, help="of `parallel`; 0: the model's context")
     parser.add_argument("--batch", type=int, default=32, help="of `parallel`: the largest micro-batch")
+    parser.add_argument("--show", type=int, default=5, help="of `parallel`: how many grids to print")
     parser.add_argument("--parts", action="store_true", help="of `parallel`: also what the time of the chosen grid consists of")
     parser.add_argument("--published", action="store_true", help="of `parallel`: the model beside published figures")
     parser.add_argument("--hardware", default="", help="other rates: NAME=NUMBER,NAME=NUMBER")

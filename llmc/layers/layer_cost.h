@@ -30,7 +30,8 @@ The activation counts as a pass of its own, even where a GPU fuses it into a mat
 
 // clang-format off
 // Kinds of operations and their names. The first two have FLOP and bytes, the others up to UPDATE
-// only bytes. LAUNCHES is the time to start operations; plan.h adds MOVES.
+// only bytes. LAUNCHES is the time to start operations; plan.h adds MOVES, and cost.h those between
+// the processes of a run.
 #define COST_WORDS(X) \
     X(COST_MATMULS, "matmuls") \
     X(COST_ATTENTION, "attention") \
@@ -40,7 +41,11 @@ The activation counts as a pass of its own, even where a GPU fuses it into a mat
     X(COST_MEMORY, "other passes over memory") \
     X(COST_UPDATE, "update") \
     X(COST_LAUNCHES, "launches") \
-    X(COST_MOVES, "offloading")
+    X(COST_MOVES, "offloading") \
+    X(COST_TENSOR, "transfers of tensor groups") \
+    X(COST_CONTEXT, "of context groups") \
+    X(COST_PIPELINE, "idle pipelines") \
+    X(COST_DATA, "ZeRO's transfers")
 // clang-format on
 typedef enum { COST_WORDS(WORDS_VALUE) COST_KINDS } CostKind;
 enum { COST_RATES = COST_LAUNCHES };
@@ -72,6 +77,8 @@ typedef struct {
     const CostRates* rates;
     TensorRow rows[MODEL_PARAMETER_ROWS];
     double times, N, T;          // micro-batches of an update; tokens of one, and of a sequence
+    double stream;               // tokens of the residual stream in this process, of a tensor group
+    int slices, all_slices;      // slices here, each of the sizes of `cfg`; all of them
     double size, gradient_bytes; // bytes of an element
     // true on a GPU, where residuals and gradients of biases are parts of other operations
     int is_fused;
@@ -79,13 +86,24 @@ typedef struct {
     CostUpdate* sum; // result so far
 } CostWalk;
 
-// Adds the time of an operation, once per micro-batch.
-static inline void cost_add(const CostWalk* w, CostKind kind, double flops, double bytes) {
+// Adds the time of an operation `times` times.
+static inline void cost_add_times_(const CostWalk* w, CostKind kind, double flops, double bytes,
+                                   double times) {
     const CostRates* r = w->rates;
     const double by_bytes = bytes / r->per_s[cost_has_flops(kind) ? COST_MEMORY : kind];
     const double by_flops = cost_has_flops(kind) ? flops / r->per_s[kind] : 0;
-    w->sum->s[kind] += w->times * fmax(by_flops, by_bytes);
-    w->sum->s[COST_LAUNCHES] += w->times * r->launch_s;
+    w->sum->s[kind] += times * fmax(by_flops, by_bytes);
+    w->sum->s[COST_LAUNCHES] += times * r->launch_s;
+}
+
+// Adds the time of an operation, once per micro-batch.
+static inline void cost_add(const CostWalk* w, CostKind kind, double flops, double bytes) {
+    cost_add_times_(w, kind, flops, bytes, w->times);
+}
+
+// Adds the same of an operation on each slice.
+static inline void cost_add_slices(const CostWalk* w, CostKind kind, double flops, double bytes) {
+    cost_add_times_(w, kind, flops, bytes, w->times * w->slices);
 }
 
 // ---- linear.h ----
@@ -102,8 +120,8 @@ static inline double cost_hidden_rows_(const CostWalk* w) {
 static inline void cost_matmul_of_(const CostWalk* w, const TensorRow* weight, double weight_bytes) {
     const double in = (double)weight->cols, out = (double)weight->rows / weight->experts,
                  N = weight->experts > 1 ? cost_hidden_rows_(w) : w->N;
-    cost_add(w, COST_MATMULS, matmul_flops(N, in, out),
-             w->size * N * (in + out) + weight_bytes * (double)tensor_layer_elements(weight));
+    cost_add_slices(w, COST_MATMULS, matmul_flops(N, in, out),
+                    w->size * N * (in + out) + weight_bytes * (double)tensor_layer_elements(weight));
     w->sum->s[COST_LAUNCHES] += w->is_fused ? 0 : w->times * (weight->experts - 1) * w->rates->launch_s;
 }
 
@@ -139,7 +157,7 @@ static inline void cost_linear_backward_(const CostWalk* w, size_t weight, size_
     }
     cost_gradient_(w, &w->rows[i]);
     if (!w->is_fused && tensor_elements(&w->rows[b]) > 0 && !freeze_has(w->freeze, b, w->l)) {
-        cost_add(w, COST_MEMORY, 0, w->size * w->N * out);
+        cost_add_slices(w, COST_MEMORY, 0, w->size * w->N * out);
     }
 }
 
@@ -147,12 +165,19 @@ static inline void cost_linear_backward_(const CostWalk* w, size_t weight, size_
 static inline void cost_residual_(const CostWalk* w, size_t weight) {
     cost_linear_(w, weight);
     if (!w->is_fused) {
-        cost_add(w, COST_MEMORY, 0, 3 * w->N * w->cfg.C * w->size);
+        cost_add(w, COST_MEMORY, 0, 3 * w->stream * w->cfg.C * w->size);
+    }
+}
+
+// Adds the sum of the parts that the slices add to the stream, or to its gradient.
+static inline void cost_sum_of_slices(const CostWalk* w) {
+    if (w->all_slices > 1) {
+        cost_add(w, COST_MEMORY, 0, (w->all_slices + 2) * w->stream * w->cfg.C * w->size);
     }
 }
 
 static inline void cost_embedding(const CostWalk* w) {
-    cost_add(w, COST_MEMORY, 0, embedding_forward_bytes(w->N, w->cfg.C, w->size));
+    cost_add(w, COST_MEMORY, 0, embedding_forward_bytes(w->stream, w->cfg.C, w->size));
 }
 
 static inline void cost_embedding_backward(const CostWalk* w) {
@@ -166,11 +191,11 @@ static inline void cost_embedding_backward(const CostWalk* w) {
 // ---- norm.h ----
 
 static inline void cost_norm(const CostWalk* w) {
-    cost_add(w, COST_NORMS, 0, norm_forward_bytes(w->N, w->cfg.C, w->size));
+    cost_add(w, COST_NORMS, 0, norm_forward_bytes(w->stream, w->cfg.C, w->size));
 }
 
 static inline void cost_norm_backward(const CostWalk* w) {
-    cost_add(w, COST_NORMS, 0, norm_backward_bytes(w->N, w->cfg.C, w->size, 0));
+    cost_add(w, COST_NORMS, 0, norm_backward_bytes(w->stream, w->cfg.C, w->size, 0));
 }
 
 // ---- self_attention.h, with the projection after it ----
@@ -179,7 +204,7 @@ static inline void cost_norm_backward(const CostWalk* w) {
 static inline void cost_attention_(const CostWalk* w, double flops, double bytes) {
     const double B = w->N / w->T, all = model_heads(w->cfg) * w->T,
                  seen = model_attention_products(w->cfg, w->l, (int)w->T);
-    cost_add(w, COST_ATTENTION, B * flops * (seen / all), B * bytes);
+    cost_add_slices(w, COST_ATTENTION, B * flops * (seen / all), B * bytes);
 }
 
 static inline void cost_self_attention(const CostWalk* w) {
@@ -187,6 +212,7 @@ static inline void cost_self_attention(const CostWalk* w) {
     cost_linear_(w, offsetof(ModelParameters, qkvw));
     cost_attention_(w, attention_forward_flops(sizes), attention_forward_bytes(sizes, w->size));
     cost_residual_(w, offsetof(ModelParameters, attprojw));
+    cost_sum_of_slices(w);
 }
 
 static inline void cost_self_attention_backward(const CostWalk* w) {
@@ -194,13 +220,15 @@ static inline void cost_self_attention_backward(const CostWalk* w) {
     cost_linear_backward_(w, offsetof(ModelParameters, attprojw), offsetof(ModelParameters, attprojb));
     cost_attention_(w, attention_backward_flops(sizes), attention_backward_bytes(sizes, w->size));
     cost_linear_backward_(w, offsetof(ModelParameters, qkvw), offsetof(ModelParameters, qkvb));
+    cost_sum_of_slices(w);
 }
 
 // ---- mlp.h ----
 
 static inline void cost_mlp_activation(const CostWalk* w) {
     const double elements = cost_hidden_rows_(w) * model_hidden(w->cfg) + w->N * w->cfg.Fs;
-    cost_add(w, COST_ACTIVATION, 0, activation_forward_bytes(elements, w->size, model_activation(w->cfg)));
+    cost_add_slices(w, COST_ACTIVATION, 0,
+                    activation_forward_bytes(elements, w->size, model_activation(w->cfg)));
 }
 
 // Adds a pass over rows of C channels: those of experts, and `of_tokens` of each token.
@@ -235,6 +263,7 @@ static inline void cost_mlp(const CostWalk* w) {
         cost_linear_(w, offsetof(ModelParameters, sfcprojw));
     }
     cost_residual_(w, offsetof(ModelParameters, fcprojw));
+    cost_sum_of_slices(w);
 }
 
 // Adds what experts need besides their matmuls: two gathers, the sum of the gradients of each
@@ -250,8 +279,10 @@ static inline void cost_experts_backward_(const CostWalk* w) {
 static inline void cost_mlp_backward(const CostWalk* w) {
     const double elements = cost_hidden_rows_(w) * model_hidden(w->cfg) + w->N * w->cfg.Fs;
     cost_linear_backward_(w, offsetof(ModelParameters, fcprojw), offsetof(ModelParameters, fcprojb));
-    cost_add(w, COST_ACTIVATION, 0, activation_backward_bytes(elements, w->size, model_activation(w->cfg)));
+    cost_add_slices(w, COST_ACTIVATION, 0,
+                    activation_backward_bytes(elements, w->size, model_activation(w->cfg)));
     cost_linear_backward_(w, offsetof(ModelParameters, fcw), offsetof(ModelParameters, fcb));
+    cost_sum_of_slices(w);
     if (w->cfg.E > 0) {
         cost_experts_backward_(w);
     }
@@ -290,7 +321,7 @@ static inline void cost_lm_head(const CostWalk* w, double chunk) {
     const CostWalk part = cost_chunks_(w, chunk);
     const TensorRow* weight = cost_head_(w);
     cost_matmul_(&part, weight);
-    cost_add(&part, COST_CLASSIFIER, 0, cross_entropy_backward_bytes(part.N, w->cfg.Vp, w->size));
+    cost_add_slices(&part, COST_CLASSIFIER, 0, cross_entropy_backward_bytes(part.N, w->cfg.Vp, w->size));
     cost_matmul_(&part, weight);
     if (!freeze_has_classifier(w->freeze, w->cfg)) {
         cost_gradient_(&part, weight);

@@ -96,7 +96,6 @@ void pipeline_tell_cpu(Group* pipe, void* data, size_t bytes);
 #include <limits.h>
 #include <stdlib.h>
 
-#include "llmc/base/sizes.h"
 
 // ---- the cut ----
 

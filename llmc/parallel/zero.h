@@ -378,8 +378,8 @@ void zero_clear_frozen_cpu(Zero* z, const TensorRow* gradient_rows, ModelConfig 
 // Does the part of a rank that has no micro-batch in a micro-step.
 void zero_idle_cpu(Zero* z, MicroStep step);
 
-// Adds the squares of this rank's shards of the reduced gradient, without that of an embedding apart.
-// `partial` is scratch memory of
+// Adds the squares of this rank's shards of the reduced gradient, without that of an embedding
+// apart. `partial` is scratch memory of
 // gradient_square_sum_cpu.
 static inline void zero_square_sum_cpu(const Zero* z, WideSum* sum, double* partial) {
     for (int i = 0; i < z->num_counted; i++) {

@@ -1,8 +1,14 @@
 /*
 cost.h -- how long an update takes, planned from its operations.
 
-The passes are those of the trainers, at the sizes of a run; layer_cost.h knows the layers.
-Communication is left out.
+The passes are those of the trainers, at the sizes of a process of the run; layer_cost.h knows the
+layers, and cost_transfers.h what processes wait for.
+
+    time = (M + P - 1) passes of a micro-batch, with the transfers of its tensor and context group
+           + transfers of ZeRO that the passes do not hide + the update
+
+M micro-batches go through P stages; in a stage P - 1 of the passes are idle. All stages are planned
+to be as slow as this one, so the slowest one of a run counts.
 */
 #ifndef LLMC_COST_H
 #define LLMC_COST_H
@@ -17,6 +23,7 @@ Communication is left out.
 #include "llmc/optim/soap.h"
 #include "llmc/optim/optimizer.h"
 #include "llmc/parallel/zero.h"
+#include "llmc/plan/cost_transfers.h"
 #include "llmc/setup/settled.h"
 
 static inline double cost_total_s(const CostUpdate* update) {
@@ -37,13 +44,17 @@ static inline void cost_hidden_(const CostWalk* w) {
     cost_mlp_hidden(w);
 }
 
-static inline void cost_forward_(CostWalk* w) {
-    cost_embedding(w);
+static inline void cost_forward_(CostWalk* w, const Grid* grid) {
+    if (grid_is_first_stage(grid)) {
+        cost_embedding(w);
+    }
     for (w->l = 0; w->l < w->cfg.L; w->l++) {
         cost_hidden_(w);
         cost_mlp(w);
     }
-    cost_norm(w);
+    if (grid_is_last_stage(grid)) {
+        cost_norm(w);
+    }
 }
 
 // Adds the recomputation of a block in the backward pass.
@@ -63,9 +74,11 @@ static inline void cost_recompute_(const CostWalk* w, int level) {
     }
 }
 
-static inline void cost_backward_(CostWalk* w, double chunk, int level) {
-    cost_lm_head(w, chunk);
-    cost_norm_backward(w);
+static inline void cost_backward_(CostWalk* w, const Grid* grid, double chunk, int level) {
+    if (grid_is_last_stage(grid)) {
+        cost_lm_head(w, chunk);
+        cost_norm_backward(w);
+    }
     for (w->l = w->cfg.L - 1; w->l >= w->freeze->first_block; w->l--) {
         cost_recompute_(w, level);
         cost_mlp_backward(w);
@@ -73,15 +86,20 @@ static inline void cost_backward_(CostWalk* w, double chunk, int level) {
         cost_self_attention_backward(w);
         cost_norm_backward(w);
     }
-    cost_embedding_backward(w);
+    if (grid_is_first_stage(grid)) {
+        cost_embedding_backward(w);
+    }
 }
 
-// Adds the forward pass of a teacher on the micro-batches of a walk.
+// Adds the forward pass of a teacher, whole, on the micro-batches of a walk.
 static inline void cost_teacher_(const CostWalk* w, ModelConfig teacher, double chunk) {
+    const Grid whole = grid_of_data(0, 1);
     CostWalk t = *w;
     t.cfg = teacher;
+    t.stream = t.N;
+    t.slices = t.all_slices = 1;
     model_parameter_rows(t.rows, teacher);
-    cost_forward_(&t);
+    cost_forward_(&t, &whole);
     cost_teaching(&t, chunk);
 }
 
@@ -139,31 +157,66 @@ static inline double cost_chunk_(const Settled* s, double N) {
                : (double)model_classifier_chunk(s->cfg, (size_t)N);
 }
 
-// Returns the planned time of an update on one rank, with its share of the sequences.
-static inline CostUpdate cost_update(const Settled* s, const CostRates* rates) {
+// Returns the walk over the operations of a process, which adds to *sum.
+static inline CostWalk cost_walk_(const Settled* s, const CostRates* rates, CostUpdate* sum) {
     const Options* o = &s->options;
-    const double ranks = s->ranks.grid.shape.data;
-    CostUpdate sum;
+    const GridShape shape = s->ranks.grid.shape;
     CostWalk w;
-    memset(&sum, 0, sizeof(sum));
-    w.cfg = s->cfg;
+    w.cfg = s->part;
     w.freeze = &s->freeze;
     w.rates = rates;
-    model_parameter_rows(w.rows, s->cfg);
-    w.times = ceil((double)o->total_batch / o->seq_len / o->batch / ranks);
-    // a rank with any work has at least one sequence
-    w.N = fmax((double)o->total_batch / ranks / w.times, o->seq_len);
+    model_parameter_rows(w.rows, s->part);
+    w.times = ceil((double)o->total_batch / o->seq_len / o->batch / shape.data);
+    // a data rank with any work has at least one sequence
+    w.N = fmax((double)o->total_batch / shape.data / w.times, o->seq_len) / shape.context;
     w.T = o->seq_len;
+    w.stream = w.N / shape.tensor;
+    w.slices = shape.slices / shape.tensor;
+    w.all_slices = shape.slices;
     w.size = (double)s->element_bytes;
     w.gradient_bytes = (double)s->gradient_bytes;
     w.is_fused = o->program.trainer == OPTION_GPU;
-    w.sum = &sum;
-    cost_forward_(&w);
-    cost_backward_(&w, cost_chunk_(s, w.N), o->recompute);
-    if (settled_has_teacher(s)) {
-        cost_teacher_(&w, s->teacher, cost_chunk_(s, w.N));
+    w.l = 0;
+    w.sum = sum;
+    return w;
+}
+
+// Adds what the processes wait for, for passes of an update of these lengths.
+static inline void cost_transfers_(const CostWalk* w, const Settled* s, const double pass_s[COST_PASSES]) {
+    const GridShape shape = s->ranks.grid.shape;
+    const CostTransfers x = {cost_links(s),       shape, s->part, w->N, w->N * shape.context, w->size,
+                             s->options.recompute};
+    double each_s[COST_PASSES], beside_s[COST_PASSES]; // a pass of a micro-batch; what it hides
+    for (int pass = 0; pass < COST_PASSES; pass++) {
+        const double tensor = cost_tensor_s(&x, (CostPass)pass), context = cost_context_s(&x, (CostPass)pass);
+        w->sum->s[COST_TENSOR] += w->times * tensor;
+        w->sum->s[COST_CONTEXT] += w->times * context;
+        each_s[pass] = pass_s[pass] / w->times + tensor + context;
+        // CPUs wait for all messages
+        beside_s[pass] = s->options.program.trainer == OPTION_GPU ? each_s[pass] : 0;
     }
-    w.times = 1;
+    w->sum->s[COST_DATA] += cost_data_s(&x, &s->zero, w->gradient_bytes, w->times, beside_s);
+    w->sum->s[COST_PIPELINE] += (w->times + shape.pipeline - 1) * 2 * cost_send_s(&x) +
+                                (shape.pipeline - 1) * (each_s[COST_FORWARD] + each_s[COST_BACKWARD]);
+}
+
+// Returns the planned time of an update on one rank, with its share of the sequences.
+static inline CostUpdate cost_update(const Settled* s, const CostRates* rates) {
+    const Grid* grid = &s->ranks.grid;
+    CostUpdate sum;
+    memset(&sum, 0, sizeof(sum));
+    CostWalk w = cost_walk_(s, rates, &sum);
+    const double chunk = cost_chunk_(s, w.N);
+    double pass_s[COST_PASSES];
+    cost_forward_(&w, grid);
+    if (settled_has_teacher(s)) {
+        cost_teacher_(&w, s->teacher, chunk);
+    }
+    pass_s[COST_FORWARD] = cost_total_s(&sum);
+    cost_backward_(&w, grid, chunk, s->options.recompute);
+    pass_s[COST_BACKWARD] = cost_total_s(&sum) - pass_s[COST_FORWARD];
+    cost_transfers_(&w, s, pass_s);
+    w.times = w.slices = 1;
     cost_optimizer_(&w, s);
     return sum;
 }

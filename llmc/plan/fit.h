@@ -45,16 +45,26 @@ static inline int fit_compare_(const void* a_, const void* b_) {
                                       : a->settled.options.recompute - b->settled.options.recompute;
 }
 
+// Returns 1 if a level of recomputation is tried: all of them, unless one is given.
+static inline int fit_tries_level(const Options* o, int level) {
+    const int is_given = options_given(o, "recompute") || o->offload_residuals;
+    return !is_given || level == (o->offload_residuals ? (int)RECOMPUTE_BLOCK : o->recompute);
+}
+
+// Returns 1 if the optimizer's state on the host is tried, too.
+static inline int fit_tries_offload(const Settled* s, const FitDevice* device) {
+    const Options* o = &s->options;
+    return device->can_offload && s->use == USE_TRAIN && !o->offload_optimizer &&
+           !options_given(o, "offload-optimizer") && !o->update_in_backward;
+}
+
 // Adds the levels of recomputation for one micro-batch and one place of the optimizer's state.
 // Returns their number.
 static inline int fit_add_levels_(FitTry_* tries, const Settled* s, int parts, int offload,
                                   const FitDevice* device) {
-    const Options* o = &s->options;
-    const int is_given = options_given(o, "recompute") || o->offload_residuals;
-    const int given = o->offload_residuals ? RECOMPUTE_BLOCK : o->recompute;
     int count = 0;
     for (int level = RECOMPUTE_NONE; level <= RECOMPUTE_BLOCK; level++) {
-        if (!is_given || level == given) {
+        if (fit_tries_level(&s->options, level)) {
             tries[count].settled = settled_with(s, parts, level, offload);
             tries[count].update_s = fit_update_s(&tries[count].settled, device);
             count++;
@@ -66,13 +76,11 @@ static inline int fit_add_levels_(FitTry_* tries, const Settled* s, int parts, i
 // Adds every micro-batch. Returns the number of tries.
 static inline int fit_add_all_(FitTry_* tries, const Settled* s, const FitDevice* device) {
     const Options* o = &s->options;
-    const int can_offload = device->can_offload && s->use == USE_TRAIN && !o->offload_optimizer &&
-                            !options_given(o, "offload-optimizer") && !o->update_in_backward;
     // such an update has one micro-batch
     const int most_parts = o->update_in_backward ? 1 : o->batch;
     int count = 0;
     for (int parts = 1; parts <= most_parts; parts++) {
-        for (int host = 0; o->batch % parts == 0 && host <= can_offload; host++) {
+        for (int host = 0; o->batch % parts == 0 && host <= fit_tries_offload(s, device); host++) {
             const int offload = host ? (int)OFFLOAD_HOST : o->offload_optimizer;
             count += fit_add_levels_(tries + count, s, parts, offload, device);
         }

@@ -22,8 +22,8 @@ The memory bandwidth is the published one, or is computed from the memory's cloc
 #include "llmc/layers/layer_cost.h"
 #include "llmc/setup/options_table.h"
 
-// Dense 16-bit TFLOP/s with fp32 sums, memory bandwidth in TB/s, and memory in GB of 2^30 bytes, from
-// the makers' data sheets. TF32 has half the FLOP/s.
+// Dense 16-bit TFLOP/s with fp32 sums, memory bandwidth in TB/s, and memory in GB of 2^30 bytes,
+// from the makers' data sheets. TF32 has half the FLOP/s.
 typedef struct {
     const char* name; // words of the device's name
     double tflops, tb_per_s, memory_gb;

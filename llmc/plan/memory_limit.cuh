@@ -20,6 +20,7 @@ check that the run fits.
 #include "llmc/parallel/zero.cuh"
 #include "llmc/base/limits.h"
 #include "llmc/plan/fit.h"
+#include "llmc/plan/fit_grid.h"
 #include "llmc/plan/gpu_report.cuh"
 #include "llmc/setup/settled.h"
 
@@ -175,19 +176,36 @@ static inline Settled memory_with_least_chunk_(const Settled* s) {
     return least;
 }
 
-// Returns the settings that --fit chooses.
-static inline Settled memory_fit_(const Settled* s, Comm* comm, const CostRates* rates, PlanModel model,
-                                  size_t limit) {
-    const FitDevice device = {model, limit, comm_min(comm, limits_free_bytes(comm->local_size, "")), 1,
-                              *rates};
-    return fit_choose(stdout, s, &device);
+// Returns what --fit chooses from; the same for all ranks.
+static inline FitDevice memory_device_(const Settled* s, Comm* comm, const CostRates* rates,
+                                       PlanModel model) {
+    const FitDevice device = {model, comm_min(comm, memory_limit_(s)),
+                              comm_min(comm, limits_free_bytes(comm->local_size, "")), 1, *rates};
+    return device;
+}
+
+// Returns the settings with the grid of several processes that --fit chooses; --plan prints the
+// fastest grids. Comes before NCCL, whose groups depend on the grid.
+static inline Settled memory_choose_grid(const Settled* s, Comm* comm, const CostRates* rates,
+                                         PlanModel model) {
+    if (ranks_size(&s->ranks) == 1 || s->use != USE_TRAIN || (s->options.fit == 0 && !s->options.plan)) {
+        return *s;
+    }
+    const FitDevice device = memory_device_(s, comm, rates, model);
+    if (s->options.fit != 0) {
+        return fit_choose_grid(stdout, s, &device);
+    }
+    fit_show_grids(stdout, s, &device);
+    return *s;
 }
 
 // Returns the settings with all choices made that depend on GPU memory. Recomputation comes before
 // chunks, since it costs more.
 static inline Settled memory_choose(const Settled* s, Comm* comm, const CostRates* rates, PlanModel model) {
-    const size_t limit = comm_min(comm, memory_limit_(s)); // so all ranks choose alike
-    const Settled fitted = s->options.fit != 0 ? memory_fit_(s, comm, rates, model, limit) : *s;
+    const FitDevice device = memory_device_(s, comm, rates, model);
+    const size_t limit = device.limit;
+    const int fits = s->options.fit != 0 && ranks_size(&s->ranks) == 1;
+    const Settled fitted = fits ? fit_choose(stdout, s, &device) : *s;
     Settled chosen = memory_with_least_chunk_(&fitted);
     if (chosen.options.recompute == OPTION_AUTO) {
         chosen.options.recompute = memory_choose_recompute_(&chosen, model, limit);

@@ -15,24 +15,32 @@ memory_limit.h -- the memory that a run on the CPU may take; memory_limit.cuh is
 #include "llmc/comm/comm.h"
 #include "llmc/base/limits.h"
 #include "llmc/plan/fit.h"
+#include "llmc/plan/fit_grid.h"
 #include "llmc/setup/settled.h"
 #include "llmc/layers/layer_cost.h"
 
-// Returns the settings that --fit chooses; `model` plans each try.
+// Returns the settings that --fit chooses; `model` plans each try. --plan of several processes
+// prints their fastest grids.
 static inline Settled memory_choose_cpu(const Settled* s, Comm* comm, const CostRates* rates,
                                         PlanModel model) {
     const float fit = s->options.fit;
-    if (fit == 0) {
+    const int divides = ranks_size(&s->ranks) > 1 && s->use == USE_TRAIN;
+    if (fit == 0 && !(divides && s->options.plan)) {
         return *s;
     }
-    const size_t found = limits_free_bytes(comm->local_size, ""),
+    const int here = s->options.plan ? s->ranks.node_ranks : comm->local_size;
+    const size_t found = limits_free_bytes(here, ""),
                  limit = fit > 0 ? (size_t)(fit * (float)(1 << 30)) : found;
-    if (limit == SIZE_MAX) {
+    if (limit == SIZE_MAX && fit != 0) {
         die_usage("--fit auto: this system does not say how much memory is free; wanted --fit GIB");
     }
     FitDevice device = {model, comm_min(comm, limit), SIZE_MAX, 0, *rates};
     comm_broadcast(comm, &device.rates, sizeof(device.rates)); // so all ranks choose alike
-    return fit_choose(stdout, s, &device);
+    if (fit == 0) {
+        fit_show_grids(stdout, s, &device);
+        return *s;
+    }
+    return divides ? fit_choose_grid(stdout, s, &device) : fit_choose(stdout, s, &device);
 }
 
 // Ends the program if the limits of this job leave less memory than the run takes: the system would

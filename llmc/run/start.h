@@ -422,13 +422,14 @@ static Ranks start_join_(Run* run) {
     const Launcher alone = {{0, 1, 0, 1}, LAUNCHER_AUTO, "", {"", 0, "", ""}},
                    launch = is_only_plan ? alone : launcher_find(o);
     const int size = is_only_plan ? o->num_processes : launch.place.size;
-    Ranks ranks = {launcher_grid(o, launch.place.rank, size), 0, size};
+    Ranks ranks = {launcher_grid(o, launch.place.rank, size), 0, size, size};
     ranks.zero = launcher_zero(o, &ranks.grid);
     comm_open(&run->comm, launch.place, &launch.meeting, o->timeout);
     ranks_agree_on_program(&run->comm);
     ranks_agree_on_command(&run->comm, o);
     grid_name_ranks(ranks.grid.shape, &run->comm);
     ranks.shards = launcher_shards(o, &ranks.grid, &run->comm);
+    ranks.node_ranks = launcher_node_ranks(o, size, &run->comm);
     threads_open(o->threads, run->comm.local_size, launch.launcher);
     run->launcher = launch.launcher;
     run->has_joined = 1;

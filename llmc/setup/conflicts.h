@@ -16,6 +16,12 @@ extern "C" {
 // Refuses a grid into which the model or the run cannot be divided, with the nearest that works.
 void setup_check_grid(const Settled* s);
 
+// Returns what a grid must suit.
+GridRun setup_grid_run(const Settled* s);
+
+// Returns 1 if the program can divide a run so, and the run has nothing that only whole models have.
+int setup_allows_grid(const Settled* s, GridShape shape);
+
 // Refuses options for what the model does not have.
 void setup_check_model(const Settled* s);
 
@@ -83,10 +89,10 @@ void setup_check_mup(const Settled* s);
 
 // ---- the grid ----
 
-// Refuses the kinds of division that the passes do not have: a row for each.
-static void setup_check_grid_is_built_(const Settled* s) {
-    const GridShape shape = s->ranks.grid.shape;
-    const int is_gpu = s->options.program.trainer == OPTION_GPU;
+// Returns the option of a kind of division that the passes do not have, and its value; NULL if they
+// have all: a row for each that is missing.
+static const char* setup_unbuilt_(GridShape shape, const Options* o, int* value) {
+    const int is_gpu = o->program.trainer == OPTION_GPU;
     const struct {
         const char* option;
         int value;
@@ -95,10 +101,21 @@ static void setup_check_grid_is_built_(const Settled* s) {
                 {"pipeline-parallel", is_gpu ? shape.pipeline : 1}};
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         if (rows[i].value > 1) {
-            die_usage("--%s %d: this version divides data alone; wanted 1", rows[i].option, rows[i].value);
+            *value = rows[i].value;
+            return rows[i].option;
         }
     }
-    if (is_gpu && s->options.embedding_gradient == EMBEDDING_GRADIENT_APART) {
+    return NULL;
+}
+
+static void setup_check_grid_is_built_(const Settled* s) {
+    int value;
+    const char* unbuilt = setup_unbuilt_(s->ranks.grid.shape, &s->options, &value);
+    if (unbuilt) {
+        die_usage("--%s %d: this version divides data alone; wanted 1", unbuilt, value);
+    }
+    if (s->options.program.trainer == OPTION_GPU &&
+        s->options.embedding_gradient == EMBEDDING_GRADIENT_APART) {
         die_usage("--embedding-gradient apart: this version has only joined");
     }
 }
@@ -227,12 +244,18 @@ static void setup_check_grid_use_(const Settled* s) {
     }
 }
 
+GridRun setup_grid_run(const Settled* s) {
+    const Options* o = &s->options;
+    const GridRun run = {s->cfg, o->seq_len, ranks_size(&s->ranks), s->ranks.node_ranks,
+                         setup_slice_unit_(o)};
+    return run;
+}
+
 void setup_check_grid(const Settled* s) {
     const Options* o = &s->options;
     const GridShape shape = s->ranks.grid.shape;
     GridShape asked = shape;
-    const int size = grid_size(shape);
-    const GridRun run = {s->cfg, o->seq_len, size, size, setup_slice_unit_(o)};
+    const GridRun run = setup_grid_run(s);
     char error[GRID_ERROR_BYTES];
     if (!options_given(o, "tensor-slices") && shape.slices == shape.tensor) {
         asked.slices = 0; // the message is about --tensor-parallel
@@ -250,6 +273,17 @@ void setup_check_grid(const Settled* s) {
         setup_check_stages_(s);
     }
     setup_check_grid_is_built_(s);
+}
+
+int setup_allows_grid(const Settled* s, GridShape shape) {
+    const Options* o = &s->options;
+    const int is_uneven = o->pack == PACK_DYNAMIC || o->pack == PACK_UNIFORM || o->seq_len_schedule[0],
+              is_whole = settled_distills(s) || o->update_in_backward || is_uneven,
+              has_all_layers = o->freeze[0] || o->offload_residuals ||
+                               (s->cfg.share != SHARE_OFF && s->cfg.share != SHARE_PAIRS);
+    int value;
+    return grid_is_plain(shape) || ((o->plan || !setup_unbuilt_(shape, o, &value)) && !is_whole &&
+                                    !(shape.pipeline > 1 && has_all_layers));
 }
 
 void setup_check_model(const Settled* s) {

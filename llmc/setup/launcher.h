@@ -56,8 +56,9 @@ typedef struct {
 // Place of this process in a run, and how the run is divided among all.
 typedef struct {
     Grid grid;
-    int zero;   // ZeRO stage
-    int shards; // ranks of a data group that share one replica (zero.h)
+    int zero;       // ZeRO stage
+    int shards;     // ranks of a data group that share one replica (zero.h)
+    int node_ranks; // ranks of a machine; all if machines differ
 } Ranks;
 
 // Return all processes of a run, and the number of this one.
@@ -98,6 +99,10 @@ int launcher_zero(const Options* options, const Grid* grid);
 // have equally many and number them consecutively; else all of the group. Collective. A plan
 // without its ranks (comm->size 1) uses --gpus-per-node.
 int launcher_shards(const Options* options, const Grid* grid, Comm* comm);
+
+// Returns the number of ranks on a machine, if all machines have equally many and number them
+// consecutively; else `size`. Collective.
+int launcher_node_ranks(const Options* options, int size, Comm* comm);
 
 #ifdef __cplusplus
 }
@@ -448,9 +453,7 @@ int launcher_zero(const Options* options, const Grid* grid) {
     return options->zero;
 }
 
-// Returns the number of ranks on a machine, if all machines have equally many and number them
-// consecutively; else `size`.
-static int launcher_on_a_machine_(const Options* options, int size, Comm* comm) {
+int launcher_node_ranks(const Options* options, int size, Comm* comm) {
     const int is_only_plan = comm->size < size;
     int each = is_only_plan ? options->gpus_per_node : comm->local_size;
     each = each == OPTION_AUTO ? size : each;
@@ -468,7 +471,7 @@ static int launcher_data_on_a_machine_(const Grid* grid, int each) {
 }
 
 int launcher_shards(const Options* options, const Grid* grid, Comm* comm) {
-    const int each = launcher_on_a_machine_(options, grid_size(grid->shape), comm),
+    const int each = launcher_node_ranks(options, grid_size(grid->shape), comm),
               size = grid_member(grid, GRID_DATA).size, here = launcher_data_on_a_machine_(grid, each);
     if (options->program.trainer == OPTION_CPU) {
         return size; // one level

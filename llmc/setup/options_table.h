@@ -148,7 +148,9 @@ struct Options {
     int tensor_parallel, tensor_slices, context_parallel, pipeline_parallel;
     const char* pipeline_layers;
     int embedding_gradient;
-    int zero, shard_ranks, timeout;
+    int zero, shard_ranks;
+    float node_gbps, net_gbps;
+    int timeout;
 
     const char *report, *out_html, *compare;
 
@@ -582,6 +584,11 @@ const OptionRow OPTION_TABLE[] = {
         "auto: 2 for several processes, 1 with --pipeline-parallel"},
     {"processes",  "shard-ranks",   "",   INT_(shard_ranks),       1,  1048576, AUTO_ | GPU_ | ONCE_, "auto",
         "processes", "processes that share one copy of what --zero divides; auto: those of a machine, or all if machines differ"},
+    {"processes",  "node-gbps",     "",   FLOAT_(node_gbps),       0,    MANY_, AUTO_ | ABOVE_ | ONCE_, "auto",
+        "GB/s", "for --plan and --fit: bytes that a process can send within its machine, while it receives as many; auto: 300 on "
+        "GPUs (NVLink 4), 10 on CPUs; dev/bench/multi_gpu.sh measures them"},
+    {"processes",  "net-gbps",      "",   FLOAT_(net_gbps),        0,    MANY_, AUTO_ | ABOVE_ | ONCE_, "auto",
+        "GB/s", "the same to other machines; auto: 42 on GPUs (a card of 400 Gb/s for each), 2.5 on CPUs (25 Gb/s)"},
     {"processes",  "timeout",       "",   INT_(timeout),           1,    MANY_, ONCE_ | EACH_,    "50",
         "seconds", "abort a multi-process run after this long without progress; at least 5 times the longest step"},
 

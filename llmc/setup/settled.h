@@ -15,6 +15,7 @@ Settled (plan/fit.h, plan/memory_limit.h).
 #include <stdint.h>
 #include <string.h>
 
+#include "llmc/base/check.h"
 #include "llmc/formats/safetensors.h"
 #include "llmc/model/freeze.h"
 #include "llmc/model/model.h"
@@ -101,17 +102,14 @@ static inline Optimizer settled_optimizer_(const Settled* s) {
     return optimizer;
 }
 
-// Sets the layers of this process. With the embedding's gradient apart one process has one stage.
-static inline void settled_stage_(const Settled* s, ModelPart* part) {
-    const Options* o = &s->options;
+// Sets the layers of a stage: those of --pipeline-layers, or dealt out evenly.
+static inline void settled_layers_(const Settled* s, ModelPart* part) {
     const Grid* grid = &s->ranks.grid;
     const int P = grid->shape.pipeline, D = grid->shape.data;
     int layers[MODEL_MAX_LAYERS];
     char error[ERROR_BYTES];
-    if (o->embedding_gradient != EMBEDDING_GRADIENT_APART || P > s->cfg.L) {
-        return;
-    }
-    if (!*o->pipeline_layers || !pipeline_parse_layers(layers, s->cfg, P, o->pipeline_layers, error)) {
+    const char* list = s->options.pipeline_layers;
+    if (!list || !list[0] || !pipeline_parse_layers(layers, s->cfg, P, list, error)) {
         pipeline_cut(layers, s->cfg, P);
     }
     for (int p = 0; p < grid->stage; p++) {
@@ -124,9 +122,19 @@ static inline void settled_stage_(const Settled* s, ModelPart* part) {
 
 // Returns the part of the model that this process has.
 static inline ModelConfig settled_own_(const Settled* s) {
+    const Grid* grid = &s->ranks.grid;
+    const GridShape shape = grid->shape;
     ModelPart part;
     memset(&part, 0, sizeof(part));
-    settled_stage_(s, &part);
+    if (shape.slices > 1) {
+        part.of_slices = shape.slices;
+        part.slices = shape.slices / shape.tensor;
+        part.first_slice = grid->tensor_rank * part.slices;
+    }
+    // with the embedding's gradient apart one process has the only stage
+    if (shape.pipeline > 1 || s->options.embedding_gradient == EMBEDDING_GRADIENT_APART) {
+        settled_layers_(s, &part);
+    }
     return model_part_of(s->cfg, part);
 }
 
@@ -144,8 +152,7 @@ static inline ZeroPlan settled_zero_(const Settled* s) {
         const Freeze own = settled_own_freeze(s);
         zero_plan_freeze(&plan, s->part, own.rows, freeze_first_copy(&own, s->part) * model_slices(s->part));
     }
-    if (s->options.embedding_gradient == EMBEDDING_GRADIENT_APART &&
-        !freeze_has_classifier(&s->freeze, s->cfg)) {
+    if (model_is_staged(s->part) && !freeze_has_classifier(&s->freeze, s->cfg)) {
         zero_plan_apart(&plan, s->part);
     }
     plan.shares_buffer |= s->options.update_in_backward;
@@ -222,6 +229,23 @@ static inline Settled settled_with(const Settled* s, int parts, int recompute, i
     options_divide_batch(&other.options, parts);
     other.options.recompute = recompute;
     other.options.offload_optimizer = offload_optimizer;
+    settled_conclude(&other);
+    return other;
+}
+
+// Returns the settings of a process in another grid, with another stage of ZeRO and another number
+// of processes that share a replica.
+static inline Settled settled_in_grid(const Settled* s, Grid grid, int zero, int shards) {
+    Settled other = *s;
+    Options* o = &other.options;
+    other.ranks.grid = grid;
+    other.ranks.zero = o->zero = zero;
+    other.ranks.shards = shards;
+    o->tensor_parallel = grid.shape.tensor;
+    o->tensor_slices = grid.shape.slices;
+    o->context_parallel = grid.shape.context;
+    o->pipeline_parallel = grid.shape.pipeline;
+    o->embedding_gradient = grid.shape.pipeline > 1 ? EMBEDDING_GRADIENT_APART : o->embedding_gradient;
     settled_conclude(&other);
     return other;
 }

@@ -6,7 +6,7 @@
 #include "llmc/setup/settled.h"
 
 static inline Ranks ranks_of_data(int rank, int size, int zero, int shards) {
-    const Ranks ranks = {grid_of_data(rank, size), zero, shards};
+    const Ranks ranks = {grid_of_data(rank, size), zero, shards, size};
     return ranks;
 }
 

@@ -35,7 +35,11 @@ static Settled settled_for(ModelConfig cfg, const Options* o) {
 static double seconds_of(const Settled* s, CostKind kind) {
     const CostRates rates = rates_of(kind);
     const CostUpdate update = cost_update(s, &rates);
-    return cost_total_s(&update);
+    double seconds = 0;
+    for (int i = 0; i < COST_MOVES; i++) { // without transfers
+        seconds += update.s[i];
+    }
+    return seconds;
 }
 
 // Returns the planned seconds of one rank.

@@ -14,13 +14,13 @@
 
 #define BOTH_TRAINERS options_program(OPTION_CPU | OPTION_GPU) // a trainer that has every option
 
-enum { ARGS_MAX = 256 };
+enum { ARGS_MAX = 2 * OPTION_ROWS_MAX };
 
 // Words separated by '|' as an argv; program name first. Lives until the next call but three.
 typedef struct {
     int argc;
     char* argv[ARGS_MAX];
-    char text[4096];
+    char text[16384];
 } Args;
 
 static const Args* args_of(const char* words) {

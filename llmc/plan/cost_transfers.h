@@ -1,0 +1,141 @@
+/*
+cost_transfers.h -- the time in which the processes of a grid wait for each other's data, planned
+from the bytes.
+
+    kind       transfers of a process                                 hidden by computation
+    tensor     10 of N C elements a block: 4 forward, 6 backward      no
+               (12 with --recompute 3), and 4 outside of the blocks
+    context    K and V of whole sequences, in the forward pass and    no
+               again in the backward pass, and their gradients
+    pipeline   N C / t elements forward and backward                  no
+    data       ZeRO's gathers and reductions (zero.h)                 up to the time of the pass
+                                                                      that they run beside; not
+                                                                      those outside of the blocks
+
+N tokens of a micro-batch are in a process of a context group, B T / c. The stream is cut by tokens
+among the t processes of a tensor group. A transfer puts all N together, or adds up their parts.
+*/
+#ifndef LLMC_COST_TRANSFERS_H
+#define LLMC_COST_TRANSFERS_H
+
+#include <math.h>
+#include <stddef.h>
+
+#include "llmc/model/model.h"
+#include "llmc/parallel/grid.h"
+#include "llmc/parallel/zero.h"
+#include "llmc/plan/links.h"
+#include "llmc/setup/settled.h"
+
+typedef enum { COST_FORWARD, COST_BACKWARD, COST_PASSES } CostPass;
+
+// A micro-batch in one process of a grid.
+typedef struct {
+    Links links;
+    GridShape shape;
+    ModelConfig cfg;  // the process's part of the model
+    double N, tokens; // tokens of the micro-batch in this process, and in its context group
+    double size;      // bytes of an element
+    int recompute;
+} CostTransfers;
+
+// Returns the links between the processes of a run: --node-gbps and --net-gbps, or what is assumed.
+static inline Links cost_links(const Settled* s) {
+    const Options* o = &s->options;
+    const int is_gpu = o->program.trainer == OPTION_GPU;
+    const double node = is_gpu ? LINKS_GPU_NODE_PER_S : LINKS_CPU_NODE_PER_S,
+                 net = is_gpu ? LINKS_GPU_NET_PER_S : LINKS_CPU_NET_PER_S;
+    const Links links = {o->node_gbps > 0 ? 1e9 * o->node_gbps : node,
+                         o->net_gbps > 0 ? 1e9 * o->net_gbps : net, s->ranks.node_ranks};
+    return links;
+}
+
+// Return the groups of a process.
+static inline LinksGroup cost_tensor_group_(const CostTransfers* x) {
+    return links_group(&x->links, x->shape.tensor, 1);
+}
+static inline LinksGroup cost_context_group_(const CostTransfers* x) {
+    return links_group(&x->links, x->shape.context, x->shape.tensor);
+}
+
+// Returns the seconds of the tensor group's transfers in a pass.
+static inline double cost_tensor_s(const CostTransfers* x, CostPass pass) {
+    const LinksGroup group = cost_tensor_group_(x);
+    const double bytes = x->N * x->cfg.C * x->size, gather = links_gather_s(&x->links, group, bytes),
+                 sum = links_exchange_s(&x->links, group, bytes);
+    // A recomputed block gathers ln1 and adds up the parts of attention again.
+    const int again = x->recompute == RECOMPUTE_BLOCK;
+    return pass == COST_FORWARD ? x->cfg.L * (2 * gather + 2 * sum) + gather + sum
+                                : x->cfg.L * ((4 + again) * gather + (2 + again) * sum) + gather + sum;
+}
+
+// Returns the seconds of the context group's transfers in a pass.
+static inline double cost_context_s(const CostTransfers* x, CostPass pass) {
+    const LinksGroup group = cost_context_group_(x);
+    const double columns = 2.0 * model_keys(x->cfg) * x->shape.slices / x->shape.tensor,
+                 bytes = x->tokens * columns * x->size, gather = links_gather_s(&x->links, group, bytes);
+    return x->cfg.L * (gather + (pass == COST_BACKWARD ? links_exchange_s(&x->links, group, bytes) : 0));
+}
+
+// Returns the seconds in which a stage gets the stream of a micro-batch, or its gradient.
+static inline double cost_send_s(const CostTransfers* x) {
+    const GridShape shape = x->shape;
+    const LinksGroup group =
+        links_group(&x->links, shape.pipeline, shape.tensor * shape.context * shape.data);
+    return links_send_s(&x->links, group, x->N / shape.tensor * x->cfg.C * x->size);
+}
+
+// ---- ZeRO ----
+
+// Seconds of ZeRO's transfers in one direction: in a replica, and between replicas, which use other
+// links. Blocks travel one by one; what is outside of them is apart.
+typedef struct {
+    double within, between, outside;
+} CostMoves_;
+
+// Returns the seconds of a gather of parameters, or of a reduction of gradients, of these sizes.
+// Sums between replicas are fp32, or what is gathered.
+static inline CostMoves_ cost_moves_(const CostTransfers* x, const ZeroPlan* zero, double blocks_bytes,
+                                     double outside_bytes, double between_per_byte,
+                                     double (*seconds)(const Links*, LinksGroup, double)) {
+    const int t = x->shape.tensor, shards = zero->shards, blocks = zero->groups - 1;
+    const LinksGroup within = links_group(&x->links, shards, t),
+                     between = links_group(&x->links, zero_replicas(zero), t * shards);
+    const double other = between_per_byte / shards;
+    const CostMoves_ moves = {
+        seconds(&x->links, within, blocks_bytes) + (shards > 1 ? (blocks - 1) * links_start_s(within) : 0),
+        seconds(&x->links, between, blocks_bytes * other) +
+            (between.size > 1 ? (blocks - 1) * links_start_s(between) : 0),
+        seconds(&x->links, within, outside_bytes) + seconds(&x->links, between, outside_bytes * other)};
+    return moves;
+}
+
+static inline double cost_beyond_(double transfer, double pass) { return fmax(transfer - pass, 0); }
+
+// Returns the seconds of ZeRO's transfers in an update of `times` micro-batches that passes of
+// these lengths do not hide.
+static inline double cost_data_s(const CostTransfers* x, const ZeroPlan* zero, double gradient_bytes,
+                                 double times, const double pass_s[COST_PASSES]) {
+    if (zero->size == 1) {
+        return 0;
+    }
+    const double once = (double)zero_group_elements(zero, 0),
+                 blocks = (double)zero_group_begin(zero, zero->groups) - once,
+                 trained_once = (double)zero_trained_elements(zero, 0),
+                 trained = (double)zero_count(zero, ZERO_GRADIENT) - trained_once;
+    const double shared = zero->stage == 0 ? gradient_bytes : x->size; // what is gathered
+    const CostMoves_ gather =
+                         cost_moves_(x, zero, (zero->stage == 3 ? blocks : trained) * shared,
+                                     (zero->stage == 3 ? once : trained_once) * shared, 1, links_gather_s),
+                     reduce = cost_moves_(x, zero, trained * gradient_bytes, trained_once * gradient_bytes,
+                                          sizeof(float) / gradient_bytes, links_exchange_s);
+    const double again = zero->stage == 3 ? gather.within : 0, each = zero->stage >= 2 ? reduce.within : 0;
+    // in each micro-step but the first forward pass and the last backward pass
+    const double steady = cost_beyond_(again, pass_s[COST_FORWARD]) +
+                          cost_beyond_(again + each, pass_s[COST_BACKWARD]),
+                 first = cost_beyond_(fmax(gather.within, gather.between), pass_s[COST_FORWARD]),
+                 last = cost_beyond_(fmax(again + reduce.within, reduce.between), pass_s[COST_BACKWARD]);
+    return (times - 1) * steady + first + last + gather.outside + reduce.outside;
+}
+
+#endif
