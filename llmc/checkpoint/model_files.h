@@ -258,7 +258,7 @@ static void part_groups_put_(PartGroups* p, int g, const Grid* writer, int whole
     }
 }
 
-// Puts this stage's tensors of a whole group together, in the rank of it that has the writer's place.
+// Puts this stage's tensors of a whole group together, in the rank with the writer's place.
 static void part_groups_gather_(PartGroups* p, int g, const Grid* writer, void* whole) {
     const ModelFiles* m = p->files;
     const RankPart* part = &m->part;

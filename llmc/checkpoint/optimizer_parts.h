@@ -179,7 +179,7 @@ static size_t checkpoint_slot_place_(const CheckpointSpace* space, int slot, siz
     return place;
 }
 
-// Returns the number of the first element of the layer that a copy of a tensor of a part belongs to.
+// Returns the number of the first element of a copy's layer.
 static size_t checkpoint_layer_begin_(const CheckpointSpace* space, const CheckpointPart* part,
                                       const ZeroRange* range) {
     const int l =
@@ -639,8 +639,8 @@ static ZeroRange checkpoint_kept_range_(const CheckpointPart* part, int slot, co
     return kept;
 }
 
-// Returns how many of the first elements of a range are neighbours in the files, too, and sets their
-// number there.
+// Returns how many of the first elements of a range are neighbours in the files, too, and sets
+// their number there.
 static size_t checkpoint_find_run_(const CheckpointParts* parts, const ZeroRange* range, size_t* number) {
     const RankPart* of = &parts->own.of;
     const int s = parts->numbers.slices;
