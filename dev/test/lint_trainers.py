@@ -20,6 +20,7 @@ ONLY = {
         "gradients_at_slice": "slices are on CPUs only",
         "mlp_backward_at": "slices are on CPUs only",
         "attention_backward_at": "slices are on CPUs only",
+        "model_move": "slices are on CPUs only",
     },
     GPU: {
         "update_micro_steps": "each micro-step moves what is offloaded",

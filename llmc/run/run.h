@@ -467,7 +467,7 @@ static RunVerdict run_judge_(Run* run, const RunUpdate_* update) {
     }
     verdict.is_made = !skip;
     if (o->update_in_backward) {
-        run_judge_in_backward_(run->settled.cfg, &run->in_backward, &verdict);
+        run_judge_in_backward_(run->settled.part, &run->in_backward, &verdict);
     }
     const float decided[3] = {verdict.update.lr, verdict.update.grad_scale, (float)verdict.is_made};
     run->agreement = xxh64(decided, sizeof(decided));

@@ -96,8 +96,8 @@ static const char* setup_unbuilt_(GridShape shape, const Options* o, int* value)
     const struct {
         const char* option;
         int value;
-    } rows[] = {{"tensor-parallel", shape.tensor},
-                {"tensor-slices", shape.slices},
+    } rows[] = {{"tensor-parallel", is_gpu ? shape.tensor : 1},
+                {"tensor-slices", is_gpu ? shape.slices : 1},
                 {"pipeline-parallel", is_gpu ? shape.pipeline : 1}};
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         if (rows[i].value > 1) {
@@ -178,6 +178,28 @@ static void setup_check_chunks_(const Settled* s) {
         die_usage("--context-parallel %d, --router-balance %g, which is a loss of all tokens of a "
                   "micro-batch; wanted 0",
                   s->ranks.grid.shape.context, (double)o->router_balance);
+    }
+}
+
+// Refuses what needs whole matrices, or a gradient that is complete before the end of the backward
+// pass.
+static void setup_check_slices_(const Settled* s) {
+    const Options* o = &s->options;
+    const int slices = s->ranks.grid.shape.slices;
+    if (o->optimizer == OPTIMIZER_MUON || o->optimizer == OPTIMIZER_ADAFACTOR ||
+        o->optimizer == OPTIMIZER_SOAP) {
+        die_usage("--tensor-slices %d, --optimizer %s, which updates whole matrices; wanted adamw, "
+                  "adamw8bit, lion or sgd",
+                  slices, optimizer_word((OptimizerName)o->optimizer));
+    }
+    if (o->update_in_backward) {
+        die_usage("--tensor-slices %d, --update-in-backward on; wanted off: the gradients of norms are "
+                  "complete at the end of the backward pass",
+                  slices);
+    }
+    if (!freeze_is_whole(&s->freeze, s->cfg, 0)) {
+        die_usage("--tensor-slices %d, --freeze %s; wanted parameters frozen in all blocks", slices,
+                  o->freeze);
     }
 }
 
@@ -268,6 +290,9 @@ void setup_check_grid(const Settled* s) {
     setup_check_grid_use_(s);
     if (shape.context > 1) {
         setup_check_chunks_(s);
+    }
+    if (shape.slices > 1 && s->use == USE_TRAIN) {
+        setup_check_slices_(s);
     }
     if (shape.pipeline > 1) {
         setup_check_stages_(s);

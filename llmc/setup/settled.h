@@ -120,7 +120,7 @@ static inline void settled_layers_(const Settled* s, ModelPart* part) {
     part->places = s->use == USE_TRAIN ? pipeline_places(P, grid->stage, (s->micro_batches + D - 1) / D) : 1;
 }
 
-// Returns the part of the model that this process has.
+// Returns the part of the model that this process has, as a model of its own.
 static inline ModelConfig settled_own_(const Settled* s) {
     const Grid* grid = &s->ranks.grid;
     const GridShape shape = grid->shape;
