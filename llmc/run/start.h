@@ -395,23 +395,24 @@ static void start_turn_ends_(Run* run) {
 }
 
 // Prints how the ranks are divided, unless data alone is.
-static void start_print_grid_(GridShape shape) {
+static void start_print_grid_(FILE* file, GridShape shape) {
     if (!grid_is_plain(shape)) {
-        printf("; tensor %d of %d slices, context %d, data %d, pipeline %d", shape.tensor, shape.slices,
-               shape.context, shape.data, shape.pipeline);
+        fprintf(file, "; tensor %d of %d slices, context %d, data %d, pipeline %d", shape.tensor,
+                shape.slices, shape.context, shape.data, shape.pipeline);
     }
 }
 
-// Prints the number of ranks, and where they run.
+// Prints the number of ranks, and where they run; of generation not where the text goes.
 static void start_print_ranks_(const Run* run, Ranks ranks) {
     const Comm* c = &run->comm;
+    FILE* file = run->given.generates && run_is_first(run) ? stderr : stdout;
     const int data = ranks_data(&ranks).size;
     if (c->size > 1) {
-        printf("processes: %d on %d machine%s (%s, %s), rank 0 on %s", c->size, c->nodes, words_s(c->nodes),
-               run->launcher, c->library, c->host);
-        start_print_grid_(ranks.grid.shape);
-        printf("; zero %d, shards of %d", ranks.zero, ranks.shards);
-        data > ranks.shards ? printf(", %d replicas\n", data / ranks.shards) : printf("\n");
+        fprintf(file, "processes: %d on %d machine%s (%s, %s), rank 0 on %s", c->size, c->nodes,
+                words_s(c->nodes), run->launcher, c->library, c->host);
+        start_print_grid_(file, ranks.grid.shape);
+        fprintf(file, "; zero %d, shards of %d", ranks.zero, ranks.shards);
+        data > ranks.shards ? fprintf(file, ", %d replicas\n", data / ranks.shards) : fprintf(file, "\n");
     }
 }
 
