@@ -376,6 +376,78 @@ test_context() {
         --tasks "$root/dev/ref/fixtures/tasks/choices.bin" --data-format nanogpt --context-parallel 2
     check "the same scores: $(grep -c '"kind":"task"' context_tasks/log.jsonl)" \
         cmp <(grep '"kind":"task"' tasks_1/log.jsonl) <(grep '"kind":"task"' context_tasks/log.jsonl)
+# Slices of a layer have the same bits in any number of processes that divides them. 1 < t < s is the
+# case in which a process has some slices, but not all.
+cut=(--layers 2 --channels 64 --heads 4 "${run[@]:6}" --tensor-slices 4)
+
+# same_slices WHAT NAME OPTIONS...: 4 slices in 1 process, in 2, and in 2 of each of 2 data ranks.
+same_slices() {
+    local what=$1 name=$2
+    shift 2
+    trains 1 "$name.1" "$@" --tensor-slices 4
+    trains 2 "$name.2" "$@" --tensor-slices 4 --tensor-parallel 2
+    same_model "$name.1/step_00000009" "$name.2/step_00000009" "$what, 2 ranks"
+    same_log "$name.1" "$name.2" "$what, 2 ranks"
+}
+
+test_slices() {
+    local n zero
+    trains 1 whole "${cut[@]:0:6}" "${run[@]:6}" --zero 2
+    trains 1 slices "${cut[@]}" --zero 2
+    cp stdout slices.txt
+    near "4 slices and none" "$(last_loss whole)" "$(last_loss slices)" 1e-6
+    check "they are others" [ "$(logged whole)" != "$(logged slices)" ]
+    for n in 2 4; do
+        trains $n tensor_$n "${cut[@]}" --zero 2 --tensor-parallel $n
+        same_model slices/step_00000009 tensor_$n/step_00000009 "4 slices in $n ranks"
+        same_log slices tensor_$n "4 slices in $n ranks"
+        check "$n ranks: the same sample" [ "$(grep -A 2 '^step 9: sample' stdout)" = "$(grep -A 2 '^step 9: sample' slices.txt)" ]
+    done
+    trains 4 tensor_data "${cut[@]}" --zero 2 --tensor-parallel 2
+    same_model slices/step_00000009 tensor_data/step_00000009 "4 slices in 2 of 4 ranks"
+    same_log slices tensor_data "4 slices in 2 of 4 ranks"
+    for zero in 0 1; do
+        trains 2 data_$zero "${cut[@]}" --zero $zero
+        trains 4 tensor_data_$zero "${cut[@]}" --zero $zero --tensor-parallel 2
+        same_model data_$zero/step_00000009 tensor_data_$zero/step_00000009 "4 slices, --zero $zero"
+        same_log data_$zero tensor_data_$zero "4 slices, --zero $zero"
+    done
+}
+
+test_slices_of_models() {
+    local options name=0 base=("${cut[@]:0:6}" "${run[@]:6}")
+    while read -r options; do
+        name=$((name + 1))
+        same_slices "$options" "model_$name" "${base[@]}" $options
+    done <<'END'
+--recompute 0 --zero 0
+--recompute mlp --matmul bf16
+--recompute 3 --arch llama --hidden 128
+--arch qwen3 --hidden 128 --z-loss 0.01 --recompute 2
+--arch nanochat --hidden 128 --pack dynamic
+--share-layers attention --freeze norms --optimizer lion
+--arch mistral --window 8 --hidden 256 --share-layers pairs --doc-mask on --pack bestfit
+END
+    same_slices "adamw8bit" eight_bits --layers 1 --channels 256 --heads 4 "${run[@]:6}" --optimizer adamw8bit
+}
+
+# Saved by 4 ranks, continued by 3 that divide the data alone, then by 2 that divide the slices.
+test_slices_elastic() {
+    trains 3 slices_3 --resume tensor_4/step_00000003 --tensor-parallel 1
+    trains 2 slices_2 --resume slices_3/step_00000006 --tensor-parallel 2 --zero 2
+    same_model slices/step_00000009 slices_2/step_00000009 "4 slices, 4 ranks, then 3, then 2"
+}
+
+test_slices_generate() {
+    local options
+    for options in "" "--quantize q8_0"; do
+        "$trainer" --model slices --prompt One --temperature 0 --tokens 12 $options >text.1 2>/dev/null
+        ranks 2 "$trainer" --model slices --prompt One --temperature 0 --tokens 12 --tensor-parallel 2 $options
+        check "text of 2 ranks, $options: $(head -n 1 stdout), $(head -n 1 stderr)" \
+            [ $status = 0 -a -s text.1 -a "$(tr -s ' \r\n' ' ' <stdout)" = "$(tr -s ' \r\n' ' ' <text.1)" ]
+    done
+    ranks 2 "$trainer" --model slices --interactive on --tensor-parallel 2
+    check "--interactive: exit status $status, $(head -n 1 stderr)" [ $status = 2 ]
 }
 
 # All ranks end early at the same step, as one process does, and keep the same checkpoint.
@@ -927,6 +999,10 @@ test_share
 test_tasks
 test_context
 test_elastic
+test_slices
+test_slices_of_models
+test_slices_elastic
+test_slices_generate
 test_early
 test_disagreement
 test_drift

@@ -994,7 +994,12 @@ static void test_grids(void) {
     expect_no_grid("-pn 2 -pp 2 --pipeline-layers 3,1,", "--pipeline-layers: 3,1,; wanted 2 numbers");
     expect_no_grid("-pn 2 -pp 2 --pipeline-layers x,1", "--pipeline-layers: x,1; wanted 2 numbers");
     expect_no_grid("-pn 1 --pipeline-layers 2,2", "--pipeline-layers: 2,2; wanted 1 numbers");
-    expect_no_grid("-pn 1 --tensor-slices 2", "--tensor-slices 2: this version divides data alone; wanted 1");
+    expect_no_grid("-pn 1 --tensor-slices 2 --optimizer muon",
+                   "--tensor-slices 2, --optimizer muon, which updates whole matrices; wanted adamw, ");
+    expect_no_grid("-pn 1 --tensor-slices 2 --update-in-backward on",
+                   "--tensor-slices 2, --update-in-backward on; wanted off");
+    expect_no_grid("-pn 1 --tensor-slices 2 --freeze ln1?[0]",
+                   "--tensor-slices 2, --freeze ln1?[0]; wanted parameters frozen in all blocks");
     expect_no_grid("-pn 2 -pp 2 --pipeline-layers 3,1",
                    "--pipeline-parallel 2: this version divides data alone");
     expect_no_grid("-pn 1 --embedding-gradient apart", "--embedding-gradient apart: this version");
