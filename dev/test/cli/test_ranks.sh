@@ -376,6 +376,8 @@ test_context() {
         --tasks "$root/dev/ref/fixtures/tasks/choices.bin" --data-format nanogpt --context-parallel 2
     check "the same scores: $(grep -c '"kind":"task"' context_tasks/log.jsonl)" \
         cmp <(grep '"kind":"task"' tasks_1/log.jsonl) <(grep '"kind":"task"' context_tasks/log.jsonl)
+}
+
 # Slices of a layer have the same bits in any number of processes that divides them. 1 < t < s is the
 # case in which a process has some slices, but not all.
 cut=(--layers 2 --channels 64 --heads 4 "${run[@]:6}" --tensor-slices 4)
@@ -406,6 +408,9 @@ test_slices() {
     trains 4 tensor_data "${cut[@]}" --zero 2 --tensor-parallel 2
     same_model slices/step_00000009 tensor_data/step_00000009 "4 slices in 2 of 4 ranks"
     same_log slices tensor_data "4 slices in 2 of 4 ranks"
+    trains 4 tensor_context "${cut[@]}" --zero 2 --tensor-parallel 2 --context-parallel 2
+    check "the first validation" [ "$(first_loss slices)" = "$(first_loss tensor_context)" ]
+    near "4 slices and 2 chunks" "$(last_loss slices)" "$(last_loss tensor_context)" 1e-6
     for zero in 0 1; do
         trains 2 data_$zero "${cut[@]}" --zero $zero
         trains 4 tensor_data_$zero "${cut[@]}" --zero $zero --tensor-parallel 2
