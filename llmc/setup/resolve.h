@@ -240,14 +240,6 @@ static void settle_sizes_(Settled* s) {
     }
 }
 
-// Pads the vocabulary so that slices have equal parts of it.
-static void settle_padded_vocab_(Settled* s) {
-    const int slices = s->ranks.grid.shape.slices;
-    if (slices > 1 && s->cfg.Vp % (16 * slices) != 0) {
-        s->cfg.Vp = model_padded_vocab_of_slices(s->cfg.V, slices);
-    }
-}
-
 // Decides the slices, and the sum of the token embedding's gradients.
 static void settle_grid_(Settled* s) {
     Options* o = &s->options;
@@ -257,7 +249,6 @@ static void settle_grid_(Settled* s) {
         o->embedding_gradient = is_piped ? EMBEDDING_GRADIENT_APART : EMBEDDING_GRADIENT_JOINED;
     }
     setup_check_grid(s);
-    settle_padded_vocab_(s);
 }
 
 // ---- training ----
