@@ -443,6 +443,25 @@ test_slices_elastic() {
     same_model slices/step_00000009 slices_2/step_00000009 "4 slices, 4 ranks, then 3, then 2"
 }
 
+# Other slices: weights, and state in the files of other ranks, are those of the whole model. Each
+# model file is written by another rank.
+test_slices_files() {
+    trains 2 slices_to_1 --resume tensor_4/step_00000006 --tensor-parallel 1 --tensor-slices 1
+    check "fewer slices: $(grep '^note' stdout)" \
+        grep -q '^note: 1 slice, the run began with 4: the last bits change from here on$' stdout
+    near "4 slices, then none" "$(last_loss slices)" "$(last_loss slices_to_1)" 1e-6
+    trains 4 slices_to_2 --resume slices/step_00000003 --tensor-parallel 2 --tensor-slices 2 --model-file-gb 0.0001
+    near "4 slices, then 2" "$(last_loss slices)" "$(last_loss slices_to_2)" 1e-6
+    check "$(ls slices_to_2/step_00000009 | tr '\n' ' ')" [ "$(ls slices_to_2/step_00000009/model-*.safetensors | wc -l)" = 3 ]
+    trains 1 slices_in_files --resume slices_to_2/step_00000006 --tensor-parallel 1 --zero 2
+    for file in slices_to_2/step_00000009/model-*.safetensors; do
+        check "$file" cmp -s "$file" "slices_in_files/step_00000009/${file##*/}"
+    done
+    ranks 2 "$trainer" --model slices --steps 0 --tensor-parallel 2 --export-llmc two.bin --export-gguf two.gguf
+    "$trainer" --model slices --steps 0 --export-llmc one.bin >/dev/null
+    check "exported by 2 ranks: exit status $status" cmp -s one.bin two.bin
+}
+
 test_slices_generate() {
     local options
     for options in "" "--quantize q8_0"; do
@@ -1007,6 +1026,7 @@ test_elastic
 test_slices
 test_slices_of_models
 test_slices_elastic
+test_slices_files
 test_slices_generate
 test_early
 test_disagreement
