@@ -192,6 +192,11 @@ static void setup_check_slices_(const Settled* s) {
                   "adamw8bit, lion or sgd",
                   slices, optimizer_word((OptimizerName)o->optimizer));
     }
+    if (slices > model_key_heads(s->cfg)) {
+        die_usage("--tensor-slices %d, %d heads of keys, whose gradients slices do not add up; wanted %d to "
+                  "train",
+                  slices, model_key_heads(s->cfg), model_key_heads(s->cfg));
+    }
     if (o->update_in_backward) {
         die_usage("--tensor-slices %d, --update-in-backward on; wanted off: the gradients of norms are "
                   "complete at the end of the backward pass",

@@ -996,6 +996,8 @@ static void test_grids(void) {
     expect_no_grid("-pn 1 --pipeline-layers 2,2", "--pipeline-layers: 2,2; wanted 1 numbers");
     expect_no_grid("-pn 1 --tensor-slices 2 --optimizer muon",
                    "--tensor-slices 2, --optimizer muon, which updates whole matrices; wanted adamw, ");
+    expect_no_grid("-pn 1 --tensor-slices 4 --arch llama --kv-heads 2 --hidden 256",
+                   "--tensor-slices 4, 2 heads of keys, whose gradients slices do not add up; wanted 2");
     expect_no_grid("-pn 1 --tensor-slices 2 --update-in-backward on",
                    "--tensor-slices 2, --update-in-backward on; wanted off");
     expect_no_grid("-pn 1 --tensor-slices 2 --freeze ln1?[0]",
