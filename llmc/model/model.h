@@ -560,7 +560,10 @@ static inline size_t model_activation_rows(TensorRow rows[MODEL_ACTIVATION_ROWS]
     const size_t branch_rows = is_trained ? token_slice : N, decoded = is_trained ? 0 : 2 * chunk;
     const size_t M = model_expert_rows(cfg, N), trained_M = is_trained ? M : 0;
     ModelWidths w = model_widths(cfg);
-    w.last_words = is_trained ? w.last_words : cfg.Vp; // every stage samples
+    if (!is_trained) { // every stage samples
+        w.last_words = cfg.Vp;
+        w.all_words = model_is_sliced(cfg) ? cfg.Vp * w.of_slices : 0;
+    }
     TensorRow* row = rows;
 #define MODEL_ROW_(name_, layers_, slices_, tokens_, kept_, cols_, dtype_, life_)                            \
     row->name = #name_;                                                                                      \

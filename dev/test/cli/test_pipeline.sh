@@ -78,6 +78,13 @@ test_data() {
     same "--batch-schedule, 2 x 3 ranks" one_batches few_batches
 }
 
+# Slices and stages: each process has some slices of some layers.
+test_slices() {
+    trains 1 s2 "${run[@]}" --zero 1 --embedding-gradient apart --tensor-slices 2
+    trains 4 t2p2 "${run[@]}" --zero 1 --pipeline-parallel 2 --tensor-parallel 2
+    same "2 tensor ranks x 2 stages" s2 t2p2
+}
+
 # Any grid continues what another has saved.
 test_elastic() {
     trains 1 p1_2 "${run[@]}" --zero 2 --embedding-gradient apart
@@ -168,6 +175,7 @@ if [ $# -gt 1 ]; then
 else
     test_same_bits
     test_data
+    test_slices
     test_elastic
     test_models
     test_optimizers

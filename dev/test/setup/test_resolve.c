@@ -1002,9 +1002,6 @@ static void test_grids(void) {
                    "--tensor-slices 2, --update-in-backward on; wanted off");
     expect_no_grid("-pn 1 --tensor-slices 2 --freeze ln1?[0]",
                    "--tensor-slices 2, --freeze ln1?[0]; wanted parameters frozen in all blocks");
-    expect_no_grid("-pn 2 -pp 2 --pipeline-layers 3,1",
-                   "--pipeline-parallel 2: this version divides data alone");
-    expect_no_grid("-pn 1 --embedding-gradient apart", "--embedding-gradient apart: this version");
 }
 
 TEST(resolve) {
