@@ -133,11 +133,9 @@ static int setup_chunk_tile_(const Options* o) {
                                                        : 1;
 }
 
-// Returns the number that divides all lengths of sequences.
-static int setup_tokens_unit_(const Settled* s) {
-    const GridShape shape = s->ranks.grid.shape;
-    const int unit = grid_tokens_unit(shape), tile = setup_chunk_tile_(&s->options),
-              tiles = 2 * shape.context * tile;
+// Returns the number that divides all lengths of sequences in a grid.
+static int setup_tokens_unit_(const Options* o, GridShape shape) {
+    const int unit = grid_tokens_unit(shape), tile = setup_chunk_tile_(o), tiles = 2 * shape.context * tile;
     return shape.context == 1 ? unit : tiles % unit == 0 ? tiles : unit * tile;
 }
 
@@ -147,7 +145,7 @@ static void setup_check_grid_lengths_(const Settled* s) {
     const Options* o = &s->options;
     const GridShape shape = s->ranks.grid.shape;
     const Stages lengths = settled_lengths(o);
-    const int unit = setup_tokens_unit_(s);
+    const int unit = setup_tokens_unit_(o, shape);
     if (o->seq_len % unit != 0) {
         die_usage(
             "--seq-len %d, --context-parallel %d; wanted a multiple of %d: two chunks for each process, "
@@ -171,10 +169,13 @@ static void setup_check_grid_lengths_(const Settled* s) {
     }
 }
 
+// Returns 1 if the loss of a router is one of all tokens of a micro-batch.
+static int setup_balances_(const Settled* s) { return s->cfg.E > 0 && s->options.router_balance > 0; }
+
 // Refuses what needs all tokens of a sequence in each process.
 static void setup_check_chunks_(const Settled* s) {
     const Options* o = &s->options;
-    if (s->cfg.E > 0 && o->router_balance > 0) {
+    if (setup_balances_(s)) {
         die_usage("--context-parallel %d, --router-balance %g, which is a loss of all tokens of a "
                   "micro-batch; wanted 0",
                   s->ranks.grid.shape.context, (double)o->router_balance);
@@ -311,9 +312,11 @@ int setup_allows_grid(const Settled* s, GridShape shape) {
               is_whole = settled_distills(s) || o->update_in_backward || is_uneven,
               has_all_layers = o->freeze[0] || o->offload_residuals ||
                                (s->cfg.share != SHARE_OFF && s->cfg.share != SHARE_PAIRS);
+    const int fits = o->seq_len % setup_tokens_unit_(o, shape) == 0, has_all_tokens = setup_balances_(s);
     int value;
-    return grid_is_plain(shape) || ((o->plan || !setup_unbuilt_(shape, o, &value)) && !is_whole &&
-                                    !(shape.pipeline > 1 && has_all_layers));
+    return grid_is_plain(shape) ||
+           ((o->plan || !setup_unbuilt_(shape, o, &value)) && !is_whole && fits &&
+            !(shape.context > 1 && has_all_tokens) && !(shape.pipeline > 1 && has_all_layers));
 }
 
 void setup_check_model(const Settled* s) {
