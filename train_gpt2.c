@@ -280,7 +280,8 @@ static TensorParallel tensor_of(Model* model, const Pass* pass) {
                             .arrived = a->arrived};
 }
 
-// Block l: its residual stream and norms, of the rows of this process, which has slices of the rest.
+// Block l: its residual stream and norms, of the rows of this process, which has slices of the
+// rest.
 typedef struct {
     Model* model;
     const Pass* pass;

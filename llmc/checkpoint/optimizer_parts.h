@@ -403,11 +403,12 @@ static size_t checkpoint_slices_of_(const SafeTensors* file) {
 // Opens the numbers that the first file has.
 static void checkpoint_open_numbers_(CheckpointParts* parts, const SafeTensors* file, Optimizer optimizer) {
     const ModelConfig whole = parts->own.of.whole;
-    char error[ERROR_BYTES];
+    char text[128];
     const size_t slices = checkpoint_slices_of_(file);
     CHECK(slices <= (size_t)whole.NH, "%s: slices: %zu, wanted at most the number of heads, %d", file->path,
           slices, whole.NH);
-    CHECK(part_check_slices(whole, (int)slices, error), "%s: slices: %s", file->path, error);
+    const char* reason = part_unsliced(text, sizeof(text), whole, (int)slices, 1);
+    CHECK(!reason, "%s: slices: %zu, which the model cannot have: %s", file->path, slices, reason);
     checkpoint_space_open_(&parts->numbers, optimizer, &parts->own.of, (int)slices);
 }
 

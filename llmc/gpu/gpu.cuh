@@ -206,8 +206,8 @@ static inline void gpu_free(void* memory) {
     }
 }
 
-// Copies bytes from the host, and waits until the GPU has them: cudaMemcpy may return before, and our
-// streams do not wait for the default one.
+// Copies bytes from the host, and waits until the GPU has them: cudaMemcpy may return before, and
+// our streams do not wait for the default one.
 static inline void gpu_upload(void* to, const void* from, size_t bytes) {
     CUDA_CHECK(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice));
     CUDA_CHECK(cudaStreamSynchronize(0));

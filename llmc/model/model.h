@@ -175,8 +175,8 @@ static inline int model_has_last(ModelConfig cfg) {
     return cfg.part.first_layer + cfg.part.layers == cfg.part.of_layers;
 }
 
-// Return 1 if the layers belong to stages, of which a process may have the only one; if it has one of
-// several; the layers of all stages; and the micro-batches whose activations a stage keeps.
+// Return 1 if the layers belong to stages, of which a process may have the only one; if it has one
+// of several; the layers of all stages; and the micro-batches whose activations a stage keeps.
 static inline int model_is_staged(ModelConfig cfg) { return cfg.part.of_layers > 0; }
 static inline int model_is_stage(ModelConfig cfg) { return cfg.part.layers < cfg.part.of_layers; }
 static inline int model_layers(ModelConfig cfg) { return model_is_staged(cfg) ? cfg.part.of_layers : cfg.L; }
@@ -466,11 +466,11 @@ static inline int model_row_experts_(const TensorRow* row, ModelConfig cfg) {
 // the bytes of one allocation for all of them. Parameters lie in groups: first those outside of
 // blocks (PLACE_ONCE), then block 0, block 1, ... (model_blocks). All blocks are laid out alike. In
 // a model with slices, tensors that are not cut lie outside of blocks. There everything begins at
-// multiples of TENSOR_SHARD_UNIT if the model has slices or stages, so that norms have the same bits
-// for any number of slices in a process and for any stages (gradient_norm.h).
-// A group has two parts: its trained tensors, and those whose bit is set in `frozen`. Each part can
-// be cut into `shards` equal pieces, multiples of TENSOR_SHARD_UNIT elements; the padding at its
-// end is always zero.
+// multiples of TENSOR_SHARD_UNIT if the model has slices or stages, so that norms have the same
+// bits for any number of slices in a process and for any stages (gradient_norm.h). A group has two
+// parts: its trained tensors, and those whose bit is set in `frozen`. Each part can be cut into
+// `shards` equal pieces, multiples of TENSOR_SHARD_UNIT elements; the padding at its end is always
+// zero.
 static inline size_t model_sharded_rows_of(TensorRow rows[MODEL_PARAMETER_ROWS], ModelConfig cfg,
                                            size_t element_bytes, int shards, unsigned frozen) {
     const ModelWidths w = model_widths(cfg);

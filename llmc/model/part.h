@@ -1,21 +1,19 @@
 /*
 part.h -- the part of a model that a process has: some of the slices of each tensor, and some layers.
 
-A run may cut the model into s slices. Slice i of s has
+A run may cut the model into s slices. Slice i has
 
-    heads of queries [i NH/s, (i+1) NH/s), and their heads of keys and values    rows of qkvw, qkvb,
-                                                                                 columns of attprojw
-    hidden units [i F/s, (i+1) F/s) of the MLP                                   rows of each gate of
-                                                                                 fcw, fcb; columns of
-                                                                                 fcprojw
-    words [i Vp/s, (i+1) Vp/s)                                                   rows of wte, head
+    heads of queries i NH/s, ..., and their heads of keys    rows of qkvw, qkvb; columns of attprojw
+    hidden units i F/s, ... of the MLP                       rows of each gate of fcw, fcb; columns of
+                                                             fcprojw
+    words i Vp/s, ...                                        rows of wte, head
 
 With fewer heads of keys than slices, s / KV slices in a row have a copy of the same head. All else
 is whole in every process. A slice is a matrix of its own in memory, and the same calls process it
 whichever process has it.
 
-A slice of some layers is a smaller model: model_part_of returns its sizes. The files of a model, and
-its first random values, are always those of the whole.
+A slice of some layers is a smaller model: model_part_of returns its sizes. The files of a model,
+and its first random values, are always those of the whole.
 
     whole    laid out by the rows of the whole model: a block has all tensors of a layer
     part     laid out by the rows of the part: tensors that are not cut lie in group 0 (model.h)
@@ -35,9 +33,9 @@ extern "C" {
 // layers that exist.
 ModelConfig model_part_of(ModelConfig whole, ModelPart part);
 
-// Returns 1 if a model can be cut into s slices; if not, 0, and in `error` what it has and the
-// nearest number of slices that works.
-int part_check_slices(ModelConfig whole, int s, char* error);
+// Returns what keeps a model from being cut into s slices of a multiple of `unit` columns, in
+// words; NULL: nothing. `text` (room) is memory for them.
+const char* part_unsliced(char* text, size_t room, ModelConfig whole, int s, int unit);
 
 // ---- elements ----
 
@@ -51,9 +49,9 @@ typedef struct {
 // row in the part.
 PartRun part_run(const TensorRow* row, ModelConfig whole, ModelPart part, int k, size_t at);
 
-// Returns the run that begins at element `at` of a tensor of the whole model, of s slices. Its `part`
-// counts as if a process had all slices, one after the other. `row` is the tensor's row in the
-// whole.
+// Returns the run that begins at element `at` of a tensor of the whole model, of s slices. Its
+// `part` counts as if a process had all slices, one after the other. `row` is the tensor's row in
+// the whole.
 PartRun part_place(const TensorRow* row, ModelConfig whole, int s, size_t at);
 
 // ---- groups ----
@@ -78,6 +76,7 @@ void part_copy_group(PartCopy direction, PartGroup part, ModelPart which, PartGr
 
 #ifdef PART_IMPLEMENTATION
 
+#include <stdio.h>
 #include <string.h>
 
 // ---- sizes ----
@@ -109,39 +108,30 @@ ModelConfig model_part_of(ModelConfig whole, ModelPart part) {
     return cfg;
 }
 
-// Returns 1 if s slices of a model are equal, with rows of whole vectors of 16 bytes.
-static int part_has_slices_(ModelConfig whole, int s) {
-    const int KV = model_key_heads(whole), heads = whole.NH % s == 0 && (KV % s == 0 || s % KV == 0),
-              units = model_hidden(whole) % (8 * s) == 0 && model_heads(whole) % (8 * s) == 0;
-    return heads && units;
-}
-
-// Returns the number of slices nearest to s that a model can have.
-static int part_nearest_slices_(ModelConfig whole, int s) {
-    int nearest = 1;
-    for (int n = 1; n <= whole.NH; n++) {
-        const int distance = n > s ? n - s : s - n, best = nearest > s ? nearest - s : s - nearest;
-        nearest = part_has_slices_(whole, n) && distance <= best ? n : nearest;
+const char* part_unsliced(char* text, size_t room, ModelConfig whole, int s, int unit) {
+    const int KV = model_key_heads(whole), Q = model_heads(whole), F = model_hidden(whole);
+    if (s == 1) {
+        return NULL;
     }
-    return nearest;
-}
-
-int part_check_slices(ModelConfig whole, int s, char* error) {
-    if (s > 1 && whole.E > 0) {
-        return error_set(error, "--tensor-slices",
-                         "%d slices of a model with experts, which are not cut; wanted 1", s);
+    if (whole.E > 0) {
+        return "experts are not sliced";
     }
-    if (s > 1 && model_architecture(whole.arch)->heads == HEADS_ROW_NORM) {
-        return error_set(error, "--tensor-slices", "%d slices of a model with norms over all heads; wanted 1",
-                         s);
+    if (model_architecture(whole.arch)->heads == HEADS_ROW_NORM) {
+        return "a norm over all heads is not sliced";
     }
-    if (s < 1 || (s > 1 && !part_has_slices_(whole, s))) {
-        return error_set(error, "--tensor-slices",
-                         "%d slices of %d heads, %d heads of keys and %d hidden units; wanted %d", s,
-                         whole.NH, model_key_heads(whole), model_hidden(whole),
-                         part_nearest_slices_(whole, s));
+    if (s < 1 || whole.NH % s != 0 || (KV % s != 0 && s % KV != 0)) {
+        const int has_heads = s > 0 && whole.NH % s == 0;
+        snprintf(text, room, "%d heads%s", has_heads ? KV : whole.NH, has_heads ? " of keys" : "");
+    } else if (F % s != 0) {
+        snprintf(text, room, "%d hidden units", F);
+    } else if (Q / s % unit != 0 || F / s % unit != 0) {
+        const int is_heads = Q / s % unit != 0;
+        snprintf(text, room, "slices of %d %s, no multiple of %d", is_heads ? Q / s : F / s,
+                 is_heads ? "channels" : "hidden units", unit);
+    } else {
+        return NULL;
     }
-    return 1;
+    return text;
 }
 
 // ---- elements ----
@@ -216,8 +206,9 @@ static PartRun part_place_in_cols_(const TensorRow* row, int s, size_t at) {
 }
 
 PartRun part_place(const TensorRow* row, ModelConfig whole, int s, size_t at) {
-    size_t begin = 0, in_slice = 0, elements = 0;                          // of the matrix; of a slice
-    if (s <= 1 || row->split == SPLIT_NONE || row->split == SPLIT_WORDS) { // words keep their order
+    size_t begin = 0, in_slice = 0, elements = 0; // of the matrix; of a slice
+    // words keep their order
+    if (s <= 1 || row->split == SPLIT_NONE || row->split == SPLIT_WORDS) {
         const PartRun all = {at, at, tensor_layer_elements(row) - at};
         return all;
     }

@@ -53,8 +53,8 @@ typedef enum { PLACE_ONCE, PLACE_BLOCK } TensorPlace;
 typedef enum { SPLIT_NONE, SPLIT_HEADS, SPLIT_ROWS, SPLIT_COLS, SPLIT_WORDS } TensorSplit;
 
 // Lifetimes: always, for activations until the backward pass; or only inside a block or the
-// classifier, which use the same memory; or inside a pass over the model; or until it has been sent,
-// while the next one arrives.
+// classifier, which use the same memory; or inside a pass over the model; or until it has been
+// sent, while the next one arrives.
 typedef enum { LIVE_ALWAYS, LIVE_BLOCK, LIVE_CLASSIFIER, LIVE_PASS, LIVE_SENT } TensorLife;
 
 // One row of a table, with the sizes filled in. Tensors start at multiples of TENSOR_ALIGN

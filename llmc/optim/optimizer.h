@@ -592,8 +592,8 @@ double optimizer_bytes(const OptimizerState* s, const ZeroPlan* zero, size_t par
     return bytes;
 }
 
-// Returns the elements of a slot before a range, in its group, of the same tensor. Outside of blocks
-// a group can have several copies of it.
+// Returns the elements of a slot before a range, in its group, of the same tensor. Outside of
+// blocks a group can have several copies of it.
 static size_t state_before_(const OptimizerState* s, int slot, const ZeroRange* range) {
     const TensorRow* row = &s->rows[range->row];
     const int is_whole = state_slot_is_whole(s, slot, range->row);

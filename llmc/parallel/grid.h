@@ -20,6 +20,7 @@ other tokens.
 
 #include "llmc/base/token_chunks.h"
 #include "llmc/model/model.h"
+#include "llmc/model/part.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -195,32 +196,9 @@ void grid_place(char* text, size_t room, const Grid* grid) {
 
 static int grid_slices_(GridShape shape) { return shape.slices > 0 ? shape.slices : shape.tensor; }
 
-// Returns the reason why a model cannot have s slices, in `text`; NULL if it can.
+// Returns why a model cannot have s slices, in `text`; NULL if it can.
 static const char* grid_unsliced_(char text[GRID_ERROR_BYTES], int s, const GridRun* run) {
-    const ModelConfig cfg = run->cfg;
-    if (s == 1 || cfg.L == 0) {
-        return NULL;
-    }
-    if (cfg.E > 0) {
-        return "experts are not sliced";
-    }
-    if (model_architecture(cfg.arch)->heads == HEADS_ROW_NORM) {
-        return "a norm over all heads is not sliced";
-    }
-    const int KV = model_key_heads(cfg), Q = model_heads(cfg), F = model_hidden(cfg);
-    if (cfg.NH % s != 0 || (KV % s != 0 && s % KV != 0)) {
-        snprintf(text, GRID_ERROR_BYTES, "%d heads%s", cfg.NH % s ? cfg.NH : KV,
-                 cfg.NH % s ? "" : " of keys");
-    } else if (F % s != 0) {
-        snprintf(text, GRID_ERROR_BYTES, "%d hidden units", F);
-    } else if (Q / s % run->unit != 0 || F / s % run->unit != 0) {
-        snprintf(text, GRID_ERROR_BYTES, "slices of %d %s, no multiple of %d",
-                 Q / s % run->unit ? Q / s : F / s, Q / s % run->unit ? "channels" : "hidden units",
-                 run->unit);
-    } else {
-        return NULL;
-    }
-    return text;
+    return run->cfg.L > 0 ? part_unsliced(text, GRID_ERROR_BYTES, run->cfg, s, run->unit) : NULL;
 }
 
 // Rules: each allows a member of the shape or not, whatever the members below it are.

@@ -36,8 +36,8 @@ extern "C" {
 // classifier, too. Layers that share parameters in pairs stay together.
 void pipeline_cut(int* layers, ModelConfig cfg, int P);
 
-// Sets the layers of P stages from a list, "9,9,8,6". Returns 0 and the reason in `error` if it does
-// not suit the model.
+// Sets the layers of P stages from a list, "9,9,8,6". Returns 0 and the reason in `error` if it
+// does not suit the model.
 int pipeline_parse_layers(int* layers, ModelConfig cfg, int P, const char* list, char* error);
 
 // ---- the order ----
@@ -80,7 +80,8 @@ void pipeline_watch(Comm* comm, const GroupMove* moves, int count, PipelineActio
 // Sends what the action before has made and receives what the next one needs, as one exchange.
 void pipeline_exchange_cpu(Group* pipe, PipelineAction before, PipelineAction next, PipelineStream stream);
 
-// Moves data from one stage to another; the others do nothing. Between the same stage nothing moves.
+// Moves data from one stage to another; the others do nothing. Between the same stage nothing
+// moves.
 void pipeline_hand_over_cpu(Group* pipe, int from, int to, void* data, size_t bytes);
 
 // Sends data of the last stage to all others.
@@ -99,7 +100,8 @@ void pipeline_tell_cpu(Group* pipe, void* data, size_t bytes);
 
 // ---- the cut ----
 
-// Returns how many layers a classifier is worth: by their matrices, which a token is multiplied with.
+// Returns how many layers a classifier is worth: by their matrices, which a token is multiplied
+// with.
 static double pipeline_head_load_(ModelConfig cfg) {
     TensorRow rows[MODEL_PARAMETER_ROWS];
     double layer = 0;
@@ -112,8 +114,8 @@ static double pipeline_head_load_(ModelConfig cfg) {
     return (double)cfg.Vp * cfg.C / layer;
 }
 
-// Sets `units` of layers, dealt to the stages evenly: of stages before the last, the later ones have
-// more, because they keep fewer micro-batches.
+// Sets `units` of layers, dealt to the stages evenly: of stages before the last, the later ones
+// have more, because they keep fewer micro-batches.
 static void pipeline_deal_(int* layers, int units, int stages, int unit) {
     for (int p = 0; p < stages; p++) {
         layers[p] = unit * (units / stages + (p >= stages - units % stages));
@@ -139,8 +141,8 @@ void pipeline_cut(int* layers, ModelConfig cfg, int P) {
     }
 }
 
-// Reads the next number of a list, and the comma after it unless it `is_last`. Returns 0 if the text
-// is another.
+// Reads the next number of a list, and the comma after it unless it `is_last`. Returns 0 if the
+// text is another.
 static int pipeline_next_number_(const char** text, int is_last, long* number) {
     char* end;
     errno = 0;

@@ -75,8 +75,8 @@ typedef struct {
     // of their trained parts, which come first.
     size_t once, block;
     size_t trained_once, trained_block;
-    // Elements of wte, if its gradient as an embedding is summed apart, in group number `groups`; 0:
-    // it is not. And true if this rank's backward pass computes it.
+    // Elements of wte, if its gradient as an embedding is summed apart, in group number `groups`;
+    // 0: it is not. And true if this rank's backward pass computes it.
     size_t embedding;
     int sums_embedding;
     // True if the blocks of all layers leave their gradients in the same buffers: from stage 2 on.
@@ -102,8 +102,8 @@ void zero_gradient_rows(TensorRow rows[MODEL_PARAMETER_ROWS], const ZeroPlan* pl
 // Leaves these rows (bits) and all blocks below `first_block` out of the gradients.
 void zero_plan_freeze(ZeroPlan* plan, ModelConfig cfg, unsigned frozen, int first_block);
 
-// Sums the gradient of wte as an embedding apart, if `cfg` has some of it and the classifier's, too.
-// Call it after zero_plan_freeze; in stages 0 to 2.
+// Sums the gradient of wte as an embedding apart, if `cfg` has some of it and the classifier's,
+// too. Call it after zero_plan_freeze; in stages 0 to 2.
 void zero_plan_apart(ZeroPlan* plan, ModelConfig cfg);
 
 // Plans for `size` ranks in replicas of `shards`, which divides `size`; ranks 0 ... shards - 1 are
@@ -261,9 +261,9 @@ typedef struct {
 
 enum { ZERO_SPANS = MODEL_PARAMETER_ROWS + 1 }; // at most
 
-// Sets the spans that count in the norm of the gradient of this rank, and returns their number: all;
-// of tensors that every rank with other slices has, too, only the rank with the first slice counts.
-// `rows` lay out gradients.
+// Sets the spans that count in the norm of the gradient of this rank, and returns their number:
+// all; of tensors that every rank with other slices has, too, only the rank with the first slice
+// counts. `rows` lay out gradients.
 int zero_counted_spans(const ZeroPlan* plan, const TensorRow* rows, ModelConfig cfg,
                        ZeroSpan spans[ZERO_SPANS]);
 
@@ -363,8 +363,8 @@ void zero_add_embedding_cpu(Zero* z);
 // backward pass has completed them: for the last block first, and for group 0 at the end.
 void zero_group_done_cpu(Zero* z, int g, MicroStep step);
 
-// Returns the gradients, out of `all`, as slice i of layer l has them: .qkvw is its. Those of frozen
-// parameters are NULL.
+// Returns the gradients, out of `all`, as slice i of layer l has them: .qkvw is its. Those of
+// frozen parameters are NULL.
 ModelParameters zero_gradients_at_slice_cpu(const Zero* z, ModelParameters all,
                                             const TensorRow* gradient_rows, ModelConfig cfg,
                                             const Freeze* freeze, int l, int i);

@@ -19,7 +19,8 @@ void setup_check_grid(const Settled* s);
 // Returns what a grid must suit.
 GridRun setup_grid_run(const Settled* s);
 
-// Returns 1 if the program can divide a run so, and the run has nothing that only whole models have.
+// Returns 1 if the program can divide a run so, and the run has nothing that only whole models
+// have.
 int setup_allows_grid(const Settled* s, GridShape shape);
 
 // Refuses options for what the model does not have.

@@ -214,8 +214,8 @@ static void body_read_damaged(const void* damage) {
 TEST(parts_damaged) {
     static const Damage good = {{"0-100", "100-54336"}, {"4", "4"}, "54336", NULL};
     static const Damage damaged[] = {
-        {{"0-100", "100-54336"}, {"3", "3"}, "54336", "slices: |3 slices of 4 heads|wanted 4"},
-        {{"0-100", "100-54336"}, {"0", "0"}, "54336", "slices: |0 slices of 4 heads"},
+        {{"0-100", "100-54336"}, {"3", "3"}, "54336", "slices: 3, which the model cannot have: 4 heads"},
+        {{"0-100", "100-54336"}, {"0", "0"}, "54336", "slices: 0, which the model cannot have: 4 heads"},
         {{"0-100", "100-54336"},
          {"99999999999", "4"},
          "54336",

@@ -229,7 +229,7 @@ static const char* absent_rows(const TensorRow* rows, int count, int has_experts
     static const char of_experts[] = " routerw routerb sfcw sfcprojw router_logits chosen expert_rows "
                                      "expert_order expert_first expert_scale sfch sfch_act expert_in "
                                      "expert_out dexpert_scale drouter_logits ";
-    static const char of_slices[] = " gathered parts arrived ";
+    static const char of_slices[] = " gathered parts arrived word_rows all_logits ";
     static char names[256];
     names[0] = '\0';
     for (int i = 0; i < count; i++) {
@@ -332,8 +332,8 @@ TEST(activation_rows) {
     EXPECT(row_called(rows, MODEL_ACTIVATION_ROWS, "dfch")->cols == 144, "four times as wide");
 }
 
-// A stage keeps what its backward pass reads for each micro-batch in flight, and has one copy of the
-// rest, but two of the stream's gradient. Only the last stage has a classifier.
+// A stage keeps what its backward pass reads for each micro-batch in flight, and has one copy of
+// the rest, but two of the stream's gradient. Only the last stage has a classifier.
 TEST(places) {
     enum { PLACES = 3 };
     const ModelPart first = {.layers = 2, .of_layers = 4, .places = PLACES},

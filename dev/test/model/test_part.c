@@ -10,8 +10,8 @@ static ModelConfig whole_of(const char* preset, int s) {
     return cfg;
 }
 
-// Copies a whole model, whose elements have their numbers as values, into `ranks` parts of s slices,
-// and back into zeros.
+// Copies a whole model, whose elements have their numbers as values, into `ranks` parts of s
+// slices, and back into zeros.
 static void take_and_put(ModelConfig cfg, int s, int ranks) {
     TensorRow rows[MODEL_PARAMETER_ROWS], part_rows[MODEL_PARAMETER_ROWS];
     const size_t bytes = model_parameter_rows_of(rows, cfg, sizeof(float));
@@ -92,8 +92,8 @@ TEST(part_sizes) {
     EXPECT(model_blocks(part) == 8 && model_groups(part) == 9 && model_group_layer(part, 5) == 1, "groups");
     const ModelConfig last = model_part_of(cfg, (ModelPart){.first_layer = 1, .layers = 1, .of_layers = 2});
     EXPECT(last.L == 1 && !model_has_first(last) && model_has_last(last), "the last stage");
-    char error[ERROR_BYTES];
-    EXPECT(!part_check_slices(model_preset_config(model_preset_by_name("d48"), 1000), 4, error) &&
-               strstr(error, "wanted 5"),
-           "%s", error);
+    char text[128];
+    const ModelConfig xl = model_preset_config(model_preset_by_name("d48"), 1000);
+    EXPECT(strcmp(part_unsliced(text, sizeof(text), xl, 4, 8), "25 heads") == 0, "%s", text);
+    EXPECT(!part_unsliced(text, sizeof(text), xl, 5, 8), "5 slices of 25 heads");
 }

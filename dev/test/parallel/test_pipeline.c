@@ -38,7 +38,8 @@ TEST(cut) {
     expect_cut(cfg, 3, (int[]){5, 6, 1});
 }
 
-// Every stage has a layer, and no other number of layers in the last one has a smaller largest load.
+// Every stage has a layer, and no other number of layers in the last one has a smaller largest
+// load.
 TEST(cut_is_best) {
     for (int L = 1; L <= 40; L++) {
         for (int P = 1; P <= STAGES && P <= L; P++) {
