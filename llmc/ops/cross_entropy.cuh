@@ -16,12 +16,15 @@ they are not known more precisely than that.
 A softcap is computed by the hardware's exp2, too: it is wrong by up to 2^-19 of itself.
 
 NaN or +infinity among the logits gives a loss of NaN, unless the row does not count.
+
+Of a slice of the words, a row has a CrossEntropySum, and where is_top is wanted a CrossEntropyTop.
 */
 #ifndef LLMC_CROSS_ENTROPY_CUH
 #define LLMC_CROSS_ENTROPY_CUH
 
 #include <assert.h>
 #include <float.h>
+#include <limits.h>
 #include <stdint.h>
 
 #include "llmc/ops/cross_entropy.h"
@@ -328,6 +331,204 @@ static inline void cross_entropy_backward(float* loss, T* logits, const int* tar
                                           CrossEntropy of, const Gpu* gpu) {
     (of.softcap > 0 ? cross_entropy_launch_backward_<T, true>
                     : cross_entropy_launch_backward_<T, false>)(loss, logits, target, scale, of, gpu);
+}
+
+// ---- slices of the words ----
+
+// Numbers of a row's logits in a slice, or in all: shift = -max log2(e), the sum of
+// 2^(y log2(e) + shift), and y of the target; 0: another slice has it.
+typedef struct {
+    float shift, sum, target;
+} CrossEntropySum;
+
+// The largest logit of a row in a slice, NaN if any is; and its word, the first of equal ones.
+typedef struct {
+    float logit;
+    int word;
+} CrossEntropyTop;
+
+// One block per row: the numbers of a slice's logits, whose words start with `first`.
+// grid   N      block   up to 1024      shared   those of block_sum and block_max
+// moves  N*V in, 3N fp32 out. Bound by memory.
+// order  fixed: depends on V and T only
+// needs  as cross_entropy_loss_kernel
+template <class T, int WIDTH, bool CAPPED>
+__global__ void __launch_bounds__(CROSS_ENTROPY_THREADS)
+    cross_entropy_slice_kernel(CrossEntropySum* sums, const T* logits, const int* target, int first,
+                               CrossEntropy of) {
+    const T* row = logits + (size_t)blockIdx.x * of.Vp;
+    const int hit = target[blockIdx.x] - first, V = target[blockIdx.x] == NO_TARGET ? 0 : of.V;
+    const SoftmaxSum_ s = cross_entropy_row_<WIDTH, CAPPED>((T*)NULL, row, V, of.softcap);
+    if (threadIdx.x == 0) {
+        const int has_target = 0 <= hit && hit < V;
+        const float y = has_target ? cross_entropy_y_<CAPPED>(to_float(row[hit]), of.softcap) : 0.0f;
+        sums[blockIdx.x] = CrossEntropySum{s.shift, s.sum, y};
+    }
+}
+
+// One thread per row adds up the numbers of all slices (slices, N), and sets the loss. With one
+// slice they keep their bits. `whole` may be the first slice's.
+// grid   ceil(N / 256)      block   256      shared   none
+// moves  3 slices N fp32 in, 4N out. Bound by the launch.
+// order  fixed: that of the slices
+static __global__ void cross_entropy_combine_kernel(float* loss, CrossEntropySum* whole,
+                                                    const CrossEntropySum* sums, const int* target,
+                                                    int slices, int N) {
+    const int n = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    if (n >= N) {
+        return;
+    }
+    CrossEntropySum all = sums[n];
+    for (int i = 1; i < slices; i++) {
+        all.shift = fminf(all.shift, sums[(size_t)i * N + n].shift);
+    }
+    all.sum = all.target = 0;
+    for (int i = 0; i < slices; i++) {
+        const CrossEntropySum s = sums[(size_t)i * N + n];
+        all.sum += s.sum * exp2_approx(all.shift - s.shift);
+        all.target += s.target;
+    }
+    const SoftmaxSum_ row = {0, all.shift, all.sum};
+    whole[n] = all;
+    loss[n] = target[n] == NO_TARGET ? 0.0f : cross_entropy_nats_(&row, all.target);
+}
+
+// One block per row turns the logits of a slice, whose words start with `first`, into their
+// gradient. `whole` has the numbers of all slices together.
+// grid   N      block   up to 1024      shared   none
+// moves  N*Vp in, N*Vp out. Bound by memory.
+// order  every element on its own
+// needs  as cross_entropy_loss_kernel; scale > 0
+template <class T, int WIDTH, bool CAPPED>
+__global__ void __launch_bounds__(CROSS_ENTROPY_THREADS)
+    cross_entropy_slice_backward_kernel(T* logits, const CrossEntropySum* whole, const int* target, int first,
+                                        float scale, CrossEntropy of) {
+    T* row = logits + (size_t)blockIdx.x * of.Vp;
+    const int hit = target[blockIdx.x] - first, V = target[blockIdx.x] == NO_TARGET ? 0 : of.V;
+    const CrossEntropySum w = whole[blockIdx.x];
+    const float lse = CROSS_ENTROPY_LN2 * (log2f(w.sum) - w.shift);
+    const CrossEntropyScale_ s = {w.shift + log2f(scale / w.sum), 1.0f + 2.0f * of.z_loss * lse, of.softcap};
+    cross_entropy_probabilities_<WIDTH, CAPPED>(row, row, s, V, of.Vp);
+    if (0 <= hit && hit < V && hit / WIDTH % blockDim.x == threadIdx.x) {
+        row[hit] = from_float<T>((s.factor * cross_entropy_exp_(w.target, s.shift) - scale) *
+                                 cross_entropy_slope_<CAPPED>(w.target, of.softcap));
+    }
+}
+
+// Returns the one of two that comes first: the larger logit, of equal ones the first word. NaN
+// stays.
+__device__ inline CrossEntropyTop cross_entropy_first_(CrossEntropyTop a, CrossEntropyTop b) {
+    const int is_first = a.logit > b.logit || (a.logit == b.logit && a.word < b.word) || a.logit != a.logit;
+    return is_first ? a : b;
+}
+
+// One warp per row finds the largest logit of a slice, whose words start with `first`; -infinity if
+// it has none.
+// grid   ceil(N / 8)      block   (32, 8)      shared   none
+// moves  N*V in, 8N out. Bound by memory.
+// order  fixed
+template <class T>
+__global__ void cross_entropy_slice_top_kernel(CrossEntropyTop* tops, const T* logits, int first,
+                                               CrossEntropy of) {
+    const int n = (int)(blockIdx.x * blockDim.y + threadIdx.y);
+    if (n >= of.N) {
+        return;
+    }
+    const T* row = logits + (size_t)n * of.Vp;
+    CrossEntropyTop top = {-INFINITY, INT_MAX};
+    for (int v = (int)threadIdx.x; v < of.V; v += 32) {
+        top = cross_entropy_first_(top, CrossEntropyTop{to_float(row[v]), first + v});
+    }
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) {
+        const CrossEntropyTop other = {__shfl_xor_sync(0xffffffffu, top.logit, distance),
+                                       __shfl_xor_sync(0xffffffffu, top.word, distance)};
+        top = cross_entropy_first_(top, other);
+    }
+    if (threadIdx.x == 0) {
+        tops[n] = top;
+    }
+}
+
+// One thread per row compares the largest logits of all slices (slices, N) with the target.
+// grid   ceil(N / 256)      block   256      shared   none
+// moves  8 slices N in, 4N out. Bound by the launch.
+// order  fixed
+static __global__ void cross_entropy_combine_top_kernel(int* is_top, const CrossEntropyTop* tops,
+                                                        const int* target, int slices, int N) {
+    const int n = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    if (n >= N) {
+        return;
+    }
+    CrossEntropyTop top = tops[n];
+    for (int i = 1; i < slices; i++) {
+        top = cross_entropy_first_(top, tops[(size_t)i * N + n]);
+    }
+    is_top[n] = target[n] != NO_TARGET && top.logit == top.logit && top.word == target[n];
+}
+
+template <class T, bool CAPPED>
+static inline void cross_entropy_launch_slice_(CrossEntropySum* sums, const T* logits, const int* target,
+                                               int first, CrossEntropy of, const Gpu* gpu) {
+    const int width = cross_entropy_width_(logits, of.Vp);
+    launch(width == 1 ? cross_entropy_slice_kernel<T, 1, CAPPED>
+                      : cross_entropy_slice_kernel<T, Pack<T>::SIZE, CAPPED>,
+           of.N, cross_entropy_threads_(of.Vp / width), 0, gpu, sums, logits, target, first, of);
+}
+
+// Sets the numbers (N) of a slice's logits (N, Vp), whose words start with `first`.
+template <class T>
+static inline void cross_entropy_slice(CrossEntropySum* sums, const T* logits, const int* target, int first,
+                                       CrossEntropy of, const Gpu* gpu) {
+    (of.softcap > 0 ? cross_entropy_launch_slice_<T, true>
+                    : cross_entropy_launch_slice_<T, false>)(sums, logits, target, first, of, gpu);
+}
+
+enum { CROSS_ENTROPY_COMBINE_THREADS_ = 256 };
+
+// Sets the losses (N), and the numbers of whole rows (N) from those of all slices (slices, N), the
+// first of which may have their place.
+static inline void cross_entropy_combine(float* loss, CrossEntropySum* whole, const CrossEntropySum* sums,
+                                         const int* target, int slices, int N, const Gpu* gpu) {
+    const int threads = CROSS_ENTROPY_COMBINE_THREADS_;
+    launch(cross_entropy_combine_kernel, ceil_div(N, threads), threads, 0, gpu, loss, whole, sums, target,
+           slices, N);
+}
+
+template <class T, bool CAPPED>
+static inline void cross_entropy_launch_slice_backward_(T* logits, const CrossEntropySum* whole,
+                                                        const int* target, int first, float scale,
+                                                        CrossEntropy of, const Gpu* gpu) {
+    const int width = cross_entropy_width_(logits, of.Vp);
+    launch(width == 1 ? cross_entropy_slice_backward_kernel<T, 1, CAPPED>
+                      : cross_entropy_slice_backward_kernel<T, Pack<T>::SIZE, CAPPED>,
+           of.N, cross_entropy_threads_(of.Vp / width), 0, gpu, logits, whole, target, first, scale, of);
+}
+
+// Turns the logits (N, Vp) of a slice, whose words start with `first`, into their gradient.
+template <class T>
+static inline void cross_entropy_slice_backward(T* logits, const CrossEntropySum* whole, const int* target,
+                                                int first, float scale, CrossEntropy of, const Gpu* gpu) {
+    (of.softcap > 0
+         ? cross_entropy_launch_slice_backward_<T, true>
+         : cross_entropy_launch_slice_backward_<T, false>)(logits, whole, target, first, scale, of, gpu);
+}
+
+// Sets the largest logits (N) of a slice, whose words start with `first`.
+template <class T>
+static inline void cross_entropy_slice_top(CrossEntropyTop* tops, const T* logits, int first, CrossEntropy of,
+                                           const Gpu* gpu) {
+    const int rows = 8;
+    launch(cross_entropy_slice_top_kernel<T>, ceil_div(of.N, rows), dim3(32, rows), 0, gpu, tops, logits,
+           first, of);
+}
+
+// Sets is_top (N) from the largest logits of all slices (slices, N).
+static inline void cross_entropy_combine_top(int* is_top, const CrossEntropyTop* tops, const int* target,
+                                             int slices, int N, const Gpu* gpu) {
+    const int threads = CROSS_ENTROPY_COMBINE_THREADS_;
+    launch(cross_entropy_combine_top_kernel, ceil_div(N, threads), threads, 0, gpu, is_top, tops, target,
+           slices, N);
 }
 
 // ---- the sum of losses ----

@@ -1,5 +1,5 @@
 // test_cross_entropy.cu -- softmax and cross-entropy on the GPU against reference.h: every type,
-// both ways of reading the row, padding, extremes, rows that do not count.
+// both ways of reading the row, padding, extremes, rows that do not count, slices of the words.
 #include "llmc/ops/cross_entropy.cuh"
 #include "llmc/reference.h"
 #include "dev/test/lib/gpu_ops.h"
@@ -207,6 +207,138 @@ template <class T> static void test_top(int V, int Vp, const Gpu* gpu) {
     ops_close("top");
 }
 
+// Logits in slices of the words, each a matrix of its own, one after the other: slice i of `of` has
+// words [i Vp/of, (i+1) Vp/of).
+static float* cut(const float* logits, int N, int Vp, int of) {
+    float* slices = ops_floats((size_t)N * Vp);
+    const int words = Vp / of;
+    for (int i = 0; i < of; i++) {
+        for (int n = 0; n < N; n++) {
+            memcpy(slices + ((size_t)i * N + n) * words, logits + (size_t)n * Vp + (size_t)i * words,
+                   (size_t)words * sizeof(float));
+        }
+    }
+    return slices;
+}
+
+static float* join(const float* slices, int N, int Vp, int of) {
+    float* logits = ops_floats((size_t)N * Vp);
+    const int words = Vp / of;
+    for (int i = 0; i < of; i++) {
+        for (int n = 0; n < N; n++) {
+            memcpy(logits + (size_t)n * Vp + (size_t)i * words, slices + ((size_t)i * N + n) * words,
+                   (size_t)words * sizeof(float));
+        }
+    }
+    return logits;
+}
+
+// The sizes of slice i; its padding starts at word V.
+static CrossEntropy slice_of(const Case* k, int i, int of) {
+    CrossEntropy slice = k->of;
+    const int words = k->Vp / of, left = k->V - i * words;
+    slice.Vp = words;
+    slice.V = left < 0 ? 0 : left < words ? left : words;
+    return slice;
+}
+
+// Sets losses and is_top on the host, and logits to their gradient.
+template <class T>
+static void in_slices(float** loss, float** dlogits, int* is_top, const Case* k, float scale, int of,
+                      const Gpu* gpu) {
+    const int N = k->N, words = k->Vp / of;
+    const size_t elements = (size_t)N * words;
+    T* logits = upload<T>(cut(k->logits, N, k->Vp, of), of * elements, 0, gpu);
+    int *target = upload_ints(k->target, N, gpu), *top = upload_ints(k->target, N, gpu);
+    float* losses = unset<float>(N, gpu);
+    CrossEntropySum *sums = unset<CrossEntropySum>((size_t)of * N, gpu), *whole = sums;
+    CrossEntropyTop* tops = unset<CrossEntropyTop>((size_t)of * N, gpu);
+    for (int i = 0; i < of; i++) {
+        const T* own = logits + i * elements;
+        const size_t at = (size_t)i * N;
+        cross_entropy_slice(sums + at, own, target, i * words, slice_of(k, i, of), gpu);
+        cross_entropy_slice_top(tops + at, own, i * words, slice_of(k, i, of), gpu);
+    }
+    cross_entropy_combine(losses, whole, sums, target, of, N, gpu);
+    cross_entropy_combine_top(top, tops, target, of, N, gpu);
+    for (int i = 0; i < of; i++) {
+        cross_entropy_slice_backward(logits + i * elements, whole, target, i * words, scale,
+                                     slice_of(k, i, of), gpu);
+    }
+    *loss = take_back(losses, N, gpu);
+    *dlogits = join(take_back(logits, of * elements, gpu), N, k->Vp, of);
+    CUDA_CHECK(cudaMemcpy(is_top, top, (size_t)N * sizeof(int), cudaMemcpyDeviceToHost));
+    gpu_free(tops);
+    gpu_free(sums);
+    gpu_free(top);
+    gpu_free(target);
+}
+
+// Compares the numbers of slices with the reference; with one slice they have the bits of the
+// whole.
+template <class T> static void test_slices(Case* k, int of, const Gpu* gpu) {
+    const float scale = 0.25f;
+    float *loss, *dlogits, *whole_loss, *whole;
+    int *is_top = (int*)check_alloc((size_t)k->N, sizeof(int), "top"),
+        *want_top = (int*)check_alloc((size_t)k->N, sizeof(int), "top");
+    backward<T>(&whole_loss, &whole, k, scale, 0, gpu); // rounds the logits
+    const double* logits = ops_widen(k->logits, (size_t)k->N * k->Vp);
+    double* lse = ops_doubles(k->N);
+    k->loss = ops_doubles(k->N), k->dlogits = ops_doubles((size_t)k->N * k->Vp);
+    ref_classifier_forward(k->loss, lse, logits, k->target, k->of.softcap, k->N, k->V, k->Vp);
+    ref_classifier_backward(k->dlogits, logits, lse, k->target, scale, k->of.softcap, k->of.z_loss, k->N,
+                            k->V, k->Vp);
+    in_slices<T>(&loss, &dlogits, is_top, k, scale, of, gpu);
+    compare<T>(k, loss, dlogits, scale, "slices");
+    cross_entropy_top_cpu(want_top, k->logits, k->target, k->of);
+    for (int n = 0; n < k->N; n++) {
+        EXPECT(is_top[n] == want_top[n], "row %d of %d slices: is_top %d", n, of, is_top[n]);
+    }
+    EXPECT(of > 1 || ops_same_bits(loss, whole_loss, k->N), "one slice: losses");
+    EXPECT(of > 1 || ops_same_bits(dlogits, whole, (size_t)k->N * k->Vp), "one slice: gradients");
+    free(want_top);
+    free(is_top);
+}
+
+// Slices of several sizes, the last of which may have only padding, with the target in each of
+// them, equal largest logits in two of them, and a row that does not count.
+template <class T> static void test_cut(int V, int Vp, const Gpu* gpu) {
+    const float softcaps[] = {0, 15, 0}, z_losses[] = {0, 0, 0.01f};
+    for (const int of : {1, 2, 4}) {
+        for (int i = 0; i < 3; i++) {
+            Case k = case_open(9, V, Vp);
+            k.of.softcap = softcaps[i];
+            k.of.z_loss = z_losses[i];
+            for (int n = 0; n < 8; n++) {
+                k.target[n] = (V - 1) * n / 7;
+                k.logits[(size_t)n * Vp + k.target[n]] = n % 2 ? 30.0f : -1.0f;
+            }
+            k.logits[(size_t)1 * Vp + V - 1] = 30.0f; // the first one counts
+            k.logits[(size_t)7 * Vp + 0] = 30.0f;
+            k.target[8] = NO_TARGET;
+            test_slices<T>(&k, of, gpu);
+            ops_close("slices");
+        }
+    }
+}
+
+// NaN in one slice is one in the loss, is no top, and does not spread to other rows.
+template <class T> static void test_cut_nan(const Gpu* gpu) {
+    enum { V = 100, VP = 128 };
+    Case k = case_open(3, V, VP);
+    float *loss, *dlogits;
+    int is_top[3];
+    k.target[0] = k.target[1] = k.target[2] = 70;
+    k.logits[1 * VP + 70] = 30.0f;
+    k.logits[1 * VP + 3] = NAN;
+    k.logits[2 * VP + 70] = 30.0f;
+    in_slices<T>(&loss, &dlogits, is_top, &k, 1, 4, gpu);
+    EXPECT(!isnan(loss[0]) && isnan(loss[1]) && !isnan(loss[2]), "losses %g %g %g", loss[0], loss[1],
+           loss[2]);
+    EXPECT(is_top[1] == 0 && is_top[2] == 1, "is_top %d %d", is_top[1], is_top[2]);
+    ops_close("nan of a slice");
+}
+
 template <class T> static void test_type(const Gpu* gpu) {
     const int sizes[][3] = {{1, 1, 1},     {3, 1, 8},       {31, 31, 31},    {33, 33, 128},    {2, 768, 768},
                             {2, 769, 777}, {2, 1000, 1024}, {1, 9000, 9001}, {2, 50257, 50304}};
@@ -222,6 +354,10 @@ template <class T> static void test_type(const Gpu* gpu) {
     for (const int V : {1, 33, 2500}) {
         test_top<T>(V, V + 7, gpu);
     }
+    test_cut<T>(100, 128, gpu); // the last of four slices has words 96 to 99
+    test_cut<T>(90, 128, gpu);  // only padding
+    test_cut<T>(1000, 1004, gpu);
+    test_cut_nan<T>(gpu);
 }
 
 TEST(cross_entropy) {
