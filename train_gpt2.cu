@@ -138,7 +138,7 @@ static void open_parameters(Model* model, const Settled* s) {
     zero_parameter_rows(rows, &s->zero, model->cfg, sizeof(floatX));
     model->parameter_bytes = is_quantized
                                  ? quantized_parameter_rows(rows, model->cfg, sizeof(floatX))
-                                 : zero_params_elements(&s->zero, ZERO_BLOCKS_IN_MEMORY) * sizeof(floatX);
+                                 : zero_params_elements(&s->zero, zero_blocks_in_memory(&s->zero)) * sizeof(floatX);
     model->params_memory = memory_take(&model->memory, is_quantized ? "parameters in 8 bits" : "parameters",
                                        MEMORY_DEVICE, model->parameter_bytes);
     tensor_rows_bind(&model->params, rows, MODEL_PARAMETER_ROWS, model->params_memory);
@@ -159,7 +159,7 @@ static void open_gradients(Model* model, const Settled* s) {
     const size_t element_bytes = dtype_bytes(model->grad_dtype);
     zero_gradient_rows(model->gradient_rows, &s->zero, model->cfg, element_bytes);
     if (s->use == USE_TRAIN) {
-        model->gradient_bytes = zero_grads_elements(&s->zero, ZERO_BLOCKS_IN_MEMORY) * element_bytes;
+        model->gradient_bytes = zero_grads_elements(&s->zero, zero_blocks_in_memory(&s->zero)) * element_bytes;
         model->grads_memory = memory_take(&model->memory, "gradients", MEMORY_DEVICE, model->gradient_bytes);
     }
     const Gradient grads = {model->grads_memory, model->grad_dtype};
@@ -632,7 +632,7 @@ static void block_recompute(const Block* b, RecomputeLevel level) {
 }
 
 static ModelGradients gradients_at_layer(const Model* model, int l) {
-    return zero_gradients_at_layer(&model->zero, model->gradient_rows, model->cfg, &model->freeze, l);
+    return zero_gradients_at_slice(&model->zero, model->gradient_rows, model->cfg, &model->freeze, l, 0);
 }
 
 // Returns the gradient of the bias of the projection into the stream that enters block l; none for

@@ -10,6 +10,7 @@ gradient_norm.cuh -- gradient_norm.h on the GPU: gradients of type T, or fp32.
 
 #include "llmc/base/wide_sum.h"
 #include "llmc/gpu/gpu.cuh"
+#include "llmc/ops/gradient.h"
 #include "llmc/ops/gradient_norm.h"
 
 enum { NORM_SUM_THREADS_ = 1024, NORM_THREADS_ = 256, NORM_UNITS_ = 16 };
@@ -85,12 +86,12 @@ __device__ inline WideSum warp_wide_sum_(WideSum sum) {
     return sum;
 }
 
-// One block adds up n sums.
+// One block adds up n sums, and sets the result, or adds to it.
 // grid   1      block   1024      shared   32 WideSum
 // moves  reads n WideSum. Bound by latency.
 // order  fixed
 __global__ void __launch_bounds__(NORM_SUM_THREADS_)
-    sum_kernel_(WideSum* result, const WideSum* partial, int n) {
+    sum_kernel_(WideSum* result, const WideSum* partial, int n, GradientMode mode) {
     SMEM_ARRAY(WideSum, of_warp, [32]);
     WideSum sum = {0, 0};
 #pragma unroll 4
@@ -104,29 +105,34 @@ __global__ void __launch_bounds__(NORM_SUM_THREADS_)
     __syncthreads();
     sum = warp_wide_sum_(of_warp[threadIdx.x % 32]);
     if (threadIdx.x == 0) {
+        if (mode == GRADIENT_ADD) {
+            wide_sum_merge(&sum, *result);
+        }
         *result = sum;
     }
 }
 
 // Sets *result, in device memory, to the sum of squares of n gradients, before scaling by
-// grad_scale. n is a multiple of GRADIENT_BLOCK, at most as large as `norm` was opened for. NaN and
+// grad_scale, or adds it. n is a multiple of GRADIENT_BLOCK, at most as large as `norm` was opened for. NaN and
 // infinity in any of them survive. Merging the sums of several parts, or ranks, gives the same bits
 // as one sum over the whole gradient.
 template <class T>
-static inline void gradient_square_sum_of(WideSum* result, Gradient grads, size_t n, GradientNorm* norm,
-                                          const Gpu* gpu) {
+static inline void gradient_square_sum_of(WideSum* result, Gradient grads, size_t n, GradientMode mode,
+                                          GradientNorm* norm, const Gpu* gpu) {
     const int units = (int)(n / GRADIENT_BLOCK), blocks = ceil_div(units, (int)NORM_UNITS_);
     assert((uintptr_t)grads.data % 16 == 0 && n % GRADIENT_BLOCK == 0 && units <= norm->units);
-    GRADIENT_DISPATCH(grads, T,
-                      launch(square_sum_kernel_<G>, blocks, NORM_THREADS_, 0, gpu, norm->partial,
-                             (const G*)grads.data, units));
-    launch(sum_kernel_, 1, NORM_SUM_THREADS_, 0, gpu, result, norm->partial, blocks);
+    if (blocks > 0) {
+        GRADIENT_DISPATCH(grads, T,
+                          launch(square_sum_kernel_<G>, blocks, NORM_THREADS_, 0, gpu, norm->partial,
+                                 (const G*)grads.data, units));
+    }
+    launch(sum_kernel_, 1, NORM_SUM_THREADS_, 0, gpu, result, norm->partial, blocks, mode);
 }
 
 // Sets *result to the sum of squares of as many gradients as `norm` was opened for.
 template <class T>
 static inline void gradient_square_sum(WideSum* result, Gradient grads, GradientNorm* norm, const Gpu* gpu) {
-    gradient_square_sum_of<T>(result, grads, (size_t)norm->units * GRADIENT_BLOCK, norm, gpu);
+    gradient_square_sum_of<T>(result, grads, (size_t)norm->units * GRADIENT_BLOCK, GRADIENT_SET, norm, gpu);
 }
 
 static inline double gradient_square_sum_bytes(double n, DType grads) {

@@ -383,8 +383,10 @@ static inline void optimizer_freeze(OptimizerPlan* plan, Memory* memory, const F
     }
     uint32_t* frozen = (uint32_t*)check_alloc(bytes, 1, "frozen parameters");
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        for (int l = 0; l < cfg.L; l++) {
-            frozen[tensor_group(&plan->state->rows[i], l)] |= (uint32_t)freeze_has(freeze, i, l) << i;
+        for (int k = 0; k < cfg.L * model_slices(cfg); k++) {
+            const int l = k / model_slices(cfg), g = model_group_of_slice(cfg, l, k % model_slices(cfg));
+            frozen[plan->state->rows[i].place == PLACE_BLOCK ? g : 0] |= (uint32_t)freeze_has(freeze, i, l)
+                                                                         << i;
         }
     }
     gpu_upload(plan->frozen, frozen, bytes);

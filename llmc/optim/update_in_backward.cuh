@@ -75,7 +75,7 @@ static inline void in_backward_gpu_close(InBackwardGpu* n) {
 static inline void in_backward_sum_(InBackwardGpu* n, int g, InBackward* hook) {
     const Gpu* beside = zero_begin_update(n->zero);
     gradient_square_sum_of<floatX>(&n->results->on_gpu->square_sum, zero_group_gradient(n->zero, g),
-                                   zero_trained_elements(&n->zero->plan, g), n->norm, beside);
+                                   zero_trained_elements(&n->zero->plan, g), GRADIENT_SET, n->norm, beside);
     CUDA_CHECK(cudaMemcpyAsync(n->results->on_host, n->results->on_gpu, step_result_bytes(1),
                                cudaMemcpyDeviceToHost, beside->stream));
     step_results_copy_statistics(n->results, beside->stream);

@@ -3,28 +3,31 @@ zero.cuh -- zero.h on GPUs: the communication of ranks, and when it happens.
 
 Communication has a stream of its own:
 
-    The gradients of a block are reduced beside the backward pass of the blocks below it. In stages
-        2 and 3 a block leaves them in one of two buffers, and the next block fills the other one.
+    The gradients of a layer are reduced beside the backward pass of the layers below it. In stages
+        2 and 3 a layer leaves them in one of two buffers, and the next layer fills the other one.
     The gradients of group 0 are complete last. They are reduced beside the next micro-step, up to
         its classifier.
     After an update, the trained parameters are gathered group by group, beside a forward pass that
         uses those already gathered. Everything else that reads them waits for all of them.
-    In stage 3 a pass gathers the parameters of the next block beside the computation of this one,
-        in two buffers. The next forward pass starts with the two blocks with which the backward
+    In stage 3 a pass gathers the parameters of the next layer beside the computation of this one,
+        in two buffers. The next forward pass starts with the two layers with which the backward
         pass ends.
     With two levels, the sums of the replicas are added up beside the last micro-step, after the
         replica's own reduction.
+
+Here a layer is one whose parameters have a place of their own in memory: layer k has the blocks of
+its slices, k S ... k S + S - 1 (tensors.h), and a buffer has room for them.
 
 A micro-step without the reduction of group 0 can be one CUDA graph: events that it waits for are
 recorded outside of it, and it joins the work that it starts.
 
     grads    stage 0, 1: full arrays                  G   written by the backward pass
-             stage 2: group 0, then two blocks        G   also with --update-in-backward
+             stage 2: group 0, then two layers        G   also with --update-in-backward
     sums     (ZERO_SLICES)                            fp32   sum of the replica's micro-batches
     shard    (ZERO_SHARDS)                            fp32   sum of all; `sums` with one level
     pieces   (shards, slice of a group's gradients)   G   received from the ranks of the replica
     params   stage 0 to 2: full arrays                T      read by the passes
-             stage 3: group 0, then two blocks        T
+             stage 3: group 0, then two layers        T
     params_slices  stage 3: (ZERO_SLICES)             T      written by the update
 
 In stage 3 the slices of parameters and sums can be in pinned memory of the host
@@ -49,7 +52,7 @@ With one rank in stages 0 and 1 nothing is sent, and sums and shard are NULL.
 #include "llmc/gpu/graph.cuh"
 #include "llmc/parallel/zero.h"
 
-enum { ZERO_BLOCKS_IN_MEMORY = 2, ZERO_VARIANTS = 4, ZERO_THREADS_ = 256, ZERO_PER_THREAD_ = 4 };
+enum { ZERO_LAYERS_IN_MEMORY = 2, ZERO_VARIANTS = 4, ZERO_THREADS_ = 256, ZERO_PER_THREAD_ = 4 };
 
 typedef enum { ZERO_SHARDS_ON_GPU, ZERO_SHARDS_ON_HOST } ZeroShards;
 
@@ -64,21 +67,28 @@ typedef struct {
     void* params_slices; // stage 3
     float *sums, *shard; // NULL: the gradient stays in grads
     void* pieces;        // NULL with one rank
-    // Stage 3: block whose parameters are in a buffer or on their way to it, -1: none; true if the
+    // Stage 3: layer whose parameters are in a buffer or on their way to it, -1: none; true if the
     // main stream must wait.
-    int resident[ZERO_BLOCKS_IN_MEMORY], in_flight[ZERO_BLOCKS_IN_MEMORY];
+    int resident[ZERO_LAYERS_IN_MEMORY], in_flight[ZERO_LAYERS_IN_MEMORY];
     // parameters may be on their way: no forward pass since the update has waited for all
     int is_updated;
     cudaEvent_t ready, joined; // last work of the main stream; of the other stream
     // group 0 is reduced, and with it all groups of the micro-step
     cudaEvent_t reduced;
-    cudaEvent_t sent[ZERO_BLOCKS_IN_MEMORY];    // a buffer of gradients may be overwritten
-    cudaEvent_t arrived[ZERO_BLOCKS_IN_MEMORY]; // a buffer has its parameters
+    cudaEvent_t sent[ZERO_LAYERS_IN_MEMORY];    // a buffer of gradients may be overwritten
+    cudaEvent_t arrived[ZERO_LAYERS_IN_MEMORY]; // a buffer has its parameters
     // (groups) a group has the parameters of the last update
     cudaEvent_t* gathered;
 } ZeroGpu;
 
 // ---- memory ----
+
+// Return the layers, the lowest one with gradients, the buffer of a layer, and the blocks that all
+// buffers have room for.
+static inline int zero_layers(const ZeroPlan* plan) { return (plan->groups - 1) / plan->slices; }
+static inline int zero_first_layer_(const ZeroPlan* plan) { return plan->first_block / plan->slices; }
+static inline int zero_buffer_(int l) { return l % ZERO_LAYERS_IN_MEMORY; }
+static inline int zero_blocks_in_memory(const ZeroPlan* plan) { return ZERO_LAYERS_IN_MEMORY * plan->slices; }
 
 static inline int zero_has_shard_(const ZeroPlan* plan) { return plan->size > 1 || plan->stage >= 2; }
 static inline int zero_has_levels_(const ZeroPlan* plan) { return zero_replicas(plan) > 1; }
@@ -102,7 +112,7 @@ static inline void zero_open_events_(ZeroGpu* z) {
     zero_open_event_(&z->ready);
     zero_open_event_(&z->joined);
     zero_open_event_(&z->reduced);
-    for (int b = 0; b < ZERO_BLOCKS_IN_MEMORY; b++) {
+    for (int b = 0; b < ZERO_LAYERS_IN_MEMORY; b++) {
         zero_open_event_(&z->sent[b]);
         zero_open_event_(&z->arrived[b]);
     }
@@ -117,7 +127,7 @@ static inline void zero_close_events_(ZeroGpu* z) {
         CUDA_CHECK(cudaEventDestroy(z->gathered[g]));
     }
     free(z->gathered);
-    for (int b = 0; b < ZERO_BLOCKS_IN_MEMORY; b++) {
+    for (int b = 0; b < ZERO_LAYERS_IN_MEMORY; b++) {
         CUDA_CHECK(cudaEventDestroy(z->arrived[b]));
         CUDA_CHECK(cudaEventDestroy(z->sent[b]));
     }
@@ -128,7 +138,7 @@ static inline void zero_close_events_(ZeroGpu* z) {
 
 // Marks the parameters in all buffers as stale, in stage 3.
 static inline void zero_forget_(ZeroGpu* z) {
-    for (int b = 0; b < ZERO_BLOCKS_IN_MEMORY; b++) {
+    for (int b = 0; b < ZERO_LAYERS_IN_MEMORY; b++) {
         z->resident[b] = -1;
     }
 }
@@ -358,9 +368,9 @@ static inline void zero_wait_for_parameters(ZeroGpu* z) {
     }
 }
 
-// Returns the place of block l among the blocks in `params`.
-static inline int zero_parameter_block(const ZeroPlan* plan, int l) {
-    return plan->stage < 3 ? l : l % ZERO_BLOCKS_IN_MEMORY;
+// Returns the place of block k among the blocks in `params`.
+static inline int zero_parameter_block(const ZeroPlan* plan, int k) {
+    return plan->stage < 3 ? k : k % zero_blocks_in_memory(plan);
 }
 
 // Waits for a group that was gathered after the last update, unless a forward pass has done so
@@ -371,34 +381,41 @@ static inline void zero_wait_for_group_(ZeroGpu* z, int g, cudaStream_t stream) 
     }
 }
 
-// Stage 3: gathers the parameters of block l from the replica, after all work queued so far, unless
-// a buffer has them.
-static inline void zero_fetch_block_(ZeroGpu* z, int l) {
-    const int b = l % ZERO_BLOCKS_IN_MEMORY;
+// Stage 3: gathers the parameters of block k from the replica.
+static inline void zero_gather_block_(ZeroGpu* z, int k) {
+    const size_t at = z->plan.once + (size_t)zero_parameter_block(&z->plan, k) * z->plan.block;
+    const void* slice = zero_element_(z->params_slices, z->dtype, zero_slice_begin(&z->plan, 1 + k));
+    // test_ranks.sh: only graphs with replicas need it
+    zero_wait_for_group_(z, 1 + k, z->comm.stream);
+    zero_gather_slices_(z, zero_element_(z->params, z->dtype, at), slice, z->dtype, z->plan.block);
+}
+
+// Stage 3: gathers the parameters of layer l, after all work queued so far, unless a buffer has
+// them.
+static inline void zero_fetch_layer_(ZeroGpu* z, int l) {
+    const int b = zero_buffer_(l), S = z->plan.slices;
     if (z->resident[b] == l) {
         return;
     }
-    void* block = zero_element_(z->params, z->dtype, z->plan.once + (size_t)b * z->plan.block);
-    const void* slice = zero_element_(z->params_slices, z->dtype, zero_slice_begin(&z->plan, 1 + l));
     zero_fork_(z);
-    // test_ranks.sh: only graphs with replicas need it
-    zero_wait_for_group_(z, 1 + l, z->comm.stream);
-    zero_gather_slices_(z, block, slice, z->dtype, z->plan.block);
+    for (int k = l * S; k < (l + 1) * S; k++) {
+        zero_gather_block_(z, k);
+    }
     CUDA_CHECK(cudaEventRecord(z->arrived[b], z->comm.stream));
     z->resident[b] = l;
     z->in_flight[b] = 1;
 }
 
-// Waits for the parameters of block l, and starts to gather those of block `next`, if it exists.
+// Waits for the parameters of layer l, and starts to gather those of layer `next`, if it exists.
 static inline void zero_fetch_(ZeroGpu* z, int l, int next) {
-    const int b = l % ZERO_BLOCKS_IN_MEMORY;
-    zero_fetch_block_(z, l);
+    const int b = zero_buffer_(l);
+    zero_fetch_layer_(z, l);
     if (z->in_flight[b]) {
         CUDA_CHECK(cudaStreamWaitEvent(z->main.stream, z->arrived[b], 0));
         z->in_flight[b] = 0;
     }
-    if (0 <= next && next < z->plan.groups - 1) {
-        zero_fetch_block_(z, next);
+    if (0 <= next && next < zero_layers(&z->plan)) {
+        zero_fetch_layer_(z, next);
     }
 }
 
@@ -410,21 +427,24 @@ static inline int zero_forward_waits(const ZeroPlan* plan, MicroStep step) {
     return plan->stage >= 3 || (step.number == 0 && zero_gathered_groups_(plan) > 0);
 }
 
-// Waits for the parameters of block l, in a forward pass (direction 1) or a backward pass (-1).
+// Waits for the parameters of layer l, in a forward pass (direction 1) or a backward pass (-1).
 static inline void zero_parameters(ZeroGpu* z, int l, int direction) {
+    const int S = z->plan.slices;
     if (z->plan.stage >= 3) {
         zero_fetch_(z, l, l + direction);
     } else {
-        zero_wait_for_group_(z, 1 + l, z->main.stream);
+        for (int k = l * S; k < (l + 1) * S; k++) {
+            zero_wait_for_group_(z, 1 + k, z->main.stream);
+        }
     }
-    z->is_updated = z->is_updated && l < z->plan.groups - 2;
+    z->is_updated = z->is_updated && l < zero_layers(&z->plan) - 1;
 }
 
 // ---- a micro-step ----
 
-// Returns the place of block l among the blocks in `grads`.
-static inline int zero_gradient_block(const ZeroPlan* plan, int l) {
-    return plan->shares_buffer ? l % ZERO_BLOCKS_IN_MEMORY : l - plan->first_block;
+// Returns the place of block k among the blocks in `grads`.
+static inline int zero_gradient_block(const ZeroPlan* plan, int k) {
+    return plan->shares_buffer ? k % zero_blocks_in_memory(plan) : k - plan->first_block;
 }
 
 // Returns the gradients of group g, as the backward pass left them.
@@ -473,10 +493,11 @@ template <class T> static inline void zero_add_(ZeroGpu* z, int g, const void* p
                              zero_is_first_(&z->plan, step)));
 }
 
-// Records that the buffer of group g may be overwritten.
+// Records that group g has left its buffer, which may be overwritten after the last one of its
+// layer.
 static inline void zero_sent_(ZeroGpu* z, int g) {
     if (g > 0) {
-        CUDA_CHECK(cudaEventRecord(z->sent[(g - 1) % ZERO_BLOCKS_IN_MEMORY], z->comm.stream));
+        CUDA_CHECK(cudaEventRecord(z->sent[zero_buffer_((g - 1) / z->plan.slices)], z->comm.stream));
     }
 }
 
@@ -507,7 +528,7 @@ static inline void zero_reduce_replicas_(ZeroGpu* z, int g) {
     zero_copy_(z, shard, to, count * sizeof(float));
 }
 
-// Waits until the buffer for the gradients of block l, or of the parameters outside of blocks (-1),
+// Waits until the buffer for the gradients of layer l, or of the parameters outside of blocks (-1),
 // has been sent. Call it before the first kernel of a micro-step that writes there.
 static inline void zero_wait_for_buffer(ZeroGpu* z, int l) {
     if (!z->plan.shares_buffer) {
@@ -515,8 +536,8 @@ static inline void zero_wait_for_buffer(ZeroGpu* z, int l) {
     }
     if (l < 0) {
         zero_wait_(z->main.stream, z->reduced);
-    } else if (l + ZERO_BLOCKS_IN_MEMORY < z->plan.groups - 1) {
-        CUDA_CHECK(cudaStreamWaitEvent(z->main.stream, z->sent[l % ZERO_BLOCKS_IN_MEMORY], 0));
+    } else if (l + ZERO_LAYERS_IN_MEMORY < zero_layers(&z->plan)) {
+        CUDA_CHECK(cudaStreamWaitEvent(z->main.stream, z->sent[zero_buffer_(l)], 0));
     }
 }
 
@@ -527,35 +548,40 @@ typedef struct {
 } ModelGradients;
 #undef ZERO_GRADIENT_
 
-// Returns the gradients as layer l has them: .qkvw is layer l's. Those of frozen parameters have no
-// data.
-static inline ModelGradients zero_gradients_at_layer(const ZeroGpu* z, const TensorRow* gradient_rows,
-                                                     ModelConfig cfg, const Freeze* freeze, int l) {
-    const int at = zero_gradient_block(&z->plan, model_copy(cfg, l));
+// Returns the gradients as slice i of layer l has them: .qkvw is its. Those of frozen parameters
+// have no data.
+static inline ModelGradients zero_gradients_at_slice(const ZeroGpu* z, const TensorRow* gradient_rows,
+                                                     ModelConfig cfg, const Freeze* freeze, int l, int i) {
+    const int at = zero_gradient_block(&z->plan, model_group_of_slice(cfg, l, i) - 1);
+    const TensorRow* row = gradient_rows;
     ModelGradients grads;
-    int i = 0;
 #define ZERO_GRADIENT_(name, ...)                                                                            \
-    grads.name.data = freeze_has(freeze, i, l) || tensor_is_absent(&gradient_rows[i])                        \
-                          ? NULL                                                                             \
-                          : tensor_at_layer(&gradient_rows[i], z->grads.data, at);                           \
+    grads.name.data =                                                                                        \
+        freeze_has(freeze, (int)(row - gradient_rows), l) || tensor_is_absent(row)                           \
+            ? NULL                                                                                           \
+            : tensor_at_layer(row, z->grads.data,                                                            \
+                              row->place == PLACE_BLOCK ? at : tensor_copy_of_slice(row, l, i));             \
     grads.name.dtype = z->grads.dtype;                                                                       \
-    i++;
+    row++;
     MODEL_PARAMETERS(ZERO_GRADIENT_)
 #undef ZERO_GRADIENT_
     return grads;
 }
 
-// Clears the gradients of the frozen parameters of layer l. Where blocks take turns in the same
-// memory, it still has those of another block, and this block's backward pass does not set them.
+// Clears the gradients of the frozen parameters of the blocks of layer l. Where layers take turns
+// in the same memory, it still has those of another layer, and this layer's backward pass does not
+// set them.
 static inline void zero_clear_frozen(ZeroGpu* z, const TensorRow* gradient_rows, ModelConfig cfg,
                                      const Freeze* freeze, int l) {
-    const int k = model_copy(cfg, l), at = zero_gradient_block(&z->plan, k),
-              clears = z->plan.shares_buffer && zero_has_gradient(&z->plan, 1 + k);
+    const int first = model_group_of_slice(cfg, l, 0) - 1,
+              clears = z->plan.shares_buffer && zero_has_gradient(&z->plan, 1 + first);
     for (int i = 0; i < MODEL_PARAMETER_ROWS && clears; i++) {
         const TensorRow* row = &gradient_rows[i];
-        if (row->place == PLACE_BLOCK && zero_has_row(&z->plan, i) && freeze_has(freeze, i, l)) {
-            CUDA_CHECK(cudaMemsetAsync(tensor_at_layer(row, z->grads.data, at), 0,
-                                       tensor_layer_elements(row) * row->element_bytes, z->main.stream));
+        const int is_frozen =
+            row->place == PLACE_BLOCK && zero_has_row(&z->plan, i) && freeze_has(freeze, i, l);
+        for (int k = first; k < first + z->plan.slices && is_frozen; k++) {
+            CUDA_CHECK(cudaMemsetAsync(tensor_at_layer(row, z->grads.data, zero_gradient_block(&z->plan, k)),
+                                       0, tensor_layer_elements(row) * row->element_bytes, z->main.stream));
         }
     }
 }
@@ -668,8 +694,8 @@ static inline void zero_join(ZeroGpu* z, MicroStep step) {
 
 // Sets the state that a micro-step leaves behind, after a graph has made it.
 static inline void zero_replayed(ZeroGpu* z) {
-    for (int b = 0; b < ZERO_BLOCKS_IN_MEMORY; b++) {
-        z->resident[b] = b < z->plan.groups - 1 ? b : -1;
+    for (int b = 0; b < ZERO_LAYERS_IN_MEMORY; b++) {
+        z->resident[b] = b < zero_layers(&z->plan) ? b : -1;
     }
     z->is_updated = 0;
 }
@@ -677,7 +703,7 @@ static inline void zero_replayed(ZeroGpu* z) {
 // Does the part of a rank without a micro-batch in a forward pass.
 static inline void zero_idle_forward(ZeroGpu* z) {
     zero_begin_forward(z);
-    for (int l = 0; l < z->plan.groups - 1; l++) {
+    for (int l = 0; l < zero_layers(&z->plan); l++) {
         zero_parameters(z, l, 1);
     }
 }
@@ -687,9 +713,12 @@ static inline void zero_idle_forward(ZeroGpu* z) {
 template <class T> static inline void zero_idle(ZeroGpu* z, MicroStep step) {
     zero_begin(z, step);
     zero_idle_forward(z);
-    for (int l = z->plan.groups - 2; l >= z->plan.first_block; l--) {
+    const int S = z->plan.slices;
+    for (int l = zero_layers(&z->plan) - 1; l >= zero_first_layer_(&z->plan); l--) {
         zero_parameters(z, l, -1);
-        zero_group_done<T>(z, 1 + l, step);
+        for (int i = S - 1; i >= 0; i--) {
+            zero_group_done<T>(z, 1 + l * S + i, step);
+        }
     }
 }
 

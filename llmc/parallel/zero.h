@@ -620,10 +620,11 @@ int zero_counted_spans(const ZeroPlan* plan, const TensorRow* rows, ModelConfig 
 }
 
 // Returns the elements of blocks that stage 3 gathers in an update: all blocks in the first forward
-// pass, and in every other pass all but the two with which the pass before it ended.
+// pass, and in every other pass all but those of the two layers with which the pass before it
+// ended.
 static double zero_collected_elements_(const ZeroPlan* plan, int64_t micro_steps) {
-    const int L = plan->groups - 1, later = L > 2 ? L - 2 : 0;
-    return (double)plan->block * (L + (2.0 * (double)micro_steps - 1) * later);
+    const int blocks = plan->groups - 1, kept = 2 * plan->slices, later = blocks > kept ? blocks - kept : 0;
+    return (double)plan->block * (blocks + (2.0 * (double)micro_steps - 1) * later);
 }
 
 ZeroTraffic zero_traffic(const ZeroPlan* plan, int64_t sequences, int B, size_t gradient_bytes,

@@ -4,13 +4,13 @@
 //
 // The toy computes with whole numbers below 16, so that sums are exact in every type and order. Its
 // passes make the same calls as those of train_gpt2.cu, in the same order. All of it is trained, or
-// only a part of each group and the upper blocks.
+// only a part of each group and the upper blocks. A layer has one block, or two.
 #include "llmc/comm/comm.h"
 #include "llmc/parallel/zero.cuh"
 #include "dev/test/lib/test.h"
 
 enum {
-    BLOCKS = 5,
+    BLOCKS = 6,
     UPDATES = 4,
     MICRO_BATCHES = 5, // of an update: with 2 or 4 ranks some have fewer
     THREADS = 64,
@@ -190,8 +190,8 @@ static void toy_open(Toy<T>* toy, ZeroPlan plan, ZeroShards place, Comm* comm, c
     memset((void*)toy, 0, sizeof(*toy));
     toy->gpu = *gpu;
     toy->N = plan.block;
-    toy->params = (T*)gpu_alloc(zero_params_elements(&plan, ZERO_BLOCKS_IN_MEMORY), sizeof(T), "test");
-    toy->grads = (T*)gpu_alloc(zero_grads_elements(&plan, ZERO_BLOCKS_IN_MEMORY), sizeof(T), "test");
+    toy->params = (T*)gpu_alloc(zero_params_elements(&plan, zero_blocks_in_memory(&plan)), sizeof(T), "test");
+    toy->grads = (T*)gpu_alloc(zero_grads_elements(&plan, zero_blocks_in_memory(&plan)), sizeof(T), "test");
     toy->acts = alloc<T>((1 + BLOCKS) * toy->N);
     toy->rest = alloc<T>(toy->N);
     toy->batch = alloc<T>(toy->N);
@@ -239,30 +239,37 @@ template <class T> static void toy_add(Toy<T>* toy, int g, int is_first) {
     }
 }
 
-template <class T> static const T* toy_block(const Toy<T>* toy, int l) {
-    return toy->params + (size_t)(1 + zero_parameter_block(&toy->zero.plan, l)) * toy->N;
+template <class T> static const T* toy_block(const Toy<T>* toy, int k) {
+    return toy->params + (size_t)(1 + zero_parameter_block(&toy->zero.plan, k)) * toy->N;
 }
 
 template <class T> static void toy_forward(Toy<T>* toy) {
     zero_begin_forward(&toy->zero);
     toy_mix<T>(toy, toy->acts, toy->params, toy->batch, NULL);
-    for (int l = 0; l < BLOCKS; l++) {
-        zero_parameters(&toy->zero, l, 1);
-        toy_mix<T>(toy, toy->acts + (1 + l) * toy->N, toy->acts + l * toy->N, toy_block(toy, l), toy->acts);
+    const int S = toy->zero.plan.slices;
+    for (int k = 0; k < BLOCKS; k++) {
+        if (k % S == 0) {
+            zero_parameters(&toy->zero, k / S, 1);
+        }
+        toy_mix<T>(toy, toy->acts + (1 + k) * toy->N, toy->acts + k * toy->N, toy_block(toy, k), toy->acts);
     }
 }
 
 template <class T> static void toy_backward(Toy<T>* toy, MicroStep step) {
-    const int is_first = toy->zero.plan.stage >= 2 || step.number == 0;
+    const int is_first = toy->zero.plan.stage >= 2 || step.number == 0, S = toy->zero.plan.slices;
     zero_wait_for_buffer(&toy->zero, -1);
     toy_mix<T>(toy, toy->rest, toy->acts + BLOCKS * toy->N, toy->params, toy->acts);
     toy_add(toy, 0, is_first);
-    for (int l = BLOCKS - 1; l >= 0; l--) {
+    for (int l = BLOCKS / S - 1; l >= 0; l--) {
         zero_parameters(&toy->zero, l, -1);
-        toy_mix<T>(toy, toy->rest, toy->rest, toy_block(toy, l), toy->acts + l * toy->N);
         zero_wait_for_buffer(&toy->zero, l);
-        toy_add(toy, 1 + l, is_first);
-        zero_group_done<T>(&toy->zero, 1 + l, step);
+        for (int k = (l + 1) * S - 1; k >= l * S; k--) {
+            toy_mix<T>(toy, toy->rest, toy->rest, toy_block(toy, k), toy->acts + k * toy->N);
+            toy_add(toy, 1 + k, is_first);
+        }
+        for (int k = (l + 1) * S - 1; k >= l * S; k--) {
+            zero_group_done<T>(&toy->zero, 1 + k, step);
+        }
     }
     toy_add(toy, 0, 0); // below the blocks that are frozen, too
 }
@@ -421,9 +428,9 @@ template <class T> static void toy_expect(const char* what, Toy<T>* toy, const L
 template <class T> static void test_stage(ZeroPlan plan, ZeroShards place, Comm* comm, const Gpu* gpu) {
     Toy<T> toy;
     char what[128];
-    snprintf(what, sizeof(what), "%s, stage %d%s, rank %d of %d, shards of %d, %d rows frozen",
+    snprintf(what, sizeof(what), "%s, stage %d%s, rank %d of %d, shards of %d, %d rows frozen, %d slices",
              dtype_name(DTYPE_OF(T)), plan.stage, place == ZERO_SHARDS_ON_HOST ? " on the host" : "",
-             plan.rank, plan.size, plan.shards, plan.frozen != 0);
+             plan.rank, plan.size, plan.shards, plan.frozen != 0, plan.slices);
     Loop* want = loop_run(&plan);
     EXPECT(plan.once == plan.block && plan.block <= MOST, "%s: no toy", what);
     toy_open(&toy, plan, place, comm, gpu);
@@ -445,6 +452,9 @@ static void test_stages(int shards, Comm* comm, const Gpu* gpu) {
         if (stage >= 2) {
             test_stage<float>(plan, stage == 3 ? ZERO_SHARDS_ON_HOST : ZERO_SHARDS_ON_GPU, comm, gpu);
         }
+        ZeroPlan of_slices = plan;
+        of_slices.slices = 2; // three layers
+        test_stage<float>(of_slices, ZERO_SHARDS_ON_GPU, comm, gpu);
     }
 }
 
@@ -461,7 +471,7 @@ static void test_in_backward(int waits_for_other, Comm* comm, const Gpu* gpu) {
     plan.shares_buffer = 1;
     const size_t N = plan.block;
     float *params = alloc<float>(zero_count(&plan, ZERO_FULL)), *seen = alloc<float>(BLOCKS * N);
-    float *grads = alloc<float>(zero_grads_elements(&plan, ZERO_BLOCKS_IN_MEMORY)),
+    float *grads = alloc<float>(zero_grads_elements(&plan, zero_blocks_in_memory(&plan))),
           *host = (float*)check_alloc(BLOCKS, sizeof(float), "values");
     Memory memory = memory_on_gpu();
     grid_groups_gpu_open(&groups, grid_of_data(comm->rank, comm->size), &plan, comm);
