@@ -14,6 +14,7 @@ batch is summed by many blocks.
 #define LLMC_EMBEDDING_CUH
 
 #include <assert.h>
+#include <limits.h>
 
 #include "llmc/ops/embedding.h"
 #include "llmc/gpu/gpu.cuh"
@@ -120,19 +121,23 @@ static inline dim3 embedding_grid_(int rows, int rows_per_block, int C, int widt
 
 // ---- forward ----
 
-// One warp per position and 32 WIDTH columns.
+// One warp per position and 32 WIDTH columns. wte has the rows of `words`; the embedding of any
+// other token is zeros.
 // grid   (ceil(B*T / 8), ceil(C / (32 WIDTH)))      block   (32, 8)      shared   none
 // moves  2 B*T*C in, half of it mostly from L2; B*T*C out. Bound by memory.
 // order  fixed
 // needs  C a multiple of WIDTH, and aligned addresses where that is a pack
 template <class X, int WIDTH>
-__global__ void embedding_forward_kernel(X* out, const int* tokens, const X* wte, const X* wpe, int N, int T,
-                                         EmbeddingPositions positions, int C) {
+__global__ void embedding_forward_kernel(X* out, const int* tokens, const X* wte, EmbeddingWords words,
+                                         const X* wpe, int N, int T, EmbeddingPositions positions, int C) {
     const int n = blockIdx.x * blockDim.y + threadIdx.y;
     const int c = (blockIdx.y * 32 + threadIdx.x) * WIDTH;
     if (n < N && c < C) {
-        float x[WIDTH];
-        embedding_load_<WIDTH>(x, wte + (size_t)tokens[n] * C + c);
+        const int row = embedding_row(words, tokens[n]);
+        float x[WIDTH] = {};
+        if (row >= 0) {
+            embedding_load_<WIDTH>(x, wte + (size_t)row * C + c);
+        }
         if (wpe) {
             embedding_add_<WIDTH>(x, wpe + (size_t)embedding_position(positions, n, T) * C + c);
         }
@@ -140,20 +145,63 @@ __global__ void embedding_forward_kernel(X* out, const int* tokens, const X* wte
     }
 }
 
-template <class X, int WIDTH>
-static inline void embedding_launch_forward_(X* out, const int* tokens, const X* wte, const X* wpe, int N,
-                                             int T, EmbeddingPositions positions, int C, const Gpu* gpu) {
-    launch(embedding_forward_kernel<X, WIDTH>, embedding_grid_(N, EMBEDDING_WARPS, C, WIDTH),
-           dim3(32, EMBEDDING_WARPS), 0, gpu, out, tokens, wte, wpe, N, T, positions, C);
+template <class X>
+static inline void embedding_launch_forward_(X* out, const int* tokens, const X* wte, EmbeddingWords words,
+                                             const X* wpe, int N, int T, EmbeddingPositions positions, int C,
+                                             const Gpu* gpu) {
+    const int is_packed = C % Pack<X>::SIZE == 0 && embedding_aligned_(out, wte, wpe),
+              width = is_packed ? Pack<X>::SIZE : 1;
+    launch(is_packed ? embedding_forward_kernel<X, Pack<X>::SIZE> : embedding_forward_kernel<X, 1>,
+           embedding_grid_(N, EMBEDDING_WARPS, C, width), dim3(32, EMBEDDING_WARPS), 0, gpu, out, tokens, wte,
+           words, wpe, N, T, positions, C);
 }
 
 template <class X>
 static inline void embedding_forward(X* out, const int* tokens, const X* wte, const X* wpe, int B, int T,
                                      EmbeddingPositions positions, int C, const Gpu* gpu) {
-    if (C % Pack<X>::SIZE == 0 && embedding_aligned_(out, wte, wpe)) {
-        embedding_launch_forward_<X, Pack<X>::SIZE>(out, tokens, wte, wpe, B * T, T, positions, C, gpu);
-    } else {
-        embedding_launch_forward_<X, 1>(out, tokens, wte, wpe, B * T, T, positions, C, gpu);
+    const EmbeddingWords all = {0, INT_MAX};
+    embedding_launch_forward_(out, tokens, wte, all, wpe, B * T, T, positions, C, gpu);
+}
+
+// Sets out (N, C) to the embeddings of tokens that are among `words`, and to zeros for the others.
+// wte (words.count, C).
+template <class X>
+static inline void embedding_words(X* out, const int* tokens, const X* wte, EmbeddingWords words, int N,
+                                   int C, const Gpu* gpu) {
+    const EmbeddingPositions none = {};
+    embedding_launch_forward_(out, tokens, wte, words, (const X*)NULL, N, N, none, C, gpu);
+}
+
+// One warp per row and 32 WIDTH columns adds the embedding of its position.
+// grid   (ceil(count / 8), ceil(C / (32 WIDTH)))      block   (32, 8)      shared   none
+// moves  2 count*C in, half of it mostly from L2; count*C out. Bound by memory.
+// order  fixed
+// needs  C a multiple of WIDTH, and aligned addresses where that is a pack
+template <class X, int WIDTH>
+__global__ void embedding_add_positions_kernel(X* out, const X* wpe, int first, int count, int T,
+                                               EmbeddingPositions positions, int C) {
+    const int n = blockIdx.x * blockDim.y + threadIdx.y;
+    const int c = (blockIdx.y * 32 + threadIdx.x) * WIDTH;
+    if (n < count && c < C) {
+        X* to = out + (size_t)n * C + c;
+        float x[WIDTH];
+        embedding_load_<WIDTH>(x, to);
+        embedding_add_<WIDTH>(x, wpe + (size_t)embedding_position(positions, first + n, T) * C + c);
+        embedding_store_<WIDTH>(to, x);
+    }
+}
+
+// Adds the embeddings of positions to out (count, C), the rows of (B, T) from `first` on.
+template <class X>
+static inline void embedding_positions(X* out, const X* wpe, int first, int count, int T,
+                                       EmbeddingPositions positions, int C, const Gpu* gpu) {
+    const int is_packed = C % Pack<X>::SIZE == 0 && embedding_aligned_(out, wpe, NULL),
+              width = is_packed ? Pack<X>::SIZE : 1;
+    if (count > 0) {
+        launch(is_packed ? embedding_add_positions_kernel<X, Pack<X>::SIZE>
+                         : embedding_add_positions_kernel<X, 1>,
+               embedding_grid_(count, EMBEDDING_WARPS, C, width), dim3(32, EMBEDDING_WARPS), 0, gpu, out, wpe,
+               first, count, T, positions, C);
     }
 }
 
@@ -353,15 +401,16 @@ __device__ inline void embedding_read_chunk_(EmbeddingChunk_* chunk, const int* 
     __syncthreads();
 }
 
-// One block per chunk; its warps take turns with the pieces, 32 WIDTH columns at a time.
+// One block per chunk; its warps take turns with the pieces, 32 WIDTH columns at a time. dwte has
+// the rows of `words`; pieces of other tokens are left out.
 // grid   chunks      block   256      shared   a chunk
 // moves  N*C in; the gradient of every token met, in and out; 2C fp32 out per chunk at most. Bound
 //        by memory.
 // order  fixed: by position
 // needs  C a multiple of WIDTH, and aligned addresses where that is a pack
 template <class X, class G, int WIDTH>
-__global__ void embedding_pieces_kernel(G* dwte, float* partial, const X* dout, const int* tokens,
-                                        const int* order, int N, int C) {
+__global__ void embedding_pieces_kernel(G* dwte, EmbeddingWords words, float* partial, const X* dout,
+                                        const int* tokens, const int* order, int N, int C) {
     SMEM_ARRAY(EmbeddingChunk_, chunk, [1]);
     const int first = blockIdx.x * EMBEDDING_CHUNK, count = min(EMBEDDING_CHUNK, N - first);
     embedding_read_chunk_(chunk, tokens, order, first, count, N);
@@ -369,7 +418,8 @@ __global__ void embedding_pieces_kernel(G* dwte, float* partial, const X* dout, 
     for (int job = threadIdx.x / 32; job < chunk->pieces * slices; job += EMBEDDING_WARPS) {
         const int piece = job / slices, c = (job % slices * 32 + lane) * WIDTH;
         const int begin = chunk->begin[piece], end = chunk->begin[piece + 1], token = chunk->token[begin];
-        if (c >= C) {
+        const int row = embedding_row(words, token);
+        if (c >= C || row < 0) {
             continue;
         }
         float sum[WIDTH] = {};
@@ -380,8 +430,8 @@ __global__ void embedding_pieces_kernel(G* dwte, float* partial, const X* dout, 
         if ((begin == 0 && chunk->before == token) || (end == count && chunk->after == token)) {
             embedding_store_<WIDTH>(partial + (2 * (size_t)blockIdx.x + (begin > 0)) * C + c, sum);
         } else {
-            embedding_add_<WIDTH>(sum, dwte + (size_t)token * C + c);
-            embedding_store_<WIDTH>(dwte + (size_t)token * C + c, sum);
+            embedding_add_<WIDTH>(sum, dwte + (size_t)row * C + c);
+            embedding_store_<WIDTH>(dwte + (size_t)row * C + c, sum);
         }
     }
 }
@@ -393,40 +443,41 @@ __global__ void embedding_pieces_kernel(G* dwte, float* partial, const X* dout, 
 // moves  at most 2C fp32 in per chunk; the gradients of few tokens in and out
 // order  fixed: by position
 template <class G>
-__global__ void embedding_partials_kernel(G* dwte, const float* partial, const int* tokens, const int* order,
-                                          int N, int C) {
+__global__ void embedding_partials_kernel(G* dwte, EmbeddingWords words, const float* partial,
+                                          const int* tokens, const int* order, int N, int C) {
     const int c = blockIdx.y * blockDim.x + threadIdx.x, chunks = ceil_div(N, EMBEDDING_CHUNK);
     const int first = blockIdx.x * EMBEDDING_CHUNK, behind = first + EMBEDDING_CHUNK;
     if (c >= C || behind >= N) {
         return;
     }
-    const int token = tokens[order[behind - 1]];
+    const int token = tokens[order[behind - 1]], row = embedding_row(words, token);
     const int from_the_start = tokens[order[first]] == token;
-    if (tokens[order[behind]] != token || embedding_token_(tokens, order, first - 1, N) == token) {
+    if (row < 0 || tokens[order[behind]] != token || embedding_token_(tokens, order, first - 1, N) == token) {
         return;
     }
     float sum = partial[(2 * (size_t)blockIdx.x + !from_the_start) * C + c];
     for (int j = blockIdx.x + 1; j < chunks && tokens[order[j * EMBEDDING_CHUNK]] == token; j++) {
         sum += partial[2 * (size_t)j * C + c];
     }
-    G* to = dwte + (size_t)token * C + c;
+    G* to = dwte + (size_t)row * C + c;
     *to = from_float<G>(to_float(*to) + sum);
 }
 
 template <class X, class G, int WIDTH>
-static inline void embedding_launch_tokens_(G* dwte, const X* dout, const int* tokens, int N, int C,
-                                            EmbeddingGpu* scratch, const Gpu* gpu) {
+static inline void embedding_launch_tokens_(G* dwte, EmbeddingWords words, const X* dout, const int* tokens,
+                                            int N, int C, EmbeddingGpu* scratch, const Gpu* gpu) {
     const int chunks = ceil_div(N, EMBEDDING_CHUNK);
-    launch(embedding_pieces_kernel<X, G, WIDTH>, chunks, 32 * EMBEDDING_WARPS, 0, gpu, dwte, scratch->partial,
-           dout, tokens, scratch->order[0], N, C);
-    launch(embedding_partials_kernel<G>, dim3(chunks, ceil_div(C, 256)), 256, 0, gpu, dwte, scratch->partial,
-           tokens, scratch->order[0], N, C);
+    launch(embedding_pieces_kernel<X, G, WIDTH>, chunks, 32 * EMBEDDING_WARPS, 0, gpu, dwte, words,
+           scratch->partial, dout, tokens, scratch->order[0], N, C);
+    launch(embedding_partials_kernel<G>, dim3(chunks, ceil_div(C, 256)), 256, 0, gpu, dwte, words,
+           scratch->partial, tokens, scratch->order[0], N, C);
 }
 
 template <class X, int WIDTH>
 static inline void embedding_launch_backward_(Gradient dwte, Gradient dwpe, const X* dout, const int* tokens,
                                               EmbeddingSizes sizes, GradientMode mode, EmbeddingGpu* scratch,
                                               const Gpu* gpu) {
+    const EmbeddingWords words = {sizes.first, sizes.Vp};
     const int N = sizes.B * sizes.T, C = sizes.C,
               rows = mode == GRADIENT_SET ? sizes.maxT : token_chunks_length(sizes.chunks, sizes.T);
     if (dwpe.data) {
@@ -438,7 +489,8 @@ static inline void embedding_launch_backward_(Gradient dwte, Gradient dwpe, cons
     if (dwte.data) {
         embedding_sort_(scratch, tokens, N, gpu);
         GRADIENT_DISPATCH(
-            dwte, X, embedding_launch_tokens_<X, G, WIDTH>((G*)dwte.data, dout, tokens, N, C, scratch, gpu));
+            dwte, X,
+            embedding_launch_tokens_<X, G, WIDTH>((G*)dwte.data, words, dout, tokens, N, C, scratch, gpu));
     }
 }
 

@@ -1,5 +1,6 @@
 // test_embedding.cu -- token and position embeddings on the GPU against reference.h: every type,
-// rare and frequent tokens, the sort, gradients set and added, the same bits again.
+// rare and frequent tokens, the sort, gradients set and added, the same bits again; slices of the
+// words give the bits of the whole.
 #include "llmc/ops/embedding.cuh"
 #include "llmc/reference.h"
 #include "dev/test/lib/gpu_ops.h"
@@ -87,8 +88,8 @@ static void test_backward(const Size* s, const int* tokens, GradientMode mode, s
         G* to_te = upload<G>(dwte, te, 0, gpu);
         G* to_pe = upload<G>(mode == GRADIENT_ADD ? dwpe : nothing, pe, 0, gpu);
         const Gradient gradient_te = {to_te, DTYPE_OF(G)}, gradient_pe = {to_pe, DTYPE_OF(G)};
-        embedding_backward(gradient_te, gradient_pe, d, ids, {s->B, s->T, s->C, s->V, s->maxT}, GRADIENT_ADD,
-                           mode, &scratch, gpu);
+        embedding_backward(gradient_te, gradient_pe, d, ids, {s->B, s->T, s->C, s->V, s->maxT, {}, 0},
+                           GRADIENT_ADD, mode, &scratch, gpu);
         te_got[run] = download(to_te, te, gpu);
         pe_got[run] = download(to_pe, pe, gpu);
         gpu_free(to_pe);
@@ -178,8 +179,8 @@ static void test_tokens(const Size* s, const int* tokens, size_t shift, const Gp
     for (size_t i = 0; i < n; i++) {
         EXPECT(got[i] == wte[(size_t)tokens[i / s->C] * s->C + i % s->C], "token row, element %zu", i);
     }
-    embedding_backward({dwte, DTYPE_OF(G)}, {NULL, DTYPE_OF(G)}, d, ids, {s->B, s->T, s->C, s->V, s->maxT},
-                       GRADIENT_SET, GRADIENT_SET, &scratch, gpu);
+    embedding_backward({dwte, DTYPE_OF(G)}, {NULL, DTYPE_OF(G)}, d, ids,
+                       {s->B, s->T, s->C, s->V, s->maxT, {}, 0}, GRADIENT_SET, GRADIENT_SET, &scratch, gpu);
     double *want = ops_doubles(te), *size = ops_doubles(te);
     ref_embedding_backward(want, NULL, ops_widen(dout, n), tokens, s->B, s->T, s->C);
     ref_embedding_backward(size, NULL, ops_absolute(ops_widen(dout, n), n), tokens, s->B, s->T, s->C);
@@ -257,5 +258,75 @@ TEST(embedding) {
     UNSANITIZED(test_type<fp16>(&gpu));
     test_large(&gpu);
     EXPECT(test_dies(open_too_many, NULL, EXIT_FAILURE, "1048577|1048576"), "vocabulary");
+    gpu_close(&gpu);
+}
+
+// ---- slices of the words ----
+
+// The sum of the embeddings of slices, and positions added to it, have the bits of a model with one
+// slice; so have the gradients of the slices, one after the other.
+template <class X, class G>
+static void test_slices(const Size* s, const int* tokens, int slices, size_t shift, const Gpu* gpu) {
+    const size_t N = (size_t)s->B * s->T, n = N * s->C, te = (size_t)s->V * s->C, pe = (size_t)s->maxT * s->C;
+    const int words = (s->V + slices - 1) / slices, C = s->C;
+    float *wte = ops_normal(te, 1), *wpe = ops_normal(pe, 1), *dout = ops_normal(n, 1), *sum = ops_floats(n);
+    X *from = upload<X>(wte, te, shift, gpu), *position = upload<X>(wpe, pe, shift, gpu),
+      *d = upload<X>(dout, n, shift, gpu), *want = unset<X>(n, gpu), *out = unset<X>(n, gpu);
+    G *dwant = unset<G>(te, gpu), *dwte = unset<G>(te, gpu);
+    int* ids = upload_ints(tokens, N, gpu);
+    EmbeddingGpu scratch;
+    Memory memory = memory_on_gpu();
+    const Gradient none = {NULL, DTYPE_OF(G)};
+    embedding_open(&scratch, &memory, (int)N, s->V, C);
+    embedding_forward(want, ids, from, position, s->B, s->T, EmbeddingPositions{}, C, gpu);
+    embedding_backward({dwant, DTYPE_OF(G)}, none, d, ids, {s->B, s->T, C, s->V, s->maxT, {}, 0},
+                       GRADIENT_SET, GRADIENT_SET, &scratch, gpu);
+    for (int first = 0; first < s->V; first += words) {
+        const EmbeddingWords slice = {first, first + words < s->V ? words : s->V - first};
+        embedding_words(out, ids, from + (size_t)first * C, slice, (int)N, C, gpu);
+        const float* part = download(out, n, gpu);
+        for (size_t i = 0; i < n; i++) {
+            const int is_own = first <= tokens[i / C] && tokens[i / C] < first + slice.count;
+            EXPECT(is_own || part[i] == 0, "word %d of another slice: %g", tokens[i / C], part[i]);
+            sum[i] = (first > 0 ? sum[i] : 0) + part[i];
+        }
+        embedding_backward({dwte + (size_t)first * C, DTYPE_OF(G)}, none, d, ids,
+                           {s->B, s->T, C, slice.count, s->maxT, {}, first}, GRADIENT_SET, GRADIENT_SET,
+                           &scratch, gpu);
+    }
+    const int half = (int)N / 2; // two processes, each with some of the rows
+    X* rows = upload<X>(sum, n, shift, gpu);
+    embedding_positions(rows, position, 0, half, s->T, EmbeddingPositions{}, C, gpu);
+    embedding_positions(rows + (size_t)half * C, position, half, (int)N - half, s->T, EmbeddingPositions{}, C,
+                        gpu);
+    EXPECT(ops_same_bits(download(rows, n, gpu), download(want, n, gpu), n), "%d slices: embedding", slices);
+    EXPECT(ops_same_bits(download(dwte, te, gpu), download(dwant, te, gpu), te), "%d slices: gradient",
+           slices);
+    memory_close(&memory);
+    for (void* array : {(void*)(rows - shift), (void*)ids, (void*)dwte, (void*)dwant, (void*)out, (void*)want,
+                        (void*)(d - shift), (void*)(position - shift), (void*)(from - shift)}) {
+        gpu_free(array);
+    }
+}
+
+template <class X> static void test_slices_of(const Gpu* gpu) {
+    const Size sizes[] = {{1, 1, 1, 1, 8}, {3, 31, 33, 33, 31}, {2, 31, 31, 40, 768}, {3, 700, 700, 5, 8}};
+    for (const Size& s : sizes) {
+        const int* tokens = ops_below((size_t)s.B * s.T, s.V);
+        test_slices<X, float>(&s, tokens, 2, 0, gpu);
+        test_slices<X, X>(&s, tokens, 4, 0, gpu);
+        ops_close("slices");
+    }
+    const Size odd = {2, 40, 64, 20, 64};
+    test_slices<X, X>(&odd, ops_below(80, 20), 2, 1, gpu); // no pack can be read here
+    ops_close("slices");
+}
+
+TEST(embedding_slices) {
+    Gpu gpu;
+    gpu_open(&gpu, 0);
+    test_slices_of<float>(&gpu);
+    test_slices_of<bf16>(&gpu);
+    UNSANITIZED(test_slices_of<fp16>(&gpu));
     gpu_close(&gpu);
 }
