@@ -60,8 +60,12 @@ static inline int tensor_is_sliced(const TensorParallel* tp) { return tp->of > 1
 // Returns the token slices from `slice` on.
 TensorTokens tensor_token_slices(const TensorParallel* tp, int slice, int count);
 
-// Returns the tokens whose part of the stream this process has.
+// Return the tokens whose part of the stream this process has, and another rank of its group.
 TensorTokens tensor_rows(const TensorParallel* tp);
+TensorTokens tensor_rows_of(const TensorParallel* tp, int rank);
+
+// Returns token slice i of this process, counted from its first row.
+TensorTokens tensor_own_slice(const TensorParallel* tp, int i);
 
 // Returns all tokens (N, C) of a tensor of the stream, from the rows (R, C) of this process; in
 // place `which` (0 or 1) of `gathered` if other processes have some. Collective.
@@ -145,12 +149,12 @@ TensorTokens tensor_token_slices(const TensorParallel* tp, int slice, int count)
 }
 
 // Returns the rows of a process of the group.
-static TensorTokens tensor_rows_of_(const TensorParallel* tp, int rank) {
+TensorTokens tensor_rows_of(const TensorParallel* tp, int rank) {
     const TensorTokens all = {0, tp->N};
     return tp->cuts_tokens ? tensor_token_slices(tp, rank * tp->slices, tp->slices) : all;
 }
 
-TensorTokens tensor_rows(const TensorParallel* tp) { return tensor_rows_of_(tp, tp->group->rank); }
+TensorTokens tensor_rows(const TensorParallel* tp) { return tensor_rows_of(tp, tp->group->rank); }
 
 // ---- exchange ----
 
@@ -173,7 +177,7 @@ const float* tensor_gather_cpu(const TensorParallel* tp, int which, const float*
     }
     GroupMove* moves = tensor_moves_(2 * ranks);
     for (int r = 0; r < ranks; r++) {
-        const TensorTokens from = tensor_rows_of_(tp, r);
+        const TensorTokens from = tensor_rows_of(tp, r);
         moves[r] = tensor_move_(tp, r, all + (size_t)from.first * (size_t)tp->C, from, 0);
         moves[ranks + r] = tensor_move_(tp, r, rows, tensor_rows(tp), 1);
     }
@@ -188,7 +192,7 @@ static void tensor_exchange_parts_(const TensorParallel* tp) {
     const size_t C = (size_t)tp->C;
     GroupMove *moves = tensor_moves_(2 * tp->of), *move = moves;
     for (int r = 0; r < ranks; r++) {
-        const TensorTokens to = tensor_rows_of_(tp, r);
+        const TensorTokens to = tensor_rows_of(tp, r);
         for (int i = 0; i < tp->slices; i++) {
             const float* part = tensor_part(tp, i, NULL) + (size_t)to.first * C;
             float* arrived = tp->arrived + (size_t)(r * tp->slices + i) * (size_t)own * C;
@@ -299,7 +303,7 @@ void whole_gradients_sum_cpu(const WholeGradients* w, Group* group) {
 }
 
 // Returns the rows of token slice i of this process, counted from its first row.
-static TensorTokens tensor_own_slice_(const TensorParallel* tp, int i) {
+TensorTokens tensor_own_slice(const TensorParallel* tp, int i) {
     TensorTokens tokens = tensor_token_slices(tp, tp->first + i, 1);
     tokens.first -= tensor_rows(tp).first;
     return tokens;
@@ -314,7 +318,7 @@ void tensor_norm_backward_cpu(const TensorParallel* tp, float* dinp, float* dwei
                               const float* dout, const float* inp, const Norm* norm, GradientMode dinp_mode,
                               GradientMode mode) {
     for (int i = 0; i < tp->slices; i++) {
-        const TensorTokens tokens = tensor_own_slice_(tp, i);
+        const TensorTokens tokens = tensor_own_slice(tp, i);
         const size_t at = (size_t)tokens.first * (size_t)tp->C;
         Norm of_slice = *norm;
         of_slice.N = tokens.count;
@@ -327,7 +331,7 @@ void tensor_norm_backward_cpu(const TensorParallel* tp, float* dinp, float* dwei
 
 void tensor_bias_backward_cpu(const TensorParallel* tp, float* dbias, const float* dout, GradientMode mode) {
     for (int i = 0; i < tp->slices && dbias && tensor_is_sliced(tp); i++) {
-        const TensorTokens tokens = tensor_own_slice_(tp, i);
+        const TensorTokens tokens = tensor_own_slice(tp, i);
         matmul_backward_bias_cpu(tensor_copy_of_(tp, dbias, i), dout + (size_t)tokens.first * (size_t)tp->C,
                                  tokens.count, tp->C, mode);
     }
