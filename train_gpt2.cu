@@ -43,6 +43,7 @@ values, Vp tokens of the padded vocabulary.
 #include "llmc/parallel/grid.h"
 #include "llmc/parallel/groups.cuh"
 #include "llmc/parallel/micro_steps.h"
+#include "llmc/parallel/tensor_parallel.cuh"
 #include "llmc/parallel/zero.cuh"
 #include "llmc/base/processor.h"
 #include "llmc/data/dataloader.h"
@@ -67,7 +68,8 @@ values, Vp tokens of the padded vocabulary.
 // The model
 
 struct Model {
-    ModelConfig cfg;
+    ModelConfig whole_cfg; // of the whole model
+    ModelConfig cfg;       // of the part that this process has
     // micro-batches up to B sequences of up to T tokens; N of these tokens are this process's
     int B, T, N;
     ModelUse use;
@@ -84,8 +86,10 @@ struct Model {
     OptimizerState state; // on the GPU, or offloaded
     size_t parameter_bytes, gradient_bytes, activation_bytes;
     Comm* comm;
-    GridGroupsGpu groups; // of processes that this one is in
-    ZeroGpu zero;         // what of it this process updates, and what moves between processes
+    GridGroupsGpu groups;    // of processes that this one is in
+    Group tensor;            // the tensor group, as its sizes
+    WholeGradientsGpu whole; // of tensors that are not cut
+    ZeroGpu zero;            // what of it this process updates, and what moves between processes
 
     Memory memory; // a ledger of all that the model takes
     // One block each, cut up by the rows.
@@ -136,9 +140,9 @@ static void open_parameters(Model* model, const Settled* s) {
     TensorRow* rows = model->parameter_rows;
     const int is_quantized = s->options.quantize;
     zero_parameter_rows(rows, &s->zero, model->cfg, sizeof(floatX));
-    model->parameter_bytes = is_quantized
-                                 ? quantized_parameter_rows(rows, model->cfg, sizeof(floatX))
-                                 : zero_params_elements(&s->zero, zero_blocks_in_memory(&s->zero)) * sizeof(floatX);
+    model->parameter_bytes =
+        is_quantized ? quantized_parameter_rows(rows, model->cfg, sizeof(floatX))
+                     : zero_params_elements(&s->zero, zero_blocks_in_memory(&s->zero)) * sizeof(floatX);
     model->params_memory = memory_take(&model->memory, is_quantized ? "parameters in 8 bits" : "parameters",
                                        MEMORY_DEVICE, model->parameter_bytes);
     tensor_rows_bind(&model->params, rows, MODEL_PARAMETER_ROWS, model->params_memory);
@@ -159,10 +163,15 @@ static void open_gradients(Model* model, const Settled* s) {
     const size_t element_bytes = dtype_bytes(model->grad_dtype);
     zero_gradient_rows(model->gradient_rows, &s->zero, model->cfg, element_bytes);
     if (s->use == USE_TRAIN) {
-        model->gradient_bytes = zero_grads_elements(&s->zero, zero_blocks_in_memory(&s->zero)) * element_bytes;
+        model->gradient_bytes =
+            zero_grads_elements(&s->zero, zero_blocks_in_memory(&s->zero)) * element_bytes;
         model->grads_memory = memory_take(&model->memory, "gradients", MEMORY_DEVICE, model->gradient_bytes);
     }
     const Gradient grads = {model->grads_memory, model->grad_dtype};
+    if (s->use == USE_TRAIN) {
+        whole_gradients_gpu_open(&model->whole, &model->memory, model->cfg, &s->zero, model->gradient_rows,
+                                 grads);
+    }
     zero_open(&model->zero, &model->memory, s->zero,
               s->options.offload_params ? ZERO_SHARDS_ON_HOST : ZERO_SHARDS_ON_GPU, update_micro_steps(s),
               model->params_memory, DTYPE_OF(floatX), grads, &model->groups, &model->gpu);
@@ -191,7 +200,8 @@ static void open_activations(Model* model, const Settled* s) {
                                                residuals, model->freeze.first_block, (size_t)model->chunk),
                  trained = bytes > least ? bytes : least;
     if (is_offloaded) {
-        offload_residuals_open(&model->residuals, &model->memory, cfg.L, (size_t)N * cfg.C * sizeof(floatX),
+        offload_residuals_open(&model->residuals, &model->memory, cfg.L,
+                               model_stream_rows(cfg, (size_t)N) * cfg.C * sizeof(floatX),
                                update_micro_steps(s));
     }
     model->activation_bytes =
@@ -217,7 +227,7 @@ static void open_operations(Model* model, const Settled* s) {
     attention_gpu_open<floatX>(&model->attention, memory, sizes, (int)stages_first(&lengths) / ranks);
     context_open(&model->context, memory, sizes, &model->groups.context);
     norm_open(&model->norm_scratch, memory, (int)N, cfg.C);
-    embedding_open(&model->encoder, memory, (int)N, cfg.Vp, cfg.C);
+    embedding_open(&model->encoder, memory, (int)N, s->cfg.Vp, cfg.C);
     optimizer_open<floatX>(&model->optimizer, memory, &s->zero, &model->state);
     if (s->options.freeze && s->options.freeze[0]) {
         optimizer_freeze(&model->optimizer, memory, &model->freeze);
@@ -239,7 +249,7 @@ static void open_linear(Model* model, const Settled* s) {
 // Opens generation, and the copies of weights and state between host and GPU. A run that trains
 // samples too little for a graph.
 static void open_decoder(Model* model, const Settled* s) {
-    decoder_open(&model->decoder, &model->memory, s->cfg, s->decode_batch, model->T, model->acts_memory,
+    decoder_open(&model->decoder, &model->memory, s->part, s->decode_batch, model->T, model->acts_memory,
                  model->use_graph && s->use == USE_GENERATE, &model->gpu);
     transfer_open(&model->transfer, model->parameter_rows, s->options.quantize, &model->zero, &model->state,
                   &model->offload, model->acts_memory, model->activation_bytes);
@@ -270,7 +280,8 @@ static void open_device(Model* model, const Options* o) {
 
 static void set_sizes(Model* model, const Settled* s) {
     const Options* o = &s->options;
-    model->cfg = s->cfg;
+    model->whole_cfg = s->cfg;
+    model->cfg = s->part;
     model->B = o->batch;
     model->T = o->seq_len;
     model->N = model->B * settled_rank_length(s);
@@ -291,7 +302,8 @@ static void open_parts(Model* model, const Settled* s, Memory memory, Comm* comm
     model->memory = memory;
     model->comm = comm;
     grid_groups_gpu_take(&model->groups, s->ranks.grid, &s->zero, comm);
-    optimizer_state_open(&model->state, s->optimizer, &s->zero, s->cfg);
+    model->tensor = Group{model->groups.tensor.rank, model->groups.tensor.size, NULL, comm};
+    optimizer_state_open(&model->state, s->optimizer, &s->zero, s->part);
     open_parameters(model, s);
     open_positions(model, s);
     open_gradients(model, s);
@@ -393,10 +405,11 @@ static void model_close(Model* model) {
     gpu_close(&model->gpu);
 }
 
-// All parameters, seen from layer l: .qkvw is layer l's.
-static ModelParameters parameters_at_layer(const Model* model, int l) {
-    return model_parameters_in_block(model->params, model->parameter_rows, l, 0,
-                                     zero_parameter_block(&model->zero.plan, model_copy(model->cfg, l)));
+// All parameters, seen from slice i of layer l, of those that this process has: .qkvw is its.
+static ModelParameters parameters_at_slice(const Model* model, int l, int i) {
+    const int k = model_group_of_slice(model->cfg, l, i) - 1;
+    return model_parameters_in_block(model->params, model->parameter_rows, l, i,
+                                     zero_parameter_block(&model->zero.plan, k));
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -421,7 +434,7 @@ static Batch model_push(Model* model, Batch batch) {
     return batch;
 }
 
-// Returns the residual stream that enters block l, (N, C). The backward pass does not reach blocks
+// Returns the residual stream that enters block l, (R, C). The backward pass does not reach blocks
 // below first_block, so they keep no copy of it: these blocks read and write it in one place,
 // encoded.
 static floatX* residual_into(const Model* model, int l, const Pass* pass) {
@@ -430,40 +443,74 @@ static floatX* residual_into(const Model* model, int l, const Pass* pass) {
                : model_activations_at_layer(*pass->acts, pass->activation_rows, l - 1).residual3;
 }
 
+// Returns the slices of a pass. With a cache the stream is not cut.
+static TensorParallelGpu tensor_of(Model* model, const Pass* pass) {
+    const ModelPart part = model->cfg.part;
+    const ModelActivations* a = pass->acts;
+    const int of = model_is_sliced(model->cfg) ? part.of_slices : 1;
+    const TensorParallel cut = {model_slices(model->cfg),
+                                part.first_slice,
+                                of,
+                                &model->tensor,
+                                pass_tokens(pass),
+                                model->cfg.C,
+                                !pass->cached,
+                                model->whole.of.count,
+                                NULL,
+                                NULL,
+                                NULL};
+    return TensorParallelGpu{cut, &model->groups.tensor, a->gathered, a->parts, a->arrived, &model->gpu};
+}
+
+// Returns the bytes of a tensor of the residual stream in a pass.
+static size_t stream_bytes(Model* model, const Pass* pass) {
+    const TensorParallelGpu tensor = tensor_of(model, pass);
+    return (size_t)tensor_rows(&tensor).count * model->cfg.C * sizeof(floatX);
+}
+
 // Copies the residual stream after block l to the host, if it is offloaded.
 static void offload_residual(Model* model, int l, const Pass* pass) {
-    const size_t bytes = (size_t)pass_tokens(pass) * model->cfg.C * sizeof(floatX);
     if (!pass->cached) {
-        offload_residual_out(&model->residuals, l, residual_into(model, l + 1, pass), bytes, &model->gpu);
+        offload_residual_out(&model->residuals, l, residual_into(model, l + 1, pass),
+                             stream_bytes(model, pass), &model->gpu);
     }
 }
 
 // Fetches the residual stream that the block after the next one needs, after the backward pass has
 // used the one into block l: into the same memory.
 static void fetch_residual(Model* model, int l, const Pass* pass) {
-    const size_t bytes = (size_t)pass_tokens(pass) * model->cfg.C * sizeof(floatX);
     if (l > OFFLOAD_RESIDUALS) {
         offload_residual_in(&model->residuals, l - 1 - OFFLOAD_RESIDUALS,
-                            residual_into(model, l - OFFLOAD_RESIDUALS, pass), bytes, &model->gpu);
+                            residual_into(model, l - OFFLOAD_RESIDUALS, pass), stream_bytes(model, pass),
+                            &model->gpu);
     }
 }
 
-// Block l: its tensors, and its layers with their sizes.
+// Block l: its residual stream and norms, of the rows of this process, which has slices of the
+// rest.
+typedef struct {
+    Model* model;
+    const Pass* pass;
+    int l;
+    TensorParallelGpu tensor;
+    ModelParameters p;
+    ModelActivations a;
+    const floatX* inp; // (R, C) the residual stream that enters it
+    floatX* out;       // (R, C) the residual stream after it
+    NormGpu<floatX> norm1, norm2;
+} Block;
+
+// A slice of a block, with its sizes.
 typedef struct {
     ModelActivations a;
-    const floatX* inp; // (N, C) the residual stream that enters it
-    floatX* out;       // (N, C) the residual stream after it
-    int N;
-    NormGpu<floatX> norm1, norm2;
     SelfAttentionGpu attention;
     Weight attproj;
     MlpGpu mlp;
-} Block;
+} BlockSlice;
 
 static NormGpu<floatX> norm_of(ModelConfig cfg, const floatX* weight, const floatX* bias, float* mean,
-                               float* rstd, const Pass* pass) {
-    return NormGpu<floatX>{
-        model_norm(cfg), model_norm_eps(cfg), weight, bias, mean, rstd, pass_tokens(pass), cfg.C};
+                               float* rstd, int rows) {
+    return NormGpu<floatX>{model_norm(cfg), model_norm_eps(cfg), weight, bias, mean, rstd, rows, cfg.C};
 }
 
 // Returns the first token that attention sees in layer l (N); NULL: the first of the sequence.
@@ -473,53 +520,115 @@ static const int* starts_of(const Model* model, int l, const Pass* pass) {
 
 static Block block_at(Model* model, int l, const Pass* pass) {
     const ModelConfig cfg = model->cfg;
-    const int N = pass_tokens(pass);
-    const ModelParameters p = parameters_at_layer(model, l);
+    const TensorParallelGpu tensor = tensor_of(model, pass);
+    const int rows = tensor_rows(&tensor).count;
+    const ModelParameters p = parameters_at_slice(model, l, 0);
     const ModelActivations a = model_activations_at_layer(*pass->acts, pass->activation_rows, l);
-    const LayerWeights w = linear_weights(cfg, &p);
-    return Block{a,
+    return Block{model,
+                 pass,
+                 l,
+                 tensor,
+                 p,
+                 a,
                  residual_into(model, l, pass),
                  residual_into(model, l + 1, pass),
-                 N,
-                 norm_of(cfg, p.ln1w, p.ln1b, a.ln1_mean, a.ln1_rstd, pass),
-                 norm_of(cfg, p.ln2w, p.ln2b, a.ln2_mean, a.ln2_rstd, pass),
-                 self_attention_of(cfg, l, &w.qkv, &p, &a, pass, starts_of(model, l, pass), model->rope,
-                                   &model->linear, &model->attention, &model->context),
-                 w.attproj,
-                 mlp_of(cfg, &w, &p, &a, pass, &model->linear)};
+                 norm_of(cfg, p.ln1w, p.ln1b, a.ln1_mean, a.ln1_rstd, rows),
+                 norm_of(cfg, p.ln2w, p.ln2b, a.ln2_mean, a.ln2_rstd, rows)};
+}
+
+// Returns slice i of a block, of those that this process has.
+static BlockSlice slice_at(const Block* b, int i) {
+    Model* model = b->model;
+    const int l = b->l;
+    const ModelConfig cfg = model->cfg;
+    const ModelParameters p = parameters_at_slice(model, l, i);
+    const ModelActivations a = model_activations_at_slice(*b->pass->acts, b->pass->activation_rows, l, i);
+    const LayerWeights w = linear_weights(cfg, &p);
+    return BlockSlice{a,
+                      self_attention_of(cfg, l, &w.qkv, &p, &a, b->pass, starts_of(model, l, b->pass),
+                                        model->rope, &model->linear, &model->attention, &model->context),
+                      w.attproj, mlp_of(cfg, &w, &p, &a, b->pass, &model->linear)};
 }
 
 // Runs the block up to the hidden layer of the MLP.
 static void block_hidden(const Block* b) {
+    const TensorParallelGpu* tensor = &b->tensor;
     const ModelActivations a = b->a;
-    LinearGpu* linear = b->mlp.linear;
-    norm_forward(a.ln1, b->inp, &b->norm1, linear->gpu); // ln1 (N, C)
-    self_attention_forward(&b->attention, a.ln1);        // atty (N, Q)
-    // residual2 (N, C) = inp + atty attprojw^T + attprojb
-    linear_forward_residual(a.residual2, b->inp, a.atty, &b->attproj, b->N, linear);
-    norm_forward(a.ln2, a.residual2, &b->norm2, linear->gpu); // ln2 (N, C)
-    mlp_hidden(&b->mlp, a.ln2);                               // fch, fch_act (N, F)
+    norm_forward(a.ln1, b->inp, &b->norm1, tensor->gpu); // ln1 (R, C)
+    const floatX* ln1 = tensor_gather(tensor, 0, a.ln1); // (N, C)
+    for (int i = 0; i < tensor->cut.slices; i++) {
+        const BlockSlice s = slice_at(b, i);
+        self_attention_forward(&s.attention, ln1); // atty (N, Q)
+        linear_forward_residual(tensor_part(tensor, i, a.residual2), tensor_of_matmul(tensor, b->inp),
+                                s.a.atty, &s.attproj, tensor->cut.N, s.mlp.linear);
+    }
+    // residual2 (R, C) = inp + atty attprojw^T + attprojb
+    tensor_sum(tensor, a.residual2, b->inp, b->p.attprojb);
+    norm_forward(a.ln2, (const floatX*)a.residual2, &b->norm2, tensor->gpu); // ln2 (R, C)
+    const floatX* ln2 = tensor_gather(tensor, 0, a.ln2);                     // (N, C)
+    for (int i = 0; i < tensor->cut.slices; i++) {
+        const BlockSlice s = slice_at(b, i);
+        mlp_hidden(&s.mlp, ln2); // fch, fch_act (N, F)
+    }
 }
 
-static void block_forward(Model* model, int l, const Pass* pass) {
-    const Block b = block_at(model, l, pass);
-    block_hidden(&b);
-    offload_residual_wait(&model->residuals, l - OFFLOAD_RESIDUALS, &model->gpu); // its memory
-    mlp_forward_residual(b.out, b.a.residual2, &b.mlp);
-    offload_residual(model, l, pass);
+static void block_forward(const Block* b) {
+    Model* model = b->model;
+    const TensorParallelGpu* tensor = &b->tensor;
+    const floatX* residual2 = b->a.residual2;
+    block_hidden(b);
+    offload_residual_wait(&model->residuals, b->l - OFFLOAD_RESIDUALS, &model->gpu); // its memory
+    for (int i = 0; i < tensor->cut.slices; i++) {
+        const BlockSlice s = slice_at(b, i);
+        mlp_forward_residual(tensor_part(tensor, i, b->out), tensor_of_matmul(tensor, residual2), &s.mlp);
+    }
+    tensor_sum(tensor, b->out, residual2, b->p.fcprojb);
+    offload_residual(model, b->l, b->pass);
 }
 
-static NormGpu<floatX> last_norm(const Model* model, const Pass* pass) {
+static NormGpu<floatX> last_norm(Model* model, const Pass* pass) {
     const ModelActivations* a = pass->acts;
-    return norm_of(model->cfg, model->params.lnfw, model->params.lnfb, a->lnf_mean, a->lnf_rstd, pass);
+    const TensorParallelGpu tensor = tensor_of(model, pass);
+    return norm_of(model->cfg, model->params.lnfw, model->params.lnfb, a->lnf_mean, a->lnf_rstd,
+                   tensor_rows(&tensor).count);
 }
 
-// Runs the model up to its last hidden state, lnf (N, C). The inputs are on the GPU.
+// Returns the matrices of slice i of this process outside of the blocks.
+static LayerWeights weights_of_words(const Model* model, int i) {
+    const ModelParameters p = model_parameters_at_slice(model->params, model->parameter_rows, 0, i);
+    return linear_weights(model->cfg, &p);
+}
+
+// Sets the residual stream that enters the first block, (R, C).
+static void embeddings_forward(Model* model, const Pass* pass) {
+    const TensorParallelGpu tensor = tensor_of(model, pass);
+    const TensorTokens rows = tensor_rows(&tensor);
+    const ModelActivations* a = pass->acts;
+    const floatX* wpe = model->params.wpe;
+    for (int i = 0; i < tensor.cut.slices; i++) {
+        const LayerWeights w = weights_of_words(model, i);
+        if (tensor_is_sliced(&tensor)) {
+            linear_embedding_words(tensor_part(&tensor, i, NULL), pass, &w.wte,
+                                   (tensor.cut.first + i) * w.wte.OC, &model->linear);
+        } else {
+            linear_embedding(a->encoded, pass, &w.wte, wpe, &model->linear);
+        }
+    }
+    tensor_sum(&tensor, a->encoded, NULL, NULL);
+    if (tensor_is_sliced(&tensor) && wpe) {
+        embedding_positions(a->encoded, wpe, rows.first, rows.count, pass->T, pass->positions, model->cfg.C,
+                            &model->gpu);
+    }
+    if (a->encoded_rstd) {
+        norm_unit_forward(a->encoded, a->encoded_rstd, rows.count, model->cfg.C, model_norm_eps(model->cfg),
+                          &model->gpu);
+    }
+}
+
+// Runs the model up to its last hidden state, lnf (R, C). The inputs are on the GPU.
 static void forward_pass(Model* model, const Pass* pass) {
     const ModelConfig cfg = model->cfg;
-    const ModelActivations* a = pass->acts;
     const NormGpu<floatX> norm = last_norm(model, pass);
-    const LayerWeights w = linear_weights(cfg, &model->params);
     // Only the matmuls of full micro-batches are worth timing. Decoding has the same bits in each
     // run.
     model->matmul.settings.autotune = model->autotune && !pass->cached && pass_tokens(pass) == model->N;
@@ -527,15 +636,13 @@ static void forward_pass(Model* model, const Pass* pass) {
     if (model->window_starts && !pass_is_step(pass)) {
         pass_window_starts(model->window_starts, pass, cfg.window, &model->gpu);
     }
-    linear_embedding(a->encoded, pass, &w.wte, model->params.wpe, &model->linear); // (N, C)
-    if (a->encoded_rstd) {
-        norm_unit_forward(a->encoded, a->encoded_rstd, norm.N, cfg.C, norm.eps, &model->gpu);
-    }
+    embeddings_forward(model, pass);
     for (int l = 0; l < cfg.L; l++) {
         zero_parameters(&model->zero, model_copy(cfg, l), 1);
-        block_forward(model, l, pass);
+        const Block block = block_at(model, l, pass);
+        block_forward(&block);
     }
-    norm_forward(a->lnf, residual_into(model, cfg.L, pass), &norm, &model->gpu);
+    norm_forward(pass->acts->lnf, (const floatX*)residual_into(model, cfg.L, pass), &norm, &model->gpu);
 }
 
 // Returns the pass over a batch of model_push. Positions count from the first token of each
@@ -559,13 +666,36 @@ static void model_forward(Model* model, Batch batch) {
     forward_pass(model, &pass);
 }
 
-// Returns the head of the model on lnf (N, C), after forward_pass.
+// Returns the row of the classifier's matrix.
+static const TensorRow* head_row(const Model* model) {
+    const size_t member =
+        model->cfg.has_head ? offsetof(ModelParameters, head) : offsetof(ModelParameters, wte);
+    int i = 0;
+    while (model->parameter_rows[i].member != member) {
+        i++;
+    }
+    return &model->parameter_rows[i];
+}
+
+// Returns the head of the model on lnf, after forward_pass. Gathers lnf (N, C).
 static LmHeadGpu lm_head(Model* model, const Pass* pass) {
-    const LayerWeights w = linear_weights(model->cfg, &model->params);
+    const TensorParallelGpu tensor = tensor_of(model, pass);
     const ModelActivations* a = pass->acts;
-    return LmHeadGpu{a->lnf,       w.head,       pass->targets,      a->logits,     pass_tokens(pass),
-                     model->cfg.V, model->chunk, model->cfg.softcap, model->z_loss, &model->linear,
-                     NULL};
+    return LmHeadGpu{tensor_gather(&tensor, 0, a->lnf),
+                     weights_of_words(model, 0).head,
+                     pass->targets,
+                     a->logits,
+                     pass_tokens(pass),
+                     model->cfg.V,
+                     model->chunk,
+                     model->cfg.softcap,
+                     model->z_loss,
+                     &model->linear,
+                     NULL,
+                     tensor,
+                     head_row(model)->layer_bytes,
+                     a->word_rows,
+                     a->all_logits};
 }
 
 // Sets the losses (N), without gradients; and is_top (N), unless NULL: whether each target was the
@@ -615,83 +745,141 @@ static void wait_for_buffer(Model* model, int l) {
 // Computes again what the forward pass did not keep of the block: the same operations on the same
 // inputs give the same bits.
 static void block_recompute(const Block* b, RecomputeLevel level) {
-    const Gpu* gpu = b->mlp.linear->gpu;
+    const TensorParallelGpu* tensor = &b->tensor;
     if (level == RECOMPUTE_BLOCK) {
         block_hidden(b);
         return;
     }
     if (level >= RECOMPUTE_NORMS) {
-        norm_forward(b->a.ln1, b->inp, &b->norm1, gpu);
-        norm_forward(b->a.ln2, b->a.residual2, &b->norm2, gpu);
+        norm_forward(b->a.ln1, b->inp, &b->norm1, tensor->gpu);
+        norm_forward(b->a.ln2, (const floatX*)b->a.residual2, &b->norm2, tensor->gpu);
     }
-    if (level == RECOMPUTE_MLP) {
-        mlp_hidden(&b->mlp, b->a.ln2);
-    } else if (level >= RECOMPUTE_ACTIVATION) {
-        mlp_activation(&b->mlp);
+    const floatX* ln2 = level == RECOMPUTE_MLP ? tensor_gather(tensor, 0, b->a.ln2) : NULL;
+    for (int i = 0; i < tensor->cut.slices; i++) {
+        const BlockSlice s = slice_at(b, i);
+        if (level == RECOMPUTE_MLP) {
+            mlp_hidden(&s.mlp, ln2);
+        } else if (level >= RECOMPUTE_ACTIVATION) {
+            mlp_activation(&s.mlp);
+        }
     }
 }
 
+// Returns the gradients of slice i of layer l, of those that this process has.
+static ModelGradients gradients_at_slice(const Model* model, int l, int i) {
+    ModelGradients d =
+        zero_gradients_at_slice(&model->zero, model->gradient_rows, model->cfg, &model->freeze, l, i);
+    whole_gradients_at_slice(&model->whole, &d, i);
+    return d;
+}
+
 static ModelGradients gradients_at_layer(const Model* model, int l) {
-    return zero_gradients_at_slice(&model->zero, model->gradient_rows, model->cfg, &model->freeze, l, 0);
+    return gradients_at_slice(model, l, 0);
 }
 
 // Returns the gradient of the bias of the projection into the stream that enters block l; none for
 // the embedding.
 static Gradient bias_grad_into(const Model* model, int l) {
-    const Gradient none = {NULL, model->grad_dtype};
-    return l == 0 ? none : gradients_at_layer(model, l - 1).fcprojb;
+    Gradient bias = gradients_at_layer(model, l > 0 ? l - 1 : 0).fcprojb;
+    bias.data = l > 0 ? bias.data : NULL;
+    return bias;
 }
 
-// Turns dresidual (N, C), the gradient of the residual stream after block l, into that before it,
+// The MLP of a block: turns dresidual (R, C), the gradient of the stream after it, into that before
+// it. dfch (N, F).
+static void mlp_backward_at(const Block* b, GradientMode mode, GradientMode attention_mode) {
+    Model* model = b->model;
+    const TensorParallelGpu* tensor = &b->tensor;
+    const ModelActivations a = b->a;
+    const ModelGradients d = gradients_at_layer(model, b->l);
+    floatX *dresidual = a.dresidual, *dln2 = a.branch;
+    const floatX *dout = tensor_gather(tensor, 0, dresidual), *ln2 = tensor_gather(tensor, 1, a.ln2);
+    for (int i = 0; i < tensor->cut.slices; i++) {
+        const BlockSlice s = slice_at(b, i);
+        const ModelGradients of_slice = gradients_at_slice(model, b->l, i);
+        const MlpGradientsGpu dmlp =
+            mlp_gradients_of(&of_slice, &a, tensor_part(tensor, i, dln2), mode, model->router_losses,
+                             router_statistics_of(model->results.statistics, b->l, model->cfg.E));
+        mlp_backward(&s.mlp, &dmlp, dout, ln2);
+    }
+    tensor_sum(tensor, dln2, NULL, NULL);
+    // dresidual, and its column sums: the gradient of attprojb (C)
+    const NormGradients dnorm2 = {d.ln2w, d.ln2b, mode, d.attprojb, attention_mode};
+    tensor_norm_backward(tensor, dresidual, GRADIENT_ADD, &dnorm2, (const floatX*)dln2,
+                         (const floatX*)a.residual2, &b->norm2, &model->norm_scratch);
+}
+
+// The attention of a block, likewise. dqkv (N, QKV).
+static void attention_backward_at(const Block* b, GradientMode mode, GradientMode below) {
+    Model* model = b->model;
+    const TensorParallelGpu* tensor = &b->tensor;
+    const ModelActivations a = b->a;
+    const ModelGradients d = gradients_at_layer(model, b->l);
+    floatX *dresidual = a.dresidual, *datty = a.branch, *dln1 = a.branch; // one after the other
+    const floatX *dout = tensor_gather(tensor, 0, dresidual), *ln1 = tensor_gather(tensor, 1, a.ln1);
+    for (int i = 0; i < tensor->cut.slices; i++) {
+        const BlockSlice s = slice_at(b, i);
+        const ModelGradients of_slice = gradients_at_slice(model, b->l, i);
+        linear_backward(datty, of_slice.attprojw, dout, s.a.atty, &s.attproj, tensor->cut.N, mode,
+                        &model->linear);
+        const SelfAttentionGradientsGpu dattention = {tensor_part(tensor, i, dln1),
+                                                      of_slice.qkvw,
+                                                      of_slice.qkvb,
+                                                      of_slice.qnormw,
+                                                      of_slice.knormw,
+                                                      mode,
+                                                      a.dqkv};
+        self_attention_backward(&s.attention, &dattention, datty, ln1);
+    }
+    tensor_sum(tensor, dln1, NULL, NULL);
+    // dresidual, and the gradient of fcprojb (C) of the block before
+    if (b->l > 0) {
+        wait_for_buffer(model, b->l - 1);
+    }
+    const NormGradients dnorm1 = {d.ln1w, d.ln1b, mode, bias_grad_into(model, b->l), below};
+    tensor_norm_backward(tensor, dresidual, GRADIENT_ADD, &dnorm1, (const floatX*)dln1, b->inp, &b->norm1,
+                         &model->norm_scratch);
+}
+
+// Turns dresidual (R, C), the gradient of the residual stream after block l, into that before it,
 // in place.
 static void block_backward(Model* model, int l, const Pass* pass, GradientMode mode) {
-    const Gpu* gpu = &model->gpu;
     const Block b = block_at(model, l, pass);
-    const ModelActivations a = b.a;
-    const ModelGradients d = gradients_at_layer(model, l);
-    floatX *dresidual = a.dresidual, *dln2 = a.branch, *datty = a.branch,
-           *dln1 = a.branch; // one after the other
     const GradientMode mlp_mode = share_gradient_mode(model->cfg, PART_MLP, l, mode),
                        attention_mode = share_gradient_mode(model->cfg, PART_ATTENTION, l, mode),
                        below =
                            l > 0 ? share_gradient_mode(model->cfg, PART_MLP, l - 1, mode) : attention_mode;
     block_recompute(&b, model->recompute);
     zero_clear_frozen(&model->zero, model->gradient_rows, model->cfg, &model->freeze, l);
-
-    // the MLP: dfch (N, F)
-    const MlpGradientsGpu dmlp =
-        mlp_gradients_of(&d, &a, dln2, mlp_mode, model->router_losses,
-                         router_statistics_of(model->results.statistics, l, model->cfg.E));
-    mlp_backward(&b.mlp, &dmlp, dresidual, a.ln2);
-    // dresidual, and its column sums: the gradient of attprojb (C)
-    const NormGradients dnorm2 = {d.ln2w, d.ln2b, mlp_mode, d.attprojb, attention_mode};
-    norm_backward(dresidual, GRADIENT_ADD, &dnorm2, dln2, a.residual2, &b.norm2, &model->norm_scratch, gpu);
-
-    // attention: dqkv (N, QKV)
-    linear_backward(datty, d.attprojw, dresidual, a.atty, &b.attproj, b.N, attention_mode, &model->linear);
-    const SelfAttentionGradientsGpu dattention = {dln1,     d.qkvw,         d.qkvb, d.qnormw,
-                                                  d.knormw, attention_mode, a.dqkv};
-    self_attention_backward(&b.attention, &dattention, datty, a.ln1);
-    // dresidual, and the gradient of fcprojb (C) of the block before
-    if (l > 0) {
-        wait_for_buffer(model, l - 1);
-    }
-    const NormGradients dnorm1 = {d.ln1w, d.ln1b, attention_mode, bias_grad_into(model, l), below};
-    norm_backward(dresidual, GRADIENT_ADD, &dnorm1, dln1, b.inp, &b.norm1, &model->norm_scratch, gpu);
+    mlp_backward_at(&b, mlp_mode, attention_mode);
+    attention_backward_at(&b, attention_mode, below);
 }
 
-// Sets or adds to the gradients of the embeddings, from dresidual (N, C), that of encoded.
+// Sets or adds to the gradients of the embeddings, from dresidual (R, C), that of encoded.
 static void embeddings_backward(Model* model, const Pass* pass, GradientMode mode) {
     const ModelConfig cfg = model->cfg;
-    const ModelGradients d = gradients_at_layer(model, 0);
+    const TensorParallelGpu tensor = tensor_of(model, pass);
     const ModelActivations* a = pass->acts;
-    const EmbeddingSizes sizes = {pass->B, pass->T, cfg.C, cfg.Vp, cfg.max_T, pass->positions.chunks, 0};
-    if (a->encoded_rstd && d.wte.data) {
-        norm_unit_backward(a->dresidual, a->encoded, a->encoded_rstd, pass_tokens(pass), cfg.C, &model->gpu);
+    if (a->encoded_rstd && gradients_at_layer(model, 0).wte.data) {
+        norm_unit_backward(a->dresidual, (const floatX*)a->encoded, a->encoded_rstd,
+                           tensor_rows(&tensor).count, cfg.C, &model->gpu);
     }
-    // without a matrix of its own, the head has set or added to dwte
-    embedding_backward(d.wte, d.wpe, a->dresidual, pass->inputs, sizes, cfg.has_head ? mode : GRADIENT_ADD,
-                       mode, &model->encoder, &model->gpu);
+    const floatX* dencoded = tensor_gather(&tensor, 0, a->dresidual); // (N, C)
+    for (int i = 0; i < tensor.cut.slices; i++) {
+        const ModelGradients d = gradients_at_slice(model, 0, i);
+        const Gradient none = {NULL, d.wpe.dtype};
+        const EmbeddingSizes sizes = {pass->B,
+                                      pass->T,
+                                      cfg.C,
+                                      cfg.Vp,
+                                      cfg.max_T,
+                                      pass->positions.chunks,
+                                      (tensor.cut.first + i) * cfg.Vp};
+        // without a matrix of its own, the head has set or added to dwte
+        embedding_backward(d.wte, i == 0 ? d.wpe : none, dencoded, pass->inputs, sizes,
+                           cfg.has_head ? mode : GRADIENT_ADD, mode, &model->encoder, &model->gpu);
+    }
+    whole_gradients_sum<floatX>(&model->whole, &model->groups.tensor, &model->gpu);
 }
 
 // Called when the gradient of group g is complete: reduces it over the ranks, or updates the group
@@ -715,24 +903,26 @@ static void model_backward(Model* model, Batch batch, float dloss, GradientMode 
     LmHeadGpu head = lm_head(model, &pass);
     const NormGpu<floatX> norm = last_norm(model, &pass);
     const NormGradients dnorm = {d.lnfw, d.lnfb, mode, bias_grad_into(model, cfg.L), mode};
-    floatX* dlnf = a.branch; // (N, C)
+    floatX* dlnf = a.branch; // (R, C)
     model->router_losses.dloss = dloss;
     zero_wait_for_buffer(&model->zero, -1);
     head.teaching = model->teaching;
     lm_head_gradients(a.losses, dlnf, cfg.has_head ? d.head : d.wte, &head, dloss, mode);
     batch_loss(model, batch);
     batch_divergence(model, batch);
-    norm_backward(a.dresidual, GRADIENT_SET, &dnorm, dlnf, residual_into(model, cfg.L, &pass), &norm,
-                  &model->norm_scratch, &model->gpu);
+    tensor_norm_backward(&head.tensor, a.dresidual, GRADIENT_SET, &dnorm, (const floatX*)dlnf,
+                         (const floatX*)residual_into(model, cfg.L, &pass), &norm, &model->norm_scratch);
     fetch_residual(model, cfg.L, &pass);
     for (int l = cfg.L - 1; l >= model->freeze.first_block; l--) {
-        const int k = model_copy(cfg, l);
-        zero_parameters(&model->zero, k, -1);
+        zero_parameters(&model->zero, model_copy(cfg, l), -1);
         offload_residual_wait(&model->residuals, l - 1, &model->gpu);
         block_backward(model, l, &pass, mode);
         fetch_residual(model, l, &pass);
-        if (model_group_layer(cfg, 1 + k) == l) { // no layer below adds to these gradients
-            group_done(model, 1 + k, step, hook);
+        const int g = model_group_of_slice(cfg, l, 0);
+        if (model_group_layer(cfg, g) == l) { // no layer below adds to these gradients
+            for (int i = model_slices(cfg) - 1; i >= 0; i--) {
+                group_done(model, g + i, step, hook);
+            }
         }
     }
     embeddings_backward(model, &pass, mode);
@@ -823,9 +1013,15 @@ static void choose_matmuls(Model* model) {
 
 // Sets the square sum of this rank's part of the gradient in the result, on the GPU.
 static void model_square_sum(Model* model) {
+    ZeroSpan spans[ZERO_SPANS];
+    const int count = zero_counted_spans(&model->zero.plan, model->gradient_rows, model->cfg, spans);
+    const Gradient all = zero_gradient(&model->zero);
     zero_wait_for_gradient(&model->zero);
-    gradient_square_sum<floatX>(&model->results.on_gpu->square_sum, zero_gradient(&model->zero), &model->norm,
-                                &model->gpu);
+    for (int i = 0; i < count; i++) {
+        const Gradient span = {(char*)all.data + spans[i].begin * dtype_bytes(all.dtype), all.dtype};
+        gradient_square_sum_of<floatX>(&model->results.on_gpu->square_sum, span, spans[i].count,
+                                       i == 0 ? GRADIENT_SET : GRADIENT_ADD, &model->norm, &model->gpu);
+    }
 }
 
 // Ends the gradient of an update in which this rank had `batches`: sets its losses and its
@@ -869,7 +1065,7 @@ static void model_gradients(Model* model, Dataloader* train, int64_t batch_token
         const Batch batch = model_push(model, dataloader_next(train));
         in_backward_batch(hook, batch.counted, dataloader_error(train) != NULL);
         model_micro_step(model, batch, dloss, step, hook, train->is_full);
-        rank_report_add(report, model->cfg, &model->freeze, batch);
+        rank_report_add(report, model->whole_cfg, &model->freeze, batch);
         batches += batch.B > 0;
         comm_alive(model->comm);
     }
@@ -946,11 +1142,11 @@ static void model_token_losses(Model* model, Batch batch, float* losses, int* is
 static void model_top_tokens(Model* model, Batch batch, int k, float temperature, int* ids,
                              float* log_probs) {
     const Pass pass = batch_pass(model, model_push(model, batch));
+    forward_pass(model, &pass);
     const LmHeadGpu head = lm_head(model, &pass);
     const int Vp = head.weight.OC, most = int_min(head.chunk, head.N);
     floatX* rounded = (floatX*)check_alloc((size_t)most * Vp, sizeof(floatX), "logits");
     float* logits = (float*)check_alloc((size_t)most * Vp, sizeof(float), "logits");
-    forward_pass(model, &pass);
     for (int n = 0; n < head.N; n += most) {
         const int count = int_min(most, head.N - n);
         const CrossEntropy of = {count, head.V, Vp, head.softcap, 0};
@@ -965,21 +1161,21 @@ static void model_top_tokens(Model* model, Batch batch, int k, float temperature
     free(rounded);
 }
 
-// Runs a pass of decoding; sets the logits (count, Vp) that follow its last `count` rows.
-static void decode_forward(Model* model, const Pass* pass, int count) {
-    const LmHeadGpu head = lm_head(model, pass);
+// Runs a pass of decoding; returns the logits (count, Vp) that follow its last `count` rows.
+static const floatX* decode_forward(Model* model, const Pass* pass, int count) {
     forward_pass(model, pass);
-    lm_head_logits(&head, head.N - count, count);
+    const LmHeadGpu head = lm_head(model, pass);
+    return lm_head_all_logits(&head, head.N - count, count);
 }
 
 // Reads the first tokens of a sequence; see generator.h.
 static const float* model_prefill(Model* model, int sequence, const int* ids, int count) {
-    const auto forward = [&](const Pass* pass, int last) { decode_forward(model, pass, last); };
+    const auto forward = [&](const Pass* pass, int last) { return decode_forward(model, pass, last); };
     return decoder_prefill(&model->decoder, sequence, ids, count, forward);
 }
 
 static const float* model_decode(Model* model, const int* ids, const int* positions, int sequences) {
-    const auto forward = [&](const Pass* pass, int last) { decode_forward(model, pass, last); };
+    const auto forward = [&](const Pass* pass, int last) { return decode_forward(model, pass, last); };
     return decoder_step(&model->decoder, ids, positions, sequences, forward);
 }
 
@@ -1012,6 +1208,10 @@ static void model_loaded(Model* model, const char* checkpoint) {
         printf("note: %s; timing the matmuls again\n", error);
     }
     choose_matmuls(model);
+}
+
+static void model_move(Model* model, GridGroup group, GroupMove move) {
+    transfer_move(&model->transfer, group == GRID_TENSOR ? &model->groups.tensor : &model->groups.pipe, move);
 }
 
 static Model* model_teacher(Model* model) { return model->teacher; }
@@ -1062,6 +1262,7 @@ static Trainer trainer_open(void) {
     t.access.get_state = model_get_state;
     t.access.set_state = model_set_state;
     t.access.loaded = model_loaded;
+    t.access.move = model_move;
     t.top_tokens = model_top_tokens;
     t.teacher = model_teacher;
     t.checksum = model_checksum;

@@ -4,8 +4,8 @@ of a step.
 
     decoder_prefill, decoder_step    read tokens as decode.h says
 
-Their argument `forward(const Pass* pass, int count)` runs the model, and sets the logits (count,
-Vp) that follow the last `count` rows of the pass.
+Their argument `forward(const Pass* pass, int count)` runs the model, and returns the logits (count,
+Vp) on the GPU that follow the last `count` rows of the pass.
 
 Both return the logits that follow what they read, (1, Vp) or (sequences, Vp) in fp32, valid until
 the next call. A step of all sequences is always the same work: from the second one on, it is one
@@ -35,15 +35,14 @@ typedef struct {
 
 typedef struct {
     Decoder decoder;
-    int Vp;
+    int Vp; // of the whole model
     int use_graph;
     const Gpu* gpu;
     DecoderQueue queue;
 } DecoderGpu;
 
-static inline void decoder_queue_open_(DecoderQueue* queue, Memory* memory, ModelConfig cfg, int sequences,
-                                       int T) {
-    const size_t logits = (size_t)sequences * cfg.Vp, capacity = (size_t)(T > sequences ? T : sequences),
+static inline void decoder_queue_open_(DecoderQueue* queue, Memory* memory, int Vp, int sequences, int T) {
+    const size_t logits = (size_t)sequences * Vp, capacity = (size_t)(T > sequences ? T : sequences),
                  tokens_bytes = 2 * capacity * sizeof(int);
     queue->capacity = (int)capacity;
     queue->tokens = (int*)memory_take(memory, "texts", MEMORY_DEVICE, tokens_bytes);
@@ -58,11 +57,11 @@ static inline void decoder_queue_open_(DecoderQueue* queue, Memory* memory, Mode
 // Opens a decoder; for `acts`, on the GPU, see decoder_bind. `gpu` must outlive it.
 static inline void decoder_open(DecoderGpu* d, Memory* memory, ModelConfig cfg, int sequences, int T,
                                 void* acts, int use_graph, const Gpu* gpu) {
-    d->Vp = cfg.Vp;
+    d->Vp = model_is_sliced(cfg) ? cfg.Vp * cfg.part.of_slices : cfg.Vp;
     d->use_graph = use_graph;
     d->gpu = gpu;
     decoder_bind(&d->decoder, cfg, sequences, T, acts);
-    decoder_queue_open_(&d->queue, memory, cfg, sequences, T);
+    decoder_queue_open_(&d->queue, memory, d->Vp, sequences, T);
 }
 
 static inline void decoder_close(DecoderGpu* d) {
@@ -78,9 +77,9 @@ static inline void decoder_work_(DecoderGpu* d, const Pass* pass, int count, For
     const cudaStream_t stream = d->gpu->stream;
     CUDA_CHECK(cudaMemcpyAsync(queue->tokens, queue->pinned, 2 * (size_t)queue->capacity * sizeof(int),
                                cudaMemcpyHostToDevice, stream));
-    forward(pass, count);
-    CUDA_CHECK(cudaMemcpyAsync(queue->logits_pinned, pass->acts->logits,
-                               (size_t)count * d->Vp * sizeof(floatX), cudaMemcpyDeviceToHost, stream));
+    const floatX* logits = forward(pass, count);
+    CUDA_CHECK(cudaMemcpyAsync(queue->logits_pinned, logits, (size_t)count * d->Vp * sizeof(floatX),
+                               cudaMemcpyDeviceToHost, stream));
 }
 
 // Does the same by a graph, which it captures first if none exists.

@@ -3,7 +3,8 @@ linear.cuh -- linear.h on the GPU: the layers that read a model's matrices (weig
 with --quantize blocks of 8 bits.
 
     linear_forward             out  = inp weight^T + bias
-    linear_forward_residual    out  = residual + inp weight^T + bias            out is not residual
+    linear_forward_residual    out  = residual + inp weight^T + bias            out is not residual,
+                                                                                which may be NULL
     linear_forward_gelu        pre  = inp weight^T + bias,  out = gelu(pre)
     linear_embedding           out  = wte[tokens[n]] + wpe[position of n]
 
@@ -49,10 +50,14 @@ static inline void linear_gpu_open(LinearGpu* linear, Memory* memory, ModelConfi
     }
 }
 
-// Returns the matrices of a layer, whose parameters are `p`.
+// Returns the matrices of a slice of a layer, whose parameters are `p`. The sum of slices adds the
+// biases into the stream (tensor_parallel.cuh).
 static inline LayerWeights linear_weights(ModelConfig cfg, const ModelParameters* p) {
     const PackedParameters none = {};
-    return layer_weights(cfg, p, &none, &none);
+    LayerWeights w = layer_weights(cfg, p, &none, &none);
+    w.attproj.bias = model_is_sliced(cfg) ? NULL : w.attproj.bias;
+    w.fcproj.bias = model_is_sliced(cfg) ? NULL : w.fcproj.bias;
+    return w;
 }
 
 // Returns a matrix as the usual matmul reads it.
@@ -89,6 +94,8 @@ static inline void linear_forward_residual(floatX* out, const floatX* residual, 
                                            const Weight* w, int N, LinearGpu* linear) {
     if (linear_reads_blocks_(linear, N)) {
         linear_forward_blocks_(out, residual, inp, w, N, linear);
+    } else if (!residual) {
+        linear_forward(out, inp, w, N, linear);
     } else {
         matmul_forward_residual(out, residual, inp, linear_expanded_(w, linear), w->bias, N, w->C, w->OC,
                                 linear->matmul);
@@ -161,6 +168,20 @@ static inline void linear_embedding(floatX* out, const Pass* pass, const Weight*
         q8_embedding(out, pass->inputs, blocks, wpe, B, T, pass->positions, C, linear->gpu);
     } else {
         embedding_forward(out, pass->inputs, wte->data, wpe, B, T, pass->positions, C, linear->gpu);
+    }
+}
+
+// Sets out (N, C) from the embeddings of tokens among the words of a slice, which start at word
+// `first`; the others get zeros.
+static inline void linear_embedding_words(floatX* out, const Pass* pass, const Weight* wte, int first,
+                                          LinearGpu* linear) {
+    const EmbeddingWords words = {first, wte->OC};
+    const int N = pass_tokens(pass), C = wte->C;
+    if (linear->is_quantized) {
+        const QuantizedGpu blocks = quantized_gpu_bind(wte->data, (size_t)wte->OC * C);
+        q8_embedding_words(out, pass->inputs, blocks, words, N, C, linear->gpu);
+    } else {
+        embedding_words(out, pass->inputs, wte->data, words, N, C, linear->gpu);
     }
 }
 

@@ -5,6 +5,10 @@ lm_head.cuh -- lm_head.h on the GPU: from the last hidden state to losses and gr
 
     hidden, dhidden   (N, C)      weight, dweight   (Vp, C)      targets, losses, is_top   (N)
 
+With slices of the vocabulary (tensor_parallel.cuh), hidden has all tokens, dhidden the rows of this
+process, and weight, logits and dweight are those of its first slice. The numbers of each slice are
+gathered (cross_entropy.cuh); losses and is_top are then in every process.
+
 Only a chunk of tokens has its logits in memory at a time. With a teacher the gradient is that of
 distill.h; its logits have a chunk of memory of their own.
 */
@@ -17,6 +21,7 @@ distill.h; its logits have a chunk of memory of their own.
 #include "llmc/layers/linear.cuh"
 #include "llmc/ops/cross_entropy.cuh"
 #include "llmc/ops/distill.cuh"
+#include "llmc/parallel/tensor_parallel.cuh"
 
 typedef struct LmHeadGpu LmHeadGpu;
 
@@ -38,7 +43,21 @@ struct LmHeadGpu {
     float softcap, z_loss; // 0: none (cross_entropy.h)
     LinearGpu* linear;
     const TeachingGpu* teaching; // for gradients; NULL: none
+    TensorParallelGpu tensor;    // slices of the words
+    size_t slice_bytes;          // from the matrix of a slice to the next one's
+    void* sums;                  // (of, chunk) CrossEntropySum of all slices, or CrossEntropyTop
+    floatX* all;                 // (2, tokens, all words), for lm_head_all_logits
 };
+
+// Returns the head of slice i of this process: its words and their logits.
+static inline LmHeadGpu lm_head_slice_(const LmHeadGpu* head, int i) {
+    const int words = head->weight.OC, first = (head->tensor.cut.first + i) * words;
+    LmHeadGpu slice = *head;
+    slice.weight.data = (const floatX*)(const void*)((const char*)head->weight.data + i * head->slice_bytes);
+    slice.logits = head->logits + (size_t)i * head->chunk * words;
+    slice.V = int_max(0, int_min(head->V - first, words));
+    return slice;
+}
 
 // Sets the logits (count, Vp) of the tokens `first`, first + 1, ...: at most a chunk. With
 // --quantize a few at a time, since the matrix in floatX would take more memory than its blocks
@@ -52,6 +71,29 @@ static inline void lm_head_logits(const LmHeadGpu* head, int first, int count) {
     }
 }
 
+// Returns the logits (count, Vp) of all words: of the tokens `first`, first + 1, ... Collective.
+static inline const floatX* lm_head_all_logits(const LmHeadGpu* head, int first, int count) {
+    const TensorParallelGpu* tp = &head->tensor;
+    const int of = tp->cut.of;
+    const size_t words = (size_t)head->weight.OC, slice = count * words, row_bytes = words * sizeof(floatX);
+    floatX* all = head->all + of * slice;
+    if (!tensor_is_sliced(tp)) {
+        lm_head_logits(head, first, count);
+        return head->logits;
+    }
+    for (int i = 0; i < tp->cut.slices; i++) {
+        LmHeadGpu of_slice = lm_head_slice_(head, i);
+        of_slice.logits = head->all + (tp->cut.first + i) * slice;
+        lm_head_logits(&of_slice, first, count);
+    }
+    tensor_gather_slices(tp, head->all, slice * sizeof(floatX));
+    for (int i = 0; i < of; i++) {
+        CUDA_CHECK(cudaMemcpy2DAsync(all + i * words, of * row_bytes, head->all + i * slice, row_bytes,
+                                     row_bytes, (size_t)count, cudaMemcpyDeviceToDevice, tp->gpu->stream));
+    }
+    return all;
+}
+
 // Returns the tokens that have logits in memory, also those of a teacher.
 static inline int lm_head_step_(const LmHeadGpu* head) {
     const TeachingGpu* t = head->teaching;
@@ -63,10 +105,86 @@ static inline CrossEntropy lm_head_chunk_(const LmHeadGpu* head, int first) {
                         head->softcap, head->z_loss};
 }
 
+// ---- slices ----
+
+// Computes the logits of a chunk of tokens from `first` on in the slices of this process, and sets
+// the losses from the numbers of all slices, of which the first place then has those of whole rows.
+static inline void lm_head_sums_(float* losses, const LmHeadGpu* head, int first, int count) {
+    const TensorParallelGpu* tp = &head->tensor;
+    CrossEntropySum* sums = (CrossEntropySum*)head->sums;
+    for (int i = 0; i < tp->cut.slices; i++) {
+        const LmHeadGpu slice = lm_head_slice_(head, i);
+        const int number = tp->cut.first + i;
+        lm_head_logits(&slice, first, count);
+        cross_entropy_slice(sums + (size_t)number * count, (const floatX*)slice.logits, head->targets + first,
+                            number * slice.weight.OC, lm_head_chunk_(&slice, first), tp->gpu);
+    }
+    tensor_gather_slices(tp, sums, (size_t)count * sizeof(CrossEntropySum));
+    cross_entropy_combine(losses + first, sums, sums, head->targets + first, tp->cut.of, count, tp->gpu);
+}
+
+// Sets is_top of a chunk of tokens from `first` on, whose logits lm_head_sums_ has set.
+static inline void lm_head_tops_(int* is_top, const LmHeadGpu* head, int first, int count) {
+    const TensorParallelGpu* tp = &head->tensor;
+    CrossEntropyTop* tops = (CrossEntropyTop*)head->sums;
+    for (int i = 0; i < tp->cut.slices; i++) {
+        const LmHeadGpu slice = lm_head_slice_(head, i);
+        const int number = tp->cut.first + i;
+        cross_entropy_slice_top(tops + (size_t)number * count, (const floatX*)slice.logits,
+                                number * slice.weight.OC, lm_head_chunk_(&slice, first), tp->gpu);
+    }
+    tensor_gather_slices(tp, tops, (size_t)count * sizeof(CrossEntropyTop));
+    cross_entropy_combine_top(is_top + first, tops, head->targets + first, tp->cut.of, count, tp->gpu);
+}
+
+static inline void lm_head_slices_losses_(float* losses, int* is_top, const LmHeadGpu* head) {
+    for (int n = 0; n < head->N; n += lm_head_step_(head)) {
+        const int count = lm_head_chunk_(head, n).N;
+        lm_head_sums_(losses, head, n, count);
+        if (is_top) {
+            lm_head_tops_(is_top, head, n, count);
+        }
+    }
+}
+
+// Sets the part of slice i of dhidden, and sets or adds to its dweight, for the tokens of a chunk.
+static inline void lm_head_slice_gradients_(Gradient dweight, const LmHeadGpu* head, int i, int first,
+                                            float dloss, GradientMode mode) {
+    const TensorParallelGpu* tp = &head->tensor;
+    const LmHeadGpu slice = lm_head_slice_(head, i);
+    const CrossEntropy chunk = lm_head_chunk_(&slice, first);
+    const size_t at = (size_t)first * slice.weight.C, own = i * head->slice_bytes / sizeof(floatX);
+    if (dweight.data) {
+        dweight.data = (char*)dweight.data + own * dtype_bytes(dweight.dtype);
+    }
+    cross_entropy_slice_backward(slice.logits, (const CrossEntropySum*)head->sums, head->targets + first,
+                                 (tp->cut.first + i) * slice.weight.OC, dloss, chunk, tp->gpu);
+    linear_backward(tensor_part(tp, i, NULL) + at, dweight, slice.logits, head->hidden + at, &slice.weight,
+                    chunk.N, mode, head->linear);
+}
+
+static inline void lm_head_slices_gradients_(float* losses, floatX* dhidden, Gradient dweight,
+                                             const LmHeadGpu* head, float dloss, GradientMode mode) {
+    const TensorParallelGpu* tp = &head->tensor;
+    for (int n = 0; n < head->N; n += lm_head_step_(head)) {
+        lm_head_sums_(losses, head, n, lm_head_chunk_(head, n).N);
+        for (int i = 0; i < tp->cut.slices; i++) {
+            lm_head_slice_gradients_(dweight, head, i, n, dloss, n == 0 ? mode : GRADIENT_ADD);
+        }
+    }
+    tensor_sum(tp, dhidden, NULL, NULL);
+}
+
+// ---- losses and gradients ----
+
 // Sets the losses, without gradients; and is_top, unless NULL: whether each target was the most
 // likely token.
 static inline void lm_head_losses(float* losses, int* is_top, const LmHeadGpu* head) {
     const Gpu* gpu = head->linear->gpu;
+    if (tensor_is_sliced(&head->tensor)) {
+        lm_head_slices_losses_(losses, is_top, head);
+        return;
+    }
     for (int n = 0; n < head->N; n += lm_head_step_(head)) {
         const CrossEntropy chunk = lm_head_chunk_(head, n);
         lm_head_logits(head, n, chunk.N);
@@ -100,6 +218,10 @@ static inline void lm_head_dlogits_(float* losses, const LmHeadGpu* head, int fi
 static inline void lm_head_gradients(float* losses, floatX* dhidden, Gradient dweight, const LmHeadGpu* head,
                                      float dloss, GradientMode mode) {
     const Weight* weight = &head->weight;
+    if (tensor_is_sliced(&head->tensor)) {
+        lm_head_slices_gradients_(losses, dhidden, dweight, head, dloss, mode);
+        return;
+    }
     for (int n = 0; n < head->N; n += lm_head_step_(head)) {
         const CrossEntropy chunk = lm_head_chunk_(head, n);
         const size_t at = (size_t)n * weight->C;

@@ -190,6 +190,12 @@ static inline int model_tensor_ranks(ModelConfig cfg) {
 // Returns the blocks of parameters in memory: one for each slice of a copy.
 static inline int model_blocks(ModelConfig cfg) { return model_copies(cfg) * model_slices(cfg); }
 
+// Returns the rows of the residual stream of N tokens that a process has.
+static inline size_t model_stream_rows(ModelConfig cfg, size_t N) {
+    const size_t of = model_is_sliced(cfg) ? (size_t)cfg.part.of_slices : 1;
+    return (N + of - 1) / of * (size_t)model_slices(cfg);
+}
+
 // Returns the copy that layer l uses.
 static inline int model_copy(ModelConfig cfg, int l) {
     return l / model_copy_repeats(cfg) % model_copies(cfg);
