@@ -195,7 +195,7 @@ static void open_activations(Model* model, const Settled* s) {
     const int B = model->B, T = model->T, N = model->N, is_offloaded = s->options.offload_residuals,
               generates = s->use == USE_GENERATE;
     const int residuals = cfg.L - (is_offloaded ? offload_residual_layers(cfg.L) : 0);
-    const size_t least = TRANSFER_SCRATCH_LEAST,
+    const size_t least = transfer_scratch_least(s->ranks.grid),
                  bytes = model_activation_rows(model->activation_rows, cfg, B, N / B, model->recompute,
                                                residuals, model->freeze.first_block, (size_t)model->chunk),
                  trained = bytes > least ? bytes : least;

@@ -10,7 +10,10 @@ rank has its part of the group (zero.h).
     download    copies the weights to save, the master weights if any; whole groups, from all ranks
                 that have a part of them
 
-After the upload of all groups, zero_gather_all_parameters sets the parts of other ranks. Both wait
+    move        sends memory of the host to a rank of a group, or receives it: by way of the GPUs,
+                which all ranks of a run can reach
+
+After the upload of all groups, zero_gather_all_parameters sets the parts of other ranks. All wait
 for the GPU. Call them between updates.
 */
 #ifndef LLMC_TRANSFER_CUH
@@ -29,10 +32,20 @@ for the GPU. Call them between updates.
 #include "llmc/ops/q8.cuh"
 #include "llmc/layers/q8_weights.h"
 #include "llmc/optim/master_weights.cuh"
+#include "llmc/comm/comm_nccl.cuh"
+#include "llmc/parallel/grid.h"
 #include "llmc/parallel/zero.cuh"
 #include "llmc/parallel/zero.h"
 
-enum { TRANSFER_SCRATCH_LEAST = 2 * sizeof(float) * WEIGHTS_PIECE };
+enum {
+    TRANSFER_MOVE_BYTES = 1 << 20, // that move to another rank at a time
+    TRANSFER_SCRATCH_LEAST = 2 * sizeof(float) * WEIGHTS_PIECE
+};
+
+// Returns the least scratch memory that a rank needs.
+static inline size_t transfer_scratch_least(Grid grid) {
+    return grid_is_plain(grid.shape) ? (size_t)TRANSFER_SCRATCH_LEAST : (size_t)TRANSFER_MOVE_BYTES;
+}
 
 typedef struct {
     const TensorRow* parameter_rows; // layout of the parameters on the GPU
@@ -62,6 +75,26 @@ static inline void transfer_open(Transfer* t, const TensorRow* rows, int is_quan
     t->gpu = &zero->main;
     zero_parameter_rows(t->rows, &zero->plan, state->cfg, sizeof(float));
     t->master = state->memory || offload->slots ? state->optimizer.master : MASTER_NONE;
+}
+
+// ---- between ranks ----
+
+static inline void transfer_move(const Transfer* t, const GroupGpu* group, GroupMove move) {
+    const size_t most = TRANSFER_MOVE_BYTES;
+    assert(t->scratch_bytes >= most);
+    for (size_t at = 0; at < move.bytes; at += most) {
+        const size_t left = move.bytes - at, bytes = left < most ? left : most;
+        const GroupMove piece = {move.peer, t->scratch, bytes, move.sends};
+        char* data = (char*)move.data + at;
+        if (move.sends) {
+            gpu_copy(t->scratch, data, bytes, t->gpu);
+        }
+        group_exchange(&piece, 1, group, t->gpu->stream);
+        if (!move.sends) {
+            gpu_copy(data, t->scratch, bytes, t->gpu);
+        }
+    }
+    CUDA_CHECK(cudaStreamSynchronize(t->gpu->stream));
 }
 
 // ---- the optimizer's state ----
