@@ -57,6 +57,9 @@ typedef struct {
     uint32_t first;        // blocks without gradients
     uint32_t params_once, params_block; // kept parameters of group 0, of each other group
     uint32_t params_rank;               // part of their trained part that is updated here
+    // RoundingWords: blocks of a layer in memory, those that other ranks have, and blocks of other
+    // ranks before the first one
+    uint32_t slices, other_slices, before;
 } UpdatePieces_;
 
 // The update's data for a layout of parameters: the place of each piece, the tensor of each
@@ -113,7 +116,8 @@ static inline void update_set_rows_(uint8_t* rows, const ZeroPlan* zero, ModelCo
     }
 }
 
-static inline UpdatePieces_ update_pieces_(const ZeroPlan* zero) {
+static inline UpdatePieces_ update_pieces_(const ZeroPlan* zero, ModelConfig cfg) {
+    const int slices = model_slices(cfg), of = model_is_sliced(cfg) ? cfg.part.of_slices : 1;
     const ZeroCut own = zero_owned_cut(zero), in_kept = zero_owned_in_kept(zero);
     const size_t part = (size_t)own.parts * UPDATE_PIECE_,
                  kept = (size_t)zero_kept_cut(zero).parts * UPDATE_PIECE_,
@@ -127,7 +131,10 @@ static inline UpdatePieces_ update_pieces_(const ZeroPlan* zero) {
                                   (uint32_t)zero->first_block,
                                   (uint32_t)(zero->once / kept),
                                   (uint32_t)(zero->block / kept),
-                                  (uint32_t)in_kept.part};
+                                  (uint32_t)in_kept.part,
+                                  (uint32_t)slices,
+                                  (uint32_t)(of - slices),
+                                  (uint32_t)(cfg.part.first_layer * of + cfg.part.first_slice)};
     return pieces;
 }
 
@@ -366,7 +373,7 @@ static inline void optimizer_open(OptimizerPlan* plan, Memory* memory, const Zer
     memset((void*)plan, 0, sizeof(*plan));
     plan->state = state;
     plan->zero = *zero;
-    plan->pieces = update_pieces_(zero);
+    plan->pieces = update_pieces_(zero, state->cfg);
     plan->shares_buffer = update_is_in_backward_(zero);
     update_open_rows_(plan, memory);
     update_open_operands_(plan, memory);
@@ -411,6 +418,7 @@ typedef struct {
     uint32_t own;    // pieces of this rank before it in its group
     uint32_t offset; // all pieces before it in its group
     uint32_t rows;   // pieces before it in OptimizerPlan.rows
+    uint32_t words;  // number of the group if a rank had all of them
 } UpdatePlace_;
 
 __device__ inline UpdatePlace_ update_place_(const UpdatePieces_& p, uint32_t piece) {
@@ -420,8 +428,13 @@ __device__ inline UpdatePlace_ update_place_(const UpdatePieces_& p, uint32_t pi
     const uint32_t own = group == 0 ? piece : piece - p.once - block * p.block;
     const uint32_t offset = p.rank * (group == 0 ? p.once : p.block) + own;
     const uint32_t kept = group == 0 ? 0 : p.params_once + (group - 1) * p.params_block;
-    const UpdatePlace_ place = {kept + p.params_rank * (group == 0 ? p.once : p.block) + own, group, own,
-                                offset, (group == 0 ? 0 : p.once * p.shards) + offset};
+    const uint32_t words = group == 0 ? 0 : group + (group - 1) / p.slices * p.other_slices + p.before;
+    const UpdatePlace_ place = {kept + p.params_rank * (group == 0 ? p.once : p.block) + own,
+                                group,
+                                own,
+                                offset,
+                                (group == 0 ? 0 : p.once * p.shards) + offset,
+                                words};
     return place;
 }
 
@@ -512,7 +525,7 @@ __device__ inline UpdateArrays_<T, G> update_four_of_(const UpdateArrays_<T, G>&
 __device__ inline RoundingWords update_words_(const UpdatePlace_& place, size_t shift, uint64_t seed,
                                               uint64_t stream) {
     const RoundingWords words = {seed, stream,
-                                 ((uint64_t)place.group << 40) + (uint64_t)place.offset * UPDATE_PIECE_ +
+                                 ((uint64_t)place.words << 40) + (uint64_t)place.offset * UPDATE_PIECE_ +
                                      4 * threadIdx.x + shift};
     return words;
 }

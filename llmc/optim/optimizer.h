@@ -169,7 +169,8 @@ typedef struct {
     TensorRow rows[MODEL_PARAMETER_ROWS];     // bytes are elements of full arrays
     StateSpan span[MODEL_PARAMETER_ROWS];
     size_t room[MODEL_PARAMETER_ROWS]; // elements of a layer, with the padding behind it
-    // RoundingWords: begin of a row in its group if nothing is frozen
+    // RoundingWords: begin of a row in its group if nothing is frozen, and the rank has all slices
+    // and layers
     size_t word[MODEL_PARAMETER_ROWS];
     StateSlot slots[STATE_SLOTS];
     size_t bytes, saved_bytes; // size of all slots, and of those in checkpoints, which come first
@@ -536,13 +537,29 @@ static MupFactors state_factors_(Optimizer optimizer, ModelConfig cfg, const Ten
     return f;
 }
 
+// Sets the places of random words. They do not depend on the slices and the layers that a rank has.
+static void state_set_words_(OptimizerState* s) {
+    const ModelPart part = s->cfg.part;
+    ModelConfig all = s->cfg;
+    all.L = part.of_layers > 0 ? part.of_layers : all.L;
+    all.part.first_slice = all.part.first_layer = 0;
+    all.part.slices = part.of_slices;
+    all.part.layers = part.of_layers;
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    model_parameter_rows_of(rows, all, 1);
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        const int copy = tensor_copy_of_slice(&rows[i], part.first_layer, part.first_slice);
+        s->word[i] = tensor_offset_in_group(&rows[i]) +
+                     (rows[i].place == PLACE_ONCE ? (size_t)copy * rows[i].layer_bytes : 0);
+    }
+}
+
 void optimizer_state_open(OptimizerState* s, Optimizer optimizer, const ZeroPlan* zero, ModelConfig cfg) {
     memset(s, 0, sizeof(*s));
     optimizer.frozen |= zero->frozen; // also what only this rank leaves to others
     s->optimizer = optimizer;
     s->cfg = cfg;
-    TensorRow plain[MODEL_PARAMETER_ROWS];
-    model_parameter_rows_of(plain, cfg, 1);
+    state_set_words_(s);
     zero_parameter_rows(s->rows, zero, cfg, 1);
     state_set_slots_(s);
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
@@ -552,7 +569,6 @@ void optimizer_state_open(OptimizerState* s, Optimizer optimizer, const ZeroPlan
         s->slots_of[i] = state_slots_(optimizer, s->rule[i]) & ~state_too_long_(s, i);
         s->span[i] = state_span_(s, zero, i);
         s->room[i] = state_row_end_(s, zero, i) - tensor_offset_in_group(&s->rows[i]);
-        s->word[i] = tensor_offset_in_group(&plain[i]);
     }
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
         s->bytes = state_place_slot_(s, slot, zero, s->bytes);
