@@ -97,9 +97,7 @@ static const char* setup_unbuilt_(GridShape shape, const Options* o, int* value)
     const struct {
         const char* option;
         int value;
-    } rows[] = {{"tensor-parallel", is_gpu ? shape.tensor : 1},
-                {"tensor-slices", is_gpu ? shape.slices : 1},
-                {"pipeline-parallel", is_gpu ? shape.pipeline : 1}};
+    } rows[] = {{"pipeline-parallel", is_gpu ? shape.pipeline : 1}};
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         if (rows[i].value > 1) {
             *value = rows[i].value;
@@ -264,6 +262,10 @@ static void setup_check_grid_use_(const Settled* s) {
     if ((is_cut || divides) && (o->teacher[0] || o->teacher_logits[0])) {
         die_usage("--%s %d, --teacher%s %s; wanted --%s 1", option, value, o->teacher[0] ? "" : "-logits",
                   o->teacher[0] ? o->teacher : o->teacher_logits, option);
+    }
+    if (is_cut && o->write_logits > 0) {
+        die_usage("--tensor-slices %d, --write-logits %d; wanted --tensor-slices 1", shape.slices,
+                  o->write_logits);
     }
     if (s->use == USE_GENERATE && (divides || shape.data > 1)) {
         die_usage(
