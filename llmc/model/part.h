@@ -1,11 +1,11 @@
 /*
-part.h -- the part of a model that a process has: some of the slices of each tensor, and some layers.
+part.h -- the part of a model that a process has: some slices of each tensor, and some layers.
 
 A run may cut the model into s slices. Slice i has
 
     heads of queries i NH/s, ..., and their heads of keys    rows of qkvw, qkvb; columns of attprojw
-    hidden units i F/s, ... of the MLP                       rows of each gate of fcw, fcb; columns of
-                                                             fcprojw
+    hidden units i F/s, ... of the MLP                       rows of each gate of fcw, fcb;
+                                                             columns of fcprojw
     words i Vp/s, ...                                        rows of wte, head
 
 With fewer heads of keys than slices, s / KV slices in a row have a copy of the same head. All else

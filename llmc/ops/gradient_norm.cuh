@@ -113,9 +113,9 @@ __global__ void __launch_bounds__(NORM_SUM_THREADS_)
 }
 
 // Sets *result, in device memory, to the sum of squares of n gradients, before scaling by
-// grad_scale, or adds it. n is a multiple of GRADIENT_BLOCK, at most as large as `norm` was opened for. NaN and
-// infinity in any of them survive. Merging the sums of several parts, or ranks, gives the same bits
-// as one sum over the whole gradient.
+// grad_scale, or adds it. n is a multiple of GRADIENT_BLOCK, at most as large as `norm` was opened
+// for. NaN and infinity in any of them survive. Merging the sums of several parts, or ranks, gives
+// the same bits as one sum over the whole gradient.
 template <class T>
 static inline void gradient_square_sum_of(WideSum* result, Gradient grads, size_t n, GradientMode mode,
                                           GradientNorm* norm, const Gpu* gpu) {
