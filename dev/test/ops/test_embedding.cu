@@ -218,9 +218,7 @@ template <class X> static void test_type(const Gpu* gpu) {
         }
     }
     test_size<X>({2, 40, 64, 20, 64}, 0, 1, gpu); // no pack can be read here
-    const uint64_t others = ops_stream_;
     test_chunks<X>(gpu);
-    ops_stream_ = others;
 }
 
 // More than 32 tiles in the sort, and tokens up to its last digit.
