@@ -965,6 +965,25 @@ static void expect_no_grid(const char* options, const char* words) {
     EXPECT(test_dies(body_grid, line, 2, wanted), "%s", options);
 }
 
+// Returns 1 if --fit may choose two ranks for each sequence.
+static int allows_context(const char* options) {
+    const GridShape shape = {1, 2, 1, 1, 1};
+    char line[512];
+    snprintf(line, sizeof(line), "%s--layers 4 --channels 96 --heads 4 --seq-len 32 --batch 1 -pn 2 %s",
+             SHARDS, options);
+    Run run = run_open_grid(line);
+    const int allows = setup_allows_grid(&run.settled, shape);
+    run_close(&run);
+    return allows;
+}
+
+static void test_allowed_grids(void) {
+    EXPECT(allows_context(""), "chunks of 8 tokens");
+    EXPECT(!allows_context("--matmul bf16"), "no whole tiles");
+    EXPECT(!allows_context("--arch mixtral --experts 4"), "a balance loss");
+    EXPECT(allows_context("--arch mixtral --experts 4 --router-balance 0"), "experts");
+}
+
 // Grids that no model of this size, or no run of this kind, can have.
 static void test_grids(void) {
     expect_no_grid("-pn 8 -tp 3", "--tensor-parallel 3, 8 processes; wanted 2 or 4");
@@ -975,6 +994,14 @@ static void test_grids(void) {
     expect_no_grid("-pn 8 -pp 3", "--pipeline-parallel 3, 8 processes; wanted 2 or 4");
     expect_no_grid("-pn 8 -pp 8", "--pipeline-parallel 8, 4 layers; wanted 4");
     expect_no_grid("-pn 6 -cp 3", "--seq-len 32, --context-parallel 3; wanted a multiple of 6");
+    expect_no_grid("-pn 2 -cp 2 --matmul bf16",
+                   "--seq-len 32, --context-parallel 2; wanted a multiple of 128: "
+                   "two chunks for each process, in whole tiles of 32 tokens");
+    expect_no_grid("-pn 2 -cp 2 --seq-len-schedule 0:2,3:32",
+                   "--seq-len-schedule 0:2,3:32: 2 tokens; wanted multiples of 4");
+    expect_no_grid("-pn 2 -cp 2 --arch mixtral --experts 4 --router-balance 0.01",
+                   "--context-parallel 2, --router-balance 0.01, which is a loss of all tokens of a "
+                   "micro-batch; wanted 0");
     expect_no_grid("-pn 4 -tp 4 --optimizer adamw8bit",
                    "--tensor-parallel 4, slices of 24 channels, no multiple of 64; wanted 1");
     expect_no_grid("-pn 8 -cp 8 --pack dynamic",
@@ -1035,5 +1062,6 @@ TEST(resolve) {
     test_use();
     test_facts();
     test_grids();
+    test_allowed_grids();
     test_prompt();
 }
