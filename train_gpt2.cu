@@ -986,7 +986,7 @@ static void choose_matmuls(Model* model) {
     const int N = model->N, ranks = model->groups.grid.shape.data;
     // the second micro-step adds to the gradients
     const int count = model->zero.plan.stage < 2 ? 2 : 1;
-    if (!model->autotune || model->comm->size == 1 || model->has_matmuls) {
+    if (!model->autotune || model->use == USE_GENERATE || model->comm->size == 1 || model->has_matmuls) {
         return;
     }
     int* tokens = (int*)check_alloc((size_t)N, sizeof(int), "tokens");

@@ -84,7 +84,9 @@ static inline size_t memory_connect(const Settled* s, Comm* comm) {
     gpu_close(&gpu);
     const GroupGpu* all = &((const GridGroupsGpu*)comm->gpus)->all;
     gpu_library_takes(all->communicator, bytes);
-    printf("%s: %.1f MiB of GPU memory\n", all->library, (double)bytes / (1 << 20));
+    // a text goes to stdout; that of ranks above 0 is /dev/null
+    fprintf(s->use == USE_GENERATE && comm->rank == 0 ? stderr : stdout, "%s: %.1f MiB of GPU memory\n",
+            all->library, (double)bytes / (1 << 20));
     return bytes;
 }
 

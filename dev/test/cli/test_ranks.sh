@@ -811,6 +811,32 @@ test_gpu_freeze() {
     same_model parts_muon/step_00000006 parts_one/step_00000006 "frozen in all blocks, --zero 2 and 3"
 }
 
+# Slices of layers on GPUs have the same bits in any number of processes that divides them, in every
+# stage, also without master weights, whose rounding takes random words. Streams run in any order, and
+# once NCCL's operations one at a time.
+test_gpu_slices() {
+    local zero t options slices=(--layers 2 --channels 64 --heads 4 "${gpu_run[@]:6}" --tensor-slices 4)
+    for zero in 1 2 3; do
+        options=
+        case $zero,$built in 3,*/BF16/*) options='--master-weights off' ;; esac
+        trains 1 slices_$zero "${slices[@]}" --zero $zero $options
+        for t in 2 4; do
+            CUSIM_STREAMS=random trains $t slices_${zero}_$t "${slices[@]}" --zero $zero $options --tensor-parallel $t
+            same_model slices_$zero/step_00000006 slices_${zero}_$t/step_00000006 "4 slices on $t GPUs, --zero $zero"
+            same_log slices_$zero slices_${zero}_$t "4 slices on $t GPUs, --zero $zero"
+        done
+    done
+    CUSIM_NCCL_SERIAL=1 trains 4 slices_data "${slices[@]}" --zero 2 --tensor-parallel 2
+    same_model slices_2/step_00000006 slices_data/step_00000006 "4 slices on 2 of 4 GPUs, one operation at a time"
+    "$trainer" --model slices_2 --prompt One --temperature 0 --tokens 8 >text.1 2>/dev/null
+    ranks 2 "$trainer" --model slices_2 --prompt One --temperature 0 --tokens 8 --tensor-parallel 2
+    check "text of 2 GPUs: $(head -n 1 stdout), $(head -n 1 stderr)" \
+        [ $status = 0 -a -s text.1 -a "$(tr -s ' \r\n' ' ' <stdout)" = "$(tr -s ' \r\n' ' ' <text.1)" ]
+}
+
+# val_6 OUT: the last validation loss.
+val_6() { logged "$1" | sed -n 's/^val 6 \([0-9.]*\) *$/\1/p'; }
+
 test_gpu_stages() {
     trains 2 z0_2 "${gpu_run[@]}" --zero 0
     trains 2 z1_2 "${gpu_run[@]}" --zero 1
@@ -1012,6 +1038,7 @@ test_kill_without_mpi() {
 if [ $is_gpu ]; then
     export XDG_CACHE_HOME=$work/cache
     test_gpu_same_bits
+    test_gpu_slices
     test_gpu_memory
     test_gpu_autotune
     test_without_mpi_gpu
