@@ -102,10 +102,10 @@ test_command_line() {
     check "and not of tensors" [ "$(grep -c '^  wte ' stdout)" = 0 ]
     check "it ends with the summary: $(tail -n 1 stdout)" grep -q '^rates: ' <(tail -n 1 stdout)
     good "a plan of tensors" --plan-tensors "${tiny[@]}" --out never
-    bad 2 "--node-gbps|0|above 0" "${tiny[@]}" --plan --num-processes 4 --node-gbps 0
-    bad 2 "--net-gbps|fast" "${tiny[@]}" --plan --num-processes 4 --net-gbps fast
     check "it has them" [ "$(grep -c '^  wte ' stdout)" = 1 ]
     check "and the summary last: $(tail -n 1 stdout)" grep -q '^rates: ' <(tail -n 1 stdout)
+    bad 2 "--node-gbps|0|above 0" "${tiny[@]}" --plan --num-processes 4 --node-gbps 0
+    bad 2 "--net-gbps|fast" "${tiny[@]}" --plan --num-processes 4 --net-gbps fast
 
     # One of each kind; test_options.c has the others.
     bad 2 "--bacth|--batch" --bacth 4
