@@ -867,13 +867,12 @@ static void evaluate_batch(Model* model, Batch batch, double* loss) {
 
 // Forward on all batches of a validation: sets the losses of the report.
 static void model_evaluate(Model* model, Run* run) {
-    double* losses = rank_report_losses(run->report) - model->groups.pipe.rank;
     PipelineAction before = at_rest;
     Batch batch;
     for (int64_t i = 0; run_validation_batch(run, i, &batch); i++) {
         const PipelineAction now = {PIPELINE_FORWARD, 0, stage_rows(model, batch)};
         stage_passes(model, before, now);
-        evaluate_batch(model, batch, &losses[i]);
+        evaluate_batch(model, batch, rank_report_losses(run->report) + (i - model->groups.pipe.rank));
         before = now;
     }
 }
