@@ -834,9 +834,6 @@ test_gpu_slices() {
         [ $status = 0 -a -s text.1 -a "$(tr -s ' \r\n' ' ' <stdout)" = "$(tr -s ' \r\n' ' ' <text.1)" ]
 }
 
-# val_6 OUT: the last validation loss.
-val_6() { logged "$1" | sed -n 's/^val 6 \([0-9.]*\) *$/\1/p'; }
-
 test_gpu_stages() {
     trains 2 z0_2 "${gpu_run[@]}" --zero 0
     trains 2 z1_2 "${gpu_run[@]}" --zero 1
