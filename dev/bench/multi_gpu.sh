@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # multi_gpu.sh -- gains of several GPUs in one machine: bandwidth between them, speed of training by
-# their number and by --zero, and whether the bits are the same. After the build it needs 8 minutes
-# at most.
+# their number and by --zero, speed of a model that is split (--tensor-parallel,
+# --context-parallel, --pipeline-parallel), and whether the bits are the same. After the build it
+# needs 12 minutes at most.
 #
 #     dev/bench/multi_gpu.sh                    all GPUs of this machine, GPT-2 124M
 #     GPUS=4 MODEL=d24 BATCH=32 dev/bench/multi_gpu.sh
@@ -17,7 +18,7 @@ unset MAKEFLAGS MFLAGS MAKELEVEL
 toy=${TOY:-}
 out=$(realpath -m "${OUT:-build/multi_gpu}")
 gpus=${GPUS:-$([ $toy ] && echo 2 || nvidia-smi -L 2>/dev/null | wc -l)}
-seconds=$((${MINUTES:-8} * 60))
+seconds=$((${MINUTES:-12} * 60))
 die() {
     echo "error: $*" >&2
     exit 1
@@ -30,6 +31,7 @@ if [ $toy ]; then
     make -s build/sim/BF16/train_gpt2cu build/sim/bench_group || exit 1
     speed_run=(--layers 2 --channels 32 --heads 2 --seq-len 16 --batch 2 --total-batch 64 --steps 2)
     tiny_run=(--layers 2 --channels 32 --heads 2 --seq-len 16 --batch 2 --total-batch 96 --steps 2)
+    split_run=(--layers 2 --channels 128 --heads 8 --seq-len 16 --batch 2 --total-batch 96 --steps 2)
     skipped_steps=0
 else
     build=$(make -s print-GPU_BUILD)
@@ -37,6 +39,7 @@ else
     make -s "$build/train_gpt2" "$build/bench_group" || exit 1
     speed_run=(--model "${MODEL:-d12}" --vocab-size 50257 --batch "${BATCH:-32}" --total-batch 524288 --steps 14)
     tiny_run=(--model d6 --vocab-size 50257 --seq-len 256 --batch 8 --total-batch 20480 --steps 4) # 10 micro-batches
+    split_run=(--model "${SPLIT_MODEL:-d24}" --vocab-size 50257 --seq-len 2048 --batch 2 --total-batch 131072 --steps 8) # 32 micro-batches
     skipped_steps=4
 fi
 
@@ -47,16 +50,21 @@ bad=0
 say() { echo "$*" | tee -a "$out/multi_gpu.md"; }
 left_s() { echo $((seconds - SECONDS + begin_s)); }
 
-# ranks NAME N COMMAND...: runs it on N GPUs, with its output in NAME.log. Returns 1 if no time is
-# left, or if it failed, which it reports.
+# ranks NAME N COMMAND...: runs it on N GPUs, with its output in NAME.log. If it does not end well,
+# reports this and returns 1, with one of these in `ended`: no time, refused (the model or the run
+# does not suit the options), failed.
 ranks() {
-    local name=$1 n=$2 left
+    local name=$1 n=$2 left status
+    ended="no time"
     left=$(left_s)
     [ "$left" -gt 0 ] || return 1
     timeout -k 5 "$left" mpirun --oversubscribe --bind-to none -n "$n" "${@:3}" </dev/null >"$out/$name.log" 2>&1 && return
+    status=$?
     [ "$(left_s)" -gt 0 ] || return 1
-    bad=$((bad + 1))
-    echo "error: $name: $(grep -m 1 -a '^error' "$out/$name.log" || tail -n 1 "$out/$name.log")" >&2
+    ended=failed
+    [ $status != 2 ] || ended=refused
+    [ $ended = refused ] || bad=$((bad + 1))
+    echo "$ended: $name: $(grep -m 1 -a '^error' "$out/$name.log" || tail -n 1 "$out/$name.log")" >&2
     return 1
 }
 
@@ -71,6 +79,36 @@ for n in 1 2 4 8 16; do [ "$n" -gt "$gpus" ] || counts+=("$n"); done
 header() {
     say "| --zero |$(printf ' GPUs: %s |' "${counts[@]}")"
     say "|---|$(printf -- '---:|%.0s' "${counts[@]}")"
+}
+
+# first_loss RUN: prints the validation loss before the first step, with all digits.
+first_loss() { sed -n 's/.*"kind":"val","step":0,"loss":\([0-9.]*\),.*/\1/p' "$1/log.jsonl"; }
+
+# same_split OPTION RUN ONE: succeeds if a run that this option splits has the bits of one GPU.
+same_split() {
+    if [ "$1" = --context-parallel ]; then
+        [ -n "$(first_loss "$2")" ] && [ "$(first_loss "$2")" = "$(first_loss "$3")" ]
+    else
+        cmp -s "$3"/step_*/model.safetensors "$2"/step_*/model.safetensors
+    fi
+}
+
+# split OPTION N OPTIONS...: a line of the table, for a run that this option splits among N GPUs.
+split() {
+    local option=$1 n=$2 name=split_${1#--}_$2 speed same=
+    shift 2
+    if ranks "$name" "$n" "$trainer" "${split_run[@]}" "$@" --eval-every 1000 --eval-batches 4 --samples 0 --out "$out/run_$name"; then
+        speed=$(speed "$out/run_$name")
+        one=${one:-$speed}
+        speed+=$(awk -v a="$speed" -v b="$one" -v n="$n" 'BEGIN { printf " (%.0f %%)", 100 * a / b / n }')
+        if [ "$n" -gt 1 ]; then
+            same=yes
+            same_split "$option" "$out/run_$name" "$out/run_split_${option#--}_1" || { same=NO; bad=$((bad + 1)); }
+        fi
+    else
+        speed=$ended
+    fi
+    say "| $* | $n | $speed | $same |"
 }
 
 say "# $gpus GPUs, $(date +%Y-%m-%d), commit $(git describe --always --dirty 2>/dev/null || echo unknown)"
@@ -92,13 +130,13 @@ one=
 for zero in 0 1 2 3; do
     line="| $zero |"
     for n in "${counts[@]}"; do
-        run=$out/run_speed_${zero}_$n cell="no time"
+        run=$out/run_speed_${zero}_$n
         if ranks "speed_${zero}_$n" "$n" "$trainer" "${speed_run[@]}" --zero $zero --eval-every 0 --samples 0 --save-every 0 --out "$run"; then
             cell=$(speed "$run")
             one=${one:-$cell}
             cell+=$(awk -v a="$cell" -v b="$one" -v n="$n" 'BEGIN { printf " (%.0f %%)", 100 * a / b / n }')
-        elif [ "$(left_s)" -gt 0 ]; then
-            cell=failed
+        else
+            cell=$ended
         fi
         line+=" $cell |"
     done
@@ -113,16 +151,36 @@ header
 for zero in 2 3; do
     line="| $zero |"
     for n in "${counts[@]}"; do
-        run=$out/run_bits_${zero}_$n cell="no time"
+        run=$out/run_bits_${zero}_$n
         if ranks "bits_${zero}_$n" "$n" "$trainer" "${tiny_run[@]}" --zero $zero --eval-every 0 --samples 0 --out "$run"; then
             cell=same
             cmp -s "$out"/run_bits_2_1/step_*/model.safetensors "$run"/step_*/model.safetensors || { cell=DIFFERENT; bad=$((bad + 1)); }
-        elif [ "$(left_s)" -gt 0 ]; then
-            cell=failed
+        else
+            cell=$ended
         fi
         line+=" $cell |"
     done
     say "$line"
+done
+say
+say "## A model that is split"
+say
+say "${split_run[*]} on as many GPUs as it is split into; in brackets the share of as many single GPUs without a split."
+say "\"The same\": model.safetensors after the last step, against one GPU with the same slices, or the same sums of the"
+say "embedding's gradient; for --context-parallel, the validation loss before the first step."
+say
+say "| split | GPUs | tok/s | the same |"
+say "|---|---:|---:|---|"
+# Options of runs on one GPU, and the option that then splits them among more.
+splits=("--zero 1" --context-parallel
+    "--zero 2 --tensor-slices 8" --tensor-parallel
+    "--zero 1 --embedding-gradient apart" --pipeline-parallel)
+one=
+for ((i = 0; i < ${#splits[@]}; i += 2)); do
+    split ${splits[i + 1]} 1 ${splits[i]}
+    for n in "${counts[@]:1}"; do
+        [ "$n" -gt 8 ] || split ${splits[i + 1]} "$n" ${splits[i]} "${splits[i + 1]}" "$n"
+    done
 done
 rm -rf "$out"/run_*/step_*
 say

@@ -26,24 +26,31 @@ toy() {
 lines() { grep -c -e "$1" "$table"; }
 
 toy
-check "it runs: exit status $status, $(head -n 1 err.txt)" [ $status = 0 -a ! -s err.txt ]
+check "it runs: exit status $status, $(head -n 1 err.txt)" [ $status = 0 ]
+check "nothing fails: $(grep -v -m 1 '^refused: .*this version' err.txt)" [ -z "$(grep -v '^refused: .*this version' err.txt)" ]
 check "the table is what it says" diff -q "$table" out.txt
 check "bandwidth of three operations in two sizes" [ "$(lines '^| \(all-to-all\|all-gather\|reduce-scatter\) | 0.0[0-9]* | [0-9.]* | [0-9.]* |$')" = 6 ]
 check "speed in four stages" [ "$(lines '^| [0-3] | [1-9][0-9]* ([0-9]* %) | [1-9][0-9]* ([0-9]* %) |$')" = 4 ]
 check "the same bits" [ "$(lines '^| [23] | same | same |$')" = 2 ]
+splits=$(($(lines '^| --.* | 1 | [1-9][0-9]* ([0-9]* %) |  |$') + $(lines '^| --.* | 2 | [1-9][0-9]* ([0-9]* %) | yes |$')))
+check "$splits splits" [ $splits = $((6 - $(wc -l <err.txt))) ]
 check "all is said to be well" [ "$(tail -n 1 "$table" | sed 's/.*; //')" = "0 failed" ]
 toy GPUS=1
 check "one GPU is refused: $(cat err.txt)" [ $status = 1 -a "$(cut -c 1-21 err.txt)" = "error: 1 GPUs; wanted" ]
 toy MINUTES=0
-check "without time there is nothing" [ $status = 0 -a "$(lines 'no time')" = 6 ]
+check "without time there is nothing" [ $status = 0 -a "$(lines 'no time')" = 12 ]
 
 # Other processes than the trainer's: all fail, or leave weights that differ.
 mkdir bin
 printf '#!/bin/sh\necho "error: no luck"\nexit 1\n' >bin/mpirun
 chmod +x bin/mpirun
 toy PATH="$dir/bin:$PATH"
-check "failures are counted: exit status $status" [ $status = 1 -a "$(grep -c '^error: .*: error: no luck$' err.txt)" = 13 ]
-check "and stand in the table" [ "$(lines '^| [0-3] | failed | failed |$')" = 6 -a "$(tail -n 1 "$table" | sed 's/.*; //')" = "13 failed" ]
+check "failures are counted: exit status $status" [ $status = 1 -a "$(grep -c '^failed: .*: error: no luck$' err.txt)" = 19 ]
+check "and stand in the table" [ "$(lines '^| [0-3] | failed | failed |$') $(lines '^| --.* | failed |  |$')" = "6 6" -a "$(tail -n 1 "$table" | sed 's/.*; //')" = "19 failed" ]
+printf '#!/bin/sh\necho "error: no such grid"\nexit 2\n' >bin/mpirun
+toy PATH="$dir/bin:$PATH"
+check "what is refused is no failure: exit status $status" [ $status = 0 -a "$(grep -c '^refused: .*: error: no such grid$' err.txt)" = 19 ]
+check "and stands in the table" [ "$(lines '^| --.* | refused |  |$')" = 6 ]
 cat >bin/mpirun <<'END'
 #!/bin/sh
 for out; do :; done # the last argument: of the trainer, --out
@@ -55,4 +62,5 @@ END
 toy PATH="$dir/bin:$PATH"
 check "other bits are no success: exit status $status" [ $status = 1 ]
 check "the table says so" [ "$(lines '^| 2 | same | DIFFERENT |$')$(lines '^| 3 | DIFFERENT | DIFFERENT |$')" = 11 ]
+check "and of splits" [ "$(lines '^| --.* | 2 | 100 (50 %) | NO |$')" = 3 ]
 check_done
