@@ -136,6 +136,18 @@ static inline void group_gpu_find_library_(GroupGpu* g) {
     comm_agree(g->comm, "the version of NCCL", (uint64_t)version, g->library);
 }
 
+// Returns the configuration of a group with this name, which must stay valid. NCCL's messages have
+// it, from 2.27 on.
+static inline ncclConfig_t group_gpu_config_(const char* name) {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
+    config.commName = name;
+#else
+    (void)name;
+#endif
+    return config;
+}
+
 // Opens the group of all ranks of c. Collective; the rank's device must be current. The
 // communicator blocks: a nonblocking one uses an extra thread for every group of calls, and the
 // watchdog ends a rank that hangs in here anyway.
@@ -144,7 +156,7 @@ static inline void group_gpu_open(GroupGpu* g, Comm* c) {
     *g = group;
     if (c->size > 1) {
         ncclUniqueId id;
-        ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+        ncclConfig_t config = group_gpu_config_("all");
         group_gpu_find_library_(g);
         group_gpu_compare_models_(c);
         group_gpu_compare_places_(c);
@@ -160,10 +172,11 @@ static inline void group_gpu_open(GroupGpu* g, Comm* c) {
 
 // Opens the group of ranks of `all` with the same color, in the order of their ranks. `all` must
 // stay open as long.
-static inline void group_gpu_split(GroupGpu* g, const GroupGpu* all, int color) {
+static inline void group_gpu_split(GroupGpu* g, const GroupGpu* all, int color, const char* name) {
     *g = *all;
     if (all->communicator) {
-        NCCL_CHECK(ncclCommSplit(all->communicator, color, all->rank, &g->communicator, NULL));
+        ncclConfig_t config = group_gpu_config_(name);
+        NCCL_CHECK(ncclCommSplit(all->communicator, color, all->rank, &g->communicator, &config));
         NCCL_CHECK(ncclCommUserRank(g->communicator, &g->rank));
         NCCL_CHECK(ncclCommCount(g->communicator, &g->size));
     }
@@ -258,8 +271,8 @@ static inline void group_gpu_open(GroupGpu* g, Comm* c) {
     }
 }
 
-static inline void group_gpu_split(GroupGpu* g, const GroupGpu* all, int color) {
-    (void)color;
+static inline void group_gpu_split(GroupGpu* g, const GroupGpu* all, int color, const char* name) {
+    (void)color, (void)name;
     *g = *all;
 }
 

@@ -21,13 +21,13 @@ typedef struct {
     GroupGpu replica, replicas;
 } GridGroupsGpu;
 
-static inline GroupGpu groups_gpu_open_(GridGroupsGpu* groups, GridGroup kind) {
+static inline GroupGpu groups_gpu_open_(GridGroupsGpu* groups, GridGroup kind, const char* name) {
     const GridMember member = grid_member(&groups->grid, kind);
     GroupGpu group = {member.rank, member.size, NULL, groups->all.comm, ""};
     if (member.size == groups->all.size) {
         group = groups->all;
     } else if (member.size > 1 && groups->all.comm) {
-        group_gpu_split(&group, &groups->all, member.first);
+        group_gpu_split(&group, &groups->all, member.first, name);
     }
     return group;
 }
@@ -40,14 +40,14 @@ static inline void grid_groups_gpu_open(GridGroupsGpu* groups, Grid grid, const 
     if (comm && groups->all.size > 1) {
         group_gpu_open(&groups->all, comm);
     }
-    groups->tensor = groups_gpu_open_(groups, GRID_TENSOR);
-    groups->context = groups_gpu_open_(groups, GRID_CONTEXT);
-    groups->replica = groups->data = groups_gpu_open_(groups, GRID_DATA);
-    groups->pipe = groups_gpu_open_(groups, GRID_PIPE);
+    groups->tensor = groups_gpu_open_(groups, GRID_TENSOR, "tensor");
+    groups->context = groups_gpu_open_(groups, GRID_CONTEXT, "context");
+    groups->replica = groups->data = groups_gpu_open_(groups, GRID_DATA, "data");
+    groups->pipe = groups_gpu_open_(groups, GRID_PIPE, "pipe");
     groups->replicas = group_gpu_alone(comm);
     if (zero_replicas(plan) > 1 && comm) {
-        group_gpu_split(&groups->replica, &groups->data, plan->rank / plan->shards);
-        group_gpu_split(&groups->replicas, &groups->data, plan->rank % plan->shards);
+        group_gpu_split(&groups->replica, &groups->data, plan->rank / plan->shards, "replica");
+        group_gpu_split(&groups->replicas, &groups->data, plan->rank % plan->shards, "replicas");
     }
 }
 

@@ -89,7 +89,7 @@ static void test_sizes(const GroupGpu* g, const Gpu* gpu) {
 // Every second rank, and what these move among themselves.
 static void test_split(const GroupGpu* all, const Gpu* gpu) {
     GroupGpu half;
-    group_gpu_split(&half, all, all->rank % 2);
+    group_gpu_split(&half, all, all->rank % 2, "half");
     EXPECT(half.size == (all->size + 1 - all->rank % 2) / 2 && half.rank == all->rank / 2, "rank %d of %d",
            half.rank, half.size);
     test_operations<float>(&half, gpu, 1000);
@@ -288,8 +288,8 @@ typedef struct {
 } Several;
 
 static void several_open(Several* s, const GroupGpu* all, const Gpu* gpu) {
-    group_gpu_split(&s->tensor, all, all->rank / 2);
-    group_gpu_split(&s->data, all, all->rank % 2);
+    group_gpu_split(&s->tensor, all, all->rank / 2, "tensor");
+    group_gpu_split(&s->data, all, all->rank % 2, "data");
     s->pipe = messages_of_neighbours(all);
     streams_open(&s->on_tensor, &s->tensor, gpu);
     streams_open(&s->on_data, &s->data, gpu);
