@@ -31,7 +31,9 @@ if [ $toy ]; then
     make -s build/sim/BF16/train_gpt2cu build/sim/bench_group || exit 1
     speed_run=(--layers 2 --channels 32 --heads 2 --seq-len 16 --batch 2 --total-batch 64 --steps 2)
     tiny_run=(--layers 2 --channels 32 --heads 2 --seq-len 16 --batch 2 --total-batch 96 --steps 2)
-    split_run=(--layers 2 --channels 128 --heads 8 --seq-len 16 --batch 2 --total-batch 96 --steps 2)
+    split_model=(--layers 2 --channels 128 --heads 8)
+    split_batch=(--seq-len 16 --batch 2 --total-batch 96 --steps 2)
+    context_batch=(--seq-len 512 --batch 1 --total-batch 1536 --steps 1) # chunks of whole tiles
     skipped_steps=0
 else
     build=$(make -s print-GPU_BUILD)
@@ -39,7 +41,9 @@ else
     make -s "$build/train_gpt2" "$build/bench_group" || exit 1
     speed_run=(--model "${MODEL:-d12}" --vocab-size 50257 --batch "${BATCH:-32}" --total-batch 524288 --steps 14)
     tiny_run=(--model d6 --vocab-size 50257 --seq-len 256 --batch 8 --total-batch 20480 --steps 4) # 10 micro-batches
-    split_run=(--model "${SPLIT_MODEL:-d24}" --vocab-size 50257 --seq-len 2048 --batch 2 --total-batch 131072 --steps 8) # 32 micro-batches
+    split_model=(--model "${SPLIT_MODEL:-d24}" --vocab-size 50257)
+    split_batch=(--seq-len 2048 --batch 2 --total-batch 131072 --steps 8) # 32 micro-batches
+    context_batch=("${split_batch[@]}")
     skipped_steps=4
 fi
 
@@ -95,9 +99,10 @@ same_split() {
 
 # split OPTION N OPTIONS...: a line of the table, for a run that this option splits among N GPUs.
 split() {
-    local option=$1 n=$2 name=split_${1#--}_$2 speed same=
+    local option=$1 n=$2 name=split_${1#--}_$2 speed same= run=("${split_batch[@]}")
+    [ "$option" != --context-parallel ] || run=("${context_batch[@]}")
     shift 2
-    if ranks "$name" "$n" "$trainer" "${split_run[@]}" "$@" --eval-every 1000 --eval-batches 4 --samples 0 --out "$out/run_$name"; then
+    if ranks "$name" "$n" "$trainer" "${split_model[@]}" "${run[@]}" "$@" --eval-every 1000 --eval-batches 4 --samples 0 --out "$out/run_$name"; then
         speed=$(speed "$out/run_$name")
         one=${one:-$speed}
         speed+=$(awk -v a="$speed" -v b="$one" -v n="$n" 'BEGIN { printf " (%.0f %%)", 100 * a / b / n }')
@@ -165,7 +170,7 @@ done
 say
 say "## A model that is split"
 say
-say "${split_run[*]} on as many GPUs as it is split into; in brackets the share of as many single GPUs without a split."
+say "${split_model[*]} ${split_batch[*]} on as many GPUs as it is split into; in brackets the share of as many single GPUs without a split."
 say "\"The same\": model.safetensors after the last step, against one GPU with the same slices, or the same sums of the"
 say "embedding's gradient; for --context-parallel, the validation loss before the first step."
 say
