@@ -99,10 +99,10 @@ same_split() {
 
 # split OPTION N OPTIONS...: a line of the table, for a run that this option splits among N GPUs.
 split() {
-    local option=$1 n=$2 name=split_${1#--}_$2 speed same= run=("${split_batch[@]}")
-    [ "$option" != --context-parallel ] || run=("${context_batch[@]}")
+    local option=$1 n=$2 name=split_${1#--}_$2 speed same='' settings=("${split_batch[@]}")
+    [ "$option" != --context-parallel ] || settings=("${context_batch[@]}")
     shift 2
-    if ranks "$name" "$n" "$trainer" "${split_model[@]}" "${run[@]}" "$@" --eval-every 1000 --eval-batches 4 --samples 0 --out "$out/run_$name"; then
+    if ranks "$name" "$n" "$trainer" "${split_model[@]}" "${settings[@]}" "$@" --eval-every 1000 --eval-batches 4 --samples 0 --out "$out/run_$name"; then
         speed=$(speed "$out/run_$name")
         one=${one:-$speed}
         speed+=$(awk -v a="$speed" -v b="$one" -v n="$n" 'BEGIN { printf " (%.0f %%)", 100 * a / b / n }')

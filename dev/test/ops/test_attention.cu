@@ -152,9 +152,9 @@ static void expect_same(const Results* a, const Results* b, const Shape* s, cons
 
 // With u the unit roundoff of X, the GPU rounds p to X (out errs by u sum p |v|, at most u max |v|)
 // and then out (another u); ds (dq and dk err by u sum |ds| |k|), and then the gradients. Signs are
-// random, so 2 u of the largest element are enough for out, and 3 u for the gradients. Besides, sums
-// are fp32: a score is a sum of HS terms of about 1 / sqrt(HS), and its rounding, times `spread`, is
-// the relative error of a probability; exp2 adds 2^-22.
+// random, so 2 u of the largest element are enough for out, and 3 u for the gradients. Besides,
+// sums are fp32: a score is a sum of HS terms of about 1 / sqrt(HS), and its rounding, times
+// `spread`, is the relative error of a probability; exp2 adds 2^-22.
 template <class X> static void check(Shape s, float spread, const Gpu* gpu) {
     const size_t n = outs(&s), QKV = columns(&s);
     float *qkv = ops_normal(qkvs(&s), 1), *dout = normal<X>(n, 1);
