@@ -97,7 +97,6 @@ void pipeline_tell_cpu(Group* pipe, void* data, size_t bytes);
 #include <limits.h>
 #include <stdlib.h>
 
-
 // ---- the cut ----
 
 // Returns how many layers a classifier is worth: by their matrices, which a token is multiplied
