@@ -44,8 +44,8 @@ COMPRESSION_LIBS := $(if $(HAVE_ZLIB),-lz) $(if $(HAVE_ISAL),-lisal) $(if $(HAVE
 override CFLAGS += $(COMPRESSION_FLAGS)
 override LDLIBS += $(if $(filter Darwin-%,$(PLATFORM)),,-Wl$(comma)--as-needed) $(COMPRESSION_LIBS)
 
-# Flags that MPI's compiler adds, for Open MPI, MPICH and Intel MPI alike. Only comm_mpi.o and group.o
-# see its header.
+# Flags that MPI's compiler adds, for Open MPI, MPICH and Intel MPI alike. Only comm_mpi.o and
+# group.o see its header.
 MPI_SHOW := $(if $(strip $(MPI)),$(shell $(strip $(MPI)) -show 2>/dev/null))
 HAVE_MPI := $(if $(MPI_SHOW),$(shell printf '#include <mpi.h>\n' | $(CC) $(filter -I%,$(MPI_SHOW)) -E - >/dev/null 2>&1 && echo 1))
 MPI_FLAGS := $(if $(HAVE_MPI),-DHAVE_MPI $(filter -I% -D%,$(MPI_SHOW)))

@@ -370,7 +370,7 @@ __global__ void __launch_bounds__(CROSS_ENTROPY_THREADS)
 // slice they keep their bits. `whole` may be the first slice's.
 // grid   ceil(N / 256)      block   256      shared   none
 // moves  3 slices N fp32 in, 4N out. Bound by the launch.
-// order  fixed: that of the slices
+// order  slice after slice
 static __global__ void cross_entropy_combine_kernel(float* loss, CrossEntropySum* whole,
                                                     const CrossEntropySum* sums, const int* target,
                                                     int slices, int N) {

@@ -104,7 +104,7 @@ enum { TENSOR_ROWS_ = 8, TENSOR_THREADS_ = 256, TENSOR_PER_THREAD_ = 4 };
 // (C), then residual (rows, C), each of which may be NULL.
 // grid   (ceil(rows / 8), ceil(C / (32 WIDTH)))      block   (32, 8)      shared   none
 // moves  (slices + 1) rows*C in, rows*C out; bias stays in L2. Bound by memory.
-// order  fixed: that of the slices
+// order  slice after slice
 // needs  C a multiple of WIDTH, and aligned addresses where that is a pack
 template <class T, int WIDTH>
 __global__ void tensor_sum_kernel(T* out, const T* residual, const T* parts, const T* bias, int slices,
@@ -210,7 +210,7 @@ static inline void whole_gradients_at_slice(const WholeGradientsGpu* w, ModelGra
 // Sets grads (count) to the sum of copies (slices, stride), of which each has `count` there.
 // grid   count / 1024      block   256      shared   none
 // moves  4 slices bytes an element in, G out. Bound by memory.
-// order  fixed: that of the slices
+// order  slice after slice
 template <class G>
 __global__ void __launch_bounds__(TENSOR_THREADS_)
     whole_gradients_sum_kernel(G* grads, const float* copies, size_t stride, int slices) {
@@ -248,7 +248,8 @@ static inline void whole_gradients_sum(const WholeGradientsGpu* w, const GroupGp
     }
 }
 
-// Returns the gradient of slice i, given that of the first slice of this process; none has no data.
+// Returns the gradient of slice i. `first` is the gradient of this process's first slice, which may
+// have no data.
 static inline Gradient tensor_gradient_of_(const TensorParallelGpu* tp, Gradient gradient, int i) {
     if (gradient.data && i > 0) {
         gradient.data = (float*)gradient.data + (size_t)i * tp->cut.whole;

@@ -309,7 +309,7 @@ TensorTokens tensor_own_slice(const TensorParallel* tp, int i) {
     return tokens;
 }
 
-// Returns the gradient of slice i, given that of the first slice of this process, or NULL.
+// Returns the gradient of slice i. `first` is the gradient of this process's first slice, or NULL.
 static float* tensor_copy_of_(const TensorParallel* tp, float* gradient, int i) {
     return gradient ? gradient + (size_t)i * tp->whole : NULL;
 }

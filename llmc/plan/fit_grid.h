@@ -83,7 +83,7 @@ static inline int fit_next_stage_(Settled* there, int* stage, const Settled* s, 
     return is_new;
 }
 
-// Sets the planned time of an update: that of the slowest stage.
+// Sets the planned time of an update, which the slowest stage decides.
 static inline void fit_way_time_(FitWay* way, const Settled* s, const FitDevice* device) {
     Settled there;
     way->update_s = 0;

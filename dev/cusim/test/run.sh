@@ -94,7 +94,8 @@ expect_noticed() {
 }
 
 # expect_all_noticed PROGRAM MODE...: tries every bug of a program's list in these modes. A line of
-# the list has the bug, the mode that must notice it, and perhaps a regular expression of its message.
+# the list has the bug, the mode that must notice it, and perhaps a regular expression of its
+# message.
 expect_all_noticed() {
     local program=$1 bug wanted message
     shift

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# test_pipeline.sh -- stages of layers under mpirun: the same bits for every number of stages, and the
-# end of all when one rank ends.
+# test_pipeline.sh -- stages of layers under mpirun: the same bits for every number of stages, and
+# the end of all when one rank ends.
 #
 #     dev/test/cli/test_pipeline.sh build/plain/train_gpt2
 set -u
@@ -128,8 +128,8 @@ test_tasks() {
         cmp <(grep '"kind":"task"' tasks_1/log.jsonl) <(grep '"kind":"task"' tasks_2/log.jsonl)
 }
 
-# in_stages: starts 2 stages, which train until one ends; sets `job`, and `stage`, the process of the
-# second.
+# in_stages: starts 2 stages, which train until one ends; sets `job`, and `stage`, the process of
+# the second.
 in_stages() {
     rm -rf long
     timeout 120 mpirun --oversubscribe --bind-to none -n 2 "$trainer" --layers 4 --channels 64 --heads 4 --seq-len 32 --batch 2 \

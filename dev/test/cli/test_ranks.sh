@@ -57,8 +57,8 @@ ranks() {
     seconds=$((SECONDS - begin))
 }
 
-# ends_all WHAT STATUS LINE ON COMMAND...: 3 ranks end soon, with one error, whose lines are LINE and "    on ON" (empty: no
-# such line).
+# ends_all WHAT STATUS LINE ON COMMAND...: 3 ranks end soon, with one error, whose lines are LINE
+# and "    on ON" (empty: no such line).
 ends_all() {
     local what=$1 wanted=$2 line=$3 on=$4
     shift 4
@@ -346,9 +346,9 @@ first_loss() { logged "$1" | sed -n 's/^val 0 \([0-9.]*\) *$/\1/p'; }
 # first_norm OUT: of the gradients of the first update.
 first_norm() { logged "$1" | sed -n 's/^train 1 .*"norm":\([^,]*\),.*/\1/p'; }
 
-# context_like ONE N C OPTIONS...: N ranks, C of them for each sequence, train like the single process of ONE: the forward
-# pass has the same bits. Gradients are summed in another order and differ by some 2^-23, and the loss by as much of the tenth
-# by which it falls.
+# context_like ONE N C OPTIONS...: N ranks, C of them for each sequence, train like the single
+# process of ONE: the forward pass has the same bits. Gradients are summed in another order and
+# differ by some 2^-23, and the loss by as much of the tenth by which it falls.
 context_like() {
     local one=$1 n=$2 c=$3 out=$1_$2_$3
     shift 3
@@ -360,7 +360,8 @@ context_like() {
         "$(logged "$out" | grep '^train 9' | cut -d ' ' -f 3)" 1e-7
 }
 
-# Sequences divided among ranks; with documents, rotary positions, windows, fewer heads of keys; tasks.
+# Sequences divided among ranks; with documents, rotary positions, windows, fewer heads of keys;
+# tasks.
 test_context() {
     local long=(--layers 2 --channels 64 --heads 4 --batch 2 --steps 9 --save-every 3 --eval-every 4 --eval-batches 5 --samples 1
         --sample-tokens 4 --sample-every 9)
@@ -383,8 +384,8 @@ test_context() {
         cmp <(grep '"kind":"task"' tasks_1/log.jsonl) <(grep '"kind":"task"' context_tasks/log.jsonl)
 }
 
-# Slices of a layer have the same bits in any number of processes that divides them. 1 < t < s is the
-# case in which a process has some slices, but not all.
+# Slices of a layer have the same bits in any number of processes that divides them. 1 < t < s is
+# the case in which a process has some slices, but not all.
 cut=(--layers 2 --channels 64 --heads 4 "${run[@]:6}" --tensor-slices 4)
 
 # same_slices WHAT NAME OPTIONS...: 4 slices in 1 process, in 2, and in 2 of each of 2 data ranks.
@@ -812,8 +813,8 @@ test_gpu_freeze() {
 }
 
 # Slices of layers on GPUs have the same bits in any number of processes that divides them, in every
-# stage, also without master weights, whose rounding takes random words. Streams run in any order, and
-# once NCCL's operations one at a time.
+# stage, also without master weights, whose rounding takes random words. Streams run in any order,
+# and once NCCL's operations one at a time.
 test_gpu_slices() {
     local zero t options slices=(--layers 2 --channels 64 --heads 4 "${gpu_run[@]:6}" --tensor-slices 4)
     for zero in 1 2 3; do

@@ -46,8 +46,8 @@ grid() {
     check "$3 on $4 GPUs, $5 tokens an update: $1 in $2 s, got $line" \
         awk -v wanted="$1" -v seconds="$2" -F ': ' '{ split($2, x, " "); exit !(index($3, wanted) == 1 && (x[1] - seconds) ^ 2 < (0.1 * seconds) ^ 2) }' <<<"$line"
 }
-# ZeRO alone while there are sequences enough; tensor groups for few sequences and wide models; context
-# groups for long sequences; pipelines where the network is slow.
+# ZeRO alone while there are sequences enough; tensor groups for few sequences and wide models;
+# context groups for long sequences; pipelines where the network is slow.
 grid '--zero 2' 42.1 6.7B 8 4194304 4096
 grid '--zero' 5.23 6.7B 64 4194304 4096
 grid '--zero' 0.633 13B 1024 4194304 4096
@@ -62,8 +62,8 @@ grids_of() {
             if ($i == "--pipeline-parallel") P = $(i + 1) } print (/--fit auto/ ? 0 : 1), t, c, P, $1 }' | sort -n -s -k 1,1 | cut -d ' ' -f 2-
 }
 
-# The trainer and scaling.py search alike: with the trainer's rates they choose the same grid, and the
-# times of each grid that the trainer prints agree within 10 %.
+# The trainer and scaling.py search alike: with the trainer's rates they choose the same grid, and
+# the times of each grid that the trainer prints agree within 10 %.
 agree() { # MODEL NAME GPUS TOKENS SEQ_LEN
     CUSIM_DEVICES=0 "$trainer" --plan --model "$1" --vocab-size 50257 --seq-len "$5" --batch 8 --total-batch "$4" --num-processes "$3" \
         --gpus-per-node 8 >plan.txt
