@@ -125,7 +125,7 @@ static inline Arch model_arch_with_experts(Arch dense) {
                                                         : dense;
 }
 
-enum { MODEL_MAX_LAYERS = 1000 };
+enum { MODEL_MAX_LAYERS = 1000, MODEL_MAX_SLICES = 128 };
 
 // The part of a model that a process has (part.h); all zero: the whole model.
 typedef struct {

@@ -119,6 +119,10 @@ const char* part_unsliced(char* text, size_t room, ModelConfig whole, int s, int
     if (model_architecture(whole.arch)->heads == HEADS_ROW_NORM) {
         return "a norm over all heads is not sliced";
     }
+    if (s > MODEL_MAX_SLICES) {
+        snprintf(text, room, "at most %d", MODEL_MAX_SLICES);
+        return text;
+    }
     if (s < 1 || whole.NH % s != 0 || (KV % s != 0 && s % KV != 0)) {
         const int has_heads = s > 0 && whole.NH % s == 0;
         snprintf(text, room, "%d heads%s", has_heads ? KV : whole.NH, has_heads ? " of keys" : "");

@@ -81,10 +81,12 @@ const float* context_gather_cpu(const ContextParallel* c, const float* qkv, Atte
     const size_t N = (size_t)sizes.B * sizes.T, row = 2 * (size_t)attention_keys_size(sizes),
                  Q = (size_t)attention_queries_size(sizes), QKV = Q + row;
     float* own = c->moved + (size_t)sizes.chunks.rank * N * row;
+#pragma omp parallel for schedule(static)
     for (size_t n = 0; n < N; n++) {
         memcpy(own + n * row, qkv + n * QKV + Q, row * sizeof(float));
     }
     group_all_gather_cpu(c->moved, own, N * row, c->group);
+#pragma omp parallel for schedule(static)
     for (size_t i = 0; i < N * (size_t)c->group->size; i++) {
         memcpy(c->kv + context_row(sizes, i) * row, c->moved + i * row, row * sizeof(float));
     }
@@ -107,6 +109,7 @@ void context_sum_cpu(float* dqkv, const ContextParallel* c, AttentionSizes sizes
     const size_t N = (size_t)sizes.B * sizes.T, row = 2 * (size_t)attention_keys_size(sizes),
                  Q = (size_t)attention_queries_size(sizes), QKV = Q + row;
     const int ranks = c->group->size;
+#pragma omp parallel for schedule(static)
     for (size_t i = 0; i < N * (size_t)ranks; i++) {
         memcpy(c->moved + i * row, c->dkv + context_row(sizes, i) * row, row * sizeof(float));
     }

@@ -55,14 +55,13 @@ static inline const floatX* tensor_gather(const TensorParallelGpu* tp, int which
     if (ranks == 1 || !tp->cut.cuts_tokens) {
         return rows;
     }
-    GroupMove* moves = (GroupMove*)check_alloc(2 * (size_t)ranks, sizeof(GroupMove), "moves of a group");
+    GroupMove moves[2 * MODEL_MAX_SLICES];
     for (int r = 0; r < ranks; r++) {
         const TensorTokens from = tensor_rows_of(&tp->cut, r);
         moves[2 * r] = tensor_gpu_move_(tp, r, all + from.first * C, from, 0);
         moves[2 * r + 1] = tensor_gpu_move_(tp, r, rows, tensor_rows(tp), 1);
     }
     group_exchange(moves, 2 * ranks, tp->group, tp->gpu->stream);
-    free(moves);
     return all;
 }
 
@@ -71,7 +70,7 @@ static inline void tensor_gpu_exchange_parts_(const TensorParallelGpu* tp) {
     const int ranks = tp->group->size, slices = tp->cut.slices;
     const TensorTokens own = tensor_rows(tp);
     const size_t C = (size_t)tp->cut.C;
-    GroupMove* moves = (GroupMove*)check_alloc(2 * (size_t)tp->cut.of, sizeof(GroupMove), "moves of a group");
+    GroupMove moves[2 * MODEL_MAX_SLICES];
     int count = 0;
     for (int r = 0; r < ranks; r++) {
         const TensorTokens to = tensor_rows_of(&tp->cut, r);
@@ -82,7 +81,6 @@ static inline void tensor_gpu_exchange_parts_(const TensorParallelGpu* tp) {
         }
     }
     group_exchange(moves, count, tp->group, tp->gpu->stream);
-    free(moves);
 }
 
 // Gathers all (s, bytes), in which this process has set its slices. Collective.

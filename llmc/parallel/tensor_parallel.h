@@ -134,10 +134,8 @@ void tensor_bias_backward_cpu(const TensorParallel* tp, float* dbias, const floa
 
 #ifdef TENSOR_PARALLEL_IMPLEMENTATION
 
-#include <stdlib.h>
 #include <string.h>
 
-#include "llmc/base/check.h"
 #include "llmc/base/sizes.h"
 #include "llmc/ops/matmul.h"
 
@@ -165,24 +163,19 @@ static GroupMove tensor_move_(const TensorParallel* tp, int peer, const float* d
     return move;
 }
 
-static GroupMove* tensor_moves_(int count) {
-    return (GroupMove*)check_alloc((size_t)count, sizeof(GroupMove), "moves of a tensor group");
-}
-
 const float* tensor_gather_cpu(const TensorParallel* tp, int which, const float* rows) {
     const int ranks = tp->group->size;
     float* all = tp->gathered + (size_t)which * (size_t)tp->N * (size_t)tp->C;
     if (ranks == 1 || !tp->cuts_tokens) {
         return rows;
     }
-    GroupMove* moves = tensor_moves_(2 * ranks);
+    GroupMove moves[2 * MODEL_MAX_SLICES];
     for (int r = 0; r < ranks; r++) {
         const TensorTokens from = tensor_rows_of(tp, r);
         moves[r] = tensor_move_(tp, r, all + (size_t)from.first * (size_t)tp->C, from, 0);
         moves[ranks + r] = tensor_move_(tp, r, rows, tensor_rows(tp), 1);
     }
     group_exchange_cpu(tp->group, moves, 2 * ranks);
-    free(moves);
     return all;
 }
 
@@ -190,7 +183,7 @@ const float* tensor_gather_cpu(const TensorParallel* tp, int which, const float*
 static void tensor_exchange_parts_(const TensorParallel* tp) {
     const int ranks = tp->group->size, own = tensor_rows(tp).count;
     const size_t C = (size_t)tp->C;
-    GroupMove *moves = tensor_moves_(2 * tp->of), *move = moves;
+    GroupMove moves[2 * MODEL_MAX_SLICES], *move = moves;
     for (int r = 0; r < ranks; r++) {
         const TensorTokens to = tensor_rows_of(tp, r);
         for (int i = 0; i < tp->slices; i++) {
@@ -201,7 +194,6 @@ static void tensor_exchange_parts_(const TensorParallel* tp) {
         }
     }
     group_exchange_cpu(tp->group, moves, 2 * tp->of);
-    free(moves);
 }
 
 void tensor_sum_cpu(const TensorParallel* tp, float* out, const float* bias) {

@@ -26,7 +26,7 @@ did not fit.
 #include "llmc/parallel/grid.h"
 #include "llmc/plan/fit.h"
 #include "llmc/plan/plan.h"
-#include "llmc/setup/conflicts.h"
+#include "llmc/setup/grid_conflicts.h"
 #include "llmc/setup/settled.h"
 
 enum { FIT_SHOWN = 5, FIT_PLACES_ = 1000 };
@@ -43,19 +43,11 @@ typedef struct {
 
 typedef struct {
     FitWay* all;
-    int count, room;
+    int count;
 } FitWays;
 
 static inline void fit_ways_add_(FitWays* ways, FitWay way) {
-    if (ways->count == ways->room) {
-        ways->room = ways->room ? 2 * ways->room : 1024;
-        FitWay* more = (FitWay*)check_alloc((size_t)ways->room, sizeof(FitWay), "ways to fit");
-        if (ways->count > 0) {
-            memcpy(more, ways->all, (size_t)ways->count * sizeof(FitWay));
-        }
-        free(ways->all);
-        ways->all = more;
-    }
+    ways->all = (FitWay*)check_grow(ways->all, (size_t)ways->count, sizeof(FitWay), "ways to fit");
     ways->all[ways->count++] = way;
 }
 
@@ -256,7 +248,7 @@ static inline int fit_is_hopeless_(const FitWay* failed, int count, const FitWay
 
 // Sets the fastest grids for a run of several processes.
 static inline void fit_grids(FitGrids* grids, const Settled* s, const FitDevice* device) {
-    FitWays ways = {NULL, 0, 0}, failed = {NULL, 0, 0};
+    FitWays ways = {NULL, 0}, failed = {NULL, 0};
     memset(grids, 0, sizeof(*grids));
     fit_add_grids_(&ways, s, device);
     qsort(ways.all, (size_t)ways.count, sizeof(FitWay), fit_way_compare_);
@@ -347,8 +339,7 @@ static inline Settled fit_choose_grid(FILE* file, const Settled* s, const FitDev
     fit_grids(grids, s, device);
     CHECK(grids->count > 0,
           "--fit: none of %d ways fits into %.1f MiB; wanted more processes or memory, a shorter --seq-len "
-          "or a "
-          "smaller model",
+          "or a smaller model",
           grids->tried, (double)device->limit / (1 << 20));
     fit_print_grids(file, s, grids);
     const Settled chosen = fit_way_settled_(s, &grids->ways[fit_grids_choice(grids)], -1);

@@ -104,6 +104,7 @@ int setup_asks_for_samples(const Options* options);
 #include "llmc/layers/bf16_weights.h"
 #include "llmc/layers/linear.h"
 #include "llmc/setup/conflicts.h"
+#include "llmc/setup/grid_conflicts.h"
 #include "llmc/setup/options_values.h"
 #include "llmc/setup/settle_model.h"
 

@@ -120,7 +120,7 @@ TEST(simple_grids_win) {
 
 // Options of the command line stay. A stage has at least 4 micro-batches; ZeRO 3 has no stages.
 TEST(tries) {
-    FitWays ways = {NULL, 0, 0};
+    FitWays ways = {NULL, 0};
     const Settled s = settled_for(WIDE, 64, 256, 4096, 3), any = settled_for(WIDE, 64, 256, 4096, -1);
     const FitDevice device = device_of(80);
     fit_add_grids_(&ways, &s, &device);

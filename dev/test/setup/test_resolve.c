@@ -965,23 +965,29 @@ static void expect_no_grid(const char* options, const char* words) {
     EXPECT(test_dies(body_grid, line, 2, wanted), "%s", options);
 }
 
-// Returns 1 if --fit may choose two ranks for each sequence.
-static int allows_context(const char* options) {
-    const GridShape shape = {1, 2, 1, 1, 1};
+// Returns 1 if --fit may choose a grid for two ranks.
+static int allows(GridShape shape, const char* options) {
     char line[512];
     snprintf(line, sizeof(line), "%s--layers 4 --channels 96 --heads 4 --seq-len 32 --batch 1 -pn 2 %s",
              SHARDS, options);
     Run run = run_open_grid(line);
-    const int allows = setup_allows_grid(&run.settled, shape);
+    const int is_allowed = setup_allows_grid(&run.settled, shape);
     run_close(&run);
-    return allows;
+    return is_allowed;
 }
 
 static void test_allowed_grids(void) {
-    EXPECT(allows_context(""), "chunks of 8 tokens");
-    EXPECT(!allows_context("--matmul bf16"), "no whole tiles");
-    EXPECT(!allows_context("--arch mixtral --experts 4"), "a balance loss");
-    EXPECT(allows_context("--arch mixtral --experts 4 --router-balance 0"), "experts");
+    const GridShape context = {1, 2, 1, 1, 1}, tensor = {2, 1, 1, 1, 2}, stages = {1, 1, 1, 2, 1};
+    EXPECT(allows(context, ""), "chunks of 8 tokens");
+    EXPECT(!allows(context, "--matmul bf16"), "no whole tiles");
+    EXPECT(!allows(context, "--arch mixtral --experts 4"), "a balance loss");
+    EXPECT(allows(context, "--arch mixtral --experts 4 --router-balance 0"), "experts");
+    EXPECT(allows(tensor, ""), "two slices");
+    EXPECT(!allows(tensor, "--optimizer muon"), "whole matrices");
+    EXPECT(!allows(tensor, "--arch llama --kv-heads 1"), "one head of keys");
+    EXPECT(!allows(tensor, "--freeze ln1w[0]"), "a block's norm");
+    EXPECT(allows(stages, "--optimizer muon"), "two stages");
+    EXPECT(!allows(stages, "--share-layers all"), "shared layers");
 }
 
 // Grids that no model of this size, or no run of this kind, can have.

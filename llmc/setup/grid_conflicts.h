@@ -1,0 +1,273 @@
+/*
+grid_conflicts.h -- refuses grids of processes (grid.h) into which a run cannot be divided: for the
+user, with what would work, and for the search of --fit.
+*/
+#ifndef LLMC_GRID_CONFLICTS_H
+#define LLMC_GRID_CONFLICTS_H
+
+#include "llmc/parallel/grid.h"
+#include "llmc/setup/settled.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Ends the program if the model or the run cannot be divided into its grid, and says which option
+// was given and what would work.
+void setup_check_grid(const Settled* s);
+
+// Returns what a grid must suit.
+GridRun setup_grid_run(const Settled* s);
+
+// Returns 1 if setup_check_grid accepts the run in a grid of this shape. A plan may have grids that
+// the trainer cannot run yet.
+int setup_allows_grid(const Settled* s, GridShape shape);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef GRID_CONFLICTS_IMPLEMENTATION
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "llmc/base/check.h"
+#include "llmc/base/sizes.h"
+#include "llmc/bf16/tile_layout.h"
+#include "llmc/data/dataloader.h"
+#include "llmc/layers/linear.h"
+#include "llmc/ops/q8_amx.h"
+#include "llmc/ops/attention.h"
+#include "llmc/parallel/pipeline.h"
+#include "llmc/setup/options_values.h"
+
+// Each check below returns 1 if a run suits its grid. If not, it returns 0 and sets `error`, of
+// ERROR_BYTES, to a line for the user.
+
+__attribute__((format(printf, 2, 3))) static int grid_refuses_(char* error, const char* format, ...) {
+    va_list args;
+    va_start(args, format);
+    vsnprintf(error, ERROR_BYTES, format, args);
+    va_end(args);
+    return 0;
+}
+
+// Checks that the trainer has the passes.
+static int grid_suits_trainer_(char* error, const Settled* s) {
+    const Options* o = &s->options;
+    const int P = s->ranks.grid.shape.pipeline, is_gpu = o->program.trainer == OPTION_GPU;
+    if (is_gpu && P > 1) {
+        return grid_refuses_(error, "--pipeline-parallel %d: only the CPU trainer has stages; wanted 1", P);
+    }
+    if (is_gpu && o->embedding_gradient == EMBEDDING_GRADIENT_APART) {
+        return grid_refuses_(error, "--embedding-gradient apart: only the CPU trainer has it; wanted joined");
+    }
+    return 1;
+}
+
+// Returns the unit of the columns of a slice: whole vectors, and whole blocks of 8-bit numbers.
+static int grid_slice_unit_(const Options* o) {
+    const int blocks = o->quantize ? QUANTIZED_BLOCK : GRID_UNIT;
+    return o->optimizer == OPTIMIZER_ADAMW8BIT && !o->generates ? int_max(blocks, OPTIMIZER_BLOCK) : blocks;
+}
+
+// Returns the tokens of a chunk that attention processes together: chunks are whole tiles.
+static int grid_chunk_tile_(const Options* o) {
+    return o->program.trainer == OPTION_GPU            ? ATTENTION_ROW_ALIGN
+           : (MatmulPrecision)o->matmul == MATMUL_BF16 ? BF16_TILE
+                                                       : 1;
+}
+
+// Returns the number that divides all lengths of sequences in a grid.
+static int grid_lengths_unit_(const Options* o, GridShape shape) {
+    const int unit = grid_tokens_unit(shape), tile = grid_chunk_tile_(o), tiles = 2 * shape.context * tile;
+    return shape.context == 1 ? unit : tiles % unit == 0 ? tiles : unit * tile;
+}
+
+// Checks that the slices and the ranks of a context group can share sequences, which can have
+// several lengths.
+static int grid_suits_lengths_(char* error, const Settled* s) {
+    const Options* o = &s->options;
+    const GridShape shape = s->ranks.grid.shape;
+    const Stages lengths = settled_lengths(o);
+    const int unit = grid_lengths_unit_(o, shape), is_context = shape.context > 1;
+    if (o->seq_len % unit != 0) {
+        return grid_refuses_(error,
+                             "--seq-len %d, --context-parallel %d; wanted a multiple of %d: two chunks for "
+                             "each process, in whole tiles of %d tokens",
+                             o->seq_len, shape.context, unit, grid_chunk_tile_(o));
+    }
+    if ((o->pack == PACK_DYNAMIC || o->pack == PACK_UNIFORM) && DATALOADER_WIDTH % unit != 0) {
+        char pack[OPTION_TEXT_BYTES];
+        return grid_refuses_(error, "--pack %s, --%s %d: batches are multiples of %d tokens wide; wanted %s",
+                             option_text(o, option_find("--pack", strlen("--pack")), pack),
+                             is_context ? "context-parallel" : "tensor-slices",
+                             is_context ? shape.context : shape.slices, DATALOADER_WIDTH,
+                             is_context ? "--pack stream" : "2, 4 or 8");
+    }
+    for (int i = 0; i < lengths.count; i++) {
+        if (lengths.stage[i].value % unit != 0) {
+            return grid_refuses_(error, "--seq-len-schedule %s: %lld tokens; wanted multiples of %d",
+                                 o->seq_len_schedule, (long long)lengths.stage[i].value, unit);
+        }
+    }
+    return 1;
+}
+
+// Checks what needs all tokens of a sequence in each process.
+static int grid_suits_chunks_(char* error, const Settled* s) {
+    const Options* o = &s->options;
+    const int c = s->ranks.grid.shape.context;
+    if (c > 1 && o->update_in_backward) {
+        return grid_refuses_(error, "--context-parallel %d, --update-in-backward on; wanted off", c);
+    }
+    return c == 1 || s->cfg.E == 0 || o->router_balance == 0 ||
+           grid_refuses_(error,
+                         "--context-parallel %d, --router-balance %g, which is a loss of all tokens of a "
+                         "micro-batch; wanted 0",
+                         c, (double)o->router_balance);
+}
+
+// Checks what training needs: whole matrices, or a gradient that is complete before the end of the
+// backward pass.
+static int grid_suits_slices_(char* error, const Settled* s) {
+    const Options* o = &s->options;
+    const int slices = s->ranks.grid.shape.slices, KV = model_key_heads(s->cfg);
+    if (slices == 1 || s->use != USE_TRAIN) {
+        return 1;
+    }
+    if (o->optimizer == OPTIMIZER_MUON || o->optimizer == OPTIMIZER_ADAFACTOR ||
+        o->optimizer == OPTIMIZER_SOAP) {
+        return grid_refuses_(error,
+                             "--tensor-slices %d, --optimizer %s, which updates whole matrices; wanted "
+                             "adamw, adamw8bit, lion or sgd",
+                             slices, optimizer_word((OptimizerName)o->optimizer));
+    }
+    if (slices > KV) {
+        return grid_refuses_(error,
+                             "--tensor-slices %d, %d heads of keys, whose gradients slices do not add up; "
+                             "wanted %d to train",
+                             slices, KV, KV);
+    }
+    if (o->update_in_backward) {
+        return grid_refuses_(error,
+                             "--tensor-slices %d, --update-in-backward on; wanted off: the gradients of "
+                             "norms are complete at the end of the backward pass",
+                             slices);
+    }
+    return freeze_is_whole(&s->freeze, s->cfg, 0) ||
+           grid_refuses_(error, "--tensor-slices %d, --freeze %s; wanted parameters frozen in all blocks",
+                         slices, o->freeze);
+}
+
+// Checks what needs all layers in each process.
+static int grid_suits_stages_(char* error, const Settled* s) {
+    const Options* o = &s->options;
+    const int P = s->ranks.grid.shape.pipeline;
+    if (P == 1) {
+        return 1;
+    }
+    if (o->zero == 3) {
+        return grid_refuses_(error,
+                             "--pipeline-parallel %d, --zero 3, which would gather the parameters in every "
+                             "micro-step; wanted --zero 1",
+                             P);
+    }
+    if (s->cfg.share != SHARE_OFF && s->cfg.share != SHARE_PAIRS) {
+        return grid_refuses_(error,
+                             "--pipeline-parallel %d, --share-layers %s; wanted pairs or off: stages share "
+                             "no parameters",
+                             P, o->share_layers);
+    }
+    if (s->freeze.first_block > 0) {
+        return grid_refuses_(error,
+                             "--pipeline-parallel %d, --freeze %s; wanted --pipeline-parallel 1, since the "
+                             "backward pass ends at block %d",
+                             P, o->freeze, s->freeze.first_block);
+    }
+    if (o->offload_residuals || o->update_in_backward) {
+        return grid_refuses_(error, "--pipeline-parallel %d, --%s on; wanted off", P,
+                             o->offload_residuals ? "offload-residuals" : "update-in-backward");
+    }
+    return o->embedding_gradient != EMBEDDING_GRADIENT_JOINED ||
+           grid_refuses_(error,
+                         "--pipeline-parallel %d, --embedding-gradient joined; wanted apart: the first "
+                         "stage adds up one of the two, the last stage the other",
+                         P);
+}
+
+// Checks that --pipeline-layers gives each stage its layers.
+static int grid_suits_layers_(char* error, const Settled* s) {
+    int layers[MODEL_MAX_LAYERS];
+    const char* list = s->options.pipeline_layers;
+    return !list[0] || pipeline_parse_layers(layers, s->cfg, s->ranks.grid.shape.pipeline, list, error);
+}
+
+// Checks that no whole model is needed: to learn from a teacher, to write logits, to generate text.
+static int grid_suits_use_(char* error, const Settled* s) {
+    const Options* o = &s->options;
+    const GridShape shape = s->ranks.grid.shape;
+    const int is_cut = shape.slices > 1, divides = shape.context > 1 || shape.pipeline > 1;
+    const char* option = is_cut              ? "tensor-slices"
+                         : shape.context > 1 ? "context-parallel"
+                                             : "pipeline-parallel";
+    const int value = is_cut ? shape.slices : shape.context > 1 ? shape.context : shape.pipeline;
+    if ((is_cut || divides) && (o->teacher[0] || o->teacher_logits[0])) {
+        return grid_refuses_(error, "--%s %d, --teacher%s %s; wanted --%s 1", option, value,
+                             o->teacher[0] ? "" : "-logits", o->teacher[0] ? o->teacher : o->teacher_logits,
+                             option);
+    }
+    if (is_cut && o->write_logits > 0) {
+        return grid_refuses_(error, "--tensor-slices %d, --write-logits %d; wanted --tensor-slices 1",
+                             shape.slices, o->write_logits);
+    }
+    return s->use != USE_GENERATE || (!divides && shape.data == 1) ||
+           grid_refuses_(error,
+                         "%d processes, --tensor-parallel %d: text is generated by one tensor group; wanted "
+                         "mpirun -n %d ... --tensor-parallel %d",
+                         grid_size(shape), shape.tensor, shape.tensor, shape.tensor);
+}
+
+// Checks the model and the processes.
+static int grid_suits_model_(char* error, const Settled* s) {
+    const GridRun run = setup_grid_run(s);
+    GridShape asked = s->ranks.grid.shape;
+    if (!options_given(&s->options, "tensor-slices") && asked.slices == asked.tensor) {
+        asked.slices = 0; // the message is about --tensor-parallel
+    }
+    return grid_check(asked, &run, error);
+}
+
+static int grid_suits_run_(char* error, const Settled* s) {
+    return grid_suits_model_(error, s) && grid_suits_layers_(error, s) && grid_suits_lengths_(error, s) &&
+           grid_suits_use_(error, s) && grid_suits_chunks_(error, s) && grid_suits_slices_(error, s) &&
+           grid_suits_stages_(error, s);
+}
+
+GridRun setup_grid_run(const Settled* s) {
+    const Options* o = &s->options;
+    const GridRun run = {s->cfg, o->seq_len, ranks_size(&s->ranks), s->ranks.node_ranks, grid_slice_unit_(o)};
+    return run;
+}
+
+void setup_check_grid(const Settled* s) {
+    char error[ERROR_BYTES];
+    if (!grid_suits_run_(error, s) || !grid_suits_trainer_(error, s)) {
+        die_usage("%s", error);
+    }
+}
+
+int setup_allows_grid(const Settled* s, GridShape shape) {
+    char error[ERROR_BYTES];
+    const Options* o = &s->options;
+    const int zero = options_given(o, "zero") || shape.pipeline == 1 ? o->zero : 1;
+    const Settled there =
+        settled_in_grid(s, grid_of(shape, ranks_rank(&s->ranks)), zero, shape.data * shape.context);
+    return grid_suits_run_(error, &there) && (o->plan || grid_suits_trainer_(error, &there));
+}
+
+#endif // GRID_CONFLICTS_IMPLEMENTATION
+
+#endif
