@@ -573,7 +573,7 @@ const OptionRow OPTION_TABLE[] = {
     {"processes",  "context-parallel", "cp", INT_(context_parallel), 1,   1024, ONCE_,            "1",
         "processes", "processes that divide the tokens of each sequence"},
     {"processes",  "pipeline-parallel", "pp", INT_(pipeline_parallel), 1, 1000, ONCE_,            "1",
-        "stages", "stages that divide the layers; all other processes are divided among micro-batches"},
+        "stages", "stages that divide the layers among themselves; only the CPU trainer has them"},
     {"processes",  "pipeline-layers", "", STRING_(pipeline_layers), 0,       0, ONCE_,            "",
         "LIST", "layers of each stage, as 9,9,8,6; without it: so that the slowest stage is as fast as possible"},
     {"processes",  "embedding-gradient", "", CHOICE_(embedding_gradient), 0, 0, AUTO_ | FOLLOWS_, "auto",

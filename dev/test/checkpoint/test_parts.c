@@ -2,6 +2,7 @@
 // slices, ranks and stages that wrote it; whole groups come from parts and go to them.
 #include <pthread.h>
 
+#include "dev/test/lib/state_test.h"
 #include "dev/test/lib/test.h"
 #include "llmc/base/xxh64.h"
 #include "llmc/checkpoint/model_files.h"
@@ -124,16 +125,7 @@ static void load(const Saved* saved, Optimizer optimizer, ModelConfig whole, Gri
         const RankPart of = part_of_rank(whole, shape, zero, rank);
         CheckpointParts parts;
         checkpoint_parts_open(&parts, &saved->state, test_tmpdir(), optimizer, &of);
-        OptimizerState* state = &parts.own.state;
-        char* memory = (char*)check_alloc(state->bytes + 1, 1, "state");
-        state->memory = memset(memory, 0xFF, state->bytes); // NaN
-        for (int slot = 0; slot < STATE_SLOTS; slot++) {
-            const StateSlot* s = &state->slots[slot];
-            for (int g = 0; g < of.zero.groups; g++) {
-                checkpoint_parts_read(&parts, slot, g,
-                                      memory + s->offset_bytes + state_group_begin(s, g) * s->element_bytes);
-            }
-        }
+        char* memory = state_read(&parts, of.zero.groups);
         visit(&parts.own, 1);
         checkpoint_parts_close(&parts);
         free(memory);

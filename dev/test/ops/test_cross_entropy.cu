@@ -83,18 +83,23 @@ static Case case_open(int N, int V, int Vp) {
     return k;
 }
 
-template <class T> static void test_case(Case* k, size_t shift, const Gpu* gpu) {
-    const float scale = 0.25f;
-    Gpu small = *gpu; // has no shared memory for a row
-    small.shared_bytes = 1024;
-    float *loss, *dlogits, *loss_again, *dlogits_again;
-    backward<T>(&loss, &dlogits, k, scale, shift, gpu); // rounds the logits
+// Sets the losses and gradients of the rounded logits, in float64.
+static void set_reference(Case* k, float scale) {
     const double* logits = ops_widen(k->logits, (size_t)k->N * k->Vp);
     double* lse = ops_doubles(k->N);
     k->loss = ops_doubles(k->N), k->dlogits = ops_doubles((size_t)k->N * k->Vp);
     ref_classifier_forward(k->loss, lse, logits, k->target, k->of.softcap, k->N, k->V, k->Vp);
     ref_classifier_backward(k->dlogits, logits, lse, k->target, scale, k->of.softcap, k->of.z_loss, k->N,
                             k->V, k->Vp);
+}
+
+template <class T> static void test_case(Case* k, size_t shift, const Gpu* gpu) {
+    const float scale = 0.25f;
+    Gpu small = *gpu; // has no shared memory for a row
+    small.shared_bytes = 1024;
+    float *loss, *dlogits, *loss_again, *dlogits_again;
+    backward<T>(&loss, &dlogits, k, scale, shift, gpu); // rounds the logits
+    set_reference(k, scale);
     compare<T>(k, loss, dlogits, scale, "one reading");
     backward<T>(&loss_again, &dlogits_again, k, scale, shift, &small);
     EXPECT(ops_same_bits(loss, loss_again, k->N), "loss of two readings, %d x %d", k->N, k->V);
@@ -282,12 +287,7 @@ template <class T> static void test_slices(Case* k, int of, const Gpu* gpu) {
     int *is_top = (int*)check_alloc((size_t)k->N, sizeof(int), "top"),
         *want_top = (int*)check_alloc((size_t)k->N, sizeof(int), "top");
     backward<T>(&whole_loss, &whole, k, scale, 0, gpu); // rounds the logits
-    const double* logits = ops_widen(k->logits, (size_t)k->N * k->Vp);
-    double* lse = ops_doubles(k->N);
-    k->loss = ops_doubles(k->N), k->dlogits = ops_doubles((size_t)k->N * k->Vp);
-    ref_classifier_forward(k->loss, lse, logits, k->target, k->of.softcap, k->N, k->V, k->Vp);
-    ref_classifier_backward(k->dlogits, logits, lse, k->target, scale, k->of.softcap, k->of.z_loss, k->N,
-                            k->V, k->Vp);
+    set_reference(k, scale);
     in_slices<T>(&loss, &dlogits, is_top, k, scale, of, gpu);
     compare<T>(k, loss, dlogits, scale, "slices");
     cross_entropy_top_cpu(want_top, k->logits, k->target, k->of);

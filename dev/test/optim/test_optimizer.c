@@ -5,6 +5,7 @@
 #include "llmc/optim/optimizer.h"
 #include "llmc/checkpoint/optimizer_parts.h"
 #include "llmc/base/rand.h"
+#include "dev/test/lib/state_test.h"
 #include "dev/test/lib/test.h"
 #include "dev/test/lib/test_element.h"
 
@@ -266,16 +267,8 @@ static double load(Saved* saved, Optimizer optimizer, int stage, int size, int i
         const RankPart of = rank_part_of_data(WIDE, zero, optimizer.frozen);
         CheckpointParts parts;
         checkpoint_parts_open(&parts, &saved->state, test_tmpdir(), optimizer, &of);
-        OptimizerState* state = &parts.own.state;
-        char* memory = (char*)check_alloc(state->bytes + 1, 1, "state");
-        state->memory = memset(memory, 0xFF, state->bytes); // NaN
-        for (int slot = 0; slot < STATE_SLOTS; slot++) {
-            const StateSlot* s = &state->slots[slot];
-            for (int g = 0; g < zero.groups; g++) {
-                checkpoint_parts_read(&parts, slot, g,
-                                      memory + s->offset_bytes + state_group_begin(s, g) * s->element_bytes);
-            }
-        }
+        const OptimizerState* state = &parts.own.state;
+        char* memory = state_read(&parts, zero.groups);
         for (size_t i = 0; i < state->slots[STATE_M].bytes / sizeof(float); i++) {
             sum += ((float*)memory)[i];
         }
