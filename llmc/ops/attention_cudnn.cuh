@@ -177,7 +177,8 @@ static inline void attention_gpu_open(AttentionCudnn* a, Memory* memory, Attenti
     }
     if (memory_is_dry(memory)) {
         const size_t heads = (size_t)sizes.B * sizes.NH, rows = (size_t)(sizes.T + 127) / 128 * 128;
-        memory_count(memory, "scratch: cuDNN's workspace", MEMORY_DEVICE, 2 * heads * rows * (rows + 2) + 1024);
+        memory_count(memory, "scratch: cuDNN's workspace", MEMORY_DEVICE,
+                     2 * heads * rows * (rows + 2) + 1024);
         return;
     }
     CUDNN_CHECK(cudnnCreate(&a->handle));

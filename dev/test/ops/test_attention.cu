@@ -391,11 +391,11 @@ static AttentionResults run_either(AttentionSizes sizes, AttentionInputs in, con
       *out = unset<X>(outs, gpu), *dqkv = unset<X>(qkvs, gpu), *dkv = unset<X>(kvs, gpu);
     float* lse = unset<float>(lses, gpu);
     int* starts = in.starts ? upload_ints(in.starts, keys, gpu) : NULL;
+    X* kv = NULL;
     if (in.kv) {
-        X* kv = upload_rounded<X>(in.kv, kvs, 0, gpu);
+        kv = upload_rounded<X>(in.kv, kvs, 0, gpu);
         attention_gathered_forward(out, lse, qkv, kv, starts, sizes, on->scratch, gpu);
         attention_gathered_backward(dqkv, dkv, dout, qkv, kv, out, lse, starts, sizes, on->scratch, gpu);
-        gpu_free(kv);
     } else {
         const Gradient none = {NULL, DTYPE_FP32};
         attention_forward(out, lse, qkv, starts, sizes, on->scratch, gpu);
@@ -404,6 +404,7 @@ static AttentionResults run_either(AttentionSizes sizes, AttentionInputs in, con
     const AttentionResults r = {take_back(out, outs, gpu), take_back(lse, lses, gpu),
                                 take_back(dqkv, qkvs, gpu), take_back(dkv, kvs, gpu)};
     gpu_free(qkv);
+    gpu_free(kv);
     gpu_free(dout);
     gpu_free(starts);
     return r;

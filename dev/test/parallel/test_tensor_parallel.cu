@@ -29,7 +29,8 @@ static void test_sum(int slices, int rows, int C, int has_bias, int has_residual
     }
     // in place of the residual
     tensor_sum_parts(d_residual, d_residual, d_parts, has_bias ? d_bias : NULL, slices, rows, C, gpu);
-    EXPECT(!has_residual || ops_same_bits(download(d_residual, n, gpu), got, n), "in place");
+    const float* in_place = download(d_residual, n, gpu);
+    EXPECT(!has_residual || ops_same_bits(in_place, got, n), "in place");
     for (T* array : {out, d_residual, d_bias, d_parts}) {
         gpu_free(array - shift);
     }
