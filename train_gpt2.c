@@ -161,9 +161,9 @@ static void open_activations(Model* model, const Settled* s) {
                                                model->activation_bytes);
     tensor_rows_bind(&model->acts, model->activation_rows, MODEL_ACTIVATION_ROWS,
                      generates ? NULL : model->acts_memory);
-    if (is_bf16 && !generates && !model_is_sliced(cfg) && model_has_last(cfg)) {
+    if (is_bf16 && !generates && model_has_last(cfg)) {
         cross_entropy_bf16_open(&model->classifier, &model->memory, model->acts.logits, tokens, N, cfg.C,
-                                cfg.Vp);
+                                cfg.Vp, int_max(1, cfg.part.of_slices));
     }
 }
 

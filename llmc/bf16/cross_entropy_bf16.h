@@ -23,6 +23,10 @@ a z-loss, 1 + 2 z_loss lse is a factor of g, and of e[target] / sum.
 The shift is roughly the target's logit, so the sum is at least 1. If it is too far below the
 largest logit for fp32, the largest logit is the shift.
 
+If the vocabulary is cut into slices (part.h), all have the same shifts; sums are added up in the
+order of the slices. Each slice has its own dinp, which the caller adds up, and its own dwte. A
+slice reads no word but its own, so the bits do not depend on who has it.
+
 Until all sums are complete, e waits: either a few hundred tokens of it in memory that the caller
 lends, or, if dwte is to be set and N is small, all of it in the memory of dwte, because a word's
 gradient is larger than its exponentials.
@@ -37,6 +41,7 @@ Words are entries of the vocabulary. Results do not depend on the number of thre
 
 #include "llmc/base/memory.h"
 #include "llmc/base/sizes.h"
+#include "llmc/comm/group.h"
 #include "llmc/ops/gradient.h"
 #include "llmc/bf16/matmul_bf16.h"
 
@@ -54,6 +59,7 @@ enum {
 typedef struct {
     int tokens, words;        // tokens and words processed at a time, at most
     int lent;                 // tokens that the memory lent to cross_entropy_bf16_open has room for
+    size_t lent_slice;        // pairs of it from a slice to the next one
     uint32_t *inp, *e;        // left, tokens over channels; left, tokens over the words of a chunk
     uint32_t* inp_by_channel; // right, channels over tokens
     uint32_t* memory;
@@ -61,8 +67,11 @@ typedef struct {
     // (GROUPS, tokens, LANES) sums of e; group g of every chunk has its own, as threads share a
     // chunk
     float* sums;
-    float* shift;  // (tokens)
-    float* target; // (tokens): the target's logit, then its dlogits
+    float* shift;     // (tokens)
+    float* sum;       // (tokens): of e in all slices, then g
+    float* target;    // (tokens): the target's logit, then its dlogits
+    float* of_slices; // (slices, tokens) parts of sum, or of one of the others
+    float* targets;   // (slices, tokens) parts of target
 } CrossEntropyBf16Scratch;
 
 // ---- memory ----
@@ -79,28 +88,37 @@ static inline int cross_entropy_bf16_tokens(int lent, int N, int C) {
     return N <= int_min(MATMUL_BF16_IN_OUT, 2 * C) ? int_max(N, lent) : lent;
 }
 
-// Allocates scratch for batches of up to N tokens. The caller owns `logits`
-// (cross_entropy_bf16_rows(lent), Vp), and may use them between passes.
+// Allocates scratch for batches of up to N tokens, and words in `slices` slices of Vp. The caller
+// owns `logits` (its slices, cross_entropy_bf16_rows(lent), Vp), and may use them between passes.
 void cross_entropy_bf16_open(CrossEntropyBf16Scratch* s, Memory* memory, void* logits, int lent, int N, int C,
-                             int Vp);
+                             int Vp, int slices);
 
 // ---- the classifier ----
 
-// Inputs of the classifier: wte in fp32 and packed for both passes, the rest as in cross_entropy.h.
+// Slices of the words: a process has `count` of `of`, from number `first` on; `group` has all.
+typedef struct {
+    int first, count, of;
+    size_t stride; // from wte, or dwte, of a slice to the next one's
+    Group* group;
+} CrossEntropyBf16Slices;
+
+// Inputs of the classifier: wte of the first slice in fp32 and packed for both passes, the rest as
+// in cross_entropy.h.
 typedef struct {
     const float *inp, *wte; // (N, C), (Vp, C)
     const uint32_t *wte_forward, *wte_backward;
-    const int* target; // (N)
-    int N, C, V, Vp;
+    const int* target;     // (N)
+    int N, C, V, Vp;       // V words of the whole vocabulary; Vp of a slice
     float softcap, z_loss; // 0: none
+    CrossEntropyBf16Slices slices;
 } CrossEntropyBf16;
 
-// Sets loss (N).
+// Sets loss (N). Collective, as the next one.
 void cross_entropy_bf16_losses_cpu(float* loss, const CrossEntropyBf16* of, CrossEntropyBf16Scratch* s,
                                    MatmulBf16Scratch* matmul);
 
-// Sets loss (N) and dinp (N, C); sets or adds to dwte (Vp, C), which may be NULL. `scale` as in
-// cross_entropy.h.
+// Sets loss (N) and dinp (slices, N, C); sets or adds to dwte (Vp, C) of each slice, which may be
+// NULL. `scale` as in cross_entropy.h.
 void cross_entropy_bf16_gradients_cpu(float* loss, float* dinp, float* dwte, const CrossEntropyBf16* of,
                                       float scale, GradientMode mode, CrossEntropyBf16Scratch* s,
                                       MatmulBf16Scratch* matmul);
@@ -118,7 +136,7 @@ void cross_entropy_bf16_gradients_cpu(float* loss, float* dinp, float* dwte, con
 
 // Sets the pointers into `memory`; returns the total of floats and pairs.
 static size_t cross_entropy_bf16_place_(CrossEntropyBf16Scratch* s, uint32_t* memory, int tokens, int C,
-                                        int Vp) {
+                                        int Vp, int slices) {
     const size_t all = (size_t)int_round_up(tokens, BF16_TILE);
     s->tokens = (int)all;
     s->words = int_min(CROSS_ENTROPY_BF16_WORDS, int_round_up(Vp, BF16_TILE));
@@ -128,39 +146,93 @@ static size_t cross_entropy_bf16_place_(CrossEntropyBf16Scratch* s, uint32_t* me
     s->sums = (float*)(void*)(s->e + matmul_bf16_pairs(s->tokens, s->words));
     s->scaled = s->sums + all * CROSS_ENTROPY_BF16_GROUPS * LANES;
     s->shift = s->scaled + all * C;
-    s->target = s->shift + all;
-    return (size_t)(s->target + all - (float*)(void*)memory);
+    s->sum = s->shift + all;
+    s->target = s->sum + all;
+    s->of_slices = s->target + all;
+    s->targets = s->of_slices + all * slices;
+    return (size_t)(s->targets + all * slices - (float*)(void*)memory);
 }
 
 void cross_entropy_bf16_open(CrossEntropyBf16Scratch* s, Memory* memory, void* logits, int lent, int N, int C,
-                             int Vp) {
+                             int Vp, int slices) {
     const int tokens = cross_entropy_bf16_tokens(lent, N, C);
     uint32_t* somewhere = (uint32_t*)(void*)s;
-    const size_t words = cross_entropy_bf16_place_(s, somewhere, tokens, C, Vp);
+    const size_t words = cross_entropy_bf16_place_(s, somewhere, tokens, C, Vp, slices);
     void* scratch =
         memory_take_unset(memory, "scratch: cross-entropy", MEMORY_DEVICE, words * sizeof(uint32_t));
     if (scratch) {
-        cross_entropy_bf16_place_(s, (uint32_t*)scratch, tokens, C, Vp);
+        cross_entropy_bf16_place_(s, (uint32_t*)scratch, tokens, C, Vp, slices);
     }
     s->lent = lent;
+    s->lent_slice = cross_entropy_bf16_rows(lent, Vp) * (size_t)Vp;
     s->memory = (uint32_t*)logits;
 }
 
-// Some of the tokens, and a chunk of words.
+// Some of the tokens; the words of a slice, and a chunk of these.
 typedef struct {
     const CrossEntropyBf16* of;
     CrossEntropyBf16Scratch* s;
     const float* inp; // inputs of these tokens
     const int* target;
-    int tokens, first, words; // first: the first word of the chunk; words: their number
-    Bf16PackTile pack;        // packs e; NULL: only its sums are wanted
-    uint32_t* e_by_word;      // left, all words over tokens, tiles of words `word_tile` pairs apart
-    size_t word_tile;
+    int tokens;
+    Bf16PackTile pack;            // packs e; NULL: only its sums are wanted
+    uint32_t* e_by_word;          // left, all words over tokens, tiles of words `word_tile` pairs apart
+    size_t word_tile, word_slice; // pairs from a tile, and from a slice, to the next one's
+    int slice, from;              // number of the slice, its first word
+    int V;                        // words that are no padding
+    const float* wte;
+    const uint32_t *wte_forward, *wte_backward;
+    int first, words; // first: the first word of the chunk, in its slice; words: their number
 } CrossEntropyBf16Chunk_;
+
+// Returns the chunk in slice i of this process.
+static CrossEntropyBf16Chunk_ cross_entropy_bf16_slice_(const CrossEntropyBf16Chunk_* chunk, int i) {
+    const CrossEntropyBf16* of = chunk->of;
+    CrossEntropyBf16Chunk_ c = *chunk;
+    c.slice = of->slices.first + i;
+    c.from = c.slice * of->Vp;
+    c.V = int_max(0, int_min(of->V - c.from, of->Vp));
+    c.wte = of->wte + i * of->slices.stride;
+    c.wte_forward = of->wte_forward + i * matmul_bf16_pairs(of->Vp, of->C);
+    c.wte_backward = of->wte_backward + i * matmul_bf16_pairs(of->C, of->Vp);
+    c.e_by_word = chunk->e_by_word + i * chunk->word_slice;
+    return c;
+}
+
+// Returns the parts (tokens) of a slice.
+static float* cross_entropy_bf16_part_(const CrossEntropyBf16Chunk_* chunk, float* parts) {
+    return parts + (size_t)chunk->slice * chunk->tokens;
+}
+
+// Sets `all` (tokens) to the sums of all parts, slice after slice, or to the largest parts.
+// Collective.
+static void cross_entropy_bf16_combine_(float* all, float* parts, const CrossEntropyBf16Chunk_* chunk,
+                                        int is_max) {
+    const CrossEntropyBf16Slices s = chunk->of->slices;
+    const size_t tokens = (size_t)chunk->tokens;
+    if (s.group->size > 1) {
+        group_all_gather_cpu(parts, parts + s.first * tokens, s.count * tokens, s.group);
+    }
+#pragma omp parallel for schedule(static)
+    for (int t = 0; t < chunk->tokens; t++) {
+        float x = parts[t];
+        for (int i = 1; i < s.of; i++) {
+            const float part = parts[i * tokens + t];
+            x = is_max ? fmaxf(x, part) : x + part;
+        }
+        all[t] = x;
+    }
+}
+
+// Returns the row of the target of token t in the slice; -1: it has none.
+static int cross_entropy_bf16_target_(const CrossEntropyBf16Chunk_* chunk, int t) {
+    const int word = chunk->target[t] - chunk->from;
+    return chunk->target[t] != NO_TARGET && 0 <= word && word < chunk->V ? word : -1;
+}
 
 // Returns the number of words of a tile that are not padding.
 static int cross_entropy_bf16_words_(const CrossEntropyBf16Chunk_* chunk, const MatmulBf16Tile* tile) {
-    return int_max(0, int_min(tile->cols, chunk->of->V - chunk->first - tile->col));
+    return int_max(0, int_min(tile->cols, chunk->V - chunk->first - tile->col));
 }
 
 // Returns the sums (LANES) of token i of a tile.
@@ -176,11 +248,11 @@ static void cross_entropy_bf16_row_(const CrossEntropyBf16Chunk_* chunk, const M
                                     int words) {
     const float softcap = chunk->of->softcap;
     float *e = tile->sums + i * BF16_TILE, *sums = cross_entropy_bf16_sums_(chunk, tile, i);
-    const int token = tile->row + i, target = chunk->target[token] - chunk->first - tile->col;
+    const int token = tile->row + i, target = chunk->target[token] - chunk->from - chunk->first - tile->col;
     const Vec shift = vec_all(chunk->s->shift[token]);
     Vec sum = vec_load(sums);
     if (0 <= target && target < words) {
-        chunk->s->target[token] = cross_entropy_cap(e[target], softcap);
+        cross_entropy_bf16_part_(chunk, chunk->s->targets)[token] = cross_entropy_cap(e[target], softcap);
     }
     for (int j = 0; j < BF16_TILE; j += LANES) {
         const Vec logit = vec_load(e + j), y = softcap > 0 ? cross_entropy_cap_vec(logit, softcap) : logit,
@@ -246,7 +318,7 @@ static void cross_entropy_bf16_max_tile_(const void* of, int begin, int end) {
 static void cross_entropy_bf16_logits_(const CrossEntropyBf16Chunk_* chunk, Bf16Finish finish,
                                        MatmulBf16Scratch* matmul) {
     const int C = chunk->of->C;
-    const uint32_t* wte = chunk->of->wte_forward + matmul_bf16_pairs(chunk->first, C);
+    const uint32_t* wte = chunk->wte_forward + matmul_bf16_pairs(chunk->first, C);
     MatmulBf16 m = matmul_bf16_of(NULL, matmul_bf16_packed(chunk->s->inp, C), matmul_bf16_packed(wte, C),
                                   chunk->tokens, chunk->words, C);
     m.finish = finish;
@@ -258,7 +330,7 @@ static void cross_entropy_bf16_logits_(const CrossEntropyBf16Chunk_* chunk, Bf16
 static void cross_entropy_bf16_input_(float* dinp, const CrossEntropyBf16Chunk_* chunk,
                                       MatmulBf16Scratch* matmul) {
     const int C = chunk->of->C;
-    MatmulBf16Factor wte = matmul_bf16_packed(chunk->of->wte_backward, chunk->of->Vp);
+    MatmulBf16Factor wte = matmul_bf16_packed(chunk->wte_backward, chunk->of->Vp);
     wte.packed += matmul_bf16_pairs(1, chunk->first); // values of k from this word on
     MatmulBf16 m = matmul_bf16_of(dinp, matmul_bf16_packed(chunk->s->e, chunk->words), wte, chunk->tokens, C,
                                   chunk->words);
@@ -292,17 +364,28 @@ static float cross_entropy_bf16_total_(const CrossEntropyBf16Scratch* s, int t) 
     return sum;
 }
 
+// Sets the shifts of tokens whose targets the slice has to about their logits.
+static void cross_entropy_bf16_shift_(const CrossEntropyBf16Chunk_* chunk) {
+    const int C = chunk->of->C;
+    float* shift = cross_entropy_bf16_part_(chunk, chunk->s->of_slices);
+#pragma omp parallel for schedule(static)
+    for (int t = 0; t < chunk->tokens; t++) {
+        const int target = cross_entropy_bf16_target_(chunk, t);
+        const float *x = chunk->inp + (size_t)t * C, *w = chunk->wte + (size_t)int_max(target, 0) * C;
+        shift[t] = target < 0 ? 0 : cross_entropy_cap(vec_dot(x, w, C), chunk->of->softcap) * LOG2_E;
+    }
+}
+
 // Packs inp, and sets the shift of each token to about its target's logit.
 static void cross_entropy_bf16_begin_(const CrossEntropyBf16Chunk_* chunk, MatmulBf16Scratch* matmul) {
     const int C = chunk->of->C;
     const Matrix inp = {chunk->inp, (size_t)C, 1};
     matmul_bf16_pack_left(matmul->kernel.pack, chunk->s->inp, inp, chunk->tokens, C);
-#pragma omp parallel for schedule(static)
-    for (int t = 0; t < chunk->tokens; t++) {
-        const float *x = chunk->inp + (size_t)t * C,
-                    *w = chunk->of->wte + (size_t)int_max(chunk->target[t], 0) * C;
-        chunk->s->shift[t] = cross_entropy_cap(vec_dot(x, w, C), chunk->of->softcap) * LOG2_E;
+    for (int i = 0; i < chunk->of->slices.count; i++) {
+        const CrossEntropyBf16Chunk_ slice = cross_entropy_bf16_slice_(chunk, i);
+        cross_entropy_bf16_shift_(&slice);
     }
+    cross_entropy_bf16_combine_(chunk->s->shift, chunk->s->of_slices, chunk, 0);
 }
 
 // Returns 1 if, after a pass, some token's exponentials are too large for fp32.
@@ -311,7 +394,7 @@ static int cross_entropy_bf16_overflows_(const CrossEntropyBf16Chunk_* chunk) {
     int count = 0;
 #pragma omp parallel for schedule(static) reduction(+ : count)
     for (int t = 0; t < chunk->tokens; t++) {
-        count += cross_entropy_bf16_total_(chunk->s, t) > most;
+        count += chunk->s->sum[t] > most;
     }
     return count > 0;
 }
@@ -319,66 +402,94 @@ static int cross_entropy_bf16_overflows_(const CrossEntropyBf16Chunk_* chunk) {
 // Sets the shifts to the largest logits.
 static void cross_entropy_bf16_shift_by_max_(const CrossEntropyBf16Chunk_* chunk, MatmulBf16Scratch* matmul) {
     CrossEntropyBf16Scratch* s = chunk->s;
-    cross_entropy_bf16_pass_(NULL, *chunk, cross_entropy_bf16_max_tile_, -INFINITY, matmul);
+    for (int i = 0; i < chunk->of->slices.count; i++) {
+        const CrossEntropyBf16Chunk_ slice = cross_entropy_bf16_slice_(chunk, i);
+        float* largest = cross_entropy_bf16_part_(&slice, s->of_slices);
+        cross_entropy_bf16_pass_(NULL, slice, cross_entropy_bf16_max_tile_, -INFINITY, matmul);
 #pragma omp parallel for schedule(static)
-    for (int t = 0; t < chunk->tokens; t++) {
-        float max = -INFINITY;
-        for (int g = 0; g < CROSS_ENTROPY_BF16_GROUPS; g++) {
-            max = fmaxf(max, vec_hmax(vec_load(s->sums + ((size_t)g * s->tokens + t) * LANES)));
+        for (int t = 0; t < chunk->tokens; t++) {
+            float max = -INFINITY;
+            for (int g = 0; g < CROSS_ENTROPY_BF16_GROUPS; g++) {
+                max = fmaxf(max, vec_hmax(vec_load(s->sums + ((size_t)g * s->tokens + t) * LANES)));
+            }
+            largest[t] = max;
         }
-        s->shift[t] = cross_entropy_cap(max, chunk->of->softcap) * LOG2_E;
+    }
+    cross_entropy_bf16_combine_(s->shift, s->of_slices, chunk, 1);
+    for (int t = 0; t < chunk->tokens; t++) {
+        s->shift[t] = cross_entropy_cap(s->shift[t], chunk->of->softcap) * LOG2_E;
     }
 }
 
-// Sets loss (tokens), and dinp (tokens, C), unless NULL, to e wte, before the factor g.
+// Sets s->sum, of e over all slices, and dinp of each slice, unless NULL, to e wte.
+static void cross_entropy_bf16_exp_(float* dinp, const CrossEntropyBf16Chunk_* chunk,
+                                    MatmulBf16Scratch* matmul) {
+    CrossEntropyBf16Scratch* s = chunk->s;
+    const size_t slice_size = (size_t)chunk->of->N * chunk->of->C;
+    memset(s->targets, 0, (size_t)chunk->of->slices.of * chunk->tokens * sizeof(float));
+    for (int i = 0; i < chunk->of->slices.count; i++) {
+        const CrossEntropyBf16Chunk_ slice = cross_entropy_bf16_slice_(chunk, i);
+        float* sum = cross_entropy_bf16_part_(&slice, s->of_slices);
+        cross_entropy_bf16_pass_(dinp ? dinp + i * slice_size : NULL, slice, cross_entropy_bf16_exp_tile_, 0,
+                                 matmul);
+        for (int t = 0; t < chunk->tokens; t++) {
+            sum[t] = cross_entropy_bf16_total_(s, t);
+        }
+    }
+    cross_entropy_bf16_combine_(s->sum, s->of_slices, chunk, 0);
+}
+
+// Sets loss (tokens), and dinp (tokens, C) of each slice, unless NULL, to e wte, before the factor
+// g.
 static void cross_entropy_bf16_losses_(float* loss, float* dinp, const CrossEntropyBf16Chunk_* chunk,
                                        MatmulBf16Scratch* matmul) {
     const CrossEntropyBf16Scratch* s = chunk->s;
     cross_entropy_bf16_begin_(chunk, matmul);
-    cross_entropy_bf16_pass_(dinp, *chunk, cross_entropy_bf16_exp_tile_, 0, matmul);
+    cross_entropy_bf16_exp_(dinp, chunk, matmul);
     if (cross_entropy_bf16_overflows_(chunk)) {
         cross_entropy_bf16_shift_by_max_(chunk, matmul);
-        cross_entropy_bf16_pass_(dinp, *chunk, cross_entropy_bf16_exp_tile_, 0, matmul);
+        cross_entropy_bf16_exp_(dinp, chunk, matmul);
     }
+    cross_entropy_bf16_combine_(s->target, s->targets, chunk, 0);
 #pragma omp parallel for schedule(static)
     for (int t = 0; t < chunk->tokens; t++) {
-        loss[t] = chunk->target[t] == NO_TARGET
-                      ? 0
-                      : logf(cross_entropy_bf16_total_(s, t)) + (s->shift[t] / LOG2_E - s->target[t]);
+        loss[t] = chunk->target[t] == NO_TARGET ? 0 : logf(s->sum[t]) + (s->shift[t] / LOG2_E - s->target[t]);
     }
 }
 
-// The factors of a token: g, and dlogits[target].
-typedef struct {
-    float g, target;
-} CrossEntropyBf16Factors_;
-
-static CrossEntropyBf16Factors_ cross_entropy_bf16_factors_(const CrossEntropyBf16Chunk_* chunk, int t,
-                                                            float scale) {
-    const float sum = cross_entropy_bf16_total_(chunk->s, t), shift = chunk->s->shift[t],
-                y = chunk->s->target[t], softcap = chunk->of->softcap;
-    const float z = 1 + 2 * chunk->of->z_loss * (logf(sum) + shift / LOG2_E),
-                slope = softcap > 0 ? 1 - y * y / (softcap * softcap) : 1;
-    return (CrossEntropyBf16Factors_){scale / sum * z,
-                                      scale * (exp2f(y * LOG2_E - shift) / sum * z - 1) * slope};
+// Sets s->sum to g, s->target to dlogits[target], and s->scaled to g inp; all 0 of tokens that do
+// not count.
+static void cross_entropy_bf16_factors_(const CrossEntropyBf16Chunk_* chunk, float scale) {
+    const CrossEntropyBf16Scratch* s = chunk->s;
+    const int C = chunk->of->C;
+    const float softcap = chunk->of->softcap;
+#pragma omp parallel for schedule(static)
+    for (int t = 0; t < chunk->tokens; t++) {
+        const int counts = chunk->target[t] != NO_TARGET;
+        const float *x = chunk->inp + (size_t)t * C, sum = s->sum[t], shift = s->shift[t], y = s->target[t];
+        const float z = 1 + 2 * chunk->of->z_loss * (logf(sum) + shift / LOG2_E),
+                    slope = softcap > 0 ? 1 - y * y / (softcap * softcap) : 1, g = scale / sum * z;
+        float* gx = s->scaled + (size_t)t * C;
+        for (int c = 0; c < C; c++) {
+            gx[c] = counts ? g * x[c] : 0;
+        }
+        s->sum[t] = counts ? g : 0;
+        s->target[t] = counts ? scale * (exp2f(y * LOG2_E - shift) / sum * z - 1) * slope : 0;
+    }
 }
 
-// Turns dinp into the gradient, sets s->scaled to g inp, and s->target to dlogits[target].
-static void cross_entropy_bf16_divide_(float* dinp, const CrossEntropyBf16Chunk_* chunk, float scale) {
-    const CrossEntropyBf16Scratch* s = chunk->s;
+// Turns dinp of a slice into its gradient.
+static void cross_entropy_bf16_divide_(float* dinp, const CrossEntropyBf16Chunk_* chunk) {
     const int C = chunk->of->C;
 #pragma omp parallel for schedule(static)
     for (int t = 0; t < chunk->tokens; t++) {
-        const int target = chunk->target[t], counts = target != NO_TARGET;
-        const float *x = chunk->inp + (size_t)t * C, *w = chunk->of->wte + (size_t)(counts ? target : 0) * C;
-        const CrossEntropyBf16Factors_ of = cross_entropy_bf16_factors_(chunk, t, scale);
-        const float g = of.g, d = of.target;
-        float *dx = dinp + (size_t)t * C, *gx = s->scaled + (size_t)t * C;
+        const int target = cross_entropy_bf16_target_(chunk, t), counts = chunk->target[t] != NO_TARGET;
+        const float *w = chunk->wte + (size_t)int_max(target, 0) * C, g = chunk->s->sum[t],
+                    d = target < 0 ? 0 : chunk->s->target[t];
+        float* dx = dinp + (size_t)t * C;
         for (int c = 0; c < C; c++) {
             dx[c] = counts ? g * dx[c] + d * w[c] : 0;
-            gx[c] = counts ? g * x[c] : 0;
         }
-        s->target[t] = counts ? d : 0;
     }
 }
 
@@ -389,21 +500,20 @@ static void cross_entropy_bf16_add_targets_(float* dwte, const CrossEntropyBf16C
 #pragma omp parallel for schedule(static)
     for (int c0 = 0; c0 < C; c0 += COLS) {
         for (int t = 0; t < chunk->tokens; t++) {
-            float* row = dwte + (size_t)int_max(chunk->target[t], 0) * C;
+            const int target = cross_entropy_bf16_target_(chunk, t);
+            float* row = dwte + (size_t)int_max(target, 0) * C;
             const float *x = chunk->inp + (size_t)t * C, d = chunk->s->target[t];
-            for (int c = c0; c < int_min(c0 + COLS, C) && chunk->target[t] != NO_TARGET; c++) {
+            for (int c = c0; c < int_min(c0 + COLS, C) && target >= 0; c++) {
                 row[c] += d * x[c];
             }
         }
     }
 }
 
-// Sets or adds to dwte, after cross_entropy_bf16_divide_.
+// Sets or adds to dwte of a slice, from g inp in s->inp_by_channel.
 static void cross_entropy_bf16_weight_(float* dwte, const CrossEntropyBf16Chunk_* chunk, GradientMode mode,
                                        MatmulBf16Scratch* matmul) {
     const int C = chunk->of->C, tokens = chunk->tokens;
-    const Matrix scaled = {chunk->s->scaled, (size_t)C, 1};
-    matmul_bf16_pack(matmul->kernel.pack, chunk->s->inp_by_channel, scaled, tokens, C);
     const MatmulBf16Factor e = {
         {NULL, 0, 0}, chunk->e_by_word, chunk->word_tile, chunk->e_by_word == (uint32_t*)(void*)dwte};
     MatmulBf16 m = matmul_bf16_of(dwte, e, matmul_bf16_packed(chunk->s->inp_by_channel, tokens),
@@ -418,9 +528,14 @@ static CrossEntropyBf16Chunk_ cross_entropy_bf16_from_(const CrossEntropyBf16* o
                                                        int n, int most) {
     const int parts = int_ceil_div(of->N, most), step = int_round_up(int_ceil_div(of->N, parts), BF16_TILE);
     const int tokens = int_min(step, of->N - n);
-    return (CrossEntropyBf16Chunk_){
-        of,   s,         of->inp + (size_t)n * of->C, of->target + n, tokens, 0, 0,
-        NULL, s->memory, matmul_bf16_pairs(1, tokens)};
+    return (CrossEntropyBf16Chunk_){.of = of,
+                                    .s = s,
+                                    .inp = of->inp + (size_t)n * of->C,
+                                    .target = of->target + n,
+                                    .tokens = tokens,
+                                    .e_by_word = s->memory,
+                                    .word_tile = matmul_bf16_pairs(1, tokens),
+                                    .word_slice = s->lent_slice};
 }
 
 void cross_entropy_bf16_losses_cpu(float* loss, const CrossEntropyBf16* of, CrossEntropyBf16Scratch* s,
@@ -437,7 +552,26 @@ void cross_entropy_bf16_losses_cpu(float* loss, const CrossEntropyBf16* of, Cros
 static int cross_entropy_bf16_waits_in_(const float* dwte, const CrossEntropyBf16* of, GradientMode mode,
                                         const CrossEntropyBf16Scratch* s) {
     return dwte && mode == GRADIENT_SET && s->lent < of->N && of->N <= s->tokens && of->Vp % BF16_TILE == 0 &&
-           matmul_bf16_pairs(1, of->N) <= (size_t)BF16_TILE * of->C && (uintptr_t)dwte % 64 == 0;
+           matmul_bf16_pairs(1, of->N) <= (size_t)BF16_TILE * of->C && (uintptr_t)dwte % 64 == 0 &&
+           of->slices.stride % 16 == 0;
+}
+
+// Turns what the losses have left into the gradients of each slice; dwte may be NULL.
+static void cross_entropy_bf16_end_(float* dinp, float* dwte, const CrossEntropyBf16Chunk_* chunk,
+                                    float scale, GradientMode mode, MatmulBf16Scratch* matmul) {
+    const CrossEntropyBf16* of = chunk->of;
+    const Matrix scaled = {chunk->s->scaled, (size_t)of->C, 1};
+    cross_entropy_bf16_factors_(chunk, scale);
+    if (dwte) {
+        matmul_bf16_pack(matmul->kernel.pack, chunk->s->inp_by_channel, scaled, chunk->tokens, of->C);
+    }
+    for (int i = 0; i < of->slices.count; i++) {
+        const CrossEntropyBf16Chunk_ slice = cross_entropy_bf16_slice_(chunk, i);
+        cross_entropy_bf16_divide_(dinp + (size_t)i * of->N * of->C, &slice);
+        if (dwte) {
+            cross_entropy_bf16_weight_(dwte + i * of->slices.stride, &slice, mode, matmul);
+        }
+    }
 }
 
 void cross_entropy_bf16_gradients_cpu(float* loss, float* dinp, float* dwte, const CrossEntropyBf16* of,
@@ -450,12 +584,11 @@ void cross_entropy_bf16_gradients_cpu(float* loss, float* dinp, float* dwte, con
         if (waits_in_dwte) {
             chunk.e_by_word = (uint32_t*)(void*)dwte;
             chunk.word_tile = (size_t)BF16_TILE * of->C;
+            chunk.word_slice = of->slices.stride;
         }
         cross_entropy_bf16_losses_(loss + n, dinp + (size_t)n * of->C, &chunk, matmul);
-        cross_entropy_bf16_divide_(dinp + (size_t)n * of->C, &chunk, scale);
-        if (dwte) {
-            cross_entropy_bf16_weight_(dwte, &chunk, n == 0 ? mode : GRADIENT_ADD, matmul);
-        }
+        cross_entropy_bf16_end_(dinp + (size_t)n * of->C, dwte, &chunk, scale, n == 0 ? mode : GRADIENT_ADD,
+                                matmul);
         n += chunk.tokens;
     }
 }

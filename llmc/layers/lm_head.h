@@ -10,8 +10,7 @@ weight is the token embedding, or a matrix of the head's own.
 
 With slices of the vocabulary (tensor_parallel.h), hidden has all tokens, dhidden the rows of this
 process, and weight, logits and dweight are those of its first slice. What a slice keeps of each
-token is gathered (cross_entropy.h); losses and is_top are then in every process. Slices store
-logits, also with matmuls in bf16.
+token is gathered (cross_entropy.h); losses and is_top are then in every process.
 
 With a teacher the gradient is that of distill.h; its logits have a chunk of memory of their own.
 
@@ -94,8 +93,14 @@ static inline const float* lm_head_all_logits_cpu(const LmHead* head, int first,
 
 static inline CrossEntropyBf16 lm_head_bf16_(const LmHead* head) {
     const Weight* w = &head->weight;
-    return (CrossEntropyBf16){head->hidden, w->data, w->forward, w->backward,   head->targets, head->N,
-                              w->C,         head->V, w->OC,      head->softcap, head->z_loss};
+    const TensorParallel* tp = &head->tensor;
+    return (CrossEntropyBf16){
+        head->hidden,  w->data,
+        w->forward,    w->backward,
+        head->targets, head->N,
+        w->C,          head->V,
+        w->OC,         head->softcap,
+        head->z_loss,  {tp->first, tp->slices, tp->of, head->slice_bytes / sizeof(float), tp->group}};
 }
 
 // Returns the tokens that have logits in memory, also those of a teacher.
@@ -173,13 +178,13 @@ static inline void lm_head_slices_gradients_(float* losses, float* dhidden, floa
 // Sets the losses, without gradients; and is_top, unless NULL: whether each target was the most
 // likely token.
 static inline void lm_head_losses_cpu(float* losses, int* is_top, const LmHead* head) {
-    if (tensor_is_sliced(&head->tensor)) {
-        lm_head_slices_losses_(losses, is_top, head);
-        return;
-    }
     if (head->linear->is_bf16 && !is_top) {
         const CrossEntropyBf16 classifier = lm_head_bf16_(head);
         cross_entropy_bf16_losses_cpu(losses, &classifier, head->bf16, &head->linear->bf16);
+        return;
+    }
+    if (tensor_is_sliced(&head->tensor)) {
+        lm_head_slices_losses_(losses, is_top, head);
         return;
     }
     for (int n = 0; n < head->N; n += lm_head_step_(head)) {
@@ -213,14 +218,15 @@ static inline void lm_head_dlogits_(float* losses, const LmHead* head, int first
 // the gradient of the loss of each token.
 static inline void lm_head_gradients_cpu(float* losses, float* dhidden, float* dweight, const LmHead* head,
                                          float dloss, GradientMode mode) {
-    if (tensor_is_sliced(&head->tensor)) {
-        lm_head_slices_gradients_(losses, dhidden, dweight, head, dloss, mode);
-        return;
-    }
     if (head->linear->is_bf16 && !head->teaching) {
         const CrossEntropyBf16 classifier = lm_head_bf16_(head);
-        cross_entropy_bf16_gradients_cpu(losses, dhidden, dweight, &classifier, dloss, mode, head->bf16,
-                                         &head->linear->bf16);
+        cross_entropy_bf16_gradients_cpu(losses, tensor_part(&head->tensor, 0, dhidden), dweight, &classifier,
+                                         dloss, mode, head->bf16, &head->linear->bf16);
+        tensor_sum_cpu(&head->tensor, dhidden, NULL);
+        return;
+    }
+    if (tensor_is_sliced(&head->tensor)) {
+        lm_head_slices_gradients_(losses, dhidden, dweight, head, dloss, mode);
         return;
     }
     for (int n = 0; n < head->N; n += lm_head_step_(head)) {
