@@ -97,8 +97,8 @@ size_t comm_min(Comm* c, size_t mine);
 int comm_first(Comm* c, int mine);
 
 // Ends all ranks unless those of the same color have the same hash: "the ranks disagree about
-// `what`: `words` of rank 0 on ranks 0 2 3, ...". Words longer than 95 bytes are cut; "" is not
-// printed.
+// `what`: `words` of rank 0 on ranks 0 2 3, ...", with their places, if they have some. Words
+// longer than 95 bytes are cut; "" is not printed.
 void comm_agree_in(Comm* c, int color, const char* what, uint64_t hash, const char* words);
 
 // Does the same for all ranks.
@@ -237,10 +237,15 @@ void comm_set_places(Comm* c, char (*places)[COMM_PLACE_BYTES]) {
 
 enum { COMM_NAME_ = 192 }; // bytes of a name
 
+// Returns the place of a rank, "tensor 1, stage 2", or "".
+static const char* comm_place_(const Comm* c, int rank) {
+    char(*places)[COMM_PLACE_BYTES] = __atomic_load_n(&comm_state_(c)->places, __ATOMIC_ACQUIRE);
+    return places ? places[rank] : "";
+}
+
 // Sets text to "rank 3 of 8 (node2, pid 4711; tensor 1, stage 2)".
 static void comm_name_of_(char text[COMM_NAME_], const Comm* c, int rank, const char* host, int pid) {
-    char(*places)[COMM_PLACE_BYTES] = __atomic_load_n(&comm_state_(c)->places, __ATOMIC_ACQUIRE);
-    const char* place = places ? places[rank] : "";
+    const char* place = comm_place_(c, rank);
     snprintf(text, COMM_NAME_, "rank %d of %d (%s, pid %d%s%s)", rank, c->size, host, pid, *place ? "; " : "",
              place);
 }
@@ -699,10 +704,16 @@ static int comm_is_same_(const CommOpinion_* a, const CommOpinion_* b) {
     return a->color == b->color && a->hash == b->hash;
 }
 
+// Appends " 3 (tensor 1, stage 2)".
+static void comm_print_rank_(FILE* file, const Comm* c, int rank) {
+    const char* place = comm_place_(c, rank);
+    fprintf(file, " %d%s%s%s", rank, *place ? " (" : "", place, *place ? ")" : "");
+}
+
 // Appends "42 on ranks 0 2 3": all ranks that agree with rank `first`.
-static void comm_print_opinion_(FILE* file, const CommOpinion_* all, int size, int first) {
+static void comm_print_opinion_(FILE* file, const Comm* c, const CommOpinion_* all, int first) {
     int ranks = 0;
-    for (int r = first; r < size; r++) {
+    for (int r = first; r < c->size; r++) {
         ranks += comm_is_same_(&all[r], &all[first]);
     }
     if (*all[first].words) {
@@ -711,12 +722,12 @@ static void comm_print_opinion_(FILE* file, const CommOpinion_* all, int size, i
     } else {
         fprintf(file, "%016llx on rank%s", (unsigned long long)all[first].hash, words_s(ranks));
     }
-    for (int r = first, named = 0; r < size && named <= COMM_LIST_; r++) {
-        if (comm_is_same_(&all[r], &all[first])) {
-            named < COMM_LIST_ ? fprintf(file, " %d", r) : fprintf(file, " ...");
-            named++;
+    for (int r = first, named = 0; r < c->size; r++) {
+        if (comm_is_same_(&all[r], &all[first]) && named++ < COMM_LIST_) {
+            comm_print_rank_(file, c, r);
         }
     }
+    fprintf(file, "%s", ranks > COMM_LIST_ ? " ..." : "");
 }
 
 // Ends with a message about the ranks of a color. It does not name this rank, and is the same on
@@ -734,7 +745,7 @@ __attribute__((noreturn)) static void comm_disagree_(Comm* c, const char* what, 
         }
         if (first == r && all[r].color == color) {
             fprintf(file, "%s", values++ ? ", " : "");
-            comm_print_opinion_(file, all, c->size, r);
+            comm_print_opinion_(file, c, all, r);
         }
     }
     fprintf(file, "\n");

@@ -168,6 +168,10 @@ static inline size_t tensor_room_in_group(const TensorRow* row) {
     return tensor_room_(row) * (size_t)(row->place == PLACE_ONCE ? row->layers : 1);
 }
 
+static inline size_t tensor_bytes_in_group(const TensorRow* row) {
+    return tensor_room_in_group(row) * row->element_bytes;
+}
+
 // Places the trained tensors of one group (below) from element `at` on; returns the end of the last
 // one. They lie as if nothing were frozen, minus the whole units between them: gradient norms are
 // added up unit by unit (gradient_norm.h), so they keep their bits.

@@ -204,10 +204,12 @@ void run_roll_back(Run* run);
 #include "llmc/optim/outliers.h"
 #include "llmc/optim/loss_scale.h"
 #include "llmc/setup/resolve.h"
+#include "llmc/ops/checksum.h"
 #include "llmc/ops/cross_entropy.h"
 #include "llmc/optim/optimizer.h"
 #include "llmc/parallel/grid.h"
 #include "llmc/parallel/micro_steps.h"
+#include "llmc/parallel/zero.h"
 
 enum { RUN_BAD_DATA_ = 4 }; // a data file has changed; a flag beyond those of session_next
 
@@ -334,16 +336,54 @@ static void run_watch_pace_(Run* run, int64_t micro_steps) {
     }
 }
 
-// Compares the parameters of the ranks of each data group: before the model is used, and at each
-// validation and save. They differ if a rank has read another file, has a memory error, or computes
-// differently.
+// Ends the run if the ranks of a color have other parameters, "wte" for example.
+static void run_compare_(Run* run, int color, const char* parameters, uint64_t checksum) {
+    char what[96], words[32];
+    snprintf(what, sizeof(what), "%s after step %lld (checksum)", parameters, (long long)run->state.step);
+    snprintf(words, sizeof(words), "%016llx", (unsigned long long)checksum);
+    comm_agree_in(&run->comm, color, what, checksum, words);
+}
+
+// Returns a checksum of the tensors that all ranks of a tensor group have.
+static uint64_t run_checksum_whole_(Run* run, const TensorRow* rows) {
+    uint64_t sum = 0;
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        if (rows[i].split == SPLIT_NONE) {
+            sum = checksum_word(sum, (size_t)i) + run->trainer->checksum(run->model, &rows[i]);
+        }
+    }
+    return sum;
+}
+
+// Compares the copies of wte of the first and the last stage, if they have some.
+static void run_compare_wte_(Run* run, const TensorRow* rows) {
+    const TensorRow* wte = rows;
+    while (wte->member != offsetof(ModelParameters, wte)) {
+        wte++;
+    }
+    const int none = -1 - run->comm.rank; // a color of its own
+    const int color = tensor_is_absent(wte) ? none : grid_member(&run->settled.ranks.grid, GRID_PIPE).first;
+    run_compare_(run, color, "wte of the first and the last stage", run->trainer->checksum(run->model, wte));
+}
+
+// Compares what several ranks have: before the model is used, and at each validation and save. It
+// differs if a rank has read another file, has a memory error, or computes differently.
 void run_agree_on_parameters(Run* run) {
-    char what[80], words[32];
-    if (run->comm.size > 1) {
-        const uint64_t checksum = run->trainer->checksum(run->model);
-        snprintf(what, sizeof(what), "the parameters after step %lld (checksum)", (long long)run->state.step);
-        snprintf(words, sizeof(words), "%016llx", (unsigned long long)checksum);
-        comm_agree_in(&run->comm, ranks_data(&run->settled.ranks).first, what, checksum, words);
+    const Grid* grid = &run->settled.ranks.grid;
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    if (run->comm.size == 1) {
+        return;
+    }
+    zero_parameter_rows(rows, &run->settled.zero, run->settled.part,
+                        safetensors_dtype_bytes(run->trainer->dtype));
+    run_compare_(run, grid_member(grid, GRID_DATA).first, "the parameters",
+                 run->trainer->checksum(run->model, NULL));
+    if (grid->shape.tensor > 1) {
+        run_compare_(run, grid_member(grid, GRID_TENSOR).first, "the parameters that are not sliced",
+                     run_checksum_whole_(run, rows));
+    }
+    if (grid->shape.pipeline > 1) {
+        run_compare_wte_(run, rows);
     }
 }
 

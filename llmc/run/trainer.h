@@ -92,8 +92,9 @@ typedef struct {
     void (*top_tokens)(Model* model, Batch batch, int k, float temperature, int* ids, float* log_probs);
     // Returns the teacher of a model; NULL: none.
     Model* (*teacher)(Model* model);
-    // Returns a checksum of the parameters that all ranks have.
-    uint64_t (*checksum)(Model* model);
+    // Returns a checksum of the parameters that all ranks of a data group have; of one outside of
+    // blocks, if `row` is not NULL.
+    uint64_t (*checksum)(Model* model, const TensorRow* row);
     // Writes more small files into a checkpoint, in the thread that saves. NULL: none.
     void (*save_extra)(const void* model, const char* directory);
 } Trainer;

@@ -522,12 +522,12 @@ test_disagreement() {
     check "--zero 3: exit status $status, $(head -n 1 stderr)" [ $status = 2 -a "$(grep -c '^error: --zero 3' stderr)" = 1 ]
 }
 
-# differs WHAT LINE VARIABLE OPTIONS...: the last of 3 ranks has a fault (fault.c), and all end with
-# LINE.
+# differs WHAT LINE VARIABLE OPTIONS...: the last of 3 ranks (of $sound + 1) has a fault (fault.c),
+# and all end with LINE.
 differs() {
     local what=$1 line=$2 fault=$3
     shift 3
-    ranks 2 "$trainer" "$@" : -n 1 env LD_PRELOAD="$PWD/fault.so" "$fault" "$trainer" "$@"
+    ranks ${sound:-2} "$trainer" "$@" : -n 1 env LD_PRELOAD="$PWD/fault.so" "$fault" "$trainer" "$@"
     check "$what: exit status $status" [ $status = 1 ]
     check "$what: $(grep -m 1 '^error' stderr)" grep -q "^error: $line" stderr
 }
@@ -543,6 +543,25 @@ test_drift() {
     differs "other weights at a save" "the ranks disagree about the parameters after step 6" FAULT_POW_AT=3 "${run[@]}" --eval-every 0
     check "and it is not saved" [ ! -e drift/step_00000006 ]
     differs "another learning rate" "step 5: rank 2 judged the step before otherwise than rank 0" FAULT_COS_FROM=36 "${run[@]}" --eval-every 0
+}
+
+# A rank whose copy of parameters differs from those of a tensor, a context and a pipeline group.
+test_drift_in_grid() {
+    local sound=1 run=(--layers 2 --channels 32 --heads 2 --seq-len 16 --batch 2 --total-batch 320 --steps 6 --zero 0 --out drift
+        --eval-every 4 --eval-batches 1) begin
+    differs "other weights in a tensor group" \
+        "the ranks disagree about the parameters that are not sliced after step 4 (checksum): [0-9a-f]* on rank 0 (tensor 0), [0-9a-f]* on rank 1 (tensor 1)" \
+        FAULT_POW_AT=3 "${run[@]}" --tensor-parallel 2
+    differs "other weights in a context group" \
+        "the ranks disagree about the parameters after step 4 (checksum): [0-9a-f]* on rank 0 (context 0), [0-9a-f]* on rank 1 (context 1)" \
+        FAULT_POW_AT=3 "${run[@]}" --context-parallel 2
+    good "a model" "${run[@]:0:10}" --steps 1 --samples 0 --out two_layers
+    begin=$((8 + $(od -An -t u8 -N 8 two_layers/step_00000001/model.safetensors))) # of the data: wte comes first
+    export FAULT_BYTE=$((begin + 4))
+    differs "a bit of wte in the last stage" \
+        "the ranks disagree about wte of the first and the last stage after step 0 (checksum): [0-9a-f]* on rank 0 (stage 0), [0-9a-f]* on rank 1 (stage 1)" \
+        FAULT_MAP=two_layers "${run[@]}" --model two_layers --pipeline-parallel 2
+    unset FAULT_BYTE
 }
 
 # A rank that starts from other weights: in memory, or from another copy of the model on its disk.
@@ -1084,6 +1103,7 @@ test_slices_generate
 test_early
 test_disagreement
 test_drift
+test_drift_in_grid
 test_other_weights
 test_read_only
 test_slow_rank

@@ -7,8 +7,8 @@
 // Calls number FAULT_NAN_FROM to FAULT_NAN_TO of logf, in losses and in attention, give NaN; each
 // takes FAULT_LOG_US. pow is wrong by 1 % for the exponent FAULT_POW_AT, the update of that number,
 // and cos from call number FAULT_COS_FROM on: learning rates.
-// The last byte of a file whose path has FAULT_MAP in it is another one in memory. The disk is full
-// for one with FAULT_FULL in its path, from fdopen on.
+// Byte number FAULT_BYTE, else the last, of a file whose path has FAULT_MAP in it is another one in
+// memory. The disk is full for one with FAULT_FULL in its path, from fdopen on.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -135,14 +135,15 @@ double cos(double x) {
     return REAL(cos)(x) * (from && atol(from) <= n ? 0.99 : 1);
 }
 
-// A copy of an open file in memory, whose last byte is another one.
+// A copy of an open file in memory, in which one byte is another one.
 static int fault_copy(int fd, size_t bytes) {
     const int copy = memfd_create("fault", MFD_CLOEXEC);
     char* text = (char*)malloc(bytes);
     if (copy < 0 || !text || pread(fd, text, bytes, 0) != (ssize_t)bytes) {
         abort();
     }
-    text[bytes - 1] ^= 1;
+    const char* byte = getenv("FAULT_BYTE");
+    text[byte ? (size_t)atol(byte) : bytes - 1] ^= 1;
     if (write(copy, text, bytes) != (ssize_t)bytes) {
         abort();
     }
