@@ -20,7 +20,7 @@ extern "C" {
 // Ordered set of ranks.
 typedef struct {
     int rank, size;
-    void* communicator; // private
+    void* links; // private
     Comm* comm;
 } Group;
 
@@ -71,6 +71,16 @@ void group_all_gather_cpu(float* recv, const float* send, size_t count, Group* g
 
 #ifdef HAVE_MPI
 
+// Communicator of a group, and memory for what is under way: an update allocates nothing.
+typedef struct {
+    MPI_Comm all;
+    GroupMove* moves;      // (2, size)
+    MPI_Request* requests; // (room)
+    size_t room;
+} GroupLinks_;
+
+static GroupLinks_* group_links_(const Group* g) { return (GroupLinks_*)g->links; }
+
 void group_open(Group* g, Comm* c, int color, int key) {
     *g = group_alone(c);
     g->size = color < 0 ? 0 : 1;
@@ -80,19 +90,26 @@ void group_open(Group* g, Comm* c, int color, int key) {
         if (color >= 0) {
             MPI_Comm_rank(split, &g->rank);
             MPI_Comm_size(split, &g->size);
-            g->communicator = check_alloc(1, sizeof(split), "communicator");
-            memcpy(g->communicator, &split, sizeof(split));
+            g->links = check_alloc(1, sizeof(GroupLinks_), "links of a group");
+            group_links_(g)->all = split;
+            group_links_(g)->moves =
+                (GroupMove*)check_alloc(2 * (size_t)g->size, sizeof(GroupMove), "moves of a group");
         }
     }
 }
 
 void group_close(Group* g) {
-    if (g->communicator) {
-        MPI_Comm_free((MPI_Comm*)g->communicator);
-        free(g->communicator);
-        g->communicator = NULL;
+    GroupLinks_* links = group_links_(g);
+    if (links) {
+        MPI_Comm_free(&links->all);
+        free(links->requests);
+        free(links->moves);
+        free(links);
+        g->links = NULL;
     }
 }
+
+static GroupMove* group_moves_(Group* g) { return group_links_(g)->moves; }
 
 enum { GROUP_MESSAGE_ = 16 << 20 }; // most bytes of a message: MPI counts in int
 
@@ -102,7 +119,7 @@ static size_t group_messages_(const Group* g, const GroupMove* move) {
 
 // Starts the messages of a move.
 static void group_start_(Group* g, const GroupMove* move, MPI_Request* requests) {
-    MPI_Comm all = *(MPI_Comm*)g->communicator;
+    MPI_Comm all = group_links_(g)->all;
     const size_t messages = group_messages_(g, move);
     for (size_t m = 0; m < messages; m++) {
         const size_t begin = m * GROUP_MESSAGE_, left = move->bytes - begin;
@@ -116,6 +133,17 @@ static void group_start_(Group* g, const GroupMove* move, MPI_Request* requests)
     }
 }
 
+// Returns memory for the requests of these messages, which the group keeps.
+static MPI_Request* group_requests_(Group* g, size_t messages) {
+    GroupLinks_* links = group_links_(g);
+    if (messages > links->room) {
+        free(links->requests);
+        links->requests = (MPI_Request*)check_alloc(messages, sizeof(MPI_Request), "requests of MPI");
+        links->room = messages;
+    }
+    return links->requests;
+}
+
 // Moves between different ranks.
 static void group_exchange_others_(Group* g, const GroupMove* moves, int count) {
     size_t messages = 0, started = 0;
@@ -125,7 +153,7 @@ static void group_exchange_others_(Group* g, const GroupMove* moves, int count) 
     if (messages == 0) {
         return;
     }
-    MPI_Request* requests = (MPI_Request*)check_alloc(messages, sizeof(MPI_Request), "requests of MPI");
+    MPI_Request* requests = group_requests_(g, messages);
     for (int i = 0; i < count; i++) {
         group_start_(g, &moves[i], requests + started);
         started += group_messages_(g, &moves[i]);
@@ -133,7 +161,6 @@ static void group_exchange_others_(Group* g, const GroupMove* moves, int count) 
     for (size_t m = 0; m < messages; m++) {
         MPI_CHECK(MPI_Wait(&requests[m], MPI_STATUS_IGNORE));
     }
-    free(requests);
 }
 
 #else
@@ -145,6 +172,11 @@ void group_open(Group* g, Comm* c, int color, int key) {
 }
 
 void group_close(Group* g) { (void)g; }
+
+static GroupMove* group_moves_(Group* g) {
+    (void)g;
+    return NULL;
+}
 
 static void group_exchange_others_(Group* g, const GroupMove* moves, int count) {
     (void)g, (void)moves, (void)count;
@@ -177,7 +209,7 @@ void group_exchange_cpu(Group* g, const GroupMove* moves, int count) {
 // Exchanges chunks: rank j gets (count) from send + j * stride. Each rank starts with a different
 // peer, so that no rank gets all messages at once.
 static void group_exchange_chunks_(float* recv, const float* send, size_t stride, size_t count, Group* g) {
-    GroupMove* moves = (GroupMove*)check_alloc(2 * (size_t)g->size, sizeof(GroupMove), "moves of a group");
+    GroupMove own[2], *moves = g->size == 1 ? own : group_moves_(g);
     for (int k = 0; k < g->size; k++) {
         const int from = (g->rank + g->size - k) % g->size, to = (g->rank + k) % g->size;
         const GroupMove receive = {from, recv + from * count, count * sizeof(float), 0},
@@ -186,7 +218,6 @@ static void group_exchange_chunks_(float* recv, const float* send, size_t stride
         moves[g->size + k] = sends;
     }
     group_exchange_cpu(g, moves, 2 * g->size);
-    free(moves);
 }
 
 void group_all_to_all_cpu(float* recv, const float* send, size_t count, Group* g) {
