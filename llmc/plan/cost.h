@@ -181,11 +181,18 @@ static inline CostWalk cost_walk_(const Settled* s, const CostRates* rates, Cost
     return w;
 }
 
-// Adds what the processes wait for, for passes of an update of these lengths.
-static inline void cost_transfers_(const CostWalk* w, const Settled* s, const double pass_s[COST_PASSES]) {
+// Returns the micro-batch of a walk as the processes of the grid exchange it.
+static inline CostTransfers cost_exchanged_(const CostWalk* w, const Settled* s) {
     const GridShape shape = s->ranks.grid.shape;
     const CostTransfers x = {cost_links(s),       shape, s->part, w->N, w->N * shape.context, w->size,
                              s->options.recompute};
+    return x;
+}
+
+// Adds what the processes wait for, for passes of an update of these lengths.
+static inline void cost_transfers_(const CostWalk* w, const Settled* s, const double pass_s[COST_PASSES]) {
+    const GridShape shape = s->ranks.grid.shape;
+    const CostTransfers x = cost_exchanged_(w, s);
     double each_s[COST_PASSES], beside_s[COST_PASSES]; // a pass of a micro-batch; what it hides
     for (int pass = 0; pass < COST_PASSES; pass++) {
         const double tensor = cost_tensor_s(&x, (CostPass)pass), context = cost_context_s(&x, (CostPass)pass);
@@ -198,6 +205,13 @@ static inline void cost_transfers_(const CostWalk* w, const Settled* s, const do
     w->sum->s[COST_DATA] += cost_data_s(&x, &s->zero, w->gradient_bytes, w->times, beside_s);
     w->sum->s[COST_PIPELINE] += (w->times + shape.pipeline - 1) * 2 * cost_send_s(&x) +
                                 (shape.pipeline - 1) * (each_s[COST_FORWARD] + each_s[COST_BACKWARD]);
+}
+
+// Returns the bytes that a process sends in an update, without ZeRO's (zero_traffic).
+static inline CostTraffic cost_traffic(const Settled* s) {
+    const CostWalk w = cost_walk_(s, NULL, NULL);
+    const CostTransfers x = cost_exchanged_(&w, s);
+    return cost_traffic_of(&x, w.times);
 }
 
 // Returns the planned time of an update on one rank, with its share of the sequences.

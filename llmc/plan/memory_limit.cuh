@@ -38,16 +38,41 @@ static inline int memory_chunk(const Settled* s) {
     return (int)(chunk < N ? chunk : N);
 }
 
+// Communicators of a GPU, and other GPUs that it has buffers for, all groups together.
+typedef struct {
+    int communicators, peers;
+} MemoryLinks;
+
+// Returns those of a run (grid_groups_gpu_open): a group of all is the first communicator itself. A
+// stage exchanges with its neighbours only; the data group with the ranks of its replica.
+static inline MemoryLinks memory_links(const Ranks* ranks) {
+    const int all = grid_size(ranks->grid.shape), shards = ranks->shards;
+    MemoryLinks links = {all > 1, 0};
+    int of_all = 0; // peers in groups of all
+    for (int g = 0; g < GRID_GROUPS; g++) {
+        const int size = grid_member(&ranks->grid, (GridGroup)g).size, near = g == GRID_DATA ? shards
+                                                                              : g == GRID_PIPE && size > 3
+                                                                                  ? 3
+                                                                                  : size;
+        links.communicators += size > 1 && size < all;
+        links.peers += size < all ? near - 1 : 0;
+        of_all = size == all && near - 1 > of_all ? near - 1 : of_all;
+    }
+    links.peers += of_all;
+    links.communicators += shards < ranks_data(ranks).size ? 2 : 0;
+    return links;
+}
+
 // Returns the bytes of GPU memory that NCCL takes. --plan does not open NCCL and estimates them: 1
-// GiB per communicator, and 12 MiB for each of 32 channels to every other rank of the replica, as
-// NCCL lists them in https://github.com/NVIDIA/nccl/issues/1685. That issue reports 4.34 GB for 8
-// H100s after their first all-to-all; issues/864 reports 6 GB with three communicators.
+// GiB per communicator, and 12 MiB for each of 32 channels to every other rank that a group
+// exchanges with, as NCCL lists them in https://github.com/NVIDIA/nccl/issues/1685. That issue
+// reports 4.34 GB for 8 H100s after their first all-to-all; issues/864 reports 6 GB with three
+// communicators.
 static inline size_t memory_nccl_bytes(const Settled* s) {
-    const int shards = s->ranks.shards, data = ranks_data(&s->ranks).size;
-    const size_t communicators = shards < data ? 3 : 1;
-    return data == 1 || s->use != USE_TRAIN || !s->options.plan
+    const MemoryLinks links = memory_links(&s->ranks);
+    return links.communicators == 0 || s->use != USE_TRAIN || !s->options.plan
                ? s->nccl_bytes
-               : (communicators << 30) + (size_t)(shards - 1) * 32 * ((size_t)12 << 20);
+               : ((size_t)links.communicators << 30) + (size_t)links.peers * 32 * ((size_t)12 << 20);
 }
 
 // Returns the bytes of GPU memory that a run takes.

@@ -226,18 +226,41 @@ static double plan_operand_bytes_(const Settled* s) {
     return (double)optimizer_gathered_elements(&state, &s->zero) * arrays * sizeof(float);
 }
 
-void plan_print_traffic(FILE* file, const Settled* s) {
-    const int shards = s->ranks.shards, data = ranks_data(&s->ranks).size;
-    if (data == 1 || s->use != USE_TRAIN) {
-        return;
-    }
+// Prints the bytes that a process sends for ZeRO.
+static void plan_print_zero_traffic_(FILE* file, const Settled* s) {
+    const int shards = s->ranks.shards;
     const ZeroTraffic traffic = zero_traffic(&s->zero, s->sequences, s->options.batch, s->gradient_bytes,
                                              s->element_bytes, plan_operand_bytes_(s));
-    fprintf(file, "each update: every %s sends %.1f MiB",
-            s->options.program.trainer == OPTION_GPU ? "GPU" : "process", traffic.within / (1 << 20));
-    if (shards < data) {
+    fprintf(file, " %.1f MiB", traffic.within / (1 << 20));
+    if (shards < ranks_data(&s->ranks).size) {
         fprintf(file, " within its %d, and %.1f MiB to the other replicas", shards,
                 traffic.between / (1 << 20));
+    }
+}
+
+void plan_print_traffic(FILE* file, const Settled* s) {
+    if (grid_size(s->ranks.grid.shape) == 1 || s->use != USE_TRAIN) {
+        return;
+    }
+    const CostTraffic traffic = cost_traffic(s);
+    const struct {
+        double bytes;
+        const char* to;
+    } parts[] = {{traffic.tensor, "its tensor group"},
+                 {traffic.context, "its context group"},
+                 {traffic.pipeline, "other stages"}};
+    const char* separator = "";
+    fprintf(file, "each update: every %s sends",
+            s->options.program.trainer == OPTION_GPU ? "GPU" : "process");
+    if (ranks_data(&s->ranks).size > 1) {
+        plan_print_zero_traffic_(file, s);
+        separator = ",";
+    }
+    for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
+        if (parts[i].bytes > 0) {
+            fprintf(file, "%s %.1f MiB to %s", separator, parts[i].bytes / (1 << 20), parts[i].to);
+            separator = ",";
+        }
     }
     fputc('\n', file);
 }

@@ -1,0 +1,28 @@
+// test_memory_limit.cu -- memory_limit.cuh: the communicators of a grid.
+#define PRECISION_BF16
+#include "llmc/plan/memory_limit.cuh"
+#include "dev/test/lib/test.h"
+
+static void expect_links(GridShape shape, int shards, int communicators, int peers) {
+    const Ranks ranks = {grid_of(shape, 0), 2, shards, 8};
+    const MemoryLinks links = memory_links(&ranks);
+    EXPECT(links.communicators == communicators && links.peers == peers,
+           "t %d c %d D %d P %d: %d communicators, %d peers; wanted %d, %d", shape.tensor, shape.context,
+           shape.data, shape.pipeline, links.communicators, links.peers, communicators, peers);
+}
+
+// One communicator of all, which is also the one of a group of all; one for each other group of
+// several; two more for replicas. Middle stages have two neighbours.
+TEST(communicators) {
+    const GridShape alone = {1, 1, 1, 1, 1}, data = {1, 1, 8, 1, 1}, tensor = {8, 1, 1, 1, 8},
+                    context = {1, 8, 1, 1, 1}, two = {2, 1, 4, 1, 2}, three = {2, 2, 4, 1, 2},
+                    all = {2, 2, 2, 4, 2};
+    expect_links(alone, 1, 0, 0);
+    expect_links(data, 8, 1, 7);
+    expect_links(data, 4, 3, 3);
+    expect_links(tensor, 1, 1, 7);
+    expect_links(context, 8, 1, 7); // the data group is the context group
+    expect_links(two, 4, 3, 1 + 3);
+    expect_links(three, 8, 4, 1 + 1 + 7);
+    expect_links(all, 4, 5, 1 + 1 + 3 + 2);
+}
