@@ -62,22 +62,26 @@ class Group:
         self.near = min(size, max(1, h["gpus_per_node"] // stride))
         inside = self.near == size
         self.start = (h["node_us"] if inside else h["net_us"](math.ceil(size / self.near))) * 1e-6
-        self.exchange_rate = (h["node_gbps"] if inside else h["net_gbps"]) * 1e9
-        self.gather_rate = self.exchange_rate if inside else min(h["node_gbps"], self.near * h["net_gbps"]) * 1e9
+        self.node_rate, self.net_rate = h["node_gbps"] * 1e9, h["net_gbps"] * 1e9
+        self.send_rate = self.node_rate if inside else self.net_rate
 
-    def _time(self, nbytes, rate):
-        return nbytes * (self.size - 1) / self.size / rate + self.start if self.size > 1 else 0.0
+    def _time(self, nbytes, cards):
+        """Links in a machine and cards work at the same time; what comes from other machines passes these cards."""
+        if self.size == 1:
+            return 0.0
+        one = nbytes / self.size
+        return max(one * (self.size - 1) / self.node_rate, one * (self.size - self.near) / (cards * self.net_rate)) + self.start
 
     def gather(self, nbytes):
         """Each ends with all `nbytes`; over machines each byte enters a machine once, by any of its cards."""
-        return self._time(nbytes, self.gather_rate)
+        return self._time(nbytes, self.near)
 
     def exchange(self, nbytes):
         """Each sends an equal part of `nbytes` to each."""
-        return self._time(nbytes, self.exchange_rate)
+        return self._time(nbytes, 1)
 
     def send(self, nbytes):
-        return nbytes / self.exchange_rate + self.start if self.size > 1 else 0.0
+        return nbytes / self.send_rate + self.start if self.size > 1 else 0.0
 
 
 # ---- sizes ----

@@ -5,12 +5,14 @@ links.h -- how long the collectives of a run take, planned from their bytes.
     exchange    each has `bytes`, and sends an n-th to each (all-to-all, sums of parts)
     send        each sends `bytes` to one other
 
-    seconds = bytes (n - 1) / n / rate + the start of a message; a send: bytes / rate + the start
+    seconds = the larger of bytes (n - 1) / n / rate in a machine
+                         and bytes (n - k) / n / rate of the cards        + the start of a message
+    of a send: bytes / rate + the start
 
-A process has a link in its machine and a card to other machines. In a gather over machines each
-byte enters a machine once, through any of the cards of the k processes that the group has there: k
-times the rate of a card, at most that of the machine's own links. In an exchange each process gets
-bytes of its own, through its own card.
+A process has a link in its machine and a card to other machines, which work at the same time; k of
+the n processes are in its machine. In a gather over machines each byte enters a machine once,
+through any of the k cards: k times the rate of a card. In an exchange each process gets bytes of
+its own, through its own card.
 
 The rates are assumptions for large messages until they are measured (dev/bench/multi_gpu.sh prints
 them) and given by --node-gbps and --net-gbps. dev/bench/hardware.py has the same ones.
@@ -56,29 +58,26 @@ static inline double links_moved(LinksGroup group, double bytes) {
     return bytes * (group.size - 1) / group.size;
 }
 
-static inline double links_seconds_(LinksGroup group, double bytes, double per_s) {
-    return group.size > 1 ? links_moved(group, bytes) / per_s + links_start_s(group) : 0;
-}
-
-static inline double links_gather_per_s(const Links* links, LinksGroup group) {
-    return group.near == group.size ? links->node_per_s
-                                    : fmin(links->node_per_s, group.near * links->net_per_s);
-}
-
-static inline double links_exchange_per_s(const Links* links, LinksGroup group) {
-    return group.near == group.size ? links->node_per_s : links->net_per_s;
+// Returns the seconds of a collective in which a process gets its bytes through so many cards.
+static inline double links_seconds_(const Links* links, LinksGroup group, double bytes, int cards) {
+    const double others = bytes * (group.size - group.near) / group.size; // bytes from other machines
+    return group.size > 1
+               ? fmax(links_moved(group, bytes) / links->node_per_s, others / (cards * links->net_per_s)) +
+                     links_start_s(group)
+               : 0;
 }
 
 static inline double links_gather_s(const Links* links, LinksGroup group, double bytes) {
-    return links_seconds_(group, bytes, links_gather_per_s(links, group));
+    return links_seconds_(links, group, bytes, group.near);
 }
 
 static inline double links_exchange_s(const Links* links, LinksGroup group, double bytes) {
-    return links_seconds_(group, bytes, links_exchange_per_s(links, group));
+    return links_seconds_(links, group, bytes, 1);
 }
 
 static inline double links_send_s(const Links* links, LinksGroup group, double bytes) {
-    return group.size > 1 ? bytes / links_exchange_per_s(links, group) + links_start_s(group) : 0;
+    const double per_s = group.near == group.size ? links->node_per_s : links->net_per_s;
+    return group.size > 1 ? bytes / per_s + links_start_s(group) : 0;
 }
 
 #endif

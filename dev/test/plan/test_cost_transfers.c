@@ -106,12 +106,53 @@ TEST(context) {
     s = settled_in(cfg, &o, far, 0);
     const double start = 30e-6 + 2 * 2e-6;
     EXPECT_NEAR((update_of(&s).s[COST_CONTEXT] - 3 * cfg.L * start) /
-                    (bytes * 15 / 16 * (2 / NODE + 1 / 42e9)),
+                    (bytes * (2 * 15.0 / 16 / NODE + 8.0 / 16 / 42e9)),
                 1, 1e-9, "over two machines");
     cfg.arch = ARCH_LLAMA, cfg.KV = 4, cfg.F = 14336;
     s = settled_in(cfg, &o, near, 0);
     EXPECT_NEAR((update_of(&s).s[COST_CONTEXT] - calls) / (3 * bytes / 8 * 7 / 8 / NODE), 1, 1e-9,
                 "8 heads of queries for each of keys");
+}
+
+// Returns the line of the plan, in memory that the next call overwrites.
+static const char* traffic_line(const Settled* s) {
+    static char text[256];
+    memset(text, 0, sizeof(text));
+    FILE* file = fmemopen(text, sizeof(text) - 1, "w");
+    plan_print_traffic(file, s);
+    fclose(file);
+    return text;
+}
+
+// Each group's traffic, of 4 micro-batches a stage: 10 transfers of slices a block and 4 outside,
+// in a process of 2; keys and values twice and their gradients, of 8 N K numbers of 2 bytes; the
+// stream of each micro-batch forward, its gradient back, in a middle stage. The line names what
+// there is.
+TEST(traffic) {
+    const Options o = options_of(1, 4 * T, "--zero", "1");
+    ModelConfig cfg = model_of(1024);
+    cfg.L = 4;
+    const GridShape shape = {2, 2, 1, 4, 2}, plain = {1, 1, 8, 1, 1}, alone = {1, 1, 1, 1, 1},
+                    tensor = {2, 1, 1, 1, 2};
+    const Settled s = settled_in(cfg, &o, shape, 1);
+    const CostTraffic traffic = cost_traffic(&s);
+    const double N = T / 2, stream = 2.0 * N * 1024;
+    EXPECT_NEAR(traffic.tensor / (4 * (10 + 4) * stream / 2), 1, 1e-12, "tensor: %g", traffic.tensor);
+    EXPECT_NEAR(traffic.context / (4 * 3 * (2.0 * T * 2 * 1024 / 2) / 2), 1, 1e-12, "context: %g",
+                traffic.context);
+    EXPECT_NEAR(traffic.pipeline / (4 * 2 * stream / 2), 1, 1e-12, "pipeline: %g", traffic.pipeline);
+    char wanted[128];
+    snprintf(wanted, sizeof(wanted), " MiB, %.1f MiB to its tensor group, %.1f MiB to its context group, ",
+             traffic.tensor / (1 << 20), traffic.context / (1 << 20));
+    EXPECT(strstr(traffic_line(&s), wanted) && strstr(traffic_line(&s), " MiB to other stages\n"), "%s",
+           traffic_line(&s));
+    const Settled two = settled_in(cfg, &o, tensor, 0), eight = settled_in(cfg, &o, plain, 0),
+                  one = settled_in(cfg, &o, alone, 0);
+    EXPECT(strncmp(traffic_line(&two), "each update: every GPU sends ", 29) == 0 &&
+               strstr(traffic_line(&two), " MiB to its tensor group\n") && !strchr(traffic_line(&two), ','),
+           "%s", traffic_line(&two));
+    EXPECT(!strstr(traffic_line(&eight), " to "), "%s", traffic_line(&eight));
+    EXPECT(!*traffic_line(&one), "%s", traffic_line(&one));
 }
 
 // P - 1 of M + P - 1 micro-batches are idle; messages are 2 N C bytes each way.
