@@ -16,10 +16,10 @@ N tokens of a micro-batch are in a process of a context group, B T / c. The stre
 among the t processes of a tensor group. A transfer puts all N together, or adds up their parts.
 
 Other plans look faster where they assume what the trainers do not do. Gradients of keys and values
-travel through a process's own card, because each piece is added by its owner in the order of ranks:
-7B in contexts of 32 GPUs, 131k tokens, waits 1.2 s of 3.1 s for them, not the 0.2 s of a sum that is
-made in each machine first. A stage's messages take 13 s of an update of 65B with t 8, P 8 at 100
-Gb/s for a machine of 8, and the tensor group's 20 s, of which another schedule hides two thirds.
+travel through a process's own card, because their owner adds them up in the order of ranks: 7B in
+contexts of 32 GPUs, 131k tokens, waits 1.2 s of 3.1 s for them, not the 0.2 s of a sum that is made
+in each machine first. In an update of 65B with t 8, P 8 at 100 Gb/s for a machine of 8, messages of
+stages take 13 s, and those of the tensor group 20 s, of which another schedule hides two thirds.
 */
 #ifndef LLMC_COST_TRANSFERS_H
 #define LLMC_COST_TRANSFERS_H

@@ -60,7 +60,8 @@ static inline double links_moved(LinksGroup group, double bytes) {
 
 // Returns the seconds of a collective in which a process gets its bytes through so many cards.
 static inline double links_seconds_(const Links* links, LinksGroup group, double bytes, int cards) {
-    const double others = bytes * (group.size - group.near) / group.size; // bytes from other machines
+    // bytes from other machines
+    const double others = bytes * (group.size - group.near) / group.size;
     return group.size > 1
                ? fmax(links_moved(group, bytes) / links->node_per_s, others / (cards * links->net_per_s)) +
                      links_start_s(group)

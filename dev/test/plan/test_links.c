@@ -29,8 +29,8 @@ TEST(in_a_machine) {
     EXPECT(links_gather_s(&LINKS, links_group(&LINKS, 1, 1), 1e9) == 0, "one process sends nothing");
 }
 
-// What comes from the own machine does not pass the cards, and what comes from others passes the
-// cards of all processes of a machine in a gather, in an exchange only each process's own.
+// Bytes from the own machine do not pass the cards. In a gather those from others pass the cards of
+// all processes of a machine, in an exchange only each process's own.
 TEST(over_machines) {
     for (int stride = 1; stride <= 16; stride *= 2) {
         const LinksGroup group = links_group(&LINKS, 16, stride);
