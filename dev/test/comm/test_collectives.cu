@@ -9,6 +9,7 @@
 #include "llmc/comm/comm.h"
 #include "llmc/comm/comm_nccl.cuh"
 #include "llmc/gpu/gpu.cuh"
+#include "llmc/parallel/context_parallel.cuh"
 #include "llmc/setup/launcher.h"
 #include "llmc/setup/options.h"
 
@@ -377,6 +378,65 @@ static void test_group_of_one(const Comm* c, const Gpu* gpu) {
     (void)c, (void)gpu;
 }
 
+// ---- sequences that are divided among all ranks ----
+
+static float* filled_floats(size_t count, int from) {
+    float* x = (float*)check_alloc(count, sizeof(float), "host");
+    for (size_t i = 0; i < count; i++) {
+        x[i] = filled(from, 7, i) / 3; // sums depend on their order
+    }
+    return x;
+}
+
+static float* on_gpu(const float* x, size_t count, const Gpu* gpu) {
+    float* device = (float*)gpu_alloc(count, sizeof(float), "device");
+    fill(device, count, gpu, [x](size_t i) { return x[i]; });
+    return device;
+}
+
+static void expect_like_cpu(const float* device, const float* host, size_t count, const Gpu* gpu,
+                            const char* what) {
+    expect_all(device, count, gpu, what, [host](size_t i) { return host[i]; });
+}
+
+// Compares context_parallel.cuh with context_parallel.h, in fp32: keys and values, the sums of their
+// gradients, and words of tokens have the same bits.
+static void test_context(const GroupGpu* g, const Gpu* gpu) {
+    Comm* comm = g->comm;
+    const AttentionSizes sizes = {2, 6, 4, 2, 5, 1, {g->size - 1, g->rank}};
+    const size_t N = 12, qkv_count = N * (size_t)attention_qkv_size(sizes),
+                 kv_count = context_elements(sizes);
+    Memory host = memory_on_host(), device = memory_on_gpu();
+    Group cpu;
+    ContextParallel want;
+    ContextParallelGpu<float> got;
+    group_open(&cpu, comm, 0, comm->rank);
+    context_open_cpu(&want, &host, sizes, &cpu);
+    context_open(&got, &device, sizes, g);
+    float *qkv = filled_floats(qkv_count, g->rank), *dkv = filled_floats(kv_count, g->rank + 1),
+          *losses = filled_floats(N * (size_t)g->size, 0), *gathered = filled_floats(N * (size_t)g->size, 0);
+    float *d_qkv = on_gpu(qkv, qkv_count, gpu), *d_own = on_gpu(qkv, N, gpu);
+    expect_like_cpu(context_gather(&got, (const float*)d_qkv, sizes, gpu),
+                    context_gather_cpu(&want, qkv, sizes), kv_count, gpu, "context_gather");
+    memcpy(want.dkv, dkv, kv_count * sizeof(float));
+    fill(got.dkv, kv_count, gpu, [dkv](size_t i) { return dkv[i]; });
+    context_sum_cpu(qkv, &want, sizes);
+    context_sum(d_qkv, &got, sizes, gpu);
+    expect_like_cpu(d_qkv, qkv, qkv_count, gpu, "context_sum");
+    context_gather_tokens_cpu(losses, &want, qkv, sizes);
+    fill(d_own, N, gpu, [qkv](size_t i) { return qkv[i]; });
+    context_gather_tokens(gathered, &got, d_own, sizes, gpu);
+    EXPECT(memcmp(gathered, losses, N * (size_t)g->size * sizeof(float)) == 0, "context_gather_tokens");
+    gpu_free(d_own);
+    gpu_free(d_qkv);
+    for (float* x : {qkv, dkv, losses, gathered}) {
+        free(x);
+    }
+    group_close(&cpu);
+    memory_close(&device);
+    memory_close(&host);
+}
+
 // ---- devices ----
 
 #ifdef CUSIM
@@ -440,6 +500,10 @@ static void run_tests(const GroupGpu* g, const Gpu* gpu) {
     test_group(g, gpu);
     if (c->size == 1) {
         test_group_of_one(c, gpu);
+    } else {
+#ifdef HAVE_MPI // else CPUs have no groups
+        test_context(g, gpu);
+#endif
     }
 }
 
