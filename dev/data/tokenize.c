@@ -67,6 +67,7 @@ typedef struct {
     const char** inputs;
     uint64_t num_inputs;
     int threads;
+    Filters filters;
     Documents source;
     Bpe bpe;
     ShardWriter shards;
@@ -139,12 +140,27 @@ static void progress_put_inputs(const Run* run, FILE* file) {
     fputs("],\n", file);
 }
 
+enum { KEPT_BYTES = FILTERS_MAX * (FILTER_BYTES + 2) };
+
+// Returns the value of an option as the progress file has it: those of a list, joined.
+static const char* kept_text(const Run* run, const OptionRow* row, char buffer[KEPT_BYTES]) {
+    const OptionList* list = &run->options.filter;
+    if (row->type != OPTION_LIST) {
+        return option_text(&run->options, row, buffer);
+    }
+    buffer[0] = '\0';
+    for (int i = 0, used = 0; i < list->count; i++) {
+        used += snprintf(buffer + used, (size_t)(KEPT_BYTES - used), "%s%s", i ? ", " : "", list->text[i]);
+    }
+    return buffer;
+}
+
 static void progress_put_options(const Run* run, FILE* file) {
     fprintf(file, "\"options\":{\"tokenizer\":\"%016" PRIx64 "\"", bpe_checksum(&run->bpe));
     for (int i = 0; i < OPTION_ROWS; i++) {
-        char buffer[OPTION_TEXT_BYTES];
+        char buffer[KEPT_BYTES];
         if (is_kept(&OPTION_TABLE[i])) {
-            const char* text = option_text(&run->options, &OPTION_TABLE[i], buffer);
+            const char* text = kept_text(run, &OPTION_TABLE[i], buffer);
             fprintf(file, ",\"%s\":", OPTION_TABLE[i].name);
             json_print_string(file, text, strlen(text));
         }
@@ -170,8 +186,8 @@ static void progress_save(const Run* run, TextPosition at, uint64_t skip, int is
     progress_put_options(run, file.file);
     fprintf(file.file,
             "\"file\":%" PRIu64 ",\"document\":%" PRIu64 ",\"offset\":%" PRIu64 ",\"skip_ids\":%" PRIu64
-            ",\n",
-            at.file, at.document, at.offset, skip);
+            ",\n\"failed\":%" PRIu64 ",\"missing\":%" PRIu64 ",\n",
+            at.file, at.document, at.offset, skip, at.failed, at.missing);
     progress_put_shards(run, file.file);
     fprintf(file.file, "\"finished\":%s\n}\n", is_finished ? "true" : "false");
     file_commit(&file);
@@ -187,7 +203,7 @@ static int progress_read_options(const Run* run, JsonReader* reader) {
     const char *key, *value;
     int more = 0, ok = json_take(reader, '{');
     for (int n = 0; ok && (more = json_member(reader, n ? JSON_NEXT : JSON_FIRST, &key)) > 0; n++) {
-        char name[OPTION_NAME_BYTES + 2], buffer[OPTION_TEXT_BYTES], sum[17];
+        char name[OPTION_NAME_BYTES + 2], buffer[KEPT_BYTES], sum[17];
         ok = json_string(reader, &value);
         snprintf(name, sizeof(name), "--%s", key);
         snprintf(sum, sizeof(sum), "%016" PRIx64, bpe_checksum(&run->bpe));
@@ -195,7 +211,7 @@ static int progress_read_options(const Run* run, JsonReader* reader) {
         if (ok && strcmp(key, "tokenizer") == 0 && strcmp(value, sum) != 0) {
             progress_refuse(run, "--tokenizer: the checksum of the vocabulary", sum, value);
         } else if (ok && row && is_kept(row)) {
-            const char* now = option_text(&run->options, row, buffer);
+            const char* now = kept_text(run, row, buffer);
             if (strcmp(value, now) != 0) {
                 progress_refuse(run, name, *now ? now : "''", *value ? value : "''");
             }
@@ -279,7 +295,7 @@ static int progress_read_sums(Run* run, JsonReader* reader, uint64_t* count) {
 // Continues the run that wrote the file.
 static int progress_read(Run* run, JsonReader* reader) {
     const char* key;
-    size_t shards = 0, tokens = 0, document = 0, offset = 0, file = 0, skip = 0;
+    size_t shards = 0, tokens = 0, skip = 0, file = 0, document = 0, offset = 0, failed = 0, missing = 0;
     uint64_t num_sums = 0;
     int more = 0, ok = json_take(reader, '{');
     for (int n = 0; ok && (more = json_member(reader, n ? JSON_NEXT : JSON_FIRST, &key)) > 0; n++) {
@@ -290,14 +306,14 @@ static int progress_read(Run* run, JsonReader* reader) {
              : strcmp(key, "document") == 0  ? json_natural(reader, &document)
              : strcmp(key, "offset") == 0    ? json_natural(reader, &offset)
              : strcmp(key, "skip_ids") == 0  ? json_natural(reader, &skip)
+             : strcmp(key, "failed") == 0    ? json_natural(reader, &failed)
+             : strcmp(key, "missing") == 0   ? json_natural(reader, &missing)
              : strcmp(key, "shards") == 0    ? json_natural(reader, &shards)
              : strcmp(key, "tokens") == 0    ? json_natural(reader, &tokens)
              : strcmp(key, "checksums") == 0 ? progress_read_sums(run, reader, &num_sums)
                                              : json_skip(reader);
     }
-    run->start.file = file;
-    run->start.document = document;
-    run->start.offset = offset;
+    run->start = (TextPosition){file, document, offset, failed, missing};
     run->skip_ids = skip;
     if (!run->is_finished) {
         shard_writer_resume(&run->shards, shards);
@@ -444,6 +460,15 @@ static int64_t auto_val_tokens(const Run* run) {
     return run->source.total_bytes > 0 && part < run->options.shard_tokens ? part : run->options.shard_tokens;
 }
 
+static void print_dropped(const Run* run) {
+    const TextPosition* end = &run->source.at;
+    if (run->filters.count) {
+        printf("--filter dropped %" PRIu64 " documents; %" PRIu64
+               " more lack a field, or have one of another kind\n",
+               end->failed, end->missing);
+    }
+}
+
 static void print_summary(const Run* run) {
     const Screen* screen = &run->screen;
     const double spent_s = time_now_s() - screen->start_s;
@@ -458,6 +483,7 @@ static void print_summary(const Run* run) {
            screen->documents, 1e-6 * (double)screen->text_bytes,
            (double)screen->text_bytes / (double)screen->ids, spent_s,
            1e-6 * (double)screen->text_bytes / spent_s, 1e-6 * (double)screen->ids / spent_s);
+    print_dropped(run);
     if (run->shards.tokens <= (uint64_t)run->options.val_tokens) {
         fprintf(stderr, "warning: all tokens went to validation; --val-tokens limits them\n");
     }
@@ -563,13 +589,14 @@ static void open_shards(Run* run) {
 }
 
 static void finish_shards(Run* run) {
-    const TextPosition end = {run->num_inputs, 0, 0};
+    const TextPosition end = run->source.at;
     const uint64_t number = run->shards.number;
     shard_writer_close(&run->shards);
     if (run->shards.number > number) {
         add_shard_sum(run, number);
     }
-    CHECK(run->shards.number > 0, "the inputs contain no text");
+    CHECK(run->shards.number > 0, "the inputs contain no text%s",
+          run->filters.count ? ", or --filter drops all of it" : "");
     progress_save(run, end, 0, 1);
 }
 
@@ -668,6 +695,7 @@ static void train_vocabulary(Run* run) {
     screen_close(&run->screen);
     printf("%d ids from %" PRIu64 " documents, %.1f MB of text, in %.1f s\n", run->bpe.vocab_size,
            run->screen.documents, 1e-6 * (double)run->screen.text_bytes, time_now_s() - run->screen.start_s);
+    print_dropped(run);
     write_vocabulary(run);
 }
 
@@ -695,6 +723,15 @@ static void check_options(const Run* run) {
     }
 }
 
+static void add_filters(Run* run) {
+    char error[ERROR_BYTES];
+    for (int i = 0; i < run->options.filter.count; i++) {
+        if (!filters_add(&run->filters, run->options.filter.text[i], error)) {
+            die_usage("%s", error);
+        }
+    }
+}
+
 PROCESSOR_CHECK
 
 int main(int argc, char** argv) {
@@ -705,10 +742,11 @@ int main(int argc, char** argv) {
     run.num_inputs =
         (uint64_t)options_parse_arguments(&run.options, argc, argv, options_program(OPTION_CPU), run.inputs);
     check_options(&run);
+    add_filters(&run);
     run.threads = run.options.threads ? run.options.threads : limits_threads("");
     file_path(run.progress_path, "%s" PROGRESS_ENDING, run.options.out);
     const TextOptions text = {(TextFormat)run.options.format, run.options.field, run.options.separator,
-                              TEXT_BLOCK_BYTES};
+                              TEXT_BLOCK_BYTES, &run.filters};
     documents_open(&run.source, &text, run.inputs, run.num_inputs);
     CHECK(documents_check(&run.source), "%s", run.source.error);
     if (run.options.train_bpe) {
@@ -717,6 +755,7 @@ int main(int argc, char** argv) {
         write_shards(&run);
     }
     documents_close(&run.source);
+    filters_close(&run.filters);
     bpe_close(&run.bpe);
     free(run.input_sums);
     free(run.shard_sums);

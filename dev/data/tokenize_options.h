@@ -6,6 +6,7 @@
 struct Options {
     int format;
     const char *field, *separator;
+    OptionList filter;
     int64_t shard_tokens, val_tokens;
     const char *tokenizer, *out;
     int restart, train_bpe;
@@ -33,6 +34,9 @@ const OptionRow OPTION_TABLE[] = {
         "NAME", "field of JSON lines, or column of Parquet, that holds the document"},
     {"input",  "separator",    "",  STRING_(separator),   0,       0, 0,     "",
         "TEXT", "separates documents in a text file; without it: one document per file"},
+    {"input",  "filter",       "",  LIST_(filter),        0,       0, 0,     "",
+        "'FIELD > VALUE'", "keep only documents whose field of JSON lines, or column of Parquet, is < <= > >= = or != "
+        "a number or text; may be given several times: all must hold"},
 
     {"shards", "shard-tokens", "",  COUNT_(shard_tokens), 1, 2147483647, 0, "100000000",
         "tokens", "per shard"},
@@ -63,6 +67,7 @@ const OptionRow OPTION_TABLE[] = {
 
 static const OptionSynonym OPTION_SYNONYMS[] = {
     {"text-field json-key json-keys column", "use --field"},
+    {"where condition min-score", "use --filter 'FIELD > VALUE'"},
     {"eot-token document-separator delimiter", "use --separator, a text"},
     {"vocab-size vocabsize", "use --train-bpe, to train a vocabulary of this size"},
     {"output output-prefix output-dir out-dir", "use --out, the prefix of all output file names"},

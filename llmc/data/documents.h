@@ -23,6 +23,9 @@ BPE_MAX_PIECE. `documents` are the offsets at which documents start, ascending; 
 the block continues the last document of the previous block. A document is cut only where the tokens
 of its parts are those of the whole (bpe_last_cut).
 
+With options.filters, a document is dropped unless all conditions hold (filters.h); plain text has
+no fields. A field that is missing in all documents of a file is an error.
+
 The start of a block is a TextPosition. A newly opened source can continue from it (documents_seek),
 even with blocks of another size, and gives the same tokens.
 
@@ -38,6 +41,7 @@ Memory: two blocks, and with jsonl and separators the longest document (1 GiB at
 #include "llmc/base/check.h"
 #include "llmc/base/enum_words.h"
 #include "llmc/data/compressed_file.h"
+#include "llmc/data/filters.h"
 #include "llmc/data/parquet.h"
 #include "llmc/tokenizer/bpe_split.h"
 
@@ -63,16 +67,19 @@ enum {
 typedef enum { TEXT_FORMAT_WORDS(WORDS_VALUE) } TextFormat;
 
 typedef struct {
-    TextFormat format;     // of all files
-    const char* field;     // field of JSON objects; column of Parquet files
-    const char* separator; // between documents of plain text; "": a file is one document
-    size_t block_bytes;    // usually TEXT_BLOCK_BYTES
+    TextFormat format;      // of all files
+    const char* field;      // field of JSON objects; column of Parquet files
+    const char* separator;  // between documents of plain text; "": a file is one document
+    size_t block_bytes;     // usually TEXT_BLOCK_BYTES
+    const Filters* filters; // NULL: none
 } TextOptions;
 
 typedef struct {
     uint64_t file;     // index of the input
     uint64_t document; // line, row or part of the file, from 0
     uint64_t offset;   // bytes of this document before the position
+    // documents before this one that the filters dropped: a field failed, or was missing
+    uint64_t failed, missing;
 } TextPosition;
 
 typedef struct {
@@ -95,8 +102,11 @@ typedef struct {
     uint64_t total_bytes;
     BpeRules rules;
 
-    CompressedFile file; // paths[at.file], if is_open and not Parquet
-    Parquet parquet;     // paths[at.file], if Parquet
+    CompressedFile file;            // paths[at.file], if is_open and not Parquet
+    Parquet parquet;                // paths[at.file], if Parquet
+    Parquet columns[FILTERS_MAX];   // the same file, for the fields of the filters
+    FieldValue fields[FILTERS_MAX]; // of the record, by filter
+    char seen[FILTERS_MAX];         // 1 if a document of this file had a value of the filter's kind
     int is_open;
     TextFormat format; // of the open file
     // bytes of this file, decompressed, read so far; not for Parquet
@@ -286,22 +296,51 @@ static int text_open_packed_(Documents* source, const char* path) {
     return source->is_open;
 }
 
+static int text_num_filters_(const Documents* source) {
+    return source->options.filters ? source->options.filters->count : 0;
+}
+
+// Closes the first `columns` columns of the filters, and that of the text.
+static void text_close_parquet_(Documents* source, int columns) {
+    parquet_close(&source->parquet);
+    for (int i = 0; i < columns; i++) {
+        parquet_close(&source->columns[i]);
+    }
+}
+
+static int text_open_parquet_(Documents* source, const char* path) {
+    const int n = text_num_filters_(source);
+    source->is_open = parquet_open(&source->parquet, path, source->options.field);
+    if (!source->is_open) {
+        memcpy(source->error, source->parquet.error, sizeof(source->error));
+    }
+    for (int i = 0; source->is_open && i < n; i++) {
+        const char* field = source->options.filters->list[i].field;
+        source->is_open = parquet_open_values(&source->columns[i], path, field);
+        if (!source->is_open) {
+            memcpy(source->error, source->columns[i].error, sizeof(source->error));
+            text_close_parquet_(source, i);
+        }
+    }
+    return source->is_open;
+}
+
 static int text_open_file_(Documents* source) {
     const char* path = source->paths[source->at.file];
     source->records = source->text_bytes = source->head_bytes = 0;
     source->begin = source->end = 0;
+    memset(source->seen, 0, sizeof(source->seen));
     if (!text_format_(source, path, &source->format)) {
         return 0;
     }
-    if (source->format != TEXT_PARQUET) {
+    if (source->format == TEXT_PLAIN && text_num_filters_(source)) {
+        error_set(source->error, path, "plain text has no fields for --filter; wanted .jsonl or .parquet");
+    } else if (source->format != TEXT_PARQUET) {
         text_open_packed_(source, path);
     } else if (compressed_kind(path) != COMPRESSED_NOT) {
         error_set(source->error, path, "Parquet is already compressed inside, wanted the file unpacked");
     } else {
-        source->is_open = parquet_open(&source->parquet, path, source->options.field);
-        if (!source->is_open) {
-            memcpy(source->error, source->parquet.error, sizeof(source->error));
-        }
+        text_open_parquet_(source, path);
     }
     return source->is_open;
 }
@@ -309,7 +348,7 @@ static int text_open_file_(Documents* source) {
 static void text_close_file_(Documents* source) {
     source->is_open = 0;
     if (source->format == TEXT_PARQUET) {
-        parquet_close(&source->parquet);
+        text_close_parquet_(source, text_num_filters_(source));
     } else {
         compressed_close(&source->file);
     }
@@ -380,13 +419,35 @@ static int text_widen_(Documents* source, size_t* got) {
     return ok;
 }
 
-// Takes the next row of a Parquet file: 1, 0 at its end, -1 after an error.
-static int text_row_(Documents* source, const char** row, size_t* bytes) {
-    const int more = parquet_next(&source->parquet, row, bytes);
+// Takes the next value of a column: 1, 0 at its end, -1 after an error.
+static int text_value_(Documents* source, Parquet* column, FieldValue* field) {
+    ParquetValue value;
+    const int more = parquet_next_value(column, &value);
     if (more < 0) {
-        memcpy(source->error, source->parquet.error, sizeof(source->error));
+        memcpy(source->error, column->error, sizeof(source->error));
+    } else if (more > 0) {
+        field->kind = value.kind == PARQUET_TEXT     ? FIELD_TEXT
+                      : value.kind == PARQUET_NUMBER ? FIELD_NUMBER
+                                                     : FIELD_MISSING;
+        field->text = value.text;
+        field->bytes = value.bytes;
+        field->number = value.number;
     }
-    source->records += more > 0 ? 1 : 0;
+    return more;
+}
+
+// Takes the next row of a Parquet file, whose text may be null: 1, 0 at its end, -1 after an error.
+static int text_row_(Documents* source) {
+    FieldValue row;
+    int more = text_value_(source, &source->parquet, &row);
+    for (int i = 0; more > 0 && i < text_num_filters_(source); i++) {
+        more = text_value_(source, &source->columns[i], &source->fields[i]);
+    }
+    if (more > 0) {
+        source->records++;
+        source->document = row.text;
+        source->document_bytes = row.kind == FIELD_TEXT ? row.bytes : 0;
+    }
     return more;
 }
 
@@ -438,23 +499,124 @@ static void text_add_name_(char names[TEXT_NAMES_BYTES_], const char* key, size_
     }
 }
 
-// Reads an object and sets *text to its string `field`; *text is NULL if the field is null.
-static int text_field_(JsonReader* reader, const char* field, const char** text, size_t* bytes) {
-    char names[TEXT_NAMES_BYTES_] = "";
+// Reads a value that a condition can be about; it is missing if it is none.
+static int text_scalar_(JsonReader* reader, FieldValue* value) {
+    int is_true;
+    value->kind = FIELD_MISSING;
+    switch (json_peek(reader)) {
+    case '"':
+        value->kind = FIELD_TEXT;
+        return json_text(reader, &value->text, &value->bytes);
+    case 't':
+    case 'f':
+        if (!json_bool(reader, &is_true)) {
+            return 0;
+        }
+        value->kind = FIELD_TEXT;
+        value->text = is_true ? "true" : "false";
+        value->bytes = strlen(value->text);
+        return 1;
+    case '[':
+    case '{':
+    case 'n':
+        return json_skip(reader);
+    default:
+        value->kind = FIELD_NUMBER;
+        return json_number(reader, &value->number);
+    }
+}
+
+// Returns 1 if a filter's field is this key, '.' if it is inside of the key's object, else 0.
+// outer[0 .. outer_bytes) are the keys around it, each with its dot.
+static int text_is_field_(const Filter* filter, const char* outer, size_t outer_bytes, const char* key,
+                          size_t bytes) {
+    const char* field = filter->field;
+    if (strncmp(field, outer, outer_bytes) != 0 || strncmp(field + outer_bytes, key, bytes) != 0) {
+        return 0;
+    }
+    const char end = field[outer_bytes + bytes];
+    return end == '.' ? '.' : end == '\0';
+}
+
+static int text_members_(Documents* source, JsonReader* reader, const char* outer, size_t outer_bytes);
+
+// Reads the value of a key, for all filters whose field it is or contains.
+static int text_filtered_(Documents* source, JsonReader* reader, const char* outer, size_t outer_bytes,
+                          const char* key, size_t bytes) {
+    const Filters* filters = source->options.filters;
+    const Filter* inside = NULL;
+    int matches[FILTERS_MAX], is_field = 0;
+    for (int i = 0; i < text_num_filters_(source); i++) {
+        matches[i] = text_is_field_(&filters->list[i], outer, outer_bytes, key, bytes);
+        is_field |= matches[i] == 1;
+        inside = matches[i] == '.' ? &filters->list[i] : inside;
+    }
+    if (inside && json_peek(reader) == '{') {
+        return text_members_(source, reader, inside->field, outer_bytes + bytes + 1);
+    }
+    FieldValue value;
+    if (!is_field) {
+        return json_skip(reader);
+    }
+    const int ok = text_scalar_(reader, &value);
+    for (int i = 0; ok && i < text_num_filters_(source); i++) {
+        source->fields[i] = matches[i] == 1 ? value : source->fields[i];
+    }
+    return ok;
+}
+
+// Reads an object inside of the line's.
+static int text_members_(Documents* source, JsonReader* reader, const char* outer, size_t outer_bytes) {
     const char* key;
+    size_t n;
+    int ok = json_take(reader, '{'), more = 0;
+    for (JsonPlace place = JSON_FIRST; ok && (more = json_text_member(reader, place, &key, &n)) > 0;
+         place = JSON_NEXT) {
+        ok = text_filtered_(source, reader, outer, outer_bytes, key, n);
+    }
+    return ok && more == 0;
+}
+
+// Sets the document to the string of --field, NULL if it is null; also for filters on this field.
+static int text_take_text_(Documents* source, JsonReader* reader) {
+    const char* field = source->options.field;
+    FieldValue text = {FIELD_MISSING, NULL, 0, 0};
+    if (json_peek(reader) == 'n') {
+        return json_skip(reader);
+    }
+    if (!json_text(reader, &text.text, &text.bytes)) {
+        return 0;
+    }
+    text.kind = FIELD_TEXT;
+    source->document = text.text;
+    source->document_bytes = text.bytes;
+    for (int i = 0; i < text_num_filters_(source); i++) {
+        if (strcmp(source->options.filters->list[i].field, field) == 0) {
+            source->fields[i] = text;
+        }
+    }
+    return 1;
+}
+
+// Reads the object of a line: its document and the fields of the filters.
+static int text_object_(Documents* source, JsonReader* reader) {
+    const char *field = source->options.field, *key;
     const size_t field_bytes = strlen(field);
+    char names[TEXT_NAMES_BYTES_] = "";
     size_t n;
     int found = 0, ok = json_take(reader, '{'), more = 0;
-    *text = NULL;
+    source->document = NULL;
+    source->document_bytes = 0;
+    memset(source->fields, 0, sizeof(source->fields));
     for (JsonPlace place = JSON_FIRST; ok && (more = json_text_member(reader, place, &key, &n)) > 0;
          place = JSON_NEXT) {
         if (n != field_bytes || memcmp(key, field, n) != 0) {
             text_add_name_(names, key, n);
-            ok = json_skip(reader);
+            ok = text_filtered_(source, reader, "", 0, key, n);
         } else if (found++) {
             ok = error_set(reader->error, reader->path, "the field \"%s\" appears twice", field);
         } else {
-            ok = json_peek(reader) == 'n' ? json_skip(reader) : json_text(reader, text, bytes);
+            ok = text_take_text_(source, reader);
         }
     }
     if (ok && more == 0 && !found) {
@@ -464,22 +626,21 @@ static int text_field_(JsonReader* reader, const char* field, const char** text,
     return ok && more == 0 && json_end(reader);
 }
 
-// Takes the document of a line: 1, 0 if it has none, -1 after an error.
+// Takes the document of a line, which may be without text. Returns -1 after an error.
 static int text_json_document_(Documents* source, char* line, size_t bytes) {
     JsonReader reader = json_reader("", line, bytes, source->error);
-    const char* text;
     if (json_peek(&reader) < 0) {
-        return 0; // an empty line
+        source->document_bytes = 0; // an empty line
+        return 1;
     }
-    if (!text_field_(&reader, source->options.field, &text, &source->document_bytes)) {
+    if (!text_object_(source, &reader)) {
         char message[ERROR_BYTES];
         snprintf(message, sizeof(message), "%s", source->error);
         snprintf(source->error, sizeof(source->error), "%.*s:%llu%.1024s", PATH_MAX, source->file.path,
                  (unsigned long long)source->records, message);
         return -1;
     }
-    source->document = text;
-    return text != NULL;
+    return 1;
 }
 
 // ---- documents ----
@@ -489,32 +650,81 @@ static int text_json_document_(Documents* source, char* line, size_t bytes) {
 static int text_record_(Documents* source) {
     char* record = NULL;
     if (source->format == TEXT_PARQUET) {
-        return text_row_(source, &source->document, &source->document_bytes);
+        return text_row_(source);
     }
     const int more = text_cut_record_(source, &record, &source->document_bytes);
     source->document = source->record = record;
     return more;
 }
 
+// Takes the next record of the open file with its text and its fields.
+static int text_parsed_(Documents* source) {
+    const int more = text_record_(source);
+    return more > 0 && source->format == TEXT_JSONL
+               ? text_json_document_(source, source->record, source->document_bytes)
+               : more;
+}
+
+// Returns the result of all filters: the first that does not hold.
+static FilterResult text_filter_(Documents* source) {
+    FilterResult result = FILTER_HOLDS;
+    for (int i = text_num_filters_(source); i-- > 0;) {
+        const FilterResult one = filter_result(&source->options.filters->list[i], &source->fields[i]);
+        source->seen[i] |= one != FILTER_MISSING;
+        result = one != FILTER_HOLDS ? one : result;
+    }
+    return result;
+}
+
+// Refuses a file in which the field of a filter is missing everywhere.
+static int text_refuse_unseen_(Documents* source) {
+    for (int i = 0; i < text_num_filters_(source); i++) {
+        const Filter* filter = &source->options.filters->list[i];
+        if (!source->seen[i]) {
+            return error_set(source->error, source->paths[source->at.file],
+                             "no document has the field \"%s\" with a %s, which --filter '%s' wants",
+                             filter->field, filter->value.kind == FIELD_NUMBER ? "number" : "text",
+                             filter->condition);
+        }
+    }
+    return 1;
+}
+
+// Reads on until a document of the file had each field of the filters.
+static int text_check_fields_(Documents* source) {
+    int more = 1, unseen = text_num_filters_(source), documents = 0;
+    while (unseen && (more = text_parsed_(source)) > 0) {
+        if (source->document_bytes > 0) {
+            text_filter_(source);
+            documents = 1;
+        }
+        unseen = memchr(source->seen, 0, (size_t)text_num_filters_(source)) != NULL;
+    }
+    return more >= 0 && (!documents || text_refuse_unseen_(source));
+}
+
 // Takes the next document that has text: 1, 0 at the end of the file, -1 after an error.
 static int text_document_(Documents* source) {
-    for (;;) {
-        int found = text_record_(source);
-        if (found <= 0) {
-            return found;
+    int more, documents = 0;
+    while ((more = text_parsed_(source)) > 0) {
+        if (source->document_bytes == 0) {
+            continue;
         }
-        if (source->format == TEXT_JSONL) {
-            found = text_json_document_(source, source->record, source->document_bytes);
-        }
-        if (found < 0) {
-            return found;
-        }
-        if (found && source->document_bytes > 0) {
+        const FilterResult result = text_filter_(source);
+        documents = 1;
+        source->at.failed += result == FILTER_FAILS;
+        source->at.missing += result == FILTER_MISSING;
+        if (result == FILTER_HOLDS) {
             source->at.document = source->records - 1;
             source->at.offset = 0;
             return 1;
         }
     }
+    source->document_bytes = 0;
+    // regular files were checked before (documents_check)
+    return more == 0 && documents && source->is_stream[source->at.file] && !text_refuse_unseen_(source)
+               ? -1
+               : more;
 }
 
 // Records that text of the document at source->at follows.
@@ -710,10 +920,11 @@ int documents_check(Documents* source) {
             while (ok && got > 0 && source->format == TEXT_PLAIN && source->text_bytes < TEXT_LOOKED_AT_) {
                 ok = text_read_(source, beginning, sizeof(beginning), &got);
             }
+            ok = ok && text_check_fields_(source);
             text_close_file_(source);
         }
     }
-    source->at.file = 0;
+    source->at.file = source->document_bytes = 0;
     return ok;
 }
 

@@ -119,6 +119,35 @@ packed() {
     bad 1 "short.jsonl.$ending: truncated" "${vocab[@]}" --out "short_$ending" "short.jsonl.$ending"
 }
 
+# ---- clean data ----
+
+# Documents that --filter keeps have the shards of a file that has only these.
+test_filters() {
+    local cut=("${vocab[@]}" --shard-tokens 300 --val-tokens 100)
+    local run=("${cut[@]}" --filter 'id > 20' --filter 'meta.kind = odd')
+    awk '{ printf "{\"id\": %s, \"meta\": {\"kind\": \"%s\"}, \"text\": \"%s\"}\n", NR % 9 ? NR : "null", NR % 2 ? "odd" : "even", $0 }' \
+        lines.txt >scored.jsonl
+    awk 'NR > 20 && NR % 2 && NR % 9 { printf "{\"text\": \"%s\"}\n", $0 }' lines.txt >kept.jsonl
+    good "what is kept" "${cut[@]}" --out sifted kept.jsonl
+    good "filters" "${run[@]}" --out filtered scored.jsonl
+    check "the same shards" same_shards sifted filtered
+    check "it says how many are dropped" grep -q '^--filter dropped 187 documents; 44 more lack a field' stdout
+    mkdir part_train_000007.bin
+    bad 1 "part_train_000007.bin: cannot write" "${run[@]}" --out part scored.jsonl
+    rmdir part_train_000007.bin
+    bad 2 "--filter is id > 20, but|says id > 20, meta.kind = odd" "${cut[@]}" --filter 'id > 20' --out part scored.jsonl
+    good "the rest" "${run[@]}" --out part scored.jsonl
+    check "the same shards" same_shards sifted part
+    check "the same number" grep -q '^--filter dropped 187 documents; 44 more lack a field' stdout
+    good "standard input" "${run[@]}" --out piped --format jsonl - <scored.jsonl
+    check "the same shards" same_shards sifted piped
+    bad 2 "--filter: found 'id'|wanted FIELD" "${cut[@]}" --filter id --out never scored.jsonl
+    bad 1 'scored.jsonl: no document has the field "size" with a number' "${cut[@]}" --filter 'size > 3' --out never scored.jsonl
+    bad 1 'no column "size"|meta.score' "${cut[@]}" --filter 'size > 3' --out never "$parquet"
+    bad 1 "lines.txt: plain text has no fields" "${cut[@]}" --filter 'id > 3' --out never lines.txt
+    check "bad filters leave nothing behind" [ "$(echo never*)" = 'never*' ]
+}
+
 # ---- interruptions ----
 
 # The run stops at shard n, which cannot be written, and continues when it can.
@@ -425,6 +454,7 @@ test_ids
 test_kinds
 packed gz zlib gzip -c
 packed zst zstd zstd -qc
+test_filters
 test_resume
 test_kill
 test_other_arguments

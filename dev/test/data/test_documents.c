@@ -461,6 +461,86 @@ TEST(packing) {
 #endif
 }
 
+// ---- filters ----
+
+static Filters filters_of(const char* first, const char* second) {
+    Filters filters = {.count = 0};
+    char error[ERROR_BYTES] = "";
+    EXPECT(filters_add(&filters, first, error) && (!second || filters_add(&filters, second, error)), "%s",
+           error);
+    return filters;
+}
+
+// Documents that remain, and how many the filters dropped.
+TEST(filters) {
+    static const char lines[] = "{\"text\":\"a\",\"score\":3,\"meta\":{\"lang\":\"en\",\"x\":{\"y\":[1]}}}\n"
+                                "{\"text\":\"b\",\"score\":2,\"meta\":{\"lang\":\"en\"}}\n"
+                                "{\"text\":null,\"score\":9,\"meta\":{\"lang\":\"en\"}}\n\n"
+                                "{\"meta\":{\"lang\":\"de\"},\"score\":9,\"text\":\"c\"}\n"
+                                "{\"meta\":{\"lang\":\"en\"},\"score\":\"9\",\"text\":\"d\"}\n"
+                                "{\"meta.lang\":\"en\",\"score\":3.5,\"text\":\"e\"}\n"
+                                "{\"meta\":[],\"text\":\"f\",\"score\":4}\n"
+                                "{\"score\":null,\"meta\":{\"lang\":\"en\"},\"text\":\"g\"}\n";
+    const char* path = write_text("filters.jsonl", lines);
+    Filters both = filters_of("score >= 3", "meta.lang = en"), own = filters_of("text > b", NULL);
+    TextOptions options = options_of(100);
+    Documents source;
+    TextBlock block;
+    memset(&block, 0, sizeof(block));
+    options.filters = &both;
+    expect_documents(path, options, "a|e");
+    documents_open(&source, &options, &path, 1);
+    EXPECT(documents_check(&source), "%s", source.error);
+    while (documents_next(&source, &block) > 0) {
+    }
+    EXPECT(source.at.failed == 2 && source.at.missing == 3, "%llu, %llu",
+           (unsigned long long)source.at.failed, (unsigned long long)source.at.missing);
+    text_block_close(&block);
+    documents_close(&source);
+    options.filters = &own;
+    expect_documents(path, options, "c|d|e|f|g");
+    filters_close(&both);
+    filters_close(&own);
+}
+
+// Rows with null texts, and the last row dropped, do not shift the columns, nor the next file.
+TEST(filters_of_parquet) {
+    const char* paths[] = {"dev/ref/fixtures/parquet/pyarrow_plain.parquet",
+                           write_text("next.jsonl", "{\"text\":\"next\",\"id\":5}\n")};
+    Filters few = filters_of("id >= 3", "id <= 9");
+    TextOptions options = options_of(100);
+    options.filters = &few;
+    ReadDocuments* all = read_all(paths, 2, options);
+    EXPECT(all->count == 6 && is_document(all, 0, "two words", 9) &&
+               is_document(all, 3, "line\nline\r\nline\ttab", 19) == 1 && is_document(all, 4, "prefix", 6) &&
+               is_document(all, 5, "next", 4),
+           "%zu documents, %s", all->count, all->error);
+    read_documents_end(all);
+    filters_close(&few);
+}
+
+static void expect_unchecked(const char* path, TextOptions options, const char* wanted) {
+    Documents source;
+    documents_open(&source, &options, &path, 1);
+    EXPECT(!documents_check(&source) && strstr(source.error, wanted), "\"%s\" instead of \"%s\"",
+           source.error, wanted);
+    documents_close(&source);
+}
+
+// A field that no document of a file has is refused before any work.
+TEST(filters_without_fields) {
+    Filters filters = filters_of("score > 1", "lang = en");
+    TextOptions options = options_of(100);
+    options.filters = &filters;
+    expect_unchecked(
+        write_text("one.jsonl",
+                   "{\"text\":\"a\",\"lang\":\"en\",\"score\":\"1\"}\n{\"text\":\"b\",\"lang\":\"de\"}\n"),
+        options, "one.jsonl: no document has the field \"score\" with a number");
+    expect_unchecked(write_text("filters.txt", "a"), options, "filters.txt: plain text has no fields");
+    expect_unchecked("dev/ref/fixtures/parquet/pyarrow_plain.parquet", options, "no column \"score\"");
+    filters_close(&filters);
+}
+
 // ---- blocks ----
 
 // A document is the same in blocks of all sizes, and from the start of every block.

@@ -176,6 +176,78 @@ TEST(other_columns) {
     free(got.data);
 }
 
+// ---- numbers ----
+
+// Columns of values_*.parquet, as dev/ref/make_parquet_fixtures.py makes them; number `null` of each
+// 7 rows is null.
+static double i8_of(int i) { return i - 30; }
+static double i32_of(int i) { return 70001.0 * (i - 30) * i; }
+static double i64_of(int i) { return 1099511627776.0 * (i - 30); }
+static double u32_of(int i) { return 4294967295.0 - i; }
+static double u64_of(int i) { return 9223372036854775808.0 + 1048576.0 * i; }
+static double f32_of(int i) { return i / 4.0; }
+static double f64_of(int i) { return i / 3.0; }
+static double score_of(int i) { return i / 8.0; }
+
+static const struct {
+    const char* name;
+    double (*value)(int i); // NULL: a text
+    int null;
+} VALUES[] = {{"i8", i8_of, 0},   {"i32", i32_of, 1}, {"i64", i64_of, 2}, {"u32", u32_of, 3},
+              {"u64", u64_of, 4}, {"f32", f32_of, 5}, {"f64", f64_of, 6}, {"outer.inner.score", score_of, 2},
+              {"flag", NULL, 0},  {"word", NULL, 1}};
+
+static int is_value(const ParquetValue* got, size_t column, int i) {
+    char text[8];
+    snprintf(text, sizeof(text), "w%d", i % 4);
+    const char* wanted = VALUES[column].null == 1 ? text : i % 3 == 0 ? "true" : "false";
+    return i % 7 == VALUES[column].null ? got->kind == PARQUET_NULL
+           : VALUES[column].value ? got->kind == PARQUET_NUMBER && got->number == VALUES[column].value(i)
+                                  : got->kind == PARQUET_TEXT && got->bytes == strlen(wanted) &&
+                                        memcmp(got->text, wanted, got->bytes) == 0;
+}
+
+TEST(numbers) {
+    static const char* const names[] = {"values_plain", "values_dictionary", "values_delta"};
+    static Parquet p;
+    ParquetValue value;
+    for (size_t file = 0; file < 3; file++) {
+        for (size_t column = 0; column < sizeof(VALUES) / sizeof(VALUES[0]); column++) {
+            EXPECT(parquet_open_values(&p, fixture_path(names[file]), VALUES[column].name), "%s", p.error);
+            for (int i = 0; i < 60; i++) {
+                EXPECT(parquet_next_value(&p, &value) == 1 && is_value(&value, column, i),
+                       "%s: %s: row %d: %s", names[file], VALUES[column].name, i, p.error);
+            }
+            EXPECT(parquet_next_value(&p, &value) == 0, "%s: %s", names[file], p.error);
+            parquet_close(&p);
+        }
+    }
+}
+
+static void expect_no_values(const char* name, const char* column, const char* wanted) {
+    static Parquet p;
+    ParquetValue value;
+    int ok = parquet_open_values(&p, fixture_path(name), column);
+    if (ok) {
+        ok = parquet_next_value(&p, &value) >= 0;
+        parquet_close(&p);
+    }
+    EXPECT(!ok && strstr(p.error, wanted), "\"%s\" instead of \"%s\"", ok ? "accepted" : p.error, wanted);
+}
+
+TEST(refused_values) {
+    expect_no_values("values_plain", "day", "column \"day\" is DATE, wanted text, numbers or BOOLEAN");
+    expect_no_values("values_plain", "money", "column \"money\" is DECIMAL");
+    expect_no_values("values_plain", "outer", "column \"outer\" is nested");
+    expect_no_values("values_plain", "outer.list.list.element", "is repeated");
+    expect_no_values("values_plain", "outer.inner",
+                     "no column \"outer.inner\"; its columns of text and numbers: "
+                     "i8, i32, i64, u32, u64, f32, f64, flag, word, outer.inner.score");
+    expect_no_values("values_plain", "score", "no column \"score\"");
+    expect_no_values("values_split", "f64",
+                     "encoding 9, wanted PLAIN (0), PLAIN_DICTIONARY (2) or RLE_DICTIONARY");
+}
+
 // ---- refused files ----
 
 static void expect_refused(const char* path, const char* column, const char* wanted) {
@@ -212,7 +284,7 @@ TEST(refused_files) {
 TEST(refused_pages) {
     static const char* const cases[][2] = {
         {"bad_level_encoding", "page 0: definition levels of encoding 4, wanted RLE"},
-        {"bad_level", "page 0: damaged: a definition level above 1"},
+        {"bad_level", "page 0: damaged: a definition level above the highest"},
         {"bad_rest", "page 0: values are left"},
         {"bad_missing", "page 1: missing: the row group ends 1 rows too early"},
         {"bad_index", "page 1: damaged: an index is beyond the dictionary"},
