@@ -445,7 +445,7 @@ static void parquet_logical_(ThriftReader* in, ParquetElement_* element) {
     while (thrift_field(in, &logical)) {
         ThriftField part = {0, 0};
         element->logical = logical.id;
-        if (logical.id != 10 || logical.type != THRIFT_STRUCT) { // 10 INTEGER: its bits and its sign
+        if (logical.id != 10 || logical.type != THRIFT_STRUCT) { // 10 INTEGER
             thrift_skip(in, logical);
             continue;
         }

@@ -178,8 +178,8 @@ TEST(other_columns) {
 
 // ---- numbers ----
 
-// Columns of values_*.parquet, as dev/ref/make_parquet_fixtures.py makes them; number `null` of each
-// 7 rows is null.
+// Columns of values_*.parquet, as dev/ref/make_parquet_fixtures.py makes them; one of each 7 rows
+// is null: row `null`.
 static double i8_of(int i) { return i - 30; }
 static double i32_of(int i) { return 70001.0 * (i - 30) * i; }
 static double i64_of(int i) { return 1099511627776.0 * (i - 30); }
