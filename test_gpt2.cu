@@ -19,6 +19,7 @@ for each PRECISION, by nvcc and for the CPU device.
 #include "dev/test/lib/task_oracle.h"
 #include "dev/test/lib/test.h"
 #include "dev/test/lib/test_element.h"
+#include "llmc/model/part.h"
 #include "llmc/model/share_layers.h"
 
 #ifdef CUSIM
@@ -114,6 +115,7 @@ typedef struct {
     const char* share;  // NULL: off
     int offload_residuals;
     const ModelConfig* cfg; // NULL: ODD
+    int slices;             // 0: none
 } Settings;
 static const Settings USUAL = {"0", "2", "on", "off", "model", "on", "0", NULL, NULL, 0};
 
@@ -198,6 +200,33 @@ static void copy_group(const Model* model, int g, float* group, float* all, Grou
     }
 }
 
+// Copies all slices of parameters or gradients, laid out by the rows of the model's part, to the
+// tensors of the whole model, laid out by rows_on_host, or back.
+static void copy_slices(PartCopy way, const Model* model, const TensorRow* rows, float* slices, float* all,
+                        ModelConfig whole) {
+    TensorRow whole_rows[MODEL_PARAMETER_ROWS];
+    rows_on_host(whole_rows, whole);
+    for (int g = 0; g < model->zero.plan.groups; g++) {
+        for (int k = 0; k < model_groups(whole); k++) {
+            const PartGroup part = {rows, g, (char*)slices + tensor_group_offset_bytes(rows, g)},
+                            from = {whole_rows, k, (char*)all + tensor_group_offset_bytes(whole_rows, k)};
+            part_copy_group(way, part, model->cfg.part, from, whole);
+        }
+    }
+}
+
+static void upload_slices(Model* model, const float* weights, ModelConfig whole) {
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    const size_t bytes = zero_parameter_rows(rows, &model->zero.plan, model->cfg, sizeof(float));
+    float* slices = (float*)check_alloc(bytes, 1, "weights");
+    copy_slices(PART_TAKE, model, rows, slices, (float*)weights, whole);
+    for (int g = 0; g < model->zero.plan.groups; g++) {
+        transfer_upload_group(&model->transfer, g, slices + zero_group_begin(&model->zero.plan, g));
+    }
+    free(slices);
+    zero_gather_all_parameters(&model->zero);
+}
+
 static void upload_weights(Model* model, const float* weights) {
     for (int g = 0; g < model->zero.plan.groups; g++) {
         const size_t elements = zero_group_elements(&model->zero.plan, g);
@@ -214,11 +243,15 @@ static void upload_weights(Model* model, const float* weights) {
 static Model* test_open(Settings settings, int batch, const float* weights) {
     Model* model = (Model*)check_alloc(1, sizeof(Model), "model");
     const Options options = options_of(settings, batch);
-    const Settled s = settled_alone(&options, config_of(settings), USE_TRAIN, gpu_setup_dtype());
+    const GridShape sliced = {1, 1, 1, 1, settings.slices};
+    Settled s = settled_alone(&options, config_of(settings), USE_TRAIN, gpu_setup_dtype());
     static Comm alone;
     alone.size = 1;
+    if (settings.slices > 0) {
+        s = settled_in_grid(&s, grid_of(sliced, 0), s.ranks.zero, 1);
+    }
     model_open(model, &s, memory_on_gpu(), &alone);
-    upload_weights(model, weights);
+    settings.slices > 0 ? upload_slices(model, weights, s.cfg) : upload_weights(model, weights);
     return model;
 }
 
@@ -357,12 +390,9 @@ static size_t expect_padding(const char* what, const ZeroPlan* plan, const Tenso
     return padding;
 }
 
-// Compares each trained tensor by name, except key biases; expects padding between them. They are
-// laid out as gradients; so are parameters if none is frozen.
-static void expect_tensors(const char* what, const Model* model, const float* got, const float* want,
-                           double tolerance) {
-    TensorRow rows[MODEL_PARAMETER_ROWS];
-    zero_gradient_rows(rows, &model->zero.plan, model->cfg, sizeof(float));
+// Compares each trained tensor by name, except key biases.
+static void expect_rows(const char* what, const Model* model, const TensorRow* rows, const float* got,
+                        const float* want, double tolerance) {
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         double error = 0, size = 0;
         const int is_absent = tensor_is_absent(&rows[i]) || !zero_has_row(&model->zero.plan, i);
@@ -375,6 +405,15 @@ static void expect_tensors(const char* what, const Model* model, const float* go
         }
         EXPECT_NEAR(is_absent ? 0 : sqrt(error / size), 0, tolerance, "%s of %s", what, rows[i].name);
     }
+}
+
+// Compares tensors that are laid out as gradients, as parameters are if none is frozen; expects
+// padding between them.
+static void expect_tensors(const char* what, const Model* model, const float* got, const float* want,
+                           double tolerance) {
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    zero_gradient_rows(rows, &model->zero.plan, model->cfg, sizeof(float));
+    expect_rows(what, model, rows, got, want, tolerance);
     EXPECT(expect_padding(what, &model->zero.plan, rows, got) > 0, "%s: no padding to check", what);
 }
 
@@ -393,6 +432,23 @@ static void expect_statistics(const Model* model) {
     }
 }
 
+// Compares the logits of a sequence.
+static void expect_logits(Model* model, CpuTrainer* reference, const int* tokens) {
+    const float* want = cpu_trainer_logits(reference, tokens);
+    double error = 0, size = 0;
+    // one more token each time, with the keys and values of the earlier ones kept
+    for (int t = 0; t < GENERATED; t++) {
+        const float* got =
+            t == 0 ? model_prefill(model, 0, tokens, 1) : model_decode(model, tokens + t, &t, 1);
+        for (int v = 0; v < ODD.V; v++) {
+            const double w = want[(size_t)t * ODD.Vp + v];
+            error += (got[v] - w) * (got[v] - w);
+            size += w * w;
+        }
+    }
+    EXPECT_NEAR(sqrt(error / size), 0, tolerance(), "logits, token by token");
+}
+
 // Compares loss, logits and gradients with the CPU's.
 static void test_against_cpu(Settings settings, const float* weights) {
     int tokens[BATCHES * N], targets[BATCHES * N];
@@ -407,19 +463,7 @@ static void test_against_cpu(Settings settings, const float* weights) {
     EXPECT_NEAR(gradient_norm(model) / cpu_trainer_norm(reference), 1, tolerance(), "norm");
     free(grads);
 
-    const float* want = cpu_trainer_logits(reference, tokens);
-    double error = 0, size = 0;
-    // one more token each time, with the keys and values of the earlier ones kept
-    for (int t = 0; t < GENERATED; t++) {
-        const float* got =
-            t == 0 ? model_prefill(model, 0, tokens, 1) : model_decode(model, tokens + t, &t, 1);
-        for (int v = 0; v < ODD.V; v++) {
-            const double w = want[(size_t)t * ODD.Vp + v];
-            error += (got[v] - w) * (got[v] - w);
-            size += w * w;
-        }
-    }
-    EXPECT_NEAR(sqrt(error / size), 0, tolerance(), "logits, token by token");
+    expect_logits(model, reference, tokens);
     cpu_trainer_close(reference);
     test_close(model);
 }
@@ -444,6 +488,48 @@ static void test_adamw_steps(Settings settings, const float* weights, double tol
     float* params = parameters_on_host(model);
     expect_tensors("parameter", model, params, cpu_trainer_params(reference), 4 * tolerance);
     free(params);
+    cpu_trainer_close(reference);
+    test_close(model);
+}
+
+// Compares a model in two slices, all in this process, with the CPU's whole model: losses, norms,
+// gradients, logits, and parameters after two updates.
+static void test_slices(Settings settings, ModelConfig whole) {
+    int tokens[BATCHES * N], targets[BATCHES * N];
+    TensorRow rows[MODEL_PARAMETER_ROWS], gradient_rows[MODEL_PARAMETER_ROWS], of_whole[MODEL_PARAMETER_ROWS];
+    float *weights = first_weights(whole),
+          *all = (float*)check_alloc(rows_on_host(of_whole, whole), 1, "tensors");
+    batch_tokens(tokens, targets);
+    settings.cfg = &whole;
+    settings.slices = 2;
+    Model* model = test_open(settings, B, weights);
+    CpuTrainer* reference = cpu_trainer_open(whole, B, T, weights);
+    zero_parameter_rows(rows, &model->zero.plan, model->cfg, sizeof(float));
+    zero_gradient_rows(gradient_rows, &model->zero.plan, model->cfg, sizeof(float));
+    for (int t = 1; t <= 2; t++) {
+        const double loss = test_gradients(model, tokens, targets),
+                     want = cpu_both(reference, tokens, targets), norm = cpu_trainer_norm(reference);
+        EXPECT_NEAR(loss / want, 1, tolerance(), "slices: loss of step %d", t);
+        EXPECT_NEAR(gradient_norm(model) / norm, 1, 4 * tolerance(), "slices: norm of step %d", t);
+        if (t == 1) {
+            float* grads = gradients_on_host(model);
+            copy_slices(PART_PUT, model, gradient_rows, grads, all, whole);
+            expect_rows("slices: gradient", model, of_whole, all, cpu_trainer_grads(reference), tolerance());
+            free(grads);
+            expect_logits(model, reference, tokens);
+        }
+        Update update = {1e-3f,     0.9f, 0.95f,           1e-8f, 0.1f, (float)(1 / norm), t,
+                         DECAY_ALL, 0,    ADAFACTOR_FIXED, 0,     0,    MUON_SPECTRAL};
+        cpu_trainer_update(reference, update);
+        update.grad_scale /= loss_scale();
+        model_update(model, update);
+    }
+    float* params = parameters_on_host(model);
+    copy_slices(PART_PUT, model, rows, params, all, whole);
+    expect_rows("slices: parameter", model, of_whole, all, cpu_trainer_params(reference), 4 * tolerance());
+    free(params);
+    free(all);
+    free(weights);
     cpu_trainer_close(reference);
     test_close(model);
 }
@@ -1064,6 +1150,9 @@ int main(void) {
     settings.gradients = "fp32"; // sums of several micro-steps are compared
     test_documents(settings, 3, weights);
     test_smaller_batch(settings, weights);
+    test_slices(USUAL, ODD);
+    settings.recompute = "3";
+    test_slices(settings, arch_config(ARCH_LLAMA, 2, 4, 2, 16, 80)); // two queries share a key
     test_evaluate(weights, 1);
     test_evaluate(weights, B);
     test_evaluate(weights, 2 * B + 1);
