@@ -104,7 +104,7 @@ sim-$(1): $(GPU_TESTS:%=build/sim/$(1)/%) $(patsubst %,build/sim/%-$(1)/test_gpt
 endef
 $(foreach mode,$(SIM_MODES),$(eval $(call SIM_RULES,$(mode))))
 build/sim/bench_group: dev/bench/bench_group.cu build/sim/plain.base
-	$(SIM_BUILD) $< plain $@
+	CUSIM_FLAGS=-DPRECISION_BF16 $(SIM_BUILD) $< plain $@
 build/sim/%/train_gpt2cu: train_gpt2.cu build/sim/plain.base
 	CUSIM_FLAGS=-DPRECISION_$* $(SIM_BUILD) $< plain $@
 

@@ -1,18 +1,25 @@
 /*
-bench_group.cu -- communication between the GPUs of a run (comm_nccl.cuh): time and bandwidth by
-size.
+bench_group.cu -- communication between the GPUs of a run (comm_nccl.cuh, tensor_parallel.cuh): time
+and bandwidth by size.
 
     mpirun -n 8 --bind-to none build/cuda/<arch>-BF16/bench_group              4 KiB to 256 MiB
     mpirun -n 8 --bind-to none build/cuda/<arch>-BF16/bench_group 65536 65536  one size, in bytes
 
-A size is that of an array on each GPU: an all-gather receives it, the other two operations send it.
+A size is that of an array on each GPU: gathers receive it, the other operations send it.
+
+    tensor-gather     rows of the stream of each GPU: an all-gather, by sends and receives
+    tensor-sum        parts of all GPUs added up, rows by rows: what a reduce-scatter computes, but
+                      by sends and receives, and a kernel that adds in fp32 in order
+    stage-exchange    the stream to the next GPU, and that of the one before, as between stages
+
 Each line of the table is the median of the rounds, on the slowest GPU; a round is many calls, one
 after the other, between two events. GB/s is what a GPU sends, and receives at the same time:
-(n-1)/n of the array.
+(n-1)/n of the array; in a stage-exchange all of it.
 */
 #include "llmc/comm/comm.h"
 #include "llmc/comm/comm_nccl.cuh"
 #include "llmc/gpu/gpu.cuh"
+#include "llmc/parallel/tensor_parallel.cuh"
 #include "llmc/setup/launcher.h"
 #include "llmc/setup/options.h"
 
@@ -20,27 +27,65 @@ enum { ROUNDS = 7, CALLS_MOST = 50 };
 // bytes that a round moves at least, up to CALLS_MOST calls
 static const size_t ROUND_BYTES = (size_t)1 << 30;
 
-typedef enum { ALL_TO_ALL, ALL_GATHER, REDUCE_SCATTER, OPERATIONS } Operation;
-static const char* const NAMES[OPERATIONS] = {"all-to-all", "all-gather", "reduce-scatter"};
+typedef enum {
+    ALL_TO_ALL,
+    ALL_GATHER,
+    REDUCE_SCATTER,
+    TENSOR_GATHER,
+    TENSOR_SUM,
+    STAGE_EXCHANGE,
+    OPERATIONS
+} Operation;
+static const char* const NAMES[OPERATIONS] = {"all-to-all",    "all-gather", "reduce-scatter",
+                                              "tensor-gather", "tensor-sum", "stage-exchange"};
+enum { CHANNELS = 4096 }; // of the stream, at most
 
 typedef struct {
     Comm comm;
     Gpu gpu;
     GroupGpu group;
     cudaEvent_t start, stop;
-    void *send, *recv;
+    void *send, *recv, *sum;
 } Bench;
 
+// Returns a tensor group of all ranks, each with one slice, for `count` elements of the stream in
+// each.
+static TensorParallelGpu tensor_of(const Bench* b, Group* ranks, size_t count) {
+    const int C = (int)(count < (size_t)CHANNELS ? count : (size_t)CHANNELS), rows = (int)(count / C);
+    const TensorParallel cut = {1, b->group.rank, b->group.size, ranks, rows * b->group.size, C, 1,
+                                0, NULL,          NULL,          NULL};
+    return TensorParallelGpu{cut, &b->group, (floatX*)b->recv, (floatX*)b->send, (floatX*)b->recv, &b->gpu};
+}
+
+// Sends the stream to the next rank, and receives that of the one before.
+static void exchange_stages(const Bench* b, size_t bytes) {
+    const int n = b->group.size, next = (b->group.rank + 1) % n, before = (b->group.rank + n - 1) % n;
+    const GroupMove moves[] = {{next, b->send, bytes, 1}, {before, b->recv, bytes, 0}};
+    group_exchange(moves, 2, &b->group, b->gpu.stream);
+}
+
+// Makes a call in which each rank has `count` elements for each.
 static void call(const Bench* b, Operation operation, size_t count) {
+    Group ranks = {b->group.rank, b->group.size, NULL, b->group.comm};
+    const TensorParallelGpu tensor = tensor_of(b, &ranks, count);
     switch (operation) {
     case ALL_TO_ALL:
-        group_all_to_all(b->recv, b->send, count, DTYPE_BF16, &b->group, b->gpu.stream);
+        group_all_to_all(b->recv, b->send, count, DTYPE_OF(floatX), &b->group, b->gpu.stream);
         break;
     case ALL_GATHER:
-        group_all_gather(b->recv, b->send, count, DTYPE_BF16, &b->group, b->gpu.stream);
+        group_all_gather(b->recv, b->send, count, DTYPE_OF(floatX), &b->group, b->gpu.stream);
+        break;
+    case REDUCE_SCATTER:
+        group_reduce_scatter(b->recv, b->send, count, DTYPE_OF(floatX), &b->group, b->gpu.stream);
+        break;
+    case TENSOR_GATHER:
+        tensor_gather(&tensor, 0, (const floatX*)b->send);
+        break;
+    case TENSOR_SUM:
+        tensor_sum(&tensor, (floatX*)b->sum, NULL, NULL);
         break;
     default:
-        group_reduce_scatter(b->recv, b->send, count, DTYPE_BF16, &b->group, b->gpu.stream);
+        exchange_stages(b, count * b->group.size * sizeof(floatX));
         break;
     }
 }
@@ -78,7 +123,7 @@ static double slowest(Bench* b, double mine) {
 // Prints a line of the table.
 static void bench_operation(Bench* b, Operation operation, size_t bytes) {
     double ms[ROUNDS];
-    const size_t count = bytes / 2 / (size_t)b->comm.size;
+    const size_t count = bytes / sizeof(floatX) / (size_t)b->comm.size;
     const int enough = (int)(ROUND_BYTES / bytes) + 1, calls = enough < CALLS_MOST ? enough : CALLS_MOST;
     comm_progress(&b->comm, COMM_UPDATE, (int64_t)bytes, NAMES[operation]);
     round_ms(b, operation, count, 1); // opens connections
@@ -86,7 +131,8 @@ static void bench_operation(Bench* b, Operation operation, size_t bytes) {
         ms[i] = slowest(b, round_ms(b, operation, count, calls));
     }
     qsort(ms, ROUNDS, sizeof(ms[0]), by_size);
-    const double moved = 2.0 * (double)count * (b->comm.size - 1);
+    const int others = b->comm.size - (operation != STAGE_EXCHANGE);
+    const double moved = (double)(sizeof(floatX) * count) * others;
     printf("| %s | %.3g | %.1f | %.2f |\n", NAMES[operation], (double)bytes / (1 << 20), 1e3 * ms[ROUNDS / 2],
            moved / (1e6 * ms[ROUNDS / 2]));
     fflush(stdout);
@@ -104,9 +150,11 @@ static void bench_open(Bench* b, const Options* options, size_t most) {
     CUDA_CHECK(cudaEventCreate(&b->stop));
     b->send = gpu_alloc(most, 1, "sent data"); // zeros: links do not care
     b->recv = gpu_alloc(most, 1, "received data");
+    b->sum = gpu_alloc(most, 1, "sums");
 }
 
 static void bench_close(Bench* b) {
+    gpu_free(b->sum);
     gpu_free(b->recv);
     gpu_free(b->send);
     CUDA_CHECK(cudaEventDestroy(b->stop));
@@ -136,8 +184,8 @@ int main(int argc, char** argv) {
     const OptionsProgram program = {OPTION_GPU, LLMC_VERSION};
     options_parse(&options, argc - 2 * has_sizes, argv + 2 * has_sizes, program);
     bench_open(&bench, &options, most);
-    printf("%d x %s, %s, bf16\n\n| operation | MiB | us | GB/s |\n|---|---:|---:|---:|\n", bench.comm.size,
-           bench.gpu.name, bench.group.library);
+    printf("%d x %s, %s, %s\n\n| operation | MiB | us | GB/s |\n|---|---:|---:|---:|\n", bench.comm.size,
+           bench.gpu.name, bench.group.library, dtype_name(DTYPE_OF(floatX)));
     for (int operation = 0; operation < OPERATIONS; operation++) {
         for (size_t bytes = least; bytes <= most; bytes *= 4) {
             bench_operation(&bench, (Operation)operation, bytes);

@@ -29,7 +29,8 @@ toy
 check "it runs: exit status $status, $(head -n 1 err.txt)" [ $status = 0 ]
 check "nothing fails: $(grep -v -m 1 '^refused: .*only the CPU trainer' err.txt)" [ -z "$(grep -v '^refused: .*only the CPU trainer' err.txt)" ]
 check "the table is what it says" diff -q "$table" out.txt
-check "bandwidth of three operations in two sizes" [ "$(lines '^| \(all-to-all\|all-gather\|reduce-scatter\) | 0.0[0-9]* | [0-9.]* | [0-9.]* |$')" = 6 ]
+check "bandwidth of six operations in two sizes" \
+    [ "$(lines '^| \(all-to-all\|all-gather\|reduce-scatter\|tensor-gather\|tensor-sum\|stage-exchange\) | 0.0[0-9]* | [0-9.]* | [0-9.]* |$')" = 12 ]
 check "speed in four stages" [ "$(lines '^| [0-3] | [1-9][0-9]* ([0-9]* %) | [1-9][0-9]* ([0-9]* %) |$')" = 4 ]
 check "the same bits" [ "$(lines '^| [23] | same | same |$')" = 2 ]
 splits=$(($(lines '^| --.* | 1 | [1-9][0-9]* ([0-9]* %) |  |$') + $(lines '^| --.* | 2 | [1-9][0-9]* ([0-9]* %) | yes |$')))
