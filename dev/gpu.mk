@@ -18,10 +18,12 @@ endif
 
 # Without a GPU, the code is compiled for Hopper. The path of each object has its architecture and
 # precision.
-GPU_ARCH := $(strip $(or $(strip $(ARCH)),$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | \
-    head -n 1 | sed -n 's/^\([0-9]*\)\.\([0-9]*\)$$/sm_\1\2/p' | sed 's/^sm_90$$/sm_90a/'),sm_90a))
+GPU_ARCH := $(patsubst sm_90,sm_90a,$(strip $(or $(strip $(ARCH)),$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader \
+    2>/dev/null | head -n 1 | sed -n 's/^\([0-9]*\)\.\([0-9]*\)$$/sm_\1\2/p'),sm_90a)))
 GPU_BUILD = build/cuda/$(GPU_ARCH)-$(PRECISION)
-override NVCCFLAGS += -std=c++17 -O3 -arch=$(GPU_ARCH) -DGPU_SM=$(shell echo '$(GPU_ARCH)' | tr -dc 0-9) -DPRECISION_$(PRECISION) -D_GNU_SOURCE -MMD -MP \
+# The option -arch=sm_90a would compile once more, for GPUs without the instructions of sm_90a.
+GPU_CODE := $(if $(filter %a,$(GPU_ARCH)),-gencode arch=$(GPU_ARCH:sm_%=compute_%)$(comma)code=$(GPU_ARCH),-arch=$(GPU_ARCH))
+override NVCCFLAGS += -std=c++17 -O3 $(GPU_CODE) -DGPU_SM=$(shell echo '$(GPU_ARCH)' | tr -dc 0-9) -DPRECISION_$(PRECISION) -D_GNU_SOURCE -MMD -MP \
     -diag-suppress 1675 -Xcompiler "$(MARCH) $(strip $(OPENMP)) -pthread -ffp-contract=fast -Wall -Wno-unknown-pragmas" \
     $(if $(strip $(WERROR)),-Werror all-warnings)
 NVCC_HOME := $(patsubst %/bin/,%,$(dir $(realpath $(shell command -v $(NVCC)))))

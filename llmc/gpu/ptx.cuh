@@ -17,17 +17,24 @@ lie at
 
 #include "llmc/gpu/gpu.cuh"
 
+// Set if kernels are for compute capability 9.0 (ARCH=sm_90a): no other GPU has wgmma, nor has the
+// CPU device.
+#if defined(__CUDACC__) && GPU_SM == 90
+#define PTX_HAS_WGMMA 1
+#include <cuda.h>
+#else
+#define PTX_HAS_WGMMA 0
+#endif
+
 #ifdef __CUDACC__
 
-__device__ inline unsigned ptx_shared_address_(const void* p) {
-    return (unsigned)__cvta_generic_to_shared(p);
-}
+__device__ inline unsigned ptx_shared_address(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
 
 // Starts to copy `bytes` (0 ... 16) from global to shared memory, bypassing the L1 cache and the
 // registers; the rest of the 16 bytes at `to` become 0. Both addresses are multiples of 16. If
 // `bytes` is 0, `from` is not read and may point anywhere.
 __device__ inline void cp_async_16(void* to, const void* from, int bytes) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(ptx_shared_address_(to)), "l"(from),
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(ptx_shared_address(to)), "l"(from),
                  "r"(bytes)
                  : "memory");
 }
@@ -50,7 +57,7 @@ template <int GROUPS> __device__ inline void cp_async_wait(void) {
 __device__ inline void ldmatrix_x4(unsigned (&r)[4], const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(ptx_shared_address_(row))
+                 : "r"(ptx_shared_address(row))
                  : "memory");
 }
 
@@ -58,7 +65,7 @@ __device__ inline void ldmatrix_x4(unsigned (&r)[4], const void* row) {
 __device__ inline void ldmatrix_x4_trans(unsigned (&r)[4], const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(ptx_shared_address_(row))
+                 : "r"(ptx_shared_address(row))
                  : "memory");
 }
 
@@ -86,6 +93,139 @@ __device__ inline float exp2_approx(float x) {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
+
+#if PTX_HAS_WGMMA
+
+// ---- barriers in shared memory, 8 bytes each, which also count bytes that TMA has copied ----
+
+// Sets a barrier up for phases of `count` arrivals each. One thread calls it for all, then
+// mbarrier_publish, then the block needs a barrier of its own.
+__device__ inline void mbarrier_init(uint64_t* barrier, int count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(ptx_shared_address(barrier)), "r"(count)
+                 : "memory");
+}
+
+// Makes new barriers visible to TMA.
+__device__ inline void mbarrier_publish(void) {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("fence.proxy.async;" ::: "memory");
+}
+
+__device__ inline void mbarrier_arrive(uint64_t* barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(ptx_shared_address(barrier)) : "memory");
+}
+
+// Arrives; the phase then ends only after `bytes` have come, too.
+__device__ inline void mbarrier_arrive_expect(uint64_t* barrier, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(ptx_shared_address(barrier)),
+                 "r"(bytes)
+                 : "memory");
+}
+
+// Waits until the phase of this parity has ended; of a new barrier, the one before the first, of
+// parity 1, has.
+__device__ inline void mbarrier_wait(uint64_t* barrier, int parity) {
+    unsigned has_ended = 0;
+    while (!has_ended) {
+        asm volatile("{\n"
+                     ".reg .pred p;\n"
+                     "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                     "selp.u32 %0, 1, 0, p;\n"
+                     "}"
+                     : "=r"(has_ended)
+                     : "r"(ptx_shared_address(barrier)), "r"(parity)
+                     : "memory");
+    }
+}
+
+// Lets COUNT threads of a block wait for each other.
+template <int COUNT> __device__ inline void barrier_of(void) {
+    asm volatile("bar.sync 1, %0;" ::"n"(COUNT) : "memory");
+}
+
+// Sets the registers of a thread of this warpgroup, all of which call it: fewer, and it gives the
+// others to the block; or more, and it waits for those. Kernels need __launch_bounds__(threads, 1).
+template <int COUNT> __device__ inline void registers_fewer(void) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+template <int COUNT> __device__ inline void registers_more(void) {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+// ---- TMA, and wgmma ----
+
+// Starts to copy the box at (x, y, z) of a tensor to shared memory, a multiple of 1024 bytes; tells
+// the barrier of its bytes. Elements outside of the tensor become 0, and count as copied.
+__device__ inline void tma_load_3d(void* to, const CUtensorMap* map, int x, int y, int z, uint64_t* barrier) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(ptx_shared_address(to)),
+                 "l"(map), "r"(x), "r"(y), "r"(z), "r"(ptx_shared_address(barrier))
+                 : "memory");
+}
+
+// Orders this thread's stores to shared memory before what TMA and wgmma do there after the next
+// barrier.
+__device__ inline void fence_async(void) { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Sums of a warpgroup, 64 x 256: warp w has rows 16w to 16w + 15, columns 8i to 8i + 7 like d of
+// mma_16816.
+typedef float WgmmaSums[32][4];
+
+// Orders accesses to the sums, and stores before, before the next wgmma.
+__device__ inline void wgmma_fence(void) { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+
+// Makes a group of the matmuls since the last one.
+__device__ inline void wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+// Waits for all groups but the last GROUPS.
+template <int GROUPS> __device__ inline void wgmma_wait(void) {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(GROUPS) : "memory");
+}
+
+// Keeps the compiler from reading the sums before this place.
+__device__ inline void wgmma_settle(WgmmaSums& d) {
+#pragma unroll
+    for (int i = 0; i < 128; i++) {
+        asm volatile("" : "+f"(d[i / 4][i % 4])::"memory");
+    }
+}
+
+// Starts to add a b to d: a (64, 16), b (16, 256), by their descriptors (wgmma.cuh). TRANS_A: the
+// rows of a are neighbors in memory; TRANS_B: the columns of b.
+#define PTX_WGMMA_FOUR_(i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
+#define PTX_WGMMA_16_(i)                                                                                     \
+    PTX_WGMMA_FOUR_(i), PTX_WGMMA_FOUR_(i + 1), PTX_WGMMA_FOUR_(i + 2), PTX_WGMMA_FOUR_(i + 3)
+#define PTX_WGMMA_(type)                                                                                     \
+    asm volatile("{\n"                                                                                       \
+                 ".reg .pred p;\n"                                                                           \
+                 "setp.ne.b32 p, 1, 0;\n"                                                                    \
+                 "wgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type " {" PTX_WGMMA_REGISTERS_      \
+                 "}, %128, %129, p, 1, 1, %130, %131;\n"                                                     \
+                 "}"                                                                                         \
+                 : PTX_WGMMA_16_(0), PTX_WGMMA_16_(4), PTX_WGMMA_16_(8), PTX_WGMMA_16_(12),                  \
+                   PTX_WGMMA_16_(16), PTX_WGMMA_16_(20), PTX_WGMMA_16_(24), PTX_WGMMA_16_(28)                \
+                 : "l"(a), "l"(b), "n"(TRANS_A), "n"(TRANS_B))
+// clang-format off
+#define PTX_WGMMA_REGISTERS_ \
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
+        "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+        "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
+        "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+        "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+// clang-format on
+template <class T, int TRANS_A, int TRANS_B>
+__device__ inline void wgmma_64x256x16(WgmmaSums& d, uint64_t a, uint64_t b) {
+    if constexpr (DTYPE_OF(T) == DTYPE_BF16) {
+        PTX_WGMMA_("bf16");
+    } else {
+        PTX_WGMMA_("f16");
+    }
+}
+
+#endif
 
 #else
 

@@ -135,7 +135,7 @@ static inline void linear_experts_forward_blocks_(floatX* out, const floatX* inp
     const QuantizedGpu all = quantized_gpu_bind(w->data, (size_t)rows->E * elements);
     for (int e = 0; e < rows->E; e++) {
         const QuantizedGpu expert = {all.q + e * elements, all.scales + e * elements / QUANTIZED_BLOCK};
-        const ExpertRows own = {rows->first + e, 1, rows->rows};
+        const ExpertRows own = {rows->first + e, 1, rows->rows, rows->all, rows->by};
         quantized_expand(linear->expanded, expert, elements, linear->gpu);
         expert_matmul_forward(out, inp, (const floatX*)linear->expanded, &own, w->C, w->OC, linear->gpu);
     }

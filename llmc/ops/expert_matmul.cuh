@@ -26,26 +26,14 @@ the same bits in every batch.
 #ifndef LLMC_EXPERT_MATMUL_CUH
 #define LLMC_EXPERT_MATMUL_CUH
 
-#include "llmc/base/sizes.h"
 #include "llmc/gpu/gpu.cuh"
 #include "llmc/gpu/ptx.cuh"
 #include "llmc/gpu/tiles.cuh"
-#include "llmc/ops/experts.h"
+#include "llmc/ops/expert_rows.cuh"
+#include "llmc/ops/expert_wgmma.cuh"
 #include "llmc/ops/gradient.h"
 
-enum { EXPERT_SIDE = 128, EXPERT_WARP_SIDE = 64, EXPERT_WARPS = 4, EXPERT_THREADS = 32 * EXPERT_WARPS };
-
-// The rows of experts. Without `first`, one matrix has all rows.
-typedef struct {
-    const int* first;
-    int E, rows; // most rows with a token: padding to multiples of up to 128 does not count
-} ExpertRows;
-
-// Place of an operand's elements: those of one sum are neighbors, or `stride` elements apart.
-typedef enum { EXPERT_ALONG_, EXPERT_ACROSS_ } ExpertLayout_;
-
-// Returns the distance of rows of OC columns that sums run over.
-static inline int expert_padded(int OC) { return ceil_div(OC, (int)EXPERT_PACK) * EXPERT_PACK; }
+enum { EXPERT_WARP_SIDE = 64, EXPERT_WARPS = 4, EXPERT_THREADS = 32 * EXPERT_WARPS };
 
 // Sizes of tiles. Two blocks fit on a multiprocessor: up to 230 registers (sm_90a, CUDA 13), no
 // spills.
@@ -83,10 +71,10 @@ __device__ inline void expert_load_(X* tile, const X* from, size_t stride, int r
 }
 
 // Starts to copy elements k ... k + DEPTH-1, of K, of the sums.
-template <class X, ExpertLayout_ LAYOUT>
+template <class X, ExpertLayout LAYOUT>
 __device__ inline void expert_load_operand_(X* tile, const ExpertOperand_<X>& operand, int k, int K) {
     constexpr int DEPTH = ExpertTiling_<X>::DEPTH;
-    if constexpr (LAYOUT == EXPERT_ALONG_) {
+    if constexpr (LAYOUT == EXPERT_ALONG) {
         expert_load_<X, EXPERT_SIDE, DEPTH>(tile, operand.data + k, operand.stride, operand.side, K - k);
     } else {
         expert_load_<X, DEPTH, EXPERT_SIDE>(tile, operand.data + k * operand.stride, operand.stride, K - k,
@@ -95,16 +83,16 @@ __device__ inline void expert_load_operand_(X* tile, const ExpertOperand_<X>& op
 }
 
 // Returns element i of a side in step k of the sums, in a tile of operands.
-template <ExpertLayout_ LAYOUT, class X> __device__ inline const X* expert_at_(const X* tile, int i, int k) {
+template <ExpertLayout LAYOUT, class X> __device__ inline const X* expert_at_(const X* tile, int i, int k) {
     constexpr int ALONG = tile_stride<X>(ExpertTiling_<X>::DEPTH), ACROSS = tile_stride<X>(EXPERT_SIDE);
-    return LAYOUT == EXPERT_ALONG_ ? tile + i * ALONG + k : tile + k * ACROSS + i;
+    return LAYOUT == EXPERT_ALONG ? tile + i * ALONG + k : tile + k * ACROSS + i;
 }
 
 // Loads 16 x 16 elements of the left operand, from row i on.
-template <ExpertLayout_ LAYOUT, class X>
+template <ExpertLayout LAYOUT, class X>
 __device__ inline void expert_left_(unsigned (&a)[4], const X* tile, int i, int k) {
     const X* corner = expert_at_<LAYOUT>(tile, i, k);
-    if constexpr (LAYOUT == EXPERT_ALONG_) {
+    if constexpr (LAYOUT == EXPERT_ALONG) {
         ldmatrix_x4(a, tile_16x16<X, ExpertTiling_<X>::DEPTH>(corner));
     } else {
         ldmatrix_x4_trans(a, tile_right_16x16<X, EXPERT_SIDE>(corner));
@@ -112,10 +100,10 @@ __device__ inline void expert_left_(unsigned (&a)[4], const X* tile, int i, int 
 }
 
 // Loads 16 columns of the right operand, from column i on.
-template <ExpertLayout_ LAYOUT, class X>
+template <ExpertLayout LAYOUT, class X>
 __device__ inline void expert_right_(unsigned (&b)[4], const X* tile, int i, int k) {
     const X* corner = expert_at_<LAYOUT>(tile, i, k);
-    if constexpr (LAYOUT == EXPERT_ALONG_) {
+    if constexpr (LAYOUT == EXPERT_ALONG) {
         ldmatrix_x4(b, tile_right_16x16<X, ExpertTiling_<X>::DEPTH>(corner));
     } else {
         ldmatrix_x4_trans(b, tile_16x16<X, EXPERT_SIDE>(corner));
@@ -128,7 +116,7 @@ __device__ inline void expert_right_(unsigned (&b)[4], const X* tile, int i, int
 typedef float ExpertSums_[EXPERT_WARP_SIDE / 16][EXPERT_WARP_SIDE / 8][4];
 
 // Adds DEPTH products to each sum of the warp whose rows start at `row` and columns at `col`.
-template <ExpertLayout_ LEFT, ExpertLayout_ RIGHT, class X>
+template <ExpertLayout LEFT, ExpertLayout RIGHT, class X>
 __device__ inline void expert_multiply_(ExpertSums_& sums, const X* left, const X* right, int row, int col) {
 #pragma unroll
     for (int k = 0; k < ExpertTiling_<X>::DEPTH; k += 16) {
@@ -149,7 +137,7 @@ __device__ inline void expert_multiply_(ExpertSums_& sums, const X* left, const 
     }
 }
 
-template <ExpertLayout_ LEFT, ExpertLayout_ RIGHT>
+template <ExpertLayout LEFT, ExpertLayout RIGHT>
 __device__ inline void expert_multiply_(ExpertSums_& sums, const float* left, const float* right, int row,
                                         int col) {
     constexpr int ROWS = EXPERT_WARP_SIDE / 8, COLS = EXPERT_WARP_SIDE / 4;
@@ -174,7 +162,7 @@ __device__ inline void expert_multiply_(ExpertSums_& sums, const float* left, co
 }
 
 // Sets the sums, over K. The block's next use of `memory` needs a barrier first.
-template <ExpertLayout_ LEFT, ExpertLayout_ RIGHT, class X>
+template <ExpertLayout LEFT, ExpertLayout RIGHT, class X>
 __device__ inline void expert_sums_(ExpertSums_& sums, X* memory, const ExpertOperand_<X>& left,
                                     const ExpertOperand_<X>& right, int K) {
     constexpr int DEPTH = ExpertTiling_<X>::DEPTH, STAGES = ExpertTiling_<X>::STAGES,
@@ -203,39 +191,9 @@ __device__ inline void expert_sums_(ExpertSums_& sums, X* memory, const ExpertOp
 
 // ---- results ----
 
-// Results of a tile: up to 128 x 128, of which rows x cols exist.
-template <class OUT> struct ExpertResult_ {
-    OUT* data;
-    size_t stride;
-    int rows, cols;
-    GradientMode mode;
-};
-
-// Stores, or adds, up to a pack of results.
-template <class OUT>
-__device__ inline void expert_store_(OUT* to, const float* from, int count, int packs, GradientMode mode) {
-    constexpr int SIZE = Pack<OUT>::SIZE;
-    if (packs && count >= SIZE) {
-        Pack<OUT> pack;
-        float before[SIZE] = {};
-        if (mode == GRADIENT_ADD) {
-            unpack(before, load_pack(to));
-        }
-#pragma unroll
-        for (int i = 0; i < SIZE; i++) {
-            pack[i] = from_float<OUT>(before[i] + from[i]);
-        }
-        store_pack(to, pack);
-        return;
-    }
-    for (int i = 0; i < min(count, SIZE); i++) {
-        to[i] = from_float<OUT>((mode == GRADIENT_ADD ? to_float(to[i]) : 0.0f) + from[i]);
-    }
-}
-
 // Writes the sums of a warp, 16 rows at a time, through its part of `memory`.
 template <class OUT>
-__device__ inline void expert_write_(const ExpertResult_<OUT>& out, const ExpertSums_& sums, float* memory) {
+__device__ inline void expert_write_(const ExpertResult<OUT>& out, const ExpertSums_& sums, float* memory) {
     constexpr int SIZE = Pack<OUT>::SIZE, PACKS = EXPERT_WARP_SIDE / SIZE,
                   STRIDE = tile_stride<float>(EXPERT_WARP_SIDE);
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, row0 = warp / 2 * EXPERT_WARP_SIDE,
@@ -253,8 +211,8 @@ __device__ inline void expert_write_(const ExpertResult_<OUT>& out, const Expert
         for (int i = lane; i < 16 * PACKS; i += 32) {
             const int r = i / PACKS, c = i % PACKS * SIZE, row = row0 + 16 * m + r, col = col0 + c;
             if (row < out.rows && col < out.cols) {
-                expert_store_(out.data + row * out.stride + col, tile + r * STRIDE + c, out.cols - col, packs,
-                              out.mode);
+                expert_store(out.data + row * out.stride + col, tile + r * STRIDE + c, out.cols - col, packs,
+                             out.mode);
             }
         }
         __syncwarp();
@@ -262,8 +220,8 @@ __device__ inline void expert_write_(const ExpertResult_<OUT>& out, const Expert
 }
 
 // Computes the tile of a block.
-template <ExpertLayout_ LEFT, ExpertLayout_ RIGHT, class OUT, class X>
-__device__ inline void expert_tile_(const ExpertResult_<OUT>& out, const ExpertOperand_<X>& left,
+template <ExpertLayout LEFT, ExpertLayout RIGHT, class OUT, class X>
+__device__ inline void expert_tile_(const ExpertResult<OUT>& out, const ExpertOperand_<X>& left,
                                     const ExpertOperand_<X>& right, int K) {
     SMEM_DYNAMIC(X, memory);
     ExpertSums_ sums = {};
@@ -272,43 +230,7 @@ __device__ inline void expert_tile_(const ExpertResult_<OUT>& out, const ExpertO
     expert_write_(out, sums, reinterpret_cast<float*>(memory));
 }
 
-// ---- tiles of rows ----
-
-// Up to 128 rows of expert e, from `row` on.
-typedef struct {
-    int e, row, rows;
-} ExpertTile_;
-
-// Returns the rows of tile i of all experts: first those of expert 0, then those of 1 ... No rows:
-// it is past the last one. Each warp looks for it.
-__device__ inline ExpertTile_ expert_find_(const ExpertRows& rows, int i) {
-    const int lane = (int)threadIdx.x % 32;
-    ExpertTile_ tile = {0, i * EXPERT_SIDE, rows.rows - i * EXPERT_SIDE};
-    if (!rows.first) {
-        return tile;
-    }
-    for (int e0 = 0; e0 < rows.E; e0 += 32) {
-        const int e = e0 + lane, row = rows.first[min(e, rows.E)], end = rows.first[min(e + 1, rows.E)],
-                  tiles = ceil_div(end - row, (int)EXPERT_SIDE), after = warp_scan(tiles);
-        const unsigned has = __ballot_sync(0xffffffffu, after > i);
-        if (has) {
-            const int of = __ffs((int)has) - 1;
-            tile.e = e0 + of;
-            tile.row = __shfl_sync(0xffffffffu, row + (i - (after - tiles)) * EXPERT_SIDE, of);
-            tile.rows = __shfl_sync(0xffffffffu, end, of) - tile.row;
-            return tile;
-        }
-        i -= __shfl_sync(0xffffffffu, after, 31);
-    }
-    tile.rows = 0;
-    return tile;
-}
-
-// Returns the most tiles of rows. An expert has at most one that is not full.
-static inline int expert_tiles_(const ExpertRows* rows) {
-    return rows->first ? rows->rows / EXPERT_SIDE + int_min(rows->E, rows->rows)
-                       : ceil_div(rows->rows, (int)EXPERT_SIDE);
-}
+// ---- kernels ----
 
 // A block computes a tile of out (forward, K = C, width = OC) or dinp (K = OC, width = C).
 // grid   tiles * ceil(width / 128)      block   128      shared   up to 81 KiB
@@ -316,22 +238,22 @@ static inline int expert_tiles_(const ExpertRows* rows) {
 //        M*width out. Bound by tensor cores if experts have hundreds of rows.
 // order  fixed
 // needs  C and the distance `stride` of inp's rows multiples of a pack, aligned addresses
-template <ExpertLayout_ WEIGHT, class OUT, class X>
+template <ExpertLayout WEIGHT, class OUT, class X>
 __global__ void __launch_bounds__(EXPERT_THREADS)
     expert_rows_kernel(OUT* out, const X* inp, const X* weight, ExpertRows rows, int K, int stride, int width,
                        GradientMode mode) {
     const int columns = ceil_div(width, (int)EXPERT_SIDE), col = (int)blockIdx.x % columns * EXPERT_SIDE;
-    const ExpertTile_ tile = expert_find_(rows, (int)blockIdx.x / columns);
+    const ExpertTile tile = expert_find(rows, (int)blockIdx.x / columns);
     if (tile.rows <= 0) {
         return;
     }
     const X* matrix = weight + (size_t)tile.e * K * width;
-    const ExpertResult_<OUT> result = {out + (size_t)tile.row * width + col, (size_t)width, tile.rows,
-                                       width - col, mode};
+    const ExpertResult<OUT> result = {out + (size_t)tile.row * width + col, (size_t)width, tile.rows,
+                                      width - col, mode};
     const ExpertOperand_<X> left = {inp + (size_t)tile.row * stride, (size_t)stride, tile.rows},
-                            right = {WEIGHT == EXPERT_ALONG_ ? matrix + (size_t)col * K : matrix + col,
-                                     (size_t)(WEIGHT == EXPERT_ALONG_ ? K : width), width - col};
-    expert_tile_<EXPERT_ALONG_, WEIGHT>(result, left, right, K);
+                            right = {WEIGHT == EXPERT_ALONG ? matrix + (size_t)col * K : matrix + col,
+                                     (size_t)(WEIGHT == EXPERT_ALONG ? K : width), width - col};
+    expert_tile_<EXPERT_ALONG, WEIGHT>(result, left, right, K);
 }
 
 // A block computes a tile of the gradient of a matrix.
@@ -351,14 +273,27 @@ __global__ void __launch_bounds__(EXPERT_THREADS)
     if (begin == end && mode == GRADIENT_ADD) {
         return;
     }
-    const ExpertResult_<OUT> result = {dweight + ((size_t)e * OC + row) * C + col, (size_t)C, OC - row,
-                                       C - col, mode};
+    const ExpertResult<OUT> result = {dweight + ((size_t)e * OC + row) * C + col, (size_t)C, OC - row,
+                                      C - col, mode};
     const ExpertOperand_<X> left = {dout + (size_t)begin * stride + row, (size_t)stride, stride - row},
                             right = {inp + (size_t)begin * C + col, (size_t)C, C - col};
-    expert_tile_<EXPERT_ACROSS_, EXPERT_ACROSS_>(result, left, right, end - begin);
+    expert_tile_<EXPERT_ACROSS, EXPERT_ACROSS>(result, left, right, end - begin);
 }
 
 // ---- launchers ----
+
+// Instructions of kernels if the caller has no wish.
+static const ExpertInstructions EXPERT_USUAL_ = EXPERT_BY_MMA;
+
+// Returns 1 if kernels of type X can use wgmma for these rows.
+template <class X> static inline int expert_can_wgmma(const ExpertRows* rows) {
+    return PTX_HAS_WGMMA && sizeof(X) == 2 && rows->first && rows->all > 0;
+}
+
+template <class X> static inline int expert_uses_wgmma_(const ExpertRows* rows) {
+    const ExpertInstructions by = rows->by == EXPERT_BY_DEFAULT ? EXPERT_USUAL_ : rows->by;
+    return by == EXPERT_BY_WGMMA && expert_can_wgmma<X>(rows);
+}
 
 // Returns the blocks of a grid.
 static inline unsigned expert_grid_(size_t tiles, int C) {
@@ -369,20 +304,29 @@ static inline unsigned expert_grid_(size_t tiles, int C) {
 }
 
 // Computes `width` columns, each a sum of K products.
-template <ExpertLayout_ WEIGHT, class OUT, class X>
+template <ExpertLayout WEIGHT, class OUT, class X>
 static inline void expert_matmul_rows_(OUT* out, const X* inp, const X* weight, const ExpertRows* rows, int K,
                                        int width, GradientMode mode, const Gpu* gpu) {
-    const int C = WEIGHT == EXPERT_ALONG_ ? K : width;
-    const size_t tiles = (size_t)expert_tiles_(rows) * ceil_div(width, (int)EXPERT_SIDE);
-    launch(expert_rows_kernel<WEIGHT, OUT, X>, expert_grid_(tiles, C), EXPERT_THREADS,
-           ExpertTiling_<X>::BYTES, gpu, out, inp, weight, *rows, K, expert_padded(K), width, mode);
+    const int C = WEIGHT == EXPERT_ALONG ? K : width;
+    const size_t tiles = (size_t)expert_tiles(rows) * ceil_div(width, (int)EXPERT_SIDE);
+    const unsigned grid = expert_grid_(tiles, C);
+#if PTX_HAS_WGMMA
+    if constexpr (sizeof(X) == 2) {
+        if (expert_uses_wgmma_<X>(rows)) {
+            expert_wgmma_rows<WEIGHT>(out, inp, weight, rows, K, width, mode, gpu);
+            return;
+        }
+    }
+#endif
+    launch(expert_rows_kernel<WEIGHT, OUT, X>, grid, EXPERT_THREADS, ExpertTiling_<X>::BYTES, gpu, out, inp,
+           weight, *rows, K, expert_padded(K), width, mode);
 }
 
 // Sets out, which may be fp32 or of X.
 template <class OUT, class X>
 static inline void expert_matmul_forward(OUT* out, const X* inp, const X* weight, const ExpertRows* rows,
                                          int C, int OC, const Gpu* gpu) {
-    expert_matmul_rows_<EXPERT_ALONG_>(out, inp, weight, rows, C, OC, GRADIENT_SET, gpu);
+    expert_matmul_rows_<EXPERT_ALONG>(out, inp, weight, rows, C, OC, GRADIENT_SET, gpu);
 }
 
 // Sets or adds to dinp.
@@ -390,7 +334,24 @@ template <class X>
 static inline void expert_matmul_backward_input(X* dinp, const X* dout, const X* weight,
                                                 const ExpertRows* rows, int C, int OC, GradientMode mode,
                                                 const Gpu* gpu) {
-    expert_matmul_rows_<EXPERT_ACROSS_>(dinp, dout, weight, rows, OC, C, mode, gpu);
+    expert_matmul_rows_<EXPERT_ACROSS>(dinp, dout, weight, rows, OC, C, mode, gpu);
+}
+
+template <class OUT, class X>
+static inline void expert_matmul_weight_(OUT* dweight, const X* dout, const X* inp, const ExpertRows* rows,
+                                         int C, int OC, GradientMode mode, const Gpu* gpu) {
+    const size_t tiles = (size_t)rows->E * ceil_div(OC, (int)EXPERT_SIDE) * ceil_div(C, (int)EXPERT_SIDE);
+    const unsigned grid = expert_grid_(tiles, C);
+#if PTX_HAS_WGMMA
+    if constexpr (sizeof(X) == 2) {
+        if (expert_uses_wgmma_<X>(rows)) {
+            expert_wgmma_weight(dweight, dout, inp, rows, C, OC, mode, gpu);
+            return;
+        }
+    }
+#endif
+    launch(expert_weight_kernel<OUT, X>, grid, EXPERT_THREADS, ExpertTiling_<X>::BYTES, gpu, dweight, dout,
+           inp, *rows, C, OC, expert_padded(OC), mode);
 }
 
 // Sets or adds to dweight.
@@ -398,11 +359,7 @@ template <class X>
 static inline void expert_matmul_backward_weight(Gradient dweight, const X* dout, const X* inp,
                                                  const ExpertRows* rows, int C, int OC, GradientMode mode,
                                                  const Gpu* gpu) {
-    const size_t tiles = (size_t)rows->E * ceil_div(OC, (int)EXPERT_SIDE) * ceil_div(C, (int)EXPERT_SIDE);
-    GRADIENT_DISPATCH(dweight, X,
-                      launch(expert_weight_kernel<G, X>, expert_grid_(tiles, C), EXPERT_THREADS,
-                             ExpertTiling_<X>::BYTES, gpu, (G*)dweight.data, dout, inp, *rows, C, OC,
-                             expert_padded(OC), mode));
+    GRADIENT_DISPATCH(dweight, X, expert_matmul_weight_((G*)dweight.data, dout, inp, rows, C, OC, mode, gpu));
 }
 
 #endif

@@ -12,7 +12,7 @@ multiples of EXPERT_PACK.
 
 #include "llmc/gpu/gpu.cuh"
 #include "llmc/ops/activation.cuh"
-#include "llmc/ops/expert_matmul.cuh"
+#include "llmc/ops/expert_rows.cuh"
 #include "llmc/ops/experts.h"
 
 enum { EXPERTS_WARPS = 8, EXPERTS_THREADS = 32 * EXPERTS_WARPS };
@@ -173,6 +173,9 @@ static inline void experts_swiglu_backward(X* dfch, float* dscale, const X* dact
 }
 
 // Returns the rows of a router for matmuls of experts.
-static inline ExpertRows experts_rows(const Router* r) { return {r->first, r->E, r->B * r->T * r->used}; }
+static inline ExpertRows experts_rows(const Router* r) {
+    const int N = r->B * r->T;
+    return {r->first, r->E, N * r->used, (int)router_rows((size_t)N, r->E, r->used), EXPERT_BY_DEFAULT};
+}
 
 #endif

@@ -12,7 +12,7 @@ integers: atomics on them give the same result in any order.
 #define LLMC_ROUTER_CUH
 
 #include "llmc/gpu/gpu.cuh"
-#include "llmc/ops/expert_matmul.cuh"
+#include "llmc/ops/expert_rows.cuh"
 #include "llmc/ops/router.h"
 
 enum {

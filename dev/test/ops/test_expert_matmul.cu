@@ -1,5 +1,6 @@
 // test_expert_matmul.cu -- matmuls of experts against plain loops in double: experts without rows,
-// with all of them, with a few; sizes beside those of tiles; every type, results set and added to.
+// with all of them, with a few; sizes beside those of tiles; every type, results set and added to;
+// by each instruction that the GPU has.
 #include "llmc/ops/expert_matmul.cuh"
 #include "dev/test/lib/gpu_ops.h"
 
@@ -76,12 +77,12 @@ template <class X> static Arrays<X> arrays_of(const Case* c, const Gpu* gpu) {
 }
 
 // Returns the rows that the host knows of: padding to multiples of 32 may not be among them.
-template <class X> static ExpertRows rows_of(const Case* c, const Arrays<X>* a) {
+template <class X> static ExpertRows rows_of(const Case* c, const Arrays<X>* a, ExpertInstructions by) {
     int rows = 0;
     for (int e = 0; e < c->E; e++) {
         rows += c->counts[e] > 31 ? c->counts[e] - 31 : c->counts[e] > 0;
     }
-    return c->is_one ? ExpertRows{NULL, 1, a->M} : ExpertRows{a->first, c->E, rows};
+    return c->is_one ? ExpertRows{NULL, 1, a->M, a->all, by} : ExpertRows{a->first, c->E, rows, a->all, by};
 }
 
 static void expect_untouched(const float* x, size_t begin, size_t end) {
@@ -90,8 +91,9 @@ static void expect_untouched(const float* x, size_t begin, size_t end) {
     }
 }
 
-template <class X, class OUT> static void check_forward(const Case* c, const Arrays<X>* a, const Gpu* gpu) {
-    const ExpertRows rows = rows_of(c, a);
+template <class X, class OUT>
+static void check_forward(const Case* c, const Arrays<X>* a, ExpertInstructions by, const Gpu* gpu) {
+    const ExpertRows rows = rows_of(c, a, by);
     const size_t n = (size_t)a->all * c->OC;
     OUT* out = unset<OUT>(n, gpu);
     expert_matmul_forward(out, a->inp_gpu, a->weight_gpu, &rows, c->C, c->OC, gpu);
@@ -118,8 +120,9 @@ template <class X> static float* filled(size_t n, const Gpu* gpu, X** memory) {
 }
 
 template <class X>
-static void check_input(const Case* c, const Arrays<X>* a, GradientMode mode, const Gpu* gpu) {
-    const ExpertRows rows = rows_of(c, a);
+static void check_input(const Case* c, const Arrays<X>* a, GradientMode mode, ExpertInstructions by,
+                        const Gpu* gpu) {
+    const ExpertRows rows = rows_of(c, a, by);
     const size_t n = (size_t)a->M * c->C;
     const float before = mode == GRADIENT_ADD ? BEFORE : 0;
     X* dinp;
@@ -142,8 +145,9 @@ static void check_input(const Case* c, const Arrays<X>* a, GradientMode mode, co
 }
 
 template <class X, class G>
-static void check_weight(const Case* c, const Arrays<X>* a, GradientMode mode, const Gpu* gpu) {
-    const ExpertRows rows = rows_of(c, a);
+static void check_weight(const Case* c, const Arrays<X>* a, GradientMode mode, ExpertInstructions by,
+                         const Gpu* gpu) {
+    const ExpertRows rows = rows_of(c, a, by);
     const size_t matrix = (size_t)c->OC * c->C, n = c->E * matrix;
     const float before = mode == GRADIENT_ADD ? BEFORE : 0;
     G* dweight;
@@ -160,18 +164,27 @@ static void check_weight(const Case* c, const Arrays<X>* a, GradientMode mode, c
     }
 }
 
+template <class X>
+static void check_all(const Case* c, const Arrays<X>* a, ExpertInstructions by, const Gpu* gpu) {
+    if (c->is_one) {
+        check_forward<X, float>(c, a, by, gpu);
+        check_weight<X, X>(c, a, GRADIENT_ADD, by, gpu);
+    } else {
+        check_forward<X, X>(c, a, by, gpu);
+        check_weight<X, float>(c, a, GRADIENT_ADD, by, gpu);
+    }
+    check_input<X>(c, a, GRADIENT_SET, by, gpu);
+    check_input<X>(c, a, GRADIENT_ADD, by, gpu);
+    check_weight<X, X>(c, a, GRADIENT_SET, by, gpu);
+}
+
 template <class X> static void check(const Case* c, const Gpu* gpu) {
     const Arrays<X> a = arrays_of<X>(c, gpu);
-    if (c->is_one) {
-        check_forward<X, float>(c, &a, gpu);
-        check_weight<X, X>(c, &a, GRADIENT_ADD, gpu);
-    } else {
-        check_forward<X, X>(c, &a, gpu);
-        check_weight<X, float>(c, &a, GRADIENT_ADD, gpu);
+    const ExpertRows rows = rows_of(c, &a, EXPERT_BY_WGMMA);
+    check_all(c, &a, EXPERT_BY_MMA, gpu);
+    if (expert_can_wgmma<X>(&rows)) {
+        check_all(c, &a, EXPERT_BY_WGMMA, gpu);
     }
-    check_input<X>(c, &a, GRADIENT_SET, gpu);
-    check_input<X>(c, &a, GRADIENT_ADD, gpu);
-    check_weight<X, X>(c, &a, GRADIENT_SET, gpu);
     gpu_free(a.inp_gpu);
     gpu_free(a.dout_gpu);
     gpu_free(a.weight_gpu);
@@ -187,6 +200,12 @@ template <class X> static void test_type(const Gpu* gpu) {
         {1, 72, 7, {131}, 1}, // a router's matrix: no multiple of a pack
         {1, 8, 1, {1}, 1},
     };
+    const Case large[] = {
+        {3, 64, 512, {128, 0, 256}, 0}, // only full tiles
+        {2, 520, 328, {150, 1}, 0},     // more steps than stages
+        {2, 296, 130, {500, 300}, 0},   // the same for weights; no multiple of a pack
+        {1, 8, 8, {64}, 0},
+    };
     Case many = {MOST_EXPERTS, 8, 8, {0}, 0}; // more than a warp looks at at a time
     for (int e = 0; e < MOST_EXPERTS; e++) {
         many.counts[e] = e % 3 == 0 ? 0 : e == 37 ? 140 : e % 5;
@@ -195,6 +214,27 @@ template <class X> static void test_type(const Gpu* gpu) {
         check<X>(&c, gpu);
     }
     check<X>(&many, gpu);
+    if (PTX_HAS_WGMMA) { // more tiles than multiprocessors; slow on the simulated GPU
+        for (const Case& c : large) {
+            check<X>(&c, gpu);
+        }
+        many.C = 72;
+        many.OC = 2056;
+        check<X>(&many, gpu);
+    }
+}
+
+// Each element has a place of its own, and packs of eight stay together.
+TEST(expert_places) {
+    int seen[16 * 64] = {0};
+    for (int row = 0; row < 16; row++) {
+        for (int col = 0; col < 64; col++) {
+            const int place = expert_place(row, col);
+            EXPECT(place >= 0 && place < 16 * 64 && !seen[place], "(%d, %d): %d", row, col, place);
+            EXPECT(place == expert_place(row, col / 8 * 8) + col % 8, "(%d, %d): %d", row, col, place);
+            seen[place] = 1;
+        }
+    }
 }
 
 TEST_TYPES(expert_matmul)

@@ -1,0 +1,77 @@
+/*
+wgmma.cuh -- tiles of matrices in shared memory, for matmuls by wgmma (ptx.cuh) on GPUs of compute
+capability 9.0; and TMA, which fills them.
+
+A tile consists of panels. A row of a panel has 64 elements of 16 bits, 128 bytes; TMA swizzles
+them: 16 bytes number c of row r lie at place c ^ r % 8. An operand of a matmul has either
+
+    its sums along the rows     element i of a side in step k: row i, column k; one panel
+    its sums across them        element i in step k: panel i / 64, row k, column i % 64
+
+A descriptor tells wgmma where an operand of 16 steps lies.
+*/
+#ifndef LLMC_WGMMA_CUH
+#define LLMC_WGMMA_CUH
+
+#include "llmc/base/host_device.h"
+#include "llmc/gpu/ptx.cuh"
+
+enum {
+    WGMMA_PANEL = 64,                 // elements of a row
+    WGMMA_DEPTH = 64,                 // steps of the sums in a tile: rows of a panel if across
+    WGMMA_EIGHT_ROWS_BYTES_ = 8 * 128 // the swizzle repeats after them
+};
+
+// Returns the descriptor of the operand at a shared address. Its fields, in units of 16 bytes: the
+// address; from bit 16 on the distance of panels, 1 if unused; from bit 32 on that of eight rows;
+// 1 in bit 62: the swizzle.
+HOST_DEVICE uint64_t wgmma_descriptor(unsigned address, int is_across) {
+    const uint64_t panel_bytes = is_across ? WGMMA_DEPTH * 128 : 16;
+    return (uint64_t)((address & 0x3ffff) >> 4) | panel_bytes >> 4 << 16 |
+           (uint64_t)(WGMMA_EIGHT_ROWS_BYTES_ >> 4) << 32 | (uint64_t)1 << 62;
+}
+
+// Returns the distance of the descriptors of an operand, and of the same 16 steps later. In a panel
+// of rows the swizzle is that of the address, which stays within 128 bytes.
+HOST_DEVICE uint64_t wgmma_step(int is_across) { return (is_across ? 16 * 128 : 16 * 2) >> 4; }
+
+#if PTX_HAS_WGMMA
+
+#include <cudaTypedefs.h>
+
+// Returns the driver's function that makes maps of tensors.
+static inline PFN_cuTensorMapEncodeTiled_v12000 tensor_map_maker_(void) {
+    void* function = NULL;
+    cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+#if CUDART_VERSION >= 12050
+    CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault,
+                                                &found));
+#else
+    CUDA_CHECK(cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault, &found));
+#endif
+    CHECK(found == cudaDriverEntryPointSuccess, "the GPU's driver has no cuTensorMapEncodeTiled");
+    return (PFN_cuTensorMapEncodeTiled_v12000)function;
+}
+
+// Returns a map of matrices of rows x cols elements of T, one after the other, whose rows lie
+// `stride` elements apart; TMA copies 64 columns of `box` rows. Addresses and rows have multiples
+// of 16 bytes.
+template <class T>
+static inline CUtensorMap tensor_map(const T* data, int cols, int rows, int matrices, int stride, int box) {
+    CUtensorMap map;
+    const size_t row_bytes = (size_t)stride * sizeof(T);
+    const cuuint64_t sizes[] = {(cuuint64_t)cols, (cuuint64_t)rows, (cuuint64_t)matrices},
+                     distances[] = {row_bytes, (size_t)rows * row_bytes};
+    const cuuint32_t boxes[] = {WGMMA_PANEL, (cuuint32_t)box, 1}, every[] = {1, 1, 1};
+    const CUresult result = tensor_map_maker_()(
+        &map, DTYPE_OF(T) == DTYPE_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        3, (void*)data, sizes, distances, boxes, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
+        CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    CHECK(result == CUDA_SUCCESS, "no map of a tensor of %d x %d x %d, distance of rows %d: CUDA's error %d",
+          matrices, rows, cols, stride, (int)result);
+    return map;
+}
+
+#endif
+
+#endif
