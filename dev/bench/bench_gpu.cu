@@ -3,6 +3,7 @@ bench_gpu.cu -- every kernel and matmul of a training step, as a share of this G
 
     make bench                                  GPT-2 124M and 1558M
     build/cuda/<arch>-BF16/bench_gpu --model d12 --batch 64 --seq-len 1024 --json results.jsonl
+    ... --model d12 --batch 16 --only experts,heads         some sections
     ... --model d12 --batch 64 --list operations.jsonl      runs each operation of a step once, and
                                                             lists its work
 
@@ -23,6 +24,11 @@ data is random: matmuls of zeros draw less power and are faster.
 #include "llmc/ops/cross_entropy.cuh"
 #include "llmc/ops/embedding.cuh"
 #include "llmc/ops/activation.cuh"
+#include "llmc/ops/expert_matmul.cuh"
+#include "llmc/ops/experts.cuh"
+#include "llmc/ops/heads.cuh"
+#include "llmc/ops/rope.cuh"
+#include "llmc/ops/router.cuh"
 #include "llmc/model/model.h"
 #include "llmc/ops/norm.cuh"
 #include "llmc/ops/matmul.cuh"
@@ -177,7 +183,7 @@ static double measure(Bench* bench, const char* name, const char* shape, Work wo
     return (work.flop > 0 ? work.flop : work.bytes) / (ms[n / 2] * 1e-3);
 }
 
-// ---- the sections ----
+// ---- peaks, and the operations of a GPT-2 ----
 
 static void bench_ceilings(Bench* bench, MatmulGpu* matmul) {
     char shape[64];
@@ -265,7 +271,7 @@ static void bench_layer(Bench* bench, MatmulGpu* matmul, const char* layer, int 
     section_close(bench);
 }
 
-static void bench_attention(Bench* bench) {
+static void bench_attention(Bench* bench, MatmulGpu*) {
     const int B = bench->B, T = bench->T, C = bench->cfg.C, NH = bench->cfg.NH;
     const Gpu* gpu = &bench->gpu;
     const size_t n = (size_t)B * T * C;
@@ -292,7 +298,7 @@ static void bench_attention(Bench* bench) {
     section_close(bench);
 }
 
-static void bench_rows(Bench* bench) {
+static void bench_rows(Bench* bench, MatmulGpu*) {
     const int C = bench->cfg.C, N = bench->B * bench->T;
     const size_t n = (size_t)N * C, size = sizeof(floatX);
     const Gpu* gpu = &bench->gpu;
@@ -342,7 +348,7 @@ static void bench_rows(Bench* bench) {
     section_close(bench);
 }
 
-static void bench_tokens(Bench* bench) {
+static void bench_tokens(Bench* bench, MatmulGpu*) {
     const ModelConfig cfg = bench->cfg;
     const int B = bench->B, T = bench->T, C = cfg.C, N = B * T, chunk = bench->chunk;
     const size_t size = sizeof(floatX);
@@ -425,7 +431,7 @@ static void bench_update(Bench* bench, const char* name, Optimizer optimizer, Gr
     memory_close(&memory);
 }
 
-static void bench_optimizer(Bench* bench) {
+static void bench_optimizer(Bench* bench, MatmulGpu*) {
     const ZeroPlan zero = zero_plan(bench->cfg, 0, 0, 1);
     const size_t n = zero_count(&zero, ZERO_FULL);
     const MasterWeights usual = DTYPE_OF(floatX) == DTYPE_FP32 ? MASTER_NONE : MASTER_FP32;
@@ -468,7 +474,7 @@ static BenchModel random_model(Bench* bench) {
 }
 
 // Measures all parameters as one tensor.
-static void bench_adamw8bit(Bench* bench) {
+static void bench_adamw8bit(Bench* bench, MatmulGpu*) {
     const BenchModel model = random_model(bench);
     const size_t n = model.n, scales = n / ADAMW8BIT_BLOCK;
     const Gpu* gpu = &bench->gpu;
@@ -524,7 +530,7 @@ static int adafactor_tensors(AdafactorTensor* tensors, const BenchModel* model) 
     return count;
 }
 
-static void bench_adafactor(Bench* bench) {
+static void bench_adafactor(Bench* bench, MatmulGpu*) {
     const BenchModel model = random_model(bench);
     const Gpu* gpu = &bench->gpu;
     AdafactorPlan plan_memory, *plan = &plan_memory;
@@ -610,19 +616,206 @@ static void bench_muon(Bench* bench, MatmulGpu* matmul) {
     section_close(bench);
 }
 
+// ---- heads and experts, which GPT-2 does not have ----
+
+// Measures norms and positions of queries and keys.
+static void bench_heads_kind(Bench* bench, const char* name, HeadsKind kind, AttentionSizes sizes) {
+    const Gpu* gpu = &bench->gpu;
+    const int count = sizes.NH + sizes.KV;
+    const size_t N = (size_t)sizes.B * sizes.T, n = N * attention_qkv_size(sizes);
+    char shape[64], line[64];
+    Memory memory = memory_on_gpu();
+    HeadsGpu<floatX> heads = {kind, NORM_EPS, sizes, {NULL, sizes.HS}, NULL, NULL, NULL, NULL, NULL};
+    rope_gpu_open(&heads.rope, &memory, {sizes.T, sizes.HS, sizes.HS, 1e4f, {ROPE_PLAIN, 0, 0, 0, 0}});
+    floatX *qkv = random_array<floatX>(bench, n, 1), *dqkv = random_array<floatX>(bench, n, 1);
+    heads.qnormw = random_array<floatX>(bench, (size_t)sizes.HS, 1);
+    heads.knormw = random_array<floatX>(bench, (size_t)sizes.HS, 1);
+    heads.raw = random_array<floatX>(bench, N * count * sizes.HS, 1);
+    heads.rstd = random_array<float>(bench, N * count, 1);
+    const HeadsGradientsGpu d = {{random_array<floatX>(bench, (size_t)sizes.HS, 1), DTYPE_OF(floatX)},
+                                 {random_array<floatX>(bench, (size_t)sizes.HS, 1), DTYPE_OF(floatX)},
+                                 GRADIENT_SET,
+                                 random_array<float>(bench, heads_sums(sizes), 1)};
+    const Work work = {0, heads_bytes(sizes, kind, sizeof(floatX))};
+    snprintf(shape, sizeof(shape), "%d x %d of %d + %d", (int)N, sizes.HS, sizes.NH, sizes.KV);
+    snprintf(line, sizeof(line), "%s forward", name);
+    measure(bench, line, shape, work, [=] { heads_forward(qkv, &heads, gpu); });
+    snprintf(line, sizeof(line), "%s backward", name);
+    measure(bench, line, shape, work, [=] { heads_backward(dqkv, &d, (const floatX*)qkv, &heads, gpu); });
+    memory_close(&memory);
+    section_close(bench);
+}
+
+// Measures the model's heads, and, with as many tokens, those of Llama 3.2 1B and Qwen3 0.6B.
+static void bench_heads(Bench* bench, MatmulGpu*) {
+    const int B = bench->B, T = bench->T, NH = bench->cfg.NH;
+    bench_heads_kind(bench, "rope", HEADS_PLAIN, attention_sizes(B, T, NH, NH, bench->cfg.C / NH));
+    bench_heads_kind(bench, "rope", HEADS_PLAIN, attention_sizes(B, T, 32, 8, 64));
+    bench_heads_kind(bench, "norm of heads, rope", HEADS_NORM, attention_sizes(B, T, 16, 8, 128));
+    bench_heads_kind(bench, "unit norm of heads, rope", HEADS_UNIT_NORM, attention_sizes(B, T, 16, 8, 128));
+}
+
+// Returns a router with the rows of random logits.
+static Router random_router(Bench* bench, int E, int used) {
+    const size_t N = (size_t)bench->B * bench->T, M = router_rows(N, E, used);
+    const Router router = {ROUTER_CHOSEN,
+                           bench->B,
+                           bench->T,
+                           E,
+                           used,
+                           1,
+                           NULL,
+                           random_array<float>(bench, N * E, 1),
+                           (int*)array_of_bytes(bench, N * used * sizeof(int)),
+                           (int*)array_of_bytes(bench, N * used * sizeof(int)),
+                           (int*)array_of_bytes(bench, M * sizeof(int)),
+                           (int*)array_of_bytes(bench, ((size_t)E + 1) * sizeof(int)),
+                           (float*)array_of_bytes(bench, M * sizeof(float))};
+    router_forward(&router, (const floatX*)NULL, &bench->gpu);
+    return router;
+}
+
+// Measures the matmuls of experts with matrices of OC x C, by one kind of instructions.
+static void bench_expert_matmul(Bench* bench, const char* layer, const ExpertRows* rows, int C, int OC) {
+    const Gpu* gpu = &bench->gpu;
+    const int first = bench->arrays_count, M = rows->all;
+    const ExpertRows by = *rows;
+    const Work work = {matmul_flops(rows->rows, C, OC), 0}; // padding is no work
+    char shape[64], name[64];
+    floatX *inp = random_array<floatX>(bench, (size_t)M * C, 1),
+           *out = random_array<floatX>(bench, (size_t)M * OC, 1),
+           *weight = random_array<floatX>(bench, (size_t)rows->E * OC * C, 0.02f);
+    const Gradient dweight = {random_array<floatX>(bench, (size_t)rows->E * OC * C, 1), DTYPE_OF(floatX)};
+    const char* how = rows->by == EXPERT_BY_WGMMA ? "wgmma" : "mma";
+    snprintf(shape, sizeof(shape), "%d x %d -> %d", rows->rows, C, OC);
+    snprintf(name, sizeof(name), "experts' %s forward, %s", layer, how);
+    measure(bench, name, shape, work, [=] { expert_matmul_forward(out, inp, weight, &by, C, OC, gpu); });
+    snprintf(name, sizeof(name), "experts' %s dinp, %s", layer, how);
+    measure(bench, name, shape, work,
+            [=] { expert_matmul_backward_input(inp, out, weight, &by, C, OC, GRADIENT_SET, gpu); });
+    snprintf(name, sizeof(name), "experts' %s dweight, %s", layer, how);
+    measure(bench, name, shape, work,
+            [=] { expert_matmul_backward_weight(dweight, out, inp, &by, C, OC, GRADIENT_SET, gpu); });
+    snprintf(name, sizeof(name), "experts' %s dweight, added, %s", layer, how);
+    measure(bench, name, shape, work,
+            [=] { expert_matmul_backward_weight(dweight, out, inp, &by, C, OC, GRADIENT_ADD, gpu); });
+    while (bench->arrays_count > first) {
+        gpu_free(bench->arrays[--bench->arrays_count]);
+    }
+}
+
+// Measures the router, and what moves rows.
+static void bench_expert_rows(Bench* bench, const Router* router, int C) {
+    const Gpu* gpu = &bench->gpu;
+    const Router r = *router;
+    const int N = r.B * r.T, M = N * r.used, stride = router_stride(r.E);
+    const size_t all = router_rows((size_t)N, r.E, r.used), size = sizeof(floatX);
+    char shape[64];
+    floatX *tokens = random_array<floatX>(bench, (size_t)N * C, 1),
+           *out = random_array<floatX>(bench, (size_t)N * C, 1),
+           *in_rows = random_array<floatX>(bench, all * C, 1),
+           *dlogits = random_array<floatX>(bench, (size_t)N * stride, 1);
+    float *entropies = random_array<float>(bench, router_entropies(&r), 1),
+          *dscale = random_array<float>(bench, all, 1);
+    snprintf(shape, sizeof(shape), "%d of %d experts, %d", r.used, r.E, N);
+    measure(bench, "router forward", shape, Work{0, 4.0 * N * r.E + (3 * 4.0 + 4) * M},
+            [=] { router_forward(&r, (const floatX*)NULL, gpu); });
+    measure(bench, "router backward", shape, Work{0, (4.0 * r.E + (double)size * stride) * N + 3 * 4.0 * M},
+            [=] {
+                router_backward(dlogits, entropies, dscale, &r, {0.01f, 0.001f, 1e-4f}, gpu);
+            });
+    snprintf(shape, sizeof(shape), "%d x %d", M, C);
+    measure(bench, "experts' rows gathered", shape, Work{0, experts_gather_bytes(N, M, C, size)},
+            [=] { experts_gather(in_rows, tokens, &r, C, gpu); });
+    measure(bench, "experts' rows added", shape, Work{0, experts_sum_bytes(N, M, C, size)},
+            [=] { experts_sum(out, (const floatX*)tokens, (const floatX*)in_rows, &r, C, gpu); });
+}
+
+// Measures eight experts, of which a token takes two: with the hidden units of moe:8x124m, 1024 for
+// 768 channels, and with those of a dense model.
+static void bench_experts(Bench* bench, MatmulGpu*) {
+    const int C = bench->cfg.C, hidden[] = {ceil_div(4 * C / 3, 64) * 64, 4 * C};
+    const Router router = random_router(bench, 8, 2);
+    ExpertRows rows = experts_rows(&router);
+    for (const ExpertInstructions by : {EXPERT_BY_MMA, EXPERT_BY_WGMMA}) {
+        rows.by = by;
+        for (const int F : hidden) {
+            if (by == EXPERT_BY_MMA || expert_can_wgmma<floatX>(&rows)) {
+                bench_expert_matmul(bench, "fc", &rows, C, 2 * F);
+                bench_expert_matmul(bench, "fcproj", &rows, F, C);
+            }
+        }
+    }
+    bench_expert_rows(bench, &router, C);
+    section_close(bench);
+}
+
+// ---- the sections ----
+
+// Measures all linear layers.
+static void bench_layers(Bench* bench, MatmulGpu* matmul) {
+    const int N = bench->B * bench->T, C = bench->cfg.C;
+    bench_layer(bench, matmul, "qkv", N, C, 3 * C, PLAIN);
+    bench_layer(bench, matmul, "attproj", N, C, C, RESIDUAL);
+    bench_layer(bench, matmul, "fc", N, C, 4 * C, GELU);
+    bench_layer(bench, matmul, "fcproj", N, 4 * C, C, RESIDUAL);
+    bench_layer(bench, matmul, "classifier", bench->chunk, C, bench->cfg.Vp, NO_BIAS);
+}
+
+typedef struct {
+    const char* name;
+    void (*measure)(Bench* bench, MatmulGpu* matmul);
+    int is_usual; // part of a usual step
+} Section;
+
+static const Section SECTIONS[] = {{"layers", bench_layers, 1},       {"attention", bench_attention, 1},
+                                   {"rows", bench_rows, 1},           {"tokens", bench_tokens, 1},
+                                   {"optimizer", bench_optimizer, 1}, {"heads", bench_heads, 0},
+                                   {"experts", bench_experts, 0},     {"adamw8bit", bench_adamw8bit, 0},
+                                   {"adafactor", bench_adafactor, 0}, {"muon", bench_muon, 0}};
+
+// Returns 1 if `only`, names with commas between, is empty or has this one.
+static int is_among(const char* name, const char* only) {
+    const size_t length = strlen(name);
+    for (const char* at = strstr(only, name); at; at = strstr(at + 1, name)) {
+        if ((at == only || at[-1] == ',') && (at[length] == ',' || !at[length])) {
+            return 1;
+        }
+    }
+    return !only[0];
+}
+
+// Ends the program if `only` names no section.
+static void check_only(const char* only) {
+    char all[256] = "", one[64];
+    for (const Section& section : SECTIONS) {
+        snprintf(all + strlen(all), sizeof(all) - strlen(all), " %s", section.name);
+    }
+    for (const char* at = only; *at; at += strcspn(at, ",") + (at[strcspn(at, ",")] == ',')) {
+        int found = 0;
+        snprintf(one, sizeof(one), "%.*s", (int)strcspn(at, ","), at);
+        for (const Section& section : SECTIONS) {
+            found |= strcmp(one, section.name) == 0;
+        }
+        if (!found) {
+            die_usage("--only %s: wanted some of%s", one, all);
+        }
+    }
+}
+
 // ---- the command line ----
 
 typedef struct {
-    const char *model, *batch, *seq_len, *seconds, *ceiling, *json, *list, *chunk;
+    const char *only, *model, *batch, *seq_len, *seconds, *ceiling, *json, *list, *chunk;
 } Arguments;
 
 static Arguments parse(int argc, char** argv) {
-    Arguments a = {"d12", "64", "1024", "0.2", "8192", "", "", ""};
+    Arguments a = {"", "d12", "64", "1024", "0.2", "8192", "", "", ""};
     const struct {
         const char *name, **value;
-    } table[] = {{"--model", &a.model},     {"--batch", &a.batch},       {"--seq-len", &a.seq_len},
-                 {"--seconds", &a.seconds}, {"--ceiling", &a.ceiling},   {"--json", &a.json},
-                 {"--list", &a.list},       {"--logits-chunk", &a.chunk}};
+    } table[] = {{"--only", &a.only},       {"--model", &a.model},     {"--batch", &a.batch},
+                 {"--seq-len", &a.seq_len}, {"--seconds", &a.seconds}, {"--ceiling", &a.ceiling},
+                 {"--json", &a.json},       {"--list", &a.list},       {"--logits-chunk", &a.chunk}};
     const int rows = sizeof(table) / sizeof(table[0]);
     for (int i = 1; i < argc; i += 2) {
         int row = 0;
@@ -631,7 +824,7 @@ static Arguments parse(int argc, char** argv) {
         }
         if (row == rows || i + 1 >= argc) {
             die_usage("%s: wanted --model NAME --batch N --seq-len N --seconds S --ceiling N --json FILE "
-                      "--list FILE --logits-chunk TOKENS",
+                      "--list FILE --logits-chunk TOKENS --only SECTION,...",
                       argv[i]);
         }
         *table[row].value = argv[i + 1];
@@ -667,6 +860,7 @@ int main(int argc, char** argv) {
     memset(&bench, 0, sizeof(bench));
     bench.cfg = (ModelConfig){named->max_T, GPT2_VOCAB, model_padded_vocab(GPT2_VOCAB), named->L, named->NH,
                               named->C,     SHARE_OFF};
+    check_only(a.only);
     bench.B = positive(a.batch, "--batch");
     bench.T = positive(a.seq_len, "--seq-len");
     bench.chunk = a.chunk[0] ? positive(a.chunk, "--logits-chunk") : bench.B * bench.T;
@@ -680,25 +874,17 @@ int main(int argc, char** argv) {
     Memory memory = memory_on_gpu();
     matmul_gpu_open(&matmul, &memory, &bench.gpu, settings);
 
-    const int N = bench.B * bench.T, C = bench.cfg.C;
     printf("%s, %s, %s, batch %d x %d\n", bench.gpu.name, dtype_name(DTYPE_OF(floatX)), a.model, bench.B,
            bench.T);
     if (!bench.list) {
         bench_ceilings(&bench, &matmul);
     }
-    bench_layer(&bench, &matmul, "qkv", N, C, 3 * C, PLAIN);
-    bench_layer(&bench, &matmul, "attproj", N, C, C, RESIDUAL);
-    bench_layer(&bench, &matmul, "fc", N, C, 4 * C, GELU);
-    bench_layer(&bench, &matmul, "fcproj", N, 4 * C, C, RESIDUAL);
-    bench_layer(&bench, &matmul, "classifier", bench.chunk, C, bench.cfg.Vp, NO_BIAS);
-    bench_attention(&bench);
-    bench_rows(&bench);
-    bench_tokens(&bench);
-    bench_optimizer(&bench);
-    if (!bench.list) { // not part of a usual step
-        bench_adamw8bit(&bench);
-        bench_adafactor(&bench);
-        bench_muon(&bench, &matmul);
+    for (const Section& section : SECTIONS) {
+        if (is_among(section.name, a.only) && (section.is_usual || !bench.list)) {
+            section.measure(&bench, &matmul);
+        }
+    }
+    if (!bench.list) {
         matmul_gpu_report(stdout, &matmul);
     }
 

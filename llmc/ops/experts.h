@@ -30,6 +30,15 @@ enum { EXPERT_PACK = 8 };
 
 void experts_gather_cpu(float* rows, const float* tokens, const Router* router, int C);
 
+// Return the bytes that these must move for N tokens and their M rows, experts_sum in new memory:
+// tokens that several experts take are read once.
+static inline double experts_gather_bytes(double N, double M, double C, double element_bytes) {
+    return (N + M) * C * element_bytes;
+}
+static inline double experts_sum_bytes(double N, double M, double C, double element_bytes) {
+    return (M + 2 * N) * C * element_bytes;
+}
+
 // Sets tokens, or adds to them, as `mode` says.
 void experts_sum_cpu(float* tokens, const float* rows, const Router* router, int C, GradientMode mode);
 

@@ -59,6 +59,13 @@ static inline int heads_do_nothing(const Heads* heads) {
 
 void heads_forward_cpu(float* qkv, const Heads* heads);
 
+// Returns the bytes that a pass must move, angles from caches; norms with weights also keep or read
+// their input.
+static inline double heads_bytes(AttentionSizes sizes, HeadsKind kind, double element_bytes) {
+    const double elements = (double)sizes.B * sizes.T * attention_query_key_size(sizes);
+    return (kind == HEADS_PLAIN ? 2 : 3) * elements * element_bytes;
+}
+
 // Gradients of the weights, and memory for (B, NH + KV, HS) floats.
 typedef struct {
     float *dqnormw, *dknormw;
