@@ -66,6 +66,13 @@ template <class X> __device__ inline void heads_load_(float (&x)[HEADS_COLUMNS_]
     }
 }
 
+__device__ inline void heads_copy_(float (&to)[HEADS_COLUMNS_], const float (&from)[HEADS_COLUMNS_]) {
+#pragma unroll
+    for (int i = 0; i < HEADS_COLUMNS_; i++) {
+        to[i] = from[i];
+    }
+}
+
 template <class X> __device__ inline void heads_store_(X* head, const float (&x)[HEADS_COLUMNS_], int HS) {
 #pragma unroll
     for (int i = 0; i < HEADS_COLUMNS_ / 2; i++) {
@@ -77,17 +84,14 @@ template <class X> __device__ inline void heads_store_(X* head, const float (&x)
     }
 }
 
-// Turns the lane's pairs by `angles`, forward (sign 1) or back (-1).
-__device__ inline void heads_turn_(float (&x)[HEADS_COLUMNS_], const float* angles, float sign, int HS) {
+// Turns the lane's pairs by its columns of the angles, forward (sign 1) or back (-1).
+__device__ inline void heads_turn_(float (&x)[HEADS_COLUMNS_], const float (&angles)[HEADS_COLUMNS_],
+                                   float sign) {
 #pragma unroll
-    for (int i = 0; i < HEADS_COLUMNS_ / 2; i++) {
-        const int column = heads_column_(i);
-        if (column < HS) {
-            const float2 angle = *reinterpret_cast<const float2*>(angles + column);
-            const float c = angle.x, s = sign * angle.y, e = x[2 * i], o = x[2 * i + 1];
-            x[2 * i] = e * c - o * s;
-            x[2 * i + 1] = o * c + e * s;
-        }
+    for (int i = 0; i < HEADS_COLUMNS_; i += 2) {
+        const float c = angles[i], s = sign * angles[i + 1], e = x[i], o = x[i + 1];
+        x[i] = e * c - o * s;
+        x[i + 1] = o * c + e * s;
     }
 }
 
@@ -136,14 +140,25 @@ __device__ inline HeadsPlace_ heads_place_(const AttentionSizes& sizes, int n, i
 // needs  HS even and at most 128
 template <class X>
 __global__ void __launch_bounds__(32 * HEADS_WARPS) heads_forward_kernel(X* qkv, HeadsGpu<X> heads, int N) {
-    const int HS = heads.sizes.HS, h = (int)blockIdx.y, first = (int)blockIdx.x * HEADS_TOKENS;
-    float x[HEADS_COLUMNS_], weight[HEADS_COLUMNS_];
+    const int HS = heads.sizes.HS, h = (int)blockIdx.y, first = (int)blockIdx.x * HEADS_TOKENS,
+              end = min(first + HEADS_TOKENS, N);
+    float x[HEADS_COLUMNS_], next[HEADS_COLUMNS_] = {}, angles[HEADS_COLUMNS_] = {}, weight[HEADS_COLUMNS_];
+    const auto load = [&](int n) { // a token ahead
+        if (n < end) {
+            heads_load_(next, qkv + heads_place_(heads.sizes, n, h).in_qkv, HS);
+        }
+    };
     if (heads.kind == HEADS_NORM) {
         heads_weight_(weight, heads, h);
     }
-    for (int n = first + (int)threadIdx.x / 32; n < min(first + HEADS_TOKENS, N); n += HEADS_WARPS) {
+    load(first + (int)threadIdx.x / 32);
+    for (int n = first + (int)threadIdx.x / 32; n < end; n += HEADS_WARPS) {
         const HeadsPlace_ at = heads_place_(heads.sizes, n, h);
-        heads_load_(x, qkv + at.in_qkv, HS);
+        heads_copy_(x, next);
+        load(n + HEADS_WARPS);
+        if (heads.rope.table) {
+            heads_load_(angles, heads_angles_(heads, n), HS);
+        }
         if (heads.kind == HEADS_NORM && heads.raw) {
             heads_store_(heads.raw + at.in_raw, x, HS);
         }
@@ -158,7 +173,7 @@ __global__ void __launch_bounds__(32 * HEADS_WARPS) heads_forward_kernel(X* qkv,
             }
         }
         if (heads.rope.table) {
-            heads_turn_(x, heads_angles_(heads, n), 1.0f, HS);
+            heads_turn_(x, angles, 1.0f);
         }
         heads_store_(qkv + at.in_qkv, x, HS);
     }
@@ -199,23 +214,38 @@ template <class X>
 __global__ void __launch_bounds__(32 * HEADS_WARPS)
     heads_backward_kernel(X* dqkv, float* sums, const X* qkv, HeadsGpu<X> heads, int N) {
     const AttentionSizes sizes = heads.sizes;
-    const int HS = sizes.HS, h = (int)blockIdx.y, first = (int)blockIdx.x * HEADS_TOKENS;
-    float g[HEADS_COLUMNS_], x[HEADS_COLUMNS_], weight[HEADS_COLUMNS_], sum[HEADS_COLUMNS_] = {};
+    const int HS = sizes.HS, h = (int)blockIdx.y, first = (int)blockIdx.x * HEADS_TOKENS,
+              end = min(first + HEADS_TOKENS, N);
+    float g[HEADS_COLUMNS_], x[HEADS_COLUMNS_] = {}, next_g[HEADS_COLUMNS_] = {}, next_x[HEADS_COLUMNS_] = {},
+                             angles[HEADS_COLUMNS_] = {}, weight[HEADS_COLUMNS_], sum[HEADS_COLUMNS_] = {};
+    const auto load = [&](int n) { // a token ahead
+        if (n < end) {
+            const HeadsPlace_ at = heads_place_(sizes, n, h);
+            heads_load_(next_g, dqkv + at.in_qkv, HS);
+            if (heads.kind != HEADS_PLAIN) {
+                heads_load_(next_x, heads.kind == HEADS_NORM ? heads.raw + at.in_raw : qkv + at.in_qkv, HS);
+            }
+        }
+    };
     if (heads.kind == HEADS_NORM) {
         heads_weight_(weight, heads, h);
     }
-    for (int n = first + (int)threadIdx.x / 32; n < min(first + HEADS_TOKENS, N); n += HEADS_WARPS) {
+    load(first + (int)threadIdx.x / 32);
+    for (int n = first + (int)threadIdx.x / 32; n < end; n += HEADS_WARPS) {
         const HeadsPlace_ at = heads_place_(sizes, n, h);
-        heads_load_(g, dqkv + at.in_qkv, HS);
+        heads_copy_(g, next_g);
+        heads_copy_(x, next_x);
+        load(n + HEADS_WARPS);
+        if (heads.rope.table) {
+            heads_load_(angles, heads_angles_(heads, n), HS);
+        }
         if (heads.kind == HEADS_UNIT_NORM) { // x r is the output, turned, as is g
-            heads_load_(x, qkv + at.in_qkv, HS);
             heads_norm_backward_(g, x, heads.rstd[at.in_rstd], heads_dot_(g, x) / (float)HS);
         }
         if (heads.rope.table) {
-            heads_turn_(g, heads_angles_(heads, n), -1.0f, HS);
+            heads_turn_(g, angles, -1.0f);
         }
         if (heads.kind == HEADS_NORM) {
-            heads_load_(x, heads.raw + at.in_raw, HS);
             const float r = heads_rstd_(x, heads);
 #pragma unroll
             for (int i = 0; i < HEADS_COLUMNS_; i++) {
