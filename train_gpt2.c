@@ -32,6 +32,7 @@ units of the MLP, QKV columns of queries, keys and values, Vp tokens of the padd
 #include "llmc/parallel/groups.h"
 #include "llmc/parallel/micro_steps.h"
 #include "llmc/parallel/pipeline.h"
+#include "llmc/parallel/shared_keys.h"
 #include "llmc/parallel/tensor_parallel.h"
 #include "llmc/parallel/zero.h"
 #include "llmc/base/clock.h"
@@ -86,6 +87,7 @@ struct Model {
     Comm* comm;
     GridGroups groups;    // of processes that this one is in
     WholeGradients whole; // of tensors that are not cut
+    SharedKeys keys;      // gradients of heads that several slices have
     Zero zero; // ZeRO (zero.h): the part that this process updates, and what the processes exchange
     Linear linear;
     Attention attention;
@@ -138,6 +140,7 @@ static void open_gradients(Model* model, const Settled* s) {
         model->grads_memory = memory_take(memory, "gradients", MEMORY_DEVICE, model->gradient_bytes);
         whole_gradients_open(&model->whole, memory, model->cfg, zero, model->gradient_rows,
                              (float*)model->grads_memory);
+        shared_keys_open(&model->keys, memory, model->cfg, zero, model->gradient_rows);
     }
     tensor_rows_bind(&model->grads, model->gradient_rows, MODEL_PARAMETER_ROWS, model->grads_memory);
     zero_open_cpu(&model->zero, memory, *zero, model->cfg, model->parameter_rows,
@@ -799,7 +802,9 @@ static void gradients_end(Model* model, InBackward* hook, double tokens, RankRep
     if (hook) {
         report->square_sum = hook->square_sum;
     } else {
+        shared_keys_step_cpu(&model->keys, SHARED_KEYS_ADD, &model->zero, &model->groups.tensor);
         zero_square_sum_cpu(&model->zero, &report->square_sum, model->update.partial);
+        shared_keys_step_cpu(&model->keys, SHARED_KEYS_COPY, &model->zero, &model->groups.tensor);
     }
     report->pace_s = tokens > 0 && !grid_forward_waits(&model->groups.grid) ? report->pace_s / tokens : 0;
 }

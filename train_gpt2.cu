@@ -43,6 +43,7 @@ values, Vp tokens of the padded vocabulary.
 #include "llmc/parallel/grid.h"
 #include "llmc/parallel/groups.cuh"
 #include "llmc/parallel/micro_steps.h"
+#include "llmc/parallel/shared_keys.cuh"
 #include "llmc/parallel/tensor_parallel.cuh"
 #include "llmc/parallel/zero.cuh"
 #include "llmc/base/processor.h"
@@ -89,6 +90,7 @@ struct Model {
     GridGroupsGpu groups;    // of processes that this one is in
     Group tensor;            // the tensor group, as its sizes
     WholeGradientsGpu whole; // of tensors that are not cut
+    SharedKeys keys;         // gradients of heads that several slices have
     ZeroGpu zero;            // what of it this process updates, and what moves between processes
 
     Memory memory; // a ledger of all that the model takes
@@ -171,6 +173,7 @@ static void open_gradients(Model* model, const Settled* s) {
     if (s->use == USE_TRAIN) {
         whole_gradients_gpu_open(&model->whole, &model->memory, model->cfg, &s->zero, model->gradient_rows,
                                  grads);
+        shared_keys_open(&model->keys, &model->memory, model->cfg, &s->zero, model->gradient_rows);
     }
     zero_open(&model->zero, &model->memory, s->zero,
               s->options.offload_params ? ZERO_SHARDS_ON_HOST : ZERO_SHARDS_ON_GPU, update_micro_steps(s),
@@ -1016,12 +1019,15 @@ static void model_square_sum(Model* model) {
     ZeroSpan spans[ZERO_SPANS];
     const int count = zero_counted_spans(&model->zero.plan, model->gradient_rows, model->cfg, spans);
     const Gradient all = zero_gradient(&model->zero);
+    const GroupGpu* tensor = &model->groups.tensor;
     zero_wait_for_gradient(&model->zero);
+    shared_keys_step<floatX>(&model->keys, SHARED_KEYS_ADD, &model->zero, tensor, &model->gpu);
     for (int i = 0; i < count; i++) {
         const Gradient span = {(char*)all.data + spans[i].begin * dtype_bytes(all.dtype), all.dtype};
         gradient_square_sum_of<floatX>(&model->results.on_gpu->square_sum, span, spans[i].count,
                                        i == 0 ? GRADIENT_SET : GRADIENT_ADD, &model->norm, &model->gpu);
     }
+    shared_keys_step<floatX>(&model->keys, SHARED_KEYS_COPY, &model->zero, tensor, &model->gpu);
 }
 
 // Ends the gradient of an update in which this rank had `batches`: sets its losses and its

@@ -132,6 +132,9 @@ typedef struct {
     int first_slice, slices, of_slices; // slices of this process, of all; 0 or 1: nothing is cut
     int first_layer, layers, of_layers; // layers of this process, of the whole model; 0: all
     int places;                         // micro-batches whose activations it keeps; 0: one
+    // slices in a row that have copies of the same heads of keys; 0 or 1: each has its own. Set by
+    // model_part_of
+    int keys_share;
 } ModelPart;
 
 typedef struct {

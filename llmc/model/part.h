@@ -33,6 +33,12 @@ extern "C" {
 // layers that exist.
 ModelConfig model_part_of(ModelConfig whole, ModelPart part);
 
+// Returns the sizes of the model that a part belongs to, but for its windows.
+ModelConfig model_of_part(ModelConfig own);
+
+// Returns how many slices in a row, out of s, have copies of the same heads of keys.
+int part_keys_share(ModelConfig whole, int s);
+
 // Returns what keeps a model from being cut into s slices of a multiple of `unit` columns, in
 // words; NULL: nothing. `text` (room) is memory for them.
 const char* part_unsliced(char* text, size_t room, ModelConfig whole, int s, int unit);
@@ -90,6 +96,11 @@ static void part_shift_windows_(ModelConfig* cfg, ModelPart part) {
     }
 }
 
+int part_keys_share(ModelConfig whole, int s) {
+    const int KV = model_key_heads(whole);
+    return KV < s ? s / KV : 1;
+}
+
 ModelConfig model_part_of(ModelConfig whole, ModelPart part) {
     ModelConfig cfg = whole;
     const int s = part.of_slices, KV = model_key_heads(whole);
@@ -105,6 +116,21 @@ ModelConfig model_part_of(ModelConfig whole, ModelPart part) {
         part_shift_windows_(&cfg, part);
     }
     cfg.part = part;
+    cfg.part.keys_share = s > 1 ? part_keys_share(whole, s) : 0;
+    return cfg;
+}
+
+ModelConfig model_of_part(ModelConfig own) {
+    ModelConfig cfg = own;
+    const int s = own.part.of_slices, share = own.part.keys_share;
+    if (s > 1) {
+        cfg.KV = share > 1 ? s / share : model_key_heads(own) * s;
+        cfg.NH = own.NH * s;
+        cfg.F = own.F * s;
+        cfg.Vp = own.Vp * s;
+    }
+    cfg.L = model_layers(own);
+    memset(&cfg.part, 0, sizeof(cfg.part));
     return cfg;
 }
 
@@ -151,13 +177,13 @@ typedef struct {
 
 static PartLines_ part_lines_(TensorSplit split, int is_vector, ModelConfig whole, int s, size_t cols) {
     PartLines_ lines = {1, s, is_vector ? 1 : cols, {0, 0, 0}, {0, 0, 0}, 1};
-    const int KV = model_key_heads(whole), HS = model_head_size(whole);
+    const int HS = model_head_size(whole);
     size_t rows[3] = {(size_t)whole.Vp, 0, 0};
     if (split == SPLIT_HEADS) {
         lines.matrices = 3;
         rows[0] = (size_t)model_heads(whole);
         rows[1] = rows[2] = (size_t)model_keys(whole);
-        lines.share = KV < s ? s / KV : 1;
+        lines.share = part_keys_share(whole, s);
     } else if (split == SPLIT_ROWS) {
         lines.matrices = model_gates(whole);
         rows[0] = rows[1] = (size_t)model_hidden(whole);

@@ -477,6 +477,10 @@ typedef struct {
     UpdateShift_ m[MODEL_PARAMETER_ROWS], v[MODEL_PARAMETER_ROWS];
     // distance from the elements of a group to their random words
     size_t words[MODEL_PARAMETER_ROWS];
+    // first element in a group from which a row belongs to heads of keys that `share` slices have:
+    // all use the words of the first one
+    size_t shared[MODEL_PARAMETER_ROWS];
+    uint32_t share;
 } UpdateSlots_;
 
 static inline UpdateNumbers_ update_numbers_(const OptimizerState* state, Update update) {
@@ -497,12 +501,18 @@ static inline UpdateNumbers_ update_numbers_(const OptimizerState* state, Update
 }
 
 static inline UpdateSlots_ update_slots_(const OptimizerState* state) {
+    const size_t Q = (size_t)model_heads(state->cfg);
     UpdateSlots_ slots;
+    slots.share = state->cfg.part.keys_share > 1 ? (uint32_t)state->cfg.part.keys_share : 1;
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         slots.rule[i] = (uint8_t)state->rule[i];
         slots.m[i] = update_shift_(state, i, update_slot_of_m_(state->rule[i]));
         slots.v[i] = update_shift_(state, i, update_slot_of_v_(state->rule[i]));
-        slots.words[i] = state->word[i] - tensor_offset_in_group(&state->rows[i]);
+        const TensorRow* row = &state->rows[i];
+        slots.words[i] = state->word[i] - tensor_offset_in_group(row);
+        slots.shared[i] = row->split == SPLIT_HEADS
+                              ? tensor_offset_in_group(row) + Q * (row->rows == 1 ? 1 : row->cols)
+                              : SIZE_MAX;
     }
     return slots;
 }
@@ -521,12 +531,14 @@ __device__ inline UpdateArrays_<T, G> update_four_of_(const UpdateArrays_<T, G>&
     return four;
 }
 
-// Returns the words for the stochastic rounding of four elements, `shift` further than these.
-__device__ inline RoundingWords update_words_(const UpdatePlace_& place, size_t shift, uint64_t seed,
-                                              uint64_t stream) {
+// Returns the words for the stochastic rounding of four elements of a row.
+__device__ inline RoundingWords update_words_(const UpdatePlace_& place, const UpdateSlots_& slots, int row,
+                                              uint64_t seed, uint64_t stream) {
+    const uint64_t element = (uint64_t)place.offset * UPDATE_PIECE_ + 4 * threadIdx.x;
+    const uint32_t copy =
+        element >= slots.shared[row] && place.words > 0 ? (place.words - 1) % slots.share : 0;
     const RoundingWords words = {seed, stream,
-                                 ((uint64_t)place.words << 40) + (uint64_t)place.offset * UPDATE_PIECE_ +
-                                     4 * threadIdx.x + shift};
+                                 ((uint64_t)(place.words - copy) << 40) + element + slots.words[row]};
     return words;
 }
 
@@ -587,7 +599,7 @@ __global__ void __launch_bounds__(UPDATE_THREADS_)
     } else if (RULES & RULE_BIT_(SGD)) {
         sgd_four(&x, g, a.m ? a.m + m : NULL, rates, numbers.scalars);
     }
-    weights_store(four.weights, 0, x, update_words_(place, slots.words[row], seed, stream));
+    weights_store(four.weights, 0, x, update_words_(place, slots, row, seed, stream));
 }
 
 // ---- the update ----

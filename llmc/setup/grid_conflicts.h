@@ -145,11 +145,17 @@ static int grid_suits_slices_(char* error, const Settled* s) {
                              "adamw, adamw8bit, lion or sgd",
                              slices, optimizer_word((OptimizerName)o->optimizer));
     }
-    if (slices > KV) {
+    if (slices > KV && model_place(s->cfg, PART_ATTENTION) == PLACE_ONCE) {
         return grid_refuses_(error,
-                             "--tensor-slices %d, %d heads of keys, whose gradients slices do not add up; "
-                             "wanted %d to train",
-                             slices, KV, KV);
+                             "--tensor-slices %d, --share-layers %s, %d heads of keys; wanted at most %d "
+                             "slices: copies of shared heads do not lie alike",
+                             slices, s->options.share_layers, KV, KV);
+    }
+    if (slices > KV && s->ranks.grid.shape.tensor > 1 && o->offload_params) {
+        return grid_refuses_(error,
+                             "--tensor-parallel %d, %d heads of keys for %d slices, --offload-params on; "
+                             "wanted off: the gradients of shared heads are sent from the GPU",
+                             s->ranks.grid.shape.tensor, KV, slices);
     }
     if (o->update_in_backward) {
         return grid_refuses_(error,

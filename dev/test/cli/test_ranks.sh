@@ -442,6 +442,21 @@ END
     same_slices "adamw8bit" eight_bits --layers 1 --channels 256 --heads 4 "${run[@]:6}" --optimizer adamw8bit
 }
 
+# Heads of keys that 4 slices have, or 2 of them, in 1, 2 and 4 processes; other slices continue.
+test_slices_keys() {
+    local base=("${cut[@]:0:6}" "${run[@]:6}" --arch qwen2 --hidden 128 --zero 2)
+    trains 1 keys_whole "${base[@]}" --kv-heads 1
+    same_slices "1 head of keys" keys "${base[@]}" --kv-heads 1
+    near "4 slices with 1 head of keys" "$(last_loss keys_whole)" "$(last_loss keys.1)" 1e-6
+    trains 4 keys_data "${base[@]}" --kv-heads 1 --tensor-slices 4 --tensor-parallel 2
+    same_log keys.1 keys_data "1 head of keys, 2 of 4 ranks"
+    trains 2 keys_to_1 --resume keys.2/step_00000003 --tensor-parallel 1 --tensor-slices 1
+    near "4 slices with 1 head of keys, then none" "$(last_loss keys_whole)" "$(last_loss keys_to_1)" 1e-6
+    trains 4 keys_to_4 --resume keys_whole/step_00000003 --tensor-parallel 4
+    near "none, then 4 slices with 1 head of keys" "$(last_loss keys_whole)" "$(last_loss keys_to_4)" 1e-6
+    same_slices "2 heads of keys, bf16" keys_bf16 "${base[@]}" --kv-heads 2 --matmul bf16 --zero 1
+}
+
 # Saved by 4 ranks, continued by 3 that divide the data alone, then by 2 that divide the slices.
 test_slices_elastic() {
     trains 3 slices_3 --resume tensor_4/step_00000003 --tensor-parallel 1
@@ -846,6 +861,12 @@ test_gpu_slices() {
             same_log slices_$zero slices_${zero}_$t "4 slices on $t GPUs, --zero $zero"
         done
     done
+    # heads of keys that all slices have: copies that differ would not survive a checkpoint
+    options=(--arch qwen2 --hidden 128 --kv-heads 1)
+    case $built in */BF16/*) options+=(--master-weights off) ;; esac
+    trains 1 keys "${slices[@]}" --zero 3 "${options[@]}"
+    CUSIM_STREAMS=random trains 4 keys_2 --resume keys/step_00000003 --zero 3 --tensor-parallel 2
+    same_model keys/step_00000006 keys_2/step_00000006 "1 head of keys, 4 slices on 2 of 4 GPUs"
     CUSIM_NCCL_SERIAL=1 trains 4 slices_data "${slices[@]}" --zero 2 --tensor-parallel 2
     same_model slices_2/step_00000006 slices_data/step_00000006 "4 slices on 2 of 4 GPUs, one operation at a time"
     "$trainer" --model slices_2 --prompt One --temperature 0 --tokens 8 >text.1 2>/dev/null
@@ -1097,6 +1118,7 @@ test_context
 test_elastic
 test_slices
 test_slices_of_models
+test_slices_keys
 test_slices_elastic
 test_slices_files
 test_slices_generate
