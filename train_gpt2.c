@@ -235,7 +235,7 @@ static void model_open(Model* model, const Settled* s, Memory memory, Comm* comm
     }
     if (s->use == USE_TRAIN) {
         update_groups_open(&model->update, &model->memory, &model->state, &model->freeze, &model->zero,
-                           &model->linear);
+                           &model->linear, &model->groups.tensor);
     }
     open_activations(model, s);
     decoder_bind(&model->decoder, s->part, s->decode_batch, model->T, model->acts_memory);

@@ -628,14 +628,15 @@ void checkpoint_parts_open(CheckpointParts* parts, const SavedState* s, const ch
     }
 }
 
-// Returns the elements of a slot that this rank keeps for a range: the whole matrix, if the slot is
-// kept whole, else the range.
+// Returns the elements of a slot that this rank keeps for a range: the whole matrix, or its slice,
+// if the slot is kept whole, else the range.
 static ZeroRange checkpoint_kept_range_(const CheckpointPart* part, int slot, const ZeroRange* range) {
+    const TensorRow* row = &part->state.rows[range->row];
     ZeroRange kept = *range;
     if (state_slot_is_whole(&part->state, slot, range->row)) {
         kept.logical -= range->before;
         kept.before = 0;
-        kept.count = part->space.layer[range->row];
+        kept.count = model_rows_of_copy(row, part->of.own, range->copy) * row->cols;
     }
     return kept;
 }
@@ -672,6 +673,16 @@ static void checkpoint_read_range_(const CheckpointParts* parts, int slot, ZeroR
     }
 }
 
+// Reads a slot of the whole matrix of a range: each slice has all of it.
+static void checkpoint_read_matrix_(const CheckpointParts* parts, int slot, const ZeroRange* range,
+                                    char* out) {
+    const size_t first = checkpoint_layer_begin_(&parts->numbers, &parts->own, range),
+                 begin = checkpoint_slot_place_(&parts->numbers, slot, first),
+                 end =
+                     checkpoint_slot_place_(&parts->numbers, slot, first + parts->numbers.layer[range->row]);
+    checkpoint_read_elements_(parts, slot, begin, end, out);
+}
+
 void checkpoint_parts_read(const CheckpointParts* parts, int slot, int g, void* group) {
     const OptimizerState* state = &parts->own.state;
     const StateSlot* s = &state->slots[slot];
@@ -680,7 +691,12 @@ void checkpoint_parts_read(const CheckpointParts* parts, int slot, int g, void* 
         const ZeroRange range = checkpoint_kept_range_(&parts->own, slot, &parts->own.ranges[i]);
         if (range.group == g && state_slot_has(state, slot, range.row) && state_group_elements(s, g) > 0) {
             const size_t at = state_begin(state, slot, &range) - state_group_begin(s, g);
-            checkpoint_read_range_(parts, slot, range, (char*)group + at * s->element_bytes);
+            char* out = (char*)group + at * s->element_bytes;
+            if (s->shape == SLOT_ELEMENTS || s->shape == SLOT_BLOCKS) {
+                checkpoint_read_range_(parts, slot, range, out);
+            } else {
+                checkpoint_read_matrix_(parts, slot, &range, out);
+            }
         }
     }
 }

@@ -121,6 +121,17 @@ static inline TensorRun tensor_run(const TensorRow* row, int i) {
     return run;
 }
 
+// Return the number of matrices of a layer, of all its runs, and matrix m alone.
+static inline int tensor_matrices(const TensorRow* row) { return row->parts + (row->apart > 0); }
+
+static inline TensorRun tensor_matrix(const TensorRow* row, int m) {
+    const int is_first = m == 0 && row->apart > 0;
+    TensorRun run = tensor_run(row, row->apart > 0 && m > 0);
+    run.first += is_first ? 0 : (size_t)(m - (row->apart > 0)) * run.rows;
+    run.count = 1;
+    return run;
+}
+
 // Returns the distance from a place to the next.
 static inline size_t tensor_place_bytes(const TensorRow* row) {
     return (tensor_elements(row) + TENSOR_ALIGN - 1) / TENSOR_ALIGN * TENSOR_ALIGN * row->element_bytes;

@@ -96,7 +96,39 @@ static inline size_t adafactor_scratch_bytes(size_t rows, size_t cols) {
 // scratch: adafactor_scratch_bytes
 void adafactor_update_cpu(AdafactorMatrix x, Adafactor opt, void* scratch);
 
+// ---- a slice of a matrix (part.h) ----
+
+// Sums of squares.
+typedef struct {
+    double u, param;
+} AdafactorSums;
+
+// The means of the whole matrix that a slice needs.
+typedef struct {
+    double row_mean;         // mean(row)
+    double u_rms, param_rms; // of all slices
+} AdafactorMeans;
+
+// Sets x.row to the means of the squares in its rows, and x.col to the sums of its columns. x has
+// the rows that count.
+void adafactor_slice_squares_cpu(AdafactorMatrix x, Adafactor opt, void* scratch);
+
+// Returns the sums of a slice, whose x.row and x.col are those of the whole matrix; x has the rows
+// that count.
+AdafactorSums adafactor_slice_sums_cpu(AdafactorMatrix x, double row_mean, Adafactor opt, void* scratch);
+
+// Updates elements begin ... end-1 of a slice.
+void adafactor_slice_move_cpu(AdafactorMatrix x, AdafactorMeans means, Adafactor opt, void* scratch);
+
 // ---- a vector ----
+
+// The two steps of an update of a vector or of a slice: update v, and return the sums of the first
+// `counted` of n elements; and move elements begin ... end-1, with the means of the squares.
+AdafactorSums adafactor_vector_sums_cpu(const float* param, const float* grad, float* v, size_t n,
+                                        size_t counted, Adafactor opt);
+
+void adafactor_vector_move_cpu(float* param, const float* grad, const float* v, float* m, size_t begin,
+                               size_t end, AdafactorMeans means, Adafactor opt);
 
 // Updates elements begin ... end-1 of a vector; m[0] belongs to element `begin`. One thread:
 // vectors are short.
@@ -194,8 +226,8 @@ static double adafactor_band_param_squares_(const AdafactorWork_* work, size_t b
     return total;
 }
 
-// Returns the root of the mean square, from the sums of squares of all bands.
-static double adafactor_rms_(const AdafactorWork_* work,
+// Returns the sum of squares of all bands.
+static double adafactor_sum_(const AdafactorWork_* work,
                              double (*band_squares)(const AdafactorWork_*, size_t)) {
     const size_t bands = adafactor_bands_(work->x.rows);
 #pragma omp parallel for schedule(static)
@@ -206,7 +238,13 @@ static double adafactor_rms_(const AdafactorWork_* work,
     for (size_t band = 0; band < bands; band++) {
         sum += work->of_band[band];
     }
-    return sqrt(sum / ((double)work->x.rows * (double)work->x.cols));
+    return sum;
+}
+
+// Returns the root of the mean square of a whole matrix.
+static double adafactor_rms_(const AdafactorWork_* work,
+                             double (*band_squares)(const AdafactorWork_*, size_t)) {
+    return sqrt(adafactor_sum_(work, band_squares) / ((double)work->x.rows * (double)work->x.cols));
 }
 
 // Numbers that turn the u of an element into its new value.
@@ -248,15 +286,34 @@ static void adafactor_move_row_(const AdafactorWork_* work, size_t i, AdafactorS
     }
 }
 
-void adafactor_update_cpu(AdafactorMatrix x, Adafactor opt, void* scratch) {
+static AdafactorWork_ adafactor_work_(AdafactorMatrix x, Adafactor opt, float beta2, void* scratch) {
     const size_t bands = adafactor_bands_(x.rows);
-    AdafactorWork_ work = {x, opt, adafactor_beta2(opt), 0, (double*)scratch, NULL, NULL};
+    AdafactorWork_ work = {x, opt, beta2, 0, (double*)scratch, NULL, NULL};
     work.col_of_band = (float*)(work.of_band + bands);
     work.col_factor = work.col_of_band + bands * x.cols;
+    return work;
+}
+
+// Sets the rows, and the sums of the columns of all bands.
+static void adafactor_squares_(const AdafactorWork_* work) {
+    const size_t bands = adafactor_bands_(work->x.rows);
 #pragma omp parallel for schedule(static)
     for (size_t band = 0; band < bands; band++) {
-        adafactor_band_squares_(&work, band);
+        adafactor_band_squares_(work, band);
     }
+}
+
+static void adafactor_move_(const AdafactorWork_* work, AdafactorStep_ step) {
+    const size_t cols = work->x.cols, end = (work->x.end + cols - 1) / cols;
+#pragma omp parallel for schedule(static)
+    for (size_t i = work->x.begin / cols; i < end; i++) {
+        adafactor_move_row_(work, i, step);
+    }
+}
+
+void adafactor_update_cpu(AdafactorMatrix x, Adafactor opt, void* scratch) {
+    AdafactorWork_ work = adafactor_work_(x, opt, adafactor_beta2(opt), scratch);
+    adafactor_squares_(&work);
     adafactor_columns_(&work);
     for (size_t i = 0; i < x.rows; i++) {
         work.row_mean += x.row[i] / (double)x.rows;
@@ -264,31 +321,75 @@ void adafactor_update_cpu(AdafactorMatrix x, Adafactor opt, void* scratch) {
     const double u_rms = adafactor_rms_(&work, adafactor_band_u_squares_);
     const double param_rms =
         opt.rate == ADAFACTOR_RELATIVE ? adafactor_rms_(&work, adafactor_band_param_squares_) : 0;
-    const AdafactorStep_ step = adafactor_step_(opt, u_rms, param_rms);
-    const size_t end = (x.end + x.cols - 1) / x.cols;
-#pragma omp parallel for schedule(static)
-    for (size_t i = x.begin / x.cols; i < end; i++) {
-        adafactor_move_row_(&work, i, step);
+    adafactor_move_(&work, adafactor_step_(opt, u_rms, param_rms));
+}
+
+void adafactor_slice_squares_cpu(AdafactorMatrix x, Adafactor opt, void* scratch) {
+    const AdafactorWork_ work = adafactor_work_(x, opt, 0, scratch); // the new mean alone
+    const size_t bands = adafactor_bands_(x.rows);
+    memset(x.row, 0, x.rows * sizeof(float));
+    adafactor_squares_(&work);
+    for (size_t j = 0; j < x.cols; j++) {
+        double sum = 0;
+        for (size_t band = 0; band < bands; band++) {
+            sum += work.col_of_band[band * x.cols + j];
+        }
+        x.col[j] = (float)sum;
     }
 }
 
-void adafactor_vector_cpu(float* param, const float* grad, float* v, float* m, size_t n, size_t begin,
-                          size_t end, Adafactor opt) {
+// Returns the middle of the update of a slice.
+static AdafactorWork_ adafactor_slice_(AdafactorMatrix x, double row_mean, Adafactor opt, void* scratch) {
+    AdafactorWork_ work = adafactor_work_(x, opt, 0, scratch);
+    work.row_mean = row_mean;
+    for (size_t j = 0; j < x.cols; j++) {
+        work.col_factor[j] = 1.0f / sqrtf(x.col[j]);
+    }
+    return work;
+}
+
+AdafactorSums adafactor_slice_sums_cpu(AdafactorMatrix x, double row_mean, Adafactor opt, void* scratch) {
+    const AdafactorWork_ work = adafactor_slice_(x, row_mean, opt, scratch);
+    AdafactorSums sums = {adafactor_sum_(&work, adafactor_band_u_squares_), 0};
+    if (opt.rate == ADAFACTOR_RELATIVE) {
+        sums.param = adafactor_sum_(&work, adafactor_band_param_squares_);
+    }
+    return sums;
+}
+
+void adafactor_slice_move_cpu(AdafactorMatrix x, AdafactorMeans means, Adafactor opt, void* scratch) {
+    const AdafactorWork_ work = adafactor_slice_(x, means.row_mean, opt, scratch);
+    adafactor_move_(&work, adafactor_step_(opt, means.u_rms, means.param_rms));
+}
+
+AdafactorSums adafactor_vector_sums_cpu(const float* param, const float* grad, float* v, size_t n,
+                                        size_t counted, Adafactor opt) {
     const float beta2 = adafactor_beta2(opt);
-    double u_squares = 0, param_squares = 0;
+    AdafactorSums sums = {0, 0};
     for (size_t i = 0; i < n; i++) {
         const float g = grad[i] * opt.grad_scale;
         v[i] = beta2 * v[i] + (1.0f - beta2) * (g * g + ADAFACTOR_EPS);
-        u_squares += (double)g * g / v[i];
-        param_squares += (double)param[i] * param[i];
+        sums.u += i < counted ? (double)g * g / v[i] : 0;
+        sums.param += i < counted ? (double)param[i] * param[i] : 0;
     }
-    const AdafactorStep_ step =
-        adafactor_step_(opt, sqrt(u_squares / (double)n), sqrt(param_squares / (double)n));
+    return sums;
+}
+
+void adafactor_vector_move_cpu(float* param, const float* grad, const float* v, float* m, size_t begin,
+                               size_t end, AdafactorMeans means, Adafactor opt) {
+    const AdafactorStep_ step = adafactor_step_(opt, means.u_rms, means.param_rms);
     for (size_t i = begin; i < end; i++) {
         const float u = grad[i] * opt.grad_scale / sqrtf(v[i]);
         const float moved = m ? adafactor_momentum_(m + (i - begin), u, step) : u * step.clipped;
         param[i] = multiply_add(step.keep, param[i], -step.rate * moved);
     }
+}
+
+void adafactor_vector_cpu(float* param, const float* grad, float* v, float* m, size_t n, size_t begin,
+                          size_t end, Adafactor opt) {
+    const AdafactorSums sums = adafactor_vector_sums_cpu(param, grad, v, n, n, opt);
+    const AdafactorMeans means = {0, sqrt(sums.u / (double)n), sqrt(sums.param / (double)n)};
+    adafactor_vector_move_cpu(param, grad, v, m, begin, end, means, opt);
 }
 
 #endif // ADAFACTOR_IMPLEMENTATION

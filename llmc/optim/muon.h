@@ -105,6 +105,13 @@ void muon_operand_cpu(float* u, const float* grad, float* b, size_t n, Muon opt)
 
 void muon_update_cpu(MuonMatrix x, Muon opt, const MuonScratch* scratch);
 
+// The two steps of an update of one part: return X (rows, cols), which lies in the scratch memory;
+// and move elements begin ... end-1 of a matrix, or of a slice of one, by those of x. `part` has
+// the sizes of the whole matrix.
+const float* muon_turn_cpu(MuonMatrix part, Muon opt, const MuonScratch* scratch);
+
+void muon_move_cpu(MuonMatrix part, Muon opt, const float* x);
+
 #ifdef __cplusplus
 }
 #endif
@@ -243,7 +250,7 @@ static void muon_balance_rows_(MuonMatrix part, Muon opt, const MuonWork_* work)
     }
 }
 
-static void muon_move_(MuonMatrix part, Muon opt, const float* x) {
+void muon_move_cpu(MuonMatrix part, Muon opt, const float* x) {
     const float rate = opt.lr * muon_factor(opt, part.rows, part.cols),
                 keep = 1.0f - opt.lr * opt.weight_decay;
     float* param = part.param;
@@ -253,7 +260,7 @@ static void muon_move_(MuonMatrix part, Muon opt, const float* x) {
     }
 }
 
-static void muon_update_part_(MuonMatrix part, Muon opt, const MuonScratch* scratch) {
+const float* muon_turn_cpu(MuonMatrix part, Muon opt, const MuonScratch* scratch) {
     MuonWork_ work = muon_work_(part, scratch);
     muon_direction_(part, opt, &work);
     for (int k = 0; k < MUON_ITERATIONS; k++) {
@@ -262,7 +269,7 @@ static void muon_update_part_(MuonMatrix part, Muon opt, const MuonScratch* scra
     if (part.row_squares) {
         muon_balance_rows_(part, opt, &work);
     }
-    muon_move_(part, opt, work.x);
+    return work.x;
 }
 
 // Maps an element of the whole tensor (`begin` or `end`) to the part of n elements that starts at
@@ -292,7 +299,7 @@ void muon_update_cpu(MuonMatrix x, Muon opt, const MuonScratch* scratch) {
             part.b = x.b + at;
         }
         part.row_squares = x.row_squares ? x.row_squares + row : NULL;
-        muon_update_part_(part, opt, scratch);
+        muon_move_cpu(part, opt, muon_turn_cpu(part, opt, scratch));
     }
 }
 

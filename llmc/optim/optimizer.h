@@ -33,6 +33,7 @@ State starts as zeros. Padding stays zero: an update of zeros leaves zeros.
 #include "llmc/optim/adamw.h"
 #include "llmc/optim/adamw8bit.h"
 #include "llmc/model/model.h"
+#include "llmc/model/part.h"
 #include "llmc/optim/muon.h"
 #include "llmc/optim/mup.h"
 #include "llmc/optim/soap.h"
@@ -99,8 +100,8 @@ UpdateRule optimizer_rule(Optimizer optimizer, TensorKind kind);
 typedef enum {
     SLOT_ELEMENTS, // one for each element
     SLOT_BLOCKS,   // one for OPTIMIZER_BLOCK elements; cols are a multiple of it
-    SLOT_ROWS,     // one for each row of a whole matrix
-    SLOT_COLS,     // one for each column of a whole matrix
+    SLOT_ROWS,     // one for each row of a whole matrix, also in each slice of it (part.h)
+    SLOT_COLS,     // one for each column, likewise
     // squares of the rows, or of the columns, of each matrix that is updated alone, unless that
     // side is too long; those of a run are padded to a multiple of TENSOR_ALIGN
     SLOT_ROWS_SQUARE,
@@ -167,6 +168,7 @@ typedef struct {
     MupFactors factors[MODEL_PARAMETER_ROWS]; // of the settings of an update; decay may be 0
     unsigned slots_of[MODEL_PARAMETER_ROWS];  // bit i: the row has slot i
     TensorRow rows[MODEL_PARAMETER_ROWS];     // bytes are elements of full arrays
+    TensorRow whole[MODEL_PARAMETER_ROWS];    // sizes in the model of which `cfg` is a part
     StateSpan span[MODEL_PARAMETER_ROWS];
     size_t room[MODEL_PARAMETER_ROWS]; // elements of a layer, with the padding behind it
     // RoundingWords: begin of a row in its group if nothing is frozen, and the rank has all slices
@@ -292,6 +294,11 @@ static inline int optimizer_gathers(const OptimizerState* s, const ZeroPlan* zer
     return zero_is_divided(zero) && state_needs_tensors(s, g) && zero_has_gradient(zero, g);
 }
 
+// True if the update of group g needs the operands of other slices of its tensors.
+static inline int optimizer_needs_slices(const OptimizerState* s, const ZeroPlan* zero, int g) {
+    return model_is_sliced(s->cfg) && state_needs_tensors(s, g) && zero_has_gradient(zero, g);
+}
+
 size_t optimizer_gathered_elements(const OptimizerState* s, const ZeroPlan* zero);
 
 // Sets the part of a range (range->count) in the operand of its group, if its rule needs whole
@@ -382,9 +389,9 @@ size_t state_slot_elements(const OptimizerState* s, int slot, int row, size_t el
     case SLOT_BLOCKS:
         return elements / OPTIMIZER_BLOCK;
     case SLOT_ROWS:
-        return is_whole ? r->rows : 0;
+        return is_whole ? s->whole[row].rows : 0;
     case SLOT_COLS:
-        return is_whole ? r->cols : 0;
+        return is_whole ? s->whole[row].cols : 0;
     case SLOT_ROWS_SQUARE:
     case SLOT_COLS_SQUARE:
         return is_whole ? state_squares_(s, s->slots[slot].shape, row) : 0;
@@ -561,6 +568,7 @@ void optimizer_state_open(OptimizerState* s, Optimizer optimizer, const ZeroPlan
     s->cfg = cfg;
     state_set_words_(s);
     zero_parameter_rows(s->rows, zero, cfg, 1);
+    model_parameter_rows_of(s->whole, model_of_part(cfg), 1);
     state_set_slots_(s);
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         const int is_still = tensor_is_absent(&s->rows[i]) || optimizer.frozen >> i & 1;
@@ -696,6 +704,16 @@ Soap update_soap(Update u) {
     return opt;
 }
 
+// Returns the scratch bytes for any matrix of a row.
+static size_t optimizer_muon_scratch_(const TensorRow* row) {
+    size_t most = 0;
+    for (int m = 0; m < tensor_matrices(row); m++) {
+        const size_t bytes = muon_scratch_bytes(tensor_matrix(row, m).rows, row->cols);
+        most = bytes > most ? bytes : most;
+    }
+    return most;
+}
+
 size_t optimizer_scratch_bytes(const OptimizerState* s) {
     size_t most = 0;
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
@@ -703,7 +721,7 @@ size_t optimizer_scratch_bytes(const OptimizerState* s) {
         for (int run = 0; run < tensor_runs(&s->rows[i]); run++) {
             const size_t in_run = tensor_run(&s->rows[i], run).rows;
             const size_t bytes = s->rule[i] == RULE_FACTORED ? adafactor_scratch_bytes(rows, cols)
-                                 : s->rule[i] == RULE_MUON   ? muon_scratch_bytes(in_run, cols)
+                                 : s->rule[i] == RULE_MUON   ? optimizer_muon_scratch_(&s->whole[i])
                                  : s->rule[i] == RULE_SOAP   ? soap_scratch_bytes(in_run, cols)
                                                              : 0;
             most = bytes > most ? bytes : most;
@@ -734,7 +752,7 @@ void optimizer_operand_cpu(const OptimizerState* s, const ZeroRange* range, floa
     if (rule == RULE_MUON) {
         muon_operand_cpu(operand, grad, (float*)state_array(s, STATE_M, range), range->count, update_muon(u));
     } else if (rule == RULE_FACTORED || rule == RULE_FULL || rule == RULE_SOAP) {
-        memcpy(operand, grad, range->count * sizeof(float));
+        memmove(operand, grad, range->count * sizeof(float)); // it may be in its place
     }
 }
 

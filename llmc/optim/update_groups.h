@@ -9,6 +9,7 @@ update_groups.h -- the update on the CPU, group by group (model.h): each paramet
 #include "llmc/model/freeze.h"
 #include "llmc/ops/gradient_norm.h"
 #include "llmc/optim/optimizer.h"
+#include "llmc/optim/sliced_update.h"
 #include "llmc/optim/update_in_backward.h"
 #include "llmc/parallel/zero.h"
 
@@ -25,12 +26,13 @@ typedef struct {
     void* scratch;  // optimizer_scratch_bytes
     // sums of squares of the gradient's blocks, as gradient_square_sum_cpu wants them
     double* partial;
+    SlicedUpdate sliced; // of matrices that are cut into slices
 } UpdateGroups;
 
-// Opens the updates with their state, all zero, and scratch memory; `zero` has its plan. The
-// arguments must outlive them.
+// Opens the updates with their state, all zero, and scratch memory; `zero` has its plan, and
+// `tensor` divides slices. The arguments must outlive them.
 void update_groups_open(UpdateGroups* groups, Memory* memory, OptimizerState* state, const Freeze* freeze,
-                        Zero* zero, Linear* linear);
+                        Zero* zero, Linear* linear, Group* tensor);
 
 // Updates what this rank updates of all groups; all ranks then gather the parameters.
 void update_groups_cpu(UpdateGroups* groups, Update update);
@@ -46,7 +48,7 @@ void update_group_in_backward_cpu(UpdateGroups* groups, int g, InBackward* hook)
 #ifdef UPDATE_GROUPS_IMPLEMENTATION
 
 void update_groups_open(UpdateGroups* u, Memory* memory, OptimizerState* state, const Freeze* freeze,
-                        Zero* zero, Linear* linear) {
+                        Zero* zero, Linear* linear, Group* tensor) {
     const size_t blocks = zero_count(&zero->plan, ZERO_SHARDS) / GRADIENT_BLOCK + 1;
     optimizer_state_take(state, memory);
     u->state = state;
@@ -56,6 +58,8 @@ void update_groups_open(UpdateGroups* u, Memory* memory, OptimizerState* state, 
     u->partial =
         (double*)memory_take(memory, "scratch: gradient norm", MEMORY_DEVICE, blocks * sizeof(double));
     u->scratch = memory_take(memory, "scratch of the update", MEMORY_DEVICE, optimizer_scratch_bytes(state));
+    const MuonScratch scratch = {u->scratch, &linear->matmul};
+    sliced_update_open(&u->sliced, memory, state, zero, tensor, scratch);
 }
 
 // True if a range belongs to group g and is not frozen.
@@ -63,11 +67,12 @@ static int update_has_(const UpdateGroups* u, const ZeroRange* range, int g) {
     return range->group == g && !freeze_has(u->freeze, range->row, model_group_layer(u->state->cfg, g));
 }
 
-// Gathers the operand of group g from all ranks. Returns NULL if the update of this rank needs no
-// other's.
+// Sets the operand of group g, and gathers it from all ranks. Returns NULL if the update of this
+// rank needs no other's, nor those of other slices.
 static const float* update_gather_operands_(const UpdateGroups* u, int g, Update update) {
     Zero* zero = u->zero;
-    if (!optimizer_gathers(u->state, &zero->plan, g)) {
+    const int gathers = optimizer_gathers(u->state, &zero->plan, g);
+    if (!gathers && !optimizer_needs_slices(u->state, &zero->plan, g)) {
         return NULL;
     }
     float* group = zero_operands_cpu(zero, g);
@@ -78,8 +83,18 @@ static const float* update_gather_operands_(const UpdateGroups* u, int g, Update
                                   zero_range_gradient_cpu(zero, range), update);
         }
     }
-    zero_gather_operands_cpu(zero, g);
+    if (gathers) {
+        zero_gather_operands_cpu(zero, g);
+    }
     return group;
+}
+
+// Updates a range, if slices of its tensor are not updated together.
+static void update_range_(const UpdateGroups* u, const ZeroRange* range, const float* grad,
+                          const float* operand, Update update, const MuonScratch* scratch) {
+    if (!sliced_update_has(u->state, range->row)) {
+        optimizer_update_cpu(u->state, range, u->zero->params + range->full, grad, operand, update, scratch);
+    }
 }
 
 // Updates a whole matrix and packs it for matmuls in bf16. If the rule allows it, each thread packs
@@ -92,7 +107,7 @@ static void update_packed_(UpdateGroups* u, const ZeroRange* range, const float*
     const int by_rows = optimizer_is_elementwise(u->state, range->row);
     float* param = u->zero->params + range->full;
     if (!by_rows) {
-        optimizer_update_cpu(u->state, range, param, grad, NULL, update, scratch);
+        update_range_(u, range, grad, NULL, update, scratch);
     }
 #pragma omp parallel for schedule(static)
     for (size_t r = 0; r < rows; r += BF16_TILE) {
@@ -106,9 +121,8 @@ static void update_packed_(UpdateGroups* u, const ZeroRange* range, const float*
 }
 
 // Updates what this rank updates of group g.
-static void update_group_(UpdateGroups* u, int g, Update update) {
+static void update_group_(UpdateGroups* u, int g, const float* operands, Update update) {
     const MuonScratch scratch = {u->scratch, &u->linear->matmul};
-    const float* operands = update_gather_operands_(u, g, update);
     const size_t begin = zero_group_begin(&u->zero->plan, g);
     for (int i = 0; i < u->zero->num_ranges; i++) {
         const ZeroRange* range = &u->zero->ranges[i];
@@ -119,16 +133,31 @@ static void update_group_(UpdateGroups* u, int g, Update update) {
         if (u->zero->plan.size == 1 && linear_packs(u->linear, range->row)) {
             update_packed_(u, range, grad, update, &scratch);
         } else {
-            optimizer_update_cpu(u->state, range, u->zero->params + range->full, grad,
-                                 operands ? operands + (range->full - range->before - begin) : NULL, update,
-                                 &scratch);
+            update_range_(u, range, grad, operands ? operands + (range->full - range->before - begin) : NULL,
+                          update, &scratch);
         }
     }
 }
 
+// Updates `count` groups from `first` on: all slices of a layer that this process has.
+static void update_layer_(UpdateGroups* u, int first, int count, Update update) {
+    const float* operands[MODEL_MAX_SLICES] = {NULL};
+    for (int i = 0; i < count; i++) {
+        operands[i] = update_gather_operands_(u, first + i, update);
+    }
+    if (operands[0]) {
+        sliced_update_cpu(&u->sliced, first, update);
+    }
+    for (int i = 0; i < count; i++) {
+        update_group_(u, first + i, operands[i], update);
+    }
+}
+
 void update_groups_cpu(UpdateGroups* u, Update update) {
-    for (int g = 0; g < u->zero->plan.groups; g++) {
-        update_group_(u, g, update);
+    const int slices = u->zero->plan.slices;
+    update_layer_(u, 0, 1, update);
+    for (int g = 1; g < u->zero->plan.groups; g += slices) {
+        update_layer_(u, g, slices, update);
     }
     zero_gather_parameters_cpu(u->zero);
     if (u->zero->plan.size > 1) { // one rank alone has packed each matrix
@@ -144,7 +173,7 @@ void update_group_in_backward_cpu(UpdateGroups* u, int g, InBackward* hook) {
     }
     zero_group_square_sum_cpu(u->zero, g, &square_sum, u->partial);
     if (in_backward_group(hook, g, square_sum, &update)) {
-        update_group_(u, g, update);
+        update_group_(u, g, NULL, update);
     }
 }
 

@@ -105,9 +105,11 @@ static inline void cost_teacher_(const CostWalk* w, ModelConfig teacher, double 
 
 // ---- the update ----
 
-// Returns the operations of the matmuls of Muon or SOAP for a matrix of a run.
+// Returns the operations of the matmuls of Muon or SOAP for a matrix of a run, a whole one if it is
+// cut.
 static inline double cost_rule_flops_(const OptimizerState* state, int row, int run, int soap_every) {
-    const double rows = (double)tensor_run(&state->rows[row], run).rows, cols = (double)state->rows[row].cols;
+    const TensorRow* whole = &state->whole[row];
+    const double rows = (double)tensor_run(whole, run).rows, cols = (double)whole->cols;
     switch (state->rule[row]) {
     case RULE_MUON:
         return muon_flops(rows, cols);
@@ -119,16 +121,29 @@ static inline double cost_rule_flops_(const OptimizerState* state, int row, int 
     }
 }
 
-// Adds the matmuls of the update, for all matrices.
+// Adds the matmuls of the update, for all matrices. A tensor group divides the matrices of a layer.
 static inline void cost_rules_(const CostWalk* w, const OptimizerState* state, int soap_every) {
+    const int ranks = model_tensor_ranks(state->cfg);
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        const TensorRow* row = &w->rows[i];
-        for (int k = 0; k < row->layers * tensor_runs(row); k++) {
-            const int run = k % tensor_runs(row);
-            const double flops = cost_rule_flops_(state, i, run, soap_every);
-            cost_add(w, COST_MATMULS, tensor_run(row, run).count * flops, 0);
+        const TensorRow* whole = &state->whole[i];
+        const int layers = w->rows[i].layers / w->rows[i].slices;
+        for (int k = 0; k < layers * tensor_runs(whole); k++) {
+            const int run = k % tensor_runs(whole);
+            const double flops = cost_rule_flops_(state, i, run, soap_every) / ranks;
+            cost_add(w, COST_MATMULS, tensor_run(whole, run).count * flops, 0);
         }
     }
+}
+
+// Returns the bytes of all slices of the matrices of which the tensor group makes whole ones, and
+// back.
+static inline double cost_sliced_bytes_(const OptimizerState* state) {
+    double elements = 0;
+    for (int i = 0; i < MODEL_PARAMETER_ROWS && model_is_sliced(state->cfg); i++) {
+        const TensorRow* row = &state->rows[i];
+        elements += state->rule[i] == RULE_MUON ? (double)tensor_elements(row) / row->slices : 0;
+    }
+    return elements * state->cfg.part.of_slices * sizeof(float);
 }
 
 // Adds the norm of the gradient, and the update of the parameters that this rank owns.
@@ -136,7 +151,7 @@ static inline void cost_optimizer_(const CostWalk* w, const Settled* s) {
     const ZeroPlan* zero = &s->zero;
     const size_t gradient_bytes = s->gradient_bytes;
     OptimizerState state;
-    optimizer_state_open(&state, s->optimizer, zero, s->cfg);
+    optimizer_state_open(&state, s->optimizer, zero, s->part);
     const double owned = (double)zero_count(zero, ZERO_OWNED),
                  updated = (double)zero_count(zero, ZERO_UPDATED),
                  all_frozen = owned * freeze_count(&s->freeze, s->cfg) / model_count_stored(s->cfg),
@@ -147,6 +162,9 @@ static inline void cost_optimizer_(const CostWalk* w, const Settled* s) {
              optimizer_bytes(&state, zero, (size_t)w->size, gradient_bytes) -
                  frozen * ((double)gradient_bytes + 2 * w->size));
     cost_rules_(w, &state, s->options.soap_every);
+    const Links links = cost_links(s);
+    w->sum->s[COST_TENSOR] += 2 * links_exchange_s(&links, links_group(&links, s->ranks.grid.shape.tensor, 1),
+                                                   cost_sliced_bytes_(&state) / s->ranks.grid.shape.tensor);
 }
 
 // Returns the tokens that the classifier processes at a time.

@@ -222,7 +222,7 @@ void plan_print_memory(FILE* file, const Settled* s, const Memory* memory) {
 static double plan_operand_bytes_(const Settled* s) {
     const int arrays = 1 + (s->options.program.trainer == OPTION_GPU && s->optimizer.sums_weights);
     OptimizerState state;
-    optimizer_state_open(&state, s->optimizer, &s->zero, s->cfg);
+    optimizer_state_open(&state, s->optimizer, &s->zero, s->part);
     return (double)optimizer_gathered_elements(&state, &s->zero) * arrays * sizeof(float);
 }
 

@@ -61,6 +61,13 @@ static int grid_suits_trainer_(char* error, const Settled* s) {
     if (is_gpu && P > 1) {
         return grid_refuses_(error, "--pipeline-parallel %d: only the CPU trainer has stages; wanted 1", P);
     }
+    if (is_gpu && s->ranks.grid.shape.slices > 1 && s->use == USE_TRAIN &&
+        (o->optimizer == OPTIMIZER_MUON || o->optimizer == OPTIMIZER_ADAFACTOR)) {
+        return grid_refuses_(error,
+                             "--tensor-slices %d, --optimizer %s, which updates whole matrices: only the CPU "
+                             "trainer does so with slices; wanted adamw, adamw8bit, lion or sgd",
+                             s->ranks.grid.shape.slices, optimizer_word((OptimizerName)o->optimizer));
+    }
     if (is_gpu && o->embedding_gradient == EMBEDDING_GRADIENT_APART) {
         return grid_refuses_(error, "--embedding-gradient apart: only the CPU trainer has it; wanted joined");
     }
@@ -138,12 +145,11 @@ static int grid_suits_slices_(char* error, const Settled* s) {
     if (slices == 1 || s->use != USE_TRAIN) {
         return 1;
     }
-    if (o->optimizer == OPTIMIZER_MUON || o->optimizer == OPTIMIZER_ADAFACTOR ||
-        o->optimizer == OPTIMIZER_SOAP) {
+    if (o->optimizer == OPTIMIZER_SOAP) {
         return grid_refuses_(error,
-                             "--tensor-slices %d, --optimizer %s, which updates whole matrices; wanted "
-                             "adamw, adamw8bit, lion or sgd",
-                             slices, optimizer_word((OptimizerName)o->optimizer));
+                             "--tensor-slices %d, --optimizer soap, which keeps the state of whole matrices; "
+                             "wanted another optimizer",
+                             slices);
     }
     if (slices > KV && model_place(s->cfg, PART_ATTENTION) == PLACE_ONCE) {
         return grid_refuses_(error,

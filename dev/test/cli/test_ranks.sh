@@ -457,6 +457,26 @@ test_slices_keys() {
     same_slices "2 heads of keys, bf16" keys_bf16 "${base[@]}" --kv-heads 2 --matmul bf16 --zero 1
 }
 
+# Matrices in slices are updated as whole ones; other slices continue with their state.
+test_slices_matrices() {
+    local name options base=("${cut[@]:0:6}" "${run[@]:6}" --zero 2)
+    while read -r name options; do
+        trains 1 "${name}_whole" "${base[@]}" $options
+        trains 1 "${name}_cut" "${base[@]}" $options --tensor-slices 4
+        trains 4 "${name}_4" "${base[@]}" $options --tensor-slices 4 --tensor-parallel 2
+        same_model "${name}_cut/step_00000009" "${name}_4/step_00000009" "$options, 4 slices in 2 of 4 ranks"
+        same_log "${name}_cut" "${name}_4" "$options, 4 slices in 2 of 4 ranks"
+        near "$options, 4 slices" "$(last_loss "${name}_whole")" "$(last_loss "${name}_cut")" 1e-6
+        trains 4 "${name}_on" --resume "${name}_4/step_00000003" --tensor-parallel 4 --zero 2
+        same_model "${name}_cut/step_00000009" "${name}_on/step_00000009" "$options, 4 slices in 2 of 4 ranks, then 4"
+        trains 2 "${name}_to_1" --resume "${name}_4/step_00000003" --tensor-parallel 1 --tensor-slices 1 --zero 2
+        near "$options, 4 slices, then none" "$(last_loss "${name}_whole")" "$(last_loss "${name}_to_1")" 1e-6
+    done <<'END'
+rows --optimizer muon --muon-rows on --arch qwen2 --hidden 128 --kv-heads 2
+factors --optimizer adafactor --adafactor-beta1 0.9 --adafactor-scale on
+END
+}
+
 # Saved by 4 ranks, continued by 3 that divide the data alone, then by 2 that divide the slices.
 test_slices_elastic() {
     trains 3 slices_3 --resume tensor_4/step_00000003 --tensor-parallel 1
@@ -1119,6 +1139,7 @@ test_elastic
 test_slices
 test_slices_of_models
 test_slices_keys
+test_slices_matrices
 test_slices_elastic
 test_slices_files
 test_slices_generate

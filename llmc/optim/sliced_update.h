@@ -1,0 +1,546 @@
+/*
+sliced_update.h -- updates of matrices that are cut into slices (part.h), on the CPU, by rules that
+need whole ones.
+
+    Muon        matrix k of a layer goes to process k mod t of the tensor group, which
+                orthogonalizes it and sends the slices of the result back: u there, X back (muon.h)
+    Adafactor   the processes gather the sums of squares of the rows and columns of all slices,
+                then those of the update and of the weights; no matrix travels
+
+Meanwhile each other process of the group has a matrix of its own to orthogonalize.
+
+Each matrix is made of its slices in their order, and sums are added up in that order, whichever
+process has them. So the bits depend on the slices, and not on the number of processes. A head of
+keys that several slices have counts once, and all its copies get the same update.
+
+All processes of a tensor group have the same shards of their slices (zero.h), so they take part in
+the same matrices. The operands of a layer are complete first (update_groups.h).
+*/
+#ifndef LLMC_SLICED_UPDATE_H
+#define LLMC_SLICED_UPDATE_H
+
+#include "llmc/base/memory.h"
+#include "llmc/comm/group.h"
+#include "llmc/optim/optimizer.h"
+#include "llmc/parallel/zero.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct {
+    const OptimizerState* state;
+    ModelConfig whole;
+    Zero* zero;
+    Group* group; // processes that divide the slices
+    MuonScratch scratch;
+    float *slices, *matrix; // Muon: a whole matrix, slice by slice and row by row
+    float *sums, *means;    // Adafactor: (s, rows + cols) of slices; (rows + cols) of one
+    size_t sums_room;       // rows + cols of the largest slice
+} SlicedUpdate;
+
+// Opens the updates; `scratch` is that of the optimizer. The arguments must outlive them.
+void sliced_update_open(SlicedUpdate* u, Memory* memory, const OptimizerState* state, Zero* zero,
+                        Group* tensor, MuonScratch scratch);
+
+// True if a row is updated here.
+int sliced_update_has(const OptimizerState* state, int row);
+
+// Updates such rows of a layer: of the groups that begin with `group`, one for each slice of this
+// process; of group 0 alone. The operands of the groups are set. Collective in the tensor group.
+void sliced_update_cpu(const SlicedUpdate* u, int group, Update update);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef SLICED_UPDATE_IMPLEMENTATION
+
+#include <assert.h>
+#include <math.h>
+#include <string.h>
+
+#include "llmc/base/sizes.h"
+#include "llmc/model/part.h"
+
+int sliced_update_has(const OptimizerState* state, int row) {
+    const UpdateRule rule = state->rule[row];
+    return model_is_sliced(state->cfg) && state->rows[row].split != SPLIT_NONE &&
+           (rule == RULE_MUON || rule == RULE_FACTORED || rule == RULE_FULL);
+}
+
+// Takes the memory that a row needs.
+static void sliced_update_measure_(SlicedUpdate* u, int row, size_t* matrix) {
+    const TensorRow *whole = &u->state->whole[row], *own = &u->state->rows[row];
+    for (int m = 0; m < tensor_matrices(whole) && u->state->rule[row] == RULE_MUON; m++) {
+        const size_t elements = tensor_matrix(whole, m).rows * whole->cols;
+        *matrix = elements > *matrix ? elements : *matrix;
+    }
+    if (u->state->rule[row] == RULE_FACTORED && own->rows + own->cols > u->sums_room) {
+        u->sums_room = own->rows + own->cols;
+    }
+}
+
+void sliced_update_open(SlicedUpdate* u, Memory* memory, const OptimizerState* state, Zero* zero,
+                        Group* tensor, MuonScratch scratch) {
+    size_t matrix = 0;
+    memset(u, 0, sizeof(*u));
+    u->state = state;
+    u->whole = model_of_part(state->cfg);
+    u->zero = zero;
+    u->group = tensor;
+    u->scratch = scratch;
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        if (sliced_update_has(state, i)) {
+            sliced_update_measure_(u, i, &matrix);
+        }
+    }
+    if (matrix > 0) {
+        u->slices = (float*)memory_take(memory, "scratch: slices of a matrix", MEMORY_DEVICE,
+                                        2 * matrix * sizeof(float));
+        u->matrix = u->slices + matrix;
+    }
+    if (u->sums_room > 0) {
+        const size_t sums = (size_t)(state->cfg.part.of_slices + 1) * u->sums_room;
+        u->sums = (float*)memory_take(memory, "scratch: sums of slices", MEMORY_DEVICE, sums * sizeof(float));
+        u->means = u->sums + (size_t)state->cfg.part.of_slices * u->sums_room;
+    }
+}
+
+// ---- slices of a tensor ----
+
+// A row in one layer: that of the groups which begin with `group`.
+typedef struct {
+    const SlicedUpdate* u;
+    const TensorRow *row, *whole;
+    int i, group; // number of the row
+} SlicedTensor_;
+
+static SlicedTensor_ sliced_tensor_(const SlicedUpdate* u, int row, int group) {
+    const SlicedTensor_ t = {u, &u->state->rows[row], &u->state->whole[row], row, group};
+    return t;
+}
+
+// Returns the group of slice i of this process, and the copy of the tensor.
+static int sliced_group_(const SlicedTensor_* t, int i) { return t->group > 0 ? t->group + i : 0; }
+static int sliced_copy_(const SlicedTensor_* t, int i) { return t->group > 0 ? t->group - 1 + i : i; }
+
+// Returns the begin of slice i of this process in its group.
+static size_t sliced_offset_(const SlicedTensor_* t, int i) {
+    return tensor_offset_in_group(t->row) + (t->group > 0 ? 0 : (size_t)i * t->row->layer_bytes);
+}
+
+static float* sliced_operand_(const SlicedTensor_* t, int i) {
+    return zero_operands_cpu(t->u->zero, sliced_group_(t, i)) + sliced_offset_(t, i);
+}
+
+static float* sliced_param_(const SlicedTensor_* t, int i) {
+    const Zero* z = t->u->zero;
+    return z->params + zero_group_begin(&z->plan, sliced_group_(t, i)) + sliced_offset_(t, i);
+}
+
+// Returns a slot that slice i of this process keeps whole: of rows and columns those of the whole
+// matrix, of v those of the slice.
+static float* sliced_state_(const SlicedTensor_* t, int slot, int i) {
+    const ZeroRange range = {0, 0, 0, 0, 0, 0, t->i, sliced_copy_(t, i), sliced_group_(t, i)};
+    return (float*)state_array(t->u->state, slot, &range);
+}
+
+// True if this rank updates any of `count` elements from `begin` on of one of its slices. The
+// processes of a tensor group agree.
+static int sliced_takes_part_(const SlicedTensor_* t, size_t begin, size_t count) {
+    const ZeroPlan* plan = &t->u->zero->plan;
+    int takes = 0;
+    for (int i = 0; i < plan->slices; i++) {
+        const int g = sliced_group_(t, i);
+        const ZeroPiece piece = zero_piece(plan, g, ZERO_TRAINED);
+        const size_t from = zero_group_begin(plan, g) + sliced_offset_(t, i) + begin;
+        takes |= from < piece.full + piece.count && from + count > piece.full;
+    }
+    return takes;
+}
+
+// Returns how many slices in a row have the same rows of matrix m.
+static int sliced_share_(const SlicedTensor_* t, int m) {
+    return t->row->split == SPLIT_HEADS && m > 0 ? int_max(t->u->state->cfg.part.keys_share, 1) : 1;
+}
+
+// Returns the rows of slice j that count: not copies of another slice's, nor the padding of the
+// vocabulary.
+static size_t sliced_counted_(const SlicedTensor_* t, int j) {
+    ModelConfig cfg = t->u->state->cfg;
+    cfg.part.first_slice = j;
+    const int is_copy = j % sliced_share_(t, 1) != 0;
+    const size_t Q = (size_t)model_heads(cfg);
+    return is_copy ? Q : model_rows_of_copy(t->row, cfg, 0);
+}
+
+// ---- Muon ----
+
+// Matrix m of a tensor: elements of a slice from `begin` on.
+typedef struct {
+    SlicedTensor_ t;
+    TensorRun whole; // rows in the whole tensor
+    size_t begin, count;
+    int share;
+} SlicedMatrix_;
+
+enum { SLICED_MATRICES_ = 16 }; // of a layer, at most
+
+static SlicedMatrix_ sliced_matrix_(SlicedTensor_ t, int m) {
+    const TensorRun own = tensor_matrix(t.row, m);
+    const SlicedMatrix_ x = {t, tensor_matrix(t.whole, m), own.first * t.row->cols, own.rows * t.row->cols,
+                             sliced_share_(&t, m)};
+    return x;
+}
+
+// Sets the matrices in which this rank takes part, and returns their number.
+static int sliced_matrices_(const SlicedUpdate* u, int group, SlicedMatrix_* matrices) {
+    int count = 0;
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        const SlicedTensor_ t = sliced_tensor_(u, i, group);
+        const int is_here = sliced_update_has(u->state, i) && u->state->rule[i] == RULE_MUON &&
+                            tensor_is_in_group(t.row, group);
+        for (int m = 0; m < tensor_matrices(t.row) && is_here; m++) {
+            assert(count < SLICED_MATRICES_);
+            matrices[count] = sliced_matrix_(t, m);
+            count += sliced_takes_part_(&t, matrices[count].begin, matrices[count].count);
+        }
+    }
+    return count;
+}
+
+typedef enum { SLICED_TO_OWNER, SLICED_BACK } SlicedWay_;
+
+// Returns the mean squares of a matrix's rows that slice i of this process has; NULL: none, or
+// another slice has the same ones.
+static float* sliced_squares_(const SlicedMatrix_* x, int i) {
+    float* squares = sliced_state_(&x->t, STATE_ROWS, i);
+    return squares && (i == 0 || x->t.group > 0) ? squares + x->whole.first : NULL;
+}
+
+// Messages of an exchange.
+typedef struct {
+    GroupMove* moves;
+    int count;
+} SlicedMoves_;
+
+static void sliced_add_move_(SlicedMoves_* to, int peer, void* data, size_t elements, int sends) {
+    const GroupMove move = {peer, data, elements * sizeof(float), sends};
+    to->moves[to->count++] = move;
+}
+
+// Adds the messages of this process's slices to or from the owner of a matrix.
+static void sliced_moves_of_slices_(const SlicedMatrix_* x, SlicedWay_ way, int owner, SlicedMoves_* to) {
+    const ModelPart part = x->t.u->state->cfg.part;
+    for (int i = 0; i < part.slices; i++) {
+        const int is_copy = (part.first_slice + i) % x->share != 0;
+        if (way == SLICED_BACK || !is_copy) {
+            sliced_add_move_(to, owner, sliced_operand_(&x->t, i) + x->begin, x->count,
+                             way == SLICED_TO_OWNER);
+        }
+        if (way == SLICED_BACK && sliced_squares_(x, i)) {
+            sliced_add_move_(to, owner, sliced_squares_(x, i), x->whole.rows, 0);
+        }
+    }
+}
+
+// Adds the messages of a matrix that this process owns to or from all slices.
+static void sliced_moves_of_owner_(const SlicedMatrix_* x, SlicedWay_ way, SlicedMoves_* to) {
+    const ModelPart part = x->t.u->state->cfg.part;
+    for (int j = 0; j < part.of_slices; j++) {
+        float* place = x->t.u->slices + (size_t)(j / x->share) * x->count;
+        if (way == SLICED_BACK || j % x->share == 0) {
+            sliced_add_move_(to, j / part.slices, place, x->count, way == SLICED_BACK);
+        }
+        if (way == SLICED_BACK && sliced_squares_(x, j % part.slices)) {
+            sliced_add_move_(to, j / part.slices, sliced_squares_(x, 0), x->whole.rows, 1);
+        }
+    }
+}
+
+// Sends the slices of up to t matrices to their owners, or back.
+static void sliced_exchange_(const SlicedUpdate* u, const SlicedMatrix_* matrices, int count,
+                             SlicedWay_ way) {
+    GroupMove moves[4 * MODEL_MAX_SLICES];
+    SlicedMoves_ to = {moves, 0};
+    for (int q = 0; q < count; q++) {
+        sliced_moves_of_slices_(&matrices[q], way, q, &to);
+    }
+    if (u->group->rank < count) {
+        sliced_moves_of_owner_(&matrices[u->group->rank], way, &to);
+    }
+    group_exchange_cpu(u->group, moves, to.count);
+}
+
+// Copies a matrix cut by columns between its slices and its rows.
+static void sliced_arrange_(const SlicedMatrix_* x, const float* from, float* to, SlicedWay_ way) {
+    const size_t rows = x->whole.rows, all = x->t.whole->cols, cols = x->t.row->cols, s = all / cols;
+#pragma omp parallel for schedule(static)
+    for (size_t r = 0; r < rows; r++) {
+        for (size_t j = 0; j < s; j++) {
+            const size_t in_slices = (j * rows + r) * cols, in_rows = r * all + j * cols;
+            memcpy(to + (way == SLICED_TO_OWNER ? in_rows : in_slices),
+                   from + (way == SLICED_TO_OWNER ? in_slices : in_rows), cols * sizeof(float));
+        }
+    }
+}
+
+// Replaces the slices of a matrix by those of its orthogonalization.
+static void sliced_turn_(const SlicedMatrix_* x, Muon opt) {
+    const SlicedUpdate* u = x->t.u;
+    const int by_cols = x->t.row->split == SPLIT_COLS;
+    const size_t rows = x->whole.rows, cols = x->t.whole->cols;
+    if (by_cols) {
+        sliced_arrange_(x, u->slices, u->matrix, SLICED_TO_OWNER);
+    }
+    const MuonMatrix whole = {NULL, NULL,       NULL, sliced_squares_(x, 0),
+                              1,    rows,       cols, by_cols ? u->matrix : u->slices,
+                              0,    rows * cols};
+    const float* turned = muon_turn_cpu(whole, opt, &u->scratch);
+    if (by_cols) {
+        sliced_arrange_(x, turned, u->slices, SLICED_BACK);
+    } else {
+        memcpy(u->slices, turned, rows * cols * sizeof(float));
+    }
+}
+
+// Moves this rank's part of a matrix in slice i.
+static void sliced_muon_move_(const SlicedMatrix_* x, int i, const ZeroRange* range, Muon opt) {
+    const size_t end = range->before + range->count,
+                 from = range->before > x->begin ? range->before : x->begin,
+                 to = end < x->begin + x->count ? end : x->begin + x->count;
+    const MuonMatrix part = {sliced_param_(&x->t, i) + x->begin,
+                             NULL,
+                             NULL,
+                             NULL,
+                             1,
+                             x->whole.rows,
+                             x->t.whole->cols,
+                             NULL,
+                             from - x->begin,
+                             to - x->begin};
+    if (from < to) {
+        muon_move_cpu(part, opt, sliced_operand_(&x->t, i) + x->begin);
+    }
+}
+
+// True if a range is part of slice i of a tensor of this process.
+static int sliced_is_range_(const SlicedTensor_* t, int i, const ZeroRange* range) {
+    return range->row == t->i && range->group == sliced_group_(t, i) && range->copy == sliced_copy_(t, i);
+}
+
+static void sliced_muon_move_all_(const SlicedMatrix_* x, Muon opt) {
+    const Zero* z = x->t.u->zero;
+    for (int i = 0; i < z->plan.slices; i++) {
+        for (int r = 0; r < z->num_ranges; r++) {
+            if (sliced_is_range_(&x->t, i, &z->ranges[r])) {
+                sliced_muon_move_(x, i, &z->ranges[r], opt);
+            }
+        }
+    }
+}
+
+static void sliced_muon_(const SlicedUpdate* u, int group, Muon opt) {
+    SlicedMatrix_ matrices[SLICED_MATRICES_];
+    const int count = sliced_matrices_(u, group, matrices), t = u->group->size;
+    for (int first = 0; first < count; first += t) {
+        const int owned = int_min(t, count - first);
+        sliced_exchange_(u, matrices + first, owned, SLICED_TO_OWNER);
+        if (u->group->rank < owned) {
+            sliced_turn_(&matrices[first + u->group->rank], opt);
+        }
+        sliced_exchange_(u, matrices + first, owned, SLICED_BACK);
+    }
+    for (int k = 0; k < count; k++) {
+        sliced_muon_move_all_(&matrices[k], opt);
+    }
+}
+
+// ---- Adafactor ----
+
+// Gathers `floats` of each slice in `all`, where this process has set its own.
+static void sliced_gather_(const SlicedUpdate* u, void* all, size_t floats) {
+    const ModelPart part = u->state->cfg.part;
+    float* to = (float*)all;
+    if (u->group->size > 1) {
+        group_all_gather_cpu(to, to + (size_t)part.first_slice * floats, (size_t)part.slices * floats,
+                             u->group);
+    }
+}
+
+// Returns slice i of this process; with the rows that count, and with means in `row` and `col`.
+static AdafactorMatrix sliced_adafactor_(const SlicedTensor_* t, int i, float* row, float* col) {
+    const int j = t->u->state->cfg.part.first_slice + i;
+    const AdafactorMatrix x = {sliced_param_(t, i),   sliced_operand_(t, i), row, col, NULL,
+                               sliced_counted_(t, j), t->row->cols,          0,   0};
+    return x;
+}
+
+// Returns where row r of slice j lies in the whole matrix, and how many rows from there on are
+// neighbors in both.
+static PartRun sliced_rows_(const SlicedTensor_* t, int j, size_t r) {
+    const size_t cols = t->row->cols;
+    ModelPart part = t->u->state->cfg.part;
+    part.first_slice = j;
+    PartRun run = part_run(t->row, t->u->whole, part, 0, r * cols);
+    if (t->row->split == SPLIT_COLS) {
+        const PartRun all = {r, r, t->row->rows - r};
+        return all;
+    }
+    run.part = r, run.whole /= cols, run.count /= cols;
+    return run;
+}
+
+// Copies the means of a slice's rows out of those of the whole matrix.
+static void sliced_rows_of_(const SlicedTensor_* t, int j, const float* whole, float* rows) {
+    for (size_t r = 0; r < t->row->rows;) {
+        const PartRun run = sliced_rows_(t, j, r);
+        memcpy(rows + r, whole + run.whole, run.count * sizeof(float));
+        r += run.count;
+    }
+}
+
+// Sets the means of the squares of all rows of the gathered sums, slice by slice; those that slices
+// have together are the mean over these.
+static void sliced_merge_rows_(const SlicedTensor_* t, float* row, float beta2) {
+    const SlicedUpdate* u = t->u;
+    const int s = u->state->cfg.part.of_slices, by_cols = t->row->split == SPLIT_COLS;
+    for (int j = 0; j < (by_cols ? 1 : s); j++) {
+        const float* sums = u->sums + (size_t)j * u->sums_room;
+        const size_t counted = sliced_counted_(t, j);
+        for (size_t r = 0; r < counted; r++) {
+            const size_t to = sliced_rows_(t, j, r).whole;
+            double mean = sums[r];
+            for (int k = 1; k < s && by_cols; k++) {
+                mean += sums[(size_t)k * u->sums_room + r];
+            }
+            mean /= by_cols ? s : 1;
+            row[to] = beta2 * row[to] + (1.0f - beta2) * (float)mean;
+        }
+    }
+}
+
+static void sliced_merge_cols_(const SlicedTensor_* t, float* col, float beta2, size_t rows) {
+    const SlicedUpdate* u = t->u;
+    const int s = u->state->cfg.part.of_slices, by_cols = t->row->split == SPLIT_COLS;
+    const size_t cols = t->row->cols;
+    for (size_t c = 0; c < t->whole->cols; c++) {
+        double sum = 0;
+        for (int j = by_cols ? (int)(c / cols) : 0; j < (by_cols ? (int)(c / cols) + 1 : s); j++) {
+            sum += u->sums[(size_t)j * u->sums_room + t->row->rows + c % cols];
+        }
+        col[c] = beta2 * col[c] + (1.0f - beta2) * (float)(sum / (double)rows);
+    }
+}
+
+// Updates the means of rows and columns, which all slices of this process have. Returns mean(row).
+static double sliced_merge_(const SlicedTensor_* t, Adafactor opt) {
+    float *row = sliced_state_(t, STATE_ROWS, 0), *col = sliced_state_(t, STATE_COLS, 0);
+    const size_t rows = model_rows_in_files(t->whole, t->u->whole);
+    double mean = 0;
+    sliced_merge_rows_(t, row, adafactor_beta2(opt));
+    sliced_merge_cols_(t, col, adafactor_beta2(opt), rows);
+    for (int i = 1; i < t->u->zero->plan.slices && t->group > 0; i++) {
+        memcpy(sliced_state_(t, STATE_ROWS, i), row, t->whole->rows * sizeof(float));
+        memcpy(sliced_state_(t, STATE_COLS, i), col, t->whole->cols * sizeof(float));
+    }
+    for (size_t r = 0; r < rows; r++) {
+        mean += row[r] / (double)rows;
+    }
+    return mean;
+}
+
+// Updates the means from the gradients of all slices. Returns mean(row).
+static double sliced_squares_of_all_(const SlicedTensor_* t, Adafactor opt) {
+    const SlicedUpdate* u = t->u;
+    const int own = u->state->cfg.part.first_slice;
+    for (int i = 0; i < u->zero->plan.slices; i++) {
+        float* sums = u->sums + (size_t)(own + i) * u->sums_room;
+        memset(sums, 0, u->sums_room * sizeof(float));
+        adafactor_slice_squares_cpu(sliced_adafactor_(t, i, sums, sums + t->row->rows), opt,
+                                    u->scratch.memory);
+    }
+    sliced_gather_(u, u->sums, u->sums_room);
+    return sliced_merge_(t, opt);
+}
+
+// Returns slice i with the means of its rows and columns.
+static AdafactorMatrix sliced_with_means_(const SlicedTensor_* t, int i) {
+    const int j = t->u->state->cfg.part.first_slice + i;
+    float* cols = sliced_state_(t, STATE_COLS, 0);
+    sliced_rows_of_(t, j, sliced_state_(t, STATE_ROWS, 0), t->u->means);
+    return sliced_adafactor_(t, i, t->u->means,
+                             cols + (t->row->split == SPLIT_COLS ? (size_t)j * t->row->cols : 0));
+}
+
+// Returns the sums of slice i of this process.
+static AdafactorSums sliced_sums_(const SlicedTensor_* t, int i, double row_mean, Adafactor opt) {
+    if (t->u->state->rule[t->i] == RULE_FACTORED) {
+        return adafactor_slice_sums_cpu(sliced_with_means_(t, i), row_mean, opt, t->u->scratch.memory);
+    }
+    const int is_copy = (t->u->state->cfg.part.first_slice + i) % sliced_share_(t, 1) != 0;
+    const size_t n = t->row->cols, counted = is_copy ? (size_t)model_heads(t->u->state->cfg) : n;
+    return adafactor_vector_sums_cpu(sliced_param_(t, i), sliced_operand_(t, i), sliced_state_(t, STATE_V, i),
+                                     n, counted, opt);
+}
+
+// Returns the means of the whole tensor.
+static AdafactorMeans sliced_means_(const SlicedTensor_* t, double row_mean, Adafactor opt) {
+    const ModelPart part = t->u->state->cfg.part;
+    const double elements = (double)model_rows_in_files(t->whole, t->u->whole) * (double)t->whole->cols;
+    AdafactorSums sums[MODEL_MAX_SLICES], all = {0, 0};
+    for (int i = 0; i < part.slices; i++) {
+        sums[part.first_slice + i] = sliced_sums_(t, i, row_mean, opt);
+    }
+    sliced_gather_(t->u, sums, sizeof(AdafactorSums) / sizeof(float));
+    for (int j = 0; j < part.of_slices; j++) {
+        all.u += sums[j].u;
+        all.param += sums[j].param;
+    }
+    const AdafactorMeans means = {row_mean, sqrt(all.u / elements), sqrt(all.param / elements)};
+    return means;
+}
+
+// Moves a range of slice i of this process.
+static void sliced_adafactor_move_(const SlicedTensor_* t, int i, const ZeroRange* range,
+                                   AdafactorMeans means, Adafactor opt) {
+    const size_t begin = range->before, end = begin + range->count;
+    float* m = (float*)state_array(t->u->state, STATE_M, range);
+    if (t->u->state->rule[t->i] == RULE_FACTORED) {
+        AdafactorMatrix x = sliced_with_means_(t, i);
+        x.m = m, x.rows = t->row->rows, x.begin = begin, x.end = end;
+        adafactor_slice_move_cpu(x, means, opt, t->u->scratch.memory);
+    } else {
+        adafactor_vector_move_cpu(sliced_param_(t, i), sliced_operand_(t, i), sliced_state_(t, STATE_V, i), m,
+                                  begin, end, means, opt);
+    }
+}
+
+static void sliced_adafactor_update_(const SlicedTensor_* t, Adafactor opt) {
+    const Zero* z = t->u->zero;
+    const int is_matrix = t->u->state->rule[t->i] == RULE_FACTORED;
+    const AdafactorMeans means = sliced_means_(t, is_matrix ? sliced_squares_of_all_(t, opt) : 0, opt);
+    for (int i = 0; i < z->plan.slices; i++) {
+        for (int r = 0; r < z->num_ranges; r++) {
+            if (sliced_is_range_(t, i, &z->ranges[r])) {
+                sliced_adafactor_move_(t, i, &z->ranges[r], means, opt);
+            }
+        }
+    }
+}
+
+void sliced_update_cpu(const SlicedUpdate* u, int group, Update update) {
+    sliced_muon_(u, group, update_muon(update));
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        const SlicedTensor_ t = sliced_tensor_(u, i, group);
+        if (sliced_update_has(u->state, i) && u->state->rule[i] != RULE_MUON &&
+            tensor_is_in_group(t.row, group) && sliced_takes_part_(&t, 0, tensor_layer_elements(t.row))) {
+            sliced_adafactor_update_(&t, update_adafactor(update_of_row(update, u->state, i)));
+        }
+    }
+}
+
+#endif // SLICED_UPDATE_IMPLEMENTATION
+
+#endif
