@@ -399,8 +399,8 @@ static void expect_like_cpu(const float* device, const float* host, size_t count
     expect_all(device, count, gpu, what, [host](size_t i) { return host[i]; });
 }
 
-// Compares context_parallel.cuh with context_parallel.h, in fp32: keys and values, the sums of their
-// gradients, and words of tokens have the same bits.
+// Compares context_parallel.cuh with context_parallel.h, in fp32: keys and values, the sums of
+// their gradients, and words of tokens have the same bits.
 static void test_context(const GroupGpu* g, const Gpu* gpu) {
     Comm* comm = g->comm;
     const AttentionSizes sizes = {2, 6, 4, 2, 5, 1, {g->size - 1, g->rank}};

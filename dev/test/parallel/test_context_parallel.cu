@@ -1,5 +1,6 @@
-// test_context_parallel.cu -- context_parallel.cuh, its kernels: keys and values of all ranks in the
-// order of the sequence, and the sums of their gradients. test_collectives.cu has several ranks.
+// test_context_parallel.cu -- the kernels of context_parallel.cuh: keys and values of all ranks in
+// the order of the sequence, and the sums of their gradients. test_collectives.cu has several
+// ranks.
 #include "llmc/parallel/context_parallel.cuh"
 #include "dev/test/lib/attention_ranks.h"
 #include "dev/test/lib/gpu_ops.h"
