@@ -235,6 +235,8 @@ static void plan_print_zero_traffic_(FILE* file, const Settled* s) {
     if (shards < ranks_data(&s->ranks).size) {
         fprintf(file, " within its %d, and %.1f MiB to the other replicas", shards,
                 traffic.between / (1 << 20));
+    } else if (!grid_is_plain(s->ranks.grid.shape)) {
+        fprintf(file, " to its data group");
     }
 }
 

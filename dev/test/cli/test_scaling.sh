@@ -54,7 +54,7 @@ grid '--zero' 0.633 13B 1024 4194304 4096
 grid '--tensor-parallel 2 --zero' 12.1 65B 256 4194304 4096 --hardware hidden_tp=0.7
 grid '--tensor-parallel 4 --zero' 0.102 6.7B 512 524288 4096 --hardware hidden_tp=0.7
 grid '--tensor-parallel 8 --context-parallel 4 --zero' 1.9 6.7B 1024 4194304 131072 --hardware hidden_tp=0.7
-grid '--tensor-parallel 2 --pipeline-parallel 8' 65 65B 64 4194304 4096 --hardware net_gbps=1.3
+grid '--tensor-parallel 2 --pipeline-parallel 4' 68 65B 64 4194304 4096 --hardware net_gbps=1.3
 # grids_of FILE: "t c P seconds" of each line with a grid, the chosen one first.
 grids_of() {
     sed -n -e 's/ <-$/ --fit auto/' -e 's/^fit: \(--.*\): .* MiB, \([0-9.e-]*\) s/\2 \1/p' -e 's/^.* GPUs: \([0-9.e-]*\) s, .* GiB: /\1 /p' "$1" |

@@ -142,7 +142,8 @@ TEST(traffic) {
                 traffic.context);
     EXPECT_NEAR(traffic.pipeline / (4 * 2 * stream / 2), 1, 1e-12, "pipeline: %g", traffic.pipeline);
     char wanted[128];
-    snprintf(wanted, sizeof(wanted), " MiB, %.1f MiB to its tensor group, %.1f MiB to its context group, ",
+    snprintf(wanted, sizeof(wanted),
+             " MiB to its data group, %.1f MiB to its tensor group, %.1f MiB to its context group, ",
              traffic.tensor / (1 << 20), traffic.context / (1 << 20));
     EXPECT(strstr(traffic_line(&s), wanted) && strstr(traffic_line(&s), " MiB to other stages\n"), "%s",
            traffic_line(&s));
