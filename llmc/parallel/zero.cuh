@@ -189,7 +189,7 @@ static inline void zero_open_stream_(ZeroGpu* z) {
     int least, greatest;
     CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
     CUDA_CHECK(cudaStreamCreateWithPriority(&z->comm.stream, cudaStreamNonBlocking,
-                                            z->plan.size > 1 ? greatest : least));
+                                            z->groups->all.size > 1 ? greatest : least));
 }
 
 // Takes the slices of this rank. If they are on the host, each of the `micro_steps` of an update
@@ -447,10 +447,17 @@ static inline int zero_gradient_block(const ZeroPlan* plan, int k) {
     return plan->shares_buffer ? k % zero_blocks_in_memory(plan) : k - plan->first_block;
 }
 
-// Returns the gradients of group g, as the backward pass left them.
+// Returns the begin of the gradients of group g, as the backward pass leaves them.
+static inline size_t zero_grads_begin_(const ZeroPlan* plan, int g) {
+    const size_t end = zero_grads_elements(plan, zero_blocks_in_memory(plan));
+    return g == 0 ? 0
+           : g == plan->groups
+               ? end - zero_trained_elements(plan, g)
+               : plan->trained_once + (size_t)zero_gradient_block(plan, g - 1) * plan->trained_block;
+}
+
 static inline void* zero_group_grads_(const ZeroGpu* z, int g) {
-    const size_t block = (size_t)(g == 0 ? 0 : zero_gradient_block(&z->plan, g - 1)) * z->plan.trained_block;
-    return zero_element_(z->grads.data, z->grads.dtype, g == 0 ? 0 : z->plan.trained_once + block);
+    return zero_element_(z->grads.data, z->grads.dtype, zero_grads_begin_(&z->plan, g));
 }
 
 // Adds the first `active` of the pieces (W, count), in order and in fp32, to shard (count), which
@@ -496,7 +503,7 @@ template <class T> static inline void zero_add_(ZeroGpu* z, int g, const void* p
 // Records that group g has left its buffer, which may be overwritten after the last one of its
 // layer.
 static inline void zero_sent_(ZeroGpu* z, int g) {
-    if (g > 0) {
+    if (g > 0 && g < z->plan.groups) {
         CUDA_CHECK(cudaEventRecord(z->sent[zero_buffer_((g - 1) / z->plan.slices)], z->comm.stream));
     }
 }
@@ -596,7 +603,7 @@ __global__ void __launch_bounds__(ZERO_THREADS_) zero_round_kernel_(G* to, const
     elements_store(to + i, elements_convert<G>(elements_load<ZERO_PER_THREAD_>(from + i)));
 }
 
-// Sends the sums of stage 0 to all ranks.
+// Sends the sums of a group to all ranks, to where the backward pass left its gradients.
 template <class T> static inline void zero_share_group_(ZeroGpu* z, int g) {
     const DType type = z->grads.dtype;
     const size_t count = zero_shard_elements(&z->plan, g);
@@ -609,22 +616,23 @@ template <class T> static inline void zero_share_group_(ZeroGpu* z, int g) {
     zero_gather_(z, group, slice, type, trained);
 }
 
-// Reduces group g, as its stage does.
+// Reduces group g, as its stage does; all ranks get the sum of an embedding apart.
 template <class T> static inline void zero_reduce_group_(ZeroGpu* z, int g, MicroStep step) {
     zero_reduce_slices_<T>(z, g, step);
     if (zero_has_levels_(&z->plan) && step.is_last) {
         zero_reduce_replicas_(z, g);
     }
-    if (z->plan.stage == 0) {
+    if (z->plan.stage == 0 || (g == z->plan.groups && step.is_last)) {
         zero_share_group_<T>(z, g);
     }
 }
 
 // Starts to reduce the gradients of group g, if it has any and this micro-step reduces. Call it
-// when the backward pass has completed them: for the last block first, and for group 0 at the end,
-// outside of a graph.
+// when the backward pass has completed them: for the last block first, and at the end, outside of a
+// graph, for an embedding's apart, then for group 0.
 template <class T> static inline void zero_group_done(ZeroGpu* z, int g, MicroStep step) {
-    const int has_gradient = zero_has_gradient(&z->plan, g);
+    const int is_computed = g < z->plan.groups || z->plan.sums_embedding,
+              has_gradient = zero_has_gradient(&z->plan, g) && is_computed;
     if (!zero_reduces(&z->plan, step) || (g > 0 && !has_gradient)) {
         return; // without a fork, which a graph would have to join
     }
@@ -745,6 +753,58 @@ static inline Gradient zero_update_gradient(const ZeroGpu* z) {
 // Returns the parameters that are kept (zero_kept_cut), which the update writes.
 static inline void* zero_update_parameters(const ZeroGpu* z) {
     return z->params_slices ? z->params_slices : z->params;
+}
+
+// Returns the gradient of wte as an embedding, laid out like wte; without data unless it is summed
+// apart. After the last micro-step and zero_wait_for_gradient, in all ranks, the sum.
+static inline Gradient zero_embedding_gradient(const ZeroGpu* z) {
+    const Gradient none = {NULL, z->grads.dtype};
+    return z->plan.embedding > 0 ? zero_group_gradient(z, z->plan.groups) : none;
+}
+
+// Adds `more` to sum (count), each element in fp32 and rounded once.
+// grid   ceil(count / 1024)      block   256      shared   none
+// moves  S and G in, S out. Bound by memory.
+// order  every element on its own
+// needs  count a multiple of 4
+template <class S, class G>
+__global__ void __launch_bounds__(ZERO_THREADS_) zero_join_kernel_(S* sum, const G* more, size_t count) {
+    const size_t i = ((size_t)blockIdx.x * ZERO_THREADS_ + threadIdx.x) * ZERO_PER_THREAD_;
+    if (i < count) {
+        Elements<S, ZERO_PER_THREAD_> x = elements_load<ZERO_PER_THREAD_>(sum + i);
+        const Elements<G, ZERO_PER_THREAD_> y = elements_load<ZERO_PER_THREAD_>(more + i);
+#pragma unroll
+        for (int k = 0; k < ZERO_PER_THREAD_; k++) {
+            x[k] = from_float<S>(to_float(x[k]) + to_float(y[k]));
+        }
+        elements_store(sum + i, x);
+    }
+}
+
+template <class S, class G>
+static inline void zero_join_gradients_(ZeroGpu* z, S* sum, const G* more, size_t count) {
+    const size_t per_block = ZERO_THREADS_ * ZERO_PER_THREAD_;
+    if (count > 0) {
+        launch(zero_join_kernel_<S, G>, (unsigned)ceil_div(count, per_block), ZERO_THREADS_, 0, &z->main, sum,
+               more, count);
+    }
+}
+
+// Adds it to the reduced gradient of the classifier, once an update.
+template <class T> static inline void zero_add_embedding(ZeroGpu* z) {
+    const Gradient embedding = zero_embedding_gradient(z);
+    const ZeroWte own = zero_wte_in_shard(&z->plan);
+    zero_wait_for_gradient(z);
+    if (z->shard) {
+        GRADIENT_DISPATCH(z->grads, T,
+                          zero_join_gradients_(z, z->shard + own.in_shard,
+                                               (const G*)embedding.data + own.in_wte, own.count));
+    }
+    if (z->plan.stage == 0 || !z->shard) {
+        GRADIENT_DISPATCH(
+            z->grads, T,
+            zero_join_gradients_(z, (G*)z->grads.data, (const G*)embedding.data, z->plan.embedding));
+    }
 }
 
 // Gathers the trained part of group g of an fp32 array in `group`, where each rank has set its

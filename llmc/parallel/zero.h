@@ -267,6 +267,15 @@ enum { ZERO_SPANS = MODEL_PARAMETER_ROWS + 1 }; // at most
 int zero_counted_spans(const ZeroPlan* plan, const TensorRow* rows, ModelConfig cfg,
                        ZeroSpan spans[ZERO_SPANS]);
 
+// The part of the gradient of wte in this rank's shard of group 0, where wte comes first: its begin
+// in the shard, and in wte.
+typedef struct {
+    size_t in_shard, in_wte, count;
+} ZeroWte;
+
+// Returns it for a gradient of the embedding that is summed apart.
+ZeroWte zero_wte_in_shard(const ZeroPlan* plan);
+
 // ---- micro-steps ----
 
 // Returns the micro-steps of an update of `sequences` in micro-batches of up to B.
@@ -619,6 +628,13 @@ int zero_counted_spans(const ZeroPlan* plan, const TensorRow* rows, ModelConfig 
     return count;
 }
 
+ZeroWte zero_wte_in_shard(const ZeroPlan* plan) {
+    const ZeroSpan own = zero_span_in_shard_(plan, 0, plan->embedding);
+    const size_t shard = (size_t)zero_shard_of(plan, plan->rank).part * zero_shard_elements(plan, 0);
+    const ZeroWte wte = {own.begin, shard + own.begin, own.count};
+    return wte;
+}
+
 // Returns the elements of blocks that stage 3 gathers in an update: all blocks in the first forward
 // pass, and in every other pass all but those of the two layers with which the pass before it
 // ended.
@@ -773,12 +789,9 @@ static void zero_add_cpu_(float* sum, const float* more, size_t count) {
 }
 
 void zero_add_embedding_cpu(Zero* z) {
-    // wte lies at the begin of group 0
     const float* embedding = zero_embedding_gradient_cpu(z);
-    const ZeroSpan own = zero_span_in_shard_(&z->plan, 0, z->plan.embedding);
-    const size_t first =
-        (size_t)zero_shard_of(&z->plan, z->plan.rank).part * zero_shard_elements(&z->plan, 0);
-    zero_add_cpu_(z->shard + own.begin, embedding + first + own.begin, own.count);
+    const ZeroWte own = zero_wte_in_shard(&z->plan);
+    zero_add_cpu_(z->shard + own.in_shard, embedding + own.in_wte, own.count);
     if (z->plan.stage == 0 && z->shard != z->grads) {
         zero_add_cpu_(z->grads, embedding, z->plan.embedding);
     }
