@@ -12,7 +12,7 @@ norm_backward also sets or adds to
     dinp_sum (C)    the sum over the rows of dinp, as dinp is stored
 
 This is the bias gradient of the linear layer whose output was added to inp last. It is skipped if
-it has no data.
+it has no data. norm_dinp_sum sets it to the same bits where dinp came from elsewhere.
 
 The residual sum is not here: the matmul before a norm adds it (matmul_forward_residual).
 */
@@ -487,6 +487,9 @@ constexpr int norm_backward_blocks_(int warps) {
     return warps == 0 ? 1 : NORM_WARPS / warps - (GPU_SM >= 100 && warps == 4);
 }
 
+// Returns the rows that a block of norm_backward_kernel processes at a time.
+constexpr int norm_rows_at_once_(int width, int items) { return (width == 1 ? 4 : 2) / items; }
+
 // A block processes a group of rows, a few at a time. Thread i owns the columns i, i + blockDim.x,
 // ... in groups of WIDTH and sums them over the rows in registers. The next rows are loaded before
 // the block waits for the sums of the current ones. Rows and columns out of range are zeros, which
@@ -506,7 +509,7 @@ __global__ void __launch_bounds__(WARPS ? 32 * WARPS : NORM_BACKWARD_THREADS, no
                          const float* mean, const float* rstd, int N, int C, int group_rows,
                          GradientMode dinp_mode) {
     // rows being processed, and as many being loaded
-    constexpr int ROWS = (WIDTH == 1 ? 4 : 2) / ITEMS, SUMS = norm_sums_(KIND) * ROWS;
+    constexpr int ROWS = norm_rows_at_once_(WIDTH, ITEMS), SUMS = norm_sums_(KIND) * ROWS;
     constexpr int THREADS = WARPS ? 32 * WARPS : NORM_BACKWARD_THREADS;
     typedef NormSums_<WIDTH, THREADS> Sums;
     SMEM_ARRAY(float, of_warp, [2][NORM_BACKWARD_THREADS / 32][SUMS]);
@@ -651,6 +654,43 @@ static inline void norm_backward(T* dinp, GradientMode dinp_mode, const NormGrad
     if (together < 3) {
         column_sums_finish<T>(vectors + 2, 1, (const float*)scratch->partial + 2 * C, groups, 3 * C, C,
                               d->sum_mode, gpu);
+    }
+}
+
+// ---- a sum by itself ----
+
+// A block sums a group of rows of dinp (N, C), as norm_backward_kernel does: `at_once` of them, and
+// then these sums. Thread i has the columns i, i + blockDim.x, ...
+// grid   groups of rows      block   256      shared   none
+// moves  N*C in, C fp32 out per group. Bound by memory.
+// order  fixed: that of norm_backward_kernel
+template <class T>
+__global__ void norm_dinp_sum_kernel(float* partial, const T* dinp, int N, int C, int group_rows,
+                                     int at_once) {
+    const int first = (int)blockIdx.x * group_rows, end = min(first + group_rows, N);
+    for (int c = (int)threadIdx.x; c < C; c += (int)blockDim.x) {
+        float sum = 0;
+        for (int n = first; n < end; n += at_once) {
+            float few = 0;
+            for (int row = n; row < min(n + at_once, end); row++) {
+                few += to_float(dinp[(size_t)row * C + c]);
+            }
+            sum += few;
+        }
+        partial[(size_t)blockIdx.x * C + c] = sum;
+    }
+}
+
+// Sets or adds to `sum` (C) as norm_backward does to dinp_sum, for dinp (N, C) as it has stored it.
+template <class T>
+static inline void norm_dinp_sum(Gradient sum, GradientMode mode, const T* dinp, int N, int C,
+                                 NormScratch* scratch, const Gpu* gpu) {
+    const int width = C % Pack<T>::SIZE == 0 ? Pack<T>::SIZE : 1, most = NORM_BACKWARD_THREADS,
+              items = ceil_div(ceil_div(C, width), most), groups = norm_groups(N);
+    if (sum.data) {
+        launch(norm_dinp_sum_kernel<T>, groups, 256, 0, gpu, scratch->partial, dinp, N, C,
+               norm_group_rows_(N), items <= 2 ? norm_rows_at_once_(width, items) : 1);
+        column_sums_finish<T>(&sum, 1, (const float*)scratch->partial, groups, C, C, mode, gpu);
     }
 }
 

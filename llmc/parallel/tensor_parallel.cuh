@@ -275,4 +275,15 @@ static inline void tensor_norm_backward(const TensorParallelGpu* tp, T* dinp, Gr
     }
 }
 
+// Does what norm_dinp_sum does, likewise.
+template <class T>
+static inline void tensor_norm_dinp_sum(const TensorParallelGpu* tp, Gradient sum, GradientMode mode,
+                                        const T* dinp, NormScratch* scratch) {
+    for (int i = 0; i < tp->cut.slices; i++) {
+        const TensorTokens tokens = tensor_own_slice(&tp->cut, i);
+        norm_dinp_sum(tensor_gradient_of_(tp, sum, i), mode, dinp + (size_t)tokens.first * tp->cut.C,
+                      tokens.count, tp->cut.C, scratch, tp->gpu);
+    }
+}
+
 #endif

@@ -291,6 +291,33 @@ template <class T> static void test_nan(NormKind kind, const Gpu* gpu) {
     ops_close("nan");
 }
 
+// The sum of dinp by itself has the bits of the one that the backward pass makes, set or added to.
+template <class T> static void test_dinp_sum(int N, int C, GradientMode mode, const Gpu* gpu) {
+    NormCase l = norm_case_open(NORM_RMS, N, C);
+    NormScratch scratch;
+    Memory memory = memory_on_gpu();
+    norm_open(&scratch, &memory, N, C);
+    const Device<T> d = device_open<T>(&l, 0, gpu);
+    T* dinp = upload<T>(l.held, (size_t)N * C, 0, gpu);
+    float *before = ops_normal(C, 1),
+          *sums[2] = {upload<float>(before, C, 0, gpu), upload<float>(before, C, 0, gpu)};
+    const NormGpu<T> norm = norm_of(&l, &d);
+    const Gradient none = {NULL, DTYPE_FP32}, first = {sums[0], DTYPE_FP32}, second = {sums[1], DTYPE_FP32};
+    const NormGradients d_norm = {none, none, mode, first, mode};
+    norm_forward(d.out, d.inp, &norm, gpu);
+    norm_backward(dinp, GRADIENT_ADD, &d_norm, d.dout, d.inp, &norm, &scratch, gpu);
+    norm_dinp_sum(second, mode, (const T*)dinp, N, C, &scratch, gpu);
+    EXPECT(ops_same_bits(download(sums[0], C, gpu), download(sums[1], C, gpu), (size_t)C), "%d x %d, %s", N,
+           C, dtype_name(DTYPE_OF(T)));
+    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
+    gpu_free(sums[1]);
+    gpu_free(sums[0]);
+    gpu_free(dinp);
+    device_close(&d, 0);
+    memory_close(&memory);
+    ops_close("sum of dinp");
+}
+
 // In place the norm has the bits of norm_forward; its backward pass is judged by the result that it
 // was given.
 template <class T> static void test_unit(int N, int C, size_t shift, const Gpu* gpu) {
@@ -346,6 +373,11 @@ template <class T> static void test_type(const Gpu* gpu) {
         test_unit<T>(9, C, 0, gpu);
     }
     test_unit<T>(3, 64, 1, gpu); // no pack can be read here
+    const int sizes[][2] = {{9, 64}, {37, 33}, {19, 601}, {19, 3000}, {5, 6000}, {3, 9000}};
+    for (const int* size : sizes) {
+        test_dinp_sum<T>(size[0], size[1], GRADIENT_SET, gpu);
+        test_dinp_sum<T>(size[0], size[1], GRADIENT_ADD, gpu);
+    }
 }
 
 TEST_TYPES(norm)
