@@ -43,6 +43,8 @@ values, Vp tokens of the padded vocabulary.
 #include "llmc/parallel/grid.h"
 #include "llmc/parallel/groups.cuh"
 #include "llmc/parallel/micro_steps.h"
+#include "llmc/parallel/pipeline.cuh"
+#include "llmc/parallel/pipeline.h"
 #include "llmc/parallel/shared_keys.cuh"
 #include "llmc/parallel/tensor_parallel.cuh"
 #include "llmc/parallel/zero.cuh"
@@ -76,10 +78,11 @@ struct Model {
     ModelUse use;
     RecomputeLevel recompute; // which activations the backward pass computes again
     Freeze freeze;            // which parameters stay as they are
-    int chunk;                // tokens whose logits are in memory at a time, of a batch of any size
-    int autotune;             // time algorithms of matmuls
-    int use_graph;            // replay micro-steps
-    DType grad_dtype;         // of the parameters' gradients
+    Freeze whole_freeze;
+    int chunk;        // tokens whose logits are in memory at a time, of a batch of any size
+    int autotune;     // time algorithms of matmuls
+    int use_graph;    // replay micro-steps
+    DType grad_dtype; // of the parameters' gradients
     Gpu gpu;
     TensorRow parameter_rows[MODEL_PARAMETER_ROWS], activation_rows[MODEL_ACTIVATION_ROWS];
     // where a backward pass leaves gradients, of grad_dtype
@@ -88,6 +91,7 @@ struct Model {
     size_t parameter_bytes, gradient_bytes, activation_bytes;
     Comm* comm;
     GridGroupsGpu groups;    // of processes that this one is in
+    PipelineGpu pipeline;    // messages between stages
     Group tensor;            // the tensor group, as its sizes
     WholeGradientsGpu whole; // of tensors that are not cut
     SharedKeys keys;         // gradients of heads that several slices have
@@ -292,7 +296,8 @@ static void set_sizes(Model* model, const Settled* s) {
     model->z_loss = s->options.z_loss;
     model->router_losses = RouterLosses{s->options.router_balance, s->options.router_z, 0};
     model->recompute = (RecomputeLevel)o->recompute;
-    model->freeze = s->freeze;
+    model->freeze = settled_own_freeze(s);
+    model->whole_freeze = s->freeze;
     model->chunk = memory_chunk(s);
     model->autotune = o->autotune;
     model->use_graph = gpu_setup_graph(s);
@@ -310,6 +315,9 @@ static void open_parts(Model* model, const Settled* s, Memory memory, Comm* comm
     open_parameters(model, s);
     open_positions(model, s);
     open_gradients(model, s);
+    if (!memory_is_dry(&memory)) {
+        pipeline_open(&model->pipeline, &model->groups.pipe, &model->zero.main, &model->zero.comm);
+    }
     if (s->use == USE_TRAIN) {
         open_state(model, s);
     }
@@ -393,6 +401,7 @@ static void close_parts(Model* model) {
     }
     decoder_close(&model->decoder);
     matmul_gpu_close(&model->matmul);
+    pipeline_close(&model->pipeline);
     zero_close(&model->zero);
     grid_groups_gpu_close(&model->groups);
     memory_close(&model->memory);
@@ -628,24 +637,34 @@ static void embeddings_forward(Model* model, const Pass* pass) {
     }
 }
 
-// Runs the model up to its last hidden state, lnf (R, C). The inputs are on the GPU.
+// Sets where attention starts in layers with a window, for a pass over a batch.
+static void set_windows(Model* model, const Pass* pass) {
+    if (model->window_starts && !pass_is_step(pass)) {
+        pass_window_starts(model->window_starts, pass, model->cfg.window, &model->gpu);
+    }
+}
+
+// Runs this stage of the model: in the last one up to the last hidden state, lnf (R, C). In other
+// stages than the first, encoded has the residual stream that enters. The inputs are on the GPU.
 static void forward_pass(Model* model, const Pass* pass) {
     const ModelConfig cfg = model->cfg;
-    const NormGpu<floatX> norm = last_norm(model, pass);
     // Only the matmuls of full micro-batches are worth timing. Decoding has the same bits in each
     // run.
     model->matmul.settings.autotune = model->autotune && !pass->cached && pass_tokens(pass) == model->N;
     zero_begin_forward(&model->zero);
-    if (model->window_starts && !pass_is_step(pass)) {
-        pass_window_starts(model->window_starts, pass, cfg.window, &model->gpu);
+    set_windows(model, pass);
+    if (model_has_first(cfg)) {
+        embeddings_forward(model, pass);
     }
-    embeddings_forward(model, pass);
     for (int l = 0; l < cfg.L; l++) {
         zero_parameters(&model->zero, model_copy(cfg, l), 1);
         const Block block = block_at(model, l, pass);
         block_forward(&block);
     }
-    norm_forward(pass->acts->lnf, (const floatX*)residual_into(model, cfg.L, pass), &norm, &model->gpu);
+    if (model_has_last(cfg)) {
+        const NormGpu<floatX> norm = last_norm(model, pass);
+        norm_forward(pass->acts->lnf, (const floatX*)residual_into(model, cfg.L, pass), &norm, &model->gpu);
+    }
 }
 
 // Returns the pass over a batch of model_push. Positions count from the first token of each
@@ -781,7 +800,7 @@ static ModelGradients gradients_at_layer(const Model* model, int l) {
 }
 
 // Returns the gradient of the bias of the projection into the stream that enters block l; none for
-// the embedding.
+// the first block of this stage.
 static Gradient bias_grad_into(const Model* model, int l) {
     Gradient bias = gradients_at_layer(model, l > 0 ? l - 1 : 0).fcprojb;
     bias.data = l > 0 ? bias.data : NULL;
@@ -863,7 +882,8 @@ static void embeddings_backward(Model* model, const Pass* pass, GradientMode mod
     const ModelConfig cfg = model->cfg;
     const TensorParallelGpu tensor = tensor_of(model, pass);
     const ModelActivations* a = pass->acts;
-    if (a->encoded_rstd && gradients_at_layer(model, 0).wte.data) {
+    const Gradient apart = zero_embedding_gradient(&model->zero); // without data: joined
+    if (a->encoded_rstd && (gradients_at_layer(model, 0).wte.data || apart.data)) {
         norm_unit_backward(a->dresidual, (const floatX*)a->encoded, a->encoded_rstd,
                            tensor_rows(&tensor).count, cfg.C, &model->gpu);
     }
@@ -871,6 +891,7 @@ static void embeddings_backward(Model* model, const Pass* pass, GradientMode mod
     for (int i = 0; i < tensor.cut.slices; i++) {
         const ModelGradients d = gradients_at_slice(model, 0, i);
         const Gradient none = {NULL, d.wpe.dtype};
+        const Gradient slice = {(char*)apart.data + i * model->gradient_rows[0].layer_bytes, apart.dtype};
         const EmbeddingSizes sizes = {pass->B,
                                       pass->T,
                                       cfg.C,
@@ -878,11 +899,11 @@ static void embeddings_backward(Model* model, const Pass* pass, GradientMode mod
                                       cfg.max_T,
                                       pass->positions.chunks,
                                       (tensor.cut.first + i) * cfg.Vp};
-        // without a matrix of its own, the head has set or added to dwte
-        embedding_backward(d.wte, i == 0 ? d.wpe : none, dencoded, pass->inputs, sizes,
-                           cfg.has_head ? mode : GRADIENT_ADD, mode, &model->encoder, &model->gpu);
+        // without a matrix of its own, the head has set or added to d.wte
+        embedding_backward(apart.data ? slice : d.wte, i == 0 ? d.wpe : none, dencoded, pass->inputs, sizes,
+                           cfg.has_head || apart.data ? mode : GRADIENT_ADD, mode, &model->encoder,
+                           &model->gpu);
     }
-    whole_gradients_sum<floatX>(&model->whole, &model->groups.tensor, &model->gpu);
 }
 
 // Called when the gradient of group g is complete: reduces it over the ranks, or updates the group
@@ -892,29 +913,51 @@ static void group_done(Model* model, int g, MicroStep step, InBackward* hook) {
     update_group_in_backward(&model->in_backward, g, hook);
 }
 
+// Sets the losses and dresidual (R, C), the gradient of the residual stream after the last block,
+// and sets or adds to the gradients of the classifier.
+static void head_backward(Model* model, const Pass* pass, float dloss, GradientMode mode) {
+    const ModelConfig cfg = model->cfg;
+    const ModelActivations* a = pass->acts;
+    const ModelGradients d = gradients_at_layer(model, 0);
+    LmHeadGpu head = lm_head(model, pass);
+    const NormGpu<floatX> norm = last_norm(model, pass);
+    const NormGradients dnorm = {d.lnfw, d.lnfb, mode, bias_grad_into(model, cfg.L), mode};
+    floatX* dlnf = a->branch; // (R, C)
+    head.teaching = model->teaching;
+    lm_head_gradients(a->losses, dlnf, cfg.has_head ? d.head : d.wte, &head, dloss, mode);
+    tensor_norm_backward(&head.tensor, a->dresidual, GRADIENT_SET, &dnorm, (const floatX*)dlnf,
+                         (const floatX*)residual_into(model, cfg.L, pass), &norm, &model->norm_scratch);
+}
+
+// Sets or adds to the gradient of the bias that is added last to the stream that leaves a stage,
+// from dresidual (R, C).
+static void last_bias_backward(Model* model, const Pass* pass, GradientMode mode) {
+    const ModelConfig cfg = model->cfg;
+    const TensorParallelGpu tensor = tensor_of(model, pass);
+    tensor_norm_dinp_sum(&tensor, bias_grad_into(model, cfg.L),
+                         share_gradient_mode(cfg, PART_MLP, cfg.L - 1, mode),
+                         (const floatX*)pass->acts->dresidual, &model->norm_scratch);
+}
+
 // After model_forward on the same batch: sets the losses and sets or adds to all gradients, as
 // `mode` says. dloss is the gradient of the loss of each token. The gradients of a block are
 // reduced, or its parameters are updated, as soon as they are there; those of group 0 are left to
 // the caller. The pass ends where everything below is frozen. Appends the sum of the losses to the
-// results.
+// results. In other stages than the last, dresidual has the gradient of the stream that leaves.
 static void model_backward(Model* model, Batch batch, float dloss, GradientMode mode, MicroStep step,
                            InBackward* hook) {
     const ModelConfig cfg = model->cfg;
     const Pass pass = batch_pass(model, batch);
-    const ModelActivations a = model->acts;
-    const ModelGradients d = gradients_at_layer(model, 0);
-    LmHeadGpu head = lm_head(model, &pass);
-    const NormGpu<floatX> norm = last_norm(model, &pass);
-    const NormGradients dnorm = {d.lnfw, d.lnfb, mode, bias_grad_into(model, cfg.L), mode};
-    floatX* dlnf = a.branch; // (R, C)
     model->router_losses.dloss = dloss;
+    set_windows(model, &pass);
     zero_wait_for_buffer(&model->zero, -1);
-    head.teaching = model->teaching;
-    lm_head_gradients(a.losses, dlnf, cfg.has_head ? d.head : d.wte, &head, dloss, mode);
-    batch_loss(model, batch);
-    batch_divergence(model, batch);
-    tensor_norm_backward(&head.tensor, a.dresidual, GRADIENT_SET, &dnorm, (const floatX*)dlnf,
-                         (const floatX*)residual_into(model, cfg.L, &pass), &norm, &model->norm_scratch);
+    if (model_has_last(cfg)) {
+        head_backward(model, &pass, dloss, mode);
+        batch_loss(model, batch);
+        batch_divergence(model, batch);
+    } else {
+        last_bias_backward(model, &pass, mode);
+    }
     fetch_residual(model, cfg.L, &pass);
     for (int l = cfg.L - 1; l >= model->freeze.first_block; l--) {
         zero_parameters(&model->zero, model_copy(cfg, l), -1);
@@ -928,7 +971,64 @@ static void model_backward(Model* model, Batch batch, float dloss, GradientMode 
             }
         }
     }
-    embeddings_backward(model, &pass, mode);
+    if (model_has_first(cfg)) {
+        embeddings_backward(model, &pass, mode);
+    }
+    whole_gradients_sum<floatX>(&model->whole, &model->groups.tensor, &model->gpu);
+}
+
+// -------------------------------------------------------------------------------------------------
+// Stages
+
+static const PipelineAction at_rest = {PIPELINE_NOTHING, 0, 0};
+
+// Returns the activations of a micro-batch.
+static ModelActivations activations_of(const Model* model, int64_t micro_step) {
+    ModelActivations all;
+    tensor_rows_bind(&all, model->activation_rows, MODEL_ACTIVATION_ROWS, model->acts_memory);
+    return model_activations_of(all, model->activation_rows, micro_step);
+}
+
+// Passes on to the next action of this stage: sends what the one before has made and receives what
+// the next one needs.
+static void stage_passes(Model* model, PipelineAction before, PipelineAction next) {
+    const ModelActivations made = activations_of(model, before.micro_step);
+    Pass pass = {};
+    pass.acts = &made;
+    pass.activation_rows = model->activation_rows;
+    model->acts = activations_of(model, next.micro_step);
+    const PipelineStream stream = {residual_into(model, model->cfg.L, &pass), made.dresidual,
+                                   model->acts.encoded, model->acts.dresidual,
+                                   (size_t)model->cfg.C * sizeof(floatX)};
+    pipeline_exchange(&model->pipeline, before, next, stream);
+}
+
+// Returns the rows of the stream that this process has of a batch.
+static int stage_rows(Model* model, Batch batch) {
+    const Pass pass = batch_pass(model, batch);
+    const TensorParallelGpu tensor = tensor_of(model, &pass);
+    return tensor_rows(&tensor).count;
+}
+
+// Adds the embedding's gradient to the classifier's, if it is summed apart: once an update.
+static void stages_join_embedding(Model* model) {
+    const ZeroPlan* plan = &model->zero.plan;
+    const Gradient embedding = zero_embedding_gradient(&model->zero);
+    if (plan->embedding > 0) {
+        pipeline_hand_over(&model->pipeline, 0, model->groups.pipe.size - 1, embedding.data,
+                           plan->embedding * dtype_bytes(embedding.dtype));
+    }
+    if (plan->embedding > 0 && model_has_last(model->cfg)) {
+        zero_add_embedding<floatX>(&model->zero);
+    }
+}
+
+// Gives the first stage the wte that the last one has updated.
+static void stages_share_wte(Model* model) {
+    if (model->zero.plan.embedding > 0) {
+        pipeline_hand_over(&model->pipeline, model->groups.pipe.size - 1, 0, model->params.wte,
+                           model->zero.plan.embedding * sizeof(floatX));
+    }
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -940,10 +1040,9 @@ static int micro_step_is_timed(const Model* model, MicroStep step) {
            !zero_forward_waits(&model->zero.plan, step);
 }
 
-// Forward and backward, up to the gradient of group 0: what a graph repeats.
-static void micro_step_work(Model* model, Batch batch, float dloss, MicroStep step, InBackward* hook) {
-    const int adds = step.number > 0 && model->zero.plan.stage < 2,
-              is_timed = micro_step_is_timed(model, step);
+// Starts a micro-step with its forward pass.
+static void micro_step_begin(Model* model, Batch batch, MicroStep step) {
+    const int is_timed = micro_step_is_timed(model, step);
     zero_begin(&model->zero, step);
     if (is_timed) {
         forward_clock_begin(&model->clock, &model->gpu);
@@ -953,15 +1052,32 @@ static void micro_step_work(Model* model, Batch batch, float dloss, MicroStep st
     if (is_timed) {
         forward_clock_end(&model->clock, &model->gpu);
     }
+}
+
+// Backward, and without stages forward before it, up to the gradient of group 0: what a graph
+// repeats.
+static void micro_step_work(Model* model, Batch batch, float dloss, MicroStep step, InBackward* hook) {
+    const int adds = step.number > 0 && model->zero.plan.stage < 2;
+    if (!model_is_stage(model->cfg)) {
+        micro_step_begin(model, batch, step);
+    }
     model_backward(model, batch, dloss, adds ? GRADIENT_ADD : GRADIENT_SET, step, hook);
     zero_join(&model->zero, step);
 }
 
-// Forward and backward on the batch of a micro-step, and this rank's part of the others': the batch
-// may be empty. Appends the loss to the results. Micro-steps of one variant, with full
-// micro-batches in all ranks (is_full), repeat as a graph.
-static void model_micro_step(Model* model, Batch batch, float dloss, MicroStep step, InBackward* hook,
-                             int is_full) {
+// Forward on the batch of a micro-step, which may be empty. Without stages micro_step_backward does
+// it: the two passes can be one graph.
+static void micro_step_forward(Model* model, Batch batch, MicroStep step) {
+    if (model_is_stage(model->cfg) && batch.B > 0) {
+        micro_step_begin(model, batch, step);
+    }
+}
+
+// Backward on the batch of a micro-step, and this rank's part of the others': the batch may be
+// empty. Appends the loss to the results. Micro-steps of one variant, with full micro-batches in
+// all ranks (is_full), repeat as a graph.
+static void micro_step_backward(Model* model, Batch batch, float dloss, MicroStep step, InBackward* hook,
+                                int is_full) {
     StepGraph* graph = &model->graphs[zero_variant(&model->zero.plan, step)];
     const auto work = [&] { micro_step_work(model, batch, dloss, step, hook); };
     if (batch.B == 0) {
@@ -975,6 +1091,7 @@ static void model_micro_step(Model* model, Batch batch, float dloss, MicroStep s
     if (micro_step_is_timed(model, step) && batch.B > 0) {
         model->clock.tokens = batch.B * batch.T; // a graph does not set it
     }
+    zero_group_done<floatX>(&model->zero, model->zero.plan.groups, step); // an embedding's apart
     group_done(model, 0, step, hook);
 }
 
@@ -1005,7 +1122,7 @@ static void choose_matmuls(Model* model) {
     MicroSteps steps = zero_micro_steps(&model->zero.plan, (int64_t)count * ranks * model->B, model->B);
     for (MicroStep step; micro_steps_next(&steps, &step);) {
         step_results_clear(&model->results);
-        model_micro_step(model, model_push(model, batch), 1.0f / (float)N, step, NULL, 0);
+        micro_step_backward(model, model_push(model, batch), 1.0f / (float)N, step, NULL, 0);
     }
     optimizer_choose_matmuls<floatX>(&model->optimizer, &model->matmul);
     zero_wait_for_gradient(&model->zero); // redundant: the first update waits by itself
@@ -1048,8 +1165,9 @@ static void gradients_end(Model* model, InBackward* hook, int64_t batches, RankR
         report->divergence = result->divergence;
     }
     if (model->results.statistics) {
-        memcpy(rank_report_statistics(report), model->results.statistics_on_host,
-               model->results.statistics_bytes);
+        memcpy(
+            router_statistics_of(rank_report_statistics(report), model->cfg.part.first_layer, model->cfg.E),
+            model->results.statistics_on_host, model->results.statistics_bytes);
     }
     report->pace_s = forward_clock_pace_s(&model->clock);
     matmul_gpu_keep_cache(&model->matmul);
@@ -1063,18 +1181,40 @@ static void gradients_end(Model* model, InBackward* hook, int64_t batches, RankR
 static void model_gradients(Model* model, Dataloader* train, int64_t batch_tokens, float loss_scale,
                             InBackward* hook, RankReport* report) {
     const float dloss = (float)(loss_scale / (double)batch_tokens);
-    MicroSteps steps = zero_micro_steps(&model->zero.plan, batch_tokens / train->T, model->B);
+    const Group pipe = {model->groups.pipe.rank, model->groups.pipe.size, NULL, NULL};
+    MicroSteps forward = zero_micro_steps(&model->zero.plan, batch_tokens / train->T, model->B),
+               backward = forward;
+    const int64_t M = micro_steps_count(&forward);
+    PipelineAction before = at_rest, now;
+    Batch batch = {};
+    int64_t ahead = 0; // forward passes whose backward pass is still to come
     int64_t batches = 0;
     model->clock.tokens = 0;
     step_results_clear(&model->results);
-    for (MicroStep step; micro_steps_next(&steps, &step);) {
-        const Batch batch = model_push(model, dataloader_next(train));
-        in_backward_batch(hook, batch.counted, dataloader_error(train) != NULL);
-        model_micro_step(model, batch, dloss, step, hook, train->is_full);
-        rank_report_add(report, model->whole_cfg, &model->freeze, batch);
-        batches += batch.B > 0;
+    for (int64_t i = 0; pipeline_action(pipe.size, pipe.rank, M, i, &now); before = now, i++) {
+        const int is_forward = now.pass == PIPELINE_FORWARD;
+        MicroStep step;
+        if (is_forward) {
+            batch = model_push(model, dataloader_next(train));
+        } else if (before.micro_step != now.micro_step) { // else it is there
+            batch = model_push(model, dataloader_earlier(train, ahead - 1));
+        }
+        now.tokens = stage_rows(model, batch);
+        stage_passes(model, before, now);
+        micro_steps_next(is_forward ? &forward : &backward, &step);
+        if (is_forward) {
+            in_backward_batch(hook, batch.counted, dataloader_error(train) != NULL);
+            micro_step_forward(model, batch, step);
+        } else {
+            micro_step_backward(model, batch, dloss, step, hook, train->is_full);
+            rank_report_add(report, model->whole_cfg, &model->whole_freeze, batch);
+            batches += batch.B > 0 && model_has_last(model->cfg);
+        }
+        ahead += is_forward ? 1 : -1;
         comm_alive(model->comm);
     }
+    stage_passes(model, before, now);
+    stages_join_embedding(model);
     gradients_end(model, hook, batches, report);
 }
 
@@ -1083,42 +1223,46 @@ static void model_gradients(Model* model, Dataloader* train, int64_t batch_token
 
 static void model_update(Model* model, Update update) {
     update_groups(model->update, update, &model->offload, &model->gpu);
+    stages_share_wte(model);
 }
 
 // -------------------------------------------------------------------------------------------------
 // Evaluate and decode
 
-// Forward on batch i of a validation: losses[i] is the sum of its losses once step_results_collect
-// has returned. A single process lets the GPU run ahead until the results have no more room.
-// Several exchange a message before each batch, and wait: that message is MPI's. For an empty batch
-// a process does only its part of what others do.
-static void evaluate_batch(Model* model, Batch batch, int64_t i, double* losses) {
-    if (i == 0) { // also after a validation that a signal has stopped
-        step_results_clear(&model->results);
-    }
+// Forward on a batch of a validation, which may be empty: sets the sum of its losses, in the last
+// stage, once step_results_collect has returned. A single process lets the GPU run ahead until the
+// results have no more room. Several exchange a message before each batch, and wait: that message
+// is MPI's. For an empty batch a process does only its part of what others do.
+static void evaluate_batch(Model* model, Batch batch, double* loss) {
+    const Batch pushed = model_push(model, batch);
     if (batch.B == 0) {
-        step_results_collect(&model->results, losses + i);
-        losses[i] = 0;
         zero_idle_forward(&model->zero);
-        wait_for_gpu(model);
-        return;
+    } else {
+        model_forward(model, pushed);
     }
-    batch = model_push(model, batch);
-    model_forward(model, batch);
-    model_losses(model, batch, NULL);
-    batch_loss(model, batch);
-    step_results_expect(&model->results);
+    if (batch.B > 0 && model_has_last(model->cfg)) {
+        model_losses(model, pushed, NULL);
+        batch_loss(model, pushed);
+        step_results_expect(&model->results);
+    }
     if (model->comm->size > 1 || step_results_are_full(&model->results)) {
-        step_results_collect(&model->results, losses + i + 1);
+        step_results_collect(&model->results, loss + 1);
+        wait_for_gpu(model);
     }
 }
 
 // Forward on all batches of a validation: sets the losses of the report.
 static void model_evaluate(Model* model, Run* run) {
     double* losses = rank_report_losses(run->report);
+    PipelineAction before = at_rest;
+    Batch batch;
     int64_t i = 0;
-    for (Batch batch; run_validation_batch(run, i, &batch); i++) {
-        evaluate_batch(model, batch, i, losses);
+    step_results_clear(&model->results); // also after a validation that a signal has stopped
+    for (; run_validation_batch(run, i, &batch); i++) {
+        const PipelineAction now = {PIPELINE_FORWARD, 0, stage_rows(model, batch)};
+        stage_passes(model, before, now);
+        evaluate_batch(model, batch, losses + (i - model->groups.pipe.rank));
+        before = now;
     }
     step_results_collect(&model->results, losses + i);
 }
@@ -1127,20 +1271,24 @@ static void model_evaluate(Model* model, Run* run) {
 // start of each document. With an empty batch this rank only takes its part in what the others do.
 static void model_token_losses(Model* model, Batch batch, float* losses, int* is_top) {
     const AttentionSizes sizes = attention_config_chunks(model->cfg, batch.B, batch.T, batch.chunks);
-    const size_t N = (size_t)batch.B * batch.T;
-    if (N == 0) {
+    const PipelineAction now = {PIPELINE_FORWARD, 0, stage_rows(model, batch)};
+    const Batch pushed = model_push(model, batch);
+    Pass pass = batch_pass(model, pushed);
+    pass.positions.starts = pushed.starts;
+    stage_passes(model, at_rest, now);
+    if (batch.B == 0) {
         zero_idle_forward(&model->zero);
     } else {
-        const Batch pushed = model_push(model, batch);
-        Pass pass = batch_pass(model, pushed);
-        pass.positions.starts = pushed.starts;
         forward_pass(model, &pass);
+    }
+    if (batch.B > 0 && model_has_last(model->cfg)) {
         model_losses(model, pushed, is_top ? model->is_top : NULL);
         context_gather_tokens(losses, &model->context, model->acts.losses, sizes, &model->gpu);
     }
-    if (N > 0 && is_top) {
+    if (batch.B > 0 && is_top && model_has_last(model->cfg)) {
         context_gather_tokens(is_top, &model->context, model->is_top, sizes, &model->gpu);
     }
+    stage_passes(model, now, at_rest);
     wait_for_gpu(model);
 }
 
@@ -1169,9 +1317,22 @@ static void model_top_tokens(Model* model, Batch batch, int k, float temperature
 
 // Runs a pass of decoding; returns the logits (count, Vp) that follow its last `count` rows.
 static const floatX* decode_forward(Model* model, const Pass* pass, int count) {
+    const PipelineAction now = {PIPELINE_FORWARD, 0, pass_tokens(pass)};
+    const PipelineStream stream = {residual_into(model, model->cfg.L, pass), NULL, pass->acts->encoded, NULL,
+                                   (size_t)model->cfg.C * sizeof(floatX)};
+    const PipelineGpu* pipeline = &model->pipeline;
+    const int is_sliced = model_is_sliced(model->cfg),
+              words = model->cfg.Vp * (is_sliced ? model->cfg.part.of_slices : 1);
+    floatX* logits = is_sliced ? pass->acts->all_logits : pass->acts->logits;
+    pipeline_exchange(pipeline, at_rest, now, stream);
     forward_pass(model, pass);
-    const LmHeadGpu head = lm_head(model, pass);
-    return lm_head_all_logits(&head, head.N - count, count);
+    pipeline_exchange(pipeline, now, at_rest, stream);
+    if (model_has_last(model->cfg)) {
+        const LmHeadGpu head = lm_head(model, pass);
+        logits = (floatX*)lm_head_all_logits(&head, head.N - count, count);
+    }
+    pipeline_tell(pipeline, logits, (size_t)count * words * sizeof(floatX));
+    return logits;
 }
 
 // Reads the first tokens of a sequence; see generator.h.

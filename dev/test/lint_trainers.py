@@ -10,20 +10,10 @@ from pathlib import Path
 CPU, GPU = "train_gpt2.c", "train_gpt2.cu"
 ONLY = {
     CPU: {
-        "activations_of": "the GPU trainer has no stages of a pipeline yet",
-        "head_backward": "the GPU trainer has no stages of a pipeline yet",
-        "micro_step_backward": "the GPU trainer has no stages of a pipeline yet",
-        "micro_step_forward": "the GPU trainer has no stages of a pipeline yet",
-        "set_windows": "the GPU trainer has no stages of a pipeline yet",
-        "stage_passes": "the GPU trainer has no stages of a pipeline yet",
-        "stage_rows": "the GPU trainer has no stages of a pipeline yet",
-        "stages_join_embedding": "the GPU trainer has no stages of a pipeline yet",
-        "stages_share_wte": "the GPU trainer has no stages of a pipeline yet",
         "recompute_level": "an MLP in bf16 computes GELU again",
         "losses_done": "the GPU reads the losses with the first group",
     },
     GPU: {
-        "model_micro_step": "the GPU trainer has no stages of a pipeline yet",
         "update_micro_steps": "each micro-step moves what is offloaded",
         "open_state": "the optimizer's state may be offloaded",
         "open_decoder": "a step of decoding may be a graph",
@@ -43,7 +33,9 @@ ONLY = {
         "offload_residual": "residuals may be offloaded",
         "fetch_residual": "residuals may be offloaded",
         "micro_step_is_timed": "forward passes are timed by events",
+        "micro_step_begin": "a micro-step may be a graph",
         "micro_step_work": "a micro-step may be a graph",
+        "last_bias_backward": "the gradient of a bias comes from another kernel",
         "wait_for_gpu": "the GPU runs ahead of the host",
         "choose_matmuls": "cuBLASLt's algorithms are timed",
         "model_square_sum": "the host reads it with the losses",

@@ -69,7 +69,7 @@ typedef struct {
 enum { PIPELINE_MOVES = 2 }; // at most
 
 // Sets the messages of stage p between two actions, ranks of the pipe group being its stages;
-// returns their number.
+// returns their number. An empty micro-batch has none.
 int pipeline_moves(GroupMove moves[PIPELINE_MOVES], int P, int p, PipelineAction before, PipelineAction next,
                    PipelineStream stream);
 
@@ -199,14 +199,14 @@ int pipeline_moves(GroupMove moves[PIPELINE_MOVES], int P, int p, PipelineAction
                     receives_inp = {p - 1, stream.inp, needed, 0},
                     receives_dout = {p + 1, stream.dout, needed, 0};
     int count = 0;
-    if (before.pass == PIPELINE_FORWARD && p < P - 1) {
+    if (before.pass == PIPELINE_FORWARD && p < P - 1 && made > 0) {
         moves[count++] = sends_out;
-    } else if (before.pass == PIPELINE_BACKWARD && p > 0) {
+    } else if (before.pass == PIPELINE_BACKWARD && p > 0 && made > 0) {
         moves[count++] = sends_dinp;
     }
-    if (next.pass == PIPELINE_FORWARD && p > 0) {
+    if (next.pass == PIPELINE_FORWARD && p > 0 && needed > 0) {
         moves[count++] = receives_inp;
-    } else if (next.pass == PIPELINE_BACKWARD && p < P - 1) {
+    } else if (next.pass == PIPELINE_BACKWARD && p < P - 1 && needed > 0) {
         moves[count++] = receives_dout;
     }
     return count;

@@ -47,9 +47,12 @@ static inline void gpu_setup_check_(const Options* o) {
 
 // Returns 1 if micro-steps are CUDA graphs. With replicas, a graph contains operations of two
 // communicators while others run outside of it; NCCL's manual warns that this can hang
-// (NCCL_GRAPH_MIXING_SUPPORT).
+// (NCCL_GRAPH_MIXING_SUPPORT). In a stage the backward pass of a micro-step does not follow its
+// forward pass at once.
 static inline int gpu_setup_graph(const Settled* s) {
-    return s->options.graph == OPTION_AUTO ? s->ranks.shards == ranks_data(&s->ranks).size : s->options.graph;
+    const int is_auto = s->options.graph == OPTION_AUTO;
+    return s->ranks.grid.shape.pipeline == 1 &&
+           (is_auto ? s->ranks.shards == ranks_data(&s->ranks).size : s->options.graph);
 }
 
 // Returns the settings with --device auto decided. Turns --autotune off if several ranks only
@@ -58,9 +61,6 @@ static inline Settled gpu_setup(const Settled* s, const Comm* comm) {
     Settled chosen = *s;
     Options* o = &chosen.options;
     gpu_setup_check_(o);
-    if (!gpu_setup_graph(s) && o->graph == OPTION_AUTO) {
-        printf("graph: off, with replicas of the model; --graph on tries it\n");
-    }
     if (comm->size > 1 && o->device != OPTION_AUTO) {
         die_usage("--device %d is for one process; %d take one GPU each", o->device, comm->size);
     }
@@ -72,6 +72,20 @@ static inline Settled gpu_setup(const Settled* s, const Comm* comm) {
         o->device = comm->size > 1 ? gpu_device_of_rank(comm, OPTION_AUTO) : 0;
     }
     return chosen;
+}
+
+// Says that graphs are off in this grid. Turns --autotune off in a pipeline: rank 0, which chooses
+// for all, does not have the matmuls of other stages.
+static inline void gpu_setup_grid(Settled* s) {
+    const int is_piped = s->ranks.grid.shape.pipeline > 1;
+    if (!gpu_setup_graph(s) && s->options.graph == OPTION_AUTO) {
+        printf("graph: off, %s\n",
+               is_piped ? "in a pipeline" : "with replicas of the model; --graph on tries it");
+    }
+    if (is_piped && s->options.autotune) {
+        printf("autotune: off, in a pipeline\n");
+        s->options.autotune = 0;
+    }
 }
 
 // Returns which matmuls fuse GELU. A forward matmul applies GELU before it rounds its result, but a

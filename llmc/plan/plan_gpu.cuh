@@ -34,6 +34,7 @@ static inline Settled plan_on_gpu(TrainerPlan* plan, const Settled* settled, Pla
     plan->copy.unpin = gpu_unpin;
     plan->loss_scale = DTYPE_OF(floatX) == DTYPE_FP16 ? loss_scale_open() : loss_scale_off();
     s = memory_choose_grid(&s, comm, &plan->rates, model);
+    gpu_setup_grid(&s);
     if (comm->size > 1 && !s.options.plan) {
         s.nccl_bytes = memory_connect(&s, comm);
     }

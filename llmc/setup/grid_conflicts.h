@@ -57,21 +57,13 @@ __attribute__((format(printf, 2, 3))) static int grid_refuses_(char* error, cons
 // Checks that the trainer has the passes.
 static int grid_suits_trainer_(char* error, const Settled* s) {
     const Options* o = &s->options;
-    const int P = s->ranks.grid.shape.pipeline, is_gpu = o->program.trainer == OPTION_GPU;
-    if (is_gpu && P > 1) {
-        return grid_refuses_(error, "--pipeline-parallel %d: only the CPU trainer has stages; wanted 1", P);
-    }
-    if (is_gpu && s->ranks.grid.shape.slices > 1 && s->use == USE_TRAIN &&
-        (o->optimizer == OPTIMIZER_MUON || o->optimizer == OPTIMIZER_ADAFACTOR)) {
-        return grid_refuses_(error,
-                             "--tensor-slices %d, --optimizer %s, which updates whole matrices: only the CPU "
-                             "trainer does so with slices; wanted adamw, adamw8bit, lion or sgd",
-                             s->ranks.grid.shape.slices, optimizer_word((OptimizerName)o->optimizer));
-    }
-    if (is_gpu && o->embedding_gradient == EMBEDDING_GRADIENT_APART) {
-        return grid_refuses_(error, "--embedding-gradient apart: only the CPU trainer has it; wanted joined");
-    }
-    return 1;
+    const int slices = s->ranks.grid.shape.slices;
+    return o->program.trainer == OPTION_CPU || slices == 1 || s->use != USE_TRAIN ||
+           (o->optimizer != OPTIMIZER_MUON && o->optimizer != OPTIMIZER_ADAFACTOR) ||
+           grid_refuses_(error,
+                         "--tensor-slices %d, --optimizer %s, which updates whole matrices: only the CPU "
+                         "trainer does so with slices; wanted adamw, adamw8bit, lion or sgd",
+                         slices, optimizer_word((OptimizerName)o->optimizer));
 }
 
 // Returns the unit of the columns of a slice: whole vectors, and whole blocks of 8-bit numbers.
@@ -174,6 +166,16 @@ static int grid_suits_slices_(char* error, const Settled* s) {
                          slices, o->freeze);
 }
 
+// Checks that the gradient of the token embedding can be summed apart: it is added to the
+// classifier's, in memory that has all of it, after the last backward pass.
+static int grid_suits_embedding_(char* error, const Settled* s) {
+    const Options* o = &s->options;
+    const int is_divided = o->zero == 3;
+    return o->embedding_gradient != EMBEDDING_GRADIENT_APART || (!is_divided && !o->update_in_backward) ||
+           grid_refuses_(error, "--embedding-gradient apart, --%s; wanted %s",
+                         is_divided ? "zero 3" : "update-in-backward on", is_divided ? "--zero 2" : "off");
+}
+
 // Checks what needs all layers in each process.
 static int grid_suits_stages_(char* error, const Settled* s) {
     const Options* o = &s->options;
@@ -202,6 +204,12 @@ static int grid_suits_stages_(char* error, const Settled* s) {
     if (o->offload_residuals || o->update_in_backward) {
         return grid_refuses_(error, "--pipeline-parallel %d, --%s on; wanted off", P,
                              o->offload_residuals ? "offload-residuals" : "update-in-backward");
+    }
+    if (o->graph == 1) {
+        return grid_refuses_(error,
+                             "--pipeline-parallel %d, --graph on; wanted auto: a stage has other passes "
+                             "between the two of a micro-step",
+                             P);
     }
     return o->embedding_gradient != EMBEDDING_GRADIENT_JOINED ||
            grid_refuses_(error,
@@ -255,7 +263,7 @@ static int grid_suits_model_(char* error, const Settled* s) {
 static int grid_suits_run_(char* error, const Settled* s) {
     return grid_suits_model_(error, s) && grid_suits_layers_(error, s) && grid_suits_lengths_(error, s) &&
            grid_suits_use_(error, s) && grid_suits_chunks_(error, s) && grid_suits_slices_(error, s) &&
-           grid_suits_stages_(error, s);
+           grid_suits_stages_(error, s) && grid_suits_embedding_(error, s);
 }
 
 GridRun setup_grid_run(const Settled* s) {

@@ -1,12 +1,12 @@
 // test_zero.cu -- traffic between GPUs in every ZeRO stage: after some updates, the parameters of a
-// toy model equal those of a loop on the host. Each rank is a child of this process with its own
-// GPU; a machine with one GPU has one rank.
+// toy model equal those of a loop on the host, on ranks of gpu_ranks.h.
 //
 // The toy computes with whole numbers below 16, so that sums are exact in every type and order. Its
 // passes make the same calls as those of train_gpt2.cu, in the same order. All of it is trained, or
 // only a part of each group and the upper blocks. A layer has one block, or two.
 #include "llmc/comm/comm.h"
 #include "llmc/parallel/zero.cuh"
+#include "dev/test/lib/gpu_ranks.h"
 #include "dev/test/lib/test.h"
 
 enum {
@@ -509,74 +509,14 @@ static void test_in_backward(int waits_for_other, Comm* comm, const Gpu* gpu) {
     gpu_free(params);
 }
 
-static CommMeeting meeting_of(int size) {
-    CommMeeting meeting;
-    char name[32];
-    memset(&meeting, 0, sizeof(meeting));
-    snprintf(name, sizeof(name), "ranks_of_%d", size);
-    snprintf(meeting.file, sizeof(meeting.file), "%s", test_path(name));
-    return meeting;
-}
-
-__attribute__((noreturn)) static void rank_main(int rank, int size, const CommMeeting* meeting) {
-    const CommPlace place = {rank, size, -1, -1};
-    Comm comm;
-    Gpu gpu;
-    comm_expect(&comm, place);
-    comm_open(&comm, place, meeting, 60);
-    gpu_open(&gpu, gpu_device_of_rank(&comm, -1));
-    for (int shards = size == 4 ? 2 : 1; shards <= size; shards *= 2) {
-        test_stages(shards, &comm, &gpu);
+static void rank_test(Comm* comm, const Gpu* gpu) {
+    for (int shards = comm->size == 4 ? 2 : 1; shards <= comm->size; shards *= 2) {
+        test_stages(shards, comm, gpu);
     }
-    if (size == 1) {
-        test_in_backward(0, &comm, &gpu);
-        test_in_backward(1, &comm, &gpu);
-    }
-    gpu_close(&gpu);
-    comm_close(&comm);
-    exit(test_failures_ > 0);
-}
-
-// The exit status of a child that calls this.
-static int status_of(pid_t child) {
-    int status = 0;
-    waitpid(child, &status, 0);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-}
-
-static void test_ranks(int size) {
-    const CommMeeting meeting = meeting_of(size);
-    pid_t ranks[4];
-    fflush(stdout);
-    for (int r = 0; r < size; r++) {
-        ranks[r] = fork();
-        if (ranks[r] == 0) {
-            rank_main(r, size, &meeting);
-        }
-    }
-    for (int r = 0; r < size; r++) {
-        const int status = status_of(ranks[r]);
-        EXPECT(status == 0, "rank %d of %d: exit status %d", r, size, status);
+    if (comm->size == 1) {
+        test_in_backward(0, comm, gpu);
+        test_in_backward(1, comm, gpu);
     }
 }
 
-// Asked in a child: after a fork a process can use no GPU that its parent has used.
-static int count_gpus(void) {
-    const pid_t child = fork();
-    if (child == 0) {
-        int devices = 0;
-        _exit(cudaGetDeviceCount(&devices) == cudaSuccess ? devices : 0);
-    }
-    return status_of(child);
-}
-
-TEST(zero) {
-    const int gpus = count_gpus();
-    EXPECT(gpus > 0, "no GPU");
-    test_ranks(1);
-#ifdef HAVE_NCCL
-    for (int size = 2; size <= 4 && size <= gpus; size *= 2) {
-        test_ranks(size);
-    }
-#endif
-}
+TEST(zero) { gpu_ranks_test(rank_test); }

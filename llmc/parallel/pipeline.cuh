@@ -1,0 +1,74 @@
+/*
+pipeline.cuh -- the messages of pipeline.h between GPUs.
+
+They are queued on the stream of communication, behind what this process has queued there before:
+each process then has one operation of its data group or of the pipeline under way at a time, and
+no order of these waits in a circle. Each message waits for all work that the main stream has so
+far, which makes what is sent and has read what is overwritten. The main stream waits for it at
+once: what is received is there, and what was sent may be overwritten.
+*/
+#ifndef LLMC_PIPELINE_CUH
+#define LLMC_PIPELINE_CUH
+
+#include "llmc/comm/comm_nccl.cuh"
+#include "llmc/gpu/gpu.cuh"
+#include "llmc/parallel/pipeline.h"
+
+typedef struct {
+    const GroupGpu* group;      // its ranks are the stages
+    Gpu main, comm;             // the GPU with the main stream, and with that of communication
+    cudaEvent_t ready, arrived; // last work of the main stream; last messages
+} PipelineGpu;
+
+// Opens the messages of a pipe group. The streams and the group must outlive them.
+static inline void pipeline_open(PipelineGpu* p, const GroupGpu* group, const Gpu* main, const Gpu* comm) {
+    p->group = group;
+    p->main = *main;
+    p->comm = *comm;
+    CUDA_CHECK(cudaEventCreateWithFlags(&p->ready, cudaEventDisableTiming));
+    CUDA_CHECK(cudaEventCreateWithFlags(&p->arrived, cudaEventDisableTiming));
+}
+
+static inline void pipeline_close(PipelineGpu* p) {
+    CUDA_CHECK(cudaEventDestroy(p->arrived));
+    CUDA_CHECK(cudaEventDestroy(p->ready));
+}
+
+// Sends and receives these messages, as one exchange.
+static inline void pipeline_move_(const PipelineGpu* p, const GroupMove* moves, int count) {
+    if (count > 0) {
+        CUDA_CHECK(cudaEventRecord(p->ready, p->main.stream));
+        CUDA_CHECK(cudaStreamWaitEvent(p->comm.stream, p->ready, 0));
+        group_exchange(moves, count, p->group, p->comm.stream);
+        CUDA_CHECK(cudaEventRecord(p->arrived, p->comm.stream));
+        CUDA_CHECK(cudaStreamWaitEvent(p->main.stream, p->arrived, 0));
+    }
+}
+
+// Sends what the action before has made and receives what the next one needs, as one exchange. The
+// watchdog is not told (pipeline_watch): the host waits for none of them.
+static inline void pipeline_exchange(const PipelineGpu* p, PipelineAction before, PipelineAction next,
+                                     PipelineStream stream) {
+    GroupMove moves[PIPELINE_MOVES];
+    const int count = pipeline_moves(moves, p->group->size, p->group->rank, before, next, stream);
+    pipeline_move_(p, moves, count);
+}
+
+// Moves data from one stage to another; the others do nothing. Between the same stage nothing
+// moves.
+static inline void pipeline_hand_over(const PipelineGpu* p, int from, int to, void* data, size_t bytes) {
+    const int sends = p->group->rank == from;
+    const GroupMove move = {sends ? to : from, data, bytes, sends};
+    if (from != to && (sends || p->group->rank == to)) {
+        pipeline_move_(p, &move, 1);
+    }
+}
+
+// Sends data of the last stage to all others.
+static inline void pipeline_tell(const PipelineGpu* p, void* data, size_t bytes) {
+    for (int stage = 0; stage < p->group->size - 1; stage++) {
+        pipeline_hand_over(p, p->group->size - 1, stage, data, bytes);
+    }
+}
+
+#endif
