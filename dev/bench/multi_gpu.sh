@@ -179,7 +179,7 @@ say "|---|---:|---:|---|"
 # Options of runs on one GPU, and the option that then splits them among more.
 splits=("--zero 1" --context-parallel
     "--zero 2 --tensor-slices 8" --tensor-parallel
-    "--zero 1 --embedding-gradient apart" --pipeline-parallel)
+    "--zero 1 --embedding-gradient apart --autotune off" --pipeline-parallel)
 one=
 for ((i = 0; i < ${#splits[@]}; i += 2)); do
     split ${splits[i + 1]} 1 ${splits[i]}

@@ -544,10 +544,10 @@ const OptionRow OPTION_TABLE[] = {
     {"memory, speed", "bias-fusion", "",  SWITCH_(bias_fusion),    0,        0, GPU_,             "on",
         "off|on", "where GELU is fused backward: also fuse the gradient of the bias before it, if cuBLASLt can"},
     {"memory, speed", "autotune",   "",   SWITCH_(autotune),       0,        0, GPU_,             "on",
-        "off|on", "time cuBLASLt's algorithms once per matmul shape, and keep the fastest"},
+        "off|on", "time cuBLASLt's algorithms once per matmul shape, and keep the fastest; off in a pipeline"},
     {"memory, speed", "graph",      "",   SWITCH_(graph),          0,        0, AUTO_ | GPU_ | BOTH_, "auto",
-        "off|on", "replay a micro-step as one CUDA graph; off with --update-in-backward; auto: on, except for replicas of a model "
-        "(--shard-ranks), which no GPU has tried"},
+        "off|on", "replay a micro-step as one CUDA graph; off with --update-in-backward; auto: on, except in a pipeline, and for "
+        "replicas of a model (--shard-ranks), which no GPU has tried"},
     {"memory, speed", "device",     "",   INT_(device),            0,     1023, AUTO_ | GPU_ | ONCE_ | BOTH_ | EACH_, "auto",
         "", "index of the GPU; auto: one for each process of a machine"},
     {"memory, speed", "gpu-report", "lg", INT_(gpu_report),        0,    MANY_, GPU_ | ONCE_ | EACH_, "0",
@@ -573,7 +573,7 @@ const OptionRow OPTION_TABLE[] = {
     {"processes",  "context-parallel", "cp", INT_(context_parallel), 1,   1024, ONCE_,            "1",
         "processes", "processes that divide the tokens of each sequence"},
     {"processes",  "pipeline-parallel", "pp", INT_(pipeline_parallel), 1, 1000, ONCE_,            "1",
-        "stages", "stages that divide the layers among themselves; only the CPU trainer has them"},
+        "stages", "stages that divide the layers among themselves"},
     {"processes",  "pipeline-layers", "", STRING_(pipeline_layers), 0,       0, ONCE_,            "",
         "LIST", "layers of each stage, as 9,9,8,6; without it: so that the slowest stage is as fast as possible"},
     {"processes",  "embedding-gradient", "", CHOICE_(embedding_gradient), 0, 0, AUTO_ | FOLLOWS_, "auto",

@@ -27,14 +27,14 @@ lines() { grep -c -e "$1" "$table"; }
 
 toy
 check "it runs: exit status $status, $(head -n 1 err.txt)" [ $status = 0 ]
-check "nothing fails: $(grep -v -m 1 '^refused: .*only the CPU trainer' err.txt)" [ -z "$(grep -v '^refused: .*only the CPU trainer' err.txt)" ]
+check "nothing fails: $(head -n 1 err.txt)" [ ! -s err.txt ]
 check "the table is what it says" diff -q "$table" out.txt
 check "bandwidth of six operations in two sizes" \
     [ "$(lines '^| \(all-to-all\|all-gather\|reduce-scatter\|tensor-gather\|tensor-sum\|stage-exchange\) | 0.0[0-9]* | [0-9.]* | [0-9.]* |$')" = 12 ]
 check "speed in four stages" [ "$(lines '^| [0-3] | [1-9][0-9]* ([0-9]* %) | [1-9][0-9]* ([0-9]* %) |$')" = 4 ]
 check "the same bits" [ "$(lines '^| [23] | same | same |$')" = 2 ]
 splits=$(($(lines '^| --.* | 1 | [1-9][0-9]* ([0-9]* %) |  |$') + $(lines '^| --.* | 2 | [1-9][0-9]* ([0-9]* %) | yes |$')))
-check "$splits splits" [ $splits = $((6 - $(wc -l <err.txt))) ]
+check "$splits splits" [ $splits = 6 ]
 check "all is said to be well" [ "$(tail -n 1 "$table" | sed 's/.*; //')" = "0 failed" ]
 toy GPUS=1
 check "one GPU is refused: $(cat err.txt)" [ $status = 1 -a "$(cut -c 1-21 err.txt)" = "error: 1 GPUs; wanted" ]
