@@ -135,15 +135,16 @@ static inline void cost_rules_(const CostWalk* w, const OptimizerState* state, i
     }
 }
 
-// Returns the bytes of all slices of the matrices of which the tensor group makes whole ones, and
-// back.
-static inline double cost_sliced_bytes_(const OptimizerState* state) {
-    double elements = 0;
+// Returns the time in which a tensor group makes whole matrices of its slices, and slices of the
+// results.
+static inline double cost_sliced_s_(const OptimizerState* state, const Settled* s) {
+    const Links links = cost_links(s);
+    const LinksGroup group = links_group(&links, s->ranks.grid.shape.tensor, 1);
+    double elements = 0; // of a process
     for (int i = 0; i < MODEL_PARAMETER_ROWS && model_is_sliced(state->cfg); i++) {
-        const TensorRow* row = &state->rows[i];
-        elements += state->rule[i] == RULE_MUON ? (double)tensor_elements(row) / row->slices : 0;
+        elements += state->rule[i] == RULE_MUON ? (double)tensor_elements(&state->rows[i]) : 0;
     }
-    return elements * state->cfg.part.of_slices * sizeof(float);
+    return elements > 0 ? 2 * links_exchange_s(&links, group, elements * sizeof(float)) : 0;
 }
 
 // Adds the norm of the gradient, and the update of the parameters that this rank owns.
@@ -162,9 +163,7 @@ static inline void cost_optimizer_(const CostWalk* w, const Settled* s) {
              optimizer_bytes(&state, zero, (size_t)w->size, gradient_bytes) -
                  frozen * ((double)gradient_bytes + 2 * w->size));
     cost_rules_(w, &state, s->options.soap_every);
-    const Links links = cost_links(s);
-    w->sum->s[COST_TENSOR] += 2 * links_exchange_s(&links, links_group(&links, s->ranks.grid.shape.tensor, 1),
-                                                   cost_sliced_bytes_(&state) / s->ranks.grid.shape.tensor);
+    w->sum->s[COST_TENSOR] += cost_sliced_s_(&state, s);
 }
 
 // Returns the tokens that the classifier processes at a time.
