@@ -1,11 +1,12 @@
 /*
-number_text.h -- numbers as people read them, and as short as a float can be written.
+number_text.h -- numbers as people read and write them, and as short as a float can be written.
 */
 #ifndef LLMC_NUMBER_TEXT_H
 #define LLMC_NUMBER_TEXT_H
 
 #include <float.h>
 #include <math.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -57,6 +58,24 @@ static inline char* number_exact(float value, char text[NUMBER_BYTES]) {
         snprintf(text, NUMBER_BYTES, "%.*g", digits, (double)value);
     } while (digits++ < FLT_DECIMAL_DIG && strtof(text, NULL) != value);
     return text;
+}
+
+// Reads a decimal, as "0.7", in millionths: `digits` digits before the point at most, six after it.
+// Returns 0 if the text is anything else.
+static inline int number_read_millionths(uint64_t* value, const char* text, size_t digits) {
+    enum { AFTER = 6 };
+    const size_t whole = strspn(text, "0123456789");
+    const char* fraction = text[whole] == '.' ? text + whole + 1 : "";
+    const size_t after = strspn(fraction, "0123456789");
+    *value = 0;
+    for (size_t i = 0; i < whole && whole <= digits; i++) {
+        *value = 10 * *value + (uint64_t)(text[i] - '0');
+    }
+    for (size_t i = 0; i < AFTER; i++) {
+        *value = 10 * *value + (i < after ? (uint64_t)(fraction[i] - '0') : 0);
+    }
+    return whole + after > 0 && whole <= digits && after <= AFTER && !fraction[after] &&
+           (!text[whole] || text[whole] == '.');
 }
 
 #endif

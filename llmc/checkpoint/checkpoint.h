@@ -62,8 +62,7 @@ typedef struct {
     const Tokenizer* tokenizer; // NULL: unknown
     // fields of config.json to keep (hf_config_kept); NULL: a new model
     const char* config;
-    size_t train_tokens;
-    uint64_t train_data; // fingerprint of the training data; 0: unknown
+    const DataSources* train; // training data
     // Writes more small files into the directory, in the thread that saves; NULL: none.
     void (*extra)(const void* context, const char* directory);
     const void* extra_context;
@@ -546,8 +545,8 @@ void checkpoints_open(Checkpoints* c, const Options* options, CheckpointRun run,
     c->optimizer_bytes = checkpoint_part_bytes(run.model.optimizer, part);
     c->copies = !model_files_in_place(&run.model) || checkpoints_copy(options);
     c->state.trainer = run.trainer;
-    c->state.train_tokens = (int64_t)run.train_tokens;
-    c->state.train_data = run.train_data;
+    c->state.train_tokens = (int64_t)run.train->tokens;
+    c->state.train_data = run.train->fingerprint;
     c->state.padded_vocab = part->whole.Vp;
     c->state.files = (SavedFile*)check_alloc(STATE_MAX_FILES, sizeof(SavedFile), "files of a checkpoint");
     c->lock = lock;
@@ -602,6 +601,8 @@ void checkpoint_start(Checkpoints* c, const RunState* run) {
         checkpoint_copy_(c);
     }
     c->state.run = *run;
+    free(c->state.mixture.source);
+    c->state.mixture = mixture_state(c->run.train, (uint64_t)run->sequence);
     c->state.serial++;
     c->saved_step = run->step;
     c->is_running = c->writes = 1;
@@ -682,6 +683,7 @@ void checkpoints_close(Checkpoints* c) {
     checkpoint_part_close(&c->part);
     checkpoint_model_close_(&c->model);
     free(c->state.files);
+    free(c->state.mixture.source);
     lock_release(c->lock);
     memset(c, 0, sizeof(*c));
 }

@@ -12,6 +12,7 @@ one of them defines the run (OPTION_CHANGES_RUN in the table of options), or if 
 teacher or the trainer have changed, --override is needed. It is not needed for a greater --steps,
 nor for another schedule with the rates that the run has had so far: a decay may start from any
 checkpoint. The run continues at its position in the data; other data are read from their start.
+Sources with names (mixture.h) may come, go and change their weights: each continues at its place.
 */
 #ifndef LLMC_RESUME_H
 #define LLMC_RESUME_H
@@ -23,6 +24,7 @@ checkpoint. The run continues at its position in the data; other data are read f
 
 #include "llmc/base/lock.h"
 #include "llmc/setup/options.h"
+#include "llmc/setup/run_data.h"
 #include "llmc/setup/settled.h"
 #include "llmc/checkpoint/run_state.h"
 #include "llmc/comm/comm.h"
@@ -55,9 +57,8 @@ static inline int resume_is_here(const Resume* r) { return r->is_active && r->is
 ModelConfig resume_config(const Resume* r, ModelConfig cfg);
 
 // Prints on `file` how the run differs from the saved one, and what follows. Ends the program if it
-// would be another run. train_data is a fingerprint of the data; 0: unknown.
-void resume_check(Resume* r, const Settled* s, FILE* file, const char* trainer, size_t train_tokens,
-                  uint64_t train_data);
+// would be another run. Sets the order of the training data.
+void resume_check(Resume* r, const Settled* s, FILE* file, const char* trainer, RunData* data);
 
 // Compares the checksum of the teacher with the saved one, once its weights are set; 0: none.
 void resume_check_teacher(const Resume* r, const Options* options, FILE* file, uint64_t teacher);
@@ -78,6 +79,7 @@ void resume_close(Resume* r);
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
 #include "llmc/base/printable.h"
+#include "llmc/data/mixture.h"
 #include "llmc/data/packing.h"
 #include "llmc/setup/ranks_agree.h"
 #include "llmc/checkpoint/directory.h"
@@ -179,16 +181,22 @@ static const char* resume_saved_(const Resume* r, const OptionRow* row) {
     return !value && resume_is_of_schedule_(row) ? row->fallback : value;
 }
 
-// Returns the options with saved values: for those that are not given, or for all. --epochs
-// replaces the saved number of steps.
+// Returns true if given options replace the saved value of another one: --epochs the number of
+// steps, weights in the list of the training data their schedule.
+static int resume_is_replaced_(const Options* given, const OptionRow* row) {
+    return (strcmp(row->name, "steps") == 0 && given->epochs > 0) ||
+           (strcmp(row->name, "data-schedule") == 0 && options_given(given, "train-data") &&
+            mixture_has_weights(given->train_data));
+}
+
+// Returns the options with saved values: for those that are not given, or for all.
 static Options resume_options_(const Resume* r, const Options* given, ResumeWhich which) {
     Options options = *given;
     for (int i = 0; i < OPTION_ROWS; i++) {
         const OptionRow* row = &OPTION_TABLE[i];
         const char* value = resume_saved_(r, row);
-        const int is_replaced = given->epochs > 0 && strcmp(row->name, "steps") == 0;
         if (value && resume_keeps_(given, row) &&
-            (which == RESUME_ALL || !(given->given[i] || is_replaced))) {
+            (which == RESUME_ALL || !(given->given[i] || resume_is_replaced_(given, row)))) {
             CHECK(option_set(&options, row, value) || given->given[i], "%s/state.json: --%s is %s", r->path,
                   row->name, value);
         }
@@ -249,6 +257,7 @@ ModelConfig resume_config(const Resume* r, ModelConfig cfg) {
 // The differences that make another run, as text.
 typedef struct {
     FILE* file; // output for messages
+    int mixes;  // the run may change its sources
     char changes[2048];
     size_t used;
 } ResumeChanges_;
@@ -308,8 +317,9 @@ static void resume_check_options_(const Resume* r, const Options* options, Resum
         const char* now = option_text(options, row, is);
         if (before && resume_keeps_(options, row) && strcmp(before, now) != 0) {
             snprintf(name, sizeof(name), "--%s", row->name);
+            const int is_mixture = c->mixes && strcmp(row->name, "train-data") == 0;
             resume_difference_(c, name, *now ? now : "''", *before ? before : "''",
-                               resume_is_other_(row, now, before, keeps_rates));
+                               !is_mixture && resume_is_other_(row, now, before, keeps_rates));
         }
     }
 }
@@ -348,23 +358,140 @@ static int resume_check_data_(const Resume* r, const Options* options, ResumeCha
     return train_data != saved;
 }
 
-// Returns the next sequence. A position counts sequences of the same data, packing and length.
-static int64_t resume_sequence_(const Resume* r, const Options* options, FILE* file, int are_other_data) {
-    const char* seq_len = state_option(&r->saved, "seq-len");
-    const int64_t at = r->saved.run.sequence, was = seq_len ? strtoll(seq_len, NULL, 10) : 0;
-    const int are_same = !are_other_data && resume_has_same_(r, options, "pack");
-    if (at == 0 || (are_same && (was <= 0 || was == options->seq_len))) {
-        return at;
+// Prints how the shares of the sources change, of a checkpoint with these sources.
+static void resume_print_mixture_(FILE* file, const DataSources* now, const MixtureState* before,
+                                  const SourceMatch* match) {
+    const Stretch* stretch = &now->order.stretch[0];
+    int64_t sum = 0;
+    for (int i = 0; i < before->count; i++) {
+        sum += before->source[i].share;
     }
-    if (are_same && (Packing)options->pack == PACK_STREAM) {
-        const int64_t next = (int64_t)((double)at * (double)was / options->seq_len);
-        fprintf(file, "resume: the data continue at sequence %lld of %d tokens, after %lld of %lld\n",
-                (long long)next, options->seq_len, (long long)at, (long long)was);
-        return next;
+    for (int s = 0; s < now->count; s++) {
+        const int i = match->before[s];
+        const double share = 100 * (double)stretch->share[s] / (double)stretch->cycle;
+        const double epochs = (double)stretch->base[s] / (double)now->source[s].rows.count;
+        if (i < 0) {
+            printable_line(file, "resume: source %s is new, with %.4g %%", now->source[s].name, share);
+        } else {
+            printable_line(
+                file, "resume: source %s has %.4g %%, had %.4g %%, after %.3g epochs%s", now->source[s].name,
+                share, 100 * (double)before->source[i].share / (double)sum, epochs,
+                match->fate[s] == SOURCE_CHANGED ? "; its contents are others: it starts over" : "");
+        }
     }
+    for (int i = 0; i < now->num_past; i++) {
+        if (now->past[i].given > 0) {
+            printable_line(file, "resume: source %s is not read any more, after %lld sequences",
+                           now->past[i].name, (long long)now->past[i].given);
+        }
+    }
+}
+
+// Refuses sources that have kept their names, but not their contents.
+static void resume_check_sources_(const Resume* r, const Options* options, const RunData* data) {
+    const MixtureState* before = &r->saved.mixture;
+    const SourceMatch match = mixture_match(&data->train, before);
+    for (int s = 0; s < data->train.count && !options->override; s++) {
+        if (match.fate[s] == SOURCE_CHANGED) {
+            const DataSource* source = &data->train.source[s];
+            const SourceState* was = &before->source[match.before[s]];
+            die_usage("--resume %s: source %s has other contents: %zu tokens (%016" PRIx64
+                      "), was %lld (%016" PRIx64
+                      "); wanted the same, or another name for other files; --override starts it over",
+                      options->resume, source->name, source->stream.count, source->stream.fingerprint,
+                      (long long)was->tokens, was->fingerprint);
+        }
+    }
+}
+
+// Returns true if an update still has the same sequences, so that the steps of a schedule do not
+// move.
+static int resume_keeps_batches_(const Resume* r, const Options* options) {
+    return resume_has_same_(r, options, "total-batch") && resume_has_same_(r, options, "batch-schedule") &&
+           resume_has_same_(r, options, "seq-len");
+}
+
+// Returns the length of the sequences that the checkpoint counts.
+static int resume_length_(const Resume* r, const Options* options) {
+    const char* saved = state_option(&r->saved, "seq-len");
+    return saved ? atoi(saved) : options->seq_len;
+}
+
+// Returns true if the rows of the data are those of the checkpoint, or can be counted in them.
+static int resume_has_rows_(const Resume* r, const Options* options) {
+    return resume_has_same_(r, options, "pack") &&
+           (resume_length_(r, options) == options->seq_len || (Packing)options->pack == PACK_STREAM);
+}
+
+// Returns true if a source of the checkpoint continues. Sources with names may all be new.
+static int resume_has_source_(const Resume* r, const RunData* data, int are_other_data) {
+    const SourceMatch match = mixture_match(&data->train, &r->saved.mixture);
+    int has_one = data->train.is_named;
+    for (int s = 0; s < data->train.count; s++) {
+        has_one |= match.fate[s] == SOURCE_CONTINUES;
+    }
+    return r->saved.mixture.count > 0 ? has_one : !are_other_data;
+}
+
+// Counts the sequences of the checkpoint in the length of this run.
+static void resume_convert_(Resume* r, const Options* options, FILE* file) {
+    const double was = resume_length_(r, options), now = options->seq_len;
+    MixtureState* mixture = &r->saved.mixture;
+    const int64_t at = r->sequence;
+    if (was == now || at == 0) {
+        return;
+    }
+    r->sequence = (int64_t)((double)at * was / now);
+    mixture->first = r->sequence;
+    for (int i = 0; i < mixture->count; i++) {
+        mixture->source[i].given = (int64_t)((double)mixture->source[i].given * was / now);
+    }
+    fprintf(file, "resume: the data continue at sequence %lld of %d tokens, after %lld of %.0f\n",
+            (long long)r->sequence, options->seq_len, (long long)at, was);
+}
+
+// Continues the order of the sources after the checkpoint.
+static void resume_mixture_(Resume* r, const Options* options, FILE* file, RunData* data) {
+    const MixtureState* before = &r->saved.mixture;
+    const DataPlace here = {r->saved.run.step, r->saved.run.tokens, r->sequence};
+    const SourceMatch match = mixture_match(&data->train, before);
+    run_data_place(data, options, resume_keeps_batches_(r, options) ? before->from : here);
+    const int keeps = mixture_continue(&data->train, before, (uint64_t)r->sequence);
+    if (!keeps && (data->train.count > 1 || before->count > 1)) {
+        resume_print_mixture_(file, &data->train, before, &match);
+        data->epochs = 0; // each source has its own
+    }
+}
+
+// Reads the data from their start.
+static void resume_restart_(Resume* r, const Options* options, FILE* file, RunData* data) {
+    const DataPlace here = {r->saved.run.step, r->saved.run.tokens, 0};
+    r->sequence = 0;
+    run_data_place(data, options, here);
+    mixture_restart(&data->train);
     fprintf(file,
             "resume: the training data are other sequences than before: they are read from their start\n");
-    return 0;
+}
+
+// Sets the next sequence, and the order of the data from there on. A position counts sequences of
+// the same data, packing and length.
+static void resume_order_(Resume* r, const Options* options, FILE* file, int are_other_data, RunData* data) {
+    r->sequence = r->saved.run.sequence;
+    if (data->train.count == 0) {
+        return;
+    }
+    if (r->sequence > 0 && !(resume_has_rows_(r, options) && resume_has_source_(r, data, are_other_data))) {
+        resume_restart_(r, options, file, data);
+        return;
+    }
+    resume_convert_(r, options, file);
+    if (r->saved.mixture.count > 0) {
+        resume_mixture_(r, options, file, data);
+    } else if (options->data_schedule[0]) {
+        die_usage("--data-schedule %s: %s was saved by an older version, which did not count the sequences "
+                  "of each source",
+                  options->data_schedule, r->path);
+    }
 }
 
 // Prints a jump of the learning rate, after --steps or another option has changed the schedule.
@@ -399,8 +526,7 @@ static void resume_print_steps_(const Resume* r, const Options* options, FILE* f
     }
 }
 
-void resume_check(Resume* r, const Settled* s, FILE* file, const char* trainer, size_t train_tokens,
-                  uint64_t train_data) {
+void resume_check(Resume* r, const Settled* s, FILE* file, const char* trainer, RunData* data) {
     const Options* options = &s->options;
     ResumeChanges_ c;
     if (!r->is_active) {
@@ -409,17 +535,23 @@ void resume_check(Resume* r, const Settled* s, FILE* file, const char* trainer, 
     resume_check_share_(r, options);
     memset(&c, 0, sizeof(c));
     c.file = file;
+    c.mixes = data->train.is_named && r->saved.mixture.count > 0;
     resume_print_steps_(r, options, file);
     resume_check_options_(r, options, &c);
     resume_print_slices_(r, options, file);
     if (strcmp(trainer, r->saved.trainer) != 0) {
         resume_difference_(&c, "the trainer", trainer, r->saved.trainer, 1);
     }
-    const int are_other_data = resume_check_data_(r, options, &c, train_tokens, train_data);
+    const int are_other_data =
+        !c.mixes && resume_check_data_(r, options, &c, data->train.tokens, data->train.fingerprint);
     if (c.used && !options->override) {
-        die_usage("--resume %s: %s; --override resumes anyway", options->resume, c.changes);
+        die_usage("--resume %s: %s; --override resumes anyway%s", options->resume, c.changes,
+                  are_other_data ? "; sources with names, NAME=FILES, may change" : "");
     }
-    r->sequence = resume_sequence_(r, options, file, are_other_data);
+    if (c.mixes) {
+        resume_check_sources_(r, options, data);
+    }
+    resume_order_(r, options, file, are_other_data, data);
     resume_print_rate_(r, options, file);
     const RankPart part = settled_part(s);
     if (!checkpoint_state_fits(&r->saved, s->optimizer, &part)) {

@@ -10,6 +10,9 @@ run_state.h -- the progress of a run, without its tensors, and its file in a che
      "guard":{"consecutive":0,"best":...,"losses":{"count":...,"values":[...]},"norms":{...}},
      "validations":{"first":...,"best":...,"best_step":...,"since":...},
      "clip":{"updates":...,"shares":[...]},
+     "mixture":{"first":...,"from_step":...,"from_tokens":...,"from_sequence":...,
+       "sources":[{"name":"web","xxh64":"16 hexadecimal digits","tokens":...,"number":...,
+         "given":...,"share":...}, ...]},
      "options":{"train-data":"...", ...},
      "files":{"model.safetensors":{"bytes":...,"xxh64":"16 hexadecimal digits"}, ...},
      "xxh64":"16 hexadecimal digits"}
@@ -30,6 +33,8 @@ same bits. The options have the values of options_print_json; file names may hav
     teacher        checksum of the teacher's weights in memory; missing in runs without one
     clip           shares of the limit of the gradient's norm, for --update-in-backward
                    (update_in_backward.h); missing in other runs
+    mixture        the sources of the training data, earlier ones, too, and the sequences that each
+                   has given (MixtureState); missing in older files and in runs without data
     by_clock       1: saved only for --save-minutes or --keep-best; missing in older files
     validations    state of --patience and --keep-best (validations.h); missing in older files
     stage          work between two updates that was done at this step (RunStage); missing in older
@@ -42,6 +47,7 @@ same bits. The options have the values of options_print_json; file names may hav
 #include <stdint.h>
 
 #include "llmc/base/xxh64.h"
+#include "llmc/data/mixture.h"
 #include "llmc/optim/outliers.h"
 #include "llmc/optim/update_in_backward.h"
 #include "llmc/optim/loss_scale.h"
@@ -88,6 +94,7 @@ typedef struct {
     int64_t serial, first_serial, train_tokens, padded_vocab;
     int64_t by_clock; // 1: saved only for --save-minutes or --keep-best
     uint64_t train_data;
+    MixtureState mixture; // its sources are owned; none: unknown
     const char* trainer;
     SavedFile* files; // (STATE_MAX_FILES)
     int num_files;
@@ -238,6 +245,25 @@ static void state_print_files_(FILE* file, const SavedState* s) {
     fputc('}', file);
 }
 
+static void state_print_mixture_(FILE* file, const MixtureState* mixture) {
+    fprintf(file,
+            ",\n\"mixture\":{\"first\":%lld,\"from_step\":%lld,\"from_tokens\":%lld,\"from_sequence\":%lld,"
+            "\"sources\":[",
+            (long long)mixture->first, (long long)mixture->from.step, (long long)mixture->from.tokens,
+            (long long)mixture->from.sequence);
+    for (int i = 0; i < mixture->count; i++) {
+        const SourceState* source = &mixture->source[i];
+        fputs(i ? ",\n  {\"name\":" : "\n  {\"name\":", file);
+        json_print_bytes(file, source->name, strlen(source->name));
+        fprintf(file,
+                ",\"xxh64\":\"%016" PRIx64
+                "\",\"tokens\":%lld,\"number\":%lld,\"given\":%lld,\"share\":%lld}",
+                source->fingerprint, (long long)source->tokens, (long long)source->number,
+                (long long)source->given, (long long)source->share);
+    }
+    fputs("]}", file);
+}
+
 // Prints everything except the checksum.
 static void state_print_(FILE* file, SavedState* s, const Options* options) {
     StateNumber_ numbers[STATE_NUMBERS_];
@@ -266,6 +292,9 @@ static void state_print_(FILE* file, SavedState* s, const Options* options) {
     state_print_validations_(file, &s->run.validations);
     if (s->run.shares.updates > 0) {
         state_print_shares_(file, &s->run.shares);
+    }
+    if (s->mixture.count > 0) {
+        state_print_mixture_(file, &s->mixture);
     }
     fputs(",\n\"options\":", file);
     options_print_json(file, options);
@@ -413,6 +442,50 @@ static int state_shares_member_(JsonReader* text, const char* key, void* to) {
                                        : state_values_(text, shares->share, CLIP_MAX_GROUPS, &shares->groups);
 }
 
+static int state_source_member_(JsonReader* text, const char* key, void* to) {
+    SourceState* source = (SourceState*)to;
+    return strcmp(key, "name") == 0     ? json_bytes(text, &source->name)
+           : strcmp(key, "xxh64") == 0  ? state_hex_(text, &source->fingerprint)
+           : strcmp(key, "tokens") == 0 ? state_natural_(text, &source->tokens)
+           : strcmp(key, "number") == 0 ? state_natural_(text, &source->number)
+           : strcmp(key, "given") == 0  ? state_natural_(text, &source->given)
+                                        : state_natural_(text, &source->share);
+}
+
+// Reads the sources of a mixture, whose numbers are below SOURCES_EVER.
+static int state_sources_(JsonReader* text, MixtureState* mixture) {
+    static const char* const keys[] = {"name", "xxh64", "tokens", "number", "given", "share", NULL};
+    int more;
+    if (!json_take(text, '[')) {
+        return 0;
+    }
+    mixture->source = (SourceState*)check_alloc(SOURCES_EVER, sizeof(SourceState), text->path);
+    while ((more = json_element(text, mixture->count ? JSON_NEXT : JSON_FIRST)) > 0) {
+        SourceState* source = &mixture->source[mixture->count];
+        if (mixture->count == SOURCES_EVER) {
+            return json_unexpected(text, "the end of the list");
+        }
+        if (!state_object_(text, keys, state_source_member_, source)) {
+            return 0;
+        }
+        if (source->number >= SOURCES_EVER || source->share > (int64_t)SOURCES_CYCLE_MAX) {
+            return error_set(text->error, text->path, "source %.100s has number %lld and share %lld",
+                             source->name, (long long)source->number, (long long)source->share);
+        }
+        mixture->count++;
+    }
+    return more == 0;
+}
+
+static int state_mixture_member_(JsonReader* text, const char* key, void* to) {
+    MixtureState* mixture = (MixtureState*)to;
+    return strcmp(key, "first") == 0         ? state_natural_(text, &mixture->first)
+           : strcmp(key, "from_step") == 0   ? state_natural_(text, &mixture->from.step)
+           : strcmp(key, "from_tokens") == 0 ? state_natural_(text, &mixture->from.tokens)
+           : strcmp(key, "sources") == 0     ? state_sources_(text, mixture)
+                                             : state_natural_(text, &mixture->from.sequence);
+}
+
 static int state_scale_member_(JsonReader* text, const char* key, void* to) {
     LossScale* scale = (LossScale*)to;
     double number = 0;
@@ -506,6 +579,8 @@ static int state_version_(JsonReader* text) {
 static int state_member_(JsonReader* text, const char* key, void* to) {
     static const char* const guard[] = {"consecutive", "best", "losses", "norms", NULL};
     static const char* const scale[] = {"scale", "good_steps", NULL};
+    static const char* const mixture[] = {"first",         "from_step", "from_tokens",
+                                          "from_sequence", "sources",   NULL};
     static const char* const clip[] = {"updates", "shares", NULL};
     static const char* const validations[] = {"first", "best", "best_step", "since", NULL};
     SavedState* s = (SavedState*)to;
@@ -527,6 +602,7 @@ static int state_member_(JsonReader* text, const char* key, void* to) {
            : strcmp(key, "clip") == 0  ? state_object_(text, clip, state_shares_member_, &s->run.shares)
            : strcmp(key, "validations") == 0
                ? state_object_(text, validations, state_validations_member_, &s->run.validations)
+           : strcmp(key, "mixture") == 0    ? state_object_(text, mixture, state_mixture_member_, &s->mixture)
            : strcmp(key, "options") == 0    ? state_object_(text, NULL, state_options_member_, s)
            : strcmp(key, "files") == 0      ? state_object_(text, NULL, state_files_member_, s)
            : strcmp(key, "run") == 0        ? state_hex_(text, &s->identity)
@@ -535,7 +611,15 @@ static int state_member_(JsonReader* text, const char* key, void* to) {
                                             : state_hex_(text, &checked_before);
 }
 
+// Returns true if the stretch of the next sequence starts before it.
+static int state_check_mixture_(JsonReader* text, const SavedState* s) {
+    return s->mixture.first <= s->run.sequence || s->mixture.count == 0 ||
+           error_set(text->error, text->path, "a mixture from sequence %lld on, at sequence %lld",
+                     (long long)s->mixture.first, (long long)s->run.sequence);
+}
+
 void state_close(SavedState* s) {
+    free(s->mixture.source);
     free(s->files);
     free(s->options);
     free(s->text);
@@ -547,7 +631,7 @@ int state_try_parse(SavedState* s, const char* path, char* text, size_t bytes, c
         "format",   "version",    "serial",       "first_serial", "step",        "updates", "tokens",
         "sequence", "samples_at", "train_tokens", "padded_vocab", "val_loss",    "trainer", "loss_scale",
         "guard",    "options",    "files",        "?stage",       "?train_data", "?clip",   "xxh64",
-        "?run",     "?by_clock",  "?validations", "?teacher",     NULL};
+        "?run",     "?by_clock",  "?validations", "?teacher",     "?mixture",    NULL};
     JsonReader reader = json_reader(path, text, bytes, error);
     memset(s, 0, sizeof(*s));
     s->text = text;
@@ -556,7 +640,8 @@ int state_try_parse(SavedState* s, const char* path, char* text, size_t bytes, c
     s->run.validations = validations_open();
     s->files = (SavedFile*)check_alloc(STATE_MAX_FILES, sizeof(SavedFile), path);
     s->options = (SavedOption*)check_alloc(STATE_MAX_OPTIONS_, sizeof(SavedOption), path);
-    const int ok = state_object_(&reader, keys, state_member_, s) && json_end(&reader);
+    const int ok = state_object_(&reader, keys, state_member_, s) && json_end(&reader) &&
+                   state_check_mixture_(&reader, s);
     if (!ok) {
         state_close(s);
     }

@@ -175,10 +175,11 @@ void dataloader_close(Dataloader* loader);
 
 static uint64_t dataloader_row_(const Dataloader* loader, int s, uint64_t j) {
     const DataloaderSettings* o = &loader->settings;
-    const Rows* rows = &loader->sources->source[s].rows;
+    const DataSource* source = &loader->sources->source[s];
+    const Rows* rows = &source->rows;
     const uint64_t S = rows->count, i = j % S, G = (uint64_t)o->group;
     const uint64_t stream =
-        rand_stream("data order") + j / S + ((uint64_t)s << 48); // sources are 2^48 epochs apart
+        rand_stream("data order") + j / S + ((uint64_t)source->number << 48); // 2^48 epochs apart
     if (o->shuffle == SHUFFLE_OFF || (rows->pack == PACK_UNIFORM && i >= S / G * G)) {
         return i;
     }

@@ -527,7 +527,7 @@ char* encoded_text_shards(const EncodedText* text, const char* list) {
     mixture_read_list(&sources, list);
     text_buffer_open(&names, "names of sources");
     for (int i = 0; i < sources.count && found; i++) {
-        found = encoded_text_encode_(text, sources.names[i], prefix);
+        found = encoded_text_encode_(text, sources.patterns[i], prefix);
         char* escaped = tokens_escape(prefix);
         fprintf(names.file, "%s%s_train_*.bin", i ? "," : "", escaped);
         free(escaped);
@@ -572,8 +572,8 @@ void encoded_text_train(Bpe* bpe, const EncodedText* text, const char* list, int
     bpe_trainer_open(&trainer, encoded_text_threads_(text));
     for (int i = 0; i < sources.count; i++) {
         TextReading_ reading;
-        glob_t files = tokens_list(sources.names[i]);
-        encoded_text_open_(&reading, sources.names[i], &files, text);
+        glob_t files = tokens_list(sources.patterns[i]);
+        encoded_text_open_(&reading, sources.patterns[i], &files, text);
         CHECK(documents_check(&reading.source), "%s", reading.source.error);
         CHECK(pipeline_train(&reading.source, &trainer, encoded_text_count_, &reading), "%s",
               reading.source.error);
@@ -597,7 +597,7 @@ int encoded_text_is_plain(const char* list) {
     int is_plain = 1;
     mixture_read_list(&sources, list);
     for (int i = 0; i < sources.count; i++) {
-        glob_t files = tokens_list(sources.names[i]);
+        glob_t files = tokens_list(sources.patterns[i]);
         for (size_t k = 0; k < files.gl_pathc; k++) {
             is_plain = is_plain && documents_is_plain(files.gl_pathv[k]);
         }
@@ -657,7 +657,7 @@ int encoded_text_verify(FILE* out, const char* list, TokensFormat format, int vo
     int bad = 0;
     mixture_read_list(&sources, list);
     for (int i = 0; i < sources.count; i++) {
-        glob_t files = tokens_list(sources.names[i]);
+        glob_t files = tokens_list(sources.patterns[i]);
         for (size_t k = 0; k < files.gl_pathc; k++) {
             const char* path = files.gl_pathv[k];
             signals_end("checking the data");

@@ -21,7 +21,7 @@ not below V any more: tokens_fill then leaves the mapped_try that it is called i
 and tokens_describe has the reason. Without a mapped_try, the program ends.
 
 Names of files are separated by commas; each is a pattern of glob(3), or a directory, which stands
-for all of its text files. A backslash before one of , : * ? [ \ makes it a part of the name.
+for all of its text files. A backslash before one of , : * ? [ = \ makes it a part of the name.
 */
 #ifndef LLMC_TOKEN_FILES_H
 #define LLMC_TOKEN_FILES_H
@@ -207,7 +207,7 @@ char* tokens_next_item(char** next) {
 char* tokens_escape(const char* name) {
     char *text = (char*)check_alloc(2 * strlen(name) + 1, 1, "file names"), *out = text;
     for (; *name; name++) {
-        if (strchr(",:*?[\\", *name)) {
+        if (strchr(",:*?[=\\", *name)) {
             *out++ = '\\';
         }
         *out++ = *name;

@@ -13,6 +13,8 @@ digits; a byte of a path or option that is not UTF-8 is \udcNN, json.h):
      "clock_mhz":...,"tokens":...,"elapsed_s":...,"time":...}
     {"kind":"val","step":0,"loss":...,"bpb":...,"sequences":...,"all_sequences":...}  (bits per
      byte, if the bytes of the tokens are known; sequences of the validation, and of all its data)
+    {"kind":"source","step":...,"name":...,"share":...,"tokens":...,"epochs":...}  (after a
+     validation, of each source of a mixture: its part of the sequences so far)
     {"kind":"task","step":...,"name":...,"acc":...,"acc_err":...,"acc_norm":...,"acc_norm_err":...,
      "acc_bytes":...,"acc_bytes_err":...,"loss":...,"ppl":...,"bpb":...,"tokens":...}
      (eval_tasks.h; only what the task has)
@@ -34,9 +36,9 @@ if it is known, host_mem_mb if a
 run on another device has large allocations here. Readers ignore kinds and keys that they do not
 know.
 
-With --tensorboard on, all numbers of the lines of training, validations and tasks also go to
-tensorboard.h's file, each under the tag KIND/KEY (task/NAME/KEY, gpu/power_w, gpu/clock_mhz), and
-samples as texts.
+With --tensorboard on, all numbers of the lines of training, validations, sources and tasks also go
+to tensorboard.h's file, each under the tag KIND/KEY (task/NAME/KEY, source/NAME/KEY, gpu/power_w,
+gpu/clock_mhz), and samples as texts.
 
 main.log has the lines of llm.c, so that its plotting scripts work: s:<step> trl:<train loss> lr:<>
 norm:<> and s:<step> tel:<val loss>, and s:<step> eval:<acc_norm> of a task that has one.
@@ -68,6 +70,7 @@ updates, warnings, why it stopped, and the summary.
 #include <stdio.h>
 
 #include "llmc/data/eval_tasks.h"
+#include "llmc/data/mixture.h"
 #include "llmc/log/log_files.h"
 #include "llmc/log/tensorboard.h"
 
@@ -102,6 +105,7 @@ typedef struct {
 
 typedef enum {
     LOG_VAL_,
+    LOG_SOURCE_,
     LOG_TASK_,
     LOG_SAMPLE_,
     LOG_SAVE_,
@@ -234,6 +238,9 @@ typedef struct {
 } LogVal;
 
 void log_val(RunLog* log, int64_t step, const LogVal* val);
+
+// Logs what each source of a mixture has given before this sequence of the run.
+void log_sources(RunLog* log, int64_t step, const DataSources* sources, uint64_t sequence);
 
 // Logs the model's result at a task.
 void log_task(RunLog* log, int64_t step, const char* name, const TaskScore* score);
@@ -368,7 +375,7 @@ static int log_recall_(const LogBin* bins, CurvePoint* points) {
 
 // Returns the kind of a line between two updates, or LOG_KINDS_.
 static LogKind_ log_kind_(const char* kind) {
-    static const char* const kinds[LOG_KINDS_] = {"val", "task", "sample", "save", "warning"};
+    static const char* const kinds[LOG_KINDS_] = {"val", "source", "task", "sample", "save", "warning"};
     int i = 0;
     while (i < LOG_KINDS_ && strcmp(kind, kinds[i]) != 0) {
         i++;
@@ -562,9 +569,9 @@ void log_close(RunLog* log) {
 
 // True for kinds of lines whose numbers and texts also go to TensorBoard.
 static int log_is_for_board_(const char* kind) {
-    static const char* const kinds[] = {"train", "val", "task", "sample"};
+    static const char* const kinds[] = {"train", "val", "source", "task", "sample"};
     int is_one = 0;
-    for (int i = 0; i < 4; i++) {
+    for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
         is_one |= strcmp(kind, kinds[i]) == 0;
     }
     return is_one;
@@ -913,6 +920,34 @@ void log_val(RunLog* log, int64_t step, const LogVal* val) {
         fprintf(log->text.file, "s:%lld tel:%.4f\n", (long long)step, val->loss);
         log_file_flush(&log->text);
         log_remember_(log, log->val, step, val->loss);
+    }
+}
+
+static void log_say_sources_(RunLog* log, int64_t step, const DataSources* sources, const SourceUse* use) {
+    FILE* screen = log_details_(log);
+    log_say_step_(log, screen, step);
+    for (int s = 0; s < sources->count; s++) {
+        fprintf(screen, "%s%s %.4g %%, %.3g epochs", s ? " | " : "", sources->source[s].name,
+                100 * use[s].share, use[s].epochs);
+    }
+    fputc('\n', screen);
+    log_flush_screen_(log);
+}
+
+void log_sources(RunLog* log, int64_t step, const DataSources* sources, uint64_t sequence) {
+    SourceUse use[SOURCES_MAX];
+    mixture_use(use, sources, sequence);
+    log_say_sources_(log, step, sources, use);
+    for (int s = 0; s < sources->count; s++) {
+        const char* name = sources->source[s].name;
+        if (!log_is_repeated_(log, LOG_SOURCE_, step)) {
+            log_begin_(log, "source", step);
+            log_string_(log, "name", name, strlen(name));
+            log_number_(log, "share", use[s].share);
+            log_number_(log, "tokens", use[s].tokens);
+            log_number_(log, "epochs", use[s].epochs);
+            log_end_(log);
+        }
     }
 }
 

@@ -125,8 +125,8 @@ void run_agree_on_parameters(Run* run);
 // Opens the generator of samples or texts. `options`, which sampling follows, must outlive it.
 void run_open_generator(Run* run, Model* model, const Options* options);
 
-// Restores the run from a checkpoint.
-void run_restore(Run* run, const char* path, const SavedState* saved);
+// Restores the run from a checkpoint. Its data continue at a sequence.
+void run_restore(Run* run, const char* path, const SavedState* saved, uint64_t sequence);
 
 // ---- one iteration of the loop, in this order ----
 
@@ -417,11 +417,11 @@ int run_saves(const Run* run) {
 
 void run_save(Run* run) { run_save_(run, run->due); }
 
-void run_restore(Run* run, const char* path, const SavedState* saved) {
+void run_restore(Run* run, const char* path, const SavedState* saved, uint64_t sequence) {
     load_checkpoint(&run->files, path, saved);
     run_state_restore(&run->state, &saved->run);
     if (run->train) {
-        dataloader_seek(run->train, (uint64_t)saved->run.sequence);
+        dataloader_seek(run->train, sequence);
     }
     rand_seek(&run->generator.rng, (uint64_t)saved->run.samples_at);
 }
@@ -436,9 +436,8 @@ void run_roll_back(Run* run) {
     const uint64_t next = run->train->next;
     const int64_t from = run->state.step;
     session_roll_back(&run->session, run->divergence, path, &saved);
-    run_restore(run, path, &saved);
+    run_restore(run, path, &saved, next);
     state_close(&saved);
-    dataloader_seek(run->train, next);
     log_rollback(&run->log, from, run->state.step, run->divergence);
 }
 
@@ -663,6 +662,9 @@ void run_log_validation(Run* run) {
     const LogVal val = {state->val_loss, all.bytes > 0 ? all.losses / M_LN2 / all.bytes : NAN,
                         run->eval_sequences, (int64_t)run->val->num_sequences};
     log_val(&run->log, state->step, &val);
+    if (run->data.train.count > 1 && run->train->next > 0) {
+        log_sources(&run->log, state->step, &run->data.train, run->train->next);
+    }
     session_judge_validation(&run->session, &run->log, state, run->settled.cfg.V);
 }
 

@@ -63,7 +63,7 @@ static void run_outputs_read_list_(Outputs* o, const char* list) {
     SourceList sources;
     mixture_read_list(&sources, list);
     for (int i = 0; i < sources.count; i++) {
-        char *items = strdup(sources.names[i]), *next = items, *item;
+        char *items = strdup(sources.patterns[i]), *next = items, *item;
         CHECK(items, "%s: no memory", list);
         while ((item = tokens_next_item(&next)) != NULL) {
             run_outputs_read_item_(o, item);

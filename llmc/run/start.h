@@ -128,8 +128,7 @@ static void start_open_session_(Run* run) {
     saved.document = run_data_document_tokens(&run->data, run->settled.cfg.V);
     saved.tokenizer = run_data_saved_tokenizer(&run->data);
     saved.config = run->kept_config;
-    saved.train_tokens = run->data.train.tokens;
-    saved.train_data = run->data.train.fingerprint;
+    saved.train = &run->data.train;
     saved.extra = trainer->save_extra;
     saved.extra_context = run->model;
     session_open(&run->session, &run->settled, &run->resume, saved, run->start_s);
@@ -194,10 +193,7 @@ static void start_open_state_(Run* run) {
         o->program.trainer == OPTION_GPU || // a GPU is fast
         setup_validates_first(o, model_flops_per_token(run->settled.cfg, o->seq_len), run->eval_sequences);
     if (run->resume.is_active) {
-        run_restore(run, run->resume.path, &run->resume.saved);
-        if (run->train) {
-            dataloader_seek(run->train, (uint64_t)run->resume.sequence);
-        }
+        run_restore(run, run->resume.path, &run->resume.saved, (uint64_t)run->resume.sequence);
     } else {
         load_model(&run->files, run->model_path, o->seed, run->data.is_extended ? &run->more : NULL);
     }
@@ -444,6 +440,9 @@ static void start_print_plan_(Run* run) {
         is_open ? run_data_eval_sequences(&run->settled.options, mixture_epoch(&run->data.val)) : 0;
     plan_print(stdout, &run->settled, &run->plan);
     plan_print_traffic(stdout, &run->settled);
+    if (is_open) {
+        run_data_print_mixture(stdout, &run->data, &run->settled.options);
+    }
 }
 
 // Prints how long stages wait for each other, if that is long.
@@ -492,8 +491,7 @@ static void start_dispatch_(Run* run) {
         start_print_plan_(run);
         return;
     }
-    resume_check(&run->resume, &run->settled, stdout, run->trainer->name, run->data.train.tokens,
-                 run->data.train.fingerprint);
+    resume_check(&run->resume, &run->settled, stdout, run->trainer->name, &run->data);
     ranks_agree_on_run(&run->comm, options, run->resume.is_active ? run->resume.path : NULL, run->model_path,
                        run->settled.cfg, &run->data);
     evaluation_agree(&run->evaluation, &run->comm);

@@ -62,6 +62,7 @@ void setup_check_mup(const Settled* s);
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
 #include "llmc/bf16/tile_kernels.h"
+#include "llmc/data/mixture.h"
 #include "llmc/formats/gguf.h"
 #include "llmc/formats/hf_config.h"
 #include "llmc/formats/llmc_bin.h"
@@ -201,7 +202,7 @@ static void setup_check_kept_(const Settled* s) {
     if (o->write_logits > s->cfg.V) {
         die_usage("--write-logits %d; wanted at most the vocabulary of %d", o->write_logits, s->cfg.V);
     }
-    if (!o->train_data[0] || strchr(o->train_data, ':')) {
+    if (!o->train_data[0] || mixture_count(o->train_data) > 1) {
         die_usage("--teacher-logits %s needs --train-data of one source; this run has %s", o->teacher_logits,
                   o->train_data[0] ? o->train_data : "the built-in stories");
     }

@@ -54,7 +54,7 @@ typedef enum { EMBEDDING_GRADIENT_WORDS(WORDS_VALUE) } EmbeddingGradient;
 
 // Values of the options, in the order of the table, which explains them.
 struct Options {
-    const char *train_data, *val_data, *tokenizer, *text_field, *separator;
+    const char *train_data, *data_schedule, *val_data, *tokenizer, *text_field, *separator;
     int data_format, pack, doc_mask, shuffle;
     uint64_t seed;
 
@@ -222,8 +222,12 @@ const OptionRow OPTION_TABLE[] = {
     //     unit or words, help
     {"data",       "train-data",    "i",  STRING_(train_data),     0,        0, RUN_ | FILES_,    "",
         "FILES", "training data, a pattern in quotes: token shards (.bin), text (.txt, .jsonl, .parquet, also .gz and "
-        ".zst), or a directory of text; A:0.7,B:0.3 mixes sources by weight; escape , : * ? [ in a name with a "
-        "backslash; without it: the built-in stories"},
+        ".zst), or a directory of text; A:0.7,B:0.3 mixes sources by weight, web=A:0.7,books=B:0.3 also names them; escape "
+        ", : * ? [ = in a name with a backslash; without it: the built-in stories"},
+    {"data",       "data-schedule", "",   STRING_(data_schedule),  0,        0, READS_,           "",
+        "FILE", "weights that change during the run, of the sources that --train-data names, as web=A,books=B; a line "
+        "\"10000 web 3 books 1\" sets them after 10000 updates, \"5B tokens web 1\" after as many tokens; after \"10000 ramp web "
+        "3 books 1\" they move linearly to those of the next line; needs --steps"},
     {"data",       "val-data",      "j",  STRING_(val_data),       0,        0, FILES_,           "",
         "FILES", "validation data, in the same forms; without it: the last shard, or the last 5 % of the text"},
     {"data",       "tokenizer",     "",   STRING_(tokenizer),      0,        0, RUN_ | BOTH_,     "",

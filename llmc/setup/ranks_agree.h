@@ -182,6 +182,8 @@ void ranks_agree_on_run(Comm* comm, const Options* options, const char* checkpoi
     ranks_agree_on_checksum_(comm, "the sizes of the model (checksum)", xxh64(&cfg, sizeof(cfg)));
     ranks_agree_on_count_(comm, "the number of training tokens", data->train.tokens);
     ranks_agree_on_checksum_(comm, "the training data (checksum)", data->train.fingerprint);
+    ranks_agree_on_checksum_(comm, "the order of the training data (checksum)",
+                             mixture_checksum(&data->train));
     ranks_agree_on_count_(comm, "the number of validation tokens", data->val.tokens);
     ranks_agree_on_checksum_(comm, "the validation data (checksum)", data->val.fingerprint);
 }

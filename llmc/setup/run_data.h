@@ -124,6 +124,10 @@ double run_data_target_bytes(const RunData* data, const int* targets, size_t cou
 // --print-config the data may stay unknown (data->is_unknown); then --steps is unchanged.
 void run_data_open(RunData* data, Options* options);
 
+// Sets the place that the schedule of the training data counts from, and the first sequences of its
+// lines, but not the order (mixture_continue).
+void run_data_place(RunData* data, const Options* options, DataPlace from);
+
 // Returns everything that a file of --teacher-logits depends on, but for k and the teacher.
 KeptHeader run_data_kept_header(const RunData* data, const Options* options);
 
@@ -142,6 +146,9 @@ int64_t run_data_eval_sequences(const Options* options, uint64_t epoch);
 // Opens the loaders of training and validation data, and prints what they will read; after
 // run_data_open. `data` must stay in place until they are closed.
 void run_data_open_loaders(Dataloader* train, Dataloader* val, const RunData* data, const Settled* s);
+
+// Prints the sources of the training data, and their schedule.
+void run_data_print_mixture(FILE* file, const RunData* data, const Options* options);
 
 // Prints the start of a line about the run's data.
 void run_data_print(FILE* file, const RunData* data);
@@ -472,6 +479,62 @@ static void run_data_stories_(RunData* data, Options* options) {
     mixture_open_memory(&data->val, data->val_stories, val, options->vocab_size, "built-in stories");
 }
 
+// ---- the mixture ----
+
+// Returns the sequence in which a step starts, at the batches of the options after `from`.
+static int64_t run_data_step_(const Options* options, DataPlace from, int64_t step) {
+    const Stages batches = settled_batches(options);
+    const double sequences =
+        (stages_sum(&batches, step) - stages_sum(&batches, from.step)) / options->seq_len;
+    return from.sequence + (int64_t)fmin(sequences, 2.0 * SCHEDULE_SEQUENCES_MAX);
+}
+
+// Finds the first sequence of each line of the schedule. Tokens are rounded up to sequences.
+static void run_data_place_(DataSchedule* schedule, const Options* options, DataPlace from) {
+    const int64_t T = options->seq_len;
+    for (int i = 0; i < schedule->count; i++) {
+        ScheduleLine* line = &schedule->line[i];
+        const int64_t tokens = line->from - from.tokens;
+        line->first = line->unit == SCHEDULE_STEPS ? run_data_step_(options, from, line->from)
+                                                   : from.sequence + (tokens + (tokens > 0 ? T - 1 : 0)) / T;
+    }
+    data_schedule_check_order(schedule);
+}
+
+// Refuses sources without weights, or with weights and a schedule.
+static void run_data_check_weights_(const char* option, const char* text, const Options* options) {
+    SourceList list;
+    mixture_read_list(&list, text);
+    const int has_none = list.is_named && !list.is_weighted && list.count > 1;
+    if (has_none && !options->data_schedule[0]) {
+        die_usage("--%s: source %s has no weight; wanted %s=%s:WEIGHT, or the weights in --data-schedule",
+                  option, list.names[0], list.names[0], list.patterns[0]);
+    }
+    free(list.text);
+}
+
+// Reads --data-schedule.
+static DataSchedule run_data_schedule_(const Options* options) {
+    const DataPlace start = {0, 0, 0};
+    DataSchedule schedule;
+    SourceList list;
+    mixture_read_list(&list, options->train_data);
+    if (!list.is_named || list.is_weighted) {
+        die_usage("--data-schedule %s: --train-data %s; wanted sources with names and without weights: "
+                  "NAME=FILES,NAME=FILES",
+                  options->data_schedule, options->train_data);
+    }
+    if (options->overfit) {
+        die_usage("--overfit on reads one batch; wanted no --data-schedule");
+    }
+    data_schedule_read(&schedule, options->data_schedule, list.names, list.count);
+    run_data_place_(&schedule, options, start);
+    free(list.text);
+    return schedule;
+}
+
+// ---- opening files ----
+
 // Opens a list of files, or the shards of text that is encoded first. Returns 0 if the shards are
 // unknown.
 static int run_data_sources_(DataSources* sources, const RunData* data, const Options* options,
@@ -505,7 +568,7 @@ static size_t run_data_count_files_(const char* list) {
     size_t count = 0;
     mixture_read_list(&sources, list);
     for (int i = 0; i < sources.count && list[0]; i++) {
-        glob_t files = tokens_list(sources.names[i]);
+        glob_t files = tokens_list(sources.patterns[i]);
         count += files.gl_pathc;
         for (size_t k = 0; k < files.gl_pathc; k++) {
             CHECK(access(files.gl_pathv[k], R_OK) == 0, "%s: cannot open the data: %s", files.gl_pathv[k],
@@ -535,9 +598,11 @@ static int run_data_encoded_directory_(const Options* options, char* path) {
     return 1;
 }
 
-// Refuses options that do not fit the data.
+// Refuses options and lists that do not fit the data.
 static void run_data_check_files_(const RunData* data, const Options* options) {
     const int is_text = data->is_encoded || data->kind == DATA_TEXT;
+    run_data_check_weights_("train-data", options->train_data, options);
+    run_data_check_weights_("val-data", options->val_data, options);
     if (options->separator[0] && !is_text) {
         die_usage("--separator %s is only for text: --train-data %s is already split into documents",
                   options->separator, options->train_data);
@@ -552,7 +617,12 @@ static void run_data_check_files_(const RunData* data, const Options* options) {
 // Opens the files. Returns 0 if the data are unknown.
 static int run_data_files_(RunData* data, const Options* options) {
     char directory[PATH_MAX] = "";
+    DataSchedule schedule;
+    const int has_schedule = options->data_schedule[0] != '\0';
     run_data_check_files_(data, options);
+    if (has_schedule) {
+        schedule = run_data_schedule_(options);
+    }
     const size_t files =
         run_data_count_files_(options->train_data) + run_data_count_files_(options->val_data);
     // Bytes cannot be mapped if the text is split, compressed, in fields or in too many files.
@@ -571,6 +641,9 @@ static int run_data_files_(RunData* data, const Options* options) {
         return 0;
     }
     encoded_text_remove_temporary();
+    if (has_schedule) {
+        mixture_set_schedule(&data->train, schedule);
+    }
     return 1;
 }
 
@@ -588,8 +661,12 @@ static void run_data_rows_(RunData* data, const Options* options) {
     mixture_pack(&data->val, val_pack, options->seq_len, eot, (DocumentMask)options->doc_mask);
 }
 
-// Refuses --epochs for endless data, or together with --steps.
+// Refuses --epochs for endless data, or together with --steps, and a schedule without --steps: with
+// other weights, an epoch has another length.
 static void run_data_check_epochs_(const RunData* data, const Options* options) {
+    if (options->data_schedule[0] && (options->epochs > 0 || options->steps == OPTION_AUTO)) {
+        die_usage("--data-schedule %s needs --steps: an epoch has no fixed length", options->data_schedule);
+    }
     if (options->epochs <= 0) {
         return;
     }
@@ -620,7 +697,8 @@ static void run_data_epochs_(RunData* data, Options* options) {
         options->steps = wanted > 1 ? (int64_t)wanted : 1;
         options->epochs = 0;
     }
-    data->epochs = data->kind == DATA_STORIES ? 0 : stages_sum(&batches, options->steps) / tokens;
+    const int has_epochs = data->kind != DATA_STORIES && !options->data_schedule[0];
+    data->epochs = has_epochs ? stages_sum(&batches, options->steps) / tokens : 0;
 }
 
 // Warns if the vocabulary is GPT-2's by default and seems far too large. Shards do not state
@@ -644,6 +722,9 @@ void run_data_open(RunData* data, Options* options) {
         return;
     }
     run_data_check_epochs_(data, options);
+    if (data->kind == DATA_STORIES && options->data_schedule[0]) {
+        die_usage("--data-schedule %s needs --train-data NAME=FILES,NAME=FILES", options->data_schedule);
+    }
     if (data->kind == DATA_STORIES && options->val_data[0]) {
         die_usage("--val-data %s needs --train-data: the built-in stories bring their own",
                   options->val_data);
@@ -660,6 +741,13 @@ void run_data_open(RunData* data, Options* options) {
         run_data_check_vocabulary_(data, options);
         run_data_rows_(data, options);
         run_data_epochs_(data, options);
+    }
+}
+
+void run_data_place(RunData* data, const Options* options, DataPlace from) {
+    data->train.from = from;
+    if (data->train.schedule.path) {
+        run_data_place_(&data->train.schedule, options, from);
     }
 }
 
@@ -756,13 +844,16 @@ void run_data_open_loaders(Dataloader* train, Dataloader* val, const RunData* da
     dataloader_open(train, &data->train, settings);
     run_data_open_validation_(val, data, s);
     run_data_print_batches_(s);
-    const Stages batches = settled_batches(options);
-    mixture_print(stdout, &data->train, (uint64_t)(stages_sum(&batches, options->steps) / options->seq_len));
+    run_data_print_mixture(stdout, data, options);
     if (options->pack == PACK_DYNAMIC || options->pack == PACK_UNIFORM) {
         const int batches = 1000;
         printf("padding of the first %d micro-batches: %.2f %%\n", batches,
                100 * dataloader_padding(train, batches));
     }
+}
+
+void run_data_print_mixture(FILE* file, const RunData* data, const Options* options) {
+    mixture_print(file, &data->train, (uint64_t)run_data_step_(options, data->train.from, options->steps));
 }
 
 void run_data_print(FILE* file, const RunData* data) {

@@ -87,6 +87,7 @@ static void* get_state(Model* model, int slot, size_t at, void* state, size_t by
 
 static CheckpointRun run_of(ModelConfig cfg, Model* model, SafeTensorsDtype dtype) {
     static Comm alone = {.size = 1};
+    static const DataSources train = {.tokens = 1000, .fingerprint = 0xABCDEF0123456789};
     const CheckpointRun run = {.trainer = "test",
                                .model = {.model = model,
                                          .access = {.get_group = get_group, .get_state = get_state},
@@ -96,8 +97,7 @@ static CheckpointRun run_of(ModelConfig cfg, Model* model, SafeTensorsDtype dtyp
                                          .in_place = 1,
                                          .comm = &alone},
                                .document = document_tokens_of(4),
-                               .train_tokens = 1000,
-                               .train_data = 0xABCDEF0123456789};
+                               .train = &train};
     return run;
 }
 
@@ -490,6 +490,9 @@ TEST(state) {
     s.padded_vocab = 128;
     s.trainer = "a \"trainer\" \n";
     SavedFile file = {"model.safetensors", 123, 0xFEDCBA9876543210u};
+    SourceState sources[] = {{"web", 0xFEDCBA9876543210u, 123, 1, 7, 3}, {"a \"b\"\xff", 0, 1, 0, 2, 0}};
+    const MixtureState mixture = {sources, 2, 5, {1, 2, 3}};
+    s.mixture = mixture;
     s.files = &file;
     s.num_files = 1;
     s.trainer = "CPU";
@@ -518,6 +521,17 @@ TEST(state) {
         EXPECT(strcmp(again.trainer, "CPU") == 0 && again.num_files == 1 && again.files[0].bytes == 123 &&
                    again.files[0].xxh64 == file.xxh64 && strcmp(again.files[0].name, file.name) == 0,
                "files");
+        const MixtureState* m = &again.mixture;
+        EXPECT(m->count == 2 && m->first == 5 && m->from.step == 1 && m->from.tokens == 2 &&
+                   m->from.sequence == 3,
+               "mixture");
+        for (int i = 0; i < 2; i++) {
+            const SourceState *a = &m->source[i], *b = &sources[i];
+            EXPECT(strcmp(a->name, b->name) == 0 && a->fingerprint == b->fingerprint &&
+                       a->tokens == b->tokens && a->number == b->number && a->given == b->given &&
+                       a->share == b->share,
+                   "source %d", i);
+        }
         EXPECT(strcmp(state_option(&again, "seed"), "7") == 0 && !state_option(&again, "none"), "options");
         EXPECT(strcmp(state_option(&again, "lr"), "auto") == 0 &&
                    strcmp(state_option(&again, "shuffle"), "on") == 0,

@@ -332,7 +332,41 @@ test_written_to() {
     done
 }
 
+# ---- mixtures that change
+
+# A schedule, resumed by the same command, gives the same bits; sources come and go by name.
+test_schedule() {
+    local few=("${tiny[@]:0:10}" --eval-every 8 --eval-batches 2 --sample-every 0 --data-schedule mix.txt)
+    local run=("${few[@]}" --train-data web=text.txt,books=books)
+    tr a-z b-za <text.txt >maths.txt
+    printf '0 web 3 books 1\n4 ramp web 3 books 1\n192 tokens books 1 # the end\n' >mix.txt
+    bad 2 "--data-schedule mix.txt needs --steps" "${run[@]}"
+    bad 2 "mix.txt:3: starts at sequence 12 of the run, line 2 at 40" "${run[@]}" --total-batch 160 --steps 8
+    bad 2 "source web has no weight; wanted web=text.txt:WEIGHT" "${tiny[@]}" --train-data web=text.txt,books=books
+    bad 2 "wanted sources with names and without weights" "${few[@]}" --steps 8 --train-data text.txt:1,books:1
+    bad 2 "mix.txt:1: source books is not one of --train-data" "${few[@]}" --steps 8 --train-data web=text.txt
+    runs "a schedule" "${run[@]}" --steps 8 --save-every 3 --out mixed
+    says "its lines are shown" "mixture from step 4 on: web 75 %, books 25 %, then linearly to:"
+    says "and what each source gave" "step 8/8 | web 50 %, "
+    check "so does the log" grep -q '"kind":"source","step":8,"name":"web","share":0.5,"tokens":128,' mixed/log.jsonl
+    cp -r mixed cut
+    for step in 3 6; do
+        rm -r cut/step_00000008
+        runs "resumed at $step" --out cut --resume $step
+        check "the same bits" cmp -s mixed/step_00000008/model.safetensors cut/step_00000008/model.safetensors
+    done
+    runs "another mixture" --out cut --resume 8 --steps 10 --train-data maths=maths.txt:1,web=text.txt:1
+    says "a new source" "source maths is new, with 50 %"
+    says "one that left" "source books is not read any more, after 8 sequences"
+    check "none is forgotten" grep -q '"name":"books",.*"number":1,"given":8,"share":0}' cut/step_00000010/state.json
+    runs "it comes back" --out cut --resume 10 --steps 12 --train-data books=books:1
+    check "where it was" grep -q '"name":"books",.*"number":1,"given":12,"share":1}' cut/step_00000012/state.json
+    bad 2 "source books has other contents|another name for other files" --out cut --resume on --steps 13 --train-data books=text.txt:1
+    bad 2 "--train-data is text.txt|sources with names, NAME=FILES, may change" --out cut --resume on --steps 13 --train-data text.txt
+}
+
 make_files
+test_schedule
 test_kept
 test_dry
 test_left

@@ -133,13 +133,13 @@ static void test_one_sequence(void) {
 
 // ---- any packing, several sources, any partition ----
 
-// Documents of 1 to 40 tokens in two files: the first token of a row tells where it is from.
+// Documents of 1 to 40 tokens in three files: the first token of a row tells where it is from.
 static const char* write_documents(void) {
     int32_t header[256] = {MAGIC_U16, 1};
     static char list[600];
     int* tokens = (int*)check_alloc(20000, sizeof(int), "documents");
     Rand rng = rand_open(7, 7);
-    for (int file = 0; file < 2; file++) {
+    for (int file = 0; file < 3; file++) {
         size_t n = 0;
         for (int d = 0; d < 150; d++) {
             for (uint32_t i = 0, length = 1 + rand_below(&rng, 40); i < length; i++) {
@@ -148,7 +148,7 @@ static const char* write_documents(void) {
             }
         }
         header[2] = (int32_t)n;
-        write_tokens(file ? "d1.bin" : "d0.bin", header, 1024, 2, tokens, n);
+        write_tokens(file == 0 ? "d0.bin" : file == 1 ? "d1.bin" : "d2.bin", header, 1024, 2, tokens, n);
     }
     free(tokens);
     snprintf(list, sizeof(list), "%s:0.7,%s:0.3", test_path("d0.bin"), test_path("d1.bin"));
@@ -230,6 +230,114 @@ static void test_partitions(const char* list, Packing pack) {
         EXPECT(traces[0].counted == traces[i].counted, "pack %d, partition %d", pack, i);
     }
     mixture_close(&sources);
+}
+
+// ---- mixtures that change ----
+
+// Opens three sources, or those of `list` of them, whose weights change at some sequences.
+static void open_changing(DataSources* sources, const char* list, const char* schedule) {
+    const char* names[SOURCES_MAX];
+    DataSchedule d;
+    mixture_open_files(sources, list, TOKENS_AUTO, V);
+    mixture_pack(sources, PACK_BESTFIT, T, EOT, DOCUMENT_MASK_ON);
+    for (int s = 0; s < sources->count; s++) {
+        names[s] = sources->source[s].name;
+    }
+    data_schedule_read(&d, test_write("schedule.txt", schedule, strlen(schedule)), names, sources->count);
+    for (int i = 0; i < d.count; i++) {
+        d.line[i].first = d.line[i].from;
+    }
+    mixture_set_schedule(sources, d);
+}
+
+// Keeps the mixture of a run that is closed before sequence p.
+static MixtureState changing_state(DataSources* sources, uint64_t p) {
+    MixtureState state = mixture_state(sources, p);
+    for (int i = 0; i < state.count; i++) {
+        state.source[i].name = strdup(state.source[i].name);
+    }
+    mixture_close(sources);
+    return state;
+}
+
+// Any number of ranks and of resumes read the same sequences.
+static void test_resumes(void) {
+    static const char schedule[] =
+        "0 a 3 b 1\n70 ramp a 3 b 1\n200 b 1 c 1\n301 c 5\n330 ramp a 1 b 1 c 1\n420 a 1";
+    static Trace traces[4];
+    char list[600];
+    Rand rng = rand_open(1, 9);
+    snprintf(list, sizeof(list), "a=%s,b=%s,c=%s", test_path("d0.bin"), test_path("d1.bin"),
+             test_path("d2.bin"));
+    memset(traces, 0, sizeof(traces));
+    for (int n = 1; n <= 3; n++) {
+        for (int rank = 0; rank < n; rank++) {
+            DataSources sources;
+            open_changing(&sources, list, schedule);
+            EXPECT(sources.order.count > 6, "%zu stretches", sources.order.count);
+            trace_run(&traces[n - 1], &sources, 4, n, rank, 1);
+            mixture_close(&sources);
+        }
+        EXPECT(memcmp(traces[0].hash, traces[n - 1].hash, sizeof(traces[0].hash)) == 0, "%d ranks", n);
+    }
+    for (int trial = 0; trial < 10; trial++) {
+        MixtureState state = {.count = 0};
+        uint64_t p = 0;
+        while (p < STEPS * UPDATE) {
+            const uint64_t left = STEPS * UPDATE - p, some = 1 + rand_below(&rng, 120);
+            DataSources sources;
+            Dataloader loader;
+            open_changing(&sources, list, schedule);
+            EXPECT(p == 0 || mixture_continue(&sources, &state, p), "nothing changes at %d", (int)p);
+            dataloader_open(&loader, &sources, settings_of(1, SHUFFLE_ON, 5));
+            dataloader_seek(&loader, p);
+            for (uint64_t end = p + (some < left ? some : left); p < end; p++) {
+                EXPECT(row_hash(dataloader_next(&loader), 0, 1) == traces[0].hash[p], "trial %d, sequence %d",
+                       trial, (int)p);
+            }
+            dataloader_close(&loader);
+            state = changing_state(&sources, p);
+        }
+    }
+}
+
+// Sources that come, go, return and change their weights: every row of each is read once before any
+// is read twice.
+static void test_changes(void) {
+    static const char* const names[] = {"a", "b", "c"};
+    Rand rng = rand_open(2, 9);
+    for (int trial = 0; trial < 20; trial++) {
+        MixtureState state = {.count = 0};
+        uint64_t p = 0, times[3][400] = {{0}}, given[3] = {0}, rows[3] = {0};
+        while (p < 1500) {
+            char list[700] = "", schedule[200] = "0 ";
+            int first = (int)rand_below(&rng, 3), count = 1 + (int)rand_below(&rng, 3), of[3];
+            DataSources sources;
+            Dataloader loader;
+            for (int i = 0; i < count; i++) {
+                of[i] = (first + i) % 3;
+                sprintf(list + strlen(list), "%s%s=%s/d%d.bin", i ? "," : "", names[of[i]], test_tmpdir(),
+                        of[i]);
+                sprintf(schedule + strlen(schedule), "%s %d ", names[of[i]], 1 + (int)rand_below(&rng, 9));
+            }
+            open_changing(&sources, list, schedule);
+            if (p > 0) {
+                mixture_continue(&sources, &state, p);
+            }
+            dataloader_open(&loader, &sources, settings_of(1, SHUFFLE_ON, 5));
+            for (uint64_t end = p + 1 + rand_below(&rng, 100); p < end; p++) {
+                uint64_t row, j;
+                const int s = of[mixture_find(&sources, p, &j)];
+                const Rows* at = dataloader_find_(&loader, p, &row);
+                rows[s] = at->count;
+                EXPECT(at->count < 400 && times[s][row]++ == given[s]++ / at->count, "trial %d: row %d of %s",
+                       trial, (int)row, names[s]);
+            }
+            dataloader_close(&loader);
+            state = changing_state(&sources, p);
+        }
+        EXPECT(given[0] > rows[0] && given[1] > rows[1], "more than an epoch");
+    }
 }
 
 // Each source's sequences are all of its rows once per epoch, in another order in each.
@@ -633,6 +741,8 @@ TEST(dataloader) {
     }
     test_partitions(test_path("d0.bin"), PACK_UNIFORM);
     test_mixture(list);
+    test_resumes();
+    test_changes();
     test_twice();
     test_earlier(list);
     test_widths();

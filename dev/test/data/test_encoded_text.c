@@ -207,7 +207,8 @@ TEST(weights) {
     char* shards = encoded_text_shards(&data, list);
     DataSources sources;
     mixture_open_files(&sources, shards, TOKENS_AUTO, bpe.vocab_size);
-    EXPECT(sources.count == 2 && sources.source[0].share == 3 && sources.source[1].share == 1,
+    EXPECT(sources.count == 2 && sources.order.stretch[0].share[0] == 3 &&
+               sources.order.stretch[0].share[1] == 1,
            "%s: other weights", shards);
     EXPECT(tokens_at(&sources.source[1].stream, 0) == bpe.eot, "no end of text before a document");
     mixture_close(&sources);

@@ -33,19 +33,22 @@ static void open_list(DataSources* sources, const char* text, int T) {
 static void test_lists(void) {
     DataSources sources;
     open_list(&sources, "%/a_*.bin,%/c.bin", 10);
-    EXPECT(sources.count == 1 && sources.cycle == 1 && sources.tokens == 132, "one source");
+    EXPECT(sources.count == 1 && sources.order.stretch[0].cycle == 1 && sources.tokens == 132, "one source");
     EXPECT(mixture_epoch(&sources) == 13, "an epoch of one source is its rows");
     mixture_close(&sources);
     open_list(&sources, "%/a_*.bin:0.50,%/b.bin:.3,%/c.bin:00.200000", 10);
-    EXPECT(sources.count == 3 && sources.cycle == 10 && sources.tokens == 101 + 401 + 31, "three");
-    EXPECT(sources.source[0].share == 5 && sources.source[1].share == 3 && sources.source[2].share == 2,
-           "shares");
+    EXPECT(sources.count == 3 && sources.order.stretch[0].cycle == 10 && sources.tokens == 101 + 401 + 31,
+           "three");
+    const uint64_t* share = sources.order.stretch[0].share;
+    EXPECT(share[0] == 5 && share[1] == 3 && share[2] == 2, "shares");
     EXPECT(strcmp(sources.source[2].stream.name, test_path("c.bin")) == 0, "%s",
            sources.source[2].stream.name);
     EXPECT(tokens_at(&sources.source[1].stream, 0) == token_at(1000), "its tokens");
     mixture_close(&sources);
     open_list(&sources, "%/b.bin:6,%/c.bin:2", 10);
-    EXPECT(sources.count == 2 && sources.cycle == 4 && sources.source[0].share == 3, "not normalized");
+    EXPECT(sources.count == 2 && sources.order.stretch[0].cycle == 4 &&
+               sources.order.stretch[0].share[0] == 3,
+           "not normalized");
     mixture_close(&sources);
     EXPECT(mixture_kind(list_of("%/a_*.bin:0.5,%/b.bin:.5")) == TOKENS_SHARDS, "");
     EXPECT(mixture_kind(list_of("%/t.txt:1")) == TOKENS_TEXT, "");
@@ -79,19 +82,16 @@ static void test_turns(void) {
             count--;
         }
         open_weights(&sources, cases[k], count);
-        const double cycle = (double)sources.cycle;
+        const Stretch* stretch = &sources.order.stretch[0];
         for (uint64_t p = 0; p < 2500; p++) {
             uint64_t j;
             const int s = mixture_find(&sources, p, &j);
             EXPECT(j == given[s]++, "case %d, sequence %d of source %d", (int)k, (int)p, s);
             for (int i = 0; i < count; i++) {
-                const double wanted = (double)(p + 1) * (double)sources.source[i].share / cycle;
+                const double wanted = (double)(p + 1) * (double)stretch->share[i] / (double)stretch->cycle;
                 EXPECT(fabs((double)given[i] - wanted) < 1 - 1e-9, "case %d: source %d after %d", (int)k, i,
                        (int)p);
             }
-        }
-        for (int i = 0; i < count; i++) {
-            EXPECT(mixture_given_(&sources, i, 2500) == given[i], "case %d: %d", (int)k, i);
         }
         mixture_close(&sources);
     }
@@ -103,7 +103,7 @@ static void test_far(void) {
     DataSources sources;
     uint64_t j;
     open_weights(&sources, weights, 3);
-    EXPECT(sources.cycle == 1000000, "%d", (int)sources.cycle);
+    EXPECT(sources.order.stretch[0].cycle == 1000000, "%d", (int)sources.order.stretch[0].cycle);
     const uint64_t p = UINT64_C(1000000000000000);
     const int s = mixture_find(&sources, p + 12345, &j);
     uint64_t near;
@@ -129,7 +129,8 @@ static void test_tail(void) {
     DataSources sources, tail;
     mixture_open_files(&sources, list_of("%/a_*.bin:3,%/b.bin:1"), TOKENS_AUTO, V);
     mixture_split_tail(&sources, &tail, 10);
-    EXPECT(tail.count == 2 && tail.cycle == 4 && tail.source[0].share == 3, "the same weights");
+    EXPECT(tail.count == 2 && tail.order.stretch[0].cycle == 4 && tail.order.stretch[0].share[0] == 3,
+           "the same weights");
     EXPECT(tail.source[0].stream.count == 51 && tail.source[1].stream.count == 20, "a shard, and 5 %%");
     EXPECT(sources.tokens == 50 + 381 && tail.tokens == 71, "%zu and %zu", sources.tokens, tail.tokens);
     EXPECT(tokens_at(&tail.source[1].stream, 0) == token_at(1381), "the end of b");
@@ -172,7 +173,21 @@ static void test_names(void) {
     EXPECT(strcmp(sources.source[0].name, list_of("%/x\\,y\\:5.bin")) == 0, "%s", sources.source[0].name);
     mixture_rename(&sources, "books/*.txt:1,other:1");
     EXPECT(strcmp(sources.source[0].stream.name, "books/*.txt") == 0, "%s", sources.source[0].stream.name);
+    EXPECT(!sources.is_named, "");
     EXPECT(strcmp(sources.source[1].name, "other") == 0, "%s", sources.source[1].name);
+    mixture_close(&sources);
+    open_list(&sources, "web=%/x\\,y\\:5.bin:3,b_2=%/c.bin:1", 10);
+    EXPECT(sources.is_named && strcmp(sources.source[0].name, "web") == 0, "%s", sources.source[0].name);
+    EXPECT(strcmp(sources.source[0].pattern, list_of("%/x\\,y\\:5.bin")) == 0, "%s",
+           sources.source[0].pattern);
+    EXPECT(sources.order.stretch[0].share[0] == 3 && sources.source[1].number == 1, "weights");
+    mixture_close(&sources);
+    write_shard("a=b.bin", MAGIC_U16, 0, 60);
+    open_list(&sources, "%/a\\=b.bin", 10);
+    EXPECT(!sources.is_named && sources.tokens == 60, "no name");
+    mixture_close(&sources);
+    open_list(&sources, "web=%/b.bin", 10);
+    EXPECT(sources.is_named && sources.count == 1 && sources.tokens == 401, "one");
     mixture_close(&sources);
 }
 
@@ -231,6 +246,67 @@ static void test_errors(void) {
     EXPECT(test_dies(pack_shorter, NULL, 1, "shorter.bin: became shorter while"), "");
     EXPECT(test_dies(open_it, "%/b.bin:1,%/c.bin:x", 2, "1 of 2 items have a weight"),
            "no number: part of the name");
+    EXPECT(test_dies(open_it, "a=%/b.bin,%/c.bin", 2, "1 of 2 items have a name; wanted all or none"), "");
+    EXPECT(test_dies(open_it, "a=%/b.bin:1,a=%/c.bin:1", 2, "two sources are called a"), "");
+    EXPECT(test_dies(open_it, "ramp=%/b.bin:1", 2, "ramp=|wanted NAME=FILES, with a name other than"), "");
+    EXPECT(test_dies(open_it, "a=", 2, "data a=: wanted NAME=FILES"), "");
+}
+
+// ---- checkpoints ----
+
+static MixtureState close_at(DataSources* sources, uint64_t p) {
+    MixtureState state = mixture_state(sources, p);
+    for (int i = 0; i < state.count; i++) {
+        state.source[i].name = strdup(state.source[i].name);
+    }
+    mixture_close(sources);
+    return state;
+}
+
+static int number_of(const DataSources* sources, const char* name) {
+    for (int s = 0; s < sources->count; s++) {
+        if (strcmp(sources->source[s].name, name) == 0) {
+            return sources->source[s].number;
+        }
+    }
+    return -1;
+}
+
+// Sources keep their numbers and places in any order of the list, under new names, and while they
+// are away.
+static void test_continue(void) {
+    DataSources sources;
+    uint64_t given[SOURCES_MAX];
+    open_list(&sources, "a=%/a_*.bin:1,b=%/b.bin:2", 10);
+    MixtureState state = close_at(&sources, 31);
+    EXPECT(state.count == 2 && state.source[0].given == 10 && state.source[1].given == 21, "%d",
+           (int)state.source[0].given);
+
+    open_list(&sources, "b=%/b.bin:2,a=%/a_*.bin:1", 10);
+    EXPECT(mixture_continue(&sources, &state, 31), "another order is the same mixture");
+    EXPECT(number_of(&sources, "a") == 0 && number_of(&sources, "b") == 1, "numbers");
+    EXPECT(sources.order.stretch[0].first == 0 && sources.order.stretch[0].base[0] == 0, "from the start");
+    mixture_close(&sources);
+
+    open_list(&sources, "b=%/b.bin:1,c=%/c.bin:1", 10);
+    EXPECT(!mixture_continue(&sources, &state, 31), "another mixture");
+    EXPECT(number_of(&sources, "b") == 1 && number_of(&sources, "c") == 2, "numbers");
+    EXPECT(sources.num_past == 1 && sources.past[0].given == 10 && sources.past[0].share == 0, "a is away");
+    source_order_given(&sources.order, 35, given);
+    EXPECT(given[0] == 23 && given[1] == 2, "%d, %d", (int)given[0], (int)given[1]);
+    state = close_at(&sources, 35);
+
+    open_list(&sources, "c=%/c.bin:1,news=%/b.bin:1,a=%/a_*.bin:2", 10);
+    EXPECT(!mixture_continue(&sources, &state, 35), "another mixture");
+    EXPECT(number_of(&sources, "news") == 1 && number_of(&sources, "a") == 0, "b under a new name");
+    source_order_given(&sources.order, 35, given);
+    EXPECT(given[0] == 2 && given[1] == 23 && given[2] == 10 && sources.num_past == 0, "all continue");
+    mixture_close(&sources);
+
+    open_list(&sources, "b=%/c.bin:1,c=%/b.bin:1", 10);
+    const SourceMatch match = mixture_match(&sources, &state);
+    EXPECT(match.fate[0] == SOURCE_CHANGED && match.fate[1] == SOURCE_CHANGED, "names are not contents");
+    mixture_close(&sources);
 }
 
 static void kind_of(const void* list) { mixture_kind(list_of((const char*)list)); }
@@ -247,4 +323,5 @@ TEST(mixture) {
     test_print();
     test_names();
     test_fingerprint();
+    test_continue();
 }

@@ -330,12 +330,43 @@ TEST(task_lines) {
            "%s", screen);
 }
 
+// A mixture of web, which gives 3 of 4 sequences, and books; both have 10 rows of 8 tokens.
+static const DataSources* two_sources(void) {
+    static DataSource source[2];
+    static DataSources sources = {.source = source, .count = 2};
+    const uint64_t weights[] = {3, 1};
+    if (sources.order.count == 0) {
+        source[0].name = strdup("web");
+        source[1].name = strdup("books");
+        source[0].rows.count = source[1].rows.count = 10;
+        source[0].rows.tokens = source[1].rows.tokens = 80;
+        source_order_open(&sources.order, 2);
+        source_order_add(&sources.order, 0, weights);
+    }
+    return &sources;
+}
+
+TEST(sources) {
+    RunLog log = open_log("sources", 0, 10);
+    log_sources(&log, 5, two_sources(), 20);
+    log_close(&log);
+    const char* jsonl = slurp(test_path("sources/log.jsonl"));
+    EXPECT(strcmp(jsonl, "{\"kind\":\"source\",\"step\":5,\"name\":\"web\",\"share\":0.75,\"tokens\":120,"
+                         "\"epochs\":1.5}\n"
+                         "{\"kind\":\"source\",\"step\":5,\"name\":\"books\",\"share\":0.25,\"tokens\":40,"
+                         "\"epochs\":0.5}\n") == 0,
+           "%s", jsonl);
+    const char* screen = slurp(test_path("sources.screen"));
+    EXPECT(strstr(screen, "step  5/10 | web 75 %, 1.5 epochs | books 25 %, 0.5 epochs\n"), "%s", screen);
+}
+
 // The trainer's loop from update `start` to `end`, ended as by a power failure unless that is the
 // last one.
 static void run_part(RunLog* log, int start, int end) {
     for (int step = start;; step++) {
         if (step % 2 == 0) {
             say_val(log, step, 5 - 0.1 * step, NAN);
+            log_sources(log, step, two_sources(), (uint64_t)step);
         }
         if (step % 4 == 0) {
             const TaskScore score = {TASK_CHOICE, {0.5, 0}, {0.01 * step, 0}, {NAN, NAN}, NAN, NAN, 1};
@@ -431,7 +462,7 @@ TEST(resume) {
     log = open_log("elsewhere", 12, 20); // resumes with no log to continue from
     run_part(&log, 12, 12);
     log_close(&log);
-    EXPECT(count_of(slurp(test_path("elsewhere/log.jsonl")), "\n") == 5, "val, tasks, sample, save");
+    EXPECT(count_of(slurp(test_path("elsewhere/log.jsonl")), "\n") == 7, "val, tasks, sample, save");
 }
 
 // ---- the screen ----

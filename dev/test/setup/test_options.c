@@ -655,7 +655,7 @@ TEST(json) {
     FILE* file = open_memstream(&json, &bytes);
     options_print_json(file, &options);
     fclose(file);
-    EXPECT(strncmp(json, "{\"train-data\":\"\",\"val-data\":\"\",", 31) == 0, "%s", json);
+    EXPECT(strncmp(json, "{\"train-data\":\"\",\"data-schedule\":\"\",", 36) == 0, "%s", json);
     EXPECT(json[bytes - 1] == '}' && !strchr(json, '\n'), "%s", json);
     static const char* const members[] = {",\"batch\":8,",
                                           ",\"seq-len\":null,",

@@ -546,7 +546,8 @@ static void test_packed_floor(void) {
 
 static void test_sources(void) {
     Run run = run_open("--train-data %/train.bin:3,%/large.bin:1 --seq-len 16 --batch 1");
-    EXPECT(run.data.train.count == 2 && run.data.train.cycle == 4 && run.data.val.count == 2, "two sources");
+    EXPECT(run.data.train.count == 2 && run.data.train.order.stretch[0].cycle == 4 && run.data.val.count == 2,
+           "two sources");
     EXPECT(run.settled.options.steps == 19 * 4 + 2, "%d: until the first source, of 59 rows, is at its end",
            (int)run.settled.options.steps);
     EXPECT(run.data.train.tokens == 1900 && run.data.val.tokens == 100, "5 %% of each to validate");
