@@ -987,10 +987,10 @@ static void model_move(Model* model, GridGroup group, GroupMove move) {
 
 static Model* model_teacher(Model* model) { return model->teacher; }
 
-static uint64_t model_checksum(Model* model, const TensorRow* row) {
-    const void* begin = row ? tensor_at_layer(row, model->params_memory, 0) : model->params_memory;
-    const size_t bytes = row ? tensor_bytes_in_group(row) : model->parameter_bytes;
-    return checksum_words_cpu(begin, bytes / sizeof(uint64_t));
+static uint64_t model_checksum(Model* model, ParameterBytes of) {
+    const size_t bytes = of.count > 0 ? of.count : model->parameter_bytes;
+    const void* begin = (const char*)model->params_memory + of.begin;
+    return checksum_words_cpu((const uint64_t*)begin, bytes / sizeof(uint64_t));
 }
 
 // -------------------------------------------------------------------------------------------------

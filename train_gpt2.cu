@@ -1383,14 +1383,14 @@ static void model_move(Model* model, GridGroup group, GroupMove move) {
 
 static Model* model_teacher(Model* model) { return model->teacher; }
 
-static uint64_t model_checksum(Model* model, const TensorRow* row) {
-    const void* begin = row ? tensor_at_layer(row, model->params_memory, 0) : model->params_memory;
-    const size_t bytes = row ? tensor_bytes_in_group(row)
-                         : model->linear.is_quantized
-                             ? model->parameter_bytes
-                             : zero_count(&model->zero.plan, ZERO_REPLICATED) * sizeof(floatX);
+static uint64_t model_checksum(Model* model, ParameterBytes of) {
+    const size_t all = model->linear.is_quantized
+                           ? model->parameter_bytes
+                           : zero_count(&model->zero.plan, ZERO_REPLICATED) * sizeof(floatX),
+                 bytes = of.count > 0 ? of.count : all;
     zero_wait_for_parameters(&model->zero); // test_ranks.sh: one process gathers nothing
-    checksum_words(&model->results.on_gpu->checksum, begin, bytes / sizeof(uint64_t), &model->gpu);
+    checksum_words(&model->results.on_gpu->checksum, (const char*)model->params_memory + of.begin,
+                   bytes / sizeof(uint64_t), &model->gpu);
     return step_results_read(&model->results, 0)->checksum;
 }
 

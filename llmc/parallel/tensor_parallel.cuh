@@ -34,8 +34,8 @@ static inline floatX* tensor_part(const TensorParallelGpu* tp, int i, floatX* ou
     return tensor_is_sliced(tp) ? tp->parts + (size_t)i * tp->cut.N * tp->cut.C : out;
 }
 
-// Return a tensor that the sum of parts adds, as the matmul of a slice gets it: NULL if there are
-// slices.
+// Returns the bias or residual that the matmul of a slice adds: NULL if there are slices, because
+// tensor_sum does that.
 static inline const floatX* tensor_of_matmul(const TensorParallelGpu* tp, const floatX* added) {
     return tensor_is_sliced(tp) ? NULL : added;
 }

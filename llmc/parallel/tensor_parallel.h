@@ -45,7 +45,7 @@ typedef struct {
     Group* group;          // processes that divide them
     int N, C;              // tokens of the pass; channels
     int cuts_tokens;       // 0: each process has the whole stream
-    size_t whole;          // elements from a WholeGradients of a slice to the next one's
+    size_t whole;          // elements from the WholeGradients of a slice to those of the next
     // memory (model.h): (2, N, C); (slices, N, C); (of, R, C)
     float *gathered, *parts, *arrived;
 } TensorParallel;
@@ -60,15 +60,15 @@ static inline int tensor_is_sliced(const TensorParallel* tp) { return tp->of > 1
 // Returns the token slices from `slice` on.
 TensorTokens tensor_token_slices(const TensorParallel* tp, int slice, int count);
 
-// Return the tokens whose part of the stream this process has, and another rank of its group.
+// Return the tokens of the stream that this process has, and those of a rank of its group.
 TensorTokens tensor_rows(const TensorParallel* tp);
 TensorTokens tensor_rows_of(const TensorParallel* tp, int rank);
 
 // Returns token slice i of this process, counted from its first row.
 TensorTokens tensor_own_slice(const TensorParallel* tp, int i);
 
-// Returns all tokens (N, C) of a tensor of the stream, from the rows (R, C) of this process; in
-// place `which` (0 or 1) of `gathered` if other processes have some. Collective.
+// Returns all tokens (N, C) of a tensor of the stream, of which this process has `rows` (R, C):
+// `rows` itself if it has all, else array `which` (0 or 1) of `gathered`. Collective.
 const float* tensor_gather_cpu(const TensorParallel* tp, int which, const float* rows);
 
 // Returns the place of the part of slice i of this process; without slices, `out`.
@@ -80,8 +80,8 @@ static inline float* tensor_part(const TensorParallel* tp, int i, float* out) {
 // Collective.
 void tensor_sum_cpu(const TensorParallel* tp, float* out, const float* bias);
 
-// Return a parameter, or a gradient, that the sum of parts adds or counts, as the matmul of a slice
-// gets it: NULL if there are slices.
+// Returns the bias that the matmul of a slice adds, or its gradient that the matmul computes: NULL
+// if there are slices, because tensor_sum_cpu and tensor_bias_backward_cpu do that.
 static inline float* tensor_of_matmul(const TensorParallel* tp, float* bias) {
     return tensor_is_sliced(tp) ? NULL : bias;
 }

@@ -26,10 +26,10 @@ from the classifier's (zero_plan_apart): as if it were one more group, after all
 parameters and state. Each rank then has all of the sum, and one addition an update joins the two.
 
 Two levels: W ranks are `replicas` of `shards` ranks each, for example those of a machine. A group
-is cut into `shards` slices, and a slice into one shard for each replica. Slices move in every
-micro-step, and stay within a replica; for parameters and gradients "1/W" then means 1/shards. Once
-an update, the ranks with the same slice add up the sums of their replicas, shard by shard. With one
-level a slice is a shard.
+is cut into `shards` slices, and a slice into one shard for each replica. (The slices of a layer,
+part.h, are others: each is a block here.) Slices move in every micro-step, and stay within a
+replica; for parameters and gradients "1/W" then means 1/shards. Once an update, the ranks with the
+same slice add up the sums of their replicas, shard by shard. With one level a slice is a shard.
 
 micro_steps.h deals micro-batches out to ranks. A reduction sends piece r of each rank's gradient to
 rank r, which adds the pieces to its shard in fp32,

@@ -344,43 +344,87 @@ static void run_compare_(Run* run, int color, const char* parameters, uint64_t c
     comm_agree_in(&run->comm, color, what, checksum, words);
 }
 
-// Returns a checksum of the tensors that all ranks of a tensor group have.
-static uint64_t run_checksum_whole_(Run* run, const TensorRow* rows) {
+static void run_add_checksum_(Run* run, uint64_t* sum, size_t begin, size_t count) {
+    const ParameterBytes of = {begin, count};
+    if (count > 0) {
+        *sum = checksum_word(*sum, count) + run->trainer->checksum(run->model, of);
+    }
+}
+
+// Compares the tensors that all ranks of a tensor group have.
+static void run_compare_whole_(Run* run, const TensorRow* rows) {
     uint64_t sum = 0;
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         if (rows[i].split == SPLIT_NONE) {
-            sum = checksum_word(sum, (size_t)i) + run->trainer->checksum(run->model, &rows[i]);
+            run_add_checksum_(run, &sum, rows[i].offset_bytes, tensor_bytes_in_group(&rows[i]));
         }
     }
-    return sum;
+    run_compare_(run, grid_member(&run->settled.ranks.grid, GRID_TENSOR).first,
+                 "the parameters that are not sliced", sum);
+}
+
+// Returns a color that no other rank has.
+static int run_own_color_(const Run* run) { return -1 - run->comm.rank; }
+
+// Compares the copies that the ranks of a tensor group have of head `head` of keys and values
+// (part.h). In stage 3 they have only shards of them.
+static void run_compare_head_(Run* run, const TensorRow* rows, int head) {
+    const ModelConfig cfg = run->settled.part;
+    const int slices = model_slices(cfg), share = cfg.part.keys_share;
+    int i = 0, color = run_own_color_(run);
+    uint64_t sum = 0;
+    while (i < slices && (cfg.part.first_slice + i) / share != head) {
+        i++;
+    }
+    if (i < slices) {
+        color = grid_member(&run->settled.ranks.grid, GRID_TENSOR).first;
+    }
+    for (int r = 0; r < MODEL_PARAMETER_ROWS && i < slices; r++) {
+        const TensorRow* row = &rows[r];
+        const size_t cols = row->rows == 1 ? 1 : row->cols, bytes = cols * row->element_bytes;
+        for (int k = i; row->split == SPLIT_HEADS && k < row->layers; k += slices) {
+            run_add_checksum_(run, &sum,
+                              row->offset_bytes + (size_t)k * row->layer_bytes +
+                                  (size_t)model_heads(cfg) * bytes,
+                              2 * (size_t)model_keys(cfg) * bytes);
+        }
+    }
+    run_compare_(run, color, "the heads of keys that slices share", sum);
 }
 
 // Compares the copies of wte of the first and the last stage, if they have some.
 static void run_compare_wte_(Run* run, const TensorRow* rows) {
     const TensorRow* wte = rows;
+    uint64_t sum = 0;
     while (wte->member != offsetof(ModelParameters, wte)) {
         wte++;
     }
-    const int none = -1 - run->comm.rank; // a color of its own
-    const int color = tensor_is_absent(wte) ? none : grid_member(&run->settled.ranks.grid, GRID_PIPE).first;
-    run_compare_(run, color, "wte of the first and the last stage", run->trainer->checksum(run->model, wte));
+    run_add_checksum_(run, &sum, wte->offset_bytes, tensor_bytes_in_group(wte));
+    run_compare_(run,
+                 tensor_is_absent(wte) ? run_own_color_(run)
+                                       : grid_member(&run->settled.ranks.grid, GRID_PIPE).first,
+                 "wte of the first and the last stage", sum);
 }
 
 // Compares what several ranks have: before the model is used, and at each validation and save. It
 // differs if a rank has read another file, has a memory error, or computes differently.
 void run_agree_on_parameters(Run* run) {
     const Grid* grid = &run->settled.ranks.grid;
+    const ModelConfig cfg = run->settled.part;
     TensorRow rows[MODEL_PARAMETER_ROWS];
     if (run->comm.size == 1) {
         return;
     }
-    zero_parameter_rows(rows, &run->settled.zero, run->settled.part,
-                        safetensors_dtype_bytes(run->trainer->dtype));
+    zero_parameter_rows(rows, &run->settled.zero, cfg, safetensors_dtype_bytes(run->trainer->dtype));
     run_compare_(run, grid_member(grid, GRID_DATA).first, "the parameters",
-                 run->trainer->checksum(run->model, NULL));
+                 run->trainer->checksum(run->model, ALL_PARAMETERS));
     if (grid->shape.tensor > 1) {
-        run_compare_(run, grid_member(grid, GRID_TENSOR).first, "the parameters that are not sliced",
-                     run_checksum_whole_(run, rows));
+        run_compare_whole_(run, rows);
+    }
+    for (int head = 0; grid->shape.tensor > 1 && run->settled.zero.stage < 3 && cfg.part.keys_share > 1 &&
+                       head < model_key_heads(run->settled.cfg);
+         head++) {
+        run_compare_head_(run, rows, head);
     }
     if (grid->shape.pipeline > 1) {
         run_compare_wte_(run, rows);

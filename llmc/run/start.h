@@ -216,7 +216,7 @@ static void start_open_teacher_(Run* run) {
                               s.optimizer, s.saved_dtype,        run->plan.in_place && !s.options.quantize,
                               &run->comm};
     load_model(&files, run->teacher_path, 0, NULL);
-    run->state.teacher = run->trainer->checksum(teacher, NULL);
+    run->state.teacher = run->trainer->checksum(teacher, ALL_PARAMETERS);
     snprintf(words, sizeof(words), "%016llx", (unsigned long long)run->state.teacher);
     comm_agree(&run->comm, "the parameters of the teacher (checksum)", run->state.teacher, words);
     resume_check_teacher(&run->resume, &run->settled.options, stdout, run->state.teacher);
@@ -234,7 +234,7 @@ static void start_write_logits_(Run* run) {
     float* log_probs = (float*)check_alloc(array_bytes(tokens, k), sizeof(float), "kept tokens");
     memset(&in_order, 0, sizeof(in_order));
     header.k = (uint32_t)k;
-    header.teacher = run->trainer->checksum(run->model, NULL);
+    header.teacher = run->trainer->checksum(run->model, ALL_PARAMETERS);
     header = kept_header(header);
     in_order.B = o->batch;
     in_order.sequences = (int64_t)header.rows;

@@ -66,6 +66,13 @@ static inline void rank_report_add(RankReport* report, ModelConfig cfg, const Fr
     report->counted += batch.counted;
 }
 
+// Bytes of the parameters in memory, multiples of 8; none: all that the ranks of a data group have.
+typedef struct {
+    size_t begin, count;
+} ParameterBytes;
+
+static const ParameterBytes ALL_PARAMETERS = {0, 0};
+
 typedef struct {
     const char* name;         // trainer and precision, for the log and checkpoints: "CPU FP32"
     const char* program_name; // "train_gpt2"
@@ -92,9 +99,8 @@ typedef struct {
     void (*top_tokens)(Model* model, Batch batch, int k, float temperature, int* ids, float* log_probs);
     // Returns the teacher of a model; NULL: none.
     Model* (*teacher)(Model* model);
-    // Returns a checksum of the parameters that all ranks of a data group have; of one outside of
-    // blocks, if `row` is not NULL.
-    uint64_t (*checksum)(Model* model, const TensorRow* row);
+    // Returns a checksum of some of the parameters that all ranks of a data group have.
+    uint64_t (*checksum)(Model* model, ParameterBytes of);
     // Writes more small files into a checkpoint, in the thread that saves. NULL: none.
     void (*save_extra)(const void* model, const char* directory);
 } Trainer;

@@ -580,10 +580,18 @@ test_drift() {
     differs "another learning rate" "step 5: rank 2 judged the step before otherwise than rank 0" FAULT_COS_FROM=36 "${run[@]}" --eval-every 0
 }
 
+# byte_of TENSOR OUT: where the tensor begins in the model of step 1.
+byte_of() {
+    local file=$2/step_00000001/model.safetensors
+    local header
+    header=$(od -An -t u8 -N 8 "$file")
+    echo $((8 + header + $(head -c $((8 + header)) "$file" | grep -ao "\"$1\":{[^}]*}" | sed 's/.*"data_offsets": *\[\([0-9]*\).*/\1/')))
+}
+
 # A rank whose copy of parameters differs from those of a tensor, a context and a pipeline group.
 test_drift_in_grid() {
     local sound=1 run=(--layers 2 --channels 32 --heads 2 --seq-len 16 --batch 2 --total-batch 320 --steps 6 --zero 0 --out drift
-        --eval-every 4 --eval-batches 1) begin
+        --eval-every 4 --eval-batches 1)
     differs "other weights in a tensor group" \
         "the ranks disagree about the parameters that are not sliced after step 4 (checksum): [0-9a-f]* on rank 0 (tensor 0), [0-9a-f]* on rank 1 (tensor 1)" \
         FAULT_POW_AT=3 "${run[@]}" --tensor-parallel 2
@@ -591,11 +599,15 @@ test_drift_in_grid() {
         "the ranks disagree about the parameters after step 4 (checksum): [0-9a-f]* on rank 0 (context 0), [0-9a-f]* on rank 1 (context 1)" \
         FAULT_POW_AT=3 "${run[@]}" --context-parallel 2
     good "a model" "${run[@]:0:10}" --steps 1 --samples 0 --out two_layers
-    begin=$((8 + $(od -An -t u8 -N 8 two_layers/step_00000001/model.safetensors))) # of the data: wte comes first
-    export FAULT_BYTE=$((begin + 4))
+    export FAULT_BYTE=$(($(byte_of transformer.wte.weight two_layers) + 4))
     differs "a bit of wte in the last stage" \
         "the ranks disagree about wte of the first and the last stage after step 0 (checksum): [0-9a-f]* on rank 0 (stage 0), [0-9a-f]* on rank 1 (stage 1)" \
         FAULT_MAP=two_layers "${run[@]}" --model two_layers --pipeline-parallel 2
+    good "a model" "${run[@]:0:10}" --arch llama --kv-heads 1 --hidden 64 --steps 1 --samples 0 --out one_head
+    export FAULT_BYTE=$(($(byte_of model.layers.1.self_attn.v_proj.weight one_head) + 4))
+    differs "a bit of a head of keys that slices share" \
+        "the ranks disagree about the heads of keys that slices share after step 0 (checksum): [0-9a-f]* on rank 0 (tensor 0), [0-9a-f]* on rank 1 (tensor 1)" \
+        FAULT_MAP=one_head "${run[@]}" --model one_head --tensor-parallel 2
     unset FAULT_BYTE
 }
 
