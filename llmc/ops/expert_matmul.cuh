@@ -282,17 +282,13 @@ __global__ void __launch_bounds__(EXPERT_THREADS)
 
 // ---- launchers ----
 
-// Instructions of kernels if the caller has no wish.
-static const ExpertInstructions EXPERT_USUAL_ = EXPERT_BY_MMA;
-
 // Returns 1 if kernels of type X can use wgmma for these rows.
 template <class X> static inline int expert_can_wgmma(const ExpertRows* rows) {
     return PTX_HAS_WGMMA && sizeof(X) == 2 && rows->first && rows->all > 0;
 }
 
 template <class X> static inline int expert_uses_wgmma_(const ExpertRows* rows) {
-    const ExpertInstructions by = rows->by == EXPERT_BY_DEFAULT ? EXPERT_USUAL_ : rows->by;
-    return by == EXPERT_BY_WGMMA && expert_can_wgmma<X>(rows);
+    return rows->by != EXPERT_BY_MMA && expert_can_wgmma<X>(rows);
 }
 
 // Returns the blocks of a grid.

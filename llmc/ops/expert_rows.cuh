@@ -12,7 +12,7 @@ kernels of expert_matmul.cuh.
 
 enum { EXPERT_SIDE = 128 }; // rows of a tile
 
-// Instructions that multiply: those that are usual, or others, for tests and benches.
+// Instructions that multiply: wgmma where it can be used, or one kind, for tests and benches.
 typedef enum { EXPERT_BY_DEFAULT, EXPERT_BY_MMA, EXPERT_BY_WGMMA } ExpertInstructions;
 
 // The rows of experts. Without `first`, one matrix has all rows.

@@ -77,11 +77,12 @@ template <class X> static Arrays<X> arrays_of(const Case* c, const Gpu* gpu) {
     return a;
 }
 
-// Returns the rows that the host knows of: padding to multiples of 32 may not be among them.
+// Returns the rows that the host knows of. Multiples of 32 may be padded: then up to 31 rows of an
+// expert are not among them.
 template <class X> static ExpertRows rows_of(const Case* c, const Arrays<X>* a, ExpertInstructions by) {
     int rows = 0;
     for (int e = 0; e < c->E; e++) {
-        rows += c->counts[e] > 31 ? c->counts[e] - 31 : c->counts[e] > 0;
+        rows += c->counts[e] - (c->counts[e] > 0 && c->counts[e] % 32 == 0 ? 31 : 0);
     }
     return c->is_one ? ExpertRows{NULL, 1, a->M, a->all, by} : ExpertRows{a->first, c->E, rows, a->all, by};
 }
