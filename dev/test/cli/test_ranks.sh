@@ -567,10 +567,12 @@ differs() {
     check "$what: $(grep -m 1 '^error' stderr)" grep -q "^error: $line" stderr
 }
 
+build_fault() { "${CC:-cc}" -shared -fPIC "$root/dev/test/lib/fault.c" -o fault.so -ldl; }
+
 # A rank that starts like the others, and goes astray.
 test_drift() {
     local run=(--layers 2 --channels 32 --heads 2 --seq-len 16 --batch 3 --total-batch 320 --steps 6 --zero 0 --out drift)
-    "${CC:-cc}" -shared -fPIC "$root/dev/test/lib/fault.c" -o fault.so -ldl
+    build_fault
     differs "other mathematics" "the ranks disagree about results of the mathematics library" FAULT_POW_AT=0.37 "${run[@]}" --eval-every 0
     differs "other weights at a validation" \
         "the ranks disagree about the parameters after step 4 (checksum): [0-9a-f]* on ranks 0 1, [0-9a-f]* on rank 2" \
@@ -907,6 +909,15 @@ test_gpu_slices() {
         [ $status = 0 -a -s text.1 -a "$(tr -s ' \r\n' ' ' <stdout)" = "$(tr -s ' \r\n' ' ' <text.1)" ]
 }
 
+# A GPU of a tensor group whose tensors that are not sliced differ.
+test_gpu_drift() {
+    local sound=1 run=(--layers 1 --channels 64 --heads 4 "${gpu_run[@]:6:8}" --samples 0 --eval-every 3 --tensor-parallel 2 --out drift)
+    build_fault
+    differs "other weights in a tensor group" \
+        "the ranks disagree about the parameters that are not sliced after step 3 (checksum): [0-9a-f]* on rank 0 (tensor 0), [0-9a-f]* on rank 1 (tensor 1)" \
+        FAULT_POW_AT=3 "${run[@]}"
+}
+
 test_gpu_stages() {
     trains 2 z0_2 "${gpu_run[@]}" --zero 0
     trains 2 z1_2 "${gpu_run[@]}" --zero 1
@@ -1109,6 +1120,7 @@ if [ $is_gpu ]; then
     export XDG_CACHE_HOME=$work/cache
     test_gpu_same_bits
     test_gpu_slices
+    test_gpu_drift
     test_gpu_memory
     test_gpu_autotune
     test_without_mpi_gpu
