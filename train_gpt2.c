@@ -144,7 +144,8 @@ static void open_gradients(Model* model, const Settled* s) {
     }
     tensor_rows_bind(&model->grads, model->gradient_rows, MODEL_PARAMETER_ROWS, model->grads_memory);
     zero_open_cpu(&model->zero, memory, *zero, model->cfg, model->parameter_rows,
-                  (float*)model->params_memory, (float*)model->grads_memory, &model->groups.data);
+                  (float*)model->params_memory, (float*)model->grads_memory, &model->groups.data,
+                  &model->groups.same_experts);
 }
 
 // Opens the activations, and the classifier that works in them.
@@ -348,7 +349,7 @@ static BlockSlice slice_at(const Block* b, int i) {
         .attention = self_attention_of(cfg, l, &w.qkv, &p, &a, b->pass, starts_of(model, l, b->pass),
                                        &model->linear, &model->attention),
         .attproj = w.attproj,
-        .mlp = mlp_of(cfg, &w, &p, &a, b->pass, &model->linear),
+        .mlp = mlp_of(cfg, &w, &p, &a, b->pass, &model->linear, &model->groups.experts),
     };
 }
 
@@ -429,10 +430,24 @@ static void set_windows(Model* model, const Pass* pass) {
     }
 }
 
+// Forward in a rank without tokens: computes those of others that take its experts.
+static void others_forward(Model* model, const Pass* pass) {
+    for (int l = 0; l < model->cfg.L && model_divides_experts(model->cfg); l++) {
+        const Block block = block_at(model, l, pass);
+        const BlockSlice s = slice_at(&block, 0);
+        mlp_hidden_cpu(&s.mlp, NULL);
+        mlp_forward_cpu(NULL, &s.mlp);
+    }
+}
+
 // Runs this stage of the model: in the last one up to the last hidden state, lnf (R, C). In other
-// stages than the first, encoded has the residual stream that enters.
+// stages than the first, encoded has the residual stream that enters. A pass may have no tokens.
 static void forward_pass(Model* model, const Pass* pass) {
     const ModelConfig cfg = model->cfg;
+    if (pass_tokens(pass) == 0) {
+        others_forward(model, pass);
+        return;
+    }
     model->linear.few = pass_is_step(pass);
     set_windows(model, pass);
     if (model_has_first(cfg)) {
@@ -573,6 +588,14 @@ static ModelParameters gradients_at_layer(const Model* model, int l) {
     return gradients_at_slice(model, l, 0);
 }
 
+// Returns the gradients of a slice's MLP, and those of its parameters in `d`.
+static MlpLayerGradients mlp_gradients_at(const Block* b, const ModelParameters* d, float* dinp,
+                                          GradientMode mode) {
+    Model* model = b->model;
+    return mlp_gradients_of(d, &b->a, dinp, mode, model->zero.plan.trained_block, model->router_losses,
+                            router_statistics_of(model->router_statistics, b->l, model->cfg.E));
+}
+
 // The MLP of a block: turns dresidual (R, C), the gradient of the stream after it, into that before
 // it. dfch (N, F); dqkv is only scratch here, attention sets it later.
 static void mlp_backward_at(const Block* b, GradientMode mode) {
@@ -587,9 +610,7 @@ static void mlp_backward_at(const Block* b, GradientMode mode) {
         const BlockSlice s = slice_at(b, i);
         ModelParameters of_slice = gradients_at_slice(model, b->l, i);
         of_slice.fcprojb = tensor_of_matmul(tensor, of_slice.fcprojb);
-        const MlpLayerGradients dmlp =
-            mlp_gradients_of(&of_slice, &a, tensor_part(tensor, i, dln2), mode, model->router_losses,
-                             router_statistics_of(model->router_statistics, b->l, model->cfg.E));
+        const MlpLayerGradients dmlp = mlp_gradients_at(b, &of_slice, tensor_part(tensor, i, dln2), mode);
         mlp_backward_cpu(&s.mlp, &dmlp, dout, ln2);
     }
     tensor_sum_cpu(tensor, dln2, NULL);
@@ -685,6 +706,25 @@ static void head_backward(Model* model, const Pass* pass, float dloss, GradientM
                              residual_into(model, cfg.L, pass), &norm, GRADIENT_SET, mode);
 }
 
+// Backward in a rank without tokens: its experts' gradients on those of others, and its part of the
+// reductions.
+static void others_backward(Model* model, GradientMode mode, MicroStep step) {
+    const Pass pass = {.acts = &model->acts, .activation_rows = model->activation_rows};
+    if (!model_divides_experts(model->cfg)) {
+        zero_idle_cpu(&model->zero, step);
+        return;
+    }
+    for (int l = model->cfg.L - 1; l >= 0; l--) {
+        const Block block = block_at(model, l, &pass);
+        const BlockSlice s = slice_at(&block, 0);
+        const ModelParameters d = gradients_at_layer(model, l);
+        const MlpLayerGradients dmlp = mlp_gradients_at(&block, &d, block.a.branch, mode);
+        mlp_backward_cpu(&s.mlp, &dmlp, NULL, NULL);
+        zero_group_done_cpu(&model->zero, model_group_of_slice(model->cfg, l, 0), step);
+    }
+    zero_group_done_cpu(&model->zero, 0, step);
+}
+
 // After model_forward on the same batch: sets the losses and sets or adds to all gradients, as
 // `mode` says. dloss is the gradient of the loss of each token. Each group of gradients is reduced,
 // or its parameters are updated, as soon as it is complete. The pass ends where everything below is
@@ -773,8 +813,8 @@ static void stages_share_wte(Model* model) {
 // Forward on the batch of a micro-step, which may be empty. Adds the time to the report.
 static void micro_step_forward(Model* model, Batch batch, RankReport* report) {
     const double start_s = time_now_s();
+    model_forward(model, batch);
     if (batch.B > 0) {
-        model_forward(model, batch);
         teacher_forward(model, batch);
         report->pace_s += time_now_s() - start_s;
     }
@@ -785,11 +825,12 @@ static void micro_step_forward(Model* model, Batch batch, RankReport* report) {
 static void micro_step_backward(Model* model, Batch batch, float dloss, MicroStep step, InBackward* hook,
                                 RankReport* report) {
     const int adds = step.number > 0 && model->zero.plan.stage < 2;
+    const GradientMode mode = adds ? GRADIENT_ADD : GRADIENT_SET;
     if (batch.B == 0) {
-        zero_idle_cpu(&model->zero, step);
+        others_backward(model, mode, step);
         return;
     }
-    model_backward(model, batch, dloss, adds ? GRADIENT_ADD : GRADIENT_SET, step, hook);
+    model_backward(model, batch, dloss, mode, step, hook);
     if (model_has_last(model->cfg)) {
         rank_report_losses(report)[step.number] = batch_loss(model, batch);
         batch_divergence(model, batch, &report->divergence);
@@ -861,9 +902,7 @@ static void model_update(Model* model, Update update) {
 // Forward on a batch of a validation, which may be empty: sets the sum of its losses, in the last
 // stage.
 static void evaluate_batch(Model* model, Batch batch, double* loss) {
-    if (batch.B > 0) {
-        model_forward(model, batch);
-    }
+    model_forward(model, batch);
     if (batch.B > 0 && model_has_last(model->cfg)) {
         model_losses(model, batch, NULL);
         *loss = batch_loss(model, batch);
@@ -891,9 +930,7 @@ static void model_token_losses(Model* model, Batch batch, float* losses, int* is
     Pass pass = batch_pass(model, batch);
     pass.positions.starts = batch.starts;
     stage_passes(model, at_rest, now);
-    if (batch.B > 0) {
-        forward_pass(model, &pass);
-    }
+    forward_pass(model, &pass);
     if (batch.B > 0 && model_has_last(model->cfg)) {
         model_losses(model, batch, is_top);
         context_gather_tokens_cpu(losses, context, model->acts.losses, sizes);
@@ -982,7 +1019,10 @@ static void model_loaded(Model* model, const char* checkpoint) {
 }
 
 static void model_move(Model* model, GridGroup group, GroupMove move) {
-    group_exchange_cpu(group == GRID_TENSOR ? &model->groups.tensor : &model->groups.pipe, &move, 1);
+    Group* with = group == GRID_TENSOR    ? &model->groups.tensor
+                  : group == GRID_EXPERTS ? &model->groups.experts
+                                          : &model->groups.pipe;
+    group_exchange_cpu(with, &move, 1);
 }
 
 static Model* model_teacher(Model* model) { return model->teacher; }

@@ -11,6 +11,7 @@ groups are put together again in the rank that writes them:
 
     data group      the parts of a group of a rank's own part, as without slices (get_group)
     tensor group    slices, sent to the rank that writes
+    expert group    experts, likewise
     pipeline        a stage has its layers; group 0 comes from the first and the last stage
 
 Tensors that are not cut lie in group 0 of a part, for all of its layers, so that group stays in
@@ -48,7 +49,8 @@ typedef struct {
     void (*set_state)(Model* model, int slot, size_t at, const void* state, size_t bytes);
     // Is called after all groups are set. `checkpoint` is the directory they came from; NULL: none.
     void (*loaded)(Model* model, const char* checkpoint);
-    // Sends host memory to a rank of the tensor group or the pipeline, or receives it.
+    // Sends host memory to a rank of the tensor group, the expert group or the pipeline, or
+    // receives it.
     void (*move)(Model* model, GridGroup group, GroupMove move);
 } ModelAccess;
 
@@ -203,6 +205,26 @@ void part_groups_set_last(PartGroups* p) {
 
 // ---- getting ----
 
+// Returns the ranks that have the other slices, or the other experts.
+static GridGroup part_groups_sharers_(const RankPart* part) {
+    return grid_experts(part->grid.shape) > 1 ? GRID_EXPERTS : GRID_TENSOR;
+}
+
+// Returns 1 if these ranks have the other parts of group g: of blocks, and of words.
+static int part_groups_shares_(const RankPart* part, int g) {
+    return g > 0 || part_groups_sharers_(part) == GRID_TENSOR;
+}
+
+// Returns 1 if this rank has the writer's place, or shares group g with the rank that has it.
+static int part_groups_is_near_(const RankPart* part, int g, const Grid* writer) {
+    const GridGroup sharers = part_groups_sharers_(part);
+    Grid there = *writer;
+    there.stage = part->grid.stage;
+    return part_groups_shares_(part, g)
+               ? grid_member(&part->grid, sharers).first == grid_member(&there, sharers).first
+               : grid_rank(&part->grid) == grid_rank(&there);
+}
+
 // Finds the parts of all stages.
 static void part_groups_open_stages_(PartGroups* p) {
     const ModelFiles* m = p->files;
@@ -227,7 +249,7 @@ void part_groups_open_to_get(PartGroups* p, const ModelFiles* files) {
     if (p->once) {
         files->access.get_group(files->model, 0, p->once);
     }
-    if (files->part.grid.shape.tensor > 1) {
+    if (grid_member(&files->part.grid, part_groups_sharers_(&files->part)).size > 1) {
         const size_t once = part_group_bytes_(p, 0), block = part_group_bytes_(p, 1);
         p->mail = check_alloc(once > block ? once : block, 1, "a group of parameters");
     }
@@ -236,23 +258,26 @@ void part_groups_open_to_get(PartGroups* p, const ModelFiles* files) {
     }
 }
 
-// Puts group g of the parts of a tensor group into a whole group, in the rank that writes it.
+// Puts group g of the parts of the ranks that share it into a whole group, in the one that writes.
 static void part_groups_put_(PartGroups* p, int g, const Grid* writer, int whole_g, void* memory,
                              void* whole) {
     const ModelFiles* m = p->files;
+    const GridGroup sharers = part_groups_sharers_(&m->part);
+    const GridMember here = grid_member(&m->part.grid, sharers);
+    const int to = grid_member(writer, sharers).rank;
     ModelPart which = m->part.own.part;
-    const int j = m->part.grid.tensor_rank;
-    if (j != writer->tensor_rank) {
-        const GroupMove send = {writer->tensor_rank, memory, part_group_bytes_(p, g), 1};
-        m->access.move(m->model, GRID_TENSOR, send);
+    if (here.rank != to) {
+        const GroupMove send = {to, memory, part_group_bytes_(p, g), 1};
+        m->access.move(m->model, sharers, send);
         return;
     }
     part_groups_copy_(p, PART_PUT, which, g, memory, whole_g, whole);
-    for (int from = 0; from < writer->shape.tensor; from++) {
+    for (int from = 0; from < here.size && part_groups_shares_(&m->part, g); from++) {
         const GroupMove receive = {from, p->mail, part_group_bytes_(p, g), 0};
         which.first_slice = from * which.slices;
-        if (from != j) {
-            m->access.move(m->model, GRID_TENSOR, receive);
+        which.expert_rank = from;
+        if (from != here.rank) {
+            m->access.move(m->model, sharers, receive);
             part_groups_copy_(p, PART_PUT, which, g, p->mail, whole_g, whole);
         }
     }
@@ -262,14 +287,14 @@ static void part_groups_put_(PartGroups* p, int g, const Grid* writer, int whole
 static void part_groups_gather_(PartGroups* p, int g, const Grid* writer, void* whole) {
     const ModelFiles* m = p->files;
     const RankPart* part = &m->part;
-    const int is_here = grid_member(&part->grid, GRID_DATA).rank == grid_member(writer, GRID_DATA).rank;
-    if (is_here && g == 0) {
+    if (part_groups_is_near_(part, 0, writer) && g == 0) {
         part_groups_put_(p, 0, writer, g, part_groups_memory_(p, 0), whole);
-    } else if (is_here && whole) { // tensors that are not cut: every rank has them
+    } else if (whole) { // tensors that are not cut: every rank has them
         part_groups_copy_(p, PART_PUT, part->own.part, 0, part_groups_memory_(p, 0), g, whole);
     }
     for (int block = 1; block < model_groups(part->own); block++) {
         if (part_groups_whole_(part, block) == g) {
+            const int is_here = part_groups_is_near_(part, block, writer);
             void* memory = m->access.get_group(m->model, block, is_here ? p->block : NULL);
             if (is_here) {
                 part_groups_put_(p, block, writer, g, memory, whole);

@@ -13,6 +13,7 @@ row-major in a slice; the metadata `slices` has their number, and is missing if 
 keys that several slices have count in each of them. Of a tensor that every rank of a tensor group
 has, the first one writes the state; of a token embedding that is the classifier's matrix, too, the
 last stage. A run with another number of slices looks up where its elements are in the files.
+Experts that ranks divide have the numbers that they have in the whole layer.
 
 If the run changes its optimizer, the saved state is not read: all state starts as zeros.
 */
@@ -191,7 +192,10 @@ static size_t checkpoint_layer_begin_(const CheckpointSpace* space, const Checkp
 // Returns the number of the first element of a range in the space of its run.
 static size_t checkpoint_number_of_(const CheckpointPart* part, const ZeroRange* range) {
     const TensorRow* row = &part->state.rows[range->row];
-    const int slice = row->split == SPLIT_NONE ? 0 : part->of.own.part.first_slice;
+    const ModelPart which = part->of.own.part;
+    const int slice = row->split == SPLIT_NONE      ? 0
+                      : row->split == SPLIT_EXPERTS ? which.expert_rank
+                                                    : which.first_slice;
     return checkpoint_layer_begin_(&part->space, part, range) +
            (size_t)(slice + tensor_slice(row, range->copy)) * tensor_layer_elements(row) + range->before;
 }
@@ -218,8 +222,11 @@ static int checkpoint_has_slot_(const OptimizerState* state, int slot) {
 
 // ---- writing ----
 
-// Returns the ranks of a data group that write.
-static int checkpoint_writers_of_data_(const RankPart* of) { return of->zero.stage == 0 ? 1 : of->zero.size; }
+// Returns the ranks of a data group that write: all, or if they have the same state one of them; of
+// divided experts one for each part.
+static int checkpoint_writers_of_data_(const RankPart* of) {
+    return of->zero.stage == 0 ? of->zero.experts : of->zero.size;
+}
 
 int checkpoint_part_writers(const RankPart* of) {
     return of->grid.shape.tensor * of->grid.shape.pipeline * checkpoint_writers_of_data_(of);
@@ -267,8 +274,11 @@ void checkpoint_part_name(char name[64], int i, int writers) {
 static int checkpoint_writes_(const CheckpointPart* part, const ZeroRange* range) {
     const ModelConfig own = part->of.own;
     const TensorRow* row = &part->state.rows[range->row];
-    const int is_tied = row->member == offsetof(ModelParameters, wte) && !own.has_head;
-    return (row->split != SPLIT_NONE || own.part.first_slice == 0) && (!is_tied || model_has_last(own));
+    const int is_tied = row->member == offsetof(ModelParameters, wte) && !own.has_head,
+              has_others =
+                  part->of.zero.stage > 0 || own.part.expert_rank == 0 || row->split == SPLIT_EXPERTS;
+    return has_others && (row->split != SPLIT_NONE || own.part.first_slice == 0) &&
+           (!is_tied || model_has_last(own));
 }
 
 // Returns a part with the ranges that this rank writes.

@@ -18,6 +18,9 @@ biases, with SwiGLU, and M rows in all (experts.h):
 
 In fp32 and in 8 bits only rows with a token are computed, in bf16 all: their number is a multiple
 of 32. Experts that no token takes are not read.
+
+If ranks divide the experts (expert_parallel.h), a rank has E / e of them, and computes the rows of
+one rank at a time. fch and act are those of the last such rows; the backward pass sets them again.
 */
 #ifndef LLMC_MLP_H
 #define LLMC_MLP_H
@@ -32,6 +35,7 @@ of 32. Experts that no token takes are not read.
 #include "llmc/ops/router.h"
 #include "llmc/layers/linear.h"
 #include "llmc/layers/pass.h"
+#include "llmc/parallel/expert_parallel.h"
 #include "llmc/bf16/mlp_bf16.h"
 
 // Experts of a block; router.E = 0: none.
@@ -41,6 +45,7 @@ typedef struct {
     Weight fc, proj;      // of the MLP that all tokens take
     float *fch, *act;     // (N, gates Fs), (N, Fs); NULL without it
     float *in, *out;      // (M, C)
+    ExpertParallel parallel;
 } Experts;
 
 typedef struct {
@@ -56,6 +61,7 @@ typedef struct {
 // those of the MLP that all tokens take.
 typedef struct {
     MlpGradients mlp; // dinp (N, C); dfch (M, gates F)
+    size_t neighbour; // elements from the gradients on one rank's tokens to those on the next's
     float *drouterw, *dshared_fcw, *dshared_projw;
     float *dlogits, *dscale; // (N, E); (M, 1 + F / 32)
     RouterLosses losses;
@@ -64,7 +70,7 @@ typedef struct {
 
 // Returns the MLP of a layer in a pass.
 static inline Mlp mlp_of(ModelConfig cfg, const LayerWeights* w, const ModelParameters* p,
-                         const ModelActivations* a, const Pass* pass, Linear* linear) {
+                         const ModelActivations* a, const Pass* pass, Linear* linear, Group* expert_group) {
     const Architecture* kinds = model_architecture(cfg.arch);
     const Router router = {.kind = kinds->router,
                            .B = pass->B,
@@ -79,16 +85,24 @@ static inline Mlp mlp_of(ModelConfig cfg, const LayerWeights* w, const ModelPara
                            .order = a->expert_order,
                            .first = a->expert_first,
                            .scale = a->expert_scale};
-    const Experts experts = {router,  p->routerw,  w->shared_fc, w->shared_fcproj,
-                             a->sfch, a->sfch_act, a->expert_in, a->expert_out};
+    const ExpertParallel parallel = {model_divides_experts(cfg) ? expert_group : NULL,
+                                     a->expert_counts,
+                                     a->arrived_in,
+                                     a->arrived_out,
+                                     a->arrived_scale,
+                                     a->darrived_scale,
+                                     a->arrived_order,
+                                     a->arrived_first};
+    const Experts experts = {router,      p->routerw,   w->shared_fc,  w->shared_fcproj, a->sfch,
+                             a->sfch_act, a->expert_in, a->expert_out, parallel};
     return (Mlp){
         model_activation(cfg), pass_tokens(pass), w->fc, w->fcproj, a->fch, a->fch_act, linear, experts};
 }
 
 // Returns the gradients of a layer: those of its parameters are in `d`, `a` has memory.
 static inline MlpLayerGradients mlp_gradients_of(const ModelParameters* d, const ModelActivations* a,
-                                                 float* dinp, GradientMode mode, RouterLosses losses,
-                                                 double* statistics) {
+                                                 float* dinp, GradientMode mode, size_t neighbour,
+                                                 RouterLosses losses, double* statistics) {
     return (MlpLayerGradients){.mlp = {.dinp = dinp,
                                        .dfcw = d->fcw,
                                        .dfcb = d->fcb,
@@ -97,6 +111,7 @@ static inline MlpLayerGradients mlp_gradients_of(const ModelParameters* d, const
                                        .mode = mode,
                                        .dfch = a->dfch,
                                        .sums = a->dqkv},
+                               .neighbour = neighbour,
                                .drouterw = d->routerw,
                                .dshared_fcw = d->sfcw,
                                .dshared_projw = d->sfcprojw,
@@ -233,18 +248,69 @@ static inline void mlp_experts_activation_(const Mlp* mlp) {
     }
 }
 
+// Sets fch and act of the rows of this rank's experts.
+static inline void mlp_own_hidden_(const Mlp* mlp) {
+    for (int e = 0; e < mlp->experts.router.E; e++) {
+        mlp_expert_hidden_(mlp, e);
+    }
+    mlp_experts_activation_(mlp);
+}
+
+// Sets the rows of their output.
+static inline void mlp_own_forward_(const Mlp* mlp) {
+    for (int e = 0; e < mlp->experts.router.E; e++) {
+        const Mlp expert = mlp_expert_(mlp, e);
+        if (expert.N > 0) {
+            mlp_one_forward_(mlp_rows_(mlp->experts.out, mlp, e), &expert);
+        }
+    }
+}
+
+static inline int mlp_divides_experts_(const Mlp* mlp) {
+    return expert_parallel_ranks(&mlp->experts.parallel) > 1;
+}
+
+// Returns the experts of this rank, with the rows that arrive from another one.
+static inline Mlp mlp_arrived_(const Mlp* mlp, int from) {
+    const ExpertParallel* parallel = &mlp->experts.parallel;
+    Mlp arrived = *mlp;
+    arrived.experts.router = expert_arrived_cpu(parallel, &mlp->experts.router, from);
+    arrived.experts.in = parallel->in;
+    arrived.experts.out = parallel->out;
+    return arrived;
+}
+
+// Sets the rows of output of this rank's tokens, and computes those of the others'.
+static inline void mlp_divided_forward_(const Mlp* mlp) {
+    const Experts* x = &mlp->experts;
+    const ExpertParallel* parallel = &x->parallel;
+    const int C = mlp->fc.C;
+    const ExpertRows sent[] = {{x->in, parallel->in, C}, {x->router.scale, parallel->scale, 1}},
+                     returned = {x->out, parallel->out, C};
+    expert_counts_cpu(parallel, &x->router);
+    for (int k = 0; k < expert_parallel_ranks(parallel); k++) {
+        const ExpertRound round = expert_round(parallel, k);
+        const Mlp arrived = mlp_arrived_(mlp, round.from);
+        expert_send_cpu(parallel, &x->router, round, sent, 2);
+        mlp_own_hidden_(&arrived);
+        mlp_own_forward_(&arrived);
+        expert_return_cpu(parallel, &x->router, round, &returned, 1);
+    }
+}
+
 static inline void mlp_experts_hidden_(const Mlp* mlp, const float* inp) {
     const Experts* x = &mlp->experts;
     const Mlp shared = mlp_shared_(mlp);
     assert(mlp->kind == ACTIVATION_SWIGLU);
-    matmul_forward_cpu(x->router.logits, inp, x->routerw, NULL, mlp->N, mlp->fc.C, x->router.E,
-                       &mlp->linear->matmul);
+    if (mlp->N > 0) {
+        matmul_forward_cpu(x->router.logits, inp, x->routerw, NULL, mlp->N, mlp->fc.C, x->router.E,
+                           &mlp->linear->matmul);
+    }
     router_forward_cpu(&x->router);
     experts_gather_cpu(x->in, inp, &x->router, mlp->fc.C);
-    for (int e = 0; e < x->router.E; e++) {
-        mlp_expert_hidden_(mlp, e);
+    if (!mlp_divides_experts_(mlp)) {
+        mlp_own_hidden_(mlp);
     }
-    mlp_experts_activation_(mlp);
     if (shared.N > 0) {
         mlp_one_hidden_(&shared, inp);
     }
@@ -253,12 +319,7 @@ static inline void mlp_experts_hidden_(const Mlp* mlp, const float* inp) {
 static inline void mlp_experts_forward_(float* out, const Mlp* mlp) {
     const Experts* x = &mlp->experts;
     const Mlp shared = mlp_shared_(mlp);
-    for (int e = 0; e < x->router.E; e++) {
-        const Mlp expert = mlp_expert_(mlp, e);
-        if (expert.N > 0) {
-            mlp_one_forward_(mlp_rows_(x->out, mlp, e), &expert);
-        }
-    }
+    (mlp_divides_experts_(mlp) ? mlp_divided_forward_ : mlp_own_forward_)(mlp);
     if (shared.N > 0) {
         mlp_one_forward_(out, &shared);
     }
@@ -300,12 +361,12 @@ static inline void mlp_sum_dscale_(float* dscale, const float* parts, int rows, 
     }
 }
 
-// Turns `out`, the gradient of the rows of experts, into that of `in`; sets dscale. In bf16.
-static inline void mlp_experts_backward_packed_(const Mlp* mlp, const MlpLayerGradients* all) {
+// Turns `out`, the gradient of the rows of experts, into that of `in`; sets dscale. In bf16, with
+// memory for its parts.
+static inline void mlp_experts_backward_packed_(const Mlp* mlp, const MlpLayerGradients* all, float* parts) {
     const Experts* x = &mlp->experts;
     const Router* r = &x->router;
     const int F = mlp->proj.C;
-    float* parts = all->dscale + router_rows((size_t)mlp->N, r->E, r->used);
     for (int e = 0; e < r->E; e++) {
         const Mlp expert = mlp_expert_(mlp, e);
         MlpGradients d = mlp_gradients_of_expert_(mlp, &all->mlp, e);
@@ -347,6 +408,45 @@ static inline void mlp_experts_backward_unpacked_(const Mlp* mlp, const MlpLayer
     }
 }
 
+static inline void mlp_own_backward_(const Mlp* mlp, const MlpLayerGradients* all, float* parts) {
+    if (mlp_experts_are_packed_(mlp)) {
+        mlp_experts_backward_packed_(mlp, all, parts);
+    } else {
+        mlp_experts_backward_unpacked_(mlp, all);
+    }
+}
+
+// Returns the gradients of this rank's experts on the rows that arrive from another one.
+static inline MlpLayerGradients mlp_arrived_gradients_(const Mlp* mlp, const MlpLayerGradients* all,
+                                                       int from) {
+    const size_t at = (size_t)from * all->neighbour;
+    MlpLayerGradients arrived = *all;
+    arrived.mlp.dfcw += all->mlp.dfcw ? at : 0;
+    arrived.mlp.dfcprojw += all->mlp.dfcprojw ? at : 0;
+    arrived.dscale = mlp->experts.parallel.dscale;
+    return arrived;
+}
+
+// Does so for the rows of this rank's tokens, and with its experts for those of the others.
+static inline void mlp_divided_backward_(const Mlp* mlp, const MlpLayerGradients* all, float* parts) {
+    const Experts* x = &mlp->experts;
+    const ExpertParallel* parallel = &x->parallel;
+    const int C = mlp->fc.C;
+    const ExpertRows sent[] = {{x->in, parallel->in, C},
+                               {x->out, parallel->out, C},
+                               {x->router.scale, parallel->scale, 1}},
+                     returned[] = {{x->out, parallel->out, C}, {all->dscale, parallel->dscale, 1}};
+    for (int k = 0; k < expert_parallel_ranks(parallel); k++) {
+        const ExpertRound round = expert_round(parallel, k);
+        const Mlp arrived = mlp_arrived_(mlp, round.from);
+        const MlpLayerGradients d = mlp_arrived_gradients_(mlp, all, round.from);
+        expert_send_cpu(parallel, &x->router, round, sent, 3);
+        mlp_own_hidden_(&arrived);
+        mlp_own_backward_(&arrived, &d, parts);
+        expert_return_cpu(parallel, &x->router, round, returned, 2);
+    }
+}
+
 // Adds the gradient of the MLP that all tokens take to dinp.
 static inline void mlp_shared_backward_(const Mlp* mlp, const MlpLayerGradients* all, const float* dout,
                                         const float* inp) {
@@ -369,6 +469,9 @@ static inline void mlp_router_backward_(const Mlp* mlp, const MlpLayerGradients*
     const int N = mlp->N, C = mlp->fc.C, E = x->router.E;
     MatmulScratch* scratch = &mlp->linear->matmul;
     router_backward_cpu(all->dlogits, all->dscale, &x->router, all->losses);
+    if (N == 0) {
+        return;
+    }
     if (all->drouterw) {
         matmul_backward_weight_cpu(all->drouterw, all->dlogits, inp, N, C, E, all->mlp.mode, scratch);
     }
@@ -382,13 +485,10 @@ static inline void mlp_experts_backward_(const Mlp* mlp, const MlpLayerGradients
                                          const float* inp) {
     const Experts* x = &mlp->experts;
     const int C = mlp->fc.C;
+    float* parts = d->dscale + router_rows((size_t)mlp->N, x->router.E, x->router.used);
     experts_gather_cpu(x->out, dout, &x->router, C);
     experts_gather_cpu(x->in, inp, &x->router, C);
-    if (mlp_experts_are_packed_(mlp)) {
-        mlp_experts_backward_packed_(mlp, d);
-    } else {
-        mlp_experts_backward_unpacked_(mlp, d);
-    }
+    (mlp_divides_experts_(mlp) ? mlp_divided_backward_ : mlp_own_backward_)(mlp, d, parts);
     mlp_router_backward_(mlp, d, inp);
     experts_sum_cpu(d->mlp.dinp, x->out, &x->router, C, GRADIENT_ADD);
     mlp_shared_backward_(mlp, d, dout, inp);
@@ -396,7 +496,8 @@ static inline void mlp_experts_backward_(const Mlp* mlp, const MlpLayerGradients
 
 // ---- either ----
 
-// Sets fch and act; with experts, routes the tokens.
+// Sets fch and act; with experts, routes the tokens. If ranks divide the experts, it only routes; a
+// rank without tokens (N = 0) calls what the others call.
 static inline void mlp_hidden_cpu(const Mlp* mlp, const float* inp) {
     (mlp_has_experts_(mlp) ? mlp_experts_hidden_ : mlp_one_hidden_)(mlp, inp);
 }
@@ -409,7 +510,9 @@ static inline void mlp_forward_cpu(float* out, const Mlp* mlp) {
 // Sets act from fch again, for a backward pass that needs it.
 static inline void mlp_activation_cpu(const Mlp* mlp) {
     const Mlp shared = mlp_shared_(mlp);
-    (mlp_has_experts_(mlp) ? mlp_experts_activation_ : mlp_one_activation_)(mlp);
+    if (!mlp_divides_experts_(mlp)) {
+        (mlp_has_experts_(mlp) ? mlp_experts_activation_ : mlp_one_activation_)(mlp);
+    }
     if (shared.N > 0) {
         mlp_one_activation_(&shared);
     }

@@ -135,6 +135,8 @@ typedef struct {
     // slices in a row that have copies of the same heads of keys; 0 or 1: each has its own. Set by
     // model_part_of
     int keys_share;
+    // ranks that divide the experts of each layer evenly, and this one's number; 0 or 1: none do
+    int expert_ranks, expert_rank;
 } ModelPart;
 
 typedef struct {
@@ -190,6 +192,12 @@ static inline int model_tensor_ranks(ModelConfig cfg) {
     return model_is_sliced(cfg) ? cfg.part.of_slices / cfg.part.slices : 1;
 }
 
+// Return 1 if ranks divide the experts of a layer among themselves, and how many do.
+static inline int model_divides_experts(ModelConfig cfg) { return cfg.part.expert_ranks > 1; }
+static inline int model_expert_ranks(ModelConfig cfg) {
+    return model_divides_experts(cfg) ? cfg.part.expert_ranks : 1;
+}
+
 // Returns the blocks of parameters in memory: one for each slice of a copy.
 static inline int model_blocks(ModelConfig cfg) { return model_copies(cfg) * model_slices(cfg); }
 
@@ -217,11 +225,20 @@ static inline ActivationKind model_activation(ModelConfig cfg) {
 }
 static inline int model_gates(ModelConfig cfg) { return activation_gates(model_activation(cfg)); }
 
-// Return the MLPs of a block, and the rows of their hidden layers for N tokens: N; with experts, a
-// row for each expert that a token takes, and up to 31 rows of padding for each expert (router.h).
-static inline int model_mlps(ModelConfig cfg) { return cfg.E > 0 ? cfg.E : 1; }
+// Return the MLPs of a block in a process, and the rows of hidden layers for N tokens: N; with
+// experts, a row for each expert that a token takes, and up to 31 rows of padding for each expert
+// (router.h).
+static inline int model_mlps(ModelConfig cfg) { return cfg.E > 0 ? cfg.E / model_expert_ranks(cfg) : 1; }
 static inline size_t model_expert_rows(ModelConfig cfg, size_t N) {
     return cfg.E > 0 ? router_rows(N, cfg.E, cfg.E_used) : N;
+}
+
+// Returns the most rows that N tokens of a rank have in the experts of one rank, and so the rows of
+// hidden layers in memory: all experts, or those of a rank on the tokens of one rank at a time
+// (expert_parallel.h).
+static inline size_t model_hidden_rows(ModelConfig cfg, size_t N) {
+    const int own = model_mlps(cfg), used = cfg.E_used < own ? cfg.E_used : own;
+    return cfg.E > 0 ? router_rows(N, own, used) : N;
 }
 static inline float model_router_factor(ModelConfig cfg) {
     return cfg.router_factor > 0 ? cfg.router_factor : 1;
@@ -324,6 +341,9 @@ typedef enum {
 // With slices (part.h) `S` of them are in this process, with a copy of a tensor for each. The
 // residual stream is cut by tokens: R of the N are here, `trained_R` with a backward pass; a pass
 // of generation has all. `travelling` rows of parts arrive from other processes.
+//
+// If ranks divide experts, hidden layers have H rows, of one rank's tokens at a time; no layer keeps
+// them. `arriving` rows come from the other ranks (expert_parallel.h).
 //  name        layers  slices tokens kept   cols             dtype    life
 #define MODEL_ACTIVATIONS(X) \
   X(encoded,    1,      1, R,      BLOCK, cfg.C,               floatX,  LIVE_ALWAYS)  /* the residual stream that enters the first block */ \
@@ -346,8 +366,9 @@ typedef enum {
   X(expert_order, blocks, 1, M,    BLOCK, w.has_experts,       int32_t, LIVE_ALWAYS)  /* place in `chosen` that each row comes from */ \
   X(expert_first, blocks, 1, 1,    BLOCK, w.expert_first,      int32_t, LIVE_ALWAYS)  /* first row of each expert; E + 1 */ \
   X(expert_scale, blocks, 1, M,    BLOCK, w.has_experts,       float,   LIVE_ALWAYS)  /* weight of each row in its token's sum */ \
-  X(fch,        blocks, S, M,      NORMS, w.G * w.F,           floatX,  LIVE_ALWAYS)  /* hidden layer before the activation function */ \
-  X(fch_act,    blocks, S, M,      NONE,  w.F,                 floatX,  LIVE_ALWAYS)  /* hidden layer after it */ \
+  X(expert_counts, blocks, 1, 1,   BLOCK, w.expert_counts,     int32_t, LIVE_ALWAYS)  /* tokens of each rank that take each expert, if ranks divide them */ \
+  X(fch,        hidden, S, H,      NORMS, w.G * w.F,           floatX,  LIVE_ALWAYS)  /* hidden layer before the activation function */ \
+  X(fch_act,    hidden, S, H,      NONE,  w.F,                 floatX,  LIVE_ALWAYS)  /* hidden layer after it */ \
   X(sfch,       blocks, S, N,      NORMS, w.G * w.Fs,          floatX,  LIVE_ALWAYS)  /* of the expert that all tokens take */ \
   X(sfch_act,   blocks, S, N,      NONE,  w.Fs,                floatX,  LIVE_ALWAYS) \
   X(residual3,  residuals, 1, R,   BLOCK, cfg.C,               floatX,  LIVE_ALWAYS)  /* the stream after the block */ \
@@ -366,10 +387,16 @@ typedef enum {
   X(dresidual,  1,      1, trained_R, BLOCK, cfg.C,               floatX,  LIVE_SENT)  /* gradient of the residual stream */ \
   X(expert_in,  1,      1, M,      BLOCK, w.expert,            floatX,  LIVE_BLOCK)   /* rows of the experts' input, in their order */ \
   X(expert_out, 1,      1, M,      BLOCK, w.expert,            floatX,  LIVE_BLOCK)   /* rows of their output; gradients of both */ \
+  X(arrived_in, 1,      1, arriving, BLOCK, w.arrived_C,       floatX,  LIVE_BLOCK)   /* those of another rank that this rank's experts take; the next ones, too */ \
+  X(arrived_out, 1,     1, arriving, BLOCK, w.arrived_C,       floatX,  LIVE_BLOCK) \
+  X(arrived_order, 1,   1, arriving, BLOCK, w.arrived,         int32_t, LIVE_BLOCK) \
+  X(arrived_first, 1,   1, 1,      BLOCK, w.arrived_first,     int32_t, LIVE_BLOCK) \
+  X(arrived_scale, 1,   1, arriving, BLOCK, w.arrived,         float,   LIVE_BLOCK) \
+  X(darrived_scale, 1,  1, arriving, BLOCK, w.arrived,         float,   LIVE_BLOCK) \
   X(dexpert_scale, 1,   1, trained_M, BLOCK, w.dscale,         float,   LIVE_BLOCK)   /* gradient of expert_scale (M), then memory for its parts */ \
   X(drouter_logits, 1,  1, trained, BLOCK, w.dlogits,          float,   LIVE_BLOCK)   /* gradient of the logits of experts; on a GPU its rows are multiples of 8 columns */ \
   X(dqkv,       1,      1, trained, BLOCK, w.dqkv,              floatX,  LIVE_BLOCK)  /* memory for sums in the MLP's turn */ \
-  X(dfch,       1,      1, trained_M, BLOCK, w.dfch,              floatX,  LIVE_BLOCK)  /* memory for sums in attention's turn */
+  X(dfch,       1,      1, trained_H, BLOCK, w.dfch,              floatX,  LIVE_BLOCK)  /* memory for sums in attention's turn */
 // clang-format on
 
 #define MODEL_MEMBER_(name, ...) floatX* name;
@@ -406,6 +433,7 @@ typedef struct {
     int word_rows, all_words;              // if tensors are cut
     int mlps, Fs, shared;                  // equal matrices of an MLP's kind; of the shared expert
     int has_experts, E, E_used, expert_first, expert, dscale, dlogits, router_bias;
+    int expert_counts, arrived, arrived_first, arrived_C; // if ranks divide experts
 } ModelWidths;
 
 static inline void model_expert_widths_(ModelWidths* w, ModelConfig cfg) {
@@ -417,6 +445,10 @@ static inline void model_expert_widths_(ModelWidths* w, ModelConfig cfg) {
     w->expert_first = cfg.E > 0 ? cfg.E + 1 : 0;
     w->expert = cfg.E > 0 ? cfg.C : 0;
     w->dscale = cfg.E > 0 ? 1 + w->F / 32 : 0;
+    w->arrived = model_divides_experts(cfg);
+    w->expert_counts = w->arrived * cfg.part.expert_ranks * cfg.E;
+    w->arrived_first = w->arrived * (w->mlps + 1);
+    w->arrived_C = w->arrived * cfg.C;
     w->dlogits = (cfg.E + 7) / 8 * 8;
     w->dfch = w->dfch > w->G * cfg.Fs ? w->dfch : w->G * cfg.Fs;
     w->router_bias = model_architecture(cfg.arch)->router == ROUTER_SIGMOID ? cfg.E : 0;
@@ -471,27 +503,36 @@ static inline int model_row_experts_(const TensorRow* row, ModelConfig cfg) {
                : 1;
 }
 
+// Returns how a parameter is cut: as its row says, or if experts are divided, into whole experts.
+static inline TensorSplit model_split_(TensorSplit split, size_t member, ModelConfig cfg) {
+    const int has_experts =
+        member == offsetof(ModelParameters, fcw) || member == offsetof(ModelParameters, fcprojw);
+    return !model_divides_experts(cfg) ? split : has_experts ? SPLIT_EXPERTS : SPLIT_NONE;
+}
+
 // Fills in the rows of the parameter table for a configuration, with elements of this size; returns
 // the bytes of one allocation for all of them. Parameters lie in groups: first those outside of
 // blocks (PLACE_ONCE), then block 0, block 1, ... (model_blocks). All blocks are laid out alike. In
-// a model with slices, tensors that are not cut lie outside of blocks. There everything begins at
-// multiples of TENSOR_SHARD_UNIT if the model has slices or stages, so that norms have the same
-// bits for any number of slices in a process and for any stages (gradient_norm.h). A group has two
+// a model with slices or divided experts, tensors that are not cut lie outside of blocks. There
+// everything begins at multiples of TENSOR_SHARD_UNIT if the model has slices, divided experts or
+// stages, so that norms have the same bits for any number of slices or experts in a process and for
+// any stages (gradient_norm.h). A group has two
 // parts: its trained tensors, and those whose bit is set in `frozen`. Each part can be cut into
 // `shards` equal pieces, multiples of TENSOR_SHARD_UNIT elements; the padding at its end is always
 // zero.
 static inline size_t model_sharded_rows_of(TensorRow rows[MODEL_PARAMETER_ROWS], ModelConfig cfg,
                                            size_t element_bytes, int shards, unsigned frozen) {
     const ModelWidths w = model_widths(cfg);
-    const int is_sliced = model_is_sliced(cfg), is_cut = is_sliced || model_is_staged(cfg);
+    const int has_cuts = model_is_sliced(cfg) || model_divides_experts(cfg),
+              is_cut = has_cuts || model_is_staged(cfg);
     TensorRow* row = rows;
 #define MODEL_ROW_(name_, part_, rows_, cols_, apart_, parts_, init_, decay_, kind_, split_)                 \
     row->name = #name_;                                                                                      \
     row->part = PART_##part_;                                                                                \
-    row->split = SPLIT_##split_;                                                                             \
+    row->split = model_split_(SPLIT_##split_, offsetof(ModelParameters, name_), cfg);                        \
     row->slices = row->split == SPLIT_NONE ? 1 : model_slices(cfg);                                          \
     row->places = 1;                                                                                         \
-    row->place = is_sliced && row->split == SPLIT_NONE ? PLACE_ONCE : model_place(cfg, row->part);           \
+    row->place = has_cuts && row->split == SPLIT_NONE ? PLACE_ONCE : model_place(cfg, row->part);            \
     row->align = is_cut && row->place == PLACE_ONCE ? TENSOR_SHARD_UNIT : TENSOR_ALIGN;                      \
     row->rows = (size_t)(rows_);                                                                             \
     row->cols = (size_t)(cols_);                                                                             \
@@ -567,7 +608,9 @@ static inline size_t model_activation_rows(TensorRow rows[MODEL_ACTIVATION_ROWS]
     const size_t R = is_trained ? token_slice * (size_t)S : N, trained_R = is_trained ? R : 0;
     const size_t travelling = (size_t)of_slices * R;
     const size_t branch_rows = is_trained ? token_slice : N, decoded = is_trained ? 0 : 2 * chunk;
-    const size_t M = model_expert_rows(cfg, N), trained_M = is_trained ? M : 0;
+    const size_t M = model_expert_rows(cfg, N), trained_M = is_trained ? M : 0, H = model_hidden_rows(cfg, N),
+                 trained_H = is_trained ? H : 0, arriving = H;
+    const int hidden = model_divides_experts(cfg) ? 1 : blocks;
     ModelWidths w = model_widths(cfg);
     if (!is_trained) { // every stage samples
         w.last_words = cfg.Vp;

@@ -12,6 +12,9 @@ With fewer heads of keys than slices, s / KV slices in a row have a copy of the 
 is whole in every process. A slice is a matrix of its own in memory, and the same calls process it
 whichever process has it.
 
+A run with experts may instead divide these: rank i of e has experts i E/e, ..., which are rows of
+fcw and fcprojw.
+
 A slice of some layers is a smaller model: model_part_of returns its sizes. The files of a model,
 and its first random values, are always those of the whole.
 
@@ -200,6 +203,13 @@ static size_t part_first_line_(const PartLines_* lines, int m, int slice) {
     return (size_t)(m > 0 ? slice / lines->share : slice) * lines->of_slice[m];
 }
 
+// The rows of experts are neighbours in the whole tensor, too.
+static PartRun part_run_of_experts_(const TensorRow* row, ModelPart part, size_t at) {
+    const size_t elements = tensor_layer_elements(row);
+    const PartRun run = {at, (size_t)part.expert_rank * elements + at, elements - at};
+    return run;
+}
+
 static PartRun part_run_of_cols_(const TensorRow* row, int s, int slice, size_t at) {
     const size_t cols = row->cols, r = at / cols, c = at % cols;
     const PartRun run = {at, (r * (size_t)s + (size_t)slice) * cols + c, cols - c};
@@ -209,6 +219,9 @@ static PartRun part_run_of_cols_(const TensorRow* row, int s, int slice, size_t 
 PartRun part_run(const TensorRow* row, ModelConfig whole, ModelPart part, int k, size_t at) {
     const int s = part.of_slices, slice = part.first_slice + tensor_slice(row, k);
     size_t begin = 0, of_whole = 0; // of the matrix
+    if (row->split == SPLIT_EXPERTS) {
+        return part_run_of_experts_(row, part, at);
+    }
     if (s <= 1 || row->split == SPLIT_NONE) {
         const PartRun all = {at, at, tensor_layer_elements(row) - at};
         return all;

@@ -49,8 +49,9 @@ typedef enum { PART_OUTSIDE, PART_ATTENTION, PART_MLP } TensorPart;
 typedef enum { PLACE_ONCE, PLACE_BLOCK } TensorPlace;
 
 // Cuts of a tensor into slices: none; by heads, in each of its matrices of queries, keys and
-// values; by rows of each of its equal matrices; by columns; by words of the vocabulary.
-typedef enum { SPLIT_NONE, SPLIT_HEADS, SPLIT_ROWS, SPLIT_COLS, SPLIT_WORDS } TensorSplit;
+// values; by rows of each of its equal matrices; by columns; by words of the vocabulary. In a model
+// whose experts are divided: none, or whole experts.
+typedef enum { SPLIT_NONE, SPLIT_HEADS, SPLIT_ROWS, SPLIT_COLS, SPLIT_WORDS, SPLIT_EXPERTS } TensorSplit;
 
 // Lifetimes: always, for activations until the backward pass; or only inside a block or the
 // classifier, which use the same memory; or inside a pass over the model; or until it has been

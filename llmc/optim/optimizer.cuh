@@ -118,7 +118,7 @@ static inline void update_set_rows_(uint8_t* rows, const ZeroPlan* zero, ModelCo
 
 static inline UpdatePieces_ update_pieces_(const ZeroPlan* zero, ModelConfig cfg) {
     const int slices = model_slices(cfg), of = model_is_sliced(cfg) ? cfg.part.of_slices : 1;
-    const ZeroCut own = zero_owned_cut(zero), in_kept = zero_owned_in_kept(zero);
+    const ZeroCut own = zero_owned_cut(zero, 0), in_kept = zero_owned_in_kept(zero, 0);
     const size_t part = (size_t)own.parts * UPDATE_PIECE_,
                  kept = (size_t)zero_kept_cut(zero).parts * UPDATE_PIECE_,
                  count = zero_count(zero, ZERO_UPDATED) / UPDATE_PIECE_;
@@ -238,7 +238,7 @@ static inline MuonTensor update_muon_tensor_(const OptimizerState* s, const Zero
               frozen = is_block ? zero->first_block : 0; // layers
     const UpdateTensorPlace_ place = update_tensor_place_(s, zero, i, is_block + frozen);
     const size_t kept = zero->block / (size_t)zero_kept_cut(zero).parts,
-                 owned = zero->trained_block / (size_t)zero_owned_cut(zero).parts;
+                 owned = zero->trained_block / (size_t)zero_owned_cut(zero, 1).parts;
     // of the run in the row; of what this rank updates of it, in the run and in the row's
     const size_t at = run.first * row->cols, count = (size_t)run.count * run.rows * row->cols,
                  begin = update_in_run_(place.begin, at, count), end = update_in_run_(place.end, at, count),

@@ -495,7 +495,7 @@ static size_t state_row_end_(const OptimizerState* s, const ZeroPlan* zero, int 
 
 // Returns the part of a row, padding included, that lies in this rank's piece of its group.
 static StateSpan state_span_(const OptimizerState* s, const ZeroPlan* zero, int row) {
-    const ZeroCut own = zero_owned_cut(zero);
+    const ZeroCut own = zero_owned_cut(zero, s->rows[row].place == PLACE_BLOCK ? 1 : 0);
     const size_t count = state_part_elements_(s, zero, row) / (size_t)own.parts,
                  piece = (size_t)own.part * count;
     size_t begin = tensor_offset_in_group(&s->rows[row]), end = state_row_end_(s, zero, row);

@@ -5,6 +5,7 @@ sequences, the same micro-batches, the same stage of the model. Arithmetic alone
     tensor    t processes share the slices of each layer, s in all; each has s / t of them
     context   c processes share the tokens of each sequence
     data      D share the micro-batches of an update
+    experts   e of these, neighbours, share the experts of each layer: E / e for each of them
     pipeline  P share the layers; a process's part of them is its stage
 
     rank = ((stage D + data_rank) c + context_rank) t + tensor_rank       t c D P processes
@@ -29,6 +30,7 @@ extern "C" {
 typedef struct {
     int tensor, context, data, pipeline; // processes of a group of each kind: t, c, D, P
     int slices;                          // s, a multiple of t
+    int experts;                         // e, which divides D; 0 is 1
 } GridShape;
 
 // Place of a process.
@@ -46,15 +48,19 @@ Grid grid_of(GridShape shape, int rank);
 
 // Returns the place of a rank in a run that divides data alone.
 static inline Grid grid_of_data(int rank, int size) {
-    const GridShape shape = {1, 1, size, 1, 1};
+    const GridShape shape = {1, 1, size, 1, 1, 1};
     return grid_of(shape, rank);
 }
 
 int grid_rank(const Grid* grid);
 
+// Returns e.
+static inline int grid_experts(GridShape shape) { return shape.experts > 1 ? shape.experts : 1; }
+
 // True if only data is divided: the processes have whole models.
 static inline int grid_is_plain(GridShape shape) {
-    return shape.tensor == 1 && shape.context == 1 && shape.pipeline == 1 && shape.slices == 1;
+    return shape.tensor == 1 && shape.context == 1 && shape.pipeline == 1 && shape.slices == 1 &&
+           grid_experts(shape) == 1;
 }
 
 static inline int grid_is_first_stage(const Grid* grid) { return grid->stage == 0; }
@@ -66,7 +72,7 @@ static inline int grid_tells(const Grid* grid) { return grid->tensor_rank == 0 &
 
 // True if the layers of a forward pass wait for other processes.
 static inline int grid_forward_waits(const Grid* grid) {
-    return grid->shape.tensor > 1 || grid->shape.context > 1;
+    return grid->shape.tensor > 1 || grid->shape.context > 1 || grid_experts(grid->shape) > 1;
 }
 
 // Returns which tokens of each sequence this process has.
@@ -77,8 +83,18 @@ static inline TokenChunks grid_chunks(const Grid* grid) {
 
 // ---- groups ----
 
-// Groups that a process is in, in the order in which they are opened.
-typedef enum { GRID_TENSOR, GRID_CONTEXT, GRID_DATA, GRID_PIPE, GRID_GROUPS } GridGroup;
+// Groups that a process is in, in the order in which they are opened. The last two cut the data
+// group: ranks that share the experts of a layer, and ranks with the same ones; alone if no experts
+// are divided.
+typedef enum {
+    GRID_TENSOR,
+    GRID_CONTEXT,
+    GRID_DATA,
+    GRID_PIPE,
+    GRID_EXPERTS,
+    GRID_SAME_EXPERTS,
+    GRID_GROUPS
+} GridGroup;
 
 // A group of a process: its rank there, the group's size, and the lowest rank of its processes
 // among all, by which they know each other.
@@ -150,6 +166,7 @@ int grid_rank(const Grid* grid) {
 
 GridMember grid_member(const Grid* grid, GridGroup group) {
     const GridShape shape = grid->shape;
+    const int e = grid_experts(shape);
     Grid first = *grid;
     GridMember member = {0, 1, 0};
     switch (group) {
@@ -166,9 +183,19 @@ GridMember grid_member(const Grid* grid, GridGroup group) {
         member.size = shape.data * shape.context;
         first.data_rank = first.context_rank = 0;
         break;
-    default:
+    case GRID_PIPE:
         member.rank = grid->stage, member.size = shape.pipeline;
         first.stage = 0;
+        break;
+    case GRID_EXPERTS:
+        member.rank = grid->data_rank % e, member.size = e;
+        first.data_rank -= member.rank;
+        break;
+    default:
+        if (e > 1) {
+            member.rank = grid->data_rank / e, member.size = shape.data / e;
+            first.data_rank %= e;
+        }
     }
     member.first = grid_rank(&first);
     return member;
@@ -181,6 +208,7 @@ void grid_place(char* text, size_t room, const Grid* grid) {
     } places[] = {{"tensor", grid->tensor_rank, grid->shape.tensor},
                   {"context", grid->context_rank, grid->shape.context},
                   {"data", grid->data_rank, grid_is_plain(grid->shape) ? 1 : grid->shape.data},
+                  {"experts", grid_member(grid, GRID_EXPERTS).rank, grid_experts(grid->shape)},
                   {"stage", grid->stage, grid->shape.pipeline}};
     size_t at = 0;
     *text = '\0';
@@ -228,13 +256,21 @@ static int grid_allows_pipeline_(GridShape shape, const GridRun* run) {
            shape.pipeline <= grid_most_stages_(run);
 }
 
+// Expert groups are of neighbours in the data group, and each rank has as many experts.
+static int grid_allows_experts_(GridShape shape, const GridRun* run) {
+    const int e = grid_experts(shape), E = run->cfg.E;
+    return grid_allows_pipeline_(shape, run) &&
+           run->ranks / (shape.tensor * shape.context * shape.pipeline) % e == 0 &&
+           (e == 1 || run->cfg.L == 0 || (E > 0 && E % e == 0));
+}
+
 int grid_tokens_unit(GridShape shape) {
     return grid_slices_(shape) * (shape.context > 1 ? 2 * shape.context : 1);
 }
 
 static int grid_allows_(GridShape shape, const GridRun* run) {
     return grid_allows_tensor_(shape, run) && grid_allows_context_(shape, run) &&
-           grid_allows_pipeline_(shape, run) && run->T % grid_tokens_unit(shape) == 0;
+           grid_allows_experts_(shape, run) && run->T % grid_tokens_unit(shape) == 0;
 }
 
 // Appends "; wanted 2 or 4": the nearest values of *member, a member of *shape, that a rule allows,
@@ -298,6 +334,18 @@ static void grid_refuse_pipeline_(char* error, GridShape shape, const GridRun* r
     grid_append_nearest_(error, &shape, &shape.pipeline, run->ranks, grid_allows_pipeline_, run);
 }
 
+static void grid_refuse_experts_(char* error, GridShape shape, const GridRun* run) {
+    const int group = shape.tensor * shape.context * shape.pipeline;
+    if (run->cfg.L > 0 && run->cfg.E == 0) {
+        snprintf(error, GRID_ERROR_BYTES, "--expert-parallel %d, a model without experts", shape.experts);
+    } else if (run->ranks / group % shape.experts == 0) {
+        snprintf(error, GRID_ERROR_BYTES, "--expert-parallel %d, %d experts", shape.experts, run->cfg.E);
+    } else {
+        grid_refuse_ranks_(error, "--expert-parallel", shape.experts, run, group);
+    }
+    grid_append_nearest_(error, &shape, &shape.experts, run->ranks, grid_allows_experts_, run);
+}
+
 static void grid_refuse_tokens_(char* error, GridShape shape, const GridRun* run) {
     int at = snprintf(error, GRID_ERROR_BYTES, "--seq-len %d", run->T);
     if (shape.context > 1) {
@@ -320,6 +368,8 @@ int grid_check(GridShape shape, const GridRun* run, char error[GRID_ERROR_BYTES]
         grid_append_nearest_(error, &shape, &shape.context, run->ranks, grid_allows_context_, run);
     } else if (!grid_allows_pipeline_(shape, run)) {
         grid_refuse_pipeline_(error, shape, run);
+    } else if (!grid_allows_experts_(shape, run)) {
+        grid_refuse_experts_(error, shape, run);
     } else if (run->T % grid_tokens_unit(shape) != 0) {
         grid_refuse_tokens_(error, shape, run);
     } else {
@@ -331,6 +381,7 @@ int grid_check(GridShape shape, const GridRun* run, char error[GRID_ERROR_BYTES]
 GridShape grid_complete(GridShape shape, int ranks) {
     shape.data = ranks / (shape.tensor * shape.context * shape.pipeline);
     shape.slices = grid_slices_(shape);
+    shape.experts = grid_experts(shape);
     return shape;
 }
 

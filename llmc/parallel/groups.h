@@ -16,10 +16,10 @@ extern "C" {
 
 typedef struct {
     Grid grid;
-    Group tensor, context, data, pipe;
+    Group tensor, context, data, pipe, experts, same_experts;
 } GridGroups;
 
-// Opens the groups of this process in the order tensor, context, data, pipe. Collective. comm NULL:
+// Opens the groups of this process in the order of GridGroup. Collective. comm NULL:
 // sets only their sizes, for a plan.
 void grid_groups_open(GridGroups* groups, Grid grid, Comm* comm);
 
@@ -51,9 +51,13 @@ void grid_groups_open(GridGroups* groups, Grid grid, Comm* comm) {
     groups->context = groups_open_(&grid, GRID_CONTEXT, comm);
     groups->data = groups_open_(&grid, GRID_DATA, comm);
     groups->pipe = groups_open_(&grid, GRID_PIPE, comm);
+    groups->experts = groups_open_(&grid, GRID_EXPERTS, comm);
+    groups->same_experts = groups_open_(&grid, GRID_SAME_EXPERTS, comm);
 }
 
 void grid_groups_close(GridGroups* groups) {
+    group_close(&groups->same_experts);
+    group_close(&groups->experts);
     group_close(&groups->pipe);
     group_close(&groups->data);
     group_close(&groups->context);

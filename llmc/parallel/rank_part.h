@@ -17,14 +17,14 @@ typedef struct {
     unsigned frozen; // bit i: no rank updates row i of the parameters
 } RankPart;
 
-// True if the data group has the whole model.
+// True if each rank of the data group has the whole model, or its part of it (zero.h).
 static inline int rank_part_is_whole(const RankPart* r) {
-    return !model_is_sliced(r->own) && r->own.part.of_layers == 0;
+    return !model_is_sliced(r->own) && r->own.part.of_layers == 0 && !model_divides_experts(r->own);
 }
 
 // Returns the part of a rank in a run that divides data alone.
 static inline RankPart rank_part_of_data(ModelConfig cfg, ZeroPlan zero, unsigned frozen) {
-    const GridShape shape = {1, 1, zero.size, 1, 1};
+    const GridShape shape = {1, 1, zero.size, 1, 1, 1};
     const RankPart part = {cfg, cfg, zero, grid_of(shape, zero.rank), frozen};
     return part;
 }

@@ -116,9 +116,9 @@ static inline void shared_keys_step(const SharedKeys* k, SharedKeysStep step, co
     if (k->share == 1) {
         return;
     }
-    GRADIENT_DISPATCH(
-        shard, T,
-        shared_keys_array_<G>(k, step, (G*)shard.data, zero_shard_of(&z->plan, z->plan.rank), tensor, gpu));
+    GRADIENT_DISPATCH(shard, T,
+                      shared_keys_array_<G>(k, step, (G*)shard.data, zero_shard_of(&z->plan, 1, z->plan.rank),
+                                            tensor, gpu));
     if (z->plan.stage == 0 && z->shard) { // which the update reads
         GRADIENT_DISPATCH(z->grads, T, shared_keys_array_<G>(k, step, (G*)z->grads.data, all, tensor, gpu));
     }

@@ -242,7 +242,7 @@ void shared_keys_step_cpu(const SharedKeys* k, SharedKeysStep step, Zero* z, Gro
     if (k->share == 1) {
         return;
     }
-    shared_keys_array_(k, step, z->shard, zero_shard_of(&z->plan, z->plan.rank), tensor);
+    shared_keys_array_(k, step, z->shard, zero_shard_of(&z->plan, 1, z->plan.rank), tensor);
     if (z->plan.stage == 0 && z->shard != z->grads) { // which the update reads
         shared_keys_array_(k, step, z->grads, all, tensor);
     }

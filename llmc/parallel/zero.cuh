@@ -609,7 +609,7 @@ template <class T> static inline void zero_share_group_(ZeroGpu* z, int g) {
     const size_t count = zero_shard_elements(&z->plan, g);
     const size_t trained = zero_trained_elements(&z->plan, g);
     void *group = zero_group_grads_(z, g), *slice = zero_slice_in_(z, group, type, trained);
-    void* own = zero_element_(group, type, (size_t)zero_shard_of(&z->plan, z->plan.rank).part * count);
+    void* own = zero_element_(group, type, (size_t)zero_shard_of(&z->plan, g, z->plan.rank).part * count);
     GRADIENT_DISPATCH(z->grads, T,
                       launch(zero_round_kernel_<G>, zero_grid_(count), ZERO_THREADS_, 0, &z->comm, (G*)own,
                              z->shard + zero_shard_begin(&z->plan, g)));
@@ -838,7 +838,7 @@ static inline void zero_collect_chunk_(ZeroGpu* z, void* all, const void* mine, 
     // (W, count)
     group_all_gather(z->pieces, own, chunk.count, type, &z->groups->data, z->comm.stream);
     for (int r = 0; all && r < z->plan.size; r++) {
-        const size_t to = (size_t)zero_shard_of(&z->plan, r).part * chunk.shard + chunk.at;
+        const size_t to = (size_t)zero_shard_of(&z->plan, 0, r).part * chunk.shard + chunk.at;
         zero_copy_(z, zero_element_(all, type, to), zero_element_(z->pieces, type, (size_t)r * chunk.count),
                    bytes);
     }

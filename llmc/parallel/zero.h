@@ -31,6 +31,11 @@ part.h, are others: each is a block here.) Slices move in every micro-step, and 
 replica; for parameters and gradients "1/W" then means 1/shards. Once an update, the ranks with the
 same slice add up the sums of their replicas, shard by shard. With one level a slice is a shard.
 
+Divided experts: neighbours share the experts of a block, `experts` ranks, and a block is divided
+among the size / experts ranks that have the same ones. Group 0 is divided among all. A rank's
+experts see the tokens of all its neighbours, and leave a gradient for each neighbour's. So the
+additions are those of the ranks that have the tokens, whichever rank has the experts.
+
 micro_steps.h deals micro-batches out to ranks. A reduction sends piece r of each rank's gradient to
 rank r, which adds the pieces to its shard in fp32,
 
@@ -83,6 +88,7 @@ typedef struct {
     // The caller also sets it for --update-in-backward.
     int shares_buffer;
     int context; // ranks that share a micro-batch: neighbours, each with its part of the tokens
+    int experts; // ranks that share the experts of a block; 1: every rank has all. With one level
 } ZeroPlan;
 
 // Sets the rows of the parameters in a full array, for elements of a given size; returns its bytes.
@@ -121,16 +127,24 @@ typedef struct {
     int parts, part;
 } ZeroCut;
 
-// Returns the part of the reduced gradient that a rank has.
-ZeroCut zero_shard_of(const ZeroPlan* plan, int rank);
+// True if group g is a block.
+static inline int zero_is_block(const ZeroPlan* plan, int g) { return 0 < g && g < plan->groups; }
 
-// Return the part that this rank updates, and the part of the parameters that it keeps.
-ZeroCut zero_owned_cut(const ZeroPlan* plan);
+// Returns the ranks that divide group g, out of `ranks`: all, or only the shards of a replica.
+static inline int zero_parts_of(const ZeroPlan* plan, int g, int ranks) {
+    return zero_is_block(plan, g) && ranks > 1 ? ranks / plan->experts : ranks;
+}
+
+// Returns the part of the reduced gradient of group g that a rank has.
+ZeroCut zero_shard_of(const ZeroPlan* plan, int g, int rank);
+
+// Return the part of group g that this rank updates, and the part of the parameters that it keeps.
+ZeroCut zero_owned_cut(const ZeroPlan* plan, int g);
 
 ZeroCut zero_kept_cut(const ZeroPlan* plan);
 
-// Returns the part that this rank updates, as a part of what it keeps.
-ZeroCut zero_owned_in_kept(const ZeroPlan* plan);
+// Returns the part of group g that this rank updates, as a part of what it keeps.
+ZeroCut zero_owned_in_kept(const ZeroPlan* plan, int g);
 
 // Begin and size of group g in full arrays.
 static inline size_t zero_group_begin(const ZeroPlan* plan, int g) {
@@ -162,29 +176,42 @@ static inline int zero_has_gradient(const ZeroPlan* plan, int g) {
     return zero_trained_elements(plan, g) > 0;
 }
 
-// Returns the most gradients that a group has.
+// Returns the most gradients that a group has, on the tokens of all neighbours.
 size_t zero_largest_gradient(const ZeroPlan* plan);
 
 // Begin of group g in full arrays of gradients; with g = groups + 1 their end.
 size_t zero_gradient_begin(const ZeroPlan* plan, int g);
 
+// Returns a rank's part of the first elements of an array, `once` of group 0 and `blocks` of
+// blocks, which `ranks` ranks divide.
+static inline size_t zero_part_of(const ZeroPlan* plan, size_t once, size_t blocks, int ranks) {
+    return once / (size_t)ranks + blocks / (size_t)zero_parts_of(plan, 1, ranks);
+}
+
+// Begin of the part of group g in arrays of gradients that `ranks` ranks divide.
+static inline size_t zero_gradient_part_begin_(const ZeroPlan* plan, int g, int ranks) {
+    const size_t begin = zero_gradient_begin(plan, g), end = zero_gradient_begin(plan, plan->groups),
+                 blocks = (begin < end ? begin : end) - (g > 0 ? plan->trained_once : 0);
+    return zero_part_of(plan, begin - blocks, blocks, ranks);
+}
+
 // Begin of the shard of group g in shard arrays of gradients, and its size.
 static inline size_t zero_shard_begin(const ZeroPlan* plan, int g) {
-    return zero_gradient_begin(plan, g) / (size_t)plan->size;
+    return zero_gradient_part_begin_(plan, g, plan->size);
 }
 
 static inline size_t zero_shard_elements(const ZeroPlan* plan, int g) {
-    return zero_trained_elements(plan, g) / (size_t)plan->size;
+    return zero_trained_elements(plan, g) / (size_t)zero_parts_of(plan, g, plan->size);
 }
 
 // Begin of the slice of group g in arrays of slices, and its size: slices of gradients, and in
 // stage 3 of parameters.
 static inline size_t zero_slice_begin(const ZeroPlan* plan, int g) {
-    return zero_gradient_begin(plan, g) / (size_t)plan->shards;
+    return zero_gradient_part_begin_(plan, g, plan->shards);
 }
 
 static inline size_t zero_slice_elements(const ZeroPlan* plan, int g) {
-    return zero_trained_elements(plan, g) / (size_t)plan->shards;
+    return zero_trained_elements(plan, g) / (size_t)zero_parts_of(plan, g, plan->shards);
 }
 
 // Returns the elements of parameters in memory that a forward pass reads; in stage 3 only `blocks`
@@ -326,6 +353,7 @@ void zero_add_pieces_cpu(float* shard, const float* pieces, size_t count, int ac
 typedef struct {
     ZeroPlan plan;
     Group* group;      // the data group
+    Group* same;       // ranks with the same experts
     ZeroRange* ranges; // ranges that this rank owns
     int num_ranges;
     ZeroSpan counted[ZERO_SPANS]; // spans of the shard that count in the norm
@@ -339,19 +367,21 @@ typedef struct {
 // Returns the block of gradients that block k has in memory; blocks below first_block, which have
 // none, share the first.
 static inline int zero_gradient_block_cpu_(const ZeroPlan* plan, int k) {
-    return plan->shares_buffer ? k % plan->slices : int_max(k - plan->first_block, 0);
+    return plan->experts * (plan->shares_buffer ? k % plan->slices : int_max(k - plan->first_block, 0));
 }
 
 // Returns the elements of the gradients that a backward pass writes to; `blocks` blocks at a time
-// if they share buffers.
+// if they share buffers. Divided experts: a block has a gradient for the tokens of each neighbour,
+// trained_block after the one before.
 size_t zero_grads_elements(const ZeroPlan* plan, int blocks);
 
 // Opens the parts of a rank of the data group. `rows` lay out full arrays; params and grads are the
 // model's, filled with zeros.
 void zero_open_cpu(Zero* z, Memory* memory, ZeroPlan plan, ModelConfig cfg, const TensorRow* rows,
-                   float* params, float* grads, Group* data);
+                   float* params, float* grads, Group* data, Group* same);
 
-// Returns the gradients of group g, as the backward pass left them.
+// Returns the gradients of group g, as the backward pass left them; of a block with divided
+// experts, first those on the tokens of the first neighbour.
 static inline float* zero_group_grads_(const Zero* z, int g) {
     const ZeroPlan* plan = &z->plan;
     const size_t block = (size_t)zero_gradient_block_cpu_(plan, g - 1) * plan->trained_block,
@@ -406,10 +436,16 @@ static inline void zero_group_square_sum_cpu(const Zero* z, int g, WideSum* sum,
 // block has it.
 const float* zero_range_gradient_cpu(const Zero* z, const ZeroRange* range);
 
-// Sends each rank's shard of group g to all ranks, to the same place in `group`.
+// Returns the ranks that divide group g.
+static inline Group* zero_ranks_cpu_(const Zero* z, int g) {
+    return zero_is_block(&z->plan, g) && z->plan.experts > 1 ? z->same : z->group;
+}
+
+// Sends each rank's shard of group g to all that divide it, to the same place in `group`.
 static inline void zero_gather_group_cpu_(Zero* z, float* group, int g) {
+    Group* ranks = zero_ranks_cpu_(z, g);
     const size_t count = zero_shard_elements(&z->plan, g);
-    group_all_gather_cpu(group, group + (size_t)z->plan.rank * count, count, z->group);
+    group_all_gather_cpu(group, group + (size_t)ranks->rank * count, count, ranks);
 }
 
 // Returns room for the operands of group g: its gradients before the reduction, which are no longer
@@ -473,22 +509,24 @@ void zero_plan_apart(ZeroPlan* plan, ModelConfig cfg) {
 }
 
 ZeroPlan zero_plan_two_levels(ModelConfig cfg, int stage, int rank, int size, int shards) {
-    ZeroPlan plan = {stage, rank, size,       shards, model_groups(cfg), model_slices(cfg), 0, 0, 0, 0, 0, 0,
-                     0,     0,    stage >= 2, 1};
+    ZeroPlan plan = {
+        stage, rank,       size, shards, model_groups(cfg), model_slices(cfg), 0, 0, 0, 0, 0, 0, 0,
+        0,     stage >= 2, 1,    1};
     assert(0 <= rank && rank < size && size % shards == 0);
     zero_plan_freeze(&plan, cfg, 0, 0);
     return plan;
 }
 
-ZeroCut zero_shard_of(const ZeroPlan* plan, int rank) {
-    const int slice = rank % plan->shards, replica = rank / plan->shards;
-    const ZeroCut cut = {plan->size, slice * zero_replicas(plan) + replica};
+ZeroCut zero_shard_of(const ZeroPlan* plan, int g, int rank) {
+    const int slice = rank % plan->shards, replica = rank / plan->shards,
+              share = plan->size / zero_parts_of(plan, g, plan->size);
+    const ZeroCut cut = {plan->size / share, (slice * zero_replicas(plan) + replica) / share};
     return cut;
 }
 
-ZeroCut zero_owned_cut(const ZeroPlan* plan) {
+ZeroCut zero_owned_cut(const ZeroPlan* plan, int g) {
     const ZeroCut whole = {1, 0};
-    return plan->stage == 0 ? whole : zero_shard_of(plan, plan->rank);
+    return plan->stage == 0 ? whole : zero_shard_of(plan, g, plan->rank);
 }
 
 ZeroCut zero_kept_cut(const ZeroPlan* plan) {
@@ -496,8 +534,8 @@ ZeroCut zero_kept_cut(const ZeroPlan* plan) {
     return plan->stage < 3 ? whole : slice;
 }
 
-ZeroCut zero_owned_in_kept(const ZeroPlan* plan) {
-    const ZeroCut own = zero_owned_cut(plan), kept = zero_kept_cut(plan);
+ZeroCut zero_owned_in_kept(const ZeroPlan* plan, int g) {
+    const ZeroCut own = zero_owned_cut(plan, g), kept = zero_kept_cut(plan);
     const ZeroCut in_kept = {own.parts / kept.parts, own.part - kept.part * (own.parts / kept.parts)};
     return in_kept;
 }
@@ -505,7 +543,8 @@ ZeroCut zero_owned_in_kept(const ZeroPlan* plan) {
 size_t zero_largest_gradient(const ZeroPlan* plan) {
     size_t most = 0;
     for (int g = 0; g <= plan->groups; g++) {
-        const size_t elements = zero_trained_elements(plan, g);
+        const size_t copies = zero_is_block(plan, g) ? (size_t)plan->experts : 1,
+                     elements = copies * zero_trained_elements(plan, g);
         most = elements > most ? elements : most;
     }
     return most;
@@ -519,24 +558,27 @@ size_t zero_gradient_begin(const ZeroPlan* plan, int g) {
     return g == 0 ? 0 : plan->trained_once + (size_t)(blocks > 0 ? blocks : 0) * plan->trained_block;
 }
 
+// Returns the ranks that divide what an update changes.
+static int zero_owners_(const ZeroPlan* plan) { return plan->stage == 0 ? 1 : plan->size; }
+
 size_t zero_count(const ZeroPlan* plan, ZeroArray array) {
     const size_t full = zero_group_begin(plan, plan->groups),
                  updated = zero_gradient_begin(plan, plan->groups),
-                 gradient = zero_gradient_begin(plan, plan->groups + 1),
-                 own = (size_t)zero_owned_cut(plan).parts;
+                 gradient = zero_gradient_begin(plan, plan->groups + 1);
+    const int owners = zero_owners_(plan);
     switch (array) {
     case ZERO_REPLICATED:
         return plan->stage < 3 ? full : plan->once;
     case ZERO_GRADIENT:
         return gradient;
     case ZERO_SLICES:
-        return gradient / (size_t)plan->shards;
+        return zero_slice_begin(plan, plan->groups + 1);
     case ZERO_SHARDS:
-        return gradient / (size_t)plan->size;
+        return zero_shard_begin(plan, plan->groups + 1);
     case ZERO_OWNED:
-        return full / own;
+        return zero_part_of(plan, plan->once, full - plan->once, owners);
     case ZERO_UPDATED:
-        return updated / own;
+        return zero_part_of(plan, plan->trained_once, updated - plan->trained_once, owners);
     default:
         return full;
     }
@@ -548,12 +590,17 @@ size_t zero_part_elements(const ZeroPlan* plan, int g, ZeroPart part) {
 }
 
 ZeroPiece zero_piece(const ZeroPlan* plan, int g, ZeroPart part) {
-    const ZeroCut own = zero_owned_cut(plan), in_kept = zero_owned_in_kept(plan);
+    const ZeroCut own = zero_owned_cut(plan, g), in_kept = zero_owned_in_kept(plan, g);
+    const int owners = zero_owners_(plan);
     const size_t begin = zero_part_begin(plan, g, part),
                  count = zero_part_elements(plan, g, part) / (size_t)own.parts,
-                 trained = zero_gradient_begin(plan, g), frozen = zero_group_begin(plan, g) - trained,
-                 before = part == ZERO_TRAINED ? trained : zero_gradient_begin(plan, plan->groups) + frozen;
-    const ZeroPiece piece = {begin + (size_t)own.part * count, before / (size_t)own.parts,
+                 frozen = zero_group_begin(plan, g) - zero_gradient_begin(plan, g),
+                 frozen_once = g > 0 ? plan->once - plan->trained_once : 0,
+                 owned = part == ZERO_TRAINED
+                             ? zero_gradient_part_begin_(plan, g, owners)
+                             : zero_gradient_part_begin_(plan, plan->groups, owners) +
+                                   zero_part_of(plan, frozen_once, frozen - frozen_once, owners);
+    const ZeroPiece piece = {begin + (size_t)own.part * count, owned,
                              begin / (size_t)zero_kept_cut(plan).parts + (size_t)in_kept.part * count, count};
     return piece;
 }
@@ -604,7 +651,7 @@ int zero_ranges(const ZeroPlan* plan, const TensorRow* rows, ModelConfig cfg, Ze
 // Returns the part of [begin, end) of group 0 that is in this rank's shard.
 static ZeroSpan zero_span_in_shard_(const ZeroPlan* plan, size_t begin, size_t end) {
     const size_t count = zero_shard_elements(plan, 0),
-                 shard = (size_t)zero_shard_of(plan, plan->rank).part * count,
+                 shard = (size_t)zero_shard_of(plan, 0, plan->rank).part * count,
                  from = begin > shard ? begin : shard, to = end < shard + count ? end : shard + count;
     const ZeroSpan span = {from < to ? from - shard : 0, from < to ? to - from : 0};
     return span;
@@ -630,7 +677,7 @@ int zero_counted_spans(const ZeroPlan* plan, const TensorRow* rows, ModelConfig 
 
 ZeroWte zero_wte_in_shard(const ZeroPlan* plan) {
     const ZeroSpan own = zero_span_in_shard_(plan, 0, plan->embedding);
-    const size_t shard = (size_t)zero_shard_of(plan, plan->rank).part * zero_shard_elements(plan, 0);
+    const size_t shard = (size_t)zero_shard_of(plan, 0, plan->rank).part * zero_shard_elements(plan, 0);
     const ZeroWte wte = {own.begin, shard + own.begin, own.count};
     return wte;
 }
@@ -643,11 +690,20 @@ static double zero_collected_elements_(const ZeroPlan* plan, int64_t micro_steps
     return (double)plan->block * (blocks + (2.0 * (double)micro_steps - 1) * later);
 }
 
+// Returns the elements with gradients, of blocks so many copies; as many as if all ranks divided
+// the blocks, too.
+static double zero_sent_elements_(const ZeroPlan* plan, int copies) {
+    const size_t once = plan->trained_once, blocks = zero_gradient_begin(plan, plan->groups) - once;
+    const double all = (double)zero_count(plan, ZERO_GRADIENT), ranks = zero_parts_of(plan, 1, plan->size),
+                 share = plan->experts > 1 ? copies * (1 - 1 / ranks) / (1 - 1.0 / plan->size) : 1;
+    return all + (share - 1) * (double)blocks;
+}
+
 ZeroTraffic zero_traffic(const ZeroPlan* plan, int64_t sequences, int B, size_t gradient_bytes,
                          size_t parameter_bytes, double operand_bytes) {
     const MicroSteps steps = zero_micro_steps(plan, sequences, B);
     const int64_t count = micro_steps_count(&steps);
-    const double trained = (double)zero_count(plan, ZERO_GRADIENT);
+    const double trained = zero_sent_elements_(plan, 1), reduced = zero_sent_elements_(plan, plan->experts);
     const double reductions = plan->stage < 2 ? 1 : (double)count;
     const size_t shared_bytes =
         // sent to all ranks after the reduction
@@ -657,7 +713,7 @@ ZeroTraffic zero_traffic(const ZeroPlan* plan, int64_t sequences, int B, size_t 
     const double others = 1 - 1.0 / plan->shards, replicas = 1 - 1.0 / zero_replicas(plan);
     const ZeroTraffic traffic = {
         others *
-            (reductions * trained * (double)gradient_bytes + shared * (double)shared_bytes + operand_bytes),
+            (reductions * reduced * (double)gradient_bytes + shared * (double)shared_bytes + operand_bytes),
         replicas / plan->shards * (trained * (double)(sizeof(float) + shared_bytes) + operand_bytes)};
     return traffic;
 }
@@ -676,9 +732,10 @@ void zero_add_pieces_cpu(float* shard, const float* pieces, size_t count, int ac
 static int zero_is_alone_(const Zero* z) { return z->plan.size == 1; }
 
 size_t zero_grads_elements(const ZeroPlan* plan, int blocks) {
-    const size_t once = zero_trained_elements(plan, 0), block = zero_trained_elements(plan, plan->groups - 1);
-    return plan->shares_buffer ? once + (size_t)blocks * block + zero_embedding_elements_(plan)
-                               : zero_count(plan, ZERO_GRADIENT);
+    const size_t once = zero_trained_elements(plan, 0), all = zero_gradient_begin(plan, plan->groups) - once,
+                 block = zero_trained_elements(plan, plan->groups - 1),
+                 own = plan->shares_buffer ? (size_t)blocks * block : all;
+    return once + (size_t)plan->experts * own + zero_embedding_elements_(plan);
 }
 
 // Return the elements of the shard and of the pieces, where these have memory of their own.
@@ -691,13 +748,14 @@ static size_t zero_piece_elements_cpu_(const ZeroPlan* plan) {
 }
 
 void zero_open_cpu(Zero* z, Memory* memory, ZeroPlan plan, ModelConfig cfg, const TensorRow* rows,
-                   float* params, float* grads, Group* data) {
+                   float* params, float* grads, Group* data, Group* same) {
     const size_t shard = zero_shard_elements_cpu_(&plan) * sizeof(float),
                  pieces = zero_piece_elements_cpu_(&plan) * sizeof(float),
                  ranges = (size_t)zero_max_ranges(cfg) * sizeof(ZeroRange);
     memset(z, 0, sizeof(*z));
     z->plan = plan;
     z->group = data;
+    z->same = same;
     z->params = params;
     z->grads = z->shard = grads;
     if (shard > 0) {
@@ -715,8 +773,31 @@ void zero_open_cpu(Zero* z, Memory* memory, ZeroPlan plan, ModelConfig cfg, cons
     }
 }
 
+// Adds the gradients of block g on the tokens of all ranks to the shard, in the order of these
+// ranks. Copy i is that on the tokens of neighbour i.
+static void zero_reduce_experts_cpu_(Zero* z, int g, MicroStep step) {
+    const int experts = z->plan.experts, active = zero_adds_(&z->plan, step);
+    const size_t count = zero_shard_elements(&z->plan, g), block = z->plan.trained_block;
+    float *shard = z->shard + zero_shard_begin(&z->plan, g), *grads = zero_group_grads_(z, g);
+    if (z->same->size == 1) {
+        zero_add_pieces_cpu(shard, grads, count, active, zero_is_first_(&z->plan, step));
+        return;
+    }
+    for (int i = 0; i < experts; i++) {
+        group_all_to_all_cpu(z->pieces + (size_t)i * block, grads + (size_t)i * block, count, z->same);
+    }
+    for (int a = 0; a < active; a++) {
+        const float* piece = z->pieces + (size_t)(a % experts) * block + (size_t)(a / experts) * count;
+        zero_add_pieces_cpu(shard, piece, count, 1, a == 0 && zero_is_first_(&z->plan, step));
+    }
+}
+
 // Adds the gradients of group g from all ranks to the shard.
 static void zero_reduce_group_cpu_(Zero* z, int g, MicroStep step) {
+    if (zero_is_block(&z->plan, g) && z->plan.experts > 1) {
+        zero_reduce_experts_cpu_(z, g, step);
+        return;
+    }
     const size_t count = zero_shard_elements(&z->plan, g);
     const float* pieces = zero_group_grads_(z, g);
     if (!zero_is_alone_(z)) {
@@ -736,7 +817,7 @@ void zero_group_done_cpu(Zero* z, int g, MicroStep step) {
     zero_reduce_group_cpu_(z, g, step);
     if (z->plan.stage == 0 || (is_embedding && step.is_last)) {
         group_all_gather_cpu(zero_group_grads_(z, g), z->shard + zero_shard_begin(&z->plan, g),
-                             zero_shard_elements(&z->plan, g), z->group);
+                             zero_shard_elements(&z->plan, g), zero_ranks_cpu_(z, g));
     }
 }
 

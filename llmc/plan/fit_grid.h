@@ -196,7 +196,7 @@ static inline void fit_add_grids_(FitWays* ways, const Settled* s, const FitDevi
     const Options* o = &s->options;
     const GridRun run = setup_grid_run(s);
     const int slices = options_given(o, "tensor-slices") ? o->tensor_slices : 0;
-    GridShape shape = {0, 0, 0, 0, 0};
+    GridShape shape = {0, 0, 0, 0, 0, o->expert_parallel};
     while (grid_next(&shape, &run, slices)) {
         if (fit_tries_grid_(s, shape)) {
             fit_add_grid_(ways, s, shape, device);

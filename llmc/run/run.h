@@ -351,16 +351,15 @@ static void run_add_checksum_(Run* run, uint64_t* sum, size_t begin, size_t coun
     }
 }
 
-// Compares the tensors that all ranks of a tensor group have.
-static void run_compare_whole_(Run* run, const TensorRow* rows) {
+// Compares the tensors that are not cut, which all ranks of a group have.
+static void run_compare_whole_(Run* run, const TensorRow* rows, GridGroup group, const char* parameters) {
     uint64_t sum = 0;
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         if (rows[i].split == SPLIT_NONE) {
             run_add_checksum_(run, &sum, rows[i].offset_bytes, tensor_bytes_in_group(&rows[i]));
         }
     }
-    run_compare_(run, grid_member(&run->settled.ranks.grid, GRID_TENSOR).first,
-                 "the parameters that are not sliced", sum);
+    run_compare_(run, grid_member(&run->settled.ranks.grid, group).first, parameters, sum);
 }
 
 // Returns a color that no other rank has.
@@ -416,10 +415,14 @@ void run_agree_on_parameters(Run* run) {
         return;
     }
     zero_parameter_rows(rows, &run->settled.zero, cfg, safetensors_dtype_bytes(run->trainer->dtype));
-    run_compare_(run, grid_member(grid, GRID_DATA).first, "the parameters",
-                 run->trainer->checksum(run->model, ALL_PARAMETERS));
+    const int divides_experts = grid_experts(grid->shape) > 1;
+    run_compare_(run, grid_member(grid, divides_experts ? GRID_SAME_EXPERTS : GRID_DATA).first,
+                 "the parameters", run->trainer->checksum(run->model, ALL_PARAMETERS));
+    if (divides_experts) {
+        run_compare_whole_(run, rows, GRID_DATA, "the parameters that are no experts");
+    }
     if (grid->shape.tensor > 1) {
-        run_compare_whole_(run, rows);
+        run_compare_whole_(run, rows, GRID_TENSOR, "the parameters that are not sliced");
     }
     for (int head = 0; grid->shape.tensor > 1 && run->settled.zero.stage < 3 && cfg.part.keys_share > 1 &&
                        head < model_key_heads(run->settled.cfg);

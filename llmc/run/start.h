@@ -396,6 +396,9 @@ static void start_print_grid_(FILE* file, GridShape shape) {
         fprintf(file, "; tensor %d of %d slices, context %d, data %d, pipeline %d", shape.tensor,
                 shape.slices, shape.context, shape.data, shape.pipeline);
     }
+    if (grid_experts(shape) > 1) {
+        fprintf(file, ", experts %d", shape.experts);
+    }
 }
 
 // Prints the number of ranks, and where they run; of generation not where the text goes.

@@ -54,10 +54,22 @@ __attribute__((format(printf, 2, 3))) static int grid_refuses_(char* error, cons
     return 0;
 }
 
+static const OptionRow* grid_option_(const char* name) {
+    int i = 0;
+    while (strcmp(OPTION_TABLE[i].name, name) != 0) {
+        i++;
+    }
+    return &OPTION_TABLE[i];
+}
+
 // Checks that the trainer has the passes.
 static int grid_suits_trainer_(char* error, const Settled* s) {
     const Options* o = &s->options;
     const int slices = s->ranks.grid.shape.slices;
+    if (o->program.trainer == OPTION_GPU && o->expert_parallel > 1) {
+        return grid_refuses_(error, "--expert-parallel %d: only the CPU trainer divides experts; wanted 1",
+                             o->expert_parallel);
+    }
     return o->program.trainer == OPTION_CPU || slices == 1 || s->use != USE_TRAIN ||
            (o->optimizer != OPTIMIZER_MUON && o->optimizer != OPTIMIZER_ADAFACTOR) ||
            grid_refuses_(error,
@@ -101,7 +113,7 @@ static int grid_suits_lengths_(char* error, const Settled* s) {
     if ((o->pack == PACK_DYNAMIC || o->pack == PACK_UNIFORM) && DATALOADER_WIDTH % unit != 0) {
         char pack[OPTION_TEXT_BYTES];
         return grid_refuses_(error, "--pack %s, --%s %d: batches are multiples of %d tokens wide; wanted %s",
-                             option_text(o, option_find("--pack", strlen("--pack")), pack),
+                             option_text(o, grid_option_("pack"), pack),
                              is_context ? "context-parallel" : "tensor-slices",
                              is_context ? shape.context : shape.slices, DATALOADER_WIDTH,
                              is_context ? "--pack stream" : "2, 4 or 8");
@@ -218,6 +230,34 @@ static int grid_suits_stages_(char* error, const Settled* s) {
                          P);
 }
 
+// Checks what divided experts have not been tried with, or what needs a whole model.
+static int grid_suits_experts_(char* error, const Settled* s) {
+    static const char* const beside[] = {"tensor-slices", "context-parallel", "pipeline-parallel",
+                                         "share-layers",  "freeze",           "update-in-backward",
+                                         "teacher",       "teacher-logits",   "write-logits"};
+    const Options* o = &s->options;
+    const int e = grid_experts(s->ranks.grid.shape);
+    const OptimizerName name = (OptimizerName)o->optimizer;
+    for (size_t i = 0; i < sizeof(beside) / sizeof(beside[0]) && e > 1; i++) {
+        const OptionRow* row = grid_option_(beside[i]);
+        char value[OPTION_TEXT_BYTES];
+        const int is_slices = i == 0 && s->ranks.grid.shape.slices == 1;
+        if (!is_slices && options_changed(o, row->name)) {
+            return grid_refuses_(error, "--expert-parallel %d, --%s %s; wanted --expert-parallel 1", e,
+                                 row->name, option_text(o, row, value));
+        }
+    }
+    if (e > 1 && o->embedding_gradient == EMBEDDING_GRADIENT_APART) {
+        return grid_refuses_(error, "--expert-parallel %d, --embedding-gradient apart; wanted joined", e);
+    }
+    return e == 1 || s->use != USE_TRAIN || name == OPTIMIZER_ADAMW || name == OPTIMIZER_ADAMW8BIT ||
+           name == OPTIMIZER_LION || name == OPTIMIZER_SGD ||
+           grid_refuses_(error,
+                         "--expert-parallel %d, --optimizer %s, which updates whole matrices; wanted adamw, "
+                         "adamw8bit, lion or sgd",
+                         e, optimizer_word(name));
+}
+
 // Checks that --pipeline-layers gives each stage its layers.
 static int grid_suits_layers_(char* error, const Settled* s) {
     int layers[MODEL_MAX_LAYERS];
@@ -263,7 +303,7 @@ static int grid_suits_model_(char* error, const Settled* s) {
 static int grid_suits_run_(char* error, const Settled* s) {
     return grid_suits_model_(error, s) && grid_suits_layers_(error, s) && grid_suits_lengths_(error, s) &&
            grid_suits_use_(error, s) && grid_suits_chunks_(error, s) && grid_suits_slices_(error, s) &&
-           grid_suits_stages_(error, s) && grid_suits_embedding_(error, s);
+           grid_suits_stages_(error, s) && grid_suits_embedding_(error, s) && grid_suits_experts_(error, s);
 }
 
 GridRun setup_grid_run(const Settled* s) {

@@ -423,8 +423,9 @@ CommPlace launcher_expect(void) {
 // ---- the grid ----
 
 Grid launcher_grid(const Options* options, int rank, int size) {
-    const GridShape shape = {options->tensor_parallel, options->context_parallel, 0,
-                             options->pipeline_parallel, 0};
+    const GridShape shape = {
+        options->tensor_parallel, options->context_parallel, 0, options->pipeline_parallel, 0,
+        options->expert_parallel};
     const GridRun run = {.ranks = size, .node_ranks = size, .unit = GRID_UNIT};
     char error[GRID_ERROR_BYTES];
     if (!grid_check(shape, &run, error)) {

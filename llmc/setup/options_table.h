@@ -145,7 +145,7 @@ struct Options {
 
     int num_processes, rank, gpus_per_node, init;
     const char *server, *fs_path;
-    int tensor_parallel, tensor_slices, context_parallel, pipeline_parallel;
+    int tensor_parallel, tensor_slices, context_parallel, expert_parallel, pipeline_parallel;
     const char* pipeline_layers;
     int embedding_gradient;
     int zero, shard_ranks;
@@ -576,6 +576,9 @@ const OptionRow OPTION_TABLE[] = {
         "each process of --tensor-parallel at the first start"},
     {"processes",  "context-parallel", "cp", INT_(context_parallel), 1,   1024, ONCE_,            "1",
         "processes", "processes that divide the tokens of each sequence"},
+    {"processes",  "expert-parallel", "ep", INT_(expert_parallel), 1,     1024, ONCE_,            "1",
+        "processes", "of those that share micro-batches: neighbors that divide the experts of each layer among themselves; only the "
+        "CPU trainer has them"},
     {"processes",  "pipeline-parallel", "pp", INT_(pipeline_parallel), 1, 1000, ONCE_,            "1",
         "stages", "stages that divide the layers among themselves"},
     {"processes",  "pipeline-layers", "", STRING_(pipeline_layers), 0,       0, ONCE_,            "",

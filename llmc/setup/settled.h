@@ -139,6 +139,11 @@ static inline ModelConfig settled_own_(const Settled* s) {
         part.slices = shape.slices / shape.tensor;
         part.first_slice = grid->tensor_rank * part.slices;
     }
+    if (grid_experts(shape) > 1) {
+        const GridMember experts = grid_member(grid, GRID_EXPERTS);
+        part.expert_ranks = experts.size;
+        part.expert_rank = experts.rank;
+    }
     // with the embedding's gradient apart one process has the only stage
     if (shape.pipeline > 1 || s->options.embedding_gradient == EMBEDDING_GRADIENT_APART) {
         settled_layers_(s, &part);
@@ -156,6 +161,7 @@ static inline ZeroPlan settled_zero_(const Settled* s) {
     }
     ZeroPlan plan = zero_plan_two_levels(s->part, s->options.zero, data.rank, data.size, s->ranks.shards);
     plan.context = s->ranks.grid.shape.context;
+    plan.experts = grid_experts(s->ranks.grid.shape);
     if (plan.stage < 3) {
         const Freeze own = settled_own_freeze(s);
         zero_plan_freeze(&plan, s->part, own.rows, freeze_first_copy(&own, s->part) * model_slices(s->part));
@@ -253,6 +259,7 @@ static inline Settled settled_in_grid(const Settled* s, Grid grid, int zero, int
     o->tensor_parallel = grid.shape.tensor;
     o->tensor_slices = grid.shape.slices;
     o->context_parallel = grid.shape.context;
+    o->expert_parallel = grid_experts(grid.shape);
     o->pipeline_parallel = grid.shape.pipeline;
     o->embedding_gradient = grid.shape.pipeline > 1 ? EMBEDDING_GRADIENT_APART : o->embedding_gradient;
     settled_conclude(&other);

@@ -38,6 +38,10 @@ static RankPart part_of_rank(ModelConfig whole, GridShape shape, int zero, int r
         which.first_slice = grid.tensor_rank * u, which.slices = u, which.of_slices = shape.slices;
         whole.Vp = model_padded_vocab_of_slices(whole.V, shape.slices);
     }
+    if (grid_experts(shape) > 1) {
+        const GridMember experts = grid_member(&grid, GRID_EXPERTS);
+        which.expert_ranks = experts.size, which.expert_rank = experts.rank;
+    }
     if (P > 1) {
         which.first_layer = grid.stage * L, which.layers = L, which.of_layers = whole.L;
     }
@@ -45,6 +49,7 @@ static RankPart part_of_rank(ModelConfig whole, GridShape shape, int zero, int r
     part.whole = whole;
     part.own = model_part_of(whole, which);
     part.zero = zero_plan(part.own, zero, data.rank, data.size);
+    part.zero.experts = grid_experts(shape);
     part.grid = grid;
     return part;
 }
@@ -154,6 +159,23 @@ TEST(parts_elastic) {
     elastic(adamw(OPTIMIZER_ADAMW), gpt2_of(4, 32, 4), GRIDS, COUNT);
     elastic(adamw(OPTIMIZER_ADAMW), qwen2(), GRIDS, COUNT);
     elastic(adamw(OPTIMIZER_ADAMW8BIT), gpt2_of(1, 256, 4), GRIDS, 5);
+}
+
+// t, c, D, P, s, e
+static const GridShape EXPERTS[] = {
+    {1, 1, 1, 1, 1, 1}, {1, 1, 3, 1, 1, 1}, {1, 1, 2, 1, 1, 2}, {1, 1, 4, 1, 1, 2}, {1, 1, 4, 1, 1, 4}};
+
+static ModelConfig mixtral(int C) {
+    ModelConfig cfg = gpt2_of(2, C, 4);
+    cfg.arch = ARCH_MIXTRAL;
+    cfg.E = 4, cfg.E_used = 2;
+    cfg.F = 64;
+    return cfg;
+}
+
+TEST(parts_experts) {
+    elastic(adamw(OPTIMIZER_ADAMW), mixtral(32), EXPERTS, 5);
+    elastic(adamw(OPTIMIZER_ADAMW8BIT), mixtral(256), EXPERTS, 5);
 }
 
 TEST(parts_three_slices) {
@@ -268,7 +290,11 @@ static void set_group(Model* model, int g, const float* group) {
 
 static void move(Model* model, GridGroup group, GroupMove m) {
     Grid peer = model->part.grid;
-    *(group == GRID_TENSOR ? &peer.tensor_rank : &peer.stage) = m.peer;
+    if (group == GRID_EXPERTS) {
+        peer.data_rank += m.peer - grid_member(&peer, group).rank;
+    } else {
+        *(group == GRID_TENSOR ? &peer.tensor_rank : &peer.stage) = m.peer;
+    }
     const int here = grid_rank(&model->part.grid), there = grid_rank(&peer);
     Mail* mail = m.sends ? &world.mail[here][there] : &world.mail[there][here];
     pthread_mutex_lock(&world.lock);
@@ -406,6 +432,12 @@ TEST(parts_whole_groups) {
     for (int i = 2; i < COUNT; i++) {
         take_and_put(gpt2_of(4, 32, 4), GRIDS[i], i % 2);
         take_and_put(qwen2(), GRIDS[i], !(i % 2));
+    }
+}
+
+TEST(parts_whole_groups_of_experts) {
+    for (int i = 2; i < 5; i++) {
+        take_and_put(mixtral(32), EXPERTS[i], i % 2);
     }
 }
 

@@ -12,6 +12,7 @@
 #include "llmc/comm/comm.h"
 #include "llmc/comm/group.h"
 #include "llmc/parallel/context_parallel.h"
+#include "llmc/parallel/expert_parallel.h"
 #include "llmc/parallel/groups.h"
 #include "llmc/setup/launcher.h"
 #include "llmc/setup/options.h"
@@ -131,13 +132,15 @@ static void test_split(Comm* c) {
 static void test_grid(Comm* c) {
     for (int t = 1; t <= c->size; t++) {
         for (int P = 1; t * P <= c->size; P++) {
-            const GridShape shape = {t, 1, c->size / (t * P), P, t};
+            const int D = c->size / (t * P);
+            const GridShape shape = {t, 1, D, P, t, D % 2 == 0 ? 2 : 1};
             GridGroups groups;
             if (grid_size(shape) != c->size) {
                 continue;
             }
             grid_groups_open(&groups, grid_of(shape, c->rank), c);
-            Group* all[GRID_GROUPS] = {&groups.tensor, &groups.context, &groups.data, &groups.pipe};
+            Group* all[GRID_GROUPS] = {&groups.tensor, &groups.context, &groups.data,
+                                       &groups.pipe,   &groups.experts, &groups.same_experts};
             for (int i = 0; i < GRID_GROUPS; i++) {
                 const GridMember member = grid_member(&groups.grid, (GridGroup)i);
                 EXPECT(all[i]->rank == member.rank && all[i]->size == member.size, "group %d", i);
@@ -192,6 +195,57 @@ static void test_context(Group* g) {
     memory_close(&memory);
 }
 
+// The results of the experts of all ranks, on rows with one column: the weight of a row plus a
+// thousand times its expert. Tokens take experts evenly, all the same one, or those of one rank.
+static void test_experts(Group* g, int way) {
+    enum { USED = 2, T = 40, OWN = 2 };
+    const int E = OWN * g->size, N = g->rank == 1 ? 0 : T; // rank 1 has no tokens
+    const size_t rows = router_rows(T, E, USED);
+    Memory memory = memory_on_host();
+    float* logits = (float*)memory_allocate(&memory, "test", MEMORY_HOST, (size_t)(T * E) * sizeof(float));
+    int* ints =
+        (int*)memory_allocate(&memory, "test", MEMORY_HOST,
+                              (2 * T * USED + 2 * rows + 2 * (size_t)E + 2 + (size_t)(g->size * E)) * 4);
+    float* floats = (float*)memory_allocate(&memory, "test", MEMORY_HOST, 5 * rows * sizeof(float));
+    int *first = ints + 2 * T * USED, *order = first + E + 1, *counts = order + rows;
+    const Router router = {ROUTER_CHOSEN,   1,     N,     E,     USED, 1, NULL, logits, ints,
+                           ints + T * USED, order, first, floats};
+    const ExpertParallel x = {g,
+                              counts,
+                              floats + 2 * rows,
+                              floats + 3 * rows,
+                              floats + 4 * rows,
+                              NULL,
+                              counts + g->size * E,
+                              counts + g->size * E + rows};
+    for (int i = 0; i < N * E; i++) {
+        const int n = i / E, e = i % E;
+        logits[i] = way == 0 ? (float)((n * 7 + e * 5) % E) : way == 1 ? (float)e : (float)(e / OWN == 0);
+    }
+    router_forward_cpu(&router);
+    expert_counts_cpu(&x, &router);
+    for (int k = 0; k < g->size; k++) {
+        const ExpertRound round = expert_round(&x, k);
+        const ExpertRows sent = {router.scale, x.scale, 1}, returned = {floats + rows, x.out, 1};
+        const Router arrived = expert_arrived_cpu(&x, &router, round.from);
+        expert_send_cpu(&x, &router, round, &sent, 1);
+        for (int e = 0; e < OWN; e++) {
+            for (int m = arrived.first[e]; m < arrived.first[e + 1]; m++) {
+                x.out[m] = x.scale[m] + (float)(1000 * (g->rank * OWN + e));
+                EXPECT((x.scale[m] == 0) == (arrived.order[m] < 0), "row %d of expert %d is padding", m, e);
+            }
+        }
+        expert_return_cpu(&x, &router, round, &returned, 1);
+    }
+    for (int i = 0; i < N * USED; i++) {
+        const int m = router.rows[i];
+        const float wanted = router.scale[m] + (float)(1000 * router.chosen[i]);
+        EXPECT(floats[rows + (size_t)m] == wanted, "way %d, choice %d: %g, wanted %g", way, i,
+               (double)floats[rows + (size_t)m], (double)wanted);
+    }
+    memory_close(&memory);
+}
+
 static void test_collectives(Comm* c) {
     Group all;
     test_small(c);
@@ -200,6 +254,9 @@ static void test_collectives(Comm* c) {
     test_bulk(&all);
     if (all.size > 1) {
         test_context(&all);
+        for (int way = 0; way < 3; way++) {
+            test_experts(&all, way);
+        }
     }
     group_close(&all);
     test_split(c);

@@ -10,6 +10,14 @@ static ModelConfig whole_of(const char* preset, int s) {
     return cfg;
 }
 
+// Rank j of `ranks` that divide s slices, or all experts if s is 1.
+static ModelPart part_of(int s, int ranks, int j) {
+    if (s == 1) {
+        return (ModelPart){.expert_ranks = ranks, .expert_rank = j};
+    }
+    return (ModelPart){.first_slice = j * s / ranks, .slices = s / ranks, .of_slices = s};
+}
+
 // Copies a whole model, whose elements have their numbers as values, into `ranks` parts of s
 // slices, and back into zeros.
 static void take_and_put(ModelConfig cfg, int s, int ranks) {
@@ -20,7 +28,7 @@ static void take_and_put(ModelConfig cfg, int s, int ranks) {
         whole[i] = (float)(i % 16777213);
     }
     for (int j = 0; j < ranks; j++) {
-        const ModelPart which = {.first_slice = j * s / ranks, .slices = s / ranks, .of_slices = s};
+        const ModelPart which = part_of(s, ranks, j);
         const ModelConfig part_cfg = model_part_of(cfg, which);
         const size_t part_bytes = model_parameter_rows_of(part_rows, part_cfg, sizeof(float));
         char* part = (char*)check_alloc(part_bytes, 1, "part");
@@ -55,6 +63,23 @@ TEST(part_take_put) {
     take_and_put(whole_of("llama:135m", 3), 3, 3);
     take_and_put(whole_of("qwen2:1.5b", 4), 4, 4); // two heads of keys
     take_and_put(whole_of("qwen3:0.6b", 16), 16, 4);
+}
+
+static ModelConfig experts_of(int E) {
+    ModelConfig cfg = whole_of("llama:135m", 1);
+    cfg.arch = ARCH_GLM4MOE;
+    cfg.E = E, cfg.E_used = 2, cfg.F = 64, cfg.Fs = 128;
+    return cfg;
+}
+
+TEST(part_experts) {
+    const ModelConfig cfg = experts_of(6), part = model_part_of(cfg, part_of(1, 3, 2));
+    take_and_put(cfg, 1, 2);
+    take_and_put(cfg, 1, 3);
+    take_and_put(cfg, 1, 6);
+    EXPECT(model_mlps(part) == 2 && part.E == 6 && model_groups(part) == 3, "sizes of a part");
+    EXPECT(model_hidden_rows(part, 64) == 160 && model_expert_rows(part, 64) == 288, "rows of 64 tokens");
+    EXPECT(model_hidden_rows(cfg, 64) == 288 && model_hidden_rows(whole_of("d12", 1), 64) == 64, "undivided");
 }
 
 // Every element of a part has the same place by both functions.

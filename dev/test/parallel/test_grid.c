@@ -10,10 +10,14 @@
 static int are_together(const Grid* a, const Grid* b, GridGroup group) {
     const int j = a->tensor_rank == b->tensor_rank, q = a->context_rank == b->context_rank,
               d = a->data_rank == b->data_rank, p = a->stage == b->stage;
+    const int e = grid_experts(a->shape), D = a->shape.data,
+              share = e == 1 ? d : a->data_rank / e == b->data_rank / e,
+              same = e == 1 ? d : (a->data_rank + D - b->data_rank) % e == 0;
     return group == GRID_TENSOR    ? q && d && p
            : group == GRID_CONTEXT ? j && d && p
            : group == GRID_DATA    ? j && p
-                                   : j && q && d;
+           : group == GRID_PIPE    ? j && q && d
+                                   : j && q && p && (group == GRID_EXPERTS ? share : same);
 }
 
 // Each group has ranks 0 ... size - 1 in the order of all ranks, and a number of its own.
@@ -59,7 +63,7 @@ TEST(places) {
         for (int c = 1; t * c <= 64; c++) {
             for (int D = 1; t * c * D <= 64; D++) {
                 for (int P = 1; t * c * D * P <= 64; P++) {
-                    const GridShape shape = {t, c, D, P, t};
+                    const GridShape shape = {t, c, D, P, t, D % 3 == 0 ? 3 : D % 2 == 0 ? 2 : 1};
                     test_shape(shape);
                 }
             }
@@ -134,6 +138,20 @@ TEST(refusals_of_sizes) {
     experts.cfg.KV = 0, experts.cfg.F = 3000;
     expect_check(&experts, sliced,
                  "--tensor-slices 2, slices of 1500 hidden units, no multiple of 8; wanted 3");
+}
+
+TEST(refusals_of_experts) {
+    GridRun run = run_of("llama:135m", 1024, 12);
+    const GridShape two = {1, 1, 0, 1, 0, 2}, three = {1, 1, 0, 1, 0, 3}, five = {1, 1, 0, 1, 0, 5},
+                    four_of_stages = {1, 1, 0, 2, 0, 4};
+    expect_check(&run, two, "--expert-parallel 2, a model without experts; wanted 1");
+    run.cfg.E = 8;
+    expect_check(&run, two, "");
+    expect_check(&run, three, "--expert-parallel 3, 8 experts; wanted 2 or 4");
+    expect_check(&run, five, "--expert-parallel 5, 12 processes; wanted 4");
+    expect_check(&run, four_of_stages, "--expert-parallel 4, 12 processes in groups of 2; wanted 2");
+    run.cfg.L = 0;
+    expect_check(&run, three, "");
 }
 
 // Before the model is known, only the processes count.

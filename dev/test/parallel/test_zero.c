@@ -124,7 +124,7 @@ static void test_levels(ModelConfig cfg, int size, int shards) {
     for (int rank = 0; rank < size; rank++) {
         const ZeroPlan two = zero_plan_two_levels(cfg, 2, rank, size, shards),
                        three = zero_plan_two_levels(cfg, 3, rank, size, shards);
-        const ZeroCut own = zero_owned_cut(&two), kept = zero_kept_cut(&three);
+        const ZeroCut own = zero_owned_cut(&two, 0), kept = zero_kept_cut(&three);
         EXPECT(own.parts == size && kept.parts == shards && own.part / replicas == kept.part &&
                    own.part % replicas == rank / shards && zero_kept_cut(&two).parts == 1,
                "rank %d of %d by %d: part %d, slice %d", rank, size, shards, own.part, kept.part);

@@ -1,0 +1,125 @@
+#!/usr/bin/env bash
+# test_experts.sh -- experts divided among processes under mpirun: the same bits for any number of
+# processes that share them, and checkpoints that any number continues.
+#
+#     dev/test/cli/test_experts.sh build/plain/train_gpt2 [TEST...]
+set -u
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+trainer=$(realpath "${1:?usage: test_experts.sh TRAINER}")
+source dev/test/lib/check.sh
+source dev/test/lib/trainer.sh
+root=$PWD
+trainer_begin experts
+export TMPDIR=$work # mpirun's files
+if ! command -v mpirun >/dev/null || ! grep -q MPI_Init_thread "$trainer"; then
+    echo "skipped: experts: mpirun is missing, or the build has no MPI (scripts/install_deps.sh --test)"
+    check_done
+    exit
+fi
+
+# The updates have 1, 2 and 10 micro-batches. The matrix of an expert has whole blocks of the norm
+# (gradient_norm.h).
+run=(--layers 2 --heads 4 --experts 4 --seq-len 32 --batch 2 --total-batch 640
+    --batch-schedule 0:64,1:128,2:640 --steps 4 --save-every 2 --eval-every 4 --eval-batches 5 --samples 1 --sample-tokens 4
+    --sample-every 4)
+
+# trains N OUT OPTIONS...: N ranks, which must succeed and have nothing to complain about.
+trains() {
+    local n=$1 out=$2
+    shift 2
+    rm -rf "$out"
+    timeout 120 mpirun --oversubscribe --bind-to none -n "$n" "$trainer" --out "$out" "$@" >stdout 2>stderr </dev/null
+    status=$?
+    check "$out: exit status $status, $(head -n 1 stderr)" [ $status = 0 ]
+    check "$out: standard error: $(head -n 1 stderr)" [ ! -s stderr ]
+}
+
+# refuses N LINE OPTIONS...: N ranks, which end with this line.
+refuses() {
+    local n=$1 line=$2
+    shift 2
+    timeout 60 mpirun --oversubscribe --bind-to none -n "$n" "$trainer" --out refused "$@" >stdout 2>stderr </dev/null
+    check "$* must fail" [ $? != 0 ]
+    check "$*: $(grep -m 1 '^error: ' stderr)" grep -qF -- "error: $line" stderr
+}
+
+# The losses, norms and rates of all steps, and the samples, as they were logged; with a pattern
+# only its lines, and no norms.
+logged() {
+    sed -n 's/^{"kind":"\(train\|val\|sample\)","step":\([0-9]*\),\("loss"\|"text"\):\([^,}]*\)\(,"norm":[^,]*,"lr":[^,]*\)\?.*/\1 \2 \4 \5/p' "$1/log.jsonl"
+}
+losses() { logged "$1" | sed 's/"norm".*//'; }
+
+same_weights() { check "$1: the same weights" cmp -s "$2/step_00000004/model.safetensors" "$3/step_00000004/model.safetensors"; }
+
+# same WHAT A B: their weights and logs have the same bits.
+same() {
+    same_weights "$@"
+    check "$1: the same log" [ -n "$(logged "$2")" -a "$(logged "$2")" = "$(logged "$3")" ]
+}
+
+# divided WHAT ZERO OPTIONS...: 2 and 4 processes that share experts have the same bits; and, if the norm
+# of the gradient changes nothing, those of one that has all.
+divided() {
+    local what=$1 zero=$2
+    shift 2
+    trains 4 e2 "${run[@]}" --expert-parallel 2 --zero "$zero" "$@"
+    trains 4 e4 "${run[@]}" --expert-parallel 4 --zero "$zero" "$@"
+    same "$what, 2 and 4" e2 e4
+    trains 4 e1 "${run[@]}" --grad-clip 0 --zero "$zero" "$@"
+    trains 4 e4 "${run[@]}" --grad-clip 0 --expert-parallel 4 --zero "$zero" "$@"
+    same_weights "$what, 1 and 4" e1 e4
+    check "$what, 1 and 4: the same losses" [ -n "$(losses e1)" -a "$(losses e1)" = "$(losses e4)" ]
+}
+
+test_models() {
+    divided "mixtral" 2 --arch mixtral --channels 64 --hidden 64 --experts-used 2 --recompute 3
+    divided "qwen3moe in bf16" 1 --arch qwen3moe --channels 64 --hidden 64 --kv-heads 2 --matmul bf16
+    divided "olmoe" 0 --arch olmoe --experts-used 1 --channels 128 --hidden 128 --optimizer adamw8bit
+    divided "glm4moe in bf16" 2 --arch glm4moe --channels 64 --hidden 64 --shared-hidden 128 --matmul bf16 --recompute 1
+}
+
+# Any number of processes, and of those that share experts, continues what another has saved.
+test_elastic() {
+    local clip=(--arch mixtral --channels 64 --hidden 64 --grad-clip 0)
+    trains 4 all "${run[@]}" "${clip[@]}" --zero 2 --expert-parallel 2
+    trains 4 more --resume all/step_00000002 --expert-parallel 4
+    same_weights "2, then 4" all more
+    trains 3 none --resume all/step_00000002 --expert-parallel 1
+    same_weights "2, then 3 processes that have all experts" all none
+    trains 2 again --resume none/step_00000004 --expert-parallel 2 --steps 6
+    trains 4 zero "${run[@]}" "${clip[@]}" --zero 0 --expert-parallel 2
+    trains 2 one --resume zero/step_00000002 --zero 2 --expert-parallel 2
+    check "--zero 0, then 2" [ -f one/step_00000004/model.safetensors ]
+}
+
+test_tasks() {
+    local models=$root/dev/ref/fixtures/models
+    local tasks=(--steps 0 --model "$models/mixtral" --batch 4 --perplexity "$models/tokens.bin")
+    trains 1 tasks_1 "${tasks[@]}"
+    trains 2 tasks_2 "${tasks[@]}" --expert-parallel 2
+    check "the same scores" cmp <(grep '"kind":"task"' tasks_1/log.jsonl) <(grep '"kind":"task"' tasks_2/log.jsonl)
+}
+
+test_refusals() {
+    local small=(--arch mixtral --layers 1 --channels 64 --heads 4 --experts 6 --steps 1 --expert-parallel)
+    refuses 2 "--expert-parallel 4, 2 processes; wanted 2" "${small[@]}" 4
+    refuses 4 "--expert-parallel 4, 6 experts; wanted 2" "${small[@]}" 4
+    refuses 2 "--expert-parallel 2, a model without experts; wanted 1" --layers 1 --steps 1 --expert-parallel 2
+    refuses 2 "--expert-parallel 2, --optimizer muon, which updates whole matrices; wanted adamw, adamw8bit, lion or sgd" \
+        "${small[@]}" 2 --optimizer muon
+    refuses 2 "--expert-parallel 2, --freeze wte; wanted --expert-parallel 1" "${small[@]}" 2 --freeze wte
+    refuses 4 "--expert-parallel 2, --context-parallel 2; wanted --expert-parallel 1" "${small[@]}" 2 --context-parallel 2 \
+        --router-balance 0
+}
+
+if [ $# -gt 1 ]; then
+    shift
+    for test in "$@"; do test_$test; done
+else
+    test_models
+    test_elastic
+    test_tasks
+    test_refusals
+fi
+check_done
