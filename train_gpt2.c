@@ -180,39 +180,8 @@ static RecomputeLevel recompute_level(const Settled* s) {
     return o->recompute == RECOMPUTE_NONE && drops_gelu ? RECOMPUTE_ACTIVATION : (RecomputeLevel)o->recompute;
 }
 
-static void model_open(Model* model, const Settled* s, Memory memory, Comm* comm);
-
-// Opens the teacher, whose own ledger is one kind of memory in the model's.
-static void open_teacher(Model* model, const Settled* s) {
-    const Settled of_teacher = setup_teacher(s);
-    Model* teacher = (Model*)check_alloc(1, sizeof(Model), "the teacher");
-    model_open(teacher, &of_teacher, memory_of(model->memory.allocators), model->comm);
-    memory_count_all(&model->memory, "teacher", MEMORY_DEVICE, &teacher->memory);
-    if (memory_is_dry(&model->memory)) {
-        free(teacher);
-    } else {
-        model->teacher = teacher;
-    }
-}
-
-// Opens what a teacher, or the tokens that a file keeps of it, adds to the gradient.
-static void open_teaching(Model* model, const Settled* s) {
-    const size_t N = (size_t)model->N;
-    float* divergence = (float*)memory_take(&model->memory, "divergences", MEMORY_DEVICE, N * sizeof(float));
-    if (settled_has_teacher(s)) {
-        open_teacher(model, s);
-    }
-    if (!memory_is_dry(&model->memory)) {
-        model->teaching = (Teaching*)check_alloc(1, sizeof(Teaching), "the teacher");
-        model->teaching->how = settled_distill(s);
-        model->teaching->divergence = divergence;
-    }
-}
-
-// Opens the model with all parameters zero. Nothing is allocated after this, and nothing at all
-// from a dry ledger, which then tells what the model would take: it needs no `comm`.
-static void model_open(Model* model, const Settled* s, Memory memory, Comm* comm) {
-    memset(model, 0, sizeof(*model));
+// Opens all of a model but its groups, which are open, and its teacher.
+static void open_parts(Model* model, const Settled* s, Memory memory, Comm* comm) {
     model->cfg = s->part;
     model->use = s->use;
     model->B = s->options.batch;
@@ -227,7 +196,6 @@ static void model_open(Model* model, const Settled* s, Memory memory, Comm* comm
     model->memory = memory;
     model->comm = comm;
     model->zero.plan = s->zero;
-    grid_groups_open(&model->groups, s->ranks.grid, comm);
     optimizer_state_open(&model->state, s->optimizer, &s->zero, s->part);
     open_parameters(model, s);
     open_positions(model, s);
@@ -240,19 +208,62 @@ static void model_open(Model* model, const Settled* s, Memory memory, Comm* comm
     }
     open_activations(model, s);
     decoder_bind(&model->decoder, s->part, s->decode_batch, model->T, model->acts_memory);
-    if (settled_distills(s)) {
+}
+
+// Opens the teacher, whose own ledger is one kind of memory in the model's, in the model's groups.
+static void open_teacher(Model* model, const Settled* s) {
+    const Settled of_teacher = setup_teacher(s);
+    Model* teacher = (Model*)check_alloc(1, sizeof(Model), "the teacher");
+    teacher->groups = model->groups;
+    teacher->groups.experts = group_alone(model->comm); // it has all experts
+    open_parts(teacher, &of_teacher, memory_of(model->memory.allocators), model->comm);
+    memory_count_all(&model->memory, "teacher", MEMORY_DEVICE, &teacher->memory);
+    if (memory_is_dry(&model->memory)) {
+        free(teacher);
+    } else {
+        model->teacher = teacher;
+    }
+}
+
+// Opens what a teacher, or the tokens that a file keeps of it, adds to the gradient.
+static void open_teaching(Model* model, const Settled* s) {
+    const size_t N = (size_t)model->N;
+    float* divergence = (float*)memory_take(&model->memory, "divergences", MEMORY_DEVICE, N * sizeof(float));
+    void* sums = NULL;
+    if (model_is_sliced(model->cfg)) {
+        sums = memory_take(&model->memory, "divergences", MEMORY_DEVICE,
+                           (size_t)model->cfg.part.of_slices * (size_t)model->chunk * sizeof(DistillSlice));
+    }
+    if (settled_has_teacher(s)) {
+        open_teacher(model, s);
+    }
+    if (!memory_is_dry(&model->memory)) {
+        model->teaching = (Teaching*)check_alloc(1, sizeof(Teaching), "the teacher");
+        model->teaching->how = settled_distill(s);
+        model->teaching->divergence = divergence;
+        model->teaching->sums = (DistillSlice*)sums;
+    }
+}
+
+// Opens the model with all parameters zero. Nothing is allocated after this, and nothing at all
+// from a dry ledger, which then tells what the model would take: it needs no `comm`.
+static void model_open(Model* model, const Settled* s, Memory memory, Comm* comm) {
+    memset(model, 0, sizeof(*model));
+    grid_groups_open(&model->groups, s->ranks.grid, comm);
+    open_parts(model, s, memory, comm);
+    if (settled_distills(s) && model_has_last(s->part)) {
         open_teaching(model, s);
     }
 }
 
 static void model_close(Model* model) {
-    grid_groups_close(&model->groups);
     if (model->teacher) {
-        model_close(model->teacher);
+        memory_close(&model->teacher->memory);
         free(model->teacher);
     }
     free(model->teaching);
     memory_close(&model->memory);
+    grid_groups_close(&model->groups);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -942,18 +953,11 @@ static void model_token_losses(Model* model, Batch batch, float* losses, int* is
 }
 
 // Forward, for --write-logits.
-static void model_top_tokens(Model* model, Batch batch, int k, float temperature, int* ids,
-                             float* log_probs) {
+static void model_top_tokens(Model* model, Batch batch, float temperature, DistillTop* top) {
     const Pass pass = batch_pass(model, batch);
     forward_pass(model, &pass);
     const LmHead head = lm_head(model, &pass);
-    for (int n = 0; n < head.N; n += head.chunk) {
-        const int count = int_min(head.chunk, head.N - n);
-        const CrossEntropy of = {count, head.V, head.weight.OC, head.softcap, 0};
-        lm_head_logits_cpu(&head, n, count);
-        distill_keep_cpu(ids + (size_t)n * (size_t)k, log_probs + (size_t)n * (size_t)k, head.logits, k,
-                         temperature, of);
-    }
+    lm_head_top_cpu(top, &head, temperature);
 }
 
 // Runs a pass of decoding; returns the logits (count, Vp) that follow its last `count` rows.

@@ -304,12 +304,11 @@ static void set_sizes(Model* model, const Settled* s) {
     model->grad_dtype = gpu_setup_gradients(s);
 }
 
-// Opens all parts of a model whose GPU is open; from a dry ledger it need not be.
+// Opens all parts of a model whose GPU and groups are open; from a dry ledger they need not be.
 static void open_parts(Model* model, const Settled* s, Memory memory, Comm* comm) {
     set_sizes(model, s);
     model->memory = memory;
     model->comm = comm;
-    grid_groups_gpu_take(&model->groups, s->ranks.grid, &s->zero, comm);
     model->tensor = Group{model->groups.tensor.rank, model->groups.tensor.size, NULL, comm};
     optimizer_state_open(&model->state, s->optimizer, &s->zero, s->part);
     open_parameters(model, s);
@@ -335,11 +334,13 @@ static void open_parts(Model* model, const Settled* s, Memory memory, Comm* comm
     }
 }
 
-// Opens the teacher, on the stream of the model, whose ledger has the teacher's as one kind.
+// Opens the teacher, on the stream and in the groups of the model, whose ledger has the teacher's
+// as one kind.
 static void open_teacher(Model* model, const Settled* s) {
     const Settled of_teacher = setup_teacher(s);
     Model* teacher = (Model*)check_alloc(1, sizeof(Model), "the teacher");
     teacher->gpu = model->gpu;
+    teacher->groups = model->groups;
     open_parts(teacher, &of_teacher, memory_of(model->memory.allocators), model->comm);
     memory_count_all(&model->memory, "teacher", MEMORY_DEVICE, &teacher->memory);
     memory_count_all(&model->memory, "teacher", MEMORY_HOST, &teacher->memory);
@@ -354,6 +355,11 @@ static void open_teacher(Model* model, const Settled* s) {
 static void open_teaching(Model* model, const Settled* s) {
     const size_t N = (size_t)model->N;
     float* divergence = (float*)memory_take(&model->memory, "divergences", MEMORY_DEVICE, N * sizeof(float));
+    void* sums = NULL;
+    if (model_is_sliced(model->cfg)) {
+        sums = memory_take(&model->memory, "divergences", MEMORY_DEVICE,
+                           (size_t)model->cfg.part.of_slices * model->chunk * sizeof(DistillSlice));
+    }
     if (settled_has_teacher(s)) {
         open_teacher(model, s);
     }
@@ -361,6 +367,7 @@ static void open_teaching(Model* model, const Settled* s) {
         model->teaching = (TeachingGpu*)check_alloc(1, sizeof(TeachingGpu), "the teacher");
         model->teaching->how = settled_distill(s);
         model->teaching->divergence = divergence;
+        model->teaching->sums = (DistillSlice*)sums;
     }
 }
 
@@ -372,6 +379,7 @@ static void model_open(Model* model, const Settled* s, Memory memory, Comm* comm
     if (!memory_is_dry(&memory)) {
         gpu_open(&model->gpu, s->options.device);
     }
+    grid_groups_gpu_take(&model->groups, s->ranks.grid, &s->zero, comm);
     open_parts(model, s, memory, comm);
     if (settled_distills(s)) {
         open_teaching(model, s);
@@ -391,7 +399,7 @@ static void close_training(Model* model) {
     offload_close(&model->offload);
 }
 
-// Closes all parts but the GPU.
+// Closes all parts but the GPU and the groups.
 static void close_parts(Model* model) {
     // test_ranks.sh: one process gathers nothing
     zero_wait_for_parameters(&model->zero);
@@ -403,7 +411,6 @@ static void close_parts(Model* model) {
     matmul_gpu_close(&model->matmul);
     pipeline_close(&model->pipeline);
     zero_close(&model->zero);
-    grid_groups_gpu_close(&model->groups);
     memory_close(&model->memory);
 }
 
@@ -414,6 +421,7 @@ static void model_close(Model* model) {
     }
     free(model->teaching);
     close_parts(model);
+    grid_groups_gpu_close(&model->groups);
     gpu_close(&model->gpu);
 }
 
@@ -888,6 +896,9 @@ static void embeddings_backward(Model* model, const Pass* pass, GradientMode mod
                            tensor_rows(&tensor).count, cfg.C, &model->gpu);
     }
     const floatX* dencoded = tensor_gather(&tensor, 0, a->dresidual); // (N, C)
+    if (gradients_at_layer(model, 0).wte.data) {
+        embedding_sort(&model->encoder, pass->inputs, pass_tokens(pass), &model->gpu);
+    }
     for (int i = 0; i < tensor.cut.slices; i++) {
         const ModelGradients d = gradients_at_slice(model, 0, i);
         const Gradient none = {NULL, d.wpe.dtype};
@@ -1293,26 +1304,11 @@ static void model_token_losses(Model* model, Batch batch, float* losses, int* is
 }
 
 // Forward, for --write-logits.
-static void model_top_tokens(Model* model, Batch batch, int k, float temperature, int* ids,
-                             float* log_probs) {
+static void model_top_tokens(Model* model, Batch batch, float temperature, DistillTop* top) {
     const Pass pass = batch_pass(model, model_push(model, batch));
     forward_pass(model, &pass);
     const LmHeadGpu head = lm_head(model, &pass);
-    const int Vp = head.weight.OC, most = int_min(head.chunk, head.N);
-    floatX* rounded = (floatX*)check_alloc((size_t)most * Vp, sizeof(floatX), "logits");
-    float* logits = (float*)check_alloc((size_t)most * Vp, sizeof(float), "logits");
-    for (int n = 0; n < head.N; n += most) {
-        const int count = int_min(most, head.N - n);
-        const CrossEntropy of = {count, head.V, Vp, head.softcap, 0};
-        lm_head_logits(&head, n, count);
-        gpu_copy(rounded, head.logits, (size_t)count * Vp * sizeof(floatX), &model->gpu);
-        for (size_t i = 0; i < (size_t)count * Vp; i++) {
-            logits[i] = to_float(rounded[i]);
-        }
-        distill_keep_cpu(ids + (size_t)n * k, log_probs + (size_t)n * k, logits, k, temperature, of);
-    }
-    free(logits);
-    free(rounded);
+    lm_head_top(top, &head, temperature);
 }
 
 // Runs a pass of decoding; returns the logits (count, Vp) that follow its last `count` rows.

@@ -370,6 +370,7 @@ static void bench_tokens(Bench* bench, MatmulGpu*) {
             [=] { embedding_forward(out, tokens, wte, wpe, B, T, EmbeddingPositions{}, C, gpu); });
     measure(bench, "encoder backward", shape, Work{0, embedding_backward_bytes(N, C, cfg.V, size, size)},
             [=] {
+                embedding_sort(scratch, tokens, N, gpu);
                 embedding_backward(dwte, dwpe, out, tokens, {B, T, C, cfg.Vp, cfg.max_T}, GRADIENT_ADD,
                                    GRADIENT_SET, scratch, gpu);
             });

@@ -24,7 +24,6 @@ ONLY = {
         "open_operations": "operations have scratch memory of their own",
         "open_linear": "libraries have workspaces",
         "open_device": "clocks, caches and sensors need a GPU",
-        "open_parts": "the teacher works on the GPU of its student",
         "close_parts": "the teacher works on the GPU of its student",
         "set_sizes": "more settings than those of the CPU",
         "close_training": "graphs, streams and events",

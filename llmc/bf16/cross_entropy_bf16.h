@@ -175,11 +175,12 @@ typedef struct {
     const float* inp; // inputs of these tokens
     const int* target;
     int tokens;
-    Bf16PackTile pack;            // packs e; NULL: only its sums are wanted
-    uint32_t* e_by_word;          // left, all words over tokens, tiles of words `word_tile` pairs apart
-    size_t word_tile, word_slice; // pairs from a tile, and from a slice, to the next one's
-    int slice, from;              // number of the slice, its first word
-    int V;                        // words that are no padding
+    Bf16PackTile pack;   // packs e; NULL: only its sums are wanted
+    uint32_t* e_by_word; // left, all words over tokens
+    size_t word_tile;    // pairs from a tile of words to the next one's
+    size_t word_slice;   // pairs from a slice to the next one's
+    int slice, from;     // number of the slice, its first word
+    int V;               // words that are no padding
     const float* wte;
     const uint32_t *wte_forward, *wte_backward;
     int first, words; // first: the first word of the chunk, in its slice; words: their number

@@ -27,7 +27,9 @@ extern "C" {
 
 // Sets the weights from the model in `path`; NULL: random ones, from the seed. `more`: rows of the
 // vocabulary that the files do not have, or NULL.
-void load_model(const ModelFiles* m, const char* path, uint64_t seed, const MoreTokens* more);
+// `checksum`, unless NULL, gets that of the whole weights in fp32, whatever part this rank has.
+void load_model(const ModelFiles* m, const char* path, uint64_t seed, const MoreTokens* more,
+                uint64_t* checksum);
 
 // Sets the weights and the optimizer's state from the checkpoint in the directory `path`. `saved`
 // is its state.
@@ -53,6 +55,7 @@ void export_model(const ModelFiles* m, const Options* options, const RunData* da
 #include "llmc/checkpoint/export.h"
 #include "llmc/checkpoint/initial_weights.h"
 #include "llmc/checkpoint/optimizer_parts.h"
+#include "llmc/ops/checksum.h"
 
 // Returns memory for any whole group; NULL: groups are in place.
 static void* load_room_(const ModelFiles* m) {
@@ -94,7 +97,20 @@ static void load_group_(const ModelFiles* m, FirstWeights* weights, const MoreTo
     }
 }
 
-static void load_weights_(const ModelFiles* m, const char* path, uint64_t seed, const MoreTokens* more) {
+// Returns what a group adds to the checksum of the weights (checksum.h).
+static uint64_t load_checksum_(const TensorRow* rows, int g, const uint64_t* group, size_t count) {
+    const size_t first = tensor_group_offset_bytes(rows, g) / sizeof(uint64_t);
+    uint64_t sum = 0;
+#pragma omp parallel for schedule(static) reduction(+ : sum)
+    for (size_t i = 0; i < count; i++) {
+        sum += checksum_word(group[i], first + i);
+    }
+    return sum;
+}
+
+static void load_weights_(const ModelFiles* m, const char* path, uint64_t seed, const MoreTokens* more,
+                          uint64_t* checksum) {
+    const ZeroPlan plan = model_files_plan(&m->part);
     const ModelConfig cfg = m->part.whole;
     FirstWeights weights;
     PartGroups parts;
@@ -105,6 +121,10 @@ static void load_weights_(const ModelFiles* m, const char* path, uint64_t seed, 
         if (model_files_have(cfg, m->part.own.part, g)) {
             void* group = room ? room : m->access.get_group(m->model, g, NULL);
             load_group_(m, &weights, more, parts.whole_rows, g, (float*)group);
+            if (checksum) {
+                *checksum += load_checksum_(parts.whole_rows, g, (const uint64_t*)group,
+                                            zero_group_elements(&plan, g) * sizeof(float) / sizeof(uint64_t));
+            }
             part_groups_set(&parts, g, group);
         }
     }
@@ -114,8 +134,12 @@ static void load_weights_(const ModelFiles* m, const char* path, uint64_t seed, 
     free(room);
 }
 
-void load_model(const ModelFiles* m, const char* path, uint64_t seed, const MoreTokens* more) {
-    load_weights_(m, path, seed, more);
+void load_model(const ModelFiles* m, const char* path, uint64_t seed, const MoreTokens* more,
+                uint64_t* checksum) {
+    if (checksum) {
+        *checksum = 0;
+    }
+    load_weights_(m, path, seed, more, checksum);
     m->access.loaded(m->model, NULL);
 }
 
@@ -151,7 +175,7 @@ static void load_state_(const ModelFiles* m, const char* path, const SavedState*
 }
 
 void load_checkpoint(const ModelFiles* m, const char* path, const SavedState* saved) {
-    load_weights_(m, path, 0, NULL);
+    load_weights_(m, path, 0, NULL, NULL);
     load_state_(m, path, saved);
     m->access.loaded(m->model, path);
 }

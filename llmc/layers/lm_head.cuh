@@ -31,6 +31,7 @@ typedef struct {
     const LmHeadGpu* head; // of that model; NULL: kept tokens
     KeptTokens kept;       // (N, k)
     float* divergence;     // (N) result
+    DistillSlice* sums;    // (of, chunk) those of all slices; without slices unused
 } TeachingGpu;
 
 struct LmHeadGpu {
@@ -147,29 +148,82 @@ static inline void lm_head_slices_losses_(float* losses, int* is_top, const LmHe
     }
 }
 
-// Sets the part of slice i of dhidden, and sets or adds to its dweight, for the tokens of a chunk.
-static inline void lm_head_slice_gradients_(Gradient dweight, const LmHeadGpu* head, int i, int first,
-                                            float dloss, GradientMode mode) {
+// Returns the teacher of slice i of this process, on the tokens from `first` on.
+static inline DistillTeacherGpu<floatX> lm_head_teacher_(const TeachingGpu* t, int i, int first) {
+    if (!t->head) {
+        return DistillTeacherGpu<floatX>{NULL, 0, 0, kept_tokens_from(t->kept, first)};
+    }
+    const LmHeadGpu slice = lm_head_slice_(t->head, i);
+    return DistillTeacherGpu<floatX>{slice.logits, slice.weight.OC, slice.softcap, {NULL, NULL, 0}};
+}
+
+// Sets the divergences of a chunk of tokens from `first` on, after lm_head_sums_.
+static inline void lm_head_diverge_(const float* losses, const LmHeadGpu* head, int first,
+                                    CrossEntropy chunk) {
+    const TensorParallelGpu* tp = &head->tensor;
+    const TeachingGpu* t = head->teaching;
+    const CrossEntropySum* whole = (const CrossEntropySum*)head->sums;
+    const int* targets = head->targets + first;
+    for (int i = 0; i < tp->cut.slices; i++) {
+        const LmHeadGpu slice = lm_head_slice_(head, i);
+        const int number = tp->cut.first + i;
+        if (t->head) {
+            const LmHeadGpu teacher = lm_head_slice_(t->head, i);
+            lm_head_logits(&teacher, first, chunk.N);
+        }
+        distill_slice(t->sums + (size_t)number * chunk.N, slice.logits, lm_head_teacher_(t, i, first),
+                      losses + first, whole, targets, number * slice.weight.OC, lm_head_chunk_(&slice, first),
+                      t->how, tp->gpu);
+    }
+    tensor_gather_slices(tp, t->sums, (size_t)chunk.N * sizeof(DistillSlice));
+    distill_combine(t->divergence + first, t->sums, !t->head, losses + first, whole, targets, tp->cut.of,
+                    chunk, t->how, tp->gpu);
+}
+
+// Turns the logits of slice i, on the tokens of a chunk, into their gradients.
+static inline void lm_head_slice_dlogits_(const float* losses, const LmHeadGpu* head, int i, int first,
+                                          float dloss) {
     const TensorParallelGpu* tp = &head->tensor;
     const LmHeadGpu slice = lm_head_slice_(head, i);
     const CrossEntropy chunk = lm_head_chunk_(&slice, first);
+    const CrossEntropySum* whole = (const CrossEntropySum*)head->sums;
+    const int word = (tp->cut.first + i) * slice.weight.OC;
+    const int* targets = head->targets + first;
+    const TeachingGpu* t = head->teaching;
+    if (t) {
+        distill_slice_backward(slice.logits, lm_head_teacher_(t, i, first), (const DistillSlice*)t->sums,
+                               losses + first, whole, targets, word, dloss, chunk, t->how, tp->gpu);
+    } else {
+        cross_entropy_slice_backward(slice.logits, whole, targets, word, dloss, chunk, tp->gpu);
+    }
+}
+
+// Sets the part of slice i of dhidden, and sets or adds to its dweight, for the tokens of a chunk.
+static inline void lm_head_slice_gradients_(const float* losses, Gradient dweight, const LmHeadGpu* head,
+                                            int i, int first, float dloss, GradientMode mode) {
+    const TensorParallelGpu* tp = &head->tensor;
+    const LmHeadGpu slice = lm_head_slice_(head, i);
+    const int count = lm_head_chunk_(head, first).N;
     const size_t at = (size_t)first * slice.weight.C, own = i * head->slice_bytes / sizeof(floatX);
     if (dweight.data) {
         dweight.data = (char*)dweight.data + own * dtype_bytes(dweight.dtype);
     }
-    cross_entropy_slice_backward(slice.logits, (const CrossEntropySum*)head->sums, head->targets + first,
-                                 (tp->cut.first + i) * slice.weight.OC, dloss, chunk, tp->gpu);
+    lm_head_slice_dlogits_(losses, head, i, first, dloss);
     linear_backward(tensor_part(tp, i, NULL) + at, dweight, slice.logits, head->hidden + at, &slice.weight,
-                    chunk.N, mode, head->linear);
+                    count, mode, head->linear);
 }
 
 static inline void lm_head_slices_gradients_(float* losses, floatX* dhidden, Gradient dweight,
                                              const LmHeadGpu* head, float dloss, GradientMode mode) {
     const TensorParallelGpu* tp = &head->tensor;
     for (int n = 0; n < head->N; n += lm_head_step_(head)) {
-        lm_head_sums_(losses, head, n, lm_head_chunk_(head, n).N);
+        const CrossEntropy chunk = lm_head_chunk_(head, n);
+        lm_head_sums_(losses, head, n, chunk.N);
+        if (head->teaching) {
+            lm_head_diverge_(losses, head, n, chunk);
+        }
         for (int i = 0; i < tp->cut.slices; i++) {
-            lm_head_slice_gradients_(dweight, head, i, n, dloss, n == 0 ? mode : GRADIENT_ADD);
+            lm_head_slice_gradients_(losses, dweight, head, i, n, dloss, n == 0 ? mode : GRADIENT_ADD);
         }
     }
     tensor_sum(tp, dhidden, NULL, NULL);
@@ -193,6 +247,30 @@ static inline void lm_head_losses(float* losses, int* is_top, const LmHeadGpu* h
             cross_entropy_top(is_top + n, head->logits, head->targets + n, chunk, gpu);
         }
     }
+}
+
+// Sets the most likely tokens, in host memory, of all tokens, in the slices of this process, from
+// place 0 on.
+static inline void lm_head_top(DistillTop* top, const LmHeadGpu* head, float temperature) {
+    const TensorParallelGpu* tp = &head->tensor;
+    const size_t most = (size_t)lm_head_step_(head) * head->weight.OC;
+    floatX* rounded = (floatX*)check_alloc(most, sizeof(floatX), "logits");
+    float* logits = (float*)check_alloc(most, sizeof(float), "logits");
+    for (int n = 0; n < head->N; n += lm_head_step_(head)) {
+        for (int i = 0; i < tp->cut.slices; i++) {
+            const LmHeadGpu slice = lm_head_slice_(head, i);
+            const CrossEntropy chunk = lm_head_chunk_(&slice, n);
+            const size_t count = (size_t)chunk.N * chunk.Vp;
+            lm_head_logits(&slice, n, chunk.N);
+            gpu_copy(rounded, slice.logits, count * sizeof(floatX), head->linear->gpu);
+            for (size_t e = 0; e < count; e++) {
+                logits[e] = to_float(rounded[e]);
+            }
+            distill_top_cpu(top, i, n, logits, temperature, (tp->cut.first + i) * chunk.Vp, chunk);
+        }
+    }
+    free(logits);
+    free(rounded);
 }
 
 // Sets the losses of a chunk of tokens from `first` on, and turns its logits into their gradients.

@@ -36,6 +36,7 @@ typedef struct {
     const LmHead* head; // of that model; NULL: kept tokens
     KeptTokens kept;    // (N, k)
     float* divergence;  // (N) result
+    DistillSlice* sums; // (of, chunk) what all slices keep; without slices unused
 } Teaching;
 
 struct LmHead {
@@ -144,19 +145,68 @@ static inline void lm_head_slices_losses_(float* losses, int* is_top, const LmHe
     }
 }
 
-// Sets the part of slice i of dhidden, and sets or adds to its dweight, for the tokens of a chunk.
-static inline void lm_head_slice_gradients_(float* dweight, const LmHead* head, int i, int first, float dloss,
-                                            GradientMode mode) {
+// Returns the teacher of slice i of this process, on the tokens from `first` on.
+static inline DistillTeacher lm_head_teacher_(const Teaching* t, int i, int first) {
+    if (!t->head) {
+        return (DistillTeacher){.kept = kept_tokens_from(t->kept, first)};
+    }
+    const LmHead slice = lm_head_slice_(t->head, i);
+    return (DistillTeacher){slice.logits, slice.weight.OC, slice.softcap, {NULL, NULL, 0}};
+}
+
+static inline DistillSlices lm_head_distill_slices_(const float* losses, const LmHead* head, int first) {
+    return (DistillSlices){head->tensor.of, head->rows, head->teaching->sums, losses + first,
+                           head->targets + first};
+}
+
+// Sets the divergences of a chunk of tokens from `first` on, whose losses are known.
+static inline void lm_head_diverge_(const float* losses, const LmHead* head, int first, CrossEntropy chunk) {
+    const TensorParallel* tp = &head->tensor;
+    const Teaching* t = head->teaching;
+    const DistillSlices slices = lm_head_distill_slices_(losses, head, first);
+    for (int i = 0; i < tp->slices; i++) {
+        const LmHead slice = lm_head_slice_(head, i);
+        const int number = tp->first + i;
+        if (t->head) {
+            const LmHead teacher = lm_head_slice_(t->head, i);
+            lm_head_logits_cpu(&teacher, first, chunk.N);
+        }
+        distill_slice_cpu(&slices, number, slice.logits, lm_head_teacher_(t, i, first),
+                          number * slice.weight.OC, lm_head_chunk_(&slice, first), t->how);
+    }
+    tensor_gather_slices_cpu(tp, t->sums, (size_t)chunk.N * sizeof(DistillSlice) / sizeof(float));
+    distill_combine_cpu(t->divergence + first, &slices, lm_head_teacher_(t, 0, first), chunk, t->how);
+}
+
+// Turns the logits of slice i, on the tokens of a chunk, into their gradients.
+static inline void lm_head_slice_dlogits_(const float* losses, const LmHead* head, int i, int first,
+                                          float dloss) {
     const TensorParallel* tp = &head->tensor;
     const LmHead slice = lm_head_slice_(head, i);
     const CrossEntropy chunk = lm_head_chunk_(&slice, first);
-    const int number = tp->first + i;
+    const int number = tp->first + i, word = number * slice.weight.OC;
+    const Teaching* t = head->teaching;
+    if (t) {
+        const DistillSlices slices = lm_head_distill_slices_(losses, head, first);
+        distill_slice_backward_cpu(&slices, slice.logits, lm_head_teacher_(t, i, first), word, dloss, chunk,
+                                   t->how);
+    } else {
+        cross_entropy_slice_backward_cpu(slice.logits, head->rows, tp->of, number, head->targets + first,
+                                         word, dloss, chunk);
+    }
+}
+
+// Sets the part of slice i of dhidden, and sets or adds to its dweight, for the tokens of a chunk.
+static inline void lm_head_slice_gradients_(const float* losses, float* dweight, const LmHead* head, int i,
+                                            int first, float dloss, GradientMode mode) {
+    const TensorParallel* tp = &head->tensor;
+    const LmHead slice = lm_head_slice_(head, i);
+    const int count = lm_head_chunk_(head, first).N;
     const size_t at = (size_t)first * (size_t)slice.weight.C,
                  own = (size_t)i * head->slice_bytes / sizeof(float);
-    cross_entropy_slice_backward_cpu(slice.logits, head->rows, tp->of, number, head->targets + first,
-                                     number * slice.weight.OC, dloss, chunk);
+    lm_head_slice_dlogits_(losses, head, i, first, dloss);
     linear_backward_cpu(tensor_part(tp, i, NULL) + at, dweight ? dweight + own : NULL, NULL, slice.logits,
-                        head->hidden + at, &slice.weight, chunk.N, mode, head->linear);
+                        head->hidden + at, &slice.weight, count, mode, head->linear);
 }
 
 static inline void lm_head_slices_gradients_(float* losses, float* dhidden, float* dweight,
@@ -164,10 +214,14 @@ static inline void lm_head_slices_gradients_(float* losses, float* dhidden, floa
     const TensorParallel* tp = &head->tensor;
     for (int n = 0; n < head->N; n += lm_head_step_(head)) {
         const CrossEntropy chunk = lm_head_chunk_(head, n);
-        lm_head_keep_(head, n, chunk.N, cross_entropy_slice_exp_cpu);
+        lm_head_keep_(head, n, chunk.N,
+                      head->teaching ? cross_entropy_slice_cpu : cross_entropy_slice_exp_cpu);
         cross_entropy_combine_cpu(losses + n, NULL, head->rows, tp->of, head->targets + n, chunk);
+        if (head->teaching) {
+            lm_head_diverge_(losses, head, n, chunk);
+        }
         for (int i = 0; i < tp->slices; i++) {
-            lm_head_slice_gradients_(dweight, head, i, n, dloss, n == 0 ? mode : GRADIENT_ADD);
+            lm_head_slice_gradients_(losses, dweight, head, i, n, dloss, n == 0 ? mode : GRADIENT_ADD);
         }
     }
     tensor_sum_cpu(tp, dhidden, NULL);
@@ -193,6 +247,19 @@ static inline void lm_head_losses_cpu(float* losses, int* is_top, const LmHead* 
         cross_entropy_loss_cpu(losses + n, head->logits, head->targets + n, chunk);
         if (is_top) {
             cross_entropy_top_cpu(is_top + n, head->logits, head->targets + n, chunk);
+        }
+    }
+}
+
+// Sets the most likely tokens of all tokens, in the slices of this process, from place 0 on.
+static inline void lm_head_top_cpu(DistillTop* top, const LmHead* head, float temperature) {
+    const TensorParallel* tp = &head->tensor;
+    for (int n = 0; n < head->N; n += lm_head_step_(head)) {
+        for (int i = 0; i < tp->slices; i++) {
+            const LmHead slice = lm_head_slice_(head, i);
+            const CrossEntropy chunk = lm_head_chunk_(&slice, n);
+            lm_head_logits_cpu(&slice, n, chunk.N);
+            distill_top_cpu(top, i, n, slice.logits, temperature, (tp->first + i) * chunk.Vp, chunk);
         }
     }
 }

@@ -4,7 +4,8 @@ fp32; and the sum of divergences.
 
 cross_entropy_loss sets the losses first, and with them lse = loss + y[target]. A block then reads
 its row twice, the second time mostly from L2: once for the sums, once for the gradient.
-Exponentials are powers of 2 by the hardware (cross_entropy.cuh).
+Exponentials are powers of 2 by the hardware (cross_entropy.cuh). If the vocabulary is cut into
+slices, a row is read once for the sums of a slice, and once more for its gradient.
 */
 #ifndef LLMC_DISTILL_CUH
 #define LLMC_DISTILL_CUH
@@ -141,6 +142,31 @@ __device__ inline DistillSums_ distill_sums_(const T* row, const T* teacher, int
     return all;
 }
 
+// Sets the gradients of a row whose target is element `hit`; log_sum is log2 of the sum of
+// exp((z - most) / t).
+template <int WIDTH, class T>
+__device__ inline void distill_set_(T* row, const T* teacher, int hit, const DistillRow_* r, float most,
+                                    float log_sum, float teacher_softcap, CrossEntropy of) {
+    float y[Pack<T>::SIZE], z[Pack<T>::SIZE];
+    for (int v = threadIdx.x * WIDTH; v < of.Vp; v += blockDim.x * WIDTH) {
+        distill_load_<WIDTH>(y, row, v, of.V, of.softcap);
+        distill_load_<WIDTH>(z, teacher, v, of.V, teacher_softcap);
+#pragma unroll
+        for (int i = 0; i < WIDTH; i++) {
+            const float q = exp2_approx(fmaf(z[i] - most, r->over_t, -log_sum)),
+                        dy = r->of_p * distill_p_(y[i], r) + r->of_pt * (distill_pt_(y[i], r) - q);
+            y[i] = (dy - (v + i == hit ? r->of_hit : 0.0f)) * distill_slope_(y[i], of.softcap);
+        }
+        distill_store_<WIDTH>(row, y, v, of.V);
+    }
+}
+
+// Returns the divergence of a row from its sums.
+__device__ inline float distill_kl_(const DistillSums_* s, const DistillRow_* r, Distill how) {
+    return s->difference / s->sum / how.temperature + (r->lse - s->max) / how.temperature +
+           CROSS_ENTROPY_LN2 * (-r->shift - log2f(s->sum));
+}
+
 // One block per row. A thread reads and writes the same elements in both passes.
 // grid   N      block   512      shared   those of block_sum and block_max
 // moves  N*V in from both models, mostly twice from L2; N*Vp out. Bound by memory.
@@ -165,22 +191,9 @@ __global__ void __launch_bounds__(DISTILL_THREADS_)
     const DistillSums_ s =
         distill_sums_<WIDTH>(row, other, V, of.softcap, teacher_softcap, lse, over_t); // a barrier
     const DistillRow_ r = distill_row_(lse, s.sum_t, scale, of, how);
-    const float log_sum = log2f(s.sum);
-    float y[Pack<T>::SIZE], z[Pack<T>::SIZE];
-    for (int v = threadIdx.x * WIDTH; v < of.Vp; v += blockDim.x * WIDTH) {
-        distill_load_<WIDTH>(y, row, v, V, of.softcap);
-        distill_load_<WIDTH>(z, other, v, V, teacher_softcap);
-#pragma unroll
-        for (int i = 0; i < WIDTH; i++) {
-            const float q = exp2_approx(fmaf(z[i] - s.max, over_t, -log_sum)),
-                        dy = r.of_p * distill_p_(y[i], &r) + r.of_pt * (distill_pt_(y[i], &r) - q);
-            y[i] = (dy - (v + i == hit ? r.of_hit : 0.0f)) * distill_slope_(y[i], of.softcap);
-        }
-        distill_store_<WIDTH>(row, y, v, V);
-    }
+    distill_set_<WIDTH>(row, other, hit, &r, s.max, log2f(s.sum), teacher_softcap, of);
     if (threadIdx.x == 0) {
-        kl[n] = s.difference / s.sum / how.temperature + (lse - s.max) / how.temperature +
-                CROSS_ENTROPY_LN2 * (-r.shift - log_sum);
+        kl[n] = distill_kl_(&s, &r, how);
     }
 }
 
@@ -203,18 +216,17 @@ typedef struct {
     float q, sum_t;
 } DistillKept_;
 
-// Moves y of the kept tokens into shared memory, leaves -infinity, and sums up with the whole
-// block, which is at least as large as k.
+// Sets *y to that of the thread's kept token, leaves -infinity, and sums up with the whole block.
+// id < 0: the thread has none.
 template <class T>
-__device__ inline DistillKept_ distill_take_kept_(float* y, T* row, const int* ids, const float* log_probs,
-                                                  int k, float softcap, float lse, float over_t) {
-    const int i = threadIdx.x;
+__device__ inline DistillKept_ distill_take_kept_(float* y, T* row, int id, float log_prob, float softcap,
+                                                  float lse, float over_t) {
     DistillKept_ mine = {0, 0};
-    if (i < k) {
-        y[i] = distill_y_(to_float(row[ids[i]]), softcap);
-        row[ids[i]] = from_float<T>(-INFINITY);
-        mine.q = exp2_approx(log_probs[i] * CROSS_ENTROPY_LOG2E);
-        mine.sum_t = exp2_approx((y[i] - lse) * over_t);
+    if (id >= 0) {
+        *y = distill_y_(to_float(row[id]), softcap);
+        row[id] = from_float<T>(-INFINITY);
+        mine.q = exp2_approx(log_prob * CROSS_ENTROPY_LOG2E);
+        mine.sum_t = exp2_approx((*y - lse) * over_t);
     }
     const DistillKept_ all = {block_sum(mine.q), block_sum(mine.sum_t)};
     return all;
@@ -250,8 +262,34 @@ __device__ inline void distill_set_others_(T* row, int hit, const DistillRow_* r
     }
 }
 
+// Probabilities r and R of the tokens that are not kept, and the logarithm of what kept q are
+// divided by.
+typedef struct {
+    float rest, own, log_all;
+} DistillOthers_;
+
+// q: sum of the kept q; others, sum_t: sums of exp((y - lse) / t) of tokens that are not kept, and
+// of all.
+__device__ inline DistillOthers_ distill_other_(float q, float others, float sum_t) {
+    const DistillOthers_ o = {q < 1 ? 1 - q : 0.0f, fmaxf(others / sum_t, FLT_MIN),
+                              q > 1 ? CROSS_ENTROPY_LN2 * log2f(q) : 0.0f};
+    return o;
+}
+
+// Returns the part in kl of the tokens that are not kept.
+__device__ inline float distill_other_kl_(DistillOthers_ o) {
+    return o.rest > 0 ? o.rest * CROSS_ENTROPY_LN2 * log2f(o.rest / o.own) : 0.0f;
+}
+
+// Returns the gradient of a kept token.
+__device__ inline float distill_kept_dlogit_(float y, float q, int is_hit, const DistillRow_* r,
+                                             float softcap) {
+    const float dy = r->of_p * distill_p_(y, r) + r->of_pt * (distill_pt_(y, r) - q);
+    return (dy - (is_hit ? r->of_hit : 0.0f)) * distill_slope_(y, softcap);
+}
+
 // One block per row; thread i has kept token i.
-// grid   N      block   512      shared   k fp32, and those of block_sum
+// grid   N      block   512      shared   those of block_sum
 // moves  N*V in, mostly twice from L2; N*Vp out; 8 N k in. Bound by memory.
 // order  fixed
 // needs  k <= 256, and as distill_logits_kernel
@@ -259,10 +297,10 @@ template <class T, int WIDTH>
 __global__ void __launch_bounds__(DISTILL_THREADS_)
     distill_kept_kernel(float* kl, T* logits, KeptTokens kept, const float* loss, const int* target,
                         float scale, CrossEntropy of, Distill how) {
-    SMEM_ARRAY(float, y, [DISTILL_MOST_KEPT]);
     const int n = blockIdx.x, i = threadIdx.x, k = kept.k, hit = target[n];
-    const int* ids = kept.ids + (size_t)n * k;
-    const float* log_probs = kept.log_probs + (size_t)n * k;
+    const int id = i < k ? kept.ids[(size_t)n * k + i] : -1;
+    const float log_prob = i < k ? kept.log_probs[(size_t)n * k + i] : 0.0f;
+    float y = 0;
     T* row = logits + (size_t)n * of.Vp;
     if (hit == NO_TARGET) {
         distill_clear_(row, of.Vp);
@@ -274,26 +312,23 @@ __global__ void __launch_bounds__(DISTILL_THREADS_)
     const float lse = loss[n] + distill_y_(to_float(row[hit]), of.softcap),
                 over_t = CROSS_ENTROPY_LOG2E / how.temperature;
     __syncthreads(); // before the target's logit may be replaced
-    const DistillKept_ sums = distill_take_kept_(y, row, ids, log_probs, k, of.softcap, lse, over_t);
+    const DistillKept_ sums = distill_take_kept_(&y, row, id, log_prob, of.softcap, lse, over_t);
     const float others = distill_others_<WIDTH>(row, of.V, of.softcap, lse, over_t),
-                sum_t = others + sums.sum_t, rest = sums.q < 1 ? 1 - sums.q : 0.0f, // r
-        own = fmaxf(others / sum_t, FLT_MIN),                                       // R
-        log_all = sums.q > 1 ? CROSS_ENTROPY_LN2 * log2f(sums.q) : 0.0f;
+                sum_t = others + sums.sum_t;
+    const DistillOthers_ other = distill_other_(sums.q, others, sum_t);
     const DistillRow_ r = distill_row_(lse, sum_t, scale, of, how);
-    distill_set_others_<WIDTH>(row, hit, &r, r.of_pt * (1 - rest / own), of);
+    distill_set_others_<WIDTH>(row, hit, &r, r.of_pt * (1 - other.rest / other.own), of);
     __syncthreads(); // before others' gradients are replaced
     float divergence = 0;
-    if (i < k) {
-        const float log_q = log_probs[i] - log_all, q = exp2_approx(log_q * CROSS_ENTROPY_LOG2E),
-                    log_pt = CROSS_ENTROPY_LN2 * fmaf(y[i] - lse, over_t, r.shift),
-                    dy = r.of_p * distill_p_(y[i], &r) + r.of_pt * (distill_pt_(y[i], &r) - q);
+    if (id >= 0) {
+        const float log_q = log_prob - other.log_all, q = exp2_approx(log_q * CROSS_ENTROPY_LOG2E),
+                    log_pt = CROSS_ENTROPY_LN2 * fmaf(y - lse, over_t, r.shift);
         divergence = q * (log_q - log_pt);
-        row[ids[i]] =
-            from_float<T>((dy - (ids[i] == hit ? r.of_hit : 0.0f)) * distill_slope_(y[i], of.softcap));
+        row[id] = from_float<T>(distill_kept_dlogit_(y, q, id == hit, &r, of.softcap));
     }
     divergence = block_sum(divergence);
     if (i == 0) {
-        kl[n] = divergence + (rest > 0 ? rest * CROSS_ENTROPY_LN2 * log2f(rest / own) : 0.0f);
+        kl[n] = divergence + distill_other_kl_(other);
     }
 }
 
@@ -304,6 +339,189 @@ static inline void distill_kept(float* loss, float* kl, T* logits, KeptTokens ke
     cross_entropy_loss(loss, (const T*)logits, target, of, gpu);
     launch(fits ? distill_kept_kernel<T, Pack<T>::SIZE> : distill_kept_kernel<T, 1>, of.N, DISTILL_THREADS_,
            0, gpu, kl, logits, kept, loss, target, scale, of, how);
+}
+
+// ---- slices of the vocabulary ----
+
+// A teacher's logits of a slice (N, Vp), or, if they are NULL, its kept tokens of all words.
+template <class T> struct DistillTeacherGpu {
+    const T* logits;
+    int Vp;
+    float softcap;
+    KeptTokens kept;
+};
+
+// Returns the element of a slice, whose words start with `first`, that is the thread's kept token
+// of row n; -1: none.
+__device__ inline int distill_own_(KeptTokens kept, int n, int first, int V) {
+    const int i = threadIdx.x, id = i < kept.k ? kept.ids[(size_t)n * kept.k + i] - first : -1;
+    return id < V ? id : -1;
+}
+
+// Sums up the kept tokens of a row, and the others. The row keeps its bits.
+template <int WIDTH, class T>
+__device__ inline DistillSlice distill_slice_kept_(T* row, int id, float log_prob, int V, float softcap,
+                                                   float lse, float over_t) {
+    const T before = id >= 0 ? row[id] : from_float<T>(0.0f);
+    float y = 0, difference = 0;
+    const DistillKept_ sums = distill_take_kept_(&y, row, id, log_prob, softcap, lse, over_t);
+    const float others = distill_others_<WIDTH>(row, V, softcap, lse, over_t); // a barrier
+    if (id >= 0) {
+        row[id] = before;
+        difference =
+            exp2_approx(log_prob * CROSS_ENTROPY_LOG2E) * (log_prob - CROSS_ENTROPY_LN2 * (y - lse) * over_t);
+    }
+    const DistillSlice all = {0, sums.q, block_sum(difference), others, sums.sum_t};
+    return all;
+}
+
+// One block per row sets the sums of a slice, whose words start with `first`. `whole` has the
+// numbers of all slices together (cross_entropy.cuh).
+// grid   N      block   512      shared   those of block_sum and block_max
+// moves  N*V in from both models; 20 N out; 8 N k in. Bound by memory.
+// order  fixed
+// needs  k <= 256, and as distill_logits_kernel
+template <class T, int WIDTH>
+__global__ void __launch_bounds__(DISTILL_THREADS_)
+    distill_slice_kernel(DistillSlice* sums, T* logits, DistillTeacherGpu<T> teacher, const float* loss,
+                         const CrossEntropySum* whole, const int* target, int first, CrossEntropy of,
+                         Distill how) {
+    const int n = blockIdx.x, V = target[n] == NO_TARGET ? 0 : of.V;
+    const float lse = loss[n] + whole[n].target, over_t = CROSS_ENTROPY_LOG2E / how.temperature;
+    T* row = logits + (size_t)n * of.Vp;
+    DistillSlice all;
+    if (teacher.logits) {
+        const DistillSums_ s = distill_sums_<WIDTH>((const T*)row, teacher.logits + (size_t)n * teacher.Vp, V,
+                                                    of.softcap, teacher.softcap, lse, over_t);
+        all = DistillSlice{s.max, s.sum, s.difference, s.sum_t, 0};
+    } else {
+        const int id = distill_own_(teacher.kept, n, first, V);
+        const float log_prob =
+            id >= 0 ? teacher.kept.log_probs[(size_t)n * teacher.kept.k + threadIdx.x] : 0.0f;
+        all = distill_slice_kept_<WIDTH>(row, id, log_prob, V, of.softcap, lse, over_t);
+    }
+    if (threadIdx.x == 0) {
+        sums[n] = all;
+    }
+}
+
+// Returns the divergence of a row from the sums of all slices.
+__device__ inline float distill_whole_kl_(DistillSlice all, int is_kept, float lse, CrossEntropy of,
+                                          Distill how) {
+    const float sum_t = all.sum_t + all.kept_t;
+    const DistillRow_ r = distill_row_(lse, sum_t, 1.0f, of, how);
+    if (!is_kept) {
+        const DistillSums_ s = {all.most, all.q, all.difference, sum_t};
+        return distill_kl_(&s, &r, how);
+    }
+    const DistillOthers_ other = distill_other_(all.q, all.sum_t, sum_t);
+    return expf(-other.log_all) * (all.difference + all.q * (CROSS_ENTROPY_LN2 * -r.shift - other.log_all)) +
+           distill_other_kl_(other);
+}
+
+// One thread per row adds up the sums of all slices (slices, N), leaves them in the first one's
+// place, and sets kl.
+// grid   ceil(N / 256)      block   256      shared   none
+// moves  20 slices N in, 24 N out. Bound by the launch.
+// order  slice after slice
+static __global__ void distill_combine_kernel(float* kl, DistillSlice* sums, int is_kept, const float* loss,
+                                              const CrossEntropySum* whole, const int* target, int slices,
+                                              CrossEntropy of, Distill how) {
+    const int n = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    if (n >= of.N) {
+        return;
+    }
+    DistillSlice all = {sums[n].most, 0, 0, 0, 0};
+    for (int i = 1; i < slices; i++) {
+        all.most = fmaxf(all.most, sums[(size_t)i * of.N + n].most);
+    }
+    for (int i = 0; i < slices; i++) {
+        const DistillSlice s = sums[(size_t)i * of.N + n];
+        const float factor = exp2_approx((s.most - all.most) * (CROSS_ENTROPY_LOG2E / how.temperature));
+        all.q += s.q * factor;
+        all.difference += s.difference * factor;
+        all.sum_t += s.sum_t;
+        all.kept_t += s.kept_t;
+    }
+    sums[n] = all;
+    kl[n] =
+        target[n] == NO_TARGET ? 0.0f : distill_whole_kl_(all, is_kept, loss[n] + whole[n].target, of, how);
+}
+
+// One block per row turns the logits of a slice, whose words start with `first`, into their
+// gradient.
+// grid   N      block   512      shared   none
+// moves  N*V in from both models; N*Vp out; 8 N k in. Bound by memory.
+// order  every element on its own
+// needs  as distill_slice_kernel
+template <class T, int WIDTH>
+__global__ void __launch_bounds__(DISTILL_THREADS_)
+    distill_slice_backward_kernel(T* logits, DistillTeacherGpu<T> teacher, const DistillSlice* sums,
+                                  const float* loss, const CrossEntropySum* whole, const int* target,
+                                  int first, float scale, CrossEntropy of, Distill how) {
+    const int n = blockIdx.x, hit = target[n] - first;
+    const DistillSlice all = sums[n];
+    const float lse = loss[n] + whole[n].target, sum_t = all.sum_t + all.kept_t;
+    const DistillRow_ r = distill_row_(lse, sum_t, scale, of, how);
+    T* row = logits + (size_t)n * of.Vp;
+    if (target[n] == NO_TARGET) {
+        distill_clear_(row, of.Vp);
+        return;
+    }
+    if (teacher.logits) {
+        distill_set_<WIDTH>(row, teacher.logits + (size_t)n * teacher.Vp, hit, &r, all.most, log2f(all.q),
+                            teacher.softcap, of);
+        return;
+    }
+    const int id = distill_own_(teacher.kept, n, first, of.V);
+    const float y = id >= 0 ? distill_y_(to_float(row[id]), of.softcap) : 0.0f;
+    const DistillOthers_ other = distill_other_(all.q, all.sum_t, sum_t);
+    __syncthreads(); // before kept logits are replaced
+    distill_set_others_<WIDTH>(row, hit, &r, r.of_pt * (1 - other.rest / other.own), of);
+    __syncthreads(); // before others' gradients are replaced
+    if (id >= 0) {
+        const float log_q = teacher.kept.log_probs[(size_t)n * teacher.kept.k + threadIdx.x] - other.log_all;
+        row[id] = from_float<T>(
+            distill_kept_dlogit_(y, exp2_approx(log_q * CROSS_ENTROPY_LOG2E), id == hit, &r, of.softcap));
+    }
+}
+
+template <class T>
+static inline int distill_fits_(const T* logits, const DistillTeacherGpu<T>* teacher, CrossEntropy of) {
+    const int pack = Pack<T>::SIZE;
+    return of.Vp % pack == 0 && teacher->Vp % pack == 0 && (uintptr_t)logits % 16 == 0 &&
+           (uintptr_t)teacher->logits % 16 == 0;
+}
+
+// Sets the sums (N) of a slice, whose words start with `first`, once the losses are known.
+template <class T>
+static inline void distill_slice(DistillSlice* sums, T* logits, DistillTeacherGpu<T> teacher,
+                                 const float* loss, const CrossEntropySum* whole, const int* target,
+                                 int first, CrossEntropy of, Distill how, const Gpu* gpu) {
+    launch(distill_fits_(logits, &teacher, of) ? distill_slice_kernel<T, Pack<T>::SIZE>
+                                               : distill_slice_kernel<T, 1>,
+           of.N, DISTILL_THREADS_, 0, gpu, sums, logits, teacher, loss, whole, target, first, of, how);
+}
+
+// Sets kl (N) and the sums of whole rows, in the place of the first slice's, from the sums of all
+// slices (slices, N).
+static inline void distill_combine(float* kl, DistillSlice* sums, int is_kept, const float* loss,
+                                   const CrossEntropySum* whole, const int* target, int slices,
+                                   CrossEntropy of, Distill how, const Gpu* gpu) {
+    const int threads = 256;
+    launch(distill_combine_kernel, ceil_div(of.N, threads), threads, 0, gpu, kl, sums, is_kept, loss, whole,
+           target, slices, of, how);
+}
+
+// Turns the logits of a slice into their gradient.
+template <class T>
+static inline void distill_slice_backward(T* logits, DistillTeacherGpu<T> teacher, const DistillSlice* sums,
+                                          const float* loss, const CrossEntropySum* whole, const int* target,
+                                          int first, float scale, CrossEntropy of, Distill how,
+                                          const Gpu* gpu) {
+    launch(distill_fits_(logits, &teacher, of) ? distill_slice_backward_kernel<T, Pack<T>::SIZE>
+                                               : distill_slice_backward_kernel<T, 1>,
+           of.N, DISTILL_THREADS_, 0, gpu, logits, teacher, sums, loss, whole, target, first, scale, of, how);
 }
 
 // ---- the sum of divergences ----

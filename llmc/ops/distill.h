@@ -26,6 +26,10 @@ up to more than 1, they are divided by their sum.
     kept       (N, k)    ids, each below V and only once in a row, and log-probabilities
     target     (N)       as in cross_entropy.h: a row of NO_TARGET does not count, its kl is 0
     loss, kl   (N)       fp32, in nats; loss has the bits of cross_entropy_loss
+
+If the vocabulary is cut into slices (cross_entropy.h), the losses are known first. A slice then
+keeps sums of its own words of each row (DistillSlice). With those of all slices, in their order,
+each turns its logits into dlogits.
 */
 #ifndef LLMC_DISTILL_H
 #define LLMC_DISTILL_H
@@ -56,10 +60,28 @@ static inline KeptTokens kept_tokens_from(KeptTokens kept, int first) {
     return rows;
 }
 
-// Sets ids and log_probs (N, k) to the k most likely tokens of each row of logits, the most likely
-// first; of equal logits the first token. z_loss is not used.
-void distill_keep_cpu(int* ids, float* log_probs, const float* logits, int k, float temperature,
-                      CrossEntropy of);
+// The k tokens with the largest logits of each row, the largest first, of equal logits the first
+// token; and the sum of exp((y - most) / t), with most the largest y. A slice with fewer words ends
+// with logits of -infinity.
+typedef struct {
+    double sum;
+    float most;
+} DistillTopSum;
+typedef struct {
+    int N, k;
+    int* ids;            // (slices, N, k) words of the whole vocabulary
+    float* logits;       // (slices, N, k)
+    DistillTopSum* sums; // (slices, N)
+} DistillTop;
+
+// Sets the rows from `n` on, of.N of them, of slice i, whose words start with `first`. z_loss is
+// not used.
+void distill_top_cpu(DistillTop* top, int i, int n, const float* logits, float temperature, int first,
+                     CrossEntropy of);
+
+// Sets ids and log_probs (N, k) from all slices.
+void distill_top_combine_cpu(int* ids, float* log_probs, const DistillTop* top, int slices, float temperature,
+                             float softcap);
 
 // Returns the bytes of memory traffic beside those of cross_entropy_backward.
 static inline double distill_bytes(double N, double V, double element_bytes) {
@@ -72,6 +94,46 @@ void distill_logits_cpu(float* loss, float* kl, float* logits, float* teacher, i
                         float teacher_softcap, const int* target, float scale, CrossEntropy of, Distill how);
 void distill_kept_cpu(float* loss, float* kl, float* logits, KeptTokens kept, const int* target, float scale,
                       CrossEntropy of, Distill how);
+
+// ---- slices of the vocabulary ----
+
+// A teacher's logits of a slice (N, Vp), or, if they are NULL, its kept tokens of all words.
+typedef struct {
+    float* logits;
+    int Vp;
+    float softcap;
+    KeptTokens kept;
+} DistillTeacher;
+
+// Sums of a row over the words of a slice, with e = exp((z - most) / t); or over its kept tokens,
+// and over its other ones.
+typedef struct {
+    float most;       // the largest z
+    float q;          // sum of e; of q of kept tokens
+    float difference; // sum of e (z - y); of q (log q - (y - lse) / t) of kept tokens
+    float sum_t;      // of exp((y - lse) / t); of tokens that are not kept
+    float kept_t;     // of kept tokens
+} DistillSlice;
+
+// Rows of all slices (slices, N), and the losses (N) that follow from the first kind.
+typedef struct {
+    int slices;
+    const CrossEntropySlice* rows;
+    DistillSlice* sums;
+    const float* loss;
+    const int* target;
+} DistillSlices;
+
+// Set s->sums of slice i, whose words start with `first`, and turn its logits into y; then turn y
+// into dlogits. The sizes in `of` are those of the slice.
+void distill_slice_cpu(const DistillSlices* s, int i, float* logits, DistillTeacher teacher, int first,
+                       CrossEntropy of, Distill how);
+void distill_slice_backward_cpu(const DistillSlices* s, float* logits, DistillTeacher teacher, int first,
+                                float scale, CrossEntropy of, Distill how);
+
+// Sets kl (N) from the sums of all slices.
+void distill_combine_cpu(float* kl, const DistillSlices* s, DistillTeacher teacher, CrossEntropy of,
+                         Distill how);
 
 #ifdef __cplusplus
 }
@@ -234,23 +296,62 @@ static int distill_insert_(int* ids, float* values, int count, int k, int v, flo
     return count < k ? count + 1 : k;
 }
 
-void distill_keep_cpu(int* ids, float* log_probs, const float* logits, int k, float temperature,
-                      CrossEntropy of) {
+void distill_top_cpu(DistillTop* top, int i, int n, const float* logits, float temperature, int first,
+                     CrossEntropy of) {
+    const int k = top->k;
 #pragma omp parallel for schedule(static)
-    for (int n = 0; n < of.N; n++) {
-        const float* row = logits + (size_t)n * of.Vp;
-        float* values = log_probs + (size_t)n * k;
-        double sum = 0;
-        int count = 0;
+    for (int t = 0; t < of.N; t++) {
+        const float* row = logits + (size_t)t * of.Vp;
+        const size_t at = (size_t)i * top->N + n + t;
+        int count = 0, *ids = top->ids + at * k;
+        float* values = top->logits + at * k;
         for (int v = 0; v < of.V; v++) {
-            count = distill_insert_(ids + (size_t)n * k, values, count, k, v, row[v]);
+            count = distill_insert_(ids, values, count, k, first + v, row[v]);
+        }
+        for (; count < k; count++) {
+            ids[count] = -1;
+            values[count] = -INFINITY;
         }
         const float most = cross_entropy_cap(values[0], of.softcap);
+        double sum = 0;
         for (int v = 0; v < of.V; v++) {
             sum += expf((cross_entropy_cap(row[v], of.softcap) - most) / temperature);
         }
+        top->sums[at] = (DistillTopSum){sum, most};
+    }
+}
+
+// Returns the sum of row n over all slices, and its largest y.
+static DistillTopSum distill_top_sum_(const DistillTop* top, int slices, int n, float temperature) {
+    DistillTopSum all = {0, -INFINITY};
+    for (int i = 0; i < slices; i++) {
+        all.most = fmaxf(all.most, top->sums[(size_t)i * top->N + n].most);
+    }
+    for (int i = 0; i < slices; i++) {
+        const DistillTopSum part = top->sums[(size_t)i * top->N + n];
+        all.sum += part.sum * exp((double)((part.most - all.most) / temperature));
+    }
+    return all;
+}
+
+void distill_top_combine_cpu(int* ids, float* log_probs, const DistillTop* top, int slices, float temperature,
+                             float softcap) {
+    const int k = top->k;
+#pragma omp parallel for schedule(static)
+    for (int n = 0; n < top->N; n++) {
+        const DistillTopSum all = distill_top_sum_(top, slices, n, temperature);
+        float* values = log_probs + (size_t)n * k;
+        int count = 0;
+        for (int i = 0; i < slices * k; i++) {
+            const size_t from = ((size_t)(i / k) * top->N + n) * k + i % k;
+            if (top->ids[from] >= 0) {
+                count =
+                    distill_insert_(ids + (size_t)n * k, values, count, k, top->ids[from], top->logits[from]);
+            }
+        }
         for (int i = 0; i < k; i++) {
-            values[i] = (cross_entropy_cap(values[i], of.softcap) - most) / temperature - (float)log(sum);
+            values[i] =
+                (cross_entropy_cap(values[i], softcap) - all.most) / temperature - (float)log(all.sum);
         }
     }
 }
@@ -319,6 +420,173 @@ void distill_kept_cpu(float* loss, float* kl, float* logits, KeptTokens kept, co
         }
         kl[n] = distill_kept_row_(row, loss[n], target[n], own.ids, own.log_probs, kept.k, kept_y, scale, of,
                                   how);
+    }
+}
+
+// ---- slices of the vocabulary ----
+
+// A row of the whole vocabulary: y of the target, the numbers of a row of y; and of the teacher,
+// q = exp(z / t + shift), or r, R and the logarithm of what kept q are divided by; kl.
+typedef struct {
+    float hit, shift, rest, own, log_all, kl;
+    DistillRow_ row;
+} DistillWhole_;
+
+// Returns y of the target of row n.
+static float distill_hit_(const DistillSlices* s, int n, int N) {
+    float hit = 0;
+    for (int i = 0; i < s->slices; i++) {
+        hit += s->rows[(size_t)i * N + n].target;
+    }
+    return hit;
+}
+
+// Returns the sums of row n over all slices, in their order.
+static DistillSlice distill_all_(const DistillSlices* s, int n, int N, float over_t) {
+    DistillSlice all = {-INFINITY, 0, 0, 0, 0};
+    for (int i = 0; i < s->slices; i++) {
+        all.most = fmaxf(all.most, s->sums[(size_t)i * N + n].most);
+    }
+    for (int i = 0; i < s->slices; i++) {
+        const DistillSlice part = s->sums[(size_t)i * N + n];
+        const float factor = part.most == all.most ? 1 : expf((part.most - all.most) * over_t);
+        all.q += part.q * factor;
+        all.difference += part.difference * factor;
+        all.sum_t += part.sum_t;
+        all.kept_t += part.kept_t;
+    }
+    return all;
+}
+
+static DistillWhole_ distill_whole_(const DistillSlices* s, DistillTeacher teacher, int n, float scale,
+                                    CrossEntropy of, Distill how) {
+    const float t = how.temperature, hit = distill_hit_(s, n, of.N), lse = s->loss[n] + hit;
+    const DistillSlice all = distill_all_(s, n, of.N, 1 / t);
+    const float sum_t = all.sum_t + all.kept_t;
+    DistillWhole_ w = {.hit = hit, .row = distill_row_(lse, sum_t, scale, of, how)};
+    if (teacher.logits) {
+        w.shift = -all.most / t - logf(all.q);
+        w.kl = (all.difference / all.q + (lse - all.most)) / t + logf(sum_t) - logf(all.q);
+        return w;
+    }
+    const KeptTokens own = kept_tokens_from(teacher.kept, n);
+    const float kept = distill_kept_sum_(own.log_probs, own.k);
+    w.log_all = kept > 1 ? logf(kept) : 0;
+    w.rest = kept < 1 ? 1 - kept : 0;
+    w.own = fmaxf(all.sum_t / sum_t, FLT_MIN);
+    w.kl = expf(-w.log_all) * (all.difference + all.q * (logf(sum_t) - w.log_all)) +
+           (w.rest > 0 ? w.rest * logf(w.rest / w.own) : 0);
+    return w;
+}
+
+// Kept tokens of a row in a slice.
+typedef struct {
+    int k, ids[DISTILL_MOST_KEPT]; // counted from the first word of the slice
+    float log_probs[DISTILL_MOST_KEPT], y[DISTILL_MOST_KEPT];
+} DistillOwn_;
+
+// Finds the kept tokens of row n in a slice, and moves their y out of the row (distill_take_).
+static void distill_own_(DistillOwn_* own, float* y, KeptTokens kept, int n, int first, int V) {
+    const KeptTokens row = kept_tokens_from(kept, n);
+    own->k = 0;
+    for (int i = 0; i < row.k; i++) {
+        if (first <= row.ids[i] && row.ids[i] < first + V) {
+            own->ids[own->k] = row.ids[i] - first;
+            own->log_probs[own->k++] = row.log_probs[i];
+        }
+    }
+    distill_take_(own->y, y, own->ids, own->k);
+}
+
+static DistillSlice distill_slice_logits_(const float* y, const float* z, int V, float lse, float over_t) {
+    const float most = distill_max_(z, V);
+    Vec difference = vec_all(0.0f);
+    int v = 0;
+    for (; v + LANES <= V; v += LANES) {
+        const Vec x = vec_load(z + v);
+        difference += vec_exp((x - most) * over_t) * (x - vec_load(y + v));
+    }
+    DistillSlice sums = {most, distill_sum_(z, V, most, over_t), vec_hsum(difference),
+                         distill_sum_(y, V, lse, over_t), 0};
+    for (; v < V; v++) {
+        sums.difference += expf((z[v] - most) * over_t) * (z[v] - y[v]);
+    }
+    return sums;
+}
+
+static DistillSlice distill_slice_kept_(float* y, KeptTokens kept, int n, int first, int V, float lse,
+                                        float over_t) {
+    DistillOwn_ own;
+    distill_own_(&own, y, kept, n, first, V);
+    DistillSlice sums = {0, 0, 0, distill_sum_(y, V, lse, over_t), distill_sum_(own.y, own.k, lse, over_t)};
+    for (int i = 0; i < own.k; i++) {
+        const float q = expf(own.log_probs[i]);
+        sums.q += q;
+        sums.difference += q * (own.log_probs[i] - (own.y[i] - lse) * over_t);
+        y[own.ids[i]] = own.y[i];
+    }
+    return sums;
+}
+
+void distill_slice_cpu(const DistillSlices* s, int i, float* logits, DistillTeacher teacher, int first,
+                       CrossEntropy of, Distill how) {
+    const float over_t = 1 / how.temperature;
+#pragma omp parallel for schedule(static)
+    for (int n = 0; n < of.N; n++) {
+        float *y = logits + (size_t)n * of.Vp, lse = s->loss[n] + distill_hit_(s, n, of.N);
+        DistillSlice* sums = &s->sums[(size_t)i * of.N + n];
+        distill_cap_(y, of.V, of.softcap);
+        if (s->target[n] == NO_TARGET) {
+            memset(sums, 0, sizeof(*sums));
+        } else if (teacher.logits) {
+            float* z = teacher.logits + (size_t)n * teacher.Vp;
+            distill_cap_(z, of.V, teacher.softcap);
+            *sums = distill_slice_logits_(y, z, of.V, lse, over_t);
+        } else {
+            *sums = distill_slice_kept_(y, teacher.kept, n, first, of.V, lse, over_t);
+        }
+    }
+}
+
+void distill_combine_cpu(float* kl, const DistillSlices* s, DistillTeacher teacher, CrossEntropy of,
+                         Distill how) {
+#pragma omp parallel for schedule(static)
+    for (int n = 0; n < of.N; n++) {
+        kl[n] = s->target[n] == NO_TARGET ? 0 : distill_whole_(s, teacher, n, 1, of, how).kl;
+    }
+}
+
+// Sets the gradients of a slice but for the target's part.
+static void distill_slice_gradient_(float* y, const DistillWhole_* w, DistillTeacher teacher, int n,
+                                    int first, int V) {
+    DistillRow_ other = w->row;
+    DistillOwn_ own;
+    if (teacher.logits) {
+        distill_gradient_(y, teacher.logits + (size_t)n * teacher.Vp, w->row.of_pt, w->shift, w->row, V);
+        return;
+    }
+    distill_own_(&own, y, teacher.kept, n, first, V);
+    other.of_pt *= 1 - w->rest / w->own;
+    distill_gradient_(y, NULL, 0, 0, other, V);
+    distill_set_kept_(y, own.y, own.ids, own.log_probs, own.k, w->log_all, w->row);
+}
+
+void distill_slice_backward_cpu(const DistillSlices* s, float* logits, DistillTeacher teacher, int first,
+                                float scale, CrossEntropy of, Distill how) {
+#pragma omp parallel for schedule(static)
+    for (int n = 0; n < of.N; n++) {
+        float* y = logits + (size_t)n * of.Vp;
+        const int hit = s->target[n] - first;
+        if (s->target[n] == NO_TARGET) {
+            memset(y, 0, (size_t)of.Vp * sizeof(float));
+            continue;
+        }
+        const DistillWhole_ w = distill_whole_(s, teacher, n, scale, of, how);
+        distill_slice_gradient_(y, &w, teacher, n, first, of.V);
+        memset(y + of.V, 0, (size_t)(of.Vp - of.V) * sizeof(float));
+        if (0 <= hit && hit < of.V) {
+            distill_end_(y, hit, w.hit, scale, of, how);
+        }
     }
 }
 

@@ -339,7 +339,8 @@ __global__ void __launch_bounds__(EMBEDDING_TILE)
     }
 }
 
-static inline void embedding_sort_(EmbeddingGpu* scratch, const int* tokens, int N, const Gpu* gpu) {
+// Sorts the positions by token, for the gradients of wte, or of its slices, that follow.
+static inline void embedding_sort(EmbeddingGpu* scratch, const int* tokens, int N, const Gpu* gpu) {
     const int tiles = ceil_div(N, EMBEDDING_TILE), bits = scratch->bits;
     const int* list = NULL;
     for (int pass = 0; pass < scratch->passes; pass++) {
@@ -487,13 +488,13 @@ static inline void embedding_launch_backward_(Gradient dwte, Gradient dwpe, cons
                                  0, gpu, (G*)dwpe.data, dout, sizes, rows, mode));
     }
     if (dwte.data) {
-        embedding_sort_(scratch, tokens, N, gpu);
         GRADIENT_DISPATCH(
             dwte, X,
             embedding_launch_tokens_<X, G, WIDTH>((G*)dwte.data, words, dout, tokens, N, C, scratch, gpu));
     }
 }
 
+// Needs embedding_sort of the same tokens, unless dwte has no data.
 template <class X>
 static inline void embedding_backward(Gradient dwte, Gradient dwpe, const X* dout, const int* tokens,
                                       EmbeddingSizes sizes, GradientMode token_mode, GradientMode mode,

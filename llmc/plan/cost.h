@@ -91,14 +91,17 @@ static inline void cost_backward_(CostWalk* w, const Grid* grid, double chunk, i
     }
 }
 
-// Adds the forward pass of a teacher, whole, on the micro-batches of a walk.
+// Adds the forward pass of a teacher, with all layers, on the micro-batches of a walk.
 static inline void cost_teacher_(const CostWalk* w, ModelConfig teacher, double chunk) {
     const Grid whole = grid_of_data(0, 1);
+    ModelPart slices = w->cfg.part;
     CostWalk t = *w;
-    t.cfg = teacher;
-    t.stream = t.N;
-    t.slices = t.all_slices = 1;
-    model_parameter_rows(t.rows, teacher);
+    slices.first_layer = slices.layers = slices.of_layers = slices.places = 0;
+    if (model_is_sliced(w->cfg)) {
+        teacher.Vp = w->cfg.Vp * slices.of_slices; // slices have the same words
+    }
+    t.cfg = model_part_of(teacher, slices);
+    model_parameter_rows(t.rows, t.cfg);
     cost_forward_(&t, &whole);
     cost_teaching(&t, chunk);
 }

@@ -59,6 +59,7 @@ int run_close(Run* run);
 #include "llmc/base/signals.h"
 #include "llmc/base/text_buffer.h"
 #include "llmc/base/threads.h"
+#include "llmc/base/token_chunks.h"
 #include "llmc/checkpoint/checkpoint.h"
 #include "llmc/checkpoint/export.h"
 #include "llmc/checkpoint/load_save.h"
@@ -71,6 +72,7 @@ int run_close(Run* run);
 #include "llmc/formats/hf_config.h"
 #include "llmc/generate/generator.h"
 #include "llmc/log/log.h"
+#include "llmc/ops/distill.h"
 #include "llmc/optim/outliers.h"
 #include "llmc/optim/update_in_backward.h"
 #include "llmc/parallel/grid.h"
@@ -195,70 +197,169 @@ static void start_open_state_(Run* run) {
     if (run->resume.is_active) {
         run_restore(run, run->resume.path, &run->resume.saved, (uint64_t)run->resume.sequence);
     } else {
-        load_model(&run->files, run->model_path, o->seed, run->data.is_extended ? &run->more : NULL);
+        load_model(&run->files, run->model_path, o->seed, run->data.is_extended ? &run->more : NULL,
+                   o->write_logits ? &run->state.teacher : NULL);
     }
     run_agree_on_parameters(run);
 }
 
-// Sets the weights of the teacher, if any, which must be those of the run that continues.
-static void start_open_teacher_(Run* run) {
-    char words[32];
-    Model* teacher = run->trainer->teacher(run->model);
-    if (run->settled.kept > 0) {
-        run->state.teacher = run->data.kept.header.checksum;
-        resume_check_teacher(&run->resume, &run->settled.options, stdout, run->state.teacher);
-    }
-    if (!teacher) {
-        return;
-    }
+// Sets the weights of the teacher, if this rank has it; returns their checksum.
+static uint64_t start_load_teacher_(Run* run, Model* teacher) {
+    uint64_t checksum = 0;
     const Settled s = setup_teacher(&run->settled);
     const ModelFiles files = {teacher,     run->trainer->access, settled_part(&s),
                               s.optimizer, s.saved_dtype,        run->plan.in_place && !s.options.quantize,
                               &run->comm};
-    load_model(&files, run->teacher_path, 0, NULL);
-    run->state.teacher = run->trainer->checksum(teacher, ALL_PARAMETERS);
-    snprintf(words, sizeof(words), "%016llx", (unsigned long long)run->state.teacher);
-    comm_agree(&run->comm, "the parameters of the teacher (checksum)", run->state.teacher, words);
+    if (teacher) {
+        load_model(&files, run->teacher_path, 0, NULL, &checksum);
+    }
+    return checksum;
+}
+
+// Sets the state's checksum to that of the weights that the ranks of the last stage have read, and
+// compares what ranks with the same part have in memory.
+static void start_agree_on_teacher_(Run* run, uint64_t read, uint64_t in_memory) {
+    char words[32];
+    Comm* comm = &run->comm;
+    uint64_t* all = (uint64_t*)check_alloc((size_t)comm->size, sizeof(uint64_t), "checksums of ranks");
+    comm_all_gather(comm, all, &read, sizeof(read));
+    run->state.teacher = all[comm->size - 1];
+    free(all);
+    snprintf(words, sizeof(words), "%016llx", (unsigned long long)in_memory);
+    comm_agree_in(comm, ranks_data(&run->settled.ranks).first, "the parameters of the teacher (checksum)",
+                  in_memory, words);
+}
+
+// Sets the weights of the teacher, if any, which must be those of the run that continues.
+static void start_open_teacher_(Run* run) {
+    Model* teacher = run->trainer->teacher(run->model);
+    if (run->settled.kept > 0) {
+        run->state.teacher = run->data.kept.header.checksum;
+    } else if (run->teacher_path) {
+        const uint64_t checksum = start_load_teacher_(run, teacher);
+        start_agree_on_teacher_(run, checksum, teacher ? run->trainer->checksum(teacher, ALL_PARAMETERS) : 0);
+    }
     resume_check_teacher(&run->resume, &run->settled.options, stdout, run->state.teacher);
+}
+
+static DistillTop start_top_open_(size_t slices, size_t tokens, int k) {
+    const size_t rows = array_bytes(slices, tokens), count = array_bytes(rows, (size_t)k);
+    const char* what = "most likely tokens";
+    return (DistillTop){(int)tokens, k, (int*)check_alloc(count, sizeof(int), what),
+                        (float*)check_alloc(count, sizeof(float), what),
+                        (DistillTopSum*)check_alloc(rows, sizeof(DistillTopSum), what)};
+}
+
+static void start_top_close_(DistillTop* top) {
+    free(top->sums);
+    free(top->logits);
+    free(top->ids);
+}
+
+// Sets `all` to the most likely tokens of the slices of all ranks.
+static void start_gather_top_(Comm* comm, DistillTop* all, const DistillTop* own, size_t slices) {
+    const size_t rows = slices * (size_t)own->N, count = rows * (size_t)own->k;
+    comm_all_gather(comm, all->ids, own->ids, count * sizeof(int));
+    comm_all_gather(comm, all->logits, own->logits, count * sizeof(float));
+    comm_all_gather(comm, all->sums, own->sums, rows * sizeof(DistillTopSum));
+}
+
+// Predictions for whole sequences, (B, W, k), and for the tokens of a rank of a context group.
+typedef struct {
+    int *ids, *rank_ids;
+    float *log_probs, *rank_log_probs;
+} StartKept_;
+
+// Puts together the predictions for a batch from those of all ranks, context group after context
+// group.
+static void start_combine_top_(const StartKept_* kept, const DistillTop* all, Batch batch, int slices,
+                               float temperature, float softcap) {
+    const int W = batch_length(batch);
+    const size_t k = (size_t)all->k, rows = (size_t)slices * (size_t)all->N;
+    for (int q = 0; q <= batch.chunks.last; q++) {
+        const TokenChunks chunks = {batch.chunks.last, q};
+        const size_t first = (size_t)q * rows;
+        const DistillTop top = {all->N, all->k, all->ids + first * k, all->logits + first * k,
+                                all->sums + first};
+        distill_top_combine_cpu(kept->rank_ids, kept->rank_log_probs, &top, slices, temperature, softcap);
+        for (int n = 0; n < all->N; n++) {
+            const int position = token_chunks_position(chunks, n % batch.T, batch.T);
+            const size_t to = ((size_t)(n / batch.T) * (size_t)W + (size_t)position) * k,
+                         from = (size_t)n * k;
+            memcpy(kept->ids + to, kept->rank_ids + from, k * sizeof(int));
+            memcpy(kept->log_probs + to, kept->rank_log_probs + from, k * sizeof(float));
+        }
+    }
+}
+
+// Sets the predictions for a batch. Collective.
+static void start_predict_(Run* run, Batch batch, const StartKept_* kept) {
+    const Options* o = &run->settled.options;
+    const int own_slices = model_slices(run->settled.part), slices = run->settled.ranks.grid.shape.slices;
+    const size_t tokens = (size_t)batch.B * (size_t)batch.T;
+    DistillTop own = start_top_open_((size_t)own_slices, tokens, o->write_logits),
+               all = start_top_open_((size_t)own_slices * (size_t)run->comm.size, tokens, o->write_logits);
+    run->trainer->top_tokens(run->model, batch, o->distill_temperature, &own);
+    start_gather_top_(&run->comm, &all, &own, (size_t)own_slices);
+    start_combine_top_(kept, &all, batch, slices, o->distill_temperature, run->settled.cfg.softcap);
+    start_top_close_(&all);
+    start_top_close_(&own);
+}
+
+// Returns the batches of all training data, in order.
+static DataloaderSettings start_in_order_(const Run* run, uint64_t rows) {
+    DataloaderSettings in_order;
+    memset(&in_order, 0, sizeof(in_order));
+    in_order.B = run->settled.options.batch;
+    in_order.sequences = (int64_t)rows;
+    in_order.group = 1;
+    in_order.num_processes = 1;
+    in_order.chunks = grid_chunks(&run->settled.ranks.grid);
+    return in_order;
 }
 
 // Writes the predictions of the model for all sequences of the training data.
 static void start_write_logits_(Run* run) {
     const Options* o = &run->settled.options;
-    const size_t tokens = (size_t)o->batch * (size_t)o->seq_len, k = (size_t)o->write_logits;
+    const size_t k = (size_t)o->write_logits, numbers = array_bytes((size_t)o->batch * (size_t)o->seq_len, k);
+    const int writes = run->comm.rank == 0;
     KeptHeader header = run_data_kept_header(&run->data, o);
-    DataloaderSettings in_order;
     Dataloader loader;
     FileWriter file;
-    int* ids = (int*)check_alloc(array_bytes(tokens, k), sizeof(int), "kept tokens");
-    float* log_probs = (float*)check_alloc(array_bytes(tokens, k), sizeof(float), "kept tokens");
-    memset(&in_order, 0, sizeof(in_order));
+    const StartKept_ kept = {(int*)check_alloc(numbers, sizeof(int), "kept tokens"),
+                             (int*)check_alloc(numbers, sizeof(int), "kept tokens"),
+                             (float*)check_alloc(numbers, sizeof(float), "kept tokens"),
+                             (float*)check_alloc(numbers, sizeof(float), "kept tokens")};
     header.k = (uint32_t)k;
-    header.teacher = run->trainer->checksum(run->model, ALL_PARAMETERS);
+    header.teacher = run->state.teacher;
     header = kept_header(header);
-    in_order.B = o->batch;
-    in_order.sequences = (int64_t)header.rows;
-    in_order.group = 1;
-    in_order.num_processes = 1;
-    kept_file_create(&file, o->teacher_logits, &header);
-    dataloader_open(&loader, &run->data.train, in_order);
+    if (writes) {
+        kept_file_create(&file, o->teacher_logits, &header);
+    }
+    dataloader_open(&loader, &run->data.train, start_in_order_(run, header.rows));
     for (uint64_t row = 0; row < header.rows;) {
         const Batch batch = dataloader_next(&loader);
         log_progress(&run->log, 0, "writing predictions", (int64_t)row, (int64_t)header.rows);
         CHECK(!dataloader_error(&loader), "%s", dataloader_error(&loader));
         CHECK(!signals_stop(), "%s: stopped by a signal; it is not complete", o->teacher_logits);
-        run->trainer->top_tokens(run->model, batch, o->write_logits, o->distill_temperature, ids, log_probs);
+        start_predict_(run, batch, &kept);
         for (int b = 0; b < batch.B; b++, row++) {
-            const size_t at = (size_t)b * (size_t)batch.T * k;
-            kept_file_put(&file, &header, ids + at, log_probs + at, batch.T);
+            const size_t at = (size_t)b * (size_t)o->seq_len * k;
+            if (writes) {
+                kept_file_put(&file, &header, kept.ids + at, kept.log_probs + at, o->seq_len);
+            }
         }
     }
     dataloader_close(&loader);
-    file_commit(&file);
-    printable_line(stdout, "wrote %s: %llu sequences, %zu tokens each", o->teacher_logits,
-                   (unsigned long long)header.rows, k);
-    free(log_probs);
-    free(ids);
+    if (writes) {
+        file_commit(&file);
+        printable_line(stdout, "wrote %s: %llu sequences, %zu tokens each", o->teacher_logits,
+                       (unsigned long long)header.rows, k);
+    }
+    free(kept.rank_log_probs);
+    free(kept.log_probs);
+    free(kept.rank_ids);
+    free(kept.ids);
 }
 
 static void start_open_log_(Run* run) {

@@ -210,8 +210,11 @@ static void setup_check_kept_(const Settled* s) {
         die_usage("--teacher-logits %s, --seq-len-schedule %s; wanted sequences of one length",
                   o->teacher_logits, o->seq_len_schedule);
     }
-    if (o->write_logits && ranks_size(&s->ranks) > 1) {
-        die_usage("--write-logits %d, %d processes; wanted one", o->write_logits, ranks_size(&s->ranks));
+    const GridShape shape = s->ranks.grid.shape;
+    if (o->write_logits && shape.data * shape.pipeline > 1) {
+        die_usage("--write-logits %d, %d processes; wanted %d: only --tensor-parallel and --context-parallel "
+                  "divide this work",
+                  o->write_logits, ranks_size(&s->ranks), shape.tensor * shape.context);
     }
     if (s->use != USE_TRAIN && !o->write_logits) {
         die_usage("--teacher-logits %s is for training; this run only evaluates or converts",

@@ -63,9 +63,9 @@ typedef struct {
 // the number of steps stay "auto".
 void settle(Settled* s, RunData* data, const Options* options, const SettleInput* input);
 
-// Returns the settings of the teacher: a model of the same micro-batches that only evaluates, whole
-// on each rank. Its algorithms are not timed, so that a resumed run has the same ones. No
-// activation of its blocks is kept.
+// Returns the settings of the teacher: a model of the same micro-batches that only evaluates, with
+// the same slices and chunks, in the last stage. Its algorithms are not timed, so that a resumed
+// run has the same ones. No activation of its blocks is kept.
 Settled setup_teacher(const Settled* s);
 
 // Returns the schedule of the learning rate, and the rate of update number `step`, which also
@@ -500,8 +500,8 @@ void settle(Settled* s, RunData* data, const Options* options, const SettleInput
     setup_check_share(s);
     settle_matmul_(s);
     settle_sizes_(s);
-    settle_grid_(s);
     settle_teacher_(s, data, input);
+    settle_grid_(s);
     if (s->use != USE_GENERATE) {
         run_data_open(data, &s->options);
         if (s->options.teacher_logits[0] && !s->options.write_logits && !data->is_unknown) {
@@ -518,7 +518,9 @@ Settled setup_teacher(const Settled* s) {
     Settled t = *s;
     Options* o = &t.options;
     t.use = USE_EVALUATE;
-    t.ranks.grid = grid_of_data(0, 1); // each rank has its own
+    t.ranks.grid.shape.pipeline = 1; // one stage has all layers
+    t.ranks.grid.stage = 0;
+    t.ranks.grid.shape.experts = o->expert_parallel = 1; // each rank has all experts
     t.cfg = s->teacher;
     t.teacher.L = t.kept = 0;
     t.nccl_bytes = 0;

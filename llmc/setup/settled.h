@@ -120,12 +120,10 @@ static inline void settled_layers_(const Settled* s, ModelPart* part) {
     part->places = s->use == USE_TRAIN ? pipeline_places(P, grid->stage, (s->micro_batches + D - 1) / D) : 1;
 }
 
-// Pads the vocabulary so that slices have equal parts of it.
-static inline void settled_pad_vocab_(Settled* s) {
-    const int slices = s->ranks.grid.shape.slices;
-    if (slices > 1 && s->cfg.Vp % (16 * slices) != 0) {
-        s->cfg.Vp = model_padded_vocab_of_slices(s->cfg.V, slices);
-    }
+// Returns the words of the vocabulary with its padding: slices have equal parts of it.
+static inline int settled_padded_vocab(const Settled* s) {
+    const int slices = s->ranks.grid.shape.slices, is_equal = slices <= 1 || s->cfg.Vp % (16 * slices) == 0;
+    return is_equal ? s->cfg.Vp : model_padded_vocab_of_slices(s->cfg.V, slices);
 }
 
 // Returns the part of the model that this process has, as a model of its own.
@@ -190,7 +188,7 @@ static inline void settled_conclude(Settled* s) {
     const Options* o = &s->options;
     s->sequences = o->total_batch / o->seq_len;
     s->micro_batches = (s->sequences + o->batch - 1) / o->batch;
-    settled_pad_vocab_(s);
+    s->cfg.Vp = settled_padded_vocab(s);
     s->part = settled_own_(s);
     s->zero = settled_zero_(s);
     s->optimizer = settled_optimizer_(s);

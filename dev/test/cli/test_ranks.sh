@@ -903,6 +903,11 @@ test_gpu_slices() {
     same_model keys/step_00000006 keys_2/step_00000006 "1 head of keys, 4 slices on 2 of 4 GPUs"
     CUSIM_NCCL_SERIAL=1 trains 4 slices_data "${slices[@]}" --zero 2 --tensor-parallel 2
     same_model slices_2/step_00000006 slices_data/step_00000006 "4 slices on 2 of 4 GPUs, one operation at a time"
+    local taught=("${slices[@]}" --zero 2 --teacher slices_2 --distill-temperature 2)
+    trains 1 taught_1 "${taught[@]}"
+    CUSIM_STREAMS=random trains 2 taught_2 "${taught[@]}" --tensor-parallel 2
+    same_model taught_1/step_00000006 taught_2/step_00000006 "a teacher in 4 slices"
+    same_log taught_1 taught_2 "a teacher in 4 slices"
     "$trainer" --model slices_2 --prompt One --temperature 0 --tokens 8 >text.1 2>/dev/null
     ranks 2 "$trainer" --model slices_2 --prompt One --temperature 0 --tokens 8 --tensor-parallel 2
     check "text of 2 GPUs: $(head -n 1 stdout), $(head -n 1 stderr)" \

@@ -61,7 +61,7 @@ done < <(grep -v '^#' "$fixtures/teachers.txt")
 
 tiny=(--layers 2 --channels 64 --heads 2 --total-batch 256 --eval-every 4 --eval-batches 2 --samples 0)
 small=("${tiny[@]}" --seq-len 32 --batch 4 --steps 8)
-good "a teacher" --layers 2 --channels 96 --heads 3 --seq-len 32 --batch 4 --steps 30 --samples 0 --eval-every 0 --out big
+good "a teacher" --layers 2 --channels 96 --heads 2 --seq-len 32 --batch 4 --steps 30 --samples 0 --eval-every 0 --out big
 how=(--teacher big --distill-weight 0.6 --distill-temperature 2)
 taught=("${small[@]}" "${how[@]}")
 good "a student" "${taught[@]}" --out plain
@@ -83,18 +83,38 @@ good "updates in the backward pass" "${tiny[@]}" "${how[@]}" --seq-len 32 --batc
 near "kl there" "$(values train kl in_backward/log.jsonl | head -n 1)" "$(values train kl plain/log.jsonl | head -n 1)" 1e-5
 good "documents and a frozen part" "${taught[@]}" --doc-mask on --pack bestfit --freeze 'embeddings,h.0'
 good "8 bits for Adam, a z-loss, ZeRO" "${taught[@]}" --optimizer adamw8bit --z-loss 1e-4 --zero 2
-if command -v mpirun >/dev/null; then
-    timeout 120 mpirun --oversubscribe --bind-to none -n 3 "$trainer" "${taught[@]}" --zero 2 --out ranks >stdout 2>stderr </dev/null
+
+# ranks N OPTIONS...: runs it in N processes.
+ranks() {
+    local n=$1
+    shift
+    timeout 120 mpirun --oversubscribe --bind-to none -n "$n" "$trainer" "$@" >stdout 2>stderr </dev/null
     status=$?
-    check "3 ranks: exit status $status, $(head -n 1 stderr)" [ $status = 0 ]
+    check "$n ranks, $*: exit status $status, $(head -n 1 stderr)" [ $status = 0 ]
+}
+
+# close_to DIRECTORY OTHER: the first divergence and the last loss.
+close_to() {
+    near "$1 and $2: kl" "$(values train kl "$1/log.jsonl" | head -n 1)" "$(values train kl "$2/log.jsonl" | head -n 1)" 1e-5
+    near "$1 and $2: loss" "$(values train loss "$1/log.jsonl" | tail -n 1)" "$(values train loss "$2/log.jsonl" | tail -n 1)" 1e-5
+}
+
+good "slices" "${taught[@]}" --zero 2 --tensor-slices 2 --out slices
+close_to slices plain
+if command -v mpirun >/dev/null; then
+    ranks 3 "${taught[@]}" --zero 2 --out ranks
     check "3 ranks: kl" cmp <(values train kl plain/log.jsonl | head -n 1) <(values train kl ranks/log.jsonl | head -n 1)
+    ranks 2 "${taught[@]}" --zero 2 --tensor-parallel 2 --out tensor
+    same slices tensor
+    ranks 4 "${taught[@]}" --zero 2 --context-parallel 2 --pipeline-parallel 2 --out divided
+    close_to divided plain
 fi
 
 # ---- predictions in a file ----
 
 for i in {1..300}; do echo "Number $i is $((i * i % 97)), and a teacher says so."; done >numbers.txt
 bytes=(--train-data numbers.txt --seq-len 32)
-good "a teacher of bytes" --layers 2 --channels 96 --heads 3 "${bytes[@]}" --batch 4 --steps 30 --samples 0 --eval-every 0 --out speller
+good "a teacher of bytes" --layers 2 --channels 96 --heads 2 "${bytes[@]}" --batch 4 --steps 30 --samples 0 --eval-every 0 --out speller
 keep=(--model speller --teacher-logits file --distill-temperature 2 "${bytes[@]}")
 good "its predictions" "${keep[@]}" --write-logits 256 --batch 3
 check "are counted" grep -q '^wrote file: [0-9]* sequences, 256 tokens each$' stdout
@@ -107,9 +127,12 @@ cp -r of_file again && rm -r again/step_00000008
 good "the other half, by the file" --out again --resume on
 same of_file again
 if command -v mpirun >/dev/null; then
-    timeout 120 mpirun --oversubscribe --bind-to none -n 2 "$trainer" "${reads[@]}" --teacher-logits file --out file_ranks >stdout 2>stderr </dev/null
-    status=$?
-    check "2 ranks: exit status $status, $(head -n 1 stderr)" [ $status = 0 ]
+    ranks 4 --model speller --teacher-logits in_parts "${keep[@]:4}" --write-logits 256 --batch 3 --tensor-parallel 2 --context-parallel 2
+    others=$(cmp -l file in_parts | wc -l) # rounded to fp16
+    check "predictions of slices: $others bytes are others" [ "$others" -lt $(($(wc -c <file) / 100)) ]
+    ranks 4 "${reads[@]}" --teacher-logits file --tensor-parallel 2 --context-parallel 2 --out file_divided
+    close_to file_divided of_file
+    ranks 2 "${reads[@]}" --teacher-logits file --out file_ranks
     check "2 ranks: kl" cmp <(values train kl of_file/log.jsonl | head -n 1) <(values train kl file_ranks/log.jsonl | head -n 1)
 fi
 bad 2 "--teacher-logits file was made for --distill-temperature 2; this run has 1" "${tiny[@]}" "${bytes[@]}" --batch 4 --steps 1 --teacher-logits file
@@ -153,10 +176,11 @@ bad 2 "--teacher-quantize q8_0: a matrix of the teacher has 24 columns" --model 
 printf 'Once upon a time there was a teacher. %.0s' {1..200} >text.txt
 bad 2 "--teacher big has other tokens than the run: |; wanted the same tokenizer: --tokenizer big/step_00000030" \
     "${taught[@]}" --train-data text.txt
+bad 2 "--teacher big: --tensor-slices 4, 2 heads; wanted 2" --layers 2 --channels 64 --heads 4 "${taught[@]:6}" --tensor-slices 4
 bad 2 "--teacher big is for training" --model big --teacher big --steps 0 --perplexity text.txt
 
 # Another teacher is another run; the weights tell, not only the path.
-good "more training of the teacher" --layers 2 --channels 96 --heads 3 --seq-len 32 --batch 4 --steps 31 --samples 0 --eval-every 0 --out big2
+good "more training of the teacher" --layers 2 --channels 96 --heads 2 --seq-len 32 --batch 4 --steps 31 --samples 0 --eval-every 0 --out big2
 rm -r resumed/step_00000008
 mv big kept && mv big2 big
 bad 2 "the checksum of the teacher is |--override resumes anyway" --out resumed --resume on

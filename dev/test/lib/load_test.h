@@ -21,7 +21,7 @@ static inline void load_weights(Model* model, const char* path) {
                               SAFETENSORS_F32,
                               trainer.program.trainer == OPTION_CPU,
                               NULL};
-    load_model(&files, path, 0, NULL);
+    load_model(&files, path, 0, NULL, NULL);
 }
 
 #endif

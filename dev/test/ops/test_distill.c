@@ -11,6 +11,7 @@ typedef struct {
     Distill how;
     int teacher_Vp, k; // k: 0 for a whole teacher
     float teacher_softcap, scale, spread;
+    int slices; // of the vocabulary
 } Case;
 
 typedef struct {
@@ -71,6 +72,51 @@ static void run(float* loss, float* kl, float* dlogits, const Data* d, const Cas
     }
 }
 
+// Copies columns, of rows `from_Vp` and `to_Vp` long.
+static void copy_columns(float* to, int to_Vp, const float* from, int from_Vp, int N, int count) {
+    for (int n = 0; n < N; n++) {
+        memcpy(to + (size_t)n * to_Vp, from + (size_t)n * from_Vp, (size_t)count * sizeof(float));
+    }
+}
+
+// Does so with slices of the vocabulary, which are all of one width.
+static void run_slices(float* loss, float* kl, float* dlogits, const Data* d, const Case* c) {
+    const int N = c->of.N, s = c->slices, V = c->of.V, words = (V + s - 1) / s + 1, Vp = words + 3;
+    const size_t size = (size_t)N * Vp;
+    float *logits = ops_floats(s * size), *teacher = ops_floats(s * size);
+    CrossEntropySlice* rows = (CrossEntropySlice*)(void*)ops_floats(sizeof(*rows) / sizeof(float) * s * N);
+    DistillSlice* sums = (DistillSlice*)(void*)ops_floats(sizeof(*sums) / sizeof(float) * s * N);
+    const DistillSlices slices = {s, rows, sums, loss, d->target};
+    CrossEntropy of = c->of;
+    of.Vp = Vp;
+    for (int pass = 0; pass < 3; pass++) {
+        for (int i = 0; i < s; i++) {
+            const int first = i * words, here = first >= V ? 0 : V - first < words ? V - first : words;
+            const DistillTeacher from = {
+                c->k ? NULL : teacher + i * size, Vp, c->teacher_softcap, {d->ids, d->log_probs, c->k}};
+            float* own = logits + i * size;
+            of.V = here;
+            if (pass == 0) {
+                copy_columns(own, Vp, d->logits + first, c->of.Vp, N, here);
+                copy_columns(teacher + i * size, Vp, d->teacher + first, c->teacher_Vp, N, here);
+                cross_entropy_slice_cpu(rows + i * N, own, d->target, first, of);
+            } else if (pass == 1) {
+                distill_slice_cpu(&slices, i, own, from, first, of, c->how);
+            } else {
+                distill_slice_backward_cpu(&slices, own, from, first, c->scale, of, c->how);
+                copy_columns(dlogits + first, c->of.Vp, own, Vp, N, here);
+                EXPECT(own[Vp - 1] == 0 && own[size - 1] == 0, "gradient of padding");
+            }
+        }
+        if (pass == 0) {
+            cross_entropy_combine_cpu(loss, NULL, rows, s, d->target, of);
+        }
+    }
+    distill_combine_cpu(kl, &slices,
+                        (DistillTeacher){c->k ? NULL : teacher, Vp, 0, {d->ids, d->log_probs, c->k}}, of,
+                        c->how);
+}
+
 // Exponents err by roundings of the logits and of lse, which are up to `most`, over the temperature
 // where that is below 1; a sum of V terms in LANES partial sums by the square root of its length. A
 // probability has that relative error, and the divergence that many roundings of the exponents. The
@@ -97,9 +143,14 @@ static void test_case(const Case* c) {
     for (int i = 0; i < N * Vp; i++) {
         padded[i] = i % Vp < V ? padded[i] : i % 2 ? NAN : INFINITY;
     }
-    run(loss, kl, dlogits, &d, c);
     cross_entropy_loss_cpu(only, d.logits, d.target, c->of);
-    EXPECT(ops_same_bits(loss, only, N), "loss of %d x %d", N, V);
+    if (c->slices > 1) {
+        memset(dlogits, 0, (size_t)N * Vp * sizeof(float));
+        run_slices(loss, kl, dlogits, &d, c);
+    } else {
+        run(loss, kl, dlogits, &d, c);
+        EXPECT(ops_same_bits(loss, only, N), "loss of %d x %d", N, V);
+    }
     const double limit = tolerance(c, &d), t = c->how.temperature, a = c->how.weight;
     for (int n = 0; n < N; n++) {
         const double size = 1 + 2 * c->of.z_loss * (fabs(d.loss[n]) + 4 * c->spread + 20) + a * t;
@@ -120,13 +171,16 @@ static void test_size(int N, int V, int Vp, int k, float spread) {
     const float temperatures[] = {1, 2, 0.5f, 1}, weights[] = {0.5f, 0.9f, 1, 0.25f};
     const float softcaps[] = {0, 15, 3, 0}, z_losses[] = {0, 0, 0.01f, 0.01f}, of_teacher[] = {0, 0, 15, 15};
     for (int i = 0; i < 4; i++) {
-        const Case c = {{N, V, Vp, softcaps[i], z_losses[i]},
-                        {weights[i], temperatures[i]},
-                        V + i,
-                        k,
-                        of_teacher[i],
-                        0.3f,
-                        spread};
+        Case c = {{N, V, Vp, softcaps[i], z_losses[i]},
+                  {weights[i], temperatures[i]},
+                  V + i,
+                  k,
+                  of_teacher[i],
+                  0.3f,
+                  spread,
+                  1};
+        test_case(&c);
+        c.slices = 2 + i;
         test_case(&c);
     }
 }
@@ -156,7 +210,16 @@ TEST(more_than_one) {
     const int ids[2] = {3, 7}, target[N] = {3};
     const float log_probs[2] = {logf(0.7f), logf(0.301f)};
     const CrossEntropy of = {N, V, Vp, 0, 0};
-    distill_kept_cpu(&loss, &kl, logits, (KeptTokens){ids, log_probs, 2}, target, 1, of, (Distill){0.5f, 1});
+    CrossEntropySlice row;
+    DistillSlice sums;
+    const DistillTeacher kept = {NULL, 0, 0, {ids, log_probs, 2}};
+    float *sliced = ops_copy(logits, N * Vp), kl_of_slice;
+    distill_kept_cpu(&loss, &kl, logits, kept.kept, target, 1, of, (Distill){0.5f, 1});
+    const DistillSlices slice = {1, &row, &sums, &loss, target};
+    cross_entropy_slice_cpu(&row, sliced, target, 0, of);
+    distill_slice_cpu(&slice, 0, sliced, kept, 0, of, (Distill){0.5f, 1});
+    distill_combine_cpu(&kl_of_slice, &slice, kept, of, (Distill){0.5f, 1});
+    EXPECT_NEAR(kl_of_slice, kl, 1e-6, "kl of a slice");
     double sum = 0;
     for (int v = 0; v < V; v++) {
         sum += logits[v];
@@ -185,8 +248,9 @@ TEST(own_teacher) {
     ops_close("own teacher");
 }
 
-// The most likely tokens in falling order, the first of equals, with probabilities of all.
-TEST(keep) {
+// The most likely tokens in falling order, the first of equals, with probabilities of all; with the
+// words in one slice, and in several, of which some have fewer than k.
+static void test_top(int slices, int words) {
     enum { N = 2, V = 6, Vp = 8, K = 3 };
     const float logits[N * Vp] = {1, 3, 2, 3, -1, 0, 99, 99, 5, 5, 5, 5, 5, 5, 99, 99};
     const int want[N * K] = {1, 3, 2, 0, 1, 2};
@@ -197,11 +261,29 @@ TEST(keep) {
         wide[i] = logits[i];
     }
     ref_log_probs(all, wide, 4, 2, N, V, Vp);
-    distill_keep_cpu(ids, log_probs, logits, K, 2, (CrossEntropy){N, V, Vp, 4, 0});
+    int of_slices[V * N * K];
+    float values[V * N * K];
+    DistillTopSum sums[V * N];
+    DistillTop top = {N, K, of_slices, values, sums};
+    for (int i = 0; i < slices; i++) {
+        const int first = i * words, here = first >= V ? 0 : V - first < words ? V - first : words;
+        for (int n = 0; n < N; n++) { // row by row
+            distill_top_cpu(&top, i, n, logits + n * Vp + first, 2, first,
+                            (CrossEntropy){1, here, words, 4, 0});
+        }
+    }
+    distill_top_combine_cpu(ids, log_probs, &top, slices, 2, 4);
     for (int i = 0; i < N * K; i++) {
         EXPECT(ids[i] == want[i], "token %d is %d, wanted %d", i, ids[i], want[i]);
         EXPECT_NEAR(log_probs[i], all[i / K * V + want[i]], 1e-6, "log-probability %d", i);
     }
+}
+
+TEST(top) {
+    test_top(1, 6);
+    test_top(2, 3);
+    test_top(3, 2);
+    test_top(3, 4); // the last has padding alone
 }
 
 TEST(distill_threads) {

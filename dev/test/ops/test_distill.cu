@@ -8,6 +8,7 @@ typedef struct {
     Distill how;
     int teacher_Vp, k; // k: 0 for a whole teacher
     float teacher_softcap;
+    int slices; // of the vocabulary
 } Case;
 
 typedef struct {
@@ -61,6 +62,73 @@ static void run_gpu(float** loss, float** kl, float** dlogits, Data* d, const Ca
     gpu_free(teacher - shift), gpu_free(logits - shift);
 }
 
+// Returns columns of rows that are `Vp` long: slices of `words` columns, one after the other; or,
+// if it goes `back`, from slices to rows. Columns that are missing are 10000.
+static float* in_slices(const float* x, int N, int Vp, int words, int slices, int back) {
+    float* out = ops_floats((size_t)N * (back ? Vp : words * slices));
+    for (int n = 0; n < N; n++) {
+        for (int v = 0; v < words * slices; v++) {
+            const size_t in_row = (size_t)n * Vp + v,
+                         in_slice = ((size_t)(v / words) * N + n) * words + v % words;
+            if (v < Vp && back) {
+                out[in_row] = x[in_slice];
+            } else if (!back) {
+                out[in_slice] = v < Vp ? x[in_row] : 10000.0f;
+            }
+        }
+        for (int v = words * slices; v < Vp && back; v++) {
+            out[(size_t)n * Vp + v] = 0;
+        }
+    }
+    return out;
+}
+
+// Does what run_gpu does, with slices of the vocabulary.
+template <class T>
+static void run_slices(float** loss, float** kl, float** dlogits, Data* d, const Case* c, size_t shift,
+                       const Gpu* gpu) {
+    const int N = c->of.N, s = c->slices, V = c->of.V, words = ceil_div(ceil_div(V, s), 8) * 8;
+    const size_t k = c->k, size = (size_t)N * words;
+    float *cut = in_slices(d->logits, N, c->of.Vp, words, s, 0),
+          *of_teacher = in_slices(d->teacher, N, c->teacher_Vp, words, s, 0);
+    T *logits = upload<T>(cut, s * size, shift, gpu), *teacher = upload<T>(of_teacher, s * size, shift, gpu);
+    d->logits = in_slices(cut, N, c->of.Vp, words, s, 1); // rounded, as upload leaves them
+    d->teacher = in_slices(of_teacher, N, c->teacher_Vp, words, s, 1);
+    float *log_probs = upload<float>(d->log_probs, N * k + 1, 0, gpu), *losses = unset<float>(N, gpu),
+          *divergences = unset<float>(N, gpu);
+    int *ids = upload_ints(d->ids, N * k + 1, gpu), *target = upload_ints(d->target, N, gpu);
+    CrossEntropySum* whole = (CrossEntropySum*)gpu_alloc((size_t)s * N, sizeof(*whole), "numbers");
+    DistillSlice* sums = (DistillSlice*)gpu_alloc((size_t)s * N, sizeof(*sums), "sums");
+    for (int pass = 0; pass < 3; pass++) {
+        for (int i = 0; i < s; i++) {
+            CrossEntropy of = c->of;
+            const int first = i * words;
+            const DistillTeacherGpu<T> from = {
+                k ? NULL : teacher + i * size, words, c->teacher_softcap, {ids, log_probs, (int)k}};
+            of.Vp = words;
+            of.V = max(0, min(V - first, words));
+            if (pass == 0) {
+                cross_entropy_slice(whole + i * N, (const T*)logits + i * size, target, first, of, gpu);
+            } else if (pass == 1) {
+                distill_slice(sums + i * N, logits + i * size, from, losses, whole, target, first, of, c->how,
+                              gpu);
+            } else {
+                distill_slice_backward(logits + i * size, from, sums, losses, whole, target, first, SCALE, of,
+                                       c->how, gpu);
+            }
+        }
+        if (pass == 0) {
+            cross_entropy_combine(losses, whole, whole, target, s, N, gpu);
+        } else if (pass == 1) {
+            distill_combine(divergences, sums, k > 0, losses, whole, target, s, c->of, c->how, gpu);
+        }
+    }
+    *loss = download(losses, N, gpu), *kl = download(divergences, N, gpu);
+    *dlogits = in_slices(download(logits, s * size, gpu), N, c->of.Vp, words, s, 1);
+    gpu_free(sums), gpu_free(whole), gpu_free(target), gpu_free(ids), gpu_free(divergences), gpu_free(losses);
+    gpu_free(log_probs), gpu_free(teacher - shift), gpu_free(logits - shift);
+}
+
 // The hardware's exponentials and logarithms are wrong by 2^-18 at most, capped logits by 2^-18 of
 // the softcap; exponents also by roundings of logits of up to 16, over the temperature. So are
 // probabilities, relatively. The gradient is rounded to T besides.
@@ -68,7 +136,7 @@ template <class T> static void test_case(const Case* c, size_t shift, const Gpu*
     const int N = c->of.N, V = c->of.V, Vp = c->of.Vp;
     Data d = data_open(c);
     float *loss, *kl, *got;
-    run_gpu<T>(&loss, &kl, &got, &d, c, shift, gpu);
+    (c->slices > 1 ? run_slices<T> : run_gpu<T>)(&loss, &kl, &got, &d, c, shift, gpu);
     float *want = ops_copy(d.logits, (size_t)N * Vp), *want_loss = ops_floats(N), *want_kl = ops_floats(N);
     const KeptTokens kept = {d.ids, d.log_probs, c->k};
     if (c->k) {
@@ -101,11 +169,14 @@ static void test_size(int N, int V, int Vp, int teacher_Vp, int k, size_t shift,
     const float temperatures[] = {1, 2, 0.5f}, weights[] = {0.5f, 0.9f, 1}, softcaps[] = {0, 15, 3},
                 z_losses[] = {0, 0.01f, 0.01f}, of_teacher[] = {15, 0, 15};
     for (int i = 0; i < 3; i++) {
-        const Case c = {{N, V, Vp, softcaps[i], z_losses[i]},
-                        {weights[i], temperatures[i]},
-                        teacher_Vp,
-                        k,
-                        of_teacher[i]};
+        Case c = {{N, V, Vp, softcaps[i], z_losses[i]},
+                  {weights[i], temperatures[i]},
+                  teacher_Vp,
+                  k,
+                  of_teacher[i],
+                  1};
+        test_case<T>(&c, shift, gpu);
+        c.slices = 2 + i;
         test_case<T>(&c, shift, gpu);
     }
 }

@@ -84,6 +84,7 @@ static void test_backward(const Size* s, const int* tokens, GradientMode mode, s
     Memory memory = memory_on_gpu();
     // more than needed: nothing may depend on it
     embedding_open(&scratch, &memory, (int)N + 5, s->V, s->C);
+    embedding_sort(&scratch, ids, (int)N, gpu);
     for (int run = 0; run < 2; run++) {
         G* to_te = upload<G>(dwte, te, 0, gpu);
         G* to_pe = upload<G>(mode == GRADIENT_ADD ? dwpe : nothing, pe, 0, gpu);
@@ -179,6 +180,7 @@ static void test_tokens(const Size* s, const int* tokens, size_t shift, const Gp
     for (size_t i = 0; i < n; i++) {
         EXPECT(got[i] == wte[(size_t)tokens[i / s->C] * s->C + i % s->C], "token row, element %zu", i);
     }
+    embedding_sort(&scratch, ids, (int)N, gpu);
     embedding_backward({dwte, DTYPE_OF(G)}, {NULL, DTYPE_OF(G)}, d, ids,
                        {s->B, s->T, s->C, s->V, s->maxT, {}, 0}, GRADIENT_SET, GRADIENT_SET, &scratch, gpu);
     double *want = ops_doubles(te), *size = ops_doubles(te);
@@ -277,6 +279,7 @@ static void test_slices(const Size* s, const int* tokens, int slices, size_t shi
     const Gradient none = {NULL, DTYPE_OF(G)};
     embedding_open(&scratch, &memory, (int)N, s->V, C);
     embedding_forward(want, ids, from, position, s->B, s->T, EmbeddingPositions{}, C, gpu);
+    embedding_sort(&scratch, ids, (int)N, gpu); // once for all slices
     embedding_backward({dwant, DTYPE_OF(G)}, none, d, ids, {s->B, s->T, C, s->V, s->maxT, {}, 0},
                        GRADIENT_SET, GRADIENT_SET, &scratch, gpu);
     for (int first = 0; first < s->V; first += words) {
