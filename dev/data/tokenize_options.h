@@ -7,11 +7,14 @@ struct Options {
     int format;
     const char *field, *separator;
     OptionList filter;
+    const char* decontaminate;
+    int dedup;
     int64_t shard_tokens, val_tokens;
-    const char *tokenizer, *out;
+    const char *tokenizer, *out, *dropped;
     int restart, train_bpe;
     const char* extend_bpe;
     int threads;
+    float dedup_memory;
     const char *config, *help;
     int version;
 
@@ -37,6 +40,10 @@ const OptionRow OPTION_TABLE[] = {
     {"input",  "filter",       "",  LIST_(filter),        0,       0, 0,     "",
         "'FIELD > VALUE'", "keep only documents whose field of JSON lines, or column of Parquet, is < <= > >= = or != "
         "a number or text; may be given several times: all must hold"},
+    {"input",  "decontaminate","",  STRING_(decontaminate), 0,     0, 0,     "",
+        "FILES", "drop documents that have 13 words in a row of these: tasks as for --tasks, or other inputs; a,b,c"},
+    {"input",  "dedup",        "",  CHOICE_(dedup),       0,       0, 0,     "none",
+        WORDS_CHOICE(DEDUP_WORDS), "drop documents that repeat an earlier one: its text, or nearly so"},
 
     {"shards", "shard-tokens", "",  COUNT_(shard_tokens), 1, 2147483647, 0, "100000000",
         "tokens", "per shard"},
@@ -47,6 +54,8 @@ const OptionRow OPTION_TABLE[] = {
         "FILE", "vocabulary: tokenizer.json, merges.txt, .tiktoken, llm.c's .bin, or their directory"},
     {"files",  "out",          "o", STRING_(out),         0,       0, 0,     "tokens",
         "PREFIX", "prefix of all output file names"},
+    {"files",  "dropped",      "",  STRING_(dropped),     0,       0, 0,     "",
+        "FILE", "list each dropped document and the reason in this file, as JSON lines"},
     {"files",  "restart",      "",  FLAG_(restart),       0,       0, 0,     "off",
         "off|on", "remove the shards of an earlier run and start over; with --train-bpe: replace its vocabulary"},
 
@@ -56,6 +65,8 @@ const OptionRow OPTION_TABLE[] = {
         "FILE", "with --train-bpe: start from this vocabulary, whose ids stay, and add to it what the inputs have most"},
     {"other",  "threads",      "",  INT_(threads),        0, LIMITS_MAX_THREADS, 0,     "0",
         "threads", "for encoding, besides a reader and a writer; 0: OMP_NUM_THREADS, else one per core that this job has"},
+    {"other",  "dedup-memory", "",  FLOAT_(dedup_memory), 0.03125, 65536, AUTO_, "auto",
+        "GB", "for --dedup: less of it takes longer and drops the same; auto: half of what is free"},
     {"other",  "config",       "",  STRING_(config),      0,       0, LINE_, "",
         "FILE", "read more options from a file of lines `name = value`; # starts a comment; the command line wins"},
     {"other",  "help",         "",  STRING_(help),        0,       0, LINE_, "",
@@ -67,6 +78,8 @@ const OptionRow OPTION_TABLE[] = {
 
 static const OptionSynonym OPTION_SYNONYMS[] = {
     {"text-field json-key json-keys column", "use --field"},
+    {"deduplicate minhash exact-dedup fuzzy-dedup", "use --dedup exact or near"},
+    {"decontamination ngram-overlap", "use --decontaminate FILES"},
     {"where condition min-score", "use --filter 'FIELD > VALUE'"},
     {"eot-token document-separator delimiter", "use --separator, a text"},
     {"vocab-size vocabsize", "use --train-bpe, to train a vocabulary of this size"},

@@ -29,6 +29,9 @@ no fields. A field that is missing in all documents of a file is an error.
 The start of a block is a TextPosition. A newly opened source can continue from it (documents_seek),
 even with blocks of another size, and gives the same tokens.
 
+With options.is_whole, no document is cut, and a block also says where its documents come from, and
+which ones the filters dropped; no document may be longer than 1 GiB.
+
 Memory: two blocks, and with jsonl and separators the longest document (1 GiB at most).
 */
 #ifndef LLMC_DOCUMENTS_H
@@ -72,15 +75,24 @@ typedef struct {
     const char* separator;  // between documents of plain text; "": a file is one document
     size_t block_bytes;     // usually TEXT_BLOCK_BYTES
     const Filters* filters; // NULL: none
+    int is_whole;           // no document is cut
 } TextOptions;
 
 typedef struct {
     uint64_t file;     // index of the input
     uint64_t document; // line, row or part of the file, from 0
     uint64_t offset;   // bytes of this document before the position
+    uint64_t number;   // documents of all files before this one, without those that filters dropped
     // documents before this one that the filters dropped: a field failed, or was missing
     uint64_t failed, missing;
 } TextPosition;
+
+// Origin of a document.
+typedef struct {
+    uint64_t document; // as in TextPosition
+    uint32_t file;
+    uint32_t reason; // of a document that filters dropped: 2 * index of the filter + is missing
+} TextPlace;
 
 typedef struct {
     char* text; // (bytes) not terminated
@@ -89,7 +101,11 @@ typedef struct {
     size_t num_documents;
     TextPosition start;
     uint64_t read_bytes; // bytes of all files, as stored on disk, up to the end of the block
-    size_t text_room, documents_room;
+    // With is_whole:
+    TextPlace* places;   // (num_documents)
+    TextPlace* filtered; // (num_filtered)
+    size_t num_filtered;
+    size_t text_room, documents_room, places_room, filtered_room;
 } TextBlock;
 
 typedef struct {
@@ -115,6 +131,9 @@ typedef struct {
     size_t head_bytes;                // are still to be taken
     int has_mark;                     // some file had a byte-order mark
     TextPosition at;                  // position of the next byte that goes into a block
+    uint64_t number;                  // of the next document
+    const uint64_t* dropped;          // bit for each document: 1 drops it; NULL: none. Borrowed.
+    TextBlock* block;                 // receives places; NULL without is_whole
     uint64_t records;                 // records of this file taken so far
     char* record;                     // last line or part
     const char* document;             // rest of it
@@ -157,6 +176,13 @@ int documents_next(Documents* source, TextBlock* block);
 void documents_open(Documents* source, const TextOptions* options, const char* const* paths,
                     uint64_t num_files);
 
+// Moves to the start of the first file, to read all again, with documents cut or whole.
+void documents_rewind(Documents* source, int is_whole);
+
+// Drops documents by their numbers: bit n % 64 of bits[n / 64] is 1. Call it before the first
+// block.
+void documents_drop(Documents* source, const uint64_t* bits);
+
 // Lets documents be cut only where this pattern allows it; before, only where GPT-2's does.
 void documents_set_pattern(Documents* source, BpePattern pattern);
 
@@ -193,6 +219,8 @@ void documents_close(Documents* source);
 void text_block_close(TextBlock* block) {
     free(block->text);
     free(block->documents);
+    free(block->places);
+    free(block->filtered);
     memset(block, 0, sizeof(*block));
 }
 
@@ -365,7 +393,7 @@ uint64_t documents_read_bytes(const Documents* source) {
 
 static void text_next_file_(Documents* source) {
     source->read_before +=
-        source->format == TEXT_PARQUET ? source->file_bytes[source->at.file] : source->file.read_bytes;
+        source->is_stream[source->at.file] ? source->file.read_bytes : source->file_bytes[source->at.file];
     text_close_file_(source);
     source->at.file++;
     source->at.document = source->at.offset = 0;
@@ -665,13 +693,15 @@ static int text_parsed_(Documents* source) {
                : more;
 }
 
-// Returns the result of all filters: the first that does not hold.
-static FilterResult text_filter_(Documents* source) {
+// Returns the result of all filters, and sets *which to the first that does not hold.
+static FilterResult text_filter_(Documents* source, uint32_t* which) {
     FilterResult result = FILTER_HOLDS;
+    *which = 0;
     for (int i = text_num_filters_(source); i-- > 0;) {
         const FilterResult one = filter_result(&source->options.filters->list[i], &source->fields[i]);
         source->seen[i] |= one != FILTER_MISSING;
         result = one != FILTER_HOLDS ? one : result;
+        *which = one != FILTER_HOLDS ? (uint32_t)i : *which;
     }
     return result;
 }
@@ -693,9 +723,10 @@ static int text_refuse_unseen_(Documents* source) {
 // Reads on until a document of the file had each field of the filters.
 static int text_check_fields_(Documents* source) {
     int more = 1, unseen = text_num_filters_(source), documents = 0;
+    uint32_t which;
     while (unseen && (more = text_parsed_(source)) > 0) {
         if (source->document_bytes > 0) {
-            text_filter_(source);
+            text_filter_(source, &which);
             documents = 1;
         }
         unseen = memchr(source->seen, 0, (size_t)text_num_filters_(source)) != NULL;
@@ -703,18 +734,41 @@ static int text_check_fields_(Documents* source) {
     return more >= 0 && (!documents || text_refuse_unseen_(source));
 }
 
+// Counts a document that the filters dropped.
+static void text_count_filtered_(Documents* source, FilterResult result, uint32_t filter) {
+    const int is_missing = result == FILTER_MISSING;
+    TextBlock* block = source->block;
+    source->at.failed += !is_missing;
+    source->at.missing += is_missing;
+    if (block) {
+        const TextPlace place = {source->records - 1, (uint32_t)source->at.file,
+                                 2 * filter + (uint32_t)is_missing};
+        block->filtered = (TextPlace*)check_reserve(block->filtered, &block->filtered_room,
+                                                    block->num_filtered + 1, sizeof(TextPlace), "documents");
+        block->filtered[block->num_filtered++] = place;
+    }
+}
+
+// Numbers a document that passed the filters. Returns 1 if it is dropped by its number.
+static int text_number_(Documents* source) {
+    const uint64_t number = source->number++;
+    source->at.number = number;
+    return source->dropped && (source->dropped[number / 64] >> number % 64 & 1);
+}
+
 // Takes the next document that has text: 1, 0 at the end of the file, -1 after an error.
 static int text_document_(Documents* source) {
     int more, documents = 0;
+    uint32_t filter;
     while ((more = text_parsed_(source)) > 0) {
         if (source->document_bytes == 0) {
             continue;
         }
-        const FilterResult result = text_filter_(source);
+        const FilterResult result = text_filter_(source, &filter);
         documents = 1;
-        source->at.failed += result == FILTER_FAILS;
-        source->at.missing += result == FILTER_MISSING;
-        if (result == FILTER_HOLDS) {
+        if (result != FILTER_HOLDS) {
+            text_count_filtered_(source, result, filter);
+        } else if (!text_number_(source)) {
             source->at.document = source->records - 1;
             source->at.offset = 0;
             return 1;
@@ -729,10 +783,17 @@ static int text_document_(Documents* source) {
 
 // Records that text of the document at source->at follows.
 static void text_begin_(Documents* source, TextBlock* block) {
+    const size_t n = block->num_documents;
     if (source->at.offset == 0) {
-        block->documents = (size_t*)check_reserve(block->documents, &block->documents_room,
-                                                  block->num_documents + 1, sizeof(size_t), "text");
+        block->documents =
+            (size_t*)check_reserve(block->documents, &block->documents_room, n + 1, sizeof(size_t), "text");
         block->documents[block->num_documents++] = block->bytes;
+    }
+    if (source->at.offset == 0 && source->options.is_whole) {
+        const TextPlace place = {source->at.document, (uint32_t)source->at.file, 0};
+        block->places = (TextPlace*)check_reserve(block->places, &block->places_room, n + 1,
+                                                  sizeof(TextPlace), "documents");
+        block->places[n] = place;
     }
     if (block->bytes == 0) {
         block->start = source->at;
@@ -744,6 +805,9 @@ static int text_append_plain_(Documents* source, TextBlock* block, size_t room) 
     size_t got;
     if (!text_read_(source, block->text + block->bytes, room, &got)) {
         return -1;
+    }
+    if (got > 0 && source->at.offset == 0 && text_number_(source)) {
+        return 0;
     }
     if (got > 0) {
         text_begin_(source, block);
@@ -795,7 +859,8 @@ static int text_append_(Documents* source, TextBlock* block, size_t room) {
 
 // Starts a block with what the last cut left over.
 static void text_begin_block_(Documents* source, TextBlock* block) {
-    block->bytes = block->num_documents = 0;
+    block->bytes = block->num_documents = block->num_filtered = 0;
+    source->block = source->options.is_whole ? block : NULL;
     if (source->carry_bytes > 0) {
         block->text = (char*)check_reserve(block->text, &block->text_room, source->carry_bytes, 1, "text");
         memcpy(block->text, source->carry, source->carry_bytes);
@@ -825,6 +890,28 @@ static int text_continues_(const Documents* source) {
     return source->is_open && (!text_has_records_(source) || source->document_bytes > 0);
 }
 
+// Appends the rest of the last document: 1, -1 after an error.
+static int text_append_rest_(Documents* source, TextBlock* block) {
+    int more = 1;
+    while (more > 0 && text_continues_(source)) {
+        const size_t room = text_has_records_(source) ? source->document_bytes : block->bytes;
+        const size_t begin = block->documents[block->num_documents - 1];
+        block->text = (char*)check_reserve(block->text, &block->text_room, block->bytes + room, 1, "text");
+        more = text_has_records_(source) ? text_append_record_(source, block, room)
+                                         : text_append_plain_(source, block, room);
+        if (block->bytes - begin > TEXT_MAX_RECORD_) {
+            return error_set(source->error, source->paths[source->at.file],
+                             "a document of more than %d bytes; wanted it shorter to compare it with others",
+                             TEXT_MAX_RECORD_) -
+                   1;
+        }
+    }
+    if (more == 0) {
+        text_next_file_(source);
+    }
+    return more < 0 ? -1 : 1;
+}
+
 int documents_next(Documents* source, TextBlock* block) {
     text_begin_block_(source, block);
     size_t wanted = source->options.block_bytes;
@@ -832,12 +919,15 @@ int documents_next(Documents* source, TextBlock* block) {
         while (more > 0 && block->bytes < wanted) {
             more = text_append_(source, block, wanted - block->bytes);
         }
+        if (more > 0 && source->options.is_whole) {
+            more = text_append_rest_(source, block);
+        }
         block->read_bytes = documents_read_bytes(source);
         if (more < 0) {
             return -1;
         }
         if (more == 0) {
-            return block->bytes > 0;
+            return block->bytes > 0 || block->num_filtered > 0;
         }
         if (!text_continues_(source) || text_cut_block_(source, block)) {
             return 1;
@@ -905,6 +995,18 @@ void documents_open(Documents* source, const TextOptions* options, const char* c
     }
 }
 
+void documents_rewind(Documents* source, int is_whole) {
+    if (source->is_open) {
+        text_close_file_(source);
+    }
+    memset(&source->at, 0, sizeof(source->at));
+    source->number = source->read_before = 0;
+    source->document_bytes = source->carry_bytes = 0;
+    source->options.is_whole = is_whole;
+}
+
+void documents_drop(Documents* source, const uint64_t* bits) { source->dropped = bits; }
+
 void documents_set_pattern(Documents* source, BpePattern pattern) {
     bpe_rules_close(&source->rules);
     bpe_rules_open(&source->rules, pattern);
@@ -933,6 +1035,7 @@ int documents_seek(Documents* source, TextPosition position) {
         source->read_before += source->file_bytes[i];
     }
     source->at = position;
+    source->number = position.number;
     if (position.file >= source->num_files) {
         return 1;
     }
@@ -944,6 +1047,7 @@ int documents_seek(Documents* source, TextPosition position) {
             (size_t)(position.offset < source->head_bytes ? position.offset : source->head_bytes);
         source->head_bytes -= head;
         source->text_bytes += position.offset;
+        source->number += position.offset > 0;
         return compressed_skip(&source->file, position.offset - head);
     }
     int more = 1;

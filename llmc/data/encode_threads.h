@@ -9,7 +9,7 @@ on the number of threads, nor on how the documents are divided into blocks (docu
 pipeline holds 2 * threads + 2 blocks with their ids at a time, whatever the size of the files.
 
 pipeline_train counts pieces instead, to train a vocabulary: the same pipeline with a BpeTrainer's
-threads, and blocks without ids.
+threads, and blocks without ids. pipeline_work does any other work.
 
 The sink takes the blocks one by one in the order of the input. It returns 0 to stop early.
 */
@@ -35,10 +35,29 @@ typedef struct {
 
 typedef int (*TokenSink)(void* context, const TokenBlock* block);
 
+// ---- any work ----
+
+// Results that a worker makes of a block.
+typedef struct {
+    void* data; // from malloc, reused for later blocks
+    size_t room, count;
+} PipelineResults;
+
+// Works on a block, with a thread's own `tool`.
+typedef void (*PipelineWork)(const TextBlock* text, PipelineResults* results, void* tool);
+
+// Takes a block and its results, in order. Returns 0 to stop early.
+typedef int (*PipelineSink)(void* context, const TextBlock* text, const PipelineResults* results);
+
+// Runs the source to its end, or until the sink returns 0, with a thread per tool. Returns 0 with
+// source->error after an error; the sink has then received all blocks before it.
+int pipeline_work(Documents* source, PipelineWork work, void** tools, size_t num_tools, PipelineSink sink,
+                  void* context);
+
 // ---- encoding ----
 
-// Runs the source to its end, or until the sink returns 0, with this many encoders. Returns 0 with
-// source->error after an error; the sink has then received all blocks before it.
+// Encodes the source to its end, or until the sink returns 0, with this many encoders; otherwise as
+// pipeline_work.
 int pipeline_run(Documents* source, const Bpe* bpe, int threads, TokenSink sink, void* context);
 
 // ---- training ----
@@ -63,19 +82,15 @@ int pipeline_train(Documents* source, BpeTrainer* trainer, TokenSink sink, void*
 
 typedef struct {
     TextBlock text;
-    int* ids;
-    size_t ids_room, count;
+    PipelineResults results;
     int is_worked;
 } PipelineSlot_;
-
-// Processes a block with a thread's own `tool`.
-typedef void (*PipelineWork_)(PipelineSlot_* slot, void* tool);
 
 // Block n is in slot n % num_slots. Blocks below `sunk` are done, those below `taken` are done or
 // with a worker, those below `read` have text.
 typedef struct {
     Documents* source;
-    PipelineWork_ work;
+    PipelineWork work;
     PipelineSlot_* slots;
     uint64_t num_slots;
     pthread_mutex_t lock; // guards everything below
@@ -131,7 +146,7 @@ static void* pipeline_work_(void* argument) {
         }
         PipelineSlot_* slot = &run->slots[run->taken++ % run->num_slots];
         pthread_mutex_unlock(&run->lock);
-        run->work(slot, worker->tool);
+        run->work(&slot->text, &slot->results, worker->tool);
         pthread_mutex_lock(&run->lock);
         slot->is_worked = 1;
         pipeline_tell_(run);
@@ -141,7 +156,7 @@ static void* pipeline_work_(void* argument) {
 }
 
 // Passes the blocks to the sink, in order, until none is left or it returns 0.
-static void pipeline_sink_(Pipeline_* run, TokenSink sink, void* context) {
+static void pipeline_sink_(Pipeline_* run, PipelineSink sink, void* context) {
     pthread_mutex_lock(&run->lock);
     while (!run->is_stopped && !(run->source_is_done && run->sunk == run->read)) {
         PipelineSlot_* slot = &run->slots[run->sunk % run->num_slots];
@@ -150,8 +165,7 @@ static void pipeline_sink_(Pipeline_* run, TokenSink sink, void* context) {
             continue;
         }
         pthread_mutex_unlock(&run->lock);
-        const TokenBlock block = {slot->ids, slot->count, &slot->text};
-        const int goes_on = sink(context, &block);
+        const int goes_on = sink(context, &slot->text, &slot->results);
         pthread_mutex_lock(&run->lock);
         run->sunk++;
         run->is_stopped = !goes_on;
@@ -161,7 +175,8 @@ static void pipeline_sink_(Pipeline_* run, TokenSink sink, void* context) {
 }
 
 // Starts the reader and one worker per tool, and waits until they have finished.
-static void pipeline_threads_(Pipeline_* run, void** tools, size_t num_tools, TokenSink sink, void* context) {
+static void pipeline_threads_(Pipeline_* run, void** tools, size_t num_tools, PipelineSink sink,
+                              void* context) {
     pthread_t* threads = (pthread_t*)check_alloc(num_tools + 1, sizeof(pthread_t), "threads");
     PipelineWorker_* workers = (PipelineWorker_*)check_alloc(num_tools, sizeof(PipelineWorker_), "threads");
     int reason = pthread_create(&threads[num_tools], NULL, pipeline_read_, run);
@@ -179,8 +194,8 @@ static void pipeline_threads_(Pipeline_* run, void** tools, size_t num_tools, To
     free(threads);
 }
 
-static int pipeline_with_(Documents* source, PipelineWork_ work, void** tools, size_t num_tools,
-                          TokenSink sink, void* context) {
+int pipeline_work(Documents* source, PipelineWork work, void** tools, size_t num_tools, PipelineSink sink,
+                  void* context) {
     Pipeline_ run;
     memset(&run, 0, sizeof(run));
     run.source = source;
@@ -194,7 +209,7 @@ static int pipeline_with_(Documents* source, PipelineWork_ work, void** tools, s
     pthread_mutex_destroy(&run.lock);
     for (uint64_t i = 0; i < run.num_slots; i++) {
         text_block_close(&run.slots[i].text);
-        free(run.slots[i].ids);
+        free(run.slots[i].results.data);
     }
     free(run.slots);
     return !run.failed;
@@ -203,24 +218,37 @@ static int pipeline_with_(Documents* source, PipelineWork_ work, void** tools, s
 // ---- encoding ----
 
 // Encodes a block part by part, split at the starts of documents.
-static void pipeline_encode_(PipelineSlot_* slot, void* tool) {
+static void pipeline_encode_(const TextBlock* text, PipelineResults* results, void* tool) {
     BpeEncoder* encoder = (BpeEncoder*)tool;
-    const TextBlock* text = &slot->text;
     const size_t room = bpe_most_ids(encoder->bpe, text->bytes) + text->num_documents;
-    slot->ids = (int*)check_reserve(slot->ids, &slot->ids_room, room, sizeof(int), "text");
+    results->data = check_reserve(results->data, &results->room, room, sizeof(int), "text");
+    int* ids = (int*)results->data;
     size_t count = 0;
     for (size_t i = 0, begin = 0; i <= text->num_documents; i++) {
         const size_t end = i < text->num_documents ? text->documents[i] : text->bytes;
-        count += bpe_encode(encoder, text->text + begin, end - begin, slot->ids + count);
+        count += bpe_encode(encoder, text->text + begin, end - begin, ids + count);
         if (i < text->num_documents) {
-            slot->ids[count++] = encoder->bpe->eot;
+            ids[count++] = encoder->bpe->eot;
         }
         begin = end;
     }
-    slot->count = count;
+    results->count = count;
+}
+
+// Sink of tokens.
+typedef struct {
+    TokenSink sink;
+    void* context;
+} PipelineTokens_;
+
+static int pipeline_pass_tokens_(void* context, const TextBlock* text, const PipelineResults* results) {
+    const PipelineTokens_* to = (const PipelineTokens_*)context;
+    const TokenBlock block = {(const int*)results->data, results->count, text};
+    return to->sink(to->context, &block);
 }
 
 int pipeline_run(Documents* source, const Bpe* bpe, int threads, TokenSink sink, void* context) {
+    PipelineTokens_ to = {sink, context};
     const size_t n = (size_t)threads;
     BpeEncoder* encoders = (BpeEncoder*)check_alloc(n, sizeof(BpeEncoder), "encoders");
     void** tools = (void**)check_alloc(n, sizeof(void*), "encoders");
@@ -229,7 +257,7 @@ int pipeline_run(Documents* source, const Bpe* bpe, int threads, TokenSink sink,
         bpe_encoder_open(&encoders[i], bpe);
         tools[i] = &encoders[i];
     }
-    const int ok = pipeline_with_(source, pipeline_encode_, tools, n, sink, context);
+    const int ok = pipeline_work(source, pipeline_encode_, tools, n, pipeline_pass_tokens_, &to);
     for (size_t i = 0; i < n; i++) {
         bpe_encoder_close(&encoders[i]);
     }
@@ -245,9 +273,9 @@ typedef struct {
     int thread;
 } PipelineCounter_;
 
-static void pipeline_count_(PipelineSlot_* slot, void* tool) {
+static void pipeline_count_(const TextBlock* text, PipelineResults* results, void* tool) {
     const PipelineCounter_* counter = (const PipelineCounter_*)tool;
-    const TextBlock* text = &slot->text;
+    results->count = 0;
     for (size_t i = 0, begin = 0; i <= text->num_documents; i++) {
         const size_t end = i < text->num_documents ? text->documents[i] : text->bytes;
         bpe_trainer_add(counter->trainer, counter->thread, text->text + begin, end - begin);
@@ -256,6 +284,7 @@ static void pipeline_count_(PipelineSlot_* slot, void* tool) {
 }
 
 int pipeline_train(Documents* source, BpeTrainer* trainer, TokenSink sink, void* context) {
+    PipelineTokens_ to = {sink, context};
     const size_t n = (size_t)trainer->threads;
     PipelineCounter_* counters = (PipelineCounter_*)check_alloc(n, sizeof(PipelineCounter_), "counters");
     void** tools = (void**)check_alloc(n, sizeof(void*), "counters");
@@ -265,7 +294,7 @@ int pipeline_train(Documents* source, BpeTrainer* trainer, TokenSink sink, void*
         counters[i].thread = (int)i;
         tools[i] = &counters[i];
     }
-    const int ok = pipeline_with_(source, pipeline_count_, tools, n, sink, context);
+    const int ok = pipeline_work(source, pipeline_count_, tools, n, pipeline_pass_tokens_, &to);
     free(tools);
     free(counters);
     return ok;

@@ -40,6 +40,18 @@ typedef struct {
 // ending.
 void task_files_open(Task* task, const char* path, TaskSettings settings);
 
+// Receives a context and one of its endings. Returns 0 with the reason in `error`.
+typedef int (*TaskTextSink)(void* sink_context, const char* context, size_t context_bytes, const char* ending,
+                            size_t ending_bytes, char* error);
+
+// Returns 1 if a text has the first line of a task.
+int task_files_is_task(const char* text, size_t bytes);
+
+// Passes the texts of a task to the sink; text[0 .. bytes) is its file, which is changed, `path` its
+// name for errors. Returns 0 with the reason in `error`.
+int task_files_texts(const char* path, char* text, size_t bytes, TaskTextSink sink, void* sink_context,
+                     char* error);
+
 #ifdef __cplusplus
 }
 #endif
@@ -71,6 +83,8 @@ enum {
 typedef struct {
     Task* task;
     TaskSettings settings;
+    TaskTextSink sink; // of task_files_texts
+    void* sink_context;
     char place[PATH_MAX + TASK_PLACE_]; // "file:line", for errors
     char* error;
     char* text; // text of an ending with its blank
@@ -293,13 +307,13 @@ static int task_add_pair_(TaskReader_* r, TaskText_ context, TaskText_ ending, T
     return task_add_ending_(r, before, task_encode_(r, r->text, ending.bytes + (size_t)has_blank, before));
 }
 
-static int task_add_record_(TaskReader_* r, const TaskRecord_* record, TaskForm_ form) {
+// Uses a context and an ending.
+typedef int (*TaskPair_)(TaskReader_* r, TaskText_ context, TaskText_ ending, TaskForm_ form);
+
+// Checks a record, and uses each of its pairs.
+static int task_pairs_(TaskReader_* r, const TaskRecord_* record, TaskForm_ form, TaskPair_ pair) {
     if (form == TASK_CONTINUATIONS_) {
-        if (!task_add_pair_(r, record->context, record->ending, form)) {
-            return 0;
-        }
-        task_example(r->task, 1, 0);
-        return 1;
+        return pair(r, record->context, record->ending, form);
     }
     if (record->count < 2) {
         return error_set(r->error, r->place, "%d to choose from, wanted at least 2", record->count);
@@ -311,26 +325,43 @@ static int task_add_record_(TaskReader_* r, const TaskRecord_* record, TaskForm_
     for (int i = 0; i < record->count; i++) {
         const TaskText_ text = record->texts[i];
         const int is_schema = form == TASK_SCHEMA_;
-        if (!task_add_pair_(r, is_schema ? text : record->context, is_schema ? record->ending : text, form)) {
+        if (!pair(r, is_schema ? text : record->context, is_schema ? record->ending : text, form)) {
             return 0;
         }
     }
-    task_example(r->task, record->count, (int)record->gold);
     return 1;
 }
 
-// Adds the example of a line, which must have the form of the first line.
-static int task_add_line_(TaskReader_* r, char* line, size_t bytes, TaskForm_* form) {
-    TaskRecord_ record;
-    char found[256], wanted[256];
-    if (!task_read_record_(r, line, bytes, &record)) {
+// Uses the record of a line.
+typedef int (*TaskUse_)(TaskReader_* r, const TaskRecord_* record, TaskForm_ form);
+
+// Adds the example of a line.
+static int task_add_record_(TaskReader_* r, const TaskRecord_* record, TaskForm_ form) {
+    const int is_continuation = form == TASK_CONTINUATIONS_;
+    r->task->kind = is_continuation ? TASK_CONTINUATION : TASK_CHOICE;
+    if (!task_pairs_(r, record, form, task_add_pair_)) {
         return 0;
     }
-    if (*form == TASK_FORMS_) {
-        if (!task_find_form_(r, &record, form)) {
-            return 0;
-        }
-        r->task->kind = *form == TASK_CONTINUATIONS_ ? TASK_CONTINUATION : TASK_CHOICE;
+    task_example(r->task, is_continuation ? 1 : record->count, is_continuation ? 0 : (int)record->gold);
+    return 1;
+}
+
+static int task_pass_pair_(TaskReader_* r, TaskText_ context, TaskText_ ending, TaskForm_ form) {
+    (void)form;
+    return r->sink(r->sink_context, context.text, context.bytes, ending.text, ending.bytes, r->error);
+}
+
+static int task_pass_record_(TaskReader_* r, const TaskRecord_* record, TaskForm_ form) {
+    return task_pairs_(r, record, form, task_pass_pair_);
+}
+
+// Uses a line, which must have the form of the first line.
+static int task_use_line_(TaskReader_* r, char* line, size_t bytes, TaskForm_* form, TaskUse_ use) {
+    TaskRecord_ record;
+    char found[256], wanted[256];
+    if (!task_read_record_(r, line, bytes, &record) ||
+        (*form == TASK_FORMS_ && !task_find_form_(r, &record, form))) {
+        return 0;
     }
     if ((record.found & TASK_WANTED_[*form]) != TASK_WANTED_[*form]) {
         task_name_fields_(found, record.found);
@@ -338,31 +369,35 @@ static int task_add_line_(TaskReader_* r, char* line, size_t bytes, TaskForm_* f
         return error_set(r->error, r->place, "found the fields {%s}, wanted %s, as on the lines before",
                          found, wanted);
     }
-    return task_add_record_(r, &record, *form);
+    return use(r, &record, *form);
 }
 
 static int task_is_full_(const TaskReader_* r) {
-    return r->settings.max > 0 && r->task->num_examples == r->settings.max;
+    return r->task && r->settings.max > 0 && r->task->num_examples == r->settings.max;
 }
 
-static int task_read_lines_(TaskReader_* r, const char* path, char* text, size_t bytes) {
-    const Tokenizer* tokenizer = r->settings.tokenizer;
+static int task_use_lines_(TaskReader_* r, const char* path, char* text, size_t bytes, TaskUse_ use) {
     TaskForm_ form = TASK_FORMS_;
-    if (!tokenizer || strcmp(tokenizer->kind, "words") == 0) {
-        return error_set(r->error, path, "text, wanted a --tokenizer that encodes any text%s",
-                         tokenizer ? ": the model's only knows the words of its list" : "");
-    }
     for (size_t at = 0, number = 1; at < bytes && !task_is_full_(r); number++) {
         char* line = text + at;
         char* end = (char*)memchr(line, '\n', bytes - at);
         const size_t length = end ? (size_t)(end - line) : bytes - at;
         snprintf(r->place, sizeof(r->place), "%s:%zu", path, number);
-        if (strspn(line, " \t\r") < length && !task_add_line_(r, line, length, &form)) {
+        if (strspn(line, " \t\r") < length && !task_use_line_(r, line, length, &form, use)) {
             return 0;
         }
         at += length + 1;
     }
     return 1;
+}
+
+static int task_read_lines_(TaskReader_* r, const char* path, char* text, size_t bytes) {
+    const Tokenizer* tokenizer = r->settings.tokenizer;
+    if (!tokenizer || strcmp(tokenizer->kind, "words") == 0) {
+        return error_set(r->error, path, "text, wanted a --tokenizer that encodes any text%s",
+                         tokenizer ? ": the model's only knows the words of its list" : "");
+    }
+    return task_use_lines_(r, path, text, bytes, task_add_record_);
 }
 
 static int task_read_text_(TaskReader_* r, const char* path, char* text, size_t bytes) {
@@ -502,6 +537,35 @@ void task_files_open(Task* task, const char* path, TaskSettings settings) {
     CHECK(task_read_(&reader, path), "%s", error);
     free(reader.text);
     task_pack(task);
+}
+
+// ---- texts ----
+
+int task_files_is_task(const char* text, size_t bytes) {
+    char error[ERROR_BYTES];
+    TaskReader_ reader;
+    TaskRecord_ record;
+    TaskForm_ form;
+    memset(&reader, 0, sizeof(reader));
+    reader.error = error;
+    const char* end = (const char*)memchr(text, '\n', bytes);
+    const size_t length = end ? (size_t)(end - text) : bytes;
+    char* line = (char*)check_alloc(length + 1, 1, "a line");
+    memcpy(line, text, length);
+    const int is_task =
+        task_read_record_(&reader, line, length, &record) && task_find_form_(&reader, &record, &form);
+    free(line);
+    return is_task;
+}
+
+int task_files_texts(const char* path, char* text, size_t bytes, TaskTextSink sink, void* sink_context,
+                     char* error) {
+    TaskReader_ reader;
+    memset(&reader, 0, sizeof(reader));
+    reader.error = error;
+    reader.sink = sink;
+    reader.sink_context = sink_context;
+    return task_use_lines_(&reader, path, text, bytes, task_pass_record_);
 }
 
 #endif // EVAL_TASK_FILES_IMPLEMENTATION
