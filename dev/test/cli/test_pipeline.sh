@@ -3,12 +3,16 @@
 # the end of all when one rank ends.
 #
 #     dev/test/cli/test_pipeline.sh build/plain/train_gpt2
+#     dev/test/cli/test_pipeline.sh build/sim/BF16/train_gpt2cu     # on the simulated GPU
 set -u
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 trainer=$(realpath "${1:?usage: test_pipeline.sh TRAINER}")
+is_gpu=
+case $trainer in */train_gpt2cu) is_gpu=1 ;; esac
 source dev/test/lib/check.sh
 source dev/test/lib/trainer.sh
 root=$PWD
+cpu_trainer=$root/build/plain/train_gpt2
 trainer_begin pipeline
 export TMPDIR=$work # mpirun's files
 if ! command -v mpirun >/dev/null || ! grep -q MPI_Init_thread "$trainer"; then
@@ -170,9 +174,62 @@ test_end() {
     check "SIGTERM of a stage: its weights are saved" [ -n "$(compgen -G 'long/step_*/model.safetensors')" ]
 }
 
+# 5 micro-batches an update: uneven for 2 and 3 data ranks, and fewer than 8 passes ahead.
+gpu_run=(--layers 4 --channels 32 --heads 2 --seq-len 16 --batch 2 --total-batch 160 --steps 9 --save-every 3 --eval-every 4
+    --eval-batches 5 --samples 1 --sample-tokens 4 --sample-every 9 --tf32 off --autotune off)
+
+# Streams are found out of order only where one stage waits for another, so their order is random.
+test_gpu() {
+    trains 1 g1 "${gpu_run[@]}" --embedding-gradient apart
+    CUSIM_STREAMS=random trains 2 g2 "${gpu_run[@]}" --pipeline-parallel 2
+    same "2 GPUs" g1 g2
+    check "graphs are off: $(grep '^graph:' stdout)" grep -qx 'graph: off, in a pipeline' stdout
+    CUSIM_STREAMS=lazy CUSIM_NCCL_SERIAL=1 trains 4 g4 "${gpu_run[@]}" --pipeline-parallel 4
+    same "4 GPUs" g1 g4
+    trains 2 recomputed "${gpu_run[@]}" --pipeline-parallel 2 --recompute 3 --pipeline-layers 3,1
+    same "--recompute 3" g1 recomputed
+    trains 1 g1_2 "${gpu_run[@]}" --zero 2 --embedding-gradient apart
+    CUSIM_STREAMS=random CUSIM_NCCL_SERIAL=1 trains 4 g4_2 "${gpu_run[@]}" --zero 2 --pipeline-parallel 2
+    same "--zero 2, 2 x 2 GPUs" g1_2 g4_2
+    trains 1 g_slices "${gpu_run[@]}" --zero 1 --embedding-gradient apart --tensor-slices 2
+    CUSIM_STREAMS=random CUSIM_NCCL_SERIAL=1 trains 4 g_t2 "${gpu_run[@]}" --zero 1 --pipeline-parallel 2 --tensor-parallel 2
+    same "2 tensor ranks x 2 GPUs" g_slices g_t2
+}
+
+# A checkpoint of two stages, continued by one GPU, and by the CPU trainer.
+test_gpu_elastic() {
+    trains 1 g_one --resume g2/step_00000003 --embedding-gradient apart --pipeline-parallel 1
+    same_weights "2 GPUs, then one" g1 g_one
+    "$cpu_trainer" --resume g2/step_00000006 --override --pipeline-parallel 1 --out g_cpu >stdout 2>stderr
+    check "2 GPUs, then a CPU: exit status $?, $(head -n 1 stderr)" [ -f g_cpu/step_00000009/model.safetensors ]
+    check "2 GPUs, then a CPU: $(last_loss g1) and $(last_loss g_cpu)" \
+        awk -v a="$(last_loss g1)" -v b="$(last_loss g_cpu)" 'BEGIN { exit !(a > 0 && (a - b) ^ 2 < (1e-3 * a) ^ 2) }'
+}
+
+last_loss() { logged "$1" | sed -n 's/^val [0-9]* \([0-9.]*\) *$/\1/p' | tail -n 1; }
+
+test_gpu_models() {
+    local small=(--layers 4 --channels 32 --heads 2 --seq-len 16 --batch 2 --total-batch 96 --steps 9 --eval-every 0 --samples 0
+        --tf32 off --autotune off)
+    stages "nanochat" "${small[@]}" --arch nanochat --window 8 --window-pattern SL
+    stages "mixtral" "${small[@]}" --arch mixtral --experts 4 --experts-used 2 --optimizer muon
+    stages "pairs" "${small[@]}" --share-layers pairs --freeze 'wpe,mlp[2-3]' --zero 2 --gradients fp32 --pack dynamic
+}
+
+test_gpu_misuse() {
+    bad 2 "--pipeline-parallel 2, --graph on; wanted auto" --num-processes 2 --plan --pipeline-parallel 2 --graph on
+    bad 2 "--pipeline-parallel 2, --zero 3|wanted --zero 1" --num-processes 2 --plan --pipeline-parallel 2 --zero 3
+    bad 2 "--embedding-gradient apart, --zero 3; wanted --zero 2" --embedding-gradient apart --zero 3
+}
+
 if [ $# -gt 1 ]; then
     shift
     for test in "$@"; do test_$test; done
+elif [ $is_gpu ]; then
+    test_gpu
+    test_gpu_elastic
+    test_gpu_models
+    test_gpu_misuse
 else
     test_same_bits
     test_data

@@ -509,7 +509,115 @@ static void test_in_backward(int waits_for_other, Comm* comm, const Gpu* gpu) {
     gpu_free(params);
 }
 
+// ---- the gradient of the embedding apart ----
+
+enum { APART_STEPS = 3 };
+
+// Element i of what rank r adds in a micro-step to the gradient of wte, as the classifier's matrix
+// or as the embedding. Sums of these depend on their order.
+static float apart_element(int r, int step, int is_embedding, size_t i) {
+    const uint32_t mixed =
+        (uint32_t)(i * 2654435761u) ^ (uint32_t)(1000003 * (r + 5 * step + 17 * is_embedding + 1));
+    return ldexpf((float)(mixed % 1021) - 510, (int)(mixed % 7) - 5);
+}
+
+// Rounds to a type of gradients.
+template <class G> static float apart_rounded(float x) { return to_float(from_float<G>(x)); }
+
+// Returns element i of one of the two sums of an update, by a loop over the micro-batches in order:
+// in fp32 where ranks reduce them, else in G, as the backward pass adds up.
+template <class G> static float apart_sum(const ZeroPlan* plan, int is_embedding, size_t i) {
+    float sum = 0, own[4] = {};
+    for (int step = 0; step < APART_STEPS; step++) {
+        for (int r = 0; r < plan->size; r++) {
+            const float x = apart_rounded<G>(apart_element(r, step, is_embedding, i));
+            own[r] = apart_rounded<G>(own[r] + x);
+            sum += x;
+        }
+    }
+    for (int r = 0; r < plan->size && plan->stage < 2; r++) {
+        sum = r == 0 ? own[0] : sum + own[r];
+    }
+    return sum;
+}
+
+// Returns element i of the gradient of wte, which the ranks reduce: the embedding's sum travels as G.
+template <class G> static float apart_wanted(const ZeroPlan* plan, size_t i) {
+    const float head = apart_sum<G>(plan, 0, i), embedding = apart_rounded<G>(apart_sum<G>(plan, 1, i));
+    const int is_narrow = plan->stage == 0 || (plan->stage == 1 && plan->size == 1);
+    return is_narrow ? apart_rounded<G>(apart_rounded<G>(head) + embedding) : head + embedding;
+}
+
+// Sets or adds to the gradients of group g as a backward pass does, rounding to G.
+template <class G> static void apart_backward(ZeroGpu* z, int step, int is_embedding, G* host, size_t count) {
+    const int adds = step > 0 && z->plan.stage < 2;
+    for (size_t i = 0; i < count; i++) {
+        const float x = apart_rounded<G>(apart_element(z->plan.rank, step, is_embedding, i));
+        host[i] = from_float<G>(adds ? to_float(host[i]) + x : x);
+    }
+    zero_wait_for_buffer(z, -1);
+    gpu_copy(zero_group_gradient(z, is_embedding ? z->plan.groups : 0).data, host, count * sizeof(G),
+             &z->main);
+}
+
+// All ranks compute both gradients, of a model in one stage; then each has its part of their sum.
+template <class G> static void test_apart(int stage, int shards, Comm* comm, const Gpu* gpu) {
+    ModelConfig cfg = CFG;
+    cfg.part.layers = cfg.part.of_layers = cfg.L;
+    ZeroPlan plan = zero_plan_two_levels(cfg, stage, comm->rank, comm->size, shards);
+    zero_plan_apart(&plan, cfg);
+    const size_t count = plan.embedding, all = zero_grads_elements(&plan, zero_blocks_in_memory(&plan));
+    ZeroGpu z;
+    GridGroupsGpu groups;
+    Memory memory = memory_on_gpu();
+    float* params = alloc<float>(zero_count(&plan, ZERO_FULL));
+    G *grads = alloc<G>(all), *host[2];
+    CUDA_CHECK(cudaMemsetAsync(grads, 0, all * sizeof(G), gpu->stream));
+    grid_groups_gpu_open(&groups, grid_of_data(comm->rank, comm->size), &plan, comm);
+    zero_open(&z, &memory, plan, ZERO_SHARDS_ON_GPU, 1, params, DTYPE_FP32, Gradient{grads, DTYPE_OF(G)},
+              &groups, gpu);
+    for (int is_embedding = 0; is_embedding < 2; is_embedding++) {
+        host[is_embedding] = (G*)check_alloc(count, sizeof(G), "gradients");
+    }
+    MicroSteps steps = micro_steps(APART_STEPS * comm->size, 1, comm->size);
+    for (MicroStep step; micro_steps_next(&steps, &step);) {
+        for (int is_embedding = 0; is_embedding < 2; is_embedding++) {
+            apart_backward(&z, (int)step.number, is_embedding, host[is_embedding], count);
+        }
+        zero_group_done<G>(&z, plan.groups, step);
+        zero_group_done<G>(&z, 0, step);
+    }
+    zero_add_embedding<G>(&z);
+    const Gradient got = zero_update_gradient(&z);
+    const ZeroWte own = zero_wte_in_shard(&plan);
+    const size_t first = stage == 0 ? 0 : own.in_wte, in_got = stage == 0 ? 0 : own.in_shard,
+                 part = stage == 0 ? count : own.count;
+    float* sums = (float*)check_alloc(count, sizeof(float), "sums");
+    int wrong = 0;
+    gpu_copy(sums, (char*)got.data + in_got * dtype_bytes(got.dtype), part * dtype_bytes(got.dtype), gpu);
+    for (size_t i = 0; i < part; i++) {
+        const float sum = got.dtype == DTYPE_FP32 ? sums[i] : to_float(((const G*)(const void*)sums)[i]);
+        wrong += sum != apart_wanted<G>(&plan, first + i);
+    }
+    EXPECT(wrong == 0, "%s, stage %d, rank %d of %d: %d of %zu sums are wrong", dtype_name(DTYPE_OF(G)),
+           stage, plan.rank, plan.size, wrong, part);
+    CUDA_CHECK(cudaStreamSynchronize(z.comm.stream));
+    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
+    zero_close(&z);
+    grid_groups_gpu_close(&groups);
+    memory_close(&memory);
+    free(sums);
+    free(host[1]);
+    free(host[0]);
+    gpu_free(grads);
+    gpu_free(params);
+}
+
 static void rank_test(Comm* comm, const Gpu* gpu) {
+    for (int stage = 0; stage <= 2; stage++) {
+        test_apart<bf16>(stage, comm->size, comm, gpu);
+        test_apart<float>(stage, comm->size, comm, gpu);
+    }
     for (int shards = comm->size == 4 ? 2 : 1; shards <= comm->size; shards *= 2) {
         test_stages(shards, comm, gpu);
     }
