@@ -138,16 +138,21 @@ static inline void cost_rules_(const CostWalk* w, const OptimizerState* state, i
     }
 }
 
-// Returns the time in which a tensor group makes whole matrices of its slices, and slices of the
-// results.
-static inline double cost_sliced_s_(const OptimizerState* state, const Settled* s) {
-    const Links links = cost_links(s);
-    const LinksGroup group = links_group(&links, s->ranks.grid.shape.tensor, 1);
-    double elements = 0; // of a process
+// Returns the bytes of this process's slices of matrices that its tensor group makes whole: all of
+// them travel in an exchange, and the slices of the results in another.
+static inline double cost_sliced_bytes_(const OptimizerState* state) {
+    double elements = 0;
     for (int i = 0; i < MODEL_PARAMETER_ROWS && model_is_sliced(state->cfg); i++) {
         elements += state->rule[i] == RULE_MUON ? (double)tensor_elements(&state->rows[i]) : 0;
     }
-    return elements > 0 ? 2 * links_exchange_s(&links, group, elements * sizeof(float)) : 0;
+    return elements * sizeof(float);
+}
+
+static inline double cost_sliced_s_(const OptimizerState* state, const Settled* s) {
+    const Links links = cost_links(s);
+    const LinksGroup group = links_group(&links, s->ranks.grid.shape.tensor, 1);
+    const double bytes = cost_sliced_bytes_(state);
+    return bytes > 0 ? 2 * links_exchange_s(&links, group, bytes) : 0;
 }
 
 // Adds the norm of the gradient, and the update of the parameters that this rank owns.
@@ -231,7 +236,11 @@ static inline void cost_transfers_(const CostWalk* w, const Settled* s, const do
 static inline CostTraffic cost_traffic(const Settled* s) {
     const CostWalk w = cost_walk_(s, NULL, NULL);
     const CostTransfers x = cost_exchanged_(&w, s);
-    return cost_traffic_of(&x, w.times);
+    CostTraffic traffic = cost_traffic_of(&x, w.times);
+    OptimizerState state;
+    optimizer_state_open(&state, s->optimizer, &s->zero, s->part);
+    traffic.tensor += 2 * links_moved(cost_tensor_group_(&x), cost_sliced_bytes_(&state));
+    return traffic;
 }
 
 // Returns the planned time of an update on one rank, with its share of the sequences.

@@ -156,6 +156,18 @@ TEST(traffic) {
     EXPECT(!*traffic_line(&one), "%s", traffic_line(&one));
 }
 
+// Muon gets whole matrices of a tensor group, and the group the slices of the results: each process
+// sends its half of them, and receives as much.
+TEST(traffic_of_matrices) {
+    const Options adamw = options_of(1, T, NULL, NULL), muon = options_of(1, T, "--optimizer", "muon");
+    const GridShape shape = {2, 1, 1, 1, 2};
+    const ModelConfig cfg = model_of(1024);
+    const Settled a = settled_in(cfg, &adamw, shape, 0), m = settled_in(cfg, &muon, shape, 0);
+    EXPECT_NEAR((cost_traffic(&m).tensor - cost_traffic(&a).tensor) /
+                    (2 * 4 * (12.0 * 1024 * 1024 * cfg.L / 2) / 2),
+                1, 1e-12, "%g more bytes", cost_traffic(&m).tensor - cost_traffic(&a).tensor);
+}
+
 // P - 1 of M + P - 1 micro-batches are idle; messages are 2 N C bytes each way.
 TEST(pipeline) {
     const Options o = options_of(1, 16 * T, "--zero", "1");
