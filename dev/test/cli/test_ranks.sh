@@ -594,6 +594,7 @@ byte_of() {
 test_drift_in_grid() {
     local sound=1 run=(--layers 2 --channels 32 --heads 2 --seq-len 16 --batch 2 --total-batch 320 --steps 6 --zero 0 --out drift
         --eval-every 4 --eval-batches 1)
+    build_fault
     differs "other weights in a tensor group" \
         "the ranks disagree about the parameters that are not sliced after step 4 (checksum): [0-9a-f]* on rank 0 (tensor 0), [0-9a-f]* on rank 1 (tensor 1)" \
         FAULT_POW_AT=3 "${run[@]}" --tensor-parallel 2
