@@ -546,7 +546,9 @@ void resume_check(Resume* r, const Settled* s, FILE* file, const char* trainer, 
         !c.mixes && resume_check_data_(r, options, &c, data->train.tokens, data->train.fingerprint);
     if (c.used && !options->override) {
         die_usage("--resume %s: %s; --override resumes anyway%s", options->resume, c.changes,
-                  are_other_data ? "; sources with names, NAME=FILES, may change" : "");
+                  are_other_data || !resume_has_same_(r, options, "train-data")
+                      ? "; sources with names, NAME=FILES, may change"
+                      : "");
     }
     if (c.mixes) {
         resume_check_sources_(r, options, data);

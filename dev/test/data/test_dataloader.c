@@ -301,6 +301,16 @@ static void test_resumes(void) {
     }
 }
 
+// Adds a line with random weights of these sources from sequence `from` on.
+static void add_weights(char* schedule, Rand* rng, uint64_t from, const char* const* names, const int* of,
+                        int count) {
+    sprintf(schedule + strlen(schedule), "%d ", (int)from);
+    for (int i = 0; i < count; i++) {
+        sprintf(schedule + strlen(schedule), "%s %d ", names[of[i]], 1 + (int)rand_below(rng, 9));
+    }
+    strcat(schedule, "\n");
+}
+
 // Sources that come, go, return and change their weights: every row of each is read once before any
 // is read twice.
 static void test_changes(void) {
@@ -310,7 +320,7 @@ static void test_changes(void) {
         MixtureState state = {.count = 0};
         uint64_t p = 0, times[3][400] = {{0}}, given[3] = {0}, rows[3] = {0};
         while (p < 1500) {
-            char list[700] = "", schedule[200] = "0 ";
+            char list[700] = "", schedule[200] = "";
             int first = (int)rand_below(&rng, 3), count = 1 + (int)rand_below(&rng, 3), of[3];
             DataSources sources;
             Dataloader loader;
@@ -318,8 +328,9 @@ static void test_changes(void) {
                 of[i] = (first + i) % 3;
                 sprintf(list + strlen(list), "%s%s=%s/d%d.bin", i ? "," : "", names[of[i]], test_tmpdir(),
                         of[i]);
-                sprintf(schedule + strlen(schedule), "%s %d ", names[of[i]], 1 + (int)rand_below(&rng, 9));
             }
+            add_weights(schedule, &rng, 0, names, of, count);
+            add_weights(schedule, &rng, p + 1 + rand_below(&rng, 50), names, of, count);
             open_changing(&sources, list, schedule);
             if (p > 0) {
                 mixture_continue(&sources, &state, p);
