@@ -50,6 +50,9 @@ typedef enum { RECORD_SERIES(WORDS_VALUE) RECORD_NUM_SERIES_ } RecordSeries;
     X(RECORD_ACC,        "acc")       \
     X(RECORD_ACC_NORM,   "acc_norm")  \
     X(RECORD_ACC_BYTES,  "acc_bytes") \
+    X(RECORD_SHARE,      "share")     /* of a source of data, like the next two */ \
+    X(RECORD_GIVEN,      "tokens")    \
+    X(RECORD_EPOCHS,     "epochs")    \
     X(RECORD_FROM,       "from")      \
     X(RECORD_SEQUENCES,  "sequences") \
     X(RECORD_ALL_SEQUENCES, "all_sequences")
@@ -58,6 +61,7 @@ typedef enum { RECORD_VALUES(WORDS_VALUE) RECORD_NUM_VALUES_ } RecordValue;
 // Lines about a step, in the order of the words below.
 #define RECORD_KINDS(X) \
     X(RECORD_VAL,      "val")      \
+    X(RECORD_SOURCE,   "source")   \
     X(RECORD_TASK,     "task")     \
     X(RECORD_SAMPLE,   "sample")   \
     X(RECORD_SKIP,     "skip")     \
@@ -75,7 +79,7 @@ typedef struct {
 typedef struct {
     RecordKind kind;
     double step, values[RECORD_NUM_VALUES_];
-    char* text; // sample, reason, or the task's name; "" if none
+    char* text; // sample, reason, or the name of the task or source; "" if none
     size_t bytes;
 } RecordEvent;
 

@@ -475,7 +475,20 @@ static void report_validations_(FILE* file, const ReportRuns* r) {
     }
 }
 
-static void report_task_(FILE* file, const ReportRuns* r, int which, const RecordEvent* event) {
+// A table of the last lines of one kind, by their names.
+typedef struct {
+    RecordKind kind;
+    const char *heading, *one; // "Tasks", "Task"
+    struct {
+        const char *heading, *format;
+        RecordValue value;
+        double factor;
+    } columns[3];
+} ReportLast_;
+
+// Prints a line of the table.
+static void report_last_line_(FILE* file, const ReportRuns* r, int which, const ReportLast_* table,
+                              const RecordEvent* event) {
     char step[NUMBER_BYTES];
     fputs("<tr><th scope=\"row\" class=\"run\">", file);
     if (r->count > 1) {
@@ -485,44 +498,70 @@ static void report_task_(FILE* file, const ReportRuns* r, int which, const Recor
     plot_text(file, event->text, event->bytes);
     fputs("</th>", file);
     report_cell_(file, number_grouped(event->step, step));
-    report_number_cell_(file, event->values[RECORD_ACC], "%.4f");
-    report_number_cell_(file, event->values[RECORD_ACC_NORM], "%.4f");
-    report_number_cell_(file, event->values[RECORD_ACC_BYTES], "%.4f");
+    for (int c = 0; c < 3; c++) {
+        report_number_cell_(file, table->columns[c].factor * event->values[table->columns[c].value],
+                            table->columns[c].format);
+    }
     fputs("</tr>\n", file);
 }
 
-// True unless a task comes again later in the run.
+// True unless a line of this kind and name comes again later in the run.
 static int report_is_last_(const Record* run, size_t which) {
+    const RecordEvent* it = &run->events[which];
     for (size_t i = which + 1; i < run->num_events; i++) {
-        if (run->events[i].kind == RECORD_TASK && strcmp(run->events[i].text, run->events[which].text) == 0) {
+        if (run->events[i].kind == it->kind && strcmp(run->events[i].text, it->text) == 0) {
             return 0;
         }
     }
     return 1;
 }
 
-// Prints the last result of each task.
-static void report_tasks_(FILE* file, const ReportRuns* r) {
+static void report_open_last_(FILE* file, const ReportLast_* table) {
+    fprintf(file,
+            "<h2>%s</h2>\n<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"%s\">"
+            "<table class=\"number\">\n<thead><tr><th scope=\"col\">%s</th><th scope=\"col\">Updates</th>",
+            table->heading, table->heading, table->one);
+    for (int c = 0; c < 3; c++) {
+        fprintf(file, "<th scope=\"col\">%s</th>", table->columns[c].heading);
+    }
+    fputs("</tr></thead>\n<tbody>\n", file);
+}
+
+// Prints the last line of each name.
+static void report_last_(FILE* file, const ReportRuns* r, const ReportLast_* table) {
     int is_begun = 0;
     for (int i = 0; i < r->count; i++) {
         for (size_t k = 0; k < r->runs[i].num_events; k++) {
-            if (r->runs[i].events[k].kind != RECORD_TASK || !report_is_last_(&r->runs[i], k)) {
+            if (r->runs[i].events[k].kind != table->kind || !report_is_last_(&r->runs[i], k)) {
                 continue;
             }
-            fputs(is_begun++ ? ""
-                             : "<h2>Tasks</h2>\n<div class=\"scroll\" tabindex=\"0\" role=\"region\" "
-                               "aria-label=\"Tasks\">"
-                               "<table class=\"number\">\n<thead><tr><th scope=\"col\">Task</th><th "
-                               "scope=\"col\">Updates</th>"
-                               "<th scope=\"col\">Accuracy</th><th scope=\"col\">by loss per token</th>"
-                               "<th scope=\"col\">by loss per byte</th></tr></thead>\n<tbody>\n",
-                  file);
-            report_task_(file, r, i, &r->runs[i].events[k]);
+            if (!is_begun++) {
+                report_open_last_(file, table);
+            }
+            report_last_line_(file, r, i, table, &r->runs[i].events[k]);
         }
     }
     if (is_begun) {
         report_close_table_(file);
     }
+}
+
+// Prints the last result of each task, and the use of each source of data.
+static void report_tasks_and_sources_(FILE* file, const ReportRuns* r) {
+    static const ReportLast_ tasks = {RECORD_TASK,
+                                      "Tasks",
+                                      "Task",
+                                      {{"Accuracy", "%.4f", RECORD_ACC, 1},
+                                       {"by loss per token", "%.4f", RECORD_ACC_NORM, 1},
+                                       {"by loss per byte", "%.4f", RECORD_ACC_BYTES, 1}}};
+    static const ReportLast_ sources = {RECORD_SOURCE,
+                                        "Sources of the data",
+                                        "Source",
+                                        {{"Share", "%.2f %%", RECORD_SHARE, 100},
+                                         {"Million tokens", "%.4g", RECORD_GIVEN, 1e-6},
+                                         {"Epochs", "%.3g", RECORD_EPOCHS, 1}}};
+    report_last_(file, r, &tasks);
+    report_last_(file, r, &sources);
 }
 
 // ---- samples ----
@@ -636,7 +675,7 @@ static void report_page_(FILE* file, const ReportRuns* r) {
     }
     report_bar_(file, r);
     report_plots(file, r);
-    report_tasks_(file, r);
+    report_tasks_and_sources_(file, r);
     report_memory_(file, r);
     report_events_(file, r);
     report_validations_(file, r);

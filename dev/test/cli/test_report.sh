@@ -33,6 +33,7 @@ make_log() {
             printf "{\"kind\":\"train\",\"step\":%d,\"loss\":%s,\"norm\":%g,\"lr\":%g,\"ms\":100,\"data_ms\":%g,\"tok_per_s\":%d,\"mfu\":0.4,%s\"tokens\":%.0f,\"elapsed_s\":%g,\"time\":%d}\n", s, loss, s % 5000 == 1 ? 1e30 : 1 + s % 7 / 10, 1 - s / n, s % 3, 1000 + s % 11, s % 10 == 0 ? "\"power_w\":612.5,\"clock_mhz\":1755," : "", s * 1000, s / 10, s
             if (s * 20 % n == 0) { printf "{\"kind\":\"val\",\"step\":%d,\"loss\":%.6f,\"bpb\":%.6f}\n", s, 3 + 8 * exp(-s / n * 9), 1 + exp(-s / n * 9) }
             if (s * 4 % n == 0) { printf "{\"kind\":\"task\",\"step\":%d,\"name\":\"riddles\",\"acc\":0.25,\"acc_norm\":0.%d,\"acc_bytes\":0.27}\n{\"kind\":\"sample\",\"step\":%d,\"text\":\"<b>&\\u0001]]>\\ud83d\\ude00\"}\n{\"kind\":\"brand_new\",\"step\":[1]}\n", s, 30 + s * 10 / n, s }
+            if (s * 4 % n == 0) { printf "{\"kind\":\"source\",\"step\":%d,\"name\":\"web\",\"share\":0.625,\"tokens\":%d,\"epochs\":%g}\n", s, s * 1e6 / n, s / n }
             if (s * 8 == n * 3) { printf "{\"kind\":\"skip\",\"step\":%d,\"reason\":\"loss\"}\n{\"kind\":\"rollback\",\"step\":%d,\"from\":%d,\"reason\":\"diverged\"}\n", s, s, s + 9 }
         }
     }' >"$1/log.jsonl"
@@ -115,6 +116,8 @@ test_long_runs() {
     has one.html "rolled back from update 7,509 to 7,500"
     has one.html "GPU power"
     has one.html "riddles"
+    has one.html "Sources of the data"
+    has one.html '<td>62.50 %</td><td>1</td><td>1</td>'
     has one.html "copies, on the host"
     has one.html "total, on the host"
     has one.html "&lt;b&gt;&amp;"
