@@ -896,7 +896,7 @@ static void embeddings_backward(Model* model, const Pass* pass, GradientMode mod
                            tensor_rows(&tensor).count, cfg.C, &model->gpu);
     }
     const floatX* dencoded = tensor_gather(&tensor, 0, a->dresidual); // (N, C)
-    if (gradients_at_layer(model, 0).wte.data) {
+    if (gradients_at_layer(model, 0).wte.data || apart.data) {
         embedding_sort(&model->encoder, pass->inputs, pass_tokens(pass), &model->gpu);
     }
     for (int i = 0; i < tensor.cut.slices; i++) {
