@@ -151,7 +151,9 @@ static inline MlpGpu mlp_shared_(const MlpGpu* mlp) {
 }
 
 // Returns the rows of the matmuls of the router: all tokens.
-static inline ExpertRows mlp_tokens_(const MlpGpu* mlp) { return {NULL, 1, mlp->N}; }
+static inline ExpertRows mlp_tokens_(const MlpGpu* mlp) {
+    return {NULL, 1, mlp->N, mlp->N, EXPERT_BY_DEFAULT};
+}
 
 static inline void mlp_experts_activation_(const MlpGpu* mlp) {
     experts_swiglu(mlp->act, mlp->fch, &mlp->experts.router, mlp->proj.C, mlp->linear->gpu);
