@@ -343,6 +343,26 @@ __global__ void __launch_bounds__(MUON_THREADS_)
     }
 }
 
+// A block sets its share of a matrix to X in fp32, with row_squares divided by rows: slices of
+// `of_slice` columns, one after the other.
+// grid   up to 64, 1      block   256      shared   128 bytes
+// moves  X in, 4 bytes an element out. Bound by memory.
+// order  fixed
+template <class X>
+__global__ void __launch_bounds__(MUON_THREADS_)
+    muon_slices_kernel_(float* slices, size_t of_slice, const X* x, const float* row_sums,
+                        const __grid_constant__ MuonLaunch_ s) {
+    const MuonMatrix_ matrix = muon_matrix_(s);
+    const size_t rows = (size_t)s.tensor.rows, cols = (size_t)s.tensor.cols;
+    const float* means = s.row_squares;
+    const float norm = means ? muon_norm_factor_(means, row_sums, (int)rows) : 1.0f;
+    for (size_t i = matrix.begin + threadIdx.x; i < matrix.end; i += MUON_THREADS_) {
+        const size_t row = i / cols, col = i % cols;
+        const float factor = means ? norm * muon_row_factor_(means[row]) : 1.0f;
+        slices[(col / of_slice * rows + row) * of_slice + col % of_slice] = to_float(x[i]) * factor;
+    }
+}
+
 // ---- matmuls ----
 
 // Makes one of the steps that bring all singular values of the X to about 1; out is another array.
@@ -454,23 +474,48 @@ static inline void muon_move(const MuonTensor* t, const Weights<T>& weights, con
     }
 }
 
+// Returns the grid of the kernels of some layers.
+static inline dim3 muon_grid_(const MuonTensor& t, int layers) {
+    return dim3((unsigned)ceil_div((size_t)t.rows * t.cols, muon_share_(t)), (unsigned)(layers * t.parts));
+}
+
+// Returns the X of some layers.
 template <class T, class G, int W>
-static inline void muon_update_group_(const MuonUpdate<T>& u, const MuonLaunch_& s, int layers,
-                                      const Gpu* gpu) {
+static inline const typename MuonReal_<T>::Type* muon_x_(const MuonUpdate<T>& u, const MuonLaunch_& s,
+                                                         int layers, const Gpu* gpu) {
     typedef typename MuonReal_<T>::Type X;
-    const int matrices = layers * s.tensor.parts;
-    const dim3 grid((unsigned)ceil_div((size_t)s.tensor.rows * s.tensor.cols, muon_share_(s.tensor)),
-                    (unsigned)matrices);
+    const dim3 grid = muon_grid_(s.tensor, layers);
     const MuonSource_<G> from = {u.b, (const G*)u.grads.data, u.u};
     launch(muon_sums_kernel_<G, W>, grid, MUON_THREADS_, 0, gpu, u.muon->sums, from, s);
     launch(muon_start_kernel_<X, G, W>, grid, MUON_THREADS_, 0, gpu, (X*)u.muon->x[0], u.muon->sums, from, s);
-    const X* x = muon_orthogonalize_<X>(u.muon, &s.tensor, matrices, u.matmul);
+    const X* x = muon_orthogonalize_<X>(u.muon, &s.tensor, (int)grid.y, u.matmul);
     if (u.row_squares) {
         launch(muon_rows_kernel_<X>, dim3((unsigned)ceil_div(s.tensor.rows, MUON_THREADS_ / 32), grid.y),
                MUON_THREADS_, 0, gpu, u.muon->row_sums, x, s);
     }
-    launch(muon_kernel_<T, X, W>, grid, MUON_THREADS_, 0, gpu, u.weights, x, u.muon->row_sums, u.seed,
-           rounding_words(u.seed, u.t, 0, 0).stream, s);
+    return x;
+}
+
+template <class T, class G, int W>
+static inline void muon_update_group_(const MuonUpdate<T>& u, const MuonLaunch_& s, int layers,
+                                      const Gpu* gpu) {
+    typedef typename MuonReal_<T>::Type X;
+    const X* x = muon_x_<T, G, W>(u, s, layers, gpu);
+    launch(muon_kernel_<T, X, W>, muon_grid_(s.tensor, layers), MUON_THREADS_, 0, gpu, u.weights, x,
+           u.muon->row_sums, u.seed, rounding_words(u.seed, u.t, 0, 0).stream, s);
+}
+
+// Sets `slices` of a matrix, a tensor of its own, to those of X, from u.u. They have `of_slice`
+// columns. u.row_squares are those of the matrix.
+template <class T>
+static inline void muon_turn(float* slices, size_t of_slice, const MuonTensor* t, const MuonUpdate<T>& u,
+                             const Gpu* gpu) {
+    typedef typename MuonReal_<T>::Type X;
+    const MuonLaunch_ s = muon_launch_(t, u, 0);
+    assert(u.u && t->cols % 4 == 0);
+    const X* x = muon_x_<T, float, 4>(u, s, 1, gpu);
+    launch(muon_slices_kernel_<X>, muon_grid_(*t, 1), MUON_THREADS_, 0, gpu, slices, of_slice, x,
+           (const float*)u.muon->row_sums, s);
 }
 
 template <class T, class G>

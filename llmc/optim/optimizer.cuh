@@ -33,6 +33,7 @@ weights are, too.
 #include "llmc/ops/matmul.cuh"
 #include "llmc/optim/muon.cuh"
 #include "llmc/optim/optimizer.h"
+#include "llmc/optim/sliced_update.cuh"
 #include "llmc/optim/sgd.cuh"
 #include "llmc/optim/soap.cuh"
 #include "llmc/optim/master_weights.cuh"
@@ -78,6 +79,7 @@ typedef struct {
     // Adafactor's tensors in group 0, and in each other group
     AdafactorCount adafactor_once, adafactor_block;
     MuonTensor muon[UPDATE_MATRICES_];
+    SlicedUpdate sliced; // Muon with slices
     SoapTensor soap[UPDATE_MATRICES_];
     int muon_tensors, soap_tensors;
     MuonGpu muon_memory;
@@ -297,6 +299,23 @@ static inline int update_soap_tensors_(SoapTensor tensors[UPDATE_MATRICES_], con
     return count;
 }
 
+// True if the model is cut into slices, of which whole matrices are made.
+static inline int update_is_sliced_(const OptimizerState* s) { return model_is_sliced(s->cfg); }
+
+// Sets a tensor for each matrix of Muon in slices, or for each whole matrix; returns their number.
+static inline int update_sliced_tensors_(MuonTensor tensors[UPDATE_MATRICES_], const OptimizerState* s,
+                                         const ZeroPlan* zero, int is_whole) {
+    int count = 0;
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        for (int m = 0; m < tensor_matrices(&s->rows[i]) && s->rule[i] == RULE_MUON; m++) {
+            const TensorRun whole = tensor_matrix(&s->whole[i], m);
+            tensors[count++] = is_whole ? sliced_muon_tensor(whole.rows, s->whole[i].cols)
+                                        : update_muon_tensor_(s, zero, i, tensor_matrix(&s->rows[i], m));
+        }
+    }
+    return count;
+}
+
 // Sets all tensors of Muon; returns their number.
 static inline int update_muon_tensors_(MuonTensor tensors[UPDATE_MATRICES_], const OptimizerState* s,
                                        const ZeroPlan* zero) {
@@ -313,7 +332,10 @@ static inline int update_muon_tensors_(MuonTensor tensors[UPDATE_MATRICES_], con
 static inline size_t update_operand_elements_(const OptimizerState* state, const ZeroPlan* zero) {
     size_t most = 0;
     for (int g = 0; g < zero->groups; g++) {
-        const size_t elements = optimizer_gathers(state, zero, g) ? zero_trained_elements(zero, g) : 0;
+        const size_t all = zero_trained_elements(zero, g),
+                     elements = optimizer_needs_slices(state, zero, g) ? (size_t)zero->slices * all
+                                : optimizer_gathers(state, zero, g)    ? all
+                                                                       : 0;
         most = elements > most ? elements : most;
     }
     return most;
@@ -325,6 +347,11 @@ static inline void update_open_rules_(OptimizerPlan* plan, Memory* memory, const
     AdafactorTensor* tensors;
     if (name == OPTIMIZER_ADAMW8BIT) {
         code8_table_open(&plan->codes, memory);
+    } else if (name == OPTIMIZER_MUON && update_is_sliced_(plan->state)) {
+        MuonTensor whole[UPDATE_MATRICES_];
+        plan->muon_tensors = update_sliced_tensors_(plan->muon, plan->state, zero, 0);
+        muon_open<T>(&plan->muon_memory, memory, whole, update_sliced_tensors_(whole, plan->state, zero, 1));
+        sliced_update_open(&plan->sliced, memory, plan->state, zero);
     } else if (name == OPTIMIZER_MUON) {
         plan->muon_tensors = update_muon_tensors_(plan->muon, plan->state, zero);
         muon_open<T>(&plan->muon_memory, memory, plan->muon, plan->muon_tensors);
@@ -403,8 +430,14 @@ static inline void optimizer_freeze(OptimizerPlan* plan, Memory* memory, const F
 // Chooses the algorithms of an update's matmuls, before the first update. All ranks choose
 // together, though each updates other tensors.
 template <class T> static inline void optimizer_choose_matmuls(OptimizerPlan* plan, MatmulGpu* matmul) {
+    MuonTensor whole[UPDATE_MATRICES_];
+    const MuonTensor* muon = plan->muon;
+    if (update_is_sliced_(plan->state)) {
+        update_sliced_tensors_(whole, plan->state, &plan->zero, 1);
+        muon = whole;
+    }
     for (int i = 0; i < plan->muon_tensors; i++) {
-        muon_choose_matmuls<T>(&plan->muon_memory, &plan->muon[i], matmul);
+        muon_choose_matmuls<T>(&plan->muon_memory, &muon[i], matmul);
     }
     for (int i = 0; i < plan->soap_tensors; i++) {
         soap_choose_matmuls(&plan->soap_memory, &plan->soap[i], matmul);
@@ -718,6 +751,75 @@ static inline void update_muon_rows_(const OptimizerUpdate<T>& u, UpdateGroups_ 
     }
 }
 
+// ---- Muon with slices ----
+
+// Sets the operands of a slice's group at `operands`.
+template <class T>
+static inline void update_sliced_operands_(OptimizerUpdate<T> u, int g, float* operands, const Gpu* gpu) {
+    MuonUpdate<T> muon = update_muon_of_(u);
+    muon.u = operands;
+    for (int i = 0; i < u.plan->muon_tensors; i++) {
+        muon_operand(&u.plan->muon[i], muon, g - u.plan->muon[i].group, gpu);
+    }
+    if (zero_is_divided(&u.plan->zero)) {
+        zero_gather_operands(u.zero, operands, g);
+    }
+}
+
+// Returns the distance from the random words of a matrix in group g to those that all ranks with
+// other slices count alike; copies of a head of keys have those of the first one.
+static inline size_t update_sliced_words_(const OptimizerPlan* plan, const SlicedMatrix* x, int g) {
+    const UpdatePieces_* p = &plan->pieces;
+    const size_t block = (size_t)(g - 1) + (size_t)(g - 1) / p->slices * p->other_slices + p->before;
+    return (1 + block - block % (size_t)x->share - (size_t)g) << 40;
+}
+
+// Moves this rank's part of a matrix in all slices of a layer.
+template <class T>
+static inline void update_sliced_move_(const OptimizerUpdate<T>& u, const MuonTensor* t,
+                                       const SlicedMatrix* x, const Gpu* gpu) {
+    const MuonUpdate<T> muon = update_muon_of_(u);
+    const SlicedUpdate* sliced = &u.plan->sliced;
+    const float rate = muon.opt.lr * muon_factor(muon.opt, x->whole.rows, x->t.whole->cols);
+    const MuonMove move = {rate, t->decay ? 1.0f - muon.opt.lr * muon.opt.weight_decay : 1.0f, muon.opt.decay,
+                           u.seed, muon.t};
+    for (int i = 0; i < sliced->plan.slices && t->begin < t->end; i++) {
+        const int g = x->t.group + i;
+        MuonTensor of_slice = *t;
+        of_slice.word += update_sliced_words_(u.plan, x, g);
+        muon_move(&of_slice, muon.weights, (const float*)sliced->operands[i] + t->start, move, g - t->group,
+                  gpu);
+    }
+}
+
+// Updates the matrices of a layer by Muon: of the groups of its slices, from `group` on.
+template <class T>
+static inline void update_sliced_layer_(const OptimizerUpdate<T>& u, int group, const Gpu* gpu) {
+    SlicedUpdate* sliced = (SlicedUpdate*)&u.plan->sliced;
+    int k = 0;
+    for (int i = 0; i < sliced->plan.slices; i++) {
+        sliced->operands[i] = u.plan->operands + (size_t)i * sliced->plan.trained_block;
+        update_sliced_operands_(u, group + i, sliced->operands[i], gpu);
+    }
+    sliced_muon(sliced, group, update_muon_of_(u), &u.zero->groups->tensor, gpu);
+    for (int row = 0; row < MODEL_PARAMETER_ROWS; row++) {
+        for (int m = 0;
+             m < tensor_matrices(&sliced->state->rows[row]) && sliced->state->rule[row] == RULE_MUON; m++) {
+            const SlicedMatrix x = sliced_matrix(sliced, row, group, m);
+            update_sliced_move_(u, &u.plan->muon[k++], &x, gpu);
+        }
+    }
+}
+
+template <class T> static inline void update_sliced_layers_(const OptimizerUpdate<T>& u, const Gpu* gpu) {
+    const ZeroPlan* zero = &u.plan->zero;
+    for (int g = 1; g < zero->groups; g += zero->slices) {
+        if (optimizer_needs_slices(u.plan->state, zero, g)) {
+            update_sliced_layer_(u, g, gpu);
+        }
+    }
+}
+
 // Returns the gradient of whole tensors: gathered, or this rank's own.
 template <class T> static inline Gradient update_whole_gradient_(const OptimizerUpdate<T>& u) {
     const Gradient operands = {u.plan->operands, DTYPE_FP32};
@@ -825,6 +927,10 @@ static inline void update_groups_rows_(const OptimizerUpdate<T>& u, UpdateGroups
 // group if operands are gathered.
 template <class T>
 static inline void update_tensors_(const OptimizerUpdate<T>& u, UpdateGroups_ groups, const Gpu* gpu) {
+    if (update_is_sliced_(u.plan->state)) {
+        update_sliced_layers_(u, gpu);
+        return;
+    }
     if (!u.plan->operands) {
         update_groups_rows_(u, groups, gpu);
         return;

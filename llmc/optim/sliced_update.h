@@ -28,27 +28,69 @@ the same matrices. The operands of a layer are complete first (update_groups.h).
 extern "C" {
 #endif
 
+// The slices of a process, and memory. A GPU has no `zero`, `group` and `scratch` here.
 typedef struct {
     const OptimizerState* state;
+    ZeroPlan plan;
     ModelConfig whole;
     Zero* zero;
     Group* group; // processes that divide the slices
     MuonScratch scratch;
-    float *slices, *matrix; // Muon: a whole matrix, slice by slice and row by row
-    float *sums, *means;    // Adafactor: (s, rows + cols) of slices; (rows + cols) of one
-    size_t sums_room;       // rows + cols of the largest slice
+    float* operands[MODEL_MAX_SLICES]; // of each slice's group
+    float *slices, *matrix;            // Muon: a whole matrix, slice by slice and row by row
+    float *sums, *means;               // Adafactor: (s, rows + cols) of slices; of one of them
+    size_t sums_room;                  // rows + cols of the largest slice
 } SlicedUpdate;
 
-// Opens the updates; `scratch` is that of the optimizer. The arguments must outlive them.
-void sliced_update_open(SlicedUpdate* u, Memory* memory, const OptimizerState* state, Zero* zero,
-                        Group* tensor, MuonScratch scratch);
+// Opens the updates; the arguments must outlive them.
+void sliced_update_open(SlicedUpdate* u, Memory* memory, const OptimizerState* state, const ZeroPlan* plan);
 
 // True if a row is updated here.
 int sliced_update_has(const OptimizerState* state, int row);
 
 // Updates such rows of a layer: of the groups that begin with `group`, one for each slice of this
 // process; of group 0 alone. The operands of the groups are set. Collective in the tensor group.
-void sliced_update_cpu(const SlicedUpdate* u, int group, Update update);
+void sliced_update_cpu(SlicedUpdate* u, int group, Update update);
+
+// ---- Muon, for both trainers ----
+
+// A row in one layer: that of the groups which begin with `group`.
+typedef struct {
+    const SlicedUpdate* u;
+    const TensorRow *row, *whole;
+    int i, group; // number of the row
+} SlicedTensor;
+
+// Matrix m of a tensor: elements of a slice from `begin` on.
+typedef struct {
+    SlicedTensor t;
+    TensorRun whole; // rows in the whole tensor
+    size_t begin, count;
+    int m, share; // slices in a row that have the same rows
+} SlicedMatrix;
+
+typedef enum { SLICED_TO_OWNER, SLICED_BACK } SlicedWay;
+
+enum { SLICED_MATRICES = 16, SLICED_MOVES = 4 * MODEL_MAX_SLICES }; // at most; of a layer
+
+// Returns matrix m of a row in a layer.
+SlicedMatrix sliced_matrix(const SlicedUpdate* u, int row, int group, int m);
+
+// Sets the matrices of a layer in which this rank takes part, and returns their number. Processes
+// 0, 1, ... of the tensor group own as many of them at a time.
+int sliced_matrices(const SlicedUpdate* u, int group, SlicedMatrix* matrices);
+
+// Sets the messages that bring the slices of up to t matrices to their owners, or back, for this
+// process of the tensor group, and returns their number.
+int sliced_moves(const SlicedUpdate* u, const SlicedMatrix* matrices, int count, SlicedWay way, int rank,
+                 GroupMove* moves);
+
+// Returns the mean squares of a matrix's rows that slice i of this process has; NULL: none, or
+// another slice has the same ones.
+float* sliced_squares(const SlicedMatrix* x, int i);
+
+// True if a matrix is cut by columns: then its slices are not its rows.
+static inline int sliced_by_cols(const SlicedMatrix* x) { return x->t.row->split == SPLIT_COLS; }
 
 #ifdef __cplusplus
 }
@@ -81,15 +123,12 @@ static void sliced_update_measure_(SlicedUpdate* u, int row, size_t* matrix) {
     }
 }
 
-void sliced_update_open(SlicedUpdate* u, Memory* memory, const OptimizerState* state, Zero* zero,
-                        Group* tensor, MuonScratch scratch) {
+void sliced_update_open(SlicedUpdate* u, Memory* memory, const OptimizerState* state, const ZeroPlan* plan) {
     size_t matrix = 0;
     memset(u, 0, sizeof(*u));
     u->state = state;
+    u->plan = *plan;
     u->whole = model_of_part(state->cfg);
-    u->zero = zero;
-    u->group = tensor;
-    u->scratch = scratch;
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         if (sliced_update_has(state, i)) {
             sliced_update_measure_(u, i, &matrix);
@@ -109,47 +148,40 @@ void sliced_update_open(SlicedUpdate* u, Memory* memory, const OptimizerState* s
 
 // ---- slices of a tensor ----
 
-// A row in one layer: that of the groups which begin with `group`.
-typedef struct {
-    const SlicedUpdate* u;
-    const TensorRow *row, *whole;
-    int i, group; // number of the row
-} SlicedTensor_;
-
-static SlicedTensor_ sliced_tensor_(const SlicedUpdate* u, int row, int group) {
-    const SlicedTensor_ t = {u, &u->state->rows[row], &u->state->whole[row], row, group};
+static SlicedTensor sliced_tensor_(const SlicedUpdate* u, int row, int group) {
+    const SlicedTensor t = {u, &u->state->rows[row], &u->state->whole[row], row, group};
     return t;
 }
 
 // Returns the group of slice i of this process, and the copy of the tensor.
-static int sliced_group_(const SlicedTensor_* t, int i) { return t->group > 0 ? t->group + i : 0; }
-static int sliced_copy_(const SlicedTensor_* t, int i) { return t->group > 0 ? t->group - 1 + i : i; }
+static int sliced_group_(const SlicedTensor* t, int i) { return t->group > 0 ? t->group + i : 0; }
+static int sliced_copy_(const SlicedTensor* t, int i) { return t->group > 0 ? t->group - 1 + i : i; }
 
 // Returns the begin of slice i of this process in its group.
-static size_t sliced_offset_(const SlicedTensor_* t, int i) {
+static size_t sliced_offset_(const SlicedTensor* t, int i) {
     return tensor_offset_in_group(t->row) + (t->group > 0 ? 0 : (size_t)i * t->row->layer_bytes);
 }
 
-static float* sliced_operand_(const SlicedTensor_* t, int i) {
-    return zero_operands_cpu(t->u->zero, sliced_group_(t, i)) + sliced_offset_(t, i);
+static float* sliced_operand_(const SlicedTensor* t, int i) {
+    return t->u->operands[t->group > 0 ? i : 0] + sliced_offset_(t, i);
 }
 
-static float* sliced_param_(const SlicedTensor_* t, int i) {
+static float* sliced_param_(const SlicedTensor* t, int i) {
     const Zero* z = t->u->zero;
     return z->params + zero_group_begin(&z->plan, sliced_group_(t, i)) + sliced_offset_(t, i);
 }
 
 // Returns a slot that slice i of this process keeps whole: of rows and columns those of the whole
 // matrix, of v those of the slice.
-static float* sliced_state_(const SlicedTensor_* t, int slot, int i) {
+static float* sliced_state_(const SlicedTensor* t, int slot, int i) {
     const ZeroRange range = {0, 0, 0, 0, 0, 0, t->i, sliced_copy_(t, i), sliced_group_(t, i)};
     return (float*)state_array(t->u->state, slot, &range);
 }
 
 // True if this rank updates any of `count` elements from `begin` on of one of its slices. The
 // processes of a tensor group agree.
-static int sliced_takes_part_(const SlicedTensor_* t, size_t begin, size_t count) {
-    const ZeroPlan* plan = &t->u->zero->plan;
+static int sliced_takes_part_(const SlicedTensor* t, size_t begin, size_t count) {
+    const ZeroPlan* plan = &t->u->plan;
     int takes = 0;
     for (int i = 0; i < plan->slices; i++) {
         const int g = sliced_group_(t, i);
@@ -161,13 +193,13 @@ static int sliced_takes_part_(const SlicedTensor_* t, size_t begin, size_t count
 }
 
 // Returns how many slices in a row have the same rows of matrix m.
-static int sliced_share_(const SlicedTensor_* t, int m) {
+static int sliced_share_(const SlicedTensor* t, int m) {
     return t->row->split == SPLIT_HEADS && m > 0 ? int_max(t->u->state->cfg.part.keys_share, 1) : 1;
 }
 
 // Returns the rows of slice j that count: not copies of another slice's, nor the padding of the
 // vocabulary.
-static size_t sliced_counted_(const SlicedTensor_* t, int j) {
+static size_t sliced_counted_(const SlicedTensor* t, int j) {
     ModelConfig cfg = t->u->state->cfg;
     cfg.part.first_slice = j;
     const int is_copy = j % sliced_share_(t, 1) != 0;
@@ -177,44 +209,30 @@ static size_t sliced_counted_(const SlicedTensor_* t, int j) {
 
 // ---- Muon ----
 
-// Matrix m of a tensor: elements of a slice from `begin` on.
-typedef struct {
-    SlicedTensor_ t;
-    TensorRun whole; // rows in the whole tensor
-    size_t begin, count;
-    int share;
-} SlicedMatrix_;
-
-enum { SLICED_MATRICES_ = 16 }; // of a layer, at most
-
-static SlicedMatrix_ sliced_matrix_(SlicedTensor_ t, int m) {
+SlicedMatrix sliced_matrix(const SlicedUpdate* u, int row, int group, int m) {
+    const SlicedTensor t = sliced_tensor_(u, row, group);
     const TensorRun own = tensor_matrix(t.row, m);
-    const SlicedMatrix_ x = {t, tensor_matrix(t.whole, m), own.first * t.row->cols, own.rows * t.row->cols,
-                             sliced_share_(&t, m)};
+    const SlicedMatrix x = {t, tensor_matrix(t.whole, m), own.first * t.row->cols, own.rows * t.row->cols,
+                            m, sliced_share_(&t, m)};
     return x;
 }
 
-// Sets the matrices in which this rank takes part, and returns their number.
-static int sliced_matrices_(const SlicedUpdate* u, int group, SlicedMatrix_* matrices) {
+int sliced_matrices(const SlicedUpdate* u, int group, SlicedMatrix* matrices) {
     int count = 0;
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        const SlicedTensor_ t = sliced_tensor_(u, i, group);
+        const SlicedTensor t = sliced_tensor_(u, i, group);
         const int is_here = sliced_update_has(u->state, i) && u->state->rule[i] == RULE_MUON &&
                             tensor_is_in_group(t.row, group);
         for (int m = 0; m < tensor_matrices(t.row) && is_here; m++) {
-            assert(count < SLICED_MATRICES_);
-            matrices[count] = sliced_matrix_(t, m);
+            assert(count < SLICED_MATRICES);
+            matrices[count] = sliced_matrix(u, i, group, m);
             count += sliced_takes_part_(&t, matrices[count].begin, matrices[count].count);
         }
     }
     return count;
 }
 
-typedef enum { SLICED_TO_OWNER, SLICED_BACK } SlicedWay_;
-
-// Returns the mean squares of a matrix's rows that slice i of this process has; NULL: none, or
-// another slice has the same ones.
-static float* sliced_squares_(const SlicedMatrix_* x, int i) {
+float* sliced_squares(const SlicedMatrix* x, int i) {
     float* squares = sliced_state_(&x->t, STATE_ROWS, i);
     return squares && (i == 0 || x->t.group > 0) ? squares + x->whole.first : NULL;
 }
@@ -230,8 +248,14 @@ static void sliced_add_move_(SlicedMoves_* to, int peer, void* data, size_t elem
     to->moves[to->count++] = move;
 }
 
+// True if the process whose first slice is `from` sends the mean squares, which are its first
+// slice's, to slice j.
+static int sliced_sends_squares_(const SlicedMatrix* x, int from, int j) {
+    return j != from && sliced_squares(x, j % x->t.u->plan.slices);
+}
+
 // Adds the messages of this process's slices to or from the owner of a matrix.
-static void sliced_moves_of_slices_(const SlicedMatrix_* x, SlicedWay_ way, int owner, SlicedMoves_* to) {
+static void sliced_moves_of_slices_(const SlicedMatrix* x, SlicedWay way, int owner, SlicedMoves_* to) {
     const ModelPart part = x->t.u->state->cfg.part;
     for (int i = 0; i < part.slices; i++) {
         const int is_copy = (part.first_slice + i) % x->share != 0;
@@ -239,42 +263,46 @@ static void sliced_moves_of_slices_(const SlicedMatrix_* x, SlicedWay_ way, int 
             sliced_add_move_(to, owner, sliced_operand_(&x->t, i) + x->begin, x->count,
                              way == SLICED_TO_OWNER);
         }
-        if (way == SLICED_BACK && sliced_squares_(x, i)) {
-            sliced_add_move_(to, owner, sliced_squares_(x, i), x->whole.rows, 0);
+        if (way == SLICED_BACK && sliced_sends_squares_(x, owner * part.slices, part.first_slice + i)) {
+            sliced_add_move_(to, owner, sliced_squares(x, i), x->whole.rows, 0);
         }
     }
 }
 
 // Adds the messages of a matrix that this process owns to or from all slices.
-static void sliced_moves_of_owner_(const SlicedMatrix_* x, SlicedWay_ way, SlicedMoves_* to) {
+static void sliced_moves_of_owner_(const SlicedMatrix* x, SlicedWay way, SlicedMoves_* to) {
     const ModelPart part = x->t.u->state->cfg.part;
     for (int j = 0; j < part.of_slices; j++) {
         float* place = x->t.u->slices + (size_t)(j / x->share) * x->count;
         if (way == SLICED_BACK || j % x->share == 0) {
             sliced_add_move_(to, j / part.slices, place, x->count, way == SLICED_BACK);
         }
-        if (way == SLICED_BACK && sliced_squares_(x, j % part.slices)) {
-            sliced_add_move_(to, j / part.slices, sliced_squares_(x, 0), x->whole.rows, 1);
+        if (way == SLICED_BACK && sliced_sends_squares_(x, part.first_slice, j)) {
+            sliced_add_move_(to, j / part.slices, sliced_squares(x, 0), x->whole.rows, 1);
         }
     }
 }
 
-// Sends the slices of up to t matrices to their owners, or back.
-static void sliced_exchange_(const SlicedUpdate* u, const SlicedMatrix_* matrices, int count,
-                             SlicedWay_ way) {
-    GroupMove moves[4 * MODEL_MAX_SLICES];
+int sliced_moves(const SlicedUpdate* u, const SlicedMatrix* matrices, int count, SlicedWay way, int rank,
+                 GroupMove* moves) {
     SlicedMoves_ to = {moves, 0};
     for (int q = 0; q < count; q++) {
         sliced_moves_of_slices_(&matrices[q], way, q, &to);
     }
-    if (u->group->rank < count) {
-        sliced_moves_of_owner_(&matrices[u->group->rank], way, &to);
+    if (rank < count) {
+        sliced_moves_of_owner_(&matrices[rank], way, &to);
     }
-    group_exchange_cpu(u->group, moves, to.count);
+    assert(to.count <= SLICED_MOVES && u->slices);
+    return to.count;
+}
+
+static void sliced_exchange_(const SlicedUpdate* u, const SlicedMatrix* matrices, int count, SlicedWay way) {
+    GroupMove moves[SLICED_MOVES];
+    group_exchange_cpu(u->group, moves, sliced_moves(u, matrices, count, way, u->group->rank, moves));
 }
 
 // Copies a matrix cut by columns between its slices and its rows.
-static void sliced_arrange_(const SlicedMatrix_* x, const float* from, float* to, SlicedWay_ way) {
+static void sliced_arrange_(const SlicedMatrix* x, const float* from, float* to, SlicedWay way) {
     const size_t rows = x->whole.rows, all = x->t.whole->cols, cols = x->t.row->cols, s = all / cols;
 #pragma omp parallel for schedule(static)
     for (size_t r = 0; r < rows; r++) {
@@ -287,14 +315,14 @@ static void sliced_arrange_(const SlicedMatrix_* x, const float* from, float* to
 }
 
 // Replaces the slices of a matrix by those of its orthogonalization.
-static void sliced_turn_(const SlicedMatrix_* x, Muon opt) {
+static void sliced_turn_(const SlicedMatrix* x, Muon opt) {
     const SlicedUpdate* u = x->t.u;
-    const int by_cols = x->t.row->split == SPLIT_COLS;
+    const int by_cols = sliced_by_cols(x);
     const size_t rows = x->whole.rows, cols = x->t.whole->cols;
     if (by_cols) {
         sliced_arrange_(x, u->slices, u->matrix, SLICED_TO_OWNER);
     }
-    const MuonMatrix whole = {NULL, NULL,       NULL, sliced_squares_(x, 0),
+    const MuonMatrix whole = {NULL, NULL,       NULL, sliced_squares(x, 0),
                               1,    rows,       cols, by_cols ? u->matrix : u->slices,
                               0,    rows * cols};
     const float* turned = muon_turn_cpu(whole, opt, &u->scratch);
@@ -306,7 +334,7 @@ static void sliced_turn_(const SlicedMatrix_* x, Muon opt) {
 }
 
 // Moves this rank's part of a matrix in slice i.
-static void sliced_muon_move_(const SlicedMatrix_* x, int i, const ZeroRange* range, Muon opt) {
+static void sliced_muon_move_(const SlicedMatrix* x, int i, const ZeroRange* range, Muon opt) {
     const size_t end = range->before + range->count,
                  from = range->before > x->begin ? range->before : x->begin,
                  to = end < x->begin + x->count ? end : x->begin + x->count;
@@ -326,11 +354,11 @@ static void sliced_muon_move_(const SlicedMatrix_* x, int i, const ZeroRange* ra
 }
 
 // True if a range is part of slice i of a tensor of this process.
-static int sliced_is_range_(const SlicedTensor_* t, int i, const ZeroRange* range) {
+static int sliced_is_range_(const SlicedTensor* t, int i, const ZeroRange* range) {
     return range->row == t->i && range->group == sliced_group_(t, i) && range->copy == sliced_copy_(t, i);
 }
 
-static void sliced_muon_move_all_(const SlicedMatrix_* x, Muon opt) {
+static void sliced_muon_move_all_(const SlicedMatrix* x, Muon opt) {
     const Zero* z = x->t.u->zero;
     for (int i = 0; i < z->plan.slices; i++) {
         for (int r = 0; r < z->num_ranges; r++) {
@@ -342,8 +370,8 @@ static void sliced_muon_move_all_(const SlicedMatrix_* x, Muon opt) {
 }
 
 static void sliced_muon_(const SlicedUpdate* u, int group, Muon opt) {
-    SlicedMatrix_ matrices[SLICED_MATRICES_];
-    const int count = sliced_matrices_(u, group, matrices), t = u->group->size;
+    SlicedMatrix matrices[SLICED_MATRICES];
+    const int count = sliced_matrices(u, group, matrices), t = u->group->size;
     for (int first = 0; first < count; first += t) {
         const int owned = int_min(t, count - first);
         sliced_exchange_(u, matrices + first, owned, SLICED_TO_OWNER);
@@ -370,7 +398,7 @@ static void sliced_gather_(const SlicedUpdate* u, void* all, size_t floats) {
 }
 
 // Returns slice i of this process; with the rows that count, and with means in `row` and `col`.
-static AdafactorMatrix sliced_adafactor_(const SlicedTensor_* t, int i, float* row, float* col) {
+static AdafactorMatrix sliced_adafactor_(const SlicedTensor* t, int i, float* row, float* col) {
     const int j = t->u->state->cfg.part.first_slice + i;
     const AdafactorMatrix x = {sliced_param_(t, i),   sliced_operand_(t, i), row, col, NULL,
                                sliced_counted_(t, j), t->row->cols,          0,   0};
@@ -379,7 +407,7 @@ static AdafactorMatrix sliced_adafactor_(const SlicedTensor_* t, int i, float* r
 
 // Returns where row r of slice j lies in the whole matrix, and how many rows from there on are
 // neighbors in both.
-static PartRun sliced_rows_(const SlicedTensor_* t, int j, size_t r) {
+static PartRun sliced_rows_(const SlicedTensor* t, int j, size_t r) {
     const size_t cols = t->row->cols;
     ModelPart part = t->u->state->cfg.part;
     part.first_slice = j;
@@ -393,7 +421,7 @@ static PartRun sliced_rows_(const SlicedTensor_* t, int j, size_t r) {
 }
 
 // Copies the means of a slice's rows out of those of the whole matrix.
-static void sliced_rows_of_(const SlicedTensor_* t, int j, const float* whole, float* rows) {
+static void sliced_rows_of_(const SlicedTensor* t, int j, const float* whole, float* rows) {
     for (size_t r = 0; r < t->row->rows;) {
         const PartRun run = sliced_rows_(t, j, r);
         memcpy(rows + r, whole + run.whole, run.count * sizeof(float));
@@ -403,7 +431,7 @@ static void sliced_rows_of_(const SlicedTensor_* t, int j, const float* whole, f
 
 // Sets the means of the squares of all rows of the gathered sums, slice by slice; those that slices
 // have together are the mean over these.
-static void sliced_merge_rows_(const SlicedTensor_* t, float* row, float beta2) {
+static void sliced_merge_rows_(const SlicedTensor* t, float* row, float beta2) {
     const SlicedUpdate* u = t->u;
     const int s = u->state->cfg.part.of_slices, by_cols = t->row->split == SPLIT_COLS;
     for (int j = 0; j < (by_cols ? 1 : s); j++) {
@@ -421,7 +449,7 @@ static void sliced_merge_rows_(const SlicedTensor_* t, float* row, float beta2) 
     }
 }
 
-static void sliced_merge_cols_(const SlicedTensor_* t, float* col, float beta2, size_t rows) {
+static void sliced_merge_cols_(const SlicedTensor* t, float* col, float beta2, size_t rows) {
     const SlicedUpdate* u = t->u;
     const int s = u->state->cfg.part.of_slices, by_cols = t->row->split == SPLIT_COLS;
     const size_t cols = t->row->cols;
@@ -435,13 +463,13 @@ static void sliced_merge_cols_(const SlicedTensor_* t, float* col, float beta2, 
 }
 
 // Updates the means of rows and columns, which all slices of this process have. Returns mean(row).
-static double sliced_merge_(const SlicedTensor_* t, Adafactor opt) {
+static double sliced_merge_(const SlicedTensor* t, Adafactor opt) {
     float *row = sliced_state_(t, STATE_ROWS, 0), *col = sliced_state_(t, STATE_COLS, 0);
     const size_t rows = model_rows_in_files(t->whole, t->u->whole);
     double mean = 0;
     sliced_merge_rows_(t, row, adafactor_beta2(opt));
     sliced_merge_cols_(t, col, adafactor_beta2(opt), rows);
-    for (int i = 1; i < t->u->zero->plan.slices && t->group > 0; i++) {
+    for (int i = 1; i < t->u->plan.slices && t->group > 0; i++) {
         memcpy(sliced_state_(t, STATE_ROWS, i), row, t->whole->rows * sizeof(float));
         memcpy(sliced_state_(t, STATE_COLS, i), col, t->whole->cols * sizeof(float));
     }
@@ -452,10 +480,10 @@ static double sliced_merge_(const SlicedTensor_* t, Adafactor opt) {
 }
 
 // Updates the means from the gradients of all slices. Returns mean(row).
-static double sliced_squares_of_all_(const SlicedTensor_* t, Adafactor opt) {
+static double sliced_squares_of_all_(const SlicedTensor* t, Adafactor opt) {
     const SlicedUpdate* u = t->u;
     const int own = u->state->cfg.part.first_slice;
-    for (int i = 0; i < u->zero->plan.slices; i++) {
+    for (int i = 0; i < u->plan.slices; i++) {
         float* sums = u->sums + (size_t)(own + i) * u->sums_room;
         memset(sums, 0, u->sums_room * sizeof(float));
         adafactor_slice_squares_cpu(sliced_adafactor_(t, i, sums, sums + t->row->rows), opt,
@@ -466,7 +494,7 @@ static double sliced_squares_of_all_(const SlicedTensor_* t, Adafactor opt) {
 }
 
 // Returns slice i with the means of its rows and columns.
-static AdafactorMatrix sliced_with_means_(const SlicedTensor_* t, int i) {
+static AdafactorMatrix sliced_with_means_(const SlicedTensor* t, int i) {
     const int j = t->u->state->cfg.part.first_slice + i;
     float* cols = sliced_state_(t, STATE_COLS, 0);
     sliced_rows_of_(t, j, sliced_state_(t, STATE_ROWS, 0), t->u->means);
@@ -475,7 +503,7 @@ static AdafactorMatrix sliced_with_means_(const SlicedTensor_* t, int i) {
 }
 
 // Returns the sums of slice i of this process.
-static AdafactorSums sliced_sums_(const SlicedTensor_* t, int i, double row_mean, Adafactor opt) {
+static AdafactorSums sliced_sums_(const SlicedTensor* t, int i, double row_mean, Adafactor opt) {
     if (t->u->state->rule[t->i] == RULE_FACTORED) {
         return adafactor_slice_sums_cpu(sliced_with_means_(t, i), row_mean, opt, t->u->scratch.memory);
     }
@@ -486,7 +514,7 @@ static AdafactorSums sliced_sums_(const SlicedTensor_* t, int i, double row_mean
 }
 
 // Returns the means of the whole tensor.
-static AdafactorMeans sliced_means_(const SlicedTensor_* t, double row_mean, Adafactor opt) {
+static AdafactorMeans sliced_means_(const SlicedTensor* t, double row_mean, Adafactor opt) {
     const ModelPart part = t->u->state->cfg.part;
     const double elements = (double)model_rows_in_files(t->whole, t->u->whole) * (double)t->whole->cols;
     AdafactorSums sums[MODEL_MAX_SLICES], all = {0, 0};
@@ -503,8 +531,8 @@ static AdafactorMeans sliced_means_(const SlicedTensor_* t, double row_mean, Ada
 }
 
 // Moves a range of slice i of this process.
-static void sliced_adafactor_move_(const SlicedTensor_* t, int i, const ZeroRange* range,
-                                   AdafactorMeans means, Adafactor opt) {
+static void sliced_adafactor_move_(const SlicedTensor* t, int i, const ZeroRange* range, AdafactorMeans means,
+                                   Adafactor opt) {
     const size_t begin = range->before, end = begin + range->count;
     float* m = (float*)state_array(t->u->state, STATE_M, range);
     if (t->u->state->rule[t->i] == RULE_FACTORED) {
@@ -517,7 +545,7 @@ static void sliced_adafactor_move_(const SlicedTensor_* t, int i, const ZeroRang
     }
 }
 
-static void sliced_adafactor_update_(const SlicedTensor_* t, Adafactor opt) {
+static void sliced_adafactor_update_(const SlicedTensor* t, Adafactor opt) {
     const Zero* z = t->u->zero;
     const int is_matrix = t->u->state->rule[t->i] == RULE_FACTORED;
     const AdafactorMeans means = sliced_means_(t, is_matrix ? sliced_squares_of_all_(t, opt) : 0, opt);
@@ -530,10 +558,13 @@ static void sliced_adafactor_update_(const SlicedTensor_* t, Adafactor opt) {
     }
 }
 
-void sliced_update_cpu(const SlicedUpdate* u, int group, Update update) {
+void sliced_update_cpu(SlicedUpdate* u, int group, Update update) {
+    for (int i = 0; i < (group > 0 ? u->plan.slices : 1); i++) {
+        u->operands[i] = zero_operands_cpu(u->zero, group > 0 ? group + i : 0);
+    }
     sliced_muon_(u, group, update_muon(update));
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        const SlicedTensor_ t = sliced_tensor_(u, i, group);
+        const SlicedTensor t = sliced_tensor_(u, i, group);
         if (sliced_update_has(u->state, i) && u->state->rule[i] != RULE_MUON &&
             tensor_is_in_group(t.row, group) && sliced_takes_part_(&t, 0, tensor_layer_elements(t.row))) {
             sliced_adafactor_update_(&t, update_adafactor(update_of_row(update, u->state, i)));

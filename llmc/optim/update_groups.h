@@ -58,8 +58,11 @@ void update_groups_open(UpdateGroups* u, Memory* memory, OptimizerState* state, 
     u->partial =
         (double*)memory_take(memory, "scratch: gradient norm", MEMORY_DEVICE, blocks * sizeof(double));
     u->scratch = memory_take(memory, "scratch of the update", MEMORY_DEVICE, optimizer_scratch_bytes(state));
-    const MuonScratch scratch = {u->scratch, &linear->matmul};
-    sliced_update_open(&u->sliced, memory, state, zero, tensor, scratch);
+    sliced_update_open(&u->sliced, memory, state, &zero->plan);
+    u->sliced.zero = zero;
+    u->sliced.group = tensor;
+    u->sliced.scratch.memory = u->scratch;
+    u->sliced.scratch.matmul = &linear->matmul;
 }
 
 // True if a range belongs to group g and is not frozen.

@@ -63,6 +63,32 @@ static const OptionRow* grid_option_(const char* name) {
     return &OPTION_TABLE[i];
 }
 
+// Checks the updates of whole matrices that GPUs make of slices.
+static int grid_suits_matrices_(char* error, const Settled* s) {
+    const Options* o = &s->options;
+    const int slices = s->ranks.grid.shape.slices, is_muon = o->optimizer == OPTIMIZER_MUON;
+    if (slices == 1 || s->use != USE_TRAIN) {
+        return 1;
+    }
+    if (o->optimizer == OPTIMIZER_ADAFACTOR) {
+        return grid_refuses_(error,
+                             "--tensor-slices %d, --optimizer adafactor, which updates whole matrices: only "
+                             "the CPU trainer does so with slices; wanted another optimizer",
+                             slices);
+    }
+    if (is_muon && (o->offload_optimizer || o->offload_params)) {
+        return grid_refuses_(error,
+                             "--tensor-slices %d, --optimizer muon, --offload-%s; wanted off: the slices of "
+                             "a layer are updated together",
+                             slices, o->offload_params ? "params on" : "optimizer");
+    }
+    return !is_muon || (s->cfg.share != SHARE_ATTENTION && s->cfg.share != SHARE_MLP) ||
+           grid_refuses_(error,
+                         "--tensor-slices %d, --optimizer muon, --share-layers %s: only the CPU trainer does "
+                         "so; wanted pairs or off",
+                         slices, o->share_layers);
+}
+
 // Checks that the trainer has the passes.
 static int grid_suits_trainer_(char* error, const Settled* s) {
     const Options* o = &s->options;
@@ -79,11 +105,7 @@ static int grid_suits_trainer_(char* error, const Settled* s) {
                              "--pipeline-parallel %d, --teacher%s: only the CPU trainer has both; wanted 1",
                              shape.pipeline, o->teacher[0] ? "" : "-logits");
     }
-    return shape.slices == 1 || (o->optimizer != OPTIMIZER_MUON && o->optimizer != OPTIMIZER_ADAFACTOR) ||
-           grid_refuses_(error,
-                         "--tensor-slices %d, --optimizer %s, which updates whole matrices: only the CPU "
-                         "trainer does so with slices; wanted adamw, adamw8bit, lion or sgd",
-                         shape.slices, optimizer_word((OptimizerName)o->optimizer));
+    return grid_suits_matrices_(error, s);
 }
 
 // Returns the unit of the columns of a slice: whole vectors, and whole blocks of 8-bit numbers.

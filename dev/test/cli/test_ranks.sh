@@ -454,7 +454,7 @@ test_slices_keys() {
     near "4 slices with 1 head of keys, then none" "$(last_loss keys_whole)" "$(last_loss keys_to_1)" 1e-6
     trains 4 keys_to_4 --resume keys_whole/step_00000003 --tensor-parallel 4
     near "none, then 4 slices with 1 head of keys" "$(last_loss keys_whole)" "$(last_loss keys_to_4)" 1e-6
-    same_slices "2 heads of keys, bf16" keys_bf16 "${base[@]}" --kv-heads 2 --matmul bf16 --zero 1
+    same_slices "2 heads of keys, bf16" keys_bf16 "${base[@]}" --kv-heads 2 --matmul bf16
 }
 
 # Matrices in slices are updated as whole ones; other slices continue with their state.
@@ -896,8 +896,9 @@ test_gpu_slices() {
             same_log slices_$zero slices_${zero}_$t "4 slices on $t GPUs, --zero $zero"
         done
     done
-    # heads of keys that all slices have: copies that differ would not survive a checkpoint
-    options=(--arch qwen2 --hidden 128 --kv-heads 1)
+    # heads of keys that all slices have: copies that differ would not survive a checkpoint; Muon
+    # makes whole matrices of slices
+    options=(--arch qwen2 --hidden 128 --kv-heads 1 --optimizer muon --muon-rows on)
     case $built in */BF16/*) options+=(--master-weights off) ;; esac
     trains 1 keys "${slices[@]}" --zero 3 "${options[@]}"
     CUSIM_STREAMS=random trains 4 keys_2 --resume keys/step_00000003 --zero 3 --tensor-parallel 2

@@ -69,7 +69,7 @@ static void update_whole(Side* x, Update u) {
     }
 }
 
-static void update_slices(Side* x, const SlicedUpdate* sliced, Update u) {
+static void update_slices(Side* x, SlicedUpdate* sliced, Update u) {
     for (int i = 0; i < x->zero.num_ranges; i++) { // the operand takes the gradient's place
         const ZeroRange* range = &x->zero.ranges[i];
         float* grad = x->zero.grads + range->full;
@@ -109,7 +109,8 @@ static void test_slices(const char* what, ModelConfig cfg, Optimizer optimizer, 
     SlicedUpdate sliced;
     side_open(&whole, cfg, optimizer, &alone);
     side_open(&slices, model_part_of(cfg, (ModelPart){.slices = S, .of_slices = S}), optimizer, &alone);
-    sliced_update_open(&sliced, &slices.memory, &slices.state, &slices.zero, &alone, slices.scratch);
+    sliced_update_open(&sliced, &slices.memory, &slices.state, &slices.plan);
+    sliced.zero = &slices.zero, sliced.group = &alone, sliced.scratch = slices.scratch;
     float* wanted = (float*)memory_take(&slices.memory, "wanted", MEMORY_DEVICE,
                                         zero_count(&slices.plan, ZERO_FULL) * sizeof(float));
     fill(&whole, whole.zero.params, 0.02f, 1);
