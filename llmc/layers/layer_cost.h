@@ -44,6 +44,7 @@ The activation counts as a pass of its own, even where a GPU fuses it into a mat
     X(COST_MOVES, "offloading") \
     X(COST_TENSOR, "transfers of tensor groups") \
     X(COST_CONTEXT, "of context groups") \
+    X(COST_EXPERTS, "of expert groups") \
     X(COST_PIPELINE, "idle pipelines") \
     X(COST_DATA, "ZeRO's transfers")
 // clang-format on
@@ -119,7 +120,7 @@ static inline double cost_hidden_rows_(const CostWalk* w) {
 // starts those of all experts at once.
 static inline void cost_matmul_of_(const CostWalk* w, const TensorRow* weight, double weight_bytes) {
     const double in = (double)weight->cols, out = (double)weight->rows / weight->experts,
-                 N = weight->experts > 1 ? cost_hidden_rows_(w) : w->N;
+                 N = weight->experts > 1 || weight->split == SPLIT_EXPERTS ? cost_hidden_rows_(w) : w->N;
     cost_add_slices(w, COST_MATMULS, matmul_flops(N, in, out),
                     w->size * N * (in + out) + weight_bytes * (double)tensor_layer_elements(weight));
     w->sum->s[COST_LAUNCHES] += w->is_fused ? 0 : w->times * (weight->experts - 1) * w->rates->launch_s;
@@ -225,10 +226,23 @@ static inline void cost_self_attention_backward(const CostWalk* w) {
 
 // ---- mlp.h ----
 
-static inline void cost_mlp_activation(const CostWalk* w) {
-    const double elements = cost_hidden_rows_(w) * model_hidden(w->cfg) + w->N * w->cfg.Fs;
+static inline void cost_activation_(const CostWalk* w, double elements) {
     cost_add_slices(w, COST_ACTIVATION, 0,
                     activation_forward_bytes(elements, w->size, model_activation(w->cfg)));
+}
+
+// Adds the activations that passes keep: divided experts keep none.
+static inline void cost_mlp_activation(const CostWalk* w) {
+    const double rows = model_divides_experts(w->cfg) ? 0 : cost_hidden_rows_(w);
+    cost_activation_(w, rows * model_hidden(w->cfg) + w->N * w->cfg.Fs);
+}
+
+// Adds the hidden layers of divided experts, which each pass computes.
+static inline void cost_divided_hidden_(const CostWalk* w) {
+    if (model_divides_experts(w->cfg)) {
+        cost_linear_(w, offsetof(ModelParameters, fcw));
+        cost_activation_(w, cost_hidden_rows_(w) * model_hidden(w->cfg));
+    }
 }
 
 // Adds a pass over rows of C channels: those of experts, and `of_tokens` of each token.
@@ -251,11 +265,14 @@ static inline void cost_mlp_hidden(const CostWalk* w) {
     if (w->cfg.Fs > 0) {
         cost_linear_(w, offsetof(ModelParameters, sfcw));
     }
-    cost_linear_(w, offsetof(ModelParameters, fcw));
+    if (!model_divides_experts(w->cfg)) {
+        cost_linear_(w, offsetof(ModelParameters, fcw));
+    }
     cost_mlp_activation(w);
 }
 
 static inline void cost_mlp(const CostWalk* w) {
+    cost_divided_hidden_(w);
     if (w->cfg.E > 0) {
         cost_expert_rows_(w, 1, 1); // sum of each token's rows
     }
@@ -278,6 +295,7 @@ static inline void cost_experts_backward_(const CostWalk* w) {
 
 static inline void cost_mlp_backward(const CostWalk* w) {
     const double elements = cost_hidden_rows_(w) * model_hidden(w->cfg) + w->N * w->cfg.Fs;
+    cost_divided_hidden_(w);
     cost_linear_backward_(w, offsetof(ModelParameters, fcprojw), offsetof(ModelParameters, fcprojb));
     cost_add_slices(w, COST_ACTIVATION, 0,
                     activation_backward_bytes(elements, w->size, model_activation(w->cfg)));

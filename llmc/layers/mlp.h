@@ -285,8 +285,8 @@ static inline void mlp_divided_forward_(const Mlp* mlp) {
     const Experts* x = &mlp->experts;
     const ExpertParallel* parallel = &x->parallel;
     const int C = mlp->fc.C;
-    const ExpertRows sent[] = {{x->in, parallel->in, C}, {x->router.scale, parallel->scale, 1}},
-                     returned = {x->out, parallel->out, C};
+    const ExpertArray sent[] = {{x->in, parallel->in, C}, {x->router.scale, parallel->scale, 1}},
+                      returned = {x->out, parallel->out, C};
     expert_counts_cpu(parallel, &x->router);
     for (int k = 0; k < expert_parallel_ranks(parallel); k++) {
         const ExpertRound round = expert_round(parallel, k);
@@ -432,10 +432,10 @@ static inline void mlp_divided_backward_(const Mlp* mlp, const MlpLayerGradients
     const Experts* x = &mlp->experts;
     const ExpertParallel* parallel = &x->parallel;
     const int C = mlp->fc.C;
-    const ExpertRows sent[] = {{x->in, parallel->in, C},
-                               {x->out, parallel->out, C},
-                               {x->router.scale, parallel->scale, 1}},
-                     returned[] = {{x->out, parallel->out, C}, {all->dscale, parallel->dscale, 1}};
+    const ExpertArray sent[] = {{x->in, parallel->in, C},
+                                {x->out, parallel->out, C},
+                                {x->router.scale, parallel->scale, 1}},
+                      returned[] = {{x->out, parallel->out, C}, {all->dscale, parallel->dscale, 1}};
     for (int k = 0; k < expert_parallel_ranks(parallel); k++) {
         const ExpertRound round = expert_round(parallel, k);
         const Mlp arrived = mlp_arrived_(mlp, round.from);

@@ -59,13 +59,13 @@ Router expert_arrived_cpu(const ExpertParallel* x, const Router* own, int from);
 typedef struct {
     float *own, *arrived; // (M, cols), (rows, cols)
     int cols;
-} ExpertRows;
+} ExpertArray;
 
 // Move rows of `count` arrays: to the experts of a round, or back to where they came from.
-void expert_send_cpu(const ExpertParallel* x, const Router* own, ExpertRound round, const ExpertRows* arrays,
+void expert_send_cpu(const ExpertParallel* x, const Router* own, ExpertRound round, const ExpertArray* arrays,
                      int count);
 void expert_return_cpu(const ExpertParallel* x, const Router* own, ExpertRound round,
-                       const ExpertRows* arrays, int count);
+                       const ExpertArray* arrays, int count);
 
 #ifdef __cplusplus
 }
@@ -118,7 +118,7 @@ enum { EXPERT_ARRAYS_ = 3 }; // at most, that move together
 
 // Moves rows between this rank's own, of the experts of rank `to`, and those that arrived.
 static void expert_move_(const ExpertParallel* x, const Router* own, ExpertRound round,
-                         const ExpertRows* arrays, int count, int returns) {
+                         const ExpertArray* arrays, int count, int returns) {
     const int experts = expert_parallel_own_(x, own);
     const size_t first = (size_t)own->first[round.to * experts],
                  rows = (size_t)own->first[(round.to + 1) * experts] - first,
@@ -135,13 +135,13 @@ static void expert_move_(const ExpertParallel* x, const Router* own, ExpertRound
     group_exchange_cpu(x->group, moves, 2 * count);
 }
 
-void expert_send_cpu(const ExpertParallel* x, const Router* own, ExpertRound round, const ExpertRows* arrays,
+void expert_send_cpu(const ExpertParallel* x, const Router* own, ExpertRound round, const ExpertArray* arrays,
                      int count) {
     expert_move_(x, own, round, arrays, count, 0);
 }
 
 void expert_return_cpu(const ExpertParallel* x, const Router* own, ExpertRound round,
-                       const ExpertRows* arrays, int count) {
+                       const ExpertArray* arrays, int count) {
     expert_move_(x, own, round, arrays, count, 1);
 }
 

@@ -220,10 +220,12 @@ static inline void cost_transfers_(const CostWalk* w, const Settled* s, const do
     const CostTransfers x = cost_exchanged_(w, s);
     double each_s[COST_PASSES], beside_s[COST_PASSES]; // a pass of a micro-batch; what it hides
     for (int pass = 0; pass < COST_PASSES; pass++) {
-        const double tensor = cost_tensor_s(&x, (CostPass)pass), context = cost_context_s(&x, (CostPass)pass);
+        const double tensor = cost_tensor_s(&x, (CostPass)pass), context = cost_context_s(&x, (CostPass)pass),
+                     experts = cost_expert_s(&x, (CostPass)pass);
+        w->sum->s[COST_EXPERTS] += w->times * experts;
         w->sum->s[COST_TENSOR] += w->times * tensor;
         w->sum->s[COST_CONTEXT] += w->times * context;
-        each_s[pass] = pass_s[pass] / w->times + tensor + context;
+        each_s[pass] = pass_s[pass] / w->times + tensor + context + experts;
         // CPUs wait for all messages
         beside_s[pass] = s->options.program.trainer == OPTION_GPU ? each_s[pass] : 0;
     }

@@ -7,6 +7,8 @@ from the bytes.
                (12 with --recompute 3), and 4 outside of the blocks
     context    K and V of whole sequences, in the forward pass and    no
                again in the backward pass, and their gradients
+    experts    2 of k N C elements a block forward, 3 backward, for   no
+               the k experts of a token
     pipeline   N C / t elements forward and backward                  no
     data       ZeRO's gathers and reductions (zero.h)                 up to the time of the pass
                                                                       that they run beside; not
@@ -64,6 +66,10 @@ static inline LinksGroup cost_context_group_(const CostTransfers* x) {
     return links_group(&x->links, x->shape.context, x->shape.tensor);
 }
 
+static inline LinksGroup cost_expert_group_(const CostTransfers* x) {
+    return links_group(&x->links, grid_experts(x->shape), 1);
+}
+
 // Gathers and exchanges in a pass, all of the same bytes.
 typedef struct {
     double gathers, exchanges, bytes;
@@ -90,12 +96,27 @@ static inline CostCalls_ cost_context_calls_(const CostTransfers* x, CostPass pa
     return calls;
 }
 
-// Return the seconds of the transfers of the tensor group, and of the context group, in a pass.
+// Returns the calls of the expert group in a pass, if routers choose all experts alike.
+static inline CostCalls_ cost_expert_calls_(const CostTransfers* x, CostPass pass) {
+    const double L = x->cfg.L, rows = x->N * x->cfg.E_used;
+    const CostCalls_ calls = {0, L * (pass == COST_FORWARD ? 2 : 3), rows * x->cfg.C * x->size};
+    return calls;
+}
+
+// Return the seconds of the transfers of the tensor group, of the context group, and of the expert
+// group, in a pass. An exchange between experts is made in rounds.
 static inline double cost_tensor_s(const CostTransfers* x, CostPass pass) {
     return cost_calls_s_(x, cost_tensor_group_(x), cost_tensor_calls_(x, pass));
 }
 static inline double cost_context_s(const CostTransfers* x, CostPass pass) {
     return cost_calls_s_(x, cost_context_group_(x), cost_context_calls_(x, pass));
+}
+
+static inline double cost_expert_s(const CostTransfers* x, CostPass pass) {
+    const LinksGroup group = cost_expert_group_(x);
+    const CostCalls_ calls = cost_expert_calls_(x, pass);
+    return cost_calls_s_(x, group, calls) +
+           (group.size > 2 ? (group.size - 2) * calls.exchanges * links_start_s(group) : 0);
 }
 
 static inline double cost_send_bytes_(const CostTransfers* x) {
@@ -110,10 +131,10 @@ static inline double cost_send_s(const CostTransfers* x) {
     return links_send_s(&x->links, group, cost_send_bytes_(x));
 }
 
-// Bytes that a process sends in an update to its tensor group, its context group, and, if it is in
-// a middle stage, to the next stage and the one before.
+// Bytes that a process sends in an update to its tensor group, its context group, its expert group,
+// and, if it is in a middle stage, to the next stage and the one before.
 typedef struct {
-    double tensor, context, pipeline;
+    double tensor, context, experts, pipeline;
 } CostTraffic;
 
 static inline double cost_calls_bytes_(LinksGroup group, CostCalls_ calls) {
@@ -123,10 +144,12 @@ static inline double cost_calls_bytes_(LinksGroup group, CostCalls_ calls) {
 // Returns the traffic of `times` micro-batches.
 static inline CostTraffic cost_traffic_of(const CostTransfers* x, double times) {
     const int neighbours = x->shape.pipeline > 2 ? 2 : x->shape.pipeline - 1;
-    CostTraffic traffic = {0, 0, times * neighbours * cost_send_bytes_(x)};
+    CostTraffic traffic = {0, 0, 0, times * neighbours * cost_send_bytes_(x)};
     for (int pass = 0; pass < COST_PASSES; pass++) {
         const CostCalls_ tensor = cost_tensor_calls_(x, (CostPass)pass),
-                         context = cost_context_calls_(x, (CostPass)pass);
+                         context = cost_context_calls_(x, (CostPass)pass),
+                         experts = cost_expert_calls_(x, (CostPass)pass);
+        traffic.experts += times * cost_calls_bytes_(cost_expert_group_(x), experts);
         traffic.tensor += times * cost_calls_bytes_(cost_tensor_group_(x), tensor);
         traffic.context += times * cost_calls_bytes_(cost_context_group_(x), context);
     }
@@ -148,13 +171,15 @@ static inline CostMoves_ cost_moves_(const CostTransfers* x, const ZeroPlan* zer
                                      double (*seconds)(const Links*, LinksGroup, double)) {
     const int t = x->shape.tensor, shards = zero->shards, blocks = zero->groups - 1;
     const LinksGroup within = links_group(&x->links, shards, t),
+                     of_blocks = links_group(&x->links, zero_parts_of(zero, 1, shards), t * zero->experts),
                      between = links_group(&x->links, zero_replicas(zero), t * shards);
     const double other = between_per_byte / shards;
-    const CostMoves_ moves = {
-        seconds(&x->links, within, blocks_bytes) + (shards > 1 ? (blocks - 1) * links_start_s(within) : 0),
-        seconds(&x->links, between, blocks_bytes * other) +
-            (between.size > 1 ? (blocks - 1) * links_start_s(between) : 0),
-        seconds(&x->links, within, outside_bytes) + seconds(&x->links, between, outside_bytes * other)};
+    const CostMoves_ moves = {seconds(&x->links, of_blocks, blocks_bytes) +
+                                  (of_blocks.size > 1 ? (blocks - 1) * links_start_s(of_blocks) : 0),
+                              seconds(&x->links, between, blocks_bytes * other) +
+                                  (between.size > 1 ? (blocks - 1) * links_start_s(between) : 0),
+                              seconds(&x->links, within, outside_bytes) +
+                                  seconds(&x->links, between, outside_bytes * other)};
     return moves;
 }
 
@@ -175,8 +200,9 @@ static inline double cost_data_s(const CostTransfers* x, const ZeroPlan* zero, d
     const CostMoves_ gather =
                          cost_moves_(x, zero, (zero->stage == 3 ? blocks : trained) * shared,
                                      (zero->stage == 3 ? once : trained_once) * shared, 1, links_gather_s),
-                     reduce = cost_moves_(x, zero, trained * gradient_bytes, trained_once * gradient_bytes,
-                                          sizeof(float) / gradient_bytes, links_exchange_s);
+                     reduce = cost_moves_(x, zero, zero->experts * trained * gradient_bytes,
+                                          trained_once * gradient_bytes, sizeof(float) / gradient_bytes,
+                                          links_exchange_s);
     const double again = zero->stage == 3 ? gather.within : 0, each = zero->stage >= 2 ? reduce.within : 0;
     // in each micro-step but the first forward pass and the last backward pass
     const double steady = cost_beyond_(again, pass_s[COST_FORWARD]) +

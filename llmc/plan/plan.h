@@ -250,6 +250,7 @@ void plan_print_traffic(FILE* file, const Settled* s) {
         const char* to;
     } parts[] = {{traffic.tensor, "its tensor group"},
                  {traffic.context, "its context group"},
+                 {traffic.experts, "its expert group"},
                  {traffic.pipeline, "other stages"}};
     const char* separator = "";
     fprintf(file, "each update: every %s sends",

@@ -226,7 +226,7 @@ static void test_experts(Group* g, int way) {
     expert_counts_cpu(&x, &router);
     for (int k = 0; k < g->size; k++) {
         const ExpertRound round = expert_round(&x, k);
-        const ExpertRows sent = {router.scale, x.scale, 1}, returned = {floats + rows, x.out, 1};
+        const ExpertArray sent = {router.scale, x.scale, 1}, returned = {floats + rows, x.out, 1};
         const Router arrived = expert_arrived_cpu(&x, &router, round.from);
         expert_send_cpu(&x, &router, round, &sent, 1);
         for (int e = 0; e < OWN; e++) {

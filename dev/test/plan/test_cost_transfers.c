@@ -168,6 +168,31 @@ TEST(traffic_of_matrices) {
                 1, 1e-12, "%g more bytes", cost_traffic(&m).tensor - cost_traffic(&a).tensor);
 }
 
+static ModelConfig mixtral_of(int C) {
+    ModelConfig cfg = model_of(C);
+    cfg.arch = ARCH_MIXTRAL;
+    cfg.E = 8, cfg.E_used = 2, cfg.F = 2 * C;
+    return cfg;
+}
+
+// Rows of 2 experts a token, of 2 C bytes, travel 5 times a block to 3 of 4 processes, in 3 rounds.
+// The backward pass computes the hidden layers again: 4 C F FLOP a row.
+TEST(experts) {
+    const Options o = options_of(1, 8 * T, NULL, NULL);
+    const GridShape shape = {1, 1, 8, 1, 1, 4}, none = {1, 1, 8, 1, 1, 1};
+    const ModelConfig cfg = mixtral_of(1024);
+    const Settled s = settled_in(cfg, &o, shape, 0), all = settled_in(cfg, &o, none, 0);
+    const CostUpdate update = update_of(&s), of_all = update_of(&all);
+    const double L = cfg.L, rows = 2.0 * T + 8 * 31 / 2.0, bytes = 2.0 * T * 2 * 1024;
+    EXPECT_NEAR(update.s[COST_EXPERTS] / (5 * L * (bytes * 3 / 4 / 300e9 + 3 * 25e-6)), 1, 1e-9, "%g s",
+                update.s[COST_EXPERTS]);
+    EXPECT(of_all.s[COST_EXPERTS] == 0, "%g s", of_all.s[COST_EXPERTS]);
+    EXPECT_NEAR((update.s[COST_MATMULS] - of_all.s[COST_MATMULS]) / (L * rows * 4 * 1024 * 2048 / FLOPS), 1,
+                1e-6, "hidden layers again");
+    EXPECT_NEAR(cost_traffic(&s).experts / (5 * L * bytes * 3 / 4), 1, 1e-9, "%g bytes",
+                cost_traffic(&s).experts);
+}
+
 // P - 1 of M + P - 1 micro-batches are idle; messages are 2 N C bytes each way.
 TEST(pipeline) {
     const Options o = options_of(1, 16 * T, "--zero", "1");
