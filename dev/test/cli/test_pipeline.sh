@@ -211,7 +211,8 @@ last_loss() { logged "$1" | sed -n 's/^val [0-9]* \([0-9.]*\) *$/\1/p' | tail -n
 test_gpu_models() {
     local small=(--layers 4 --channels 32 --heads 2 --seq-len 16 --batch 2 --total-batch 96 --steps 9 --eval-every 0 --samples 0
         --tf32 off --autotune off)
-    stages "nanochat" "${small[@]}" --arch nanochat --window 8 --window-pattern SL
+    stages "nanochat" "${small[@]}" --arch nanochat
+    stages "qwen3 with a window" "${small[@]}" --arch qwen3 --window 8 --window-pattern SL
     stages "mixtral" "${small[@]}" --arch mixtral --experts 4 --experts-used 2 --optimizer muon
     stages "pairs" "${small[@]}" --share-layers pairs --freeze 'wpe,mlp[2-3]' --zero 2 --gradients fp32 --pack dynamic
 }
