@@ -121,11 +121,12 @@ void dedup_functions(DedupFunctions* functions) {
     }
 }
 
-// Lowers the smallest values by those of a shingle.
-static inline void dedup_lower_(uint32_t smallest[DEDUP_HASHES], const DedupFunctions* functions,
-                                uint32_t x) {
+// Lowers the smallest values by those of a shingle. Only with `restrict` does the compiler make
+// vectors of it, which is several times as fast.
+static inline void dedup_lower_(uint32_t* restrict smallest, const uint32_t* restrict factors,
+                                const uint32_t* restrict terms, uint32_t x) {
     for (int i = 0; i < DEDUP_HASHES; i++) {
-        uint32_t y = functions->factors[i] * x + functions->terms[i];
+        uint32_t y = factors[i] * x + terms[i];
         y = (y ^ y >> 15) * 0x9E3779B1u;
         y = (y ^ y >> 13) * 0x85EBCA77u;
         y ^= y >> 16;
@@ -137,7 +138,7 @@ void dedup_smallest(uint32_t smallest[DEDUP_HASHES], const DedupFunctions* funct
     words_runs(words, words->count < DEDUP_SHINGLE ? words->count : DEDUP_SHINGLE);
     memset(smallest, 0xFF, DEDUP_HASHES * sizeof(uint32_t));
     for (size_t i = 0; i < words->num_runs; i++) {
-        dedup_lower_(smallest, functions, (uint32_t)(words->runs[i] >> 32));
+        dedup_lower_(smallest, functions->factors, functions->terms, (uint32_t)(words->runs[i] >> 32));
     }
 }
 

@@ -47,8 +47,8 @@ typedef int (*TaskTextSink)(void* sink_context, const char* context, size_t cont
 // Returns 1 if a text has the first line of a task.
 int task_files_is_task(const char* text, size_t bytes);
 
-// Passes the texts of a task to the sink; text[0 .. bytes) is its file, which is changed, `path` its
-// name for errors. Returns 0 with the reason in `error`.
+// Passes the texts of a task to the sink; text[0 .. bytes) is its file, which is changed. `path` is
+// its name for errors. Returns 0 with the reason in `error`.
 int task_files_texts(const char* path, char* text, size_t bytes, TaskTextSink sink, void* sink_context,
                      char* error);
 
