@@ -356,8 +356,9 @@ test_schedule() {
         check "the same bits" cmp -s mixed/step_00000008/model.safetensors cut/step_00000008/model.safetensors
     done
     cp -r mixed batch
-    runs "a larger batch" --out batch --resume 3 --total-batch 64 --override
-    check "lines keep their steps" grep -q '"first":12,"from_step":3,"from_tokens":96,"from_sequence":6,' batch/step_00000008/state.json
+    printf '0 web 3 books 1\n4 ramp web 3 books 1\n6 books 1\n' >steps.txt
+    runs "a larger batch" --out batch --resume 3 --data-schedule steps.txt --total-batch 64 --override
+    check "lines keep their steps" grep -q '"first":18,"from_step":3,"from_tokens":96,"from_sequence":6,' batch/step_00000008/state.json
     runs "another mixture" --out cut --resume 8 --steps 10 --train-data maths=maths.txt:1,web=text.txt:1
     says "a new source" "source maths is new, with 50 %"
     says "one that left" "source books is not read any more, after 8 sequences"
