@@ -541,7 +541,8 @@ template <class G> static float apart_sum(const ZeroPlan* plan, int is_embedding
     return sum;
 }
 
-// Returns element i of the gradient of wte, which the ranks reduce: the embedding's sum travels as G.
+// Returns element i of the gradient of wte, which the ranks reduce: the embedding's sum travels as
+// G.
 template <class G> static float apart_wanted(const ZeroPlan* plan, size_t i) {
     const float head = apart_sum<G>(plan, 0, i), embedding = apart_rounded<G>(apart_sum<G>(plan, 1, i));
     const int is_narrow = plan->stage == 0 || (plan->stage == 1 && plan->size == 1);
