@@ -488,7 +488,9 @@ constexpr int norm_backward_blocks_(int warps) {
 }
 
 // Returns the rows that a block of norm_backward_kernel processes at a time.
-constexpr int norm_rows_at_once_(int width, int items) { return (width == 1 ? 4 : 2) / items; }
+__host__ __device__ constexpr int norm_rows_at_once_(int width, int items) {
+    return (width == 1 ? 4 : 2) / items;
+}
 
 // A block processes a group of rows, a few at a time. Thread i owns the columns i, i + blockDim.x,
 // ... in groups of WIDTH and sums them over the rows in registers. The next rows are loaded before
