@@ -294,7 +294,7 @@ __device__ inline float distill_kept_dlogit_(float y, float q, int is_hit, const
 // order  fixed
 // needs  k <= 256, and as distill_logits_kernel
 template <class T, int WIDTH>
-__global__ void __launch_bounds__(DISTILL_THREADS_)
+__global__ void __launch_bounds__(DISTILL_THREADS_, 2)
     distill_kept_kernel(float* kl, T* logits, KeptTokens kept, const float* loss, const int* target,
                         float scale, CrossEntropy of, Distill how) {
     const int n = blockIdx.x, i = threadIdx.x, k = kept.k, hit = target[n];
