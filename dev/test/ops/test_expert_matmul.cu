@@ -33,8 +33,8 @@ static void expect_product(const float* got, const Product* p, int rows, float b
                 sum += term;
                 size += fabs(term);
             }
-            // the roundings of K + 1 sums in fp32, and of the result: below 2^-14, fp16 has steps of
-            // 2^-24
+            // the roundings of K + 1 sums in fp32, and of the result; below 2^-14, fp16 has steps
+            // of 2^-24
             const double tolerance = (p->K + 1) * 0x1p-24 * size + out_roundoff * fmax(fabs(sum), 0x1p-14);
             EXPECT_NEAR(got[(size_t)i * p->width + j], sum, tolerance, "%s, %s, K %d, (%d, %d) of %d x %d",
                         p->name, type, p->K, i, j, rows, p->width);

@@ -33,7 +33,7 @@ static void side_open(Side* x, ModelConfig cfg, Optimizer optimizer, Group* data
     x->scratch.memory = memory_take(&x->memory, "scratch", MEMORY_DEVICE, optimizer_scratch_bytes(&x->state));
     float *params = (float*)memory_take(&x->memory, "parameters", MEMORY_DEVICE, bytes),
           *grads = (float*)memory_take(&x->memory, "gradients", MEMORY_DEVICE, bytes);
-    zero_open_cpu(&x->zero, &x->memory, x->plan, cfg, x->rows, params, grads, data);
+    zero_open_cpu(&x->zero, &x->memory, x->plan, cfg, x->rows, params, grads, data, data);
 }
 
 static PartGroup group_of(const Side* x, float* array, int g) {
