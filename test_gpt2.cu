@@ -291,7 +291,7 @@ static double document_gradients(Model* model, const int* tokens, const int* tar
         const int at = micro * count;
         const Batch batch = {tokens + at, targets + at, starts ? starts + at : NULL, model->B, T, count};
         const MicroStep step = {micro, 1, 1, micro == micro_steps - 1};
-        model_micro_step(model, model_push(model, batch), dloss, step, NULL, 1);
+        micro_step_backward(model, model_push(model, batch), dloss, step, NULL, 1);
     }
     return losses_of_update(model, micro_steps) / (BATCHES * N);
 }
@@ -896,8 +896,8 @@ static void test_smaller_batch(Settings settings, const float* weights) {
         const int length = lengths[micro];
         const MicroStep step = {micro, 1, 1, micro == MICRO_STEPS - 1};
         const Batch batch = {tokens, targets, NULL, rows[micro], length, rows[micro] * length};
-        model_micro_step(model, model_push(model, batch), loss_scale() / loss_tokens, step, NULL,
-                         batch.B == model->B && batch.T == T);
+        micro_step_backward(model, model_push(model, batch), loss_scale() / loss_tokens, step, NULL,
+                            batch.B == model->B && batch.T == T);
     }
     losses_of_update(model, MICRO_STEPS);
     for (int micro = 0; micro < MICRO_STEPS; micro++) {
@@ -920,18 +920,19 @@ static void test_evaluate(const float* weights, int room) {
     document_batch(tokens, targets, starts);
     Model* model = test_open(USUAL, B, weights);
     CpuTrainer* reference = cpu_trainer_open(model->cfg, B, T, weights);
-    double losses[B + 1];
+    double losses[B + 1] = {0};
     model->results.max_losses = room;
     for (int time = 0; time < 2; time++) {
+        step_results_clear(&model->results);
         for (int i = 0; i <= B; i++) {
             const Batch batch = {tokens, targets, starts, B - i, T, (B - i) * T};
-            evaluate_batch(model, batch, i, losses);
+            evaluate_batch(model, batch, losses + i);
             if (time == 0 && i == 1) {
                 break; // stopped
             }
         }
     }
-    step_results_collect(&model->results, losses + B + 1);
+    step_results_collect(&model->results, losses + B);
     for (int i = 0; i < B; i++) {
         const double want =
             cpu_trainer_gradients(reference, tokens, targets, starts, B - i, T, N, GRADIENT_SET);
@@ -1068,7 +1069,7 @@ static void test_quantized_evaluate(void) {
     const Batch batch = {tokens, targets, starts, B, T, N};
     const double want = cpu_trainer_gradients(reference, tokens, targets, starts, B, T, N, GRADIENT_SET);
     double loss;
-    evaluate_batch(model, batch, 0, &loss);
+    evaluate_batch(model, batch, &loss);
     step_results_collect(&model->results, &loss + 1);
     EXPECT_NEAR(loss, want, N * tolerance(), "losses in 8 bits");
     cpu_trainer_close(reference);

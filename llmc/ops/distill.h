@@ -488,7 +488,6 @@ typedef struct {
 // Finds the kept tokens of row n in a slice, and moves their y out of the row (distill_take_).
 static void distill_own_(DistillOwn_* own, float* y, KeptTokens kept, int n, int first, int V) {
     const KeptTokens row = kept_tokens_from(kept, n);
-    own->k = 0;
     for (int i = 0; i < row.k; i++) {
         if (first <= row.ids[i] && row.ids[i] < first + V) {
             own->ids[own->k] = row.ids[i] - first;
@@ -516,7 +515,7 @@ static DistillSlice distill_slice_logits_(const float* y, const float* z, int V,
 
 static DistillSlice distill_slice_kept_(float* y, KeptTokens kept, int n, int first, int V, float lse,
                                         float over_t) {
-    DistillOwn_ own;
+    DistillOwn_ own = {0};
     distill_own_(&own, y, kept, n, first, V);
     DistillSlice sums = {0, 0, 0, distill_sum_(y, V, lse, over_t), distill_sum_(own.y, own.k, lse, over_t)};
     for (int i = 0; i < own.k; i++) {
@@ -560,7 +559,7 @@ void distill_combine_cpu(float* kl, const DistillSlices* s, DistillTeacher teach
 static void distill_slice_gradient_(float* y, const DistillWhole_* w, DistillTeacher teacher, int n,
                                     int first, int V) {
     DistillRow_ other = w->row;
-    DistillOwn_ own;
+    DistillOwn_ own = {0};
     if (teacher.logits) {
         distill_gradient_(y, teacher.logits + (size_t)n * teacher.Vp, w->row.of_pt, w->shift, w->row, V);
         return;
