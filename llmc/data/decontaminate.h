@@ -77,6 +77,7 @@ void test_texts_close(TestTexts* tests);
 #include "llmc/base/xxh64.h"
 #include "llmc/data/documents.h"
 #include "llmc/data/eval_task_files.h"
+#include "llmc/data/task_records.h"
 
 #define TEST_MAX_BYTES_ ((size_t)1 << 31) // largest file of a task
 
@@ -186,7 +187,7 @@ static int test_read_task_(TestTexts* tests, const char* path) {
     CHECK(file_try_read(path, TEST_MAX_BYTES_, &text, &bytes, error) &&
               byte_order_mark(path, text, bytes, &mark, error),
           "--decontaminate: %s", error);
-    const int is_task = task_files_is_task(text + mark, bytes - mark);
+    const int is_task = task_records_is_task(text + mark, bytes - mark);
     CHECK(!is_task || task_files_texts(path, text + mark, bytes - mark, test_pair_, tests, error),
           "--decontaminate: %s", error);
     free(text);

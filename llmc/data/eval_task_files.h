@@ -5,15 +5,11 @@ format:
     llm.c's .bin      int32 magic, version, examples, ... (256 words); then for each example, all
                       uint16: 65535, its bytes, its number, the right ending, 4, the tokens of the
                       context, and of each of 4 endings, each after its number of tokens
-    JSON lines        one example per line:
-      HellaSwag's     {"ctx": ..., "endings": [...], "label": 3}
-      choices         {"query": ..., "choices": [...], "gold": 3}
-      schema          {"context_options": [...], "continuation": ..., "gold": 1}    contexts differ
-      continuations   {"context": ..., "continuation": ...}
+    JSON lines        one example per line, of HellaSwag or DCLM (task_records.h)
 
-The last three are DCLM's. Context and ending are encoded separately. One blank stands between them
-and belongs to the ending; HellaSwag's are taken as they are, with a blank between them. No blank
-follows a line break. An empty context becomes the end-of-text token.
+Context and ending are encoded separately. One blank stands between them and belongs to the ending;
+HellaSwag's are taken as they are, with a blank between them. No blank follows a line break. An
+empty context becomes the end-of-text token.
 
 A malformed file ends the program, with the line, or the number of the example.
 */
@@ -40,12 +36,12 @@ typedef struct {
 // ending.
 void task_files_open(Task* task, const char* path, TaskSettings settings);
 
+// Returns 0 with the reason in `error` if a tokenizer, which may be NULL, does not encode any text.
+int task_files_can_encode(const Tokenizer* tokenizer, const char* path, char* error);
+
 // Receives a context and one of its endings. Returns 0 with the reason in `error`.
 typedef int (*TaskTextSink)(void* sink_context, const char* context, size_t context_bytes, const char* ending,
                             size_t ending_bytes, char* error);
-
-// Returns 1 if a text has the first line of a task.
-int task_files_is_task(const char* text, size_t bytes);
 
 // Passes the texts of a task to the sink; text[0 .. bytes) is its file, which is changed. `path` is
 // its name for errors. Returns 0 with the reason in `error`.
@@ -64,18 +60,15 @@ int task_files_texts(const char* path, char* text, size_t bytes, TaskTextSink si
 #include <stdlib.h>
 #include <string.h>
 
-#include "llmc/base/byte_order_mark.h"
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
-#include "llmc/base/json.h"
+#include "llmc/data/task_records.h"
 
 enum {
     TASK_MAGIC_ = 20240522,
     TASK_VERSION_ = 1,
     TASK_HEADER_BYTES_ = 1024,
     TASK_ENDINGS_ = 4,    // endings per example of a .bin
-    TASK_LIST_ = 128,     // longest list of texts
-    TASK_PLACE_ = 32,     // room for the line after a path
     TASK_EXAMPLE_ = 65535 // starts an example of a .bin
 };
 #define TASK_MAX_BYTES_ ((size_t)1 << 31) // largest file
@@ -85,7 +78,7 @@ typedef struct {
     TaskSettings settings;
     TaskTextSink sink; // of task_files_texts
     void* sink_context;
-    char place[PATH_MAX + TASK_PLACE_]; // "file:line", for errors
+    char place[TASK_PLACE_BYTES]; // "file:line", for errors
     char* error;
     char* text; // text of an ending with its blank
     size_t text_room;
@@ -113,167 +106,10 @@ static int task_add_ending_(TaskReader_* r, size_t context, size_t scored) {
 
 // ---- JSON lines ----
 
-typedef struct {
-    const char* text;
-    size_t bytes;
-} TaskText_;
-
-// Kinds of fields.
-typedef enum { TASK_CONTEXT_, TASK_ENDING_, TASK_TEXTS_, TASK_GOLD_ } TaskFieldKind_;
-
-typedef struct {
-    const char* name;
-    TaskFieldKind_ kind;
-} TaskField_;
-
-enum {
-    TASK_CTX_,
-    TASK_ENDINGS_FIELD_,
-    TASK_LABEL_,
-    TASK_QUERY_,
-    TASK_CHOICES_,
-    TASK_GOLD_FIELD_,
-    TASK_OPTIONS_,
-    TASK_CONTINUATION_FIELD_,
-    TASK_CONTEXT_FIELD_,
-    TASK_FIELDS_
-};
-
-static const TaskField_ TASK_FIELDS_TABLE_[TASK_FIELDS_] = {
-    [TASK_CTX_] = {"ctx", TASK_CONTEXT_},
-    [TASK_ENDINGS_FIELD_] = {"endings", TASK_TEXTS_},
-    [TASK_LABEL_] = {"label", TASK_GOLD_},
-    [TASK_QUERY_] = {"query", TASK_CONTEXT_},
-    [TASK_CHOICES_] = {"choices", TASK_TEXTS_},
-    [TASK_GOLD_FIELD_] = {"gold", TASK_GOLD_},
-    [TASK_OPTIONS_] = {"context_options", TASK_TEXTS_},
-    [TASK_CONTINUATION_FIELD_] = {"continuation", TASK_ENDING_},
-    [TASK_CONTEXT_FIELD_] = {"context", TASK_CONTEXT_},
-};
-
-typedef enum { TASK_HELLASWAG_, TASK_QUERIES_, TASK_SCHEMA_, TASK_CONTINUATIONS_, TASK_FORMS_ } TaskForm_;
-
-// Fields of each form.
-static const unsigned TASK_WANTED_[TASK_FORMS_] = {
-    [TASK_HELLASWAG_] = 1u << TASK_CTX_ | 1u << TASK_ENDINGS_FIELD_ | 1u << TASK_LABEL_,
-    [TASK_QUERIES_] = 1u << TASK_QUERY_ | 1u << TASK_CHOICES_ | 1u << TASK_GOLD_FIELD_,
-    [TASK_SCHEMA_] = 1u << TASK_OPTIONS_ | 1u << TASK_CONTINUATION_FIELD_ | 1u << TASK_GOLD_FIELD_,
-    [TASK_CONTINUATIONS_] = 1u << TASK_CONTEXT_FIELD_ | 1u << TASK_CONTINUATION_FIELD_,
-};
-
-// Known fields of a line; the texts point into the line.
-typedef struct {
-    unsigned found; // one bit for each
-    TaskText_ context, ending, texts[TASK_LIST_];
-    int count;
-    size_t gold;
-} TaskRecord_;
-
-static int task_read_texts_(JsonReader* json, TaskRecord_* record) {
-    int more;
-    record->count = 0;
-    if (!json_take(json, '[')) {
-        return 0;
-    }
-    while ((more = json_element(json, record->count ? JSON_NEXT : JSON_FIRST)) > 0) {
-        if (record->count == TASK_LIST_) {
-            return error_set(json->error, json->path, "more than %d texts in a list", TASK_LIST_);
-        }
-        TaskText_* text = &record->texts[record->count++];
-        if (!json_text(json, &text->text, &text->bytes)) {
-            return 0;
-        }
-    }
-    return more == 0;
-}
-
-// Reads a number, or a number in quotes.
-static int task_read_gold_(JsonReader* json, size_t* gold) {
-    const char* text;
-    char* end;
-    if (json_peek(json) != '"') {
-        return json_natural(json, gold);
-    }
-    if (!json_string(json, &text)) {
-        return 0;
-    }
-    *gold = strtoul(text, &end, 10);
-    return (*text >= '0' && *text <= '9' && !*end) ||
-           error_set(json->error, json->path, "found \"%.20s\", wanted the number of the right ending", text);
-}
-
-static int task_read_field_(JsonReader* json, TaskRecord_* record, TaskFieldKind_ kind) {
-    switch (kind) {
-    case TASK_CONTEXT_:
-        return json_text(json, &record->context.text, &record->context.bytes);
-    case TASK_ENDING_:
-        return json_text(json, &record->ending.text, &record->ending.bytes);
-    case TASK_TEXTS_:
-        return task_read_texts_(json, record);
-    default:
-        return task_read_gold_(json, &record->gold);
-    }
-}
-
-// Returns the known field of this name; TASK_FIELDS_ if none.
-static int task_field_(const char* name, size_t length) {
-    int i = 0;
-    while (i < TASK_FIELDS_ && (strlen(TASK_FIELDS_TABLE_[i].name) != length ||
-                                memcmp(TASK_FIELDS_TABLE_[i].name, name, length) != 0)) {
-        i++;
-    }
-    return i;
-}
-
-// Reads one line, and decodes its strings in place.
-static int task_read_record_(TaskReader_* r, char* line, size_t bytes, TaskRecord_* record) {
-    JsonReader json = json_reader(r->place, line, bytes, r->error);
-    const char* key;
-    size_t length;
-    int more;
-    record->found = 0;
-    if (!json_take(&json, '{')) {
-        return 0;
-    }
-    for (int n = 0; (more = json_text_member(&json, n ? JSON_NEXT : JSON_FIRST, &key, &length)) > 0; n++) {
-        const int field = task_field_(key, length);
-        const int ok = field == TASK_FIELDS_
-                           ? json_skip(&json)
-                           : task_read_field_(&json, record, TASK_FIELDS_TABLE_[field].kind);
-        if (!ok) {
-            return 0;
-        }
-        record->found |= field < TASK_FIELDS_ ? 1u << field : 0;
-    }
-    return more == 0 && json_end(&json);
-}
-
-// Sets names to a list of these fields.
-static void task_name_fields_(char names[256], unsigned fields) {
-    size_t used = 0;
-    names[0] = '\0';
-    for (int i = 0; i < TASK_FIELDS_; i++) {
-        if (fields >> i & 1) {
-            used += (size_t)snprintf(names + used, 256 - used, "%s%s", used ? ", " : "",
-                                     TASK_FIELDS_TABLE_[i].name);
-        }
-    }
-}
-
-// Finds the form of a file from its first line.
-static int task_find_form_(TaskReader_* r, const TaskRecord_* record, TaskForm_* form) {
-    char found[256];
-    for (int f = 0; f < TASK_FORMS_; f++) {
-        if ((record->found & TASK_WANTED_[f]) == TASK_WANTED_[f]) {
-            *form = (TaskForm_)f;
-            return 1;
-        }
-    }
-    task_name_fields_(found, record->found);
-    return error_set(r->error, r->place,
-                     "found the fields {%s}, wanted ctx, endings, label; or query, choices, gold; or "
-                     "context_options, continuation, gold; or context, continuation",
-                     found);
+int task_files_can_encode(const Tokenizer* tokenizer, const char* path, char* error) {
+    return (tokenizer && strcmp(tokenizer->kind, "words") != 0) ||
+           error_set(error, path, "text, wanted a --tokenizer that encodes any text%s",
+                     tokenizer ? ": the model's only knows the words of its list" : "");
 }
 
 static size_t task_encode_(TaskReader_* r, const char* text, size_t bytes, size_t at) {
@@ -282,8 +118,8 @@ static size_t task_encode_(TaskReader_* r, const char* text, size_t bytes, size_
 }
 
 // Adds the tokens of a context and an ending.
-static int task_add_pair_(TaskReader_* r, TaskText_ context, TaskText_ ending, TaskForm_ form) {
-    if (form != TASK_HELLASWAG_) {
+static int task_add_pair_(TaskReader_* r, TaskText context, TaskText ending, TaskForm form) {
+    if (form != TASK_HELLASWAG) {
         for (; context.bytes > 0 && context.text[context.bytes - 1] == ' '; context.bytes--) {
         }
         for (; ending.bytes > 0 && ending.text[0] == ' '; ending.text++, ending.bytes--) {
@@ -293,7 +129,7 @@ static int task_add_pair_(TaskReader_* r, TaskText_ context, TaskText_ ending, T
         return error_set(r->error, r->place, "an empty ending, wanted a text");
     }
     const int is_line = context.bytes > 0 && context.text[context.bytes - 1] == '\n';
-    const int has_blank = form == TASK_HELLASWAG_ || (context.bytes > 0 && !is_line);
+    const int has_blank = form == TASK_HELLASWAG || (context.bytes > 0 && !is_line);
     r->text = (char*)check_reserve(r->text, &r->text_room, ending.bytes + 1, 1, "an ending");
     memcpy(r->text + has_blank, ending.text, ending.bytes);
     if (has_blank) {
@@ -308,23 +144,16 @@ static int task_add_pair_(TaskReader_* r, TaskText_ context, TaskText_ ending, T
 }
 
 // Uses a context and an ending.
-typedef int (*TaskPair_)(TaskReader_* r, TaskText_ context, TaskText_ ending, TaskForm_ form);
+typedef int (*TaskPair_)(TaskReader_* r, TaskText context, TaskText ending, TaskForm form);
 
-// Checks a record, and uses each of its pairs.
-static int task_pairs_(TaskReader_* r, const TaskRecord_* record, TaskForm_ form, TaskPair_ pair) {
-    if (form == TASK_CONTINUATIONS_) {
+// Uses each pair of a record.
+static int task_pairs_(TaskReader_* r, const TaskRecord* record, TaskForm form, TaskPair_ pair) {
+    if (form == TASK_CONTINUATIONS) {
         return pair(r, record->context, record->ending, form);
     }
-    if (record->count < 2) {
-        return error_set(r->error, r->place, "%d to choose from, wanted at least 2", record->count);
-    }
-    if (record->gold >= (size_t)record->count) {
-        return error_set(r->error, r->place, "the right one is number %zu, wanted 0 to %d", record->gold,
-                         record->count - 1);
-    }
     for (int i = 0; i < record->count; i++) {
-        const TaskText_ text = record->texts[i];
-        const int is_schema = form == TASK_SCHEMA_;
+        const TaskText text = record->texts[i];
+        const int is_schema = form == TASK_SCHEMA;
         if (!pair(r, is_schema ? text : record->context, is_schema ? record->ending : text, form)) {
             return 0;
         }
@@ -332,12 +161,12 @@ static int task_pairs_(TaskReader_* r, const TaskRecord_* record, TaskForm_ form
     return 1;
 }
 
-// Uses the record of a line.
-typedef int (*TaskUse_)(TaskReader_* r, const TaskRecord_* record, TaskForm_ form);
+// Uses a record.
+typedef int (*TaskUse_)(TaskReader_* r, const TaskRecord* record, TaskForm form);
 
 // Adds the example of a line.
-static int task_add_record_(TaskReader_* r, const TaskRecord_* record, TaskForm_ form) {
-    const int is_continuation = form == TASK_CONTINUATIONS_;
+static int task_add_record_(TaskReader_* r, const TaskRecord* record, TaskForm form) {
+    const int is_continuation = form == TASK_CONTINUATIONS;
     r->task->kind = is_continuation ? TASK_CONTINUATION : TASK_CHOICE;
     if (!task_pairs_(r, record, form, task_add_pair_)) {
         return 0;
@@ -346,30 +175,13 @@ static int task_add_record_(TaskReader_* r, const TaskRecord_* record, TaskForm_
     return 1;
 }
 
-static int task_pass_pair_(TaskReader_* r, TaskText_ context, TaskText_ ending, TaskForm_ form) {
+static int task_pass_pair_(TaskReader_* r, TaskText context, TaskText ending, TaskForm form) {
     (void)form;
     return r->sink(r->sink_context, context.text, context.bytes, ending.text, ending.bytes, r->error);
 }
 
-static int task_pass_record_(TaskReader_* r, const TaskRecord_* record, TaskForm_ form) {
+static int task_pass_record_(TaskReader_* r, const TaskRecord* record, TaskForm form) {
     return task_pairs_(r, record, form, task_pass_pair_);
-}
-
-// Uses a line, which must have the form of the first line.
-static int task_use_line_(TaskReader_* r, char* line, size_t bytes, TaskForm_* form, TaskUse_ use) {
-    TaskRecord_ record;
-    char found[256], wanted[256];
-    if (!task_read_record_(r, line, bytes, &record) ||
-        (*form == TASK_FORMS_ && !task_find_form_(r, &record, form))) {
-        return 0;
-    }
-    if ((record.found & TASK_WANTED_[*form]) != TASK_WANTED_[*form]) {
-        task_name_fields_(found, record.found);
-        task_name_fields_(wanted, TASK_WANTED_[*form]);
-        return error_set(r->error, r->place, "found the fields {%s}, wanted %s, as on the lines before",
-                         found, wanted);
-    }
-    return use(r, &record, *form);
 }
 
 static int task_is_full_(const TaskReader_* r) {
@@ -377,42 +189,27 @@ static int task_is_full_(const TaskReader_* r) {
 }
 
 static int task_use_lines_(TaskReader_* r, const char* path, char* text, size_t bytes, TaskUse_ use) {
-    TaskForm_ form = TASK_FORMS_;
-    for (size_t at = 0, number = 1; at < bytes && !task_is_full_(r); number++) {
-        char* line = text + at;
-        char* end = (char*)memchr(line, '\n', bytes - at);
-        const size_t length = end ? (size_t)(end - line) : bytes - at;
-        snprintf(r->place, sizeof(r->place), "%s:%zu", path, number);
-        if (strspn(line, " \t\r") < length && !task_use_line_(r, line, length, &form, use)) {
+    TaskRecords records;
+    TaskRecord record;
+    int more = 0;
+    if (!task_records_open(&records, path, text, bytes, r->place, r->error)) {
+        return 0;
+    }
+    while (!task_is_full_(r) && (more = task_records_next(&records, &record)) > 0) {
+        if (!use(r, &record, records.form)) {
             return 0;
         }
-        at += length + 1;
     }
-    return 1;
-}
-
-static int task_read_lines_(TaskReader_* r, const char* path, char* text, size_t bytes) {
-    const Tokenizer* tokenizer = r->settings.tokenizer;
-    if (!tokenizer || strcmp(tokenizer->kind, "words") == 0) {
-        return error_set(r->error, path, "text, wanted a --tokenizer that encodes any text%s",
-                         tokenizer ? ": the model's only knows the words of its list" : "");
-    }
-    return task_use_lines_(r, path, text, bytes, task_add_record_);
+    return more >= 0;
 }
 
 static int task_read_text_(TaskReader_* r, const char* path, char* text, size_t bytes) {
-    size_t mark;
-    if (!byte_order_mark(path, text, bytes, &mark, r->error)) {
-        return 0;
-    }
     if (bytes > 0 && memchr(text, '\0', bytes < TASK_HEADER_BYTES_ ? bytes : TASK_HEADER_BYTES_)) {
         return error_set(r->error, path, "neither JSON lines nor a .bin of llm.c's with the magic number %d",
                          TASK_MAGIC_);
     }
-    if (mark) {
-        byte_order_mark_note(path);
-    }
-    return task_read_lines_(r, path, text + mark, bytes - mark);
+    return task_files_can_encode(r->settings.tokenizer, path, r->error) &&
+           task_use_lines_(r, path, text, bytes, task_add_record_);
 }
 
 // ---- llm.c's .bin ----
@@ -540,23 +337,6 @@ void task_files_open(Task* task, const char* path, TaskSettings settings) {
 }
 
 // ---- texts ----
-
-int task_files_is_task(const char* text, size_t bytes) {
-    char error[ERROR_BYTES];
-    TaskReader_ reader;
-    TaskRecord_ record;
-    TaskForm_ form;
-    memset(&reader, 0, sizeof(reader));
-    reader.error = error;
-    const char* end = (const char*)memchr(text, '\n', bytes);
-    const size_t length = end ? (size_t)(end - text) : bytes;
-    char* line = (char*)check_alloc(length + 1, 1, "a line");
-    memcpy(line, text, length);
-    const int is_task =
-        task_read_record_(&reader, line, length, &record) && task_find_form_(&reader, &record, &form);
-    free(line);
-    return is_task;
-}
 
 int task_files_texts(const char* path, char* text, size_t bytes, TaskTextSink sink, void* sink_context,
                      char* error) {
