@@ -1444,7 +1444,7 @@ static const Trainer trainer = trainer_open();
 static void train(Model* model, Run* run) {
     Update update;
     for (;;) {
-        if (run_validates(run)) {
+        for (int set = 0; run_validates(run, set); set++) {
             model_evaluate(model, run);
             run_log_validation(run);
         }

@@ -118,6 +118,10 @@ void mixture_pack(DataSources* sources, Packing pack, int T, int eot, DocumentMa
 
 void mixture_close(DataSources* sources);
 
+// Opens source s of others, which are packed, as a source alone. They must outlive it.
+void mixture_open_view(DataSources* view, const DataSources* sources, int s);
+void mixture_close_view(DataSources* view);
+
 // ---- the order ----
 
 // Sets the schedule of a new run, whose lines have their first sequences, and owns it.
@@ -628,6 +632,25 @@ void mixture_close(DataSources* sources) {
     data_schedule_close(&sources->schedule);
     free(sources->source);
     memset(sources, 0, sizeof(*sources));
+}
+
+void mixture_open_view(DataSources* view, const DataSources* sources, int s) {
+    const uint64_t weight = 1;
+    memset(view, 0, sizeof(*view));
+    view->source = &sources->source[s];
+    view->count = 1;
+    view->is_named = sources->is_named;
+    view->tokens = view->source->stream.count;
+    view->fingerprint = view->source->stream.fingerprint;
+    view->pack = sources->pack;
+    view->T = sources->T;
+    view->mask = sources->mask;
+    mixture_set_weights_(view, &weight);
+}
+
+void mixture_close_view(DataSources* view) {
+    source_order_close(&view->order);
+    data_schedule_close(&view->schedule);
 }
 
 // ---- using ----

@@ -13,6 +13,8 @@ digits; a byte of a path or option that is not UTF-8 is \udcNN, json.h):
      "clock_mhz":...,"tokens":...,"elapsed_s":...,"time":...}
     {"kind":"val","step":0,"loss":...,"bpb":...,"sequences":...,"all_sequences":...}  (bits per
      byte, if the bytes of the tokens are known; sequences of the validation, and of all its data)
+    {"kind":"set","step":0,"name":"web","loss":...,"bpb":...,"sequences":...,"all_sequences":...}
+     (of each validation set with a name; the line "val" is about the first one)
     {"kind":"source","step":...,"name":...,"share":...,"tokens":...,"epochs":...}  (after a
      validation, of each source of a mixture: its part of the sequences so far)
     {"kind":"task","step":...,"name":...,"acc":...,"acc_err":...,"acc_norm":...,"acc_norm_err":...,
@@ -37,8 +39,8 @@ run on another device has large allocations here. Readers ignore kinds and keys 
 know.
 
 With --tensorboard on, all numbers of the lines of training, validations, sources and tasks also go
-to tensorboard.h's file, each under the tag KIND/KEY (task/NAME/KEY, source/NAME/KEY, gpu/power_w,
-gpu/clock_mhz), and samples as texts.
+to tensorboard.h's file, each under the tag KIND/KEY (task/NAME/KEY, set/NAME/KEY, source/NAME/KEY,
+gpu/power_w, gpu/clock_mhz), and samples as texts.
 
 main.log has the lines of llm.c, so that its plotting scripts work: s:<step> trl:<train loss> lr:<>
 norm:<> and s:<step> tel:<val loss>, and s:<step> eval:<acc_norm> of a task that has one.
@@ -105,6 +107,7 @@ typedef struct {
 
 typedef enum {
     LOG_VAL_,
+    LOG_SET_,
     LOG_SOURCE_,
     LOG_TASK_,
     LOG_SAMPLE_,
@@ -142,7 +145,7 @@ typedef struct {
     int repeated[LOG_KINDS_]; // lines about start_step that the files had before
 
     double open_s, elapsed_s; // time when the log was opened, and the run's time until then
-    // start of the current validation (0: none); duration of the last one
+    // start of the validation of the current set (0: none); duration of the last one, of all sets
     double val_start_s, val_s;
     double val_s_sum;  // and of all since the first step
     double progress_s; // time when progress was last shown
@@ -233,6 +236,8 @@ void log_progress(RunLog* log, int64_t step, const char* what, int64_t i, int64_
 
 // Result of a validation.
 typedef struct {
+    const char* name;                 // of the set; NULL: it has none
+    int is_first;                     // the first set, whose loss is the run's
     double loss, bpb;                 // nats per token; bits per byte, NAN: unknown
     int64_t sequences, all_sequences; // sequences covered, and all sequences of the validation data
 } LogVal;
@@ -375,7 +380,8 @@ static int log_recall_(const LogBin* bins, CurvePoint* points) {
 
 // Returns the kind of a line between two updates, or LOG_KINDS_.
 static LogKind_ log_kind_(const char* kind) {
-    static const char* const kinds[LOG_KINDS_] = {"val", "source", "task", "sample", "save", "warning"};
+    static const char* const kinds[LOG_KINDS_] = {"val",    "set",  "source", "task",
+                                                  "sample", "save", "warning"};
     int i = 0;
     while (i < LOG_KINDS_ && strcmp(kind, kinds[i]) != 0) {
         i++;
@@ -569,7 +575,7 @@ void log_close(RunLog* log) {
 
 // True for kinds of lines whose numbers and texts also go to TensorBoard.
 static int log_is_for_board_(const char* kind) {
-    static const char* const kinds[] = {"train", "val", "source", "task", "sample"};
+    static const char* const kinds[] = {"train", "val", "set", "source", "task", "sample"};
     int is_one = 0;
     for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
         is_one |= strcmp(kind, kinds[i]) == 0;
@@ -882,11 +888,12 @@ void log_progress(RunLog* log, int64_t step, const char* what, int64_t i, int64_
     log_flush_screen_(log);
 }
 
-// Measures the validation, which started at its first log_progress.
-static void log_time_val_(RunLog* log) {
+// Measures the validation of a set, which started at its first log_progress.
+static void log_time_val_(RunLog* log, int is_first) {
     if (log->val_start_s > 0) {
-        log->val_s = time_now_s() - log->val_start_s;
-        log->val_s_sum += log->timed > 0 ? log->val_s : 0;
+        const double set_s = time_now_s() - log->val_start_s;
+        log->val_s = is_first ? set_s : log->val_s + set_s;
+        log->val_s_sum += log->timed > 0 ? set_s : 0;
         log->val_start_s = 0;
     }
 }
@@ -894,7 +901,8 @@ static void log_time_val_(RunLog* log) {
 static void log_say_val_(RunLog* log, int64_t step, const LogVal* val) {
     FILE* screen = log_details_(log);
     log_say_step_(log, screen, step);
-    fprintf(screen, "val loss %.4f", val->loss);
+    fprintf(screen, val->name ? "val %s loss %.4f" : "val%s loss %.4f", val->name ? val->name : "",
+            val->loss);
     if (isfinite(val->bpb)) {
         fprintf(screen, " | %.4f bpb", val->bpb);
     }
@@ -907,16 +915,27 @@ static void log_say_val_(RunLog* log, int64_t step, const LogVal* val) {
     log_flush_screen_(log);
 }
 
+// Writes a line of a validation; `kind` is "val", or "set" with the name of the set.
+static void log_write_val_(RunLog* log, const char* kind, int64_t step, const LogVal* val) {
+    log_begin_(log, kind, step);
+    if (strcmp(kind, "set") == 0) {
+        log_string_(log, "name", val->name, strlen(val->name));
+    }
+    log_number_(log, "loss", val->loss);
+    log_known_(log, "bpb", val->bpb);
+    fprintf(log->json.file, ",\"sequences\":%lld,\"all_sequences\":%lld", (long long)val->sequences,
+            (long long)val->all_sequences);
+    log_end_(log);
+}
+
 void log_val(RunLog* log, int64_t step, const LogVal* val) {
-    log_time_val_(log);
+    log_time_val_(log, val->is_first);
     log_say_val_(log, step, val);
-    if (!log_is_repeated_(log, LOG_VAL_, step)) {
-        log_begin_(log, "val", step);
-        log_number_(log, "loss", val->loss);
-        log_known_(log, "bpb", val->bpb);
-        fprintf(log->json.file, ",\"sequences\":%lld,\"all_sequences\":%lld", (long long)val->sequences,
-                (long long)val->all_sequences);
-        log_end_(log);
+    if (val->name && !log_is_repeated_(log, LOG_SET_, step)) {
+        log_write_val_(log, "set", step, val);
+    }
+    if (val->is_first && !log_is_repeated_(log, LOG_VAL_, step)) {
+        log_write_val_(log, "val", step, val);
         fprintf(log->text.file, "s:%lld tel:%.4f\n", (long long)step, val->loss);
         log_file_flush(&log->text);
         log_remember_(log, log->val, step, val->loss);

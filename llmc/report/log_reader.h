@@ -61,6 +61,7 @@ typedef enum { RECORD_VALUES(WORDS_VALUE) RECORD_NUM_VALUES_ } RecordValue;
 // Lines about a step, in the order of the words below.
 #define RECORD_KINDS(X) \
     X(RECORD_VAL,      "val")      \
+    X(RECORD_SET,      "set")      /* a validation set with a name */ \
     X(RECORD_SOURCE,   "source")   \
     X(RECORD_TASK,     "task")     \
     X(RECORD_SAMPLE,   "sample")   \
@@ -79,7 +80,7 @@ typedef struct {
 typedef struct {
     RecordKind kind;
     double step, values[RECORD_NUM_VALUES_];
-    char* text; // sample, reason, or the name of the task or source; "" if none
+    char* text; // sample, reason, or the name of the task, source or set; "" if none
     size_t bytes;
 } RecordEvent;
 

@@ -475,7 +475,9 @@ static void report_validations_(FILE* file, const ReportRuns* r) {
     }
 }
 
-// A table of the last lines of one kind, by their names.
+enum { REPORT_LAST_COLUMNS_ = 4 };
+
+// A table of the last lines of one kind, by their names. It may have fewer columns.
 typedef struct {
     RecordKind kind;
     const char *heading, *one; // "Tasks", "Task"
@@ -483,7 +485,7 @@ typedef struct {
         const char *heading, *format;
         RecordValue value;
         double factor;
-    } columns[3];
+    } columns[REPORT_LAST_COLUMNS_];
 } ReportLast_;
 
 // Prints a line of the table.
@@ -498,7 +500,7 @@ static void report_last_line_(FILE* file, const ReportRuns* r, int which, const 
     plot_text(file, event->text, event->bytes);
     fputs("</th>", file);
     report_cell_(file, number_grouped(event->step, step));
-    for (int c = 0; c < 3; c++) {
+    for (int c = 0; c < REPORT_LAST_COLUMNS_ && table->columns[c].heading; c++) {
         report_number_cell_(file, table->columns[c].factor * event->values[table->columns[c].value],
                             table->columns[c].format);
     }
@@ -521,7 +523,7 @@ static void report_open_last_(FILE* file, const ReportLast_* table) {
             "<h2>%s</h2>\n<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"%s\">"
             "<table class=\"number\">\n<thead><tr><th scope=\"col\">%s</th><th scope=\"col\">Updates</th>",
             table->heading, table->heading, table->one);
-    for (int c = 0; c < 3; c++) {
+    for (int c = 0; c < REPORT_LAST_COLUMNS_ && table->columns[c].heading; c++) {
         fprintf(file, "<th scope=\"col\">%s</th>", table->columns[c].heading);
     }
     fputs("</tr></thead>\n<tbody>\n", file);
@@ -546,14 +548,19 @@ static void report_last_(FILE* file, const ReportRuns* r, const ReportLast_* tab
     }
 }
 
-// Prints the last result of each task, and the use of each source of data.
-static void report_tasks_and_sources_(FILE* file, const ReportRuns* r) {
+// Prints the last result of each task and validation set, and the use of each source of data.
+static void report_tables_(FILE* file, const ReportRuns* r) {
     static const ReportLast_ tasks = {RECORD_TASK,
                                       "Tasks",
                                       "Task",
                                       {{"Accuracy", "%.4f", RECORD_ACC, 1},
                                        {"by loss per token", "%.4f", RECORD_ACC_NORM, 1},
                                        {"by loss per byte", "%.4f", RECORD_ACC_BYTES, 1}}};
+    static const ReportLast_ sets = {
+        RECORD_SET,
+        "Validation sets",
+        "Set",
+        {{"Validation loss", "%.4f", RECORD_VALUE_LOSS, 1}, {"Bits per byte", "%.4f", RECORD_BPB, 1}}};
     static const ReportLast_ sources = {RECORD_SOURCE,
                                         "Sources of the data",
                                         "Source",
@@ -561,6 +568,7 @@ static void report_tasks_and_sources_(FILE* file, const ReportRuns* r) {
                                          {"Million tokens", "%.4g", RECORD_GIVEN, 1e-6},
                                          {"Epochs", "%.3g", RECORD_EPOCHS, 1}}};
     report_last_(file, r, &tasks);
+    report_last_(file, r, &sets);
     report_last_(file, r, &sources);
 }
 
@@ -675,7 +683,7 @@ static void report_page_(FILE* file, const ReportRuns* r) {
     }
     report_bar_(file, r);
     report_plots(file, r);
-    report_tasks_and_sources_(file, r);
+    report_tables_(file, r);
     report_memory_(file, r);
     report_events_(file, r);
     report_validations_(file, r);

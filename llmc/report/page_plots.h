@@ -55,7 +55,7 @@ enum {
     REPORT_COLUMNS_ = 1000,     // columns of the widest curves; each has at most two points
     REPORT_COLUMNS_ALL_ = 1700, // of all runs together, so that the page stays small
     REPORT_LONG_ = 300,         // updates from which a run has a trend
-    REPORT_TASKS_ = 16,
+    REPORT_TASKS_ = 32,
     REPORT_TEXT_ = 4096
 };
 
@@ -441,12 +441,13 @@ static void report_event_plot_(FILE* file, const ReportRuns* runs, const ReportR
     report_figure_(file, &plot, "", "");
 }
 
-// Returns the next name of a task after the first `known` ones; NULL if none.
-static const char* report_task_(const ReportRuns* runs, const char* const* names, int known) {
+// Returns the next name of events of this kind after the first `known` ones; NULL if none.
+static const char* report_next_name_(const ReportRuns* runs, RecordKind kind, const char* const* names,
+                                     int known) {
     for (int i = 0; i < runs->count; i++) {
         for (size_t k = 0; k < runs->runs[i].num_events; k++) {
             const RecordEvent* event = &runs->runs[i].events[k];
-            int is_known = event->kind != RECORD_TASK;
+            int is_known = event->kind != kind;
             for (int n = 0; n < known && !is_known; n++) {
                 is_known = strcmp(names[n], event->text) == 0;
             }
@@ -462,7 +463,7 @@ static const char* report_task_(const ReportRuns* runs, const char* const* names
 static void report_tasks_(FILE* file, const ReportRuns* runs) {
     const char* names[REPORT_TASKS_];
     int count = 0;
-    while (count < REPORT_TASKS_ && (names[count] = report_task_(runs, names, count))) {
+    while (count < REPORT_TASKS_ && (names[count] = report_next_name_(runs, RECORD_TASK, names, count))) {
         char id[16];
         snprintf(id, sizeof(id), "task%d", count);
         RecordValue value = RECORD_ACC;
@@ -487,6 +488,20 @@ static void report_tasks_(FILE* file, const ReportRuns* runs) {
     }
 }
 
+// Prints the loss of each validation set that has a name.
+static void report_sets_(FILE* file, const ReportRuns* runs) {
+    const char* names[REPORT_TASKS_];
+    int count = 0;
+    while (count < REPORT_TASKS_ && (names[count] = report_next_name_(runs, RECORD_SET, names, count))) {
+        char id[16];
+        snprintf(id, sizeof(id), "set%d", count);
+        const ReportRow_ row = {
+            id, names[count], "validation loss, logarithmic", RECORD_LOSS, -1, PLOT_LOG, 0, REPORT_RAW_, 0};
+        report_event_plot_(file, runs, &row, RECORD_SET, RECORD_VALUE_LOSS, names[count]);
+        count++;
+    }
+}
+
 void report_plots(FILE* file, const ReportRuns* runs) {
     static const ReportRow_ bpb = {
         "bpb", "Bits per byte", "validation, logarithmic", RECORD_LOSS, -1, PLOT_LOG, 0, REPORT_RAW_, 0};
@@ -496,6 +511,7 @@ void report_plots(FILE* file, const ReportRuns* runs) {
         report_loss_(file, runs, &REPORT_END_, 0.5);
     }
     report_event_plot_(file, runs, &bpb, RECORD_VAL, RECORD_BPB, NULL);
+    report_sets_(file, runs);
     for (int i = 0; i < REPORT_NUM_ROWS_; i++) {
         report_row_(file, runs, &REPORT_ROWS_[i]);
     }

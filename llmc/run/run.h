@@ -76,11 +76,11 @@ typedef struct {
 
     TrainerPlan plan;
     Model* model;
-    ModelFiles files; // the model, as needed to read and write its files
-    MoreTokens more;  // rows that --model lacks, if data.is_extended
-    Dataloader loaders[2];
-    Dataloader *train, *val; // NULL without data
-    int64_t eval_sequences;  // sequences of a validation
+    ModelFiles files;  // the model, as needed to read and write its files
+    MoreTokens more;   // rows that --model lacks, if data.is_extended
+    Dataloader* train; // NULL without data
+    Dataloader* val;   // (num_val_sets) after train in memory
+    int val_set;       // set of the validation now, or of the last one
     Comm comm;
     RankReport *report, *reports; // report of this rank; reports of all ranks, one after the other
     Mfu mfu;
@@ -130,14 +130,15 @@ void run_restore(Run* run, const char* path, const SavedState* saved, uint64_t s
 
 // ---- one iteration of the loop, in this order ----
 
-// Returns true if a validation is due.
-int run_validates(const Run* run);
+// Returns true if a validation is due and has this set, from 0 on, and starts on it.
+int run_validates(Run* run, int set);
 
 // Sets the batch that this rank evaluates in turn i of a validation; it may be empty. Stage p is p
 // turns behind the first one. Returns 0 after the last turn, or if a signal stops the run.
 int run_validation_batch(Run* run, int64_t i, Batch* batch);
 
-// Logs the validation loss, from the losses in the reports of all ranks.
+// Logs the validation loss of the set, from the losses in the reports of all ranks. The first set
+// decides about the run: its best checkpoint, its end by --patience, and whether it diverges.
 void run_log_validation(Run* run);
 
 // Returns true if the tasks are due. They follow the validation, if one is due.
@@ -664,12 +665,19 @@ static int run_stops_(void* run_) {
     return run->is_stopping;
 }
 
-int run_validates(const Run* run) {
-    return run->val && session_validation_is_due(&run->session, &run->state, run->validates_first);
+int run_validates(Run* run, int set) {
+    if (!run->val || set == run->data.num_val_sets || (set > 0 && run->is_stopping) ||
+        !session_validation_is_due(&run->session, &run->state, run->validates_first)) {
+        return 0;
+    }
+    run->val_set = set;
+    return 1;
 }
 
+static Dataloader* run_val_(const Run* run) { return &run->val[run->val_set]; }
+
 static int64_t run_validation_steps_(const Run* run) {
-    return run_micro_steps(run, run->val->settings.sequences);
+    return run_micro_steps(run, run_val_(run)->settings.sequences);
 }
 
 int run_validation_batch(Run* run, int64_t i, Batch* batch) {
@@ -680,14 +688,14 @@ int run_validation_batch(Run* run, int64_t i, Batch* batch) {
     if (i == 0) {
         rank_report_open(run->report, run->settled.cfg, micro_steps);
         run_agree_on_parameters(run);
-        dataloader_seek(run->val, 0);
+        dataloader_seek(run_val_(run), 0);
     }
     if (i == turns || run_stops_(run)) {
         return 0;
     }
     comm_progress(&run->comm, COMM_EVALUATE, run->state.step, "a validation");
     log_progress(&run->log, run->state.step, "validating", i, turns);
-    *batch = 0 <= own && own < micro_steps ? dataloader_next(run->val) : none;
+    *batch = 0 <= own && own < micro_steps ? dataloader_next(run_val_(run)) : none;
     if (batch->B == 0) {
         return 1;
     }
@@ -702,13 +710,21 @@ void run_log_validation(Run* run) {
     if (run->is_stopping) {
         return;
     }
-    run_check_data_(run, run->val, run->train->next);
+    const Dataloader* loader = run_val_(run);
+    run_check_data_(run, loader, run->train->next);
     const RunUpdate_ all = run_add_up_(run, run_validation_steps_(run));
-    state->val_loss = all.counted > 0 ? all.losses / all.counted : 0;
-    validations_add(&state->validations, state->step, state->val_loss);
-    const LogVal val = {state->val_loss, all.bytes > 0 ? all.losses / M_LN2 / all.bytes : NAN,
-                        run->eval_sequences, (int64_t)run->val->num_sequences};
+    const LogVal val = {run->data.val_sets ? loader->sources->source[0].name : NULL,
+                        run->val_set == 0,
+                        all.counted > 0 ? all.losses / all.counted : 0,
+                        all.bytes > 0 ? all.losses / M_LN2 / all.bytes : NAN,
+                        loader->settings.sequences,
+                        (int64_t)loader->num_sequences};
     log_val(&run->log, state->step, &val);
+    if (run->val_set > 0) {
+        return;
+    }
+    state->val_loss = val.loss;
+    validations_add(&state->validations, state->step, state->val_loss);
     if (run->data.train.count > 1 && run->train->next > 0) {
         log_sources(&run->log, state->step, &run->data.train, run->train->next);
     }

@@ -96,12 +96,16 @@ int run_close(Run* run);
 
 // Opens the loaders, and allocates memory for the reports of an update or a validation.
 static void start_open_data_(Run* run) {
-    run->train = &run->loaders[0];
-    run->val = &run->loaders[1];
+    const int sets = run->data.num_val_sets;
+    int64_t validation = 0;
+    run->train = (Dataloader*)check_alloc(1 + (size_t)sets, sizeof(Dataloader), "loaders");
+    run->val = run->train + 1;
     run_data_open_loaders(run->train, run->val, &run->data, &run->settled);
-    run->eval_sequences = run->val->settings.sequences;
-    const int64_t update = run_micro_steps(run, run->settled.sequences),
-                  validation = run_micro_steps(run, run->eval_sequences);
+    for (int i = 0; i < sets; i++) {
+        const int64_t steps = run_micro_steps(run, run->val[i].settings.sequences);
+        validation = steps > validation ? steps : validation;
+    }
+    const int64_t update = run_micro_steps(run, run->settled.sequences);
     const size_t bytes = rank_report_bytes(run->settled.cfg, update > validation ? update : validation);
     run->report = (RankReport*)check_alloc(bytes, 1, "losses");
     run->reports = (RankReport*)check_alloc((size_t)run->comm.size, bytes, "losses");
@@ -115,7 +119,7 @@ static void start_open_inputs_(Run* run) {
         start_open_data_(run);
     }
     evaluation_start(&run->evaluation, stdout, run->comm.size);
-    run->floor = run_data_floor(&run->data, run->eval_sequences);
+    run->floor = run_data_floor(&run->data, run->val ? run->val->settings.sequences : 0);
     run_open_generator(run, run->model, &run->settled.options);
 }
 
@@ -191,9 +195,9 @@ static void start_open_state_(Run* run) {
         const ZeroPlan whole = zero_plan(run->settled.cfg, 0, 0, 1);
         run->state.shares = clip_shares_open(&whole);
     }
-    run->validates_first =
-        o->program.trainer == OPTION_GPU || // a GPU is fast
-        setup_validates_first(o, model_flops_per_token(run->settled.cfg, o->seq_len), run->eval_sequences);
+    run->validates_first = o->program.trainer == OPTION_GPU || // a GPU is fast
+                           setup_validates_first(o, model_flops_per_token(run->settled.cfg, o->seq_len),
+                                                 run_data_all_eval_sequences(&run->data, o));
     if (run->resume.is_active) {
         run_restore(run, run->resume.path, &run->resume.saved, (uint64_t)run->resume.sequence);
     } else {
@@ -445,8 +449,11 @@ static void start_close_training_(Run* run) {
     generator_close(&run->generator);
     evaluation_close(&run->evaluation);
     if (run->train) {
-        dataloader_close(run->val);
+        for (int i = 0; i < run->data.num_val_sets; i++) {
+            dataloader_close(&run->val[i]);
+        }
         dataloader_close(run->train);
+        free(run->train);
     }
     free(run->report);
     free(run->reports);
@@ -540,8 +547,7 @@ static Ranks start_join_(Run* run) {
 // Prints the memory and time that the run would need, for --plan.
 static void start_print_plan_(Run* run) {
     const int is_open = run_data_has_tokens(&run->data) && !run->data.is_unknown;
-    run->plan.eval_sequences =
-        is_open ? run_data_eval_sequences(&run->settled.options, mixture_epoch(&run->data.val)) : 0;
+    run->plan.eval_sequences = is_open ? run_data_all_eval_sequences(&run->data, &run->settled.options) : 0;
     plan_print(stdout, &run->settled, &run->plan);
     plan_print_traffic(stdout, &run->settled);
     if (is_open) {

@@ -229,7 +229,8 @@ const OptionRow OPTION_TABLE[] = {
         "\"10000 web 3 books 1\" sets them after 10000 updates, \"5B tokens web 1\" after as many tokens; after \"10000 ramp web "
         "3 books 1\" they move linearly to those of the next line; needs --steps"},
     {"data",       "val-data",      "j",  STRING_(val_data),       0,        0, FILES_,           "",
-        "FILES", "validation data, in the same forms; without it: the last shard, or the last 5 % of the text"},
+        "FILES", "validation data, in the same forms; web=A,books=B are sets with a loss each, of which the first decides about "
+        "the run; without it: the last shard, or the last 5 % of the text"},
     {"data",       "tokenizer",     "",   STRING_(tokenizer),      0,        0, RUN_ | BOTH_,     "",
         "FILE", "encodes text and decodes samples: tokenizer.json, merges.txt, .tiktoken, .bin, or their directory; "
         "bpe:8192 trains one of 8192 tokens on the text and keeps it in --out; without it: the tokenizer in "

@@ -58,6 +58,8 @@ typedef struct {
     int is_unknown;          // the data must be encoded, but nothing may be written: none are open
     int is_warned;           // true once the user is warned of a likely separator in the text
     DataSources train, val;
+    DataSources* val_sets; // (num_val_sets) sets of --val-data with names; NULL: val is one set
+    int num_val_sets;
     Stories* stories; // the built-in corpus; NULL for other data
     uint16_t *train_stories, *val_stories;
     float* val_nats; // entropy of each validation token, in nats
@@ -143,8 +145,16 @@ void run_data_open_text(DataSources* sources, const RunData* data, const Options
 // the data.
 int64_t run_data_eval_sequences(const Options* options, uint64_t epoch);
 
-// Opens the loaders of training and validation data, and prints what they will read; after
-// run_data_open. `data` must stay in place until they are closed.
+// Returns a validation set, from 0 to num_val_sets. The first one decides about the run.
+static inline const DataSources* run_data_val_set(const RunData* data, int set) {
+    return data->val_sets ? &data->val_sets[set] : &data->val;
+}
+
+// Returns the number of sequences in the validations of all sets.
+int64_t run_data_all_eval_sequences(const RunData* data, const Options* options);
+
+// Opens the loaders of the training data and of each validation set, and prints what they will
+// read; after run_data_open. `data` must stay in place until they are closed.
 void run_data_open_loaders(Dataloader* train, Dataloader* val, const RunData* data, const Settled* s);
 
 // Prints the sources of the training data, and their schedule.
@@ -501,14 +511,15 @@ static void run_data_place_(DataSchedule* schedule, const Options* options, Data
     data_schedule_check_order(schedule);
 }
 
-// Refuses sources without weights, or with weights and a schedule.
-static void run_data_check_weights_(const char* option, const char* text, const Options* options) {
+// Refuses sources of the training data without weights, unless a schedule has them.
+static void run_data_check_weights_(const Options* options) {
     SourceList list;
-    mixture_read_list(&list, text);
+    mixture_read_list(&list, options->train_data);
     const int has_none = list.is_named && !list.is_weighted && list.count > 1;
     if (has_none && !options->data_schedule[0]) {
-        die_usage("--%s: source %s has no weight; wanted %s=%s:WEIGHT, or the weights in --data-schedule",
-                  option, list.names[0], list.names[0], list.patterns[0]);
+        die_usage("--train-data: source %s has no weight; wanted %s=%s:WEIGHT, or the weights in "
+                  "--data-schedule",
+                  list.names[0], list.names[0], list.patterns[0]);
     }
     free(list.text);
 }
@@ -601,8 +612,7 @@ static int run_data_encoded_directory_(const Options* options, char* path) {
 // Refuses options and lists that do not fit the data.
 static void run_data_check_files_(const RunData* data, const Options* options) {
     const int is_text = data->is_encoded || data->kind == DATA_TEXT;
-    run_data_check_weights_("train-data", options->train_data, options);
-    run_data_check_weights_("val-data", options->val_data, options);
+    run_data_check_weights_(options);
     if (options->separator[0] && !is_text) {
         die_usage("--separator %s is only for text: --train-data %s is already split into documents",
                   options->separator, options->train_data);
@@ -649,6 +659,23 @@ static int run_data_files_(RunData* data, const Options* options) {
 
 // ---- the whole ----
 
+// Opens the sets of --val-data: sources with names and without weights are one set each.
+static void run_data_open_sets_(RunData* data, const Options* options) {
+    SourceList list;
+    mixture_read_list(&list, options->val_data);
+    const int are_sets = list.is_named && !list.is_weighted;
+    free(list.text);
+    data->num_val_sets = are_sets ? data->val.count : 1;
+    if (!are_sets) {
+        return;
+    }
+    data->val_sets =
+        (DataSources*)check_alloc((size_t)data->num_val_sets, sizeof(DataSources), "validation sets");
+    for (int i = 0; i < data->num_val_sets; i++) {
+        mixture_open_view(&data->val_sets[i], &data->val, i);
+    }
+}
+
 // Packs the documents into rows. Validation reads in order, and rows sorted by length would start
 // with short documents only.
 static void run_data_rows_(RunData* data, const Options* options) {
@@ -659,6 +686,7 @@ static void run_data_rows_(RunData* data, const Options* options) {
     }
     mixture_pack(&data->train, pack, options->seq_len, eot, (DocumentMask)options->doc_mask);
     mixture_pack(&data->val, val_pack, options->seq_len, eot, (DocumentMask)options->doc_mask);
+    run_data_open_sets_(data, options);
 }
 
 // Refuses --epochs for endless data, or together with --steps, and a schedule without --steps: with
@@ -804,18 +832,26 @@ int64_t run_data_eval_sequences(const Options* options, uint64_t epoch) {
     return wanted > 0 && (uint64_t)wanted < epoch ? wanted : (int64_t)epoch;
 }
 
-// Opens the loader of the validation data, where a validation counts as one update.
-static void run_data_open_validation_(Dataloader* val, const RunData* data, const Settled* s) {
+int64_t run_data_all_eval_sequences(const RunData* data, const Options* options) {
+    int64_t sequences = 0;
+    for (int i = 0; i < data->num_val_sets; i++) {
+        sequences += run_data_eval_sequences(options, mixture_epoch(run_data_val_set(data, i)));
+    }
+    return sequences;
+}
+
+// Opens the loader of a validation set, where a validation counts as one update.
+static void run_data_open_validation_(Dataloader* val, const DataSources* set, const Settled* s) {
     const Options* options = &s->options;
     DataloaderSettings in_order;
     memset(&in_order, 0, sizeof(in_order));
     in_order.B = options->batch;
-    in_order.sequences = run_data_eval_sequences(options, mixture_epoch(&data->val));
+    in_order.sequences = run_data_eval_sequences(options, mixture_epoch(set));
     in_order.shuffle = SHUFFLE_OFF;
     in_order.rank = s->ranks.grid.data_rank;
     in_order.num_processes = s->ranks.grid.shape.data;
     in_order.chunks = grid_chunks(&s->ranks.grid);
-    dataloader_open(val, &data->val, in_order);
+    dataloader_open(val, set, in_order);
 }
 
 // Prints the share of an update that is empty: rows of micro-batches without a sequence.
@@ -842,7 +878,9 @@ void run_data_open_loaders(Dataloader* train, Dataloader* val, const RunData* da
                                          model_places(s->part) - 1,
                                          grid_chunks(&s->ranks.grid)};
     dataloader_open(train, &data->train, settings);
-    run_data_open_validation_(val, data, s);
+    for (int i = 0; i < data->num_val_sets; i++) {
+        run_data_open_validation_(&val[i], run_data_val_set(data, i), s);
+    }
     run_data_print_batches_(s);
     run_data_print_mixture(stdout, data, options);
     if (options->pack == PACK_DYNAMIC || options->pack == PACK_UNIFORM) {
@@ -899,6 +937,10 @@ double run_data_floor(const RunData* data, int64_t sequences) {
 
 void run_data_close(RunData* data) {
     kept_file_close(&data->kept);
+    for (int i = 0; data->val_sets && i < data->num_val_sets; i++) {
+        mixture_close_view(&data->val_sets[i]);
+    }
+    free(data->val_sets);
     mixture_close(&data->val);
     mixture_close(&data->train);
     if (data->has_tokenizer) {

@@ -369,7 +369,29 @@ test_schedule() {
     bad 2 "--train-data is text.txt|sources with names, NAME=FILES, may change" --out cut --resume on --steps 13 --train-data text.txt
 }
 
+# Several validation sets have the losses that each has alone; the first is the validation.
+test_sets() {
+    local run=("${tiny[@]}" --eval-every 1 --train-data text.txt --val-data) sets=web=text.txt,books=books set
+    runs "two sets" "${run[@]}" $sets --out sets --tensorboard on
+    says "each has a line" "val books loss "
+    for set in ${sets//,/ }; do
+        runs "$set" "${run[@]}" "${set#*=}" --out "set_${set%=*}"
+        check "${set%=*} has its loss alone" [ "$(grep "set.*\"name\":\"${set%=*}\"" sets/log.jsonl | sed 's/.*"loss"//')" = \
+            "$(grep '"kind":"val"' "set_${set%=*}/log.jsonl" | sed 's/.*"loss"//')" ]
+    done
+    check "the first is the validation" cmp <(grep '"kind":"val"' sets/log.jsonl) <(grep '"kind":"val"' set_web/log.jsonl)
+    check "TensorBoard has both" grep -rqa set/books/bpb sets/tensorboard
+    cp sets/log.jsonl whole.jsonl
+    runs "again" --out sets --resume on
+    check "are not repeated" cmp <(grep -v -e config -e summary whole.jsonl) <(grep -v -e config -e summary sets/log.jsonl)
+    check "the report has them" grep -q '<h2>Validation sets</h2>' <("$trainer" --report sets >/dev/null && cat sets/report.html)
+    bad 2 "two sources are called web" "${run[@]}" web=text.txt,web=books
+    bad 2 "1 of 2 items have a name" "${run[@]}" web=text.txt,books
+    bad 2 "wanted both shards or both text" "${run[@]}" web=no.bin
+}
+
 make_files
+test_sets
 test_schedule
 test_kept
 test_dry

@@ -14,7 +14,7 @@ enum { STEP_TOKENS = 4096 };
 
 // A validation on a part of the data.
 static void say_val(RunLog* log, int64_t step, double loss, double bpb) {
-    const LogVal val = {loss, bpb, 20, 75};
+    const LogVal val = {NULL, 1, loss, bpb, 20, 75};
     log_val(log, step, &val);
 }
 
