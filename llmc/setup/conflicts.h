@@ -86,13 +86,13 @@ void setup_check_model(const Settled* s) {
 void setup_check_tasks(const Settled* s) {
     const Options* o = &s->options;
     if (!options_has_tasks(o) && o->tasks_every > 0) {
-        die_usage("--tasks-every needs --tasks, --hellaswag or --perplexity");
+        die_usage("--tasks-every needs --tasks, --hellaswag, --core or --perplexity");
     }
     if (!options_has_tasks(o) && o->tasks_max > 0) {
-        die_usage("--tasks-max needs --tasks, --hellaswag or --perplexity");
+        die_usage("--tasks-max needs --tasks, --hellaswag, --core or --perplexity");
     }
     if (!options_has_tasks(o) && o->out_scores[0]) {
-        die_usage("--out-scores %s needs --tasks, --hellaswag or --perplexity", o->out_scores);
+        die_usage("--out-scores %s needs --tasks, --hellaswag, --core or --perplexity", o->out_scores);
     }
     if (o->stride != OPTION_AUTO && !o->perplexity[0]) {
         die_usage("--stride needs --perplexity");

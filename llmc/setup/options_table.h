@@ -112,6 +112,7 @@ struct Options {
 
     const char* tasks;
     int hellaswag;
+    const char* core;
     const char* perplexity;
     int stride, tasks_every, tasks_max;
     const char* out_scores;
@@ -189,7 +190,7 @@ static inline void options_divide_batch(Options* options, int parts) {
 
 // Returns true if the run evaluates the model on more than its validation data.
 static inline int options_has_tasks(const Options* options) {
-    return options->tasks[0] || options->hellaswag || options->perplexity[0];
+    return options->tasks[0] || options->hellaswag || options->core[0] || options->perplexity[0];
 }
 
 // Returns true if the run writes its final model for other programs.
@@ -445,6 +446,9 @@ const OptionRow OPTION_TABLE[] = {
         "with --steps 0 the program only evaluates, and needs no training data"},
     {"tasks",      "hellaswag",     "h",  SWITCH_(hellaswag),      0,        0, 0,                "off",
         "off|on", "--tasks " TASKS_HELLASWAG " (scripts/get_data.sh hellaswag)"},
+    {"tasks",      "core",          "",   STRING_(core),           0,        0, READS_,           "",
+        "DIR", "DCLM's CORE: the mean of the centered accuracies of the tasks in its evaluation bundle, a directory with "
+        "core.yaml, eval_meta_data.csv and eval_data/"},
     {"tasks",      "perplexity",    "",   STRING_(perplexity),     0,        0, FILES_,           "",
         "FILES", "text or shards whose loss, perplexity and bits per byte are measured, over all of it"},
     {"tasks",      "stride",        "",   INT_(stride),            1,  1048576, AUTO_,            "auto",
@@ -452,7 +456,7 @@ const OptionRow OPTION_TABLE[] = {
     {"tasks",      "tasks-every",   "",   INT_(tasks_every),       0,    MANY_, AUTO_,            "auto",
         "steps", "steps between these evaluations; 0: never; auto: only at the end"},
     {"tasks",      "tasks-max",     "",   INT_(tasks_max),         0,    MANY_, 0,                "0",
-        "examples", "evaluate only the first n examples of each file; 0: all"},
+        "examples", "evaluate only the first n examples of each file; of --core, n drawn ones; 0: all"},
     {"tasks",      "out-scores",    "",   STRING_(out_scores),     0,        0, ONCE_ | WRITES_,  "",
         "FILE", "write a line of JSON for each example of the last evaluation: the model's choice, and the loss of each ending"},
 

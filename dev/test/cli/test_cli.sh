@@ -593,8 +593,8 @@ test_tasks() {
     good "tasks of a finished run" "${model[@]}" --seq-len 64 --batch 2 "${text[@]}" --out run --resume on --steps 5
     check "are not repeated" [ "$(steps_of task run/log.jsonl)" = "2 4 5 " ]
 
-    bad 2 "--tasks-max|--tasks, --hellaswag or --perplexity" "${tiny[@]}" --tasks-max 3
-    bad 2 "--out-scores s.jsonl|--tasks, --hellaswag or --perplexity" "${tiny[@]}" --out-scores s.jsonl
+    bad 2 "--tasks-max|--tasks, --hellaswag, --core or --perplexity" "${tiny[@]}" --tasks-max 3
+    bad 2 "--out-scores s.jsonl|--tasks, --hellaswag, --core or --perplexity" "${tiny[@]}" --out-scores s.jsonl
     cp "$fixtures/choices.bin" choices.bin
     bad 2 "--out-scores choices.bin: the run reads this file" "${alone[@]}" --tasks choices.bin --out-scores choices.bin
     check "which is as it was" cmp choices.bin "$fixtures/choices.bin"
@@ -610,6 +610,22 @@ test_tasks() {
     line=schema.jsonl:21
     bad 1 "$line: found the fields {gold, continuation}, wanted gold, context_options, continuation" "${alone[@]}" \
         "${tokens[@]}" --tasks schema.jsonl
+}
+
+# The bundle of dev/ref/fixtures/core, whose choices transformers computed. After test_tasks.
+test_core() {
+    local fixtures=$root/dev/ref/fixtures
+    local core=(--steps 0 --model "$fixtures/tasks/model.bin" --seq-len 64 --core "$fixtures/core") tokens=(--tokenizer bytes/step_00000001)
+    good "CORE" "${core[@]}" "${tokens[@]}" --out core --out-scores core.jsonl
+    check "each choice is that of transformers" cmp <(grep -v '^#' "$fixtures/core/predictions.txt") <(sed -E \
+        's/.*"task":"([^"]*)","index":([0-9]+),.*("prediction_norm":|"correct":)(true|false|[0-9]+).*/\1 \2 \4/; s/true$/1/; s/false$/0/' core.jsonl)
+    check "and so is CORE" near "$(values core core core/log.jsonl)" "$(sed -n 's/^# CORE //p' "$fixtures/core/predictions.txt")" 1e-5
+    check "of each task" cmp <(sed -n 's/^# .* centered //p' "$fixtures/core/predictions.txt") \
+        <(values task centered core/log.jsonl | xargs -n 1 printf '%.6f\n')
+    good "few examples" "${core[@]}" "${tokens[@]}" --tasks-max 7
+    check "of each task" [ "$(grep -c '^task core/.*: 7 examples' stdout)" = 6 ]
+    bad 1 "choices.jsonl: text, wanted a --tokenizer" "${core[@]}"
+    bad 1 "nodir/core.yaml" --steps 0 --model "$fixtures/tasks/model.bin" --seq-len 64 "${tokens[@]}" --core nodir
 }
 
 # An enormous norm weight makes every logit infinite: all updates are skipped, and the run gives up.
@@ -911,6 +927,7 @@ test_repeat
 test_models
 test_freeze
 test_tasks
+test_core
 test_not_finite
 test_older_checkpoint
 test_resume

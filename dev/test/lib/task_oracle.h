@@ -2,13 +2,15 @@
 task_oracle.h -- compares the losses of all task endings with those of transformers, for both
 trainers.
 
-The tasks are in dev/ref/fixtures/tasks. Here their endings are packed into rows; transformers
-computed each alone, in float64.
+The tasks are in dev/ref/fixtures/tasks, and CORE's in dev/ref/fixtures/core. Here their endings are
+packed into rows; transformers computed each alone, in float64.
 */
 #ifndef DEV_TEST_TASK_ORACLE_H
 #define DEV_TEST_TASK_ORACLE_H
 
 #include "llmc/base/check.h"
+#include "llmc/data/core_bundle.h"
+#include "llmc/data/core_tasks.h"
 #include "llmc/data/eval_task_files.h"
 #include "llmc/data/eval_tasks.h"
 #include "llmc/formats/llmc_bin.h"
@@ -19,6 +21,7 @@ computed each alone, in float64.
 #include "dev/test/lib/test.h"
 
 #define ORACLE_TASKS_ "dev/ref/fixtures/tasks/"
+#define ORACLE_CORE_ "dev/ref/fixtures/core"
 
 enum { ORACLE_T_ = 64, ORACLE_B_ = 3, ORACLE_STRIDE_ = 24, ORACLE_LINE_ = 256 };
 // Kernels touch the same memory for all files: a sanitizer sees one of them.
@@ -79,36 +82,48 @@ static inline TaskResult* oracle_results_(const Oracle_* o, const Task* task) {
     return results;
 }
 
-// The lines of losses.txt about a file: its documents, in order. `alike` is a file with the same
-// examples.
-static inline void oracle_compare_(const Oracle_* o, const char* name, const char* alike,
-                                   const Tokenizer* tokenizer) {
+// Compares an open task with the lines of `losses` about `alike`: its documents, in order. Closes
+// it.
+static inline void oracle_compare_(const Oracle_* o, Task* task, const char* losses, const char* alike) {
     char line[ORACLE_LINE_], of[ORACLE_LINE_];
     int example, ending, tokens;
     double nats, missed;
     size_t d = 0;
-    Task task;
-    FILE* file = fopen(ORACLE_TASKS_ "losses.txt", "r");
-    CHECK(file, ORACLE_TASKS_ "losses.txt: cannot open");
-    oracle_open_(&task, name, tokenizer);
-    TaskResult* results = oracle_results_(o, &task);
+    FILE* file = fopen(losses, "r");
+    CHECK(file, "%s: cannot open", losses);
+    TaskResult* results = oracle_results_(o, task);
     while (fgets(line, sizeof(line), file)) {
         const int read =
             sscanf(line, "%255s %d %d %lf %d %lf", of, &example, &ending, &nats, &tokens, &missed);
-        if (read == 6 && strcmp(of, alike) == 0 && d < task.num_documents) {
-            EXPECT_NEAR(results[d].nats, nats, o->tolerance * nats, "%s, example %d, ending %d", name,
+        if (read == 6 && strcmp(of, alike) == 0 && d < task->num_documents) {
+            EXPECT_NEAR(results[d].nats, nats, o->tolerance * nats, "%s, example %d, ending %d", task->name,
                         example, ending);
-            EXPECT(task.documents[d].scored == tokens, "%s, example %d: %d tokens, wanted %d", name, example,
-                   task.documents[d].scored, tokens);
+            EXPECT(task->documents[d].scored == tokens, "%s, example %d: %d tokens, wanted %d", task->name,
+                   example, task->documents[d].scored, tokens);
             EXPECT(o->tolerance > 1e-4 || results[d].missed == missed, "%s, example %d: %g missed, wanted %g",
-                   name, example, results[d].missed, missed);
+                   task->name, example, results[d].missed, missed);
             d++;
         }
     }
-    EXPECT(d >= 14 && d == task.num_documents, "%s: %zu of %zu documents", name, d, task.num_documents);
+    EXPECT(d >= 14 && d == task->num_documents, "%s: %zu of %zu documents", task->name, d,
+           task->num_documents);
     fclose(file);
     free(results);
-    task_close(&task);
+    task_close(task);
+}
+
+static inline void oracle_compare_core_(const Oracle_* o, const Tokenizer* tokenizer, size_t count) {
+    const TaskSettings settings = {tokenizer, tokenizer->vocab_size, tokenizer->eot, ORACLE_T_, 0};
+    CoreBundle bundle;
+    core_bundle_open(&bundle, ORACLE_CORE_);
+    for (size_t i = 0; i < count && i < (size_t)bundle.count; i++) {
+        char name[ORACLE_LINE_];
+        Task task;
+        core_task_open(&task, &bundle.tasks[i], ORACLE_CORE_, settings);
+        snprintf(name, sizeof(name), "%s", task.name);
+        oracle_compare_(o, &task, ORACLE_CORE_ "/losses.txt", name);
+    }
+    core_bundle_close(&bundle);
 }
 
 // `line` are further options of this trainer, at most 16 words.
@@ -142,8 +157,11 @@ static inline void test_task_losses(Memory memory, const char* line, double tole
     model_open(o.model, &s, memory, &alone);
     load_weights(o.model, ORACLE_TASKS_ "model.bin");
     for (size_t i = 0; i < ORACLE_FILES_; i++) {
-        oracle_compare_(&o, files[i][0], files[i][1], &tokenizer);
+        Task task;
+        oracle_open_(&task, files[i][0], &tokenizer);
+        oracle_compare_(&o, &task, ORACLE_TASKS_ "losses.txt", files[i][1]);
     }
+    oracle_compare_core_(&o, &tokenizer, ORACLE_FILES_);
     model_close(o.model);
     tokenizer_close(&tokenizer);
     free(o.model);
