@@ -19,9 +19,9 @@ Before it stands end-of-text. A prompt is encoded as one text, so its tokens sho
 
 An ending of which nothing is scored has no mean: it is not chosen, unless it is the first one.
 
-Examples are shuffled by Python's random.Random(1337); those before question i are drawn from the
-others by random.Random(1234 + i).sample. Of a prompt of more than --seq-len tokens, the last ones
-are read.
+As in nanochat's evaluation, Python's random.Random(1337) shuffles the examples, and those before
+question i are drawn from the others by random.Random(1234 + i).sample. Of a prompt of more than
+--seq-len tokens, the last ones are read.
 */
 #ifndef LLMC_CORE_TASKS_H
 #define LLMC_CORE_TASKS_H
