@@ -42,6 +42,15 @@ check "tasks on the CPU" "$cpu" "${tasks[@]}" --out cpu_tasks
 check "tasks on the GPU" "$gpu" "${tasks[@]}" --tf32 off --out gpu_tasks
 check "the same scores" [ -n "$(scores cpu_tasks)" -a "$(scores cpu_tasks)" = "$(scores gpu_tasks)" ]
 
+# Validation sets, each with its loss.
+for set in web books; do printf "$set have %s pages\n" {1..300} >$set.txt; done
+sets=(--layers 1 --channels 16 --heads 2 --seq-len 32 --batch 2 --steps 1 --eval-every 1 --eval-batches 4 --samples 0
+    --train-data web.txt --val-data "web=web.txt,books=books.txt")
+sets_of() { sed -nE 's/^\{"kind":"set",(.*"loss":[0-9.]{5}).*/\1/p' "$1/log.jsonl"; }
+check "two sets on the CPU" "$cpu" "${sets[@]}" --out cpu_sets
+check "two sets on the GPU" "$gpu" "${sets[@]}" --tf32 off --out gpu_sets
+check "have the same losses: $(sets_of gpu_sets | wc -l)" [ -n "$(sets_of cpu_sets)" -a "$(sets_of cpu_sets)" = "$(sets_of gpu_sets)" ]
+
 "$gpu" --threads 2 >out.txt 2>err.txt
 check "an option of the CPU trainer is refused" [ $? = 2 ]
 check "by name" grep -q 'threads is an option of the CPU trainer' err.txt
