@@ -139,8 +139,12 @@ run() {
     make -s -k -j"${JOBS:-3}" $sync --no-print-directory -f "$work/all.mk" all 2>&1 | tee "$work/log"
 }
 
-# failures: the goals that were not made, by what make says.
+# failures: the goals that were not made, by what make says: all, if the programs do not build.
 failures() {
+    if grep -q '^make.*: programs\] Error' "$work/log"; then
+        printf '%s\n' "${goals[@]%.ok}"
+        return
+    fi
     sed -n -E "s/^make.*\*\*\* \[.*: (build\/.*)\.ok\] .*/\1/p; s/^make.*Target '(build\/.*)\.ok' not remade because of errors.*/\1/p" \
         "$work/log" | sort -u
 }
