@@ -719,15 +719,15 @@ void run_log_validation(Run* run) {
                         all.bytes > 0 ? all.losses / M_LN2 / all.bytes : NAN,
                         loader->settings.sequences,
                         (int64_t)loader->num_sequences};
+    if (run->val_set == 0 && run->data.train.count > 1 && run->train->next > 0) {
+        log_sources(&run->log, state->step, &run->data.train, run->train->next);
+    }
     log_val(&run->log, state->step, &val);
     if (run->val_set > 0) {
         return;
     }
     state->val_loss = val.loss;
     validations_add(&state->validations, state->step, state->val_loss);
-    if (run->data.train.count > 1 && run->train->next > 0) {
-        log_sources(&run->log, state->step, &run->data.train, run->train->next);
-    }
     session_judge_validation(&run->session, &run->log, state, run->settled.cfg.V);
 }
 
