@@ -1,5 +1,6 @@
 // test_dataloader.c -- dataloader.h: the order of sequences in a run, and the batches that a thread
 // prepares.
+#include "dev/test/lib/kept_mixture.h"
 #include "dev/test/lib/shards.h"
 #define DATALOADER_IMPLEMENTATION
 
@@ -250,16 +251,6 @@ static void open_changing(DataSources* sources, const char* list, const char* sc
     mixture_set_schedule(sources, d);
 }
 
-// Keeps the mixture of a run that is closed before sequence p.
-static MixtureState changing_state(DataSources* sources, uint64_t p) {
-    MixtureState state = mixture_state(sources, p);
-    for (int i = 0; i < state.count; i++) {
-        state.source[i].name = strdup(state.source[i].name);
-    }
-    mixture_close(sources);
-    return state;
-}
-
 // Any number of ranks and of resumes read the same sequences.
 static void test_resumes(void) {
     static const char schedule[] =
@@ -296,8 +287,9 @@ static void test_resumes(void) {
                        trial, (int)p);
             }
             dataloader_close(&loader);
-            state = changing_state(&sources, p);
+            kept_mixture_close(&state, &sources, p);
         }
+        kept_mixture_free(&state);
     }
 }
 
@@ -345,8 +337,9 @@ static void test_changes(void) {
                        trial, (int)row, names[s]);
             }
             dataloader_close(&loader);
-            state = changing_state(&sources, p);
+            kept_mixture_close(&state, &sources, p);
         }
+        kept_mixture_free(&state);
         EXPECT(given[0] > rows[0] && given[1] > rows[1], "more than an epoch");
     }
 }

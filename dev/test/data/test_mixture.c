@@ -3,6 +3,7 @@
 #define MIXTURE_IMPLEMENTATION
 
 #include "llmc/data/mixture.h"
+#include "dev/test/lib/kept_mixture.h"
 
 enum { V = 50257 };
 
@@ -254,15 +255,6 @@ static void test_errors(void) {
 
 // ---- checkpoints ----
 
-static MixtureState close_at(DataSources* sources, uint64_t p) {
-    MixtureState state = mixture_state(sources, p);
-    for (int i = 0; i < state.count; i++) {
-        state.source[i].name = strdup(state.source[i].name);
-    }
-    mixture_close(sources);
-    return state;
-}
-
 static int number_of(const DataSources* sources, const char* name) {
     for (int s = 0; s < sources->count; s++) {
         if (strcmp(sources->source[s].name, name) == 0) {
@@ -276,9 +268,10 @@ static int number_of(const DataSources* sources, const char* name) {
 // are away.
 static void test_continue(void) {
     DataSources sources;
+    MixtureState state = {.count = 0};
     uint64_t given[SOURCES_MAX];
     open_list(&sources, "a=%/a_*.bin:1,b=%/b.bin:2", 10);
-    MixtureState state = close_at(&sources, 31);
+    kept_mixture_close(&state, &sources, 31);
     EXPECT(state.count == 2 && state.source[0].given == 10 && state.source[1].given == 21, "%d",
            (int)state.source[0].given);
 
@@ -294,7 +287,7 @@ static void test_continue(void) {
     EXPECT(sources.num_past == 1 && sources.past[0].given == 10 && sources.past[0].share == 0, "a is away");
     source_order_given(&sources.order, 35, given);
     EXPECT(given[0] == 23 && given[1] == 2, "%d, %d", (int)given[0], (int)given[1]);
-    state = close_at(&sources, 35);
+    kept_mixture_close(&state, &sources, 35);
 
     open_list(&sources, "c=%/c.bin:1,news=%/b.bin:1,a=%/a_*.bin:2", 10);
     EXPECT(!mixture_continue(&sources, &state, 35), "another mixture");
@@ -307,6 +300,7 @@ static void test_continue(void) {
     const SourceMatch match = mixture_match(&sources, &state);
     EXPECT(match.fate[0] == SOURCE_CHANGED && match.fate[1] == SOURCE_CHANGED, "names are not contents");
     mixture_close(&sources);
+    kept_mixture_free(&state);
 }
 
 static void kind_of(const void* list) { mixture_kind(list_of((const char*)list)); }

@@ -229,15 +229,17 @@ static const char* absent_rows(const TensorRow* rows, int count, int has_experts
     static const char of_experts[] = " routerw routerb sfcw sfcprojw router_logits chosen expert_rows "
                                      "expert_order expert_first expert_scale sfch sfch_act expert_in "
                                      "expert_out dexpert_scale drouter_logits ";
-    static const char of_slices[] = " gathered parts arrived word_rows all_logits ";
+    static const char of_ranks[] = " gathered parts arrived word_rows all_logits expert_counts arrived_in "
+                                   "arrived_out arrived_scale darrived_scale arrived_order arrived_first ";
     static char names[256];
     names[0] = '\0';
     for (int i = 0; i < count; i++) {
         const int is_absent = tensor_is_absent(&rows[i]),
                   is_left_out = (!has_experts && is_word_of(of_experts, rows[i].name)) ||
-                                is_word_of(of_slices, rows[i].name);
+                                is_word_of(of_ranks, rows[i].name);
         EXPECT(!is_absent || (rows[i].layers == 0 && tensor_copy(&rows[i], 2) == 0), "%s", rows[i].name);
-        EXPECT(is_absent || !is_left_out, "%s without experts or slices", rows[i].name);
+        EXPECT(is_absent || !is_left_out, "%s without experts, slices or ranks that divide them",
+               rows[i].name);
         if (is_absent && !is_left_out) {
             strcat(strcat(names, rows[i].name), " ");
         }
