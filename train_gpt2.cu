@@ -95,6 +95,7 @@ struct Model {
     Group tensor;            // the tensor group, as its sizes
     WholeGradientsGpu whole; // of tensors that are not cut
     SharedKeys keys;         // gradients of heads that several slices have
+    int* expert_counts;      // pinned memory for the numbers of rows that travel, or NULL
     ZeroGpu zero;            // what of it this process updates, and what moves between processes
 
     Memory memory; // a ledger of all that the model takes
@@ -217,6 +218,10 @@ static void open_activations(Model* model, const Settled* s) {
         memory_allocate(&model->memory, "activations", MEMORY_DEVICE, model->activation_bytes);
     tensor_rows_bind(&model->acts, model->activation_rows, MODEL_ACTIVATION_ROWS,
                      generates ? NULL : model->acts_memory);
+    if (model_divides_experts(cfg)) {
+        model->expert_counts = (int*)memory_take(&model->memory, "staging: rows of experts", MEMORY_PINNED,
+                                                 (size_t)cfg.part.expert_ranks * cfg.E * sizeof(int));
+    }
 }
 
 // Opens the operations of training and evaluation, and room for batches and results.
@@ -341,6 +346,7 @@ static void open_teacher(Model* model, const Settled* s) {
     Model* teacher = (Model*)check_alloc(1, sizeof(Model), "the teacher");
     teacher->gpu = model->gpu;
     teacher->groups = model->groups;
+    teacher->groups.experts = group_gpu_alone(model->comm); // it has all experts
     open_parts(teacher, &of_teacher, memory_of(model->memory.allocators), model->comm);
     memory_count_all(&model->memory, "teacher", MEMORY_DEVICE, &teacher->memory);
     memory_count_all(&model->memory, "teacher", MEMORY_HOST, &teacher->memory);
@@ -564,10 +570,12 @@ static BlockSlice slice_at(const Block* b, int i) {
     const ModelParameters p = parameters_at_slice(model, l, i);
     const ModelActivations a = model_activations_at_slice(*b->pass->acts, b->pass->activation_rows, l, i);
     const LayerWeights w = linear_weights(cfg, &p);
-    return BlockSlice{a,
-                      self_attention_of(cfg, l, &w.qkv, &p, &a, b->pass, starts_of(model, l, b->pass),
-                                        model->rope, &model->linear, &model->attention, &model->context),
-                      w.attproj, mlp_of(cfg, &w, &p, &a, b->pass, &model->linear)};
+    return BlockSlice{
+        a,
+        self_attention_of(cfg, l, &w.qkv, &p, &a, b->pass, starts_of(model, l, b->pass), model->rope,
+                          &model->linear, &model->attention, &model->context),
+        w.attproj,
+        mlp_of(cfg, &w, &p, &a, b->pass, &model->linear, &model->groups.experts, model->expert_counts)};
 }
 
 // Runs the block up to the hidden layer of the MLP.
@@ -652,10 +660,32 @@ static void set_windows(Model* model, const Pass* pass) {
     }
 }
 
+// Forward in a rank without tokens: computes those of others that take its experts, and does its
+// part of the communication.
+static void others_forward(Model* model, const Pass* pass) {
+    if (!model_divides_experts(model->cfg)) {
+        zero_idle_forward(&model->zero);
+        return;
+    }
+    zero_begin_forward(&model->zero);
+    for (int l = 0; l < model->cfg.L; l++) {
+        zero_parameters(&model->zero, l, 1);
+        const Block block = block_at(model, l, pass);
+        const BlockSlice s = slice_at(&block, 0);
+        mlp_hidden(&s.mlp, NULL);
+        mlp_forward_residual(NULL, NULL, &s.mlp);
+    }
+}
+
 // Runs this stage of the model: in the last one up to the last hidden state, lnf (R, C). In other
-// stages than the first, encoded has the residual stream that enters. The inputs are on the GPU.
+// stages than the first, encoded has the residual stream that enters. The inputs are on the GPU. A
+// pass may have no tokens.
 static void forward_pass(Model* model, const Pass* pass) {
     const ModelConfig cfg = model->cfg;
+    if (pass_tokens(pass) == 0) {
+        others_forward(model, pass);
+        return;
+    }
     // Only the matmuls of full micro-batches are worth timing. Decoding has the same bits in each
     // run.
     model->matmul.settings.autotune = model->autotune && !pass->cached && pass_tokens(pass) == model->N;
@@ -815,6 +845,15 @@ static Gradient bias_grad_into(const Model* model, int l) {
     return bias;
 }
 
+// Returns the gradients of a slice's MLP, and those of its parameters in `d`.
+static MlpGradientsGpu mlp_gradients_at(const Block* b, const ModelGradients* d, floatX* dinp,
+                                        GradientMode mode) {
+    Model* model = b->model;
+    return mlp_gradients_of(d, &b->a, dinp, mode, zero_neighbour_elements(&model->zero.plan),
+                            model->router_losses,
+                            router_statistics_of(model->results.statistics, b->l, model->cfg.E));
+}
+
 // The MLP of a block: turns dresidual (R, C), the gradient of the stream after it, into that before
 // it. dfch (N, F).
 static void mlp_backward_at(const Block* b, GradientMode mode, GradientMode attention_mode) {
@@ -827,9 +866,7 @@ static void mlp_backward_at(const Block* b, GradientMode mode, GradientMode atte
     for (int i = 0; i < tensor->cut.slices; i++) {
         const BlockSlice s = slice_at(b, i);
         const ModelGradients of_slice = gradients_at_slice(model, b->l, i);
-        const MlpGradientsGpu dmlp =
-            mlp_gradients_of(&of_slice, &a, tensor_part(tensor, i, dln2), mode, model->router_losses,
-                             router_statistics_of(model->results.statistics, b->l, model->cfg.E));
+        const MlpGradientsGpu dmlp = mlp_gradients_at(b, &of_slice, tensor_part(tensor, i, dln2), mode);
         mlp_backward(&s.mlp, &dmlp, dout, ln2);
     }
     tensor_sum(tensor, dln2, NULL, NULL);
@@ -950,6 +987,30 @@ static void last_bias_backward(Model* model, const Pass* pass, GradientMode mode
                          (const floatX*)pass->acts->dresidual, &model->norm_scratch);
 }
 
+// Forward and backward in a rank without tokens: its experts' gradients on those of others, and its
+// part of the reductions, up to group 0.
+static void others_backward(Model* model, GradientMode mode, MicroStep step) {
+    Pass pass = {};
+    pass.acts = &model->acts;
+    pass.activation_rows = model->activation_rows;
+    if (!model_divides_experts(model->cfg)) {
+        zero_idle<floatX>(&model->zero, step);
+        return;
+    }
+    zero_begin(&model->zero, step);
+    others_forward(model, &pass);
+    for (int l = model->cfg.L - 1; l >= 0; l--) {
+        zero_parameters(&model->zero, l, -1);
+        wait_for_buffer(model, l);
+        const Block block = block_at(model, l, &pass);
+        const BlockSlice s = slice_at(&block, 0);
+        const ModelGradients d = gradients_at_layer(model, l);
+        const MlpGradientsGpu dmlp = mlp_gradients_at(&block, &d, block.a.branch, mode);
+        mlp_backward(&s.mlp, &dmlp, NULL, NULL);
+        zero_group_done<floatX>(&model->zero, model_group_of_slice(model->cfg, l, 0), step);
+    }
+}
+
 // After model_forward on the same batch: sets the losses and sets or adds to all gradients, as
 // `mode` says. dloss is the gradient of the loss of each token. The gradients of a block are
 // reduced, or its parameters are updated, as soon as they are there; those of group 0 are left to
@@ -1067,12 +1128,12 @@ static void micro_step_begin(Model* model, Batch batch, MicroStep step) {
 
 // Backward, and without stages forward before it, up to the gradient of group 0: what a graph
 // repeats.
-static void micro_step_work(Model* model, Batch batch, float dloss, MicroStep step, InBackward* hook) {
-    const int adds = step.number > 0 && model->zero.plan.stage < 2;
+static void micro_step_work(Model* model, Batch batch, float dloss, GradientMode mode, MicroStep step,
+                            InBackward* hook) {
     if (!model_is_stage(model->cfg)) {
         micro_step_begin(model, batch, step);
     }
-    model_backward(model, batch, dloss, adds ? GRADIENT_ADD : GRADIENT_SET, step, hook);
+    model_backward(model, batch, dloss, mode, step, hook);
     zero_join(&model->zero, step);
 }
 
@@ -1090,9 +1151,11 @@ static void micro_step_forward(Model* model, Batch batch, MicroStep step) {
 static void micro_step_backward(Model* model, Batch batch, float dloss, MicroStep step, InBackward* hook,
                                 int is_full) {
     StepGraph* graph = &model->graphs[zero_variant(&model->zero.plan, step)];
-    const auto work = [&] { micro_step_work(model, batch, dloss, step, hook); };
+    const int adds = step.number > 0 && model->zero.plan.stage < 2;
+    const GradientMode mode = adds ? GRADIENT_ADD : GRADIENT_SET;
+    const auto work = [&] { micro_step_work(model, batch, dloss, mode, step, hook); };
     if (batch.B == 0) {
-        zero_idle<floatX>(&model->zero, step);
+        others_backward(model, mode, step);
     } else if (model->use_graph && is_full && step_graph_is_due(graph, batch.T, batch.starts)) {
         step_graph_launch(graph, dloss, batch.starts, work, &model->gpu);
         zero_replayed(&model->zero);
@@ -1246,11 +1309,7 @@ static void model_update(Model* model, Update update) {
 // is MPI's. For an empty batch a process does only its part of what others do.
 static void evaluate_batch(Model* model, Batch batch, double* loss) {
     const Batch pushed = model_push(model, batch);
-    if (batch.B == 0) {
-        zero_idle_forward(&model->zero);
-    } else {
-        model_forward(model, pushed);
-    }
+    model_forward(model, pushed);
     if (batch.B > 0 && model_has_last(model->cfg)) {
         model_losses(model, pushed, NULL);
         batch_loss(model, pushed);
@@ -1287,11 +1346,7 @@ static void model_token_losses(Model* model, Batch batch, float* losses, int* is
     Pass pass = batch_pass(model, pushed);
     pass.positions.starts = pushed.starts;
     stage_passes(model, at_rest, now);
-    if (batch.B == 0) {
-        zero_idle_forward(&model->zero);
-    } else {
-        forward_pass(model, &pass);
-    }
+    forward_pass(model, &pass);
     if (batch.B > 0 && model_has_last(model->cfg)) {
         model_losses(model, pushed, is_top ? model->is_top : NULL);
         context_gather_tokens(losses, &model->context, model->acts.losses, sizes, &model->gpu);
@@ -1374,7 +1429,10 @@ static void model_loaded(Model* model, const char* checkpoint) {
 }
 
 static void model_move(Model* model, GridGroup group, GroupMove move) {
-    transfer_move(&model->transfer, group == GRID_TENSOR ? &model->groups.tensor : &model->groups.pipe, move);
+    const GroupGpu* with = group == GRID_TENSOR    ? &model->groups.tensor
+                           : group == GRID_EXPERTS ? &model->groups.experts
+                                                   : &model->groups.pipe;
+    transfer_move(&model->transfer, with, move);
 }
 
 static Model* model_teacher(Model* model) { return model->teacher; }

@@ -76,6 +76,8 @@ build/sim/cli_generate.ok: $(subst %,generate,$(CLI)) $(call SIM_TRAINER,FP32)
 	$(run_test) $< build/plain/train_gpt2 build/sim/FP32/train_gpt2cu
 build/sim/cli_ranks.ok: $(subst %,ranks,$(CLI)) $(call SIM_TRAINER,BF16) build/sim/plain/test_collectives
 	$(run_test) $< build/sim/BF16/train_gpt2cu
+build/sim/cli_experts.ok: $(subst %,experts,$(CLI)) $(call SIM_TRAINER,BF16)
+	$(run_test) $< build/sim/BF16/train_gpt2cu
 build/sim/cli_pipeline.ok: $(subst %,pipeline,$(CLI)) $(call SIM_TRAINER,BF16)
 	$(run_test) $< build/sim/BF16/train_gpt2cu
 BENCHES = $(wildcard dev/bench/*)

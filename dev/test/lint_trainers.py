@@ -10,9 +10,6 @@ from pathlib import Path
 CPU, GPU = "train_gpt2.c", "train_gpt2.cu"
 ONLY = {
     CPU: {
-        "mlp_gradients_at": "the GPU trainer does not divide experts yet",
-        "others_forward": "the GPU trainer does not divide experts yet",
-        "others_backward": "the GPU trainer does not divide experts yet",
         "recompute_level": "an MLP in bf16 computes GELU again",
         "losses_done": "the GPU reads the losses with the first group",
     },

@@ -93,7 +93,7 @@ test_sim() {
     # shellcheck disable=SC2046 # names without blanks
     variant sim build/sim/{BF16,FP32}-plain/test_gpt2.ordered build/sim/BF16-{msan,tsan,asan}/test_gpt2 \
         $(sims plain "${gpu_rooms[@]/%/.ordered}") $(sims tsan "${gpu_rooms[@]}") $(sims asan "${gpu_rooms[@]}") \
-        build/sim/cli_{sim,generate,ranks,pipeline} build/sim/cusim
+        build/sim/cli_{sim,generate,ranks,pipeline,experts} build/sim/cusim
 }
 has_nvcc() { command -v nvcc >/dev/null || { skip "nvcc is missing: the GPU trainer is not compiled for any GPU" && false; }; }
 test_nvcc_quick() { has_nvcc && variant nvcc build/nvcc/bf16 build/nvcc/cudnn; }

@@ -10,6 +10,9 @@ The gradient of proj's bias is the sum of dout over its rows. It is computed whe
 With experts, all of them are computed together (expert_matmul.cuh), as are the matmuls of the
 router: a token takes the same experts in every batch. The gradient of the router's logits is
 rounded to floatX.
+
+If ranks divide the experts (expert_parallel.cuh), a rank has E / e of them, and computes the rows
+of one rank at a time, as mlp.h says.
 */
 #ifndef LLMC_MLP_CUH
 #define LLMC_MLP_CUH
@@ -20,6 +23,7 @@ rounded to floatX.
 #include "llmc/layers/pass.h"
 #include "llmc/ops/experts.cuh"
 #include "llmc/ops/router.cuh"
+#include "llmc/parallel/expert_parallel.cuh"
 #include "llmc/parallel/zero.cuh"
 
 // Experts of a block; router.E = 0: none.
@@ -30,6 +34,7 @@ typedef struct {
     Weight fc, proj;       // of the MLP that all tokens take
     floatX *fch, *act;     // (N, gates Fs), (N, Fs); NULL without it
     floatX *in, *out;      // (M, C)
+    ExpertParallelGpu parallel;
 } ExpertsGpu;
 
 typedef struct {
@@ -47,7 +52,8 @@ typedef struct {
     floatX* dinp;
     Gradient dfcw, dfcb, dfcprojw;
     GradientMode mode;
-    floatX* dfch; // (M, gates F)
+    floatX* dfch;     // (M, gates F)
+    size_t neighbour; // elements from the gradients on one rank's tokens to those on the next's
     // of the router, and of the MLP that all tokens take
     Gradient drouterw, dshared_fcw, dshared_projw;
     floatX* dlogits; // (N, E)
@@ -58,7 +64,8 @@ typedef struct {
 
 // Returns the MLP of a layer in a pass.
 static inline MlpGpu mlp_of(ModelConfig cfg, const LayerWeights* w, const ModelParameters* p,
-                            const ModelActivations* a, const Pass* pass, LinearGpu* linear) {
+                            const ModelActivations* a, const Pass* pass, LinearGpu* linear,
+                            const GroupGpu* expert_group, int* counts_on_host) {
     const Router router = {model_architecture(cfg.arch)->router,
                            pass->B,
                            pass->T,
@@ -72,21 +79,32 @@ static inline MlpGpu mlp_of(ModelConfig cfg, const LayerWeights* w, const ModelP
                            a->expert_order,
                            a->expert_first,
                            a->expert_scale};
-    const ExpertsGpu experts = {router,  p->routerb,  p->routerw,   w->shared_fc, w->shared_fcproj,
-                                a->sfch, a->sfch_act, a->expert_in, a->expert_out};
+    const ExpertParallelGpu parallel = {model_divides_experts(cfg) ? expert_group : NULL,
+                                        a->expert_counts,
+                                        counts_on_host,
+                                        a->arrived_in,
+                                        a->arrived_out,
+                                        a->arrived_scale,
+                                        a->darrived_scale,
+                                        a->arrived_order,
+                                        a->arrived_first,
+                                        linear->gpu};
+    const ExpertsGpu experts = {router,  p->routerb,  p->routerw,   w->shared_fc,  w->shared_fcproj,
+                                a->sfch, a->sfch_act, a->expert_in, a->expert_out, parallel};
     return {model_activation(cfg), pass_tokens(pass), w->fc, w->fcproj, a->fch, a->fch_act, linear, experts};
 }
 
 // Returns the gradients of a layer: those of its parameters are in `d`, `a` has memory.
 static inline MlpGradientsGpu mlp_gradients_of(const ModelGradients* d, const ModelActivations* a,
-                                               floatX* dinp, GradientMode mode, RouterLosses losses,
-                                               double* statistics) {
+                                               floatX* dinp, GradientMode mode, size_t neighbour,
+                                               RouterLosses losses, double* statistics) {
     return {dinp,
             d->fcw,
             d->fcb,
             d->fcprojw,
             mode,
             a->dfch,
+            neighbour,
             d->routerw,
             d->sfcw,
             d->sfcprojw,
@@ -159,17 +177,79 @@ static inline void mlp_experts_activation_(const MlpGpu* mlp) {
     experts_swiglu(mlp->act, mlp->fch, &mlp->experts.router, mlp->proj.C, mlp->linear->gpu);
 }
 
+// Sets fch and act of the rows of this rank's experts.
+static inline void mlp_own_hidden_(const MlpGpu* mlp) {
+    const ExpertRows rows = experts_rows(&mlp->experts.router);
+    linear_experts_forward(mlp->fch, mlp->experts.in, &mlp->fc, &rows, mlp->linear);
+    mlp_experts_activation_(mlp);
+}
+
+// Sets the rows of their output.
+static inline void mlp_own_forward_(const MlpGpu* mlp) {
+    const ExpertRows rows = experts_rows(&mlp->experts.router);
+    linear_experts_forward(mlp->experts.out, mlp->act, &mlp->proj, &rows, mlp->linear);
+}
+
+static inline int mlp_divides_experts_(const MlpGpu* mlp) {
+    return expert_parallel_ranks(&mlp->experts.parallel) > 1;
+}
+
+// Returns the experts of this rank, with the rows that arrive from another one.
+static inline MlpGpu mlp_arrived_(const MlpGpu* mlp, int from) {
+    const ExpertParallelGpu* parallel = &mlp->experts.parallel;
+    MlpGpu arrived = *mlp;
+    arrived.experts.router = expert_arrived(parallel, &mlp->experts.router, from);
+    arrived.experts.in = (floatX*)parallel->in;
+    arrived.experts.out = (floatX*)parallel->out;
+    return arrived;
+}
+
+static inline int mlp_has_rows_(const MlpGpu* mlp) {
+    return mlp->experts.router.B * mlp->experts.router.T > 0;
+}
+
+// Returns an array of rows of C elements.
+static inline ExpertArrayGpu mlp_array_(const MlpGpu* mlp, floatX* own, void* arrived) {
+    return {own, arrived, (size_t)mlp->fc.C * sizeof(floatX)};
+}
+
+// Sets the rows of output of this rank's tokens, and computes those of the others'.
+static inline void mlp_divided_forward_(const MlpGpu* mlp) {
+    const ExpertsGpu* x = &mlp->experts;
+    const ExpertParallelGpu* parallel = &x->parallel;
+    const int e = expert_parallel_ranks(parallel);
+    const ExpertArrayGpu sent[] = {mlp_array_(mlp, x->in, parallel->in),
+                                   {x->router.scale, parallel->scale, sizeof(float)}},
+                         returned = mlp_array_(mlp, x->out, parallel->out);
+    expert_counts(parallel, &x->router);
+    for (int k = 0; k < e; k++) {
+        const ExpertRound round = expert_round(parallel->group->rank, e, k);
+        const MlpGpu arrived = mlp_arrived_(mlp, round.from);
+        expert_send(parallel, &x->router, round, sent, 2);
+        if (mlp_has_rows_(&arrived)) {
+            mlp_own_hidden_(&arrived);
+            mlp_own_forward_(&arrived);
+        }
+        expert_return(parallel, &x->router, round, &returned, 1);
+    }
+}
+
 static inline void mlp_experts_hidden_(const MlpGpu* mlp, const floatX* inp) {
     const ExpertsGpu* x = &mlp->experts;
     const Gpu* gpu = mlp->linear->gpu;
     const MlpGpu shared = mlp_shared_(mlp);
-    const ExpertRows tokens = mlp_tokens_(mlp), rows = experts_rows(&x->router);
+    const ExpertRows tokens = mlp_tokens_(mlp);
     assert(mlp->kind == ACTIVATION_SWIGLU);
+    if (mlp->N == 0) {
+        router_without_tokens(&x->router, gpu);
+        return;
+    }
     expert_matmul_forward(x->router.logits, inp, x->routerw, &tokens, mlp->fc.C, x->router.E, gpu);
     router_forward(&x->router, x->bias, gpu);
     experts_gather(x->in, inp, &x->router, mlp->fc.C, gpu);
-    linear_experts_forward(mlp->fch, x->in, &mlp->fc, &rows, mlp->linear);
-    mlp_experts_activation_(mlp);
+    if (!mlp_divides_experts_(mlp)) {
+        mlp_own_hidden_(mlp);
+    }
     if (shared.N > 0) {
         mlp_one_hidden_(&shared, inp);
     }
@@ -178,35 +258,90 @@ static inline void mlp_experts_hidden_(const MlpGpu* mlp, const floatX* inp) {
 static inline void mlp_experts_forward_residual_(floatX* out, const floatX* residual, const MlpGpu* mlp) {
     const ExpertsGpu* x = &mlp->experts;
     const MlpGpu shared = mlp_shared_(mlp);
-    const ExpertRows rows = experts_rows(&x->router);
-    linear_experts_forward(x->out, mlp->act, &mlp->proj, &rows, mlp->linear);
+    (mlp_divides_experts_(mlp) ? mlp_divided_forward_ : mlp_own_forward_)(mlp);
     if (shared.N > 0) {
         mlp_one_forward_residual_(out, residual, &shared);
     }
-    experts_sum(out, shared.N > 0 ? (const floatX*)out : residual, x->out, &x->router, mlp->fc.C,
-                mlp->linear->gpu);
+    if (mlp->N > 0) {
+        experts_sum(out, shared.N > 0 ? (const floatX*)out : residual, x->out, &x->router, mlp->fc.C,
+                    mlp->linear->gpu);
+    }
 }
 
 // ---- gradients of experts ----
+
+// Turns `out`, the gradient of the rows of experts, into that of `in`; sets dscale. Experts without
+// rows set or add to their gradients, too.
+static inline void mlp_own_backward_(const MlpGpu* mlp, const MlpGradientsGpu* d) {
+    const ExpertsGpu* x = &mlp->experts;
+    const Weight *fc = &mlp->fc, *proj = &mlp->proj;
+    const ExpertRows rows = experts_rows(&x->router);
+    const Gpu* gpu = mlp->linear->gpu;
+    const int has_rows = mlp_has_rows_(mlp);
+    floatX* dact = mlp->act; // nobody reads act any more
+    linear_experts_backward_weight(d->dfcprojw, x->out, mlp->act, proj, &rows, d->mode, mlp->linear);
+    if (has_rows) {
+        expert_matmul_backward_input(dact, x->out, proj->data, &rows, proj->C, proj->OC, GRADIENT_SET, gpu);
+        experts_swiglu_backward(d->dfch, d->dscale, dact, mlp->fch, &x->router, proj->C, gpu);
+    }
+    linear_experts_backward_weight(d->dfcw, d->dfch, x->in, fc, &rows, d->mode, mlp->linear);
+    if (has_rows) {
+        expert_matmul_backward_input(x->out, d->dfch, fc->data, &rows, fc->C, fc->OC, GRADIENT_SET, gpu);
+    }
+}
+
+// Returns a gradient this many elements behind another one.
+static inline Gradient mlp_gradient_at_(Gradient d, size_t elements) {
+    return {d.data ? (char*)d.data + elements * dtype_bytes(d.dtype) : NULL, d.dtype};
+}
+
+// Returns the gradients of this rank's experts on the rows that arrive from another one.
+static inline MlpGradientsGpu mlp_arrived_gradients_(const MlpGpu* mlp, const MlpGradientsGpu* all,
+                                                     int from) {
+    const size_t at = (size_t)from * all->neighbour;
+    MlpGradientsGpu arrived = *all;
+    arrived.dfcw = mlp_gradient_at_(all->dfcw, at);
+    arrived.dfcprojw = mlp_gradient_at_(all->dfcprojw, at);
+    arrived.dscale = mlp->experts.parallel.dscale;
+    return arrived;
+}
+
+// Does so for the rows of this rank's tokens, and with its experts for those of the others.
+static inline void mlp_divided_backward_(const MlpGpu* mlp, const MlpGradientsGpu* all) {
+    const ExpertsGpu* x = &mlp->experts;
+    const ExpertParallelGpu* parallel = &x->parallel;
+    const int e = expert_parallel_ranks(parallel);
+    const ExpertArrayGpu in = mlp_array_(mlp, x->in, parallel->in),
+                         out = mlp_array_(mlp, x->out, parallel->out),
+                         sent[] = {in, out, {x->router.scale, parallel->scale, sizeof(float)}},
+                         returned[] = {out, {all->dscale, parallel->dscale, sizeof(float)}};
+    expert_counts_read(parallel, &x->router);
+    for (int k = 0; k < e; k++) {
+        const ExpertRound round = expert_round(parallel->group->rank, e, k);
+        const MlpGpu arrived = mlp_arrived_(mlp, round.from);
+        const MlpGradientsGpu d = mlp_arrived_gradients_(mlp, all, round.from);
+        expert_send(parallel, &x->router, round, sent, 3);
+        if (mlp_has_rows_(&arrived)) {
+            mlp_own_hidden_(&arrived);
+        }
+        mlp_own_backward_(&arrived, &d);
+        expert_return(parallel, &x->router, round, returned, 2);
+    }
+}
 
 // Turns the gradient of the tokens' outputs into that of the experts' inputs, in x->out; sets
 // dscale.
 static inline void mlp_rows_backward_(const MlpGpu* mlp, const MlpGradientsGpu* d, const floatX* dout,
                                       const floatX* inp) {
     const ExpertsGpu* x = &mlp->experts;
-    const Weight *fc = &mlp->fc, *proj = &mlp->proj;
-    const ExpertRows rows = experts_rows(&x->router);
-    const Gpu* gpu = mlp->linear->gpu;
-    floatX* dact = mlp->act; // nobody reads act any more
-    experts_gather(x->out, dout, &x->router, fc->C, gpu);
-    linear_experts_backward_weight(d->dfcprojw, x->out, mlp->act, proj, &rows, d->mode, mlp->linear);
-    expert_matmul_backward_input(dact, x->out, proj->data, &rows, proj->C, proj->OC, GRADIENT_SET, gpu);
-    experts_swiglu_backward(d->dfch, d->dscale, dact, mlp->fch, &x->router, proj->C, gpu);
-    if (d->dfcw.data) {
-        experts_gather(x->in, inp, &x->router, fc->C, gpu);
+    const int C = mlp->fc.C, divides = mlp_divides_experts_(mlp);
+    if (mlp->N > 0) {
+        experts_gather(x->out, dout, &x->router, C, mlp->linear->gpu);
     }
-    linear_experts_backward_weight(d->dfcw, d->dfch, x->in, fc, &rows, d->mode, mlp->linear);
-    expert_matmul_backward_input(x->out, d->dfch, fc->data, &rows, fc->C, fc->OC, GRADIENT_SET, gpu);
+    if (mlp->N > 0 && (d->dfcw.data || divides)) {
+        experts_gather(x->in, inp, &x->router, C, mlp->linear->gpu);
+    }
+    (divides ? mlp_divided_backward_ : mlp_own_backward_)(mlp, d);
 }
 
 // Sets dinp to the gradient through the MLP that all tokens take. Returns 0 if the model has none.
@@ -244,6 +379,9 @@ static inline void mlp_experts_backward_(const MlpGpu* mlp, const MlpGradientsGp
                                          const floatX* inp) {
     const ExpertsGpu* x = &mlp->experts;
     mlp_rows_backward_(mlp, d, dout, inp);
+    if (mlp->N == 0) {
+        return;
+    }
     const int has_shared = mlp_shared_backward_(mlp, d, dout, inp);
     mlp_router_backward_(mlp, d, has_shared ? GRADIENT_ADD : GRADIENT_SET, inp);
     experts_sum(d->dinp, (const floatX*)d->dinp, x->out, &x->router, mlp->fc.C, mlp->linear->gpu);
@@ -251,7 +389,8 @@ static inline void mlp_experts_backward_(const MlpGpu* mlp, const MlpGradientsGp
 
 // ---- either ----
 
-// Sets fch and act; with experts, routes the tokens.
+// Sets fch and act; with experts, routes the tokens. If ranks divide the experts, it only routes; a
+// rank without tokens (N = 0) calls what the others call.
 static inline void mlp_hidden(const MlpGpu* mlp, const floatX* inp) {
     (mlp_has_experts_(mlp) ? mlp_experts_hidden_ : mlp_one_hidden_)(mlp, inp);
 }
@@ -264,7 +403,9 @@ static inline void mlp_forward_residual(floatX* out, const floatX* residual, con
 // Sets act from fch again, for a backward pass that needs it.
 static inline void mlp_activation(const MlpGpu* mlp) {
     const MlpGpu shared = mlp_shared_(mlp);
-    (mlp_has_experts_(mlp) ? mlp_experts_activation_ : mlp_one_activation_)(mlp);
+    if (!mlp_divides_experts_(mlp)) {
+        (mlp_has_experts_(mlp) ? mlp_experts_activation_ : mlp_one_activation_)(mlp);
+    }
     if (shared.N > 0) {
         mlp_one_activation_(&shared);
     }

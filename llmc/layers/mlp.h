@@ -289,7 +289,7 @@ static inline void mlp_divided_forward_(const Mlp* mlp) {
                       returned = {x->out, parallel->out, C};
     expert_counts_cpu(parallel, &x->router);
     for (int k = 0; k < expert_parallel_ranks(parallel); k++) {
-        const ExpertRound round = expert_round(parallel, k);
+        const ExpertRound round = expert_round(parallel->group->rank, expert_parallel_ranks(parallel), k);
         const Mlp arrived = mlp_arrived_(mlp, round.from);
         expert_send_cpu(parallel, &x->router, round, sent, 2);
         mlp_own_hidden_(&arrived);
@@ -437,7 +437,7 @@ static inline void mlp_divided_backward_(const Mlp* mlp, const MlpLayerGradients
                                 {x->router.scale, parallel->scale, 1}},
                       returned[] = {{x->out, parallel->out, C}, {all->dscale, parallel->dscale, 1}};
     for (int k = 0; k < expert_parallel_ranks(parallel); k++) {
-        const ExpertRound round = expert_round(parallel, k);
+        const ExpertRound round = expert_round(parallel->group->rank, expert_parallel_ranks(parallel), k);
         const Mlp arrived = mlp_arrived_(mlp, round.from);
         const MlpLayerGradients d = mlp_arrived_gradients_(mlp, all, round.from);
         expert_send_cpu(parallel, &x->router, round, sent, 3);

@@ -371,6 +371,11 @@ template <class X> static inline void router_forward(const Router* r, const X* b
     launch(router_weigh_kernel, blocks, ROUTER_THREADS, 0, gpu, *r);
 }
 
+// Sets `first` of a router without tokens, which no other pass can run.
+static inline void router_without_tokens(const Router* r, const Gpu* gpu) {
+    CUDA_CHECK(cudaMemsetAsync(r->first, 0, (size_t)(r->E + 1) * sizeof(int), gpu->stream));
+}
+
 // Returns the floats of `entropies`.
 static inline size_t router_entropies(const Router* r) {
     return (size_t)r->B * (size_t)ceil_div(r->T, (int)ROUTER_TOKENS);

@@ -49,15 +49,19 @@ enum { UPDATE_PIECE_ = TENSOR_SHARD_UNIT, UPDATE_THREADS_ = UPDATE_PIECE_ / 4 };
 
 enum { UPDATE_MATRICES_ = MODEL_PARAMETER_ROWS * TENSOR_RUNS }; // tensors of Muon or SOAP, at most
 
+// Pieces of a group that are updated here: part number `part` of equal ones, and of the kept
+// trained parameters number `in_kept`.
+typedef struct {
+    uint32_t count, part, in_kept;
+} UpdatePart_;
+
 // Layout in numbers of pieces.
 typedef struct {
-    uint32_t once,
-        block;             // updated here: of group 0, of each other group; part `rank` of `shards`
-    uint32_t rank, shards; // equal parts
-    uint32_t count;        // all that is updated here
-    uint32_t first;        // blocks without gradients
+    UpdatePart_ once, block;            // of group 0, of each other group
+    uint32_t trained_once;              // those of group 0 that any rank updates
+    uint32_t count;                     // all that is updated here
+    uint32_t first;                     // blocks without gradients
     uint32_t params_once, params_block; // kept parameters of group 0, of each other group
-    uint32_t params_rank;               // part of their trained part that is updated here
     // RoundingWords: blocks of a layer in memory, those that other ranks have, and blocks of other
     // ranks before the first one
     uint32_t slices, other_slices, before;
@@ -118,22 +122,26 @@ static inline void update_set_rows_(uint8_t* rows, const ZeroPlan* zero, ModelCo
     }
 }
 
+// Returns the part that is updated here of groups like g, with so many trained elements.
+static inline UpdatePart_ update_part_(const ZeroPlan* zero, int g, size_t trained) {
+    const ZeroCut own = zero_owned_cut(zero, g);
+    const UpdatePart_ part = {(uint32_t)(trained / ((size_t)own.parts * UPDATE_PIECE_)), (uint32_t)own.part,
+                              (uint32_t)zero_owned_in_kept(zero, g).part};
+    return part;
+}
+
 static inline UpdatePieces_ update_pieces_(const ZeroPlan* zero, ModelConfig cfg) {
     const int slices = model_slices(cfg), of = model_is_sliced(cfg) ? cfg.part.of_slices : 1;
-    const ZeroCut own = zero_owned_cut(zero, 0), in_kept = zero_owned_in_kept(zero, 0);
-    const size_t part = (size_t)own.parts * UPDATE_PIECE_,
-                 kept = (size_t)zero_kept_cut(zero).parts * UPDATE_PIECE_,
+    const size_t kept = (size_t)zero_kept_cut(zero).parts * UPDATE_PIECE_,
                  count = zero_count(zero, ZERO_UPDATED) / UPDATE_PIECE_;
     CHECK(count <= INT_MAX, "%zu pieces of parameters are too many for a launch", count);
-    const UpdatePieces_ pieces = {(uint32_t)(zero->trained_once / part),
-                                  (uint32_t)(zero->trained_block / part),
-                                  (uint32_t)own.part,
-                                  (uint32_t)own.parts,
+    const UpdatePieces_ pieces = {update_part_(zero, 0, zero->trained_once),
+                                  update_part_(zero, 1, zero->trained_block),
+                                  (uint32_t)(zero->trained_once / UPDATE_PIECE_),
                                   (uint32_t)count,
                                   (uint32_t)zero->first_block,
                                   (uint32_t)(zero->once / kept),
                                   (uint32_t)(zero->block / kept),
-                                  (uint32_t)in_kept.part,
                                   (uint32_t)slices,
                                   (uint32_t)(of - slices),
                                   (uint32_t)(cfg.part.first_layer * of + cfg.part.first_slice)};
@@ -456,18 +464,16 @@ typedef struct {
 
 __device__ inline UpdatePlace_ update_place_(const UpdatePieces_& p, uint32_t piece) {
     // among those with gradients
-    const uint32_t block = piece < p.once ? 0 : (piece - p.once) / p.block;
-    const uint32_t group = piece < p.once ? 0 : 1 + p.first + block;
-    const uint32_t own = group == 0 ? piece : piece - p.once - block * p.block;
-    const uint32_t offset = p.rank * (group == 0 ? p.once : p.block) + own;
-    const uint32_t kept = group == 0 ? 0 : p.params_once + (group - 1) * p.params_block;
-    const uint32_t words = group == 0 ? 0 : group + (group - 1) / p.slices * p.other_slices + p.before;
-    const UpdatePlace_ place = {kept + p.params_rank * (group == 0 ? p.once : p.block) + own,
-                                group,
-                                own,
-                                offset,
-                                (group == 0 ? 0 : p.once * p.shards) + offset,
-                                words};
+    const int is_once = piece < p.once.count;
+    const UpdatePart_ part = is_once ? p.once : p.block;
+    const uint32_t block = is_once ? 0 : (piece - p.once.count) / p.block.count;
+    const uint32_t group = is_once ? 0 : 1 + p.first + block;
+    const uint32_t own = is_once ? piece : piece - p.once.count - block * p.block.count;
+    const uint32_t offset = part.part * part.count + own;
+    const uint32_t kept = is_once ? 0 : p.params_once + (group - 1) * p.params_block;
+    const uint32_t words = is_once ? 0 : group + (group - 1) / p.slices * p.other_slices + p.before;
+    const UpdatePlace_ place = {kept + part.in_kept * part.count + own,  group, own, offset,
+                                (is_once ? 0 : p.trained_once) + offset, words};
     return place;
 }
 

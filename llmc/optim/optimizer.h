@@ -544,7 +544,8 @@ static MupFactors state_factors_(Optimizer optimizer, ModelConfig cfg, const Ten
     return f;
 }
 
-// Sets the places of random words. They do not depend on the slices and the layers that a rank has.
+// Sets the places of random words. They do not depend on the slices and the layers that a rank has,
+// nor, while ranks divide experts, on the experts.
 static void state_set_words_(OptimizerState* s) {
     const ModelPart part = s->cfg.part;
     ModelConfig all = s->cfg;
@@ -558,6 +559,10 @@ static void state_set_words_(OptimizerState* s) {
         const int copy = tensor_copy_of_slice(&rows[i], part.first_layer, part.first_slice);
         s->word[i] = tensor_offset_in_group(&rows[i]) +
                      (rows[i].place == PLACE_ONCE ? (size_t)copy * rows[i].layer_bytes : 0);
+        if (rows[i].split == SPLIT_EXPERTS) { // blocks have nothing else
+            s->word[i] = (size_t)part.expert_ranks * s->word[i] +
+                         (size_t)part.expert_rank * tensor_layer_elements(&rows[i]);
+        }
     }
 }
 

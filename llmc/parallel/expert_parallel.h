@@ -41,12 +41,15 @@ typedef struct {
 // Returns e.
 static inline int expert_parallel_ranks(const ExpertParallel* x) { return x->group ? x->group->size : 1; }
 
-// The ranks of a round: rows go to one, and arrive from another.
+// The ranks of round k of e, as a rank sees it: rows go to one, and arrive from another.
 typedef struct {
     int to, from;
 } ExpertRound;
 
-ExpertRound expert_round(const ExpertParallel* x, int k);
+static inline ExpertRound expert_round(int rank, int e, int k) {
+    const ExpertRound round = {(rank + k) % e, (rank + e - k) % e};
+    return round;
+}
 
 // Sets the counts from the router of each rank, after its forward pass. Collective.
 void expert_counts_cpu(const ExpertParallel* x, const Router* own);
@@ -75,12 +78,6 @@ void expert_return_cpu(const ExpertParallel* x, const Router* own, ExpertRound r
 
 #include <assert.h>
 #include <string.h>
-
-ExpertRound expert_round(const ExpertParallel* x, int k) {
-    const int rank = x->group->rank, e = x->group->size;
-    const ExpertRound round = {(rank + k) % e, (rank + e - k) % e};
-    return round;
-}
 
 void expert_counts_cpu(const ExpertParallel* x, const Router* own) {
     int* mine = x->counts + (size_t)x->group->rank * (size_t)own->E;

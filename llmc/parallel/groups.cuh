@@ -15,7 +15,7 @@ is that communicator itself.
 typedef struct {
     Grid grid;
     GroupGpu all; // all processes
-    GroupGpu tensor, context, data, pipe;
+    GroupGpu tensor, context, data, pipe, experts, same_experts;
     // Two levels of the data group (zero.h): the ranks of this replica, with one level the data
     // group itself; those with the same slice in each replica.
     GroupGpu replica, replicas;
@@ -32,7 +32,7 @@ static inline GroupGpu groups_gpu_open_(GridGroupsGpu* groups, GridGroup kind, c
     return group;
 }
 
-// Opens the groups in the order tensor, context, data, pipe, then the two levels of a plan.
+// Opens the groups in the order of GridGroup, then the two levels of a plan.
 // Collective. comm NULL: sets only their sizes, for a plan.
 static inline void grid_groups_gpu_open(GridGroupsGpu* groups, Grid grid, const ZeroPlan* plan, Comm* comm) {
     groups->grid = grid;
@@ -44,6 +44,8 @@ static inline void grid_groups_gpu_open(GridGroupsGpu* groups, Grid grid, const 
     groups->context = groups_gpu_open_(groups, GRID_CONTEXT, "context");
     groups->replica = groups->data = groups_gpu_open_(groups, GRID_DATA, "data");
     groups->pipe = groups_gpu_open_(groups, GRID_PIPE, "pipe");
+    groups->experts = groups_gpu_open_(groups, GRID_EXPERTS, "experts");
+    groups->same_experts = groups_gpu_open_(groups, GRID_SAME_EXPERTS, "same experts");
     groups->replicas = group_gpu_alone(comm);
     if (zero_replicas(plan) > 1 && comm) {
         group_gpu_split(&groups->replica, &groups->data, plan->rank / plan->shards, "replica");
@@ -68,16 +70,16 @@ static inline void groups_gpu_connect_pipe_(const GroupGpu* pipe, void* to, void
     group_exchange(moves, count, pipe, stream);
 }
 
-// Sends `bytes` by each operation between the ranks of the tensor, context and pipeline groups, so
-// that the library allocates its memory now.
+// Sends `bytes` by each operation between the ranks of the tensor, context, experts' and pipeline
+// groups, so that the library allocates its memory now.
 static inline void grid_groups_gpu_connect(const GridGroupsGpu* groups, void* to, void* from, size_t bytes,
                                            cudaStream_t stream) {
-    const GroupGpu* const both[] = {&groups->tensor, &groups->context};
-    for (int i = 0; i < 2; i++) {
-        const size_t count = bytes / (size_t)both[i]->size / sizeof(float);
-        if (both[i]->size > 1) {
-            group_all_gather(to, from, count, DTYPE_FP32, both[i], stream);
-            group_all_to_all(to, from, count, DTYPE_FP32, both[i], stream);
+    const GroupGpu* const alike[] = {&groups->tensor, &groups->context, &groups->experts};
+    for (int i = 0; i < 3; i++) {
+        const size_t count = bytes / (size_t)alike[i]->size / sizeof(float);
+        if (alike[i]->size > 1) {
+            group_all_gather(to, from, count, DTYPE_FP32, alike[i], stream);
+            group_all_to_all(to, from, count, DTYPE_FP32, alike[i], stream);
         }
     }
     if (groups->pipe.size > 1) {
@@ -106,6 +108,8 @@ static inline void groups_gpu_close_part_(GroupGpu* part, const GroupGpu* whole)
 static inline void grid_groups_gpu_close(GridGroupsGpu* groups) {
     groups_gpu_close_part_(&groups->replicas, &groups->data);
     groups_gpu_close_part_(&groups->replica, &groups->data);
+    groups_gpu_close_part_(&groups->same_experts, &groups->all);
+    groups_gpu_close_part_(&groups->experts, &groups->all);
     groups_gpu_close_part_(&groups->pipe, &groups->all);
     groups_gpu_close_part_(&groups->data, &groups->all);
     groups_gpu_close_part_(&groups->context, &groups->all);
@@ -115,8 +119,9 @@ static inline void grid_groups_gpu_close(GridGroupsGpu* groups) {
 
 // Ends all ranks if NCCL has noticed an error.
 static inline void grid_groups_gpu_check(const GridGroupsGpu* groups) {
-    const GroupGpu* const all[] = {&groups->all,  &groups->tensor,  &groups->context, &groups->data,
-                                   &groups->pipe, &groups->replica, &groups->replicas};
+    const GroupGpu* const all[] = {&groups->all,          &groups->tensor,  &groups->context,
+                                   &groups->data,         &groups->pipe,    &groups->experts,
+                                   &groups->same_experts, &groups->replica, &groups->replicas};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
         group_gpu_check(all[i]);
     }

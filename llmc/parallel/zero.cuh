@@ -23,6 +23,8 @@ recorded outside of it, and it joins the work that it starts.
 
     grads    stage 0, 1: full arrays                  G   written by the backward pass
              stage 2: group 0, then two layers        G   also with --update-in-backward
+             divided experts: these layers on the tokens of the first neighbour, then on those of
+             the next one, ...
     sums     (ZERO_SLICES)                            fp32   sum of the replica's micro-batches
     shard    (ZERO_SHARDS)                            fp32   sum of all; `sums` with one level
     pieces   (shards, slice of a group's gradients)   G   received from the ranks of the replica
@@ -151,6 +153,10 @@ static inline void zero_connect_groups_(const GridGroupsGpu* groups, void* to, c
     group_all_gather(to, from, count, DTYPE_FP32, &groups->data, stream);
     group_all_to_all(to, from, count, DTYPE_FP32, &groups->replica, stream);
     group_all_gather(to, from, count, DTYPE_FP32, &groups->replica, stream);
+    if (groups->same_experts.size > 1) {
+        group_all_to_all(to, from, count, DTYPE_FP32, &groups->same_experts, stream);
+        group_all_gather(to, from, count, DTYPE_FP32, &groups->same_experts, stream);
+    }
     if (groups->replicas.size > 1) {
         group_all_gather(to, from, count, DTYPE_FP32, &groups->replicas, stream);
         group_reduce_scatter(to, from, count, DTYPE_FP32, &groups->replicas, stream);
@@ -266,9 +272,16 @@ static inline void zero_wait_(cudaStream_t stream, cudaEvent_t event) {
     CUDA_CHECK(cudaStreamWaitEvent(stream, event, is_captured ? cudaEventWaitExternal : 0));
 }
 
-// Returns the place of this rank's slice in `count` elements of all.
-static inline void* zero_slice_in_(const ZeroGpu* z, void* all, DType type, size_t count) {
-    return zero_element_(all, type, (size_t)z->groups->replica.rank * (count / (size_t)z->plan.shards));
+// Returns the ranks that divide group g among themselves: of a replica, or with the same experts.
+static inline const GroupGpu* zero_ranks_(const ZeroGpu* z, int g) {
+    const int has_others = zero_is_block(&z->plan, g) && z->plan.experts > 1;
+    return has_others ? &z->groups->same_experts : &z->groups->replica;
+}
+
+// Returns the place of this rank's slice in `count` elements of all of group g.
+static inline void* zero_slice_in_(const ZeroGpu* z, int g, void* all, DType type, size_t count) {
+    const GroupGpu* ranks = zero_ranks_(z, g);
+    return zero_element_(all, type, (size_t)ranks->rank * (count / (size_t)ranks->size));
 }
 
 // Copies between the host and the GPU on the stream of communication; does nothing if both are the
@@ -279,16 +292,18 @@ static inline void zero_copy_(ZeroGpu* z, void* to, const void* from, size_t byt
     }
 }
 
-// Gathers the slices of `count` elements from the ranks of the replica in `all`. This rank's lies
-// at `slice`.
-static inline void zero_gather_slices_(ZeroGpu* z, void* all, const void* slice, DType type, size_t count) {
-    const size_t elements = count / (size_t)z->plan.shards;
+// Gathers the slices of `count` elements of group g from the ranks that have them in `all`. This
+// rank's lies at `slice`.
+static inline void zero_gather_slices_(ZeroGpu* z, int g, void* all, const void* slice, DType type,
+                                       size_t count) {
+    const GroupGpu* ranks = zero_ranks_(z, g);
+    const size_t elements = count / (size_t)ranks->size;
     if (z->location == ZERO_SHARDS_ON_HOST) {
-        void* own = zero_slice_in_(z, all, type, count);
+        void* own = zero_slice_in_(z, g, all, type, count);
         zero_copy_(z, own, slice, elements * dtype_bytes(type));
         slice = own;
     }
-    group_all_gather(all, slice, elements, type, &z->groups->replica, z->comm.stream);
+    group_all_gather(all, slice, elements, type, ranks, z->comm.stream);
 }
 
 // Gathers the shards within a slice of `count` elements from the ranks with the same slice. A slice
@@ -303,15 +318,15 @@ static inline void zero_gather_shards_(ZeroGpu* z, void* slice, void* on_gpu, DT
     zero_copy_(z, slice, there, count * dtype_bytes(type));
 }
 
-// Gathers the shards of `count` elements from all ranks: first within this rank's slice, at
-// `slice`, then all slices in `all`; NULL: only within the slice.
-static inline void zero_gather_(ZeroGpu* z, void* all, void* slice, DType type, size_t count) {
+// Gathers the shards of `count` elements of group g from all ranks that have them: first within
+// this rank's slice, at `slice`, then all slices in `all`; NULL: only within the slice.
+static inline void zero_gather_(ZeroGpu* z, int g, void* all, void* slice, DType type, size_t count) {
     if (zero_has_levels_(&z->plan)) {
-        void* on_gpu = all ? zero_slice_in_(z, all, type, count) : z->pieces;
+        void* on_gpu = all ? zero_slice_in_(z, g, all, type, count) : z->pieces;
         zero_gather_shards_(z, slice, on_gpu, type, count / (size_t)z->plan.shards);
     }
     if (all) {
-        zero_gather_slices_(z, all, slice, type, count);
+        zero_gather_slices_(z, g, all, slice, type, count);
     }
 }
 
@@ -338,9 +353,9 @@ static inline void zero_gather_part_(ZeroGpu* z, ZeroPart part) {
             all = zero_element_(z->params, z->dtype, zero_part_begin(&z->plan, g, part));
         }
         slice = z->params_slices ? zero_element_(z->params_slices, z->dtype, zero_slice_begin(&z->plan, g))
-                                 : zero_slice_in_(z, all, z->dtype, count);
+                                 : zero_slice_in_(z, g, all, z->dtype, count);
         if (count > 0) {
-            zero_gather_(z, all, slice, z->dtype, count);
+            zero_gather_(z, g, all, slice, z->dtype, count);
         }
         CUDA_CHECK(cudaEventRecord(z->gathered[g], z->comm.stream));
     }
@@ -387,7 +402,7 @@ static inline void zero_gather_block_(ZeroGpu* z, int k) {
     const void* slice = zero_element_(z->params_slices, z->dtype, zero_slice_begin(&z->plan, 1 + k));
     // test_ranks.sh: only graphs with replicas need it
     zero_wait_for_group_(z, 1 + k, z->comm.stream);
-    zero_gather_slices_(z, zero_element_(z->params, z->dtype, at), slice, z->dtype, z->plan.block);
+    zero_gather_slices_(z, 1 + k, zero_element_(z->params, z->dtype, at), slice, z->dtype, z->plan.block);
 }
 
 // Stage 3: gathers the parameters of layer l, after all work queued so far, unless a buffer has
@@ -447,7 +462,15 @@ static inline int zero_gradient_block(const ZeroPlan* plan, int k) {
     return plan->shares_buffer ? k % zero_blocks_in_memory(plan) : k - plan->first_block;
 }
 
-// Returns the begin of the gradients of group g, as the backward pass leaves them.
+// Returns the elements from the gradients of blocks on the tokens of a neighbour to those on the
+// next one's: of all blocks in memory.
+static inline size_t zero_neighbour_elements(const ZeroPlan* plan) {
+    return plan->shares_buffer ? (size_t)zero_blocks_in_memory(plan) * plan->trained_block
+                               : zero_gradient_begin(plan, plan->groups) - plan->trained_once;
+}
+
+// Returns the begin of the gradients of group g, as the backward pass leaves them; with divided
+// experts, on the tokens of the first neighbour.
 static inline size_t zero_grads_begin_(const ZeroPlan* plan, int g) {
     const size_t end = zero_grads_elements(plan, zero_blocks_in_memory(plan));
     return g == 0 ? 0
@@ -460,23 +483,30 @@ static inline void* zero_group_grads_(const ZeroGpu* z, int g) {
     return zero_element_(z->grads.data, z->grads.dtype, zero_grads_begin_(&z->plan, g));
 }
 
-// Adds the first `active` of the pieces (W, count), in order and in fp32, to shard (count), which
-// counts as zero if `is_first`.
+// Pieces of a gradient: (copies, ranks, count), with `stride` elements between copies. Number a in
+// the order of the ranks that have the tokens is copy a % copies from rank a / copies.
+typedef struct {
+    size_t count, stride;
+    int copies;
+} ZeroPieces_;
+
+// Adds the first `active` of the pieces, in order and in fp32, to shard (count), which counts as
+// zero if `is_first`.
 // grid   count / 1024      block   256      shared   none
 // moves  reads active G and writes 4 bytes an element, and reads 4 if not `is_first`. Bound by
 //        memory.
 // order  fixed: that of the pieces
 template <class G>
 __global__ void __launch_bounds__(ZERO_THREADS_)
-    zero_add_kernel_(float* shard, const G* pieces, size_t count, int active, int is_first) {
+    zero_add_kernel_(float* shard, const G* pieces, ZeroPieces_ of, int active, int is_first) {
     const size_t i = ((size_t)blockIdx.x * ZERO_THREADS_ + threadIdx.x) * ZERO_PER_THREAD_;
     Elements<float, ZERO_PER_THREAD_> sum = {};
     if (!is_first) {
         sum = elements_load<ZERO_PER_THREAD_>(shard + i);
     }
     for (int a = 0; a < active; a++) {
-        const Elements<G, ZERO_PER_THREAD_> piece =
-            elements_load<ZERO_PER_THREAD_>(pieces + (size_t)a * count + i);
+        const size_t at = (size_t)(a % of.copies) * of.stride + (size_t)(a / of.copies) * of.count;
+        const Elements<G, ZERO_PER_THREAD_> piece = elements_load<ZERO_PER_THREAD_>(pieces + at + i);
 #pragma unroll
         for (int k = 0; k < ZERO_PER_THREAD_; k++) {
             sum[k] += to_float(piece[k]);
@@ -490,13 +520,13 @@ static inline dim3 zero_grid_(size_t count) {
     return dim3((unsigned)(count / (ZERO_THREADS_ * ZERO_PER_THREAD_)));
 }
 
-// Adds the first `active` of the pieces of group g to the sums.
-template <class T> static inline void zero_add_(ZeroGpu* z, int g, const void* pieces, MicroStep step) {
-    const size_t count = zero_slice_elements(&z->plan, g);
+// Adds the pieces of group g to the sums.
+template <class T>
+static inline void zero_add_(ZeroGpu* z, int g, const void* pieces, ZeroPieces_ of, MicroStep step) {
     float* sums = z->sums + zero_slice_begin(&z->plan, g);
     GRADIENT_DISPATCH(z->grads, T,
-                      launch(zero_add_kernel_<G>, zero_grid_(count), ZERO_THREADS_, 0, &z->comm, sums,
-                             (const G*)pieces, count, zero_adds_(&z->plan, step),
+                      launch(zero_add_kernel_<G>, zero_grid_(of.count), ZERO_THREADS_, 0, &z->comm, sums,
+                             (const G*)pieces, of, zero_adds_(&z->plan, step),
                              zero_is_first_(&z->plan, step)));
 }
 
@@ -508,18 +538,32 @@ static inline void zero_sent_(ZeroGpu* z, int g) {
     }
 }
 
-// Reduces group g within the replica.
+// Sends each of the copies of the gradients of group g to the ranks that divide it, to `pieces`.
+static inline void zero_send_copies_(ZeroGpu* z, int g, ZeroPieces_ sent, ZeroPieces_ arrived) {
+    const DType type = z->grads.dtype;
+    for (size_t i = 0; i < (size_t)sent.copies; i++) {
+        group_all_to_all(zero_element_(z->pieces, type, i * arrived.stride),
+                         zero_element_(zero_group_grads_(z, g), type, i * sent.stride), sent.count, type,
+                         zero_ranks_(z, g), z->comm.stream);
+    }
+}
+
+// Reduces group g within the replica, or among the ranks with the same experts: those on the tokens
+// of all neighbours, in the order of the ranks that have the tokens.
 template <class T> static inline void zero_reduce_slices_(ZeroGpu* z, int g, MicroStep step) {
-    void* grads = zero_group_grads_(z, g);
-    if (z->plan.shards == 1) {
-        zero_add_<T>(z, g, grads, step);
+    const ZeroPlan* plan = &z->plan;
+    const size_t count = zero_slice_elements(plan, g);
+    const int copies = zero_is_block(plan, g) ? plan->experts : 1;
+    const ZeroPieces_ sent = {count, zero_neighbour_elements(plan), copies},
+                      arrived = {count, zero_trained_elements(plan, g), copies};
+    if (zero_ranks_(z, g)->size == 1) {
+        zero_add_<T>(z, g, zero_group_grads_(z, g), sent, step);
         zero_sent_(z, g);
         return;
     }
-    group_all_to_all(z->pieces, grads, zero_slice_elements(&z->plan, g), z->grads.dtype, &z->groups->replica,
-                     z->comm.stream);
+    zero_send_copies_(z, g, sent, arrived);
     zero_sent_(z, g);
-    zero_add_<T>(z, g, z->pieces, step);
+    zero_add_<T>(z, g, z->pieces, arrived, step);
 }
 
 // Adds up the sums of group g of all replicas. Sums on the host pass through the buffer of pieces.
@@ -608,12 +652,12 @@ template <class T> static inline void zero_share_group_(ZeroGpu* z, int g) {
     const DType type = z->grads.dtype;
     const size_t count = zero_shard_elements(&z->plan, g);
     const size_t trained = zero_trained_elements(&z->plan, g);
-    void *group = zero_group_grads_(z, g), *slice = zero_slice_in_(z, group, type, trained);
+    void *group = zero_group_grads_(z, g), *slice = zero_slice_in_(z, g, group, type, trained);
     void* own = zero_element_(group, type, (size_t)zero_shard_of(&z->plan, g, z->plan.rank).part * count);
     GRADIENT_DISPATCH(z->grads, T,
                       launch(zero_round_kernel_<G>, zero_grid_(count), ZERO_THREADS_, 0, &z->comm, (G*)own,
                              z->shard + zero_shard_begin(&z->plan, g)));
-    zero_gather_(z, group, slice, type, trained);
+    zero_gather_(z, g, group, slice, type, trained);
 }
 
 // Reduces group g, as its stage does; all ranks get the sum of an embedding apart.
@@ -812,7 +856,7 @@ template <class T> static inline void zero_add_embedding(ZeroGpu* z) {
 static inline void zero_gather_operands(ZeroGpu* z, float* group, int g) {
     zero_fork_(z);
     const size_t count = zero_trained_elements(&z->plan, g);
-    zero_gather_(z, group, zero_slice_in_(z, group, DTYPE_FP32, count), DTYPE_FP32, count);
+    zero_gather_(z, g, group, zero_slice_in_(z, g, group, DTYPE_FP32, count), DTYPE_FP32, count);
     zero_join_(z);
 }
 
@@ -828,17 +872,19 @@ typedef struct {
     size_t shard, at, count;
 } ZeroChunk_;
 
-// Gathers a chunk from all ranks in `all` on the host; NULL: not in this rank. `mine` is this
-// rank's.
-static inline void zero_collect_chunk_(ZeroGpu* z, void* all, const void* mine, DType type,
+// Gathers a chunk of group g from all ranks that divide it in `all` on the host; NULL: not in this
+// rank. `mine` is this rank's.
+static inline void zero_collect_chunk_(ZeroGpu* z, int g, void* all, const void* mine, DType type,
                                        ZeroChunk_ chunk) {
+    const GroupGpu* ranks = zero_has_levels_(&z->plan) ? &z->groups->data : zero_ranks_(z, g);
     const size_t bytes = chunk.count * dtype_bytes(type);
-    void* own = zero_element_(z->pieces, type, (size_t)z->plan.rank * chunk.count);
+    void* own = zero_element_(z->pieces, type, (size_t)ranks->rank * chunk.count);
     zero_copy_(z, own, mine, bytes);
-    // (W, count)
-    group_all_gather(z->pieces, own, chunk.count, type, &z->groups->data, z->comm.stream);
-    for (int r = 0; all && r < z->plan.size; r++) {
-        const size_t to = (size_t)zero_shard_of(&z->plan, 0, r).part * chunk.shard + chunk.at;
+    // (ranks, count)
+    group_all_gather(z->pieces, own, chunk.count, type, ranks, z->comm.stream);
+    for (int r = 0; all && r < ranks->size; r++) {
+        const int part = zero_shard_of(&z->plan, g, zero_rank_of(&z->plan, g, r)).part;
+        const size_t to = (size_t)part * chunk.shard + chunk.at;
         zero_copy_(z, zero_element_(all, type, to), zero_element_(z->pieces, type, (size_t)r * chunk.count),
                    bytes);
     }
@@ -862,7 +908,7 @@ static inline void zero_collect_some(ZeroGpu* z, void* group, int g, ZeroPart pa
     for (size_t i = 0; zero_is_divided(&z->plan) && i < piece.count; i += most) {
         const size_t count = piece.count - i < most ? piece.count - i : most;
         const ZeroChunk_ chunk = {shard, piece.first + i, count};
-        zero_collect_chunk_(z, all, (const char*)mine + i * dtype_bytes(type), type, chunk);
+        zero_collect_chunk_(z, g, all, (const char*)mine + i * dtype_bytes(type), type, chunk);
     }
     CUDA_CHECK(cudaStreamSynchronize(z->comm.stream));
 }

@@ -135,8 +135,14 @@ static inline int zero_parts_of(const ZeroPlan* plan, int g, int ranks) {
     return zero_is_block(plan, g) && ranks > 1 ? ranks / plan->experts : ranks;
 }
 
-// Returns the part of the reduced gradient of group g that a rank has.
+// Return the part of the reduced gradient of group g that a rank has; and rank r of the data group,
+// counted only among those that have the same parameters of the group as this one.
 ZeroCut zero_shard_of(const ZeroPlan* plan, int g, int rank);
+
+static inline int zero_rank_of(const ZeroPlan* plan, int g, int r) {
+    const int share = plan->size / zero_parts_of(plan, g, plan->size);
+    return r * share + plan->rank % share;
+}
 
 // Return the part of group g that this rank updates, and the part of the parameters that it keeps.
 ZeroCut zero_owned_cut(const ZeroPlan* plan, int g);
@@ -372,7 +378,7 @@ static inline int zero_gradient_block_cpu_(const ZeroPlan* plan, int k) {
 
 // Returns the elements of the gradients that a backward pass writes to; `blocks` blocks at a time
 // if they share buffers. Divided experts: a block has a gradient for the tokens of each neighbour,
-// trained_block after the one before.
+// on the CPU trained_block after the one before; zero.cuh has those of all blocks in between.
 size_t zero_grads_elements(const ZeroPlan* plan, int blocks);
 
 // Opens the parts of a rank of the data group. `rows` lay out full arrays; params and grads are the

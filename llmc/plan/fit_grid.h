@@ -159,8 +159,9 @@ static inline int fit_tries_zero_(const Settled* s, GridShape shape, int zero) {
 static inline int fit_next_shards_(const Settled* s, GridShape shape, int shards) {
     const Options* o = &s->options;
     const int all = shape.data * shape.context, near = int_max(s->ranks.node_ranks / shape.tensor, 1);
-    if (o->program.trainer == OPTION_CPU || options_given(o, "shard-ranks")) {
-        const int only = o->program.trainer == OPTION_CPU ? all : o->shard_ranks;
+    const int has_one_level = o->program.trainer == OPTION_CPU || grid_experts(shape) > 1;
+    if (has_one_level || options_given(o, "shard-ranks")) {
+        const int only = has_one_level ? all : o->shard_ranks;
         return shards == 0 && all % only == 0 ? only : 0;
     }
     const int next = shards == 0 ? int_min(near, all) : int_min(2 * shards, all);

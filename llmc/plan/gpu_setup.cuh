@@ -48,10 +48,10 @@ static inline void gpu_setup_check_(const Options* o) {
 // Returns 1 if micro-steps are CUDA graphs. With replicas, a graph contains operations of two
 // communicators while others run outside of it; NCCL's manual warns that this can hang
 // (NCCL_GRAPH_MIXING_SUPPORT). In a stage the backward pass of a micro-step does not follow its
-// forward pass at once.
+// forward pass at once. If ranks divide experts, the host waits for counts in each layer.
 static inline int gpu_setup_graph(const Settled* s) {
     const int is_auto = s->options.graph == OPTION_AUTO;
-    return s->ranks.grid.shape.pipeline == 1 &&
+    return s->ranks.grid.shape.pipeline == 1 && grid_experts(s->ranks.grid.shape) == 1 &&
            (is_auto ? s->ranks.shards == ranks_data(&s->ranks).size : s->options.graph);
 }
 
@@ -77,10 +77,12 @@ static inline Settled gpu_setup(const Settled* s, const Comm* comm) {
 // Says that graphs are off in this grid. Turns --autotune off in a pipeline: rank 0, which chooses
 // for all, does not have the matmuls of other stages.
 static inline void gpu_setup_grid(Settled* s) {
-    const int is_piped = s->ranks.grid.shape.pipeline > 1;
+    const int is_piped = s->ranks.grid.shape.pipeline > 1,
+              divides_experts = grid_experts(s->ranks.grid.shape) > 1;
     if (!gpu_setup_graph(s) && s->options.graph == OPTION_AUTO) {
-        printf("graph: off, %s\n",
-               is_piped ? "in a pipeline" : "with replicas of the model; --graph on tries it");
+        printf("graph: off, %s\n", is_piped          ? "in a pipeline"
+                                   : divides_experts ? "with divided experts"
+                                                     : "with replicas of the model; --graph on tries it");
     }
     if (is_piped && s->options.autotune) {
         printf("autotune: off, in a pipeline\n");

@@ -93,10 +93,6 @@ static int grid_suits_matrices_(char* error, const Settled* s) {
 static int grid_suits_trainer_(char* error, const Settled* s) {
     const Options* o = &s->options;
     const GridShape shape = s->ranks.grid.shape;
-    if (o->program.trainer == OPTION_GPU && o->expert_parallel > 1) {
-        return grid_refuses_(error, "--expert-parallel %d: only the CPU trainer divides experts; wanted 1",
-                             o->expert_parallel);
-    }
     if (o->program.trainer == OPTION_CPU || s->use != USE_TRAIN) {
         return 1;
     }
@@ -262,9 +258,10 @@ static int grid_suits_stages_(char* error, const Settled* s) {
 
 // Checks what divided experts have not been tried with, or what needs a whole model.
 static int grid_suits_experts_(char* error, const Settled* s) {
-    static const char* const beside[] = {"tensor-slices", "context-parallel", "pipeline-parallel",
-                                         "share-layers",  "freeze",           "update-in-backward",
-                                         "teacher",       "teacher-logits",   "write-logits"};
+    static const char* const beside[] = {
+        "tensor-slices", "context-parallel",   "pipeline-parallel", "share-layers",
+        "freeze",        "update-in-backward", "teacher",           "teacher-logits",
+        "write-logits",  "offload-params",     "offload-optimizer", "offload-residuals"};
     const Options* o = &s->options;
     const int e = grid_experts(s->ranks.grid.shape);
     const OptimizerName name = (OptimizerName)o->optimizer;
@@ -276,6 +273,22 @@ static int grid_suits_experts_(char* error, const Settled* s) {
             return grid_refuses_(error, "--expert-parallel %d, --%s %s; wanted --expert-parallel 1", e,
                                  row->name, option_text(o, row, value));
         }
+    }
+    if (e > 1 && o->shard_ranks != OPTION_AUTO && o->shard_ranks != ranks_data(&s->ranks).size) {
+        return grid_refuses_(error, "--expert-parallel %d, --shard-ranks %d; wanted auto: all processes", e,
+                             o->shard_ranks);
+    }
+    if (e > 1 && o->zero == 3) {
+        return grid_refuses_(error,
+                             "--expert-parallel %d, --zero 3, which would gather the experts in every "
+                             "micro-step; wanted --zero 2",
+                             e);
+    }
+    if (e > 1 && o->graph == 1) {
+        return grid_refuses_(error,
+                             "--expert-parallel %d, --graph on; wanted auto: the host waits for the number "
+                             "of rows in each layer",
+                             e);
     }
     if (e > 1 && o->embedding_gradient == EMBEDDING_GRADIENT_APART) {
         return grid_refuses_(error, "--expert-parallel %d, --embedding-gradient apart; wanted joined", e);

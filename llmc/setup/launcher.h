@@ -474,7 +474,7 @@ static int launcher_data_on_a_machine_(const Grid* grid, int each) {
 int launcher_shards(const Options* options, const Grid* grid, Comm* comm) {
     const int each = launcher_node_ranks(options, grid_size(grid->shape), comm),
               size = grid_member(grid, GRID_DATA).size, here = launcher_data_on_a_machine_(grid, each);
-    if (options->program.trainer == OPTION_CPU) {
+    if (options->program.trainer == OPTION_CPU || grid_experts(grid->shape) > 1) {
         return size; // one level
     }
     if (options->shard_ranks == OPTION_AUTO) {

@@ -582,8 +582,7 @@ const OptionRow OPTION_TABLE[] = {
     {"processes",  "context-parallel", "cp", INT_(context_parallel), 1,   1024, ONCE_,            "1",
         "processes", "processes that divide the tokens of each sequence"},
     {"processes",  "expert-parallel", "ep", INT_(expert_parallel), 1,     1024, ONCE_,            "1",
-        "processes", "of those that share micro-batches: neighbors that divide the experts of each layer among themselves; only the "
-        "CPU trainer has them"},
+        "processes", "of those that share micro-batches: neighbors that divide the experts of each layer among themselves"},
     {"processes",  "pipeline-parallel", "pp", INT_(pipeline_parallel), 1, 1000, ONCE_,            "1",
         "stages", "stages that divide the layers among themselves"},
     {"processes",  "pipeline-layers", "", STRING_(pipeline_layers), 0,       0, ONCE_,            "",

@@ -3,9 +3,12 @@
 # processes that share them, and checkpoints that any number continues.
 #
 #     dev/test/cli/test_experts.sh build/plain/train_gpt2 [TEST...]
+#     dev/test/cli/test_experts.sh build/sim/BF16/train_gpt2cu [TEST...]    # on the simulated GPU
 set -u
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 trainer=$(realpath "${1:?usage: test_experts.sh TRAINER}")
+is_gpu=
+case $trainer in */train_gpt2cu) is_gpu=1 ;; esac
 source dev/test/lib/check.sh
 source dev/test/lib/trainer.sh
 root=$PWD
@@ -113,9 +116,61 @@ test_refusals() {
         --router-balance 0
 }
 
+# ---- GPUs ----
+
+# Of four ranks one has a micro-batch in the first update, two in the second, and two in the last
+# micro-step of the third.
+gpu_run=(--arch mixtral --layers 2 --heads 4 --experts 4 --experts-used 2 --channels 64 --hidden 64 --seq-len 16 --batch 2
+    --total-batch 192 --batch-schedule 0:32,1:64,2:192 --steps 3 --save-every 2 --eval-every 3 --eval-batches 3 --samples 1
+    --sample-tokens 2 --sample-every 3)
+
+same_gpu() {
+    check "$1: the same weights" cmp -s "$2/step_00000003/model.safetensors" "$3/step_00000003/model.safetensors"
+    check "$1: the same log" [ -n "$(logged "$2")" -a "$(logged "$2")" = "$(logged "$3")" ]
+}
+
+# near WHAT A B: their last losses in validation differ by rounding.
+near() {
+    local a b
+    a=$(values val loss "$2/log.jsonl" | tail -n 1)
+    b=$(values val loss "$3/log.jsonl" | tail -n 1)
+    check "$1: $a, $b" awk -v a="$a" -v b="$b" 'BEGIN { exit !(a > 0 && (a - b) ^ 2 < 1e-6) }'
+}
+
+test_gpu_same_bits() {
+    CUSIM_STREAMS=random trains 4 e2 "${gpu_run[@]}" --zero 2 --expert-parallel 2
+    CUSIM_NCCL_SERIAL=1 CUSIM_NCCL_TIMEOUT=20 CUSIM_STREAMS=lazy trains 4 e4 "${gpu_run[@]}" --zero 2 --expert-parallel 4
+    same_gpu "--zero 2, 2 and 4" e2 e4
+    CUSIM_STREAMS=random CUSIM_ORDER=random trains 4 z1 "${gpu_run[@]}" --zero 1 --expert-parallel 2
+    CUSIM_STREAMS=lazy trains 4 z0 "${gpu_run[@]}" --zero 0 --expert-parallel 4 --recompute 3
+    near "--zero 2, 1" e2 z1
+    near "--zero 2, 0" e2 z0
+    trains 4 one "${gpu_run[@]}" --zero 2 --grad-clip 0
+    trains 4 free "${gpu_run[@]}" --zero 2 --grad-clip 0 --expert-parallel 2
+    check "e = 2, 1: the same weights" cmp -s {one,free}/step_00000003/model.safetensors
+    trains 2 other --resume e2/step_00000002 --expert-parallel 2 --zero 1
+    near "4 GPUs, 2" e2 other
+    trains 1 none --resume e2/step_00000002 --expert-parallel 1
+    near "divided, then not" e2 none
+}
+
+test_gpu_refusals() {
+    local small=(--arch mixtral --layers 1 --channels 64 --heads 4 --experts 4 --steps 1 --expert-parallel 2)
+    refuses 2 "--expert-parallel 2, --zero 3, which would gather the experts in every micro-step; wanted --zero 2" \
+        "${small[@]}" --zero 3
+    refuses 2 "--expert-parallel 2, --graph on; wanted auto: the host waits for the number of rows in each layer" \
+        "${small[@]}" --graph on
+    refuses 2 "--expert-parallel 2, --offload-optimizer host; wanted --expert-parallel 1" "${small[@]}" --offload-optimizer host
+    refuses 2 "--expert-parallel 2, --shard-ranks 1; wanted auto: all processes" "${small[@]}" --shard-ranks 1
+}
+
 if [ $# -gt 1 ]; then
     shift
     for test in "$@"; do test_$test; done
+elif [ $is_gpu ]; then
+    export XDG_CACHE_HOME=$work/cache
+    test_gpu_same_bits
+    test_gpu_refusals
 else
     test_models
     test_elastic

@@ -225,7 +225,7 @@ static void test_experts(Group* g, int way) {
     router_forward_cpu(&router);
     expert_counts_cpu(&x, &router);
     for (int k = 0; k < g->size; k++) {
-        const ExpertRound round = expert_round(&x, k);
+        const ExpertRound round = expert_round(x.group->rank, x.group->size, k);
         const ExpertArray sent = {router.scale, x.scale, 1}, returned = {floats + rows, x.out, 1};
         const Router arrived = expert_arrived_cpu(&x, &router, round.from);
         expert_send_cpu(&x, &router, round, &sent, 1);

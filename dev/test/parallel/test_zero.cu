@@ -614,6 +614,181 @@ template <class G> static void test_apart(int stage, int shards, Comm* comm, con
     gpu_free(params);
 }
 
+// ---- divided experts ----
+
+enum { EXPERT_STEPS = 3 };
+
+// A rank with a part of the experts, and an update.
+template <class G> struct Experts {
+    ZeroGpu zero;
+    ModelConfig cfg;
+    int64_t batches; // of the update: the last micro-step has too few for all ranks
+    G* host;         // a gradient or the parameters
+};
+
+// Element i of the gradient of group g on the micro-batch of rank r, of part `part` of the experts.
+static float experts_element(int r, int step, int g, int part, size_t i) {
+    return apart_element(r, step, 8 * g + part, i);
+}
+
+// Returns the element that a rank leaves in a step, which adds up in G in stages 0 and 1.
+template <class G> static float experts_left(int stage, int r, int step, int g, int part, size_t i) {
+    float sum = 0;
+    for (int s = stage < 2 ? 0 : step; s <= step; s++) {
+        sum = apart_rounded<G>(sum + apart_rounded<G>(experts_element(r, s, g, part, i)));
+    }
+    return sum;
+}
+
+// Returns element i of the sum of group g, in the order of ranks.
+template <class G>
+static float experts_wanted(const ZeroPlan* plan, int64_t batches, int g, int part, size_t i) {
+    const int steps = ((int)batches + plan->size - 1) / plan->size;
+    float sum = 0;
+    for (int step = 0; step < steps && plan->stage == 2; step++) {
+        for (int r = 0; r < plan->size && step * plan->size + r < batches; r++) {
+            sum += experts_left<G>(2, r, step, g, part, i);
+        }
+    }
+    for (int r = 0; r < plan->size && r < batches && plan->stage < 2; r++) {
+        sum += experts_left<G>(1, r, (int)((batches - 1 - r) / plan->size), g, part, i);
+    }
+    return sum;
+}
+
+// Leaves the gradient of group g on the micro-batch of rank r. If that has none, it stays as
+// it is, or is no number if nobody may read it.
+template <class G> static void experts_backward(Experts<G>* x, int g, int r, MicroStep step) {
+    ZeroGpu* z = &x->zero;
+    const ZeroPlan* plan = &z->plan;
+    const int has_batch = r < step.active, is_kept = plan->stage < 2 && step.number > 0,
+              part = g > 0 ? x->cfg.part.expert_rank : 0;
+    const size_t count = zero_trained_elements(plan, g),
+                 before = g > 0 ? (size_t)(r % plan->experts) * zero_neighbour_elements(plan) : 0;
+    for (size_t i = 0; i < count; i++) {
+        const float value = experts_left<G>(plan->stage, r, (int)step.number, g, part, i);
+        x->host[i] = from_float<G>(has_batch ? value : NAN);
+    }
+    if (has_batch || !is_kept) {
+        gpu_copy((G*)zero_group_gradient(z, g).data + before, x->host, count * sizeof(G), &z->main);
+    }
+}
+
+// Does what the backward passes of a rank and its neighbours leave, and reduces it.
+template <class G> static void experts_micro_step(Experts<G>* x, MicroStep step) {
+    const ZeroPlan* plan = &x->zero.plan;
+    const int first = plan->rank - plan->rank % plan->experts;
+    for (int k = plan->groups - 2; k >= 0; k--) {
+        zero_wait_for_buffer(&x->zero, k);
+        for (int r = first; r < first + plan->experts; r++) {
+            experts_backward(x, 1 + k, r, step);
+        }
+        zero_group_done<G>(&x->zero, 1 + k, step);
+    }
+    zero_wait_for_buffer(&x->zero, -1);
+    experts_backward(x, 0, plan->rank, step);
+    zero_group_done<G>(&x->zero, 0, step);
+}
+
+// The sums of this rank's pieces are right, and become its parameters.
+template <class G> static void experts_update(Experts<G>* x) {
+    const ZeroPlan* plan = &x->zero.plan;
+    const Gradient got = zero_update_gradient(&x->zero);
+    float* sums = (float*)check_alloc(zero_largest_group(plan), sizeof(float), "sums");
+    int wrong = 0;
+    for (int g = 0; g < plan->groups; g++) {
+        const ZeroPiece piece = zero_piece(plan, g, ZERO_TRAINED);
+        const size_t bytes = dtype_bytes(got.dtype), first = piece.full - zero_group_begin(plan, g);
+        gpu_copy(sums, (char*)got.data + piece.owned * bytes, piece.count * bytes, &x->zero.main);
+        for (size_t i = 0; i < piece.count; i++) {
+            const float wanted =
+                experts_wanted<G>(plan, x->batches, g, g > 0 ? x->cfg.part.expert_rank : 0, first + i);
+            const float sum = got.dtype == DTYPE_FP32 ? sums[i] : to_float(((const G*)(const void*)sums)[i]);
+            wrong += sum != (got.dtype == DTYPE_FP32 ? wanted : apart_rounded<G>(wanted));
+            x->host[i] = from_float<G>(wanted);
+        }
+        gpu_copy((G*)zero_update_parameters(&x->zero) + piece.kept, x->host, piece.count * sizeof(G),
+                 &x->zero.main);
+    }
+    EXPECT(wrong == 0, "%s, stage %d, rank %d of %d, %d share experts: %d sums are wrong",
+           dtype_name(DTYPE_OF(G)), plan->stage, plan->rank, plan->size, plan->experts, wrong);
+    free(sums);
+    zero_gather_parameters(&x->zero);
+}
+
+// Every rank has the sums of all ranks; the host gets them from the pieces, too.
+template <class G> static void experts_expect(Experts<G>* x) {
+    const ZeroPlan* plan = &x->zero.plan;
+    G* collected = (G*)check_alloc(zero_largest_group(plan), sizeof(G), "collected");
+    int wrong = 0;
+    zero_wait_for_parameters(&x->zero);
+    for (int g = 0; g < plan->groups; g++) {
+        const size_t count = zero_group_elements(plan, g);
+        const G* params = (const G*)x->zero.params;
+        zero_collect(&x->zero, collected, g, ZERO_TRAINED, params + zero_piece(plan, g, ZERO_TRAINED).full,
+                     DTYPE_OF(G));
+        gpu_copy(x->host, params + zero_group_begin(plan, g), count * sizeof(G), &x->zero.main);
+        for (size_t i = 0; i < count; i++) {
+            const float wanted = apart_rounded<G>(
+                experts_wanted<G>(plan, x->batches, g, g > 0 ? x->cfg.part.expert_rank : 0, i));
+            wrong += to_float(x->host[i]) != wanted || to_float(collected[i]) != wanted;
+        }
+    }
+    EXPECT(wrong == 0, "%s, stage %d, rank %d of %d, %d share experts: %d parameters are wrong",
+           dtype_name(DTYPE_OF(G)), plan->stage, plan->rank, plan->size, plan->experts, wrong);
+    free(collected);
+}
+
+// Updates of which the last micro-step, or the only one, leaves the last rank without a batch.
+template <class G> static void test_experts(int stage, int e, Comm* comm, const Gpu* gpu) {
+    const GridShape shape = {1, 1, comm->size, 1, 1, e};
+    ModelConfig whole = CFG;
+    ModelPart part = {};
+    whole.arch = ARCH_MIXTRAL;
+    whole.E = 4, whole.E_used = 2;
+    part.expert_ranks = e, part.expert_rank = comm->rank % e;
+    Experts<G> x = {};
+    x.cfg = model_part_of(whole, part);
+    ZeroPlan plan = zero_plan(x.cfg, stage, comm->rank, comm->size);
+    plan.experts = e;
+    const size_t all = zero_grads_elements(&plan, zero_blocks_in_memory(&plan));
+    GridGroupsGpu groups;
+    Memory memory = memory_on_gpu();
+    G *params = alloc<G>(zero_count(&plan, ZERO_FULL)), *grads = alloc<G>(all);
+    x.host = (G*)check_alloc(zero_largest_group(&plan), sizeof(G), "host");
+    CUDA_CHECK(cudaMemsetAsync(grads, 0, all * sizeof(G), gpu->stream));
+    grid_groups_gpu_open(&groups, grid_of(shape, comm->rank), &plan, comm);
+    zero_open(&x.zero, &memory, plan, ZERO_SHARDS_ON_GPU, 1, params, DTYPE_OF(G),
+              Gradient{grads, DTYPE_OF(G)}, &groups, gpu);
+    for (int64_t u = 0; u < 2; u++) {
+        x.batches = (u == 0 ? EXPERT_STEPS : 1) * comm->size - 1;
+        MicroSteps steps = micro_steps(x.batches, 1, comm->size);
+        for (MicroStep step; micro_steps_next(&steps, &step);) {
+            experts_micro_step(&x, step);
+        }
+        zero_wait_for_gradient(&x.zero);
+        experts_update(&x);
+        experts_expect(&x);
+    }
+    CUDA_CHECK(cudaStreamSynchronize(x.zero.comm.stream));
+    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
+    zero_close(&x.zero);
+    grid_groups_gpu_close(&groups);
+    memory_close(&memory);
+    free(x.host);
+    gpu_free(grads);
+    gpu_free(params);
+}
+
+static void experts_rank_test(Comm* comm, const Gpu* gpu) {
+    for (int stage = 0; stage <= 2; stage++) {
+        for (int e = 2; e <= comm->size; e *= 2) {
+            test_experts<bf16>(stage, e, comm, gpu);
+            test_experts<float>(stage, e, comm, gpu);
+        }
+    }
+}
+
 static void rank_test(Comm* comm, const Gpu* gpu) {
     for (int stage = 0; stage <= 2; stage++) {
         test_apart<bf16>(stage, comm->size, comm, gpu);
@@ -629,3 +804,5 @@ static void rank_test(Comm* comm, const Gpu* gpu) {
 }
 
 TEST(zero) { gpu_ranks_test(rank_test); }
+
+TEST(zero_experts) { gpu_ranks_test(experts_rank_test); }
