@@ -418,7 +418,7 @@ void run_agree_on_parameters(Run* run) {
     zero_parameter_rows(rows, &run->settled.zero, cfg, safetensors_dtype_bytes(run->trainer->dtype));
     const int divides_experts = grid_experts(grid->shape) > 1;
     run_compare_(run, grid_member(grid, divides_experts ? GRID_SAME_EXPERTS : GRID_DATA).first,
-                 "the parameters", run->trainer->checksum(run->model, ALL_PARAMETERS));
+                 "the parameters", run->trainer->checksum(run->model, all_parameters()));
     if (divides_experts) {
         run_compare_whole_(run, rows, GRID_DATA, "the parameters that are no experts");
     }

@@ -241,7 +241,8 @@ static void start_open_teacher_(Run* run) {
         run->state.teacher = run->data.kept.header.checksum;
     } else if (run->teacher_path) {
         const uint64_t checksum = start_load_teacher_(run, teacher);
-        start_agree_on_teacher_(run, checksum, teacher ? run->trainer->checksum(teacher, ALL_PARAMETERS) : 0);
+        start_agree_on_teacher_(run, checksum,
+                                teacher ? run->trainer->checksum(teacher, all_parameters()) : 0);
     }
     resume_check_teacher(&run->resume, &run->settled.options, stdout, run->state.teacher);
 }

@@ -72,7 +72,10 @@ typedef struct {
     size_t begin, count;
 } ParameterBytes;
 
-static const ParameterBytes ALL_PARAMETERS = {0, 0};
+static inline ParameterBytes all_parameters(void) {
+    const ParameterBytes all = {0, 0};
+    return all;
+}
 
 typedef struct {
     const char* name;         // trainer and precision, for the log and checkpoints: "CPU FP32"

@@ -71,9 +71,9 @@ test_nvcc_flags() {
     local calls
     touch train_gpt2.cu
     calls=$(build -n train_gpt2cu NVCC=./compiler ARCH=sm_90a NVCCFLAGS='-ccbin g++-12' 2>&1)
-    check "flags of nvcc: $(grep -c ccbin <<<"$calls")" grep -q '\./compiler -ccbin g++-12 -std=c++17 .* -arch=sm_90a -DGPU_SM=90 -DPRECISION_BF16 ' <<<"$calls"
+    check "flags of nvcc: $(grep -c ccbin <<<"$calls")" grep -q '\./compiler -ccbin g++-12 -std=c++17 .* -gencode arch=compute_90a,code=sm_90a -DGPU_SM=90 -DPRECISION_BF16 ' <<<"$calls"
     calls=$(NVCCFLAGS='-ccbin g++-12' build -n train_gpt2cu NVCC=./compiler ARCH=sm_90a 2>&1)
-    check "from the environment: $(grep -c ccbin <<<"$calls")" grep -q '\./compiler -ccbin g++-12 -std=c++17 .* -arch=sm_90a ' <<<"$calls"
+    check "from the environment: $(grep -c ccbin <<<"$calls")" grep -q '\./compiler -ccbin g++-12 -std=c++17 .* -gencode arch=compute_90a,code=sm_90a ' <<<"$calls"
 }
 
 test_commit() {

@@ -687,6 +687,7 @@ template <class G> static void experts_micro_step(Experts<G>* x, MicroStep step)
     }
     zero_wait_for_buffer(&x->zero, -1);
     experts_backward(x, 0, plan->rank, step);
+    zero_join(&x->zero, step);
     zero_group_done<G>(&x->zero, 0, step);
 }
 
