@@ -849,7 +849,7 @@ static Gradient bias_grad_into(const Model* model, int l) {
 static MlpGradientsGpu mlp_gradients_at(const Block* b, const ModelGradients* d, floatX* dinp,
                                         GradientMode mode) {
     Model* model = b->model;
-    return mlp_gradients_of(d, &b->a, dinp, mode, zero_neighbour_elements(&model->zero.plan),
+    return mlp_gradients_of(d, &b->a, dinp, mode, zero_neighbor_elements(&model->zero.plan),
                             model->router_losses,
                             router_statistics_of(model->results.statistics, b->l, model->cfg.E));
 }

@@ -651,7 +651,7 @@ static ZeroRange checkpoint_kept_range_(const CheckpointPart* part, int slot, co
     return kept;
 }
 
-// Returns how many of the first elements of a range are neighbours in the files, too, and sets
+// Returns how many of the first elements of a range are neighbors in the files, too, and sets
 // their number there.
 static size_t checkpoint_find_run_(const CheckpointParts* parts, const ZeroRange* range, size_t* number) {
     const RankPart* of = &parts->own.of;

@@ -14,12 +14,12 @@ extern "C" {
 
 typedef struct {
     int size;       // number of ranks
-    int stage;      // ranks that are compared: neighbours
+    int stage;      // ranks that are compared: neighbors
     int* steps;     // (size) steps that each has been slow; -1: reported
     double* sorted; // (size)
 } Stragglers;
 
-// Opens it for ranks that are compared with their stage of the pipeline: `stage` neighbours.
+// Opens it for ranks that are compared with their stage of the pipeline: `stage` neighbors.
 void stragglers_open(Stragglers* p, int size, int stage);
 
 void stragglers_close(Stragglers* p);

@@ -52,8 +52,8 @@ typedef struct {
     floatX* dinp;
     Gradient dfcw, dfcb, dfcprojw;
     GradientMode mode;
-    floatX* dfch;     // (M, gates F)
-    size_t neighbour; // elements from the gradients on one rank's tokens to those on the next's
+    floatX* dfch;    // (M, gates F)
+    size_t neighbor; // elements from the gradients on one rank's tokens to those on the next's
     // of the router, and of the MLP that all tokens take
     Gradient drouterw, dshared_fcw, dshared_projw;
     floatX* dlogits; // (N, E)
@@ -96,7 +96,7 @@ static inline MlpGpu mlp_of(ModelConfig cfg, const LayerWeights* w, const ModelP
 
 // Returns the gradients of a layer: those of its parameters are in `d`, `a` has memory.
 static inline MlpGradientsGpu mlp_gradients_of(const ModelGradients* d, const ModelActivations* a,
-                                               floatX* dinp, GradientMode mode, size_t neighbour,
+                                               floatX* dinp, GradientMode mode, size_t neighbor,
                                                RouterLosses losses, double* statistics) {
     return {dinp,
             d->fcw,
@@ -104,7 +104,7 @@ static inline MlpGradientsGpu mlp_gradients_of(const ModelGradients* d, const Mo
             d->fcprojw,
             mode,
             a->dfch,
-            neighbour,
+            neighbor,
             d->routerw,
             d->sfcw,
             d->sfcprojw,
@@ -298,7 +298,7 @@ static inline Gradient mlp_gradient_at_(Gradient d, size_t elements) {
 // Returns the gradients of this rank's experts on the rows that arrive from another one.
 static inline MlpGradientsGpu mlp_arrived_gradients_(const MlpGpu* mlp, const MlpGradientsGpu* all,
                                                      int from) {
-    const size_t at = (size_t)from * all->neighbour;
+    const size_t at = (size_t)from * all->neighbor;
     MlpGradientsGpu arrived = *all;
     arrived.dfcw = mlp_gradient_at_(all->dfcw, at);
     arrived.dfcprojw = mlp_gradient_at_(all->dfcprojw, at);

@@ -61,7 +61,7 @@ typedef struct {
 // those of the MLP that all tokens take.
 typedef struct {
     MlpGradients mlp; // dinp (N, C); dfch (M, gates F)
-    size_t neighbour; // elements from the gradients on one rank's tokens to those on the next's
+    size_t neighbor;  // elements from the gradients on one rank's tokens to those on the next's
     float *drouterw, *dshared_fcw, *dshared_projw;
     float *dlogits, *dscale; // (N, E); (M, 1 + F / 32)
     RouterLosses losses;
@@ -101,7 +101,7 @@ static inline Mlp mlp_of(ModelConfig cfg, const LayerWeights* w, const ModelPara
 
 // Returns the gradients of a layer: those of its parameters are in `d`, `a` has memory.
 static inline MlpLayerGradients mlp_gradients_of(const ModelParameters* d, const ModelActivations* a,
-                                                 float* dinp, GradientMode mode, size_t neighbour,
+                                                 float* dinp, GradientMode mode, size_t neighbor,
                                                  RouterLosses losses, double* statistics) {
     return (MlpLayerGradients){.mlp = {.dinp = dinp,
                                        .dfcw = d->fcw,
@@ -111,7 +111,7 @@ static inline MlpLayerGradients mlp_gradients_of(const ModelParameters* d, const
                                        .mode = mode,
                                        .dfch = a->dfch,
                                        .sums = a->dqkv},
-                               .neighbour = neighbour,
+                               .neighbor = neighbor,
                                .drouterw = d->routerw,
                                .dshared_fcw = d->sfcw,
                                .dshared_projw = d->sfcprojw,
@@ -419,7 +419,7 @@ static inline void mlp_own_backward_(const Mlp* mlp, const MlpLayerGradients* al
 // Returns the gradients of this rank's experts on the rows that arrive from another one.
 static inline MlpLayerGradients mlp_arrived_gradients_(const Mlp* mlp, const MlpLayerGradients* all,
                                                        int from) {
-    const size_t at = (size_t)from * all->neighbour;
+    const size_t at = (size_t)from * all->neighbor;
     MlpLayerGradients arrived = *all;
     arrived.mlp.dfcw += all->mlp.dfcw ? at : 0;
     arrived.mlp.dfcprojw += all->mlp.dfcprojw ? at : 0;

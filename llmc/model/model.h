@@ -340,7 +340,7 @@ typedef enum {
 //
 // With slices (part.h) `S` of them are in this process, with a copy of a tensor for each. The
 // residual stream is cut by tokens: R of the N are here, `trained_R` with a backward pass; a pass
-// of generation has all. `travelling` rows of parts arrive from other processes.
+// of generation has all. `traveling` rows of parts arrive from other processes.
 //
 // If ranks divide experts, hidden layers have H rows, of one rank's tokens at a time; no layer keeps
 // them. `arriving` rows come from the other ranks (expert_parallel.h).
@@ -381,9 +381,9 @@ typedef enum {
   X(kv,         cfg.L,  S, cached, NEVER, 2 * w.K,             floatX,  LIVE_PASS)  /* of B sequences: (B, 2, KV, T, HS) */ \
   X(losses,     1,      1, trained, BLOCK, w.is_last,          float,   LIVE_PASS)   /* nats, per token */ \
   X(branch,     1,      1, branch_rows,      BLOCK, w.branch,            floatX,  LIVE_PASS)  /* output of attention or MLP, added to the stream; and its gradient, or that of atty */ \
-  X(gathered,   1,      1, 2 * trained, BLOCK, w.travelling_C, floatX, LIVE_PASS) /* two tensors of the stream, of all tokens */ \
+  X(gathered,   1,      1, 2 * trained, BLOCK, w.traveling_C, floatX, LIVE_PASS) /* two tensors of the stream, of all tokens */ \
   X(parts,      1,      S, N,     BLOCK, w.sliced_C,           floatX,  LIVE_PASS)  /* products of slices, which the stream adds up */ \
-  X(arrived,    1,      1, travelling, BLOCK, w.travelling_C,  floatX,  LIVE_PASS)  /* parts of all slices, of this process's tokens */ \
+  X(arrived,    1,      1, traveling, BLOCK, w.traveling_C,  floatX,  LIVE_PASS)  /* parts of all slices, of this process's tokens */ \
   X(dresidual,  1,      1, trained_R, BLOCK, cfg.C,               floatX,  LIVE_SENT)  /* gradient of the residual stream */ \
   X(expert_in,  1,      1, M,      BLOCK, w.expert,            floatX,  LIVE_BLOCK)   /* rows of the experts' input, in their order */ \
   X(expert_out, 1,      1, M,      BLOCK, w.expert,            floatX,  LIVE_BLOCK)   /* rows of their output; gradients of both */ \
@@ -429,9 +429,9 @@ typedef struct {
     int apart, parts; // rows of the queries' matrix, if another size than the keys'; equal matrices
     int norm, norm_bias, qkv_bias, bias, hidden_bias, query_norm, key_norm;
     int mean, embedding_rstd, raw, unit_rstd, branch, dqkv, dfch;
-    int of_slices, sliced_C, travelling_C; // C if tensors are cut, and if processes divide slices
-    int word_rows, all_words;              // if tensors are cut
-    int mlps, Fs, shared;                  // equal matrices of an MLP's kind; of the shared expert
+    int of_slices, sliced_C, traveling_C; // C if tensors are cut, and if processes divide slices
+    int word_rows, all_words;             // if tensors are cut
+    int mlps, Fs, shared;                 // equal matrices of an MLP's kind; of the shared expert
     int has_experts, E, E_used, expert_first, expert, dscale, dlogits, router_bias;
     int expert_counts, arrived, arrived_first, arrived_C; // if ranks divide experts
 } ModelWidths;
@@ -486,7 +486,7 @@ static inline ModelWidths model_widths(ModelConfig cfg) {
     const int all_Q = Q * w.of_slices, stream = cfg.C * model_slices(cfg);
     w.branch = all_Q > stream ? all_Q : stream;
     w.sliced_C = model_is_sliced(cfg) ? cfg.C : 0;
-    w.travelling_C = model_tensor_ranks(cfg) > 1 ? cfg.C : 0;
+    w.traveling_C = model_tensor_ranks(cfg) > 1 ? cfg.C : 0;
     w.word_rows = model_is_sliced(cfg) && w.is_last ? 4 : 0; // sizeof(CrossEntropySlice) / 4
     w.all_words = model_is_sliced(cfg) ? w.last_words * w.of_slices : 0;
     w.dqkv = w.QKV > G * F / 32 ? w.QKV : G * F / 32; // (N/32, G F)
@@ -606,7 +606,7 @@ static inline size_t model_activation_rows(TensorRow rows[MODEL_ACTIVATION_ROWS]
     const int S = model_slices(cfg), of_slices = model_is_sliced(cfg) ? cfg.part.of_slices : 1;
     const size_t token_slice = (N + (size_t)of_slices - 1) / (size_t)of_slices;
     const size_t R = is_trained ? token_slice * (size_t)S : N, trained_R = is_trained ? R : 0;
-    const size_t travelling = (size_t)of_slices * R;
+    const size_t traveling = (size_t)of_slices * R;
     const size_t branch_rows = is_trained ? token_slice : N, decoded = is_trained ? 0 : 2 * chunk;
     const size_t M = model_expert_rows(cfg, N), trained_M = is_trained ? M : 0, H = model_hidden_rows(cfg, N),
                  trained_H = is_trained ? H : 0, arriving = H;

@@ -203,7 +203,7 @@ static size_t part_first_line_(const PartLines_* lines, int m, int slice) {
     return (size_t)(m > 0 ? slice / lines->share : slice) * lines->of_slice[m];
 }
 
-// The rows of experts are neighbours in the whole tensor, too.
+// The rows of experts are neighbors in the whole tensor, too.
 static PartRun part_run_of_experts_(const TensorRow* row, ModelPart part, size_t at) {
     const size_t elements = tensor_layer_elements(row);
     const PartRun run = {at, (size_t)part.expert_rank * elements + at, elements - at};

@@ -3,7 +3,7 @@ expert_parallel.h -- the experts of a layer divided among the ranks of an expert
 the rows of experts (router.h) that travel to the rank that has the expert, and come back.
 
 Rank r of e has experts r E/e, ..., (r + 1) E/e - 1. Each rank routes its own tokens over all E
-experts. Its rows are sorted by expert, so the rows for a rank are neighbours. In round k = 0, ...,
+experts. Its rows are sorted by expert, so the rows for a rank are neighbors. In round k = 0, ...,
 e - 1 of a layer
 
     rank r sends its rows for the experts of rank r + k (mod e), and gets rows of rank r - k

@@ -5,12 +5,12 @@ sequences, the same micro-batches, the same stage of the model. Arithmetic alone
     tensor    t processes share the slices of each layer, s in all; each has s / t of them
     context   c processes share the tokens of each sequence
     data      D share the micro-batches of an update
-    experts   e of these, neighbours, share the experts of each layer: E / e for each of them
+    experts   e of these, neighbors, share the experts of each layer: E / e for each of them
     pipeline  P share the layers; a process's part of them is its stage
 
     rank = ((stage D + data_rank) c + context_rank) t + tensor_rank       t c D P processes
 
-So the processes of a tensor group are neighbours, and stages are farthest apart. The group in which
+So the processes of a tensor group are neighbors, and stages are farthest apart. The group in which
 ZeRO divides (GRID_DATA) has the D c processes with the same slices and stage: each of them sees
 other tokens.
 */
@@ -256,7 +256,7 @@ static int grid_allows_pipeline_(GridShape shape, const GridRun* run) {
            shape.pipeline <= grid_most_stages_(run);
 }
 
-// Expert groups are of neighbours in the data group, and each rank has as many experts.
+// Expert groups are of neighbors in the data group, and each rank has as many experts.
 static int grid_allows_experts_(GridShape shape, const GridRun* run) {
     const int e = grid_experts(shape), E = run->cfg.E;
     return grid_allows_pipeline_(shape, run) &&

@@ -53,7 +53,7 @@ static inline void grid_groups_gpu_open(GridGroupsGpu* groups, Grid grid, const 
     }
 }
 
-// Sends `bytes` to and from both neighbours in the pipeline.
+// Sends `bytes` to and from both neighbors in the pipeline.
 static inline void groups_gpu_connect_pipe_(const GroupGpu* pipe, void* to, void* from, size_t bytes,
                                             cudaStream_t stream) {
     GroupMove moves[4];

@@ -23,7 +23,7 @@ recorded outside of it, and it joins the work that it starts.
 
     grads    stage 0, 1: full arrays                  G   written by the backward pass
              stage 2: group 0, then two layers        G   also with --update-in-backward
-             divided experts: these layers on the tokens of the first neighbour, then on those of
+             divided experts: these layers on the tokens of the first neighbor, then on those of
              the next one, ...
     sums     (ZERO_SLICES)                            fp32   sum of the replica's micro-batches
     shard    (ZERO_SHARDS)                            fp32   sum of all; `sums` with one level
@@ -462,15 +462,15 @@ static inline int zero_gradient_block(const ZeroPlan* plan, int k) {
     return plan->shares_buffer ? k % zero_blocks_in_memory(plan) : k - plan->first_block;
 }
 
-// Returns the elements from the gradients of blocks on the tokens of a neighbour to those on the
+// Returns the elements from the gradients of blocks on the tokens of a neighbor to those on the
 // next one's: of all blocks in memory.
-static inline size_t zero_neighbour_elements(const ZeroPlan* plan) {
+static inline size_t zero_neighbor_elements(const ZeroPlan* plan) {
     return plan->shares_buffer ? (size_t)zero_blocks_in_memory(plan) * plan->trained_block
                                : zero_gradient_begin(plan, plan->groups) - plan->trained_once;
 }
 
 // Returns the begin of the gradients of group g, as the backward pass leaves them; with divided
-// experts, on the tokens of the first neighbour.
+// experts, on the tokens of the first neighbor.
 static inline size_t zero_grads_begin_(const ZeroPlan* plan, int g) {
     const size_t end = zero_grads_elements(plan, zero_blocks_in_memory(plan));
     return g == 0 ? 0
@@ -549,12 +549,12 @@ static inline void zero_send_copies_(ZeroGpu* z, int g, ZeroPieces_ sent, ZeroPi
 }
 
 // Reduces group g within the replica, or among the ranks with the same experts: those on the tokens
-// of all neighbours, in the order of the ranks that have the tokens.
+// of all neighbors, in the order of the ranks that have the tokens.
 template <class T> static inline void zero_reduce_slices_(ZeroGpu* z, int g, MicroStep step) {
     const ZeroPlan* plan = &z->plan;
     const size_t count = zero_slice_elements(plan, g);
     const int copies = zero_is_block(plan, g) ? plan->experts : 1;
-    const ZeroPieces_ sent = {count, zero_neighbour_elements(plan), copies},
+    const ZeroPieces_ sent = {count, zero_neighbor_elements(plan), copies},
                       arrived = {count, zero_trained_elements(plan, g), copies};
     if (zero_ranks_(z, g)->size == 1) {
         zero_add_<T>(z, g, zero_group_grads_(z, g), sent, step);

@@ -31,9 +31,9 @@ part.h, are others: each is a block here.) Slices move in every micro-step, and 
 replica; for parameters and gradients "1/W" then means 1/shards. Once an update, the ranks with the
 same slice add up the sums of their replicas, shard by shard. With one level a slice is a shard.
 
-Divided experts: neighbours share the experts of a block, `experts` ranks, and a block is divided
+Divided experts: neighbors share the experts of a block, `experts` ranks, and a block is divided
 among the size / experts ranks that have the same ones. Group 0 is divided among all. A rank's
-experts see the tokens of all its neighbours, and leave a gradient for each neighbour's. So the
+experts see the tokens of all its neighbors, and leave a gradient for each neighbor's. So the
 additions are those of the ranks that have the tokens, whichever rank has the experts.
 
 micro_steps.h deals micro-batches out to ranks. A reduction sends piece r of each rank's gradient to
@@ -87,7 +87,7 @@ typedef struct {
     // True if the blocks of all layers leave their gradients in the same buffers: from stage 2 on.
     // The caller also sets it for --update-in-backward.
     int shares_buffer;
-    int context; // ranks that share a micro-batch: neighbours, each with its part of the tokens
+    int context; // ranks that share a micro-batch: neighbors, each with its part of the tokens
     int experts; // ranks that share the experts of a block; 1: every rank has all. With one level
 } ZeroPlan;
 
@@ -182,7 +182,7 @@ static inline int zero_has_gradient(const ZeroPlan* plan, int g) {
     return zero_trained_elements(plan, g) > 0;
 }
 
-// Returns the most gradients that a group has, on the tokens of all neighbours.
+// Returns the most gradients that a group has, on the tokens of all neighbors.
 size_t zero_largest_gradient(const ZeroPlan* plan);
 
 // Begin of group g in full arrays of gradients; with g = groups + 1 their end.
@@ -377,7 +377,7 @@ static inline int zero_gradient_block_cpu_(const ZeroPlan* plan, int k) {
 }
 
 // Returns the elements of the gradients that a backward pass writes to; `blocks` blocks at a time
-// if they share buffers. Divided experts: a block has a gradient for the tokens of each neighbour,
+// if they share buffers. Divided experts: a block has a gradient for the tokens of each neighbor,
 // on the CPU trained_block after the one before; zero.cuh has those of all blocks in between.
 size_t zero_grads_elements(const ZeroPlan* plan, int blocks);
 
@@ -387,7 +387,7 @@ void zero_open_cpu(Zero* z, Memory* memory, ZeroPlan plan, ModelConfig cfg, cons
                    float* params, float* grads, Group* data, Group* same);
 
 // Returns the gradients of group g, as the backward pass left them; of a block with divided
-// experts, first those on the tokens of the first neighbour.
+// experts, first those on the tokens of the first neighbor.
 static inline float* zero_group_grads_(const Zero* z, int g) {
     const ZeroPlan* plan = &z->plan;
     const size_t block = (size_t)zero_gradient_block_cpu_(plan, g - 1) * plan->trained_block,
@@ -780,7 +780,7 @@ void zero_open_cpu(Zero* z, Memory* memory, ZeroPlan plan, ModelConfig cfg, cons
 }
 
 // Adds the gradients of block g on the tokens of all ranks to the shard, in the order of these
-// ranks. Copy i is that on the tokens of neighbour i.
+// ranks. Copy i is that on the tokens of neighbor i.
 static void zero_reduce_experts_cpu_(Zero* z, int g, MicroStep step) {
     const int experts = z->plan.experts, active = zero_adds_(&z->plan, step);
     const size_t count = zero_shard_elements(&z->plan, g), block = z->plan.trained_block;

@@ -143,8 +143,8 @@ static inline double cost_calls_bytes_(LinksGroup group, CostCalls_ calls) {
 
 // Returns the traffic of `times` micro-batches.
 static inline CostTraffic cost_traffic_of(const CostTransfers* x, double times) {
-    const int neighbours = x->shape.pipeline > 2 ? 2 : x->shape.pipeline - 1;
-    CostTraffic traffic = {0, 0, 0, times * neighbours * cost_send_bytes_(x)};
+    const int neighbors = x->shape.pipeline > 2 ? 2 : x->shape.pipeline - 1;
+    CostTraffic traffic = {0, 0, 0, times * neighbors * cost_send_bytes_(x)};
     for (int pass = 0; pass < COST_PASSES; pass++) {
         const CostCalls_ tensor = cost_tensor_calls_(x, (CostPass)pass),
                          context = cost_context_calls_(x, (CostPass)pass),

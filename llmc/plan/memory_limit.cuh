@@ -44,7 +44,7 @@ typedef struct {
 } MemoryLinks;
 
 // Returns those of a run (grid_groups_gpu_open): a group of all is the first communicator itself. A
-// stage exchanges with its neighbours only; the data group with the ranks of its replica.
+// stage exchanges with its neighbors only; the data group with the ranks of its replica.
 static inline MemoryLinks memory_links(const Ranks* ranks) {
     const int all = grid_size(ranks->grid.shape), shards = ranks->shards;
     MemoryLinks links = {all > 1, 0};

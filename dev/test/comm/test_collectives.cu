@@ -255,8 +255,8 @@ static Messages messages_of_all(const GroupGpu* g) {
     return m;
 }
 
-// Both neighbours in a row of ranks: one at its ends, none if it is alone.
-static Messages messages_of_neighbours(const GroupGpu* g) {
+// Both neighbors in a row of ranks: one at its ends, none if it is alone.
+static Messages messages_of_neighbors(const GroupGpu* g) {
     Messages m = {g, {}, 0};
     for (int peer = g->rank - 1; peer <= g->rank + 1; peer += 2) {
         if (peer >= 0 && peer < g->size) {
@@ -268,7 +268,7 @@ static Messages messages_of_neighbours(const GroupGpu* g) {
 }
 
 static void test_exchange(const GroupGpu* g, const Gpu* gpu) {
-    Messages both[] = {messages_of_all(g), messages_of_neighbours(g)};
+    Messages both[] = {messages_of_all(g), messages_of_neighbors(g)};
     for (Messages& m : both) {
         messages_reset(&m);
         group_exchange(m.moves, m.count, g, gpu->stream);
@@ -280,7 +280,7 @@ static void test_exchange(const GroupGpu* g, const Gpu* gpu) {
 
 // ---- several groups ----
 
-// Groups as in a grid: pairs of neighbours; every second rank; all in a row. Each has its own data.
+// Groups as in a grid: pairs of neighbors; every second rank; all in a row. Each has its own data.
 typedef struct {
     GroupGpu tensor, data;
     Messages pipe;
@@ -291,7 +291,7 @@ typedef struct {
 static void several_open(Several* s, const GroupGpu* all, const Gpu* gpu) {
     group_gpu_split(&s->tensor, all, all->rank / 2, "tensor");
     group_gpu_split(&s->data, all, all->rank % 2, "data");
-    s->pipe = messages_of_neighbours(all);
+    s->pipe = messages_of_neighbors(all);
     streams_open(&s->on_tensor, &s->tensor, gpu);
     streams_open(&s->on_data, &s->data, gpu);
     CUDA_CHECK(cudaEventCreateWithFlags(&s->fork, cudaEventDisableTiming));

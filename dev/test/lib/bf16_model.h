@@ -112,10 +112,10 @@ static inline int model_kernels(Bf16Kernel kernels[MODEL_KERNELS]) {
         }
     }
     kernels[n++] =
-        (Bf16Kernel){"modelled AVX-512 BF16", model_product_avx512_, bf16_nothing_,     bf16_nothing_, 1, 1,
-                     bf16_vec_pack,           bf16_vec_pack,         bf16_vec_pack_tile};
-    kernels[n++] = (Bf16Kernel){"modelled AMX", model_product_amx_, model_amx_begin_,  amx_model_end, 1, 1,
-                                bf16_vec_pack,  bf16_vec_pack,      bf16_vec_pack_tile};
+        (Bf16Kernel){"modeled AVX-512 BF16", model_product_avx512_, bf16_nothing_,     bf16_nothing_, 1, 1,
+                     bf16_vec_pack,          bf16_vec_pack,         bf16_vec_pack_tile};
+    kernels[n++] = (Bf16Kernel){"modeled AMX", model_product_amx_, model_amx_begin_,  amx_model_end, 1, 1,
+                                bf16_vec_pack, bf16_vec_pack,      bf16_vec_pack_tile};
     return n;
 }
 

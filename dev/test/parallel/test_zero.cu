@@ -664,7 +664,7 @@ template <class G> static void experts_backward(Experts<G>* x, int g, int r, Mic
     const int has_batch = r < step.active, is_kept = plan->stage < 2 && step.number > 0,
               part = g > 0 ? x->cfg.part.expert_rank : 0;
     const size_t count = zero_trained_elements(plan, g),
-                 before = g > 0 ? (size_t)(r % plan->experts) * zero_neighbour_elements(plan) : 0;
+                 before = g > 0 ? (size_t)(r % plan->experts) * zero_neighbor_elements(plan) : 0;
     for (size_t i = 0; i < count; i++) {
         const float value = experts_left<G>(plan->stage, r, (int)step.number, g, part, i);
         x->host[i] = from_float<G>(has_batch ? value : NAN);
@@ -674,7 +674,7 @@ template <class G> static void experts_backward(Experts<G>* x, int g, int r, Mic
     }
 }
 
-// Does what the backward passes of a rank and its neighbours leave, and reduces it.
+// Does what the backward passes of a rank and its neighbors leave, and reduces it.
 template <class G> static void experts_micro_step(Experts<G>* x, MicroStep step) {
     const ZeroPlan* plan = &x->zero.plan;
     const int first = plan->rank - plan->rank % plan->experts;

@@ -12,7 +12,7 @@ static void expect_links(GridShape shape, int shards, int communicators, int pee
 }
 
 // One communicator of all, which is also the one of a group of all; one for each other group of
-// several; two more for replicas. Middle stages have two neighbours.
+// several; two more for replicas. Middle stages have two neighbors.
 TEST(communicators) {
     const GridShape alone = {1, 1, 1, 1, 1}, data = {1, 1, 8, 1, 1}, tensor = {8, 1, 1, 1, 8},
                     context = {1, 8, 1, 1, 1}, two = {2, 1, 4, 1, 2}, three = {2, 2, 4, 1, 2},
