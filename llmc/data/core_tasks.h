@@ -100,8 +100,9 @@ static void core_keep_(CoreReader_* r, const TaskRecord* record, size_t line) {
     r->examples[r->count++] = example;
     r->texts = (TaskText*)check_reserve(r->texts, &r->text_room, r->num_texts + (size_t)record->count,
                                         sizeof(TaskText), "texts of CORE");
-    memcpy(r->texts + r->num_texts, record->texts, (size_t)record->count * sizeof(TaskText));
-    r->num_texts += (size_t)record->count;
+    for (int i = 0; i < record->count; i++) {
+        r->texts[r->num_texts++] = record->texts[i];
+    }
 }
 
 // Reads all examples, whose texts point into `text`.
