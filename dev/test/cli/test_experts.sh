@@ -5,20 +5,12 @@
 #     dev/test/cli/test_experts.sh build/plain/train_gpt2 [TEST...]
 #     dev/test/cli/test_experts.sh build/sim/BF16/train_gpt2cu [TEST...]    # on the simulated GPU
 set -u
-export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 trainer=$(realpath "${1:?usage: test_experts.sh TRAINER}")
-is_gpu=
-case $trainer in */train_gpt2cu) is_gpu=1 ;; esac
 source dev/test/lib/check.sh
 source dev/test/lib/trainer.sh
+source dev/test/lib/ranks.sh
 root=$PWD
-trainer_begin experts
-export TMPDIR=$work # mpirun's files
-if ! command -v mpirun >/dev/null || ! grep -q MPI_Init_thread "$trainer"; then
-    echo "skipped: experts: mpirun is missing, or the build has no MPI (scripts/install_deps.sh --test)"
-    check_done
-    exit
-fi
+ranks_begin experts
 
 # The updates have 1, 2 and 10 micro-batches. The matrix of an expert has whole blocks of the norm
 # (gradient_norm.h).
@@ -26,43 +18,11 @@ run=(--layers 2 --heads 4 --experts 4 --seq-len 32 --batch 2 --total-batch 640
     --batch-schedule 0:64,1:128,2:640 --steps 4 --save-every 2 --eval-every 4 --eval-batches 5 --samples 1 --sample-tokens 4
     --sample-every 4)
 
-# trains N OUT OPTIONS...: N ranks, which must succeed and have nothing to complain about.
-trains() {
-    local n=$1 out=$2
-    shift 2
-    rm -rf "$out"
-    timeout 120 mpirun --oversubscribe --bind-to none -n "$n" "$trainer" --out "$out" "$@" >stdout 2>stderr </dev/null
-    status=$?
-    check "$out: exit status $status, $(head -n 1 stderr)" [ $status = 0 ]
-    check "$out: standard error: $(head -n 1 stderr)" [ ! -s stderr ]
-}
-
-# refuses N LINE OPTIONS...: N ranks, which end with this line.
-refuses() {
-    local n=$1 line=$2
-    shift 2
-    timeout 60 mpirun --oversubscribe --bind-to none -n "$n" "$trainer" --out refused "$@" >stdout 2>stderr </dev/null
-    check "$* must fail" [ $? != 0 ]
-    check "$*: $(grep -m 1 '^error: ' stderr)" grep -qF -- "error: $line" stderr
-}
-
-# The losses, norms and rates of all steps, and the samples, as they were logged; with a pattern
-# only its lines, and no norms.
-logged() {
-    sed -n 's/^{"kind":"\(train\|val\|sample\)","step":\([0-9]*\),\("loss"\|"text"\):\([^,}]*\)\(,"norm":[^,]*,"lr":[^,]*\)\?.*/\1 \2 \4 \5/p' "$1/log.jsonl"
-}
+# The same without norms.
 losses() { logged "$1" | sed 's/"norm".*//'; }
 
-same_weights() { check "$1: the same weights" cmp -s "$2/step_00000004/model.safetensors" "$3/step_00000004/model.safetensors"; }
-
-# same WHAT A B: their weights and logs have the same bits.
-same() {
-    same_weights "$@"
-    check "$1: the same log" [ -n "$(logged "$2")" -a "$(logged "$2")" = "$(logged "$3")" ]
-}
-
-# divided WHAT ZERO OPTIONS...: 2 and 4 processes that share experts have the same bits; and, if the norm
-# of the gradient changes nothing, those of one that has all.
+# divided WHAT ZERO OPTIONS...: 2 and 4 processes that share experts have the same bits; so has one
+# that has all experts, if the norm of the gradient changes nothing.
 divided() {
     local what=$1 zero=$2
     shift 2
@@ -106,13 +66,13 @@ test_tasks() {
 
 test_refusals() {
     local small=(--arch mixtral --layers 1 --channels 64 --heads 4 --experts 6 --steps 1 --expert-parallel)
-    refuses 2 "--expert-parallel 4, 2 processes; wanted 2" "${small[@]}" 4
-    refuses 4 "--expert-parallel 4, 6 experts; wanted 2" "${small[@]}" 4
-    refuses 2 "--expert-parallel 2, a model without experts; wanted 1" --layers 1 --steps 1 --expert-parallel 2
-    refuses 2 "--expert-parallel 2, --optimizer muon, which updates whole matrices; wanted adamw, adamw8bit, lion or sgd" \
+    bad 2 "--expert-parallel 4, 2 processes; wanted 2" --num-processes 2 --plan "${small[@]}" 4
+    bad 2 "--expert-parallel 4, 6 experts; wanted 2" --num-processes 4 --plan "${small[@]}" 4
+    bad 2 "--expert-parallel 2, a model without experts; wanted 1" --num-processes 2 --plan --layers 1 --steps 1 --expert-parallel 2
+    bad 2 "--expert-parallel 2, --optimizer muon, which updates whole matrices; wanted adamw, adamw8bit, lion or sgd" --num-processes 2 --plan \
         "${small[@]}" 2 --optimizer muon
-    refuses 2 "--expert-parallel 2, --freeze wte; wanted --expert-parallel 1" "${small[@]}" 2 --freeze wte
-    refuses 4 "--expert-parallel 2, --context-parallel 2; wanted --expert-parallel 1" "${small[@]}" 2 --context-parallel 2 \
+    bad 2 "--expert-parallel 2, --freeze wte; wanted --expert-parallel 1" --num-processes 2 --plan "${small[@]}" 2 --freeze wte
+    bad 2 "--expert-parallel 2, --context-parallel 2; wanted --expert-parallel 1" --num-processes 4 --plan "${small[@]}" 2 --context-parallel 2 \
         --router-balance 0
 }
 
@@ -123,11 +83,6 @@ test_refusals() {
 gpu_run=(--arch mixtral --layers 2 --heads 4 --experts 4 --experts-used 2 --channels 64 --hidden 64 --seq-len 16 --batch 2
     --total-batch 192 --batch-schedule 0:32,1:64,2:192 --steps 3 --save-every 2 --eval-every 3 --eval-batches 3 --samples 1
     --sample-tokens 2 --sample-every 3)
-
-same_gpu() {
-    check "$1: the same weights" cmp -s "$2/step_00000003/model.safetensors" "$3/step_00000003/model.safetensors"
-    check "$1: the same log" [ -n "$(logged "$2")" -a "$(logged "$2")" = "$(logged "$3")" ]
-}
 
 # near WHAT A B: the norms of their last gradients differ by less than bf16 rounds one number.
 near() {
@@ -140,14 +95,14 @@ near() {
 test_gpu_same_bits() {
     CUSIM_STREAMS=random trains 4 e2 "${gpu_run[@]}" --zero 2 --expert-parallel 2
     CUSIM_NCCL_SERIAL=1 CUSIM_NCCL_TIMEOUT=20 CUSIM_STREAMS=lazy trains 4 e4 "${gpu_run[@]}" --zero 2 --expert-parallel 4
-    same_gpu "--zero 2, 2 and 4" e2 e4
+    same "--zero 2, 2 and 4" e2 e4
     CUSIM_STREAMS=random CUSIM_ORDER=random trains 4 z1 "${gpu_run[@]}" --zero 1 --expert-parallel 2
     CUSIM_STREAMS=lazy trains 4 z0 "${gpu_run[@]}" --zero 0 --expert-parallel 4 --recompute 3
     near "--zero 2, 1" e2 z1
     near "--zero 2, 0" e2 z0
     trains 4 one "${gpu_run[@]}" --zero 2 --grad-clip 0
     trains 4 free "${gpu_run[@]}" --zero 2 --grad-clip 0 --expert-parallel 2
-    check "e = 2, 1: the same weights" cmp -s {one,free}/step_00000003/model.safetensors
+    same_weights "e = 2, 1" one free
     trains 2 other --resume e2/step_00000002 --expert-parallel 2 --zero 1
     near "4 GPUs, 2" e2 other
     trains 1 none --resume e2/step_00000002 --expert-parallel 1
@@ -156,12 +111,12 @@ test_gpu_same_bits() {
 
 test_gpu_refusals() {
     local small=(--arch mixtral --layers 1 --channels 64 --heads 4 --experts 4 --steps 1 --expert-parallel 2)
-    refuses 2 "--expert-parallel 2, --zero 3, which would gather the experts in every micro-step; wanted --zero 2" \
+    bad 2 "--expert-parallel 2, --zero 3, which would gather the experts in every micro-step; wanted --zero 2" --num-processes 2 --plan \
         "${small[@]}" --zero 3
-    refuses 2 "--expert-parallel 2, --graph on; wanted auto: the host waits for the number of rows in each layer" \
+    bad 2 "--expert-parallel 2, --graph on; wanted auto: the host waits for the number of rows in each layer" --num-processes 2 --plan \
         "${small[@]}" --graph on
-    refuses 2 "--expert-parallel 2, --offload-optimizer host; wanted --expert-parallel 1" "${small[@]}" --offload-optimizer host
-    refuses 2 "--expert-parallel 2, --shard-ranks 1; wanted auto: all processes" "${small[@]}" --shard-ranks 1
+    bad 2 "--expert-parallel 2, --offload-optimizer host; wanted --expert-parallel 1" --num-processes 2 --plan "${small[@]}" --offload-optimizer host
+    bad 2 "--expert-parallel 2, --shard-ranks 1; wanted auto: all processes" --num-processes 2 --plan "${small[@]}" --shard-ranks 1
 }
 
 if [ $# -gt 1 ]; then

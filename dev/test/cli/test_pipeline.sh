@@ -5,46 +5,17 @@
 #     dev/test/cli/test_pipeline.sh build/plain/train_gpt2
 #     dev/test/cli/test_pipeline.sh build/sim/BF16/train_gpt2cu     # on the simulated GPU
 set -u
-export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 trainer=$(realpath "${1:?usage: test_pipeline.sh TRAINER}")
-is_gpu=
-case $trainer in */train_gpt2cu) is_gpu=1 ;; esac
 source dev/test/lib/check.sh
 source dev/test/lib/trainer.sh
+source dev/test/lib/ranks.sh
 root=$PWD
 cpu_trainer=$root/build/plain/train_gpt2
-trainer_begin pipeline
-export TMPDIR=$work # mpirun's files
-if ! command -v mpirun >/dev/null || ! grep -q MPI_Init_thread "$trainer"; then
-    echo "skipped: pipeline: mpirun is missing, or the build has no MPI (scripts/install_deps.sh --test)"
-    check_done
-    exit
-fi
+ranks_begin pipeline
 
 # 10 micro-batches of 2 sequences an update.
 run=(--layers 4 --channels 64 --heads 4 --seq-len 32 --batch 2 --total-batch 640 --steps 9 --save-every 3 --eval-every 4
     --eval-batches 5 --samples 1 --sample-tokens 4 --sample-every 9)
-
-# trains N OUT OPTIONS...: N ranks, which must succeed and have nothing to complain about.
-trains() {
-    local n=$1 out=$2
-    shift 2
-    timeout 120 mpirun --oversubscribe --bind-to none -n "$n" "$trainer" --out "$out" "$@" >stdout 2>stderr </dev/null
-    status=$?
-    check "$out: exit status $status, $(head -n 1 stderr)" [ $status = 0 ]
-    check "$out: standard error: $(head -n 1 stderr)" [ ! -s stderr ]
-}
-
-# The losses, norms and rates of all steps, and the samples, as they were logged.
-logged() { sed -n 's/^{"kind":"\(train\|val\|sample\)","step":\([0-9]*\),\("loss"\|"text"\):\([^,}]*\)\(,"norm":[^,]*,"lr":[^,]*\)\?.*/\1 \2 \4 \5/p' "$1/log.jsonl"; }
-
-same_weights() { check "$1: the same weights" cmp -s "$2/step_00000009/model.safetensors" "$3/step_00000009/model.safetensors"; }
-
-# same WHAT A B: their weights of step 9, and their logs, have the same bits.
-same() {
-    same_weights "$@"
-    check "$1: the same log" [ -n "$(logged "$2")" -a "$(logged "$2")" = "$(logged "$3")" ]
-}
 
 # stages WHAT OPTIONS...: 2 stages have the bits of one process.
 stages() {
