@@ -328,7 +328,7 @@ static int text_num_filters_(const Documents* source) {
     return source->options.filters ? source->options.filters->count : 0;
 }
 
-// Closes the first `columns` columns of the filters, and that of the text.
+// Closes the column of the text, and the first `columns` of the filters'.
 static void text_close_parquet_(Documents* source, int columns) {
     parquet_close(&source->parquet);
     for (int i = 0; i < columns; i++) {
@@ -449,17 +449,9 @@ static int text_widen_(Documents* source, size_t* got) {
 
 // Takes the next value of a column: 1, 0 at its end, -1 after an error.
 static int text_value_(Documents* source, Parquet* column, FieldValue* field) {
-    ParquetValue value;
-    const int more = parquet_next_value(column, &value);
+    const int more = parquet_next_value(column, field);
     if (more < 0) {
         memcpy(source->error, column->error, sizeof(source->error));
-    } else if (more > 0) {
-        field->kind = value.kind == PARQUET_TEXT     ? FIELD_TEXT
-                      : value.kind == PARQUET_NUMBER ? FIELD_NUMBER
-                                                     : FIELD_MISSING;
-        field->text = value.text;
-        field->bytes = value.bytes;
-        field->number = value.number;
     }
     return more;
 }

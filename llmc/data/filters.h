@@ -13,22 +13,13 @@ A field that is absent or null, or of the other kind, is missing: no condition o
 #ifndef LLMC_FILTERS_H
 #define LLMC_FILTERS_H
 
-#include <stddef.h>
+#include "llmc/data/field_value.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 enum { FILTERS_MAX = 16, FILTER_BYTES = 500 }; // bytes of a condition
-
-typedef enum { FIELD_MISSING, FIELD_TEXT, FIELD_NUMBER } FieldKind;
-
-typedef struct {
-    FieldKind kind;
-    const char* text; // (bytes) not terminated
-    size_t bytes;
-    double number;
-} FieldValue;
 
 typedef struct {
     const char* condition; // as the user wrote it; borrowed
@@ -142,12 +133,8 @@ FilterResult filter_result(const Filter* filter, const FieldValue* value) {
     if (value->kind != filter->value.kind || (value->kind == FIELD_NUMBER && isnan(value->number))) {
         return FILTER_MISSING;
     }
-    const int order = filter_compare_(value, &filter->value);
-    return FILTER_ORDERS_[filter->order].holds[order < 0    ? 0
-                                               : order == 0 ? 1
-                                                            : 2]
-               ? FILTER_HOLDS
-               : FILTER_FAILS;
+    const int order = filter_compare_(value, &filter->value), side = (order > 0) - (order < 0);
+    return FILTER_ORDERS_[filter->order].holds[1 + side] ? FILTER_HOLDS : FILTER_FAILS;
 }
 
 void filters_close(Filters* filters) {

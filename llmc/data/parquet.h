@@ -46,6 +46,7 @@ uncompressed, 640 ZSTD, 300 SNAPPY, 140 GZIP, in 19 MiB of memory; pyarrow 26 on
 #include <stdint.h>
 
 #include "llmc/base/check.h"
+#include "llmc/data/field_value.h"
 #include "llmc/data/thrift.h"
 
 #ifdef __cplusplus
@@ -161,18 +162,8 @@ static inline uint64_t parquet_rows(const Parquet* p) { return p->rows; }
 // parquet_close may follow.
 int parquet_next(Parquet* p, const char** text, size_t* bytes);
 
-typedef enum { PARQUET_NULL, PARQUET_TEXT, PARQUET_NUMBER } ParquetKind;
-
-// Value of a row. A BOOLEAN is the text "true" or "false".
-typedef struct {
-    ParquetKind kind;
-    const char* text; // (bytes) not terminated
-    size_t bytes;
-    double number;
-} ParquetValue;
-
-// Reads the next row, also if it is null; otherwise as parquet_next.
-int parquet_next_value(Parquet* p, ParquetValue* value);
+// Reads the next row, FIELD_MISSING if it is null; otherwise as parquet_next.
+int parquet_next_value(Parquet* p, FieldValue* value);
 
 #ifdef __cplusplus
 }
@@ -1368,11 +1359,11 @@ static const char* parquet_value_(Parquet* p, ParquetText_* value) {
 }
 
 // Reads the next BOOLEAN. Returns NULL or an error.
-static const char* parquet_boolean_(Parquet* p, ParquetValue* value) {
+static const char* parquet_boolean_(Parquet* p, FieldValue* value) {
     const int is_runs = p->encoding == PARQUET_RLE_;
     const int is_true =
         (is_runs ? parquet_runs_next_(&p->indices) : (uint32_t)parquet_bits_(&p->values, &p->bit, 1)) == 1;
-    value->kind = PARQUET_TEXT;
+    value->kind = FIELD_TEXT;
     value->text = is_true ? "true" : "false";
     value->bytes = strlen(value->text);
     return is_runs ? p->indices.bytes.wrong : p->values.wrong;
@@ -1393,14 +1384,14 @@ static double parquet_number_(const Parquet* p, uint64_t bits) {
 }
 
 // Reads the next value, which is not null. Returns NULL or an error.
-static const char* parquet_any_(Parquet* p, ParquetValue* value) {
+static const char* parquet_any_(Parquet* p, FieldValue* value) {
     ParquetText_ stored = {NULL, 0};
     uint64_t bits = 0;
     if (p->type == PARQUET_BOOLEAN_) {
         return parquet_boolean_(p, value);
     }
     if (p->encoding == PARQUET_DELTA_NUMBERS_) {
-        value->kind = PARQUET_NUMBER;
+        value->kind = FIELD_NUMBER;
         value->number = parquet_number_(p, parquet_deltas_next_(&p->lengths));
         return p->lengths.bytes.wrong;
     }
@@ -1409,14 +1400,14 @@ static const char* parquet_any_(Parquet* p, ParquetValue* value) {
         memcpy(&bits, stored.text, stored.bytes);
         value->number = parquet_number_(p, bits);
     }
-    value->kind = p->type == PARQUET_BYTE_ARRAY_ ? PARQUET_TEXT : PARQUET_NUMBER;
+    value->kind = p->type == PARQUET_BYTE_ARRAY_ ? FIELD_TEXT : FIELD_NUMBER;
     value->text = (const char*)stored.text;
     value->bytes = stored.bytes;
     return wrong;
 }
 
 // Reads the next row of the page. Returns NULL or an error.
-static const char* parquet_row_(Parquet* p, ParquetValue* value) {
+static const char* parquet_row_(Parquet* p, FieldValue* value) {
     const int level = p->max_level ? (int)parquet_runs_next_(&p->levels) : 0;
     memset(value, 0, sizeof(*value));
     if (p->max_level && (p->levels.bytes.wrong || level > p->max_level)) {
@@ -1425,7 +1416,7 @@ static const char* parquet_row_(Parquet* p, ParquetValue* value) {
     return level == p->max_level ? parquet_any_(p, value) : NULL;
 }
 
-int parquet_next_value(Parquet* p, ParquetValue* value) {
+int parquet_next_value(Parquet* p, FieldValue* value) {
     const int more = parquet_next_page_(p);
     if (more <= 0) {
         return more;
@@ -1440,9 +1431,9 @@ int parquet_next_value(Parquet* p, ParquetValue* value) {
 }
 
 int parquet_next(Parquet* p, const char** text, size_t* bytes) {
-    ParquetValue value;
+    FieldValue value;
     int more;
-    while ((more = parquet_next_value(p, &value)) > 0 && value.kind == PARQUET_NULL) {
+    while ((more = parquet_next_value(p, &value)) > 0 && value.kind == FIELD_MISSING) {
     }
     if (more > 0) {
         *text = value.text;

@@ -197,20 +197,20 @@ static const struct {
               {"u64", u64_of, 4}, {"f32", f32_of, 5}, {"f64", f64_of, 6}, {"outer.inner.score", score_of, 2},
               {"flag", NULL, 0},  {"word", NULL, 1}};
 
-static int is_value(const ParquetValue* got, size_t column, int i) {
+static int is_value(const FieldValue* got, size_t column, int i) {
     char text[8];
     snprintf(text, sizeof(text), "w%d", i % 4);
     const char* wanted = VALUES[column].null == 1 ? text : i % 3 == 0 ? "true" : "false";
-    return i % 7 == VALUES[column].null ? got->kind == PARQUET_NULL
-           : VALUES[column].value ? got->kind == PARQUET_NUMBER && got->number == VALUES[column].value(i)
-                                  : got->kind == PARQUET_TEXT && got->bytes == strlen(wanted) &&
+    return i % 7 == VALUES[column].null ? got->kind == FIELD_MISSING
+           : VALUES[column].value       ? got->kind == FIELD_NUMBER && got->number == VALUES[column].value(i)
+                                        : got->kind == FIELD_TEXT && got->bytes == strlen(wanted) &&
                                         memcmp(got->text, wanted, got->bytes) == 0;
 }
 
 TEST(numbers) {
     static const char* const names[] = {"values_plain", "values_dictionary", "values_delta"};
     static Parquet p;
-    ParquetValue value;
+    FieldValue value;
     for (size_t file = 0; file < 3; file++) {
         for (size_t column = 0; column < sizeof(VALUES) / sizeof(VALUES[0]); column++) {
             EXPECT(parquet_open_values(&p, fixture_path(names[file]), VALUES[column].name), "%s", p.error);
@@ -226,7 +226,7 @@ TEST(numbers) {
 
 static void expect_no_values(const char* name, const char* column, const char* wanted) {
     static Parquet p;
-    ParquetValue value;
+    FieldValue value;
     int ok = parquet_open_values(&p, fixture_path(name), column);
     if (ok) {
         ok = parquet_next_value(&p, &value) >= 0;
