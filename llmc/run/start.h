@@ -269,16 +269,43 @@ static void start_gather_top_(Comm* comm, DistillTop* all, const DistillTop* own
     comm_all_gather(comm, all->sums, own->sums, rows * sizeof(DistillTopSum));
 }
 
-// Predictions for whole sequences, (B, W, k), and for the tokens of a rank of a context group.
+// Predictions for a batch: (B, W, k) of whole sequences, and of the tokens of a rank of a context
+// group, from the most likely tokens of this rank's slices and of all ranks'.
 typedef struct {
+    DistillTop own, all;
     int *ids, *rank_ids;
     float *log_probs, *rank_log_probs;
 } StartKept_;
 
+static StartKept_ start_kept_open_(const Run* run) {
+    const Options* o = &run->settled.options;
+    const size_t tokens = (size_t)o->batch * (size_t)o->seq_len,
+                 slices = (size_t)model_slices(run->settled.part),
+                 in_rank = tokens / (size_t)run->settled.ranks.grid.shape.context,
+                 numbers = array_bytes(tokens, (size_t)o->write_logits);
+    const char* what = "kept tokens";
+    return (StartKept_){start_top_open_(slices, in_rank, o->write_logits),
+                        start_top_open_(slices * (size_t)run->comm.size, in_rank, o->write_logits),
+                        (int*)check_alloc(numbers, sizeof(int), what),
+                        (int*)check_alloc(numbers, sizeof(int), what),
+                        (float*)check_alloc(numbers, sizeof(float), what),
+                        (float*)check_alloc(numbers, sizeof(float), what)};
+}
+
+static void start_kept_close_(StartKept_* kept) {
+    free(kept->rank_log_probs);
+    free(kept->log_probs);
+    free(kept->rank_ids);
+    free(kept->ids);
+    start_top_close_(&kept->all);
+    start_top_close_(&kept->own);
+}
+
 // Puts together the predictions for a batch from those of all ranks, context group after context
 // group.
-static void start_combine_top_(const StartKept_* kept, const DistillTop* all, Batch batch, int slices,
-                               float temperature, float softcap) {
+static void start_combine_top_(const StartKept_* kept, Batch batch, int slices, float temperature,
+                               float softcap) {
+    const DistillTop* all = &kept->all;
     const int W = batch_length(batch);
     const size_t k = (size_t)all->k, rows = (size_t)slices * (size_t)all->N;
     for (int q = 0; q <= batch.chunks.last; q++) {
@@ -298,17 +325,13 @@ static void start_combine_top_(const StartKept_* kept, const DistillTop* all, Ba
 }
 
 // Sets the predictions for a batch. Collective.
-static void start_predict_(Run* run, Batch batch, const StartKept_* kept) {
+static void start_predict_(Run* run, Batch batch, StartKept_* kept) {
     const Options* o = &run->settled.options;
-    const int own_slices = model_slices(run->settled.part), slices = run->settled.ranks.grid.shape.slices;
-    const size_t tokens = (size_t)batch.B * (size_t)batch.T;
-    DistillTop own = start_top_open_((size_t)own_slices, tokens, o->write_logits),
-               all = start_top_open_((size_t)own_slices * (size_t)run->comm.size, tokens, o->write_logits);
-    run->trainer->top_tokens(run->model, batch, o->distill_temperature, &own);
-    start_gather_top_(&run->comm, &all, &own, (size_t)own_slices);
-    start_combine_top_(kept, &all, batch, slices, o->distill_temperature, run->settled.cfg.softcap);
-    start_top_close_(&all);
-    start_top_close_(&own);
+    kept->own.N = kept->all.N = batch.B * batch.T;
+    run->trainer->top_tokens(run->model, batch, o->distill_temperature, &kept->own);
+    start_gather_top_(&run->comm, &kept->all, &kept->own, (size_t)model_slices(run->settled.part));
+    start_combine_top_(kept, batch, run->settled.ranks.grid.shape.slices, o->distill_temperature,
+                       run->settled.cfg.softcap);
 }
 
 // Returns the batches of all training data, in order.
@@ -326,15 +349,12 @@ static DataloaderSettings start_in_order_(const Run* run, uint64_t rows) {
 // Writes the predictions of the model for all sequences of the training data.
 static void start_write_logits_(Run* run) {
     const Options* o = &run->settled.options;
-    const size_t k = (size_t)o->write_logits, numbers = array_bytes((size_t)o->batch * (size_t)o->seq_len, k);
+    const size_t k = (size_t)o->write_logits, row_numbers = (size_t)o->seq_len * k;
     const int writes = run->comm.rank == 0;
+    StartKept_ kept = start_kept_open_(run);
     KeptHeader header = run_data_kept_header(&run->data, o);
     Dataloader loader;
     FileWriter file;
-    const StartKept_ kept = {(int*)check_alloc(numbers, sizeof(int), "kept tokens"),
-                             (int*)check_alloc(numbers, sizeof(int), "kept tokens"),
-                             (float*)check_alloc(numbers, sizeof(float), "kept tokens"),
-                             (float*)check_alloc(numbers, sizeof(float), "kept tokens")};
     header.k = (uint32_t)k;
     header.teacher = run->state.teacher;
     header = kept_header(header);
@@ -348,12 +368,11 @@ static void start_write_logits_(Run* run) {
         CHECK(!dataloader_error(&loader), "%s", dataloader_error(&loader));
         CHECK(!signals_stop(), "%s: stopped by a signal; it is not complete", o->teacher_logits);
         start_predict_(run, batch, &kept);
-        for (int b = 0; b < batch.B; b++, row++) {
-            const size_t at = (size_t)b * (size_t)o->seq_len * k;
-            if (writes) {
-                kept_file_put(&file, &header, kept.ids + at, kept.log_probs + at, o->seq_len);
-            }
+        for (size_t b = 0; b < (size_t)batch.B && writes; b++) {
+            kept_file_put(&file, &header, kept.ids + b * row_numbers, kept.log_probs + b * row_numbers,
+                          o->seq_len);
         }
+        row += (uint64_t)batch.B;
     }
     dataloader_close(&loader);
     if (writes) {
@@ -361,10 +380,7 @@ static void start_write_logits_(Run* run) {
         printable_line(stdout, "wrote %s: %llu sequences, %zu tokens each", o->teacher_logits,
                        (unsigned long long)header.rows, k);
     }
-    free(kept.rank_log_probs);
-    free(kept.log_probs);
-    free(kept.rank_ids);
-    free(kept.ids);
+    start_kept_close_(&kept);
 }
 
 static void start_open_log_(Run* run) {
