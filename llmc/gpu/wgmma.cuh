@@ -23,16 +23,16 @@ enum {
 };
 
 // Returns the descriptor of the operand at a shared address. Its fields, in units of 16 bytes: the
-// address; from bit 16 on the distance of panels, 1 if unused; from bit 32 on that of eight rows;
-// 1 in bit 62: the swizzle.
+// address; from bit 16 on the distance of panels, 1 if unused; from bit 32 on the distance of eight
+// rows; 1 in bit 62: the swizzle.
 HOST_DEVICE uint64_t wgmma_descriptor(unsigned address, int is_across) {
     const uint64_t panel_bytes = is_across ? WGMMA_DEPTH * 128 : 16;
     return (uint64_t)((address & 0x3ffff) >> 4) | panel_bytes >> 4 << 16 |
            (uint64_t)(WGMMA_EIGHT_ROWS_BYTES_ >> 4) << 32 | (uint64_t)1 << 62;
 }
 
-// Returns the distance of the descriptors of an operand, and of the same 16 steps later. In a panel
-// of rows the swizzle is that of the address, which stays within 128 bytes.
+// Returns how much larger the descriptor of an operand is 16 steps later. Within the 128 bytes of a
+// row the hardware swizzles the address itself, so the distance is added to it as it is.
 HOST_DEVICE uint64_t wgmma_step(int is_across) { return (is_across ? 16 * 128 : 16 * 2) >> 4; }
 
 #if PTX_HAS_WGMMA
@@ -63,7 +63,8 @@ static inline CUtensorMap tensor_map(const T* data, int cols, int rows, int matr
     const cuuint64_t sizes[] = {(cuuint64_t)cols, (cuuint64_t)rows, (cuuint64_t)matrices},
                      distances[] = {row_bytes, (size_t)rows * row_bytes};
     const cuuint32_t boxes[] = {WGMMA_PANEL, (cuuint32_t)box, 1}, every[] = {1, 1, 1};
-    const CUresult result = tensor_map_maker_()(
+    static const PFN_cuTensorMapEncodeTiled_v12000 encode = tensor_map_maker_(); // looked up once
+    const CUresult result = encode(
         &map, DTYPE_OF(T) == DTYPE_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
         3, (void*)data, sizes, distances, boxes, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
         CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
