@@ -10,7 +10,7 @@ A size is that of an array on each GPU: gathers receive it, the other operations
     tensor-gather     rows of the stream of each GPU: an all-gather, by sends and receives
     tensor-sum        parts of all GPUs added up, rows by rows: what a reduce-scatter computes, but
                       by sends and receives, and a kernel that adds in fp32 in order
-    stage-exchange    the stream to the next GPU, and that of the one before, as between stages
+    stage-exchange    each GPU sends its stream to the next one, and receives another, as stages do
 
 Each line of the table is the median of the rounds, on the slowest GPU; a round is many calls, one
 after the other, between two events. GB/s is what a GPU sends, and receives at the same time:
@@ -57,7 +57,7 @@ static TensorParallelGpu tensor_of(const Bench* b, Group* ranks, size_t count) {
     return TensorParallelGpu{cut, &b->group, (floatX*)b->recv, (floatX*)b->send, (floatX*)b->recv, &b->gpu};
 }
 
-// Sends the stream to the next rank, and receives that of the one before.
+// Sends the stream to the next rank, and receives another from the rank before.
 static void exchange_stages(const Bench* b, size_t bytes) {
     const int n = b->group.size, next = (b->group.rank + 1) % n, before = (b->group.rank + n - 1) % n;
     const GroupMove moves[] = {{next, b->send, bytes, 1}, {before, b->recv, bytes, 0}};

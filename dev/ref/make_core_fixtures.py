@@ -23,7 +23,8 @@ OUT = Path(__file__).parent / "fixtures" / "core"
 T, EXAMPLES = tasks.CONFIG.maxT, 24
 WORDS = "cat dog sun sea ant tea red old up été no yes".split()
 
-# label, file, kind, examples before a question, delimiter (None: not in the table), percent by guessing
+# label, file, kind, examples before a question, delimiter (None: not in the table), percent right
+# by guessing
 TASKS = [
     ("choices_zero", "a/choices.jsonl", "multiple_choice", 0, None, 25),
     ("choices_two", "a/choices.jsonl", "multiple_choice", 2, "\nA: ", 33.3),

@@ -27,7 +27,8 @@ extern "C" {
 
 // Sets the weights from the model in `path`; NULL: random ones, from the seed. `more`: rows of the
 // vocabulary that the files do not have, or NULL.
-// `checksum`, unless NULL, gets that of the whole weights in fp32, whatever part this rank has.
+// Sets *checksum, unless NULL, to a checksum of the whole weights in fp32, whatever part this rank
+// has.
 void load_model(const ModelFiles* m, const char* path, uint64_t seed, const MoreTokens* more,
                 uint64_t* checksum);
 

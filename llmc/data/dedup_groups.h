@@ -75,7 +75,7 @@ void dedup_groups_close(DedupGroups* groups);
 enum {
     DEDUP_SLOT_BYTES_ = sizeof(DedupKey) + sizeof(uint32_t),
     DEDUP_SPARE_ = 2,             // slots for each key
-    DEDUP_FEWEST_SLOTS_ = 1 << 16 // so many that parts differ little in their numbers of keys
+    DEDUP_FEWEST_SLOTS_ = 1 << 16 // so that parts have almost equal numbers of keys
 };
 #define DEDUP_FIXED_BYTES_ ((uint64_t)DEDUP_FEWEST_SLOTS_ * DEDUP_SLOT_BYTES_)
 

@@ -213,7 +213,7 @@ static inline ExpertArrayGpu mlp_array_(const MlpGpu* mlp, floatX* own, void* ar
     return {own, arrived, (size_t)mlp->fc.C * sizeof(floatX)};
 }
 
-// Sets the rows of output of this rank's tokens, and computes those of the others'.
+// Sets the experts' outputs for this rank's tokens, and computes outputs for other ranks' tokens.
 static inline void mlp_divided_forward_(const MlpGpu* mlp) {
     const ExpertsGpu* x = &mlp->experts;
     const ExpertParallelGpu* parallel = &x->parallel;
@@ -270,8 +270,8 @@ static inline void mlp_experts_forward_residual_(floatX* out, const floatX* resi
 
 // ---- gradients of experts ----
 
-// Turns `out`, the gradient of the rows of experts, into that of `in`; sets dscale. Experts without
-// rows set or add to their gradients, too.
+// Replaces `out`, the gradient of the experts' outputs, by the gradient of their inputs; sets
+// dscale. Experts without rows set or add to their gradients, too.
 static inline void mlp_own_backward_(const MlpGpu* mlp, const MlpGradientsGpu* d) {
     const ExpertsGpu* x = &mlp->experts;
     const Weight *fc = &mlp->fc, *proj = &mlp->proj;
@@ -306,7 +306,7 @@ static inline MlpGradientsGpu mlp_arrived_gradients_(const MlpGpu* mlp, const Ml
     return arrived;
 }
 
-// Does so for the rows of this rank's tokens, and with its experts for those of the others.
+// Does so for the rows of this rank's tokens, and with its experts for rows of other ranks.
 static inline void mlp_divided_backward_(const MlpGpu* mlp, const MlpGradientsGpu* all) {
     const ExpertsGpu* x = &mlp->experts;
     const ExpertParallelGpu* parallel = &x->parallel;
@@ -329,8 +329,8 @@ static inline void mlp_divided_backward_(const MlpGpu* mlp, const MlpGradientsGp
     }
 }
 
-// Turns the gradient of the tokens' outputs into that of the experts' inputs, in x->out; sets
-// dscale.
+// Sets x->out to the gradient of the experts' inputs, from dout, the gradient of the tokens'
+// outputs; sets dscale.
 static inline void mlp_rows_backward_(const MlpGpu* mlp, const MlpGradientsGpu* d, const floatX* dout,
                                       const floatX* inp) {
     const ExpertsGpu* x = &mlp->experts;

@@ -280,7 +280,7 @@ static inline Mlp mlp_arrived_(const Mlp* mlp, int from) {
     return arrived;
 }
 
-// Sets the rows of output of this rank's tokens, and computes those of the others'.
+// Sets the experts' outputs for this rank's tokens, and computes outputs for other ranks' tokens.
 static inline void mlp_divided_forward_(const Mlp* mlp) {
     const Experts* x = &mlp->experts;
     const ExpertParallel* parallel = &x->parallel;
@@ -361,8 +361,8 @@ static inline void mlp_sum_dscale_(float* dscale, const float* parts, int rows, 
     }
 }
 
-// Turns `out`, the gradient of the rows of experts, into that of `in`; sets dscale. In bf16, with
-// memory for its parts.
+// Replaces `out`, the gradient of the experts' outputs, by the gradient of their inputs; sets
+// dscale. In bf16, with memory for its parts.
 static inline void mlp_experts_backward_packed_(const Mlp* mlp, const MlpLayerGradients* all, float* parts) {
     const Experts* x = &mlp->experts;
     const Router* r = &x->router;
@@ -427,7 +427,7 @@ static inline MlpLayerGradients mlp_arrived_gradients_(const Mlp* mlp, const Mlp
     return arrived;
 }
 
-// Does so for the rows of this rank's tokens, and with its experts for those of the others.
+// Does so for the rows of this rank's tokens, and with its experts for rows of other ranks.
 static inline void mlp_divided_backward_(const Mlp* mlp, const MlpLayerGradients* all, float* parts) {
     const Experts* x = &mlp->experts;
     const ExpertParallel* parallel = &x->parallel;

@@ -342,8 +342,8 @@ typedef enum {
 // residual stream is cut by tokens: R of the N are here, `trained_R` with a backward pass; a pass
 // of generation has all. `traveling` rows of parts arrive from other processes.
 //
-// If ranks divide experts, hidden layers have H rows, of one rank's tokens at a time; no layer keeps
-// them. `arriving` rows come from the other ranks (expert_parallel.h).
+// If ranks divide experts, hidden layers have H rows, of one rank's tokens at a time; no layer
+// keeps them. `arriving` rows come from the other ranks (expert_parallel.h).
 //  name        layers  slices tokens kept   cols             dtype    life
 #define MODEL_ACTIVATIONS(X) \
   X(encoded,    1,      1, R,      BLOCK, cfg.C,               floatX,  LIVE_ALWAYS)  /* the residual stream that enters the first block */ \
@@ -387,7 +387,7 @@ typedef enum {
   X(dresidual,  1,      1, trained_R, BLOCK, cfg.C,               floatX,  LIVE_SENT)  /* gradient of the residual stream */ \
   X(expert_in,  1,      1, M,      BLOCK, w.expert,            floatX,  LIVE_BLOCK)   /* rows of the experts' input, in their order */ \
   X(expert_out, 1,      1, M,      BLOCK, w.expert,            floatX,  LIVE_BLOCK)   /* rows of their output; gradients of both */ \
-  X(arrived_in, 1,      1, arriving, BLOCK, w.arrived_C,       floatX,  LIVE_BLOCK)   /* those of another rank that this rank's experts take; the next ones, too */ \
+  X(arrived_in, 1,      1, arriving, BLOCK, w.arrived_C,       floatX,  LIVE_BLOCK)   /* rows of another rank that this rank's experts take; so are the next ones */ \
   X(arrived_out, 1,     1, arriving, BLOCK, w.arrived_C,       floatX,  LIVE_BLOCK) \
   X(arrived_order, 1,   1, arriving, BLOCK, w.arrived,         int32_t, LIVE_BLOCK) \
   X(arrived_first, 1,   1, 1,      BLOCK, w.arrived_first,     int32_t, LIVE_BLOCK) \

@@ -41,7 +41,7 @@ static PartGroup group_of(const Side* x, float* array, int g) {
     return group;
 }
 
-// Takes an array of the slices from that of the whole model.
+// Copies the slices of an array out of the array of the whole model.
 static void take(const Side* slices, float* to, const Side* whole, float* from) {
     for (int g = 0; g < slices->plan.groups; g++) {
         for (int h = 0; h < whole->plan.groups; h++) {
