@@ -430,6 +430,14 @@ static void start_print_best_(const Run* run) {
     }
 }
 
+// Writes the last page of the run, if it has pages.
+static void start_write_page_(Run* run) {
+    char error[PAGE_ERROR_BYTES];
+    if (run->state.step > 0 && !page_process_close(&run->page, error)) {
+        log_note(&run->log, error); // nothing follows the summary in log.jsonl
+    }
+}
+
 // Exports the model and prints the summary, after the last step.
 static void start_summarize_(Run* run) {
     double peak_mib, beside_mib;
@@ -456,6 +464,8 @@ void run_begin(Run* run, Model* model) {
     start_open_state_(run);
     start_open_teacher_(run);
     start_open_log_(run);
+    run->page = page_process_open(run->program, run->settled.options.out,
+                                  run_is_first(run) ? run->settled.options.report_every : 0);
     if (run->settled.options.write_logits) {
         start_write_logits_(run);
     }
@@ -492,6 +502,7 @@ void run_end(Run* run) {
     } else {
         session_stopped(&run->session, &run->log, &run->state, signal, run->program);
     }
+    start_write_page_(run);
     start_close_training_(run);
     // A process that dies by a signal ends the others in the middle of their work.
     run->dies = !is_done && !is_saved && run->comm.size == 1;

@@ -34,7 +34,7 @@ extern "C" {
 #endif
 
 #define OPTION_AUTO (-1)            // value of an option that is "auto"
-#define OPTION_ROWS_MAX 176         // maximum number of rows
+#define OPTION_ROWS_MAX 192         // maximum number of rows
 #define OPTION_UNLIMITED 1000000000 // more tokens, steps or files than this is a typo
 #define OPTION_TEXT_BYTES 64        // longest number, word or range, with its zero
 

@@ -133,7 +133,9 @@ struct Options {
     const char* export_llmc;
     int export_dtype;
     const char* export_gguf;
-    int export_gguf_dtype, tensorboard, log_every, quiet, overfit;
+    int export_gguf_dtype, tensorboard, log_every;
+    float report_every;
+    int quiet, overfit;
 
     int recompute;
     float fit;
@@ -510,6 +512,9 @@ const OptionRow OPTION_TABLE[] = {
     {"output",     "log-every",     "",   INT_(log_every),         1,    MANY_, AUTO_,            "auto",
         "steps", "print every n-th step on the screen and in main.log; auto: all in main.log, a hundred on the screen, "
         "one more after half a minute of silence, and on a terminal always the last; log.jsonl has every step"},
+    {"output",     "report-every",  "",   FLOAT_(report_every),    0,    MANY_, 0,                "0",
+        "minutes", "write the page of --report about this run, report.html in --out, after the first update, every so many minutes "
+        "and at the end; 0: never"},
     {"output",     "quiet",         "",   SWITCH_(quiet),          0,        0, ONCE_,            "off",
         "off|on", "print only errors, warnings, the results of tasks and the summary"},
     {"output",     "overfit",       "a",  SWITCH_(overfit),        0,        0, RUN_,             "off",
