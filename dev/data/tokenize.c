@@ -35,6 +35,7 @@
 #include "llmc/base/outputs.h"
 #include "llmc/base/number_text.h"
 #include "llmc/data/documents.h"
+#include "llmc/data/fill_in_middle.h"
 #include "llmc/data/survey.h"
 #include "llmc/setup/options.h"
 #include "llmc/setup/options_values.h"
@@ -784,8 +785,9 @@ static void write_vocabulary(const Run* run) {
     for (int i = 0; i < 5; i++) {
         char path[PATH_MAX];
         file_path(path, "%s%s", run->options.out, endings[i]);
-        if (*run->options.extend_bpe && !file_ends_in(path, "tokenizer.json")) {
-            continue; // the new ids are behind end-of-text, which the other formats do not have
+        const int has_more = *run->options.extend_bpe || run->options.fim_marks;
+        if (has_more && !file_ends_in(path, "tokenizer.json")) {
+            continue; // the other formats have no ids after end-of-text
         }
         if (strcmp(endings[i], ".bin") == 0 && !fits_bin(&run->bpe)) {
             printf("%s: not written: a token has more than 255 bytes\n", path);
@@ -803,22 +805,23 @@ static void train_vocabulary(Run* run) {
         remove_parts(run->options.out, vocabulary_endings[i]);
     }
     Bpe old;
+    const int marks = run->options.fim_marks ? FIM_MARKS : 0, ids = run->options.train_bpe - marks;
     memset(&old, 0, sizeof(old));
     bpe_trainer_open(&trainer, run->threads);
     if (*run->options.extend_bpe) {
         bpe_open(&old, run->options.extend_bpe);
-        CHECK(old.vocab_size < run->options.train_bpe,
-              "%s has %d ids; wanted more than these: --train-bpe %d or above", run->options.extend_bpe,
-              old.vocab_size, old.vocab_size + 1);
+        CHECK(old.vocab_size < ids, "%s has %d ids; wanted more than these: --train-bpe %d or above",
+              run->options.extend_bpe, old.vocab_size, old.vocab_size + 1 + marks);
         bpe_trainer_split_as(&trainer, &old);
     }
     screen_open(&run->screen, "read", 0);
     CHECK(pipeline_train(&run->source, &trainer, sink_training, run), "%s", run->source.error);
     if (*run->options.extend_bpe) {
-        bpe_trainer_extend(&trainer, &old, run->options.train_bpe, show_merges, &run->screen, &run->bpe);
+        bpe_trainer_extend(&trainer, &old, ids, show_merges, &run->screen, &run->bpe);
     } else {
-        bpe_trainer_run(&trainer, run->options.train_bpe, show_merges, &run->screen, &run->bpe);
+        bpe_trainer_run(&trainer, ids, show_merges, &run->screen, &run->bpe);
     }
+    bpe_add_names(&run->bpe, fim_names().of, marks);
     bpe_trainer_close(&trainer);
     bpe_close(&old); // closing one that was never opened does nothing
     screen_close(&run->screen);
@@ -855,8 +858,14 @@ static void check_options(const Run* run) {
     if (run->num_inputs == 0) {
         die_usage("no input; wanted files of text, or - for standard input (--help)");
     }
-    if (options->train_bpe && options->train_bpe < 257) {
-        die_usage("--train-bpe is %d; wanted at least 257: the bytes and end-of-text", options->train_bpe);
+    const int least = 257 + (options->fim_marks ? FIM_MARKS : 0);
+    if (options->train_bpe && options->train_bpe < least) {
+        die_usage("--train-bpe is %d; wanted at least %d: %s", options->train_bpe, least,
+                  options->fim_marks ? "the bytes, end-of-text and three marks"
+                                     : "the bytes and end-of-text");
+    }
+    if (options->fim_marks && !options->train_bpe) {
+        die_usage("--fim-marks is given without --train-bpe; wanted the size of a new vocabulary");
     }
     if (*options->extend_bpe && !options->train_bpe) {
         die_usage("--extend-bpe is given without --train-bpe; wanted the size of the new vocabulary");

@@ -13,6 +13,7 @@ struct Options {
     const char *tokenizer, *out, *dropped;
     int restart, train_bpe;
     const char* extend_bpe;
+    int fim_marks;
     int threads;
     float dedup_memory;
     const char *config, *help;
@@ -63,6 +64,9 @@ const OptionRow OPTION_TABLE[] = {
         "ids", "instead, train a vocabulary of this size on the inputs"},
     {"other",  "extend-bpe",   "",  STRING_(extend_bpe),  0,       0, 0,     "",
         "FILE", "with --train-bpe: start from this vocabulary, whose ids stay, and add to it what the inputs have most"},
+    {"other",  "fim-marks",    "",  FLAG_(fim_marks),     0,       0, 0,     "off",
+        "off|on", "with --train-bpe: the last three ids are <|fim_prefix|>, <|fim_suffix|> and <|fim_middle|>, for --fim-rate of "
+        "the trainers; writes only tokenizer.json"},
     {"other",  "threads",      "",  INT_(threads),        0, LIMITS_MAX_THREADS, 0,     "0",
         "threads", "for encoding, besides a reader and a writer; 0: OMP_NUM_THREADS, else one per core that this job has"},
     {"other",  "dedup-memory", "",  FLOAT_(dedup_memory), 0.03125, 65536, AUTO_, "auto",

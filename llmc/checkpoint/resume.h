@@ -417,10 +417,18 @@ static int resume_length_(const Resume* r, const Options* options) {
     return saved ? atoi(saved) : options->seq_len;
 }
 
+// Returns true if the checkpoint has rearranged the same documents. Older ones have none.
+static int resume_has_same_fim_(const Resume* r, const Options* options) {
+    const char* saved = state_option(&r->saved, "fim-rate");
+    return (saved ? strtof(saved, NULL) : 0) == options->fim_rate &&
+           (options->fim_rate == 0 || resume_has_same_(r, options, "seed"));
+}
+
 // Returns true if the rows of the data are those of the checkpoint, or can be counted in them.
 static int resume_has_rows_(const Resume* r, const Options* options) {
-    return resume_has_same_(r, options, "pack") &&
-           (resume_length_(r, options) == options->seq_len || (Packing)options->pack == PACK_STREAM);
+    const int is_stream = (Packing)options->pack == PACK_STREAM && options->fim_rate == 0;
+    return resume_has_same_(r, options, "pack") && resume_has_same_fim_(r, options) &&
+           (resume_length_(r, options) == options->seq_len || is_stream);
 }
 
 // Returns true if a source of the checkpoint continues. Sources with names may all be new.

@@ -187,19 +187,24 @@ static uint64_t dataloader_row_(const Dataloader* loader, int s, uint64_t j) {
                                       : rand_permute(o->seed, stream, S, i);
 }
 
-// Returns the rows that contain sequence p, and sets its index.
-static const Rows* dataloader_find_(const Dataloader* loader, uint64_t p, uint64_t* row) {
+// A sequence of the run: a row of a source, in an epoch of the source.
+typedef struct {
+    const Rows* rows;
+    uint64_t row, epoch;
+} DataloaderRow_;
+
+static DataloaderRow_ dataloader_find_(const Dataloader* loader, uint64_t p) {
     uint64_t j;
     const int s = mixture_find(loader->sources, p, &j);
-    *row = dataloader_row_(loader, s, j);
-    return &loader->sources->source[s].rows;
+    const Rows* rows = &loader->sources->source[s].rows;
+    const DataloaderRow_ found = {rows, dataloader_row_(loader, s, j), j / rows->count};
+    return found;
 }
 
 // Returns the length of sequence p, without padding.
 static int dataloader_length_(const Dataloader* loader, uint64_t p) {
-    uint64_t row;
-    const Rows* rows = dataloader_find_(loader, p, &row);
-    return rows_length(rows, row);
+    const DataloaderRow_ found = dataloader_find_(loader, p);
+    return rows_length(found.rows, found.row);
 }
 
 // ---- batches ----
@@ -238,19 +243,17 @@ static void dataloader_read_(void* filling_) {
     slot->counted = 0;
     for (int b = 0; b < slot->B; b++) {
         const size_t at = (size_t)b * (size_t)slot->T;
-        uint64_t row;
-        const Rows* rows = dataloader_find_(loader, p + (uint64_t)b, &row);
-        slot->counted += rows_fill(rows, row, slot->T, (int*)slot->inputs + at, (int*)slot->targets + at,
-                                   slot->starts ? (int*)slot->starts + at : NULL);
+        const DataloaderRow_ found = dataloader_find_(loader, p + (uint64_t)b);
+        slot->counted += rows_fill(found.rows, found.row, found.epoch, slot->T, (int*)slot->inputs + at,
+                                   (int*)slot->targets + at, slot->starts ? (int*)slot->starts + at : NULL);
     }
 }
 
 // Reads the kept tokens of the sequences of a slot, from p on. Sets the error if that fails.
 static void dataloader_read_kept_(Dataloader* loader, Batch* slot, uint64_t p) {
     const size_t row_kept = (size_t)slot->T * (size_t)slot->kept;
-    uint64_t row;
     for (int b = 0; b < slot->B && slot->kept > 0 && !loader->error[0]; b++) {
-        dataloader_find_(loader, p + (uint64_t)b, &row);
+        const uint64_t row = dataloader_find_(loader, p + (uint64_t)b).row;
         kept_file_read(loader->settings.kept, row, slot->T, (int*)slot->kept_ids + (size_t)b * row_kept,
                        (float*)slot->kept_log_probs + (size_t)b * row_kept, loader->error);
     }

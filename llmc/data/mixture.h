@@ -21,6 +21,7 @@ away, too. A source is known by its name, or under a new name by its contents.
 #include <stdio.h>
 
 #include "llmc/data/data_schedule.h"
+#include "llmc/data/fill_in_middle.h"
 #include "llmc/data/packing.h"
 #include "llmc/data/source_order.h"
 #include "llmc/data/token_files.h"
@@ -65,6 +66,7 @@ typedef struct {
     int is_named;         // the user has named them
     size_t tokens;        // of all sources
     uint64_t fingerprint; // checksum of the contents of all files in order; 0 for memory
+    FillInMiddle fim;     // of all sources; set before mixture_pack
     Packing pack;         // set by mixture_pack, like the next two
     int T;
     DocumentMask mask;
@@ -600,8 +602,8 @@ typedef struct {
 
 static void mixture_pack_one_(void* packing_) {
     SourcePacking_* p = (SourcePacking_*)packing_;
-    rows_open(&p->source->rows, &p->source->stream, p->sources->pack, p->sources->T, p->eot,
-              p->sources->mask);
+    rows_open(&p->source->rows, &p->source->stream, p->sources->pack, p->sources->T, p->eot, p->sources->mask,
+              &p->sources->fim);
 }
 
 void mixture_pack(DataSources* sources, Packing pack, int T, int eot, DocumentMask mask) {
@@ -694,12 +696,16 @@ void mixture_use(SourceUse use[SOURCES_MAX], const DataSources* sources, uint64_
 // Describes the rows of a source.
 static void mixture_print_rows_(FILE* file, const Rows* rows) {
     static const char* const pack_name[] = {PACKING_WORDS(WORDS_NAME)};
-    const double tokens = (double)rows->tokens, room = (double)rows->count * rows->T;
+    const double tokens = (double)rows->tokens, marks = (double)rows->marks,
+                 room = (double)rows->count * rows->T;
     fprintf(file, "; %zu document%s, packed (%s) into %llu row%s, %.2f %% discarded", rows->documents.count,
             words_s((double)rows->documents.count), pack_name[rows->pack], (unsigned long long)rows->count,
             words_s((double)rows->count), 100 * (1 - tokens / (double)rows->stream->count));
     if (rows->pack == PACK_BESTFIT || rows->pack == PACK_PAD) {
-        fprintf(file, ", %.2f %% padding", 100 * (1 - tokens / room));
+        fprintf(file, ", %.2f %% padding", 100 * (1 - (tokens + marks) / room));
+    }
+    if (rows->fim.rate > 0) {
+        fprintf(file, ", %.0f pieces rearranged", marks / FIM_MARKS);
     }
 }
 
@@ -714,15 +720,16 @@ static void mixture_print_schedule_(FILE* file, const DataSources* sources) {
 
 void mixture_print(FILE* file, const DataSources* sources, uint64_t end) {
     const Stretch* now = &sources->order.stretch[0];
-    const int changes = sources->schedule.path != NULL;
+    const int changes = sources->schedule.path != NULL,
+              are_packed = sources->pack != PACK_STREAM || sources->fim.rate > 0;
     SourceUse use[SOURCES_MAX];
     mixture_use(use, sources, end > now->first ? end : now->first);
-    for (int s = 0; s < sources->count && (sources->count > 1 || sources->pack != PACK_STREAM); s++) {
+    for (int s = 0; s < sources->count && (sources->count > 1 || are_packed); s++) {
         const DataSource* source = &sources->source[s];
         fprintf(file, "source %s: %zu tokens, %s %.6g, %.4g epochs", source->name, source->stream.count,
                 changes ? "share of the run" : "weight",
                 changes ? use[s].share : (double)now->share[s] / (double)now->cycle, use[s].epochs);
-        if (sources->pack != PACK_STREAM) {
+        if (are_packed) {
             mixture_print_rows_(file, &source->rows);
         }
         fputc('\n', file);

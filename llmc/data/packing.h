@@ -24,6 +24,10 @@ end-of-text token that follows it in the stream; if something else follows, it h
 shorter than T is padded with end-of-text tokens, whose targets are -1. A piece without any target
 (a single last token) is dropped.
 
+Some pieces may be rearranged with marks (fill_in_middle.h): they are cut so that the marks fit into
+the row, too, and no other token is dropped for them. Then rows of stream and aligned consist of
+pieces as well, one for each document in them.
+
 Row k of R is found in O(1), through a table of the pieces (8 bytes each) that is made when the rows
 are opened.
 */
@@ -34,6 +38,7 @@ are opened.
 #include <stdint.h>
 
 #include "llmc/base/enum_words.h"
+#include "llmc/data/fill_in_middle.h"
 #include "llmc/data/token_files.h"
 
 #ifdef __cplusplus
@@ -63,14 +68,15 @@ typedef struct {
     const TokenStream* stream; // must stay valid
     Packing pack;
     int T, eot;
+    FillInMiddle fim;
     uint64_t count; // R
     // start of each document, ascending, the first at 0; empty if not needed
     PositionList_ documents;
-    PositionList_ pieces; // pieces (piece_) of all rows, in order; empty for PACK_STREAM
-    // (R + 1) PACK_BESTFIT: first piece of each row; others: piece k is row k
-    PositionList_ row_pieces;
-    // tokens in the rows, so N - tokens are dropped and R T - tokens are padding
-    uint64_t tokens;
+    PositionList_ pieces;     // pieces (piece_) of all rows, in order; empty: row k starts at k T
+    PositionList_ row_pieces; // (R + 1) first piece of each row; empty: piece k is row k
+    // tokens of the stream in the rows, so N - tokens are dropped; and marks: the rest of R T is
+    // padding
+    uint64_t tokens, marks;
 } Rows;
 
 // ---- best fit ----
@@ -80,21 +86,22 @@ enum { BESTFIT_WINDOW = 1 << 16 }; // documents
 // ---- rows ----
 
 // Opens the rows of `stream`, which must stay unchanged. `eot` is the end-of-text token, also used
-// as padding. Searches for documents only if packing or a mask needs them.
-void rows_open(Rows* rows, const TokenStream* stream, Packing pack, int T, int eot, DocumentMask mask);
+// as padding. `fim` rearranges pieces; NULL: none. Searches for documents only if they are needed.
+void rows_open(Rows* rows, const TokenStream* stream, Packing pack, int T, int eot, DocumentMask mask,
+               const FillInMiddle* fim);
 
 void rows_close(Rows* rows);
 
-// Returns the number of tokens of a row, without padding.
+// Returns the number of tokens of a row, with marks, without padding.
 int rows_length(const Rows* rows, uint64_t row);
 
-// Sets inputs, targets and, unless NULL, starts (T each, T at least the row's length) of a row.
-// Returns the number of targets. starts: position in the row where each token's document starts;
-// each padding token is a document of its own.
-int rows_fill(const Rows* rows, uint64_t row, int T, int* inputs, int* targets, int* starts);
+// Sets inputs, targets and, unless NULL, starts (T each, T at least the row's length) of a row in
+// an epoch. Returns the number of targets. starts: position in the row where each token's document
+// starts; each padding token is a document of its own.
+int rows_fill(const Rows* rows, uint64_t row, uint64_t epoch, int T, int* inputs, int* targets, int* starts);
 
-// Returns the sum of a value over the targets of a row; `values` has one for each token of the
-// stream. Adds the number of targets to *counted.
+// Returns the sum of a value over the targets of a row without rearranged pieces; `values` has one
+// for each token of the stream. Adds the number of targets to *counted.
 double rows_sum_targets(const Rows* rows, uint64_t row, const float* values, uint64_t* counted);
 
 #ifdef __cplusplus
@@ -327,7 +334,7 @@ static uint64_t document_end_(const Rows* rows, size_t d) {
     return d + 1 < rows->documents.count ? rows->documents.at[d + 1] : rows->stream->count;
 }
 
-// ---- pieces: n tokens from a position ----
+// ---- pieces: tokens of a row that follow each other from a position, and marks ----
 
 enum { PIECE_LENGTH_BITS_ = 20 }; // --seq-len is at most 2^20
 #define PIECE_NONE_ UINT64_MAX
@@ -337,6 +344,32 @@ static uint64_t piece_(uint64_t start, uint64_t length) { return start << PIECE_
 static uint64_t piece_start_(uint64_t piece) { return piece >> PIECE_LENGTH_BITS_; }
 
 static int piece_length_(uint64_t piece) { return (int)(piece & ((1 << PIECE_LENGTH_BITS_) - 1)) + 1; }
+
+// Returns the number of marks in a piece.
+static uint64_t piece_marks_(const Rows* rows, uint64_t piece) {
+    const int is_long = piece_length_(piece) >= FIM_LEAST;
+    return is_long && fim_chooses(&rows->fim, piece_start_(piece)) ? FIM_MARKS : 0;
+}
+
+// Returns the position after the last token of a piece.
+static uint64_t piece_end_(const Rows* rows, uint64_t piece) {
+    return piece_start_(piece) + (uint64_t)piece_length_(piece) - piece_marks_(rows, piece);
+}
+
+// Returns the piece that starts at `at` in a document that ends at `end`, of at most `room` tokens.
+// One that would be chosen, but is too short for marks, stays shorter than FIM_LEAST.
+static uint64_t piece_at_(const Rows* rows, uint64_t at, uint64_t end, uint64_t room) {
+    const int fits = end - at >= FIM_LEAST - FIM_MARKS && room >= FIM_LEAST;
+    const uint64_t length = end - at + (fits && fim_chooses(&rows->fim, at) ? FIM_MARKS : 0);
+    return piece_(at, length < room ? length : room);
+}
+
+// Adds the tokens of a piece to those of the rows.
+static void rows_count_(Rows* rows, uint64_t piece) {
+    const uint64_t marks = piece_marks_(rows, piece);
+    rows->tokens += (uint64_t)piece_length_(piece) - marks;
+    rows->marks += marks;
+}
 
 // Returns the target of the token before position `next` at the end of a piece: -1 if the next
 // token belongs to another document that does not start with end-of-text.
@@ -351,37 +384,76 @@ static int rows_target_(const Rows* rows, uint64_t next) {
 
 // ---- making rows ----
 
+// Returns the start of the row after one that ended at `next`. *d moves up to the document there.
+static uint64_t rows_next_(const Rows* rows, size_t* d, uint64_t next) {
+    while (document_end_(rows, *d) <= next) {
+        ++*d;
+    }
+    const uint64_t begin = rows->documents.at[*d], end = document_end_(rows, *d);
+    const int continues = begin == next || end - begin > (uint64_t)rows->T;
+    return rows->pack == PACK_STREAM || continues ? next : end;
+}
+
 static void rows_align_(Rows* rows) {
     const uint64_t T = (uint64_t)rows->T, N = rows->stream->count;
     size_t d = 0; // document of the token after the row
-    for (uint64_t start = 0; start + T < N;) {
-        const uint64_t next = start + T;
+    for (uint64_t start = 0; start + T < N; start = rows_next_(rows, &d, start + T)) {
         positions_add_(&rows->pieces, piece_(start, T));
-        while (document_end_(rows, d) <= next) {
-            d++;
-        }
-        const uint64_t begin = rows->documents.at[d], end = document_end_(rows, d);
-        start = begin == next || end - begin > T ? next : end;
     }
-    rows->tokens = rows->pieces.count * T;
+}
+
+// Adds a row of T tokens from `start` on, in document d: a piece for each document. Returns the
+// position after it; N, without a row, if no target would be left for its last token.
+static uint64_t rows_join_one_(Rows* rows, size_t d, uint64_t start) {
+    const uint64_t N = rows->stream->count, tokens = rows->tokens, marks = rows->marks;
+    const size_t first = rows->pieces.count;
+    uint64_t at = start, room = (uint64_t)rows->T;
+    for (; room > 0 && at < N; d++) {
+        const uint64_t piece = piece_at_(rows, at, document_end_(rows, d), room);
+        positions_add_(&rows->pieces, piece);
+        rows_count_(rows, piece);
+        room -= (uint64_t)piece_length_(piece);
+        at = piece_end_(rows, piece);
+    }
+    if (room > 0 || at == N) {
+        rows->pieces.count = first;
+        rows->tokens = tokens;
+        rows->marks = marks;
+        return N;
+    }
+    positions_add_(&rows->row_pieces, first);
+    return at;
+}
+
+// Makes rows of stream and aligned in which pieces are rearranged.
+static void rows_join_(Rows* rows) {
+    const uint64_t N = rows->stream->count;
+    size_t d = 0;
+    for (uint64_t start = 0; start < N;) {
+        const uint64_t next = rows_join_one_(rows, d, start);
+        start = next < N ? rows_next_(rows, &d, next) : N;
+        d += start < N && start == document_end_(rows, d);
+    }
+    positions_add_(&rows->row_pieces, rows->pieces.count);
 }
 
 // Adds the pieces of T tokens of document d to the list. Returns its rest; PIECE_NONE_ if it has
 // none.
 static uint64_t rows_cut_(Rows* rows, size_t d, PositionList_* list) {
-    const uint64_t T = (uint64_t)rows->T, end = document_end_(rows, d);
-    uint64_t at = rows->documents.at[d];
-    for (; end - at >= T; at += T) {
-        if (T > 1 || at + T < end || rows_target_(rows, end) >= 0) {
-            positions_add_(list, piece_(at, T));
-            rows->tokens += T;
+    const uint64_t end = document_end_(rows, d);
+    for (uint64_t at = rows->documents.at[d]; at < end;) {
+        const uint64_t piece = piece_at_(rows, at, end, (uint64_t)rows->T);
+        if (end - at == 1 && rows_target_(rows, end) < 0) {
+            break;
         }
+        rows_count_(rows, piece);
+        if (piece_length_(piece) < rows->T) {
+            return piece;
+        }
+        positions_add_(list, piece);
+        at = piece_end_(rows, piece);
     }
-    if (at == end || (end - at == 1 && rows_target_(rows, end) < 0)) {
-        return PIECE_NONE_;
-    }
-    rows->tokens += end - at;
-    return piece_(at, end - at);
+    return PIECE_NONE_;
 }
 
 static void rows_pad_(Rows* rows) {
@@ -572,26 +644,16 @@ static void rows_bestfit_(Rows* rows) {
 
 // ---- rows ----
 
-void rows_open(Rows* rows, const TokenStream* stream, Packing pack, int T, int eot, DocumentMask mask) {
-    memset(rows, 0, sizeof(*rows));
-    rows->stream = stream;
-    rows->pack = pack;
-    rows->T = T;
-    rows->eot = eot;
-    assert(T > 0 && T <= 1 << PIECE_LENGTH_BITS_);
-    CHECK(stream->count > (size_t)T || pack > PACK_ALIGNED,
-          "%s: %zu tokens, wanted %zu for a sequence of %d and its next token", stream->name, stream->count,
-          (size_t)T + 1, T);
-    CHECK(stream->count >> (64 - PIECE_LENGTH_BITS_) == 0, "%s: %zu tokens, wanted less than 2^44",
-          stream->name, stream->count);
-    if (pack != PACK_STREAM || mask == DOCUMENT_MASK_ON) {
-        documents_find_(rows);
-    }
-    switch (pack) {
+// Returns true if each row is T tokens of the stream end to end.
+static int rows_are_whole_(const Rows* rows) {
+    return rows->pack <= PACK_ALIGNED && rows->row_pieces.count == 0;
+}
+
+// Makes the table of the rows, if they need one.
+static void rows_make_(Rows* rows) {
+    switch (rows->pack) {
     case PACK_STREAM:
-        rows->count = (stream->count - 1) / (size_t)T;
-        rows->tokens = rows->count * (uint64_t)T;
-        return;
+        break;
     case PACK_ALIGNED:
         rows_align_(rows);
         break;
@@ -605,7 +667,41 @@ void rows_open(Rows* rows, const TokenStream* stream, Packing pack, int T, int e
         rows_pad_(rows);
         break;
     }
-    rows->count = pack == PACK_BESTFIT ? rows->row_pieces.count - 1 : rows->pieces.count;
+}
+
+// Counts the rows.
+static uint64_t rows_of_(const Rows* rows) {
+    if (rows->row_pieces.count > 0) {
+        return rows->row_pieces.count - 1;
+    }
+    return rows->pack == PACK_STREAM ? (rows->stream->count - 1) / (uint64_t)rows->T : rows->pieces.count;
+}
+
+void rows_open(Rows* rows, const TokenStream* stream, Packing pack, int T, int eot, DocumentMask mask,
+               const FillInMiddle* fim) {
+    const Rows empty = {.stream = stream, .pack = pack, .T = T, .eot = eot};
+    *rows = empty;
+    if (fim) {
+        rows->fim = *fim;
+    }
+    assert(T > 0 && T <= 1 << PIECE_LENGTH_BITS_);
+    CHECK(stream->count > (size_t)T || pack > PACK_ALIGNED,
+          "%s: %zu tokens, wanted %zu for a sequence of %d and its next token", stream->name, stream->count,
+          (size_t)T + 1, T);
+    CHECK(stream->count >> (64 - PIECE_LENGTH_BITS_) == 0, "%s: %zu tokens, wanted less than 2^44",
+          stream->name, stream->count);
+    if (pack != PACK_STREAM || mask == DOCUMENT_MASK_ON || rows->fim.rate > 0) {
+        documents_find_(rows);
+    }
+    if (pack <= PACK_ALIGNED && rows->fim.rate > 0) {
+        rows_join_(rows);
+    } else {
+        rows_make_(rows);
+    }
+    rows->count = rows_of_(rows);
+    if (rows_are_whole_(rows)) {
+        rows->tokens = rows->count * (uint64_t)T;
+    }
     CHECK(rows->count > 0, "%s: no row of %d tokens can be made of its %zu", stream->name, T, stream->count);
 }
 
@@ -618,15 +714,20 @@ void rows_close(Rows* rows) {
 
 // Sets [*first, *end) to the indices of the pieces of a row.
 static void rows_pieces_(const Rows* rows, uint64_t row, uint64_t* first, uint64_t* end) {
-    const int several = rows->pack == PACK_BESTFIT;
+    const int several = rows->row_pieces.count > 0;
     *first = several ? rows->row_pieces.at[row] : row;
     *end = several ? rows->row_pieces.at[row + 1] : row + 1;
+}
+
+// Returns the start of a row of T tokens end to end.
+static uint64_t rows_start_(const Rows* rows, uint64_t row) {
+    return rows->pack == PACK_STREAM ? row * (uint64_t)rows->T : piece_start_(rows->pieces.at[row]);
 }
 
 int rows_length(const Rows* rows, uint64_t row) {
     uint64_t first, end;
     int length = 0;
-    if (rows->pack == PACK_STREAM) {
+    if (rows_are_whole_(rows)) {
         return rows->T;
     }
     rows_pieces_(rows, row, &first, &end);
@@ -661,22 +762,31 @@ static int rows_fill_whole_(const Rows* rows, uint64_t at, int* inputs, int* tar
     return rows->T;
 }
 
-int rows_fill(const Rows* rows, uint64_t row, int T, int* inputs, int* targets, int* starts) {
+// Sets the tokens of a piece in an epoch. Returns the target of its last one.
+static int rows_fill_piece_(const Rows* rows, uint64_t piece, uint64_t epoch, int* inputs) {
+    const uint64_t at = piece_start_(piece), end = piece_end_(rows, piece);
+    const size_t n = (size_t)(end - at);
+    if (piece_marks_(rows, piece) == 0) {
+        tokens_fill(rows->stream, (size_t)at, n, inputs);
+        return rows_target_(rows, end);
+    }
+    fim_fill(&rows->fim, rows->stream, at, n, rows->eot, epoch, inputs);
+    const int has_end = inputs[piece_length_(piece) - 1] == rows->eot;
+    return has_end ? rows_target_(rows, end) : rows->eot;
+}
+
+int rows_fill(const Rows* rows, uint64_t row, uint64_t epoch, int T, int* inputs, int* targets, int* starts) {
     uint64_t piece, end;
     int t = 0, counted = 0;
-    if (rows->pack == PACK_STREAM) {
-        return rows_fill_whole_(rows, row * (uint64_t)T, inputs, targets, starts);
+    if (rows_are_whole_(rows)) {
+        return rows_fill_whole_(rows, rows_start_(rows, row), inputs, targets, starts);
     }
     rows_pieces_(rows, row, &piece, &end);
-    if (rows->pack == PACK_ALIGNED) {
-        return rows_fill_whole_(rows, piece_start_(rows->pieces.at[piece]), inputs, targets, starts);
-    }
     for (; piece < end; piece++) {
-        const uint64_t at = piece_start_(rows->pieces.at[piece]);
         const int n = piece_length_(rows->pieces.at[piece]), begin = t;
-        tokens_fill(rows->stream, (size_t)at, (size_t)n, inputs + t);
+        const int last = rows_fill_piece_(rows, rows->pieces.at[piece], epoch, inputs + t);
         memcpy(targets + t, inputs + t + 1, ((size_t)n - 1) * sizeof(int));
-        targets[t + n - 1] = rows_target_(rows, at + (uint64_t)n);
+        targets[t + n - 1] = last;
         counted += n - (targets[t + n - 1] < 0);
         for (; t < begin + n; t++) {
             if (starts) {
@@ -697,6 +807,7 @@ int rows_fill(const Rows* rows, uint64_t row, int T, int* inputs, int* targets, 
 double rows_sum_targets(const Rows* rows, uint64_t row, const float* values, uint64_t* counted) {
     uint64_t first = 0, end = 1;
     double sum = 0;
+    assert(rows->fim.rate == 0);
     if (rows->pack != PACK_STREAM) {
         rows_pieces_(rows, row, &first, &end);
     }

@@ -32,6 +32,10 @@ void setup_check_experts(const Settled* s);
 // Refuses a teacher that does not fit the model or the run, and its options without one.
 void setup_check_teacher(const Settled* s);
 
+// Refuses --fim-rate with options that cut rearranged documents or need the same rows in each
+// epoch, and its option without it.
+void setup_check_fim(const Settled* s);
+
 // Refuses a model that its class in transformers, or the format of an export, cannot hold.
 void setup_check_formats(const Settled* s);
 
@@ -62,6 +66,7 @@ void setup_check_mup(const Settled* s);
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
 #include "llmc/bf16/tile_kernels.h"
+#include "llmc/data/fill_in_middle.h"
 #include "llmc/data/mixture.h"
 #include "llmc/formats/gguf.h"
 #include "llmc/formats/hf_config.h"
@@ -251,6 +256,31 @@ void setup_check_teacher(const Settled* s) {
         die_usage("--teacher-quantize q8_0: a matrix of the teacher has %d columns, wanted a multiple of %d; "
                   "--teacher-quantize off works",
                   quantized_unfit_columns(teacher), QUANTIZED_BLOCK);
+    }
+}
+
+void setup_check_fim(const Settled* s) {
+    const Options* o = &s->options;
+    const double rate = (double)o->fim_rate;
+    if (rate == 0) {
+        if (options_changed(o, "fim-spm-rate")) {
+            die_usage("--fim-spm-rate %g needs --fim-rate", (double)o->fim_spm_rate);
+        }
+        return;
+    }
+    if (o->seq_len < FIM_LEAST) {
+        die_usage("--fim-rate %g, --seq-len %d; wanted at least %d: %d marks and 2 tokens", rate, o->seq_len,
+                  FIM_LEAST, FIM_MARKS);
+    }
+    if (o->seq_len_schedule[0]) {
+        die_usage("--fim-rate %g, --seq-len-schedule %s; wanted sequences of one length, since shorter ones "
+                  "cut the middle off its prefix and suffix",
+                  rate, o->seq_len_schedule);
+    }
+    if (o->teacher_logits[0]) {
+        die_usage("--fim-rate %g, --teacher-logits %s; wanted --teacher: each epoch cuts documents in other "
+                  "places, and the file has predictions for one",
+                  rate, o->teacher_logits);
     }
 }
 

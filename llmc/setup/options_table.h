@@ -55,7 +55,9 @@ typedef enum { EMBEDDING_GRADIENT_WORDS(WORDS_VALUE) } EmbeddingGradient;
 // Values of the options, in the order of the table, which explains them.
 struct Options {
     const char *train_data, *data_schedule, *val_data, *tokenizer, *text_field, *separator;
-    int data_format, pack, doc_mask, shuffle;
+    int data_format, pack, doc_mask;
+    float fim_rate, fim_spm_rate;
+    int shuffle;
     uint64_t seed;
 
     const char* model;
@@ -252,6 +254,11 @@ const OptionRow OPTION_TABLE[] = {
         "length"},
     {"data",       "doc-mask",      "",   SWITCH_(doc_mask),       0,        0, RUN_,             "off",
         "off|on", "attend only within a document"},
+    {"data",       "fim-rate",      "",   FLOAT_(fim_rate),        0,        1, RUN_,             "0",
+        "", "fill in the middle: share of the training documents, or of their parts in a sequence, that are rearranged as "
+        "prefix, suffix, middle, with the tokenizer's marks before each (dev/doc/data.md); 0: none"},
+    {"data",       "fim-spm-rate",  "",   FLOAT_(fim_spm_rate),    0,        1, RUN_,             "0.5",
+        "", "share of these that are rearranged as suffix, prefix, middle"},
     {"data",       "shuffle",       "",   SWITCH_(shuffle),        0,        0, RUN_,             "on",
         "off|on", "shuffle the training data; a new order in each epoch"},
     {"data",       "seed",          "",   SEED_(seed),             0,        0, RUN_ | BOTH_,     "42",

@@ -505,6 +505,7 @@ void settle(Settled* s, RunData* data, const Options* options, const SettleInput
     settle_matmul_(s);
     settle_sizes_(s);
     settle_teacher_(s, data, input);
+    setup_check_fim(s);
     settle_grid_(s);
     if (s->use != USE_GENERATE) {
         run_data_open(data, &s->options);

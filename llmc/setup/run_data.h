@@ -20,6 +20,7 @@ If a --model directory has a tokenizer's files, they are the default of --tokeni
 
 #include "llmc/model/presets.h"
 #include "llmc/data/dataloader.h"
+#include "llmc/data/fill_in_middle.h"
 #include "llmc/data/kept_file.h"
 #include "llmc/data/mixture.h"
 #include "llmc/data/stories.h"
@@ -57,6 +58,7 @@ typedef struct {
     int is_encoded;          // the data are text whose files are encoded into shards first
     int is_unknown;          // the data must be encoded, but nothing may be written: none are open
     int is_warned;           // true once the user is warned of a likely separator in the text
+    FillInMiddle fim;        // of the training data
     DataSources train, val;
     DataSources* val_sets; // (num_val_sets) sets of --val-data with names; NULL: val is one set
     int num_val_sets;
@@ -196,6 +198,7 @@ void run_data_close(RunData* data);
 #include "llmc/tokenizer/bpe.h"
 #include "llmc/tokenizer/bpe_encode.h"
 #include "llmc/tokenizer/bpe_files.h"
+#include "llmc/tokenizer/bpe_train.h"
 
 // ---- tokens ----
 
@@ -220,13 +223,15 @@ static EncodedText run_data_text_(const Options* options, const Bpe* bpe, const 
 }
 
 // Sets path (PATH_MAX) to the vocabulary of --tokenizer bpe:N in --out. Trains it on the text if it
-// does not exist yet; if nothing may be written, path is "" instead. Returns N.
+// does not exist yet, with marks for --fim-rate; if nothing may be written, path is "" instead.
+// Returns N.
 static int run_data_own_vocabulary_(RunData* data, const Options* options, char* path) {
     char* end;
     const long V = strtol(options->tokenizer + strlen("bpe:"), &end, 10);
-    if (*end || V < 257 || V > BPE_MAX_VOCAB) {
-        die_usage("--tokenizer %s: wanted bpe:N with N tokens, from 257 to %d", options->tokenizer,
-                  BPE_MAX_VOCAB);
+    const int marks = options->fim_rate > 0 ? FIM_MARKS : 0;
+    if (*end || V < 257 + marks || V > BPE_MAX_VOCAB) {
+        die_usage("--tokenizer %s: wanted bpe:N with N tokens, from %d to %d", options->tokenizer,
+                  257 + marks, BPE_MAX_VOCAB);
     }
     if (mixture_kind(options->train_data) != TOKENS_TEXT) {
         die_usage("--tokenizer %s trains a vocabulary on text; --train-data %s is already tokens",
@@ -245,7 +250,8 @@ static int run_data_own_vocabulary_(RunData* data, const Options* options, char*
         const EncodedText text = run_data_text_(options, NULL, NULL);
         Bpe bpe;
         file_make_directory(options->out);
-        encoded_text_train(&bpe, &text, options->train_data, (int)V);
+        encoded_text_train(&bpe, &text, options->train_data, (int)V - marks);
+        bpe_add_names(&bpe, fim_names().of, marks);
         bpe_write(&bpe, path);
         bpe_close(&bpe);
         data->is_warned = 1;
@@ -684,6 +690,7 @@ static void run_data_rows_(RunData* data, const Options* options) {
     if (pack == PACK_UNIFORM && data->train.count > 1) {
         die_usage("--pack uniform needs one source; --train-data has %d sources", data->train.count);
     }
+    data->train.fim = data->fim;
     mixture_pack(&data->train, pack, options->seq_len, eot, (DocumentMask)options->doc_mask);
     mixture_pack(&data->val, val_pack, options->seq_len, eot, (DocumentMask)options->doc_mask);
     run_data_open_sets_(data, options);
@@ -706,6 +713,28 @@ static void run_data_check_epochs_(const RunData* data, const Options* options) 
         die_usage("--epochs %g and --steps %lld: wanted only one of them", (double)options->epochs,
                   (long long)options->steps);
     }
+}
+
+// Sets how training documents are rearranged. Refuses a tokenizer without marks for it.
+static void run_data_fim_(RunData* data, const Options* options) {
+    const double rate = (double)options->fim_rate;
+    const FimNames names = fim_names();
+    FillInMiddle fim = {options->fim_rate, options->fim_spm_rate, options->seed, 0, 0, 0};
+    if (rate == 0 || data->is_unknown) {
+        return;
+    }
+    if (!data->has_tokenizer || !fim_find_marks(&fim, &data->tokenizer)) {
+        die_usage("--fim-rate %g needs marks; %s%s has none; wanted three special tokens, %s, %s and %s, or "
+                  "those of another family (dev/doc/data.md)",
+                  rate, options->tokenizer[0] ? "--tokenizer " : "the tokenizer of these data",
+                  options->tokenizer, names.of[0], names.of[1], names.of[2]);
+    }
+    const int largest = fim_largest_mark(&fim);
+    if (largest >= options->vocab_size) {
+        die_usage("--fim-rate %g: the mark for it is token %d; wanted a --vocab-size above that, not %d",
+                  rate, largest, options->vocab_size);
+    }
+    data->fim = fim;
 }
 
 // Sets --steps to the updates of one epoch or of --epochs. An update that would not be whole is
@@ -760,6 +789,7 @@ void run_data_open(RunData* data, Options* options) {
     if (data->kind == DATA_STORIES && options->separator[0]) {
         die_usage("--separator %s needs --train-data: the built-in stories are tokens", options->separator);
     }
+    run_data_fim_(data, options);
     if (data->kind == DATA_STORIES) {
         run_data_stories_(data, options);
     } else {

@@ -812,6 +812,18 @@ static inline const char* bpe_token(const Bpe* bpe, int id, int* length) {
 // True if no text encodes to this token: bpe_token gives its name.
 static inline int bpe_is_name(const Bpe* bpe, int id) { return bpe->tokens[id].kind == BPE_NAME; }
 
+// Returns the id of an added token, a name or a word; -1 if none is called so.
+static inline int bpe_find_added(const Bpe* bpe, const char* name) {
+    const size_t bytes = strlen(name);
+    for (int id = 0; id < bpe->vocab_size; id++) {
+        const BpeToken_ token = bpe->tokens[id];
+        if (token.kind != BPE_TOKEN && token.length == bytes && memcmp(token.text, name, bytes) == 0) {
+            return id;
+        }
+    }
+    return -1;
+}
+
 // Returns the most ids that a text of so many bytes has: normalization may lengthen it.
 static inline size_t bpe_most_ids(const Bpe* bpe, size_t bytes) {
     return bytes * (bpe->rules.pattern.normalizes ? NFC_MOST_GROWTH : 1);

@@ -88,6 +88,11 @@ void bpe_trainer_run(BpeTrainer* trainer, int vocab_size, BpeTrainProgress progr
 void bpe_trainer_extend(BpeTrainer* trainer, const Bpe* old, int vocab_size, BpeTrainProgress progress,
                         void* context, Bpe* bpe);
 
+// ---- special tokens ----
+
+// Adds special tokens, which no text encodes to, after all ids. The names must outlive `bpe`.
+void bpe_add_names(Bpe* bpe, const char* const* names, int n);
+
 #ifdef __cplusplus
 }
 #endif
@@ -809,6 +814,22 @@ void bpe_trainer_extend(BpeTrainer* trainer, const Bpe* old, int vocab_size, Bpe
           vocab_size, wanted, n, first + n);
     bpe_finish_extended_(bpe, old, (const int(*)[2])training.merges, wanted);
     bpe_training_close_(&training);
+}
+
+// ---- special tokens ----
+
+void bpe_add_names(Bpe* bpe, const char* const* names, int n) {
+    const int V = bpe->vocab_size;
+    CHECK(V + n <= BPE_MAX_VOCAB, "a vocabulary of %d ids, wanted at most %d", V + n, BPE_MAX_VOCAB);
+    BpeToken_* tokens = (BpeToken_*)check_alloc((size_t)(V + n), sizeof(BpeToken_), "vocabulary");
+    memcpy(tokens, bpe->tokens, (size_t)V * sizeof(BpeToken_));
+    free(bpe->tokens);
+    bpe->tokens = tokens;
+    bpe->vocab_size = V + n;
+    bpe->num_ranks = bpe->pairs.made ? bpe->num_ranks : V + n;
+    for (int i = 0; i < n; i++) {
+        bpe_name_token_(bpe, V + i, (const unsigned char*)names[i], strlen(names[i]));
+    }
 }
 
 #endif // BPE_TRAIN_IMPLEMENTATION

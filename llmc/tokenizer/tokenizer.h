@@ -87,6 +87,9 @@ int tokenizer_least_vocab(const Tokenizer* tokenizer);
 // True if a text ends with this token: end-of-text, or another that the files of the model name.
 int tokenizer_is_end(const Tokenizer* tokenizer, int id);
 
+// Returns the id of an added token, special or cut out of texts; -1 if none is called so.
+int tokenizer_find_added(const Tokenizer* tokenizer, const char* name);
+
 // Returns the tokens around documents, for the model's files.
 DocumentTokens tokenizer_document_tokens(const Tokenizer* tokenizer);
 
@@ -287,6 +290,10 @@ int tokenizer_bytes(const Tokenizer* tokenizer, int id) {
 
 int tokenizer_is_end(const Tokenizer* tokenizer, int id) {
     return id == tokenizer->eot || (tokenizer->bpe && bpe_is_end(tokenizer->bpe, id));
+}
+
+int tokenizer_find_added(const Tokenizer* tokenizer, const char* name) {
+    return tokenizer->bpe ? bpe_find_added(tokenizer->bpe, name) : -1;
 }
 
 DocumentTokens tokenizer_document_tokens(const Tokenizer* tokenizer) {

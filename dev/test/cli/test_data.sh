@@ -271,6 +271,26 @@ test_added_tokens() {
     check "is said: $(head -n 1 stderr)" grep -qF 'note: start.json: its post_processor puts <s> beside each text' stderr
 }
 
+# A vocabulary with marks, and documents that are rearranged: the same after a resume.
+test_fim() {
+    local run=(--layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --steps 6 --save-every 3 --eval-batches 2
+        --sample-every 0 --train-data text.txt --separator .)
+    runs "fill in the middle" "${run[@]}" --tokenizer bpe:300 --fim-rate 0.5 --out fim
+    says "what is rearranged" "packed (stream) into "
+    says "how often" " pieces rearranged"
+    check "the vocabulary has marks" grep -qF '{"id": 299, "content": "<|fim_middle|>"' fim/step_00000006/tokenizer.json
+    runs "from the middle of the run" --resume fim/step_00000003 --out fim_on
+    check "has the same losses" [ "$(losses fim | tail -n 2)" = "$(losses fim_on | tail -n 2)" ]
+    runs "none rearranged" "${run[@]}" --tokenizer fim/tokenizer.json --out plain
+    check "has other losses" [ "$(losses fim | tail -n 1)" != "$(losses plain | tail -n 1)" ]
+    bad 2 "--fim-rate is 0.7, was 0.5|--override" --resume fim/step_00000003 --fim-rate 0.7 --out fim_on
+    runs "another rate" --resume fim/step_00000003 --fim-rate 0.7 --override --out fim_other
+    says "the data start over" "the training data are other sequences than before"
+    bad 2 "--fim-rate 0.5 needs marks|--tokenizer merges.txt has none|<|fim_prefix|>, <|fim_suffix|> and <|fim_middle|>" \
+        "${tiny[@]}" "${words[@]}" --train-data text.txt --fim-rate 0.5
+    bad 2 "--fim-rate is for training" --model fim --prompt a --fim-rate 0.5
+}
+
 # ---- text from Windows
 
 # A byte-order mark is no text, whether it is read as bytes or as tokens, to train or to evaluate.
@@ -402,6 +422,7 @@ test_bytes
 test_small_tokens
 test_unused_ids
 test_added_tokens
+test_fim
 test_byte_order_marks
 test_verify
 test_written_to

@@ -329,12 +329,13 @@ static void test_changes(void) {
             }
             dataloader_open(&loader, &sources, settings_of(1, SHUFFLE_ON, 5));
             for (uint64_t end = p + 1 + rand_below(&rng, 100); p < end; p++) {
-                uint64_t row, j;
+                uint64_t j;
                 const int s = of[mixture_find(&sources, p, &j)];
-                const Rows* at = dataloader_find_(&loader, p, &row);
-                rows[s] = at->count;
-                EXPECT(at->count < 400 && times[s][row]++ == given[s]++ / at->count, "trial %d: row %d of %s",
-                       trial, (int)row, names[s]);
+                const DataloaderRow_ at = dataloader_find_(&loader, p);
+                rows[s] = at.rows->count;
+                EXPECT(at.rows->count < 400 && times[s][at.row]++ == at.epoch &&
+                           at.epoch == given[s]++ / at.rows->count,
+                       "trial %d: row %d of %s", trial, (int)at.row, names[s]);
             }
             dataloader_close(&loader);
             kept_mixture_close(&state, &sources, p);
@@ -358,8 +359,10 @@ static void test_mixture(const char* list) {
         }
     }
     for (uint64_t p = 0; p < 1000; p++) {
-        uint64_t row, j;
-        const Rows* rows = dataloader_find_(&loader, p, &row);
+        uint64_t j;
+        const DataloaderRow_ at = dataloader_find_(&loader, p);
+        const Rows* rows = at.rows;
+        const uint64_t row = at.row;
         const int s = mixture_find(&sources, p, &j);
         EXPECT(rows == &sources.source[s].rows && row < rows->count && j == given[s]++, "p %d", (int)p);
         if (j < 2 * rows->count) {
@@ -472,8 +475,7 @@ static void test_uniform_epoch(void) {
     const uint64_t S = loader.num_sequences;
     uint8_t* seen = (uint8_t*)check_alloc(S, 1, "rows");
     for (uint64_t p = 0; p < S; p++) {
-        uint64_t row;
-        dataloader_find_(&loader, p, &row);
+        const uint64_t row = dataloader_find_(&loader, p).row;
         EXPECT(row < S && !seen[row]++, "row %d", (int)row);
     }
     EXPECT(S % 8 != 0, "a short group is part of the test");

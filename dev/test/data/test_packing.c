@@ -49,7 +49,7 @@ typedef struct {
 static Row row_of(const Rows* rows, uint64_t k, int T) {
     Row row;
     memset(&row, 77, sizeof(row));
-    row.counted = rows_fill(rows, k, T, row.inputs + 1, row.targets + 1, row.starts + 1);
+    row.counted = rows_fill(rows, k, 0, T, row.inputs + 1, row.targets + 1, row.starts + 1);
     row.length = rows_length(rows, k);
     const int untouched = row.starts[258 - 1];
     EXPECT(row.inputs[0] == untouched && row.targets[0] == untouched && row.starts[0] == untouched, "before");
@@ -127,7 +127,7 @@ static void test_whole(const Text* text, Packing pack, int T) {
     size_t taken = 0;
     int shorter = 0;
     uint8_t* used = (uint8_t*)check_alloc(text->count + 1, 1, "used");
-    rows_open(&rows, &text->stream, pack, T, EOT, DOCUMENT_MASK_ON);
+    rows_open(&rows, &text->stream, pack, T, EOT, DOCUMENT_MASK_ON, NULL);
     for (uint64_t k = 0; k < rows.count; k++) {
         const Row row = row_of(&rows, k, T);
         expect_padding(&row, T);
@@ -147,7 +147,7 @@ static void test_whole(const Text* text, Packing pack, int T) {
 // Best fit leaves little room: of random documents, less than 3 %.
 static void test_bestfit_fits(const Text* text, int T) {
     Rows rows;
-    rows_open(&rows, &text->stream, PACK_BESTFIT, T, EOT, DOCUMENT_MASK_OFF);
+    rows_open(&rows, &text->stream, PACK_BESTFIT, T, EOT, DOCUMENT_MASK_OFF, NULL);
     const double padding = 1 - (double)rows.tokens / ((double)rows.count * T);
     EXPECT(padding >= 0 && padding < 0.03, "%g padding", padding);
     rows_close(&rows);
@@ -168,7 +168,7 @@ TEST(bestfit_example) {
         }
     }
     tokens_open_memory(&stream, tokens, n, V, "example");
-    rows_open(&rows, &stream, PACK_BESTFIT, 10, EOT, DOCUMENT_MASK_OFF);
+    rows_open(&rows, &stream, PACK_BESTFIT, 10, EOT, DOCUMENT_MASK_OFF, NULL);
     EXPECT(rows.count == 6, "%d rows", (int)rows.count);
     for (uint64_t k = 0; k < rows.count && k < 6; k++) {
         uint64_t piece, end;
@@ -200,7 +200,7 @@ static size_t document_after(const Text* text, size_t p) {
 static void test_aligned(const Text* text, int T) {
     Rows rows;
     size_t start = 0;
-    rows_open(&rows, &text->stream, PACK_ALIGNED, T, EOT, DOCUMENT_MASK_ON);
+    rows_open(&rows, &text->stream, PACK_ALIGNED, T, EOT, DOCUMENT_MASK_ON, NULL);
     for (uint64_t k = 0; k < rows.count; k++) {
         const Row row = row_of(&rows, k, T);
         EXPECT(row.counted == T && row.length == T, "no padding");
@@ -220,7 +220,7 @@ static void test_aligned(const Text* text, int T) {
 
 static void test_stream(const Text* text, int T) {
     Rows rows;
-    rows_open(&rows, &text->stream, PACK_STREAM, T, EOT, DOCUMENT_MASK_ON);
+    rows_open(&rows, &text->stream, PACK_STREAM, T, EOT, DOCUMENT_MASK_ON, NULL);
     EXPECT(rows.count == (text->count - 1) / (size_t)T, "%d rows", (int)rows.count);
     for (uint64_t k = 0; k < rows.count; k++) {
         const Row row = row_of(&rows, k, T);
@@ -267,7 +267,7 @@ TEST(windows) {
         tokens[2 * i + 1] = 5;
     }
     tokens_open_memory(&stream, tokens, 2 * DOCUMENTS, V, "documents");
-    rows_open(&rows, &stream, PACK_BESTFIT, 7, EOT, DOCUMENT_MASK_OFF);
+    rows_open(&rows, &stream, PACK_BESTFIT, 7, EOT, DOCUMENT_MASK_OFF, NULL);
     EXPECT(rows.documents.count == DOCUMENTS && rows.tokens == 2 * DOCUMENTS, "%zu", rows.documents.count);
     // three in a row
     EXPECT(rows.count == 2 * ((BESTFIT_WINDOW + 2) / 3) + 2, "%d rows", (int)rows.count);
@@ -292,7 +292,7 @@ TEST(index) {
     const char* path = write_tokens("meg.bin", "", 0, 4, tokens, 10);
     write_index("meg.idx", 4, lengths, 5, documents, 7);
     tokens_open_files(&stream, path, TOKENS_AUTO, V);
-    rows_open(&rows, &stream, PACK_PAD, 4, EOT, DOCUMENT_MASK_OFF);
+    rows_open(&rows, &stream, PACK_PAD, 4, EOT, DOCUMENT_MASK_OFF, NULL);
     EXPECT(rows.count == 3 && rows.tokens == 10, "%d rows", (int)rows.count);
     EXPECT(rows.documents.count == 3, "%zu documents, without those of no tokens", rows.documents.count);
     for (uint64_t k = 0; k < 3; k++) {
@@ -304,7 +304,7 @@ TEST(index) {
     tail.is_view = 1;
     tail.begin = 4;
     tail.count = 6;
-    rows_open(&rows, &tail, PACK_PAD, 4, EOT, DOCUMENT_MASK_OFF);
+    rows_open(&rows, &tail, PACK_PAD, 4, EOT, DOCUMENT_MASK_OFF, NULL);
     EXPECT(rows.count == 2 && rows.documents.at[1] == 3, "%d rows", (int)rows.count);
     rows_close(&rows);
     tokens_close(&stream);
@@ -320,7 +320,7 @@ TEST(shards) {
     write_tokens("s1.bin", header_1, 1024, 4, tokens + 5, 5);
     const char* pattern = test_path("s?.bin");
     tokens_open_files(&stream, pattern, TOKENS_AUTO, V);
-    rows_open(&rows, &stream, PACK_PAD, 8, EOT, DOCUMENT_MASK_OFF);
+    rows_open(&rows, &stream, PACK_PAD, 8, EOT, DOCUMENT_MASK_OFF, NULL);
     EXPECT(rows.documents.count == 4 && memcmp(rows.documents.at, wanted, sizeof(wanted)) == 0, "documents");
     EXPECT(rows.count == 3 && rows.tokens == 9, "the last end of text has no target: %d rows",
            (int)rows.count);
@@ -340,7 +340,7 @@ TEST(scan) {
         tokens[marks[i]] = EOT;
     }
     tokens_open_memory(&stream, tokens, COUNT, V, "tokens");
-    rows_open(&rows, &stream, PACK_STREAM, 8, EOT, DOCUMENT_MASK_ON);
+    rows_open(&rows, &stream, PACK_STREAM, 8, EOT, DOCUMENT_MASK_ON, NULL);
     EXPECT(rows.documents.count == 10 && memcmp(rows.documents.at, marks, sizeof(marks)) == 0,
            "%zu documents", rows.documents.count);
     rows_close(&rows);
@@ -362,7 +362,7 @@ static void open_bad(const void* arg) {
     TokenStream stream;
     Rows rows;
     tokens_open_memory(&stream, bad->tokens, bad->count, V, "some");
-    rows_open(&rows, &stream, bad->pack, bad->T, EOT, DOCUMENT_MASK_OFF);
+    rows_open(&rows, &stream, bad->pack, bad->T, EOT, DOCUMENT_MASK_OFF, NULL);
 }
 
 // The end of a document is one, if the files have a mark elsewhere; if they have none, there are no
@@ -376,7 +376,7 @@ TEST(part) {
     tail.is_view = 1;
     tail.begin = 4;
     tail.count = 4;
-    rows_open(&rows, &tail, PACK_PAD, 4, EOT, DOCUMENT_MASK_ON);
+    rows_open(&rows, &tail, PACK_PAD, 4, EOT, DOCUMENT_MASK_ON, NULL);
     EXPECT(rows.documents.count == 1 && rows.count == 1 && rows_length(&rows, 0) == 4, "%d rows",
            (int)rows.count);
     rows_close(&rows);

@@ -5,11 +5,14 @@
 #define RESOLVE_IMPLEMENTATION
 #define ENCODED_TEXT_IMPLEMENTATION
 
+#include "llmc/data/fill_in_middle.h"
 #include "llmc/formats/hf_config.h"
 #include "llmc/model/presets.h"
 #include "llmc/checkpoint/model_path.h"
 #include "llmc/setup/run_data.h"
 #include "llmc/setup/resolve.h"
+#include "llmc/tokenizer/bpe_files.h"
+#include "llmc/tokenizer/bpe_train.h"
 #include "dev/test/lib/settled_alone.h"
 #include "dev/test/lib/test.h"
 #include "dev/test/lib/whole_model.h"
@@ -530,7 +533,7 @@ static void test_packed_floor(void) {
         uint64_t piece, end;
         int t = 0;
         rows_pieces_(rows, row, &piece, &end);
-        rows_fill(rows, row, 16, inputs, targets, NULL);
+        rows_fill(rows, row, 0, 16, inputs, targets, NULL);
         for (; piece < end; piece++) {
             for (int i = 0; i < piece_length_(rows->pieces.at[piece]); i++, t++) {
                 sum += targets[t] < 0
@@ -1042,6 +1045,42 @@ static void test_grids(void) {
                    "--tensor-slices 2, --freeze ln1?[0]; wanted parameters frozen in all blocks");
 }
 
+// Only training data are rearranged, with the tokenizer's marks, which the model must have.
+static void test_fim(void) {
+    const char* marks = "--fim-rate 0.5 --fim-spm-rate 0.25 --seed 7 --tokenizer %/fim.tokenizer.json ";
+    char line[256];
+    Bpe bpe;
+    bpe_open_bytes(&bpe);
+    bpe_add_names(&bpe, fim_names().of, FIM_MARKS);
+    bpe_write(&bpe, test_path("fim.tokenizer.json"));
+    bpe_close(&bpe);
+    for (int pack = 0; pack < 2; pack++) {
+        snprintf(line, sizeof(line), "%s%s--pack %s", TEXT, marks, pack ? "bestfit" : "stream");
+        Run run = run_open(line);
+        const FillInMiddle fim = run.data.train.source[0].rows.fim;
+        EXPECT(fim.rate == 0.5f && fim.spm_rate == 0.25f && fim.seed == 7 && fim.prefix == 257 &&
+                   fim.suffix == 258 && fim.middle == 259,
+               "%s", line);
+        EXPECT(run.data.val.source[0].rows.fim.rate == 0, "%s: validation", line);
+        run_close(&run);
+    }
+    expect_refused(TEXT "--fim-rate 0.5", 2,
+                   "--fim-rate 0.5 needs marks|the tokenizer of these data has none");
+    expect_refused(SHARDS "--fim-rate 0.5", 2, "--fim-rate 0.5 needs marks|<|fim_prefix|>");
+    expect_refused("--fim-rate 0.5", 2, "--fim-rate 0.5 needs marks");
+    expect_refused(SHARDS "--tokenizer %/tokenizer.bin --fim-rate 1", 2,
+                   "--fim-rate 1 needs marks|tokenizer.bin has none");
+    expect_refused(TEXT "--fim-rate 1.5", 2, "--fim-rate|1.5");
+    expect_refused(TEXT "--fim-spm-rate 0.3", 2, "--fim-spm-rate 0.3 needs --fim-rate");
+#define MARKS TEXT "--tokenizer %/fim.tokenizer.json --fim-rate 0.5 "
+    expect_refused(MARKS "--vocab-size 258", 2, "258");
+    expect_refused(MARKS "--seq-len 4", 2, "--fim-rate 0.5, --seq-len 4; wanted at least 5");
+    expect_refused(MARKS "--seq-len-schedule 0:8,2:16", 2, "--fim-rate 0.5, --seq-len-schedule 0:8,2:16");
+    expect_refused(MARKS "--teacher-logits kept", 2,
+                   "--fim-rate 0.5, --teacher-logits kept; wanted --teacher");
+    expect_refused(TEXT "--tokenizer bpe:259 --out never --fim-rate 0.5", 2, "bpe:259|from 260 to");
+}
+
 TEST(resolve) {
     write_files();
     test_verify();
@@ -1060,6 +1099,7 @@ TEST(resolve) {
     test_stories_limit();
     test_pack();
     test_packed_floor();
+    test_fim();
     test_sources();
     test_loaders();
     test_floor();
