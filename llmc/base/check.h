@@ -9,7 +9,8 @@ a hint only if that is an action. CHECK_CALL is for calls of libraries, which ma
 our bugs: it adds the place in the source.
 
 Exit statuses, for scripts: 0 success, EXIT_FAILURE (1), EXIT_USAGE (2) bad command line,
-EXIT_INTERRUPTED (75) stopped by a signal after saving.
+EXIT_INTERRUPTED (75) stopped by a signal or --max-hours after saving, EXIT_STOPPED (76) stopped by
+--stop-run after saving: scripts that continue a run leave this one.
 
 In a run of several ranks, the failure of one ends all of them: check_end (llmc/comm/comm.h).
 */
@@ -31,6 +32,7 @@ In a run of several ranks, the failure of one ends all of them: check_end (llmc/
 
 #define EXIT_USAGE 2
 #define EXIT_INTERRUPTED 75
+#define EXIT_STOPPED 76
 
 // Declares a function that takes a printf format as argument number n and never returns.
 #define CHECK_DIES_(n) __attribute__((format(printf, n, n + 1), noreturn, cold, unused))

@@ -24,6 +24,21 @@ typedef struct {
 
 typedef struct Lock Lock;
 
+enum { LOCK_NAME_BYTES = 128 };
+
+// Sets the name of this process, "host, pid 123".
+void lock_name(char name[LOCK_NAME_BYTES]);
+
+// State of a lock for a process that does not want it.
+typedef enum {
+    LOCK_FREE,
+    LOCK_HELD,
+    LOCK_UNKNOWN // a process on another host had it; this host cannot tell if it still has
+} LockState;
+
+// Returns the state of a lock, and sets `holder` to the name in its file; "": none.
+LockState lock_look(const char* path, char holder[LOCK_NAME_BYTES]);
+
 // Takes the lock; ends the program if someone else keeps it.
 Lock* lock_take(const LockPlace* place);
 
@@ -54,10 +69,7 @@ void lock_release(Lock* lock);
 
 #define LOCK_TURN_S_ 0.05
 #define LOCK_PID_ ", pid "
-enum {
-    LOCK_NAME_BYTES_ = 128,
-    LOCK_EMPTY_TURNS_ = 20 // tries after which a file without a name is free
-};
+enum { LOCK_EMPTY_TURNS_ = 20 }; // tries after which a file without a name is free
 
 struct Lock {
     int fd;
@@ -66,21 +78,25 @@ struct Lock {
 
 // "host, pid 123"; "" if nobody
 typedef struct {
-    char text[LOCK_NAME_BYTES_];
+    char text[LOCK_NAME_BYTES];
 } LockName_;
+
+void lock_name(char name[LOCK_NAME_BYTES]) {
+    char host[64] = "";
+    gethostname(host, sizeof(host) - 1);
+    snprintf(name, LOCK_NAME_BYTES, "%s" LOCK_PID_ "%lld", host, (long long)getpid());
+}
 
 static LockName_ lock_myself_(void) {
     LockName_ me;
-    char host[64] = "";
-    gethostname(host, sizeof(host) - 1);
-    snprintf(me.text, sizeof(me.text), "%s" LOCK_PID_ "%lld", host, (long long)getpid());
+    lock_name(me.text);
     return me;
 }
 
 // Returns the name in an open lock file.
 static LockName_ lock_holder_(int fd) {
     LockName_ holder;
-    char text[LOCK_NAME_BYTES_];
+    char text[LOCK_NAME_BYTES];
     const ssize_t length = pread(fd, text, sizeof(text) - 1, 0);
     text[length > 0 ? length : 0] = '\0';
     text[strcspn(text, "\n")] = '\0';
@@ -88,16 +104,18 @@ static LockName_ lock_holder_(int fd) {
     return holder;
 }
 
-// True if it names a process of this host that has ended, or this one.
-static int lock_is_over_(const LockName_* holder) {
+// Returns the process that it names, if that is one of this host; else 0.
+static pid_t lock_local_pid_(const LockName_* holder) {
     const LockName_ me = lock_myself_();
     const char* pid = strstr(holder->text, LOCK_PID_);
     const size_t same = pid ? (size_t)(pid - holder->text) + strlen(LOCK_PID_) : 0;
-    if (!pid || strncmp(holder->text, me.text, same) != 0) {
-        return 0;
-    }
-    const long long other = atoll(holder->text + same);
-    return other == getpid() || (other > 0 && kill((pid_t)other, 0) != 0 && errno == ESRCH);
+    return pid && strncmp(holder->text, me.text, same) == 0 ? (pid_t)atoll(holder->text + same) : 0;
+}
+
+// True if it names a process of this host that has ended, or this one.
+static int lock_is_over_(const LockName_* holder) {
+    const pid_t other = lock_local_pid_(holder);
+    return other == getpid() || (other > 0 && kill(other, 0) != 0 && errno == ESRCH);
 }
 
 // Opens the lock file. Sets *is_new if it did not exist.
@@ -154,13 +172,33 @@ static Lock* lock_try_(const LockPlace* place, int turn, LockName_* holder, int*
     return NULL;
 }
 
+// Without locks, or if another host does not share them, only a process of this host is known.
+LockState lock_look(const char* path, char holder[LOCK_NAME_BYTES]) {
+    const int flags = O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, writes = open(path, O_RDWR | flags);
+    const int fd = writes >= 0 ? writes : open(path, O_RDONLY | flags);
+    const FileLock got = fd >= 0 ? file_try_lock(fd, 0) : FILE_LOCK_UNKNOWN;
+    const LockName_ name = fd >= 0 ? lock_holder_(fd) : (LockName_){""};
+    const int is_local = lock_local_pid_(&name) > 0;
+    memcpy(holder, name.text, sizeof(name.text));
+    if (fd >= 0) {
+        close(fd);
+    }
+    if (got == FILE_LOCK_HELD) {
+        return LOCK_HELD;
+    }
+    if (!name.text[0] || (is_local && (got == FILE_LOCK_TAKEN || lock_is_over_(&name)))) {
+        return LOCK_FREE;
+    }
+    return is_local ? LOCK_HELD : LOCK_UNKNOWN;
+}
+
 Lock* lock_take(const LockPlace* place) {
     const struct timespec pause = {0, (long)(1e9 * LOCK_TURN_S_)};
     LockName_ holder;
     Lock* lock;
     int is_asked;
     for (int turn = 0; !(lock = lock_try_(place, turn, &holder, &is_asked)); turn++) {
-        char name[LOCK_NAME_BYTES_ + 4] = "";
+        char name[LOCK_NAME_BYTES + 4] = "";
         if (holder.text[0]) {
             snprintf(name, sizeof(name), " (%s)", holder.text);
         }

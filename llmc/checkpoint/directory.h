@@ -4,7 +4,7 @@ directory.h -- the checkpoints in the directory of a run: finds, replaces and re
     OUT/step_00001000/         a complete checkpoint
     OUT/step_00001000.part/    a checkpoint that is being written or removed
     OUT/step_00001000.old/     a checkpoint that is being replaced, if the two cannot be exchanged
-    OUT/run.lock               names the process that writes here
+    OUT/run.lock               names the process that writes here (lock.h, stop_request.h)
 
 A checkpoint is written as .part and then renamed; to be removed, it is renamed first. So a name
 without an ending never holds an incomplete checkpoint, and the next run in the directory removes
@@ -120,9 +120,9 @@ void checkpoint_share(SavedState* s, char path[PATH_MAX], int* is_found, Comm* c
 #include "llmc/base/clock.h"
 #include "llmc/base/file.h"
 #include "llmc/base/printable.h"
+#include "llmc/base/stop_request.h"
 
 #define CHECKPOINT_OLD_ ".old"
-#define CHECKPOINT_LOCK_ "run.lock"
 
 // ---- names ----
 
@@ -227,7 +227,7 @@ static void checkpoint_recover_(const char* out) {
 Lock* checkpoint_lock(const char* out) {
     char path[PATH_MAX];
     const LockPlace place = {path, out, "run", CHECKPOINT_LOCK_WAIT_S};
-    file_join(path, out, CHECKPOINT_LOCK_);
+    file_join(path, out, STOP_REQUEST_LOCK);
     Lock* lock = lock_take(&place);
     checkpoint_recover_(out);
     return lock;

@@ -13,7 +13,9 @@ not, the later lines count.
 
 #include <limits.h>
 #include <stddef.h>
+#include <stdio.h>
 
+#include "llmc/base/check.h"
 #include "llmc/base/enum_words.h"
 
 #ifdef __cplusplus
@@ -68,6 +70,8 @@ typedef enum { RECORD_VALUES(WORDS_VALUE) RECORD_NUM_VALUES_ } RecordValue;
     X(RECORD_TASK,     "task")     \
     X(RECORD_CORE,     "core")     \
     X(RECORD_SAMPLE,   "sample")   \
+    X(RECORD_SAVE,     "save")     \
+    X(RECORD_WARNING,  "warning")  \
     X(RECORD_SKIP,     "skip")     \
     X(RECORD_ROLLBACK, "rollback") \
     X(RECORD_STOP,     "stop")     \
@@ -83,7 +87,7 @@ typedef struct {
 typedef struct {
     RecordKind kind;
     double step, values[RECORD_NUM_VALUES_];
-    char* text; // sample, reason, or the name of the task, source or set; "" if none
+    char* text; // sample, warning, reason, or the name of the task, source or set; "" if none
     size_t bytes;
 } RecordEvent;
 
@@ -128,6 +132,28 @@ void record_read(Record* record, const char* run);
 
 void record_close(Record* record);
 
+enum { RECORD_TAIL_ = 512 };
+
+// A run that is read while it writes its log. It may have no update yet.
+typedef struct {
+    Record record;
+    FILE* file;
+    long lines;                   // read so far
+    size_t bytes;                 // of these lines
+    char fault[ERROR_BYTES + 64]; // what is wrong with the first skipped line
+    char tail[RECORD_TAIL_];      // last bytes of these lines
+    size_t tail_bytes;
+} RecordFollower;
+
+// Reads a run up to now. Ends the program without a log.
+void record_follow(RecordFollower* f, const char* run);
+
+// Reads the lines that are new. If the log was cut or replaced, reads all of it again. Returns true
+// if anything has changed; a log that cannot be read now has not.
+int record_follow_on(RecordFollower* f);
+
+void record_follow_end(RecordFollower* f);
+
 // Returns the length of the directories that the names of several runs have in common.
 size_t record_common_directories(const Record* runs, int count);
 
@@ -159,19 +185,15 @@ double record_tok_per_s(const Record* record);
 #include <errno.h>
 #include <glob.h>
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/types.h>
 #include <unistd.h>
 
-#include "llmc/base/check.h"
 #include "llmc/base/file.h"
 #include "llmc/base/json.h"
 #include "llmc/log/former_names.h"
-
-enum { RECORD_FAULT_ = ERROR_BYTES + 64 }; // longest message about a line
 
 static const char* const record_series_[] = {RECORD_SERIES(WORDS_NAME)};
 static const char* const record_values_[] = {RECORD_VALUES(WORDS_NAME)};
@@ -506,19 +528,27 @@ static void record_find_log_(Record* r, const char* run) {
     }
 }
 
-// Reads all lines. Sets `first` to what is wrong with the first skipped line.
-static void record_read_lines_(Record* r, FILE* file, char first[RECORD_FAULT_]) {
+// Keeps the end of a line, by which record_is_as_read_ recognizes it.
+static void record_keep_tail_(RecordFollower* f, const char* line, size_t length) {
+    f->tail_bytes = length < RECORD_TAIL_ ? length : RECORD_TAIL_;
+    memcpy(f->tail, line + length - f->tail_bytes, f->tail_bytes);
+}
+
+// Reads all complete lines that follow those read so far.
+static void record_read_lines_(RecordFollower* f) {
+    Record* r = &f->record;
     char error[ERROR_BYTES], *line = NULL;
-    size_t room = 0, at = 0, length;
-    long number = 0;
-    while ((length = file_read_line(file, r->path, &line, &room)) > 0 && line[length - 1] == '\n') {
+    size_t room = 0, length;
+    fseeko(f->file, (off_t)f->bytes, SEEK_SET);
+    while ((length = file_read_line(f->file, r->path, &line, &room)) > 0 && line[length - 1] == '\n') {
         JsonReader json = json_reader(r->path, line, length, error);
-        json.first = at;
-        number++;
+        json.first = f->bytes;
+        record_keep_tail_(f, line, length); // before the reader decodes its strings in place
+        f->lines++;
         if (!record_line_(r, &json) && r->num_damaged++ == 0) {
-            snprintf(first, RECORD_FAULT_, "%s (line %ld of the log)", error, number);
+            snprintf(f->fault, sizeof(f->fault), "%s (line %ld of the log)", error, f->lines);
         }
-        at += length;
+        f->bytes += length;
     }
     free(line);
 }
@@ -539,24 +569,71 @@ static void record_level_mfu_(Record* r) {
     }
 }
 
+// Opens the log of a run, of which nothing is read yet. Returns 0 with the reason in `error` if it
+// cannot be read.
+static int record_open_(RecordFollower* f, const char* run, char* error) {
+    Record* r = &f->record;
+    memset(f, 0, sizeof(*f));
+    record_empty_start_(r);
+    record_find_log_(r, run);
+    r->peak_mib = r->planned_mib = r->tok_per_s = NAN;
+    const int fd = file_open_regular(r->path, error);
+    f->file = fd >= 0 ? fdopen(fd, "r") : NULL;
+    return f->file != NULL;
+}
+
+void record_follow(RecordFollower* f, const char* run) {
+    char error[ERROR_BYTES];
+    CHECK(record_open_(f, run, error), "%s", error);
+    record_read_lines_(f);
+}
+
+// True if the log is still the open file, and the lines that were read are still in it.
+static int record_is_as_read_(const RecordFollower* f) {
+    char tail[RECORD_TAIL_];
+    struct stat now, open;
+    const int fd = fileno(f->file);
+    const size_t n = f->tail_bytes;
+    return stat(f->record.path, &now) == 0 && fstat(fd, &open) == 0 && now.st_ino == open.st_ino &&
+           now.st_dev == open.st_dev && pread(fd, tail, n, (off_t)(f->bytes - n)) == (ssize_t)n &&
+           memcmp(tail, f->tail, n) == 0;
+}
+
+int record_follow_on(RecordFollower* f) {
+    const long lines = f->lines;
+    if (!record_is_as_read_(f)) {
+        char error[ERROR_BYTES];
+        RecordFollower again;
+        if (access(f->record.path, R_OK) != 0 || !record_open_(&again, f->record.name, error)) {
+            return 0;
+        }
+        record_follow_end(f);
+        *f = again;
+        record_read_lines_(f);
+        return 1;
+    }
+    record_read_lines_(f);
+    return f->lines > lines;
+}
+
+void record_follow_end(RecordFollower* f) {
+    fclose(f->file);
+    record_close(&f->record);
+}
+
 void record_read(Record* record, const char* run) {
-    char error[ERROR_BYTES], first[RECORD_FAULT_] = "";
-    record_empty_start_(record);
-    record_find_log_(record, run);
-    record->peak_mib = record->planned_mib = record->tok_per_s = NAN;
-    const int fd = file_open_regular(record->path, error);
-    CHECK(fd >= 0, "%s", error);
-    FILE* file = fdopen(fd, "r");
-    CHECK(file, "%s: cannot read: %s", record->path, strerror(errno));
-    record_read_lines_(record, file, first);
-    fclose(file);
-    CHECK(record->num_steps > 0 || record->num_damaged == 0, "%s", first);
+    RecordFollower* f = (RecordFollower*)check_alloc(1, sizeof(*f), "log");
+    record_follow(f, run);
+    fclose(f->file);
+    *record = f->record;
+    CHECK(record->num_steps > 0 || record->num_damaged == 0, "%s", f->fault);
     CHECK(record->num_steps > 0, "%s: no update is logged yet", record->path);
     record_level_mfu_(record);
     if (record->num_damaged > 0) {
-        fprintf(stderr, "warning: %s; skipped %zu damaged line%s\n", first, record->num_damaged,
+        fprintf(stderr, "warning: %s; skipped %zu damaged line%s\n", f->fault, record->num_damaged,
                 words_s(record->num_damaged));
     }
+    free(f);
 }
 
 void record_close(Record* record) {

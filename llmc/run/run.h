@@ -199,7 +199,6 @@ void run_roll_back(Run* run);
 #include "llmc/base/check.h"
 #include "llmc/base/clock.h"
 #include "llmc/base/rand.h"
-#include "llmc/base/signals.h"
 #include "llmc/base/wide_sum.h"
 #include "llmc/base/xxh64.h"
 #include "llmc/checkpoint/checkpoint.h"
@@ -658,12 +657,12 @@ void run_end_step(Run* run) {
 
 // ---- between two steps ----
 
-// Returns true if a signal asks the run to stop. Called between two batches of a validation, or two
+// Returns true if the run should stop. Called between two batches of a validation, or two
 // tokens of a sample.
 static int run_stops_(void* run_) {
     Run* run = (Run*)run_;
     comm_alive(&run->comm);
-    run->is_stopping = run_agree_(run, signals_stop() ? SESSION_STOP : 0) != 0;
+    run->is_stopping = run_agree_(run, session_stops(&run->session) ? SESSION_STOP : 0) != 0;
     return run->is_stopping;
 }
 

@@ -8,8 +8,8 @@ It decides what is due between two updates, when to save, when to stop, and wher
                 --patience ends the run. A resumed run does not repeat the work done at its step
     save        every --save-every steps, or every --save-minutes, and at the last step; with
                 --keep-best after the best validation so far; on SIGUSR1; before it stops
-    stop        if a signal asks for it: between two steps, batches of a validation, or tokens of a
-                sample; or before --max-hours are over, with time left to save
+    stop        if a signal or --stop-run asks for it: between two steps, batches of a validation,
+                or tokens of a sample; or before --max-hours are over, with time left to save
     roll back   if the run has diverged, with --on-divergence rollback: to the newest healthy
                 checkpoint of this run. Later checkpoints are removed, and later data are skipped
 
@@ -50,6 +50,8 @@ typedef struct {
     double saved_s;        // start of the last save, or of the session
     int64_t rollback_step; // last step rolled back to
     int tries;             // number of times it was rolled back to
+    double looked_s;       // time when a request to stop was last looked for
+    int is_asked;          // true: --stop-run has asked this process to stop
     int has_warned;        // true once warned that the validation loss has diverged
 } Session;
 
@@ -75,6 +77,10 @@ int session_tasks_are_due(const Session* s, const RunState* run);
 
 int session_samples_are_due(const Session* s, const RunState* run);
 
+// Returns why the run should stop: a signal, SESSION_REQUEST if --stop-run has asked for it, or 0.
+enum { SESSION_REQUEST = 1000 };
+int session_stops(Session* s);
+
 // Returns the last step of the run: --steps, or the current one if --patience ends the run.
 int64_t session_last_step(const Session* s, const RunState* run);
 
@@ -95,9 +101,9 @@ void session_wait(Session* s, RunLog* log);
 // Returns true if the run can be saved and its current state is not saved.
 int session_is_unsaved(const Session* s, const RunState* run);
 
-// Logs why the run stops, and how to continue it. `signal` stopped it, in any rank; 0: its time is
-// up.
-void session_stopped(const Session* s, RunLog* log, const RunState* run, int signal, const char* program);
+// Logs why the run stops, and how to continue it. `why` is what session_stops returned in a rank;
+// 0: its time is up.
+void session_stopped(const Session* s, RunLog* log, const RunState* run, int why, const char* program);
 
 // Logs why the run ends before --steps, if it does. Call it at the last step.
 void session_ended_early(const Session* s, RunLog* log, const RunState* run);
@@ -130,6 +136,7 @@ void session_roll_back(Session* s, const char* reason, char path[PATH_MAX], Save
 #include "llmc/base/check.h"
 #include "llmc/base/clock.h"
 #include "llmc/base/signals.h"
+#include "llmc/base/stop_request.h"
 #include "llmc/base/text_buffer.h"
 #include "llmc/base/xxh64.h"
 #include "llmc/optim/outliers.h"
@@ -173,6 +180,10 @@ void session_open(Session* s, const Settled* settled, const Resume* resume, Chec
     Checkpoints* c = &s->checkpoints;
     session_thin_(settled, resume);
     checkpoints_open(c, options, run, resume->lock, resume->saved.run.step);
+    if (c->lock) {
+        // a leftover, perhaps for a process of the same name: in containers these repeat
+        stop_request_remove(options->out);
+    }
     c->state.first_serial = c->state.serial + 1;
     c->state.identity = session_new_identity_();
     if (resume_is_here(resume)) {
@@ -216,6 +227,9 @@ void session_begin(const Session* s, const Resume* resume, RunState* run, RunLog
 
 void session_close(Session* s) {
     if (s->can_save) {
+        if (s->is_asked) {
+            stop_request_remove(s->settled->options.out);
+        }
         checkpoints_close(&s->checkpoints);
     }
 }
@@ -275,12 +289,28 @@ static int session_is_best_(const Session* s, const RunState* run) {
     return s->settled->options.keep_best && run->step > 0 && run->validations.best_step == run->step;
 }
 
+// Looks for a request ten times a second at most: a shared file system may be slow.
+static int session_is_asked_(Session* s) {
+    const double pause_s = 0.1, now_s = time_now_s();
+    const int is_writer = s->can_save && s->checkpoints.lock != NULL;
+    if (is_writer && !s->is_asked && now_s - s->looked_s >= pause_s) {
+        s->looked_s = now_s;
+        s->is_asked = stop_request_is_there(s->settled->options.out);
+    }
+    return s->is_asked;
+}
+
+int session_stops(Session* s) {
+    const int signal = signals_stop();
+    return signal ? signal : session_is_asked_(s) ? SESSION_REQUEST : 0;
+}
+
 int session_next(Session* s, const RunState* run, double step_s) {
     const Options* o = &s->settled->options;
     const int is_end = run->step >= session_last_step(s, run) && run->stage == STAGE_SAMPLED,
               asked = signals_take_save();
     s->longest_step_s = step_s > s->longest_step_s ? step_s : s->longest_step_s;
-    const int stop = !is_end && (signals_stop() || (isfinite(s->end_s) && session_is_late_(s)));
+    const int stop = !is_end && (session_stops(s) || (isfinite(s->end_s) && session_is_late_(s)));
     const int due = (run->step > 0 || o->steps == 0) && session_is_due_(s, run, o->save_every);
     const int is_new = s->can_save && run->step != s->checkpoints.saved_step;
     return (is_new && (due || asked || stop) ? SESSION_SAVE : 0) |
@@ -333,12 +363,16 @@ static void session_print_advice_(FILE* file, const Session* s, const char* prog
     }
 }
 
-void session_stopped(const Session* s, RunLog* log, const RunState* run, int signal, const char* program) {
+void session_stopped(const Session* s, RunLog* log, const RunState* run, int why, const char* program) {
     TextBuffer advice;
     text_buffer_open(&advice, "how the run continues");
     session_print_advice_(advice.file, s, program);
     char* text = text_buffer_close(&advice);
-    log_stop(log, run->step, signal ? signals_name(signal) : "--max-hours", text);
+    log_stop(log, run->step,
+             why == SESSION_REQUEST ? "--stop-run"
+             : why                  ? signals_name(why)
+                                    : "--max-hours",
+             text);
     free(text);
 }
 

@@ -86,6 +86,7 @@ int run_close(Run* run);
 #include "llmc/run/generate.h"
 #include "llmc/run/run_outputs.h"
 #include "llmc/run/session.h"
+#include "llmc/run/stop_run.h"
 #include "llmc/setup/launcher.h"
 #include "llmc/setup/ranks_agree.h"
 #include "llmc/setup/resolve.h"
@@ -493,20 +494,23 @@ void run_end(Run* run) {
     const int is_done = !(run->due & SESSION_STOP), is_saved = run->session.can_save;
     comm_progress(&run->comm, COMM_SAVE, run->state.step, "the last save");
     session_wait(&run->session, &run->log);
-    const int signal = comm_first(&run->comm, signals_stop());
+    const int why = comm_first(&run->comm, session_stops(&run->session));
     if (is_done) {
         session_ended_early(&run->session, &run->log, &run->state);
         start_summarize_(run);
         start_print_best_(run);
         start_print_use_(run);
     } else {
-        session_stopped(&run->session, &run->log, &run->state, signal, run->program);
+        session_stopped(&run->session, &run->log, &run->state, why, run->program);
     }
     start_write_page_(run);
     start_close_training_(run);
     // A process that dies by a signal ends the others in the middle of their work.
     run->dies = !is_done && !is_saved && run->comm.size == 1;
-    run->status = is_done ? EXIT_SUCCESS : is_saved ? EXIT_INTERRUPTED : 128 + signal;
+    run->status = is_done                  ? EXIT_SUCCESS
+                  : why == SESSION_REQUEST ? EXIT_STOPPED
+                  : is_saved               ? EXIT_INTERRUPTED
+                                           : 128 + why;
 }
 
 // ---- from the command line to a model ----
@@ -639,26 +643,49 @@ static void start_dispatch_(Run* run) {
     run->trains = 1;
 }
 
-// Does the work of --report and --compare, which are about existing runs and refuse all other
-// options. Returns true if one of them was given.
-static int start_reports_(const Options* o) {
-    const int report = o->report[0] != '\0', compare = o->compare[0] != '\0';
-    if (o->out_html[0] && !report) {
-        die_usage("--out-html %s needs the runs to report on: --report", o->out_html);
-    }
-    for (int i = 0; i < OPTION_ROWS && (report || compare); i++) {
-        if (o->given[i] && strcmp(OPTION_TABLE[i].group, "reports") != 0) {
-            die_usage("--%s cannot be combined with --%s: it does not train", report ? "report" : "compare",
-                      OPTION_TABLE[i].name);
+// Returns the option given that is about existing runs, NULL if none is.
+static const char* start_asked_(const Options* o) {
+    static const char* const names[] = {"report", "compare", "stop-run"};
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        if (options_given(o, names[i])) {
+            return names[i];
         }
     }
-    if (compare) {
+    return NULL;
+}
+
+// Refuses other options beside one that is about existing runs: only --report and --compare go
+// together.
+static void start_check_reports_(const Options* o, const char* asked) {
+    if (o->out_html[0] && !o->report[0]) {
+        die_usage("--out-html %s needs the runs to report on: --report", o->out_html);
+    }
+    for (int i = 0; i < OPTION_ROWS && asked; i++) {
+        const OptionRow* row = &OPTION_TABLE[i];
+        if (o->given[i] && strcmp(row->group, "reports") != 0) {
+            die_usage("--%s cannot be combined with --%s: it does not train", asked, row->name);
+        }
+        if (o->given[i] && o->stop_run[0] && strcmp(row->name, "stop-run") != 0) {
+            die_usage("--stop-run cannot be combined with --%s; wanted one of them", row->name);
+        }
+    }
+}
+
+// Does the work of the options about existing runs. Returns true if one of them was given.
+static int start_reports_(Run* run) {
+    const Options* o = &run->given;
+    const char* asked = start_asked_(o);
+    start_check_reports_(o, asked);
+    if (o->compare[0]) {
         compare_runs(stdout, o->compare);
     }
-    if (report) {
+    if (o->report[0]) {
         report_write(stdout, o->report, o->out_html);
     }
-    return report || compare;
+    if (o->stop_run[0]) {
+        run->status = stop_run(stdout, o->stop_run);
+    }
+    return asked != NULL;
 }
 
 // Silences standard output, for --quiet, except for the results.
@@ -701,7 +728,7 @@ static void start_settle_(Run* run, Ranks ranks) {
 // Does everything between the command line and a model.
 static void start_run_(Run* run) {
     const Options* options = &run->given;
-    if (start_reports_(options)) {
+    if (start_reports_(run)) {
         file_flush_standard();
         return;
     }

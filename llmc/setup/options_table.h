@@ -157,7 +157,7 @@ struct Options {
     float node_gbps, net_gbps;
     int timeout;
 
-    const char *report, *out_html, *compare;
+    const char *report, *out_html, *compare, *stop_run;
 
     const char* config;
     int plan, plan_tensors;
@@ -478,7 +478,7 @@ const OptionRow OPTION_TABLE[] = {
     {"texts",      "tokens",        "",   INT_(tokens),            1,    MANY_, TEXTS_ | ONCE_,    "256",
         "tokens", "maximum length of a text; it ends earlier if its document ends"},
     {"texts",      "stop",          "",   LIST_(stop),             0,        0, TEXTS_ | ONCE_,    "",
-        "TEXT", "end a text before this string; may be given several times"},
+        "TEXT", "end a text before this string; may be given several times; --stop-run stops a run"},
     {"texts",      "quantize",      "",   CHOICE_(quantize),       0,        0, ONCE_ | BOTH_,    "off",
         WORDS_CHOICE(QUANTIZE_WORDS), "q8_0: the model's matrices in 8 bits, as in GGUF; for generating text, and for tasks with "
         "--steps 0"},
@@ -621,6 +621,9 @@ const OptionRow OPTION_TABLE[] = {
         "FILE", "file for the page of --report; without it: report.html in the first run's directory"},
     {"reports",    "compare",       "",   STRING_(compare),        0,        0, ONCE_,            "",
         "RUNS", "print the results of runs side by side, and exit"},
+    {"reports",    "stop-run",      "",   STRING_(stop_run),       0,        0, ONCE_,            "",
+        "DIR", "ask the run that writes in this directory, its --out, to save and end, wait for it, and exit; also from another "
+        "machine that shares the directory"},
 
     {"other",      "config",        "",   STRING_(config),         0,        0, ONCE_ | BOTH_ | READS_ | EACH_ | LINE_, "",
         "FILE", "read more options from a file of lines `name = value`, as --print-config prints them; # starts a "
@@ -725,8 +728,8 @@ static void options_decide_(Options* options) {
                           ? "--%s is for training, and this command generates text (--help: texts)"
                           : "--%s is for generating text: wanted --prompt TEXT, --interactive or --prompts "
                             "FILE, with "
-                            "--model PATH and without --train-data, --steps or --out",
-                      row->name);
+                            "--model PATH and without --train-data, --steps or --out%s",
+                      row->name, strcmp(row->name, "stop") == 0 ? "; --stop-run stops a run" : "");
         }
     }
 }

@@ -124,11 +124,29 @@ static void test_files_of_others(void) {
            "");
 }
 
+// Who only looks sees the holder, and changes nothing.
+static void test_look(const char* path) {
+    char holder[LOCK_NAME_BYTES], wanted[32];
+    EXPECT(lock_look(path, holder) == LOCK_FREE && !holder[0], "no file: %s", holder);
+    const pid_t child = start_holder(path);
+    snprintf(wanted, sizeof(wanted), ", pid %d", (int)child);
+    EXPECT(lock_look(path, holder) == LOCK_HELD && strstr(holder, wanted), "held: %s", holder);
+    EXPECT(lock_look(path, holder) == LOCK_HELD && access(path, F_OK) == 0, "still");
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+    EXPECT(lock_look(path, holder) == LOCK_FREE && strstr(holder, wanted), "was killed: %s", holder);
+    EXPECT(lock_look(test_write("look_far", "elsewhere, pid 1\n", 17), holder) == LOCK_UNKNOWN,
+           "of another host");
+    EXPECT(strcmp(holder, "elsewhere, pid 1") == 0, "%s", holder);
+}
+
 TEST(lock) {
     test_one_at_a_time(test_path("locks"));
     test_wait(test_path("locks"));
+    test_look(test_path("look"));
     test_files_of_others();
     no_locks = 1;
+    test_look(test_path("look_without"));
     test_one_at_a_time(test_path("no_locks"));
     test_wait(test_path("no_locks"));
     // of another host nobody knows whether it is over; a file without a name is nobody's after a

@@ -57,6 +57,33 @@ TEST(again) {
     record_close(&r);
 }
 
+// A log that grows, is cut and written again to more bytes than before, and is replaced.
+TEST(follow) {
+    RecordFollower f;
+    const char* one = TRAIN(1, 9) TRAIN(2, 8) "{\"kind\":\"tra";
+    const char* path = test_write("follow.jsonl", one, strlen(one));
+    record_follow(&f, path);
+    EXPECT(f.record.num_steps == 2 && !record_follow_on(&f), "%zu", f.record.num_steps);
+    const char* more = TRAIN(1, 9) TRAIN(2, 8) TRAIN(3, 7) VAL(3, 6);
+    FILE* file = fopen(path, "r+");
+    fputs(more, file);
+    fflush(file);
+    EXPECT(record_follow_on(&f) && f.record.num_steps == 3 && f.record.num_events == 1, "it grew");
+    EXPECT(!record_follow_on(&f), "and no more");
+    const char* again = TRAIN(1, 9) "{\"kind\":\"save\",\"step\":1,\"path\":\"\\udcff\"}\n" TRAIN(2, 5)
+        TRAIN(3, 4) TRAIN(4, 3);
+    EXPECT(ftruncate(fileno(file), 0) == 0 && fseek(file, 0, SEEK_SET) == 0, "");
+    fputs(again, file);
+    fclose(file);
+    EXPECT(record_follow_on(&f) && f.record.num_steps == 4 && f.record.steps[1].values[RECORD_LOSS] == 5,
+           "%zu", f.record.num_steps);
+    EXPECT(record_last(&f.record, RECORD_SAVE)->step == 1 && f.record.num_damaged == 0, "");
+    EXPECT(unlink(path) == 0 && !record_follow_on(&f), "a log that is away for a moment");
+    test_write("follow.jsonl", more, strlen(more));
+    EXPECT(record_follow_on(&f) && f.record.num_steps == 3 && !record_last(&f.record, RECORD_SAVE), "");
+    record_follow_end(&f);
+}
+
 // A finished run that is started again does nothing: its speed stays, and its peak is that of all
 // starts.
 TEST(starts) {

@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# test_watch.sh -- watching a run from another process: --stop-run.
+#
+#     dev/test/cli/test_watch.sh build/plain/train_gpt2
+#
+# One line for each check that fails; the last line counts them.
+set -u
+
+trainer=$(realpath "${1:?usage: test_watch.sh TRAINER}")
+source dev/test/lib/check.sh
+source dev/test/lib/trainer.sh
+trainer_begin test_watch
+
+tiny=(--layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --sample-tokens 8)
+
+# Starts a run in $1 that ends only if it is stopped.
+start_run() {
+    local out=$1
+    shift
+    in_background "${tiny[@]}" --steps 1000000 --out "$out" "$@"
+    for _ in {1..400}; do grep -qs '"kind":"train"' "$out/log.jsonl" && return; sleep 0.05; done
+}
+
+test_stop() {
+    start_run stop
+    good "--stop-run" --stop-run stop
+    check "who was asked" grep -q "^stop: asked the run (.*, pid $process) to save and end; waiting\$" stdout
+    local step
+    step=$(sed -n 's/.*"stop","step":\([0-9]*\),"reason":"--stop-run".*/\1/p' stop/log.jsonl)
+    check "what was saved: $(tail -n 1 stdout)" grep -q "^stop: the run has stopped after step $step; the newest checkpoint is stop/step_0*$step\$" stdout
+    wait "$process"
+    check "exit status $?" [ $? = 76 ]
+    check "no request is left" [ ! -e stop/run.stop ]
+    bad 1 "--stop-run stop: no run is writing here" --stop-run stop
+    bad 1 "--stop-run nowhere: no such directory; wanted the --out of a run" --stop-run nowhere
+    bad 2 "--stop-run cannot be combined with --report; wanted one of them" --stop-run stop --report stop
+    bad 2 "--stop-run cannot be combined with --steps: it does not train" --stop-run stop --steps 3
+    bad 2 "--stop-run stops a run" --stop stop
+    # of another machine that does not share its locks
+    mkdir far && echo "elsewhere, pid 1" >far/run.lock
+    bad 1 "--stop-run far: its run was elsewhere, pid 1|wanted --stop-run on that machine" --stop-run far
+    # requests that are left over, for this process's name or another
+    echo -n "elsewhere, pid 1" >stop/run.stop
+    good "a leftover stops nothing" --out stop --resume on --steps $((step + 5)) --override
+}
+
+# In the middle of a validation that takes minutes.
+test_stop_validation() {
+    head -c 3000000 /dev/zero | tr '\0' a >long.txt
+    in_background "${tiny[@]}" --steps 1000000 --eval-every 1 --eval-batches 0 --train-data long.txt --val-data long.txt --out val
+    for _ in {1..400}; do grep -qs '"kind":"train"' val/log.jsonl && break; sleep 0.05; done
+    good "--stop-run in a validation" --stop-run val
+    check "it ended there: $(tail -n 1 stdout)" grep -q "stopped after step 1; the newest checkpoint is val/step_00000001\$" stdout
+    wait "$process"
+}
+
+test_stop
+test_stop_validation
+check_done
