@@ -45,6 +45,7 @@
 #include "llmc/tokenizer/bpe_files.h"
 #include "llmc/log/log.h"
 #include "llmc/data/shard_writer.h"
+#include "llmc/data/target_mask.h"
 #include "llmc/base/limits.h"
 #include "llmc/base/processor.h"
 #include "llmc/base/signals.h"
@@ -360,6 +361,11 @@ static void progress_load(Run* run) {
 
 // ---- files that exist already ----
 
+// Sets *sum to a checksum of a shard and its mask. Returns 0 with the error.
+static int fingerprint(const char* path, uint64_t* sum, char* error) {
+    return file_fingerprint(path, sum, error) && target_mask_mix(sum, path, file_fingerprint, error);
+}
+
 // Refuses to continue unless all shards are as the run left them.
 static void check_shards(const Run* run) {
     for (uint64_t i = 0; i < run->shards.number; i++) {
@@ -373,7 +379,7 @@ static void check_shards(const Run* run) {
         CHECK((uint64_t)info.st_size == wanted,
               "%s: %lld bytes, wanted %" PRIu64 " of a finished shard; --restart starts over", path,
               (long long)info.st_size, wanted);
-        CHECK(file_fingerprint(path, &sum, error), "%s", error);
+        CHECK(fingerprint(path, &sum, error), "%s", error);
         CHECK(sum == run->shard_sums[i],
               "%s: its checksum is %016" PRIx64 ", but %s says %016" PRIx64 "; --restart starts over", path,
               sum, run->progress_path, run->shard_sums[i]);
@@ -392,8 +398,9 @@ static void refuse_streams(const Run* run) {
     }
 }
 
-// Returns the text after "PREFIX_train_000001.bin" or "PREFIX_val_000001.bin" in a file name; NULL
-// if the name starts otherwise. `base` is the prefix without the directory.
+// Returns the text after "PREFIX_train_000001.bin" or "PREFIX_val_000001.bin", and after the ending
+// of its mask, in a file name; NULL if the name starts otherwise. `base` is the prefix without the
+// directory.
 static const char* behind_shard(const char* name, const char* base) {
     const size_t length = strlen(base);
     if (strncmp(name, base, length) != 0) {
@@ -402,7 +409,12 @@ static const char* behind_shard(const char* name, const char* base) {
     const char* rest = name + length;
     rest += strncmp(rest, "_val_", 5) == 0 ? 5 : strncmp(rest, "_train_", 7) == 0 ? 7 : strlen(rest);
     const size_t digits = strspn(rest, "0123456789");
-    return digits >= 6 && strncmp(rest + digits, ".bin", 4) == 0 ? rest + digits + 4 : NULL;
+    if (digits < 6 || strncmp(rest + digits, ".bin", 4) != 0) {
+        return NULL;
+    }
+    rest += digits + 4;
+    const size_t mask = strlen(TARGET_MASK_ENDING);
+    return rest + (strncmp(rest, TARGET_MASK_ENDING, mask) == 0 ? mask : 0);
 }
 
 typedef enum { UNFINISHED_SHARDS, ALL_SHARDS } Removed;
@@ -460,7 +472,7 @@ static void lock(const char* out) {
 static void add_shard_sum(Run* run, uint64_t number) {
     char path[PATH_MAX], error[ERROR_BYTES];
     shard_writer_path(&run->shards, number, path);
-    CHECK(file_fingerprint(path, shard_sum(run, number), error), "%s", error);
+    CHECK(fingerprint(path, shard_sum(run, number), error), "%s", error);
 }
 
 static int sink_shards(void* context, const TokenBlock* block) {

@@ -37,6 +37,7 @@ they are such a failure.
 #include "llmc/checkpoint/optimizer_parts.h"
 #include "llmc/setup/options.h"
 #include "llmc/checkpoint/run_state.h"
+#include "llmc/tokenizer/chat_marks.h"
 #include "llmc/tokenizer/tokenizer.h"
 #include "llmc/comm/comm.h"
 #include "llmc/model/model.h"
@@ -60,6 +61,7 @@ typedef struct {
     CheckpointMemory memory;
     DocumentTokens document;    // tokens around documents
     const Tokenizer* tokenizer; // NULL: unknown
+    const char* chat_template;  // of the chats that the run learns; NULL: none
     // fields of config.json to keep (hf_config_kept); NULL: a new model
     const char* config;
     const DataSources* train; // training data
@@ -351,6 +353,9 @@ static void checkpoint_write_small_files_(Checkpoints* c, const char* directory)
     }
     if (c->run.tokenizer) {
         tokenizer_write_hf(c->run.tokenizer, directory, cfg.max_T);
+    }
+    if (c->run.chat_template) {
+        chat_write_template(directory, c->run.chat_template);
     }
     if (c->run.extra) {
         c->run.extra(c->run.extra_context, directory);

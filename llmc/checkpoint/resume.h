@@ -425,10 +425,11 @@ static int resume_has_same_fim_(const Resume* r, const Options* options) {
 }
 
 // Returns true if the rows of the data are those of the checkpoint, or can be counted in them.
-static int resume_has_rows_(const Resume* r, const Options* options) {
-    const int is_stream = (Packing)options->pack == PACK_STREAM && options->fim_rate == 0;
+static int resume_has_rows_(const Resume* r, const Options* options, const RunData* data) {
+    const int are_even =
+        (Packing)options->pack == PACK_STREAM && options->fim_rate == 0 && !mixture_has_mask(&data->train);
     return resume_has_same_(r, options, "pack") && resume_has_same_fim_(r, options) &&
-           (resume_length_(r, options) == options->seq_len || is_stream);
+           (resume_length_(r, options) == options->seq_len || are_even);
 }
 
 // Returns true if a source of the checkpoint continues. Sources with names may all be new.
@@ -488,7 +489,8 @@ static void resume_order_(Resume* r, const Options* options, FILE* file, int are
     if (data->train.count == 0) {
         return;
     }
-    if (r->sequence > 0 && !(resume_has_rows_(r, options) && resume_has_source_(r, data, are_other_data))) {
+    if (r->sequence > 0 &&
+        !(resume_has_rows_(r, options, data) && resume_has_source_(r, data, are_other_data))) {
         resume_restart_(r, options, file, data);
         return;
     }

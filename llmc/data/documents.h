@@ -9,7 +9,8 @@ documents.h -- the documents of many files, as a stream of blocks of text.
 The name of a file decides its format, unless options.format sets one for all:
 
     plain      any other name         one document, or several between options.separator
-    jsonl      .jsonl .ndjson         one document per line: the string options.field of an object
+    jsonl      .jsonl .ndjson         one document per line: the string options.field of an object,
+                                      or the parts of an answered one
     parquet    .parquet               one document per row: the string column options.field
 
 Text and JSON may be compressed, with .gz or .zst appended (compressed_file.h); "-" is standard
@@ -17,6 +18,11 @@ input. Documents without text are skipped, as are empty lines and fields that ar
 TEXT_BY_NAME, names of tables, archives and the like are refused, and so is a plain file with a zero
 byte in its first 64 KiB: text has none. UTF-8's byte-order mark at the start of a file is skipped,
 with a note for the first; a file with UTF-16's is refused, except with TEXT_PLAIN.
+
+A line without that string may have "prompt" and "completion", two strings, or "messages", a list of
+{"role": "system", "user" or "assistant", "content": a string}. With options.field "messages", a
+list under this name is taken, too. Such a document has parts: the block has their texts in order,
+with a line feed between two, and a TextPart for each. It is never cut.
 
 A block has about options.block_bytes of text or, if it cannot be cut there, at most a few times
 BPE_MAX_PIECE. `documents` are the offsets at which documents start, ascending; without one at 0,
@@ -46,7 +52,9 @@ Memory: two blocks, and with jsonl and separators the longest document (1 GiB at
 #include "llmc/data/compressed_file.h"
 #include "llmc/data/filters.h"
 #include "llmc/data/parquet.h"
+#include "llmc/data/target_mask.h"
 #include "llmc/tokenizer/bpe_split.h"
+#include "llmc/tokenizer/chat_marks.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -94,19 +102,34 @@ typedef struct {
     uint32_t reason; // of a document that filters dropped: 2 * index of the filter + is missing
 } TextPlace;
 
+// Text of a block that a message, a prompt or a completion is.
+typedef struct {
+    size_t begin, end;
+    ChatRole role;
+} TextPart;
+
 typedef struct {
     char* text; // (bytes) not terminated
     size_t bytes;
     size_t* documents; // (num_documents)
     size_t num_documents;
+    TextPart* parts; // (num_parts) of the documents that have parts
+    size_t num_parts;
     TextPosition start;
     uint64_t read_bytes; // bytes of all files, as stored on disk, up to the end of the block
     // With is_whole:
     TextPlace* places;   // (num_documents)
     TextPlace* filtered; // (num_filtered)
     size_t num_filtered;
-    size_t text_room, documents_room, places_room, filtered_room;
+    size_t text_room, documents_room, parts_room, places_room, filtered_room;
 } TextBlock;
+
+// Message, prompt or completion of a record, in its text.
+typedef struct {
+    ChatRole role;
+    const char* text;
+    size_t bytes;
+} TextMessage;
 
 typedef struct {
     TextOptions options;
@@ -135,10 +158,12 @@ typedef struct {
     const uint64_t* dropped;          // bit for each document: 1 drops it; NULL: none. Borrowed.
     TextBlock* block;                 // receives places; NULL without is_whole
     uint64_t records;                 // records of this file taken so far
-    char* record;                     // last line or part
-    const char* document;             // rest of it
-    size_t document_bytes;            // its length
-    uint64_t read_before;             // bytes of the files before this one
+    TextMessage* messages;            // (num_messages) of the record, if it has them
+    size_t num_messages, messages_room;
+    char* record;          // last line or part
+    const char* document;  // rest of it
+    size_t document_bytes; // its length
+    uint64_t read_before;  // bytes of the files before this one
     // window[begin .. end) of this file, from which records are cut
     char* window;
     size_t begin, end, window_room;
@@ -159,6 +184,10 @@ int documents_is_text(const char* path, char* error);
 
 // True if the name of a file says that it is plain text.
 int documents_is_plain(const char* path);
+
+// Returns the answers in the first block of a file; ANSWERS_NONE if it is no JSON lines, or cannot
+// be read.
+Answers documents_answers(const char* path, const char* field);
 
 // Returns the bytes of all files read or skipped so far, as stored on disk; for a Parquet file, its
 // rows times their average.
@@ -219,6 +248,7 @@ void documents_close(Documents* source);
 void text_block_close(TextBlock* block) {
     free(block->text);
     free(block->documents);
+    free(block->parts);
     free(block->places);
     free(block->filtered);
     memset(block, 0, sizeof(*block));
@@ -560,9 +590,10 @@ static int text_is_field_(const Filter* filter, const char* outer, size_t outer_
 
 static int text_members_(Documents* source, JsonReader* reader, const char* outer, size_t outer_bytes);
 
-// Reads the value of a key, for all filters whose field it is or contains.
+// Reads the value of a key, for all filters whose field it is or contains; unless NULL, *kept
+// becomes a value that is no object or list.
 static int text_filtered_(Documents* source, JsonReader* reader, const char* outer, size_t outer_bytes,
-                          const char* key, size_t bytes) {
+                          const char* key, size_t bytes, FieldValue* kept) {
     const Filters* filters = source->options.filters;
     const Filter* inside = NULL;
     int matches[FILTERS_MAX], is_field = 0;
@@ -575,10 +606,13 @@ static int text_filtered_(Documents* source, JsonReader* reader, const char* out
         return text_members_(source, reader, inside->field, outer_bytes + bytes + 1);
     }
     FieldValue value;
-    if (!is_field) {
+    if (!is_field && !kept) {
         return json_skip(reader);
     }
     const int ok = text_scalar_(reader, &value);
+    if (kept) {
+        *kept = value;
+    }
     for (int i = 0; ok && i < text_num_filters_(source); i++) {
         source->fields[i] = matches[i] == 1 ? value : source->fields[i];
     }
@@ -592,7 +626,7 @@ static int text_members_(Documents* source, JsonReader* reader, const char* oute
     int ok = json_take(reader, '{'), more = 0;
     for (JsonPlace place = JSON_FIRST; ok && (more = json_text_member(reader, place, &key, &n)) > 0;
          place = JSON_NEXT) {
-        ok = text_filtered_(source, reader, outer, outer_bytes, key, n);
+        ok = text_filtered_(source, reader, outer, outer_bytes, key, n, NULL);
     }
     return ok && more == 0;
 }
@@ -618,32 +652,177 @@ static int text_take_text_(Documents* source, JsonReader* reader) {
     return 1;
 }
 
+// ---- a line with an answer ----
+
+// Parts of a line that may have an answer. Its errors count only if --field is missing.
+typedef struct {
+    FieldValue prompt, completion;
+    int has_prompt, has_completion, has_messages;
+    char bad[192]; // what is wrong with the messages; "": nothing
+} TextAnswers_;
+
+static int text_is_key_(const char* key, size_t bytes, const char* name) {
+    return strlen(name) == bytes && memcmp(key, name, bytes) == 0;
+}
+
+// Notes what is wrong with the last message, unless an earlier one was wrong.
+static void text_note_(const Documents* source, TextAnswers_* answers, const char* wanted) {
+    if (!answers->bad[0]) {
+        snprintf(answers->bad, sizeof(answers->bad), "message %zu: %s", source->num_messages + 1, wanted);
+    }
+}
+
+// Reads a string of a message; another value is noted and skipped.
+static int text_message_string_(const Documents* source, JsonReader* reader, TextAnswers_* answers,
+                                FieldValue* value, const char* wanted) {
+    if (json_peek(reader) != '"' || value->kind == FIELD_TEXT) {
+        text_note_(source, answers, wanted);
+        return json_skip(reader);
+    }
+    value->kind = FIELD_TEXT;
+    return json_text(reader, &value->text, &value->bytes);
+}
+
+// Adds a message, a prompt or a completion to the record.
+static void text_add_message_(Documents* source, ChatRole role, FieldValue text) {
+    source->messages = (TextMessage*)check_reserve(source->messages, &source->messages_room,
+                                                   source->num_messages + 1, sizeof(TextMessage), "messages");
+    source->messages[source->num_messages++] = (TextMessage){role, text.text, text.bytes};
+}
+
+// Adds the message of an object that has been read, if it is one.
+static void text_end_message_(Documents* source, TextAnswers_* answers, FieldValue role, FieldValue content) {
+    const int is_whole = role.kind == FIELD_TEXT && content.kind == FIELD_TEXT;
+    const int known = is_whole ? chat_role(role.text, role.bytes) : -1;
+    char wanted[160];
+    if (!is_whole) {
+        text_note_(source, answers, "wanted {\"role\": \"...\", \"content\": \"...\"}");
+        return;
+    }
+    if (known < 0) {
+        snprintf(wanted, sizeof(wanted), "role \"%.*s\", wanted \"system\", \"user\" or \"assistant\"",
+                 role.bytes < 64 ? (int)role.bytes : 64, role.text);
+        text_note_(source, answers, wanted);
+    } else if (known == CHAT_ASSISTANT && content.bytes == 0) {
+        text_note_(source, answers, "the assistant's content is empty, wanted an answer");
+    }
+    text_add_message_(source, known < 0 ? CHAT_USER : (ChatRole)known, content);
+}
+
+// Reads an element of "messages".
+static int text_message_(Documents* source, JsonReader* reader, TextAnswers_* answers) {
+    FieldValue role = {FIELD_MISSING, NULL, 0, 0}, content = role;
+    const char* key;
+    size_t n;
+    if (json_peek(reader) != '{') {
+        text_note_(source, answers, "wanted {\"role\": \"...\", \"content\": \"...\"}");
+        return json_skip(reader);
+    }
+    int ok = json_take(reader, '{'), more = 0;
+    for (JsonPlace place = JSON_FIRST; ok && (more = json_text_member(reader, place, &key, &n)) > 0;
+         place = JSON_NEXT) {
+        ok = text_is_key_(key, n, "role")
+                 ? text_message_string_(source, reader, answers, &role, "\"role\": wanted one string")
+             : text_is_key_(key, n, "content")
+                 ? text_message_string_(source, reader, answers, &content, "\"content\": wanted one string")
+                 : json_skip(reader);
+    }
+    if (ok && more == 0) {
+        text_end_message_(source, answers, role, content);
+    }
+    return ok && more == 0;
+}
+
+static int text_messages_(Documents* source, JsonReader* reader, TextAnswers_* answers) {
+    int ok = json_take(reader, '['), more = 0;
+    if (answers->has_messages++) {
+        text_note_(source, answers, "the field \"messages\" appears twice");
+    }
+    for (JsonPlace place = JSON_FIRST; ok && (more = json_element(reader, place)) > 0; place = JSON_NEXT) {
+        ok = text_message_(source, reader, answers);
+    }
+    return ok && more == 0;
+}
+
+// Reads the value of a key other than --field, which may be a part of an answered document.
+static int text_other_(Documents* source, JsonReader* reader, TextAnswers_* answers, const char* key,
+                       size_t n) {
+    const int is_prompt = text_is_key_(key, n, "prompt");
+    if (text_is_key_(key, n, "messages") && json_peek(reader) == '[') {
+        return text_messages_(source, reader, answers);
+    }
+    if (!is_prompt && !text_is_key_(key, n, "completion")) {
+        return text_filtered_(source, reader, "", 0, key, n, NULL);
+    }
+    *(is_prompt ? &answers->has_prompt : &answers->has_completion) += 1;
+    FieldValue* kept = is_prompt ? &answers->prompt : &answers->completion;
+    return text_filtered_(source, reader, "", 0, key, n, json_peek(reader) == '"' ? kept : NULL);
+}
+
+// Adds the prompt and its completion to the record.
+static int text_take_prompt_(Documents* source, JsonReader* reader, const TextAnswers_* answers) {
+    if (answers->has_prompt != 1 || answers->has_completion != 1 || answers->prompt.kind != FIELD_TEXT ||
+        answers->completion.kind != FIELD_TEXT) {
+        return error_set(reader->error, reader->path,
+                         "no prompt with its completion, wanted one string each: {\"prompt\": \"...\", "
+                         "\"completion\": \"...\"}");
+    }
+    if (answers->completion.bytes == 0) {
+        return error_set(reader->error, reader->path, "the completion is empty, wanted an answer");
+    }
+    text_add_message_(source, CHAT_PROMPT, answers->prompt);
+    text_add_message_(source, CHAT_COMPLETION, answers->completion);
+    return 1;
+}
+
+// Makes the document of the parts of a line, which has no --field.
+static int text_answered_(Documents* source, JsonReader* reader, const TextAnswers_* answers) {
+    int has_answer = 0;
+    if (answers->bad[0]) {
+        return error_set(reader->error, reader->path, "%s", answers->bad);
+    }
+    if (!answers->has_messages && !text_take_prompt_(source, reader, answers)) {
+        return 0;
+    }
+    for (size_t i = 0; i < source->num_messages; i++) {
+        const TextMessage* message = &source->messages[i];
+        has_answer |= message->role == CHAT_ASSISTANT || message->role == CHAT_COMPLETION;
+        source->document_bytes += message->bytes + (i > 0);
+    }
+    return has_answer ||
+           error_set(reader->error, reader->path, "no message of the assistant, wanted an answer to learn");
+}
+
 // Reads the object of a line: its document and the fields of the filters.
 static int text_object_(Documents* source, JsonReader* reader) {
     const char *field = source->options.field, *key;
-    const size_t field_bytes = strlen(field);
     char names[TEXT_NAMES_BYTES_] = "";
+    TextAnswers_ answers;
     size_t n;
     int found = 0, ok = json_take(reader, '{'), more = 0;
-    source->document = NULL;
+    memset(&answers, 0, sizeof(answers));
+    source->document = "";
     source->document_bytes = 0;
     memset(source->fields, 0, sizeof(source->fields));
     for (JsonPlace place = JSON_FIRST; ok && (more = json_text_member(reader, place, &key, &n)) > 0;
          place = JSON_NEXT) {
-        if (n != field_bytes || memcmp(key, field, n) != 0) {
+        const int is_list = text_is_key_(key, n, "messages") && json_peek(reader) == '[';
+        if (!text_is_key_(key, n, field) || is_list) {
             text_add_name_(names, key, n);
-            ok = text_filtered_(source, reader, "", 0, key, n);
+            ok = text_other_(source, reader, &answers, key, n);
         } else if (found++) {
             ok = error_set(reader->error, reader->path, "the field \"%s\" appears twice", field);
         } else {
             ok = text_take_text_(source, reader);
         }
     }
-    if (ok && more == 0 && !found) {
+    const int is_answered = !found && (answers.has_messages || answers.has_prompt || answers.has_completion);
+    if (ok && more == 0 && !found && !is_answered) {
         return error_set(reader->error, reader->path, "no field \"%s\", found %s", field,
                          *names ? names : "none at all");
     }
-    return ok && more == 0 && json_end(reader);
+    source->num_messages = is_answered ? source->num_messages : 0;
+    return ok && more == 0 && json_end(reader) && (!is_answered || text_answered_(source, reader, &answers));
 }
 
 // Takes the document of a line, which may be without text. Returns -1 after an error.
@@ -669,6 +848,7 @@ static int text_json_document_(Documents* source, char* line, size_t bytes) {
 // error.
 static int text_record_(Documents* source) {
     char* record = NULL;
+    source->num_messages = 0;
     if (source->format == TEXT_PARQUET) {
         return text_row_(source);
     }
@@ -809,11 +989,36 @@ static int text_append_plain_(Documents* source, TextBlock* block, size_t room) 
     return got > 0;
 }
 
+// Appends a document that has parts.
+static int text_append_parts_(Documents* source, TextBlock* block) {
+    text_begin_(source, block);
+    block->text = (char*)check_reserve(block->text, &block->text_room, block->bytes + source->document_bytes,
+                                       1, "text");
+    block->parts = (TextPart*)check_reserve(
+        block->parts, &block->parts_room, block->num_parts + source->num_messages, sizeof(TextPart), "text");
+    for (size_t i = 0; i < source->num_messages; i++) {
+        const TextMessage* message = &source->messages[i];
+        if (i > 0) {
+            block->text[block->bytes++] = '\n';
+        }
+        block->parts[block->num_parts++] =
+            (TextPart){block->bytes, block->bytes + message->bytes, message->role};
+        memcpy(block->text + block->bytes, message->text, message->bytes);
+        block->bytes += message->bytes;
+    }
+    source->at.offset += source->document_bytes;
+    source->document_bytes = 0;
+    return 1;
+}
+
 // Appends up to `room` bytes of a file of records: 1, 0 at its end, -1 after an error.
 static int text_append_record_(Documents* source, TextBlock* block, size_t room) {
     const int more = source->document_bytes > 0 ? 1 : text_document_(source);
     if (more <= 0) {
         return more;
+    }
+    if (source->num_messages > 0) {
+        return text_append_parts_(source, block);
     }
     const size_t n = source->document_bytes < room ? source->document_bytes : room;
     text_begin_(source, block);
@@ -851,7 +1056,7 @@ static int text_append_(Documents* source, TextBlock* block, size_t room) {
 
 // Starts a block with what the last cut left over.
 static void text_begin_block_(Documents* source, TextBlock* block) {
-    block->bytes = block->num_documents = block->num_filtered = 0;
+    block->bytes = block->num_documents = block->num_parts = block->num_filtered = 0;
     source->block = source->options.is_whole ? block : NULL;
     if (source->carry_bytes > 0) {
         block->text = (char*)check_reserve(block->text, &block->text_room, source->carry_bytes, 1, "text");
@@ -1059,6 +1264,29 @@ int documents_seek(Documents* source, TextPosition position) {
     return more > 0;
 }
 
+Answers documents_answers(const char* path, const char* field) {
+    const TextOptions options = {TEXT_BY_NAME, field, "", TEXT_BLOCK_BYTES, NULL, 0};
+    const char* advice;
+    struct stat info;
+    Documents source;
+    TextBlock block;
+    Answers answers = ANSWERS_NONE;
+    if (text_format_of_name_(path, &advice) != TEXT_JSONL || stat(path, &info) != 0 ||
+        !S_ISREG(info.st_mode)) {
+        return ANSWERS_NONE;
+    }
+    memset(&block, 0, sizeof(block));
+    documents_open(&source, &options, &path, 1);
+    documents_next(&source, &block); // what is wrong is reported when all is read
+    for (size_t i = 0; i < block.num_parts; i++) {
+        const Answers one = block.parts[i].role < (int)CHAT_ROLES ? ANSWERS_CHATS : ANSWERS_PROMPTS;
+        answers = one > answers ? one : answers;
+    }
+    documents_close(&source);
+    text_block_close(&block);
+    return answers;
+}
+
 void documents_close(Documents* source) {
     if (source->is_open) {
         text_close_file_(source);
@@ -1066,6 +1294,7 @@ void documents_close(Documents* source) {
     bpe_rules_close(&source->rules);
     free(source->file_bytes);
     free(source->is_stream);
+    free(source->messages);
     free(source->window);
     free(source->carry);
     memset(source, 0, sizeof(*source));

@@ -4,7 +4,8 @@ caller.
 
     reader thread -> blocks of text -> encoder threads -> ids, in order -> sink, in the caller
 
-The ids are an end-of-text token before each document, and the document's own. They depend neither
+The ids are an end-of-text token before each document, and the document's own; those of documents
+with parts have TOKEN_NO_TARGET where an answer does not follow (chat_marks.h). They depend neither
 on the number of threads, nor on how the documents are divided into blocks (documents.h). The
 pipeline holds 2 * threads + 2 blocks with their ids at a time, whatever the size of the files.
 
@@ -79,6 +80,7 @@ int pipeline_train(Documents* source, BpeTrainer* trainer, TokenSink sink, void*
 
 #include "llmc/base/check.h"
 #include "llmc/tokenizer/bpe_encode.h"
+#include "llmc/tokenizer/chat_marks.h"
 
 typedef struct {
     TextBlock text;
@@ -217,18 +219,41 @@ int pipeline_work(Documents* source, PipelineWork work, void** tools, size_t num
 
 // ---- encoding ----
 
-// Encodes a block part by part, split at the starts of documents.
-static void pipeline_encode_(const TextBlock* text, PipelineResults* results, void* tool) {
-    BpeEncoder* encoder = (BpeEncoder*)tool;
-    const size_t room = bpe_most_ids(encoder->bpe, text->bytes) + text->num_documents;
+// Encoder of a thread.
+typedef struct {
+    BpeEncoder encoder;
+    const ChatMarks* marks;
+} PipelineEncoder_;
+
+// Encodes the parts that start before `end`, of a document that starts with id number `first`.
+// Returns the new count of ids.
+static size_t pipeline_encode_parts_(PipelineEncoder_* tool, const TextBlock* text, size_t* part, size_t end,
+                                     int* ids, size_t first) {
+    size_t count = 1;
+    for (; *part < text->num_parts && text->parts[*part].begin < end; ++*part) {
+        const TextPart* p = &text->parts[*part];
+        count = chat_encode(tool->marks, &tool->encoder, p->role, text->text + p->begin, p->end - p->begin,
+                            ids + first, count);
+    }
+    return first + count;
+}
+
+// Encodes a block document by document.
+static void pipeline_encode_(const TextBlock* text, PipelineResults* results, void* tool_) {
+    PipelineEncoder_* tool = (PipelineEncoder_*)tool_;
+    const Bpe* bpe = tool->encoder.bpe;
+    const size_t room =
+        bpe_most_ids(bpe, text->bytes) + text->num_documents + text->num_parts * chat_most_ids(bpe, 0);
     results->data = check_reserve(results->data, &results->room, room, sizeof(int), "text");
     int* ids = (int*)results->data;
-    size_t count = 0;
+    size_t count = 0, part = 0;
     for (size_t i = 0, begin = 0; i <= text->num_documents; i++) {
         const size_t end = i < text->num_documents ? text->documents[i] : text->bytes;
-        count += bpe_encode(encoder, text->text + begin, end - begin, ids + count);
+        const int has_parts = part < text->num_parts && text->parts[part].begin < end;
+        count = has_parts ? pipeline_encode_parts_(tool, text, &part, end, ids, count - 1)
+                          : count + bpe_encode(&tool->encoder, text->text + begin, end - begin, ids + count);
         if (i < text->num_documents) {
-            ids[count++] = encoder->bpe->eot;
+            ids[count++] = bpe->eot;
         }
         begin = end;
     }
@@ -250,16 +275,19 @@ static int pipeline_pass_tokens_(void* context, const TextBlock* text, const Pip
 int pipeline_run(Documents* source, const Bpe* bpe, int threads, TokenSink sink, void* context) {
     PipelineTokens_ to = {sink, context};
     const size_t n = (size_t)threads;
-    BpeEncoder* encoders = (BpeEncoder*)check_alloc(n, sizeof(BpeEncoder), "encoders");
+    PipelineEncoder_* encoders = (PipelineEncoder_*)check_alloc(n, sizeof(PipelineEncoder_), "encoders");
     void** tools = (void**)check_alloc(n, sizeof(void*), "encoders");
+    ChatMarks marks;
     documents_set_pattern(source, bpe->rules.pattern);
     for (size_t i = 0; i < n; i++) {
-        bpe_encoder_open(&encoders[i], bpe);
+        bpe_encoder_open(&encoders[i].encoder, bpe);
+        encoders[i].marks = &marks;
         tools[i] = &encoders[i];
     }
+    chat_marks_open(&marks, &encoders[0].encoder);
     const int ok = pipeline_work(source, pipeline_encode_, tools, n, pipeline_pass_tokens_, &to);
     for (size_t i = 0; i < n; i++) {
-        bpe_encoder_close(&encoders[i]);
+        bpe_encoder_close(&encoders[i].encoder);
     }
     free(tools);
     free(encoders);

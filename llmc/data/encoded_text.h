@@ -5,6 +5,7 @@ A list of sources (mixture.h) that names text becomes one that names shards, wit
 A source becomes
 
     DIRECTORY/<key>_train_000000.bin, ...     its tokens, each document after an end-of-text token
+    DIRECTORY/<key>_train_000000.bin.mask     which are answers, if some are not (target_mask.h)
     DIRECTORY/<key>.json                      their sizes and checksums, written last
 
 where the key is a checksum of everything that the tokens depend on: the vocabulary, the separator,
@@ -23,6 +24,7 @@ they are mapped, and however the program ends before, unless it is killed.
 #include <stdio.h>
 
 #include "llmc/data/mixture.h"
+#include "llmc/data/target_mask.h"
 #include "llmc/data/token_files.h"
 #include "llmc/tokenizer/bpe.h"
 
@@ -70,6 +72,11 @@ char* encoded_text_shards(const EncodedText* text, const char* list);
 // Trains a vocabulary of vocab_size ids on all sources of the list, whatever their weights. `text`
 // needs no vocabulary and no directory.
 void encoded_text_train(Bpe* bpe, const EncodedText* text, const char* list, int vocab_size);
+
+// ---- answers ----
+
+// Returns the answers of the sources of a list, as the start of each one shows them.
+Answers encoded_text_answers(const char* list, const char* field);
 
 // ---- bytes ----
 
@@ -246,12 +253,11 @@ static void encoded_text_print_progress_(TextReading_* reading, const TokenBlock
 // Removes what was written so far: without its .json, nothing would use it.
 static void encoded_text_abandon_(TextReading_* reading) {
     char path[PATH_MAX];
-    if (reading->shards.is_open) {
-        file_discard(&reading->shards.file);
-    }
+    shard_writer_discard(&reading->shards);
     for (uint64_t i = 0; i < reading->shards.number; i++) {
         shard_writer_path(&reading->shards, i, path);
         unlink(path);
+        target_mask_remove(path);
     }
 }
 
@@ -296,7 +302,7 @@ static uint64_t encoded_text_key_(const EncodedText* text, const char* name, con
 
 typedef struct {
     size_t bytes;
-    uint64_t sum; // of the whole file
+    uint64_t sum; // of the whole file and its mask
 } TextShard_;
 
 // Contents of the .json of a source's shards.
@@ -355,6 +361,11 @@ static int encoded_text_read_kept_(TextKept_* kept, const char* path) {
     return ok && more == 0 && kept->source;
 }
 
+// Sets *sum to the checksum of a shard and its mask. Returns 0 with the error.
+static int encoded_text_sum_(const char* path, uint64_t* sum, char* error) {
+    return file_checksum(path, sum, error) && target_mask_mix(sum, path, file_checksum, error);
+}
+
 // True if a shard is as it was written.
 static int encoded_text_check_shard_(const char* path, size_t bytes, uint64_t wanted, char* error) {
     struct stat info;
@@ -365,7 +376,7 @@ static int encoded_text_check_shard_(const char* path, size_t bytes, uint64_t wa
     if ((size_t)info.st_size != bytes) {
         return error_set(error, path, "%zu bytes, wanted %zu", (size_t)info.st_size, bytes);
     }
-    if (!file_checksum(path, &sum, error)) {
+    if (!encoded_text_sum_(path, &sum, error)) {
         return 0;
     }
     return sum == wanted || error_set(error, path, "checksum %016llx, wanted %016llx",
@@ -393,7 +404,7 @@ static int encoded_text_is_kept_(const EncodedText* text, const char* name, cons
 
 enum { TEXT_DATA_KEY_DIGITS_ = 16 };
 
-// True if a file of this name is a shard or a .json that we wrote; sets key to its key.
+// True if a file of this name is a shard, a mask or a .json that we wrote; sets key to its key.
 static int encoded_text_is_ours_(const char* file, char key[TEXT_DATA_KEY_DIGITS_ + 1]) {
     const char* rest = file + TEXT_DATA_KEY_DIGITS_;
     unsigned long long number;
@@ -404,7 +415,8 @@ static int encoded_text_is_ours_(const char* file, char key[TEXT_DATA_KEY_DIGITS
     memcpy(key, file, TEXT_DATA_KEY_DIGITS_);
     key[TEXT_DATA_KEY_DIGITS_] = '\0';
     return strcmp(rest, ".json") == 0 ||
-           (sscanf(rest, "_train_%6llu.bin%n", &number, &length) == 1 && length > 0 && !rest[length]);
+           (sscanf(rest, "_train_%6llu.bin%n", &number, &length) == 1 && length > 0 &&
+            (!rest[length] || strcmp(rest + length, TARGET_MASK_ENDING) == 0));
 }
 
 // True if the files of this key are obsolete: made from an earlier state of the source, or never
@@ -455,7 +467,7 @@ static void encoded_text_finish_(TextReading_* reading, const char* json) {
         struct stat info;
         uint64_t sum = 0;
         shard_writer_path(shards, i, path);
-        if (!file_checksum(path, &sum, error) || // usually from the cache
+        if (!encoded_text_sum_(path, &sum, error) || // usually from the cache
             (stat(path, &info) != 0 &&
              !error_set(error, path, "cannot read its attributes: %s", strerror(errno)))) {
             file_discard(&file);
@@ -588,6 +600,30 @@ void encoded_text_train(Bpe* bpe, const EncodedText* text, const char* list, int
                    vocab_size, 1e-6 * (double)bytes, time_now_s() - start_s);
     fflush(text->screen);
     free(sources.text);
+}
+
+// ---- answers ----
+
+static Answers encoded_text_file_answers_(const char* path, const char* field) {
+    const Answers shard = target_mask_exists(path) ? ANSWERS_MASK : ANSWERS_NONE;
+    return tokens_is_shard(path) ? shard : documents_answers(path, field);
+}
+
+Answers encoded_text_answers(const char* list, const char* field) {
+    SourceList sources;
+    Answers most = ANSWERS_NONE;
+    mixture_read_list(&sources, list);
+    for (int i = 0; i < sources.count; i++) {
+        glob_t files = tokens_list(sources.patterns[i]);
+        Answers one = ANSWERS_NONE;
+        for (size_t k = 0; k < files.gl_pathc && one == ANSWERS_NONE; k++) {
+            one = encoded_text_file_answers_(files.gl_pathv[k], field);
+        }
+        most = one > most ? one : most;
+        globfree(&files);
+    }
+    free(sources.text);
+    return most;
 }
 
 // ---- bytes ----

@@ -113,7 +113,7 @@ void mixture_open_memory(DataSources* sources, const uint16_t* tokens, size_t co
 
 // Takes the validation data from the end of each source, which is not packed yet
 // (tokens_split_tail). Close `tail` first.
-void mixture_split_tail(DataSources* sources, DataSources* tail, int T);
+void mixture_split_tail(DataSources* sources, DataSources* tail, int T, int eot);
 
 // Makes the rows of all sources (rows_open). `sources` must not move from now on.
 void mixture_pack(DataSources* sources, Packing pack, int T, int eot, DocumentMask mask);
@@ -164,6 +164,9 @@ static inline int mixture_find(const DataSources* sources, uint64_t p, uint64_t*
 // Returns the number of sequences until the first source has given all its rows: one epoch; of a
 // mixture, all sequences that are new.
 uint64_t mixture_epoch(const DataSources* sources);
+
+// True if a source has targets that do not count.
+int mixture_has_mask(const DataSources* sources);
 
 // Returns the largest token of all sources.
 int mixture_largest_token(const DataSources* sources);
@@ -576,7 +579,7 @@ void mixture_open_memory(DataSources* sources, const uint16_t* tokens, size_t co
     sources->tokens = count;
 }
 
-void mixture_split_tail(DataSources* sources, DataSources* tail, int T) {
+void mixture_split_tail(DataSources* sources, DataSources* tail, int T, int eot) {
     SourceList list = {.count = sources->count, .is_named = sources->is_named};
     for (int s = 0; s < sources->count; s++) {
         list.names[s] = sources->source[s].name;
@@ -585,7 +588,7 @@ void mixture_split_tail(DataSources* sources, DataSources* tail, int T) {
     }
     mixture_open_(tail, &list);
     for (int s = 0; s < sources->count; s++) {
-        tokens_split_tail(&sources->source[s].stream, &tail->source[s].stream, T);
+        tokens_split_tail(&sources->source[s].stream, &tail->source[s].stream, T, eot);
         tail->tokens += tail->source[s].stream.count;
         tail->source[s].stream.name = tail->source[s].pattern;
     }
@@ -657,6 +660,14 @@ void mixture_close_view(DataSources* view) {
 
 // ---- using ----
 
+int mixture_has_mask(const DataSources* sources) {
+    int has_mask = 0;
+    for (int s = 0; s < sources->count; s++) {
+        has_mask |= tokens_have_mask(&sources->source[s].stream);
+    }
+    return has_mask;
+}
+
 int mixture_largest_token(const DataSources* sources) {
     uint32_t largest = 0;
     for (int s = 0; s < sources->count; s++) {
@@ -709,6 +720,15 @@ static void mixture_print_rows_(FILE* file, const Rows* rows) {
     }
 }
 
+// Describes the answers of a source that has them.
+static void mixture_print_answers_(FILE* file, const Rows* rows) {
+    const double hidden = (double)rows->hidden_pieces;
+    fprintf(file, "; %.2f %% of the tokens are answers", 100 * (double)rows->targets / (double)rows->tokens);
+    if (hidden > 0) {
+        fprintf(file, ", %.0f piece%s without any dropped", hidden, words_s(hidden));
+    }
+}
+
 // Prints the lines of the schedule.
 static void mixture_print_schedule_(FILE* file, const DataSources* sources) {
     const char* names[SOURCES_MAX];
@@ -724,13 +744,19 @@ void mixture_print(FILE* file, const DataSources* sources, uint64_t end) {
               are_packed = sources->pack != PACK_STREAM || sources->fim.rate > 0;
     SourceUse use[SOURCES_MAX];
     mixture_use(use, sources, end > now->first ? end : now->first);
-    for (int s = 0; s < sources->count && (sources->count > 1 || are_packed); s++) {
+    for (int s = 0; s < sources->count; s++) {
         const DataSource* source = &sources->source[s];
+        if (sources->count == 1 && !are_packed && !source->rows.has_mask) {
+            continue;
+        }
         fprintf(file, "source %s: %zu tokens, %s %.6g, %.4g epochs", source->name, source->stream.count,
                 changes ? "share of the run" : "weight",
                 changes ? use[s].share : (double)now->share[s] / (double)now->cycle, use[s].epochs);
         if (are_packed) {
             mixture_print_rows_(file, &source->rows);
+        }
+        if (source->rows.has_mask) {
+            mixture_print_answers_(file, &source->rows);
         }
         fputc('\n', file);
     }

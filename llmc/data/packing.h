@@ -28,6 +28,10 @@ Some pieces may be rearranged with marks (fill_in_middle.h): they are cut so tha
 the row, too, and no other token is dropped for them. Then rows of stream and aligned consist of
 pieces as well, one for each document in them.
 
+Targets that a mask hides (target_mask.h) are -1. Pieces whose targets are all hidden are dropped,
+and with stream and aligned such rows: then row k is the k-th of the others. No stream with a mask
+is rearranged.
+
 Row k of R is found in O(1), through a table of the pieces (8 bytes each) that is made when the rows
 are opened.
 */
@@ -77,6 +81,9 @@ typedef struct {
     // tokens of the stream in the rows, so N - tokens are dropped; and marks: the rest of R T is
     // padding
     uint64_t tokens, marks;
+    int has_mask;           // some targets are hidden
+    uint64_t targets;       // of all rows; only with a mask
+    uint64_t hidden_pieces; // dropped because of the mask
 } Rows;
 
 // ---- best fit ----
@@ -101,7 +108,7 @@ int rows_length(const Rows* rows, uint64_t row);
 int rows_fill(const Rows* rows, uint64_t row, uint64_t epoch, int T, int* inputs, int* targets, int* starts);
 
 // Returns the sum of a value over the targets of a row without rearranged pieces; `values` has one
-// for each token of the stream. Adds the number of targets to *counted.
+// for each token of the stream, which has no mask. Adds the number of targets to *counted.
 double rows_sum_targets(const Rows* rows, uint64_t row, const float* values, uint64_t* counted);
 
 #ifdef __cplusplus
@@ -337,7 +344,6 @@ static uint64_t document_end_(const Rows* rows, size_t d) {
 // ---- pieces: tokens of a row that follow each other from a position, and marks ----
 
 enum { PIECE_LENGTH_BITS_ = 20 }; // --seq-len is at most 2^20
-#define PIECE_NONE_ UINT64_MAX
 
 static uint64_t piece_(uint64_t start, uint64_t length) { return start << PIECE_LENGTH_BITS_ | (length - 1); }
 
@@ -382,7 +388,39 @@ static int rows_target_(const Rows* rows, uint64_t next) {
     return token == rows->eot || !is_first ? token : -1;
 }
 
+// Returns the number of targets of a piece of n tokens: with `target` for the last of them, -1 if
+// it has none.
+static int piece_targets_(const Rows* rows, uint64_t at, int n, int target) {
+    const size_t last = (size_t)at + (size_t)n - 1;
+    const int hidden = rows->has_mask ? (int)tokens_count_hidden(rows->stream, (size_t)at, (size_t)n) : 0;
+    const int hides_none = target < 0 && rows->has_mask && tokens_count_hidden(rows->stream, last, 1);
+    return n - (target < 0) - hidden + hides_none;
+}
+
 // ---- making rows ----
+
+// Adds a piece, unless it has no target. The target of its last token may be missing if `ends`.
+static void rows_add_(Rows* rows, PositionList_* list, uint64_t piece, int ends) {
+    const uint64_t at = piece_start_(piece), end = piece_end_(rows, piece);
+    const int n = (int)(end - at);
+    // a search, so only where the number of targets depends on it
+    const int target = ends && (n == 1 || rows->has_mask) ? rows_target_(rows, end) : 0;
+    const int counted = piece_targets_(rows, at, n, target);
+    if (counted > 0) {
+        positions_add_(list, piece);
+        rows_count_(rows, piece);
+        rows->targets += (uint64_t)counted;
+    }
+    rows->hidden_pieces += counted == 0 && n - (target < 0) > 0;
+}
+
+// Makes the rows of a stream with a mask.
+static void rows_cut_stream_(Rows* rows) {
+    const uint64_t T = (uint64_t)rows->T, N = rows->stream->count;
+    for (uint64_t start = 0; start + T < N; start += T) {
+        rows_add_(rows, &rows->pieces, piece_(start, T), 0);
+    }
+}
 
 // Returns the start of the row after one that ended at `next`. *d moves up to the document there.
 static uint64_t rows_next_(const Rows* rows, size_t* d, uint64_t next) {
@@ -398,7 +436,7 @@ static void rows_align_(Rows* rows) {
     const uint64_t T = (uint64_t)rows->T, N = rows->stream->count;
     size_t d = 0; // document of the token after the row
     for (uint64_t start = 0; start + T < N; start = rows_next_(rows, &d, start + T)) {
-        positions_add_(&rows->pieces, piece_(start, T));
+        rows_add_(rows, &rows->pieces, piece_(start, T), 0);
     }
 }
 
@@ -437,31 +475,19 @@ static void rows_join_(Rows* rows) {
     positions_add_(&rows->row_pieces, rows->pieces.count);
 }
 
-// Adds the pieces of T tokens of document d to the list. Returns its rest; PIECE_NONE_ if it has
-// none.
-static uint64_t rows_cut_(Rows* rows, size_t d, PositionList_* list) {
+// Adds the pieces of document d: those of T tokens to `whole`, its rest to `rests`.
+static void rows_cut_(Rows* rows, size_t d, PositionList_* whole, PositionList_* rests) {
     const uint64_t end = document_end_(rows, d);
-    for (uint64_t at = rows->documents.at[d]; at < end;) {
+    for (uint64_t at = rows->documents.at[d], next; at < end; at = next) {
         const uint64_t piece = piece_at_(rows, at, end, (uint64_t)rows->T);
-        if (end - at == 1 && rows_target_(rows, end) < 0) {
-            break;
-        }
-        rows_count_(rows, piece);
-        if (piece_length_(piece) < rows->T) {
-            return piece;
-        }
-        positions_add_(list, piece);
-        at = piece_end_(rows, piece);
+        next = piece_end_(rows, piece);
+        rows_add_(rows, piece_length_(piece) < rows->T ? rests : whole, piece, next == end);
     }
-    return PIECE_NONE_;
 }
 
 static void rows_pad_(Rows* rows) {
     for (size_t d = 0; d < rows->documents.count; d++) {
-        const uint64_t rest = rows_cut_(rows, d, &rows->pieces);
-        if (rest != PIECE_NONE_) {
-            positions_add_(&rows->pieces, rest);
-        }
+        rows_cut_(rows, d, &rows->pieces, &rows->pieces);
     }
 }
 
@@ -630,10 +656,7 @@ static void rows_bestfit_(Rows* rows) {
     Bestfit_ fit;
     bestfit_open_(&fit, rows->T);
     for (size_t d = 0; d < rows->documents.count; d++) {
-        const uint64_t rest = rows_cut_(rows, d, &fit.whole);
-        if (rest != PIECE_NONE_) {
-            positions_add_(&fit.pieces, rest);
-        }
+        rows_cut_(rows, d, &fit.whole, &fit.pieces);
         if ((d + 1) % BESTFIT_WINDOW == 0 || d + 1 == rows->documents.count) {
             bestfit_window_(&fit, rows);
         }
@@ -653,6 +676,9 @@ static int rows_are_whole_(const Rows* rows) {
 static void rows_make_(Rows* rows) {
     switch (rows->pack) {
     case PACK_STREAM:
+        if (rows->has_mask) {
+            rows_cut_stream_(rows);
+        }
         break;
     case PACK_ALIGNED:
         rows_align_(rows);
@@ -671,20 +697,23 @@ static void rows_make_(Rows* rows) {
 
 // Counts the rows.
 static uint64_t rows_of_(const Rows* rows) {
+    const int are_even = rows->pack == PACK_STREAM && !rows->has_mask;
     if (rows->row_pieces.count > 0) {
         return rows->row_pieces.count - 1;
     }
-    return rows->pack == PACK_STREAM ? (rows->stream->count - 1) / (uint64_t)rows->T : rows->pieces.count;
+    return are_even ? (rows->stream->count - 1) / (uint64_t)rows->T : rows->pieces.count;
 }
 
 void rows_open(Rows* rows, const TokenStream* stream, Packing pack, int T, int eot, DocumentMask mask,
                const FillInMiddle* fim) {
-    const Rows empty = {.stream = stream, .pack = pack, .T = T, .eot = eot};
+    const Rows empty = {
+        .stream = stream, .pack = pack, .T = T, .eot = eot, .has_mask = tokens_have_mask(stream)};
     *rows = empty;
     if (fim) {
         rows->fim = *fim;
     }
     assert(T > 0 && T <= 1 << PIECE_LENGTH_BITS_);
+    assert(!rows->has_mask || rows->fim.rate == 0);
     CHECK(stream->count > (size_t)T || pack > PACK_ALIGNED,
           "%s: %zu tokens, wanted %zu for a sequence of %d and its next token", stream->name, stream->count,
           (size_t)T + 1, T);
@@ -702,6 +731,8 @@ void rows_open(Rows* rows, const TokenStream* stream, Packing pack, int T, int e
     if (rows_are_whole_(rows)) {
         rows->tokens = rows->count * (uint64_t)T;
     }
+    CHECK(rows->count > 0 || !rows->hidden_pieces, "%s: no answer in any of its rows of %d tokens",
+          stream->name, T);
     CHECK(rows->count > 0, "%s: no row of %d tokens can be made of its %zu", stream->name, T, stream->count);
 }
 
@@ -721,7 +752,7 @@ static void rows_pieces_(const Rows* rows, uint64_t row, uint64_t* first, uint64
 
 // Returns the start of a row of T tokens end to end.
 static uint64_t rows_start_(const Rows* rows, uint64_t row) {
-    return rows->pack == PACK_STREAM ? row * (uint64_t)rows->T : piece_start_(rows->pieces.at[row]);
+    return rows->pieces.count == 0 ? row * (uint64_t)rows->T : piece_start_(rows->pieces.at[row]);
 }
 
 int rows_length(const Rows* rows, uint64_t row) {
@@ -750,6 +781,13 @@ static void rows_mark_(const Rows* rows, uint64_t at, int n, int* starts) {
     }
 }
 
+// Hides the targets (n) of a piece where the mask says so.
+static void rows_hide_(const Rows* rows, uint64_t at, int n, int* targets) {
+    if (rows->has_mask) {
+        tokens_hide(rows->stream, (size_t)at, (size_t)n, targets);
+    }
+}
+
 // Fills a row with T tokens end to end.
 static int rows_fill_whole_(const Rows* rows, uint64_t at, int* inputs, int* targets, int* starts) {
     const size_t T = (size_t)rows->T;
@@ -759,7 +797,8 @@ static int rows_fill_whole_(const Rows* rows, uint64_t at, int* inputs, int* tar
     if (starts) {
         rows_mark_(rows, at, rows->T, starts);
     }
-    return rows->T;
+    rows_hide_(rows, at, rows->T, targets);
+    return piece_targets_(rows, at, rows->T, 0);
 }
 
 // Sets the tokens of a piece in an epoch. Returns the target of its last one.
@@ -787,7 +826,8 @@ int rows_fill(const Rows* rows, uint64_t row, uint64_t epoch, int T, int* inputs
         const int last = rows_fill_piece_(rows, rows->pieces.at[piece], epoch, inputs + t);
         memcpy(targets + t, inputs + t + 1, ((size_t)n - 1) * sizeof(int));
         targets[t + n - 1] = last;
-        counted += n - (targets[t + n - 1] < 0);
+        counted += piece_targets_(rows, piece_start_(rows->pieces.at[piece]), n, last);
+        rows_hide_(rows, piece_start_(rows->pieces.at[piece]), n, targets + t);
         for (; t < begin + n; t++) {
             if (starts) {
                 starts[t] = begin;

@@ -6,7 +6,8 @@ A shard is a header of 256 int32 (magic, version, number of tokens; the rest 0) 
 uint16 if all ids of the vocabulary fit, else uint32 (token_files.h reads both). The first
 val_tokens tokens are the validation data, in shards of their own; the others are for training. Each
 shard has shard_tokens tokens, except the last one of each kind; documents continue from one shard
-to the next. All shards are numbered in one sequence. Each file is complete or absent (file.h).
+to the next. All shards are numbered in one sequence. Each file is complete or absent (file.h). Ids
+with TOKEN_NO_TARGET give the shard a mask (target_mask.h).
 */
 #ifndef LLMC_SHARD_WRITER_H
 #define LLMC_SHARD_WRITER_H
@@ -15,6 +16,7 @@ to the next. All shards are numbered in one sequence. Each file is complete or a
 #include <stdint.h>
 
 #include "llmc/base/file.h"
+#include "llmc/data/target_mask.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -29,6 +31,7 @@ typedef struct {
     uint64_t count;  // tokens in this shard
     int is_open;
     FileWriter file;
+    TargetMaskBits mask;
 } ShardWriter;
 
 void shard_writer_open(ShardWriter* writer, const char* prefix, int vocab_size, uint64_t shard_tokens,
@@ -50,7 +53,7 @@ size_t shard_writer_add(ShardWriter* writer, const int* ids, size_t n);
 // Completes the last shard.
 void shard_writer_close(ShardWriter* writer);
 
-// Drops the last shard if it is incomplete.
+// Drops the last shard if it is incomplete. Closing it later does nothing.
 void shard_writer_discard(ShardWriter* writer);
 
 #ifdef __cplusplus
@@ -64,6 +67,7 @@ void shard_writer_discard(ShardWriter* writer);
 #include <string.h>
 
 #include "llmc/data/token_files.h"
+#include "llmc/tokenizer/chat_marks.h"
 
 enum {
     SHARD_HEADER_WORDS_ = 256,
@@ -128,12 +132,15 @@ static void shard_writer_begin_(ShardWriter* writer) {
 }
 
 static void shard_writer_end_(ShardWriter* writer) {
+    char path[PATH_MAX];
     if (writer->count < shard_writer_limit_(writer, writer->number)) { // the header promised more
         if (fseek(writer->file.file, 0, SEEK_SET) != 0) {
             file_fail(&writer->file, "seek");
         }
         shard_writer_put_header_(writer, writer->count);
     }
+    shard_writer_path(writer, writer->number, path);
+    target_mask_write(&writer->mask, path, writer->count);
     file_commit(&writer->file);
     writer->is_open = 0;
     writer->number++;
@@ -141,17 +148,27 @@ static void shard_writer_end_(ShardWriter* writer) {
     writer->count = 0;
 }
 
-static void shard_writer_put_(ShardWriter* writer, const int* ids, size_t n) {
-    uint16_t narrow[SHARD_BUFFER_TOKENS_];
-    for (size_t at = 0; at < n && writer->token_bytes == 2; at += SHARD_BUFFER_TOKENS_) {
-        const size_t max = SHARD_BUFFER_TOKENS_, part = n - at < max ? n - at : max;
-        for (size_t i = 0; i < part; i++) {
-            narrow[i] = (uint16_t)ids[at + i];
+// Removes TOKEN_NO_TARGET from n ids, the next ones of the shard, and notes where it was.
+static void shard_writer_unmark_(ShardWriter* writer, int* plain, const int* ids, size_t n, uint64_t first) {
+    for (size_t i = 0; i < n; i++) {
+        plain[i] = ids[i] & ~TOKEN_NO_TARGET;
+        if (ids[i] & TOKEN_NO_TARGET) {
+            target_mask_hide(&writer->mask, first + i);
         }
-        file_put(&writer->file, narrow, part * sizeof(uint16_t));
     }
-    if (writer->token_bytes == 4) {
-        file_put(&writer->file, ids, n * sizeof(uint32_t)); // no id is negative
+}
+
+static void shard_writer_put_(ShardWriter* writer, const int* ids, size_t n) {
+    int plain[SHARD_BUFFER_TOKENS_]; // no id is negative
+    uint16_t narrow[SHARD_BUFFER_TOKENS_];
+    for (size_t at = 0; at < n; at += SHARD_BUFFER_TOKENS_) {
+        const size_t max = SHARD_BUFFER_TOKENS_, part = n - at < max ? n - at : max;
+        shard_writer_unmark_(writer, plain, ids + at, part, writer->count + at);
+        for (size_t i = 0; i < part; i++) {
+            narrow[i] = (uint16_t)plain[i];
+        }
+        file_put(&writer->file, writer->token_bytes == 2 ? (const void*)narrow : plain,
+                 part * writer->token_bytes);
     }
 }
 
@@ -173,6 +190,7 @@ void shard_writer_close(ShardWriter* writer) {
     if (writer->is_open) {
         shard_writer_end_(writer);
     }
+    target_mask_free(&writer->mask);
 }
 
 void shard_writer_discard(ShardWriter* writer) {
@@ -180,6 +198,7 @@ void shard_writer_discard(ShardWriter* writer) {
         file_discard(&writer->file);
         writer->is_open = 0;
     }
+    target_mask_free(&writer->mask);
 }
 
 #endif // SHARD_WRITER_IMPLEMENTATION

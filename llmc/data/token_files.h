@@ -12,6 +12,8 @@ and the first bytes of a file decide its format:
     any other name                        text: one document of one token per byte, after an
                                           end-of-text token (tokenizer.h, "bytes": V = 257)
 
+Beside a .bin may be a mask, NAME.bin.mask (target_mask.h).
+
 Opening a stream checks every token once, in parallel: a bad one must not surface in the middle of a
 run. tokens_verify_file does the same without ending the program, and compares the file with the
 checksum in FILE.xxh64 (the output of `xxh64sum FILE`), if any.
@@ -33,6 +35,7 @@ for all of its text files. A backslash before one of , : * ? [ = \ makes it a pa
 
 #include "llmc/base/mapped_file.h"
 #include "llmc/base/enum_words.h"
+#include "llmc/data/target_mask.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -49,6 +52,7 @@ typedef struct {
     size_t map_bytes;
     void* index; // Megatron's .idx, mapped; NULL for other files
     size_t index_bytes;
+    TargetMask mask;
 } TokenSpan;
 
 typedef struct {
@@ -134,9 +138,10 @@ void tokens_open_memory(TokenStream* stream, const uint16_t* tokens, size_t coun
 void tokens_close(TokenStream* stream);
 
 // Takes the validation data from the end of a freshly opened stream: its last shard if it has
-// several, else 5 % of its tokens, but at least one sequence. `tail` becomes a view of the stream's
-// spans, so the stream is closed last.
-void tokens_split_tail(TokenStream* stream, TokenStream* tail, int T);
+// several, else 5 % of its tokens, but at least one sequence; with a mask, from the start of a
+// document on, which may be shorter. `tail` becomes a view of the stream's spans, so the stream is
+// closed last.
+void tokens_split_tail(TokenStream* stream, TokenStream* tail, int T, int eot);
 
 // ---- reading ----
 
@@ -144,6 +149,15 @@ void tokens_split_tail(TokenStream* stream, TokenStream* tail, int T);
 void tokens_fill(const TokenStream* stream, size_t start, size_t n, int* out);
 
 int tokens_at(const TokenStream* stream, size_t position);
+
+// True if a file of the stream has a mask.
+int tokens_have_mask(const TokenStream* stream);
+
+// Returns the number of tokens among [start, start + n) that a mask hides the target of.
+size_t tokens_count_hidden(const TokenStream* stream, size_t start, size_t n);
+
+// Sets the targets (n) of the tokens [start, start + n) to -1 where a mask hides them.
+void tokens_hide(const TokenStream* stream, size_t start, size_t n, int* targets);
 
 // Sets the error that ended a mapped_try whose function reads the stream. Returns 0, with an error
 // that says only that, if no file of this stream was involved.
@@ -333,6 +347,7 @@ static void tokens_unmap_(TokenSpan* span) {
     if (span->index) {
         munmap(span->index, span->index_bytes);
     }
+    target_mask_close(&span->mask);
     free(span->path);
 }
 
@@ -625,9 +640,10 @@ static int tokens_open_span_(TokenSpan* span, const char* path, TokensFormat for
     if (!tokens_is_shard(path)) {
         return tokens_read_bare_(span, 1, path, error) && tokens_skip_mark_(span, path, error);
     }
-    return format == TOKENS_NANOGPT    ? tokens_read_bare_(span, 2, path, error)
-           : megatron_path_(idx, path) ? tokens_read_megatron_(span, path, idx, error)
-                                       : tokens_read_shard_(span, path, error);
+    const int ok = format == TOKENS_NANOGPT    ? tokens_read_bare_(span, 2, path, error)
+                   : megatron_path_(idx, path) ? tokens_read_megatron_(span, path, idx, error)
+                                               : tokens_read_shard_(span, path, error);
+    return ok && target_mask_open(&span->mask, path, span->count, error);
 }
 
 // Returns the end-of-text token before a text.
@@ -730,7 +746,9 @@ static uint64_t tokens_fingerprint_(uint64_t before, const TokenSpan* span) {
     if (span->index && megatron_path_(idx, span->path)) {
         CHECK(file_fingerprint(idx, &sums[2], error), "%s", error);
     }
-    return xxh64(sums, sizeof(sums));
+    uint64_t sum = xxh64(sums, sizeof(sums));
+    CHECK(target_mask_mix(&sum, span->path, file_fingerprint, error), "%s", error);
+    return sum;
 }
 
 void tokens_open_files(TokenStream* stream, const char* pattern, TokensFormat format, int vocab_size) {
@@ -778,12 +796,18 @@ void tokens_close(TokenStream* stream) {
     memset(stream, 0, sizeof(*stream));
 }
 
-void tokens_split_tail(TokenStream* stream, TokenStream* tail, int T) {
-    const size_t least = (size_t)T + 1;
+void tokens_split_tail(TokenStream* stream, TokenStream* tail, int T, int eot) {
+    const int has_mask = tokens_have_mask(stream);
+    const size_t least = has_mask ? 1 : (size_t)T + 1;
     const TokenSpan* last = &stream->spans[stream->num_spans - 1];
     const int several_shards = stream->num_spans > 1 && last->width > 1; // text has width 1
     size_t count = several_shards ? last->count : stream->count / 20;
     count = count < least ? least : count;
+    while (has_mask && count < stream->count && tokens_at(stream, stream->count - count) != eot) {
+        count++;
+    }
+    CHECK(!has_mask || stream->count > count,
+          "%s: one document, wanted another for validation, or --val-data", stream->name);
     CHECK(stream->count >= least && stream->count - least >= count,
           "%s: %zu tokens, wanted %zu: %zu to train on one sequence and %zu for validation data",
           stream->name, stream->count, least + count, least, count);
@@ -848,6 +872,44 @@ void tokens_fill(const TokenStream* stream, size_t start, size_t n, int* out) {
     }
 }
 
+// Sets *at to a position of the stream in its span, and *count to the tokens of the span from there
+// on, at most n.
+static const TokenSpan* tokens_locate_(const TokenStream* stream, size_t start, size_t n, size_t* at,
+                                       size_t* count) {
+    const size_t position = stream->begin + start;
+    const TokenSpan* span = tokens_find_(stream, position);
+    *at = position - span->first;
+    *count = span->count - *at < n ? span->count - *at : n;
+    return span;
+}
+
+int tokens_have_mask(const TokenStream* stream) {
+    int have = 0;
+    for (size_t i = 0; i < stream->num_spans; i++) {
+        have |= stream->spans[i].mask.bits != NULL;
+    }
+    return have;
+}
+
+size_t tokens_count_hidden(const TokenStream* stream, size_t start, size_t n) {
+    size_t hidden = 0, at, count;
+    for (; n > 0; start += count, n -= count) {
+        const TokenSpan* span = tokens_locate_(stream, start, n, &at, &count);
+        hidden += target_mask_count(&span->mask, at, count);
+    }
+    return hidden;
+}
+
+void tokens_hide(const TokenStream* stream, size_t start, size_t n, int* targets) {
+    size_t at, count;
+    for (; n > 0; start += count, targets += count, n -= count) {
+        const TokenSpan* span = tokens_locate_(stream, start, n, &at, &count);
+        for (size_t i = 0; i < count; i++) {
+            targets[i] = target_mask_hides(&span->mask, at + i) ? -1 : targets[i];
+        }
+    }
+}
+
 int tokens_at(const TokenStream* stream, size_t position) {
     int token;
     tokens_fill(stream, position, 1, &token);
@@ -857,9 +919,11 @@ int tokens_at(const TokenStream* stream, size_t position) {
 int tokens_describe(const TokenStream* stream, MappedResult result, const void* where, char* error) {
     for (size_t i = 0; i < stream->num_spans; i++) {
         const TokenSpan* span = &stream->spans[i];
-        const char *at = (const char*)where, *map = (const char*)span->map, *index = (const char*)span->index;
+        const char *at = (const char*)where, *map = (const char*)span->map, *index = (const char*)span->index,
+                   *mask = (const char*)span->mask.map;
         if ((map && at >= map && at < map + span->map_bytes) ||
-            (index && at >= index && at < index + span->index_bytes)) {
+            (index && at >= index && at < index + span->index_bytes) ||
+            (mask && at >= mask && at < mask + span->mask.map_bytes)) {
             tokens_describe_span_(span, result, where, error);
             return 1;
         }
@@ -917,7 +981,10 @@ int tokens_verify_file(FILE* out, const char* path, TokensFormat format, int voc
                        span->width == 1   ? "bytes of text"
                        : span->width == 2 ? "tokens, uint16"
                                           : "tokens, uint32",
-                       span->index ? ", with their index" : "", checksum);
+                       span->index       ? ", with their index"
+                       : span->mask.bits ? ", with their mask"
+                                         : "",
+                       checksum);
     } else {
         fprintf(out, "BAD  %s\n", error);
     }

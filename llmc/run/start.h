@@ -134,6 +134,7 @@ static void start_open_session_(Run* run) {
     saved.memory = run->plan.copy;
     saved.document = run_data_document_tokens(&run->data, run->settled.cfg.V);
     saved.tokenizer = run_data_saved_tokenizer(&run->data);
+    saved.chat_template = run_data_chat_template(&run->data);
     saved.config = run->kept_config;
     saved.train = &run->data.train;
     saved.extra = trainer->save_extra;

@@ -241,19 +241,21 @@ const OptionRow OPTION_TABLE[] = {
         "bpe:8192 trains one of 8192 tokens on the text and keeps it in --out; without it: the tokenizer in "
         "the --model directory, or plain bytes; one that extends the model's own gives the model more tokens"},
     {"data",       "text-field",    "",   STRING_(text_field),     0,        0, RUN_,             "text",
-        "NAME", "field of JSON lines, or column of Parquet, that holds the document"},
+        "NAME", "field of JSON lines, or column of Parquet, that holds the document; a line without it may have \"prompt\" and "
+        "\"completion\", or a chat, \"messages\": then only answers are learned"},
     {"data",       "separator",     "",   STRING_(separator),      0,        0, RUN_,             "",
         "TEXT", "text between two documents of a text file, for example '<|endoftext|>'; without it: one document per file"},
     {"data",       "data-format",   "",   CHOICE_(data_format),    0,        0, RUN_,             "auto",
         WORDS_CHOICE(TOKENS_FORMAT_WORDS), "format of .bin files; auto: llm.c's shards, or Megatron's with their .idx; nanogpt: bare "
         "uint16"},
-    {"data",       "pack",          "",   CHOICE_(pack),           0,        0, RUN_,             "stream",
-        WORDS_CHOICE(PACKING_WORDS), "how documents become sequences; stream: cut anywhere; "
+    {"data",       "pack",          "",   CHOICE_(pack),           0,        0, AUTO_ | RUN_,     "auto",
+        WORDS_CHOICE(PACKING_WORDS), "how documents become sequences; auto: bestfit for prompts and chats, else stream; "
+        "stream: cut anywhere; "
         "aligned: a sequence starts with a document; bestfit: whole documents that fit together; pad: one document, "
         "padded to --seq-len; dynamic: padded to the longest of the batch; uniform: the same, in batches of similar "
         "length"},
-    {"data",       "doc-mask",      "",   SWITCH_(doc_mask),       0,        0, RUN_,             "off",
-        "off|on", "attend only within a document"},
+    {"data",       "doc-mask",      "",   SWITCH_(doc_mask),       0,        0, AUTO_ | RUN_,     "auto",
+        "off|on", "attend only within a document; auto: on for prompts and chats, else off"},
     {"data",       "fim-rate",      "",   FLOAT_(fim_rate),        0,        1, RUN_,             "0",
         "", "fill in the middle: share of the training documents, or of their parts in a sequence, that are rearranged as "
         "prefix, suffix, middle, with the tokenizer's marks before each (dev/doc/data.md); 0: none"},

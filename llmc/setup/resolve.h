@@ -99,6 +99,8 @@ int setup_asks_for_samples(const Options* options);
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
 #include "llmc/bf16/machine_peak.h"
+#include "llmc/data/packing.h"
+#include "llmc/data/target_mask.h"
 #include "llmc/formats/hf_config.h"
 #include "llmc/formats/llmc_bin.h"
 #include "llmc/layers/bf16_weights.h"
@@ -250,6 +252,18 @@ static void settle_grid_(Settled* s) {
         o->embedding_gradient = is_piped ? EMBEDDING_GRADIENT_APART : EMBEDDING_GRADIENT_JOINED;
     }
     setup_check_grid(s);
+}
+
+// Decides how documents become rows: those with answers are whole, and alone.
+static void settle_packing_(Settled* s, RunData* data) {
+    Options* o = &s->options;
+    const int are_answers = s->use != USE_GENERATE && run_data_find_answers(data, o) != ANSWERS_NONE;
+    if (o->pack == OPTION_AUTO) {
+        o->pack = are_answers ? PACK_BESTFIT : PACK_STREAM;
+    }
+    if (o->doc_mask == OPTION_AUTO) {
+        o->doc_mask = are_answers ? DOCUMENT_MASK_ON : DOCUMENT_MASK_OFF;
+    }
 }
 
 // ---- training ----
@@ -504,6 +518,7 @@ void settle(Settled* s, RunData* data, const Options* options, const SettleInput
     setup_check_share(s);
     settle_matmul_(s);
     settle_sizes_(s);
+    settle_packing_(s, data);
     settle_teacher_(s, data, input);
     setup_check_fim(s);
     settle_grid_(s);

@@ -24,8 +24,10 @@ If a --model directory has a tokenizer's files, they are the default of --tokeni
 #include "llmc/data/kept_file.h"
 #include "llmc/data/mixture.h"
 #include "llmc/data/stories.h"
+#include "llmc/data/target_mask.h"
 #include "llmc/setup/options.h"
 #include "llmc/setup/settled.h"
+#include "llmc/tokenizer/chat_marks.h"
 #include "llmc/tokenizer/tokenizer.h"
 
 #ifdef __cplusplus
@@ -68,6 +70,8 @@ typedef struct {
     // passes over the training data that the run makes; 0: unknown, or the data are endless
     double epochs;
     KeptFile kept; // --teacher-logits of a run that reads it; k is 0 without one
+    Answers answers;
+    ChatMarks marks; // with ANSWERS_CHATS
 } RunData;
 
 // Returns true if the run has data to train on or to validate with.
@@ -122,7 +126,14 @@ int run_data_try_prompt(int* ids, int* count, int max, const RunData* data, cons
 // without a tokenizer.
 double run_data_target_bytes(const RunData* data, const int* targets, size_t count);
 
+// Returns the template of the chats that the run learns, for the model's files; NULL without chats.
+const char* run_data_chat_template(const RunData* data);
+
 // ---- files ----
+
+// Finds out whether the training data have answers, and the marks of their chats; before
+// run_data_open.
+Answers run_data_find_answers(RunData* data, const Options* options);
 
 // Opens the data, and decides --steps and --epochs from the batch sizes. With --plan and
 // --print-config the data may stay unknown (data->is_unknown); then --steps is unchanged.
@@ -459,7 +470,23 @@ double run_data_target_bytes(const RunData* data, const int* targets, size_t cou
     return bytes;
 }
 
+const char* run_data_chat_template(const RunData* data) {
+    return data->answers == ANSWERS_CHATS ? chat_template(&data->marks) : NULL;
+}
+
 // ---- files ----
+
+Answers run_data_find_answers(RunData* data, const Options* options) {
+    const int are_files = data->kind == DATA_TEXT || data->kind == DATA_SHARDS;
+    BpeEncoder encoder;
+    data->answers = are_files ? encoded_text_answers(options->train_data, options->text_field) : ANSWERS_NONE;
+    if (data->answers == ANSWERS_CHATS) {
+        bpe_encoder_open(&encoder, data->tokenizer.bpe);
+        chat_marks_open(&data->marks, &encoder);
+        bpe_encoder_close(&encoder);
+    }
+    return data->answers;
+}
 
 // Returns this number of tokens, up to a limit, and one more as the last target. Users may ask for
 // anything, so the number may overflow any integer.
@@ -652,7 +679,8 @@ static int run_data_files_(RunData* data, const Options* options) {
         return 0;
     }
     if (!options->val_data[0]) {
-        mixture_split_tail(&data->train, &data->val, options->seq_len);
+        mixture_split_tail(&data->train, &data->val, options->seq_len,
+                           run_data_eot(data, options->vocab_size));
     } else if (!run_data_sources_(&data->val, data, options, options->val_data, directory)) {
         return 0;
     }
@@ -720,6 +748,11 @@ static void run_data_fim_(RunData* data, const Options* options) {
     const double rate = (double)options->fim_rate;
     const FimNames names = fim_names();
     FillInMiddle fim = {options->fim_rate, options->fim_spm_rate, options->seed, 0, 0, 0};
+    if (rate > 0 && (data->answers != ANSWERS_NONE || mixture_has_mask(&data->train))) {
+        die_usage("--fim-rate %g, but --train-data %s has prompts or chats; wanted 0: rearranged, an answer "
+                  "would precede its question",
+                  rate, options->train_data);
+    }
     if (rate == 0 || data->is_unknown) {
         return;
     }
@@ -894,6 +927,23 @@ static void run_data_print_batches_(const Settled* s) {
     }
 }
 
+// Says which tokens the losses count, if not all.
+static void run_data_print_answers_(const RunData* data) {
+    if (!mixture_has_mask(&data->train)) {
+        return;
+    }
+    printf("answers: only answers count in the loss%s",
+           mixture_has_mask(&data->val) ? ", in training and in validation"
+                                        : " of training; the validation data have no others");
+    if (data->answers == ANSWERS_CHATS) {
+        printf("; chats are %s, %s", data->marks.format,
+               data->marks.is_text
+                   ? "whose marks are plain text: the tokenizer has no special tokens for them"
+                   : "whose marks are special tokens of the tokenizer");
+    }
+    putchar('\n');
+}
+
 void run_data_open_loaders(Dataloader* train, Dataloader* val, const RunData* data, const Settled* s) {
     const Options* options = &s->options;
     const int group = s->sequences < DATALOADER_GROUP ? (int)s->sequences : DATALOADER_GROUP;
@@ -912,6 +962,7 @@ void run_data_open_loaders(Dataloader* train, Dataloader* val, const RunData* da
         run_data_open_validation_(&val[i], run_data_val_set(data, i), s);
     }
     run_data_print_batches_(s);
+    run_data_print_answers_(data);
     run_data_print_mixture(stdout, data, options);
     if (options->pack == PACK_DYNAMIC || options->pack == PACK_UNIFORM) {
         const int batches = 1000;
@@ -924,10 +975,24 @@ void run_data_print_mixture(FILE* file, const RunData* data, const Options* opti
     mixture_print(file, &data->train, (uint64_t)run_data_step_(options, data->train.from, options->steps));
 }
 
+// Prints the share of the tokens of all rows that are answers, if not all are.
+static void run_data_print_share_(FILE* file, const DataSources* sources) {
+    double targets = 0, tokens = 0;
+    for (int s = 0; s < sources->count; s++) {
+        const Rows* rows = &sources->source[s].rows;
+        targets += (double)(rows->has_mask ? rows->targets : rows->tokens);
+        tokens += (double)rows->tokens;
+    }
+    if (mixture_has_mask(sources)) {
+        fprintf(file, " (%.1f %% answers)", 100 * targets / tokens);
+    }
+}
+
 void run_data_print(FILE* file, const RunData* data) {
     if (run_data_has_tokens(data)) {
-        fprintf(file, "data: %zu training tokens, %zu for validation; ", data->train.tokens,
-                data->val.tokens);
+        fprintf(file, "data: %zu training tokens", data->train.tokens);
+        run_data_print_share_(file, &data->train);
+        fprintf(file, ", %zu for validation; ", data->val.tokens);
         if (data->epochs > 0) {
             fprintf(file, "%.3g epochs; ", data->epochs);
         }

@@ -107,7 +107,7 @@ static void test_orders(void) {
     mixture_pack(&sources, PACK_STREAM, 4, EOT, DOCUMENT_MASK_OFF);
     test_order(&sources); // 100 tokens: 24 sequences, 3 tokens left over
     rows_close(&sources.source[0].rows);
-    mixture_split_tail(&sources, &tail, 4);
+    mixture_split_tail(&sources, &tail, 4, 0);
     mixture_pack(&tail, PACK_STREAM, 4, EOT, DOCUMENT_MASK_OFF);
     test_order(&tail); // 49 tokens: 12 sequences to the very last token
     mixture_close(&tail);

@@ -129,7 +129,7 @@ static void test_epoch(void) {
 static void test_tail(void) {
     DataSources sources, tail;
     mixture_open_files(&sources, list_of("%/a_*.bin:3,%/b.bin:1"), TOKENS_AUTO, V);
-    mixture_split_tail(&sources, &tail, 10);
+    mixture_split_tail(&sources, &tail, 10, 0);
     EXPECT(tail.count == 2 && tail.order.stretch[0].cycle == 4 && tail.order.stretch[0].share[0] == 3,
            "the same weights");
     EXPECT(tail.source[0].stream.count == 51 && tail.source[1].stream.count == 20, "a shard, and 5 %%");
@@ -195,7 +195,7 @@ static void test_names(void) {
 static uint64_t fingerprint_of(const char* list) {
     DataSources sources, tail;
     mixture_open_files(&sources, list_of(list), TOKENS_AUTO, V);
-    mixture_split_tail(&sources, &tail, 10);
+    mixture_split_tail(&sources, &tail, 10, 0);
     const uint64_t value = sources.fingerprint;
     EXPECT(value && tail.fingerprint == value, "%s", list);
     mixture_close(&tail);

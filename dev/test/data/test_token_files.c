@@ -238,7 +238,7 @@ TEST(split) {
         } else {
             tokens_open_memory(&stream, memory, 400, V, "memory");
         }
-        tokens_split_tail(&stream, &tail, cases[i].T);
+        tokens_split_tail(&stream, &tail, cases[i].T, 0);
         const size_t rest = cases[i].count - cases[i].tail;
         EXPECT(stream.count == rest && tail.count == cases[i].tail, "case %zu: %zu + %zu", i, stream.count,
                tail.count);
@@ -256,7 +256,7 @@ TEST(split_text) {
     memset(text, 'x', sizeof(text));
     memcpy(text + 189, "0123456789", 10);
     TokenStream stream = open_files(test_write("long.txt", text, sizeof(text))), tail;
-    tokens_split_tail(&stream, &tail, 4);
+    tokens_split_tail(&stream, &tail, 4, 0);
     int tokens[10];
     EXPECT(stream.count == 190 && tail.count == 10, "%zu + %zu", stream.count, tail.count);
     tokens_fill(&tail, 0, 10, tokens);
@@ -376,7 +376,7 @@ TEST(bad_tokens) {
 
 static void split_too_few(const void* pattern) {
     TokenStream stream = open_files((const char*)pattern), tail;
-    tokens_split_tail(&stream, &tail, 50);
+    tokens_split_tail(&stream, &tail, 50, 0);
 }
 
 TEST(too_few) {

@@ -1,0 +1,110 @@
+#!/usr/bin/env bash
+# test_answers.sh -- prompts and chats as users see them: the loss of the answers is that of
+# transformers (dev/ref/make_chat_fixtures.py), whatever the packing, the micro-batch and the ranks;
+# shards of ./tokenize give the same; talking to a model in turns.
+#
+#     dev/test/cli/test_answers.sh build/plain/train_gpt2
+#
+# One line for each check that fails; the last line counts them.
+set -u
+
+trainer=$(realpath "${1:?usage: test_answers.sh TRAINER}")
+tokenize=$(dirname "$trainer")/tokenize
+fixtures=$(realpath dev/ref/fixtures/chats)
+source dev/test/lib/check.sh
+source dev/test/lib/trainer.sh
+trainer_begin test_answers
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 TMPDIR=$work
+
+read -r wanted_loss wanted_norm _ < <(grep -v '^#' "$fixtures/loss.txt")
+chats=$fixtures/documents.jsonl
+
+# A run whose only update has all twelve documents, each in a row of its own.
+update=(--model "$fixtures/model" --matmul fp32 --seq-len 96 --total-batch $((96 * 12)) --steps 1 --sample-every 0)
+all=(--val-data "$chats" --eval-batches 12)
+precision=1e-5 # of sums of some hundred fp32 numbers
+
+says() { check "$1: \"$2\" is not said" grep -qF -- "$2" stdout; }
+
+# near WHAT GOT WANTED
+near() {
+    check "$1: $2, wanted $3" awk -v a="$2" -v b="$3" -v e=$precision 'BEGIN { exit !(a != "" && a - b < e && b - a < e) }'
+}
+
+# is_true WHAT OUT: the losses and the norm of the first update are those of transformers.
+is_true() {
+    near "$1: loss" "$(values train loss "$2/log.jsonl")" "$wanted_loss"
+    near "$1: norm" "$(values train norm "$2/log.jsonl")" "$wanted_norm"
+    near "$1: validation" "$(values val loss "$2/log.jsonl" | head -n 1)" "$wanted_loss"
+}
+
+test_losses() {
+    local pack batch
+    for pack in pad dynamic uniform; do
+        for batch in 1 2 4; do
+            [ $pack = pad ] || [ $batch = 2 ] || continue
+            runs "$pack $batch" "${update[@]}" "${all[@]}" --train-data "$chats" --pack $pack --batch $batch --out one
+            is_true "$pack, --batch $batch" one
+        done
+    done
+    runs "bestfit" "${update[@]}" "${all[@]}" --train-data "$chats" --out fit # some documents twice in the update
+    near "bestfit, by itself: validation" "$(values val loss fit/log.jsonl | head -n 1)" "$wanted_loss"
+    says "the default packing" "--pack bestfit --doc-mask on"
+    says "the marks" "chats are ChatML, whose marks are special tokens of the tokenizer"
+    says "the share" "(28.9 % answers)"
+    check "the template of the chats is saved" grep -q "'<|im_start|>'" fit/step_00000001/chat_template.jinja
+}
+
+test_ranks() {
+    local n
+    if ! command -v mpirun >/dev/null || ! grep -q MPI_Init_thread "$trainer"; then
+        echo "skipped: test_answers, ranks: mpirun is missing, or the build has no MPI (scripts/install_deps.sh --test)"
+        return
+    fi
+    for n in 2 3; do
+        timeout 120 mpirun --oversubscribe --bind-to none -n $n "$trainer" "${update[@]}" "${all[@]}" --train-data "$chats" \
+            --pack pad --batch 2 --out ranks$n >stdout 2>stderr </dev/null
+        check "$n ranks: exit status $?, $(head -n 1 stderr)" [ -s ranks$n/log.jsonl ]
+        is_true "$n ranks" ranks$n
+    done
+}
+
+# Shards with masks, whatever their size; a damaged mask is refused.
+test_shards() {
+    "$tokenize" --tokenizer "$fixtures/model" --out some --val-tokens 0 --shard-tokens 100 "$chats" >stdout 2>stderr
+    check "tokenize: $(head -n 1 stderr)" [ -f some_train_000003.bin.mask ]
+    runs "shards" "${update[@]}" --train-data 'some_*.bin' --val-data 'some_*.bin' --eval-batches 12 --pack pad --batch 4 --out shards
+    is_true "shards" shards
+    "$tokenize" --tokenizer "$fixtures/model" --out some --val-tokens 0 --shard-tokens 100 "$chats" >stdout 2>stderr
+    says "the same command" "already finished"
+    printf '\1' | dd of=some_train_000001.bin.mask bs=1 seek=33 conv=notrunc status=none
+    bad 1 "some_train_000001.bin.mask: its bits have another checksum" "${update[@]}" --train-data 'some_*.bin'
+    "$tokenize" --tokenizer "$fixtures/model" --out some --val-tokens 0 --shard-tokens 100 "$chats" >stdout 2>stderr
+    check "tokenize does not see a damaged mask" grep -q "its checksum is" stderr
+    "$tokenize" --tokenizer "$fixtures/model" --out some --val-tokens 0 --restart "$chats" >stdout 2>stderr
+    check "old masks stay" [ "$(echo some_*.mask)" = some_train_000000.bin.mask ]
+}
+
+# Answers are whole after a resumed run, and a mask that is lost is made again.
+test_kept() {
+    runs "kept" "${update[@]}" "${all[@]}" --train-data "$chats" --pack pad --batch 4 --out kept
+    printf '\1' | dd of="$(echo kept/tokens/*.mask)" bs=1 seek=33 conv=notrunc status=none
+    runs "a damaged mask" "${update[@]}" "${all[@]}" --train-data "$chats" --pack pad --batch 4 --out kept --resume off
+    says "a damaged mask" "is encoded again"
+    check "a damaged mask: two files and a record" [ "$(find kept/tokens -type f | wc -l)" = 3 ]
+    is_true "a damaged mask" kept
+}
+
+test_bad() {
+    printf '{"prompt":"a","completion":"b"}\n{"messages":[{"role":"tool","content":"x"}]}\n' >bad.jsonl
+    bad 1 'bad.jsonl:2: message 1: role "tool", wanted "system", "user" or "assistant"' "${update[@]}" --train-data bad.jsonl
+    head -n 1 bad.jsonl >one.jsonl
+    bad 1 "one.jsonl: one document, wanted another for validation" "${update[@]}" --train-data one.jsonl
+}
+
+test_losses
+test_ranks
+test_shards
+test_kept
+test_bad
+check_done
