@@ -713,7 +713,9 @@ void rows_open(Rows* rows, const TokenStream* stream, Packing pack, int T, int e
         rows->fim = *fim;
     }
     assert(T > 0 && T <= 1 << PIECE_LENGTH_BITS_);
-    assert(!rows->has_mask || rows->fim.rate == 0);
+    CHECK(!rows->has_mask || rows->fim.rate == 0,
+          "%s: has prompts or chats, wanted --fim-rate 0: rearranged, an answer would precede its question",
+          stream->name);
     CHECK(stream->count > (size_t)T || pack > PACK_ALIGNED,
           "%s: %zu tokens, wanted %zu for a sequence of %d and its next token", stream->name, stream->count,
           (size_t)T + 1, T);

@@ -748,7 +748,7 @@ static void run_data_fim_(RunData* data, const Options* options) {
     const double rate = (double)options->fim_rate;
     const FimNames names = fim_names();
     FillInMiddle fim = {options->fim_rate, options->fim_spm_rate, options->seed, 0, 0, 0};
-    if (rate > 0 && (data->answers != ANSWERS_NONE || mixture_has_mask(&data->train))) {
+    if (rate > 0 && data->answers != ANSWERS_NONE) {
         die_usage("--fim-rate %g, but --train-data %s has prompts or chats; wanted 0: rearranged, an answer "
                   "would precede its question",
                   rate, options->train_data);

@@ -99,6 +99,7 @@ test_bad() {
     printf '{"prompt":"a","completion":"b"}\n{"messages":[{"role":"tool","content":"x"}]}\n' >bad.jsonl
     bad 1 'bad.jsonl:2: message 1: role "tool", wanted "system", "user" or "assistant"' "${update[@]}" --train-data bad.jsonl
     head -n 1 bad.jsonl >one.jsonl
+    bad 2 "--fim-rate 0.5, but --train-data one.jsonl has prompts or chats" "${update[@]}" --train-data one.jsonl --fim-rate 0.5
     bad 1 "one.jsonl: one document, wanted another for validation" "${update[@]}" --train-data one.jsonl
 }
 

@@ -272,9 +272,10 @@ static void test_rows(const Marked* text, const TokenStream* stream, Packing pac
     int inputs[T], targets[T], starts[T];
     uint64_t all = 0, wanted = 0;
     char used[TOKENS] = {0};
-    rows_open(&rows, stream, pack, T, EOT, DOCUMENT_MASK_ON);
+    rows_open(&rows, stream, pack, T, EOT, DOCUMENT_MASK_ON, NULL);
     for (uint64_t k = 0; k < rows.count; k++) {
-        const int counted = rows_fill(&rows, k, T, inputs, targets, starts), length = rows_length(&rows, k);
+        const int counted = rows_fill(&rows, k, 0, T, inputs, targets, starts),
+                  length = rows_length(&rows, k);
         int found = 0;
         EXPECT(counted > 0, "pack %d: row %d has no target", pack, (int)k);
         for (int begin = 0, end; begin < length; begin = end) {
