@@ -8,6 +8,7 @@
 #
 #     rest       what `make test` leaves out to be short: another compiler, more precisions and architectures (run.sh rest)
 #     fresh      a new Debian with what the README asks for: `make test`, before and after install_deps.sh --test (fresh.sh)
+#     container  the steps of the recipe for a container in a new Debian, and the README's commands there (container.sh)
 #     kills      a run that is killed 200 times at random moments ends with the bits of one that is not; so does one of
 #                1 to 4 ranks, another number after each kill
 #     learning   the built-in stories have a known entropy: the default run ends within 15 % of it, ten times the steps
@@ -46,13 +47,16 @@ has_sim() { has_simulated_gpu "soak: $1"; }
 
 part_rest() { dev/test/run.sh rest || fail rest; }
 
-part_fresh() {
-    if [ "$(id -u)" != 0 ] || ! command -v debootstrap >/dev/null || ! command -v unshare >/dev/null; then
-        echo "skipped: soak: fresh: wants root and debootstrap (scripts/install_deps.sh --soak)"
-        return
-    fi
-    dev/test/fresh.sh || fail fresh
+# makes_debian PART: fails, and says that the part is skipped, if this machine cannot make a new Debian.
+makes_debian() {
+    [ "$(id -u)" = 0 ] && command -v debootstrap >/dev/null && command -v unshare >/dev/null && return
+    echo "skipped: soak: $1: wants root and debootstrap (scripts/install_deps.sh --soak)"
+    return 1
 }
+
+part_fresh() { ! makes_debian fresh || dev/test/fresh.sh || fail fresh; }
+
+part_container() { ! makes_debian container || dev/test/container.sh || fail container; }
 
 part_kills() {
     dev/test/cli/test_kill.sh ./train_gpt2 200 || fail kills
@@ -246,7 +250,7 @@ part_mup() {
 
 part_toy() { ! has_sim toy || quietly dev/bench/gpu_report.sh --toy --minutes 30 --out "$work/toy"; }
 
-parts=(rest fresh kills learning mup texts fuzz aarch64 defects ranks offload waits plan toy)
+parts=(rest fresh container kills learning mup texts fuzz aarch64 defects ranks offload waits plan toy)
 [ $# -gt 0 ] || set -- "${parts[@]}"
 for part in "$@"; do
     [[ " ${parts[*]} " = *" $part "* ]] || { echo "error: no part $part; wanted some of: ${parts[*]}" >&2; exit 2; }
