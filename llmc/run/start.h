@@ -81,6 +81,7 @@ int run_close(Run* run);
 #include "llmc/plan/mfu.h"
 #include "llmc/plan/plan.h"
 #include "llmc/report/compare.h"
+#include "llmc/report/follow.h"
 #include "llmc/report/page.h"
 #include "llmc/run/evaluation.h"
 #include "llmc/run/generate.h"
@@ -646,7 +647,7 @@ static void start_dispatch_(Run* run) {
 
 // Returns the option given that is about existing runs, NULL if none is.
 static const char* start_asked_(const Options* o) {
-    static const char* const names[] = {"report", "compare", "stop-run"};
+    static const char* const names[] = {"report", "compare", "follow", "stop-run"};
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
         if (options_given(o, names[i])) {
             return names[i];
@@ -666,8 +667,8 @@ static void start_check_reports_(const Options* o, const char* asked) {
         if (o->given[i] && strcmp(row->group, "reports") != 0) {
             die_usage("--%s cannot be combined with --%s: it does not train", asked, row->name);
         }
-        if (o->given[i] && o->stop_run[0] && strcmp(row->name, "stop-run") != 0) {
-            die_usage("--stop-run cannot be combined with --%s; wanted one of them", row->name);
+        if (o->given[i] && (o->follow[0] || o->stop_run[0]) && strcmp(row->name, asked) != 0) {
+            die_usage("--%s cannot be combined with --%s; wanted one of them", asked, row->name);
         }
     }
 }
@@ -682,6 +683,9 @@ static int start_reports_(Run* run) {
     }
     if (o->report[0]) {
         report_write(stdout, o->report, o->out_html);
+    }
+    if (o->follow[0]) {
+        follow_run(o->follow);
     }
     if (o->stop_run[0]) {
         run->status = stop_run(stdout, o->stop_run);

@@ -157,7 +157,7 @@ struct Options {
     float node_gbps, net_gbps;
     int timeout;
 
-    const char *report, *out_html, *compare, *stop_run;
+    const char *report, *out_html, *compare, *follow, *stop_run;
 
     const char* config;
     int plan, plan_tensors;
@@ -623,6 +623,9 @@ const OptionRow OPTION_TABLE[] = {
         "FILE", "file for the page of --report; without it: report.html in the first run's directory"},
     {"reports",    "compare",       "",   STRING_(compare),        0,        0, ONCE_,            "",
         "RUNS", "print the results of runs side by side, and exit"},
+    {"reports",    "follow",        "",   STRING_(follow),         0,        0, ONCE_,            "",
+        "DIR", "show the run that writes in this directory, its --out: loss curve, last update and sample, until q; not on a terminal: "
+        "lines, until the run ends"},
     {"reports",    "stop-run",      "",   STRING_(stop_run),       0,        0, ONCE_,            "",
         "DIR", "ask the run that writes in this directory, its --out, to save and end, wait for it, and exit; also from another "
         "machine that shares the directory"},

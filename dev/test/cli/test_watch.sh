@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# test_watch.sh -- watching a run from another process: --stop-run.
+# test_watch.sh -- watching a run from another process: --follow and --stop-run.
 #
 #     dev/test/cli/test_watch.sh build/plain/train_gpt2
 #
 # One line for each check that fails; the last line counts them.
 set -u
 
+root=$PWD
 trainer=$(realpath "${1:?usage: test_watch.sh TRAINER}")
 source dev/test/lib/check.sh
 source dev/test/lib/trainer.sh
@@ -54,6 +55,46 @@ test_stop_validation() {
     wait "$process"
 }
 
+# On a terminal that changes its size, a picture that fits, until a key; elsewhere lines.
+test_follow() {
+    start_run follow --sample-every 5 --eval-every 5
+    if is_here python3 "watch: --follow on a terminal"; then
+        local size
+        for key in q '\x03'; do
+            LC_ALL=C.UTF-8 timeout 100 "$root/dev/test/lib/in_terminal.py" 80x24,120x50,40x12,30x4 'running' "$key" "$trainer" --follow follow >shown
+            check "$key leaves: exit status $?" [ $? = 0 ]
+        done
+        for size in 80x24 120x50 40x12 30x4; do
+            check "$size: lines that fit" bash -c '! grep -qx "$1|is too wide" shown' - "$size"
+            check "$size: as many as fit" [ "$(grep -c "^$size|" shown)" -le "${size#*x}" ]
+            check "$size: the last update" grep -Eq "^$size[|]step +[0-9]+/1000000 [|] loss" shown
+        done
+        check "a curve of dots" grep -aq $'^80x24|.*\xe2[\xa0-\xa3]' shown
+        check "a sample" grep -q '^120x50|.*sample:$' shown
+        check "the first screen comes back: $(grep '^after' shown)" grep -qF '\x1b[?1049lfollow: step ' shown
+        check "the keyboard" grep -qx 'keyboard|as before' shown
+    fi
+    "$trainer" --follow follow >lines 2>&1 &
+    local follower=$!
+    for _ in {1..400}; do [ "$(grep -c '^step' lines)" -gt 3 ] && break; sleep 0.05; done
+    good "stopped while it is followed" --stop-run follow
+    wait "$follower"
+    check "the follower ends with it: exit status $?" [ $? = 0 ]
+    check "its last line" [ "$(tail -n 1 lines)" = "follow: stopped by --stop-run" ]
+    check "it has lines of updates" grep -Eq '^step +[0-9]+/1000000 [|] loss [0-9.]+ [|] eta ' lines
+    check "and of validations" grep -Eq '^step +[0-9]+/1000000 [|] val loss [0-9.]+ [|] [0-9.]+ bpb$' lines
+    check "and of the save" grep -Eq '^step +[0-9]+/1000000 [|] saved$' lines
+    check "no control characters" bash -c '! grep -q "[[:cntrl:]]" lines'
+    good "--follow of a run that has ended" --follow follow/log.jsonl
+    check "its end" [ "$(tail -n 1 stdout)" = "follow/log.jsonl: stopped by --stop-run" ]
+    mkdir empty
+    bad 1 "empty/log.jsonl" --follow empty
+    bad 1 "nowhere: No such file" --follow nowhere
+    bad 2 "--follow cannot be combined with --stop-run" --follow follow --stop-run follow
+    bad 2 "--follow cannot be combined with --seed: it does not train" --follow follow --seed 1
+}
+
 test_stop
 test_stop_validation
+test_follow
 check_done
