@@ -160,8 +160,8 @@ static void generate_flush_(FILE* file, const char* name) {
     CHECK(fflush(file) == 0 && !ferror(file), "%s: cannot write: %s", name, strerror(errno));
 }
 
-// Prints `shown`, the visible part of a prompt, and then its continuation token by token: with
-// lines wrapped at words on a terminal, unchanged elsewhere.
+// Prints `shown`, the visible part of a prompt, then its continuation token by token, and --suffix:
+// with lines wrapped at words on a terminal, unchanged elsewhere.
 static void generate_print_(Generate* g, const char* shown, const int* ids, int count, int64_t prompt) {
     const size_t columns = text_wrap_columns(stdout), unknown = isatty(STDOUT_FILENO) ? 80 : 0;
     GeneratorSequence* sequence = &g->run->generator.sequences[0];
@@ -176,6 +176,7 @@ static void generate_print_(Generate* g, const char* shown, const int* ids, int 
         generate_advance_(g);
     }
     text_stream_print(&sequence->stream, &wrap, TEXT_ENDS);
+    text_wrap_put(&wrap, g->options.suffix, strlen(g->options.suffix));
     text_wrap_end(&wrap);
     fputc('\n', stdout);
     generate_flush_(stdout, "standard output");
@@ -427,6 +428,9 @@ static void generate_check_options_(const Options* o, const Comm* comm) {
     if (ways != 1) {
         die_usage("--prompt, --interactive, --prompts: wanted only one of them");
     }
+    if (options_given(o, "suffix") && !options_given(o, "prompt")) {
+        die_usage("--suffix needs --prompt TEXT, the text before the middle");
+    }
     if (!o->model[0]) {
         die_usage(
             o->interactive ? "--interactive needs a trained model: --model DIR"
@@ -464,7 +468,8 @@ static void generate_setup_(Generate* g, Ranks ranks) {
     if (o->prompts[0]) {
         generate_read_(g);
     } else {
-        g->count = run_data_prompt(g->ids, o->seq_len, &run->data, o, run->settled.cfg.V);
+        g->count = (options_given(o, "suffix") ? run_data_infill : run_data_prompt)(
+            g->ids, o->seq_len, &run->data, o, run->settled.cfg.V);
     }
 }
 

@@ -119,7 +119,7 @@ struct Options {
     int stride, tasks_every, tasks_max;
     const char* out_scores;
     int interactive;
-    const char *prompts, *out_texts;
+    const char *suffix, *prompts, *out_texts;
     int tokens;
     OptionList stop;
     int quantize;
@@ -473,6 +473,8 @@ const OptionRow OPTION_TABLE[] = {
 
     {"texts",      "interactive",   "",   FLAG_(interactive),      0,        0, TEXTS_ | ONCE_,    "off",
         "off|on", "read prompts from the terminal, one per line, and continue each; end with Ctrl-D"},
+    {"texts",      "suffix",        "",   STRING_(suffix),         0,        0, TEXTS_ | ONCE_,    "",
+        "TEXT", "fill in the middle: generate the text between --prompt and this, by a model that was trained with --fim-rate"},
     {"texts",      "prompts",       "",   STRING_(prompts),        0,        0, TEXTS_ | ONCE_ | READS_, "",
         "FILE.jsonl", "read prompts from a file of JSON lines: {\"prompt\": \"...\"}"},
     {"texts",      "out-texts",     "",   STRING_(out_texts),      0,        0, TEXTS_ | ONCE_ | WRITES_, "",

@@ -117,6 +117,10 @@ const Tokenizer* run_data_saved_tokenizer(const RunData* data);
 // number of tokens.
 int run_data_prompt(int* ids, int max, const RunData* data, const Options* options, int V);
 
+// Sets `ids` to the tokens before the middle between --prompt and --suffix (fill_in_middle.h), as
+// run_data_prompt does.
+int run_data_infill(int* ids, int max, const RunData* data, const Options* options, int V);
+
 // Does the work of run_data_prompt for `text` of `bytes`, and sets *count to the number of tokens.
 // Returns 0 with the reason in `error` if it cannot be encoded or is too long.
 int run_data_try_prompt(int* ids, int* count, int max, const RunData* data, const Options* options, int V,
@@ -462,6 +466,45 @@ int run_data_prompt(int* ids, int max, const RunData* data, const Options* optio
     return count;
 }
 
+// Returns the tokenizer's marks to fill in the middle, for an option. Refuses a tokenizer without
+// them, and a model of V tokens that lacks them.
+static FillInMiddle run_data_marks_(const RunData* data, const Options* options, int V, const char* what) {
+    const FimNames names = fim_names();
+    FillInMiddle fim = {0, 0, 0, 0, 0, 0};
+    if (!data->has_tokenizer || !fim_find_marks(&fim, &data->tokenizer)) {
+        die_usage("%s needs marks; %s%s has none; wanted three special tokens, %s, %s and %s, or those of "
+                  "another family (dev/doc/data.md)",
+                  what, options->tokenizer[0] ? "--tokenizer " : "the tokenizer of these data",
+                  options->tokenizer, names.of[0], names.of[1], names.of[2]);
+    }
+    if (fim_largest_mark(&fim) >= V) {
+        die_usage("%s: a mark for it is token %d; wanted a --vocab-size above that, not %d", what,
+                  fim_largest_mark(&fim), V);
+    }
+    return fim;
+}
+
+int run_data_infill(int* ids, int max, const RunData* data, const Options* options, int V) {
+    const FillInMiddle fim = run_data_marks_(data, options, V, "--suffix");
+    const char* text = options->suffix;
+    int* suffix =
+        (int*)check_alloc(tokenizer_most_ids(&data->tokenizer, strlen(text)) + 1, sizeof(int), "suffix");
+    const size_t n = tokenizer_encode(&data->tokenizer, text, strlen(text), suffix);
+    const int count = run_data_prompt(ids, max, data, options, V), start = ids[0] == run_data_eot(data, V);
+    if ((size_t)count + n + FIM_MARKS > (size_t)max) {
+        die_usage("--suffix: %zu tokens, with %d of the prompt and %d marks; wanted at most %d, the sequence "
+                  "length",
+                  n, count, FIM_MARKS, max);
+    }
+    memmove(ids + start + 1, ids + start, (size_t)(count - start) * sizeof(int));
+    ids[start] = fim.prefix;
+    ids[count + 1] = fim.suffix;
+    memcpy(ids + count + 2, suffix, n * sizeof(int));
+    ids[count + 2 + (int)n] = fim.middle;
+    free(suffix);
+    return count + (int)n + FIM_MARKS;
+}
+
 double run_data_target_bytes(const RunData* data, const int* targets, size_t count) {
     double bytes = 0;
     for (size_t i = 0; data->has_tokenizer && i < count; i++) {
@@ -743,31 +786,21 @@ static void run_data_check_epochs_(const RunData* data, const Options* options) 
     }
 }
 
-// Sets how training documents are rearranged. Refuses a tokenizer without marks for it.
+// Sets how training documents are rearranged.
 static void run_data_fim_(RunData* data, const Options* options) {
-    const double rate = (double)options->fim_rate;
-    const FimNames names = fim_names();
-    FillInMiddle fim = {options->fim_rate, options->fim_spm_rate, options->seed, 0, 0, 0};
-    if (rate > 0 && data->answers != ANSWERS_NONE) {
+    if (options->fim_rate > 0 && data->answers != ANSWERS_NONE) {
         die_usage("--fim-rate %g, but --train-data %s has prompts or chats; wanted 0: rearranged, an answer "
                   "would precede its question",
-                  rate, options->train_data);
+                  (double)options->fim_rate, options->train_data);
     }
-    if (rate == 0 || data->is_unknown) {
-        return;
+    if (options->fim_rate > 0 && !data->is_unknown) {
+        char what[OPTION_TEXT_BYTES];
+        snprintf(what, sizeof(what), "--fim-rate %g", (double)options->fim_rate);
+        data->fim = run_data_marks_(data, options, options->vocab_size, what);
+        data->fim.rate = options->fim_rate;
+        data->fim.spm_rate = options->fim_spm_rate;
+        data->fim.seed = options->seed;
     }
-    if (!data->has_tokenizer || !fim_find_marks(&fim, &data->tokenizer)) {
-        die_usage("--fim-rate %g needs marks; %s%s has none; wanted three special tokens, %s, %s and %s, or "
-                  "those of another family (dev/doc/data.md)",
-                  rate, options->tokenizer[0] ? "--tokenizer " : "the tokenizer of these data",
-                  options->tokenizer, names.of[0], names.of[1], names.of[2]);
-    }
-    const int largest = fim_largest_mark(&fim);
-    if (largest >= options->vocab_size) {
-        die_usage("--fim-rate %g: the mark for it is token %d; wanted a --vocab-size above that, not %d",
-                  rate, largest, options->vocab_size);
-    }
-    data->fim = fim;
 }
 
 // Sets --steps to the updates of one epoch or of --epochs. An update that would not be whole is

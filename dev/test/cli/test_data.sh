@@ -289,6 +289,12 @@ test_fim() {
     bad 2 "--fim-rate 0.5 needs marks|--tokenizer merges.txt has none|<|fim_prefix|>, <|fim_suffix|> and <|fim_middle|>" \
         "${tiny[@]}" "${words[@]}" --train-data text.txt --fim-rate 0.5
     bad 2 "--fim-rate is for training" --model fim --prompt a --fim-rate 0.5
+    runs "text in the middle" --model fim --prompt "9 bottles" --suffix " of beer." --tokens 4
+    check "between prompt and suffix: $(cat stdout)" grep -q '^9 bottles.* of beer\.$' <(tr '\n' ' ' <stdout | sed 's/ $//')
+    bad 2 "--suffix needs --prompt" --model fim --interactive --suffix b
+    runs "a model without marks" "${tiny[@]}" "${words[@]}" --train-data text.txt --out unmarked
+    bad 2 "--suffix needs marks|<|fim_prefix|>" --model unmarked --prompt a --suffix b
+    bad 2 "--suffix: |wanted at most 16, the sequence length" --model fim --prompt a --suffix "zzzzzzzzzzzzzzzzzzzz"
 }
 
 # ---- text from Windows

@@ -1064,6 +1064,14 @@ static void test_fim(void) {
         EXPECT(run.data.val.source[0].rows.fim.rate == 0, "%s: validation", line);
         run_close(&run);
     }
+    Run run = run_open(TEXT "--tokenizer %/fim.tokenizer.json --prompt ab");
+    run.settled.options.suffix = "c";
+    int ids[17];
+    const int wanted[7] = {256, 257, 'a', 'b', 258, 'c', 259}; // end-of-text, PRE ab SUF c MID
+    EXPECT(run_data_infill(ids, 7, &run.data, &run.settled.options, 260) == 7 &&
+               memcmp(ids, wanted, sizeof(wanted)) == 0,
+           "%d %d %d %d %d %d %d", ids[0], ids[1], ids[2], ids[3], ids[4], ids[5], ids[6]);
+    run_close(&run);
     expect_refused(TEXT "--fim-rate 0.5", 2,
                    "--fim-rate 0.5 needs marks|the tokenizer of these data has none");
     expect_refused(SHARDS "--fim-rate 0.5", 2, "--fim-rate 0.5 needs marks|<|fim_prefix|>");
