@@ -907,6 +907,18 @@ static void model_update(Model* model, Update update) {
     stages_share_wte(model);
 }
 
+// Sets the parameters to the average of the weights after n updates of it, and sets the weights
+// again.
+static void model_show_average(Model* model, int64_t n) {
+    update_groups_show_average_cpu(&model->update, n);
+    stages_share_wte(model);
+}
+
+static void model_hide_average(Model* model) {
+    update_groups_hide_average_cpu(&model->update);
+    stages_share_wte(model);
+}
+
 // -------------------------------------------------------------------------------------------------
 // Evaluate and decode
 
@@ -930,6 +942,17 @@ static void model_evaluate(Model* model, Run* run) {
         evaluate_batch(model, batch, rank_report_losses(run->report) + (i - model->groups.pipe.rank));
         before = now;
     }
+}
+
+// Validates the average of the weights.
+static void model_evaluate_average(Model* model, Run* run) {
+    model_show_average(model, run_averaged(run));
+    for (int set = 0; run_validates(run, set); set++) {
+        model_evaluate(model, run);
+        run_log_average(run);
+    }
+    model_hide_average(model);
+    run_end_average(run);
 }
 
 // Forward, for tasks: sets the loss of each token of whole sequences; positions count from the
@@ -1022,6 +1045,12 @@ static void model_loaded(Model* model, const char* checkpoint) {
     linear_pack(&model->linear);
 }
 
+static void model_gather(Model* model, int g, float* group) {
+    if (zero_is_divided(&model->zero.plan) && zero_has_gradient(&model->zero.plan, g)) {
+        zero_gather_group_cpu(&model->zero, group, g);
+    }
+}
+
 static void model_move(Model* model, GridGroup group, GroupMove move) {
     Group* with = group == GRID_TENSOR    ? &model->groups.tensor
                   : group == GRID_EXPERTS ? &model->groups.experts
@@ -1060,7 +1089,8 @@ static const Trainer trainer = {
     .token_losses = model_token_losses,
     .prefill = model_prefill,
     .decode = model_decode,
-    .access = {model_get_group, model_set_group, model_get_state, model_set_state, model_loaded, model_move},
+    .access = {model_get_group, model_set_group, model_get_state, model_set_state, model_loaded, model_gather,
+               model_move},
     .top_tokens = model_top_tokens,
     .teacher = model_teacher,
     .checksum = model_checksum,
@@ -1077,6 +1107,9 @@ static void train(Model* model, Run* run) {
         for (int set = 0; run_validates(run, set); set++) {
             model_evaluate(model, run);
             run_log_validation(run);
+        }
+        if (run_validates_average(run)) {
+            model_evaluate_average(model, run);
         }
         if (run_evaluates_tasks(run)) {
             run_log_tasks(run);

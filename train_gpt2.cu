@@ -1300,6 +1300,18 @@ static void model_update(Model* model, Update update) {
     stages_share_wte(model);
 }
 
+// Sets the parameters to the average of the weights after n updates of it, and sets the weights
+// again.
+static void model_show_average(Model* model, int64_t n) {
+    update_groups_show_average(model->update, n, &model->offload, &model->gpu);
+    stages_share_wte(model);
+}
+
+static void model_hide_average(Model* model) {
+    update_groups_hide_average(model->update, &model->gpu);
+    stages_share_wte(model);
+}
+
 // -------------------------------------------------------------------------------------------------
 // Evaluate and decode
 
@@ -1335,6 +1347,17 @@ static void model_evaluate(Model* model, Run* run) {
         before = now;
     }
     step_results_collect(&model->results, losses + i);
+}
+
+// Validates the average of the weights.
+static void model_evaluate_average(Model* model, Run* run) {
+    model_show_average(model, run_averaged(run));
+    for (int set = 0; run_validates(run, set); set++) {
+        model_evaluate(model, run);
+        run_log_average(run);
+    }
+    model_hide_average(model);
+    run_end_average(run);
 }
 
 // Forward, for tasks: sets the loss of each token of whole sequences; positions count from the
@@ -1428,6 +1451,15 @@ static void model_loaded(Model* model, const char* checkpoint) {
     choose_matmuls(model);
 }
 
+static void model_gather(Model* model, int g, float* group) {
+    const ZeroPiece piece = zero_piece(&model->zero.plan, g, ZERO_TRAINED);
+    if (zero_is_divided(&model->zero.plan) && piece.count > 0) {
+        zero_wait_for_parameters(&model->zero);
+        zero_collect(&model->zero, group, g, ZERO_TRAINED,
+                     group + (piece.full - zero_group_begin(&model->zero.plan, g)), DTYPE_FP32);
+    }
+}
+
 static void model_move(Model* model, GridGroup group, GroupMove move) {
     const GroupGpu* with = group == GRID_TENSOR    ? &model->groups.tensor
                            : group == GRID_EXPERTS ? &model->groups.experts
@@ -1484,6 +1516,7 @@ static Trainer trainer_open(void) {
     t.access.get_state = model_get_state;
     t.access.set_state = model_set_state;
     t.access.loaded = model_loaded;
+    t.access.gather = model_gather;
     t.access.move = model_move;
     t.top_tokens = model_top_tokens;
     t.teacher = model_teacher;
@@ -1505,6 +1538,9 @@ static void train(Model* model, Run* run) {
         for (int set = 0; run_validates(run, set); set++) {
             model_evaluate(model, run);
             run_log_validation(run);
+        }
+        if (run_validates_average(run)) {
+            model_evaluate_average(model, run);
         }
         if (run_evaluates_tasks(run)) {
             run_log_tasks(run);

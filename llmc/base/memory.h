@@ -26,7 +26,7 @@ extern "C" {
 // host's.
 typedef enum { MEMORY_DEVICE, MEMORY_HOST, MEMORY_PINNED, MEMORY_DISK } MemoryPlace;
 
-enum { MEMORY_KINDS = 40, MEMORY_BLOCKS = 256, MEMORY_NAME = 40 };
+enum { MEMORY_KINDS = 48, MEMORY_BLOCKS = 256, MEMORY_NAME = 40 };
 
 // Memory of one kind at one place.
 typedef struct {

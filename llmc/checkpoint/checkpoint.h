@@ -3,13 +3,15 @@ checkpoint.h -- saves the complete state of a run in a directory, OUT/step_00001
 
     config.json, generation_config.json, model.safetensors  a Hugging Face model (hf_model.h)
     tokenizer.json, tokenizer_config.json, ...              its tokenizer, if the run has one
+    model_average.safetensors                               average of its weights, if any
     optimizer.1of1.safetensors                              optimizer's state (optimizer_parts.h)
     matmul.json                                             GPU only (matmul_algorithms.h)
     state.json                                              all else, with checksums (run_state.h)
 
-model.safetensors has the fp32 master weights, or 16-bit weights if the run has no master weights. A
-model larger than --model-file-gb is split into several files with an index (hf_model.h); each rank
-copies and writes some of them.
+model.safetensors has the fp32 master weights, or 16-bit weights if the run has no master weights;
+model_average.safetensors is fp32, and missing while the average (average.h) has no update. A model
+larger than --model-file-gb is split into several files with an index (hf_model.h); each rank copies
+and writes some of them.
 
 The directory is complete or absent. A save copies the tensors, and checks that the disk has room.
 Then a thread of each rank writes the copy while the run continues; when all have written, a thread
@@ -78,15 +80,24 @@ typedef struct {
     HfModelFile groups; // groups of parameters in these files
 } CheckpointModel;
 
+// Weights that a checkpoint has: the last ones, or their average.
+typedef struct {
+    TensorRow rows[MODEL_PARAMETER_ROWS]; // layout as full arrays
+    SafeTensorsDtype dtype;
+    void* groups; // those of this rank's files; NULL: not in this checkpoint
+} CheckpointWeights;
+
 typedef struct {
     char out[PATH_MAX];
     const Options* options;
     CheckpointRun run;
-    TensorRow rows[MODEL_PARAMETER_ROWS]; // layout of the parameters as full arrays
     CheckpointModel model;
-    CheckpointPart part;      // this rank's part of the optimizer's state
-    void* copy;               // NULL before the first save, or if saves make no copy
-    void *params, *optimizer; // groups of parameters and part, in the copy or in the model itself
+    CheckpointPart part; // this rank's part of the optimizer's state
+    void* copy;          // NULL before the first save, or if saves make no copy
+    // groups of parameters, in the copy or in the model itself, and of their average
+    CheckpointWeights weights[2]; // by HfWeights
+    void* optimizer;              // part, in the copy or in the model itself
+    void* average;                // memory for groups of the average; NULL: the run has none
     size_t params_bytes, optimizer_bytes;
     // true: a save makes a copy; else the model must not change until the save has ended
     int copies;
@@ -94,9 +105,11 @@ typedef struct {
 
     SavedState state;        // state of the save in progress
     int is_running;          // true if a save is in progress, on all ranks alike
+    int has_average;         // the checkpoint has an average of the weights
     int writes, completes;   // its threads' work: writing files, completing the directory
     int has_thread, is_done; // this rank has a thread; that thread has ended
-    uint64_t* written;       // checksums of this rank's files: of weights (most), then of its part
+    // checksums of this rank's files: of weights (most), of their average (most), then of its part
+    uint64_t* written;
     pthread_t thread;
     int64_t saved_step; // last step that was saved or resumed; -1: none
     int64_t whole_step; // last step whose save has ended, or that was resumed
@@ -125,6 +138,10 @@ static inline int checkpoints_copy(const Options* o) { return o->save_every > 0 
 // Returns the bytes of the copy that a save makes on this rank, for parameters of this type in
 // files of at most max_gb.
 size_t checkpoints_bytes(const RankPart* part, Optimizer optimizer, SafeTensorsDtype dtype, double max_gb);
+
+// Returns the bytes of memory for the average of the weights in each save; 0: the run has none.
+size_t checkpoints_average_bytes(const RankPart* part, Optimizer optimizer, SafeTensorsDtype dtype,
+                                 double max_gb);
 
 // The following functions are collective: all ranks call them in the same order.
 
@@ -205,10 +222,21 @@ static size_t checkpoint_params_bytes_(const CheckpointModel* m, const RankPart*
            safetensors_dtype_bytes(dtype);
 }
 
-// Returns group g in the copy.
-static const void* checkpoint_group_(const Checkpoints* c, int g) {
-    return (const char*)c->params + (tensor_group_offset_bytes(c->rows, g) -
-                                     tensor_group_offset_bytes(c->rows, c->model.groups.first));
+// Returns group g of weights in the copy.
+static void* checkpoint_group_(const Checkpoints* c, HfWeights which, int g) {
+    const CheckpointWeights* w = &c->weights[which];
+    return (char*)w->groups + (tensor_group_offset_bytes(w->rows, g) -
+                               tensor_group_offset_bytes(w->rows, c->model.groups.first));
+}
+
+static int checkpoint_has_average_(Optimizer optimizer) { return optimizer.average.kind != AVERAGE_NONE; }
+
+// Returns the number of checksums of a rank, and the place of one of a file of weights.
+static int checkpoint_checksums_(const Checkpoints* c) { return 2 * c->model.most + 1; }
+
+static int checkpoint_checksum_at_(const Checkpoints* c, HfWeights which, int file) {
+    return file / c->model.most * checkpoint_checksums_(c) + (int)which * c->model.most +
+           file % c->model.most;
 }
 
 // Adds a file to the list in state.json. `checksum` was computed while writing; 0: read the file
@@ -248,7 +276,9 @@ static void checkpoint_list_small_files_(SavedState* s, const char* directory) {
 
 double checkpoints_disk_bytes(const Checkpoints* c) {
     const ModelConfig cfg = c->run.model.part.whole;
-    return hf_model_bytes(cfg, c->run.model.dtype) + checkpoint_optimizer_bytes(&c->part) + (1 << 20);
+    const int has_average = checkpoint_has_average_(c->run.model.optimizer);
+    return hf_model_bytes(cfg, c->run.model.dtype) + has_average * hf_model_bytes(cfg, SAFETENSORS_F32) +
+           checkpoint_optimizer_bytes(&c->part) + (1 << 20);
 }
 
 // Returns the free bytes of OUT's file system; INFINITY if unknown: then the write fails if it is
@@ -327,9 +357,9 @@ static size_t checkpoint_find_infinite_(const void* elements, SafeTensorsDtype d
 static int checkpoint_is_finite_(const Checkpoints* c, const char* path, char* error) {
     for (int g = c->model.groups.first; g < c->model.groups.end; g++) {
         for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-            const TensorRow* row = &c->rows[i];
+            const TensorRow* row = &c->weights[HF_LAST].rows[i];
             const size_t count = model_rows_in_files(row, c->run.model.part.whole) * row->cols;
-            const void* tensor = tensor_in_group(row, checkpoint_group_(c, g));
+            const void* tensor = tensor_in_group(row, checkpoint_group_(c, HF_LAST, g));
             const size_t bad = tensor_is_in_group(row, g)
                                    ? checkpoint_find_infinite_(tensor, c->run.model.dtype, count)
                                    : count;
@@ -348,8 +378,11 @@ static int checkpoint_is_finite_(const Checkpoints* c, const char* path, char* e
 static void checkpoint_write_small_files_(Checkpoints* c, const char* directory) {
     const ModelConfig cfg = c->run.model.part.whole;
     hf_config_write(directory, cfg, c->run.model.dtype, c->run.document, c->run.config);
-    if (c->model.count > 1) {
-        hf_model_write_index(directory, c->model.files, c->model.count, cfg, c->run.model.dtype);
+    for (int which = HF_LAST; which <= HF_AVERAGE; which++) {
+        if (c->model.count > 1 && c->weights[which].groups) {
+            hf_model_write_index(directory, (HfWeights)which, c->model.files, c->model.count, cfg,
+                                 c->weights[which].dtype);
+        }
     }
     if (c->run.tokenizer) {
         tokenizer_write_hf(c->run.tokenizer, directory, cfg.max_T);
@@ -363,9 +396,21 @@ static void checkpoint_write_small_files_(Checkpoints* c, const char* directory)
     checkpoint_list_small_files_(&c->state, directory);
 }
 
+// Writes this rank's files of weights, if the checkpoint has them.
+static void checkpoint_write_weights_(Checkpoints* c, const char* directory, HfWeights which) {
+    const CheckpointModel* m = &c->model;
+    const CheckpointWeights* w = &c->weights[which];
+    char name[64];
+    for (int f = m->first; f < m->end && w->groups; f++) {
+        hf_model_file_name(name, which, f, m->count);
+        c->written[(int)which * m->most + f - m->first] =
+            hf_model_write(directory, name, m->files[f], c->run.model.part.whole, w->rows,
+                           checkpoint_group_(c, which, m->files[f].first), w->dtype);
+    }
+}
+
 // Writes the files of this rank. Errors name them by `checkpoint`.
 static void checkpoint_write_files_(Checkpoints* c, const char* directory, const char* checkpoint) {
-    const CheckpointModel* m = &c->model;
     const RankPart* part = &c->run.model.part;
     const int number = checkpoint_part_number(part);
     char path[PATH_MAX], name[64], error[ERROR_BYTES];
@@ -373,32 +418,31 @@ static void checkpoint_write_files_(Checkpoints* c, const char* directory, const
     if (c->run.model.comm->rank == 0) {
         checkpoint_write_small_files_(c, directory);
     }
-    for (int f = m->first; f < m->end; f++) {
-        hf_model_file_name(name, f, m->count);
-        c->written[f - m->first] =
-            hf_model_write(directory, name, m->files[f], part->whole, c->rows,
-                           checkpoint_group_(c, m->files[f].first), c->run.model.dtype);
-    }
+    checkpoint_write_weights_(c, directory, HF_LAST);
+    checkpoint_write_weights_(c, directory, HF_AVERAGE);
     if (number >= 0) {
         checkpoint_part_name(name, number, checkpoint_part_writers(part));
         file_join(path, directory, name);
-        c->written[m->most] = checkpoint_part_write(&c->part, path, c->optimizer);
+        c->written[2 * c->model.most] = checkpoint_part_write(&c->part, path, c->optimizer);
     }
 }
 
 // Lists the files of weights and optimizer state; `written` has the checksums of each rank.
 static void checkpoint_list_written_(Checkpoints* c, const char* directory, const uint64_t* written) {
     const RankPart* part = &c->run.model.part;
-    const int most = c->model.most, writers = checkpoint_part_writers(part);
+    const int count = checkpoint_checksums_(c), writers = checkpoint_part_writers(part);
     char name[64];
-    for (int f = 0; f < c->model.count; f++) {
-        hf_model_file_name(name, f, c->model.count);
-        checkpoint_list_file_(&c->state, directory, name, written[f / most * (most + 1) + f % most]);
+    for (int which = HF_LAST; which <= HF_AVERAGE; which++) {
+        for (int f = 0; f < c->model.count && (which == HF_LAST || c->has_average); f++) {
+            hf_model_file_name(name, (HfWeights)which, f, c->model.count);
+            checkpoint_list_file_(&c->state, directory, name,
+                                  written[checkpoint_checksum_at_(c, (HfWeights)which, f)]);
+        }
     }
     for (int i = 0; i < writers; i++) {
         checkpoint_part_name(name, i, writers);
         checkpoint_list_file_(&c->state, directory, name,
-                              written[checkpoint_part_rank(part, i) * (most + 1) + most]);
+                              written[checkpoint_part_rank(part, i) * count + count - 1]);
     }
 }
 
@@ -452,12 +496,24 @@ static void* checkpoint_work_(void* checkpoints) {
 
 // ---- saving during a run ----
 
-size_t checkpoints_bytes(const RankPart* part, Optimizer optimizer, SafeTensorsDtype dtype, double max_gb) {
+// Returns the bytes of this rank's groups in elements of a type, if files have those of `dtype`.
+static size_t checkpoint_groups_bytes_(const RankPart* part, SafeTensorsDtype dtype, double max_gb,
+                                       SafeTensorsDtype elements) {
     CheckpointModel model;
     checkpoint_model_open_(&model, part, dtype, max_gb);
-    const size_t params = checkpoint_params_bytes_(&model, part, dtype);
+    const size_t bytes = checkpoint_params_bytes_(&model, part, elements);
     checkpoint_model_close_(&model);
-    return params + checkpoint_part_bytes(optimizer, part);
+    return bytes;
+}
+
+size_t checkpoints_bytes(const RankPart* part, Optimizer optimizer, SafeTensorsDtype dtype, double max_gb) {
+    return checkpoint_groups_bytes_(part, dtype, max_gb, dtype) + checkpoint_part_bytes(optimizer, part);
+}
+
+size_t checkpoints_average_bytes(const RankPart* part, Optimizer optimizer, SafeTensorsDtype dtype,
+                                 double max_gb) {
+    return checkpoint_has_average_(optimizer) ? checkpoint_groups_bytes_(part, dtype, max_gb, SAFETENSORS_F32)
+                                              : 0;
 }
 
 // Ends the program if a file has the name of a checkpoint that steps `after` + 1 to --steps will
@@ -481,10 +537,10 @@ static int checkpoint_has_files_(const Checkpoints* c) {
     return c->model.first < c->model.end || checkpoint_part_number(&c->run.model.part) >= 0;
 }
 
-// Sets `params` and `optimizer` to the tensors of a model that has them in place.
+// Sets `groups` and `optimizer` to the tensors of a model that has them in place.
 static void checkpoint_point_to_model_(Checkpoints* c) {
     const ModelFiles* m = &c->run.model;
-    c->params = m->access.get_group(m->model, c->model.groups.first, NULL);
+    c->weights[HF_LAST].groups = m->access.get_group(m->model, c->model.groups.first, NULL);
     for (int i = STATE_SLOTS - 1; i >= 0; i--) {
         const StateSlot* slot = &c->part.state.slots[i];
         if (slot->name && slot->bytes > 0) {
@@ -500,7 +556,7 @@ static void checkpoint_open_copy_(Checkpoints* c) {
         return;
     }
     c->copy = check_alloc(bytes, 1, "copy to save");
-    c->params = c->copy;
+    c->weights[HF_LAST].groups = c->copy;
     c->optimizer = (char*)c->copy + c->params_bytes;
     if (c->run.memory.pin) {
         c->run.memory.pin(c->copy, bytes);
@@ -514,23 +570,47 @@ static void checkpoint_close_copy_(Checkpoints* c) {
     free(c->copy);
 }
 
-// Copies this rank's groups and state. All ranks must take part in the copy of every group.
-static void checkpoint_copy_(Checkpoints* c) {
-    const ModelFiles* m = &c->run.model;
+// Copies this rank's groups. All ranks must take part in the copy of every group.
+static void checkpoint_copy_groups_(Checkpoints* c, const ModelFiles* m, HfWeights which) {
     PartGroups parts;
     part_groups_open_to_get(&parts, m);
     for (int g = 0; g < model_groups(m->part.whole); g++) {
         const int is_own = c->model.groups.first <= g && g < c->model.groups.end;
         const Grid writer = checkpoint_writer_of_(c, g);
-        part_groups_get(&parts, g, &writer, is_own ? (void*)checkpoint_group_(c, g) : NULL);
+        part_groups_get(&parts, g, &writer, is_own ? checkpoint_group_(c, which, g) : NULL);
     }
     part_groups_close(&parts);
+}
+
+// Copies the average of the weights, if there is one after so many updates of it.
+static void checkpoint_copy_average_(Checkpoints* c, int64_t n) {
+    ModelAverage average;
+    const ModelFiles files = model_files_of_average(&c->run.model, &average);
+    average.step = average_step(c->run.model.optimizer.average, n);
+    c->has_average = average.step.filled > 0;
+    c->weights[HF_AVERAGE].groups = c->has_average ? c->average : NULL;
+    if (c->has_average) {
+        checkpoint_copy_groups_(c, &files, HF_AVERAGE);
+    }
+}
+
+// Copies this rank's groups and state.
+static void checkpoint_copy_(Checkpoints* c) {
+    const ModelFiles* m = &c->run.model;
+    checkpoint_copy_groups_(c, m, HF_LAST);
     for (int i = 0; i < STATE_SLOTS && c->optimizer_bytes > 0; i++) {
         const StateSlot* slot = &c->part.state.slots[i];
         if (slot->name && slot->bytes > 0) {
             m->access.get_state(m->model, i, 0, (char*)c->optimizer + slot->offset_bytes, slot->bytes);
         }
     }
+}
+
+static void checkpoint_open_weights_(Checkpoints* c, HfWeights which, SafeTensorsDtype dtype) {
+    const RankPart* part = &c->run.model.part;
+    const ZeroPlan plan = model_files_plan(part);
+    c->weights[which].dtype = dtype;
+    zero_parameter_rows(c->weights[which].rows, &plan, part->whole, safetensors_dtype_bytes(dtype));
 }
 
 void checkpoints_open(Checkpoints* c, const Options* options, CheckpointRun run, Lock* lock, int64_t after) {
@@ -541,13 +621,18 @@ void checkpoints_open(Checkpoints* c, const Options* options, CheckpointRun run,
     c->run = run;
     c->saved_step = c->whole_step = -1;
     const RankPart* part = &c->run.model.part;
-    const ZeroPlan plan = model_files_plan(part);
-    zero_parameter_rows(c->rows, &plan, part->whole, safetensors_dtype_bytes(run.model.dtype));
+    checkpoint_open_weights_(c, HF_LAST, run.model.dtype);
+    checkpoint_open_weights_(c, HF_AVERAGE, SAFETENSORS_F32);
     checkpoint_part_open(&c->part, run.model.optimizer, part);
     checkpoint_model_open_(&c->model, part, run.model.dtype, options->model_file_gb);
-    c->written = (uint64_t*)check_alloc((size_t)c->model.most + 1, sizeof(uint64_t), "checksums of files");
+    c->written =
+        (uint64_t*)check_alloc((size_t)checkpoint_checksums_(c), sizeof(uint64_t), "checksums of files");
     c->params_bytes = checkpoint_params_bytes_(&c->model, part, run.model.dtype);
     c->optimizer_bytes = checkpoint_part_bytes(run.model.optimizer, part);
+    if (checkpoint_has_average_(run.model.optimizer)) {
+        c->average = check_alloc(checkpoint_params_bytes_(&c->model, part, SAFETENSORS_F32) + 1, 1,
+                                 "the average of the weights to save");
+    }
     c->copies = !model_files_in_place(&run.model) || checkpoints_copy(options);
     c->state.trainer = run.trainer;
     c->state.train_tokens = (int64_t)run.train->tokens;
@@ -605,6 +690,9 @@ void checkpoint_start(Checkpoints* c, const RunState* run) {
     if (c->copies) {
         checkpoint_copy_(c);
     }
+    if (c->average) {
+        checkpoint_copy_average_(c, run->updates - run->average_from);
+    }
     c->state.run = *run;
     free(c->state.mixture.source);
     c->state.mixture = mixture_state(c->run.train, (uint64_t)run->sequence);
@@ -626,7 +714,7 @@ void checkpoint_start(Checkpoints* c, const RunState* run) {
 static void checkpoint_finish_writing_(Checkpoints* c) {
     Comm* comm = c->run.model.comm;
     char part[PATH_MAX];
-    const size_t count = (size_t)c->model.most + 1;
+    const size_t count = (size_t)checkpoint_checksums_(c);
     uint64_t* all =
         (uint64_t*)check_alloc((size_t)comm->size * count, sizeof(uint64_t), "checksums of files");
     checkpoint_join_(c);
@@ -684,6 +772,7 @@ void checkpoints_close(Checkpoints* c) {
     char path[PATH_MAX];
     checkpoint_wait(c, path);
     free(c->written);
+    free(c->average);
     checkpoint_close_copy_(c);
     checkpoint_part_close(&c->part);
     checkpoint_model_close_(&c->model);

@@ -35,8 +35,10 @@ typedef struct {
 } FirstWeights;
 
 // Opens the weights in `path`, which have the configuration `cfg`, or are those of a dense model
-// that it comes from. NULL: random weights. These depend only on the seed and on muP.
-void weights_open(FirstWeights* w, ModelConfig cfg, const char* path, uint64_t seed, Mup mup);
+// that it comes from; `which` of those in a directory. NULL: random weights. These depend only on
+// the seed and on muP.
+void weights_open(FirstWeights* w, ModelConfig cfg, const char* path, HfWeights which, uint64_t seed,
+                  Mup mup);
 
 // Sets the tensors of group g, as fp32, in memory that has only this group, laid out by `rows`.
 // Bytes between the tensors are left as they are.
@@ -55,13 +57,14 @@ void weights_close(FirstWeights* w);
 
 #include "llmc/base/file.h"
 
-void weights_open(FirstWeights* w, ModelConfig cfg, const char* path, uint64_t seed, Mup mup) {
+void weights_open(FirstWeights* w, ModelConfig cfg, const char* path, HfWeights which, uint64_t seed,
+                  Mup mup) {
     w->kind = !path ? WEIGHTS_RANDOM : file_is_directory(path) ? WEIGHTS_DIRECTORY : WEIGHTS_FILE;
     w->cfg = cfg;
     w->seed = seed;
     w->mup = mup;
     if (w->kind == WEIGHTS_DIRECTORY) {
-        hf_model_open(&w->model, path, cfg, hf_config_read(path).arch);
+        hf_model_open(&w->model, path, which, cfg, hf_config_read(path).arch);
     } else if (w->kind == WEIGHTS_FILE) {
         llmc_bin_open(&w->bin, path);
     }

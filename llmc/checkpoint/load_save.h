@@ -14,6 +14,7 @@ a rank has (model_files.h).
 #include "llmc/checkpoint/model_files.h"
 #include "llmc/checkpoint/more_tokens.h"
 #include "llmc/checkpoint/run_state.h"
+#include "llmc/formats/hf_model.h"
 #include "llmc/formats/safetensors.h"
 #include "llmc/model/model.h"
 #include "llmc/optim/optimizer.h"
@@ -25,19 +26,16 @@ a rank has (model_files.h).
 extern "C" {
 #endif
 
-// Sets the weights from the model in `path`; NULL: random ones, from the seed. `more`: rows of the
-// vocabulary that the files do not have, or NULL.
+// Sets the weights from the model in `path`, those of --weights; NULL: random ones, from the seed.
+// `more`: rows of the vocabulary that the files do not have, or NULL.
 // Sets *checksum, unless NULL, to a checksum of the whole weights in fp32, whatever part this rank
 // has.
-void load_model(const ModelFiles* m, const char* path, uint64_t seed, const MoreTokens* more,
+void load_model(const ModelFiles* m, const char* path, HfWeights which, uint64_t seed, const MoreTokens* more,
                 uint64_t* checksum);
 
 // Sets the weights and the optimizer's state from the checkpoint in the directory `path`. `saved`
 // is its state.
 void load_checkpoint(const ModelFiles* m, const char* path, const SavedState* saved);
-
-// Converts `count` elements of a type to fp32, in place.
-void elements_widen(void* elements, SafeTensorsDtype dtype, size_t count);
 
 // Writes the files of --export-llmc and --export-gguf, if any. Collective; rank 0 writes.
 void export_model(const ModelFiles* m, const Options* options, const RunData* data);
@@ -52,7 +50,6 @@ void export_model(const ModelFiles* m, const Options* options, const RunData* da
 #include <string.h>
 
 #include "llmc/base/check.h"
-#include "llmc/base/float16.h"
 #include "llmc/checkpoint/export.h"
 #include "llmc/checkpoint/initial_weights.h"
 #include "llmc/checkpoint/optimizer_parts.h"
@@ -109,15 +106,15 @@ static uint64_t load_checksum_(const TensorRow* rows, int g, const uint64_t* gro
     return sum;
 }
 
-static void load_weights_(const ModelFiles* m, const char* path, uint64_t seed, const MoreTokens* more,
-                          uint64_t* checksum) {
+static void load_weights_(const ModelFiles* m, const char* path, HfWeights which, uint64_t seed,
+                          const MoreTokens* more, uint64_t* checksum) {
     const ZeroPlan plan = model_files_plan(&m->part);
     const ModelConfig cfg = m->part.whole;
     FirstWeights weights;
     PartGroups parts;
     void* room = load_room_(m);
     part_groups_open_to_set(&parts, m);
-    weights_open(&weights, more ? more_tokens_config(more, cfg) : cfg, path, seed, m->optimizer.mup);
+    weights_open(&weights, more ? more_tokens_config(more, cfg) : cfg, path, which, seed, m->optimizer.mup);
     for (int g = 0; g < model_groups(cfg); g++) {
         if (model_files_have(cfg, m->part.own.part, g)) {
             void* group = room ? room : m->access.get_group(m->model, g, NULL);
@@ -135,12 +132,12 @@ static void load_weights_(const ModelFiles* m, const char* path, uint64_t seed, 
     free(room);
 }
 
-void load_model(const ModelFiles* m, const char* path, uint64_t seed, const MoreTokens* more,
+void load_model(const ModelFiles* m, const char* path, HfWeights which, uint64_t seed, const MoreTokens* more,
                 uint64_t* checksum) {
     if (checksum) {
         *checksum = 0;
     }
-    load_weights_(m, path, seed, more, checksum);
+    load_weights_(m, path, which, seed, more, checksum);
     m->access.loaded(m->model, NULL);
 }
 
@@ -176,19 +173,9 @@ static void load_state_(const ModelFiles* m, const char* path, const SavedState*
 }
 
 void load_checkpoint(const ModelFiles* m, const char* path, const SavedState* saved) {
-    load_weights_(m, path, 0, NULL, NULL);
+    load_weights_(m, path, HF_LAST, 0, NULL, NULL);
     load_state_(m, path, saved);
     m->access.loaded(m->model, path);
-}
-
-void elements_widen(void* elements, SafeTensorsDtype dtype, size_t count) {
-    float* wide = (float*)elements;
-    // From the end, because the results are wider.
-    for (size_t i = count; dtype != SAFETENSORS_F32 && i-- > 0;) {
-        uint16_t bits;
-        memcpy(&bits, (char*)elements + i * sizeof(bits), sizeof(bits));
-        wide[i] = dtype == SAFETENSORS_BF16 ? bf16_to_float(bits) : fp16_to_float(bits);
-    }
 }
 
 void export_model(const ModelFiles* m, const Options* options, const RunData* data) {
@@ -210,7 +197,7 @@ void export_model(const ModelFiles* m, const Options* options, const RunData* da
     for (int g = 0; g < plan.groups; g++) {
         void* group = part_groups_get(&parts, g, &writer, room);
         if (is_writer) {
-            elements_widen(group, m->dtype, zero_group_elements(&plan, g));
+            safetensors_widen(group, m->dtype, zero_group_elements(&plan, g));
             export_group(&files, rows, g, group);
         }
     }

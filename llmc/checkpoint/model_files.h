@@ -49,10 +49,20 @@ typedef struct {
     void (*set_state)(Model* model, int slot, size_t at, const void* state, size_t bytes);
     // Is called after all groups are set. `checkpoint` is the directory they came from; NULL: none.
     void (*loaded)(Model* model, const char* checkpoint);
+    // Gathers the trained part of group g, of which each rank that updates some of it has set its
+    // piece, in fp32, in all of them.
+    void (*gather)(Model* model, int g, float* group);
     // Sends host memory to a rank of the tensor group, the expert group or the pipeline, or
     // receives it.
     void (*move)(Model* model, GridGroup group, GroupMove move);
 } ModelAccess;
+
+// The average of a model's weights, as needed to write its files.
+typedef struct {
+    OptimizerState state; // layout of this rank's
+    AverageStep step;
+    SafeTensorsDtype dtype; // type of weights without an average
+} ModelAverage;
 
 // A model, as needed to read and write its files.
 typedef struct {
@@ -63,7 +73,12 @@ typedef struct {
     SafeTensorsDtype dtype; // type of the weights as they are saved
     int in_place;           // true: weights and state are on the host in the layout of files
     Comm* comm;
+    const ModelAverage* average; // weights are got as their average, in fp32; NULL: as they are
 } ModelFiles;
+
+// Returns the files of the average of a model's weights, which refer to `average`. Sets all of it
+// but the step.
+ModelFiles model_files_of_average(const ModelFiles* m, ModelAverage* average);
 
 // Returns how whole groups lie on the host.
 ZeroPlan model_files_plan(const RankPart* part);
@@ -132,6 +147,60 @@ static int part_groups_whole_(const RankPart* part, int g) {
 int model_files_have(ModelConfig whole, ModelPart which, int g) {
     const int l = model_group_layer(whole, g), first = which.first_layer, end = first + which.layers;
     return which.of_layers == 0 || (g > 0 ? first <= l && l < end : first == 0 || end == which.of_layers);
+}
+
+// ---- the average of the weights ----
+
+ModelFiles model_files_of_average(const ModelFiles* m, ModelAverage* average) {
+    ModelFiles files = *m;
+    average->dtype = m->dtype;
+    optimizer_state_open(&average->state, m->optimizer, &m->part.zero, m->part.own);
+    files.dtype = SAFETENSORS_F32;
+    files.in_place = 0;
+    files.average = average;
+    return files;
+}
+
+// Gathers the averages of group g in `room`, where those of the group are zero.
+static void model_gather_average_(const ModelFiles* m, int g, float* room) {
+    const OptimizerState* state = &m->average->state;
+    const StateSlot* slot = &state->slots[STATE_AVERAGE];
+    const ZeroPiece piece = zero_piece(&m->part.zero, g, ZERO_TRAINED);
+    const size_t bytes = state_group_elements(slot, g) * slot->element_bytes;
+    float* average = (float*)check_alloc(bytes + 1, 1, "the average of a group of parameters");
+    if (bytes > 0) {
+        m->access.get_state(m->model, STATE_AVERAGE, state_group_begin(slot, g) * slot->element_bytes,
+                            average, bytes);
+    }
+    optimizer_mean_cpu(state, room + (piece.full - zero_group_begin(&m->part.zero, g)), g, average,
+                       m->average->step);
+    m->access.gather(m->model, g, room);
+    free(average);
+}
+
+// Copies the average of group g in fp32, and the weights that have none, as get_group does.
+static void* model_get_average_(const ModelFiles* m, int g, void* group) {
+    const OptimizerState* state = &m->average->state;
+    const size_t elements = zero_group_elements(&m->part.zero, g);
+    float* room = (float*)check_alloc(elements, sizeof(float), "the average of a group of parameters");
+    m->access.get_group(m->model, g, group);
+    model_gather_average_(m, g, room);
+    if (group) {
+        safetensors_widen(group, m->average->dtype, elements);
+    }
+    for (int i = 0; i < MODEL_PARAMETER_ROWS && group && zero_has_gradient(&m->part.zero, g); i++) {
+        if (state_slot_has(state, STATE_AVERAGE, i) && tensor_is_in_group(&state->rows[i], g)) {
+            const size_t begin = tensor_offset_in_group(&state->rows[i]);
+            memcpy((float*)group + begin, room + begin, state->room[i] * sizeof(float));
+        }
+    }
+    free(room);
+    return group;
+}
+
+// Gets group g of the part's own, as access.get_group does.
+static void* model_get_group_(const ModelFiles* m, int g, void* group) {
+    return m->average ? model_get_average_(m, g, group) : m->access.get_group(m->model, g, group);
 }
 
 // ---- the part's own groups ----
@@ -247,7 +316,7 @@ static void part_groups_open_stages_(PartGroups* p) {
 void part_groups_open_to_get(PartGroups* p, const ModelFiles* files) {
     part_groups_open_(p, files, safetensors_dtype_bytes(files->dtype));
     if (p->once) {
-        files->access.get_group(files->model, 0, p->once);
+        model_get_group_(files, 0, p->once);
     }
     if (grid_member(&files->part.grid, part_groups_sharers_(&files->part)).size > 1) {
         const size_t once = part_group_bytes_(p, 0), block = part_group_bytes_(p, 1);
@@ -295,7 +364,7 @@ static void part_groups_gather_(PartGroups* p, int g, const Grid* writer, void* 
     for (int block = 1; block < model_groups(part->own); block++) {
         if (part_groups_whole_(part, block) == g) {
             const int is_here = part_groups_is_near_(part, block, writer);
-            void* memory = m->access.get_group(m->model, block, is_here ? p->block : NULL);
+            void* memory = model_get_group_(m, block, is_here ? p->block : NULL);
             if (is_here) {
                 part_groups_put_(p, block, writer, g, memory, whole);
             }
@@ -336,7 +405,7 @@ void* part_groups_get(PartGroups* p, int g, const Grid* writer, void* group) {
     at_stage.stage = here->stage;
     const int is_place = grid_rank(&at_stage) == grid_rank(here);
     if (!part_groups_are_parts_(p)) {
-        return m->access.get_group(m->model, g, group);
+        return model_get_group_(m, g, group);
     }
     // in the order of stages: the last one's token embedding counts, if the first has it, too
     for (int stage = 0; stage < here->shape.pipeline; stage++) {

@@ -15,7 +15,8 @@ has, the first one writes the state; of a token embedding that is the classifier
 last stage. A run with another number of slices looks up where its elements are in the files.
 Experts that ranks divide have the numbers that they have in the whole layer.
 
-If the run changes its optimizer, the saved state is not read: all state starts as zeros.
+If the run changes its optimizer, the saved state is not read: all state starts as zeros. If it
+changes its average of the weights (average.h), that alone does.
 */
 #ifndef LLMC_OPTIMIZER_PARTS_H
 #define LLMC_OPTIMIZER_PARTS_H
@@ -100,12 +101,16 @@ typedef struct {
     CheckpointSlices_ space, slots[STATE_SLOTS]; // sorted
     CheckpointSpace numbers;                     // of the files
     int is_new;                                  // true: no state is read, all starts as zeros
+    int has_average;                             // true: the average continues
     CheckpointPart own;                          // part that this rank needs
 } CheckpointParts;
 
 // Returns true if a saved state of this model is of this optimizer and has the same slots; else all
 // state starts as zeros.
 int checkpoint_state_fits(const SavedState* s, Optimizer optimizer, const RankPart* of);
+
+// Returns true if the saved state has the average of the weights that this optimizer keeps, too.
+int checkpoint_average_fits(const SavedState* s, Optimizer optimizer, const RankPart* of);
 
 // Opens the files that `s` lists. Ends the program unless they fill the space.
 void checkpoint_parts_open(CheckpointParts* parts, const SavedState* s, const char* directory,
@@ -158,11 +163,16 @@ static void checkpoint_space_open_(CheckpointSpace* space, Optimizer optimizer, 
 
 static size_t checkpoint_total_(const CheckpointSpace* space) { return space->begin[MODEL_PARAMETER_ROWS]; }
 
+// True if parts of a tensor have their own parts of a slot of this shape.
+static int checkpoint_is_of_elements_(SlotShape shape) {
+    return shape == SLOT_ELEMENTS || shape == SLOT_BLOCKS || shape == SLOT_SNAPSHOTS;
+}
+
 // Returns how many elements of a slot belong to the first elements of a layer. What belongs to a
 // whole matrix is its last element's.
 static size_t checkpoint_slot_in_layer_(const CheckpointSpace* space, int slot, int row, size_t elements) {
     const SlotShape shape = space->state.slots[slot].shape;
-    const int has_any = shape == SLOT_ELEMENTS || shape == SLOT_BLOCKS || elements == space->layer[row];
+    const int has_any = checkpoint_is_of_elements_(shape) || elements == space->layer[row];
     return has_any ? state_slot_elements(&space->state, slot, row, elements) : 0;
 }
 
@@ -572,6 +582,12 @@ static void checkpoint_check_slices_(CheckpointParts* parts, const char* directo
     }
 }
 
+// Returns true if a slot is read: not a new average.
+static int checkpoint_reads_slot_(const CheckpointParts* parts, int slot) {
+    return checkpoint_has_slot_(&parts->own.state, slot) && !parts->is_new &&
+           (slot != STATE_AVERAGE || parts->has_average);
+}
+
 // Opens the files of a checkpoint. Ends the program unless they have all slots.
 static void checkpoint_open_files_(CheckpointParts* parts, const SavedState* s, const char* directory,
                                    Optimizer optimizer) {
@@ -592,7 +608,7 @@ static void checkpoint_open_files_(CheckpointParts* parts, const SavedState* s, 
     checkpoint_check_slices_(parts, directory);
     for (size_t i = 0; i < parts->num_files; i++) {
         for (int slot = 0; slot < STATE_SLOTS; slot++) {
-            if (checkpoint_has_slot_(&parts->own.state, slot)) {
+            if (checkpoint_reads_slot_(parts, slot)) {
                 checkpoint_check_part_(parts, &parts->files[i], slot);
             }
         }
@@ -628,11 +644,18 @@ int checkpoint_state_fits(const SavedState* s, Optimizer optimizer, const RankPa
             checkpoint_has_optional_(s, optimizer.name) == optimizer.has_optional);
 }
 
+int checkpoint_average_fits(const SavedState* s, Optimizer optimizer, const RankPart* of) {
+    Average saved;
+    return average_parse(&saved, state_option(s, "average")) && average_is_same(saved, optimizer.average) &&
+           checkpoint_state_fits(s, optimizer, of);
+}
+
 void checkpoint_parts_open(CheckpointParts* parts, const SavedState* s, const char* directory,
                            Optimizer optimizer, const RankPart* of) {
     memset(parts, 0, sizeof(*parts));
     checkpoint_part_open(&parts->own, optimizer, of);
     parts->is_new = !checkpoint_state_fits(s, optimizer, of);
+    parts->has_average = checkpoint_average_fits(s, optimizer, of);
     if (!parts->is_new) {
         checkpoint_open_files_(parts, s, directory, optimizer);
     }
@@ -697,12 +720,12 @@ void checkpoint_parts_read(const CheckpointParts* parts, int slot, int g, void* 
     const OptimizerState* state = &parts->own.state;
     const StateSlot* s = &state->slots[slot];
     memset(group, 0, state_group_elements(s, g) * s->element_bytes);
-    for (int i = 0; i < parts->own.num_ranges && !parts->is_new && s->name; i++) {
+    for (int i = 0; i < parts->own.num_ranges && checkpoint_reads_slot_(parts, slot); i++) {
         const ZeroRange range = checkpoint_kept_range_(&parts->own, slot, &parts->own.ranges[i]);
         if (range.group == g && state_slot_has(state, slot, range.row) && state_group_elements(s, g) > 0) {
             const size_t at = state_begin(state, slot, &range) - state_group_begin(s, g);
             char* out = (char*)group + at * s->element_bytes;
-            if (s->shape == SLOT_ELEMENTS || s->shape == SLOT_BLOCKS) {
+            if (checkpoint_is_of_elements_(s->shape)) {
                 checkpoint_read_range_(parts, slot, range, out);
             } else {
                 checkpoint_read_matrix_(parts, slot, &range, out);

@@ -3,7 +3,7 @@ run_state.h -- the progress of a run, without its tensors, and its file in a che
 
     {"format":"pretrain.c run","version":1,"run":"16 hexadecimal digits","serial":7,
      "first_serial":1,"step":1000,"updates":1000,"tokens":...,"sequence":...,"samples_at":...,
-     "train_tokens":...,"padded_vocab":...,"stage":2,"by_clock":0,
+     "train_tokens":...,"padded_vocab":...,"stage":2,"by_clock":0,"average_from":0,
      "train_data":"16 hexadecimal digits","teacher":"16 hexadecimal digits","val_loss":...,
      "trainer":"CPU FP32",
      "loss_scale":{"scale":1,"good_steps":0},
@@ -35,6 +35,8 @@ same bits. The options have the values of options_print_json; file names may hav
                    (update_in_backward.h); missing in other runs
     mixture        the sources of the training data, earlier ones, too, and the sequences that each
                    has given (MixtureState); missing in older files and in runs without data
+    average_from   updates before the first one in the average of the weights (average.h); missing
+                   in older files: 0
     by_clock       1: saved only for --save-minutes or --keep-best; missing in older files
     validations    state of --patience and --keep-best (validations.h); missing in older files
     stage          work between two updates that was done at this step (RunStage); missing in older
@@ -64,9 +66,11 @@ extern "C" {
 typedef enum { STAGE_UPDATED, STAGE_VALIDATED, STAGE_SAMPLED } RunStage;
 
 typedef struct {
-    int64_t step;       // steps done, whether their update was made or skipped
-    int64_t stage;      // RunStage
-    int64_t updates;    // updates made
+    int64_t step;    // steps done, whether their update was made or skipped
+    int64_t stage;   // RunStage
+    int64_t updates; // updates made
+    // those before the first one in the average of the weights
+    int64_t average_from;
     int64_t tokens;     // tokens seen
     int64_t sequence;   // next sequence of the training data
     int64_t samples_at; // position in the random numbers of the samples
@@ -186,7 +190,7 @@ typedef struct {
     const char* key;
     int64_t* value;
 } StateNumber_;
-enum { STATE_NUMBERS_ = 11 };
+enum { STATE_NUMBERS_ = 12 };
 
 static void state_numbers_(SavedState* s, StateNumber_ numbers[STATE_NUMBERS_]) {
     const StateNumber_ all[STATE_NUMBERS_] = {{"serial", &s->serial},
@@ -199,7 +203,8 @@ static void state_numbers_(SavedState* s, StateNumber_ numbers[STATE_NUMBERS_]) 
                                               {"train_tokens", &s->train_tokens},
                                               {"padded_vocab", &s->padded_vocab},
                                               {"stage", &s->run.stage},
-                                              {"by_clock", &s->by_clock}};
+                                              {"by_clock", &s->by_clock},
+                                              {"average_from", &s->run.average_from}};
     memcpy(numbers, all, sizeof(all));
 }
 
@@ -627,11 +632,13 @@ void state_close(SavedState* s) {
 }
 
 int state_try_parse(SavedState* s, const char* path, char* text, size_t bytes, char* error) {
-    static const char* const keys[] = {
-        "format",   "version",    "serial",       "first_serial", "step",        "updates", "tokens",
-        "sequence", "samples_at", "train_tokens", "padded_vocab", "val_loss",    "trainer", "loss_scale",
-        "guard",    "options",    "files",        "?stage",       "?train_data", "?clip",   "xxh64",
-        "?run",     "?by_clock",  "?validations", "?teacher",     "?mixture",    NULL};
+    static const char* const keys[] = {"format",     "version",      "serial",        "first_serial",
+                                       "step",       "updates",      "tokens",        "sequence",
+                                       "samples_at", "train_tokens", "padded_vocab",  "val_loss",
+                                       "trainer",    "loss_scale",   "guard",         "options",
+                                       "files",      "?stage",       "?train_data",   "?clip",
+                                       "xxh64",      "?run",         "?by_clock",     "?validations",
+                                       "?teacher",   "?mixture",     "?average_from", NULL};
     JsonReader reader = json_reader(path, text, bytes, error);
     memset(s, 0, sizeof(*s));
     s->text = text;

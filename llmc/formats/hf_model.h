@@ -4,6 +4,7 @@ hf_model.h -- the weights of a model as Hugging Face stores them, in a directory
 
     model.safetensors    the tensors in the table of families.h, one per layer
     model-00001-of-00002.safetensors, ..., model.safetensors.index.json    the same in several files
+    model_average.safetensors, ...    other weights of the same model: their average (average.h)
 
 The matrices of GPT-2's blocks are (in, out) there, the transpose of ours; other families have a
 tensor for each part of our qkvw and fcw, and another order of the channels that rotary positions
@@ -25,6 +26,7 @@ model is read, these layers must be equal.
 
 #include <stdint.h>
 
+#include "llmc/base/enum_words.h"
 #include "llmc/formats/safetensors.h"
 #include "llmc/model/families.h"
 #include "llmc/model/model.h"
@@ -32,6 +34,19 @@ model is read, these layers must be equal.
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+// --weights
+// clang-format off
+#define HF_WEIGHTS_WORDS(X) \
+    X(HF_LAST, "last") \
+    X(HF_AVERAGE, "average")
+// clang-format on
+typedef enum { HF_WEIGHTS_WORDS(WORDS_VALUE) } HfWeights;
+
+// Returns the name of all files of these weights, up to its ending.
+static inline const char* hf_model_stem(HfWeights which) {
+    return which == HF_AVERAGE ? "model_average" : "model";
+}
 
 // ---- writing the weights ----
 
@@ -45,7 +60,7 @@ typedef struct {
 int hf_model_files(HfModelFile* files, ModelConfig cfg, SafeTensorsDtype dtype, double max_bytes);
 
 // Sets name to model.safetensors, or to the name of file `file` (from 0) of `count`.
-void hf_model_file_name(char name[64], int file, int count);
+void hf_model_file_name(char name[64], HfWeights which, int file, int count);
 
 // Writes the file directory/name, complete or not at all. `memory` starts with the file's first
 // group; `dtype` is the dtype in memory. Returns the file's checksum (xxh64).
@@ -53,8 +68,8 @@ uint64_t hf_model_write(const char* directory, const char* name, HfModelFile fil
                         const TensorRow* rows, const void* memory, SafeTensorsDtype dtype);
 
 // Writes model.safetensors.index.json, which maps tensors to files.
-void hf_model_write_index(const char* directory, const HfModelFile* files, int count, ModelConfig cfg,
-                          SafeTensorsDtype dtype);
+void hf_model_write_index(const char* directory, HfWeights which, const HfModelFile* files, int count,
+                          ModelConfig cfg, SafeTensorsDtype dtype);
 
 // Returns about the bytes of these files: the data, and room for headers and index.
 double hf_model_bytes(ModelConfig cfg, SafeTensorsDtype dtype);
@@ -68,10 +83,13 @@ typedef struct {
     float* chunk; // part of a matrix
 } HfModel;
 
+// True if a directory has a file of these weights.
+int hf_model_has(const char* directory, HfWeights which);
+
 // Opens the model of a directory with the configuration `cfg`. All tensors must exist, and no
 // others. The files have the tensors of `arch`: that of `cfg`, or a dense one; then each expert
 // gets the MLP of the files, and routers are not set.
-void hf_model_open(HfModel* model, const char* directory, ModelConfig cfg, Arch arch);
+void hf_model_open(HfModel* model, const char* directory, HfWeights which, ModelConfig cfg, Arch arch);
 
 // Sets elements [first, end) of group g, as far as tensors cover them, in memory that has only this
 // group; may set more of it. Reads little else of the files.
@@ -253,11 +271,11 @@ int hf_model_files(HfModelFile* files, ModelConfig cfg, SafeTensorsDtype dtype, 
     return count;
 }
 
-void hf_model_file_name(char name[64], int file, int count) {
+void hf_model_file_name(char name[64], HfWeights which, int file, int count) {
     if (count == 1) {
-        snprintf(name, 64, "model.safetensors");
+        snprintf(name, 64, "%s.safetensors", hf_model_stem(which));
     } else {
-        snprintf(name, 64, "model-%05d-of-%05d.safetensors", file + 1, count);
+        snprintf(name, 64, "%s-%05d-of-%05d.safetensors", hf_model_stem(which), file + 1, count);
     }
 }
 
@@ -298,19 +316,20 @@ static double hf_data_bytes_(ModelConfig cfg, SafeTensorsDtype dtype) {
     return model_count_parameters(cfg) * (double)safetensors_dtype_bytes(dtype);
 }
 
-void hf_model_write_index(const char* directory, const HfModelFile* files, int count, ModelConfig cfg,
-                          SafeTensorsDtype dtype) {
+void hf_model_write_index(const char* directory, HfWeights which, const HfModelFile* files, int count,
+                          ModelConfig cfg, SafeTensorsDtype dtype) {
     TensorRow rows[MODEL_PARAMETER_ROWS];
     char path[PATH_MAX], name[64];
     const char* separator = "";
     FileWriter writer;
     model_parameter_rows_of(rows, cfg, safetensors_dtype_bytes(dtype));
-    file_join(path, directory, "model.safetensors.index.json");
+    snprintf(name, sizeof(name), "%s.safetensors.index.json", hf_model_stem(which));
+    file_join(path, directory, name);
     file_open(&writer, path);
     fprintf(writer.file, "{\n  \"metadata\": {\"total_size\": %.0f},\n  \"weight_map\": {\n",
             hf_data_bytes_(cfg, dtype));
     for (int f = 0; f < count; f++) {
-        hf_model_file_name(name, f, count);
+        hf_model_file_name(name, which, f, count);
         for (HfTensor_ t = hf_before_first_(); hf_next_(&t, rows, cfg.arch);) {
             if (hf_group_in_file_(files[f], &t) >= 0) {
                 fprintf(writer.file, "%s    \"%s\": \"%s\"", separator, hf_name_(&t).text, name);
@@ -517,7 +536,19 @@ static const SafeTensorsView* hf_find_(const HfModel* model, const HfTensor_* t)
                                    shape.sizes);
 }
 
-void hf_model_open(HfModel* model, const char* directory, ModelConfig cfg, Arch arch) {
+int hf_model_has(const char* directory, HfWeights which) {
+    char path[PATH_MAX], name[64];
+    hf_model_file_name(name, which, 0, 1);
+    file_join(path, directory, name);
+    if (file_exists(path)) {
+        return 1;
+    }
+    snprintf(name, sizeof(name), "%s.safetensors.index.json", hf_model_stem(which));
+    file_join(path, directory, name);
+    return file_exists(path);
+}
+
+void hf_model_open(HfModel* model, const char* directory, HfWeights which, ModelConfig cfg, Arch arch) {
     TensorRow rows[MODEL_PARAMETER_ROWS];
     size_t num_used = 0;
     model->cfg = cfg;
@@ -526,7 +557,7 @@ void hf_model_open(HfModel* model, const char* directory, ModelConfig cfg, Arch 
     const SafeTensorsView** used =
         (const SafeTensorsView**)check_alloc(hf_count_(rows, arch), sizeof(*used), "tensors of a model");
     model->chunk = (float*)hf_chunk_open_(rows);
-    safetensors_set_open(&model->set, directory);
+    safetensors_set_open(&model->set, directory, hf_model_stem(which));
     for (HfTensor_ t = hf_before_first_(); hf_next_(&t, rows, arch);) {
         used[num_used++] = hf_find_(model, &t);
         if (t.row->init == INIT_VOCAB && !cfg.has_head) {

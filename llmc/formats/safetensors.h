@@ -57,6 +57,9 @@ const char* safetensors_dtype_name(SafeTensorsDtype dtype);
 
 size_t safetensors_dtype_bytes(SafeTensorsDtype dtype);
 
+// Converts `count` elements of a type to fp32, in place.
+void safetensors_widen(void* elements, SafeTensorsDtype dtype, size_t count);
+
 // ---- files in memory ----
 
 typedef struct {
@@ -146,11 +149,11 @@ void safetensors_set_close(SafeTensorsSet* set);
 
 // Opens a model as safetensors_set_open does, but returns 0 with the reason in set->error and
 // nothing to close if it cannot.
-int safetensors_set_try_open(SafeTensorsSet* set, const char* path);
+int safetensors_set_try_open(SafeTensorsSet* set, const char* path, const char* stem);
 
-// Opens a model: a file, a directory with model.safetensors, or one with
-// model.safetensors.index.json and the files that it names. Checks all of them.
-void safetensors_set_open(SafeTensorsSet* set, const char* path);
+// Opens a model: a file, a directory with STEM.safetensors, or one with STEM.safetensors.index.json
+// and the files that it names. Checks all of them.
+void safetensors_set_open(SafeTensorsSet* set, const char* path, const char* stem);
 
 // Returns the tensor of this name, or NULL.
 const SafeTensorsView* safetensors_set_find(const SafeTensorsSet* set, const char* name);
@@ -233,6 +236,16 @@ const char* safetensors_dtype_name(SafeTensorsDtype dtype) {
 size_t safetensors_dtype_bytes(SafeTensorsDtype dtype) {
     static const size_t bytes[SAFETENSORS_DTYPES] = {4, 2, 2, 8, 8, 4, 2, 1, 8, 4, 2, 1, 1};
     return bytes[dtype];
+}
+
+void safetensors_widen(void* elements, SafeTensorsDtype dtype, size_t count) {
+    float* wide = (float*)elements;
+    // From the end, because the results are wider.
+    for (size_t i = count; dtype != SAFETENSORS_F32 && i-- > 0;) {
+        uint16_t bits;
+        memcpy(&bits, (char*)elements + i * sizeof(bits), sizeof(bits));
+        wide[i] = dtype == SAFETENSORS_BF16 ? bf16_to_float(bits) : fp16_to_float(bits);
+    }
 }
 
 // ---- files in memory ----
@@ -741,15 +754,15 @@ static int safetensors_has_pickle_(const char* directory) {
     return file_exists(one) || file_exists(index);
 }
 
-int safetensors_set_try_open(SafeTensorsSet* set, const char* path) {
+int safetensors_set_try_open(SafeTensorsSet* set, const char* path, const char* stem) {
     char one[PATH_MAX], index[PATH_MAX];
     memset(set, 0, sizeof(*set));
     set->path = safetensors_copy_(path);
     int ok = 1;
     if (!file_is_directory(path)) {
         ok = safetensors_set_add_(set, path);
-    } else if (snprintf(one, sizeof(one), "%s/model.safetensors", path) >= (int)sizeof(one) ||
-               snprintf(index, sizeof(index), "%s/model.safetensors.index.json", path) >=
+    } else if (snprintf(one, sizeof(one), "%s/%s.safetensors", path, stem) >= (int)sizeof(one) ||
+               snprintf(index, sizeof(index), "%s/%s.safetensors.index.json", path, stem) >=
                    (int)sizeof(index)) {
         ok = error_set(set->error, path, "the name is too long");
     } else if (file_exists(one)) {
@@ -758,7 +771,7 @@ int safetensors_set_try_open(SafeTensorsSet* set, const char* path) {
         ok = safetensors_set_index_(set, index);
     } else {
         ok = error_set(set->error, path,
-                       "no model.safetensors and no model.safetensors.index.json in this directory%s",
+                       "no %s.safetensors and no %s.safetensors.index.json in this directory%s", stem, stem,
                        safetensors_has_pickle_(path) ? "; its pytorch_model.bin is not read: save_pretrained "
                                                        "of transformers writes model.safetensors"
                                                      : "");
@@ -769,8 +782,8 @@ int safetensors_set_try_open(SafeTensorsSet* set, const char* path) {
     return ok;
 }
 
-void safetensors_set_open(SafeTensorsSet* set, const char* path) {
-    CHECK(safetensors_set_try_open(set, path), "%s", set->error);
+void safetensors_set_open(SafeTensorsSet* set, const char* path, const char* stem) {
+    CHECK(safetensors_set_try_open(set, path, stem), "%s", set->error);
 }
 
 const SafeTensorsView* safetensors_set_find(const SafeTensorsSet* set, const char* name) {

@@ -251,6 +251,20 @@ __device__ inline void weights_store(const Weights<T>& w, size_t i, const Elemen
     elements_store(w.params + i, elements_convert<T>(x));
 }
 
+// Sets four parameters to fp32 values, as if these were their master weights, and leaves those.
+template <class T>
+__device__ inline void weights_store_params(const Weights<T>& w, const Elements<float, 4>& x) {
+    Elements<T, 4> params = elements_convert<T>(x);
+    if constexpr (DTYPE_OF(T) == DTYPE_BF16) {
+#pragma unroll
+        for (int k = 0; k < 4 && w.kind > MASTER_FP32; k++) {
+            params[k] =
+                w.kind == MASTER_SPLIT ? split_float<uint16_t>(x[k]).upper : split_float<int8_t>(x[k]).upper;
+        }
+    }
+    elements_store(w.params, params);
+}
+
 // ---- numbers of an update ----
 
 // Numbers for the update of one element, for all rules. Rate and decay belong to its tensor.

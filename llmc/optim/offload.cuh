@@ -240,9 +240,10 @@ static inline char* offload_place_(const Offload* o, size_t k, int slot) {
                    : o->host + offload_chunk_(&o->layout, k, slot)->at;
 }
 
-static inline void offload_copy_(const Offload* o, size_t k, cudaMemcpyKind kind) {
+// Copies the slots in `used`.
+static inline void offload_copy_(const Offload* o, size_t k, unsigned used, cudaMemcpyKind kind) {
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
-        const size_t bytes = offload_bytes_(&o->layout, k, slot);
+        const size_t bytes = used >> slot & 1 ? offload_bytes_(&o->layout, k, slot) : 0;
         char *on_gpu = offload_slot_(o, k, slot), *on_host = offload_place_(o, k, slot);
         if (bytes > 0 && kind == cudaMemcpyHostToDevice) {
             CUDA_CHECK(cudaMemcpyAsync(on_gpu, on_host, bytes, kind, o->in));
@@ -266,7 +267,7 @@ static inline void offload_update_chunk_(Offload* o, OptimizerUpdate<T> u, size_
     const size_t buffer = k % OFFLOAD_SLOTS_, first = o->layout.first[k];
     // the buffer's last content: three chunks before, or in the last update
     CUDA_CHECK(cudaStreamWaitEvent(o->in, o->emptied[buffer], 0));
-    offload_copy_(o, k, cudaMemcpyHostToDevice);
+    offload_copy_(o, k, optimizer_uses(u), cudaMemcpyHostToDevice);
     CUDA_CHECK(cudaEventRecord(o->filled[buffer], o->in));
     CUDA_CHECK(cudaStreamWaitEvent(gpu->stream, o->filled[buffer], 0));
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
@@ -275,17 +276,17 @@ static inline void offload_update_chunk_(Offload* o, OptimizerUpdate<T> u, size_
     optimizer_update_part(u, first, o->layout.first[k + 1] - first, gpu);
     CUDA_CHECK(cudaEventRecord(o->updated[buffer], gpu->stream));
     CUDA_CHECK(cudaStreamWaitEvent(o->out, o->updated[buffer], 0));
-    offload_copy_(o, k, cudaMemcpyDeviceToHost);
+    offload_copy_(o, k, optimizer_uses(u), cudaMemcpyDeviceToHost);
     CUDA_CHECK(cudaEventRecord(o->emptied[buffer], o->out));
 }
 
 // Starts to read chunk k from the disk, once the last content of its place is written.
-static inline void offload_start_read_(Offload* o, size_t k) {
+static inline void offload_start_read_(Offload* o, size_t k, unsigned used) {
     ScratchWork* work = &o->work[k % OFFLOAD_PLACES_];
     scratch_wait(o->disk, work);
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
         const size_t bytes = offload_round_up_(offload_bytes_(&o->layout, k, slot));
-        if (bytes > 0) {
+        if (bytes > 0 && used >> slot & 1) {
             scratch_read(o->disk, offload_place_(o, k, slot), offload_chunk_(&o->layout, k, slot)->at, bytes,
                          work);
         }
@@ -293,12 +294,12 @@ static inline void offload_start_read_(Offload* o, size_t k) {
 }
 
 // Starts to write chunk k, once the GPU is done with it.
-static inline void offload_start_write_(Offload* o, size_t k) {
+static inline void offload_start_write_(Offload* o, size_t k, unsigned used) {
     ScratchWork* work = &o->work[k % OFFLOAD_PLACES_];
     CUDA_CHECK(cudaEventSynchronize(o->emptied[k % OFFLOAD_SLOTS_]));
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
         const size_t bytes = offload_round_up_(offload_bytes_(&o->layout, k, slot));
-        if (bytes > 0) {
+        if (bytes > 0 && used >> slot & 1) {
             scratch_write(o->disk, offload_place_(o, k, slot), offload_chunk_(&o->layout, k, slot)->at, bytes,
                           work);
         }
@@ -316,14 +317,14 @@ static inline void offload_update(Offload* o, const OptimizerUpdate<T>& u, const
     for (size_t k = 0; o->disk && k < chunks + 2;
          k++) { // reads chunk k, updates the one before, writes that before it
         if (k < chunks) {
-            offload_start_read_(o, k);
+            offload_start_read_(o, k, optimizer_uses(u));
         }
         if (1 <= k && k <= chunks) {
             scratch_wait(o->disk, &o->work[(k - 1) % OFFLOAD_PLACES_]);
             offload_update_chunk_(o, u, k - 1, gpu);
         }
         if (2 <= k) {
-            offload_start_write_(o, k - 2);
+            offload_start_write_(o, k - 2, optimizer_uses(u));
         }
     }
 }

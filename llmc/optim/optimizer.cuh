@@ -641,6 +641,75 @@ __global__ void __launch_bounds__(UPDATE_THREADS_)
     weights_store(four.weights, 0, x, update_words_(place, slots, row, seed, stream));
 }
 
+// ---- the average of the weights ----
+
+// Rows that have an average, and its places.
+typedef struct {
+    uint8_t has[MODEL_PARAMETER_ROWS];
+    UpdateShift_ at[MODEL_PARAMETER_ROWS]; // an element is `snapshots` after the one before it
+} UpdateAverage_;
+
+static inline UpdateAverage_ update_average_(const OptimizerState* s) {
+    const size_t snapshots = (size_t)s->optimizer.average.snapshots;
+    UpdateAverage_ average = {};
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        average.has[i] = (uint8_t)state_slot_has(s, STATE_AVERAGE, i);
+        if (average.has[i]) {
+            average.at[i].first = update_slot_first_(s, STATE_AVERAGE, i) - s->span[i].begin * snapshots;
+            average.at[i].step = s->slots[STATE_AVERAGE].block;
+        }
+    }
+    return average;
+}
+
+// Adds four weights to their average.
+__device__ inline void average_add_four_(float* average, const Elements<float, 4>& x, AverageStep step) {
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        average_add_element(average + (size_t)k * step.snapshots, x[k], step);
+    }
+}
+
+// Returns the average of four weights.
+__device__ inline Elements<float, 4> average_of_four_(const float* average, AverageStep step) {
+    Elements<float, 4> x;
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        x[k] = average_of_element(average + (size_t)k * step.snapshots, step);
+    }
+    return x;
+}
+
+// A thread adds four weights to their average, or sets the parameters to it (SHOWS). Pieces and
+// rows are those of update_kernel_.
+// grid   pieces, from piece `first` on      block   256      shared   none
+// moves  the weights in and a snapshot in and out; SHOWS: all snapshots in, T out. Bound by memory.
+// order  every element on its own
+template <class T, int SHOWS>
+__global__ void __launch_bounds__(UPDATE_THREADS_)
+    average_kernel_(T* params, void* master, MasterWeights kind, float* average, const uint8_t* rows,
+                    const __grid_constant__ UpdatePieces_ pieces, uint32_t first,
+                    const __grid_constant__ UpdateAverage_ places, AverageStep step) {
+    const uint32_t piece = first + blockIdx.x;
+    const UpdatePlace_ place = update_place_(pieces, piece);
+    const size_t in_piece = 4 * threadIdx.x, own = (size_t)place.own * UPDATE_PIECE_ + in_piece,
+                 groups = place.group > 0 ? place.group - 1 : 0;
+    const int row = rows[(size_t)place.rows * UPDATE_ROWS_ + threadIdx.x / 32];
+    if (!places.has[row]) {
+        return; // the whole warp
+    }
+    const Weights<T> all = {params, master, kind},
+                     four = weights_from(all, (size_t)place.full * UPDATE_PIECE_ + in_piece,
+                                         (size_t)piece * UPDATE_PIECE_ + in_piece);
+    float* at =
+        average + (places.at[row].first + groups * places.at[row].step + own * (size_t)step.snapshots);
+    if (SHOWS) {
+        weights_store_params(four, average_of_four_(at, step));
+    } else {
+        average_add_four_(at, weights_load<4>(four, 0), step);
+    }
+}
+
 // ---- the update ----
 
 static inline int update_is_aligned_(const void* array) { return (uintptr_t)array % 16 == 0; }
@@ -655,7 +724,14 @@ template <class T> struct OptimizerUpdate {
     uint64_t seed;
     MatmulGpu* matmul; // Muon and SOAP only
     ZeroGpu* zero;     // gathers operands
+    int shows_average; // true: instead of an update, parameters are set to their average
 };
+
+// Returns the slots that an update reads or writes, or that show the average.
+template <class T> static inline unsigned optimizer_uses(const OptimizerUpdate<T>& u) {
+    const int adds = average_takes(u.plan->state->optimizer.average, u.update.average_n);
+    return u.shows_average ? SLOT_OF_AVERAGE : adds ? ~0u : ~SLOT_OF_AVERAGE;
+}
 
 // Returns the arguments of all updates, without the gradient and the settings of each.
 template <class T>
@@ -994,6 +1070,17 @@ static inline void update_launch_master_(const OptimizerUpdate<T>& u, uint32_t f
     }
 }
 
+// Adds these weights to their average, or sets the parameters to it.
+template <class T, int SHOWS>
+static inline void update_average_launch_(const OptimizerUpdate<T>& u, uint32_t first, unsigned count,
+                                          const Gpu* gpu) {
+    const Weights<T> weights = update_weights_(u);
+    const OptimizerState* state = u.plan->state;
+    launch(average_kernel_<T, SHOWS>, count, UPDATE_THREADS_, 0, gpu, weights.params, weights.master,
+           weights.kind, (float*)u.slots[STATE_AVERAGE], u.plan->rows, u.plan->pieces, first,
+           update_average_(state), average_step(state->optimizer.average, u.update.average_n));
+}
+
 // Updates `count` elements from `first` on, both multiples of TENSOR_SHARD_UNIT, among those that
 // this rank updates: whole groups if the update needs whole tensors (state_needs_tensors). The
 // pointers to slots are those of whole arrays, of which only the part for these elements must
@@ -1005,16 +1092,22 @@ static inline void optimizer_update_part(const OptimizerUpdate<T>& u, size_t fir
            count % UPDATE_PIECE_ == 0 && update_is_aligned_(u.slots[STATE_M]) &&
            update_is_aligned_(u.slots[STATE_V]) && update_is_aligned_(update_weights_(u).master));
     assert(DTYPE_OF(T) == DTYPE_BF16 || u.plan->state->optimizer.master <= MASTER_FP32);
-    GRADIENT_DISPATCH(u.grads, T,
-                      (update_launch_master_<T, G>(u, (uint32_t)(first / UPDATE_PIECE_),
-                                                   (unsigned)(count / UPDATE_PIECE_), gpu)));
+    const uint32_t piece = (uint32_t)(first / UPDATE_PIECE_), pieces = (uint32_t)(count / UPDATE_PIECE_);
+    if (u.shows_average) {
+        update_average_launch_<T, 1>(u, piece, pieces, gpu);
+        return;
+    }
+    GRADIENT_DISPATCH(u.grads, T, (update_launch_master_<T, G>(u, piece, pieces, gpu)));
     const OptimizerName name = u.plan->state->optimizer.name;
     if (name == OPTIMIZER_MUON || name == OPTIMIZER_SOAP || name == OPTIMIZER_ADAFACTOR) {
         update_tensors_(u, update_groups_(u.plan, first, count), gpu);
     }
+    if (average_takes(u.plan->state->optimizer.average, u.update.average_n)) {
+        update_average_launch_<T, 0>(u, piece, pieces, gpu);
+    }
 }
 
-// Updates everything that this rank updates.
+// Updates everything that this rank updates, and its average.
 template <class T> static inline void optimizer_update(const OptimizerUpdate<T>& u, const Gpu* gpu) {
     optimizer_update_part(u, 0, (size_t)u.plan->pieces.count * UPDATE_PIECE_, gpu);
 }

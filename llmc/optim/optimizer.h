@@ -32,6 +32,7 @@ State starts as zeros. Padding stays zero: an update of zeros leaves zeros.
 #include "llmc/optim/adafactor.h"
 #include "llmc/optim/adamw.h"
 #include "llmc/optim/adamw8bit.h"
+#include "llmc/optim/average.h"
 #include "llmc/model/model.h"
 #include "llmc/model/part.h"
 #include "llmc/optim/muon.h"
@@ -85,7 +86,9 @@ typedef struct {
     Mup mup;                      // the small model whose settings the others follow
     int soap_max_side;            // SOAP: longer sides of matrices are not turned
     int sums_weights;             // Adafactor: the rate follows the size of a tensor's weights
-    int by_block; // blocks are updated one after the other: a GPU does not batch matmuls of several
+    // blocks are updated one after the other: a GPU does not batch matmuls of several
+    int by_block;
+    Average average; // of the weights, beside the rules' own state
 } Optimizer;
 
 Optimizer optimizer_of(OptimizerName name, int has_optional, MasterWeights master);
@@ -105,7 +108,8 @@ typedef enum {
     // squares of the rows, or of the columns, of each matrix that is updated alone, unless that
     // side is too long; those of a run are padded to a multiple of TENSOR_ALIGN
     SLOT_ROWS_SQUARE,
-    SLOT_COLS_SQUARE
+    SLOT_COLS_SQUARE,
+    SLOT_SNAPSHOTS // Average.snapshots for each element
 } SlotShape;
 
 enum { OPTIMIZER_BLOCK = ADAMW8BIT_BLOCK };
@@ -127,6 +131,7 @@ enum { OPTIMIZER_BLOCK = ADAMW8BIT_BLOCK };
   X(STATE_RIGHT,      "right",    float,    SLOT_COLS_SQUARE, -INFINITY, "products of columns") /* mean of G^T G */ \
   X(STATE_LEFT_BASIS, "left_basis", float,  SLOT_ROWS_SQUARE, -INFINITY, "bases of rows") \
   X(STATE_RIGHT_BASIS, "right_basis", float, SLOT_COLS_SQUARE, -INFINITY, "bases of columns") \
+  X(STATE_AVERAGE,    "average",  float,    SLOT_SNAPSHOTS, -INFINITY, "average of the weights") /* average.h */ \
   X(STATE_MASTER,     NULL,       float,    SLOT_ELEMENTS, -INFINITY, "master weights") \
   X(STATE_LOWER,      NULL,       uint16_t, SLOT_ELEMENTS, -INFINITY, "lower halves of weights") /* MASTER_SPLIT */ \
   X(STATE_LOWER_8,    NULL,       int8_t,   SLOT_ELEMENTS, -INFINITY, "lower 8 bits of weights") /* MASTER_24 */
@@ -144,6 +149,7 @@ typedef struct {
     SlotShape shape;
     size_t element_bytes;
     float least; // no value is below it
+    int every;   // updates from one use to the next
     // place of its array in the allocation of all state; no bytes: unused
     size_t offset_bytes, bytes;
     // master weights only: elements of frozen parts, the last ones in the array
@@ -178,6 +184,9 @@ typedef struct {
     size_t bytes, saved_bytes; // size of all slots, and of those in checkpoints, which come first
     void* memory;              // of all slots; NULL: a layout alone, or offloaded
 } OptimizerState;
+
+// The slot of averages, as a bit.
+#define SLOT_OF_AVERAGE (1u << STATE_AVERAGE)
 
 // True if a row has a slot.
 static inline int state_slot_has(const OptimizerState* s, int slot, int row) {
@@ -233,10 +242,10 @@ void optimizer_state_take(OptimizerState* s, Memory* memory);
 // Returns the bytes of the state in files.
 double optimizer_saved_bytes(Optimizer optimizer, ModelConfig cfg);
 
-// Returns the bytes of a slot that an update reads and writes: all but the master weights of frozen
-// parts.
+// Returns the bytes of a slot that an update reads and writes, on average: all but the master
+// weights of frozen parts.
 static inline double state_moved_bytes(const StateSlot* slot) {
-    return (double)slot->bytes - (double)slot->frozen * (double)slot->element_bytes;
+    return ((double)slot->bytes - (double)slot->frozen * (double)slot->element_bytes) / slot->every;
 }
 
 // Returns the bytes that an update moves if it reads everything once: it reads gradients, slots,
@@ -260,6 +269,15 @@ void* state_slot_array(const OptimizerState* s, int slot);
 // Returns the elements of a slot that a range has; NULL if it has none.
 void* state_array(const OptimizerState* s, int slot, const ZeroRange* range);
 
+// The elements of a row whose average this rank has in group g: their begin in its piece of the
+// group, and in the group's part of the slot.
+typedef struct {
+    size_t begin, at, count;
+} StateAverage;
+
+// Returns them; none if the row has no average there.
+StateAverage state_average(const OptimizerState* s, int g, int row);
+
 // ---- the update ----
 
 // Settings of one update, for all rules. Each rule's own struct is derived from them.
@@ -273,6 +291,7 @@ typedef struct {
     float muon_lr, muon_weight_decay; // Muon's, in place of lr and weight_decay
     MuonScale muon_scale;
     int soap_every;
+    int64_t average_n; // number of the update in the average of the weights, from 1
 } Update;
 
 // Returns the settings for one row: only some rows decay, and some have a rate of their own.
@@ -322,6 +341,13 @@ void optimizer_update_elements_cpu(const OptimizerState* s, const ZeroRange* ran
 void optimizer_update_cpu(const OptimizerState* s, const ZeroRange* range, float* param, const float* grad,
                           const float* operand, Update u, const MuonScratch* scratch);
 
+// Adds this rank's piece of group g of the parameters, just updated, to their average.
+void optimizer_average_cpu(const OptimizerState* s, const float* piece, int g, Update u);
+
+// Sets the parameters of this rank's piece of group g that have an average to it. `average` is the
+// group's part of the slot.
+void optimizer_mean_cpu(const OptimizerState* s, float* piece, int g, const float* average, AverageStep step);
+
 #ifdef __cplusplus
 }
 #endif
@@ -334,7 +360,8 @@ void optimizer_update_cpu(const OptimizerState* s, const ZeroRange* range, float
 #include "llmc/optim/sgd.h"
 
 Optimizer optimizer_of(OptimizerName name, int has_optional, MasterWeights master) {
-    const Optimizer optimizer = {name, has_optional, master, 0, {1, 1, 1, 1, 1, 1}, {0, 0}, INT_MAX, 0, 0};
+    const Optimizer optimizer = {name,   has_optional, master, 0, {1, 1, 1, 1, 1, 1},
+                                 {0, 0}, INT_MAX,      0,      0, {AVERAGE_NONE, 0, 0, 0}};
     return optimizer;
 }
 
@@ -395,6 +422,8 @@ size_t state_slot_elements(const OptimizerState* s, int slot, int row, size_t el
     case SLOT_ROWS_SQUARE:
     case SLOT_COLS_SQUARE:
         return is_whole ? state_squares_(s, s->slots[slot].shape, row) : 0;
+    case SLOT_SNAPSHOTS:
+        return elements * (size_t)s->optimizer.average.snapshots;
     default:
         return elements;
     }
@@ -403,7 +432,7 @@ size_t state_slot_elements(const OptimizerState* s, int slot, int row, size_t el
 int state_slot_is_whole(const OptimizerState* s, int slot, int row) {
     const SlotShape shape = s->slots[slot].shape;
     return shape == SLOT_ROWS || shape == SLOT_COLS || (slot == STATE_V && s->rule[row] == RULE_FULL) ||
-           (slot < STATE_MASTER && s->rule[row] == RULE_SOAP);
+           (slot < STATE_AVERAGE && s->rule[row] == RULE_SOAP);
 }
 
 // Returns the slot elements that this rank has of a row: in group 0, or in one block.
@@ -431,7 +460,7 @@ int state_master_slot(MasterWeights master) {
 }
 
 // Returns the slots that a parameter has: those of its rule, some of them only with an option. Its
-// master weight is the optimizer's choice, whatever the rule.
+// master weight, and the average of trained ones, are the optimizer's choice, whatever the rule.
 static unsigned state_slots_(Optimizer optimizer, UpdateRule rule) {
     static const struct {
         unsigned always, optional;
@@ -448,9 +477,10 @@ static unsigned state_slots_(Optimizer optimizer, UpdateRule rule) {
         [RULE_SGD] = {0, SLOT_BIT_(M)},
         [RULE_NONE] = {0, 0},
     };
-    const int master = state_master_slot(optimizer.master);
+    const int master = state_master_slot(optimizer.master),
+              has_average = rule != RULE_NONE && optimizer.average.kind != AVERAGE_NONE;
     return slots[rule].always | (optimizer.has_optional ? slots[rule].optional : 0) |
-           (master < STATE_SLOTS ? 1u << master : 0);
+           (has_average ? SLOT_BIT_(AVERAGE) : 0) | (master < STATE_SLOTS ? 1u << master : 0);
 }
 
 static void state_set_slots_(OptimizerState* s) {
@@ -459,9 +489,13 @@ static void state_set_slots_(OptimizerState* s) {
     s->slots[id].label = label_;                                                                             \
     s->slots[id].shape = shape_;                                                                             \
     s->slots[id].element_bytes = sizeof(type_);                                                              \
-    s->slots[id].least = least_;
+    s->slots[id].least = least_;                                                                             \
+    s->slots[id].every = 1;
     STATE_TABLE_(STATE_SLOT_)
 #undef STATE_SLOT_
+    if (s->optimizer.average.kind != AVERAGE_NONE) {
+        s->slots[STATE_AVERAGE].every = s->optimizer.average.every;
+    }
 }
 
 // Returns the slots of squares that a row does not have, because all its sides are too long.
@@ -677,6 +711,14 @@ void* state_array(const OptimizerState* s, int slot, const ZeroRange* range) {
     return state_slot_has(s, slot, range->row) && has_group
                ? (char*)s->memory + from->offset_bytes + state_begin(s, slot, range) * from->element_bytes
                : NULL;
+}
+
+StateAverage state_average(const OptimizerState* s, int g, int row) {
+    const StateSlot* slot = &s->slots[STATE_AVERAGE];
+    const StateAverage all = {s->span[row].begin, slot->begin[row], s->span[row].count}, none = {0, 0, 0};
+    const int has_any = state_slot_has(s, STATE_AVERAGE, row) && tensor_is_in_group(&s->rows[row], g) &&
+                        state_group_elements(slot, g) > 0;
+    return has_any ? all : none;
 }
 
 Update update_of_row(Update u, const OptimizerState* s, int row) {
@@ -898,6 +940,24 @@ void optimizer_update_cpu(const OptimizerState* s, const ZeroRange* range, float
         break;
     case RULE_NONE:
         break;
+    }
+}
+
+void optimizer_average_cpu(const OptimizerState* s, const float* piece, int g, Update u) {
+    float* average = (float*)state_slot_array(s, STATE_AVERAGE);
+    const AverageStep step = average_step(s->optimizer.average, u.average_n);
+    for (int i = 0; i < MODEL_PARAMETER_ROWS && average_takes(s->optimizer.average, u.average_n); i++) {
+        const StateAverage of = state_average(s, g, i);
+        average_add_cpu(average + state_group_begin(&s->slots[STATE_AVERAGE], g) + of.at, piece + of.begin,
+                        of.count, step);
+    }
+}
+
+void optimizer_mean_cpu(const OptimizerState* s, float* piece, int g, const float* average,
+                        AverageStep step) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        const StateAverage of = state_average(s, g, i);
+        average_mean_cpu(piece + of.begin, average + of.at, of.count, step);
     }
 }
 

@@ -7,6 +7,7 @@ state on the GPU or offloaded.
 
 #include "llmc/optim/offload.cuh"
 #include "llmc/optim/optimizer.cuh"
+#include "llmc/gpu/gpu.cuh"
 #include "llmc/parallel/zero.cuh"
 
 // Updates what this rank updates of all groups; all ranks then gather the parameters. `u` lacks the
@@ -19,6 +20,49 @@ static inline void update_groups(OptimizerUpdate<T> u, Update settings, Offload*
         offload_update(offload, u, gpu);
     } else {
         optimizer_update(u, gpu);
+    }
+    zero_gather_parameters(u.zero);
+}
+
+typedef enum { UPDATE_PUT_ASIDE_, UPDATE_TAKE_BACK_ } UpdateMove_;
+
+// Copies the parameters that this rank updates to where their gradient was, as T, or back.
+template <class T>
+static inline void update_groups_move_(const OptimizerUpdate<T>& u, UpdateMove_ move, const Gpu* gpu) {
+    T* aside = (T*)zero_update_gradient(u.zero).data;
+    zero_join_updates(u.zero); // nothing reads or gathers parameters any more
+    for (int g = 0; g < u.zero->plan.groups; g++) {
+        const ZeroPiece piece = zero_piece(&u.zero->plan, g, ZERO_TRAINED);
+        T *there = aside + piece.owned, *here = u.params + piece.kept;
+        if (piece.count > 0) {
+            CUDA_CHECK(cudaMemcpyAsync(move == UPDATE_PUT_ASIDE_ ? there : here,
+                                       move == UPDATE_PUT_ASIDE_ ? here : there, piece.count * sizeof(T),
+                                       cudaMemcpyDefault, gpu->stream));
+        }
+    }
+}
+
+// Sets the parameters to their average after n updates of it, and keeps them where the gradients
+// were. Between updates; collective.
+template <class T>
+static inline void update_groups_show_average(OptimizerUpdate<T> u, int64_t n, Offload* offload,
+                                              const Gpu* gpu) {
+    Update none = {};
+    none.average_n = n;
+    u.shows_average = 1;
+    update_groups_move_(u, UPDATE_PUT_ASIDE_, gpu);
+    update_groups(u, none, offload, gpu);
+}
+
+// Sets the parameters again, bit for bit. Gradients that no backward pass sets are zero; a
+// reduction sets all of its shard.
+template <class T>
+static inline void update_groups_hide_average(const OptimizerUpdate<T>& u, const Gpu* gpu) {
+    void* aside = zero_update_gradient(u.zero).data;
+    update_groups_move_(u, UPDATE_TAKE_BACK_, gpu);
+    if (aside == u.zero->grads.data) {
+        CUDA_CHECK(
+            cudaMemsetAsync(aside, 0, zero_count(&u.zero->plan, ZERO_UPDATED) * sizeof(T), gpu->stream));
     }
     zero_gather_parameters(u.zero);
 }

@@ -37,6 +37,12 @@ void update_groups_open(UpdateGroups* groups, Memory* memory, OptimizerState* st
 // Updates what this rank updates of all groups; all ranks then gather the parameters.
 void update_groups_cpu(UpdateGroups* groups, Update update);
 
+// Sets the parameters to their average after n updates of it, and keeps the weights where the
+// gradients were; then sets the weights again, bit for bit, and clears the gradients. All ranks
+// call both between updates.
+void update_groups_show_average_cpu(UpdateGroups* groups, int64_t n);
+void update_groups_hide_average_cpu(UpdateGroups* groups);
+
 // Updates group g during the backward pass, with its complete gradient. Does nothing without a
 // hook.
 void update_group_in_backward_cpu(UpdateGroups* groups, int g, InBackward* hook);
@@ -46,6 +52,8 @@ void update_group_in_backward_cpu(UpdateGroups* groups, int g, InBackward* hook)
 #endif
 
 #ifdef UPDATE_GROUPS_IMPLEMENTATION
+
+#include <string.h>
 
 void update_groups_open(UpdateGroups* u, Memory* memory, OptimizerState* state, const Freeze* freeze,
                         Zero* zero, Linear* linear, Group* tensor) {
@@ -123,7 +131,7 @@ static void update_packed_(UpdateGroups* u, const ZeroRange* range, const float*
     }
 }
 
-// Updates what this rank updates of group g.
+// Updates what this rank updates of group g, and its average.
 static void update_group_(UpdateGroups* u, int g, const float* operands, Update update) {
     const MuonScratch scratch = {u->scratch, &u->linear->matmul};
     const size_t begin = zero_group_begin(&u->zero->plan, g);
@@ -140,6 +148,8 @@ static void update_group_(UpdateGroups* u, int g, const float* operands, Update 
                           update, &scratch);
         }
     }
+    optimizer_average_cpu(u->state, u->zero->params + zero_piece(&u->zero->plan, g, ZERO_TRAINED).full, g,
+                          update);
 }
 
 // Updates `count` groups from `first` on: all slices of a layer that this process has.
@@ -166,6 +176,38 @@ void update_groups_cpu(UpdateGroups* u, Update update) {
     if (u->zero->plan.size > 1) { // one rank alone has packed each matrix
         linear_pack(u->linear);
     }
+}
+
+void update_groups_show_average_cpu(UpdateGroups* u, int64_t n) {
+    const Zero* zero = u->zero;
+    const AverageStep step = average_step(u->state->optimizer.average, n);
+    const StateSlot* slot = &u->state->slots[STATE_AVERAGE];
+    const float* average = (const float*)state_slot_array(u->state, STATE_AVERAGE);
+    for (int g = 0; g < zero->plan.groups; g++) {
+        const ZeroPiece piece = zero_piece(&zero->plan, g, ZERO_TRAINED);
+        if (piece.count > 0) {
+            memcpy(zero_update_gradient_cpu(zero, g), zero->params + piece.full, piece.count * sizeof(float));
+            optimizer_mean_cpu(u->state, zero->params + piece.full, g, average + state_group_begin(slot, g),
+                               step);
+        }
+    }
+    zero_gather_parameters_cpu(u->zero);
+    linear_pack(u->linear);
+}
+
+// Gradients that no backward pass sets are zero.
+void update_groups_hide_average_cpu(UpdateGroups* u) {
+    const Zero* zero = u->zero;
+    for (int g = 0; g < zero->plan.groups; g++) {
+        const ZeroPiece piece = zero_piece(&zero->plan, g, ZERO_TRAINED);
+        if (piece.count > 0) {
+            float* kept = zero_update_gradient_cpu(zero, g);
+            memcpy(zero->params + piece.full, kept, piece.count * sizeof(float));
+            memset(kept, 0, piece.count * sizeof(float));
+        }
+    }
+    zero_gather_parameters_cpu(u->zero);
+    linear_pack(u->linear);
 }
 
 void update_group_in_backward_cpu(UpdateGroups* u, int g, InBackward* hook) {

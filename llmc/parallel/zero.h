@@ -438,9 +438,15 @@ static inline void zero_group_square_sum_cpu(const Zero* z, int g, WideSum* sum,
     gradient_square_sum_cpu(sum, zero_group_grads_(z, g), zero_trained_elements(&z->plan, g), partial);
 }
 
-// Returns the reduced gradient of a range that has one; if blocks share a buffer, only while its
-// block has it.
-const float* zero_range_gradient_cpu(const Zero* z, const ZeroRange* range);
+// Returns the reduced gradient of the elements of group g that this rank updates; if blocks share a
+// buffer, only while its block has it.
+float* zero_update_gradient_cpu(const Zero* z, int g);
+
+// Returns that of a range.
+static inline const float* zero_range_gradient_cpu(const Zero* z, const ZeroRange* range) {
+    return zero_update_gradient_cpu(z, range->group) +
+           (range->owned - zero_piece(&z->plan, range->group, ZERO_TRAINED).owned);
+}
 
 // Returns the ranks that divide group g.
 static inline Group* zero_ranks_cpu_(const Zero* z, int g) {
@@ -448,7 +454,7 @@ static inline Group* zero_ranks_cpu_(const Zero* z, int g) {
 }
 
 // Sends each rank's shard of group g to all that divide it, to the same place in `group`.
-static inline void zero_gather_group_cpu_(Zero* z, float* group, int g) {
+static inline void zero_gather_group_cpu(Zero* z, float* group, int g) {
     Group* ranks = zero_ranks_cpu_(z, g);
     const size_t count = zero_shard_elements(&z->plan, g);
     group_all_gather_cpu(group, group + (size_t)ranks->rank * count, count, ranks);
@@ -460,7 +466,7 @@ static inline float* zero_operands_cpu(const Zero* z, int g) { return zero_group
 
 // Gathers the operands of group g there, where each rank has set its shard.
 static inline void zero_gather_operands_cpu(Zero* z, int g) {
-    zero_gather_group_cpu_(z, zero_operands_cpu(z, g), g);
+    zero_gather_group_cpu(z, zero_operands_cpu(z, g), g);
 }
 
 // Sends each rank's updated shards of the parameters to all ranks, after the update.
@@ -884,16 +890,15 @@ void zero_add_embedding_cpu(Zero* z) {
     }
 }
 
-const float* zero_range_gradient_cpu(const Zero* z, const ZeroRange* range) {
-    const size_t before = zero_gradient_begin(&z->plan, range->group); // begin of its group
-    return z->plan.stage == 0 ? zero_group_grads_(z, range->group) + (range->owned - before)
-                              : z->shard + range->owned;
+float* zero_update_gradient_cpu(const Zero* z, int g) {
+    return z->plan.stage == 0 ? zero_group_grads_(z, g)
+                              : z->shard + zero_piece(&z->plan, g, ZERO_TRAINED).owned;
 }
 
 void zero_gather_parameters_cpu(Zero* z) {
     for (int g = 0; g < z->plan.groups && zero_is_divided(&z->plan); g++) {
         if (zero_has_gradient(&z->plan, g)) {
-            zero_gather_group_cpu_(z, z->params + zero_group_begin(&z->plan, g), g);
+            zero_gather_group_cpu(z, z->params + zero_group_begin(&z->plan, g), g);
         }
     }
 }

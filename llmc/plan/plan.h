@@ -104,6 +104,10 @@ static void plan_count_copy_(Memory* memory, const Settled* s) {
                      is_gpu ? MEMORY_HOST : MEMORY_DEVICE,
                      checkpoints_bytes(&part, s->optimizer, s->saved_dtype, o->model_file_gb));
     }
+    if (o->out[0] && s->use == USE_TRAIN) {
+        memory_count(memory, "average to save", is_gpu ? MEMORY_HOST : MEMORY_DEVICE,
+                     checkpoints_average_bytes(&part, s->optimizer, s->saved_dtype, o->model_file_gb));
+    }
 }
 
 ModelPlan plan_model(PlanModel model, const Settled* s) {

@@ -489,7 +489,7 @@ void generate_texts(Run* run, Model* model) {
     const Options* o = &run->given;
     Generate* g = run->generate;
     run_set_model(run, model);
-    load_model(&run->files, run->model_path, o->seed, NULL, NULL);
+    load_model(&run->files, run->model_path, (HfWeights)o->weights, o->seed, NULL, NULL);
     run_open_generator(run, model, &g->options);
     if (o->interactive) {
         generate_interactive_(g);

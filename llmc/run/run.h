@@ -143,6 +143,19 @@ int run_validation_batch(Run* run, int64_t i, Batch* batch);
 // decides about the run: its best checkpoint, its end by --patience, and whether it diverges.
 void run_log_validation(Run* run);
 
+// Returns true if the average of the weights is validated, too, after run_log_validation. All its
+// sets follow while the model shows it.
+int run_validates_average(const Run* run);
+
+// Returns the updates in the average of the weights.
+int64_t run_averaged(const Run* run);
+
+// Logs the validation loss of the average on the set. It decides nothing.
+void run_log_average(Run* run);
+
+// Ends the validation of the average; the model has its weights again.
+void run_end_average(Run* run);
+
 // Returns true if the tasks are due. They follow the validation, if one is due.
 int run_evaluates_tasks(const Run* run);
 void run_log_tasks(Run* run);
@@ -224,7 +237,7 @@ static int run_agree_(Run* run, int asks) { return comm_any(&run->comm, asks); }
 void run_set_model(Run* run, Model* model) {
     const Settled* s = &run->settled;
     const ModelFiles files = {model,          run->trainer->access, settled_part(s), s->optimizer,
-                              s->saved_dtype, run->plan.in_place,   &run->comm};
+                              s->saved_dtype, run->plan.in_place,   &run->comm,      NULL};
     run->model = model;
     run->files = files;
 }
@@ -469,6 +482,9 @@ void run_save(Run* run) { run_save_(run, run->due); }
 void run_restore(Run* run, const char* path, const SavedState* saved, uint64_t sequence) {
     load_checkpoint(&run->files, path, saved);
     run_state_restore(&run->state, &saved->run);
+    if (!checkpoint_average_fits(saved, run->files.optimizer, &run->files.part)) {
+        run->state.average_from = run->state.updates; // it starts now
+    }
     if (run->train) {
         dataloader_seek(run->train, sequence);
     }
@@ -547,6 +563,7 @@ static RunVerdict run_judge_(Run* run, const RunUpdate_* update) {
     verdict.flops = update->flops;
     verdict.update = setup_update(o, state->step, state->updates + 1, verdict.norm);
     verdict.update.grad_scale *= (float)scale;
+    verdict.update.average_n = run_averaged(run) + 1;
     int skip = run_overflowed_(&state->loss_scale, verdict.loss, verdict.norm, verdict.reason);
     if (!skip) {
         const UpdateVerdict guard = outliers_check(&state->guard, verdict.loss, verdict.norm);
@@ -666,13 +683,24 @@ static int run_stops_(void* run_) {
     return run->is_stopping;
 }
 
+// Returns true if a validation is due.
+static int run_validation_is_due_(const Run* run) {
+    return run->val && session_validation_is_due(&run->session, &run->state, run->validates_first);
+}
+
 int run_validates(Run* run, int set) {
-    if (!run->val || set == run->data.num_val_sets || (set > 0 && run->is_stopping) ||
-        !session_validation_is_due(&run->session, &run->state, run->validates_first)) {
+    if (set == run->data.num_val_sets || (set > 0 && run->is_stopping) || !run_validation_is_due_(run)) {
         return 0;
     }
     run->val_set = set;
     return 1;
+}
+
+int64_t run_averaged(const Run* run) { return run->state.updates - run->state.average_from; }
+
+int run_validates_average(const Run* run) {
+    const AverageStep step = average_step(run->settled.optimizer.average, run_averaged(run));
+    return step.filled > 0 && !run->is_stopping && run_validation_is_due_(run);
 }
 
 static Dataloader* run_val_(const Run* run) { return &run->val[run->val_set]; }
@@ -706,20 +734,50 @@ int run_validation_batch(Run* run, int64_t i, Batch* batch) {
     return 1;
 }
 
+// Returns the name of the set; NULL: it has none.
+static const char* run_val_name_(const Run* run) {
+    return run->data.val_sets ? run_val_(run)->sources->source[0].name : NULL;
+}
+
+// Returns the result of the validation of the set.
+static LogVal run_val_result_(Run* run) {
+    const Dataloader* loader = run_val_(run);
+    const RunUpdate_ all = run_add_up_(run, run_validation_steps_(run));
+    return (LogVal){run_val_name_(run),
+                    run->val_set == 0,
+                    all.counted > 0 ? all.losses / all.counted : 0,
+                    all.bytes > 0 ? all.losses / M_LN2 / all.bytes : NAN,
+                    loader->settings.sequences,
+                    (int64_t)loader->num_sequences};
+}
+
+void run_log_average(Run* run) {
+    char name[256];
+    const char* set = run_val_name_(run);
+    if (run->is_stopping) {
+        return;
+    }
+    LogVal val = run_val_result_(run);
+    snprintf(name, sizeof(name), "%s%saverage", set ? set : "", set ? " " : "");
+    val.name = name;
+    val.is_first = 0;
+    log_val(&run->log, run->state.step, &val);
+}
+
+// Only now, because the check may save the weights.
+void run_end_average(Run* run) {
+    for (int set = 0; set < run->data.num_val_sets; set++) {
+        run_check_data_(run, &run->val[set], run->train->next);
+    }
+}
+
 void run_log_validation(Run* run) {
     RunState* state = &run->state;
     if (run->is_stopping) {
         return;
     }
-    const Dataloader* loader = run_val_(run);
-    run_check_data_(run, loader, run->train->next);
-    const RunUpdate_ all = run_add_up_(run, run_validation_steps_(run));
-    const LogVal val = {run->data.val_sets ? loader->sources->source[0].name : NULL,
-                        run->val_set == 0,
-                        all.counted > 0 ? all.losses / all.counted : 0,
-                        all.bytes > 0 ? all.losses / M_LN2 / all.bytes : NAN,
-                        loader->settings.sequences,
-                        (int64_t)loader->num_sequences};
+    run_check_data_(run, run_val_(run), run->train->next);
+    const LogVal val = run_val_result_(run);
     if (run->val_set == 0 && run->data.train.count > 1 && run->train->next > 0) {
         log_sources(&run->log, state->step, &run->data.train, run->train->next);
     }

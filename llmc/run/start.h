@@ -70,6 +70,7 @@ int run_close(Run* run);
 #include "llmc/comm/stragglers.h"
 #include "llmc/data/dataloader.h"
 #include "llmc/formats/hf_config.h"
+#include "llmc/formats/hf_model.h"
 #include "llmc/generate/generator.h"
 #include "llmc/log/log.h"
 #include "llmc/ops/distill.h"
@@ -153,7 +154,8 @@ static void start_print_weights_(const Run* run) {
         printf("weights: random, from --seed %llu\n", (unsigned long long)run->settled.options.seed);
         return;
     }
-    printable_line(stdout, "weights: read from %s", path);
+    printable_line(stdout, "weights: %sread from %s",
+                   run->settled.options.weights == HF_AVERAGE ? "the average, " : "", path);
     if (run->data.is_extended) {
         printf(
             "tokenizer: the first %d of %d tokens are the model's own; the rows of the others start as the "
@@ -204,8 +206,8 @@ static void start_open_state_(Run* run) {
     if (run->resume.is_active) {
         run_restore(run, run->resume.path, &run->resume.saved, (uint64_t)run->resume.sequence);
     } else {
-        load_model(&run->files, run->model_path, o->seed, run->data.is_extended ? &run->more : NULL,
-                   o->write_logits ? &run->state.teacher : NULL);
+        load_model(&run->files, run->model_path, (HfWeights)o->weights, o->seed,
+                   run->data.is_extended ? &run->more : NULL, o->write_logits ? &run->state.teacher : NULL);
     }
     run_agree_on_parameters(run);
 }
@@ -214,11 +216,12 @@ static void start_open_state_(Run* run) {
 static uint64_t start_load_teacher_(Run* run, Model* teacher) {
     uint64_t checksum = 0;
     const Settled s = setup_teacher(&run->settled);
-    const ModelFiles files = {teacher,     run->trainer->access, settled_part(&s),
-                              s.optimizer, s.saved_dtype,        run->plan.in_place && !s.options.quantize,
-                              &run->comm};
+    const ModelFiles files = {teacher,          run->trainer->access,
+                              settled_part(&s), s.optimizer,
+                              s.saved_dtype,    run->plan.in_place && !s.options.quantize,
+                              &run->comm,       NULL};
     if (teacher) {
-        load_model(&files, run->teacher_path, 0, NULL, &checksum);
+        load_model(&files, run->teacher_path, HF_LAST, 0, NULL, &checksum);
     }
     return checksum;
 }

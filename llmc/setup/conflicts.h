@@ -49,6 +49,13 @@ void setup_check_share(const Settled* s);
 // Refuses an optimizer that does not fit the model, and options of other optimizers.
 void setup_check_optimizer(const Settled* s);
 
+// Refuses an average of weights that is none, and where a run has none or no room to show it.
+void setup_check_average(const Settled* s);
+
+// Refuses --weights average without a model whose directory has it. `path` is that of --model,
+// NULL: none; or of a checkpoint from which a run continues.
+void setup_check_weights(const Settled* s, const char* path, int continues);
+
 // Refuses --mup without a small model, for a model that has no place for a factor, and with an
 // optimizer whose updates do not follow its rates.
 void setup_check_mup(const Settled* s);
@@ -70,6 +77,7 @@ void setup_check_mup(const Settled* s);
 #include "llmc/data/mixture.h"
 #include "llmc/formats/gguf.h"
 #include "llmc/formats/hf_config.h"
+#include "llmc/formats/hf_model.h"
 #include "llmc/formats/llmc_bin.h"
 #include "llmc/layers/q8_weights.h"
 #include "llmc/model/share_layers.h"
@@ -403,6 +411,52 @@ void setup_check_optimizer(const Settled* s) {
                   word);
     }
     setup_check_widths_(s, word);
+}
+
+void setup_check_average(const Settled* s) {
+    const Options* o = &s->options;
+    Average average;
+    if (!average_parse(&average, o->average)) {
+        die_usage(
+            "--average %s: wanted off, ema:D with D below 1, or last:N or last:N:K with N a multiple of K, "
+            "at most %d times",
+            o->average, AVERAGE_MOST_SNAPSHOTS);
+    }
+    if (average.kind == AVERAGE_NONE) {
+        return;
+    }
+    if (s->use != USE_TRAIN) {
+        die_usage(
+            "--average %s is for training; this run only evaluates or converts; --weights average reads "
+            "that of a checkpoint",
+            o->average);
+    }
+    if (o->update_in_backward) {
+        die_usage("--average %s, --update-in-backward on; wanted off: validations of the average keep the "
+                  "weights where all gradients are",
+                  o->average);
+    }
+}
+
+void setup_check_weights(const Settled* s, const char* path, int continues) {
+    const Options* o = &s->options;
+    if (o->weights != HF_AVERAGE || (continues && !options_given(o, "weights"))) {
+        return;
+    }
+    if (continues) {
+        die_usage(
+            "--weights average, --resume %s, which continues from the last weights; wanted --model %s for "
+            "a new run that starts from their average",
+            o->resume, path);
+    }
+    if (!path) {
+        die_usage("--weights average needs a trained model: --model DIR");
+    }
+    CHECK(
+        file_is_directory(path) && hf_model_has(path, HF_AVERAGE),
+        "%s: no %s.safetensors, so --weights average finds none; --weights last works; a run with --average "
+        "writes it",
+        path, hf_model_stem(HF_AVERAGE));
 }
 
 // Refuses a small model whose heads would have another size: scores would need another divisor.

@@ -61,8 +61,8 @@ struct Options {
     uint64_t seed;
 
     const char* model;
-    int arch, layers, channels, heads, kv_heads, head_size, hidden, experts, experts_used, shared_hidden,
-        context, vocab_size, own_head;
+    int weights, arch, layers, channels, heads, kv_heads, head_size, hidden, experts, experts_used,
+        shared_hidden, context, vocab_size, own_head;
     float rope_base;
     int window;
     const char* window_pattern;
@@ -100,6 +100,7 @@ struct Options {
     float matrix_lr, matrix_weight_decay;
     int muon_scale, muon_rows;
     int soap_every, soap_max_side;
+    const char* average;
     float grad_clip, skip_loss_z, skip_grad_z;
     int max_skips;
     float max_loss_rise;
@@ -210,6 +211,7 @@ static inline int options_exports(const Options* options) {
 #include "llmc/data/packing.h"
 #include "llmc/data/token_files.h"
 #include "llmc/formats/gguf.h"
+#include "llmc/formats/hf_model.h"
 #include "llmc/formats/llmc_bin.h"
 #include "llmc/setup/launcher.h"
 #include "llmc/setup/options_synonyms.h"
@@ -269,6 +271,8 @@ const OptionRow OPTION_TABLE[] = {
     {"model",      "model",         "e",  STRING_(model),          0,        0, RUN_ | BOTH_ | READS_, "",
         "SIZE|PATH", "a size (d12, gpt3:c768, llama:135m, qwen3:0.6b, nanochat:d12; speedrun also sets rates and steps), or weights "
         "to start from: a Hugging Face directory, the --out of a run or an llm.c .bin"},
+    {"model",      "weights",       "",   CHOICE_(weights),        0,        0, BOTH_,            "last",
+        WORDS_CHOICE(HF_WEIGHTS_WORDS), "weights to read from --model DIR: the last ones, or those of --average, in model_average.safetensors"},
     {"model",      "arch",          "",   CHOICE_(arch),           0,        0, AUTO_ | RUN_,     "auto",
         WORDS_CHOICE(ARCHITECTURES), "architecture: which norms, positions, MLP and biases; auto, here and below: from --model, "
         "else gpt2"},
@@ -412,6 +416,10 @@ const OptionRow OPTION_TABLE[] = {
         "updates", "for soap: updates from one renewal of the eigenbases to the next"},
     {"optimizer",  "soap-max-side", "",   INT_(soap_max_side),     0,    65536, RUN_,             "4096",
         "", "for soap: longest side of a matrix that has an eigenbasis; 0: none has"},
+    {"optimizer",  "average",       "",   STRING_(average),        0,        0, 0,                "off",
+        "off|ema:D|last:N|last:N:K", "average the weights, beside the training: ema:0.999: each update counts 0.999 times as much as the next; "
+        "last:N: the mean of the last N updates; last:N:K: of every K-th of them, N / K copies in memory; validations "
+        "show its loss, checkpoints have it, too (--weights)"},
     {"optimizer",  "grad-clip",     "",   FLOAT_(grad_clip),       0,    MANY_, RUN_,             "1",
         "", "maximum norm of the whole gradient; 0: no clipping"},
     {"optimizer",  "skip-loss-z",   "sl", FLOAT_(skip_loss_z),     0,    MANY_, RUN_,             "0",

@@ -506,6 +506,7 @@ void settle(Settled* s, RunData* data, const Options* options, const SettleInput
         run_data_open_own_tokenizer(data, &s->options, input->model_path, input->found.V);
     }
     settle_check_initial_(options, input);
+    setup_check_weights(s, input->model_path, input->continues);
     s->cfg = settle_model(&s->options, data, input->model_path, input->found);
     if (options->verify_data) {
         return;
@@ -530,6 +531,7 @@ void settle(Settled* s, RunData* data, const Options* options, const SettleInput
         settle_training_(s, input->model_path != NULL);
         setup_check_optimizer(s);
         setup_check_mup(s);
+        setup_check_average(s);
     }
     settled_conclude(s);
 }
@@ -609,6 +611,7 @@ Update setup_update(const Options* options, int64_t step, int64_t t, double norm
         options->matrix_weight_decay,
         (MuonScale)options->muon_scale,
         options->soap_every,
+        0, // run.h counts it
     };
     return update;
 }

@@ -98,6 +98,9 @@ static inline Optimizer settled_optimizer_(const Settled* s) {
     }
     optimizer.soap_max_side = o->soap_max_side;
     optimizer.sums_weights = o->adafactor_scale;
+    if (s->use == USE_TRAIN) {
+        average_parse(&optimizer.average, o->average);
+    }
     optimizer.by_block = o->zero >= 2 || o->offload_optimizer || o->update_in_backward;
     return optimizer;
 }

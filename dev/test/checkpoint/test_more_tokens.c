@@ -123,7 +123,7 @@ static void test_load(const MoreTokens* more, ModelConfig cfg, ZeroPlan zero, in
                               .access = {.get_group = group_of, .set_group = keep_group, .loaded = is_loaded},
                               .part = rank_part_of_data(cfg, zero, 0),
                               .in_place = in_place};
-    load_model(&files, test_path("own"), 0, more, NULL);
+    load_model(&files, test_path("own"), HF_LAST, 0, more, NULL);
     zero_parameter_rows(rows, &zero, cfg, sizeof(float));
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         if (rows[i].init == INIT_VOCAB && rows[i].layers > 0) {

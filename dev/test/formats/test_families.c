@@ -127,8 +127,8 @@ static void write_as(const Family* family, const char* directory, SafeTensorsDty
 static void expect_same_files(const char* theirs, const char* ours, const char* name) {
     SafeTensorsSet a, b;
     size_t tensors = 0;
-    safetensors_set_open(&a, theirs);
-    safetensors_set_open(&b, ours);
+    safetensors_set_open(&a, theirs, "model");
+    safetensors_set_open(&b, ours, "model");
     for (size_t f = 0; f < a.num_files; f++) {
         for (size_t t = 0; t < a.files[f].num_tensors; t++, tensors++) {
             const SafeTensorsView* view = &a.files[f].tensors[t];
@@ -145,7 +145,7 @@ static void expect_same_files(const char* theirs, const char* ours, const char* 
 
 static SafeTensorsDtype dtype_of(const char* directory) {
     SafeTensorsSet set;
-    safetensors_set_open(&set, directory);
+    safetensors_set_open(&set, directory, "model");
     const SafeTensorsDtype dtype = set.files[0].tensors[0].dtype;
     safetensors_set_close(&set);
     return dtype;
@@ -169,7 +169,7 @@ TEST(read_in_parts) {
     for (int i = 0; i < FAMILIES; i++) {
         const Family family = family_open(names[i]);
         HfModel model;
-        hf_model_open(&model, family.path, family.cfg, family.cfg.arch);
+        hf_model_open(&model, family.path, HF_LAST, family.cfg, family.cfg.arch);
         for (int g = 0; g < model_groups(family.cfg); g++) {
             const size_t at = tensor_group_offset_bytes(family.rows, g) / sizeof(float);
             const size_t elements = 50000; // more than a group has

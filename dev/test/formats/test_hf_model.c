@@ -100,7 +100,7 @@ static TestModel read_parts(const char* directory, ModelConfig cfg, size_t parts
     const TestModel model = test_model_open(cfg, sizeof(float));
     float* group = (float*)check_alloc(model.bytes, 1, "a group");
     FirstWeights weights;
-    weights_open(&weights, cfg, directory, 0, (Mup){0, 0});
+    weights_open(&weights, cfg, directory, HF_LAST, 0, (Mup){0, 0});
     for (int g = 0; g < model_groups(cfg); g++) {
         const size_t at = tensor_group_offset_bytes(model.rows, g) / sizeof(float);
         const size_t next =
@@ -141,7 +141,7 @@ TEST(layout) {
     TestModel model = test_model_random(CFG, SAFETENSORS_F32);
     write_model(&model, directory, SAFETENSORS_F32);
     SafeTensorsSet set;
-    safetensors_set_open(&set, directory);
+    safetensors_set_open(&set, directory, "model");
     EXPECT(set.files[0].num_tensors == 2 * 12 + 4, "%zu tensors", set.files[0].num_tensors);
     const SafeTensorsView* wte = safetensors_find(&set.files[0], "transformer.wte.weight");
     EXPECT(wte && wte->shape[0] == 5 && wte->shape[1] == 4 && memcmp(wte->data, model.memory, 80) == 0,
@@ -264,11 +264,11 @@ static void write_cut(const TestModel* model, const char* directory) {
                      end = f + 1 < count ? tensor_group_offset_bytes(rows, f + 1) : bytes;
         void* group = check_alloc(end - begin, 1, "group");
         memcpy(group, padded + begin, end - begin);
-        hf_model_file_name(name, f, count);
+        hf_model_file_name(name, HF_LAST, f, count);
         hf_model_write(directory, name, files[f], CFG, rows, group, SAFETENSORS_F32);
         free(group);
     }
-    hf_model_write_index(directory, files, count, CFG, SAFETENSORS_F32);
+    hf_model_write_index(directory, HF_LAST, files, count, CFG, SAFETENSORS_F32);
     hf_config_write(directory, CFG, SAFETENSORS_F32, document_tokens_of(4), NULL);
     free(padded);
 }

@@ -743,7 +743,7 @@ static void body_require(const void* arg) {
 static void body_set_require(const void* arg) {
     const Requirement* r = (const Requirement*)arg;
     SafeTensorsSet set;
-    safetensors_set_open(&set, r->path);
+    safetensors_set_open(&set, r->path, "model");
     safetensors_set_require(&set, r->name, r->ndim, r->shape);
 }
 
@@ -814,7 +814,7 @@ TEST(set) {
     const char* path = write_index("{'metadata':{'total_size':16,'more':[1.5e-3,-0,true,null,{'\\n':[]}]},\n"
                                    "'weight_map':{'z':'b.safetensors','transformer.x':'a.safetensors',"
                                    "'y':'b.safetensors'},'other':false}\n");
-    safetensors_set_open(&set, path);
+    safetensors_set_open(&set, path, "model");
     EXPECT(set.num_files == 2 && set.num_places == 3, "%zu files", set.num_files);
     EXPECT(value_of(safetensors_set_find(&set, "transformer.x")) == 1, "transformer.x");
     EXPECT(value_of(safetensors_set_find(&set, "y")) == 2, "y of the file that the index names");
@@ -823,11 +823,11 @@ TEST(set) {
     safetensors_set_close(&set);
 
     const char* one = write_named("model/model.safetensors", (const char* const[]){"x"}, 1);
-    safetensors_set_open(&set, path); // one file comes before an index
+    safetensors_set_open(&set, path, "model"); // one file comes before an index
     EXPECT(set.num_files == 1 && value_of(safetensors_set_find(&set, "x")) == 1, "one file");
     EXPECT(!safetensors_set_find(&set, "z"), "nothing else");
     safetensors_set_close(&set);
-    safetensors_set_open(&set, one);
+    safetensors_set_open(&set, one, "model");
     EXPECT(value_of(safetensors_set_find(&set, "x")) == 1, "the file itself");
     safetensors_set_close(&set);
     unlink(one);
@@ -835,7 +835,7 @@ TEST(set) {
 
 static void expect_set_refused(const char* path, const char* words) {
     SafeTensorsSet set;
-    if (safetensors_set_try_open(&set, path)) {
+    if (safetensors_set_try_open(&set, path, "model")) {
         EXPECT(0, "opened, wanted: %s", words);
         safetensors_set_close(&set);
         return;

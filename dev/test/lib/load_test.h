@@ -20,8 +20,9 @@ static inline void load_weights(Model* model, const char* path) {
                               model->state.optimizer,
                               SAFETENSORS_F32,
                               trainer.program.trainer == OPTION_CPU,
+                              NULL,
                               NULL};
-    load_model(&files, path, 0, NULL, NULL);
+    load_model(&files, path, HF_LAST, 0, NULL, NULL);
 }
 
 #endif

@@ -12,7 +12,7 @@ of the rows.
 static inline void whole_model_read(const char* path, ModelConfig cfg, const TensorRow* rows, void* memory) {
     const Mup none = {0, 0};
     FirstWeights weights;
-    weights_open(&weights, cfg, path, 0, none);
+    weights_open(&weights, cfg, path, HF_LAST, 0, none);
     for (int g = 0; g < model_groups(cfg); g++) {
         weights_read(&weights, rows, g, (char*)memory + tensor_group_offset_bytes(rows, g));
     }

@@ -275,18 +275,18 @@ static void expect_several(const TestModel* model, const char* word) {
     mkdir(directory, 0777);
     for (int f = 0; f < count; f++) {
         const char* memory = (char*)model->memory + tensor_group_offset_bytes(model->rows, files[f].first);
-        hf_model_file_name(name, f, count);
+        hf_model_file_name(name, HF_LAST, f, count);
         hf_model_write(directory, name, files[f], model->cfg, model->rows, memory, SAFETENSORS_F32);
     }
     EXPECT(count > 1, "%s: %d files", word, count);
     hf_config_write(directory, model->cfg, SAFETENSORS_F32, document_tokens_of(4), NULL);
-    hf_model_write_index(directory, files, count, model->cfg, SAFETENSORS_F32);
+    hf_model_write_index(directory, HF_LAST, files, count, model->cfg, SAFETENSORS_F32);
     expect_reads(model, "several");
     const TestModel whole = model_unshared(model);
     expect_reads(&whole, "several");
     free(whole.memory);
     for (int f = 0; f < count; f++) {
-        hf_model_file_name(name, f, count);
+        hf_model_file_name(name, HF_LAST, f, count);
         char path[512];
         snprintf(path, sizeof(path), "%s/%s", directory, name);
         unlink(path);

@@ -39,8 +39,8 @@ static State state_open(const OptimizerState* state, size_t n) {
 }
 
 static Update update_of(int t) {
-    return Update{0.01f,     0.9f,  0.95f,           1e-8f, 0.1f, 0.5f,          t,
-                  DECAY_ALL, 0.75f, ADAFACTOR_FIXED, 0.02f, 0,    MUON_SPECTRAL, 2};
+    return Update{0.01f,           0.9f,  0.95f, 1e-8f,         0.1f, 0.5f, t, DECAY_ALL, 0.75f,
+                  ADAFACTOR_FIXED, 0.02f, 0,     MUON_SPECTRAL, 2,    t};
 }
 
 // Moves all slots to the host or the disk, or back, each in two pieces that end in the middle of a
@@ -188,11 +188,15 @@ static void test_optimizers(const Gpu* gpu) {
     test_same_bits<bf16>("muon, whose blocks are a chunk each", SMALL, muon, 0, gpu);
     test_same_bits<bf16>("soap, whose blocks are a chunk each", SMALL, soap, 0, gpu);
     test_same_bits<bf16>("adafactor, whose groups are a chunk each", SMALL, adafactor, 2, gpu);
-    Optimizer frozen = split, rows = muon;
+    Optimizer frozen = split, rows = muon, average = split;
+    EXPECT(average_parse(&average.average, "last:6:2"), "an average");
     frozen.frozen = freeze_of(SMALL, "wte,fcw").rows;
     rows.frozen = freeze_of(SMALL, "wpe,ln1w,qkvw").rows;
     test_same_bits<bf16>("frozen parameters, of which no update moves bits", SMALL, frozen, 0, gpu);
     test_same_bits<bf16>("muon with frozen parameters", SMALL, rows, 2, gpu);
+    test_same_bits<bf16>("an average, of every second update", SMALL, average, 0, gpu);
+    average.frozen = frozen.frozen;
+    test_same_bits<bf16>("an average beside frozen parameters", SMALL, average, 0, gpu);
 }
 
 // ---- the residual stream ----

@@ -199,7 +199,9 @@ static void visit(const OptimizerState* state, const ZeroRange* ranges, int coun
             char* array = (char*)state_array(state, slot, r);
             const size_t first = state->slots[slot].shape == SLOT_ELEMENTS ? r->logical
                                  : state->slots[slot].shape == SLOT_BLOCKS ? r->logical / OPTIMIZER_BLOCK
-                                                                           : (size_t)(r->row + r->group);
+                                 : slot == STATE_AVERAGE
+                                     ? r->logical * (size_t)state->optimizer.average.snapshots
+                                     : (size_t)(r->row + r->group);
             for (size_t k = 0; k < kept(state, slot, r); k++) {
                 const float value = value_of(slot, first + k);
                 const int is_code = state->slots[slot].element_bytes == 1;
@@ -221,9 +223,18 @@ static void visit(const OptimizerState* state, const ZeroRange* ranges, int coun
 typedef struct {
     SavedFile files[8];
     char names[8][64];
-    SavedOption options[7];
+    SavedOption options[8];
     SavedState state;
 } Saved;
+
+#define AVERAGE "last:6:2"
+
+// An optimizer that also keeps an average of the weights.
+static Optimizer with_average(OptimizerName name) {
+    Optimizer optimizer = optimizer_of(name, 0, MASTER_NONE);
+    EXPECT(average_parse(&optimizer.average, AVERAGE), AVERAGE);
+    return optimizer;
+}
 
 static unsigned frozen_rows(void) { return freeze_of(WIDE, "qkvw,fcw").rows; }
 
@@ -232,14 +243,15 @@ static void save(Saved* saved, Optimizer optimizer, int stage, int size) {
     memset(saved, 0, sizeof(*saved));
     saved->state.files = saved->files;
     saved->state.options = saved->options;
-    saved->state.num_options = optimizer.frozen ? 7 : 5;
+    saved->state.num_options = optimizer.frozen ? 8 : 6;
     saved->options[0] = (SavedOption){"optimizer", optimizer_word(optimizer.name)};
     saved->options[1] = (SavedOption){"sgd-momentum", optimizer.has_optional ? "0.9" : "0"};
     saved->options[2] = (SavedOption){"adafactor-beta1", optimizer.has_optional ? "0.9" : "0"};
     saved->options[3] = (SavedOption){"muon-rows", optimizer.has_optional ? "on" : "off"};
     saved->options[4] = (SavedOption){"soap-max-side", optimizer.soap_max_side < 256 ? "64" : "2147483647"};
-    saved->options[5] = (SavedOption){"layers", "3"};
-    saved->options[6] = (SavedOption){"freeze", "qkvw,fcw"};
+    saved->options[5] = (SavedOption){"average", optimizer.average.kind ? AVERAGE : "off"};
+    saved->options[6] = (SavedOption){"layers", "3"};
+    saved->options[7] = (SavedOption){"freeze", "qkvw,fcw"};
     for (int rank = 0; rank < size; rank++) {
         const ZeroPlan zero = frozen_plan(WIDE, stage, rank, size, optimizer.frozen, 0);
         const RankPart of = rank_part_of_data(WIDE, zero, optimizer.frozen);
@@ -289,6 +301,28 @@ static void test_elastic(Optimizer optimizer) {
             save(&saved, optimizer, 2, writers);
             load(&saved, optimizer, readers == 2, readers, 1);
         }
+    }
+}
+
+// Another average starts with zeros, alone.
+static void test_other_average(void) {
+    Saved saved;
+    Optimizer other = with_average(OPTIMIZER_ADAMW);
+    other.average.every = 1;
+    save(&saved, with_average(OPTIMIZER_ADAMW), 0, 1);
+    const ZeroPlan zero = zero_plan(WIDE, 0, 0, 1);
+    const RankPart of = rank_part_of_data(WIDE, zero, 0);
+    for (int is_other = 0; is_other < 2; is_other++) {
+        CheckpointParts parts;
+        checkpoint_parts_open(&parts, &saved.state, test_tmpdir(),
+                              is_other ? other : with_average(OPTIMIZER_ADAMW), &of);
+        char* memory = state_read(&parts, zero.groups);
+        const float *m = (float*)state_slot_array(&parts.own.state, STATE_M),
+                    *average = (float*)state_slot_array(&parts.own.state, STATE_AVERAGE);
+        EXPECT(m[1] != 0 && (average[1] == 0) == is_other, "other %d: m %g, average %g", is_other,
+               (double)m[1], (double)average[1]);
+        checkpoint_parts_close(&parts);
+        free(memory);
     }
 }
 
@@ -413,5 +447,13 @@ TEST(optimizer) {
     sides.soap_max_side = 64; // not those of the MLP's hidden layer
     test_elastic(sides);
     test_places(sides, WIDE, 2, 3, 1, 0);
+    Optimizer average = with_average(OPTIMIZER_SOAP);
+    test_elastic(average);
+    test_places(average, WIDE, 2, 3, 1, 0);
+    average = with_average(OPTIMIZER_ADAFACTOR);
+    average.frozen = frozen_rows();
+    test_elastic(average);
+    test_places(average, WIDE, 2, 3, 1, 1);
+    test_other_average();
     test_other();
 }
