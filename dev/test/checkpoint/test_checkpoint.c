@@ -156,7 +156,7 @@ static void save_spoiled(char path[PATH_MAX], const Run* run, int64_t step, floa
     Model model = model_of(dtype);
     const RunState state = state_of(step);
     checkpoints_open(&c, &options, run_of(TINY, &model, dtype), NULL, 0);
-    fill(c.params, c.params_bytes / safetensors_dtype_bytes(dtype), dtype, value);
+    fill(c.weights[HF_LAST].groups, c.params_bytes / safetensors_dtype_bytes(dtype), dtype, value);
     fill(m_of(&c), state_elements(), SAFETENSORS_F32, value + 1);
     fill_squares(v_of(&c), state_elements(), value + 2);
     if (spoil) {
@@ -594,11 +594,11 @@ TEST(links) {
     EXPECT(access(test_path("victim/precious"), F_OK) == 0, "not ours");
 }
 
-static void spoil_weight(Checkpoints* c) { ((float*)c->params)[7] = -INFINITY; }
+static void spoil_weight(Checkpoints* c) { ((float*)c->weights[HF_LAST].groups)[7] = -INFINITY; }
 static void spoil_block(Checkpoints* c) {
-    ((float*)c->params)[tensor_group_offset_bytes(c->rows, 2) / 4] = NAN;
+    ((float*)c->weights[HF_LAST].groups)[tensor_group_offset_bytes(c->weights[HF_LAST].rows, 2) / 4] = NAN;
 }
-static void spoil_half(Checkpoints* c) { ((uint16_t*)c->params)[7] = 0x7F80; } // bf16
+static void spoil_half(Checkpoints* c) { ((uint16_t*)c->weights[HF_LAST].groups)[7] = 0x7F80; } // bf16
 static void spoil_m(Checkpoints* c) { m_of(c)[0] = NAN; }
 static void spoil_v(Checkpoints* c) { v_of(c)[0] = -1; }
 
@@ -681,7 +681,7 @@ TEST(two_saves) {
     checkpoints_open(&c, &options, run_of(TINY, &model, SAFETENSORS_F32), NULL, 0);
     for (int step = 1; step <= 20; step++) {
         const RunState state = state_of(step);
-        fill(c.params, 1, SAFETENSORS_F32, (float)step);
+        fill(c.weights[HF_LAST].groups, 1, SAFETENSORS_F32, (float)step);
         fill(m_of(&c), 1, SAFETENSORS_F32, (float)step + 1);
         fill(v_of(&c), 1, SAFETENSORS_F32, (float)step + 2);
         checkpoint_start(&c, &state);
