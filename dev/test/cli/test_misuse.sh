@@ -470,6 +470,33 @@ test_mup() {
     bad 2 "--mup 8:1, --own-head off: the last norm of nanochat has no weights" "${run[@]}" --mup 8:1 --arch nanochat --own-head off
 }
 
+# The average of a run's weights, in checkpoints, validations and models.
+test_average() {
+    local run=("${brief[@]}" --steps 4 --save-every 1 --eval-every 2) at=step_00000004 loss
+    good "no average" "${run[@]}" --out plain
+    good "an average" "${run[@]}" --average ema:0.5 --out average
+    check "the weights do not see it" cmp {plain,average}/$at/model.safetensors
+    check "are not their average" bash -c "! cmp -s average/$at/model{,_average}.safetensors"
+    check "a validation for each" [ "$(grep -c '"name":"average"' average/log.jsonl)" = 2 ]
+    cp -r average resumed && rm -r resumed/step_0000000[34]
+    good "resumed" --resume on --out resumed
+    check "the average continues" cmp {average,resumed}/$at/model_average.safetensors
+    check "with its state" cmp {average,resumed}/$at/optimizer.1of1.safetensors
+    loss=$(grep '"name":"average"' average/log.jsonl | tail -n 1 | grep -o '"loss":[0-9.]*')
+    good "as a model" --model average --weights average --steps 0 --eval-every 1 --seq-len 16 --batch 2 --eval-batches 2 --out shown
+    check "its loss, $loss" grep -q "\"kind\":\"val\".*$loss" shown/log.jsonl
+    good "the last update alone" "${run[@]}" --average last:1 --out last
+    check "is the weights" cmp last/$at/model{,_average}.safetensors
+    good "a mean of none yet" "${run[@]}" --average last:8:4 --out late
+    check "is not saved" [ ! -e late/step_00000003/model_average.safetensors -a -e late/$at/model_average.safetensors ]
+    bad 2 "--average ema:1: wanted off, ema:D with D below 1" "${brief[@]}" --steps 4 --average ema:1
+    bad 2 "--average last:5:2: wanted off" "${brief[@]}" --steps 4 --average last:5:2
+    bad 2 "--average ema:0.5, --update-in-backward on; wanted off" "${brief[@]}" --steps 4 --average ema:0.5 --update-in-backward on
+    bad 1 "plain/$at: no model_average.safetensors" --model plain --weights average --steps 0 --eval-every 1
+    bad 2 "--weights average needs a trained model" "${run[@]}" --weights average
+    bad 2 "--weights average, --resume on, which continues" --resume on --out average --weights average
+}
+
 # Saves that the clock makes change nothing of a run, and two of them stay.
 test_clock() {
     local run=("${brief[@]}" --steps 40 --eval-every 10 --sample-every 20 --samples 1)
@@ -685,6 +712,7 @@ test_decay
 test_batches
 test_lengths
 test_mup
+test_average
 test_clock
 test_best
 test_small_disk
