@@ -189,6 +189,16 @@ static void plan_print_architecture_(FILE* file, ModelConfig cfg) {
     fputc('\n', file);
 }
 
+// Prints how many copies of the weights their average keeps.
+static void plan_print_average_(FILE* file, const Settled* s) {
+    const Average average = s->optimizer.average;
+    if (average.kind != AVERAGE_NONE) {
+        fprintf(file, "average: %s keeps %d cop%s of the weights in fp32%s\n", s->options.average,
+                average.snapshots, average.snapshots == 1 ? "y" : "ies",
+                s->options.offload_optimizer ? ", with the optimizer's state" : "");
+    }
+}
+
 static void plan_describe_(FILE* file, const Settled* s, const Memory* memory) {
     const ModelConfig cfg = s->cfg;
     const char* each = s->options.program.trainer == OPTION_GPU ? " per GPU" : " per process";
@@ -207,6 +217,7 @@ static void plan_describe_(FILE* file, const Settled* s, const Memory* memory) {
     fputc('\n', file);
     plan_print_architecture_(file, cfg);
     plan_print_freeze_(file, s);
+    plan_print_average_(file, s);
     fprintf(file, "memory%s: ", ranks_size(&s->ranks) > 1 ? each : "");
     plan_print_places_(file, memory);
     fputc('\n', file);
@@ -326,9 +337,9 @@ static void plan_print_moves_(FILE* file, const Memory* memory, MemoryPlace plac
 // Prints the disk space of the checkpoints that the run leaves.
 static void plan_print_disk_(FILE* file, const Settled* s) {
     const Options* o = &s->options;
+    const int copies = 1 + (s->optimizer.average.kind != AVERAGE_NONE); // of fp32 weights
     const double bytes =
-        // fp32 weights
-        4.0 * model_count_parameters(s->cfg) + optimizer_saved_bytes(s->optimizer, s->cfg);
+        copies * 4.0 * model_count_parameters(s->cfg) + optimizer_saved_bytes(s->optimizer, s->cfg);
     const double kept = checkpoints_kept(o, 0);
     if (kept > 0 && o->steps > 0) {
         fprintf(file, "disk: %.0f checkpoint%s of at most %.1f MiB = %.1f MiB\n", kept, words_s(kept),
@@ -378,7 +389,9 @@ static void plan_print_work_(FILE* file, const Settled* s, const TrainerPlan* pl
     } else {
         const Stages batches = settled_batches(o);
         const double tokens = stages_sum(&batches, o->steps);
-        const double validations = o->eval_every > 0 ? 1 + floor((double)o->steps / o->eval_every) : 0;
+        const double at = o->eval_every > 0 ? floor((double)o->steps / o->eval_every) : 0,
+                     of_average = s->optimizer.average.kind != AVERAGE_NONE ? at : 0,
+                     validations = (o->eval_every > 0) + at + of_average;
         const double seen = validations * (double)plan->eval_sequences * o->seq_len, all = tokens + seen / 3;
         fprintf(
             file,
