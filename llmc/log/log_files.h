@@ -23,6 +23,7 @@ typedef struct {
 #define LOG_JSON "log.jsonl"
 #define LOG_TEXT "main.log"
 #define LOG_CURVE "curve.svg"
+#define LOG_OUTPUT "output.txt" // standard output of --detach
 #define LOG_BOARD "tensorboard"
 
 // Sets path to a log in this directory: the current one (0), or one that was renamed.
@@ -156,8 +157,8 @@ static int log_file_is_there_(const char* out_dir, const char* name, int number)
            (strcmp(name, LOG_BOARD) == 0 ? S_ISDIR(info.st_mode) : S_ISREG(info.st_mode) && info.st_size > 0);
 }
 
-enum { LOG_FILES_ = 4 };
-static const char* const LOG_NAMES_[LOG_FILES_] = {LOG_JSON, LOG_TEXT, LOG_CURVE, LOG_BOARD};
+enum { LOG_FILES_ = 5 };
+static const char* const LOG_NAMES_[LOG_FILES_] = {LOG_JSON, LOG_TEXT, LOG_CURVE, LOG_OUTPUT, LOG_BOARD};
 
 static int log_files_are_taken_(const char* out_dir, int number) {
     int is_taken = 0;

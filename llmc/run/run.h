@@ -74,6 +74,7 @@ typedef struct {
     int status;                    // exit status of the program
     // true: ends by the signal that stopped the run, once all is closed
     int dies;
+    int parent; // of a run that detaches: descriptor for detach_leave; -1: none
 
     TrainerPlan plan;
     Model* model;

@@ -75,7 +75,7 @@ static void run_outputs_read_list_(Outputs* o, const char* list) {
 
 // Adds the files that the run keeps in --out.
 static void run_outputs_add_out_(Outputs* o, const char* out) {
-    static const char* const files[] = {LOG_JSON, LOG_TEXT, LOG_CURVE, "tokenizer.json"};
+    static const char* const files[] = {LOG_JSON, LOG_TEXT, LOG_CURVE, LOG_OUTPUT, "tokenizer.json"};
     static const char* const directories[] = {LOG_BOARD, "tokens"};
     char path[PATH_MAX];
     int64_t* steps;

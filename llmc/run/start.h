@@ -84,6 +84,7 @@ int run_close(Run* run);
 #include "llmc/report/compare.h"
 #include "llmc/report/follow.h"
 #include "llmc/report/page.h"
+#include "llmc/run/detach.h"
 #include "llmc/run/evaluation.h"
 #include "llmc/run/generate.h"
 #include "llmc/run/run_outputs.h"
@@ -470,6 +471,7 @@ void run_begin(Run* run, Model* model) {
     start_open_state_(run);
     start_open_teacher_(run);
     start_open_log_(run);
+    detach_leave(run->parent, &run->log, run->results, &run->settled.options, run->program);
     run->page = page_process_open(run->program, run->settled.options.out,
                                   run_is_first(run) ? run->settled.options.report_every : 0);
     if (run->settled.options.write_logits) {
@@ -740,6 +742,7 @@ static void start_run_(Run* run) {
         file_flush_standard();
         return;
     }
+    run->parent = detach_fork(options, run->program);
     start_be_quiet_(run);
     const Ranks ranks = start_join_(run);
     if (options->generates) {

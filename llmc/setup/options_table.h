@@ -138,7 +138,7 @@ struct Options {
     const char* export_gguf;
     int export_gguf_dtype, tensorboard, log_every;
     float report_every;
-    int quiet, overfit;
+    int quiet, detach, overfit;
 
     int recompute;
     float fit;
@@ -536,6 +536,9 @@ const OptionRow OPTION_TABLE[] = {
         "and at the end; 0: never"},
     {"output",     "quiet",         "",   SWITCH_(quiet),          0,        0, ONCE_,            "off",
         "off|on", "print only errors, warnings, the results of tasks and the summary"},
+    {"output",     "detach",        "",   FLAG_(detach),           0,        0, ONCE_,            "off",
+        "off|on", "let the run continue without the terminal once all checks have passed; it prints to output.txt in --out; --follow "
+        "shows it, --stop-run stops it"},
     {"output",     "overfit",       "a",  SWITCH_(overfit),        0,        0, RUN_,             "off",
         "off|on", "train on the first batch only; the loss goes to 0"},
 
@@ -673,6 +676,7 @@ const OptionRow OPTION_TABLE[] = {
     "  --model DIR --train-data 'more/*.txt' --out out/more                finetune\n"                       \
     "  --model DIR --steps 0 --export-gguf model.gguf                      convert\n"                        \
     "  --report out/books                                                  a page of plots\n"                \
+    "  --follow out/books                                                  watch a run that continues\n"     \
     "Step lines show the mean loss of the update in nats per token, the gradient norm before clipping,\n"    \
     "for both the distance from the mean of 128 updates in standard deviations (z), and MFU, the share\n"    \
     "of this machine's peak FLOP/s that the model uses.\n"                                                   \
