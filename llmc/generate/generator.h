@@ -76,6 +76,7 @@ typedef struct {
     const Options* options;
     Sampler sampler;
     int eot;
+    int turn_end; // token that ends a message of a chat; -1: none
     // ids below this have a token; others, which pad the vocabulary, are not drawn
     int known_ids;
     GeneratorSequence* sequences; // (slots)
@@ -123,6 +124,7 @@ void generator_open(Generator* g, GeneratorModel model, const RunData* data, con
     g->options = options;
     sampler_open(&g->sampler, model.V);
     g->eot = run_data_eot(data, model.V);
+    g->turn_end = -1;
     g->known_ids =
         data->has_tokenizer && data->tokenizer.vocab_size < model.V ? data->tokenizer.vocab_size : model.V;
     g->sequences = (GeneratorSequence*)check_alloc(slots, sizeof(GeneratorSequence), "sequences");
@@ -171,7 +173,8 @@ static void generator_draw_(Generator* g, GeneratorSequence* sequence, const flo
     }
     const int next = sampler_next(logits, g->known_ids, o->temperature, o->top_k, o->top_p,
                                   (float)rand_uniform(sequence->rng), &g->sampler);
-    if (next == g->eot || (g->data->has_tokenizer && tokenizer_is_end(&g->data->tokenizer, next))) {
+    if (next == g->eot || next == g->turn_end ||
+        (g->data->has_tokenizer && tokenizer_is_end(&g->data->tokenizer, next))) {
         sequence->end = GENERATOR_EOT;
         return;
     }

@@ -3,7 +3,8 @@ generate.h -- generates text: continues prompts with a trained model.
 
     --prompt TEXT          prints one continuation on standard output, token by token
     --interactive          continues each line of standard input. The lines exit and quit end it;
-                           `:temperature 0.5` sets an option from now on, : shows the options
+                           `:temperature 0.5` sets an option from now on, : shows the options. With
+                           --chat the lines are messages of one chat; /reset starts another
     --prompts FILE.jsonl   continues one prompt per line, {"prompt": "..."}. Writes the texts in the
                            same order, as lines {"prompt", "text", "tokens", "stop"}, to standard
                            output, or to --out-texts, which gets its name when it is complete
@@ -49,12 +50,14 @@ void generate_close(Generate* g);
 #include "llmc/base/byte_order_mark.h"
 #include "llmc/base/check.h"
 #include "llmc/base/clock.h"
+#include "llmc/base/enum_words.h"
 #include "llmc/base/file.h"
 #include "llmc/base/json.h"
 #include "llmc/base/printable.h"
 #include "llmc/base/rand.h"
 #include "llmc/base/signals.h"
 #include "llmc/base/terminal.h"
+#include "llmc/generate/dialog.h"
 #include "llmc/generate/generator.h"
 #include "llmc/setup/options_values.h"
 #include "llmc/plan/plan.h"
@@ -66,6 +69,7 @@ void generate_close(Generate* g);
 #include "llmc/checkpoint/model_path.h"
 #include "llmc/comm/comm.h"
 #include "llmc/generate/text_stream.h"
+#include "llmc/tokenizer/chat_marks.h"
 #include "llmc/log/text_wrap.h"
 
 #define GENERATE_MAX_FILE_ ((size_t)1 << 32) // largest file of prompts
@@ -94,6 +98,8 @@ struct Generate {
     GenerateSpeed_ speed;
     int64_t lines;   // lines of --interactive so far
     int *ids, count; // tokens of the prompt (T + 1)
+    int is_chat;     // lines of --interactive are messages of `dialog`
+    Dialog dialog;
 
     // --prompts
     char* file;               // text of the file
@@ -188,6 +194,74 @@ static void generate_one_(Generate* g) {
     generate_print_speed_(g);
 }
 
+// ---- talking in turns ----
+
+// Starts a chat if the options or the files of the model say so.
+static void generate_open_chat_(Generate* g) {
+    Options* o = &g->options;
+    const Tokenizer* tokenizer = &g->run->data.tokenizer;
+    const int can_chat = tokenizer->encoder != NULL, wants = o->chat == 1;
+    if (wants && !can_chat) {
+        die_usage("--chat on: the tokenizer cannot encode any text; wanted --chat off");
+    }
+    if (!o->interactive || o->chat == 0 || !can_chat) {
+        return;
+    }
+    dialog_open(&g->dialog, tokenizer->encoder, o->system);
+    g->is_chat = wants || chat_is_in(&g->dialog.marks, g->run->model_path);
+    if (g->is_chat && g->dialog.marks.is_text) {
+        if (o->stop.count == OPTION_LIST_MAX) {
+            die_usage("--stop is given %d times; wanted less: the marks of the chat are plain text, and one "
+                      "more string ends an answer",
+                      OPTION_LIST_MAX);
+        }
+        o->stop.text[o->stop.count++] = g->dialog.marks.ending;
+    }
+    if (!g->is_chat && o->system[0]) {
+        die_usage("--system is for chats, and %s has no chat_template.jinja; wanted --chat on, too",
+                  o->model);
+    }
+}
+
+// Sets the prompt to the chat so far, and leaves room for an answer. Returns 0 with a note if the
+// last message is too long.
+static int generate_chat_prompt_(Generate* g) {
+    const int T = g->options.seq_len, starts = g->options.start_token != 0;
+    const int answer = g->options.tokens < T / 4 ? g->options.tokens : T / 4;
+    int forgotten;
+    g->ids[0] = run_data_eot(&g->run->data, g->run->settled.cfg.V);
+    const int count = dialog_prompt(&g->dialog, g->ids + starts, T - starts - answer, &forgotten);
+    g->count = count + starts;
+    if (forgotten > 0) {
+        fprintf(stderr, "note: the context of %d tokens is full: forgot the oldest %d turn%s\n", T, forgotten,
+                words_s(forgotten));
+    }
+    if (count == 0) {
+        fprintf(stderr, "note: the message is too long for the context of %d tokens\n", T);
+    }
+    return count > 0;
+}
+
+// Answers a message.
+static void generate_reply_(Generate* g, const char* line, size_t bytes) {
+    const GenerateSpeed_ none = {0, 0, 0, 0};
+    const TextStream* answer = &g->run->generator.sequences[0].stream;
+    if (bytes == 0) {
+        return;
+    }
+    dialog_add(&g->dialog, CHAT_USER, line, bytes);
+    if (!generate_chat_prompt_(g)) {
+        dialog_take_back(&g->dialog);
+        return;
+    }
+    g->speed = none;
+    generate_print_(g, "", g->ids, g->count, g->lines++);
+    dialog_add(&g->dialog, CHAT_ASSISTANT, answer->bytes, answer->count);
+    generate_print_speed_(g);
+}
+
+// ---- lines ----
+
 // Continues a line of --interactive, which has no newline.
 static void generate_answer_(Generate* g, const char* line, size_t bytes) {
     const GenerateSpeed_ none = {0, 0, 0, 0};
@@ -235,14 +309,19 @@ static void generate_set_(Generate* g, const char* line) {
     generate_show_settings_(g);
 }
 
-// Handles a line that is no prompt: it starts with a colon, or is exit or quit. Returns 0 for a
-// prompt.
+// Handles a line that is no prompt: it starts with a colon, or is exit, quit or, in a chat, /reset.
+// Returns 0 for a prompt.
 static int generate_obey_(Generate* g, const char* line, int* is_end) {
+    const int is_reset = g->is_chat && strcmp(line, "/reset") == 0;
     *is_end = strcmp(line, "exit") == 0 || strcmp(line, "quit") == 0;
     if (line[0] == ':') {
         generate_set_(g, line + 1);
     }
-    return *is_end || line[0] == ':';
+    if (is_reset) {
+        dialog_reset(&g->dialog);
+        fputs("note: a new chat\n", stderr);
+    }
+    return *is_end || is_reset || line[0] == ':';
 }
 
 static void generate_interactive_(Generate* g) {
@@ -259,7 +338,7 @@ static void generate_interactive_(Generate* g) {
         const size_t bytes = length - (line[length - 1] == '\n');
         line[bytes] = '\0'; // in place of the newline, or after the last byte
         if (!generate_obey_(g, line + mark, &is_end)) {
-            generate_answer_(g, line + mark, bytes - mark);
+            (g->is_chat ? generate_reply_ : generate_answer_)(g, line + mark, bytes - mark);
         }
     }
     fputs(is_terminal ? "\n" : "", stderr);
@@ -447,6 +526,12 @@ static void generate_check_options_(const Options* o, const Comm* comm) {
                 : "--model %s is a size, not a trained model; wanted a directory or a file",
             o->model, o->model, o->model);
     }
+    if (!o->interactive && (o->chat == 1 || o->system[0])) {
+        die_usage("--%s is for --interactive", o->chat == 1 ? "chat on" : "system");
+    }
+    if (o->chat == 0 && o->system[0]) {
+        die_usage("--system is for chats; wanted no --chat off");
+    }
     if (o->out_texts[0] && !o->prompts[0]) {
         die_usage("--out-texts %s is for the texts of --prompts", o->out_texts);
     }
@@ -471,6 +556,7 @@ static void generate_setup_(Generate* g, Ranks ranks) {
         g->count = (options_given(o, "suffix") ? run_data_infill : run_data_prompt)(
             g->ids, o->seq_len, &run->data, o, run->settled.cfg.V);
     }
+    generate_open_chat_(g);
 }
 
 void generate_open(Run* run, Ranks ranks) {
@@ -483,6 +569,10 @@ void generate_open(Run* run, Ranks ranks) {
     run->settled = run->trainer->plan(&run->plan, &run->settled, run->trainer->model, &run->comm);
     fprintf(generate_notes_(g), "%s\n", run->model_path);
     plan_print_memory(generate_notes_(g), &run->settled, &run->plan.model.memory);
+    if (g->is_chat) {
+        fprintf(stderr, "chat: %s%s; /reset starts another\n", g->dialog.marks.format,
+                g->dialog.marks.is_text ? ", its marks as plain text" : "");
+    }
 }
 
 void generate_texts(Run* run, Model* model) {
@@ -491,6 +581,9 @@ void generate_texts(Run* run, Model* model) {
     run_set_model(run, model);
     load_model(&run->files, run->model_path, (HfWeights)o->weights, o->seed, NULL, NULL);
     run_open_generator(run, model, &g->options);
+    if (g->is_chat && !g->dialog.marks.is_text) {
+        run->generator.turn_end = g->dialog.marks.end.ids[0];
+    }
     if (o->interactive) {
         generate_interactive_(g);
     } else if (o->prompts[0]) {
@@ -503,6 +596,7 @@ void generate_texts(Run* run, Model* model) {
 
 void generate_close(Generate* g) {
     if (g) {
+        dialog_close(&g->dialog);
         free(g->prompts);
         free(g->file);
         free(g->ids);

@@ -404,7 +404,9 @@ static void start_print_use_(const Run* run) {
     const Tokenizer* tokenizer = run_data_saved_tokenizer(&run->data);
     if (run->session.can_save && run_is_first(run) && tokenizer && !tokenizer->decode_only) {
         checkpoint_path(path, run->settled.options.out, run->state.step, "");
-        if (access(path, F_OK) == 0) {
+        if (access(path, F_OK) == 0 && run_data_chat_template(&run->data)) {
+            printf("talk to it: %s --model %s --interactive\n", run->program, run->settled.options.out);
+        } else if (access(path, F_OK) == 0) {
             printf("generate text: %s --model %s --prompt \"%s\"\n", run->program, run->settled.options.out,
                    run->data.kind == DATA_STORIES ? "One day" : "Once upon a time");
         }

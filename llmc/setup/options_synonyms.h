@@ -18,6 +18,9 @@ __attribute__((unused)) static const OptionSynonym OPTION_TRAINER_SYNONYMS[] = {
     {"validation-file val-file eval-file input-val-bin", "use --val-data"},
     {"tokenizer-name tokenizer-file", "use --tokenizer"},
     {"text-column", "use --text-field"},
+    {"completion-only-loss assistant-only-loss train-on-inputs mask-prompt", "of prompts and chats only answers are learned (dev/doc/data.md)"},
+    {"chat-template", "the format of chats comes from the tokenizer's special tokens (dev/doc/data.md)"},
+    {"system-prompt system-message", "use --system, with --interactive"},
 
     // model
     {"init-from model-name-or-path model-name pretrained checkpoint", "use --model, a size (random weights) or a path (its weights)"},

@@ -119,8 +119,8 @@ struct Options {
     const char* perplexity;
     int stride, tasks_every, tasks_max;
     const char* out_scores;
-    int interactive;
-    const char *suffix, *prompts, *out_texts;
+    int interactive, chat;
+    const char *system, *suffix, *prompts, *out_texts;
     int tokens;
     OptionList stop;
     int quantize;
@@ -251,7 +251,8 @@ const OptionRow OPTION_TABLE[] = {
         WORDS_CHOICE(TOKENS_FORMAT_WORDS), "format of .bin files; auto: llm.c's shards, or Megatron's with their .idx; nanogpt: bare "
         "uint16"},
     {"data",       "pack",          "",   CHOICE_(pack),           0,        0, AUTO_ | RUN_,     "auto",
-        WORDS_CHOICE(PACKING_WORDS), "how documents become sequences; auto: bestfit for prompts and chats, else stream; "
+        WORDS_CHOICE(PACKING_WORDS), "how documents become sequences; auto: for prompts and chats bestfit, or pad if positions are "
+        "learned, else stream; "
         "stream: cut anywhere; "
         "aligned: a sequence starts with a document; bestfit: whole documents that fit together; pad: one document, "
         "padded to --seq-len; dynamic: padded to the longest of the batch; uniform: the same, in batches of similar "
@@ -481,6 +482,11 @@ const OptionRow OPTION_TABLE[] = {
 
     {"texts",      "interactive",   "",   FLAG_(interactive),      0,        0, TEXTS_ | ONCE_,    "off",
         "off|on", "read prompts from the terminal, one per line, and continue each; end with Ctrl-D"},
+    {"texts",      "chat",          "",   SWITCH_(chat),           0,        0, AUTO_ | TEXTS_ | ONCE_, "auto",
+        "off|on", "with --interactive: talk in turns; each line is a message, and its answer is kept for the next one; "
+        "auto: on for a model that has learned chats (chat_template.jinja)"},
+    {"texts",      "system",        "",   STRING_(system),         0,        0, TEXTS_ | ONCE_,    "",
+        "TEXT", "first message of a chat, which says how to answer"},
     {"texts",      "suffix",        "",   STRING_(suffix),         0,        0, TEXTS_ | ONCE_,    "",
         "TEXT", "fill in the middle: generate the text between --prompt and this, by a model that was trained with --fim-rate"},
     {"texts",      "prompts",       "",   STRING_(prompts),        0,        0, TEXTS_ | ONCE_ | READS_, "",
@@ -674,6 +680,7 @@ const OptionRow OPTION_TABLE[] = {
     "  --model out/books --prompt 'It was'                                 generate text\n"                  \
     "  --model out/books --interactive                                     the same, line by line\n"         \
     "  --model DIR --train-data 'more/*.txt' --out out/more                finetune\n"                       \
+    "  --model DIR --train-data chats.jsonl --out out/chat                 learn the answers of chats\n"     \
     "  --model DIR --steps 0 --export-gguf model.gguf                      convert\n"                        \
     "  --report out/books                                                  a page of plots\n"                \
     "  --follow out/books                                                  watch a run that continues\n"     \

@@ -254,12 +254,14 @@ static void settle_grid_(Settled* s) {
     setup_check_grid(s);
 }
 
-// Decides how documents become rows: those with answers are whole, and alone.
+// Decides how documents become rows: those with answers are whole, and do not see each other.
+// Learned positions are trained from the start of a row on, where a chat will start later.
 static void settle_packing_(Settled* s, RunData* data) {
     Options* o = &s->options;
     const int are_answers = s->use != USE_GENERATE && run_data_find_answers(data, o) != ANSWERS_NONE;
+    const int turns = model_architecture(s->cfg.arch)->positions == POSITIONS_ROPE;
     if (o->pack == OPTION_AUTO) {
-        o->pack = are_answers ? PACK_BESTFIT : PACK_STREAM;
+        o->pack = !are_answers ? PACK_STREAM : turns ? PACK_BESTFIT : PACK_PAD;
     }
     if (o->doc_mask == OPTION_AUTO) {
         o->doc_mask = are_answers ? DOCUMENT_MASK_ON : DOCUMENT_MASK_OFF;

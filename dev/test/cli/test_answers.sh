@@ -103,9 +103,52 @@ test_bad() {
     bad 1 "one.jsonl: one document, wanted another for validation" "${update[@]}" --train-data one.jsonl
 }
 
+not() { ! "$@"; }
+
+# talk LINES OPTIONS...
+talk() {
+    local lines=$1
+    shift
+    printf '%b' "$lines" | "$trainer" --interactive --temperature 0 --tokens 8 "$@" >stdout 2>stderr
+    status=$?
+    check "talking: exit status $status, $(head -n 1 stderr)" [ $status = 0 ]
+}
+
+# A model learns two answers by heart, the second one after the first, and gives them in turns.
+test_talking() {
+    local turn='{"role":"user","content":"2 + 3?"},{"role":"assistant","content":"5."}'
+    printf '{"messages":[%s,{"role":"user","content":"Sure?"},{"role":"assistant","content":"Yes!"}]}\n' "$turn" >learn.jsonl
+    runs "learning" --model "$fixtures/model" --train-data learn.jsonl --val-data learn.jsonl --seq-len 64 --batch 1 --lr 0.02 \
+        --steps 60 --eval-every 60 --sample-every 0 --out learned
+    says "learning" "talk to it:"
+    talk '2 + 3?\nSure?\n/reset\n2 + 3?\n\nSure?' --model learned
+    check "answers in turns: $(tr '\n' ' ' <stdout)" [ "$(tr '\n' ' ' <stdout)" = "5. Yes! 5. Yes! " ]
+    check "the format is said" grep -q "^chat: ChatML; /reset" stderr
+    check "a new chat is said" grep -q "note: a new chat" stderr
+    check "a new chat has the first prompt: $(grep ^prompt stderr)" awk '/^prompt/ { n[++i] = $2 }
+        END { exit !(i == 4 && n[1] < n[2] && n[3] == n[1] && n[4] == n[2]) }' stderr
+    talk '2 + 3?' --model learned --chat off
+    check "--chat off: no marks" not grep -q "^chat:" stderr
+    talk '2 + 3?' --model "$fixtures/model"
+    check "a model that has learned no chats: no marks" not grep -q "^chat:" stderr
+    talk '2 + 3?' --model "$fixtures/model" --chat on --system "Be short."
+    check "--chat on: marks" grep -q "^chat: ChatML" stderr
+    talk "$(printf '%0200d' 0)\n2 + 3?" --model learned --seq-len 64
+    check "a message that is too long" grep -q "note: the message is too long for the context of 64 tokens" stderr
+    check "the next one is answered" [ "$(cat stdout)" = "5." ]
+    talk '2 + 3?\nSure?\n2 + 3?\n2 + 3?\n' --model learned --seq-len 48
+    check "the oldest turns go: $(grep note stderr)" grep -q "the context of 48 tokens is full: forgot the oldest 1 turn" stderr
+    bad 2 "--chat on is for --interactive" --model learned --prompt a --chat on
+    bad 2 "--system is for --interactive" --model learned --prompt a --system b
+    bad 2 "--system is for chats" --model learned --interactive --system b --chat off
+    bad 2 "--system is for chats|has no chat_template.jinja" --model "$fixtures/model" --interactive --system b
+    bad 2 "--chat maybe: wanted off" --model learned --interactive --chat maybe
+}
+
 test_losses
 test_ranks
 test_shards
 test_kept
 test_bad
+test_talking
 check_done

@@ -1,0 +1,153 @@
+/*
+dialog.h -- the messages of a chat so far, as the prompt of the next answer.
+
+    Dialog dialog;
+    dialog_open(&dialog, encoder, "Answer briefly.");
+    dialog_add(&dialog, CHAT_USER, line, bytes);
+    count = dialog_prompt(&dialog, ids, room, &forgotten);
+    ... an answer is generated ...
+    dialog_add(&dialog, CHAT_ASSISTANT, answer, bytes);
+
+The tokens are those that a run learns (chat_marks.h): each message between its marks, and then the
+header of an answer. When they do not fit into the room, the oldest turns are forgotten, each a
+message of the user with its answer; the system's message stays.
+*/
+#ifndef LLMC_DIALOG_H
+#define LLMC_DIALOG_H
+
+#include <stddef.h>
+
+#include "llmc/tokenizer/bpe_encode.h"
+#include "llmc/tokenizer/chat_marks.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct {
+    int *ids, count; // tokens, with marks
+    ChatRole role;
+} DialogMessage;
+
+typedef struct {
+    ChatMarks marks;
+    BpeEncoder* encoder; // borrowed
+    DialogMessage* messages;
+    size_t count;
+    size_t fixed; // messages that are never forgotten
+} Dialog;
+
+// Starts a chat, with a system's message unless it is "".
+void dialog_open(Dialog* dialog, BpeEncoder* encoder, const char* system);
+
+void dialog_close(Dialog* dialog);
+
+// Forgets all but the system's message.
+void dialog_reset(Dialog* dialog);
+
+void dialog_add(Dialog* dialog, ChatRole role, const char* text, size_t bytes);
+
+// Takes the last message back.
+void dialog_take_back(Dialog* dialog);
+
+// Sets ids (max) to the messages and the header of an answer. Forgets the oldest turns if there are
+// too many tokens, and sets *forgotten to their number. Returns the number of tokens; 0 if the last
+// message alone has too many.
+int dialog_prompt(Dialog* dialog, int* ids, int max, int* forgotten);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef DIALOG_IMPLEMENTATION
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/base/check.h"
+
+void dialog_open(Dialog* dialog, BpeEncoder* encoder, const char* system) {
+    memset(dialog, 0, sizeof(*dialog));
+    dialog->encoder = encoder;
+    chat_marks_open(&dialog->marks, encoder);
+    if (system[0]) {
+        dialog_add(dialog, CHAT_SYSTEM, system, strlen(system));
+    }
+    dialog->fixed = dialog->count;
+}
+
+// Removes the messages from `begin` to `end`.
+static void dialog_remove_(Dialog* dialog, size_t begin, size_t end) {
+    for (size_t i = begin; i < end; i++) {
+        free(dialog->messages[i].ids);
+    }
+    if (begin < end) {
+        memmove(dialog->messages + begin, dialog->messages + end,
+                (dialog->count - end) * sizeof(DialogMessage));
+    }
+    dialog->count -= end - begin;
+}
+
+void dialog_close(Dialog* dialog) {
+    dialog_remove_(dialog, 0, dialog->count);
+    free(dialog->messages);
+    memset(dialog, 0, sizeof(*dialog));
+}
+
+void dialog_reset(Dialog* dialog) { dialog_remove_(dialog, dialog->fixed, dialog->count); }
+
+void dialog_add(Dialog* dialog, ChatRole role, const char* text, size_t bytes) {
+    const size_t room = 1 + chat_most_ids(dialog->encoder->bpe, bytes);
+    int* ids = (int*)check_alloc(room, sizeof(int), "message");
+    ids[0] = 0; // in place of end-of-text
+    const int count = (int)chat_encode(&dialog->marks, dialog->encoder, role, text, bytes, ids, 1) - 1;
+    for (int i = 0; i < count; i++) {
+        ids[i] = ids[i + 1] & ~TOKEN_NO_TARGET;
+    }
+    dialog->messages =
+        (DialogMessage*)check_grow(dialog->messages, dialog->count, sizeof(DialogMessage), "messages");
+    dialog->messages[dialog->count++] = (DialogMessage){ids, count, role};
+}
+
+void dialog_take_back(Dialog* dialog) { dialog_remove_(dialog, dialog->count - 1, dialog->count); }
+
+static size_t dialog_tokens_(const Dialog* dialog) {
+    size_t tokens = (size_t)dialog->marks.header[CHAT_ASSISTANT].count;
+    for (size_t i = 0; i < dialog->count; i++) {
+        tokens += (size_t)dialog->messages[i].count;
+    }
+    return tokens;
+}
+
+// Forgets the oldest turn, but not the last message. Returns 0 if no other is left.
+static int dialog_forget_(Dialog* dialog) {
+    size_t end = dialog->fixed + 1;
+    while (end < dialog->count && dialog->messages[end].role != CHAT_USER) {
+        end++;
+    }
+    if (end >= dialog->count) {
+        return 0;
+    }
+    dialog_remove_(dialog, dialog->fixed, end);
+    return 1;
+}
+
+int dialog_prompt(Dialog* dialog, int* ids, int max, int* forgotten) {
+    const ChatMark* header = &dialog->marks.header[CHAT_ASSISTANT];
+    int at = 0;
+    for (*forgotten = 0; dialog_tokens_(dialog) > (size_t)max; ++*forgotten) {
+        if (!dialog_forget_(dialog)) {
+            return 0;
+        }
+    }
+    for (size_t i = 0; i < dialog->count; i++) {
+        memcpy(ids + at, dialog->messages[i].ids, (size_t)dialog->messages[i].count * sizeof(int));
+        at += dialog->messages[i].count;
+    }
+    memcpy(ids + at, header->ids, (size_t)header->count * sizeof(int));
+    return at + header->count;
+}
+
+#endif // DIALOG_IMPLEMENTATION
+
+#endif
