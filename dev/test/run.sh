@@ -63,7 +63,7 @@ longest_first() {
 test_plain() { variant plain cli_{cli,families,architectures,generate,misuse,teacher,kill,ranks,pipeline,experts,data,report,tokenize,watch} "${rooms[@]}"; }
 test_asan() {
     variant asan "${rooms[@]}" cli_{cli,generate,data,report,tokenize} -- \
-        OPT="-Og -g1 -fsanitize=address,undefined -fno-sanitize-recover=all"
+        OPT="-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all" MODULES_OPT=-Og
 }
 test_tsan() { variant tsan test_data test_comm test_checkpoint -- OPENMP= OPT="-O1 -g1 -fsanitize=thread" $quick_modules; }
 test_avx2() {

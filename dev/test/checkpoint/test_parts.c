@@ -155,7 +155,7 @@ static const GridShape GRIDS[] = {{1, 1, 1, 1, 1}, {1, 1, 3, 1, 1}, {1, 1, 1, 1,
                                   {4, 1, 2, 1, 4}, {1, 1, 1, 2, 1}, {2, 2, 1, 4, 2}, {2, 1, 1, 2, 4}};
 enum { COUNT = sizeof(GRIDS) / sizeof(GRIDS[0]) };
 
-TEST(parts_elastic) {
+SERIAL_TEST(parts_elastic) {
     elastic(adamw(OPTIMIZER_ADAMW), gpt2_of(4, 32, 4), GRIDS, COUNT);
     elastic(adamw(OPTIMIZER_ADAMW), qwen2(), GRIDS, COUNT);
     elastic(adamw(OPTIMIZER_ADAMW8BIT), gpt2_of(1, 256, 4), GRIDS, 5);
@@ -173,12 +173,12 @@ static ModelConfig mixtral(int C) {
     return cfg;
 }
 
-TEST(parts_experts) {
+SERIAL_TEST(parts_experts) {
     elastic(adamw(OPTIMIZER_ADAMW), mixtral(32), EXPERTS, 5);
     elastic(adamw(OPTIMIZER_ADAMW8BIT), mixtral(256), EXPERTS, 5);
 }
 
-TEST(parts_three_slices) {
+SERIAL_TEST(parts_three_slices) {
     static const GridShape grids[] = {{1, 1, 1, 1, 1}, {3, 1, 1, 1, 3}, {1, 1, 2, 1, 2}, {2, 1, 1, 1, 6}};
     elastic(adamw(OPTIMIZER_ADAMW), gpt2_of(2, 48, 6), grids, 4);
 }

@@ -72,8 +72,8 @@ test_elastic() {
 }
 
 test_models() {
-    local small=(--layers 4 --channels 64 --heads 4 --seq-len 32 --batch 2 --total-batch 320 --steps 9 --eval-every 4 --samples 1
-        --sample-tokens 4 --sample-every 9)
+    local small=(--layers 4 --channels 64 --heads 4 --seq-len 32 --batch 2 --total-batch 320 --steps 9 --eval-every 4
+        --eval-batches 2 --samples 1 --sample-tokens 4 --sample-every 9)
     stages "llama" "${small[@]}" --arch llama --kv-heads 2
     stages "llama with a matrix of the head's own" "${small[@]}" --arch llama --own-head on
     stages "nanochat" "${small[@]}" --arch nanochat
@@ -89,8 +89,8 @@ test_models() {
 }
 
 test_optimizers() {
-    local optimizer small=(--layers 4 --channels 64 --heads 4 --seq-len 32 --batch 2 --total-batch 320 --steps 9 --samples 0)
-    for optimizer in lion muon adafactor soap adamw8bit; do
+    local optimizer small=(--layers 4 --channels 64 --heads 4 --seq-len 32 --batch 2 --total-batch 320 --steps 9 --samples 0 --eval-every 0)
+    for optimizer in muon adafactor soap adamw8bit; do
         stages "--optimizer $optimizer" "${small[@]}" --optimizer $optimizer
     done
 }

@@ -209,7 +209,12 @@ TEST(continued) {
         "");
     survey_close(&survey);
     const uint64_t cuts[] = {0, 5, second - 1, second, second + 1, second + 100000, bytes - 1, bytes};
-    for (size_t i = 0; i < sizeof(cuts) / sizeof(cuts[0]); i++) {
+#ifdef __SANITIZE_THREAD__
+    enum { STEP = 5 }; // the threads are the same for each
+#else
+    enum { STEP = 1 };
+#endif
+    for (size_t i = 0; i < sizeof(cuts) / sizeof(cuts[0]); i += STEP) {
         EXPECT(truncate(path, (off_t)cuts[i]) == 0, "");
         run_survey(&survey, &settings, &filters, input, 1 + (int)i % 3, i % 2 ? (uint64_t)11 << 20 : 1 << 30);
         const TestFile got = list_of(&survey, input, &filters);

@@ -235,7 +235,7 @@ static void test_stream(const Text* text, int T) {
     rows_close(&rows);
 }
 
-TEST(random_texts) {
+SERIAL_TEST(random_texts) {
     const int lengths[] = {1, 2, 7, 64, 256};
     for (uint64_t seed = 0; seed < 8; seed++) {
         Text text = text_open(seed, 60, seed % 2 ? 100 : 15, (int)(seed / 2 % 2));

@@ -378,7 +378,7 @@ TEST(place) {
 
 TEST(truncated) { test_truncated("pyarrow_checksums"); }
 
-TEST(flips) {
+SERIAL_TEST(flips) {
 #ifdef HAVE_ZLIB
     test_flips("pyarrow_checksums", 16, 8, SIZE_MAX, 1);
 #endif

@@ -392,7 +392,7 @@ static void test_ambiguity_is_fatal(const Stories* s) {
     EXPECT(test_dies(tell_ambiguous, s, EXIT_FAILURE, "error:|two alternatives begin with \"One\""), " ");
 }
 
-TEST(stories) {
+SERIAL_TEST(stories) {
     static Corpus c;
     stories_open(&c.stories);
     c.tokens = check_alloc(COUNT, sizeof(*c.tokens), "tokens");

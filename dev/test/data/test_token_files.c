@@ -596,7 +596,7 @@ static void open_large_memory(const void* unused) {
     tokens_open_memory(&stream, tokens, count, 7, "large memory");
 }
 
-TEST(large_scan) {
+SERIAL_TEST(large_scan) {
     EXPECT(test_dies(open_large_memory, NULL, EXIT_FAILURE, "large memory: token 1073741828 has id 7,"), "");
 }
 

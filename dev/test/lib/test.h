@@ -40,6 +40,14 @@ extern "C"
     TEST_REGISTER_(name_, name_##_test_, NULL)                                                               \
     static void name_##_test_(void)
 
+// Defines a test of code without threads. ThreadSanitizer, to which it could show nothing and which
+// slows it down tenfold, does not run it.
+#ifdef __SANITIZE_THREAD__
+#define SERIAL_TEST(name_) __attribute__((unused)) static void name_##_test_(void)
+#else
+#define SERIAL_TEST(name_) TEST(name_)
+#endif
+
 // Defines what the test program does when it is started as `test_ROOM --name ARGUMENTS...`.
 #define COMMAND(name_)                                                                                       \
     static int name_##_command_(int argc, char** argv);                                                      \
