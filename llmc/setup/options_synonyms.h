@@ -21,6 +21,7 @@ __attribute__((unused)) static const OptionSynonym OPTION_TRAINER_SYNONYMS[] = {
     {"completion-only-loss assistant-only-loss train-on-inputs mask-prompt", "of prompts and chats only answers are learned (dev/doc/data.md)"},
     {"chat-template", "the format of chats comes from the tokenizer's special tokens (dev/doc/data.md)"},
     {"system-prompt system-message", "use --system, with --interactive"},
+    {"fim fill-in-middle fill-in-the-middle infill", "use --fim-rate to train; --prompt and --suffix to generate"},
 
     // model
     {"init-from model-name-or-path model-name pretrained checkpoint", "use --model, a size (random weights) or a path (its weights)"},
