@@ -3,8 +3,9 @@
 
 Sends RUN/log.jsonl to Weights & Biases, during the run or after it; PROJECT is pretrain.c unless given. The trainer
 knows nothing of it and never waits for it. It ends at the run's summary. You can restart it at any time: RUN/wandb.json
-records its progress, and nothing is sent twice. Steps that a resumed run repeats were sent already, and have the same
-values. Needs `pip install wandb`; WANDB_MODE=offline only writes to disk.
+records its progress, and nothing is sent twice. If the run is resumed from an earlier step, or rolled back, the run at
+Weights & Biases is rewound to that step (resume_from, which needs their preview of it); where that fails, the steps
+that are repeated keep their first values. Needs `pip install wandb`; WANDB_MODE=offline only writes to disk.
 """
 import json
 import os
@@ -18,21 +19,31 @@ def fail(message, status=1):
     sys.exit(status)
 
 
+START = {"kind": "start of the log"}
+
+
+def row_of(line):
+    """Returns the row in a line of the log, None if it is damaged."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) and "kind" in row else None
+
+
 def log_rows(path):
-    """Yields the rows of a log as they appear, and None at its current end. A resumed run truncates it, a new one replaces
-    it: then it is read from the start."""
+    """Yields START, the rows of a log as they appear, and None at its current end. A resumed run truncates it, a new
+    one replaces it: then it is read from the start."""
     log, line, number = None, "", 0
     while True:
         if log is None:
             log, line, number = open(path, encoding="utf-8", errors="replace"), "", 0
+            yield START
         line += log.readline()
         if line.endswith("\n"):
             number += 1
-            try:
-                row = json.loads(line)
-            except ValueError:
-                row = None
-            if isinstance(row, dict) and "kind" in row:
+            row = row_of(line)
+            if row:
                 yield row
             else:
                 print(f"warning: {path}: line {number} is damaged and left out", file=sys.stderr)
@@ -45,30 +56,35 @@ def log_rows(path):
             log = None
 
 
+def rows_until(path, time_s):
+    """Returns the rows with a step that were logged until this time, and the time of the last of them. If they are fewer
+    than were sent, the log was cut after them."""
+    count, before, last = 0, None, 0
+    with open(path, encoding="utf-8", errors="replace") as log:
+        for line in log:
+            row = row_of(line) if line.endswith("\n") else None
+            if row and row.get("time", 0) > time_s:
+                break
+            if row:
+                count += "step" in row
+                last = max(last, row.get("time", 0))
+                before = row["kind"]
+    return count - (before == "rollback"), last  # a rollback has no time, and belongs to the rows after it
+
+
 class Sent:
-    """Position up to which a run has been sent: some rows of a step. Kept beside the log, for the next start."""
+    """What has been sent of a run: rows with a step, up to a time. Kept beside the log, for the next start."""
 
     def __init__(self, path, run):
         self.path, self.run = path, run
-        self.step, self.rows = -1, 0
-        if path.exists():
-            kept = json.loads(path.read_text())
-            if kept["run"] == run:
-                self.step, self.rows = kept["step"], kept["rows"]
-        self.at, self.seen = None, 0  # step of the previous row, and the rows of this step so far
-
-    def is_new(self, step):
-        """Returns True if a row of this step, the next one of the log, has not been sent; then it counts as sent."""
-        self.seen = self.seen + 1 if step == self.at else 1
-        self.at = step
-        if (step, self.seen) <= (self.step, self.rows):
-            return False
-        self.step, self.rows = step, self.seen
-        return True
+        self.rows, self.time_s = 0, 0
+        kept = json.loads(path.read_text()) if path.exists() else {}
+        if kept.get("run") == run and "time" in kept:
+            self.rows, self.time_s = kept["rows"], kept["time"]
 
     def keep(self):
         part = self.path.with_suffix(".part")
-        part.write_text(json.dumps({"run": self.run, "step": self.step, "rows": self.rows}) + "\n")
+        part.write_text(json.dumps({"run": self.run, "rows": self.rows, "time": self.time_s}) + "\n")
         part.replace(self.path)
 
 
@@ -80,19 +96,48 @@ def numbers_of(row):
 
 
 class Board:
-    """A run of Weights & Biases, and what it has received."""
+    """A run of Weights & Biases, whose _step counts the rows of the log that have a step."""
 
     def __init__(self, wandb, run, project, identity):
         # logs from before runs had identities: the name of the directory
-        self.board = wandb.init(project=project, name=run.name, id=identity or run.name, resume="allow")
-        self.board.define_metric("*", step_metric="step")
+        self.wandb, self.run, self.project, self.id = wandb, run, project, identity or run.name
         self.sent = Sent(run / "wandb.json", identity)
+        self.board = None
+        self.start()
+
+    def open(self, **how):
+        self.board = self.wandb.init(project=self.project, name=self.run.name, **how)
+        self.board.define_metric("*", step_metric="step")
+
+    def start(self):
+        """Starts at the first row of the log, after a rewind to the rows that are left if it was cut."""
+        self.seen = 0
+        rows, time_s = rows_until(self.run / "log.jsonl", self.sent.time_s)
+        if rows < self.sent.rows:
+            self.rewind(rows, time_s)
+        elif self.board is None:
+            self.open(id=self.id, resume="allow")
+
+    def rewind(self, rows, time_s):
+        if self.board:
+            self.board.finish()
+        try:
+            self.open(resume_from=f"{self.id}?_step={rows - 1}")
+            self.sent.rows, self.sent.time_s = rows, time_s
+        except Exception as error:  # of any kind: the feature is a preview
+            print(f"warning: cannot rewind to row {rows}: {error}; steps that are repeated keep their first values",
+                  file=sys.stderr)
+            self.open(id=self.id, resume="allow")
 
     def tell(self, row):
+        self.sent.time_s = max(self.sent.time_s, row.get("time", 0))
         if row["kind"] == "config":
             self.board.config.update(row["options"], allow_val_change=True)
-        elif "step" in row and self.sent.is_new(row["step"]):
-            self.board.log(numbers_of(row))
+        elif "step" in row:
+            if self.seen >= self.sent.rows:
+                self.board.log(numbers_of(row), step=self.seen)
+                self.sent.rows = self.seen + 1
+            self.seen += 1
 
     def close(self):
         self.board.finish()
@@ -100,9 +145,12 @@ class Board:
 
 
 def follow(wandb, run, project):
-    board, last = None, ""
+    board, last, is_start = None, "", False
     try:
         for row in log_rows(run / "log.jsonl"):
+            if row is START:
+                is_start = True
+                continue
             if row is None:
                 if last == "summary":
                     return
@@ -113,7 +161,11 @@ def follow(wandb, run, project):
             if row["kind"] == "config" and board and board.sent.run != row.get("run"):
                 board.close()  # a new run in the same directory
                 board = None
-            board = board or Board(wandb, run, project, row.get("run"))
+            if board is None:
+                board = Board(wandb, run, project, row.get("run"))
+            elif is_start:
+                board.start()
+            is_start = False
             board.tell(row)
             last = row["kind"]
     except KeyboardInterrupt:
