@@ -965,9 +965,9 @@ static void run_data_print_answers_(const RunData* data) {
     if (!mixture_has_mask(&data->train)) {
         return;
     }
-    printf("answers: only answers count in the loss%s",
+    printf("answers: of prompts and chats only answers count in the loss%s",
            mixture_has_mask(&data->val) ? ", in training and in validation"
-                                        : " of training; the validation data have no others");
+                                        : "; all tokens of the validation data count");
     if (data->answers == ANSWERS_CHATS) {
         printf("; chats are %s, %s", data->marks.format,
                data->marks.is_text
@@ -1017,7 +1017,7 @@ static void run_data_print_share_(FILE* file, const DataSources* sources) {
         tokens += (double)rows->tokens;
     }
     if (mixture_has_mask(sources)) {
-        fprintf(file, " (%.1f %% answers)", 100 * targets / tokens);
+        fprintf(file, " (%.1f %% count in the loss)", 100 * targets / tokens);
     }
 }
 

@@ -51,7 +51,7 @@ test_losses() {
     near "bestfit, by itself: validation" "$(values val loss fit/log.jsonl | head -n 1)" "$wanted_loss"
     says "the default packing" "--pack bestfit --doc-mask on"
     says "the marks" "chats are ChatML, whose marks are special tokens of the tokenizer"
-    says "the share" "(28.9 % answers)"
+    says "the share" "(28.9 % count in the loss)"
     check "the template of the chats is saved" grep -q "'<|im_start|>'" fit/step_00000001/chat_template.jinja
 }
 
