@@ -217,6 +217,8 @@ static Marked marked_open(uint64_t seed) {
         text.ids[i] = is_start ? EOT : i; // tells where it stands
         text.hidden[i] = (char)is_hidden;
     }
+    text.hidden[TOKENS - 2] = 0;
+    text.hidden[TOKENS - 1] = (char)(seed % 2); // has no target either way
     return text;
 }
 
