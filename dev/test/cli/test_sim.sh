@@ -51,6 +51,15 @@ check "two sets on the CPU" "$cpu" "${sets[@]}" --out cpu_sets
 check "two sets on the GPU" "$gpu" "${sets[@]}" --tf32 off --out gpu_sets
 check "have the same losses: $(sets_of gpu_sets | wc -l)" [ -n "$(sets_of cpu_sets)" -a "$(sets_of cpu_sets)" = "$(sets_of gpu_sets)" ]
 
+# Prompts and chats, of which only answers count.
+chats=$top/dev/ref/fixtures/chats
+answers=(--model "$chats/model" --train-data "$chats/documents.jsonl" --val-data "$chats/documents.jsonl" --seq-len 96
+    --batch 5 --total-batch 1152 --steps 1 --eval-batches 12 --samples 0)
+check "answers on the CPU" "$cpu" "${answers[@]}" --out cpu_answers
+check "answers on the GPU" "$gpu" "${answers[@]}" --tf32 off --out gpu_answers
+check "have the same losses: $(losses gpu_answers | wc -l)" \
+    [ -n "$(losses cpu_answers)" -a "$(losses cpu_answers | cut -c 1-13)" = "$(losses gpu_answers | cut -c 1-13)" ]
+
 "$gpu" --threads 2 >out.txt 2>err.txt
 check "an option of the CPU trainer is refused" [ $? = 2 ]
 check "by name" grep -q 'threads is an option of the CPU trainer' err.txt
