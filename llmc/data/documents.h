@@ -748,8 +748,12 @@ static int text_messages_(Documents* source, JsonReader* reader, TextAnswers_* a
 static int text_other_(Documents* source, JsonReader* reader, TextAnswers_* answers, const char* key,
                        size_t n) {
     const int is_prompt = text_is_key_(key, n, "prompt");
-    if (text_is_key_(key, n, "messages") && json_peek(reader) == '[') {
-        return text_messages_(source, reader, answers);
+    if (text_is_key_(key, n, "messages") && json_peek(reader) != 'n') { // null: absent
+        if (json_peek(reader) == '[') {
+            return text_messages_(source, reader, answers);
+        }
+        answers->has_messages++;
+        snprintf(answers->bad, sizeof(answers->bad), "\"messages\": wanted a list of messages");
     }
     if (!is_prompt && !text_is_key_(key, n, "completion")) {
         return text_filtered_(source, reader, "", 0, key, n, NULL);

@@ -120,6 +120,25 @@ TEST(marks) {
     bpe_close(&bpe);
 }
 
+// Fields that are null are absent, as in lines of a table that has all columns.
+TEST(null_fields) {
+    const TextOptions options = {TEXT_BY_NAME, "text", "", 100, NULL, 0};
+    char path[1024];
+    const char* list = path;
+    Documents source;
+    TextBlock block;
+    write_text("null.jsonl", "{\"messages\":null,\"prompt\":\"a\",\"completion\":\"b\"}\n"
+                             "{\"messages\":[{\"role\":\"assistant\",\"content\":\"c\"}],\"prompt\":null}\n");
+    snprintf(path, sizeof(path), "%s", test_path("null.jsonl"));
+    memset(&block, 0, sizeof(block));
+    documents_open(&source, &options, &list, 1);
+    EXPECT(documents_next(&source, &block) > 0 && block.num_documents == 2 && block.num_parts == 3, "%s",
+           source.error);
+    EXPECT(block.bytes == 4 && memcmp(block.text, "a\nbc", 4) == 0, "%zu bytes", block.bytes);
+    documents_close(&source);
+    text_block_close(&block);
+}
+
 TEST(bad_lines) {
     static const struct {
         const char *line, *wanted;
@@ -130,7 +149,7 @@ TEST(bad_lines) {
         {"{\"prompt\":true,\"completion\":\"b\"}", "no prompt with its completion"},
         {"{\"prompt\":\"a\",\"prompt\":\"a\",\"completion\":\"b\"}", "no prompt with its completion"},
         {"{\"messages\":[]}", "no message of the assistant"},
-        {"{\"messages\":\"a\"}", "no field \"text\", found \"messages\""},
+        {"{\"messages\":\"a\"}", "\"messages\": wanted a list"},
         {"{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]}", "no message of the assistant"},
         {"{\"messages\":[{\"role\":\"tool\",\"content\":\"a\"}]}", "message 1: role \"tool\", wanted"},
         {"{\"messages\":[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\",\"content\":\"\"}]}",
