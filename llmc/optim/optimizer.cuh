@@ -662,6 +662,12 @@ static inline UpdateAverage_ update_average_(const OptimizerState* s) {
     return average;
 }
 
+// Arrays of an average, of which only a part may exist.
+template <class T> struct AverageArrays_ {
+    Weights<T> weights;
+    float* average;
+};
+
 // Adds four weights to their average.
 __device__ inline void average_add_four_(float* average, const Elements<float, 4>& x, AverageStep step) {
 #pragma unroll
@@ -687,7 +693,7 @@ __device__ inline Elements<float, 4> average_of_four_(const float* average, Aver
 // order  every element on its own
 template <class T, int SHOWS>
 __global__ void __launch_bounds__(UPDATE_THREADS_)
-    average_kernel_(T* params, void* master, MasterWeights kind, float* average, const uint8_t* rows,
+    average_kernel_(const __grid_constant__ AverageArrays_<T> a, const uint8_t* rows,
                     const __grid_constant__ UpdatePieces_ pieces, uint32_t first,
                     const __grid_constant__ UpdateAverage_ places, AverageStep step) {
     const uint32_t piece = first + blockIdx.x;
@@ -698,11 +704,10 @@ __global__ void __launch_bounds__(UPDATE_THREADS_)
     if (!places.has[row]) {
         return; // the whole warp
     }
-    const Weights<T> all = {params, master, kind},
-                     four = weights_from(all, (size_t)place.full * UPDATE_PIECE_ + in_piece,
+    const Weights<T> four = weights_from(a.weights, (size_t)place.full * UPDATE_PIECE_ + in_piece,
                                          (size_t)piece * UPDATE_PIECE_ + in_piece);
     float* at =
-        average + (places.at[row].first + groups * places.at[row].step + own * (size_t)step.snapshots);
+        a.average + (places.at[row].first + groups * places.at[row].step + own * (size_t)step.snapshots);
     if (SHOWS) {
         weights_store_params(four, average_of_four_(at, step));
     } else {
@@ -1074,11 +1079,10 @@ static inline void update_launch_master_(const OptimizerUpdate<T>& u, uint32_t f
 template <class T, int SHOWS>
 static inline void update_average_launch_(const OptimizerUpdate<T>& u, uint32_t first, unsigned count,
                                           const Gpu* gpu) {
-    const Weights<T> weights = update_weights_(u);
+    const AverageArrays_<T> arrays = {update_weights_(u), (float*)u.slots[STATE_AVERAGE]};
     const OptimizerState* state = u.plan->state;
-    launch(average_kernel_<T, SHOWS>, count, UPDATE_THREADS_, 0, gpu, weights.params, weights.master,
-           weights.kind, (float*)u.slots[STATE_AVERAGE], u.plan->rows, u.plan->pieces, first,
-           update_average_(state), average_step(state->optimizer.average, u.update.average_n));
+    launch(average_kernel_<T, SHOWS>, count, UPDATE_THREADS_, 0, gpu, arrays, u.plan->rows, u.plan->pieces,
+           first, update_average_(state), average_step(state->optimizer.average, u.update.average_n));
 }
 
 // Updates `count` elements from `first` on, both multiples of TENSOR_SHARD_UNIT, among those that

@@ -598,7 +598,9 @@ static void spoil_weight(Checkpoints* c) { ((float*)c->weights[HF_LAST].groups)[
 static void spoil_block(Checkpoints* c) {
     ((float*)c->weights[HF_LAST].groups)[tensor_group_offset_bytes(c->weights[HF_LAST].rows, 2) / 4] = NAN;
 }
-static void spoil_half(Checkpoints* c) { ((uint16_t*)c->weights[HF_LAST].groups)[7] = 0x7F80; } // bf16
+static void spoil_half(Checkpoints* c) { // bf16
+    ((uint16_t*)c->weights[HF_LAST].groups)[7] = 0x7F80;
+}
 static void spoil_m(Checkpoints* c) { m_of(c)[0] = NAN; }
 static void spoil_v(Checkpoints* c) { v_of(c)[0] = -1; }
 

@@ -190,17 +190,22 @@ test_same_bits() {
     done
 }
 
-# An update of the first stage has a micro-batch for one rank alone.
+same_average() { check "$3: the same average" cmp "$1/model_average.safetensors" "$2/model_average.safetensors"; }
+
+# An update of the first stage has a micro-batch for one rank alone. The ranks divide the average of
+# the weights.
 test_batches() {
-    local stages=("${run[@]}" --batch-schedule 0:48,3:160,5:320 "$@")
+    local stages=("${run[@]}" --batch-schedule 0:48,3:160,5:320 --average last:4:2 "$@")
     trains 1 one_batches "${stages[@]}" --zero 2
     trains 2 two_batches "${stages[@]}" --zero 2
     same_model one_batches/step_00000009 two_batches/step_00000009 "--batch-schedule, 2 ranks"
     same_log one_batches two_batches "--batch-schedule, 2 ranks"
+    same_average one_batches/step_00000009 two_batches/step_00000009 "--batch-schedule, 2 ranks"
     trains 3 three_batches --resume two_batches/step_00000003 --zero 2
     same_model one_batches/step_00000009 three_batches/step_00000009 "--batch-schedule, 2 ranks, then 3"
     trains 2 later_batches --resume three_batches/step_00000006 --zero 2
     same_model one_batches/step_00000009 later_batches/step_00000009 "--batch-schedule, then 2 again"
+    same_average one_batches/step_00000009 later_batches/step_00000009 "--batch-schedule, then 2 again"
 }
 
 # The last micro-batches of an update are for some of the processes only.
