@@ -1127,7 +1127,7 @@ static void test_architecture(const ModelConfig* cfg) {
     Settings settings = USUAL;
     settings.cfg = cfg;
     float* weights = first_weights(*cfg);
-    UNSANITIZED(test_against_cpu(settings, weights)); // with recomputation the same kernels run, and more
+    UNSANITIZED(test_against_cpu(settings, weights)); // the next one runs all its kernels
     settings.recompute = "3";
     test_against_cpu(settings, weights);
     test_decode(*cfg, weights);
