@@ -11,7 +11,7 @@ encoded one by one, so a header has the same tokens whatever follows, and no con
 
 A prompt and its completion have no marks: their tokens follow each other.
 
-Learned are the contents of the assistant's messages, the marks that end them, completions, and the
+The assistant's messages are learned, with the marks that end them, and completions, with the
 end-of-text after them. A token has TOKEN_NO_TARGET unless the token after it is to be learned.
 */
 #ifndef LLMC_CHAT_MARKS_H
@@ -108,17 +108,10 @@ enum { CHAT_FORMATS_ = sizeof(chat_formats_) / sizeof(chat_formats_[0]) };
 
 static const char* const chat_roles_[CHAT_ROLES] = {"system", "user", "assistant"};
 
-// Returns the id of a special token; -1: there is none of this name.
+// Returns the id of a special token; -1: none is called so.
 static int chat_special_(const Bpe* bpe, const char* name) {
-    for (int id = bpe->vocab_size - 1; id >= 0; id--) {
-        int length;
-        const char* token = bpe_token(bpe, id, &length);
-        if (bpe_is_name(bpe, id) && (size_t)length == strlen(name) &&
-            memcmp(token, name, (size_t)length) == 0) {
-            return id;
-        }
-    }
-    return -1;
+    const int id = bpe_find_added(bpe, name);
+    return id >= 0 && bpe_is_name(bpe, id) ? id : -1;
 }
 
 static int chat_has_marks_(const Bpe* bpe, const ChatFormat_* format) {
