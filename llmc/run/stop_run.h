@@ -75,6 +75,11 @@ static int stop_run_wait_(FILE* screen, const char* directory, const char* lock,
 static int stop_run_tell_(FILE* screen, const char* directory) {
     RecordFollower f;
     char path[PATH_MAX];
+    file_join(path, directory, LOG_JSON);
+    if (!file_exists(path)) {
+        printable_line(screen, "%s: the run has ended before its first step; it has no log", directory);
+        return EXIT_FAILURE;
+    }
     record_follow(&f, directory);
     const Record* r = &f.record;
     const RecordEvent *save = record_last(r, RECORD_SAVE), *stop = record_last(r, RECORD_STOP);
