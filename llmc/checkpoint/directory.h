@@ -229,6 +229,8 @@ Lock* checkpoint_lock(const char* out) {
     const LockPlace place = {path, out, "run", CHECKPOINT_LOCK_WAIT_S};
     file_join(path, out, STOP_REQUEST_LOCK);
     Lock* lock = lock_take(&place);
+    // a leftover, perhaps for a process of the same name: in containers these repeat
+    stop_request_remove(out);
     checkpoint_recover_(out);
     return lock;
 }

@@ -180,10 +180,6 @@ void session_open(Session* s, const Settled* settled, const Resume* resume, Chec
     Checkpoints* c = &s->checkpoints;
     session_thin_(settled, resume);
     checkpoints_open(c, options, run, resume->lock, resume->saved.run.step);
-    if (c->lock) {
-        // a leftover, perhaps for a process of the same name: in containers these repeat
-        stop_request_remove(options->out);
-    }
     c->state.first_serial = c->state.serial + 1;
     c->state.identity = session_new_identity_();
     if (resume_is_here(resume)) {
