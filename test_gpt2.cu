@@ -333,11 +333,11 @@ static float* gradients_on_host(const Model* model) {
 static void group_on_host(Model* model, int g, float* group) {
     const DType dtype = model->transfer.master != MASTER_NONE ? DTYPE_FP32 : DTYPE_OF(floatX);
     model_get_group(model, g, group);
-    elements_widen(group,
-                   dtype == DTYPE_FP32   ? SAFETENSORS_F32
-                   : dtype == DTYPE_BF16 ? SAFETENSORS_BF16
-                                         : SAFETENSORS_F16,
-                   zero_group_elements(&model->zero.plan, g));
+    safetensors_widen(group,
+                      dtype == DTYPE_FP32   ? SAFETENSORS_F32
+                      : dtype == DTYPE_BF16 ? SAFETENSORS_BF16
+                                            : SAFETENSORS_F16,
+                      zero_group_elements(&model->zero.plan, g));
 }
 
 // Returns all parameters. The caller frees them.
