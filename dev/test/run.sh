@@ -60,7 +60,7 @@ longest_first() {
     done | sort -s -rn -k 1,1 | cut -d ' ' -f 2
 }
 
-test_plain() { variant plain cli_{cli,families,architectures,generate,misuse,teacher,kill,ranks,pipeline,experts,data,report,tokenize,watch} "${rooms[@]}"; }
+test_plain() { variant plain cli_{cli,families,architectures,generate,misuse,teacher,kill,ranks,pipeline,experts,data,report,tokenize,watch,answers} "${rooms[@]}"; }
 test_asan() {
     variant asan "${rooms[@]}" cli_{cli,generate,data,report,tokenize} -- \
         OPT="-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all" MODULES_OPT=-Og
