@@ -652,15 +652,14 @@ static void start_dispatch_(Run* run) {
     run->trains = 1;
 }
 
-// Returns the option given that is about existing runs, NULL if none is.
+// Returns the option given that is about existing runs, NULL if none is. A file of all options has
+// them without a value.
 static const char* start_asked_(const Options* o) {
-    static const char* const names[] = {"report", "compare", "follow", "stop-run"};
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-        if (options_given(o, names[i])) {
-            return names[i];
-        }
-    }
-    return NULL;
+    return o->report[0]     ? "report"
+           : o->compare[0]  ? "compare"
+           : o->follow[0]   ? "follow"
+           : o->stop_run[0] ? "stop-run"
+                            : NULL;
 }
 
 // Refuses other options beside one that is about existing runs: only --report and --compare go

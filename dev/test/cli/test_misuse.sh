@@ -482,10 +482,10 @@ test_average() {
     good "resumed" --resume on --out resumed
     check "the average continues" cmp {average,resumed}/$at/model_average.safetensors
     check "with its state" cmp {average,resumed}/$at/optimizer.1of1.safetensors
-    cp -r average other && rm -r other/step_0000000[34]
-    good "another average" --resume on --out other --average last:1
+    cp -r average changed_average && rm -r changed_average/step_0000000[34]
+    good "another average" --resume on --out changed_average --average last:1
     check "is named" grep -q "resume: --average is last:1, was ema:0.5" stdout
-    check "starts with the next update" cmp other/$at/model{,_average}.safetensors
+    check "starts with the next update" cmp changed_average/$at/model{,_average}.safetensors
     loss=$(grep '"name":"average"' average/log.jsonl | tail -n 1 | grep -o '"loss":[0-9.]*')
     good "as a model" --model average --weights average --steps 0 --eval-every 1 --seq-len 16 --batch 2 --eval-batches 2 --out shown
     check "its loss, $loss" grep -q "\"kind\":\"val\".*$loss" shown/log.jsonl

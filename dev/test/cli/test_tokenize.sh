@@ -503,11 +503,11 @@ test_train() {
     good "the most that it allows" --train-bpe "$most" --out most part_aa
     bad 1 "allows only" --train-bpe $((most + 1)) --out too_many part_aa
     check "nothing is left" [ "$(echo too_many*)" = 'too_many*' ]
-    good "with marks" --train-bpe 303 --fim-marks --out marked lines.txt part_aa
-    check "one file" [ "$(echo marked*)" = marked.tokenizer.json ]
-    good "its shards" --tokenizer marked.tokenizer.json --out marked lines.txt
+    good "with marks" --train-bpe 303 --fim-marks --out fim lines.txt part_aa
+    check "one file" [ "$(echo fim*)" = fim.tokenizer.json ]
+    good "its shards" --tokenizer fim.tokenizer.json --out fim lines.txt
     good "the shards without marks" --tokenizer trained.tokenizer.json --restart --out "with" lines.txt
-    check "are the same" cmp marked_train_000001.bin with_train_000001.bin
+    check "are the same" cmp fim_train_000001.bin with_train_000001.bin
     bad 2 "--fim-marks is given without --train-bpe" --fim-marks "${vocab[@]}" lines.txt
     bad 2 "--train-bpe is 259; wanted at least 260" --train-bpe 259 --fim-marks lines.txt
 }
