@@ -43,6 +43,10 @@ void log_files_take(const char* out_dir, uint64_t run);
 // Ends the program if an existing log cannot be continued. A link can: a file replaces it.
 void log_files_require_writable(const char* out_dir);
 
+// Opens a file to append to; makes it if it does not exist. Ends the program if it is a link or no
+// regular file, which would not be the run's own. Returns its descriptor.
+int log_file_append(const char* path);
+
 // Opens log->path, cut to its first `keep` bytes. If it is a link, the run gets a file of its own
 // with these bytes: nothing is cut or written at the other end.
 void log_file_open(LogFile* log, off_t keep);
@@ -106,17 +110,22 @@ static void log_file_own_(const char* path, off_t keep) {
                    path);
 }
 
-void log_file_open(LogFile* log, off_t keep) {
+int log_file_append(const char* path) {
     struct stat info;
+    // a FIFO would wait for a reader, and a link's target is not ours
+    const int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
+    CHECK(fd >= 0 || errno != ELOOP, "%s: a symbolic link, wanted a file or none", path);
+    CHECK(fd >= 0 || errno != ENXIO, "%s: not a regular file", path);
+    CHECK(fd >= 0 && fstat(fd, &info) == 0, "%s: cannot open: %s", path, strerror(errno));
+    CHECK(S_ISREG(info.st_mode), "%s: not a regular file", path);
+    return fd;
+}
+
+void log_file_open(LogFile* log, off_t keep) {
     if (keep > 0 && log_file_is_link_(log->path)) {
         log_file_own_(log->path, keep);
     }
-    // a FIFO would wait for a reader, and a link's target is not ours
-    const int fd = open(log->path, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
-    CHECK(fd >= 0 || errno != ELOOP, "%s: a symbolic link, wanted a file or none", log->path);
-    CHECK(fd >= 0 || errno != ENXIO, "%s: not a regular file", log->path);
-    CHECK(fd >= 0 && fstat(fd, &info) == 0, "%s: cannot open: %s", log->path, strerror(errno));
-    CHECK(S_ISREG(info.st_mode), "%s: not a regular file", log->path);
+    const int fd = log_file_append(log->path);
     CHECK(ftruncate(fd, keep) == 0, "%s: cannot cut: %s", log->path, strerror(errno));
     log->file = fdopen(fd, "a");
     CHECK(log->file, "%s: cannot open: %s", log->path, strerror(errno));

@@ -46,6 +46,7 @@ void detach_leave(int parent, RunLog* log, FILE* results, const Options* options
 #include "llmc/base/file.h"
 #include "llmc/base/printable.h"
 #include "llmc/base/signals.h"
+#include "llmc/log/log_files.h"
 #include "llmc/setup/launcher.h"
 
 extern char** environ;
@@ -159,9 +160,8 @@ void detach_leave(int parent, RunLog* log, FILE* results, const Options* options
     log_leave_terminal(log);
     fflush(stdout);
     file_join(path, options->out, LOG_OUTPUT);
-    const int output = open(path, O_WRONLY | O_APPEND | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666),
-              nothing = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    CHECK(output >= 0 && nothing >= 0, "%s: cannot write: %s", path, strerror(errno));
+    const int output = log_file_append(path), nothing = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    CHECK(nothing >= 0, "/dev/null: cannot read: %s", strerror(errno));
     setsid();
     detach_move_(STDIN_FILENO, nothing);
     detach_move_(STDERR_FILENO, output);

@@ -113,6 +113,9 @@ test_detach() {
     check "to the same file" grep -q '^the run continues in the background' stdout
     good "stopped again" --stop-run detach
     check "its output follows" [ "$(grep -c '^stopped by --stop-run' detach/output.txt)" = 2 ]
+    mv detach/output.txt kept && mkfifo detach/output.txt
+    bad 1 "detach/output.txt: not a regular file" --out detach --resume on --detach --quiet on
+    mv kept detach/output.txt
     good "a new run there" "${tiny[@]}" --steps 2 --out detach --detach
     check "puts the output aside" [ -s detach/output.txt.1 ]
     bad 1 "cannot open the data" "${tiny[@]}" --out refused --detach --train-data nothing.txt
