@@ -2,10 +2,11 @@
 """usage: wandb_follow.py RUN [PROJECT]
 
 Sends RUN/log.jsonl to Weights & Biases, during the run or after it; PROJECT is pretrain.c unless given. The trainer
-knows nothing of it and never waits for it. It ends at the run's summary. You can restart it at any time: RUN/wandb.json
-records its progress, and nothing is sent twice. If the run is resumed from an earlier step, or rolled back, the run at
-Weights & Biases is rewound to that step (resume_from, which needs their preview of it); where that fails, the steps
-that are repeated keep their first values. Needs `pip install wandb`; WANDB_MODE=offline only writes to disk.
+knows nothing of it and never waits for it. It ends at the run's summary. You can restart it at any
+time: RUN/wandb.json records its progress, and nothing is sent twice. If the run is resumed from an
+earlier step, or rolled back, the run at Weights & Biases is rewound to that step (resume_from, which
+needs their preview of it); where that fails, repeated steps keep their first values. Needs
+`pip install wandb`; WANDB_MODE=offline only writes to disk.
 """
 import json
 import os
@@ -32,8 +33,8 @@ def row_of(line):
 
 
 def log_rows(path):
-    """Yields START, the rows of a log as they appear, and None at its current end. A resumed run truncates it, a new
-    one replaces it: then it is read from the start."""
+    """Yields START, the rows of a log as they appear, and None at its current end. A resumed run
+    truncates it, a new one replaces it: then it is read from the start."""
     log, line, number = None, "", 0
     while True:
         if log is None:
@@ -57,8 +58,8 @@ def log_rows(path):
 
 
 def rows_until(path, time_s):
-    """Returns the rows with a step that were logged until this time, and the time of the last of them. If they are fewer
-    than were sent, the log was cut after them."""
+    """Returns the number of rows with a step that were logged until this time, and the time of the
+    last of them. If they are fewer than were sent, the log was cut after them."""
     count, before, last = 0, None, 0
     with open(path, encoding="utf-8", errors="replace") as log:
         for line in log:
@@ -69,11 +70,12 @@ def rows_until(path, time_s):
                 count += "step" in row
                 last = max(last, row.get("time", 0))
                 before = row["kind"]
-    return count - (before == "rollback"), last  # a rollback has no time, and belongs to the rows after it
+    # a rollback has no time, and belongs to the rows after it
+    return count - (before == "rollback"), last
 
 
 class Sent:
-    """What has been sent of a run: rows with a step, up to a time. Kept beside the log, for the next start."""
+    """Rows of a run that were sent: those with a step, up to a time. Kept beside the log."""
 
     def __init__(self, path, run):
         self.path, self.run = path, run
@@ -110,7 +112,7 @@ class Board:
         self.board.define_metric("*", step_metric="step")
 
     def start(self):
-        """Starts at the first row of the log, after a rewind to the rows that are left if it was cut."""
+        """Starts at the first row of the log. If it was cut, rewinds to the rows that are left."""
         self.seen = 0
         rows, time_s = rows_until(self.run / "log.jsonl", self.sent.time_s)
         if rows < self.sent.rows:

@@ -59,7 +59,7 @@ def llama3():
 
 
 def encoded(tokenizer, document, eot):
-    """Returns the tokens, from end-of-text to the end-of-text of the next document, and which are learned."""
+    """Returns the tokens from end-of-text to the next document's, and which are learned."""
     if "messages" in document:
         got = tokenizer.apply_chat_template(document["messages"], return_dict=True, return_assistant_tokens_mask=True)
         ids, learned, ends = got["input_ids"], got["assistant_masks"], 0

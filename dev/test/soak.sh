@@ -8,7 +8,8 @@
 #
 #     rest       what `make test` leaves out to be short: another compiler, more precisions and architectures (run.sh rest)
 #     fresh      a new Debian with what the README asks for: `make test`, before and after install_deps.sh --test (fresh.sh)
-#     container  the steps of the recipe for a container in a new Debian, and the README's commands there (container.sh)
+#     container  the steps of the recipe for a container in a new Debian, and the README's commands
+#                there (container.sh)
 #     kills      a run that is killed 200 times at random moments ends with the bits of one that is not; so does one of
 #                1 to 4 ranks, another number after each kill
 #     learning   the built-in stories have a known entropy: the default run ends within 15 % of it, ten times the steps
@@ -47,7 +48,8 @@ has_sim() { has_simulated_gpu "soak: $1"; }
 
 part_rest() { dev/test/run.sh rest || fail rest; }
 
-# makes_debian PART: fails, and says that the part is skipped, if this machine cannot make a new Debian.
+# makes_debian PART: fails if this machine cannot make a new Debian, and says that the part is
+# skipped.
 makes_debian() {
     [ "$(id -u)" = 0 ] && command -v debootstrap >/dev/null && command -v unshare >/dev/null && return
     echo "skipped: soak: $1: wants root and debootstrap (scripts/install_deps.sh --soak)"

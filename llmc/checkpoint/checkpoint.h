@@ -582,7 +582,7 @@ static void checkpoint_copy_groups_(Checkpoints* c, const ModelFiles* m, HfWeigh
     part_groups_close(&parts);
 }
 
-// Copies the average of the weights, if there is one after so many updates of it.
+// Copies the average of the weights, if it has a value after n updates.
 static void checkpoint_copy_average_(Checkpoints* c, int64_t n) {
     ModelAverage average;
     const ModelFiles files = model_files_of_average(&c->run.model, &average);

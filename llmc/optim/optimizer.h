@@ -131,7 +131,7 @@ enum { OPTIMIZER_BLOCK = ADAMW8BIT_BLOCK };
   X(STATE_RIGHT,      "right",    float,    SLOT_COLS_SQUARE, -INFINITY, "products of columns") /* mean of G^T G */ \
   X(STATE_LEFT_BASIS, "left_basis", float,  SLOT_ROWS_SQUARE, -INFINITY, "bases of rows") \
   X(STATE_RIGHT_BASIS, "right_basis", float, SLOT_COLS_SQUARE, -INFINITY, "bases of columns") \
-  X(STATE_AVERAGE,    "average",  float,    SLOT_SNAPSHOTS, -INFINITY, "average of the weights") /* average.h */ \
+  X(STATE_AVERAGE,    "average",  float,    SLOT_SNAPSHOTS, -INFINITY, "average of the weights") \
   X(STATE_MASTER,     NULL,       float,    SLOT_ELEMENTS, -INFINITY, "master weights") \
   X(STATE_LOWER,      NULL,       uint16_t, SLOT_ELEMENTS, -INFINITY, "lower halves of weights") /* MASTER_SPLIT */ \
   X(STATE_LOWER_8,    NULL,       int8_t,   SLOT_ELEMENTS, -INFINITY, "lower 8 bits of weights") /* MASTER_24 */

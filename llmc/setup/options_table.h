@@ -538,7 +538,7 @@ const OptionRow OPTION_TABLE[] = {
         "steps", "print every n-th step on the screen and in main.log; auto: all in main.log, a hundred on the screen, "
         "one more after half a minute of silence, and on a terminal always the last; log.jsonl has every step"},
     {"output",     "report-every",  "",   FLOAT_(report_every),    0,    MANY_, 0,                "0",
-        "minutes", "write the page of --report about this run, report.html in --out, after the first update, every so many minutes "
+        "minutes", "write the page of --report about this run, report.html in --out, after the first update, then at this interval, "
         "and at the end; 0: never"},
     {"output",     "quiet",         "",   SWITCH_(quiet),          0,        0, ONCE_,            "off",
         "off|on", "print only errors, warnings, the results of tasks and the summary"},

@@ -50,7 +50,7 @@ void chat_marks_open(ChatMarks* marks, BpeEncoder* encoder);
 // Returns the role of a message; -1: none has this name.
 int chat_role(const char* name, size_t bytes);
 
-// Returns the most ids that chat_encode adds for a text of so many bytes.
+// Returns an upper bound of the ids that chat_encode adds for a text of this length.
 size_t chat_most_ids(const Bpe* bpe, size_t bytes);
 
 // Adds a message, a prompt or a completion to a document of `count` ids, which starts with

@@ -56,8 +56,8 @@ summary='{"kind":"summary","steps":12}'
 told() { grep -c "$1" told; }
 once() { [ -z "$(grep -v 'init\|rewind\|config\|finish' told | sort | uniq -d)" ]; }
 
-# Killed after step 12, resumed from step 10, and followed beside both: the steps that are done again
-# are told again, after a rewind.
+# Killed after step 12, resumed from step 10, and followed beside both: the steps that are done
+# again are told again, after a rewind.
 test_resume() {
     mkdir r
     { config one && rows 1 12; } >r/log.jsonl

@@ -29,7 +29,7 @@ static int take_ids(void* context, const TokenBlock* block) {
     return 1;
 }
 
-// Encodes a file with blocks of about so many bytes.
+// Encodes a file in blocks of about `block_bytes`.
 static Ids ids_of(const char* file, const Bpe* bpe, size_t block_bytes, int threads) {
     const TextOptions options = {TEXT_BY_NAME, "text", "", block_bytes, NULL, 0};
     Documents source;

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """in_terminal.py COLUMNSxROWS[,COLUMNSxROWS...] WORDS KEY COMMAND...
 
-Runs a command in a pseudo-terminal of this size, resizes it once WORDS are shown, sends KEY (Python's escapes) once they
-are shown in the last size, and waits for the end. Prints the last picture of each size that has the words, as lines
-"COLUMNSxROWS|text", and if a line is too wide, "COLUMNSxROWS|is too wide"; then "after|" with what came after the last
-picture, and "keyboard|" with "as before" or "changed". The exit status is the command's; 99 if the words do not appear
+Runs a command in a pseudo-terminal of this size, resizes it once WORDS are shown, sends KEY
+(Python's escapes) once they are shown in the last size, and waits for the end. Prints the last
+picture of each size that has the words, as lines "COLUMNSxROWS|text", and if a line is too wide,
+"COLUMNSxROWS|is too wide"; then "after|" with the output after the last picture, and "keyboard|"
+with "as before" or "changed". The exit status is the command's; 99 if the words do not appear
 within 30 seconds.
 """
 import fcntl
@@ -26,7 +27,7 @@ def resize(terminal, size):
 
 
 def read_until(terminal, is_enough):
-    """Returns what the command writes until is_enough says so, or it ends, or 30 seconds have passed."""
+    """Returns the command's output until is_enough says so, its end, or 30 seconds have passed."""
     output, end = b"", time.time() + 30
     while not is_enough(output) and time.time() < end:
         if select.select([terminal], [], [], 0.1)[0]:

@@ -1,10 +1,10 @@
-# new_debian.sh -- a new Debian in a directory of its own, and commands in it; for `source`. It needs
+# new_debian.sh -- a new Debian in a directory of its own, and commands in it; for `source`. Needs
 # root, debootstrap, unshare and the network.
 #
-#     debian_begin NAME SUITE PACKAGES    makes it in $top/debian, which is removed at the end
-#     in_debian COMMAND                   by a shell in $directory of it, as $user, with the variables in
-#                                         `environment`; what it mounts is gone at its end
-#     try COMMAND [WORDS...]              in it: it must succeed, and its last line must have the words
+#     debian_begin NAME SUITE PACKAGES   makes it in $top/debian, which is removed at the end
+#     in_debian COMMAND                  by a shell in $directory of it, as $user, with the variables
+#                                        in `environment`; its mounts are gone at its end
+#     try COMMAND [WORDS...]             in it: must succeed, and its last line must have the words
 #
 # Prints a line for each command; `failed` is 1 if one failed. Environment: MIRROR of Debian; KEEP=1
 # keeps the new system; CERTIFICATES is a file of certificate authorities for pip, in a network that

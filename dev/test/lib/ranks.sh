@@ -1,5 +1,5 @@
-# ranks.sh -- runs the trainer as several ranks under mpirun, in tests written in bash; for `source`,
-# after trainer.sh.
+# ranks.sh -- runs the trainer as several ranks under mpirun, in tests written in bash; for
+# `source`, after trainer.sh.
 #
 #     ranks_begin NAME           trainer_begin; sets `is_gpu`; without MPI the test ends as skipped
 #     trains N OUT OPTIONS...    N ranks, which must succeed and have nothing to complain about
