@@ -94,6 +94,8 @@ static const OptionSynonym OPTION_SYNONYMS[] = {
     {NULL, NULL},
 };
 
+static const RemovedOption OPTION_REMOVED[] = {{NULL, NULL, 0, NULL}};
+
 static const char* option_default_(const Options* options, const OptionRow* row) {
     return (void)options, row->fallback;
 }

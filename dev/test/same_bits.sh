@@ -47,14 +47,14 @@ run adafactor_all --optimizer adafactor --adafactor-beta1 0.9 --adafactor-scale 
 run norMuon --optimizer muon --muon-rows on --cautious-decay on
 layers=4
 for share in attention mlp pairs loop:2; do run "share_$share" --share-layers $share; done
-[ $is_gpu ] || run bf16_share --products bf16 --share-layers pairs
+[ $is_gpu ] || run bf16_share --matmul bf16 --share-layers pairs
 layers=3
 run frozen --freeze 'embeddings,h.0'
 run frozen_attention --freeze attention --recompute 3
 run frozen_blocks --freeze '*[0-1],wpe'
 total_batch=192
 for rule in adamw adafactor muon; do run "in_backward_$rule" --update-in-backward on --optimizer $rule; done
-[ $is_gpu ] || run bf16_in_backward --products bf16 --update-in-backward on
+[ $is_gpu ] || run bf16_in_backward --matmul bf16 --update-in-backward on
 total_batch=384
 run packed --pack bestfit --doc-mask on
 run packed_uniform --pack uniform
@@ -68,11 +68,11 @@ if [ $is_gpu ]; then
     run chunks --logits-chunk 50
     run no_graph --graph off
 else
-    run bf16 --products bf16
-    for level in 0 1 2 mlp 3; do run "bf16_recompute_$level" --products bf16 --recompute $level; done
-    for rule in adamw8bit adafactor muon lion sgd; do run "bf16_$rule" --products bf16 --optimizer $rule; done
-    run bf16_mask --products bf16 --pack bestfit --doc-mask on
-    run bf16_frozen --products bf16 --freeze 'embeddings,h.0'
+    run bf16 --matmul bf16
+    for level in 0 1 2 mlp 3; do run "bf16_recompute_$level" --matmul bf16 --recompute $level; done
+    for rule in adamw8bit adafactor muon lion sgd; do run "bf16_$rule" --matmul bf16 --optimizer $rule; done
+    run bf16_mask --matmul bf16 --pack bestfit --doc-mask on
+    run bf16_frozen --matmul bf16 --freeze 'embeddings,h.0'
 fi
 if command -v mpirun >/dev/null; then
     LAUNCH="mpirun --oversubscribe --bind-to none -n 3"
@@ -83,7 +83,7 @@ if command -v mpirun >/dev/null; then
         run ranks_params --zero 3 --offload-params on
         run ranks_offload --zero 2 --offload-optimizer host
     else
-        run ranks_bf16 --zero 2 --products bf16
+        run ranks_bf16 --zero 2 --matmul bf16
     fi
     LAUNCH=
 fi
@@ -101,4 +101,4 @@ generate generated --prompt "One day" --tokens 50
 generate prompts --prompts prompts.jsonl --out-texts texts.jsonl --tokens 40 --temperature 0.8 --top-k 20
 generate greedy --prompt "Tom" --temperature 0 --tokens 40
 generate generated_int8 --prompt "One day" --tokens 50 --quantize q8_0
-[ $is_gpu ] || generate generated_bf16 --prompt "One day" --tokens 50 --products bf16
+[ $is_gpu ] || generate generated_bf16 --prompt "One day" --tokens 50 --matmul bf16

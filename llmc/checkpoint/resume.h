@@ -8,11 +8,12 @@ resume.h -- finds the checkpoint that --resume names, and checks what the comman
     a directory  that checkpoint, anywhere
 
 Options that are not given keep their saved values. Options that are given and differ are listed. If
-one of them defines the run (OPTION_CHANGES_RUN in the table of options), or if the data, the
-teacher or the trainer have changed, --override is needed. It is not needed for a greater --steps,
-nor for another schedule with the rates that the run has had so far: a decay may start from any
-checkpoint. The run continues at its position in the data; other data are read from their start.
-Sources with names (mixture.h) may come, go and change their weights: each continues at its place.
+one of them defines the run (OPTION_CHANGES_RUN in the table of options), if the saved run used an
+option that has been removed, or if the data, the teacher or the trainer have changed, --override is
+needed. It is not needed for a greater --steps, nor for another schedule with the rates that the run
+has had so far: a decay may start from any checkpoint. The run continues at its position in the
+data; other data are read from their start. Sources with names (mixture.h) may come, go and change
+their weights: each continues at its place.
 */
 #ifndef LLMC_RESUME_H
 #define LLMC_RESUME_H
@@ -308,6 +309,19 @@ static int resume_is_other_(const OptionRow* row, const char* now, const char* b
     return (row->flags & OPTION_CHANGES_RUN) && !is_longer && !is_of_future;
 }
 
+// Names the options that the saved run used and that this version no longer has.
+static void resume_check_removed_(const Resume* r, ResumeChanges_* c) {
+    char name[256];
+    for (int i = 0; i < r->saved.num_options; i++) {
+        const SavedOption* saved = &r->saved.options[i];
+        const RemovedOption* row = option_removed(saved->name, strlen(saved->name));
+        if (row && !(row->flags & OPTION_NOT_SAVED) && !option_removed_is_unused(row, saved->value)) {
+            snprintf(name, sizeof(name), "--%s (%s)", row->name, row->advice);
+            resume_difference_(c, name, "removed", saved->value, 1);
+        }
+    }
+}
+
 static void resume_check_options_(const Resume* r, const Options* options, ResumeChanges_* c) {
     char is[OPTION_TEXT_BYTES], name[OPTION_NAME_BYTES + 2];
     const int keeps_rates = resume_keeps_rates_(r, options);
@@ -547,6 +561,7 @@ void resume_check(Resume* r, const Settled* s, FILE* file, const char* trainer, 
     c.file = file;
     c.mixes = data->train.is_named && r->saved.mixture.count > 0;
     resume_print_steps_(r, options, file);
+    resume_check_removed_(r, &c);
     resume_check_options_(r, options, &c);
     resume_print_slices_(r, options, file);
     if (strcmp(trainer, r->saved.trainer) != 0) {

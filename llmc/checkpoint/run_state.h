@@ -152,7 +152,6 @@ const char* state_option(const SavedState* s, const char* name);
 #include "llmc/base/file.h"
 #include "llmc/base/json.h"
 #include "llmc/base/text_buffer.h"
-#include "llmc/log/former_names.h"
 
 #define STATE_FORMAT_ "pretrain.c run"
 #define STATE_VERSION_ 1
@@ -542,8 +541,7 @@ static int state_options_member_(JsonReader* text, const char* key, void* to) {
         return error_set(text->error, text->path, "more than %d options", STATE_MAX_OPTIONS_);
     }
     SavedOption* option = &s->options[s->num_options];
-    const char* now = former_name(key, strlen(key));
-    option->name = now ? now : key;
+    option->name = key;
     s->num_options++;
     return state_option_value_(text, &option->value);
 }

@@ -193,7 +193,6 @@ double record_tok_per_s(const Record* record);
 
 #include "llmc/base/file.h"
 #include "llmc/base/json.h"
-#include "llmc/log/former_names.h"
 
 static const char* const record_series_[] = {RECORD_SERIES(WORDS_NAME)};
 static const char* const record_values_[] = {RECORD_VALUES(WORDS_NAME)};
@@ -364,8 +363,7 @@ static int record_options_(Record* r, JsonReader* json) {
         return 0;
     }
     while ((more = json_member(json, r->num_options ? JSON_NEXT : JSON_FIRST, &key)) > 0) {
-        const char *now = former_name(key, strlen(key)), *name = now ? now : key;
-        RecordOption option = {record_copy_(name, strlen(name)), NULL, 0};
+        RecordOption option = {record_copy_(key, strlen(key)), NULL, 0};
         if (!record_option_value_(json, &option)) {
             free(option.name);
             return 0;

@@ -132,6 +132,10 @@ int option_counts(const Options* options, const OptionRow* row);
 // Returns the row named by the first `length` bytes of arg, dashes included; NULL if unknown.
 const OptionRow* option_find(const char* arg, size_t length);
 
+// Returns the row of an option that earlier versions had, without dashes (options_removed.h); NULL
+// if none had it.
+const RemovedOption* option_removed(const char* name, size_t length);
+
 // ---- printing ----
 
 // Sets `text` to the program's name, its version and its compiler.
@@ -209,7 +213,6 @@ int options_changed(const Options* options, const char* name);
 #include "llmc/tokenizer/unicode_tables.h"
 #include "llmc/setup/options_config.h"
 #include "llmc/setup/options_values.h"
-#include "llmc/log/former_names.h"
 #include "llmc/log/text_wrap.h"
 
 // Type and offset of a row. A field of another C type does not compile: the comparison is never
@@ -241,7 +244,8 @@ int options_changed(const Options* options, const char* name);
 #define MANY_ OPTION_UNLIMITED
 
 #define OPTION_TABLE_ROWS_
-// the table, OPTION_SYNONYMS, option_counts, option_default_, option_may_be_empty_, options_decide_
+// the table, OPTION_SYNONYMS, OPTION_REMOVED, option_counts, option_default_, option_may_be_empty_,
+// options_decide_
 #include OPTION_TABLE_FILE
 
 const int OPTION_ROWS = sizeof(OPTION_TABLE) / sizeof(OPTION_TABLE[0]);
@@ -289,12 +293,8 @@ static int option_is_name_(const char* arg) {
     return arg[0] == '-' && arg[1] && !isdigit((unsigned char)arg[1]) && arg[1] != '.';
 }
 
-// Returns the row of a current or former name, or of an alias, without dashes.
+// Returns the row of a name or of an alias, without dashes.
 static const OptionRow* option_named_(const char* name, size_t length, int is_alias) {
-    const char* now = is_alias ? NULL : former_name(name, length);
-    if (now) {
-        return option_named_(now, strlen(now), 0);
-    }
     for (int i = 0; i < OPTION_ROWS; i++) {
         const char* own = is_alias ? OPTION_TABLE[i].alias : OPTION_TABLE[i].name;
         if (*own && strlen(own) == length && memcmp(own, name, length) == 0) {
@@ -307,6 +307,10 @@ static const OptionRow* option_named_(const char* name, size_t length, int is_al
 const OptionRow* option_find(const char* arg, size_t length) {
     const size_t dashes = arg[1] == '-' ? 2 : 1;
     return option_named_(arg + dashes, length - dashes, dashes == 1);
+}
+
+const RemovedOption* option_removed(const char* name, size_t length) {
+    return option_removed_named(OPTION_REMOVED, name, length);
 }
 
 // Returns true if the option accepts any text, even if it is empty or starts with a dash.
@@ -336,15 +340,19 @@ static const char* option_nearest_(const Options* options, const char* name, siz
     return nearest ? nearest : starts == 1 ? start : NULL;
 }
 
-// Ends the program, with advice if `arg` is another program's name, a switch with no- before it, or
-// close to a name. `place` precedes the message: "" or "FILE:LINE: ".
+// Ends the program, with advice if `arg` is a name of an earlier version or of another program, a
+// switch with no- before it, or close to a name. `place` precedes the message: "" or "FILE:LINE: ".
 __attribute__((noreturn)) static void option_unknown_(const Options* options, const char* place,
                                                       const char* arg, size_t length) {
     const size_t dashes = arg[1] == '-' ? 2 : 1, bytes = length - dashes;
     const char* name = arg + dashes;
+    const RemovedOption* removed = option_removed(name, bytes);
     const char* advice = option_synonym(OPTION_SYNONYMS, name, bytes);
     const char* nearest = option_nearest_(options, name, bytes);
     const OptionRow* off = strncmp(name, "no-", 3) == 0 ? option_named_(name + 3, bytes - 3, 0) : NULL;
+    if (removed) {
+        die_usage("%s--%s was removed: %s", place, removed->name, removed->advice);
+    }
     if (advice) {
         die_usage("%sunknown option %.*s: %s", place, (int)length, arg, advice);
     }
@@ -458,6 +466,12 @@ static void options_check_empty_(const Options* options) {
 
 // ---- the file of --config ----
 
+// Returns true if the last setting only says that it does not use an option that was removed.
+static int config_is_unused_(const ConfigFile* config) {
+    const RemovedOption* removed = option_removed(config->name, strlen(config->name));
+    return removed && option_removed_is_unused(removed, config->value);
+}
+
 // Reads the file of --config. A setting that the command line has, too, is only checked.
 static void options_read_config_(Options* options) {
     char on_line[OPTION_ROWS_MAX], in_file[OPTION_ROWS_MAX] = {0}, name[OPTION_NAME_BYTES + 96];
@@ -467,6 +481,9 @@ static void options_read_config_(Options* options) {
     config_open(&config, options->config);
     options->config_text = config.text;
     while (config_next(&config)) {
+        if (config_is_unused_(&config)) {
+            continue;
+        }
         snprintf(name, sizeof(name), "--%s", config.name);
         const OptionRow* row = option_known_(options, config.place, name, strlen(name));
         const long i = row - OPTION_TABLE;
@@ -660,12 +677,13 @@ static int option_is_about_(const Options* options, const OptionRow* row, const 
         }
         word += bytes;
     }
-    const char* now = former_name(name, strlen(name));
-    return strcmp(now ? now : name, row->name) == 0 || (*name && strcmp(name, row->alias) == 0);
+    return strcmp(name, row->name) == 0 || (*name && strcmp(name, row->alias) == 0);
 }
 
 void options_print_help_on(FILE* file, const Options* options, const char* topic) {
     char groups[512];
+    const char* name = topic + strspn(topic, "-");
+    const RemovedOption* removed = option_removed(name, strlen(name));
     const OptionRow* last = NULL;
     for (int i = 0; i < OPTION_ROWS; i++) {
         const OptionRow* row = &OPTION_TABLE[i];
@@ -676,6 +694,9 @@ void options_print_help_on(FILE* file, const Options* options, const char* topic
             option_print_help_(file, row);
             last = row;
         }
+    }
+    if (removed) {
+        die_usage("--help %s: --%s was removed: %s", topic, removed->name, removed->advice);
     }
     if (!last) {
         option_list_groups_(groups, sizeof(groups));

@@ -2,6 +2,7 @@
 options_names.h -- suggests an option for an unknown name.
 
     --block_size    nanoGPT's name: option_synonym says what to type instead
+    --products      a name of an earlier version: option_removed_named has the advice
     --bacth         a typo: option_distance is 1 to --batch, one swap of letters
 
 Comparisons ignore case and treat _ as -.
@@ -22,9 +23,23 @@ typedef struct {
     const char *names, *advice; // "n-positions n-ctx", "use --context"
 } OptionSynonym;
 
+// An option that earlier versions had, and its advice.
+typedef struct {
+    const char* name;
+    const char* unused; // its values that changed nothing, as "off" or "auto|1"
+    int flags;          // 0, or OPTION_NOT_SAVED
+    const char* advice; // "use --matmul"
+} RemovedOption;
+
 // Returns the advice for a name of `length` bytes, without leading dashes; NULL: unknown. The table
 // ends with a row of NULL.
 const char* option_synonym(const OptionSynonym* table, const char* name, size_t length);
+
+// Returns the row of such an option, NULL if the table has none. The table ends with a row of NULL.
+const RemovedOption* option_removed_named(const RemovedOption* table, const char* name, size_t length);
+
+// Returns true if a value of a removed option changed nothing.
+int option_removed_is_unused(const RemovedOption* row, const char* value);
 
 // Returns the number of insertions, deletions, changes and swaps of neighboring letters that turn
 // `text` into `name`.
@@ -61,6 +76,23 @@ const char* option_synonym(const OptionSynonym* table, const char* name, size_t 
         }
     }
     return NULL;
+}
+
+const RemovedOption* option_removed_named(const RemovedOption* table, const char* name, size_t length) {
+    while (table->name && !(strlen(table->name) == length && option_is_same_(name, table->name, length))) {
+        table++;
+    }
+    return table->name ? table : NULL;
+}
+
+int option_removed_is_unused(const RemovedOption* row, const char* value) {
+    int is_unused = 0;
+    for (const char* at = row->unused; at && !is_unused; at = strchr(at, '|')) {
+        at += *at == '|';
+        const size_t length = strcspn(at, "|");
+        is_unused = strlen(value) == length && memcmp(value, at, length) == 0;
+    }
+    return is_unused;
 }
 
 static int option_least_(int a, int b) { return a < b ? a : b; }

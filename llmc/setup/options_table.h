@@ -214,6 +214,7 @@ static inline int options_exports(const Options* options) {
 #include "llmc/formats/hf_model.h"
 #include "llmc/formats/llmc_bin.h"
 #include "llmc/setup/launcher.h"
+#include "llmc/setup/options_removed.h"
 #include "llmc/setup/options_synonyms.h"
 #include "llmc/setup/recipes.h"
 #include "llmc/ops/distill.h"
@@ -671,6 +672,7 @@ const OptionRow OPTION_TABLE[] = {
 // clang-format on
 
 #define OPTION_SYNONYMS OPTION_TRAINER_SYNONYMS
+#define OPTION_REMOVED OPTION_TRAINER_REMOVED
 
 #define OPTION_EXAMPLES                                                                                      \
     "\nWithout options it trains a small model on built-in stories. To start with:\n"                        \

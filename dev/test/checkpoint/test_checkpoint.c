@@ -1013,26 +1013,6 @@ TEST(bad_state) {
     }
 }
 
-// --matmul was called --products: checkpoints of that time are read with today's name.
-TEST(former_option) {
-    const Run run = run_open("former_option", 0, 0);
-    char path[PATH_MAX], file[PATH_MAX], error[ERROR_BYTES];
-    size_t bytes;
-    SavedState state;
-    save_value(path, &run, 2, 2, SAFETENSORS_F32);
-    file_join(file, path, "state.json");
-    char *text = read_all(file, &bytes), *at = strstr(text, "\"matmul\":\"fp32\"");
-    char* changed = (char*)malloc(bytes + 100);
-    CHECK(at && changed, "no --matmul");
-    const int length =
-        snprintf(changed, bytes + 100, "%.*s\"products\":\"bf16\"%s", (int)(at - text), text, at + 15);
-    CHECK(state_try_parse(&state, file, changed, (size_t)length, error), "%s", error);
-    const char* value = state_option(&state, "matmul");
-    EXPECT(value && strcmp(value, "bf16") == 0 && !state_option(&state, "products"), "%s", value);
-    state_close(&state);
-    free(text);
-}
-
 // ---- failures ----
 
 // Saves as if the disk were full: no file can grow beyond 2 KiB.

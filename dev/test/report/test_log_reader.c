@@ -18,8 +18,7 @@ static Record read_text(const char* text) {
 
 TEST(numbers) {
     Record r = read_text(
-        "{\"kind\":\"config\",\"options\":{\"lr\":0.1,\"shuffle\":true,\"batch\":null,\"out\":\"a b\","
-        "\"products\":\"bf16\"},"
+        "{\"kind\":\"config\",\"options\":{\"lr\":0.1,\"shuffle\":true,\"batch\":null,\"out\":\"a b\"},"
         "\"device\":\"d\",\"floor\":0.5,\"mem_mb\":{\"weights\":2.5},\"host_mem_mb\":{\"m\":1},\"disk_mb\":{"
         "\"m\":7}}\n" TRAIN(1, 3) TRAIN(2, null) VAL(2, 2.5) "{\"kind\":\"new\",\"step\":{}}\n" TRAIN(3, 2)
             VAL(3, 2.75) "{\"kind\":\"sample\",\"step\":3,\"text\":\"a\\u0000b\"}\n{\"kind\":\"train\",\"st");
@@ -31,8 +30,6 @@ TEST(numbers) {
     EXPECT(strcmp(record_option(&r, "shuffle"), "on") == 0 && strcmp(record_option(&r, "batch"), "auto") == 0,
            "");
     EXPECT(strcmp(record_option(&r, "lr"), "0.1") == 0 && strcmp(record_option(&r, "out"), "a b") == 0, "");
-    EXPECT(!record_option(&r, "products") && strcmp(record_option(&r, "matmul"), "bf16") == 0,
-           "renamed since");
     EXPECT(!record_option(&r, "steps") && r.floor == 0.5 && strcmp(r.device, "d") == 0, "");
     EXPECT(r.num_memory == 3 && r.memory[0].mib == 2.5 && r.memory[0].place == RECORD_ON_DEVICE &&
                r.memory[1].place == RECORD_ON_HOST && r.memory[2].place == RECORD_ON_DISK &&

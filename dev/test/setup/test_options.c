@@ -238,6 +238,14 @@ TEST(dashes) {
     EXPECT(refused("--lr|-x", "--lr is missing its value; wanted above 0 to 10, or auto"));
 }
 
+// Checks that the options in an advice exist.
+static void advises_options(const char* advice, const char* names) {
+    for (const char* at = advice; (at = strstr(at, "--")); at += 2) {
+        const size_t length = strspn(at, "-abcdefghijklmnopqrstuvwxyz0123456789");
+        EXPECT(option_find(at, length), "%.*s, advised for %s", (int)length, at, names);
+    }
+}
+
 // Every row of synonyms names what this program does not have, and advises options that it has.
 TEST(synonyms) {
     EXPECT(refused("--block_size|256", "unknown option --block_size: use --seq-len, "));
@@ -254,10 +262,7 @@ TEST(synonyms) {
             EXPECT(option_synonym(OPTION_SYNONYMS, at, length) == row->advice, "%.*s twice", (int)length, at);
             at += length;
         }
-        for (const char* at = row->advice; (at = strstr(at, "--")); at += 2) {
-            const size_t length = strspn(at, "-abcdefghijklmnopqrstuvwxyz0123456789");
-            EXPECT(option_find(at, length), "%.*s, advised for %s", (int)length, at, row->names);
-        }
+        advises_options(row->advice, row->names);
     }
     EXPECT(rows > 40, "%d", rows);
 }
@@ -293,16 +298,25 @@ static int config_refused(const char* text, const char* wanted) {
     return test_dies(config_body, text, EXIT_USAGE, wanted);
 }
 
-// --matmul was called --products: command lines, files and questions about it still work.
-TEST(former_names) {
-    Options o = parsed("--products|bf16");
-    EXPECT(o.matmul == MATMUL_BF16 && options_given(&o, "matmul"), "on the command line");
+// A removed option is answered with advice, which names options that exist. Files of earlier
+// versions may name it with a value that changed nothing.
+TEST(removed) {
+    EXPECT(refused("--products|bf16", "error: --products was removed: use --matmul"));
+    EXPECT(refused("--Products=fp32", "error: --products was removed: use --matmul"));
+    EXPECT(refused("--help|products", "--help products: --products was removed: use --matmul"));
+    EXPECT(config_refused("\nproducts = bf16\n", "conf:2: --products was removed: use --matmul"));
+    Options o = config_parsed("", "products = fp32\nbatch = 8\n");
+    EXPECT(o.batch == 8 && !options_given(&o, "matmul"), "the former default");
     options_close(&o);
-    o = config_parsed("", "products = bf16\n");
-    EXPECT(o.matmul == MATMUL_BF16, "in a file");
-    options_close(&o);
-    EXPECT(refused("--products|bf16|--matmul|fp32", "--matmul is given twice"));
-    EXPECT(refused("--products|bf17", "--matmul bf17: wanted fp32"));
+    const RemovedOption row = {"x", "auto||1", 0, ""};
+    EXPECT(option_removed_is_unused(&row, "auto") && option_removed_is_unused(&row, "") &&
+           option_removed_is_unused(&row, "1"));
+    EXPECT(!option_removed_is_unused(&row, "aut") && !option_removed_is_unused(&row, "11"));
+    for (const RemovedOption* removed = OPTION_REMOVED; removed->name; removed++) {
+        EXPECT(!option_named_(removed->name, strlen(removed->name), 0), "%s is an option", removed->name);
+        EXPECT(option_removed(removed->name, strlen(removed->name)) == removed, "%s twice", removed->name);
+        advises_options(removed->advice, removed->name);
+    }
 }
 
 TEST(config) {

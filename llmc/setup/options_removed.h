@@ -1,0 +1,26 @@
+/*
+options_removed.h -- options that the trainers no longer have, and what to use instead.
+
+On a command line such an option ends the program with its advice. The configuration files and
+checkpoints of earlier versions name every option, so there the former default is ignored; another
+value ends the program, except that a resumed run never inherits an option of OPTION_NOT_SAVED.
+*/
+#ifndef LLMC_OPTIONS_REMOVED_H
+#define LLMC_OPTIONS_REMOVED_H
+
+#include <stddef.h>
+
+#include "llmc/setup/options.h"
+
+// To remove an option, delete its row in options_table.h, and add one here.
+// clang-format off
+__attribute__((unused)) static const RemovedOption OPTION_TRAINER_REMOVED[] = {
+    // name, values that mean the same as its absence, flags
+    //     advice
+    {"products", "fp32", 0,
+        "use --matmul"},
+    {NULL, NULL, 0, NULL},
+};
+// clang-format on
+
+#endif
