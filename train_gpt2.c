@@ -234,9 +234,7 @@ static void open_teaching(Model* model, const Settled* s) {
         sums = memory_take(&model->memory, "divergences", MEMORY_DEVICE,
                            (size_t)model->cfg.part.of_slices * (size_t)model->chunk * sizeof(DistillSlice));
     }
-    if (settled_has_teacher(s)) {
-        open_teacher(model, s);
-    }
+    open_teacher(model, s);
     if (!memory_is_dry(&model->memory)) {
         model->teaching = (Teaching*)check_alloc(1, sizeof(Teaching), "the teacher");
         model->teaching->how = settled_distill(s);
@@ -251,7 +249,7 @@ static void model_open(Model* model, const Settled* s, Memory memory, Comm* comm
     memset(model, 0, sizeof(*model));
     grid_groups_open(&model->groups, s->ranks.grid, comm);
     open_parts(model, s, memory, comm);
-    if (settled_distills(s) && model_has_last(s->part)) {
+    if (settled_has_teacher(s) && model_has_last(s->part)) {
         open_teaching(model, s);
     }
 }
@@ -534,9 +532,6 @@ static void model_losses(Model* model, Batch batch, int* is_top) {
 
 // Runs the teacher, if any, on the batch of a micro-step.
 static void teacher_forward(Model* model, Batch batch) {
-    if (model->teaching) {
-        model->teaching->kept = (KeptTokens){batch.kept_ids, batch.kept_log_probs, batch.kept};
-    }
     if (model->teacher) {
         const Pass pass = batch_pass(model->teacher, batch);
         forward_pass(model->teacher, &pass);
@@ -975,14 +970,6 @@ static void model_token_losses(Model* model, Batch batch, float* losses, int* is
     stage_passes(model, now, at_rest);
 }
 
-// Forward, for --write-logits.
-static void model_top_tokens(Model* model, Batch batch, float temperature, DistillTop* top) {
-    const Pass pass = batch_pass(model, batch);
-    forward_pass(model, &pass);
-    const LmHead head = lm_head(model, &pass);
-    lm_head_top_cpu(top, &head, temperature);
-}
-
 // Runs a pass of decoding; returns the logits (count, Vp) that follow its last `count` rows.
 static const float* decode_forward(Model* model, const Pass* pass, int count) {
     const PipelineAction now = {PIPELINE_FORWARD, 0, pass_tokens(pass)};
@@ -1091,7 +1078,6 @@ static const Trainer trainer = {
     .decode = model_decode,
     .access = {model_get_group, model_set_group, model_get_state, model_set_state, model_loaded, model_gather,
                model_move},
-    .top_tokens = model_top_tokens,
     .teacher = model_teacher,
     .checksum = model_checksum,
 };

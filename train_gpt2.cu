@@ -235,7 +235,7 @@ static void open_operations(Model* model, const Settled* s) {
     const int64_t update = s->micro_batches,
                   validation = 256; // batches that the GPU may be behind the host
     Memory* memory = &model->memory;
-    batch_queue_open(&model->batches, memory, N, ranks, s->kept, &model->gpu);
+    batch_queue_open(&model->batches, memory, N, ranks, &model->gpu);
     attention_gpu_open<floatX>(&model->attention, memory, sizes, (int)stages_first(&lengths) / ranks);
     context_open(&model->context, memory, sizes, &model->groups.context);
     norm_open(&model->norm_scratch, memory, (int)N, cfg.C);
@@ -366,9 +366,7 @@ static void open_teaching(Model* model, const Settled* s) {
         sums = memory_take(&model->memory, "divergences", MEMORY_DEVICE,
                            (size_t)model->cfg.part.of_slices * model->chunk * sizeof(DistillSlice));
     }
-    if (settled_has_teacher(s)) {
-        open_teacher(model, s);
-    }
+    open_teacher(model, s);
     if (!memory_is_dry(&model->memory)) {
         model->teaching = (TeachingGpu*)check_alloc(1, sizeof(TeachingGpu), "the teacher");
         model->teaching->how = settled_distill(s);
@@ -387,7 +385,7 @@ static void model_open(Model* model, const Settled* s, Memory memory, Comm* comm
     }
     grid_groups_gpu_take(&model->groups, s->ranks.grid, &s->zero, comm);
     open_parts(model, s, memory, comm);
-    if (settled_distills(s)) {
+    if (settled_has_teacher(s)) {
         open_teaching(model, s);
     }
 }
@@ -447,16 +445,12 @@ static Batch model_push(Model* model, Batch batch) {
     if (batch.B == 0) {
         return batch;
     }
-    batch_queue_push(
-        &model->batches,
-        BatchArrays{batch.inputs, batch.targets, batch.starts, batch.kept_ids, batch.kept_log_probs},
-        (size_t)batch.B * batch.T);
+    batch_queue_push(&model->batches, BatchArrays{batch.inputs, batch.targets, batch.starts},
+                     (size_t)batch.B * batch.T);
     const BatchArrays* pushed = &model->batches.batch;
     batch.inputs = pushed->tokens;
     batch.targets = pushed->targets;
     batch.starts = pushed->starts;
-    batch.kept_ids = pushed->kept_ids;
-    batch.kept_log_probs = pushed->kept_log_probs;
     return batch;
 }
 
@@ -768,9 +762,6 @@ static void model_losses(Model* model, Batch batch, int* is_top) {
 
 // Runs the teacher, if any, on the batch of a micro-step.
 static void teacher_forward(Model* model, Batch batch) {
-    if (model->teaching) {
-        model->teaching->kept = KeptTokens{batch.kept_ids, batch.kept_log_probs, batch.kept};
-    }
     if (model->teacher) {
         const Pass pass = batch_pass(model->teacher, batch);
         forward_pass(model->teacher, &pass);
@@ -1381,14 +1372,6 @@ static void model_token_losses(Model* model, Batch batch, float* losses, int* is
     wait_for_gpu(model);
 }
 
-// Forward, for --write-logits.
-static void model_top_tokens(Model* model, Batch batch, float temperature, DistillTop* top) {
-    const Pass pass = batch_pass(model, model_push(model, batch));
-    forward_pass(model, &pass);
-    const LmHeadGpu head = lm_head(model, &pass);
-    lm_head_top(top, &head, temperature);
-}
-
 // Runs a pass of decoding; returns the logits (count, Vp) that follow its last `count` rows.
 static const floatX* decode_forward(Model* model, const Pass* pass, int count) {
     const PipelineAction now = {PIPELINE_FORWARD, 0, pass_tokens(pass)};
@@ -1518,7 +1501,6 @@ static Trainer trainer_open(void) {
     t.access.loaded = model_loaded;
     t.access.gather = model_gather;
     t.access.move = model_move;
-    t.top_tokens = model_top_tokens;
     t.teacher = model_teacher;
     t.checksum = model_checksum;
     t.save_extra = save_matmuls;

@@ -710,19 +710,16 @@ static inline void ref_classifier_backward(Real* dlogits, const Real* logits, co
 }
 
 // -------------------------------------------------------------------------------------------------
-// Distillation (Hinton, Vinyals and Dean, 2015): a teacher gives the log-probabilities of k tokens
-// at temperature t; all others together are one more outcome (distill.h). With k = V none are left.
+// Distillation (Hinton, Vinyals and Dean, 2015): a teacher gives log-probabilities at temperature t
 //
 //     pt      = softmax(y / t)
-//     kl[n]   = sum_i q_i log(q_i / pt[id_i]) + r log(r / R)        q_i = exp(log_probs[n][i])
-//     r       = 1 - sum_i q_i        R = 1 - sum_i pt[id_i]
+//     kl[n]   = sum_v q[v] log(q[v] / pt[v])        q = exp(log_q[n])
 //
 // Training minimizes (1 - a) loss + z_loss lse^2 + a t^2 kl:
 //
 //     dy[n][v] = ((1 - a) (p - [v = target]) + 2 z_loss lse p + a t (pt - q[v])) dloss
-//     q[v]     = q_i if v is id_i, else pt[v] r / R
 //
-// ids, log_probs (N, k)    kl (N): 0 if target is NO_TARGET
+// log_q (N, V)    kl (N): 0 if target is NO_TARGET
 
 // Sets the log-probabilities of all V tokens, (N, V).
 static inline void ref_log_probs(Real* log_probs, const Real* logits, Real softcap, Real t, size_t N,
@@ -742,44 +739,22 @@ static inline void ref_log_probs(Real* log_probs, const Real* logits, Real softc
     }
 }
 
-// Sets q (V) of a row, and returns its kl. log_pt (V) are the student's.
-static inline Real ref_distill_row_(Real* q, const Real* log_pt, const int* ids, const Real* log_probs,
-                                    size_t V, size_t k) {
-    Real kl = 0, r = 1, R = 0;
-    for (size_t v = 0; v < V; v++) {
-        q[v] = -1; // not kept
-    }
-    for (size_t i = 0; i < k; i++) {
-        q[ids[i]] = exp(log_probs[i]);
-        kl += q[ids[i]] * (log_probs[i] - log_pt[ids[i]]);
-        r -= q[ids[i]];
-    }
-    for (size_t v = 0; v < V; v++) {
-        R += q[v] < 0 ? exp(log_pt[v]) : 0;
-    }
-    for (size_t v = 0; v < V; v++) {
-        q[v] = q[v] < 0 ? exp(log_pt[v]) * r / R : q[v];
-    }
-    return kl + (k < V ? r * log(r / R) : 0);
-}
-
 // Sets kl, and adds to dlogits. log_pt (N, V) are the student's log-probabilities at temperature t
-// and lse those of ref_classifier_forward; q (V) is scratch.
-static inline void ref_distill(Real* kl, Real* dlogits, Real* q, const Real* logits, const Real* lse,
-                               const Real* log_pt, const int* ids, const Real* log_probs, const int* target,
-                               Real dloss, Real a, Real t, Real softcap, Real z_loss, size_t N, size_t V,
-                               size_t Vp, size_t k) {
+// and lse those of ref_classifier_forward.
+static inline void ref_distill(Real* kl, Real* dlogits, const Real* logits, const Real* lse,
+                               const Real* log_pt, const Real* log_q, const int* target, Real dloss, Real a,
+                               Real t, Real softcap, Real z_loss, size_t N, size_t V, size_t Vp) {
     for (size_t n = 0; n < N; n++) {
         kl[n] = 0;
         if (target[n] == NO_TARGET) {
             continue;
         }
-        kl[n] = ref_distill_row_(q, log_pt + n * V, ids + n * k, log_probs + n * k, V, k);
         for (size_t v = 0; v < V; v++) {
+            const Real own = log_pt[n * V + v], q = exp(log_q[n * V + v]);
             const Real y = ref_softcap_(logits[n * Vp + v], softcap), slope = softcap > 0 ? y / softcap : 0;
             const Real p = exp(y - lse[n]), is_target = v == (size_t)target[n];
-            const Real dy =
-                (1 - a) * (p - is_target) + 2 * z_loss * lse[n] * p + a * t * (exp(log_pt[n * V + v]) - q[v]);
+            const Real dy = (1 - a) * (p - is_target) + 2 * z_loss * lse[n] * p + a * t * (exp(own) - q);
+            kl[n] += q * (log_q[n * V + v] - own);
             dlogits[n * Vp + v] += dy * dloss * (1 - slope * slope);
         }
     }

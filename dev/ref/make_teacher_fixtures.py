@@ -3,8 +3,8 @@
     dev/ref/setup.sh && build/venv/bin/python dev/ref/make_teacher_fixtures.py
 
 Student and teacher are models of make_model_fixtures.py, on the text of tokens.bin. Each line has the weight and the
-temperature of the teacher, the number of its tokens that are kept (0: all), and the mean loss, the mean divergence
-and the norm of the gradient. transformers and PyTorch compute them with weights in float64.
+temperature of the teacher, and the mean loss, the mean divergence and the norm of the gradient. transformers and PyTorch
+compute them with weights in float64.
 """
 
 import math
@@ -25,24 +25,19 @@ def model(name):
                                                              attn_implementation="eager")
 
 
-def divergence(student, teacher, t, kept):
-    """The mean of kl; the tokens that are not kept are one more outcome."""
+def divergence(student, teacher, t):
+    """The mean of kl."""
     q, p = torch.log_softmax(teacher / t, -1), torch.log_softmax(student / t, -1)
-    if not kept:
-        return (q.exp() * (q - p)).sum(-1).mean()
-    q, ids = q.topk(kept, -1)
-    p = p.gather(-1, ids)
-    r, R = 1 - q.exp().sum(-1), 1 - p.exp().sum(-1)
-    return ((q.exp() * (q - p)).sum(-1) + r * (r / R).log()).mean()
+    return (q.exp() * (q - p)).sum(-1).mean()
 
 
-def numbers(student, teacher, weight, t, kept, inputs, targets):
+def numbers(student, teacher, weight, t, inputs, targets):
     learns = model(student)
     logits = learns(inputs).logits
     with torch.no_grad():
         wanted = model(teacher)(inputs).logits
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
-    kl = divergence(logits, wanted, t, kept)
+    kl = divergence(logits, wanted, t)
     ((1 - weight) * loss + weight * t * t * kl).backward()
     norm = math.sqrt(sum(float((p.grad**2).sum()) for p in learns.parameters() if p.grad is not None))
     return f"{loss.item():.9f} {kl.item():.9f} {norm:.9f}"
@@ -51,9 +46,8 @@ def numbers(student, teacher, weight, t, kept, inputs, targets):
 def main():
     tokens = np.frombuffer((MODELS / "tokens.bin").read_bytes()[1024:], dtype=np.uint16)[: B * T + 1].astype(np.int64)
     inputs, targets = (torch.tensor(x).reshape(B, T) for x in (tokens[:-1], tokens[1:]))
-    lines = ["# student teacher weight temperature kept loss kl norm"]
-    for case in CASES:
-        lines += [" ".join(map(str, case)) + f" {kept} " + numbers(*case, kept, inputs, targets) for kept in (0, 5)]
+    lines = ["# student teacher weight temperature loss kl norm"]
+    lines += [" ".join(map(str, case)) + " " + numbers(*case, inputs, targets) for case in CASES]
     (MODELS / "teachers.txt").write_text("\n".join(lines) + "\n")
 
 

@@ -39,7 +39,6 @@ batch that hit it and all later ones have zeros for tokens, and dataloader_error
 
 #include "llmc/base/check.h"
 #include "llmc/base/token_chunks.h"
-#include "llmc/data/kept_file.h"
 #include "llmc/data/mixture.h"
 
 #ifdef __cplusplus
@@ -54,11 +53,7 @@ typedef struct {
     // (B, W), of whole sequences: start of each token's document in its sequence; or NULL
     const int* starts;
     int B, T;
-    int counted; // number of targets that are not -1
-    // (B, T, kept) tokens that a teacher's file keeps (kept_file.h); kept is 0 without one
-    const int* kept_ids;
-    const float* kept_log_probs;
-    int kept;
+    int counted;        // number of targets that are not -1
     TokenChunks chunks; // the rank's T tokens of each sequence of W
 } Batch;
 
@@ -75,9 +70,8 @@ typedef struct {
     uint64_t seed;
     int group; // G, for PACK_UNIFORM only
     int rank, num_processes;
-    const KeptFile* kept; // predictions of a teacher for the rows of the only source; NULL: none
-    int earlier;          // batches before the last one that stay valid, too
-    TokenChunks chunks;   // tokens of each sequence that the rank reads
+    int earlier;        // batches before the last one that stay valid, too
+    TokenChunks chunks; // tokens of each sequence that the rank reads
 } DataloaderSettings;
 
 // A micro-step of the update that starts at sequence `first`.
@@ -105,8 +99,6 @@ typedef struct {
     int is_full;
 
     int* memory; // inputs, targets and starts of all slots
-    int* kept_ids;
-    float* kept_log_probs; // of all slots
     int slots;
     Batch* slot;
     pthread_t thread;
@@ -249,16 +241,6 @@ static void dataloader_read_(void* filling_) {
     }
 }
 
-// Reads the kept tokens of the sequences of a slot, from p on. Sets the error if that fails.
-static void dataloader_read_kept_(Dataloader* loader, Batch* slot, uint64_t p) {
-    const size_t row_kept = (size_t)slot->T * (size_t)slot->kept;
-    for (int b = 0; b < slot->B && slot->kept > 0 && !loader->error[0]; b++) {
-        const uint64_t row = dataloader_find_(loader, p + (uint64_t)b).row;
-        kept_file_read(loader->settings.kept, row, slot->T, (int*)slot->kept_ids + (size_t)b * row_kept,
-                       (float*)slot->kept_log_probs + (size_t)b * row_kept, loader->error);
-    }
-}
-
 // Fills a batch with zeros, a token that every model knows.
 static void dataloader_fill_zeros_(Dataloader* loader, Batch* slot) {
     const size_t bytes = (size_t)slot->B * (size_t)loader->T * sizeof(int);
@@ -295,13 +277,11 @@ static void dataloader_cut_(const Dataloader* loader, Batch* slot) {
     slot->T = length;
 }
 
-// Keeps the tokens of a rank's chunks, `words` words each, of rows of W tokens, in place.
-static void batch_keep_(const void* tokens, int rows, int W, TokenChunks chunks, size_t words) {
+// Leaves the tokens of a rank's chunks of rows of W tokens, in place.
+static void batch_keep_(const int* tokens, int rows, int W, TokenChunks chunks) {
     const int T = W / (chunks.last + 1);
-    int* all = (int*)tokens;
-    for (int n = 0; all && n < rows * T; n++) { // no token moves up
-        const size_t from = (size_t)(n / T) * (size_t)W + (size_t)token_chunks_position(chunks, n % T, T);
-        memmove(all + (size_t)n * words, all + from * words, words * sizeof(int));
+    for (int n = 0; n < rows * T; n++) { // no token moves up
+        ((int*)tokens)[n] = tokens[n / T * W + token_chunks_position(chunks, n % T, T)];
     }
 }
 
@@ -311,10 +291,8 @@ void batch_divide(Batch* batch, TokenChunks chunks) {
         return;
     }
     assert(W % (2 * (chunks.last + 1)) == 0);
-    batch_keep_(batch->inputs, batch->B, W, chunks, 1);
-    batch_keep_(batch->targets, batch->B, W, chunks, 1);
-    batch_keep_(batch->kept_ids, batch->B, W, chunks, (size_t)batch->kept);
-    batch_keep_(batch->kept_log_probs, batch->B, W, chunks, (size_t)batch->kept);
+    batch_keep_(batch->inputs, batch->B, W, chunks);
+    batch_keep_(batch->targets, batch->B, W, chunks);
     batch->T = T;
     batch->chunks = chunks;
     batch->counted = 0;
@@ -356,7 +334,6 @@ static void dataloader_fill_(Dataloader* loader, Batch* slot, DataloaderPlace_ a
     if (result != MAPPED_READ) {
         dataloader_break_(loader, result, where);
     }
-    dataloader_read_kept_(loader, slot, p);
     if (loader->error[0]) {
         dataloader_fill_zeros_(loader, slot);
     }
@@ -414,21 +391,6 @@ static void dataloader_start_(Dataloader* loader) {
 
 // ---- the interface ----
 
-// Allocates memory for the kept tokens of batches of up to `tokens`.
-static void dataloader_open_kept_(Dataloader* loader, size_t tokens) {
-    const int k = (int)loader->settings.kept->header.k;
-    const size_t count = array_bytes(tokens, (size_t)k);
-    const char* what = "kept tokens of batches";
-    loader->kept_ids = (int*)check_alloc(array_bytes(count, (size_t)loader->slots), sizeof(int), what);
-    loader->kept_log_probs =
-        (float*)check_alloc(array_bytes(count, (size_t)loader->slots), sizeof(float), what);
-    for (size_t i = 0; i < (size_t)loader->slots; i++) {
-        loader->slot[i].kept = k;
-        loader->slot[i].kept_ids = loader->kept_ids + i * count;
-        loader->slot[i].kept_log_probs = loader->kept_log_probs + i * count;
-    }
-}
-
 void dataloader_open(Dataloader* loader, const DataSources* sources, DataloaderSettings settings) {
     const int B = settings.B, T = sources->T, arrays = sources->mask == DOCUMENT_MASK_ON ? 3 : 2;
     assert(B > 0 && T > 0 && settings.sequences > 0 && settings.rank >= 0 &&
@@ -455,9 +417,6 @@ void dataloader_open(Dataloader* loader, const DataSources* sources, DataloaderS
                             .B = B,
                             .T = T};
         loader->slot[i] = slot;
-    }
-    if (settings.kept) {
-        dataloader_open_kept_(loader, tokens);
     }
     dataloader_start_(loader);
 }
@@ -539,8 +498,6 @@ void dataloader_close(Dataloader* loader) {
     pthread_join(loader->thread, NULL);
     pthread_cond_destroy(&loader->changed);
     pthread_mutex_destroy(&loader->mutex);
-    free(loader->kept_log_probs);
-    free(loader->kept_ids);
     free(loader->memory);
     free(loader->are_full);
     free(loader->slot);

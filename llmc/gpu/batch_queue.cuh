@@ -4,11 +4,9 @@ while the GPU works on earlier ones.
 
     tokens, targets            (capacity)         int32
     starts                     (capacity, ranks)  int32: of whole sequences, which `ranks` share
-    kept_ids                   (capacity, kept)   int32: tokens that a teacher's file keeps
-    kept_log_probs             (capacity, kept)   fp32: their log-probabilities
 
 `batch` has them on the GPU, at fixed addresses: valid for work queued on gpu->stream between one
-push and the next; starts, and what is kept, are NULL if the last push had none.
+push and the next; starts is NULL if the last push had none.
 
 The host waits only in batch_queue_push, and only for the batch BATCH_SLOTS pushes ago.
 */
@@ -17,12 +15,10 @@ The host waits only in batch_queue_push, and only for the batch BATCH_SLOTS push
 
 #include "llmc/gpu/gpu.cuh"
 
-enum { BATCH_SLOTS = 3, BATCH_ARRAYS = 5 };
+enum { BATCH_SLOTS = 3, BATCH_ARRAYS = 3 };
 
 typedef struct {
     const int *tokens, *targets, *starts;
-    const int* kept_ids;
-    const float* kept_log_probs;
 } BatchArrays;
 
 typedef struct {
@@ -30,19 +26,19 @@ typedef struct {
     cudaStream_t stream;       // stream of the copies
     size_t capacity;           // in tokens
     int widths[BATCH_ARRAYS];  // elements for each token
-    int* memory[BATCH_ARRAYS]; // on the GPU; floats are copied as ints
+    int* memory[BATCH_ARRAYS]; // on the GPU
     BatchArrays batch;
     int *pinned[BATCH_SLOTS], *staging[BATCH_SLOTS];     // all arrays, on the host; on the GPU
     cudaEvent_t arrived[BATCH_SLOTS], used[BATCH_SLOTS]; // copied into staging; staging free again
     int next;                                            // next slot
 } BatchQueue;
 
-// Opens a queue for batches of up to `capacity` tokens of sequences that `ranks` share, each with
-// `kept` tokens of a teacher's file. `gpu` must stay valid.
-static inline void batch_queue_open(BatchQueue* queue, Memory* memory, size_t capacity, int ranks, int kept,
+// Opens a queue for batches of up to `capacity` tokens of sequences that `ranks` share. `gpu` must
+// stay valid.
+static inline void batch_queue_open(BatchQueue* queue, Memory* memory, size_t capacity, int ranks,
                                     const Gpu* gpu) {
     const char* kind = "scratch: batches";
-    const int widths[BATCH_ARRAYS] = {1, 1, ranks, kept, kept};
+    const int widths[BATCH_ARRAYS] = {1, 1, ranks};
     size_t bytes = 0;
     memset(queue, 0, sizeof(*queue));
     queue->gpu = gpu;
@@ -50,7 +46,7 @@ static inline void batch_queue_open(BatchQueue* queue, Memory* memory, size_t ca
     for (int i = 0; i < BATCH_ARRAYS; i++) {
         const size_t array = capacity * (size_t)widths[i] * sizeof(int);
         queue->widths[i] = widths[i];
-        queue->memory[i] = array > 0 ? (int*)memory_take(memory, kind, MEMORY_DEVICE, array) : NULL;
+        queue->memory[i] = (int*)memory_take(memory, kind, MEMORY_DEVICE, array);
         bytes += array;
     }
     for (int slot = 0; slot < BATCH_SLOTS; slot++) {
@@ -87,7 +83,7 @@ static inline void batch_queue_send_(BatchQueue* queue, int slot, size_t end) {
 // host, which may be reused at once. Without targets, they are the tokens.
 static inline void batch_queue_push(BatchQueue* queue, BatchArrays host, size_t count) {
     const void* const arrays[BATCH_ARRAYS] = {host.tokens, host.targets ? host.targets : host.tokens,
-                                              host.starts, host.kept_ids, host.kept_log_probs};
+                                              host.starts};
     const int slot = queue->next;
     size_t bytes[BATCH_ARRAYS], end = 0;
     assert(count <= queue->capacity);
@@ -110,9 +106,7 @@ static inline void batch_queue_push(BatchQueue* queue, BatchArrays host, size_t 
         }
         end += bytes[i] / sizeof(int);
     }
-    queue->batch = BatchArrays{queue->memory[0], queue->memory[1], host.starts ? queue->memory[2] : NULL,
-                               host.kept_ids ? queue->memory[3] : NULL,
-                               host.kept_ids ? (const float*)(const void*)queue->memory[4] : NULL};
+    queue->batch = BatchArrays{queue->memory[0], queue->memory[1], host.starts ? queue->memory[2] : NULL};
     CUDA_CHECK(cudaEventRecord(queue->used[slot], queue->gpu->stream));
 }
 

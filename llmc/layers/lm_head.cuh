@@ -25,13 +25,12 @@ distill.h; its logits have a chunk of memory of their own.
 
 typedef struct LmHeadGpu LmHeadGpu;
 
-// A teacher on the tokens of a head: another model, after its forward pass, or its kept tokens.
+// A teacher on the tokens of a head: another model, after its forward pass.
 typedef struct {
     Distill how;
-    const LmHeadGpu* head; // of that model; NULL: kept tokens
-    KeptTokens kept;       // (N, k)
+    const LmHeadGpu* head; // of that model
     float* divergence;     // (N) result
-    DistillSlice* sums;    // (of, chunk) those of all slices; without slices unused
+    DistillSlice* sums;    // (of, chunk) sums of all slices; without slices unused
 } TeachingGpu;
 
 struct LmHeadGpu {
@@ -98,7 +97,7 @@ static inline const floatX* lm_head_all_logits(const LmHeadGpu* head, int first,
 // Returns the tokens that have logits in memory, also those of a teacher.
 static inline int lm_head_step_(const LmHeadGpu* head) {
     const TeachingGpu* t = head->teaching;
-    return t && t->head ? int_min(head->chunk, t->head->chunk) : head->chunk;
+    return t ? int_min(head->chunk, t->head->chunk) : head->chunk;
 }
 
 static inline CrossEntropy lm_head_chunk_(const LmHeadGpu* head, int first) {
@@ -148,13 +147,10 @@ static inline void lm_head_slices_losses_(float* losses, int* is_top, const LmHe
     }
 }
 
-// Returns the teacher of slice i of this process, on the tokens from `first` on.
-static inline DistillTeacherGpu<floatX> lm_head_teacher_(const TeachingGpu* t, int i, int first) {
-    if (!t->head) {
-        return DistillTeacherGpu<floatX>{NULL, 0, 0, kept_tokens_from(t->kept, first)};
-    }
+// Returns the teacher of slice i of this process, with the logits of the present chunk.
+static inline DistillTeacherGpu<floatX> lm_head_teacher_(const TeachingGpu* t, int i) {
     const LmHeadGpu slice = lm_head_slice_(t->head, i);
-    return DistillTeacherGpu<floatX>{slice.logits, slice.weight.OC, slice.softcap, {NULL, NULL, 0}};
+    return DistillTeacherGpu<floatX>{slice.logits, slice.weight.OC, slice.softcap};
 }
 
 // Sets the divergences of a chunk of tokens from `first` on, after lm_head_sums_.
@@ -165,19 +161,15 @@ static inline void lm_head_diverge_(const float* losses, const LmHeadGpu* head, 
     const CrossEntropySum* whole = (const CrossEntropySum*)head->sums;
     const int* targets = head->targets + first;
     for (int i = 0; i < tp->cut.slices; i++) {
-        const LmHeadGpu slice = lm_head_slice_(head, i);
+        const LmHeadGpu slice = lm_head_slice_(head, i), teacher = lm_head_slice_(t->head, i);
         const int number = tp->cut.first + i;
-        if (t->head) {
-            const LmHeadGpu teacher = lm_head_slice_(t->head, i);
-            lm_head_logits(&teacher, first, chunk.N);
-        }
-        distill_slice(t->sums + (size_t)number * chunk.N, slice.logits, lm_head_teacher_(t, i, first),
-                      losses + first, whole, targets, number * slice.weight.OC, lm_head_chunk_(&slice, first),
-                      t->how, tp->gpu);
+        lm_head_logits(&teacher, first, chunk.N);
+        distill_slice(t->sums + (size_t)number * chunk.N, slice.logits, lm_head_teacher_(t, i),
+                      losses + first, whole, targets, lm_head_chunk_(&slice, first), t->how, tp->gpu);
     }
     tensor_gather_slices(tp, t->sums, (size_t)chunk.N * sizeof(DistillSlice));
-    distill_combine(t->divergence + first, t->sums, !t->head, losses + first, whole, targets, tp->cut.of,
-                    chunk, t->how, tp->gpu);
+    distill_combine(t->divergence + first, t->sums, losses + first, whole, targets, tp->cut.of, chunk, t->how,
+                    tp->gpu);
 }
 
 // Turns the logits of slice i, on the tokens of a chunk, into their gradients.
@@ -191,7 +183,7 @@ static inline void lm_head_slice_dlogits_(const float* losses, const LmHeadGpu* 
     const int* targets = head->targets + first;
     const TeachingGpu* t = head->teaching;
     if (t) {
-        distill_slice_backward(slice.logits, lm_head_teacher_(t, i, first), (const DistillSlice*)t->sums,
+        distill_slice_backward(slice.logits, lm_head_teacher_(t, i), (const DistillSlice*)t->sums,
                                losses + first, whole, targets, word, dloss, chunk, t->how, tp->gpu);
     } else {
         cross_entropy_slice_backward(slice.logits, whole, targets, word, dloss, chunk, tp->gpu);
@@ -249,30 +241,6 @@ static inline void lm_head_losses(float* losses, int* is_top, const LmHeadGpu* h
     }
 }
 
-// Sets the most likely tokens, in host memory, of all tokens, in the slices of this process, from
-// place 0 on.
-static inline void lm_head_top(DistillTop* top, const LmHeadGpu* head, float temperature) {
-    const TensorParallelGpu* tp = &head->tensor;
-    const size_t most = (size_t)lm_head_step_(head) * head->weight.OC;
-    floatX* rounded = (floatX*)check_alloc(most, sizeof(floatX), "logits");
-    float* logits = (float*)check_alloc(most, sizeof(float), "logits");
-    for (int n = 0; n < head->N; n += lm_head_step_(head)) {
-        for (int i = 0; i < tp->cut.slices; i++) {
-            const LmHeadGpu slice = lm_head_slice_(head, i);
-            const CrossEntropy chunk = lm_head_chunk_(&slice, n);
-            const size_t count = (size_t)chunk.N * chunk.Vp;
-            lm_head_logits(&slice, n, chunk.N);
-            gpu_copy(rounded, slice.logits, count * sizeof(floatX), head->linear->gpu);
-            for (size_t e = 0; e < count; e++) {
-                logits[e] = to_float(rounded[e]);
-            }
-            distill_top_cpu(top, i, n, logits, temperature, (tp->cut.first + i) * chunk.Vp, chunk);
-        }
-    }
-    free(logits);
-    free(rounded);
-}
-
 // Sets the losses of a chunk of tokens from `first` on, and turns its logits into their gradients.
 static inline void lm_head_dlogits_(float* losses, const LmHeadGpu* head, int first, float dloss,
                                     CrossEntropy chunk) {
@@ -281,13 +249,10 @@ static inline void lm_head_dlogits_(float* losses, const LmHeadGpu* head, int fi
     const int* targets = head->targets + first;
     if (!t) {
         cross_entropy_backward(losses + first, head->logits, targets, dloss, chunk, gpu);
-    } else if (t->head) {
+    } else {
         lm_head_logits(t->head, first, chunk.N);
         distill_logits(losses + first, t->divergence + first, head->logits, (const floatX*)t->head->logits,
                        t->head->weight.OC, t->head->softcap, targets, dloss, chunk, t->how, gpu);
-    } else {
-        distill_kept(losses + first, t->divergence + first, head->logits, kept_tokens_from(t->kept, first),
-                     targets, dloss, chunk, t->how, gpu);
     }
 }
 

@@ -30,13 +30,12 @@ stored (cross_entropy_bf16.h), except to find the most likely token, and with a 
 
 typedef struct LmHead LmHead;
 
-// A teacher on the tokens of a head: another model, after its forward pass, or its kept tokens.
+// A teacher on the tokens of a head: another model, after its forward pass.
 typedef struct {
     Distill how;
-    const LmHead* head; // of that model; NULL: kept tokens
-    KeptTokens kept;    // (N, k)
+    const LmHead* head; // of that model
     float* divergence;  // (N) result
-    DistillSlice* sums; // (of, chunk) what all slices keep; without slices unused
+    DistillSlice* sums; // (of, chunk) sums of all slices; without slices unused
 } Teaching;
 
 struct LmHead {
@@ -107,7 +106,7 @@ static inline CrossEntropyBf16 lm_head_bf16_(const LmHead* head) {
 // Returns the tokens that have logits in memory, also those of a teacher.
 static inline int lm_head_step_(const LmHead* head) {
     const Teaching* t = head->teaching;
-    return t && t->head ? int_min(head->chunk, t->head->chunk) : head->chunk;
+    return t ? int_min(head->chunk, t->head->chunk) : head->chunk;
 }
 
 static inline CrossEntropy lm_head_chunk_(const LmHead* head, int first) {
@@ -145,13 +144,10 @@ static inline void lm_head_slices_losses_(float* losses, int* is_top, const LmHe
     }
 }
 
-// Returns the teacher of slice i of this process, on the tokens from `first` on.
-static inline DistillTeacher lm_head_teacher_(const Teaching* t, int i, int first) {
-    if (!t->head) {
-        return (DistillTeacher){.kept = kept_tokens_from(t->kept, first)};
-    }
+// Returns the teacher of slice i of this process, with the logits of the present chunk.
+static inline DistillTeacher lm_head_teacher_(const Teaching* t, int i) {
     const LmHead slice = lm_head_slice_(t->head, i);
-    return (DistillTeacher){slice.logits, slice.weight.OC, slice.softcap, {NULL, NULL, 0}};
+    return (DistillTeacher){slice.logits, slice.weight.OC, slice.softcap};
 }
 
 static inline DistillSlices lm_head_distill_slices_(const float* losses, const LmHead* head, int first) {
@@ -165,17 +161,13 @@ static inline void lm_head_diverge_(const float* losses, const LmHead* head, int
     const Teaching* t = head->teaching;
     const DistillSlices slices = lm_head_distill_slices_(losses, head, first);
     for (int i = 0; i < tp->slices; i++) {
-        const LmHead slice = lm_head_slice_(head, i);
-        const int number = tp->first + i;
-        if (t->head) {
-            const LmHead teacher = lm_head_slice_(t->head, i);
-            lm_head_logits_cpu(&teacher, first, chunk.N);
-        }
-        distill_slice_cpu(&slices, number, slice.logits, lm_head_teacher_(t, i, first),
-                          number * slice.weight.OC, lm_head_chunk_(&slice, first), t->how);
+        const LmHead slice = lm_head_slice_(head, i), teacher = lm_head_slice_(t->head, i);
+        lm_head_logits_cpu(&teacher, first, chunk.N);
+        distill_slice_cpu(&slices, tp->first + i, slice.logits, lm_head_teacher_(t, i),
+                          lm_head_chunk_(&slice, first), t->how);
     }
     tensor_gather_slices_cpu(tp, t->sums, (size_t)chunk.N * sizeof(DistillSlice) / sizeof(float));
-    distill_combine_cpu(t->divergence + first, &slices, lm_head_teacher_(t, 0, first), chunk, t->how);
+    distill_combine_cpu(t->divergence + first, &slices, chunk, t->how);
 }
 
 // Turns the logits of slice i, on the tokens of a chunk, into their gradients.
@@ -188,8 +180,7 @@ static inline void lm_head_slice_dlogits_(const float* losses, const LmHead* hea
     const Teaching* t = head->teaching;
     if (t) {
         const DistillSlices slices = lm_head_distill_slices_(losses, head, first);
-        distill_slice_backward_cpu(&slices, slice.logits, lm_head_teacher_(t, i, first), word, dloss, chunk,
-                                   t->how);
+        distill_slice_backward_cpu(&slices, slice.logits, lm_head_teacher_(t, i), word, dloss, chunk, t->how);
     } else {
         cross_entropy_slice_backward_cpu(slice.logits, head->rows, tp->of, number, head->targets + first,
                                          word, dloss, chunk);
@@ -251,19 +242,6 @@ static inline void lm_head_losses_cpu(float* losses, int* is_top, const LmHead* 
     }
 }
 
-// Sets the most likely tokens of all tokens, in the slices of this process, from place 0 on.
-static inline void lm_head_top_cpu(DistillTop* top, const LmHead* head, float temperature) {
-    const TensorParallel* tp = &head->tensor;
-    for (int n = 0; n < head->N; n += lm_head_step_(head)) {
-        for (int i = 0; i < tp->slices; i++) {
-            const LmHead slice = lm_head_slice_(head, i);
-            const CrossEntropy chunk = lm_head_chunk_(&slice, n);
-            lm_head_logits_cpu(&slice, n, chunk.N);
-            distill_top_cpu(top, i, n, slice.logits, temperature, (tp->first + i) * chunk.Vp, chunk);
-        }
-    }
-}
-
 // Sets the losses of a chunk of tokens from `first` on, and turns its logits into their gradients.
 static inline void lm_head_dlogits_(float* losses, const LmHead* head, int first, float dloss,
                                     CrossEntropy chunk) {
@@ -271,13 +249,10 @@ static inline void lm_head_dlogits_(float* losses, const LmHead* head, int first
     const int* targets = head->targets + first;
     if (!t) {
         cross_entropy_backward_cpu(losses + first, head->logits, targets, dloss, chunk);
-    } else if (t->head) {
+    } else {
         lm_head_logits_cpu(t->head, first, chunk.N);
         distill_logits_cpu(losses + first, t->divergence + first, head->logits, t->head->logits,
                            t->head->weight.OC, t->head->softcap, targets, dloss, chunk, t->how);
-    } else {
-        distill_kept_cpu(losses + first, t->divergence + first, head->logits,
-                         kept_tokens_from(t->kept, first), targets, dloss, chunk, t->how);
     }
 }
 

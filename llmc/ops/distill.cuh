@@ -21,7 +21,7 @@ slices, a row is read once for the sums of a slice, and once more for its gradie
 
 enum { DISTILL_THREADS_ = 512 };
 
-// Returns y of a logit. -infinity, which marks a kept token, stays; so does NaN.
+// Returns y of a logit. -infinity, which stands past the end of a row, stays; so does NaN.
 __device__ inline float distill_y_(float x, float softcap) {
     if (softcap == 0 || x == -INFINITY || x != x) {
         return x;
@@ -96,29 +96,24 @@ __device__ inline float distill_pt_(float y, const DistillRow_* r) {
 
 // ---- a teacher's logits ----
 
-// Largest z so far; sums of e = exp((z - max) / t), and of e (z - y); and of exp((y - lse) / t).
-typedef struct {
-    float max, sum, difference, sum_t;
-} DistillSums_;
-
-// Adds WIDTH elements, those below V.
+// Adds WIDTH elements, those below V, to the sums of a thread; s->most is the largest z so far.
 template <int WIDTH>
-__device__ inline void distill_take_(DistillSums_* s, const float* y, const float* z, int v, int V, float lse,
+__device__ inline void distill_take_(DistillSlice* s, const float* y, const float* z, int v, int V, float lse,
                                      float over_t) {
-    float max = s->max;
+    float max = s->most;
 #pragma unroll
     for (int i = 0; i < WIDTH; i++) {
         max = fmaxf(max, z[i]);
     }
-    const float before = exp2_approx((s->max - max) * over_t);
-    s->sum *= before;
+    const float before = exp2_approx((s->most - max) * over_t);
+    s->q *= before;
     s->difference *= before;
-    s->max = max;
+    s->most = max;
 #pragma unroll
     for (int i = 0; i < WIDTH; i++) {
         if (v + i < V) {
             const float e = exp2_approx((z[i] - max) * over_t);
-            s->sum += e;
+            s->q += e;
             s->difference = fmaf(e, z[i] - y[i], s->difference);
             s->sum_t += exp2_approx((y[i] - lse) * over_t);
         }
@@ -127,17 +122,17 @@ __device__ inline void distill_take_(DistillSums_* s, const float* y, const floa
 
 // Sums up a row with the whole block.
 template <int WIDTH, class T>
-__device__ inline DistillSums_ distill_sums_(const T* row, const T* teacher, int V, float softcap,
+__device__ inline DistillSlice distill_sums_(const T* row, const T* teacher, int V, float softcap,
                                              float teacher_softcap, float lse, float over_t) {
-    DistillSums_ mine = {-FLT_MAX / 2, 0, 0, 0};
+    DistillSlice mine = {-FLT_MAX / 2, 0, 0, 0};
     float y[Pack<T>::SIZE], z[Pack<T>::SIZE];
     for (int v = threadIdx.x * WIDTH; v < V; v += blockDim.x * WIDTH) {
         distill_load_<WIDTH>(y, row, v, V, softcap);
         distill_load_<WIDTH>(z, teacher, v, V, teacher_softcap);
         distill_take_<WIDTH>(&mine, y, z, v, V, lse, over_t);
     }
-    const float max = block_max(mine.max), factor = exp2_approx((mine.max - max) * over_t);
-    const DistillSums_ all = {max, block_sum(mine.sum * factor), block_sum(mine.difference * factor),
+    const float most = block_max(mine.most), factor = exp2_approx((mine.most - most) * over_t);
+    const DistillSlice all = {most, block_sum(mine.q * factor), block_sum(mine.difference * factor),
                               block_sum(mine.sum_t)};
     return all;
 }
@@ -162,9 +157,9 @@ __device__ inline void distill_set_(T* row, const T* teacher, int hit, const Dis
 }
 
 // Returns the divergence of a row from its sums.
-__device__ inline float distill_kl_(const DistillSums_* s, const DistillRow_* r, Distill how) {
-    return s->difference / s->sum / how.temperature + (r->lse - s->max) / how.temperature +
-           CROSS_ENTROPY_LN2 * (-r->shift - log2f(s->sum));
+__device__ inline float distill_kl_(const DistillSlice* s, const DistillRow_* r, Distill how) {
+    return s->difference / s->q / how.temperature + (r->lse - s->most) / how.temperature +
+           CROSS_ENTROPY_LN2 * (-r->shift - log2f(s->q));
 }
 
 // One block per row. A thread reads and writes the same elements in both passes.
@@ -188,10 +183,10 @@ __global__ void __launch_bounds__(DISTILL_THREADS_)
     }
     const float lse = loss[n] + distill_y_(to_float(row[hit]), of.softcap),
                 over_t = CROSS_ENTROPY_LOG2E / how.temperature;
-    const DistillSums_ s =
+    const DistillSlice s =
         distill_sums_<WIDTH>(row, other, V, of.softcap, teacher_softcap, lse, over_t); // a barrier
     const DistillRow_ r = distill_row_(lse, s.sum_t, scale, of, how);
-    distill_set_<WIDTH>(row, other, hit, &r, s.max, log2f(s.sum), teacher_softcap, of);
+    distill_set_<WIDTH>(row, other, hit, &r, s.most, log2f(s.q), teacher_softcap, of);
     if (threadIdx.x == 0) {
         kl[n] = distill_kl_(&s, &r, how);
     }
@@ -209,229 +204,48 @@ static inline void distill_logits(float* loss, float* kl, T* logits, const T* te
            of, how);
 }
 
-// ---- kept tokens ----
-
-// Tokens of a row that a teacher keeps: their sums of q and of exp((y - lse) / t).
-typedef struct {
-    float q, sum_t;
-} DistillKept_;
-
-// Sets *y to that of the thread's kept token, leaves -infinity, and sums up with the whole block.
-// id < 0: the thread has none.
-template <class T>
-__device__ inline DistillKept_ distill_take_kept_(float* y, T* row, int id, float log_prob, float softcap,
-                                                  float lse, float over_t) {
-    DistillKept_ mine = {0, 0};
-    if (id >= 0) {
-        *y = distill_y_(to_float(row[id]), softcap);
-        row[id] = from_float<T>(-INFINITY);
-        mine.q = exp2_approx(log_prob * CROSS_ENTROPY_LOG2E);
-        mine.sum_t = exp2_approx((*y - lse) * over_t);
-    }
-    const DistillKept_ all = {block_sum(mine.q), block_sum(mine.sum_t)};
-    return all;
-}
-
-// Returns the sum of exp((y - lse) / t) over the tokens that are not kept.
-template <int WIDTH, class T>
-__device__ inline float distill_others_(const T* row, int V, float softcap, float lse, float over_t) {
-    float sum = 0, y[Pack<T>::SIZE];
-    for (int v = threadIdx.x * WIDTH; v < V; v += blockDim.x * WIDTH) {
-        distill_load_<WIDTH>(y, row, v, V, softcap);
-#pragma unroll
-        for (int i = 0; i < WIDTH; i++) {
-            sum += exp2_approx((y[i] - lse) * over_t); // 0 beyond V
-        }
-    }
-    return block_sum(sum);
-}
-
-// Sets the gradients of the tokens that are not kept.
-template <int WIDTH, class T>
-__device__ inline void distill_set_others_(T* row, int hit, const DistillRow_* r, float of_pt,
-                                           CrossEntropy of) {
-    float y[Pack<T>::SIZE];
-    for (int v = threadIdx.x * WIDTH; v < of.Vp; v += blockDim.x * WIDTH) {
-        distill_load_<WIDTH>(y, row, v, of.V, of.softcap);
-#pragma unroll
-        for (int i = 0; i < WIDTH; i++) {
-            const float dy = r->of_p * distill_p_(y[i], r) + of_pt * distill_pt_(y[i], r);
-            y[i] = (dy - (v + i == hit ? r->of_hit : 0.0f)) * distill_slope_(y[i], of.softcap);
-        }
-        distill_store_<WIDTH>(row, y, v, of.V);
-    }
-}
-
-// Probabilities r and R of the tokens that are not kept, and the logarithm of what kept q are
-// divided by.
-typedef struct {
-    float rest, own, log_all;
-} DistillOthers_;
-
-// q: sum of the kept q; others, sum_t: sums of exp((y - lse) / t) of tokens that are not kept, and
-// of all.
-__device__ inline DistillOthers_ distill_other_(float q, float others, float sum_t) {
-    const DistillOthers_ o = {q < 1 ? 1 - q : 0.0f, fmaxf(others / sum_t, FLT_MIN),
-                              q > 1 ? CROSS_ENTROPY_LN2 * log2f(q) : 0.0f};
-    return o;
-}
-
-// Returns the part in kl of the tokens that are not kept.
-__device__ inline float distill_other_kl_(DistillOthers_ o) {
-    return o.rest > 0 ? o.rest * CROSS_ENTROPY_LN2 * log2f(o.rest / o.own) : 0.0f;
-}
-
-// Returns the gradient of a kept token.
-__device__ inline float distill_kept_dlogit_(float y, float q, int is_hit, const DistillRow_* r,
-                                             float softcap) {
-    const float dy = r->of_p * distill_p_(y, r) + r->of_pt * (distill_pt_(y, r) - q);
-    return (dy - (is_hit ? r->of_hit : 0.0f)) * distill_slope_(y, softcap);
-}
-
-// One block per row; thread i has kept token i.
-// grid   N      block   512      shared   those of block_sum
-// moves  N*V in, mostly twice from L2; N*Vp out; 8 N k in. Bound by memory.
-// order  fixed
-// needs  k <= 256, and as distill_logits_kernel
-template <class T, int WIDTH>
-__global__ void __launch_bounds__(DISTILL_THREADS_, 2)
-    distill_kept_kernel(float* kl, T* logits, KeptTokens kept, const float* loss, const int* target,
-                        float scale, CrossEntropy of, Distill how) {
-    const int n = blockIdx.x, i = threadIdx.x, k = kept.k, hit = target[n];
-    const int id = i < k ? kept.ids[(size_t)n * k + i] : -1;
-    const float log_prob = i < k ? kept.log_probs[(size_t)n * k + i] : 0.0f;
-    float y = 0;
-    T* row = logits + (size_t)n * of.Vp;
-    if (hit == NO_TARGET) {
-        distill_clear_(row, of.Vp);
-        if (i == 0) {
-            kl[n] = 0.0f;
-        }
-        return;
-    }
-    const float lse = loss[n] + distill_y_(to_float(row[hit]), of.softcap),
-                over_t = CROSS_ENTROPY_LOG2E / how.temperature;
-    __syncthreads(); // before the target's logit may be replaced
-    const DistillKept_ sums = distill_take_kept_(&y, row, id, log_prob, of.softcap, lse, over_t);
-    const float others = distill_others_<WIDTH>(row, of.V, of.softcap, lse, over_t),
-                sum_t = others + sums.sum_t;
-    const DistillOthers_ other = distill_other_(sums.q, others, sum_t);
-    const DistillRow_ r = distill_row_(lse, sum_t, scale, of, how);
-    distill_set_others_<WIDTH>(row, hit, &r, r.of_pt * (1 - other.rest / other.own), of);
-    __syncthreads(); // before others' gradients are replaced
-    float divergence = 0;
-    if (id >= 0) {
-        const float log_q = log_prob - other.log_all, q = exp2_approx(log_q * CROSS_ENTROPY_LOG2E),
-                    log_pt = CROSS_ENTROPY_LN2 * fmaf(y - lse, over_t, r.shift);
-        divergence = q * (log_q - log_pt);
-        row[id] = from_float<T>(distill_kept_dlogit_(y, q, id == hit, &r, of.softcap));
-    }
-    divergence = block_sum(divergence);
-    if (i == 0) {
-        kl[n] = divergence + distill_other_kl_(other);
-    }
-}
-
-template <class T>
-static inline void distill_kept(float* loss, float* kl, T* logits, KeptTokens kept, const int* target,
-                                float scale, CrossEntropy of, Distill how, const Gpu* gpu) {
-    const int fits = of.Vp % Pack<T>::SIZE == 0 && (uintptr_t)logits % 16 == 0;
-    cross_entropy_loss(loss, (const T*)logits, target, of, gpu);
-    launch(fits ? distill_kept_kernel<T, Pack<T>::SIZE> : distill_kept_kernel<T, 1>, of.N, DISTILL_THREADS_,
-           0, gpu, kl, logits, kept, loss, target, scale, of, how);
-}
-
 // ---- slices of the vocabulary ----
 
-// A teacher's logits of a slice (N, Vp), or, if they are NULL, its kept tokens of all words.
+// A teacher's logits of a slice (N, Vp).
 template <class T> struct DistillTeacherGpu {
     const T* logits;
     int Vp;
     float softcap;
-    KeptTokens kept;
 };
 
-// Returns the element of a slice, whose words start with `first`, that is the thread's kept token
-// of row n; -1: none.
-__device__ inline int distill_own_(KeptTokens kept, int n, int first, int V) {
-    const int i = threadIdx.x, id = i < kept.k ? kept.ids[(size_t)n * kept.k + i] - first : -1;
-    return id < V ? id : -1;
-}
-
-// Sums up the kept tokens of a row, and the others. The row keeps its bits.
-template <int WIDTH, class T>
-__device__ inline DistillSlice distill_slice_kept_(T* row, int id, float log_prob, int V, float softcap,
-                                                   float lse, float over_t) {
-    const T before = id >= 0 ? row[id] : from_float<T>(0.0f);
-    float y = 0, difference = 0;
-    const DistillKept_ sums = distill_take_kept_(&y, row, id, log_prob, softcap, lse, over_t);
-    const float others = distill_others_<WIDTH>(row, V, softcap, lse, over_t); // a barrier
-    if (id >= 0) {
-        row[id] = before;
-        difference =
-            exp2_approx(log_prob * CROSS_ENTROPY_LOG2E) * (log_prob - CROSS_ENTROPY_LN2 * (y - lse) * over_t);
-    }
-    const DistillSlice all = {0, sums.q, block_sum(difference), others, sums.sum_t};
-    return all;
-}
-
-// One block per row sets the sums of a slice, whose words start with `first`. `whole` has the
-// numbers of all slices together (cross_entropy.cuh).
+// One block per row sets the sums of a slice. `whole` has the numbers of all slices together
+// (cross_entropy.cuh).
 // grid   N      block   512      shared   those of block_sum and block_max
-// moves  N*V in from both models; 20 N out; 8 N k in. Bound by memory.
+// moves  N*V in from both models; 16 N out. Bound by memory.
 // order  fixed
-// needs  k <= 256, and as distill_logits_kernel
+// needs  as distill_logits_kernel
 template <class T, int WIDTH>
 __global__ void __launch_bounds__(DISTILL_THREADS_)
-    distill_slice_kernel(DistillSlice* sums, T* logits, DistillTeacherGpu<T> teacher, const float* loss,
-                         const CrossEntropySum* whole, const int* target, int first, CrossEntropy of,
-                         Distill how) {
+    distill_slice_kernel(DistillSlice* sums, const T* logits, DistillTeacherGpu<T> teacher, const float* loss,
+                         const CrossEntropySum* whole, const int* target, CrossEntropy of, Distill how) {
     const int n = blockIdx.x, V = target[n] == NO_TARGET ? 0 : of.V;
     const float lse = loss[n] + whole[n].target, over_t = CROSS_ENTROPY_LOG2E / how.temperature;
-    T* row = logits + (size_t)n * of.Vp;
-    DistillSlice all;
-    if (teacher.logits) {
-        const DistillSums_ s = distill_sums_<WIDTH>((const T*)row, teacher.logits + (size_t)n * teacher.Vp, V,
-                                                    of.softcap, teacher.softcap, lse, over_t);
-        all = DistillSlice{s.max, s.sum, s.difference, s.sum_t, 0};
-    } else {
-        const int id = distill_own_(teacher.kept, n, first, V);
-        const float log_prob =
-            id >= 0 ? teacher.kept.log_probs[(size_t)n * teacher.kept.k + threadIdx.x] : 0.0f;
-        all = distill_slice_kept_<WIDTH>(row, id, log_prob, V, of.softcap, lse, over_t);
-    }
+    const DistillSlice all =
+        distill_sums_<WIDTH>(logits + (size_t)n * of.Vp, teacher.logits + (size_t)n * teacher.Vp, V,
+                             of.softcap, teacher.softcap, lse, over_t);
     if (threadIdx.x == 0) {
         sums[n] = all;
     }
 }
 
-// Returns the divergence of a row from the sums of all slices.
-__device__ inline float distill_whole_kl_(DistillSlice all, int is_kept, float lse, CrossEntropy of,
-                                          Distill how) {
-    const float sum_t = all.sum_t + all.kept_t;
-    const DistillRow_ r = distill_row_(lse, sum_t, 1.0f, of, how);
-    if (!is_kept) {
-        const DistillSums_ s = {all.most, all.q, all.difference, sum_t};
-        return distill_kl_(&s, &r, how);
-    }
-    const DistillOthers_ other = distill_other_(all.q, all.sum_t, sum_t);
-    return expf(-other.log_all) * (all.difference + all.q * (CROSS_ENTROPY_LN2 * -r.shift - other.log_all)) +
-           distill_other_kl_(other);
-}
-
 // One thread per row adds up the sums of all slices (slices, N), leaves them in the first one's
 // place, and sets kl.
 // grid   ceil(N / 256)      block   256      shared   none
-// moves  20 slices N in, 24 N out. Bound by the launch.
+// moves  16 slices N in, 20 N out. Bound by the launch.
 // order  slice after slice
-static __global__ void distill_combine_kernel(float* kl, DistillSlice* sums, int is_kept, const float* loss,
+static __global__ void distill_combine_kernel(float* kl, DistillSlice* sums, const float* loss,
                                               const CrossEntropySum* whole, const int* target, int slices,
                                               CrossEntropy of, Distill how) {
     const int n = (int)(blockIdx.x * blockDim.x + threadIdx.x);
     if (n >= of.N) {
         return;
     }
-    DistillSlice all = {sums[n].most, 0, 0, 0, 0};
+    DistillSlice all = {sums[n].most, 0, 0, 0};
     for (int i = 1; i < slices; i++) {
         all.most = fmaxf(all.most, sums[(size_t)i * of.N + n].most);
     }
@@ -441,19 +255,18 @@ static __global__ void distill_combine_kernel(float* kl, DistillSlice* sums, int
         all.q += s.q * factor;
         all.difference += s.difference * factor;
         all.sum_t += s.sum_t;
-        all.kept_t += s.kept_t;
     }
     sums[n] = all;
-    kl[n] =
-        target[n] == NO_TARGET ? 0.0f : distill_whole_kl_(all, is_kept, loss[n] + whole[n].target, of, how);
+    const DistillRow_ r = distill_row_(loss[n] + whole[n].target, all.sum_t, 1.0f, of, how);
+    kl[n] = target[n] == NO_TARGET ? 0.0f : distill_kl_(&all, &r, how);
 }
 
 // One block per row turns the logits of a slice, whose words start with `first`, into their
 // gradient.
 // grid   N      block   512      shared   none
-// moves  N*V in from both models; N*Vp out; 8 N k in. Bound by memory.
+// moves  N*V in from both models; N*Vp out. Bound by memory.
 // order  every element on its own
-// needs  as distill_slice_kernel
+// needs  as distill_logits_kernel
 template <class T, int WIDTH>
 __global__ void __launch_bounds__(DISTILL_THREADS_)
     distill_slice_backward_kernel(T* logits, DistillTeacherGpu<T> teacher, const DistillSlice* sums,
@@ -461,29 +274,14 @@ __global__ void __launch_bounds__(DISTILL_THREADS_)
                                   int first, float scale, CrossEntropy of, Distill how) {
     const int n = blockIdx.x, hit = target[n] - first;
     const DistillSlice all = sums[n];
-    const float lse = loss[n] + whole[n].target, sum_t = all.sum_t + all.kept_t;
-    const DistillRow_ r = distill_row_(lse, sum_t, scale, of, how);
+    const DistillRow_ r = distill_row_(loss[n] + whole[n].target, all.sum_t, scale, of, how);
     T* row = logits + (size_t)n * of.Vp;
     if (target[n] == NO_TARGET) {
         distill_clear_(row, of.Vp);
         return;
     }
-    if (teacher.logits) {
-        distill_set_<WIDTH>(row, teacher.logits + (size_t)n * teacher.Vp, hit, &r, all.most, log2f(all.q),
-                            teacher.softcap, of);
-        return;
-    }
-    const int id = distill_own_(teacher.kept, n, first, of.V);
-    const float y = id >= 0 ? distill_y_(to_float(row[id]), of.softcap) : 0.0f;
-    const DistillOthers_ other = distill_other_(all.q, all.sum_t, sum_t);
-    __syncthreads(); // before kept logits are replaced
-    distill_set_others_<WIDTH>(row, hit, &r, r.of_pt * (1 - other.rest / other.own), of);
-    __syncthreads(); // before others' gradients are replaced
-    if (id >= 0) {
-        const float log_q = teacher.kept.log_probs[(size_t)n * teacher.kept.k + threadIdx.x] - other.log_all;
-        row[id] = from_float<T>(
-            distill_kept_dlogit_(y, exp2_approx(log_q * CROSS_ENTROPY_LOG2E), id == hit, &r, of.softcap));
-    }
+    distill_set_<WIDTH>(row, teacher.logits + (size_t)n * teacher.Vp, hit, &r, all.most, log2f(all.q),
+                        teacher.softcap, of);
 }
 
 template <class T>
@@ -493,24 +291,24 @@ static inline int distill_fits_(const T* logits, const DistillTeacherGpu<T>* tea
            (uintptr_t)teacher->logits % 16 == 0;
 }
 
-// Sets the sums (N) of a slice, whose words start with `first`, once the losses are known.
+// Sets the sums (N) of a slice, once the losses are known.
 template <class T>
-static inline void distill_slice(DistillSlice* sums, T* logits, DistillTeacherGpu<T> teacher,
+static inline void distill_slice(DistillSlice* sums, const T* logits, DistillTeacherGpu<T> teacher,
                                  const float* loss, const CrossEntropySum* whole, const int* target,
-                                 int first, CrossEntropy of, Distill how, const Gpu* gpu) {
+                                 CrossEntropy of, Distill how, const Gpu* gpu) {
     launch(distill_fits_(logits, &teacher, of) ? distill_slice_kernel<T, Pack<T>::SIZE>
                                                : distill_slice_kernel<T, 1>,
-           of.N, DISTILL_THREADS_, 0, gpu, sums, logits, teacher, loss, whole, target, first, of, how);
+           of.N, DISTILL_THREADS_, 0, gpu, sums, logits, teacher, loss, whole, target, of, how);
 }
 
 // Sets kl (N) and the sums of whole rows, in the place of the first slice's, from the sums of all
 // slices (slices, N).
-static inline void distill_combine(float* kl, DistillSlice* sums, int is_kept, const float* loss,
+static inline void distill_combine(float* kl, DistillSlice* sums, const float* loss,
                                    const CrossEntropySum* whole, const int* target, int slices,
                                    CrossEntropy of, Distill how, const Gpu* gpu) {
     const int threads = 256;
-    launch(distill_combine_kernel, ceil_div(of.N, threads), threads, 0, gpu, kl, sums, is_kept, loss, whole,
-           target, slices, of, how);
+    launch(distill_combine_kernel, ceil_div(of.N, threads), threads, 0, gpu, kl, sums, loss, whole, target,
+           slices, of, how);
 }
 
 // Turns the logits of a slice into their gradient.

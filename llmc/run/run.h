@@ -560,7 +560,7 @@ static RunVerdict run_judge_(Run* run, const RunUpdate_* update) {
     memset(&verdict, 0, sizeof(verdict));
     verdict.loss = update->losses / batch * factor;
     verdict.norm = sqrt(update->square_sum) * scale;
-    verdict.divergence = settled_distills(&run->settled) ? update->divergence / update->counted : NAN;
+    verdict.divergence = settled_has_teacher(&run->settled) ? update->divergence / update->counted : NAN;
     verdict.flops = update->flops;
     verdict.update = setup_update(o, state->step, state->updates + 1, verdict.norm);
     verdict.update.grad_scale *= (float)scale;

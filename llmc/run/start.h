@@ -59,7 +59,6 @@ int run_close(Run* run);
 #include "llmc/base/signals.h"
 #include "llmc/base/text_buffer.h"
 #include "llmc/base/threads.h"
-#include "llmc/base/token_chunks.h"
 #include "llmc/checkpoint/checkpoint.h"
 #include "llmc/checkpoint/export.h"
 #include "llmc/checkpoint/load_save.h"
@@ -73,7 +72,6 @@ int run_close(Run* run);
 #include "llmc/formats/hf_model.h"
 #include "llmc/generate/generator.h"
 #include "llmc/log/log.h"
-#include "llmc/ops/distill.h"
 #include "llmc/optim/outliers.h"
 #include "llmc/optim/update_in_backward.h"
 #include "llmc/parallel/grid.h"
@@ -208,7 +206,7 @@ static void start_open_state_(Run* run) {
         run_restore(run, run->resume.path, &run->resume.saved, (uint64_t)run->resume.sequence);
     } else {
         load_model(&run->files, run->model_path, (HfWeights)o->weights, o->seed,
-                   run->data.is_extended ? &run->more : NULL, o->write_logits ? &run->state.teacher : NULL);
+                   run->data.is_extended ? &run->more : NULL, NULL);
     }
     run_agree_on_parameters(run);
 }
@@ -244,150 +242,12 @@ static void start_agree_on_teacher_(Run* run, uint64_t read, uint64_t in_memory)
 // Sets the weights of the teacher, if any, which must be those of the run that continues.
 static void start_open_teacher_(Run* run) {
     Model* teacher = run->trainer->teacher(run->model);
-    if (run->settled.kept > 0) {
-        run->state.teacher = run->data.kept.header.checksum;
-    } else if (run->teacher_path) {
+    if (run->teacher_path) {
         const uint64_t checksum = start_load_teacher_(run, teacher);
         start_agree_on_teacher_(run, checksum,
                                 teacher ? run->trainer->checksum(teacher, all_parameters()) : 0);
     }
     resume_check_teacher(&run->resume, &run->settled.options, stdout, run->state.teacher);
-}
-
-static DistillTop start_top_open_(size_t slices, size_t tokens, int k) {
-    const size_t rows = array_bytes(slices, tokens), count = array_bytes(rows, (size_t)k);
-    const char* what = "most likely tokens";
-    return (DistillTop){(int)tokens, k, (int*)check_alloc(count, sizeof(int), what),
-                        (float*)check_alloc(count, sizeof(float), what),
-                        (DistillTopSum*)check_alloc(rows, sizeof(DistillTopSum), what)};
-}
-
-static void start_top_close_(DistillTop* top) {
-    free(top->sums);
-    free(top->logits);
-    free(top->ids);
-}
-
-// Sets `all` to the most likely tokens of the slices of all ranks.
-static void start_gather_top_(Comm* comm, DistillTop* all, const DistillTop* own, size_t slices) {
-    const size_t rows = slices * (size_t)own->N, count = rows * (size_t)own->k;
-    comm_all_gather(comm, all->ids, own->ids, count * sizeof(int));
-    comm_all_gather(comm, all->logits, own->logits, count * sizeof(float));
-    comm_all_gather(comm, all->sums, own->sums, rows * sizeof(DistillTopSum));
-}
-
-// Predictions for a batch: (B, W, k) of whole sequences, and of the tokens of a rank of a context
-// group, from the most likely tokens of this rank's slices and of all ranks'.
-typedef struct {
-    DistillTop own, all;
-    int *ids, *rank_ids;
-    float *log_probs, *rank_log_probs;
-} StartKept_;
-
-static StartKept_ start_kept_open_(const Run* run) {
-    const Options* o = &run->settled.options;
-    const size_t tokens = (size_t)o->batch * (size_t)o->seq_len,
-                 slices = (size_t)model_slices(run->settled.part),
-                 in_rank = tokens / (size_t)run->settled.ranks.grid.shape.context,
-                 numbers = array_bytes(tokens, (size_t)o->write_logits);
-    const char* what = "kept tokens";
-    return (StartKept_){start_top_open_(slices, in_rank, o->write_logits),
-                        start_top_open_(slices * (size_t)run->comm.size, in_rank, o->write_logits),
-                        (int*)check_alloc(numbers, sizeof(int), what),
-                        (int*)check_alloc(numbers, sizeof(int), what),
-                        (float*)check_alloc(numbers, sizeof(float), what),
-                        (float*)check_alloc(numbers, sizeof(float), what)};
-}
-
-static void start_kept_close_(StartKept_* kept) {
-    free(kept->rank_log_probs);
-    free(kept->log_probs);
-    free(kept->rank_ids);
-    free(kept->ids);
-    start_top_close_(&kept->all);
-    start_top_close_(&kept->own);
-}
-
-// Puts together the predictions for a batch from those of all ranks, context group after context
-// group.
-static void start_combine_top_(const StartKept_* kept, Batch batch, int slices, float temperature,
-                               float softcap) {
-    const DistillTop* all = &kept->all;
-    const int W = batch_length(batch);
-    const size_t k = (size_t)all->k, rows = (size_t)slices * (size_t)all->N;
-    for (int q = 0; q <= batch.chunks.last; q++) {
-        const TokenChunks chunks = {batch.chunks.last, q};
-        const size_t first = (size_t)q * rows;
-        const DistillTop top = {all->N, all->k, all->ids + first * k, all->logits + first * k,
-                                all->sums + first};
-        distill_top_combine_cpu(kept->rank_ids, kept->rank_log_probs, &top, slices, temperature, softcap);
-        for (int n = 0; n < all->N; n++) {
-            const int position = token_chunks_position(chunks, n % batch.T, batch.T);
-            const size_t to = ((size_t)(n / batch.T) * (size_t)W + (size_t)position) * k,
-                         from = (size_t)n * k;
-            memcpy(kept->ids + to, kept->rank_ids + from, k * sizeof(int));
-            memcpy(kept->log_probs + to, kept->rank_log_probs + from, k * sizeof(float));
-        }
-    }
-}
-
-// Sets the predictions for a batch. Collective.
-static void start_predict_(Run* run, Batch batch, StartKept_* kept) {
-    const Options* o = &run->settled.options;
-    kept->own.N = kept->all.N = batch.B * batch.T;
-    run->trainer->top_tokens(run->model, batch, o->distill_temperature, &kept->own);
-    start_gather_top_(&run->comm, &kept->all, &kept->own, (size_t)model_slices(run->settled.part));
-    start_combine_top_(kept, batch, run->settled.ranks.grid.shape.slices, o->distill_temperature,
-                       run->settled.cfg.softcap);
-}
-
-// Returns the batches of all training data, in order.
-static DataloaderSettings start_in_order_(const Run* run, uint64_t rows) {
-    DataloaderSettings in_order;
-    memset(&in_order, 0, sizeof(in_order));
-    in_order.B = run->settled.options.batch;
-    in_order.sequences = (int64_t)rows;
-    in_order.group = 1;
-    in_order.num_processes = 1;
-    in_order.chunks = grid_chunks(&run->settled.ranks.grid);
-    return in_order;
-}
-
-// Writes the predictions of the model for all sequences of the training data.
-static void start_write_logits_(Run* run) {
-    const Options* o = &run->settled.options;
-    const size_t k = (size_t)o->write_logits, row_numbers = (size_t)o->seq_len * k;
-    const int writes = run->comm.rank == 0;
-    StartKept_ kept = start_kept_open_(run);
-    KeptHeader header = run_data_kept_header(&run->data, o);
-    Dataloader loader;
-    FileWriter file;
-    header.k = (uint32_t)k;
-    header.teacher = run->state.teacher;
-    header = kept_header(header);
-    if (writes) {
-        kept_file_create(&file, o->teacher_logits, &header);
-    }
-    dataloader_open(&loader, &run->data.train, start_in_order_(run, header.rows));
-    for (uint64_t row = 0; row < header.rows;) {
-        const Batch batch = dataloader_next(&loader);
-        log_progress(&run->log, 0, "writing predictions", (int64_t)row, (int64_t)header.rows);
-        CHECK(!dataloader_error(&loader), "%s", dataloader_error(&loader));
-        CHECK(!signals_stop(), "%s: stopped by a signal; it is not complete", o->teacher_logits);
-        start_predict_(run, batch, &kept);
-        for (size_t b = 0; b < (size_t)batch.B && writes; b++) {
-            kept_file_put(&file, &header, kept.ids + b * row_numbers, kept.log_probs + b * row_numbers,
-                          o->seq_len);
-        }
-        row += (uint64_t)batch.B;
-    }
-    dataloader_close(&loader);
-    if (writes) {
-        file_commit(&file);
-        printable_line(stdout, "wrote %s: %llu sequences, %zu tokens each", o->teacher_logits,
-                       (unsigned long long)header.rows, k);
-    }
-    start_kept_close_(&kept);
 }
 
 static void start_open_log_(Run* run) {
@@ -476,9 +336,6 @@ void run_begin(Run* run, Model* model) {
     detach_leave(run->parent, &run->log, run->results, &run->settled.options, run->program);
     run->page = page_process_open(run->program, run->settled.options.out,
                                   run_is_first(run) ? run->settled.options.report_every : 0);
-    if (run->settled.options.write_logits) {
-        start_write_logits_(run);
-    }
 }
 
 static void start_close_training_(Run* run) {

@@ -14,7 +14,6 @@ functions that others call: for the plan, tasks, samples, loading and saving.
 #include "llmc/base/wide_sum.h"
 #include "llmc/data/dataloader.h"
 #include "llmc/checkpoint/model_files.h"
-#include "llmc/ops/distill.h"
 #include "llmc/run/evaluation.h"
 #include "llmc/generate/generator.h"
 #include "llmc/setup/settled.h"
@@ -98,9 +97,6 @@ typedef struct {
 
     ModelAccess access; // model_files.h
 
-    // Sets the most likely tokens after each of this rank's tokens of a batch, of those that its
-    // slices have, from place 0 of `top` on.
-    void (*top_tokens)(Model* model, Batch batch, float temperature, DistillTop* top);
     // Returns the teacher of a model; NULL: none.
     Model* (*teacher)(Model* model);
     // Returns a checksum of some of the parameters that all ranks of a data group have.

@@ -74,7 +74,6 @@ void setup_check_mup(const Settled* s);
 #include "llmc/base/file.h"
 #include "llmc/bf16/tile_kernels.h"
 #include "llmc/data/fill_in_middle.h"
-#include "llmc/data/mixture.h"
 #include "llmc/formats/gguf.h"
 #include "llmc/formats/hf_config.h"
 #include "llmc/formats/hf_model.h"
@@ -196,55 +195,15 @@ void setup_check_experts(const Settled* s) {
 static void setup_check_teacher_options_(const Options* o) {
     static const char* const names[] = {"teacher-quantize", "distill-weight", "distill-temperature"};
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-        if (options_changed(o, names[i]) && (i == 0 || !o->teacher_logits[0])) {
+        if (options_changed(o, names[i])) {
             die_usage("--%s needs a teacher: --teacher PATH", names[i]);
         }
-    }
-}
-
-// Refuses --write-logits and --teacher-logits where rows of the data have no fixed place in a file.
-static void setup_check_kept_(const Settled* s) {
-    const Options* o = &s->options;
-    if (o->write_logits && (!o->teacher_logits[0] || !o->model[0] || options_model_size(o))) {
-        die_usage("--write-logits %d needs a trained model, --model PATH, and a file, --teacher-logits FILE",
-                  o->write_logits);
-    }
-    CHECK(!o->write_logits || !file_exists(o->teacher_logits),
-          "%s: exists; --write-logits overwrites nothing: wanted another --teacher-logits, or remove it",
-          o->teacher_logits);
-    if (o->write_logits > s->cfg.V) {
-        die_usage("--write-logits %d; wanted at most the vocabulary of %d", o->write_logits, s->cfg.V);
-    }
-    if (!o->train_data[0] || mixture_count(o->train_data) > 1) {
-        die_usage("--teacher-logits %s needs --train-data of one source; this run has %s", o->teacher_logits,
-                  o->train_data[0] ? o->train_data : "the built-in stories");
-    }
-    if (o->seq_len_schedule[0]) {
-        die_usage("--teacher-logits %s, --seq-len-schedule %s; wanted sequences of one length",
-                  o->teacher_logits, o->seq_len_schedule);
-    }
-    const GridShape shape = s->ranks.grid.shape;
-    if (o->write_logits && shape.data * shape.pipeline > 1) {
-        die_usage("--write-logits %d, %d processes; wanted %d: only --tensor-parallel and --context-parallel "
-                  "divide this work",
-                  o->write_logits, ranks_size(&s->ranks), shape.tensor * shape.context);
-    }
-    if (s->use != USE_TRAIN && !o->write_logits) {
-        die_usage("--teacher-logits %s is for training; this run only evaluates or converts",
-                  o->teacher_logits);
     }
 }
 
 void setup_check_teacher(const Settled* s) {
     const Options* o = &s->options;
     const ModelConfig teacher = s->teacher;
-    if (o->teacher[0] && o->teacher_logits[0]) {
-        die_usage("--teacher %s, --teacher-logits %s; wanted only one of them", o->teacher,
-                  o->teacher_logits);
-    }
-    if (o->teacher_logits[0] || o->write_logits) {
-        setup_check_kept_(s);
-    }
     if (!settled_has_teacher(s)) {
         setup_check_teacher_options_(o);
         return;
@@ -284,11 +243,6 @@ void setup_check_fim(const Settled* s) {
         die_usage("--fim-rate %g, --seq-len-schedule %s; wanted sequences of one length, since shorter ones "
                   "cut the middle off its prefix and suffix",
                   rate, o->seq_len_schedule);
-    }
-    if (o->teacher_logits[0]) {
-        die_usage("--fim-rate %g, --teacher-logits %s; wanted --teacher: each epoch cuts documents in other "
-                  "places, and the file has predictions for one",
-                  rate, o->teacher_logits);
     }
 }
 

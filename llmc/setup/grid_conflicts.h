@@ -96,10 +96,10 @@ static int grid_suits_trainer_(char* error, const Settled* s) {
     if (o->program.trainer == OPTION_CPU || s->use != USE_TRAIN) {
         return 1;
     }
-    if (shape.pipeline > 1 && (o->teacher[0] || o->teacher_logits[0])) {
+    if (shape.pipeline > 1 && o->teacher[0]) {
         return grid_refuses_(error,
-                             "--pipeline-parallel %d, --teacher%s: only the CPU trainer has both; wanted 1",
-                             shape.pipeline, o->teacher[0] ? "" : "-logits");
+                             "--pipeline-parallel %d, --teacher: only the CPU trainer has both; wanted 1",
+                             shape.pipeline);
     }
     return grid_suits_matrices_(error, s);
 }
@@ -258,10 +258,10 @@ static int grid_suits_stages_(char* error, const Settled* s) {
 
 // Checks what divided experts have not been tried with, or what needs a whole model.
 static int grid_suits_experts_(char* error, const Settled* s) {
-    static const char* const beside[] = {
-        "tensor-slices", "context-parallel",   "pipeline-parallel", "share-layers",
-        "freeze",        "update-in-backward", "teacher",           "teacher-logits",
-        "write-logits",  "offload-params",     "offload-optimizer", "offload-residuals"};
+    static const char* const beside[] = {"tensor-slices",    "context-parallel", "pipeline-parallel",
+                                         "share-layers",     "freeze",           "update-in-backward",
+                                         "teacher",          "offload-params",   "offload-optimizer",
+                                         "offload-residuals"};
     const Options* o = &s->options;
     const int e = grid_experts(s->ranks.grid.shape);
     const OptimizerName name = (OptimizerName)o->optimizer;

@@ -19,6 +19,10 @@ __attribute__((unused)) static const RemovedOption OPTION_TRAINER_REMOVED[] = {
     //     advice
     {"products", "fp32", 0,
         "use --matmul"},
+    {"teacher-logits", "", 0,
+        "use --teacher, the model itself; with --teacher-quantize q8_0 in 8 bits"},
+    {"write-logits", "0", OPTION_NOT_SAVED,
+        "the training run takes the model itself, --teacher; with --teacher-quantize q8_0 in 8 bits"},
     {NULL, NULL, 0, NULL},
 };
 // clang-format on

@@ -79,8 +79,6 @@ struct Options {
 
     const char* teacher;
     int teacher_quantize;
-    const char* teacher_logits;
-    int write_logits;
     float distill_weight, distill_temperature;
 
     const char* freeze;
@@ -217,7 +215,6 @@ static inline int options_exports(const Options* options) {
 #include "llmc/setup/options_removed.h"
 #include "llmc/setup/options_synonyms.h"
 #include "llmc/setup/recipes.h"
-#include "llmc/ops/distill.h"
 #include "llmc/optim/schedule.h"
 #include "llmc/model/model.h"
 #include "llmc/layers/linear.h"
@@ -343,11 +340,6 @@ const OptionRow OPTION_TABLE[] = {
         "tokens: a Hugging Face directory, the --out of a run or an llm.c .bin; without it: none"},
     {"optimizer",  "teacher-quantize", "", CHOICE_(teacher_quantize), 0,     0, RUN_,             "off",
         WORDS_CHOICE(QUANTIZE_WORDS), "q8_0: the teacher's matrices in 8 bits"},
-    {"optimizer",  "teacher-logits", "",  STRING_(teacher_logits), 0,        0, RUN_,             "",
-        "FILE", "learn from a teacher's predictions in this file instead, which --write-logits makes"},
-    {"optimizer",  "write-logits",  "",   INT_(write_logits),      0, DISTILL_MOST_KEPT, ONCE_,   "0",
-        "tokens", "write the predictions of --model for all of --train-data to --teacher-logits, the n most likely tokens of each, "
-        "and exit; 0: train"},
     {"optimizer",  "distill-weight", "",  FLOAT_(distill_weight),  0,        1, RUN_,             "0.5",
         "", "share of the teacher in what training minimizes; the rest is the loss of the text itself"},
     {"optimizer",  "distill-temperature", "", FLOAT_(distill_temperature), 0, 1000, ABOVE_ | RUN_, "1",

@@ -333,7 +333,7 @@ static void settle_evaluation_(Options* options) {
                   options->save_every);
     }
     options->save_every = 0;
-    if (options->eval_every == OPTION_AUTO && (options->write_logits || !run_data_is_asked_for(options))) {
+    if (options->eval_every == OPTION_AUTO && !run_data_is_asked_for(options)) {
         options->eval_every = 0;
     }
     options->master_weights = options->offload_optimizer = options->zero = 0;
@@ -482,7 +482,7 @@ static void settle_teacher_(Settled* s, const RunData* data, const SettleInput* 
 static ModelUse settle_use_(const Options* o) {
     const int converts = options_exports(o) && o->model[0] && !options_model_size(o) && !o->out[0];
     const int only_evaluates = o->steps == 0 && (options_has_tasks(o) || converts);
-    return o->generates ? USE_GENERATE : only_evaluates || o->write_logits ? USE_EVALUATE : USE_TRAIN;
+    return o->generates ? USE_GENERATE : only_evaluates ? USE_EVALUATE : USE_TRAIN;
 }
 
 // A checkpoint's options may have the value, decided though its run had weights.
@@ -497,7 +497,6 @@ void settle(Settled* s, RunData* data, const Options* options, const SettleInput
     s->options = *options;
     s->options.zero = input->ranks.zero;
     s->use = settle_use_(options);
-    s->options.steps = options->write_logits ? 0 : options->steps;
     s->ranks = input->ranks;
     s->dtype = input->dtype;
     if (options->seq_len_schedule[0]) {
@@ -527,9 +526,6 @@ void settle(Settled* s, RunData* data, const Options* options, const SettleInput
     settle_grid_(s);
     if (s->use != USE_GENERATE) {
         run_data_open(data, &s->options);
-        if (s->options.teacher_logits[0] && !s->options.write_logits && !data->is_unknown) {
-            s->kept = run_data_open_kept(data, &s->options);
-        }
         settle_training_(s, input->model_path != NULL);
         setup_check_optimizer(s);
         setup_check_mup(s);
@@ -546,7 +542,7 @@ Settled setup_teacher(const Settled* s) {
     t.ranks.grid.stage = 0;
     t.ranks.grid.shape.experts = o->expert_parallel = 1; // each rank has all experts
     t.cfg = s->teacher;
-    t.teacher.L = t.kept = 0;
+    t.teacher.L = 0;
     t.nccl_bytes = 0;
     o->quantize = o->teacher_quantize;
     if (o->quantize) {

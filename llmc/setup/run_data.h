@@ -21,7 +21,6 @@ If a --model directory has a tokenizer's files, they are the default of --tokeni
 #include "llmc/model/presets.h"
 #include "llmc/data/dataloader.h"
 #include "llmc/data/fill_in_middle.h"
-#include "llmc/data/kept_file.h"
 #include "llmc/data/mixture.h"
 #include "llmc/data/stories.h"
 #include "llmc/data/target_mask.h"
@@ -69,7 +68,6 @@ typedef struct {
     float* val_nats; // entropy of each validation token, in nats
     // passes over the training data that the run makes; 0: unknown, or the data are endless
     double epochs;
-    KeptFile kept; // --teacher-logits of a run that reads it; k is 0 without one
     Answers answers;
     ChatMarks marks; // with ANSWERS_CHATS
 } RunData;
@@ -146,12 +144,6 @@ void run_data_open(RunData* data, Options* options);
 // Sets the place that the schedule of the training data counts from, and the first sequences of its
 // lines, but not the order (mixture_continue).
 void run_data_place(RunData* data, const Options* options, DataPlace from);
-
-// Returns everything that a file of --teacher-logits depends on, but for k and the teacher.
-KeptHeader run_data_kept_header(const RunData* data, const Options* options);
-
-// Opens --teacher-logits, which must fit the data; after run_data_open. Returns its k.
-int run_data_open_kept(RunData* data, const Options* options);
 
 // Opens text or shards as tokens of the run, after run_data_open. `data` and `list` must outlive
 // `sources`.
@@ -875,27 +867,6 @@ void run_data_place(RunData* data, const Options* options, DataPlace from) {
     }
 }
 
-KeptHeader run_data_kept_header(const RunData* data, const Options* options) {
-    KeptHeader header;
-    memset((void*)&header, 0, sizeof(header));
-    header.V = (uint32_t)options->vocab_size;
-    header.T = (uint32_t)options->seq_len;
-    header.pack = (uint32_t)options->pack;
-    header.mask = (uint32_t)options->doc_mask;
-    header.temperature = options->distill_temperature;
-    header.rows = data->train.source[0].rows.count;
-    header.data = data->train.fingerprint;
-    header.tokenizer = data->has_tokenizer ? tokenizer_checksum(&data->tokenizer) : 0;
-    return header;
-}
-
-int run_data_open_kept(RunData* data, const Options* options) {
-    const KeptHeader wanted = run_data_kept_header(data, options);
-    kept_file_open(&data->kept, options->teacher_logits);
-    kept_file_check(&data->kept, &wanted);
-    return (int)data->kept.header.k;
-}
-
 void run_data_open_text(DataSources* sources, const RunData* data, const Options* options, const char* list) {
     char directory[PATH_MAX] = "";
     RunData text = *data;
@@ -987,7 +958,6 @@ void run_data_open_loaders(Dataloader* train, Dataloader* val, const RunData* da
                                          group,
                                          s->ranks.grid.data_rank,
                                          s->ranks.grid.shape.data,
-                                         s->kept > 0 ? &data->kept : NULL,
                                          model_places(s->part) - 1,
                                          grid_chunks(&s->ranks.grid)};
     dataloader_open(train, &data->train, settings);
@@ -1064,7 +1034,6 @@ double run_data_floor(const RunData* data, int64_t sequences) {
 }
 
 void run_data_close(RunData* data) {
-    kept_file_close(&data->kept);
     for (int i = 0; data->val_sets && i < data->num_val_sets; i++) {
         mixture_close_view(&data->val_sets[i]);
     }

@@ -37,7 +37,6 @@ typedef struct {
     SafeTensorsDtype dtype; // type of the parameters in memory
     ModelConfig cfg;        // the whole model
     ModelConfig teacher;    // of --teacher; no layers: none
-    int kept;               // tokens that --teacher-logits keeps for each token; 0: none
 
     // facts that follow
     ModelConfig part; // of the model, in this process: what memory and passes have (part.h)
@@ -212,7 +211,6 @@ static inline Settled settled_of(const Options* options, ModelConfig cfg, ModelU
                                  SafeTensorsDtype dtype) {
     Settled s;
     memset((void*)&s.teacher, 0, sizeof(s.teacher));
-    s.kept = 0;
     s.options = *options;
     s.use = use;
     s.ranks = ranks;
@@ -227,9 +225,6 @@ static inline Settled settled_of(const Options* options, ModelConfig cfg, ModelU
 // ---- the teacher ----
 
 static inline int settled_has_teacher(const Settled* s) { return s->teacher.L > 0; }
-
-// Returns true if a run learns from a teacher's predictions, by itself or in a file.
-static inline int settled_distills(const Settled* s) { return settled_has_teacher(s) || s->kept > 0; }
 
 static inline Distill settled_distill(const Settled* s) {
     const Distill how = {s->options.distill_weight, s->options.distill_temperature};

@@ -669,6 +669,17 @@ test_older_checkpoint() {
     done <"$root/dev/ref/fixtures/checkpoint_1of1_losses.txt"
 }
 
+# with_option CHECKPOINT COPY OPTIONS: copies it, with more options in its state. The message about a wrong
+# checksum says the right one.
+with_option() {
+    cp -r "$1" "$2"
+    sed -i "s/^\"options\":{/&$3/" "$2/state.json"
+    train --resume "$2" --out none
+    local sum
+    sum=$(sed -n 's/.*damaged: its checksum is [0-9a-f]*, wanted \([0-9a-f]*\).*/\1/p' stderr)
+    sed -i "s/^\"xxh64\":\"[0-9a-f]*/\"xxh64\":\"$sum/" "$2/state.json"
+}
+
 test_resume() {
     local run=("${model[@]}" "${batch[@]}" --steps 8 --eval-every 3 --eval-batches 1 --sample-every 2 --samples 1 --save-every 4)
     good "a run" "${run[@]}" --out straight
@@ -701,6 +712,12 @@ test_resume() {
     bad 2 "--lr is 0.1, was|--seed is 7, was 42|--override" --out again --resume on --lr 0.1 --seed 7 --batch 1
     bad 2 "--matmul is bf16, was fp32|--override" --out again --resume on --matmul bf16
     bad 2 "training tokens is 129, was 257|--steps is 4, was 8" --out again --resume 4 --steps 4
+    with_option again/step_00000004 unused '"teacher-logits":"","detach":true,'
+    good "a checkpoint with the defaults of removed options" --resume unused --out of_unused
+    check "gives the same bits" same_checkpoint straight/step_00000008 of_unused/step_00000008
+    with_option again/step_00000004 used '"teacher-logits":"books.kept",'
+    bad 2 "--teacher-logits (use --teacher, |is removed, was books.kept; --override resumes anyway" --resume used --out of_used
+    good "without what it used" --resume used --out of_used --override
     good "the stories do not end" --resume again/step_00000004 --out more_stories --steps 12
     bad 2 "--layers is 3|has 2" --out again --resume on --layers 3
     good "against the rules" --out again --resume 4 --lr 0.1 --override

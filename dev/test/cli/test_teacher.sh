@@ -42,15 +42,7 @@ update() {
 }
 
 # fp32 has 24 bits, and sums of a few hundred numbers; bf16 has 8 bits in every matmul's input.
-while read -r student teacher weight temperature kept loss kl norm; do
-    if [ "$kept" != 0 ]; then # fp16 makes a probability wrong by 1.8e-4 at most
-        file="kept_$student"
-        runs "predictions of $teacher" --model "$fixtures/$teacher" --write-logits "$kept" --teacher-logits "$file" \
-            --distill-temperature "$temperature" "${data[@]}" --batch 2
-        how=(--teacher-logits "$file" --distill-weight "$weight" --distill-temperature "$temperature")
-        update "$student" "$loss" "$kl" "$norm" 1e-3 --batch 1 "${how[@]}"
-        continue
-    fi
+while read -r student teacher weight temperature loss kl norm; do
     how=(--teacher "$fixtures/$teacher" --distill-weight "$weight" --distill-temperature "$temperature")
     update "$student" "$loss" "$kl" "$norm" 2e-6 --matmul fp32 --batch 2 "${how[@]}"
     update "$student" "$loss" "$kl" "$norm" 2e-6 --matmul fp32 --recompute 3 --batch 1 "${how[@]}"
@@ -110,48 +102,6 @@ if command -v mpirun >/dev/null; then
     close_to divided plain
 fi
 
-# ---- predictions in a file ----
-
-for i in {1..300}; do echo "Number $i is $((i * i % 97)), and a teacher says so."; done >numbers.txt
-bytes=(--train-data numbers.txt --seq-len 32)
-good "a teacher of bytes" --layers 2 --channels 96 --heads 2 "${bytes[@]}" --batch 4 --steps 30 --samples 0 --eval-every 0 --out speller
-keep=(--model speller --teacher-logits file --distill-temperature 2 "${bytes[@]}")
-good "its predictions" "${keep[@]}" --write-logits 256 --batch 3
-check "are counted" grep -q '^wrote file: [0-9]* sequences, 256 tokens each$' stdout
-bytes+=(--tokenizer speller/step_00000030)
-reads=("${tiny[@]}" "${bytes[@]}" --batch 4 --steps 8 --distill-weight 0.6 --distill-temperature 2)
-good "a student of the teacher" "${reads[@]}" --teacher speller --out of_teacher
-good "a student of the file" "${reads[@]}" --teacher-logits file --save-every 4 --out of_file
-near "kl of all tokens" "$(values train kl of_file/log.jsonl | tail -n 1)" "$(values train kl of_teacher/log.jsonl | tail -n 1)" 0.01
-cp -r of_file again && rm -r again/step_00000008
-good "the other half, by the file" --out again --resume on
-same of_file again
-if command -v mpirun >/dev/null; then
-    ranks 4 --model speller --teacher-logits in_parts "${keep[@]:4}" --write-logits 256 --batch 3 --tensor-parallel 2 --context-parallel 2
-    others=$(cmp -l file in_parts | wc -l) # rounded to fp16
-    check "predictions of slices: $others bytes are others" [ "$others" -lt $(($(wc -c <file) / 100)) ]
-    ranks 4 "${reads[@]}" --teacher-logits file --tensor-parallel 2 --context-parallel 2 --out file_divided
-    close_to file_divided of_file
-    ranks 2 "${reads[@]}" --teacher-logits file --out file_ranks
-    check "2 ranks: kl" cmp <(values train kl of_file/log.jsonl | head -n 1) <(values train kl file_ranks/log.jsonl | head -n 1)
-fi
-bad 2 "--teacher-logits file was made for --distill-temperature 2; this run has 1" "${tiny[@]}" "${bytes[@]}" --batch 4 --steps 1 --teacher-logits file
-bad 2 "--teacher-logits file: --seq-len is 32, and 16 in this run" "${tiny[@]}" --tokenizer speller/step_00000030 --train-data numbers.txt --seq-len 16 --steps 1 --teacher-logits file --distill-temperature 2
-head -n 200 numbers.txt >fewer.txt
-bad 2 "--teacher-logits file: its data have the checksum" "${tiny[@]}" --tokenizer speller/step_00000030 --train-data fewer.txt --seq-len 32 --steps 1 --teacher-logits file --distill-temperature 2
-bad 2 "--teacher big, --teacher-logits file; wanted only one of them" "${taught[@]}" --teacher-logits file
-bad 2 "needs --train-data of one source; this run has the built-in stories" "${small[@]}" --teacher-logits file
-bad 2 "--write-logits 5 needs a trained model" "${bytes[@]}" --write-logits 5
-bad 2 "--write-logits 300: wanted 0 to 256" "${keep[@]}" --write-logits 300
-bad 1 "none: " "${reads[@]}" --teacher-logits none
-bad 1 "numbers.txt: exists; --write-logits overwrites nothing" --model speller --teacher-logits numbers.txt "${bytes[@]}" --write-logits 8
-head -c 1000 file >short
-bad 1 "short: 1000 bytes, wanted " "${reads[@]}" --teacher-logits short
-good "other predictions" --model of_teacher --teacher-logits other --distill-temperature 2 "${bytes[@]}" --write-logits 8
-rm -r again/step_00000008
-mv other file
-bad 2 "the checksum of the teacher is |--override resumes anyway" --out again --resume on
-
 # ---- the plan ----
 
 train "${taught[@]}" --plan
@@ -178,6 +128,8 @@ bad 2 "--teacher big has other tokens than the run: |; wanted the same tokenizer
     "${taught[@]}" --train-data text.txt
 bad 2 "--teacher big: --tensor-slices 4, 2 heads; wanted 2" --layers 2 --channels 64 --heads 4 "${taught[@]:6}" --tensor-slices 4
 bad 2 "--teacher big is for training" --model big --teacher big --steps 0 --perplexity text.txt
+bad 2 "error: --teacher-logits was removed: use --teacher, " "${small[@]}" --teacher-logits file
+bad 2 "error: --write-logits was removed: " --model big --write-logits 32
 
 # Another teacher is another run; the weights tell, not only the path.
 good "more training of the teacher" --layers 2 --channels 96 --heads 2 --seq-len 32 --batch 4 --steps 31 --samples 0 --eval-every 0 --out big2

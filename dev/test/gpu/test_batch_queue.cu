@@ -3,7 +3,7 @@
 #include "llmc/gpu/batch_queue.cuh"
 #include "dev/test/lib/test.h"
 
-enum { CAPACITY = 37, RANKS = 2, KEPT = 3, PUSHES = 4 * BATCH_SLOTS + 1 };
+enum { CAPACITY = 37, RANKS = 2, PUSHES = 4 * BATCH_SLOTS + 1 };
 
 // Returns a number that no two batches share.
 __host__ __device__ static int digest_of(BatchArrays batch, int count) {
@@ -13,9 +13,6 @@ __host__ __device__ static int digest_of(BatchArrays batch, int count) {
     }
     for (int i = 0; i < count * RANKS && batch.starts; i++) {
         digest = digest * 5u + (unsigned)batch.starts[i];
-    }
-    for (int i = 0; i < count * KEPT && batch.kept_ids; i++) {
-        digest = digest * 3u + (unsigned)batch.kept_ids[i] * 11u + (unsigned)(8 * batch.kept_log_probs[i]);
     }
     return (int)digest;
 }
@@ -27,27 +24,19 @@ TEST(batch_queue) {
     Gpu gpu;
     BatchQueue queue;
     int wanted[PUSHES], got[PUSHES], tokens[CAPACITY], targets[CAPACITY], starts[CAPACITY * RANKS];
-    int ids[CAPACITY * KEPT];
-    float log_probs[CAPACITY * KEPT];
     gpu_open(&gpu, 0);
     Memory memory = memory_on_gpu();
-    batch_queue_open(&queue, &memory, CAPACITY, RANKS, KEPT, &gpu);
+    batch_queue_open(&queue, &memory, CAPACITY, RANKS, &gpu);
     int* out = (int*)gpu_alloc(PUSHES, sizeof(int), "digests");
     for (int push = 0; push < PUSHES; push++) {
         const int count = push % 3 == 2 ? 1 : CAPACITY - push % 2, has_targets = push % 4 != 3;
-        const int has_kept = push % 3 > 0;
-        BatchArrays batch = {tokens, has_targets ? targets : NULL, push % 5 < 3 ? starts : NULL,
-                             has_kept ? ids : NULL, has_kept ? log_probs : NULL};
+        BatchArrays batch = {tokens, has_targets ? targets : NULL, push % 5 < 3 ? starts : NULL};
         for (int i = 0; i < count; i++) {
             tokens[i] = push * 3 + i % 5;
             targets[i] = push + i;
         }
         for (int i = 0; i < count * RANKS; i++) {
             starts[i] = push + i / 3;
-        }
-        for (int i = 0; i < count * KEPT; i++) {
-            ids[i] = push * 5 + i;
-            log_probs[i] = (float)(push + i) / 8;
         }
         batch_queue_push(&queue, batch, (size_t)count);
         launch(digest_kernel, 1, 1, 0, &gpu, out + push, queue.batch, count);

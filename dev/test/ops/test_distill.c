@@ -1,4 +1,4 @@
-// test_distill.c -- cross-entropy with a teacher, whole or its kept tokens, against reference.h:
+// test_distill.c -- cross-entropy with a teacher, against reference.h:
 // sizes, padding, temperatures, rows that do not count, threads.
 #include "llmc/base/vec.h"
 #include "llmc/base/threads.h"
@@ -9,53 +9,35 @@
 typedef struct {
     CrossEntropy of;
     Distill how;
-    int teacher_Vp, k; // k: 0 for a whole teacher
+    int teacher_Vp;
     float teacher_softcap, scale, spread;
     int slices; // of the vocabulary
 } Case;
 
 typedef struct {
-    float *logits, *teacher, *log_probs;
-    int *ids, *target;
+    float *logits, *teacher;
+    int* target;
     double *loss, *kl, *dlogits; // results in double
 } Data;
 
-// Keeps k tokens of each row, in no order.
-static void keep(Data* d, const Case* c, const double* all) {
-    for (int n = 0; n < c->of.N; n++) {
-        const int step = c->of.V > 2 && c->of.V % 2 ? 2 : 1;
-        for (int i = 0; i < c->k; i++) {
-            const int id = (5 * n + step * i) % c->of.V;
-            d->ids[n * c->k + i] = id;
-            d->log_probs[n * c->k + i] = (float)all[(size_t)n * c->of.V + id];
-        }
-    }
-}
-
 static Data data_open(const Case* c) {
-    const size_t N = c->of.N, V = c->of.V, Vp = c->of.Vp, k = c->k ? (size_t)c->k : V;
+    const size_t N = c->of.N, V = c->of.V, Vp = c->of.Vp;
     Data d = {ops_normal(N * Vp, c->spread),
               ops_normal(N * c->teacher_Vp, c->spread),
-              ops_floats(N * k),
-              ops_below(N * k, 1),
               ops_below(N, (int)V),
               ops_doubles(N),
               ops_doubles(N),
               ops_doubles(N * Vp)};
-    double *all = ops_doubles(N * V), *log_pt = ops_doubles(N * V), *lse = ops_doubles(N),
-           *q = ops_doubles(V);
+    double *log_q = ops_doubles(N * V), *log_pt = ops_doubles(N * V), *lse = ops_doubles(N);
     const double *logits = ops_widen(d.logits, N * Vp), *teacher = ops_widen(d.teacher, N * c->teacher_Vp);
-    Case whole = *c;
-    whole.k = (int)k;
     if (N > 2) {
         d.target[1] = NO_TARGET;
     }
-    ref_log_probs(all, teacher, c->teacher_softcap, c->how.temperature, N, V, (size_t)c->teacher_Vp);
-    keep(&d, &whole, all);
+    ref_log_probs(log_q, teacher, c->teacher_softcap, c->how.temperature, N, V, (size_t)c->teacher_Vp);
     ref_log_probs(log_pt, logits, c->of.softcap, c->how.temperature, N, V, Vp);
     ref_classifier_forward(d.loss, lse, logits, d.target, c->of.softcap, N, V, Vp);
-    ref_distill(d.kl, d.dlogits, q, logits, lse, log_pt, d.ids, ops_widen(d.log_probs, N * k), d.target,
-                c->scale, c->how.weight, c->how.temperature, c->of.softcap, c->of.z_loss, N, V, Vp, k);
+    ref_distill(d.kl, d.dlogits, logits, lse, log_pt, log_q, d.target, c->scale, c->how.weight,
+                c->how.temperature, c->of.softcap, c->of.z_loss, N, V, Vp);
     return d;
 }
 
@@ -63,13 +45,8 @@ static Data data_open(const Case* c) {
 static void run(float* loss, float* kl, float* dlogits, const Data* d, const Case* c) {
     const size_t N = c->of.N;
     memcpy(dlogits, d->logits, N * c->of.Vp * sizeof(float));
-    if (c->k) {
-        distill_kept_cpu(loss, kl, dlogits, (KeptTokens){d->ids, d->log_probs, c->k}, d->target, c->scale,
-                         c->of, c->how);
-    } else {
-        distill_logits_cpu(loss, kl, dlogits, ops_copy(d->teacher, N * c->teacher_Vp), c->teacher_Vp,
-                           c->teacher_softcap, d->target, c->scale, c->of, c->how);
-    }
+    distill_logits_cpu(loss, kl, dlogits, ops_copy(d->teacher, N * c->teacher_Vp), c->teacher_Vp,
+                       c->teacher_softcap, d->target, c->scale, c->of, c->how);
 }
 
 // Copies columns, of rows `from_Vp` and `to_Vp` long.
@@ -92,8 +69,7 @@ static void run_slices(float* loss, float* kl, float* dlogits, const Data* d, co
     for (int pass = 0; pass < 3; pass++) {
         for (int i = 0; i < s; i++) {
             const int first = i * words, here = first >= V ? 0 : V - first < words ? V - first : words;
-            const DistillTeacher from = {
-                c->k ? NULL : teacher + i * size, Vp, c->teacher_softcap, {d->ids, d->log_probs, c->k}};
+            const DistillTeacher from = {teacher + i * size, Vp, c->teacher_softcap};
             float* own = logits + i * size;
             of.V = here;
             if (pass == 0) {
@@ -101,7 +77,7 @@ static void run_slices(float* loss, float* kl, float* dlogits, const Data* d, co
                 copy_columns(teacher + i * size, Vp, d->teacher + first, c->teacher_Vp, N, here);
                 cross_entropy_slice_cpu(rows + i * N, own, d->target, first, of);
             } else if (pass == 1) {
-                distill_slice_cpu(&slices, i, own, from, first, of, c->how);
+                distill_slice_cpu(&slices, i, own, from, of, c->how);
             } else {
                 distill_slice_backward_cpu(&slices, own, from, first, c->scale, of, c->how);
                 copy_columns(dlogits + first, c->of.Vp, own, Vp, N, here);
@@ -112,17 +88,13 @@ static void run_slices(float* loss, float* kl, float* dlogits, const Data* d, co
             cross_entropy_combine_cpu(loss, NULL, rows, s, d->target, of);
         }
     }
-    distill_combine_cpu(kl, &slices,
-                        (DistillTeacher){c->k ? NULL : teacher, Vp, 0, {d->ids, d->log_probs, c->k}}, of,
-                        c->how);
+    distill_combine_cpu(kl, &slices, of, c->how);
 }
 
 // Exponents err by roundings of the logits and of lse, which are up to `most`, over the temperature
 // where that is below 1; a sum of V terms in LANES partial sums by the square root of its length. A
-// probability has that relative error, and the divergence that many roundings of the exponents. The
-// probability r of the tokens that are not kept is 1 minus a sum, with a rounding of 1, which adds
-// log(r / R) roundings to kl, and pt / R, at most 1, to a gradient. Returns the limit of kl, and of
-// a gradient relative to scale.
+// probability has that relative error, and the divergence that many roundings of the exponents.
+// Returns the limit of kl, and of a gradient relative to scale.
 static double tolerance(const Case* c, const Data* d) {
     double most = 1;
     for (size_t i = 0; i < (size_t)c->of.N * c->of.Vp; i++) {
@@ -154,27 +126,26 @@ static void test_case(const Case* c) {
     const double limit = tolerance(c, &d), t = c->how.temperature, a = c->how.weight;
     for (int n = 0; n < N; n++) {
         const double size = 1 + 2 * c->of.z_loss * (fabs(d.loss[n]) + 4 * c->spread + 20) + a * t;
-        EXPECT_NEAR(kl[n], d.kl[n], limit * (2 + 2 * fabs(d.kl[n]) + log(V)),
-                    "kl of row %d of %d x %d, k %d, t %g", n, N, V, c->k, t);
+        EXPECT_NEAR(kl[n], d.kl[n], limit * (2 + 2 * fabs(d.kl[n]) + log(V)), "kl of row %d of %d x %d, t %g",
+                    n, N, V, t);
         for (int v = 0; v < Vp; v++) {
             const double want = d.dlogits[n * Vp + v];
             EXPECT_NEAR(dlogits[n * Vp + v], want,
                         v < V && d.target[n] != NO_TARGET ? limit * size * c->scale : 0,
-                        "gradient of %d, %d of %d x %d (%d), k %d, t %g, a %g", n, v, N, V, Vp, c->k, t, a);
+                        "gradient of %d, %d of %d x %d (%d), t %g, a %g", n, v, N, V, Vp, t, a);
         }
     }
     ops_close("distill");
 }
 
 // Every temperature with every form of the logits.
-static void test_size(int N, int V, int Vp, int k, float spread) {
+static void test_size(int N, int V, int Vp, float spread) {
     const float temperatures[] = {1, 2, 0.5f, 1}, weights[] = {0.5f, 0.9f, 1, 0.25f};
     const float softcaps[] = {0, 15, 3, 0}, z_losses[] = {0, 0, 0.01f, 0.01f}, of_teacher[] = {0, 0, 15, 15};
     for (int i = 0; i < 4; i++) {
         Case c = {{N, V, Vp, softcaps[i], z_losses[i]},
                   {weights[i], temperatures[i]},
                   V + i,
-                  k,
                   of_teacher[i],
                   0.3f,
                   spread,
@@ -185,48 +156,12 @@ static void test_size(int N, int V, int Vp, int k, float spread) {
     }
 }
 
-TEST(whole_teacher) {
+TEST(teacher) {
     for (int V = 1; V <= 3 * LANES + 1; V++) {
-        test_size(1 + V % 4, V, V + V % 3, 0, 1);
+        test_size(1 + V % 4, V, V + V % 3, 1);
     }
-    test_size(33, 769, 896, 0, 3);
-    test_size(2, 50257, 50304, 0, 1);
-}
-
-TEST(kept_tokens) {
-    for (int V = 1; V <= 3 * LANES + 1; V++) {
-        test_size(1 + V % 4, V, V + V % 3, 1 + V / 3, 1);
-    }
-    test_size(5, 33, 40, 33, 1); // all of them
-    test_size(33, 769, 896, 32, 3);
-    test_size(3, 769, 896, DISTILL_MOST_KEPT, 1);
-}
-
-// Kept probabilities that rounding makes add up to more than 1 leave nothing for the others; the
-// gradient still adds up to 0.
-TEST(more_than_one) {
-    enum { N = 1, V = 20, Vp = 32 };
-    float *logits = ops_normal(N * Vp, 1), loss, kl;
-    const int ids[2] = {3, 7}, target[N] = {3};
-    const float log_probs[2] = {logf(0.7f), logf(0.301f)};
-    const CrossEntropy of = {N, V, Vp, 0, 0};
-    CrossEntropySlice row;
-    DistillSlice sums;
-    const DistillTeacher kept = {NULL, 0, 0, {ids, log_probs, 2}};
-    float *sliced = ops_copy(logits, N * Vp), kl_of_slice;
-    distill_kept_cpu(&loss, &kl, logits, kept.kept, target, 1, of, (Distill){0.5f, 1});
-    const DistillSlices slice = {1, &row, &sums, &loss, target};
-    cross_entropy_slice_cpu(&row, sliced, target, 0, of);
-    distill_slice_cpu(&slice, 0, sliced, kept, 0, of, (Distill){0.5f, 1});
-    distill_combine_cpu(&kl_of_slice, &slice, kept, of, (Distill){0.5f, 1});
-    EXPECT_NEAR(kl_of_slice, kl, 1e-6, "kl of a slice");
-    double sum = 0;
-    for (int v = 0; v < V; v++) {
-        sum += logits[v];
-    }
-    EXPECT_NEAR(sum, 0, V * FLT_EPSILON, "sum of the gradient");
-    EXPECT(isfinite(kl) && kl > 0, "kl %g", kl);
-    ops_close("more than one");
+    test_size(33, 769, 896, 3);
+    test_size(2, 50257, 50304, 1);
 }
 
 // A teacher that is the student leaves only cross-entropy, with 1 - a.
@@ -248,57 +183,16 @@ TEST(own_teacher) {
     ops_close("own teacher");
 }
 
-// The most likely tokens in falling order, the first of equals, with probabilities of all; with the
-// words in one slice, and in several, of which some have fewer than k.
-static void test_top(int slices, int words) {
-    enum { N = 2, V = 6, Vp = 8, K = 3 };
-    const float logits[N * Vp] = {1, 3, 2, 3, -1, 0, 99, 99, 5, 5, 5, 5, 5, 5, 99, 99};
-    const int want[N * K] = {1, 3, 2, 0, 1, 2};
-    double wide[N * Vp], all[N * V];
-    float log_probs[N * K];
-    int ids[N * K];
-    for (int i = 0; i < N * Vp; i++) {
-        wide[i] = logits[i];
-    }
-    ref_log_probs(all, wide, 4, 2, N, V, Vp);
-    int of_slices[V * N * K];
-    float values[V * N * K];
-    DistillTopSum sums[V * N];
-    DistillTop top = {N, K, of_slices, values, sums};
-    for (int i = 0; i < slices; i++) {
-        const int first = i * words, here = first >= V ? 0 : V - first < words ? V - first : words;
-        for (int n = 0; n < N; n++) { // row by row
-            distill_top_cpu(&top, i, n, logits + n * Vp + first, 2, first,
-                            (CrossEntropy){1, here, words, 4, 0});
-        }
-    }
-    distill_top_combine_cpu(ids, log_probs, &top, slices, 2, 4);
-    for (int i = 0; i < N * K; i++) {
-        EXPECT(ids[i] == want[i], "token %d is %d, wanted %d", i, ids[i], want[i]);
-        EXPECT_NEAR(log_probs[i], all[i / K * V + want[i]], 1e-6, "log-probability %d", i);
-    }
-}
-
-TEST(top) {
-    test_top(1, 6);
-    test_top(2, 3);
-    test_top(3, 2);
-    test_top(3, 4); // the last has padding alone
-}
-
 TEST(distill_threads) {
-    const int kept[] = {0, 9};
-    for (int i = 0; i < 2; i++) {
-        const Case c = {{33, 1000, 1024, 0, 0.01f}, {0.5f, 2}, 1100, kept[i], 0, 0.1f, 2};
-        const Data d = data_open(&c);
-        float *loss[4], *kl[4], *dlogits[4];
-        for (int t = 1; t <= 3; t++) {
-            threads_set(t);
-            loss[t] = ops_floats(33), kl[t] = ops_floats(33), dlogits[t] = ops_floats(33 * 1024);
-            run(loss[t], kl[t], dlogits[t], &d, &c);
-            EXPECT(ops_same_bits(kl[t], kl[1], 33) && ops_same_bits(dlogits[t], dlogits[1], 33 * 1024),
-                   "k %d: bits with %d threads", kept[i], t);
-        }
-        ops_close("threads");
+    const Case c = {{33, 1000, 1024, 0, 0.01f}, {0.5f, 2}, 1100, 0, 0.1f, 2, 1};
+    const Data d = data_open(&c);
+    float *loss[4], *kl[4], *dlogits[4];
+    for (int t = 1; t <= 3; t++) {
+        threads_set(t);
+        loss[t] = ops_floats(33), kl[t] = ops_floats(33), dlogits[t] = ops_floats(33 * 1024);
+        run(loss[t], kl[t], dlogits[t], &d, &c);
+        EXPECT(ops_same_bits(kl[t], kl[1], 33) && ops_same_bits(dlogits[t], dlogits[1], 33 * 1024),
+               "bits with %d threads", t);
     }
+    ops_close("threads");
 }

@@ -6,30 +6,22 @@
 typedef struct {
     CrossEntropy of;
     Distill how;
-    int teacher_Vp, k; // k: 0 for a whole teacher
+    int teacher_Vp;
     float teacher_softcap;
     int slices; // of the vocabulary
 } Case;
 
 typedef struct {
-    float *logits, *teacher, *log_probs;
-    int *ids, *target;
+    float *logits, *teacher;
+    int* target;
 } Data;
 
 static const float SCALE = 0.25f;
 
-// Random rows, which are rounded when they are uploaded; the kept tokens have the probabilities
-// 1/2, 1/4, ... of two thirds.
+// Random rows, which are rounded when they are uploaded.
 static Data data_open(const Case* c) {
-    const size_t N = c->of.N, k = c->k;
-    const Data d = {ops_normal(N * c->of.Vp, 3), ops_normal(N * c->teacher_Vp, 3), ops_floats(N * k + 1),
-                    ops_below(N * k + 1, 1), ops_below(N, c->of.V)};
-    for (size_t n = 0; n < N; n++) {
-        for (size_t i = 0; i < k; i++) {
-            d.ids[n * k + i] = (int)((7 * n + 3 * i) % (size_t)c->of.V);
-            d.log_probs[n * k + i] = logf(0.6f) - (float)(i + 1) * logf(2);
-        }
-    }
+    const size_t N = c->of.N;
+    const Data d = {ops_normal(N * c->of.Vp, 3), ops_normal(N * c->teacher_Vp, 3), ops_below(N, c->of.V)};
     if (N > 2) {
         d.target[1] = NO_TARGET;
         d.logits[c->of.Vp] = NAN;
@@ -43,22 +35,16 @@ static Data data_open(const Case* c) {
 template <class T>
 static void run_gpu(float** loss, float** kl, float** dlogits, Data* d, const Case* c, size_t shift,
                     const Gpu* gpu) {
-    const size_t N = c->of.N, k = c->k;
+    const size_t N = c->of.N;
     T *logits = upload<T>(d->logits, N * c->of.Vp, shift, gpu),
       *teacher = upload<T>(d->teacher, N * c->teacher_Vp, shift, gpu);
-    float *log_probs = upload<float>(d->log_probs, N * k + 1, 0, gpu), *losses = unset<float>(N, gpu),
-          *divergences = unset<float>(N, gpu);
-    int *ids = upload_ints(d->ids, N * k + 1, gpu), *target = upload_ints(d->target, N, gpu);
-    if (k) {
-        const KeptTokens kept = {ids, log_probs, (int)k};
-        distill_kept(losses, divergences, logits, kept, target, SCALE, c->of, c->how, gpu);
-    } else {
-        distill_logits(losses, divergences, logits, (const T*)teacher, c->teacher_Vp, c->teacher_softcap,
-                       target, SCALE, c->of, c->how, gpu);
-    }
+    float *losses = unset<float>(N, gpu), *divergences = unset<float>(N, gpu);
+    int* target = upload_ints(d->target, N, gpu);
+    distill_logits(losses, divergences, logits, (const T*)teacher, c->teacher_Vp, c->teacher_softcap, target,
+                   SCALE, c->of, c->how, gpu);
     *loss = download(losses, N, gpu), *kl = download(divergences, N, gpu);
     *dlogits = download(logits, N * c->of.Vp, gpu);
-    gpu_free(target), gpu_free(ids), gpu_free(divergences), gpu_free(losses), gpu_free(log_probs);
+    gpu_free(target), gpu_free(divergences), gpu_free(losses);
     gpu_free(teacher - shift), gpu_free(logits - shift);
 }
 
@@ -88,30 +74,28 @@ template <class T>
 static void run_slices(float** loss, float** kl, float** dlogits, Data* d, const Case* c, size_t shift,
                        const Gpu* gpu) {
     const int N = c->of.N, s = c->slices, V = c->of.V, words = ceil_div(ceil_div(V, s), 8) * 8;
-    const size_t k = c->k, size = (size_t)N * words;
+    const size_t size = (size_t)N * words;
     float *cut = in_slices(d->logits, N, c->of.Vp, words, s, 0),
           *of_teacher = in_slices(d->teacher, N, c->teacher_Vp, words, s, 0);
     T *logits = upload<T>(cut, s * size, shift, gpu), *teacher = upload<T>(of_teacher, s * size, shift, gpu);
     d->logits = in_slices(cut, N, c->of.Vp, words, s, 1); // rounded, as upload leaves them
     d->teacher = in_slices(of_teacher, N, c->teacher_Vp, words, s, 1);
-    float *log_probs = upload<float>(d->log_probs, N * k + 1, 0, gpu), *losses = unset<float>(N, gpu),
-          *divergences = unset<float>(N, gpu);
-    int *ids = upload_ints(d->ids, N * k + 1, gpu), *target = upload_ints(d->target, N, gpu);
+    float *losses = unset<float>(N, gpu), *divergences = unset<float>(N, gpu);
+    int* target = upload_ints(d->target, N, gpu);
     CrossEntropySum* whole = (CrossEntropySum*)gpu_alloc((size_t)s * N, sizeof(*whole), "numbers");
     DistillSlice* sums = (DistillSlice*)gpu_alloc((size_t)s * N, sizeof(*sums), "sums");
     for (int pass = 0; pass < 3; pass++) {
         for (int i = 0; i < s; i++) {
             CrossEntropy of = c->of;
             const int first = i * words;
-            const DistillTeacherGpu<T> from = {
-                k ? NULL : teacher + i * size, words, c->teacher_softcap, {ids, log_probs, (int)k}};
+            const DistillTeacherGpu<T> from = {teacher + i * size, words, c->teacher_softcap};
             of.Vp = words;
             of.V = max(0, min(V - first, words));
             if (pass == 0) {
                 cross_entropy_slice(whole + i * N, (const T*)logits + i * size, target, first, of, gpu);
             } else if (pass == 1) {
-                distill_slice(sums + i * N, logits + i * size, from, losses, whole, target, first, of, c->how,
-                              gpu);
+                distill_slice(sums + i * N, (const T*)logits + i * size, from, losses, whole, target, of,
+                              c->how, gpu);
             } else {
                 distill_slice_backward(logits + i * size, from, sums, losses, whole, target, first, SCALE, of,
                                        c->how, gpu);
@@ -120,13 +104,13 @@ static void run_slices(float** loss, float** kl, float** dlogits, Data* d, const
         if (pass == 0) {
             cross_entropy_combine(losses, whole, whole, target, s, N, gpu);
         } else if (pass == 1) {
-            distill_combine(divergences, sums, k > 0, losses, whole, target, s, c->of, c->how, gpu);
+            distill_combine(divergences, sums, losses, whole, target, s, c->of, c->how, gpu);
         }
     }
     *loss = download(losses, N, gpu), *kl = download(divergences, N, gpu);
     *dlogits = in_slices(download(logits, s * size, gpu), N, c->of.Vp, words, s, 1);
-    gpu_free(sums), gpu_free(whole), gpu_free(target), gpu_free(ids), gpu_free(divergences), gpu_free(losses);
-    gpu_free(log_probs), gpu_free(teacher - shift), gpu_free(logits - shift);
+    gpu_free(sums), gpu_free(whole), gpu_free(target), gpu_free(divergences), gpu_free(losses);
+    gpu_free(teacher - shift), gpu_free(logits - shift);
 }
 
 // The hardware's exponentials and logarithms are wrong by 2^-18 at most, capped logits by 2^-18 of
@@ -138,41 +122,34 @@ template <class T> static void test_case(const Case* c, size_t shift, const Gpu*
     float *loss, *kl, *got;
     (c->slices > 1 ? run_slices<T> : run_gpu<T>)(&loss, &kl, &got, &d, c, shift, gpu);
     float *want = ops_copy(d.logits, (size_t)N * Vp), *want_loss = ops_floats(N), *want_kl = ops_floats(N);
-    const KeptTokens kept = {d.ids, d.log_probs, c->k};
-    if (c->k) {
-        distill_kept_cpu(want_loss, want_kl, want, kept, d.target, SCALE, c->of, c->how);
-    } else {
-        distill_logits_cpu(want_loss, want_kl, want, ops_copy(d.teacher, (size_t)N * c->teacher_Vp),
-                           c->teacher_Vp, c->teacher_softcap, d.target, SCALE, c->of, c->how);
-    }
+    distill_logits_cpu(want_loss, want_kl, want, ops_copy(d.teacher, (size_t)N * c->teacher_Vp),
+                       c->teacher_Vp, c->teacher_softcap, d.target, SCALE, c->of, c->how);
     const double capped = (c->of.softcap + c->teacher_softcap) * 0x1p-18, t = fmin(c->how.temperature, 1),
                  wrong = 0x1p-17 + (capped + 16 * 0x1p-22) / t, a = c->how.weight;
     for (int n = 0; n < N; n++) {
         const double size = 1 + 2 * c->of.z_loss * 32 + a * c->how.temperature;
         EXPECT_NEAR(loss[n], want_loss[n], wrong * (1 + fabs(want_loss[n])), "loss %d, V %d", n, V);
-        EXPECT_NEAR(kl[n], want_kl[n], 4 * wrong * (1 + fabs(want_kl[n]) + log(V)),
-                    "kl %d, V %d, k %d, t %g, %s", n, V, c->k, c->how.temperature, dtype_name(DTYPE_OF(T)));
+        EXPECT_NEAR(kl[n], want_kl[n], 4 * wrong * (1 + fabs(want_kl[n]) + log(V)), "kl %d, V %d, t %g, %s",
+                    n, V, c->how.temperature, dtype_name(DTYPE_OF(T)));
         for (int v = 0; v < Vp; v++) {
             const double w = want[(size_t)n * Vp + v];
             const double limit = v < V && d.target[n] != NO_TARGET
                                      ? roundoff<T>() * fabs(w) + 4 * wrong * size * SCALE + 0x1p-25
                                      : 0;
-            EXPECT_NEAR(got[(size_t)n * Vp + v], w, limit, "gradient %d, %d of %d (%d), k %d, t %g, a %g, %s",
-                        n, v, V, Vp, c->k, c->how.temperature, a, dtype_name(DTYPE_OF(T)));
+            EXPECT_NEAR(got[(size_t)n * Vp + v], w, limit, "gradient %d, %d of %d (%d), t %g, a %g, %s", n, v,
+                        V, Vp, c->how.temperature, a, dtype_name(DTYPE_OF(T)));
         }
     }
     ops_close("distill");
 }
 
-template <class T>
-static void test_size(int N, int V, int Vp, int teacher_Vp, int k, size_t shift, const Gpu* gpu) {
+template <class T> static void test_size(int N, int V, int Vp, int teacher_Vp, size_t shift, const Gpu* gpu) {
     const float temperatures[] = {1, 2, 0.5f}, weights[] = {0.5f, 0.9f, 1}, softcaps[] = {0, 15, 3},
                 z_losses[] = {0, 0.01f, 0.01f}, of_teacher[] = {15, 0, 15};
     for (int i = 0; i < 3; i++) {
         Case c = {{N, V, Vp, softcaps[i], z_losses[i]},
                   {weights[i], temperatures[i]},
                   teacher_Vp,
-                  k,
                   of_teacher[i],
                   1};
         test_case<T>(&c, shift, gpu);
@@ -184,12 +161,9 @@ static void test_size(int N, int V, int Vp, int teacher_Vp, int k, size_t shift,
 template <class T> static void test_type(const Gpu* gpu) {
     const int sizes[][4] = {{1, 1, 1, 2}, {3, 33, 40, 48}, {4, 769, 777, 800}, {3, 5000, 5120, 5008}};
     for (const int* size : sizes) {
-        test_size<T>(size[0], size[1], size[2], size[3], 0, 0, gpu);
-        test_size<T>(size[0], size[1], size[2], size[3], size[1] < 8 ? 1 : 8, 0, gpu);
+        test_size<T>(size[0], size[1], size[2], size[3], 0, gpu);
     }
-    test_size<T>(3, 500, 512, 512, 0, 1, gpu); // no pack can be read here
-    test_size<T>(3, 500, 512, 512, 16, 1, gpu);
-    test_size<T>(2, 40, 40, 40, 20, 0, gpu);
+    test_size<T>(3, 500, 512, 512, 1, gpu); // no pack can be read here
 }
 
 TEST_TYPES(distill)

@@ -18,7 +18,6 @@ typedef struct Operation {
     RouterKind router;
     double softcap, z_loss, balance;
     double weight, temperature; // of a teacher
-    int kept_tokens;
 } Operation;
 
 static double* doubles(size_t n) { return ops_widen(ops_normal(n, 1), n); }
@@ -167,31 +166,23 @@ static void classifier_backward(const Operation* op) {
     ref_classifier_backward(op->dx[0], op->x[0], op->kept, targets, 0.25, op->softcap, op->z_loss, N, V, Vp);
 }
 
-// A teacher's logits, and the tokens of each row that it keeps, in no order.
-static void teacher_of(double* log_probs, int* ids, const Operation* op) {
-    double logits[N * Vp], all[N * V];
-    const int k = op->kept_tokens;
+// The log-probabilities of a teacher.
+static void teacher_of(double* log_q, const Operation* op) {
+    double logits[N * Vp];
     for (int i = 0; i < N * Vp; i++) {
         logits[i] = sin(3 * i);
     }
-    ref_log_probs(all, logits, 0, op->temperature, N, V, Vp);
-    for (int n = 0; n < N; n++) {
-        for (int i = 0; i < k; i++) {
-            ids[n * k + i] = (n + 3 * i) % V;
-            log_probs[n * k + i] = all[n * V + ids[n * k + i]];
-        }
-    }
+    ref_log_probs(log_q, logits, 0, op->temperature, N, V, Vp);
 }
 
 // Computes what training with a teacher minimizes, or its gradient.
 static void distill_pass(const Operation* op, double* dlogits) {
-    double log_pt[N * V], log_probs[N * V], q[V], kl[N];
-    int ids[N * V];
-    teacher_of(log_probs, ids, op);
+    double log_pt[N * V], log_q[N * V], kl[N];
+    teacher_of(log_q, op);
     ref_log_probs(log_pt, op->x[0], op->softcap, op->temperature, N, V, Vp);
     ref_classifier_forward(op->out, op->kept, op->x[0], targets, op->softcap, N, V, Vp);
-    ref_distill(kl, dlogits, q, op->x[0], op->kept, log_pt, ids, log_probs, targets, 0.25, op->weight,
-                op->temperature, op->softcap, op->z_loss, N, V, Vp, (size_t)op->kept_tokens);
+    ref_distill(kl, dlogits, op->x[0], op->kept, log_pt, log_q, targets, 0.25, op->weight, op->temperature,
+                op->softcap, op->z_loss, N, V, Vp);
     for (int n = 0; n < N; n++) {
         const double z = targets[n] == NO_TARGET ? 0 : op->z_loss * op->kept[n] * op->kept[n];
         op->out[n] =
@@ -286,10 +277,8 @@ TEST(operations) {
         {"softcap",    classifier_forward, classifier_backward, .out_n = N,      .x_n = {N * Vp}, .softcap = 2},
         {"z-loss",     classifier_forward, classifier_backward, .out_n = N,      .x_n = {N * Vp}, .z_loss = 0.25},
         {"both",       classifier_forward, classifier_backward, .out_n = N,      .x_n = {N * Vp}, .softcap = 2, .z_loss = 0.25},
-        {"teacher",    distill_forward,    distill_backward,    .out_n = N,      .x_n = {N * Vp}, .weight = 0.3, .temperature = 1, .kept_tokens = V},
-        {"tempered",   distill_forward,    distill_backward,    .out_n = N,      .x_n = {N * Vp}, .weight = 0.7, .temperature = 2.5, .kept_tokens = V, .softcap = 2, .z_loss = 0.25},
-        {"kept",       distill_forward,    distill_backward,    .out_n = N,      .x_n = {N * Vp}, .weight = 0.3, .temperature = 1.5, .kept_tokens = 3, .z_loss = 0.25},
-        {"kept, cap",  distill_forward,    distill_backward,    .out_n = N,      .x_n = {N * Vp}, .weight = 1, .temperature = 0.7, .kept_tokens = 1, .softcap = 2}};
+        {"teacher",    distill_forward,    distill_backward,    .out_n = N,      .x_n = {N * Vp}, .weight = 0.3, .temperature = 1},
+        {"tempered",   distill_forward,    distill_backward,    .out_n = N,      .x_n = {N * Vp}, .weight = 0.7, .temperature = 2.5, .softcap = 2, .z_loss = 0.25}};
     // clang-format on
     for (size_t i = 0; i < sizeof(operations) / sizeof(operations[0]); i++) {
         test_operation(operations[i]);

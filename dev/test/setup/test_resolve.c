@@ -1084,8 +1084,6 @@ static void test_fim(void) {
     expect_refused(MARKS "--vocab-size 258", 2, "258");
     expect_refused(MARKS "--seq-len 4", 2, "--fim-rate 0.5, --seq-len 4; wanted at least 5");
     expect_refused(MARKS "--seq-len-schedule 0:8,2:16", 2, "--fim-rate 0.5, --seq-len-schedule 0:8,2:16");
-    expect_refused(MARKS "--teacher-logits kept", 2,
-                   "--fim-rate 0.5, --teacher-logits kept; wanted --teacher");
     expect_refused(TEXT "--tokenizer bpe:259 --out never --fim-rate 0.5", 2, "bpe:259|from 260 to");
 }
 
