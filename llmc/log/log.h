@@ -49,8 +49,8 @@ norm:<> and s:<step> tel:<val loss>, and s:<step> eval:<acc_norm> of a task that
 
 Steps count from 1; step 0 is before the first update. Every line reaches its file before the next
 step, or the program ends with the name of the file. A new run renames the logs of an earlier one in
-the same directory to log.jsonl.1, main.log.1, curve.svg.1, output.txt.1 and tensorboard.1, or the
-next free number. A run that resumes after N updates keeps the lines up to step N, cuts off the rest
+the same directory to log.jsonl.1, main.log.1, curve.svg.1 and tensorboard.1, or the next free
+number. A run that resumes after N updates keeps the lines up to step N, cuts off the rest
 (and the line that says why it stopped), and does not repeat lines about step N: the log of an
 interrupted run equals that of an uninterrupted one, except for one more config line. A rollback
 does the same: it cuts off the lines after the checkpoint and adds one that says from which step it
@@ -177,9 +177,6 @@ void log_sync(RunLog* log);
 void log_open(RunLog* log, const LogSettings* o);
 
 void log_close(RunLog* log);
-
-// Notes that the screen becomes a file: no line is overwritten any more.
-void log_leave_terminal(RunLog* log);
 
 // ---- parts of lines ----
 
@@ -564,12 +561,6 @@ static void log_end_line_(RunLog* log) {
         fprintf(log->screen.file, "%s\n", log->line);
     }
     log->open_line = LOG_LINE_NONE_;
-}
-
-void log_leave_terminal(RunLog* log) {
-    log_end_line_(log);
-    log_flush_screen_(log);
-    log->is_terminal = 0;
 }
 
 void log_close(RunLog* log) {

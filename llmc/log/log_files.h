@@ -23,7 +23,6 @@ typedef struct {
 #define LOG_JSON "log.jsonl"
 #define LOG_TEXT "main.log"
 #define LOG_CURVE "curve.svg"
-#define LOG_OUTPUT "output.txt" // standard output of --detach
 #define LOG_BOARD "tensorboard"
 
 // Sets path to a log in this directory: the current one (0), or one that was renamed.
@@ -42,10 +41,6 @@ void log_files_take(const char* out_dir, uint64_t run);
 
 // Ends the program if an existing log cannot be continued. A link can: a file replaces it.
 void log_files_require_writable(const char* out_dir);
-
-// Opens a file to append to; makes it if it does not exist. Ends the program if it is a link or no
-// regular file, which would not be the run's own. Returns its descriptor.
-int log_file_append(const char* path);
 
 // Opens log->path, cut to its first `keep` bytes. If it is a link, the run gets a file of its own
 // with these bytes: nothing is cut or written at the other end.
@@ -110,7 +105,9 @@ static void log_file_own_(const char* path, off_t keep) {
                    path);
 }
 
-int log_file_append(const char* path) {
+// Opens a file to append to; makes it if it does not exist. Ends the program if it is a link or no
+// regular file, which would not be the run's own. Returns its descriptor.
+static int log_file_append_(const char* path) {
     struct stat info;
     // a FIFO would wait for a reader, and a link's target is not ours
     const int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
@@ -125,7 +122,7 @@ void log_file_open(LogFile* log, off_t keep) {
     if (keep > 0 && log_file_is_link_(log->path)) {
         log_file_own_(log->path, keep);
     }
-    const int fd = log_file_append(log->path);
+    const int fd = log_file_append_(log->path);
     CHECK(ftruncate(fd, keep) == 0, "%s: cannot cut: %s", log->path, strerror(errno));
     log->file = fdopen(fd, "a");
     CHECK(log->file, "%s: cannot open: %s", log->path, strerror(errno));
@@ -166,8 +163,8 @@ static int log_file_is_there_(const char* out_dir, const char* name, int number)
            (strcmp(name, LOG_BOARD) == 0 ? S_ISDIR(info.st_mode) : S_ISREG(info.st_mode) && info.st_size > 0);
 }
 
-enum { LOG_FILES_ = 5 };
-static const char* const LOG_NAMES_[LOG_FILES_] = {LOG_JSON, LOG_TEXT, LOG_CURVE, LOG_OUTPUT, LOG_BOARD};
+enum { LOG_FILES_ = 4 };
+static const char* const LOG_NAMES_[LOG_FILES_] = {LOG_JSON, LOG_TEXT, LOG_CURVE, LOG_BOARD};
 
 static int log_files_are_taken_(const char* out_dir, int number) {
     int is_taken = 0;

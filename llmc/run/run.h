@@ -27,7 +27,6 @@ are collective.
 #include "llmc/checkpoint/more_tokens.h"
 #include "llmc/checkpoint/resume.h"
 #include "llmc/setup/run_data.h"
-#include "llmc/run/page_process.h"
 #include "llmc/run/session.h"
 #include "llmc/checkpoint/run_state.h"
 #include "llmc/comm/comm.h"
@@ -74,7 +73,6 @@ typedef struct {
     int status;                    // exit status of the program
     // true: ends by the signal that stopped the run, once all is closed
     int dies;
-    int parent; // of a run that detaches: descriptor for detach_leave; -1: none
 
     TrainerPlan plan;
     Model* model;
@@ -94,7 +92,6 @@ typedef struct {
     Generator generator;
     Evaluation evaluation;
     Session session;
-    PageProcess page; // of rank 0
     RunLog log;
     RunState state;
     int validates_first; // true: also validates before the first update
@@ -820,18 +817,9 @@ void run_reaches(Run* run, RunStage stage) {
     }
 }
 
-// Has the page of the run rewritten, if that is due.
-static void run_update_page_(Run* run) {
-    char error[PAGE_ERROR_BYTES];
-    if (run->state.step > 0 && !page_process_update(&run->page, error)) {
-        log_warning(&run->log, run->state.step, error);
-    }
-}
-
 void run_agree(Run* run) {
     run->due = run_agree_(run, session_next(&run->session, &run->state, run->step_s));
     session_report(&run->session, &run->log);
-    run_update_page_(run);
 }
 
 int run_ends(const Run* run) {

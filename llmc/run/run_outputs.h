@@ -75,7 +75,7 @@ static void run_outputs_read_list_(Outputs* o, const char* list) {
 
 // Adds the files that the run keeps in --out.
 static void run_outputs_add_out_(Outputs* o, const char* out) {
-    static const char* const files[] = {LOG_JSON, LOG_TEXT, LOG_CURVE, LOG_OUTPUT, "tokenizer.json"};
+    static const char* const files[] = {LOG_JSON, LOG_TEXT, LOG_CURVE, "tokenizer.json"};
     static const char* const directories[] = {LOG_BOARD, "tokens"};
     char path[PATH_MAX];
     int64_t* steps;
@@ -108,7 +108,7 @@ static void run_outputs_add_(Outputs* o, const Options* options, const OptionRow
 }
 
 static int run_outputs_are_wanted_(const Options* options) {
-    int are_wanted = options->report_every > 0;
+    int are_wanted = 0;
     for (int i = 0; i < OPTION_ROWS; i++) {
         are_wanted |= options->given[i] && OPTION_TABLE[i].flags & OPTION_WRITES;
     }
@@ -134,10 +134,6 @@ void run_outputs_check(const Options* options) {
     }
     if (export_tokenizer_path(path, options)) {
         outputs_add(&o, "export-llmc", path);
-    }
-    if (options->report_every > 0 && file_exists(options->out)) {
-        file_join(path, options->out, "report.html");
-        outputs_add(&o, "report-every", path);
     }
     outputs_check(&o);
     outputs_close(&o);

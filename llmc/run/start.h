@@ -82,7 +82,6 @@ int run_close(Run* run);
 #include "llmc/report/compare.h"
 #include "llmc/report/follow.h"
 #include "llmc/report/page.h"
-#include "llmc/run/detach.h"
 #include "llmc/run/evaluation.h"
 #include "llmc/run/generate.h"
 #include "llmc/run/run_outputs.h"
@@ -299,14 +298,6 @@ static void start_print_best_(const Run* run) {
     }
 }
 
-// Writes the last page of the run, if it has pages.
-static void start_write_page_(Run* run) {
-    char error[PAGE_ERROR_BYTES];
-    if (run->state.step > 0 && !page_process_close(&run->page, error)) {
-        log_note(&run->log, error); // nothing follows the summary in log.jsonl
-    }
-}
-
 // Exports the model and prints the summary, after the last step.
 static void start_summarize_(Run* run) {
     double peak_mib, beside_mib;
@@ -333,9 +324,6 @@ void run_begin(Run* run, Model* model) {
     start_open_state_(run);
     start_open_teacher_(run);
     start_open_log_(run);
-    detach_leave(run->parent, &run->log, run->results, &run->settled.options, run->program);
-    run->page = page_process_open(run->program, run->settled.options.out,
-                                  run_is_first(run) ? run->settled.options.report_every : 0);
 }
 
 static void start_close_training_(Run* run) {
@@ -369,7 +357,6 @@ void run_end(Run* run) {
     } else {
         session_stopped(&run->session, &run->log, &run->state, why, run->program);
     }
-    start_write_page_(run);
     start_close_training_(run);
     // A process that dies by a signal ends the others in the middle of their work.
     run->dies = !is_done && !is_saved && run->comm.size == 1;
@@ -600,7 +587,6 @@ static void start_run_(Run* run) {
         file_flush_standard();
         return;
     }
-    run->parent = detach_fork(options, run->program);
     start_be_quiet_(run);
     const Ranks ranks = start_join_(run);
     if (options->generates) {

@@ -23,6 +23,10 @@ __attribute__((unused)) static const RemovedOption OPTION_TRAINER_REMOVED[] = {
         "use --teacher, the model itself; with --teacher-quantize q8_0 in 8 bits"},
     {"write-logits", "0", OPTION_NOT_SAVED,
         "the training run takes the model itself, --teacher; with --teacher-quantize q8_0 in 8 bits"},
+    {"detach", "off", OPTION_NOT_SAVED,
+        "start the run with nohup or in tmux (dev/doc/report.md); --follow and --stop-run work for any run"},
+    {"report-every", "0", OPTION_NOT_SAVED,
+        "use --report, the --out of a run, at any time while it trains"},
     {NULL, NULL, 0, NULL},
 };
 // clang-format on

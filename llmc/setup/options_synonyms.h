@@ -90,7 +90,7 @@ __attribute__((unused)) static const OptionSynonym OPTION_TRAINER_SYNONYMS[] = {
     {"wandb-log wandb-project wandb-run-name wandb report-to",
         "scripts/wandb_follow.py sends a run's log.jsonl to Weights & Biases; --tensorboard on writes for TensorBoard"},
     {"silent", "use --quiet on"},
-    {"daemon background nohup", "use --detach"},
+    {"daemon background nohup", "start it with nohup or in tmux (dev/doc/report.md)"},
     {"watch attach monitor tail", "use --follow, the --out of a run"},
     {"verbose debug", "log.jsonl in --out has every number of every step"},
 

@@ -135,8 +135,7 @@ struct Options {
     int export_dtype;
     const char* export_gguf;
     int export_gguf_dtype, tensorboard, log_every;
-    float report_every;
-    int quiet, detach, overfit;
+    int quiet, overfit;
 
     int recompute;
     float fit;
@@ -530,14 +529,8 @@ const OptionRow OPTION_TABLE[] = {
     {"output",     "log-every",     "",   INT_(log_every),         1,    MANY_, AUTO_,            "auto",
         "steps", "print every n-th step on the screen and in main.log; auto: all in main.log, a hundred on the screen, "
         "one more after half a minute of silence, and on a terminal always the last; log.jsonl has every step"},
-    {"output",     "report-every",  "",   FLOAT_(report_every),    0,    MANY_, 0,                "0",
-        "minutes", "write the page of --report about this run, report.html in --out, after the first update, then at this interval, "
-        "and at the end; 0: never"},
     {"output",     "quiet",         "",   SWITCH_(quiet),          0,        0, ONCE_,            "off",
         "off|on", "print only errors, warnings, the results of tasks and the summary"},
-    {"output",     "detach",        "",   FLAG_(detach),           0,        0, ONCE_,            "off",
-        "off|on", "let the run continue without the terminal once all checks have passed; it prints to output.txt in --out; --follow "
-        "shows it, --stop-run stops it"},
     {"output",     "overfit",       "a",  SWITCH_(overfit),        0,        0, RUN_,             "off",
         "off|on", "train on the first batch only; the loss goes to 0"},
 

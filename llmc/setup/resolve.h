@@ -399,10 +399,6 @@ static void settle_check_outputs_(const Options* o) {
     if (o->tensorboard && !o->out[0]) {
         die_usage("--tensorboard on writes into the directory of the run; add --out DIR");
     }
-    if (o->report_every > 0 && !o->out[0]) {
-        die_usage("--report-every %g writes a page into the directory of the run; add --out DIR",
-                  (double)o->report_every);
-    }
 }
 
 // Decides the options of training. `has_weights`: the model is already trained, so its rate is

@@ -64,27 +64,6 @@ test_real_runs() {
     check "its page is beside it" [ -s second/report.html ]
 }
 
-# The page is written while a run continues, and at its end; a page that cannot be written ends no
-# run.
-test_report_every() {
-    local every=("${tiny[@]}" --report-every 0.005) i
-    in_background "${every[@]}" --steps 100000 --out live,run
-    for i in {1..200}; do [ -s live,run/report.html ] && break; sleep 0.1; done
-    has live,run/report.html "running, or interrupted"
-    rm live,run/report.html && mkdir live,run/report.html
-    for i in {1..200}; do grep -q '"kind":"warning"' live,run/log.jsonl && break; sleep 0.1; done
-    has live,run/log.jsonl '"text":"live,run/report.html: not written'
-    rmdir live,run/report.html
-    kill "$process"
-    wait "$process"
-    check "the run ended as it should: exit status $?" [ $? = 75 ]
-    has live,run/report.html "stopped by SIGTERM"
-    rm live,run/report.html && mkdir live,run/report.html
-    bad 1 "--report-every live,run/report.html: a directory, wanted a file" "${every[@]}" --out live,run
-    check "no unfinished page is left" [ -z "$(compgen -G 'live,run/*.part')" ]
-    bad 2 "--report-every 0.005 writes a page into the directory of the run; add --out DIR" "${every[@]}"
-}
-
 # A run, $1, that goes back at least once: in the middle of its text the loss leaps up. Its samples
 # are bytes that belong to no character, among others.
 roll_back() {
@@ -264,7 +243,6 @@ END
 }
 
 test_real_runs
-test_report_every
 test_tensorboard
 test_long_runs
 test_sweep

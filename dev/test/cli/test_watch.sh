@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# test_watch.sh -- runs without a terminal, and watched from another process: --detach,
-# --follow and --stop-run.
+# test_watch.sh -- runs without a terminal, and watched from another process: nohup, --follow and
+# --stop-run.
 #
 #     dev/test/cli/test_watch.sh build/plain/train_gpt2
 #
@@ -95,40 +95,28 @@ test_follow() {
     bad 2 "--follow cannot be combined with --seed: it does not train" --follow follow --seed 1
 }
 
-# A detached run has a session of its own, without a terminal.
-test_detach() {
-    local pid
-    good "--detach" "${tiny[@]}" --steps 1000000 --out detach --detach
-    pid=$(sed -n 's/^the run continues in the background (pid \([0-9]*\)) and prints to detach.output.txt$/\1/p' stdout)
-    check "the checks come first" grep -q '^weights: random' stdout
-    check "how to look" grep -qx "look: $trainer --follow detach" stdout
-    check "how to stop" grep -qx "stop: $trainer --stop-run detach" stdout
-    check "a session of its own, no terminal: $(ps -o sid=,tty= -p "$pid")" grep -Eqx " *$pid +[?]" <(ps -o sid=,tty= -p "$pid")
-    check "its files: $(readlink /proc/"$pid"/fd/[012] | tr '\n' ' ')" [ "$(readlink /proc/"$pid"/fd/[012])" = "$(printf '/dev/null\n%s\n%s' "$work"/detach/output.txt "$work"/detach/output.txt)" ]
-    for _ in {1..400}; do grep -qs '^step.*loss' detach/output.txt && break; sleep 0.05; done
-    check "it prints there" grep -q '^step *[0-9]*/1000000 | loss' detach/output.txt
-    good "stopped" --stop-run detach
-    check "it says so" grep -q '^stopped by --stop-run' detach/output.txt
-    good "resumed" --out detach --resume on --detach --quiet on
-    check "to the same file" grep -q '^the run continues in the background' stdout
-    good "stopped again" --stop-run detach
-    check "its output follows" [ "$(grep -c '^stopped by --stop-run' detach/output.txt)" = 2 ]
-    mv detach/output.txt kept && mkfifo detach/output.txt
-    bad 1 "detach/output.txt: not a regular file" --out detach --resume on --detach --quiet on
-    mv kept detach/output.txt
-    good "a new run there" "${tiny[@]}" --steps 2 --out detach --detach
-    check "puts the output aside" [ -s detach/output.txt.1 ]
-    bad 1 "cannot open the data" "${tiny[@]}" --out refused --detach --train-data nothing.txt
-    bad 2 "--lr 99" "${tiny[@]}" --out refused --detach --lr 99
-    check "leaves no output" [ ! -e refused/output.txt ]
-    bad 2 "--detach needs a directory for the output of the run; add --out DIR" "${tiny[@]}" --detach
-    bad 2 "--detach is for a run; --plan" "${tiny[@]}" --out refused --detach --plan
-    OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=2 \
-        bad 2 "--detach is for one process; this one belongs to mpirun|nohup mpirun ... &, or in tmux" "${tiny[@]}" --out refused --detach
+# A run that nohup starts continues when its terminal closes, and is watched and stopped from another.
+test_nohup() {
+    nohup "$trainer" "${tiny[@]}" --steps 1000000 --out nohup >nohup.txt 2>&1 </dev/null &
+    process=$!
+    for _ in {1..400}; do grep -qs '"kind":"train"' nohup/log.jsonl && break; sleep 0.05; done
+    kill -HUP "$process"
+    local lines
+    lines=$(wc -l <nohup/log.jsonl)
+    for _ in {1..400}; do [ "$(wc -l <nohup/log.jsonl)" -gt "$lines" ] && break; sleep 0.05; done
+    check "it continues" [ "$(wc -l <nohup/log.jsonl)" -gt "$lines" ]
+    good "a page of it" --report nohup
+    check "which says so" grep -q "running, or interrupted" nohup/report.html
+    good "stopped" --stop-run nohup
+    wait "$process"
+    check "exit status $?" [ $? = 76 ]
+    check "it says so" grep -q '^stopped by --stop-run' nohup.txt
+    bad 2 "error: --detach was removed: start the run with nohup or in tmux" "${tiny[@]}" --out nohup --detach
+    bad 2 "error: --report-every was removed: use --report, the --out of a run" "${tiny[@]}" --out nohup --report-every 5
 }
 
 test_stop
 test_stop_validation
-test_detach
+test_nohup
 test_follow
 check_done
