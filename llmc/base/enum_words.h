@@ -9,8 +9,6 @@ plurals.
     WORDS_CHOICE(PACKING_WORDS)                     "stream|pad", for a table of options
 
     printf("%d thread%s", n, words_s(n))            "1 thread", "2 threads"
-
-needs:   nothing
 */
 #ifndef LLMC_ENUM_WORDS_H
 #define LLMC_ENUM_WORDS_H

@@ -1,8 +1,6 @@
 /*
 host_device.h -- HOST_DEVICE, the word for functions that run in kernels as well as on the host, and
 one such function.
-
-needs:   nothing
 */
 #ifndef LLMC_HOST_DEVICE_H
 #define LLMC_HOST_DEVICE_H

@@ -4,8 +4,6 @@ token_chunks.h -- the tokens of a sequence that one of several ranks has.
 The sequence is cut into chunks, two for each rank; rank q of n has chunks q and 2 n - 1 - q, one
 after the other. Under a causal mask a chunk sees those before it, so all ranks have the same work.
 T is the number of tokens that the rank has: a chunk has T / 2.
-
-needs:   nothing
 */
 #ifndef LLMC_TOKEN_CHUNKS_H
 #define LLMC_TOKEN_CHUNKS_H

@@ -14,8 +14,6 @@ all blocks needs no memory for them, and neither do blocks 0 ... k - 1 if all th
 frozen (zero.h). If the embeddings are frozen, too, the backward pass ends at block k, and the
 blocks below keep no activations for it. Without a head of its own the classifier has wte as its
 weight, so freezing that freezes the classifier, too.
-
-needs:   nothing
 */
 #ifndef LLMC_FREEZE_H
 #define LLMC_FREEZE_H

@@ -20,8 +20,6 @@ and its first random values, are always those of the whole.
 
     whole    laid out by the rows of the whole model: a block has all tensors of a layer
     part     laid out by the rows of the part: tensors that are not cut lie in group 0 (model.h)
-
-needs:   nothing
 */
 #ifndef LLMC_PART_H
 #define LLMC_PART_H

@@ -13,8 +13,6 @@ is the sum over its layers. Memory, optimizer state and traffic count each param
 models have every layer.
 
 Lan et al., "ALBERT", 2019: all, attention, mlp. Liu et al., "MobileLLM", 2024: pairs.
-
-needs:   nothing
 */
 #ifndef LLMC_SHARE_LAYERS_H
 #define LLMC_SHARE_LAYERS_H

@@ -25,8 +25,6 @@ All state starts as zero. Shazeer and Stern, "Adafactor: Adaptive Learning Rates
 Memory Cost", arXiv 1804.04235; with a fixed rate it is transformers' Adafactor, with
 ADAFACTOR_RELATIVE torch.optim.Adafactor. Sums are made of the sums of bands of rows, whatever the
 number of threads.
-
-needs:   nothing
 */
 #ifndef LLMC_ADAFACTOR_H
 #define LLMC_ADAFACTOR_H

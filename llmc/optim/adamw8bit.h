@@ -26,8 +26,6 @@ The codes in order of their values:
     unsigned, for v    0: 0                     1 ... 254                    255: 1
 
 With blocks of 64, 16.25 bytes move per parameter.
-
-needs:   nothing
 */
 #ifndef LLMC_ADAMW8BIT_H
 #define LLMC_ADAMW8BIT_H

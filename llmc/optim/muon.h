@@ -30,8 +30,6 @@ paper gives the update a root mean square of 0.2: MUON_RMS does if all singular 
 
 Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024; MUON_RMS: Liu et
 al., arXiv 2502.16982; NorMuon: Li et al., arXiv 2510.05491.
-
-needs:   nothing
 */
 #ifndef LLMC_MUON_H
 #define LLMC_MUON_H

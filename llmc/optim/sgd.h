@@ -10,8 +10,6 @@ sgd.h -- stochastic gradient descent with momentum: the contract, and the CPU ve
 
 This is torch.optim.SGD (dampening 0), except that the decay does not enter m. 20 bytes move per
 parameter, 12 without momentum: memory bound.
-
-needs:   nothing
 */
 #ifndef LLMC_SGD_H
 #define LLMC_SGD_H
