@@ -1,4 +1,4 @@
-# pretrain.c: GPT-2 and GPT-3 class pretraining in C and CUDA. `make help` lists the targets.
+# pretrain.c: pretraining of language models in C and CUDA. `make help` lists the targets.
 
 # ---- settings: make NAME=value ----
 PLATFORM := $(shell uname -s)-$(shell uname -m)

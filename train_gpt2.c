@@ -1,7 +1,7 @@
 /*
-train_gpt2.c -- pretrains GPT-2 and GPT-3 class models on the CPU in fp32, if you like with matmuls
-in bf16: usable by itself, and the reference that the GPU trainer is checked against. Top to bottom:
-the model, forward, backward, micro-steps, update, evaluation, tensors in and out, the table of
+train_gpt2.c -- pretrains language models on the CPU in fp32, if you like with matmuls in bf16:
+usable by itself, and the reference that the GPU trainer is checked against. Top to bottom: the
+model, forward, backward, micro-steps, update, evaluation, tensors in and out, the table of
 functions, the training loop. The operations are modules in llmc/; what the loop asks and tells is
 llmc/run/run.h.
 

@@ -1,8 +1,8 @@
 /*
-train_gpt2.cu -- pretrains GPT-2 and GPT-3 class models on a GPU. The twin of train_gpt2.c, its
-reference: the same functions, names and order. Top to bottom: the model, forward, backward,
-micro-steps, update, evaluation, tensors in and out, the table of functions, the training loop. The
-operations are modules in llmc/; what the loop asks and tells is llmc/run/run.h.
+train_gpt2.cu -- pretrains language models on a GPU. The twin of train_gpt2.c, its reference: the
+same functions, names and order. Top to bottom: the model, forward, backward, micro-steps, update,
+evaluation, tensors in and out, the table of functions, the training loop. The operations are
+modules in llmc/; what the loop asks and tells is llmc/run/run.h.
 
     make train_gpt2cu PRECISION=BF16|FP16|FP32 && ./train_gpt2cu      --help lists the rest
 
