@@ -1,15 +1,15 @@
 /*
 curve_svg.h -- draws the loss curve of a run as SVG, readable on light and dark backgrounds.
 
-As in curve_terminal.h, the loss axis is logarithmic. The training loss is a line through all of its
-points, each validation loss a dot, the floor a dashed line. Points that are not finite are left
-out.
+The training loss is a line through all of its points, each validation loss a dot, the floor a
+dashed line. Points that are not finite are left out.
 */
 #ifndef LLMC_CURVE_SVG_H
 #define LLMC_CURVE_SVG_H
 
 #include <stdio.h>
 
+#include "llmc/log/axis.h"
 #include "llmc/log/curve_terminal.h"
 
 #ifdef __cplusplus
@@ -37,8 +37,7 @@ enum {
     SVG_RIGHT_ = 740,
     SVG_TOP_ = 44,
     SVG_BOTTOM_ = 356,
-    SVG_LABEL_GAP_ = 30, // least distance between two labels of the loss axis
-    SVG_LABELS_ = 16     // at most
+    SVG_LABEL_GAP_ = 30 // least distance between two labels of the loss axis
 };
 
 // Medium tones, with contrast on white and on black.
@@ -49,7 +48,7 @@ enum {
 
 typedef struct {
     double last_step; // right edge; the left edge is step 0
-    double low, high; // losses at the bottom and at the top
+    Axis loss;        // logarithmic
 } SvgRange_;
 
 static int svg_is_drawn_(CurvePoint point) { return isfinite(point.step) && isfinite(point.loss); }
@@ -59,8 +58,8 @@ static int svg_include_(SvgRange_* range, const CurvePoint* points, int n) {
     int drawn = 0;
     for (int i = 0; i < n; i++) {
         if (svg_is_drawn_(points[i])) {
-            range->low = fmin(range->low, points[i].loss);
-            range->high = fmax(range->high, points[i].loss);
+            range->loss.low = fmin(range->loss.low, points[i].loss);
+            range->loss.high = fmax(range->loss.high, points[i].loss);
             range->last_step = fmax(range->last_step, points[i].step);
             drawn++;
         }
@@ -72,14 +71,14 @@ static int svg_include_(SvgRange_* range, const CurvePoint* points, int n) {
 // highest are drawn at the bottom. A margin of 4 % keeps the curve off the frame.
 static void svg_settle_(SvgRange_* range, double floor) {
     if (isfinite(floor) && floor > 0) {
-        range->low = fmin(range->low, floor);
-        range->high = fmax(range->high, floor);
+        range->loss.low = fmin(range->loss.low, floor);
+        range->loss.high = fmax(range->loss.high, floor);
     }
-    range->high = fmin(fmax(range->high, 1e-6), 1e300);
-    range->low = fmin(fmax(range->low, range->high / 1000), range->high);
-    const double margin = fmax(pow(range->high / range->low, 0.04), 1.01);
-    range->low /= margin;
-    range->high *= margin;
+    range->loss.high = fmin(fmax(range->loss.high, 1e-6), 1e300);
+    range->loss.low = fmin(fmax(range->loss.low, range->loss.high / 1000), range->loss.high);
+    const double margin = fmax(pow(range->loss.high / range->loss.low, 0.04), 1.01);
+    range->loss.low /= margin;
+    range->loss.high *= margin;
 }
 
 static double svg_x_(const SvgRange_* range, double step) {
@@ -87,8 +86,7 @@ static double svg_x_(const SvgRange_* range, double step) {
 }
 
 static double svg_y_(const SvgRange_* range, double loss) {
-    const double height = log(fmax(loss, range->low) / range->low) / log(range->high / range->low);
-    return SVG_BOTTOM_ - (SVG_BOTTOM_ - SVG_TOP_) * height;
+    return SVG_TOP_ + (SVG_BOTTOM_ - SVG_TOP_) * axis_depth(&range->loss, loss);
 }
 
 // Draws a grid line with its label left of the plot.
@@ -99,33 +97,11 @@ static void svg_loss_label_(FILE* file, const SvgRange_* range, double loss) {
     fprintf(file, "<text x=\"%d\" y=\"%.1f\" text-anchor=\"end\">%.4g</text>\n", SVG_LEFT_ - 8, y + 4, loss);
 }
 
-// Labels the multiples of `unit` that are far enough from the n labels so far, whose positions are
-// in `taken`. Returns the new n.
-static int svg_label_multiples_(FILE* file, const SvgRange_* range, double unit, double* taken, int n) {
-    for (double k = ceil(range->low / unit); k * unit <= range->high && n < SVG_LABELS_; k++) {
-        const double y = svg_y_(range, k * unit);
-        int is_free = 1;
-        for (int i = 0; i < n; i++) {
-            is_free &= fabs(y - taken[i]) >= SVG_LABEL_GAP_;
-        }
-        if (is_free) {
-            svg_loss_label_(file, range, k * unit);
-            taken[n++] = y;
-        }
-    }
-    return n;
-}
-
-// Labels the axis, round numbers first, so that they get the space: multiples of 5, 2 and 1 times
-// each power of ten, downwards.
 static void svg_loss_axis_(FILE* file, const SvgRange_* range) {
-    double taken[SVG_LABELS_];
-    int n = 0;
-    const double finest = (range->high - range->low) / 50;
-    for (double power = pow(10, floor(log10(range->high))); power >= finest; power /= 10) {
-        n = svg_label_multiples_(file, range, 5 * power, taken, n);
-        n = svg_label_multiples_(file, range, 2 * power, taken, n);
-        n = svg_label_multiples_(file, range, power, taken, n);
+    AxisLabels labels;
+    axis_labels(&labels, &range->loss, (double)SVG_LABEL_GAP_ / (SVG_BOTTOM_ - SVG_TOP_));
+    for (int i = 0; i < labels.count; i++) {
+        svg_loss_label_(file, range, labels.value[i]);
     }
 }
 
@@ -200,7 +176,7 @@ static void svg_open_(FILE* file) {
 
 void curve_svg(FILE* file, const CurvePoint* train, int n_train, const CurvePoint* val, int n_val,
                double floor) {
-    SvgRange_ range = {1, INFINITY, 0};
+    SvgRange_ range = {1, {INFINITY, 0, 1}};
     const int drawn = svg_include_(&range, train, n_train);
     if (!drawn) {
         return;

@@ -1,16 +1,17 @@
 /*
 curve_terminal.h -- draws the loss curve of a run with characters.
 
-The loss axis is logarithmic: the last tenth above the floor stays visible beside a steep start,
-which would squeeze it on a linear axis. The training loss is a line, averaged over the steps of
-each column of dots; a character cell holds 2 x 4 braille dots (three heights in plain ASCII, if the
-locale is not UTF-8). Validation losses are marked o. The floor is a dashed line with its value.
+The training loss is a line, averaged over the steps of each column of dots; a character cell holds
+2 x 4 braille dots (three heights in plain ASCII, if the locale is not UTF-8). Validation losses are
+marked o. The floor is a dashed line with its value.
 */
 #ifndef LLMC_CURVE_TERMINAL_H
 #define LLMC_CURVE_TERMINAL_H
 
 #include <math.h>
 #include <stdio.h>
+
+#include "llmc/log/axis.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -24,7 +25,7 @@ typedef struct {
     int columns, rows;   // size of the plotting area, in characters
     int is_utf8;         // 0: ASCII
     double last_step;    // right edge; the left edge is step 0
-    double low, high;    // losses at the bottom and at the top
+    Axis loss;           // logarithmic
     double floor;        // NaN: none
     unsigned char* dots; // (rows, columns) bit 4*x + y is the dot in column x of 2 and row y of 4
     char* marks;         // (rows, columns) characters that cover the dots: o or a letter; 0: none
@@ -81,15 +82,14 @@ static int curve_x_(const CurvePlot* plot, double step) {
 
 static int curve_y_(const CurvePlot* plot, double loss) {
     const int height = 4 * plot->rows;
-    const double depth = log(plot->high / fmax(loss, plot->low)) / log(plot->high / plot->low);
-    return curve_clamp_(depth * (height - 1), height);
+    return curve_clamp_(axis_depth(&plot->loss, loss) * (height - 1), height);
 }
 
 // Extends the ranges of the axes to include the points.
 static void curve_include_(CurvePlot* plot, const CurvePoint* points, int n) {
     for (int i = 0; i < n; i++) {
-        plot->low = fmin(plot->low, points[i].loss);
-        plot->high = fmax(plot->high, points[i].loss);
+        plot->loss.low = fmin(plot->loss.low, points[i].loss);
+        plot->loss.high = fmax(plot->loss.high, points[i].loss);
         plot->last_step = fmax(plot->last_step, points[i].step);
     }
 }
@@ -97,15 +97,16 @@ static void curve_include_(CurvePlot* plot, const CurvePoint* points, int n) {
 // Completes the range: a logarithmic axis needs 0 < low < high; a loss of 0 is drawn at a
 // thousandth of the highest.
 static void curve_choose_range_(CurvePlot* plot) {
+    Axis* loss = &plot->loss;
     if (plot->floor > 0) {
-        plot->low = fmin(plot->low, plot->floor);
-        plot->high = fmax(plot->high, plot->floor);
+        loss->low = fmin(loss->low, plot->floor);
+        loss->high = fmax(loss->high, plot->floor);
     }
-    plot->high = fmax(plot->high, 1e-6);
-    plot->low = fmax(plot->low, plot->high / 1000);
-    if (plot->high < plot->low * 1.001) {
-        plot->high *= 1.01;
-        plot->low /= 1.01;
+    loss->high = fmax(loss->high, 1e-6);
+    loss->low = fmax(loss->low, loss->high / 1000);
+    if (loss->high < loss->low * 1.001) {
+        loss->high *= 1.01;
+        loss->low /= 1.01;
     }
 }
 
@@ -155,43 +156,15 @@ static void curve_floor_(CurvePlot* plot) {
     }
 }
 
-// Labels the multiples of `unit` up to `most`, wherever neither the row nor a neighboring one has a
-// label yet.
-static void curve_label_multiples_(CurvePlot* plot, double unit, double most) {
-    for (double k = ceil(plot->low / unit - 1e-9); k * unit <= fmin(plot->high, most) * (1 + 1e-9); k++) {
-        const int row = curve_y_(plot, k * unit) / 4;
-        int taken = 0;
-        for (int near = row - 1; near <= row + 1; near++) {
-            taken |= near >= 0 && near < plot->rows && !isnan(plot->labels[near]);
-        }
-        if (!taken) {
-            plot->labels[row] = k * unit;
-        }
-    }
-}
-
-// Returns the smallest of 1, 2 and 5 times a power of ten whose multiples are two rows apart at the
-// top, where they are closest.
-static double curve_unit_(const CurvePlot* plot) {
-    const double gap = plot->high * (1 - pow(plot->low / plot->high, 2.0 / plot->rows));
-    const double power = pow(10, floor(log10(gap)));
-    return power * (gap <= power ? 1 : gap <= 2 * power ? 2 : gap <= 5 * power ? 5 : 10);
-}
-
-// Labels the axis: a narrow one, which is nearly linear, with the multiples of one unit; a wide one
-// with numbers of one digit, those of 5, 2 and 1 first, so that they get the space.
+// Labels rows of the axis.
 static void curve_labels_(CurvePlot* plot) {
+    AxisLabels labels;
     for (int row = 0; row < plot->rows; row++) {
         plot->labels[row] = NAN;
     }
-    if (plot->high < 3 * plot->low) {
-        curve_label_multiples_(plot, curve_unit_(plot), plot->high);
-        return;
-    }
-    for (double power = pow(10, floor(log10(plot->high))); power > plot->low / 10; power /= 10) {
-        curve_label_multiples_(plot, 5 * power, 10 * power);
-        curve_label_multiples_(plot, 2 * power, 10 * power);
-        curve_label_multiples_(plot, power, 10 * power);
+    axis_labels(&labels, &plot->loss, 1.7 / plot->rows); // no two in a row
+    for (int i = 0; i < labels.count; i++) {
+        plot->labels[curve_y_(plot, labels.value[i]) / 4] = labels.value[i];
     }
 }
 
@@ -273,7 +246,7 @@ void curve_draw(FILE* file, const CurvePoint* train, int n_train, const CurvePoi
     plot.is_utf8 = curve_is_utf8_();
     plot.floor = floor;
     plot.last_step = 1;
-    plot.low = plot.high = train[0].loss;
+    plot.loss = (Axis){train[0].loss, train[0].loss, 1};
     curve_include_(&plot, train, n_train);
     curve_include_(&plot, val, n_val);
     curve_choose_range_(&plot);

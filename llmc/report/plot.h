@@ -82,11 +82,11 @@ void plot_text(FILE* file, const char* text, size_t bytes);
 
 #include "llmc/base/json.h"
 #include "llmc/base/number_text.h"
+#include "llmc/log/axis.h"
 
 enum {
     PLOT_UNITS_ = 600,       // height of the nested picture
-    PLOT_GAP_ = 26,          // least distance between two labels of the y axis, in pixels
-    PLOT_TICKS_ = 24,        // most labels
+    PLOT_GAP_ = 36,          // least distance between two labels of the y axis, in pixels
     PLOT_X_TICKS_ = 6,       // about; few enough for a phone
     PLOT_DOTS_MAX_ = 40,     // most dots of a curve; more are only a line
     PLOT_LABEL_HEIGHT_ = 13, // of the letters at the ends of curves
@@ -124,10 +124,6 @@ void plot_text(FILE* file, const char* text, size_t bytes) {
 
 // ---- the range ----
 
-typedef struct {
-    double low, high;
-} PlotRange_;
-
 static int plot_is_drawn_(const Plot* plot, const PlotPoint* point) {
     return isfinite(point->y) && (plot->scale != PLOT_LOG || point->y > 0) &&
            point->x[0] >= plot->begin * plot->axes[0].last;
@@ -140,7 +136,7 @@ static int plot_compare_(const void* a, const void* b) {
 
 // Extends the range by all values of a curve, or by a raw curve without its outermost 0.2 %, which
 // may be far off.
-static void plot_include_(PlotRange_* range, const Plot* plot, const PlotCurve* curve) {
+static void plot_include_(Axis* range, const Plot* plot, const PlotCurve* curve) {
     double values[PLOT_QUANTILES_];
     size_t n = 0;
     const size_t stride = curve->style == PLOT_RAW ? 1 + curve->count / PLOT_QUANTILES_ : 1;
@@ -163,7 +159,7 @@ static void plot_include_(PlotRange_* range, const Plot* plot, const PlotCurve* 
     }
 }
 
-static void plot_settle_(PlotRange_* range, const Plot* plot) {
+static void plot_settle_(Axis* range, const Plot* plot) {
     const PlotScale scale = plot->scale;
     range->high = fmin(range->high, 1e300);
     if (scale == PLOT_FROM_ZERO && (plot->is_percent ? range->high < 0.01 : range->high == 0)) {
@@ -184,9 +180,8 @@ static void plot_settle_(PlotRange_* range, const Plot* plot) {
 }
 
 // Finds the range. Returns 0 without a finite value.
-static int plot_range_(PlotRange_* range, const Plot* plot) {
-    range->low = INFINITY;
-    range->high = -INFINITY;
+static int plot_range_(Axis* range, const Plot* plot) {
+    *range = (Axis){INFINITY, -INFINITY, plot->scale == PLOT_LOG};
     for (int i = 0; i < plot->count; i++) {
         if (plot->curves[i].style != PLOT_MARKS) {
             plot_include_(range, plot, &plot->curves[i]);
@@ -203,14 +198,6 @@ static int plot_range_(PlotRange_* range, const Plot* plot) {
     return 1;
 }
 
-// Returns 0 at the top to 1 at the bottom.
-static double plot_y_(const Plot* plot, const PlotRange_* range, double y) {
-    const double depth = plot->scale == PLOT_LOG
-                             ? log(range->high / fmax(y, range->low)) / log(range->high / range->low)
-                             : (range->high - y) / (range->high - range->low);
-    return fmin(fmax(depth, 0), 1);
-}
-
 // Returns 0 at the left to 1 at the right.
 static double plot_x_(const Plot* plot, int axis, double x) {
     const double last = plot->axes[axis].last, first = plot->begin * last;
@@ -219,9 +206,9 @@ static double plot_x_(const Plot* plot, int axis, double x) {
 
 // ---- the grid ----
 
-static void plot_tick_(FILE* file, const Plot* plot, const PlotRange_* range, double value) {
+static void plot_tick_(FILE* file, const Plot* plot, const Axis* range, double value) {
     char text[NUMBER_BYTES];
-    const double y = 100 * plot_y_(plot, range, value);
+    const double y = 100 * axis_depth(range, value);
     number_short((plot->is_percent ? 100 * value : value) + 0.0, text); // + 0.0 avoids -0
     fprintf(
         file,
@@ -229,55 +216,12 @@ static void plot_tick_(FILE* file, const Plot* plot, const PlotRange_* range, do
         y, y, y, text, plot->is_percent ? "%" : "");
 }
 
-typedef struct {
-    double at[PLOT_TICKS_]; // in pixels
-    int count;
-} PlotTaken_;
-
-// Labels the multiples of `unit` up to `most` that are far enough from the labels so far.
-static void plot_multiples_(FILE* file, const Plot* plot, const PlotRange_* range, double unit, double most,
-                            PlotTaken_* taken) {
-    const double high = fmin(range->high, most);
-    for (double k = ceil(range->low / unit - 1e-9); k * unit <= high && taken->count < PLOT_TICKS_; k++) {
-        const double y = plot_y_(plot, range, k * unit) * plot->height;
-        int is_free = 1;
-        for (int i = 0; i < taken->count; i++) {
-            is_free &= fabs(y - taken->at[i]) >= PLOT_GAP_;
-        }
-        if (is_free) {
-            plot_tick_(file, plot, range, k * unit);
-            taken->at[taken->count++] = y;
-        }
-    }
-}
-
-// Labels a logarithmic axis with numbers of one digit, downwards; multiples of 5, 2 and 1 first, so
-// that they get the space.
-static void plot_log_ticks_(FILE* file, const Plot* plot, const PlotRange_* range) {
-    PlotTaken_ taken = {{0}, 0};
-    for (double power = pow(10, floor(log10(range->high))); power > range->low / 10; power /= 10) {
-        plot_multiples_(file, plot, range, 5 * power, 10 * power, &taken);
-        plot_multiples_(file, plot, range, 2 * power, 10 * power, &taken);
-        plot_multiples_(file, plot, range, power, 10 * power, &taken);
-    }
-}
-
-// Returns the smallest of 1, 2, 5, 10, 20, ... times a power of ten that divides `span` into at
-// most n parts.
-static double plot_unit_(double span, int n) {
-    const double power = pow(10, floor(log10(span / n)));
-    const double part = span / n / power;
-    return power * (part <= 1 ? 1 : part <= 2 ? 2 : part <= 5 ? 5 : 10);
-}
-
-static void plot_y_axis_(FILE* file, const Plot* plot, const PlotRange_* range) {
+static void plot_y_axis_(FILE* file, const Plot* plot, const Axis* range) {
+    AxisLabels labels;
+    axis_labels(&labels, range, (double)PLOT_GAP_ / plot->height);
     fputs("<g class=\"y\">", file);
-    if (plot->scale == PLOT_LOG && range->high > 3 * range->low) {
-        plot_log_ticks_(file, plot, range);
-    } else { // a logarithmic axis of a narrow range is nearly linear
-        PlotTaken_ taken = {{0}, 0};
-        plot_multiples_(file, plot, range, plot_unit_(range->high - range->low, plot->height / 45),
-                        range->high, &taken);
+    for (int i = 0; i < labels.count; i++) {
+        plot_tick_(file, plot, range, labels.value[i]);
     }
     fputs("</g>\n", file);
 }
@@ -285,7 +229,7 @@ static void plot_y_axis_(FILE* file, const Plot* plot, const PlotRange_* range) 
 static void plot_x_axis_(FILE* file, const Plot* plot, int axis) {
     char text[NUMBER_BYTES];
     const double last = plot->axes[axis].last, first = plot->begin * last;
-    const double unit = plot_unit_(last - first, PLOT_X_TICKS_);
+    const double unit = axis_unit((last - first) / PLOT_X_TICKS_);
     fputs("<g class=\"ticks\">", file);
     for (double k = fmax(ceil(first / unit - 1e-9), 0.0) + 0.0; k * unit <= last * (1 + 1e-9); k++) {
         const double x = 100 * plot_x_(plot, axis, k * unit);
@@ -338,17 +282,17 @@ typedef struct {
     int count;
 } PlotColumn_;
 
-static void plot_column_ends_(PlotPath_* path, const Plot* plot, const PlotRange_* range,
-                              const PlotCurve* curve, const PlotColumn_* column) {
+static void plot_column_ends_(PlotPath_* path, const Axis* range, const PlotCurve* curve,
+                              const PlotColumn_* column) {
     if (!column->count) {
         return;
     }
     if (curve->style != PLOT_RAW) {
-        plot_go_(path, column->column, (int)lround(PLOT_UNITS_ * plot_y_(plot, range, column->last)));
+        plot_go_(path, column->column, (int)lround(PLOT_UNITS_ * axis_depth(range, column->last)));
         return;
     }
-    const int low = (int)lround(PLOT_UNITS_ * plot_y_(plot, range, column->low));
-    const int high = (int)lround(PLOT_UNITS_ * plot_y_(plot, range, column->high));
+    const int low = (int)lround(PLOT_UNITS_ * axis_depth(range, column->low));
+    const int high = (int)lround(PLOT_UNITS_ * axis_depth(range, column->high));
     plot_go_(path, column->column, column->is_low_first ? low : high);
     if (low != high) {
         plot_go_(path, column->column, column->is_low_first ? high : low);
@@ -369,8 +313,7 @@ static void plot_column_add_(PlotColumn_* column, double y) {
 }
 
 // Prints the path of a curve on one of the axes.
-static void plot_path_(FILE* file, const Plot* plot, const PlotRange_* range, const PlotCurve* curve,
-                       int axis) {
+static void plot_path_(FILE* file, const Plot* plot, const Axis* range, const PlotCurve* curve, int axis) {
     PlotPath_ path = {file, 0, 0, 0, 0};
     PlotColumn_ column = {-1, 0, 0, 0, 0, 0};
     for (size_t i = 0; i < curve->count; i++) {
@@ -381,7 +324,7 @@ static void plot_path_(FILE* file, const Plot* plot, const PlotRange_* range, co
         }
         const int is_gap = !isfinite(point->y), at = (int)lround(x * plot->columns);
         if (is_gap || at != column.column) {
-            plot_column_ends_(&path, plot, range, curve, &column);
+            plot_column_ends_(&path, range, curve, &column);
             column.count = 0;
             column.column = at;
         }
@@ -392,7 +335,7 @@ static void plot_path_(FILE* file, const Plot* plot, const PlotRange_* range, co
             plot_column_add_(&column, point->y);
         }
     }
-    plot_column_ends_(&path, plot, range, curve, &column);
+    plot_column_ends_(&path, range, curve, &column);
     plot_flush_(&path);
 }
 
@@ -421,7 +364,7 @@ static int plot_is_as_first_(const Plot* plot, const PlotCurve* curve, int axis)
     return 1;
 }
 
-static void plot_curve_(FILE* file, const Plot* plot, const PlotRange_* range, int which, int axis) {
+static void plot_curve_(FILE* file, const Plot* plot, const Axis* range, int which, int axis) {
     const PlotCurve* curve = &plot->curves[which];
     if (axis > 0 && plot_is_as_first_(plot, curve, axis)) {
         fprintf(file, "<use href=\"#%s-%d\"/>\n", plot->id, which);
@@ -439,8 +382,7 @@ static void plot_curve_(FILE* file, const Plot* plot, const PlotRange_* range, i
 
 // Prints dots outside of what stretches, so they keep their shape. Each has a tooltip with its
 // numbers.
-static void plot_dots_(FILE* file, const Plot* plot, const PlotRange_* range, const PlotCurve* curve,
-                       int axis) {
+static void plot_dots_(FILE* file, const Plot* plot, const Axis* range, const PlotCurve* curve, int axis) {
     char place[NUMBER_BYTES];
     if (curve->style != PLOT_DOTS || curve->count > PLOT_DOTS_MAX_) {
         return;
@@ -452,7 +394,7 @@ static void plot_dots_(FILE* file, const Plot* plot, const PlotRange_* range, co
         if (x >= 0 && x <= 1 && isfinite(point->y)) {
             fprintf(file,
                     "<circle cx=\"%.2f%%\" cy=\"%.2f%%\" r=\"3.5\"><title>%.*f%s at %s %s</title></circle>\n",
-                    100 * x, 100 * plot_y_(plot, range, point->y), plot->is_percent ? 2 : 4,
+                    100 * x, 100 * axis_depth(range, point->y), plot->is_percent ? 2 : 4,
                     plot->is_percent ? 100 * point->y : point->y, plot->is_percent ? "%" : "",
                     number_grouped(point->x[0], place), plot->axes[0].name);
         }
@@ -467,7 +409,7 @@ typedef struct {
 } PlotLabel_;
 
 // Sets the labels of an axis, in order of y. Returns how many.
-static int plot_labels_(PlotLabel_* labels, const Plot* plot, const PlotRange_* range, int axis) {
+static int plot_labels_(PlotLabel_* labels, const Plot* plot, const Axis* range, int axis) {
     int count = 0;
     for (int i = 0; i < plot->count; i++) {
         const PlotCurve* curve = &plot->curves[i];
@@ -479,7 +421,7 @@ static int plot_labels_(PlotLabel_* labels, const Plot* plot, const PlotRange_* 
         if (!curve->label || !(x > 1 && x <= 100)) {
             continue;
         }
-        const PlotLabel_ label = {x, plot->height * plot_y_(plot, range, curve->points[last - 1].y), curve};
+        const PlotLabel_ label = {x, plot->height * axis_depth(range, curve->points[last - 1].y), curve};
         int at = count++;
         for (; at > 0 && labels[at - 1].y > label.y; at--) {
             labels[at] = labels[at - 1];
@@ -512,7 +454,7 @@ static void plot_spread_(PlotLabel_* labels, int count, int height) {
     }
 }
 
-static void plot_print_labels_(FILE* file, const Plot* plot, const PlotRange_* range, int axis) {
+static void plot_print_labels_(FILE* file, const Plot* plot, const Axis* range, int axis) {
     PlotLabel_ labels[PLOT_CURVES];
     const int count = plot_labels_(labels, plot, range, axis);
     plot_spread_(labels, count, plot->height);
@@ -523,7 +465,7 @@ static void plot_print_labels_(FILE* file, const Plot* plot, const PlotRange_* r
 }
 
 // Prints everything that depends on the choice of x.
-static void plot_axis_(FILE* file, const Plot* plot, const PlotRange_* range, int axis) {
+static void plot_axis_(FILE* file, const Plot* plot, const Axis* range, int axis) {
     fprintf(file, "<g class=\"x%d\">\n", axis);
     plot_x_axis_(file, plot, axis);
     fprintf(file,
@@ -551,13 +493,13 @@ static void plot_open_(FILE* file, const Plot* plot) {
 }
 
 int plot_print(FILE* file, Plot* plot) {
-    PlotRange_ range;
+    Axis range;
     const int is_drawn = plot->axes[0].last > 0 && plot_range_(&range, plot);
     if (is_drawn) {
         plot_open_(file, plot);
         plot_y_axis_(file, plot, &range);
         if (isfinite(plot->level)) {
-            const double y = 100 * plot_y_(plot, &range, plot->level);
+            const double y = 100 * axis_depth(&range, plot->level);
             fprintf(file, "<line class=\"level\" x2=\"100%%\" y1=\"%.2f%%\" y2=\"%.2f%%\"/>\n", y, y);
         }
         for (int axis = 0; axis < PLOT_AXES; axis++) {

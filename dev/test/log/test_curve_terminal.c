@@ -102,8 +102,7 @@ TEST(scale) {
     memset(&plot, 0, sizeof(plot));
     plot.rows = 16;
     plot.columns = 50;
-    plot.low = 1;
-    plot.high = 16;
+    plot.loss = (Axis){1, 16, 1};
     plot.last_step = 100;
     EXPECT(curve_y_(&plot, 16) == 0 && curve_y_(&plot, 1) == 63, "the ends");
     EXPECT(curve_y_(&plot, 4) == 32 && curve_y_(&plot, 2) == 47, "the axis is logarithmic");
@@ -118,8 +117,7 @@ static const char* labels_of(double high, double low) {
     CurvePlot plot;
     memset(&plot, 0, sizeof(plot));
     plot.rows = 17;
-    plot.high = high;
-    plot.low = low;
+    plot.loss = (Axis){low, high, 1};
     plot.labels = labels;
     curve_labels_(&plot);
     size_t used = 0;
@@ -138,7 +136,7 @@ TEST(labels) {
         const char* wanted;
     } cases[] = {{7.1, 5.15, "7 6.5 6 5.5 "},  {10.9, 3.1, "10 8 7 6 5 4 "},
                  {6.05, 0.9, "5 4 3 2 1 "},    {3.46, 3.26, "3.45 3.4 3.35 3.3 "},
-                 {250, 0.3, "200 100 50 20 "}, {1.1, 0.02, "1 0.5 0.3 0.2 0.1 0.05 0.02 "}};
+                 {250, 0.3, "200 100 50 20 "}, {1.1, 0.02, "1 0.5 0.3 0.2 0.1 0.05 0.03 0.02 "}};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         const char* text = labels_of(cases[i].high, cases[i].low);
         EXPECT(strncmp(text, cases[i].wanted, strlen(cases[i].wanted)) == 0, "from %g to %g: %s",
