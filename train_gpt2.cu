@@ -1291,10 +1291,9 @@ static void model_update(Model* model, Update update) {
     stages_share_wte(model);
 }
 
-// Sets the parameters to the average of the weights after n updates of it, and sets the weights
-// again.
-static void model_show_average(Model* model, int64_t n) {
-    update_groups_show_average(model->update, n, &model->offload, &model->gpu);
+// Sets the parameters to the average of the weights, and sets the weights again.
+static void model_show_average(Model* model) {
+    update_groups_show_average(model->update, &model->offload, &model->gpu);
     stages_share_wte(model);
 }
 
@@ -1342,7 +1341,7 @@ static void model_evaluate(Model* model, Run* run) {
 
 // Validates the average of the weights.
 static void model_evaluate_average(Model* model, Run* run) {
-    model_show_average(model, run_averaged(run));
+    model_show_average(model);
     for (int set = 0; run_validates(run, set); set++) {
         model_evaluate(model, run);
         run_log_average(run);

@@ -229,7 +229,7 @@ static void* checkpoint_group_(const Checkpoints* c, HfWeights which, int g) {
                                tensor_group_offset_bytes(w->rows, c->model.groups.first));
 }
 
-static int checkpoint_has_average_(Optimizer optimizer) { return optimizer.average.kind != AVERAGE_NONE; }
+static int checkpoint_has_average_(Optimizer optimizer) { return optimizer.average.is_kept; }
 
 // Returns the number of checksums of a rank, and the place of one of a file of weights.
 static int checkpoint_checksums_(const Checkpoints* c) { return 2 * c->model.most + 1; }
@@ -582,12 +582,11 @@ static void checkpoint_copy_groups_(Checkpoints* c, const ModelFiles* m, HfWeigh
     part_groups_close(&parts);
 }
 
-// Copies the average of the weights, if it has a value after n updates.
+// Copies the average of the weights, which has a value after n > 0 updates.
 static void checkpoint_copy_average_(Checkpoints* c, int64_t n) {
     ModelAverage average;
     const ModelFiles files = model_files_of_average(&c->run.model, &average);
-    average.step = average_step(c->run.model.optimizer.average, n);
-    c->has_average = average.step.filled > 0;
+    c->has_average = n > 0;
     c->weights[HF_AVERAGE].groups = c->has_average ? c->average : NULL;
     if (c->has_average) {
         checkpoint_copy_groups_(c, &files, HF_AVERAGE);

@@ -59,8 +59,7 @@ typedef struct {
 
 // The average of a model's weights, as needed to write its files.
 typedef struct {
-    OptimizerState state; // layout of this rank's
-    AverageStep step;
+    OptimizerState state;   // layout of this rank's
     SafeTensorsDtype dtype; // type of weights without an average
 } ModelAverage;
 
@@ -164,18 +163,16 @@ ModelFiles model_files_of_average(const ModelFiles* m, ModelAverage* average) {
 // Gathers the averages of group g in `room`, where those of the group are zero.
 static void model_gather_average_(const ModelFiles* m, int g, float* room) {
     const OptimizerState* state = &m->average->state;
-    const StateSlot* slot = &state->slots[STATE_AVERAGE];
-    const ZeroPiece piece = zero_piece(&m->part.zero, g, ZERO_TRAINED);
-    const size_t bytes = state_group_elements(slot, g) * slot->element_bytes;
-    float* average = (float*)check_alloc(bytes + 1, 1, "the average of a group of parameters");
-    if (bytes > 0) {
-        m->access.get_state(m->model, STATE_AVERAGE, state_group_begin(slot, g) * slot->element_bytes,
-                            average, bytes);
+    float* piece =
+        room + (zero_piece(&m->part.zero, g, ZERO_TRAINED).full - zero_group_begin(&m->part.zero, g));
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        const StateAverage of = state_average(state, g, i);
+        if (of.count > 0) {
+            m->access.get_state(m->model, STATE_AVERAGE, of.at * sizeof(float), piece + of.begin,
+                                of.count * sizeof(float));
+        }
     }
-    optimizer_mean_cpu(state, room + (piece.full - zero_group_begin(&m->part.zero, g)), g, average,
-                       m->average->step);
     m->access.gather(m->model, g, room);
-    free(average);
 }
 
 // Copies the average of group g in fp32, and the weights that have none, as get_group does.

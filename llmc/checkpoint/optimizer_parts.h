@@ -165,7 +165,7 @@ static size_t checkpoint_total_(const CheckpointSpace* space) { return space->be
 
 // True if parts of a tensor have their own parts of a slot of this shape.
 static int checkpoint_is_of_elements_(SlotShape shape) {
-    return shape == SLOT_ELEMENTS || shape == SLOT_BLOCKS || shape == SLOT_SNAPSHOTS;
+    return shape == SLOT_ELEMENTS || shape == SLOT_BLOCKS;
 }
 
 // Returns how many elements of a slot belong to the first elements of a layer. What belongs to a

@@ -646,17 +646,15 @@ __global__ void __launch_bounds__(UPDATE_THREADS_)
 // Rows that have an average, and its places.
 typedef struct {
     uint8_t has[MODEL_PARAMETER_ROWS];
-    UpdateShift_ at[MODEL_PARAMETER_ROWS]; // an element is `snapshots` after the one before it
+    UpdateShift_ at[MODEL_PARAMETER_ROWS];
 } UpdateAverage_;
 
 static inline UpdateAverage_ update_average_(const OptimizerState* s) {
-    const size_t snapshots = (size_t)s->optimizer.average.snapshots;
     UpdateAverage_ average = {};
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         average.has[i] = (uint8_t)state_slot_has(s, STATE_AVERAGE, i);
         if (average.has[i]) {
-            average.at[i].first = update_slot_first_(s, STATE_AVERAGE, i) - s->span[i].begin * snapshots;
-            average.at[i].step = s->slots[STATE_AVERAGE].block;
+            average.at[i] = update_shift_(s, i, STATE_AVERAGE);
         }
     }
     return average;
@@ -668,34 +666,16 @@ template <class T> struct AverageArrays_ {
     float* average;
 };
 
-// Adds four weights to their average.
-__device__ inline void average_add_four_(float* average, const Elements<float, 4>& x, AverageStep step) {
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-        average_add_element(average + (size_t)k * step.snapshots, x[k], step);
-    }
-}
-
-// Returns the average of four weights.
-__device__ inline Elements<float, 4> average_of_four_(const float* average, AverageStep step) {
-    Elements<float, 4> x;
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-        x[k] = average_of_element(average + (size_t)k * step.snapshots, step);
-    }
-    return x;
-}
-
 // A thread adds four weights to their average, or sets the parameters to it (SHOWS). Pieces and
 // rows are those of update_kernel_.
 // grid   pieces, from piece `first` on      block   256      shared   none
-// moves  the weights in and a snapshot in and out; SHOWS: all snapshots in, T out. Bound by memory.
+// moves  the weights in and the average in and out; SHOWS: the average in, T out. Bound by memory.
 // order  every element on its own
 template <class T, int SHOWS>
 __global__ void __launch_bounds__(UPDATE_THREADS_)
     average_kernel_(const __grid_constant__ AverageArrays_<T> a, const uint8_t* rows,
                     const __grid_constant__ UpdatePieces_ pieces, uint32_t first,
-                    const __grid_constant__ UpdateAverage_ places, AverageStep step) {
+                    const __grid_constant__ UpdateAverage_ places, float rate) {
     const uint32_t piece = first + blockIdx.x;
     const UpdatePlace_ place = update_place_(pieces, piece);
     const size_t in_piece = 4 * threadIdx.x, own = (size_t)place.own * UPDATE_PIECE_ + in_piece,
@@ -706,13 +686,18 @@ __global__ void __launch_bounds__(UPDATE_THREADS_)
     }
     const Weights<T> four = weights_from(a.weights, (size_t)place.full * UPDATE_PIECE_ + in_piece,
                                          (size_t)piece * UPDATE_PIECE_ + in_piece);
-    float* at =
-        a.average + (places.at[row].first + groups * places.at[row].step + own * (size_t)step.snapshots);
+    float* at = a.average + (places.at[row].first + groups * places.at[row].step + own);
+    Elements<float, 4> average = elements_load<4>(at);
     if (SHOWS) {
-        weights_store_params(four, average_of_four_(at, step));
-    } else {
-        average_add_four_(at, weights_load<4>(four, 0), step);
+        weights_store_params(four, average);
+        return;
     }
+    const Elements<float, 4> x = weights_load<4>(four, 0);
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        average_add_element(&average[k], x[k], rate);
+    }
+    elements_store(at, average);
 }
 
 // ---- the update ----
@@ -734,8 +719,7 @@ template <class T> struct OptimizerUpdate {
 
 // Returns the slots that an update reads or writes, or that show the average.
 template <class T> static inline unsigned optimizer_uses(const OptimizerUpdate<T>& u) {
-    const int adds = average_takes(u.plan->state->optimizer.average, u.update.average_n);
-    return u.shows_average ? SLOT_OF_AVERAGE : adds ? ~0u : ~SLOT_OF_AVERAGE;
+    return u.shows_average ? SLOT_OF_AVERAGE : ~0u;
 }
 
 // Returns the arguments of all updates, without the gradient and the settings of each.
@@ -1082,7 +1066,7 @@ static inline void update_average_launch_(const OptimizerUpdate<T>& u, uint32_t 
     const AverageArrays_<T> arrays = {update_weights_(u), (float*)u.slots[STATE_AVERAGE]};
     const OptimizerState* state = u.plan->state;
     launch(average_kernel_<T, SHOWS>, count, UPDATE_THREADS_, 0, gpu, arrays, u.plan->rows, u.plan->pieces,
-           first, update_average_(state), average_step(state->optimizer.average, u.update.average_n));
+           first, update_average_(state), average_rate(state->optimizer.average, u.update.average_n));
 }
 
 // Updates `count` elements from `first` on, both multiples of TENSOR_SHARD_UNIT, among those that
@@ -1106,7 +1090,7 @@ static inline void optimizer_update_part(const OptimizerUpdate<T>& u, size_t fir
     if (name == OPTIMIZER_MUON || name == OPTIMIZER_SOAP || name == OPTIMIZER_ADAFACTOR) {
         update_tensors_(u, update_groups_(u.plan, first, count), gpu);
     }
-    if (average_takes(u.plan->state->optimizer.average, u.update.average_n)) {
+    if (u.plan->state->optimizer.average.is_kept) {
         update_average_launch_<T, 0>(u, piece, pieces, gpu);
     }
 }

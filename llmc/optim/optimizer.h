@@ -108,8 +108,7 @@ typedef enum {
     // squares of the rows, or of the columns, of each matrix that is updated alone, unless that
     // side is too long; those of a run are padded to a multiple of TENSOR_ALIGN
     SLOT_ROWS_SQUARE,
-    SLOT_COLS_SQUARE,
-    SLOT_SNAPSHOTS // Average.snapshots for each element
+    SLOT_COLS_SQUARE
 } SlotShape;
 
 enum { OPTIMIZER_BLOCK = ADAMW8BIT_BLOCK };
@@ -131,7 +130,7 @@ enum { OPTIMIZER_BLOCK = ADAMW8BIT_BLOCK };
   X(STATE_RIGHT,      "right",    float,    SLOT_COLS_SQUARE, -INFINITY, "products of columns") /* mean of G^T G */ \
   X(STATE_LEFT_BASIS, "left_basis", float,  SLOT_ROWS_SQUARE, -INFINITY, "bases of rows") \
   X(STATE_RIGHT_BASIS, "right_basis", float, SLOT_COLS_SQUARE, -INFINITY, "bases of columns") \
-  X(STATE_AVERAGE,    "average",  float,    SLOT_SNAPSHOTS, -INFINITY, "average of the weights") \
+  X(STATE_AVERAGE,    "average",  float,    SLOT_ELEMENTS, -INFINITY, "average of the weights") \
   X(STATE_MASTER,     NULL,       float,    SLOT_ELEMENTS, -INFINITY, "master weights") \
   X(STATE_LOWER,      NULL,       uint16_t, SLOT_ELEMENTS, -INFINITY, "lower halves of weights") /* MASTER_SPLIT */ \
   X(STATE_LOWER_8,    NULL,       int8_t,   SLOT_ELEMENTS, -INFINITY, "lower 8 bits of weights") /* MASTER_24 */
@@ -149,7 +148,6 @@ typedef struct {
     SlotShape shape;
     size_t element_bytes;
     float least; // no value is below it
-    int every;   // updates from one use to the next
     // place of its array in the allocation of all state; no bytes: unused
     size_t offset_bytes, bytes;
     // master weights only: elements of frozen parts, the last ones in the array
@@ -242,10 +240,10 @@ void optimizer_state_take(OptimizerState* s, Memory* memory);
 // Returns the bytes of the state in files.
 double optimizer_saved_bytes(Optimizer optimizer, ModelConfig cfg);
 
-// Returns the bytes of a slot that an update reads and writes, on average: all but the master
-// weights of frozen parts.
+// Returns the bytes of a slot that an update reads and writes: all but the master weights of frozen
+// parts.
 static inline double state_moved_bytes(const StateSlot* slot) {
-    return ((double)slot->bytes - (double)slot->frozen * (double)slot->element_bytes) / slot->every;
+    return (double)slot->bytes - (double)slot->frozen * (double)slot->element_bytes;
 }
 
 // Returns the bytes that an update moves if it reads everything once: it reads gradients, slots,
@@ -270,7 +268,7 @@ void* state_slot_array(const OptimizerState* s, int slot);
 void* state_array(const OptimizerState* s, int slot, const ZeroRange* range);
 
 // The elements of a row whose average this rank has in group g: their begin in its piece of the
-// group, and in the group's part of the slot.
+// group, and in the array of the slot.
 typedef struct {
     size_t begin, at, count;
 } StateAverage;
@@ -344,9 +342,8 @@ void optimizer_update_cpu(const OptimizerState* s, const ZeroRange* range, float
 // Adds this rank's piece of group g of the parameters, just updated, to their average.
 void optimizer_average_cpu(const OptimizerState* s, const float* piece, int g, Update u);
 
-// Sets the parameters of this rank's piece of group g that have an average to it. `average` is the
-// group's part of the slot.
-void optimizer_mean_cpu(const OptimizerState* s, float* piece, int g, const float* average, AverageStep step);
+// Sets the parameters of this rank's piece of group g that have an average to it.
+void optimizer_show_average_cpu(const OptimizerState* s, float* piece, int g);
 
 #ifdef __cplusplus
 }
@@ -361,7 +358,7 @@ void optimizer_mean_cpu(const OptimizerState* s, float* piece, int g, const floa
 
 Optimizer optimizer_of(OptimizerName name, int has_optional, MasterWeights master) {
     const Optimizer optimizer = {name,   has_optional, master, 0, {1, 1, 1, 1, 1, 1},
-                                 {0, 0}, INT_MAX,      0,      0, {AVERAGE_NONE, 0, 0, 0}};
+                                 {0, 0}, INT_MAX,      0,      0, {0, 0}};
     return optimizer;
 }
 
@@ -422,8 +419,6 @@ size_t state_slot_elements(const OptimizerState* s, int slot, int row, size_t el
     case SLOT_ROWS_SQUARE:
     case SLOT_COLS_SQUARE:
         return is_whole ? state_squares_(s, s->slots[slot].shape, row) : 0;
-    case SLOT_SNAPSHOTS:
-        return elements * (size_t)s->optimizer.average.snapshots;
     default:
         return elements;
     }
@@ -478,7 +473,7 @@ static unsigned state_slots_(Optimizer optimizer, UpdateRule rule) {
         [RULE_NONE] = {0, 0},
     };
     const int master = state_master_slot(optimizer.master),
-              has_average = rule != RULE_NONE && optimizer.average.kind != AVERAGE_NONE;
+              has_average = rule != RULE_NONE && optimizer.average.is_kept;
     return slots[rule].always | (optimizer.has_optional ? slots[rule].optional : 0) |
            (has_average ? SLOT_BIT_(AVERAGE) : 0) | (master < STATE_SLOTS ? 1u << master : 0);
 }
@@ -489,13 +484,9 @@ static void state_set_slots_(OptimizerState* s) {
     s->slots[id].label = label_;                                                                             \
     s->slots[id].shape = shape_;                                                                             \
     s->slots[id].element_bytes = sizeof(type_);                                                              \
-    s->slots[id].least = least_;                                                                             \
-    s->slots[id].every = 1;
+    s->slots[id].least = least_;
     STATE_TABLE_(STATE_SLOT_)
 #undef STATE_SLOT_
-    if (s->optimizer.average.kind != AVERAGE_NONE) {
-        s->slots[STATE_AVERAGE].every = s->optimizer.average.every;
-    }
 }
 
 // Returns the slots of squares that a row does not have, because all its sides are too long.
@@ -715,7 +706,9 @@ void* state_array(const OptimizerState* s, int slot, const ZeroRange* range) {
 
 StateAverage state_average(const OptimizerState* s, int g, int row) {
     const StateSlot* slot = &s->slots[STATE_AVERAGE];
-    const StateAverage all = {s->span[row].begin, slot->begin[row], s->span[row].count}, none = {0, 0, 0};
+    const StateAverage all = {s->span[row].begin, state_group_begin(slot, g) + slot->begin[row],
+                              s->span[row].count},
+                       none = {0, 0, 0};
     const int has_any = state_slot_has(s, STATE_AVERAGE, row) && tensor_is_in_group(&s->rows[row], g) &&
                         state_group_elements(slot, g) > 0;
     return has_any ? all : none;
@@ -945,19 +938,20 @@ void optimizer_update_cpu(const OptimizerState* s, const ZeroRange* range, float
 
 void optimizer_average_cpu(const OptimizerState* s, const float* piece, int g, Update u) {
     float* average = (float*)state_slot_array(s, STATE_AVERAGE);
-    const AverageStep step = average_step(s->optimizer.average, u.average_n);
-    for (int i = 0; i < MODEL_PARAMETER_ROWS && average_takes(s->optimizer.average, u.average_n); i++) {
+    const float rate = average_rate(s->optimizer.average, u.average_n);
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         const StateAverage of = state_average(s, g, i);
-        average_add_cpu(average + state_group_begin(&s->slots[STATE_AVERAGE], g) + of.at, piece + of.begin,
-                        of.count, step);
+        average_add_cpu(average + of.at, piece + of.begin, of.count, rate);
     }
 }
 
-void optimizer_mean_cpu(const OptimizerState* s, float* piece, int g, const float* average,
-                        AverageStep step) {
+void optimizer_show_average_cpu(const OptimizerState* s, float* piece, int g) {
+    const float* average = (const float*)state_slot_array(s, STATE_AVERAGE);
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         const StateAverage of = state_average(s, g, i);
-        average_mean_cpu(piece + of.begin, average + of.at, of.count, step);
+        if (of.count > 0) {
+            memcpy(piece + of.begin, average + of.at, of.count * sizeof(float));
+        }
     }
 }
 

@@ -42,13 +42,11 @@ static inline void update_groups_move_(const OptimizerUpdate<T>& u, UpdateMove_ 
     }
 }
 
-// Sets the parameters to their average after n updates of it, and keeps them where the gradients
-// were. Between updates; collective.
+// Sets the parameters to their average, and keeps them where the gradients were. Between updates;
+// collective.
 template <class T>
-static inline void update_groups_show_average(OptimizerUpdate<T> u, int64_t n, Offload* offload,
-                                              const Gpu* gpu) {
-    Update none = {};
-    none.average_n = n;
+static inline void update_groups_show_average(OptimizerUpdate<T> u, Offload* offload, const Gpu* gpu) {
+    const Update none = {};
     u.shows_average = 1;
     update_groups_move_(u, UPDATE_PUT_ASIDE_, gpu);
     update_groups(u, none, offload, gpu);

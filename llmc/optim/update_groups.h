@@ -37,10 +37,9 @@ void update_groups_open(UpdateGroups* groups, Memory* memory, OptimizerState* st
 // Updates what this rank updates of all groups; all ranks then gather the parameters.
 void update_groups_cpu(UpdateGroups* groups, Update update);
 
-// Sets the parameters to their average after n updates of it, and keeps the weights where the
-// gradients were; then sets the weights again, bit for bit, and clears the gradients. All ranks
-// call both between updates.
-void update_groups_show_average_cpu(UpdateGroups* groups, int64_t n);
+// Sets the parameters to their average, and keeps the weights where the gradients were; then sets
+// the weights again, bit for bit, and clears the gradients. All ranks call both between updates.
+void update_groups_show_average_cpu(UpdateGroups* groups);
 void update_groups_hide_average_cpu(UpdateGroups* groups);
 
 // Updates group g during the backward pass, with its complete gradient. Does nothing without a
@@ -178,17 +177,13 @@ void update_groups_cpu(UpdateGroups* u, Update update) {
     }
 }
 
-void update_groups_show_average_cpu(UpdateGroups* u, int64_t n) {
+void update_groups_show_average_cpu(UpdateGroups* u) {
     const Zero* zero = u->zero;
-    const AverageStep step = average_step(u->state->optimizer.average, n);
-    const StateSlot* slot = &u->state->slots[STATE_AVERAGE];
-    const float* average = (const float*)state_slot_array(u->state, STATE_AVERAGE);
     for (int g = 0; g < zero->plan.groups; g++) {
         const ZeroPiece piece = zero_piece(&zero->plan, g, ZERO_TRAINED);
         if (piece.count > 0) {
             memcpy(zero_update_gradient_cpu(zero, g), zero->params + piece.full, piece.count * sizeof(float));
-            optimizer_mean_cpu(u->state, zero->params + piece.full, g, average + state_group_begin(slot, g),
-                               step);
+            optimizer_show_average_cpu(u->state, zero->params + piece.full, g);
         }
     }
     zero_gather_parameters_cpu(u->zero);

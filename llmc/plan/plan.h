@@ -189,12 +189,10 @@ static void plan_print_architecture_(FILE* file, ModelConfig cfg) {
     fputc('\n', file);
 }
 
-// Prints how many copies of the weights their average keeps.
+// Prints that the average of the weights is a copy of them.
 static void plan_print_average_(FILE* file, const Settled* s) {
-    const Average average = s->optimizer.average;
-    if (average.kind != AVERAGE_NONE) {
-        fprintf(file, "average: %s keeps %d cop%s of the weights in fp32%s\n", s->options.average,
-                average.snapshots, average.snapshots == 1 ? "y" : "ies",
+    if (s->optimizer.average.is_kept) {
+        fprintf(file, "average: %s keeps a copy of the weights in fp32%s\n", s->options.average,
                 s->options.offload_optimizer ? ", with the optimizer's state" : "");
     }
 }
@@ -337,7 +335,7 @@ static void plan_print_moves_(FILE* file, const Memory* memory, MemoryPlace plac
 // Prints the disk space of the checkpoints that the run leaves.
 static void plan_print_disk_(FILE* file, const Settled* s) {
     const Options* o = &s->options;
-    const int copies = 1 + (s->optimizer.average.kind != AVERAGE_NONE); // of fp32 weights
+    const int copies = 1 + s->optimizer.average.is_kept; // of fp32 weights
     const double bytes =
         copies * 4.0 * model_count_parameters(s->cfg) + optimizer_saved_bytes(s->optimizer, s->cfg);
     const double kept = checkpoints_kept(o, 0);
@@ -390,7 +388,7 @@ static void plan_print_work_(FILE* file, const Settled* s, const TrainerPlan* pl
         const Stages batches = settled_batches(o);
         const double tokens = stages_sum(&batches, o->steps);
         const double at = o->eval_every > 0 ? floor((double)o->steps / o->eval_every) : 0,
-                     of_average = s->optimizer.average.kind != AVERAGE_NONE ? at : 0,
+                     of_average = s->optimizer.average.is_kept ? at : 0,
                      validations = (o->eval_every > 0) + at + of_average;
         const double seen = validations * (double)plan->eval_sequences * o->seq_len, all = tokens + seen / 3;
         fprintf(

@@ -145,9 +145,6 @@ void run_log_validation(Run* run);
 // sets follow while the model shows it.
 int run_validates_average(const Run* run);
 
-// Returns the updates in the average of the weights.
-int64_t run_averaged(const Run* run);
-
 // Logs the validation loss of the average on the set. It decides nothing.
 void run_log_average(Run* run);
 
@@ -547,6 +544,9 @@ static void run_judge_in_backward_(ModelConfig cfg, const InBackward* made, RunV
     }
 }
 
+// Returns the updates in the average of the weights.
+static int64_t run_averaged_(const Run* run) { return run->state.updates - run->state.average_from; }
+
 static RunVerdict run_judge_(Run* run, const RunUpdate_* update) {
     const Options* o = &run->settled.options;
     RunState* state = &run->state;
@@ -561,7 +561,7 @@ static RunVerdict run_judge_(Run* run, const RunUpdate_* update) {
     verdict.flops = update->flops;
     verdict.update = setup_update(o, state->step, state->updates + 1, verdict.norm);
     verdict.update.grad_scale *= (float)scale;
-    verdict.update.average_n = run_averaged(run) + 1;
+    verdict.update.average_n = run_averaged_(run) + 1;
     int skip = run_overflowed_(&state->loss_scale, verdict.loss, verdict.norm, verdict.reason);
     if (!skip) {
         const UpdateVerdict guard = outliers_check(&state->guard, verdict.loss, verdict.norm);
@@ -694,11 +694,9 @@ int run_validates(Run* run, int set) {
     return 1;
 }
 
-int64_t run_averaged(const Run* run) { return run->state.updates - run->state.average_from; }
-
 int run_validates_average(const Run* run) {
-    const AverageStep step = average_step(run->settled.optimizer.average, run_averaged(run));
-    return step.filled > 0 && !run->is_stopping && run_validation_is_due_(run);
+    return run->settled.optimizer.average.is_kept && run_averaged_(run) > 0 && !run->is_stopping &&
+           run_validation_is_due_(run);
 }
 
 static Dataloader* run_val_(const Run* run) { return &run->val[run->val_set]; }

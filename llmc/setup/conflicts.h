@@ -371,12 +371,12 @@ void setup_check_average(const Settled* s) {
     const Options* o = &s->options;
     Average average;
     if (!average_parse(&average, o->average)) {
-        die_usage(
-            "--average %s: wanted off, ema:D with D below 1, or last:N or last:N:K with N a multiple of K, "
-            "at most %d times",
-            o->average, AVERAGE_MOST_SNAPSHOTS);
+        die_usage("--average %s: wanted off, or ema:D with D below 1%s", o->average,
+                  strncmp(o->average, "last:", 5) == 0
+                      ? "; last:N is gone: ema:D with D = 1 - 2 / (N + 1) is as recent"
+                      : "");
     }
-    if (average.kind == AVERAGE_NONE) {
+    if (!average.is_kept) {
         return;
     }
     if (s->use != USE_TRAIN) {

@@ -410,9 +410,8 @@ const OptionRow OPTION_TABLE[] = {
     {"optimizer",  "soap-max-side", "",   INT_(soap_max_side),     0,    65536, RUN_,             "4096",
         "", "for soap: longest side of a matrix that has an eigenbasis; 0: none has"},
     {"optimizer",  "average",       "",   STRING_(average),        0,        0, 0,                "off",
-        "off|ema:D|last:N|last:N:K", "average the weights, beside the training: ema:0.999: each update counts 0.999 times as much as the next; "
-        "last:N: the mean of the last N updates; last:N:K: of every K-th of them, N / K copies in memory; validations "
-        "show its loss, checkpoints have it, too (--weights)"},
+        "off|ema:D", "average the weights, beside the training: ema:0.999: each update counts 0.999 times as much as the next; "
+        "validations also show its loss, and checkpoints have it (--weights)"},
     {"optimizer",  "grad-clip",     "",   FLOAT_(grad_clip),       0,    MANY_, RUN_,             "1",
         "", "maximum norm of the whole gradient; 0: no clipping"},
     {"optimizer",  "skip-loss-z",   "sl", FLOAT_(skip_loss_z),     0,    MANY_, RUN_,             "0",

@@ -483,18 +483,14 @@ test_average() {
     check "the average continues" cmp {average,resumed}/$at/model_average.safetensors
     check "with its state" cmp {average,resumed}/$at/optimizer.1of1.safetensors
     cp -r average changed_average && rm -r changed_average/step_0000000[34]
-    good "another average" --resume on --out changed_average --average last:1
-    check "is named" grep -q "resume: --average is last:1, was ema:0.5" stdout
+    good "another average" --resume on --out changed_average --average ema:0
+    check "is named" grep -q "resume: --average is ema:0, was ema:0.5" stdout
     check "starts with the next update" cmp changed_average/$at/model{,_average}.safetensors
     loss=$(grep '"name":"average"' average/log.jsonl | tail -n 1 | grep -o '"loss":[0-9.]*')
     good "as a model" --model average --weights average --steps 0 --eval-every 1 --seq-len 16 --batch 2 --eval-batches 2 --out shown
     check "its loss, $loss" grep -q "\"kind\":\"val\".*$loss" shown/log.jsonl
-    good "the last update alone" "${run[@]}" --average last:1 --out last
-    check "is the weights" cmp last/$at/model{,_average}.safetensors
-    good "a mean of none yet" "${run[@]}" --average last:8:4 --out late
-    check "is not saved" [ ! -e late/step_00000003/model_average.safetensors -a -e late/$at/model_average.safetensors ]
     bad 2 "--average ema:1: wanted off, ema:D with D below 1" "${brief[@]}" --steps 4 --average ema:1
-    bad 2 "--average last:5:2: wanted off" "${brief[@]}" --steps 4 --average last:5:2
+    bad 2 "--average last:5:2: wanted off, or ema:D with D below 1; last:N is gone" "${brief[@]}" --steps 4 --average last:5:2
     bad 2 "--average ema:0.5, --update-in-backward on; wanted off" "${brief[@]}" --steps 4 --average ema:0.5 --update-in-backward on
     bad 1 "plain/$at: no model_average.safetensors" --model plain --weights average --steps 0 --eval-every 1
     bad 2 "--weights average needs a trained model" "${run[@]}" --weights average

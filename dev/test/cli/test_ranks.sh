@@ -195,7 +195,7 @@ same_average() { check "$3: the same average" cmp "$1/model_average.safetensors"
 # An update of the first stage has a micro-batch for one rank alone. The ranks divide the average of
 # the weights.
 test_batches() {
-    local stages=("${run[@]}" --batch-schedule 0:48,3:160,5:320 --average last:4:2 "$@")
+    local stages=("${run[@]}" --batch-schedule 0:48,3:160,5:320 --average ema:0.9 "$@")
     trains 1 one_batches "${stages[@]}" --zero 2
     trains 2 two_batches "${stages[@]}" --zero 2
     same_model one_batches/step_00000009 two_batches/step_00000009 "--batch-schedule, 2 ranks"

@@ -199,9 +199,7 @@ static void visit(const OptimizerState* state, const ZeroRange* ranges, int coun
             char* array = (char*)state_array(state, slot, r);
             const size_t first = state->slots[slot].shape == SLOT_ELEMENTS ? r->logical
                                  : state->slots[slot].shape == SLOT_BLOCKS ? r->logical / OPTIMIZER_BLOCK
-                                 : slot == STATE_AVERAGE
-                                     ? r->logical * (size_t)state->optimizer.average.snapshots
-                                     : (size_t)(r->row + r->group);
+                                                                           : (size_t)(r->row + r->group);
             for (size_t k = 0; k < kept(state, slot, r); k++) {
                 const float value = value_of(slot, first + k);
                 const int is_code = state->slots[slot].element_bytes == 1;
@@ -227,7 +225,7 @@ typedef struct {
     SavedState state;
 } Saved;
 
-#define AVERAGE "last:6:2"
+#define AVERAGE "ema:0.5"
 
 // An optimizer that also keeps an average of the weights.
 static Optimizer with_average(OptimizerName name) {
@@ -249,7 +247,7 @@ static void save(Saved* saved, Optimizer optimizer, int stage, int size) {
     saved->options[2] = (SavedOption){"adafactor-beta1", optimizer.has_optional ? "0.9" : "0"};
     saved->options[3] = (SavedOption){"muon-rows", optimizer.has_optional ? "on" : "off"};
     saved->options[4] = (SavedOption){"soap-max-side", optimizer.soap_max_side < 256 ? "64" : "2147483647"};
-    saved->options[5] = (SavedOption){"average", optimizer.average.kind ? AVERAGE : "off"};
+    saved->options[5] = (SavedOption){"average", optimizer.average.is_kept ? AVERAGE : "off"};
     saved->options[6] = (SavedOption){"layers", "3"};
     saved->options[7] = (SavedOption){"freeze", "qkvw,fcw"};
     for (int rank = 0; rank < size; rank++) {
@@ -308,7 +306,7 @@ static void test_elastic(Optimizer optimizer) {
 static void test_other_average(void) {
     Saved saved;
     Optimizer other = with_average(OPTIMIZER_ADAMW);
-    other.average.every = 1;
+    other.average.decay = 0.75;
     save(&saved, with_average(OPTIMIZER_ADAMW), 0, 1);
     const ZeroPlan zero = zero_plan(WIDE, 0, 0, 1);
     const RankPart of = rank_part_of_data(WIDE, zero, 0);
