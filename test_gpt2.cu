@@ -1207,7 +1207,7 @@ int main(void) {
             test_same_bits_of_experts(&archs[i]);
         }
     }
-    static const char* const shares[] = {"all", "attention", "mlp", "pairs", "loop:2"};
+    static const char* const shares[] = {"all", "pairs", "loop:2"};
     for (size_t i = 0; i < sizeof(shares) / sizeof(shares[0]); i++) {
         test_share(shares[i]);
     }

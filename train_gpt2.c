@@ -656,10 +656,11 @@ static void attention_backward_at(const Block* b, GradientMode mode) {
 // in place.
 static void block_backward(Model* model, int l, const Pass* pass, GradientMode mode) {
     const Block b = block_at(model, l, pass);
+    const GradientMode own = share_gradient_mode(model->cfg, l, mode);
     block_recompute(&b, model->recompute);
     zero_clear_frozen_cpu(&model->zero, model->gradient_rows, model->cfg, &model->freeze, l);
-    mlp_backward_at(&b, share_gradient_mode(model->cfg, PART_MLP, l, mode));
-    attention_backward_at(&b, share_gradient_mode(model->cfg, PART_ATTENTION, l, mode));
+    mlp_backward_at(&b, own);
+    attention_backward_at(&b, own);
 }
 
 // Sets or adds to the gradients of the embeddings, from dresidual (R, C), that of encoded.

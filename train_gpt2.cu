@@ -847,7 +847,7 @@ static MlpGradientsGpu mlp_gradients_at(const Block* b, const ModelGradients* d,
 
 // The MLP of a block: turns dresidual (R, C), the gradient of the stream after it, into that before
 // it. dfch (N, F).
-static void mlp_backward_at(const Block* b, GradientMode mode, GradientMode attention_mode) {
+static void mlp_backward_at(const Block* b, GradientMode mode) {
     Model* model = b->model;
     const TensorParallelGpu* tensor = &b->tensor;
     const ModelActivations a = b->a;
@@ -862,7 +862,7 @@ static void mlp_backward_at(const Block* b, GradientMode mode, GradientMode atte
     }
     tensor_sum(tensor, dln2, NULL, NULL);
     // dresidual, and its column sums: the gradient of attprojb (C)
-    const NormGradients dnorm2 = {d.ln2w, d.ln2b, mode, d.attprojb, attention_mode};
+    const NormGradients dnorm2 = {d.ln2w, d.ln2b, mode, d.attprojb, mode};
     tensor_norm_backward(tensor, dresidual, GRADIENT_ADD, &dnorm2, (const floatX*)dln2,
                          (const floatX*)a.residual2, &b->norm2, &model->norm_scratch);
 }
@@ -903,14 +903,12 @@ static void attention_backward_at(const Block* b, GradientMode mode, GradientMod
 // in place.
 static void block_backward(Model* model, int l, const Pass* pass, GradientMode mode) {
     const Block b = block_at(model, l, pass);
-    const GradientMode mlp_mode = share_gradient_mode(model->cfg, PART_MLP, l, mode),
-                       attention_mode = share_gradient_mode(model->cfg, PART_ATTENTION, l, mode),
-                       below =
-                           l > 0 ? share_gradient_mode(model->cfg, PART_MLP, l - 1, mode) : attention_mode;
+    const GradientMode own = share_gradient_mode(model->cfg, l, mode),
+                       below = l > 0 ? share_gradient_mode(model->cfg, l - 1, mode) : own;
     block_recompute(&b, model->recompute);
     zero_clear_frozen(&model->zero, model->gradient_rows, model->cfg, &model->freeze, l);
-    mlp_backward_at(&b, mlp_mode, attention_mode);
-    attention_backward_at(&b, attention_mode, below);
+    mlp_backward_at(&b, own);
+    attention_backward_at(&b, own, below);
 }
 
 // Sets or adds to the gradients of the embeddings, from dresidual (R, C), that of encoded.
@@ -973,8 +971,7 @@ static void head_backward(Model* model, const Pass* pass, float dloss, GradientM
 static void last_bias_backward(Model* model, const Pass* pass, GradientMode mode) {
     const ModelConfig cfg = model->cfg;
     const TensorParallelGpu tensor = tensor_of(model, pass);
-    tensor_norm_dinp_sum(&tensor, bias_grad_into(model, cfg.L),
-                         share_gradient_mode(cfg, PART_MLP, cfg.L - 1, mode),
+    tensor_norm_dinp_sum(&tensor, bias_grad_into(model, cfg.L), share_gradient_mode(cfg, cfg.L - 1, mode),
                          (const floatX*)pass->acts->dresidual, &model->norm_scratch);
 }
 

@@ -46,7 +46,7 @@ for rule in adamw8bit adafactor muon lion sgd; do run "$rule" --optimizer $rule;
 run adafactor_all --optimizer adafactor --adafactor-beta1 0.9 --adafactor-scale on
 run norMuon --optimizer muon --muon-rows on --cautious-decay on
 layers=4
-for share in attention mlp pairs loop:2; do run "share_$share" --share-layers $share; done
+for share in all pairs loop:2; do run "share_$share" --share-layers $share; done
 [ $is_gpu ] || run bf16_share --matmul bf16 --share-layers pairs
 layers=3
 run frozen --freeze 'embeddings,h.0'

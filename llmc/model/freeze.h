@@ -279,7 +279,7 @@ static int freeze_add_(Freeze* freeze, const FreezeItem_* item, const TensorRow*
             if (extent == FREEZE_PART_) {
                 return freeze_partial_(item, &rows[i], error);
             }
-            if (is_meant && item->has_blocks && rows[i].part == PART_OUTSIDE) {
+            if (is_meant && item->has_blocks && !rows[i].in_block) {
                 is_outside = 1;
             } else if (is_meant) {
                 freeze->in_block[l] |= 1u << i;
@@ -452,7 +452,7 @@ double freeze_flops_per_token(const Freeze* freeze, ModelConfig cfg, int T) {
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         const double elements = model_multiplied_elements(&rows[i], cfg);
         for (int l = 0; l < rows[i].uses; l++) {
-            const int is_below = rows[i].part != PART_OUTSIDE && l < freeze->first_block;
+            const int is_below = rows[i].in_block && l < freeze->first_block;
             saved += elements * (2 * freeze_has(freeze, i, l) + 2 * is_below);
         }
     }

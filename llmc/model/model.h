@@ -18,7 +18,7 @@ report are loops over their rows; nothing else in the program lists the tensors.
     V  vocabulary size                Vp = V rounded up to 128
 
 Layers may share parameters (--share-layers): then memory has fewer blocks of parameters than the
-model has layers, or the parameters of all layers lie outside of the blocks.
+model has layers.
 
 GPT-2: Radford et al., "Language models are unsupervised multitask learners", 2019; pre-norm blocks,
 learned positions, GELU in tanh form, the token embedding shared with the classifier.
@@ -48,10 +48,9 @@ et al., "GQA", 2023.
 
 typedef struct Model Model; // a model with its memory: each trainer has its own
 
-// Layers that share parameters: none; the attention, or the MLP, of all layers, with the norm
-// before it; two consecutive layers; or a loop of blocks is repeated. Memory has one copy of shared
-// parameters, files have every layer (share_layers.h).
-typedef enum { SHARE_OFF, SHARE_ATTENTION, SHARE_MLP, SHARE_PAIRS, SHARE_LOOP } ShareLayers;
+// Layers that share parameters: none; two consecutive layers; or a loop of blocks is repeated.
+// Memory has one copy of shared parameters, files have every layer (share_layers.h).
+typedef enum { SHARE_OFF, SHARE_PAIRS, SHARE_LOOP } ShareLayers;
 
 // Purposes of an open model.
 typedef enum {
@@ -270,17 +269,6 @@ static inline int model_window(ModelConfig cfg, int l) {
     return cfg.windows[l / 8] >> l % 8 & 1 ? cfg.window : 0;
 }
 
-static inline TensorPlace model_place(ModelConfig cfg, TensorPart part) {
-    const int is_shared = (cfg.share == SHARE_ATTENTION && part == PART_ATTENTION) ||
-                          (cfg.share == SHARE_MLP && part == PART_MLP);
-    return part == PART_OUTSIDE || is_shared ? PLACE_ONCE : PLACE_BLOCK;
-}
-
-// Returns the layers of a part that have copies of their own in memory.
-static inline int model_part_copies(ModelConfig cfg, TensorPart part) {
-    return model_place(cfg, part) == PLACE_BLOCK ? model_copies(cfg) : 1;
-}
-
 // clang-format off
 // Levels of --recompute and their words. The backward pass recomputes this, and everything above
 // it, instead of keeping it.
@@ -295,38 +283,38 @@ typedef enum {
     RECOMPUTE_NEVER // generation: no backward pass; only the keys and values of all layers are kept
 } RecomputeLevel;
 
-// Parameters, in the order of llm.c's model files: `rows` x `cols`, in a part of the model
-// (PART_...). A vector is one row; matrices are (out, in). A tensor that a kind does not need has
-// no elements (w: ModelWidths). Padding rows of wte and head (V ... Vp-1) are zero. An update
+// Parameters, in the order of llm.c's model files: `rows` x `cols`, once in the model or in each
+// block. A vector is one row; matrices are (out, in). A tensor that a kind does not need has no
+// elements (w: ModelWidths). Padding rows of wte and head (V ... Vp-1) are zero. An update
 // treats each of `parts` equal matrices, one below the other, and one of `apart` rows above them,
 // alone. `init` and `decay`: first values, and whether weight decay applies. `kind` (KIND_...)
 // selects the optimizer's rule, `split` (SPLIT_...) how part.h cuts it. Names in files are in
 // families.h.
-//  name        part       rows        cols          apart    parts  init                 decay  kind       split
+//  name      place  rows                cols              apart    parts         init                decay  kind       split
 #define MODEL_PARAMETERS(X) \
-  X(wte,        OUTSIDE,   w.words,    cfg.C,        0,       1,     INIT_VOCAB,          1,     EMBEDDING, WORDS)   /* token embedding; the classifier's weight, too, if it has no head */ \
-  X(wpe,        OUTSIDE,   w.positions, cfg.C,       0,       1,     INIT_NORMAL,         1,     EMBEDDING, NONE) /* position embedding */ \
-  X(ln1w,       ATTENTION, 1,          w.norm,       0,       1,     INIT_ONE,            0,     VECTOR,    NONE) /* norm before attention */ \
-  X(ln1b,       ATTENTION, 1,          w.norm_bias,  0,       1,     INIT_ZERO,           0,     VECTOR,    NONE) \
-  X(qkvw,       ATTENTION, w.QKV,      cfg.C,        w.apart, w.parts,     INIT_NORMAL,         1,     MATRIX,    HEADS) /* queries, keys, values */ \
-  X(qkvb,       ATTENTION, 1,          w.qkv_bias,   0,       1,     INIT_ZERO,           0,     VECTOR,    HEADS) \
-  X(qnormw,     ATTENTION, 1,          w.query_norm, 0,       1,     INIT_ONE,            0,     VECTOR,    NONE) /* norm of the queries, */ \
-  X(knormw,     ATTENTION, 1,          w.key_norm,   0,       1,     INIT_ONE,            0,     VECTOR,    NONE) /* and of the keys */ \
-  X(attprojw,   ATTENTION, cfg.C,      w.Q,          0,       1,     INIT_NORMAL_SCALED,  1,     MATRIX,    COLS) /* into the residual stream */ \
-  X(attprojb,   ATTENTION, 1,          w.bias,       0,       1,     INIT_ZERO_INTO,      0,     VECTOR,    NONE) \
-  X(ln2w,       MLP,       1,          w.norm,       0,       1,     INIT_ONE,            0,     VECTOR,    NONE) /* norm before the MLP */ \
-  X(ln2b,       MLP,       1,          w.norm_bias,  0,       1,     INIT_ZERO,           0,     VECTOR,    NONE) \
-  X(routerw,    MLP,       w.E,        cfg.C,        0,       1,     INIT_NORMAL,         1,     ROUTER,    NONE) /* logits of the experts */ \
-  X(routerb,    MLP,       1,          w.router_bias, 0,      1,     INIT_ZERO,           0,     FIXED,     NONE)  /* added to their scores where experts are chosen */ \
-  X(fcw,        MLP,       w.mlps * w.G * w.F, cfg.C, 0,      w.mlps * w.G, INIT_NORMAL,  1,     MATRIX,    ROWS) /* into the MLP's hidden layer: gate, then up; of each expert */ \
-  X(fcb,        MLP,       1,          w.hidden_bias, 0,       1,    INIT_ZERO,           0,     VECTOR,    ROWS) \
-  X(fcprojw,    MLP,       w.mlps * cfg.C, w.F,      0,       w.mlps, INIT_NORMAL_SCALED, 1,     MATRIX,    COLS) /* into the residual stream; of each expert */ \
-  X(fcprojb,    MLP,       1,          w.bias,       0,       1,     INIT_ZERO_INTO,      0,     VECTOR,    NONE) \
-  X(sfcw,       MLP,       w.G * w.Fs, cfg.C,        0,       w.G,   INIT_NORMAL,         1,     MATRIX,    NONE) /* of the expert that all tokens take */ \
-  X(sfcprojw,   MLP,       w.shared,   w.Fs,         0,       1,     INIT_NORMAL_SCALED,  1,     MATRIX,    NONE) \
-  X(lnfw,       OUTSIDE,   1,          w.last_norm,      0,       1,     INIT_ONE,            0,     VECTOR,    NONE)  /* norm before the classifier */ \
-  X(lnfb,       OUTSIDE,   1,          w.last_norm_bias, 0,       1,     INIT_ZERO,           0,     VECTOR,    NONE) \
-  X(head,       OUTSIDE,   w.head,     cfg.C,        0,       1,     INIT_VOCAB,          1,     HEAD,      WORDS)       /* the classifier's weight, if it is not wte */
+  X(wte,      ONCE,  w.words,            cfg.C,            0,       1,            INIT_VOCAB,         1,     EMBEDDING, WORDS) /* token embedding; the classifier's weight, too, if it has no head */ \
+  X(wpe,      ONCE,  w.positions,        cfg.C,            0,       1,            INIT_NORMAL,        1,     EMBEDDING, NONE)  /* position embedding */ \
+  X(ln1w,     BLOCK, 1,                  w.norm,           0,       1,            INIT_ONE,           0,     VECTOR,    NONE)  /* norm before attention */ \
+  X(ln1b,     BLOCK, 1,                  w.norm_bias,      0,       1,            INIT_ZERO,          0,     VECTOR,    NONE) \
+  X(qkvw,     BLOCK, w.QKV,              cfg.C,            w.apart, w.parts,      INIT_NORMAL,        1,     MATRIX,    HEADS) /* queries, keys, values */ \
+  X(qkvb,     BLOCK, 1,                  w.qkv_bias,       0,       1,            INIT_ZERO,          0,     VECTOR,    HEADS) \
+  X(qnormw,   BLOCK, 1,                  w.query_norm,     0,       1,            INIT_ONE,           0,     VECTOR,    NONE)  /* norm of the queries, */ \
+  X(knormw,   BLOCK, 1,                  w.key_norm,       0,       1,            INIT_ONE,           0,     VECTOR,    NONE)  /* and of the keys */ \
+  X(attprojw, BLOCK, cfg.C,              w.Q,              0,       1,            INIT_NORMAL_SCALED, 1,     MATRIX,    COLS)  /* into the residual stream */ \
+  X(attprojb, BLOCK, 1,                  w.bias,           0,       1,            INIT_ZERO_INTO,     0,     VECTOR,    NONE) \
+  X(ln2w,     BLOCK, 1,                  w.norm,           0,       1,            INIT_ONE,           0,     VECTOR,    NONE)  /* norm before the MLP */ \
+  X(ln2b,     BLOCK, 1,                  w.norm_bias,      0,       1,            INIT_ZERO,          0,     VECTOR,    NONE) \
+  X(routerw,  BLOCK, w.E,                cfg.C,            0,       1,            INIT_NORMAL,        1,     ROUTER,    NONE)  /* logits of the experts */ \
+  X(routerb,  BLOCK, 1,                  w.router_bias,    0,       1,            INIT_ZERO,          0,     FIXED,     NONE)  /* added to their scores where experts are chosen */ \
+  X(fcw,      BLOCK, w.mlps * w.G * w.F, cfg.C,            0,       w.mlps * w.G, INIT_NORMAL,        1,     MATRIX,    ROWS)  /* into the MLP's hidden layer: gate, then up; of each expert */ \
+  X(fcb,      BLOCK, 1,                  w.hidden_bias,    0,       1,            INIT_ZERO,          0,     VECTOR,    ROWS) \
+  X(fcprojw,  BLOCK, w.mlps * cfg.C,     w.F,              0,       w.mlps,       INIT_NORMAL_SCALED, 1,     MATRIX,    COLS)  /* into the residual stream; of each expert */ \
+  X(fcprojb,  BLOCK, 1,                  w.bias,           0,       1,            INIT_ZERO_INTO,     0,     VECTOR,    NONE) \
+  X(sfcw,     BLOCK, w.G * w.Fs,         cfg.C,            0,       w.G,          INIT_NORMAL,        1,     MATRIX,    NONE)  /* of the expert that all tokens take */ \
+  X(sfcprojw, BLOCK, w.shared,           w.Fs,             0,       1,            INIT_NORMAL_SCALED, 1,     MATRIX,    NONE) \
+  X(lnfw,     ONCE,  1,                  w.last_norm,      0,       1,            INIT_ONE,           0,     VECTOR,    NONE)  /* norm before the classifier */ \
+  X(lnfb,     ONCE,  1,                  w.last_norm_bias, 0,       1,            INIT_ZERO,          0,     VECTOR,    NONE) \
+  X(head,     ONCE,  w.head,             cfg.C,            0,       1,            INIT_VOCAB,         1,     HEAD,      WORDS) /* the classifier's weight, if it is not wte */
 
 // Activations, for N = B*T tokens. A tensor with `blocks` layers is kept for the backward pass, one
 // per layer, up to the recomputation level `kept` (RECOMPUTE_...); BLOCK means always. A tensor
@@ -526,19 +514,19 @@ static inline size_t model_sharded_rows_of(TensorRow rows[MODEL_PARAMETER_ROWS],
     const int has_cuts = model_is_sliced(cfg) || model_divides_experts(cfg),
               is_cut = has_cuts || model_is_staged(cfg);
     TensorRow* row = rows;
-#define MODEL_ROW_(name_, part_, rows_, cols_, apart_, parts_, init_, decay_, kind_, split_)                 \
+#define MODEL_ROW_(name_, place_, rows_, cols_, apart_, parts_, init_, decay_, kind_, split_)                \
     row->name = #name_;                                                                                      \
-    row->part = PART_##part_;                                                                                \
     row->split = model_split_(SPLIT_##split_, offsetof(ModelParameters, name_), cfg);                        \
     row->slices = row->split == SPLIT_NONE ? 1 : model_slices(cfg);                                          \
     row->places = 1;                                                                                         \
-    row->place = has_cuts && row->split == SPLIT_NONE ? PLACE_ONCE : model_place(cfg, row->part);            \
+    row->in_block = PLACE_##place_ == PLACE_BLOCK;                                                           \
+    row->place = has_cuts && row->split == SPLIT_NONE ? PLACE_ONCE : PLACE_##place_;                         \
     row->align = is_cut && row->place == PLACE_ONCE ? TENSOR_SHARD_UNIT : TENSOR_ALIGN;                      \
     row->rows = (size_t)(rows_);                                                                             \
     row->cols = (size_t)(cols_);                                                                             \
-    row->layers = tensor_is_absent(row) ? 0 : model_part_copies(cfg, row->part) * row->slices;               \
+    row->layers = tensor_is_absent(row) ? 0 : (row->in_block ? model_copies(cfg) : 1) * row->slices;         \
     row->repeats = model_copy_repeats(cfg);                                                                  \
-    row->uses = tensor_is_absent(row) ? 0 : row->part == PART_OUTSIDE ? 1 : cfg.L;                           \
+    row->uses = tensor_is_absent(row) ? 0 : row->in_block ? cfg.L : 1;                                       \
     row->first_layer = 0;                                                                                    \
     row->element_bytes = element_bytes;                                                                      \
     row->apart = (size_t)(apart_);                                                                           \
@@ -632,7 +620,7 @@ static inline size_t model_activation_rows(TensorRow rows[MODEL_ACTIVATION_ROWS]
     row->stream = 0;                                                                                         \
     row->decay = 0;                                                                                          \
     row->kind = KIND_MATRIX;                                                                                 \
-    row->part = PART_OUTSIDE;                                                                                \
+    row->in_block = 0;                                                                                       \
     row->place = PLACE_BLOCK;                                                                                \
     row->group_bytes = 0;                                                                                    \
     row->life = recompute > RECOMPUTE_##kept_ ? LIVE_BLOCK : life_;                                          \

@@ -293,7 +293,7 @@ void part_copy_group(PartCopy direction, PartGroup part, ModelPart which, PartGr
         for (int k = first; k < first + copies; k++) {
             const int l = which.first_layer + tensor_lowest_layer(row, k);
             char* tensor = (char*)tensor_in_group(row, part.memory) + (size_t)(k - first) * row->layer_bytes;
-            if (tensor_group(from, from->part == PART_OUTSIDE ? 0 : l) == whole.group) {
+            if (tensor_group(from, from->in_block ? l : 0) == whole.group) {
                 part_copy_tensor_(direction, row, tensor, (char*)tensor_in_group(from, whole.memory), cfg,
                                   which, k);
             }

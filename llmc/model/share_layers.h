@@ -3,8 +3,6 @@ share_layers.h -- --share-layers: layers that share parameters.
 
     off          each layer has its own parameters
     all          all layers share all parameters
-    attention    all layers share the attention, with the norm before it; each has its own MLP
-    mlp          all layers share the MLP, with the norm before it; each has its own attention
     pairs        layers 0 and 1 share all parameters, and so do 2 and 3, ...
     loop:K       layers 0 ... K-1 are repeated: layer l has the parameters of layer l mod K
 
@@ -12,7 +10,7 @@ The computation is that of a model whose layers have equal parameters; the gradi
 is the sum over its layers. Memory, optimizer state and traffic count each parameter once. Files of
 models have every layer.
 
-Lan et al., "ALBERT", 2019: all, attention, mlp. Liu et al., "MobileLLM", 2024: pairs.
+Lan et al., "ALBERT", 2019: all. Liu et al., "MobileLLM", 2024: pairs.
 */
 #ifndef LLMC_SHARE_LAYERS_H
 #define LLMC_SHARE_LAYERS_H
@@ -37,19 +35,12 @@ static inline int share_is_loop(ModelConfig cfg) {
     return cfg.share > SHARE_LOOP + 1 && cfg.share < SHARE_LOOP + cfg.L;
 }
 
-// Returns 1 if layer l is the highest of those that share its parameters of this part: the backward
-// pass reaches it first.
-static inline int share_is_highest_(ModelConfig cfg, TensorPart part, int l) {
+// Returns the mode for the gradients of layer l, in a pass with `mode`: they are added to the
+// gradients of the layers above that share the parameters, which the backward pass reaches first.
+static inline GradientMode share_gradient_mode(ModelConfig cfg, int l, GradientMode mode) {
     const int repeats = model_copy_repeats(cfg),
               is_last_round = l / repeats + model_copies(cfg) >= cfg.L / repeats;
-    return model_place(cfg, part) == PLACE_ONCE ? l == cfg.L - 1
-                                                : l % repeats == repeats - 1 && is_last_round;
-}
-
-// Returns the mode for the gradients of a part of layer l, in a pass with `mode`: they are added to
-// those of the layers above that share the parameters.
-static inline GradientMode share_gradient_mode(ModelConfig cfg, TensorPart part, int l, GradientMode mode) {
-    return share_is_highest_(cfg, part, l) ? mode : GRADIENT_ADD;
+    return l % repeats == repeats - 1 && is_last_round ? mode : GRADIENT_ADD;
 }
 
 #ifdef __cplusplus
@@ -72,24 +63,22 @@ static int share_loop_(const char* text) {
 }
 
 int share_parse(int* share, int L, const char* text, char* error) {
-    // words of SHARE_OFF, ...
-    static const char* const words[] = {"off", "attention", "mlp", "pairs"};
-    const int blocks = strcmp(text, "all") == 0 ? 1 : share_loop_(text);
-    int word = SHARE_OFF;
-    *share = SHARE_OFF;
-    while (word < SHARE_LOOP && strcmp(text, words[word]) != 0) {
-        word++;
-    }
-    if (word == SHARE_LOOP && blocks == 0) {
+    const int is_off = strcmp(text, "off") == 0, is_pairs = strcmp(text, "pairs") == 0,
+              is_gone = strcmp(text, "attention") == 0 || strcmp(text, "mlp") == 0,
+              blocks = strcmp(text, "all") == 0 ? 1 : share_loop_(text),
+              multiple = is_off     ? 1
+                         : is_pairs ? 2
+                                    : blocks;
+    *share = is_off ? SHARE_OFF : is_pairs ? SHARE_PAIRS : SHARE_LOOP + blocks;
+    if (multiple == 0) {
         return error_set(error, "--share-layers",
-                         "'%s'; wanted off, all, attention, mlp, pairs or loop:K with K of 1 or more", text);
+                         "'%s'; wanted off, all, pairs or loop:K with K of 1 or more%s", text,
+                         is_gone ? "; all shares attention and MLP, and --model reads the weights of a run "
+                                   "that shared one of them"
+                                 : "");
     }
-    if ((word == SHARE_PAIRS && L % 2) || (word == SHARE_LOOP && L % blocks)) {
-        return error_set(error, "--share-layers", "%s with %d layers; wanted a multiple of %d", text, L,
-                         word == SHARE_PAIRS ? 2 : blocks);
-    }
-    *share = word == SHARE_LOOP ? SHARE_LOOP + blocks : word;
-    return 1;
+    return L % multiple == 0 || error_set(error, "--share-layers",
+                                          "%s with %d layers; wanted a multiple of %d", text, L, multiple);
 }
 
 #endif // SHARE_LAYERS_IMPLEMENTATION

@@ -41,10 +41,6 @@ typedef enum {
     TENSOR_KINDS
 } TensorKind;
 
-// Parts of the model: outside of the blocks; or the attention or the MLP of a block, each with the
-// norm before it.
-typedef enum { PART_OUTSIDE, PART_ATTENTION, PART_MLP } TensorPart;
-
 // Places in memory: outside of blocks, or in each block of parameters.
 typedef enum { PLACE_ONCE, PLACE_BLOCK } TensorPlace;
 
@@ -85,8 +81,8 @@ typedef struct {
     TensorInit init;   // parameters only
     int decay;         // parameters only
     TensorKind kind;   // parameters only
-    TensorPart part;   // parameters only
-    TensorPlace place; // parameters only
+    int in_block;      // parameters only: layers have it, not the model
+    TensorPlace place; // parameters only; a tensor of a block that is not cut may lie outside of it
     TensorSplit split; // parameters only
     TensorLife life;
     size_t align;        // elements; tensors of parameters start at multiples of it

@@ -62,7 +62,7 @@ static inline MupFactors mup_factors(Mup mup, ModelConfig cfg, const TensorRow* 
     ModelConfig small = cfg;
     small.C = mup.C, small.L = mup.L;
     const double m = (double)cfg.C / mup.C, d = (double)model_layers(cfg) / mup.L;
-    const int is_in_block = row->part != PART_OUTSIDE,
+    const int is_in_block = row->in_block,
               is_last = cfg.has_head ? row->kind == KIND_HEAD : !is_in_block && row->kind == KIND_VECTOR;
     const double s = model_adds_to_residual(row)           ? 1 / d
                      : is_last || row->kind == KIND_ROUTER ? 1 / m

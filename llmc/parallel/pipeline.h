@@ -106,7 +106,7 @@ static double pipeline_head_load_(ModelConfig cfg) {
     double layer = 0;
     model_parameter_rows(rows, cfg);
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        if (rows[i].part != PART_OUTSIDE && rows[i].rows > 1) {
+        if (rows[i].in_block && rows[i].rows > 1) {
             layer += model_multiplied_elements(&rows[i], cfg);
         }
     }

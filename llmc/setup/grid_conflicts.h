@@ -82,11 +82,7 @@ static int grid_suits_matrices_(char* error, const Settled* s) {
                              "a layer are updated together",
                              slices, o->offload_params ? "params on" : "optimizer");
     }
-    return !is_muon || (s->cfg.share != SHARE_ATTENTION && s->cfg.share != SHARE_MLP) ||
-           grid_refuses_(error,
-                         "--tensor-slices %d, --optimizer muon, --share-layers %s: only the CPU trainer does "
-                         "so; wanted pairs or off",
-                         slices, o->share_layers);
+    return 1;
 }
 
 // Checks that the trainer has the passes.
@@ -180,12 +176,6 @@ static int grid_suits_slices_(char* error, const Settled* s) {
                              "--tensor-slices %d, --optimizer soap, which keeps the state of whole matrices; "
                              "wanted another optimizer",
                              slices);
-    }
-    if (slices > KV && model_place(s->cfg, PART_ATTENTION) == PLACE_ONCE) {
-        return grid_refuses_(error,
-                             "--tensor-slices %d, --share-layers %s, %d heads of keys; wanted at most %d "
-                             "slices: copies of shared heads do not lie alike",
-                             slices, s->options.share_layers, KV, KV);
     }
     if (slices > KV && s->ranks.grid.shape.tensor > 1 && o->offload_params) {
         return grid_refuses_(error,

@@ -313,8 +313,7 @@ const OptionRow OPTION_TABLE[] = {
         WORDS_CHOICE(INITIAL_WORDS), "how a new model's weights start; gpt2: at random, as GPT-2's; zero-out: but the matrices that write into the "
         "residual stream, and the output layer's own, at zero; auto: zero-out for nanochat, else gpt2"},
     {"model",      "share-layers",  "",   STRING_(share_layers),   0,        0, RUN_,             "off",
-        "off|all|attention|mlp|pairs|loop:K", "layers that share parameters; all: all of them; attention, mlp: all share this part; pairs: "
-        "each two neighbors; loop:K: K blocks, repeated"},
+        "off|all|pairs|loop:K", "layers that share parameters; all: all of them; pairs: each two neighbors; loop:K: K blocks, repeated"},
 
     {"batch",      "batch",         "b",  INT_(batch),             1,  1048576, AUTO_ | BOTH_,    "auto",
         "sequences", "micro-batch: sequences per forward and backward pass; with --prompts: texts at a time, auto: 8 on a "

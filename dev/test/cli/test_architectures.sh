@@ -51,7 +51,7 @@ test_options() {
     local line
     for line in '--optimizer adamw8bit' '--optimizer adafactor' '--optimizer muon --muon-rows on' '--optimizer soap' '--optimizer lion' \
         '--optimizer sgd --lr 0.1' '--matmul bf16' '--freeze embeddings,blocks[0]' '--freeze attention,fcw[1]' \
-        '--share-layers all' '--share-layers mlp' '--doc-mask on --z-loss 1e-4' '--recompute 3' '--plan'; do
+        '--share-layers all' '--share-layers loop:1' '--doc-mask on --z-loss 1e-4' '--recompute 3' '--plan'; do
         # shellcheck disable=SC2086
         runs "$arch $line" "${model[@]}" $line
         check "$arch $line: finite" sh -c '! grep -qiwE "nan|inf" stdout'

@@ -630,7 +630,8 @@ test_look() {
 # Layers that share parameters: what has no meaning, and what cannot be continued or combined.
 test_share() {
     local four=(--layers 4 "${brief[@]:2}")
-    bad 2 "--share-layers: 'frog'; wanted off, all, attention, mlp, pairs or loop:K" "${four[@]}" --share-layers frog
+    bad 2 "--share-layers: 'frog'; wanted off, all, pairs or loop:K" "${four[@]}" --share-layers frog
+    bad 2 "--share-layers: 'mlp'; wanted off, all, pairs|all shares attention and MLP" "${four[@]}" --share-layers mlp
     bad 2 "loop:3 with 4 layers; wanted a multiple of 3" "${four[@]}" --share-layers loop:3
     bad 2 "pairs with 1 layers; wanted a multiple of 2" "${brief[@]}" --share-layers pairs
     bad 2 "--share-layers loop:2, --zero 2; wanted --zero 1, or --share-layers all or pairs" "${four[@]}" --share-layers loop:2 --zero 2

@@ -292,7 +292,7 @@ test_freeze() {
 # them.
 test_share() {
     local share four=(--layers 4 "${run[@]:2}")
-    for share in pairs attention; do
+    for share in pairs all; do
         trains 1 one_$share "${four[@]}" --zero 2 --share-layers $share
         trains 2 two_$share "${four[@]}" --zero 2 --share-layers $share --model-file-gb 0.00006
         trains 3 three_$share --resume two_$share/step_00000003 --model-file-gb 5
@@ -441,7 +441,7 @@ test_slices_of_models() {
 --recompute 3 --arch llama --hidden 128
 --arch qwen3 --hidden 128 --z-loss 0.01 --recompute 2
 --arch nanochat --hidden 128 --pack dynamic
---share-layers attention --freeze norms --optimizer lion
+--share-layers all --freeze norms --optimizer lion
 --arch mistral --window 8 --hidden 256 --share-layers pairs --doc-mask on --pack bestfit
 END
     same_slices "adamw8bit" eight_bits --layers 1 --channels 256 --heads 4 "${run[@]:6}" --optimizer adamw8bit
@@ -859,7 +859,7 @@ test_gpu_matrices() {
         CUSIM_STREAMS=lazy CUSIM_ORDER=random trains 2 "two_$optimizer" --resume "three_$optimizer/step_00000003" --zero 2 "${none[@]}"
         same_model "one_$optimizer/step_00000006" "two_$optimizer/step_00000006" "--optimizer $optimizer, 3 GPUs, then 2"
     done <<'END'
-muon --muon-rows on --cautious-decay on --share-layers attention
+muon --muon-rows on --cautious-decay on --share-layers all
 soap --soap-every 2 --soap-max-side 64
 adafactor --adafactor-beta1 0.9 --adafactor-scale on
 END
@@ -969,7 +969,7 @@ test_gpu_context() {
 # move.
 test_gpu_share() {
     local share four=(--layers 4 "${gpu_run[@]:2}")
-    for share in pairs attention; do
+    for share in pairs all; do
         trains 1 one_$share "${four[@]}" --zero 2 --share-layers $share
         CUSIM_STREAMS=random trains 2 two_$share "${four[@]}" --zero 3 --share-layers $share --offload-params on
         same_model one_$share/step_00000006 two_$share/step_00000006 "--share-layers $share, --zero 3 on 2 GPUs"
@@ -977,9 +977,6 @@ test_gpu_share() {
         CUSIM_STREAMS=lazy trains 3 three_$share --resume two_$share/step_00000003 --zero 2 --offload-params off
         same_model one_$share/step_00000006 three_$share/step_00000006 "--share-layers $share, then --zero 2 on 3"
     done
-    CUSIM_STREAMS=random trains 3 three_all "${four[@]}" --zero 3 --share-layers all
-    trains 1 one_all "${four[@]}" --zero 2 --share-layers all
-    same_model one_all/step_00000006 three_all/step_00000006 "--share-layers all, --zero 3 on 3 GPUs"
     CUSIM_STREAMS=random trains 2 two_loop "${four[@]}" --zero 1 --share-layers loop:2
     trains 1 one_loop "${four[@]}" --zero 1 --share-layers loop:2
     near "--share-layers loop:2, --zero 1" "$(last_loss one_loop)" "$(last_loss two_loop)" \

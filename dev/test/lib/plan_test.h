@@ -77,7 +77,7 @@ static void plan_test_gpu_(Options* o, Ranks* ranks, Rand* rng) {
 
 // Layers with the same parameters, where that is not refused.
 static void plan_test_share_(ModelConfig* cfg, Options* o, Rand* rng) {
-    static const char* const words[] = {"off", "all", "attention", "mlp", "pairs", "loop:2"};
+    static const char* const words[] = {"off", "all", "pairs", "loop:2"};
     const char* word = words[plan_test_one_of_(rng, sizeof(words) / sizeof(words[0]))];
     const Freeze freeze = freeze_of(*cfg, o->freeze);
     ModelConfig shared = *cfg;

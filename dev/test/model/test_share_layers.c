@@ -14,16 +14,13 @@
 #include "dev/test/lib/test.h"
 #include "dev/test/lib/whole_model.h"
 
-// In each layer the copies of attention and MLP, one digit each.
+// The copy of each layer, one digit each.
 static const struct {
-    const char *word, *attention, *mlp;
+    const char *word, *copies;
     int blocks; // of parameters
 } CASES[] = {
-    {"off", "012345", "012345", 6},       {"all", "000000", "000000", 1},
-    {"attention", "000000", "012345", 6}, {"mlp", "012345", "000000", 6},
-    {"pairs", "001122", "001122", 3},     {"loop:1", "000000", "000000", 1},
-    {"loop:2", "010101", "010101", 2},    {"loop:0003", "012012", "012012", 3},
-    {"loop:6", "012345", "012345", 6},
+    {"off", "012345", 6},    {"all", "000000", 1},       {"pairs", "001122", 3},  {"loop:1", "000000", 1},
+    {"loop:2", "010101", 2}, {"loop:0003", "012012", 3}, {"loop:6", "012345", 6},
 };
 enum { NUM_CASES = sizeof(CASES) / sizeof(CASES[0]) };
 
@@ -37,12 +34,12 @@ static ModelConfig config_of(const char* word) {
 static int layer_of_digit(const char* copies, int l) { return copies[l] - '0'; }
 
 // A backward pass, from the last layer on: the first visit of each copy.
-static void expect_visits(ModelConfig cfg, const char* word, TensorPart part, const char* copies) {
+static void expect_visits(ModelConfig cfg, const char* word, const char* copies) {
     unsigned seen = 0;
     for (int l = cfg.L - 1; l >= 0; l--) {
         const unsigned copy = 1u << layer_of_digit(copies, l);
-        EXPECT(share_gradient_mode(cfg, part, l, GRADIENT_SET) == (seen & copy ? GRADIENT_ADD : GRADIENT_SET),
-               "%s, part %d, layer %d", word, (int)part, l);
+        EXPECT(share_gradient_mode(cfg, l, GRADIENT_SET) == (seen & copy ? GRADIENT_ADD : GRADIENT_SET),
+               "%s, layer %d", word, l);
         seen |= copy;
     }
 }
@@ -55,9 +52,7 @@ TEST(layers) {
         EXPECT(model_copies(cfg) == CASES[i].blocks && model_groups(cfg) == 1 + CASES[i].blocks,
                "%s: %d blocks", CASES[i].word, model_copies(cfg));
         for (int r = 0; r < MODEL_PARAMETER_ROWS; r++) {
-            const char* copies = rows[r].part == PART_OUTSIDE     ? "0"
-                                 : rows[r].part == PART_ATTENTION ? CASES[i].attention
-                                                                  : CASES[i].mlp;
+            const char* copies = !rows[r].in_block ? "0" : CASES[i].copies;
             const int uses = tensor_is_absent(&rows[r]) ? 0 : (int)strlen(copies);
             EXPECT(rows[r].uses == uses, "%s: %d uses of %s", CASES[i].word, rows[r].uses, rows[r].name);
             for (int l = 0; l < rows[r].uses; l++) {
@@ -72,8 +67,7 @@ TEST(layers) {
                        "%s: layer %d of %s", CASES[i].word, l, rows[r].name);
             }
         }
-        expect_visits(cfg, CASES[i].word, PART_ATTENTION, CASES[i].attention);
-        expect_visits(cfg, CASES[i].word, PART_MLP, CASES[i].mlp);
+        expect_visits(cfg, CASES[i].word, CASES[i].copies);
     }
     EXPECT(share_is_loop(config_of("loop:2")) && share_is_loop(config_of("loop:3")) &&
                !share_is_loop(config_of("all")) && !share_is_loop(config_of("pairs")) &&
@@ -87,7 +81,9 @@ TEST(refusals) {
         int L;
         const char* error;
     } cases[] = {
-        {"frog", 4, "'frog'; wanted off, all, attention, mlp, pairs or loop:K"},
+        {"frog", 4, "'frog'; wanted off, all, pairs or loop:K"},
+        {"attention", 4,
+         "wanted off, all, pairs or loop:K with K of 1 or more; all shares attention and MLP"},
         {"", 4, "''; wanted"},
         {"loop", 4, "'loop'; wanted"},
         {"loop:", 4, "'loop:'; wanted"},
@@ -110,12 +106,10 @@ TEST(refusals) {
 // ---- counts ----
 
 TEST(counts) {
-    const ModelConfig off = config_of("off"), all = config_of("all"), mlp = config_of("mlp");
-    const double C = off.C, one_mlp = 8 * C * C + 7 * C, block = 12 * C * C + 13 * C,
-                 parameters = model_count_parameters(off);
+    const ModelConfig off = config_of("off"), all = config_of("all");
+    const double C = off.C, block = 12 * C * C + 13 * C, parameters = model_count_parameters(off);
     EXPECT(model_count_stored(off) == parameters, "not shared: %.0f", model_count_stored(off));
     EXPECT(model_count_stored(all) == parameters - 5 * block, "all: %.0f", model_count_stored(all));
-    EXPECT(model_count_stored(mlp) == parameters - 5 * one_mlp, "mlp: %.0f", model_count_stored(mlp));
     EXPECT(model_count_parameters(all) == parameters &&
                model_flops_per_token(all, 6) == model_flops_per_token(off, 6),
            "the model that is computed is the same");
@@ -130,8 +124,6 @@ TEST(freeze) {
     } cases[] = {
         {"all", "mlp", 1, 0, 1},
         {"all", "mlp[0]", 0, 0, 0},
-        {"attention", "mlp[2]", 1, 0, 1},
-        {"attention", "attention[2]", 0, 0, 0},
         {"pairs", "mlp[0-3]", 1, 0, 2},
         {"pairs", "mlp[0-2]", 0, 0, 0},
         {"loop:3", "mlp[1],mlp[4]", 1, 0, 1},

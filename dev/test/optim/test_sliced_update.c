@@ -143,8 +143,6 @@ TEST(sliced_updates) {
     const ModelConfig
         gpt2 = {.max_T = 8, .V = 150, .L = 2, .NH = 4, .C = 64},
         qwen2 = {.max_T = 8, .V = 130, .L = 2, .NH = 8, .C = 64, .KV = 2, .F = 96, .arch = ARCH_QWEN2};
-    ModelConfig shared = gpt2;
-    shared.share = SHARE_ATTENTION;
     const Optimizer muon = optimizer_of(OPTIMIZER_MUON, 0, MASTER_NONE),
                     rows = optimizer_of(OPTIMIZER_MUON, 1, MASTER_NONE),
                     adafactor = optimizer_of(OPTIMIZER_ADAFACTOR, 1, MASTER_NONE);
@@ -152,7 +150,6 @@ TEST(sliced_updates) {
     // whole matrices are the same ones: 4 matrices of 2 layers in 4 slices
     test_slices("muon", gpt2, muon, 0, 32);
     test_slices("muon, rows", qwen2, rows, 0, 32);
-    test_slices("muon, shared attention", shared, rows, 0, 24);
     // with qkvb, fcb and wte: its last slices are padding
     test_slices("adafactor", gpt2, adafactor, rounding, 48 + 3);
     test_slices("adafactor, copies of heads", qwen2, adafactor, rounding, 40 + 3);

@@ -1284,7 +1284,7 @@ static void test_share(const char* share, Options options) {
 }
 
 TEST(all_shared) {
-    static const char* const shares[] = {"all", "attention", "mlp", "pairs", "loop:2"};
+    static const char* const shares[] = {"all", "pairs", "loop:2"};
     for (size_t i = 0; i < sizeof(shares) / sizeof(shares[0]); i++) {
         const int is_loop = strncmp(shares[i], "loop", 4) == 0; // setup_check_share
         test_share(shares[i], (Options){.recompute = RECOMPUTE_NONE});
@@ -1572,8 +1572,8 @@ TEST(resume) {
                                         "--optimizer sgd --lr 0.1",
                                         "--optimizer sgd --lr 0.1 --sgd-momentum 0",
                                         "--share-layers all",
-                                        "--share-layers attention --optimizer muon",
-                                        "--share-layers mlp --optimizer adafactor"};
+                                        "--share-layers all --optimizer muon",
+                                        "--share-layers all --optimizer adafactor"};
     vec_flush_denormals();
     for (size_t i = 0; i < sizeof(lines) / sizeof(lines[0]); i++) {
         test_resume(lines[i]);
@@ -1681,6 +1681,5 @@ TEST(in_backward) {
     in_backward_same_bits_(3, "--freeze embeddings,lnf?,mlp[1] --optimizer adafactor");
     in_backward_same_bits_(3, "--matmul bf16");
     in_backward_same_bits_(3, "--share-layers all");
-    in_backward_same_bits_(3, "--share-layers attention");
     in_backward_same_bits_(6, "--share-layers pairs");
 }

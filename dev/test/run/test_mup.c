@@ -99,7 +99,7 @@ static void explicit_update(Explicit* x, Model* model, AdamW opt) {
         AdamW own = opt;
         own.lr /= (float)w;
         own.weight_decay *= row->decay ? (float)w : 0;
-        own.eps /= (float)(x->width * (row->part == PART_OUTSIDE ? 1 : x->depth));
+        own.eps /= (float)(x->width * (row->in_block ? x->depth : 1));
         for (int l = 0; l < row->layers; l++) {
             const size_t at = (row->offset_bytes + (size_t)l * row->layer_bytes) / sizeof(float),
                          n = tensor_layer_elements(row);
@@ -215,7 +215,7 @@ static void test_first_values(Arch arch) {
 
 // The logits of a router are as large in any width.
 static void test_router(void) {
-    const TensorRow row = {.kind = KIND_ROUTER, .init = INIT_NORMAL, .part = PART_MLP};
+    const TensorRow row = {.kind = KIND_ROUTER, .init = INIT_NORMAL};
     const MupFactors f = mup_factors((Mup){256, 3}, (ModelConfig){.C = 1024, .L = 6}, &row);
     EXPECT(f.rate == 0.25f && f.decay == 4 && f.eps == 0.5f, "%g %g %g", f.rate, f.decay, f.eps);
     EXPECT_NEAR(f.init, 0.25 * sqrt(3), 1e-6, "from 256 channels, 1024 have GPT-2's deviation");

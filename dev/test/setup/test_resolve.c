@@ -990,7 +990,7 @@ static void test_allowed_grids(void) {
     EXPECT(allows(tensor, "--optimizer muon"), "whole matrices");
     EXPECT(!allows(tensor, "--optimizer soap"), "whole bases");
     EXPECT(allows(tensor, "--arch llama --kv-heads 1"), "one head of keys");
-    EXPECT(!allows(tensor, "--arch llama --kv-heads 1 --share-layers attention"), "shared by layers, too");
+    EXPECT(allows(tensor, "--arch llama --kv-heads 1 --share-layers all"), "shared by layers, too");
     EXPECT(!allows(tensor, "--freeze ln1w[0]"), "a block's norm");
     EXPECT(allows(stages, "--optimizer muon"), "two stages");
     EXPECT(!allows(stages, "--share-layers all"), "shared layers");
@@ -1037,8 +1037,6 @@ static void test_grids(void) {
     expect_no_grid("-pn 1 --pipeline-layers 2,2", "--pipeline-layers: 2,2; wanted 1 numbers");
     expect_no_grid("-pn 1 --tensor-slices 2 --optimizer soap",
                    "--tensor-slices 2, --optimizer soap, which keeps the state of whole matrices; wanted ");
-    expect_no_grid("-pn 1 --tensor-slices 4 --arch llama --kv-heads 2 --hidden 256 --share-layers attention",
-                   "--tensor-slices 4, --share-layers attention, 2 heads of keys; wanted at most 2 slices");
     expect_no_grid("-pn 1 --tensor-slices 2 --update-in-backward on",
                    "--tensor-slices 2, --update-in-backward on; wanted off");
     expect_no_grid("-pn 1 --tensor-slices 2 --freeze ln1?[0]",
