@@ -54,12 +54,11 @@ static inline void pipeline_exchange(const PipelineGpu* p, PipelineAction before
     pipeline_move_(p, moves, count);
 }
 
-// Moves data from one stage to another; the others do nothing. Between the same stage nothing
-// moves.
+// Moves data from one stage to another; the others do nothing.
 static inline void pipeline_hand_over(const PipelineGpu* p, int from, int to, void* data, size_t bytes) {
     const int sends = p->group->rank == from;
     const GroupMove move = {sends ? to : from, data, bytes, sends};
-    if (from != to && (sends || p->group->rank == to)) {
+    if (sends || p->group->rank == to) {
         pipeline_move_(p, &move, 1);
     }
 }

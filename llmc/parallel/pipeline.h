@@ -80,8 +80,7 @@ void pipeline_watch(Comm* comm, const GroupMove* moves, int count, PipelineActio
 // Sends what the action before has made and receives what the next one needs, as one exchange.
 void pipeline_exchange_cpu(Group* pipe, PipelineAction before, PipelineAction next, PipelineStream stream);
 
-// Moves data from one stage to another; the others do nothing. Between the same stage nothing
-// moves.
+// Moves data from one stage to another; the others do nothing.
 void pipeline_hand_over_cpu(Group* pipe, int from, int to, void* data, size_t bytes);
 
 // Sends data of the last stage to all others.
@@ -234,7 +233,7 @@ void pipeline_exchange_cpu(Group* pipe, PipelineAction before, PipelineAction ne
 void pipeline_hand_over_cpu(Group* pipe, int from, int to, void* data, size_t bytes) {
     const int sends = pipe->rank == from;
     const GroupMove move = {sends ? to : from, data, bytes, sends};
-    if (from != to && (sends || pipe->rank == to)) {
+    if (sends || pipe->rank == to) {
         group_exchange_cpu(pipe, &move, 1);
     }
 }

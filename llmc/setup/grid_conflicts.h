@@ -194,16 +194,6 @@ static int grid_suits_slices_(char* error, const Settled* s) {
                          slices, o->freeze);
 }
 
-// Checks that the gradient of the token embedding can be summed apart: it is added to the
-// classifier's, in memory that has all of it, after the last backward pass.
-static int grid_suits_embedding_(char* error, const Settled* s) {
-    const Options* o = &s->options;
-    const int is_divided = o->zero == 3;
-    return o->embedding_gradient != EMBEDDING_GRADIENT_APART || (!is_divided && !o->update_in_backward) ||
-           grid_refuses_(error, "--embedding-gradient apart, --%s; wanted %s",
-                         is_divided ? "zero 3" : "update-in-backward on", is_divided ? "--zero 2" : "off");
-}
-
 // Checks what needs all layers in each process.
 static int grid_suits_stages_(char* error, const Settled* s) {
     const Options* o = &s->options;
@@ -233,16 +223,10 @@ static int grid_suits_stages_(char* error, const Settled* s) {
         return grid_refuses_(error, "--pipeline-parallel %d, --%s on; wanted off", P,
                              o->offload_residuals ? "offload-residuals" : "update-in-backward");
     }
-    if (o->graph == 1) {
-        return grid_refuses_(error,
-                             "--pipeline-parallel %d, --graph on; wanted auto: a stage has other passes "
-                             "between the two of a micro-step",
-                             P);
-    }
-    return o->embedding_gradient != EMBEDDING_GRADIENT_JOINED ||
+    return o->graph != 1 ||
            grid_refuses_(error,
-                         "--pipeline-parallel %d, --embedding-gradient joined; wanted apart: the first "
-                         "stage adds up one of the two, the last stage the other",
+                         "--pipeline-parallel %d, --graph on; wanted auto: a stage has other "
+                         "passes between the two of a micro-step",
                          P);
 }
 
@@ -279,9 +263,6 @@ static int grid_suits_experts_(char* error, const Settled* s) {
                              "--expert-parallel %d, --graph on; wanted auto: the host waits for the number "
                              "of rows in each layer",
                              e);
-    }
-    if (e > 1 && o->embedding_gradient == EMBEDDING_GRADIENT_APART) {
-        return grid_refuses_(error, "--expert-parallel %d, --embedding-gradient apart; wanted joined", e);
     }
     return e == 1 || s->use != USE_TRAIN || name == OPTIMIZER_ADAMW || name == OPTIMIZER_ADAMW8BIT ||
            name == OPTIMIZER_LION || name == OPTIMIZER_SGD ||
@@ -342,8 +323,7 @@ static int grid_suits_model_(char* error, const Settled* s) {
 static int grid_suits_run_(char* error, const Settled* s) {
     return grid_suits_model_(error, s) && grid_suits_layers_(error, s) && grid_suits_lengths_(error, s) &&
            grid_suits_teacher_(error, s) && grid_suits_use_(error, s) && grid_suits_chunks_(error, s) &&
-           grid_suits_slices_(error, s) && grid_suits_stages_(error, s) && grid_suits_embedding_(error, s) &&
-           grid_suits_experts_(error, s);
+           grid_suits_slices_(error, s) && grid_suits_stages_(error, s) && grid_suits_experts_(error, s);
 }
 
 GridRun setup_grid_run(const Settled* s) {

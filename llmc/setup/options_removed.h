@@ -27,6 +27,9 @@ __attribute__((unused)) static const RemovedOption OPTION_TRAINER_REMOVED[] = {
         "start the run with nohup or in tmux (dev/doc/report.md); --follow and --stop-run work for any run"},
     {"report-every", "0", OPTION_NOT_SAVED,
         "use --report, the --out of a run, at any time while it trains"},
+    {"embedding-gradient", "auto|joined", OPTION_NOT_SAVED,
+        "the two gradients of a token embedding that is also the output layer are added up apart with "
+        "--pipeline-parallel, and together without"},
     {NULL, NULL, 0, NULL},
 };
 // clang-format on

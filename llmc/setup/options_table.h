@@ -44,14 +44,6 @@ typedef enum { OFFLOAD_WORDS(WORDS_VALUE) } OffloadPlace;
 // clang-format on
 typedef enum { MASTER_WEIGHTS_WORDS(WORDS_VALUE) } MasterWeightsChoice;
 
-// --embedding-gradient
-// clang-format off
-#define EMBEDDING_GRADIENT_WORDS(X) \
-    X(EMBEDDING_GRADIENT_JOINED, "joined") \
-    X(EMBEDDING_GRADIENT_APART, "apart")
-// clang-format on
-typedef enum { EMBEDDING_GRADIENT_WORDS(WORDS_VALUE) } EmbeddingGradient;
-
 // Values of the options, in the order of the table, which explains them.
 struct Options {
     const char *train_data, *data_schedule, *val_data, *tokenizer, *text_field, *separator;
@@ -150,7 +142,6 @@ struct Options {
     const char *server, *fs_path;
     int tensor_parallel, tensor_slices, context_parallel, expert_parallel, pipeline_parallel;
     const char* pipeline_layers;
-    int embedding_gradient;
     int zero, shard_ranks;
     float node_gbps, net_gbps;
     int timeout;
@@ -604,9 +595,6 @@ const OptionRow OPTION_TABLE[] = {
         "stages", "stages that divide the layers among themselves"},
     {"processes",  "pipeline-layers", "", STRING_(pipeline_layers), 0,       0, ONCE_,            "",
         "LIST", "layers of each stage, as 9,9,8,6; without it: so that the slowest stage is as fast as possible"},
-    {"processes",  "embedding-gradient", "", CHOICE_(embedding_gradient), 0, 0, AUTO_ | FOLLOWS_, "auto",
-        WORDS_CHOICE(EMBEDDING_GRADIENT_WORDS), "add up the gradients of the token embedding as input and as output layer in one "
-        "sum, or apart; auto: apart with --pipeline-parallel"},
     {"processes",  "zero",          "z",  INT_(zero),              0,        3, AUTO_ | ONCE_,    "auto",
         "", "divided among the processes: 0 nothing, 1 the optimizer's state, 2 also gradients, 3 also parameters; "
         "auto: 2 for several processes, 1 with --pipeline-parallel"},

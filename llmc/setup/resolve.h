@@ -243,14 +243,9 @@ static void settle_sizes_(Settled* s) {
     }
 }
 
-// Decides the slices, and the sum of the token embedding's gradients.
 static void settle_grid_(Settled* s) {
     Options* o = &s->options;
-    const int is_piped = s->ranks.grid.shape.pipeline > 1, is_given = options_given(o, "embedding-gradient");
     o->tensor_slices = s->ranks.grid.shape.slices = launcher_slices(o);
-    if (o->embedding_gradient == OPTION_AUTO || (is_piped && !is_given)) {
-        o->embedding_gradient = is_piped ? EMBEDDING_GRADIENT_APART : EMBEDDING_GRADIENT_JOINED;
-    }
     setup_check_grid(s);
 }
 
@@ -547,7 +542,6 @@ Settled setup_teacher(const Settled* s) {
     }
     o->recompute = RECOMPUTE_BLOCK;
     o->z_loss = 0;
-    o->embedding_gradient = EMBEDDING_GRADIENT_JOINED;
     o->freeze = "";
     o->autotune = o->gpu_report = o->zero = o->gradients = o->master_weights = 0;
     o->offload_optimizer = o->offload_residuals = o->offload_params = o->update_in_backward = 0;

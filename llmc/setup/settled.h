@@ -144,8 +144,7 @@ static inline ModelConfig settled_own_(const Settled* s) {
         part.expert_ranks = experts.size;
         part.expert_rank = experts.rank;
     }
-    // with the embedding's gradient apart one process has the only stage
-    if (shape.pipeline > 1 || s->options.embedding_gradient == EMBEDDING_GRADIENT_APART) {
+    if (shape.pipeline > 1) {
         settled_layers_(s, &part);
     }
     return model_part_of(s->cfg, part);
@@ -257,7 +256,6 @@ static inline Settled settled_in_grid(const Settled* s, Grid grid, int zero, int
     o->context_parallel = grid.shape.context;
     o->expert_parallel = grid_experts(grid.shape);
     o->pipeline_parallel = grid.shape.pipeline;
-    o->embedding_gradient = grid.shape.pipeline > 1 ? EMBEDDING_GRADIENT_APART : o->embedding_gradient;
     settled_conclude(&other);
     return other;
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# test_pipeline.sh -- stages of layers under mpirun: the same bits for every number of stages, and
-# the end of all when one rank ends.
+# test_pipeline.sh -- stages of layers under mpirun: the same bits for every number of stages, near
+# those of one process, and the end of all when one rank ends.
 #
 #     dev/test/cli/test_pipeline.sh build/plain/train_gpt2
 #     dev/test/cli/test_pipeline.sh build/sim/BF16/train_gpt2cu     # on the simulated GPU
@@ -17,81 +17,90 @@ ranks_begin pipeline
 run=(--layers 4 --channels 64 --heads 4 --seq-len 32 --batch 2 --total-batch 640 --steps 9 --save-every 3 --eval-every 4
     --eval-batches 5 --samples 1 --sample-tokens 4 --sample-every 9)
 
+# One process adds up two things in another order: the norm of the gradient, and the two gradients
+# of a token embedding that is also the output layer. Without them it has the bits of any stages.
+exact=(--grad-clip 0)
+llama=(--arch llama --kv-heads 2 --own-head on "${exact[@]}")
+
+losses() { logged "$1" | sed 's/^\(train [0-9]* [^ ]*\) .*/\1/'; } # without the norm
+
+last_loss() { logged "$1" | sed -n 's/^val [0-9]* \([0-9.]*\) *$/\1/p' | tail -n 1; }
+
+# near WHAT A B TOLERANCE: relative.
+near() { check "$1: $2 and $3" awk -v a="$2" -v b="$3" -v t="$4" 'BEGIN { d = a > b ? a - b : b - a; exit !(a > 0 && d <= t * a) }'; }
+
 # stages WHAT OPTIONS...: 2 stages have the bits of one process.
 stages() {
     local what=$1
     shift
     rm -rf one two
-    trains 1 one "$@" --embedding-gradient apart
-    trains 2 two "$@" --pipeline-parallel 2
-    same "$what" one two
+    trains 1 one "$@" "${exact[@]}"
+    trains 2 two "$@" "${exact[@]}" --pipeline-parallel 2
+    same_weights "$what" one two
+    check "$what: the same losses and samples" [ -n "$(losses one)" -a "$(losses one)" = "$(losses two)" ]
 }
 
 test_same_bits() {
-    local P
-    trains 1 p1 "${run[@]}" --embedding-gradient apart
-    for P in 2 4; do
-        trains $P p$P "${run[@]}" --pipeline-parallel $P
-        same "$P stages" p1 p$P
-    done
+    trains 1 p1 "${run[@]}"
+    trains 2 p2 "${run[@]}" --pipeline-parallel 2
+    near "2 stages" "$(last_loss p1)" "$(last_loss p2)" 1e-6
+    trains 4 p4 "${run[@]}" --pipeline-parallel 4
+    same "4 stages" p2 p4
     trains 3 cut "${run[@]}" --pipeline-parallel 3 --pipeline-layers 1,2,1
-    same "stages of 1, 2 and 1 layers" p1 cut
-    trains 1 joined "${run[@]}"
-    check "joined is another sum" [ "$(logged joined)" != "$(logged p1)" ]
+    same "stages of 1, 2 and 1 layers" p2 cut
 }
 
 # Data groups beside stages: micro-batches for some of the ranks only, and fewer than stages.
 test_data() {
     local zero
     for zero in 0 1 2; do
-        trains 3 d3_$zero "${run[@]}" --zero $zero --embedding-gradient apart
-        trains 6 d3p2_$zero "${run[@]}" --zero $zero --pipeline-parallel 2
-        same "--zero $zero, 3 x 2 ranks" d3_$zero d3p2_$zero
+        trains 3 d3_$zero "${run[@]}" "${llama[@]}" --zero $zero
+        trains 6 d3p2_$zero "${run[@]}" "${llama[@]}" --zero $zero --pipeline-parallel 2
+        same_weights "--zero $zero, 3 x 2 ranks" d3_$zero d3p2_$zero
     done
-    trains 1 one_batches "${run[@]}" --zero 2 --embedding-gradient apart --batch-schedule 0:64,3:128,5:640
+    trains 2 two_batches "${run[@]}" --zero 2 --pipeline-parallel 2 --batch-schedule 0:64,3:128,5:640
     trains 6 few_batches "${run[@]}" --zero 2 --pipeline-parallel 3 --batch-schedule 0:64,3:128,5:640
-    same "--batch-schedule, 2 x 3 ranks" one_batches few_batches
+    same "--batch-schedule, 2 x 3 ranks" two_batches few_batches
 }
 
 # Slices and stages: each process has some slices of some layers.
 test_slices() {
-    trains 1 s2 "${run[@]}" --zero 1 --embedding-gradient apart --tensor-slices 2
-    trains 4 t2p2 "${run[@]}" --zero 1 --pipeline-parallel 2 --tensor-parallel 2
-    same "2 tensor ranks x 2 stages" s2 t2p2
+    trains 1 s2 "${run[@]}" "${llama[@]}" --zero 1 --tensor-slices 2
+    trains 4 t2p2 "${run[@]}" "${llama[@]}" --zero 1 --pipeline-parallel 2 --tensor-parallel 2
+    same_weights "2 tensor ranks x 2 stages" s2 t2p2
 }
 
 # Any grid continues what another has saved.
 test_elastic() {
-    trains 1 p1_2 "${run[@]}" --zero 2 --embedding-gradient apart
-    trains 4 e4 "${run[@]}" --zero 2 --pipeline-parallel 2
-    same "--zero 2, 2 x 2 ranks" p1_2 e4
+    trains 1 p1_2 "${run[@]}" "${llama[@]}" --zero 2
+    trains 4 e4 "${run[@]}" "${llama[@]}" --zero 2 --pipeline-parallel 2
+    same_weights "--zero 2, 2 x 2 ranks" p1_2 e4
     trains 3 e3 --resume e4/step_00000003 --zero 2 --pipeline-parallel 3
     same_weights "2 x 2 ranks, then 3 stages" p1_2 e3
-    trains 1 e1 --resume e3/step_00000006 --zero 2 --embedding-gradient apart --pipeline-parallel 1
+    trains 1 e1 --resume e3/step_00000006 --zero 2 --pipeline-parallel 1
     same_weights "then one process" p1_2 e1
 }
 
 test_models() {
     local small=(--layers 4 --channels 64 --heads 4 --seq-len 32 --batch 2 --total-batch 320 --steps 9 --eval-every 4
         --eval-batches 2 --samples 1 --sample-tokens 4 --sample-every 9)
-    stages "llama" "${small[@]}" --arch llama --kv-heads 2
-    stages "llama with a matrix of the head's own" "${small[@]}" --arch llama --own-head on
-    stages "nanochat" "${small[@]}" --arch nanochat
-    stages "qwen3 with a window" "${small[@]}" --arch qwen3 --window 8 --window-pattern SL
-    stages "mixtral" "${small[@]}" --arch mixtral --experts 4 --experts-used 2
-    stages "recompute 3" "${small[@]}" --recompute 3
-    stages "pairs" "${small[@]}" --share-layers pairs
-    stages "documents" "${small[@]}" --pack bestfit --doc-mask on
-    stages "dynamic" "${small[@]}" --pack dynamic
-    stages "frozen" "${small[@]}" --freeze 'wpe,blocks[1],mlp[3]'
+    stages "llama" "${small[@]}" "${llama[@]}"
+    stages "nanochat" "${small[@]}" --arch nanochat --own-head on
+    stages "qwen3 with a window" "${small[@]}" --arch qwen3 --own-head on --window 8 --window-pattern SL
+    stages "mixtral" "${small[@]}" --arch mixtral --own-head on --experts 4 --experts-used 2
+    stages "recompute 3" "${small[@]}" "${llama[@]}" --recompute 3
+    stages "pairs" "${small[@]}" "${llama[@]}" --share-layers pairs
+    stages "documents" "${small[@]}" "${llama[@]}" --pack bestfit --doc-mask on
+    stages "dynamic" "${small[@]}" "${llama[@]}" --pack dynamic
+    stages "frozen" "${small[@]}" --freeze 'wte,wpe,blocks[1],mlp[3]'
     stages "frozen wte" "${small[@]}" --freeze wte
-    stages "bf16" "${small[@]}" --matmul bf16
+    stages "bf16" "${small[@]}" "${llama[@]}" --matmul bf16
 }
 
 test_optimizers() {
     local optimizer small=(--layers 4 --channels 64 --heads 4 --seq-len 32 --batch 2 --total-batch 320 --steps 9 --samples 0 --eval-every 0)
     for optimizer in muon adafactor soap adamw8bit; do
-        stages "--optimizer $optimizer" "${small[@]}" --optimizer $optimizer
+        stages "--optimizer $optimizer" "${small[@]}" "${llama[@]}" --optimizer $optimizer
     done
 }
 
@@ -151,47 +160,45 @@ gpu_run=(--layers 4 --channels 32 --heads 2 --seq-len 16 --batch 2 --total-batch
 
 # Streams are found out of order only where one stage waits for another, so their order is random.
 test_gpu() {
-    trains 1 g1 "${gpu_run[@]}" --embedding-gradient apart
+    trains 1 g1 "${gpu_run[@]}"
     CUSIM_STREAMS=random trains 2 g2 "${gpu_run[@]}" --pipeline-parallel 2
-    same "2 GPUs" g1 g2
+    near "2 GPUs" "$(last_loss g1)" "$(last_loss g2)" 1e-3
     check "graphs are off: $(grep '^graph:' stdout)" grep -qx 'graph: off, in a pipeline' stdout
     CUSIM_STREAMS=lazy CUSIM_NCCL_SERIAL=1 trains 4 g4 "${gpu_run[@]}" --pipeline-parallel 4
-    same "4 GPUs" g1 g4
+    same "4 GPUs" g2 g4
     trains 2 recomputed "${gpu_run[@]}" --pipeline-parallel 2 --recompute 3 --pipeline-layers 3,1
-    same "--recompute 3" g1 recomputed
-    trains 1 g1_2 "${gpu_run[@]}" --zero 2 --embedding-gradient apart
+    same "--recompute 3" g2 recomputed
+    trains 2 g2_2 "${gpu_run[@]}" --zero 2 --pipeline-parallel 2
     CUSIM_STREAMS=random CUSIM_NCCL_SERIAL=1 trains 4 g4_2 "${gpu_run[@]}" --zero 2 --pipeline-parallel 2
-    same "--zero 2, 2 x 2 GPUs" g1_2 g4_2
-    trains 1 g_slices "${gpu_run[@]}" --zero 1 --embedding-gradient apart --tensor-slices 2
-    CUSIM_STREAMS=random CUSIM_NCCL_SERIAL=1 trains 4 g_t2 "${gpu_run[@]}" --zero 1 --pipeline-parallel 2 --tensor-parallel 2
-    same "2 tensor ranks x 2 GPUs" g_slices g_t2
+    same "--zero 2, 2 x 2 GPUs" g2_2 g4_2
+    trains 1 g_slices "${gpu_run[@]}" "${llama[@]}" --zero 1 --tensor-slices 2
+    CUSIM_STREAMS=random CUSIM_NCCL_SERIAL=1 trains 4 g_t2 "${gpu_run[@]}" "${llama[@]}" --zero 1 --pipeline-parallel 2 --tensor-parallel 2
+    same_weights "2 tensor ranks x 2 GPUs" g_slices g_t2
 }
 
-# A checkpoint of two stages, continued by one GPU, and by the CPU trainer.
+# A checkpoint of two stages, continued by four, by one GPU, and by the CPU trainer.
 test_gpu_elastic() {
-    trains 1 g_one --resume g2/step_00000003 --embedding-gradient apart --pipeline-parallel 1
-    same_weights "2 GPUs, then one" g1 g_one
+    trains 4 g_four --resume g2/step_00000003 --pipeline-parallel 4
+    same_weights "2 GPUs, then 4" g2 g_four
+    trains 1 g_one --resume g2/step_00000003 --pipeline-parallel 1
+    near "2 GPUs, then one" "$(last_loss g2)" "$(last_loss g_one)" 1e-3
     "$cpu_trainer" --resume g2/step_00000006 --override --pipeline-parallel 1 --out g_cpu >stdout 2>stderr
     check "2 GPUs, then a CPU: exit status $?, $(head -n 1 stderr)" [ -f g_cpu/step_00000009/model.safetensors ]
-    check "2 GPUs, then a CPU: $(last_loss g1) and $(last_loss g_cpu)" \
-        awk -v a="$(last_loss g1)" -v b="$(last_loss g_cpu)" 'BEGIN { exit !(a > 0 && (a - b) ^ 2 < (1e-3 * a) ^ 2) }'
+    near "2 GPUs, then a CPU" "$(last_loss g1)" "$(last_loss g_cpu)" 1e-3
 }
-
-last_loss() { logged "$1" | sed -n 's/^val [0-9]* \([0-9.]*\) *$/\1/p' | tail -n 1; }
 
 test_gpu_models() {
     local small=(--layers 4 --channels 32 --heads 2 --seq-len 16 --batch 2 --total-batch 96 --steps 9 --eval-every 0 --samples 0
         --tf32 off --autotune off)
-    stages "nanochat" "${small[@]}" --arch nanochat
-    stages "qwen3 with a window" "${small[@]}" --arch qwen3 --window 8 --window-pattern SL
-    stages "mixtral" "${small[@]}" --arch mixtral --experts 4 --experts-used 2 --optimizer muon
-    stages "pairs" "${small[@]}" --share-layers pairs --freeze 'wpe,mlp[2-3]' --zero 2 --gradients fp32 --pack dynamic
+    stages "nanochat" "${small[@]}" --arch nanochat --own-head on
+    stages "qwen3 with a window" "${small[@]}" --arch qwen3 --own-head on --window 8 --window-pattern SL
+    stages "mixtral" "${small[@]}" --arch mixtral --own-head on --experts 4 --experts-used 2 --optimizer muon
+    stages "pairs" "${small[@]}" --share-layers pairs --freeze 'wte,wpe,mlp[2-3]' --zero 2 --gradients fp32 --pack dynamic
 }
 
 test_gpu_misuse() {
     bad 2 "--pipeline-parallel 2, --graph on; wanted auto" --num-processes 2 --plan --pipeline-parallel 2 --graph on
     bad 2 "--pipeline-parallel 2, --zero 3|wanted --zero 1" --num-processes 2 --plan --pipeline-parallel 2 --zero 3
-    bad 2 "--embedding-gradient apart, --zero 3; wanted --zero 2" --embedding-gradient apart --zero 3
 }
 
 if [ $# -gt 1 ]; then

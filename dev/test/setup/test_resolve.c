@@ -1023,12 +1023,8 @@ static void test_grids(void) {
     expect_no_grid("-pn 2 -pp 2 --freeze embeddings,blocks[0]",
                    "--pipeline-parallel 2, --freeze embeddings,blocks[0]; wanted "
                    "--pipeline-parallel 1");
-    expect_no_grid("-pn 2 -pp 2 --embedding-gradient joined",
-                   "--pipeline-parallel 2, --embedding-gradient joined; wanted apart");
     expect_no_grid("-pn 2 -pp 2 --update-in-backward on",
                    "--pipeline-parallel 2, --update-in-backward on; wanted off");
-    expect_no_grid("-pn 1 --embedding-gradient apart --update-in-backward on",
-                   "--embedding-gradient apart, --update-in-backward on; wanted off");
     expect_no_grid("-pn 2 -pp 2 --pipeline-layers 3,2",
                    "--pipeline-layers: 3,2, 5 layers; wanted the model's 4");
     expect_no_grid("-pn 2 -pp 2 --pipeline-layers 3", "--pipeline-layers: 3; wanted 2 numbers");
