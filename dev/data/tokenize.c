@@ -36,7 +36,7 @@
 #include "llmc/base/number_text.h"
 #include "llmc/data/documents.h"
 #include "llmc/data/fill_in_middle.h"
-#include "llmc/data/survey.h"
+#include "llmc/corpus/survey.h"
 #include "llmc/setup/options.h"
 #include "llmc/setup/options_values.h"
 #include "llmc/tokenizer/bpe.h"

@@ -20,7 +20,7 @@ STOREYS = [
     ["gpu"],
     ["comm", "tokenizer"],
     ["ops", "data"],
-    ["bf16", "model", "log"],
+    ["bf16", "model", "log", "corpus"],
     ["parallel", "formats"],
     ["layers", "report"],
     ["optim"],

@@ -65,7 +65,7 @@ test_asan() {
     variant asan "${rooms[@]}" cli_{cli,generate,data,report,tokenize} -- \
         OPT="-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all" MODULES_OPT=-Og
 }
-test_tsan() { variant tsan test_data test_comm test_checkpoint -- OPENMP= OPT="-O1 -g1 -fsanitize=thread" $quick_modules; }
+test_tsan() { variant tsan test_data test_corpus test_comm test_checkpoint -- OPENMP= OPT="-O1 -g1 -fsanitize=thread" $quick_modules; }
 test_avx2() {
     local march
     read -r march <<<"$(make -s print-MARCH)"

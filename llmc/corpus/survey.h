@@ -21,8 +21,8 @@ The documents that are dropped depend neither on the number of threads nor on th
 #include <stdint.h>
 #include <stdio.h>
 
-#include "llmc/data/decontaminate.h"
-#include "llmc/data/dedup_groups.h"
+#include "llmc/corpus/decontaminate.h"
+#include "llmc/corpus/dedup_groups.h"
 #include "llmc/data/documents.h"
 
 #ifdef __cplusplus

@@ -1,5 +1,5 @@
 // test_words.c -- words.h: which texts have the same words; the runs of words against a plain loop.
-#include "llmc/data/words.h"
+#include "llmc/corpus/words.h"
 #include "dev/test/lib/test.h"
 
 static BpeRules test_rules(void) {

@@ -1,7 +1,7 @@
 // test_dedup.c -- dedup_keys.h and dedup_groups.h: MinHash against exact Jaccard similarities; how
 // many pairs share a key; groups against a plain loop, in any amount of memory.
 #define DEDUP_GROUPS_IMPLEMENTATION
-#include "llmc/data/dedup_groups.h"
+#include "llmc/corpus/dedup_groups.h"
 #include <math.h>
 
 #include "dev/test/lib/test.h"

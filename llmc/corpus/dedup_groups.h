@@ -24,7 +24,7 @@ once for each part: less memory costs time, never a duplicate. Each document tak
 #include <stddef.h>
 #include <stdint.h>
 
-#include "llmc/data/dedup_keys.h"
+#include "llmc/corpus/dedup_keys.h"
 
 #ifdef __cplusplus
 extern "C" {

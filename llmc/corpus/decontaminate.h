@@ -15,7 +15,7 @@ A text of fewer than 13 words is not looked for; how many there are is counted.
 #include <stddef.h>
 #include <stdint.h>
 
-#include "llmc/data/words.h"
+#include "llmc/corpus/words.h"
 
 #ifdef __cplusplus
 extern "C" {

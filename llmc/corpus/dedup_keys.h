@@ -24,7 +24,7 @@ smallest values have 32.
 #include <stdint.h>
 
 #include "llmc/base/enum_words.h"
-#include "llmc/data/words.h"
+#include "llmc/corpus/words.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -2,7 +2,7 @@
 // against a plain comparison of words; surveys that are continued; the list of dropped documents.
 #define DECONTAMINATE_IMPLEMENTATION
 #define SURVEY_IMPLEMENTATION
-#include "llmc/data/survey.h"
+#include "llmc/corpus/survey.h"
 #include "dev/test/lib/test.h"
 
 enum { DOCUMENTS = 40000, WORDS_EACH = 30, VOCABULARY = 26 };
