@@ -80,7 +80,7 @@ BASE_CFLAGS = -std=gnu11 -O2 $(if $(findstring x86_64,$(shell $(CC) -dumpmachine
 
 KERNEL_ROOMS = ops bf16 optim parallel tokenizer
 define LIBRARY_RULES
-$(foreach room,base data corpus formats report log setup checkpoint generate plan run,$(1)/llmc/$(room)/%.o): private OPT = -O2
+$(foreach room,base data corpus formats report log setup checkpoint generate cost plan run,$(1)/llmc/$(room)/%.o): private OPT = -O2
 $(1)/llmc/comm/comm_mpi.o $(1)/llmc/comm/group.o: private override CFLAGS += $(MPI_FLAGS)
 $(1)/llmc/base/processor.o: private override CFLAGS = $$(BASE_CFLAGS)
 $(1)/llmc/%.o: llmc/%.h Makefile $(1)/flags

@@ -3,7 +3,7 @@
     t, c, P, D   processes of a tensor, context, pipeline and data group; D is what the others leave
     N            tokens of a micro-batch in a context group's process, B T / c
 
-The formulas are those of llmc/plan/links.h and cost.h, with fewer small terms; `--plan` of the trainer counts memory and
+The formulas are those of llmc/cost/links.h and cost.h, with fewer small terms; `--plan` of the trainer counts memory and
 work exactly. test_scaling.sh compares them.
 """
 import itertools

@@ -25,7 +25,7 @@ STOREYS = [
     ["layers", "report"],
     ["optim"],
     ["setup"],
-    ["checkpoint", "generate"],
+    ["checkpoint", "generate", "cost"],
     ["plan"],
     ["run"],
 ]

@@ -16,7 +16,7 @@ needs:   tensors start at multiples of four elements in every array but those of
 #ifndef LLMC_SOAP_CUH
 #define LLMC_SOAP_CUH
 
-#include "llmc/ops/qr.cuh"
+#include "llmc/optim/qr.cuh"
 #include "llmc/optim/muon.cuh"
 #include "llmc/optim/soap.h"
 

@@ -88,7 +88,7 @@ void soap_update_cpu(SoapMatrix x, Soap opt, void* memory, MatmulScratch* matmul
 #include <string.h>
 
 #include "llmc/base/host_device.h"
-#include "llmc/ops/qr.h"
+#include "llmc/optim/qr.h"
 
 AdamWStep soap_step(Soap opt) {
     opt.adam.t--;

@@ -10,13 +10,13 @@ plan.h -- prints what a run takes: tensors and their sizes, memory by kind, disk
 #include "llmc/base/memory.h"
 #include "llmc/checkpoint/checkpoint.h"
 #include "llmc/setup/settled.h"
-#include "llmc/plan/cost.h"
+#include "llmc/cost/cost.h"
 #include "llmc/model/freeze.h"
 #include "llmc/model/model.h"
 #include "llmc/optim/loss_scale.h"
 #include "llmc/optim/optimizer.h"
 #include "llmc/parallel/zero.h"
-#include "llmc/plan/mfu.h"
+#include "llmc/cost/mfu.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -14,7 +14,7 @@ plan_cpu.h -- the plan of a run on the CPU: its settings, its memory, and the pe
 #include "llmc/comm/comm.h"
 #include "llmc/log/log.h"
 #include "llmc/optim/loss_scale.h"
-#include "llmc/plan/cost_measured.h"
+#include "llmc/cost/cost_measured.h"
 #include "llmc/plan/memory_limit.h"
 #include "llmc/plan/plan.h"
 #include "llmc/setup/settled.h"

@@ -19,7 +19,7 @@ are collective.
 #include "llmc/generate/generator.h"
 #include "llmc/optim/update_in_backward.h"
 #include "llmc/log/log.h"
-#include "llmc/plan/mfu.h"
+#include "llmc/cost/mfu.h"
 #include "llmc/setup/settled.h"
 #include "llmc/comm/stragglers.h"
 #include "llmc/plan/plan.h"

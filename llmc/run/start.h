@@ -77,7 +77,7 @@ int run_close(Run* run);
 #include "llmc/parallel/grid.h"
 #include "llmc/parallel/groups.h"
 #include "llmc/parallel/zero.h"
-#include "llmc/plan/mfu.h"
+#include "llmc/cost/mfu.h"
 #include "llmc/plan/plan.h"
 #include "llmc/report/compare.h"
 #include "llmc/report/follow.h"

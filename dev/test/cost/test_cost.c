@@ -1,11 +1,11 @@
 // test_cost.c -- cost.h: the planned time of an update: its FLOP follow the formulas, and it grows
 // with the work.
-#include "llmc/plan/cost.h"
+#include "llmc/cost/cost.h"
 
 #include "dev/test/lib/settled_alone.h"
 #include "dev/test/lib/test.h"
 #include "llmc/plan/plan.h"
-#include "llmc/plan/cost_measured.h"
+#include "llmc/cost/cost_measured.h"
 
 static const ModelConfig CFG = {256, 1000, 1024, 4, 4, 256, SHARE_OFF};
 

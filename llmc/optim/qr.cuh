@@ -14,7 +14,7 @@ needs:   what qr.h needs
 #define LLMC_QR_CUH
 
 #include "llmc/gpu/gpu.cuh"
-#include "llmc/ops/qr.h"
+#include "llmc/optim/qr.h"
 
 enum { QR_THREADS_ = 256, QR_WARPS_ = QR_THREADS_ / 32 };
 

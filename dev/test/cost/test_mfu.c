@@ -2,7 +2,7 @@
 // moments and no more often.
 #define MFU_IMPLEMENTATION
 
-#include "llmc/plan/mfu.h"
+#include "llmc/cost/mfu.h"
 #include "dev/test/lib/test.h"
 
 static double machine_does; // what a measurement finds

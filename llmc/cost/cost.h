@@ -23,7 +23,7 @@ to be as slow as this one, so the slowest one of a run counts.
 #include "llmc/optim/soap.h"
 #include "llmc/optim/optimizer.h"
 #include "llmc/parallel/zero.h"
-#include "llmc/plan/cost_transfers.h"
+#include "llmc/cost/cost_transfers.h"
 #include "llmc/setup/settled.h"
 
 static inline double cost_total_s(const CostUpdate* update) {

@@ -1,5 +1,5 @@
 // test_qr.cu -- qr.h on the GPU: each of several matrices has an orthonormal basis.
-#include "llmc/ops/qr.cuh"
+#include "llmc/optim/qr.cuh"
 #include "dev/test/lib/gpu_ops.h"
 #include "dev/test/lib/qr_test.h"
 

@@ -29,7 +29,7 @@ sizes of the run. Other work on the machine lowers the rates.
 #include "llmc/base/threads.h"
 #include "llmc/base/enum_words.h"
 #include "llmc/setup/options.h"
-#include "llmc/plan/cost.h"
+#include "llmc/cost/cost.h"
 
 enum { RATES_ELEMENTS_ = 1 << 22 };
 

@@ -32,7 +32,7 @@ stages take 13 s, and those of the tensor group 20 s, of which another schedule 
 #include "llmc/model/model.h"
 #include "llmc/parallel/grid.h"
 #include "llmc/parallel/zero.h"
-#include "llmc/plan/links.h"
+#include "llmc/cost/links.h"
 #include "llmc/setup/settled.h"
 
 typedef enum { COST_FORWARD, COST_BACKWARD, COST_PASSES } CostPass;

@@ -1,5 +1,5 @@
 // test_links.c -- links.h: the time of collectives, in a machine and over machines.
-#include "llmc/plan/links.h"
+#include "llmc/cost/links.h"
 
 #include "dev/test/lib/test.h"
 

@@ -1,6 +1,6 @@
 // test_cost_transfers.c -- cost_transfers.h and cost.h: what the processes of a grid wait for,
 // against the formulas of each kind.
-#include "llmc/plan/cost_transfers.h"
+#include "llmc/cost/cost_transfers.h"
 
 #include "dev/test/lib/settled_alone.h"
 #include "dev/test/lib/test.h"

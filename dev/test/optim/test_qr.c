@@ -1,7 +1,7 @@
 // test_qr.c -- the orthonormal basis of qr.h: rows are orthonormal and span what the first rows of
 // z do, also where rows of z depend on others; the same bits for any number of threads.
 #include "llmc/base/threads.h"
-#include "llmc/ops/qr.h"
+#include "llmc/optim/qr.h"
 #include "dev/test/lib/qr_test.h"
 
 TEST(qr) {
