@@ -89,7 +89,8 @@ static inline int cross_entropy_bf16_tokens(int lent, int N, int C) {
 }
 
 // Allocates scratch for batches of up to N tokens, and words in `slices` slices of Vp. The caller
-// owns `logits` (its slices, cross_entropy_bf16_rows(lent), Vp), and may use them between passes.
+// owns `logits` (its slices, cross_entropy_bf16_rows(lent), Vp), and may use them between passes. As
+// packed data is, each of its slices is at a multiple of 64 bytes.
 void cross_entropy_bf16_open(CrossEntropyBf16Scratch* s, Memory* memory, void* logits, int lent, int N, int C,
                              int Vp, int slices);
 
@@ -129,6 +130,7 @@ void cross_entropy_bf16_gradients_cpu(float* loss, float* dinp, float* dwte, con
 
 #ifdef CROSS_ENTROPY_BF16_IMPLEMENTATION
 
+#include <assert.h>
 #include <math.h>
 
 #include "llmc/base/vec.h"
@@ -166,6 +168,7 @@ void cross_entropy_bf16_open(CrossEntropyBf16Scratch* s, Memory* memory, void* l
     s->lent = lent;
     s->lent_slice = cross_entropy_bf16_rows(lent, Vp) * (size_t)Vp;
     s->memory = (uint32_t*)logits;
+    assert((uintptr_t)logits % 64 == 0 && (slices == 1 || s->lent_slice % BF16_LINE_PAIRS == 0));
 }
 
 // Some of the tokens; the words of a slice, and a chunk of these.

@@ -127,7 +127,7 @@ static Results results_of(const Bf16Kernel* kernel, const Case* p) {
     CrossEntropyBf16Scratch scratch;
     Group alone = group_alone(NULL);
     const size_t lent = p->slices * cross_entropy_bf16_rows(p->tokens, Vp) * Vp;
-    float* memory = ops_floats(lent);
+    float* memory = ops_floats((lent + BF16_LINE_PAIRS - 1) / BF16_LINE_PAIRS * BF16_LINE_PAIRS); // aligned
     EXPECT(lent >= p->slices * matmul_bf16_pairs(Vp, p->tokens), "too little memory for %d tokens",
            p->tokens);
     uint32_t* forward = (uint32_t*)(void*)ops_floats(p->slices * forward_pairs);
