@@ -1084,7 +1084,12 @@ starts() {
     done
     port=$((port + 2))
 }
-port=$((20000 + $$ % 20000))
+# A hundred ports for this script alone, as long as it runs: below those that the system gives away.
+for ((port = 20000; port < 32000; port += 100)); do
+    [ -e "/tmp/pretrain_ports_$port" ] || : >"/tmp/pretrain_ports_$port"
+    exec 8<"/tmp/pretrain_ports_$port" # another user's, too
+    ! flock -n 8 || break
+done
 
 # all_end: sets `status` of each rank, "0 0 1".
 all_end() {

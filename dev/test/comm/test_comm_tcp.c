@@ -1,6 +1,7 @@
 // test_comm_tcp.c -- ranks that meet by TCP: collectives, refused processes, and all ranks end when
 // one does. Each rank is a child of this process, on loopback.
 #include <arpa/inet.h>
+#include <errno.h>
 #include <netinet/in.h>
 #include <signal.h>
 #include <sys/socket.h>
@@ -48,11 +49,20 @@ static CommMeeting meeting_at(int port, const char* job) {
     return m;
 }
 
-// At a port that is free.
+// At a port where nobody listens. It stays bound, so that the system gives it to no other process,
+// such as the same test of another build. Only Linux lets a rank listen there as well, because both
+// sockets have SO_REUSEADDR.
 static CommMeeting meeting_of(const char* job) {
-    int port = 0;
-    close(listen_at(&port));
-    return meeting_at(port, job);
+    struct sockaddr_in address = loopback(0);
+    socklen_t size = sizeof(address);
+    const int fd = socket(AF_INET, SOCK_STREAM, 0), on = 1;
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+    EXPECT(bind(fd, (struct sockaddr*)&address, size) == 0, "%s", strerror(errno));
+    getsockname(fd, (struct sockaddr*)&address, &size);
+#ifndef __linux__
+    close(fd);
+#endif
+    return meeting_at(ntohs(address.sin_port), job);
 }
 
 static CommMeeting meeting_in(const char* file, const char* job) {
