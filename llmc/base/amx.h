@@ -30,6 +30,7 @@ typedef struct {
 // Types of tile elements; the value is the bit of cpuid.
 typedef enum { AMX_BF16 = 1 << 22, AMX_INT8 = 1 << 25 } AmxFeature;
 
+#ifndef EMULATED_X86 // which defines it otherwise
 // Requests the tiles from the system. True if the processor has them, the system saves them (XCR0)
 // and grants them to this process: a kernel before 5.16 does not know the request, and a virtual
 // machine may refuse it.
@@ -45,6 +46,7 @@ static inline int amx_runs(AmxFeature feature) {
     return (saved & TILE_STATE) == TILE_STATE &&
            syscall(SYS_arch_prctl, ARCH_REQUEST_PERMISSION, TILE_DATA) == 0;
 }
+#endif
 #endif
 
 #endif

@@ -21,6 +21,9 @@ C that stands beside every use. Modules compiled once into libllmc.a keep their 
 #else
 #include <immintrin.h>
 #endif
+#ifdef EMULATED_X86 // a header that has newer instructions as C functions (dev/test)
+#include EMULATED_X86
+#endif
 #elif defined(__aarch64__) && !defined(__CUDACC__)
 #define ARM_INTRINSICS
 #include <arm_neon.h>

@@ -94,7 +94,8 @@ ALWAYS_INLINE Vec vec_all(float x) { // x in every lane
 #define VEC_MEMORY_SANITIZER_ 0
 #endif
 ALWAYS_INLINE void vec_add_product(Vec* sum, Vec a, Vec b) {
-#if defined(__GNUC__) && !defined(__CUDACC__) && defined(__FMA__) && !VEC_MEMORY_SANITIZER_
+#if defined(__GNUC__) && !defined(__CUDACC__) && defined(__FMA__) && !VEC_MEMORY_SANITIZER_ &&               \
+    !defined(EMULATED_X86)
     __asm__("vfmadd231ps %2, %1, %0" : "+v"(*sum) : "v"(a), "v"(b));
 #else
     *sum += a * b;

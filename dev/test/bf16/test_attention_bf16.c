@@ -5,7 +5,7 @@
 #include "llmc/bf16/matmul_bf16.h"
 #include "llmc/reference.h"
 #include "dev/test/lib/attention_ranks.h"
-#include "dev/test/lib/bf16_model.h"
+#include "dev/test/lib/bf16_kernels.h"
 #include "dev/test/lib/ops.h"
 
 typedef struct {
@@ -353,8 +353,8 @@ static void test_threads(const Bf16Kernel* kernel) {
 TEST(attention_bf16) {
     vec_flush_denormals(); // as the trainer does
     threads_set(2);
-    Bf16Kernel kernels[MODEL_KERNELS];
-    const int count = model_kernels(kernels);
+    Bf16Kernel kernels[BF16_KERNELS];
+    const int count = tested_kernels(kernels);
     for (int k = 0; k < count; k++) {
         test_sizes(&kernels[k]);
         test_causality(&kernels[k]);
@@ -365,6 +365,6 @@ TEST(attention_bf16) {
         test_packed(&kernels[k], 3, 1);
         test_groups(&kernels[k]);
     }
-    test_long(&kernels[0]);
+    LARGE(test_long(&kernels[0]));
     test_sharp(&kernels[0]);
 }

@@ -4,7 +4,7 @@
 #include "llmc/ops/cross_entropy.h"
 #include "llmc/bf16/cross_entropy_bf16.h"
 #include "llmc/base/threads.h"
-#include "dev/test/lib/bf16_model.h"
+#include "dev/test/lib/bf16_kernels.h"
 #include "dev/test/lib/ops.h"
 
 // The target's part of a gradient reads factors in fp32, the rest rounded ones.
@@ -266,32 +266,32 @@ static void test_threads(const Bf16Kernel* kernel, int N, int C, int V, int Vp, 
 }
 
 TEST(cross_entropy_bf16) {
-    Bf16Kernel kernels[MODEL_KERNELS];
+    Bf16Kernel kernels[BF16_KERNELS];
     vec_flush_denormals(); // as the trainer does
-    const int count = model_kernels(kernels);
+    const int count = tested_kernels(kernels);
     for (int k = 0; k < count; k++) {
         test_size(&kernels[k], 1, 1, 1, 1, 1, 1);
         test_size(&kernels[k], 2, 5, 31, 31, 2, 1);
         test_size(&kernels[k], 33, 40, 100, 128, 33, 1);
         test_size(&kernels[k], 70, 64, 64, 64, 32, 1);
-        test_size(&kernels[k], 126, 64, 100, 128, 32, 1);  // e waits in dwte
-        test_size(&kernels[k], 30, 33, 2100, 2112, 64, 2); // two chunks of words
+        test_size(&kernels[k], 126, 64, 100, 128, 32, 1);         // e waits in dwte
+        LARGE(test_size(&kernels[k], 30, 33, 2100, 2112, 64, 2)); // two chunks of words
         // logits of hundreds: from the largest one
         test_size(&kernels[k], 40, 16, 300, 304, 40, 100);
         test_size(&kernels[k], 9, 3, 50, 50, 9, 1e4f);
-        test_size(&kernels[k], 150, 20, 2500, 2528, 96, 1);
+        LARGE(test_size(&kernels[k], 150, 20, 2500, 2528, 96, 1));
         test_slices(&kernels[k], 2, 70, 64, 100, 128, 32, 1);
-        test_slices(&kernels[k], 4, 126, 64, 100, 256, 32, 1);    // e waits in dwte; padding alone
-        test_slices(&kernels[k], 3, 40, 16, 300, 336, 40, 100);   // from the largest logit of all
-        test_slices(&kernels[k], 2, 33, 33, 4200, 4224, 64, 0.5); // two chunks of words
+        test_slices(&kernels[k], 4, 126, 64, 100, 256, 32, 1);           // e waits in dwte; padding alone
+        test_slices(&kernels[k], 3, 40, 16, 300, 336, 40, 100);          // from the largest logit of all
+        LARGE(test_slices(&kernels[k], 2, 33, 33, 4200, 4224, 64, 0.5)); // two chunks of words
         test_no_target(&kernels[k]);
         test_nan(&kernels[k]);
         test_negative(&kernels[k]);
     }
-    test_size(&kernels[0], 1024, 512, 90, 96, 96, 1);
-    test_size(&kernels[0], 520, 1100, 90, 96, 520, 1);   // several slabs of C
-    test_size(&kernels[0], 520, 20, 2500, 2528, 520, 1); // several slabs of words
-    test_threads(&kernels[0], 150, 70, 5000, 5024, 96);
-    test_threads(&kernels[0], 520, 1100, 300, 320, 520); // several slabs of C
-    test_threads(&kernels[0], 520, 264, 2500, 2528, 96); // e waits in dwte, several slabs of words
+    LARGE(test_size(&kernels[0], 1024, 512, 90, 96, 96, 1));
+    LARGE(test_size(&kernels[0], 520, 1100, 90, 96, 520, 1));   // several slabs of C
+    LARGE(test_size(&kernels[0], 520, 20, 2500, 2528, 520, 1)); // several slabs of words
+    LARGE(test_threads(&kernels[0], 150, 70, 5000, 5024, 96));
+    LARGE(test_threads(&kernels[0], 520, 1100, 300, 320, 520)); // several slabs of C
+    LARGE(test_threads(&kernels[0], 520, 264, 2500, 2528, 96)); // e waits in dwte, several slabs of words
 }

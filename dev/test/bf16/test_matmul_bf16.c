@@ -3,11 +3,11 @@
 #define TILE_KERNELS_IMPLEMENTATION // for bf16_product_vec_
 #include "llmc/bf16/matmul_bf16.h"
 #include "llmc/reference.h"
-#include "dev/test/lib/bf16_model.h"
+#include "dev/test/lib/bf16_kernels.h"
 #include "dev/test/lib/linear_reference.h"
 #include "dev/test/lib/ops.h"
 
-static Bf16Kernel kernels[MODEL_KERNELS];
+static Bf16Kernel kernels[BF16_KERNELS];
 static int kernels_count;
 
 // ---- packing ----
@@ -217,7 +217,7 @@ static void test_sizes(int count) {
     check_size(count, 257, 70, MATMUL_BF16_PART_PANELS * BF16_TILE + 1);
 }
 
-// More than one slab of k, of rows and of columns; results that are streamed. Too large for models.
+// More than one slab of k, of rows and of columns; results that are streamed.
 static void test_slabs(int count) {
     const int rows = MATMUL_BF16_PART_TILES * BF16_TILE + 1, k = MATMUL_BF16_PART / MATMUL_BF16_PART_TILES;
     check_size(count, rows, k + 1, 5);
@@ -229,9 +229,8 @@ static void test_slabs(int count) {
     check_size(count, 640, 96, 416); // the last tile of a part is a whole one
 }
 
-// With denormal factors, products and sums, vectors of fp32 do what vdpbf16ps is said to do.
-static void test_like_avx512(void) {
-#ifdef __FMA__
+// With denormal factors, products and sums, vectors of fp32 do what vdpbf16ps does.
+static void test_like_avx512(const Bf16Kernel* avx512) {
     enum { K = 3 * BF16_STEP };
     float *a = ops_normal(BF16_TILE * K, 1e-19f), *b = ops_normal(K * BF16_TILE, 1e-19f);
     uint32_t *left = (uint32_t*)(void*)ops_floats(3 * BF16_STEP_PAIRS),
@@ -244,13 +243,12 @@ static void test_like_avx512(void) {
     bf16_pack_left(bf16_vec_pack, left, 0, (Matrix){a, K, 1}, 0, 0, BF16_TILE, K);
     bf16_pack_right(bf16_vec_pack, right, 0, (Matrix){b, BF16_TILE, 1}, 0, 0, K, BF16_TILE);
     bf16_product_vec_(got, 32, first, 32, left, right, 3, &bf16_nothing_ahead);
-    model_product_avx512_(want, 32, first, 32, left, right, 3, &bf16_nothing_ahead);
+    avx512->product(want, 32, first, 32, left, right, 3, &bf16_nothing_ahead);
     for (int i = 0; i < 1024; i++) {
         EXPECT(float_bits(got[i]) == float_bits(want[i]), "element %d: %a, wanted %a", i, (double)got[i],
                (double)want[i]);
     }
     ops_close("like AVX-512");
-#endif
 }
 
 // Values that are not finite stay visible in their row of the result, and only there.
@@ -308,7 +306,7 @@ static void test_threads(const Bf16Kernel* kernel, int N, int C, int OC) {
 
 TEST(matmul_bf16) {
     vec_flush_denormals(); // as the trainer does
-    kernels_count = model_kernels(kernels);
+    kernels_count = tested_kernels(kernels);
     test_packing(bf16_vec_pack);
     test_pack_tile(bf16_vec_pack_tile);
     if (kernels[0].pack != bf16_vec_pack) { // AVX-512's
@@ -316,20 +314,22 @@ TEST(matmul_bf16) {
         test_packing(kernels[0].pack_away);
         test_pack_tile(kernels[0].pack_tile);
     }
-    test_like_avx512();
     test_sizes(kernels_count);
     for (int k = 0; k < kernels_count; k++) {
+        if (strcmp(kernels[k].name, "AVX-512 BF16") == 0) {
+            test_like_avx512(&kernels[k]);
+        }
         test_not_finite(&kernels[k]);
         test_threads(&kernels[k], 50, 100, 70);
     }
 #ifdef SANITIZED
     const int large = 1; // the others touch the same memory
 #else
-    const int large = kernels_count - 2; // not the models
+    const int large = kernels_count;
 #endif
-    test_slabs(large);
+    LARGE(test_slabs(large));
     for (int k = 0; k < large; k++) {
         // two slabs of k; one thread takes columns in two parts
-        test_threads(&kernels[k], 513, 1100, 1100);
+        LARGE(test_threads(&kernels[k], 513, 1100, 1100));
     }
 }

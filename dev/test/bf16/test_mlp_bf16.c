@@ -2,7 +2,7 @@
 // biases and without, gradients set and added; the same bits for any number of threads.
 #include "llmc/bf16/mlp_bf16.h"
 #include "llmc/base/threads.h"
-#include "dev/test/lib/bf16_model.h"
+#include "dev/test/lib/bf16_kernels.h"
 #include "dev/test/lib/mlp_case.h"
 
 typedef struct {
@@ -120,17 +120,17 @@ static void test_threads(const Bf16Kernel* kernel, ActivationKind kind, int N, i
 }
 
 TEST(mlp_bf16) {
-    Bf16Kernel kernels[MODEL_KERNELS];
+    Bf16Kernel kernels[BF16_KERNELS];
     vec_flush_denormals(); // as the trainer does
-    const int count = model_kernels(kernels);
+    const int count = tested_kernels(kernels);
     for (ActivationKind kind = ACTIVATION_GELU; kind <= ACTIVATION_RELU2; kind++) {
         for (int k = 0; k < count; k++) {
             test_size(&kernels[k], kind, 32, 1, 32);
             test_size(&kernels[k], kind, 64, 33, 96);
         }
-        test_size(&kernels[0], kind, 96, 24, 320);  // several parts of panels
-        test_size(&kernels[0], kind, 64, 1100, 64); // several slabs of C
+        test_size(&kernels[0], kind, 96, 24, 320);         // several parts of panels
+        LARGE(test_size(&kernels[0], kind, 64, 1100, 64)); // several slabs of C
         test_threads(&kernels[0], kind, 160, 40, 352);
-        test_threads(&kernels[0], kind, 544, 1100, 160);
+        LARGE(test_threads(&kernels[0], kind, 544, 1100, 160));
     }
 }

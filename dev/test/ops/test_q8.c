@@ -1,9 +1,8 @@
 // test_q8.c -- 8-bit weights: the contents of a block; every kernel that runs on this machine
-// against exact sums, with the same bits as plain C; tiles also by a model of AMX.
+// against exact sums, with the same bits as plain C.
 #include "llmc/ops/q8.h"
 #include "llmc/layers/q8_weights.h"
 #include "llmc/base/threads.h"
-#include "dev/test/lib/amx_model.h"
 #include "dev/test/lib/ops.h"
 
 enum { BLOCK = QUANTIZED_BLOCK };
@@ -130,45 +129,6 @@ static void test_kernels(void) {
 
 // ---- tiles ----
 
-typedef struct {
-    float lane[QUANTIZED_SIDE];
-} model_Sums_;
-
-static model_Sums_ model_none_(void) { return (model_Sums_){{0}}; }
-static void model_keep_(float* to, model_Sums_ sum) { memcpy(to, &sum, sizeof(sum)); }
-static model_Sums_ model_scale_(model_Sums_ sum, const int32_t* dots, const float* a, float b) {
-    for (int i = 0; i < QUANTIZED_SIDE; i++) {
-        sum.lane[i] = fmaf((float)dots[i], a[i] * b, sum.lane[i]);
-    }
-    return sum;
-}
-
-// tdpbssd: four products of signed bytes and a sum, in 32 bits.
-static void model_dot_(int to, int left, int right) {
-    amx_model_check(to, left, right);
-    for (int m = 0; m < amx_model_.shapes->rows[to]; m++) {
-        for (int k = 0; k < amx_model_.shapes->rows[right]; k++) {
-            for (int n = 0; n < amx_model_.shapes->row_bytes[to] / 4; n++) {
-                const int8_t* a = (const int8_t*)&amx_model_tile(left)[m][k];
-                const int8_t* b = (const int8_t*)&amx_model_tile(right)[k][n];
-                const int32_t sum = a[0] * b[0] + a[1] * b[1] + a[2] * b[2] + a[3] * b[3];
-                amx_model_tile(to)[m][n] += (uint32_t)sum;
-            }
-        }
-    }
-}
-
-static void model_load_(int t, const void* base, size_t stride) {
-    EXPECT((uintptr_t)base % 64 + amx_model_.shapes->row_bytes[t] <= 64 && stride % 32 == 0,
-           "tile %d straddles cache lines", t);
-    amx_model_load(t, base, stride);
-}
-
-#define model_zero_ amx_model_zero
-#define model_store_ amx_model_store
-QUANTIZED_TILES_KERNEL(model_tile_, , model_)
-static void model_begin(void) { amx_model_begin(&quantized_shapes); }
-
 // A layer by tiles has the bits of a layer by rows.
 static void check_tiles(QuantizedTileKernel tile, int N, int C, int OC) {
     const size_t n = (size_t)N * (size_t)OC;
@@ -197,6 +157,9 @@ static void test_tiles(QuantizedTileKernel tile) {
         check_tiles(tile, rows[i], 32 * (i + 13), cols[(i + 4) % 5]);
     }
     check_tiles(tile, 20, 768, 100);
+#ifdef EMULATED_X86
+    EXPECT(emulated_straddles_ == 0, "%d rows of tiles straddle cache lines", emulated_straddles_);
+#endif
 }
 
 // The largest factors there are: no sum on the way may overflow.
@@ -288,7 +251,6 @@ TEST(q8) {
     test_block();
     test_error_of_a_block();
     test_kernels();
-    test_tiles((QuantizedTileKernel){model_tile_, model_begin, amx_model_end});
     if (quantized_tile_kernel().product) {
         test_tiles(quantized_tile_kernel());
     } else {
