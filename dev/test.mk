@@ -30,7 +30,20 @@ tests: $(TESTS:%=$(BUILD)/%)  ## build the test programs of one variant into BUI
 
 run_test = @dev/test/run_one.sh $@
 %.ok: % $(TEST_INPUTS)
-	$(run_test) $<
+	$(run_test) $< $(WORDS)
+
+# Emulated instructions (dev/test/lib/emulated_x86.h): modules that use them, the rest from the plain
+# build; words in the names of tests; processors that have fewer.
+EMULATED_MODULES = $(filter llmc/bf16/% llmc/ops/% llmc/tokenizer/%,$(COMPILED))
+$(TESTS:%=build/avx512/%): build/plain/libllmc.a
+build/avx512/test_base.ok: WORDS = vec
+build/avx512/test_ops.ok: WORDS = q8 activation attention cross_entropy heads matmul. norm
+build/avx512/test_tokenizer.ok: WORDS = bpe_
+define PROCESSOR_RULES
+build/avx512/%.$(1).ok: build/avx512/% $(TEST_INPUTS)
+	$$(run_test) env EMULATED=$(1) $$<
+endef
+$(foreach processor,znver4 icelake,$(eval $(call PROCESSOR_RULES,$(processor))))
 
 # Scripts that start programs; cli_NAME is dev/test/cli/test_NAME.sh.
 CLI = dev/test/cli/test_%.sh $(wildcard dev/test/lib/*.sh dev/test/lib/fault.c scripts/* scripts/*/*)

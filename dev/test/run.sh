@@ -78,6 +78,15 @@ test_avx2() {
         skip "avx2: this machine has no AVX2"
     fi
 }
+test_avx512() { # and AMX, emulated
+    if ! grep -qw avx2 /proc/cpuinfo 2>/dev/null; then
+        skip "avx512: emulated on x86-64 processors with AVX2"
+        return
+    fi
+    variant avx512 test_{base,bf16,ops,tokenizer} bpe_split build/avx512/test_bf16.{znver4,icelake} -- \
+        MARCH=haswell OPT=-O1 LDLIBS=build/plain/libllmc.a COMPILED="$(make -s print-EMULATED_MODULES)" \
+        CFLAGS='-Wno-psabi -fexpensive-optimizations -DEMULATED_X86=\"dev/test/lib/emulated_x86.h\"'
+}
 test_serial() { variant serial one_run -- OPENMP= OPT=-O1 $quick_modules; }
 test_scripts() { variant scripts build/scripts/{build,get_data,multi_node,run_until_done,wandb}; }
 test_lint() { variant lint build/lint; }
@@ -201,7 +210,7 @@ check)
     variant lint build/lint_quick
     ! has_sim || variant sim build/sim/step
     ;;
-test) for name in plain asan sim nvcc_quick avx2 tsan lint scripts serial; do test_$name; done ;;
+test) for name in plain asan sim nvcc_quick avx512 avx2 tsan lint scripts serial; do test_$name; done ;;
 rest) for name in clang narrow sim_rest nvcc_all; do test_$name; done ;;
 *)
     for name in "$@"; do
