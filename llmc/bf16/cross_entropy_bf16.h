@@ -89,8 +89,8 @@ static inline int cross_entropy_bf16_tokens(int lent, int N, int C) {
 }
 
 // Allocates scratch for batches of up to N tokens, and words in `slices` slices of Vp. The caller
-// owns `logits` (its slices, cross_entropy_bf16_rows(lent), Vp), and may use them between passes. As
-// packed data is, each of its slices is at a multiple of 64 bytes.
+// owns `logits` (its slices, cross_entropy_bf16_rows(lent), Vp), and may use them between passes.
+// Each of its slices is at a multiple of 64 bytes, as packed data is.
 void cross_entropy_bf16_open(CrossEntropyBf16Scratch* s, Memory* memory, void* logits, int lent, int N, int C,
                              int Vp, int slices);
 

@@ -127,7 +127,8 @@ static Results results_of(const Bf16Kernel* kernel, const Case* p) {
     CrossEntropyBf16Scratch scratch;
     Group alone = group_alone(NULL);
     const size_t lent = p->slices * cross_entropy_bf16_rows(p->tokens, Vp) * Vp;
-    float* memory = ops_floats((lent + BF16_LINE_PAIRS - 1) / BF16_LINE_PAIRS * BF16_LINE_PAIRS); // aligned
+    // ends where a page ends, and starts at a multiple of 64 bytes
+    float* memory = ops_floats((lent + BF16_LINE_PAIRS - 1) / BF16_LINE_PAIRS * BF16_LINE_PAIRS);
     EXPECT(lent >= p->slices * matmul_bf16_pairs(Vp, p->tokens), "too little memory for %d tokens",
            p->tokens);
     uint32_t* forward = (uint32_t*)(void*)ops_floats(p->slices * forward_pairs);
@@ -281,9 +282,10 @@ TEST(cross_entropy_bf16) {
         test_size(&kernels[k], 9, 3, 50, 50, 9, 1e4f);
         LARGE(test_size(&kernels[k], 150, 20, 2500, 2528, 96, 1));
         test_slices(&kernels[k], 2, 70, 64, 100, 128, 32, 1);
-        test_slices(&kernels[k], 4, 126, 64, 100, 256, 32, 1);           // e waits in dwte; padding alone
-        test_slices(&kernels[k], 3, 40, 16, 300, 336, 40, 100);          // from the largest logit of all
-        LARGE(test_slices(&kernels[k], 2, 33, 33, 4200, 4224, 64, 0.5)); // two chunks of words
+        test_slices(&kernels[k], 4, 126, 64, 100, 256, 32, 1);  // e waits in dwte; padding alone
+        test_slices(&kernels[k], 3, 40, 16, 300, 336, 40, 100); // from the largest logit of all
+        // two chunks of words
+        LARGE(test_slices(&kernels[k], 2, 33, 33, 4200, 4224, 64, 0.5));
         test_no_target(&kernels[k]);
         test_nan(&kernels[k]);
         test_negative(&kernels[k]);
@@ -293,5 +295,6 @@ TEST(cross_entropy_bf16) {
     LARGE(test_size(&kernels[0], 520, 20, 2500, 2528, 520, 1)); // several slabs of words
     LARGE(test_threads(&kernels[0], 150, 70, 5000, 5024, 96));
     LARGE(test_threads(&kernels[0], 520, 1100, 300, 320, 520)); // several slabs of C
-    LARGE(test_threads(&kernels[0], 520, 264, 2500, 2528, 96)); // e waits in dwte, several slabs of words
+    // e waits in dwte, several slabs of words
+    LARGE(test_threads(&kernels[0], 520, 264, 2500, 2528, 96));
 }

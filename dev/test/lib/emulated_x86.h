@@ -35,14 +35,13 @@ EMULATED int emulated_read_features(void) {
         int features;
     } known[] = {{"sapphirerapids", EMULATED_VNNI | EMULATED_BF16 | EMULATED_AVX_VNNI | EMULATED_AMX},
                  {"znver4", EMULATED_VNNI | EMULATED_BF16},
-                 {"icelake", EMULATED_VNNI},
-                 {"skylake", 0}};
+                 {"icelake", EMULATED_VNNI}};
     const char* name = getenv("EMULATED");
     int i = 0;
-    while (i < 4 && name && strcmp(name, known[i].name) != 0) {
+    while (i < 3 && name && strcmp(name, known[i].name) != 0) {
         i++;
     }
-    EMULATED_CHECK(i < 4, "EMULATED=%s, wanted sapphirerapids, znver4, icelake or skylake", name);
+    EMULATED_CHECK(i < 3, "EMULATED=%s, wanted sapphirerapids, znver4 or icelake", name);
     return EMULATED_READ | known[i].features;
 }
 EMULATED int emulated_has(int feature) {
@@ -53,8 +52,7 @@ EMULATED void emulated_needs(int feature, const char* name) {
     EMULATED_CHECK(emulated_has(feature), "%s: this processor has no such instruction", name);
 }
 
-// The value is not 1, so processor.h does not ask the machine for them. Skylake has no VBMI2, but
-// that is no question at run time.
+// All of them have these. The value is not 1, so processor.h does not ask the machine for them.
 #define __AVX512F__ 2
 #define __AVX512BW__ 2
 #define __AVX512DQ__ 2
@@ -115,7 +113,8 @@ EMULATED void emulated_store(void* p, __m512i x, size_t align, const char* name)
 #define _mm512_store_si512(p, x) emulated_store(p, x, 64, "_mm512_store_si512")
 #define _mm512_stream_si512(p, x) emulated_store(p, x, 64, "_mm512_stream_si512")
 #define __builtin_ia32_movntps512(p, x) emulated_store(p, (__m512i)(x), 64, "movntps")
-#define __builtin_nontemporal_store(x, p) emulated_store(p, (__m512i)(x), sizeof(x), "movntps") // clang
+// clang's
+#define __builtin_nontemporal_store(x, p) emulated_store(p, (__m512i)(x), sizeof(x), "movntps")
 
 // Does not read what the mask leaves out.
 EMULATED __m512i emulated_maskz_loadu_epi32(__mmask16 mask, const int32_t* p) {
@@ -132,7 +131,11 @@ EMULATED __m512i emulated_maskz_loadu_epi32(__mmask16 mask, const int32_t* p) {
 EMULATED __m512i emulated_set1(uint64_t x) { return (__m512i)((EmulatedU64_){0} + x); }
 EMULATED __m512i emulated_set1_32(uint32_t x) { return (__m512i)((EmulatedU32_){0} + x); }
 EMULATED __m512i emulated_set1_16(uint16_t x) { return (__m512i)((EmulatedU16_){0} + x); }
-EMULATED __m512 emulated_set1_ps(float x) { return (__m512){0} - -x; } // keeps -0
+EMULATED __m512 emulated_set1_ps(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof(x));
+    return (__m512)emulated_set1_32(bits);
+}
 #define _mm512_set1_epi64(x) emulated_set1((uint64_t)(x))
 #define _mm512_set1_epi32(x) emulated_set1_32((uint32_t)(x))
 #define _mm512_set1_epi16(x) emulated_set1_16((uint16_t)(x))
@@ -283,19 +286,21 @@ EMULATED __m512 emulated_reduce_ps(__m512 a) {
 #define _mm512_reduce_ps(a, mode)                                                                            \
     (EMULATED_CHECK((mode) == (_MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC), "reduce, mode %d", mode),         \
      emulated_reduce_ps(a))
-// a 2^floor(b): exact in double, and rounded once.
+// Returns a 2^floor(b), exact in double, and rounded once. In fp32 any a 2^-400 is 0, and 2^400 is
+// infinite.
 EMULATED __m512 emulated_scalef_ps(__m512 a, __m512 b) {
     Emulated x = {.ps = a}, y = {.ps = b};
     for (int i = 0; i < 16; i++) {
-        const double n =
-            fmin(fmax(floor((double)y.f32[i]), -400), 400); // 2^-400 and 2^400 are 0 and infinite in fp32
+        const double n = fmin(fmax(floor((double)y.f32[i]), -400), 400);
         x.f32[i] = isnan(y.f32[i]) ? y.f32[i] : (float)(x.f32[i] * ldexp(1, (int)n));
     }
     return x.ps;
 }
 #define _mm512_scalef_ps emulated_scalef_ps
 
-// ---- bf16: operands and results that are denormal are zeros; each product is fused with its sum ----
+// ---- bf16 ----
+
+// Operands and results that are denormal are zeros. Each product is fused with its sum.
 
 EMULATED __m256 emulated_flush(__m256 x) {
     const __m256 size = _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x);
