@@ -1,6 +1,7 @@
 // test_attention_bf16.c -- attention with bf16 factors: every kernel against double precision,
 // within the rounding of probabilities and their gradients; documents; the same bits for any number
 // of threads.
+#include "llmc/base/float16.h"
 #include "llmc/bf16/attention_bf16.h"
 #include "llmc/bf16/matmul_bf16.h"
 #include "llmc/reference.h"

@@ -1,6 +1,7 @@
 // test_cross_entropy_bf16.c -- cross-entropy with bf16 matmuls: every kernel against the formulas
 // in double precision: sizes, tokens that do not count, logits too far apart for fp32; the same
 // bits for any number of threads.
+#include "llmc/base/float16.h"
 #include "llmc/ops/cross_entropy.h"
 #include "llmc/bf16/cross_entropy_bf16.h"
 #include "llmc/base/threads.h"

@@ -1,6 +1,7 @@
 // test_matmul_bf16.c -- matmuls of bf16 factors: packed tiles, bit for bit; every kernel against
 // sums of the rounded factors in double precision; the same bits for any number of threads.
 #define TILE_KERNELS_IMPLEMENTATION // for bf16_product_vec_
+#include "llmc/base/float16.h"
 #include "llmc/bf16/matmul_bf16.h"
 #include "llmc/reference.h"
 #include "dev/test/lib/bf16_kernels.h"
