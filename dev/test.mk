@@ -46,7 +46,7 @@ endef
 $(foreach processor,znver4 icelake,$(eval $(call PROCESSOR_RULES,$(processor))))
 
 # Scripts that start programs; cli_NAME is dev/test/cli/test_NAME.sh.
-CLI = dev/test/cli/test_%.sh $(wildcard dev/test/lib/*.sh dev/test/lib/fault.c scripts/* scripts/*/*)
+CLI = dev/test/cli/test_%.sh $(wildcard dev/test/lib/*.sh dev/test/lib/fault.c dev/test/lib/mpi_stand_in.c scripts/* scripts/*/*)
 $(BUILD)/cli_%.ok: $(CLI) $(BUILD)/train_gpt2
 	$(run_test) $< $(BUILD)/train_gpt2
 $(BUILD)/cli_ranks.ok: $(BUILD)/test_collectives

@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
-# test_experts.sh -- experts divided among processes under mpirun: the same bits for any number of
-# processes that share them, and checkpoints that any number continues.
+# test_experts.sh -- experts divided among processes: the same bits for any number of processes that
+# share them, and checkpoints that any number continues.
 #
-#     dev/test/cli/test_experts.sh build/plain/train_gpt2 [TEST...]
-#     dev/test/cli/test_experts.sh build/sim/BF16/train_gpt2cu [TEST...]    # on the simulated GPU
+#     dev/test/cli/test_experts.sh build/plain/train_gpt2 [--part K/N] [NAME...]
+#     dev/test/cli/test_experts.sh build/sim/BF16/train_gpt2cu ...    # on the simulated GPU
 set -u
-trainer=$(realpath "${1:?usage: test_experts.sh TRAINER}")
 source dev/test/lib/check.sh
 source dev/test/lib/trainer.sh
 source dev/test/lib/ranks.sh
-root=$PWD
+source dev/test/lib/cases.sh
+cases_begin "$@"
+trainer=$program
 ranks_begin experts
 
 # The updates have 1, 2 and 10 micro-batches. The matrix of an expert has whole blocks of the norm
@@ -21,11 +22,11 @@ run=(--layers 2 --heads 4 --experts 4 --seq-len 32 --batch 2 --total-batch 640
 # The same without norms.
 losses() { logged "$1" | sed 's/"norm".*//'; }
 
-# divided WHAT ZERO OPTIONS...: 2 and 4 processes that share experts have the same bits; so has one
-# that has all experts, if the norm of the gradient changes nothing.
-divided() {
-    local what=$1 zero=$2
-    shift 2
+# 2 and 4 processes that share experts have the same bits; so has one that has all experts, if the
+# norm of the gradient changes nothing. The first word is the stage of ZeRO.
+test_divided() {
+    local zero=$1 what="${*:2}"
+    shift
     trains 4 e2 "${run[@]}" --expert-parallel 2 --zero "$zero" "$@"
     trains 4 e4 "${run[@]}" --expert-parallel 4 --zero "$zero" "$@"
     same "$what, 2 and 4" e2 e4
@@ -35,17 +36,10 @@ divided() {
     check "$what, 1 and 4: the same losses" [ -n "$(losses e1)" -a "$(losses e1)" = "$(losses e4)" ]
 }
 
-test_models() {
-    divided "mixtral" 2 --arch mixtral --channels 64 --hidden 64 --experts-used 2 --recompute 3
-    divided "qwen3moe in bf16" 1 --arch qwen3moe --channels 64 --hidden 64 --kv-heads 2 --matmul bf16
-    divided "olmoe" 0 --arch olmoe --experts-used 1 --channels 128 --hidden 128 --optimizer adamw8bit
-    divided "glm4moe in bf16" 2 --arch glm4moe --channels 64 --hidden 64 --shared-hidden 128 --matmul bf16 --recompute 1
-}
-
 # Any number of processes, and of those that share experts, continues what another has saved.
 test_elastic() {
     local clip=(--arch mixtral --channels 64 --hidden 64 --grad-clip 0)
-    trains 4 all "${run[@]}" "${clip[@]}" --zero 2 --expert-parallel 2
+    by_mpi_trains 4 all "${run[@]}" "${clip[@]}" --zero 2 --expert-parallel 2
     trains 4 more --resume all/step_00000002 --expert-parallel 4
     same_weights "2, then 4" all more
     trains 3 none --resume all/step_00000002 --expert-parallel 1
@@ -93,16 +87,23 @@ near() {
 }
 
 test_gpu_same_bits() {
-    CUSIM_STREAMS=random trains 4 e2 "${gpu_run[@]}" --zero 2 --expert-parallel 2
+    CUSIM_STREAMS=random once trains 4 e2 "${gpu_run[@]}" --zero 2 --expert-parallel 2
     CUSIM_NCCL_SERIAL=1 CUSIM_NCCL_TIMEOUT=20 CUSIM_STREAMS=lazy trains 4 e4 "${gpu_run[@]}" --zero 2 --expert-parallel 4
     same "--zero 2, 2 and 4" e2 e4
     CUSIM_STREAMS=random CUSIM_ORDER=random trains 4 z1 "${gpu_run[@]}" --zero 1 --expert-parallel 2
     CUSIM_STREAMS=lazy trains 4 z0 "${gpu_run[@]}" --zero 0 --expert-parallel 4 --recompute 3
     near "--zero 2, 1" e2 z1
     near "--zero 2, 0" e2 z0
+}
+
+test_gpu_undivided() {
     trains 4 one "${gpu_run[@]}" --zero 2 --grad-clip 0
     trains 4 free "${gpu_run[@]}" --zero 2 --grad-clip 0 --expert-parallel 2
     same_weights "e = 2, 1" one free
+}
+
+test_gpu_elastic() {
+    CUSIM_STREAMS=random once trains 4 e2 "${gpu_run[@]}" --zero 2 --expert-parallel 2
     trains 2 other --resume e2/step_00000002 --expert-parallel 2 --zero 1
     near "4 GPUs, 2" e2 other
     trains 1 none --resume e2/step_00000002 --expert-parallel 1
@@ -119,17 +120,23 @@ test_gpu_refusals() {
     bad 2 "--expert-parallel 2, --shard-ranks 1; wanted auto: all processes" --num-processes 2 --plan "${small[@]}" --shard-ranks 1
 }
 
-if [ $# -gt 1 ]; then
-    shift
-    for test in "$@"; do test_$test; done
-elif [ $is_gpu ]; then
+if [ $is_gpu ]; then
     export XDG_CACHE_HOME=$work/cache
-    test_gpu_same_bits
-    test_gpu_refusals
+    cases <<'END'
+gpu_same_bits
+gpu_undivided
+gpu_elastic
+gpu_refusals
+END
 else
-    test_models
-    test_elastic
-    test_tasks
-    test_refusals
+    cases <<'END'
+divided 2 --arch mixtral --channels 64 --hidden 64 --experts-used 2 --recompute 3
+divided 1 --arch qwen3moe --channels 64 --hidden 64 --kv-heads 2 --matmul bf16
+divided 0 --arch olmoe --experts-used 1 --channels 128 --hidden 128 --optimizer adamw8bit
+divided 2 --arch glm4moe --channels 64 --hidden 64 --shared-hidden 128 --matmul bf16 --recompute 1
+elastic
+tasks
+refusals
+END
 fi
 check_done

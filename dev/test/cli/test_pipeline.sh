@@ -1,21 +1,25 @@
 #!/usr/bin/env bash
-# test_pipeline.sh -- stages of layers under mpirun: the same bits for every number of stages, near
-# those of one process, and the end of all when one rank ends.
+# test_pipeline.sh -- stages of layers: the same bits for every number of stages, near those of one
+# process, and the end of all when one rank ends.
 #
-#     dev/test/cli/test_pipeline.sh build/plain/train_gpt2
-#     dev/test/cli/test_pipeline.sh build/sim/BF16/train_gpt2cu     # on the simulated GPU
+#     dev/test/cli/test_pipeline.sh build/plain/train_gpt2 [--part K/N] [NAME...]
+#     dev/test/cli/test_pipeline.sh build/sim/BF16/train_gpt2cu ...    # on the simulated GPU
 set -u
-trainer=$(realpath "${1:?usage: test_pipeline.sh TRAINER}")
 source dev/test/lib/check.sh
 source dev/test/lib/trainer.sh
 source dev/test/lib/ranks.sh
-root=$PWD
-cpu_trainer=$root/build/plain/train_gpt2
+source dev/test/lib/cases.sh
+cases_begin "$@"
+trainer=$program
+cpu_trainer=$PWD/build/plain/train_gpt2
 ranks_begin pipeline
 
 # 10 micro-batches of 2 sequences an update.
-run=(--layers 4 --channels 64 --heads 4 --seq-len 32 --batch 2 --total-batch 640 --steps 9 --save-every 3 --eval-every 4
-    --eval-batches 5 --samples 1 --sample-tokens 4 --sample-every 9)
+run=(--layers 4 --channels 64 --heads 4 --seq-len 32 --batch 2 --total-batch 640 --steps 6 --save-every 2 --eval-every 3
+    --eval-batches 5 --samples 1 --sample-tokens 4 --sample-every 6)
+
+small=(--layers 4 --channels 64 --heads 4 --seq-len 32 --batch 2 --total-batch 320 --steps 4 --eval-every 2 --eval-batches 2
+    --samples 1 --sample-tokens 4 --sample-every 4)
 
 # One process adds up two things in another order: the norm of the gradient, and the two gradients
 # of a token embedding that is also the output layer. Without them it has the bits of any stages.
@@ -33,7 +37,6 @@ near() { check "$1: $2 and $3" awk -v a="$2" -v b="$3" -v t="$4" 'BEGIN { d = a 
 stages() {
     local what=$1
     shift
-    rm -rf one two
     trains 1 one "$@" "${exact[@]}"
     trains 2 two "$@" "${exact[@]}" --pipeline-parallel 2
     same_weights "$what" one two
@@ -42,7 +45,7 @@ stages() {
 
 test_same_bits() {
     trains 1 p1 "${run[@]}"
-    trains 2 p2 "${run[@]}" --pipeline-parallel 2
+    by_mpi_trains 2 p2 "${run[@]}" --pipeline-parallel 2
     near "2 stages" "$(last_loss p1)" "$(last_loss p2)" 1e-6
     trains 4 p4 "${run[@]}" --pipeline-parallel 4
     same "4 stages" p2 p4
@@ -50,16 +53,17 @@ test_same_bits() {
     same "stages of 1, 2 and 1 layers" p2 cut
 }
 
-# Data groups beside stages: micro-batches for some of the ranks only, and fewer than stages.
+# Data groups beside stages: micro-batches for some of the ranks only.
 test_data() {
-    local zero
-    for zero in 0 1 2; do
-        trains 3 d3_$zero "${run[@]}" "${llama[@]}" --zero $zero
-        trains 6 d3p2_$zero "${run[@]}" "${llama[@]}" --zero $zero --pipeline-parallel 2
-        same_weights "--zero $zero, 3 x 2 ranks" d3_$zero d3p2_$zero
-    done
-    trains 2 two_batches "${run[@]}" --zero 2 --pipeline-parallel 2 --batch-schedule 0:64,3:128,5:640
-    trains 6 few_batches "${run[@]}" --zero 2 --pipeline-parallel 3 --batch-schedule 0:64,3:128,5:640
+    trains 3 d3 "${run[@]}" "${llama[@]}" --zero "$1"
+    trains 6 d3p2 "${run[@]}" "${llama[@]}" --zero "$1" --pipeline-parallel 2
+    same_weights "--zero $1, 3 x 2 ranks" d3 d3p2
+}
+
+# Fewer micro-batches than stages.
+test_few_batches() {
+    trains 2 two_batches "${run[@]}" --zero 2 --pipeline-parallel 2 --batch-schedule 0:64,2:128,4:640
+    trains 6 few_batches "${run[@]}" --zero 2 --pipeline-parallel 3 --batch-schedule 0:64,2:128,4:640
     same "--batch-schedule, 2 x 3 ranks" two_batches few_batches
 }
 
@@ -75,34 +79,13 @@ test_elastic() {
     trains 1 p1_2 "${run[@]}" "${llama[@]}" --zero 2
     trains 4 e4 "${run[@]}" "${llama[@]}" --zero 2 --pipeline-parallel 2
     same_weights "--zero 2, 2 x 2 ranks" p1_2 e4
-    trains 3 e3 --resume e4/step_00000003 --zero 2 --pipeline-parallel 3
+    trains 3 e3 --resume e4/step_00000002 --zero 2 --pipeline-parallel 3
     same_weights "2 x 2 ranks, then 3 stages" p1_2 e3
-    trains 1 e1 --resume e3/step_00000006 --zero 2 --pipeline-parallel 1
+    trains 1 e1 --resume e3/step_00000004 --zero 2 --pipeline-parallel 1
     same_weights "then one process" p1_2 e1
 }
 
-test_models() {
-    local small=(--layers 4 --channels 64 --heads 4 --seq-len 32 --batch 2 --total-batch 320 --steps 9 --eval-every 4
-        --eval-batches 2 --samples 1 --sample-tokens 4 --sample-every 9)
-    stages "llama" "${small[@]}" "${llama[@]}"
-    stages "nanochat" "${small[@]}" --arch nanochat --own-head on
-    stages "qwen3 with a window" "${small[@]}" --arch qwen3 --own-head on --window 8 --window-pattern SL
-    stages "mixtral" "${small[@]}" --arch mixtral --own-head on --experts 4 --experts-used 2
-    stages "recompute 3" "${small[@]}" "${llama[@]}" --recompute 3
-    stages "pairs" "${small[@]}" "${llama[@]}" --share-layers pairs
-    stages "documents" "${small[@]}" "${llama[@]}" --pack bestfit --doc-mask on
-    stages "dynamic" "${small[@]}" "${llama[@]}" --pack dynamic
-    stages "frozen" "${small[@]}" --freeze 'wte,wpe,blocks[1],mlp[3]'
-    stages "frozen wte" "${small[@]}" --freeze wte
-    stages "bf16" "${small[@]}" "${llama[@]}" --matmul bf16
-}
-
-test_optimizers() {
-    local optimizer small=(--layers 4 --channels 64 --heads 4 --seq-len 32 --batch 2 --total-batch 320 --steps 9 --samples 0 --eval-every 0)
-    for optimizer in muon adafactor soap adamw8bit; do
-        stages "--optimizer $optimizer" "${small[@]}" "${llama[@]}" --optimizer $optimizer
-    done
-}
+test_model() { stages "$*" "${small[@]}" "$@"; }
 
 test_tasks() {
     local fixtures=$root/dev/ref/fixtures/tasks
@@ -155,22 +138,28 @@ test_end() {
 }
 
 # 5 micro-batches an update: uneven for 2 and 3 data ranks, and fewer than 8 passes ahead.
-gpu_run=(--layers 4 --channels 32 --heads 2 --seq-len 16 --batch 2 --total-batch 160 --steps 9 --save-every 3 --eval-every 4
-    --eval-batches 5 --samples 1 --sample-tokens 4 --sample-every 9 --tf32 off --autotune off)
+gpu_run=(--layers 4 --channels 32 --heads 2 --seq-len 16 --batch 2 --total-batch 160 --steps 6 --save-every 2 --eval-every 3
+    --eval-batches 5 --samples 1 --sample-tokens 4 --sample-every 6 --tf32 off --autotune off)
 
 # Streams are found out of order only where one stage waits for another, so their order is random.
 test_gpu() {
-    trains 1 g1 "${gpu_run[@]}"
-    CUSIM_STREAMS=random trains 2 g2 "${gpu_run[@]}" --pipeline-parallel 2
+    once trains 1 g1 "${gpu_run[@]}"
+    CUSIM_STREAMS=random once by_mpi_trains 2 g2 "${gpu_run[@]}" --pipeline-parallel 2
     near "2 GPUs" "$(last_loss g1)" "$(last_loss g2)" 1e-3
-    check "graphs are off: $(grep '^graph:' stdout)" grep -qx 'graph: off, in a pipeline' stdout
+    check "graphs are off: $(grep '^graph:' g2.txt)" grep -qx 'graph: off, in a pipeline' g2.txt
     CUSIM_STREAMS=lazy CUSIM_NCCL_SERIAL=1 trains 4 g4 "${gpu_run[@]}" --pipeline-parallel 4
     same "4 GPUs" g2 g4
     trains 2 recomputed "${gpu_run[@]}" --pipeline-parallel 2 --recompute 3 --pipeline-layers 3,1
     same "--recompute 3" g2 recomputed
+}
+
+test_gpu_data() {
     trains 2 g2_2 "${gpu_run[@]}" --zero 2 --pipeline-parallel 2
     CUSIM_STREAMS=random CUSIM_NCCL_SERIAL=1 trains 4 g4_2 "${gpu_run[@]}" --zero 2 --pipeline-parallel 2
     same "--zero 2, 2 x 2 GPUs" g2_2 g4_2
+}
+
+test_gpu_slices() {
     trains 1 g_slices "${gpu_run[@]}" "${llama[@]}" --zero 1 --tensor-slices 2
     CUSIM_STREAMS=random CUSIM_NCCL_SERIAL=1 trains 4 g_t2 "${gpu_run[@]}" "${llama[@]}" --zero 1 --pipeline-parallel 2 --tensor-parallel 2
     same_weights "2 tensor ranks x 2 GPUs" g_slices g_t2
@@ -178,22 +167,20 @@ test_gpu() {
 
 # A checkpoint of two stages, continued by four, by one GPU, and by the CPU trainer.
 test_gpu_elastic() {
-    trains 4 g_four --resume g2/step_00000003 --pipeline-parallel 4
+    once trains 1 g1 "${gpu_run[@]}"
+    once trains 2 g2 "${gpu_run[@]}" --pipeline-parallel 2
+    trains 4 g_four --resume g2/step_00000002 --pipeline-parallel 4
     same_weights "2 GPUs, then 4" g2 g_four
-    trains 1 g_one --resume g2/step_00000003 --pipeline-parallel 1
+    trains 1 g_one --resume g2/step_00000002 --pipeline-parallel 1
     near "2 GPUs, then one" "$(last_loss g2)" "$(last_loss g_one)" 1e-3
-    "$cpu_trainer" --resume g2/step_00000006 --override --pipeline-parallel 1 --out g_cpu >stdout 2>stderr
-    check "2 GPUs, then a CPU: exit status $?, $(head -n 1 stderr)" [ -f g_cpu/step_00000009/model.safetensors ]
+    "$cpu_trainer" --resume g2/step_00000004 --override --pipeline-parallel 1 --out g_cpu >stdout 2>stderr
+    check "2 GPUs, then a CPU: exit status $?, $(head -n 1 stderr)" [ -f g_cpu/step_00000006/model.safetensors ]
     near "2 GPUs, then a CPU" "$(last_loss g1)" "$(last_loss g_cpu)" 1e-3
 }
 
-test_gpu_models() {
-    local small=(--layers 4 --channels 32 --heads 2 --seq-len 16 --batch 2 --total-batch 96 --steps 9 --eval-every 0 --samples 0
-        --tf32 off --autotune off)
-    stages "nanochat" "${small[@]}" --arch nanochat --own-head on
-    stages "qwen3 with a window" "${small[@]}" --arch qwen3 --own-head on --window 8 --window-pattern SL
-    stages "mixtral" "${small[@]}" --arch mixtral --own-head on --experts 4 --experts-used 2 --optimizer muon
-    stages "pairs" "${small[@]}" --share-layers pairs --freeze 'wte,wpe,mlp[2-3]' --zero 2 --gradients fp32 --pack dynamic
+test_gpu_model() {
+    stages "$*" --layers 4 --channels 32 --heads 2 --seq-len 16 --batch 2 --total-batch 96 --steps 4 --eval-every 0 --samples 0 \
+        --tf32 off --autotune off "$@"
 }
 
 test_gpu_misuse() {
@@ -201,22 +188,44 @@ test_gpu_misuse() {
     bad 2 "--pipeline-parallel 2, --zero 3|wanted --zero 1" --num-processes 2 --plan --pipeline-parallel 2 --zero 3
 }
 
-if [ $# -gt 1 ]; then
-    shift
-    for test in "$@"; do test_$test; done
-elif [ $is_gpu ]; then
-    test_gpu
-    test_gpu_elastic
-    test_gpu_models
-    test_gpu_misuse
+if [ $is_gpu ]; then
+    cases <<'END'
+gpu
+gpu_data
+gpu_slices
+gpu_elastic
+gpu_model --arch nanochat --own-head on
+gpu_model --arch qwen3 --own-head on --window 8 --window-pattern SL
+gpu_model --arch mixtral --own-head on --experts 4 --experts-used 2 --optimizer muon
+gpu_model --share-layers pairs --freeze wte,wpe,mlp[2-3] --zero 2 --gradients fp32 --pack dynamic
+gpu_misuse
+END
 else
-    test_same_bits
-    test_data
-    test_slices
-    test_elastic
-    test_models
-    test_optimizers
-    test_tasks
-    test_end
+    cases <<'END'
+same_bits
+data 0
+data 1
+data 2
+few_batches
+slices
+elastic
+model --arch llama --kv-heads 2 --own-head on
+model --arch nanochat --own-head on
+model --arch qwen3 --own-head on --window 8 --window-pattern SL
+model --arch mixtral --own-head on --experts 4 --experts-used 2
+model --arch llama --own-head on --recompute 3
+model --arch llama --own-head on --share-layers pairs
+model --arch llama --own-head on --pack bestfit --doc-mask on
+model --arch llama --own-head on --pack dynamic
+model --freeze wte,wpe,blocks[1],mlp[3]
+model --freeze wte
+model --arch llama --own-head on --matmul bf16
+model --arch llama --own-head on --optimizer muon
+model --arch llama --own-head on --optimizer adafactor
+model --arch llama --own-head on --optimizer soap
+model --arch llama --own-head on --optimizer adamw8bit
+tasks
+end
+END
 fi
 check_done

@@ -1,39 +1,25 @@
 #!/usr/bin/env bash
-# test_ranks.sh -- runs of several ranks under mpirun: messages between them, and all end together.
+# test_ranks.sh -- runs of several ranks: messages between them, the same bits for any number, and
+# all end together.
 #
-#     dev/test/cli/test_ranks.sh build/plain/train_gpt2
-#     dev/test/cli/test_ranks.sh build/sim/FP32/train_gpt2cu    # on the simulated GPU
+#     dev/test/cli/test_ranks.sh build/plain/train_gpt2 [--part K/N] [NAME...]
+#     dev/test/cli/test_ranks.sh build/sim/FP32/train_gpt2cu ...    # on the simulated GPU
 #
 # One line for each check that fails; the last line counts them. Uses test_collectives and the
-# library of the same build; for the simulated GPU build/sim/plain/test_collectives.
+# library of the same build; for the simulated GPU build/sim/plain/test_collectives. What is about
+# MPI, its launcher and its signals, runs under mpirun; the rest without it (ranks.sh).
 set -u
-export OMP_WAIT_POLICY=passive LC_ALL=C
-export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-
-trainer=$(realpath "${1:?usage: test_ranks.sh TRAINER}")
-build=$(dirname "$trainer")
-collectives=$build/test_collectives
-name=ranks
-is_gpu=
-case $trainer in */train_gpt2cu)
-    is_gpu=1
-    collectives=$PWD/build/sim/plain/test_collectives
-    name="ranks of GPUs"
-    ;;
-esac
 source dev/test/lib/check.sh
 source dev/test/lib/trainer.sh
-root=$PWD
-work=$(mktemp -d /tmp/llmc_ranks_XXXXXX)
-trap 'rm -rf "$work"' EXIT
-cd "$work" || exit 1
-export TMPDIR=$work # mpirun's files, and those of tests
-
-if ! command -v mpirun >/dev/null || ! grep -q MPI_Init_thread "$collectives"; then
-    echo "skipped: $name: mpirun is missing, or the build has no MPI (scripts/install_deps.sh --test)"
-    check_done
-    exit
-fi
+source dev/test/lib/ranks.sh
+source dev/test/lib/cases.sh
+cases_begin "$@"
+trainer=$program
+build=$(dirname "$trainer")
+collectives=$build/test_collectives
+case $trainer in */train_gpt2cu) collectives=$PWD/build/sim/plain/test_collectives ;; esac
+ranks_begin ranks
+[ ! $is_gpu ] || name="ranks of GPUs"
 
 if [ $is_gpu ] && ! grep -q ncclCommInitRankConfig "$collectives"; then
     echo "skipped: $name: the build has no NCCL (libnccl-dev of NVIDIA's package repository)"
@@ -49,20 +35,12 @@ collectives=$work/programs/${collectives##*/}
 
 end_s=30 # in which a job ends: 60 are promised, and the machine may be busy
 
-# ranks N COMMAND...: sets `status`, the files stdout and stderr, and `seconds`.
-ranks() {
-    local begin=$SECONDS
-    timeout 120 mpirun --oversubscribe --bind-to none -n "$@" >stdout 2>stderr </dev/null
-    status=$?
-    seconds=$((SECONDS - begin))
-}
-
 # ends_all WHAT STATUS LINE ON COMMAND...: 3 ranks end soon, with one error, whose lines are LINE
-# and "    on ON" (empty: no such line).
+# and "    on ON" (empty: no such line). By mpirun with launch=by_mpi.
 ends_all() {
     local what=$1 wanted=$2 line=$3 on=$4
     shift 4
-    ranks 3 "$@"
+    ${launch:-ranks} 3 "$@"
     check "$what: exit status $status, wanted $wanted" [ $status = "$wanted" ]
     check "$what: took $seconds s" [ $seconds -le $end_s ]
     check "$what: said $(grep -c '^error: ' stderr) times" [ "$(grep -c '^error: ' stderr)" = 1 ]
@@ -77,35 +55,45 @@ ends_all() {
 
 test_messages() {
     local n
-    for n in 1 2 3 4; do
+    for n in 1 2 3; do
         ranks $n "$collectives"
         check "$n ranks: exit status $status, $(head -n 1 stderr)" [ $status = 0 ]
         check "$n ranks: $(cat stdout)" [ "$(cat stdout)" = "test_collectives: ok" ]
     done
-    export LLMC_NODES=2
-    for n in 3 4; do
-        ranks $n "$collectives"
-        check "$n ranks on two machines that are one: exit status $status, $(cat stdout)" [ $status = 0 ]
-    done
-    export LLMC_NODES=5
+    by_mpi 4 "$collectives"
+    check "4 ranks: exit status $status, $(head -n 1 stderr)" [ $status = 0 ]
+    check "4 ranks: $(cat stdout)" [ "$(cat stdout)" = "test_collectives: ok" ]
+}
+
+test_machines() {
+    local LLMC_NODES=2
+    export LLMC_NODES
+    by_mpi 3 "$collectives"
+    check "3 ranks on two machines that are one: exit status $status, $(cat stdout)" [ $status = 0 ]
+    ranks 4 "$collectives"
+    check "4 ranks on two machines that are one: exit status $status, $(cat stdout)" [ $status = 0 ]
+    LLMC_NODES=5
     ends_all "too many machines" 2 "LLMC_NODES=5; wanted 1 to 3, the number of processes" "rank 0 of 3" "$collectives"
-    unset LLMC_NODES
 }
 
 test_errors() {
-    ends_all "an error of one rank" 1 "disk full" "rank 2 of 3 ($(uname -n), pid [0-9]*)" "$collectives" fail
     ends_all "an error of rank 0" 1 "disk full" "rank 0 of 3" "$collectives" first
     ends_all "an error of all ranks" 1 "disk full" "rank 0 of 3" "$collectives" all
-    ends_all "an error in a thread" 1 "disk full" "rank 2 of 3" "$collectives" thread
     ends_all "a wrong option" 2 "unknown option --bacth; did you mean --batch?.*" "" "$collectives" fail --bacth 3
     ends_all "ranks that disagree" 1 "the ranks disagree about --seed: 42 on ranks 0 2, 43 on rank 1" "" "$collectives" agree
+}
+
+test_errors_by_mpi() {
+    local launch=by_mpi
+    ends_all "an error of one rank" 1 "disk full" "rank 2 of 3 ($(uname -n), pid [0-9]*)" "$collectives" fail
+    ends_all "an error in a thread" 1 "disk full" "rank 2 of 3" "$collectives" thread
     ends_all "the wrong number of processes" 2 "rank 0 of 4 by .*, rank 0 of 3 by MPI; wanted the mpirun of .*" "" \
         bash -c 'exec "$0" fail -pn 4 -pr $OMPI_COMM_WORLD_RANK' "$collectives"
     ends_all "an error with files" 1 ".*llmc_test_.*: is lost" "rank 2 of 3" "$collectives" files
     check "which are removed" [ -z "$(compgen -G "$work/llmc_test_*")" ]
-    ranks 3 "$collectives" exit
+    by_mpi 3 "$collectives" exit
     check "exit() of one rank: exit status $status" [ $status = 1 ]
-    ranks 3 "$collectives" kill
+    by_mpi 3 "$collectives" kill
     check "kill -9 of one rank: exit status $status" [ $status = 137 ]
 }
 
@@ -125,7 +113,7 @@ test_watchdog() {
 }
 
 test_signal() {
-    ranks 3 "$collectives" signal
+    by_mpi 3 "$collectives" signal
     check "SIGUSR2 to mpirun: exit status $status" [ $status = 75 ]
 }
 
@@ -150,20 +138,8 @@ test_without_launcher() {
 # ---- training ----
 
 # 20 sequences an update: micro-batches of 3, the last one of 2.
-run=(--layers 2 --channels 32 --heads 2 --seq-len 16 --batch 3 --total-batch 320 --steps 9 --save-every 3 --eval-every 4
-    --eval-batches 5 --samples 1 --sample-tokens 4 --sample-every 9)
-
-# trains N OUT OPTIONS...: N ranks, which must succeed and have nothing to complain about.
-trains() {
-    local n=$1 out=$2
-    shift 2
-    ranks "$n" "$trainer" --out "$out" "$@"
-    check "$out: exit status $status, $(head -n 1 stderr)" [ $status = 0 ]
-    check "$out: standard error: $(head -n 1 stderr)" [ ! -s stderr ]
-}
-
-# The losses, norms and rates of all steps, as they were logged.
-logged() { sed -n 's/^{"kind":"\(train\|val\)","step":\([0-9]*\),"loss":\([^,}]*\)\(,"norm":[^,]*,"lr":[^,]*\)\?.*/\1 \2 \3 \4/p' "$1/log.jsonl"; }
+run=(--layers 2 --channels 32 --heads 2 --seq-len 16 --batch 3 --total-batch 320 --steps 6 --save-every 2 --eval-every 3
+    --eval-batches 5 --samples 1 --sample-tokens 4 --sample-every 6)
 
 same_model() { check "$3: the same weights" cmp -s "$1/model.safetensors" "$2/model.safetensors"; }
 same_log() { check "$3: the same log" [ -n "$(logged "$1")" -a "$(logged "$1")" = "$(logged "$2")" ]; }
@@ -176,17 +152,20 @@ near() { check "$1: $2 and $3" awk -v a="$2" -v b="$3" -v t="$4" 'BEGIN { d = a 
 
 test_same_bits() {
     local n
-    trains 1 one "${run[@]}" --zero 2
-    cp stdout one.txt
-    check "empty rows are said: $(grep batches: stdout)" \
-        grep -q '^batches: 20 sequences an update in 7 micro-batches, 4.8 % empty$' stdout
+    once trains 1 one "${run[@]}" --zero 2
+    check "empty rows are said: $(grep batches: one.txt)" \
+        grep -q '^batches: 20 sequences an update in 7 micro-batches, 4.8 % empty$' one.txt
+    check "there is a sample" [ -n "$(values sample text one/log.jsonl)" ]
+    for n in 2 3; do
+        once trains $n of_$n "${run[@]}" --zero 2
+    done
+    OMP_NUM_THREADS=2 once by_mpi_trains 4 of_4 "${run[@]}" --zero 2
     for n in 2 3 4; do
-        trains $n of_$n "${run[@]}" --zero 2
-        same_model one/step_00000009 of_$n/step_00000009 "$n ranks"
+        same_model one/step_00000006 of_$n/step_00000006 "$n ranks"
         same_log one of_$n "$n ranks"
-        check "$n ranks: $(head -n 1 stdout)" grep -q "^processes: $n on 1 machine (mpirun, .*), rank 0 on $(uname -n); zero 2, shards of $n$" stdout
-        check "$n ranks: the same sample" [ "$(grep -A 2 '^step 9: sample' stdout)" = "$(grep -A 2 '^step 9: sample' one.txt)" ]
-        check "$n ranks: $(ls of_$n/step_00000009/optimizer.* | wc -l) parts" [ "$(ls of_$n/step_00000009/optimizer.* | wc -l)" = $n ]
+        check "$n ranks: $(head -n 1 of_$n.txt)" \
+            grep -q "^processes: $n on 1 machine (mpirun, .*), rank 0 on $(uname -n); zero 2, shards of $n$" of_$n.txt
+        check "$n ranks: $(ls of_$n/step_00000006/optimizer.* | wc -l) parts" [ "$(ls of_$n/step_00000006/optimizer.* | wc -l)" = $n ]
     done
 }
 
@@ -195,110 +174,122 @@ same_average() { check "$3: the same average" cmp "$1/model_average.safetensors"
 # An update of the first stage has a micro-batch for one rank alone. The ranks divide the average of
 # the weights.
 test_batches() {
-    local stages=("${run[@]}" --batch-schedule 0:48,3:160,5:320 --average ema:0.9 "$@")
+    local stages=("${run[@]}" --batch-schedule 0:48,2:160,4:320 --average ema:0.9 "$@")
     trains 1 one_batches "${stages[@]}" --zero 2
     trains 2 two_batches "${stages[@]}" --zero 2
-    same_model one_batches/step_00000009 two_batches/step_00000009 "--batch-schedule, 2 ranks"
+    same_model one_batches/step_00000006 two_batches/step_00000006 "--batch-schedule, 2 ranks"
     same_log one_batches two_batches "--batch-schedule, 2 ranks"
-    same_average one_batches/step_00000009 two_batches/step_00000009 "--batch-schedule, 2 ranks"
-    trains 3 three_batches --resume two_batches/step_00000003 --zero 2
-    same_model one_batches/step_00000009 three_batches/step_00000009 "--batch-schedule, 2 ranks, then 3"
-    trains 2 later_batches --resume three_batches/step_00000006 --zero 2
-    same_model one_batches/step_00000009 later_batches/step_00000009 "--batch-schedule, then 2 again"
-    same_average one_batches/step_00000009 later_batches/step_00000009 "--batch-schedule, then 2 again"
+    same_average one_batches/step_00000006 two_batches/step_00000006 "--batch-schedule, 2 ranks"
+    trains 3 three_batches --resume two_batches/step_00000002 --zero 2
+    same_model one_batches/step_00000006 three_batches/step_00000006 "--batch-schedule, 2 ranks, then 3"
+    trains 2 later_batches --resume three_batches/step_00000004 --zero 2
+    same_model one_batches/step_00000006 later_batches/step_00000006 "--batch-schedule, then 2 again"
+    same_average one_batches/step_00000006 later_batches/step_00000006 "--batch-schedule, then 2 again"
 }
 
 # The last micro-batches of an update are for some of the processes only.
 test_lengths() {
-    local stages=("${run[@]}" --seq-len-schedule 0:4,3:8,6:16 --doc-mask on "$@")
+    local stages=("${run[@]}" --seq-len-schedule 0:4,2:8,4:16 --doc-mask on "$@")
     trains 1 one_lengths "${stages[@]}" --zero 2
     trains 3 three_lengths "${stages[@]}" --zero 2
-    same_model one_lengths/step_00000009 three_lengths/step_00000009 "--seq-len-schedule, 3 ranks"
+    same_model one_lengths/step_00000006 three_lengths/step_00000006 "--seq-len-schedule, 3 ranks"
     same_log one_lengths three_lengths "--seq-len-schedule, 3 ranks"
-    trains 2 two_lengths --resume three_lengths/step_00000003 --zero 2
-    same_model one_lengths/step_00000009 two_lengths/step_00000009 "--seq-len-schedule, 3 ranks, then 2"
+    trains 2 two_lengths --resume three_lengths/step_00000002 --zero 2
+    same_model one_lengths/step_00000006 two_lengths/step_00000006 "--seq-len-schedule, 3 ranks, then 2"
 }
 
-# Each optimizer's state is divided as its slots are. Blocks of 64 want as many channels. Rules of
-# whole matrices gather what the processes have of them.
-test_optimizers() {
-    local optimizer options wide=(--layers 2 --channels 64 "${run[@]:4}")
-    for optimizer in adamw8bit lion; do
-        trains 1 "one_$optimizer" "${wide[@]}" --optimizer "$optimizer" --zero 2
-        trains 3 "three_$optimizer" "${wide[@]}" --optimizer "$optimizer" --zero 2
-        same_model "one_$optimizer/step_00000009" "three_$optimizer/step_00000009" "--optimizer $optimizer, 3 ranks"
-        trains 2 "two_$optimizer" --resume "three_$optimizer/step_00000003" --zero 2
-        same_model "one_$optimizer/step_00000009" "two_$optimizer/step_00000009" "--optimizer $optimizer, 3 ranks, then 2"
-    done
-    while read -r optimizer options; do
-        trains 1 "one_$optimizer" "${run[@]}" --optimizer "$optimizer" $options --zero 2
-        trains 4 "four_$optimizer" "${run[@]}" --optimizer "$optimizer" $options --zero 2
-        same_log "one_$optimizer" "four_$optimizer" "--optimizer $optimizer, 4 ranks"
-        trains 2 "two_$optimizer" --resume "four_$optimizer/step_00000003" --zero 2
-        same_model "one_$optimizer/step_00000009" "two_$optimizer/step_00000009" "--optimizer $optimizer, 4 ranks, then 2"
-        trains 3 "three_$optimizer" --resume "two_$optimizer/step_00000006" --zero 2
-        same_model "one_$optimizer/step_00000009" "three_$optimizer/step_00000009" "--optimizer $optimizer, then 3"
-    done <<'END'
-muon --muon-rows on --cautious-decay on --grad-clip 0.5 --freeze embeddings,blocks[0],mlp[1]
-soap --soap-every 2 --soap-max-side 64 --cautious-decay on --freeze embeddings
-adafactor --adafactor-beta1 0.9 --adafactor-scale on
-END
+# Each optimizer's state is divided as its slots are. Blocks of 64 want as many channels.
+test_elements() {
+    local optimizer=$1 wide=(--layers 2 --channels 64 "${run[@]:4}")
+    trains 1 "one_$optimizer" "${wide[@]}" --optimizer "$optimizer" --zero 2
+    trains 3 "three_$optimizer" "${wide[@]}" --optimizer "$optimizer" --zero 2
+    same_model "one_$optimizer/step_00000006" "three_$optimizer/step_00000006" "--optimizer $optimizer, 3 ranks"
+    trains 2 "two_$optimizer" --resume "three_$optimizer/step_00000002" --zero 2
+    same_model "one_$optimizer/step_00000006" "two_$optimizer/step_00000006" "--optimizer $optimizer, 3 ranks, then 2"
+    differs_from_adamw "one_$optimizer"
+}
+
+# Rules of whole matrices gather what the processes have of them.
+test_matrices() {
+    local optimizer=$1
+    trains 1 "one_$optimizer" "${run[@]}" --optimizer "$@" --zero 2
+    trains 4 "four_$optimizer" "${run[@]}" --optimizer "$@" --zero 2
+    same_log "one_$optimizer" "four_$optimizer" "--optimizer $optimizer, 4 ranks"
+    trains 2 "two_$optimizer" --resume "four_$optimizer/step_00000002" --zero 2
+    same_model "one_$optimizer/step_00000006" "two_$optimizer/step_00000006" "--optimizer $optimizer, 4 ranks, then 2"
+    trains 3 "three_$optimizer" --resume "two_$optimizer/step_00000004" --zero 2
+    same_model "one_$optimizer/step_00000006" "three_$optimizer/step_00000006" "--optimizer $optimizer, then 3"
+    differs_from_adamw "one_$optimizer"
+}
+
+differs_from_adamw() {
+    once trains 1 one "${run[@]}" --zero 2
+    check "$1 is no AdamW" [ "$(logged "$1")" != "$(logged one)" ]
+}
+
+test_adafactor_stages() {
     trains 3 adafactor_0 "${run[@]}" --optimizer adafactor --zero 0
     trains 3 adafactor_1 "${run[@]}" --optimizer adafactor --zero 1
-    same_model adafactor_0/step_00000009 adafactor_1/step_00000009 "--optimizer adafactor, stages 0 and 1"
-    check "they differ" [ -z "$(md5sum {one_*,adafactor_0}/step_00000009/model.safetensors | cut -d ' ' -f 1 | sort | uniq -d)" ]
+    same_model adafactor_0/step_00000006 adafactor_1/step_00000006 "--optimizer adafactor, stages 0 and 1"
+    check "stage 0 of adafactor has one part" [ "$(ls adafactor_0/step_00000006/optimizer.*)" = adafactor_0/step_00000006/optimizer.1of1.safetensors ]
 }
 
 test_stages() {
-    local n zero
+    local zero
+    once trains 1 one "${run[@]}" --zero 2
     for zero in 0 1; do
         trains 1 one_$zero "${run[@]}" --zero $zero
         trains 3 three_$zero "${run[@]}" --zero $zero
         near "--zero $zero: the validation loss of 3 ranks" "$(last_loss one_$zero)" "$(last_loss three_$zero)" 1e-6
         near "--zero $zero and 2" "$(last_loss one_$zero)" "$(last_loss one)" 1e-6
     done
-    same_model one_0/step_00000009 one_1/step_00000009 "stages 0 and 1 of one process"
-    same_model three_0/step_00000009 three_1/step_00000009 "stages 0 and 1 of 3 ranks"
-    check "stage 0 has one part of the state" [ "$(ls three_0/step_00000009/optimizer.*)" = three_0/step_00000009/optimizer.1of1.safetensors ]
+    same_model one_0/step_00000006 one_1/step_00000006 "stages 0 and 1 of one process"
+    same_model three_0/step_00000006 three_1/step_00000006 "stages 0 and 1 of 3 ranks"
+    check "stage 0 has one part of the state" [ "$(ls three_0/step_00000006/optimizer.*)" = three_0/step_00000006/optimizer.1of1.safetensors ]
 }
 
 # Gradients of what is frozen in some blocks only, and of blocks that the backward pass does not
 # come to.
 test_freeze() {
-    local frozen='embeddings,blocks[0],mlp[1]' n zero
+    local frozen='embeddings,blocks[0],mlp[1]' n
     trains 1 frozen_1 "${run[@]}" --zero 2 --freeze "$frozen"
     for n in 2 3; do
         trains $n frozen_$n "${run[@]}" --zero 2 --freeze "$frozen"
-        same_model frozen_1/step_00000009 frozen_$n/step_00000009 "frozen, $n ranks"
+        same_model frozen_1/step_00000006 frozen_$n/step_00000006 "frozen, $n ranks"
         same_log frozen_1 frozen_$n "frozen, $n ranks"
     done
-    trains 3 frozen_elastic --resume frozen_2/step_00000003
-    same_model frozen_1/step_00000009 frozen_elastic/step_00000009 "frozen, 2 ranks, then 3"
+    trains 3 frozen_elastic --resume frozen_2/step_00000002
+    same_model frozen_1/step_00000006 frozen_elastic/step_00000006 "frozen, 2 ranks, then 3"
     trains 3 frozen_1_of_3 "${run[@]}" --zero 1 --freeze "$frozen"
     near "frozen, --zero 1 and 2" "$(last_loss frozen_1)" "$(last_loss frozen_1_of_3)" 1e-6
-    frozen='wte,attproj?,blocks[0]' # below block 0, which has no gradients, wpe is trained
+}
+
+test_freeze_parts() {
+    local zero frozen='wte,attproj?,blocks[0]' # below block 0, which has no gradients, wpe is trained
     trains 1 parts_1 "${run[@]}" --zero 2 --freeze "$frozen"
     trains 3 parts_3 "${run[@]}" --zero 2 --freeze "$frozen"
-    same_model parts_1/step_00000009 parts_3/step_00000009 "frozen in all blocks, 3 ranks"
-    trains 2 parts_elastic --resume parts_3/step_00000003
-    same_model parts_1/step_00000009 parts_elastic/step_00000009 "frozen in all blocks, 3 ranks, then 2"
+    same_model parts_1/step_00000006 parts_3/step_00000006 "frozen in all blocks, 3 ranks"
+    trains 2 parts_elastic --resume parts_3/step_00000002
+    same_model parts_1/step_00000006 parts_elastic/step_00000006 "frozen in all blocks, 3 ranks, then 2"
     for zero in 0 1; do
         trains 3 parts_zero_$zero "${run[@]}" --zero $zero --freeze "$frozen"
     done
-    same_model parts_zero_0/step_00000009 parts_zero_1/step_00000009 "frozen in all blocks, stages 0 and 1 of 3 ranks"
+    same_model parts_zero_0/step_00000006 parts_zero_1/step_00000006 "frozen in all blocks, stages 0 and 1 of 3 ranks"
 }
 
 # Layers that share parameters: their groups are complete at different times, and there are fewer of
 # them.
 test_share() {
-    local share four=(--layers 4 "${run[@]:2}")
-    for share in pairs all; do
-        trains 1 one_$share "${four[@]}" --zero 2 --share-layers $share
-        trains 2 two_$share "${four[@]}" --zero 2 --share-layers $share --model-file-gb 0.00006
-        trains 3 three_$share --resume two_$share/step_00000003 --model-file-gb 5
-        same_model one_$share/step_00000009 three_$share/step_00000009 "--share-layers $share, 2 ranks, then 3"
-        same_log one_$share two_$share "--share-layers $share, 2 ranks"
-    done
+    local share=$1 four=(--layers 4 "${run[@]:2}")
+    trains 1 "one_$share" "${four[@]}" --zero 2 --share-layers "$share"
+    trains 2 "two_$share" "${four[@]}" --zero 2 --share-layers "$share" --model-file-gb 0.00006
+    trains 3 "three_$share" --resume "two_$share/step_00000002" --model-file-gb 5
+    same_model "one_$share/step_00000006" "three_$share/step_00000006" "--share-layers $share, 2 ranks, then 3"
+    same_log "one_$share" "two_$share" "--share-layers $share, 2 ranks"
+}
+
+test_loop() {
+    local four=(--layers 4 "${run[@]:2}")
     trains 1 one_loop "${four[@]}" --zero 1 --share-layers loop:2
     trains 3 three_loop "${four[@]}" --zero 1 --share-layers loop:2
     near "--share-layers loop:2, --zero 1" "$(last_loss one_loop)" "$(last_loss three_loop)" 1e-6
@@ -311,18 +302,24 @@ in_files() {
 }
 
 # Tasks and perplexity of any number of ranks, more than there are rows for, too.
+tasks=(--steps 0 --model "$root/dev/ref/fixtures/tasks/model.bin" --batch 4 --tasks "$root/dev/ref/fixtures/tasks/choices.bin"
+    --perplexity tokens.bin --stride 40 --data-format nanogpt)
+printf '%b' "$(for n in {1..700}; do printf '\\x%02x\\x00' $((n * n % 251)); done)" >tokens.bin
+
 test_tasks() {
-    local n fixtures=$root/dev/ref/fixtures/tasks
-    printf '%b' "$(for n in {1..700}; do printf '\\x%02x\\x00' $((n * n % 251)); done)" >tokens.bin
+    local n
     for n in 1 2 3; do
-        trains $n tasks_$n --steps 0 --model "$fixtures/model.bin" --batch 4 --tasks "$fixtures/choices.bin" \
-            --perplexity tokens.bin --stride 40 --data-format nanogpt "$@"
+        once trains $n tasks_$n "${tasks[@]}" "$@"
     done
     for n in 2 3; do
         check "$n ranks: the same scores: $(grep -c '"kind":"task"' tasks_$n/log.jsonl)" \
             cmp <(grep '"kind":"task"' tasks_1/log.jsonl) <(grep '"kind":"task"' tasks_$n/log.jsonl)
     done
     check "there are some" [ "$(grep -c '"kind":"task"' tasks_1/log.jsonl)" = 2 ]
+}
+
+test_other_tasks() {
+    local fixtures=$root/dev/ref/fixtures/tasks
     mkdir -p tasks_of_{0,1} && cp "$fixtures/choices.bin" tasks_of_0 && cp "$fixtures/choices.bin" tasks_of_1
     printf '\003' | dd of=tasks_of_1/choices.bin bs=1 seek=1030 conv=notrunc status=none # another ending is right
     ranks 2 bash -c 'cd tasks_of_$OMPI_COMM_WORLD_RANK && exec "$@"' _ "$trainer" --steps 0 --model "$fixtures/model.bin" \
@@ -333,15 +330,20 @@ test_tasks() {
 
 # Saved by 4, continued by 2, which write three files of weights, then 3; by one process.
 test_elastic() {
-    trains 2 elastic_2 --resume of_4/step_00000003 --model-file-gb 0.00006
-    in_files elastic_2/step_00000006 3
-    trains 3 elastic_3 --resume elastic_2/step_00000006 --model-file-gb 5
-    same_model one/step_00000009 elastic_3/step_00000009 "4 ranks, then 2, then 3"
-    trains 1 elastic_1 --resume of_3/step_00000006 --zero 2
-    same_model one/step_00000009 elastic_1/step_00000009 "3 ranks, then 1"
-    trains 3 elastic_other --resume of_2/step_00000003 --zero 1 --batch 2
-    near "another stage and micro-batch" "$(logged one | grep '^train 9' | cut -d ' ' -f 3)" \
-        "$(logged elastic_other | grep '^train 9' | cut -d ' ' -f 3)" 1e-5
+    local n
+    once trains 1 one "${run[@]}" --zero 2
+    for n in 2 3 4; do
+        once trains $n of_$n "${run[@]}" --zero 2
+    done
+    trains 2 elastic_2 --resume of_4/step_00000002 --model-file-gb 0.00006
+    in_files elastic_2/step_00000004 3
+    trains 3 elastic_3 --resume elastic_2/step_00000004 --model-file-gb 5
+    same_model one/step_00000006 elastic_3/step_00000006 "4 ranks, then 2, then 3"
+    trains 1 elastic_1 --resume of_3/step_00000004 --zero 2
+    same_model one/step_00000006 elastic_1/step_00000006 "3 ranks, then 1"
+    trains 3 elastic_other --resume of_2/step_00000002 --zero 1 --batch 2
+    near "another stage and micro-batch" "$(logged one | grep '^train 6' | cut -d ' ' -f 3)" \
+        "$(logged elastic_other | grep '^train 6' | cut -d ' ' -f 3)" 1e-5
     trains 3 old --resume "$root/dev/ref/fixtures/checkpoint_1of1"
 }
 
@@ -361,30 +363,41 @@ context_like() {
     check "$out: the first validation: $(first_loss "$out")" [ -n "$(first_loss "$one")" -a "$(first_loss "$one")" = "$(first_loss "$out")" ]
     near "$out: the first norm" "$(first_norm "$one")" "$(first_norm "$out")" 1e-7
     near "$out: the last validation" "$(last_loss "$one")" "$(last_loss "$out")" 1e-7
-    near "$out: the last step" "$(logged "$one" | grep '^train 9' | cut -d ' ' -f 3)" \
-        "$(logged "$out" | grep '^train 9' | cut -d ' ' -f 3)" 1e-7
+    near "$out: the last step" "$(logged "$one" | grep '^train 6' | cut -d ' ' -f 3)" \
+        "$(logged "$out" | grep '^train 6' | cut -d ' ' -f 3)" 1e-7
 }
 
-# Sequences divided among ranks; with documents, rotary positions, windows, fewer heads of keys;
-# tasks.
+context=(--layers 2 --channels 64 --heads 4 --batch 2 --steps 6 --save-every 2 --eval-every 3 --eval-batches 5 --samples 1
+    --sample-tokens 4 --sample-every 6)
+
+# Sequences divided among ranks.
 test_context() {
-    local long=(--layers 2 --channels 64 --heads 4 --batch 2 --steps 9 --save-every 3 --eval-every 4 --eval-batches 5 --samples 1
-        --sample-tokens 4 --sample-every 9)
-    local tall=("${long[@]}" --seq-len 128 --total-batch 1280 --matmul bf16)
-    long+=(--seq-len 48 --total-batch 960)
+    local long=("${context[@]}" --seq-len 48 --total-batch 960)
     trains 1 long "${long[@]}"
     context_like long 2 2 "${long[@]}"
     check "the first line: $(head -n 1 stdout)" grep -q '; tensor 1 of 1 slices, context 2, data 1, pipeline 1; zero 2' stdout
-    check "long_2_2: a sample" grep -q '^step 9/9 | sample:$' stdout
+    check "long_2_2: a sample" grep -q '^step 6/6 | sample:$' stdout
     context_like long 4 2 "${long[@]}" --zero 1
     context_like long 4 4 "${long[@]}"
-    trains 1 documents "${long[@]}" --arch qwen3 --kv-heads 2 --window 11 --doc-mask on --pack bestfit
-    context_like documents 2 2 "${long[@]}" --arch qwen3 --kv-heads 2 --window 11 --doc-mask on --pack bestfit
+}
+
+# With documents, rotary positions, windows, fewer heads of keys.
+test_context_documents() {
+    local documents=("${context[@]}" --seq-len 48 --total-batch 960 --arch qwen3 --kv-heads 2 --window 11 --doc-mask on --pack bestfit)
+    trains 1 documents "${documents[@]}"
+    context_like documents 2 2 "${documents[@]}"
+}
+
+test_context_bf16() {
+    local tall=("${context[@]}" --seq-len 128 --total-batch 1280 --matmul bf16)
     trains 1 rounded "${tall[@]}"
     trains 2 rounded_2 "${tall[@]}" --context-parallel 2
     check "--matmul bf16: $(first_loss rounded_2)" [ -n "$(first_loss rounded)" -a "$(first_loss rounded)" = "$(first_loss rounded_2)" ]
-    trains 2 context_tasks --steps 0 --model "$root/dev/ref/fixtures/tasks/model.bin" --batch 4 --perplexity tokens.bin --stride 40 \
-        --tasks "$root/dev/ref/fixtures/tasks/choices.bin" --data-format nanogpt --context-parallel 2
+}
+
+test_context_tasks() {
+    once trains 1 tasks_1 "${tasks[@]}"
+    trains 2 context_tasks "${tasks[@]}" --context-parallel 2
     check "the same scores: $(grep -c '"kind":"task"' context_tasks/log.jsonl)" \
         cmp <(grep '"kind":"task"' tasks_1/log.jsonl) <(grep '"kind":"task"' context_tasks/log.jsonl)
 }
@@ -399,51 +412,46 @@ same_slices() {
     shift 2
     trains 1 "$name.1" "$@" --tensor-slices 4
     trains 2 "$name.2" "$@" --tensor-slices 4 --tensor-parallel 2
-    same_model "$name.1/step_00000009" "$name.2/step_00000009" "$what, 2 ranks"
+    same_model "$name.1/step_00000006" "$name.2/step_00000006" "$what, 2 ranks"
     same_log "$name.1" "$name.2" "$what, 2 ranks"
 }
 
 test_slices() {
-    local n zero
+    local n
     trains 1 whole "${cut[@]:0:6}" "${run[@]:6}" --zero 2
-    trains 1 slices "${cut[@]}" --zero 2
-    cp stdout slices.txt
+    once trains 1 slices "${cut[@]}" --zero 2
     near "4 slices and none" "$(last_loss whole)" "$(last_loss slices)" 1e-6
     check "they are others" [ "$(logged whole)" != "$(logged slices)" ]
     for n in 2 4; do
-        trains $n tensor_$n "${cut[@]}" --zero 2 --tensor-parallel $n
-        same_model slices/step_00000009 tensor_$n/step_00000009 "4 slices in $n ranks"
+        once trains $n tensor_$n "${cut[@]}" --zero 2 --tensor-parallel $n
+        same_model slices/step_00000006 tensor_$n/step_00000006 "4 slices in $n ranks"
         same_log slices tensor_$n "4 slices in $n ranks"
-        check "$n ranks: the same sample" [ "$(grep -A 2 '^step 9: sample' stdout)" = "$(grep -A 2 '^step 9: sample' slices.txt)" ]
     done
-    trains 4 tensor_data "${cut[@]}" --zero 2 --tensor-parallel 2
-    same_model slices/step_00000009 tensor_data/step_00000009 "4 slices in 2 of 4 ranks"
+}
+
+test_slices_in_grid() {
+    once trains 1 slices "${cut[@]}" --zero 2
+    by_mpi_trains 4 tensor_data "${cut[@]}" --zero 2 --tensor-parallel 2
+    same_model slices/step_00000006 tensor_data/step_00000006 "4 slices in 2 of 4 ranks"
     same_log slices tensor_data "4 slices in 2 of 4 ranks"
     trains 4 tensor_context "${cut[@]}" --zero 2 --tensor-parallel 2 --context-parallel 2
     check "the first validation" [ "$(first_loss slices)" = "$(first_loss tensor_context)" ]
     near "4 slices and 2 chunks" "$(last_loss slices)" "$(last_loss tensor_context)" 1e-6
-    for zero in 0 1; do
-        trains 2 data_$zero "${cut[@]}" --zero $zero
-        trains 4 tensor_data_$zero "${cut[@]}" --zero $zero --tensor-parallel 2
-        same_model data_$zero/step_00000009 tensor_data_$zero/step_00000009 "4 slices, --zero $zero"
-        same_log data_$zero tensor_data_$zero "4 slices, --zero $zero"
-    done
 }
 
-test_slices_of_models() {
-    local options name=0 base=("${cut[@]:0:6}" "${run[@]:6}")
-    while read -r options; do
-        name=$((name + 1))
-        same_slices "$options" "model_$name" "${base[@]}" $options
-    done <<'END'
---recompute 0 --zero 0
---recompute mlp --matmul bf16
---recompute 3 --arch llama --hidden 128
---arch qwen3 --hidden 128 --z-loss 0.01 --recompute 2
---arch nanochat --hidden 128 --pack dynamic
---share-layers all --freeze norms --optimizer lion
---arch mistral --window 8 --hidden 256 --share-layers pairs --doc-mask on --pack bestfit
-END
+test_slices_zero() {
+    trains 2 "data_$1" "${cut[@]}" --zero "$1"
+    trains 4 "tensor_data_$1" "${cut[@]}" --zero "$1" --tensor-parallel 2
+    same_model "data_$1/step_00000006" "tensor_data_$1/step_00000006" "4 slices, --zero $1"
+    same_log "data_$1" "tensor_data_$1" "4 slices, --zero $1"
+}
+
+test_slices_of() {
+    same_slices "$*" sliced "${cut[@]:0:6}" "${run[@]:6}" "$@"
+}
+
+# Blocks of 64 want wide slices.
+test_slices_wide() {
     same_slices "adamw8bit" eight_bits --layers 1 --channels 256 --heads 4 "${run[@]:6}" --optimizer adamw8bit
 }
 
@@ -455,53 +463,56 @@ test_slices_keys() {
     near "4 slices with 1 head of keys" "$(last_loss keys_whole)" "$(last_loss keys.1)" 1e-6
     trains 4 keys_data "${base[@]}" --kv-heads 1 --tensor-slices 4 --tensor-parallel 2
     same_log keys.1 keys_data "1 head of keys, 2 of 4 ranks"
-    trains 2 keys_to_1 --resume keys.2/step_00000003 --tensor-parallel 1 --tensor-slices 1
+    trains 2 keys_to_1 --resume keys.2/step_00000002 --tensor-parallel 1 --tensor-slices 1
     near "4 slices with 1 head of keys, then none" "$(last_loss keys_whole)" "$(last_loss keys_to_1)" 1e-6
-    trains 4 keys_to_4 --resume keys_whole/step_00000003 --tensor-parallel 4
+    trains 4 keys_to_4 --resume keys_whole/step_00000002 --tensor-parallel 4
     near "none, then 4 slices with 1 head of keys" "$(last_loss keys_whole)" "$(last_loss keys_to_4)" 1e-6
+}
+
+test_slices_keys_bf16() {
+    local base=("${cut[@]:0:6}" "${run[@]:6}" --arch qwen2 --hidden 128 --zero 2)
     same_slices "2 heads of keys, bf16" keys_bf16 "${base[@]}" --kv-heads 2 --matmul bf16
 }
 
 # Matrices in slices are updated as whole ones; other slices continue with their state.
 test_slices_matrices() {
-    local name options base=("${cut[@]:0:6}" "${run[@]:6}" --zero 2)
-    while read -r name options; do
-        trains 1 "${name}_whole" "${base[@]}" $options
-        trains 1 "${name}_cut" "${base[@]}" $options --tensor-slices 4
-        trains 4 "${name}_4" "${base[@]}" $options --tensor-slices 4 --tensor-parallel 2
-        same_model "${name}_cut/step_00000009" "${name}_4/step_00000009" "$options, 4 slices in 2 of 4 ranks"
-        same_log "${name}_cut" "${name}_4" "$options, 4 slices in 2 of 4 ranks"
-        near "$options, 4 slices" "$(last_loss "${name}_whole")" "$(last_loss "${name}_cut")" 1e-6
-        trains 4 "${name}_on" --resume "${name}_4/step_00000003" --tensor-parallel 4 --zero 2
-        same_model "${name}_cut/step_00000009" "${name}_on/step_00000009" "$options, 4 slices in 2 of 4 ranks, then 4"
-        trains 2 "${name}_to_1" --resume "${name}_4/step_00000003" --tensor-parallel 1 --tensor-slices 1 --zero 2
-        near "$options, 4 slices, then none" "$(last_loss "${name}_whole")" "$(last_loss "${name}_to_1")" 1e-6
-    done <<'END'
-rows --optimizer muon --muon-rows on --arch qwen2 --hidden 128 --kv-heads 2
-factors --optimizer adafactor --adafactor-beta1 0.9 --adafactor-scale on
-END
+    local name=$1 base=("${cut[@]:0:6}" "${run[@]:6}" --zero 2 "${@:2}")
+    trains 1 "${name}_whole" "${base[@]}"
+    trains 1 "${name}_cut" "${base[@]}" --tensor-slices 4
+    trains 4 "${name}_4" "${base[@]}" --tensor-slices 4 --tensor-parallel 2
+    same_model "${name}_cut/step_00000006" "${name}_4/step_00000006" "$name, 4 slices in 2 of 4 ranks"
+    same_log "${name}_cut" "${name}_4" "$name, 4 slices in 2 of 4 ranks"
+    near "$name, 4 slices" "$(last_loss "${name}_whole")" "$(last_loss "${name}_cut")" 1e-6
+    trains 4 "${name}_on" --resume "${name}_4/step_00000002" --tensor-parallel 4 --zero 2
+    same_model "${name}_cut/step_00000006" "${name}_on/step_00000006" "$name, 4 slices in 2 of 4 ranks, then 4"
+    trains 2 "${name}_to_1" --resume "${name}_4/step_00000002" --tensor-parallel 1 --tensor-slices 1 --zero 2
+    near "$name, 4 slices, then none" "$(last_loss "${name}_whole")" "$(last_loss "${name}_to_1")" 1e-6
 }
 
 # Saved by 4 ranks, continued by 3 that divide the data alone, then by 2 that divide the slices.
 test_slices_elastic() {
-    trains 3 slices_3 --resume tensor_4/step_00000003 --tensor-parallel 1
-    trains 2 slices_2 --resume slices_3/step_00000006 --tensor-parallel 2 --zero 2
-    same_model slices/step_00000009 slices_2/step_00000009 "4 slices, 4 ranks, then 3, then 2"
+    once trains 1 slices "${cut[@]}" --zero 2
+    once trains 4 tensor_4 "${cut[@]}" --zero 2 --tensor-parallel 4
+    trains 3 slices_3 --resume tensor_4/step_00000002 --tensor-parallel 1
+    trains 2 slices_2 --resume slices_3/step_00000004 --tensor-parallel 2 --zero 2
+    same_model slices/step_00000006 slices_2/step_00000006 "4 slices, 4 ranks, then 3, then 2"
 }
 
 # Other slices: weights, and state in the files of other ranks, are those of the whole model. Each
 # model file is written by another rank.
 test_slices_files() {
-    trains 2 slices_to_1 --resume tensor_4/step_00000006 --tensor-parallel 1 --tensor-slices 1
+    once trains 1 slices "${cut[@]}" --zero 2
+    once trains 4 tensor_4 "${cut[@]}" --zero 2 --tensor-parallel 4
+    trains 2 slices_to_1 --resume tensor_4/step_00000004 --tensor-parallel 1 --tensor-slices 1
     check "fewer slices: $(grep '^note' stdout)" \
         grep -q '^note: 1 slice, the run began with 4: the last bits change from here on$' stdout
     near "4 slices, then none" "$(last_loss slices)" "$(last_loss slices_to_1)" 1e-6
-    trains 4 slices_to_2 --resume slices/step_00000003 --tensor-parallel 2 --tensor-slices 2 --model-file-gb 0.0001
+    trains 4 slices_to_2 --resume slices/step_00000002 --tensor-parallel 2 --tensor-slices 2 --model-file-gb 0.0001
     near "4 slices, then 2" "$(last_loss slices)" "$(last_loss slices_to_2)" 1e-6
-    check "$(ls slices_to_2/step_00000009 | tr '\n' ' ')" [ "$(ls slices_to_2/step_00000009/model-*.safetensors | wc -l)" = 3 ]
-    trains 1 slices_in_files --resume slices_to_2/step_00000006 --tensor-parallel 1 --zero 2
-    for file in slices_to_2/step_00000009/model-*.safetensors; do
-        check "$file" cmp -s "$file" "slices_in_files/step_00000009/${file##*/}"
+    check "$(ls slices_to_2/step_00000006 | tr '\n' ' ')" [ "$(ls slices_to_2/step_00000006/model-*.safetensors | wc -l)" = 3 ]
+    trains 1 slices_in_files --resume slices_to_2/step_00000004 --tensor-parallel 1 --zero 2
+    for file in slices_to_2/step_00000006/model-*.safetensors; do
+        check "$file" cmp -s "$file" "slices_in_files/step_00000006/${file##*/}"
     done
     ranks 2 "$trainer" --model slices --steps 0 --tensor-parallel 2 --export-llmc two.bin --export-gguf two.gguf
     "$trainer" --model slices --steps 0 --export-llmc one.bin >/dev/null
@@ -510,6 +521,7 @@ test_slices_files() {
 
 test_slices_generate() {
     local options
+    once trains 1 slices "${cut[@]}" --zero 2
     for options in "" "--quantize q8_0"; do
         "$trainer" --model slices --prompt One --temperature 0 --tokens 12 $options >text.1 2>/dev/null
         ranks 2 "$trainer" --model slices --prompt One --temperature 0 --tokens 12 --tensor-parallel 2 $options
@@ -539,22 +551,22 @@ test_early() {
 # A rank that differs from the others, or another run in the same directory.
 test_disagreement() {
     local only run=("${run[@]}" --out other)
-    ranks 1 "$trainer" "${run[@]}" --seed 7 : -n 2 "$trainer" "${run[@]}"
+    by_mpi 1 "$trainer" "${run[@]}" --seed 7 : 2 "$trainer" "${run[@]}"
     check "another seed: exit status $status" [ $status = 1 ]
     check "another seed: $(head -n 1 stderr)" grep -q '^error: the ranks disagree about --seed: 7 on rank 0, 42 on ranks 1 2$' stderr
     cp "$trainer" other_program && echo >>other_program
-    ranks 2 "$trainer" "${run[@]}" : -n 1 ./other_program "${run[@]}"
+    ranks 2 "$trainer" "${run[@]}" : 1 ./other_program "${run[@]}"
     check "another program: exit status $status" [ $status = 1 ]
     check "another program: $(head -n 1 stderr)" grep -q '^error: the ranks disagree about the program' stderr
-    ranks 2 "$trainer" "${run[@]}" : -n 1 "$trainer" "${run[@]}" --zero 1
+    ranks 2 "$trainer" "${run[@]}" : 1 "$trainer" "${run[@]}" --zero 1
     check "another stage: $(head -n 1 stderr)" grep -q '^error: the ranks disagree about --zero: auto on ranks 0 1, 1 on rank 2$' stderr
     for only in "--plan on" "--fit 1" "--verify-data on"; do
-        ranks 2 "$trainer" "${run[@]}" : -n 1 "$trainer" "${run[@]}" ${only% on}
+        ranks 2 "$trainer" "${run[@]}" : 1 "$trainer" "${run[@]}" ${only% on}
         check "$only on one rank: exit status $status, after $seconds s" [ $status = 1 -a $seconds -le $end_s ]
         check "$only on one rank: $(head -n 1 stderr)" \
             grep -q "^error: the ranks disagree about ${only% *}: .* on ranks 0 1, ${only#* } on rank 2\$" stderr
     done
-    ranks 2 "$trainer" "${run[@]}" : -n 1 "$trainer" "${run[@]/other/another}"
+    ranks 2 "$trainer" "${run[@]}" : 1 "$trainer" "${run[@]/other/another}"
     check "another directory: $(head -n 1 stderr)" \
         grep -q '^error: the ranks disagree about --out, a directory .*: is there on ranks 0 1, is missing on rank 2$' stderr
     check "and nothing is left there: $(ls -A other)" [ -z "$(compgen -G 'other/.probe*')" ]
@@ -567,12 +579,12 @@ test_disagreement() {
 differs() {
     local what=$1 line=$2 fault=$3
     shift 3
-    ranks ${sound:-2} "$trainer" "$@" : -n 1 env LD_PRELOAD="$PWD/fault.so" "$fault" "$trainer" "$@"
+    ranks ${sound:-2} "$trainer" "$@" : 1 env LD_PRELOAD="$PWD/fault.so:$stand_in" "$fault" "$trainer" "$@"
     check "$what: exit status $status" [ $status = 1 ]
     check "$what: $(grep -m 1 '^error' stderr)" grep -q "^error: $line" stderr
 }
 
-build_fault() { "${CC:-cc}" -shared -fPIC "$root/dev/test/lib/fault.c" -o fault.so -ldl; }
+build_fault() { [ -e fault.so ] || "${CC:-cc}" -shared -fPIC "$root/dev/test/lib/fault.c" -o fault.so -ldl; }
 
 # A rank that starts like the others, and goes astray.
 test_drift() {
@@ -622,6 +634,7 @@ test_drift_in_grid() {
 # A rank that starts from other weights: in memory, or from another copy of the model on its disk.
 test_other_weights() {
     local how rank
+    build_fault
     seq 1 400 >start.txt
     for rank in 0 1; do
         good "a model" --layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --train-data start.txt --steps 2 --samples 0 --seed $rank --out start_$rank
@@ -641,7 +654,8 @@ test_other_weights() {
 # A rank that cannot write into --out, but will have to.
 test_read_only() {
     local run=(--layers 2 --channels 32 --heads 2 --seq-len 16 --batch 3 --total-batch 320 --steps 1000000 --samples 0 --eval-every 0 --out read_only)
-    ranks 2 "$trainer" "${run[@]}" : -n 1 env LD_PRELOAD="$PWD/fault.so" FAULT_PATH=.probe FAULT_AT=1 "$trainer" "${run[@]}"
+    build_fault
+    ranks 2 "$trainer" "${run[@]}" : 1 env LD_PRELOAD="$PWD/fault.so:$stand_in" FAULT_PATH=.probe FAULT_AT=1 "$trainer" "${run[@]}"
     check "a rank that cannot save: exit status $status" [ $status = 1 ]
     check "it says so: $(grep -m 1 '^error' stderr)" grep -q '^error: read_only: cannot save there: No space left on device' stderr
     check "before the first step" [ "$(grep -c '"train"' read_only/log.jsonl 2>/dev/null)" = "" ]
@@ -650,7 +664,8 @@ test_read_only() {
 # A rank whose forward passes take long.
 test_slow_rank() {
     local run=(--layers 1 --channels 32 --heads 2 --seq-len 16 --batch 1 --total-batch 48 --steps 60 --samples 0 --eval-every 0)
-    ranks 2 "$trainer" "${run[@]}" : -n 1 env LD_PRELOAD="$PWD/fault.so" FAULT_LOG_US=100 "$trainer" "${run[@]}"
+    build_fault
+    ranks 2 "$trainer" "${run[@]}" : 1 env LD_PRELOAD="$PWD/fault.so:$stand_in" FAULT_LOG_US=100 "$trainer" "${run[@]}"
     check "a slow rank: exit status $status, $(cat stderr)" [ $status = 0 ]
     check "a slow rank: $(grep note: stdout)" \
         [ "$(grep -c "^note: rank 2 ($(uname -n)) computes [0-9]* % slower than the median, and all wait for it" stdout)" = 1 ]
@@ -717,6 +732,9 @@ test_failures() {
     ended "kill -STOP of one rank" 1
     check "kill -STOP of one rank: $(grep -m 1 '^error' stderr)" grep -q '^error: rank [02] of 3 .* has waited [0-9]* s in step' stderr
     continues stopped
+}
+
+test_full_disk() {
     ranks 3 bash -c '[ $OMPI_COMM_WORLD_RANK != 1 ] || ulimit -f 12; exec "$0" "$@"' "$trainer" "${long[@]}" --out full
     check "no room for one rank's file: exit status $status" [ $status = 1 ]
     check "no room for one rank's file: $(grep -m 1 '^error' stderr)" grep -q '^error: full/step_00000003.part/optimizer.2of3.safetensors: .*File too large' stderr
@@ -730,7 +748,7 @@ test_gpu_messages() {
     local n streams
     for streams in eager lazy random; do
         for n in 2 3 4; do
-            CUSIM_STREAMS=$streams ranks $n "$collectives"
+            CUSIM_STREAMS=$streams $([ $n-$streams = 3-eager ] && echo by_mpi || echo ranks) $n "$collectives"
             check "$n GPUs, $streams: exit status $status, $(head -n 1 stderr)" [ $status = 0 ]
             check "$n GPUs, $streams: $(cat stdout)" [ "$(cat stdout)" = "test_collectives: ok" ]
         done
@@ -748,7 +766,7 @@ test_gpu_errors() {
         "rank 0 of 3" "$collectives"
     CUSIM_NCCL_FAULT=1:2:error ends_all "an error of NCCL" 1 "NCCL: remote process exited or there was a network error.*" \
         "rank 1 of 3" "$collectives" check
-    CUSIM_NCCL_FAULT=1:2:die ranks 3 "$collectives" check
+    CUSIM_NCCL_FAULT=1:2:die by_mpi 3 "$collectives" check
     check "kill -9 in NCCL: exit status $status" [ $status = 137 ]
 }
 
@@ -772,27 +790,32 @@ test_gpu_watchdog() {
 # 10 sequences an update, in 5 micro-batches: uneven for 2 and 4 GPUs. Runs with the same cache have
 # the same algorithms of matmuls. Stages add in other orders: TF32 would round the last bits up to
 # its own.
-gpu_run=(--layers 2 --channels 32 --heads 2 --seq-len 16 --batch 2 --total-batch 160 --steps 6 --samples 1 --sample-tokens 4
-    --sample-every 6 --eval-batches 3 --save-every 3 --eval-every 3 --tf32 off)
+gpu_run=(--layers 2 --channels 32 --heads 2 --seq-len 16 --batch 2 --total-batch 160 --steps 4 --samples 1 --sample-tokens 4
+    --sample-every 4 --eval-batches 3 --save-every 2 --eval-every 2 --tf32 off)
+
+train_one() { once trains 1 one "${gpu_run[@]}" --zero 2; }
 
 test_gpu_same_bits() {
-    local n zero
-    trains 1 one "${gpu_run[@]}" --zero 2
-    for zero in 2 3; do
-        for n in 1 2 4; do
-            trains $n z${zero}_$n "${gpu_run[@]}" --zero $zero
-            same_model one/step_00000006 z${zero}_$n/step_00000006 "--zero $zero, $n GPUs"
-            same_log one z${zero}_$n "--zero $zero, $n GPUs"
-        done
-        CUSIM_STREAMS=lazy CUSIM_ORDER=random trains 2 lazy_$zero "${gpu_run[@]}" --zero $zero
-        same_model one/step_00000006 lazy_$zero/step_00000006 "--zero $zero, lazy streams"
-        CUSIM_STREAMS=random trains 3 random_$zero "${gpu_run[@]}" --zero $zero --graph off
-        same_model one/step_00000006 random_$zero/step_00000006 "--zero $zero, streams in any order, no graphs"
+    local n zero=$1
+    train_one
+    [ "$zero" = 2 ] || once by_mpi_trains 2 "z${zero}_2" "${gpu_run[@]}" --zero "$zero"
+    for n in 1 2 4; do
+        once trains $n "z${zero}_$n" "${gpu_run[@]}" --zero "$zero"
+        same_model one/step_00000004 "z${zero}_$n/step_00000004" "--zero $zero, $n GPUs"
+        same_log one "z${zero}_$n" "--zero $zero, $n GPUs"
     done
+    CUSIM_STREAMS=lazy CUSIM_ORDER=random trains 2 "lazy_$zero" "${gpu_run[@]}" --zero "$zero"
+    same_model one/step_00000004 "lazy_$zero/step_00000004" "--zero $zero, lazy streams"
+    CUSIM_STREAMS=random trains 3 "random_$zero" "${gpu_run[@]}" --zero "$zero" --graph off
+    same_model one/step_00000004 "random_$zero/step_00000004" "--zero $zero, streams in any order, no graphs"
     check "the first line: $(head -n 1 stdout)" \
-        grep -q "^processes: 3 on 1 machine (mpirun, .*), rank 0 on $(uname -n); zero 3, shards of 3$" stdout
+        grep -q "^processes: 3 on 1 machine (mpirun, .*), rank 0 on $(uname -n); zero $zero, shards of 3$" stdout
+}
+
+# The last update is still collected when the model is closed.
+test_gpu_without_files() {
     CUSIM_STREAMS=lazy ranks 2 "$trainer" --layers 2 --channels 32 --heads 2 --seq-len 16 --batch 2 --total-batch 160 --steps 2 \
-        --samples 0 --eval-every 0 # the last update is still collected when the model is closed
+        --samples 0 --eval-every 0
     check "without files: exit status $status, $(head -n 1 stderr)" [ $status = 0 ]
 }
 
@@ -818,103 +841,120 @@ test_gpu_autotune() {
     local fast=(env -u XDG_CACHE_HOME -u HOME CUSIM_LT_FAST=2 "$trainer" "${gpu_run[@]}")
     local other=(env -u XDG_CACHE_HOME -u HOME CUSIM_LT_FAST=1 "$trainer" "${gpu_run[@]}")
     ranks 1 "${fast[@]}" --zero 2 --out fast
-    ranks 1 "${fast[@]}" --zero 2 --out fast_3 : -n 2 "${other[@]}" --zero 2 --out fast_3
+    ranks 1 "${fast[@]}" --zero 2 --out fast_3 : 2 "${other[@]}" --zero 2 --out fast_3
     check "algorithms of rank 0: exit status $status, $(head -n 1 stderr)" [ $status = 0 ]
-    same_model fast/step_00000006 fast_3/step_00000006 "algorithms of rank 0"
+    same_model fast/step_00000004 fast_3/step_00000004 "algorithms of rank 0"
     ranks 1 "${other[@]}" --zero 2 --out other
-    check "other algorithms have other bits" [ "$(sha1sum <fast/step_00000006/model.safetensors)" != "$(sha1sum <other/step_00000006/model.safetensors)" ]
+    check "other algorithms have other bits" [ "$(sha1sum <fast/step_00000004/model.safetensors)" != "$(sha1sum <other/step_00000004/model.safetensors)" ]
 }
 
-# Offloads state to the host or a disk, also from a checkpoint and to one. With four blocks, two
-# parts of the residual stream are moved.
+# Offloads state to the host or a disk, also from a checkpoint and to one.
 test_gpu_offload() {
+    train_one
+    CUSIM_STREAMS=random trains 2 offload "${gpu_run[@]}" --zero 3 --offload-optimizer host
+    same_model one/step_00000004 offload/step_00000004 "--offload-optimizer host, 2 GPUs"
+    trains 1 offload_off --resume one/step_00000002 --zero 2 --offload-optimizer host
+    same_model one/step_00000004 offload_off/step_00000004 "saved without --offload-optimizer host, continued with it"
+}
+
+# With four blocks, two parts of the residual stream are moved.
+test_gpu_offload_all() {
     local all=(--zero 3 --offload-params on --offload-residuals on --recompute 3
         --offload-optimizer disk --offload-path nvme)
     local four=(--layers 4 "${gpu_run[@]:2}")
     local none=(--offload-params off --offload-residuals off --offload-optimizer off --offload-path '')
-    CUSIM_STREAMS=random trains 2 offload "${gpu_run[@]}" --zero 3 --offload-optimizer host
-    same_model one/step_00000006 offload/step_00000006 "--offload-optimizer host, 2 GPUs"
-    trains 1 offload_off --resume one/step_00000003 --zero 2 --offload-optimizer host
-    same_model one/step_00000006 offload_off/step_00000006 "saved without --offload-optimizer host, continued with it"
     trains 1 four "${four[@]}" --zero 2
     CUSIM_STREAMS=random CUSIM_ORDER=random trains 2 all "${four[@]}" "${all[@]}"
-    same_model four/step_00000006 all/step_00000006 "all is offloaded, 2 GPUs"
+    same_model four/step_00000004 all/step_00000004 "all is offloaded, 2 GPUs"
     same_log four all "all is offloaded, 2 GPUs"
-    CUSIM_STREAMS=lazy trains 1 all_on --resume four/step_00000003 "${all[@]}"
-    same_model four/step_00000006 all_on/step_00000006 "continued with all offloaded"
-    trains 1 all_off --resume all/step_00000003 --zero 2 "${none[@]}"
-    same_model four/step_00000006 all_off/step_00000006 "saved with all offloaded, continued without"
+    CUSIM_STREAMS=lazy trains 1 all_on --resume four/step_00000002 "${all[@]}"
+    same_model four/step_00000004 all_on/step_00000004 "continued with all offloaded"
+    trains 1 all_off --resume all/step_00000002 --zero 2 "${none[@]}"
+    same_model four/step_00000004 all_off/step_00000004 "saved with all offloaded, continued without"
     check "nothing is left on the disk: $(ls nvme)" [ -z "$(ls nvme)" ]
 }
 
 # Rules of whole matrices gather what the processes have of them; saved with all on the host or a
 # disk by three, continued without by two.
 test_gpu_matrices() {
-    local optimizer options none=(--offload-params off --offload-optimizer off --offload-path '')
-    while read -r optimizer options; do
-        trains 1 "one_$optimizer" "${gpu_run[@]}" --optimizer "$optimizer" $options --zero 2
-        CUSIM_STREAMS=random trains 3 "three_$optimizer" "${gpu_run[@]}" --optimizer "$optimizer" $options --zero 3 \
-            --offload-params on --offload-optimizer disk --offload-path nvme
-        same_model "one_$optimizer/step_00000006" "three_$optimizer/step_00000006" "--optimizer $optimizer, 3 GPUs"
-        CUSIM_STREAMS=lazy CUSIM_ORDER=random trains 2 "two_$optimizer" --resume "three_$optimizer/step_00000003" --zero 2 "${none[@]}"
-        same_model "one_$optimizer/step_00000006" "two_$optimizer/step_00000006" "--optimizer $optimizer, 3 GPUs, then 2"
-    done <<'END'
-muon --muon-rows on --cautious-decay on --share-layers all
-soap --soap-every 2 --soap-max-side 64
-adafactor --adafactor-beta1 0.9 --adafactor-scale on
-END
+    local optimizer=$1 none=(--offload-params off --offload-optimizer off --offload-path '')
+    once trains 1 "one_$optimizer" "${gpu_run[@]}" --optimizer "$@" --zero 2
+    CUSIM_STREAMS=random trains 3 "three_$optimizer" "${gpu_run[@]}" --optimizer "$@" --zero 3 \
+        --offload-params on --offload-optimizer disk --offload-path "nvme_$optimizer"
+    same_model "one_$optimizer/step_00000004" "three_$optimizer/step_00000004" "--optimizer $optimizer, 3 GPUs"
+    CUSIM_STREAMS=lazy CUSIM_ORDER=random trains 2 "two_$optimizer" --resume "three_$optimizer/step_00000002" --zero 2 "${none[@]}"
+    same_model "one_$optimizer/step_00000004" "two_$optimizer/step_00000004" "--optimizer $optimizer, 3 GPUs, then 2"
 }
 
 # Frozen blocks, and what is frozen in all of them, have neither gradients nor state on GPUs, by
 # rules of elements and of matrices.
 test_gpu_freeze() {
-    local optimizer frozen=(--layers 3 "${gpu_run[@]:2}" --freeze 'embeddings,blocks[0-1]')
-    local parts=("${gpu_run[@]}" --freeze wte,attention)
-    for optimizer in adamw muon soap adafactor; do
-        trains 1 "frozen_$optimizer" "${frozen[@]}" --optimizer $optimizer --zero 2
-        CUSIM_STREAMS=random trains 3 "frozen_3_$optimizer" "${frozen[@]}" --optimizer $optimizer --zero 2 \
-            --offload-optimizer host
-        same_model "frozen_$optimizer/step_00000006" "frozen_3_$optimizer/step_00000006" "frozen, --optimizer $optimizer, 3 GPUs"
-        trains 2 "frozen_2_$optimizer" --resume "frozen_3_$optimizer/step_00000003" --offload-optimizer off
-        same_model "frozen_$optimizer/step_00000006" "frozen_2_$optimizer/step_00000006" "frozen, --optimizer $optimizer, 3 GPUs, then 2"
-        trains 1 "parts_$optimizer" "${parts[@]}" --optimizer $optimizer --zero 2
-        CUSIM_STREAMS=random trains 3 "parts_3_$optimizer" "${parts[@]}" --optimizer $optimizer --zero 2 \
-            --offload-optimizer host
-        same_model "parts_$optimizer/step_00000006" "parts_3_$optimizer/step_00000006" "frozen in all blocks, --optimizer $optimizer, 3 GPUs"
-    done
-    trains 2 parts_one "${parts[@]}" --optimizer muon --zero 3 # where groups have one part, frozen or not
-    same_model parts_muon/step_00000006 parts_one/step_00000006 "frozen in all blocks, --zero 2 and 3"
+    local optimizer=$1 frozen=(--layers 3 "${gpu_run[@]:2}" --freeze 'embeddings,blocks[0-1]')
+    trains 1 "frozen_$optimizer" "${frozen[@]}" --optimizer "$optimizer" --zero 2
+    CUSIM_STREAMS=random trains 3 "frozen_3_$optimizer" "${frozen[@]}" --optimizer "$optimizer" --zero 2 \
+        --offload-optimizer host
+    same_model "frozen_$optimizer/step_00000004" "frozen_3_$optimizer/step_00000004" "frozen, --optimizer $optimizer, 3 GPUs"
+    trains 2 "frozen_2_$optimizer" --resume "frozen_3_$optimizer/step_00000002" --offload-optimizer off
+    same_model "frozen_$optimizer/step_00000004" "frozen_2_$optimizer/step_00000004" "frozen, --optimizer $optimizer, 3 GPUs, then 2"
+}
+
+test_gpu_freeze_parts() {
+    local optimizer=$1 parts=("${gpu_run[@]}" --freeze wte,attention)
+    trains 1 "parts_$optimizer" "${parts[@]}" --optimizer "$optimizer" --zero 2
+    CUSIM_STREAMS=random trains 3 "parts_3_$optimizer" "${parts[@]}" --optimizer "$optimizer" --zero 2 \
+        --offload-optimizer host
+    same_model "parts_$optimizer/step_00000004" "parts_3_$optimizer/step_00000004" "frozen in all blocks, --optimizer $optimizer, 3 GPUs"
+    if [ "$optimizer" = muon ]; then
+        trains 2 parts_one "${parts[@]}" --optimizer muon --zero 3 # where groups have one part, frozen or not
+        same_model parts_muon/step_00000004 parts_one/step_00000004 "frozen in all blocks, --zero 2 and 3"
+    fi
 }
 
 # Slices of layers on GPUs have the same bits in any number of processes that divides them, in every
 # stage, also without master weights, whose rounding takes random words. Streams run in any order,
 # and once NCCL's operations one at a time.
+gpu_cut=(--layers 2 --channels 64 --heads 4 "${gpu_run[@]:6}" --tensor-slices 4)
+
 test_gpu_slices() {
-    local zero t options slices=(--layers 2 --channels 64 --heads 4 "${gpu_run[@]:6}" --tensor-slices 4)
-    for zero in 1 2 3; do
-        options=
-        case $zero,$built in 3,*/BF16/*) options='--master-weights off' ;; esac
-        trains 1 slices_$zero "${slices[@]}" --zero $zero $options
-        for t in 2 4; do
-            CUSIM_STREAMS=random trains $t slices_${zero}_$t "${slices[@]}" --zero $zero $options --tensor-parallel $t
-            same_model slices_$zero/step_00000006 slices_${zero}_$t/step_00000006 "4 slices on $t GPUs, --zero $zero"
-            same_log slices_$zero slices_${zero}_$t "4 slices on $t GPUs, --zero $zero"
-        done
+    local zero=$1 t options=()
+    case $zero,$built in 3,*/BF16/*) options=(--master-weights off) ;; esac
+    once trains 1 "slices_$zero" "${gpu_cut[@]}" --zero "$zero" "${options[@]}"
+    for t in 2 4; do
+        CUSIM_STREAMS=random trains $t "slices_${zero}_$t" "${gpu_cut[@]}" --zero "$zero" "${options[@]}" --tensor-parallel $t
+        same_model "slices_$zero/step_00000004" "slices_${zero}_$t/step_00000004" "4 slices on $t GPUs, --zero $zero"
+        same_log "slices_$zero" "slices_${zero}_$t" "4 slices on $t GPUs, --zero $zero"
     done
+}
+
+test_gpu_slices_keys() {
+    local options slices=("${gpu_cut[@]}")
     # heads of keys that all slices have: copies that differ would not survive a checkpoint; Muon
     # makes whole matrices of slices
     options=(--arch qwen2 --hidden 128 --kv-heads 1 --optimizer muon --muon-rows on)
     case $built in */BF16/*) options+=(--master-weights off) ;; esac
     trains 1 keys "${slices[@]}" --zero 3 "${options[@]}"
-    CUSIM_STREAMS=random trains 4 keys_2 --resume keys/step_00000003 --zero 3 --tensor-parallel 2
-    same_model keys/step_00000006 keys_2/step_00000006 "1 head of keys, 4 slices on 2 of 4 GPUs"
+    CUSIM_STREAMS=random trains 4 keys_2 --resume keys/step_00000002 --zero 3 --tensor-parallel 2
+    same_model keys/step_00000004 keys_2/step_00000004 "1 head of keys, 4 slices on 2 of 4 GPUs"
+}
+
+test_gpu_slices_data() {
+    local slices=("${gpu_cut[@]}")
+    once trains 1 slices_2 "${slices[@]}" --zero 2
     CUSIM_NCCL_SERIAL=1 trains 4 slices_data "${slices[@]}" --zero 2 --tensor-parallel 2
-    same_model slices_2/step_00000006 slices_data/step_00000006 "4 slices on 2 of 4 GPUs, one operation at a time"
-    local taught=("${slices[@]}" --zero 2 --teacher slices_2 --distill-temperature 2)
+    same_model slices_2/step_00000004 slices_data/step_00000004 "4 slices on 2 of 4 GPUs, one operation at a time"
+}
+
+test_gpu_slices_taught() {
+    local taught=("${gpu_cut[@]}" --zero 2 --teacher slices_2 --distill-temperature 2)
+    once trains 1 slices_2 "${gpu_cut[@]}" --zero 2
     trains 1 taught_1 "${taught[@]}"
     CUSIM_STREAMS=random trains 2 taught_2 "${taught[@]}" --tensor-parallel 2
-    same_model taught_1/step_00000006 taught_2/step_00000006 "a teacher in 4 slices"
+    same_model taught_1/step_00000004 taught_2/step_00000004 "a teacher in 4 slices"
     same_log taught_1 taught_2 "a teacher in 4 slices"
+}
+
+test_gpu_slices_text() {
+    once trains 1 slices_2 "${gpu_cut[@]}" --zero 2
     "$trainer" --model slices_2 --prompt One --temperature 0 --tokens 8 >text.1 2>/dev/null
     ranks 2 "$trainer" --model slices_2 --prompt One --temperature 0 --tokens 8 --tensor-parallel 2
     check "text of 2 GPUs: $(head -n 1 stdout), $(head -n 1 stderr)" \
@@ -931,13 +971,14 @@ test_gpu_drift() {
 }
 
 test_gpu_stages() {
-    trains 2 z0_2 "${gpu_run[@]}" --zero 0
-    trains 2 z1_2 "${gpu_run[@]}" --zero 1
-    case $built in */FP32/*) same_model z0_2/step_00000006 z1_2/step_00000006 "--zero 0 and 1" ;; esac
+    local zero
+    train_one
     for zero in 0 1; do
-        near "--zero $zero and 2" "$(logged one | sed -n 's/^train 6 \([0-9.]*\).*/\1/p')" \
-            "$(logged z${zero}_2 | sed -n 's/^train 6 \([0-9.]*\).*/\1/p')" "$(case $built in */FP32/*) echo 1e-6 ;; *) echo 2e-3 ;; esac)"
+        once trains 2 z${zero}_2 "${gpu_run[@]}" --zero $zero
+        near "--zero $zero and 2" "$(logged one | sed -n 's/^train 4 \([0-9.]*\).*/\1/p')" \
+            "$(logged z${zero}_2 | sed -n 's/^train 4 \([0-9.]*\).*/\1/p')" "$(case $built in */FP32/*) echo 1e-6 ;; *) echo 2e-3 ;; esac)"
     done
+    case $built in */FP32/*) same_model z0_2/step_00000004 z1_2/step_00000004 "--zero 0 and 1" ;; esac
 }
 
 # Two GPUs for each sequence, of two tiles each, train like one (context_like). Attention waits for
@@ -955,7 +996,7 @@ test_gpu_context() {
         near "$out: the last validation" "$(last_loss long)" "$(last_loss $out)" $near
     done
     for out in 1 2; do
-        trains $out long_task_$out --steps 0 --model long/step_00000003 --perplexity tokens.bin --data-format nanogpt --stride 100 \
+        trains $out long_task_$out --steps 0 --model long/step_00000002 --perplexity tokens.bin --data-format nanogpt --stride 100 \
             --seq-len 512 --batch 2 --tf32 off --autotune off --context-parallel $out
     done
     check "the same scores: $(grep -c '"kind":"task"' long_task_2/log.jsonl)" \
@@ -968,15 +1009,24 @@ test_gpu_context() {
 # Layers that share parameters. In the last micro-step a GPU has no batch, and moves what the others
 # move.
 test_gpu_share() {
-    local share four=(--layers 4 "${gpu_run[@]:2}")
-    for share in pairs all; do
-        trains 1 one_$share "${four[@]}" --zero 2 --share-layers $share
-        CUSIM_STREAMS=random trains 2 two_$share "${four[@]}" --zero 3 --share-layers $share --offload-params on
-        same_model one_$share/step_00000006 two_$share/step_00000006 "--share-layers $share, --zero 3 on 2 GPUs"
-        same_log one_$share two_$share "--share-layers $share, --zero 3 on 2 GPUs"
-        CUSIM_STREAMS=lazy trains 3 three_$share --resume two_$share/step_00000003 --zero 2 --offload-params off
-        same_model one_$share/step_00000006 three_$share/step_00000006 "--share-layers $share, then --zero 2 on 3"
-    done
+    local share=$1 four=(--layers 4 "${gpu_run[@]:2}")
+    trains 1 "one_$share" "${four[@]}" --zero 2 --share-layers "$share"
+    CUSIM_STREAMS=random trains 2 "two_$share" "${four[@]}" --zero 3 --share-layers "$share" --offload-params on
+    same_model "one_$share/step_00000004" "two_$share/step_00000004" "--share-layers $share, --zero 3 on 2 GPUs"
+    same_log "one_$share" "two_$share" "--share-layers $share, --zero 3 on 2 GPUs"
+    CUSIM_STREAMS=lazy trains 3 "three_$share" --resume "two_$share/step_00000002" --zero 2 --offload-params off
+    same_model "one_$share/step_00000004" "three_$share/step_00000004" "--share-layers $share, then --zero 2 on 3"
+}
+
+test_gpu_share_all() {
+    local four=(--layers 4 "${gpu_run[@]:2}")
+    CUSIM_STREAMS=random trains 3 three_all "${four[@]}" --zero 3 --share-layers all
+    trains 1 one_all "${four[@]}" --zero 2 --share-layers all
+    same_model one_all/step_00000004 three_all/step_00000004 "--share-layers all, --zero 3 on 3 GPUs"
+}
+
+test_gpu_loop() {
+    local four=(--layers 4 "${gpu_run[@]:2}")
     CUSIM_STREAMS=random trains 2 two_loop "${four[@]}" --zero 1 --share-layers loop:2
     trains 1 one_loop "${four[@]}" --zero 1 --share-layers loop:2
     near "--share-layers loop:2, --zero 1" "$(last_loss one_loop)" "$(last_loss two_loop)" \
@@ -984,53 +1034,85 @@ test_gpu_share() {
 }
 
 # Two machines with two GPUs each.
+on_two_machines() { LLMC_NODES=2 CUSIM_STREAMS=${streams:-random} "$@"; }
+train_levels() { [ -d "levels_$1" ] || on_two_machines trains 4 "levels_$1" "${gpu_run[@]}" --zero "$1"; }
+
 test_gpu_levels() {
-    local zero streams=eager
-    export LLMC_NODES=2
-    for zero in 0 3; do
-        CUSIM_STREAMS=$streams trains 4 levels_$zero "${gpu_run[@]}" --zero $zero
-        near "--zero $zero, two levels" "$(last_loss "$([ $zero = 0 ] && echo z0_2 || echo one)")" "$(last_loss levels_$zero)" \
-            "$(case $zero-$built in 3-* | *FP32*) echo 1e-5 ;; *) echo 2e-3 ;; esac)"
-        streams=random
-    done
-    check "no graphs: $(grep '^graph' stdout)" grep -q '^graph: off, with replicas of the model; --graph on tries it$' stdout
-    CUSIM_STREAMS=random trains 4 levels_graph "${gpu_run[@]}" --zero 3 --graph on
-    same_model levels_3/step_00000006 levels_graph/step_00000006 "two levels, in graphs"
+    local zero=$1
+    train_one
+    [ "$zero" = 3 ] || once trains 2 z0_2 "${gpu_run[@]}" --zero 0
+    [ "$zero" = 3 ] || local streams=eager
+    train_levels "$zero"
+    near "--zero $zero, two levels" "$(last_loss "$([ "$zero" = 0 ] && echo z0_2 || echo one)")" "$(last_loss "levels_$zero")" \
+        "$(case $zero-$built in 3-* | *FP32*) echo 1e-5 ;; *) echo 2e-3 ;; esac)"
+    check "the first line: $(head -n 1 "levels_$zero.txt")" \
+        grep -q "^processes: 4 on 2 machines (mpirun, .*), rank 0 on $(uname -n); zero $zero" "levels_$zero.txt"
+}
+
+test_gpu_levels_graph() {
+    train_levels 3
+    check "no graphs: $(grep '^graph' levels_3.txt)" grep -q '^graph: off, with replicas of the model; --graph on tries it$' levels_3.txt
+    on_two_machines trains 4 levels_graph "${gpu_run[@]}" --zero 3 --graph on
+    same_model levels_3/step_00000004 levels_graph/step_00000004 "two levels, in graphs"
+}
+
+test_gpu_levels_serial() {
+    local streams
+    train_levels 3
     for streams in lazy random; do # as on a GPU that does one operation of NCCL at a time
-        CUSIM_NCCL_SERIAL=2 CUSIM_NCCL_TIMEOUT=10 CUSIM_STREAMS=$streams trains 4 levels_serial "${gpu_run[@]}" --zero 3
-        same_model levels_3/step_00000006 levels_serial/step_00000006 "two levels, one operation at a time, $streams streams"
+        CUSIM_NCCL_SERIAL=2 CUSIM_NCCL_TIMEOUT=10 on_two_machines trains 4 levels_serial "${gpu_run[@]}" --zero 3
+        same_model levels_3/step_00000004 levels_serial/step_00000004 "two levels, one operation at a time, $streams streams"
         rm -r levels_serial
     done
-    CUSIM_STREAMS=random trains 4 levels_adafactor "${gpu_run[@]}" --zero 3 --optimizer adafactor --adafactor-beta1 0.9 --adafactor-scale on
+}
+
+test_gpu_levels_adafactor() {
+    local adafactor=(--optimizer adafactor --adafactor-beta1 0.9 --adafactor-scale on)
+    once trains 1 one_adafactor "${gpu_run[@]}" "${adafactor[@]}" --zero 2
+    on_two_machines trains 4 levels_adafactor "${gpu_run[@]}" --zero 3 "${adafactor[@]}"
     near "--optimizer adafactor, two levels" "$(last_loss one_adafactor)" "$(last_loss levels_adafactor)" 1e-5
     check "the first line: $(head -n 1 stdout)" \
         grep -q "^processes: 4 on 2 machines (mpirun, .*), rank 0 on $(uname -n); zero 3, shards of 2, 2 replicas$" stdout
     check "the traffic: $(grep '^each update' stdout)" \
         grep -q '^each update: every GPU sends [0-9.]* MiB within its 2, and [0-9.]* MiB to the other replicas$' stdout
-    trains 4 levels_again --resume levels_3/step_00000003 --zero 2
-    same_model levels_3/step_00000006 levels_again/step_00000006 "two levels, from a checkpoint of another stage"
-    CUSIM_STREAMS=lazy trains 4 levels_off "${gpu_run[@]}" --zero 3 --offload-params on --offload-optimizer disk --offload-path nvme
-    same_model levels_3/step_00000006 levels_off/step_00000006 "two levels, offloaded"
-    trains 4 levels_4 "${gpu_run[@]}" --zero 3 --shard-ranks 4
-    same_model one/step_00000006 levels_4/step_00000006 "--shard-ranks 4"
-    ends_all "--shard-ranks 2 of 3" 2 "--shard-ranks 2, 3 processes; wanted a number that divides these" "rank 0 of 3" \
-        "$trainer" "${gpu_run[@]}" --shard-ranks 2 --out refused
-    unset LLMC_NODES
-    trains 2 levels_2 --resume levels_3/step_00000003 --zero 3
+}
+
+test_gpu_levels_elastic() {
+    train_one
+    train_levels 3
+    streams=eager on_two_machines trains 4 levels_again --resume levels_3/step_00000002 --zero 2
+    same_model levels_3/step_00000004 levels_again/step_00000004 "two levels, from a checkpoint of another stage"
+    trains 2 levels_2 --resume levels_3/step_00000002 --zero 3
     near "two levels, then one" "$(last_loss one)" "$(last_loss levels_2)" 1e-5
+}
+
+test_gpu_levels_offload() {
+    train_levels 3
+    streams=lazy on_two_machines trains 4 levels_off "${gpu_run[@]}" --zero 3 --offload-params on --offload-optimizer disk --offload-path nvme
+    same_model levels_3/step_00000004 levels_off/step_00000004 "two levels, offloaded"
+}
+
+test_gpu_shard_ranks() {
+    train_one
+    streams=eager on_two_machines trains 4 levels_4 "${gpu_run[@]}" --zero 3 --shard-ranks 4
+    same_model one/step_00000004 levels_4/step_00000004 "--shard-ranks 4"
+    on_two_machines ends_all "--shard-ranks 2 of 3" 2 "--shard-ranks 2, 3 processes; wanted a number that divides these" "rank 0 of 3" \
+        "$trainer" "${gpu_run[@]}" --shard-ranks 2 --out refused
 }
 
 # Saved by 4 GPUs in stage 3, continued by 2 in stage 2; saved by one, continued by 3; saved by 2 in
 # stage 3, continued by one.
 test_gpu_elastic() {
-    trains 2 then_2 --resume z3_4/step_00000003 --zero 2
-    same_model one/step_00000006 then_2/step_00000006 "4 GPUs in stage 3, then 2 in stage 2"
-    trains 3 then_3 --resume one/step_00000003 --zero 3
-    same_model one/step_00000006 then_3/step_00000006 "one GPU, then 3 in stage 3"
+    train_one
+    once trains 4 z3_4 "${gpu_run[@]}" --zero 3
+    trains 2 then_2 --resume z3_4/step_00000002 --zero 2
+    same_model one/step_00000004 then_2/step_00000004 "4 GPUs in stage 3, then 2 in stage 2"
+    trains 3 then_3 --resume one/step_00000002 --zero 3
+    same_model one/step_00000004 then_3/step_00000004 "one GPU, then 3 in stage 3"
     CUSIM_STREAMS=lazy trains 2 exported "${gpu_run[@]}" --zero 3 --export-llmc exported.bin --model-file-gb 0.00006
-    in_files exported/step_00000003 3
-    trains 1 then_1 --resume exported/step_00000003 --zero 2 --model-file-gb 5
-    same_model one/step_00000006 then_1/step_00000006 "2 GPUs in stage 3 and three files, then one in stage 2"
+    in_files exported/step_00000002 3
+    trains 1 then_1 --resume exported/step_00000002 --zero 2 --model-file-gb 5
+    same_model one/step_00000004 then_1/step_00000004 "2 GPUs in stage 3 and three files, then one in stage 2"
     trains 1 export "${gpu_run[@]}" --zero 2 --export-llmc export.bin
     check "exported by 2 GPUs and by one" cmp exported.bin export.bin
 }
@@ -1101,17 +1183,18 @@ all_end() {
     done
 }
 
-test_without_mpi_gpu() {
+test_gpu_without_mpi() {
+    train_one
     starts 3 "$trainer" --out tcp "${gpu_run[@]}" --zero 3
     all_end
     check "by TCP: exit status $status, $(cat stderr.*)" [ "$status" = "0 0 0" -a ! -s stderr.0 -a ! -s stderr.2 ]
     check "by TCP: $(head -n 1 stdout.0)" grep -q "^processes: 3 on 1 machine (torchrun, TCP), rank 0 on $(uname -n); zero 3" stdout.0
-    same_model one/step_00000006 tcp/step_00000006 "3 GPUs by TCP"
+    same_model one/step_00000004 tcp/step_00000004 "3 GPUs by TCP"
     same_log one tcp "3 GPUs by TCP"
     starts 2 bash -c 'unset WORLD_SIZE; exec "$0" -pn 2 -pr $RANK "$@"' "$trainer" --out fs "${gpu_run[@]}" --zero 2
     all_end
     check "by a file: exit status $status, $(cat stderr.*)" [ "$status" = "0 0" ]
-    same_model one/step_00000006 fs/step_00000006 "2 GPUs by a file"
+    same_model one/step_00000004 fs/step_00000004 "2 GPUs by a file"
     check "the file is removed" [ ! -e fs/meeting.txt ]
 }
 
@@ -1132,62 +1215,121 @@ test_kill_without_mpi() {
 
 if [ $is_gpu ]; then
     export XDG_CACHE_HOME=$work/cache
-    test_gpu_same_bits
-    test_gpu_slices
-    test_gpu_drift
-    test_gpu_memory
-    test_gpu_autotune
-    test_without_mpi_gpu
-    test_kill_without_mpi
-    test_tasks --autotune off
-    test_gpu_offload
-    test_gpu_freeze
-    test_gpu_matrices
-    test_batches --tf32 off
-    test_lengths --tf32 off
-    test_gpu_stages
-    test_gpu_context
-    test_gpu_share
-    test_gpu_levels
-    test_gpu_elastic
-    test_gpu_saves
-    test_gpu_end
-    test_gpu_messages
-    test_gpu_errors
-    test_gpu_watchdog
-    check_done
-    exit
+    cases <<'END'
+gpu_same_bits 2
+gpu_same_bits 3
+gpu_without_files
+gpu_slices 1
+gpu_slices 2
+gpu_slices 3
+gpu_slices_keys
+gpu_slices_data
+gpu_slices_taught
+gpu_slices_text
+gpu_drift
+gpu_memory
+gpu_autotune
+gpu_without_mpi
+kill_without_mpi
+tasks --autotune off
+other_tasks --autotune off
+gpu_offload
+gpu_offload_all
+gpu_freeze adamw
+gpu_freeze muon
+gpu_freeze soap
+gpu_freeze adafactor
+gpu_freeze_parts adamw
+gpu_freeze_parts muon
+gpu_freeze_parts soap
+gpu_freeze_parts adafactor
+gpu_matrices muon --muon-rows on --cautious-decay on --share-layers all
+gpu_matrices soap --soap-every 2 --soap-max-side 64
+gpu_matrices adafactor --adafactor-beta1 0.9 --adafactor-scale on
+batches --tf32 off
+lengths --tf32 off
+gpu_stages
+gpu_context
+gpu_share pairs
+gpu_share all
+gpu_share_all
+gpu_loop
+gpu_levels 0
+gpu_levels 3
+gpu_levels_graph
+gpu_levels_serial
+gpu_levels_adafactor
+gpu_levels_elastic
+gpu_levels_offload
+gpu_shard_ranks
+gpu_elastic
+gpu_saves
+gpu_end
+gpu_messages
+gpu_errors
+gpu_watchdog
+END
+else
+    cases <<'END'
+messages
+machines
+errors
+errors_by_mpi
+watchdog
+signal
+without_mpi
+without_launcher
+same_bits
+batches
+lengths
+elements adamw8bit
+elements lion
+matrices muon --muon-rows on --cautious-decay on --grad-clip 0.5 --freeze embeddings,blocks[0],mlp[1]
+matrices soap --soap-every 2 --soap-max-side 64 --cautious-decay on --freeze embeddings
+matrices adafactor --adafactor-beta1 0.9 --adafactor-scale on
+adafactor_stages
+stages
+freeze
+freeze_parts
+share pairs
+share all
+loop
+tasks
+other_tasks
+context
+context_documents
+context_bf16
+context_tasks
+elastic
+slices
+slices_in_grid
+slices_zero 0
+slices_zero 1
+slices_of --recompute 0 --zero 0
+slices_of --recompute mlp --matmul bf16
+slices_of --recompute 3 --arch llama --hidden 128
+slices_of --arch qwen3 --hidden 128 --z-loss 0.01 --recompute 2
+slices_of --arch nanochat --hidden 128 --pack dynamic
+slices_of --share-layers all --freeze norms --optimizer lion
+slices_of --arch mistral --window 8 --hidden 256 --share-layers pairs --doc-mask on --pack bestfit
+slices_wide
+slices_keys
+slices_keys_bf16
+slices_matrices rows --optimizer muon --muon-rows on --arch qwen2 --hidden 128 --kv-heads 2
+slices_matrices factors --optimizer adafactor --adafactor-beta1 0.9 --adafactor-scale on
+slices_elastic
+slices_files
+slices_generate
+early
+disagreement
+drift
+drift_in_grid
+other_weights
+read_only
+slow_rank
+signals
+failures
+full_disk
+END
 fi
-test_messages
-test_errors
-test_watchdog
-test_signal
-test_without_mpi
-test_without_launcher
-test_same_bits
-test_batches
-test_lengths
-test_optimizers
-test_stages
-test_freeze
-test_share
-test_tasks
-test_context
-test_elastic
-test_slices
-test_slices_of_models
-test_slices_keys
-test_slices_matrices
-test_slices_elastic
-test_slices_files
-test_slices_generate
-test_early
-test_disagreement
-test_drift
-test_drift_in_grid
-test_other_weights
-test_read_only
-test_slow_rank
-test_signals
-test_failures
 check_done
