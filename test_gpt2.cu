@@ -4,6 +4,10 @@ against the CPU trainer, and against itself: recomputation, accumulation, graphs
 for each PRECISION, by nvcc and for the CPU device.
 
     make test-gpu, or dev/test/run.sh for the CPU device
+    test_gpt2 composition    each operation of each architecture once: what a sanitizer should see
+
+composition_* run under sanitizers, too, and in each precision. The others compare runs with each
+other: settings, frozen parameters, resumed runs (dev/test.mk: those that FP32 has of its own).
 */
 #define ATTENTION_WIDEST 32 // no heads here are wider; test_attention.cu has the other kernels
 #define TRAIN_GPT2_NO_MAIN
@@ -31,15 +35,9 @@ enum { simulated = 0 };
 // MICRO_STEPS: of an update, at most
 enum { B = 2, T = 13, N = B * T, BATCHES = 2, MICRO_STEPS = 5 };
 
-// A sanitizer looks at accesses, not at values. With one, all settings run as usual: every level,
-// fusion and type of gradients, graphs that are captured and replayed, documents, short batches,
-// checkpoints; but with fewer repeated steps of the optimizer and fewer generated tokens. The bits
-// of settings with each kind of shared layers and each rule are compared once: in BF16.
-#ifdef SANITIZED
-enum { ADAMW_STEPS = 2, UPDATES = 2, GENERATED = 3, HAS_ALL_BITS = 0 };
-#else
-enum { ADAMW_STEPS = 10, UPDATES = 3, GENERATED = T, HAS_ALL_BITS = DTYPE_OF(floatX) == DTYPE_BF16 };
-#endif
+// GENERATED: tokens, more than a window has. UPDATES: of settings whose bits are compared; graphs
+// are captured in the first one, and replayed in the others.
+enum { GENERATED = 7, UPDATES = 2 };
 
 // Odd sizes: V is no multiple of 128, T is below the context, heads have 24 channels, rows are no
 // whole warps.
@@ -469,12 +467,12 @@ static void test_against_cpu(Settings settings, const float* weights) {
 }
 
 // Compares updates with the CPU's: losses and norms at every step, all parameters at the end.
-static void test_adamw_steps(Settings settings, const float* weights, double tolerance) {
+static void test_adamw_steps(Settings settings, int steps, const float* weights, double tolerance) {
     int tokens[BATCHES * N], targets[BATCHES * N];
     batch_tokens(tokens, targets);
     Model* model = test_open(settings, B, weights);
     CpuTrainer* reference = cpu_trainer_open(model->cfg, B, T, weights);
-    for (int t = 1; t <= ADAMW_STEPS; t++) {
+    for (int t = 1; t <= steps; t++) {
         const double loss = test_gradients(model, tokens, targets);
         const double want = cpu_both(reference, tokens, targets), norm = cpu_trainer_norm(reference);
         Update update = {1e-3f,     0.9f, 0.95f,           1e-8f, 0.1f, (float)(1 / norm), t,
@@ -545,7 +543,7 @@ static Bits bits_after_updates(Settings settings, const float* weights) {
     int tokens[BATCHES * N], targets[BATCHES * N];
     batch_tokens(tokens, targets);
     Model* model = test_open(settings, B, weights);
-    for (int t = 1; t <= UPDATES; t++) { // as graphs from the second time on, if at all
+    for (int t = 1; t <= UPDATES; t++) {
         test_gradients(model, tokens, targets);
         const Update update = {1e-3f,     0.9f, 0.95f,           1e-8f, 0.1f, 1 / loss_scale(), t,
                                DECAY_ALL, 0,    ADAFACTOR_FIXED, 0,     0,    MUON_SPECTRAL};
@@ -577,7 +575,7 @@ static void expect_same_bits(const char* what, Bits want, Settings settings, con
 static void test_same_bits(const float* weights) {
     Settings other = USUAL;
     Bits want = bits_after_updates(USUAL, weights);
-    UNSANITIZED(expect_same_bits("two runs", want, USUAL, weights));
+    expect_same_bits("two runs", want, USUAL, weights);
     other.graph = "on";
     expect_same_bits("graph", want, other, weights);
     other.graph = "off";
@@ -826,7 +824,7 @@ static void test_micro_batches(const float* weights) {
     test_close(one);
 }
 
-// Tests layers that share parameters: against the CPU, and the bits of all stages.
+// Tests layers that share parameters against the CPU's.
 static void test_share(const char* share) {
     Settings settings = USUAL;
     settings.share = share;
@@ -835,16 +833,24 @@ static void test_share(const char* share) {
     test_against_cpu(settings, weights);
     settings.gradients = "fp32";
     settings.zero = is_loop ? "1" : "3";
-    test_adamw_steps(settings, weights, tolerance());
-    if (!is_loop && HAS_ALL_BITS) {
-        const Bits want = bits_after_updates(settings, weights);
-        settings.graph = "on";
-        settings.recompute = "3";
-        expect_same_bits("--share-layers, graphs", want, settings, weights);
-        settings.zero = "2";
-        expect_same_bits("--share-layers, --zero 2", want, settings, weights);
-        free(want.data);
-    }
+    test_adamw_steps(settings, 2, weights, tolerance());
+    free(weights);
+}
+
+// Tests layers that share parameters: the bits of all stages, with and without graphs.
+static void test_share_bits(const char* share) {
+    Settings settings = USUAL;
+    settings.share = share;
+    float* weights = first_weights(config_of(settings));
+    settings.gradients = "fp32";
+    settings.zero = "3";
+    const Bits want = bits_after_updates(settings, weights);
+    settings.graph = "on";
+    settings.recompute = "3";
+    expect_same_bits("--share-layers, graphs", want, settings, weights);
+    settings.zero = "2";
+    expect_same_bits("--share-layers, --zero 2", want, settings, weights);
+    free(want.data);
     free(weights);
 }
 
@@ -1111,35 +1117,53 @@ static void test_plan(void) {
 }
 
 // Optimizers to test with updates during the backward pass. The last three of all share AdamW's
-// kernel. Under sanitizers one is enough: the optimizers' own tests run their kernels.
-static const char* const in_backward_optimizers[] = {"adamw",
-#ifndef SANITIZED
-                                                     "adafactor", "muon", "soap",
-#endif
-#if !defined(SANITIZED) && defined(PRECISION_BF16)
-                                                     "adamw8bit", "lion", "sgd",
+// kernel.
+static const char* const in_backward_optimizers[] = {"adamw",     "adafactor", "muon", "soap",
+#ifdef PRECISION_BF16
+                                                     "adamw8bit", "lion",      "sgd",
 #endif
                                                      NULL};
 
-// Tests an architecture against the CPU's: as usual, with whole blocks recomputed, and in a run
-// that only generates.
+// Tests an architecture against the CPU's, with whole blocks recomputed, which runs the kernels of
+// all levels, and in a run that only generates.
 static void test_architecture(const ModelConfig* cfg) {
     Settings settings = USUAL;
     settings.cfg = cfg;
-    float* weights = first_weights(*cfg);
-    UNSANITIZED(test_against_cpu(settings, weights)); // the next one runs all its kernels
     settings.recompute = "3";
+    float* weights = first_weights(*cfg);
     test_against_cpu(settings, weights);
     test_decode(*cfg, weights);
     free(weights);
 }
 
-int main(void) {
+// Tests that whole blocks recomputed have the bits of blocks that are kept.
+static void test_architecture_bits(const ModelConfig* cfg) {
+    Settings settings = USUAL;
+    settings.cfg = cfg;
+    float* weights = first_weights(*cfg);
+    const Bits want = bits_after_updates(settings, weights);
+    settings.recompute = "3";
+    expect_same_bits("--recompute 3 of an architecture", want, settings, weights);
+    free(want.data);
+    free(weights);
+}
+
+static const char* const shares[] = {"all", "pairs", "loop:2"};
+enum { SHARES = sizeof(shares) / sizeof(shares[0]) };
+
+// Comes first in each test.
+static void prepare(void) {
     // free overwrites: what an asynchronous copy has yet to read is gone, so a forgotten wait
     // shows.
     mallopt(M_PERTURB, 0xAA);
     unsetenv("HOME"); // no cache: a resumed run has only the checkpoint in common with the first
     unsetenv("XDG_CACHE_HOME");
+}
+
+// ---- composition: every operation of a model once, at the smallest sizes, against the CPU's ----
+
+TEST(composition_gpt2) {
+    prepare();
     float* weights = first_weights(ODD);
     Settings settings = USUAL;
     test_against_cpu(settings, weights);
@@ -1151,85 +1175,165 @@ int main(void) {
     settings.gelu_fusion = "2";
     settings.bias_fusion = "off";
     test_against_cpu(settings, weights);
+    test_fusion(weights);
+    free(weights);
+}
+
+TEST(composition_batches) {
+    prepare();
+    float* weights = first_weights(ODD);
+    Settings settings = USUAL;
+    settings.recompute = "3";
+    settings.bias_fusion = "off";
+    settings.gradients = "fp32"; // sums of several micro-steps are compared
     test_documents(settings, 1, weights);
     settings = USUAL;
     settings.graph = "on";
-    settings.gradients = "fp32"; // sums of several micro-steps are compared
+    settings.gradients = "fp32";
     test_documents(settings, 3, weights);
     test_smaller_batch(settings, weights);
-    test_slices(USUAL, ODD);
-    settings.recompute = "3";
-    test_slices(settings, arch_config(ARCH_LLAMA, 2, 4, 2, 16, 80)); // two queries share a key
+    test_micro_batches(weights);
     test_evaluate(weights, 1);
     test_evaluate(weights, B);
     test_evaluate(weights, 2 * B + 1);
+    free(weights);
+}
+
+TEST(composition_slices) {
+    prepare();
+    Settings settings = USUAL;
+    settings.graph = "on";
+    settings.gradients = "fp32";
+    settings.recompute = "3";
+    test_slices(USUAL, ODD);
+    test_slices(settings, arch_config(ARCH_LLAMA, 2, 4, 2, 16, 80)); // two queries share a key
+}
+
+TEST(composition_generation) {
+    prepare();
+    float* weights = first_weights(ODD);
     test_decode(ODD, weights);
+    free(weights);
     ModelConfig quantized = {17, 51, DECODE_VP, 2, 2, 64, SHARE_OFF};
     test_quantized_decode(quantized);
     quantized.arch = ARCH_GLM4MOE, quantized.F = 96, quantized.Fs = 32;
     quantized.E = 5, quantized.E_used = 2;
     test_quantized_decode(quantized);
     test_quantized_evaluate();
-    test_adamw_steps(USUAL, weights, tolerance());
+}
+
+TEST(composition_updates) {
+    prepare();
+    float* weights = first_weights(ODD);
+    Settings settings = USUAL;
+    test_adamw_steps(USUAL, 10, weights, tolerance());
     // stochastic rounding of every update: a random walk in the weights
     if (sizeof(floatX) < sizeof(float)) {
-        settings = USUAL;
         settings.master_weights = "off";
         settings.zero = "3";
-        test_adamw_steps(settings, weights, 2 * tolerance());
+        test_adamw_steps(settings, 3, weights, 2 * tolerance());
     }
     if (DTYPE_OF(floatX) == DTYPE_BF16) {
         settings = USUAL;
         settings.master_weights = "24";
-        test_adamw_steps(settings, weights, tolerance());
+        test_adamw_steps(settings, 3, weights, tolerance());
     }
     settings = USUAL;
     settings.zero = "2";
-    test_adamw_steps(settings, weights, tolerance());
-    test_freeze(USUAL, "embeddings,blocks[0]", weights);
-    test_freeze(USUAL, "wte,*b[1-2],fcprojw", weights);
-    settings.graph = "on";
-    settings.recompute = "3";
-    test_freeze(settings, "attention[0],mlp[1],wpe,blocks[2]", weights);
-    settings.zero = "2";
-    test_freeze(settings, "blocks[0],mlp,ln1w,embeddings", weights);
-    test_freeze(settings, "embeddings,lnf?,attention[1]", weights);
-    test_same_bits(weights);
-    test_fusion(weights);
-    test_micro_batches(weights);
+    test_adamw_steps(settings, 3, weights, tolerance());
     free(weights);
+}
+
+TEST(composition_architectures) {
+    prepare();
     ModelConfig archs[ARCHS];
     set_archs(archs);
     for (int i = 0; i < ARCHS; i++) {
         test_architecture(&archs[i]);
-        if (HAS_ALL_BITS &&
-            (archs[i].arch == ARCH_MIXTRAL || archs[i].arch == ARCH_GLM4MOE)) { // both routers
-            test_same_bits_of_experts(&archs[i]);
-        }
     }
-    static const char* const shares[] = {"all", "pairs", "loop:2"};
-    for (size_t i = 0; i < sizeof(shares) / sizeof(shares[0]); i++) {
+}
+
+TEST(composition_shares) {
+    prepare();
+    for (int i = 0; i < SHARES; i++) {
         test_share(shares[i]);
     }
-    test_plan();
-    test_levels();
-    test_lengths();
-    test_frozen_blocks();
+}
+
+TEST(composition_tasks) {
+    prepare();
     test_task_losses(memory_on_gpu(),
                      "--device 0 --logits-chunk 50 --tf32 off --autotune off --master-weights off",
                      tolerance());
-    test_resume("");
-#ifndef SANITIZED
-    test_resume("--autotune off --optimizer adafactor --freeze embeddings,blocks[0]");
-    test_resume("--autotune off --optimizer muon --muon-rows on --cautious-decay on");
-    test_resume("--autotune off --optimizer soap --soap-every 2");
-#endif
-    if (sizeof(floatX) < sizeof(float)) {
-        test_resume("--autotune off --master-weights off");
+}
+
+// Runs with graphs, checkpoints, validations, samples and frozen parameters, one of them resumed.
+TEST(composition_runs) {
+    prepare();
+    char line[1024], whole[256], again[256];
+    const char* out = test_path("run");
+    snprintf(line, sizeof(line),
+             "--layers 2 --channels 16 --heads 2 --seq-len 16 --batch 2 --total-batch 64 --steps 3 --lr 0.01 "
+             "--eval-every 2 --eval-batches 1 --samples 1 --sample-every 2 --sample-tokens 2 --save-every 2 "
+             "--zero 2 --freeze wpe,attention[0] --autotune off --graph on --out %s/a",
+             out);
+    EXPECT(resume_run_(line) == 0, "%s", line);
+    snprintf(line, sizeof(line), "--resume %s/a/step_00000002 --out %s/b", out, out);
+    EXPECT(resume_run_(line) == 0, "%s", line);
+    snprintf(whole, sizeof(whole), "%s/a/step_00000003", out);
+    snprintf(again, sizeof(again), "%s/b/step_00000003", out);
+    resume_expect_same_(whole, again, line);
+    if (DTYPE_OF(floatX) != DTYPE_FP16) { // its loss scale needs the whole gradient first
+        in_backward_resume_("--autotune off --recompute 3 --offload-residuals on");
     }
-    if (DTYPE_OF(floatX) == DTYPE_BF16) {
-        test_resume("--autotune off --master-weights 24");
+}
+
+// ---- settings, frozen parameters, resumed runs: plain only ----
+
+TEST(settings) {
+    prepare();
+    float* weights = first_weights(ODD);
+    test_same_bits(weights);
+    free(weights);
+}
+
+TEST(settings_of_architectures) {
+    prepare();
+    ModelConfig archs[ARCHS];
+    set_archs(archs);
+    for (int i = 0; i < ARCHS; i++) {
+        if (archs[i].arch == ARCH_MIXTRAL || archs[i].arch == ARCH_GLM4MOE) { // both routers
+            test_same_bits_of_experts(&archs[i]);
+        } else {
+            test_architecture_bits(&archs[i]);
+        }
     }
+}
+
+TEST(settings_of_shares) {
+    prepare();
+    for (int i = 0; i < SHARES - 1; i++) { // a loop has no stages above 1
+        test_share_bits(shares[i]);
+    }
+}
+
+TEST(settings_plan) {
+    prepare();
+    test_plan();
+}
+
+TEST(settings_levels) {
+    prepare();
+    test_levels();
+}
+
+TEST(settings_lengths) {
+    prepare();
+    test_lengths();
+}
+
+TEST(settings_in_backward) {
+    prepare();
     if (DTYPE_OF(floatX) != DTYPE_FP16) { // its loss scale needs the whole gradient first
         test_in_backward(in_backward_optimizers, "--autotune off --recompute 3");
         in_backward_same_bits_(3, "--autotune off --freeze blocks[0],mlp --optimizer muon");
@@ -1238,5 +1342,38 @@ int main(void) {
         in_backward_same_bits_(3, "--autotune off --share-layers all");
         in_backward_same_bits_(6, "--autotune off --share-layers pairs");
     }
-    return test_done("gpt2 on the GPU, " PRECISION_NAME);
+}
+
+TEST(freeze) {
+    prepare();
+    float* weights = first_weights(ODD);
+    Settings settings = USUAL;
+    test_freeze(USUAL, "embeddings,blocks[0]", weights);
+    test_freeze(USUAL, "wte,*b[1-2],fcprojw", weights);
+    settings.graph = "on";
+    settings.recompute = "3";
+    test_freeze(settings, "attention[0],mlp[1],wpe,blocks[2]", weights);
+    settings.zero = "2";
+    test_freeze(settings, "blocks[0],mlp,ln1w,embeddings", weights);
+    test_freeze(settings, "embeddings,lnf?,attention[1]", weights);
+    test_frozen_blocks();
+    free(weights);
+}
+
+TEST(resume_usual) {
+    prepare();
+    test_resume("");
+}
+
+TEST(resume_optimizers) {
+    prepare();
+    test_resume("--autotune off --optimizer adafactor --freeze embeddings,blocks[0]");
+    test_resume("--autotune off --optimizer muon --muon-rows on --cautious-decay on");
+    test_resume("--autotune off --optimizer soap --soap-every 2");
+    if (sizeof(floatX) < sizeof(float)) {
+        test_resume("--autotune off --master-weights off");
+    }
+    if (DTYPE_OF(floatX) == DTYPE_BF16) {
+        test_resume("--autotune off --master-weights 24");
+    }
 }

@@ -76,7 +76,7 @@ $(GPU_BUILD)/test/%.cu.o: dev/test/%.cu Makefile $(GPU_BUILD)/flags
 	$(call quiet,$(NVCC))$(NVCC) $(NVCCFLAGS) -I. -c $< -o $@
 $(GPU_BUILD)/test_gpt2.o: test_gpt2.cu Makefile $(GPU_BUILD)/flags
 	$(call quiet,$(NVCC))$(NVCC) $(NVCCFLAGS) -I. -c $< -o $@
-$(GPU_BUILD)/test_gpt2: $(GPU_BUILD)/test_gpt2.o $(GPU_BUILD)/test/lib/cpu_trainer.o $(GPU_BUILD)/libllmc.a
+$(GPU_BUILD)/test_gpt2: $(GPU_BUILD)/test_gpt2.o $(GPU_BUILD)/test/lib/cpu_trainer.o $(GPU_BUILD)/test/lib/runner.o $(GPU_BUILD)/libllmc.a
 	$(link_gpu)
 $(GPU_BUILD)/%: %.cu $(GPU_BUILD)/libllmc.a Makefile $(GPU_BUILD)/flags
 	@mkdir -p $(@D)
@@ -100,7 +100,7 @@ build/sim/$(1)/test/%.o: dev/test/%.cu | build/sim/$(1).done
 build/sim/%-$(1)/test_gpt2.o: test_gpt2.cu | build/sim/$(1).done
 	CUSIM_FLAGS=-DPRECISION_$$* $(SIM_BUILD) $$< $(1) $$@
 build/sim/%-$(1)/test_gpt2: build/sim/%-$(1)/test_gpt2.o build/sim/$(1).base
-	$(SIM_BUILD) $$< $(1) $$@ dev/test/lib/cpu_trainer.c
+	$(SIM_BUILD) $$< $(1) $$@ dev/test/lib/cpu_trainer.c dev/test/lib/runner.c
 # sim-MODE: the tests of a mode; the whole model in BF16, in plain mode also in FP32.
 sim-$(1): $(GPU_TESTS:%=build/sim/$(1)/%) $(patsubst %,build/sim/%-$(1)/test_gpt2,BF16 $(if $(filter plain,$(1)),FP32))
 endef

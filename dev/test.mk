@@ -28,17 +28,23 @@ tests: $(TESTS:%=$(BUILD)/%)  ## build the test programs of one variant into BUI
 
 # ---- runs: the file X.ok means that X has passed since X or its inputs last changed ----
 
+# With WORDS a program runs the tests whose names contain one of them.
+WORDS =
 run_test = @dev/test/run_one.sh $@
 %.ok: % $(TEST_INPUTS)
 	$(run_test) $< $(WORDS)
+
+# The whole model: a sanitizer, and other vectors, run each operation (composition) and the frozen
+# parameters, whose memory is laid out otherwise.
+build/asan/test_run.ok build/avx2/test_run.ok: private WORDS = composition freeze mup
 
 # Emulated instructions (dev/test/lib/emulated_x86.h): modules that use them, the rest from the plain
 # build; words in the names of tests; processors that have fewer.
 EMULATED_MODULES = $(filter llmc/bf16/% llmc/ops/% llmc/tokenizer/%,$(COMPILED))
 $(TESTS:%=build/avx512/%): build/plain/libllmc.a
-build/avx512/test_base.ok: WORDS = vec
-build/avx512/test_ops.ok: WORDS = q8 activation attention cross_entropy heads matmul. norm
-build/avx512/test_tokenizer.ok: WORDS = bpe_
+build/avx512/test_base.ok: private WORDS = vec
+build/avx512/test_ops.ok: private WORDS = q8 activation attention cross_entropy heads matmul. norm
+build/avx512/test_tokenizer.ok: private WORDS = bpe_
 define PROCESSOR_RULES
 build/avx512/%.$(1).ok: build/avx512/% $(TEST_INPUTS)
 	$$(run_test) env EMULATED=$(1) $$<
@@ -78,7 +84,11 @@ endef
 $(foreach order,$(ORDERS),$(eval $(call ORDER_RULES,$(order))))
 drawn_order = $(word $(shell expr $$(echo '$(COMMIT) $(1)' | cksum | cut -d ' ' -f 1) % 3 + 1),$(ORDERS))
 build/sim/%.ordered.ok: build/sim/% $(TEST_INPUTS)
-	$(run_test) $(call in_order,$(call drawn_order,$*)) $<
+	$(run_test) $(call in_order,$(call drawn_order,$*)) $< $(names)
+
+# The whole model: sanitizers see each operation; FP32 runs what it does not share with BF16.
+build/sim/BF16-asan/test_gpt2.ok build/sim/BF16-tsan/test_gpt2.ok build/sim/BF16-msan/test_gpt2.ok: private names = composition
+build/sim/FP32-plain/test_gpt2.ordered.ok: private names = composition settings_levels settings_plan resume_usual
 
 SIM_TRAINER = build/sim/$(1)/train_gpt2cu build/plain/train_gpt2
 build/sim/step.ok: build/sim/BF16/train_gpt2cu

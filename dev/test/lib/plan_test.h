@@ -19,11 +19,7 @@ plan_test.h -- random runs, whose memory the trainers' tests compare with the pl
 #include "llmc/plan/plan.h"
 #include "dev/test/lib/settled_alone.h"
 
-#ifdef SANITIZED
-enum { PLAN_TEST_RUNS = 6 };
-#else
 enum { PLAN_TEST_RUNS = 40 };
-#endif
 
 static size_t plan_test_bytes_;
 

@@ -75,13 +75,8 @@ static inline void resume_expect_same_(const char* one, const char* other, const
     state_close(&b);
 }
 
-// Steps up to the checkpoint that is resumed, and as many after it. A sanitizer wants no more than
-// every path.
-#ifdef SANITIZED
-enum { RESUME_HALF = 3 };
-#else
+// Steps up to the checkpoint that is resumed, and as many after it.
 enum { RESUME_HALF = 5 };
-#endif
 
 // A run at once, and in two halves; the second half also with other micro-batches, which read the
 // same data.

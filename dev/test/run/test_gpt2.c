@@ -4,6 +4,7 @@ float64), against llmc/reference.h, against finite differences, and against itse
 accumulation and threads; documents in a row, padding and shorter batches.
 
     make test, or build/plain/test_run from the top of the repository
+    test_run composition     each operation of each architecture once: what a sanitizer should see
 */
 #define TRAIN_GPT2_NO_MAIN
 // the classifier takes a batch in several chunks, forward and backward
@@ -176,7 +177,7 @@ static double gradient_error(const Model* model, int i, const void* a, const voi
 
 // fp32 rounds each operation by 6e-8; a gradient passes through some hundred sums of up to a
 // hundred terms.
-TEST(against_pytorch) {
+TEST(composition_against_pytorch) {
     Model model;
     open_fixture(&model, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
     State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
@@ -329,7 +330,7 @@ static double arch_pass(Model* model, const ArchBatch* b) {
 }
 
 // Positions that are not in use, documents, targets that do not count.
-TEST(against_reference) {
+TEST(composition_against_reference) {
     for (int i = 0; i < ARCH_CASES; i++) {
         Model model;
         RefModel reference;
@@ -355,7 +356,7 @@ TEST(against_reference) {
 
 // With matmuls in bf16, packed in tiles or not, gradients are as far from those of fp32 as rounded
 // factors allow: they pass through some ten matmuls, each with factors rounded by 2^-9.
-TEST(archs_bf16) {
+TEST(composition_archs_bf16) {
     for (int i = 0; i < 2 * ARCH_CASES; i++) {
         const char* name = ARCHS[i / 2].name;
         const int T = i % 2 ? 32 : ARCH_T;
@@ -380,7 +381,7 @@ TEST(archs_bf16) {
 }
 
 // All levels of recomputation, and any number of threads, give the same bits.
-TEST(archs_same_bits) {
+TEST(settings_archs_same_bits) {
     for (int i = 0; i < 2 * ARCH_CASES; i++) {
         const MatmulPrecision matmul = i % 2 ? MATMUL_BF16 : MATMUL_FP32;
         const ModelConfig cfg = i % 2 ? arch_in_tiles(ARCHS[i / 2].cfg) : ARCHS[i / 2].cfg;
@@ -406,7 +407,7 @@ TEST(archs_same_bits) {
 }
 
 // Tokens read one by one, with cached keys and values, have the logits of one pass over all.
-TEST(archs_decode) {
+TEST(composition_archs_decode) {
     for (int i = 0; i < ARCH_CASES; i++) {
         Model model;
         ArchBatch b;
@@ -436,7 +437,7 @@ static int is_key_bias(const TensorRow* row, size_t i, int C) {
     return strcmp(row->name, "qkvb") == 0 && i % (3 * (size_t)C) / (size_t)C == 1;
 }
 
-TEST(adamw_steps) {
+TEST(composition_adamw_steps) {
     Model model, after;
     open_fixture(&model, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
     open_fixture(&after, FIXTURES "gpt2_tiny_adamw.bin", RECOMPUTE_NONE);
@@ -485,7 +486,7 @@ TEST(adamw_steps) {
 // Along random directions of each tensor, the loss must change as the gradient says. fp32 losses
 // carry 3e-7 of noise: with a step that changes the loss by about 1e-2, a difference is good to
 // some 1e-4, and the third derivative adds a little.
-TEST(finite_differences) {
+TEST(settings_finite_differences) {
     Model model;
     open_fixture(&model, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
     State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
@@ -552,7 +553,7 @@ static void test_same_bits(void (*open)(Model*, const char*, int)) {
 
 // Micro-batches of one sequence, added up, give the gradient of the batch; nothing of an earlier
 // update is left in it.
-TEST(accumulation) {
+TEST(settings_accumulation) {
     Model model, whole;
     open_fixture(&model, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
     open_fixture(&whole, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
@@ -640,7 +641,7 @@ static double cosine(const float* a, const float* b, size_t n) {
 // 0.6 2^-8 = 0.0022, and so a sum of such products with both signs. A logit comes through some ten
 // matmuls one after another, each with an error of its own: 0.0022 sqrt(10) = 0.7 %; a gradient
 // through twice as many: 1 %. Twice that is allowed.
-TEST(bf16_against_pytorch) {
+TEST(composition_bf16_against_pytorch) {
     Model model, exact;
     open_bf16(&model, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
     open_fixture(&exact, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
@@ -744,7 +745,7 @@ static void test_tiles_prefill(Model* model, const int* ids) {
     EXPECT(memcmp(cut, model->decoder.acts.lnf, sizeof(cut)) == 0, "whole tiles: hidden states of a prefill");
 }
 
-TEST(tiles) {
+TEST(composition_tiles) {
     enum { B = 3, T = 32 };
     Model model, exact;
     int x[B * T], y[B * T];
@@ -765,7 +766,7 @@ TEST(tiles) {
 
 // An update packs the weights again: what follows is what a new model makes of the same parameters,
 // bit for bit.
-TEST(bf16_packs_again) {
+TEST(settings_bf16_packs_again) {
     Model model, fresh;
     open_bf16(&model, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
     open_bf16(&fresh, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
@@ -835,7 +836,7 @@ static void test_documents(int recompute) {
 
 // A batch that is shorter than those the model was opened for, and whose own chunks would be
 // longer.
-TEST(shorter_batch) {
+TEST(composition_shorter_batch) {
     Model model, exact;
     const ModelConfig cfg = llmc_bin_read_config(FIXTURES "gpt2_tiny.bin");
     const int max = MODEL_CHUNK_LOGITS / cfg.Vp + 1;
@@ -947,7 +948,7 @@ static void test_freeze(const char* list, Options options) {
 }
 
 // The backward pass does not come to a block below which all is frozen: a NaN there is not read.
-TEST(backward_ends) {
+TEST(composition_backward_ends) {
     Model model;
     open_frozen(&model, "embeddings,blocks[0]", (Options){.recompute = RECOMPUTE_NONE});
     State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
@@ -999,7 +1000,7 @@ static void test_single_expert(MatmulPrecision matmul) {
     model_close(&model);
 }
 
-TEST(single_expert) {
+TEST(composition_single_expert) {
     test_single_expert(MATMUL_FP32);
     test_single_expert(MATMUL_BF16);
 }
@@ -1021,7 +1022,7 @@ static void join_experts(Model* dense, const Model* experts, int l) {
 }
 
 // Experts that all tokens take alike are one wide MLP.
-TEST(equal_experts) {
+TEST(composition_equal_experts) {
     enum { E = 4, F = 20 };
     const ModelConfig cfg = {17, 131, 201, 2, 4, 24, SHARE_OFF, ARCH_MIXTRAL, .F = F, .E = E, .E_used = E};
     ModelConfig wide = cfg;
@@ -1053,7 +1054,7 @@ TEST(equal_experts) {
 
 // Two sequences at a time or one after the other: the same update but for roundings of sums, and
 // the same statistics. The balance is of each sequence.
-TEST(experts_micro_batches) {
+TEST(settings_experts_micro_batches) {
     for (int i = 0; i < ARCH_CASES; i++) {
         Model model, apart;
         ArchBatch b;
@@ -1139,7 +1140,7 @@ static void test_decoded_experts(ModelConfig cfg, MatmulPrecision matmul, Quanti
     model_close(&exact);
 }
 
-TEST(decoded_experts) {
+TEST(composition_decoded_experts) {
     for (int i = 0; i < ARCH_CASES; i++) {
         ModelConfig cfg = arch_in_tiles(ARCHS[i].cfg);
         cfg.Fs = cfg.Fs > 0 ? 64 : 0;
@@ -1174,7 +1175,7 @@ static void test_frozen_experts(const char* list, MatmulPrecision matmul) {
     model_close(&model);
 }
 
-TEST(frozen_experts) {
+TEST(freeze_experts) {
     for (MatmulPrecision matmul = MATMUL_FP32; matmul <= MATMUL_BF16; matmul++) {
         test_frozen_experts("router", matmul);
         test_frozen_experts("experts", matmul);
@@ -1283,7 +1284,7 @@ static void test_share(const char* share, Options options) {
     model_close(&model);
 }
 
-TEST(all_shared) {
+TEST(composition_shares) {
     static const char* const shares[] = {"all", "pairs", "loop:2"};
     for (size_t i = 0; i < sizeof(shares) / sizeof(shares[0]); i++) {
         const int is_loop = strncmp(shares[i], "loop", 4) == 0; // setup_check_share
@@ -1328,7 +1329,7 @@ static void test_packed_update(OptimizerName name) {
 }
 
 // If some targets of a batch do not count, the update follows the mean over the others.
-TEST(counted_mean) {
+TEST(settings_counted_mean) {
     Model model, half;
     open_fixture(&model, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
     State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
@@ -1442,7 +1443,7 @@ static void test_own_teacher(int quantize, MatmulPrecision matmul, double most) 
     model_close(&model);
 }
 
-TEST(teacher) {
+TEST(composition_teacher) {
     for (int i = 0; i < ARCH_CASES; i++) {
         ModelConfig teacher = ARCHS[(i + 3) % ARCH_CASES].cfg;
         // words that the student does not have, and smaller chunks
@@ -1457,7 +1458,7 @@ TEST(teacher) {
 }
 
 // A model takes what a dry run of opening it counts, and allocates nothing besides.
-TEST(plan) {
+TEST(settings_plan) {
     for (int k = 0; k < PLAN_TEST_RUNS; k++) {
         Comm comm = {.size = 1};
         Settled s = plan_test_run(k, options_program(OPTION_CPU), SAFETENSORS_F32);
@@ -1473,7 +1474,7 @@ TEST(plan) {
 
 // The gradient of block 0 overflows, and the loss does not notice: its GELU passes zeros on,
 // through weights that are huge.
-TEST(update_in_part) {
+TEST(composition_update_in_part) {
     static ClipShares shares;
     static InBackward now;
     Model model;
@@ -1519,15 +1520,15 @@ TEST(update_in_part) {
 static const char* const optimizers[] = {"adamw", "adamw8bit", "adafactor", "muon",
                                          "soap",  "lion",      "sgd",       NULL};
 
-TEST(same_bits_fp32) { test_same_bits(open_fixture); }
-TEST(same_bits_bf16) { test_same_bits(open_bf16); }
+TEST(settings_same_bits_fp32) { test_same_bits(open_fixture); }
+TEST(settings_same_bits_bf16) { test_same_bits(open_bf16); }
 
-TEST(decode) {
+TEST(composition_decode) {
     test_decode(open_fixture, 1e-5);
-    test_decode(open_bf16, 0.014); // as bf16_against_pytorch allows
+    test_decode(open_bf16, 0.014); // as composition_bf16_against_pytorch allows
 }
 
-TEST(documents) {
+TEST(composition_documents) {
     for (int recompute = RECOMPUTE_NONE; recompute <= RECOMPUTE_BLOCK; recompute++) {
         test_documents(recompute);
     }
@@ -1550,13 +1551,13 @@ TEST(freeze) {
     }
 }
 
-TEST(packed_update) {
+TEST(composition_packed_update) {
     for (int name = OPTIMIZER_ADAMW; name <= OPTIMIZER_SGD; name++) {
         test_packed_update((OptimizerName)name);
     }
 }
 
-TEST(task_losses) {
+TEST(composition_task_losses) {
     vec_flush_denormals(); // as the trainer does
     test_task_losses(memory_on_host(), "", 1e-5);
 }
@@ -1636,7 +1637,7 @@ static void test_stages(const char* stages, int tokens, int sequences) {
     }
 }
 
-TEST(batch_schedule) {
+TEST(settings_batch_schedule) {
     test_stages("--batch-schedule 0:16,2:80,4:96", 2 * 16 + 2 * 80 + 2 * 96, 2 * 1 + 2 * 5 + 2 * 6);
 }
 
@@ -1659,20 +1660,20 @@ static void test_short_sequences(const char* options) {
     state_close(&one);
 }
 
-TEST(seq_len_schedule) {
+TEST(settings_seq_len_schedule) {
     test_stages("--seq-len-schedule 0:2,2:8,4:16 --total-batch 96 --doc-mask on", 6 * 96, 6 * 6);
     test_short_sequences("--seed 1");
     test_short_sequences("--arch llama --doc-mask on");
     test_short_sequences("--arch qwen3 --window 3 --matmul bf16");
 }
 
-TEST(decay) {
+TEST(settings_decay) {
     vec_flush_denormals();
     test_decay_("--schedule wsd");
     test_decay_("--schedule constant");
 }
 
-TEST(in_backward) {
+TEST(settings_in_backward) {
     vec_flush_denormals();
     test_in_backward(optimizers, "");
     in_backward_same_bits_(3, "--freeze wte,blocks[0-0],norms");
