@@ -1277,6 +1277,7 @@ static void model_gradients(Model* model, Dataloader* train, int64_t batch_token
     }
     stage_passes(model, before, now);
     stages_join_embedding(model);
+    gpu_report_sense(&model->report);
     gradients_end(model, hook, batches, report);
 }
 
@@ -1541,7 +1542,7 @@ static void train(Model* model, Run* run) {
         if (run_accepts(run, &update)) {
             model_update(model, update);
         }
-        gpu_report_sense(&model->report, &run->log);
+        gpu_report_tell(&model->report, &run->log);
         run_end_step(run);
         if (schedule_due(run->settled.options.gpu_report, run->state.step, run->settled.options.steps)) {
             gpu_report_print(&model->report, &model->matmul);

@@ -228,7 +228,8 @@ static inline double gpu_beside_mib(void) {
 typedef struct {
     Nvml nvml; // used for the log, too
     int has_nvml, has_listed_matmuls;
-    double sensed_s; // time of the last sensor reading
+    double sensed_s;           // time of the last sensor reading
+    double power_w, clock_mhz; // it, until the log has it; NAN: none
 } GpuReport;
 
 // Opens NVML for this GPU. If that fails and a report is wanted, prints why.
@@ -247,16 +248,20 @@ static inline void gpu_report_close(GpuReport* r) {
     }
 }
 
-// Passes the power and clock of the GPU to the log, at most once a second: reading them may take as
-// long as a step of a small model.
-static inline void gpu_report_sense(GpuReport* r, RunLog* log) {
-    double power_w, clock_mhz;
+// Reads the power and clock of the GPU, at most once a second. That may take as long as a step of a
+// small model, so call it when the GPU has enough to do.
+static inline void gpu_report_sense(GpuReport* r) {
     const double now_s = time_now_s();
     if (now_s - r->sensed_s >= 1) {
         r->sensed_s = now_s;
-        nvml_sensors(&r->nvml, &power_w, &clock_mhz);
-        log_sensors(log, power_w, clock_mhz);
+        nvml_sensors(&r->nvml, &r->power_w, &r->clock_mhz);
     }
+}
+
+// Passes a new reading to the log.
+static inline void gpu_report_tell(GpuReport* r, RunLog* log) {
+    log_sensors(log, r->power_w, r->clock_mhz);
+    r->power_w = r->clock_mhz = NAN;
 }
 
 // Prints the algorithms of the matmuls, only at the first call, and a line on the GPU.

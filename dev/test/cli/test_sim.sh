@@ -238,6 +238,14 @@ architecture qwen3 --heads 4 --kv-heads 1 --head-size 32 --hidden 160 --window 8
 architecture arcee --heads 4 --kv-heads 4 --hidden 160
 architecture nanochat --heads 2
 
+# ---- the sensors are read while the GPU has the work of a step: lazy streams then have done none of it
+
+gcc -shared -fPIC -DFAKE_TRACE "$top/dev/test/lib/fake_nvml.c" -o libnvidia-ml.so.1
+check "a run with sensors" env LD_LIBRARY_PATH="$dir" CUSIM_DEVICES=32 CUSIM_STREAMS=lazy CUSIM_TRACE="$dir/trace" "$gpu" --layers 1 --channels 16 \
+    --heads 2 --seq-len 16 --batch 2 --steps 1 --samples 0 --eval-every 0 --autotune off --device 22 --out sensed
+check "logs what they tell" grep -q '"kind":"train".*"power_w":71.499,"clock_mhz":210' sensed/log.jsonl
+check "which was read before the forward pass was done" grep -q 'kernel.*attention_forward' <(sed -n '/sensors/,$p' trace)
+
 # ---- the precision is one that is known
 
 precision() { make -s -n -C "$top" train_gpt2cu PRECISION="$1" 2>&1; }

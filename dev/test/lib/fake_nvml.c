@@ -8,8 +8,10 @@ reference, and not from llmc/gpu/nvml.h: so both have to agree.
     -DFAKE_OLD        a driver before CUDA 12.2: the old name of the function for throttle reasons
     -DFAKE_BARE       only what every NVML has had: to start, to find a GPU, to stop
     -DFAKE_NO_FIND    the function that finds a GPU has another name
+    -DFAKE_TRACE      a line in the file CUSIM_TRACE says when the power was read
 */
 #include <stdio.h>
+#include <stdlib.h>
 
 #define SUCCESS 0
 #define INVALID_ARGUMENT 2
@@ -90,6 +92,11 @@ unsigned int nvmlDeviceGetFanSpeed(Device* device, unsigned int* percent) {
 }
 
 unsigned int nvmlDeviceGetPowerUsage(Device* device, unsigned int* milliwatts) {
+#ifdef FAKE_TRACE
+    FILE* trace = fopen(getenv("CUSIM_TRACE"), "a");
+    fputs("{\"sensors\":1}\n", trace);
+    fclose(trace);
+#endif
     return report(device->power_mw, milliwatts);
 }
 
