@@ -75,6 +75,13 @@ static inline int grid_forward_waits(const Grid* grid) {
     return grid->shape.tensor > 1 || grid->shape.context > 1 || grid_experts(grid->shape) > 1;
 }
 
+// True if processes exchange data on several streams of a GPU: layers, in groups of their own,
+// while data groups or stages do on the stream of communication.
+static inline int grid_has_several_streams(GridShape shape) {
+    const int in_layers = shape.tensor > 1 || shape.context > 1 || grid_experts(shape) > 1;
+    return in_layers && (shape.data * shape.context > 1 || shape.pipeline > 1);
+}
+
 // Returns which tokens of each sequence this process has.
 static inline TokenChunks grid_chunks(const Grid* grid) {
     const TokenChunks chunks = {grid->shape.context - 1, grid->context_rank};
@@ -103,6 +110,11 @@ typedef struct {
 } GridMember;
 
 GridMember grid_member(const Grid* grid, GridGroup group);
+
+// True if a group of a GPU needs no communicator beside that of all processes. One of all processes
+// whose exchanges are on another stream than those of the data group does: NCCL lets an operation
+// wait for the end of all earlier ones of its communicator, on whatever stream.
+int grid_is_of_all(const Grid* grid, GridGroup group);
 
 // Sets text to the place in the dimensions above 1, "tensor 1, stage 2", or to "".
 void grid_place(char* text, size_t room, const Grid* grid);
@@ -199,6 +211,12 @@ GridMember grid_member(const Grid* grid, GridGroup group) {
     }
     member.first = grid_rank(&first);
     return member;
+}
+
+int grid_is_of_all(const Grid* grid, GridGroup group) {
+    const int in_layers = group == GRID_TENSOR || group == GRID_CONTEXT || group == GRID_EXPERTS;
+    return grid_member(grid, group).size == grid_size(grid->shape) &&
+           !(in_layers && grid_has_several_streams(grid->shape));
 }
 
 void grid_place(char* text, size_t room, const Grid* grid) {

@@ -2,7 +2,7 @@
 groups.cuh -- the groups of a process's GPU in the grid, opened once: groups.h on GPUs.
 
 All are parts of one NCCL communicator. A group of one opens nothing, and a group of all processes
-is that communicator itself.
+is that communicator itself, if they are on one stream (grid_is_of_all).
 */
 #ifndef LLMC_GROUPS_CUH
 #define LLMC_GROUPS_CUH
@@ -23,8 +23,10 @@ typedef struct {
 
 static inline GroupGpu groups_gpu_open_(GridGroupsGpu* groups, GridGroup kind, const char* name) {
     const GridMember member = grid_member(&groups->grid, kind);
-    GroupGpu group = {member.rank, member.size, NULL, groups->all.comm, ""};
-    if (member.size == groups->all.size) {
+    GroupGpu group = group_gpu_alone(groups->all.comm);
+    group.rank = member.rank;
+    group.size = member.size;
+    if (grid_is_of_all(&groups->grid, kind)) {
         group = groups->all;
     } else if (member.size > 1 && groups->all.comm) {
         group_gpu_split(&group, &groups->all, member.first, name);

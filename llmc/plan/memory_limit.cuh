@@ -43,20 +43,21 @@ typedef struct {
     int communicators, peers;
 } MemoryLinks;
 
-// Returns those of a run (grid_groups_gpu_open): a group of all is the first communicator itself. A
-// stage exchanges with its neighbors only; the data group with the ranks of its replica.
+// Returns those of a run (grid_groups_gpu_open): a group of all may be the first communicator
+// itself. A stage exchanges with its neighbors only; the data group with the ranks of its replica.
 static inline MemoryLinks memory_links(const Ranks* ranks) {
     const int all = grid_size(ranks->grid.shape), shards = ranks->shards;
     MemoryLinks links = {all > 1, 0};
     int of_all = 0; // peers in groups of all
     for (int g = 0; g < GRID_GROUPS; g++) {
+        const int is_of_all = grid_is_of_all(&ranks->grid, (GridGroup)g);
         const int size = grid_member(&ranks->grid, (GridGroup)g).size, near = g == GRID_DATA ? shards
                                                                               : g == GRID_PIPE && size > 3
                                                                                   ? 3
                                                                                   : size;
-        links.communicators += size > 1 && size < all;
-        links.peers += size < all ? near - 1 : 0;
-        of_all = size == all && near - 1 > of_all ? near - 1 : of_all;
+        links.communicators += size > 1 && !is_of_all;
+        links.peers += is_of_all ? 0 : near - 1;
+        of_all = is_of_all && near - 1 > of_all ? near - 1 : of_all;
     }
     links.peers += of_all;
     links.communicators += shards < ranks_data(ranks).size ? 2 : 0;

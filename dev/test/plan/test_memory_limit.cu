@@ -11,17 +11,19 @@ static void expect_links(GridShape shape, int shards, int communicators, int pee
            shape.data, shape.pipeline, links.communicators, links.peers, communicators, peers);
 }
 
-// One communicator of all, which is also the one of a group of all; one for each other group of
-// several; two more for replicas. Middle stages have two neighbors.
+// One communicator of all, which is also the one of a group of all, unless that has exchanges in
+// layers beside those of the data group; one for each other group of several; two more for
+// replicas. Middle stages have two neighbors.
 TEST(communicators) {
     const GridShape alone = {1, 1, 1, 1, 1}, data = {1, 1, 8, 1, 1}, tensor = {8, 1, 1, 1, 8},
-                    context = {1, 8, 1, 1, 1}, two = {2, 1, 4, 1, 2}, three = {2, 2, 4, 1, 2},
-                    all = {2, 2, 2, 4, 2};
+                    context = {1, 8, 1, 1, 1}, experts = {1, 1, 8, 1, 1, 8}, two = {2, 1, 4, 1, 2},
+                    three = {2, 2, 4, 1, 2}, all = {2, 2, 2, 4, 2};
     expect_links(alone, 1, 0, 0);
     expect_links(data, 8, 1, 7);
     expect_links(data, 4, 3, 3);
     expect_links(tensor, 1, 1, 7);
-    expect_links(context, 8, 1, 7); // the data group is the context group
+    expect_links(context, 8, 2, 7 + 7);
+    expect_links(experts, 8, 2, 7 + 7);
     expect_links(two, 4, 3, 1 + 3);
     expect_links(three, 8, 4, 1 + 1 + 7);
     expect_links(all, 4, 5, 1 + 1 + 3 + 2);
