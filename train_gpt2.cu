@@ -384,6 +384,7 @@ static void model_open(Model* model, const Settled* s, Memory memory, Comm* comm
         gpu_open(&model->gpu, s->options.device);
     }
     grid_groups_gpu_take(&model->groups, s->ranks.grid, &s->zero, comm);
+    gpu_setup_check_order(s, &model->groups.all);
     open_parts(model, s, memory, comm);
     if (settled_has_teacher(s)) {
         open_teaching(model, s);
@@ -1578,6 +1579,7 @@ PROCESSOR_CHECK
 
 int main(int argc, char** argv) {
     run_open_process();
+    gpu_open_process();
     return pretrain(argc, argv);
 }
 #endif

@@ -145,7 +145,7 @@ static void bench_open(Bench* b, const Options* options, size_t most) {
         die_usage("1 process; wanted several, each with a GPU: mpirun -n 8 bench_group");
     }
     gpu_open(&b->gpu, gpu_device_of_rank(&b->comm, OPTION_AUTO));
-    group_gpu_open(&b->group, &b->comm);
+    group_gpu_open(&b->group, &b->comm, GROUP_ONE_STREAM);
     CUDA_CHECK(cudaEventCreate(&b->start));
     CUDA_CHECK(cudaEventCreate(&b->stop));
     b->send = gpu_alloc(most, 1, "sent data"); // zeros: links do not care

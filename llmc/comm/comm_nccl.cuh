@@ -13,6 +13,13 @@ per rank. recv and send must not overlap unless a comment says so.
     group_reduce_scatter  recv (count), chunk `rank` of the sum of all ranks' send (size, count),
                           added in the library's order. In place: recv = send + rank * count
 
+NCCL keeps no order between communicators. Where a GPU has no room for two operations at a time, or
+their streams share a queue of the hardware, ranks whose streams get to run in other orders wait for
+each other for ever. A process with exchanges on several streams opens its groups with
+GROUP_SEVERAL_STREAMS, and all start in the order of the calls: by NCCL_LAUNCH_ORDER_IMPLICIT=1, or
+if NCCL is older than 2.26 or the user has set it to 0, by an event: an exchange waits for the end of
+the one before if that is on another stream, and none may be captured.
+
 With one rank there is no communicator and NCCL is not initialized: data is copied if it has to
 move. NCCL is used if the program was built with it (HAVE_NCCL); otherwise a run has one rank.
 
@@ -26,6 +33,7 @@ needs:   NCCL 2.18, for more than one rank
 #include "llmc/comm/comm.h"
 #include "llmc/comm/group.h"
 #include "llmc/gpu/gpu.cuh"
+#include "llmc/gpu/graph.cuh"
 
 #ifdef HAVE_NCCL
 #include <nccl.h>
@@ -38,17 +46,27 @@ needs:   NCCL 2.18, for more than one rank
     } while (0)
 #endif
 
+// Streams of the exchanges of a process, in all of its groups.
+typedef enum { GROUP_ONE_STREAM, GROUP_SEVERAL_STREAMS } GroupStreams;
+
+// Last exchange of a process: its stream, and an event at its end.
+typedef struct {
+    cudaStream_t stream; // NULL: none yet
+    cudaEvent_t end;
+} GroupLast;
+
 // Ordered set of ranks, each with its GPU.
 typedef struct {
     int rank, size;
     struct ncclComm* communicator; // NULL with one rank
     Comm* comm;
     char library[32]; // "NCCL 2.28.9"; empty with one rank
+    GroupLast* last;  // of all groups that were split from the same one; NULL: NCCL keeps the order
 } GroupGpu;
 
 // Returns the group of this rank alone, which has nothing to close.
 static inline GroupGpu group_gpu_alone(Comm* c) {
-    const GroupGpu one = {0, 1, NULL, c, ""};
+    const GroupGpu one = {0, 1, NULL, c, "", NULL};
     return one;
 }
 
@@ -127,13 +145,25 @@ static inline void group_gpu_compare_models_(Comm* c) {
     comm_agree(c, "the model of the GPU", xxh64(properties.name, strlen(properties.name)), properties.name);
 }
 
-// Checks that all ranks have loaded the same version.
-static inline void group_gpu_find_library_(GroupGpu* g) {
+// Checks that all ranks have loaded the same version, and returns it.
+static inline int group_gpu_find_library_(GroupGpu* g) {
     int version;
     NCCL_CHECK(ncclGetVersion(&version));
     snprintf(g->library, sizeof(g->library), "NCCL %d.%d.%d", version / 10000, version / 100 % 100,
              version % 100);
     comm_agree(g->comm, "the version of NCCL", (uint64_t)version, g->library);
+    return version;
+}
+
+// Makes the exchanges of the process start in the order of the calls. Before NCCL reads the
+// variable, which it does once.
+static inline void group_gpu_keep_order_(GroupGpu* g, int version) {
+    const char name[] = "NCCL_LAUNCH_ORDER_IMPLICIT";
+    setenv(name, "1", 0);
+    if (version < 22600 || atoi(getenv(name)) == 0) {
+        g->last = (GroupLast*)check_alloc(1, sizeof(GroupLast), "the order of exchanges");
+        CUDA_CHECK(cudaEventCreateWithFlags(&g->last->end, cudaEventDisableTiming));
+    }
 }
 
 // Returns the configuration of a group with this name, which must stay valid. NCCL's messages have
@@ -151,13 +181,16 @@ static inline ncclConfig_t group_gpu_config_(const char* name) {
 // Opens the group of all ranks of c. Collective; the rank's device must be current. The
 // communicator blocks: a nonblocking one uses an extra thread for every group of calls, and the
 // watchdog ends a rank that hangs in here anyway.
-static inline void group_gpu_open(GroupGpu* g, Comm* c) {
-    const GroupGpu group = {c->rank, c->size, NULL, c, ""};
+static inline void group_gpu_open(GroupGpu* g, Comm* c, GroupStreams streams) {
+    const GroupGpu group = {c->rank, c->size, NULL, c, "", NULL};
     *g = group;
     if (c->size > 1) {
         ncclUniqueId id;
         ncclConfig_t config = group_gpu_config_("all");
-        group_gpu_find_library_(g);
+        const int version = group_gpu_find_library_(g);
+        if (streams == GROUP_SEVERAL_STREAMS) {
+            group_gpu_keep_order_(g, version);
+        }
         group_gpu_compare_models_(c);
         group_gpu_compare_places_(c);
         memset(&id, 0, sizeof(id));
@@ -182,13 +215,23 @@ static inline void group_gpu_split(GroupGpu* g, const GroupGpu* all, int color, 
     }
 }
 
-// Waits for queued work.
-static inline void group_gpu_close(GroupGpu* g) {
+// Closes a group that was split from another one. Waits for queued work.
+static inline void group_gpu_close_part(GroupGpu* g) {
     if (g->communicator) {
         NCCL_CHECK(ncclCommFinalize(g->communicator));
         NCCL_CHECK(ncclCommDestroy(g->communicator));
         gpu_library_gives(g->communicator);
         g->communicator = NULL;
+    }
+}
+
+// Closes the group of all ranks, after its parts.
+static inline void group_gpu_close(GroupGpu* g) {
+    group_gpu_close_part(g);
+    if (g->last) {
+        CUDA_CHECK(cudaEventDestroy(g->last->end));
+        free(g->last);
+        g->last = NULL;
     }
 }
 
@@ -208,12 +251,32 @@ static inline ncclDataType_t group_gpu_type_(DType type) {
     return types[type];
 }
 
+// Stand around the calls of an exchange, which then is in the order of the process.
+static inline void group_gpu_begin_(const GroupGpu* g, cudaStream_t stream) {
+    if (g->last && g->last->stream && g->last->stream != stream) {
+        CUDA_CHECK(cudaStreamWaitEvent(stream, g->last->end, 0));
+    }
+    NCCL_CHECK(ncclGroupStart());
+}
+static inline void group_gpu_end_(const GroupGpu* g, cudaStream_t stream) {
+    NCCL_CHECK(ncclGroupEnd());
+    if (g->last) {
+        assert(!graph_is_capturing(stream));
+        CUDA_CHECK(cudaEventRecord(g->last->end, stream));
+        g->last->stream = stream;
+    }
+}
+
 static inline void group_exchange(const GroupMove* moves, int count, const GroupGpu* g, cudaStream_t stream) {
-    if (!g->communicator) {
+    int is_alone = 1;
+    for (int i = 0; i < count; i++) {
+        is_alone = is_alone && moves[i].peer == g->rank;
+    }
+    if (is_alone) { // copies need no channel of NCCL
         group_gpu_exchange_alone_(moves, count, stream);
         return;
     }
-    NCCL_CHECK(ncclGroupStart());
+    group_gpu_begin_(g, stream);
     for (int i = 0; i < count; i++) {
         const GroupMove* m = &moves[i];
         if (m->sends) {
@@ -222,7 +285,7 @@ static inline void group_exchange(const GroupMove* moves, int count, const Group
             NCCL_CHECK(ncclRecv(m->data, m->bytes, ncclInt8, m->peer, g->communicator, stream));
         }
     }
-    NCCL_CHECK(ncclGroupEnd());
+    group_gpu_end_(g, stream);
 }
 
 static inline void group_all_to_all(void* recv, const void* send, size_t count, DType type, const GroupGpu* g,
@@ -232,13 +295,13 @@ static inline void group_all_to_all(void* recv, const void* send, size_t count, 
         group_gpu_copy_(recv, send, count, type, stream);
         return;
     }
-    NCCL_CHECK(ncclGroupStart());
+    group_gpu_begin_(g, stream);
     for (int r = 0; r < g->size; r++) {
         const ncclDataType_t nccl_type = group_gpu_type_(type);
         NCCL_CHECK(ncclSend((const char*)send + r * bytes, count, nccl_type, r, g->communicator, stream));
         NCCL_CHECK(ncclRecv((char*)recv + r * bytes, count, nccl_type, r, g->communicator, stream));
     }
-    NCCL_CHECK(ncclGroupEnd());
+    group_gpu_end_(g, stream);
 }
 
 static inline void group_all_gather(void* recv, const void* send, size_t count, DType type, const GroupGpu* g,
@@ -247,7 +310,9 @@ static inline void group_all_gather(void* recv, const void* send, size_t count, 
         group_gpu_copy_(recv, send, count, type, stream);
         return;
     }
+    group_gpu_begin_(g, stream);
     NCCL_CHECK(ncclAllGather(send, recv, count, group_gpu_type_(type), g->communicator, stream));
+    group_gpu_end_(g, stream);
 }
 
 static inline void group_reduce_scatter(void* recv, const void* send, size_t count, DType type,
@@ -256,13 +321,16 @@ static inline void group_reduce_scatter(void* recv, const void* send, size_t cou
         group_gpu_copy_(recv, send, count, type, stream);
         return;
     }
+    group_gpu_begin_(g, stream);
     NCCL_CHECK(ncclReduceScatter(send, recv, count, group_gpu_type_(type), ncclSum, g->communicator, stream));
+    group_gpu_end_(g, stream);
 }
 
 #else // without NCCL a run has one rank
 
-static inline void group_gpu_open(GroupGpu* g, Comm* c) {
-    const GroupGpu group = {c->rank, c->size, NULL, c, ""};
+static inline void group_gpu_open(GroupGpu* g, Comm* c, GroupStreams streams) {
+    const GroupGpu group = {c->rank, c->size, NULL, c, "", NULL};
+    (void)streams;
     *g = group;
     if (c->size > 1) {
         die_usage("%d processes, but this program was built without NCCL: install libnccl-dev from NVIDIA's "
@@ -275,6 +343,8 @@ static inline void group_gpu_split(GroupGpu* g, const GroupGpu* all, int color, 
     (void)color, (void)name;
     *g = *all;
 }
+
+static inline void group_gpu_close_part(GroupGpu* g) { (void)g; }
 
 static inline void group_gpu_close(GroupGpu* g) { (void)g; }
 

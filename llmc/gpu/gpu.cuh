@@ -89,6 +89,11 @@ typedef struct {
     cudaStream_t stream;
 } Gpu;
 
+// Prepares the process, before its first call of CUDA: each stream gets a queue of the hardware of
+// its own. Of two in one queue, one would wait for an exchange on the other, and so for other
+// ranks.
+static inline void gpu_open_process(void) { setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); }
+
 static inline void gpu_open(Gpu* gpu, int device) {
     cudaDeviceProp properties;
     CUDA_CHECK(cudaSetDevice(device));

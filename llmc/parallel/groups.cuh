@@ -38,9 +38,10 @@ static inline GroupGpu groups_gpu_open_(GridGroupsGpu* groups, GridGroup kind, c
 // Collective. comm NULL: sets only their sizes, for a plan.
 static inline void grid_groups_gpu_open(GridGroupsGpu* groups, Grid grid, const ZeroPlan* plan, Comm* comm) {
     groups->grid = grid;
-    groups->all = GroupGpu{grid_rank(&grid), grid_size(grid.shape), NULL, comm, ""};
+    groups->all = GroupGpu{grid_rank(&grid), grid_size(grid.shape), NULL, comm, "", NULL};
     if (comm && groups->all.size > 1) {
-        group_gpu_open(&groups->all, comm);
+        group_gpu_open(&groups->all, comm,
+                       grid_has_several_streams(grid.shape) ? GROUP_SEVERAL_STREAMS : GROUP_ONE_STREAM);
     }
     groups->tensor = groups_gpu_open_(groups, GRID_TENSOR, "tensor");
     groups->context = groups_gpu_open_(groups, GRID_CONTEXT, "context");
@@ -102,7 +103,7 @@ static inline void grid_groups_gpu_take(GridGroupsGpu* groups, Grid grid, const 
 
 static inline void groups_gpu_close_part_(GroupGpu* part, const GroupGpu* whole) {
     if (part->communicator != whole->communicator) {
-        group_gpu_close(part);
+        group_gpu_close_part(part);
     }
 }
 

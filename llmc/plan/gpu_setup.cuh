@@ -45,14 +45,21 @@ static inline void gpu_setup_check_(const Options* o) {
     }
 }
 
-// Returns 1 if micro-steps are CUDA graphs. With replicas, a graph contains operations of two
-// communicators while others run outside of it; NCCL's manual warns that this can hang
-// (NCCL_GRAPH_MIXING_SUPPORT). In a stage the backward pass of a micro-step does not follow its
-// forward pass at once. If ranks divide experts, the host waits for counts in each layer.
+// True if the replicas of a model have communicators of their own.
+static inline int gpu_setup_has_replicas_(const Settled* s) {
+    return s->ranks.shards < ranks_data(&s->ranks).size;
+}
+
+// Returns 1 if micro-steps are CUDA graphs. With replicas, or groups for layers beside the data
+// group, a graph contains operations of two communicators while others run outside of it; NCCL's
+// manual warns that this can hang (NCCL_GRAPH_MIXING_SUPPORT), and no GPU has tried it. In a stage
+// the backward pass of a micro-step does not follow its forward pass at once. If ranks divide
+// experts, the host waits for counts in each layer.
 static inline int gpu_setup_graph(const Settled* s) {
-    const int is_auto = s->options.graph == OPTION_AUTO;
-    return s->ranks.grid.shape.pipeline == 1 && grid_experts(s->ranks.grid.shape) == 1 &&
-           (is_auto ? s->ranks.shards == ranks_data(&s->ranks).size : s->options.graph);
+    const GridShape shape = s->ranks.grid.shape;
+    const int has_more = gpu_setup_has_replicas_(s) || grid_has_several_streams(shape);
+    return shape.pipeline == 1 && grid_experts(shape) == 1 &&
+           (s->options.graph == OPTION_AUTO ? !has_more : s->options.graph);
 }
 
 // Returns the settings with --device auto decided. Turns --autotune off if several ranks only
@@ -74,15 +81,28 @@ static inline Settled gpu_setup(const Settled* s, const Comm* comm) {
     return chosen;
 }
 
+// Ends all ranks if a graph would have exchanges whose order only events keep (comm_nccl.cuh).
+static inline void gpu_setup_check_order(const Settled* s, const GroupGpu* all) {
+    CHECK(!all->last || !gpu_setup_graph(s),
+          "--graph on, and %s keeps no order of exchanges; wanted NCCL 2.26 or newer with "
+          "NCCL_LAUNCH_ORDER_IMPLICIT=1, or --graph auto",
+          all->library);
+}
+
+// Returns why --graph auto is off in this grid.
+static inline const char* gpu_setup_graphless_(const Settled* s) {
+    return s->ranks.grid.shape.pipeline > 1        ? "in a pipeline"
+           : grid_experts(s->ranks.grid.shape) > 1 ? "with divided experts"
+           : gpu_setup_has_replicas_(s)            ? "with replicas of the model; --graph on tries it"
+                                                   : "with two kinds of groups; --graph on tries it";
+}
+
 // Says that graphs are off in this grid. Turns --autotune off in a pipeline: rank 0, which chooses
 // for all, does not have the matmuls of other stages.
 static inline void gpu_setup_grid(Settled* s) {
-    const int is_piped = s->ranks.grid.shape.pipeline > 1,
-              divides_experts = grid_experts(s->ranks.grid.shape) > 1;
+    const int is_piped = s->ranks.grid.shape.pipeline > 1;
     if (!gpu_setup_graph(s) && s->options.graph == OPTION_AUTO) {
-        printf("graph: off, %s\n", is_piped          ? "in a pipeline"
-                                   : divides_experts ? "with divided experts"
-                                                     : "with replicas of the model; --graph on tries it");
+        printf("graph: off, %s\n", gpu_setup_graphless_(s));
     }
     if (is_piped && s->options.autotune) {
         printf("autotune: off, in a pipeline\n");

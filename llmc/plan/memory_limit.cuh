@@ -111,8 +111,11 @@ static inline size_t memory_connect(const Settled* s, Comm* comm) {
     const GroupGpu* all = &((const GridGroupsGpu*)comm->gpus)->all;
     gpu_library_takes(all->communicator, bytes);
     // a text goes to stdout; that of ranks above 0 is /dev/null
-    fprintf(s->use == USE_GENERATE && comm->rank == 0 ? stderr : stdout, "%s: %.1f MiB of GPU memory\n",
-            all->library, (double)bytes / (1 << 20));
+    fprintf(s->use == USE_GENERATE && comm->rank == 0 ? stderr : stdout, "%s: %.1f MiB of GPU memory%s\n",
+            all->library, (double)bytes / (1 << 20),
+            all->last ? "; it keeps no order of exchanges, so they run one at a time (wanted 2.26 with "
+                        "NCCL_LAUNCH_ORDER_IMPLICIT=1)"
+                      : "");
     return bytes;
 }
 

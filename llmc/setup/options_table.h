@@ -563,8 +563,8 @@ const OptionRow OPTION_TABLE[] = {
     {"memory, speed", "autotune",   "",   SWITCH_(autotune),       0,        0, GPU_,             "on",
         "off|on", "time cuBLASLt's algorithms once per matmul shape, and keep the fastest; off in a pipeline"},
     {"memory, speed", "graph",      "",   SWITCH_(graph),          0,        0, AUTO_ | GPU_ | BOTH_, "auto",
-        "off|on", "replay a micro-step as one CUDA graph; off with --update-in-backward; auto: on, except in a pipeline, and for "
-        "replicas of a model (--shard-ranks), which no GPU has tried"},
+        "off|on", "replay a micro-step as one CUDA graph; off with --update-in-backward; auto: on, except in a pipeline, for "
+        "replicas of a model (--shard-ranks), and where layers and micro-batches are divided: no GPU has tried these"},
     {"memory, speed", "device",     "",   INT_(device),            0,     1023, AUTO_ | GPU_ | ONCE_ | BOTH_ | EACH_, "auto",
         "", "index of the GPU; auto: one for each process of a machine"},
     {"memory, speed", "gpu-report", "lg", INT_(gpu_report),        0,    MANY_, GPU_ | ONCE_ | EACH_, "0",

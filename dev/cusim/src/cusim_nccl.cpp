@@ -390,9 +390,25 @@ typedef enum {
     SERIAL_AS_ISSUED,
     SERIAL_AS_READY // one, whichever starts first
 } Serial;
+
+// Returns the version that CUSIM_NCCL_VERSION asks for.
+int version() {
+    static const int number =
+        (int)environment_number("CUSIM_NCCL_VERSION", NCCL_VERSION_CODE, 21800, NCCL_VERSION_CODE);
+    return number;
+}
+
+// Returns true if NCCL keeps the host's order among all communicators of a process. NCCL reads its
+// variables once, so a program that sets this one too late does not get it.
+bool keeps_order() {
+    static const bool keeps =
+        version() >= 22600 && environment_number("NCCL_LAUNCH_ORDER_IMPLICIT", 0, 0, 1) != 0;
+    return keeps;
+}
+
 Serial serial() {
     static const Serial mode = (Serial)environment_number("CUSIM_NCCL_SERIAL", 0, 0, 2);
-    return mode;
+    return mode == SERIAL_AS_READY && keeps_order() ? SERIAL_AS_ISSUED : mode;
 }
 
 // Returns an operation that must be done before this one starts or continues; NULL: none.
@@ -873,6 +889,7 @@ ncclResult_t join(ncclComm_t* out, const char* name, int ranks, int rank, int pr
                   const ncclConfig_t* config) {
     ncclComm* comm = new ncclComm();
     *out = nullptr;
+    serial(); // reads the environment
     describe(comm, name, ranks, rank, process, config);
     comm->is_blocking = is_blocking;
     if (communicators().size() == MAX_COMMUNICATORS) {
@@ -918,8 +935,8 @@ bool is_blocking(const ncclConfig_t* config, bool otherwise) {
 
 extern "C" {
 
-ncclResult_t ncclGetVersion(int* version) {
-    *version = NCCL_VERSION_CODE;
+ncclResult_t ncclGetVersion(int* number) {
+    *number = version();
     return ncclSuccess;
 }
 const char* ncclGetErrorString(ncclResult_t result) {

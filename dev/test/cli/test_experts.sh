@@ -87,9 +87,12 @@ near() {
 }
 
 test_gpu_same_bits() {
+    local run
     CUSIM_STREAMS=random once trains 4 e2 "${gpu_run[@]}" --zero 2 --expert-parallel 2
-    CUSIM_NCCL_SERIAL=1 CUSIM_NCCL_TIMEOUT=20 CUSIM_STREAMS=lazy trains 4 e4 "${gpu_run[@]}" --zero 2 --expert-parallel 4
+    CUSIM_NCCL_SERIAL=2 CUSIM_NCCL_TIMEOUT=20 CUSIM_STREAMS=lazy trains 4 e4 "${gpu_run[@]}" --zero 2 --expert-parallel 4
     same "--zero 2, 2 and 4" e2 e4
+    in_any_order 4 any "${gpu_run[@]}" --zero 2 --expert-parallel 2
+    for run in 1 2 3; do same "one operation at a time, run $run" e2 any_$run; done
     CUSIM_STREAMS=random CUSIM_ORDER=random trains 4 z1 "${gpu_run[@]}" --zero 1 --expert-parallel 2
     CUSIM_STREAMS=lazy trains 4 z0 "${gpu_run[@]}" --zero 0 --expert-parallel 4 --recompute 3
     near "--zero 2, 1" e2 z1

@@ -754,8 +754,10 @@ test_gpu_messages() {
         done
     done
     for streams in lazy random; do # as on a GPU that does one operation of NCCL at a time
-        CUSIM_NCCL_SERIAL=1 CUSIM_NCCL_TIMEOUT=10 CUSIM_STREAMS=$streams ranks 4 "$collectives"
-        check "one operation at a time, $streams: exit status $status, $(head -n 1 stderr)" [ $status = 0 ]
+        for n in "" NCCL_LAUNCH_ORDER_IMPLICIT=0 CUSIM_NCCL_VERSION=22501; do
+            CUSIM_NCCL_SERIAL=2 CUSIM_NCCL_TIMEOUT=10 CUSIM_STREAMS=$streams ranks 4 env $n "$collectives"
+            check "one operation at a time, $streams $n: exit status $status, $(head -n 1 stderr)" [ $status = 0 ]
+        done
     done
 }
 
@@ -938,10 +940,26 @@ test_gpu_slices_keys() {
 }
 
 test_gpu_slices_data() {
-    local slices=("${gpu_cut[@]}")
+    local slices=("${gpu_cut[@]}") t
     once trains 1 slices_2 "${slices[@]}" --zero 2
-    CUSIM_NCCL_SERIAL=1 trains 4 slices_data "${slices[@]}" --zero 2 --tensor-parallel 2
-    same_model slices_2/step_00000004 slices_data/step_00000004 "4 slices on 2 of 4 GPUs, one operation at a time"
+    in_any_order 4 slices_data "${slices[@]}" --zero 2 --tensor-parallel 2
+    for t in 1 2 3; do
+        same_model slices_2/step_00000004 slices_data_$t/step_00000004 "4 slices on 2 of 4 GPUs, one operation at a time, run $t"
+    done
+    check "no graphs: $(grep '^graph' stdout)" grep -q '^graph: off, with two kinds of groups; --graph on tries it$' stdout
+}
+
+# Groups of two kinds in graphs, which wants an NCCL that keeps the order of exchanges.
+test_gpu_slices_graph() {
+    local slices=("${gpu_cut[@]}") zero=$1 options=()
+    case $zero,$built in 3,*/BF16/*) options=(--master-weights off) ;; esac
+    slices+=(--zero "$zero" "${options[@]}")
+    once trains 1 "slices_$zero" "${slices[@]}"
+    CUSIM_STREAMS=random CUSIM_NCCL_SERIAL=2 trains 4 slices_graph "${slices[@]}" --tensor-parallel 2 --graph on
+    same_model "slices_$zero/step_00000004" slices_graph/step_00000004 "--zero $zero, 4 slices on 2 of 4 GPUs, in graphs"
+    NCCL_LAUNCH_ORDER_IMPLICIT=0 ranks 4 "$trainer" --out no_order "${slices[@]}" --tensor-parallel 2 --graph on
+    check "graphs without an order: exit status $status, $(head -n 1 stderr)" \
+        [ $status = 1 -a "$(grep -c '^error: --graph on, and NCCL .* keeps no order of exchanges; wanted NCCL 2.26' stderr)" = 1 ]
 }
 
 test_gpu_slices_taught() {
@@ -988,9 +1006,10 @@ test_gpu_context() {
         --batch 1 --total-batch 1024 --steps 3 --samples 1 --sample-tokens 4 --sample-every 3 --eval-every 3 --eval-batches 1 --tf32 off --autotune off)
     case $built in */FP32/*) near=1e-7 ;; esac
     trains 1 long "${long[@]}"
-    CUSIM_NCCL_SERIAL=1 CUSIM_NCCL_TIMEOUT=10 CUSIM_STREAMS=lazy trains 2 long_serial "${long[@]}" --context-parallel 2 --zero 3
+    CUSIM_NCCL_SERIAL=2 CUSIM_NCCL_TIMEOUT=10 CUSIM_STREAMS=lazy trains 2 long_serial "${long[@]}" --context-parallel 2 --zero 3
     CUSIM_STREAMS=random trains 2 long_random "${long[@]}" --context-parallel 2 --zero 1
-    for out in long_serial long_random; do
+    in_any_order 4 long_data "${long[@]}" --context-parallel 2 --zero 2
+    for out in long_serial long_random long_data_{1,2,3}; do
         check "$out: the first validation: $(first_loss $out)" [ -n "$(first_loss long)" -a "$(first_loss long)" = "$(first_loss $out)" ]
         near "$out: the first norm" "$(first_norm long)" "$(first_norm $out)" $near
         near "$out: the last validation" "$(last_loss long)" "$(last_loss $out)" $near
@@ -1224,6 +1243,8 @@ gpu_slices 2
 gpu_slices 3
 gpu_slices_keys
 gpu_slices_data
+gpu_slices_graph 2
+gpu_slices_graph 3
 gpu_slices_taught
 gpu_slices_text
 gpu_drift

@@ -7,6 +7,9 @@
 #     trains N OUT OPTIONS...    N ranks of the trainer, which must succeed and have nothing to complain about; what it
 #                                prints is in stdout, and in OUT.txt
 #     by_mpi_trains              the same under mpirun
+#     in_any_order N OUT OPTIONS...    trains, three times, on GPUs that do one operation of NCCL at a
+#                                time, whichever can start first: OUT_1 and OUT_2 while NCCL
+#                                keeps an order for the program, OUT_3 while its events do
 #     logged OUT                 prints the losses, norms and rates of all steps, and the samples
 #     same_weights WHAT A B      A and B have the same weights in their last checkpoints
 #     same WHAT A B              also the same log
@@ -105,6 +108,16 @@ trains_by() {
 
 trains() { trains_by ranks "$@"; }
 by_mpi_trains() { trains_by by_mpi "$@"; }
+
+in_any_order() {
+    local n=$1 out=$2 run
+    for run in 1 2 3; do
+        [ $run != 3 ] || export CUSIM_NCCL_VERSION=22501
+        CUSIM_STREAMS=random CUSIM_SEED=$run CUSIM_NCCL_SERIAL=2 CUSIM_NCCL_TIMEOUT=20 trains "$n" "${out}_$run" "${@:3}"
+    done
+    unset CUSIM_NCCL_VERSION
+    check "${out}_3: events keep the order: $(grep '^NCCL' stdout)" grep -q '^NCCL 2.25.1: .*; it keeps no order of exchanges' stdout
+}
 
 logged() {
     local what='{"kind":"\(train\|val\|sample\)","step":\([0-9]*\),\("loss"\|"text"\):\([^,}]*\)'

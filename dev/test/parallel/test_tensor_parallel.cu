@@ -85,7 +85,7 @@ template <class T, class G> static void test_whole(unsigned frozen, const Gpu* g
     float* before = download(grads, count, gpu);
     Memory memory = memory_on_gpu();
     WholeGradientsGpu whole;
-    const GroupGpu alone = {0, 1, NULL, NULL, ""};
+    const GroupGpu alone = {0, 1, NULL, NULL, "", NULL};
     whole_gradients_gpu_open(&whole, &memory, cfg, &plan, rows, Gradient{grads, DTYPE_OF(G)});
     float* want = ops_copy(before, count);
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
