@@ -90,13 +90,13 @@ struct Model {
     OptimizerState state; // on the GPU, or offloaded
     size_t parameter_bytes, gradient_bytes, activation_bytes;
     Comm* comm;
-    GridGroupsGpu groups;    // of processes that this one is in
-    PipelineGpu pipeline;    // messages between stages
-    Group tensor;            // the tensor group, as its sizes
-    WholeGradientsGpu whole; // of tensors that are not cut
-    SharedKeys keys;         // gradients of heads that several slices have
-    int* expert_counts;      // pinned memory for the numbers of rows that travel, or NULL
-    ZeroGpu zero;            // what of it this process updates, and what moves between processes
+    GridGroupsGpu groups;     // of processes that this one is in
+    PipelineGpu pipeline;     // messages between stages
+    Group tensor;             // the tensor group, as its sizes
+    WholeGradientsGpu whole;  // of tensors that are not cut
+    SharedKeys keys;          // gradients of heads that several slices have
+    ExpertTrafficGpu experts; // rows of divided experts that travel
+    ZeroGpu zero;             // what of it this process updates, and what moves between processes
 
     Memory memory; // a ledger of all that the model takes
     // One block each, cut up by the rows.
@@ -218,10 +218,7 @@ static void open_activations(Model* model, const Settled* s) {
         memory_allocate(&model->memory, "activations", MEMORY_DEVICE, model->activation_bytes);
     tensor_rows_bind(&model->acts, model->activation_rows, MODEL_ACTIVATION_ROWS,
                      generates ? NULL : model->acts_memory);
-    if (model_divides_experts(cfg)) {
-        model->expert_counts = (int*)memory_take(&model->memory, "staging: rows of experts", MEMORY_PINNED,
-                                                 (size_t)cfg.part.expert_ranks * cfg.E * sizeof(int));
-    }
+    expert_traffic_open(&model->experts, &model->memory, cfg, model->activation_rows, generates);
 }
 
 // Opens the operations of training and evaluation, and room for batches and results.
@@ -414,6 +411,7 @@ static void close_parts(Model* model) {
     }
     decoder_close(&model->decoder);
     matmul_gpu_close(&model->matmul);
+    expert_traffic_close(&model->experts);
     pipeline_close(&model->pipeline);
     zero_close(&model->zero);
     memory_close(&model->memory);
@@ -570,7 +568,7 @@ static BlockSlice slice_at(const Block* b, int i) {
         self_attention_of(cfg, l, &w.qkv, &p, &a, b->pass, starts_of(model, l, b->pass), model->rope,
                           &model->linear, &model->attention, &model->context),
         w.attproj,
-        mlp_of(cfg, &w, &p, &a, b->pass, &model->linear, &model->groups.experts, model->expert_counts)};
+        mlp_of(cfg, &w, &p, &a, b->pass, &model->linear, &model->groups.experts, &model->experts, l)};
 }
 
 // Runs the block up to the hidden layer of the MLP.

@@ -92,7 +92,7 @@ static inline void group_gpu_copy_(void* recv, const void* send, size_t count, D
     }
 }
 
-// Exchanges the moves of a group of one.
+// Exchanges the moves of a rank with itself.
 static inline void group_gpu_exchange_alone_(const GroupMove* moves, int count, cudaStream_t stream) {
     int from = 0;
     for (int to = 0; to < count; to++) {

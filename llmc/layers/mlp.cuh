@@ -62,10 +62,10 @@ typedef struct {
     double* statistics; // of the router, on the GPU; NULL: not counted
 } MlpGradientsGpu;
 
-// Returns the MLP of a layer in a pass.
+// Returns the MLP of layer l in a pass.
 static inline MlpGpu mlp_of(ModelConfig cfg, const LayerWeights* w, const ModelParameters* p,
                             const ModelActivations* a, const Pass* pass, LinearGpu* linear,
-                            const GroupGpu* expert_group, int* counts_on_host) {
+                            const GroupGpu* expert_group, const ExpertTrafficGpu* traffic, int l) {
     const Router router = {model_architecture(cfg.arch)->router,
                            pass->B,
                            pass->T,
@@ -79,16 +79,17 @@ static inline MlpGpu mlp_of(ModelConfig cfg, const LayerWeights* w, const ModelP
                            a->expert_order,
                            a->expert_first,
                            a->expert_scale};
-    const ExpertParallelGpu parallel = {model_divides_experts(cfg) ? expert_group : NULL,
-                                        a->expert_counts,
-                                        counts_on_host,
-                                        a->arrived_in,
-                                        a->arrived_out,
-                                        a->arrived_scale,
-                                        a->darrived_scale,
-                                        a->arrived_order,
-                                        a->arrived_first,
-                                        linear->gpu};
+    const ExpertRowsGpu arrived = {a->arrived_in, a->arrived_out, a->arrived_scale, a->darrived_scale};
+    const ExpertParallelGpu parallel = {
+        model_divides_experts(cfg) ? expert_group : NULL,
+        a->expert_counts,
+        traffic->counts ? traffic->counts + (size_t)l * cfg.part.expert_ranks * cfg.E : NULL,
+        {arrived, traffic->next},
+        pass->cached ? 1 : (int)EXPERT_SETS,
+        a->arrived_order,
+        a->arrived_first,
+        traffic,
+        linear->gpu};
     const ExpertsGpu experts = {router,  p->routerb,  p->routerw,   w->shared_fc,  w->shared_fcproj,
                                 a->sfch, a->sfch_act, a->expert_in, a->expert_out, parallel};
     return {model_activation(cfg), pass_tokens(pass), w->fc, w->fcproj, a->fch, a->fch_act, linear, experts};
@@ -194,13 +195,13 @@ static inline int mlp_divides_experts_(const MlpGpu* mlp) {
     return expert_parallel_ranks(&mlp->experts.parallel) > 1;
 }
 
-// Returns the experts of this rank, with the rows that arrive from another one.
-static inline MlpGpu mlp_arrived_(const MlpGpu* mlp, int from) {
+// Returns the experts of this rank, with the rows that arrive from another one, in this set.
+static inline MlpGpu mlp_arrived_(const MlpGpu* mlp, int from, int set) {
     const ExpertParallelGpu* parallel = &mlp->experts.parallel;
     MlpGpu arrived = *mlp;
-    arrived.experts.router = expert_arrived(parallel, &mlp->experts.router, from);
-    arrived.experts.in = (floatX*)parallel->in;
-    arrived.experts.out = (floatX*)parallel->out;
+    arrived.experts.router = expert_arrived(parallel, &mlp->experts.router, from, set);
+    arrived.experts.in = (floatX*)parallel->rows[set].in;
+    arrived.experts.out = (floatX*)parallel->rows[set].out;
     return arrived;
 }
 
@@ -208,30 +209,37 @@ static inline int mlp_has_rows_(const MlpGpu* mlp) {
     return mlp->experts.router.B * mlp->experts.router.T > 0;
 }
 
-// Returns an array of rows of C elements.
-static inline ExpertArrayGpu mlp_array_(const MlpGpu* mlp, floatX* own, void* arrived) {
-    return {own, arrived, (size_t)mlp->fc.C * sizeof(floatX)};
+// Return arrays of rows that travel: the experts' inputs, their outputs, and numbers.
+static inline ExpertArrayGpu mlp_in_rows_(const MlpGpu* mlp) {
+    const ExpertRowsGpu* rows = mlp->experts.parallel.rows;
+    return {mlp->experts.in, {rows[0].in, rows[1].in}, (size_t)mlp->fc.C * sizeof(floatX)};
+}
+static inline ExpertArrayGpu mlp_out_rows_(const MlpGpu* mlp) {
+    const ExpertRowsGpu* rows = mlp->experts.parallel.rows;
+    return {mlp->experts.out, {rows[0].out, rows[1].out}, (size_t)mlp->fc.C * sizeof(floatX)};
+}
+static inline ExpertArrayGpu mlp_scale_rows_(const MlpGpu* mlp) {
+    const ExpertRowsGpu* rows = mlp->experts.parallel.rows;
+    return {mlp->experts.router.scale, {rows[0].scale, rows[1].scale}, sizeof(float)};
+}
+static inline ExpertArrayGpu mlp_dscale_rows_(const MlpGpu* mlp, float* dscale) {
+    const ExpertRowsGpu* rows = mlp->experts.parallel.rows;
+    return {dscale, {rows[0].dscale, rows[1].dscale}, sizeof(float)};
 }
 
 // Sets the experts' outputs for this rank's tokens, and computes outputs for other ranks' tokens.
 static inline void mlp_divided_forward_(const MlpGpu* mlp) {
     const ExpertsGpu* x = &mlp->experts;
-    const ExpertParallelGpu* parallel = &x->parallel;
-    const int e = expert_parallel_ranks(parallel);
-    const ExpertArrayGpu sent[] = {mlp_array_(mlp, x->in, parallel->in),
-                                   {x->router.scale, parallel->scale, sizeof(float)}},
-                         returned = mlp_array_(mlp, x->out, parallel->out);
-    expert_counts(parallel, &x->router);
-    for (int k = 0; k < e; k++) {
-        const ExpertRound round = expert_round(parallel->group->rank, e, k);
-        const MlpGpu arrived = mlp_arrived_(mlp, round.from);
-        expert_send(parallel, &x->router, round, sent, 2);
+    const ExpertMoves sent = {{mlp_in_rows_(mlp), mlp_scale_rows_(mlp)}, 2},
+                      returned = {{mlp_out_rows_(mlp)}, 1};
+    expert_counts(&x->parallel, &x->router);
+    expert_rounds(&x->parallel, &x->router, &sent, &returned, [&](int from, int set) {
+        const MlpGpu arrived = mlp_arrived_(mlp, from, set);
         if (mlp_has_rows_(&arrived)) {
             mlp_own_hidden_(&arrived);
             mlp_own_forward_(&arrived);
         }
-        expert_return(parallel, &x->router, round, &returned, 1);
-    }
+    });
 }
 
 static inline void mlp_experts_hidden_(const MlpGpu* mlp, const floatX* inp) {
@@ -295,38 +303,32 @@ static inline Gradient mlp_gradient_at_(Gradient d, size_t elements) {
     return {d.data ? (char*)d.data + elements * dtype_bytes(d.dtype) : NULL, d.dtype};
 }
 
-// Returns the gradients of this rank's experts on the rows that arrive from another one.
-static inline MlpGradientsGpu mlp_arrived_gradients_(const MlpGpu* mlp, const MlpGradientsGpu* all,
-                                                     int from) {
+// Returns the gradients of this rank's experts on the rows that arrive from another one, in this
+// set.
+static inline MlpGradientsGpu mlp_arrived_gradients_(const MlpGpu* mlp, const MlpGradientsGpu* all, int from,
+                                                     int set) {
     const size_t at = (size_t)from * all->neighbor;
     MlpGradientsGpu arrived = *all;
     arrived.dfcw = mlp_gradient_at_(all->dfcw, at);
     arrived.dfcprojw = mlp_gradient_at_(all->dfcprojw, at);
-    arrived.dscale = mlp->experts.parallel.dscale;
+    arrived.dscale = mlp->experts.parallel.rows[set].dscale;
     return arrived;
 }
 
-// Does so for the rows of this rank's tokens, and with its experts for rows of other ranks.
+// Does so for the rows of this rank's tokens, and with its experts for rows of other ranks, as many
+// as in the forward pass.
 static inline void mlp_divided_backward_(const MlpGpu* mlp, const MlpGradientsGpu* all) {
     const ExpertsGpu* x = &mlp->experts;
-    const ExpertParallelGpu* parallel = &x->parallel;
-    const int e = expert_parallel_ranks(parallel);
-    const ExpertArrayGpu in = mlp_array_(mlp, x->in, parallel->in),
-                         out = mlp_array_(mlp, x->out, parallel->out),
-                         sent[] = {in, out, {x->router.scale, parallel->scale, sizeof(float)}},
-                         returned[] = {out, {all->dscale, parallel->dscale, sizeof(float)}};
-    expert_counts_read(parallel, &x->router);
-    for (int k = 0; k < e; k++) {
-        const ExpertRound round = expert_round(parallel->group->rank, e, k);
-        const MlpGpu arrived = mlp_arrived_(mlp, round.from);
-        const MlpGradientsGpu d = mlp_arrived_gradients_(mlp, all, round.from);
-        expert_send(parallel, &x->router, round, sent, 3);
+    const ExpertMoves sent = {{mlp_in_rows_(mlp), mlp_out_rows_(mlp), mlp_scale_rows_(mlp)}, 3},
+                      returned = {{mlp_out_rows_(mlp), mlp_dscale_rows_(mlp, all->dscale)}, 2};
+    expert_rounds(&x->parallel, &x->router, &sent, &returned, [&](int from, int set) {
+        const MlpGpu arrived = mlp_arrived_(mlp, from, set);
+        const MlpGradientsGpu d = mlp_arrived_gradients_(mlp, all, from, set);
         if (mlp_has_rows_(&arrived)) {
             mlp_own_hidden_(&arrived);
         }
         mlp_own_backward_(&arrived, &d);
-        expert_return(parallel, &x->router, round, returned, 2);
-    }
+    });
 }
 
 // Sets x->out to the gradient of the experts' inputs, from dout, the gradient of the tokens'

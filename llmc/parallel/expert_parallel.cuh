@@ -1,36 +1,101 @@
 /*
 expert_parallel.cuh -- expert_parallel.h on the GPU: the same rounds, by NCCL.
 
-The host must know how many rows travel. So it reads the counts of all ranks in each pass of a layer
-and waits for the GPU: such a pass is no CUDA graph. All other work is queued on the main stream.
+The host must know how many rows travel. So it reads the counts of all ranks in the forward pass of
+a layer and waits for the GPU: such a pass is no CUDA graph. The backward pass finds them in pinned
+memory, which keeps those of each layer.
+
+Rows travel on a stream of their own. In a pass without a cache there is memory for those of two
+rounds: the rows of the next one travel while the main stream computes on these.
 */
 #ifndef LLMC_EXPERT_PARALLEL_CUH
 #define LLMC_EXPERT_PARALLEL_CUH
 
-#include <assert.h>
+#include <stddef.h>
 
 #include "llmc/comm/comm_nccl.cuh"
 #include "llmc/gpu/gpu.cuh"
+#include "llmc/model/model.h"
 #include "llmc/ops/router.cuh"
 #include "llmc/parallel/expert_parallel.h"
 
-// The expert group of a layer, with memory for the rows that arrive.
+enum { EXPERT_SETS = 2 };
+
+// Memory for rows that arrive from a rank.
 typedef struct {
-    const GroupGpu* group; // NULL: nothing is divided
-    int *counts, *on_host; // (e, E) as in expert_parallel.h, on the GPU and in pinned memory
     void *in, *out;        // (rows, C)
     float *scale, *dscale; // (rows)
-    int *order, *first;    // (rows), (E / e + 1)
+} ExpertRowsGpu;
+
+// Parts of a model that all of its layers with divided experts share; zeros if none are divided.
+typedef struct {
+    int* counts;                // (L, e, E) in pinned memory
+    ExpertRowsGpu next;         // of every second round; NULL: none
+    cudaStream_t stream;        // on which rows travel
+    cudaEvent_t ready, arrived; // last work of the main stream; last rows that were sent
+} ExpertTrafficGpu;
+
+// The expert group of a layer.
+typedef struct {
+    const GroupGpu* group;           // NULL: nothing is divided
+    int *counts, *on_host;           // (e, E) as in expert_parallel.h, on the GPU and in pinned memory
+    ExpertRowsGpu rows[EXPERT_SETS]; // of rounds, in turn
+    int sets;                        // 1: all rounds use the first
+    int *order, *first;              // (rows), (E / e + 1)
+    const ExpertTrafficGpu* traffic;
     const Gpu* gpu;
 } ExpertParallelGpu;
+
+// Takes memory as large as that of an activation, which is at this member.
+static inline void* expert_take_(Memory* memory, const TensorRow* rows, size_t member) {
+    int i = 0;
+    while (rows[i].member != member) {
+        i++;
+    }
+    return memory_take(memory, "rows of experts: the next", MEMORY_DEVICE,
+                       array_bytes(tensor_elements(&rows[i]), rows[i].element_bytes));
+}
+
+// Opens them for the part of a model, with these activations. A model that only generates
+// (`is_cached`) has no second set.
+static inline void expert_traffic_open(ExpertTrafficGpu* t, Memory* memory, ModelConfig cfg,
+                                       const TensorRow* rows, int is_cached) {
+    int least, greatest;
+    if (!model_divides_experts(cfg)) {
+        return;
+    }
+    t->counts = (int*)memory_take(memory, "staging: rows of experts", MEMORY_PINNED,
+                                  (size_t)cfg.L * cfg.part.expert_ranks * cfg.E * sizeof(int));
+    if (!is_cached) {
+        t->next.in = expert_take_(memory, rows, offsetof(ModelActivations, arrived_in));
+        t->next.out = expert_take_(memory, rows, offsetof(ModelActivations, arrived_out));
+        t->next.scale = (float*)expert_take_(memory, rows, offsetof(ModelActivations, arrived_scale));
+        t->next.dscale = (float*)expert_take_(memory, rows, offsetof(ModelActivations, darrived_scale));
+    }
+    if (!memory_is_dry(memory)) {
+        CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+        CUDA_CHECK(cudaStreamCreateWithPriority(&t->stream, cudaStreamNonBlocking, greatest));
+        CUDA_CHECK(cudaEventCreateWithFlags(&t->ready, cudaEventDisableTiming));
+        CUDA_CHECK(cudaEventCreateWithFlags(&t->arrived, cudaEventDisableTiming));
+    }
+}
+
+// Closes them, once their stream is done.
+static inline void expert_traffic_close(ExpertTrafficGpu* t) {
+    if (t->stream) {
+        CUDA_CHECK(cudaEventDestroy(t->arrived));
+        CUDA_CHECK(cudaEventDestroy(t->ready));
+        CUDA_CHECK(cudaStreamDestroy(t->stream));
+    }
+}
 
 // Returns e.
 static inline int expert_parallel_ranks(const ExpertParallelGpu* x) { return x->group ? x->group->size : 1; }
 
 // An array of rows, and memory for those that arrive.
 typedef struct {
-    void *own, *arrived; // (M), (rows)
-    size_t bytes;        // of a row
+    void *own, *arrived[EXPERT_SETS]; // (M), (rows)
+    size_t bytes;                     // of a row
 } ExpertArrayGpu;
 
 enum { EXPERT_COUNT_WARPS_ = 8, EXPERT_COUNT_THREADS_ = 32 * EXPERT_COUNT_WARPS_ };
@@ -53,21 +118,17 @@ static __global__ void __launch_bounds__(EXPERT_COUNT_THREADS_) expert_count_ker
     }
 }
 
-// Lets the host know the counts, which the GPU has; waits for it.
-static inline void expert_counts_read(const ExpertParallelGpu* x, const Router* own) {
-    const size_t bytes = (size_t)x->group->size * own->E * sizeof(int);
-    CUDA_CHECK(cudaMemcpyAsync(x->on_host, x->counts, bytes, cudaMemcpyDeviceToHost, x->gpu->stream));
-    CUDA_CHECK(cudaStreamSynchronize(x->gpu->stream));
-}
-
-// Sets the counts from the router of each rank, after its forward pass. Collective.
+// Sets the counts from the router of each rank, after its forward pass. Collective. Waits for the
+// GPU.
 static inline void expert_counts(const ExpertParallelGpu* x, const Router* own) {
     int* mine = x->counts + (size_t)x->group->rank * own->E;
+    const size_t bytes = (size_t)x->group->size * own->E * sizeof(int);
     launch(expert_count_kernel, (unsigned)ceil_div(own->E, (int)EXPERT_COUNT_WARPS_), EXPERT_COUNT_THREADS_,
            0, x->gpu, mine, *own);
     // bytes of ints move like those of floats
     group_all_gather(x->counts, mine, (size_t)own->E, DTYPE_FP32, x->group, x->gpu->stream);
-    expert_counts_read(x, own);
+    CUDA_CHECK(cudaMemcpyAsync(x->on_host, x->counts, bytes, cudaMemcpyDeviceToHost, x->gpu->stream));
+    CUDA_CHECK(cudaStreamSynchronize(x->gpu->stream));
 }
 
 // ---- rows ----
@@ -118,10 +179,10 @@ static __global__ void __launch_bounds__(ROUTER_BLOCK)
     }
 }
 
-// Returns the router of the rows that arrive from a rank: its experts are those of this rank, and
-// each row counts as a token with one expert. `order` only tells padding (-1) from tokens. Scale is
-// memory.
-static inline Router expert_arrived(const ExpertParallelGpu* x, const Router* own, int from) {
+// Returns the router of the rows that arrive from a rank, in this set: its experts are those of
+// this rank, and each row counts as a token with one expert. `order` only tells padding (-1) from
+// tokens.
+static inline Router expert_arrived(const ExpertParallelGpu* x, const Router* own, int from, int set) {
     const int experts = own->E / x->group->size, rank = x->group->rank;
     Router arrived = *own;
     arrived.B = arrived.used = 1;
@@ -129,29 +190,36 @@ static inline Router expert_arrived(const ExpertParallelGpu* x, const Router* ow
     arrived.E = experts;
     arrived.first = x->first;
     arrived.order = x->order;
-    arrived.scale = x->scale;
+    arrived.scale = x->rows[set].scale;
     launch(expert_arrive_kernel, (unsigned)experts, ROUTER_BLOCK, 0, x->gpu, x->first, x->order,
            (const int*)x->counts + (size_t)from * own->E + (size_t)rank * experts, experts);
     return arrived;
 }
 
-enum { EXPERT_ARRAYS_ = 3 }; // at most, that move together
+// Arrays that move together.
+enum { EXPERT_ARRAYS_ = 3 }; // at most
+typedef struct {
+    ExpertArrayGpu arrays[EXPERT_ARRAYS_];
+    int count;
+} ExpertMoves;
 
 typedef enum { EXPERT_SEND_, EXPERT_RETURN_ } ExpertWay_;
 
-// Moves rows between this rank's own, of the experts of rank `to`, and those that arrived.
-static inline void expert_move_(const ExpertParallelGpu* x, const Router* own, ExpertRound round,
-                                const ExpertArrayGpu* arrays, int count, ExpertWay_ way) {
+// Moves rows between this rank's own, of the experts of another rank, and those that arrive in
+// round k: to the experts, or back to where they came from.
+static inline void expert_move_(const ExpertParallelGpu* x, const Router* own, int k, const ExpertMoves* of,
+                                ExpertWay_ way) {
+    const ExpertRound round = expert_round(x->group->rank, x->group->size, k);
     const ExpertSpan_ mine = expert_span_(x, own, x->group->rank, round.to),
                       theirs = expert_span_(x, own, round.from, x->group->rank);
     GroupMove moves[2 * EXPERT_ARRAYS_];
     int all = 0;
-    assert(count <= EXPERT_ARRAYS_);
-    for (int i = 0; i < count; i++) {
-        const size_t bytes = arrays[i].bytes;
-        const GroupMove own_rows = {round.to, (char*)arrays[i].own + mine.first * bytes, mine.rows * bytes,
+    for (int i = 0; i < of->count; i++) {
+        const ExpertArrayGpu* a = &of->arrays[i];
+        const GroupMove own_rows = {round.to, (char*)a->own + mine.first * a->bytes, mine.rows * a->bytes,
                                     way == EXPERT_SEND_},
-                        arrived = {round.from, arrays[i].arrived, theirs.rows * bytes, way == EXPERT_RETURN_};
+                        arrived = {round.from, a->arrived[k % x->sets], theirs.rows * a->bytes,
+                                   way == EXPERT_RETURN_};
         if (mine.rows > 0) {
             moves[all++] = own_rows;
         }
@@ -159,18 +227,49 @@ static inline void expert_move_(const ExpertParallelGpu* x, const Router* own, E
             moves[all++] = arrived;
         }
     }
-    group_exchange(moves, all, x->group, x->gpu->stream);
+    group_exchange(moves, all, x->group, x->traffic->stream);
 }
 
-// Move rows of `count` arrays: to the experts of a round, or back to where they came from.
-static inline void expert_send(const ExpertParallelGpu* x, const Router* own, ExpertRound round,
-                               const ExpertArrayGpu* arrays, int count) {
-    expert_move_(x, own, round, arrays, count, EXPERT_SEND_);
+// Makes the rows that move next wait for all work that the main stream has so far.
+static inline void expert_fork_(const ExpertParallelGpu* x) {
+    CUDA_CHECK(cudaEventRecord(x->traffic->ready, x->gpu->stream));
+    CUDA_CHECK(cudaStreamWaitEvent(x->traffic->stream, x->traffic->ready, 0));
 }
 
-static inline void expert_return(const ExpertParallelGpu* x, const Router* own, ExpertRound round,
-                                 const ExpertArrayGpu* arrays, int count) {
-    expert_move_(x, own, round, arrays, count, EXPERT_RETURN_);
+// Sends the rows of round k, if there is such a round, and marks when they have arrived.
+static inline void expert_send_(const ExpertParallelGpu* x, const Router* own, int k,
+                                const ExpertMoves* sent) {
+    if (k < x->group->size) {
+        expert_move_(x, own, k, sent, EXPERT_SEND_);
+        CUDA_CHECK(cudaEventRecord(x->traffic->arrived, x->traffic->stream));
+    }
+}
+
+// Does all rounds of a layer: sends rows, calls compute(rank that they came from, their set), which
+// queues work on the main stream, and returns its results. Rows of round k + 1 are sent before the
+// results of round k, so they arrive in the meantime; those of round k + 2 after these, which are
+// in the same memory.
+template <class Compute>
+static inline void expert_rounds(const ExpertParallelGpu* x, const Router* own, const ExpertMoves* sent,
+                                 const ExpertMoves* returned, Compute compute) {
+    const int e = x->group->size;
+    const cudaStream_t main = x->gpu->stream;
+    expert_fork_(x);
+    expert_send_(x, own, 0, sent);
+    for (int k = 0; k < e; k++) {
+        CUDA_CHECK(cudaStreamWaitEvent(main, x->traffic->arrived, 0));
+        if (x->sets > 1) {
+            expert_send_(x, own, k + 1, sent);
+        }
+        compute(expert_round(x->group->rank, e, k).from, k % x->sets);
+        expert_fork_(x);
+        expert_move_(x, own, k, returned, EXPERT_RETURN_);
+        if (x->sets == 1) {
+            expert_send_(x, own, k + 1, sent);
+        }
+    }
+    CUDA_CHECK(cudaEventRecord(x->traffic->arrived, x->traffic->stream));
+    CUDA_CHECK(cudaStreamWaitEvent(main, x->traffic->arrived, 0));
 }
 
 #endif
