@@ -98,10 +98,12 @@ static inline int zero_has_levels_(const ZeroPlan* plan) { return zero_replicas(
 static inline size_t zero_most_(size_t a, size_t b) { return a > b ? a : b; }
 
 // Returns the bytes of the buffer of pieces: room for the largest group's gradients, for the sums
-// that replicas send to each other, and for a unit of fp32 from each rank.
-static inline size_t zero_pieces_bytes_(const ZeroPlan* plan, DType grads) {
-    const size_t largest = zero_largest_gradient(plan),
-                 sums = zero_has_levels_(plan) ? largest / (size_t)plan->shards * sizeof(float) : 0,
+// that replicas send to each other, first copied from the host if they are there, and for a unit of
+// fp32 from each rank.
+static inline size_t zero_pieces_bytes_(const ZeroPlan* plan, ZeroShards location, DType grads) {
+    const size_t largest = zero_largest_gradient(plan), copies = location == ZERO_SHARDS_ON_HOST ? 2 : 1,
+                 sums =
+                     zero_has_levels_(plan) ? copies * (largest / (size_t)plan->shards) * sizeof(float) : 0,
                  least = (size_t)plan->size * TENSOR_SHARD_UNIT * sizeof(float);
     return plan->size == 1 ? 0 : zero_most_(largest * dtype_bytes(grads), zero_most_(sums, least));
 }
@@ -159,7 +161,7 @@ static inline void zero_connect_groups_(const GridGroupsGpu* groups, void* to, c
     }
     if (groups->replicas.size > 1) {
         group_all_gather(to, from, count, DTYPE_FP32, &groups->replicas, stream);
-        group_reduce_scatter(to, from, count, DTYPE_FP32, &groups->replicas, stream);
+        group_all_to_all(to, from, count, DTYPE_FP32, &groups->replicas, stream);
     }
 }
 
@@ -167,7 +169,7 @@ static inline void zero_connect_groups_(const GridGroupsGpu* groups, void* to, c
 // first use of each operation, and again for large messages; so the plan of the rest knows what
 // memory is left. Collective.
 static inline void zero_connect(const ZeroPlan* plan, Grid grid, DType grads, Comm* comm, const Gpu* gpu) {
-    const size_t pieces = zero_pieces_bytes_(plan, grads), most = (size_t)64 << 20,
+    const size_t pieces = zero_pieces_bytes_(plan, ZERO_SHARDS_ON_GPU, grads), most = (size_t)64 << 20,
                  small = (size_t)comm->size * TENSOR_SHARD_UNIT,
                  large = grid_is_plain(grid.shape) && pieces < most ? pieces : most;
     GridGroupsGpu* groups = (GridGroupsGpu*)check_alloc(1, sizeof(GridGroupsGpu), "groups of GPUs");
@@ -237,8 +239,8 @@ static inline void zero_open(ZeroGpu* z, Memory* memory, ZeroPlan plan, ZeroShar
     z->main = z->comm = *gpu;
     zero_take_slices_(z, memory, micro_steps);
     if (plan.size > 1) {
-        z->pieces =
-            memory_take(memory, "gradients: pieces", MEMORY_DEVICE, zero_pieces_bytes_(&plan, grads.dtype));
+        z->pieces = memory_take(memory, "gradients: pieces", MEMORY_DEVICE,
+                                zero_pieces_bytes_(&plan, location, grads.dtype));
     }
     if (memory_is_dry(memory)) {
         return;
@@ -566,17 +568,18 @@ template <class T> static inline void zero_reduce_slices_(ZeroGpu* z, int g, Mic
     zero_add_<T>(z, g, z->pieces, arrived, step);
 }
 
-// Adds up the sums of group g of all replicas. Sums on the host pass through the buffer of pieces.
+// Adds up the sums of group g of all replicas, in their order: a reduction of NCCL has an order of
+// its own, which may depend on how machines are connected. Sums on the host pass through the buffer
+// of pieces.
 static inline void zero_reduce_replicas_(ZeroGpu* z, int g) {
-    const size_t count = zero_shard_elements(&z->plan, g);
-    float *sums = z->sums + zero_slice_begin(&z->plan, g), *shard = z->shard + zero_shard_begin(&z->plan, g);
-    float* pieces = (float*)z->pieces;
-    const int on_host = z->location == ZERO_SHARDS_ON_HOST;
-    float *from = on_host ? pieces : sums,
-          *to = on_host ? pieces + (size_t)z->groups->replicas.rank * count : shard;
-    zero_copy_(z, from, sums, zero_slice_elements(&z->plan, g) * sizeof(float));
-    group_reduce_scatter(to, from, count, DTYPE_FP32, &z->groups->replicas, z->comm.stream);
-    zero_copy_(z, shard, to, count * sizeof(float));
+    const size_t count = zero_shard_elements(&z->plan, g), all = zero_slice_elements(&z->plan, g);
+    float *sums = z->sums + zero_slice_begin(&z->plan, g), *shard = z->shard + zero_shard_begin(&z->plan, g),
+          *pieces = (float*)z->pieces, *from = z->location == ZERO_SHARDS_ON_HOST ? pieces + all : sums;
+    const ZeroPieces_ arrived = {count, 0, 1};
+    zero_copy_(z, from, sums, all * sizeof(float));
+    group_all_to_all(pieces, from, count, DTYPE_FP32, &z->groups->replicas, z->comm.stream);
+    launch(zero_add_kernel_<float>, zero_grid_(count), ZERO_THREADS_, 0, &z->comm, shard,
+           (const float*)pieces, arrived, z->groups->replicas.size, 1);
 }
 
 // Waits until the buffer for the gradients of layer l, or of the parameters outside of blocks (-1),
@@ -896,7 +899,7 @@ static inline void zero_collect_chunk_(ZeroGpu* z, int g, void* all, const void*
 // of pieces, after all other communication. Collective. Waits for the GPU.
 static inline void zero_collect_some(ZeroGpu* z, void* group, int g, ZeroPart part, ZeroElements piece,
                                      const void* mine, DType type) {
-    const size_t room = zero_pieces_bytes_(&z->plan, z->grads.dtype) / dtype_bytes(type);
+    const size_t room = zero_pieces_bytes_(&z->plan, z->location, z->grads.dtype) / dtype_bytes(type);
     const size_t most = room / (size_t)z->plan.size / TENSOR_SHARD_UNIT * TENSOR_SHARD_UNIT;
     const size_t shard = zero_piece(&z->plan, g, part).count,
                  before = zero_part_begin(&z->plan, g, part) - zero_group_begin(&z->plan, g);

@@ -781,6 +781,40 @@ template <class G> static void test_experts(int stage, int e, Comm* comm, const 
     gpu_free(params);
 }
 
+// The sums of replicas are added up in fp32 in the order of the replicas: 1e8 + 1 - 1e8 + 1 is 1,
+// in other orders also 0 or 2.
+static void test_replicas_order(ZeroShards location, Comm* comm, const Gpu* gpu) {
+    static const float of_replica[] = {1e8f, 1, -1e8f, 1};
+    const ZeroPlan plan = zero_plan_two_levels(CFG, 3, comm->rank, 4, 1);
+    const size_t count = zero_shard_elements(&plan, 1), all = zero_slice_elements(&plan, 1);
+    float *params = alloc<float>(zero_count(&plan, ZERO_FULL)),
+          *grads = alloc<float>(zero_grads_elements(&plan, zero_blocks_in_memory(&plan))),
+          *host = (float*)check_alloc(all, sizeof(float), "sums");
+    Memory memory = memory_on_gpu();
+    ZeroGpu z;
+    GridGroupsGpu groups;
+    int wrong = 0;
+    grid_groups_gpu_open(&groups, grid_of_data(comm->rank, 4), &plan, comm);
+    zero_open(&z, &memory, plan, location, 1, params, DTYPE_FP32, Gradient{grads, DTYPE_FP32}, &groups, gpu);
+    for (size_t i = 0; i < all; i++) {
+        host[i] = of_replica[comm->rank];
+    }
+    gpu_copy(z.sums + zero_slice_begin(&plan, 1), host, all * sizeof(float), gpu);
+    zero_reduce_replicas_(&z, 1);
+    CUDA_CHECK(cudaStreamSynchronize(z.comm.stream));
+    gpu_copy(host, z.shard + zero_shard_begin(&plan, 1), count * sizeof(float), gpu);
+    for (size_t i = 0; i < count; i++) {
+        wrong += host[i] != 1;
+    }
+    EXPECT(wrong == 0, "sums of replicas: %d of %zu, the first %g", wrong, count, host[0]);
+    zero_close(&z);
+    grid_groups_gpu_close(&groups);
+    memory_close(&memory);
+    free(host);
+    gpu_free(grads);
+    gpu_free(params);
+}
+
 static void experts_rank_test(Comm* comm, const Gpu* gpu) {
     for (int stage = 0; stage <= 2; stage++) {
         for (int e = 2; e <= comm->size; e *= 2) {
@@ -797,6 +831,10 @@ static void rank_test(Comm* comm, const Gpu* gpu) {
     }
     for (int shards = comm->size == 4 ? 2 : 1; shards <= comm->size; shards *= 2) {
         test_stages(shards, comm, gpu);
+    }
+    if (comm->size == 4) {
+        test_replicas_order(ZERO_SHARDS_ON_GPU, comm, gpu);
+        test_replicas_order(ZERO_SHARDS_ON_HOST, comm, gpu);
     }
     if (comm->size == 1) {
         test_in_backward(0, comm, gpu);
