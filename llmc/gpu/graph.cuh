@@ -66,8 +66,9 @@ static inline void step_graph_launch(StepGraph* g, float dloss, const int* start
     if (!g->graph || g->dloss != dloss || g->starts != starts) {
         graph_capture_begin(gpu);
         work();
-        step_graph_close(g);
-        g->graph = graph_capture_end(gpu);
+        const cudaGraphExec_t graph = graph_capture_end(gpu);
+        step_graph_close(g); // frees memory, which a capture may forbid
+        g->graph = graph;
         g->dloss = dloss;
         g->starts = starts;
     }

@@ -328,7 +328,12 @@ cudaError_t CUDARTAPI cudaGraphDestroy(cudaGraph_t graph) {
     delete graph;
     return cudaSuccess;
 }
+// Frees memory: no manual says that a capture allows it.
 cudaError_t CUDARTAPI cudaGraphExecDestroy(cudaGraphExec_t executable) {
+    const cudaError_t error = synchronizing_call();
+    if (error != cudaSuccess) {
+        return error;
+    }
     delete executable;
     return cudaSuccess;
 }
