@@ -91,11 +91,12 @@ static inline size_t memory_free_(int device) {
 
 // Returns the GPU memory that a plan, including NCCL, may use. Reserves 2 % for kernels and
 // everything else that CUDA loads during the run, and 64 MiB because the driver allocates units of
-// 2 MiB.
+// 2 MiB. NCCL may take more when it is first captured, where it registers what it sends.
 static inline size_t memory_usable_(const Settled* s) {
+    const size_t captured = ranks_size(&s->ranks) > 1 && gpu_setup_graph(s) ? (size_t)256 << 20 : 0;
     const size_t planned = s->options.plan ? gpu_planned_memory(&s->options) : 0,
                  found = planned ? planned : memory_free_(s->options.device) + s->nccl_bytes,
-                 room = found / 50 + ((size_t)64 << 20);
+                 room = found / 50 + ((size_t)64 << 20) + captured;
     return found > room ? found - room : 0;
 }
 

@@ -28,3 +28,22 @@ TEST(communicators) {
     expect_links(three, 8, 4, 1 + 1 + 7);
     expect_links(all, 4, 5, 1 + 1 + 3 + 2);
 }
+
+// Several ranks whose micro-steps are graphs leave NCCL 256 MiB more.
+TEST(reserve) {
+    const GridShape one = {1, 1, 1, 1, 1}, two = {1, 1, 2, 1, 1};
+    size_t usable[2][2]; // without graphs and with them, on one rank and on two
+    for (int ranks = 1; ranks <= 2; ranks++) {
+        for (int graph = 0; graph < 2; graph++) {
+            Settled s;
+            memset((void*)&s, 0, sizeof(s));
+            s.options.plan = 1;
+            s.options.plan_gpu = (char*)"H100";
+            s.options.graph = graph;
+            s.ranks = Ranks{grid_of(ranks == 1 ? one : two, 0), 2, ranks, ranks};
+            usable[graph][ranks - 1] = memory_usable_(&s);
+        }
+    }
+    EXPECT(usable[0][0] > (size_t)70 << 30 && usable[0][1] == usable[0][0] && usable[1][0] == usable[0][0]);
+    EXPECT(usable[0][1] - usable[1][1] == (size_t)256 << 20, "%zu", usable[0][1] - usable[1][1]);
+}
