@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# nvcc.sh -- compiles the GPU trainer with nvcc: no warnings, and no kernel spills registers, unless
-# the comment above it has the word "spills" and the reason.
+# nvcc.sh -- compiles the GPU trainer with nvcc: no warnings, no wgmma that ptxas makes wait for the
+# one before, and no kernel spills registers, unless the comment above it has the word "spills" and
+# the reason.
 #
 #     dev/test/nvcc.sh            in BF16 for sm_90a
 #     dev/test/nvcc.sh all        for every supported architecture and in every precision, each once;
@@ -42,6 +43,8 @@ compile() { # PRECISION ARCHITECTURE... (the first says what kernels are made fo
         >"$output" 2>&1 || fail "$precision for $*: $(grep -m 1 error "$output")"
     grep 'warning' "$output" | grep -q -v 'Registers are spilled' &&
         fail "$precision for $*: $(grep 'warning' "$output" | grep -m 1 -v 'Registers are spilled')"
+    # ptxas only informs: C7510, C7512 and C7514 have reasons why instructions "are serialized"
+    ! grep -q -E 'C75(10|12|14)' "$output" || fail "$precision for $*: $(grep -m 1 -E 'C75(10|12|14)' "$output")"
     kernels=$(unexplained_spills)
     [ -z "$kernels" ] || fail "$precision for $*: registers spill without a word in the comment: $kernels"
 }
