@@ -104,7 +104,8 @@ build/sim/cli_experts.ok: $(subst %,experts,$(CLI)) $(call SIM_TRAINER,BF16)
 build/sim/cli_pipeline.ok: $(subst %,pipeline,$(CLI)) $(call SIM_TRAINER,BF16)
 	$(run_test) $< build/sim/BF16/train_gpt2cu
 BENCHES = $(wildcard dev/bench/*)
-build/sim/cli_kit.ok: $(subst %,kit,$(CLI)) $(BENCHES) $(call SIM_TRAINER,FP32) build/sim/FP32-plain/test_gpt2 build/sim/plain/test_gpu
+build/sim/cli_kit.ok: $(subst %,kit,$(CLI)) $(BENCHES) $(call SIM_TRAINER,FP32) $(call SIM_TRAINER,BF16) build/sim/FP32-plain/test_gpt2 \
+    build/sim/bench_group build/sim/plain/test_gpu build/sim/plain/test_collectives
 	$(run_test) $<
 build/sim/cli_multi_gpu.ok build/sim/cli_roofline.ok build/sim/cli_scaling.ok: build/sim/cli_%.ok: $(CLI) $(BENCHES) \
     $(call SIM_TRAINER,BF16) $(call SIM_TRAINER,FP32)

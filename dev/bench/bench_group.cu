@@ -4,6 +4,7 @@ and bandwidth by size.
 
     mpirun -n 8 --bind-to none build/cuda/<arch>-BF16/bench_group              4 KiB to 256 MiB
     mpirun -n 8 --bind-to none build/cuda/<arch>-BF16/bench_group 65536 65536  one size, in bytes
+    ... bench_group 67108864 67108864 beside     also beside matmuls on another stream
 
 A size is that of an array on each GPU: gathers receive it, the other operations send it.
 
@@ -14,11 +15,14 @@ A size is that of an array on each GPU: gathers receive it, the other operations
 
 Each line of the table is the median of the rounds, on the slowest GPU; a round is many calls, one
 after the other, between two events. GB/s is what a GPU sends, and receives at the same time:
-(n-1)/n of the array; in a stage-exchange all of it.
+(n-1)/n of the array; in a stage-exchange all of it. Beside matmuls of 8192 x 8192 (64 x 64 if arrays
+are small, for tests): the time of a call, and how many times as long a matmul takes. Both depend on
+NCCL_MAX_P2P_NCHANNELS and NCCL_MAX_CTAS, the multiprocessors that NCCL takes.
 */
 #include "llmc/comm/comm.h"
 #include "llmc/comm/comm_nccl.cuh"
 #include "llmc/gpu/gpu.cuh"
+#include "llmc/ops/matmul.cuh"
 #include "llmc/parallel/tensor_parallel.cuh"
 #include "llmc/setup/launcher.h"
 #include "llmc/setup/options.h"
@@ -40,12 +44,24 @@ static const char* const NAMES[OPERATIONS] = {"all-to-all",    "all-gather", "re
                                               "tensor-gather", "tensor-sum", "stage-exchange"};
 enum { CHANNELS = 4096 }; // of the stream, at most
 
+// Matmuls on a stream of their own.
+typedef struct {
+    int side; // of all matrices; 0: no matmuls
+    Gpu gpu;
+    MatmulGpu matmul;
+    Memory memory;
+    cudaEvent_t start, stop;
+    floatX *out, *inp, *weight;
+    double ms; // of one that is alone
+} Beside;
+
 typedef struct {
     Comm comm;
     Gpu gpu;
     GroupGpu group;
     cudaEvent_t start, stop;
     void *send, *recv, *sum;
+    Beside beside;
 } Bench;
 
 // Returns a tensor group of all ranks, each with one slice, for `count` elements of the stream in
@@ -120,6 +136,66 @@ static double slowest(Bench* b, double mine) {
     return mine;
 }
 
+// ---- matmuls ----
+
+static void matmuls_begin(Beside* m, int count) {
+    CUDA_CHECK(cudaEventRecord(m->start, m->gpu.stream));
+    for (int i = 0; i < count; i++) {
+        matmul_forward(m->out, (const floatX*)m->inp, (const floatX*)m->weight, (const floatX*)NULL, m->side,
+                       m->side, m->side, &m->matmul);
+    }
+    CUDA_CHECK(cudaEventRecord(m->stop, m->gpu.stream));
+}
+
+// Returns the milliseconds of each.
+static double matmuls_end(Beside* m, int count) {
+    float ms;
+    CUDA_CHECK(cudaEventSynchronize(m->stop));
+    CUDA_CHECK(cudaEventElapsedTime(&ms, m->start, m->stop));
+    return ms / count;
+}
+
+static void matmuls_open(Beside* m, const Gpu* gpu, size_t most) {
+    const MatmulSettings settings = {0, GELU_SEPARATE, 0, 0, 0};
+    const size_t large = (size_t)1 << 20;
+    m->side = most < large ? 64 : 8192;
+    m->gpu = *gpu;
+    m->memory = memory_on_gpu();
+    CUDA_CHECK(cudaStreamCreateWithFlags(&m->gpu.stream, cudaStreamNonBlocking));
+    CUDA_CHECK(cudaEventCreate(&m->start));
+    CUDA_CHECK(cudaEventCreate(&m->stop));
+    matmul_gpu_open(&m->matmul, &m->memory, &m->gpu, settings);
+    floatX** const arrays[] = {&m->out, &m->inp, &m->weight};
+    for (floatX** array : arrays) {
+        *array = (floatX*)memory_take(&m->memory, "matrices", MEMORY_DEVICE,
+                                      (size_t)m->side * m->side * sizeof(floatX));
+    }
+    for (int i = 0; i < 2; i++) { // the first time loads kernels
+        matmuls_begin(m, 20);
+        m->ms = matmuls_end(m, 20);
+    }
+}
+
+static void matmuls_close(Beside* m) {
+    if (m->side > 0) {
+        matmul_gpu_close(&m->matmul);
+        CUDA_CHECK(cudaEventDestroy(m->stop));
+        CUDA_CHECK(cudaEventDestroy(m->start));
+        CUDA_CHECK(cudaStreamDestroy(m->gpu.stream));
+        memory_close(&m->memory);
+    }
+}
+
+// Prints the time of a call, of `ms` alone, beside matmuls, and how much longer these take.
+static void bench_beside(Bench* b, Operation operation, size_t count, int calls, double ms) {
+    const int matmuls = (int)(calls * ms / b->beside.ms) + 2;
+    comm_barrier(&b->comm);
+    matmuls_begin(&b->beside, matmuls);
+    const double call_ms = slowest(b, round_ms(b, operation, count, calls)),
+                 matmul_ms = slowest(b, matmuls_end(&b->beside, matmuls));
+    printf(" %.1f | %.2f |", 1e3 * call_ms, matmul_ms / b->beside.ms);
+}
+
 // Prints a line of the table.
 static void bench_operation(Bench* b, Operation operation, size_t bytes) {
     double ms[ROUNDS];
@@ -133,8 +209,12 @@ static void bench_operation(Bench* b, Operation operation, size_t bytes) {
     qsort(ms, ROUNDS, sizeof(ms[0]), by_size);
     const int others = b->comm.size - (operation != STAGE_EXCHANGE);
     const double moved = (double)(sizeof(floatX) * count) * others;
-    printf("| %s | %.3g | %.1f | %.2f |\n", NAMES[operation], (double)bytes / (1 << 20), 1e3 * ms[ROUNDS / 2],
+    printf("| %s | %.3g | %.1f | %.2f |", NAMES[operation], (double)bytes / (1 << 20), 1e3 * ms[ROUNDS / 2],
            moved / (1e6 * ms[ROUNDS / 2]));
+    if (b->beside.side > 0) {
+        bench_beside(b, operation, count, calls, ms[ROUNDS / 2]);
+    }
+    printf("\n");
     fflush(stdout);
 }
 
@@ -154,6 +234,7 @@ static void bench_open(Bench* b, const Options* options, size_t most) {
 }
 
 static void bench_close(Bench* b) {
+    matmuls_close(&b->beside);
     gpu_free(b->sum);
     gpu_free(b->recv);
     gpu_free(b->send);
@@ -174,7 +255,9 @@ static size_t bytes_of(const char* text) {
 }
 
 int main(int argc, char** argv) {
-    const int has_sizes = argc > 2 && argv[1][0] != '-';
+    const int has_sizes = argc > 2 && argv[1][0] != '-',
+              is_beside = has_sizes && argc > 3 && strcmp(argv[3], "beside") == 0,
+              words = 2 * has_sizes + is_beside;
     Bench bench;
     Options options;
     memset((void*)&bench, 0, sizeof(bench));
@@ -182,10 +265,14 @@ int main(int argc, char** argv) {
     const size_t least = has_sizes ? bytes_of(argv[1]) : (size_t)4 << 10,
                  most = has_sizes ? bytes_of(argv[2]) : (size_t)256 << 20;
     const OptionsProgram program = {OPTION_GPU, LLMC_VERSION};
-    options_parse(&options, argc - 2 * has_sizes, argv + 2 * has_sizes, program);
+    options_parse(&options, argc - words, argv + words, program);
     bench_open(&bench, &options, most);
-    printf("%d x %s, %s, %s\n\n| operation | MiB | us | GB/s |\n|---|---:|---:|---:|\n", bench.comm.size,
-           bench.gpu.name, bench.group.library, dtype_name(DTYPE_OF(floatX)));
+    if (is_beside) {
+        matmuls_open(&bench.beside, &bench.gpu, most);
+    }
+    printf("%d x %s, %s, %s\n\n| operation | MiB | us | GB/s |%s\n|---|---:|---:|---:|%s\n", bench.comm.size,
+           bench.gpu.name, bench.group.library, dtype_name(DTYPE_OF(floatX)),
+           is_beside ? " us beside | matmuls: times |" : "", is_beside ? "---:|---:|" : "");
     for (int operation = 0; operation < OPERATIONS; operation++) {
         for (size_t bytes = least; bytes <= most; bytes *= 4) {
             bench_operation(&bench, (Operation)operation, bytes);

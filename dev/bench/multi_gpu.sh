@@ -1,12 +1,16 @@
 #!/usr/bin/env bash
 # multi_gpu.sh -- gains of several GPUs in one machine: bandwidth between them, speed of training by
 # their number and by --zero, speed of a model that is split (--tensor-parallel,
-# --context-parallel, --pipeline-parallel), and whether the bits are the same. After the build it
-# needs 12 minutes at most.
+# --context-parallel, --pipeline-parallel), of grids of four GPUs in which layers and micro-batches
+# are divided, and whether the bits are the same. After the build it needs 12 minutes at most.
 #
 #     dev/bench/multi_gpu.sh                    all GPUs of this machine, GPT-2 124M
 #     GPUS=4 MODEL=d24 BATCH=32 dev/bench/multi_gpu.sh
 #     TOY=1 dev/bench/multi_gpu.sh              two simulated GPUs, a tiny model: tests the script
+#
+# In a kit (`make gpu-kit`) it uses the programs that are there, and finds CUDA's libraries and NCCL,
+# also in PyTorch's wheels. Ranks are started by mpirun, if there is one and the trainer was built
+# with MPI; else by this script, as torchrun does. LAUNCH=mpirun|script chooses.
 #
 # Results: $OUT/multi_gpu.md (OUT: build/multi_gpu), tables that grow while it runs, beside the
 # output of each run. MINUTES is the limit; what does not fit into it is left out and reported. The
@@ -14,45 +18,79 @@
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 unset MAKEFLAGS MFLAGS MAKELEVEL
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 # a container's only user may be root
 
-toy=${TOY:-}
+toy=${TOY:+on}
+toy=${toy:-off}
 out=$(realpath -m "${OUT:-build/multi_gpu}")
-gpus=${GPUS:-$([ $toy ] && echo 2 || nvidia-smi -L 2>/dev/null | wc -l)}
+gpus=${GPUS:-$([ $toy = on ] && echo 2 || nvidia-smi -L 2>/dev/null | wc -l)}
 seconds=$((${MINUTES:-12} * 60))
 die() {
     echo "error: $*" >&2
     exit 1
 }
 [ "$gpus" -ge 2 ] || die "$gpus GPUs; wanted 2 or more (TOY=1 tries the script on simulated ones)"
-command -v mpirun >/dev/null || die "mpirun is missing: scripts/install_deps.sh --mpi"
 
-if [ $toy ]; then
-    trainer=$PWD/build/sim/BF16/train_gpt2cu bench=$PWD/build/sim/bench_group sizes=(4096 16384)
-    make -s build/sim/BF16/train_gpt2cu build/sim/bench_group || exit 1
+# programs FOLDER TRAINER BENCH: builds them, unless this is a kit; sets `trainer` and `bench`.
+programs() {
+    bin=bin/BF16-nccl
+    if [ -e kit.txt ]; then
+        trainer=$PWD/$bin/train_gpt2cu bench=$PWD/$bin/bench_group
+        [ -x "$trainer" ] || die "$trainer: no such file; wanted a kit with BF16-nccl"
+    else
+        trainer=$PWD/$1 bench=$PWD/$2
+        make -s "$1" "$2" || exit 1
+    fi
+}
+if [ $toy = on ]; then
+    programs build/sim/BF16/train_gpt2cu build/sim/bench_group
+    sizes=(4096 16384) debug_bytes=4096 beside_bytes=16384
     speed_run=(--layers 2 --channels 32 --heads 2 --seq-len 16 --batch 2 --total-batch 64 --steps 2)
     tiny_run=(--layers 2 --channels 32 --heads 2 --seq-len 16 --batch 2 --total-batch 96 --steps 2)
     split_model=(--layers 2 --channels 128 --heads 8)
     split_batch=(--seq-len 16 --batch 2 --total-batch 96 --steps 2)
     context_batch=(--seq-len 512 --batch 1 --total-batch 1536 --steps 1) # chunks of whole tiles
-    skipped_steps=0
+    experts_model=(--arch mixtral --layers 2 --channels 64 --heads 4 --hidden 64 --experts 4)
+    skipped_steps=0 most_s=9999
 else
-    build=$(make -s print-GPU_BUILD)
-    trainer=$PWD/$build/train_gpt2 bench=$PWD/$build/bench_group sizes=()
-    make -s "$build/train_gpt2" "$build/bench_group" || exit 1
+    build=$([ -e kit.txt ] || make -s print-GPU_BUILD)
+    programs "$build/train_gpt2" "$build/bench_group"
+    sizes=() debug_bytes=1048576 beside_bytes=67108864
     speed_run=(--model "${MODEL:-d12}" --vocab-size 50257 --batch "${BATCH:-32}" --total-batch 524288 --steps 14)
     tiny_run=(--model d6 --vocab-size 50257 --seq-len 256 --batch 8 --total-batch 20480 --steps 4) # 10 micro-batches
     split_model=(--model "${SPLIT_MODEL:-d24}" --vocab-size 50257)
     split_batch=(--seq-len 2048 --batch 2 --total-batch 131072 --steps 8) # 32 micro-batches
     context_batch=("${split_batch[@]}")
-    skipped_steps=4
+    experts_model=(--model moe:8x124m --vocab-size 50257)
+    skipped_steps=4 most_s=120 # of a run: one that hangs leaves time for the others
 fi
+launcher=${LAUNCH:-$(command -v mpirun >/dev/null && grep -q MPI_Init_thread "$trainer" && echo mpirun || echo script)}
 
 mkdir -p "$out" || exit 1
-rm -rf "$out"/*.log "$out"/run_* "$out/multi_gpu.md"
+rm -rf "$out"/*.log "$out"/nccl.* "$out"/run_* "$out/multi_gpu.md"
 begin_s=$SECONDS
 bad=0
 say() { echo "$*" | tee -a "$out/multi_gpu.md"; }
 left_s() { echo $((seconds - SECONDS + begin_s)); }
+
+# start SECONDS N COMMAND...: starts N ranks, and waits for them. Returns the exit status of one that
+# failed.
+start() {
+    local n=$2 rank status=0 started=() port=$((20000 + RANDOM % 10000))
+    if [ "$launcher" = mpirun ]; then
+        timeout -k 5 "$1" mpirun --oversubscribe --bind-to none -n "$n" "${@:3}"
+        return
+    fi
+    for ((rank = 0; rank < n; rank++)); do
+        RANK=$rank WORLD_SIZE=$n LOCAL_RANK=$rank LOCAL_WORLD_SIZE=$n MASTER_ADDR=127.0.0.1 MASTER_PORT=$port \
+            timeout -k 5 "$1" "${@:3}" &
+        started+=($!)
+    done
+    for rank in "${started[@]}"; do
+        wait "$rank" || status=$?
+    done
+    return $status
+}
 
 # ranks NAME N COMMAND...: runs it on N GPUs, with its output in NAME.log. If it does not end well,
 # reports this and returns 1, with one of these in `ended`: no time, refused (the model or the run
@@ -62,7 +100,8 @@ ranks() {
     ended="no time"
     left=$(left_s)
     [ "$left" -gt 0 ] || return 1
-    timeout -k 5 "$left" mpirun --oversubscribe --bind-to none -n "$n" "${@:3}" </dev/null >"$out/$name.log" 2>&1 && return
+    [ "$left" -lt $most_s ] || left=$most_s
+    start "$left" "$n" "${@:3}" </dev/null >"$out/$name.log" 2>&1 && return
     status=$?
     [ "$(left_s)" -gt 0 ] || return 1
     ended=failed
@@ -116,7 +155,19 @@ split() {
     say "| $* | $n | $speed | $same |"
 }
 
-say "# $gpus GPUs, $(date +%Y-%m-%d), commit $(git describe --always --dirty 2>/dev/null || echo unknown)"
+say "# $gpus GPUs, $(date +%Y-%m-%d), $([ -e kit.txt ] && head -n 1 kit.txt || echo "commit $(git describe --always --dirty 2>/dev/null || echo unknown)")"
+say
+say "## This machine"
+say
+if [ -e kit.txt ]; then
+    python=$(command -v python3)
+    source dev/bench/libraries.sh
+    find_libraries
+fi
+say "- ranks are started by $launcher; /dev/shm: $(df -h --output=avail /dev/shm | tail -n 1 | tr -d ' ') free"
+NCCL_DEBUG=INFO NCCL_DEBUG_FILE=$out/nccl.%p ranks connections "$gpus" "$bench" $debug_bytes $debug_bytes &&
+    say "- channels of NCCL: $(cat "$out"/nccl.* 2>/dev/null | grep -o ' via [A-Z0-9]*' | sort | uniq -c | awk '{ print $1, $2, $3 }' | paste -s -d ',' | sed 's/,/, /g; s/^$/none are told/')"
+[ $toy = on ] || { say && nvidia-smi topo -m 2>&1 | sed 's/^/    /' | tee -a "$out/multi_gpu.md"; }
 say
 say "## Between the GPUs"
 say
@@ -125,6 +176,12 @@ ranks bandwidth "$gpus" "$bench" "${sizes[@]}" && sed -n '/^[0-9]* x /,$p' "$out
 rate=$(awk -F '|' '/all-to-all|all-gather/ { rate[$2] = $5 } END { for (o in rate) if (!least || rate[o] + 0 < least) least = rate[o] + 0; print least }' "$out/bandwidth.log")
 [ "${rate:-0}" = 0 ] || say "
 For \`--plan\` and \`--fit\`: \`--node-gbps $rate\`. Between machines, \`mpirun -n 2 --map-by node bench_group\` measures \`--net-gbps\`."
+say
+say "Beside matmuls on another stream, by the most channels of NCCL ($beside_bytes bytes):"
+for channels in 8 16 32; do
+    NCCL_MAX_P2P_NCHANNELS=$channels NCCL_MAX_CTAS=$channels ranks "beside_$channels" "$gpus" "$bench" $beside_bytes $beside_bytes beside &&
+        { say && say "$channels channels" && sed -n '/^$/,$p' "$out/beside_$channels.log" | tee -a "$out/multi_gpu.md"; }
+done
 say
 say "## Tokens per second"
 say
@@ -187,6 +244,32 @@ for ((i = 0; i < ${#splits[@]}; i += 2)); do
         [ "$n" -gt 8 ] || split ${splits[i + 1]} "$n" ${splits[i]} "${splits[i + 1]}" "$n"
     done
 done
+if [ "$gpus" -ge 4 ]; then
+    say
+    say "## Layers and micro-batches divided"
+    say
+    say "Four GPUs, two of them for each micro-batch. The order of exchanges is NCCL's or that of events (processes.md)."
+    say
+    say "| grid | order | graph | tok/s |"
+    say "|---|---|---|---:|"
+    # grid ORDER GRAPH OPTIONS...
+    grid() {
+        local name
+        name=grid_$(printf '%s_' "$1" "$2" "${@:3:2}" | tr -d ' -')
+        ended=''
+        NCCL_LAUNCH_ORDER_IMPLICIT=$([ "$1" = events ] && echo 0 || echo 1) ranks "$name" 4 "$trainer" "${@:3}" --graph "$2" --eval-every 0 \
+            --samples 0 --save-every 0 --out "$out/run_$name" && ended=$(speed "$out/run_$name")
+        say "| ${*:3:2} | $1 | $2 | $ended |"
+    }
+    for way in "NCCL off" "NCCL on" "events off"; do
+        # shellcheck disable=SC2086 # two words
+        {
+            grid $way --tensor-parallel 2 "${split_model[@]}" "${split_batch[@]}" --zero 2
+            grid $way --context-parallel 2 "${split_model[@]}" "${context_batch[@]}" --zero 2
+            [ "$way" = "NCCL on" ] || grid ${way/off/auto} --expert-parallel 2 "${experts_model[@]}" "${split_batch[@]}" --zero 2
+        }
+    done
+fi
 rm -rf "$out"/run_*/step_*
 say
 say "$((SECONDS - begin_s)) s; $bad failed"

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # test_kit.sh -- `make gpu-kit` and dev/bench/gpu_report.sh --kit, on the simulated GPU: the kit is
 # made here, unpacked in an empty folder, and run without this machine's environment. Run it from
-# the top of the repository, after build/sim/FP32/train_gpt2cu, build/sim/FP32-plain/test_gpt2 and
-# build/sim/plain/test_gpu are built.
+# the top of the repository, after build/sim/FP32/train_gpt2cu, build/sim/FP32-plain/test_gpt2,
+# build/sim/BF16/train_gpt2cu, build/sim/bench_group and build/sim/plain/test_{gpu,collectives} are
+# built.
 set -u
 name=kit
 source dev/test/lib/check.sh
@@ -13,7 +14,7 @@ trap 'rm -rf "$dir"' EXIT
 make -s gpu-kit TOY=1 KIT="FP64" >"$dir/refused.txt" 2>&1
 refused=$?
 KIT_TEXT=README.md GPT2_VOCAB='' make -s gpu-kit TOY=1 KIT=test_gpu >"$dir/no_vocabulary.txt" 2>&1
-KIT_TEXT=${GPT2_VOCAB:+README.md} make -s gpu-kit TOY=1 KIT="FP32 test_gpu gpu_answers" >"$dir/made.txt" 2>&1
+KIT_TEXT=${GPT2_VOCAB:+README.md} make -s gpu-kit TOY=1 KIT="FP32 BF16-nccl test_gpu gpu_answers" >"$dir/made.txt" 2>&1
 made=$?
 cd "$dir" || exit 1
 check "the kit is made" [ $made = 0 ]
@@ -28,6 +29,10 @@ report() {
     env -i PATH=/usr/bin:/bin HOME="$dir/home" OUT="$dir/results" CUDA_HOME="$dir/cuda" dev/bench/gpu_report.sh --kit --toy "$@" \
         >"$dir/out.txt" 2>"$dir/err.txt"
 }
+mkdir "$dir/no_mpi"
+for tool in /usr/bin/*; do
+    case ${tool##*/} in mpi* | orte* | prte* | gcc* | cc | make) ;; *) ln -s "$tool" "$dir/no_mpi/" ;; esac
+done
 has() { grep -q -e "$1" "$dir/out.txt"; }
 packed() { tar -xzOf "$dir/results/toy-$(date +%Y-%m-%d)-$1.tar.gz" --wildcards "*/$2"; }
 
@@ -43,6 +48,12 @@ check "as shares of the peak, too" [ "$(grep -c '^| toy | ours .* | [0-9]* | [0-
 check "all results are in one archive" grep -q '^| speed-toy-again | passed' <(packed A results.txt)
 check "with the summary" grep -q ' passed, 0 failed, ' <(packed A summary.md)
 check "and the algorithms of the matmuls" grep -q '^matmul ' <(packed A speed-toy-recompute-0.matmuls)
+
+# several GPUs, on a machine with neither compiler nor MPI's launcher
+env -i PATH="$dir/no_mpi" TOY=1 OUT="$dir/multi" dev/bench/multi_gpu.sh >"$dir/out.txt" 2>"$dir/err.txt"
+check "several GPUs: $(head -n 1 "$dir/err.txt")" [ $? = 0 ]
+check "started without MPI" has '^- ranks are started by script'
+check "have the same bits" [ "$(grep -c '^| [23] | same | same |$' "$dir/out.txt")" = 2 ]
 
 # cublasLt's answers: here the simulator's, and then the simulator's kept ones are changed
 report --part C --only answers
