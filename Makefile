@@ -10,6 +10,8 @@ MARCH  ?= $(if $(filter Darwin-arm64,$(PLATFORM)),,native)
 override MARCH := $(foreach word,$(MARCH),$(if $(filter -%,$(word)),,-march=)$(word))
 OPT    ?= -O3
 MODULES_OPT ?=              # more flags for modules (COMPILED) without kernels (not in KERNEL_ROOMS)
+TEST_OPT ?=                 # more flags for the tests themselves
+UNITS  ?=                   # 1: compile the modules of a room as one file, for the tests' variants
 # Empty: one thread. Apple's clang comes without OpenMP; with Homebrew's libomp:
 # OPENMP="-Xpreprocessor -fopenmp -I$(brew --prefix libomp)/include" LDLIBS="-L$(brew --prefix
 # libomp)/lib -lomp"
@@ -62,7 +64,7 @@ HEADERS = $(wildcard llmc/*.h llmc/*/*.h llmc/*/*.cuh)
 # A build depends on the compiler and its flags, too: its file `flags` records them, and is out of
 # date if they differ. So a newly installed library, or another MARCH, takes effect. Warnings change
 # no code.
-FLAGS := $(strip $(CC) $(filter-out -Werror,$(CFLAGS)) $(strip $(MODULES_OPT)) $(MPI_FLAGS) $(LDLIBS))
+FLAGS := $(strip $(CC) $(filter-out -Werror,$(CFLAGS)) $(strip $(MODULES_OPT) $(TEST_OPT)) $(MPI_FLAGS) $(LDLIBS))
 # `--version` names a program's commit; only the programs depend on it. If git does not answer, for
 # root for example, its last answer stays.
 PROGRAMS = $(BUILD)/train_gpt2 $(BUILD)/tokenize
@@ -79,19 +81,40 @@ $(BUILD)/commit: $(call stale,$(BUILD)/commit,$(COMMIT))
 BASE_CFLAGS = -std=gnu11 -O2 $(if $(findstring x86_64,$(shell $(CC) -dumpmachine)),-march=x86-64) -Wall -Wextra -D_GNU_SOURCE -MMD -MP
 
 KERNEL_ROOMS = ops bf16 optim parallel tokenizer
+# With UNITS=1 the headers that a room's modules share are read once: a library at -O0 takes a third
+# of the time. Compiled apart are: what has flags of its own; what a header includes before its own
+# declarations; and modules of which tests change a constant. The plain build has no units: so each
+# header also compiles alone, and kernels are the same whatever else is in their room.
+APART = base/printable base/processor setup/options data/documents data/encode_threads tokenizer/bpe_encode tokenizer/bpe_train
+# A program may have its own copy of a module: what changes its constants or its table, and tests of
+# private functions. Of a unit, which the linker cannot leave out, the second copy is ignored.
+second_copy = $(if $(strip $(UNITS)),-Wl$(comma)-z$(comma)muldefs)
+ROOMS := $(sort $(foreach file,$(COMPILED),$(word 2,$(subst /, ,$(file)))))
+unit_modules = $(filter-out $(APART:%=llmc/%.h),$(filter llmc/$(1)/%,$(COMPILED)))
+implementations = $(addprefix -D,$(addsuffix _IMPLEMENTATION,$(shell echo $(basename $(notdir $(1))) | tr a-z A-Z)))
+# call UNIT_RULE,BUILD,ROOM
+define UNIT_RULE
+$(1)/units/$(2).o: $(call unit_modules,$(2)) Makefile $(1)/flags
+	@mkdir -p $$(@D)
+	$$(call quiet,$$(CC))$$(CC) $$(CFLAGS) $(if $(filter $(2),$(KERNEL_ROOMS)),,$$(strip $$(MODULES_OPT))) -I. $$(call implementations,$(call unit_modules,$(2))) $(patsubst %,-include %,$(call unit_modules,$(2))) -x c -c /dev/null -o $$@
+
+endef
+# call test_opt,FILE,ROOM: no flags for copies of modules; where tests compute much, -O1 for -O0.
+test_opt = $(if $(filter $(ALONE:%=test_%),$(1)),,$(if $(filter test_$(2),$(VECTOR_TESTS)),$(TEST_OPT:-O0=-O1),$(strip $(TEST_OPT))))
 define LIBRARY_RULES
 $(foreach room,base data corpus formats report log setup checkpoint generate cost plan run,$(1)/llmc/$(room)/%.o): private OPT = -O2
-$(1)/llmc/comm/comm_mpi.o $(1)/llmc/comm/group.o: private override CFLAGS += $(MPI_FLAGS)
+$(1)/llmc/comm/comm_mpi.o $(1)/llmc/comm/group.o $(1)/units/comm.o: private override CFLAGS += $(MPI_FLAGS)
 $(1)/llmc/base/processor.o: private override CFLAGS = $$(BASE_CFLAGS)
 $(1)/llmc/%.o: llmc/%.h Makefile $(1)/flags
 	@mkdir -p $$(@D)
-	$$(call quiet,$$(CC))$$(CC) $$(CFLAGS) $$(if $$(filter $$(KERNEL_ROOMS),$$(notdir $$(*D))),,$$(strip $$(MODULES_OPT))) -I. -x c -D$$(shell echo $$(notdir $$*) | tr a-z A-Z)_IMPLEMENTATION -c $$< -o $$@
-$(1)/libllmc.a: $(COMPILED:llmc/%.h=$(1)/llmc/%.o)
+	$$(call quiet,$$(CC))$$(CC) $$(CFLAGS) $$(if $$(filter $$(KERNEL_ROOMS),$$(notdir $$(*D))),,$$(strip $$(MODULES_OPT))) -I. -x c $$(call implementations,$$<) -c $$< -o $$@
+$(foreach room,$(ROOMS),$(call UNIT_RULE,$(1),$(room)))
+$(1)/libllmc.a: $(if $(strip $(UNITS)),$(APART:%=$(1)/llmc/%.o) $(ROOMS:%=$(1)/units/%.o),$(COMPILED:llmc/%.h=$(1)/llmc/%.o))
 	@rm -f $$@ && $$(AR) rc $$@ $$^
 $(1)/test/%.o: private OPT = -O1
 $(1)/test/%.o: dev/test/%.c Makefile $(1)/flags
 	@mkdir -p $$(@D)
-	$$(call quiet,$$(CC))$$(CC) $$(CFLAGS) -Wno-missing-field-initializers -I. -c $$< -o $$@
+	$$(call quiet,$$(CC))$$(CC) $$(CFLAGS) $$(call test_opt,$$(basename $$(@F)),$$(notdir $$(*D))) -Wno-missing-field-initializers -I. -c $$< -o $$@
 endef
 $(eval $(call LIBRARY_RULES,$(BUILD)))
 include dev/test.mk # the tests
@@ -174,7 +197,7 @@ $(BUILD)/train_gpt2: private OPT = -O2
 $(BUILD)/train_gpt2 $(BUILD)/tokenize: $(BUILD)/commit
 $(BUILD)/%: %.c $(LIBRARY) Makefile $(BUILD)/flags
 	@mkdir -p $(@D)
-	$(call quiet,$(CC))$(CC) $(CFLAGS) -I. $< $(LIBRARY) -o $@ $(LDLIBS)
+	$(call quiet,$(CC))$(CC) $(CFLAGS) $(second_copy) -I. $< $(LIBRARY) -o $@ $(LDLIBS)
 
 BUILDS := $(sort $(BUILD) $(wildcard build/* build/sim/* build/cuda/* build/kit/*))
--include $(wildcard $(BUILDS:%=%/*.d) $(BUILDS:%=%/llmc/*.d) $(BUILDS:%=%/llmc/*/*.d) $(BUILDS:%=%/test/*/*.d))
+-include $(wildcard $(BUILDS:%=%/*.d) $(BUILDS:%=%/llmc/*.d) $(BUILDS:%=%/llmc/*/*.d) $(BUILDS:%=%/units/*.d) $(BUILDS:%=%/test/*/*.d))

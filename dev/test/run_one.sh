@@ -10,6 +10,7 @@ name=${name%.ok}
 shift
 unset MAKEFLAGS MFLAGS MAKELEVEL          # what the test builds is no part of this make
 export OMP_WAIT_POLICY=passive            # threads that spin would starve each other
+export ASAN_OPTIONS=detect_odr_violation=0 # second copies of modules (second_copy in the Makefile)
 export UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=atexit_sleep_ms=0:exitcode=66
 mkdir -p "$(dirname "$ok")"
 TIMEFORMAT='%U %S'

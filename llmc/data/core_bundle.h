@@ -203,7 +203,7 @@ static void core_read_pair_(CoreYaml_* yaml, CoreBundle* bundle, char* line, siz
     core_read_key_(yaml, &bundle->tasks[bundle->count - 1], key, colon + 1 + strspn(colon + 1, " "));
 }
 
-static void core_add_(const CoreYaml_* yaml, CoreBundle* bundle) {
+static void core_bundle_add_(const CoreYaml_* yaml, CoreBundle* bundle) {
     const CoreTask none = {.shots = SIZE_MAX, .form = TASK_FORMS, .baseline = NAN, .line = yaml->line};
     bundle->tasks =
         (CoreTask*)check_grow(bundle->tasks, (size_t)bundle->count, sizeof(CoreTask), "tasks of CORE");
@@ -216,7 +216,7 @@ static void core_read_line_(CoreYaml_* yaml, CoreBundle* bundle, char* line) {
     if (line[column] == '-' && (!line[column + 1] || line[column + 1] == ' ')) {
         CORE_CHECK_(yaml, bundle->count == 0 || column == yaml->dash,
                     "%zu blanks before \"-\", wanted %zu as before the first", column, yaml->dash);
-        core_add_(yaml, bundle);
+        core_bundle_add_(yaml, bundle);
         yaml->dash = column;
         yaml->keys = 0;
         column += 1 + strspn(line + column + 1, " ");

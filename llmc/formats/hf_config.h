@@ -327,7 +327,7 @@ static int hf_read_scoring_(JsonReader* text, const char* key, RouterKind router
 }
 
 // Reads the part of a head's channels that turns.
-static int hf_read_turned_(JsonReader* text, const char* key, double* turned) {
+static int hf_read_turned_share_(JsonReader* text, const char* key, double* turned) {
     if (json_peek(text) == 'n') {
         return json_skip(text);
     }
@@ -389,7 +389,7 @@ static int hf_rope_value_(JsonReader* text, const char* key, HfRope_* rope) {
         return hf_rope_kind_(text, &rope->scaling.kind);
     }
     if (strcmp(key, "partial_rotary_factor") == 0) {
-        return hf_read_turned_(text, key, &rope->turned);
+        return hf_read_turned_share_(text, key, &rope->turned);
     }
     for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++) {
         if (strcmp(key, numbers[i].key) == 0) {
@@ -599,7 +599,7 @@ static int hf_config_value_(JsonReader* text, const HfKey_* key, HfConfig_* conf
     case HF_EXPERTS_:
         return hf_read_experts_(text, key->key, config);
     case HF_TURNED_:
-        return hf_read_turned_(text, key->key, (double*)(void*)member);
+        return hf_read_turned_share_(text, key->key, (double*)(void*)member);
     case HF_SCORING_:
         return hf_read_scoring_(text, key->key, model_architecture(config->cfg.arch)->router);
     case HF_DROPOUT_:

@@ -100,7 +100,7 @@ static PlotPoint report_point_(const ReportRuns* runs, const RecordStep* step, d
 }
 
 // Returns the point of something that happened after `step` updates.
-static PlotPoint report_place_(const ReportRuns* runs, const Record* run, double step, double y) {
+static PlotPoint report_at_place_(const ReportRuns* runs, const Record* run, double step, double y) {
     const PlotPoint point = {{step, record_place(run, RECORD_TOKENS, step),
                               record_place(run, RECORD_ELAPSED_S, step) / runs->time_unit_s},
                              y};
@@ -212,15 +212,15 @@ static void report_add_run_(Plot* plot, const ReportRuns* runs, int which, const
 }
 
 // Returns the events of a kind as a curve; tasks only of one name.
-static PlotCurve report_events_(const ReportRuns* runs, int which, RecordKind kind, RecordValue value,
-                                const char* name) {
+static PlotCurve report_event_curve_(const ReportRuns* runs, int which, RecordKind kind, RecordValue value,
+                                     const char* name) {
     const Record* run = &runs->runs[which];
     PlotCurve curve = {PLOT_DOTS, "val", which, NULL, report_alloc_(run->num_events), 0};
     for (size_t i = 0; i < run->num_events; i++) {
         const RecordEvent* event = &run->events[i];
         if (event->kind == kind && (!name || strcmp(event->text, name) == 0) &&
             (kind != RECORD_VAL || isfinite(event->values[value]))) {
-            curve.points[curve.count++] = report_place_(runs, run, event->step, event->values[value]);
+            curve.points[curve.count++] = report_at_place_(runs, run, event->step, event->values[value]);
         }
     }
     return curve;
@@ -228,7 +228,7 @@ static PlotCurve report_events_(const ReportRuns* runs, int which, RecordKind ki
 
 static void report_add_marks_(Plot* plot, const ReportRuns* runs, int which, RecordKind kind,
                               const char* style) {
-    PlotCurve marks = report_events_(runs, which, kind, RECORD_FROM, NULL);
+    PlotCurve marks = report_event_curve_(runs, which, kind, RECORD_FROM, NULL);
     marks.style = PLOT_MARKS;
     marks.kind = style;
     plot_add(plot, marks);
@@ -402,7 +402,7 @@ static void report_loss_(FILE* file, const ReportRuns* runs, const ReportRow_* r
         report_describe_(description, runs, &plot.curves[plot.count - 1], "training loss");
     }
     for (int i = 0; i < runs->count; i++) {
-        PlotCurve val = report_events_(runs, i, RECORD_VAL, RECORD_VALUE_LOSS, NULL);
+        PlotCurve val = report_event_curve_(runs, i, RECORD_VAL, RECORD_VALUE_LOSS, NULL);
         report_describe_(description, runs, &val, "validation loss");
         val.color += val_color;
         plot_add(&plot, val);
@@ -433,7 +433,7 @@ static void report_event_plot_(FILE* file, const ReportRuns* runs, const ReportR
     char description[REPORT_TEXT_];
     Plot plot = report_plot_(runs, row, 0, description);
     for (int i = 0; i < runs->count; i++) {
-        PlotCurve curve = report_events_(runs, i, kind, value, name);
+        PlotCurve curve = report_event_curve_(runs, i, kind, value, name);
         curve.label = report_label_(runs, i);
         report_describe_(description, runs, &curve, row->title);
         plot_add(&plot, curve);
