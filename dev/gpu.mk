@@ -86,6 +86,9 @@ $(GPU_BUILD)/%: %.cu $(GPU_BUILD)/libllmc.a Makefile $(GPU_BUILD)/flags
 # build/sim/MODE/test_ROOM, and the trainer and its test by precision:
 # build/sim/PRECISION/train_gpt2cu, build/sim/PRECISION-MODE/test_gpt2.
 SIM_MODES = plain asan tsan msan
+# The library of C modules that all modes but msan link: one thread, and no sanitizer, because the
+# modules have tests of their own.
+SERIAL = OPENMP= OPT=-O2 UNITS=1
 SIM_BUILD = SIM_LIBS='$(COMPRESSION_LIBS) $(MPI_LIBS)' dev/cusim/build.sh
 SIM_SOURCES = $(HEADERS) $(wildcard train_gpt2.c dev/cusim/include/* dev/cusim/src/* dev/test/lib/*) dev/cusim/build.sh
 define SIM_RULES
@@ -96,6 +99,8 @@ build/sim/$(1).done: $(SIM_SOURCES) $(if $(filter asan tsan,$(1)),build/sim/plai
 build/sim/$(1).base: build/sim/$(1).done
 	@:
 build/sim/$(1)/test/%.o: dev/test/%.cu | build/sim/$(1).done
+	$(SIM_BUILD) $$< $(1) $$@
+build/sim/$(1)/units/%.o: build/sim/units/%.cu | build/sim/$(1).done
 	$(SIM_BUILD) $$< $(1) $$@
 build/sim/%-$(1)/test_gpt2.o: test_gpt2.cu | build/sim/$(1).done
 	CUSIM_FLAGS=-DPRECISION_$$* $(SIM_BUILD) $$< $(1) $$@
@@ -110,15 +115,24 @@ build/sim/bench_group: dev/bench/bench_group.cu build/sim/plain.base
 build/sim/%/train_gpt2cu: train_gpt2.cu build/sim/plain.base
 	CUSIM_FLAGS=-DPRECISION_$* $(SIM_BUILD) $< plain $@
 
-# The tests of a room are one program (dev/test.mk), on the GPU and on the simulated one.
+# The tests of a room are one program (dev/test.mk), on the GPU and on the simulated one. There it is
+# compiled as one unit, which reads headers and makes kernels once: a namespace for each file, after
+# all their headers. A file that defines something for a header is compiled apart.
+SET_HEADERS := $(shell awk 'FNR == 1 { sets = 0 } /^\#define/ { sets = 1 } /^\#include/ && sets { print FILENAME; nextfile }' $(wildcard dev/test/*/*.cu) /dev/null)
+united = $(filter-out $(SET_HEADERS),$(1))
+sim_objects = $(if $(call united,$(2)),units/$(1).o) $(patsubst dev/%.cu,%.o,$(filter $(SET_HEADERS),$(2)))
 # call GPU_TEST_PROGRAM,NAME,SOURCES
 define GPU_TEST_PROGRAM
 $(GPU_BUILD)/$(1): $(2:dev/%=$(GPU_BUILD)/%.o) $(if $(filter test_collectives,$(1)),,$(GPU_BUILD)/test/lib/runner.o) $(GPU_BUILD)/libllmc.a
 	$$(link_gpu)
+build/sim/units/$(1).cu: $(call united,$(2))
+	@mkdir -p $$(@D)
+	@{ grep -h '^#include' $$^ | awk '!seen[$$$$0]++'; for file in $$^; do \
+	    printf 'namespace %s {\n#include "%s"\n}\n' "$$$$(basename $$$$file .cu)" $$$$file; done; } >$$@
 $(foreach mode,$(SIM_MODES),$(call SIM_TEST_PROGRAM,$(1),$(2),$(mode)))
 endef
 define SIM_TEST_PROGRAM
-build/sim/$(3)/$(1): $(2:dev/%.cu=build/sim/$(3)/%.o) build/sim/$(3).base
+build/sim/$(3)/$(1): $(addprefix build/sim/$(3)/,$(call sim_objects,$(1),$(2))) build/sim/$(3).base
 	$$(SIM_BUILD) $$< $(3) $$@ $$(wordlist 2,99,$$(filter %.o,$$^)) $(if $(filter test_collectives,$(1)),,dev/test/lib/runner.c)
 
 endef

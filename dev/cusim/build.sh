@@ -9,8 +9,8 @@
 # anything that all programs link is newer.
 #
 # The runtime is compiled when its sources have changed. For asan and tsan it is not instrumented
-# (see cusim_internal.h), nor are the C sources that provide expected results: they have their own
-# tests. SANITIZED is defined for asan, tsan and msan: a test then skips cases that differ in values
+# (see cusim_internal.h), nor are the modules of llmc/ and the C sources that provide expected
+# results: they have their own tests. SANITIZED is defined for asan, tsan and msan: a test then skips cases that differ in values
 # only. Environment: CUSIM_FLAGS are more flags of the compiler (-g for a debugger;
 # -fsanitize-memory-track-origins makes msan report where memory came from); CUDA_HOME is the place
 # of CUDA's headers (cuda_home.sh). SIM_LIBS are libraries to link, from a make that has built the
@@ -38,31 +38,24 @@ common=(-std=c++17 -g1 -Wall -Wextra -Wno-unknown-pragmas -Wno-unused-function -
 # NCCL for several ranks, if its header exists, as in dev/gpu.mk.
 g++ "${include[@]}" -x c++ -E - <<<'#include <nccl.h>' >/dev/null 2>&1 && common+=(-DHAVE_NCCL)
 cxx=g++
-cc=gcc
 runtime=st
 runtime_cxx=g++
 runtime_flags=(-O2)
-c_mode=plain # mode of the C sources
-c_cc=gcc
-c_flags="-O2 -march=native"
+c_build=build/serial # of the modules and C sources
 case $mode in
 plain) flags=(-O2 -march=native) ;;
 asan) flags=(-DSANITIZED -Og -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer) ;;
 tsan)
     cxx=clang++
-    cc=clang
     flags=(-DSANITIZED -O1 -fsanitize=thread)
     ;;
 msan)
     cxx=clang++
-    cc=clang
     flags=(-DSANITIZED -O1 -fsanitize=memory -fno-omit-frame-pointer)
     runtime=msan
     runtime_cxx=clang++
     runtime_flags=("${flags[@]}")
-    c_mode=msan
-    c_cc=clang
-    c_flags=${flags[*]}
+    c_build=build/sim/llmc-msan
     ;;
 *)
     echo "build.sh: unknown mode $mode; wanted plain, asan, tsan or msan" >&2
@@ -86,17 +79,17 @@ for runtime_source in "$here"/src/*.cpp; do
 done
 # The modules of llmc/ that are compiled once, and the C sources; the trainer's Makefile knows how.
 # Sanitized modules use little of a test's time, and compile twice as fast at -O0.
-c_build() { # MODE CC FLAGS TARGET...
-    local modules_opt=-O0
-    [ "$1" != plain ] || modules_opt=
-    make -s BUILD="build/sim/llmc-$1" CC="$2" OPT="$3 -g1" MODULES_OPT=$modules_opt MARCH= OPENMP= "${@:4}"
+make_c() { # TARGET...
+    local settings=(UNITS=1 CC=clang "OPT=${flags[*]} -g1" MODULES_OPT=-O0 MARCH= OPENMP=)
+    [ $mode = msan ] || read -ra settings <<<"$(MAKEFLAGS= make -s print-SERIAL)"
+    make -s BUILD=$c_build "${settings[@]}" "$@"
 }
-library=build/sim/llmc-$mode/libllmc.a
-libs=${SIM_LIBS-$(c_build "$mode" $cc "${flags[*]}" "$library" print-COMPRESSION_LIBS print-MPI_LIBS)} # one call: each takes 0.3 s
+library=$c_build/libllmc.a
+libs=${SIM_LIBS-$(make_c "$library" print-COMPRESSION_LIBS print-MPI_LIBS)} # one call: each takes 0.3 s
 
 if [ -n "$stamp" ]; then
-    c_objects=(build/sim/llmc-$c_mode/test/lib/{runner,cpu_trainer}.o)
-    c_build $c_mode $c_cc "$c_flags" "${c_objects[@]}"
+    c_objects=($c_build/test/lib/{runner,cpu_trainer}.o)
+    make_c "${c_objects[@]}"
     for object in "${objects[@]}" "${c_objects[@]}" "$library"; do
         [ "$stamp" -nt "$object" ] || touch "$stamp"
     done
@@ -112,9 +105,9 @@ fi
 [[ $out != *.o ]] || exit 0
 for more in "${@:4}"; do
     if [[ $more = *.c ]]; then
-        more=build/sim/llmc-$c_mode/${more#dev/}
+        more=$c_build/${more#dev/}
         more=${more%.c}.o
-        [ -n "${SIM_LIBS+set}" ] || c_build $c_mode $c_cc "$c_flags" "$more"
+        [ -n "${SIM_LIBS+set}" ] || make_c "$more"
     fi
     objects+=("$more")
 done

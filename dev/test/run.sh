@@ -31,6 +31,7 @@ skip() { echo "skipped: $*" | tee -a "$work/skipped"; }
 read -ra rooms <<<"$(make -s print-TESTS)"
 read -ra vector_rooms <<<"$(make -s print-VECTOR_TESTS)"
 read -ra gpu_rooms <<<"$(make -s print-GPU_TESTS)"
+read -ra serial <<<"$(make -s print-SERIAL)"
 quick_modules=MODULES_OPT=-O0 # where the tests are of something else: half the time to compile them
 
 # variant NAME GOAL... -- NAME=value...: its tests, with these settings of make. A goal without a
@@ -87,7 +88,7 @@ test_avx512() { # and AMX, emulated
         MARCH=haswell OPT=-O1 LDLIBS=build/plain/libllmc.a COMPILED="$(make -s print-EMULATED_MODULES)" \
         CFLAGS='-Wno-psabi -fexpensive-optimizations -DEMULATED_X86=\"dev/test/lib/emulated_x86.h\"'
 }
-test_serial() { variant serial one_run -- OPENMP= OPT=-O1 $quick_modules; }
+test_serial() { variant serial one_run -- "${serial[@]}"; }
 test_scripts() { variant scripts build/scripts/{build,get_data,multi_node,run_until_done,wandb}; }
 test_lint() { variant lint build/lint; }
 
@@ -141,6 +142,7 @@ run() {
     {
         echo "all: ${variants[*]}"
         printf 'programs:\n\t+@$(MAKE) -s -k BUILD=build/plain WERROR=-Werror build/plain/train_gpt2 build/plain/tokenize\n'
+        printf '\t+@$(MAKE) -s -k BUILD=build/serial WERROR=-Werror %s build/serial/libllmc.a\n' "${serial[*]}"
         cat "$work/variants.mk"
     } >"$work/all.mk"
     make --help | grep -q output-sync && sync=--output-sync=target # GNU make 4

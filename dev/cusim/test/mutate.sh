@@ -187,7 +187,8 @@ copy=$(mktemp -d)
 trap 'rm -rf "$copy"' EXIT
 cp -aL llmc dev Makefile ./*.c ./*.cu "$copy" # -L: a link in the copy would lead to the original
 mkdir -p "$copy/build/sim"
-cp -a build/sim/runtime-st build/sim/llmc-plain "$copy/build/sim" 2>/dev/null # with their times
+cp -a build/sim/runtime-st "$copy/build/sim" 2>/dev/null # with their times
+cp -a build/serial "$copy/build" 2>/dev/null
 cat >"$copy/mutant.h" <<'END'
 #include <stdlib.h>
 static const int mutant_ = getenv("MUTANT") ? atoi(getenv("MUTANT")) : 0;
