@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
-# lint.sh -- compiles every header alone, as C11 and as C++17, without warnings; checks the format
-# of C sources, their comments and rooms, and that shell scripts parse.
+# lint.sh -- compiles what the builds of run.sh do not: headers without an implementation alone as
+# C11, and all headers as C++17, without warnings; checks the format of C sources, their comments and
+# rooms, and that shell scripts parse.
 #
 #     make lint
-#     dev/test/lint.sh quick      without the compilers: rooms, formatting, scripts
+#     dev/test/lint.sh quick      of the compilers' work only the GPU trainer; rooms, formatting, scripts
 #
 # One line for each problem; the last line counts them. Missing tools are reported and skipped.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
+shopt -s extglob
 
 warnings=(-I. -Wall -Wextra -Werror -Wno-unused-function -D_GNU_SOURCE -fsyntax-only)
 name=lint
@@ -26,18 +28,24 @@ lint() {
     fi
 }
 
-# Compiles each header as C with OpenMP by gcc, with its implementation, and as C++ without either
-# by clang: both languages, both compilers, both sides of #ifdef _OPENMP. The builds of run.sh have
-# the other pairs.
+# as_unit DIRECTORY PATTERN: arguments of a compiler that reads its headers one after the other.
+as_unit() { printf -- '-include %s ' "$1"$2; echo -x c++ /dev/null; }
+
+# Compiles each header alone as C, by gcc with OpenMP, unless it has an implementation: the plain
+# build compiles that alone. Then the headers of a room as one unit of C++, without implementations,
+# by clang without OpenMP: both languages, both compilers, both sides of #ifdef _OPENMP.
 lint_headers() {
-    local header implementation
+    local header room
     for header in llmc/*.h llmc/*/*.h; do
-        implementation=$(grep -o '[A-Z0-9_]*_IMPLEMENTATION$' "$header" | head -n 1)
-        lint "$header as C, gcc" gcc -std=gnu11 -fopenmp "${warnings[@]}" ${implementation:+"-D$implementation"} -x c "$header"
+        grep -q '_IMPLEMENTATION$' "$header" ||
+            lint "$header as C, gcc" gcc -std=gnu11 -fopenmp "${warnings[@]}" -x c "$header"
+    done
+    # shellcheck disable=SC2046 # names without blanks
+    for room in llmc/ llmc/*/; do
         if [ $clang = yes ]; then
-            lint "$header as C++, clang" clang++ -std=gnu++17 "${warnings[@]}" -Wno-unknown-pragmas -x c++ "$header"
+            lint "$room as C++, clang" clang++ -std=gnu++17 "${warnings[@]}" -Wno-unknown-pragmas $(as_unit "$room" '*.h')
         elif [ $gxx = yes ]; then
-            lint "$header as C++, g++" g++ -std=gnu++17 -fopenmp "${warnings[@]}" -x c++ "$header"
+            lint "$room as C++, g++" g++ -std=gnu++17 -fopenmp "${warnings[@]}" $(as_unit "$room" '*.h')
         fi
     done
 }
@@ -54,34 +62,47 @@ lint_format() {
         dev/bench/*.c dev/bench/*.cu dev/data/*.[ch]
 }
 
-# Each alone, with the CPU device's CUDA.
+cuda_compiler() {
+    g++ -std=gnu++17 "${warnings[@]}" -Wno-unknown-pragmas -fno-strict-aliasing -DPRECISION_BF16 -Idev/cusim/include \
+        -isystem "$CUDA_HOME/include" -isystem "$CUDA_HOME/include/cccl" -x c++ "$@"
+}
+
+lint_gpu_trainer() { ! has_cuda_headers train_gpt2.cu || lint train_gpt2.cu cuda_compiler train_gpt2.cu; }
+
+# A room's as one unit, with the CPU device's CUDA; that each includes what it uses, lint_rooms.py
+# looks at.
 lint_cuda_headers() {
-    local header
+    local room
     has_cuda_headers ".cuh headers" || return
-    for header in llmc/*/*.cuh; do
-        [ "$header" = llmc/ops/attention_cudnn.cuh ] && continue # wants cuDNN: nvcc.sh
-        lint "$header, g++" g++ -std=gnu++17 "${warnings[@]}" -Wno-unknown-pragmas -fno-strict-aliasing \
-            -DPRECISION_BF16 -Idev/cusim/include -isystem "$CUDA_HOME/include" -isystem "$CUDA_HOME/include/cccl" -x c++ "$header"
+    for room in $(dirname llmc/*/*.cuh | sort -u); do
+        # shellcheck disable=SC2046 # names without blanks
+        lint "$room/*.cuh, g++" cuda_compiler $(as_unit "$room/" '!(*_cudnn).cuh') # cuDNN is for nvcc.sh
     done
 }
 
 # nvcc's front end must not see the processor's intrinsics (llmc/base/intrinsics.h). Read as it
 # reads them, CUDA sources include none, for the newest processors of both kinds. Needs no CUDA:
 # headers that are missing count as empty (-MG).
-includes_no_intrinsics() { # SOURCE FLAGS...
-    local found
-    found=$(g++ -std=gnu++17 -x c++ -M -MG -D__CUDACC__ -DPRECISION_BF16 -DHAVE_NCCL -DUSE_CUDNN -D_GNU_SOURCE -I. "${@:2}" "$1") || return
-    found=$(grep -o -m 1 -E '[^ ]*(intrin|arm_[a-z0-9]+)\.h' <<<"$found") || return 0
-    echo "error: $found is included, which nvcc does not compile; wanted llmc/base/intrinsics.h"
+intrinsics_of() { # FLAGS -- SOURCE...
+    local flags=()
+    while [ "$1" != -- ]; do flags+=("$1") && shift; done
+    printf '#include "%s"\n' "${@:2}" |
+        g++ -std=gnu++17 -x c++ -M -MG -D__CUDACC__ -DPRECISION_BF16 -DHAVE_NCCL -DUSE_CUDNN -D_GNU_SOURCE -I. "${flags[@]}" - |
+        grep -o -m 1 -E '[^ ]*(intrin|arm_[a-z0-9]+)\.h'
+}
+includes_no_intrinsics() { # FLAGS...
+    local found source sources=(*.cu dev/test/*/*.cu dev/bench/*.cu)
+    found=$(intrinsics_of "$@" -- "${sources[@]}") || return 0
+    for source in "${sources[@]}"; do
+        [ -z "$(intrinsics_of "$@" -- "$source")" ] || break
+    done
+    echo "error: $source includes $found, which nvcc does not compile; wanted llmc/base/intrinsics.h"
     return 1
 }
 
 lint_intrinsics() {
-    local source
-    for source in *.cu dev/test/*/*.cu dev/bench/*.cu; do
-        [ "$(uname -m)" != x86_64 ] || lint "$source for x86-64" includes_no_intrinsics "$source" -march=sapphirerapids
-        lint "$source for ARM" includes_no_intrinsics "$source" -U__x86_64__ -D__aarch64__ -D__ARM_FEATURE_DOTPROD
-    done
+    [ "$(uname -m)" != x86_64 ] || lint "CUDA sources for x86-64" includes_no_intrinsics -march=sapphirerapids
+    lint "CUDA sources for ARM" includes_no_intrinsics -U__x86_64__ -D__aarch64__ -D__ARM_FEATURE_DOTPROD
 }
 
 # By the shell that the first line names.
@@ -114,7 +135,9 @@ lint_python() { # SCRIPT
 lint_python lint_rooms.py
 lint_python lint_trainers.py
 lint_python lint_comments.py
-if [ "${1:-}" != quick ]; then
+if [ "${1:-}" = quick ]; then
+    ! is_here g++ train_gpt2.cu || lint_gpu_trainer
+else
     gxx=no
     clang=no
     is_here g++ "headers as C++, g++" && gxx=yes

@@ -5,6 +5,7 @@
     dev/test/lint_rooms.py --graph  which room includes which, and how often
 
 It checks that no file includes a room above its own; that at least one name of every included header is used; that
+a .cuh includes, itself or through others, every header whose functions, types and macros with arguments it uses; that
 only intrinsics.h includes the headers of the processor's instructions; that names ending in `_` are used only in their
 file and its twin (x.h and x.cuh); that the README of each room names every file in it; and that the main README has the
 training loop.
@@ -122,6 +123,33 @@ def lint(headers, users):
                     yield f"{user.path}: {name} is private to {header.path}"
 
 
+def reached(header, headers, found):
+    """Adds what the header includes, and what that includes."""
+    for include in header.includes:
+        if include in headers and include not in found:
+            found.add(include)
+            reached(headers[include], headers, found)
+    return found
+
+
+def lint_includes(headers):
+    owners = {}
+    for header in headers.values():
+        macros = set(re.findall(r"^ *# *define (\w+)\(", header.code, re.M))
+        for name in header.functions | header.types | macros:
+            owners.setdefault(name, set()).add(header.path)
+    types = set().union(*(header.types for header in headers.values()))
+    for user in headers.values():
+        if user.path.suffix != ".cuh" or user.path.stem.endswith("_cudnn"):  # part of its twin
+            continue
+        found = reached(user, headers, {user.path})
+        called = set(re.findall(r"(?<![.>\w])(\w+)\(", user.code))
+        own = set(re.findall(r"(?:class|typename) (\w+)|typedef .*?(\w+);", user.code))
+        for name in sorted(owners.keys() & (called | (user.words & types)) - {name for pair in own for name in pair}):
+            if not owners[name] & found:
+                yield f"{user.path}: {name} is used; wanted an include of {min(owners[name])}"
+
+
 def lint_intrinsics(headers):
     """Elsewhere nvcc would see them: the reason is in that file."""
     for header in headers.values():
@@ -161,6 +189,7 @@ def main():
     if "--graph" in sys.argv:
         return graph(headers)
     problems = list(lint(headers, [*headers.values(), *(Header(Path(path)) for path in TRAINERS)]))
+    problems += lint_includes(headers)
     problems += lint_readmes(headers)
     problems += lint_intrinsics(headers)
     problems += lint_loop()
