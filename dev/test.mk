@@ -16,10 +16,13 @@ TEST_INPUTS := $(wildcard dev/ref/fixtures/* dev/ref/fixtures/*/* dev/test/fuzz/
 
 # ---- programs ----
 
+# A test of private functions has its own copy of their module: of a unit, which the linker cannot
+# leave out, the second one is ignored.
+second_copy = $(if $(strip $(UNITS)),-Wl$(comma)-z$(comma)muldefs)
 # call TEST_PROGRAM,NAME,SOURCES
 define TEST_PROGRAM
 $(BUILD)/$(1): $(patsubst dev/%.c,$(BUILD)/%.o,$(2) $(if $(filter test_collectives,$(1)),,dev/test/lib/runner.c)) $(LIBRARY)
-	$$(call quiet,$$(CC))$$(CC) $$(CFLAGS) $$(filter %.o %.a,$$^) -o $$@ $$(LDLIBS)
+	$$(call quiet,$$(CC))$$(CC) $$(CFLAGS) $$(second_copy) $$(filter %.o %.a,$$^) -o $$@ $$(LDLIBS)
 endef
 $(foreach room,$(call test_rooms,c),$(eval $(call TEST_PROGRAM,test_$(room),$(call test_sources,c,$(room)))))
 $(foreach source,$(call alone_sources,c),$(eval $(call TEST_PROGRAM,$(basename $(notdir $(source))),$(source))))
@@ -51,11 +54,19 @@ build/avx512/%.$(1).ok: build/avx512/% $(TEST_INPUTS)
 endef
 $(foreach processor,znver4 icelake,$(eval $(call PROCESSOR_RULES,$(processor))))
 
+PARTS = 1of2 2of2
+
 # Scripts that start programs; cli_NAME is dev/test/cli/test_NAME.sh.
 CLI = dev/test/cli/test_%.sh $(wildcard dev/test/lib/*.sh dev/test/lib/fault.c dev/test/lib/mpi_stand_in.c scripts/* scripts/*/*)
 $(BUILD)/cli_%.ok: $(CLI) $(BUILD)/train_gpt2
 	$(run_test) $< $(BUILD)/train_gpt2
-$(BUILD)/cli_ranks.ok: $(BUILD)/test_collectives
+$(BUILD)/cli_ranks.ok $(PARTS:%=$(BUILD)/cli_ranks.%.ok): $(BUILD)/test_collectives
+$(BUILD)/cli_answers.ok: $(BUILD)/tokenize
+# X.1of2.ok is the first half of the script's cases.
+$(BUILD)/cli_%.1of2.ok: $(CLI) $(BUILD)/train_gpt2
+	$(run_test) $< $(BUILD)/train_gpt2 --part 1/2
+$(BUILD)/cli_%.2of2.ok: $(CLI) $(BUILD)/train_gpt2
+	$(run_test) $< $(BUILD)/train_gpt2 --part 2/2
 $(BUILD)/cli_tokenize.ok: $(subst %,tokenize,$(CLI)) $(BUILD)/tokenize
 	$(run_test) $< $(BUILD)/tokenize
 build/scripts/%.ok: $(CLI) Makefile dev/gpu.mk dev/test.mk
@@ -73,7 +84,7 @@ $(BUILD)/one_run.ok: $(BUILD)/train_gpt2
 # remembers four accesses of each 8 bytes; in a regular order it would overwrite the same ones every
 # time, and miss the same races. Plain builds run in the orders that show most, with lazy streams,
 # and with random ones, because some forgotten waits between streams show only there. X.ORDER.ok is
-# X in that order; X.ordered.ok is X in an order that the commit selects.
+# X in that order.
 build/sim/tsan/%.ok build/sim/BF16-tsan/%.ok: export CUSIM_ORDER = random
 ORDERS = down random greedy
 in_order = env CUSIM_ORDER=$(1) CUSIM_STREAMS=$(if $(filter random,$(1)),random,lazy)
@@ -82,27 +93,25 @@ build/sim/%.$(1).ok: build/sim/% $(TEST_INPUTS)
 	$$(run_test) $$(call in_order,$(1)) $$<
 endef
 $(foreach order,$(ORDERS),$(eval $(call ORDER_RULES,$(order))))
-drawn_order = $(word $(shell expr $$(echo '$(COMMIT) $(1)' | cksum | cut -d ' ' -f 1) % 3 + 1),$(ORDERS))
-build/sim/%.ordered.ok: build/sim/% $(TEST_INPUTS)
-	$(run_test) $(call in_order,$(call drawn_order,$*)) $< $(names)
 
-# The whole model: sanitizers see each operation; FP32 runs what it does not share with BF16.
-build/sim/BF16-asan/test_gpt2.ok build/sim/BF16-tsan/test_gpt2.ok build/sim/BF16-msan/test_gpt2.ok: private names = composition
-build/sim/FP32-plain/test_gpt2.ordered.ok: private names = composition settings_levels settings_plan resume_usual
+# The whole model: sanitizers see each operation.
+build/sim/BF16-asan/test_gpt2.ok build/sim/BF16-tsan/test_gpt2.ok build/sim/BF16-msan/test_gpt2.ok: private WORDS = composition
 
 SIM_TRAINER = build/sim/$(1)/train_gpt2cu build/plain/train_gpt2
-build/sim/step.ok: build/sim/BF16/train_gpt2cu
-	$(run_test) $< --layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --steps 1 --samples 0 --eval-every 0
 build/sim/cli_sim.ok: $(subst %,sim,$(CLI)) $(call SIM_TRAINER,FP32)
 	$(run_test) $<
 build/sim/cli_generate.ok: $(subst %,generate,$(CLI)) $(call SIM_TRAINER,FP32)
 	$(run_test) $< build/plain/train_gpt2 build/sim/FP32/train_gpt2cu
-build/sim/cli_ranks.ok: $(subst %,ranks,$(CLI)) $(call SIM_TRAINER,BF16) build/sim/plain/test_collectives
-	$(run_test) $< build/sim/BF16/train_gpt2cu
-build/sim/cli_experts.ok: $(subst %,experts,$(CLI)) $(call SIM_TRAINER,BF16)
-	$(run_test) $< build/sim/BF16/train_gpt2cu
-build/sim/cli_pipeline.ok: $(subst %,pipeline,$(CLI)) $(call SIM_TRAINER,BF16)
-	$(run_test) $< build/sim/BF16/train_gpt2cu
+build/sim/cli_ranks.ok $(PARTS:%=build/sim/cli_ranks.%.ok): build/sim/plain/test_collectives
+define SIM_RANKS_RULES
+build/sim/cli_$(1).ok: $(subst %,$(1),$(CLI)) $(call SIM_TRAINER,BF16)
+	$$(run_test) $$< build/sim/BF16/train_gpt2cu
+build/sim/cli_$(1).1of2.ok: $(subst %,$(1),$(CLI)) $(call SIM_TRAINER,BF16)
+	$$(run_test) $$< build/sim/BF16/train_gpt2cu --part 1/2
+build/sim/cli_$(1).2of2.ok: $(subst %,$(1),$(CLI)) $(call SIM_TRAINER,BF16)
+	$$(run_test) $$< build/sim/BF16/train_gpt2cu --part 2/2
+endef
+$(foreach name,ranks experts pipeline,$(eval $(call SIM_RANKS_RULES,$(name))))
 BENCHES = $(wildcard dev/bench/*)
 build/sim/cli_kit.ok: $(subst %,kit,$(CLI)) $(BENCHES) $(call SIM_TRAINER,FP32) $(call SIM_TRAINER,BF16) build/sim/FP32-plain/test_gpt2 \
     build/sim/bench_group build/sim/plain/test_gpu build/sim/plain/test_collectives

@@ -1,16 +1,21 @@
 #!/usr/bin/env bash
 # run.sh -- runs all tests that need no GPU: `make check`, `make test` and a part of `make soak`.
 #
-#     run.sh check [WORD...]      the quick tests; WORD...: only the plain tests whose names contain a word
+#     run.sh check [WORD...]      the quick tests; WORD...: only the rooms' tests whose names contain a word
 #     run.sh test                 all tests but the slow ones
 #     run.sh rest                 slow tests, which seldom find a fault that the others miss
 #     run.sh VARIANT...           only these of the variants below
+#     run.sh goals ...            prints which tests one of these would run
+#
+# Of some tests that find the same faults in other ways (sanitizers, orders, halves of a matrix), a
+# run has only one, which the commit's hash draws; the end of a run lists what was drawn.
+# DRAW=all runs all of them, DRAW=HASH those of another commit.
 #
 # make does the work (dev/test.mk): a test runs again if it, its program or its inputs have changed.
 # Those that took longest the last time come first. At the end: the CPU seconds of each variant, the
 # tests that took most, builds among them, and the last lines of each test that failed, so that the
 # end of a log says why. The last line is `N passed, N failed, N skipped`; the exit status is 1 if
-# anything failed. Environment: GPT2_VOCAB and TINY_TEXT name files for the tests that want them;
+# anything failed. Environment: ONLY names goals, of which those run that would run anyway; GPT2_VOCAB and TINY_TEXT name files for the tests that want them;
 # JOBS is the number of tests and compilers at a time.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
@@ -22,9 +27,27 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 goals=() # of all variants
 variants=()
-budget=1100 # CPU seconds of `make test` on a quiet machine
+budget=2400 # CPU seconds of `make test` where the loop of `pace` takes 1 s
 
 skip() { echo "skipped: $*" | tee -a "$work/skipped"; }
+
+# Seven digits of the hash are those of `git log --oneline`. A tree without git draws by a fixed
+# word.
+draw=${DRAW:-$(git --git-dir=.git rev-parse HEAD 2>/dev/null || echo none)}
+draw=${draw:0:7}
+
+# drawn WHAT CHOICE...: prints one of the choices, or all.
+drawn() {
+    local what=$1 number
+    shift
+    if [ "$draw" = all ]; then
+        echo "$*"
+    else
+        number=$(($(cksum <<<"$draw $what" | cut -d ' ' -f 1) % $# + 1))
+        echo "${!number}"
+        [ $# = 1 ] || echo "drawn: $what: ${!number} (of $*)" >>"$work/drawn"
+    fi
+}
 
 # ---- the variants ----
 
@@ -32,6 +55,7 @@ read -ra rooms <<<"$(make -s print-TESTS)"
 read -ra vector_rooms <<<"$(make -s print-VECTOR_TESTS)"
 read -ra gpu_rooms <<<"$(make -s print-GPU_TESTS)"
 read -ra serial <<<"$(make -s print-SERIAL)"
+quick=(UNITS=1 OPT=-O1 TEST_OPT=-O0) # a third of the time to compile it
 quick_modules=MODULES_OPT=-O0 # where the tests are of something else: half the time to compile them
 
 # variant NAME GOAL... -- NAME=value...: its tests, with these settings of make. A goal without a
@@ -41,9 +65,10 @@ variant() {
     shift
     while [ $# -gt 0 ] && [ "$1" != -- ]; do
         case $1 in */*) goal=$1 ;; *) goal=build/$name/$1 build=$name ;; esac
-        paths+=("$goal.ok")
+        [[ -n "${ONLY-}" && " $ONLY " != *" $goal "* ]] || paths+=("$goal.ok")
         shift
     done
+    [ ${#paths[@]} != 0 ] || return 0
     [ $# -lt 2 ] || settings=$(printf " '%s'" "${@:2}")
     mapfile -t paths < <(longest_first "${paths[@]}")
     goals+=("${paths[@]}")
@@ -61,24 +86,28 @@ longest_first() {
     done | sort -s -rn -k 1,1 | cut -d ' ' -f 2
 }
 
-test_plain() { variant plain cli_{cli,families,architectures,generate,misuse,teacher,kill,ranks,pipeline,experts,data,report,tokenize,watch,answers} "${rooms[@]}"; }
-test_asan() {
-    variant asan "${rooms[@]}" cli_{cli,generate,data,report,tokenize} -- \
-        OPT="-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all" MODULES_OPT=-Og
+# half NAME: the script's half that is drawn.
+half() { for part in $(drawn "half of $1" 1of2 2of2); do echo "$1.$part"; done; }
+
+# What has no vectors is tested with the address sanitizer; here only by `make check` and `rest`.
+scripts_with_asan=(cli_{cli,generate,data,report,tokenize})
+test_plain() {
+    # shellcheck disable=SC2046 # names without blanks
+    variant plain "${vector_rooms[@]}" cli_{families,architectures,misuse,teacher,kill,experts,watch,answers} $(half cli_ranks) $(half cli_pipeline)
 }
-test_tsan() { variant tsan test_data test_corpus test_comm test_checkpoint -- OPENMP= OPT="-O1 -g1 -fsanitize=thread" $quick_modules; }
-test_avx2() {
+test_asan() {
+    variant asan "${rooms[@]}" "${scripts_with_asan[@]}" -- UNITS=1 \
+        OPT="-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all" MODULES_OPT=-Og TEST_OPT="-O0 -fno-sanitize=undefined"
+}
+test_tsan() { variant tsan test_data test_corpus test_comm test_checkpoint -- UNITS=1 OPENMP= OPT="-O1 -g1 -fsanitize=thread" $quick_modules; }
+# Prints avx2 if the plain tests have wider vectors.
+narrower_vectors() {
     local march
     read -r march <<<"$(make -s print-MARCH)"
     # shellcheck disable=SC2086 # no option, or one
-    if cc $march -dM -E -x c /dev/null | grep -qw __AVX512F__; then
-        variant avx2 "${vector_rooms[@]}" -- MARCH=-march=haswell OPT=-O2 $quick_modules
-    elif grep -qw avx2 /proc/cpuinfo 2>/dev/null; then
-        echo "avx2: the plain tests have these vectors"
-    else
-        skip "avx2: this machine has no AVX2"
-    fi
+    ! cc $march -dM -E -x c /dev/null | grep -qw __AVX512F__ || echo avx2
 }
+test_avx2() { variant avx2 "${vector_rooms[@]}" -- UNITS=1 MARCH=-march=haswell OPT=-O2 $quick_modules; }
 test_avx512() { # and AMX, emulated
     if ! grep -qw avx2 /proc/cpuinfo 2>/dev/null; then
         skip "avx512: emulated on x86-64 processors with AVX2"
@@ -99,11 +128,20 @@ has_sim() {
 # sims MODE TEST...: those of the simulated GPU.
 sims() { printf "build/sim/$1/%s " "${@:2}"; }
 test_sim() {
+    local test whole=() tests=() mode order
     has_sim || return
-    # shellcheck disable=SC2046 # names without blanks
-    variant sim build/sim/{BF16,FP32}-plain/test_gpt2.ordered build/sim/BF16-{msan,tsan,asan}/test_gpt2 \
-        $(sims plain "${gpu_rooms[@]/%/.ordered}") $(sims tsan "${gpu_rooms[@]}") $(sims asan "${gpu_rooms[@]}") \
-        build/sim/cli_{sim,generate,ranks,pipeline,experts} build/sim/cusim
+    for mode in $(drawn "precision of the whole model" BF16 FP32); do
+        whole+=("build/sim/$mode-plain/test_gpt2")
+    done
+    for test in "${whole[@]}" $(sims plain "${gpu_rooms[@]}"); do
+        for order in $(drawn "order of ${test#build/sim/}" down random greedy); do
+            tests+=("$test.$order")
+        done
+    done
+    for mode in $(drawn "sanitizer of the simulated GPU" asan tsan msan); do
+        tests+=("build/sim/BF16-$mode/test_gpt2" $(sims "$mode" "${gpu_rooms[@]}"))
+    done
+    variant sim "${tests[@]}" build/sim/cli_{sim,generate,experts} $(printf 'build/sim/%s ' $(half cli_ranks) $(half cli_pipeline)) build/sim/cusim
 }
 has_nvcc() { command -v nvcc >/dev/null || { skip "nvcc is missing: the GPU trainer is not compiled for any GPU" && false; }; }
 test_nvcc_quick() { has_nvcc && variant nvcc build/nvcc/bf16 build/nvcc/cudnn; }
@@ -116,22 +154,26 @@ test_clang() {
     clang -fopenmp -x c -o /dev/null - 2>/dev/null <<<'#include <omp.h>
 int main(void) { return omp_get_max_threads() == 0; }' ||
         { openmp= && skip "clang with OpenMP: libomp-dev is missing (scripts/install_deps.sh)"; }
-    variant clang "${rooms[@]}" one_run -- CC=clang OPENMP=$openmp OPT=-O1 $quick_modules
+    variant clang "${rooms[@]}" one_run -- UNITS=1 CC=clang OPENMP=$openmp OPT=-O1 $quick_modules
 }
-test_narrow() { variant narrow "${vector_rooms[@]}" -- MARCH= OPT=-O2 $quick_modules; }
+test_narrow() { variant narrow "${vector_rooms[@]}" -- UNITS=1 MARCH= OPT=-O2 $quick_modules; }
 test_nvcc_all() { has_nvcc && variant nvcc build/nvcc/all; }
 test_sim_rest() {
-    local order measured=()
+    local measured=()
     has_sim || return
     if command -v python3 >/dev/null; then
         measured=(build/sim/cli_{roofline,scaling})
     else
         skip "roofline and scaling: python3 is missing"
     fi
-    # shellcheck disable=SC2046
-    variant sim build/sim/FP16-plain/test_gpt2.down build/sim/BF16-plain/test_gpt2.{random,greedy} build/sim/FP32-plain/test_gpt2.down \
-        $(for order in down random greedy; do sims plain "${gpu_rooms[@]/%/.$order}"; done) \
-        $(sims msan "${gpu_rooms[@]}") build/sim/cli_{kit,multi_gpu} "${measured[@]}"
+    variant sim build/sim/FP16-plain/test_gpt2.down build/sim/cli_{kit,multi_gpu} "${measured[@]}"
+}
+test_plain_rest() {
+    local room others=()
+    for room in "${rooms[@]}"; do
+        [[ " ${vector_rooms[*]} " = *" $room "* ]] || others+=("$room")
+    done
+    variant plain "${others[@]}" "${scripts_with_asan[@]}"
 }
 
 # ---- the run and its summary ----
@@ -141,8 +183,9 @@ run() {
     local sync=''
     {
         echo "all: ${variants[*]}"
-        printf 'programs:\n\t+@$(MAKE) -s -k BUILD=build/plain WERROR=-Werror build/plain/train_gpt2 build/plain/tokenize\n'
-        printf '\t+@$(MAKE) -s -k BUILD=build/serial WERROR=-Werror %s build/serial/libllmc.a\n' "${serial[*]}"
+        echo programs:
+        [[ " ${goals[*]} " != *" build/"[ps]* ]] || printf '\t+@$(MAKE) -s -k BUILD=build/plain WERROR=-Werror build/plain/train_gpt2\n'
+        [[ " ${goals[*]} " != *" build/s"[ei]* ]] || printf '\t+@$(MAKE) -s -k BUILD=build/serial WERROR=-Werror %s build/serial/libllmc.a\n' "${serial[*]}"
         cat "$work/variants.mk"
     } >"$work/all.mk"
     make --help | grep -q output-sync && sync=--output-sync=target # GNU make 4
@@ -160,8 +203,16 @@ failures() {
         "$work/log" | sort -u
 }
 
+# pace: prints the CPU seconds of a loop that is always the same, the least of three: how fast this
+# machine is at the moment.
+pace() {
+    local i TIMEFORMAT=%U
+    for _ in 1 2 3; do { time for ((i = 0; i < 400000; i++)); do :; done; } 2>&1; done | sort -n | head -n 1
+}
+
 summary() {
-    local goal failed tests all
+    local goal failed tests all pace
+    pace=$(pace)
     failed=$(failures)
     for goal in "${goals[@]%.ok}"; do
         grep -qxF "$goal" <<<"$failed" || echo "$(sed -n 's/^cpu //p' "$goal.ok" | tail -n 1) ${goal#build/}"
@@ -171,18 +222,19 @@ summary() {
     all=$(awk 'NR == 2 { gsub(/[ms]/, " "); printf "%.0f", $1 * 60 + $2 + $3 * 60 + $4 }' "$work/cpu")
     awk '{ split($2, part, "/"); sum[part[1]] += $1 }
          END { for (name in sum) printf "CPU: %5.0f s %s\n", sum[name], name }' "$work/times" | sort -k 2,2 -rn
-    echo "CPU: $all s in this run, builds among them; $tests s of all these tests when they last ran (make test: at most $budget s in all)"
+    echo "CPU: $all s in this run, builds among them; $tests s of all these tests when they last ran (make test on this machine, whose pace is $pace: at most $(awk "BEGIN { printf \"%.0f\", $budget * $pace }") s in all)"
     sort -rn "$work/times" | awk '$1 > 20 { printf "above 20 s of CPU: %s (%.0f s)\n", $2, $1 }'
     for goal in $failed; do
         { [ -e "$goal.failed" ] && tail -n 20 "$goal.failed" || echo "it could not be built"; } | sed "s|^|again: ${goal#build/}: |"
     done
+    cat "$work/drawn" 2>/dev/null && echo "drawn: by $draw; DRAW=$draw draws the same again, DRAW=all runs all"
     skipped=$(cat "$work/skipped" "${goals[@]}" 2>/dev/null | grep -c '^skipped: ')
     failed=$(wc -w <<<"$failed")
     echo "$((${#goals[@]} - failed)) passed, $failed failed, $skipped skipped"
     [ "$failed" = 0 ]
 }
 
-# check_words WORD...: the plain tests whose names contain one of the words. Builds only the
+# check_words WORD...: the rooms' tests whose names contain one of the words. Builds only the
 # programs of the files that are named so, if any are.
 check_words() {
     local word file program programs=() status=0
@@ -195,25 +247,31 @@ check_words() {
         done
     done
     [ ${#programs[@]} != 0 ] || programs=("${rooms[@]}")
-    make -s -j2 WERROR=-Werror "${programs[@]/#/build/plain/}" || return 1
+    make -s -j2 BUILD=build/check WERROR=-Werror "${quick[@]}" "${programs[@]/#/build/check/}" || return 1
     for program in "${programs[@]}"; do
-        [ -z "$("build/plain/$program" --list | grep -F "$(printf '%s\n' "$@")")" ] || "build/plain/$program" "$@" || status=1
+        [ -z "$("build/check/$program" --list | grep -F "$(printf '%s\n' "$@")")" ] || "build/check/$program" "$@" || status=1
     done
     return $status
 }
 
+is_run=1
+[ "${1:-}" != goals ] || { is_run= && shift; }
 case ${1:-test} in
 check)
     if [ $# -gt 1 ]; then
         check_words "${@:2}"
         exit
     fi
-    variant plain "${rooms[@]}" cli_smoke
+    variant check "${rooms[@]}" cli_smoke -- "${quick[@]}"
     variant lint build/lint_quick
-    ! has_sim || variant sim build/sim/step
     ;;
-test) for name in plain asan sim nvcc_quick avx512 avx2 tsan lint scripts serial; do test_$name; done ;;
-rest) for name in clang narrow sim_rest nvcc_all; do test_$name; done ;;
+test)
+    # shellcheck disable=SC2046 # names without blanks
+    for name in plain asan sim nvcc_quick avx512 $(drawn "variant on the CPU" $(narrower_vectors) tsan) lint scripts serial; do
+        test_$name
+    done
+    ;;
+rest) for name in plain_rest clang narrow sim_rest nvcc_all; do test_$name; done ;;
 *)
     for name in "$@"; do
         declare -F "test_$name" >/dev/null || { echo "error: run.sh: $name: wanted check, test, rest, or variants" >&2 && exit 2; }
@@ -221,5 +279,9 @@ rest) for name in clang narrow sim_rest nvcc_all; do test_$name; done ;;
     done
     ;;
 esac
+if [ ! $is_run ]; then
+    printf '%s\n' "${goals[@]%.ok}"
+    exit
+fi
 run
 summary

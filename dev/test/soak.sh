@@ -6,7 +6,10 @@
 #     make soak                          all parts, some hours on two cores
 #     dev/test/soak.sh [PART...]         some of them
 #
-#     rest       what `make test` leaves out to be short: another compiler, more precisions and architectures (run.sh rest)
+#     drawn      `make test` with all of what it draws: every sanitizer, order and precision, both
+#                halves of the ranks' matrix
+#     rest       what `make test` leaves out to be short: all rooms without a sanitizer, another
+#                compiler, more precisions and architectures (run.sh rest)
 #     fresh      a new Debian with what the README asks for: `make test`, before and after install_deps.sh --test (fresh.sh)
 #     container  the steps of the recipe for a container in a new Debian, and the README's commands
 #                there (container.sh)
@@ -35,6 +38,7 @@ export OMP_WAIT_POLICY=passive OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_C
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 failed=0
+took=()
 
 fail() {
     echo "soak: FAILED: $*"
@@ -45,6 +49,8 @@ fail() {
 quietly() { "$@" >"$work/log" 2>&1 || { tail -n 40 "$work/log" && fail "$*"; }; }
 
 has_sim() { has_simulated_gpu "soak: $1"; }
+
+part_drawn() { DRAW=all dev/test/run.sh test || fail drawn; }
 
 part_rest() { dev/test/run.sh rest || fail rest; }
 
@@ -252,7 +258,7 @@ part_mup() {
 
 part_toy() { ! has_sim toy || quietly dev/bench/gpu_report.sh --toy --minutes 30 --out "$work/toy"; }
 
-parts=(rest fresh container kills learning mup texts fuzz aarch64 defects ranks offload waits plan toy)
+parts=(drawn rest fresh container kills learning mup texts fuzz aarch64 defects ranks offload waits plan toy)
 [ $# -gt 0 ] || set -- "${parts[@]}"
 for part in "$@"; do
     [[ " ${parts[*]} " = *" $part "* ]] || { echo "error: no part $part; wanted some of: ${parts[*]}" >&2; exit 2; }
@@ -261,6 +267,9 @@ make -s train_gpt2
 for part in "$@"; do
     begin=$SECONDS
     "part_$part"
-    echo "soak: $part: $((SECONDS - begin)) s"
+    took+=("soak: $part: $((SECONDS - begin)) s")
+    echo "${took[-1]}"
 done
+echo "soak: ${#took[@]} parts, $SECONDS s"
+printf '%s\n' "${took[@]}"
 exit $failed
