@@ -15,8 +15,9 @@
 # Those that took longest the last time come first. At the end: the CPU seconds of each variant, the
 # tests that took most, builds among them, and the last lines of each test that failed, so that the
 # end of a log says why. The last line is `N passed, N failed, N skipped`; the exit status is 1 if
-# anything failed. Environment: ONLY names goals, of which those run that would run anyway; GPT2_VOCAB and TINY_TEXT name files for the tests that want them;
-# JOBS is the number of tests and compilers at a time.
+# anything failed. Environment: GPT2_VOCAB and TINY_TEXT name files for the tests that want them;
+# JOBS is the number of tests and compilers at a time; ONLY leaves out all tests but these
+# (build/asan/test_base ...).
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 source dev/cusim/cuda_home.sh
@@ -222,7 +223,8 @@ summary() {
     all=$(awk 'NR == 2 { gsub(/[ms]/, " "); printf "%.0f", $1 * 60 + $2 + $3 * 60 + $4 }' "$work/cpu")
     awk '{ split($2, part, "/"); sum[part[1]] += $1 }
          END { for (name in sum) printf "CPU: %5.0f s %s\n", sum[name], name }' "$work/times" | sort -k 2,2 -rn
-    echo "CPU: $all s in this run, builds among them; $tests s of all these tests when they last ran (make test on this machine, whose pace is $pace: at most $(awk "BEGIN { printf \"%.0f\", $budget * $pace }") s in all)"
+    echo "CPU: $all s in this run, builds among them; $tests s of all these tests when they last ran"
+    awk -v budget=$budget -v pace="$pace" 'BEGIN { printf "CPU: make test may take %.0f s on this machine, whose pace is %s s\n", budget * pace, pace }'
     sort -rn "$work/times" | awk '$1 > 20 { printf "above 20 s of CPU: %s (%.0f s)\n", $2, $1 }'
     for goal in $failed; do
         { [ -e "$goal.failed" ] && tail -n 20 "$goal.failed" || echo "it could not be built"; } | sed "s|^|again: ${goal#build/}: |"

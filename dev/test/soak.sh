@@ -28,6 +28,7 @@
 #     defects    what was found wrong once, tried again from the outside (defects.sh)
 #     ranks      several processes, on CPUs and on the simulated GPU in fp32 (test_ranks.sh)
 #     offload    two GPUs with all offloaded, in 20 random orders of their work: the same bits
+#     planted    ten planted faults of different kinds are noticed by `make test` (planted.sh)
 #     waits      each wait in the GPU trainer and its kernels, left out, makes a test fail (dev/cusim/test/mutate.sh)
 #     plan       the planned speed of a small and a middle model is within a factor of 1.5 of the measured one
 #     toy        the whole report on a GPU, of the simulated one (gpu_report.sh)
@@ -225,6 +226,8 @@ part_offload() {
     echo "soak: all offloaded, $seed random orders"
 }
 
+part_planted() { ! has_sim planted || dev/test/planted.sh || fail planted; }
+
 part_waits() { ! has_sim waits || dev/cusim/test/mutate.sh || fail waits; }
 
 # expect_planned STEPS OPTION...: what --plan says before and after a run, the mean of both, and the
@@ -258,7 +261,7 @@ part_mup() {
 
 part_toy() { ! has_sim toy || quietly dev/bench/gpu_report.sh --toy --minutes 30 --out "$work/toy"; }
 
-parts=(drawn rest fresh container kills learning mup texts fuzz aarch64 defects ranks offload waits plan toy)
+parts=(drawn rest fresh container kills learning mup texts fuzz aarch64 defects ranks offload planted waits plan toy)
 [ $# -gt 0 ] || set -- "${parts[@]}"
 for part in "$@"; do
     [[ " ${parts[*]} " = *" $part "* ]] || { echo "error: no part $part; wanted some of: ${parts[*]}" >&2; exit 2; }
