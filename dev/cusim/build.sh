@@ -34,7 +34,7 @@ include=(-I"$here/include" -isystem "$CUDA_HOME/include" -isystem "$CUDA_HOME/in
 # Kernels read 16 bytes of any type at once (-fno-strict-aliasing), and nvcc fuses products and
 # sums.
 common=(-std=c++17 -g1 -Wall -Wextra -Wno-unknown-pragmas -Wno-unused-function -Wno-missing-field-initializers -fno-strict-aliasing
-    -ffp-contract=fast -D_GNU_SOURCE ${CUSIM_FLAGS:-})
+    -ffp-contract=fast -D_GNU_SOURCE)
 # NCCL for several ranks, if its header exists, as in dev/gpu.mk.
 g++ "${include[@]}" -x c++ -E - <<<'#include <nccl.h>' >/dev/null 2>&1 && common+=(-DHAVE_NCCL)
 cxx=g++
@@ -100,7 +100,7 @@ object=$source
 if [[ $source = *.cu ]]; then
     object=$out
     [[ $out = *.o ]] || object=$out.o
-    $cxx -x c++ "${common[@]}" "${flags[@]}" "${include[@]}" -MMD -MP -MF "${out%.o}.d" -MT "$out" -c "$source" -o "$object"
+    $cxx -x c++ "${common[@]}" "${flags[@]}" ${CUSIM_FLAGS:-} "${include[@]}" -MMD -MP -MF "${out%.o}.d" -MT "$out" -c "$source" -o "$object"
 fi
 [[ $out != *.o ]] || exit 0
 for more in "${@:4}"; do

@@ -212,8 +212,7 @@ pace() {
 }
 
 summary() {
-    local goal failed tests all pace
-    pace=$(pace)
+    local goal failed tests all
     failed=$(failures)
     for goal in "${goals[@]%.ok}"; do
         grep -qxF "$goal" <<<"$failed" || echo "$(sed -n 's/^cpu //p' "$goal.ok" | tail -n 1) ${goal#build/}"
@@ -224,7 +223,7 @@ summary() {
     awk '{ split($2, part, "/"); sum[part[1]] += $1 }
          END { for (name in sum) printf "CPU: %5.0f s %s\n", sum[name], name }' "$work/times" | sort -k 2,2 -rn
     echo "CPU: $all s in this run, builds among them; $tests s of all these tests when they last ran"
-    awk -v budget=$budget -v pace="$pace" 'BEGIN { printf "CPU: make test may take %.0f s on this machine, whose pace is %s s\n", budget * pace, pace }'
+    awk -v budget=$budget -v pace="$(pace)" 'BEGIN { printf "CPU: make test may take %.0f s on this machine, whose pace is %s s\n", budget * pace, pace }'
     sort -rn "$work/times" | awk '$1 > 20 { printf "above 20 s of CPU: %s (%.0f s)\n", $2, $1 }'
     for goal in $failed; do
         { [ -e "$goal.failed" ] && tail -n 20 "$goal.failed" || echo "it could not be built"; } | sed "s|^|again: ${goal#build/}: |"
