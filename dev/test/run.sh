@@ -87,14 +87,14 @@ longest_first() {
     done | sort -s -rn -k 1,1 | cut -d ' ' -f 2
 }
 
-# half NAME: the script's half that is drawn.
-half() { for part in $(drawn "half of $1" 1of2 2of2); do echo "$1.$part"; done; }
+# half GOAL: the half of the script's cases that is drawn.
+half() { for part in $(drawn "half of ${1#build/}" 1of2 2of2); do echo "$1.$part"; done; }
 
 # What has no vectors is tested with the address sanitizer; here only by `make check` and `rest`.
 scripts_with_asan=(cli_{cli,generate,data,report,tokenize})
 test_plain() {
     # shellcheck disable=SC2046 # names without blanks
-    variant plain "${vector_rooms[@]}" cli_{families,architectures,misuse,teacher,kill,experts,watch,answers} $(half cli_ranks) $(half cli_pipeline)
+    variant plain "${vector_rooms[@]}" cli_{families,architectures,misuse,teacher,kill,experts,watch,answers} $(half build/plain/cli_ranks) $(half build/plain/cli_pipeline)
 }
 test_asan() {
     variant asan "${rooms[@]}" "${scripts_with_asan[@]}" -- UNITS=1 \
@@ -129,23 +129,29 @@ has_sim() {
 # sims MODE TEST...: those of the simulated GPU.
 sims() { printf "build/sim/$1/%s " "${@:2}"; }
 test_sim() {
-    local test whole=() tests=() mode order
+    local goal order part tests=() whole=()
     has_sim || return
-    for mode in $(drawn "precision of the whole model" BF16 FP32); do
-        whole+=("build/sim/$mode-plain/test_gpt2")
+    for part in $(drawn "precision of the whole model" BF16 FP32); do
+        whole+=("build/sim/$part-plain/test_gpt2")
     done
-    for test in "${whole[@]}" $(sims plain "${gpu_rooms[@]}"); do
-        for order in $(drawn "order of ${test#build/sim/}" down random greedy); do
-            tests+=("$test.$order")
+    for goal in "${whole[@]}" $(sims plain "${gpu_rooms[@]}"); do
+        for order in $(drawn "order of ${goal#build/sim/}" down random greedy); do
+            tests+=("$goal.$order")
         done
     done
-    for mode in $(drawn "sanitizer of the simulated GPU" asan tsan msan); do
-        tests+=("build/sim/BF16-$mode/test_gpt2" $(sims "$mode" "${gpu_rooms[@]}"))
+    # shellcheck disable=SC2046,SC2207 # names without blanks
+    for part in $(drawn "sanitizer of the simulated GPU" asan tsan msan); do
+        tests+=("build/sim/BF16-$part/test_gpt2" $(sims "$part" "${gpu_rooms[@]}"))
     done
-    variant sim "${tests[@]}" build/sim/cli_{sim,generate,experts} $(printf 'build/sim/%s ' $(half cli_ranks) $(half cli_pipeline)) build/sim/cusim
+    # shellcheck disable=SC2046
+    variant sim "${tests[@]}" build/sim/cli_{sim,generate,experts} $(half build/sim/cli_ranks) $(half build/sim/cli_pipeline) build/sim/cusim
 }
 has_nvcc() { command -v nvcc >/dev/null || { skip "nvcc is missing: the GPU trainer is not compiled for any GPU" && false; }; }
-test_nvcc_quick() { has_nvcc && variant nvcc build/nvcc/bf16 build/nvcc/cudnn; }
+# Both compile every kernel; one looks for spilled registers, the other links cuDNN's attention.
+test_nvcc_quick() {
+    # shellcheck disable=SC2046 # names without blanks
+    has_nvcc && variant nvcc $(printf 'build/nvcc/%s ' $(drawn "work for nvcc" bf16 cudnn))
+}
 
 # ---- what `make soak` adds ----
 
