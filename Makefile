@@ -143,10 +143,10 @@ RUN_TRAINER = train_gpt2$(if $(and $(shell command -v $(NVCC) 2>/dev/null),$(she
 run: $(RUN_TRAINER)  ## train on the built-in stories for a minute or two, without a download, or continue; results in out/quickstart
 	./$(RUN_TRAINER)$(if $(filter train_gpt2,$(RUN_TRAINER)), --matmul auto) --out $(call quoted,$(OUT)) --resume auto
 
-check:      ## a quick test: the plain build and its tests; TEST=json: only those whose names contain it
+check:      ## a quick test: each room, a short run, the quick linters; TEST=json: only tests whose names contain it
 	@dev/test/run.sh check $(TEST)
 
-test:       ## all tests that need no GPU; ends with `N passed, N failed, N skipped`
+test:       ## all tests that need no GPU, of some a part (DRAW=all: all); ends with `N passed, N failed, N skipped`
 	@dev/test/run.sh test
 
 print-%:
@@ -164,7 +164,7 @@ bench-cpu: $(BUILD)/bench_cpu  ## matmuls, attention and memory-bound operations
 bench-tokenizer: $(BUILD)/bench_tokenizer  ## speed of encoding text, and of training a vocabulary; TEXT=FILE, GPT2_VOCAB=FILE
 	$(BUILD)/bench_tokenizer $(if $(TEXT),--text $(TEXT)) $(if $(GPT2_VOCAB),--vocabulary $(GPT2_VOCAB))
 
-soak:       ## long tests: the remaining tests without a GPU, learning down to the floor, kills, fuzzing, forgotten waits
+soak:       ## all that `make test` draws from, and long tests: learning down to the floor, kills, fuzzing, forgotten waits
 	@dev/test/soak.sh
 
 # One line per source: call COMMAND,compiler and flags,file. clangd reads CUDA sources for the host.
