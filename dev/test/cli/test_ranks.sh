@@ -1015,7 +1015,7 @@ test_gpu_context() {
         near "$out: the last validation" "$(last_loss long)" "$(last_loss $out)" $near
     done
     for out in 1 2; do
-        trains $out long_task_$out --steps 0 --model long/step_00000002 --perplexity tokens.bin --data-format nanogpt --stride 100 \
+        trains $out long_task_$out --steps 0 --model long/step_00000003 --perplexity tokens.bin --data-format nanogpt --stride 100 \
             --seq-len 512 --batch 2 --tf32 off --autotune off --context-parallel $out
     done
     check "the same scores: $(grep -c '"kind":"task"' long_task_2/log.jsonl)" \
