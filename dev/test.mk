@@ -4,7 +4,8 @@
 # its own main(), the others change a constant of a module that other tests use unchanged.
 ALONE = collectives bpe_split documents encode_threads attention_small offload
 alone_sources = $(wildcard $(foreach name,$(ALONE),dev/test/*/test_$(name).$(1)))
-test_sources = $(filter-out $(call alone_sources,$(1)),$(wildcard dev/test/$(2)/test_*.$(1)))
+TEST_FILES = % # in these rooms' programs
+test_sources = $(filter-out $(call alone_sources,$(1)),$(filter $(TEST_FILES),$(wildcard dev/test/$(2)/test_*.$(1))))
 test_rooms = $(sort $(foreach source,$(call test_sources,$(1),*),$(word 3,$(subst /, ,$(source)))))
 test_programs = $(addprefix test_,$(call test_rooms,$(1))) $(basename $(notdir $(call alone_sources,$(1))))
 
@@ -41,16 +42,16 @@ run_test = @dev/test/run_one.sh $@
 # parameters, whose memory is laid out otherwise.
 build/asan/test_run.ok build/avx2/test_run.ok: private WORDS = composition freeze mup
 
-# Emulated instructions (dev/test/lib/emulated_x86.h): modules that use them, the rest from the plain
-# build; words in the names of tests; processors that have fewer.
-EMULATED_MODULES = $(filter llmc/bf16/% llmc/ops/% llmc/tokenizer/%,$(COMPILED))
+# Emulated instructions (dev/test/lib/emulated_x86.h): modules and tests that use them, the rest of
+# the library from the plain build; processors that have fewer.
+EMULATED_OPS = activation cross_entropy heads matmul norm q8
+EMULATED_MODULES = $(filter llmc/bf16/% $(EMULATED_OPS:%=llmc/ops/%.h) %/q8_amx.h %/bpe_encode.h,$(COMPILED))
+EMULATED_TEST_FILES = dev/test/bf16/% $(EMULATED_OPS:%=dev/test/ops/test_%.c) %/test_vec.c %/test_bpe_encode.c
 $(TESTS:%=build/avx512/%): build/plain/libllmc.a
-build/avx512/test_base.ok: private WORDS = vec
-build/avx512/test_ops.ok: private WORDS = q8 activation attention cross_entropy heads matmul. norm
-build/avx512/test_tokenizer.ok: private WORDS = bpe_
+build/avx512/test_bf16.znver4.ok: private WORDS = mat mlp # which ask for the fastest kernel
 define PROCESSOR_RULES
 build/avx512/%.$(1).ok: build/avx512/% $(TEST_INPUTS)
-	$$(run_test) env EMULATED=$(1) $$<
+	$$(run_test) env EMULATED=$(1) $$< $$(WORDS)
 endef
 $(foreach processor,znver4 icelake,$(eval $(call PROCESSOR_RULES,$(processor))))
 

@@ -114,8 +114,9 @@ test_avx512() { # and AMX, emulated
         skip "avx512: emulated on x86-64 processors with AVX2"
         return
     fi
-    variant avx512 test_{base,bf16,ops,tokenizer} test_bpe_split build/avx512/test_bf16.{znver4,icelake} -- \
-        MARCH=haswell OPT=-O1 LDLIBS=build/plain/libllmc.a COMPILED="$(make -s print-EMULATED_MODULES)" \
+    variant avx512 test_{base,bf16,ops,tokenizer} build/avx512/test_bf16.{znver4,icelake} -- \
+        TEST_FILES="$(make -s print-EMULATED_TEST_FILES)" COMPILED="$(make -s print-EMULATED_MODULES)" \
+        MARCH=haswell OPT=-O1 LDLIBS=build/plain/libllmc.a \
         CFLAGS='-Wno-psabi -fexpensive-optimizations -DEMULATED_X86=\"dev/test/lib/emulated_x86.h\"'
 }
 test_serial() { variant serial one_run -- "${serial[@]}"; }
