@@ -215,7 +215,7 @@ static void test_first_values(Arch arch) {
 
 // The logits of a router are as large in any width.
 static void test_router(void) {
-    const TensorRow row = {.kind = KIND_ROUTER, .init = INIT_NORMAL};
+    const TensorRow row = {.kind = KIND_ROUTER, .init = INIT_NORMAL, .in_block = 1};
     const MupFactors f = mup_factors((Mup){256, 3}, (ModelConfig){.C = 1024, .L = 6}, &row);
     EXPECT(f.rate == 0.25f && f.decay == 4 && f.eps == 0.5f, "%g %g %g", f.rate, f.decay, f.eps);
     EXPECT_NEAR(f.init, 0.25 * sqrt(3), 1e-6, "from 256 channels, 1024 have GPT-2's deviation");
