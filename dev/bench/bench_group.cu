@@ -15,9 +15,9 @@ A size is that of an array on each GPU: gathers receive it, the other operations
 
 Each line of the table is the median of the rounds, on the slowest GPU; a round is many calls, one
 after the other, between two events. GB/s is what a GPU sends, and receives at the same time:
-(n-1)/n of the array; in a stage-exchange all of it. Beside matmuls of 8192 x 8192 (64 x 64 if arrays
-are small, for tests): the time of a call, and how many times as long a matmul takes. Both depend on
-NCCL_MAX_P2P_NCHANNELS and NCCL_MAX_CTAS, the multiprocessors that NCCL takes.
+(n-1)/n of the array; in a stage-exchange all of it. Beside matmuls of 8192 x 8192 (64 x 64 if
+arrays are small, for tests): the time of a call, and how many times as long a matmul takes. Both
+depend on NCCL_MAX_P2P_NCHANNELS and NCCL_MAX_CTAS, the multiprocessors that NCCL takes.
 */
 #include "llmc/comm/comm.h"
 #include "llmc/comm/comm_nccl.cuh"

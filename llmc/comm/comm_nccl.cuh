@@ -17,8 +17,8 @@ NCCL keeps no order between communicators. Where a GPU has no room for two opera
 their streams share a queue of the hardware, ranks whose streams get to run in other orders wait for
 each other for ever. A process with exchanges on several streams opens its groups with
 GROUP_SEVERAL_STREAMS, and all start in the order of the calls: by NCCL_LAUNCH_ORDER_IMPLICIT=1, or
-if NCCL is older than 2.26 or the user has set it to 0, by an event: an exchange waits for the end of
-the one before if that is on another stream, and none may be captured.
+if NCCL is older than 2.26 or the user has set it to 0, by an event: an exchange waits for the end
+of the one before if that is on another stream, and none may be captured.
 
 With one rank there is no communicator and NCCL is not initialized: data is copied if it has to
 move. NCCL is used if the program was built with it (HAVE_NCCL); otherwise a run has one rank.

@@ -38,7 +38,7 @@ typedef struct {
 // The expert group of a layer.
 typedef struct {
     const GroupGpu* group;           // NULL: nothing is divided
-    int *counts, *on_host;           // (e, E) as in expert_parallel.h, on the GPU and in pinned memory
+    int *counts, *on_host;           // (e, E) of expert_parallel.h, on the GPU and in pinned memory
     ExpertRowsGpu rows[EXPERT_SETS]; // of rounds, in turn
     int sets;                        // 1: all rounds use the first
     int *order, *first;              // (rows), (E / e + 1)

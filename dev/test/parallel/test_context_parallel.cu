@@ -78,7 +78,7 @@ static void test_order(const Gpu* gpu) {
 template <class T> static void test_type(const Gpu* gpu) {
     const AttentionSizes cases[] = {{1, 2, 1, 1, 1, 1, {1, 0}},   {3, 6, 4, 2, 5, 1, {1, 0}},
                                     {2, 10, 3, 1, 31, 1, {3, 0}}, {2, 6, 3, 1, 8, 1, {2, 0}},
-                                    {1, 4, 5, 5, 136, 1, {1, 0}}, // more than 128 threads take at once
+                                    {1, 4, 5, 5, 136, 1, {1, 0}}, // more than 128 threads take
                                     {1, 34, 2, 2, 33, 1, {6, 0}}};
     for (const AttentionSizes sizes : cases) {
         test_gather<T>(sizes, gpu);
