@@ -49,7 +49,7 @@ if [ $toy = on ]; then
     tiny_run=(--layers 2 --channels 32 --heads 2 --seq-len 16 --batch 2 --total-batch 96 --steps 2)
     split_model=(--layers 2 --channels 128 --heads 8)
     split_batch=(--seq-len 16 --batch 2 --total-batch 96 --steps 2)
-    context_batch=(--seq-len 512 --batch 1 --total-batch 1536 --steps 1) # chunks of whole tiles
+    context_batch=(--seq-len $((256 * gpus)) --batch 1 --total-batch $((768 * gpus)) --steps 1) # chunks of whole tiles
     experts_model=(--arch mixtral --layers 2 --channels 64 --heads 4 --hidden 64 --experts 4)
     skipped_steps=0 most_s=9999
 else
