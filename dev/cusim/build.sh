@@ -33,7 +33,7 @@ source "$here/cuda_home.sh"
 include=(-I"$here/include" -isystem "$CUDA_HOME/include" -isystem "$CUDA_HOME/include/cccl" -I.) # cccl: <nv/target> of some toolkits
 # Kernels read 16 bytes of any type at once (-fno-strict-aliasing), and nvcc fuses products and
 # sums.
-common=(-std=c++17 -g1 -Wall -Wextra -Wno-unknown-pragmas -Wno-unused-function -Wno-missing-field-initializers -fno-strict-aliasing
+common=(-std=c++17 -g1 -Wall -Wextra -Wno-unknown-pragmas -Wno-unused-function -Wno-missing-field-initializers -Wno-psabi -fno-strict-aliasing
     -ffp-contract=fast -D_GNU_SOURCE)
 # NCCL for several ranks, if its header exists, as in dev/gpu.mk.
 g++ "${include[@]}" -x c++ -E - <<<'#include <nccl.h>' >/dev/null 2>&1 && common+=(-DHAVE_NCCL)

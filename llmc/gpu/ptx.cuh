@@ -17,9 +17,8 @@ lie at
 
 #include "llmc/gpu/gpu.cuh"
 
-// Set if kernels are for compute capability 9.0 (ARCH=sm_90a): no other GPU has wgmma, nor has the
-// CPU device.
-#if defined(__CUDACC__) && GPU_SM == 90
+// Set if kernels are for compute capability 9.0 (ARCH=sm_90a): no other GPU has wgmma.
+#if GPU_SM == 90
 #define PTX_HAS_WGMMA 1
 #include <cuda.h>
 #else
@@ -123,9 +122,9 @@ __device__ inline void mbarrier_arrive_expect(uint64_t* barrier, int bytes) {
 }
 
 // Waits until the phase of this parity has ended; of a new barrier, the one before the first, of
-// parity 1, has.
+// parity 1, has. With PTX_WAIT_LIMIT a wait that never ends stops the kernel after some seconds.
 __device__ inline void mbarrier_wait(uint64_t* barrier, int parity) {
-    unsigned has_ended = 0;
+    unsigned has_ended = 0, polls = 0;
     while (!has_ended) {
         asm volatile("{\n"
                      ".reg .pred p;\n"
@@ -135,16 +134,23 @@ __device__ inline void mbarrier_wait(uint64_t* barrier, int parity) {
                      : "=r"(has_ended)
                      : "r"(ptx_shared_address(barrier)), "r"(parity)
                      : "memory");
+#ifdef PTX_WAIT_LIMIT
+        if (++polls == 1u << 26) {
+            __trap();
+        }
+#endif
     }
+    (void)polls;
 }
 
-// Lets COUNT threads of a block wait for each other.
-template <int COUNT> __device__ inline void barrier_of(void) {
-    asm volatile("bar.sync 1, %0;" ::"n"(COUNT) : "memory");
+// Lets COUNT threads of a block wait for each other. Barriers have ids from 1 to 15.
+template <int COUNT> __device__ inline void barrier_of(int id) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(COUNT) : "memory");
 }
 
 // Sets the registers of a thread of this warpgroup, all of which call it: fewer, and it gives the
-// others to the block; or more, and it waits for those. Kernels need __launch_bounds__(threads, 1).
+// others to the block; or more, and it waits for those. Kernels need __launch_bounds__ with a number
+// of blocks.
 template <int COUNT> __device__ inline void registers_fewer(void) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
@@ -154,24 +160,40 @@ template <int COUNT> __device__ inline void registers_more(void) {
 
 // ---- TMA, and wgmma ----
 
-// Starts to copy the box at (x, y, z) of a tensor to shared memory, a multiple of 1024 bytes; tells
-// the barrier of its bytes. Elements outside of the tensor become 0, and count as copied.
+// Start to copy the box at (x, y, z) or (x, y, z, w) of a tensor to shared memory, a multiple of 1024
+// bytes; they tell the barrier of its bytes. Elements outside of the tensor become 0, and count as
+// copied.
 __device__ inline void tma_load_3d(void* to, const CUtensorMap* map, int x, int y, int z, uint64_t* barrier) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(ptx_shared_address(to)),
                  "l"(map), "r"(x), "r"(y), "r"(z), "r"(ptx_shared_address(barrier))
                  : "memory");
 }
+__device__ inline void tma_load_4d(void* to, const CUtensorMap* map, int x, int y, int z, int w,
+                                   uint64_t* barrier) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(ptx_shared_address(to)),
+                 "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(ptx_shared_address(barrier))
+                 : "memory");
+}
+
+// Starts to copy bytes to shared memory; addresses and their number are multiples of 16.
+__device__ inline void bulk_load(void* to, const void* from, int bytes, uint64_t* barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     ptx_shared_address(to)),
+                 "l"(from), "r"(bytes), "r"(ptx_shared_address(barrier))
+                 : "memory");
+}
+
+// Stores to shared memory what TMA or wgmma access later: after a fence_async of this thread, and a
+// barrier after it.
+template <class T> __device__ inline void store_for_async(T* to, const T& value) { *to = value; }
 
 // Orders this thread's stores to shared memory before what TMA and wgmma do there after the next
 // barrier.
 __device__ inline void fence_async(void) { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// Sums of a warpgroup, 64 x 256: warp w has rows 16w to 16w + 15, columns 8i to 8i + 7 like d of
-// mma_16816.
-typedef float WgmmaSums[32][4];
-
-// Orders accesses to the sums, and stores before, before the next wgmma.
+// Orders accesses to sums and operands in registers, and stores before, before the next wgmma.
 __device__ inline void wgmma_fence(void) { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
 // Makes a group of the matmuls since the last one.
@@ -183,45 +205,74 @@ template <int GROUPS> __device__ inline void wgmma_wait(void) {
 }
 
 // Keeps the compiler from reading the sums before this place.
-__device__ inline void wgmma_settle(WgmmaSums& d) {
+template <int N> __device__ inline void wgmma_settle(float (&d)[N][4]) {
 #pragma unroll
-    for (int i = 0; i < 128; i++) {
+    for (int i = 0; i < 4 * N; i++) {
         asm volatile("" : "+f"(d[i / 4][i % 4])::"memory");
     }
 }
 
-// Starts to add a b to d: a (64, 16), b (16, 256), by their descriptors (wgmma.cuh). TRANS_A: the
-// rows of a are neighbors in memory; TRANS_B: the columns of b.
-#define PTX_WGMMA_FOUR_(i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
-#define PTX_WGMMA_16_(i)                                                                                     \
-    PTX_WGMMA_FOUR_(i), PTX_WGMMA_FOUR_(i + 1), PTX_WGMMA_FOUR_(i + 2), PTX_WGMMA_FOUR_(i + 3)
-#define PTX_WGMMA_(type)                                                                                     \
-    asm volatile("{\n"                                                                                       \
-                 ".reg .pred p;\n"                                                                           \
-                 "setp.ne.b32 p, 1, 0;\n"                                                                    \
-                 "wgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type " {" PTX_WGMMA_REGISTERS_      \
-                 "}, %128, %129, p, 1, 1, %130, %131;\n"                                                     \
-                 "}"                                                                                         \
-                 : PTX_WGMMA_16_(0), PTX_WGMMA_16_(4), PTX_WGMMA_16_(8), PTX_WGMMA_16_(12),                  \
-                   PTX_WGMMA_16_(16), PTX_WGMMA_16_(20), PTX_WGMMA_16_(24), PTX_WGMMA_16_(28)                \
-                 : "l"(a), "l"(b), "n"(TRANS_A), "n"(TRANS_B))
+// Start d = a b, or d += a b if `adds`: a (64, 16), b (16, 8 N) by its descriptor (wgmma.cuh); a, too,
+// or in registers. Warp w of the warpgroup has rows 16w to 16w + 15 of a and d, like a and d of
+// mma_16816. TRANS_A: the rows of a are neighbors in memory; TRANS_B: the columns of b. Nothing may
+// access d, nor change a, before a wait.
+#define PTX_FOUR_(i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
+#define PTX_16_(i) PTX_FOUR_(i), PTX_FOUR_(i + 1), PTX_FOUR_(i + 2), PTX_FOUR_(i + 3)
+#define PTX_32_(i) PTX_16_(i), PTX_16_(i + 4)
+#define PTX_64_(i) PTX_32_(i), PTX_32_(i + 8)
+#define PTX_WGMMA_(columns, type, registers, left, right, adds, trans)                                       \
+    "{\n"                                                                                                    \
+    ".reg .pred p;\n"                                                                                        \
+    "setp.ne.b32 p, " adds ", 0;\n"                                                                          \
+    "wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type "." type " {" registers "}, " left           \
+    ", " right ", p, 1, 1, " trans ";\n"                                                                     \
+    "}"
+#define PTX_128_(i) PTX_64_(i), PTX_64_(i + 16)
+#define PTX_WGMMA_TYPED_(text, sums, ...)                                                                    \
+    if constexpr (DTYPE_OF(T) == DTYPE_BF16) {                                                               \
+        asm volatile(text("bf16") : sums(0) : __VA_ARGS__);                                                  \
+    } else {                                                                                                 \
+        asm volatile(text("f16") : sums(0) : __VA_ARGS__);                                                   \
+    }
 // clang-format off
-#define PTX_WGMMA_REGISTERS_ \
+#define PTX_NUMBERS_32_ \
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
-        "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define PTX_NUMBERS_64_ PTX_NUMBERS_32_ \
+        ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define PTX_NUMBERS_128_ PTX_NUMBERS_64_ \
+        ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
         "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
         "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
         "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define PTX_WGMMA_64_(type) PTX_WGMMA_("64", type, PTX_NUMBERS_32_, "%32", "%33", "%34", "%35, %36")
+#define PTX_WGMMA_128_(type) PTX_WGMMA_("128", type, PTX_NUMBERS_64_, "%64", "%65", "%66", "%67, %68")
+#define PTX_WGMMA_256_(type) PTX_WGMMA_("256", type, PTX_NUMBERS_128_, "%128", "%129", "%130", "%131, %132")
+#define PTX_WGMMA_OF_64_(type) PTX_WGMMA_("64", type, PTX_NUMBERS_32_, "{%32, %33, %34, %35}", "%36", "%37", "%38")
+#define PTX_WGMMA_OF_128_(type) PTX_WGMMA_("128", type, PTX_NUMBERS_64_, "{%64, %65, %66, %67}", "%68", "%69", "%70")
 // clang-format on
-template <class T, int TRANS_A, int TRANS_B>
-__device__ inline void wgmma_64x256x16(WgmmaSums& d, uint64_t a, uint64_t b) {
-    if constexpr (DTYPE_OF(T) == DTYPE_BF16) {
-        PTX_WGMMA_("bf16");
+template <class T, int TRANS_A, int TRANS_B, int N>
+__device__ inline void wgmma(float (&d)[N][4], uint64_t a, uint64_t b, int adds) {
+    static_assert(N == 8 || N == 16 || N == 32, "64, 128 or 256 columns");
+    if constexpr (N == 8) {
+        PTX_WGMMA_TYPED_(PTX_WGMMA_64_, PTX_32_, "l"(a), "l"(b), "r"(adds), "n"(TRANS_A), "n"(TRANS_B));
+    } else if constexpr (N == 16) {
+        PTX_WGMMA_TYPED_(PTX_WGMMA_128_, PTX_64_, "l"(a), "l"(b), "r"(adds), "n"(TRANS_A), "n"(TRANS_B));
     } else {
-        PTX_WGMMA_("f16");
+        PTX_WGMMA_TYPED_(PTX_WGMMA_256_, PTX_128_, "l"(a), "l"(b), "r"(adds), "n"(TRANS_A),
+                         "n"(TRANS_B));
+    }
+}
+template <class T, int TRANS_B, int N>
+__device__ inline void wgmma_of_registers(float (&d)[N][4], const unsigned (&a)[4], uint64_t b, int adds) {
+    static_assert(N == 8 || N == 16, "64 or 128 columns");
+    if constexpr (N == 8) {
+        PTX_WGMMA_TYPED_(PTX_WGMMA_OF_64_, PTX_32_, "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),
+                         "r"(adds), "n"(TRANS_B));
+    } else {
+        PTX_WGMMA_TYPED_(PTX_WGMMA_OF_128_, PTX_64_, "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),
+                         "r"(adds), "n"(TRANS_B));
     }
 }
 
@@ -316,6 +367,64 @@ inline float exp2_approx(float x) {
     const float y = exp2f(x);
     return y < FLT_MIN ? 0.0f : y;
 }
+
+#if PTX_HAS_WGMMA
+
+inline unsigned ptx_shared_address(const void* p, CUSIM_LOC) { return cusim_shared_address(p, CUSIM_L); }
+
+inline void mbarrier_init(uint64_t* barrier, int count) { cusim_mbar_init(barrier, (unsigned)count); }
+inline void mbarrier_publish(void) { cusim_mbar_publish(); }
+inline void mbarrier_arrive(uint64_t* barrier, CUSIM_LOC) { cusim_mbar_arrive(barrier, 0, CUSIM_L); }
+inline void mbarrier_arrive_expect(uint64_t* barrier, int bytes, CUSIM_LOC) {
+    cusim_mbar_arrive(barrier, (unsigned)bytes, CUSIM_L);
+}
+inline void mbarrier_wait(uint64_t* barrier, int parity, CUSIM_LOC) {
+    cusim_mbar_wait(barrier, (unsigned)parity, CUSIM_L);
+}
+
+template <int COUNT> inline void barrier_of(int id, CUSIM_LOC) { cusim_bar_sync(id, COUNT, CUSIM_L); }
+
+template <int COUNT> inline void registers_fewer(CUSIM_LOC) { cusim_setmaxnreg(COUNT, CUSIM_L); }
+template <int COUNT> inline void registers_more(CUSIM_LOC) { cusim_setmaxnreg(COUNT, CUSIM_L); }
+
+inline void tma_load_3d(void* to, const CUtensorMap* map, int x, int y, int z, uint64_t* barrier, CUSIM_LOC) {
+    const int at[] = {x, y, z};
+    cusim_tma_load(to, map, 3, at, barrier, CUSIM_L);
+}
+inline void tma_load_4d(void* to, const CUtensorMap* map, int x, int y, int z, int w, uint64_t* barrier,
+                        CUSIM_LOC) {
+    const int at[] = {x, y, z, w};
+    cusim_tma_load(to, map, 4, at, barrier, CUSIM_L);
+}
+inline void bulk_load(void* to, const void* from, int bytes, uint64_t* barrier) {
+    cusim_bulk_g2s(to, from, (unsigned)bytes, barrier);
+}
+
+template <class T> inline void store_for_async(T* to, const T& value, CUSIM_LOC) {
+    cusim_store_for_async(to, sizeof(T), CUSIM_L);
+    *to = value;
+}
+inline void fence_async(void) { cusim_fence_async(); }
+
+inline void wgmma_fence(CUSIM_LOC) { cusim_wgmma_fence(CUSIM_L); }
+inline void wgmma_commit(CUSIM_LOC) { cusim_wgmma_commit(CUSIM_L); }
+template <int GROUPS> inline void wgmma_wait(CUSIM_LOC) { cusim_wgmma_wait(GROUPS, CUSIM_L); }
+template <int N> inline void wgmma_settle(float (&)[N][4]) {}
+
+template <class T, int TRANS_A, int TRANS_B, int N>
+inline void wgmma(float (&d)[N][4], uint64_t a, uint64_t b, int adds, CUSIM_LOC) {
+    static_assert(N == 8 || N == 16 || N == 32, "64, 128 or 256 columns");
+    const CusimWgmma op = {d[0], NULL, a, b, 8 * N, DTYPE_OF(T) == DTYPE_FP16, adds, TRANS_A, TRANS_B};
+    cusim_wgmma(&op, CUSIM_L);
+}
+template <class T, int TRANS_B, int N>
+inline void wgmma_of_registers(float (&d)[N][4], const unsigned (&a)[4], uint64_t b, int adds, CUSIM_LOC) {
+    static_assert(N == 8 || N == 16, "64 or 128 columns");
+    const CusimWgmma op = {d[0], a, 0, b, 8 * N, DTYPE_OF(T) == DTYPE_FP16, adds, 0, TRANS_B};
+    cusim_wgmma(&op, CUSIM_L);
+}
+
+#endif
 
 #endif
 

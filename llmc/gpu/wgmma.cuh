@@ -5,7 +5,7 @@ capability 9.0; and TMA, which fills them.
 A tile consists of panels. A row of a panel has 64 elements of 16 bits, 128 bytes; TMA swizzles
 them: 16 bytes number c of row r lie at place c ^ r % 8. An operand of a matmul has either
 
-    its sums along the rows     element i of a side in step k: row i, column k; one panel
+    its sums along the rows     element i of a side in step k: row i, column k; a panel for 64 steps
     its sums across them        element i in step k: panel i / 64, row k, column i % 64
 
 A descriptor tells wgmma where an operand of 16 steps lies.
@@ -24,9 +24,10 @@ enum {
 
 // Returns the descriptor of the operand at a shared address. Its fields, in units of 16 bytes: the
 // address; from bit 16 on the distance of panels, 1 if unused; from bit 32 on the distance of eight
-// rows; 1 in bit 62: the swizzle.
-HOST_DEVICE uint64_t wgmma_descriptor(unsigned address, int is_across) {
-    const uint64_t panel_bytes = is_across ? WGMMA_DEPTH * 128 : 16;
+// rows; 1 in bit 62: the swizzle. `across_rows` are the rows of a panel if sums lie across them, or
+// else 0.
+HOST_DEVICE uint64_t wgmma_descriptor(unsigned address, int across_rows) {
+    const uint64_t panel_bytes = across_rows ? (uint64_t)across_rows * 128 : 16;
     return (uint64_t)((address & 0x3ffff) >> 4) | panel_bytes >> 4 << 16 |
            (uint64_t)(WGMMA_EIGHT_ROWS_BYTES_ >> 4) << 32 | (uint64_t)1 << 62;
 }
@@ -53,24 +54,39 @@ static inline PFN_cuTensorMapEncodeTiled_v12000 tensor_map_maker_(void) {
     return (PFN_cuTensorMapEncodeTiled_v12000)function;
 }
 
-// Returns a map of matrices of rows x cols elements of T, one after the other, whose rows lie
-// `stride` elements apart; TMA copies 64 columns of `box` rows. Addresses and rows have multiples
-// of 16 bytes.
+// Returns a map of a tensor of `rank` dimensions, of T; distances of all but the fastest are in
+// elements. TMA copies boxes of 64 elements by `box` of dimension box_dim. Addresses and distances are
+// multiples of 16 bytes.
 template <class T>
-static inline CUtensorMap tensor_map(const T* data, int cols, int rows, int matrices, int stride, int box) {
+static inline CUtensorMap tensor_map_of(const T* data, int rank, const size_t* sizes, const size_t* distances,
+                                        int box_dim, int box) {
     CUtensorMap map;
-    const size_t row_bytes = (size_t)stride * sizeof(T);
-    const cuuint64_t sizes[] = {(cuuint64_t)cols, (cuuint64_t)rows, (cuuint64_t)matrices},
-                     distances[] = {row_bytes, (size_t)rows * row_bytes};
-    const cuuint32_t boxes[] = {WGMMA_PANEL, (cuuint32_t)box, 1}, every[] = {1, 1, 1};
+    cuuint64_t dims[5], strides[4];
+    cuuint32_t boxes[] = {WGMMA_PANEL, 1, 1, 1, 1}, every[] = {1, 1, 1, 1, 1};
+    for (int i = 0; i < rank; i++) {
+        dims[i] = sizes[i];
+        if (i > 0) {
+            strides[i - 1] = distances[i - 1] * sizeof(T);
+        }
+    }
+    boxes[box_dim] = (cuuint32_t)box;
     static const PFN_cuTensorMapEncodeTiled_v12000 encode = tensor_map_maker_(); // looked up once
     const CUresult result = encode(
         &map, DTYPE_OF(T) == DTYPE_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-        3, (void*)data, sizes, distances, boxes, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
+        (cuuint32_t)rank, (void*)data, dims, strides, boxes, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
         CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    CHECK(result == CUDA_SUCCESS, "no map of a tensor of %d x %d x %d, distance of rows %d: CUDA's error %d",
-          matrices, rows, cols, stride, (int)result);
+    CHECK(result == CUDA_SUCCESS, "no map of a tensor of %zu x %zu x %zu, distance of rows %zu: CUDA's error %d",
+          sizes[2], sizes[1], sizes[0], distances[0], (int)result);
     return map;
+}
+
+// Returns a map of matrices of rows x cols elements of T, one after the other, whose rows lie
+// `stride` elements apart; TMA copies 64 columns of `box` rows.
+template <class T>
+static inline CUtensorMap tensor_map(const T* data, int cols, int rows, int matrices, int stride, int box) {
+    const size_t sizes[] = {(size_t)cols, (size_t)rows, (size_t)matrices},
+                 distances[] = {(size_t)stride, (size_t)rows * (size_t)stride};
+    return tensor_map_of(data, 3, sizes, distances, 1, box);
 }
 
 #endif

@@ -36,6 +36,8 @@ HOST_DEVICE int expert_place(int row, int col) {
 
 #if PTX_HAS_WGMMA
 
+typedef float ExpertWgmmaSums_[EXPERT_WIDE_ / 8][4]; // of 64 rows in a warpgroup
+
 // Shared memory of a block, and the stages that the thread has passed.
 template <class X> struct ExpertPipe_ {
     X* stages;
@@ -143,28 +145,28 @@ __device__ inline void expert_fill_all_(ExpertPipe_<X>* pipe, const CUtensorMap*
 template <class X> __device__ inline void expert_clear_(X* stage, int steps) {
     constexpr int PANELS = (EXPERT_SIDE + EXPERT_WIDE_) / WGMMA_PANEL, SIZE = Pack<X>::SIZE,
                   PACKS = WGMMA_PANEL / SIZE;
-    const Pack<X> zeros = {};
     const int rows = WGMMA_DEPTH - steps;
     for (int i = (int)threadIdx.x; i < PANELS * rows * PACKS; i += EXPERT_MULTIPLIERS_) {
         const int row = i / PACKS, panel = row / rows;
-        store_pack(stage + (panel * WGMMA_DEPTH + steps + row % rows) * WGMMA_PANEL + i % PACKS * SIZE,
-                   zeros);
+        X* to = stage + (panel * WGMMA_DEPTH + steps + row % rows) * WGMMA_PANEL + i % PACKS * SIZE;
+        store_for_async(reinterpret_cast<int4*>(to), make_int4(0, 0, 0, 0));
     }
     fence_async();
-    barrier_of<EXPERT_MULTIPLIERS_>();
+    barrier_of<EXPERT_MULTIPLIERS_>(1);
 }
 
 // Sets the sums of the thread's warpgroup.
 template <ExpertLayout LEFT, ExpertLayout RIGHT, class X>
-__device__ inline void expert_multiply_all_(WgmmaSums& sums, ExpertPipe_<X>* pipe, const ExpertJob_& job) {
+__device__ inline void expert_multiply_all_(ExpertWgmmaSums_& sums, ExpertPipe_<X>* pipe, const ExpertJob_& job) {
     constexpr int IS_LEFT_ACROSS = LEFT == EXPERT_ACROSS, IS_RIGHT_ACROSS = RIGHT == EXPERT_ACROSS;
     const int group = (int)threadIdx.x / 128, is_signal = threadIdx.x % 32 == 0;
     for (int k = 0; k < job.K; k += WGMMA_DEPTH) {
         const int stage = pipe->passed % EXPERT_STAGES_, round = pipe->passed / EXPERT_STAGES_;
         X* tiles = pipe->stages + stage * (EXPERT_LEFT_ + EXPERT_RIGHT_);
         const uint64_t left = wgmma_descriptor(ptx_shared_address(tiles + group * 64 * WGMMA_DEPTH),
-                                               IS_LEFT_ACROSS),
-                       right = wgmma_descriptor(ptx_shared_address(tiles + EXPERT_LEFT_), IS_RIGHT_ACROSS);
+                                               IS_LEFT_ACROSS * WGMMA_DEPTH),
+                       right = wgmma_descriptor(ptx_shared_address(tiles + EXPERT_LEFT_),
+                                                IS_RIGHT_ACROSS * WGMMA_DEPTH);
         mbarrier_wait(pipe->full + stage, round % 2);
         if constexpr (IS_LEFT_ACROSS) {
             if (job.K - k < WGMMA_DEPTH) {
@@ -174,8 +176,8 @@ __device__ inline void expert_multiply_all_(WgmmaSums& sums, ExpertPipe_<X>* pip
         wgmma_fence();
 #pragma unroll
         for (int i = 0; i < WGMMA_DEPTH / 16; i++) {
-            wgmma_64x256x16<X, IS_LEFT_ACROSS, IS_RIGHT_ACROSS>(sums, left + i * wgmma_step(IS_LEFT_ACROSS),
-                                                                right + i * wgmma_step(IS_RIGHT_ACROSS));
+            wgmma<X, IS_LEFT_ACROSS, IS_RIGHT_ACROSS>(sums, left + i * wgmma_step(IS_LEFT_ACROSS),
+                                                      right + i * wgmma_step(IS_RIGHT_ACROSS), 1);
         }
         wgmma_commit();
         wgmma_wait<1>();
@@ -193,7 +195,7 @@ __device__ inline void expert_multiply_all_(WgmmaSums& sums, ExpertPipe_<X>* pip
 
 // Writes the sums of a warp, 64 columns at a time, through its part of `results`.
 template <class OUT>
-__device__ inline void expert_write_all_(const ExpertResult<OUT>& out, const WgmmaSums& sums,
+__device__ inline void expert_write_all_(const ExpertResult<OUT>& out, const ExpertWgmmaSums_& sums,
                                          float* results) {
     constexpr int SIZE = Pack<OUT>::SIZE, PACKS = EXPERT_CHUNK_ / SIZE;
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, packs = out.stride % SIZE == 0;
@@ -249,7 +251,7 @@ __global__ void __launch_bounds__(EXPERT_WGMMA_THREADS_, 1)
     } else {
         registers_more<232>();
         for (int i = (int)blockIdx.x; jobs.at(&job, i); i += (int)gridDim.x) {
-            WgmmaSums sums = {};
+            ExpertWgmmaSums_ sums = {};
             expert_multiply_all_<LEFT, RIGHT>(sums, &pipe, job);
             expert_write_all_<OUT>({out + (size_t)job.out * jobs.width + job.col, (size_t)jobs.width,
                                     job.rows, jobs.width - job.col, mode},

@@ -24,6 +24,7 @@ warps, intrinsics, launches.
 #include <type_traits>
 #include <utility>
 
+#include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

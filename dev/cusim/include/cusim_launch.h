@@ -8,6 +8,8 @@ arguments are copied at the launch, and pointers among them are checked.
 template <class T> inline void cusim_check_argument(const T& value, int argument, const void* kernel) {
     if constexpr (std::is_pointer<T>::value && !std::is_function<std::remove_pointer_t<T>>::value) {
         cusim_check_kernel_pointer((const void*)value, argument, kernel);
+    } else if constexpr (std::is_same<T, CUtensorMap>::value) {
+        cusim_check_tensor_map(&value, argument, kernel);
     }
 }
 

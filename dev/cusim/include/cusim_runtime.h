@@ -26,7 +26,8 @@ enum {
     CUSIM_MATCH,
     CUSIM_REDUCE,
     CUSIM_MMA,
-    CUSIM_LDM
+    CUSIM_LDM,
+    CUSIM_WGMMA
 };
 
 // Ways to combine the predicates of __syncthreads_count, _or and _and.
@@ -67,21 +68,43 @@ void cusim_cp_async(void* to, const void* from, int bytes, int source_bytes);
 void cusim_cp_async_commit(void);
 void cusim_cp_async_wait(int groups_left);
 
-// wgmma: calls `run` when the thread waits for its group.
-void cusim_defer(void (*run)(void*, uint64_t, uint64_t), void* data, uint64_t a, uint64_t b);
-void cusim_defer_commit(void);
-void cusim_defer_wait(int groups_left);
+// Address in the window of shared memory of a place in dynamic memory.
+unsigned cusim_shared_address(const void* pointer, const char* file, int line);
 
-// mbarrier, and cp.async.bulk from global to shared memory that completes on one.
+// wgmma: the sums d of this thread, N / 2 of them, NaN until the wait. The left operand is in four
+// registers, or has a descriptor.
+typedef struct {
+    float* d;
+    const unsigned* a_registers; // or NULL
+    uint64_t a, b;
+    int N, is_fp16, adds, is_a_across, is_b_across;
+} CusimWgmma;
+void cusim_wgmma(const CusimWgmma* op, const char* file, int line);
+void cusim_wgmma_fence(const char* file, int line);
+void cusim_wgmma_commit(const char* file, int line);
+void cusim_wgmma_wait(int groups_left, const char* file, int line);
+void cusim_setmaxnreg(int count, const char* file, int line);
+
+// Proxies: bytes that a thread has stored, and that TMA or wgmma access only after its
+// fence.proxy.async and a barrier.
+void cusim_store_for_async(const void* to, unsigned bytes, const char* file, int line);
+void cusim_fence_async(void);
+
+// mbarrier, and what completes on one: cp.async.bulk from global to shared memory, and the copy of
+// a box of a tensor (TMA), whose corner is `at`, fastest coordinate first.
 void cusim_mbar_init(uint64_t* barrier, unsigned count);
+void cusim_mbar_publish(void);
 void cusim_mbar_arrive(uint64_t* barrier, unsigned expected_bytes, const char* file, int line);
 void cusim_mbar_wait(uint64_t* barrier, unsigned parity, const char* file, int line);
 void cusim_bulk_g2s(void* to, const void* from, unsigned bytes, uint64_t* barrier);
+void cusim_tma_load(void* to, const void* map, int rank, const int* at, uint64_t* barrier, const char* file,
+                    int line);
 
 // Launches a kernel. `kernel` is only a name for messages. `body` runs once for each device thread;
 // it is moved from.
 cudaError_t cusim_launch(const cudaLaunchConfig_t* config, const void* kernel, std::function<void()>* body);
 void cusim_check_kernel_pointer(const void* pointer, int argument, const void* kernel);
+void cusim_check_tensor_map(const void* map, int argument, const void* kernel);
 }
 
 // Puts work on a stream; `on_device`: it may touch device memory. For the cublasLt and NCCL twins.

@@ -67,6 +67,7 @@ static void barrier_open(Barrier* barrier) {
 static int barrier_use(Barrier* barrier, unsigned expected, BarrierUse use, int kind, int predicate,
                        const BarrierCall& call) {
     barrier_join(barrier, expected, kind, &call);
+    barrier_orders_proxies();
     barrier->accumulator = combine(kind, barrier->accumulator, predicate != 0);
     const int parity = barrier->parity;
     tsan_release(barrier->sync[parity]);
@@ -250,6 +251,7 @@ extern "C" const unsigned char* cusim_warp_exchange(int op, unsigned mask, const
     const int parity = meeting->parity;
     if (op == CUSIM_SYNCWARP) {
         tsan_release(meeting->sync[parity]);
+        barrier_orders_proxies();
     }
     if (meeting->arrived == mask) {
         meeting_end(meeting);

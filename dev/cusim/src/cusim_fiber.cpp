@@ -104,7 +104,7 @@ static void run_current_thread() {
     DeviceThread* thread = engine.current;
     tsan_acquire(engine.kernel_start);
     (*engine.body)();
-    if (!thread->copies.empty() || !thread->deferred.empty()) {
+    if (!thread->copies.empty() || wgmma_is_in_flight()) {
         cusim_die("thread exits with asynchronous copies or wgmma it never waited for");
     }
     tsan_release(engine.kernel_end);

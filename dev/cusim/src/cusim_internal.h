@@ -5,8 +5,8 @@ cusim_internal.h -- what the parts of the CPU device share.
     cusim_fiber.cpp    stacks, the switch between them, the deadlock report
     cusim_kernel.cpp   launches: blocks, their threads, their shared memory
     cusim_barrier.cpp  barriers of blocks, grids and warps
-    cusim_async.cpp    copies and matmuls that complete later: cp.async, cp.async.bulk, mbarrier,
-                       wgmma
+    cusim_async.cpp    copies that complete later: cp.async, cp.async.bulk, TMA, mbarrier; proxies
+    cusim_wgmma.cpp    matmuls of a warpgroup; setmaxnreg
     cusim_memory.cpp   allocations, checks of pointers and ranges, copies
     cusim_stream.cpp   streams and events, work in order
     cusim_graph.cpp    stream capture and graphs
@@ -42,6 +42,7 @@ Three traps:
 #include <vector>
 
 #include "../include/cusim_runtime.h"
+#include "cusim_tensor.h"
 
 #define CUSIM_WEAK __attribute__((weak))
 // on the path of every switch
@@ -59,6 +60,11 @@ CUSIM_WEAK void __tsan_switch_to_fiber(void* fiber, unsigned flags);
 CUSIM_WEAK void __tsan_acquire(void*);
 CUSIM_WEAK void __tsan_release(void*);
 CUSIM_WEAK void __tsan_write_range(void*, unsigned long bytes);
+CUSIM_WEAK void __tsan_read_range(void*, unsigned long bytes);
+CUSIM_WEAK void AnnotateIgnoreReadsBegin(const char* file, int line);
+CUSIM_WEAK void AnnotateIgnoreReadsEnd(const char* file, int line);
+CUSIM_WEAK void AnnotateIgnoreWritesBegin(const char* file, int line);
+CUSIM_WEAK void AnnotateIgnoreWritesEnd(const char* file, int line);
 CUSIM_WEAK void __msan_init(void);
 CUSIM_WEAK void __msan_poison(const volatile void*, size_t bytes);
 CUSIM_WEAK void __msan_unpoison(const volatile void*, size_t bytes);
@@ -147,17 +153,14 @@ struct AsyncCopy {
     const char* from;
     int bytes, source_bytes, group;
 };
-struct DeferredCall {
-    void (*run)(void*, uint64_t, uint64_t);
-    void* data;
-    uint64_t a, b;
-    int group;
-};
+// cp.async.bulk or, with a map, TMA: a box of a tensor.
 struct BulkCopy {
     char* to;
-    const char* from;
+    const char* from; // NULL with a map
     unsigned bytes;
     uint64_t* barrier;
+    TensorMap map;
+    int at[TENSOR_RANK_MAX]; // corner of the box
 };
 
 typedef enum { THREAD_NEW, THREAD_RUNNING, THREAD_BLOCKED, THREAD_READY, THREAD_DONE } ThreadState;
@@ -173,15 +176,22 @@ struct DeviceThread {
     ThreadState state;
     const char *why, *file; // reason for waiting, for the deadlock report
     int line;
-    int copy_group, deferred_group; // the groups being filled
+    int copy_group; // the group being filled
     std::vector<AsyncCopy> copies;
-    std::vector<DeferredCall> deferred;
+    // marks (Block) that no fence_async of this thread has followed, and those that one has
+    std::vector<unsigned> stored, fenced;
 };
 
 struct SharedArray {
     void* identity; // identity of its declaration
     char* data;
     size_t bytes;
+};
+
+struct WgmmaState;
+struct BarrierInMemory { // an mbarrier
+    uint64_t* address;
+    bool is_published; // to TMA
 };
 
 struct Block {
@@ -194,6 +204,13 @@ struct Block {
     size_t dynamic_bytes;
     std::vector<SharedArray> arrays;
     std::vector<BulkCopy> bulk_copies;
+    std::vector<BarrierInMemory> mbarriers;
+    // One for each 16 bytes of dynamic memory that a thread stored for TMA or wgmma, until a
+    // fence_async and a barrier of that thread: the number of the thread plus 1.
+    std::vector<unsigned> marks;
+    unsigned marked;
+    WgmmaState* wgmma;                  // NULL before the first one
+    unsigned registers, registers_set; // by setmaxnreg, and the threads that called it
 };
 
 // Queue of threads: first in, first out, or taken from the middle. Never allocates while device
@@ -429,6 +446,25 @@ CUSIM_ALWAYS_INLINE void thread_perhaps_let_others_go() {
         thread_switch_away();
     }
 }
+
+// ---- shared memory, and proxies ----
+
+// The window of shared memory starts with what the system reserves. Dynamic memory is aligned to
+// 128 bytes, no more.
+enum { SHARED_DYNAMIC_AT = 1024 + 128 };
+// dynamic memory of the running block
+char* shared_at(unsigned address, size_t bytes, const char* file, int line);
+bool shared_is_marked(const char* from, size_t bytes);
+void marks_publish(DeviceThread* thread);
+CUSIM_ALWAYS_INLINE void barrier_orders_proxies() {
+    if (!engine.current->fenced.empty()) {
+        marks_publish(engine.current);
+    }
+}
+void mbarriers_end(Block* block);
+
+bool wgmma_is_in_flight(); // of the running warp
+void wgmma_end(Block* block);
 
 // ---- kernels, memory, streams ----
 

@@ -56,6 +56,26 @@ static char* dynamic_from_cache(size_t bytes) {
 }
 
 extern "C" void* cusim_smem_dynamic(void) { return engine.current->block->dynamic_shared; }
+
+extern "C" unsigned cusim_shared_address(const void* pointer, const char* file, int line) {
+    const Block* block = engine.current->block;
+    const size_t offset = (size_t)((const char*)pointer - block->dynamic_shared);
+    if (offset > block->dynamic_bytes) {
+        cusim_die("%s:%d: %p is not in dynamic shared memory", file, line, pointer);
+    }
+    return (unsigned)offset + SHARED_DYNAMIC_AT;
+}
+
+char* shared_at(unsigned address, size_t bytes, const char* file, int line) {
+    const Block* block = engine.current->block;
+    const size_t offset = (size_t)address - SHARED_DYNAMIC_AT;
+    if (address < SHARED_DYNAMIC_AT || offset + bytes > block->dynamic_bytes) {
+        cusim_die("%s:%d: %zu bytes at shared address %#x: dynamic memory has %#x to %#zx", file, line, bytes,
+                  address, (unsigned)SHARED_DYNAMIC_AT, SHARED_DYNAMIC_AT + block->dynamic_bytes);
+    }
+    return block->dynamic_shared + offset;
+}
+
 extern "C" unsigned cusim_smem_dynamic_size(void) { return (unsigned)engine.current->block->dynamic_bytes; }
 
 struct DynamicLimit {
@@ -165,6 +185,9 @@ static void block_reset(Block* block, unsigned long number, dim3 grid, unsigned 
     }
     block->arrays.clear();
     block->bulk_copies.clear();
+    block->mbarriers.clear();
+    std::fill(block->marks.begin(), block->marks.end(), 0u);
+    block->marked = block->registers = block->registers_set = 0;
     block->dynamic_bytes = dynamic_bytes;
     block->dynamic_shared = shared_is_fresh() ? shared_new(dynamic_bytes) : dynamic_from_cache(dynamic_bytes);
 }
@@ -176,7 +199,9 @@ static void thread_reset(DeviceThread* thread, Block* block, unsigned i, dim3 sh
     thread->block = block;
     thread->state = THREAD_NEW;
     thread->why = nullptr;
-    thread->copy_group = thread->deferred_group = 0;
+    thread->copy_group = 0;
+    thread->stored.clear();
+    thread->fenced.clear();
 }
 
 // Under ThreadSanitizer thread i of the next block must not run on the fiber of thread i of the
@@ -234,6 +259,7 @@ static void choose_order() {
 }
 
 static void block_end(Block* block) {
+    wgmma_end(block);
     if (shared_is_fresh()) {
         throw_away(block->dynamic_shared, block->dynamic_bytes);
         for (const SharedArray& array : block->arrays) {

@@ -9,6 +9,7 @@ Every program is a template on FIXED, so that the difference between the bug and
 is one expression.
 */
 #include "llmc/gpu/gpu.cuh"
+#include "llmc/gpu/wgmma.cuh"
 #include <cooperative_groups.h>
 #include <cublasLt.h>
 
@@ -426,7 +427,7 @@ template <bool FIXED> static bool grid_sync_without_cooperative_launch(const Gpu
     return is(weighted_sum(gpu, x, 256), 255 * weights(256));
 }
 
-// ---- asynchronous copies and matmuls ----
+// ---- asynchronous copies ----
 
 // Each thread copies 16 bytes and reads those of another one.
 template <bool WAIT, bool SYNC> __global__ void copy_async_kernel(float* x) {
@@ -451,23 +452,6 @@ template <bool WAIT, bool SYNC> static bool copy_async(const Gpu* gpu) {
 template <bool FIXED> static bool missing_copy_wait(const Gpu* gpu) { return copy_async<FIXED, true>(gpu); }
 template <bool FIXED> static bool missing_barrier_after_copy(const Gpu* gpu) {
     return copy_async<true, FIXED>(gpu);
-}
-
-static inline void add_deferred(void* to, uint64_t a, uint64_t b) { *(float*)to += (float)(a + b); }
-template <bool FIXED> __global__ void product_read_too_early_kernel(float* x) {
-    float sum = 0;
-    cusim_defer(add_deferred, &sum, 1, 2);
-    cusim_defer_commit();
-    if (FIXED) {
-        cusim_defer_wait(0);
-    }
-    x[threadIdx.x] = sum;
-    cusim_defer_wait(0);
-}
-template <bool FIXED> static bool product_read_too_early(const Gpu* gpu) {
-    float* x = device_floats(gpu, 32, 0);
-    launch(product_read_too_early_kernel<FIXED>, 1, 32, 0, gpu, x);
-    return is(weighted_sum(gpu, x, 32), 3 * weights(32));
 }
 
 template <bool FIXED> __global__ void bulk_copy_of_fewer_bytes_kernel(float* x) {
@@ -511,6 +495,113 @@ template <bool FIXED> static bool missing_mbarrier_wait(const Gpu* gpu) {
     float* x = device_floats(gpu, 128 + 32, 1);
     launch(missing_mbarrier_wait_kernel<FIXED>, 1, 32, 0, gpu, x);
     return is(weighted_sum(gpu, x, 128 + 32), weights(160));
+}
+
+// ---- TMA and wgmma ----
+
+typedef enum {
+    WGMMA_FIXED,
+    WGMMA_READ_EARLY,     // sums
+    WGMMA_WRITTEN_EARLY,  // sums
+    WGMMA_LEFT_CHANGES,   // registers
+    WGMMA_UNFENCED,       // registers
+    WGMMA_WARPS_DIFFER,
+    WGMMA_MISALIGNED,
+    WGMMA_PAST_END,
+    WGMMA_WARP_MISSING,
+    PROXY_UNFENCED,
+    PROXY_NO_BARRIER, // after the fence
+    TMA_WRONG_PARITY,
+    TMA_UNPUBLISHED,
+    TMA_MISALIGNED,
+    TMA_FEWER_BYTES,
+    TMA_UNFENCED, // over stores
+    REGISTERS_OF_HALF
+} WgmmaBug;
+
+// Each sum of a warpgroup is 64 products of ones, from TMA and from stores, and 16 of registers.
+template <WgmmaBug BUG> __global__ void wgmma_kernel(const __grid_constant__ CUtensorMap map, float* out) {
+    SMEM_DYNAMIC(unsigned char, memory);
+    SMEM_ARRAY(uint64_t, full, [1]);
+    unsigned char* base = memory + (1024 - ptx_shared_address(memory) % 1024) % 1024;
+    unsigned char *a = base + (BUG == TMA_MISALIGNED ? 512 : 0), *b = base + 8192 + 1024;
+    const int tid = (int)threadIdx.x, warp = tid / 32;
+    if (BUG != REGISTERS_OF_HALF || tid < 64) {
+        registers_more<240>();
+    }
+    if (tid == 0) {
+        mbarrier_init(full, 1);
+        if (BUG != TMA_UNPUBLISHED) {
+            mbarrier_publish();
+        }
+    }
+    const bf16 one = __float2bfloat16(1.0f);
+    const unsigned ones = 0x3f803f80;
+    const int4 pack = make_int4((int)ones, (int)ones, (int)ones, (int)ones);
+    for (int i = tid; i < 512; i += 128) {
+        store_for_async((int4*)b + i, pack);
+    }
+    if (BUG == TMA_UNFENCED && tid == 40) {
+        store_for_async((bf16*)a, one);
+    } else if (BUG != PROXY_UNFENCED && BUG != PROXY_NO_BARRIER) {
+        fence_async();
+    }
+    __syncthreads();
+    if (BUG == PROXY_NO_BARRIER) {
+        fence_async();
+    }
+    if (tid == 0) {
+        mbarrier_arrive_expect(full, BUG == TMA_FEWER_BYTES ? 8176 : 8192);
+        tma_load_3d(a, &map, 0, 0, 0, full);
+    }
+    mbarrier_wait(full, BUG == TMA_WRONG_PARITY);
+    float d[8][4], sum = 0;
+    unsigned left[4] = {ones, ones, ones, ones};
+    const uint64_t left_tile = wgmma_descriptor(ptx_shared_address(a), 0),
+                   right = wgmma_descriptor(ptx_shared_address(b), 0) +
+                           (BUG == WGMMA_MISALIGNED ? 128 >> 4 : 0) +
+                           (BUG == WGMMA_PAST_END ? (uint64_t)(8192 >> 4) << 32 : 0) +
+                           (BUG == WGMMA_WARPS_DIFFER && warp == 2 ? 2 : 0);
+    if (BUG != WGMMA_UNFENCED) {
+        wgmma_fence();
+    }
+    for (int i = 0; i < 4; i++) {
+        wgmma<bf16, 0, 0>(d, left_tile + i * wgmma_step(0), right, i > 0);
+    }
+    if (BUG != WGMMA_WARP_MISSING || warp != 1) {
+        wgmma_of_registers<bf16, 0>(d, left, right, 1);
+    }
+    wgmma_commit();
+    left[1] = BUG == WGMMA_LEFT_CHANGES ? 0 : left[1];
+    d[1][2] = BUG == WGMMA_WRITTEN_EARLY ? 0 : d[1][2];
+    if (BUG != WGMMA_READ_EARLY) {
+        wgmma_wait<0>();
+        wgmma_settle(d);
+    }
+    for (int i = 0; i < 32; i++) {
+        sum += d[i / 4][i % 4];
+    }
+    wgmma_wait<0>();
+    out[tid] = sum;
+}
+template <WgmmaBug BUG> static bool wgmma_of_ones(const Gpu* gpu) {
+    float *ones = device_floats(gpu, 64 * 32, 0), *out = device_floats(gpu, 128, 0);
+    bf16 host[64 * 64];
+    for (bf16& x : host) {
+        x = __float2bfloat16(1.0f);
+    }
+    gpu_copy(ones, host, sizeof(host), gpu);
+    launch(wgmma_kernel<BUG>, 1, 128, 1024 + 3 * 8192, gpu, tensor_map((const bf16*)ones, 64, 64, 1, 64, 64), out);
+    const double sum = weighted_sum(gpu, out, 128);
+    gpu_free(ones);
+    return is(sum, 32 * 80 * weights(128));
+}
+
+// A tensor that the driver refuses: rows of 24 bytes.
+template <bool FIXED> static bool tensor_of_odd_rows(const Gpu* gpu) {
+    float* x = device_floats(gpu, 64, 1);
+    tensor_map((const bf16*)x, FIXED ? 16 : 12, 4, 1, FIXED ? 16 : 12, 4);
+    return is(weighted_sum(gpu, x, 64), weights(64));
 }
 
 // ---- streams, graphs, launches ----
@@ -674,6 +765,7 @@ template <bool FIXED> static bool product_in_its_factor(const Gpu* gpu) {
 
 // clang-format off
 #define BUG(name, noticed_by) {#name, noticed_by, name<false>, name<true>}
+#define BUG_OF_WGMMA(name, noticed_by) {#name, noticed_by, wgmma_of_ones<name>, wgmma_of_ones<WGMMA_FIXED>}
 static const struct {
     const char *name, *noticed_by;
     bool (*buggy)(const Gpu*);
@@ -708,9 +800,25 @@ static const struct {
     BUG(grid_sync_without_cooperative_launch, "up"),
     BUG(missing_copy_wait, "up"),
     BUG(missing_barrier_after_copy, "tsan"),
-    BUG(product_read_too_early, "up"),
     BUG(bulk_copy_of_fewer_bytes, "up"),
     BUG(missing_mbarrier_wait, "up"),
+    BUG_OF_WGMMA(WGMMA_READ_EARLY, "up"),
+    BUG_OF_WGMMA(WGMMA_WRITTEN_EARLY, "up"),
+    BUG_OF_WGMMA(WGMMA_LEFT_CHANGES, "up"),
+    BUG_OF_WGMMA(WGMMA_UNFENCED, "up"),
+    BUG_OF_WGMMA(WGMMA_WARPS_DIFFER, "up"),
+    BUG_OF_WGMMA(WGMMA_MISALIGNED, "up"),
+    BUG_OF_WGMMA(WGMMA_PAST_END, "up"),
+    BUG_OF_WGMMA(WGMMA_WARP_MISSING, "up"),
+    BUG_OF_WGMMA(PROXY_UNFENCED, "up"),
+    BUG_OF_WGMMA(PROXY_NO_BARRIER, "up"),
+    BUG_OF_WGMMA(TMA_WRONG_PARITY, "up"),
+    BUG_OF_WGMMA(TMA_UNPUBLISHED, "up"),
+    BUG_OF_WGMMA(TMA_MISALIGNED, "up"),
+    BUG_OF_WGMMA(TMA_FEWER_BYTES, "up"),
+    BUG_OF_WGMMA(TMA_UNFENCED, "up"),
+    BUG_OF_WGMMA(REGISTERS_OF_HALF, "up"),
+    BUG(tensor_of_odd_rows, "up"),
     BUG(missing_event_wait, "lazy"),
     BUG(missing_stream_synchronize, "lazy"),
     BUG(freed_while_queued, "lazy"),

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # mutate.sh -- would the tests notice a forgotten wait? Leaves out every wait, one at a time:
-# barriers, waits for asynchronous copies and mbarriers, fences, events, waits for events and
-# streams. Runs the module's test without it, as `make test` does, until something is noticed.
+# barriers, waits for asynchronous copies and mbarriers, arrivals, fences, events, waits for events
+# and streams. Runs the module's test without it, as `make test` does, until something is noticed.
 #
 #     dev/cusim/test/mutate.sh                                  all files that have waits
 #     dev/cusim/test/mutate.sh llmc/ops/attention.cuh           with dev/test/ops/test_attention.cu;
@@ -27,6 +27,7 @@ export TSAN_OPTIONS=atexit_sleep_ms=0:exitcode=66
 modes=(${MUTATE_MODES:-up down random greedy streams tsan})
 waits='__syncthreads|__syncwarp|__threadfence|__threadfence_block'
 waits+='|[a-z_0-9]*(barrier|mbar|bar|copy|async|group|wgmma)[a-z_0-9]*_(wait|sync)[a-z_0-9]*|[a-z_0-9]+_(wait|fork)(_[a-z_0-9]*)?|zero_join'
+waits+='|mbarrier_(arrive|arrive_expect|publish)|barrier_of|fence_async|wgmma_fence'
 waits+='|cudaEventRecord|cudaStreamWaitEvent|cudaStreamSynchronize|cudaEventSynchronize|cudaDeviceSynchronize'
 
 # scan FILE 1: prints a line for each wait, with its line number and text. Waits are statements that
