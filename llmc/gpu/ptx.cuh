@@ -124,7 +124,10 @@ __device__ inline void mbarrier_arrive_expect(uint64_t* barrier, int bytes) {
 // Waits until the phase of this parity has ended; of a new barrier, the one before the first, of
 // parity 1, has. With PTX_WAIT_LIMIT a wait that never ends stops the kernel after some seconds.
 __device__ inline void mbarrier_wait(uint64_t* barrier, int parity) {
-    unsigned has_ended = 0, polls = 0;
+#ifdef PTX_WAIT_LIMIT
+    unsigned polls = 0;
+#endif
+    unsigned has_ended = 0;
     while (!has_ended) {
         asm volatile("{\n"
                      ".reg .pred p;\n"
@@ -140,7 +143,6 @@ __device__ inline void mbarrier_wait(uint64_t* barrier, int parity) {
         }
 #endif
     }
-    (void)polls;
 }
 
 // Lets COUNT threads of a block wait for each other. Barriers have ids from 1 to 15.
@@ -179,10 +181,11 @@ __device__ inline void tma_load_4d(void* to, const CUtensorMap* map, int x, int 
 
 // Starts to copy bytes to shared memory; addresses and their number are multiples of 16.
 __device__ inline void bulk_load(void* to, const void* from, int bytes, uint64_t* barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                     ptx_shared_address(to)),
-                 "l"(from), "r"(bytes), "r"(ptx_shared_address(barrier))
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+            ptx_shared_address(to)),
+        "l"(from), "r"(bytes), "r"(ptx_shared_address(barrier))
+        : "memory");
 }
 
 // Stores to shared memory what TMA or wgmma access later: after a fence_async of this thread, and a
@@ -260,8 +263,7 @@ __device__ inline void wgmma(float (&d)[N][4], uint64_t a, uint64_t b, int adds)
     } else if constexpr (N == 16) {
         PTX_WGMMA_TYPED_(PTX_WGMMA_128_, PTX_64_, "l"(a), "l"(b), "r"(adds), "n"(TRANS_A), "n"(TRANS_B));
     } else {
-        PTX_WGMMA_TYPED_(PTX_WGMMA_256_, PTX_128_, "l"(a), "l"(b), "r"(adds), "n"(TRANS_A),
-                         "n"(TRANS_B));
+        PTX_WGMMA_TYPED_(PTX_WGMMA_256_, PTX_128_, "l"(a), "l"(b), "r"(adds), "n"(TRANS_A), "n"(TRANS_B));
     }
 }
 template <class T, int TRANS_B, int N>

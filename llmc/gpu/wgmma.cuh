@@ -75,8 +75,9 @@ static inline CUtensorMap tensor_map_of(const T* data, int rank, const size_t* s
         &map, DTYPE_OF(T) == DTYPE_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
         (cuuint32_t)rank, (void*)data, dims, strides, boxes, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
         CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    CHECK(result == CUDA_SUCCESS, "no map of a tensor of %zu x %zu x %zu, distance of rows %zu: CUDA's error %d",
-          sizes[2], sizes[1], sizes[0], distances[0], (int)result);
+    CHECK(result == CUDA_SUCCESS,
+          "no map of a tensor of %zu x %zu x %zu, distance of rows %zu: CUDA's error %d", sizes[2], sizes[1],
+          sizes[0], distances[0], (int)result);
     return map;
 }
 

@@ -157,7 +157,8 @@ template <class X> __device__ inline void expert_clear_(X* stage, int steps) {
 
 // Sets the sums of the thread's warpgroup.
 template <ExpertLayout LEFT, ExpertLayout RIGHT, class X>
-__device__ inline void expert_multiply_all_(ExpertWgmmaSums_& sums, ExpertPipe_<X>* pipe, const ExpertJob_& job) {
+__device__ inline void expert_multiply_all_(ExpertWgmmaSums_& sums, ExpertPipe_<X>* pipe,
+                                            const ExpertJob_& job) {
     constexpr int IS_LEFT_ACROSS = LEFT == EXPERT_ACROSS, IS_RIGHT_ACROSS = RIGHT == EXPERT_ACROSS;
     const int group = (int)threadIdx.x / 128, is_signal = threadIdx.x % 32 == 0;
     for (int k = 0; k < job.K; k += WGMMA_DEPTH) {

@@ -357,10 +357,10 @@ static size_t map_bytes(const TensorMap& map) {
 }
 
 static CUresult CUDAAPI encode_tiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* data,
-                                     const cuuint64_t* sizes, const cuuint64_t* strides, const cuuint32_t* box,
-                                     const cuuint32_t* steps, CUtensorMapInterleave interleave,
-                                     CUtensorMapSwizzle swizzle, CUtensorMapL2promotion,
-                                     CUtensorMapFloatOOBfill fill) {
+                                     const cuuint64_t* sizes, const cuuint64_t* strides,
+                                     const cuuint32_t* box, const cuuint32_t* steps,
+                                     CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+                                     CUtensorMapL2promotion, CUtensorMapFloatOOBfill fill) {
     TensorMap tensor = {TENSOR_MAGIC, (uint8_t)rank, 2, {}, (const char*)data, {}, {}};
     if (rank < 1 || rank > TENSOR_RANK_MAX) {
         return CUDA_ERROR_INVALID_VALUE;
@@ -391,8 +391,8 @@ static CUresult CUDAAPI encode_tiled(CUtensorMap* map, CUtensorMapDataType type,
     return CUDA_SUCCESS;
 }
 
-extern "C" cudaError_t CUDARTAPI cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned,
-                                                                  unsigned long long,
+extern "C" cudaError_t CUDARTAPI cudaGetDriverEntryPointByVersion(const char* symbol, void** function,
+                                                                  unsigned, unsigned long long,
                                                                   cudaDriverEntryPointQueryResult* result) {
     const bool is_known = strcmp(symbol, "cuTensorMapEncodeTiled") == 0;
     const PFN_cuTensorMapEncodeTiled_v12000 encode = encode_tiled;

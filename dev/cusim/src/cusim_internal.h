@@ -209,7 +209,7 @@ struct Block {
     // fence_async and a barrier of that thread: the number of the thread plus 1.
     std::vector<unsigned> marks;
     unsigned marked;
-    WgmmaState* wgmma;                  // NULL before the first one
+    WgmmaState* wgmma;                 // NULL before the first one
     unsigned registers, registers_set; // by setmaxnreg, and the threads that called it
 };
 

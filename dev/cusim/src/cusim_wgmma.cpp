@@ -81,25 +81,24 @@ static WgmmaWarp* warp_state() { return &state_of(engine.current->block)->warps[
 
 // ---- operands ----
 
-static float from_bf16(uint16_t x) {
-    const uint32_t bits = (uint32_t)x << 16;
-    float y;
-    memcpy(&y, &bits, sizeof(y));
-    return y;
+// Converts eight elements. The exponent of fp16 is 112 less; infinity and NaN keep their largest one.
+static void unpack_eight(float* to, const char* from, bool is_fp16) {
+    uint16_t x[8];
+    uint32_t bits[8];
+    memcpy(x, from, sizeof(x));
+    for (int i = 0; i < 8; i++) {
+        bits[i] = (uint32_t)x[i] << 16;
+    }
+    for (int i = 0; i < 8 && is_fp16; i++) {
+        const uint32_t magnitude = (bits[i] & 0x7fff0000u) >> 3;
+        float y;
+        memcpy(&y, &magnitude, sizeof(y));
+        y *= 0x1p112f;
+        memcpy(&bits[i], &y, sizeof(y));
+        bits[i] |= (uint32_t)(x[i] & 0x8000) << 16 | (magnitude < 0x0f800000u ? 0u : magnitude | 0x7f800000u);
+    }
+    memcpy(to, bits, sizeof(bits));
 }
-
-// The exponent of fp16 is 112 less; infinity and NaN keep their largest one.
-static float from_fp16(uint16_t x) {
-    uint32_t bits = (uint32_t)(x & 0x7fff) << 13;
-    const bool is_finite = bits < 0x0f800000u;
-    bits |= is_finite ? 0u : 0x7f800000u;
-    float y;
-    memcpy(&y, &bits, sizeof(y));
-    y = is_finite ? y * 0x1p112f : y;
-    return x & 0x8000 ? -y : y;
-}
-
-static float element(const CusimWgmma* op, uint16_t x) { return op->is_fp16 ? from_fp16(x) : from_bf16(x); }
 
 struct Descriptor {
     unsigned start, panel_bytes, eight_rows_bytes;
@@ -121,20 +120,6 @@ static Descriptor descriptor_of(uint64_t bits, const WgmmaCall* call) {
     return d;
 }
 
-// Copies eight elements from an address before swizzling.
-static void read_eight(float* to, unsigned address, const WgmmaCall* call) {
-    uint16_t x[8];
-    const char* from = shared_at(address ^ (address >> 7 & 7) << 4, sizeof(x), call->file, call->line);
-    if (shared_is_marked(from, sizeof(x))) {
-        cusim_die("%s:%d: wgmma reads what a thread stored; wanted a fence_async and a barrier before",
-                  call->file, call->line);
-    }
-    memcpy(x, from, sizeof(x));
-    for (int i = 0; i < 8; i++) {
-        to[i] = element(call->of_lane, x[i]);
-    }
-}
-
 // Tell ThreadSanitizer that an operand is read, or both: whole rows.
 static void tell_of_read(uint64_t bits, int side, bool is_across, const WgmmaCall* call) {
     const Descriptor d = descriptor_of(bits, call);
@@ -154,17 +139,30 @@ static void tell_of_reads(const WgmmaCall* call) {
     }
 }
 
+// Returns the address of eight elements before swizzling: from element i of a row on.
+static unsigned address_of(const Descriptor& d, int row, int i, bool is_across) {
+    return d.start + (is_across ? (unsigned)(i / 64) * d.panel_bytes : 0u) +
+           (unsigned)(row / 8) * d.eight_rows_bytes + (unsigned)(row % 8) * 128 + (unsigned)(i % 64) * 2;
+}
+
 // Sets x (side, 16), or (16, side) if `is_across`; `stride` elements from row to row.
 static void read_operand(float* x, int stride, uint64_t bits, int side, bool is_across,
                          const WgmmaCall* call) {
     const Descriptor d = descriptor_of(bits, call);
-    for (int row = 0; row < (is_across ? DEPTH : side); row++) {
-        for (int i = 0; i < (is_across ? side : DEPTH); i += 8) {
-            read_eight(x + row * stride + i,
-                       d.start + (unsigned)(i / 64) * (is_across ? d.panel_bytes : 0) +
-                           (unsigned)(row / 8) * d.eight_rows_bytes + (unsigned)(row % 8) * 128 +
-                           (unsigned)(i % 64) * 2,
-                       call);
+    const int rows = is_across ? DEPTH : side, columns = is_across ? side : DEPTH;
+    const unsigned first = d.start & ~127u, end = (address_of(d, rows - 1, columns - 8, is_across) | 127) + 1;
+    const char* window = shared_at(first, end - first, call->file, call->line) - first;
+    const bool checks_marks = engine.current->block->marked > 0;
+    for (int row = 0; row < rows; row++) {
+        for (int i = 0; i < columns; i += 8) {
+            const unsigned address = address_of(d, row, i, is_across);
+            const char* from = window + (address ^ (address >> 7 & 7) << 4);
+            if (checks_marks && shared_is_marked(from, 16)) {
+                cusim_die(
+                    "%s:%d: wgmma reads what a thread stored; wanted a fence_async and a barrier before",
+                    call->file, call->line);
+            }
+            unpack_eight(x + row * stride + i, from, call->of_lane[0].is_fp16);
         }
     }
 }
@@ -173,10 +171,12 @@ static void read_operand(float* x, int stride, uint64_t bits, int side, bool is_
 static void read_left(float a[ROWS][DEPTH], const WgmmaCall* call) {
     const CusimWgmma* op = call->of_lane;
     if (op->a_registers) {
-        for (int i = 0; i < 32 * 4 * 2; i++) {
-            const int lane = i / 8, r = i / 2 % 4;
-            a[lane / 4 + 8 * (r % 2)][lane % 4 * 2 + 8 * (r / 2) + i % 2] =
-                element(op, (uint16_t)(call->a[lane][r] >> 16 * (i % 2)));
+        for (int lane = 0; lane < 32; lane++) {
+            float mine[8];
+            unpack_eight(mine, (const char*)call->a[lane], op->is_fp16);
+            for (int i = 0; i < 8; i++) {
+                a[lane / 4 + 8 * (i / 2 % 2)][lane % 4 * 2 + 8 * (i / 4) + i % 2] = mine[i];
+            }
         }
         return;
     }
@@ -313,7 +313,8 @@ static void check_group(WgmmaState* state, const CusimWgmma& mine, const char* f
     }
     unsigned long passed = state->warps[warp].started;
     for (unsigned i = warp / WARPS * WARPS; i < warp / WARPS * WARPS + WARPS; i++) {
-        passed = i < state->warps.size() && state->warps[i].started < passed ? state->warps[i].started : passed;
+        passed =
+            i < state->warps.size() && state->warps[i].started < passed ? state->warps[i].started : passed;
     }
     group->log.erase(group->log.begin(), group->log.begin() + (long)(passed - group->dropped));
     group->dropped = passed;
@@ -462,8 +463,8 @@ void wgmma_end(Block* block) {
     delete state;
     block->wgmma = nullptr;
     if (block->registers_set && block->registers_set != block->threads) {
-        cusim_die("setmaxnreg by %u of %u threads of a block (kernel %s)", block->registers_set, block->threads,
-                  kernel_name(engine.kernel));
+        cusim_die("setmaxnreg by %u of %u threads of a block (kernel %s)", block->registers_set,
+                  block->threads, kernel_name(engine.kernel));
     }
 }
 

@@ -501,10 +501,10 @@ template <bool FIXED> static bool missing_mbarrier_wait(const Gpu* gpu) {
 
 typedef enum {
     WGMMA_FIXED,
-    WGMMA_READ_EARLY,     // sums
-    WGMMA_WRITTEN_EARLY,  // sums
-    WGMMA_LEFT_CHANGES,   // registers
-    WGMMA_UNFENCED,       // registers
+    WGMMA_READ_EARLY,    // sums
+    WGMMA_WRITTEN_EARLY, // sums
+    WGMMA_LEFT_CHANGES,  // registers
+    WGMMA_UNFENCED,      // registers
     WGMMA_WARPS_DIFFER,
     WGMMA_MISALIGNED,
     WGMMA_PAST_END,
@@ -591,7 +591,8 @@ template <WgmmaBug BUG> static bool wgmma_of_ones(const Gpu* gpu) {
         x = __float2bfloat16(1.0f);
     }
     gpu_copy(ones, host, sizeof(host), gpu);
-    launch(wgmma_kernel<BUG>, 1, 128, 1024 + 3 * 8192, gpu, tensor_map((const bf16*)ones, 64, 64, 1, 64, 64), out);
+    launch(wgmma_kernel<BUG>, 1, 128, 1024 + 3 * 8192, gpu, tensor_map((const bf16*)ones, 64, 64, 1, 64, 64),
+           out);
     const double sum = weighted_sum(gpu, out, 128);
     gpu_free(ones);
     return is(sum, 32 * 80 * weights(128));

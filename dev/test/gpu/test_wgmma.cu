@@ -58,8 +58,8 @@ static __device__ void load_operand(unsigned char* to, const CUtensorMap* map, i
 // Sets d (64, N) = 2 a b, with a (64, 64) and b (64, N), added up in two parts; a passes through
 // registers the second time, if its sums lie along the rows.
 template <class T, int A_ACROSS, int B_ACROSS, int N>
-__global__ void wgmma_kernel(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CUtensorMap b_map,
-                             float* d) {
+__global__ void wgmma_kernel(const __grid_constant__ CUtensorMap a_map,
+                             const __grid_constant__ CUtensorMap b_map, float* d) {
     SMEM_DYNAMIC(unsigned char, memory);
     SMEM_ARRAY(uint64_t, full, [1]);
     unsigned char *a = memory + (1024 - ptx_shared_address(memory) % 1024) % 1024, *b = a + 64 * 128;
@@ -97,7 +97,8 @@ __global__ void wgmma_kernel(const __grid_constant__ CUtensorMap a_map, const __
 #pragma unroll
     for (int k = 0; k < 4; k++) {
         if constexpr (A_ACROSS || N > 128) {
-            wgmma<T, A_ACROSS, B_ACROSS>(sums, left + k * wgmma_step(A_ACROSS), right + k * wgmma_step(B_ACROSS), 1);
+            wgmma<T, A_ACROSS, B_ACROSS>(sums, left + k * wgmma_step(A_ACROSS),
+                                         right + k * wgmma_step(B_ACROSS), 1);
         } else {
             wgmma_of_registers<T, B_ACROSS>(sums, registers[k], right + k * wgmma_step(B_ACROSS), 1);
         }
