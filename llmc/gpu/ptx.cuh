@@ -151,8 +151,8 @@ template <int COUNT> __device__ inline void barrier_of(int id) {
 }
 
 // Sets the registers of a thread of this warpgroup, all of which call it: fewer, and it gives the
-// others to the block; or more, and it waits for those. Kernels need __launch_bounds__ with a number
-// of blocks.
+// others to the block; or more, and it waits for those. Kernels need __launch_bounds__ with a
+// number of blocks.
 template <int COUNT> __device__ inline void registers_fewer(void) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
@@ -162,9 +162,9 @@ template <int COUNT> __device__ inline void registers_more(void) {
 
 // ---- TMA, and wgmma ----
 
-// Start to copy the box at (x, y, z) or (x, y, z, w) of a tensor to shared memory, a multiple of 1024
-// bytes; they tell the barrier of its bytes. Elements outside of the tensor become 0, and count as
-// copied.
+// Start to copy the box at (x, y, z) or (x, y, z, w) of a tensor to shared memory, a multiple of
+// 1024 bytes; they tell the barrier of its bytes. Elements outside of the tensor become 0, and
+// count as copied.
 __device__ inline void tma_load_3d(void* to, const CUtensorMap* map, int x, int y, int z, uint64_t* barrier) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(ptx_shared_address(to)),
@@ -215,10 +215,10 @@ template <int N> __device__ inline void wgmma_settle(float (&d)[N][4]) {
     }
 }
 
-// Start d = a b, or d += a b if `adds`: a (64, 16), b (16, 8 N) by its descriptor (wgmma.cuh); a, too,
-// or in registers. Warp w of the warpgroup has rows 16w to 16w + 15 of a and d, like a and d of
-// mma_16816. TRANS_A: the rows of a are neighbors in memory; TRANS_B: the columns of b. Nothing may
-// access d, nor change a, before a wait.
+// Start d = a b, or d += a b if `adds`: a (64, 16), b (16, 8 N) by its descriptor (wgmma.cuh); a,
+// too, or in registers. Warp w of the warpgroup has rows 16w to 16w + 15 of a and d, like a and d
+// of mma_16816. TRANS_A: the rows of a are neighbors in memory; TRANS_B: the columns of b. Nothing
+// may access d, nor change a, before a wait.
 #define PTX_FOUR_(i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
 #define PTX_16_(i) PTX_FOUR_(i), PTX_FOUR_(i + 1), PTX_FOUR_(i + 2), PTX_FOUR_(i + 3)
 #define PTX_32_(i) PTX_16_(i), PTX_16_(i + 4)

@@ -55,8 +55,8 @@ static inline PFN_cuTensorMapEncodeTiled_v12000 tensor_map_maker_(void) {
 }
 
 // Returns a map of a tensor of `rank` dimensions, of T; distances of all but the fastest are in
-// elements. TMA copies boxes of 64 elements by `box` of dimension box_dim. Addresses and distances are
-// multiples of 16 bytes.
+// elements. TMA copies boxes of 64 elements by `box` of dimension box_dim. Addresses and distances
+// are multiples of 16 bytes.
 template <class T>
 static inline CUtensorMap tensor_map_of(const T* data, int rank, const size_t* sizes, const size_t* distances,
                                         int box_dim, int box) {

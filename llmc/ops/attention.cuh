@@ -40,6 +40,9 @@ Heads have up to 128 elements. In shared memory they are padded with zeros to 16
 128; with documents to 32, 64 or 128. If a row of a head is not a multiple of 16 bytes, it is copied
 element by element.
 
+With AttentionInstructions BY_WGMMA, attention_wgmma.cuh replaces these kernels for heads whose rows
+are multiples of 16 bytes, in 16 bits, on GPUs that have wgmma. Another order of sums: other bits.
+
 With USE_CUDNN, attention_cudnn.cuh replaces these kernels where it can, but not for gathered keys.
 
 Generation has its own kernel for one query per sequence, with one block per head. It reads
@@ -48,9 +51,10 @@ positions on the GPU, so a step can be one CUDA graph.
 #ifndef LLMC_ATTENTION_CUH
 #define LLMC_ATTENTION_CUH
 
-#include <float.h>
-
 #include "llmc/ops/attention.h"
+#include "llmc/ops/attention_tiles.cuh"
+#include "llmc/ops/attention_wgmma.cuh"
+#include "llmc/ops/attention_wgmma_backward.cuh"
 #include "llmc/ops/column_sums.cuh"
 #include "llmc/gpu/gpu.cuh"
 #include "llmc/gpu/ptx.cuh"
@@ -63,23 +67,6 @@ positions on the GPU, so a step can be one CUDA graph.
 #endif
 
 enum { ATTENTION_WARPS = 4, ATTENTION_THREADS = 32 * ATTENTION_WARPS };
-
-#define ATTENTION_LOG2_E 1.4426950408889634f // e^x = 2^(x ATTENTION_LOG2_E)
-
-// Earlier keys that a query sees: all, or only those of its document, as given by `starts`; either
-// of these, with gathered keys. Kernels are compiled for each, because looking at documents, and at
-// chunks, needs registers.
-typedef enum { ATTENTION_CAUSAL, ATTENTION_DOCUMENTS, ATTENTION_GATHERED } AttentionMask_;
-
-// Arguments of all kernels. A block's index modulo `tiles` is its tile, the quotient its head, so
-// blocks that run at the same time share keys and values in the L2 cache.
-typedef struct {
-    int T, NH, KV, HS, tiles;
-    int Q, K; // columns of the queries and of the keys in qkv, of Q + 2 K
-    float root;
-    int packs;          // rows of heads can be read and written 16 bytes at a time
-    TokenChunks chunks; // of ATTENTION_GATHERED
-} AttentionSize_;
 
 // Tile sizes of each kernel for heads of up to W, chosen with ptxas -v (CUDA 13). On sm_90a only
 // key grads in 16 bits spill: 12 to 24 bytes at W = 64, 80, 96 and, with documents, 128. Two blocks
@@ -119,64 +106,6 @@ template <class X, int W> struct AttentionTiling_ {
                   "two blocks fit, with the 1 KiB that each takes besides");
 };
 
-// Offsets of the block's head: of its q in qkv, of the k that it reads in qkv or kv (v follows K
-// later), in out, lse and starts.
-typedef struct {
-    size_t in_q, in_k, in_out, in_lse, in_starts;
-} AttentionHead_;
-
-__host__ __device__ inline size_t attention_stride_(const AttentionSize_& size) {
-    return (size_t)size.Q + 2 * size.K;
-}
-
-// Return the number of keys of a sequence, and what a row of them, in qkv or kv, is apart from the
-// next.
-template <AttentionMask_ MASK> __device__ inline int attention_last_(const AttentionSize_& size) {
-    return MASK == ATTENTION_GATHERED ? token_chunks_length(size.chunks, size.T) : size.T;
-}
-template <AttentionMask_ MASK> __device__ inline size_t attention_key_stride_(const AttentionSize_& size) {
-    return MASK == ATTENTION_GATHERED ? 2 * (size_t)size.K : attention_stride_(size);
-}
-
-// Returns how far the positions of a tile of queries in the sequence are from their rows, the first
-// of which is `row`.
-template <AttentionMask_ MASK> __device__ inline int attention_shift_(int row, const AttentionSize_& size) {
-    return MASK == ATTENTION_GATHERED ? token_chunks_position(size.chunks, row, size.T) - row : 0;
-}
-
-// Returns the offsets of head h of sequence b.
-template <AttentionMask_ MASK>
-__device__ inline AttentionHead_ attention_head_(size_t b, int h, const AttentionSize_& size) {
-    const size_t token = b * size.T, stride = attention_stride_(size), key = b * attention_last_<MASK>(size);
-    AttentionHead_ at;
-    at.in_q = token * stride + h * size.HS;
-    at.in_k = key * attention_key_stride_<MASK>(size) + (MASK == ATTENTION_GATHERED ? 0 : size.Q) +
-              h / (size.NH / size.KV) * size.HS;
-    at.in_out = token * size.Q + h * size.HS;
-    at.in_lse = (b * size.NH + h) * size.T;
-    at.in_starts = key;
-    return at;
-}
-
-// Returns the offsets of the block's head, if there is one block for each head of queries.
-template <AttentionMask_ MASK>
-__device__ inline AttentionHead_ attention_query_head_(const AttentionSize_& size) {
-    const int head = blockIdx.x / size.tiles;
-    return attention_head_<MASK>(head / size.NH, head % size.NH, size);
-}
-
-// Returns the first key that query t sees; gathered keys may have no documents.
-template <AttentionMask_ MASK> __device__ inline int attention_start_of_(const int* starts, int t) {
-    return MASK == ATTENTION_GATHERED && !starts ? 0 : starts[t];
-}
-
-// Returns the starts of the block's sequence.
-template <AttentionMask_ MASK>
-__device__ inline const int* attention_starts_of_(const int* starts, const AttentionHead_& at) {
-    return MASK == ATTENTION_CAUSAL || (MASK == ATTENTION_GATHERED && !starts) ? starts
-                                                                               : starts + at.in_starts;
-}
-
 // ---- between global and shared memory ----
 
 // Returns the first `count` elements (none if negative), then zeros.
@@ -194,7 +123,7 @@ template <class X> __device__ inline Pack<X> attention_gather_(const X* from, in
 // costs one addition.
 template <class X, int ROWS, int W>
 __device__ inline void attention_load_(X* tile, const X* rows, size_t stride, int count,
-                                       const AttentionSize_& size) {
+                                       const AttentionSize& size) {
     constexpr int SIZE = Pack<X>::SIZE, PACKS = W / SIZE, STRIDE = W + SIZE;
     constexpr int STEP = ATTENTION_THREADS / PACKS; // rows at a time
     const int row = threadIdx.x / PACKS, d = threadIdx.x % PACKS * SIZE;
@@ -223,7 +152,7 @@ __device__ inline void attention_load_(X* tile, const X* rows, size_t stride, in
 // Starts to copy two tiles, one after the other: k and v, or q and dout, from `row` of T on.
 template <class X, int ROWS, int W>
 __device__ inline void attention_load_two_(X* tiles, const X* first, size_t first_stride, const X* second,
-                                           size_t second_stride, int row, int T, const AttentionSize_& size) {
+                                           size_t second_stride, int row, int T, const AttentionSize& size) {
     const int count = T - row;
     attention_load_<X, ROWS, W>(tiles, first + row * first_stride, first_stride, count, size);
     attention_load_<X, ROWS, W>(tiles + ROWS * (W + Pack<X>::SIZE), second + row * second_stride,
@@ -238,7 +167,7 @@ template <class X, int ROWS, int W> __device__ inline X* attention_stage_(X* str
 
 template <class X, int ROWS, int W>
 __device__ inline void attention_stream_(X* stream, const X* first, size_t first_stride, const X* second,
-                                         size_t second_stride, int row, int T, const AttentionSize_& size) {
+                                         size_t second_stride, int row, int T, const AttentionSize& size) {
     attention_load_two_<X, ROWS, W>(attention_stage_<X, ROWS, W>(stream, row), first, first_stride, second,
                                     second_stride, row, T, size);
 }
@@ -254,12 +183,12 @@ template <class X, int W> __device__ inline int attention_first_key_(const X* ro
 
 // Stores the first key of each of ROWS queries, from `row` on; the whole block calls it. Queries
 // past the last token see what that one sees.
-template <class X, AttentionMask_ MASK, int ROWS, int W>
+template <class X, AttentionMask MASK, int ROWS, int W>
 __device__ inline void attention_load_starts_(X* tile, const int* starts, int row, int T) {
     static_assert(ROWS <= ATTENTION_THREADS, "a thread for every row");
     if (MASK != ATTENTION_CAUSAL && threadIdx.x < ROWS) {
         attention_first_key_<X, W>(tile + threadIdx.x * (W + Pack<X>::SIZE)) =
-            attention_start_of_<MASK>(starts, min(row + (int)threadIdx.x, T - 1));
+            attention_start_of<MASK>(starts, min(row + (int)threadIdx.x, T - 1));
     }
 }
 
@@ -270,35 +199,18 @@ __device__ inline void attention_wait_(void) {
     __syncthreads();
 }
 
-template <class X> __device__ inline unsigned attention_pair_(float low, float high);
-template <> __device__ inline unsigned attention_pair_<bf16>(float low, float high) {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-    return *reinterpret_cast<const unsigned*>(&pair);
-}
-template <> __device__ inline unsigned attention_pair_<fp16>(float low, float high) {
-    const __half2 pair = __floats2half2_rn(low, high);
-    return *reinterpret_cast<const unsigned*>(&pair);
-}
-
-template <class X> __device__ inline void attention_store_pair_(X* to, float low, float high) {
-    *reinterpret_cast<unsigned*>(to) = attention_pair_<X>(low, high);
-}
-__device__ inline void attention_store_pair_(float* to, float low, float high) {
-    *reinterpret_cast<float2*>(to) = make_float2(low, high);
-}
-
 // Writes a warp's first `count` rows through a tile in shared memory. No thread may have read that
 // tile since the block's last barrier, and no other warp may use it any more.
 template <class X, int M, int W>
-__device__ inline void attention_store_(X* to, size_t stride, int count, const AttentionSize_& size, X* tile,
+__device__ inline void attention_store_(X* to, size_t stride, int count, const AttentionSize& size, X* tile,
                                         const float (&acc)[M][W / 8][4]) {
     constexpr int SIZE = Pack<X>::SIZE, PACKS = W / SIZE;
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < M * W / 4; i++) {
         const int m = i / (W / 4), n = i / 2 % (W / 8), half = i % 2;
-        attention_store_pair_(tile + (16 * m + 8 * half + lane / 4) * (W + SIZE) + 8 * n + lane % 4 * 2,
-                              acc[m][n][2 * half], acc[m][n][2 * half + 1]);
+        attention_store_pair(tile + (16 * m + 8 * half + lane / 4) * (W + SIZE) + 8 * n + lane % 4 * 2,
+                             acc[m][n][2 * half], acc[m][n][2 * half + 1]);
     }
     __syncwarp();
     for (int i = lane; i < 16 * M * PACKS; i += 32) {
@@ -418,7 +330,7 @@ __device__ inline void attention_mix_(float (&acc)[M][D][4], const float (&p)[M]
 #pragma unroll
         for (int i = 0; i < 4 * M; i++) {
             const float* two = &p[i / 4][n + i % 4 / 2][i % 2 * 2];
-            a[i / 4][i % 4] = attention_pair_<X>(two[0], two[1]);
+            a[i / 4][i % 4] = attention_pair<X>(two[0], two[1]);
         }
 #pragma unroll
         for (int d = 0; d < D; d += 2) {
@@ -469,7 +381,7 @@ template <class X, int ROWS, int W>
 __device__ inline void attention_sum_16_columns_(float (&sums)[2][4], const X* corner) {
     constexpr int STRIDE = W + Pack<X>::SIZE;
     if constexpr (sizeof(X) == 2) {
-        const unsigned one = attention_pair_<X>(1.0f, 1.0f), ones[4] = {one, one, one, one};
+        const unsigned one = attention_pair<X>(1.0f, 1.0f), ones[4] = {one, one, one, one};
         unsigned b[4];
 #pragma unroll
         for (int row = 0; row < ROWS; row += 16) {
@@ -494,11 +406,11 @@ __device__ inline void attention_sum_16_columns_(float (&sums)[2][4], const X* c
 // The destination is computed here: if kept from the start of the kernel, it would need registers.
 template <class X, int ROWS, int W>
 __device__ inline void attention_column_sums_(float* partial, const X* tile, int b, int column, int row,
-                                              const AttentionSize_& size) {
+                                              const AttentionSize& size) {
     const int lane = threadIdx.x % 32;
     // tiles before this one
     const size_t tiles = (size_t)b * size.tiles + row / ROWS;
-    float* to = partial + tiles * attention_stride_(size) + column;
+    float* to = partial + tiles * attention_stride(size) + column;
     for (int d = threadIdx.x / 32 * 16; d < W; d += 16 * ATTENTION_WARPS) {
         float sums[2][4] = {};
         attention_sum_16_columns_<X, ROWS, W>(sums, tile + d);
@@ -513,30 +425,6 @@ __device__ inline void attention_column_sums_(float* partial, const X* tile, int
 }
 
 // ---- forward ----
-
-// State of each row of a warp: about the largest score so far times `scale`, and the lane's share
-// of the sum of the probabilities 2^(s * scale - max).
-template <int M> struct AttentionSoftmax_ { float max[M][2], sum[M][2]; };
-
-template <int M> __device__ inline void attention_softmax_open_(AttentionSoftmax_<M>& softmax) {
-#pragma unroll
-    for (int i = 0; i < 2 * M; i++) {
-        softmax.max[i / 2][i % 2] = -FLT_MAX;
-        softmax.sum[i / 2][i % 2] = 0.0f;
-    }
-}
-
-// Sets scores with keys later than the query to -infinity. Queries start at row0, keys at u0.
-template <int M, int N> __device__ inline void attention_mask_later_(float (&s)[M][N][4], int row0, int u0) {
-    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-#pragma unroll
-    for (int i = 0; i < M * N * 4; i++) {
-        const int m = i / 4 / N, n = i / 4 % N, e = i % 4;
-        if (u0 + 8 * n + 2 * t + e % 2 > row0 + 16 * m + 8 * (e / 2) + g) {
-            s[m][n][e] = -INFINITY;
-        }
-    }
-}
 
 // Sets scores with keys of earlier documents to -infinity. `queries` are the rows in shared memory.
 template <class X, int W, int M, int N>
@@ -556,116 +444,36 @@ __device__ inline void attention_mask_earlier_(float (&s)[M][N][4], const X* que
 
 // Return whether all, or some, of the queries see the key, judging by documents only: it may still
 // be later.
-template <class X, AttentionMask_ MASK, int ROWS, int W>
+template <class X, AttentionMask MASK, int ROWS, int W>
 __device__ inline bool attention_all_see_(const X* queries, int key) {
     return MASK == ATTENTION_CAUSAL ||
            attention_first_key_<X, W>(queries + (ROWS - 1) * (W + Pack<X>::SIZE)) <= key;
 }
-template <class X, AttentionMask_ MASK, int W>
+template <class X, AttentionMask MASK, int W>
 __device__ inline bool attention_some_see_(const X* queries, int key) {
     return MASK == ATTENTION_CAUSAL || attention_first_key_<X, W>(queries) <= key;
 }
 
-// Return the maximum, or the sum, over the four lanes that share a row, to all four.
-__device__ inline float attention_row_max_(float x) {
-    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
-    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
-}
-__device__ inline float attention_row_sum_(float x) {
-    x += __shfl_xor_sync(0xffffffffu, x, 1);
-    return x + __shfl_xor_sync(0xffffffffu, x, 2);
-}
-
-// `max` is raised only if the largest score exceeds it by more than this. Probabilities are then up
-// to 2^8, which fp16 represents as precisely as 1. Sums are rescaled in the first tile of a row and
-// hardly ever again.
-#define ATTENTION_SLACK 8.0f
-
-// Gives rows with a score more than ATTENTION_SLACK above `max` a new `max`, and rescales their
-// sums to it. `largest` has the largest score of each row in this tile.
-template <int M, int D>
-__device__ inline void attention_softmax_rescale_(float (&acc)[M][D][4], AttentionSoftmax_<M>& softmax,
-                                                  const float (&largest)[M][2]) {
-#pragma unroll
-    for (int i = 0; i < 2 * M; i++) {
-        const int m = i / 2, half = i % 2;
-        float& max = softmax.max[m][half];
-        const float next = largest[m][half] > max + ATTENTION_SLACK ? largest[m][half] : max;
-        const float factor = exp2_approx(max - next);
-        max = next;
-        softmax.sum[m][half] *= factor;
-#pragma unroll
-        for (int j = 0; j < 2 * D; j++) {
-            acc[m][j / 2][2 * half + j % 2] *= factor;
-        }
-    }
-}
-
-// Turns scores into probabilities relative to `max`. As `max` is always finite, masked keys get
-// probability 0. The result of a row depends on no other row.
-template <int M, int N, int D>
-__device__ inline void attention_softmax_(float (&s)[M][N][4], float (&acc)[M][D][4],
-                                          AttentionSoftmax_<M>& softmax, float scale) {
-    float largest[M][2];
-    bool grew = false;
-#pragma unroll
-    for (int i = 0; i < 2 * M; i++) {
-        const int m = i / 2, half = i % 2;
-        float x = -INFINITY;
-#pragma unroll
-        for (int j = 0; j < 2 * N; j++) {
-            x = fmaxf(x, s[m][j / 2][2 * half + j % 2]);
-        }
-        largest[m][half] = attention_row_max_(x) * scale;
-        grew |= largest[m][half] > softmax.max[m][half] + ATTENTION_SLACK;
-    }
-    if (grew) {
-        attention_softmax_rescale_(acc, softmax, largest);
-    }
-#pragma unroll
-    for (int i = 0; i < M * N * 4; i++) {
-        const int m = i / 4 / N, e = i % 4;
-        float& p = s[m][i / 4 % N][e];
-        p = exp2_approx(fmaf(p, scale, -softmax.max[m][e / 2]));
-        softmax.sum[m][e / 2] += p;
-    }
-}
-
-// Sets acc to acc / sum, and lse to the log of the sum of e^s, for the warp's rows, which start at
-// row0.
-template <int M, int D>
-__device__ inline void attention_finish_(float (&acc)[M][D][4], float* lse,
-                                         const AttentionSoftmax_<M>& softmax, int row0, int T) {
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int i = 0; i < 2 * M; i++) {
-        const int m = i / 2, half = i % 2, row = row0 + 8 * i + lane / 4;
-        const float sum = attention_row_sum_(softmax.sum[m][half]), inverse = 1.0f / sum;
-#pragma unroll
-        for (int j = 0; j < 2 * D; j++) {
-            acc[m][j / 2][2 * half + j % 2] *= inverse;
-        }
-        if (lane % 4 == 0 && row < T) {
-            lse[row] = softmax.max[m][half] / ATTENTION_LOG2_E + logf(sum);
-        }
-    }
-}
-
 // Attends from the warp's queries, which start at row0, to keys u0 ... u0+8N-1. These are in shared
 // memory, followed by their values.
-template <class X, AttentionMask_ MASK, int M, int N, int W, int KEEP>
-__device__ inline void attention_forward_tile_(float (&acc)[M][W / 8][4], AttentionSoftmax_<M>& softmax,
+template <class X, AttentionMask MASK, int M, int N, int W, int KEEP>
+__device__ inline void attention_forward_tile_(float (&acc)[M][W / 8][4], AttentionSoftmax<M>& softmax,
                                                const AttentionLeft_<X, M, W, KEEP>& left, const X* keys,
                                                int row0, int u0, float scale) {
     float s[M][N][4];
     attention_dot_(s, left, keys);
     if (u0 + 8 * N - 1 > row0) {
-        attention_mask_later_(s, row0, u0);
+        attention_mask_later(s, row0, u0);
     }
     if (!attention_all_see_<X, MASK, 16 * M, W>(left.rows, u0)) {
         attention_mask_earlier_<X, W>(s, left.rows, u0);
     }
-    attention_softmax_(s, acc, softmax, scale);
+    float largest[M][2], factor[M][2];
+    if (attention_largest(largest, s, softmax, scale)) {
+        attention_raise(factor, softmax, largest);
+        attention_rescale(acc, factor);
+    }
+    attention_probabilities(s, softmax, scale);
     attention_mix_(acc, s, keys + 8 * N * (W + Pack<X>::SIZE));
 }
 
@@ -677,24 +485,24 @@ __device__ inline void attention_forward_tile_(float (&acc)[M][W / 8][4], Attent
 // needs  HS <= W
 // Spills 36 and 28 bytes on sm_120 at W = 80 and 128: tile sizes are chosen for sm_80 and sm_90a,
 // where nothing spills.
-template <class X, int W, AttentionMask_ MASK>
+template <class X, int W, AttentionMask MASK>
 __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
     attention_forward_kernel_(X* out, float* lse, const X* qkv, const X* kv, const int* starts,
-                              AttentionSize_ size) {
+                              AttentionSize size) {
     typedef AttentionTiling_<X, W> Tiling;
     constexpr int M = Tiling::FORWARD_M, COLS = Tiling::FORWARD_COLS, ROWS = 16 * ATTENTION_WARPS * M;
     constexpr int STRIDE = Tiling::STRIDE;
     SMEM_DYNAMIC(X, q_tile);
     X* stream = q_tile + ROWS * STRIDE;
-    const AttentionHead_ at = attention_query_head_<MASK>(size);
-    starts = attention_starts_of_<MASK>(starts, at);
-    const size_t stride = attention_stride_(size), key_stride = attention_key_stride_<MASK>(size);
+    const AttentionHead at = attention_query_head<MASK>(size);
+    starts = attention_starts_of<MASK>(starts, at);
+    const size_t stride = attention_stride(size), key_stride = attention_key_stride<MASK>(size);
     const X *q = qkv + at.in_q, *k = (MASK == ATTENTION_GATHERED ? kv : qkv) + at.in_k, *v = k + size.K;
     const int t0 = (size.tiles - 1 - (int)(blockIdx.x % size.tiles)) * ROWS,
-              last = attention_last_<MASK>(size), shift = attention_shift_<MASK>(t0, size);
+              last = attention_last<MASK>(size), shift = attention_shift<MASK>(t0, size);
     const int mine = 16 * M * (threadIdx.x / 32), row0 = t0 + mine, keys = min(t0 + ROWS, size.T) + shift;
     const int from =
-        MASK != ATTENTION_CAUSAL ? attention_start_of_<MASK>(starts, t0 + shift) / COLS * COLS : 0;
+        MASK != ATTENTION_CAUSAL ? attention_start_of<MASK>(starts, t0 + shift) / COLS * COLS : 0;
     const float scale = ATTENTION_LOG2_E / size.root;
 
     attention_load_<X, ROWS, W>(q_tile, q + t0 * stride, stride, size.T - t0, size);
@@ -703,8 +511,8 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
     attention_wait_();
     AttentionLeft_<X, M, W, Tiling::FORWARD_KEEP> left;
     attention_left_(left, q_tile + mine * STRIDE);
-    AttentionSoftmax_<M> softmax;
-    attention_softmax_open_(softmax);
+    AttentionSoftmax<M> softmax;
+    attention_softmax_open(softmax);
     float acc[M][W / 8][4] = {};
     for (int u0 = from; u0 < keys; u0 += COLS) {
         if (u0 + COLS < keys) {
@@ -720,7 +528,7 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
         }
         attention_wait_();
     }
-    attention_finish_(acc, lse + at.in_lse, softmax, row0, size.T);
+    attention_finish(acc, lse + at.in_lse, softmax, row0, size.T);
     attention_store_<X, M, W>(out + at.in_out + row0 * (size_t)size.Q, size.Q, size.T - row0, size,
                               q_tile + mine * STRIDE, acc);
 }
@@ -734,18 +542,16 @@ typedef struct {
     float2* rows; // (B, NH, Tp)
     float* sums;  // (B, tiles, QKV)
     size_t capacity, sums_capacity;
+    unsigned* taken; // counter of tiles, 0 between passes (attention_wgmma.cuh)
+    AttentionInstructions by;
 } AttentionFlash;
 
-enum { ATTENTION_ROWS_LEAST = 64 }; // rows of a tile, at least
-
-static inline int attention_padded_(int T) { return ceil_div(T, ATTENTION_ROW_ALIGN) * ATTENTION_ROW_ALIGN; }
-
 static inline size_t attention_sums_(AttentionSizes sizes) {
-    return (size_t)sizes.B * (attention_padded_(sizes.T) / ATTENTION_ROWS_LEAST) * attention_qkv_size(sizes);
+    return (size_t)sizes.B * (attention_padded(sizes.T) / ATTENTION_ROWS_LEAST) * attention_qkv_size(sizes);
 }
 
 static inline size_t attention_rows_(AttentionSizes sizes) {
-    return (size_t)sizes.B * sizes.NH * attention_padded_(sizes.T);
+    return (size_t)sizes.B * sizes.NH * attention_padded(sizes.T);
 }
 
 // Takes scratch for backward passes of up to B * NH heads with up to T tokens, and B * QKV columns;
@@ -769,7 +575,12 @@ static inline void attention_gpu_open(AttentionFlash* scratch, Memory* memory, A
         (float2*)memory_take(memory, "scratch: attention", MEMORY_DEVICE, scratch->capacity * sizeof(float2));
     scratch->sums = (float*)memory_take(memory, "scratch: attention's bias gradients", MEMORY_DEVICE,
                                         scratch->sums_capacity * sizeof(float));
+    scratch->taken =
+        (unsigned*)memory_take(memory, "scratch: attention's tiles", MEMORY_DEVICE, sizeof(unsigned));
+    scratch->by = ATTENTION_DEFAULT;
 }
+
+static inline void attention_gpu_by(AttentionFlash* scratch, AttentionInstructions by) { scratch->by = by; }
 
 // Closes nothing: only cuDNN has plans to close.
 static inline void attention_gpu_close(AttentionFlash*) {}
@@ -778,8 +589,10 @@ static inline void attention_gpu_close(AttentionFlash*) {}
 // all columns of qkv, (B ceil(T / 64), QKV) floats.
 static inline float* attention_sums(const AttentionFlash* scratch) { return scratch->sums; }
 
-// Returns a note on attention for the start of a run: none.
-static inline const char* attention_note(const AttentionFlash*) { return ""; }
+// Returns a note on attention for the start of a run.
+static inline const char* attention_note(const AttentionFlash* scratch) {
+    return scratch->by == ATTENTION_BY_WGMMA ? "by wgmma" : "";
+}
 
 // A lane's share of the warp's rows of out, rows 8i + lane / 4: the four lanes of a row share its
 // packs in turn.
@@ -791,7 +604,7 @@ template <class X, int M, int W> struct AttentionOut_ {
 // Loads the lane's share from global memory. Rows from `count` on and columns from HS on become 0.
 template <class X, int M, int W>
 __device__ inline void attention_load_out_(AttentionOut_<X, M, W>& mine, const X* out, int count,
-                                           const AttentionSize_& size) {
+                                           const AttentionSize& size) {
     typedef AttentionOut_<X, M, W> Out;
     const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -827,99 +640,13 @@ __device__ inline void attention_delta_(float2 (&rows)[M][2], const AttentionOut
             }
         }
         rows[i / 2][i % 2] =
-            make_float2(row < count ? lse[row] * ATTENTION_LOG2_E : 0.0f, attention_row_sum_(delta));
-    }
-}
-
-template <int M> __device__ inline void attention_store_rows_(float2* to, const float2 (&rows)[M][2]) {
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int i = 0; i < 2 * M; i++) {
-        if (lane % 4 == 0) {
-            to[8 * i + lane / 4] = rows[i / 2][i % 2];
-        }
-    }
-}
-
-// Turns s and dp of one score into p and ds. The factor 1 / root of ds is applied to the sums
-// at the end. If s is -infinity, both become 0.
-__device__ inline void attention_gradient_(float& s, float& dp, float shift, float delta, float scale) {
-    s = exp2_approx(s * scale - shift);
-    dp = s * (dp - delta);
-}
-
-// Turns s and dp into p and ds, where the warp's rows are keys and the columns queries. `rows` has
-// lse and delta of the queries.
-template <int M, int N>
-__device__ inline void attention_gradient_of_keys_(float (&s)[M][N][4], float (&dp)[M][N][4],
-                                                   const float2* rows, float scale) {
-    const int t = threadIdx.x % 4;
-#pragma unroll
-    for (int n = 0; n < N; n++) {
-        const float4 two =
-            // queries 8n + 2t and 8n + 2t + 1
-            *reinterpret_cast<const float4*>(rows + 8 * n + 2 * t);
-#pragma unroll
-        for (int i = 0; i < 4 * M; i++) {
-            const int m = i / 4, e = i % 4;
-            attention_gradient_(s[m][n][e], dp[m][n][e], e % 2 ? two.z : two.x, e % 2 ? two.w : two.y, scale);
-        }
-    }
-}
-
-// Sets scores with queries earlier than the key to -infinity. The warp's keys start at u0, queries
-// at t0.
-template <int M, int N>
-__device__ inline void attention_mask_earlier_queries_(float (&s)[M][N][4], int u0, int t0) {
-    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-#pragma unroll
-    for (int i = 0; i < M * N * 4; i++) {
-        const int m = i / 4 / N, n = i / 4 % N, e = i % 4;
-        if (u0 + 16 * m + 8 * (e / 2) + g > t0 + 8 * n + 2 * t + e % 2) {
-            s[m][n][e] = -INFINITY;
-        }
-    }
-}
-
-// Array whose element t is the first key that query t sees. The row of `starts` is kept as an
-// index: a pointer needs one more register.
-template <AttentionMask_ MASK> struct AttentionStarts_ {
-    const int* starts;
-    int row;
-    __device__ int operator[](int t) const { return attention_start_of_<MASK>(starts, row + t); }
-};
-
-// Sets scores with queries of later documents to -infinity.
-template <AttentionMask_ MASK, int M, int N>
-__device__ inline void attention_mask_later_queries_(float (&s)[M][N][4], AttentionStarts_<MASK> first_key,
-                                                     int u0, int t0, int T) {
-    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-#pragma unroll
-    for (int i = 0; i < 2 * N; i++) {
-        const int n = i / 2, before = first_key[min(t0 + 8 * n + 2 * t + i % 2, T - 1)] - u0 - g;
-#pragma unroll
-        for (int row = 0; row < 2 * M; row++) {
-            if (8 * row < before) {
-                s[row / 2][n][row % 2 * 2 + i % 2] = -INFINITY;
-            }
-        }
-    }
-}
-
-// Turns s and dp into p and ds, where the warp's rows are queries and the columns keys.
-template <int M, int N>
-__device__ inline void attention_gradient_of_queries_(float (&s)[M][N][4], float (&dp)[M][N][4],
-                                                      const float2 (&rows)[M][2], float scale) {
-#pragma unroll
-    for (int i = 0; i < M * N * 4; i++) {
-        const int m = i / 4 / N, n = i / 4 % N, e = i % 4;
-        attention_gradient_(s[m][n][e], dp[m][n][e], rows[m][e / 2].x, rows[m][e / 2].y, scale);
+            make_float2(row < count ? lse[row] * ATTENTION_LOG2_E : 0.0f, attention_row_sum(delta));
     }
 }
 
 // Adds to dq of the warp's queries, which start at row0, the part of keys u0 ... u0+8N-1. `rows`
 // has lse and delta of the queries.
-template <class X, AttentionMask_ MASK, int M, int N, int W, int KEEP>
+template <class X, AttentionMask MASK, int M, int N, int W, int KEEP>
 __device__ inline void
 attention_queries_step_(float (&dq)[M][W / 8][4], const AttentionLeft_<X, M, W, KEEP>& q,
                         const AttentionLeft_<X, M, W, KEEP>& dout, const X* keys, const X* values,
@@ -927,13 +654,13 @@ attention_queries_step_(float (&dq)[M][W / 8][4], const AttentionLeft_<X, M, W, 
     float s[M][N][4], ds[M][N][4];
     attention_dot_(s, q, keys);
     if (u0 + 8 * N - 1 > row0) {
-        attention_mask_later_(s, row0, u0);
+        attention_mask_later(s, row0, u0);
     }
     if (!attention_all_see_<X, MASK, 16 * M, W>(q.rows, u0)) {
         attention_mask_earlier_<X, W>(s, q.rows, u0);
     }
     attention_dot_(ds, dout, values);
-    attention_gradient_of_queries_(s, ds, rows, scale * ATTENTION_LOG2_E);
+    attention_gradient_of_queries(s, ds, rows, scale * ATTENTION_LOG2_E);
     attention_mix_(dq, ds, keys);
 }
 
@@ -946,27 +673,27 @@ attention_queries_step_(float (&dq)[M][W / 8][4], const AttentionLeft_<X, M, W, 
 //        Bound by tensor cores (fp32: by multiply-adds), then by shared memory.
 // order  fixed: keys in order
 // needs  HS <= W
-template <class X, int W, AttentionMask_ MASK>
+template <class X, int W, AttentionMask MASK>
 __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
     attention_backward_queries_kernel_(X* dqkv, float2* rows, float* sums, const X* dout, const X* qkv,
                                        const X* kv, const X* out, const float* lse, const int* starts,
-                                       AttentionSize_ size, int Tp) {
+                                       AttentionSize size, int Tp) {
     typedef AttentionTiling_<X, W> Tiling;
     constexpr int M = Tiling::BACKWARD_M, COLS = Tiling::BACKWARD_COLS, ROWS = 16 * ATTENTION_WARPS * M;
     constexpr int STRIDE = Tiling::STRIDE, STEP = Tiling::BACKWARD_STEP;
     SMEM_DYNAMIC(X, q_tile);
     X *d_tile = q_tile + ROWS * STRIDE, *stream = d_tile + ROWS * STRIDE;
-    const AttentionHead_ at = attention_query_head_<MASK>(size);
-    starts = attention_starts_of_<MASK>(starts, at);
-    const size_t stride = attention_stride_(size), key_stride = attention_key_stride_<MASK>(size);
+    const AttentionHead at = attention_query_head<MASK>(size);
+    starts = attention_starts_of<MASK>(starts, at);
+    const size_t stride = attention_stride(size), key_stride = attention_key_stride<MASK>(size);
     const X *q = qkv + at.in_q, *k = (MASK == ATTENTION_GATHERED ? kv : qkv) + at.in_k, *v = k + size.K,
             *d = dout + at.in_out;
     const int t0 = (size.tiles - 1 - (int)(blockIdx.x % size.tiles)) * ROWS,
-              last = attention_last_<MASK>(size), shift = attention_shift_<MASK>(t0, size),
+              last = attention_last<MASK>(size), shift = attention_shift<MASK>(t0, size),
               keys = min(t0 + ROWS, size.T) + shift;
     const int mine = 16 * M * (threadIdx.x / 32), row0 = t0 + mine;
     const int from =
-        MASK != ATTENTION_CAUSAL ? attention_start_of_<MASK>(starts, t0 + shift) / COLS * COLS : 0;
+        MASK != ATTENTION_CAUSAL ? attention_start_of<MASK>(starts, t0 + shift) / COLS * COLS : 0;
     const float scale = 1.0f / size.root;
 
     attention_load_two_<X, ROWS, W>(q_tile, q, stride, d, size.Q, t0, size.T, size);
@@ -977,7 +704,7 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
     attention_wait_();
     float2 mine_rows[M][2];
     attention_delta_(mine_rows, mine_out, d_tile + mine * STRIDE, lse + at.in_lse + row0, size.T - row0);
-    attention_store_rows_(rows + blockIdx.x / size.tiles * (size_t)Tp + row0, mine_rows);
+    attention_store_rows(rows + blockIdx.x / size.tiles * (size_t)Tp + row0, mine_rows);
     AttentionLeft_<X, M, W, Tiling::QUERIES_KEEP> left_q, left_d;
     attention_left_(left_q, q_tile + mine * STRIDE);
     attention_left_(left_d, d_tile + mine * STRIDE);
@@ -1019,10 +746,10 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
 // needs  HS <= W
 // Spills 20 bytes on sm_80 and 16 on sm_90a at W = 96 in 16 bits: two kinds of addresses for
 // ldmatrix save moves, but need one register too many.
-template <class X, int W, AttentionMask_ MASK>
+template <class X, int W, AttentionMask MASK>
 __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
     attention_backward_keys_kernel_(X* dqkv, X* dkv, float* sums, const X* dout, const X* qkv, const X* kv,
-                                    const float2* rows, const int* starts, AttentionSize_ size, int Tp) {
+                                    const float2* rows, const int* starts, AttentionSize size, int Tp) {
     typedef AttentionTiling_<X, W> Tiling;
     constexpr int M = Tiling::BACKWARD_M, COLS = Tiling::BACKWARD_COLS, ROWS = 16 * ATTENTION_WARPS * M;
     constexpr int STRIDE = Tiling::STRIDE, STEP = Tiling::BACKWARD_STEP;
@@ -1030,13 +757,13 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
     X *v_tile = k_tile + ROWS * STRIDE, *stream = v_tile + ROWS * STRIDE;
     const int key_head = blockIdx.x / size.tiles, group = size.NH / size.KV;
     // offsets of the first head that reads the keys
-    const AttentionHead_ at = attention_head_<MASK>(key_head / size.KV, key_head % size.KV * group, size);
-    const AttentionStarts_<MASK> first_key = {starts, (int)at.in_starts};
-    const size_t stride = attention_stride_(size), key_stride = attention_key_stride_<MASK>(size);
+    const AttentionHead at = attention_head<MASK>(key_head / size.KV, key_head % size.KV * group, size);
+    const AttentionStarts<MASK> first_key = {starts, (int)at.in_starts};
+    const size_t stride = attention_stride(size), key_stride = attention_key_stride<MASK>(size);
     const X *q = qkv + at.in_q, *k = (MASK == ATTENTION_GATHERED ? kv : qkv) + at.in_k, *v = k + size.K,
             *d = dout + at.in_out;
     const int u0 = (int)(blockIdx.x % size.tiles) * ROWS, mine = 16 * M * (threadIdx.x / 32),
-              row0 = u0 + mine, last = attention_last_<MASK>(size);
+              row0 = u0 + mine, last = attention_last<MASK>(size);
     // first query that sees the keys
     const int first = MASK == ATTENTION_GATHERED ? token_chunks_from(size.chunks, u0, size.T) : u0;
     const float scale = 1.0f / size.root;
@@ -1051,10 +778,10 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
     attention_left_(left_v, v_tile + mine * STRIDE);
     float dk[M][W / 8][4] = {}, dv[M][W / 8][4] = {};
     for (int left = group; left > 0; left--) {
-        int shift = attention_shift_<MASK>(first, size);
+        int shift = attention_shift<MASK>(first, size);
         for (int t0 = first; t0 < size.T && (MASK == ATTENTION_CAUSAL || first_key[t0 + shift] < u0 + ROWS);
              t0 += COLS) {
-            shift = attention_shift_<MASK>(t0, size);
+            shift = attention_shift<MASK>(t0, size);
             if (t0 + COLS < size.T) {
                 attention_stream_<X, COLS, W>(stream, q, stride, d, size.Q, t0 + COLS, size.T, size);
             }
@@ -1069,13 +796,13 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
                     float s[M][STEP / 8][4], ds[M][STEP / 8][4];
                     attention_dot_(s, left_k, q_step);
                     if (t < row0 + 16 * M - 1) {
-                        attention_mask_earlier_queries_(s, row0, t);
+                        attention_mask_earlier_queries(s, row0, t);
                     }
                     if (MASK != ATTENTION_CAUSAL && first_key[min(t + STEP, last) - 1] > row0) {
-                        attention_mask_later_queries_(s, first_key, row0, t, last);
+                        attention_mask_later_queries(s, first_key, row0, t, last);
                     }
                     attention_dot_(ds, left_v, d_step);
-                    attention_gradient_of_keys_(s, ds, rows + t0 + i, scale * ATTENTION_LOG2_E);
+                    attention_gradient_of_keys(s, ds, rows + t0 + i, scale * ATTENTION_LOG2_E);
                     attention_mix_(dv, s, d_step);
                     attention_mix_(dk, ds, q_step);
                 }
@@ -1104,26 +831,6 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
 
 // ---- launchers ----
 
-static inline AttentionSize_ attention_size_(AttentionSizes sizes) {
-    assert(sizes.NH % sizes.KV == 0);
-    AttentionSize_ size = {};
-    size.T = sizes.T;
-    size.NH = sizes.NH;
-    size.KV = sizes.KV;
-    size.HS = sizes.HS;
-    size.Q = attention_queries_size(sizes);
-    size.K = attention_keys_size(sizes);
-    size.root = sizes.root;
-    size.chunks = sizes.chunks;
-    return size;
-}
-
-// Checks that no tile of queries has parts of two chunks.
-static inline void attention_check_chunks_(AttentionSizes sizes) {
-    CHECK(sizes.T % (2 * ATTENTION_ROW_ALIGN) == 0,
-          "attention: chunks of %d / 2 tokens, wanted a multiple of %d", sizes.T, (int)ATTENTION_ROW_ALIGN);
-}
-
 // Runs the statement if heads of size HS are wider than `below`, and at most WIDTH: with W the
 // width, or the widest that is compiled.
 #define ATTENTION_CASE_(HS, below, WIDTH, ...)                                                               \
@@ -1149,36 +856,27 @@ static inline void attention_check_chunks_(AttentionSizes sizes) {
 // compile, and at W = 96 one would spill.
 constexpr int attention_documents_width_(int W) { return W <= 32 ? 32 : W <= 64 ? 64 : 128; }
 
-// Returns the number of blocks, one for each tile of `rows` of the T rows of each of the `heads`
-// heads. Sets size->tiles.
-static inline unsigned attention_grid_(AttentionSize_* size, int T, size_t heads, int rows) {
-    size->tiles = ceil_div(T, rows);
-    CHECK(heads * size->tiles <= INT_MAX, "attention: %zu heads of %d tiles do not fit into a grid", heads,
-          size->tiles);
-    return (unsigned)(heads * size->tiles);
-}
-
-template <class X>
-static inline int attention_packs_(int HS, const X* a, const X* b, const X* c, const X* d) {
-    const uintptr_t addresses = (uintptr_t)a | (uintptr_t)b | (uintptr_t)c | (uintptr_t)d;
-    return HS % Pack<X>::SIZE == 0 && addresses % 16 == 0;
-}
-
-template <class X, int W, AttentionMask_ MASK>
+template <class X, int W, AttentionMask MASK>
 static inline void attention_forward_(X* out, float* lse, const X* qkv, const X* kv, const int* starts,
-                                      size_t heads, AttentionSize_ size, const Gpu* gpu) {
+                                      size_t heads, AttentionSize size, const Gpu* gpu) {
     typedef AttentionTiling_<X, W> Tiling;
-    const unsigned grid = attention_grid_(&size, size.T, heads, 16 * ATTENTION_WARPS * Tiling::FORWARD_M);
+    const unsigned grid = attention_grid(&size, size.T, heads, 16 * ATTENTION_WARPS * Tiling::FORWARD_M);
     launch(attention_forward_kernel_<X, W, MASK>, grid, ATTENTION_THREADS, Tiling::FORWARD_BYTES, gpu, out,
            lse, qkv, kv, starts, size);
 }
 
 template <class X>
 static inline void attention_forward(X* out, float* lse, const X* qkv, const int* starts,
-                                     AttentionSizes sizes, const AttentionFlash*, const Gpu* gpu) {
-    AttentionSize_ size = attention_size_(sizes);
-    size.packs = attention_packs_<X>(size.HS, out, qkv, NULL, NULL);
+                                     AttentionSizes sizes, const AttentionFlash* scratch, const Gpu* gpu) {
+    AttentionSize size = attention_size(sizes);
+    size.packs = attention_packs<X>(size.HS, out, qkv, NULL, NULL);
     assert(sizes.chunks.last == 0);
+    if constexpr (PTX_HAS_WGMMA && sizeof(X) == 2) {
+        if (attention_by_wgmma<X>(scratch->by, size)) {
+            attention_wgmma_forward(out, lse, qkv, (const X*)NULL, starts, scratch->taken, sizes, size, gpu);
+            return;
+        }
+    }
     ATTENTION_DISPATCH_(size.HS,
                         const auto pass =
                             starts ? attention_forward_<X, attention_documents_width_(W), ATTENTION_DOCUMENTS>
@@ -1189,11 +887,17 @@ static inline void attention_forward(X* out, float* lse, const X* qkv, const int
 // Takes the widths of the kernels for whole sequences, so that the bits are the same.
 template <class X>
 static inline void attention_gathered_forward(X* out, float* lse, const X* qkv, const X* kv,
-                                              const int* starts, AttentionSizes sizes, const AttentionFlash*,
-                                              const Gpu* gpu) {
-    AttentionSize_ size = attention_size_(sizes);
-    size.packs = attention_packs_<X>(size.HS, out, qkv, kv, NULL);
-    attention_check_chunks_(sizes);
+                                              const int* starts, AttentionSizes sizes,
+                                              const AttentionFlash* scratch, const Gpu* gpu) {
+    AttentionSize size = attention_size(sizes);
+    size.packs = attention_packs<X>(size.HS, out, qkv, kv, NULL);
+    attention_check_chunks(sizes);
+    if constexpr (PTX_HAS_WGMMA && sizeof(X) == 2) {
+        if (attention_by_wgmma<X>(scratch->by, size)) {
+            attention_wgmma_forward(out, lse, qkv, kv, starts, scratch->taken, sizes, size, gpu);
+            return;
+        }
+    }
     ATTENTION_DISPATCH_(size.HS,
                         const auto pass =
                             starts ? attention_forward_<X, attention_documents_width_(W), ATTENTION_GATHERED>
@@ -1202,22 +906,44 @@ static inline void attention_gathered_forward(X* out, float* lse, const X* qkv, 
 }
 
 // Launches both kernels; returns the number of tiles of a sequence.
-template <class X, int W, AttentionMask_ MASK>
+template <class X, int W, AttentionMask MASK>
 static inline int attention_backward_(X* dqkv, X* dkv, AttentionFlash* scratch, const X* dout, const X* qkv,
                                       const X* kv, const X* out, const float* lse, const int* starts,
-                                      AttentionSizes sizes, AttentionSize_ size, const Gpu* gpu) {
+                                      AttentionSizes sizes, AttentionSize size, const Gpu* gpu) {
     typedef AttentionTiling_<X, W> Tiling;
     constexpr int ROWS = 16 * ATTENTION_WARPS * Tiling::BACKWARD_M;
     static_assert(ROWS >= ATTENTION_ROWS_LEAST && ATTENTION_ROW_ALIGN % ROWS == 0, "room for rows and sums");
-    const int Tp = attention_padded_(size.T);
+    const int Tp = attention_padded(size.T);
     const size_t B = (size_t)sizes.B;
-    const unsigned queries = attention_grid_(&size, size.T, B * size.NH, ROWS);
+    const unsigned queries = attention_grid(&size, size.T, B * size.NH, ROWS);
     launch(attention_backward_queries_kernel_<X, W, MASK>, queries, ATTENTION_THREADS, Tiling::BACKWARD_BYTES,
            gpu, dqkv, scratch->rows, scratch->sums, dout, qkv, kv, out, lse, starts, size, Tp);
-    const unsigned keys = attention_grid_(&size, attention_keys(sizes), B * size.KV, ROWS);
+    const unsigned keys = attention_grid(&size, attention_keys(sizes), B * size.KV, ROWS);
     launch(attention_backward_keys_kernel_<X, W, MASK>, keys, ATTENTION_THREADS, Tiling::BACKWARD_BYTES, gpu,
            dqkv, dkv, scratch->sums, dout, qkv, kv, scratch->rows, starts, size, Tp);
     return size.tiles;
+}
+
+// Launches the kernels for these sizes.
+template <class X>
+static inline int attention_backward_any_(X* dqkv, X* dkv, AttentionFlash* scratch, const X* dout,
+                                          const X* qkv, const X* kv, const X* out, const float* lse,
+                                          const int* starts, AttentionSizes sizes, AttentionSize size,
+                                          const Gpu* gpu) {
+    if constexpr (PTX_HAS_WGMMA && sizeof(X) == 2) {
+        if (attention_by_wgmma<X>(scratch->by, size)) {
+            return attention_wgmma_backward(dqkv, dkv, scratch->rows, scratch->sums, dout, qkv, kv, out, lse,
+                                            starts, scratch->taken, sizes, size, gpu);
+        }
+    }
+    int tiles = 0;
+    ATTENTION_DISPATCH_(size.HS, constexpr int WD = attention_documents_width_(W);
+                        const auto pass = kv && starts ? attention_backward_<X, WD, ATTENTION_GATHERED>
+                                          : kv         ? attention_backward_<X, W, ATTENTION_GATHERED>
+                                          : starts     ? attention_backward_<X, WD, ATTENTION_DOCUMENTS>
+                                                       : attention_backward_<X, W, ATTENTION_CAUSAL>;
+                        tiles = pass(dqkv, dkv, scratch, dout, qkv, kv, out, lse, starts, sizes, size, gpu));
+    return tiles;
 }
 
 // Computes the backward pass. dbias may be fp32 or of X.
@@ -1226,16 +952,12 @@ static inline void attention_backward(X* dqkv, Gradient dbias, const X* dout, co
                                       const float* lse, const int* starts, AttentionSizes sizes,
                                       GradientMode mode, AttentionFlash* scratch, const Gpu* gpu) {
     const int QKV = attention_qkv_size(sizes);
-    int tiles = 0;
     assert(attention_rows_(sizes) <= scratch->capacity && attention_sums_(sizes) <= scratch->sums_capacity);
-    AttentionSize_ size = attention_size_(sizes);
-    size.packs = attention_packs_(size.HS, dqkv, dout, qkv, out);
+    AttentionSize size = attention_size(sizes);
+    size.packs = attention_packs(size.HS, dqkv, dout, qkv, out);
     assert(sizes.chunks.last == 0);
-    ATTENTION_DISPATCH_(
-        size.HS,
-        const auto pass = starts ? attention_backward_<X, attention_documents_width_(W), ATTENTION_DOCUMENTS>
-                                 : attention_backward_<X, W, ATTENTION_CAUSAL>;
-        tiles = pass(dqkv, (X*)NULL, scratch, dout, qkv, (const X*)NULL, out, lse, starts, sizes, size, gpu));
+    const int tiles = attention_backward_any_(dqkv, (X*)NULL, scratch, dout, qkv, (const X*)NULL, out, lse,
+                                              starts, sizes, size, gpu);
     if (dbias.data) {
         column_sums_finish<X>(&dbias, 1, (const float*)scratch->sums, sizes.B * tiles, QKV, QKV, mode, gpu);
     }
@@ -1247,15 +969,11 @@ static inline void attention_gathered_backward(X* dqkv, X* dkv, const X* dout, c
                                                AttentionSizes sizes, AttentionFlash* scratch,
                                                const Gpu* gpu) {
     assert(attention_rows_(sizes) <= scratch->capacity);
-    AttentionSize_ size = attention_size_(sizes);
+    AttentionSize size = attention_size(sizes);
     size.packs =
-        attention_packs_(size.HS, dqkv, dout, qkv, out) && attention_packs_<X>(size.HS, dkv, kv, NULL, NULL);
-    attention_check_chunks_(sizes);
-    ATTENTION_DISPATCH_(size.HS,
-                        const auto pass =
-                            starts ? attention_backward_<X, attention_documents_width_(W), ATTENTION_GATHERED>
-                                   : attention_backward_<X, W, ATTENTION_GATHERED>;
-                        pass(dqkv, dkv, scratch, dout, qkv, kv, out, lse, starts, sizes, size, gpu));
+        attention_packs(size.HS, dqkv, dout, qkv, out) && attention_packs<X>(size.HS, dkv, kv, NULL, NULL);
+    attention_check_chunks(sizes);
+    attention_backward_any_(dqkv, dkv, scratch, dout, qkv, kv, out, lse, starts, sizes, size, gpu);
 }
 
 // The only place that chooses cuDNN.

@@ -55,6 +55,7 @@ b, whose keys and values are stored. It sees the last `window` tokens up to itse
 #include <assert.h>
 #include <math.h>
 
+#include "llmc/base/enum_words.h"
 #include "llmc/base/host_device.h"
 #include "llmc/base/memory.h"
 #include "llmc/base/sizes.h"
@@ -76,6 +77,12 @@ enum { ATTENTION_ROW_ALIGN = 128 };
 
 // keys of other documents are skipped in steps of this size
 #define ATTENTION_SKIP (3 * MATMUL_TILE_COLS)
+
+// Instructions that compute attention on GPUs (attention_wgmma.cuh). By default mma, as wgmma has
+// not been measured yet.
+#define ATTENTION_WORDS(X)                                                                                   \
+    X(ATTENTION_DEFAULT, "auto") X(ATTENTION_BY_MMA, "mma") X(ATTENTION_BY_WGMMA, "wgmma")
+typedef enum { ATTENTION_WORDS(WORDS_VALUE) } AttentionInstructions;
 
 static_assert(ATTENTION_SKIP % MATMUL_TILE_ROWS == 0 && ATTENTION_SQUARE % ATTENTION_SKIP == 0 &&
                   ATTENTION_KEYS % ATTENTION_SQUARE == 0,
@@ -553,7 +560,7 @@ static int attention_tile_keys_(const AttentionSquare_* x, AttentionQueries_ til
 }
 
 // Returns the tile of the block's queries that starts at its query i.
-static AttentionQueries_ attention_tile_(const AttentionQueries_* block, int i) {
+static AttentionQueries_ attention_tile(const AttentionQueries_* block, int i) {
     const int t0 = block->t0 + i;
     return (AttentionQueries_){block->row + i, t0,
                                int_min(MATMUL_TILE_ROWS - t0 % MATMUL_TILE_ROWS, block->count - i)};
@@ -579,19 +586,19 @@ static void attention_backward_scores_(const AttentionHeadCpu_* head, const Atte
     const size_t right = (size_t)x->u0 * HS, stride = head->out_stride;
     AttentionQueries_ tile;
     for (int i = 0; i < x->block.count; i += tile.count) {
-        tile = attention_tile_(&x->block, i);
+        tile = attention_tile(&x->block, i);
         attention_scores_(s->p + (size_t)i * ATTENTION_SQUARE, ATTENTION_SQUARE,
                           head->q + tile.row * head->stride, head->stride, s->k_by_key + right, tile.count,
                           attention_tile_keys_(x, tile), HS);
     }
     for (int i = 0; i < x->block.count; i += tile.count) {
-        tile = attention_tile_(&x->block, i);
+        tile = attention_tile(&x->block, i);
         attention_scores_(s->ds + (size_t)i * ATTENTION_SQUARE, ATTENTION_SQUARE,
                           head->dout + tile.row * stride, stride, s->v_by_key + right, tile.count,
                           attention_tile_keys_(x, tile), HS);
     }
     for (int i = 0; i < x->block.count; i += tile.count) {
-        tile = attention_tile_(&x->block, i);
+        tile = attention_tile(&x->block, i);
         attention_softmax_backward_tile_(head, x, tile, i, queries);
     }
 }
@@ -602,7 +609,7 @@ static void attention_backward_queries_(const AttentionHeadCpu_* head, const Att
     const AttentionScratch_* s = head->scratch;
     AttentionQueries_ tile;
     for (int i = 0; i < x->block.count; i += tile.count) {
-        tile = attention_tile_(&x->block, i);
+        tile = attention_tile(&x->block, i);
         const int keys = attention_tile_keys_(x, tile);
         if (keys > 0) {
             attention_mix_(head->dq + tile.row * head->stride, head->stride,

@@ -192,6 +192,13 @@ static inline void attention_gpu_open(AttentionCudnn* a, Memory* memory, Attenti
     }
 }
 
+static inline void attention_gpu_by(AttentionCudnn* a, AttentionInstructions by) {
+    attention_gpu_by(&a->flash, by);
+    if (by != ATTENTION_DEFAULT) {
+        snprintf(a->note, sizeof(a->note), "own kernels, by %s", by == ATTENTION_BY_WGMMA ? "wgmma" : "mma");
+    }
+}
+
 static inline void attention_gpu_close(AttentionCudnn* a) {
     attention_cudnn_drop_(a);
     if (a->handle) {
@@ -205,7 +212,8 @@ static inline float* attention_sums(const AttentionCudnn* a) { return a->flash.s
 static inline const char* attention_note(const AttentionCudnn* a) { return a->note; }
 
 template <class X> static inline int attention_cudnn_takes_(const AttentionCudnn* a, AttentionSizes sizes) {
-    return a->forward && a->dtype == DTYPE_OF(X) && attention_same_sizes(a->sizes, sizes);
+    return a->forward && a->flash.by == ATTENTION_DEFAULT && a->dtype == DTYPE_OF(X) &&
+           attention_same_sizes(a->sizes, sizes);
 }
 
 static inline void attention_cudnn_run_(const AttentionCudnn* a, const CudnnGraph* graph,

@@ -48,8 +48,8 @@ extern "C" void cusim_cp_async_wait(int groups_left) {
 
 // ---- proxies ----
 
-// Bytes that a thread stores for TMA or wgmma are marked until that thread has fenced them, and then
-// reached a barrier. A store without the wrapper is not noticed.
+// Bytes that a thread stores for TMA or wgmma are marked until that thread has fenced them, and
+// then reached a barrier. A store without the wrapper is not noticed.
 
 static void marks_set(Block* block, unsigned mark, unsigned value) {
     block->marked += !!value;

@@ -34,8 +34,8 @@ struct WgmmaWarp {
     char sync[8]; // an address for ThreadSanitizer: reads before a wait come before what follows it
 };
 
-// What the warps of a warpgroup have started: all must start the same matmuls. Entries that every
-// warp has passed are dropped.
+// Matmuls that the warps of a warpgroup have started: all must start the same ones. Entries that
+// every warp has passed are dropped.
 struct WgmmaGroup {
     std::vector<CusimWgmma> log;
     unsigned long dropped;
@@ -81,7 +81,8 @@ static WgmmaWarp* warp_state() { return &state_of(engine.current->block)->warps[
 
 // ---- operands ----
 
-// Converts eight elements. The exponent of fp16 is 112 less; infinity and NaN keep their largest one.
+// Converts eight elements. The exponent of fp16 is 112 less; infinity and NaN keep their largest
+// one.
 static void unpack_eight(float* to, const char* from, bool is_fp16) {
     uint16_t x[8];
     uint32_t bits[8];

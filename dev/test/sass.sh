@@ -1,0 +1,119 @@
+#!/usr/bin/env bash
+# sass.sh -- what ptxas made of attention's kernels by wgmma, for sm_90a: no spilled registers, no
+# wgmma that is serialized, and main loops that have not grown.
+#
+#     dev/test/sass.sh            needs nvcc, and cuobjdump beside it or in PATH (with nvdisasm)
+#
+# The main loop is the shortest one with matmuls and exponentials. Prints a line for each kernel.
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+command -v nvcc >/dev/null || { echo "skipped: sass: nvcc is missing"; exit 0; }
+command -v cuobjdump >/dev/null || { echo "skipped: sass: cuobjdump is missing"; exit 0; }
+
+nvcc -std=c++17 -O3 -gencode arch=compute_90a,code=sm_90a -DGPU_SM=90 -D_GNU_SOURCE -I. -Xptxas -v -cubin -o "$work/kernels.cubin" \
+    dev/test/lib/wgmma_kernels.cu >"$work/log" 2>&1 || { cat "$work/log" && exit 1; }
+cuobjdump -sass "$work/kernels.cubin" >"$work/sass" || exit 1
+
+# Kernel, width of heads, rows of a tile of the stream, warpgroups, overlap, mask (0: causal, 1:
+# documents, 2: gathered); then the most instructions of the main loop, 5 % above those of CUDA 13.0,
+# its matmuls, and accesses to local memory in the whole kernel: those of the warp that fills.
+limits='forward 64 64 2 0 0     365 8 0
+forward 64 64 2 0 1     453 8 0
+forward 64 64 2 0 2     468 8 0
+forward 64 128 3 1 0    614 12 0
+forward 64 128 3 1 1    787 12 0
+forward 64 128 2 1 2    817 12 0
+forward 64 64 3 1 0     384 8 0
+forward 128 128 2 1 0   659 16 0
+forward 128 128 2 1 1   833 16 0
+forward 128 128 2 1 2   864 16 0
+forward 128 128 2 0 0   635 16 0
+queries 64 128 2 0 0    598 16 0
+queries 64 128 2 0 1    773 16 0
+queries 64 128 2 0 2    729 16 0
+queries 128 64 2 0 0    317 20 0
+queries 128 64 2 0 1    404 20 0
+queries 128 64 2 0 2    418 20 0
+keys 64 64 2 1 0        363 16 0
+keys 64 64 2 1 1        575 16 0
+keys 64 64 2 1 2        626 16 0
+keys 64 64 2 0 0        388 16 0
+keys 128 64 2 0 0       419 24 0
+keys 128 64 2 0 1       630 24 4
+keys 128 64 2 0 2       676 24 4
+'
+
+# Prints the kernel, its instructions, matmuls, and accesses to local memory.
+awk '
+    function name(mangled,   i, n, at, kernel, number) {
+        kernel = mangled ~ /forward/ ? "forward" : mangled ~ /query_grad/ ? "queries" : "keys"
+        n = 0
+        while (match(mangled, /Li[0-9]+E/)) {
+            number[++n] = substr(mangled, RSTART + 2, RLENGTH - 3)
+            mangled = substr(mangled, RSTART + RLENGTH)
+        }
+        match(mangled, /Mask[0-9]/)
+        return kernel " " number[1] " " number[3] " " number[4] " " number[9] " " substr(mangled, RSTART + 4, 1)
+    }
+    function hex(text,   i, x) {
+        x = 0
+        for (i = 1; i <= length(text); i++) { x = 16 * x + index("0123456789abcdef", substr(text, i, 1)) - 1 }
+        return x
+    }
+    function finish(   i, j, matmuls, exponentials, best, of_best) {
+        best = 0
+        for (i = 1; i <= count; i++) {
+            if (!(target[i] in number_at) || target[i] == "" || number_at[target[i]] >= i) { continue }
+            matmuls = exponentials = 0
+            for (j = number_at[target[i]]; j <= i; j++) {
+                matmuls += text[j] ~ /HGMMA/
+                exponentials += text[j] ~ /MUFU.EX2/
+            }
+            if (matmuls && exponentials >= 8 && (!best || i - number_at[target[i]] + 1 < best)) {
+                best = i - number_at[target[i]] + 1
+                of_best = matmuls
+            }
+        }
+        print kernel, best, of_best + 0, spills + 0
+    }
+    /Function :/ {
+        if (count) { finish() }
+        kernel = name($3)
+        count = spills = 0
+        delete text; delete target; delete number_at
+        next
+    }
+    match($0, /\/\*[0-9a-f][0-9a-f][0-9a-f][0-9a-f]+\*\/ +[^ \/]/) {
+        split($0, part, /\*\/|\/\*/)
+        count++
+        text[count] = part[3]
+        number_at[hex(part[2])] = count
+        target[count] = ""
+        if (part[3] ~ /BRA/ && match(part[3], /0x[0-9a-f]+/)) {
+            target[count] = hex(substr(part[3], RSTART + 2, RLENGTH - 2))
+        }
+        spills += part[3] ~ /(LDL|STL)/
+    }
+    END { if (count) { finish() } }' "$work/sass" >"$work/found"
+
+failures=0
+fail() {
+    echo "sass: FAILED: $*"
+    failures=$((failures + 1))
+}
+grep -q 'wgmma.* serialized' "$work/log" && fail "$(grep -m 1 'wgmma.* serialized' "$work/log")"
+while read -r kernel width rows groups overlap mask instructions matmuls local; do
+    what="$kernel $width $rows $groups $overlap $mask"
+    limit=$(grep "^$what " <<<"$limits") || fail "$what: no limits"
+    read -r _ _ _ _ _ _ most_instructions want_matmuls most_local <<<"$limit"
+    echo "$what: $instructions instructions, $matmuls matmuls, $local accesses to local memory"
+    [ "$instructions" -gt 0 ] && [ "$instructions" -le "${most_instructions:-0}" ] ||
+        fail "$what: $instructions instructions, wanted up to $most_instructions"
+    [ "$matmuls" = "$want_matmuls" ] || fail "$what: $matmuls matmuls, wanted $want_matmuls"
+    [ "$local" -le "${most_local:-0}" ] || fail "$what: $local accesses to local memory, wanted up to $most_local"
+done <"$work/found"
+[ "$(wc -l <"$work/found")" = "$(wc -l <<<"${limits%$'\n'}")" ] || fail "$(wc -l <"$work/found") kernels"
+[ $failures = 0 ] && echo "sass: attention by wgmma: no more instructions than before"
+exit $((failures > 0))
