@@ -751,6 +751,73 @@ static void bench_experts(Bench* bench, MatmulGpu*) {
     section_close(bench);
 }
 
+// ---- attention's instructions and tiles ----
+
+// Measures both passes by the given instructions, and the forward pass with each tiling of wgmma.
+static void bench_attention_by(Bench* bench, AttentionSizes sizes) {
+    const Gpu* gpu = &bench->gpu;
+    const size_t tokens = (size_t)sizes.B * sizes.T, Q = attention_queries_size(sizes),
+                 QKV = attention_qkv_size(sizes);
+    AttentionFlash scratch_memory, *scratch = &scratch_memory;
+    Memory memory = memory_on_gpu();
+    char shape[64];
+    floatX *qkv = random_array<floatX>(bench, tokens * QKV, 1),
+           *dqkv = random_array<floatX>(bench, tokens * QKV, 1);
+    floatX *out = random_array<floatX>(bench, tokens * Q, 1),
+           *dout = random_array<floatX>(bench, tokens * Q, 1);
+    float* lse = random_array<float>(bench, tokens * sizes.NH, 1);
+    const Gradient dbias = {random_array<floatX>(bench, QKV, 1), DTYPE_OF(floatX)};
+    const Work forward = {attention_forward_flops(sizes), attention_forward_bytes(sizes, sizeof(floatX))},
+               backward = {attention_backward_flops(sizes), attention_backward_bytes(sizes, sizeof(floatX))};
+    attention_gpu_open<floatX>(scratch, &memory, sizes, sizes.T);
+    snprintf(shape, sizeof(shape), "B %d T %d, %d/%d heads of %d", sizes.B, sizes.T, sizes.NH, sizes.KV,
+             sizes.HS);
+    for (const AttentionInstructions by : {ATTENTION_BY_MMA, ATTENTION_BY_WGMMA}) {
+        const int is_wgmma = by == ATTENTION_BY_WGMMA;
+        if (is_wgmma && (!PTX_HAS_WGMMA || DTYPE_OF(floatX) == DTYPE_FP32)) {
+            break;
+        }
+        attention_gpu_by(scratch, by);
+        measure(bench, is_wgmma ? "attention forward, wgmma" : "attention forward, mma", shape, forward,
+                [=] { attention_forward(out, lse, qkv, (const int*)NULL, sizes, scratch, gpu); });
+        measure(bench, is_wgmma ? "attention backward, wgmma" : "attention backward, mma", shape, backward,
+                [=] {
+                    attention_backward(dqkv, dbias, dout, qkv, out, lse, (const int*)NULL, sizes,
+                                       GRADIENT_SET, scratch, gpu);
+                });
+    }
+#if PTX_HAS_WGMMA
+    if constexpr (DTYPE_OF(floatX) != DTYPE_FP32) {
+        const auto tiles = [=](const char* name, auto pass) {
+            measure(bench, name, shape, forward, [=] {
+                pass(out, lse, qkv, (const floatX*)NULL, (const int*)NULL, scratch->taken, sizes,
+                     attention_size(sizes), gpu);
+            });
+        };
+#define FORWARD(Tiles) attention_forward_wgmma<Tiles, ATTENTION_CAUSAL, floatX>
+        if (sizes.HS <= 64) {
+            tiles("forward, 64 keys, 2 groups, 2 blocks", FORWARD(AttentionForward64));
+            tiles("forward, 128 keys, 2 groups", FORWARD(AttentionForward64Long));
+            tiles("forward, 128 keys, 3 groups", FORWARD(AttentionForward64Longer));
+            tiles("forward, 64 keys, 3 groups", FORWARD(AttentionForward64Three));
+        } else {
+            tiles("forward, 128 keys, 2 groups", FORWARD(AttentionForward128));
+            tiles("forward, 128 keys, no overlap", FORWARD(AttentionForward128Apart));
+        }
+#undef FORWARD
+    }
+#endif
+    memory_close(&memory);
+    section_close(bench);
+}
+
+static void bench_attention_tiles(Bench* bench, MatmulGpu*) {
+    const int B = bench->B, T = bench->T, NH = bench->cfg.NH;
+    bench_attention_by(bench, attention_sizes(B, T, NH, NH, bench->cfg.C / NH));
+    bench_attention_by(bench, attention_sizes(B, T, 16, 8, 128));
+    bench_attention_by(bench, attention_sizes(B, T, 32, 8, 64));
+}
+
 // ---- the sections ----
 
 // Measures all linear layers.
@@ -769,11 +836,17 @@ typedef struct {
     int is_usual; // part of a usual step
 } Section;
 
-static const Section SECTIONS[] = {{"layers", bench_layers, 1},       {"attention", bench_attention, 1},
-                                   {"rows", bench_rows, 1},           {"tokens", bench_tokens, 1},
-                                   {"optimizer", bench_optimizer, 1}, {"heads", bench_heads, 0},
-                                   {"experts", bench_experts, 0},     {"adamw8bit", bench_adamw8bit, 0},
-                                   {"adafactor", bench_adafactor, 0}, {"muon", bench_muon, 0}};
+static const Section SECTIONS[] = {{"layers", bench_layers, 1},
+                                   {"attention", bench_attention, 1},
+                                   {"rows", bench_rows, 1},
+                                   {"tokens", bench_tokens, 1},
+                                   {"optimizer", bench_optimizer, 1},
+                                   {"heads", bench_heads, 0},
+                                   {"experts", bench_experts, 0},
+                                   {"attention-tiles", bench_attention_tiles, 0},
+                                   {"adamw8bit", bench_adamw8bit, 0},
+                                   {"adafactor", bench_adafactor, 0},
+                                   {"muon", bench_muon, 0}};
 
 // Returns 1 if `only`, names with commas between, is empty or has this one.
 static int is_among(const char* name, const char* only) {
