@@ -234,6 +234,7 @@ static void open_operations(Model* model, const Settled* s) {
     Memory* memory = &model->memory;
     batch_queue_open(&model->batches, memory, N, ranks, &model->gpu);
     attention_gpu_open<floatX>(&model->attention, memory, sizes, (int)stages_first(&lengths) / ranks);
+    attention_gpu_by(&model->attention, (AttentionInstructions)s->options.attention);
     context_open(&model->context, memory, sizes, &model->groups.context);
     norm_open(&model->norm_scratch, memory, (int)N, cfg.C);
     embedding_open(&model->encoder, memory, (int)N, s->cfg.Vp, cfg.C);

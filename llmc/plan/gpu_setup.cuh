@@ -14,6 +14,7 @@ which GPU a rank uses, how matmuls run, and whether micro-steps are graphs.
 #include "llmc/comm/comm_nccl.cuh"
 #include "llmc/model/model.h"
 #include "llmc/gpu/gpu.cuh"
+#include "llmc/gpu/ptx.cuh"
 #include "llmc/ops/matmul.cuh"
 #include "llmc/setup/settled.h"
 
@@ -68,6 +69,12 @@ static inline Settled gpu_setup(const Settled* s, const Comm* comm) {
     Settled chosen = *s;
     Options* o = &chosen.options;
     gpu_setup_check_(o);
+    if (o->attention == ATTENTION_BY_WGMMA &&
+        (!PTX_HAS_WGMMA || DTYPE_OF(floatX) == DTYPE_FP32 || model_head_size(s->cfg) % 8)) {
+        die_usage("--attention wgmma with heads of size %d, PRECISION=" PRECISION_NAME
+                  " and kernels for sm_%d; wanted multiples of 8, PRECISION=BF16 or FP16, and ARCH=sm_90a",
+                  model_head_size(s->cfg), GPU_SM);
+    }
     if (comm->size > 1 && o->device != OPTION_AUTO) {
         die_usage("--device %d is for one process; %d take one GPU each", o->device, comm->size);
     }

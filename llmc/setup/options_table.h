@@ -135,8 +135,8 @@ struct Options {
     int offload_optimizer;
     const char* offload_path;
     int offload_residuals, offload_params;
-    int update_in_backward, gradients, master_weights, tf32, gelu_fusion, bias_fusion, autotune, graph,
-        device, gpu_report;
+    int update_in_backward, gradients, master_weights, tf32, attention, gelu_fusion, bias_fusion, autotune,
+        graph, device, gpu_report;
 
     int num_processes, rank, gpus_per_node, init;
     const char *server, *fs_path;
@@ -205,6 +205,7 @@ static inline int options_exports(const Options* options) {
 #include "llmc/setup/options_removed.h"
 #include "llmc/setup/options_synonyms.h"
 #include "llmc/setup/recipes.h"
+#include "llmc/ops/attention.h"
 #include "llmc/optim/schedule.h"
 #include "llmc/model/model.h"
 #include "llmc/layers/linear.h"
@@ -555,6 +556,9 @@ const OptionRow OPTION_TABLE[] = {
         "bits; off: stochastic rounding"},
     {"memory, speed", "tf32",       "f",  SWITCH_(tf32),           0,        0, GPU_ | RUN_ | BOTH_, "on",
         "off|on", "compute fp32 matmuls on TF32 tensor cores, with 10-bit mantissas"},
+    {"memory, speed", "attention",  "",   CHOICE_(attention),      0,        0, GPU_ | RUN_ | BOTH_, "auto",
+        WORDS_CHOICE(ATTENTION_WORDS), "instructions of attention: wgmma is for 16 bits on GPUs of compute capability 9.0, and not "
+        "yet measured; auto: mma, or cuDNN where it was built in"},
     {"memory, speed", "gelu-fusion", "ge", INT_(gelu_fusion),      0,        2, AUTO_ | GPU_ | BOTH_, "auto",
         "", "fuse GELU into matmuls: 0 no, 1 forward, 2 forward and backward; auto: whichever --autotune finds faster, without "
         "it 2 on cards of compute capability 9 and 10, else 0"},
