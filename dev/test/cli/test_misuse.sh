@@ -489,7 +489,7 @@ test_average() {
     loss=$(grep '"name":"average"' average/log.jsonl | tail -n 1 | grep -o '"loss":[0-9.]*')
     good "as a model" --model average --weights average --steps 0 --eval-every 1 --seq-len 16 --batch 2 --eval-batches 2 --out shown
     check "its loss, $loss" grep -q "\"kind\":\"val\".*$loss" shown/log.jsonl
-    bad 2 "--average ema:1: wanted off, ema:D with D below 1" "${brief[@]}" --steps 4 --average ema:1
+    bad 2 "--average ema:1: wanted off, or ema:D with D below 1" "${brief[@]}" --steps 4 --average ema:1
     bad 2 "--average last:5:2: wanted off, or ema:D with D below 1; last:N is gone" "${brief[@]}" --steps 4 --average last:5:2
     bad 2 "--average ema:0.5, --update-in-backward on; wanted off" "${brief[@]}" --steps 4 --average ema:0.5 --update-in-backward on
     bad 1 "plain/$at: no model_average.safetensors" --model plain --weights average --steps 0 --eval-every 1
