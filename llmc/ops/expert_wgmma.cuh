@@ -135,7 +135,7 @@ __device__ inline void expert_fill_all_(ExpertPipe_<X>* pipe, const CUtensorMap*
         }
         pipe->passed++;
     }
-    __syncwarp();
+    __syncwarp(); // redundant: keeps the lanes that do not fill beside the one that does
 }
 
 // ---- multiplying ----

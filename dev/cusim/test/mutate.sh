@@ -55,9 +55,14 @@ scan() {
         }' "$1"
 }
 
-# test_of FILE: prints the test of the same name, or else test_gpt2.cu.
+# test_of FILE: prints the test of the same name, or of what the file is a part of, or else
+# test_gpt2.cu.
 test_of() {
     local name=${1##*/}
+    case $name in
+    attention_wgmma*) name=attention.cuh ;;
+    expert_wgmma.cuh) name=expert_matmul.cuh ;;
+    esac
     ls dev/test/*/"test_${name%.*}.cu" test_gpt2.cu 2>/dev/null | head -n 1
 }
 
