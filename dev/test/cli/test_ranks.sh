@@ -735,7 +735,7 @@ test_failures() {
 }
 
 test_full_disk() {
-    ranks 3 bash -c '[ $OMPI_COMM_WORLD_RANK != 1 ] || ulimit -f 12; exec "$0" "$@"' "$trainer" "${long[@]}" --out full
+    by_mpi 3 bash -c '[ $OMPI_COMM_WORLD_RANK != 1 ] || ulimit -f 12; exec "$0" "$@"' "$trainer" "${long[@]}" --out full
     check "no room for one rank's file: exit status $status" [ $status = 1 ]
     check "no room for one rank's file: $(grep -m 1 '^error' stderr)" grep -q '^error: full/step_00000003.part/optimizer.2of3.safetensors: .*File too large' stderr
     check "and the rank is named: $(grep -m 1 '^    on' stderr)" grep -q '^    on rank 1 of 3' stderr
