@@ -118,10 +118,11 @@ build/sim/%/train_gpt2cu: train_gpt2.cu build/sim/plain.base
 
 # The tests of a room are one program (dev/test.mk), on the GPU and on the simulated one. There it is
 # compiled as one unit, which reads headers and makes kernels once: a namespace for each file, after
-# all their headers. A file that defines something for a header is compiled apart.
+# all their headers. A program of one file, and a file that defines something for a header, are
+# compiled as they are.
 SET_HEADERS := $(shell awk 'FNR == 1 { sets = 0 } /^\#define/ { sets = 1 } /^\#include/ && sets { print FILENAME; nextfile }' $(wildcard dev/test/*/*.cu) /dev/null)
-united = $(filter-out $(SET_HEADERS),$(1))
-sim_objects = $(if $(call united,$(2)),units/$(1).o) $(patsubst dev/%.cu,%.o,$(filter $(SET_HEADERS),$(2)))
+united = $(if $(word 2,$(1)),$(filter-out $(SET_HEADERS),$(1)))
+sim_objects = $(if $(call united,$(2)),units/$(1).o) $(patsubst dev/%.cu,%.o,$(filter-out $(call united,$(2)),$(2)))
 # call GPU_TEST_PROGRAM,NAME,SOURCES
 define GPU_TEST_PROGRAM
 $(GPU_BUILD)/$(1): $(2:dev/%=$(GPU_BUILD)/%.o) $(if $(filter test_collectives,$(1)),,$(GPU_BUILD)/test/lib/runner.o) $(GPU_BUILD)/libllmc.a
