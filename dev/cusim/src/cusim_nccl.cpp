@@ -889,7 +889,7 @@ ncclResult_t join(ncclComm_t* out, const char* name, int ranks, int rank, int pr
                   const ncclConfig_t* config) {
     ncclComm* comm = new ncclComm();
     *out = nullptr;
-    serial(); // reads the environment
+    keeps_order(); // reads its variable, once
     describe(comm, name, ranks, rank, process, config);
     comm->is_blocking = is_blocking;
     if (communicators().size() == MAX_COMMUNICATORS) {

@@ -776,7 +776,7 @@ test_gpu_errors() {
 stuck_gpus() {
     local what=$1
     shift
-    ranks 3 "$@"
+    by_mpi 3 "$@"
     check "$what: exit status $status, after $seconds s" [ $status = 1 -a $seconds -le $end_s ]
     check "$what: rank 0" grep -q "^error: rank 0 of 3 (.*) has waited [0-9]* s in step 12, the GPU's work" stderr
     check "$what: processes are left" [ -z "$(pgrep -f "^$collectives")" ]
@@ -824,7 +824,8 @@ test_gpu_without_files() {
 # NCCL takes 64 MiB here, at its first operations: a plan that leaves it out fills the GPU, and the
 # run ends in an allocation.
 test_gpu_memory() {
-    local mib=155 full=(--layers 4 --channels 64 --heads 2 --seq-len 64 --batch 16 --steps 1 --samples 0 --eval-every 0 --autotune off)
+    local mib=155 full=(--layers 4 --channels 64 --heads 2 --seq-len 64 --batch 16 --steps 1 --samples 0 --eval-every 0 --autotune off
+        --graph off) # with graphs 256 MiB more stay free
     case $built in */BF16/*) mib=149 ;; esac
     CUSIM_MEMORY_MIB=$mib ranks 2 "$trainer" "${full[@]}" --out memory
     check "memory beside NCCL: exit status $status, $(head -n 1 stderr)" [ $status = 0 ]
