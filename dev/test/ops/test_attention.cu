@@ -480,6 +480,7 @@ static void expect_alike(const float* a, const float* b, size_t n, const char* w
 template <class X> static void test_instructions(const Gpu* gpu) {
     const Shape shapes[] = {
         {1, 300, 2, 64, NULL, 1}, {1, 200, 1, 128}, {2, 190, 2, 96, documents(2, 190, 70, 129), 1}};
+    int differ = 0; // with heads of 64 all bits may be the same
     for (const Shape& s : shapes) {
         float *qkv = normal<X>(qkvs(&s), 1), *dout = normal<X>(outs(&s), 1);
         instructions = ATTENTION_BY_MMA;
@@ -488,8 +489,9 @@ template <class X> static void test_instructions(const Gpu* gpu) {
         const Results wgmma = run_alone<X>(&s, qkv, dout, gpu);
         expect_alike<X>(wgmma.out, mma.out, outs(&s), "out", &s);
         expect_alike<X>(wgmma.dqkv, mma.dqkv, qkvs(&s), "dqkv", &s);
-        EXPECT(!ops_same_bits(wgmma.dqkv, mma.dqkv, qkvs(&s)), "the same kernels");
+        differ += !ops_same_bits(wgmma.dqkv, mma.dqkv, qkvs(&s));
     }
+    EXPECT(differ > 0, "the same kernels");
     ops_close("instructions");
 }
 
