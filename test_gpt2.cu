@@ -1278,7 +1278,7 @@ TEST(composition_runs) {
              "--zero 2 --freeze wpe,attention[0] --autotune off --graph on --out %s/a",
              out);
     EXPECT(resume_run_(line) == 0, "%s", line);
-    snprintf(line, sizeof(line), "--resume %s/a/step_00000002 --out %s/b", out, out);
+    snprintf(line, sizeof(line), "--resume %s/a/step_00000002 --zero 2 --graph on --out %s/b", out, out);
     EXPECT(resume_run_(line) == 0, "%s", line);
     snprintf(whole, sizeof(whole), "%s/a/step_00000003", out);
     snprintf(again, sizeof(again), "%s/b/step_00000003", out);
