@@ -69,14 +69,14 @@ cuda_compiler() {
 
 lint_gpu_trainer() { ! has_cuda_headers train_gpt2.cu || lint train_gpt2.cu cuda_compiler train_gpt2.cu; }
 
-# A room's as one unit, with the CPU device's CUDA; that each includes what it uses, lint_rooms.py
-# looks at.
+# A room's as one unit, with the CPU device's CUDA, after floatx.cuh, which comes before model.h;
+# that each includes what it uses, lint_rooms.py looks at.
 lint_cuda_headers() {
     local room
     has_cuda_headers ".cuh headers" || return
     for room in $(dirname llmc/*/*.cuh | sort -u); do
         # shellcheck disable=SC2046 # names without blanks
-        lint "$room/*.cuh, g++" cuda_compiler $(as_unit "$room/" '!(*_cudnn).cuh') # cuDNN is for nvcc.sh
+        lint "$room/*.cuh, g++" cuda_compiler -include llmc/gpu/floatx.cuh $(as_unit "$room/" '!(*_cudnn).cuh') # cuDNN is for nvcc.sh
     done
 }
 

@@ -22,8 +22,8 @@ static double wanted(double decay, int n, size_t i) {
     return sum / weights;
 }
 
-// An update rounds three times, each at most half an epsilon of the largest difference, and an error
-// fades as its update does: their sum is at most 1 / (1 - decay) of them.
+// An update rounds three times, each at most half an epsilon of the largest difference, and an
+// error fades as its update does: their sum is at most 1 / (1 - decay) of them.
 static void test_definition(const char* text) {
     Average a;
     float average[ELEMENTS], weights[ELEMENTS];
