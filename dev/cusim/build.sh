@@ -41,13 +41,13 @@ cxx=g++
 runtime=st
 runtime_cxx=g++
 runtime_flags=(-O2)
-c_build=build/serial # of the modules and C sources
+c_build=build/serial # of the modules and C sources; for the same processor, or sums differ in last bits
 case $mode in
 plain) flags=(-O2 -march=native) ;;
-asan) flags=(-DSANITIZED -Og -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer) ;;
+asan) flags=(-DSANITIZED -Og -march=native -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer) ;;
 tsan)
     cxx=clang++
-    flags=(-DSANITIZED -O1 -fsanitize=thread)
+    flags=(-DSANITIZED -O1 -march=native -fsanitize=thread)
     ;;
 msan)
     cxx=clang++
