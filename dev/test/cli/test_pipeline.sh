@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# test_pipeline.sh -- stages of layers: the same bits for every number of stages, near those of one
-# process, and the end of all when one rank ends.
+# test_pipeline.sh -- stages of layers: the same bits for every number of stages above one,
+# losses near one process, and the end of all when one rank ends.
 #
 #     dev/test/cli/test_pipeline.sh build/plain/train_gpt2 [--part K/N] [NAME...]
 #     dev/test/cli/test_pipeline.sh build/sim/BF16/train_gpt2cu ...    # on the simulated GPU

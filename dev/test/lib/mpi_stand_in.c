@@ -3,7 +3,7 @@
 // the file LLMC_RANKS_FILE, and ranks that wait sleep. mpirun takes 0.1 s of CPU time to start, and
 // MPI's ranks wait by polling, which costs more than small models on few cores.
 //
-// Collectives are those of all ranks. Messages between two ranks arrive in the order in which they
+// Collectives are for all ranks. Messages between two ranks arrive in the order in which they
 // were sent. A rank that waits for a minute ends all.
 #include <errno.h>
 #include <fcntl.h>
