@@ -912,6 +912,7 @@ int main(int argc, char** argv) {
     run.inputs = (const char**)check_alloc((size_t)argc + 1, sizeof(char*), "inputs");
     run.num_inputs =
         (uint64_t)options_parse_arguments(&run.options, argc, argv, options_program(OPTION_CPU), run.inputs);
+    options_note_repeated(stderr, &run.options);
     check_options(&run);
     add_filters(&run);
     run.threads = run.options.threads ? run.options.threads : limits_threads("");

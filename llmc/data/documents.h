@@ -182,8 +182,9 @@ void text_block_close(TextBlock* block);
 // error.
 int documents_is_text(const char* path, char* error);
 
-// True if the name of a file says that it is plain text.
+// True if the name of a file says that it is plain text, or text in fields (JSON lines, Parquet).
 int documents_is_plain(const char* path);
+int documents_has_fields(const char* path);
 
 // Returns the answers in the first block of a file; ANSWERS_NONE if it is no JSON lines, or cannot
 // be read.
@@ -311,6 +312,12 @@ int documents_is_text(const char* path, char* error) {
 int documents_is_plain(const char* path) {
     const char* advice;
     return compressed_kind(path) == COMPRESSED_NOT && text_format_of_name_(path, &advice) == TEXT_PLAIN;
+}
+
+int documents_has_fields(const char* path) {
+    const char* advice;
+    const TextFormat format = text_format_of_name_(path, &advice);
+    return format == TEXT_JSONL || format == TEXT_PARQUET;
 }
 
 // Sets the format of a file. Returns 0 with the error if its name is none of ours.

@@ -84,6 +84,9 @@ Answers encoded_text_answers(const char* list, const char* field);
 // decompressed or taken out of fields.
 int encoded_text_is_plain(const char* list);
 
+// True if a file of the list has text in fields.
+int encoded_text_has_fields(const char* list);
+
 // ---- verifying ----
 
 // Checks every file of a list, and prints a line for each: shards by tokens_verify_file, text by
@@ -628,19 +631,35 @@ Answers encoded_text_answers(const char* list, const char* field) {
 
 // ---- bytes ----
 
-int encoded_text_is_plain(const char* list) {
+// Returns the number of files in a list, and sets how many of them `is` says yes to.
+static size_t encoded_text_files_(const char* list, int (*is)(const char* path), size_t* count) {
     SourceList sources;
-    int is_plain = 1;
+    size_t all = 0;
+    *count = 0;
     mixture_read_list(&sources, list);
     for (int i = 0; i < sources.count; i++) {
         glob_t files = tokens_list(sources.patterns[i]);
         for (size_t k = 0; k < files.gl_pathc; k++) {
-            is_plain = is_plain && documents_is_plain(files.gl_pathv[k]);
+            *count += (size_t)is(files.gl_pathv[k]);
         }
+        all += files.gl_pathc;
         globfree(&files);
     }
     free(sources.text);
-    return is_plain;
+    return all;
+}
+
+int encoded_text_is_plain(const char* list) {
+    size_t plain;
+    return encoded_text_files_(list, documents_is_plain, &plain) == plain;
+}
+
+int encoded_text_has_fields(const char* list) {
+    size_t with_fields = 0;
+    if (list[0]) {
+        encoded_text_files_(list, documents_has_fields, &with_fields);
+    }
+    return with_fields > 0;
 }
 
 // ---- verifying ----

@@ -7,17 +7,22 @@ calls all of them before it allocates memory for the model; gpu_setup.cuh adds c
 #ifndef LLMC_CONFLICTS_H
 #define LLMC_CONFLICTS_H
 
+#include <stdio.h>
+
+#include "llmc/setup/run_data.h"
 #include "llmc/setup/settled.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-// Refuses options for what the model does not have.
-void setup_check_model(const Settled* s);
+// Refuses options that were given without what they need (OPTION_NEEDS), or prints a note that they
+// have no effect; `given` are the options before any was decided. Accepts their defaults, and the
+// values of a recipe or of a resumed run.
+void setup_check_needs(FILE* notes, const Settled* s, const Options* given);
 
-// Refuses options of tasks if no tasks are given. Accepts the values that --print-config prints.
-void setup_check_tasks(const Settled* s);
+// Notes what would start only after the last step.
+void setup_note_late(FILE* notes, const Settled* s, const RunData* data);
 
 // Refuses options of offloading that contradict each other or other options.
 void setup_check_offload(const Settled* s);
@@ -29,11 +34,11 @@ void setup_check_in_backward(const Settled* s);
 void setup_check_quantize(const Settled* s);
 void setup_check_experts(const Settled* s);
 
-// Refuses a teacher that does not fit the model or the run, and its options without one.
+// Refuses a teacher that does not fit the model or the run.
 void setup_check_teacher(const Settled* s);
 
 // Refuses --fim-rate with options that cut rearranged documents or need the same rows in each
-// epoch, and its option without it.
+// epoch.
 void setup_check_fim(const Settled* s);
 
 // Refuses a model that its class in transformers, or the format of an export, cannot hold.
@@ -46,7 +51,7 @@ void setup_check_freeze(const Settled* s);
 // blocks are complete.
 void setup_check_share(const Settled* s);
 
-// Refuses an optimizer that does not fit the model, and options of other optimizers.
+// Refuses an optimizer that does not fit the model or its recipe.
 void setup_check_optimizer(const Settled* s);
 
 // Refuses an average of weights that is none, and where a run has none or no room to show it.
@@ -72,7 +77,9 @@ void setup_check_mup(const Settled* s);
 
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
+#include "llmc/base/printable.h"
 #include "llmc/bf16/tile_kernels.h"
+#include "llmc/data/encoded_text.h"
 #include "llmc/data/fill_in_middle.h"
 #include "llmc/formats/gguf.h"
 #include "llmc/formats/hf_config.h"
@@ -81,43 +88,139 @@ void setup_check_mup(const Settled* s);
 #include "llmc/layers/q8_weights.h"
 #include "llmc/model/share_layers.h"
 #include "llmc/ops/experts.h"
+#include "llmc/optim/schedule.h"
+#include "llmc/setup/options_values.h"
 #include "llmc/setup/recipes.h"
 
-void setup_check_model(const Settled* s) {
+// ---- what options need ----
+
+static int setup_resumes_(const Options* o) {
+    return strcmp(o->resume, "off") != 0 && strcmp(o->resume, "0") != 0;
+}
+
+static int setup_validates_(const Settled* s) {
     const Options* o = &s->options;
-    if (o->head_lr_scale != 1 && !s->cfg.has_head) {
-        die_usage("--head-lr-scale %g needs --own-head on", (double)o->head_lr_scale);
+    return o->eval_every == OPTION_AUTO ? s->use == USE_TRAIN || run_data_is_asked_for(o) : o->eval_every > 0;
+}
+
+// True if the program prints texts of the model, at least when asked for them.
+static int setup_samples_(const Settled* s) {
+    const Options* o = &s->options;
+    return s->use == USE_GENERATE || (o->samples > 0 && o->sample_every != 0);
+}
+
+// True if the data have text in fields. Shards of prepared text have none any more.
+static int setup_reads_fields_(const Options* o) {
+    return encoded_text_has_fields(o->train_data) || encoded_text_has_fields(o->val_data) ||
+           encoded_text_has_fields(o->perplexity);
+}
+
+// True if an update pulls weights toward zero. SGD's default does not.
+static int setup_decays_(const Options* o) {
+    const int is_auto = o->weight_decay == OPTION_AUTO && o->optimizer != OPTIMIZER_SGD;
+    return is_auto || o->weight_decay > 0 || (o->optimizer == OPTIMIZER_MUON && o->matrix_weight_decay > 0);
+}
+
+// True if an update divides by the square root of a running mean.
+static int setup_has_squares_(const Options* o) {
+    return o->optimizer == OPTIMIZER_ADAMW || o->optimizer == OPTIMIZER_ADAMW8BIT ||
+           o->optimizer == OPTIMIZER_MUON || o->optimizer == OPTIMIZER_SOAP;
+}
+
+typedef enum { NOTED, REFUSED } SetupLacking_;
+
+// Returns what the option needs and the run does not have; NULL if it has it.
+static const char* setup_lacks_(const Settled* s, const OptionRow* row, SetupLacking_* lacking) {
+    const Options* o = &s->options;
+    switch ((OptionNeed)(row->flags >> OPTION_NEED_BIT)) {
+    case NEED_NOTHING:
+    case NEEDS_COUNT:
+        return NULL;
+#define SETUP_NEED_(name, what, condition, words)                                                            \
+    case NEED_##name:                                                                                        \
+        *lacking = what;                                                                                     \
+        return (condition) ? NULL : (words);
+        OPTION_NEEDS(SETUP_NEED_)
+#undef SETUP_NEED_
     }
-    if (s->cfg.E == 0 && (options_changed(o, "router-balance") || options_changed(o, "router-z"))) {
-        die_usage("--%s needs experts; --arch %s has none; mixtral, qwen3moe, olmoe and glm4moe have them",
-                  options_changed(o, "router-balance") ? "router-balance" : "router-z",
-                  model_architecture(s->cfg.arch)->word);
+    return NULL;
+}
+
+void setup_check_needs(FILE* notes, const Settled* s, const Options* given) {
+    if (ranks_rank(&s->ranks) == 0) {
+        options_note_repeated(notes, given);
+    }
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        const OptionRow* row = &OPTION_TABLE[i];
+        char text[OPTION_TEXT_BYTES];
+        SetupLacking_ lacking = NOTED;
+        const char* value = option_text(given, row, text);
+        const char* words =
+            given->given[i] && strcmp(value, row->fallback) != 0 ? setup_lacks_(s, row, &lacking) : NULL;
+        const char* shown = row->type == OPTION_FLAG ? "" : value;
+        if (words && lacking == REFUSED) {
+            die_usage("--%s %s needs %s", row->name, value, words);
+        }
+        if (words && ranks_rank(&s->ranks) == 0) {
+            printable_line(notes, "note: --%s%s%s has no effect without %s", row->name, *shown ? " " : "",
+                           shown, words);
+        }
     }
 }
 
-void setup_check_tasks(const Settled* s) {
-    const Options* o = &s->options;
-    if (!options_has_tasks(o) && o->tasks_every > 0) {
-        die_usage("--tasks-every needs --tasks, --hellaswag, --core or --perplexity");
+// Notes the stages of a schedule that no update has.
+static void setup_note_stages_(FILE* notes, const Options* o, const char* name, const char* text) {
+    Stages stages;
+    if (!text[0] || !stages_parse(&stages, text)) {
+        return;
     }
-    if (!options_has_tasks(o) && o->tasks_max > 0) {
-        die_usage("--tasks-max needs --tasks, --hellaswag, --core or --perplexity");
-    }
-    if (!options_has_tasks(o) && o->out_scores[0]) {
-        die_usage("--out-scores %s needs --tasks, --hellaswag, --core or --perplexity", o->out_scores);
-    }
-    if (o->stride != OPTION_AUTO && !o->perplexity[0]) {
-        die_usage("--stride needs --perplexity");
+    for (int i = 0; i < stages.count; i++) {
+        if (stages.stage[i].step >= o->steps) {
+            printable_line(notes, "note: --%s %s: the run ends at step %lld, before the stage of step %lld",
+                           name, text, (long long)o->steps, (long long)stages.stage[i].step);
+            return;
+        }
     }
 }
+
+// Notes the first line of --data-schedule that no update has. A line that counts tokens is not
+// compared.
+static void setup_note_lines_(FILE* notes, const Options* o, const DataSchedule* schedule) {
+    for (int i = 0; i < schedule->count; i++) {
+        const ScheduleLine* line = &schedule->line[i];
+        if (schedule->path && line->unit == SCHEDULE_STEPS && line->from >= o->steps) {
+            printable_line(
+                notes, "note: --data-schedule %s: the run ends at step %lld, before the line of step %lld",
+                o->data_schedule, (long long)o->steps, (long long)line->from);
+            return;
+        }
+    }
+}
+
+void setup_note_late(FILE* notes, const Settled* s, const RunData* data) {
+    const Options* o = &s->options;
+    if (ranks_rank(&s->ranks) != 0 || s->use != USE_TRAIN || o->steps <= 0) {
+        return;
+    }
+    if (options_given(o, "warmup") && o->warmup > o->steps) {
+        fprintf(notes, "note: --warmup %d, --steps %lld: the run ends before the rate is at its peak\n",
+                o->warmup, (long long)o->steps);
+    }
+    if (options_given(o, "decay-steps") && o->decay_steps > o->steps - o->warmup) {
+        fprintf(notes, "note: --decay-steps %lld, --steps %lld: the rate falls as soon as the warm-up ends\n",
+                (long long)o->decay_steps, (long long)o->steps);
+    }
+    setup_note_stages_(notes, o, "batch-schedule", o->batch_schedule);
+    setup_note_stages_(notes, o, "seq-len-schedule", o->seq_len_schedule);
+    setup_note_lines_(notes, o, &data->train.schedule);
+}
+
+// ---- combinations ----
 
 void setup_check_offload(const Settled* s) {
     const Options* o = &s->options;
     if (o->offload_optimizer == OFFLOAD_DISK && !o->offload_path[0]) {
         die_usage("--offload-optimizer disk needs a directory: --offload-path");
-    }
-    if (o->offload_optimizer != OFFLOAD_DISK && o->offload_path[0]) {
-        die_usage("--offload-path %s without --offload-optimizer disk; wanted both", o->offload_path);
     }
     if (o->offload_params && o->zero != 3) {
         die_usage("--offload-params on, --zero %d; wanted --zero 3, which divides the parameters", o->zero);
@@ -191,21 +294,10 @@ void setup_check_experts(const Settled* s) {
     }
 }
 
-// Refuses the options of a teacher in a run that has none.
-static void setup_check_teacher_options_(const Options* o) {
-    static const char* const names[] = {"teacher-quantize", "distill-weight", "distill-temperature"};
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-        if (options_changed(o, names[i])) {
-            die_usage("--%s needs a teacher: --teacher PATH", names[i]);
-        }
-    }
-}
-
 void setup_check_teacher(const Settled* s) {
     const Options* o = &s->options;
     const ModelConfig teacher = s->teacher;
     if (!settled_has_teacher(s)) {
-        setup_check_teacher_options_(o);
         return;
     }
     if (s->use != USE_TRAIN) {
@@ -230,9 +322,6 @@ void setup_check_fim(const Settled* s) {
     const Options* o = &s->options;
     const double rate = (double)o->fim_rate;
     if (rate == 0) {
-        if (options_changed(o, "fim-spm-rate")) {
-            die_usage("--fim-spm-rate %g needs --fim-rate", (double)o->fim_spm_rate);
-        }
         return;
     }
     if (o->seq_len < FIM_LEAST) {
@@ -296,28 +385,6 @@ void setup_check_share(const Settled* s) {
     }
 }
 
-// Refuses options of an optimizer that the run does not use.
-static void setup_check_rule_options_(const Options* o) {
-    static const struct {
-        const char* option;
-        OptimizerName of;
-    } rows[] = {{"sgd-momentum", OPTIMIZER_SGD},
-                {"adafactor-beta1", OPTIMIZER_ADAFACTOR},
-                {"adafactor-scale", OPTIMIZER_ADAFACTOR},
-                {"matrix-lr", OPTIMIZER_MUON},
-                {"matrix-weight-decay", OPTIMIZER_MUON},
-                {"muon-scale", OPTIMIZER_MUON},
-                {"muon-rows", OPTIMIZER_MUON},
-                {"soap-every", OPTIMIZER_SOAP},
-                {"soap-max-side", OPTIMIZER_SOAP}};
-    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
-        if (options_changed(o, rows[i].option) && o->optimizer != (int)rows[i].of) {
-            die_usage("--%s is an option of --optimizer %s; this run has --optimizer %s", rows[i].option,
-                      optimizer_word(rows[i].of), optimizer_word((OptimizerName)o->optimizer));
-        }
-    }
-}
-
 // Refuses options that contradict the recipe of the model.
 static void setup_check_recipe_(const Options* o) {
     const char *wanted = recipe_value(o->model, "optimizer"),
@@ -358,7 +425,6 @@ void setup_check_optimizer(const Settled* s) {
     const Options* o = &s->options;
     const char* word = optimizer_word((OptimizerName)o->optimizer);
     setup_check_recipe_(o);
-    setup_check_rule_options_(o);
     if (o->cautious_decay && o->optimizer == OPTIMIZER_ADAFACTOR) {
         die_usage("--cautious-decay on does not work with --optimizer %s; wanted adamw, adamw8bit, muon, "
                   "soap, lion or sgd, or off",

@@ -7,9 +7,9 @@ OPTION_TABLE (options_table.h). To add an option, add one field to Options and o
 Options are written `--name value` or `--name=value`, or by alias, `-b value` (llm.c's letters, so
 that its run scripts work). If an option accepts any text, the next word is its value, even if it
 starts with a dash, unless it is the name of an option. For other options, a value that starts like
-an option needs the equals sign. An option that is unknown, malformed, out of range, without its
-value or given twice ends the program with status 2 before any work. So does an empty path, which
-usually comes from an unset variable of the shell.
+an option needs the equals sign. An option that is unknown, malformed, out of range or without its
+value ends the program with status 2 before any work. So does an empty path, which usually comes
+from an unset variable of the shell. Of an option that is given several times the last value counts.
 
 --config names a file with more settings (options_config.h), which count as given; the command line
 wins.
@@ -95,6 +95,7 @@ enum {
     // only on the command line: not in files, nor in commands that repeat a run
     OPTION_LINE = 16384,
     OPTION_FOLLOWS = 32768, // its auto follows from options in the banner, which omits this one
+    OPTION_NEED_BIT = 20,   // from here on, what the option needs (OptionNeed of the table); 0: nothing
 };
 
 typedef struct {
@@ -190,6 +191,9 @@ void options_close(Options* options);
 // name without dashes.
 int options_given(const Options* options, const char* name);
 
+// Prints a line for each option that was on the command line several times.
+void options_note_repeated(FILE* file, const Options* options);
+
 // Returns true if the option's value is not its default.
 int options_changed(const Options* options, const char* name);
 
@@ -214,6 +218,8 @@ int options_changed(const Options* options, const char* name);
 #include "llmc/setup/options_config.h"
 #include "llmc/setup/options_values.h"
 #include "llmc/log/text_wrap.h"
+
+enum { OPTION_AGAIN_ = 2 }; // in `given`: several times on the command line
 
 // Type and offset of a row. A field of another C type does not compile: the comparison is never
 // evaluated.
@@ -242,6 +248,7 @@ int options_changed(const Options* options, const char* name);
 #define LINE_ OPTION_LINE
 #define FOLLOWS_ OPTION_FOLLOWS
 #define MANY_ OPTION_UNLIMITED
+#define NEEDS_(name) (NEED_##name << OPTION_NEED_BIT)
 
 #define OPTION_TABLE_ROWS_
 // the table, OPTION_SYNONYMS, OPTION_REMOVED, option_counts, option_default_, option_may_be_empty_,
@@ -273,6 +280,7 @@ static_assert(sizeof(OPTION_TABLE) / sizeof(OPTION_TABLE[0]) <= OPTION_ROWS_MAX,
 #undef LINE_
 #undef FOLLOWS_
 #undef MANY_
+#undef NEEDS_
 
 #ifndef OPTION_EXAMPLES
 #define OPTION_EXAMPLES "" // command lines to start with, for --help
@@ -430,10 +438,7 @@ static int option_take_(Options* options, const char* arg, char** next, int left
     const int is_help = strcmp(arg, "-h") == 0 && (!left || option_is_name_(next[0]));
     const OptionRow* row = is_help ? option_find("--help", 6) : option_known_(options, "", arg, length);
     char* given = &options->given[row - OPTION_TABLE];
-    if (*given && row->type != OPTION_LIST) {
-        die_usage("--%s is given twice", row->name);
-    }
-    *given = 1;
+    *given = *given && row->type != OPTION_LIST && row->type != OPTION_FLAG ? OPTION_AGAIN_ : 1;
     if (row->type == OPTION_FLAG && joined) {
         die_usage("--%s takes no value", row->name);
     }
@@ -851,6 +856,16 @@ void options_parse(Options* options, int argc, char** argv, OptionsProgram progr
 
 void options_close(Options* options) { free(options->config_text); }
 
+void options_note_repeated(FILE* file, const Options* options) {
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        char buffer[OPTION_TEXT_BYTES];
+        if (options->given[i] == OPTION_AGAIN_) {
+            printable_line(file, "note: --%s is given several times; the last one counts: %s",
+                           OPTION_TABLE[i].name, option_text(options, &OPTION_TABLE[i], buffer));
+        }
+    }
+}
+
 int options_changed(const Options* options, const char* name) {
     for (int i = 0; i < OPTION_ROWS; i++) {
         char buffer[OPTION_TEXT_BYTES];
@@ -865,7 +880,7 @@ int options_changed(const Options* options, const char* name) {
 int options_given(const Options* options, const char* name) {
     for (int i = 0; i < OPTION_ROWS; i++) {
         if (strcmp(OPTION_TABLE[i].name, name) == 0) {
-            return options->given[i];
+            return options->given[i] != 0;
         }
     }
     assert(!"no such option");

@@ -2,7 +2,7 @@
 options_table.h -- the options of the trainers: their struct, and their table.
 
 The table is compiled with the implementation of options.h. To add an option, add one field and one
-row, at the same place.
+row, at the same place. If the option has an effect only beside another one, its row says so: NEEDS_.
 */
 #ifndef LLMC_OPTIONS_TABLE_H
 #define LLMC_OPTIONS_TABLE_H
@@ -43,6 +43,48 @@ typedef enum { OFFLOAD_WORDS(WORDS_VALUE) } OffloadPlace;
     X(MASTER_WEIGHTS_24, "24")
 // clang-format on
 typedef enum { MASTER_WEIGHTS_WORDS(WORDS_VALUE) } MasterWeightsChoice;
+
+// What an option needs to have an effect; NEEDS_(NAME) in its row refers to it.
+// X(NAME, what becomes of an option that is given without it, condition, words)
+// The condition is about Settled *s and its Options *o, some of which are still "auto". REFUSED: the
+// user asked for another kind of run. NOTED: the run is the same, and a line says so.
+// clang-format off
+#define OPTION_NEEDS(X) \
+    X(OUT,         NOTED,   o->out[0], "--out") \
+    X(SAVES,       REFUSED, o->out[0] || o->save_every <= 0, "a directory: --out") \
+    X(DIRECTORY,   REFUSED, o->out[0], "a directory: --out") \
+    X(TIMED_SAVES, NOTED,   o->out[0] && o->save_every == OPTION_AUTO, "--out and --save-every auto") \
+    X(EXPORT_LLMC, NOTED,   o->export_llmc[0], "--export-llmc") \
+    X(EXPORT_GGUF, NOTED,   o->export_gguf[0], "--export-gguf") \
+    X(RESUME,      NOTED,   setup_resumes_(o), "--resume") \
+    X(VALIDATION,  NOTED,   setup_validates_(s), "validations: --eval-every") \
+    X(NEW_BEST,    REFUSED, setup_validates_(s), "validations: --eval-every") \
+    X(SAMPLES,     NOTED,   setup_samples_(s), "samples: --samples and --sample-every above 0") \
+    X(SAMPLING,    NOTED,   o->samples > 0 || !o->sample_every, "--samples above 0") \
+    X(TASKS,       REFUSED, options_has_tasks(o), "--tasks, --hellaswag, --core or --perplexity") \
+    X(PERPLEXITY,  REFUSED, o->perplexity[0], "--perplexity") \
+    X(TEACHER,     REFUSED, settled_has_teacher(s), "--teacher") \
+    X(FIM,         REFUSED, o->fim_rate > 0, "--fim-rate") \
+    X(FIELDS,      NOTED,   setup_reads_fields_(o), "JSON lines or Parquet") \
+    X(OWN_HEAD,    REFUSED, s->cfg.has_head, "--own-head on") \
+    X(EXPERTS,     REFUSED, s->cfg.E > 0, "experts: --arch mixtral, qwen3moe, olmoe or glm4moe") \
+    X(DECAYING,    NOTED,   o->schedule != SCHEDULE_CONSTANT, "a --schedule other than constant") \
+    X(WSD,         REFUSED, o->schedule == SCHEDULE_WSD, "--schedule wsd") \
+    X(DECAY,       NOTED,   setup_decays_(o), "--weight-decay above 0") \
+    X(MEAN,        NOTED,   o->optimizer != OPTIMIZER_SGD && o->optimizer != OPTIMIZER_ADAFACTOR, \
+        "an --optimizer other than sgd and adafactor") \
+    X(SQUARES,     NOTED,   setup_has_squares_(o), "--optimizer adamw, adamw8bit, muon or soap") \
+    X(ADAFACTOR,   REFUSED, o->optimizer == OPTIMIZER_ADAFACTOR, "--optimizer adafactor") \
+    X(MUON,        REFUSED, o->optimizer == OPTIMIZER_MUON, "--optimizer muon") \
+    X(SOAP,        REFUSED, o->optimizer == OPTIMIZER_SOAP, "--optimizer soap") \
+    X(SGD,         REFUSED, o->optimizer == OPTIMIZER_SGD, "--optimizer sgd") \
+    X(SKIPS,       NOTED,   o->on_divergence != DIVERGENCE_STOP, "--on-divergence skip or rollback") \
+    X(DISK,        REFUSED, o->offload_optimizer == OFFLOAD_DISK, "--offload-optimizer disk") \
+    X(PLANNING,    NOTED,   o->plan || o->fit != 0, "--plan or --fit") \
+    X(STAGES,      NOTED,   o->pipeline_parallel > 1, "--pipeline-parallel above 1")
+// clang-format on
+#define OPTION_NEED_VALUE_(name, ...) NEED_##name,
+typedef enum { NEED_NOTHING, OPTION_NEEDS(OPTION_NEED_VALUE_) NEEDS_COUNT } OptionNeed;
 
 // Values of the options, in the order of the table, which explains them.
 struct Options {
@@ -224,14 +266,14 @@ const OptionRow OPTION_TABLE[] = {
         "FILE", "weights that change during the run, of the sources that --train-data names, as web=A,books=B; a line "
         "\"10000 web 3 books 1\" sets them after 10000 updates, \"5B tokens web 1\" after as many tokens; after \"10000 ramp web "
         "3 books 1\" they move linearly to those of the next line; needs --steps"},
-    {"data",       "val-data",      "j",  STRING_(val_data),       0,        0, FILES_,           "",
+    {"data",       "val-data",      "j",  STRING_(val_data),       0,        0, FILES_ | NEEDS_(VALIDATION), "",
         "FILES", "validation data, in the same forms; web=A,books=B are sets with a loss each, of which the first decides about "
         "the run; without it: the last shard, or the last 5 % of the text"},
     {"data",       "tokenizer",     "",   STRING_(tokenizer),      0,        0, RUN_ | BOTH_,     "",
         "FILE", "encodes text and decodes samples: tokenizer.json, merges.txt, .tiktoken, .bin, or their directory; "
         "bpe:8192 trains one of 8192 tokens on the text and keeps it in --out; without it: the tokenizer in "
         "the --model directory, or plain bytes; one that extends the model's own gives the model more tokens"},
-    {"data",       "text-field",    "",   STRING_(text_field),     0,        0, RUN_,             "text",
+    {"data",       "text-field",    "",   STRING_(text_field),     0,        0, RUN_ | NEEDS_(FIELDS), "text",
         "NAME", "field of JSON lines, or column of Parquet, that holds the document; a line without it may have \"prompt\" and "
         "\"completion\", or a chat, \"messages\": then only answers are learned"},
     {"data",       "separator",     "",   STRING_(separator),      0,        0, RUN_,             "",
@@ -251,7 +293,7 @@ const OptionRow OPTION_TABLE[] = {
     {"data",       "fim-rate",      "",   FLOAT_(fim_rate),        0,        1, RUN_,             "0",
         "", "fill in the middle: share of the training documents, or of their parts in a sequence, that are rearranged as "
         "prefix, suffix, middle, with the tokenizer's marks before each (dev/doc/data.md); 0: none"},
-    {"data",       "fim-spm-rate",  "",   FLOAT_(fim_spm_rate),    0,        1, RUN_,             "0.5",
+    {"data",       "fim-spm-rate",  "",   FLOAT_(fim_spm_rate),    0,        1, RUN_ | NEEDS_(FIM), "0.5",
         "", "share of these that are rearranged as suffix, prefix, middle"},
     {"data",       "shuffle",       "",   SWITCH_(shuffle),        0,        0, RUN_,             "on",
         "off|on", "shuffle the training data; a new order in each epoch"},
@@ -328,11 +370,11 @@ const OptionRow OPTION_TABLE[] = {
     {"optimizer",  "teacher",       "",   STRING_(teacher),        0,        0, RUN_ | READS_,    "",
         "PATH", "a trained model whose predictions the new one also learns (distillation), of any size and architecture, with the same "
         "tokens: a Hugging Face directory, the --out of a run or an llm.c .bin; without it: none"},
-    {"optimizer",  "teacher-quantize", "", CHOICE_(teacher_quantize), 0,     0, RUN_,             "off",
+    {"optimizer",  "teacher-quantize", "", CHOICE_(teacher_quantize), 0,     0, RUN_ | NEEDS_(TEACHER), "off",
         WORDS_CHOICE(QUANTIZE_WORDS), "q8_0: the teacher's matrices in 8 bits"},
-    {"optimizer",  "distill-weight", "",  FLOAT_(distill_weight),  0,        1, RUN_,             "0.5",
+    {"optimizer",  "distill-weight", "",  FLOAT_(distill_weight),  0,        1, RUN_ | NEEDS_(TEACHER), "0.5",
         "", "share of the teacher in what training minimizes; the rest is the loss of the text itself"},
-    {"optimizer",  "distill-temperature", "", FLOAT_(distill_temperature), 0, 1000, ABOVE_ | RUN_, "1",
+    {"optimizer",  "distill-temperature", "", FLOAT_(distill_temperature), 0, 1000, ABOVE_ | RUN_ | NEEDS_(TEACHER), "1",
         "", "divides the logits of both models before their predictions are compared; above 1: unlikely tokens count more"},
 
     {"optimizer",  "freeze",        "",   STRING_(freeze),         0,        0, RUN_,             "",
@@ -347,58 +389,58 @@ const OptionRow OPTION_TABLE[] = {
         "of that when training starts from the weights of --model; sgd: 400 times as much"},
     {"optimizer",  "warmup",        "u",  INT_(warmup),            0,    MANY_, AUTO_ | RUN_,     "auto",
         "steps", "steps over which the learning rate rises to its peak"},
-    {"optimizer",  "final-lr-frac", "q",  FLOAT_(final_lr_frac),   0,        1, RUN_,             "0",
+    {"optimizer",  "final-lr-frac", "q",  FLOAT_(final_lr_frac),   0,        1, RUN_ | NEEDS_(DECAYING), "0",
         "", "final learning rate, as a fraction of the peak"},
     {"optimizer",  "schedule",      "k",  CHOICE_(schedule),       0,        0, RUN_,             "cosine",
         WORDS_CHOICE(SCHEDULE_WORDS), "shape of the learning rate after warmup"},
-    {"optimizer",  "decay-steps",   "",   COUNT_(decay_steps),     0,     1e12, AUTO_ | RUN_,     "auto",
+    {"optimizer",  "decay-steps",   "",   COUNT_(decay_steps),     0,     1e12, AUTO_ | RUN_ | NEEDS_(WSD), "auto",
         "steps", "for wsd: last steps of the run, in which the rate falls; 0: it never does; auto: a fifth of --steps"},
-    {"optimizer",  "decay-shape",   "",   CHOICE_(decay_shape),    0,        0, RUN_,             "sqrt",
+    {"optimizer",  "decay-shape",   "",   CHOICE_(decay_shape),    0,        0, RUN_ | NEEDS_(WSD), "sqrt",
         WORDS_CHOICE(DECAY_WORDS), "for wsd: shape of that fall: 1 - sqrt(t) or 1 - t, for t from 0 to 1"},
     {"optimizer",  "weight-decay",  "c",  FLOAT_(weight_decay),    0,       10, AUTO_ | RUN_,     "auto",
         "", "decoupled weight decay, on matrices only; auto: 0.1; sgd: 0"},
-    {"optimizer",  "cautious-decay", "",  SWITCH_(cautious_decay), 0,        0, RUN_,             "off",
+    {"optimizer",  "cautious-decay", "",  SWITCH_(cautious_decay), 0,        0, RUN_ | NEEDS_(DECAY), "off",
         "off|on", "for adamw, adamw8bit, muon, soap, lion, sgd: decay only weights that the update moves toward zero"},
-    {"optimizer",  "beta1",         "",   FLOAT_(beta1),           0,        1, BELOW_ | RUN_,    "0.9",
+    {"optimizer",  "beta1",         "",   FLOAT_(beta1),           0,        1, BELOW_ | RUN_ | NEEDS_(MEAN), "0.9",
         "", "decay of the running mean of the gradient"},
-    {"optimizer",  "beta2",         "",   FLOAT_(beta2),           0,        1, AUTO_ | BELOW_ | RUN_,  "auto",
+    {"optimizer",  "beta2",         "",   FLOAT_(beta2),           0,        1, AUTO_ | BELOW_ | RUN_ | NEEDS_(MEAN), "auto",
         "", "decay of the running mean of its square; auto: 0.95 per 524288 tokens, at most 0.999 per update; "
         "lion: 0.99"},
-    {"optimizer",  "eps",           "",   FLOAT_(eps),             0,        1, ABOVE_ | RUN_,    "1e-08",
+    {"optimizer",  "eps",           "",   FLOAT_(eps),             0,        1, ABOVE_ | RUN_ | NEEDS_(SQUARES), "1e-08",
         "", "added to the square root of that mean"},
     {"optimizer",  "embedding-lr-scale", "", FLOAT_(embedding_lr_scale), 0, MANY_, RUN_,          "1",
         "", "factor of --lr for embeddings; without --own-head the token embedding is also the output layer"},
     {"optimizer",  "vector-lr-scale", "", FLOAT_(vector_lr_scale), 0,    MANY_, RUN_,             "1",
         "", "factor of --lr for biases and norms"},
-    {"optimizer",  "head-lr-scale", "",   FLOAT_(head_lr_scale),   0,    MANY_, RUN_,             "1",
+    {"optimizer",  "head-lr-scale", "",   FLOAT_(head_lr_scale),   0,    MANY_, RUN_ | NEEDS_(OWN_HEAD), "1",
         "", "factor of --lr for the matrix of --own-head"},
     {"optimizer",  "z-loss",        "",   FLOAT_(z_loss),          0,        1, RUN_,             "0",
         "", "also minimize this times the square of the logits' log-sum-exp, which keeps them small; 1e-4 is usual"},
-    {"optimizer",  "router-balance", "",  FLOAT_(router_balance),  0,        1, RUN_,             "0.01",
+    {"optimizer",  "router-balance", "",  FLOAT_(router_balance),  0,        1, RUN_ | NEEDS_(EXPERTS), "0.01",
         "", "with experts: weight of a loss that is least if all experts of a block get the same tokens"},
-    {"optimizer",  "router-z",      "",   FLOAT_(router_z),        0,        1, RUN_,             "0.001",
+    {"optimizer",  "router-z",      "",   FLOAT_(router_z),        0,        1, RUN_ | NEEDS_(EXPERTS), "0.001",
         "", "with experts: as --z-loss, for the logits of the router"},
-    {"optimizer",  "sgd-momentum",  "",   FLOAT_(sgd_momentum),    0,        1, BELOW_ | RUN_,    "0.9",
+    {"optimizer",  "sgd-momentum",  "",   FLOAT_(sgd_momentum),    0,        1, BELOW_ | RUN_ | NEEDS_(SGD), "0.9",
         "", "for sgd: share of the last update that is added to the next; 0: no state at all"},
-    {"optimizer",  "adafactor-beta1", "", FLOAT_(adafactor_beta1), 0,        1, BELOW_ | RUN_,    "0",
+    {"optimizer",  "adafactor-beta1", "", FLOAT_(adafactor_beta1), 0,        1, BELOW_ | RUN_ | NEEDS_(ADAFACTOR), "0",
         "", "for adafactor: decay of a running mean of updates; 0: no mean, and no memory for it"},
     {"optimizer",  "mup",           "",   STRING_(mup),            0,        0, RUN_,             "",
         "CHANNELS:LAYERS", "train like a model of this size, as 256:4, at its learning rate (muP and CompleteP): sets first "
         "values, rates, decay and eps of each parameter"},
-    {"optimizer",  "adafactor-scale", "", SWITCH_(adafactor_scale), 0,       0, RUN_,             "off",
+    {"optimizer",  "adafactor-scale", "", SWITCH_(adafactor_scale), 0,       0, RUN_ | NEEDS_(ADAFACTOR), "off",
         "off|on", "for adafactor: updates relative to the size of a parameter, and a rate of at most 1 / sqrt(update)"},
-    {"optimizer",  "matrix-lr",     "",   FLOAT_(matrix_lr),       0,       10, ABOVE_ | RUN_,    "0.02",
+    {"optimizer",  "matrix-lr",     "",   FLOAT_(matrix_lr),       0,       10, ABOVE_ | RUN_ | NEEDS_(MUON), "0.02",
         "", "for muon: peak learning rate of the blocks' matrices; everything else uses --lr"},
-    {"optimizer",  "matrix-weight-decay", "", FLOAT_(matrix_weight_decay), 0, 10, RUN_,           "0.05",
+    {"optimizer",  "matrix-weight-decay", "", FLOAT_(matrix_weight_decay), 0, 10, RUN_ | NEEDS_(MUON), "0.05",
         "", "for muon: weight decay of the blocks' matrices"},
-    {"optimizer",  "muon-scale",    "",   CHOICE_(muon_scale),     0,        0, RUN_,             "spectral",
+    {"optimizer",  "muon-scale",    "",   CHOICE_(muon_scale),     0,        0, RUN_ | NEEDS_(MUON), "spectral",
         WORDS_CHOICE(MUON_SCALE_WORDS), "for muon: size of an update; spectral: by the shape of the matrix; rms: as large as AdamW's, "
         "so that AdamW's rate and decay apply"},
-    {"optimizer",  "muon-rows",     "",   SWITCH_(muon_rows),      0,        0, RUN_,             "off",
+    {"optimizer",  "muon-rows",     "",   SWITCH_(muon_rows),      0,        0, RUN_ | NEEDS_(MUON), "off",
         "off|on", "for muon: give the rows of an update the same size, by a running mean of their squares (NorMuon)"},
-    {"optimizer",  "soap-every",    "",   INT_(soap_every),        1,    MANY_, RUN_,             "10",
+    {"optimizer",  "soap-every",    "",   INT_(soap_every),        1,    MANY_, RUN_ | NEEDS_(SOAP), "10",
         "updates", "for soap: updates from one renewal of the eigenbases to the next"},
-    {"optimizer",  "soap-max-side", "",   INT_(soap_max_side),     0,    65536, RUN_,             "4096",
+    {"optimizer",  "soap-max-side", "",   INT_(soap_max_side),     0,    65536, RUN_ | NEEDS_(SOAP), "4096",
         "", "for soap: longest side of a matrix that has an eigenbasis; 0: none has"},
     {"optimizer",  "average",       "",   STRING_(average),        0,        0, 0,                "off",
         "off|ema:D", "average the weights, beside the training: ema:0.999: each update counts 0.999 times as much as the next; "
@@ -409,7 +451,7 @@ const OptionRow OPTION_TABLE[] = {
         "sigma", "skip an update whose loss is this many standard deviations above its recent mean; 0: never"},
     {"optimizer",  "skip-grad-z",   "sg", FLOAT_(skip_grad_z),     0,    MANY_, RUN_,             "0",
         "sigma", "the same for its gradient norm; 0: never"},
-    {"optimizer",  "max-skips",     "",   INT_(max_skips),         1,  1000000, 0,                "10",
+    {"optimizer",  "max-skips",     "",   INT_(max_skips),         1,  1000000, NEEDS_(SKIPS), "10",
         "updates", "the run has diverged after this many updates in a row with a NaN or an infinity"},
     {"optimizer",  "max-loss-rise", "",   FLOAT_(max_loss_rise),   0,    MANY_, 0,                "0",
         "nats", "the run has diverged when the mean loss of 128 updates is this far above its minimum; 0: never"},
@@ -419,25 +461,25 @@ const OptionRow OPTION_TABLE[] = {
 
     {"evaluation", "eval-every",    "v",  INT_(eval_every),        0,    MANY_, AUTO_,            "auto",
         "steps", "steps between validations; 0: never; auto: a tenth of the run, at most 1000"},
-    {"evaluation", "eval-batches",  "m",  INT_(eval_batches),      0,    MANY_, AUTO_,            "auto",
+    {"evaluation", "eval-batches",  "m",  INT_(eval_batches),      0,    MANY_, AUTO_ | NEEDS_(VALIDATION), "auto",
         "micro-batches", "micro-batches per validation; 0: the whole validation set; auto: its first 20,480 tokens, on a GPU 1,048,576, "
         "whatever --batch is"},
-    {"evaluation", "patience",      "",   INT_(patience),          0,    MANY_, 0,                "0",
+    {"evaluation", "patience",      "",   INT_(patience),          0,    MANY_, NEEDS_(NEW_BEST), "0",
         "validations", "end the run early, as at its last step, after this many validations in a row without a new best; "
         "0: never"},
-    {"evaluation", "sample-every",  "s",  INT_(sample_every),      0,    MANY_, AUTO_,            "auto",
+    {"evaluation", "sample-every",  "s",  INT_(sample_every),      0,    MANY_, AUTO_ | NEEDS_(SAMPLING), "auto",
         "steps", "steps between samples; 0: never; auto: only at the end"},
-    {"evaluation", "sample-tokens", "g",  INT_(sample_tokens),     1,    MANY_, AUTO_,            "auto",
+    {"evaluation", "sample-tokens", "g",  INT_(sample_tokens),     1,    MANY_, AUTO_ | NEEDS_(SAMPLES), "auto",
         "tokens", "length of a sample; auto: --seq-len, at most 256"},
     {"evaluation", "samples",       "",   INT_(samples),           0,      100, 0,                "2",
         "texts", "number of samples each time"},
-    {"evaluation", "prompt",        "",   STRING_(prompt),         0,        0, BOTH_,            "",
+    {"evaluation", "prompt",        "",   STRING_(prompt),         0,        0, BOTH_ | NEEDS_(SAMPLES), "",
         "TEXT", "start of the samples; with --model PATH and without --train-data, --steps or --out: generate a continuation"},
-    {"evaluation", "temperature",   "",   FLOAT_(temperature),     0,      100, BOTH_,            "1",
+    {"evaluation", "temperature",   "",   FLOAT_(temperature),     0,      100, BOTH_ | NEEDS_(SAMPLES), "1",
         "", "sampling temperature; 0: always the most likely token"},
-    {"evaluation", "top-k",         "",   INT_(top_k),             0,    MANY_, BOTH_,            "0",
+    {"evaluation", "top-k",         "",   INT_(top_k),             0,    MANY_, BOTH_ | NEEDS_(SAMPLES), "0",
         "tokens", "sample from the k most likely; 0: from all"},
-    {"evaluation", "top-p",         "",   FLOAT_(top_p),           0,        1, ABOVE_ | BOTH_,   "1",
+    {"evaluation", "top-p",         "",   FLOAT_(top_p),           0,        1, ABOVE_ | BOTH_ | NEEDS_(SAMPLES), "1",
         "", "sample from the most likely tokens whose probabilities add up to this"},
     {"evaluation", "start-token",   "",   SWITCH_(start_token),    0,        0, BOTH_,            "on",
         "off|on", "put end-of-text, which starts every document, before prompts and before the text of --perplexity; "
@@ -453,13 +495,13 @@ const OptionRow OPTION_TABLE[] = {
         "core.yaml, eval_meta_data.csv and eval_data/"},
     {"tasks",      "perplexity",    "",   STRING_(perplexity),     0,        0, FILES_,           "",
         "FILES", "text or shards whose loss, perplexity and bits per byte are measured, over all of it"},
-    {"tasks",      "stride",        "",   INT_(stride),            1,  1048576, AUTO_,            "auto",
+    {"tasks",      "stride",        "",   INT_(stride),            1,  1048576, AUTO_ | NEEDS_(PERPLEXITY), "auto",
         "tokens", "tokens scored per --perplexity window; the rest of --seq-len is context; auto: all of them"},
-    {"tasks",      "tasks-every",   "",   INT_(tasks_every),       0,    MANY_, AUTO_,            "auto",
+    {"tasks",      "tasks-every",   "",   INT_(tasks_every),       0,    MANY_, AUTO_ | NEEDS_(TASKS), "auto",
         "steps", "steps between these evaluations; 0: never; auto: only at the end"},
-    {"tasks",      "tasks-max",     "",   INT_(tasks_max),         0,    MANY_, 0,                "0",
+    {"tasks",      "tasks-max",     "",   INT_(tasks_max),         0,    MANY_, NEEDS_(TASKS), "0",
         "examples", "evaluate only the first n examples of each file; of --core, n drawn ones; 0: all"},
-    {"tasks",      "out-scores",    "",   STRING_(out_scores),     0,        0, ONCE_ | WRITES_,  "",
+    {"tasks",      "out-scores",    "",   STRING_(out_scores),     0,        0, ONCE_ | WRITES_ | NEEDS_(TASKS), "",
         "FILE", "write a line of JSON for each example of the last evaluation: the model's choice, and the loss of each ending"},
 
     {"texts",      "interactive",   "",   FLAG_(interactive),      0,        0, TEXTS_ | ONCE_,    "off",
@@ -485,36 +527,36 @@ const OptionRow OPTION_TABLE[] = {
 
     {"output",     "out",           "o",  STRING_(out),            0,        0, ONCE_ | EACH_,    "",
         "DIR", "directory for logs, checkpoints and the loss curve (curve.svg); without it: no files"},
-    {"output",     "save-every",    "n",  INT_(save_every),        0,    MANY_, AUTO_,            "auto",
+    {"output",     "save-every",    "n",  INT_(save_every),        0,    MANY_, AUTO_ | NEEDS_(SAVES), "auto",
         "steps", "steps between checkpoints; the last step is saved, too; auto: the last, and every --save-minutes, if --out "
         "is given; 0: none"},
-    {"output",     "save-minutes",  "",   FLOAT_(save_minutes),    0,    MANY_, 0,                "15",
+    {"output",     "save-minutes",  "",   FLOAT_(save_minutes),    0,    MANY_, NEEDS_(TIMED_SAVES), "15",
         "minutes", "minutes between the checkpoints of --save-every auto; 0: only the last step"},
-    {"output",     "keep",          "nk", INT_(keep),              0,    MANY_, AUTO_,            "auto",
+    {"output",     "keep",          "nk", INT_(keep),              0,    MANY_, AUTO_ | NEEDS_(OUT), "auto",
         "checkpoints", "keep only the n newest of the run; 0: all; auto: all, but only the 2 newest of --save-minutes"},
-    {"output",     "keep-major",    "nm", INT_(keep_major),        0,    MANY_, 0,                "0",
+    {"output",     "keep-major",    "nm", INT_(keep_major),        0,    MANY_, NEEDS_(OUT), "0",
         "steps", "never delete checkpoints at multiples of this; 0: no such exception"},
-    {"output",     "keep-best",     "",   SWITCH_(keep_best),      0,        0, 0,                "off",
+    {"output",     "keep-best",     "",   SWITCH_(keep_best),      0,        0, NEEDS_(DIRECTORY), "off",
         "off|on", "save at each validation that is the best so far, and never delete the best checkpoint, whatever --keep says"},
-    {"output",     "model-file-gb", "",   FLOAT_(model_file_gb),   0,    MANY_, ABOVE_,           "5",
+    {"output",     "model-file-gb", "",   FLOAT_(model_file_gb),   0,    MANY_, ABOVE_ | NEEDS_(OUT), "5",
         "GB", "largest file of weights in a checkpoint; a larger model is split into several, with Hugging Face's index"},
     {"output",     "resume",        "y",  STRING_(resume),         0,        0, ONCE_ | READS_,   "off",
         "off|on|auto|STEP|DIR", "on: continue from the newest valid checkpoint in --out; auto: the same, or a new run "
         "if none exists; STEP, DIR: continue from this checkpoint"},
-    {"output",     "override",      "",   FLAG_(override),         0,        0, ONCE_,            "off",
+    {"output",     "override",      "",   FLAG_(override),         0,        0, ONCE_ | NEEDS_(RESUME), "off",
         "off|on", "resume even if options that define the run have changed"},
-    {"output",     "max-hours",     "",   FLOAT_(max_hours),       0,    MANY_, ONCE_,            "0",
+    {"output",     "max-hours",     "",   FLOAT_(max_hours),       0,    MANY_, ONCE_ | NEEDS_(DIRECTORY), "0",
         "hours", "save and stop before this time is up; 0: no limit"},
     {"output",     "export-llmc",   "",   STRING_(export_llmc),    0,        0, ONCE_ | WRITES_,  "",
         "FILE.bin", "write the final model in llm.c's format, and its tokenizer as FILE_tokenizer.bin; with --model, --steps 0 and "
         "no --out the program only converts, and needs no data"},
-    {"output",     "export-dtype",  "",   CHOICE_(export_dtype),   0,        0, ONCE_,            "fp32",
+    {"output",     "export-dtype",  "",   CHOICE_(export_dtype),   0,        0, ONCE_ | NEEDS_(EXPORT_LLMC), "fp32",
         WORDS_CHOICE(MODEL_DTYPE_WORDS), "precision of the weights in that file"},
     {"output",     "export-gguf",   "",   STRING_(export_gguf),    0,        0, ONCE_ | WRITES_,  "",
         "FILE", "write the final model for llama.cpp; converts, as --export-llmc does"},
-    {"output",     "export-gguf-dtype", "", CHOICE_(export_gguf_dtype), 0,   0, ONCE_,            "f16",
+    {"output",     "export-gguf-dtype", "", CHOICE_(export_gguf_dtype), 0,   0, ONCE_ | NEEDS_(EXPORT_GGUF), "f16",
         WORDS_CHOICE(GGUF_DTYPE_WORDS), "precision of the matrices in that file"},
-    {"output",     "tensorboard",   "",   SWITCH_(tensorboard),    0,        0, 0,                "off",
+    {"output",     "tensorboard",   "",   SWITCH_(tensorboard),    0,        0, NEEDS_(DIRECTORY), "off",
         "off|on", "also log for TensorBoard, in the directory tensorboard in --out"},
     {"output",     "log-every",     "",   INT_(log_every),         1,    MANY_, AUTO_,            "auto",
         "steps", "print every n-th step on the screen and in main.log; auto: all in main.log, a hundred on the screen, "
@@ -540,7 +582,7 @@ const OptionRow OPTION_TABLE[] = {
         "tokens", "tokens whose logits are in memory at a time; auto: a micro-batch, or the largest part of it that fits"},
     {"memory, speed", "offload-optimizer", "", CHOICE_(offload_optimizer), 0, 0, GPU_,           "off",
         WORDS_CHOICE(OFFLOAD_WORDS), "keep master weights, m and v in pinned host memory, or on a disk; same bits"},
-    {"memory, speed", "offload-path", "", STRING_(offload_path),   0,        0, GPU_,             "",
+    {"memory, speed", "offload-path", "", STRING_(offload_path),   0,        0, GPU_ | NEEDS_(DISK), "",
         "DIR", "directory on a fast drive, for --offload-optimizer disk; its files disappear when the run ends"},
     {"memory, speed", "offload-residuals", "", SWITCH_(offload_residuals), 0, 0, GPU_,            "off",
         "off|on", "with --recompute 3: keep the residual stream between blocks in pinned host memory; same bits"},
@@ -597,17 +639,17 @@ const OptionRow OPTION_TABLE[] = {
         "processes", "of those that share micro-batches: neighbors that divide the experts of each layer among themselves"},
     {"processes",  "pipeline-parallel", "pp", INT_(pipeline_parallel), 1, 1000, ONCE_,            "1",
         "stages", "stages that divide the layers among themselves"},
-    {"processes",  "pipeline-layers", "", STRING_(pipeline_layers), 0,       0, ONCE_,            "",
+    {"processes",  "pipeline-layers", "", STRING_(pipeline_layers), 0,       0, ONCE_ | NEEDS_(STAGES), "",
         "LIST", "layers of each stage, as 9,9,8,6; without it: so that the slowest stage is as fast as possible"},
     {"processes",  "zero",          "z",  INT_(zero),              0,        3, AUTO_ | ONCE_,    "auto",
         "", "divided among the processes: 0 nothing, 1 the optimizer's state, 2 also gradients, 3 also parameters; "
         "auto: 2 for several processes, 1 with --pipeline-parallel"},
     {"processes",  "shard-ranks",   "",   INT_(shard_ranks),       1,  1048576, AUTO_ | GPU_ | ONCE_, "auto",
         "processes", "processes that share one copy of what --zero divides; auto: those of a machine, or all if machines differ"},
-    {"processes",  "node-gbps",     "",   FLOAT_(node_gbps),       0,    MANY_, AUTO_ | ABOVE_ | ONCE_, "auto",
+    {"processes",  "node-gbps",     "",   FLOAT_(node_gbps),       0,    MANY_, AUTO_ | ABOVE_ | ONCE_ | NEEDS_(PLANNING), "auto",
         "GB/s", "for --plan and --fit: bytes that a process can send within its machine, while it receives as many; auto: 300 on "
         "GPUs (NVLink 4), 10 on CPUs; dev/bench/multi_gpu.sh measures them"},
-    {"processes",  "net-gbps",      "",   FLOAT_(net_gbps),        0,    MANY_, AUTO_ | ABOVE_ | ONCE_, "auto",
+    {"processes",  "net-gbps",      "",   FLOAT_(net_gbps),        0,    MANY_, AUTO_ | ABOVE_ | ONCE_ | NEEDS_(PLANNING), "auto",
         "GB/s", "the same to other machines; auto: 42 on GPUs (a card of 400 Gb/s for each), 2.5 on CPUs (25 Gb/s)"},
     {"processes",  "timeout",       "",   INT_(timeout),           1,    MANY_, ONCE_ | EACH_,    "50",
         "seconds", "abort a multi-process run after this long without progress; at least 5 times the longest step"},

@@ -92,6 +92,7 @@ int setup_asks_for_samples(const Options* options);
 #include <errno.h>
 #include <math.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -356,43 +357,21 @@ static void settle_update_(Options* options, int has_weights) {
     }
 }
 
-// Refuses a decay without --schedule wsd. A recipe's or a checkpoint's goes with its schedule.
+// Forgets a decay that only --schedule wsd has: a recipe's or a checkpoint's goes with its schedule.
 static void settle_decay_(Options* o) {
-    char word[OPTION_TEXT_BYTES];
-    const int has_steps = options_given(o, "decay-steps") && options_changed(o, "decay-steps");
-    const int has_shape = options_given(o, "decay-shape") && options_changed(o, "decay-shape");
-    if (o->schedule == SCHEDULE_WSD) {
-        return;
+    if (o->schedule != SCHEDULE_WSD) {
+        o->decay_steps = OPTION_AUTO;
+        o->decay_shape = DECAY_SQRT;
     }
-    if (has_steps || has_shape) {
-        die_usage("--%s is an option of --schedule wsd; this run has --schedule %s",
-                  has_steps ? "decay-steps" : "decay-shape",
-                  option_text(o, option_find("--schedule", strlen("--schedule")), word));
-    }
-    o->decay_steps = OPTION_AUTO;
-    o->decay_shape = DECAY_SQRT;
 }
 
-// Refuses options that need --out or validations, if the run has none.
+// Refuses --keep-best without validations, and a rollback without checkpoints.
 static void settle_check_outputs_(const Options* o) {
-    if (o->save_every > 0 && !o->out[0]) {
-        die_usage("--save-every %d needs a directory: --out", o->save_every);
-    }
-    if (o->max_hours > 0 && !o->out[0]) {
-        die_usage("--max-hours %g saves before the time is up: give --out, too", (double)o->max_hours);
-    }
-    if (o->keep_best && !o->out[0]) {
-        die_usage("--keep-best on keeps a checkpoint: add --out DIR");
-    }
-    if ((o->keep_best || o->patience > 0) && !o->eval_every) {
-        die_usage("--%s needs validations; wanted --eval-every 1 or more, or auto",
-                  o->patience > 0 ? "patience" : "keep-best on");
+    if (o->keep_best && !o->eval_every) {
+        die_usage("--keep-best on needs validations: --eval-every");
     }
     if (o->on_divergence == DIVERGENCE_ROLLBACK && (!o->out[0] || !o->save_every)) {
         die_usage("--on-divergence rollback needs checkpoints: --out and --save-every");
-    }
-    if (o->tensorboard && !o->out[0]) {
-        die_usage("--tensorboard on writes into the directory of the run; add --out DIR");
     }
 }
 
@@ -400,7 +379,6 @@ static void settle_check_outputs_(const Options* o) {
 // lower.
 static void settle_training_(Settled* s, int has_weights) {
     Options* o = &s->options;
-    setup_check_tasks(s);
     setup_check_offload(s);
     if (s->use == USE_EVALUATE) {
         settle_evaluation_(o);
@@ -503,7 +481,6 @@ void settle(Settled* s, RunData* data, const Options* options, const SettleInput
     if (options->verify_data) {
         return;
     }
-    setup_check_model(s);
     setup_check_formats(s);
     setup_check_quantize(s);
     setup_check_experts(s);
@@ -515,9 +492,11 @@ void settle(Settled* s, RunData* data, const Options* options, const SettleInput
     settle_teacher_(s, data, input);
     setup_check_fim(s);
     settle_grid_(s);
+    setup_check_needs(stdout, s, options);
     if (s->use != USE_GENERATE) {
         run_data_open(data, &s->options);
         settle_training_(s, input->model_path != NULL);
+        setup_note_late(stdout, s, data);
         setup_check_optimizer(s);
         setup_check_mup(s);
         setup_check_average(s);

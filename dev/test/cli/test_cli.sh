@@ -13,8 +13,7 @@ source dev/test/lib/check.sh
 source dev/test/lib/trainer.sh
 trainer_begin test_cli
 
-# A model and a run that take a few milliseconds. Options cannot be given twice, so there are
-# several lists.
+# A model and a run that take a few milliseconds.
 model=(--layers 2 --channels 16 --heads 2)
 batch=(--seq-len 16 --batch 2)
 quiet=(--eval-every 0 --sample-every 0 --save-every 0) # only updates
@@ -726,9 +725,9 @@ test_resume() {
     good "with another optimizer" --out lion --resume again/step_00000004 --optimizer lion --override
     check "starts with zeros" grep -q '^resume: the state of --optimizer lion starts as zeros$' stdout
     bad 2 "--optimizer adamw8bit|multiple of 64|--optimizer adamw works" "${tiny[@]}" --optimizer adamw8bit
-    bad 2 "--matrix-lr is an option of --optimizer muon; this run has --optimizer adamw" "${tiny[@]}" --matrix-lr 0.1
-    bad 2 "--muon-rows is an option of --optimizer muon; this run has --optimizer lion" "${tiny[@]}" --optimizer lion --muon-rows on
-    bad 2 "--soap-every is an option of --optimizer soap; this run has --optimizer muon" "${tiny[@]}" --optimizer muon --soap-every 5
+    bad 2 "--matrix-lr 0.1 needs --optimizer muon" "${tiny[@]}" --matrix-lr 0.1
+    bad 2 "--muon-rows on needs --optimizer muon" "${tiny[@]}" --optimizer lion --muon-rows on
+    bad 2 "--soap-every 5 needs --optimizer soap" "${tiny[@]}" --optimizer muon --soap-every 5
     bad 2 "--soap-every" "${tiny[@]}" --optimizer soap --soap-every 0
     bad 2 "--soap-max-side" "${tiny[@]}" --optimizer soap --soap-max-side -1
     bad 2 "--cautious-decay on does not work with --optimizer adafactor; wanted adamw" "${tiny[@]}" --optimizer adafactor --cautious-decay on

@@ -422,8 +422,8 @@ test_decay() {
     bad 2 "--schedule is cosine, was wsd|--override" --resume wsd/step_00000004 --schedule cosine --out again
     runs "another schedule, on purpose" --resume wsd/step_00000004 --schedule cosine --override --out again
     check "has no decay of wsd" grep -q '"decay-steps":null,"decay-shape":"sqrt"' again/log.jsonl
-    bad 2 "--decay-steps is an option of --schedule wsd; this run has --schedule cosine" "${run[@]}" --decay-steps 2
-    bad 2 "--decay-shape is an option of --schedule wsd; this run has --schedule linear" "${run[@]}" --schedule linear --decay-shape linear
+    bad 2 "--decay-steps 2 needs --schedule wsd" "${run[@]}" --decay-steps 2
+    bad 2 "--decay-shape linear needs --schedule wsd" "${run[@]}" --schedule linear --decay-shape linear
     good "values that are none" "${run[@]}" --steps 1 --decay-steps auto --decay-shape sqrt
 }
 
@@ -545,9 +545,9 @@ test_best() {
     check "says so" grep -qE "^resume: stopped early at step $((best + 15)): the validation loss has not fallen for 3 validations; best [0-9.]* at step $best; for more: --patience 6, or 0\$" stdout
     good "continues with more patience" --out early --resume on --patience 4
     check "by one validation" [ "$(values summary steps early/log.jsonl)" = $((best + 20)) ]
-    bad 2 "--patience needs validations; wanted --eval-every 1 or more" "${brief[@]}" --patience 3 --eval-every 0
+    bad 2 "--patience 3 needs validations: --eval-every" "${brief[@]}" --patience 3 --eval-every 0
     bad 2 "--keep-best on needs validations" "${brief[@]}" --keep-best on --eval-every 0 --out nothing
-    bad 2 "--keep-best on keeps a checkpoint: add --out DIR" "${run[@]}" --keep-best on
+    bad 2 "--keep-best on needs a directory: --out" "${run[@]}" --keep-best on
 }
 
 # A disk that is too small for all checkpoints.

@@ -90,7 +90,7 @@ refused() {
     check "refused: $*: status $?, $(cat err.txt)" [ "$(wc -l <err.txt) $(grep -c "^error: .*$words" err.txt)" = "1 1" ]
 }
 refused 'needs a directory: --offload-path$' --offload-optimizer disk
-refused 'without --offload-optimizer disk; wanted both$' --offload-path nowhere
+refused 'needs --offload-optimizer disk$' --offload-path nowhere
 refused '--recompute 2; wanted --recompute 3, which keeps nothing else of a block$' --offload-residuals on --recompute 2
 refused 'offload-optimizer; wanted only one of them$' --update-in-backward on --offload-optimizer host
 refused 'wanted --graph off$' --update-in-backward on --graph on

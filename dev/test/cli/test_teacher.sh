@@ -115,9 +115,9 @@ good "a run that fits" "${tiny[@]}" "${how[@]}" --seq-len 32 --steps 1 --fit 1
 
 # 2: the command line
 bad 1 "none: cannot read the teacher: No such file" "${small[@]}" --teacher none
-bad 2 "--distill-weight needs a teacher: --teacher PATH" "${small[@]}" --distill-weight 0.1
-bad 2 "--distill-temperature needs a teacher" "${small[@]}" --distill-temperature 3
-bad 2 "--teacher-quantize needs a teacher" "${small[@]}" --teacher-quantize q8_0
+bad 2 "--distill-weight 0.1 needs --teacher" "${small[@]}" --distill-weight 0.1
+bad 2 "--distill-temperature 3 needs --teacher" "${small[@]}" --distill-temperature 3
+bad 2 "--teacher-quantize q8_0 needs --teacher" "${small[@]}" --teacher-quantize q8_0
 bad 2 "--distill-temperature 0: wanted above 0" "${small[@]}" --teacher big --distill-temperature 0
 bad 2 "--distill-weight 1.5: wanted 0 to 1" "${small[@]}" --teacher big --distill-weight 1.5
 bad 2 "--seq-len is 64; wanted at most the context of --teacher big, 32 tokens" "${tiny[@]}" "${how[@]}" --steps 1 --seq-len 64

@@ -215,8 +215,6 @@ TEST(refuses_arguments) {
     EXPECT(refused("--seq", "unknown option --seq"));
     EXPECT(refused("--batch", "--batch is missing its value; wanted 1 to 1048576 sequences"));
     EXPECT(refused("--out|--batch|4", "--out is missing its value"));
-    EXPECT(refused("--batch|4|-b|4", "--batch is given twice") &&
-           refused("--plan|--plan", "--plan is given twice"));
     EXPECT(refused("--plan=on", "--plan takes no value") && refused("--plan|on", "unexpected argument 'on'"));
     EXPECT(refused("4", "unexpected argument '4'") && refused("--batch|4|5", "unexpected argument '5'"));
     EXPECT(refused("-b|4||", "unexpected argument ''") && refused("-", "unexpected argument '-'"));

@@ -354,9 +354,79 @@ static void test_experts(void) {
                    "--shared-hidden has no meaning with --arch mixtral|glm4moe");
     expect_refused(TEXT "--arch mixtral --experts 4 --experts-used 5", 2,
                    "the model: a token takes 5 of 4 experts|wanted 1 to 4");
-    expect_refused(TEXT "--arch llama --router-balance 0.1", 2,
-                   "--router-balance needs experts|--arch llama");
-    expect_refused(TEXT "--router-z 0", 2, "--router-z needs experts|--arch gpt2");
+    expect_refused(TEXT "--arch llama --router-balance 0.1", 2, "--router-balance 0.1 needs experts|mixtral");
+    expect_refused(TEXT "--router-z 0", 2, "--router-z 0 needs experts");
+}
+
+// Sets `notes` to what settling prints about options without an effect.
+static void notes_of(char* notes, size_t room, const char* line) {
+    const Options options = parse(line);
+    Run run = run_open(line);
+    FILE* file = fmemopen(notes, room, "w");
+    setup_check_needs(file, &run.settled, &options);
+    setup_note_late(file, &run.settled, &run.data);
+    fclose(file);
+    run_close(&run);
+}
+
+static void expect_note(const char* line, const char* note) {
+    char found[1024] = "", wanted[256] = "";
+    if (note[0]) {
+        snprintf(wanted, sizeof(wanted), "note: %s\n", note);
+    }
+    notes_of(found, sizeof(found), line);
+    EXPECT(strcmp(found, wanted) == 0, "%s: %s", line, found);
+}
+
+TEST(notes_options_without_effect) {
+    const char* quiet = "samples: --samples and --sample-every above 0";
+    char note[256];
+    test_write("text.txt", "some text, and more of it, and more of it still, to the end", 59);
+    test_write("mix.txt", "0 a 1 b 1\n2 a 1\n9 b 1\n", 22);
+    expect_note("--keep 3", "--keep 3 has no effect without --out");
+    expect_note("--keep 3 --out %/out", "");
+    expect_note("--keep auto --keep-major 0", "");
+    expect_note("--save-minutes 1 --save-every 5 --out %/out",
+                "--save-minutes 1 has no effect without --out and --save-every auto");
+    expect_note("--export-dtype bf16", "--export-dtype bf16 has no effect without --export-llmc");
+    expect_note("--export-dtype bf16 --export-llmc %/model.bin", "");
+    expect_note("--eval-batches 2 --eval-every 0",
+                "--eval-batches 2 has no effect without validations: --eval-every");
+    snprintf(note, sizeof(note), "--top-k 3 has no effect without %s", quiet);
+    expect_note("--top-k 3 --samples 0", note);
+    expect_note("--top-k 3 --sample-every 0", note);
+    expect_note("--top-k 3", "");
+    expect_note("--samples 0 --sample-every 0", "");
+    expect_note("--optimizer sgd --beta1 0.8",
+                "--beta1 0.8 has no effect without an --optimizer other than sgd and adafactor");
+    expect_note("--cautious-decay on --weight-decay 0",
+                "--cautious-decay on has no effect without --weight-decay above 0");
+    expect_note("--override", "--override has no effect without --resume");
+    expect_note("--train-data %/text.txt --seq-len 8 --text-field body",
+                "--text-field body has no effect without JSON lines or Parquet");
+    expect_note("--steps 9 --batch 2 --batch 4 -b 8",
+                "--batch is given several times; the last one counts: 8");
+    expect_note("--steps 9 --plan --plan", "");
+    expect_note("--steps 9 --warmup 10",
+                "--warmup 10, --steps 9: the run ends before the rate is at its peak");
+    expect_note("--steps 9 --warmup 1 --schedule wsd --decay-steps 9",
+                "--decay-steps 9, --steps 9: the rate falls as soon as the warm-up ends");
+    expect_note("--steps 9 --seq-len 64 --batch-schedule 0:64,9:128",
+                "--batch-schedule 0:64,9:128: the run ends at step 9, before the stage of step 9");
+    snprintf(note, sizeof(note), "--data-schedule %s: the run ends at step 5, before the line of step 9",
+             test_path("mix.txt"));
+    expect_note("--train-data a=%/text.txt,b=%/text.txt --data-schedule %/mix.txt --seq-len 4 --steps 5",
+                note);
+}
+
+// An option of another optimizer, of experts or of tasks makes a run another than was asked for.
+TEST(refuses_options_without_what_they_need) {
+    expect_refused("--matrix-lr 0.1", 2, "--matrix-lr 0.1 needs --optimizer muon");
+    expect_refused("--stride 5", 2, "--stride 5 needs --perplexity");
+    expect_refused("--tasks-max 5", 2, "--tasks-max 5 needs --tasks");
+    expect_refused("--distill-weight 0.2", 2, "--distill-weight 0.2 needs --teacher");
+    expect_refused("--max-hours 1", 2, "--max-hours 1 needs a directory: --out");
+    expect_refused("--patience 2 --eval-every 0", 2, "--patience 2 needs validations");
 }
 
 // The recipe's options are settled like given ones, and refused where they cannot apply.
