@@ -26,7 +26,7 @@ PREFIX ?= /usr/local
 # -ffp-contract: in its standard mode the compiler would not turn a*b+c into one instruction.
 # No -ffast-math: NaN and infinity must stay visible.
 override CFLAGS += -std=gnu11 $(OPT) $(MARCH) -ffp-contract=fast -fno-math-errno -fno-trapping-math \
-    $(strip $(OPENMP)) -Wall -Wextra -Wno-unused-function $(if $(strip $(OPENMP)),,-Wno-unknown-pragmas) \
+    $(strip $(OPENMP)) -Wall -Wextra -Werror=switch -Wno-unused-function $(if $(strip $(OPENMP)),,-Wno-unknown-pragmas) \
     $(strip $(WERROR)) -D_GNU_SOURCE -pthread -MMD -MP
 override LDLIBS += -lm
 

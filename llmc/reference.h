@@ -439,17 +439,22 @@ typedef struct {
 } RefActivation_;
 
 static inline RefActivation_ ref_activation_(Real x, Real gate, ActivationKind kind) {
-    if (kind == ACTIVATION_SWIGLU) {
+    switch (kind) {
+    case ACTIVATION_SWIGLU: {
         const Real s = ref_sigmoid_(gate);
         return (RefActivation_){gate * s * x, gate * s, x * s * (1 + gate * (1 - s))};
     }
-    if (kind == ACTIVATION_RELU2) {
+    case ACTIVATION_RELU2: {
         const Real positive = fmax(x, 0);
         return (RefActivation_){positive * positive, 2 * positive, 0};
     }
-    const double v = sqrt(2 / M_PI) * (x + 0.044715 * x * x * x),
-                 dv = sqrt(2 / M_PI) * (1 + 3 * 0.044715 * x * x), s = ref_sigmoid_(2 * v);
-    return (RefActivation_){(Real)(x * s), (Real)(s + 2 * x * s * (1 - s) * dv), 0};
+    case ACTIVATION_GELU: {
+        const double v = sqrt(2 / M_PI) * (x + 0.044715 * x * x * x),
+                     dv = sqrt(2 / M_PI) * (1 + 3 * 0.044715 * x * x), s = ref_sigmoid_(2 * v);
+        return (RefActivation_){(Real)(x * s), (Real)(s + 2 * x * s * (1 - s) * dv), 0};
+    }
+    }
+    return (RefActivation_){NAN, NAN, NAN};
 }
 
 static inline void ref_activation_forward(Real* act, const Real* pre, size_t N, size_t F,

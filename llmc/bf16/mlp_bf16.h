@@ -135,13 +135,11 @@ ALWAYS_INLINE void mlp_bf16_activate_tile_(const void* of, int begin, int end,
 }
 
 // Bf16Finish of each kind.
-static void mlp_bf16_gelu_tile_(const void* of, int begin, int end) {
-    mlp_bf16_activate_tile_(of, begin, end, gelu_vec);
-}
-
-static void mlp_bf16_relu2_tile_(const void* of, int begin, int end) {
-    mlp_bf16_activate_tile_(of, begin, end, relu2_vec);
-}
+#define MLP_BF16_TILES_(kind, word, name)                                                                    \
+    static void mlp_bf16_##name##_tile_(const void* of, int begin, int end) {                                \
+        mlp_bf16_activate_tile_(of, begin, end, name##_vec);                                                 \
+    }
+ACTIVATIONS_PLAIN(MLP_BF16_TILES_)
 
 // A tile of the gate is written into the caches, where the tile of up, which is next but for other
 // rows, finds it.
@@ -176,9 +174,9 @@ static void mlp_bf16_scaled_swiglu_tile_(const void* of, int begin, int end) {
 }
 
 void mlp_bf16_hidden_cpu(const MlpBf16* mlp, const float* inp, MatmulBf16Scratch* scratch) {
-    static const Bf16Finish finishes[] = {[ACTIVATION_GELU] = mlp_bf16_gelu_tile_,
-                                          [ACTIVATION_SWIGLU] = mlp_bf16_swiglu_tile_,
-                                          [ACTIVATION_RELU2] = mlp_bf16_relu2_tile_};
+#define MLP_BF16_FINISH_(kind, word, name) [kind] = mlp_bf16_##name##_tile_,
+    static const Bf16Finish finishes[] = {ACTIVATIONS_PLAIN(MLP_BF16_FINISH_)
+                                              ACTIVATIONS_GATED(MLP_BF16_FINISH_)};
     const MlpBf16Forward_ forward = {mlp, &scratch->kernel};
     const MatmulBf16Factor left = matmul_bf16_matrix((Matrix){inp, (size_t)mlp->C, 1});
     MatmulBf16 m = matmul_bf16_of(NULL, left, matmul_bf16_packed(mlp->fcw, mlp->C), mlp->N,
@@ -252,13 +250,11 @@ ALWAYS_INLINE void mlp_bf16_derive_tile_(const void* of, int begin, int end, Act
 }
 
 // Bf16Finish of each kind.
-static void mlp_bf16_gelu_backward_tile_(const void* of, int begin, int end) {
-    mlp_bf16_derive_tile_(of, begin, end, gelu_vec);
-}
-
-static void mlp_bf16_relu2_backward_tile_(const void* of, int begin, int end) {
-    mlp_bf16_derive_tile_(of, begin, end, relu2_vec);
-}
+#define MLP_BF16_BACKWARD_TILES_(kind, word, name)                                                           \
+    static void mlp_bf16_##name##_backward_tile_(const void* of, int begin, int end) {                       \
+        mlp_bf16_derive_tile_(of, begin, end, name##_vec);                                                   \
+    }
+ACTIVATIONS_PLAIN(MLP_BF16_BACKWARD_TILES_)
 
 // Sets the parts of dscale of rows [begin, end) of a tile, from products of dact and act.
 static void mlp_bf16_sum_dscale_(const MlpBf16Backward_* backward, const float* products, int row, int col,
@@ -320,9 +316,9 @@ static void mlp_bf16_scaled_swiglu_backward_tile_(const void* of, int begin, int
 // Sets dfch and act, packed, and the sums of dfch.
 static void mlp_bf16_derive_(const MlpBf16Backward_* backward, MatmulBf16Factor dout,
                              MatmulBf16Scratch* scratch) {
-    static const Bf16Finish finishes[] = {[ACTIVATION_GELU] = mlp_bf16_gelu_backward_tile_,
-                                          [ACTIVATION_SWIGLU] = mlp_bf16_swiglu_backward_tile_,
-                                          [ACTIVATION_RELU2] = mlp_bf16_relu2_backward_tile_};
+#define MLP_BF16_BACKWARD_FINISH_(kind, word, name) [kind] = mlp_bf16_##name##_backward_tile_,
+    static const Bf16Finish finishes[] = {ACTIVATIONS_PLAIN(MLP_BF16_BACKWARD_FINISH_)
+                                              ACTIVATIONS_GATED(MLP_BF16_BACKWARD_FINISH_)};
     const MlpBf16* mlp = backward->mlp;
     MatmulBf16 m =
         matmul_bf16_of(NULL, dout, matmul_bf16_packed(mlp->fcprojw_backward, mlp->C), mlp->N, mlp->F, mlp->C);

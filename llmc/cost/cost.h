@@ -119,9 +119,16 @@ static inline double cost_rule_flops_(const OptimizerState* state, int row, int 
     case RULE_SOAP:
         return soap_flops(rows, cols, sqrt((double)state_square(state, SLOT_ROWS_SQUARE, row, run)),
                           sqrt((double)state_square(state, SLOT_COLS_SQUARE, row, run)), soap_every);
-    default:
-        return 0;
+    case RULE_ADAMW:
+    case RULE_ADAMW8:
+    case RULE_FACTORED:
+    case RULE_FULL:
+    case RULE_LION:
+    case RULE_SGD:
+    case RULE_NONE:
+        break; // no matmuls
     }
+    return 0;
 }
 
 // Adds the matmuls of the update, for all matrices. A tensor group divides the matrices of a layer.

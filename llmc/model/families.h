@@ -168,9 +168,10 @@ static inline FileLines file_tensor_lines(const FileTensor* tensor, const Tensor
         return file_lines_(first, all / 2, width);
     case ROWS_UP:
         return file_lines_(first + all / 2, all / 2, width);
-    default:
-        return file_lines_(first, all, width);
+    case ROWS_ALL:
+        break;
     }
+    return file_lines_(first, all, width);
 }
 
 // Returns which of a parameter's heads' lines is line `line` in a file, both counted from the first

@@ -25,42 +25,37 @@ __device__ inline float gelu_slope_(float x) {
     return s + 2.0f * x * s * (e * s) * GELU_SCALE * (1.0f + 3.0f * GELU_CUBIC * x * x);
 }
 
-// Return an activation with one gate, and its derivative. NaN stays NaN.
-template <ActivationKind KIND> __device__ inline float activation_value_(float x) {
-    if constexpr (KIND == ACTIVATION_GELU) {
-        return gelu_value_(x);
-    } else {
-        return x <= 0.0f ? 0.0f : x * x;
-    }
-}
+// NaN stays NaN.
+__device__ inline float relu2_value_(float x) { return x <= 0.0f ? 0.0f : x * x; }
+__device__ inline float relu2_slope_(float x) { return x <= 0.0f ? 0.0f : 2.0f * x; }
 
-template <ActivationKind KIND> __device__ inline float activation_slope_(float x) {
-    if constexpr (KIND == ACTIVATION_GELU) {
-        return gelu_slope_(x);
-    } else {
-        return x <= 0.0f ? 0.0f : 2.0f * x;
-    }
-}
+// Activations of one value: functions of x in a class, for the kernels.
+#define ACTIVATION_CLASS_(kind, word, name)                                                                  \
+    struct name##_activation_ {                                                                              \
+        static __device__ float value(float x) { return name##_value_(x); }                                  \
+        static __device__ float slope(float x) { return name##_slope_(x); }                                  \
+    };
+ACTIVATIONS_PLAIN(ACTIVATION_CLASS_)
 
 // A thread computes one pack. The last pack, or every one if packs = 0, goes element by element.
 // grid   ceil(n / (256 SIZE))      block   256      shared   none
 // moves  n in, n out. Bound by memory.
 // order  fixed: no sums.
 // needs  addresses that are multiples of 16 bytes, if packs = 1; a kind with one gate
-template <class T, ActivationKind KIND>
+template <class T, class ACTIVATION>
 __global__ void activation_forward_kernel(T* out, const T* inp, size_t n, int packs) {
     const size_t first = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * Pack<T>::SIZE;
     if (packs && first + Pack<T>::SIZE <= n) {
         Pack<T> x = load_pack_once(inp + first);
 #pragma unroll
         for (int i = 0; i < Pack<T>::SIZE; i++) {
-            x[i] = from_float<T>(activation_value_<KIND>(to_float(x[i])));
+            x[i] = from_float<T>(ACTIVATION::value(to_float(x[i])));
         }
         store_pack(out + first, x);
         return;
     }
     for (size_t i = first; i < n && i < first + Pack<T>::SIZE; i++) {
-        out[i] = from_float<T>(activation_value_<KIND>(to_float(inp[i])));
+        out[i] = from_float<T>(ACTIVATION::value(to_float(inp[i])));
     }
 }
 
@@ -70,7 +65,7 @@ __global__ void activation_forward_kernel(T* out, const T* inp, size_t n, int pa
 // moves  2n in, n out. Bound by memory.
 // order  fixed: no sums.
 // needs  addresses that are multiples of 16 bytes, if packs = 1; a kind with one gate
-template <class T, ActivationKind KIND>
+template <class T, class ACTIVATION>
 __global__ void activation_backward_kernel(T* dinp, const T* dout, const T* inp, size_t n, int packs) {
     const size_t first = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * Pack<T>::SIZE;
     if (packs && first + Pack<T>::SIZE <= n) {
@@ -78,13 +73,13 @@ __global__ void activation_backward_kernel(T* dinp, const T* dout, const T* inp,
         Pack<T> d = load_pack_once(dout + first);
 #pragma unroll
         for (int i = 0; i < Pack<T>::SIZE; i++) {
-            d[i] = from_float<T>(to_float(d[i]) * activation_slope_<KIND>(to_float(x[i])));
+            d[i] = from_float<T>(to_float(d[i]) * ACTIVATION::slope(to_float(x[i])));
         }
         store_pack(dinp + first, d);
         return;
     }
     for (size_t i = first; i < n && i < first + Pack<T>::SIZE; i++) {
-        dinp[i] = from_float<T>(to_float(dout[i]) * activation_slope_<KIND>(to_float(inp[i])));
+        dinp[i] = from_float<T>(to_float(dout[i]) * ACTIVATION::slope(to_float(inp[i])));
     }
 }
 
@@ -191,13 +186,17 @@ static inline void activation_forward(T* act, const T* pre, size_t N, size_t F, 
     if (n == 0) {
         return;
     }
-    if (kind == ACTIVATION_SWIGLU) {
+    switch (kind) {
+#define ACTIVATION_LAUNCH_(KIND, word, name)                                                                 \
+    case KIND:                                                                                               \
+        launch(activation_forward_kernel<T, name##_activation_>, activation_blocks_(n, Pack<T>::SIZE),       \
+               ACTIVATION_THREADS, 0, gpu, act, pre, n, aligned);                                            \
+        break;
+        ACTIVATIONS_PLAIN(ACTIVATION_LAUNCH_)
+#undef ACTIVATION_LAUNCH_
+    case ACTIVATION_SWIGLU:
         (aligned && F % Pack<T>::SIZE == 0 ? swiglu_launch_forward_<T, Pack<T>::SIZE>
                                            : swiglu_launch_forward_<T, 1>)(act, pre, n, F, gpu);
-    } else {
-        launch(kind == ACTIVATION_GELU ? activation_forward_kernel<T, ACTIVATION_GELU>
-                                       : activation_forward_kernel<T, ACTIVATION_RELU2>,
-               activation_blocks_(n, Pack<T>::SIZE), ACTIVATION_THREADS, 0, gpu, act, pre, n, aligned);
     }
 }
 
@@ -209,13 +208,17 @@ static inline void activation_backward(T* dpre, const T* dact, const T* pre, siz
     if (n == 0) {
         return;
     }
-    if (kind == ACTIVATION_SWIGLU) {
+    switch (kind) {
+#define ACTIVATION_LAUNCH_(KIND, word, name)                                                                 \
+    case KIND:                                                                                               \
+        launch(activation_backward_kernel<T, name##_activation_>, activation_blocks_(n, Pack<T>::SIZE),      \
+               ACTIVATION_THREADS, 0, gpu, dpre, dact, pre, n, aligned);                                     \
+        break;
+        ACTIVATIONS_PLAIN(ACTIVATION_LAUNCH_)
+#undef ACTIVATION_LAUNCH_
+    case ACTIVATION_SWIGLU:
         (aligned && F % Pack<T>::SIZE == 0 ? swiglu_launch_backward_<T, Pack<T>::SIZE>
                                            : swiglu_launch_backward_<T, 1>)(dpre, dact, pre, n, F, gpu);
-    } else {
-        launch(kind == ACTIVATION_GELU ? activation_backward_kernel<T, ACTIVATION_GELU>
-                                       : activation_backward_kernel<T, ACTIVATION_RELU2>,
-               activation_blocks_(n, Pack<T>::SIZE), ACTIVATION_THREADS, 0, gpu, dpre, dact, pre, n, aligned);
     }
 }
 

@@ -32,22 +32,41 @@ extern "C" {
 
 #define GELU_CUBIC 0.044715f
 
-// Activations and their names.
+// X(kind, word, name): activations of one value; NAME_vec and NAME_precise_ here, NAME_value_ and
+// NAME_slope_ in activation.cuh compute them.
 // clang-format off
-#define ACTIVATION_WORDS(X) \
-    X(ACTIVATION_GELU, "GELU") \
-    X(ACTIVATION_SWIGLU, "SwiGLU") \
-    X(ACTIVATION_RELU2, "squared ReLU")
+#define ACTIVATIONS_PLAIN(X) \
+    X(ACTIVATION_GELU, "GELU", gelu) \
+    X(ACTIVATION_RELU2, "squared ReLU", relu2)
+
+// Activations of a gate and a value.
+#define ACTIVATIONS_GATED(X) \
+    X(ACTIVATION_SWIGLU, "SwiGLU", swiglu)
 // clang-format on
-typedef enum { ACTIVATION_WORDS(WORDS_VALUE) } ActivationKind;
+
+#define ACTIVATION_VALUE_(kind, word, name) kind,
+#define ACTIVATION_WORD_(kind, word, name)                                                                   \
+    case kind:                                                                                               \
+        return word;
+#define ACTIVATION_CASE_(kind, word, name) case kind:
+
+typedef enum { ACTIVATIONS_PLAIN(ACTIVATION_VALUE_) ACTIVATIONS_GATED(ACTIVATION_VALUE_) } ActivationKind;
 
 static inline const char* activation_word(ActivationKind kind) {
-    static const char* const words[] = {ACTIVATION_WORDS(WORDS_NAME)};
-    return words[kind];
+    switch (kind) { ACTIVATIONS_PLAIN(ACTIVATION_WORD_) ACTIVATIONS_GATED(ACTIVATION_WORD_) }
+    return "";
 }
 
 // Returns the columns of the hidden layer before the activation, in units of F.
-static inline int activation_gates(ActivationKind kind) { return kind == ACTIVATION_SWIGLU ? 2 : 1; }
+static inline int activation_gates(ActivationKind kind) {
+    switch (kind) {
+        ACTIVATIONS_PLAIN(ACTIVATION_CASE_)
+        return 1;
+        ACTIVATIONS_GATED(ACTIVATION_CASE_)
+        return 2;
+    }
+    return 0;
+}
 
 // Return the bytes of memory traffic of a pass over n = N F results.
 static inline double activation_forward_bytes(double n, double element_bytes, ActivationKind kind) {
@@ -119,10 +138,14 @@ float swiglu_row_backward_cpu(float* dpre, const float* dact, const float* pre, 
 
 #ifdef ACTIVATION_IMPLEMENTATION
 
-ALWAYS_INLINE Vec gelu_derivative_(Vec x) {
+ALWAYS_INLINE ActivationVec gelu_precise_(Vec x) {
     const Vec e = gelu_exp_(x), s = 1.0f / (1.0f + e);
-    return s + 2.0f * x * s * (e * s) * GELU_SCALE * (1.0f + 3.0f * GELU_CUBIC * x * x);
+    const ActivationVec y = {x / (1.0f + e),
+                             s + 2.0f * x * s * (e * s) * GELU_SCALE * (1.0f + 3.0f * GELU_CUBIC * x * x)};
+    return y;
 }
+
+ALWAYS_INLINE ActivationVec relu2_precise_(Vec x) { return relu2_vec(x); }
 
 // Loads LANES elements, or the last n of an array, filled up with zeros.
 ALWAYS_INLINE Vec activation_load_(const float* p, size_t n) {
@@ -142,36 +165,22 @@ ALWAYS_INLINE void activation_store_(float* p, Vec v, size_t n) {
     }
 }
 
-static void gelu_forward_(float* out, const float* inp, size_t n) {
-#pragma omp parallel for schedule(static)
-    for (size_t i = 0; i < n; i += LANES) {
-        const Vec x = activation_load_(inp + i, n - i);
-        activation_store_(out + i, x / (1.0f + gelu_exp_(x)), n - i);
+// Defines both passes of an activation of one value.
+#define ACTIVATION_PASSES_(kind, word, name)                                                                 \
+    static void name##_forward_(float* act, const float* pre, size_t N, size_t F) {                          \
+        const size_t n = N * F;                                                                              \
+        _Pragma("omp parallel for schedule(static)") for (size_t i = 0; i < n; i += LANES) {                 \
+            activation_store_(act + i, name##_precise_(activation_load_(pre + i, n - i)).out, n - i);        \
+        }                                                                                                    \
+    }                                                                                                        \
+    static void name##_backward_(float* dpre, const float* dact, const float* pre, size_t N, size_t F) {     \
+        const size_t n = N * F;                                                                              \
+        _Pragma("omp parallel for schedule(static)") for (size_t i = 0; i < n; i += LANES) {                 \
+            const Vec slope = name##_precise_(activation_load_(pre + i, n - i)).derivative;                  \
+            activation_store_(dpre + i, activation_load_(dact + i, n - i) * slope, n - i);                   \
+        }                                                                                                    \
     }
-}
-
-static void gelu_backward_(float* dinp, const float* dout, const float* inp, size_t n) {
-#pragma omp parallel for schedule(static)
-    for (size_t i = 0; i < n; i += LANES) {
-        const Vec x = activation_load_(inp + i, n - i);
-        activation_store_(dinp + i, activation_load_(dout + i, n - i) * gelu_derivative_(x), n - i);
-    }
-}
-
-static void relu2_forward_(float* out, const float* inp, size_t n) {
-#pragma omp parallel for schedule(static)
-    for (size_t i = 0; i < n; i += LANES) {
-        activation_store_(out + i, relu2_vec(activation_load_(inp + i, n - i)).out, n - i);
-    }
-}
-
-static void relu2_backward_(float* dinp, const float* dout, const float* inp, size_t n) {
-#pragma omp parallel for schedule(static)
-    for (size_t i = 0; i < n; i += LANES) {
-        const Vec derivative = relu2_vec(activation_load_(inp + i, n - i)).derivative;
-        activation_store_(dinp + i, activation_load_(dout + i, n - i) * derivative, n - i);
-    }
-}
+ACTIVATIONS_PLAIN(ACTIVATION_PASSES_)
 
 // Returns SwiGLU of columns i, i + 1, ... of a row.
 ALWAYS_INLINE SwigluVec swiglu_at_(const float* row, size_t i, size_t F) {
@@ -219,21 +228,22 @@ float swiglu_row_backward_cpu(float* dpre, const float* dact, const float* pre, 
     return vec_hsum(sum);
 }
 
+#define ACTIVATION_FORWARD_(kind, word, name)                                                                \
+    case kind:                                                                                               \
+        name##_forward_(act, pre, N, F);                                                                     \
+        break;
+#define ACTIVATION_BACKWARD_(kind, word, name)                                                               \
+    case kind:                                                                                               \
+        name##_backward_(dpre, dact, pre, N, F);                                                             \
+        break;
+
 void activation_forward_cpu(float* act, const float* pre, size_t N, size_t F, ActivationKind kind) {
-    if (kind == ACTIVATION_SWIGLU) {
-        swiglu_forward_(act, pre, N, F);
-    } else {
-        (kind == ACTIVATION_GELU ? gelu_forward_ : relu2_forward_)(act, pre, N * F);
-    }
+    switch (kind) { ACTIVATIONS_PLAIN(ACTIVATION_FORWARD_) ACTIVATIONS_GATED(ACTIVATION_FORWARD_) }
 }
 
 void activation_backward_cpu(float* dpre, const float* dact, const float* pre, size_t N, size_t F,
                              ActivationKind kind) {
-    if (kind == ACTIVATION_SWIGLU) {
-        swiglu_backward_(dpre, dact, pre, N, F);
-    } else {
-        (kind == ACTIVATION_GELU ? gelu_backward_ : relu2_backward_)(dpre, dact, pre, N * F);
-    }
+    switch (kind) { ACTIVATIONS_PLAIN(ACTIVATION_BACKWARD_) ACTIVATIONS_GATED(ACTIVATION_BACKWARD_) }
 }
 
 #endif // ACTIVATION_IMPLEMENTATION

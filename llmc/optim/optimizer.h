@@ -419,9 +419,10 @@ size_t state_slot_elements(const OptimizerState* s, int slot, int row, size_t el
     case SLOT_ROWS_SQUARE:
     case SLOT_COLS_SQUARE:
         return is_whole ? state_squares_(s, s->slots[slot].shape, row) : 0;
-    default:
-        return elements;
+    case SLOT_ELEMENTS:
+        break;
     }
+    return elements;
 }
 
 int state_slot_is_whole(const OptimizerState* s, int slot, int row) {

@@ -158,6 +158,7 @@ int grid_next(GridShape* shape, const GridRun* run, int slices);
 
 #ifdef GRID_IMPLEMENTATION
 
+#include <assert.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -203,11 +204,15 @@ GridMember grid_member(const Grid* grid, GridGroup group) {
         member.rank = grid->data_rank % e, member.size = e;
         first.data_rank -= member.rank;
         break;
-    default:
+    case GRID_SAME_EXPERTS:
         if (e > 1) {
             member.rank = grid->data_rank / e, member.size = shape.data / e;
             first.data_rank %= e;
         }
+        break;
+    case GRID_GROUPS:
+        assert(!"a group");
+        break;
     }
     member.first = grid_rank(&first);
     return member;

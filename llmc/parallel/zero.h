@@ -591,9 +591,10 @@ size_t zero_count(const ZeroPlan* plan, ZeroArray array) {
         return zero_part_of(plan, plan->once, full - plan->once, owners);
     case ZERO_UPDATED:
         return zero_part_of(plan, plan->trained_once, updated - plan->trained_once, owners);
-    default:
-        return full;
+    case ZERO_FULL:
+        break;
     }
+    return full;
 }
 
 size_t zero_part_elements(const ZeroPlan* plan, int g, ZeroPart part) {
