@@ -51,6 +51,8 @@ extern "C" {
 #define ACTIVATION_CASE_(kind, word, name) case kind:
 
 typedef enum { ACTIVATIONS_PLAIN(ACTIVATION_VALUE_) ACTIVATIONS_GATED(ACTIVATION_VALUE_) } ActivationKind;
+#define ACTIVATION_ONE_(kind, word, name) +1
+enum { ACTIVATION_COUNT = ACTIVATIONS_PLAIN(ACTIVATION_ONE_) ACTIVATIONS_GATED(ACTIVATION_ONE_) };
 
 static inline const char* activation_word(ActivationKind kind) {
     switch (kind) { ACTIVATIONS_PLAIN(ACTIVATION_WORD_) ACTIVATIONS_GATED(ACTIVATION_WORD_) }

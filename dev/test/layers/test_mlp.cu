@@ -71,7 +71,8 @@ TEST(mlp) {
     Memory memory = memory_on_gpu();
     const MatmulSettings settings = {0, GELU_FUSED, 1, 0, 0};
     matmul_gpu_open(&matmul, &memory, &gpu, settings);
-    for (ActivationKind kind : {ACTIVATION_GELU, ACTIVATION_SWIGLU, ACTIVATION_RELU2}) {
+    for (int i = 0; i < ACTIVATION_COUNT; i++) {
+        const ActivationKind kind = (ActivationKind)i;
         for (int has_bias = 0; has_bias < 2; has_bias++) {
             test_size(kind, has_bias, 1, 1, 1, &matmul);
             test_size(kind, has_bias, 31, 33, 70, &matmul);

@@ -88,7 +88,8 @@ template <class T> static void test_nan(ActivationKind kind, const Gpu* gpu) {
 
 template <class T> static void test_type(const Gpu* gpu) {
     const size_t sizes[] = {1, 7, 8, 31, 33, 768, 2049, 5000};
-    for (ActivationKind kind : {ACTIVATION_GELU, ACTIVATION_SWIGLU, ACTIVATION_RELU2}) {
+    for (int i = 0; i < ACTIVATION_COUNT; i++) {
+        const ActivationKind kind = (ActivationKind)i;
         for (size_t F : sizes) {
             test_size<T>(1 + F % 3, F, kind, 0, gpu);
         }
