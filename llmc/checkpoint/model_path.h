@@ -36,6 +36,7 @@ const char* model_path_of_teacher(const Options* options, char path[PATH_MAX]);
 #include "llmc/checkpoint/directory.h"
 #include "llmc/checkpoint/run_state.h"
 #include "llmc/data/token_files.h"
+#include "llmc/model/presets.h"
 
 // Returns true if `directory` is a run's and not a model's, and sets `path` to its newest
 // checkpoint.
@@ -67,9 +68,9 @@ const char* model_path_find(const Options* options, char path[PATH_MAX]) {
     }
     const int found = stat(options->model, &info) == 0;
     if (!found && !strchr(options->model, '/') && !tokens_is_shard(options->model)) {
-        die_usage("--model %s is neither a file nor a known size (d6 d12 d24 d36 d48 d60 d72 d84, gpt3:c384 "
-                  "... c12288)",
-                  options->model);
+        char names[1024];
+        model_preset_names(names, sizeof(names));
+        die_usage("--model %s is neither a file nor a known size: %s", options->model, names);
     }
     CHECK(found, "%s: cannot read the model: %s", options->model, strerror(errno));
     return model_path_is_run_(path, "model", options->model) ? path : options->model;

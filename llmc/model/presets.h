@@ -5,6 +5,7 @@ presets.h -- named models: published sizes.
 #define LLMC_PRESETS_H
 
 #include <stddef.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "llmc/model/model.h"
@@ -29,6 +30,11 @@ static inline const ModelPreset* model_presets(int* count) {
     { name, arch, L, C, NH, KV, HS, F, max_T, V, has_head, eps, base, 0, {ROPE_PLAIN, 0, 0, 0, 0}, 0, 0 }
 #define EXPERTS_(name, arch, L, C, NH, KV, HS, F, E, E_used, max_T, V, has_head, eps, base)                  \
     { name, arch, L, C, NH, KV, HS, F, max_T, V, has_head, eps, base, 0, {ROPE_PLAIN, 0, 0, 0, 0}, E, E_used }
+#define LLAMA3_(name, L, C, NH, KV, F, has_head, factor)                                                     \
+    {                                                                                                        \
+        name, ARCH_LLAMA, L, C, NH, KV, 0, F, 131072, 128256, has_head, 1e-5f, 5e5f, 0,                      \
+            {ROPE_LLAMA3, factor, 1, 4, 8192}, 0, 0                                                          \
+    }
 #define NANOCHAT_(name, L, C, NH, max_T, V)                                                                  \
     { name, ARCH_NANOCHAT, L, C, NH, 0, 0, 0, max_T, V, 1, 1e-6f, 1e4f, 15, {ROPE_PLAIN, 0, 0, 0, 0}, 0, 0 }
     // clang-format off
@@ -49,14 +55,19 @@ static inline const ModelPreset* model_presets(int* count) {
         MODEL_("llama:135m", ARCH_LLAMA,  30,  576,  9, 3,   0, 1536,   8192,  49152, 0, 1e-5f, 1e5f), // SmolLM2
         MODEL_("llama:360m", ARCH_LLAMA,  32,  960, 15, 5,   0, 2560,   8192,  49152, 0, 1e-5f, 1e5f),
         MODEL_("llama:1.1b", ARCH_LLAMA,  22, 2048, 32, 4,   0, 5632,   2048,  32000, 1, 1e-5f, 1e4f), // TinyLlama
-        {"llama:1b",         ARCH_LLAMA,  16, 2048, 32, 8,   0, 8192, 131072, 128256, 0, 1e-5f, 5e5f, 0,
-         {ROPE_LLAMA3, 32, 1, 4, 8192}, 0, 0},                                                             // Llama 3.2
+        LLAMA3_("llama:1b",               16, 2048, 32, 8,       8192, 0, 32), // Llama 3.2
+        LLAMA3_("llama:3b",               28, 3072, 24, 8,       8192, 0, 32),
+        LLAMA3_("llama:8b",               32, 4096, 32, 8,      14336, 1, 8), // Llama 3.1
+        LLAMA3_("llama:70b",              80, 8192, 64, 8,      28672, 1, 8),
+        MODEL_("mistral:7b", ARCH_MISTRAL, 32, 4096, 32, 8,  0, 14336, 32768,  32768, 1, 1e-5f, 1e6f), // v0.3: no window
         MODEL_("qwen2:0.5b", ARCH_QWEN2,  24,  896, 14, 2,   0, 4864,  32768, 151936, 0, 1e-6f, 1e6f),
         MODEL_("qwen2:1.5b", ARCH_QWEN2,  28, 1536, 12, 2,   0, 8960,  32768, 151936, 0, 1e-6f, 1e6f),
         MODEL_("qwen2:3b",   ARCH_QWEN2,  36, 2048, 16, 2,   0, 11008, 32768, 151936, 0, 1e-6f, 1e6f),
         MODEL_("qwen2:7b",   ARCH_QWEN2,  28, 3584, 28, 4,   0, 18944, 32768, 152064, 1, 1e-6f, 1e6f),
         MODEL_("qwen3:0.6b", ARCH_QWEN3,  28, 1024, 16, 8, 128, 3072,  40960, 151936, 0, 1e-6f, 1e6f),
         MODEL_("qwen3:1.7b", ARCH_QWEN3,  28, 2048, 16, 8, 128, 6144,  40960, 151936, 0, 1e-6f, 1e6f),
+        MODEL_("qwen3:4b",   ARCH_QWEN3,  36, 2560, 32, 8, 128, 9728,  40960, 151936, 0, 1e-6f, 1e6f),
+        MODEL_("qwen3:8b",   ARCH_QWEN3,  36, 4096, 32, 8, 128, 12288, 40960, 151936, 1, 1e-6f, 1e6f),
         //       name               architecture    L     C  NH KV   HS      F    E used  max_T      V  head   eps    base
         EXPERTS_("moe:8x124m",      ARCH_MIXTRAL,  12,  768, 12, 0,   0,  1024,   8, 2,  1024,     0, 0, 1e-5f, 1e4f),
         EXPERTS_("mixtral:8x7b",    ARCH_MIXTRAL,  32, 4096, 32, 8,   0, 14336,   8, 2, 32768, 32000, 1, 1e-5f, 1e6f),
@@ -70,6 +81,7 @@ static inline const ModelPreset* model_presets(int* count) {
 #undef GPT_
 #undef MODEL_
 #undef EXPERTS_
+#undef LLAMA3_
 #undef NANOCHAT_
     *count = (int)(sizeof(models) / sizeof(models[0]));
     return models;
@@ -86,6 +98,26 @@ static inline const ModelPreset* model_preset_by_name(const char* name) {
         }
     }
     return NULL;
+}
+
+// Sets `text` to all names, the sizes of a family after its name: "gpt2:d6 d12 ..., llama:135m ...".
+static inline void model_preset_names(char* text, size_t room) {
+    int count;
+    const ModelPreset* models = model_presets(&count);
+    size_t used = 0, before = 0;
+    text[0] = '\0';
+    for (int i = 0; i < count && used < room; i++) {
+        const char* name = models[i].name;
+        const size_t family = strcspn(name, ":") + 1, length = strlen(name);
+        const int is_next =
+            i > 0 && family <= length && family == before && strncmp(name, models[i - 1].name, family) == 0;
+        used += (size_t)snprintf(text + used, room - used, "%s%s",
+                                 i == 0    ? ""
+                                 : is_next ? " "
+                                           : ", ",
+                                 is_next ? name + family : name);
+        before = family;
+    }
 }
 
 // Returns the sizes of a named model with a vocabulary of V.

@@ -31,6 +31,8 @@ TEST(published_sizes) {
         {"llama:360m", 361821120},   {"llama:1.1b", 1100048384},  {"llama:1b", 1235814400},
         {"qwen2:0.5b", 494032768},   {"qwen2:1.5b", 1543714304},  {"qwen2:3b", 3085938688},
         {"qwen2:7b", 7615616512},    {"qwen3:0.6b", 596049920},   {"qwen3:1.7b", 1720574976},
+        {"llama:3b", 3212749824},    {"llama:8b", 8030261248},    {"llama:70b", 70553706496},
+        {"mistral:7b", 7248023552},  {"qwen3:4b", 4022468096},    {"qwen3:8b", 8190735360},
         {"nanochat:d12", 185597952}, {"nanochat:d20", 560988160},
     };
     for (size_t i = 0; i < sizeof(published) / sizeof(published[0]); i++) {

@@ -194,7 +194,9 @@ static void test_model(void) {
     expect_refused(SHARDS "--tokenizer %/tokenizer.bin --vocab-size 199", 2, "199|200|gpt2");
     // its tokens go up to 109
     expect_refused(SHARDS "--vocab-size 109", 1, "train.bin|token 9|109");
-    expect_refused(TEXT "--model d13", 2, "--model d13|neither a file nor a known size|d12");
+    expect_refused(TEXT "--model d13", 2,
+                   "--model d13|neither a file nor a known size: gpt2:d6 d12 |, llama:135m 360m |, "
+                   "qwen3:0.6b 1.7b 4b 8b,|speedrun");
     expect_refused(TEXT "--model gpt4", 2, "--model gpt4");
 }
 
