@@ -234,7 +234,7 @@ set_ceiling() {
     # shellcheck disable=SC2046
     plan=$("$(trainer $main)" $(model_options "$1") --train-data "$shard" --seq-len $seq_len --batch 1 --steps 1 --plan 2>/dev/null)
     flop_per_token=$(sed -n 's/^work: .* tokens x \([^ ]*\) FLOP .*/\1/p' <<<"$plan")
-    most_flops=$(sed -n 's/^time: .* at the peak of \([^ ]*\) GFLOP.*/\1e9/p' <<<"$plan")
+    most_flops=$(sed -n 's/^time: .* at the peak of \([^ ]*\) GFLOP.*/\1e9/p; s/^time: .* at the peak of \([^ ]*\) TFLOP.*/\1e12/p' <<<"$plan")
 }
 peak_of() { sed -n 's/.*"peak_mb":[ ]*\([0-9]*\).*/\1/p' "$1" | tail -n 1; }
 

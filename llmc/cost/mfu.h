@@ -45,6 +45,8 @@ double mfu_of(Mfu* mfu, double flops, double seconds, double now_s, char note[MF
 #include <math.h>
 #include <stdio.h>
 
+#include "llmc/base/units.h"
+
 #define MFU_FIRST_S_ 5 // time of the second measurement
 #define MFU_PAUSE_S_ 1 // least time before a measurement for an update
 #define MFU_NEWS_ 1.1  // factor above which a corrected peak is printed
@@ -74,8 +76,8 @@ double mfu_of(Mfu* mfu, double flops, double seconds, double now_s, char note[MF
     }
     if (mfu->peak > MFU_NEWS_ * mfu->told) {
         snprintf(note, MFU_NOTE_BYTES,
-                 "note: the peak is %.0f GFLOP/s, measured again; %.0f was too low, and MFU before too high",
-                 mfu->peak * 1e-9, mfu->told * 1e-9);
+                 "note: the peak is %s, measured again; %s was too low, and MFU before too high",
+                 units_rate(mfu->peak, "FLOP").text, units_rate(mfu->told, "FLOP").text);
         mfu->told = mfu->peak;
     }
     return rate / mfu->peak;

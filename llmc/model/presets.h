@@ -100,7 +100,7 @@ static inline const ModelPreset* model_preset_by_name(const char* name) {
     return NULL;
 }
 
-// Sets `text` to all names, the sizes of a family after its name: "gpt2:d6 d12 ..., llama:135m ...".
+// Sets `text` to all names, sizes after their family: "gpt2:d6 d12 ..., llama:135m ...".
 static inline void model_preset_names(char* text, size_t room) {
     int count;
     const ModelPreset* models = model_presets(&count);

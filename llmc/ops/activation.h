@@ -21,7 +21,6 @@ GELU in its tanh form: Hendrycks and Gimpel, "Gaussian error linear units", 2016
 
 #include <stddef.h>
 
-#include "llmc/base/enum_words.h"
 #include "llmc/base/vec.h"
 
 #ifdef __cplusplus
@@ -52,7 +51,7 @@ extern "C" {
 
 typedef enum { ACTIVATIONS_PLAIN(ACTIVATION_VALUE_) ACTIVATIONS_GATED(ACTIVATION_VALUE_) } ActivationKind;
 #define ACTIVATION_ONE_(kind, word, name) +1
-enum { ACTIVATION_COUNT = ACTIVATIONS_PLAIN(ACTIVATION_ONE_) ACTIVATIONS_GATED(ACTIVATION_ONE_) };
+#define ACTIVATION_COUNT (0 ACTIVATIONS_PLAIN(ACTIVATION_ONE_) ACTIVATIONS_GATED(ACTIVATION_ONE_))
 
 static inline const char* activation_word(ActivationKind kind) {
     switch (kind) { ACTIVATIONS_PLAIN(ACTIVATION_WORD_) ACTIVATIONS_GATED(ACTIVATION_WORD_) }

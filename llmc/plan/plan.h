@@ -89,6 +89,7 @@ void plan_print(FILE* file, const Settled* s, const TrainerPlan* plan);
 #include <stdlib.h>
 
 #include "llmc/base/text_buffer.h"
+#include "llmc/base/units.h"
 #include "llmc/base/enum_words.h"
 #include "llmc/log/text_wrap.h"
 
@@ -153,8 +154,9 @@ static void plan_print_freeze_(FILE* file, const Settled* s) {
     if (s->options.freeze[0] == '\0') {
         return;
     }
-    fprintf(file, "freeze: %.2fM of %.2fM parameters are frozen", freeze_count(freeze, s->cfg) / 1e6,
-            model_count_stored(s->cfg) / 1e6);
+    fprintf(file, "freeze: %s of %s parameters are frozen",
+            units_parameters(freeze_count(freeze, s->cfg)).text,
+            units_parameters(model_count_stored(s->cfg)).text);
     if (freeze_has_classifier(freeze, s->cfg)) {
         fprintf(file, ", including the output layer%s", s->cfg.has_head ? "" : " (tied to wte)");
     }
@@ -201,15 +203,15 @@ static void plan_describe_(FILE* file, const Settled* s, const Memory* memory) {
     const ModelConfig cfg = s->cfg;
     const char* each = s->options.program.trainer == OPTION_GPU ? " per GPU" : " per process";
     fprintf(file,
-            "model: %d layer%s, %d channel%s, %d head%s, context %d, vocabulary %d (padded to %d): %.2fM "
+            "model: %d layer%s, %d channel%s, %d head%s, context %d, vocabulary %d (padded to %d): %s "
             "parameters",
             cfg.L, words_s(cfg.L), cfg.C, words_s(cfg.C), cfg.NH, words_s(cfg.NH), cfg.max_T, cfg.V, cfg.Vp,
-            model_count_parameters(cfg) / 1e6);
+            units_parameters(model_count_parameters(cfg)).text);
     if (cfg.E > 0) {
-        fprintf(file, ", %.2fM active", model_count_active(cfg) / 1e6);
+        fprintf(file, ", %s active", units_parameters(model_count_active(cfg)).text);
     }
     if (cfg.share != SHARE_OFF) {
-        fprintf(file, ", %.2fM in memory (--share-layers %s)", model_count_stored(cfg) / 1e6,
+        fprintf(file, ", %s in memory (--share-layers %s)", units_parameters(model_count_stored(cfg)).text,
                 s->options.share_layers);
     }
     fputc('\n', file);
@@ -365,10 +367,9 @@ static void plan_print_update_(FILE* file, const CostUpdate* update, double toke
 static void plan_print_rates_(FILE* file, const CostRates* rates, ActivationKind activation) {
     fprintf(file, "rates: %s:", rates->basis);
     for (int kind = 0; kind < COST_RATES; kind++) {
-        const double giga = rates->per_s[kind] * 1e-9;
         if (kind == COST_MEMORY || rates->per_s[kind] != rates->per_s[COST_MEMORY]) {
-            fprintf(file, "%s %s %.*f %s", kind ? "," : "", cost_word((CostKind)kind, activation), giga < 100,
-                    giga, cost_has_flops((CostKind)kind) ? "GFLOP/s" : "GB/s");
+            fprintf(file, "%s %s %s", kind ? "," : "", cost_word((CostKind)kind, activation),
+                    units_rate(rates->per_s[kind], cost_has_flops((CostKind)kind) ? "FLOP" : "B").text);
         }
     }
     fprintf(file, "; %.2g us a launch\n", rates->launch_s * 1e6);
@@ -396,9 +397,10 @@ static void plan_print_work_(FILE* file, const Settled* s, const TrainerPlan* pl
             "work: %.4g tokens x %.4g FLOP = %.4g FLOP; plus %.0f validation%s on %.4g tokens in total, at a "
             "third of the cost per token\n",
             tokens, flops, tokens * flops, validations, words_s(validations), seen);
-        fprintf(file, "time: %.2f hours planned; %.2f at the peak of %.0f GFLOP/s (%s%s)\n",
-                all / update * cost_total_s(&speed) / 3600, all * flops / plan->peak / ranks / 3600,
-                plan->peak * 1e-9, plan->device, ranks > 1 ? ", each" : "");
+        fprintf(file, "time: %s planned; %s at the peak of %s (%s%s)\n",
+                units_time(all / update * cost_total_s(&speed)).text,
+                units_time(all * flops / plan->peak / ranks).text, units_rate(plan->peak, "FLOP").text,
+                plan->device, ranks > 1 ? ", each" : "");
     }
     plan_print_update_(file, &speed, update, model_activation(s->cfg));
     plan_print_rates_(file, &plan->rates, model_activation(s->cfg));

@@ -59,6 +59,7 @@ int run_close(Run* run);
 #include "llmc/base/signals.h"
 #include "llmc/base/text_buffer.h"
 #include "llmc/base/threads.h"
+#include "llmc/base/units.h"
 #include "llmc/checkpoint/checkpoint.h"
 #include "llmc/checkpoint/export.h"
 #include "llmc/checkpoint/load_save.h"
@@ -168,9 +169,8 @@ static void start_print_weights_(const Run* run) {
 }
 
 static void start_print_device_(const Run* run) {
-    const int is_gpu = run->settled.options.program.trainer == OPTION_GPU;
-    printf("%s%s, peak %.0f %s/s\n", run->plan.device, run->plan.device_kind,
-           run->plan.peak * (is_gpu ? 1e-12 : 1e-9), is_gpu ? "TFLOP" : "GFLOP");
+    printf("%s%s, peak %s\n", run->plan.device, run->plan.device_kind,
+           units_rate(run->plan.peak, "FLOP").text);
 }
 
 // Prints the facts of the run: weights, data, device, and the lowest possible loss.

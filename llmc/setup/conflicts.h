@@ -16,6 +16,23 @@ calls all of them before it allocates memory for the model; gpu_setup.cuh adds c
 extern "C" {
 #endif
 
+// ---- what options need: the conditions of OPTION_NEEDS ----
+
+int setup_resumes(const Options* o);
+
+// Returns true if the run validates, or prints samples, or texts.
+int setup_validates(const Settled* s);
+int setup_samples(const Settled* s);
+
+// Returns true if the data have text in fields. Shards of prepared text have none any more.
+int setup_reads_fields(const Options* o);
+
+// Returns true if an update pulls weights toward zero. SGD's default does not.
+int setup_decays(const Options* o);
+
+// Returns true if an update divides by the square root of a running mean.
+int setup_has_squares(const Options* o);
+
 // Refuses options that were given without what they need (OPTION_NEEDS), or prints a note that they
 // have no effect; `given` are the options before any was decided. Accepts their defaults, and the
 // values of a recipe or of a resumed run.
@@ -88,41 +105,34 @@ void setup_check_mup(const Settled* s);
 #include "llmc/layers/q8_weights.h"
 #include "llmc/model/share_layers.h"
 #include "llmc/ops/experts.h"
-#include "llmc/optim/schedule.h"
 #include "llmc/setup/options_values.h"
 #include "llmc/setup/recipes.h"
 
 // ---- what options need ----
 
-static int setup_resumes_(const Options* o) {
-    return strcmp(o->resume, "off") != 0 && strcmp(o->resume, "0") != 0;
-}
+int setup_resumes(const Options* o) { return strcmp(o->resume, "off") != 0 && strcmp(o->resume, "0") != 0; }
 
-static int setup_validates_(const Settled* s) {
+int setup_validates(const Settled* s) {
     const Options* o = &s->options;
     return o->eval_every == OPTION_AUTO ? s->use == USE_TRAIN || run_data_is_asked_for(o) : o->eval_every > 0;
 }
 
-// True if the program prints texts of the model, at least when asked for them.
-static int setup_samples_(const Settled* s) {
+int setup_samples(const Settled* s) {
     const Options* o = &s->options;
     return s->use == USE_GENERATE || (o->samples > 0 && o->sample_every != 0);
 }
 
-// True if the data have text in fields. Shards of prepared text have none any more.
-static int setup_reads_fields_(const Options* o) {
+int setup_reads_fields(const Options* o) {
     return encoded_text_has_fields(o->train_data) || encoded_text_has_fields(o->val_data) ||
            encoded_text_has_fields(o->perplexity);
 }
 
-// True if an update pulls weights toward zero. SGD's default does not.
-static int setup_decays_(const Options* o) {
+int setup_decays(const Options* o) {
     const int is_auto = o->weight_decay == OPTION_AUTO && o->optimizer != OPTIMIZER_SGD;
     return is_auto || o->weight_decay > 0 || (o->optimizer == OPTIMIZER_MUON && o->matrix_weight_decay > 0);
 }
 
-// True if an update divides by the square root of a running mean.
-static int setup_has_squares_(const Options* o) {
+int setup_has_squares(const Options* o) {
     return o->optimizer == OPTIMIZER_ADAMW || o->optimizer == OPTIMIZER_ADAMW8BIT ||
            o->optimizer == OPTIMIZER_MUON || o->optimizer == OPTIMIZER_SOAP;
 }

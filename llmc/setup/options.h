@@ -95,7 +95,8 @@ enum {
     // only on the command line: not in files, nor in commands that repeat a run
     OPTION_LINE = 16384,
     OPTION_FOLLOWS = 32768, // its auto follows from options in the banner, which omits this one
-    OPTION_NEED_BIT = 20,   // from here on, what the option needs (OptionNeed of the table); 0: nothing
+    // lowest bit of what the option needs (OptionNeed of the table); 0: nothing
+    OPTION_NEED_BIT = 20,
 };
 
 typedef struct {

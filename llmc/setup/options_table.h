@@ -2,7 +2,7 @@
 options_table.h -- the options of the trainers: their struct, and their table.
 
 The table is compiled with the implementation of options.h. To add an option, add one field and one
-row, at the same place. If the option has an effect only beside another one, its row says so: NEEDS_.
+row, at the same place. If it has an effect only beside another option, its row says so: NEEDS_.
 */
 #ifndef LLMC_OPTIONS_TABLE_H
 #define LLMC_OPTIONS_TABLE_H
@@ -14,6 +14,7 @@ row, at the same place. If the option has an effect only beside another one, its
 #include "llmc/base/enum_words.h"
 #include "llmc/setup/options.h"
 #include "llmc/model/model.h"
+#include "llmc/optim/schedule.h"
 
 #define TASKS_HELLASWAG "data/hellaswag/hellaswag_val.jsonl" // --hellaswag on
 
@@ -44,10 +45,10 @@ typedef enum { OFFLOAD_WORDS(WORDS_VALUE) } OffloadPlace;
 // clang-format on
 typedef enum { MASTER_WEIGHTS_WORDS(WORDS_VALUE) } MasterWeightsChoice;
 
-// What an option needs to have an effect; NEEDS_(NAME) in its row refers to it.
+// Conditions for an option to have an effect; NEEDS_(NAME) in its row refers to one.
 // X(NAME, what becomes of an option that is given without it, condition, words)
-// The condition is about Settled *s and its Options *o, some of which are still "auto". REFUSED: the
-// user asked for another kind of run. NOTED: the run is the same, and a line says so.
+// The condition is about Settled *s and its Options *o, some of which are still "auto". REFUSED:
+// the user asked for another kind of run. NOTED: the run is the same, and a line says so.
 // clang-format off
 #define OPTION_NEEDS(X) \
     X(OUT,         NOTED,   o->out[0], "--out") \
@@ -56,24 +57,24 @@ typedef enum { MASTER_WEIGHTS_WORDS(WORDS_VALUE) } MasterWeightsChoice;
     X(TIMED_SAVES, NOTED,   o->out[0] && o->save_every == OPTION_AUTO, "--out and --save-every auto") \
     X(EXPORT_LLMC, NOTED,   o->export_llmc[0], "--export-llmc") \
     X(EXPORT_GGUF, NOTED,   o->export_gguf[0], "--export-gguf") \
-    X(RESUME,      NOTED,   setup_resumes_(o), "--resume") \
-    X(VALIDATION,  NOTED,   setup_validates_(s), "validations: --eval-every") \
-    X(NEW_BEST,    REFUSED, setup_validates_(s), "validations: --eval-every") \
-    X(SAMPLES,     NOTED,   setup_samples_(s), "samples: --samples and --sample-every above 0") \
+    X(RESUME,      NOTED,   setup_resumes(o), "--resume") \
+    X(VALIDATION,  NOTED,   setup_validates(s), "validations: --eval-every") \
+    X(NEW_BEST,    REFUSED, setup_validates(s), "validations: --eval-every") \
+    X(SAMPLES,     NOTED,   setup_samples(s), "samples: --samples and --sample-every above 0") \
     X(SAMPLING,    NOTED,   o->samples > 0 || !o->sample_every, "--samples above 0") \
     X(TASKS,       REFUSED, options_has_tasks(o), "--tasks, --hellaswag, --core or --perplexity") \
     X(PERPLEXITY,  REFUSED, o->perplexity[0], "--perplexity") \
     X(TEACHER,     REFUSED, settled_has_teacher(s), "--teacher") \
     X(FIM,         REFUSED, o->fim_rate > 0, "--fim-rate") \
-    X(FIELDS,      NOTED,   setup_reads_fields_(o), "JSON lines or Parquet") \
+    X(FIELDS,      NOTED,   setup_reads_fields(o), "JSON lines or Parquet") \
     X(OWN_HEAD,    REFUSED, s->cfg.has_head, "--own-head on") \
     X(EXPERTS,     REFUSED, s->cfg.E > 0, "experts: --arch mixtral, qwen3moe, olmoe or glm4moe") \
     X(DECAYING,    NOTED,   o->schedule != SCHEDULE_CONSTANT, "a --schedule other than constant") \
     X(WSD,         REFUSED, o->schedule == SCHEDULE_WSD, "--schedule wsd") \
-    X(DECAY,       NOTED,   setup_decays_(o), "--weight-decay above 0") \
+    X(DECAY,       NOTED,   setup_decays(o), "--weight-decay above 0") \
     X(MEAN,        NOTED,   o->optimizer != OPTIMIZER_SGD && o->optimizer != OPTIMIZER_ADAFACTOR, \
         "an --optimizer other than sgd and adafactor") \
-    X(SQUARES,     NOTED,   setup_has_squares_(o), "--optimizer adamw, adamw8bit, muon or soap") \
+    X(SQUARES,     NOTED,   setup_has_squares(o), "--optimizer adamw, adamw8bit, muon or soap") \
     X(ADAFACTOR,   REFUSED, o->optimizer == OPTIMIZER_ADAFACTOR, "--optimizer adafactor") \
     X(MUON,        REFUSED, o->optimizer == OPTIMIZER_MUON, "--optimizer muon") \
     X(SOAP,        REFUSED, o->optimizer == OPTIMIZER_SOAP, "--optimizer soap") \
@@ -248,7 +249,6 @@ static inline int options_exports(const Options* options) {
 #include "llmc/setup/options_synonyms.h"
 #include "llmc/setup/recipes.h"
 #include "llmc/ops/attention.h"
-#include "llmc/optim/schedule.h"
 #include "llmc/model/model.h"
 #include "llmc/layers/linear.h"
 #include "llmc/optim/optimizer.h"

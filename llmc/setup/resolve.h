@@ -108,7 +108,6 @@ int setup_asks_for_samples(const Options* options);
 #include "llmc/layers/linear.h"
 #include "llmc/setup/conflicts.h"
 #include "llmc/setup/grid_conflicts.h"
-#include "llmc/setup/options_values.h"
 #include "llmc/setup/settle_model.h"
 
 // ---- the model ----
@@ -357,7 +356,7 @@ static void settle_update_(Options* options, int has_weights) {
     }
 }
 
-// Forgets a decay that only --schedule wsd has: a recipe's or a checkpoint's goes with its schedule.
+// Forgets a decay, which only wsd has. A recipe's or a checkpoint's goes with its schedule.
 static void settle_decay_(Options* o) {
     if (o->schedule != SCHEDULE_WSD) {
         o->decay_steps = OPTION_AUTO;

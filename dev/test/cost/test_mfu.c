@@ -31,7 +31,7 @@ TEST(beaten) {
     mfu_open(&mfu, 3e9, 3e9, measure, NULL, 100);
     machine_does = 120e9;
     expect(&mfu, 2e9, 101, 2.0 / 3, 0, "");
-    expect(&mfu, 60e9, 102, 0.5, 1, "the peak is 120 GFLOP/s, measured again; 3 was too low");
+    expect(&mfu, 60e9, 102, 0.5, 1, "the peak is 120 GFLOP/s, measured again; 3.0 GFLOP/s was too low");
     expect(&mfu, 90e9, 103, 0.75, 1, "");
     // the machine is busy again: an update that beats the peak is the peak
     machine_does = 10e9;
@@ -62,7 +62,7 @@ TEST(processes) {
     measured = 0;
     machine_does = 20e9;
     mfu_open(&mfu, 40e9, 10e9, measure, NULL, 0);
-    expect(&mfu, 60e9, 1, 0.75, 1, "peak is 80 GFLOP/s");
+    expect(&mfu, 60e9, 1, 0.75, 1, "peak is 80.0 GFLOP/s");
     measured = 0;
     mfu_open(&mfu, 40e9, 10e9, NULL, NULL, 0);
     expect(&mfu, 10e9, 1000, 0.25, 0, "");
