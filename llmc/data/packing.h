@@ -20,9 +20,10 @@ tokens, each with a target, the token that follows it in the stream:
     uniform   the same rows sorted by length, for batches of rows of similar length.
 
 In the last four, every token is in exactly one row. The target of a document's last token is the
-end-of-text token that follows it in the stream; if something else follows, it has no target. A row
-shorter than T is padded with end-of-text tokens, whose targets are -1. A piece without any target
-(a single last token) is dropped.
+end-of-text token that follows it in the stream; if something else follows, it has no target. At the
+end of the files, end-of-text follows a document that starts with it. A row shorter than T is padded
+with end-of-text tokens, whose targets are -1. A piece without any target (a single last token) is
+dropped.
 
 Some pieces may be rearranged with marks (fill_in_middle.h): they are cut so that the marks fit into
 the row, too, and no other token is dropped for them. Then rows of stream and aligned consist of
@@ -101,6 +102,14 @@ void rows_close(Rows* rows);
 
 // Returns the number of tokens of a row, with marks, without padding.
 int rows_length(const Rows* rows, uint64_t row);
+
+// Tokens of rows, with marks, without padding; and targets.
+typedef struct {
+    int64_t tokens, targets;
+} RowCounts;
+
+// Adds the counts of a row, the same in every epoch.
+void rows_add_counts(const Rows* rows, uint64_t row, RowCounts* counts);
 
 // Sets inputs, targets and, unless NULL, starts (T each, T at least the row's length) of a row in
 // an epoch. Returns the number of targets. starts: position in the row where each token's document
@@ -377,11 +386,25 @@ static void rows_count_(Rows* rows, uint64_t piece) {
     rows->marks += marks;
 }
 
+// Returns the target of the last token of the stream: end-of-text, if it follows in the files, or
+// would: at their end, if the last document starts with it, but does not end with it.
+static int rows_last_target_(const Rows* rows) {
+    const TokenStream* stream = rows->stream;
+    const TokenSpan* span = &stream->spans[stream->num_spans - 1];
+    const size_t start = (size_t)rows->documents.at[rows->documents.count - 1], N = stream->count;
+    const int is_part = stream->begin + N < span->first + span->count;
+    TokenStream longer = *stream;
+    longer.count += (size_t)is_part;
+    const int ends = is_part ? tokens_at(&longer, N) == rows->eot
+                             : tokens_at(stream, start) == rows->eot && tokens_at(stream, N - 1) != rows->eot;
+    return ends ? rows->eot : -1;
+}
+
 // Returns the target of the token before position `next` at the end of a piece: -1 if the next
 // token belongs to another document that does not start with end-of-text.
 static int rows_target_(const Rows* rows, uint64_t next) {
     if (next == rows->stream->count) {
-        return -1;
+        return rows_last_target_(rows);
     }
     const int token = tokens_at(rows->stream, (size_t)next);
     const int is_first = rows->documents.at[positions_until_(&rows->documents, next) - 1] == next;
@@ -803,17 +826,23 @@ static int rows_fill_whole_(const Rows* rows, uint64_t at, int* inputs, int* tar
     return piece_targets_(rows, at, rows->T, 0);
 }
 
-// Sets the tokens of a piece in an epoch. Returns the target of its last one.
-static int rows_fill_piece_(const Rows* rows, uint64_t piece, uint64_t epoch, int* inputs) {
-    const uint64_t at = piece_start_(piece), end = piece_end_(rows, piece);
-    const size_t n = (size_t)(end - at);
+// Returns the target of a piece's last token. A middle (fill_in_middle.h) ends with end-of-text.
+static int piece_last_target_(const Rows* rows, uint64_t piece) {
+    const uint64_t end = piece_end_(rows, piece);
+    const int has_end =
+        piece_marks_(rows, piece) == 0 || tokens_at(rows->stream, (size_t)end - 1) == rows->eot;
+    return has_end ? rows_target_(rows, end) : rows->eot;
+}
+
+// Sets the tokens of a piece in an epoch.
+static void rows_fill_piece_(const Rows* rows, uint64_t piece, uint64_t epoch, int* inputs) {
+    const uint64_t at = piece_start_(piece);
+    const size_t n = (size_t)(piece_end_(rows, piece) - at);
     if (piece_marks_(rows, piece) == 0) {
         tokens_fill(rows->stream, (size_t)at, n, inputs);
-        return rows_target_(rows, end);
+    } else {
+        fim_fill(&rows->fim, rows->stream, at, n, rows->eot, epoch, inputs);
     }
-    fim_fill(&rows->fim, rows->stream, at, n, rows->eot, epoch, inputs);
-    const int has_end = inputs[piece_length_(piece) - 1] == rows->eot;
-    return has_end ? rows_target_(rows, end) : rows->eot;
 }
 
 int rows_fill(const Rows* rows, uint64_t row, uint64_t epoch, int T, int* inputs, int* targets, int* starts) {
@@ -825,7 +854,8 @@ int rows_fill(const Rows* rows, uint64_t row, uint64_t epoch, int T, int* inputs
     rows_pieces_(rows, row, &piece, &end);
     for (; piece < end; piece++) {
         const int n = piece_length_(rows->pieces.at[piece]), begin = t;
-        const int last = rows_fill_piece_(rows, rows->pieces.at[piece], epoch, inputs + t);
+        const int last = piece_last_target_(rows, rows->pieces.at[piece]);
+        rows_fill_piece_(rows, rows->pieces.at[piece], epoch, inputs + t);
         memcpy(targets + t, inputs + t + 1, ((size_t)n - 1) * sizeof(int));
         targets[t + n - 1] = last;
         counted += piece_targets_(rows, piece_start_(rows->pieces.at[piece]), n, last);
@@ -846,6 +876,22 @@ int rows_fill(const Rows* rows, uint64_t row, uint64_t epoch, int T, int* inputs
     return counted;
 }
 
+void rows_add_counts(const Rows* rows, uint64_t row, RowCounts* counts) {
+    uint64_t first, end;
+    if (rows_are_whole_(rows)) {
+        counts->tokens += rows->T;
+        counts->targets += piece_targets_(rows, rows_start_(rows, row), rows->T, 0);
+        return;
+    }
+    rows_pieces_(rows, row, &first, &end);
+    for (uint64_t i = first; i < end; i++) {
+        const uint64_t piece = rows->pieces.at[i];
+        const int n = piece_length_(piece);
+        counts->tokens += n;
+        counts->targets += piece_targets_(rows, piece_start_(piece), n, piece_last_target_(rows, piece));
+    }
+}
+
 double rows_sum_targets(const Rows* rows, uint64_t row, const float* values, uint64_t* counted) {
     uint64_t first = 0, end = 1;
     double sum = 0;
@@ -857,9 +903,8 @@ double rows_sum_targets(const Rows* rows, uint64_t row, const float* values, uin
         const uint64_t piece = rows->pack == PACK_STREAM ? piece_(row * (uint64_t)rows->T, (uint64_t)rows->T)
                                                          : rows->pieces.at[i];
         const uint64_t next = piece_start_(piece) + (uint64_t)piece_length_(piece);
-        const int is_open =
-            // the last token has a target
-            rows->pack <= PACK_ALIGNED || rows_target_(rows, next) >= 0;
+        const int is_open = // the last token has a target, and that a value
+            rows->pack <= PACK_ALIGNED || (next < rows->stream->count && rows_target_(rows, next) >= 0);
         for (uint64_t at = piece_start_(piece) + 1; at < next + (uint64_t)is_open; at++) {
             sum += values[at];
             ++*counted;

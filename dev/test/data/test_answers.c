@@ -237,7 +237,7 @@ static Marked marked_open(uint64_t seed) {
         text.hidden[i] = (char)is_hidden;
     }
     text.hidden[TOKENS - 2] = 0;
-    text.hidden[TOKENS - 1] = (char)(seed % 2); // has no target either way
+    text.hidden[TOKENS - 1] = (char)(seed % 2); // the end of the last document
     return text;
 }
 
@@ -264,8 +264,7 @@ static int expect_piece(const Marked* text, const int* inputs, const int* target
     int counted = 0;
     for (int t = 0; t < n; t++) {
         const size_t next = at + (size_t)t + 1;
-        const int has_next = next < TOKENS;
-        const int wanted = !has_next || text->hidden[at + (size_t)t] ? -1 : text->ids[next];
+        const int wanted = text->hidden[next - 1] ? -1 : next < TOKENS ? text->ids[next] : EOT;
         EXPECT(inputs[t] == text->ids[at + (size_t)t] && targets[t] == wanted,
                "pack %d: token %zu: %d, target %d, wanted %d, %d", pack, next - 1, inputs[t], targets[t],
                text->ids[next - 1], wanted);
@@ -315,7 +314,7 @@ static void test_rows(const Marked* text, const TokenStream* stream, Packing pac
         EXPECT(counted == found, "pack %d: row %d: %d targets, wanted %d", pack, (int)k, counted, found);
         all += (uint64_t)counted;
     }
-    for (int i = 0; i + 1 < TOKENS; i++) { // aligned leaves out the ends of documents
+    for (int i = 0; i < TOKENS; i++) { // aligned leaves out the ends of documents
         wanted += !text->hidden[i] && (used[i] || pack != PACK_ALIGNED) && (pack || i < (TOKENS - 1) / T * T);
     }
     EXPECT(all == wanted && rows.targets == all, "pack %d: %llu targets, wanted %llu, known %llu", pack,

@@ -121,7 +121,7 @@ static void take_piece(Seen* seen, const int* in, int length, int target) {
         EXPECT(!seen->used[at + (size_t)i]++, "token %zu twice", at + (size_t)i);
     }
     const size_t next = at + (size_t)n;
-    const int follows = next < text->count ? text->tokens[next] : -1;
+    const int follows = next < text->count ? text->tokens[next] : text->tokens[next - 1] == EOT ? -1 : EOT;
     EXPECT(target == (has_marks ? EOT : follows), "the last target is %d, the next token %d", target,
            follows);
     seen->taken += (size_t)n;

@@ -158,8 +158,8 @@ static void test_print(void) {
     EXPECT(strstr(text, "b.bin: 401 tokens, weight 0.75, 1.5 epochs\n"), "%s", text);
     EXPECT(strstr(text, "c.bin: 31 tokens, weight 0.25, 6.667 epochs\n"), "%s", text);
     EXPECT(strstr(text,
-                  "source memory: 10 tokens, weight 1, 0.6667 epochs; 3 documents, packed (pad) into 3 rows, "
-                  "10.00 % discarded, 25.00 % padding\n"),
+                  "source memory: 10 tokens, weight 1, 0.5 epochs; 3 documents, packed (pad) into 4 rows, "
+                  "0.00 % discarded, 37.50 % padding\n"),
            "%s", text);
     fclose(file);
 }

@@ -51,6 +51,10 @@ static Row row_of(const Rows* rows, uint64_t k, int T) {
     memset(&row, 77, sizeof(row));
     row.counted = rows_fill(rows, k, 0, T, row.inputs + 1, row.targets + 1, row.starts + 1);
     row.length = rows_length(rows, k);
+    RowCounts counts = {10, 100};
+    rows_add_counts(rows, k, &counts);
+    EXPECT(counts.tokens == 10 + row.length && counts.targets == 100 + row.counted, "row %d: %d, %d", (int)k,
+           (int)counts.tokens, (int)counts.targets);
     const int untouched = row.starts[258 - 1];
     EXPECT(row.inputs[0] == untouched && row.targets[0] == untouched && row.starts[0] == untouched, "before");
     EXPECT(row.inputs[T + 1] == untouched && row.targets[T + 1] == untouched &&
@@ -62,6 +66,15 @@ static Row row_of(const Rows* rows, uint64_t k, int T) {
     return row;
 }
 
+// Returns the target of the text's last token: its document ends, if it started with end-of-text.
+static int last_target(const Text* text) {
+    size_t at = text->count - 1;
+    while (at > 0 && text->tokens[at] != EOT) {
+        at--;
+    }
+    return text->tokens[at] == EOT && at + 1 < text->count ? EOT : -1;
+}
+
 // Where a piece of the row, [from, from + n), stands in the text: all that fit are tried.
 static size_t find_piece(const Text* text, const Row* row, int from, int n, const uint8_t* used) {
     for (size_t at = 0; at + (size_t)n <= text->count; at++) {
@@ -71,8 +84,8 @@ static size_t find_piece(const Text* text, const Row* row, int from, int n, cons
         }
         const int ends = at + (size_t)n == text->count || text->tokens[at + (size_t)n] == EOT;
         const int target = row->targets[from + n - 1];
-        const int fits =
-            at + (size_t)n == text->count ? target == -1 : target == text->tokens[at + (size_t)n];
+        const int next = at + (size_t)n < text->count ? text->tokens[at + (size_t)n] : last_target(text);
+        const int fits = target == next;
         if (i == n && !used[at] && fits && (ends || target != EOT)) {
             return at;
         }
@@ -381,6 +394,37 @@ TEST(part) {
            (int)rows.count);
     rows_close(&rows);
     tokens_close(&stream);
+}
+
+// The last document of files has an end to learn, if documents start with end-of-text; that of a
+// part has one if it ends there. Else the last token has no target.
+TEST(last_end) {
+    static const struct {
+        uint16_t tokens[6];
+        int count, target; // of the stream, of its last token
+    } cases[] = {
+        {{EOT, 1, 2, EOT, 4, 5}, 6, EOT}, {{EOT, 1, 2, EOT, 4, 5}, 3, EOT}, {{EOT, 1, 2, EOT, 4, 5}, 5, -1},
+        {{1, 2, EOT, 3, 4, EOT}, 6, -1},  {{EOT, 1, 2, 3, 4, EOT}, 6, -1},  {{1, 2, 3, EOT, 4, 5}, 2, -1},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        const int count = cases[i].count;
+        int targets = 0, last = 0;
+        TokenStream stream;
+        Rows rows;
+        tokens_open_memory(&stream, cases[i].tokens, 6, V, "text");
+        stream.count = (size_t)count;
+        rows_open(&rows, &stream, PACK_PAD, 6, EOT, DOCUMENT_MASK_ON, NULL);
+        for (uint64_t k = 0; k < rows.count; k++) {
+            const Row row = row_of(&rows, k, 6);
+            targets += row.counted;
+            last = row.targets[row.length - 1];
+        }
+        const int is_dropped = cases[i].tokens[count - 1] == EOT; // an empty document
+        EXPECT(targets == count - (cases[i].target < 0), "text %zu: %d targets", i, targets);
+        EXPECT(is_dropped || last == cases[i].target, "text %zu: the last target is %d", i, last);
+        rows_close(&rows);
+        tokens_close(&stream);
+    }
 }
 
 TEST(errors) {
