@@ -18,6 +18,9 @@ extern "C" {
 
 #define STOP_REQUEST_LOCK "run.lock"
 
+// True for the names of these two files.
+int stop_request_owns(const char* name);
+
 // Asks the process `holder`, which has the lock of the directory.
 void stop_request_write(const char* directory, const char holder[LOCK_NAME_BYTES]);
 
@@ -43,8 +46,14 @@ void stop_request_remove(const char* directory);
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
 
+#define STOP_REQUEST_FILE_ "run.stop"
+
+int stop_request_owns(const char* name) {
+    return strcmp(name, STOP_REQUEST_LOCK) == 0 || strcmp(name, STOP_REQUEST_FILE_) == 0;
+}
+
 static void stop_request_path_(char path[PATH_MAX], const char* directory) {
-    file_join(path, directory, "run.stop");
+    file_join(path, directory, STOP_REQUEST_FILE_);
 }
 
 void stop_request_write(const char* directory, const char holder[LOCK_NAME_BYTES]) {

@@ -32,6 +32,9 @@ extern "C" {
 // Sets `path` to the directory of a step's checkpoint; `ending` is "" or CHECKPOINT_PART.
 void checkpoint_path(char path[PATH_MAX], const char* out, int64_t step, const char* ending);
 
+// True for the names of checkpoints, whole or not.
+int checkpoint_owns(const char* name);
+
 // Sets *steps to the steps of the entries of `out` with this ending, unordered. Returns their
 // number. The caller frees *steps.
 int checkpoint_steps(const char* out, const char* ending, int64_t** steps);
@@ -139,6 +142,11 @@ static int64_t checkpoint_step_(const char* name, const char* ending) {
     const long long step = strtoll(name + 5, NULL, 10);
     snprintf(wanted, sizeof(wanted), "step_%08lld%s", step, ending);
     return strcmp(name, wanted) == 0 ? step : -1;
+}
+
+int checkpoint_owns(const char* name) {
+    return checkpoint_step_(name, "") >= 0 || checkpoint_step_(name, CHECKPOINT_PART) >= 0 ||
+           checkpoint_step_(name, CHECKPOINT_OLD_) >= 0;
 }
 
 int checkpoint_steps(const char* out, const char* ending, int64_t** steps) {

@@ -332,15 +332,14 @@ static int core_read_task_(CoreReader_* r, char* text, size_t bytes) {
 }
 
 void core_task_open(Task* task, const CoreTask* core, const char* directory, TaskSettings settings) {
-    char *text, error[ERROR_BYTES], name[PATH_MAX], data[PATH_MAX];
+    char *text, error[ERROR_BYTES], name[PATH_MAX];
     size_t bytes;
     CoreReader_* r = (CoreReader_*)check_alloc(1, sizeof(CoreReader_), "a task of CORE");
     r->task = task;
     r->core = core;
     r->settings = settings;
     r->error = error;
-    file_join(data, directory, "eval_data");
-    file_join(r->path, data, core->file);
+    core_bundle_path(r->path, directory, core);
     file_path(name, "core/%s", core->label);
     task_open(task, name, core->form == TASK_CONTINUATIONS ? TASK_CONTINUATION : TASK_CHOICE, settings.T);
     task->baseline = core->baseline;

@@ -62,7 +62,7 @@ void generate_close(Generate* g);
 #include "llmc/setup/options_values.h"
 #include "llmc/plan/plan.h"
 #include "llmc/setup/run_data.h"
-#include "llmc/run/run_outputs.h"
+#include "llmc/run/run_files.h"
 #include "llmc/setup/resolve.h"
 #include "llmc/setup/options.h"
 #include "llmc/checkpoint/load_save.h"
@@ -535,13 +535,13 @@ static void generate_check_options_(const Options* o, const Comm* comm) {
     if (o->out_texts[0] && !o->prompts[0]) {
         die_usage("--out-texts %s is for the texts of --prompts", o->out_texts);
     }
-    run_outputs_check(o);
 }
 
 // Decides the settings and reads the prompts: everything that can still be refused.
 static void generate_setup_(Generate* g, Ranks ranks) {
     Run* run = g->run;
     run->model_path = model_path_find(&run->given, run->newest);
+    run_check_outputs(run, &run->given);
     const SettleInput input = {.ranks = ranks,
                                .dtype = run->trainer->dtype,
                                .model_path = run->model_path,
@@ -549,6 +549,7 @@ static void generate_setup_(Generate* g, Ranks ranks) {
     settle(&run->settled, &run->data, &run->given, &input);
     g->options = run->settled.options;
     const Options* o = &g->options;
+    run_agree_on_files(run, o);
     g->ids = (int*)check_alloc((size_t)o->seq_len + 1, sizeof(int), "prompt");
     if (o->prompts[0]) {
         generate_read_(g);

@@ -84,7 +84,7 @@ int run_close(Run* run);
 #include "llmc/report/page.h"
 #include "llmc/run/evaluation.h"
 #include "llmc/run/generate.h"
-#include "llmc/run/run_outputs.h"
+#include "llmc/run/run_files.h"
 #include "llmc/run/session.h"
 #include "llmc/run/stop_run.h"
 #include "llmc/setup/launcher.h"
@@ -487,9 +487,8 @@ static void start_dispatch_(Run* run) {
         return;
     }
     resume_check(&run->resume, &run->settled, stdout, run->trainer->name, &run->data);
-    ranks_agree_on_run(&run->comm, options, run->resume.is_active ? run->resume.path : NULL, run->model_path,
-                       run->settled.cfg, &run->data);
-    evaluation_agree(&run->evaluation, &run->comm);
+    run_agree_on_files(run, options);
+    ranks_agree_on_run(&run->comm, options, run->settled.cfg, &run->data);
     signals_end("setting up the run");
     run->settled = run->trainer->plan(&run->plan, &run->settled, run->trainer->model, &run->comm);
     start_print_memory_plan_(run);
@@ -561,13 +560,13 @@ static void start_settle_(Run* run, Ranks ranks) {
     const int continues = run->resume.is_active;
     ranks.grid.shape.slices = launcher_slices(&options);
     start_print_ranks_(run, ranks);
+    run->model_path = continues ? run->resume.path : model_path_find(&options, run->newest);
+    run->teacher_path = model_path_of_teacher(&options, run->newest_teacher);
     if (run_is_first(run)) {
-        run_outputs_check(&options);
+        run_check_outputs(run, &options);
     }
     start_turn_begins_(run);
-    run->model_path = continues ? run->resume.path : model_path_find(&options, run->newest);
     const ModelConfig found = resume_config(&run->resume, setup_read_model(run->model_path));
-    run->teacher_path = model_path_of_teacher(&options, run->newest_teacher);
     const SettleInput input = {ranks,
                                run->trainer->dtype,
                                run->model_path,

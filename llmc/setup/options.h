@@ -88,14 +88,29 @@ enum {
     OPTION_NOT_SAVED = 128,   // for one start of the program: a resumed run does not inherit it
     OPTION_TEXTS = 256,       // counts only if the program generates text (options_generate_)
     OPTION_BOTH = 512,        // counts in training and in generation
-    OPTION_READS = 1024,      // names a file that is read, or a directory of files
-    OPTION_READS_LIST = 2048, // names files that are read: a list of patterns
-    OPTION_WRITES = 4096,     // names a file that is written (run_outputs.h)
+    OPTION_READS = 1024,      // names files that are read (OptionFiles)
+    OPTION_WRITES = 4096,     // names files that are written
     OPTION_EACH = 8192,       // the ranks of a run may have different values
     // only on the command line: not in files, nor in commands that repeat a run
     OPTION_LINE = 16384,
     OPTION_FOLLOWS = 32768, // its auto follows from options in the banner, which omits this one
+    OPTION_FILES_BIT = 24,  // lowest bit of OptionFiles
 };
+
+// Files that an option names, if it reads or writes any (option_files.h).
+typedef enum {
+    FILES_NONE,
+    FILES_ONE,       // a file
+    FILES_NAMES,     // files, separated by commas
+    FILES_PATTERNS,  // patterns of files (token_files.h)
+    FILES_DATA,      // the same, perhaps with names and weights (mixture.h)
+    FILES_TOKENIZER, // a tokenizer: its file or directory (bpe_files.h)
+    FILES_MODEL,     // a model: its file or directory (hf_model.h), or the directory of its run
+    FILES_BUNDLE,    // the directory of CORE's bundle (core_bundle.h)
+    FILES_RUNS,      // directories of runs, or their logs (log_reader.h)
+    FILES_PREFIX,    // files whose names start with it
+    FILES_SCRATCH    // a directory for temporary files
+} OptionFiles;
 
 typedef struct {
     const char *group, *name;
@@ -109,6 +124,10 @@ typedef struct {
     const char* unit;
     const char* help;
 } OptionRow;
+
+static inline OptionFiles option_files(const OptionRow* row) {
+    return (OptionFiles)(row->flags >> OPTION_FILES_BIT);
+}
 
 // The options of a program. Every program's struct has `program`, `given`, `help` and `version`.
 typedef struct Options Options;
@@ -235,9 +254,8 @@ int options_changed(const Options* options, const char* name);
 #define ONCE_ OPTION_NOT_SAVED
 #define TEXTS_ OPTION_TEXTS
 #define BOTH_ OPTION_BOTH
-#define READS_ OPTION_READS
-#define FILES_ OPTION_READS_LIST
-#define WRITES_ OPTION_WRITES
+#define READS_(files) (OPTION_READS | FILES_##files << OPTION_FILES_BIT)
+#define WRITES_(files) (OPTION_WRITES | FILES_##files << OPTION_FILES_BIT)
 #define EACH_ OPTION_EACH
 #define LINE_ OPTION_LINE
 #define FOLLOWS_ OPTION_FOLLOWS
@@ -267,7 +285,6 @@ static_assert(sizeof(OPTION_TABLE) / sizeof(OPTION_TABLE[0]) <= OPTION_ROWS_MAX,
 #undef TEXTS_
 #undef BOTH_
 #undef READS_
-#undef FILES_
 #undef WRITES_
 #undef EACH_
 #undef LINE_

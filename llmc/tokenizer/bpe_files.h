@@ -28,7 +28,7 @@ bpe_write_hf_config writes the part of it that any tokenizer.json needs beside i
 #include <stdint.h>
 #include <stdio.h>
 
-#include "llmc/base/outputs.h"
+#include "llmc/base/file_list.h"
 #include "llmc/tokenizer/bpe.h"
 
 #ifdef __cplusplus
@@ -50,9 +50,8 @@ int bpe_path(char path[PATH_MAX], const char* directory, const char* name);
 // True if the file starts like one of llm.c's tokenizers.
 int bpe_is_bin(const char* path);
 
-// Registers the files of the tokenizer in this file or directory as read: none may become an
-// output.
-void bpe_spare(Outputs* outputs, const char* path);
+// Adds the files of the tokenizer in this file or directory.
+void bpe_list_files(FileList* files, const char* option, const char* path);
 
 // Opens a file or directory. Returns 0 with the reason in `error` (of ERROR_BYTES) if the tokens of
 // a .bin are no BPE: bpe_token and bpe_close work then, encoding does not.
@@ -1450,15 +1449,16 @@ static void bpe_open_pair_(Bpe* bpe, const char* merges, const char* vocab) {
     bpe_close(&other);
 }
 
-void bpe_spare(Outputs* outputs, const char* path) {
-    if (!file_is_directory(path)) {
-        outputs_read(outputs, path);
-        return;
+void bpe_list_files(FileList* files, const char* option, const char* path) {
+    char directory[PATH_MAX];
+    for (int i = 0; i < BPE_KEPT_FILES_ && file_is_directory(path); i++) {
+        file_list_add_in(files, option, path, bpe_kept_files_[i]);
     }
-    for (int i = 0; i < BPE_KEPT_FILES_; i++) {
-        char file[PATH_MAX];
-        file_join(file, path, bpe_kept_files_[i]);
-        outputs_read(outputs, file);
+    if (!file_is_directory(path)) {
+        file_directory_of(directory, path);
+        file_list_add(files, option, path);
+        file_list_add_in(files, option, directory, "tokenizer_config.json"); // bpe_find_roles_
+        file_list_add_in(files, option, directory, "generation_config.json");
     }
 }
 

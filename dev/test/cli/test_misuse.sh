@@ -220,7 +220,12 @@ test_exports() {
     bad 2 "y_tokenizer.bin: the same file as --export-" --model exported --steps 0 --export-llmc y.bin --export-gguf "$(rm y_tokenizer.bin && echo y_tokenizer.bin)"
     bad 2 "model.safetensors: a file of exported, which the run reads" --model exported --steps 0 --export-gguf exported/step_00000002/model.safetensors
     bad 2 "log.jsonl: the run writes this file itself" --out exported --resume on --export-gguf exported/log.jsonl
+    local own
+    for own in run.lock run.stop log.jsonl.3 main.log.1 tokenizer.json step_00000009; do
+        bad 2 "$own: the run writes this file itself" --out exported --resume on --export-gguf exported/$own
+    done
     bad 2 "text.txt: the run reads this file" --out exported --resume on --export-gguf text.txt
+    bad 2 "text.txt.xxh64: the run looks for a file of this name" --out exported --resume on --export-gguf text.txt.xxh64
     good "the model is whole" --model exported --steps 0 --export-gguf exported/model.gguf
     good "a .gguf in its directory is replaced" --model exported --steps 0 --export-gguf exported/model.gguf
 }
