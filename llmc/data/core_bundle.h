@@ -63,6 +63,7 @@ void core_bundle_list_files(FileList* files, const char* option, const char* dir
 #include <stdlib.h>
 #include <string.h>
 
+#include "llmc/base/byte_order_mark.h"
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
 #include "llmc/base/python_random.h"
@@ -79,7 +80,7 @@ static char* core_copy_(const char* text) {
 static char* core_read_(const char* path) {
     char *text, error[ERROR_BYTES];
     size_t bytes;
-    CHECK(file_try_read(path, CORE_MAX_BYTES_, &text, &bytes, error), "%s", error);
+    CHECK(byte_order_text(path, CORE_MAX_BYTES_, &text, &bytes, error), "%s", error);
     CHECK(strlen(text) == bytes, "%s: a zero byte, wanted text", path);
     return text;
 }

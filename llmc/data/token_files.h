@@ -997,7 +997,7 @@ int tokens_verify_checksum(const char* path, const char** found, char* error) {
         *found = "no checksum beside it";
         return errno == ENOENT ? 1 : error_set(error, sum_path, "cannot open: %s", strerror(errno));
     }
-    if (!file_try_read(sum_path, TOKENS_MAX_SUM_, &text, &bytes, error)) {
+    if (!byte_order_text(sum_path, TOKENS_MAX_SUM_, &text, &bytes, error)) {
         return 0;
     }
     const int fields = sscanf(text, "%16llx", &wanted);

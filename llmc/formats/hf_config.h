@@ -51,6 +51,7 @@ void hf_config_write(const char* directory, ModelConfig cfg, SafeTensorsDtype dt
 #include <stdlib.h>
 #include <string.h>
 
+#include "llmc/base/byte_order_mark.h"
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
 #include "llmc/base/json.h"
@@ -773,7 +774,7 @@ static JsonReader hf_config_open_(const char* directory, char path[PATH_MAX], ch
     char* text;
     size_t bytes;
     file_join(path, directory, "config.json");
-    CHECK(file_try_read(path, HF_MAX_CONFIG_, &text, &bytes, error), "%s", error);
+    CHECK(byte_order_text(path, HF_MAX_CONFIG_, &text, &bytes, error), "%s", error);
     return json_reader(path, text, bytes, error);
 }
 

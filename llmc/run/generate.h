@@ -387,15 +387,10 @@ static void generate_add_(Generate* g, char* line, size_t bytes, int number) {
 static void generate_read_(Generate* g) {
     const Options* o = &g->options;
     char error[ERROR_BYTES];
-    size_t bytes, mark = 0;
+    size_t bytes;
     int number = 1;
-    CHECK(file_try_read(o->prompts, GENERATE_MAX_FILE_, &g->file, &bytes, error) &&
-              byte_order_mark(o->prompts, g->file, bytes, &mark, error),
-          "%s", error);
-    if (mark) {
-        byte_order_mark_note(o->prompts);
-    }
-    for (size_t at = mark; at < bytes; number++) {
+    CHECK(byte_order_text(o->prompts, GENERATE_MAX_FILE_, &g->file, &bytes, error), "%s", error);
+    for (size_t at = 0; at < bytes; number++) {
         const size_t length = strcspn(g->file + at, "\n");
         if (strspn(g->file + at, " \t\r") < length) {
             generate_add_(g, g->file + at, length, number);
