@@ -67,6 +67,8 @@ typedef struct {
     // fields of config.json to keep (hf_config_kept); NULL: a new model
     const char* config;
     const DataSources* train; // training data
+    ValidationSet val_sets[SOURCES_MAX];
+    int num_val_sets;
     // Writes more small files into the directory, in the thread that saves; NULL: none.
     void (*extra)(const void* context, const char* directory);
     const void* extra_context;
@@ -636,6 +638,8 @@ void checkpoints_open(Checkpoints* c, const Options* options, CheckpointRun run,
     c->state.trainer = run.trainer;
     c->state.train_tokens = (int64_t)run.train->tokens;
     c->state.train_data = run.train->fingerprint;
+    memcpy(c->state.val_sets, run.val_sets, sizeof(run.val_sets));
+    c->state.num_val_sets = run.num_val_sets;
     c->state.padded_vocab = part->whole.Vp;
     c->state.files = (SavedFile*)check_alloc(STATE_MAX_FILES, sizeof(SavedFile), "files of a checkpoint");
     c->lock = lock;

@@ -497,6 +497,10 @@ void run_roll_back(Run* run) {
     const int64_t from = run->state.step;
     session_roll_back(&run->session, run->divergence, path, &saved);
     run_restore(run, path, &saved, next);
+    const CheckpointRun* now = &run->session.checkpoints.run;
+    if (!state_validates_same(&saved, now->val_sets, now->num_val_sets)) {
+        run->state.validations = validations_open();
+    }
     state_close(&saved);
     log_rollback(&run->log, from, run->state.step, run->divergence);
 }

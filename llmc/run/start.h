@@ -137,6 +137,7 @@ static void start_open_session_(Run* run) {
     saved.chat_template = run_data_chat_template(&run->data);
     saved.config = run->kept_config;
     saved.train = &run->data.train;
+    saved.num_val_sets = run_data_list_sets(saved.val_sets, &run->data, &run->settled.options);
     saved.extra = trainer->save_extra;
     saved.extra_context = run->model;
     session_open(&run->session, &run->settled, &run->resume, saved, run->start_s);
