@@ -27,8 +27,9 @@ void stop_request_write(const char* directory, const char holder[LOCK_NAME_BYTES
 // Returns true if someone has asked this process to end.
 int stop_request_is_there(const char* directory);
 
-// Removes a request, if there is one.
-void stop_request_remove(const char* directory);
+// Removes a request, or whatever has its name but a directory with files. Returns true if none is
+// left.
+int stop_request_remove(const char* directory);
 
 #ifdef __cplusplus
 }
@@ -36,6 +37,7 @@ void stop_request_remove(const char* directory);
 
 #ifdef STOP_REQUEST_IMPLEMENTATION
 
+#include <errno.h>
 #include <limits.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -75,10 +77,10 @@ int stop_request_is_there(const char* directory) {
     return is_mine;
 }
 
-void stop_request_remove(const char* directory) {
+int stop_request_remove(const char* directory) {
     char path[PATH_MAX];
     stop_request_path_(path, directory);
-    unlink(path);
+    return remove(path) == 0 || errno == ENOENT;
 }
 
 #endif // STOP_REQUEST_IMPLEMENTATION

@@ -113,10 +113,11 @@ typedef struct {
     // checksums of this rank's files: of weights (most), of their average (most), then of its part
     uint64_t* written;
     pthread_t thread;
-    int64_t saved_step; // last step that was saved or resumed; -1: none
-    int64_t whole_step; // last step whose save has ended, or that was resumed
-    double write_s;     // time of the thread; undefined while it runs
-    double save_s;      // longest time of a save so far
+    int64_t saved_step;  // last step that was saved or resumed; -1: none
+    int64_t saved_stage; // RunStage of that save
+    int64_t whole_step;  // last step whose save has ended, or that was resumed
+    double write_s;      // time of the thread; undefined while it runs
+    double save_s;       // longest time of a save so far
 } Checkpoints;
 
 // ---- writing ----
@@ -701,6 +702,7 @@ void checkpoint_start(Checkpoints* c, const RunState* run) {
     c->state.mixture = mixture_state(c->run.train, (uint64_t)run->sequence);
     c->state.serial++;
     c->saved_step = run->step;
+    c->saved_stage = run->stage;
     c->is_running = c->writes = 1;
     c->completes = c->run.model.comm->size == 1;
     c->write_s = 0;

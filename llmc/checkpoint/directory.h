@@ -56,8 +56,8 @@ void checkpoint_put(const char* part, const char* path, const char* out, int64_t
 
 // Removes the oldest checkpoints of the run of `last`, until `keep` (1 or more) are left up to and
 // including `last`. Multiples of `major` (0: none) and step `best` (-1: none) stay and do not
-// count. With CHECKPOINT_KEEP_AUTO, only checkpoints made by the clock or by --keep-best count, and
-// two are left. Steps after `last` stay: the run made them before it was resumed from an earlier
+// count. With CHECKPOINT_KEEP_AUTO, only checkpoints made by the clock, for a stop or by --keep-best
+// count, and two are left. Steps after `last` stay: the run made them before it was resumed from an earlier
 // step. A checkpoint that cannot be removed does not end the run.
 enum { CHECKPOINT_KEEP_AUTO = -1, CHECKPOINT_KEPT_BY_CLOCK = 2 };
 typedef struct {
@@ -238,7 +238,8 @@ Lock* checkpoint_lock(const char* out) {
     file_join(path, out, STOP_REQUEST_LOCK);
     Lock* lock = lock_take(&place);
     // a leftover, perhaps for a process of the same name: in containers these repeat
-    stop_request_remove(out);
+    CHECK(stop_request_remove(out), "%s/run.stop: cannot remove: %s; wanted it for --stop-run", out,
+          strerror(errno));
     checkpoint_recover_(out);
     return lock;
 }

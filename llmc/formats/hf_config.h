@@ -255,6 +255,14 @@ static int hf_read_size_(JsonReader* text, int* size) {
     return 1;
 }
 
+// Reads a size that stands for a missing one if it is 0, which only a window may be: it then does not
+// exist.
+static int hf_read_counted_(JsonReader* text, const char* key, int* size) {
+    return hf_read_size_(text, size) &&
+           (*size > 0 || strcmp(key, "sliding_window") == 0 ||
+            error_set(text->error, text->path, "%s is 0, wanted 1 or more, or null", key));
+}
+
 static int hf_read_positive_(JsonReader* text, const char* key, float* value) {
     double number;
     if (!json_number(text, &number)) {
@@ -579,7 +587,7 @@ static int hf_config_value_(JsonReader* text, const HfKey_* key, HfConfig_* conf
         return hf_read_size_(text, (int*)(void*)member);
     case HF_SIZE_OR_NULL_:
         *(int*)(void*)member = 0;
-        return is_null ? json_skip(text) : hf_read_size_(text, (int*)(void*)member);
+        return is_null ? json_skip(text) : hf_read_counted_(text, key->key, (int*)(void*)member);
     case HF_POSITIVE_:
         return hf_read_positive_(text, key->key, (float*)(void*)member);
     case HF_POSITIVE_OR_NULL_:

@@ -258,6 +258,14 @@ static void start_open_log_(Run* run) {
     session_begin(&run->session, &run->resume, &run->state, &run->log, run->results, who);
 }
 
+// Prints the start of a command that uses the model, after a word about it.
+static void start_print_command_(const Run* run, const char* what) {
+    printf("%s: ", what);
+    options_print_program(stdout, run->program);
+    fputs(" --model ", stdout);
+    options_print_program(stdout, run->settled.options.out);
+}
+
 // Prints a command that generates text with the model, if the model was saved with its tokenizer.
 static void start_print_use_(const Run* run) {
     char path[PATH_MAX];
@@ -265,10 +273,11 @@ static void start_print_use_(const Run* run) {
     if (run->session.can_save && run_is_first(run) && tokenizer && !tokenizer->decode_only) {
         checkpoint_path(path, run->settled.options.out, run->state.step, "");
         if (access(path, F_OK) == 0 && run_data_chat_template(&run->data)) {
-            printf("talk to it: %s --model %s --interactive\n", run->program, run->settled.options.out);
+            start_print_command_(run, "talk to it");
+            puts(" --interactive");
         } else if (access(path, F_OK) == 0) {
-            printf("generate text: %s --model %s --prompt \"%s\"\n", run->program, run->settled.options.out,
-                   run->data.kind == DATA_STORIES ? "One day" : "Once upon a time");
+            start_print_command_(run, "generate text");
+            printf(" --prompt \"%s\"\n", run->data.kind == DATA_STORIES ? "One day" : "Once upon a time");
         }
     }
 }

@@ -78,19 +78,19 @@ typedef struct {
 // Flags of a row. An option counts in training only, unless OPTION_TEXTS or OPTION_BOTH says
 // otherwise.
 enum {
-    AUTO_ = 1,                // may be "auto"
-    MINUS_1_ = 2,             // -1 means auto, as in llm.c
-    ABOVE_ = 4,               // must be above its minimum
-    BELOW_ = 8,               // must be below its maximum
-    OPTION_CPU = 16,          // only the CPU trainer has it
-    OPTION_GPU = 32,          // only the GPU trainer has it
-    OPTION_CHANGES_RUN = 64,  // defines the run: resuming with another value needs --override
-    OPTION_NOT_SAVED = 128,   // for one start of the program: a resumed run does not inherit it
-    OPTION_TEXTS = 256,       // counts only if the program generates text (options_generate_)
-    OPTION_BOTH = 512,        // counts in training and in generation
-    OPTION_READS = 1024,      // names files that are read (OptionFiles)
-    OPTION_WRITES = 4096,     // names files that are written
-    OPTION_EACH = 8192,       // the ranks of a run may have different values
+    AUTO_ = 1,               // may be "auto"
+    MINUS_1_ = 2,            // -1 means auto, as in llm.c
+    ABOVE_ = 4,              // must be above its minimum
+    BELOW_ = 8,              // must be below its maximum
+    OPTION_CPU = 16,         // only the CPU trainer has it
+    OPTION_GPU = 32,         // only the GPU trainer has it
+    OPTION_CHANGES_RUN = 64, // defines the run: resuming with another value needs --override
+    OPTION_NOT_SAVED = 128,  // for one start of the program: a resumed run does not inherit it
+    OPTION_TEXTS = 256,      // counts only if the program generates text (options_generate_)
+    OPTION_BOTH = 512,       // counts in training and in generation
+    OPTION_READS = 1024,     // names files that are read (OptionFiles)
+    OPTION_WRITES = 4096,    // names files that are written
+    OPTION_EACH = 8192,      // the ranks of a run may have different values
     // only on the command line: not in files, nor in commands that repeat a run
     OPTION_LINE = 16384,
     OPTION_FOLLOWS = 32768, // its auto follows from options in the banner, which omits this one
@@ -179,7 +179,8 @@ void options_print_banner(FILE* file, const Options* options, const char* progra
 // that settle() has dropped is left out.
 void options_print_recipe(FILE* file, const Options* options);
 
-// Prints a part of a command that can be pasted: the program, quoted for the shell, or one option.
+// Prints a part of a command that can be pasted: the program or another word, quoted for the shell,
+// or one option.
 void options_print_program(FILE* file, const char* program);
 void options_print_setting(FILE* file, const Options* options, const char* name);
 
@@ -494,10 +495,12 @@ static void options_read_config_(Options* options) {
     char on_line[OPTION_ROWS_MAX], in_file[OPTION_ROWS_MAX] = {0}, name[OPTION_NAME_BYTES + 96];
     Options passed_over = *options;
     ConfigFile config;
+    int settings = 0;
     memcpy(on_line, options->given, sizeof(on_line));
     config_open(&config, options->config);
     options->config_text = config.text;
     while (config_next(&config)) {
+        settings++;
         if (config_is_unused_(&config)) {
             continue;
         }
@@ -512,6 +515,9 @@ static void options_read_config_(Options* options) {
         }
         in_file[i] = options->given[i] = 1;
         option_give_(on_line[i] ? &passed_over : options, config.place, row, config.value);
+    }
+    if (settings == 0) {
+        die_usage("--config %s: no settings; wanted lines of name = value", options->config);
     }
 }
 

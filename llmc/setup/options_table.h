@@ -491,7 +491,7 @@ const OptionRow OPTION_TABLE[] = {
     {"output",     "save-minutes",  "",   FLOAT_(save_minutes),    0,    MANY_, 0,                "15",
         "minutes", "minutes between the checkpoints of --save-every auto; 0: only the last step"},
     {"output",     "keep",          "nk", INT_(keep),              0,    MANY_, AUTO_,            "auto",
-        "checkpoints", "keep only the n newest of the run; 0: all; auto: all, but only the 2 newest of --save-minutes"},
+        "checkpoints", "keep only the n newest of the run; 0: all; auto: all, but only the 2 newest of --save-minutes and of stops"},
     {"output",     "keep-major",    "nm", INT_(keep_major),        0,    MANY_, 0,                "0",
         "steps", "never delete checkpoints at multiples of this; 0: no such exception"},
     {"output",     "keep-best",     "",   SWITCH_(keep_best),      0,        0, 0,                "off",

@@ -1341,6 +1341,7 @@ share all
 loop
 tasks
 other_tasks
+other_files
 context
 context_documents
 context_bf16

@@ -360,6 +360,8 @@ TEST(config) {
     EXPECT(config_refused("batch = 1\nbatch = 2", "conf:2: --batch is set twice in this file"));
     EXPECT(config_refused("batch 1", "conf:1: batch 1 is not a setting; wanted name = value"));
     EXPECT(config_refused("= 1", "conf:1: = 1 is not a setting"));
+    EXPECT(config_refused("", "conf: no settings; wanted lines of name = value"));
+    EXPECT(config_refused("# nothing\n\n", "conf: no settings; wanted lines of name = value"));
     EXPECT(config_refused("config = other", "conf:1: --config is for the command line, and not for a file"));
     EXPECT(config_refused("prompt = \"x", "conf:1: a value without its closing quote"));
     EXPECT(config_refused("prompt = \"x\" y", "conf:1: y stands behind the closing quote"));
