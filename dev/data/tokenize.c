@@ -558,8 +558,8 @@ static void add_vocabulary_outputs(Outputs* outputs, const Options* options) {
     }
 }
 
-// Adds the list of dropped documents. It must not have the name of a shard, or of its mask, that may
-// be written.
+// Adds the list of dropped documents. It must not have the name of a shard that may be written, or
+// of its mask.
 static void add_dropped_output(Outputs* outputs, const Options* options) {
     const char* name = file_name_in(options->dropped);
     if (behind_shard(name, file_name_in(options->out))) {

@@ -74,8 +74,8 @@ void file_sync_directory(const char* path);
 // Completes the file: flushes it to the disk and gives it its name.
 void file_commit(FileWriter* writer);
 
-// Makes a directory and its parents. Those that are still empty when the program ends are removed: a
-// run that is refused leaves nothing.
+// Makes a directory and its parents. Those that are still empty when the program ends are removed:
+// a run that is refused leaves nothing.
 void file_make_directory(const char* path);
 
 // Writes a whole file of text.

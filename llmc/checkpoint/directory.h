@@ -56,9 +56,9 @@ void checkpoint_put(const char* part, const char* path, const char* out, int64_t
 
 // Removes the oldest checkpoints of the run of `last`, until `keep` (1 or more) are left up to and
 // including `last`. Multiples of `major` (0: none) and step `best` (-1: none) stay and do not
-// count. With CHECKPOINT_KEEP_AUTO, only checkpoints made by the clock, for a stop or by --keep-best
-// count, and two are left. Steps after `last` stay: the run made them before it was resumed from an earlier
-// step. A checkpoint that cannot be removed does not end the run.
+// count. With CHECKPOINT_KEEP_AUTO, only checkpoints made by the clock, for a stop or by
+// --keep-best count, and two are left. Steps after `last` stay: the run made them before it was
+// resumed from an earlier step. A checkpoint that cannot be removed does not end the run.
 enum { CHECKPOINT_KEEP_AUTO = -1, CHECKPOINT_KEPT_BY_CLOCK = 2 };
 typedef struct {
     int keep, major;

@@ -373,7 +373,7 @@ static int resume_check_data_(const Resume* r, const Options* options, ResumeCha
     return train_data != saved;
 }
 
-// Prints which validation sets have changed. If the first one has, no validation was the best so far.
+// Prints which validation sets have changed. If the first one has, none was the best so far.
 static void resume_check_sets_(Resume* r, const Options* options, FILE* file, const RunData* data) {
     char name[256], is[32], was[32];
     ValidationSet sets[SOURCES_MAX];

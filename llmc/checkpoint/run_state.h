@@ -31,8 +31,8 @@ same bits. The options have the values of options_print_json; file names may hav
     train_tokens   number of tokens in the training data
     train_data     checksum of the training data (mixture.h), because other data have other
                    sequences; 0 if unknown; missing in older files
-    val_data       the sets of validations (ValidationSet); the name of a single one is ""; missing in
-                   older files and in runs without data
+    val_data       the sets of validations (ValidationSet); the name of a single one is ""; missing
+                   in older files and in runs without data
     teacher        checksum of the teacher's weights in memory; missing in runs without one
     clip           shares of the limit of the gradient's norm, for --update-in-backward
                    (update_in_backward.h); missing in other runs

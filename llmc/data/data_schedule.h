@@ -90,7 +90,6 @@ void data_schedule_close(DataSchedule* d);
 
 #include "llmc/base/byte_order_mark.h"
 #include "llmc/base/check.h"
-#include "llmc/base/file.h"
 #include "llmc/base/number_text.h"
 
 #define SCHEDULE_FILE_BYTES_ ((size_t)1 << 20)

@@ -255,8 +255,7 @@ static int hf_read_size_(JsonReader* text, int* size) {
     return 1;
 }
 
-// Reads a size that stands for a missing one if it is 0, which only a window may be: it then does not
-// exist.
+// Reads a size, which may be 0 only for a window: then the model has none.
 static int hf_read_counted_(JsonReader* text, const char* key, int* size) {
     return hf_read_size_(text, size) &&
            (*size > 0 || strcmp(key, "sliding_window") == 0 ||

@@ -70,7 +70,7 @@ void run_list_files(FileList* files, const Run* run, const Options* options) {
     const int continues = run->resume.is_active;
     for (int i = 0; i < OPTION_ROWS; i++) {
         const OptionRow* row = &OPTION_TABLE[i];
-        const int is_start = row->offset == offsetof(Options, model); // a checkpoint has replaced it
+        const int is_start = row->offset == offsetof(Options, model); // of a run, not of its resume
         if (option_applies(options, row) && !(is_start && continues)) {
             option_list_files(files, row, run_named_(options, row, buffer));
         }

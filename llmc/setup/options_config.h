@@ -48,7 +48,6 @@ void config_print(FILE* file, const char* name, const char* value);
 
 #include "llmc/base/byte_order_mark.h"
 #include "llmc/base/check.h"
-#include "llmc/base/file.h"
 #include "llmc/base/printable.h"
 
 #define CONFIG_MAX_BYTES_ ((size_t)1 << 20)

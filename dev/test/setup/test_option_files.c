@@ -1,5 +1,5 @@
-// test_option_files.c -- option_files.h and file_list.h: the files of each kind of option, those that
-// belong to them, and the checksum of all.
+// test_option_files.c -- option_files.h and file_list.h: the files of each kind of option, those
+// that belong to them, and the checksum of all.
 #include <stdlib.h>
 #include <sys/stat.h>
 
@@ -19,8 +19,8 @@ static const OptionRow* row_of(const char* option) {
     return option_find(name, strlen(name));
 }
 
-// Expects the files of an option with this value, in any order, as "a|b|c": the ends of their paths.
-// A directory's end has a slash after it.
+// Expects the files of an option with this value, in any order, as "a|b|c": the ends of their
+// paths. A directory's end has a slash after it.
 static void expect_files(const char* option, const char* value, const char* wanted) {
     FileList list = file_list_open();
     char copy[1024], *next = copy, *end;

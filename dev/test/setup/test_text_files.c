@@ -1,5 +1,5 @@
-// test_text_files.c -- byte_order_mark.h: whatever text an option names, a byte order mark before it
-// changes nothing.
+// test_text_files.c -- byte_order_mark.h: whatever text an option names, a byte order mark before
+// it changes nothing.
 #include <stdlib.h>
 #include <sys/stat.h>
 
