@@ -65,6 +65,13 @@ static void run_list_checkpoint_(FileList* files, const Resume* resume) {
     }
 }
 
+// Adds the files of the checkpoint that was found for an option, if its value is a run's directory.
+static void run_list_newest_(FileList* files, const char* option, const char* value, const char* found) {
+    if (found && strcmp(found, value) != 0) {
+        hf_model_list_files(files, option, found);
+    }
+}
+
 void run_list_files(FileList* files, const Run* run, const Options* options) {
     char buffer[OPTION_TEXT_BYTES];
     const int continues = run->resume.is_active;
@@ -77,12 +84,10 @@ void run_list_files(FileList* files, const Run* run, const Options* options) {
     }
     if (continues) {
         run_list_checkpoint_(files, &run->resume);
-    } else if (run->model_path) {
-        hf_model_list_files(files, "model", run->model_path);
+    } else {
+        run_list_newest_(files, "model", options->model, run->model_path);
     }
-    if (run->teacher_path) {
-        hf_model_list_files(files, "teacher", run->teacher_path);
-    }
+    run_list_newest_(files, "teacher", options->teacher, run->teacher_path);
 }
 
 // ---- what is written ----
