@@ -74,11 +74,12 @@ static void run_list_newest_(FileList* files, const char* option, const char* va
 
 void run_list_files(FileList* files, const Run* run, const Options* options) {
     char buffer[OPTION_TEXT_BYTES];
-    const int continues = run->resume.is_active;
+    const int continues = run->resume.is_active,
+              has_model = !continues && !options_model_size(options); // else --model is not read
     for (int i = 0; i < OPTION_ROWS; i++) {
         const OptionRow* row = &OPTION_TABLE[i];
-        const int is_start = row->offset == offsetof(Options, model); // of a run, not of its resume
-        if (option_applies(options, row) && !(is_start && continues)) {
+        const int is_model = row->offset == offsetof(Options, model);
+        if (option_applies(options, row) && (has_model || !is_model)) {
             option_list_files(files, row, run_named_(options, row, buffer));
         }
     }
