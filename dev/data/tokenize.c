@@ -32,11 +32,13 @@
 #include "llmc/base/file.h"
 #include "llmc/base/json.h"
 #include "llmc/base/lock.h"
+#include "llmc/base/file_list.h"
 #include "llmc/base/outputs.h"
 #include "llmc/base/number_text.h"
 #include "llmc/data/documents.h"
 #include "llmc/data/fill_in_middle.h"
 #include "llmc/corpus/survey.h"
+#include "llmc/setup/option_files.h"
 #include "llmc/setup/options.h"
 #include "llmc/setup/options_values.h"
 #include "llmc/tokenizer/bpe.h"
@@ -556,30 +558,50 @@ static void add_vocabulary_outputs(Outputs* outputs, const Options* options) {
     }
 }
 
+// Adds the list of dropped documents. It must not have the name of a shard that may be written, or
+// of its mask.
+static void add_dropped_output(Outputs* outputs, const Options* options) {
+    const char* name = file_name_in(options->dropped);
+    if (behind_shard(name, file_name_in(options->out))) {
+        char directory[PATH_MAX], shard[PATH_MAX];
+        file_directory_of(directory, options->out);
+        file_join(shard, directory, name);
+        outputs_keep(outputs, shard);
+    }
+    outputs_add(outputs, "dropped", options->dropped);
+}
+
+// Adds the files that the program reads.
+static void list_inputs(const Run* run, FileList* files) {
+    char buffer[OPTION_TEXT_BYTES];
+    for (uint64_t i = 0; i < run->num_inputs; i++) {
+        file_list_add(files, "", run->inputs[i]);
+    }
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        const OptionRow* row = &OPTION_TABLE[i];
+        if (row->type == OPTION_STRING) {
+            option_list_files(files, row, option_text(&run->options, row, buffer));
+        }
+    }
+}
+
 // Ends the program if one of its outputs would replace one of its inputs, or cannot be written.
 static void check_outputs(const Run* run) {
     static const char* const endings[] = {".lock", PROGRESS_ENDING, SURVEY_ENDING};
     Outputs outputs;
     outputs_open(&outputs);
-    for (uint64_t i = 0; i < run->num_inputs; i++) {
-        outputs_read(&outputs, run->inputs[i]);
-    }
-    bpe_spare(&outputs, run->options.tokenizer);
-    bpe_spare(&outputs, run->options.extend_bpe);
-    for (int i = 0; i < run->tests.num_files; i++) {
-        outputs_read(&outputs, run->tests.files[i].path);
-    }
+    list_inputs(run, &outputs.reads);
     for (int i = 0; i < 3; i++) {
         char path[PATH_MAX];
         file_path(path, "%s%s", run->options.out, endings[i]);
         outputs_add(&outputs, "out", path);
     }
-    outputs_add(&outputs, "dropped", run->options.dropped);
     if (run->options.train_bpe) {
         add_vocabulary_outputs(&outputs, &run->options);
     } else {
         add_shard_outputs(&outputs, run->options.out);
     }
+    add_dropped_output(&outputs, &run->options);
     outputs_check(&outputs);
     outputs_close(&outputs);
 }

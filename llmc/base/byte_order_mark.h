@@ -4,15 +4,20 @@ skipped; UTF-16's and UTF-32's show that the text is not UTF-8.
 
     EF BB BF    UTF-8        FF FE 00 00, 00 00 FE FF    UTF-32
     FF FE, FE FF             UTF-16
+
+byte_order_text reads all texts that options name but the data, which are too long (token_files.h,
+documents.h).
 */
 #ifndef LLMC_BYTE_ORDER_MARK_H
 #define LLMC_BYTE_ORDER_MARK_H
 
 #include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "llmc/base/check.h"
+#include "llmc/base/file.h"
 #include "llmc/base/printable.h"
 
 enum { BYTE_ORDER_MARK_BYTES = 4 }; // longest mark
@@ -38,6 +43,21 @@ static inline int byte_order_mark(const char* path, const char* text, size_t byt
     return i == 0 || i == n ||
            error_set(error, path, "%s, by its byte-order mark; wanted UTF-8: iconv -f %s -t UTF-8",
                      marks[i].encoding, marks[i].encoding);
+}
+
+// Reads a file of at most `max` bytes, as file_try_read does, without UTF-8's mark.
+static inline int byte_order_text(const char* path, size_t max, char** text, size_t* bytes, char* error) {
+    size_t skip = 0;
+    if (!file_try_read(path, max, text, bytes, error)) {
+        return 0;
+    }
+    if (!byte_order_mark(path, *text, *bytes, &skip, error)) {
+        free(*text);
+        return 0;
+    }
+    *bytes -= skip;
+    memmove(*text, *text + skip, *bytes + 1);
+    return 1;
 }
 
 static inline void byte_order_mark_note(const char* path) {

@@ -74,7 +74,8 @@ void file_sync_directory(const char* path);
 // Completes the file: flushes it to the disk and gives it its name.
 void file_commit(FileWriter* writer);
 
-// Makes a directory and its parents. Errors show when a file in it is opened.
+// Makes a directory and its parents. Those that are still empty when the program ends are removed:
+// a run that is refused leaves nothing.
 void file_make_directory(const char* path);
 
 // Writes a whole file of text.
@@ -188,22 +189,50 @@ static FileWriter* file_unfinished_ = NULL;
 static pid_t file_unfinished_pid_ = 0;
 static pthread_mutex_t file_unfinished_lock_ = PTHREAD_MUTEX_INITIALIZER;
 
-// Called by exit(). Closes no file, because other threads may still be writing.
+// A directory that this process has made. Those made later come first.
+typedef struct FileMade_ {
+    struct FileMade_* next;
+    char path[];
+} FileMade_;
+static FileMade_* file_made_ = NULL;
+
+// Called by exit(). Closes no file, because other threads may still be writing. A directory with
+// files cannot be removed.
 static void file_remove_unfinished_(void) {
     pthread_mutex_lock(&file_unfinished_lock_);
-    for (FileWriter* w = file_unfinished_pid_ == getpid() ? file_unfinished_ : NULL; w; w = w->next) {
+    const int is_ours = file_unfinished_pid_ == getpid();
+    for (FileWriter* w = is_ours ? file_unfinished_ : NULL; w; w = w->next) {
         unlink(w->temporary);
     }
+    for (FileMade_* made = is_ours ? file_made_ : NULL; made; made = made->next) {
+        rmdir(made->path);
+    }
+    pthread_mutex_unlock(&file_unfinished_lock_);
+}
+
+// Sees to it that exit() removes what this process lists from now on. The caller holds the lock.
+static void file_begin_list_(void) {
+    if (file_unfinished_pid_ != getpid()) { // first file of this process
+        file_unfinished_pid_ = getpid();
+        file_unfinished_ = NULL;
+        file_made_ = NULL;
+        atexit(file_remove_unfinished_);
+    }
+}
+
+static void file_list_made_(const char* path) {
+    FileMade_* made = (FileMade_*)check_alloc(1, sizeof(FileMade_) + strlen(path) + 1, path);
+    strcpy(made->path, path);
+    pthread_mutex_lock(&file_unfinished_lock_);
+    file_begin_list_();
+    made->next = file_made_;
+    file_made_ = made;
     pthread_mutex_unlock(&file_unfinished_lock_);
 }
 
 static void file_is_unfinished_(FileWriter* writer) {
     pthread_mutex_lock(&file_unfinished_lock_);
-    if (file_unfinished_pid_ != getpid()) { // first file of this process
-        file_unfinished_pid_ = getpid();
-        file_unfinished_ = NULL;
-        atexit(file_remove_unfinished_);
-    }
+    file_begin_list_();
     writer->next = file_unfinished_;
     file_unfinished_ = writer;
     pthread_mutex_unlock(&file_unfinished_lock_);
@@ -357,8 +386,11 @@ void file_make_directory(const char* path) {
         if (path[i] == '/' || path[i] == '\0') {
             memcpy(prefix, path, i);
             prefix[i] = '\0';
-            CHECK(mkdir(prefix, 0777) == 0 || errno == EEXIST, "%s: cannot make the directory: %s", prefix,
-                  strerror(errno));
+            const int is_new = mkdir(prefix, 0777) == 0;
+            CHECK(is_new || errno == EEXIST, "%s: cannot make the directory: %s", prefix, strerror(errno));
+            if (is_new) {
+                file_list_made_(prefix);
+            }
         }
     }
 }

@@ -128,6 +128,7 @@ static int lock_open_(const LockPlace* place, int* is_new) {
     for (int tries = 0; fd < 0 && errno == EEXIST && tries < 2; tries++) {
         fd = open(place->path, tries ? flags | O_CREAT : flags, 0666);
     }
+    CHECK(fd >= 0 || errno != ELOOP, "%s: a symbolic link, wanted a lock file or none", place->path);
     CHECK(fd >= 0 && fstat(fd, &info) == 0, "%s: cannot write: %s", place->path, strerror(errno));
     CHECK(S_ISREG(info.st_mode), "%s: not a regular file, wanted a lock file", place->path);
     const LockName_ holder = lock_holder_(fd);

@@ -3,15 +3,17 @@ outputs.h -- checks the output files that a command line names, before any work:
 none for writing until all can be written and none would destroy something.
 
 An output is a new file, or replaces a regular one. It is refused if it is a link, a directory, a
-device or a FIFO; if its directory is not writable; if another output has the same name; and if the
-run reads it: a file, or any file in a directory (a model's or a run's) or one level below it. In
-such a directory, earlier outputs may be replaced: files that end in .gguf, .html or .jsonl, except
-for the logs of runs.
+device or a FIFO; if its directory is not writable; if another output has the same name; if the run
+reads it, or would read a file of this name; and if it is below a directory that the run reads (a
+model's or a run's). There, earlier outputs that the run does not read may be replaced: files that
+end in .gguf, .html or .jsonl, except for the logs of runs.
 
 file.h writes the outputs, each as .part beside its final name.
 */
 #ifndef LLMC_OUTPUTS_H
 #define LLMC_OUTPUTS_H
+
+#include "llmc/base/file_list.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -23,15 +25,12 @@ typedef struct {
 } OutputFile_;
 
 typedef struct {
-    char** reads;       // (num_reads) files and directories of files
+    FileList reads;     // files that the run reads; the caller adds them
     OutputFile_* files; // (num_files)
-    int num_reads, num_files;
+    int num_files;
 } Outputs;
 
 void outputs_open(Outputs* o);
-
-// Registers a file that the run reads, or a directory of such files. Ignored if it does not exist.
-void outputs_read(Outputs* o, const char* path);
 
 // Registers a file that the run always writes, so no option may name it.
 void outputs_keep(Outputs* o, const char* path);
@@ -50,7 +49,6 @@ void outputs_close(Outputs* o);
 
 #ifdef OUTPUTS_IMPLEMENTATION
 
-#include <dirent.h>
 #include <errno.h>
 #include <limits.h>
 #include <stddef.h>
@@ -63,23 +61,11 @@ void outputs_close(Outputs* o);
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
 
-enum { OUTPUTS_DEPTH_ = 1 }; // levels below a directory that are searched: a run's checkpoints
-
 void outputs_open(Outputs* o) { memset(o, 0, sizeof(*o)); }
 
-static char* outputs_copy_(const char* path) {
-    char* copy = strdup(path);
-    CHECK(copy, "%s: no memory for its name", path);
-    return copy;
-}
-
-void outputs_read(Outputs* o, const char* path) {
-    o->reads = (char**)check_grow(o->reads, (size_t)o->num_reads, sizeof(char*), "names of files");
-    o->reads[o->num_reads++] = outputs_copy_(path);
-}
-
 static void outputs_append_(Outputs* o, const char* option, const char* path) {
-    const OutputFile_ file = {option, outputs_copy_(path)};
+    const OutputFile_ file = {option, strdup(path)};
+    CHECK(file.path, "%s: no memory for its name", path);
     o->files = (OutputFile_*)check_grow(o->files, (size_t)o->num_files, sizeof(file), "names of files");
     o->files[o->num_files++] = file;
 }
@@ -93,13 +79,10 @@ void outputs_add(Outputs* o, const char* option, const char* path) {
 }
 
 void outputs_close(Outputs* o) {
-    for (int i = 0; i < o->num_reads; i++) {
-        free(o->reads[i]);
-    }
     for (int i = 0; i < o->num_files; i++) {
         free(o->files[i].path);
     }
-    free(o->reads);
+    file_list_close(&o->reads);
     free(o->files);
 }
 
@@ -109,51 +92,10 @@ static int outputs_is_same_(const struct stat* a, const struct stat* b) {
     return a->st_dev == b->st_dev && a->st_ino == b->st_ino;
 }
 
-// True if `path` is this file, or a directory that has it at most `depth` levels below.
-static int outputs_holds_(const char* path, const struct stat* file, int depth) {
-    char inside[PATH_MAX];
-    struct stat there;
-    struct dirent* entry;
-    if (stat(path, &there) != 0) {
-        return 0;
-    }
-    if (!S_ISDIR(there.st_mode) || depth < 0) {
-        return outputs_is_same_(&there, file);
-    }
-    int found = 0;
-    DIR* entries = opendir(path);
-    while (entries && !found && (entry = readdir(entries))) {
-        if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0) {
-            file_join(inside, path, entry->d_name);
-            found = outputs_holds_(inside, file, depth - 1);
-        }
-    }
-    if (entries) {
-        closedir(entries);
-    }
-    return found;
-}
-
 // True if this file, in the directory of a model or a run, is an earlier output.
 static int outputs_is_output_(const char* path) {
     return file_ends_in(path, ".gguf") || file_ends_in(path, ".html") ||
            (file_ends_in(path, ".jsonl") && strncmp(file_name_in(path), "log.", 4) != 0);
-}
-
-// Ends the program if the run reads this file, which exists.
-static void outputs_check_reads_(const Outputs* o, const OutputFile_* file, const struct stat* info) {
-    for (int i = 0; i < o->num_reads; i++) {
-        const int is_directory = file_is_directory(o->reads[i]);
-        if ((is_directory && outputs_is_output_(file->path)) ||
-            !outputs_holds_(o->reads[i], info, OUTPUTS_DEPTH_)) {
-            continue;
-        }
-        if (is_directory) {
-            die_usage("--%s %s: a file of %s, which the run reads; wanted another name", file->option,
-                      file->path, o->reads[i]);
-        }
-        die_usage("--%s %s: the run reads this file; wanted another name", file->option, file->path);
-    }
 }
 
 // True if both paths name the same place; the files need not exist.
@@ -165,6 +107,43 @@ static int outputs_is_same_place_(const char* a, const char* b) {
     file_directory_of(directory, b);
     return is_a && stat(directory, &y) == 0 && outputs_is_same_(&x, &y) &&
            strcmp(file_name_in(a), file_name_in(b)) == 0;
+}
+
+// True if a directory holds this file, to any depth.
+static int outputs_is_below_(const char* path, const char* directory) {
+    char parent[PATH_MAX], inside[PATH_MAX], outside[PATH_MAX];
+    file_directory_of(parent, path);
+    const int are_there = realpath(parent, inside) && realpath(directory, outside);
+    const size_t length = are_there ? strlen(outside) : 0;
+    return are_there && strncmp(inside, outside, length) == 0 &&
+           (!inside[length] || inside[length] == '/' || length == 1);
+}
+
+// True if a path is this file, which exists if `info` is not NULL.
+static int outputs_is_file_(const char* path, const char* file, const struct stat* info) {
+    struct stat there;
+    return outputs_is_same_place_(path, file) ||
+           (info && stat(path, &there) == 0 && outputs_is_same_(&there, info));
+}
+
+// Ends the program if the run reads this file, or would read one of its name. `info` is NULL if it
+// does not exist.
+static void outputs_check_reads_(const Outputs* o, const OutputFile_* file, const struct stat* info) {
+    for (int i = 0; i < o->reads.count; i++) {
+        const ListedFile* read = &o->reads.files[i];
+        if (read->is_directory && info && !outputs_is_output_(file->path) &&
+            outputs_is_below_(file->path, read->path)) {
+            die_usage("--%s %s: a file of %s, which the run reads; wanted another name", file->option,
+                      file->path, read->path);
+        }
+    }
+    for (int i = 0; i < o->reads.count; i++) {
+        const ListedFile* read = &o->reads.files[i];
+        if (!read->is_directory && outputs_is_file_(read->path, file->path, info)) {
+            die_usage("--%s %s: the run %s; wanted another name", file->option, file->path,
+                      info ? "reads this file" : "looks for a file of this name");
+        }
+    }
 }
 
 // Ends the program if output i has the place of an earlier one.
@@ -190,6 +169,7 @@ static void outputs_check_file_(const Outputs* o, const OutputFile_* file) {
     if (lstat(file->path, &info) != 0) {
         CHECK(errno == ENOENT, "--%s %s: cannot read its attributes: %s", file->option, file->path,
               strerror(errno));
+        outputs_check_reads_(o, file, NULL);
         return;
     }
     CHECK(S_ISREG(info.st_mode), "--%s %s: %s, wanted a file or a new name", file->option, file->path,

@@ -18,14 +18,18 @@ extern "C" {
 
 #define STOP_REQUEST_LOCK "run.lock"
 
+// True for the names of these two files.
+int stop_request_owns(const char* name);
+
 // Asks the process `holder`, which has the lock of the directory.
 void stop_request_write(const char* directory, const char holder[LOCK_NAME_BYTES]);
 
 // Returns true if someone has asked this process to end.
 int stop_request_is_there(const char* directory);
 
-// Removes a request, if there is one.
-void stop_request_remove(const char* directory);
+// Removes a request, or whatever has its name but a directory with files. Returns true if none is
+// left.
+int stop_request_remove(const char* directory);
 
 #ifdef __cplusplus
 }
@@ -33,6 +37,7 @@ void stop_request_remove(const char* directory);
 
 #ifdef STOP_REQUEST_IMPLEMENTATION
 
+#include <errno.h>
 #include <limits.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -43,8 +48,14 @@ void stop_request_remove(const char* directory);
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
 
+#define STOP_REQUEST_FILE_ "run.stop"
+
+int stop_request_owns(const char* name) {
+    return strcmp(name, STOP_REQUEST_LOCK) == 0 || strcmp(name, STOP_REQUEST_FILE_) == 0;
+}
+
 static void stop_request_path_(char path[PATH_MAX], const char* directory) {
-    file_join(path, directory, "run.stop");
+    file_join(path, directory, STOP_REQUEST_FILE_);
 }
 
 void stop_request_write(const char* directory, const char holder[LOCK_NAME_BYTES]) {
@@ -66,10 +77,10 @@ int stop_request_is_there(const char* directory) {
     return is_mine;
 }
 
-void stop_request_remove(const char* directory) {
+int stop_request_remove(const char* directory) {
     char path[PATH_MAX];
     stop_request_path_(path, directory);
-    unlink(path);
+    return remove(path) == 0 || errno == ENOENT;
 }
 
 #endif // STOP_REQUEST_IMPLEMENTATION

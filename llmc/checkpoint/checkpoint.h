@@ -67,6 +67,8 @@ typedef struct {
     // fields of config.json to keep (hf_config_kept); NULL: a new model
     const char* config;
     const DataSources* train; // training data
+    ValidationSet val_sets[SOURCES_MAX];
+    int num_val_sets;
     // Writes more small files into the directory, in the thread that saves; NULL: none.
     void (*extra)(const void* context, const char* directory);
     const void* extra_context;
@@ -111,10 +113,11 @@ typedef struct {
     // checksums of this rank's files: of weights (most), of their average (most), then of its part
     uint64_t* written;
     pthread_t thread;
-    int64_t saved_step; // last step that was saved or resumed; -1: none
-    int64_t whole_step; // last step whose save has ended, or that was resumed
-    double write_s;     // time of the thread; undefined while it runs
-    double save_s;      // longest time of a save so far
+    int64_t saved_step;  // last step that was saved or resumed; -1: none
+    int64_t saved_stage; // RunStage of that save
+    int64_t whole_step;  // last step whose save has ended, or that was resumed
+    double write_s;      // time of the thread; undefined while it runs
+    double save_s;       // longest time of a save so far
 } Checkpoints;
 
 // ---- writing ----
@@ -636,6 +639,8 @@ void checkpoints_open(Checkpoints* c, const Options* options, CheckpointRun run,
     c->state.trainer = run.trainer;
     c->state.train_tokens = (int64_t)run.train->tokens;
     c->state.train_data = run.train->fingerprint;
+    memcpy(c->state.val_sets, run.val_sets, sizeof(run.val_sets));
+    c->state.num_val_sets = run.num_val_sets;
     c->state.padded_vocab = part->whole.Vp;
     c->state.files = (SavedFile*)check_alloc(STATE_MAX_FILES, sizeof(SavedFile), "files of a checkpoint");
     c->lock = lock;
@@ -697,6 +702,7 @@ void checkpoint_start(Checkpoints* c, const RunState* run) {
     c->state.mixture = mixture_state(c->run.train, (uint64_t)run->sequence);
     c->state.serial++;
     c->saved_step = run->step;
+    c->saved_stage = run->stage;
     c->is_running = c->writes = 1;
     c->completes = c->run.model.comm->size == 1;
     c->write_s = 0;

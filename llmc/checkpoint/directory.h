@@ -32,6 +32,9 @@ extern "C" {
 // Sets `path` to the directory of a step's checkpoint; `ending` is "" or CHECKPOINT_PART.
 void checkpoint_path(char path[PATH_MAX], const char* out, int64_t step, const char* ending);
 
+// True for the names of checkpoints, whole or not.
+int checkpoint_owns(const char* name);
+
 // Sets *steps to the steps of the entries of `out` with this ending, unordered. Returns their
 // number. The caller frees *steps.
 int checkpoint_steps(const char* out, const char* ending, int64_t** steps);
@@ -53,9 +56,9 @@ void checkpoint_put(const char* part, const char* path, const char* out, int64_t
 
 // Removes the oldest checkpoints of the run of `last`, until `keep` (1 or more) are left up to and
 // including `last`. Multiples of `major` (0: none) and step `best` (-1: none) stay and do not
-// count. With CHECKPOINT_KEEP_AUTO, only checkpoints made by the clock or by --keep-best count, and
-// two are left. Steps after `last` stay: the run made them before it was resumed from an earlier
-// step. A checkpoint that cannot be removed does not end the run.
+// count. With CHECKPOINT_KEEP_AUTO, only checkpoints made by the clock, for a stop or by
+// --keep-best count, and two are left. Steps after `last` stay: the run made them before it was
+// resumed from an earlier step. A checkpoint that cannot be removed does not end the run.
 enum { CHECKPOINT_KEEP_AUTO = -1, CHECKPOINT_KEPT_BY_CLOCK = 2 };
 typedef struct {
     int keep, major;
@@ -139,6 +142,11 @@ static int64_t checkpoint_step_(const char* name, const char* ending) {
     const long long step = strtoll(name + 5, NULL, 10);
     snprintf(wanted, sizeof(wanted), "step_%08lld%s", step, ending);
     return strcmp(name, wanted) == 0 ? step : -1;
+}
+
+int checkpoint_owns(const char* name) {
+    return checkpoint_step_(name, "") >= 0 || checkpoint_step_(name, CHECKPOINT_PART) >= 0 ||
+           checkpoint_step_(name, CHECKPOINT_OLD_) >= 0;
 }
 
 int checkpoint_steps(const char* out, const char* ending, int64_t** steps) {
@@ -230,7 +238,8 @@ Lock* checkpoint_lock(const char* out) {
     file_join(path, out, STOP_REQUEST_LOCK);
     Lock* lock = lock_take(&place);
     // a leftover, perhaps for a process of the same name: in containers these repeat
-    stop_request_remove(out);
+    CHECK(stop_request_remove(out), "%s/run.stop: cannot remove: %s; wanted it for --stop-run", out,
+          strerror(errno));
     checkpoint_recover_(out);
     return lock;
 }

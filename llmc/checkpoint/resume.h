@@ -13,7 +13,8 @@ option that has been removed, or if the data, the teacher or the trainer have ch
 needed. It is not needed for a greater --steps, nor for another schedule with the rates that the run
 has had so far: a decay may start from any checkpoint. The run continues at its position in the
 data; other data are read from their start. Sources with names (mixture.h) may come, go and change
-their weights: each continues at its place.
+their weights: each continues at its place. If the validation data that decide about the run have
+changed, its best validation starts again.
 */
 #ifndef LLMC_RESUME_H
 #define LLMC_RESUME_H
@@ -372,6 +373,29 @@ static int resume_check_data_(const Resume* r, const Options* options, ResumeCha
     return train_data != saved;
 }
 
+// Prints which validation sets have changed. If the first one has, none was the best so far.
+static void resume_check_sets_(Resume* r, const Options* options, FILE* file, const RunData* data) {
+    char name[256], is[32], was[32];
+    ValidationSet sets[SOURCES_MAX];
+    ResumeChanges_ c = {.file = file};
+    const int count = run_data_list_sets(sets, data, options);
+    for (int i = 0; i < count; i++) {
+        const uint64_t before = state_val_set(&r->saved, sets[i].name);
+        if (before && before != sets[i].checksum) {
+            snprintf(name, sizeof(name), "the checksum of the validation data%s%.200s",
+                     sets[i].name[0] ? " " : "", sets[i].name);
+            snprintf(is, sizeof(is), "%016" PRIx64, sets[i].checksum);
+            snprintf(was, sizeof(was), "%016" PRIx64, before);
+            resume_difference_(&c, name, is, was, 0);
+        }
+    }
+    if (!state_validates_same(&r->saved, sets, count)) {
+        r->saved.run.validations = validations_open();
+        fprintf(file, "resume: these are other validations than before: the best one, and --patience, start "
+                      "again\n");
+    }
+}
+
 // Prints how the shares of the sources change, of a checkpoint with these sources.
 static void resume_print_mixture_(FILE* file, const DataSources* now, const MixtureState* before,
                                   const SourceMatch* match) {
@@ -560,6 +584,7 @@ void resume_check(Resume* r, const Settled* s, FILE* file, const char* trainer, 
     memset(&c, 0, sizeof(c));
     c.file = file;
     c.mixes = data->train.is_named && r->saved.mixture.count > 0;
+    resume_check_sets_(r, options, file, data);
     resume_print_steps_(r, options, file);
     resume_check_removed_(r, &c);
     resume_check_options_(r, options, &c);

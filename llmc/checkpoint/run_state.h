@@ -5,6 +5,7 @@ run_state.h -- the progress of a run, without its tensors, and its file in a che
      "first_serial":1,"step":1000,"updates":1000,"tokens":...,"sequence":...,"samples_at":...,
      "train_tokens":...,"padded_vocab":...,"stage":2,"by_clock":0,"average_from":0,
      "train_data":"16 hexadecimal digits","teacher":"16 hexadecimal digits","val_loss":...,
+     "val_data":[{"name":"web","xxh64":"16 hexadecimal digits"}, ...],
      "trainer":"CPU FP32",
      "loss_scale":{"scale":1,"good_steps":0},
      "guard":{"consecutive":0,"best":...,"losses":{"count":...,"values":[...]},"norms":{...}},
@@ -30,6 +31,8 @@ same bits. The options have the values of options_print_json; file names may hav
     train_tokens   number of tokens in the training data
     train_data     checksum of the training data (mixture.h), because other data have other
                    sequences; 0 if unknown; missing in older files
+    val_data       the sets of validations (ValidationSet); the name of a single one is ""; missing
+                   in older files and in runs without data
     teacher        checksum of the teacher's weights in memory; missing in runs without one
     clip           shares of the limit of the gradient's norm, for --update-in-backward
                    (update_in_backward.h); missing in other runs
@@ -37,7 +40,7 @@ same bits. The options have the values of options_print_json; file names may hav
                    has given (MixtureState); missing in older files and in runs without data
     average_from   updates before the first one in the average of the weights (average.h); missing
                    in older files: 0
-    by_clock       1: saved only for --save-minutes or --keep-best; missing in older files
+    by_clock       1: saved only for --save-minutes, --keep-best or a stop; missing in older files
     validations    state of --patience and --keep-best (validations.h); missing in older files
     stage          work between two updates that was done at this step (RunStage); missing in older
                    files: all of it
@@ -54,6 +57,7 @@ same bits. The options have the values of options_print_json; file names may hav
 #include "llmc/optim/update_in_backward.h"
 #include "llmc/optim/loss_scale.h"
 #include "llmc/setup/options.h"
+#include "llmc/setup/run_data.h"
 #include "llmc/optim/validations.h"
 
 #ifdef __cplusplus
@@ -96,8 +100,10 @@ typedef struct {
     RunState run;
     uint64_t identity; // identity of the run; 0: unknown
     int64_t serial, first_serial, train_tokens, padded_vocab;
-    int64_t by_clock; // 1: saved only for --save-minutes or --keep-best
+    int64_t by_clock; // 1: saved only for --save-minutes, --keep-best or a stop
     uint64_t train_data;
+    ValidationSet val_sets[SOURCES_MAX];
+    int num_val_sets;     // 0: unknown, or none
     MixtureState mixture; // its sources are owned; none: unknown
     const char* trainer;
     SavedFile* files; // (STATE_MAX_FILES)
@@ -129,6 +135,13 @@ int state_try_parse(SavedState* s, const char* path, char* text, size_t bytes, c
 // Reads and checks a file. Returns 0 with the reason in `error`, and nothing to close, if it is
 // damaged.
 int state_try_read(SavedState* s, const char* path, char* error);
+
+// Returns the saved checksum of the validation set of this name; 0: unknown, or no such set.
+uint64_t state_val_set(const SavedState* s, const char* name);
+
+// Returns true if the set that decides about the run is the same as in a saved state, or unknown
+// there. If not, its best validation so far is one of other data.
+int state_validates_same(const SavedState* s, const ValidationSet* sets, int num_sets);
 
 // Returns the saved value of an option; NULL if it was not saved.
 const char* state_option(const SavedState* s, const char* name);
@@ -268,6 +281,16 @@ static void state_print_mixture_(FILE* file, const MixtureState* mixture) {
     fputs("]}", file);
 }
 
+static void state_print_sets_(FILE* file, const SavedState* s) {
+    fputs(",\n\"val_data\":[", file);
+    for (int i = 0; i < s->num_val_sets; i++) {
+        fputs(i ? ",\n  {\"name\":" : "\n  {\"name\":", file);
+        json_print_bytes(file, s->val_sets[i].name, strlen(s->val_sets[i].name));
+        fprintf(file, ",\"xxh64\":\"%016" PRIx64 "\"}", s->val_sets[i].checksum);
+    }
+    fputs("]", file);
+}
+
 // Prints everything except the checksum.
 static void state_print_(FILE* file, SavedState* s, const Options* options) {
     StateNumber_ numbers[STATE_NUMBERS_];
@@ -284,6 +307,9 @@ static void state_print_(FILE* file, SavedState* s, const Options* options) {
         fprintf(file, "\"teacher\":\"%016" PRIx64 "\",\n", s->run.teacher);
     }
     state_print_number_(file, "val_loss", s->run.val_loss);
+    if (s->num_val_sets > 0) {
+        state_print_sets_(file, s);
+    }
     fputs(",\n\"trainer\":", file);
     json_print_string(file, s->trainer, strlen(s->trainer));
     fprintf(file, ",\n\"loss_scale\":{\"scale\":%.9g,\"good_steps\":%d}", (double)s->run.loss_scale.scale,
@@ -481,6 +507,29 @@ static int state_sources_(JsonReader* text, MixtureState* mixture) {
     return more == 0;
 }
 
+static int state_set_member_(JsonReader* text, const char* key, void* to) {
+    ValidationSet* set = (ValidationSet*)to;
+    return strcmp(key, "name") == 0 ? json_bytes(text, &set->name) : state_hex_(text, &set->checksum);
+}
+
+static int state_sets_(JsonReader* text, SavedState* s) {
+    static const char* const keys[] = {"name", "xxh64", NULL};
+    int more;
+    if (!json_take(text, '[')) {
+        return 0;
+    }
+    while ((more = json_element(text, s->num_val_sets ? JSON_NEXT : JSON_FIRST)) > 0) {
+        if (s->num_val_sets == SOURCES_MAX) {
+            return json_unexpected(text, "the end of the list");
+        }
+        if (!state_object_(text, keys, state_set_member_, &s->val_sets[s->num_val_sets])) {
+            return 0;
+        }
+        s->num_val_sets++;
+    }
+    return more == 0;
+}
+
 static int state_mixture_member_(JsonReader* text, const char* key, void* to) {
     MixtureState* mixture = (MixtureState*)to;
     return strcmp(key, "first") == 0         ? state_natural_(text, &mixture->first)
@@ -606,6 +655,7 @@ static int state_member_(JsonReader* text, const char* key, void* to) {
            : strcmp(key, "validations") == 0
                ? state_object_(text, validations, state_validations_member_, &s->run.validations)
            : strcmp(key, "mixture") == 0    ? state_object_(text, mixture, state_mixture_member_, &s->mixture)
+           : strcmp(key, "val_data") == 0   ? state_sets_(text, s)
            : strcmp(key, "options") == 0    ? state_object_(text, NULL, state_options_member_, s)
            : strcmp(key, "files") == 0      ? state_object_(text, NULL, state_files_member_, s)
            : strcmp(key, "run") == 0        ? state_hex_(text, &s->identity)
@@ -636,7 +686,8 @@ int state_try_parse(SavedState* s, const char* path, char* text, size_t bytes, c
                                        "trainer",    "loss_scale",   "guard",         "options",
                                        "files",      "?stage",       "?train_data",   "?clip",
                                        "xxh64",      "?run",         "?by_clock",     "?validations",
-                                       "?teacher",   "?mixture",     "?average_from", NULL};
+                                       "?teacher",   "?mixture",     "?average_from", "?val_data",
+                                       NULL};
     JsonReader reader = json_reader(path, text, bytes, error);
     memset(s, 0, sizeof(*s));
     s->text = text;
@@ -677,6 +728,18 @@ int state_try_read(SavedState* s, const char* path, char* error) {
         return 0;
     }
     return state_try_parse(s, path, text, bytes, error);
+}
+
+uint64_t state_val_set(const SavedState* s, const char* name) {
+    uint64_t checksum = 0;
+    for (int i = 0; i < s->num_val_sets; i++) {
+        checksum = strcmp(s->val_sets[i].name, name) == 0 ? s->val_sets[i].checksum : checksum;
+    }
+    return checksum;
+}
+
+int state_validates_same(const SavedState* s, const ValidationSet* sets, int num_sets) {
+    return s->num_val_sets == 0 || num_sets == 0 || s->val_sets[0].checksum == sets[0].checksum;
 }
 
 const char* state_option(const SavedState* s, const char* name) {

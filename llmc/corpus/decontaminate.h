@@ -180,16 +180,14 @@ static void test_read_documents_(TestTexts* tests, const char* path, const char*
 // Adds the texts of a task. Returns 0 if the file is none.
 static int test_read_task_(TestTexts* tests, const char* path) {
     char error[ERROR_BYTES], *text;
-    size_t bytes, mark = 0;
+    size_t bytes;
     if (!file_ends_in(path, ".jsonl") && !file_ends_in(path, ".json")) {
         return 0;
     }
-    CHECK(file_try_read(path, TEST_MAX_BYTES_, &text, &bytes, error) &&
-              byte_order_mark(path, text, bytes, &mark, error),
-          "--decontaminate: %s", error);
-    const int is_task = task_records_is_task(text + mark, bytes - mark);
-    CHECK(!is_task || task_files_texts(path, text + mark, bytes - mark, test_pair_, tests, error),
-          "--decontaminate: %s", error);
+    CHECK(byte_order_text(path, TEST_MAX_BYTES_, &text, &bytes, error), "--decontaminate: %s", error);
+    const int is_task = task_records_is_task(text, bytes);
+    CHECK(!is_task || task_files_texts(path, text, bytes, test_pair_, tests, error), "--decontaminate: %s",
+          error);
     free(text);
     return is_task;
 }

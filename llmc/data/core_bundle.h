@@ -17,8 +17,10 @@ program, with file and line.
 #ifndef LLMC_CORE_BUNDLE_H
 #define LLMC_CORE_BUNDLE_H
 
+#include <limits.h>
 #include <stddef.h>
 
+#include "llmc/base/file_list.h"
 #include "llmc/data/task_records.h"
 
 #ifdef __cplusplus
@@ -43,6 +45,12 @@ void core_bundle_open(CoreBundle* bundle, const char* directory);
 
 void core_bundle_close(CoreBundle* bundle);
 
+// Sets path to the file of a task.
+void core_bundle_path(char path[PATH_MAX], const char* directory, const CoreTask* task);
+
+// Adds the files of the bundle in a directory: its tables, and its tasks.
+void core_bundle_list_files(FileList* files, const char* option, const char* directory);
+
 #ifdef __cplusplus
 }
 #endif
@@ -55,6 +63,7 @@ void core_bundle_close(CoreBundle* bundle);
 #include <stdlib.h>
 #include <string.h>
 
+#include "llmc/base/byte_order_mark.h"
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
 #include "llmc/base/python_random.h"
@@ -71,7 +80,7 @@ static char* core_copy_(const char* text) {
 static char* core_read_(const char* path) {
     char *text, error[ERROR_BYTES];
     size_t bytes;
-    CHECK(file_try_read(path, CORE_MAX_BYTES_, &text, &bytes, error), "%s", error);
+    CHECK(byte_order_text(path, CORE_MAX_BYTES_, &text, &bytes, error), "%s", error);
     CHECK(strlen(text) == bytes, "%s: a zero byte, wanted text", path);
     return text;
 }
@@ -350,11 +359,14 @@ static void core_read_csv_(CoreBundle* bundle, const char* path) {
 
 // ---- the bundle ----
 
+#define CORE_YAML_ "core.yaml"
+#define CORE_CSV_ "eval_meta_data.csv"
+
 void core_bundle_open(CoreBundle* bundle, const char* directory) {
     char yaml[PATH_MAX], csv[PATH_MAX];
     memset(bundle, 0, sizeof(*bundle));
-    file_join(yaml, directory, "core.yaml");
-    file_join(csv, directory, "eval_meta_data.csv");
+    file_join(yaml, directory, CORE_YAML_);
+    file_join(csv, directory, CORE_CSV_);
     core_read_yaml_(bundle, yaml);
     core_read_csv_(bundle, csv);
     for (int i = 0; i < bundle->count; i++) {
@@ -372,6 +384,23 @@ void core_bundle_close(CoreBundle* bundle) {
     }
     free(bundle->tasks);
     memset(bundle, 0, sizeof(*bundle));
+}
+
+void core_bundle_path(char path[PATH_MAX], const char* directory, const CoreTask* task) {
+    file_path(path, "%s/eval_data/%s", directory, task->file);
+}
+
+void core_bundle_list_files(FileList* files, const char* option, const char* directory) {
+    CoreBundle bundle;
+    char path[PATH_MAX];
+    core_bundle_open(&bundle, directory);
+    file_list_add_in(files, option, directory, CORE_YAML_);
+    file_list_add_in(files, option, directory, CORE_CSV_);
+    for (int i = 0; i < bundle.count; i++) {
+        core_bundle_path(path, directory, &bundle.tasks[i]);
+        file_list_add(files, option, path);
+    }
+    core_bundle_close(&bundle);
 }
 
 #endif // CORE_BUNDLE_IMPLEMENTATION

@@ -49,6 +49,7 @@ void core_task_open(Task* task, const CoreTask* core, const char* directory, Tas
 #include <stdlib.h>
 #include <string.h>
 
+#include "llmc/base/byte_order_mark.h"
 #include "llmc/base/check.h"
 #include "llmc/base/enum_words.h"
 #include "llmc/base/file.h"
@@ -107,12 +108,9 @@ static void core_keep_(CoreReader_* r, const TaskRecord* record, size_t line) {
 
 // Reads all examples, whose texts point into `text`.
 static int core_read_examples_(CoreReader_* r, char* text, size_t bytes) {
-    TaskRecords records;
+    TaskRecords records = task_records_open(r->path, text, bytes, r->place, r->error);
     TaskRecord record = {0};
     int more;
-    if (!task_records_open(&records, r->path, text, bytes, r->place, r->error)) {
-        return 0;
-    }
     while ((more = task_records_next(&records, &record)) > 0) {
         if (records.form != r->core->form) {
             return error_set(r->error, r->place, "fields of %s, wanted those of %s as core.yaml says",
@@ -332,19 +330,18 @@ static int core_read_task_(CoreReader_* r, char* text, size_t bytes) {
 }
 
 void core_task_open(Task* task, const CoreTask* core, const char* directory, TaskSettings settings) {
-    char *text, error[ERROR_BYTES], name[PATH_MAX], data[PATH_MAX];
+    char *text, error[ERROR_BYTES], name[PATH_MAX];
     size_t bytes;
     CoreReader_* r = (CoreReader_*)check_alloc(1, sizeof(CoreReader_), "a task of CORE");
     r->task = task;
     r->core = core;
     r->settings = settings;
     r->error = error;
-    file_join(data, directory, "eval_data");
-    file_join(r->path, data, core->file);
+    core_bundle_path(r->path, directory, core);
     file_path(name, "core/%s", core->label);
     task_open(task, name, core->form == TASK_CONTINUATIONS ? TASK_CONTINUATION : TASK_CHOICE, settings.T);
     task->baseline = core->baseline;
-    CHECK(file_try_read(r->path, CORE_TASK_BYTES_, &text, &bytes, error), "%s", error);
+    CHECK(byte_order_text(r->path, CORE_TASK_BYTES_, &text, &bytes, error), "%s", error);
     CHECK(core_read_task_(r, text, bytes), "%s", error);
     task_pack(task);
     free(text);

@@ -88,8 +88,8 @@ void data_schedule_close(DataSchedule* d);
 #include <stdlib.h>
 #include <string.h>
 
+#include "llmc/base/byte_order_mark.h"
 #include "llmc/base/check.h"
-#include "llmc/base/file.h"
 #include "llmc/base/number_text.h"
 
 #define SCHEDULE_FILE_BYTES_ ((size_t)1 << 20)
@@ -233,7 +233,7 @@ void data_schedule_read(DataSchedule* d, const char* path, const char* const* na
     schedule_open_(d, sources, SCHEDULE_LINES);
     d->path = strdup(path);
     CHECK(d->path, "%s: no memory", path);
-    CHECK(file_try_read(path, SCHEDULE_FILE_BYTES_, &text, &bytes, error), "%s", error);
+    CHECK(byte_order_text(path, SCHEDULE_FILE_BYTES_, &text, &bytes, error), "%s", error);
     CHECK(strlen(text) == bytes, "%s: has a zero byte; wanted text", path);
     char* next = text;
     for (int number = 1; *next; number++) {

@@ -60,6 +60,7 @@ int task_files_texts(const char* path, char* text, size_t bytes, TaskTextSink si
 #include <stdlib.h>
 #include <string.h>
 
+#include "llmc/base/byte_order_mark.h"
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
 #include "llmc/data/task_records.h"
@@ -189,12 +190,9 @@ static int task_is_full_(const TaskReader_* r) {
 }
 
 static int task_use_lines_(TaskReader_* r, const char* path, char* text, size_t bytes, TaskUse_ use) {
-    TaskRecords records;
+    TaskRecords records = task_records_open(path, text, bytes, r->place, r->error);
     TaskRecord record;
     int more = 0;
-    if (!task_records_open(&records, path, text, bytes, r->place, r->error)) {
-        return 0;
-    }
     while (!task_is_full_(r) && (more = task_records_next(&records, &record)) > 0) {
         if (!use(r, &record, records.form)) {
             return 0;
@@ -313,7 +311,7 @@ static int task_is_bin_(const char* text, size_t bytes) {
 static int task_read_(TaskReader_* r, const char* path) {
     char* text;
     size_t bytes;
-    if (!file_try_read(path, TASK_MAX_BYTES_, &text, &bytes, r->error)) {
+    if (!byte_order_text(path, TASK_MAX_BYTES_, &text, &bytes, r->error)) {
         return 0;
     }
     const int ok = task_is_bin_(text, bytes) ? task_read_bin_(r, path, text, bytes)

@@ -131,9 +131,6 @@ TaskScore task_score(const Task* task, const TaskResult* results);
 // right one, and the loss of each ending (sum in nats, tokens, bytes).
 void task_print(FILE* file, const Task* task, const TaskResult* results, int64_t step);
 
-// Returns a checksum of everything that the score depends on, except the model.
-uint64_t task_fingerprint(const Task* task);
-
 #ifdef __cplusplus
 }
 #endif
@@ -148,7 +145,6 @@ uint64_t task_fingerprint(const Task* task);
 #include "llmc/base/check.h"
 #include "llmc/base/json.h"
 #include "llmc/base/printable.h"
-#include "llmc/base/xxh64.h"
 
 // ---- making a task ----
 
@@ -417,25 +413,6 @@ void task_print(FILE* file, const Task* task, const TaskResult* results, int64_t
         }
         fputs("]}\n", file);
     }
-}
-
-uint64_t task_fingerprint(const Task* task) {
-    Xxh64 hash;
-    xxh64_open(&hash);
-    xxh64_add(&hash, &task->baseline, sizeof(task->baseline));
-    xxh64_add(&hash, task->tokens, task->num_tokens * sizeof(int));
-    for (size_t d = 0; d < task->num_documents; d++) { // field by field: structures have padding
-        const TaskDocument* document = &task->documents[d];
-        const size_t fields[4] = {document->first, (size_t)document->length, (size_t)document->scored,
-                                  (size_t)document->bytes};
-        xxh64_add(&hash, fields, sizeof(fields));
-    }
-    for (size_t i = 0; i < task->num_examples; i++) {
-        const TaskExample* example = &task->examples[i];
-        const size_t fields[3] = {example->first, (size_t)example->count, (size_t)example->gold};
-        xxh64_add(&hash, fields, sizeof(fields));
-    }
-    return xxh64_value(&hash);
 }
 
 #endif // EVAL_TASKS_IMPLEMENTATION

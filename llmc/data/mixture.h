@@ -100,6 +100,9 @@ int mixture_has_weights(const char* text);
 // Returns what the list names, tokens or text. Opens nothing.
 TokensKind mixture_kind(const char* text);
 
+// Adds the files of all sources of a list, and those that belong to them.
+void mixture_list_files(FileList* files, const char* option, const char* text);
+
 // ---- opening ----
 
 void mixture_open_files(DataSources* sources, const char* text, TokensFormat format, int vocab_size);
@@ -317,6 +320,15 @@ TokensKind mixture_kind(const char* text) {
     }
     free(list.text);
     return kind;
+}
+
+void mixture_list_files(FileList* files, const char* option, const char* text) {
+    SourceList list;
+    mixture_read_list(&list, text);
+    for (int i = 0; i < list.count; i++) {
+        tokens_list_files(files, option, list.patterns[i]);
+    }
+    free(list.text);
 }
 
 // ---- the order ----

@@ -50,9 +50,8 @@ typedef struct {
 // Returns true if a text has the first line of a task.
 int task_records_is_task(const char* text, size_t bytes);
 
-// Starts to read a text, which it decodes in place. Returns 0 with the reason in `error` if it is
-// not UTF-8.
-int task_records_open(TaskRecords* r, const char* path, char* text, size_t bytes, char* place, char* error);
+// Starts to read a text, which it decodes in place.
+TaskRecords task_records_open(const char* path, char* text, size_t bytes, char* place, char* error);
 
 // Reads the next record, whose list has two texts or more and the right one. Returns 1, or 0 at the
 // end, or -1 with the reason in `error`.
@@ -69,7 +68,6 @@ int task_records_next(TaskRecords* r, TaskRecord* record);
 #include <stdlib.h>
 #include <string.h>
 
-#include "llmc/base/byte_order_mark.h"
 #include "llmc/base/check.h"
 #include "llmc/base/json.h"
 
@@ -260,17 +258,9 @@ int task_records_is_task(const char* text, size_t bytes) {
     return is_task;
 }
 
-int task_records_open(TaskRecords* r, const char* path, char* text, size_t bytes, char* place, char* error) {
-    size_t mark;
-    if (!byte_order_mark(path, text, bytes, &mark, error)) {
-        return 0;
-    }
-    if (mark) {
-        byte_order_mark_note(path);
-    }
-    const TaskRecords records = {path, text, bytes, mark, 0, TASK_FORMS, place, error};
-    *r = records;
-    return 1;
+TaskRecords task_records_open(const char* path, char* text, size_t bytes, char* place, char* error) {
+    const TaskRecords records = {path, text, bytes, 0, 0, TASK_FORMS, place, error};
+    return records;
 }
 
 int task_records_next(TaskRecords* r, TaskRecord* record) {

@@ -12,11 +12,12 @@ and the first bytes of a file decide its format:
     any other name                        text: one document of one token per byte, after an
                                           end-of-text token (tokenizer.h, "bytes": V = 257)
 
-Beside a .bin may be a mask, NAME.bin.mask (target_mask.h).
+Beside a .bin may be a mask, NAME.bin.mask (target_mask.h), and beside any file its checksum,
+FILE.xxh64, the output of `xxh64sum FILE`.
 
 Opening a stream checks every token once, in parallel: a bad one must not surface in the middle of a
-run. tokens_verify_file does the same without ending the program, and compares the file with the
-checksum in FILE.xxh64 (the output of `xxh64sum FILE`), if any.
+run. tokens_verify_file does the same without ending the program, and compares the file with its
+checksum, if any.
 
 If a file is changed afterwards, reading notices where it has become shorter and where a token is
 not below V any more: tokens_fill then leaves the mapped_try that it is called in (mapped_file.h),
@@ -29,10 +30,12 @@ for all of its text files. A backslash before one of , : * ? [ = \ makes it a pa
 #define LLMC_TOKEN_FILES_H
 
 #include <glob.h>
+#include <limits.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 
+#include "llmc/base/file_list.h"
 #include "llmc/base/mapped_file.h"
 #include "llmc/base/enum_words.h"
 #include "llmc/data/target_mask.h"
@@ -93,6 +96,15 @@ glob_t tokens_list(const char* pattern);
 
 // Returns what the files are, tokens (.bin) or text (any other name). Opens none of them.
 TokensKind tokens_kind(const char* pattern);
+
+// Files that belong to a data file: NAME.idx and NAME.bin.mask to NAME.bin, NAME.xxh64 to any.
+typedef enum { TOKENS_INDEX, TOKENS_MASK, TOKENS_CHECKSUM, TOKENS_BESIDE } TokensBeside;
+
+// Sets path to the name of such a file, whether it exists or not.
+void tokens_beside(char path[PATH_MAX], const char* data, TokensBeside which);
+
+// Adds the files of a list, which may be shards and texts, and those that belong to them.
+void tokens_list_files(FileList* files, const char* option, const char* list);
 
 // ---- opening a file: these functions return 0 and set `error` if something is wrong with it ----
 
@@ -165,7 +177,7 @@ int tokens_describe(const TokenStream* stream, MappedResult result, const void* 
 
 // ---- verifying files ----
 
-// Compares a file with the checksum in path.xxh64, if any. Sets *found to the result, in a few
+// Compares a file with its checksum, if any. Sets *found to the result, in a few
 // words.
 int tokens_verify_checksum(const char* path, const char** found, char* error);
 
@@ -311,6 +323,46 @@ TokensKind tokens_kind(const char* pattern) {
     const TokensKind kind = tokens_is_shard(files.gl_pathv[0]) ? TOKENS_SHARDS : TOKENS_TEXT;
     globfree(&files);
     return kind;
+}
+
+void tokens_beside(char path[PATH_MAX], const char* data, TokensBeside which) {
+    switch (which) {
+    case TOKENS_INDEX:
+        file_path(path, "%.*s.idx", (int)(strlen(data) - strlen(".bin")), data);
+        return;
+    case TOKENS_MASK:
+        target_mask_path(path, data);
+        return;
+    case TOKENS_CHECKSUM:
+        file_path(path, "%s.xxh64", data);
+        return;
+    case TOKENS_BESIDE:
+        break;
+    }
+    assert(0);
+}
+
+static void tokens_list_item_files_(FileList* files, const char* option, const char* item) {
+    char beside[PATH_MAX];
+    glob_t found = tokens_list(item);
+    for (size_t i = 0; i < found.gl_pathc; i++) {
+        const char* path = found.gl_pathv[i];
+        file_list_add(files, option, path);
+        for (int which = tokens_is_shard(path) ? 0 : TOKENS_CHECKSUM; which < TOKENS_BESIDE; which++) {
+            tokens_beside(beside, path, (TokensBeside)which);
+            file_list_add(files, option, beside);
+        }
+    }
+    globfree(&found);
+}
+
+void tokens_list_files(FileList* files, const char* option, const char* list) {
+    char *items = strdup(list), *next = items, *item;
+    CHECK(items, "%s: no memory", list);
+    while ((item = tokens_next_item(&next)) != NULL) {
+        tokens_list_item_files_(files, option, item);
+    }
+    free(items);
 }
 
 // ---- opening a file. These functions return 0 and set `error` when something is wrong with it
@@ -494,9 +546,8 @@ static int megatron_check_body_(const TokenSpan* span, const char* path, char* e
 
 // Sets idx to the name of the .idx beside a .bin. Returns 0 if it does not exist.
 static int megatron_path_(char idx[PATH_MAX], const char* path) {
-    const size_t stem = strlen(path) - strlen(".bin");
-    snprintf(idx, PATH_MAX, "%.*s.idx", (int)stem, path);
-    return stem + strlen(".idx") < PATH_MAX && file_exists(idx);
+    tokens_beside(idx, path, TOKENS_INDEX);
+    return file_exists(idx);
 }
 
 static int tokens_read_megatron_(TokenSpan* span, const char* path, const char* idx, char* error) {
@@ -939,14 +990,14 @@ int tokens_verify_checksum(const char* path, const char** found, char* error) {
     char sum_path[PATH_MAX];
     unsigned long long wanted;
     uint64_t value = 0;
-    snprintf(sum_path, sizeof(sum_path), "%s.xxh64", path);
+    tokens_beside(sum_path, path, TOKENS_CHECKSUM);
     char* text;
     size_t bytes;
     if (access(sum_path, F_OK) != 0) {
         *found = "no checksum beside it";
         return errno == ENOENT ? 1 : error_set(error, sum_path, "cannot open: %s", strerror(errno));
     }
-    if (!file_try_read(sum_path, TOKENS_MAX_SUM_, &text, &bytes, error)) {
+    if (!byte_order_text(sum_path, TOKENS_MAX_SUM_, &text, &bytes, error)) {
         return 0;
     }
     const int fields = sscanf(text, "%16llx", &wanted);

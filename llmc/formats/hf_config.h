@@ -51,6 +51,7 @@ void hf_config_write(const char* directory, ModelConfig cfg, SafeTensorsDtype dt
 #include <stdlib.h>
 #include <string.h>
 
+#include "llmc/base/byte_order_mark.h"
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
 #include "llmc/base/json.h"
@@ -252,6 +253,13 @@ static int hf_read_size_(JsonReader* text, int* size) {
     }
     *size = value < INT_MAX ? (int)value : INT_MAX;
     return 1;
+}
+
+// Reads a size, which may be 0 only for a window: then the model has none.
+static int hf_read_counted_(JsonReader* text, const char* key, int* size) {
+    return hf_read_size_(text, size) &&
+           (*size > 0 || strcmp(key, "sliding_window") == 0 ||
+            error_set(text->error, text->path, "%s is 0, wanted 1 or more, or null", key));
 }
 
 static int hf_read_positive_(JsonReader* text, const char* key, float* value) {
@@ -578,7 +586,7 @@ static int hf_config_value_(JsonReader* text, const HfKey_* key, HfConfig_* conf
         return hf_read_size_(text, (int*)(void*)member);
     case HF_SIZE_OR_NULL_:
         *(int*)(void*)member = 0;
-        return is_null ? json_skip(text) : hf_read_size_(text, (int*)(void*)member);
+        return is_null ? json_skip(text) : hf_read_counted_(text, key->key, (int*)(void*)member);
     case HF_POSITIVE_:
         return hf_read_positive_(text, key->key, (float*)(void*)member);
     case HF_POSITIVE_OR_NULL_:
@@ -773,7 +781,7 @@ static JsonReader hf_config_open_(const char* directory, char path[PATH_MAX], ch
     char* text;
     size_t bytes;
     file_join(path, directory, "config.json");
-    CHECK(file_try_read(path, HF_MAX_CONFIG_, &text, &bytes, error), "%s", error);
+    CHECK(byte_order_text(path, HF_MAX_CONFIG_, &text, &bytes, error), "%s", error);
     return json_reader(path, text, bytes, error);
 }
 

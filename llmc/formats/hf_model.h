@@ -27,6 +27,7 @@ model is read, these layers must be equal.
 #include <stdint.h>
 
 #include "llmc/base/enum_words.h"
+#include "llmc/base/file_list.h"
 #include "llmc/formats/safetensors.h"
 #include "llmc/model/families.h"
 #include "llmc/model/model.h"
@@ -83,6 +84,9 @@ typedef struct {
     float* chunk; // part of a matrix
 } HfModel;
 
+// Adds the files of a model: of a directory its configuration, tokenizer and weights, or one file.
+void hf_model_list_files(FileList* files, const char* option, const char* path);
+
 // True if a directory has a file of these weights.
 int hf_model_has(const char* directory, HfWeights which);
 
@@ -104,6 +108,8 @@ void hf_model_close(HfModel* model);
 #ifdef HF_MODEL_IMPLEMENTATION
 
 #include <assert.h>
+#include <dirent.h>
+#include <errno.h>
 #include <limits.h>
 #include <math.h>
 #include <stddef.h>
@@ -114,6 +120,7 @@ void hf_model_close(HfModel* model);
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
 #include "llmc/base/printable.h"
+#include "llmc/tokenizer/bpe_files.h"
 
 #define HF_CLASSIFIER_ "lm_head.weight"
 // elements transposed at a time, or one row if that is more
@@ -534,6 +541,33 @@ static const SafeTensorsView* hf_find_(const HfModel* model, const HfTensor_* t)
     const FileTensorName name = hf_name_(t);
     return safetensors_set_require(&model->set, hf_name_in_files_(model, name.text, t->row), shape.ndim,
                                    shape.sizes);
+}
+
+// True for the names of files of weights, and of their index.
+static int hf_is_weights_(const struct dirent* entry) {
+    return file_ends_in(entry->d_name, ".safetensors") ||
+           file_ends_in(entry->d_name, ".safetensors.index.json");
+}
+
+static int hf_by_name_(const struct dirent** a, const struct dirent** b) {
+    return strcmp((*a)->d_name, (*b)->d_name); // in any locale
+}
+
+void hf_model_list_files(FileList* files, const char* option, const char* path) {
+    struct dirent** entries;
+    if (!file_is_directory(path)) {
+        file_list_add(files, option, path);
+        return;
+    }
+    file_list_add_in(files, option, path, "config.json");
+    bpe_list_files(files, option, path);
+    const int count = scandir(path, &entries, hf_is_weights_, hf_by_name_);
+    CHECK(count >= 0, "%s: cannot read: %s", path, strerror(errno));
+    for (int i = 0; i < count; i++) {
+        file_list_add_in(files, option, path, entries[i]->d_name);
+        free(entries[i]);
+    }
+    free(entries);
 }
 
 int hf_model_has(const char* directory, HfWeights which) {

@@ -28,6 +28,9 @@ typedef struct {
 // Sets path to a log in this directory: the current one (0), or one that was renamed.
 void log_file_path(char path[PATH_MAX], const char* out_dir, const char* name, int number);
 
+// True if a log has this name, or had it before it was renamed.
+int log_files_own(const char* name);
+
 // Renames the logs of an earlier run in this directory, all with the same number.
 void log_files_put_aside(const char* out_dir);
 
@@ -165,6 +168,16 @@ static int log_file_is_there_(const char* out_dir, const char* name, int number)
 
 enum { LOG_FILES_ = 4 };
 static const char* const LOG_NAMES_[LOG_FILES_] = {LOG_JSON, LOG_TEXT, LOG_CURVE, LOG_BOARD};
+
+int log_files_own(const char* name) {
+    int owns = 0;
+    for (int i = 0; i < LOG_FILES_; i++) {
+        const size_t length = strlen(LOG_NAMES_[i]);
+        const char* rest = name + (strncmp(name, LOG_NAMES_[i], length) == 0 ? length : 0);
+        owns |= rest > name && (!*rest || (*rest == '.' && !rest[1 + strspn(rest + 1, "0123456789")]));
+    }
+    return owns;
+}
 
 static int log_files_are_taken_(const char* out_dir, int number) {
     int is_taken = 0;

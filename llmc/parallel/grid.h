@@ -354,7 +354,9 @@ static void grid_refuse_pipeline_(char* error, GridShape shape, const GridRun* r
     } else {
         grid_refuse_ranks_(error, "--pipeline-parallel", shape.pipeline, run, group);
     }
-    grid_append_nearest_(error, &shape, &shape.pipeline, run->ranks, grid_allows_pipeline_, run);
+    // more stages may be more than the layers, if these are not known yet
+    const int most = run->cfg.L > 0 ? run->ranks : shape.pipeline;
+    grid_append_nearest_(error, &shape, &shape.pipeline, most, grid_allows_pipeline_, run);
 }
 
 static void grid_refuse_experts_(char* error, GridShape shape, const GridRun* run) {

@@ -709,8 +709,8 @@ static void report_place_page_(char target[PATH_MAX], const ReportRuns* r, const
     }
     outputs_open(&outputs);
     for (int i = 0; i < r->count; i++) {
-        outputs_read(&outputs, r->runs[i].name);
-        outputs_read(&outputs, r->runs[i].path);
+        file_list_add_directory(&outputs.reads, "report", r->runs[i].name);
+        file_list_add(&outputs.reads, "report", r->runs[i].path);
     }
     outputs_add(&outputs, "out-html", target);
     outputs_check(&outputs);

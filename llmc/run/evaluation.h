@@ -59,9 +59,6 @@ typedef struct {
 // model's vocabulary. A malformed file ends the program.
 void evaluation_open(Evaluation* e, const RunData* data, const Options* options, int V);
 
-// Ends all ranks if they have not read the same tasks. Collective.
-void evaluation_agree(const Evaluation* e, Comm* comm);
-
 // Allocates the memory for evaluation, and prints which tasks will be evaluated.
 void evaluation_start(Evaluation* e, FILE* screen, int processes);
 
@@ -171,15 +168,6 @@ void evaluation_open(Evaluation* e, const RunData* data, const Options* options,
     }
     if (options->perplexity[0]) {
         evaluation_add_text_(e, data, options, tokenizer, settings.eot);
-    }
-}
-
-void evaluation_agree(const Evaluation* e, Comm* comm) {
-    char words[32];
-    for (int i = 0; i < e->count; i++) {
-        const uint64_t fingerprint = task_fingerprint(&e->tasks[i]);
-        snprintf(words, sizeof(words), "%016llx", (unsigned long long)fingerprint);
-        comm_agree(comm, e->tasks[i].name, fingerprint, words);
     }
 }
 

@@ -62,7 +62,7 @@ void generate_close(Generate* g);
 #include "llmc/setup/options_values.h"
 #include "llmc/plan/plan.h"
 #include "llmc/setup/run_data.h"
-#include "llmc/run/run_outputs.h"
+#include "llmc/run/run_files.h"
 #include "llmc/setup/resolve.h"
 #include "llmc/setup/options.h"
 #include "llmc/checkpoint/load_save.h"
@@ -387,15 +387,10 @@ static void generate_add_(Generate* g, char* line, size_t bytes, int number) {
 static void generate_read_(Generate* g) {
     const Options* o = &g->options;
     char error[ERROR_BYTES];
-    size_t bytes, mark = 0;
+    size_t bytes;
     int number = 1;
-    CHECK(file_try_read(o->prompts, GENERATE_MAX_FILE_, &g->file, &bytes, error) &&
-              byte_order_mark(o->prompts, g->file, bytes, &mark, error),
-          "%s", error);
-    if (mark) {
-        byte_order_mark_note(o->prompts);
-    }
-    for (size_t at = mark; at < bytes; number++) {
+    CHECK(byte_order_text(o->prompts, GENERATE_MAX_FILE_, &g->file, &bytes, error), "%s", error);
+    for (size_t at = 0; at < bytes; number++) {
         const size_t length = strcspn(g->file + at, "\n");
         if (strspn(g->file + at, " \t\r") < length) {
             generate_add_(g, g->file + at, length, number);
@@ -535,13 +530,13 @@ static void generate_check_options_(const Options* o, const Comm* comm) {
     if (o->out_texts[0] && !o->prompts[0]) {
         die_usage("--out-texts %s is for the texts of --prompts", o->out_texts);
     }
-    run_outputs_check(o);
 }
 
 // Decides the settings and reads the prompts: everything that can still be refused.
 static void generate_setup_(Generate* g, Ranks ranks) {
     Run* run = g->run;
     run->model_path = model_path_find(&run->given, run->newest);
+    run_check_outputs(run, &run->given);
     const SettleInput input = {.ranks = ranks,
                                .dtype = run->trainer->dtype,
                                .model_path = run->model_path,
@@ -549,6 +544,7 @@ static void generate_setup_(Generate* g, Ranks ranks) {
     settle(&run->settled, &run->data, &run->given, &input);
     g->options = run->settled.options;
     const Options* o = &g->options;
+    run_agree_on_files(run, o);
     g->ids = (int*)check_alloc((size_t)o->seq_len + 1, sizeof(int), "prompt");
     if (o->prompts[0]) {
         generate_read_(g);

@@ -497,14 +497,23 @@ void run_roll_back(Run* run) {
     const int64_t from = run->state.step;
     session_roll_back(&run->session, run->divergence, path, &saved);
     run_restore(run, path, &saved, next);
+    const CheckpointRun* now = &run->session.checkpoints.run;
+    if (!state_validates_same(&saved, now->val_sets, now->num_val_sets)) {
+        run->state.validations = validations_open();
+    }
     state_close(&saved);
     log_rollback(&run->log, from, run->state.step, run->divergence);
+}
+
+// Returns true if a data file has changed during the run, and a batch of some rank is not its own.
+static int run_data_is_bad_(Run* run, const Dataloader* loader) {
+    return run_agree_(run, dataloader_error(loader) ? RUN_BAD_DATA_ : 0);
 }
 
 // Ends the program if a data file has changed during the run, after saving the run as it was before
 // sequence `next`.
 static void run_check_data_(Run* run, const Dataloader* loader, uint64_t next) {
-    if (!run_agree_(run, dataloader_error(loader) ? RUN_BAD_DATA_ : 0)) {
+    if (!run_data_is_bad_(run, loader)) {
         return;
     }
     const char* error = dataloader_error(loader);
@@ -750,7 +759,7 @@ static LogVal run_val_result_(Run* run) {
 void run_log_average(Run* run) {
     char name[256];
     const char* set = run_val_name_(run);
-    if (run->is_stopping) {
+    if (run->is_stopping || run_data_is_bad_(run, run_val_(run))) { // run_end_average reports it
         return;
     }
     LogVal val = run_val_result_(run);

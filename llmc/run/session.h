@@ -7,7 +7,8 @@ It decides what is due between two updates, when to save, when to stop, and wher
                 --sample-every; all of them also at the last step, which is --steps, or earlier if
                 --patience ends the run. A resumed run does not repeat the work done at its step
     save        every --save-every steps, or every --save-minutes, and at the last step; with
-                --keep-best after the best validation so far; on SIGUSR1; before it stops
+                --keep-best after the best validation so far; on SIGUSR1; before it stops. A save of
+                --save-minutes, --keep-best or a stop is one by the clock: --keep auto keeps two
     stop        if a signal or --stop-run asks for it: between two steps, batches of a validation,
                 or tokens of a sample; or before --max-hours are over, with time left to save
     roll back   if the run has diverged, with --on-divergence rollback: to the newest healthy
@@ -186,6 +187,7 @@ void session_open(Session* s, const Settled* settled, const Resume* resume, Chec
         c->state.identity = resume->saved.identity;
         c->state.first_serial = resume->saved.first_serial;
         c->saved_step = c->whole_step = resume->saved.run.step;
+        c->saved_stage = resume->saved.run.stage;
         comm_saved(run.model.comm, c->saved_step, options->out);
     }
 }
@@ -308,9 +310,12 @@ int session_next(Session* s, const RunState* run, double step_s) {
     s->longest_step_s = step_s > s->longest_step_s ? step_s : s->longest_step_s;
     const int stop = !is_end && (session_stops(s) || (isfinite(s->end_s) && session_is_late_(s)));
     const int due = (run->step > 0 || o->steps == 0) && session_is_due_(s, run, o->save_every);
-    const int is_new = s->can_save && run->step != s->checkpoints.saved_step;
-    return (is_new && (due || asked || stop) ? SESSION_SAVE : 0) |
-           (is_new && run->step > 0 && session_clock_is_due_(s) ? SESSION_SAVE_BY_CLOCK : 0) |
+    const int is_new = session_is_unsaved(s, run);
+    // a stop in the last validation or sample has saved this step without their results
+    const int is_incomplete = s->can_save && !is_new && is_end && s->checkpoints.saved_stage < run->stage;
+    const int by_clock = stop || (run->step > 0 && session_clock_is_due_(s));
+    return ((is_new && (due || asked)) || is_incomplete ? SESSION_SAVE : 0) |
+           (is_new && by_clock ? SESSION_SAVE_BY_CLOCK : 0) |
            (is_new && session_is_best_(s, run) ? SESSION_SAVE_BEST : 0) | (stop ? SESSION_STOP : 0);
 }
 

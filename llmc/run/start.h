@@ -85,7 +85,7 @@ int run_close(Run* run);
 #include "llmc/report/page.h"
 #include "llmc/run/evaluation.h"
 #include "llmc/run/generate.h"
-#include "llmc/run/run_outputs.h"
+#include "llmc/run/run_files.h"
 #include "llmc/run/session.h"
 #include "llmc/run/stop_run.h"
 #include "llmc/setup/launcher.h"
@@ -138,6 +138,7 @@ static void start_open_session_(Run* run) {
     saved.chat_template = run_data_chat_template(&run->data);
     saved.config = run->kept_config;
     saved.train = &run->data.train;
+    saved.num_val_sets = run_data_list_sets(saved.val_sets, &run->data, &run->settled.options);
     saved.extra = trainer->save_extra;
     saved.extra_context = run->model;
     session_open(&run->session, &run->settled, &run->resume, saved, run->start_s);
@@ -257,6 +258,14 @@ static void start_open_log_(Run* run) {
     session_begin(&run->session, &run->resume, &run->state, &run->log, run->results, who);
 }
 
+// Prints the start of a command that uses the model, after a word about it.
+static void start_print_command_(const Run* run, const char* what) {
+    printf("%s: ", what);
+    options_print_program(stdout, run->program);
+    fputs(" --model ", stdout);
+    options_print_program(stdout, run->settled.options.out);
+}
+
 // Prints a command that generates text with the model, if the model was saved with its tokenizer.
 static void start_print_use_(const Run* run) {
     char path[PATH_MAX];
@@ -264,10 +273,11 @@ static void start_print_use_(const Run* run) {
     if (run->session.can_save && run_is_first(run) && tokenizer && !tokenizer->decode_only) {
         checkpoint_path(path, run->settled.options.out, run->state.step, "");
         if (access(path, F_OK) == 0 && run_data_chat_template(&run->data)) {
-            printf("talk to it: %s --model %s --interactive\n", run->program, run->settled.options.out);
+            start_print_command_(run, "talk to it");
+            puts(" --interactive");
         } else if (access(path, F_OK) == 0) {
-            printf("generate text: %s --model %s --prompt \"%s\"\n", run->program, run->settled.options.out,
-                   run->data.kind == DATA_STORIES ? "One day" : "Once upon a time");
+            start_print_command_(run, "generate text");
+            printf(" --prompt \"%s\"\n", run->data.kind == DATA_STORIES ? "One day" : "Once upon a time");
         }
     }
 }
@@ -487,9 +497,8 @@ static void start_dispatch_(Run* run) {
         return;
     }
     resume_check(&run->resume, &run->settled, stdout, run->trainer->name, &run->data);
-    ranks_agree_on_run(&run->comm, options, run->resume.is_active ? run->resume.path : NULL, run->model_path,
-                       run->settled.cfg, &run->data);
-    evaluation_agree(&run->evaluation, &run->comm);
+    run_agree_on_files(run, options);
+    ranks_agree_on_run(&run->comm, options, run->settled.cfg, &run->data);
     signals_end("setting up the run");
     run->settled = run->trainer->plan(&run->plan, &run->settled, run->trainer->model, &run->comm);
     start_print_memory_plan_(run);
@@ -561,13 +570,13 @@ static void start_settle_(Run* run, Ranks ranks) {
     const int continues = run->resume.is_active;
     ranks.grid.shape.slices = launcher_slices(&options);
     start_print_ranks_(run, ranks);
+    run->model_path = continues ? run->resume.path : model_path_find(&options, run->newest);
+    run->teacher_path = model_path_of_teacher(&options, run->newest_teacher);
     if (run_is_first(run)) {
-        run_outputs_check(&options);
+        run_check_outputs(run, &options);
     }
     start_turn_begins_(run);
-    run->model_path = continues ? run->resume.path : model_path_find(&options, run->newest);
     const ModelConfig found = resume_config(&run->resume, setup_read_model(run->model_path));
-    run->teacher_path = model_path_of_teacher(&options, run->newest_teacher);
     const SettleInput input = {ranks,
                                run->trainer->dtype,
                                run->model_path,

@@ -143,7 +143,7 @@ typedef enum { NOTED, REFUSED } SetupLacking_;
 // Returns what the option needs and the run does not have; NULL if it has it.
 static const char* setup_lacks_(const Settled* s, const OptionRow* row, SetupLacking_* lacking) {
     const Options* o = &s->options;
-    switch ((OptionNeed)(row->flags >> OPTION_NEED_BIT)) {
+    switch ((OptionNeed)(row->flags >> OPTION_NEED_BIT & ((1 << OPTION_NEED_BITS) - 1))) {
     case NEED_NOTHING:
     case NEEDS_COUNT:
         return NULL;

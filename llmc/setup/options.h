@@ -78,26 +78,42 @@ typedef struct {
 // Flags of a row. An option counts in training only, unless OPTION_TEXTS or OPTION_BOTH says
 // otherwise.
 enum {
-    AUTO_ = 1,                // may be "auto"
-    MINUS_1_ = 2,             // -1 means auto, as in llm.c
-    ABOVE_ = 4,               // must be above its minimum
-    BELOW_ = 8,               // must be below its maximum
-    OPTION_CPU = 16,          // only the CPU trainer has it
-    OPTION_GPU = 32,          // only the GPU trainer has it
-    OPTION_CHANGES_RUN = 64,  // defines the run: resuming with another value needs --override
-    OPTION_NOT_SAVED = 128,   // for one start of the program: a resumed run does not inherit it
-    OPTION_TEXTS = 256,       // counts only if the program generates text (options_generate_)
-    OPTION_BOTH = 512,        // counts in training and in generation
-    OPTION_READS = 1024,      // names a file that is read, or a directory of files
-    OPTION_READS_LIST = 2048, // names files that are read: a list of patterns
-    OPTION_WRITES = 4096,     // names a file that is written (run_outputs.h)
-    OPTION_EACH = 8192,       // the ranks of a run may have different values
+    AUTO_ = 1,               // may be "auto"
+    MINUS_1_ = 2,            // -1 means auto, as in llm.c
+    ABOVE_ = 4,              // must be above its minimum
+    BELOW_ = 8,              // must be below its maximum
+    OPTION_CPU = 16,         // only the CPU trainer has it
+    OPTION_GPU = 32,         // only the GPU trainer has it
+    OPTION_CHANGES_RUN = 64, // defines the run: resuming with another value needs --override
+    OPTION_NOT_SAVED = 128,  // for one start of the program: a resumed run does not inherit it
+    OPTION_TEXTS = 256,      // counts only if the program generates text (options_generate_)
+    OPTION_BOTH = 512,       // counts in training and in generation
+    OPTION_READS = 1024,     // names files that are read (OptionFiles)
+    OPTION_WRITES = 4096,    // names files that are written
+    OPTION_EACH = 8192,      // the ranks of a run may have different values
     // only on the command line: not in files, nor in commands that repeat a run
     OPTION_LINE = 16384,
     OPTION_FOLLOWS = 32768, // its auto follows from options in the banner, which omits this one
-    // lowest bit of what the option needs (OptionNeed of the table); 0: nothing
-    OPTION_NEED_BIT = 20,
+    // lowest bit of what the option needs (OptionNeed of the trainers' table); 0: nothing
+    OPTION_NEED_BIT = 16,
+    OPTION_NEED_BITS = 8,
+    OPTION_FILES_BIT = 24, // lowest bit of OptionFiles
 };
+
+// Files that an option names, if it reads or writes any (option_files.h).
+typedef enum {
+    FILES_NONE,
+    FILES_ONE,       // a file
+    FILES_NAMES,     // files, separated by commas
+    FILES_PATTERNS,  // patterns of files (token_files.h)
+    FILES_DATA,      // the same, perhaps with names and weights (mixture.h)
+    FILES_TOKENIZER, // a tokenizer: its file or directory (bpe_files.h)
+    FILES_MODEL,     // a model: its file or directory (hf_model.h), or the directory of its run
+    FILES_BUNDLE,    // the directory of CORE's bundle (core_bundle.h)
+    FILES_RUNS,      // directories of runs, or their logs (log_reader.h)
+    FILES_PREFIX,    // files whose names start with it
+    FILES_SCRATCH    // a directory for temporary files
+} OptionFiles;
 
 typedef struct {
     const char *group, *name;
@@ -111,6 +127,10 @@ typedef struct {
     const char* unit;
     const char* help;
 } OptionRow;
+
+static inline OptionFiles option_files(const OptionRow* row) {
+    return (OptionFiles)(row->flags >> OPTION_FILES_BIT);
+}
 
 // The options of a program. Every program's struct has `program`, `given`, `help` and `version`.
 typedef struct Options Options;
@@ -162,7 +182,8 @@ void options_print_banner(FILE* file, const Options* options, const char* progra
 // that settle() has dropped is left out.
 void options_print_recipe(FILE* file, const Options* options);
 
-// Prints a part of a command that can be pasted: the program, quoted for the shell, or one option.
+// Prints a part of a command that can be pasted: the program or another word, quoted for the shell,
+// or one option.
 void options_print_program(FILE* file, const char* program);
 void options_print_setting(FILE* file, const Options* options, const char* name);
 
@@ -242,9 +263,8 @@ enum { OPTION_AGAIN_ = 2 }; // in `given`: several times on the command line
 #define ONCE_ OPTION_NOT_SAVED
 #define TEXTS_ OPTION_TEXTS
 #define BOTH_ OPTION_BOTH
-#define READS_ OPTION_READS
-#define FILES_ OPTION_READS_LIST
-#define WRITES_ OPTION_WRITES
+#define READS_(files) (OPTION_READS | FILES_##files << OPTION_FILES_BIT)
+#define WRITES_(files) (OPTION_WRITES | FILES_##files << OPTION_FILES_BIT)
 #define EACH_ OPTION_EACH
 #define LINE_ OPTION_LINE
 #define FOLLOWS_ OPTION_FOLLOWS
@@ -275,7 +295,6 @@ static_assert(sizeof(OPTION_TABLE) / sizeof(OPTION_TABLE[0]) <= OPTION_ROWS_MAX,
 #undef TEXTS_
 #undef BOTH_
 #undef READS_
-#undef FILES_
 #undef WRITES_
 #undef EACH_
 #undef LINE_
@@ -483,10 +502,12 @@ static void options_read_config_(Options* options) {
     char on_line[OPTION_ROWS_MAX], in_file[OPTION_ROWS_MAX] = {0}, name[OPTION_NAME_BYTES + 96];
     Options passed_over = *options;
     ConfigFile config;
+    int settings = 0;
     memcpy(on_line, options->given, sizeof(on_line));
     config_open(&config, options->config);
     options->config_text = config.text;
     while (config_next(&config)) {
+        settings++;
         if (config_is_unused_(&config)) {
             continue;
         }
@@ -501,6 +522,9 @@ static void options_read_config_(Options* options) {
         }
         in_file[i] = options->given[i] = 1;
         option_give_(on_line[i] ? &passed_over : options, config.place, row, config.value);
+    }
+    if (settings == 0) {
+        die_usage("--config %s: no settings; wanted lines of name = value", options->config);
     }
 }
 

@@ -48,7 +48,6 @@ void config_print(FILE* file, const char* name, const char* value);
 
 #include "llmc/base/byte_order_mark.h"
 #include "llmc/base/check.h"
-#include "llmc/base/file.h"
 #include "llmc/base/printable.h"
 
 #define CONFIG_MAX_BYTES_ ((size_t)1 << 20)
@@ -58,15 +57,13 @@ void config_print(FILE* file, const char* name, const char* value);
 
 void config_open(ConfigFile* config, const char* path) {
     char error[ERROR_BYTES];
-    size_t bytes, mark;
+    size_t bytes;
     memset(config, 0, sizeof(*config));
     config->path = path;
-    CHECK(file_try_read(path, CONFIG_MAX_BYTES_, &config->text, &bytes, error) &&
-              byte_order_mark(path, config->text, bytes, &mark, error),
-          "%s", error);
+    CHECK(byte_order_text(path, CONFIG_MAX_BYTES_, &config->text, &bytes, error), "%s", error);
     CHECK(strlen(config->text) == bytes, "%s: a zero byte at byte %zu; wanted text, lines of name = value",
           path, strlen(config->text));
-    config->next = config->text + mark;
+    config->next = config->text;
 }
 
 // Cuts blanks off the end of text[0 .. length).

@@ -258,18 +258,18 @@ static inline int options_exports(const Options* options) {
 const OptionRow OPTION_TABLE[] = {
     // group, name, alias, type and field, min, max, flags, default
     //     unit or words, help
-    {"data",       "train-data",    "i",  STRING_(train_data),     0,        0, RUN_ | FILES_,    "",
+    {"data",       "train-data",    "i",  STRING_(train_data),     0,        0, RUN_ | READS_(DATA), "",
         "FILES", "training data, a pattern in quotes: token shards (.bin), text (.txt, .jsonl, .parquet, also .gz and "
         ".zst), or a directory of text; A:0.7,B:0.3 mixes sources by weight, web=A:0.7,books=B:0.3 also names them; escape "
         ", : * ? [ = in a name with a backslash; without it: the built-in stories"},
-    {"data",       "data-schedule", "",   STRING_(data_schedule),  0,        0, READS_,           "",
+    {"data",       "data-schedule", "",   STRING_(data_schedule),  0,        0, READS_(ONE),      "",
         "FILE", "weights that change during the run, of the sources that --train-data names, as web=A,books=B; a line "
         "\"10000 web 3 books 1\" sets them after 10000 updates, \"5B tokens web 1\" after as many tokens; after \"10000 ramp web "
         "3 books 1\" they move linearly to those of the next line; needs --steps"},
-    {"data",       "val-data",      "j",  STRING_(val_data),       0,        0, FILES_ | NEEDS_(VALIDATION), "",
+    {"data",       "val-data",      "j",  STRING_(val_data),       0,        0, READS_(DATA) | NEEDS_(VALIDATION), "",
         "FILES", "validation data, in the same forms; web=A,books=B are sets with a loss each, of which the first decides about "
         "the run; without it: the last shard, or the last 5 % of the text"},
-    {"data",       "tokenizer",     "",   STRING_(tokenizer),      0,        0, RUN_ | BOTH_,     "",
+    {"data",       "tokenizer",     "",   STRING_(tokenizer),      0,        0, RUN_ | BOTH_ | READS_(TOKENIZER), "",
         "FILE", "encodes text and decodes samples: tokenizer.json, merges.txt, .tiktoken, .bin, or their directory; "
         "bpe:8192 trains one of 8192 tokens on the text and keeps it in --out; without it: the tokenizer in "
         "the --model directory, or plain bytes; one that extends the model's own gives the model more tokens"},
@@ -300,7 +300,7 @@ const OptionRow OPTION_TABLE[] = {
     {"data",       "seed",          "",   SEED_(seed),             0,        0, RUN_ | BOTH_,     "42",
         "", "seed of the initial weights, the order of the data and the samples"},
 
-    {"model",      "model",         "e",  STRING_(model),          0,        0, RUN_ | BOTH_ | READS_, "",
+    {"model",      "model",         "e",  STRING_(model),          0,        0, RUN_ | BOTH_ | READS_(MODEL), "",
         "SIZE|PATH", "a size (d12, gpt3:c768, llama:135m, qwen3:0.6b, nanochat:d12; speedrun also sets rates and steps), or weights "
         "to start from: a Hugging Face directory, the --out of a run or an llm.c .bin"},
     {"model",      "weights",       "",   CHOICE_(weights),        0,        0, BOTH_,            "last",
@@ -367,7 +367,7 @@ const OptionRow OPTION_TABLE[] = {
     {"batch",      "epochs",        "",   FLOAT_(epochs),          0,    MANY_, RUN_,             "0",
         "epochs", "length of the run in epochs; 0: use --steps"},
 
-    {"optimizer",  "teacher",       "",   STRING_(teacher),        0,        0, RUN_ | READS_,    "",
+    {"optimizer",  "teacher",       "",   STRING_(teacher),        0,        0, RUN_ | READS_(MODEL), "",
         "PATH", "a trained model whose predictions the new one also learns (distillation), of any size and architecture, with the same "
         "tokens: a Hugging Face directory, the --out of a run or an llm.c .bin; without it: none"},
     {"optimizer",  "teacher-quantize", "", CHOICE_(teacher_quantize), 0,     0, RUN_ | NEEDS_(TEACHER), "off",
@@ -485,15 +485,15 @@ const OptionRow OPTION_TABLE[] = {
         "off|on", "put end-of-text, which starts every document, before prompts and before the text of --perplexity; "
         "--export-gguf tells llama.cpp the same"},
 
-    {"tasks",      "tasks",         "",   STRING_(tasks),          0,        0, FILES_,           "",
+    {"tasks",      "tasks",         "",   STRING_(tasks),          0,        0, READS_(PATTERNS), "",
         "FILES", "choices and continuations to evaluate the model on: HellaSwag's .jsonl, llm.c's .bin, DCLM's .jsonl; "
         "with --steps 0 the program only evaluates, and needs no training data"},
-    {"tasks",      "hellaswag",     "h",  SWITCH_(hellaswag),      0,        0, 0,                "off",
+    {"tasks",      "hellaswag",     "h",  SWITCH_(hellaswag),      0,        0, READS_(PATTERNS), "off",
         "off|on", "--tasks " TASKS_HELLASWAG " (scripts/get_data.sh hellaswag)"},
-    {"tasks",      "core",          "",   STRING_(core),           0,        0, READS_,           "",
+    {"tasks",      "core",          "",   STRING_(core),           0,        0, READS_(BUNDLE),   "",
         "DIR", "DCLM's CORE: the mean of the centered accuracies of the tasks in its evaluation bundle, a directory with "
         "core.yaml, eval_meta_data.csv and eval_data/"},
-    {"tasks",      "perplexity",    "",   STRING_(perplexity),     0,        0, FILES_,           "",
+    {"tasks",      "perplexity",    "",   STRING_(perplexity),     0,        0, READS_(DATA),     "",
         "FILES", "text or shards whose loss, perplexity and bits per byte are measured, over all of it"},
     {"tasks",      "stride",        "",   INT_(stride),            1,  1048576, AUTO_ | NEEDS_(PERPLEXITY), "auto",
         "tokens", "tokens scored per --perplexity window; the rest of --seq-len is context; auto: all of them"},
@@ -501,7 +501,7 @@ const OptionRow OPTION_TABLE[] = {
         "steps", "steps between these evaluations; 0: never; auto: only at the end"},
     {"tasks",      "tasks-max",     "",   INT_(tasks_max),         0,    MANY_, NEEDS_(TASKS), "0",
         "examples", "evaluate only the first n examples of each file; of --core, n drawn ones; 0: all"},
-    {"tasks",      "out-scores",    "",   STRING_(out_scores),     0,        0, ONCE_ | WRITES_ | NEEDS_(TASKS), "",
+    {"tasks",      "out-scores",    "",   STRING_(out_scores),     0,        0, ONCE_ | WRITES_(ONE) | NEEDS_(TASKS), "",
         "FILE", "write a line of JSON for each example of the last evaluation: the model's choice, and the loss of each ending"},
 
     {"texts",      "interactive",   "",   FLAG_(interactive),      0,        0, TEXTS_ | ONCE_,    "off",
@@ -513,9 +513,9 @@ const OptionRow OPTION_TABLE[] = {
         "TEXT", "first message of a chat, which says how to answer"},
     {"texts",      "suffix",        "",   STRING_(suffix),         0,        0, TEXTS_ | ONCE_,    "",
         "TEXT", "fill in the middle: generate the text between --prompt and this, by a model that was trained with --fim-rate"},
-    {"texts",      "prompts",       "",   STRING_(prompts),        0,        0, TEXTS_ | ONCE_ | READS_, "",
+    {"texts",      "prompts",       "",   STRING_(prompts),        0,        0, TEXTS_ | ONCE_ | READS_(ONE), "",
         "FILE.jsonl", "read prompts from a file of JSON lines: {\"prompt\": \"...\"}"},
-    {"texts",      "out-texts",     "",   STRING_(out_texts),      0,        0, TEXTS_ | ONCE_ | WRITES_, "",
+    {"texts",      "out-texts",     "",   STRING_(out_texts),      0,        0, TEXTS_ | ONCE_ | WRITES_(ONE), "",
         "FILE", "write the texts of --prompts to this file, as JSON lines with prompt, text, tokens and stop"},
     {"texts",      "tokens",        "",   INT_(tokens),            1,    MANY_, TEXTS_ | ONCE_,    "256",
         "tokens", "maximum length of a text; it ends earlier if its document ends"},
@@ -525,7 +525,7 @@ const OptionRow OPTION_TABLE[] = {
         WORDS_CHOICE(QUANTIZE_WORDS), "q8_0: the model's matrices in 8 bits, as in GGUF; for generating text, and for tasks with "
         "--steps 0"},
 
-    {"output",     "out",           "o",  STRING_(out),            0,        0, ONCE_ | EACH_,    "",
+    {"output",     "out",           "o",  STRING_(out),            0,        0, ONCE_ | EACH_ | READS_(RUNS) | WRITES_(RUNS), "",
         "DIR", "directory for logs, checkpoints and the loss curve (curve.svg); without it: no files"},
     {"output",     "save-every",    "n",  INT_(save_every),        0,    MANY_, AUTO_ | NEEDS_(SAVES), "auto",
         "steps", "steps between checkpoints; the last step is saved, too; auto: the last, and every --save-minutes, if --out "
@@ -533,26 +533,26 @@ const OptionRow OPTION_TABLE[] = {
     {"output",     "save-minutes",  "",   FLOAT_(save_minutes),    0,    MANY_, NEEDS_(TIMED_SAVES), "15",
         "minutes", "minutes between the checkpoints of --save-every auto; 0: only the last step"},
     {"output",     "keep",          "nk", INT_(keep),              0,    MANY_, AUTO_ | NEEDS_(OUT), "auto",
-        "checkpoints", "keep only the n newest of the run; 0: all; auto: all, but only the 2 newest of --save-minutes"},
+        "checkpoints", "keep only the n newest of the run; 0: all; auto: all, but only the 2 newest of --save-minutes and of stops"},
     {"output",     "keep-major",    "nm", INT_(keep_major),        0,    MANY_, NEEDS_(OUT), "0",
         "steps", "never delete checkpoints at multiples of this; 0: no such exception"},
     {"output",     "keep-best",     "",   SWITCH_(keep_best),      0,        0, NEEDS_(DIRECTORY), "off",
         "off|on", "save at each validation that is the best so far, and never delete the best checkpoint, whatever --keep says"},
     {"output",     "model-file-gb", "",   FLOAT_(model_file_gb),   0,    MANY_, ABOVE_ | NEEDS_(OUT), "5",
         "GB", "largest file of weights in a checkpoint; a larger model is split into several, with Hugging Face's index"},
-    {"output",     "resume",        "y",  STRING_(resume),         0,        0, ONCE_ | READS_,   "off",
+    {"output",     "resume",        "y",  STRING_(resume),         0,        0, ONCE_ | READS_(MODEL), "off",
         "off|on|auto|STEP|DIR", "on: continue from the newest valid checkpoint in --out; auto: the same, or a new run "
         "if none exists; STEP, DIR: continue from this checkpoint"},
     {"output",     "override",      "",   FLAG_(override),         0,        0, ONCE_ | NEEDS_(RESUME), "off",
         "off|on", "resume even if options that define the run have changed"},
     {"output",     "max-hours",     "",   FLOAT_(max_hours),       0,    MANY_, ONCE_ | NEEDS_(DIRECTORY), "0",
         "hours", "save and stop before this time is up; 0: no limit"},
-    {"output",     "export-llmc",   "",   STRING_(export_llmc),    0,        0, ONCE_ | WRITES_,  "",
+    {"output",     "export-llmc",   "",   STRING_(export_llmc),    0,        0, ONCE_ | WRITES_(ONE), "",
         "FILE.bin", "write the final model in llm.c's format, and its tokenizer as FILE_tokenizer.bin; with --model, --steps 0 and "
         "no --out the program only converts, and needs no data"},
     {"output",     "export-dtype",  "",   CHOICE_(export_dtype),   0,        0, ONCE_ | NEEDS_(EXPORT_LLMC), "fp32",
         WORDS_CHOICE(MODEL_DTYPE_WORDS), "precision of the weights in that file"},
-    {"output",     "export-gguf",   "",   STRING_(export_gguf),    0,        0, ONCE_ | WRITES_,  "",
+    {"output",     "export-gguf",   "",   STRING_(export_gguf),    0,        0, ONCE_ | WRITES_(ONE), "",
         "FILE", "write the final model for llama.cpp; converts, as --export-llmc does"},
     {"output",     "export-gguf-dtype", "", CHOICE_(export_gguf_dtype), 0,   0, ONCE_ | NEEDS_(EXPORT_GGUF), "f16",
         WORDS_CHOICE(GGUF_DTYPE_WORDS), "precision of the matrices in that file"},
@@ -582,7 +582,7 @@ const OptionRow OPTION_TABLE[] = {
         "tokens", "tokens whose logits are in memory at a time; auto: a micro-batch, or the largest part of it that fits"},
     {"memory, speed", "offload-optimizer", "", CHOICE_(offload_optimizer), 0, 0, GPU_,           "off",
         WORDS_CHOICE(OFFLOAD_WORDS), "keep master weights, m and v in pinned host memory, or on a disk; same bits"},
-    {"memory, speed", "offload-path", "", STRING_(offload_path),   0,        0, GPU_ | NEEDS_(DISK), "",
+    {"memory, speed", "offload-path", "", STRING_(offload_path),   0,        0, GPU_ | READS_(SCRATCH) | WRITES_(SCRATCH) | NEEDS_(DISK), "",
         "DIR", "directory on a fast drive, for --offload-optimizer disk; its files disappear when the run ends"},
     {"memory, speed", "offload-residuals", "", SWITCH_(offload_residuals), 0, 0, GPU_,            "off",
         "off|on", "with --recompute 3: keep the residual stream between blocks in pinned host memory; same bits"},
@@ -626,7 +626,7 @@ const OptionRow OPTION_TABLE[] = {
         WORDS_CHOICE(LAUNCHER_INIT_WORDS), "how processes find each other; auto: as the launcher provides (dev/doc/processes.md); tcp and fs are for GPUs"},
     {"processes",  "server",        "ps", STRING_(server),         0,        0, ONCE_ | EACH_,    "",
         "HOST[:PORT]", "address of rank 0, for --init tcp; the port is 29500 unless it is given"},
-    {"processes",  "fs-path",       "pf", STRING_(fs_path),        0,        0, ONCE_ | EACH_,    "",
+    {"processes",  "fs-path",       "pf", STRING_(fs_path),        0,        0, ONCE_ | EACH_ | READS_(SCRATCH) | WRITES_(SCRATCH), "",
         "DIR", "directory on a file system that all machines share, for --init fs; without it: --out"},
     {"processes",  "tensor-parallel", "tp", INT_(tensor_parallel), 1,     1024, ONCE_ | BOTH_,    "1",
         "processes", "processes that divide the matrices of each layer among themselves; best neighbors on one machine"},
@@ -654,20 +654,20 @@ const OptionRow OPTION_TABLE[] = {
     {"processes",  "timeout",       "",   INT_(timeout),           1,    MANY_, ONCE_ | EACH_,    "50",
         "seconds", "abort a multi-process run after this long without progress; at least 5 times the longest step"},
 
-    {"reports",    "report",        "",   STRING_(report),         0,        0, ONCE_,            "",
+    {"reports",    "report",        "",   STRING_(report),         0,        0, ONCE_ | READS_(RUNS), "",
         "RUNS", "write a page about finished or running runs, and exit: their directories or logs, separated by commas"},
-    {"reports",    "out-html",      "",   STRING_(out_html),       0,        0, ONCE_ | WRITES_,  "",
+    {"reports",    "out-html",      "",   STRING_(out_html),       0,        0, ONCE_ | WRITES_(ONE), "",
         "FILE", "file for the page of --report; without it: report.html in the first run's directory"},
-    {"reports",    "compare",       "",   STRING_(compare),        0,        0, ONCE_,            "",
+    {"reports",    "compare",       "",   STRING_(compare),        0,        0, ONCE_ | READS_(RUNS), "",
         "RUNS", "print the results of runs side by side, and exit"},
-    {"reports",    "follow",        "",   STRING_(follow),         0,        0, ONCE_,            "",
+    {"reports",    "follow",        "",   STRING_(follow),         0,        0, ONCE_ | READS_(RUNS), "",
         "DIR", "show the run that writes in this directory, its --out: loss curve, last update and sample, until q; not on a terminal: "
         "lines, until the run ends"},
-    {"reports",    "stop-run",      "",   STRING_(stop_run),       0,        0, ONCE_,            "",
+    {"reports",    "stop-run",      "",   STRING_(stop_run),       0,        0, ONCE_ | READS_(RUNS) | WRITES_(RUNS), "",
         "DIR", "ask the run that writes in this directory, its --out, to save and end, wait for it, and exit; also from another "
         "machine that shares the directory"},
 
-    {"other",      "config",        "",   STRING_(config),         0,        0, ONCE_ | BOTH_ | READS_ | EACH_ | LINE_, "",
+    {"other",      "config",        "",   STRING_(config),         0,        0, ONCE_ | BOTH_ | READS_(ONE) | EACH_ | LINE_, "",
         "FILE", "read more options from a file of lines `name = value`, as --print-config prints them; # starts a "
         "comment; the command line wins"},
     {"other",      "plan",          "",   FLAG_(plan),             0,        0, ONCE_,            "off",

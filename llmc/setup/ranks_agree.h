@@ -7,6 +7,7 @@ disagree, they end all of them, and name what differs and the ranks that have ea
 #ifndef LLMC_RANKS_AGREE_H
 #define LLMC_RANKS_AGREE_H
 
+#include "llmc/base/file_list.h"
 #include "llmc/setup/options.h"
 #include "llmc/setup/run_data.h"
 #include "llmc/comm/comm.h"
@@ -23,10 +24,12 @@ void ranks_agree_on_program(Comm* comm);
 // decide which messages follow.
 void ranks_agree_on_command(Comm* comm, const Options* options);
 
-// Compares the decided options, the checkpoint to resume (NULL: none), the model, the files of its
-// weights (NULL: none), and the data; after settle().
-void ranks_agree_on_run(Comm* comm, const Options* options, const char* checkpoint, const char* weights,
-                        ModelConfig cfg, const RunData* data);
+// Compares the decided options, the sizes of the model, and the training and validation data; after
+// settle().
+void ranks_agree_on_run(Comm* comm, const Options* options, ModelConfig cfg, const RunData* data);
+
+// Compares all other files that the run reads: a local disk of one machine may hold an older copy.
+void ranks_agree_on_files(Comm* comm, const FileList* files);
 
 // Checks that all ranks see the file that rank 0 writes into a directory.
 void ranks_agree_on_directory(Comm* comm, const char* option, const char* directory);
@@ -37,8 +40,6 @@ void ranks_agree_on_directory(Comm* comm, const char* option, const char* direct
 
 #ifdef RANKS_AGREE_IMPLEMENTATION
 
-#include <dirent.h>
-#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -128,57 +129,28 @@ void ranks_agree_on_command(Comm* comm, const Options* options) {
     }
 }
 
-static void ranks_agree_on_checkpoint_(Comm* comm, const char* checkpoint) {
-    char path[PATH_MAX], error[ERROR_BYTES];
-    uint64_t checksum = 0;
-    if (checkpoint) {
-        file_join(path, checkpoint, "state.json");
-        CHECK(file_checksum(path, &checksum, error), "%s", error);
+void ranks_agree_on_files(Comm* comm, const FileList* files) {
+    uint64_t sums[OPTION_ROWS_MAX] = {0};
+    char what[OPTION_NAME_BYTES + 64];
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        const OptionRow* row = &OPTION_TABLE[i];
+        const int is_data = strcmp(row->group, "data") == 0 && option_files(row) == FILES_DATA;
+        sums[i] = is_data || row->flags & OPTION_EACH ? 0 : file_list_fingerprint(files, row->name);
     }
-    ranks_agree_on_checksum_(comm, "state.json of the checkpoint (checksum)", checksum);
+    if (agree_is_same_(comm, xxh64(sums, sizeof(sums)))) {
+        return;
+    }
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        snprintf(what, sizeof(what), "the files of --%s (checksum)", OPTION_TABLE[i].name);
+        ranks_agree_on_checksum_(comm, what, sums[i]);
+    }
 }
 
-// Returns a checksum of the names and contents of the .safetensors files in a directory, in any
-// order.
-static uint64_t agree_tensors_(const char* directory) {
-    char path[PATH_MAX], error[ERROR_BYTES];
-    struct dirent* entry;
-    uint64_t sum = 0;
-    DIR* dir = opendir(directory);
-    CHECK(dir, "%s: cannot read: %s", directory, strerror(errno));
-    while ((entry = readdir(dir))) {
-        if (file_ends_in(entry->d_name, ".safetensors")) {
-            uint64_t file[2] = {xxh64(entry->d_name, strlen(entry->d_name)), 0};
-            file_join(path, directory, entry->d_name);
-            CHECK(file_fingerprint(path, &file[1], error), "%s", error);
-            sum += xxh64(file, sizeof(file));
-        }
-    }
-    closedir(dir);
-    return sum;
-}
-
-// Compares the files of the weights: a local disk of one machine may hold an older copy. With
-// --zero 3 no rank has all parameters, so a checksum of those would not show it.
-static void ranks_agree_on_weights_(Comm* comm, const char* weights) {
-    char error[ERROR_BYTES];
-    uint64_t checksum = 0;
-    if (weights && file_is_directory(weights)) {
-        checksum = agree_tensors_(weights);
-    } else if (weights) {
-        CHECK(file_fingerprint(weights, &checksum, error), "%s", error);
-    }
-    ranks_agree_on_checksum_(comm, "the files of the weights to start from (checksum)", checksum);
-}
-
-void ranks_agree_on_run(Comm* comm, const Options* options, const char* checkpoint, const char* weights,
-                        ModelConfig cfg, const RunData* data) {
+void ranks_agree_on_run(Comm* comm, const Options* options, ModelConfig cfg, const RunData* data) {
     if (comm->size == 1) {
         return;
     }
     ranks_agree_on_options_(comm, options);
-    ranks_agree_on_checkpoint_(comm, checkpoint);
-    ranks_agree_on_weights_(comm, weights);
     ranks_agree_on_checksum_(comm, "the sizes of the model (checksum)", xxh64(&cfg, sizeof(cfg)));
     ranks_agree_on_count_(comm, "the number of training tokens", data->train.tokens);
     ranks_agree_on_checksum_(comm, "the training data (checksum)", data->train.fingerprint);

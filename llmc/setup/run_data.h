@@ -48,6 +48,13 @@ enum {
 #define RUN_DATA_MAX_STEPS 1e12
 #define RUN_DATA_STORIES_MAX_TOKENS ((int64_t)1 << 27) // longer runs read the built-in text again
 
+// A set of validations. Losses of sets with other checksums are not comparable.
+typedef struct {
+    const char* name; // "": the only one, without a name
+    // of its files, of which sequences of them a validation reads, and of how these are packed
+    uint64_t checksum;
+} ValidationSet;
+
 typedef enum { DATA_STORIES, DATA_TEXT, DATA_SHARDS, DATA_NONE } DataKind;
 
 typedef struct {
@@ -162,6 +169,10 @@ static inline const DataSources* run_data_val_set(const RunData* data, int set) 
 // Returns the number of sequences in the validations of all sets.
 int64_t run_data_all_eval_sequences(const RunData* data, const Options* options);
 
+// Sets sets (SOURCES_MAX) to the validation sets, and returns their number. The names are the
+// data's.
+int run_data_list_sets(ValidationSet* sets, const RunData* data, const Options* options);
+
 // Opens the loaders of the training data and of each validation set, and prints what they will
 // read; after run_data_open. `data` must stay in place until they are closed.
 void run_data_open_loaders(Dataloader* train, Dataloader* val, const RunData* data, const Settled* s);
@@ -199,6 +210,7 @@ void run_data_close(RunData* data);
 #include "llmc/base/file.h"
 #include "llmc/base/printable.h"
 #include "llmc/base/enum_words.h"
+#include "llmc/base/xxh64.h"
 #include "llmc/data/packing.h"
 #include "llmc/data/encoded_text.h"
 #include "llmc/data/token_files.h"
@@ -905,6 +917,31 @@ int64_t run_data_all_eval_sequences(const RunData* data, const Options* options)
         sequences += run_data_eval_sequences(options, mixture_epoch(run_data_val_set(data, i)));
     }
     return sequences;
+}
+
+static uint64_t run_data_set_checksum_(const DataSources* set, const Options* options) {
+    const uint64_t how[] = {mixture_checksum(set), (uint64_t)set->T, (uint64_t)set->pack, (uint64_t)set->mask,
+                            (uint64_t)run_data_eval_sequences(options, mixture_epoch(set))};
+    Xxh64 hash;
+    xxh64_open(&hash);
+    xxh64_add(&hash, how, sizeof(how));
+    for (int s = 0; s < set->count; s++) {
+        const TokenStream* stream = &set->source[s].stream;
+        const uint64_t tokens[] = {stream->fingerprint, stream->begin,
+                                   stream->fingerprint ? stream->count : 0};
+        xxh64_add(&hash, tokens, sizeof(tokens));
+    }
+    return xxh64_value(&hash);
+}
+
+int run_data_list_sets(ValidationSet* sets, const RunData* data, const Options* options) {
+    for (int i = 0; i < data->num_val_sets; i++) {
+        const DataSources* set = run_data_val_set(data, i);
+        const ValidationSet it = {data->val_sets ? set->source[0].name : "",
+                                  run_data_set_checksum_(set, options)};
+        sets[i] = it;
+    }
+    return data->num_val_sets;
 }
 
 // Opens the loader of a validation set, where a validation counts as one update.

@@ -28,7 +28,7 @@ bpe_write_hf_config writes the part of it that any tokenizer.json needs beside i
 #include <stdint.h>
 #include <stdio.h>
 
-#include "llmc/base/outputs.h"
+#include "llmc/base/file_list.h"
 #include "llmc/tokenizer/bpe.h"
 
 #ifdef __cplusplus
@@ -50,9 +50,8 @@ int bpe_path(char path[PATH_MAX], const char* directory, const char* name);
 // True if the file starts like one of llm.c's tokenizers.
 int bpe_is_bin(const char* path);
 
-// Registers the files of the tokenizer in this file or directory as read: none may become an
-// output.
-void bpe_spare(Outputs* outputs, const char* path);
+// Adds the files of the tokenizer in this file or directory.
+void bpe_list_files(FileList* files, const char* option, const char* path);
 
 // Opens a file or directory. Returns 0 with the reason in `error` (of ERROR_BYTES) if the tokens of
 // a .bin are no BPE: bpe_token and bpe_close work then, encoding does not.
@@ -113,6 +112,7 @@ void bpe_print_merges(const Bpe* bpe, FILE* file);
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "llmc/base/byte_order_mark.h"
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
 #include "llmc/base/json.h"
@@ -133,7 +133,8 @@ typedef struct {
 } BpeFile_;
 
 static BpeFile_ bpe_read_(const char* path) {
-    char error[ERROR_BYTES];
+    char error[ERROR_BYTES], *text;
+    size_t bytes;
     struct stat info;
     const char* name = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
     const char* hint = strncmp(name, "gpt2", 4) == 0
@@ -144,14 +145,12 @@ static BpeFile_ bpe_read_(const char* path) {
     CHECK(info.st_size > 0, "%s: empty file, wanted a tokenizer", path);
     CHECK(info.st_size <= INT_MAX, "%s: %lld bytes, wanted a tokenizer, at most %d", path,
           (long long)info.st_size, INT_MAX);
-    FILE* stream = fopen(path, "rb");
-    CHECK(stream, "%s: cannot open the tokenizer: %s", path, strerror(errno));
-    CHECK(file_is_fetched(fileno(stream), path, error), "%s", error);
-    const BpeFile_ file = {path, (unsigned char*)check_alloc((size_t)info.st_size, 1, path),
-                           (size_t)info.st_size};
-    const size_t got = fread(file.data, 1, file.bytes, stream);
-    CHECK(got == file.bytes, "%s: read %zu bytes, wanted %zu", path, got, file.bytes);
-    fclose(stream);
+    CHECK(byte_order_text(path, INT_MAX, &text, &bytes, error), "%s", error);
+    CHECK(bytes > 0, "%s: only a byte-order mark, wanted a tokenizer", path);
+    // exact size, so that tools detect every access beyond it
+    unsigned char* data = (unsigned char*)realloc(text, bytes);
+    CHECK(data, "%s: no memory", path);
+    const BpeFile_ file = {path, data, bytes};
     return file;
 }
 
@@ -1091,7 +1090,7 @@ static void bpe_keep_directory_(Bpe* bpe, const char* directory) {
         char path[PATH_MAX], error[ERROR_BYTES], *text;
         size_t bytes;
         if (bpe_path(path, directory, bpe_kept_files_[i])) {
-            CHECK(file_try_read(path, BPE_MAX_CONFIG_, &text, &bytes, error), "%s", error);
+            CHECK(byte_order_text(path, BPE_MAX_CONFIG_, &text, &bytes, error), "%s", error);
             bpe->kept[bpe->num_kept++] = bpe_keep_(bpe_kept_files_[i], text, bytes);
             free(text);
         }
@@ -1138,7 +1137,7 @@ static char* bpe_read_roles_(const char* directory, const char* file, BpeRoles_*
     char path[PATH_MAX], error[ERROR_BYTES], *text = NULL;
     const char* key;
     size_t bytes, length;
-    if (!bpe_path(path, directory, file) || !file_try_read(path, BPE_MAX_CONFIG_, &text, &bytes, error)) {
+    if (!bpe_path(path, directory, file) || !byte_order_text(path, BPE_MAX_CONFIG_, &text, &bytes, error)) {
         return NULL;
     }
     JsonReader json = json_reader(path, text, bytes, error);
@@ -1450,15 +1449,16 @@ static void bpe_open_pair_(Bpe* bpe, const char* merges, const char* vocab) {
     bpe_close(&other);
 }
 
-void bpe_spare(Outputs* outputs, const char* path) {
-    if (!file_is_directory(path)) {
-        outputs_read(outputs, path);
-        return;
+void bpe_list_files(FileList* files, const char* option, const char* path) {
+    char directory[PATH_MAX];
+    for (int i = 0; i < BPE_KEPT_FILES_ && file_is_directory(path); i++) {
+        file_list_add_in(files, option, path, bpe_kept_files_[i]);
     }
-    for (int i = 0; i < BPE_KEPT_FILES_; i++) {
-        char file[PATH_MAX];
-        file_join(file, path, bpe_kept_files_[i]);
-        outputs_read(outputs, file);
+    if (!file_is_directory(path)) {
+        file_directory_of(directory, path);
+        file_list_add(files, option, path);
+        file_list_add_in(files, option, directory, "tokenizer_config.json"); // bpe_find_roles_
+        file_list_add_in(files, option, directory, "generation_config.json");
     }
 }
 

@@ -58,6 +58,7 @@ int word_list_read(WordList* list, const char* path);
 #include <stdlib.h>
 #include <string.h>
 
+#include "llmc/base/byte_order_mark.h"
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
 #include "llmc/base/json.h"
@@ -279,7 +280,7 @@ int word_list_read(WordList* list, const char* path) {
     char error[ERROR_BYTES];
     size_t bytes;
     memset(list, 0, sizeof(*list));
-    if (!file_try_read(path, WORD_FILE_MAX_, &list->buffer, &bytes, error)) {
+    if (!byte_order_text(path, WORD_FILE_MAX_, &list->buffer, &bytes, error)) {
         return 0;
     }
     char* copy = (char*)check_alloc(bytes + 1, 1, path); // strings are decoded in place

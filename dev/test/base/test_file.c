@@ -95,6 +95,27 @@ TEST(end) {
     EXPECT(access(test_path("ended"), F_OK) == 0, "the finished one is there");
 }
 
+static void end_with_directories(const void* path) {
+    char inside[PATH_MAX];
+    file_path(inside, "%s/empty/inside", (const char*)path);
+    file_make_directory(inside);
+    file_path(inside, "%s/used/file", (const char*)path);
+    file_make_directory(test_path("there/used"));
+    file_write_text(inside, "x", 1);
+    CHECK(0, "something is wrong");
+}
+
+// So do directories that the program has made, unless something is in them.
+TEST(made_directories) {
+    const char* path = test_path("there");
+    mkdir(path, 0700);
+    mkdir(test_path("there/own"), 0700);
+    EXPECT(test_dies(end_with_directories, path, EXIT_FAILURE, "something is wrong"), "");
+    EXPECT(access(test_path("there/empty"), F_OK) != 0, "an empty one, and its parent");
+    EXPECT(access(test_path("there/used/file"), F_OK) == 0, "one with a file");
+    EXPECT(access(test_path("there/own"), F_OK) == 0, "one that was there before");
+}
+
 TEST(special_files) {
     char error[ERROR_BYTES], fifo[PATH_MAX];
     snprintf(fifo, sizeof(fifo), "%s", test_path("fifo"));

@@ -119,7 +119,7 @@ static void test_files_of_others(void) {
     mkfifo(test_path("fifo.lock"), 0600);
     EXPECT(test_dies(take, test_path("fifo.lock"), EXIT_FAILURE, "fifo.lock: not a regular file"), "a FIFO");
     symlink("mine.lock", test_path("link.lock"));
-    EXPECT(test_dies(take, test_path("link.lock"), EXIT_FAILURE, "link.lock: cannot write"), "a link");
+    EXPECT(test_dies(take, test_path("link.lock"), EXIT_FAILURE, "link.lock: a symbolic link"), "a link");
     EXPECT(test_dies(take, test_path("nowhere/x.lock"), EXIT_FAILURE, "x.lock: cannot write: No such file"),
            "");
 }

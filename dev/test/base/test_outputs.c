@@ -1,13 +1,15 @@
 // test_outputs.c -- outputs.h: which files may be written, and the messages for all others.
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "llmc/base/check.h"
+#include "llmc/base/file.h"
 #include "llmc/base/outputs.h"
 
 #include "dev/test/lib/test.h"
 
-// One command line: what the run reads and writes itself, another output, and the one that is
-// looked at.
+// One command line: what the run reads, a file or a directory, and writes itself, another output,
+// and the one that is looked at.
 typedef struct {
     const char *reads, *keeps, *other, *output;
 } Case;
@@ -17,7 +19,7 @@ static void check_case(const void* context) {
     Outputs o;
     outputs_open(&o);
     if (c->reads) {
-        outputs_read(&o, c->reads);
+        (file_is_directory(c->reads) ? file_list_add_directory : file_list_add)(&o.reads, "data", c->reads);
     }
     if (c->keeps) {
         outputs_keep(&o, c->keeps);
@@ -57,22 +59,35 @@ TEST(what_it_is) {
     EXPECT(is_refused(only(test_path("old/x")), 1, "cannot write into"), "");
 }
 
+static void link_to(const char* file, const char* name) { EXPECT(link(file, test_path(name)) == 0, ""); }
+
 TEST(what_is_read) {
-    char run[PATH_MAX], deep[PATH_MAX], page[PATH_MAX], linked[PATH_MAX];
+    char run[PATH_MAX], deep[PATH_MAX], page[PATH_MAX], linked[PATH_MAX], alias[PATH_MAX], missing[PATH_MAX];
     snprintf(run, sizeof(run), "%s", test_path("run"));
     mkdir(run, 0700);
     mkdir(test_path("run/step"), 0700);
-    snprintf(deep, sizeof(deep), "%s", test_write("run/step/weights", "w", 1));
+    mkdir(test_path("run/step/part"), 0700);
+    snprintf(deep, sizeof(deep), "%s", test_write("run/step/part/weights", "w", 1));
     snprintf(page, sizeof(page), "%s", test_write("run/page.html", "h", 1));
     snprintf(linked, sizeof(linked), "%s", test_write("blob", "b", 1));
-    symlink("../blob", test_path("run/model"));
+    snprintf(alias, sizeof(alias), "%s", test_path("run/model"));
+    snprintf(missing, sizeof(missing), "%s", test_path("run/mask"));
+    symlink("../blob", alias);
+    link_to(deep, "again");
     const Case same = {deep, NULL, NULL, deep}, inside = {run, NULL, NULL, deep},
                again = {run, NULL, NULL, page}, itself = {page, NULL, NULL, page},
-               target = {run, NULL, NULL, linked}, beside = {run, NULL, NULL, test_path("run/new")},
-               nothing = {test_path("gone"), NULL, NULL, deep};
+               target = {alias, NULL, NULL, linked}, beside = {run, NULL, NULL, test_path("run/new")},
+               nothing = {test_path("gone"), NULL, NULL, deep}, looked = {missing, NULL, NULL, missing},
+               other_way = {missing, NULL, NULL, test_path("run/step/../mask")},
+               hard_link = {deep, NULL, NULL, test_path("again")},
+               neighbor = {run, NULL, NULL, test_write("running", "x", 1)};
     EXPECT(is_refused(same, 2, "--out |weights: the run reads this file"), "");
     EXPECT(is_refused(inside, 2, "weights: a file of |run, which the run reads"), "");
-    EXPECT(is_refused(target, 2, "blob: a file of |run, which the run reads"), "");
+    EXPECT(is_refused(target, 2, "blob: the run reads this file"), "the target of a link");
+    EXPECT(is_refused(hard_link, 2, "again: the run reads this file"), "");
+    EXPECT(is_refused(looked, 2, "mask: the run looks for a file of this name"), "");
+    EXPECT(is_refused(other_way, 2, "mask: the run looks for a file of this name"), "");
+    EXPECT(passes(neighbor), "a name that starts as the directory's");
     EXPECT(is_refused(itself, 2, "page.html: the run reads this file"), "");
     EXPECT(passes(again), "a page beside a log may be written again");
     const Case texts = {run, NULL, NULL, test_write("run/texts.jsonl", "t", 1)},

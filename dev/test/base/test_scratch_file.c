@@ -125,7 +125,7 @@ static void test_failures(void) {
     const char* file = test_write("file", "", 0);
     EXPECT(test_dies(no_room, test_path("full"), EXIT_FAILURE,
                      "/full: no room for 2.0 MiB of the state, | are free: File too large"));
-    EXPECT(count_files(test_path("full")) == 0, "no room: something is left");
+    EXPECT(access(test_path("full"), F_OK) != 0, "no room: something is left, the directory or a file");
     EXPECT(test_dies(opens, file, EXIT_FAILURE, "/file: cannot make a file for the state: Not a directory"));
     EXPECT(
         test_dies(reads, "behind the end", EXIT_FAILURE, "/bad: cannot read the state: the file has ended"));

@@ -493,6 +493,9 @@ TEST(state) {
     SourceState sources[] = {{"web", 0xFEDCBA9876543210u, 123, 1, 7, 3}, {"a \"b\"\xff", 0, 1, 0, 2, 0}};
     const MixtureState mixture = {sources, 2, 5, {1, 2, 3}};
     s.mixture = mixture;
+    s.val_sets[0] = (ValidationSet){"web", 0x0123456789ABCDEF};
+    s.val_sets[1] = (ValidationSet){"b\xff", 5};
+    s.num_val_sets = 2;
     s.files = &file;
     s.num_files = 1;
     s.trainer = "CPU";
@@ -532,6 +535,14 @@ TEST(state) {
                        a->share == b->share,
                    "source %d", i);
         }
+        ValidationSet sets[2] = {{"other", s.val_sets[0].checksum}, {"web", 1}};
+        EXPECT(again.num_val_sets == 2 && state_val_set(&again, "web") == 0x0123456789ABCDEF &&
+                   state_val_set(&again, "b\xff") == 5 && state_val_set(&again, "none") == 0,
+               "validation sets");
+        EXPECT(state_validates_same(&again, sets, 2) && !state_validates_same(&again, sets + 1, 1),
+               "the first");
+        again.num_val_sets = 0;
+        EXPECT(state_validates_same(&again, sets + 1, 1), "unknown");
         EXPECT(strcmp(state_option(&again, "seed"), "7") == 0 && !state_option(&again, "none"), "options");
         EXPECT(strcmp(state_option(&again, "lr"), "auto") == 0 &&
                    strcmp(state_option(&again, "shuffle"), "on") == 0,

@@ -77,6 +77,10 @@ test_shards() {
     is_true "shards" shards
     "$tokenize" --tokenizer "$fixtures/model" --out some --val-tokens 0 --shard-tokens 100 "$chats" >stdout 2>stderr
     says "the same command" "already finished"
+    cp some_train_000001.bin.mask before
+    bad 2 "--export-gguf some_train_000001.bin.mask: the run reads this file" "${update[@]}" --train-data 'some_*.bin' --export-gguf some_train_000001.bin.mask
+    check "the mask is there" cmp before some_train_000001.bin.mask
+    bad 2 "--export-gguf some_train_000001.idx: the run looks for a file of this name" "${update[@]}" --train-data 'some_*.bin' --export-gguf some_train_000001.idx
     printf '\1' | dd of=some_train_000001.bin.mask bs=1 seek=33 conv=notrunc status=none
     bad 1 "some_train_000001.bin.mask: its bits have another checksum" "${update[@]}" --train-data 'some_*.bin'
     "$tokenize" --tokenizer "$fixtures/model" --out some --val-tokens 0 --shard-tokens 100 "$chats" >stdout 2>stderr

@@ -614,7 +614,7 @@ test_tasks() {
 # The bundle of dev/ref/fixtures/core, whose choices transformers computed. After test_tasks.
 test_core() {
     local fixtures=$root/dev/ref/fixtures
-    local core=(--steps 0 --model "$fixtures/tasks/model.bin" --seq-len 64 --core "$fixtures/core") tokens=(--tokenizer bytes/step_00000001)
+    local file core=(--steps 0 --model "$fixtures/tasks/model.bin" --seq-len 64 --core "$fixtures/core") tokens=(--tokenizer bytes/step_00000001)
     good "CORE" "${core[@]}" "${tokens[@]}" --out core --out-scores core.jsonl
     check "each choice is that of transformers" cmp <(grep -v '^#' "$fixtures/core/predictions.txt") <(sed -E \
         's/.*"task":"([^"]*)","index":([0-9]+),.*("prediction_norm":|"correct":)(true|false|[0-9]+).*/\1 \2 \4/; s/true$/1/; s/false$/0/' core.jsonl)
@@ -623,6 +623,12 @@ test_core() {
         <(values task centered core/log.jsonl | xargs -n 1 printf '%.6f\n')
     good "few examples" "${core[@]}" "${tokens[@]}" --tasks-max 7
     check "of each task" [ "$(grep -c '^task core/.*: 7 examples' stdout)" = 6 ]
+    cp -r "$fixtures/core" bundle
+    for file in bundle/eval_data/a/choices.jsonl bundle/eval_data/b/language.jsonl; do
+        bad 2 "--out-scores $file: the run reads this file" "${core[@]}" --core bundle "${tokens[@]}" --out-scores $file
+    done
+    bad 2 "--out-scores bundle/core.yaml: a file of bundle, which the run reads" "${core[@]}" --core bundle "${tokens[@]}" --out-scores bundle/core.yaml
+    check "the bundle is whole" diff -r "$fixtures/core" bundle
     bad 1 "choices.jsonl: text, wanted a --tokenizer" "${core[@]}"
     bad 1 "nodir/core.yaml" --steps 0 --model "$fixtures/tasks/model.bin" --seq-len 64 "${tokens[@]}" --core nodir
 }

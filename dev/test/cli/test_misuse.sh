@@ -202,6 +202,39 @@ test_read_only() {
     check "the log is untouched" cmp before read_only/log.jsonl
 }
 
+# A run that is refused leaves no --out; names that it needs there may be taken.
+test_refused() {
+    local name
+    for name in new new/deep/er; do
+        bad 1 "nowhere.txt: cannot open the data" "${brief[@]}" --train-data nowhere.txt --out $name
+        bad 2 "--total-batch 33" "${brief[@]}" --total-batch 33 --out $name
+        check "$name: nothing is left" [ ! -e new ]
+    done
+    mkdir mine
+    bad 1 "nowhere.txt: cannot open the data" "${brief[@]}" --train-data nowhere.txt --out mine
+    check "what was there stays" [ -d mine ]
+    mkdir taken taken/run.stop full full/run.stop links && touch full/run.stop/x && ln -s ../text.txt links/run.lock
+    good "a directory called run.stop" "${brief[@]}" --steps 1 --out taken
+    check "is removed" [ ! -e taken/run.stop ]
+    bad 1 "full/run.stop: cannot remove: Directory not empty" "${brief[@]}" --steps 1 --out full
+    bad 1 "links/run.lock: a symbolic link, wanted a lock file or none" "${brief[@]}" --steps 1 --out links
+    check "its target stays" grep -q '^400 bottles' text.txt
+    : >empty.conf
+    bad 2 "empty.conf: no settings; wanted lines of name = value" --config empty.conf
+    good "a name for the shell" "${brief[@]}" --steps 1 --out "it's mine"
+    check "is quoted: $(grep 'generate text' stdout)" grep -qF "generate text: $trainer --model 'it'\\''s mine' --prompt" stdout
+}
+
+# Of the checkpoints of stops two stay, as those of the clock.
+test_short_starts() {
+    local i
+    for i in 1 2 3 4; do
+        train "${brief[@]}" --steps 1000000 --eval-every 0 --sample-every 0 --max-hours 1e-7 --out starts --resume auto
+        check "start $i: exit status $status, $(head -n 1 stderr)" [ $status = 75 ]
+    done
+    check "two are left: $(cd starts && echo step_*)" [ "$(cd starts && ls -d step_* | wc -l)" = 2 ]
+}
+
 test_exports() {
     bad 1 "--export-llmc nowhere/x.bin: cannot write into nowhere" "${brief[@]}" --steps 100000 --export-llmc nowhere/x.bin
     bad 1 "--export-gguf .: a directory" "${brief[@]}" --steps 100000 --export-gguf .
@@ -220,7 +253,12 @@ test_exports() {
     bad 2 "y_tokenizer.bin: the same file as --export-" --model exported --steps 0 --export-llmc y.bin --export-gguf "$(rm y_tokenizer.bin && echo y_tokenizer.bin)"
     bad 2 "model.safetensors: a file of exported, which the run reads" --model exported --steps 0 --export-gguf exported/step_00000002/model.safetensors
     bad 2 "log.jsonl: the run writes this file itself" --out exported --resume on --export-gguf exported/log.jsonl
+    local own
+    for own in run.lock run.stop log.jsonl.3 main.log.1 tokenizer.json step_00000009; do
+        bad 2 "$own: the run writes this file itself" --out exported --resume on --export-gguf exported/$own
+    done
     bad 2 "text.txt: the run reads this file" --out exported --resume on --export-gguf text.txt
+    bad 2 "text.txt.xxh64: the run looks for a file of this name" --out exported --resume on --export-gguf text.txt.xxh64
     good "the model is whole" --model exported --steps 0 --export-gguf exported/model.gguf
     good "a .gguf in its directory is replaced" --model exported --steps 0 --export-gguf exported/model.gguf
 }
@@ -306,6 +344,16 @@ test_signals() {
     good "the same without a signal" "${model[@]}" "${text[@]}" --val-data long.txt --steps 4 --eval-batches 0 --sample-every 0 --out whole
     check "has the same numbers" [ "$(numbers stopped)" = "$(numbers whole)" ]
     check "and weights" cmp stopped/step_00000004/model.safetensors whole/step_00000004/model.safetensors
+
+    in_background "${model[@]}" "${text[@]}" --val-data long.txt --steps 2 --eval-every 2 --eval-batches 0 --sample-every 0 --log-every 1 --out last
+    for i in {1..1500}; do grep -q '^step *2/2' stdout && break; sleep 0.02; done
+    stop_after 0.1 TERM
+    check "SIGTERM in the last validation: exit status $status" [ $status = 75 ]
+    check "saves the state before it" grep -q '"val_loss":null' last/step_00000002/state.json
+    good "the rest" --out last --resume on
+    check "saves its result, $(values val loss last/log.jsonl)" grep -qF "\"val_loss\":$(values val loss last/log.jsonl | cut -c 1-6)" last/step_00000002/state.json
+    good "nothing is left" --out last --resume on
+    check "and nothing is saved" [ "$(values save step last/log.jsonl | wc -l)" = 2 ]
 
     in_background "${model[@]}" --steps 1 --samples 100 --sample-tokens 3000 --eval-every 0 --out sampling
     for i in {1..3000}; do grep -q sample: stdout && break; sleep 0.01; done
@@ -543,6 +591,12 @@ test_best() {
     check "and weights" cmp {early,killed}/step_"$(printf %08d $((best + 15)))"/model.safetensors
     good "a run that has ended" --out early --resume on
     check "says so" grep -qE "^resume: stopped early at step $((best + 15)): the validation loss has not fallen for 3 validations; best [0-9.]* at step $best; for more: --patience 6, or 0\$" stdout
+    cp -r early other_val && cp turned.txt kept.txt && head -c 300 /dev/zero | tr '\0' c >turned.txt
+    good "other validation data" --out other_val --resume on
+    check "are named" grep -qxE 'resume: the checksum of the validation data is [0-9a-f]{16}, was [0-9a-f]{16}' stdout
+    check "the best starts again" grep -qx 'resume: these are other validations than before: the best one, and --patience, start again' stdout
+    check "patience, too: step $(values summary best_step other_val/log.jsonl | tail -n 1)" [ "$(values summary best_step other_val/log.jsonl | tail -n 1)" -gt $((best + 15)) ]
+    mv kept.txt turned.txt
     good "continues with more patience" --out early --resume on --patience 4
     check "by one validation" [ "$(values summary steps early/log.jsonl)" = $((best + 20)) ]
     bad 2 "--patience 3 needs validations: --eval-every" "${brief[@]}" --patience 3 --eval-every 0
@@ -699,6 +753,8 @@ test_logs
 test_two_runs
 test_unreadable
 test_read_only
+test_refused
+test_short_starts
 test_exports
 test_out_texts
 test_out_html

@@ -325,7 +325,30 @@ test_other_tasks() {
     ranks 2 bash -c 'cd tasks_of_$OMPI_COMM_WORLD_RANK && exec "$@"' _ "$trainer" --steps 0 --model "$fixtures/model.bin" \
         --tasks choices.bin "$@"
     check "other tasks: exit status $status, $(head -n 1 stderr)" [ $status = 1 ]
-    check "other tasks: $(head -n 1 stderr)" grep -q '^error: the ranks disagree about choices: ' stderr
+    check "other tasks: $(head -n 1 stderr)" grep -q '^error: the ranks disagree about the files of --tasks (checksum): ' stderr
+}
+
+# Each rank opens the tokenizer, the schedule and the prompts for itself.
+test_other_files() {
+    local rank what options start=(--layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --samples 0 --eval-every 0)
+    seq 1 400 >files.txt
+    good "a model" "${start[@]}" --train-data files.txt --tokenizer bpe:260 --steps 2 --out files
+    for rank in 0 1; do
+        mkdir files_of_$rank && cp files/tokenizer.json files_of_$rank/own.json && cp files/tokenizer.json files_of_$rank
+        echo "{\"prompt\":\"$rank\"}" >files_of_$rank/prompts.jsonl
+        echo "0 one $rank other 1" >files_of_$rank/weights
+    done
+    echo '{"eos_token":"x"}' >files_of_1/tokenizer_config.json # beside the second one
+    for what in tokenizer prompts data-schedule; do
+        case $what in
+            tokenizer) options="${start[*]} --train-data $work/files.txt --tokenizer own.json --steps 2 --out $work/never" ;;
+            prompts) options="--model $work/files --prompts prompts.jsonl --tensor-parallel 2 --tokens 2" ;;
+            data-schedule) options="${start[*]} --train-data one=$work/files.txt,other=$work/files.txt --data-schedule weights --steps 2" ;;
+        esac
+        ranks 2 bash -c "cd files_of_\$OMPI_COMM_WORLD_RANK && exec '$trainer' $options"
+        check "other $what: exit status $status, $(head -n 1 stderr)" [ $status = 1 ]
+        check "other $what: $(grep -m 1 '^error' stderr)" grep -q "^error: the ranks disagree about the files of --$what (checksum): " stderr
+    done
 }
 
 # Saved by 4, continued by 2, which write three files of weights, then 3; by one process.
@@ -646,7 +669,7 @@ test_other_weights() {
             --model disk_0/m --samples 0 $how
         ranks 2 bash -c "cd disk_\$OMPI_COMM_WORLD_RANK && exec '$trainer' --model m --samples 0 $how"
         check "other files: exit status $status" [ $status = 1 ]
-        check "other files: $(grep -m 1 '^error' stderr)" grep -q '^error: the ranks disagree about the files of the weights' stderr
+        check "other files: $(grep -m 1 '^error' stderr)" grep -q '^error: the ranks disagree about the files of --model (checksum)' stderr
     done
     check "nothing is saved" [ ! -e mixture/step_00000003 ]
 }
@@ -1318,6 +1341,7 @@ share all
 loop
 tasks
 other_tasks
+other_files
 context
 context_documents
 context_bf16

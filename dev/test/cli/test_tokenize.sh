@@ -200,6 +200,14 @@ test_dedup() {
     bad 2 "--train-bpe reads its inputs once" --train-bpe 300 --dedup near --out never lines.txt
     bad 1 "none.jsonl: cannot read" "${cut[@]}" --decontaminate none.jsonl --out never lines.txt
     bad 2 "--dropped lines.txt: the run reads this file" "${cut[@]}" --dedup near --dropped lines.txt --out never lines.txt
+    local name
+    for name in never_train_000007.bin ./never_val_000000.bin never_train_000001.bin.mask; do
+        bad 2 "--dropped $name: the run writes this file itself" "${cut[@]}" --dedup near --dropped $name --out never lines.txt
+    done
+    cp clean_val_000000.bin before
+    bad 2 "--dropped clean_val_000000.bin: the same file as --out ./clean_val_000000.bin" "${cut[@]}" --dedup near --dropped clean_val_000000.bin --out clean lines.txt
+    check "the shard is there" cmp before clean_val_000000.bin
+    bad 2 "--dropped test.jsonl: the run reads this file" "${cut[@]}" --decontaminate same.jsonl,test.jsonl --dropped test.jsonl --out never lines.txt
     check "bad arguments leave nothing behind" [ "$(echo never*)" = 'never*' ]
 }
 

@@ -2,6 +2,7 @@
 // windows, and scores computed by hand.
 #include "llmc/base/check.h"
 #include "llmc/base/rand.h"
+#include "llmc/base/xxh64.h"
 #include "llmc/data/eval_task_files.h"
 #include "llmc/data/eval_tasks.h"
 #include "dev/test/lib/test.h"
@@ -242,6 +243,26 @@ static void test_forms(void) {
                      schema, 2);
     static const char* const continuations[] = {"x| c"};
     expect_documents("{\"context\":\"x\",\"continuation\":\" c\"}\n", TASK_CONTINUATION, continuations, 1);
+}
+
+// Returns a checksum of everything that the score depends on, except the model.
+static uint64_t task_fingerprint(const Task* task) {
+    Xxh64 hash;
+    xxh64_open(&hash);
+    xxh64_add(&hash, &task->baseline, sizeof(task->baseline));
+    xxh64_add(&hash, task->tokens, task->num_tokens * sizeof(int));
+    for (size_t d = 0; d < task->num_documents; d++) { // field by field: structures have padding
+        const TaskDocument* document = &task->documents[d];
+        const size_t fields[4] = {document->first, (size_t)document->length, (size_t)document->scored,
+                                  (size_t)document->bytes};
+        xxh64_add(&hash, fields, sizeof(fields));
+    }
+    for (size_t i = 0; i < task->num_examples; i++) {
+        const TaskExample* example = &task->examples[i];
+        const size_t fields[3] = {example->first, (size_t)example->count, (size_t)example->gold};
+        xxh64_add(&hash, fields, sizeof(fields));
+    }
+    return xxh64_value(&hash);
 }
 
 static void test_fixtures(void) {

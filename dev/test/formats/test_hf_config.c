@@ -229,6 +229,7 @@ TEST(refusals) {
          "rope_theta is 10000, but 20000 in rope_parameters"},
         {{"llama", "'rope_theta':-1"}, "rope_theta is -1"},
         {{"llama", "'num_key_value_heads':3"}, "config.json"},
+        {{"llama", "'num_key_value_heads':0"}, "num_key_value_heads is 0, wanted 1 or more, or null"},
         {{"llama", "'head_dim':7"}, "config.json"},
         {{"nanochat", "'final_logit_softcapping':-15"}, "final_logit_softcapping is -15"},
         {{"llama", "'layer_types':['full_attention','sliding_attention','full_attention']"},

@@ -107,6 +107,25 @@ TEST(every_field_has_one_row) {
     EXPECT((end + align - 1) / align * align == offsetof(Options, program), "the rows end at %zu", end);
 }
 
+// An option that takes a path says what it reads or writes.
+TEST(files) {
+    static const char* const kinds[] = {"FILE", "DIR", "PATH", "RUNS"};
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        const OptionRow* row = &OPTION_TABLE[i];
+        const int has_files = (row->flags & (OPTION_READS | OPTION_WRITES)) != 0;
+        int takes_path = strcmp(row->name, "hellaswag") == 0; // a fixed one
+        for (size_t k = 0; k < sizeof(kinds) / sizeof(kinds[0]); k++) {
+            takes_path |= row->type == OPTION_STRING && strstr(row->unit, kinds[k]) != NULL;
+        }
+        EXPECT(has_files == takes_path, "--%s %s: flags %x", row->name, row->unit, (unsigned)row->flags);
+        EXPECT(has_files == (option_files(row) != FILES_NONE) && option_files(row) <= FILES_SCRATCH,
+               "--%s: %d", row->name, (int)option_files(row));
+        EXPECT(!(row->flags & OPTION_WRITES) || strstr(row->unit, "FILE") == NULL ||
+                   option_files(row) == FILES_ONE,
+               "--%s writes a file", row->name);
+    }
+}
+
 // Each default is legal and in the form in which it is printed; each bound is legal, or not if it
 // is open.
 TEST(defaults_and_bounds) {
@@ -339,6 +358,8 @@ TEST(config) {
     EXPECT(config_refused("batch = 1\nbatch = 2", "conf:2: --batch is set twice in this file"));
     EXPECT(config_refused("batch 1", "conf:1: batch 1 is not a setting; wanted name = value"));
     EXPECT(config_refused("= 1", "conf:1: = 1 is not a setting"));
+    EXPECT(config_refused("", "conf: no settings; wanted lines of name = value"));
+    EXPECT(config_refused("# nothing\n\n", "conf: no settings; wanted lines of name = value"));
     EXPECT(config_refused("config = other", "conf:1: --config is for the command line, and not for a file"));
     EXPECT(config_refused("prompt = \"x", "conf:1: a value without its closing quote"));
     EXPECT(config_refused("prompt = \"x\" y", "conf:1: y stands behind the closing quote"));

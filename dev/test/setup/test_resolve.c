@@ -1081,7 +1081,7 @@ static void test_grids(void) {
     expect_no_grid("-pn 8 -tp 2 --tensor-slices 3", "--tensor-slices 3, 4 heads; wanted 2 or 4");
     expect_no_grid("-pn 4 -tp 4 --tensor-slices 2", "--tensor-parallel 4, --tensor-slices 2; wanted 2");
     expect_no_grid("-pn 8 -tp 2 -cp 3", "--context-parallel 3, 8 processes in groups of 2; wanted 2 or 4");
-    expect_no_grid("-pn 8 -pp 3", "--pipeline-parallel 3, 8 processes; wanted 2 or 4");
+    expect_no_grid("-pn 8 -pp 3", "--pipeline-parallel 3, 8 processes; wanted 2");
     expect_no_grid("-pn 8 -pp 8", "--pipeline-parallel 8, 4 layers; wanted 4");
     expect_no_grid("-pn 6 -cp 3", "--seq-len 32, --context-parallel 3; wanted a multiple of 6");
     expect_no_grid("-pn 2 -cp 2 --matmul bf16",
