@@ -3,10 +3,10 @@ attention_race.cuh -- which kernels compute attention where autotuning runs: tho
 those by wgmma with one of their tilings (attention_wgmma.cuh).
 
 A race of each pass, as of the ways of a matmul (matmul.cuh): the winner is kept in the same files,
-and rank 0 chooses for all. It depends on the heads, their size, the keys of a sequence, the type,
-and on whether keys are gathered, but not on the batch nor its documents. Without autotuning attention
-is by mma. With --attention wgmma only tilings race. Sequences of fewer than ATTENTION_RACE_KEYS keys
-are not worth a race.
+and rank 0 chooses for all. It depends on the heads, their size, the keys of a sequence and the type,
+but not on the batch, its documents, nor on how many ranks share a sequence: so the bits are the same
+for any number of them. Without autotuning attention is by mma. With --attention wgmma only tilings
+race. Sequences of fewer than ATTENTION_RACE_KEYS keys are not worth a race.
 
     attention_raced_forward     out, lse      kv NULL: attention_forward; else gathered keys and values
     attention_raced_backward    dqkv, dbias (kv NULL), or dqkv, dkv; a gradient is added to once
@@ -35,17 +35,8 @@ static inline MatmulRace attention_race_(AttentionRaceOf_ pass, AttentionSizes s
     const int ways = attention_ways<X>(attention, sizes, pass == ATTENTION_BACKWARD_RACE),
               first = attention_by(attention) == ATTENTION_BY_WGMMA,
               standard = first ? 1 + attention_wgmma_tiling(sizes, pass == ATTENTION_BACKWARD_RACE) : 0;
-    const MatmulKey key = {attention_keys(sizes),
-                           sizes.HS,
-                           sizes.NH,
-                           first,
-                           sizes.chunks.last > 0,
-                           DTYPE_OF(X),
-                           DTYPE_OF(X),
-                           MATMUL_OTHER + (int)pass,
-                           0,
-                           0,
-                           sizes.KV};
+    const MatmulKey key = {attention_keys(sizes),    sizes.HS, sizes.NH, first,   0, DTYPE_OF(X), DTYPE_OF(X),
+                           MATMUL_OTHER + (int)pass, 0,        0,        sizes.KV};
     MatmulWays of = {first, ways, standard, attention_race_words_(pass, sizes.HS), ""};
     snprintf(of.name, sizeof(of.name), "attention %s, %d/%d heads of %d, %d keys",
              pass == ATTENTION_FORWARD_RACE ? "forward" : "backward", sizes.NH, sizes.KV, sizes.HS,

@@ -517,20 +517,15 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
                                    const __grid_constant__ CUtensorMap kv_map, X* out, float* lse,
                                    const int* starts, unsigned* taken, unsigned tiles, AttentionSize size) {
     SMEM_DYNAMIC(unsigned char, memory);
-    AttentionPipe pipe = attention_pipe<Tiles>(memory);
-    if (threadIdx.x >= 128 * Tiles::GROUPS) {
-        registers_fewer<Tiles::FEWER>();
-        if (threadIdx.x < 128 * Tiles::GROUPS + 32) {
+    attention_block<Tiles>(
+        memory,
+        [&](AttentionPipe& pipe) {
             attention_fill_all<Tiles, MASK>(pipe, &q_map, &q_map, &kv_map, starts, taken, tiles, size);
-        }
-    } else {
-        registers_more<Tiles::MORE>();
-        int tile;
-        for (int n = 0; (tile = attention_next<Tiles>(pipe, n)) >= 0; n++) {
+        },
+        [&](AttentionPipe& pipe, int n, int tile) {
             const AttentionWork work = attention_work<Tiles, MASK>(tile, starts, size);
             attention_forward_work_<X, Tiles, MASK>(out, lse, pipe, n, work, starts, size);
-        }
-    }
+        });
 }
 
 // ---- launchers ----

@@ -92,6 +92,31 @@ static void check(const char* what, Case c, int forward, int backward, const Res
     }
 }
 
+// Returns the output of the forward pass in a certain way.
+static float* forward_by(int way, Inputs inputs, const Gpu* gpu) {
+    const AttentionSizes sizes = attention_sizes(1, T, NH, KV, HS);
+    Memory memory = memory_on_gpu();
+    AttentionGpu attention;
+    const bf16* qkv = upload_rounded<bf16>(inputs.qkv, T * QKV, 0, gpu);
+    bf16* out = (bf16*)gpu_alloc(T * Q, sizeof(bf16), "out");
+    float* lse = (float*)gpu_alloc(NH * T, sizeof(float), "lse");
+    attention_gpu_open<bf16>(&attention, &memory, sizes, T);
+    attention_gpu_way(&attention, way);
+    attention_forward(out, lse, qkv, (const int*)NULL, sizes, &attention, gpu);
+    float* got = take_back(out, T * Q, gpu);
+    gpu_free((void*)qkv);
+    gpu_free(lse);
+    attention_gpu_close(&attention);
+    memory_close(&memory);
+    return got;
+}
+
+// Gathered keys have no tiles for three warpgroups: the others must have the same bits.
+static void test_same_keys(Inputs inputs, const Gpu* gpu) {
+    const float *two = forward_by(1, inputs, gpu), *three = forward_by(3, inputs, gpu);
+    EXPECT(ops_same_bits(two, three, T * Q), "two and three warpgroups, 64 keys: other bits");
+}
+
 TEST(attention_race) {
     Gpu gpu;
     const char *mma = "kernel_I", *wgmma = "wgmma", *first_tiles = "AttentionTilesILi64ELi1ELi64ELi2E";
@@ -107,6 +132,7 @@ TEST(attention_race) {
         check("slow wgmma", {ATTENTION_DEFAULT, 1, 0, wgmma, NULL}, 0, 0, &by_mma, inputs, &gpu);
         check("slow mma", {ATTENTION_DEFAULT, 1, 0, mma, directory}, 1, 1, &by_wgmma, inputs, &gpu);
         check("kept", {ATTENTION_DEFAULT, 1, 0, wgmma, directory}, 1, 1, &by_wgmma, inputs, &gpu);
+        test_same_keys(inputs, &gpu);
         check("tilings", {ATTENTION_BY_WGMMA, 1, 0, first_tiles, NULL}, 2, 1, NULL, inputs, &gpu);
     }
     ops_close("attention race");
