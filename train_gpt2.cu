@@ -130,7 +130,6 @@ struct Model {
     int* is_top;       // (N) of the targets of a task, on the GPU
     Transfer transfer; // weights and state between the host and the GPU
     GpuReport report;  // and the sensors for the log
-    int has_matmuls;   // choose_matmuls is done
 
     Model* teacher;        // --teacher, a model that only evaluates; NULL: none
     LmHeadGpu taught;      // its head, on the batch of a micro-step
@@ -1174,7 +1173,8 @@ static void choose_matmuls(Model* model) {
     const int N = model->N, ranks = model->groups.grid.shape.data;
     // the second micro-step adds to the gradients
     const int count = model->zero.plan.stage < 2 ? 2 : 1;
-    if (!model->autotune || model->use == USE_GENERATE || model->comm->size == 1 || model->has_matmuls) {
+    if (!model->autotune || model->use == USE_GENERATE || model->comm->size == 1 ||
+        model->matmul.has_chosen) {
         return;
     }
     int* tokens = (int*)check_alloc((size_t)N, sizeof(int), "tokens");
@@ -1195,7 +1195,7 @@ static void choose_matmuls(Model* model) {
     optimizer_choose_matmuls<floatX>(&model->optimizer, &model->matmul);
     zero_wait_for_gradient(&model->zero); // redundant: the first update waits by itself
     wait_for_gpu(model);
-    model->has_matmuls = 1;
+    model->matmul.has_chosen = 1;
     free(tokens);
 }
 

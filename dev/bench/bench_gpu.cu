@@ -753,7 +753,7 @@ static void bench_experts(Bench* bench, MatmulGpu*) {
 
 // ---- attention's instructions and tiles ----
 
-// Measures both passes by the given instructions, and the forward pass with each tiling of wgmma.
+// Measures both passes by each kind of instructions, and with each tiling of wgmma.
 static void bench_attention_by(Bench* bench, AttentionSizes sizes) {
     const Gpu* gpu = &bench->gpu;
     const size_t tokens = (size_t)sizes.B * sizes.T, Q = attention_queries_size(sizes),
@@ -805,6 +805,13 @@ static void bench_attention_by(Bench* bench, AttentionSizes sizes) {
             tiles("forward, 128 keys, no overlap", FORWARD(AttentionForward128Apart));
         }
 #undef FORWARD
+        for (int way = 2; way < attention_ways<floatX>(scratch, sizes, 1); way++) {
+            attention_gpu_way(scratch, way);
+            measure(bench, "attention backward, no overlap", shape, backward, [=] {
+                attention_backward(dqkv, dbias, dout, qkv, out, lse, (const int*)NULL, sizes, GRADIENT_SET,
+                                   scratch, gpu);
+            });
+        }
     }
 #endif
     memory_close(&memory);

@@ -29,12 +29,14 @@ for item in "${kit[@]}"; do
 done
 
 # build VARIANT TARGET...: builds for the GPU, into build/kit/VARIANT. GCC's own libraries are
-# linked statically: the first folder has only libgomp.a, so the linker uses that.
+# linked statically: the first folder has only libgomp.a, so the linker uses that. In tests, kernels
+# that wait for ever end after some seconds.
 build() {
-    local variant=$1 libraries="-L$builds/static -lcublasLt -Xcompiler -static-libgcc,-static-libstdc++" cudnn='' nccl=''
+    local variant=$1 flags=${NVCCFLAGS:-} libraries="-L$builds/static -lcublasLt -Xcompiler -static-libgcc,-static-libstdc++" cudnn='' nccl=''
     [ "$variant" = BF16-cudnn ] && cudnn=1 libraries+=" -lcudnn -lnvrtc"
     [ "$variant" = BF16-nccl ] && nccl=-lnccl libraries+=" -lnccl"
-    make -s -j"$(nproc)" "${@:2}" GPU_BUILD="$builds/$variant" PRECISION="${variant%-*}" USE_CUDNN=$cudnn NCCL=$nccl \
+    [ "$variant" = BF16-tests ] && flags+=" -DPTX_WAIT_LIMIT"
+    make -s -j"$(nproc)" "${@:2}" GPU_BUILD="$builds/$variant" PRECISION="${variant%-*}" USE_CUDNN=$cudnn NCCL=$nccl NVCCFLAGS="$flags" \
         ARCH="${ARCH:-sm_90a}" MARCH="${MARCH:--march=x86-64-v3}" COMPRESSION_FLAGS= COMPRESSION_LIBS= MPI= GPU_LIBS="$libraries"
 }
 
@@ -98,7 +100,7 @@ mkdir -p "$tree/bin" "$tree/dev/bench" "$tree/dev/ref/fixtures" $builds/static |
 ln -sf "$(gcc -print-file-name=libgomp.a)" $builds/static/libgomp.a
 make_programs=build
 [ -n "$toy" ] && make_programs=simulated
-others=() # modules and benches: in one precision and one build
+tests=() others=() # modules, and benches: in one precision
 for item in "${kit[@]}"; do
     case $item in
     BF16-cudnn) has_cudnn || { echo "gpu-kit: BF16-cudnn is left out: no cudnn.h or no cudnn_frontend.h"; continue; } ;;&
@@ -114,9 +116,14 @@ for item in "${kit[@]}"; do
         take "$item" "$item/train_gpt2cu" train_gpt2
         take "$item" "$item/test_gpt2" test_gpt2
         ;;
-    test_* | bench_gpu | gpu_answers) others+=("$item") ;;
+    test_*) tests+=("$item") ;;
+    bench_gpu | gpu_answers) others+=("$item") ;;
     esac
 done
+if [ ${#tests[@]} != 0 ]; then
+    $make_programs BF16-tests "${tests[@]/#/$builds/BF16-tests/}" || die "${tests[*]} do not build"
+    for item in "${tests[@]}"; do take BF16-tests "$item" "$item"; done
+fi
 if [ ${#others[@]} != 0 ]; then
     $make_programs BF16 "${others[@]/#/$builds/BF16/}" || die "${others[*]} do not build"
     for item in "${others[@]}"; do take BF16 "$item" "$item"; done

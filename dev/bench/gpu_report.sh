@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # gpu_report.sh -- measures everything that only a GPU can show, unattended.
 #
-#     dev/bench/gpu_report.sh [--part A|B|C] [--only ITEM,...] [--minutes N] [--full] [--toy]
+#     dev/bench/gpu_report.sh [--part A|B|C|D] [--only ITEM,...] [--minutes N] [--full] [--toy]
 #                             [--kit] [--out DIR]
 #
 # A   first       the card, its libraries; tests of the instructions, the runtime and the matmuls
@@ -20,11 +20,16 @@
 #     sanitizer   compute-sanitizer: memcheck and racecheck on the whole-model test
 #     curve       100 steps of 124M on the same text: BF16, FP32 and PyTorch
 #     answers     answers of cublasLt and of the instructions' tests on this card, for dev/cusim
+# D   wgmma       tests of the kernels by wgmma, norms and races; if they fail, only mma goes on
+#     tiles       attention by each of its instructions and tilings; norms, heads and experts
+#     ways        124M, and models of other kinds, with attention by mma, by wgmma, and by whichever
+#                 autotune finds faster, in turn
+#     kernels     every kernel of a step, by ncu, and racecheck of attention's tests
 #
 # In a checkout it builds the programs first (`make gpu-kit`). With --kit it compiles nothing: it is
-# the copy in a kit unpacked from build/gpu_kit.tar.xz. Without --part it runs all items. Items that
-# do not fit into the minutes (8.5 per part) are skipped. A failing item is named, the others still
-# run, and the exit status is 1.
+# the copy in a kit unpacked from build/gpu_kit.tar.xz. Without --part it runs all items of A, B and
+# C. Items that do not fit into the minutes (8.5 per part, 7 for D) are skipped. A failing item is
+# named, the others still run, and the exit status is 1.
 #
 # Writes DIR (dev/bench/results/<gpu>-<date>-<part>): summary.md, summary.jsonl, the log of every
 # command; and after every item DIR.tar.gz, or the same archive in $OUT if that is set. --full uses
@@ -44,7 +49,7 @@ while [ $# -gt 0 ]; do
     --full) full=on ;;
     --toy) toy=on ;;
     --kit) kit=on ;;
-    *) sed -n '2,32s/^# \{0,1\}//p' "$0" && exit 2 ;;
+    *) sed -n '2,37s/^# \{0,1\}//p' "$0" && exit 2 ;;
     esac
     shift
 done
@@ -52,10 +57,12 @@ case $part in
 A) items="first speed tests step bench cudnn" ;;
 B) items="precisions peer models modules" ;;
 C) items="memory sanitizer curve answers" ;;
+D) items="wgmma tiles ways kernels" ;;
 "") items="first speed tests step bench cudnn precisions peer models modules memory sanitizer curve answers" ;;
-*) echo "error: --part $part: wanted A, B or C" >&2 && exit 2 ;;
+*) echo "error: --part $part: wanted A, B, C or D" >&2 && exit 2 ;;
 esac
-seconds=$(awk -v m="${minutes:-$([ -n "$part" ] && echo 8.5 || echo 25.5)}" 'BEGIN { printf "%d", m * 60 }')
+case $part in D) usual=7 ;; '') usual=25.5 ;; *) usual=8.5 ;; esac
+seconds=$(awk -v m="${minutes:-$usual}" 'BEGIN { printf "%d", m * 60 }')
 
 gpu=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1 | tr ' ' '-')
 [ $toy = on ] && gpu=toy
@@ -160,11 +167,14 @@ if [ $toy = on ]; then
     speed=(toy 2 64 4) models=("toy 2 32 4") device=cpu seq_len=16 warm=1 memory_models=("toy 2") memory_steps=2 curve=(toy 2 2)
     # matmuls of experts take minutes on the simulated GPU
     bench=("d6 1 --seq-len 16 --seconds 0 --ceiling 64 --only layers,attention,rows,tokens,optimizer,heads,adamw8bit,adafactor,muon")
+    tiles=("d6 1 --seq-len 16 --seconds 0 --ceiling 64 --only attention-tiles,rows,heads") ways=("toy 2 32 3")
 else
     speed=(d12 64 65536 15) models=("d24 64 131072 15" "d36 32 65536 15" "d48 32 65536 15") device=cuda seq_len=1024 warm=5
     [ $full = on ] && speed=(d12 64 524288 15) models=("d24 64 524288 15" "d36 32 524288 15" "d48 32 524288 15")
     memory_models=("d24 16" "d48 8") memory_steps=30 curve=(d12 16 100)
     bench=("d12 64" "d48 16")
+    tiles=("d12 64 --only attention-tiles,rows,heads,experts" "d12 8 --seq-len 4096 --only attention-tiles")
+    ways=("d12 64 65536 40" "qwen3:0.6b 16 16384 15" "llama:1b 8 8192 15" "moe:8x124m 32 32768 15")
 fi
 
 # Writes random tokens below 50116: every byte below 196, as uint16, after the header of a shard.
@@ -256,7 +266,7 @@ our_speed() {
         field ms "$out/$name.jsonl" | tail -n +$((warm + 1)) |
         row "$name" "ours $variant ${*:7}" "$model" "$total" "$(peak_of "$out/$name.jsonl")"
     kill $watcher 2>/dev/null
-    grep -a '^matmul ' "$out/$name.log" >"$out/$name.matmuls"
+    grep -a -E '^(matmul|attention) ' "$out/$name.log" >"$out/$name.matmuls"
 }
 
 # their_speed NAME SECONDS MODEL BATCH TOTAL STEPS OPTION...: prints a row for each combination.
@@ -421,6 +431,56 @@ item_curve() {
 curve_row() {
     awk -v name="$1" '{ x[NR] = $1 } END { for (i = NR - int(NR / 10); i <= NR; i++) { s += x[i]; n++ }
         printf "- %s: %.5f, %.5f, %.5f\n", name, x[1], x[NR], s / n }' | tee -a "$summary"
+}
+
+# Tests with a limit on waits come first: kernels by wgmma that are wrong, or wait for ever, cost
+# seconds.
+attentions="mma"
+item_wgmma() {
+    nvidia-smi -q -d CLOCK,POWER,MEMORY >"$out/nvidia-smi.log" 2>&1
+    modules 60 "test_ops attention expert_matmul" "test_ops heads norm matmul"
+    if grep -q '^| test_ops-attention-expert_matmul | passed ' "$out/results.txt" && [ $main != FP32 ]; then
+        attentions="mma wgmma"
+    else
+        say "- only mma is measured: the tests of wgmma have not passed"
+    fi
+}
+
+item_tiles() {
+    local entry n=0
+    for entry in "${tiles[@]}"; do
+        # shellcheck disable=SC2086
+        set -- $entry
+        n=$((n + 1))
+        trial "tiles-$n" 60 "$bin/bench_gpu" --model "$1" --batch "$2" "${@:3}" --json "$out/tiles-$n.jsonl" &&
+            { say '```' && grep '%$' "$out/tiles-$n.log" | tee -a "$summary" && say '```'; }
+    done
+}
+
+# Power and clock of each run are in its row. Twice in turn: the noise is in the table.
+item_ways() {
+    local entry attention round
+    speed_head "Attention by mma and by wgmma"
+    for entry in "${ways[@]}"; do
+        # shellcheck disable=SC2086
+        set -- $entry
+        set_ceiling "$1"
+        for round in 1 2; do
+            for attention in $attentions; do
+                our_speed "ways-${1//:/-}-$attention-$round" $main "$@" --recompute 0 --attention "$attention"
+            done
+            [ "$entry" = "${ways[0]}" ] || break
+        done
+        [ $toy = on ] || [ "$attentions" != mma ] || continue # it would try wgmma
+        our_speed "ways-${1//:/-}-auto" $main "$@" --recompute 0
+        grep -a '^attention ' "$out/ways-${1//:/-}-auto.log" | sed 's/^/- /' | tee -a "$summary"
+    done
+}
+
+item_kernels() {
+    item_step
+    [ $toy = off ] || { record racecheck skipped 0 "not on the simulated GPU"; return; }
+    trial racecheck 60 "$(find_tool compute-sanitizer)" --tool racecheck --error-exitcode 9 "$bin/test_ops" attention_race
 }
 
 # answers_of FILE: prints a line for each form of matmul: matmul|yes or no|reason, or error and

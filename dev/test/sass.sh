@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# sass.sh -- what ptxas made of attention's kernels by wgmma, for sm_90a: no spilled registers, no
-# wgmma that is serialized, and main loops that have not grown.
+# sass.sh -- what ptxas made of kernels, for sm_90a. Attention by wgmma: no spilled registers, no
+# wgmma that is serialized, and main loops that have not grown. Norms of rows and of heads: they load
+# and store 16 bytes at a time, and enough warps fit into the registers.
 #
 #     dev/test/sass.sh            needs nvcc, and cuobjdump beside it or in PATH (with nvdisasm)
 #
@@ -12,9 +13,14 @@ trap 'rm -rf "$work"' EXIT
 command -v nvcc >/dev/null || { echo "skipped: sass: nvcc is missing"; exit 0; }
 command -v cuobjdump >/dev/null || { echo "skipped: sass: cuobjdump is missing"; exit 0; }
 
-nvcc -std=c++17 -O3 -gencode arch=compute_90a,code=sm_90a -DGPU_SM=90 -D_GNU_SOURCE -I. -Xptxas -v -cubin -o "$work/kernels.cubin" \
-    dev/test/lib/wgmma_kernels.cu >"$work/log" 2>&1 || { cat "$work/log" && exit 1; }
-cuobjdump -sass "$work/kernels.cubin" >"$work/sass" || exit 1
+# compile KERNELS: makes KERNELS.sass of dev/test/lib/KERNELS.cu; what ptxas says is in KERNELS.log.
+compile() {
+    nvcc -std=c++17 -O3 -gencode arch=compute_90a,code=sm_90a -DGPU_SM=90 -D_GNU_SOURCE -I. -Xptxas -v -cubin -o "$work/cubin" \
+        "dev/test/lib/$1.cu" >"$work/$1.log" 2>&1 || { cat "$work/$1.log" && exit 1; }
+    cuobjdump -sass "$work/cubin" >"$work/$1.sass" || exit 1
+}
+compile wgmma_kernels
+compile row_kernels
 
 # Kernel, width of heads, rows of a tile of the stream, warpgroups, overlap, mask (0: causal, 1:
 # documents, 2: gathered); then the most instructions of the main loop, 5 % above those of CUDA 13.0,
@@ -96,14 +102,14 @@ awk '
         }
         spills += part[3] ~ /(LDL|STL)/
     }
-    END { if (count) { finish() } }' "$work/sass" >"$work/found"
+    END { if (count) { finish() } }' "$work/wgmma_kernels.sass" >"$work/found"
 
 failures=0
 fail() {
     echo "sass: FAILED: $*"
     failures=$((failures + 1))
 }
-grep -q 'wgmma.* serialized' "$work/log" && fail "$(grep -m 1 'wgmma.* serialized' "$work/log")"
+grep -q 'wgmma.* serialized' "$work/wgmma_kernels.log" && fail "$(grep -m 1 'wgmma.* serialized' "$work/wgmma_kernels.log")"
 while read -r kernel width rows groups overlap mask instructions matmuls local; do
     what="$kernel $width $rows $groups $overlap $mask"
     limit=$(grep "^$what " <<<"$limits") || fail "$what: no limits"
@@ -115,5 +121,47 @@ while read -r kernel width rows groups overlap mask instructions matmuls local; 
     [ "$local" -le "${most_local:-0}" ] || fail "$what: $local accesses to local memory, wanted up to $most_local"
 done <"$work/found"
 [ "$(wc -l <"$work/found")" = "$(wc -l <<<"${limits%$'\n'}")" ] || fail "$(wc -l <"$work/found") kernels"
-[ $failures = 0 ] && echo "sass: attention by wgmma: no more instructions than before"
+
+# Kernel (of heads: kind 0 plain, 1 norm, 3 without weights; of rows: 0 layer norm, 1 RMS); most
+# registers, loads of 16 bytes, loads of less: positions, or r of the four heads.
+limits='norm_forward 0      64 16 0
+norm_forward 1      64 12 0
+heads_forward 0     64 6 1
+heads_forward 1     64 7 1
+heads_forward 3     64 6 1
+heads_backward 1    128 11 1
+heads_backward 3    84 10 5
+'
+
+# Prints the kernel, its registers, loads of 16 bytes, other loads, stores of 16 bytes, and accesses
+# to local memory.
+awk '
+    function name(mangled) {
+        match(mangled, /(norm|heads)_(forward|backward)/)
+        mangled = substr(mangled, RSTART) # starts with the name
+        match(mangled, /Kind[0-9]/)
+        return substr(mangled, 1, index(mangled, "_kernel") - 1) " " substr(mangled, RSTART + 4, 1)
+    }
+    /Compiling entry function/ { kernel = name($0) }
+    /Used [0-9]+ registers/ { match($0, /Used [0-9]+/); registers[kernel] = substr($0, RSTART + 5, RLENGTH - 5) }
+    /Function :/ { kernel = name($3) }
+    /LDG\.E\.128/ { wide[kernel]++ }
+    /LDG/ && !/LDG\.E\.128/ { narrow[kernel]++ }
+    /STG\.E\.128/ { stores[kernel]++ }
+    /(LDL|STL)/ { spills[kernel]++ }
+    END { for (k in registers) { print k, registers[k], wide[k] + 0, narrow[k] + 0, stores[k] + 0, spills[k] + 0 } }' \
+    "$work/row_kernels.log" "$work/row_kernels.sass" | sort >"$work/found"
+while read -r kernel kind registers wide narrow stores local; do
+    limit=$(grep "^$kernel $kind " <<<"$limits") || fail "$kernel $kind: no limits"
+    read -r _ _ most_registers want_wide want_narrow <<<"$limit"
+    found="$kernel $kind: $registers registers, $wide loads of 16 bytes, $narrow of less, $stores stores of 16 bytes"
+    echo "$found, $local accesses to local memory"
+    [ "$registers" -le "${most_registers:-0}" ] || fail "$found; wanted up to $most_registers registers"
+    [ "$wide $narrow" = "$want_wide $want_narrow" ] || fail "$found; wanted $want_wide loads of 16 bytes, $want_narrow of less"
+    [ "$stores" -ge 4 ] || fail "$found; wanted 4 of them or more"
+    [ "$local" = 0 ] || fail "$found; $local accesses to local memory"
+done <"$work/found"
+[ "$(wc -l <"$work/found")" = "$(wc -l <<<"${limits%$'\n'}")" ] || fail "$(wc -l <"$work/found") kernels"
+
+[ $failures = 0 ] && echo "sass: attention by wgmma and norms: what they were made for"
 exit $((failures > 0))

@@ -30,6 +30,13 @@ int limits_omp_threads(void);
 // under a quota.
 int limits_threads(const char* root);
 
+// Returns the cores of this process, without those that a quota does not allow; others may share
+// them.
+int limits_cores(const char* root);
+
+// Returns the first core that this process may use; 0 if unknown.
+int limits_first_core(void);
+
 // Returns the memory left to the groups of this process, for all their processes; SIZE_MAX if
 // unlimited.
 size_t limits_group_bytes(const char* root);
@@ -231,9 +238,24 @@ static int limits_own_cores_(void) {
     return cores > 0 ? (int)cores : 1;
 }
 
+int limits_first_core(void) {
+    int core = 0;
+#ifdef __linux__
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof(set), &set) == 0) {
+        while (core < CPU_SETSIZE - 1 && !CPU_ISSET(core, &set)) {
+            core++;
+        }
+    }
+#endif
+    return core;
+}
+
+int limits_cores(const char* root) { return (int)fmin(limits_own_cores_(), ceil(limits_quota(root))); }
+
 int limits_threads(const char* root) {
-    const int wanted = limits_omp_threads(), cores = limits_own_cores_();
-    return wanted ? wanted : (int)fmin(cores, ceil(limits_quota(root)));
+    const int wanted = limits_omp_threads();
+    return wanted ? wanted : limits_cores(root);
 }
 
 // ---- memory ----

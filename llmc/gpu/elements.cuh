@@ -32,9 +32,33 @@ template <int W, class X> __device__ inline Elements<X, W> elements_load(const X
     return elements;
 }
 
+// Load and store elements that the caches may keep.
+template <int W, class X> __device__ inline Elements<X, W> elements_load_kept(const X* from) {
+    typedef typename Elements<X, W>::Word Word;
+    Elements<X, W> elements;
+    *reinterpret_cast<Word*>(&elements) = *reinterpret_cast<const Word*>(from);
+    return elements;
+}
+template <class X, int W> __device__ inline void elements_store_kept(X* to, const Elements<X, W>& elements) {
+    typedef typename Elements<X, W>::Word Word;
+    *reinterpret_cast<Word*>(to) = *reinterpret_cast<const Word*>(&elements);
+}
+
 template <class X, int W> __device__ inline void elements_store(X* to, const Elements<X, W>& elements) {
     typedef typename Elements<X, W>::Word Word;
     __stcs(reinterpret_cast<Word*>(to), *reinterpret_cast<const Word*>(&elements));
+}
+
+// Converts elements to fp32.
+template <class X, int W> __device__ inline void elements_unpack(float* to, const Elements<X, W>& from) {
+    if constexpr (sizeof(from) == 16) {
+        unpack<X>(to, *reinterpret_cast<const int4*>(&from)); // word by word
+    } else {
+#pragma unroll
+        for (int k = 0; k < W; k++) {
+            to[k] = to_float(from[k]);
+        }
+    }
 }
 
 template <class To, class From, int W>

@@ -81,12 +81,14 @@ typedef struct {
 
 // ---- the device ----
 
-// One GPU and the stream on which work is queued. A copy with another stream queues work there.
+// One GPU and the stream on which work is queued. A copy with another stream queues work there, but
+// no kernels whose blocks take tiles.
 typedef struct {
     int device, multiprocessors, major, minor;
     char name[256];
     size_t total_bytes, shared_bytes; // memory; shared memory that one block can request
     cudaStream_t stream;
+    unsigned* taken; // counter of the tiles that blocks of a kernel take: 0 between kernels
 } Gpu;
 
 // Prepares the process, before its first call of CUDA: each stream gets a queue of the hardware of
@@ -109,9 +111,15 @@ static inline void gpu_open(Gpu* gpu, int device) {
     CHECK(gpu->major >= 8, "%s has compute capability %d.%d; wanted 8.0 or later", gpu->name, gpu->major,
           gpu->minor);
     CUDA_CHECK(cudaStreamCreateWithFlags(&gpu->stream, cudaStreamNonBlocking));
+    CUDA_CHECK(cudaMalloc((void**)&gpu->taken, sizeof(unsigned)));
+    CUDA_CHECK(cudaMemsetAsync(gpu->taken, 0, sizeof(unsigned), gpu->stream));
 }
 
-static inline void gpu_close(Gpu* gpu) { CUDA_CHECK(cudaStreamDestroy(gpu->stream)); }
+static inline void gpu_close(Gpu* gpu) {
+    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
+    CUDA_CHECK(cudaFree(gpu->taken));
+    CUDA_CHECK(cudaStreamDestroy(gpu->stream));
+}
 
 // Blocks allocated by gpu_alloc. They belong to the process, like the memory itself, and cudaFree
 // does not tell how much it frees: the only variable that no caller holds.

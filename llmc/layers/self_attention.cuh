@@ -17,6 +17,7 @@ gradients added up after it (context_parallel.h).
 #include "llmc/layers/attention_config.h"
 #include "llmc/layers/linear.cuh"
 #include "llmc/ops/attention.cuh"
+#include "llmc/ops/attention_race.cuh"
 #include "llmc/ops/column_sums.cuh"
 #include "llmc/ops/heads.cuh"
 #include "llmc/ops/rope.cuh"
@@ -96,10 +97,11 @@ static inline void self_attention_forward(const SelfAttentionGpu* a, const float
         attention_cached(a->out, a->qkv, a->positions, a->window, a->cache, a->sizes, gpu);
     } else if (self_attention_is_divided_(a)) {
         const floatX* kv = context_gather(a->context, (const floatX*)a->qkv, a->sizes, gpu);
-        attention_gathered_forward(a->out, a->lse, (const floatX*)a->qkv, kv, a->starts, a->sizes,
-                                   a->attention, gpu);
+        attention_raced_forward(a->out, a->lse, (const floatX*)a->qkv, kv, a->starts, a->sizes, a->attention,
+                                a->linear->matmul);
     } else {
-        attention_forward(a->out, a->lse, a->qkv, a->starts, a->sizes, a->attention, gpu);
+        attention_raced_forward(a->out, a->lse, (const floatX*)a->qkv, (const floatX*)NULL, a->starts,
+                                a->sizes, a->attention, a->linear->matmul);
     }
 }
 
@@ -118,8 +120,9 @@ static inline void self_attention_backward_divided_(const SelfAttentionGpu* a, f
     const Gpu* gpu = a->linear->gpu;
     const ContextParallelGpu<floatX>* context = a->context;
     const floatX *qkv = a->qkv, *kv = context_gather(context, qkv, a->sizes, gpu);
-    attention_gathered_backward(dqkv, context->dkv, dout, qkv, kv, (const floatX*)a->out, a->lse, a->starts,
-                                a->sizes, a->attention, gpu);
+    const Gradient none = {NULL, DTYPE_OF(floatX)};
+    attention_raced_backward(dqkv, context->dkv, none, dout, qkv, kv, (const floatX*)a->out, a->lse,
+                             a->starts, a->sizes, GRADIENT_SET, a->attention, a->linear->matmul);
     context_sum(dqkv, context, a->sizes, gpu);
 }
 
@@ -137,8 +140,9 @@ static inline void self_attention_backward_qkv_(const SelfAttentionGpu* a, const
     if (divided) {
         self_attention_backward_divided_(a, d->dqkv, dout);
     } else {
-        attention_backward(d->dqkv, plain ? d->dqkvb : none, dout, a->qkv, a->out, a->lse, a->starts,
-                           a->sizes, d->mode, a->attention, gpu);
+        attention_raced_backward(d->dqkv, (floatX*)NULL, plain ? d->dqkvb : none, dout, (const floatX*)a->qkv,
+                                 (const floatX*)NULL, (const floatX*)a->out, a->lse, a->starts, a->sizes,
+                                 d->mode, a->attention, a->linear->matmul);
     }
     heads_backward(d->dqkv, &dheads, (const floatX*)a->qkv, &a->heads, gpu);
     if (!plain && d->dqkvb.data) {

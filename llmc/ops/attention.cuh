@@ -544,6 +544,7 @@ typedef struct {
     size_t capacity, sums_capacity;
     unsigned* taken; // counter of tiles, 0 between passes (attention_wgmma.cuh)
     AttentionInstructions by;
+    int way; // with ATTENTION_DEFAULT or ATTENTION_BY_WGMMA: see attention_gpu_way
 } AttentionFlash;
 
 static inline size_t attention_sums_(AttentionSizes sizes) {
@@ -578,9 +579,31 @@ static inline void attention_gpu_open(AttentionFlash* scratch, Memory* memory, A
     scratch->taken =
         (unsigned*)memory_take(memory, "scratch: attention's tiles", MEMORY_DEVICE, sizeof(unsigned));
     scratch->by = ATTENTION_DEFAULT;
+    scratch->way = 0;
 }
 
 static inline void attention_gpu_by(AttentionFlash* scratch, AttentionInstructions by) { scratch->by = by; }
+
+// Chooses the kernels of the next passes: 0 those of `by` with the tiles for the sizes, the default
+// being mma; or wgmma with its tiling number way - 1 (attention_wgmma.cuh).
+static inline void attention_gpu_way(AttentionFlash* scratch, int way) { scratch->way = way; }
+
+// Returns the instructions that the caller wants.
+static inline AttentionInstructions attention_by(const AttentionFlash* scratch) { return scratch->by; }
+
+// Returns the instructions of the next passes.
+static inline AttentionInstructions attention_instructions_(const AttentionFlash* scratch) {
+    return scratch->by == ATTENTION_DEFAULT && scratch->way ? ATTENTION_BY_WGMMA : scratch->by;
+}
+
+// Returns the ways of a pass, of attention of whole sequences or of gathered keys: 1 if all would
+// be the same.
+template <class X>
+static inline int attention_ways(const AttentionFlash* scratch, AttentionSizes sizes, int is_backward) {
+    const int is_possible = PTX_HAS_WGMMA && scratch->by != ATTENTION_BY_MMA && sizeof(X) == 2 &&
+                            sizes.HS % 8 == 0 && sizes.HS <= 128;
+    return is_possible ? 1 + attention_wgmma_tilings(sizes, is_backward) : 1;
+}
 
 // Closes nothing: only cuDNN has plans to close.
 static inline void attention_gpu_close(AttentionFlash*) {}
@@ -872,8 +895,9 @@ static inline void attention_forward(X* out, float* lse, const X* qkv, const int
     size.packs = attention_packs<X>(size.HS, out, qkv, NULL, NULL);
     assert(sizes.chunks.last == 0);
     if constexpr (PTX_HAS_WGMMA && sizeof(X) == 2) {
-        if (attention_by_wgmma<X>(scratch->by, size)) {
-            attention_wgmma_forward(out, lse, qkv, (const X*)NULL, starts, scratch->taken, sizes, size, gpu);
+        if (attention_by_wgmma<X>(attention_instructions_(scratch), size)) {
+            attention_wgmma_forward(out, lse, qkv, (const X*)NULL, starts, scratch->taken, scratch->way - 1,
+                                    sizes, size, gpu);
             return;
         }
     }
@@ -893,8 +917,9 @@ static inline void attention_gathered_forward(X* out, float* lse, const X* qkv, 
     size.packs = attention_packs<X>(size.HS, out, qkv, kv, NULL);
     attention_check_chunks(sizes);
     if constexpr (PTX_HAS_WGMMA && sizeof(X) == 2) {
-        if (attention_by_wgmma<X>(scratch->by, size)) {
-            attention_wgmma_forward(out, lse, qkv, kv, starts, scratch->taken, sizes, size, gpu);
+        if (attention_by_wgmma<X>(attention_instructions_(scratch), size)) {
+            attention_wgmma_forward(out, lse, qkv, kv, starts, scratch->taken, scratch->way - 1, sizes, size,
+                                    gpu);
             return;
         }
     }
@@ -931,9 +956,9 @@ static inline int attention_backward_any_(X* dqkv, X* dkv, AttentionFlash* scrat
                                           const int* starts, AttentionSizes sizes, AttentionSize size,
                                           const Gpu* gpu) {
     if constexpr (PTX_HAS_WGMMA && sizeof(X) == 2) {
-        if (attention_by_wgmma<X>(scratch->by, size)) {
+        if (attention_by_wgmma<X>(attention_instructions_(scratch), size)) {
             return attention_wgmma_backward(dqkv, dkv, scratch->rows, scratch->sums, dout, qkv, kv, out, lse,
-                                            starts, scratch->taken, sizes, size, gpu);
+                                            starts, scratch->taken, scratch->way - 1, sizes, size, gpu);
         }
     }
     int tiles = 0;

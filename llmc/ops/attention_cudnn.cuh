@@ -199,6 +199,16 @@ static inline void attention_gpu_by(AttentionCudnn* a, AttentionInstructions by)
     }
 }
 
+static inline void attention_gpu_way(AttentionCudnn* a, int way) { attention_gpu_way(&a->flash, way); }
+
+// Own kernels race only where cuDNN does nothing.
+template <class X>
+static inline int attention_ways(const AttentionCudnn* a, AttentionSizes sizes, int is_backward) {
+    return a->forward && a->flash.by == ATTENTION_DEFAULT ? 1
+                                                          : attention_ways<X>(&a->flash, sizes, is_backward);
+}
+static inline AttentionInstructions attention_by(const AttentionCudnn* a) { return a->flash.by; }
+
 static inline void attention_gpu_close(AttentionCudnn* a) {
     attention_cudnn_drop_(a);
     if (a->handle) {

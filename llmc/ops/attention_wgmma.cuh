@@ -50,6 +50,18 @@ typedef AttentionForwardTiles_<64, 64, 3, 3, 1, 24, 152, 1> AttentionForward64Th
 typedef AttentionForwardTiles_<128, 128, 2, 2, 1, 40, 232, 1> AttentionForward128;
 typedef AttentionForwardTiles_<128, 128, 2, 2, 1, 40, 232, 0> AttentionForward128Apart;
 
+enum { ATTENTION_LONG = 2048 }; // keys from which larger tiles are used
+
+// Returns the number of tilings of a pass. Three warpgroups do not divide chunks of gathered keys.
+static inline int attention_wgmma_tilings(AttentionSizes sizes, int is_backward) {
+    return is_backward ? (sizes.HS > 64 ? 1 : 2) : sizes.HS > 64 || sizes.chunks.last > 0 ? 2 : 3;
+}
+
+// Returns the tiling for these sizes, which is used unless another one won a race.
+static inline int attention_wgmma_tiling(AttentionSizes sizes, int is_backward) {
+    return !is_backward && sizes.HS <= 64 && attention_keys(sizes) >= ATTENTION_LONG;
+}
+
 #if PTX_HAS_WGMMA
 
 // Returns the map of `heads` heads of B sequences of T rows, `row` elements each; TMA copies 64
@@ -172,16 +184,14 @@ __device__ inline void attention_fill_(unsigned char* to, const CUtensorMap* map
     }
 }
 
-// Takes the next tile from a counter, which the last block to find none left turns back to 0, and
-// waits until there is room for it. Returns its number; or -1, which it tells the others. The warp
-// that fills calls it.
+// Takes the next tile, and waits until there is room for it. Returns its number; or -1, which it
+// tells the others. The warp that fills calls it.
 template <class Tiles>
 __device__ inline int attention_take(const AttentionPipe& pipe, int n, unsigned* taken, unsigned tiles) {
     int tile = -1;
     if (threadIdx.x % 32 == 0) {
         const AttentionStage own = attention_own_stage<Tiles>(pipe, n);
-        const unsigned next = atomicInc(taken, tiles + gridDim.x - 1);
-        tile = next < tiles ? (int)next : -1;
+        tile = tile_take(taken, tiles);
         mbarrier_wait(own.empty, 1 - attention_own_parity_(n));
         *attention_tile<Tiles>(pipe, n) = tile;
         if (tile < 0) {
@@ -507,20 +517,15 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
                                    const __grid_constant__ CUtensorMap kv_map, X* out, float* lse,
                                    const int* starts, unsigned* taken, unsigned tiles, AttentionSize size) {
     SMEM_DYNAMIC(unsigned char, memory);
-    AttentionPipe pipe = attention_pipe<Tiles>(memory);
-    if (threadIdx.x >= 128 * Tiles::GROUPS) {
-        registers_fewer<Tiles::FEWER>();
-        if (threadIdx.x < 128 * Tiles::GROUPS + 32) {
+    attention_block<Tiles>(
+        memory,
+        [&](AttentionPipe& pipe) {
             attention_fill_all<Tiles, MASK>(pipe, &q_map, &q_map, &kv_map, starts, taken, tiles, size);
-        }
-    } else {
-        registers_more<Tiles::MORE>();
-        int tile;
-        for (int n = 0; (tile = attention_next<Tiles>(pipe, n)) >= 0; n++) {
+        },
+        [&](AttentionPipe& pipe, int n, int tile) {
             const AttentionWork work = attention_work<Tiles, MASK>(tile, starts, size);
             attention_forward_work_<X, Tiles, MASK>(out, lse, pipe, n, work, starts, size);
-        }
-    }
+        });
 }
 
 // ---- launchers ----
@@ -558,20 +563,20 @@ static inline void attention_forward_tiled_(X* out, float* lse, const X* qkv, co
     pass(out, lse, qkv, kv, starts, taken, sizes, size, gpu);
 }
 
-enum { ATTENTION_LONG = 2048 }; // keys from which larger tiles are used
-
-// Computes the forward pass with the tiles for these sizes. Chunks of gathered keys start at
-// multiples of 128 queries; their tiles of keys are those of the whole sequence, and so are the
-// bits.
+// Computes the forward pass with a certain tiling, or (-1) the one for these sizes. Chunks of
+// gathered keys start at multiples of 128 queries; their tiles of keys are those of the whole
+// sequence, and so are the bits.
 template <class X>
 static inline void attention_wgmma_forward(X* out, float* lse, const X* qkv, const X* kv, const int* starts,
-                                           unsigned* taken, AttentionSizes sizes, AttentionSize size,
-                                           const Gpu* gpu) {
-    const auto pass = sizes.HS > 64 ? attention_forward_tiled_<AttentionForward128, X>
-                      : attention_keys(sizes) < ATTENTION_LONG
-                          ? attention_forward_tiled_<AttentionForward64, X>
-                      : kv ? attention_forward_tiled_<AttentionForward64Long, X>
-                           : attention_forward_tiled_<AttentionForward64Longer, X>;
+                                           unsigned* taken, int tiling, AttentionSizes sizes,
+                                           AttentionSize size, const Gpu* gpu) {
+    const int number = tiling >= 0 ? tiling : attention_wgmma_tiling(sizes, 0);
+    const auto pass = sizes.HS > 64 ? (number ? attention_forward_tiled_<AttentionForward128Apart, X>
+                                              : attention_forward_tiled_<AttentionForward128, X>)
+                      : number == 0 ? attention_forward_tiled_<AttentionForward64, X>
+                      : number == 2 ? attention_forward_tiled_<AttentionForward64Three, X>
+                      : kv          ? attention_forward_tiled_<AttentionForward64Long, X>
+                                    : attention_forward_tiled_<AttentionForward64Longer, X>;
     pass(out, lse, qkv, kv, starts, taken, sizes, size, gpu);
 }
 

@@ -539,13 +539,15 @@ static inline int attention_backward_wgmma_(X* dqkv, X* dkv, float2* rows, float
     return size.tiles;
 }
 
+// Computes the backward pass with a certain tiling, or (-1) the one for these sizes.
 template <class X>
 static inline int attention_wgmma_backward(X* dqkv, X* dkv, float2* rows, float* sums, const X* dout,
                                            const X* qkv, const X* kv, const X* out, const float* lse,
-                                           const int* starts, unsigned* taken, AttentionSizes sizes,
-                                           AttentionSize size, const Gpu* gpu) {
+                                           const int* starts, unsigned* taken, int tiling,
+                                           AttentionSizes sizes, AttentionSize size, const Gpu* gpu) {
 #define ATTENTION_PASS_(Keys, MASK)                                                                          \
     (sizes.HS > 64 ? attention_backward_wgmma_<AttentionQueries128, Keys, MASK, X>                           \
+     : tiling == 1 ? attention_backward_wgmma_<AttentionQueries64, AttentionKeys64Apart, MASK, X>            \
                    : attention_backward_wgmma_<AttentionQueries64, AttentionKeys64, MASK, X>)
     const auto pass = kv       ? ATTENTION_PASS_(AttentionKeys128Masked, ATTENTION_GATHERED)
                       : starts ? ATTENTION_PASS_(AttentionKeys128Masked, ATTENTION_DOCUMENTS)

@@ -2,9 +2,10 @@
 expert_wgmma.cuh -- the matmuls of expert_matmul.cuh by wgmma and TMA: for bf16 and fp16 on GPUs of
 compute capability 9.0. They add up in another order than mma_16816.
 
-A block per multiprocessor computes tiles of 128 x 256 elements, one after the other. A warp fills
+A block per multiprocessor takes tiles of 128 x 256 elements, one after the other. A warp fills
 STAGES pairs of tiles of both operands, 64 steps of the sums at a time, through TMA, and runs ahead
-of the first two warpgroups, of 64 rows each, which multiply and write results.
+of the first two warpgroups, of 64 rows each, which multiply and write results. In long sums the
+first warpgroup is AHEAD of the second one: while one writes, the other has the tensor cores.
 */
 #ifndef LLMC_EXPERT_WGMMA_CUH
 #define LLMC_EXPERT_WGMMA_CUH
@@ -16,6 +17,7 @@ of the first two warpgroups, of 64 rows each, which multiply and write results.
 enum {
     EXPERT_WIDE_ = 256, // columns of a tile
     EXPERT_STAGES_ = 4,
+    EXPERT_AHEAD_ = 3,         // stages
     EXPERT_MULTIPLIERS_ = 256, // threads
     EXPERT_WGMMA_THREADS_ = EXPERT_MULTIPLIERS_ + 128,
     EXPERT_LEFT_ = EXPERT_SIDE * WGMMA_DEPTH, // elements of a stage
@@ -24,7 +26,7 @@ enum {
     EXPERT_CHUNK_ = 64, // columns that a warp writes together
     EXPERT_RESULTS_ = 16 * EXPERT_CHUNK_,
     EXPERT_WGMMA_BYTES_ = 1024 + EXPERT_STAGES_ * EXPERT_STAGE_BYTES_ +
-                          EXPERT_MULTIPLIERS_ / 32 * EXPERT_RESULTS_ * 4 + 2 * EXPERT_STAGES_ * 8
+                          EXPERT_MULTIPLIERS_ / 32 * EXPERT_RESULTS_ * 4 + (2 * EXPERT_STAGES_ + 6) * 8
 };
 static_assert(EXPERT_WGMMA_BYTES_ <= 227 << 10, "a block fits");
 
@@ -38,12 +40,14 @@ HOST_DEVICE int expert_place(int row, int col) {
 
 typedef float ExpertWgmmaSums_[EXPERT_WIDE_ / 8][4]; // of 64 rows in a warpgroup
 
-// Shared memory of a block, and the stages that the thread has passed.
+// Shared memory of a block: stages, results, barriers, and the numbers of two jobs; and the stages
+// and the staggered jobs that the thread has passed.
 template <class X> struct ExpertPipe_ {
     X* stages;
     float* results;
-    uint64_t *full, *empty;
-    int passed;
+    uint64_t *full, *empty, *job_full, *job_empty, *ahead;
+    int* job;
+    int passed, staggered;
 };
 
 // One tile of results: elements of the left operand from `row` on, of the right one, matrix e, from
@@ -57,7 +61,7 @@ struct ExpertRowsJobs_ {
     ExpertRows rows;
     int K, width;
 
-    // Sets job i; returns 0 if it is past the last one.
+    // Sets job i; returns 0 if it has no rows: the host knows only how many tiles there are at most.
     __device__ int at(ExpertJob_* job, int i) const {
         const int columns = ceil_div(width, (int)EXPERT_WIDE_);
         const ExpertTile tile = expert_find(rows, i / columns);
@@ -75,9 +79,6 @@ struct ExpertWeightJobs_ {
         const int columns = ceil_div(width, (int)EXPERT_WIDE_),
                   tiles = ceil_div(OC, (int)EXPERT_SIDE) * columns, e = i / tiles,
                   row = i % tiles / columns * EXPERT_SIDE;
-        if (e >= rows.E) {
-            return 0;
-        }
         const int begin = rows.first[e], K = rows.first[e + 1] - begin;
         *job = {row, i % columns * EXPERT_WIDE_, 0, begin, K, e * OC + row, OC - row};
         return 1;
@@ -93,16 +94,52 @@ template <class X> __device__ inline ExpertPipe_<X> expert_pipe_(unsigned char* 
     pipe.full =
         reinterpret_cast<uint64_t*>(pipe.results + EXPERT_MULTIPLIERS_ / 32 * (size_t)EXPERT_RESULTS_);
     pipe.empty = pipe.full + EXPERT_STAGES_;
-    pipe.passed = 0;
+    pipe.job_full = pipe.empty + EXPERT_STAGES_;
+    pipe.job_empty = pipe.job_full + 2;
+    pipe.ahead = pipe.job_empty + 2;
+    pipe.job = reinterpret_cast<int*>(pipe.ahead + 1);
+    pipe.passed = pipe.staggered = 0;
     if (threadIdx.x == 0) {
         for (int i = 0; i < EXPERT_STAGES_; i++) {
             mbarrier_init(pipe.full + i, 1);
             mbarrier_init(pipe.empty + i, EXPERT_MULTIPLIERS_ / 32);
         }
+        for (int i = 0; i < 2; i++) {
+            mbarrier_init(pipe.job_full + i, 1);
+            mbarrier_init(pipe.job_empty + i, EXPERT_MULTIPLIERS_ / 32);
+        }
+        mbarrier_init(pipe.ahead, 4);
         mbarrier_publish();
     }
     __syncthreads();
     return pipe;
+}
+
+// ---- jobs ----
+
+// Takes job number n of the block, and tells the others; returns -1 if none is left. The warp that
+// fills calls it.
+template <class X>
+__device__ inline int expert_take_(const ExpertPipe_<X>& pipe, int n, unsigned* taken, unsigned tiles) {
+    int i = -1;
+    if (threadIdx.x % 32 == 0) {
+        i = tile_take(taken, tiles);
+        mbarrier_wait(pipe.job_empty + n % 2, (n / 2 + 1) % 2);
+        pipe.job[n % 2] = i;
+        mbarrier_arrive(pipe.job_full + n % 2);
+    }
+    return __shfl_sync(0xffffffffu, i, 0);
+}
+
+// Returns job number n of the block to the warps that multiply, or -1.
+template <class X> __device__ inline int expert_next_(const ExpertPipe_<X>& pipe, int n) {
+    mbarrier_wait(pipe.job_full + n % 2, n / 2 % 2);
+    const int i = pipe.job[n % 2];
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+        mbarrier_arrive(pipe.job_empty + n % 2);
+    }
+    return i;
 }
 
 // ---- filling ----
@@ -155,12 +192,23 @@ template <class X> __device__ inline void expert_clear_(X* stage, int steps) {
     barrier_of<EXPERT_MULTIPLIERS_>(1);
 }
 
-// Sets the sums of the thread's warpgroup.
+// Lets the first warpgroup go ahead of the second one, which calls it, in jobs with more stages than
+// there are: then the first one cannot be a whole job ahead.
+template <class X> __device__ inline void expert_fall_behind_(ExpertPipe_<X>* pipe) {
+    mbarrier_wait(pipe->ahead, pipe->staggered % 2);
+    pipe->staggered++;
+}
+
+// Sets the sums of the thread's warpgroup, of at least one stage.
 template <ExpertLayout LEFT, ExpertLayout RIGHT, class X>
 __device__ inline void expert_multiply_all_(ExpertWgmmaSums_& sums, ExpertPipe_<X>* pipe,
                                             const ExpertJob_& job) {
     constexpr int IS_LEFT_ACROSS = LEFT == EXPERT_ACROSS, IS_RIGHT_ACROSS = RIGHT == EXPERT_ACROSS;
-    const int group = (int)threadIdx.x / 128, is_signal = threadIdx.x % 32 == 0;
+    const int group = (int)threadIdx.x / 128, is_signal = threadIdx.x % 32 == 0,
+              is_staggered = job.K > EXPERT_STAGES_ * WGMMA_DEPTH;
+    if (is_staggered && group == 1) {
+        expert_fall_behind_(pipe);
+    }
     for (int k = 0; k < job.K; k += WGMMA_DEPTH) {
         const int stage = pipe->passed % EXPERT_STAGES_, round = pipe->passed / EXPERT_STAGES_;
         X* tiles = pipe->stages + stage * (EXPERT_LEFT_ + EXPERT_RIGHT_);
@@ -178,18 +226,21 @@ __device__ inline void expert_multiply_all_(ExpertWgmmaSums_& sums, ExpertPipe_<
 #pragma unroll
         for (int i = 0; i < WGMMA_DEPTH / 16; i++) {
             wgmma<X, IS_LEFT_ACROSS, IS_RIGHT_ACROSS>(sums, left + i * wgmma_step(IS_LEFT_ACROSS),
-                                                      right + i * wgmma_step(IS_RIGHT_ACROSS), 1);
+                                                      right + i * wgmma_step(IS_RIGHT_ACROSS), k + i > 0);
         }
         wgmma_commit();
         wgmma_wait<1>();
         if (k > 0 && is_signal) { // nobody reads the stage before this one any more
             mbarrier_arrive(pipe->empty + (pipe->passed - 1) % EXPERT_STAGES_);
         }
+        if (is_staggered && group == 0 && is_signal && k == (EXPERT_AHEAD_ - 1) * WGMMA_DEPTH) {
+            mbarrier_arrive(pipe->ahead);
+        }
         pipe->passed++;
     }
     wgmma_wait<0>();
     wgmma_settle(sums);
-    if (job.K > 0 && is_signal) {
+    if (is_signal) {
         mbarrier_arrive(pipe->empty + (pipe->passed - 1) % EXPERT_STAGES_);
     }
 }
@@ -226,9 +277,22 @@ __device__ inline void expert_write_all_(const ExpertResult<OUT>& out, const Exp
     }
 }
 
+// Sets the results of a job without steps to zeros.
+template <class OUT> __device__ inline void expert_write_zeros_(const ExpertResult<OUT>& out) {
+    constexpr int SIZE = Pack<OUT>::SIZE, PACKS = EXPERT_WIDE_ / SIZE;
+    const float zeros[SIZE] = {};
+    for (int i = (int)threadIdx.x; i < EXPERT_SIDE * PACKS; i += EXPERT_MULTIPLIERS_) {
+        const int row = i / PACKS, col = i % PACKS * SIZE;
+        if (row < out.rows && col < out.cols) {
+            expert_store(out.data + row * out.stride + col, zeros, out.cols - col, out.stride % SIZE == 0,
+                         GRADIENT_SET);
+        }
+    }
+}
+
 // ---- the kernel ----
 
-// A block computes every gridDim-th job: tiles of `out`, whose rows have jobs.width elements.
+// A block computes jobs as it finds them: tiles of `out`, whose rows have jobs.width elements.
 // grid   at most one block per multiprocessor      block   384      shared   226 KiB
 // moves  the left operand width / 256 times, the right one once for 128 rows, mostly from L2; the
 //        results once, twice if added to. Bound by tensor cores if experts have hundreds of rows:
@@ -238,25 +302,35 @@ __device__ inline void expert_write_all_(const ExpertResult<OUT>& out, const Exp
 template <ExpertLayout LEFT, ExpertLayout RIGHT, class X, class Jobs, class OUT>
 __global__ void __launch_bounds__(EXPERT_WGMMA_THREADS_, 1)
     expert_wgmma_kernel(const __grid_constant__ CUtensorMap left, const __grid_constant__ CUtensorMap right,
-                        OUT* out, Jobs jobs, GradientMode mode) {
+                        OUT* out, Jobs jobs, unsigned* taken, unsigned tiles, GradientMode mode) {
     SMEM_DYNAMIC(unsigned char, memory);
     ExpertPipe_<X> pipe = expert_pipe_<X>(memory);
     ExpertJob_ job;
+    int i;
     if (threadIdx.x >= EXPERT_MULTIPLIERS_) {
         registers_fewer<40>();
         if (threadIdx.x < EXPERT_MULTIPLIERS_ + 32) {
-            for (int i = (int)blockIdx.x; jobs.at(&job, i); i += (int)gridDim.x) {
-                expert_fill_all_<LEFT, RIGHT>(&pipe, &left, &right, job);
+            for (int n = 0; (i = expert_take_(pipe, n, taken, tiles)) >= 0; n++) {
+                if (jobs.at(&job, i)) {
+                    expert_fill_all_<LEFT, RIGHT>(&pipe, &left, &right, job);
+                }
             }
         }
     } else {
         registers_more<232>();
-        for (int i = (int)blockIdx.x; jobs.at(&job, i); i += (int)gridDim.x) {
-            ExpertWgmmaSums_ sums = {};
-            expert_multiply_all_<LEFT, RIGHT>(sums, &pipe, job);
-            expert_write_all_<OUT>({out + (size_t)job.out * jobs.width + job.col, (size_t)jobs.width,
-                                    job.rows, jobs.width - job.col, mode},
-                                   sums, pipe.results);
+        for (int n = 0; (i = expert_next_(pipe, n)) >= 0; n++) {
+            if (!jobs.at(&job, i)) {
+                continue;
+            }
+            const ExpertResult<OUT> result = {out + (size_t)job.out * jobs.width + job.col,
+                                              (size_t)jobs.width, job.rows, jobs.width - job.col, mode};
+            if (job.K > 0) {
+                ExpertWgmmaSums_ sums;
+                expert_multiply_all_<LEFT, RIGHT>(sums, &pipe, job);
+                expert_write_all_(result, sums, pipe.results);
+            } else if (mode == GRADIENT_SET) {
+                expert_write_zeros_(result);
+            }
         }
     }
 }
@@ -282,7 +356,8 @@ static inline void expert_wgmma_rows(OUT* out, const X* inp, const X* weight, co
     const ExpertRowsJobs_ jobs = {*rows, K, width};
     const int tiles = expert_tiles(rows) * ceil_div(width, (int)EXPERT_WIDE_);
     launch(expert_wgmma_kernel<EXPERT_ALONG, WEIGHT, X, ExpertRowsJobs_, OUT>, expert_blocks_(tiles, gpu),
-           EXPERT_WGMMA_THREADS_, EXPERT_WGMMA_BYTES_, gpu, left, right, out, jobs, mode);
+           EXPERT_WGMMA_THREADS_, EXPERT_WGMMA_BYTES_, gpu, left, right, out, jobs, gpu->taken,
+           (unsigned)tiles, mode);
 }
 
 template <class OUT, class X>
@@ -294,7 +369,7 @@ static inline void expert_wgmma_weight(OUT* dweight, const X* dout, const X* inp
     const int tiles = rows->E * ceil_div(OC, (int)EXPERT_SIDE) * ceil_div(C, (int)EXPERT_WIDE_);
     launch(expert_wgmma_kernel<EXPERT_ACROSS, EXPERT_ACROSS, X, ExpertWeightJobs_, OUT>,
            expert_blocks_(tiles, gpu), EXPERT_WGMMA_THREADS_, EXPERT_WGMMA_BYTES_, gpu, left, right, dweight,
-           jobs, mode);
+           jobs, gpu->taken, (unsigned)tiles, mode);
 }
 
 #endif

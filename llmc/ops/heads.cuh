@@ -1,12 +1,13 @@
 /*
 heads.cuh -- heads.h on the GPU: the same functions on X = float, bf16 or fp16, computed in fp32.
 
-A block processes one head of HEADS_TOKENS tokens, a warp one of these tokens at a time. Lane i has
-the pairs of columns i and i + 32, so heads have up to 128 columns. Heads that only turn have a
-kernel of their own: a thread turns the same 16 bytes of HEADS_TURNED heads of a token.
+A block processes up to HEADS_TOGETHER heads of HEADS_TOKENS tokens, all of them queries or all of
+them keys. As many lanes as a head has packs of 16 bytes, rounded up to a power of two, process
+these heads of a token, all loaded at once: with heads of 128 in 16 bits, a warp has two tokens and
+eight heads in flight. Rows that are not made of packs are read and written in pairs.
 
-heads_backward leaves the sums of a block in `sums`, for B * NH heads, then B * KV ones, and
-column_sums.cuh adds them up in a fixed order.
+heads_backward leaves the sums of a block in `sums`, those of queries first, and column_sums.cuh
+adds them up in a fixed order.
 
 Norms of all heads together have kernels of their own, before the turn: in the forward pass a block
 has the queries or the keys of a token, in the backward pass those of HEADS_TOKENS tokens.
@@ -14,19 +15,18 @@ has the queries or the keys of a token, in the backward pass those of HEADS_TOKE
 #ifndef LLMC_HEADS_CUH
 #define LLMC_HEADS_CUH
 
+#include "llmc/gpu/elements.cuh"
 #include "llmc/gpu/gpu.cuh"
 #include "llmc/ops/column_sums.cuh"
 #include "llmc/ops/heads.h"
 
 enum {
-    HEADS_WARPS = 8,
+    HEADS_THREADS = 256,
     HEADS_TOKENS = 64,
-    HEADS_COLUMNS_ = 4, // of a lane, in two pairs
-    HEADS_TURNED = 4,
-    HEADS_TURN_THREADS = 256,
+    HEADS_TOGETHER = 4,
+    HEADS_WIDEST = 128,
     HEADS_ROW_THREADS = 512,
-    HEADS_ROW_COLUMNS_ = 16, // most columns of a thread, of all heads together
-    HEADS_WIDEST = 32 * HEADS_COLUMNS_
+    HEADS_ROW_COLUMNS_ = 16 // most columns of a thread, of all heads together
 };
 
 // Heads, like those of heads.h, of type X.
@@ -47,79 +47,144 @@ template <class X> static inline int heads_do_nothing(const HeadsGpu<X>* heads) 
 
 // ---- a lane's columns of a head ----
 
-template <class X> struct alignas(2 * sizeof(X)) HeadsPair_ { X e, o; };
+// A lane has ITEMS times WIDTH adjacent columns of a head, WIDTH a pack or 2: first ... first +
+// WIDTH - 1, and those `step`, 2 step, ... after them. Columns from `end` on are zeros.
+template <int WIDTH> struct HeadsLane_ {
+    static constexpr int ITEMS = ceil_div(HEADS_WIDEST, 32 * WIDTH), COLUMNS = ITEMS * WIDTH;
+    int first, step, end;
+    __device__ int column(int item) const { return first + item * step; }
+};
 
-// Returns the first column of the lane's pair i.
-__device__ inline int heads_column_(int i) { return 2 * ((int)threadIdx.x % 32 + 32 * i); }
+// Columns in registers, as they are in memory.
+template <class X, int WIDTH> struct HeadsWords_ { Elements<X, WIDTH> item[HeadsLane_<WIDTH>::ITEMS]; };
 
-// Loads the lane's columns of a head; columns from HS on are 0.
-template <class X> __device__ inline void heads_load_(float (&x)[HEADS_COLUMNS_], const X* head, int HS) {
+// Loads the lane's columns of a head; zeros unless it is there.
+template <class X, int WIDTH>
+__device__ inline void heads_load_(HeadsWords_<X, WIDTH>& words, const X* head, bool is_there,
+                                   const HeadsLane_<WIDTH>& lane) {
 #pragma unroll
-    for (int i = 0; i < HEADS_COLUMNS_ / 2; i++) {
-        const int c = heads_column_(i);
-        x[2 * i] = x[2 * i + 1] = 0.0f;
-        if (c < HS) {
-            const HeadsPair_<X> pair = *reinterpret_cast<const HeadsPair_<X>*>(head + c);
-            x[2 * i] = to_float(pair.e);
-            x[2 * i + 1] = to_float(pair.o);
+    for (int i = 0; i < HeadsLane_<WIDTH>::ITEMS; i++) {
+        words.item[i] = is_there && lane.column(i) < lane.end
+                            ? elements_load_kept<WIDTH>(head + lane.column(i))
+                            : Elements<X, WIDTH>{};
+    }
+}
+
+template <class X, int WIDTH>
+__device__ inline void heads_unpack_(float (&x)[HeadsLane_<WIDTH>::COLUMNS],
+                                     const HeadsWords_<X, WIDTH>& words) {
+#pragma unroll
+    for (int i = 0; i < HeadsLane_<WIDTH>::ITEMS; i++) {
+        elements_unpack(x + i * WIDTH, words.item[i]);
+    }
+}
+
+template <class X, int WIDTH>
+__device__ inline void heads_store_(X* head, const HeadsWords_<X, WIDTH>& words,
+                                    const HeadsLane_<WIDTH>& lane) {
+#pragma unroll
+    for (int i = 0; i < HeadsLane_<WIDTH>::ITEMS; i++) {
+        if (lane.column(i) < lane.end) {
+            elements_store_kept(head + lane.column(i), words.item[i]);
         }
     }
 }
 
-__device__ inline void heads_copy_(float (&to)[HEADS_COLUMNS_], const float (&from)[HEADS_COLUMNS_]) {
+template <class X, int WIDTH>
+__device__ inline void heads_pack_(HeadsWords_<X, WIDTH>& words,
+                                   const float (&x)[HeadsLane_<WIDTH>::COLUMNS]) {
 #pragma unroll
-    for (int i = 0; i < HEADS_COLUMNS_; i++) {
-        to[i] = from[i];
+    for (int i = 0; i < HeadsLane_<WIDTH>::COLUMNS; i++) {
+        words.item[i / WIDTH][i % WIDTH] = from_float<X>(x[i]);
     }
 }
 
-template <class X> __device__ inline void heads_store_(X* head, const float (&x)[HEADS_COLUMNS_], int HS) {
+// Loads the lane's columns of the angles of token n, four at a time; without positions, they stay
+// as they are.
+template <class X, int WIDTH>
+__device__ inline void heads_angles_(float (&angles)[HeadsLane_<WIDTH>::COLUMNS], const HeadsGpu<X>& heads,
+                                     int n, bool is_there, const HeadsLane_<WIDTH>& lane) {
+    constexpr int STEP = WIDTH < 4 ? WIDTH : 4;
+    const int T = heads.sizes.T;
+    if (!is_there || !heads.rope.table) {
+        return;
+    }
+    const float* from =
+        rope_at(heads.rope,
+                heads.positions ? heads.positions[n] : token_chunks_position(heads.sizes.chunks, n % T, T));
 #pragma unroll
-    for (int i = 0; i < HEADS_COLUMNS_ / 2; i++) {
-        const int c = heads_column_(i);
-        if (c < HS) {
-            const HeadsPair_<X> pair = {from_float<X>(x[2 * i]), from_float<X>(x[2 * i + 1])};
-            *reinterpret_cast<HeadsPair_<X>*>(head + c) = pair;
+    for (int i = 0; i < HeadsLane_<WIDTH>::COLUMNS; i += STEP) {
+        const int c = lane.column(i / WIDTH) + i % WIDTH;
+        if (c < lane.end) {
+            elements_unpack(angles + i, elements_load_kept<STEP>(from + c));
         }
+    }
+}
+
+template <int COLUMNS> __device__ inline void heads_no_turn_(float (&angles)[COLUMNS]) {
+#pragma unroll
+    for (int i = 0; i < COLUMNS; i++) {
+        angles[i] = i % 2 ? 0.0f : 1.0f;
     }
 }
 
 // Turns the lane's pairs by its columns of the angles, forward (sign 1) or back (-1).
-__device__ inline void heads_turn_(float (&x)[HEADS_COLUMNS_], const float (&angles)[HEADS_COLUMNS_],
-                                   float sign) {
+template <int COLUMNS>
+__device__ inline void heads_turn_(float (&x)[COLUMNS], const float (&angles)[COLUMNS], float sign) {
 #pragma unroll
-    for (int i = 0; i < HEADS_COLUMNS_; i += 2) {
+    for (int i = 0; i < COLUMNS; i += 2) {
         const float c = angles[i], s = sign * angles[i + 1], e = x[i], o = x[i + 1];
         x[i] = e * c - o * s;
         x[i + 1] = o * c + e * s;
     }
 }
 
-// Returns the product of two rows of the warp, to all lanes.
-__device__ inline float heads_dot_(const float (&x)[HEADS_COLUMNS_], const float (&y)[HEADS_COLUMNS_]) {
+// Returns the lane's part of the product of two heads.
+template <int COLUMNS>
+__device__ inline float heads_dot_(const float (&x)[COLUMNS], const float (&y)[COLUMNS]) {
     float sum = 0.0f;
 #pragma unroll
-    for (int i = 0; i < HEADS_COLUMNS_; i++) {
+    for (int i = 0; i < COLUMNS; i++) {
         sum += x[i] * y[i];
     }
-    return warp_sum(sum);
+    return sum;
 }
 
-template <class X>
-__device__ inline float heads_rstd_(const float (&x)[HEADS_COLUMNS_], const HeadsGpu<X>& heads) {
-    return 1.0f / sqrtf(heads_dot_(x, x) / (float)heads.sizes.HS + heads.eps);
+// Returns the mean over the columns of a head, to all of its `lanes` lanes, of which each has a sum.
+__device__ inline float heads_mean_(float sum, float part, int lanes) {
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) {
+        const float other = __shfl_xor_sync(0xffffffffu, sum, distance);
+        sum += distance < lanes ? other : 0.0f;
+    }
+    return sum * part;
 }
 
-template <class X> __device__ inline const float* heads_angles_(const HeadsGpu<X>& heads, int n) {
-    const int T = heads.sizes.T;
-    return rope_at(heads.rope, heads.positions ? heads.positions[n]
-                                               : token_chunks_position(heads.sizes.chunks, n % T, T));
+// ---- a block's heads ----
+
+// Returns the number of blocks for `count` heads.
+__host__ __device__ inline int heads_blocks_(int count) { return ceil_div(count, (int)HEADS_TOGETHER); }
+
+// Heads first ... first + count - 1 of tokens token ... end - 1, `at_once` of these at a time: the
+// thread has token n of `at_once`.
+typedef struct {
+    int first, count;
+    int token, end, at_once, n;
+    int is_keys;
+} HeadsBlock_;
+
+__device__ inline HeadsBlock_ heads_block_(const AttentionSizes& sizes, int N, int lanes) {
+    const int i = (int)blockIdx.x, of_queries = heads_blocks_(sizes.NH), is_keys = i >= of_queries;
+    const int first = is_keys ? sizes.NH + (i - of_queries) * HEADS_TOGETHER : i * HEADS_TOGETHER;
+    const int count = min((int)HEADS_TOGETHER, (is_keys ? sizes.NH + sizes.KV : sizes.NH) - first);
+    const int token = (int)blockIdx.y * HEADS_TOKENS;
+    return {
+        first,  count, token, min(token + HEADS_TOKENS, N), HEADS_THREADS / lanes, (int)threadIdx.x / lanes,
+        is_keys};
 }
 
-// Loads the lane's columns of the weights of head h.
-template <class X>
-__device__ inline void heads_weight_(float (&weight)[HEADS_COLUMNS_], const HeadsGpu<X>& heads, int h) {
-    heads_load_(weight, h < heads.sizes.NH ? heads.qnormw : heads.knormw, heads.sizes.HS);
+template <int WIDTH> __device__ inline HeadsLane_<WIDTH> heads_lane_(int HS, int lanes) {
+    return {(int)threadIdx.x % lanes * WIDTH, lanes * WIDTH, HS};
 }
 
 // Offsets of head h of token n: in qkv, in raw, and in rstd.
@@ -134,196 +199,167 @@ __device__ inline HeadsPlace_ heads_place_(const AttentionSizes& sizes, int n, i
 
 // ---- kernels ----
 
-// grid   ceil(N / 64), NH + KV      block   256 = 8 tokens at a time      shared   none
-// moves  N*(NH + KV)*HS in and out, with weights also to raw; angles from L2. Bound by memory.
+// Normalizes and turns heads; those without a norm by angles times `sign`, -1 to turn back.
+// grid   blocks of heads, ceil(N / 64)      block   256 = 256 / lanes tokens at a time
+// shared none
+// moves  N*(NH + KV)*HS in and out, with weights also to raw; angles from L2, for HEADS_TOGETHER
+//        heads once. Bound by memory.
 // order  fixed
-// needs  HS even and at most 128
-template <class X>
-__global__ void __launch_bounds__(32 * HEADS_WARPS) heads_forward_kernel(X* qkv, HeadsGpu<X> heads, int N) {
-    const int HS = heads.sizes.HS, h = (int)blockIdx.y, first = (int)blockIdx.x * HEADS_TOKENS,
-              end = min(first + HEADS_TOKENS, N);
-    float x[HEADS_COLUMNS_], next[HEADS_COLUMNS_] = {}, angles[HEADS_COLUMNS_] = {}, weight[HEADS_COLUMNS_];
-    const auto load = [&](int n) { // a token ahead
-        if (n < end) {
-            heads_load_(next, qkv + heads_place_(heads.sizes, n, h).in_qkv, HS);
-        }
-    };
-    if (heads.kind == HEADS_NORM) {
-        heads_weight_(weight, heads, h);
+// needs  lanes >= HS / (ITEMS WIDTH), a power of two up to 32; HS a multiple of WIDTH; if that is a
+//        pack, aligned addresses
+template <class X, int WIDTH, HeadsKind KIND>
+__global__ void __launch_bounds__(HEADS_THREADS, WIDTH == 2 ? 2 : 4)
+    heads_forward_kernel(X* qkv, HeadsGpu<X> heads, float sign, int N, int lanes) {
+    const HeadsBlock_ block = heads_block_(heads.sizes, N, lanes);
+    const HeadsLane_<WIDTH> lane = heads_lane_<WIDTH>(heads.sizes.HS, lanes);
+    const float part = 1.0f / (float)heads.sizes.HS;
+    float weight[HeadsLane_<WIDTH>::COLUMNS], angles[HeadsLane_<WIDTH>::COLUMNS];
+    heads_no_turn_(angles);
+    HeadsWords_<X, WIDTH> of_weight; // unpacked for each head, to spare registers
+    if constexpr (KIND == HEADS_NORM) {
+        heads_load_(of_weight, block.is_keys ? heads.knormw : heads.qnormw, true, lane);
     }
-    load(first + (int)threadIdx.x / 32);
-    for (int n = first + (int)threadIdx.x / 32; n < end; n += HEADS_WARPS) {
-        const HeadsPlace_ at = heads_place_(heads.sizes, n, h);
-        heads_copy_(x, next);
-        load(n + HEADS_WARPS);
-        if (heads.rope.table) {
-            heads_load_(angles, heads_angles_(heads, n), HS);
-        }
-        if (heads.kind == HEADS_NORM && heads.raw) {
-            heads_store_(heads.raw + at.in_raw, x, HS);
-        }
-        if (heads.kind != HEADS_PLAIN) {
-            const float r = heads_rstd_(x, heads);
+    for (int token = block.token; token < block.end; token += block.at_once) { // by whole warps
+        const int n = token + block.n;
+        const bool is_there = n < block.end;
+        const HeadsPlace_ at = heads_place_(heads.sizes, n, block.first);
+        HeadsWords_<X, WIDTH> words[HEADS_TOGETHER];
 #pragma unroll
-            for (int i = 0; i < HEADS_COLUMNS_; i++) {
-                x[i] *= heads.kind == HEADS_NORM ? r * weight[i] : r;
+        for (int j = 0; j < HEADS_TOGETHER; j++) {
+            heads_load_(words[j], qkv + at.in_qkv + j * heads.sizes.HS, is_there && j < block.count, lane);
+        }
+        heads_angles_(angles, heads, n, is_there, lane);
+#pragma unroll
+        for (int j = 0; j < HEADS_TOGETHER; j++) {
+            const bool is_head = is_there && j < block.count; // others compute from zeros
+            float x[HeadsLane_<WIDTH>::COLUMNS];
+            heads_unpack_(x, words[j]);
+            if constexpr (KIND == HEADS_NORM) {
+                heads_unpack_(weight, of_weight);
+                if (is_head && heads.raw) {
+                    heads_store_(heads.raw + at.in_raw + j * heads.sizes.HS, words[j], lane);
+                }
             }
-            if (heads.kind == HEADS_UNIT_NORM && threadIdx.x % 32 == 0) {
-                heads.rstd[at.in_rstd] = r;
+            if constexpr (KIND != HEADS_PLAIN) {
+                const float r = rsqrtf(heads_mean_(heads_dot_(x, x), part, lanes) + heads.eps);
+#pragma unroll
+                for (int i = 0; i < HeadsLane_<WIDTH>::COLUMNS; i++) {
+                    x[i] *= KIND == HEADS_NORM ? r * weight[i] : r;
+                }
+                if (KIND == HEADS_UNIT_NORM && is_head && lane.first == 0) {
+                    heads.rstd[at.in_rstd + j] = r;
+                }
+            }
+            heads_turn_(x, angles, sign);
+            if (is_head) {
+                heads_pack_(words[j], x);
+                heads_store_(qkv + at.in_qkv + j * heads.sizes.HS, words[j], lane);
             }
         }
-        if (heads.rope.table) {
-            heads_turn_(x, angles, 1.0f);
-        }
-        heads_store_(qkv + at.in_qkv, x, HS);
     }
 }
 
 // Turns g into the gradient before a norm: r (g - x r mean(g x r)).
-__device__ inline void heads_norm_backward_(float (&g)[HEADS_COLUMNS_], const float (&x)[HEADS_COLUMNS_],
-                                            float r, float mean) {
+template <int COLUMNS>
+__device__ inline void heads_norm_backward_(float (&g)[COLUMNS], const float (&x)[COLUMNS], float r,
+                                            float mean) {
 #pragma unroll
-    for (int i = 0; i < HEADS_COLUMNS_; i++) {
+    for (int i = 0; i < COLUMNS; i++) {
         g[i] = r * (g[i] - x[i] * mean);
     }
 }
 
-// Adds up the sums of the block's warps, in order: sets `to` (HS).
-__device__ inline void heads_block_sums_(float* to, const float (&sum)[HEADS_COLUMNS_], int HS) {
-    SMEM_ARRAY(float, of_warp, [HEADS_WARPS][HEADS_WIDEST]);
+// Adds up the threads' sums of the block's heads, in order: sets `to` (HS).
+template <int WIDTH>
+__device__ inline void heads_block_sums_(float* to, const float (&sum)[HeadsLane_<WIDTH>::COLUMNS],
+                                         const HeadsBlock_& block, const HeadsLane_<WIDTH>& lane) {
+    constexpr int COLUMNS = HeadsLane_<WIDTH>::COLUMNS;
+    SMEM_ARRAY(float, of_tokens, [HEADS_THREADS * COLUMNS]);
+    const int row = lane.step * HeadsLane_<WIDTH>::ITEMS; // columns of all lanes of a head
 #pragma unroll
-    for (int i = 0; i < HEADS_COLUMNS_; i++) {
-        of_warp[threadIdx.x / 32][heads_column_(i / 2) + i % 2] = sum[i];
+    for (int i = 0; i < COLUMNS; i++) {
+        of_tokens[block.n * row + lane.column(i / WIDTH) + i % WIDTH] = sum[i];
     }
     __syncthreads();
-    for (int c = (int)threadIdx.x; c < HS; c += 32 * HEADS_WARPS) {
+    for (int c = (int)threadIdx.x; c < lane.end; c += HEADS_THREADS) {
         float total = 0.0f;
-        for (int w = 0; w < HEADS_WARPS; w++) {
-            total += of_warp[w][c];
+        for (int n = 0; n < block.at_once; n++) {
+            total += of_tokens[n * row + c];
         }
         to[c] = total;
     }
 }
 
-// grid   ceil(N / 64), NH + KV      block   256 = 8 tokens at a time      shared   4 KiB
-// moves  2*N*(NH + KV)*HS in, half of it out (without a norm 1 in, 1 out); HS fp32 out per block.
-//        Bound by memory.
+// Turns dqkv into the gradient before norm and turn; sets the block's sums for the weights.
+// grid   blocks of heads, ceil(N / 64)      block   256 = 256 / lanes tokens at a time
+// shared 4 or 8 KiB
+// moves  2*N*(NH + KV)*HS in, half of it out; HS fp32 out per block; angles as above. Bound by
+//        memory.
 // order  fixed
-// needs  HS even and at most 128
-template <class X>
-__global__ void __launch_bounds__(32 * HEADS_WARPS)
-    heads_backward_kernel(X* dqkv, float* sums, const X* qkv, HeadsGpu<X> heads, int N) {
-    const AttentionSizes sizes = heads.sizes;
-    const int HS = sizes.HS, h = (int)blockIdx.y, first = (int)blockIdx.x * HEADS_TOKENS,
-              end = min(first + HEADS_TOKENS, N);
-    float g[HEADS_COLUMNS_], x[HEADS_COLUMNS_] = {}, next_g[HEADS_COLUMNS_] = {}, next_x[HEADS_COLUMNS_] = {},
-                             angles[HEADS_COLUMNS_] = {}, weight[HEADS_COLUMNS_], sum[HEADS_COLUMNS_] = {};
-    const auto load = [&](int n) { // a token ahead
-        if (n < end) {
-            const HeadsPlace_ at = heads_place_(sizes, n, h);
-            heads_load_(next_g, dqkv + at.in_qkv, HS);
-            if (heads.kind != HEADS_PLAIN) {
-                heads_load_(next_x, heads.kind == HEADS_NORM ? heads.raw + at.in_raw : qkv + at.in_qkv, HS);
-            }
-        }
-    };
-    if (heads.kind == HEADS_NORM) {
-        heads_weight_(weight, heads, h);
+// needs  as above
+template <class X, int WIDTH, HeadsKind KIND>
+__global__ void __launch_bounds__(HEADS_THREADS, KIND == HEADS_NORM ? 2 : 3)
+    heads_backward_kernel(X* dqkv, float* sums, const X* qkv, HeadsGpu<X> heads, int N, int lanes) {
+    constexpr int COLUMNS = HeadsLane_<WIDTH>::COLUMNS;
+    const int HS = heads.sizes.HS;
+    const HeadsBlock_ block = heads_block_(heads.sizes, N, lanes);
+    const HeadsLane_<WIDTH> lane = heads_lane_<WIDTH>(HS, lanes);
+    const float part = 1.0f / (float)HS;
+    float weight[COLUMNS], angles[COLUMNS], sum[COLUMNS] = {};
+    heads_no_turn_(angles);
+    HeadsWords_<X, WIDTH> of_weight;
+    if constexpr (KIND == HEADS_NORM) {
+        heads_load_(of_weight, block.is_keys ? heads.knormw : heads.qnormw, true, lane);
     }
-    load(first + (int)threadIdx.x / 32);
-    for (int n = first + (int)threadIdx.x / 32; n < end; n += HEADS_WARPS) {
-        const HeadsPlace_ at = heads_place_(sizes, n, h);
-        heads_copy_(g, next_g);
-        heads_copy_(x, next_x);
-        load(n + HEADS_WARPS);
-        if (heads.rope.table) {
-            heads_load_(angles, heads_angles_(heads, n), HS);
+    for (int token = block.token; token < block.end; token += block.at_once) { // by whole warps
+        const int n = token + block.n;
+        const bool is_there = n < block.end;
+        const HeadsPlace_ at = heads_place_(heads.sizes, n, block.first);
+        HeadsWords_<X, WIDTH> of_g[HEADS_TOGETHER], of_x[HEADS_TOGETHER];
+#pragma unroll
+        for (int j = 0; j < HEADS_TOGETHER; j++) {
+            const bool is_head = is_there && j < block.count;
+            heads_load_(of_g[j], dqkv + at.in_qkv + j * HS, is_head, lane);
+            heads_load_(of_x[j], (KIND == HEADS_NORM ? heads.raw + at.in_raw : qkv + at.in_qkv) + j * HS,
+                        is_head, lane);
         }
-        if (heads.kind == HEADS_UNIT_NORM) { // x r is the output, turned, as is g
-            heads_norm_backward_(g, x, heads.rstd[at.in_rstd], heads_dot_(g, x) / (float)HS);
-        }
-        if (heads.rope.table) {
+        heads_angles_(angles, heads, n, is_there, lane);
+#pragma unroll
+        for (int j = 0; j < HEADS_TOGETHER; j++) {
+            const bool is_head = is_there && j < block.count; // others compute from zeros
+            float g[COLUMNS], x[COLUMNS];
+            heads_unpack_(g, of_g[j]);
+            heads_unpack_(x, of_x[j]);
+            if constexpr (KIND == HEADS_UNIT_NORM) { // x r is the output, turned, as is g
+                const float r = is_head ? heads.rstd[at.in_rstd + j] : 0.0f;
+                heads_norm_backward_(g, x, r, heads_mean_(heads_dot_(g, x), part, lanes));
+            }
             heads_turn_(g, angles, -1.0f);
-        }
-        if (heads.kind == HEADS_NORM) {
-            const float r = heads_rstd_(x, heads);
+            if constexpr (KIND == HEADS_NORM) {
+                const float squares = heads_mean_(heads_dot_(x, x), part, lanes),
+                            r = rsqrtf(squares + heads.eps);
+                heads_unpack_(weight, of_weight);
 #pragma unroll
-            for (int i = 0; i < HEADS_COLUMNS_; i++) {
-                x[i] *= r;
-                sum[i] += g[i] * x[i];
-                g[i] *= weight[i];
+                for (int i = 0; i < COLUMNS; i++) {
+                    x[i] *= r;
+                    sum[i] += g[i] * x[i];
+                    g[i] *= weight[i];
+                }
+                heads_norm_backward_(g, x, r, heads_mean_(heads_dot_(g, x), part, lanes));
             }
-            heads_norm_backward_(g, x, r, heads_dot_(g, x) / (float)HS);
-        }
-        heads_store_(dqkv + at.in_qkv, g, HS);
-    }
-    if (heads.kind == HEADS_NORM) { // query heads, then key heads, of all groups of tokens
-        const size_t groups = gridDim.x, of_queries = groups * sizes.NH;
-        const size_t row = h < sizes.NH ? blockIdx.x * (size_t)sizes.NH + h
-                                        : of_queries + blockIdx.x * (size_t)sizes.KV + h - sizes.NH;
-        heads_block_sums_(sums + row * HS, sum, HS);
-    }
-}
-
-// ---- the turn alone ----
-
-// Turns a pack by `angles`.
-template <class X>
-__device__ inline void heads_turn_pack_(X* to, const Pack<X>& from, const float (&angles)[Pack<X>::SIZE],
-                                        float sign) {
-    constexpr int SIZE = Pack<X>::SIZE;
-    float x[SIZE];
-    Pack<X> turned;
-    unpack(x, from);
-#pragma unroll
-    for (int i = 0; i < SIZE; i += 2) {
-        const float c = angles[i], s = sign * angles[i + 1];
-        turned[i] = from_float<X>(x[i] * c - x[i + 1] * s);
-        turned[i + 1] = from_float<X>(x[i + 1] * c + x[i] * s);
-    }
-    store_pack(to, turned);
-}
-
-// A thread turns a pack of heads g, g + groups ... of token n, forward (sign 1) or back (-1): the
-// threads of a warp have packs side by side.
-// grid   ceil(N groups HS / 8 / 256), groups = ceil((NH + KV) / 4)      block   256      shared
-//        none
-// moves  N*(NH + KV)*HS in and out; angles from L1, (NH + KV) / 4 times HS fp32 a token. Bound by
-//        memory: 4*N*(NH + KV)*HS bytes in 16 bits, of llama:1b with 8192 tokens 84 MB, on an H200
-//        at 4.8 TB/s at least 17.5 us.
-// order  fixed
-// needs  HS a multiple of a pack
-template <class X>
-__global__ void __launch_bounds__(HEADS_TURN_THREADS)
-    heads_turn_kernel(X* x, HeadsGpu<X> heads, float sign, int N) {
-    constexpr int SIZE = Pack<X>::SIZE;
-    const int HS = heads.sizes.HS, count = heads.sizes.NH + heads.sizes.KV,
-              groups = ceil_div(count, (int)HEADS_TURNED), packs = HS / SIZE;
-    const size_t i = (size_t)blockIdx.x * HEADS_TURN_THREADS + threadIdx.x;
-    const int n = (int)(i / (groups * packs)), in_token = (int)(i % (groups * packs)), g = in_token / packs,
-              col = in_token % packs * SIZE;
-    if (n >= N) {
-        return;
-    }
-    X* token = x + (size_t)n * attention_qkv_size(heads.sizes) + col;
-    const float* from = heads_angles_(heads, n) + col;
-    Pack<X> pack[HEADS_TURNED];
-    float angles[SIZE];
-#pragma unroll
-    for (int j = 0; j < HEADS_TURNED; j++) {
-        if (g + j * groups < count) {
-            pack[j] = load_pack(token + (g + j * groups) * HS);
+            if (is_head) {
+                heads_pack_(of_g[j], g);
+                heads_store_(dqkv + at.in_qkv + j * HS, of_g[j], lane);
+            }
         }
     }
-#pragma unroll
-    for (int j = 0; j < SIZE; j += 4) {
-        unpack(angles + j, load_pack(from + j));
-    }
-#pragma unroll
-    for (int j = 0; j < HEADS_TURNED; j++) {
-        if (g + j * groups < count) {
-            heads_turn_pack_(token + (g + j * groups) * HS, pack[j], angles, sign);
-        }
+    if constexpr (KIND == HEADS_NORM) { // blocks of queries, then those of keys, of all groups of tokens
+        const size_t groups = gridDim.y, of_queries = heads_blocks_(heads.sizes.NH),
+                     of_keys = gridDim.x - of_queries;
+        const size_t row = block.is_keys
+                               ? groups * of_queries + blockIdx.y * of_keys + blockIdx.x - of_queries
+                               : blockIdx.y * of_queries + blockIdx.x;
+        heads_block_sums_<WIDTH>(sums + row * HS, sum, block, lane);
     }
 }
 
@@ -427,36 +463,58 @@ template <class X> static inline dim3 heads_grid_(const HeadsGpu<X>* heads) {
     CHECK(sizes.HS % 2 == 0 && sizes.HS <= HEADS_WIDEST,
           "norms and positions of heads: heads of size %d, wanted an even number, at most %d", sizes.HS,
           (int)HEADS_WIDEST);
-    return dim3((unsigned)ceil_div(sizes.B * sizes.T, (int)HEADS_TOKENS), (unsigned)(sizes.NH + sizes.KV));
+    return dim3((unsigned)(heads_blocks_(sizes.NH) + heads_blocks_(sizes.KV)),
+                (unsigned)ceil_div(sizes.B * sizes.T, (int)HEADS_TOKENS));
 }
 
-// Returns 1 if heads_turn_kernel computes what heads without a norm of their own need.
-template <class X> static inline int heads_only_turn_(const HeadsGpu<X>* alone) {
-    return alone->kind == HEADS_PLAIN && alone->sizes.HS % Pack<X>::SIZE == 0;
+// Returns the lanes of a head, a power of two.
+template <int WIDTH> static inline int heads_lanes_(int HS) {
+    int lanes = 1;
+    while (lanes * HeadsLane_<WIDTH>::COLUMNS < HS) {
+        lanes *= 2;
+    }
+    return lanes;
+}
+
+template <class X, int WIDTH>
+static inline void heads_launch_forward_(X* x, const HeadsGpu<X>* heads, float sign, const Gpu* gpu) {
+    const auto kernel = heads->kind == HEADS_NORM        ? heads_forward_kernel<X, WIDTH, HEADS_NORM>
+                        : heads->kind == HEADS_UNIT_NORM ? heads_forward_kernel<X, WIDTH, HEADS_UNIT_NORM>
+                                                         : heads_forward_kernel<X, WIDTH, HEADS_PLAIN>;
+    launch(kernel, heads_grid_(heads), HEADS_THREADS, 0, gpu, x, *heads, sign,
+           heads->sizes.B * heads->sizes.T, heads_lanes_<WIDTH>(heads->sizes.HS));
+}
+
+template <class X, int WIDTH>
+static inline void heads_launch_backward_(X* dqkv, float* sums, const X* qkv, const HeadsGpu<X>* heads,
+                                          const Gpu* gpu) {
+    launch(heads->kind == HEADS_NORM ? heads_backward_kernel<X, WIDTH, HEADS_NORM>
+                                     : heads_backward_kernel<X, WIDTH, HEADS_UNIT_NORM>,
+           heads_grid_(heads), HEADS_THREADS, 0, gpu, dqkv, sums, qkv, *heads,
+           heads->sizes.B * heads->sizes.T, heads_lanes_<WIDTH>(heads->sizes.HS));
+}
+
+// Returns 1 if all rows of heads consist of packs.
+template <class X> static inline int heads_packs_(const X* qkv, const X* dqkv, const HeadsGpu<X>* heads) {
+    const uintptr_t all = (uintptr_t)qkv | (uintptr_t)dqkv | (uintptr_t)heads->qnormw |
+                          (uintptr_t)heads->knormw | (uintptr_t)heads->raw | (uintptr_t)heads->rope.table;
+    return heads->sizes.HS % Pack<X>::SIZE == 0 && all % sizeof(Pack<X>) == 0;
 }
 
 template <class X>
-static inline void heads_turn_all_(X* x, const HeadsGpu<X>* alone, float sign, const Gpu* gpu) {
-    const int N = alone->sizes.B * alone->sizes.T,
-              groups = ceil_div(alone->sizes.NH + alone->sizes.KV, (int)HEADS_TURNED);
-    const size_t threads = (size_t)N * (size_t)(groups * (alone->sizes.HS / Pack<X>::SIZE));
-    launch(heads_turn_kernel<X>, (unsigned)ceil_div(threads, (size_t)HEADS_TURN_THREADS), HEADS_TURN_THREADS,
-           0, gpu, x, *alone, sign, N);
+static inline void heads_forward_(X* x, const HeadsGpu<X>* alone, float sign, const Gpu* gpu) {
+    (heads_packs_(x, x, alone) ? heads_launch_forward_<X, Pack<X>::SIZE>
+                               : heads_launch_forward_<X, 2>)(x, alone, sign, gpu);
 }
 
 template <class X> static inline void heads_forward(X* qkv, const HeadsGpu<X>* heads, const Gpu* gpu) {
     const HeadsGpu<X> alone = heads_alone_(heads);
-    const int N = heads->sizes.B * heads->sizes.T;
     if (heads->kind == HEADS_ROW_NORM) {
-        launch(heads_row_forward_kernel<X>, dim3((unsigned)N, 2), HEADS_ROW_THREADS, 0, gpu, qkv, *heads);
+        launch(heads_row_forward_kernel<X>, dim3((unsigned)(heads->sizes.B * heads->sizes.T), 2),
+               HEADS_ROW_THREADS, 0, gpu, qkv, *heads);
     }
-    if (heads_do_nothing(&alone)) {
-        return;
-    }
-    if (heads_only_turn_(&alone)) {
-        heads_turn_all_(qkv, &alone, 1.0f, gpu);
-    } else {
-        launch(heads_forward_kernel<X>, heads_grid_(heads), 32 * HEADS_WARPS, 0, gpu, qkv, alone, N);
+    if (!heads_do_nothing(&alone)) {
+        heads_forward_(qkv, &alone, 1.0f, gpu);
     }
 }
 
@@ -499,21 +557,28 @@ static inline void heads_row_backward_(X* dqkv, const HeadsGradientsGpu* d, cons
     heads_finish_<X>(d, groups, Q, groups, K, gpu);
 }
 
+// Computes heads with norms of their own.
+template <class X>
+static inline void heads_norm_backward_(X* dqkv, const HeadsGradientsGpu* d, const X* qkv,
+                                        const HeadsGpu<X>* heads, const Gpu* gpu) {
+    const AttentionSizes sizes = heads->sizes;
+    const int groups = ceil_div(sizes.B * sizes.T, (int)HEADS_TOKENS);
+    (heads_packs_(qkv, (const X*)dqkv, heads) ? heads_launch_backward_<X, Pack<X>::SIZE>
+                                              : heads_launch_backward_<X, 2>)(dqkv, d->sums, qkv, heads, gpu);
+    if (heads->kind == HEADS_NORM) {
+        heads_finish_<X>(d, groups * heads_blocks_(sizes.NH), sizes.HS, groups * heads_blocks_(sizes.KV),
+                         sizes.HS, gpu);
+    }
+}
+
 template <class X>
 static inline void heads_backward(X* dqkv, const HeadsGradientsGpu* d, const X* qkv, const HeadsGpu<X>* heads,
                                   const Gpu* gpu) {
-    const AttentionSizes sizes = heads->sizes;
-    const int HS = sizes.HS;
     const HeadsGpu<X> alone = heads_alone_(heads);
-    if (heads_only_turn_(&alone) && !heads_do_nothing(&alone)) {
-        heads_turn_all_(dqkv, &alone, -1.0f, gpu);
-    } else if (!heads_do_nothing(&alone)) {
-        const dim3 grid = heads_grid_(heads);
-        launch(heads_backward_kernel<X>, grid, 32 * HEADS_WARPS, 0, gpu, dqkv, d->sums, qkv, alone,
-               sizes.B * sizes.T);
-        if (alone.kind == HEADS_NORM) {
-            heads_finish_<X>(d, (int)grid.x * sizes.NH, HS, (int)grid.x * sizes.KV, HS, gpu);
-        }
+    if (alone.kind != HEADS_PLAIN) {
+        heads_norm_backward_(dqkv, d, qkv, &alone, gpu);
+    } else if (alone.rope.table) {
+        heads_forward_(dqkv, &alone, -1.0f, gpu);
     }
     if (heads->kind == HEADS_ROW_NORM) {
         heads_row_backward_(dqkv, d, heads, gpu);

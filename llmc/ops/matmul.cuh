@@ -32,7 +32,8 @@ before anything is measured: first those of this run, which matmul_gpu_load_plan
 checkpoint and matmul_gpu_save_plans writes, then those in the machine's cache. A matmul has
 separate plans with and without `autotune`, so the order of matmuls does not matter. With GELU_RACE
 the race is not only between algorithms but also between ways of an operation, in one matmul or in
-steps. Their bits differ, too, so the files also keep the way. If a sum is split, its parts are
+steps; attention races, too (attention_race.cuh). Their bits differ, too, so the files also keep the
+way. If a sum is split, its parts are
 added in fp32 in a separate step, never in place or in 16 bits.
 
 With several ranks, rank 0 chooses for all (matmul_gpu_share_plans): other algorithms would give
@@ -58,11 +59,20 @@ MatmulGpu has one workspace: its matmuls must be on one stream.
 
 // a model needs about 20, and as many again for each batch size of generation
 #define MATMUL_PLANS 256
-#define MATMUL_CANDIDATES 16 // algorithms that autotune measures
+// Algorithms that autotune measures: the library's guesses, and the first of them with clusters of
+// two blocks, which share what they load.
+#define MATMUL_GUESSES 32
+#define MATMUL_CLUSTERED 2
+#define MATMUL_CANDIDATES (MATMUL_GUESSES + 2 * MATMUL_CLUSTERED)
+// The first race starts when the leader has run for so long, or so often: a cold GPU has other
+// clocks than one in the middle of a step.
+#define MATMUL_WARM_MS 300.0f
+#define MATMUL_WARM_RUNS 256
 // Rounds of measurements after one that loads the kernels; the shortest time counts.
 #define MATMUL_ROUNDS 4
-// decisions on the ways of operations: a model needs two per batch size
+// decisions on the ways of operations: a model needs two per batch size, and four for attention
 #define MATMUL_DECISIONS 64
+#define MATMUL_WAYS 5         // most ways of an operation
 #define MATMUL_HOPELESS 1.25f // times the best time so far: too slow to measure again
 #define MATMUL_ALIGNMENT 16   // bytes: no algorithm needs more
 // An algorithm replaces the heuristic's choice if its time is less than this fraction of it.
@@ -116,11 +126,20 @@ typedef struct {
     uint64_t last_use;
 } MatmulPlan_;
 
+// Ways first ... end - 1 of an operation, in words; the standard one loses only to a clearly faster
+// one. `name` is that of the operation; empty: that of its matmul.
+typedef struct {
+    int first, end, standard;
+    const char* const* words;
+    char name[64];
+} MatmulWays;
+
 // The way of an operation that won a race, and the times of all ways.
 typedef struct {
     MatmulKey key; // the matmul that does most of the operation, without an alignment
+    MatmulWays ways;
     int way;
-    float ms[GELU_WAYS_]; // 0: not measured in this run
+    float ms[MATMUL_WAYS]; // 0: not measured in this run
 } MatmulDecision_;
 
 typedef struct {
@@ -134,6 +153,8 @@ typedef struct {
     float* bias_sums;
     // for autotune: before, between and after the candidates
     cudaEvent_t events[MATMUL_CANDIDATES + 1];
+    int is_warm;    // a race has run
+    int has_chosen; // with several ranks: the time of races is over; later not all would meet
     // in words, all that an algorithm depends on besides the matmul
     char machine[512];
     MatmulChoices chosen, cached; // choices of this run, and of the cache
@@ -344,10 +365,13 @@ static inline void matmul_gpu_close(MatmulGpu* ctx) {
 
 // Prints the ways of an operation on a line, and the chosen one.
 static inline void matmul_report_decision_(FILE* file, const MatmulDecision_* d) {
-    static const char* const words[] = {"with the gradient of the bias in the product", "in the product",
-                                        "in separate steps"};
-    fprintf(file, "matmul %s: done %s", matmul_name_(&d->key).text, words[d->way]);
-    for (int way = 0; way < GELU_WAYS_; way++) {
+    const char* const* words = d->ways.words;
+    if (d->ways.name[0]) {
+        fprintf(file, "%s: done %s", d->ways.name, words[d->way]);
+    } else {
+        fprintf(file, "matmul %s: done %s", matmul_name_(&d->key).text, words[d->way]);
+    }
+    for (int way = 0; way < d->ways.end; way++) {
         if (d->ms[way] > 0) {
             fprintf(file, ", %s %.3f ms", words[way], d->ms[way]);
         }
@@ -491,6 +515,30 @@ static inline int matmul_candidates_(cublasLtMatmulHeuristicResult_t* results, i
     return usable;
 }
 
+// Adds the first algorithms with clusters of two blocks along the rows, or the columns, if cublasLt
+// accepts them and has not offered them. Returns the new number of algorithms.
+static inline int matmul_clustered_(cublasLtMatmulHeuristicResult_t* results, int count,
+                                    const MatmulPlan_* plan, const MatmulGpu* ctx) {
+    static const uint16_t shapes[] = {CUBLASLT_CLUSTER_SHAPE_2x1x1, CUBLASLT_CLUSTER_SHAPE_1x2x1};
+    const int guesses = count;
+    for (int i = 0; i < 2 * (guesses < MATMUL_CLUSTERED ? guesses : MATMUL_CLUSTERED); i++) {
+        cublasLtMatmulHeuristicResult_t* to = &results[count];
+        cublasLtMatmulAlgo_t algorithm = results[i / 2].algo;
+        int is_new = cublasLtMatmulAlgoConfigSetAttribute(&algorithm, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID,
+                                                          &shapes[i % 2],
+                                                          sizeof(shapes[0])) == CUBLAS_STATUS_SUCCESS &&
+                     cublasLtMatmulAlgoCheck(ctx->handle, plan->operation, plan->right, plan->left, plan->out,
+                                             plan->out, &algorithm, to) == CUBLAS_STATUS_SUCCESS &&
+                     to->workspaceSize <= ctx->workspace_bytes;
+        for (int j = 0; j < count; j++) {
+            is_new &= memcmp((const void*)&results[j].algo, (const void*)&algorithm, sizeof(algorithm)) != 0;
+        }
+        to->algo = algorithm;
+        count += is_new;
+    }
+    return count;
+}
+
 static inline cublasStatus_t matmul_launch_(const MatmulPlan_* plan, const cublasLtMatmulAlgo_t* algorithm,
                                             MatmulOperands_ x, const MatmulGpu* ctx) {
     const float alpha = x.scales ? x.scales[0] : 1.0f;
@@ -507,6 +555,24 @@ typedef struct {
     float ms;
     int is_out;
 } MatmulRunner_;
+
+// Runs an algorithm until the GPU is warm, or once if it fails.
+static inline void matmul_warm_(const MatmulPlan_* plan, const cublasLtMatmulAlgo_t* algorithm,
+                                MatmulOperands_ x, MatmulGpu* ctx) {
+    float ms = 0;
+    cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
+    CUDA_CHECK(cudaEventRecord(ctx->events[0], ctx->gpu->stream));
+    for (int runs = 0; ms < MATMUL_WARM_MS && runs < MATMUL_WARM_RUNS && status == CUBLAS_STATUS_SUCCESS;
+         runs++) {
+        status = matmul_launch_(plan, algorithm, x, ctx);
+        if (runs % 16 == 15) { // the GPU waits for the host a few times only
+            CUDA_CHECK(cudaEventRecord(ctx->events[1], ctx->gpu->stream));
+            CUDA_CHECK(cudaEventSynchronize(ctx->events[1]));
+            CUDA_CHECK(cudaEventElapsedTime(&ms, ctx->events[0], ctx->events[1]));
+        }
+    }
+    ctx->is_warm = 1;
+}
 
 // Runs each candidate once, back to back: the GPU is never idle in between, so all run at the same
 // clocks. An extra run of the leader comes first; it only hides launch latency. A candidate that
@@ -535,9 +601,12 @@ static inline void matmul_round_(MatmulRunner_* runners, int leader, const Matmu
 // Measures all candidates and returns the fastest; -1 if none runs. The heuristic's first choice
 // wins unless another one is clearly faster.
 static inline int matmul_race_(MatmulPlan_* plan, const cublasLtMatmulHeuristicResult_t* candidates,
-                               int count, MatmulOperands_ x, const MatmulGpu* ctx) {
+                               int count, MatmulOperands_ x, MatmulGpu* ctx) {
     MatmulRunner_ runners[MATMUL_CANDIDATES];
     int best = 0;
+    if (!ctx->is_warm) {
+        matmul_warm_(plan, &candidates[0].algo, x, ctx);
+    }
     for (int i = 0; i < count; i++) {
         const MatmulRunner_ runner = {INFINITY, 0};
         runners[i] = runner;
@@ -563,7 +632,7 @@ static inline int matmul_race_(MatmulPlan_* plan, const cublasLtMatmulHeuristicR
 // matmul then sets all of it. If the output is also what is added to, they write elsewhere; without
 // enough memory for that, returns the first candidate unmeasured.
 static inline int matmul_fastest_(MatmulPlan_* plan, const cublasLtMatmulHeuristicResult_t* candidates,
-                                  int count, MatmulOperands_ x, const MatmulGpu* ctx) {
+                                  int count, MatmulOperands_ x, MatmulGpu* ctx) {
     const MatmulKey* key = &plan->key;
     const size_t out_bytes = (size_t)key->batch * key->rows * key->cols * dtype_bytes((DType)key->out_type);
     size_t free_bytes = 0, total_bytes = 0;
@@ -632,9 +701,12 @@ static inline int matmul_alignment_(const MatmulKey* key, MatmulOperands_ x) {
 }
 
 // Asks cublasLt for an algorithm, or measures.
-static inline void matmul_plan_choose_(MatmulPlan_* plan, MatmulOperands_ x, const MatmulGpu* ctx) {
+static inline void matmul_plan_choose_(MatmulPlan_* plan, MatmulOperands_ x, MatmulGpu* ctx) {
     cublasLtMatmulHeuristicResult_t candidates[MATMUL_CANDIDATES];
-    plan->candidates = matmul_candidates_(candidates, MATMUL_CANDIDATES, plan, ctx);
+    plan->candidates = matmul_candidates_(candidates, MATMUL_GUESSES, plan, ctx);
+    if (plan->tuned) {
+        plan->candidates = matmul_clustered_(candidates, plan->candidates, plan, ctx);
+    }
     plan->chosen = plan->candidates == 0 ? -1
                    : plan->tuned         ? matmul_fastest_(plan, candidates, plan->candidates, x, ctx)
                                          : 0;
@@ -647,7 +719,7 @@ static inline void matmul_plan_choose_(MatmulPlan_* plan, MatmulOperands_ x, con
 }
 
 // Adopts an earlier choice, or chooses.
-static inline void matmul_plan_find_(MatmulPlan_* plan, MatmulOperands_ x, const MatmulGpu* ctx) {
+static inline void matmul_plan_find_(MatmulPlan_* plan, MatmulOperands_ x, MatmulGpu* ctx) {
     if (!matmul_take_(plan, matmul_choices_find(&ctx->chosen, &plan->key), ctx) &&
         !matmul_take_(plan, matmul_choices_find(&ctx->cached, &plan->key), ctx)) {
         matmul_plan_choose_(plan, x, ctx);
@@ -670,7 +742,7 @@ static inline void matmul_plan_follow_(MatmulPlan_* plan, const MatmulChoice* ch
 
 // Adopts the choice of rank 0 on all ranks. Its GPU may wait for those of the others, so these
 // first finish what they have started.
-static inline void matmul_plan_share_(MatmulPlan_* plan, MatmulOperands_ x, const MatmulGpu* ctx) {
+static inline void matmul_plan_share_(MatmulPlan_* plan, MatmulOperands_ x, MatmulGpu* ctx) {
     CUDA_CHECK(cudaDeviceSynchronize()); // redundant: its test has one process
     if (ctx->comm->rank == 0) {
         matmul_plan_find_(plan, x, ctx);
@@ -760,12 +832,14 @@ static inline void matmul_product_(MatmulKey key, MatmulOperands_ x, MatmulGpu* 
 
 typedef struct {
     MatmulKey key;
-    // ways are first ... GELU_IN_STEPS_; the standard one loses only to a faster one
-    int first, standard;
+    MatmulWays ways;
     int way;       // way to take now
     int round, at; // -1: no race; the way being measured, after one run that hides launch latency
-    float ms[GELU_WAYS_];
-} MatmulRace_;
+    float ms[MATMUL_WAYS];
+} MatmulRace;
+
+// Returns 1 if the race is over, or never was: what is added to may be added to now.
+static inline int matmul_race_is_over(const MatmulRace* race) { return race->round < 0; }
 
 static inline MatmulDecision_* matmul_decision_(const MatmulKey* key, MatmulGpu* ctx) {
     for (int i = 0; i < ctx->decisions_count; i++) {
@@ -777,10 +851,11 @@ static inline MatmulDecision_* matmul_decision_(const MatmulKey* key, MatmulGpu*
 }
 
 // Returns the way that an earlier run of rank 0 has found fastest, or -1.
-static inline int matmul_kept_way_(const MatmulRace_* race, MatmulGpu* ctx) {
+static inline int matmul_kept_way_(const MatmulRace* race, MatmulGpu* ctx) {
     const MatmulChoice* choice = matmul_choices_find(&ctx->chosen, &race->key);
     choice = choice ? choice : matmul_choices_find(&ctx->cached, &race->key);
-    int way = choice && choice->chosen >= race->first && choice->chosen < GELU_WAYS_ ? choice->chosen : -1;
+    int way =
+        choice && choice->chosen >= race->ways.first && choice->chosen < race->ways.end ? choice->chosen : -1;
     if (ctx->comm) {
         comm_broadcast(ctx->comm, &way, sizeof(way));
     }
@@ -788,9 +863,9 @@ static inline int matmul_kept_way_(const MatmulRace_* race, MatmulGpu* ctx) {
 }
 
 // Decides on a way, for this run and for others.
-static inline void matmul_decide_(MatmulRace_* race, int way, MatmulGpu* ctx) {
-    MatmulDecision_ decision = {race->key, way, {0}};
-    MatmulChoice choice = {race->key, way, GELU_WAYS_ - race->first, race->ms[way], {0}};
+static inline void matmul_decide_(MatmulRace* race, int way, MatmulGpu* ctx) {
+    MatmulDecision_ decision = {race->key, race->ways, way, {0}};
+    MatmulChoice choice = {race->key, way, race->ways.end - race->ways.first, race->ms[way], {0}};
     memcpy(decision.ms, race->ms, sizeof(decision.ms));
     CHECK(ctx->decisions_count < MATMUL_DECISIONS, "matmul %s: already %d decisions, which is the maximum",
           matmul_name_(&race->key).text, MATMUL_DECISIONS);
@@ -802,13 +877,13 @@ static inline void matmul_decide_(MatmulRace_* race, int way, MatmulGpu* ctx) {
 }
 
 // Starts a race between the ways of an operation, if `may_race` and none has decided it. `key`
-// names the matmul of the first way.
-static inline MatmulRace_ matmul_race_(MatmulKey key, int first, int standard, int may_race, MatmulGpu* ctx) {
-    MatmulRace_ race = {key, first, standard, standard, -1, first - 1, {0}};
-    if (!may_race || !ctx->settings.autotune) {
+// names the matmul of the first way, or the operation.
+static inline MatmulRace matmul_race(MatmulKey key, MatmulWays ways, int may_race, MatmulGpu* ctx) {
+    MatmulRace race = {key, ways, ways.standard, -1, ways.first - 1, {0}};
+    const MatmulDecision_* decision = matmul_decision_(&key, ctx);
+    if (!may_race || !ctx->settings.autotune || (ctx->has_chosen && !decision)) {
         return race;
     }
-    const MatmulDecision_* decision = matmul_decision_(&key, ctx);
     const int kept = decision ? decision->way : matmul_kept_way_(&race, ctx);
     if (decision) {
         race.way = kept;
@@ -822,12 +897,12 @@ static inline MatmulRace_ matmul_race_(MatmulKey key, int first, int standard, i
 
 // Returns the fastest way; the standard one unless another is clearly faster. Rank 0 decides for
 // all.
-static inline int matmul_fastest_way_(const MatmulRace_* race, MatmulGpu* ctx) {
-    int best = race->standard;
-    for (int way = race->first; way < GELU_WAYS_; way++) {
+static inline int matmul_fastest_way_(const MatmulRace* race, MatmulGpu* ctx) {
+    int best = race->ways.standard;
+    for (int way = race->ways.first; way < race->ways.end; way++) {
         best = race->ms[way] < race->ms[best] ? way : best;
     }
-    best = race->ms[best] < MATMUL_WORTHWHILE * race->ms[race->standard] ? best : race->standard;
+    best = race->ms[best] < MATMUL_WORTHWHILE * race->ms[race->ways.standard] ? best : race->ways.standard;
     if (ctx->comm) {
         comm_broadcast(ctx->comm, &best, sizeof(best));
     }
@@ -836,31 +911,38 @@ static inline int matmul_fastest_way_(const MatmulRace_* race, MatmulGpu* ctx) {
 
 // Ends a round of all ways: keeps the shortest times. The first round has made plans and loaded
 // kernels.
-static inline void matmul_end_round_(MatmulRace_* race, MatmulGpu* ctx) {
-    CUDA_CHECK(cudaEventSynchronize(ctx->events[GELU_WAYS_]));
-    for (int way = race->first; way < GELU_WAYS_; way++) {
+static inline void matmul_end_round_(MatmulRace* race, MatmulGpu* ctx) {
+    CUDA_CHECK(cudaEventSynchronize(ctx->events[race->ways.end]));
+    for (int way = race->ways.first; way < race->ways.end; way++) {
         float ms;
         CUDA_CHECK(cudaEventElapsedTime(&ms, ctx->events[way], ctx->events[way + 1]));
         race->ms[way] = race->round <= 1 || ms < race->ms[way] ? ms : race->ms[way];
     }
     race->round++;
-    race->at = race->first - 1;
+    race->at = race->ways.first - 1;
 }
 
 // Returns 1, after an operation, if it must be repeated in the way that the race now asks for.
-static inline int matmul_race_continues_(MatmulRace_* race, MatmulGpu* ctx) {
-    if (race->round < 0) {
+static inline int matmul_race_continues(MatmulRace* race, MatmulGpu* ctx) {
+    if (matmul_race_is_over(race)) {
         return 0;
     }
     CUDA_CHECK(cudaEventRecord(ctx->events[++race->at], ctx->gpu->stream));
-    if (race->at == GELU_WAYS_) {
+    if (race->at == race->ways.end) {
         matmul_end_round_(race, ctx);
     }
-    race->way = race->at < race->first ? race->standard : race->at;
+    race->way = race->at < race->ways.first ? race->ways.standard : race->at;
     if (race->round > MATMUL_ROUNDS) {
         matmul_decide_(race, matmul_fastest_way_(race, ctx), ctx);
     }
     return 1;
+}
+
+// Returns ways `first` ... of an operation with GELU.
+static inline MatmulWays matmul_gelu_ways_(GeluWay_ first, GeluWay_ standard) {
+    static const char* const words[] = {"with the gradient of the bias in the product", "in the product",
+                                        "in separate steps"};
+    return {first, GELU_WAYS_, standard, words, ""};
 }
 
 // ---- kernels: the bias, where cublasLt does not add it ----
@@ -968,16 +1050,17 @@ static inline void matmul_forward_gelu(T* out, T* pre, const T* inp, const T* we
     const int epilogue = bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
     const MatmulKey key = {N, OC, C, 0, 1, DTYPE_OF(T), DTYPE_OF(T), epilogue, 0, 0, 1};
     const MatmulOperands_ x = {out, NULL, inp, weight, bias, pre, NULL};
-    const int standard = matmul_fuses_<T>(GELU_FUSED_FORWARD, OC, ctx) ? GELU_IN_MATMUL_ : GELU_IN_STEPS_;
-    MatmulRace_ race =
-        matmul_race_(key, GELU_IN_MATMUL_, standard, matmul_fuses_<T>(GELU_RACE_FORWARD, OC, ctx), ctx);
+    const GeluWay_ standard =
+        matmul_fuses_<T>(GELU_FUSED_FORWARD, OC, ctx) ? GELU_IN_MATMUL_ : GELU_IN_STEPS_;
+    MatmulRace race = matmul_race(key, matmul_gelu_ways_(GELU_IN_MATMUL_, standard),
+                                  matmul_fuses_<T>(GELU_RACE_FORWARD, OC, ctx), ctx);
     assert(out != pre);
     do {
         if (race.way == GELU_IN_STEPS_ || !matmul_try_(key, x, ctx)) {
             matmul_forward(pre, inp, weight, bias, N, C, OC, ctx);
             activation_forward(out, pre, N, OC, ACTIVATION_GELU, ctx->gpu);
         }
-    } while (matmul_race_continues_(&race, ctx));
+    } while (matmul_race_continues(&race, ctx));
 }
 
 template <class T>
@@ -1045,17 +1128,17 @@ static inline void matmul_backward_input_gelu(T* dinp, Gradient dbias, const T* 
     const MatmulKey key = {N, C, OC, 0, 0, DTYPE_OF(T), DTYPE_OF(T), CUBLASLT_EPILOGUE_DGELU, 0, 0, 1};
     const int sums_bias =
         dbias.data && ctx->settings.bias_fusion && dbias.dtype == DTYPE_OF(T) && C <= COLUMN_SUMS_FLOATS;
-    const int first = sums_bias ? GELU_WITH_BIAS_GRADIENT_ : GELU_IN_MATMUL_;
+    const GeluWay_ first = sums_bias ? GELU_WITH_BIAS_GRADIENT_ : GELU_IN_MATMUL_;
+    const GeluWay_ standard = matmul_fuses_<T>(GELU_FUSED_BACKWARD, C, ctx) ? first : GELU_IN_STEPS_;
     MatmulKey asked = key;
     asked.epilogue = sums_bias ? CUBLASLT_EPILOGUE_DGELU_BGRAD : CUBLASLT_EPILOGUE_DGELU;
     const int may_race = matmul_fuses_<T>(GELU_RACE_BACKWARD, C, ctx) &&
                          (mode == GRADIENT_SET || !dbias.data || matmul_decision_(&asked, ctx));
-    MatmulRace_ race = matmul_race_(
-        asked, first, matmul_fuses_<T>(GELU_FUSED_BACKWARD, C, ctx) ? first : GELU_IN_STEPS_, may_race, ctx);
+    MatmulRace race = matmul_race(asked, matmul_gelu_ways_(first, standard), may_race, ctx);
     assert(dinp != pre);
     do {
         matmul_backward_gelu_(race.way, dinp, dbias, dout, weight, pre, key, mode, ctx);
-    } while (matmul_race_continues_(&race, ctx));
+    } while (matmul_race_continues(&race, ctx));
 }
 
 template <class T>

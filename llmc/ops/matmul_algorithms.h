@@ -16,7 +16,7 @@ another choice gives other bits. A run that must have the bits of an earlier one
 `machine` describes in words what an algorithm depends on besides the matmul: the card, the library,
 its settings. A file from another machine does not apply. The eleventh number of a key is its
 `batch`, if that is not 1. A key without an alignment is not about an algorithm: `chosen` is then
-the way of an operation whose first way is that matmul. xxh64 is the checksum of all bytes before
+the way of an operation whose first way is that matmul, or of attention (attention_race.cuh). xxh64 is the checksum of all bytes before
 its value.
 
 The cache is a convenience: it needs a home directory, and failing to read or write it is no error.
@@ -46,6 +46,7 @@ enum {
     MATMUL_ALGORITHM_BYTES = 64,
     MATMUL_KEY_NUMBERS_ = 11,
     MATMUL_PLANS_VERSION_ = 1,
+    MATMUL_OTHER = 1 << 20,
     MATMUL_PLANS_MAX_BYTES_ = 4 << 20,
 };
 
@@ -55,7 +56,7 @@ typedef struct {
     int rows, cols, depth;
     int left_transposed, right_transposed;
     int type, out_type; // DType of the factors, and of the result
-    int epilogue;       // cublasLtEpilogue_t
+    int epilogue;       // cublasLtEpilogue_t; from MATMUL_OTHER on: another operation than a matmul
     int adds;           // out = add + ...
     // alignment of all matrices in bytes; 0: the choice is about the way of an operation
     int alignment;

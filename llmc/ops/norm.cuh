@@ -25,9 +25,10 @@ The residual sum is not here: the matmul before a norm adds it (matmul_forward_r
 #include "llmc/gpu/gpu.cuh"
 #include "llmc/ops/norm.h"
 
-#define NORM_ITEMS 4      // groups of columns that a thread of the forward pass holds in registers
-#define NORM_ROWS 8       // rows per block, if one warp is enough for a row
-#define NORM_GROUP_ROWS 8 // least rows of a group: partial sums stay below a tenth of the traffic
+#define NORM_ITEMS 4          // groups of columns that a thread of the forward pass holds in registers
+#define NORM_ROWS 8           // rows per block, if one warp is enough for a row
+#define NORM_FORWARD_WARPS 32 // warps per multiprocessor in the forward pass: 64 registers per thread
+#define NORM_GROUP_ROWS 8     // least rows of a group: partial sums stay below a tenth of the traffic
 #define NORM_BACKWARD_THREADS 512
 #define NORM_WARPS 16 // warps per multiprocessor in the backward pass: 128 registers per thread
 
@@ -84,6 +85,17 @@ template <int WIDTH, class T> __device__ inline void norm_load_(float* to, const
     }
 }
 
+// Loads a pack, or an element, just as it is in memory; zeros unless it is there.
+template <int WIDTH, class T> __device__ inline int4 norm_load_words_(const T* from, bool is_there) {
+    if constexpr (WIDTH == 1) {
+        Pack<T> pack = {};
+        pack[0] = is_there ? from[0] : from_float<T>(0.0f);
+        return *reinterpret_cast<const int4*>(&pack);
+    } else {
+        return is_there ? *reinterpret_cast<const int4*>(from) : make_int4(0, 0, 0, 0);
+    }
+}
+
 // Loads weights of columns c ...; ones without weights.
 template <int WIDTH, class T> __device__ inline void norm_load_weight_(float* to, const T* weight, int c) {
     if (weight) {
@@ -121,21 +133,6 @@ static inline int norm_aligned_(const void* a, const void* b, const void* c) {
 // Returns the sum over the threads of a row: a warp, or the whole block.
 __device__ inline float norm_row_sum_(float x) { return blockDim.x == 32 ? warp_sum(x) : block_sum(x); }
 
-// Returns the variance of the row whose columns the threads hold in x. Columns past C are ignored.
-template <int WIDTH> __device__ inline float norm_variance_(const float (*x)[WIDTH], float mean, int C) {
-    float sum = 0;
-#pragma unroll
-    for (int k = 0; k < NORM_ITEMS; k++) {
-        if ((int)(threadIdx.x + k * blockDim.x) * WIDTH < C) {
-#pragma unroll
-            for (int i = 0; i < WIDTH; i++) {
-                sum += (x[k][i] - mean) * (x[k][i] - mean);
-            }
-        }
-    }
-    return norm_row_sum_(sum) / C;
-}
-
 // Returns the mean of a row, from a thread's sum; RMS has none.
 template <NormKind KIND> __device__ inline float norm_mean_(float sum, int C) {
     if constexpr (KIND == NORM_LAYER) {
@@ -160,52 +157,80 @@ __device__ inline void norm_load_parameters_(float* w, float* b, const T* weight
     }
 }
 
-// A warp, or a block of up to 1024 threads, normalizes a row. Thread i holds groups i,
-// i + blockDim.x, ... of WIDTH columns in registers.
-// grid   ceil(N / rows)      block   (32, 8 rows), or (threads, 1)      shared   2 of block_sum
-// moves  N*C in, N*C out, 2N fp32 out; weight and bias stay in L2. Bound by memory.
-// order  fixed
-// needs  C <= 4 WIDTH threads; C a multiple of WIDTH, and aligned addresses where that is a pack
-template <class T, int WIDTH, NormKind KIND>
-__global__ void norm_forward_kernel(T* out, float* mean, float* rstd, const T* inp, const T* weight,
-                                    const T* bias, int N, int C, float eps) {
-    const int n = blockIdx.x * blockDim.y + threadIdx.y;
-    if (n >= N) { // whole warps only: a block with one row is never past N
-        return;
-    }
-    const size_t row = (size_t)n * C;
-    float x[NORM_ITEMS][WIDTH], sum = 0;
+// Calls `use(column, values)` for each of the thread's groups of columns of a row.
+template <class T, int WIDTH, class F>
+__device__ inline void norm_each_(const int4 (&row)[NORM_ITEMS], int C, F use) {
 #pragma unroll
     for (int k = 0; k < NORM_ITEMS; k++) {
         const int c = (int)(threadIdx.x + k * blockDim.x) * WIDTH;
         if (c < C) {
-            norm_load_<WIDTH>(x[k], inp + row + c);
-#pragma unroll
-            for (int i = 0; i < WIDTH; i++) {
-                sum += x[k][i];
-            }
+            float x[Pack<T>::SIZE];
+            unpack<T>(x, row[k]);
+            use(c, x);
         }
     }
-    const float m = norm_mean_<KIND>(sum, C);
-    const float r = 1.0f / sqrtf(norm_variance_<WIDTH>(x, m, C) + eps);
+}
+
+// Loads the thread's columns of a row; zeros unless it is there.
+template <int WIDTH, class T>
+__device__ inline void norm_load_row_(int4 (&row)[NORM_ITEMS], const T* from, bool is_there, int C) {
 #pragma unroll
     for (int k = 0; k < NORM_ITEMS; k++) {
         const int c = (int)(threadIdx.x + k * blockDim.x) * WIDTH;
-        if (c < C) {
+        row[k] = norm_load_words_<WIDTH>(from + c, is_there && c < C);
+    }
+}
+
+// A warp, or a block of up to 1024 threads, normalizes rows, and loads the next one meanwhile.
+// Thread i holds groups i, i + blockDim.x, ... of WIDTH columns in registers, as they are in memory.
+// grid   up to the blocks that fit at once      block   (32, 8 rows), or (threads, 1)
+// shared 2 of block_sum
+// moves  N*C in, N*C out, 2N fp32 out; weight and bias stay in L1. Bound by memory.
+// order  fixed, the same for any grid
+// needs  C <= 4 WIDTH threads; C a multiple of WIDTH, and aligned addresses where that is a pack
+template <class T, int WIDTH, NormKind KIND>
+__global__ void __launch_bounds__(1024)
+    norm_forward_kernel(T* out, float* mean, float* rstd, const T* inp, const T* weight, const T* bias, int N,
+                        int C, float eps) {
+    const int first = (int)(blockIdx.x * blockDim.y + threadIdx.y), step = (int)(gridDim.x * blockDim.y);
+    int4 row[NORM_ITEMS], next[NORM_ITEMS];
+    norm_load_row_<WIDTH>(next, inp + (size_t)first * C, first < N, C);
+    for (int n = first; n < N; n += step) { // by whole warps, and by the block if a row is one's
+#pragma unroll
+        for (int k = 0; k < NORM_ITEMS; k++) {
+            row[k] = next[k];
+        }
+        norm_load_row_<WIDTH>(next, inp + (size_t)(n + step) * C, n + step < N, C);
+        float sum = 0, squares = 0;
+        norm_each_<T, WIDTH>(row, C, [&](int, const float* x) {
+#pragma unroll
+            for (int i = 0; i < WIDTH; i++) {
+                sum += x[i];
+            }
+        });
+        const float m = norm_mean_<KIND>(sum, C);
+        norm_each_<T, WIDTH>(row, C, [&](int, const float* x) {
+#pragma unroll
+            for (int i = 0; i < WIDTH; i++) {
+                squares += (x[i] - m) * (x[i] - m);
+            }
+        });
+        const float r = 1.0f / sqrtf(norm_row_sum_(squares) / C + eps);
+        norm_each_<T, WIDTH>(row, C, [&](int c, float* x) {
             float w[WIDTH], b[WIDTH];
             norm_load_parameters_<WIDTH, KIND>(w, b, weight, bias, c);
 #pragma unroll
             for (int i = 0; i < WIDTH; i++) {
-                x[k][i] = (x[k][i] - m) * r * w[i] + b[i];
+                x[i] = (x[i] - m) * r * w[i] + b[i];
             }
-            norm_store_<WIDTH>(out + row + c, x[k]);
+            norm_store_<WIDTH>(out + (size_t)n * C + c, x);
+        });
+        if (threadIdx.x == 0) {
+            if constexpr (KIND == NORM_LAYER) {
+                mean[n] = m;
+            }
+            rstd[n] = r;
         }
-    }
-    if (threadIdx.x == 0) {
-        if constexpr (KIND == NORM_LAYER) {
-            mean[n] = m;
-        }
-        rstd[n] = r;
     }
 }
 
@@ -251,9 +276,10 @@ static inline void norm_launch_forward_(T* out, const T* inp, const NormGpu<T>* 
                norm->weight, norm->bias, C, norm->eps);
         return;
     }
-    const int rows = threads == 32 ? NORM_ROWS : 1;
-    launch(norm_forward_kernel<T, WIDTH, KIND>, ceil_div(N, rows), dim3(threads, rows), 0, gpu, out,
-           norm->mean, norm->rstd, inp, norm->weight, norm->bias, N, C, norm->eps);
+    const int rows = threads == 32 ? NORM_ROWS : 1, warps = threads / 32 * rows,
+              most = gpu->multiprocessors * int_max(NORM_FORWARD_WARPS / warps, 1);
+    launch(norm_forward_kernel<T, WIDTH, KIND>, int_min(ceil_div(N, rows), most), dim3(threads, rows), 0, gpu,
+           out, norm->mean, norm->rstd, inp, norm->weight, norm->bias, N, C, norm->eps);
 }
 
 template <class T, NormKind KIND>
@@ -284,16 +310,6 @@ template <int ROWS, int ITEMS> struct NormRows_ {
     int4 dout[ROWS][ITEMS], inp[ROWS][ITEMS], dinp[ROWS][ITEMS];
     float mean[ROWS], rstd[ROWS];
 };
-
-template <int WIDTH, class T> __device__ inline int4 norm_load_words_(const T* from, bool is_there) {
-    if constexpr (WIDTH == 1) {
-        Pack<T> pack = {};
-        pack[0] = is_there ? from[0] : from_float<T>(0.0f);
-        return *reinterpret_cast<const int4*>(&pack);
-    } else {
-        return is_there ? *reinterpret_cast<const int4*>(from) : make_int4(0, 0, 0, 0);
-    }
-}
 
 // Loads rows n ... n + ROWS - 1. Rows from `end` on and columns from C on become zeros, and so does
 // a dinp that will be set.

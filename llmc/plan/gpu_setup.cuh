@@ -10,6 +10,7 @@ which GPU a rank uses, how matmuls run, and whether micro-steps are graphs.
 #include "llmc/gpu/floatx.cuh"
 
 #include "llmc/base/check.h"
+#include "llmc/base/limits.h"
 #include "llmc/comm/comm.h"
 #include "llmc/comm/comm_nccl.cuh"
 #include "llmc/model/model.h"
@@ -63,9 +64,33 @@ static inline int gpu_setup_graph(const Settled* s) {
            (s->options.graph == OPTION_AUTO ? !has_more : s->options.graph);
 }
 
+// Returns the number of processes that share this one's cores: those of its machine that start with
+// the same core. Collective.
+static inline int gpu_setup_sharers_(Comm* comm) {
+    const int mine[2] = {comm->node, limits_first_core()};
+    int(*all)[2] = (int(*)[2])check_alloc((size_t)comm->size, sizeof(mine), "cores of processes"), count = 0;
+    comm_all_gather(comm, all, mine, sizeof(mine));
+    for (int rank = 0; rank < comm->size; rank++) {
+        count += memcmp(all[rank], mine, sizeof(mine)) == 0;
+    }
+    free(all);
+    return count;
+}
+
+// Lets processes sleep while they wait for their GPUs if they have too few cores: each has a thread
+// that waits, one of NCCL, and one that loads data. A thread that spins reacts faster. Collective.
+static inline void gpu_setup_waits_(Comm* comm, int device) {
+    const int sharers = gpu_setup_sharers_(comm), cores = limits_cores("");
+    if (cores < 3 * sharers) {
+        CUDA_CHECK(cudaSetDevice(device));
+        CUDA_CHECK(cudaSetDeviceFlags(cudaDeviceScheduleBlockingSync));
+        printf("waiting for GPUs: asleep, %d cores for %d processes\n", cores, sharers);
+    }
+}
+
 // Returns the settings with --device auto decided. Turns --autotune off if several ranks only
 // evaluate or convert: they do not communicate, so each would choose its own matmul algorithms.
-static inline Settled gpu_setup(const Settled* s, const Comm* comm) {
+static inline Settled gpu_setup(const Settled* s, Comm* comm) {
     Settled chosen = *s;
     Options* o = &chosen.options;
     gpu_setup_check_(o);
@@ -84,6 +109,9 @@ static inline Settled gpu_setup(const Settled* s, const Comm* comm) {
     }
     if (o->device == OPTION_AUTO) {
         o->device = comm->size > 1 ? gpu_device_of_rank(comm, OPTION_AUTO) : 0;
+    }
+    if (comm->size > 1) {
+        gpu_setup_waits_(comm, o->device);
     }
     return chosen;
 }

@@ -485,6 +485,12 @@ int launcher_shards(const Options* options, const Grid* grid, Comm* comm) {
         die_usage("--shard-ranks %d, %d processes%s; wanted a number that divides these",
                   options->shard_ranks, size, size < grid_size(grid->shape) ? " of a data group" : "");
     }
+    if (launcher_zero(options, grid) >= 2 && options->shard_ranks > here) {
+        printf(
+            "note: --shard-ranks %d exchanges every gradient between machines; auto, %d, exchanges the sums "
+            "of each machine\n",
+            options->shard_ranks, here);
+    }
     return options->shard_ranks;
 }
 

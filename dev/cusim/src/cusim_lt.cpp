@@ -7,7 +7,8 @@ distances.
 It refuses what cublasLt is documented to refuse, and checks what cublasLt assumes: that the
 pointers are device memory as long as the layouts require, as aligned as the heuristic was told, and
 that the workspace exists (it is overwritten). It offers LT_ALGORITHMS algorithms, which sum in
-different orders, so their bits differ.
+different orders, so their bits differ. The first accepts clusters of two blocks, as numbers
+LT_ALGORITHMS (2 x 1) and LT_ALGORITHMS + 1.
 
 Environment, read at every call, so that a test can change it:
     CUSIM_LT_REFUSE=gelu_aux_bias,dgelu   epilogues for which no algorithm is found
@@ -32,7 +33,7 @@ bool cusim_is_dry();
 
 namespace {
 
-enum { LT_ALGORITHMS = 4, LT_SLOW_S = 1, LT_WORKSPACE_BYTES = 64 << 10 };
+enum { LT_ALGORITHMS = 4, LT_CLUSTERS = 2, LT_SLOW_S = 1, LT_WORKSPACE_BYTES = 64 << 10 };
 const double LT_PRODUCT_S = 90e-6; // longer than any other operation
 
 // Objects behind the opaque handles.
@@ -535,6 +536,23 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
     return CUBLAS_STATUS_SUCCESS;
 }
 
+// The only attribute is the shape of clusters, of the first algorithm.
+cublasStatus_t cublasLtMatmulAlgoConfigSetAttribute(cublasLtMatmulAlgo_t* algo,
+                                                    cublasLtMatmulAlgoConfigAttributes_t attribute,
+                                                    const void* value, size_t bytes) {
+    Algorithm algorithm;
+    uint16_t shape = 0;
+    memcpy(&algorithm, algo, sizeof(algorithm));
+    if (attribute != CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID ||
+        set(&shape, value, bytes) != CUBLAS_STATUS_SUCCESS || algorithm.number != 0 ||
+        (shape != CUBLASLT_CLUSTER_SHAPE_2x1x1 && shape != CUBLASLT_CLUSTER_SHAPE_1x2x1)) {
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    }
+    algorithm.number = LT_ALGORITHMS + (shape == CUBLASLT_CLUSTER_SHAPE_1x2x1);
+    memcpy((void*)algo, &algorithm, sizeof(algorithm));
+    return CUBLAS_STATUS_SUCCESS;
+}
+
 cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t op, cublasLtMatrixLayout_t a,
                                        cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
                                        cublasLtMatrixLayout_t d, const cublasLtMatmulAlgo_t* algo,
@@ -546,7 +564,7 @@ cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t op
     if (status != CUBLAS_STATUS_SUCCESS) {
         return status;
     }
-    const bool is_ours = algorithm.number >= 0 && algorithm.number < LT_ALGORITHMS &&
+    const bool is_ours = algorithm.number >= 0 && algorithm.number < LT_ALGORITHMS + LT_CLUSTERS &&
                          (!algorithm.workspace_bytes || algorithm.workspace_bytes == LT_WORKSPACE_BYTES);
     if (!is_ours || environment_names("CUSIM_LT_REFUSE", product.op.epilogue)) {
         return CUBLAS_STATUS_NOT_SUPPORTED;

@@ -129,6 +129,10 @@ TEST(threads) {
     put(GROUP "cpu.max", "50000 100000\n");
     unsetenv("OMP_NUM_THREADS");
     EXPECT(limits_threads(root) == 1, "half a core: %d", limits_threads(root));
+    setenv("OMP_NUM_THREADS", "7", 1);
+    EXPECT(limits_cores(root) == 1 && limits_first_core() >= 0, "half a core, 7 threads: %d",
+           limits_cores(root));
+    unsetenv("OMP_NUM_THREADS");
     put(GROUP "cpu.max", "100000000 100000\n");
     EXPECT(limits_threads(root) >= 1 && limits_threads(root) == limits_threads("/nowhere"),
            "more than there are");

@@ -49,6 +49,11 @@ check "all results are in one archive" grep -q '^| speed-toy-again | passed' <(p
 check "with the summary" grep -q ' passed, 0 failed, ' <(packed A summary.md)
 check "and the algorithms of the matmuls" grep -q '^matmul ' <(packed A speed-toy-recompute-0.matmuls)
 
+report --part D --only wgmma,ways
+check "part D runs" [ $? = 0 ]
+check "without tests of wgmma, only mma is measured" has '^- only mma is measured: the tests of wgmma have not passed'
+check "and what autotune finds" [ "$(grep -c '^| toy | ours FP32 --recompute 0[ -]* *\(--attention mma\)* | 32 | [1-9]' "$dir/out.txt")" = 3 ]
+
 # several GPUs, on a machine with neither compiler nor MPI's launcher
 env -i PATH="$dir/no_mpi" TOY=1 OUT="$dir/multi" dev/bench/multi_gpu.sh >"$dir/out.txt" 2>"$dir/err.txt"
 check "several GPUs: $(head -n 1 "$dir/err.txt")" [ $? = 0 ]
@@ -89,8 +94,8 @@ check "a failing test has its error" has '^| test_gpu | FAILED | [0-9]* | exit s
 report --part A --only first --minutes 0
 check "no time is no failure" [ $? = 0 ]
 check "and is said" has '^| test_gpu | skipped | 0 | .* s are left |'
-report --part D
-check "an unknown part is refused" [ "$? $(head -n 1 "$dir/err.txt")" = "2 error: --part D: wanted A, B or C" ]
+report --part E
+check "an unknown part is refused" [ "$? $(head -n 1 "$dir/err.txt")" = "2 error: --part E: wanted A, B, C or D" ]
 
 # a profiler that writes what ncu does, of two steps
 cat >"$dir/cuda/ncu" <<'END'

@@ -1139,6 +1139,7 @@ test_gpu_shard_ranks() {
     train_one
     streams=eager on_two_machines trains 4 levels_4 "${gpu_run[@]}" --zero 3 --shard-ranks 4
     same_model one/step_00000004 levels_4/step_00000004 "--shard-ranks 4"
+    check "a note on --shard-ranks 4" grep -q '^note: --shard-ranks 4 exchanges every gradient between machines; auto, 2,' levels_4.txt
     on_two_machines ends_all "--shard-ranks 2 of 3" 2 "--shard-ranks 2, 3 processes; wanted a number that divides these" "rank 0 of 3" \
         "$trainer" "${gpu_run[@]}" --shard-ranks 2 --out refused
 }

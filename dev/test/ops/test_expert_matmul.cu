@@ -207,7 +207,8 @@ template <class X> static void test_type(const Gpu* gpu) {
         {2, 16, 264, {160, 128}, 0},
         {1, 72, 7, {131}, 1}, // a router's matrix: no multiple of a pack
         {1, 8, 1, {1}, 1},
-        {2, 328, 72, {150, 1}, 0}, // more steps than stages
+        {2, 328, 72, {150, 1}, 0},               // more steps than stages
+        {5, 264, 8, {129, 130, 1, 140, 129}, 0}, // the same, in more tiles than multiprocessors
     };
     const Case large[] = {
         {3, 64, 512, {128, 0, 256}, 0}, // only full tiles

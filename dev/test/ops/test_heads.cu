@@ -136,8 +136,10 @@ template <class X> static void check(Case c, int T, const Gpu* gpu) {
 }
 
 template <class X> static void test_type(const Gpu* gpu) {
-    const int HS[] = {8, 32, 48, 64, 80, 128, 2}, T[] = {1, 31, 33}, groups[][2] = {{4, 1}, {3, 3}, {6, 2}};
-    for (int i = 0; i < 7; i++) {
+    // 126 and 20 columns are read in pairs, in all types and in 16 bits
+    const int HS[] = {8, 32, 48, 64, 80, 128, 2, 126, 20}, T[] = {1, 31, 33},
+              groups[][2] = {{4, 1}, {3, 3}, {6, 2}};
+    for (int i = 0; i < 9; i++) {
         const AttentionSizes s =
             attention_sizes(1 + i % 3, T[i % 3], groups[i % 3][0], groups[i % 3][1], HS[i]);
         check<X>({HEADS_PLAIN, s, s.HS}, s.T, gpu);
@@ -150,7 +152,8 @@ template <class X> static void test_type(const Gpu* gpu) {
     }
     int positions[3] = {7, 0, 99};
     check<X>({HEADS_NORM, attention_sizes(3, 1, 4, 2, 64), 64, positions}, 100, gpu);
-    // more tokens, and more columns, than a block takes at a time
+    // more tokens, heads and columns than a block takes at a time
+    check<X>({HEADS_NORM, attention_sizes(1, 70, 6, 5, 64), 64}, 70, gpu);
     check<X>({HEADS_ROW_NORM, attention_sizes(1, 70, 6, 5, 128), 128}, 70, gpu);
 }
 

@@ -1,0 +1,82 @@
+/*
+attention_race.cuh -- which kernels compute attention where autotuning runs: those by mma_16816, or
+those by wgmma with one of their tilings (attention_wgmma.cuh).
+
+A race of each pass, as of the ways of a matmul (matmul.cuh): the winner is kept in the same files,
+and rank 0 chooses for all. It depends on the heads, their size, the keys of a sequence and the type,
+but not on the batch, its documents, nor on how many ranks share a sequence: so the bits are the same
+for any number of them. Without autotuning attention is by mma. With --attention wgmma only tilings
+race. Sequences of fewer than ATTENTION_RACE_KEYS keys are not worth a race.
+
+    attention_raced_forward     out, lse      kv NULL: attention_forward; else gathered keys and values
+    attention_raced_backward    dqkv, dbias (kv NULL), or dqkv, dkv; a gradient is added to once
+*/
+#ifndef LLMC_ATTENTION_RACE_CUH
+#define LLMC_ATTENTION_RACE_CUH
+
+#include "llmc/ops/attention.cuh"
+#include "llmc/ops/matmul.cuh"
+
+enum { ATTENTION_RACE_KEYS = 256 };
+
+typedef enum { ATTENTION_FORWARD_RACE, ATTENTION_BACKWARD_RACE } AttentionRaceOf_;
+
+static inline const char* const* attention_race_words_(AttentionRaceOf_ pass, int HS) {
+    static const char* const of_64[] = {"by mma", "by wgmma, tiles of 64 keys", "by wgmma, tiles of 128 keys",
+                                        "by wgmma, three warpgroups"};
+    static const char* const of_128[] = {"by mma", "by wgmma", "by wgmma, without overlap"};
+    return pass == ATTENTION_FORWARD_RACE && HS <= 64 ? of_64 : of_128;
+}
+
+// Starts a race of a pass, unless it was decided, has one way only or is too short.
+template <class X>
+static inline MatmulRace attention_race_(AttentionRaceOf_ pass, AttentionSizes sizes,
+                                         const AttentionGpu* attention, MatmulGpu* matmul) {
+    const int ways = attention_ways<X>(attention, sizes, pass == ATTENTION_BACKWARD_RACE),
+              first = attention_by(attention) == ATTENTION_BY_WGMMA,
+              standard = first ? 1 + attention_wgmma_tiling(sizes, pass == ATTENTION_BACKWARD_RACE) : 0;
+    const MatmulKey key = {attention_keys(sizes),    sizes.HS, sizes.NH, first,   0, DTYPE_OF(X), DTYPE_OF(X),
+                           MATMUL_OTHER + (int)pass, 0,        0,        sizes.KV};
+    MatmulWays of = {first, ways, standard, attention_race_words_(pass, sizes.HS), ""};
+    snprintf(of.name, sizeof(of.name), "attention %s, %d/%d heads of %d, %d keys",
+             pass == ATTENTION_FORWARD_RACE ? "forward" : "backward", sizes.NH, sizes.KV, sizes.HS,
+             attention_keys(sizes));
+    return matmul_race(key, of, ways > first + 1 && attention_keys(sizes) >= ATTENTION_RACE_KEYS, matmul);
+}
+
+template <class X>
+static inline void attention_raced_forward(X* out, float* lse, const X* qkv, const X* kv, const int* starts,
+                                           AttentionSizes sizes, AttentionGpu* attention, MatmulGpu* matmul) {
+    MatmulRace race = attention_race_<X>(ATTENTION_FORWARD_RACE, sizes, attention, matmul);
+    do {
+        attention_gpu_way(attention, race.way);
+        if (kv) {
+            attention_gathered_forward(out, lse, qkv, kv, starts, sizes, attention, matmul->gpu);
+        } else {
+            attention_forward(out, lse, qkv, starts, sizes, attention, matmul->gpu);
+        }
+    } while (matmul_race_continues(&race, matmul));
+    attention_gpu_way(attention, 0);
+}
+
+template <class X>
+static inline void attention_raced_backward(X* dqkv, X* dkv, Gradient dbias, const X* dout, const X* qkv,
+                                            const X* kv, const X* out, const float* lse, const int* starts,
+                                            AttentionSizes sizes, GradientMode mode, AttentionGpu* attention,
+                                            MatmulGpu* matmul) {
+    const Gradient none = {NULL, dbias.dtype};
+    MatmulRace race = attention_race_<X>(ATTENTION_BACKWARD_RACE, sizes, attention, matmul);
+    do {
+        attention_gpu_way(attention, race.way);
+        if (kv) {
+            attention_gathered_backward(dqkv, dkv, dout, qkv, kv, out, lse, starts, sizes, attention,
+                                        matmul->gpu);
+        } else { // the last time adds to dbias
+            attention_backward(dqkv, matmul_race_is_over(&race) ? dbias : none, dout, qkv, out, lse, starts,
+                               sizes, mode, attention, matmul->gpu);
+        }
+    } while (matmul_race_continues(&race, matmul));
+    attention_gpu_way(attention, 0);
+}
+
+#endif
