@@ -352,7 +352,7 @@ static void plan_print_update_(FILE* file, const CostUpdate* update, double toke
                                ActivationKind activation) {
     const double total = cost_total_s(update);
     const char* joint = ": ";
-    fprintf(file, "speed: %.0f tok/s planned, %.3g s an update", tokens / total, total);
+    fprintf(file, "speed: %.*f tok/s planned, %.3g s an update", tokens / total < 10, tokens / total, total);
     for (int kind = 0; kind < COST_KINDS; kind++) {
         if (update->s[kind] >= 0.01 * total) {
             fprintf(file, "%s%s %.0f %%", joint, cost_word((CostKind)kind, activation),

@@ -97,7 +97,8 @@ enum {
     // lowest bit of what the option needs (OptionNeed of the trainers' table); 0: nothing
     OPTION_NEED_BIT = 16,
     OPTION_NEED_BITS = 8,
-    OPTION_FILES_BIT = 24, // lowest bit of OptionFiles
+    OPTION_FILES_BIT = 24,  // lowest bit of OptionFiles, which has 4
+    OPTION_BASIC = 1 << 28, // in --help basic
 };
 
 // Files that an option names, if it reads or writes any (option_files.h).
@@ -129,7 +130,7 @@ typedef struct {
 } OptionRow;
 
 static inline OptionFiles option_files(const OptionRow* row) {
-    return (OptionFiles)(row->flags >> OPTION_FILES_BIT);
+    return (OptionFiles)(row->flags >> OPTION_FILES_BIT & 15);
 }
 
 // The options of a program. Every program's struct has `program`, `given`, `help` and `version`.
@@ -268,6 +269,7 @@ enum { OPTION_AGAIN_ = 2 }; // in `given`: several times on the command line
 #define EACH_ OPTION_EACH
 #define LINE_ OPTION_LINE
 #define FOLLOWS_ OPTION_FOLLOWS
+#define BASIC_ OPTION_BASIC
 #define MANY_ OPTION_UNLIMITED
 #define NEEDS_(name) (NEED_##name << OPTION_NEED_BIT)
 
@@ -299,11 +301,15 @@ static_assert(sizeof(OPTION_TABLE) / sizeof(OPTION_TABLE[0]) <= OPTION_ROWS_MAX,
 #undef EACH_
 #undef LINE_
 #undef FOLLOWS_
+#undef BASIC_
 #undef MANY_
 #undef NEEDS_
 
 #ifndef OPTION_EXAMPLES
 #define OPTION_EXAMPLES "" // command lines to start with, for --help
+#endif
+#ifndef OPTION_FIRST_GROUP
+#define OPTION_FIRST_GROUP "" // a topic of --help besides the groups
 #endif
 #ifndef OPTION_ARGUMENTS
 #define OPTION_ARGUMENTS "" // arguments besides options, for --help
@@ -683,7 +689,8 @@ void options_print_help(FILE* file, const Options* options, const char* program)
     option_list_groups_(groups, sizeof(groups));
     fprintf(file,
             "usage: %s [--name value]...%s\nAlso --name=value, and -alias value with the short "
-            "names.\n--help GROUP or --help OPTION prints a part of this. Groups:\n  %s.\n" OPTION_EXAMPLES,
+            "names.\n--help GROUP or --help OPTION prints a part of this. Groups:\n  " OPTION_FIRST_GROUP
+            "%s.\n" OPTION_EXAMPLES,
             program, OPTION_ARGUMENTS, groups);
     for (int i = 0; i < OPTION_ROWS; i++) {
         if (option_applies(options, &OPTION_TABLE[i])) {
@@ -695,8 +702,8 @@ void options_print_help(FILE* file, const Options* options, const char* program)
     }
 }
 
-// Returns true if the row is a part of --help `topic`: a group, one word of a group ("memory,
-// speed"), or the option itself, with or without its dashes.
+// Returns true if the row is a part of --help `topic`: "basic", a group, one word of a group
+// ("memory, speed"), or the option itself, with or without its dashes.
 static int option_is_about_(const Options* options, const OptionRow* row, const char* topic) {
     const char* name = topic + strspn(topic, "-");
     const size_t length = strlen(topic);
@@ -707,7 +714,8 @@ static int option_is_about_(const Options* options, const OptionRow* row, const 
         }
         word += bytes;
     }
-    return strcmp(name, row->name) == 0 || (*name && strcmp(name, row->alias) == 0);
+    const int is_basic = (row->flags & OPTION_BASIC) && strcmp(topic, "basic") == 0;
+    return is_basic || strcmp(name, row->name) == 0 || (*name && strcmp(name, row->alias) == 0);
 }
 
 void options_print_help_on(FILE* file, const Options* options, const char* topic) {

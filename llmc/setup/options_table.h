@@ -258,7 +258,7 @@ static inline int options_exports(const Options* options) {
 const OptionRow OPTION_TABLE[] = {
     // group, name, alias, type and field, min, max, flags, default
     //     unit or words, help
-    {"data",       "train-data",    "i",  STRING_(train_data),     0,        0, RUN_ | READS_(DATA), "",
+    {"data",       "train-data",    "i",  STRING_(train_data),     0,        0, RUN_ | READS_(DATA) | BASIC_, "",
         "FILES", "training data, a pattern in quotes: token shards (.bin), text (.txt, .jsonl, .parquet, also .gz and "
         ".zst), or a directory of text; A:0.7,B:0.3 mixes sources by weight, web=A:0.7,books=B:0.3 also names them; escape "
         ", : * ? [ = in a name with a backslash; without it: the built-in stories"},
@@ -269,7 +269,7 @@ const OptionRow OPTION_TABLE[] = {
     {"data",       "val-data",      "j",  STRING_(val_data),       0,        0, READS_(DATA) | NEEDS_(VALIDATION), "",
         "FILES", "validation data, in the same forms; web=A,books=B are sets with a loss each, of which the first decides about "
         "the run; without it: the last shard, or the last 5 % of the text"},
-    {"data",       "tokenizer",     "",   STRING_(tokenizer),      0,        0, RUN_ | BOTH_ | READS_(TOKENIZER), "",
+    {"data",       "tokenizer",     "",   STRING_(tokenizer),      0,        0, RUN_ | BOTH_ | READS_(TOKENIZER) | BASIC_, "",
         "FILE", "encodes text and decodes samples: tokenizer.json, merges.txt, .tiktoken, .bin, or their directory; "
         "bpe:8192 trains one of 8192 tokens on the text and keeps it in --out; without it: the tokenizer in "
         "the --model directory, or plain bytes; one that extends the model's own gives the model more tokens"},
@@ -300,7 +300,7 @@ const OptionRow OPTION_TABLE[] = {
     {"data",       "seed",          "",   SEED_(seed),             0,        0, RUN_ | BOTH_,     "42",
         "", "seed of the initial weights, the order of the data and the samples"},
 
-    {"model",      "model",         "e",  STRING_(model),          0,        0, RUN_ | BOTH_ | READS_(MODEL), "",
+    {"model",      "model",         "e",  STRING_(model),          0,        0, RUN_ | BOTH_ | READS_(MODEL) | BASIC_, "",
         "SIZE|PATH", "a size (d12, gpt3:c768, llama:135m, qwen3:0.6b, nanochat:d12; speedrun also sets rates and steps), or weights "
         "to start from: a Hugging Face directory, the --out of a run or an llm.c .bin"},
     {"model",      "weights",       "",   CHOICE_(weights),        0,        0, BOTH_,            "last",
@@ -349,20 +349,20 @@ const OptionRow OPTION_TABLE[] = {
     {"model",      "share-layers",  "",   STRING_(share_layers),   0,        0, RUN_,             "off",
         "off|all|pairs|loop:K", "layers that share parameters; all: all of them; pairs: each two neighbors; loop:K: K blocks, repeated"},
 
-    {"batch",      "batch",         "b",  INT_(batch),             1,  1048576, AUTO_ | BOTH_,    "auto",
+    {"batch",      "batch",         "b",  INT_(batch),             1,  1048576, AUTO_ | BOTH_ | BASIC_, "auto",
         "sequences", "micro-batch: sequences per forward and backward pass; with --prompts: texts at a time, auto: 8 on a "
         "CPU, 32 on a GPU"},
-    {"batch",      "seq-len",       "t",  INT_(seq_len),           1,  1048576, AUTO_ | RUN_ | BOTH_, "auto",
+    {"batch",      "seq-len",       "t",  INT_(seq_len),           1,  1048576, AUTO_ | RUN_ | BOTH_ | BASIC_, "auto",
         "tokens", "length of a training sequence, at most --context"},
     {"batch",      "seq-len-schedule", "", STRING_(seq_len_schedule), 0,     0, RUN_,             "",
         "STEP:TOKENS,...", "length of training sequences in up to 8 growing stages, as 0:256,1000:512,3000:1024; each divides the "
         "last one, which is --seq-len: earlier stages cut its sequences into shorter ones"},
-    {"batch",      "total-batch",   "d",  COUNT_(total_batch),     1,     1e12, AUTO_ | MINUS_1_ | RUN_,  "auto",
+    {"batch",      "total-batch",   "d",  COUNT_(total_batch),     1,     1e12, AUTO_ | MINUS_1_ | RUN_ | BASIC_, "auto",
         "tokens", "batch of one update, a multiple of seq-len; auto: batch x seq-len; more accumulates gradients"},
     {"batch",      "batch-schedule", "",  STRING_(batch_schedule), 0,        0, RUN_,             "",
         "STEP:TOKENS,...", "batch of one update in up to 8 growing stages, as 0:131072,2000:262144; earlier ones have the learning "
         "rate times sqrt(batch / last batch); without it: --total-batch"},
-    {"batch",      "steps",         "x",  COUNT_(steps),           0,     1e12, AUTO_ | MINUS_1_ | RUN_,  "auto",
+    {"batch",      "steps",         "x",  COUNT_(steps),           0,     1e12, AUTO_ | MINUS_1_ | RUN_ | BASIC_, "auto",
         "updates", "length of the run; auto or -1: one epoch; 0: only validate, sample and save"},
     {"batch",      "epochs",        "",   FLOAT_(epochs),          0,    MANY_, RUN_,             "0",
         "epochs", "length of the run in epochs; 0: use --steps"},
@@ -384,7 +384,7 @@ const OptionRow OPTION_TABLE[] = {
         WORDS_CHOICE(OPTIMIZER_WORDS), "update rule: adamw; adamw8bit: its state in 8 bits; adafactor: hardly any "
         "state; muon, soap: for matrices, adamw for the rest; lion: half the state; sgd: the gradient itself; "
         "dev/doc/optimizers.md compares them"},
-    {"optimizer",  "lr",            "l",  FLOAT_(lr),              0,       10, AUTO_ | ABOVE_ | RUN_,  "auto",
+    {"optimizer",  "lr",            "l",  FLOAT_(lr),              0,       10, AUTO_ | ABOVE_ | RUN_ | BASIC_, "auto",
         "", "peak learning rate; auto: 6e-4 x 768 / channels at 524288 tokens per update, less for fewer; a tenth "
         "of that when training starts from the weights of --model; sgd: 400 times as much"},
     {"optimizer",  "warmup",        "u",  INT_(warmup),            0,    MANY_, AUTO_ | RUN_,     "auto",
@@ -473,7 +473,7 @@ const OptionRow OPTION_TABLE[] = {
         "tokens", "length of a sample; auto: --seq-len, at most 256"},
     {"evaluation", "samples",       "",   INT_(samples),           0,      100, 0,                "2",
         "texts", "number of samples each time"},
-    {"evaluation", "prompt",        "",   STRING_(prompt),         0,        0, BOTH_ | NEEDS_(SAMPLES), "",
+    {"evaluation", "prompt",        "",   STRING_(prompt),         0,        0, BOTH_ | NEEDS_(SAMPLES) | BASIC_, "",
         "TEXT", "start of the samples; with --model PATH and without --train-data, --steps or --out: generate a continuation"},
     {"evaluation", "temperature",   "",   FLOAT_(temperature),     0,      100, BOTH_ | NEEDS_(SAMPLES), "1",
         "", "sampling temperature; 0: always the most likely token"},
@@ -504,7 +504,7 @@ const OptionRow OPTION_TABLE[] = {
     {"tasks",      "out-scores",    "",   STRING_(out_scores),     0,        0, ONCE_ | WRITES_(ONE) | NEEDS_(TASKS), "",
         "FILE", "write a line of JSON for each example of the last evaluation: the model's choice, and the loss of each ending"},
 
-    {"texts",      "interactive",   "",   FLAG_(interactive),      0,        0, TEXTS_ | ONCE_,    "off",
+    {"texts",      "interactive",   "",   FLAG_(interactive),      0,        0, TEXTS_ | ONCE_ | BASIC_, "off",
         "off|on", "read prompts from the terminal, one per line, and continue each; end with Ctrl-D"},
     {"texts",      "chat",          "",   SWITCH_(chat),           0,        0, AUTO_ | TEXTS_ | ONCE_, "auto",
         "off|on", "with --interactive: talk in turns; each line is a message, and its answer is kept for the next one; "
@@ -525,7 +525,7 @@ const OptionRow OPTION_TABLE[] = {
         WORDS_CHOICE(QUANTIZE_WORDS), "q8_0: the model's matrices in 8 bits, as in GGUF; for generating text, and for tasks with "
         "--steps 0"},
 
-    {"output",     "out",           "o",  STRING_(out),            0,        0, ONCE_ | EACH_ | READS_(RUNS) | WRITES_(RUNS), "",
+    {"output",     "out",           "o",  STRING_(out),            0,        0, ONCE_ | EACH_ | READS_(RUNS) | WRITES_(RUNS) | BASIC_, "",
         "DIR", "directory for logs, checkpoints and the loss curve (curve.svg); without it: no files"},
     {"output",     "save-every",    "n",  INT_(save_every),        0,    MANY_, AUTO_ | NEEDS_(SAVES), "auto",
         "steps", "steps between checkpoints; the last step is saved, too; auto: the last, and every --save-minutes, if --out "
@@ -540,7 +540,7 @@ const OptionRow OPTION_TABLE[] = {
         "off|on", "save at each validation that is the best so far, and never delete the best checkpoint, whatever --keep says"},
     {"output",     "model-file-gb", "",   FLOAT_(model_file_gb),   0,    MANY_, ABOVE_ | NEEDS_(OUT), "5",
         "GB", "largest file of weights in a checkpoint; a larger model is split into several, with Hugging Face's index"},
-    {"output",     "resume",        "y",  STRING_(resume),         0,        0, ONCE_ | READS_(MODEL), "off",
+    {"output",     "resume",        "y",  STRING_(resume),         0,        0, ONCE_ | READS_(MODEL) | BASIC_, "off",
         "off|on|auto|STEP|DIR", "on: continue from the newest valid checkpoint in --out; auto: the same, or a new run "
         "if none exists; STEP, DIR: continue from this checkpoint"},
     {"output",     "override",      "",   FLAG_(override),         0,        0, ONCE_ | NEEDS_(RESUME), "off",
@@ -552,7 +552,7 @@ const OptionRow OPTION_TABLE[] = {
         "no --out the program only converts, and needs no data"},
     {"output",     "export-dtype",  "",   CHOICE_(export_dtype),   0,        0, ONCE_ | NEEDS_(EXPORT_LLMC), "fp32",
         WORDS_CHOICE(MODEL_DTYPE_WORDS), "precision of the weights in that file"},
-    {"output",     "export-gguf",   "",   STRING_(export_gguf),    0,        0, ONCE_ | WRITES_(ONE), "",
+    {"output",     "export-gguf",   "",   STRING_(export_gguf),    0,        0, ONCE_ | WRITES_(ONE) | BASIC_, "",
         "FILE", "write the final model for llama.cpp; converts, as --export-llmc does"},
     {"output",     "export-gguf-dtype", "", CHOICE_(export_gguf_dtype), 0,   0, ONCE_ | NEEDS_(EXPORT_GGUF), "f16",
         WORDS_CHOICE(GGUF_DTYPE_WORDS), "precision of the matrices in that file"},
@@ -670,7 +670,7 @@ const OptionRow OPTION_TABLE[] = {
     {"other",      "config",        "",   STRING_(config),         0,        0, ONCE_ | BOTH_ | READS_(ONE) | EACH_ | LINE_, "",
         "FILE", "read more options from a file of lines `name = value`, as --print-config prints them; # starts a "
         "comment; the command line wins"},
-    {"other",      "plan",          "",   FLAG_(plan),             0,        0, ONCE_,            "off",
+    {"other",      "plan",          "",   FLAG_(plan),             0,        0, ONCE_ | BASIC_, "off",
         "off|on", "estimate memory, speed and time, and exit"},
     {"other",      "plan-tensors",  "",   FLAG_(plan_tensors),     0,        0, ONCE_,            "off",
         "off|on", "the same, after a list of every tensor and its memory"},
@@ -682,7 +682,7 @@ const OptionRow OPTION_TABLE[] = {
     {"other",      "print-config",  "",   FLAG_(print_config),     0,        0, ONCE_,            "off",
         "off|on", "print every option with its value, as a file for --config, and exit"},
     {"other",      "help",          "",   STRING_(help),           0,        0, ONCE_ | BOTH_ | LINE_, "",
-        "[GROUP|OPTION]", "print this help, or the part about a group or an option, and exit"},
+        "[GROUP|OPTION]", "print this help, or the part about a group or an option, and exit; basic: the options that most runs need"},
     {"other",      "version",       "",   FLAG_(version),          0,        0, ONCE_ | BOTH_ | LINE_, "off",
         "off|on", "print the version, and exit"},
 };
@@ -691,6 +691,7 @@ const OptionRow OPTION_TABLE[] = {
 #define OPTION_SYNONYMS OPTION_TRAINER_SYNONYMS
 #define OPTION_REMOVED OPTION_TRAINER_REMOVED
 
+#define OPTION_FIRST_GROUP "basic (what most runs need), "
 #define OPTION_EXAMPLES                                                                                      \
     "\nWithout options it trains a small model on built-in stories. To start with:\n"                        \
     "  --train-data 'books/*.txt' --tokenizer bpe:4096 --out out/books     your own text\n"                  \

@@ -90,6 +90,8 @@ text=(--train-data text.txt)
 
 test_command_line() {
     good "--help" --help
+    "$trainer" --help basic >basic.txt
+    check "--help basic: $(grep -c '^  --' basic.txt) options" [ "$(grep -c '^  --' basic.txt)" = 14 ]
     check "--help names the options" grep -q -e '--train-data.*-i' stdout
     good "--version" --version
     check "--version is one line with the name" grep -q '^train_gpt2 [0-9]' stdout
