@@ -308,8 +308,8 @@ static_assert(sizeof(OPTION_TABLE) / sizeof(OPTION_TABLE[0]) <= OPTION_ROWS_MAX,
 #ifndef OPTION_EXAMPLES
 #define OPTION_EXAMPLES "" // command lines to start with, for --help
 #endif
-#ifndef OPTION_FIRST_GROUP
-#define OPTION_FIRST_GROUP "" // a topic of --help besides the groups
+#ifndef OPTION_BASICS
+#define OPTION_BASICS "" // what --help basic prints, if the table has OPTION_BASIC
 #endif
 #ifndef OPTION_ARGUMENTS
 #define OPTION_ARGUMENTS "" // arguments besides options, for --help
@@ -689,8 +689,8 @@ void options_print_help(FILE* file, const Options* options, const char* program)
     option_list_groups_(groups, sizeof(groups));
     fprintf(file,
             "usage: %s [--name value]...%s\nAlso --name=value, and -alias value with the short "
-            "names.\n--help GROUP or --help OPTION prints a part of this. Groups:\n  " OPTION_FIRST_GROUP
-            "%s.\n" OPTION_EXAMPLES,
+            "names.\n--help GROUP or --help OPTION prints a part of this" OPTION_BASICS
+            ". Groups:\n  %s.\n" OPTION_EXAMPLES,
             program, OPTION_ARGUMENTS, groups);
     for (int i = 0; i < OPTION_ROWS; i++) {
         if (option_applies(options, &OPTION_TABLE[i])) {

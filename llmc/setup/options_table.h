@@ -691,7 +691,7 @@ const OptionRow OPTION_TABLE[] = {
 #define OPTION_SYNONYMS OPTION_TRAINER_SYNONYMS
 #define OPTION_REMOVED OPTION_TRAINER_REMOVED
 
-#define OPTION_FIRST_GROUP "basic (what most runs need), "
+#define OPTION_BASICS ", --help basic what most runs need"
 #define OPTION_EXAMPLES                                                                                      \
     "\nWithout options it trains a small model on built-in stories. To start with:\n"                        \
     "  --train-data 'books/*.txt' --tokenizer bpe:4096 --out out/books     your own text\n"                  \
