@@ -55,7 +55,7 @@ build/avx512/%.$(1).ok: build/avx512/% $(TEST_INPUTS)
 endef
 $(foreach processor,znver4 icelake,$(eval $(call PROCESSOR_RULES,$(processor))))
 
-PARTS = 1of2 2of2
+PARTS = 1of4 2of4 3of4 4of4
 
 # Scripts that start programs; cli_NAME is dev/test/cli/test_NAME.sh.
 CLI = dev/test/cli/test_%.sh $(wildcard dev/test/lib/*.sh dev/test/lib/fault.c dev/test/lib/mpi_stand_in.c scripts/* scripts/*/*)
@@ -63,11 +63,12 @@ $(BUILD)/cli_%.ok: $(CLI) $(BUILD)/train_gpt2
 	$(run_test) $< $(BUILD)/train_gpt2
 $(BUILD)/cli_ranks.ok $(PARTS:%=$(BUILD)/cli_ranks.%.ok): $(BUILD)/test_collectives
 $(BUILD)/cli_answers.ok: $(BUILD)/tokenize
-# X.1of2.ok is the first half of the script's cases.
-$(BUILD)/cli_%.1of2.ok: $(CLI) $(BUILD)/train_gpt2
-	$(run_test) $< $(BUILD)/train_gpt2 --part 1/2
-$(BUILD)/cli_%.2of2.ok: $(CLI) $(BUILD)/train_gpt2
-	$(run_test) $< $(BUILD)/train_gpt2 --part 2/2
+# X.1of4.ok is the first quarter of the script's cases.
+define PART_RULES
+$(BUILD)/cli_%.$(1).ok: $(CLI) $(BUILD)/train_gpt2
+	$$(run_test) $$< $(BUILD)/train_gpt2 --part $(subst of,/,$(1))
+endef
+$(foreach part,$(PARTS),$(eval $(call PART_RULES,$(part))))
 $(BUILD)/cli_tokenize.ok: $(subst %,tokenize,$(CLI)) $(BUILD)/tokenize
 	$(run_test) $< $(BUILD)/tokenize
 build/scripts/%.ok: $(CLI) Makefile dev/gpu.mk dev/test.mk
@@ -107,12 +108,13 @@ build/sim/cli_ranks.ok $(PARTS:%=build/sim/cli_ranks.%.ok): build/sim/plain/test
 define SIM_RANKS_RULES
 build/sim/cli_$(1).ok: $(subst %,$(1),$(CLI)) $(call SIM_TRAINER,BF16)
 	$$(run_test) $$< build/sim/BF16/train_gpt2cu
-build/sim/cli_$(1).1of2.ok: $(subst %,$(1),$(CLI)) $(call SIM_TRAINER,BF16)
-	$$(run_test) $$< build/sim/BF16/train_gpt2cu --part 1/2
-build/sim/cli_$(1).2of2.ok: $(subst %,$(1),$(CLI)) $(call SIM_TRAINER,BF16)
-	$$(run_test) $$< build/sim/BF16/train_gpt2cu --part 2/2
+endef
+define SIM_PART_RULES
+build/sim/cli_$(1).$(2).ok: $(subst %,$(1),$(CLI)) $(call SIM_TRAINER,BF16)
+	$$(run_test) $$< build/sim/BF16/train_gpt2cu --part $(subst of,/,$(2))
 endef
 $(foreach name,ranks experts pipeline,$(eval $(call SIM_RANKS_RULES,$(name))))
+$(foreach name,ranks pipeline,$(foreach part,$(PARTS),$(eval $(call SIM_PART_RULES,$(name),$(part)))))
 BENCHES = $(wildcard dev/bench/*)
 build/sim/cli_kit.ok: $(subst %,kit,$(CLI)) $(BENCHES) $(call SIM_TRAINER,FP32) $(call SIM_TRAINER,BF16) build/sim/FP32-plain/test_gpt2 \
     build/sim/bench_group build/sim/plain/test_gpu build/sim/plain/test_collectives
@@ -120,9 +122,12 @@ build/sim/cli_kit.ok: $(subst %,kit,$(CLI)) $(BENCHES) $(call SIM_TRAINER,FP32) 
 build/sim/cli_multi_gpu.ok build/sim/cli_roofline.ok build/sim/cli_scaling.ok: build/sim/cli_%.ok: $(CLI) $(BENCHES) \
     $(call SIM_TRAINER,BF16) $(call SIM_TRAINER,FP32)
 	$(run_test) $< build/sim/BF16/train_gpt2cu
-# Tests of the simulated GPU itself; they build their own programs.
-build/sim/cusim.ok: $(wildcard dev/cusim/test/*) $(foreach mode,plain asan tsan msan,build/sim/$(mode).base)
-	$(run_test) dev/cusim/test/run.sh
+# Tests of the simulated GPU itself, without and with a sanitizer; they build their own programs.
+define CUSIM_RULES
+build/sim/cusim.$(1).ok: $(wildcard dev/cusim/test/*) build/sim/plain.base build/sim/$(1).base
+	$$(run_test) dev/cusim/test/run.sh $(1)
+endef
+$(foreach mode,asan tsan msan,$(eval $(call CUSIM_RULES,$(mode))))
 
 NVCC_SOURCES = train_gpt2.cu $(HEADERS) dev/test/nvcc.sh
 build/nvcc/bf16.ok: $(NVCC_SOURCES)

@@ -87,20 +87,54 @@ longest_first() {
     done | sort -s -rn -k 1,1 | cut -d ' ' -f 2
 }
 
-# half GOAL: the half of the script's cases that is drawn.
-half() { for part in $(drawn "half of ${1#build/}" 1of2 2of2); do echo "$1.$part"; done; }
+# quarter GOAL: the quarter of the script's cases that is drawn.
+quarter() { for part in $(drawn "quarter of ${1#build/}" {1,2,3,4}of4); do echo "$1.$part"; done; }
+
+# every_second WHAT WORD...: prints words number 1, 3, 5 ..., or the others.
+every_second() {
+    local first i
+    for first in $(drawn "every second of $1, from number" 1 2); do
+        for ((i = first + 1; i <= $#; i += 2)); do echo "${!i}"; done
+    done
+}
+
+# without LIST WORD...: prints the words that are not in the list.
+without() {
+    local word
+    for word in "${@:2}"; do [[ " $1 " = *" $word "* ]] || echo "$word"; done
+}
+
+# Rooms with threads: a run has each with the address sanitizer, or with the thread sanitizer.
+threaded=(test_{data,corpus,comm,checkpoint})
+# threaded_with SANITIZER: prints those that are drawn for it.
+threaded_with() {
+    local room sanitizer
+    for room in "${threaded[@]}"; do
+        for sanitizer in $(drawn "sanitizer of $room" asan tsan); do
+            [ "$sanitizer" != "$1" ] || echo "$room"
+        done
+    done
+}
+
+# Most tests of this room are processes that end with an error, and under a sanitizer each starts
+# slowly.
+slow_with_asan=(test_setup)
 
 # What has no vectors is tested with the address sanitizer; here only by `make check` and `rest`.
 scripts_with_asan=(cli_{cli,generate,data,report,tokenize})
 test_plain() {
     # shellcheck disable=SC2046 # names without blanks
-    variant plain "${vector_rooms[@]}" cli_{families,architectures,misuse,teacher,kill,experts,watch,answers} $(half build/plain/cli_ranks) $(half build/plain/cli_pipeline)
+    variant plain "${vector_rooms[@]}" "${slow_with_asan[@]}" cli_{families,architectures,misuse,teacher,kill,experts,watch,answers} \
+        $(quarter build/plain/cli_ranks) $(quarter build/plain/cli_pipeline)
 }
-test_asan() {
-    variant asan "${rooms[@]}" "${scripts_with_asan[@]}" -- UNITS=1 \
+variant_asan() {
+    variant asan "$@" -- UNITS=1 \
         OPT="-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all" MODULES_OPT=-Og TEST_OPT="-O0 -fno-sanitize=undefined"
 }
-test_tsan() { variant tsan test_data test_corpus test_comm test_checkpoint -- UNITS=1 OPENMP= OPT="-O1 -g1 -fsanitize=thread" $quick_modules; }
+# shellcheck disable=SC2046 # names without blanks
+test_asan() { variant_asan $(without "${threaded[*]} ${slow_with_asan[*]}" "${rooms[@]}") $(threaded_with asan) "${scripts_with_asan[@]}"; }
+# shellcheck disable=SC2046 # names without blanks
+test_tsan() { variant tsan $(threaded_with tsan) -- UNITS=1 OPENMP= OPT="-O1 -g1 -fsanitize=thread" $quick_modules; }
 # Prints avx2 if the plain tests have wider vectors.
 narrower_vectors() {
     local march
@@ -142,10 +176,10 @@ test_sim() {
     done
     # shellcheck disable=SC2046,SC2207 # names without blanks
     for part in $(drawn "sanitizer of the simulated GPU" asan tsan msan); do
-        tests+=("build/sim/BF16-$part/test_gpt2" $(sims "$part" "${gpu_rooms[@]}"))
+        tests+=("build/sim/BF16-$part/test_gpt2" $(sims "$part" $(every_second "rooms with $part" "${gpu_rooms[@]}")) "build/sim/cusim.$part")
     done
     # shellcheck disable=SC2046
-    variant sim "${tests[@]}" build/sim/cli_{sim,generate,experts} $(half build/sim/cli_ranks) $(half build/sim/cli_pipeline) build/sim/cusim
+    variant sim "${tests[@]}" build/sim/cli_{sim,generate,experts} $(quarter build/sim/cli_ranks) $(quarter build/sim/cli_pipeline)
 }
 has_nvcc() { command -v nvcc >/dev/null || { skip "nvcc is missing: the GPU trainer is not compiled for any GPU" && false; }; }
 # Both compile every kernel; one looks for spilled registers, the other links cuDNN's attention.
@@ -179,9 +213,10 @@ test_sim_rest() {
 test_plain_rest() {
     local room others=()
     for room in "${rooms[@]}"; do
-        [[ " ${vector_rooms[*]} " = *" $room "* ]] || others+=("$room")
+        [[ " ${vector_rooms[*]} ${slow_with_asan[*]} " = *" $room "* ]] || others+=("$room")
     done
     variant plain "${others[@]}" "${scripts_with_asan[@]}"
+    variant_asan "${slow_with_asan[@]}"
 }
 
 # ---- the run and its summary ----
@@ -275,7 +310,7 @@ check)
     ;;
 test)
     # shellcheck disable=SC2046 # names without blanks
-    for name in plain asan sim nvcc_quick avx512 $(drawn "variant on the CPU" $(narrower_vectors) tsan) lint scripts serial; do
+    for name in plain asan sim nvcc_quick $(drawn "instructions on the CPU" avx512 $(narrower_vectors)) tsan lint scripts serial; do
         test_$name
     done
     ;;
