@@ -549,7 +549,7 @@ static int hf_is_weights_(const struct dirent* entry) {
            file_ends_in(entry->d_name, ".safetensors.index.json");
 }
 
-static int hf_by_name_(const struct dirent** a, const struct dirent** b) {
+static int hf_entry_by_name_(const struct dirent** a, const struct dirent** b) {
     return strcmp((*a)->d_name, (*b)->d_name); // in any locale
 }
 
@@ -561,7 +561,7 @@ void hf_model_list_files(FileList* files, const char* option, const char* path) 
     }
     file_list_add_in(files, option, path, "config.json");
     bpe_list_files(files, option, path);
-    const int count = scandir(path, &entries, hf_is_weights_, hf_by_name_);
+    const int count = scandir(path, &entries, hf_is_weights_, hf_entry_by_name_);
     CHECK(count >= 0, "%s: cannot read: %s", path, strerror(errno));
     for (int i = 0; i < count; i++) {
         file_list_add_in(files, option, path, entries[i]->d_name);
