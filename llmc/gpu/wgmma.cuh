@@ -14,12 +14,14 @@ A descriptor tells wgmma where an operand of 16 steps lies.
 #define LLMC_WGMMA_CUH
 
 #include "llmc/base/host_device.h"
+#include "llmc/base/xxh64.h"
 #include "llmc/gpu/ptx.cuh"
 
 enum {
-    WGMMA_PANEL = 64,                 // elements of a row
-    WGMMA_DEPTH = 64,                 // steps of the sums in a tile: rows of a panel if across
-    WGMMA_EIGHT_ROWS_BYTES_ = 8 * 128 // the swizzle repeats after them
+    WGMMA_PANEL = 64,                  // elements of a row
+    WGMMA_DEPTH = 64,                  // steps of the sums in a tile: rows of a panel if across
+    WGMMA_EIGHT_ROWS_BYTES_ = 8 * 128, // the swizzle repeats after them
+    TENSOR_MAPS_KEPT_ = 1024
 };
 
 // Returns the descriptor of the operand at a shared address. Its fields, in units of 16 bytes: the
@@ -62,31 +64,64 @@ static inline PFN_cuTensorMapEncodeTiled_v12000 tensor_map_maker_(void) {
     return (PFN_cuTensorMapEncodeTiled_v12000)function;
 }
 
+// All that a map is made of; sizes are in elements, strides in bytes.
+typedef struct {
+    const void* data;
+    cuuint64_t sizes[5], strides[4];
+    cuuint32_t boxes[5];
+    int rank;
+    CUtensorMapDataType type;
+} TensorMapOf_;
+
+static inline CUtensorMap tensor_map_make_(const TensorMapOf_* of) {
+    static const PFN_cuTensorMapEncodeTiled_v12000 encode = tensor_map_maker_(); // looked up once
+    const cuuint32_t every[] = {1, 1, 1, 1, 1};
+    CUtensorMap map;
+    const CUresult result =
+        encode(&map, of->type, (cuuint32_t)of->rank, (void*)of->data, of->sizes, of->strides, of->boxes,
+               every, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    CHECK(result == CUDA_SUCCESS,
+          "no map of a tensor of %zu x %zu x %zu, distance of rows %zu bytes: CUDA's error %d",
+          (size_t)of->sizes[2], (size_t)of->sizes[1], (size_t)of->sizes[0], (size_t)of->strides[0],
+          (int)result);
+    return map;
+}
+
+// Returns a map, made now unless it is among the last ones made: without a graph, each launch would
+// wait for the driver to make it again. For one thread.
+static inline CUtensorMap tensor_map_kept_(const TensorMapOf_* of) {
+    static struct {
+        TensorMapOf_ of;
+        CUtensorMap map;
+    } kept[TENSOR_MAPS_KEPT_];
+    const int i = (int)(xxh64(of, sizeof(*of)) % TENSOR_MAPS_KEPT_);
+    if (memcmp(&kept[i].of, of, sizeof(*of)) != 0) {
+        kept[i].map = tensor_map_make_(of);
+        memcpy(&kept[i].of, of, sizeof(*of)); // an assignment may leave out padding
+    }
+    return kept[i].map;
+}
+
 // Returns a map of a tensor of `rank` dimensions, of T; distances of all but the fastest are in
 // elements. TMA copies boxes of 64 elements by `box` of dimension box_dim. Addresses and distances
 // are multiples of 16 bytes.
 template <class T>
 static inline CUtensorMap tensor_map_of(const T* data, int rank, const size_t* sizes, const size_t* distances,
                                         int box_dim, int box) {
-    CUtensorMap map;
-    cuuint64_t dims[5], strides[4];
-    cuuint32_t boxes[] = {WGMMA_PANEL, 1, 1, 1, 1}, every[] = {1, 1, 1, 1, 1};
+    TensorMapOf_ of;
+    memset(&of, 0, sizeof(of)); // padding, too: it is compared
+    of.data = data;
+    of.rank = rank;
+    of.type = DTYPE_OF(T) == DTYPE_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
     for (int i = 0; i < rank; i++) {
-        dims[i] = sizes[i];
+        of.sizes[i] = sizes[i];
+        of.boxes[i] = i == 0 ? (cuuint32_t)WGMMA_PANEL : i == box_dim ? (cuuint32_t)box : 1;
         if (i > 0) {
-            strides[i - 1] = distances[i - 1] * sizeof(T);
+            of.strides[i - 1] = distances[i - 1] * sizeof(T);
         }
     }
-    boxes[box_dim] = (cuuint32_t)box;
-    static const PFN_cuTensorMapEncodeTiled_v12000 encode = tensor_map_maker_(); // looked up once
-    const CUresult result = encode(
-        &map, DTYPE_OF(T) == DTYPE_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-        (cuuint32_t)rank, (void*)data, dims, strides, boxes, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
-        CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    CHECK(result == CUDA_SUCCESS,
-          "no map of a tensor of %zu x %zu x %zu, distance of rows %zu: CUDA's error %d", sizes[2], sizes[1],
-          sizes[0], distances[0], (int)result);
-    return map;
+    return tensor_map_kept_(&of);
 }
 
 // Returns a map of matrices of rows x cols elements of T, one after the other, whose rows lie

@@ -52,9 +52,9 @@ typedef AttentionForwardTiles_<128, 128, 2, 2, 1, 40, 232, 0> AttentionForward12
 
 enum { ATTENTION_LONG = 2048 }; // keys from which larger tiles are used
 
-// Returns the number of tilings of a pass. Three warpgroups do not divide chunks of gathered keys.
+// Returns the number of tilings of a pass.
 static inline int attention_wgmma_tilings(AttentionSizes sizes, int is_backward) {
-    return is_backward ? (sizes.HS > 64 ? 1 : 2) : sizes.HS > 64 || sizes.chunks.last > 0 ? 2 : 3;
+    return is_backward ? (sizes.HS > 64 ? 1 : 2) : sizes.HS > 64 ? 2 : 3;
 }
 
 // Returns the tiling for these sizes, which is used unless another one won a race.
@@ -497,12 +497,31 @@ __device__ inline void attention_forward_work_(X* out, float* lse, AttentionPipe
                                      size.T - row0, size.HS, tile, Tiles::ROWS, mine, acc);
     }
     attention_pass<Tiles>(pipe, work.steps - seen.y);
-    fence_async();
-    __syncwarp();
-    attention_release(attention_own_stage<Tiles>(pipe, n));
 }
 
 // ---- the kernel ----
+
+// Runs a block: a warp of the last warpgroup calls fill(pipe), and the others call work(pipe, n, tile)
+// for own tiles number n, and are done with them.
+template <class Tiles, class Fill, class Work>
+__device__ inline void attention_block(unsigned char* memory, Fill fill, Work work) {
+    AttentionPipe pipe = attention_pipe<Tiles>(memory);
+    if (threadIdx.x >= 128 * Tiles::GROUPS) {
+        registers_fewer<Tiles::FEWER>();
+        if (threadIdx.x < 128 * Tiles::GROUPS + 32) {
+            fill(pipe);
+        }
+    } else {
+        registers_more<Tiles::MORE>();
+        int tile;
+        for (int n = 0; (tile = attention_next<Tiles>(pipe, n)) >= 0; n++) {
+            work(pipe, n, tile);
+            fence_async();
+            __syncwarp();
+            attention_release(attention_own_stage<Tiles>(pipe, n));
+        }
+    }
+}
 
 // A block computes tiles of ROWS queries of one head, as many as it finds.
 // grid   as many blocks as fit on the GPU      block   128 (GROUPS + 1)
@@ -564,19 +583,19 @@ static inline void attention_forward_tiled_(X* out, float* lse, const X* qkv, co
 }
 
 // Computes the forward pass with a certain tiling, or (-1) the one for these sizes. Chunks of
-// gathered keys start at multiples of 128 queries; their tiles of keys are those of the whole
-// sequence, and so are the bits.
+// gathered keys start at multiples of 128 queries, which three warpgroups do not divide; their tiles
+// of keys are those of the whole sequence with the same number of a tiling, and so are the bits.
 template <class X>
 static inline void attention_wgmma_forward(X* out, float* lse, const X* qkv, const X* kv, const int* starts,
                                            unsigned* taken, int tiling, AttentionSizes sizes,
                                            AttentionSize size, const Gpu* gpu) {
     const int number = tiling >= 0 ? tiling : attention_wgmma_tiling(sizes, 0);
-    const auto pass = sizes.HS > 64 ? (number ? attention_forward_tiled_<AttentionForward128Apart, X>
-                                              : attention_forward_tiled_<AttentionForward128, X>)
-                      : number == 0 ? attention_forward_tiled_<AttentionForward64, X>
-                      : number == 2 ? attention_forward_tiled_<AttentionForward64Three, X>
-                      : kv          ? attention_forward_tiled_<AttentionForward64Long, X>
-                                    : attention_forward_tiled_<AttentionForward64Longer, X>;
+    const auto pass = sizes.HS > 64       ? (number ? attention_forward_tiled_<AttentionForward128Apart, X>
+                                                    : attention_forward_tiled_<AttentionForward128, X>)
+                      : number == 1       ? (kv ? attention_forward_tiled_<AttentionForward64Long, X>
+                                                : attention_forward_tiled_<AttentionForward64Longer, X>)
+                      : number == 0 || kv ? attention_forward_tiled_<AttentionForward64, X>
+                                          : attention_forward_tiled_<AttentionForward64Three, X>;
     pass(out, lse, qkv, kv, starts, taken, sizes, size, gpu);
 }
 

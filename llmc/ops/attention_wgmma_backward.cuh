@@ -198,9 +198,6 @@ __device__ inline void attention_query_grad_work_(const AttentionGrads_<X>& to, 
                                              work.h * size.HS,
                                          q_tile, size.HS);
     }
-    fence_async();
-    __syncwarp();
-    attention_release(attention_own_stage<Tiles>(pipe, n));
 }
 
 // A block computes dq of tiles of ROWS queries of one head, as many as it finds; also `rows` for
@@ -218,21 +215,16 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
                                       float* sums, const X* out, const float* lse, const int* starts,
                                       unsigned* taken, unsigned tiles, AttentionSize size, int Tp) {
     SMEM_DYNAMIC(unsigned char, memory);
-    AttentionPipe pipe = attention_pipe<Tiles>(memory);
-    if (threadIdx.x >= 128 * Tiles::GROUPS) {
-        registers_fewer<Tiles::FEWER>();
-        if (threadIdx.x < 128 * Tiles::GROUPS + 32) {
+    attention_block<Tiles>(
+        memory,
+        [&](AttentionPipe& pipe) {
             attention_fill_all<Tiles, MASK>(pipe, &q_map, &d_map, &kv_map, starts, taken, tiles, size);
-        }
-    } else {
-        registers_more<Tiles::MORE>();
-        int tile;
-        for (int n = 0; (tile = attention_next<Tiles>(pipe, n)) >= 0; n++) {
+        },
+        [&](AttentionPipe& pipe, int n, int tile) {
             const AttentionGrads_<X> to = {dqkv, NULL, rows, sums, out, lse, starts, Tp};
             const AttentionWork work = attention_work<Tiles, MASK>(tile, starts, size);
             attention_query_grad_work_<X, Tiles, MASK>(to, pipe, n, work, size);
-        }
-    }
+        });
 }
 
 // ---- key grads ----
@@ -465,9 +457,6 @@ __device__ inline void attention_key_grads_work_(const AttentionGrads_<X>& to, A
         attention_sum_columns_<X, Tiles>(sums, k_tile, size.HS);
         attention_sum_columns_<X, Tiles>(sums + size.K, v_tile, size.HS);
     }
-    fence_async();
-    __syncwarp();
-    attention_release(attention_own_stage<Tiles>(pipe, n));
 }
 
 // A block computes dk and dv of tiles of ROWS keys of one key head, as many as it finds. The first
@@ -488,22 +477,17 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
                                      const float2* rows, const int* starts, unsigned* taken, unsigned tiles,
                                      AttentionSize size, int Tp) {
     SMEM_DYNAMIC(unsigned char, memory);
-    AttentionPipe pipe = attention_pipe<Tiles>(memory);
-    if (threadIdx.x >= 128 * Tiles::GROUPS) {
-        registers_fewer<Tiles::FEWER>();
-        if (threadIdx.x < 128 * Tiles::GROUPS + 32) {
+    attention_block<Tiles>(
+        memory,
+        [&](AttentionPipe& pipe) {
             attention_fill_all_keys_<Tiles, MASK>(pipe, &q_map, &d_map, &kv_map, rows, starts, taken, tiles,
                                                   size, Tp);
-        }
-    } else {
-        registers_more<Tiles::MORE>();
-        int tile;
-        for (int n = 0; (tile = attention_next<Tiles>(pipe, n)) >= 0; n++) {
+        },
+        [&](AttentionPipe& pipe, int n, int tile) {
             const AttentionGrads_<X> to = {dqkv, dkv, NULL, sums, NULL, NULL, starts, Tp};
             const AttentionKeysWork_ work = attention_keys_work_<Tiles, MASK>(tile, starts, size);
             attention_key_grads_work_<X, Tiles, MASK>(to, pipe, n, work, size);
-        }
-    }
+        });
 }
 
 // ---- launchers ----
