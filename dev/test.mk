@@ -42,6 +42,10 @@ run_test = @dev/test/run_one.sh $@
 # parameters, whose memory is laid out otherwise.
 build/asan/test_run.ok build/avx2/test_run.ok: private WORDS = composition freeze mup
 
+# `make check` leaves out what takes longest.
+build/check/test_run.ok: private WORDS = composition freeze
+build/check/test_checkpoint.ok: private WORDS = -parts_e -faults
+
 # Emulated instructions (dev/test/lib/emulated_x86.h): modules and tests that use them, the rest of
 # the library from the plain build; processors that have fewer.
 EMULATED_OPS = activation cross_entropy heads matmul norm q8

@@ -3,6 +3,7 @@
 //     test_ROOM                        all, each in a process of its own
 //     test_ROOM WORD...                those whose names contain one of the words; a single one in
 //                                      this process, for a debugger
+//     test_ROOM -WORD...               those whose names contain none of them
 //     test_ROOM --list                 prints the names
 //     test_ROOM --COMMAND ARGUMENT...  one of the commands that scripts use
 //
@@ -34,11 +35,12 @@ static void test_name_(const Test* test, char text[256]) {
 static int test_is_wanted_(const Test* test, char** words) {
     char name[256];
     test_name_(test, name);
-    int is_wanted = !*words;
+    int is_wanted = !*words || **words == '-', is_left_out = 0;
     for (; *words; words++) {
-        is_wanted |= strstr(name, *words) != NULL;
+        const int leaves_out = **words == '-';
+        *(leaves_out ? &is_left_out : &is_wanted) |= strstr(name, *words + leaves_out) != NULL;
     }
-    return is_wanted && test->run;
+    return is_wanted && !is_left_out && test->run;
 }
 
 // Runs a test in a child process. Returns 1 if it ends well.
