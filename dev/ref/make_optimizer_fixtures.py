@@ -162,6 +162,7 @@ def adamw8bit(param, o, block):
                 scale = np.abs(new[k][part]).max()
                 codes[k][part] = encode(new[k][part], scale, books[k], terms[k][part], doubtful[part])
                 state[k][part] = books[k][codes[k][part]] * scale
+        state[0][state[1] == 0] = 0  # the codes stay
     return p.reshape(param.shape), codes, doubtful
 
 

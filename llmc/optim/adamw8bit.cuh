@@ -71,8 +71,8 @@ __device__ inline AdamW8bitFour adamw8bit_load(const AdamW8bitState& state, size
     AdamW8bitFour four;
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-        four.m[k] = shared[m[k]].m * m_scale;
         four.v[k] = shared[v[k]].v * v_scale;
+        four.m[k] = four.v[k] == 0.0f ? 0.0f : shared[m[k]].m * m_scale;
     }
     return four;
 }

@@ -13,6 +13,11 @@ adamw8bit.h -- AdamW with its two moments in 8 bits: the contract, the code, and
 Zeroed memory is a state to start from: where the scale is 0, all values are. A moment that is not
 finite makes its scale so, and does not vanish.
 
+Where v is 0, m counts as 0, whatever its code. There the gradients were tiny beside the others of
+the block. With m, which lasts, and of v only the newest square, updates would be up to
+1 / sqrt(1 - beta2) times too large; without a gradient m / eps, for ever, since 0.9 of the lowest
+code of m is rounded up to it again.
+
 The code is dynamic: fine for large values, with decades to spare for small ones. Decade i = 0 ... 6
 is [0.1, 1] 10^(i-6), cut into 2^i equal bins (2^(i+1) in the code without sign); its values are
 their centers. 0 and 1 are values too, which makes 256. code(x) is the nearest value's, the lower
@@ -284,6 +289,7 @@ ALWAYS_INLINE void adamw8bit_block_(float* param, const float* grad, AdamW8bitSt
     adamw8bit_decode_(v, state.v, n, *state.v_scale, tables->values.v);
 #pragma omp simd
     for (size_t i = 0; i < n; i++) {
+        m[i] = v[i] == 0 ? 0 : m[i];
         adamw_element(param + i, grad[i], m + i, v + i, tables->step);
     }
     *state.m_scale = adamw8bit_scale_(m, n);

@@ -116,10 +116,10 @@ static void expect_state(const char* what, State got, State want, State before, 
     double *m = ops_doubles(n), *v = ops_doubles(n);
     for (size_t i = 0; i < n; i++) {
         const double g = (double)grad[i] * opt.grad_scale;
-        m[i] = opt.beta1 * ((double)code8_value(before.m[i], CODE8_SIGNED) * before.m_scale[i / BLOCK]) +
-               (1.0 - opt.beta1) * g;
-        v[i] = opt.beta2 * ((double)code8_value(before.v[i], CODE8_UNSIGNED) * before.v_scale[i / BLOCK]) +
-               (1.0 - opt.beta2) * g * g;
+        const double v0 = (double)code8_value(before.v[i], CODE8_UNSIGNED) * before.v_scale[i / BLOCK],
+                     m0 = (double)code8_value(before.m[i], CODE8_SIGNED) * before.m_scale[i / BLOCK];
+        m[i] = opt.beta1 * (v0 == 0 ? 0 : m0) + (1.0 - opt.beta1) * g;
+        v[i] = opt.beta2 * v0 + (1.0 - opt.beta2) * g * g;
     }
     rule_expect_near(what, "scales of m", got.m_scale, want.m_scale, (n + BLOCK - 1) / BLOCK, 2, 0);
     rule_expect_near(what, "scales of v", got.v_scale, want.v_scale, (n + BLOCK - 1) / BLOCK, 2, 0);

@@ -319,6 +319,27 @@ TEST(block_states) {
 
 // ---- what fixtures do not have ----
 
+// A weight with small gradients beside large ones, which then vanish, stops: the lowest code of its
+// first moment does not move it for ever.
+TEST(vanished_gradient) {
+    enum { N = 64, VANISHED = 10 };
+    float *param = zeros(N), *exact = zeros(N), *grad = zeros(N), *m = zeros(N), *v = zeros(N);
+    float m_scale = 0, v_scale = 0;
+    uint8_t *m_code = ops_bytes(N), *v_code = ops_bytes(N);
+    AdamW opt = {0.01f, 0.9f, 0.95f, 1e-8f, 0, 1, 1, DECAY_ALL};
+    for (; opt.t <= 500; opt.t++) {
+        grad[0] = 1;
+        grad[1] = opt.t <= VANISHED ? 1e-4f : 0;
+        grad[2] = opt.t <= VANISHED ? -1e-4f : -1e-12f;
+        adamw_update_cpu(exact, grad, m, v, N, opt);
+        adamw8bit_update_cpu(param, grad, (AdamW8bitState){m_code, v_code, &m_scale, &v_scale}, N, N, opt);
+    }
+    for (int i = 1; i < 3; i++) {
+        EXPECT_NEAR(param[i], exact[i], 0.2, "a vanished gradient, sign %d", 3 - 2 * i);
+    }
+    ops_close("vanished gradient");
+}
+
 // Without a gradient nothing moves, and no rule divides by zero.
 TEST(zero_gradient) {
     Case c = {"", 9, 40, 1, 64, 0, 0.01f, 0.9f, 0.95f, 1e-8f, 0, 1};
