@@ -28,6 +28,7 @@ void setup_check_in_backward(const Settled* s);
 // Refuses --quantize if the run trains or exports, and for a model whose rows are not whole blocks.
 void setup_check_quantize(const Settled* s);
 void setup_check_experts(const Settled* s);
+void setup_check_router(const Settled* s);
 
 // Refuses a teacher that does not fit the model or the run, and its options without one.
 void setup_check_teacher(const Settled* s);
@@ -179,6 +180,20 @@ void setup_check_quantize(const Settled* s) {
     if (unfit) {
         die_usage("--quantize q8_0: a matrix has %d columns, wanted a multiple of %d; --quantize off works",
                   unfit, QUANTIZED_BLOCK);
+    }
+}
+
+// Refuses to train a router whose only chosen expert always has the same weight: the text has no
+// gradient there.
+void setup_check_router(const Settled* s) {
+    const Architecture* kinds = model_architecture(s->cfg.arch);
+    const int divides = kinds->router == ROUTER_CHOSEN || kinds->router == ROUTER_SIGMOID;
+    if (s->use == USE_TRAIN && s->cfg.E > 1 && s->cfg.E_used == 1 && divides) {
+        die_usage(
+            "--experts-used 1: %s divides the weights of a token's experts by their sum, so the router "
+            "learns nothing from the text; wanted 2 or more, or a new model with --arch olmoe, in which "
+            "one expert learns",
+            kinds->word);
     }
 }
 

@@ -507,6 +507,7 @@ void settle(Settled* s, RunData* data, const Options* options, const SettleInput
     setup_check_formats(s);
     setup_check_quantize(s);
     setup_check_experts(s);
+    setup_check_router(s);
     settle_freeze_(s);
     setup_check_share(s);
     settle_matmul_(s);

@@ -346,6 +346,12 @@ static void test_experts(void) {
     expect_refused(TEXT "--arch glm4moe --experts-used 4 --shared-hidden 0", 2,
                    "transformers wants two experts or more in glm4moe, and one that all tokens take");
     expect_refused(TEXT "--experts 4", 2, "--experts has no meaning with --arch gpt2|mixtral");
+    static const char* const divide[] = {TEXT "--experts 4 --experts-used 1 --arch mixtral",
+                                         TEXT "--experts 4 --experts-used 1 --arch qwen3moe",
+                                         TEXT "--experts 4 --experts-used 1 --arch glm4moe"};
+    for (int i = 0; i < 3; i++) {
+        expect_refused(divide[i], 2, "--experts-used 1|divides|2 or more|--arch olmoe");
+    }
     expect_refused(TEXT "--arch llama --experts-used 4", 2,
                    "--experts-used has no meaning with --arch llama|mixtral");
     expect_refused(TEXT "--arch qwen3 --shared-hidden 64", 2,
