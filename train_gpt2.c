@@ -64,6 +64,7 @@ struct Model {
     ModelUse use;
     float z_loss;               // --z-loss
     RouterLosses router_losses; // --router-balance, --router-z; dloss is that of the pass
+    float targets_per_token;    // of the pass's update (counted.h)
     RecomputeLevel recompute;   // which activations the backward pass computes again
     Freeze freeze;              // which parameters training leaves unchanged
     ModelConfig whole_cfg;      // the whole model, whose operations are counted
@@ -478,6 +479,8 @@ static Pass batch_pass(const Model* model, Batch batch) {
     return (Pass){.inputs = batch.inputs,
                   .targets = batch.targets,
                   .starts = batch.starts,
+                  .lengths = batch.lengths,
+                  .targets_per_token = &model->targets_per_token,
                   .B = batch.B,
                   .T = batch.T,
                   .positions = {NULL, NULL, batch.chunks},
@@ -741,6 +744,7 @@ static void model_backward(Model* model, Batch batch, float dloss, GradientMode 
     const ModelConfig cfg = model->cfg;
     const Pass pass = batch_pass(model, batch);
     model->router_losses.dloss = dloss;
+    model->targets_per_token = batch_targets_per_token(&batch);
     set_windows(model, &pass);
     if (model_has_last(cfg)) {
         head_backward(model, &pass, dloss, mode);

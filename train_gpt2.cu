@@ -445,12 +445,16 @@ static Batch model_push(Model* model, Batch batch) {
     if (batch.B == 0) {
         return batch;
     }
-    batch_queue_push(&model->batches, BatchArrays{batch.inputs, batch.targets, batch.starts},
-                     (size_t)batch.B * batch.T);
+    const float targets_per_token = batch_targets_per_token(&batch);
+    batch_queue_push(
+        &model->batches,
+        BatchArrays{batch.inputs, batch.targets, batch.starts, batch.lengths, &targets_per_token},
+        (size_t)batch.B * batch.T, (size_t)batch.B);
     const BatchArrays* pushed = &model->batches.batch;
     batch.inputs = pushed->tokens;
     batch.targets = pushed->targets;
     batch.starts = pushed->starts;
+    batch.lengths = pushed->lengths;
     return batch;
 }
 
@@ -707,6 +711,8 @@ static Pass batch_pass(const Model* model, Batch batch) {
     pass.inputs = batch.inputs;
     pass.targets = batch.targets;
     pass.starts = batch.starts;
+    pass.lengths = batch.lengths;
+    pass.targets_per_token = model->batches.batch.targets_per_token;
     pass.B = batch.B;
     pass.T = batch.T;
     pass.positions.chunks = batch.chunks;

@@ -485,22 +485,26 @@ static inline void ref_activation_backward(Real* dpre, const Real* dact, const R
 //     CHOSEN, SOFTMAX    dl = w (dw - sum w dw), or p (dw - sum w dw)
 //     SIGMOID            dl = w (1 - s) (dw - sum w dw / factor)
 //
-// Training also minimizes two losses, means over all tokens. In a sequence of T tokens, of which
-// count_e take expert e:
+// Training also minimizes two losses, means over all tokens but padding. In a document of n tokens,
+// of which count_e take expert e:
 //
-//     balance E sum_e f_e mean(q_e)    f_e = count_e / T, a constant    q = p, or s / sum_e s
+//     balance E sum_e f_e mean(q_e)    f_e = count_e / n, a constant    q = p, or s / sum_e s
 //     z_loss lse^2                     lse = log(sum_e exp(l_e))
 //
 //     dl += dloss balance E q (f - sum q f), of SIGMOID times (1 - s)
 //     dl += dloss 2 z_loss lse p
 //
 // logits, weights (B, T, E)    weights: 0 for experts that are not taken    bias (E), or NULL
+// starts (B, T): where the document of a token starts in its row; NULL: a row is one document
+// lengths (B): tokens of a row, the rest is padding; NULL: T
+// dloss: the weight of a token in both losses, 1 / (number of tokens)
 
 typedef struct {
     RouterKind kind;
     size_t B, T, E, used;
     Real factor, balance, z_loss;
     const Real* bias;
+    const int *starts, *lengths;
 } RefRouter;
 
 // Sets p (E), the softmax of l; returns lse.
@@ -565,7 +569,7 @@ static inline void ref_router_forward(Real* weights, const Real* logits, const R
     }
 }
 
-// Adds the gradients of both losses to dl (E) of a token; f (E) is that of its sequence.
+// Adds the gradients of both losses to dl (E) of a token; f (E) is that of its document.
 static inline void ref_router_losses_backward_(Real* dl, const Real* l, const Real* f, Real dloss,
                                                const RefRouter* r) {
     Real p[ROUTER_MAX_EXPERTS], q[ROUTER_MAX_EXPERTS];
@@ -579,14 +583,21 @@ static inline void ref_router_losses_backward_(Real* dl, const Real* l, const Re
     }
 }
 
-// Sets f (E) of a sequence from its weights (T, E).
-static inline void ref_router_load_(Real* f, const Real* weights, const RefRouter* r) {
+static inline int ref_router_is_token_(const RefRouter* r, size_t n) {
+    return !r->lengths || n % r->T < (size_t)r->lengths[n / r->T];
+}
+
+// Sets f (E) of the document of token n, from the weights of all tokens.
+static inline void ref_router_load_(Real* f, const Real* weights, const RefRouter* r, size_t n) {
     for (size_t e = 0; e < r->E; e++) {
-        Real count = 0;
-        for (size_t t = 0; t < r->T; t++) {
-            count += weights[t * r->E + e] > 0;
+        Real count = 0, tokens = 0;
+        for (size_t m = n / r->T * r->T; m < n / r->T * r->T + r->T; m++) {
+            const int is_together =
+                ref_router_is_token_(r, m) && (!r->starts || r->starts[m] == r->starts[n]);
+            count += is_together && weights[m * r->E + e] > 0;
+            tokens += is_together;
         }
-        f[e] = count / r->T;
+        f[e] = count / tokens;
     }
 }
 
@@ -603,8 +614,10 @@ static inline void ref_router_backward(Real* dlogits, const Real* dweights, cons
                                      : r->kind == ROUTER_SOFTMAX ? w[e] * dw[e] - p[e] * sum
                                                                  : w[e] * (dw[e] - sum);
         }
-        ref_router_load_(f, weights + n / r->T * r->T * r->E, r);
-        ref_router_losses_backward_(dlogits + n * r->E, l, f, dloss, r);
+        if (ref_router_is_token_(r, n)) {
+            ref_router_load_(f, weights, r, n);
+            ref_router_losses_backward_(dlogits + n * r->E, l, f, dloss, r);
+        }
     }
 }
 
@@ -883,6 +896,7 @@ typedef struct {
     RefSizes sizes;
     Real eps, softcap, z_loss;            // of norms; of the classifier
     Real router_balance, router_z;        // weights of the router's losses
+    const int* lengths;                   // (B) tokens of each row, the rest is padding; NULL: T
     Real* frequency;                      // (HS / 2) of rotary positions, or NULL
     TensorRow rows[MODEL_PARAMETER_ROWS]; // layout of the tensors of params and grads
     size_t parameter_bytes, activation_bytes;
@@ -927,7 +941,8 @@ static inline Real* ref_frequencies_(ModelConfig cfg) {
     return frequency;
 }
 
-// Opens a model whose parameters are zero. The caller may change eps, and the weights of losses.
+// Opens a model whose parameters are zero. The caller may change eps, the weights of losses, and
+// lengths.
 static inline void ref_model_open(RefModel* m, ModelConfig cfg, size_t B, size_t T) {
     const RefSizes s = ref_sizes(cfg, B, T);
     const size_t L = (size_t)cfg.L;
@@ -937,6 +952,7 @@ static inline void ref_model_open(RefModel* m, ModelConfig cfg, size_t B, size_t
     m->eps = model_norm_eps(cfg);
     m->softcap = cfg.softcap;
     m->z_loss = m->router_balance = m->router_z = 0;
+    m->lengths = NULL;
     m->frequency = ref_frequencies_(cfg);
     m->parameter_bytes = model_parameter_rows_of(m->rows, cfg, sizeof(Real));
     m->activation_bytes = s.N * (0 REF_ACTIVATIONS(REF_COUNT_)) * sizeof(Real);
@@ -955,11 +971,28 @@ static inline void ref_model_close(RefModel* m) {
     free(m->frequency);
 }
 
-static inline RefRouter ref_router_of_(const RefModel* m, const RefParameters* p) {
+static inline RefRouter ref_router_of_(const RefModel* m, const RefParameters* p, const int* starts) {
     const RefSizes s = m->sizes;
-    return (RefRouter){
-        s.kinds->router,   s.B,         s.T,       s.E, (size_t)m->cfg.E_used, model_router_factor(m->cfg),
-        m->router_balance, m->router_z, p->routerb};
+    return (RefRouter){.kind = s.kinds->router,
+                       .B = s.B,
+                       .T = s.T,
+                       .E = s.E,
+                       .used = (size_t)m->cfg.E_used,
+                       .factor = model_router_factor(m->cfg),
+                       .balance = m->router_balance,
+                       .z_loss = m->router_z,
+                       .bias = p->routerb,
+                       .starts = starts,
+                       .lengths = m->lengths};
+}
+
+// Returns the number of tokens of a batch, without padding.
+static inline size_t ref_model_tokens_(const RefModel* m) {
+    size_t tokens = m->lengths ? 0 : m->sizes.N;
+    for (size_t b = 0; m->lengths && b < m->sizes.B; b++) {
+        tokens += (size_t)m->lengths[b];
+    }
+    return tokens;
 }
 
 // Computes the MLP of a block, or its experts: fcproj from ln2.
@@ -967,7 +1000,7 @@ static inline void ref_mlp_forward_(const RefModel* m, const RefParameters* p, c
     const RefSizes s = m->sizes;
     const size_t N = s.N, C = s.C, F = s.F, E = s.E, Fs = s.Fs;
     const ActivationKind kind = s.kinds->activation;
-    const RefRouter router = ref_router_of_(m, p);
+    const RefRouter router = ref_router_of_(m, p, NULL);
     ref_linear_forward(a->fch, a->ln2, p->fcw, p->fcb, N, C, s.G * s.A);
     ref_activation_forward(a->fch_act, a->fch, N * s.A / F, F, kind);
     if (E == 0) {
@@ -987,11 +1020,11 @@ static inline void ref_mlp_forward_(const RefModel* m, const RefParameters* p, c
 
 // Goes through the same steps backward.
 static inline void ref_mlp_backward_(const RefModel* m, const RefParameters* p, const RefParameters* dp,
-                                     const RefActivations* a, const RefActivations* da, Real dloss) {
+                                     const RefActivations* a, const RefActivations* da, const int* starts) {
     const RefSizes s = m->sizes;
     const size_t N = s.N, C = s.C, F = s.F, E = s.E, Fs = s.Fs;
     const ActivationKind kind = s.kinds->activation;
-    const RefRouter router = ref_router_of_(m, p);
+    const RefRouter router = ref_router_of_(m, p, starts);
     if (Fs) {
         ref_residual_backward(da->routed, da->shared, da->fcproj, N * C);
         ref_linear_backward(da->sfch_act, dp->sfcprojw, NULL, da->shared, a->sfch_act, p->sfcprojw, N, Fs, C);
@@ -1001,8 +1034,8 @@ static inline void ref_mlp_backward_(const RefModel* m, const RefParameters* p, 
     if (E) {
         ref_experts_backward(da->fch_act, da->expert_weights, dp->fcprojw, Fs ? da->routed : da->fcproj,
                              a->fch_act, a->expert_weights, p->fcprojw, N, E, F, C);
-        ref_router_backward(da->router_logits, da->expert_weights, a->router_logits, a->expert_weights, dloss,
-                            &router);
+        ref_router_backward(da->router_logits, da->expert_weights, a->router_logits, a->expert_weights,
+                            (Real)1 / ref_model_tokens_(m), &router);
         ref_linear_backward(da->ln2, dp->routerw, NULL, da->router_logits, a->ln2, p->routerw, N, C, E);
     } else {
         ref_linear_backward(da->fch_act, dp->fcprojw, dp->fcprojb, da->fcproj, a->fch_act, p->fcprojw, N, F,
@@ -1051,14 +1084,14 @@ static inline void ref_block_forward_(RefModel* m, int l, const int* starts) {
 }
 
 // Goes through the same steps backward; da, dp: gradients.
-static inline void ref_block_backward_(RefModel* m, int l, const int* starts, Real dloss) {
+static inline void ref_block_backward_(RefModel* m, int l, const int* starts) {
     const RefSizes s = m->sizes;
     const size_t N = s.N, C = s.C, window = (size_t)model_window(m->cfg, l);
     const RefParameters p = ref_parameters_(m, m->params, l), dp = ref_parameters_(m, m->grads, l);
     const RefActivations a = ref_activations_(m, m->acts, l);
     const RefActivations da = ref_activations_(m, m->dacts, l), dnext = ref_activations_(m, m->dacts, l + 1);
     ref_residual_backward(da.residual2, da.fcproj, dnext.stream, N * C);
-    ref_mlp_backward_(m, &p, &dp, &a, &da, dloss);
+    ref_mlp_backward_(m, &p, &dp, &a, &da, starts);
     ref_norm_backward(da.residual2, dp.ln2w, dp.ln2b, da.ln2, a.residual2, p.ln2w, a.ln2_mean, a.ln2_rstd, N,
                       C);
     ref_residual_backward(da.stream, da.attproj, da.residual2, N * C);
@@ -1113,7 +1146,7 @@ static inline void ref_model_backward(RefModel* m, const int* tokens, const int*
     ref_norm_backward(da.stream, dp.lnfw, dp.lnfb, da.lnf, a.stream, p.lnfw, a.lnf_mean, a.lnf_rstd, s.N,
                       s.C);
     for (int l = m->cfg.L - 1; l >= 0; l--) {
-        ref_block_backward_(m, l, starts, dloss);
+        ref_block_backward_(m, l, starts);
     }
     if (a.embedded) {
         ref_norm_backward(da.embedded, NULL, NULL, dfirst.stream, a.embedded, NULL, NULL, a.embedded_rstd,

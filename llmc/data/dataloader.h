@@ -23,7 +23,10 @@ one of (B T / length, length), with the same tokens in the same places. A docume
 divides starts with its sequence. Batches that are no wider than a sequence are not cut.
 
 If several ranks divide each sequence (token_chunks.h), a batch has this rank's tokens, but `starts`
-of all.
+and `lengths` of all.
+
+Tokens and targets of a whole update are counted before its first batch, from the tables of the
+rows, so every rank knows them (counts_updates).
 
 A thread fills the next batches while the caller works on one. `wait_s` is the time the caller
 waited for it.
@@ -38,6 +41,7 @@ batch that hit it and all later ones have zeros for tokens, and dataloader_error
 #include <stdint.h>
 
 #include "llmc/base/check.h"
+#include "llmc/base/sizes.h"
 #include "llmc/base/token_chunks.h"
 #include "llmc/data/mixture.h"
 
@@ -55,10 +59,18 @@ typedef struct {
     int B, T;
     int counted;        // number of targets that are not -1
     TokenChunks chunks; // the rank's T tokens of each sequence of W
+    const int* lengths; // (B) tokens of each whole sequence, the rest is padding; NULL: W
+    RowCounts update;   // of the whole update, the same on all ranks; zeros if they are not counted
 } Batch;
 
 // Returns W, the length of the sequences of a batch.
 static inline int batch_length(Batch batch) { return token_chunks_length(batch.chunks, batch.T); }
+
+// Returns the targets of a batch's update for each of its tokens (counted.h); 1 without counts.
+static inline float batch_targets_per_token(const Batch* batch) {
+    return batch->update.tokens > 0 ? (float)((double)batch->update.targets / (double)batch->update.tokens)
+                                    : 1;
+}
 
 // Leaves a rank's tokens of a batch of whole sequences, in place, and all of `starts`.
 void batch_divide(Batch* batch, TokenChunks chunks);
@@ -71,6 +83,7 @@ typedef struct {
     int group; // G, for PACK_UNIFORM only
     int rank, num_processes;
     int earlier;        // batches before the last one that stay valid, too
+    int counts_updates; // 1: batches have the counts of their update
     TokenChunks chunks; // tokens of each sequence that the rank reads
 } DataloaderSettings;
 
@@ -98,7 +111,8 @@ typedef struct {
     // the last batch was full on every rank: as many rows, and as wide, as possible
     int is_full;
 
-    int* memory; // inputs, targets and starts of all slots
+    int* memory;      // inputs, targets, starts and lengths of all slots
+    RowCounts counts; // of the thread: of the update that it fills
     int slots;
     Batch* slot;
     pthread_t thread;
@@ -220,17 +234,32 @@ static int dataloader_width_(const Dataloader* loader, uint64_t p, int B) {
 
 // Slot being filled, for mapped_try.
 typedef struct {
-    const Dataloader* loader;
+    Dataloader* loader;
     Batch* slot;
+    DataloaderPlace_ at;
     uint64_t p;
 } DataloaderFilling_;
+
+// Counts the tokens and targets of the update that starts at `first`.
+static RowCounts dataloader_count_(const Dataloader* loader, uint64_t first) {
+    RowCounts counts = {0, 0};
+    for (int64_t i = 0; i < loader->settings.sequences; i++) {
+        const DataloaderRow_ found = dataloader_find_(loader, first + (uint64_t)i);
+        rows_add_counts(found.rows, found.row, &counts);
+    }
+    return counts;
+}
 
 // Reads the sequences of a slot, from p on.
 static void dataloader_read_(void* filling_) {
     const DataloaderFilling_* filling = (const DataloaderFilling_*)filling_;
-    const Dataloader* loader = filling->loader;
+    Dataloader* loader = filling->loader;
     Batch* slot = filling->slot;
     const uint64_t p = filling->p;
+    if (loader->settings.counts_updates && filling->at.micro_step == 0) {
+        loader->counts = dataloader_count_(loader, filling->at.first);
+    }
+    slot->update = loader->counts;
     slot->T = dataloader_width_(loader, p, slot->B);
     slot->counted = 0;
     for (int b = 0; b < slot->B; b++) {
@@ -238,6 +267,7 @@ static void dataloader_read_(void* filling_) {
         const DataloaderRow_ found = dataloader_find_(loader, p + (uint64_t)b);
         slot->counted += rows_fill(found.rows, found.row, found.epoch, slot->T, (int*)slot->inputs + at,
                                    (int*)slot->targets + at, slot->starts ? (int*)slot->starts + at : NULL);
+        ((int*)slot->lengths)[b] = rows_length(found.rows, found.row);
     }
 }
 
@@ -247,6 +277,10 @@ static void dataloader_fill_zeros_(Dataloader* loader, Batch* slot) {
     slot->T = loader->T;
     slot->counted = slot->B * loader->T;
     loader->has_zeros[slot - loader->slot] = 1;
+    slot->update = (RowCounts){slot->counted, slot->counted}; // it is not made
+    for (int b = 0; b < slot->B; b++) {
+        ((int*)slot->lengths)[b] = loader->T;
+    }
     memset((int*)slot->inputs, 0, bytes);
     memset((int*)slot->targets, 0, bytes);
     if (slot->starts) {
@@ -272,6 +306,10 @@ static void dataloader_cut_(const Dataloader* loader, Batch* slot) {
     for (int n = 0; slot->starts && n < slot->B * T; n++) {
         const int cut = n % T / length * length, start = slot->starts[n];
         ((int*)slot->starts)[n] = start > cut ? start - cut : 0;
+    }
+    for (int b = slot->B * (T / length) - 1; b >= 0; b--) { // none is read after it was set
+        const int left = slot->lengths[b / (T / length)] - b % (T / length) * length;
+        ((int*)slot->lengths)[b] = int_max(0, int_min(left, length));
     }
     slot->B *= T / length;
     slot->T = length;
@@ -327,7 +365,7 @@ static void dataloader_fill_(Dataloader* loader, Batch* slot, DataloaderPlace_ a
     const uint64_t p = dataloader_begin_(loader, at.first, k);
     slot->B = (int)(dataloader_begin_(loader, at.first, k + 1) - p);
     loader->are_full[slot - loader->slot] = (char)dataloader_are_full_(loader, at);
-    DataloaderFilling_ filling = {loader, slot, p};
+    DataloaderFilling_ filling = {loader, slot, at, p};
     const void* where;
     const MappedResult result =
         loader->error[0] ? MAPPED_READ : mapped_try(dataloader_read_, &filling, &where);
@@ -392,7 +430,7 @@ static void dataloader_start_(Dataloader* loader) {
 // ---- the interface ----
 
 void dataloader_open(Dataloader* loader, const DataSources* sources, DataloaderSettings settings) {
-    const int B = settings.B, T = sources->T, arrays = sources->mask == DOCUMENT_MASK_ON ? 3 : 2;
+    const int B = settings.B, T = sources->T, arrays = sources->mask == DOCUMENT_MASK_ON ? 4 : 3;
     assert(B > 0 && T > 0 && settings.sequences > 0 && settings.rank >= 0 &&
            settings.rank < settings.num_processes);
     assert(sources->pack != PACK_UNIFORM || settings.group > 0);
@@ -413,7 +451,8 @@ void dataloader_open(Dataloader* loader, const DataSources* sources, DataloaderS
         int* memory = loader->memory + i * (size_t)arrays * tokens;
         const Batch slot = {.inputs = memory,
                             .targets = memory + tokens,
-                            .starts = arrays == 3 ? memory + 2 * tokens : NULL,
+                            .lengths = memory + 2 * tokens,
+                            .starts = arrays == 4 ? memory + 3 * tokens : NULL,
                             .B = B,
                             .T = T};
         loader->slot[i] = slot;

@@ -4,9 +4,11 @@ while the GPU works on earlier ones.
 
     tokens, targets            (capacity)         int32
     starts                     (capacity, ranks)  int32: of whole sequences, which `ranks` share
+    lengths                    (capacity)         int32: of sequences, at most one for each token
+    targets_per_token          (1)                fp32 (counted.h)
 
 `batch` has them on the GPU, at fixed addresses: valid for work queued on gpu->stream between one
-push and the next; starts is NULL if the last push had none.
+push and the next; the last three are NULL if the last push had none.
 
 The host waits only in batch_queue_push, and only for the batch BATCH_SLOTS pushes ago.
 */
@@ -15,18 +17,19 @@ The host waits only in batch_queue_push, and only for the batch BATCH_SLOTS push
 
 #include "llmc/gpu/gpu.cuh"
 
-enum { BATCH_SLOTS = 3, BATCH_ARRAYS = 3 };
+enum { BATCH_SLOTS = 3, BATCH_ARRAYS = 5 };
 
 typedef struct {
-    const int *tokens, *targets, *starts;
+    const int *tokens, *targets, *starts, *lengths;
+    const float* targets_per_token;
 } BatchArrays;
 
 typedef struct {
     const Gpu* gpu;
     cudaStream_t stream;       // stream of the copies
     size_t capacity;           // in tokens
-    int widths[BATCH_ARRAYS];  // elements for each token
-    int* memory[BATCH_ARRAYS]; // on the GPU
+    int ranks;                 // that share the sequences
+    int* memory[BATCH_ARRAYS]; // on the GPU; the float is copied as an int
     BatchArrays batch;
     int *pinned[BATCH_SLOTS], *staging[BATCH_SLOTS];     // all arrays, on the host; on the GPU
     cudaEvent_t arrived[BATCH_SLOTS], used[BATCH_SLOTS]; // copied into staging; staging free again
@@ -38,14 +41,14 @@ typedef struct {
 static inline void batch_queue_open(BatchQueue* queue, Memory* memory, size_t capacity, int ranks,
                                     const Gpu* gpu) {
     const char* kind = "scratch: batches";
-    const int widths[BATCH_ARRAYS] = {1, 1, ranks};
+    const size_t counts[BATCH_ARRAYS] = {capacity, capacity, capacity * (size_t)ranks, capacity, 1};
     size_t bytes = 0;
     memset(queue, 0, sizeof(*queue));
     queue->gpu = gpu;
     queue->capacity = capacity;
+    queue->ranks = ranks;
     for (int i = 0; i < BATCH_ARRAYS; i++) {
-        const size_t array = capacity * (size_t)widths[i] * sizeof(int);
-        queue->widths[i] = widths[i];
+        const size_t array = counts[i] * sizeof(int);
         queue->memory[i] = (int*)memory_take(memory, kind, MEMORY_DEVICE, array);
         bytes += array;
     }
@@ -79,11 +82,12 @@ static inline void batch_queue_send_(BatchQueue* queue, int slot, size_t end) {
     CUDA_CHECK(cudaStreamWaitEvent(queue->gpu->stream, queue->arrived[slot], 0));
 }
 
-// Sets `batch` for work queued on gpu->stream from now on, from arrays of `count` tokens on the
-// host, which may be reused at once. Without targets, they are the tokens.
-static inline void batch_queue_push(BatchQueue* queue, BatchArrays host, size_t count) {
+// Sets `batch` for work queued on gpu->stream from now on, from arrays of `count` tokens in
+// `sequences` on the host, which may be reused at once. Without targets, they are the tokens.
+static inline void batch_queue_push(BatchQueue* queue, BatchArrays host, size_t count, size_t sequences) {
     const void* const arrays[BATCH_ARRAYS] = {host.tokens, host.targets ? host.targets : host.tokens,
-                                              host.starts};
+                                              host.starts, host.lengths, host.targets_per_token};
+    const size_t counts[BATCH_ARRAYS] = {count, count, count * (size_t)queue->ranks, sequences, 1};
     const int slot = queue->next;
     size_t bytes[BATCH_ARRAYS], end = 0;
     assert(count <= queue->capacity);
@@ -91,7 +95,7 @@ static inline void batch_queue_push(BatchQueue* queue, BatchArrays host, size_t 
     // an event that was never recorded does not wait
     CUDA_CHECK(cudaEventSynchronize(queue->used[slot]));
     for (int i = 0; i < BATCH_ARRAYS; i++) {
-        bytes[i] = arrays[i] ? count * (size_t)queue->widths[i] * sizeof(int) : 0;
+        bytes[i] = arrays[i] ? counts[i] * sizeof(int) : 0;
         if (bytes[i] > 0) {
             memcpy(queue->pinned[slot] + end, arrays[i], bytes[i]);
         }
@@ -106,7 +110,9 @@ static inline void batch_queue_push(BatchQueue* queue, BatchArrays host, size_t 
         }
         end += bytes[i] / sizeof(int);
     }
-    queue->batch = BatchArrays{queue->memory[0], queue->memory[1], host.starts ? queue->memory[2] : NULL};
+    queue->batch = BatchArrays{queue->memory[0], queue->memory[1], host.starts ? queue->memory[2] : NULL,
+                               host.lengths ? queue->memory[3] : NULL,
+                               host.targets_per_token ? (const float*)(const void*)queue->memory[4] : NULL};
     CUDA_CHECK(cudaEventRecord(queue->used[slot], queue->gpu->stream));
 }
 

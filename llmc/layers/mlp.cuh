@@ -78,7 +78,8 @@ static inline MlpGpu mlp_of(ModelConfig cfg, const LayerWeights* w, const ModelP
                            a->expert_rows,
                            a->expert_order,
                            a->expert_first,
-                           a->expert_scale};
+                           a->expert_scale,
+                           pass_counted(pass)};
     const ExpertRowsGpu arrived = {a->arrived_in, a->arrived_out, a->arrived_scale, a->darrived_scale};
     const ExpertParallelGpu parallel = {
         model_divides_experts(cfg) ? expert_group : NULL,

@@ -84,7 +84,8 @@ static inline Mlp mlp_of(ModelConfig cfg, const LayerWeights* w, const ModelPara
                            .rows = a->expert_rows,
                            .order = a->expert_order,
                            .first = a->expert_first,
-                           .scale = a->expert_scale};
+                           .scale = a->expert_scale,
+                           .counted = pass_counted(pass)};
     const ExpertParallel parallel = {model_divides_experts(cfg) ? expert_group : NULL,
                                      a->expert_counts,
                                      a->arrived_in,

@@ -12,12 +12,16 @@ on the CPU and the GPU.
 #include "llmc/base/host_device.h"
 #include "llmc/base/token_chunks.h"
 #include "llmc/model/model.h"
+#include "llmc/ops/counted.h"
 #include "llmc/ops/embedding.h"
 
 typedef struct {
     const int *inputs, *targets; // (B, T); no targets without losses
     // (B, W), of whole sequences: first token that attention sees; NULL: the first of the sequence
     const int* starts;
+    // (B) tokens of each whole sequence, the rest is padding; NULL: all. And counted.h's factor
+    const int* lengths;
+    const float* targets_per_token;
     int B, T;
     EmbeddingPositions positions; // and which tokens of their sequences these are
     const ModelActivations* acts;
@@ -28,6 +32,12 @@ typedef struct {
 } Pass;
 
 static inline int pass_tokens(const Pass* pass) { return pass->B * pass->T; }
+
+// Returns which tokens of a pass count in sums.
+static inline Counted pass_counted(const Pass* pass) {
+    const Counted counted = {pass->lengths, pass->starts, pass->targets_per_token, pass->positions.chunks};
+    return counted;
+}
 
 // Returns W, the length of the sequences, which a rank may have only a part of.
 static inline int pass_length(const Pass* pass) {

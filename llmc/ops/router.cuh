@@ -135,6 +135,21 @@ __device__ inline void router_count_(int* count, const int* chosen, int places, 
     __syncthreads();
 }
 
+// Sets count (E), in shared memory, of the experts that tokens take, not padding; the whole block
+// calls it.
+__device__ inline void router_count_tokens_(int* count, const Router& r) {
+    for (int e = (int)threadIdx.x; e < r.E; e += (int)blockDim.x) {
+        count[e] = 0;
+    }
+    __syncthreads();
+    for (int n = (int)threadIdx.x; n < r.B * r.T; n += (int)blockDim.x) {
+        for (int k = 0; k < r.used && counted_is_token(&r.counted, n / r.T, n % r.T, r.T); k++) {
+            atomicAdd(&count[r.chosen[(size_t)n * r.used + k]], 1);
+        }
+    }
+    __syncthreads();
+}
+
 // One block counts the rows of each expert, and sets `first`.
 // grid   1      block   1024      shared   4 KiB
 // moves  N*used in. Bound by latency: some microseconds.
@@ -267,24 +282,31 @@ __device__ inline float router_q_(const Router& r, const RouterToken_& token, fl
                                     : router_probability_(l, token.softmax);
 }
 
-// Returns the mean of f over q: f is the share of a sequence's T tokens that take an expert.
+// How many of a document's tokens take each expert.
+typedef struct {
+    const int* count; // (E)
+    float tokens;
+} RouterLoad_;
+
+// Returns the mean of f over q: f is the share of a document's tokens that take an expert.
 __device__ inline float router_mean_load_(const Router& r, const RouterToken_& token, const float* l,
-                                          const int* count) {
+                                          const RouterLoad_& load) {
     float mean = 0.0f;
     for (int e = (int)threadIdx.x % 32; e < r.E; e += 32) {
-        mean += router_q_(r, token, l[e]) * ((float)count[e] / (float)r.T);
+        mean += router_q_(r, token, l[e]) * ((float)load.count[e] / load.tokens);
     }
     return warp_sum(mean);
 }
 
-// Sets dl (stride) of token n; returns the entropy of q. count (E) is that of the token's sequence.
+// Sets dl (stride) of token n; returns the entropy of q. `load` is of the token's document; dloss
+// is the weight of a token.
 template <class X>
 __device__ inline float router_token_backward_(X* dl, const float* dscale, const Router& r, int n,
-                                               const int* count, const RouterLosses& of, int stride) {
+                                               const RouterLoad_& load, const RouterLosses& of, int stride) {
     const float* l = r.logits + (size_t)n * r.E;
     const RouterSlot_ slot = router_slot_(r, dscale, n);
     const RouterToken_ token = router_token_(r, l);
-    const float mean = of.balance > 0.0f ? router_mean_load_(r, token, l, count) : 0.0f,
+    const float mean = of.balance > 0.0f ? router_mean_load_(r, token, l, load) : 0.0f,
                 lse = token.softmax.max + logf(token.softmax.sum);
     float entropy = 0.0f;
     for (int e0 = 0; e0 < stride; e0 += 32) { // all lanes stay together
@@ -294,7 +316,7 @@ __device__ inline float router_token_backward_(X* dl, const float* dscale, const
         float d = router_weigh_backward_(r, slot, e, logit, p);
         if (of.balance > 0.0f && is_expert) {
             const float slope = r.kind == ROUTER_SIGMOID ? q * (1.0f - router_sigmoid_(logit)) : q;
-            d += of.dloss * of.balance * (float)r.E * slope * ((float)count[e] / (float)r.T - mean);
+            d += of.dloss * of.balance * (float)r.E * slope * ((float)load.count[e] / load.tokens - mean);
         }
         d += of.z_loss > 0.0f ? of.dloss * 2.0f * of.z_loss * lse * p : 0.0f;
         entropy -= is_expert && q > 0.0f ? q * logf(q) : 0.0f;
@@ -305,8 +327,31 @@ __device__ inline float router_token_backward_(X* dl, const float* dscale, const
     return warp_sum(entropy);
 }
 
-// A block computes dlogits of up to 128 tokens of a sequence, a warp one of them at a time; and the
-// sum of their entropies.
+// Clears dl (stride) of a padding token.
+template <class X> __device__ inline void router_clear_(X* dl, int stride) {
+    for (int e = (int)threadIdx.x % 32; e < stride; e += 32) {
+        dl[e] = from_float<X>(0.0f);
+    }
+}
+
+// Returns the tokens of sequence b, from token t to `end` at most, that a block does together: of
+// one document, whose loads it sets in count (E); without a balance, and of padding, all. The whole
+// block calls it.
+__device__ inline CountedSpan router_together_(int* count, RouterLoad_* load, const Router& r, int b, int t,
+                                               int end, const RouterLosses& of) {
+    if (!(of.balance > 0.0f && counted_is_token(&r.counted, b, t, r.T))) {
+        return {t, end};
+    }
+    const CountedSpan document = counted_document(&r.counted, b, t, r.T);
+    const int tokens = document.end - document.begin;
+    __syncthreads(); // all warps are done with the document before
+    router_count_(count, r.chosen + ((size_t)b * r.T + document.begin) * r.used, tokens * r.used, r.E);
+    *load = {count, (float)tokens};
+    return {t, min(document.end, end)};
+}
+
+// A block computes dlogits of up to 128 tokens of a sequence, document by document, a warp one
+// token at a time; and the sum of their entropies.
 // grid   ceil(T / 128), B      block   256      shared   4.1 KiB
 // moves  N*E fp32 in, N*E of X out; with a balance loss N*used * T/128 in, from L2. Bound by
 //        memory.
@@ -317,14 +362,22 @@ __global__ void __launch_bounds__(ROUTER_THREADS, ROUTER_BLOCKS)
                            int stride) {
     SMEM_ARRAY(int, count, [ROUTER_MAX_EXPERTS]);
     SMEM_ARRAY(float, of_warp, [ROUTER_WARPS]);
-    const int warp = (int)threadIdx.x / 32, sequence = (int)blockIdx.y * r.T,
-              begin = (int)blockIdx.x * ROUTER_TOKENS, end = min(begin + ROUTER_TOKENS, r.T);
+    const int warp = (int)threadIdx.x / 32, b = (int)blockIdx.y, begin = (int)blockIdx.x * ROUTER_TOKENS,
+              end = min(begin + ROUTER_TOKENS, r.T);
+    RouterLoad_ load = {count, 1.0f};
     float entropy = 0.0f;
-    if (losses.balance > 0.0f) {
-        router_count_(count, r.chosen + (size_t)sequence * r.used, r.T * r.used, r.E);
-    }
-    for (int n = sequence + begin + warp; n < sequence + end; n += ROUTER_WARPS) {
-        entropy += router_token_backward_(dlogits + (size_t)n * stride, dscale, r, n, count, losses, stride);
+    losses.dloss = counted_token_weight(&r.counted, losses.dloss);
+    for (int t0 = begin; t0 < end;) {
+        const CountedSpan span = router_together_(count, &load, r, b, t0, end, losses);
+        for (int t = span.begin + warp; t < span.end; t += ROUTER_WARPS) {
+            X* dl = dlogits + ((size_t)b * r.T + t) * stride;
+            if (counted_is_token(&r.counted, b, t, r.T)) {
+                entropy += router_token_backward_(dl, dscale, r, b * r.T + t, load, losses, stride);
+            } else {
+                router_clear_(dl, stride);
+            }
+        }
+        t0 = span.end;
     }
     if (threadIdx.x % 32 == 0) {
         of_warp[warp] = entropy;
@@ -338,7 +391,7 @@ __global__ void __launch_bounds__(ROUTER_THREADS, ROUTER_BLOCKS)
     }
 }
 
-// One block adds the rows of each expert, and the sum of the entropies.
+// One block adds the tokens of each expert, and the sum of the entropies.
 // grid   1      block   1024      shared   4 KiB
 // moves  N*used in. Bound by latency.
 // order  fixed for the entropies; that of the counts does not matter
@@ -347,7 +400,7 @@ __global__ void __launch_bounds__(ROUTER_BLOCK)
     SMEM_ARRAY(int, count, [ROUTER_MAX_EXPERTS]);
     const int e = (int)threadIdx.x;
     float sum = 0.0f;
-    router_count_(count, r.chosen, r.B * r.T * r.used, r.E);
+    router_count_tokens_(count, r);
     for (int i = (int)threadIdx.x; i < parts; i += ROUTER_BLOCK) {
         sum += entropies[i];
     }
@@ -385,6 +438,7 @@ static inline size_t router_entropies(const Router* r) {
 template <class X>
 static inline void router_backward(X* dlogits, float* entropies, const float* dscale, const Router* r,
                                    RouterLosses losses, const Gpu* gpu) {
+    assert(losses.balance == 0 || r->counted.chunks.last == 0);
     launch(router_backward_kernel<X>, dim3((unsigned)ceil_div(r->T, (int)ROUTER_TOKENS), (unsigned)r->B),
            ROUTER_THREADS, 0, gpu, dlogits, entropies, dscale, *r, losses, router_stride(r->E));
 }

@@ -27,11 +27,14 @@ the gradient dw of scale:
     ROUTER_SIGMOID   dl = (1 - s) w (dw - sum w dw / factor)  on the chosen, else 0
 
 and adds the gradients of two losses, which the loss that is printed does not contain. Both are
-means over tokens, which each weigh dloss. The first one is a sum within each sequence, so that the
-size of a micro-batch changes nothing: with q = p, or of ROUTER_SIGMOID q = s / sum of s,
+means over all tokens but padding (counted.h). The first one is a sum within each document, so that
+neither micro-batches nor the neighbors in a row change it: with q = p, or of ROUTER_SIGMOID
+q = s / sum of s,
 
-    balance E sum_e f_e (mean of q_e)     f_e = tokens of the sequence that take e / T, a constant
+    balance E sum_e f_e (mean of q_e)     f_e = share of the document's tokens that take e, constant
     z_loss lse^2                          lse = log sum_e exp(l_e)
+
+A padding token takes experts, too, but dlogits are 0 and statistics leave it out.
 
 Softmax over the chosen, and dropless experts: Jiang et al., "Mixtral of experts", 2024; balance:
 Fedus et al., "Switch transformers", 2021; z-loss: Zoph et al., "ST-MoE", 2022; sigmoid:
@@ -41,6 +44,8 @@ DeepSeek-AI, "DeepSeek-V3", 2024.
 #define LLMC_ROUTER_H
 
 #include <stddef.h>
+
+#include "llmc/ops/counted.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -68,11 +73,12 @@ typedef struct {
     float* logits;     // (N, E)
     int *chosen, *rows, *order, *first;
     float* scale;
+    Counted counted; // which of its tokens are no padding
 } Router;
 
 void router_forward_cpu(const Router* router);
 
-// Weights of the two losses; dloss: of a token in the mean.
+// Weights of the two losses; dloss: of a target (counted.h). The balance needs whole sequences.
 typedef struct {
     float balance, z_loss, dloss;
 } RouterLosses;
@@ -88,8 +94,9 @@ static inline int router_count(const Router* router, int e) {
     return end - router->first[e];
 }
 
-// Statistics of a layer, sums over tokens: for each expert the tokens that take it; the entropy
-// of q in nats. Return how many they are, and those of layer l; NULL if they are not counted.
+// Statistics of a layer, sums over all tokens but padding: for each expert the tokens that take it;
+// the entropy of q in nats. Return how many they are, and those of layer l; NULL if they are not
+// counted.
 static inline int router_statistics(int E) { return E > 0 ? E + 1 : 0; }
 static inline double* router_statistics_of(double* all, int l, int E) {
     return all ? all + (size_t)l * (size_t)router_statistics(E) : NULL;
@@ -129,10 +136,17 @@ void router_statistics_add_cpu(double* statistics, const Router* router);
 
 #ifdef ROUTER_IMPLEMENTATION
 
+#include <assert.h>
 #include <math.h>
 #include <string.h>
 
+enum { ROUTER_BLOCK_ = 64 }; // tokens that a thread does one after the other
+
 static int router_tokens_(const Router* r) { return r->B * r->T; }
+
+static int router_is_token_(const Router* r, int n) {
+    return counted_is_token(&r->counted, n / r->T, n % r->T, r->T);
+}
 
 static float router_sigmoid_(float x) { return 1.0f / (1.0f + expf(-x)); }
 
@@ -286,7 +300,7 @@ static void router_weigh_backward_(float* dl, const float* dscale, const Router*
     }
 }
 
-// Adds the gradient of the balance to dl (E) of token n, f (E).
+// Adds the gradient of the balance to dl (E) of token n, f (E); dloss: of a token.
 static void router_balance_backward_(float* dl, const float* f, const Router* r, int n, RouterLosses of) {
     const float *l = router_logits_(r, n), scale = of.dloss * of.balance * r->E;
     float q[ROUTER_MAX_EXPERTS], mean = 0;
@@ -309,33 +323,53 @@ static void router_z_backward_(float* dl, const Router* r, int n, RouterLosses o
     }
 }
 
-// Sets f (E) of sequence b.
-static void router_load_(float* f, const Router* r, int b) {
-    const int* chosen = r->chosen + (size_t)b * r->T * r->used;
+// Sets f (E) of a document of sequence b.
+static void router_load_(float* f, const Router* r, int b, CountedSpan document) {
+    const int* chosen = r->chosen + ((size_t)b * r->T + document.begin) * r->used;
+    const int tokens = document.end - document.begin;
     for (int e = 0; e < r->E; e++) {
         f[e] = 0;
     }
-    for (int i = 0; i < r->T * r->used; i++) {
-        f[chosen[i]] += 1.0f / (float)r->T;
+    for (int i = 0; i < tokens * r->used; i++) {
+        f[chosen[i]] += 1.0f / (float)tokens;
+    }
+}
+
+// Sets dlogits of up to ROUTER_BLOCK_ tokens of sequence b, from token `begin` on. A document that
+// other blocks have, too, is counted by each of them.
+static void router_block_backward_(float* dlogits, const float* dscale, const Router* r, int b, int begin,
+                                   RouterLosses of) {
+    const int end = begin + ROUTER_BLOCK_ < r->T ? begin + ROUTER_BLOCK_ : r->T;
+    CountedSpan document = {0, 0}; // of f
+    float f[ROUTER_MAX_EXPERTS];
+    for (int t = begin; t < end; t++) {
+        const int n = b * r->T + t;
+        float* dl = dlogits + (size_t)n * r->E;
+        if (!counted_is_token(&r->counted, b, t, r->T)) {
+            memset(dl, 0, (size_t)r->E * sizeof(float));
+            continue;
+        }
+        if (of.balance > 0 && t >= document.end) {
+            document = counted_document(&r->counted, b, t, r->T);
+            router_load_(f, r, b, document);
+        }
+        router_weigh_backward_(dl, dscale, r, n);
+        if (of.balance > 0) {
+            router_balance_backward_(dl, f, r, n, of);
+        }
+        if (of.z_loss > 0) {
+            router_z_backward_(dl, r, n, of);
+        }
     }
 }
 
 void router_backward_cpu(float* dlogits, const float* dscale, const Router* router, RouterLosses losses) {
-    const int T = router->T;
-    float f[ROUTER_MAX_EXPERTS];
-    for (int b = 0; b < router->B; b++) {
-        router_load_(f, router, b);
+    const int blocks = (router->T + ROUTER_BLOCK_ - 1) / ROUTER_BLOCK_;
+    assert(losses.balance == 0 || router->counted.chunks.last == 0);
+    losses.dloss = counted_token_weight(&router->counted, losses.dloss);
 #pragma omp parallel for schedule(static)
-        for (int n = b * T; n < (b + 1) * T; n++) {
-            float* dl = dlogits + (size_t)n * router->E;
-            router_weigh_backward_(dl, dscale, router, n);
-            if (losses.balance > 0) {
-                router_balance_backward_(dl, f, router, n, losses);
-            }
-            if (losses.z_loss > 0) {
-                router_z_backward_(dl, router, n, losses);
-            }
-        }
+    for (int i = 0; i < router->B * blocks; i++) {
+        router_block_backward_(dlogits, dscale, router, i / blocks, i % blocks * ROUTER_BLOCK_, losses);
     }
 }
 
@@ -347,7 +381,7 @@ static double router_entropy_(const Router* r, int begin, int end) {
     for (int n = begin; n < end; n++) {
         float q[ROUTER_MAX_EXPERTS];
         router_distribution_(q, r, n);
-        for (int e = 0; e < r->E; e++) {
+        for (int e = 0; e < r->E && router_is_token_(r, n); e++) {
             sum -= q[e] > 0 ? q[e] * logf(q[e]) : 0.0f;
         }
     }
@@ -367,7 +401,7 @@ void router_statistics_add_cpu(double* statistics, const Router* router) {
         statistics[router->E] += parts[i];
     }
     for (int i = 0; i < N * router->used; i++) {
-        statistics[router->chosen[i]]++;
+        statistics[router->chosen[i]] += router_is_token_(router, i / router->used);
     }
 }
 

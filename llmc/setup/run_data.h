@@ -951,15 +951,16 @@ static void run_data_print_answers_(const RunData* data) {
 void run_data_open_loaders(Dataloader* train, Dataloader* val, const RunData* data, const Settled* s) {
     const Options* options = &s->options;
     const int group = s->sequences < DATALOADER_GROUP ? (int)s->sequences : DATALOADER_GROUP;
-    const DataloaderSettings settings = {options->batch,
-                                         s->sequences,
-                                         (Shuffle)options->shuffle,
-                                         options->seed,
-                                         group,
-                                         s->ranks.grid.data_rank,
-                                         s->ranks.grid.shape.data,
-                                         model_places(s->part) - 1,
-                                         grid_chunks(&s->ranks.grid)};
+    const DataloaderSettings settings = {.B = options->batch,
+                                         .sequences = s->sequences,
+                                         .shuffle = (Shuffle)options->shuffle,
+                                         .seed = options->seed,
+                                         .group = group,
+                                         .rank = s->ranks.grid.data_rank,
+                                         .num_processes = s->ranks.grid.shape.data,
+                                         .earlier = model_places(s->part) - 1,
+                                         .counts_updates = s->cfg.E > 0,
+                                         .chunks = grid_chunks(&s->ranks.grid)};
     dataloader_open(train, &data->train, settings);
     for (int i = 0; i < data->num_val_sets; i++) {
         run_data_open_validation_(&val[i], run_data_val_set(data, i), s);

@@ -161,6 +161,7 @@ enum { T = 24, STEPS = 40, UPDATE = 12 }; // an update is 12 sequences
 typedef struct {
     uint64_t hash[STEPS * UPDATE]; // of each sequence: its tokens, targets and starts
     int width[STEPS * UPDATE], counted;
+    RowCounts found[STEPS], said[STEPS]; // of each update: in its batches, and as they say
 } Trace;
 
 static uint64_t row_hash(Batch batch, int b, int pad) {
@@ -177,6 +178,17 @@ static uint64_t row_hash(Batch batch, int b, int pad) {
     return xxh64_value(&hash);
 }
 
+// Behind its length a sequence has padding, and its last token is none.
+static void expect_length(Batch batch, int b) {
+    const int* end = batch.inputs + (size_t)b * (size_t)batch.T + batch.lengths[b];
+    const int* target = batch.targets + (end - batch.inputs);
+    EXPECT(batch.lengths[b] > 0 && batch.lengths[b] <= batch.T, "%d tokens of %d", batch.lengths[b], batch.T);
+    EXPECT(end[-1] != EOT || target[-1] >= 0, "the last token of sequence %d is padding", b);
+    for (int t = 0; t < batch.T - batch.lengths[b]; t++) {
+        EXPECT(end[t] == EOT && target[t] == -1, "sequence %d, behind its end", b);
+    }
+}
+
 // Takes a batch that starts at sequence p down.
 static void trace_batch(Trace* trace, Batch batch, int p) {
     int counted = 0;
@@ -186,8 +198,13 @@ static void trace_batch(Trace* trace, Batch batch, int p) {
     EXPECT(counted == batch.counted && batch.T <= T, "%d targets of %d", batch.counted, counted);
     trace->counted += counted;
     for (int b = 0; b < batch.B; b++) {
+        RowCounts* found = &trace->found[p / UPDATE];
+        found->targets += b == 0 ? counted : 0;
+        found->tokens += batch.lengths[b];
+        trace->said[p / UPDATE] = batch.update;
         trace->hash[p + b] = row_hash(batch, b, 1);
         trace->width[p + b] = batch.T;
+        expect_length(batch, b);
     }
 }
 
@@ -199,6 +216,7 @@ static void trace_run(Trace* trace, const DataSources* sources, int B, int n, in
     settings.num_processes = n;
     settings.group = group;
     settings.sequences = UPDATE;
+    settings.counts_updates = 1;
     dataloader_open(&loader, sources, settings);
     for (int update = 0; update < STEPS; update++) {
         for (int micro = 0; micro * n * B < UPDATE; micro++) {
@@ -229,6 +247,8 @@ static void test_partitions(const char* list, Packing pack) {
         EXPECT(memcmp(traces[0].hash, traces[i].hash, sizeof(traces[0].hash)) == 0, "pack %d, partition %d",
                pack, i);
         EXPECT(traces[0].counted == traces[i].counted, "pack %d, partition %d", pack, i);
+        EXPECT(memcmp(traces[i].found, traces[i].said, sizeof(traces[i].said)) == 0,
+               "pack %d, partition %d: tokens of updates", pack, i);
     }
     mixture_close(&sources);
 }
@@ -522,6 +542,7 @@ static void expect_cut(Batch cut, Batch whole, int length) {
            "(%d, %d) of (%d, %d), %d targets", cut.B, cut.T, whole.B, whole.T, cut.counted);
     for (int n = 0; n < whole.B * width; n++) {
         const int t = n % width, at = n / width * whole.T + t, first = n % cut.T;
+        EXPECT((first < cut.lengths[n / cut.T]) == (t < whole.lengths[n / width]), "length at %d", n);
         const int is_padding = t >= whole.T, start = is_padding ? first : whole.starts[at] - (t - first);
         EXPECT(cut.inputs[n] == (is_padding ? EOT : whole.inputs[at]), "input %d", n);
         EXPECT(cut.targets[n] == (is_padding ? -1 : whole.targets[at]), "target %d", n);
@@ -645,6 +666,9 @@ static void expect_broken(Dataloader* loader, const char* words) {
         }
         const Batch batch = dataloader_next(loader);
         EXPECT(batch.counted == batch.B * batch.T, "%d targets", batch.counted);
+        for (int b = 0; b < batch.B; b++) {
+            EXPECT(batch.lengths[b] == batch.T, "sequence %d: %d tokens", b, batch.lengths[b]);
+        }
         for (int t = 0; t < batch.B * batch.T; t++) {
             EXPECT(batch.inputs[t] == 0 && batch.targets[t] == 0 && (!batch.starts || batch.starts[t] == 0),
                    "place %d: %d", t, batch.inputs[t]);
@@ -704,6 +728,7 @@ static void test_chunks(const char* list) {
             EXPECT(part.B == whole.B && own * RANKS == whole.T && batch_length(part) == whole.T, "T %d", own);
             EXPECT(memcmp(part.starts, whole.starts, (size_t)(whole.B * whole.T) * sizeof(int)) == 0,
                    "starts");
+            EXPECT(memcmp(part.lengths, whole.lengths, (size_t)whole.B * sizeof(int)) == 0, "lengths");
             for (int n = 0; n < part.B * own; n++) {
                 const int from = n / own * whole.T + token_chunks_position(part.chunks, n % own, own);
                 EXPECT(part.inputs[n] == whole.inputs[from] && part.targets[n] == whole.targets[from],
@@ -725,7 +750,7 @@ static void test_divide(void) {
         inputs[i] = targets[i] = i;
     }
     targets[0] = -1;
-    Batch batch = {inputs, targets, starts, 2, 4, 8, {0, 0}};
+    Batch batch = {.inputs = inputs, .targets = targets, .starts = starts, .B = 2, .T = 4, .counted = 8};
     batch_divide(&batch, (TokenChunks){1, 0}); // tokens 0 and 3 of each
     const int wanted[] = {0, 3, 4, 7};
     for (int i = 0; i < 4; i++) {

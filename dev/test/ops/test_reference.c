@@ -66,6 +66,7 @@ enum { GROUPED = 4, GROUPS = 2, PAIRS = 2, QKV = (GROUPED + 2 * GROUPS) * 2 * PA
 static const int tokens[N] = {3, 0, 3, 6, 1, 2, 2, 2, 5, 3}; // some more than once, some not at all
 static const int targets[N] = {1, 6, NO_TARGET, 0, 0, 3, 5, NO_TARGET, 2, 4};
 static const int starts[N] = {0, 0, 2, 2, 2, 0, 1, 1, 1, 4}; // documents of one token and more
+static const int lengths[B] = {T, T - 1};                    // routers: the last one is padding
 
 static void embedding_forward(const Operation* op) {
     ref_embedding_forward(op->out, tokens, op->x[0], op->x[1], B, T, C);
@@ -203,36 +204,30 @@ enum { E = 5, USED = 2 };
 static const double expert_bias[E] = {0.3, -0.1, 0, 0.2, -0.4};
 
 static RefRouter router_of(const Operation* op) {
-    return (RefRouter){op->router, B, T, E, USED, 1.5, op->balance, op->z_loss, expert_bias};
+    return (RefRouter){op->router, B, T, E, USED, 1.5, op->balance, op->z_loss, expert_bias, NULL, NULL};
 }
 
-// Returns both losses of a sequence, times T.
+// Returns the sum of both losses over all tokens but padding.
 static double router_losses(const RefRouter* r, const double* logits, const double* weights) {
-    double f[E], q[E], mean[E] = {0}, z = 0, balance = 0;
-    ref_router_load_(f, weights, r);
-    for (int t = 0; t < T; t++) {
-        const double lse = ref_softmax_(q, logits + t * E, E);
-        z += lse * lse;
-        ref_router_distribution_(q, logits + t * E, r);
-        for (int e = 0; e < E; e++) {
-            mean[e] += q[e] / T;
+    double f[E], q[E], sum = 0;
+    for (int n = 0; n < N; n++) {
+        const double lse = ref_softmax_(q, logits + n * E, E);
+        if (n % T >= (r->lengths ? r->lengths[n / T] : T)) {
+            continue;
         }
+        ref_router_load_(f, weights, r, (size_t)n);
+        ref_router_distribution_(q, logits + n * E, r);
+        sum += r->balance * E * ref_dot_(f, q, E) + r->z_loss * lse * lse;
     }
-    for (int e = 0; e < E; e++) {
-        balance += E * f[e] * mean[e];
-    }
-    return T * r->balance * balance + r->z_loss * z;
+    return sum;
 }
 
 // The last output is the sum of both losses, each token weighs 0.25.
 static void router_forward(const Operation* op) {
     const RefRouter r = router_of(op);
     ref_router_forward(op->out, op->x[0], &r);
-    op->out[N * E] = 0;
+    op->out[N * E] = router_losses(&r, op->x[0], op->out);
     op->dout[N * E] = 0.25;
-    for (int b = 0; b < B; b++) {
-        op->out[N * E] += router_losses(&r, op->x[0] + b * T * E, op->out + b * T * E);
-    }
 }
 static void router_backward(const Operation* op) {
     const RefRouter r = router_of(op);
@@ -316,14 +311,13 @@ static double model_loss(const void* model) {
     for (int n = 0; n < N; n++) {
         squares += targets[n] == NO_TARGET ? 0 : a.logits_lse[n] * a.logits_lse[n];
     }
-    for (int i = 0; i < (m->cfg.E ? m->cfg.L * B : 0); i++) {
-        const RefParameters p = ref_parameters_(m, m->params, i / B);
-        const RefActivations layer = ref_activations_(m, m->acts, i / B);
-        const RefRouter router = ref_router_of_(m, &p);
-        const int at = i % B * T * m->cfg.E;
-        of_router += router_losses(&router, layer.router_logits + at, layer.expert_weights + at);
+    for (int l = 0; l < (m->cfg.E ? m->cfg.L : 0); l++) {
+        const RefParameters p = ref_parameters_(m, m->params, l);
+        const RefActivations layer = ref_activations_(m, m->acts, l);
+        const RefRouter router = ref_router_of_(m, &p, starts);
+        of_router += router_losses(&router, layer.router_logits, layer.expert_weights);
     }
-    return loss + (m->z_loss * squares + of_router) / targets_count(targets, N);
+    return loss + m->z_loss * squares / targets_count(targets, N) + of_router / (double)ref_model_tokens_(m);
 }
 
 // Two blocks, more positions than tokens, documents, targets that do not count. A second pass sets
@@ -333,6 +327,7 @@ static void test_model(ModelConfig cfg, double z_loss) {
     ref_model_open(&model, cfg, B, T);
     model.z_loss = z_loss;
     model.router_balance = 0.2, model.router_z = 0.1;
+    model.lengths = lengths;
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         const size_t n = tensor_layer_elements(&model.rows[i]);
         for (int l = 0; l < model.rows[i].layers; l++) {

@@ -1,10 +1,11 @@
 // test_router.c -- the router and the rows of experts: both passes against plain loops in double at
-// awkward sizes; ties; an expert that gets all tokens; the same bits for any number of threads and
-// for any size of a micro-batch.
+// awkward sizes, with padding and documents; ties; an expert that gets all tokens; the same bits
+// for any number of threads and for any size of a micro-batch.
 #include "llmc/ops/activation.h"
 #include "llmc/ops/experts.h"
 #include "llmc/ops/router.h"
 #include "llmc/reference.h"
+#include "dev/test/lib/counted_case.h"
 #include "dev/test/lib/ops.h"
 
 static const float FACTOR = 1.5f;
@@ -47,16 +48,27 @@ static void check_rows(const Router* r) {
 
 // Sums of E numbers near the largest err by some epsilon, and exponentials by 2 for each unit of
 // their argument.
-static void check_against_reference(RouterKind kind, int B, int T, int E, int used) {
+static void check_against_reference(RouterKind kind, int B, int T, int E, int used, int is_padded) {
     const size_t n = (size_t)(B * T) * (size_t)E, N = (size_t)(B * T);
     float *bias = ops_normal((size_t)E, 0.5f), *logits = ops_normal(n, 1.5f), *dlogits = ops_floats(n);
     Router r = router_open(kind, B, T, E, used, logits);
     r.bias = kind == ROUTER_SIGMOID ? bias : NULL;
+    if (is_padded) {
+        r.counted = counted_ragged(B, T);
+    }
     router_forward_cpu(&r);
     check_rows(&r);
-    const RefRouter ref = {kind,           (size_t)B,     (size_t)T,
-                           (size_t)E,      (size_t)used,  FACTOR,
-                           LOSSES.balance, LOSSES.z_loss, ops_widen(bias, (size_t)E)};
+    const RefRouter ref = {kind,
+                           (size_t)B,
+                           (size_t)T,
+                           (size_t)E,
+                           (size_t)used,
+                           FACTOR,
+                           LOSSES.balance,
+                           LOSSES.z_loss,
+                           ops_widen(bias, (size_t)E),
+                           r.counted.starts,
+                           r.counted.lengths};
     double *l = ops_widen(logits, n), *weights = ops_doubles(n), *dweights = ops_doubles(n),
            *dl = ops_doubles(n);
     float *dscale = ops_normal(rows_at_most(&r), 1), *got = ops_floats(n);
@@ -64,26 +76,30 @@ static void check_against_reference(RouterKind kind, int B, int T, int E, int us
     for (size_t i = 0; i < N * (size_t)used; i++) {
         const size_t at = i / (size_t)used * (size_t)E + (size_t)r.chosen[i];
         got[at] = r.scale[r.rows[i]];
-        dweights[at] = dscale[r.rows[i]];
+        // what a padding token adds to the output has no gradient
+        const int is_token = counted_is_token(&r.counted, (int)i / used / T, (int)i / used % T, T);
+        dweights[at] = is_token ? dscale[r.rows[i]] : 0;
     }
     ref_router_forward(weights, l, &ref);
-    ref_router_backward(dl, dweights, l, weights, LOSSES.dloss, &ref);
+    ref_router_backward(dl, dweights, l, weights, LOSSES.dloss * (is_padded ? 0.5 : 1), &ref);
     router_backward_cpu(dlogits, dscale, &r, LOSSES);
     EXPECT_NEAR(ops_error(got, weights, NULL, n), 0, 32, "weights of kind %d, %d x %d, %d of %d", kind, B, T,
                 used, E);
-    EXPECT_NEAR(ops_error(dlogits, dl, NULL, n), 0, 128, "dlogits of kind %d, %d x %d, %d of %d", kind, B, T,
-                used, E);
+    EXPECT_NEAR(ops_error(dlogits, dl, NULL, n), 0, 128, "dlogits of kind %d, %d x %d, %d of %d%s", kind, B,
+                T, used, E, is_padded ? ", padded" : "");
     ops_close("router");
 }
 
 TEST(router) {
     for (RouterKind kind = ROUTER_CHOSEN; kind <= ROUTER_SIGMOID; kind++) {
-        check_against_reference(kind, 1, 1, 2, 1);
-        check_against_reference(kind, 2, 31, 5, 2);
-        check_against_reference(kind, 1, 33, 8, 3);
-        check_against_reference(kind, 3, 13, 64, 8);
-        check_against_reference(kind, 1, 7, 4, 4);
-        check_against_reference(kind, 2, 3, 1024, 16);
+        check_against_reference(kind, 1, 1, 2, 1, 0);
+        check_against_reference(kind, 2, 31, 5, 2, 0);
+        check_against_reference(kind, 1, 33, 8, 3, 0);
+        check_against_reference(kind, 3, 13, 64, 8, 0);
+        check_against_reference(kind, 3, 13, 64, 8, 1);
+        check_against_reference(kind, 2, 130, 5, 2, 1);
+        check_against_reference(kind, 1, 7, 4, 4, 0);
+        check_against_reference(kind, 2, 3, 1024, 16, 0);
     }
 }
 
@@ -195,6 +211,78 @@ TEST(router_micro_batches) {
         EXPECT(ops_same_bits(dlogits, apart, 2 * HALF), "%d threads", threads);
     }
     ops_close("micro-batches");
+}
+
+// A document has the same gradient and statistics alone and behind another one, before padding.
+TEST(router_neighbors) {
+    enum { T = 150, BEFORE = 40, OWN = 70, E = 8, USED = 2 };
+    float *logits = ops_normal(T * E, 1), *dlogits = ops_floats(T * E), *alone = ops_floats(OWN * E);
+    double sums[2][E + 1] = {{0}}, apart[E + 1] = {0};
+    int starts[T] = {0}, lengths[2] = {BEFORE + OWN, BEFORE};
+    for (int t = BEFORE; t < T; t++) {
+        starts[t] = t < BEFORE + OWN ? BEFORE : t;
+    }
+    Router row = router_open(ROUTER_SIGMOID, 1, T, E, USED, logits);
+    const Router one = router_open(ROUTER_SIGMOID, 1, OWN, E, USED, logits + BEFORE * E);
+    float *dscale = ops_floats(rows_at_most(&row)), *dscale_one = ops_floats(rows_at_most(&one));
+    router_forward_cpu(&row);
+    router_forward_cpu(&one);
+    for (int i = 0; i < OWN * USED; i++) {
+        dscale[row.rows[BEFORE * USED + i]] = dscale_one[one.rows[i]] = (float)i / 64;
+    }
+    for (int i = 0; i < 2; i++) {
+        row.counted = (Counted){&lengths[i], starts, NULL, {0, 0}};
+        router_statistics_add_cpu(sums[i], &row);
+    }
+    row.counted.lengths = lengths;
+    router_backward_cpu(dlogits, dscale, &row, LOSSES);
+    router_backward_cpu(alone, dscale_one, &one, LOSSES);
+    router_statistics_add_cpu(apart, &one);
+    EXPECT(ops_same_bits(dlogits + BEFORE * E, alone, OWN * E), "gradients");
+    for (int i = 0; i < (T - BEFORE - OWN) * E; i++) {
+        EXPECT(dlogits[(BEFORE + OWN) * E + i] == 0, "padding %d: %g", i, dlogits[(BEFORE + OWN) * E + i]);
+    }
+    for (int e = 0; e <= E; e++) {
+        EXPECT_NEAR(sums[0][e] - sums[1][e], apart[e], e < E ? 0 : 1e-4, "statistics, %d", e);
+    }
+    ops_close("neighbors");
+}
+
+// Ranks that divide sequences have the gradients and statistics of their tokens.
+TEST(router_chunks) {
+    enum { B = 2, T = 20, OWN = T / 2, E = 5, USED = 2 };
+    const RouterLosses losses = {0, 0.1f, 0.25f};
+    float *logits = ops_normal(B * T * E, 1), *dlogits = ops_floats(B * T * E);
+    double whole[E + 1] = {0}, sum[E + 1] = {0};
+    Router all = router_open(ROUTER_SOFTMAX, B, T, E, USED, logits);
+    float* dscale = (float*)memset(ops_floats(rows_at_most(&all)), 0, rows_at_most(&all) * sizeof(float));
+    all.counted = counted_ragged(B, T);
+    router_forward_cpu(&all);
+    router_backward_cpu(dlogits, dscale, &all, losses);
+    router_statistics_add_cpu(whole, &all);
+    for (int rank = 0; rank < 2; rank++) {
+        float *own = ops_floats(B * OWN * E), *d = ops_floats(B * OWN * E);
+        Router part = router_open(ROUTER_SOFTMAX, B, OWN, E, USED, own);
+        part.counted = all.counted;
+        part.counted.chunks = (TokenChunks){1, rank};
+        for (int pass = 0; pass < 2; pass++) { // copies the logits, then compares the gradients
+            for (int n = 0; n < B * OWN; n++) {
+                const int from = n / OWN * T + token_chunks_position(part.counted.chunks, n % OWN, OWN);
+                if (pass == 0) {
+                    memcpy(own + n * E, logits + from * E, E * sizeof(float));
+                }
+                EXPECT(pass == 0 || ops_same_bits(d + n * E, dlogits + from * E, E), "token %d of rank %d", n,
+                       rank);
+            }
+            router_forward_cpu(&part);
+            router_backward_cpu(d, dscale, &part, losses);
+        }
+        router_statistics_add_cpu(sum, &part);
+    }
+    for (int e = 0; e <= E; e++) {
+        EXPECT_NEAR(sum[e], whole[e], e < E ? 0 : 1e-5, "statistics, %d", e);
+    }
+    ops_close("chunks");
 }
 
 // ---- rows ----

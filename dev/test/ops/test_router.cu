@@ -1,17 +1,31 @@
 // test_router.cu -- the router and the rows of experts on the GPU against those of the CPU: every
-// kind and type, ties, more experts than a warp has lanes, one expert for all tokens.
+// kind and type, ties, more experts than a warp has lanes, one expert for all tokens, padding and
+// documents.
 #include "llmc/ops/experts.cuh"
 #include "llmc/ops/router.cuh"
+#include "dev/test/lib/counted_case.h"
 #include "dev/test/lib/gpu_ops.h"
 
-static const RouterLosses LOSSES = {0.3f, 0.1f, 0.25f};
-
 static int* ints(size_t n) { return (int*)(void*)ops_bytes(n * sizeof(int)); }
+
+typedef enum { ALL_TOKENS, RAGGED, RAGGED_CHUNKS } Tokens;
 
 typedef struct {
     RouterKind kind;
     int B, T, E, used;
+    Tokens counted;
 } Case;
+
+// The balance needs whole sequences.
+static RouterLosses losses_of(const Case* c) {
+    return {c->counted == RAGGED_CHUNKS ? 0.0f : 0.3f, 0.1f, 0.25f};
+}
+
+static Counted counted_of(const Case* c) {
+    Counted counted = counted_ragged(c->B, c->counted == RAGGED_CHUNKS ? 2 * c->T : c->T);
+    counted.chunks = {c->counted == RAGGED_CHUNKS, 0};
+    return c->counted == ALL_TOKENS ? Counted{} : counted;
+}
 
 static size_t tokens(const Case* c) { return (size_t)c->B * c->T; }
 static size_t places(const Case* c) { return tokens(c) * c->used; }
@@ -38,7 +52,8 @@ static Router on_cpu(const Case* c, float* logits, const float* bias) {
             ints(places(c)),
             ints(M),
             ints((size_t)c->E + 1),
-            ops_floats(M)};
+            ops_floats(M),
+            counted_of(c)};
 }
 
 static Router on_gpu(const Case* c, const Router* cpu, const Gpu* gpu) {
@@ -48,6 +63,12 @@ static Router on_gpu(const Case* c, const Router* cpu, const Gpu* gpu) {
     r.logits = upload_rounded<float>(cpu->logits, tokens(c) * c->E, 0, gpu);
     r.chosen = unset<int>(n, gpu), r.rows = unset<int>(n, gpu), r.order = unset<int>(M, gpu);
     r.first = unset<int>((size_t)c->E + 1, gpu), r.scale = unset<float>(M, gpu);
+    if (c->counted != ALL_TOKENS) {
+        const Counted* of = &cpu->counted;
+        r.counted.lengths = upload_ints(of->lengths, c->B, gpu);
+        r.counted.starts = upload_ints(of->starts, tokens(c) * (of->chunks.last + 1), gpu);
+        r.counted.targets_per_token = upload_rounded<float>(of->targets_per_token, 1, 0, gpu);
+    }
     return r;
 }
 
@@ -84,6 +105,9 @@ static void close_router(Router* r) {
     gpu_free(r->order);
     gpu_free(r->first);
     gpu_free(r->scale);
+    gpu_free((void*)r->counted.lengths);
+    gpu_free((void*)r->counted.starts);
+    gpu_free((void*)r->counted.targets_per_token);
 }
 
 static void check_statistics(const Router* cpu, const Router* r, const float* entropies, const Case* c,
@@ -112,8 +136,8 @@ static void check_backward(const Router* cpu, const Router* r, const Case* c, co
     float* dscale_gpu = upload_rounded<float>(dscale, M, 0, gpu);
     float* entropies = (float*)gpu_alloc(router_entropies(r), sizeof(float), "entropies");
     X* dlogits = unset<X>(N * stride, gpu);
-    router_backward_cpu(want, dscale, cpu, LOSSES);
-    router_backward(dlogits, entropies, dscale_gpu, r, LOSSES, gpu);
+    router_backward_cpu(want, dscale, cpu, losses_of(c));
+    router_backward(dlogits, entropies, dscale_gpu, r, losses_of(c), gpu);
     const float* padded = take_back(dlogits, N * stride, gpu);
     for (size_t n = 0; n < N; n++) {
         memcpy(got + n * c->E, padded + n * stride, (size_t)c->E * sizeof(float));
@@ -201,6 +225,8 @@ template <class X> static void test_type(const Gpu* gpu) {
         check<X>({k, 1, 33, 7, 3}, 264, 24, gpu);
         check<X>({k, 3, 140, 64, 8}, 8, 24, gpu);
         check<X>({k, 1, 7, 4, 4}, 8, 8, gpu);
+        check<X>({k, 3, 140, 64, 8, RAGGED}, 8, 24, gpu);
+        check<X>({k, 3, 140, 6, 2, RAGGED_CHUNKS}, 8, 24, gpu);
     }
 }
 

@@ -306,21 +306,26 @@ static void open_arch(Model* model, ModelConfig cfg, int T, int recompute, Matmu
 }
 
 typedef struct {
-    int tokens[2 * 32], targets[2 * 32], starts[2 * 32];
+    int tokens[2 * 32], targets[2 * 32], starts[2 * 32], lengths[2];
     Batch batch;
 } ArchBatch;
 
-// Two sequences with documents, and with targets that do not count.
+// Two sequences with documents, with targets that do not count, and with padding.
 static void arch_batch(ArchBatch* b, int V, int T) {
     Rand rng = rand_open(1, 2);
     int counted = 0;
+    b->lengths[0] = T;
+    b->lengths[1] = T - 3;
     for (int n = 0; n < 2 * T; n++) {
+        const int is_padding = n >= 2 * T - 3;
         b->tokens[n] = (int)rand_below(&rng, (uint32_t)V);
-        b->targets[n] = n % 7 == 3 ? NO_TARGET : (int)rand_below(&rng, (uint32_t)V);
-        b->starts[n] = n < T ? n / 5 * 5 : 0;
+        b->targets[n] = n % 7 == 3 || is_padding ? NO_TARGET : (int)rand_below(&rng, (uint32_t)V);
+        b->starts[n] = n < T ? n / 5 * 5 : is_padding ? n - T : 0;
         counted += b->targets[n] != NO_TARGET;
     }
     b->batch = (Batch){b->tokens, b->targets, b->starts, 2, T, counted};
+    b->batch.lengths = b->lengths;
+    b->batch.update = (RowCounts){2 * T - 3, counted};
 }
 
 static double arch_pass(Model* model, const ArchBatch* b) {
@@ -343,6 +348,7 @@ TEST(composition_against_reference) {
         reference_of(&reference, &model, 2, ARCH_T);
         reference.z_loss = 1e-2f;
         reference.router_balance = 0.25, reference.router_z = 0.125;
+        reference.lengths = b.lengths;
         arch_pass(&model, &b); // the second pass sets the gradients anew
         const double got = arch_pass(&model, &b),
                      loss = ref_model_forward(&reference, b.tokens, b.targets, b.starts);
@@ -1070,8 +1076,9 @@ TEST(settings_experts_micro_batches) {
         model.router_statistics = statistics, apart.router_statistics = sums;
         arch_pass(&model, &b);
         for (int k = 0; k < 2; k++) {
-            const Batch one = {
-                b.tokens + k * ARCH_T, b.targets + k * ARCH_T, b.starts + k * ARCH_T, 1, ARCH_T, 0};
+            Batch one = {b.tokens + k * ARCH_T, b.targets + k * ARCH_T, b.starts + k * ARCH_T, 1, ARCH_T, 0};
+            one.lengths = b.lengths + k;
+            one.update = b.batch.update;
             model_forward(&apart, one);
             model_backward(&apart, one, 1.0f / (float)b.batch.counted, k ? GRADIENT_ADD : GRADIENT_SET, only,
                            NULL);
