@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # test_experts.sh -- experts divided among processes: the same bits for any number of processes that
-# share them, and checkpoints that any number continues.
+# share them, and checkpoints that any number continues; which tokens count in an update, against
+# PyTorch.
 #
 #     dev/test/cli/test_experts.sh build/plain/train_gpt2 [--part K/N] [NAME...]
 #     dev/test/cli/test_experts.sh build/sim/BF16/train_gpt2cu ...    # on the simulated GPU
@@ -58,6 +59,38 @@ test_tasks() {
     check "the same scores" cmp <(grep '"kind":"task"' tasks_1/log.jsonl) <(grep '"kind":"task"' tasks_2/log.jsonl)
 }
 
+# Packing, rows of a micro-batch, processes, and options.
+ways=('pad 15 1' 'pad 4 1' 'pad 1 1' 'dynamic 4 1' 'uniform 2 1' 'bestfit 8 1' 'bestfit 3 1' 'pad 4 2' 'dynamic 3 2' 'dynamic 4 3'
+    'uniform 2 3' 'bestfit 2 3' 'pad 3 2 --expert-parallel 2' 'pad 2 2 --pipeline-parallel 2')
+
+# counted LINE WAY: an update with all documents of fixtures/counted has the loss, norm, load and
+# entropy that the line expects, within `precision`.
+counted() {
+    local fixtures=$root/dev/ref/fixtures line way pieces rows key
+    read -ra line <<<"$1"
+    read -ra way <<<"$2"
+    read -r pieces rows < <(sed -n "s/^# ${line[0]}: pieces \(.*\) rows /\1 /p" "$fixtures/counted/expected.txt")
+    [ "${way[0]}" = bestfit ] || rows=$pieces
+    trains "${way[2]}" counted --model "$fixtures/models/${line[1]}" --train-data "$fixtures/counted/${line[0]}" --eval-every 0 --samples 0 \
+        --val-data "$fixtures/counted/${line[0]}" --seq-len 16 --total-batch $((16 * rows)) --steps 1 --grad-clip 0 --doc-mask on \
+        --router-balance "${line[2]}" --router-z "${line[3]}" --z-loss "${line[4]}" --pack "${way[0]}" --batch "${way[1]}" "${way[@]:3}" "${exact[@]}"
+    for key in loss norm expert_load router_entropy; do
+        check "$1, $2: $key $(values train $key counted/log.jsonl)" awk -v got="$(values train $key counted/log.jsonl)" -v want="${line[5]}" \
+            -v most="$precision" 'BEGIN { exit !(got > 0 && (got / want - 1) ^ 2 <= most ^ 2) }'
+        line=("${line[@]:0:5}" "${line[@]:6}")
+    done
+}
+
+# Every line in one way, and one line in all ways.
+test_counted() {
+    local lines i way
+    mapfile -t lines < <(grep -v '^#' "$root/dev/ref/fixtures/counted/expected.txt")
+    check "${#lines[@]} updates" [ ${#lines[@]} = 32 ]
+    for i in "${!lines[@]}"; do counted "${lines[i]}" "${ways[i % ${#ways[@]}]}"; done
+    for way in "${ways[@]}"; do counted "${lines[19]}" "$way"; done
+    for way in 'pad 4 2' 'bestfit 3 4'; do counted "${lines[18]}" "$way --context-parallel 2"; done # without a balance
+}
+
 test_refusals() {
     local small=(--arch mixtral --layers 1 --channels 64 --heads 4 --experts 6 --steps 1 --expert-parallel)
     bad 2 "--expert-parallel 4, 2 processes; wanted 2" --num-processes 2 --plan "${small[@]}" 4
@@ -71,6 +104,18 @@ test_refusals() {
 }
 
 # ---- GPUs ----
+
+# In bf16. A graph is launched in updates with other shares of answers, too.
+test_gpu_counted() {
+    local fixtures=$root/dev/ref/fixtures lines i
+    local run=(--model "$fixtures/models/mixtral" --train-data "$fixtures/counted/answers.bin" --val-data "$fixtures/counted/answers.bin"
+        --seq-len 16 --pack pad --batch 1 --total-batch 80 --steps 4 --save-every 4 --eval-every 0 --samples 0)
+    trains 1 graphs "${run[@]}"
+    trains 1 launches "${run[@]}" --graph off
+    same "graphs" graphs launches
+    mapfile -t lines < <(grep -v '^#' "$root/dev/ref/fixtures/counted/expected.txt")
+    for i in "${!lines[@]}"; do [ $((i % 5)) != 0 ] || counted "${lines[i]}" "${ways[i % ${#ways[@]}]}"; done
+}
 
 # Of four ranks one has a micro-batch in the first update, two in the second, and two in the last
 # micro-step of the third.
@@ -125,14 +170,18 @@ test_gpu_refusals() {
 
 if [ $is_gpu ]; then
     export XDG_CACHE_HOME=$work/cache
+    exact=() precision=0.02
     cases <<'END'
+gpu_counted
 gpu_same_bits
 gpu_undivided
 gpu_elastic
 gpu_refusals
 END
 else
+    exact=(--matmul fp32) precision=5e-6
     cases <<'END'
+counted
 divided 2 --arch mixtral --channels 64 --hidden 64 --experts-used 2 --recompute 3
 divided 1 --arch qwen3moe --channels 64 --hidden 64 --kv-heads 2 --matmul bf16
 divided 0 --arch olmoe --experts-used 1 --channels 128 --hidden 128 --optimizer adamw8bit
