@@ -14,8 +14,9 @@ Zeroed memory is a state to start from: where the scale is 0, all values are. A 
 finite makes its scale so, and does not vanish.
 
 Where v is 0, m counts as 0, whatever its code. There the gradients were tiny beside the others of
-the block. The lowest code of m would stay: 0.9 of it is rounded up to it again. So a weight whose
-gradient has become 0 would move by lr m / eps in each update, for ever.
+the block. With m, which lasts, and of v only the newest square, updates would be up to
+1 / sqrt(1 - beta2) times too large; without a gradient m / eps, for ever, since 0.9 of the lowest
+code of m is rounded up to it again.
 
 The code is dynamic: fine for large values, with decades to spare for small ones. Decade i = 0 ... 6
 is [0.1, 1] 10^(i-6), cut into 2^i equal bins (2^(i+1) in the code without sign); its values are
