@@ -25,6 +25,7 @@ the window: up to there both are the same model.
 #include "llmc/base/file.h"
 #include "llmc/base/enum_words.h"
 #include "llmc/tokenizer/bpe.h"
+#include "llmc/tokenizer/model_card.h"
 #include "llmc/model/families.h"
 #include "llmc/model/model.h"
 
@@ -55,9 +56,9 @@ typedef struct {
 int gguf_check(ModelConfig cfg, char* error);
 
 // Creates a file. The model is named after the last part of the path `name`. `bpe` is the
-// tokenizer, which has a bpe_gguf_pre; NULL: none that such files support.
+// tokenizer, which has a bpe_gguf_pre; NULL: none that such files support, and no card.
 void gguf_create(GgufWriter* w, const char* path, const char* name, ModelConfig cfg, GgufDtype dtype,
-                 const Bpe* bpe, GgufStart start);
+                 const Bpe* bpe, ModelCard card, GgufStart start);
 
 // Writes the tensors of group g (model.h) from fp32 memory that has only this group, laid out by
 // `rows`.
@@ -227,7 +228,31 @@ static void gguf_pair_tokenizer_(GgufWriter* w, GgufLines_ which, const Bpe* bpe
     free(text);
 }
 
-static void gguf_put_tokenizer_(GgufWriter* w, const Bpe* bpe, GgufStart start, int V) {
+// Writes the tokens around texts and the template of chats. The file has two ends of a text: the
+// document's, and the end of an answer or another one.
+static void gguf_put_card_(GgufWriter* w, const ModelCard* card) {
+    int eos = 0;
+    while (eos + 1 < card->num_ends && card->ends[eos] == card->turn_end) {
+        eos++;
+    }
+    const int other = card->num_ends > 1 ? card->ends[eos == 0] : -1,
+              eot = card->turn_end >= 0 ? card->turn_end : other;
+    gguf_pair_u32_(w, "tokenizer.ggml.bos_token_id", card->start);
+    gguf_pair_u32_(w, "tokenizer.ggml.eos_token_id", card->ends[eos]);
+    gguf_pair_u32_(w, "tokenizer.ggml.unknown_token_id", card->start);
+    if (eot >= 0) {
+        gguf_pair_u32_(w, "tokenizer.ggml.eot_token_id", eot);
+    }
+    if (card->pad >= 0) {
+        gguf_pair_u32_(w, "tokenizer.ggml.padding_token_id", card->pad);
+    }
+    if (card->chat_template) {
+        gguf_pair_string_(w, "tokenizer.chat_template", card->chat_template);
+    }
+}
+
+static void gguf_put_tokenizer_(GgufWriter* w, const Bpe* bpe, const ModelCard* card, GgufStart start,
+                                int V) {
     const uint32_t normal = 1, control = 3, unused = 5;
     if (!bpe) {
         gguf_pair_string_(w, "tokenizer.ggml.model", "no_vocab");
@@ -244,9 +269,7 @@ static void gguf_put_tokenizer_(GgufWriter* w, const Bpe* bpe, GgufStart start, 
         gguf_put_u32_(w, id >= bpe->vocab_size ? unused : bpe_is_name(bpe, id) ? control : normal);
     }
     gguf_pair_tokenizer_(w, GGUF_MERGES_, bpe, V);
-    gguf_pair_u32_(w, "tokenizer.ggml.bos_token_id", bpe->eot);
-    gguf_pair_u32_(w, "tokenizer.ggml.eos_token_id", bpe_document_tokens(bpe).ends[0]);
-    gguf_pair_u32_(w, "tokenizer.ggml.unknown_token_id", bpe->eot);
+    gguf_put_card_(w, card);
     gguf_pair_bool_(w, "tokenizer.ggml.add_bos_token", start == GGUF_START_TOKEN);
     gguf_pair_bool_(w, "tokenizer.ggml.add_eos_token", 0);
 }
@@ -347,7 +370,7 @@ static void gguf_put_sizes_(GgufWriter* w, ModelConfig cfg) {
 }
 
 static void gguf_put_pairs_(GgufWriter* w, const char* name, ModelConfig cfg, GgufDtype dtype, const Bpe* bpe,
-                            GgufStart start) {
+                            const ModelCard* card, GgufStart start) {
     static const int file_types[4] = {0, 1, 32, 7};
     gguf_pair_string_(w, "general.architecture", gguf_archs_[cfg.arch].name);
     gguf_pair_string_(w, "general.type", "model");
@@ -357,7 +380,7 @@ static void gguf_put_pairs_(GgufWriter* w, const char* name, ModelConfig cfg, Gg
     gguf_pair_u32_(w, "general.file_type", file_types[dtype]);
     gguf_pair_u32_(w, "general.quantization_version", 2);
     gguf_put_sizes_(w, cfg);
-    gguf_put_tokenizer_(w, bpe, start, cfg.V);
+    gguf_put_tokenizer_(w, bpe, card, start, cfg.V);
 }
 
 // ---- tensors ----
@@ -524,7 +547,7 @@ static uint64_t gguf_count_tensors_(ModelConfig cfg, const TensorRow* rows) {
 }
 
 void gguf_create(GgufWriter* w, const char* path, const char* name, ModelConfig cfg, GgufDtype dtype,
-                 const Bpe* bpe, GgufStart start) {
+                 const Bpe* bpe, ModelCard card, GgufStart start) {
     TensorRow rows[MODEL_PARAMETER_ROWS];
     char error[ERROR_BYTES];
     CHECK(gguf_check(cfg, error), "%s", error);
@@ -538,7 +561,7 @@ void gguf_create(GgufWriter* w, const char* path, const char* name, ModelConfig 
     gguf_put_u64_(w, gguf_count_tensors_(cfg, rows));
     const size_t count = w->at;
     gguf_put_u64_(w, 0); // pairs: set below
-    gguf_put_pairs_(w, name, cfg, dtype, bpe, start);
+    gguf_put_pairs_(w, name, cfg, dtype, bpe, &card, start);
     gguf_put_infos_(w, rows);
     gguf_pad_(w);
     gguf_put_factors_(w);

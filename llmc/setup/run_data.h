@@ -27,6 +27,7 @@ If a --model directory has a tokenizer's files, they are the default of --tokeni
 #include "llmc/setup/options.h"
 #include "llmc/setup/settled.h"
 #include "llmc/tokenizer/chat_marks.h"
+#include "llmc/tokenizer/model_card.h"
 #include "llmc/tokenizer/tokenizer.h"
 
 #ifdef __cplusplus
@@ -104,8 +105,9 @@ void run_data_check_tokens(const RunData* data, const Options* options, const ch
 // vocabulary.
 int run_data_eot(const RunData* data, int V);
 
-// Returns the tokens around documents, for the model's files.
-DocumentTokens run_data_document_tokens(const RunData* data, int V);
+// Returns what the model's files say of it: the tokenizer's card, with what the run learns. It
+// borrows texts of `data`.
+ModelCard run_data_card(const RunData* data, int V);
 
 // Returns the tokenizer to save with the model; NULL if the data are only token ids.
 const Tokenizer* run_data_saved_tokenizer(const RunData* data);
@@ -128,8 +130,8 @@ int run_data_try_prompt(int* ids, int* count, int max, const RunData* data, cons
 // without a tokenizer.
 double run_data_target_bytes(const RunData* data, const int* targets, size_t count);
 
-// Returns the template of the chats that the run learns, for the model's files; NULL without chats.
-const char* run_data_chat_template(const RunData* data);
+// True if the run learns chats whose format it knows.
+static inline int run_data_learns_chats(const RunData* data) { return data->answers == ANSWERS_CHATS; }
 
 // ---- files ----
 
@@ -413,8 +415,15 @@ void run_data_check_tokens(const RunData* data, const Options* options, const ch
 
 int run_data_eot(const RunData* data, int V) { return data->has_tokenizer ? data->tokenizer.eot : V - 1; }
 
-DocumentTokens run_data_document_tokens(const RunData* data, int V) {
-    return data->has_tokenizer ? tokenizer_document_tokens(&data->tokenizer) : document_tokens_of(V - 1);
+ModelCard run_data_card(const RunData* data, int V) {
+    ModelCard card = data->has_tokenizer ? tokenizer_card(&data->tokenizer) : model_card_of(V - 1);
+    if (run_data_learns_chats(data)) {
+        card.chat_template = chat_template(&data->marks);
+        if (!data->marks.is_text) {
+            model_card_learn_chat(&card, data->marks.end.ids[0]);
+        }
+    }
+    return card;
 }
 
 const Tokenizer* run_data_saved_tokenizer(const RunData* data) {
@@ -503,10 +512,6 @@ double run_data_target_bytes(const RunData* data, const int* targets, size_t cou
         bytes += targets[i] < 0 ? 0 : tokenizer_bytes(&data->tokenizer, targets[i]);
     }
     return bytes;
-}
-
-const char* run_data_chat_template(const RunData* data) {
-    return data->answers == ANSWERS_CHATS ? chat_template(&data->marks) : NULL;
 }
 
 // ---- files ----

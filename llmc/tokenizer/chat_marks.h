@@ -61,9 +61,6 @@ size_t chat_encode(const ChatMarks* marks, BpeEncoder* encoder, ChatRole role, c
 // Returns the template of the format for transformers, in Jinja.
 const char* chat_template(const ChatMarks* marks);
 
-// Writes a template into the directory of a model.
-void chat_write_template(const char* directory, const char* text);
-
 // True if the directory of a model has a template, and its chats can be encoded: the vocabulary has
 // the marks, or the template is that of plain text.
 int chat_is_in(const ChatMarks* marks, const char* directory);
@@ -224,15 +221,6 @@ const char* chat_template(const ChatMarks* marks) {
 // ---- the files of a model ----
 
 enum { CHAT_MAX_TEMPLATE_ = 1 << 24 }; // bytes of a file with a template
-
-void chat_write_template(const char* directory, const char* text) {
-    char path[PATH_MAX];
-    FileWriter file;
-    file_join(path, directory, "chat_template.jinja");
-    file_open(&file, path);
-    file_put(&file, text, strlen(text));
-    file_commit(&file);
-}
 
 // True if a file of the directory exists and contains the text.
 static int chat_file_has_(const char* directory, const char* name, const char* wanted) {

@@ -22,6 +22,7 @@ kind is gpt2, with the same ids. Words have a tokenizer.json of their own (word_
 
 #include "llmc/tokenizer/bpe.h"
 #include "llmc/tokenizer/bpe_encode.h"
+#include "llmc/tokenizer/model_card.h"
 #include "llmc/tokenizer/word_files.h"
 
 #ifdef __cplusplus
@@ -66,7 +67,7 @@ const Bpe* tokenizer_bpe(const Tokenizer* tokenizer);
 
 // Writes the tokenizer of a model with a context of max_T for Hugging Face's transformers into a
 // directory. Writes nothing if the tokens can only be decoded.
-void tokenizer_write_hf(const Tokenizer* tokenizer, const char* directory, int max_T);
+void tokenizer_write_hf(const Tokenizer* tokenizer, const ModelCard* card, const char* directory, int max_T);
 
 // True if a directory has files of a tokenizer.
 int tokenizer_is_in(const char* path);
@@ -90,8 +91,8 @@ int tokenizer_is_end(const Tokenizer* tokenizer, int id);
 // Returns the id of an added token, special or cut out of texts; -1 if none is called so.
 int tokenizer_find_added(const Tokenizer* tokenizer, const char* name);
 
-// Returns the tokens around documents, for the model's files.
-DocumentTokens tokenizer_document_tokens(const Tokenizer* tokenizer);
+// Returns what the files of the tokenizer say of the model; it borrows their texts.
+ModelCard tokenizer_card(const Tokenizer* tokenizer);
 
 // Returns the most ids that a text of so many bytes has.
 size_t tokenizer_most_ids(const Tokenizer* tokenizer, size_t bytes);
@@ -106,8 +107,8 @@ uint64_t tokenizer_checksum(const Tokenizer* tokenizer);
 // can encode text. Both were read from files.
 int tokenizer_extends(const Tokenizer* tokenizer, const Tokenizer* old);
 
-// Sets the tokens that end a text and pad it, which a tokenizer.json without other files does not
-// say, to those of a tokenizer that this one extends.
+// Takes from the card of a tokenizer that this one extends what a tokenizer.json without other
+// files does not say: ends of texts, padding, template and defaults.
 void tokenizer_take_roles(Tokenizer* tokenizer, const Tokenizer* old);
 
 // Returns the length of the longest token.
@@ -241,11 +242,11 @@ const Bpe* tokenizer_bpe(const Tokenizer* tokenizer) {
     return tokenizer_is_(tokenizer, "words") || tokenizer->decode_only ? NULL : tokenizer->bpe;
 }
 
-void tokenizer_write_hf(const Tokenizer* tokenizer, const char* directory, int max_T) {
+void tokenizer_write_hf(const Tokenizer* tokenizer, const ModelCard* card, const char* directory, int max_T) {
     if (tokenizer_is_(tokenizer, "words")) {
-        word_list_write_hf(tokenizer->list.words, tokenizer->list.count, directory, max_T);
+        word_list_write_hf(tokenizer->list.words, tokenizer->list.count, card, directory, max_T);
     } else if (tokenizer_bpe(tokenizer)) {
-        bpe_write_hf(tokenizer_bpe(tokenizer), directory, max_T);
+        bpe_write_hf(tokenizer_bpe(tokenizer), card, directory, max_T);
     }
 }
 
@@ -296,9 +297,8 @@ int tokenizer_find_added(const Tokenizer* tokenizer, const char* name) {
     return tokenizer->bpe ? bpe_find_added(tokenizer->bpe, name) : -1;
 }
 
-DocumentTokens tokenizer_document_tokens(const Tokenizer* tokenizer) {
-    return tokenizer_is_(tokenizer, "gpt2") ? bpe_document_tokens(tokenizer->bpe)
-                                            : document_tokens_of(tokenizer->eot);
+ModelCard tokenizer_card(const Tokenizer* tokenizer) {
+    return tokenizer_is_(tokenizer, "gpt2") ? tokenizer->bpe->card : model_card_of(tokenizer->eot);
 }
 
 size_t tokenizer_most_ids(const Tokenizer* tokenizer, size_t bytes) {
@@ -336,13 +336,21 @@ int tokenizer_extends(const Tokenizer* tokenizer, const Tokenizer* old) {
            tokenizer_is_same_to_(old, tokenizer, old->vocab_size);
 }
 
+// Returns a text, or else a copy of another's.
+static const char* tokenizer_take_text_(const char* text, const char* other) {
+    const char* taken = text || !other ? text : strdup(other);
+    CHECK(taken || !other, "the files of a model: no memory");
+    return taken;
+}
+
 void tokenizer_take_roles(Tokenizer* tokenizer, const Tokenizer* old) {
-    Bpe* bpe = tokenizer->bpe;
-    if (bpe->num_ends == 0) {
-        bpe->num_ends = old->bpe->num_ends;
-        memcpy(bpe->ends, old->bpe->ends, sizeof(bpe->ends));
-    }
-    bpe->pad = bpe->pad < 0 ? old->bpe->pad : bpe->pad;
+    ModelCard* card = &tokenizer->bpe->card;
+    const ModelCard *own = &old->bpe->card, was = *card;
+    const int is_bare = was.num_ends == 1 && was.ends[0] == was.start;
+    *card = is_bare ? *own : was;
+    card->pad = was.pad < 0 ? own->pad : was.pad;
+    card->chat_template = tokenizer_take_text_(was.chat_template, own->chat_template);
+    card->generation = tokenizer_take_text_(was.generation, own->generation);
 }
 
 int tokenizer_longest(const Tokenizer* tokenizer) {

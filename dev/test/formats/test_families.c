@@ -118,7 +118,7 @@ static void write_as(const Family* family, const char* directory, SafeTensorsDty
                    dtype == SAFETENSORS_F32 ? (const void*)&x : (const void*)&narrow, rows[i].element_bytes);
         }
     }
-    hf_config_write(directory, family->cfg, dtype, document_tokens_of(family->cfg.V - 1), NULL);
+    hf_config_write(directory, family->cfg, dtype, model_card_of(family->cfg.V - 1), NULL);
     whole_model_write(directory, family->cfg, rows, memory, dtype);
     free(memory);
 }

@@ -197,7 +197,7 @@ static void test_file(ModelConfig cfg, GgufDtype dtype, const Bpe* bpe, GgufStar
     }
     const char* path = test_path("model.gguf");
     GgufWriter writer;
-    gguf_create(&writer, path, "out/my run/", cfg, dtype, bpe, start);
+    gguf_create(&writer, path, "out/my run/", cfg, dtype, bpe, bpe ? bpe->card : model_card_of(0), start);
     for (int g = model_groups(cfg) - 1; g >= 0; g--) { // in any order
         gguf_put(&writer, rows, g, (const char*)memory + tensor_group_offset_bytes(rows, g));
     }
@@ -240,7 +240,8 @@ static void write_large(const void* context) {
             ((float*)tensor_at_layer(&rows[i], memory, 1))[5] = large->value;
         }
     }
-    gguf_create(&writer, test_path("large.gguf"), "large", cfg, large->dtype, NULL, GGUF_NO_START_TOKEN);
+    gguf_create(&writer, test_path("large.gguf"), "large", cfg, large->dtype, NULL, model_card_of(0),
+                GGUF_NO_START_TOKEN);
     for (int g = 0; g < model_groups(cfg); g++) {
         gguf_put(&writer, rows, g, (const char*)memory + tensor_group_offset_bytes(rows, g));
     }
