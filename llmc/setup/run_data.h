@@ -26,6 +26,7 @@ If a --model directory has a tokenizer's files, they are the default of --tokeni
 #include "llmc/data/target_mask.h"
 #include "llmc/setup/options.h"
 #include "llmc/setup/settled.h"
+#include "llmc/tokenizer/chat_format.h"
 #include "llmc/tokenizer/chat_marks.h"
 #include "llmc/tokenizer/model_card.h"
 #include "llmc/tokenizer/tokenizer.h"
@@ -70,7 +71,8 @@ typedef struct {
     // passes over the training data that the run makes; 0: unknown, or the data are endless
     double epochs;
     Answers answers;
-    ChatMarks marks; // with ANSWERS_CHATS
+    ChatMarks marks;     // of the chats that the run learns; without a layout: it learns none
+    char* chat_template; // written for them; NULL: the model's own stays
 } RunData;
 
 // Returns true if the run has data to train on or to validate with.
@@ -131,7 +133,7 @@ int run_data_try_prompt(int* ids, int* count, int max, const RunData* data, cons
 double run_data_target_bytes(const RunData* data, const int* targets, size_t count);
 
 // True if the run learns chats whose format it knows.
-static inline int run_data_learns_chats(const RunData* data) { return data->answers == ANSWERS_CHATS; }
+static inline int run_data_learns_chats(const RunData* data) { return data->marks.format.layout != NULL; }
 
 // ---- files ----
 
@@ -418,10 +420,10 @@ int run_data_eot(const RunData* data, int V) { return data->has_tokenizer ? data
 ModelCard run_data_card(const RunData* data, int V) {
     ModelCard card = data->has_tokenizer ? tokenizer_card(&data->tokenizer) : model_card_of(V - 1);
     if (run_data_learns_chats(data)) {
-        card.chat_template = chat_template(&data->marks);
-        if (!data->marks.is_text) {
-            model_card_learn_chat(&card, data->marks.end.ids[0]);
-        }
+        card.chat_template = data->chat_template ? data->chat_template : card.chat_template;
+    }
+    if (run_data_learns_chats(data) && data->marks.turn_end >= 0) {
+        model_card_learn_chat(&card, data->marks.turn_end);
     }
     return card;
 }
@@ -516,14 +518,37 @@ double run_data_target_bytes(const RunData* data, const int* targets, size_t cou
 
 // ---- files ----
 
+// Decides the format of the chats that the run learns.
+static void run_data_settle_chats_(RunData* data, const Options* options) {
+    Bpe* bpe = data->tokenizer.bpe;
+    char error[ERROR_BYTES];
+    const int is_named = options->chat >= (int)CHAT_CHATML;
+    if (!is_named && options->chat != OPTION_AUTO) {
+        die_usage("--chat %s is for --interactive; wanted a format, --chat chatml for example",
+                  chat_word(options->chat));
+    }
+    if (is_named && chat_choose(bpe, (ChatWord)options->chat)) {
+        printable_line(stdout, "chats: --chat %s replaces the model's own chat_template, which is another",
+                       chat_word(options->chat));
+    } else if (!chat_check(bpe, "--chat chatml", error)) {
+        die_usage("--train-data %s has %s", options->train_data, error);
+    }
+    chat_marks_open(&data->marks, bpe);
+    if (!bpe->card.chat_template || bpe->card.is_chosen) {
+        data->chat_template = chat_new_template(&data->marks, bpe);
+    }
+}
+
 Answers run_data_find_answers(RunData* data, const Options* options) {
     const int are_files = data->kind == DATA_TEXT || data->kind == DATA_SHARDS;
-    BpeEncoder encoder;
     data->answers = are_files ? encoded_text_answers(options->train_data, options->text_field) : ANSWERS_NONE;
-    if (data->answers == ANSWERS_CHATS) {
-        bpe_encoder_open(&encoder, data->tokenizer.bpe);
-        chat_marks_open(&data->marks, &encoder);
-        bpe_encoder_close(&encoder);
+    const int is_named = options->chat >= (int)CHAT_CHATML;
+    if (data->answers == ANSWERS_CHATS ||
+        (data->answers == ANSWERS_MASK && is_named && data->has_tokenizer)) {
+        run_data_settle_chats_(data, options);
+    } else if (options->chat != OPTION_AUTO && are_files) {
+        die_usage("--chat %s, but --train-data %s has no chats", chat_word(options->chat),
+                  options->train_data);
     }
     return data->answers;
 }
@@ -633,6 +658,10 @@ static int run_data_sources_(DataSources* sources, const RunData* data, const Op
     }
     Bpe bytes;
     bpe_open_bytes(&bytes);
+    if (data->kind == DATA_TEXT) {
+        bytes.card.chat = data->tokenizer.bpe->card.chat; // of --chat, without texts
+        bytes.card.is_chosen = data->tokenizer.bpe->card.is_chosen;
+    }
     const Bpe* bpe = data->kind == DATA_TEXT ? &bytes : data->tokenizer.bpe;
     EncodedText text = run_data_text_(options, bpe, directory);
     text.warns = !data->is_warned;
@@ -945,7 +974,7 @@ static void run_data_print_answers_(const RunData* data) {
            mixture_has_mask(&data->val) ? ", in training and in validation"
                                         : "; all tokens of the validation data count");
     if (data->answers == ANSWERS_CHATS) {
-        printf("; chats are %s, %s", data->marks.format,
+        printf("; chats are %s, %s", data->marks.format.layout->name,
                data->marks.is_text
                    ? "whose marks are plain text: the tokenizer has no special tokens for them"
                    : "whose marks are special tokens of the tokenizer");
@@ -1051,6 +1080,7 @@ void run_data_close(RunData* data) {
     if (data->is_extended) {
         tokenizer_close(&data->own_tokenizer);
     }
+    free(data->chat_template);
     free(data->val_nats);
     free(data->val_stories);
     free(data->train_stories);

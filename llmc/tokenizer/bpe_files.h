@@ -30,6 +30,8 @@ bpe_write_hf_config writes the part of it that any tokenizer.json needs beside i
 
 #include "llmc/base/outputs.h"
 #include "llmc/tokenizer/bpe.h"
+#include "llmc/tokenizer/chat_format.h"
+#include "llmc/tokenizer/model_card.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -1121,6 +1123,29 @@ static int bpe_find_name_(const Bpe* bpe, const char* name) { return name ? bpe_
 // Returns an id of the files; -1: none, or beyond the vocabulary.
 static int bpe_id_of_file_(const Bpe* bpe, size_t id) { return id < (size_t)bpe->vocab_size ? (int)id : -1; }
 
+// Returns the name of a token, terminated, which the caller frees; NULL: there is no token.
+static char* bpe_name_of_(const Bpe* bpe, int id) {
+    int length = 0;
+    const char* name = id >= 0 ? bpe_token(bpe, id, &length) : NULL;
+    return name ? strndup(name, (size_t)length) : NULL;
+}
+
+// Finds the format of the card's template, and the token that ends an answer.
+static void bpe_recognize_chat_(Bpe* bpe) {
+    ModelCard* card = &bpe->card;
+    if (!card->chat_template) {
+        return;
+    }
+    char *bos = bpe_name_of_(bpe, card->bos), *eos = bpe_name_of_(bpe, card->eos);
+    card->chat_known = chat_recognize(&card->chat, card->chat_template, bos, eos);
+    if (card->chat_known != CHAT_UNKNOWN) {
+        const char* end = chat_format_end(&card->chat);
+        card->turn_end = end[0] == CHAT_EOS[0] ? card->eos : bpe_find_added(bpe, end);
+    }
+    free(bos);
+    free(eos);
+}
+
 // Sets the card from the files beside tokenizer.json, whose texts it takes over. The start token is
 // among the ends unless it only starts texts: the tokenizer puts it before each, and others end
 // them.
@@ -1145,6 +1170,7 @@ static void bpe_set_card_(Bpe* bpe, CardFiles* files) {
     card->chat_template = files->chat_template;
     card->generation = files->generation;
     files->chat_template = files->generation = NULL;
+    bpe_recognize_chat_(bpe);
 }
 
 static void bpe_open_json_(Bpe* bpe, const BpeFile_* file) {
@@ -1556,6 +1582,13 @@ void bpe_write_hf_config(const char* directory, const char* tokenizer_class, con
     file_commit(&writer);
 }
 
+// Returns a text with another value of a member, and frees the old one.
+static char* bpe_change_text_(char* text, const char* key, const char* value) {
+    char* changed = card_set_member(text, key, value);
+    free(text);
+    return changed;
+}
+
 // Returns the text of a file that was kept, where the end of a text is the card's; the caller frees
 // it.
 static char* bpe_kept_text_(const Bpe* bpe, const BpeKept* kept, const ModelCard* card) {
@@ -1565,10 +1598,11 @@ static char* bpe_kept_text_(const Bpe* bpe, const BpeKept* kept, const ModelCard
                           strcmp(kept->name, "special_tokens_map.json") == 0;
     if (has_roles && card->eos != bpe->card.eos && strlen(text) == kept->count) {
         char* name = bpe_name_json_(bpe, card->eos);
-        char* changed = card_set_member(text, "eos_token", name);
+        text = bpe_change_text_(text, "eos_token", name);
         free(name);
-        free(text);
-        return changed;
+    }
+    if (has_roles && card->is_chosen && strstr(text, "\"chat_template\"")) {
+        text = bpe_change_text_(text, "chat_template", "null"); // chat_template.jinja has another one
     }
     return text;
 }

@@ -15,6 +15,8 @@ A file that cannot be read is transformers' business: it says nothing here.
 
 #include <stddef.h>
 
+#include "llmc/tokenizer/chat_format.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -29,6 +31,9 @@ typedef struct {
     int pad;                     // padding token for transformers; -1: none
     int turn_end;                // token that ends an answer of a chat; -1: unknown
     const char* chat_template;   // in Jinja; NULL: none
+    ChatKnown chat_known;        // how far its format is known
+    ChatFormat chat;             // its format, or the one that --chat names; without layout: neither
+    int is_chosen;               // the format is not the template's
     const char* generation;      // text of generation_config.json, with its other defaults; NULL: none
 } ModelCard;
 

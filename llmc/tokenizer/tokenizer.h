@@ -351,6 +351,11 @@ void tokenizer_take_roles(Tokenizer* tokenizer, const Tokenizer* old) {
     card->pad = was.pad < 0 ? own->pad : was.pad;
     card->chat_template = tokenizer_take_text_(was.chat_template, own->chat_template);
     card->generation = tokenizer_take_text_(was.generation, own->generation);
+    card->chat = was.chat_template ? was.chat : own->chat;
+    card->chat_known = was.chat_template ? was.chat_known : own->chat_known;
+    card->turn_end = was.chat_template ? was.turn_end : own->turn_end;
+    card->chat.default_system = tokenizer_take_text_(was.chat_template ? was.chat.default_system : NULL,
+                                                     was.chat_template ? NULL : own->chat.default_system);
 }
 
 int tokenizer_longest(const Tokenizer* tokenizer) {

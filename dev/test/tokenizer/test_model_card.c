@@ -60,7 +60,7 @@ TEST(order_of_files) {
          8},
         {"{\"eos_token_id\": [642, 999999, 642]}", NULL, {642}, 1, -1},
         {"[1, 2", "{\"eos_token_id\": 642}", {642}, 1, -1},
-        {NULL, NULL, {640}, 1, -1},
+        {NULL, NULL, {645}, 1, -1},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         Bpe bpe;
@@ -81,8 +81,8 @@ TEST(order_of_files) {
 TEST(start_by_name) {
     static const char* const files[][2] = {
         {"tokenizer_config.json", "{\"bos_token\": {\"content\": \"<bos>\"}, \"eos_token\": \"<|eot_id|>\"}"},
-        {"generation_config.json", "{\"bos_token_id\": 640}"},
-        {"config.json", "{\"bos_token_id\": 640, \"eos_token_id\": 642}"}};
+        {"generation_config.json", "{\"bos_token_id\": 645}"},
+        {"config.json", "{\"bos_token_id\": 645, \"eos_token_id\": 642}"}};
     char *text = text_of(LLAMA3), *at;
     while ((at = strstr(text, "<|begin_of_text|>"))) { // in its post_processor, too, which goes
         memmove(at + 5, at + 17, strlen(at + 17) + 1);
@@ -98,7 +98,7 @@ TEST(start_by_name) {
         write_to(name, "tokenizer.json", text);
         write_to(name, files[i][0], files[i][1]);
         bpe_open(&bpe, test_path(name));
-        EXPECT(bpe.eot == 640 && bpe.card.start == 640 && bpe_is_name(&bpe, 640), "%s: %d", files[i][0],
+        EXPECT(bpe.eot == 645 && bpe.card.start == 645 && bpe_is_name(&bpe, 645), "%s: %d", files[i][0],
                bpe.eot);
         bpe_close(&bpe);
     }
@@ -148,7 +148,7 @@ TEST(learned_end) {
            text);
     free(text);
     char wanted[128];
-    snprintf(wanted, sizeof(wanted), "{\"temperature\": 0.6, \"eos_token_id\": [%d, 641]}", end);
+    snprintf(wanted, sizeof(wanted), "{\"temperature\": 0.6, \"eos_token_id\": [%d, 641, 646]}", end);
     text = text_of(test_path("same/generation_config.json"));
     EXPECT(strcmp(text, wanted) == 0, "%s", text);
     free(text);
