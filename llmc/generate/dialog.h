@@ -8,8 +8,8 @@ dialog.h -- the messages of a chat so far, as the prompt of the next answer.
     ... an answer is generated ...
     dialog_add(&dialog, CHAT_ASSISTANT, answer, bytes);
 
-The tokens are those that a run learns (chat_marks.h): the messages between their marks, and then the
-header of an answer. When they do not fit into the room, the oldest turns are forgotten, each a
+The tokens are the ones that a run learns (chat_marks.h): the messages between their marks, and then
+the header of an answer. When they do not fit into the room, the oldest turns are forgotten, each a
 message of the user with its answer; the system's message stays.
 */
 #ifndef LLMC_DIALOG_H
@@ -48,9 +48,9 @@ void dialog_add(Dialog* dialog, ChatRole role, const char* text, size_t bytes);
 // Takes the last message back.
 void dialog_take_back(Dialog* dialog);
 
-// Sets ids (max) to the messages and the header of an answer, without the start token. Forgets the oldest turns if there are
-// too many tokens, and sets *forgotten to their number. Returns the number of tokens; 0 if the last
-// message alone has too many.
+// Sets ids (max) to the messages and the header of an answer, without the start token. Forgets the
+// oldest turns if there are too many tokens, and sets *forgotten to their number. Returns the
+// number of tokens; 0 if the last message alone has too many.
 int dialog_prompt(Dialog* dialog, int* ids, int max, int* forgotten);
 
 #ifdef __cplusplus

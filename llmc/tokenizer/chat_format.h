@@ -7,8 +7,8 @@ chat_format.h -- formats of chats: what stands around the contents of messages.
     mistral3          bos [INST] user [/INST] answer eos; the system's message in the last [INST]
     mistral7          bos [SYSTEM_PROMPT] system [/SYSTEM_PROMPT] [INST] user [/INST] answer eos
     mistral*-tekken   the same without blanks
-    gemma             bos <start_of_turn> role \n content <end_of_turn> \n; the system's message opens
-                      the first turn, the assistant is called model
+    gemma             bos <start_of_turn> role \n content <end_of_turn> \n; the system's message
+                      opens the user's turn, the assistant is called model
     phi3              <|role|> \n content <|end|> \n
     phi4              <|im_start|> role <|im_sep|> content <|im_end|>
     zephyr            <|role|> \n content eos \n
@@ -128,10 +128,10 @@ const char* chat_format_end(const ChatFormat* format);
 // Receives the parts of a chat in their order: text of the layout, with CHAT_BOS and CHAT_EOS, or
 // of a message.
 typedef struct {
-    void (*layout)(void* context, const char* text, int is_learned);
-    void (*content)(void* context, const char* text, size_t bytes, int is_learned);
+    void (*on_layout)(void* context, const char* text, int is_learned);
+    void (*on_content)(void* context, const char* text, size_t bytes, int is_learned);
     // removes blanks from the end of what came last
-    void (*trim)(void* context);
+    void (*on_trim)(void* context);
     void* context;
 } ChatSink;
 
@@ -161,7 +161,6 @@ void chat_print_template(const ChatFormat* format, const char* bos, const char* 
 #include <string.h>
 
 #include "llmc/base/check.h"
-#include "llmc/base/text_buffer.h"
 #include "llmc/tokenizer/jinja.h"
 
 // clang-format off
@@ -252,28 +251,28 @@ static void chat_walk_content_(const ChatFormat* f, ChatRole role, const char* t
     if (f->trims >> role & 1 || (role == CHAT_USER && f->trims & TRIM_WHOLE_TURN)) {
         jinja_strip(&text, &bytes);
     }
-    sink.content(sink.context, text, bytes, role == CHAT_ASSISTANT);
+    sink.on_content(sink.context, text, bytes, role == CHAT_ASSISTANT);
 }
 
 // Visits a message of the system; `opens`: a user's turn follows.
 static void chat_walk_system_(const ChatFormat* f, const char* text, size_t bytes, int opens, ChatSink sink) {
     const ChatLayout* layout = f->layout;
-    sink.layout(sink.context, layout->header[CHAT_SYSTEM], 0);
+    sink.on_layout(sink.context, layout->header[CHAT_SYSTEM], 0);
     chat_walk_content_(f, CHAT_SYSTEM, text, bytes, sink);
-    sink.layout(sink.context, layout->end[CHAT_SYSTEM], 0);
+    sink.on_layout(sink.context, layout->end[CHAT_SYSTEM], 0);
     if (layout->system != SYSTEM_OPENS) {
-        sink.layout(sink.context, layout->after, 0);
+        sink.on_layout(sink.context, layout->after, 0);
     } else if (!opens) {
-        sink.layout(sink.context, layout->joint, 0);
+        sink.on_layout(sink.context, layout->joint, 0);
     }
 }
 
 // Visits the content of a user's turn that a message of the system has opened.
 static void chat_walk_opened_(const ChatFormat* f, const ChatMessage* m, ChatSink sink) {
-    sink.layout(sink.context, f->layout->joint, 0);
+    sink.on_layout(sink.context, f->layout->joint, 0);
     if (f->trims & TRIM_WHOLE_TURN) {
-        sink.content(sink.context, m->text, m->bytes, 0);
-        sink.trim(sink.context);
+        sink.on_content(sink.context, m->text, m->bytes, 0);
+        sink.on_trim(sink.context);
     } else {
         chat_walk_content_(f, CHAT_USER, m->text, m->bytes, sink);
     }
@@ -284,7 +283,7 @@ static void chat_walk_late_(const ChatFormat* f, const ChatMessage* m, size_t la
     for (size_t i = 0; i < last; i++) {
         if (m[i].role == CHAT_SYSTEM) {
             chat_walk_content_(f, CHAT_SYSTEM, m[i].text, m[i].bytes, sink);
-            sink.layout(sink.context, f->layout->joint, 0);
+            sink.on_layout(sink.context, f->layout->joint, 0);
         }
     }
 }
@@ -296,15 +295,15 @@ static void chat_walk_turn_(const ChatFormat* f, const ChatMessage* m, size_t i,
     if (role == CHAT_USER && layout->system == SYSTEM_OPENS && chat_follows_system_(f, m, i)) {
         chat_walk_opened_(f, &m[i], sink);
     } else {
-        sink.layout(sink.context, layout->header[role], 0);
-        sink.layout(sink.context, is_answer ? layout->lead : "", 1);
+        sink.on_layout(sink.context, layout->header[role], 0);
+        sink.on_layout(sink.context, is_answer ? layout->lead : "", 1);
         if (i == last && layout->system == SYSTEM_LAST) {
             chat_walk_late_(f, m, last, sink);
         }
         chat_walk_content_(f, role, m[i].text, m[i].bytes, sink);
     }
-    sink.layout(sink.context, layout->end[role], is_answer);
-    sink.layout(sink.context, layout->after, 0);
+    sink.on_layout(sink.context, layout->end[role], is_answer);
+    sink.on_layout(sink.context, layout->after, 0);
 }
 
 void chat_walk(const ChatFormat* f, const ChatMessage* m, size_t count, ChatEnd end, ChatSink sink) {
@@ -312,7 +311,7 @@ void chat_walk(const ChatFormat* f, const ChatMessage* m, size_t count, ChatEnd 
     for (size_t i = 0; i < count; i++) {
         last = m[i].role == CHAT_USER ? i : last;
     }
-    sink.layout(sink.context, f->has_bos ? CHAT_BOS : "", 0);
+    sink.on_layout(sink.context, f->has_bos ? CHAT_BOS : "", 0);
     if (f->default_system && (count == 0 || m[0].role != CHAT_SYSTEM)) {
         chat_walk_system_(f, f->default_system, strlen(f->default_system),
                           count > 0 && m[0].role == CHAT_USER, sink);
@@ -325,11 +324,11 @@ void chat_walk(const ChatFormat* f, const ChatMessage* m, size_t count, ChatEnd 
             chat_walk_system_(f, m[i].text, m[i].bytes, i + 1 < count && m[i + 1].role == CHAT_USER, sink);
         }
     }
-    sink.layout(sink.context,
-                end == CHAT_FOR_ANSWER ? f->layout->header[CHAT_ASSISTANT]
-                : f->has_tail          ? CHAT_EOS
-                                       : "",
-                0);
+    sink.on_layout(sink.context,
+                   end == CHAT_FOR_ANSWER ? f->layout->header[CHAT_ASSISTANT]
+                   : f->has_tail          ? CHAT_EOS
+                                          : "",
+                   0);
 }
 
 // ---- recognition ----

@@ -56,6 +56,7 @@ enum {
     JINJA_MAX_STEPS_ = 1 << 18, // values and tags of a rendering: templates of today take hundreds
     JINJA_MAX_DEPTH_ = 100,     // nested expressions and blocks
     JINJA_MAX_TEXT_ = 1 << 24,  // bytes of all values
+    JINJA_MAX_BYTES_ = 1 << 20, // of a template
     JINJA_ARGS_ = 8,
     JINJA_NAME_ = 48,
 };
@@ -285,7 +286,7 @@ void jinja_strip(const char** text, size_t* length) {
     jinja_strip_right_(*text, length);
 }
 
-// Removes characters of a set from the ends: 1 the left, 2 the right, 3 both. Without a set, blanks.
+// Removes characters of a set, or blanks, from the ends: 1 the left, 2 the right, 3 both.
 static JinjaValue_ jinja_stripped_(JinjaValue_ v, const JinjaArgs_* args, int sides) {
     const char* set = args->count > 0 && args->values[0].kind == JINJA_TEXT_ ? args->values[0].text : NULL;
     const size_t n = set ? args->values[0].length : 0;
@@ -814,10 +815,12 @@ static JinjaValue_ jinja_compared_(Jinja_* j) {
 }
 
 static JinjaValue_ jinja_not_(Jinja_* j) {
-    if (jinja_step_(j) && jinja_take_(j, "not")) {
-        return jinja_bool_(!jinja_is_true_(jinja_not_(j)));
+    int count = 0;
+    while (jinja_step_(j) && jinja_take_(j, "not")) {
+        count++;
     }
-    return jinja_compared_(j);
+    const JinjaValue_ value = jinja_compared_(j);
+    return count ? jinja_bool_(jinja_is_true_(value) != count % 2) : value;
 }
 
 // Reads operands of `and` or `or`; one that no longer counts has no effect.
@@ -1110,6 +1113,9 @@ char* jinja_render(const char* text, const JinjaChat* chat, char* error) {
     j.bytes = strlen(text);
     j.error = error;
     j.starts_line = 1;
+    if (j.bytes > JINJA_MAX_BYTES_) {
+        jinja_fail_(&j, "is too long");
+    }
     text_buffer_open(&j.out, "a chat");
     jinja_set_chat_(&j, chat);
     jinja_body_(&j, "", &stop);

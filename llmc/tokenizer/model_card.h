@@ -32,9 +32,9 @@ typedef struct {
     int turn_end;                // token that ends an answer of a chat; -1: unknown
     const char* chat_template;   // in Jinja; NULL: none
     ChatKnown chat_known;        // how far its format is known
-    ChatFormat chat;             // its format, or the one that --chat names; without layout: neither
+    ChatFormat chat;             // its format, or the one of --chat; without layout: neither
     int is_chosen;               // the format is not the template's
-    const char* generation;      // text of generation_config.json, with its other defaults; NULL: none
+    const char* generation;      // text of generation_config.json, with other defaults; NULL: none
 } ModelCard;
 
 // Returns the card of a vocabulary where one token starts and ends texts.

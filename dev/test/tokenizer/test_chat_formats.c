@@ -1,5 +1,6 @@
-// test_chat_formats.c -- templates are recognized, and the tokens of odd chats are those of transformers
-// (dev/ref/make_chat_format_fixtures.py); a format that is written as a template renders what is encoded.
+// test_chat_formats.c -- templates are recognized, and the tokens of odd chats are what
+// transformers makes of them (dev/ref/make_chat_format_fixtures.py); a format that is written as a
+// template renders the text that is encoded.
 #include <sys/stat.h>
 
 #include "llmc/base/file.h"
@@ -259,8 +260,8 @@ TEST(written_templates) {
 #define TURN "{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}"
 #define ASKS "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 
-// What a template adds to answers makes it unknown for training, not for talking; a template of
-// another format, or one that cannot be rendered, is unknown.
+// Text that a template adds to answers makes it unknown for training, not for talking; a template
+// of another format, or one that cannot be rendered, is unknown.
 TEST(unknown_templates) {
     static const struct {
         const char* text;

@@ -1,5 +1,5 @@
-// test_model_card.c -- what a model says of itself: the files of a directory are read in the order of
-// transformers, and all of them are written with the end of an answer that a run has taught.
+// test_model_card.c -- what a model says of itself: the files of a directory are read in the order
+// of transformers, and all of them are written with the end of an answer that a run has taught.
 #include <sys/stat.h>
 
 #include "llmc/base/file.h"
