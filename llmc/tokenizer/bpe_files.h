@@ -666,18 +666,24 @@ static int bpe_json_added_token_(BpeJson_* v) {
 typedef struct {
     const char *type, *pattern, *behavior;
     int add_prefix_space, use_regex, individual_digits, invert;
+    int is_literal; // the pattern is a text, not an expression
 } BpeJsonStep_;
 
 // Reads {"Regex": "..."}, or {"String": "..."}.
-static int bpe_json_regex_(BpeJson_* v, const char** pattern) {
+static int bpe_json_regex_(BpeJson_* v, BpeJsonStep_* step) {
     const char* kind;
-    return json_take(&v->json, '{') && json_member(&v->json, JSON_FIRST, &kind) > 0 &&
-           json_name(&v->json, pattern) && json_take(&v->json, '}');
+    if (!json_take(&v->json, '{') || json_member(&v->json, JSON_FIRST, &kind) <= 0) {
+        return 0;
+    }
+    step->is_literal = strcmp(kind, "String") == 0;
+    return (step->is_literal || strcmp(kind, "Regex") == 0 ||
+            bpe_json_refuse_(v, "a pattern of kind", kind, "Regex or String")) &&
+           json_name(&v->json, &step->pattern) && json_take(&v->json, '}');
 }
 
 // Reads a step. `each` reads those of a sequence.
 static int bpe_json_step_(BpeJson_* v, BpeJsonStep_* step, int (*each)(BpeJson_* v)) {
-    static const BpeJsonStep_ defaults = {"without a type", "", "", 1, 1, 0, 0};
+    static const BpeJsonStep_ defaults = {"without a type", "", "", 1, 1, 0, 0, 0};
     const char* key;
     *step = defaults;
     if (json_peek(&v->json) == 'n') {
@@ -692,7 +698,7 @@ static int bpe_json_step_(BpeJson_* v, BpeJsonStep_* step, int (*each)(BpeJson_*
         if (more > 0 &&
             !(is_list                                 ? bpe_json_each_(v, each)
               : strcmp(key, "type") == 0              ? json_name(&v->json, &step->type)
-              : strcmp(key, "pattern") == 0           ? bpe_json_regex_(v, &step->pattern)
+              : strcmp(key, "pattern") == 0           ? bpe_json_regex_(v, step)
               : strcmp(key, "behavior") == 0          ? json_name(&v->json, &step->behavior)
               : strcmp(key, "add_prefix_space") == 0  ? json_bool(&v->json, &step->add_prefix_space)
               : strcmp(key, "use_regex") == 0         ? json_bool(&v->json, &step->use_regex)
@@ -730,7 +736,16 @@ static int bpe_json_split_(BpeJson_* v, const BpeJsonStep_* step) {
     const int is_isolated = strcmp(step->behavior, "Isolated") == 0 && !step->invert;
     const int is_removed = strcmp(step->behavior, "Removed") == 0 && step->invert;
     if (!is_isolated && !is_removed) {
-        return bpe_json_refuse_(v, "the pre_tokenizer Split with the behavior", step->behavior, "Isolated");
+        return error_set(
+            v->json.error, v->json.path,
+            "the pre_tokenizer Split with the behavior %.24s and invert %s, wanted Isolated and false, or "
+            "Removed and true",
+            step->behavior, step->invert ? "true" : "false");
+    }
+    if (step->is_literal) {
+        return error_set(v->json.error, v->json.path,
+                         "the pre_tokenizer splits text at the literal string %.40s, wanted {\"Regex\": ...}",
+                         step->pattern);
     }
     if (!bpe_pattern_read(step->pattern, &pattern)) {
         return error_set(v->json.error, v->json.path,
@@ -800,7 +815,10 @@ static int bpe_json_special_(BpeJson_* v) {
 static int bpe_json_template_(BpeJson_* v) {
     const char* key;
     if (!json_take(&v->json, '{') || json_member(&v->json, JSON_FIRST, &key) <= 0 ||
-        !(strcmp(key, "SpecialToken") == 0 ? bpe_json_special_(v) : json_skip(&v->json)) ||
+        !(strcmp(key, "SpecialToken") == 0 ? bpe_json_special_(v)
+          : strcmp(key, "Sequence") == 0
+              ? json_skip(&v->json)
+              : bpe_json_refuse_(v, "the post_processor has a", key, "SpecialToken or Sequence")) ||
         !json_take(&v->json, '}')) {
         return 0;
     }
@@ -1602,7 +1620,7 @@ static char* bpe_kept_text_(const Bpe* bpe, const BpeKept* kept, const ModelCard
         free(name);
     }
     if (has_roles && card->is_chosen && strstr(text, "\"chat_template\"")) {
-        text = bpe_change_text_(text, "chat_template", "null"); // chat_template.jinja has another one
+        text = bpe_change_text_(text, "chat_template", "null"); // chat_template.jinja has it
     }
     return text;
 }

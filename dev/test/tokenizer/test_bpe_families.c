@@ -332,3 +332,34 @@ TEST(bpe_beside) {
     EXPECT(bytes == strlen(config) && memcmp(text, config, bytes) == 0, "%s", text);
     free(text);
 }
+
+static void open_split(const void* path) {
+    Bpe bpe;
+    bpe_open(&bpe, (const char*)path);
+}
+
+// A Split by a literal text is none by an expression; a refusal says what is wrong.
+TEST(bpe_split_variants) {
+    static const char* const cases[][3] = {
+        {"{\"Regex\":", "{\"String\":", "splits text at the literal string"},
+        {"{\"Regex\":", "{\"Glob\":", "a pattern of kind Glob, wanted Regex or String"},
+        {"\"invert\":false", "\"invert\":true",
+         "behavior Isolated and invert true, wanted Isolated and false"},
+        {"{\"SpecialToken\":", "{\"Special\":", "the post_processor has a Special, wanted SpecialToken"},
+    };
+    char *text, error[ERROR_BYTES];
+    size_t bytes;
+    CHECK(file_try_read(FIXTURES "/llama3.json", 1 << 20, &text, &bytes, error), "%s", error);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        const char* at = strstr(text, cases[i][0]);
+        char* changed = (char*)check_alloc(bytes + 64, 1, "a tokenizer");
+        CHECK(at, "%s is not in the fixture", cases[i][0]);
+        snprintf(changed, bytes + 64, "%.*s%s%s", (int)(at - text), text, cases[i][1],
+                 at + strlen(cases[i][0]));
+        EXPECT(test_dies(open_split, test_write("split.json", changed, strlen(changed)), EXIT_FAILURE,
+                         cases[i][2]),
+               "%s", cases[i][1]);
+        free(changed);
+    }
+    free(text);
+}
