@@ -90,32 +90,48 @@ void gguf_commit(GgufWriter* w);
 
 enum { GGUF_ALIGN_ = 32 };
 
-// Architecture as llama.cpp knows it.
+// Architecture as llama.cpp knows it, and what its loader of it demands.
 typedef struct {
     const char* name; // NULL: not at all
     HeadOrder order;
+    int fills_channels; // 1: heads x head size are the channels
+    int own_head;       // 1: output.weight must be in the file
 } GgufArch_;
 
 // clang-format off
 static const GgufArch_ gguf_archs_[ARCH_COUNT] = {
-    [ARCH_GPT2] =     {"gpt2",  ORDER_PAIRS},
-    [ARCH_LLAMA] =    {"llama", ORDER_PAIRS},
-    [ARCH_MISTRAL] =  {"llama", ORDER_PAIRS},
-    [ARCH_QWEN2] =    {"qwen2", ORDER_HALVES},
-    [ARCH_QWEN3] =    {"qwen3", ORDER_HALVES},
-    [ARCH_ARCEE] =    {"arcee", ORDER_PAIRS},
-    [ARCH_NANOCHAT] = {NULL,    ORDER_PAIRS},
-    [ARCH_MIXTRAL] =  {"llama", ORDER_PAIRS},
-    [ARCH_QWEN3MOE] = {"qwen3moe", ORDER_HALVES},
-    [ARCH_OLMOE] =    {"olmoe", ORDER_HALVES},
-    [ARCH_GLM4MOE] =  {"glm4moe", ORDER_HALVES},
+    [ARCH_GPT2] =     {"gpt2",     ORDER_PAIRS,  1, 0},
+    [ARCH_LLAMA] =    {"llama",    ORDER_PAIRS,  0, 0},
+    [ARCH_MISTRAL] =  {"llama",    ORDER_PAIRS,  0, 0},
+    [ARCH_QWEN2] =    {"qwen2",    ORDER_HALVES, 1, 0},
+    [ARCH_QWEN3] =    {"qwen3",    ORDER_HALVES, 0, 0},
+    [ARCH_ARCEE] =    {"arcee",    ORDER_PAIRS,  0, 0},
+    [ARCH_NANOCHAT] = {NULL,       ORDER_PAIRS,  0, 0},
+    [ARCH_MIXTRAL] =  {"llama",    ORDER_PAIRS,  0, 0},
+    [ARCH_QWEN3MOE] = {"qwen3moe", ORDER_HALVES, 0, 1},
+    [ARCH_OLMOE] =    {"olmoe",    ORDER_HALVES, 1, 1},
+    [ARCH_GLM4MOE] =  {"glm4moe",  ORDER_HALVES, 0, 0},
 };
 // clang-format on
 
 int gguf_check(ModelConfig cfg, char* error) {
-    return gguf_archs_[cfg.arch].name != NULL ||
-           error_set(error, "--export-gguf", "llama.cpp has no %s; --out DIR works",
-                     model_architecture(cfg.arch)->word);
+    const GgufArch_* arch = &gguf_archs_[cfg.arch];
+    const char* word = model_architecture(cfg.arch)->word;
+    if (!arch->name) {
+        return error_set(error, "--export-gguf", "llama.cpp has no %s; --out DIR works", word);
+    }
+    if (arch->fills_channels && model_heads(cfg) != cfg.C) {
+        return error_set(
+            error, "--export-gguf",
+            "llama.cpp's %s has heads x head size = channels, not %d x %d of %d; wanted such a --head-size, "
+            "or --out DIR, which works",
+            word, cfg.NH, model_head_size(cfg), cfg.C);
+    }
+    return !arch->own_head || cfg.has_head ||
+           error_set(error, "--export-gguf",
+                     "llama.cpp's %s has an output layer of its own; wanted --own-head on, or --out DIR, "
+                     "which works",
+                     word);
 }
 enum {
     GGUF_U32_ = 4,

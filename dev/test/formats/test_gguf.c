@@ -305,3 +305,24 @@ TEST(gguf) {
     }
     bpe_close(&bpe);
 }
+
+// A model that llama.cpp's loader refuses is refused here, by the name of an option.
+TEST(what_llama_cpp_holds) {
+    static const struct {
+        ModelConfig cfg;
+        const char* wanted; // NULL: it can
+    } cases[] = {
+        {{.arch = ARCH_QWEN2, .C = 128, .NH = 3, .HS = 32}, "not 3 x 32 of 128; wanted such a --head-size"},
+        {{.arch = ARCH_QWEN2, .C = 128, .NH = 4, .HS = 64}, "not 4 x 64 of 128; wanted such a --head-size"},
+        {{.arch = ARCH_QWEN2, .C = 128, .NH = 4, .HS = 32}, NULL},
+        {{.arch = ARCH_QWEN3, .C = 128, .NH = 3, .HS = 32}, NULL},
+        {{.arch = ARCH_OLMOE, .C = 128, .NH = 4, .HS = 32}, "--own-head on"},
+        {{.arch = ARCH_OLMOE, .C = 128, .NH = 4, .HS = 32, .has_head = 1}, NULL},
+        {{.arch = ARCH_NANOCHAT, .C = 128, .NH = 4, .HS = 32}, "llama.cpp has no nanochat"},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        char error[ERROR_BYTES] = "";
+        const int can = gguf_check(cases[i].cfg, error);
+        EXPECT(cases[i].wanted ? !can && strstr(error, cases[i].wanted) : can, "case %zu: %s", i, error);
+    }
+}
