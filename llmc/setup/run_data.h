@@ -96,8 +96,9 @@ static inline int run_data_fits(int model_V, int V) {
     return model_V == V || model_V == (V + 63) / 64 * 64 || model_V == model_padded_vocab(V);
 }
 
-// Opens the model's own tokenizer if that of the run extends it. One that fits is not compared: it
-// may replace files that cannot be read.
+// Compares the tokenizer of the run with the model's own, which stays open if the other extends it.
+// Ends the program if they have other tokens, unless --vocab-size is given. Then one that fits is
+// not compared: it may replace files that cannot be read.
 void run_data_open_own_tokenizer(RunData* data, const Options* options, const char* model_path, int model_V);
 
 // Ends the program if the files of another model have a tokenizer with other tokens than the run's.
@@ -385,17 +386,35 @@ void run_data_open_tokenizer(RunData* data, Settled* s, const char* model_path) 
     }
 }
 
+// Ends the program: the tokenizer of the run is another than the model's own.
+static void run_data_refuse_tokenizer_(const RunData* data, const Options* options, const char* model_path) {
+    const Tokenizer *own = &data->own_tokenizer, *other = &data->tokenizer;
+    char own_text[64], other_text[64];
+    const int id = tokenizer_first_other(own, other);
+    tokenizer_describe(own, id, own_text, sizeof(own_text));
+    tokenizer_describe(other, id, other_text, sizeof(other_text));
+    die_usage("--tokenizer %s has other tokens than the model's own in %s: token %d is %s, not %s; wanted "
+              "that one, one that extends it, or --vocab-size to use this one anyway",
+              options->tokenizer, model_path, id, other_text, own_text);
+}
+
 void run_data_open_own_tokenizer(RunData* data, const Options* options, const char* model_path, int model_V) {
+    const Tokenizer* run = &data->tokenizer;
+    const int insists = options_given(options, "vocab-size");
     const int is_other =
         data->has_tokenizer && !data->is_unknown && strcmp(options->tokenizer, model_path) != 0;
-    if (!is_other || !tokenizer_is_in(model_path) || run_data_fits(model_V, data->tokenizer.vocab_size)) {
+    if (!is_other || !tokenizer_is_in(model_path) || (insists && run_data_fits(model_V, run->vocab_size))) {
         return;
     }
     tokenizer_open_file(&data->own_tokenizer, model_path);
-    data->is_extended = tokenizer_extends(&data->tokenizer, &data->own_tokenizer);
-    if (data->is_extended) {
+    data->is_extended = tokenizer_extends(run, &data->own_tokenizer);
+    if (!insists && !tokenizer_starts_like(run, &data->own_tokenizer)) {
+        run_data_refuse_tokenizer_(data, options, model_path);
+    }
+    if (data->is_extended || tokenizer_is_same(run, &data->own_tokenizer)) {
         tokenizer_take_roles(&data->tokenizer, &data->own_tokenizer);
-    } else {
+    }
+    if (!data->is_extended) {
         tokenizer_close(&data->own_tokenizer);
     }
 }
@@ -544,7 +563,7 @@ Answers run_data_find_answers(RunData* data, const Options* options) {
     data->answers = are_files ? encoded_text_answers(options->train_data, options->text_field) : ANSWERS_NONE;
     const int is_named = options->chat >= (int)CHAT_CHATML;
     if (data->answers == ANSWERS_CHATS ||
-        (data->answers == ANSWERS_MASK && is_named && data->has_tokenizer)) {
+        (data->answers == ANSWERS_MASK && is_named && data->tokenizer.bpe)) {
         run_data_settle_chats_(data, options);
     } else if (options->chat != OPTION_AUTO && are_files) {
         die_usage("--chat %s, but --train-data %s has no chats", chat_word(options->chat),

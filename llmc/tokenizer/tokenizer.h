@@ -103,6 +103,15 @@ int tokenizer_is_same(const Tokenizer* a, const Tokenizer* b);
 // Returns a checksum of all tokens in the order of their ids.
 uint64_t tokenizer_checksum(const Tokenizer* tokenizer);
 
+// True if the ids that both have are the same tokens.
+int tokenizer_starts_like(const Tokenizer* a, const Tokenizer* b);
+
+// Returns the first id with another token, or the start token if that differs.
+int tokenizer_first_other(const Tokenizer* a, const Tokenizer* b);
+
+// Prints a token for a message: in quotes, or the end of the vocabulary.
+void tokenizer_describe(const Tokenizer* tokenizer, int id, char* text, size_t room);
+
 // True if a tokenizer has further ids after those of `old`, which have the same tokens, and `old`
 // can encode text. Both were read from files.
 int tokenizer_extends(const Tokenizer* tokenizer, const Tokenizer* old);
@@ -305,13 +314,18 @@ size_t tokenizer_most_ids(const Tokenizer* tokenizer, size_t bytes) {
     return tokenizer->bpe ? bpe_most_ids(tokenizer->bpe, bytes) : bytes;
 }
 
+// True if an id has the same bytes in two vocabularies.
+static int tokenizer_is_same_text_(const Tokenizer* a, const Tokenizer* b, int id) {
+    int length_a, length_b;
+    const char *text_a = tokenizer_decode(a, id, &length_a), *text_b = tokenizer_decode(b, id, &length_b);
+    return length_a == length_b && memcmp(text_a, text_b, (size_t)length_a) == 0;
+}
+
 // True if the first ids have the same tokens, and end-of-text is the same id.
 static int tokenizer_is_same_to_(const Tokenizer* a, const Tokenizer* b, int ids) {
     int same = a->eot == b->eot;
     for (int id = 0; same && id < ids; id++) {
-        int length_a, length_b;
-        const char *text_a = tokenizer_decode(a, id, &length_a), *text_b = tokenizer_decode(b, id, &length_b);
-        same = length_a == length_b && memcmp(text_a, text_b, (size_t)length_a) == 0;
+        same = tokenizer_is_same_text_(a, b, id);
     }
     return same;
 }
@@ -331,6 +345,26 @@ int tokenizer_is_same(const Tokenizer* a, const Tokenizer* b) {
     return a->vocab_size == b->vocab_size && tokenizer_is_same_to_(a, b, a->vocab_size);
 }
 
+int tokenizer_starts_like(const Tokenizer* a, const Tokenizer* b) {
+    return tokenizer_is_same_to_(a, b, a->vocab_size < b->vocab_size ? a->vocab_size : b->vocab_size);
+}
+
+int tokenizer_first_other(const Tokenizer* a, const Tokenizer* b) {
+    const int ids = a->vocab_size < b->vocab_size ? a->vocab_size : b->vocab_size;
+    int same = 0;
+    while (same < ids && tokenizer_is_same_text_(a, b, same)) {
+        same++;
+    }
+    return same < ids ? same : a->eot;
+}
+
+void tokenizer_describe(const Tokenizer* tokenizer, int id, char* text, size_t room) {
+    int length = 0;
+    const char* token = id < tokenizer->vocab_size ? tokenizer_decode(tokenizer, id, &length) : "";
+    const TokenizerExcerpt excerpt = tokenizer_excerpt_(token, (size_t)length);
+    snprintf(text, room, "\"%s\"%s", excerpt.text, id == tokenizer->eot ? " before each document" : "");
+}
+
 int tokenizer_extends(const Tokenizer* tokenizer, const Tokenizer* old) {
     return old->encoder && tokenizer->encoder && old->vocab_size < tokenizer->vocab_size &&
            tokenizer_is_same_to_(old, tokenizer, old->vocab_size);
@@ -344,6 +378,9 @@ static const char* tokenizer_take_text_(const char* text, const char* other) {
 }
 
 void tokenizer_take_roles(Tokenizer* tokenizer, const Tokenizer* old) {
+    if (!tokenizer->bpe || !old->bpe) {
+        return; // words have no roles
+    }
     ModelCard* card = &tokenizer->bpe->card;
     const ModelCard *own = &old->bpe->card, was = *card;
     const int is_bare = was.num_ends == 1 && was.ends[0] == was.start;
