@@ -108,7 +108,7 @@ static const GgufArch_ gguf_archs_[ARCH_COUNT] = {
     [ARCH_ARCEE] =    {"arcee",    ORDER_PAIRS,  0, 0},
     [ARCH_NANOCHAT] = {NULL,       ORDER_PAIRS,  0, 0},
     [ARCH_MIXTRAL] =  {"llama",    ORDER_PAIRS,  0, 0},
-    [ARCH_QWEN3MOE] = {"qwen3moe", ORDER_HALVES, 0, 1},
+    [ARCH_QWEN3MOE] = {"qwen3moe", ORDER_HALVES, 0, 0},
     [ARCH_OLMOE] =    {"olmoe",    ORDER_HALVES, 1, 1},
     [ARCH_GLM4MOE] =  {"glm4moe",  ORDER_HALVES, 0, 0},
 };

@@ -318,6 +318,7 @@ TEST(what_llama_cpp_holds) {
         {{.arch = ARCH_QWEN3, .C = 128, .NH = 3, .HS = 32}, NULL},
         {{.arch = ARCH_OLMOE, .C = 128, .NH = 4, .HS = 32}, "--own-head on"},
         {{.arch = ARCH_OLMOE, .C = 128, .NH = 4, .HS = 32, .has_head = 1}, NULL},
+        {{.arch = ARCH_QWEN3MOE, .C = 128, .NH = 4, .HS = 32}, NULL},
         {{.arch = ARCH_NANOCHAT, .C = 128, .NH = 4, .HS = 32}, "llama.cpp has no nanochat"},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
