@@ -43,6 +43,8 @@
 #include "llmc/setup/options_values.h"
 #include "llmc/tokenizer/bpe.h"
 #include "llmc/tokenizer/bpe_train.h"
+#include "llmc/tokenizer/chat_format.h"
+#include "llmc/tokenizer/chat_marks.h"
 
 #include "llmc/tokenizer/bpe_files.h"
 #include "llmc/log/log.h"
@@ -637,9 +639,29 @@ static void sum_inputs(Run* run) {
     }
 }
 
+// Decides the format of chats, if an input has any.
+static void open_chats(Run* run) {
+    char error[ERROR_BYTES];
+    const int chat = run->options.chat;
+    int has_chats = 0;
+    for (uint64_t i = 0; i < run->num_inputs && !has_chats; i++) {
+        has_chats = !run->source.is_stream[i] &&
+                    documents_answers(run->inputs[i], run->options.field) == ANSWERS_CHATS;
+    }
+    if (chat == CHAT_OFF || chat == CHAT_ON) {
+        die_usage("--chat %s: wanted a format, chatml for example", chat_word(chat));
+    }
+    if (chat != OPTION_AUTO) {
+        chat_choose(&run->bpe, (ChatWord)chat);
+    } else if (has_chats && !chat_check(&run->bpe, "--chat chatml", error)) {
+        die_usage("--tokenizer %s: %s", run->options.tokenizer, error);
+    }
+}
+
 // Opens the output of a new run, or continues that of an earlier one.
 static void open_shards(Run* run) {
     bpe_open(&run->bpe, run->options.tokenizer);
+    open_chats(run);
     make_place(run);
     remove_parts(run->options.out, PROGRESS_ENDING);
     if (run->options.val_tokens == OPTION_AUTO) {

@@ -6,6 +6,7 @@
 struct Options {
     int format;
     const char *field, *separator;
+    int chat;
     OptionList filter;
     const char* decontaminate;
     int dedup;
@@ -38,6 +39,8 @@ const OptionRow OPTION_TABLE[] = {
         "NAME", "field of JSON lines, or column of Parquet, that holds the document"},
     {"input",  "separator",    "",  STRING_(separator),   0,       0, 0,     "",
         "TEXT", "separates documents in a text file; without it: one document per file"},
+    {"input",  "chat",         "",  CHOICE_(chat),        0,       0, AUTO_, "auto",
+        WORDS_CHOICE(CHAT_WORDS), "format of chats; auto: that of the tokenizer's chat_template, or of its special tokens"},
     {"input",  "filter",       "",  LIST_(filter),        0,       0, 0,     "",
         "'FIELD > VALUE'", "keep only documents whose field of JSON lines, or column of Parquet, is < <= > >= = or != "
         "a number or text; may be given several times: all must hold"},

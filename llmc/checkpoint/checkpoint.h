@@ -39,7 +39,7 @@ they are such a failure.
 #include "llmc/checkpoint/optimizer_parts.h"
 #include "llmc/setup/options.h"
 #include "llmc/checkpoint/run_state.h"
-#include "llmc/tokenizer/chat_marks.h"
+#include "llmc/tokenizer/model_card.h"
 #include "llmc/tokenizer/tokenizer.h"
 #include "llmc/comm/comm.h"
 #include "llmc/model/model.h"
@@ -61,9 +61,8 @@ typedef struct {
     const char* trainer; // trainer and precision in words: "CPU FP32"
     ModelFiles model;
     CheckpointMemory memory;
-    DocumentTokens document;    // tokens around documents
+    ModelCard card;             // what the files say of the model; borrows its texts
     const Tokenizer* tokenizer; // NULL: unknown
-    const char* chat_template;  // of the chats that the run learns; NULL: none
     // fields of config.json to keep (hf_config_kept); NULL: a new model
     const char* config;
     const DataSources* train; // training data
@@ -380,7 +379,7 @@ static int checkpoint_is_finite_(const Checkpoints* c, const char* path, char* e
 // Writes the small files except state.json; only rank 0 does.
 static void checkpoint_write_small_files_(Checkpoints* c, const char* directory) {
     const ModelConfig cfg = c->run.model.part.whole;
-    hf_config_write(directory, cfg, c->run.model.dtype, c->run.document, c->run.config);
+    hf_config_write(directory, cfg, c->run.model.dtype, c->run.card, c->run.config);
     for (int which = HF_LAST; which <= HF_AVERAGE; which++) {
         if (c->model.count > 1 && c->weights[which].groups) {
             hf_model_write_index(directory, (HfWeights)which, c->model.files, c->model.count, cfg,
@@ -388,11 +387,9 @@ static void checkpoint_write_small_files_(Checkpoints* c, const char* directory)
         }
     }
     if (c->run.tokenizer) {
-        tokenizer_write_hf(c->run.tokenizer, directory, cfg.max_T);
+        tokenizer_write_hf(c->run.tokenizer, &c->run.card, directory, cfg.max_T);
     }
-    if (c->run.chat_template) {
-        chat_write_template(directory, c->run.chat_template);
-    }
+    card_write_template(&c->run.card, directory);
     if (c->run.extra) {
         c->run.extra(c->run.extra_context, directory);
     }

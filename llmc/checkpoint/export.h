@@ -122,7 +122,7 @@ void export_open(ModelExport* files, ModelConfig cfg, const Options* options, co
     }
     if (options->export_gguf[0]) {
         gguf_create(&files->gguf, options->export_gguf, options->out[0] ? options->out : options->export_gguf,
-                    cfg, (GgufDtype)options->export_gguf_dtype, export_bpe_(data),
+                    cfg, (GgufDtype)options->export_gguf_dtype, export_bpe_(data), run_data_card(data, cfg.V),
                     options->start_token ? GGUF_START_TOKEN : GGUF_NO_START_TOKEN);
     }
 }

@@ -54,7 +54,7 @@ Memory: two blocks, and with jsonl and separators the longest document (1 GiB at
 #include "llmc/data/parquet.h"
 #include "llmc/data/target_mask.h"
 #include "llmc/tokenizer/bpe_split.h"
-#include "llmc/tokenizer/chat_marks.h"
+#include "llmc/tokenizer/chat_format.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -105,6 +105,7 @@ typedef struct {
 // Text of a block that a message, a prompt or a completion is.
 typedef struct {
     size_t begin, end;
+    size_t document; // of the block, from 1: an empty part at its end belongs to no other
     ChatRole role;
 } TextPart;
 
@@ -1013,7 +1014,7 @@ static int text_append_parts_(Documents* source, TextBlock* block) {
             block->text[block->bytes++] = '\n';
         }
         block->parts[block->num_parts++] =
-            (TextPart){block->bytes, block->bytes + message->bytes, message->role};
+            (TextPart){block->bytes, block->bytes + message->bytes, block->num_documents, message->role};
         memcpy(block->text + block->bytes, message->text, message->bytes);
         block->bytes += message->bytes;
     }

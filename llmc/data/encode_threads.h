@@ -80,6 +80,7 @@ int pipeline_train(Documents* source, BpeTrainer* trainer, TokenSink sink, void*
 
 #include "llmc/base/check.h"
 #include "llmc/tokenizer/bpe_encode.h"
+#include "llmc/tokenizer/chat_format.h"
 #include "llmc/tokenizer/chat_marks.h"
 
 typedef struct {
@@ -223,34 +224,44 @@ int pipeline_work(Documents* source, PipelineWork work, void** tools, size_t num
 typedef struct {
     BpeEncoder encoder;
     const ChatMarks* marks;
+    ChatMessage* messages; // of a document
+    size_t room;
 } PipelineEncoder_;
 
-// Encodes the parts that start before `end`, of a document that starts with id number `first`.
-// Returns the new count of ids.
-static size_t pipeline_encode_parts_(PipelineEncoder_* tool, const TextBlock* text, size_t* part, size_t end,
-                                     int* ids, size_t first) {
-    size_t count = 1;
-    for (; *part < text->num_parts && text->parts[*part].begin < end; ++*part) {
+// Encodes the parts of a document that starts with id number `first`. Returns the new count of ids.
+static size_t pipeline_encode_parts_(PipelineEncoder_* tool, const TextBlock* text, size_t* part,
+                                     size_t document, int* ids, size_t first) {
+    size_t count = 0;
+    for (; *part < text->num_parts && text->parts[*part].document == document; ++*part) {
         const TextPart* p = &text->parts[*part];
-        count = chat_encode(tool->marks, &tool->encoder, p->role, text->text + p->begin, p->end - p->begin,
-                            ids + first, count);
+        tool->messages = (ChatMessage*)check_reserve(tool->messages, &tool->room, count + 1,
+                                                     sizeof(ChatMessage), "messages");
+        tool->messages[count++] = (ChatMessage){p->role, text->text + p->begin, p->end - p->begin};
     }
-    return first + count;
+    return first + chat_encode(tool->marks, &tool->encoder, tool->messages, count, CHAT_WHOLE, ids + first);
+}
+
+// Returns an upper bound of the ids of a block.
+static size_t pipeline_most_ids_(const PipelineEncoder_* tool, const TextBlock* text) {
+    const Bpe* bpe = tool->encoder.bpe;
+    const size_t plain = bpe_most_ids(bpe, text->bytes) + text->num_documents;
+    return text->num_parts == 0
+               ? plain
+               : plain + chat_most_ids(tool->marks, bpe, text->bytes, text->num_parts + text->num_documents);
 }
 
 // Encodes a block document by document.
 static void pipeline_encode_(const TextBlock* text, PipelineResults* results, void* tool_) {
     PipelineEncoder_* tool = (PipelineEncoder_*)tool_;
     const Bpe* bpe = tool->encoder.bpe;
-    const size_t room =
-        bpe_most_ids(bpe, text->bytes) + text->num_documents + text->num_parts * chat_most_ids(bpe, 0);
+    const size_t room = pipeline_most_ids_(tool, text);
     results->data = check_reserve(results->data, &results->room, room, sizeof(int), "text");
     int* ids = (int*)results->data;
     size_t count = 0, part = 0;
     for (size_t i = 0, begin = 0; i <= text->num_documents; i++) {
         const size_t end = i < text->num_documents ? text->documents[i] : text->bytes;
-        const int has_parts = part < text->num_parts && text->parts[part].begin < end;
-        count = has_parts ? pipeline_encode_parts_(tool, text, &part, end, ids, count - 1)
+        const int has_parts = part < text->num_parts && text->parts[part].document == i;
+        count = has_parts ? pipeline_encode_parts_(tool, text, &part, i, ids, count - 1)
                           : count + bpe_encode(&tool->encoder, text->text + begin, end - begin, ids + count);
         if (i < text->num_documents) {
             ids[count++] = bpe->eot;
@@ -284,10 +295,11 @@ int pipeline_run(Documents* source, const Bpe* bpe, int threads, TokenSink sink,
         encoders[i].marks = &marks;
         tools[i] = &encoders[i];
     }
-    chat_marks_open(&marks, &encoders[0].encoder);
+    chat_marks_open(&marks, bpe);
     const int ok = pipeline_work(source, pipeline_encode_, tools, n, pipeline_pass_tokens_, &to);
     for (size_t i = 0; i < n; i++) {
         bpe_encoder_close(&encoders[i].encoder);
+        free(encoders[i].messages);
     }
     free(tools);
     free(encoders);

@@ -126,6 +126,7 @@ int encoded_text_verify(FILE* out, const char* list, TokensFormat format, int vo
 #include "llmc/data/encode_threads.h"
 #include "llmc/data/documents.h"
 #include "llmc/tokenizer/bpe_files.h"
+#include "llmc/tokenizer/chat_marks.h"
 #include "llmc/tokenizer/bpe_train.h"
 
 #define TEXT_DATA_SHARD_TOKENS_ 100000000
@@ -280,6 +281,16 @@ static int encoded_text_count_(void* context, const TokenBlock* block) {
 
 // ---- kept shards ----
 
+// Adds the format of chats, if the vocabulary has one.
+static void encoded_text_add_chats_(const Bpe* bpe, Xxh64* hash) {
+    ChatMarks marks;
+    chat_marks_open(&marks, bpe);
+    const uint64_t chats = chat_signature(&marks);
+    if (!marks.is_text || bpe->card.chat.layout) {
+        xxh64_add(hash, &chats, sizeof(chats));
+    }
+}
+
 // Returns the key: a checksum of everything that the tokens depend on.
 static uint64_t encoded_text_key_(const EncodedText* text, const char* name, const glob_t* files) {
     Xxh64 hash;
@@ -290,6 +301,7 @@ static uint64_t encoded_text_key_(const EncodedText* text, const char* name, con
     xxh64_add(&hash, text->field, strlen(text->field) + 1);
     xxh64_add(&hash, text->separator, strlen(text->separator) + 1);
     xxh64_add(&hash, name, strlen(name) + 1);
+    encoded_text_add_chats_(text->bpe, &hash);
     for (size_t i = 0; i < files->gl_pathc; i++) {
         const char* path = files->gl_pathv[i];
         char error[ERROR_BYTES];

@@ -25,6 +25,7 @@ the window: up to there both are the same model.
 #include "llmc/base/file.h"
 #include "llmc/base/enum_words.h"
 #include "llmc/tokenizer/bpe.h"
+#include "llmc/tokenizer/model_card.h"
 #include "llmc/model/families.h"
 #include "llmc/model/model.h"
 
@@ -55,9 +56,9 @@ typedef struct {
 int gguf_check(ModelConfig cfg, char* error);
 
 // Creates a file. The model is named after the last part of the path `name`. `bpe` is the
-// tokenizer, which has a bpe_gguf_pre; NULL: none that such files support.
+// tokenizer, which has a bpe_gguf_pre; NULL: none that such files support, and no card.
 void gguf_create(GgufWriter* w, const char* path, const char* name, ModelConfig cfg, GgufDtype dtype,
-                 const Bpe* bpe, GgufStart start);
+                 const Bpe* bpe, ModelCard card, GgufStart start);
 
 // Writes the tensors of group g (model.h) from fp32 memory that has only this group, laid out by
 // `rows`.
@@ -89,32 +90,48 @@ void gguf_commit(GgufWriter* w);
 
 enum { GGUF_ALIGN_ = 32 };
 
-// Architecture as llama.cpp knows it.
+// Architecture as llama.cpp knows it, and what its loader of it demands.
 typedef struct {
     const char* name; // NULL: not at all
     HeadOrder order;
+    int fills_channels; // 1: heads x head size are the channels
+    int own_head;       // 1: output.weight must be in the file
 } GgufArch_;
 
 // clang-format off
 static const GgufArch_ gguf_archs_[ARCH_COUNT] = {
-    [ARCH_GPT2] =     {"gpt2",  ORDER_PAIRS},
-    [ARCH_LLAMA] =    {"llama", ORDER_PAIRS},
-    [ARCH_MISTRAL] =  {"llama", ORDER_PAIRS},
-    [ARCH_QWEN2] =    {"qwen2", ORDER_HALVES},
-    [ARCH_QWEN3] =    {"qwen3", ORDER_HALVES},
-    [ARCH_ARCEE] =    {"arcee", ORDER_PAIRS},
-    [ARCH_NANOCHAT] = {NULL,    ORDER_PAIRS},
-    [ARCH_MIXTRAL] =  {"llama", ORDER_PAIRS},
-    [ARCH_QWEN3MOE] = {"qwen3moe", ORDER_HALVES},
-    [ARCH_OLMOE] =    {"olmoe", ORDER_HALVES},
-    [ARCH_GLM4MOE] =  {"glm4moe", ORDER_HALVES},
+    [ARCH_GPT2] =     {"gpt2",     ORDER_PAIRS,  1, 0},
+    [ARCH_LLAMA] =    {"llama",    ORDER_PAIRS,  0, 0},
+    [ARCH_MISTRAL] =  {"llama",    ORDER_PAIRS,  0, 0},
+    [ARCH_QWEN2] =    {"qwen2",    ORDER_HALVES, 1, 0},
+    [ARCH_QWEN3] =    {"qwen3",    ORDER_HALVES, 0, 0},
+    [ARCH_ARCEE] =    {"arcee",    ORDER_PAIRS,  0, 0},
+    [ARCH_NANOCHAT] = {NULL,       ORDER_PAIRS,  0, 0},
+    [ARCH_MIXTRAL] =  {"llama",    ORDER_PAIRS,  0, 0},
+    [ARCH_QWEN3MOE] = {"qwen3moe", ORDER_HALVES, 0, 0},
+    [ARCH_OLMOE] =    {"olmoe",    ORDER_HALVES, 1, 1},
+    [ARCH_GLM4MOE] =  {"glm4moe",  ORDER_HALVES, 0, 0},
 };
 // clang-format on
 
 int gguf_check(ModelConfig cfg, char* error) {
-    return gguf_archs_[cfg.arch].name != NULL ||
-           error_set(error, "--export-gguf", "llama.cpp has no %s; --out DIR works",
-                     model_architecture(cfg.arch)->word);
+    const GgufArch_* arch = &gguf_archs_[cfg.arch];
+    const char* word = model_architecture(cfg.arch)->word;
+    if (!arch->name) {
+        return error_set(error, "--export-gguf", "llama.cpp has no %s; --out DIR works", word);
+    }
+    if (arch->fills_channels && model_heads(cfg) != cfg.C) {
+        return error_set(
+            error, "--export-gguf",
+            "llama.cpp's %s has heads x head size = channels, not %d x %d of %d; wanted such a --head-size, "
+            "or --out DIR, which works",
+            word, cfg.NH, model_head_size(cfg), cfg.C);
+    }
+    return !arch->own_head || cfg.has_head ||
+           error_set(error, "--export-gguf",
+                     "llama.cpp's %s has an output layer of its own; wanted --own-head on, or --out DIR, "
+                     "which works",
+                     word);
 }
 enum {
     GGUF_U32_ = 4,
@@ -227,7 +244,31 @@ static void gguf_pair_tokenizer_(GgufWriter* w, GgufLines_ which, const Bpe* bpe
     free(text);
 }
 
-static void gguf_put_tokenizer_(GgufWriter* w, const Bpe* bpe, GgufStart start, int V) {
+// Writes the tokens around texts and the template of chats. The file has two ends of a text: the
+// document's, and the end of an answer or another one.
+static void gguf_put_card_(GgufWriter* w, const ModelCard* card) {
+    int eos = 0;
+    while (eos + 1 < card->num_ends && card->ends[eos] == card->turn_end) {
+        eos++;
+    }
+    const int other = card->num_ends > 1 ? card->ends[eos == 0] : -1,
+              eot = card->turn_end >= 0 ? card->turn_end : other;
+    gguf_pair_u32_(w, "tokenizer.ggml.bos_token_id", card->start);
+    gguf_pair_u32_(w, "tokenizer.ggml.eos_token_id", card->ends[eos]);
+    gguf_pair_u32_(w, "tokenizer.ggml.unknown_token_id", card->start);
+    if (eot >= 0) {
+        gguf_pair_u32_(w, "tokenizer.ggml.eot_token_id", eot);
+    }
+    if (card->pad >= 0) {
+        gguf_pair_u32_(w, "tokenizer.ggml.padding_token_id", card->pad);
+    }
+    if (card->chat_template) {
+        gguf_pair_string_(w, "tokenizer.chat_template", card->chat_template);
+    }
+}
+
+static void gguf_put_tokenizer_(GgufWriter* w, const Bpe* bpe, const ModelCard* card, GgufStart start,
+                                int V) {
     const uint32_t normal = 1, control = 3, unused = 5;
     if (!bpe) {
         gguf_pair_string_(w, "tokenizer.ggml.model", "no_vocab");
@@ -244,9 +285,7 @@ static void gguf_put_tokenizer_(GgufWriter* w, const Bpe* bpe, GgufStart start, 
         gguf_put_u32_(w, id >= bpe->vocab_size ? unused : bpe_is_name(bpe, id) ? control : normal);
     }
     gguf_pair_tokenizer_(w, GGUF_MERGES_, bpe, V);
-    gguf_pair_u32_(w, "tokenizer.ggml.bos_token_id", bpe->eot);
-    gguf_pair_u32_(w, "tokenizer.ggml.eos_token_id", bpe_document_tokens(bpe).ends[0]);
-    gguf_pair_u32_(w, "tokenizer.ggml.unknown_token_id", bpe->eot);
+    gguf_put_card_(w, card);
     gguf_pair_bool_(w, "tokenizer.ggml.add_bos_token", start == GGUF_START_TOKEN);
     gguf_pair_bool_(w, "tokenizer.ggml.add_eos_token", 0);
 }
@@ -347,7 +386,7 @@ static void gguf_put_sizes_(GgufWriter* w, ModelConfig cfg) {
 }
 
 static void gguf_put_pairs_(GgufWriter* w, const char* name, ModelConfig cfg, GgufDtype dtype, const Bpe* bpe,
-                            GgufStart start) {
+                            const ModelCard* card, GgufStart start) {
     static const int file_types[4] = {0, 1, 32, 7};
     gguf_pair_string_(w, "general.architecture", gguf_archs_[cfg.arch].name);
     gguf_pair_string_(w, "general.type", "model");
@@ -357,7 +396,7 @@ static void gguf_put_pairs_(GgufWriter* w, const char* name, ModelConfig cfg, Gg
     gguf_pair_u32_(w, "general.file_type", file_types[dtype]);
     gguf_pair_u32_(w, "general.quantization_version", 2);
     gguf_put_sizes_(w, cfg);
-    gguf_put_tokenizer_(w, bpe, start, cfg.V);
+    gguf_put_tokenizer_(w, bpe, card, start, cfg.V);
 }
 
 // ---- tensors ----
@@ -524,7 +563,7 @@ static uint64_t gguf_count_tensors_(ModelConfig cfg, const TensorRow* rows) {
 }
 
 void gguf_create(GgufWriter* w, const char* path, const char* name, ModelConfig cfg, GgufDtype dtype,
-                 const Bpe* bpe, GgufStart start) {
+                 const Bpe* bpe, ModelCard card, GgufStart start) {
     TensorRow rows[MODEL_PARAMETER_ROWS];
     char error[ERROR_BYTES];
     CHECK(gguf_check(cfg, error), "%s", error);
@@ -538,7 +577,7 @@ void gguf_create(GgufWriter* w, const char* path, const char* name, ModelConfig 
     gguf_put_u64_(w, gguf_count_tensors_(cfg, rows));
     const size_t count = w->at;
     gguf_put_u64_(w, 0); // pairs: set below
-    gguf_put_pairs_(w, name, cfg, dtype, bpe, start);
+    gguf_put_pairs_(w, name, cfg, dtype, bpe, &card, start);
     gguf_put_infos_(w, rows);
     gguf_pad_(w);
     gguf_put_factors_(w);

@@ -12,7 +12,7 @@ note on stderr.
 
 #include "llmc/formats/safetensors.h"
 #include "llmc/model/model.h"
-#include "llmc/tokenizer/bpe.h"
+#include "llmc/tokenizer/model_card.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -34,7 +34,7 @@ char* hf_config_kept(const char* directory);
 
 // Writes config.json and generation_config.json. `dtype` is the dtype of the weights, written under
 // its names of transformers 4 and 5; kept as above, NULL for a new model.
-void hf_config_write(const char* directory, ModelConfig cfg, SafeTensorsDtype dtype, DocumentTokens tokens,
+void hf_config_write(const char* directory, ModelConfig cfg, SafeTensorsDtype dtype, ModelCard card,
                      const char* kept);
 
 #ifdef __cplusplus
@@ -1008,18 +1008,17 @@ static void hf_write_common_(FILE* file, ModelConfig cfg) {
     hf_write_experts_(file, cfg);
 }
 
-// Writes the tokens around documents: the ends as a list if they are several.
-static void hf_write_tokens_(FILE* file, DocumentTokens tokens) {
-    const int is_list = tokens.num_ends > 1;
-    fprintf(file, "  \"bos_token_id\": %d,\n  \"eos_token_id\": %s%d", tokens.start, is_list ? "[" : "",
-            tokens.ends[0]);
-    for (int i = 1; i < tokens.num_ends; i++) {
-        fprintf(file, ", %d", tokens.ends[i]);
+// Writes the tokens around texts. What is kept may have the padding token.
+static void hf_write_tokens_(FILE* file, const ModelCard* card, const char* kept) {
+    char ends[CARD_ENDS_BYTES];
+    fprintf(file, "  \"bos_token_id\": %d,\n  \"eos_token_id\": %s,\n", card->start,
+            card_print_ends(card, ends));
+    if (card->pad >= 0 && !(kept && strstr(kept, "\"pad_token_id\""))) {
+        fprintf(file, "  \"pad_token_id\": %d,\n", card->pad);
     }
-    fputs(is_list ? "]" : "", file);
 }
 
-void hf_config_write(const char* directory, ModelConfig cfg, SafeTensorsDtype dtype, DocumentTokens tokens,
+void hf_config_write(const char* directory, ModelConfig cfg, SafeTensorsDtype dtype, ModelCard card,
                      const char* kept) {
     char path[PATH_MAX];
     FileWriter writer;
@@ -1033,17 +1032,12 @@ void hf_config_write(const char* directory, ModelConfig cfg, SafeTensorsDtype dt
             "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\",\n  \"vocab_size\": %d,\n",
             family->class_name, family->type, cfg.V);
     (cfg.arch == ARCH_GPT2 ? hf_write_gpt2_ : hf_write_common_)(writer.file, cfg);
-    hf_write_tokens_(writer.file, tokens);
+    hf_write_tokens_(writer.file, &card, kept);
     fprintf(writer.file,
-            ",\n%s  \"tie_word_embeddings\": %s,\n  \"dtype\": \"%s\",\n  \"torch_dtype\": \"%s\"\n}\n",
+            "%s  \"tie_word_embeddings\": %s,\n  \"dtype\": \"%s\",\n  \"torch_dtype\": \"%s\"\n}\n",
             kept ? kept : "", cfg.has_head ? "false" : "true", type, type);
     file_commit(&writer);
-    file_join(path, directory, "generation_config.json");
-    file_open(&writer, path);
-    fputs("{\n", writer.file);
-    hf_write_tokens_(writer.file, tokens);
-    fputs("\n}\n", writer.file);
-    file_commit(&writer);
+    card_write_generation(&card, directory);
 }
 
 #endif // HF_CONFIG_IMPLEMENTATION

@@ -446,7 +446,7 @@ static void hf_check_classifier_(const SafeTensorsSet* set, const SafeTensorsVie
 }
 
 // Kinds of tensors that the table does not have.
-typedef enum { HF_UNEXPECTED_, HF_KNOWN_, HF_HEAD_ } HfOther_;
+typedef enum { HF_UNEXPECTED_, HF_KNOWN_, HF_HEAD_, HF_PREDICTION_ } HfOther_;
 
 // True for the causal mask and its value, which old versions of transformers saved with the
 // weights: h.0.attn.bias.
@@ -480,6 +480,17 @@ static HfOther_ hf_other_(const char* name) {
     return HF_UNEXPECTED_;
 }
 
+// True for a tensor of a layer after the model's that predicts a further token.
+static int hf_is_prediction_(const SafeTensorsSet* set, ModelConfig cfg, const char* name) {
+    int l;
+    if (sscanf(file_tensor_bare_name(name), "layers.%d.", &l) != 1 || l < cfg.L) {
+        return 0;
+    }
+    const FileTensorName mark = file_tensor_name("model.layers.%d.eh_proj.weight", l, 0);
+    return safetensors_set_find(set, mark.text) ||
+           safetensors_set_find(set, file_tensor_bare_name(mark.text));
+}
+
 // First names of a list, for a message.
 typedef struct {
     int count;
@@ -505,22 +516,29 @@ static int hf_by_address_(const void* a, const void* b) {
 // Refuses unexpected tensors, and notes ignored ones; `used` are those that were read. Sorts them.
 static void hf_check_others_(const SafeTensorsSet* set, ModelConfig cfg, const SafeTensorsView** used,
                              size_t num_used) {
-    HfNames_ unexpected = {0, ""}, heads = {0, ""};
+    HfNames_ names[] = {[HF_UNEXPECTED_] = {0, ""}, [HF_HEAD_] = {0, ""}, [HF_PREDICTION_] = {0, ""}};
     safetensors_sort(used, num_used, sizeof(*used), hf_by_address_);
     for (size_t f = 0; f < set->num_files; f++) {
         for (size_t t = 0; t < set->files[f].num_tensors; t++) {
             const SafeTensorsView* view = &set->files[f].tensors[t];
             const int is_used = bsearch(&view, used, num_used, sizeof(*used), hf_by_address_) != NULL;
-            const HfOther_ other = is_used ? HF_KNOWN_ : hf_other_(view->name);
+            const HfOther_ other = is_used                                   ? HF_KNOWN_
+                                   : hf_is_prediction_(set, cfg, view->name) ? HF_PREDICTION_
+                                                                             : hf_other_(view->name);
             if (other != HF_KNOWN_) {
-                hf_add_name_(other == HF_HEAD_ ? &heads : &unexpected, view->name);
+                hf_add_name_(&names[other], view->name);
             }
         }
     }
-    CHECK(!unexpected.count, "%s: unexpected tensors: %s (%d; config.json says %d layers)", set->path,
-          unexpected.text, unexpected.count, cfg.L);
-    if (heads.count) {
-        printable_line(stderr, "note: %s: ignored heads for other tasks: %s", set->path, heads.text);
+    CHECK(!names[HF_UNEXPECTED_].count, "%s: unexpected tensors: %s (%d; config.json says %d layers)",
+          set->path, names[HF_UNEXPECTED_].text, names[HF_UNEXPECTED_].count, cfg.L);
+    if (names[HF_HEAD_].count) {
+        printable_line(stderr, "note: %s: ignored heads for other tasks: %s", set->path,
+                       names[HF_HEAD_].text);
+    }
+    if (names[HF_PREDICTION_].count) {
+        printable_line(stderr, "note: %s: ignored layers that predict further tokens: %s", set->path,
+                       names[HF_PREDICTION_].text);
     }
 }
 
@@ -536,11 +554,57 @@ static const char* hf_name_in_files_(const HfModel* model, const char* name, con
                                                                   : name;
 }
 
-static const SafeTensorsView* hf_find_(const HfModel* model, const HfTensor_* t) {
+// Returns the tensor that has all experts of a layer, as transformers 5 has them in memory; NULL:
+// the files have one for each.
+static const SafeTensorsView* hf_find_fused_(const HfModel* model, const HfTensor_* t) {
+    const char* pattern = t->tensor->rows == ROWS_ALL ? "model.layers.%d.mlp.experts.down_proj"
+                                                      : "model.layers.%d.mlp.experts.gate_up_proj";
+    const FileTensorName fused = file_tensor_name(pattern, t->l, 0);
+    const char* name = hf_name_in_files_(model, fused.text, t->row);
+    if (!file_tensor_is_of_expert(t->tensor) || !safetensors_set_find(&model->set, name)) {
+        return NULL;
+    }
+    const size_t experts = (size_t)t->row->experts, shape[] = {experts, t->row->rows / experts, t->row->cols};
+    return safetensors_set_require(&model->set, name, 3, shape);
+}
+
+// Returns the name of a tensor in transformers 5, where experts are part of the MLP.
+static FileTensorName hf_newer_name_(FileTensorName name) {
+    static const char old[] = "block_sparse_moe";
+    const char* at = strstr(name.text, old);
+    FileTensorName newer = name;
+    if (at) {
+        snprintf(newer.text, sizeof(newer.text), "%.*smlp%s", (int)(at - name.text), name.text,
+                 at + strlen(old));
+    }
+    return newer;
+}
+
+// Returns the tensor of the files that has t.
+static const SafeTensorsView* hf_find_whole_(const HfModel* model, const HfTensor_* t) {
+    const SafeTensorsView* fused = hf_find_fused_(model, t);
     const HfShape_ shape = hf_shape_(t, model->cfg);
-    const FileTensorName name = hf_name_(t);
-    return safetensors_set_require(&model->set, hf_name_in_files_(model, name.text, t->row), shape.ndim,
-                                   shape.sizes);
+    const FileTensorName name = hf_name_(t), newer = hf_newer_name_(name);
+    const char *first = hf_name_in_files_(model, name.text, t->row),
+               *second = hf_name_in_files_(model, newer.text, t->row);
+    const int is_newer =
+        !safetensors_set_find(&model->set, first) && safetensors_set_find(&model->set, second);
+    return fused ? fused
+                 : safetensors_set_require(&model->set, is_newer ? second : first, shape.ndim, shape.sizes);
+}
+
+// Returns t in the files: a tensor, or its part of one with all experts, which lie there as in
+// memory.
+static SafeTensorsView hf_find_(const HfModel* model, const HfTensor_* t) {
+    SafeTensorsView view = *hf_find_whole_(model, t);
+    if (view.ndim == 3) {
+        const FileLines lines = hf_lines_(t, model->cfg);
+        const size_t element_bytes = view.bytes / view.elements;
+        view.data += lines.first * lines.width * element_bytes;
+        view.elements = lines.count * lines.width;
+        view.bytes = view.elements * element_bytes;
+    }
+    return view;
 }
 
 // True for the names of files of weights, and of their index.
@@ -593,7 +657,7 @@ void hf_model_open(HfModel* model, const char* directory, HfWeights which, Model
     model->chunk = (float*)hf_chunk_open_(rows);
     safetensors_set_open(&model->set, directory, hf_model_stem(which));
     for (HfTensor_ t = hf_before_first_(); hf_next_(&t, rows, arch);) {
-        used[num_used++] = hf_find_(model, &t);
+        used[num_used++] = hf_find_whole_(model, &t);
         if (t.row->init == INIT_VOCAB && !cfg.has_head) {
             hf_check_classifier_(&model->set, used[num_used - 1]);
         }
@@ -606,11 +670,11 @@ void hf_model_open(HfModel* model, const char* directory, HfWeights which, Model
 static void hf_check_equal_(const HfModel* model, HfTensor_ t, int g, const SafeTensorsView* lowest) {
     for (t.l++; t.l < t.row->uses; t.l++) {
         if (tensor_group(t.row, t.l) == g) {
-            const SafeTensorsView* view = hf_find_(model, &t);
-            CHECK(view->dtype == lowest->dtype && memcmp(view->data, lowest->data, lowest->bytes) == 0,
-                  "%s: tensor %s differs from %s, wanted equal ones, as --share-layers says", view->path,
-                  view->name, lowest->name);
-            safetensors_release(view, 0, view->elements);
+            const SafeTensorsView view = hf_find_(model, &t);
+            CHECK(view.dtype == lowest->dtype && memcmp(view.data, lowest->data, lowest->bytes) == 0,
+                  "%s: tensor %s differs from %s, wanted equal ones, as --share-layers says", view.path,
+                  view.name, lowest->name);
+            safetensors_release(&view, 0, view.elements);
         }
     }
 }
@@ -621,11 +685,11 @@ static void hf_read_tensor_(const HfModel* model, const HfTensor_* t, int g, HfR
     const size_t at = (size_t)(layer - group);
     range = hf_common_(range, (HfRange_){at, at + tensor_layer_elements(t->row)});
     if (range.first < range.end) {
-        const SafeTensorsView* view = hf_find_(model, t);
-        hf_check_equal_(model, *t, g, view);
-        hf_read_layer_(view, t, model->cfg, layer, (HfRange_){range.first - at, range.end - at},
+        const SafeTensorsView view = hf_find_(model, t);
+        hf_check_equal_(model, *t, g, &view);
+        hf_read_layer_(&view, t, model->cfg, layer, (HfRange_){range.first - at, range.end - at},
                        model->chunk);
-        safetensors_release(view, 0, view->elements);
+        safetensors_release(&view, 0, view.elements);
     }
 }
 

@@ -8,8 +8,8 @@ dialog.h -- the messages of a chat so far, as the prompt of the next answer.
     ... an answer is generated ...
     dialog_add(&dialog, CHAT_ASSISTANT, answer, bytes);
 
-The tokens are those that a run learns (chat_marks.h): each message between its marks, and then the
-header of an answer. When they do not fit into the room, the oldest turns are forgotten, each a
+The tokens are the ones that a run learns (chat_marks.h): the messages between their marks, and then
+the header of an answer. When they do not fit into the room, the oldest turns are forgotten, each a
 message of the user with its answer; the system's message stays.
 */
 #ifndef LLMC_DIALOG_H
@@ -18,6 +18,7 @@ message of the user with its answer; the system's message stays.
 #include <stddef.h>
 
 #include "llmc/tokenizer/bpe_encode.h"
+#include "llmc/tokenizer/chat_format.h"
 #include "llmc/tokenizer/chat_marks.h"
 
 #ifdef __cplusplus
@@ -25,16 +26,13 @@ extern "C" {
 #endif
 
 typedef struct {
-    int *ids, count; // tokens, with marks
-    ChatRole role;
-} DialogMessage;
-
-typedef struct {
     ChatMarks marks;
-    BpeEncoder* encoder; // borrowed
-    DialogMessage* messages;
+    BpeEncoder* encoder;   // borrowed
+    ChatMessage* messages; // with texts of their own
     size_t count;
     size_t fixed; // messages that are never forgotten
+    int* ids;     // the prompt, after the start token
+    size_t room;
 } Dialog;
 
 // Starts a chat, with a system's message unless it is "".
@@ -50,9 +48,9 @@ void dialog_add(Dialog* dialog, ChatRole role, const char* text, size_t bytes);
 // Takes the last message back.
 void dialog_take_back(Dialog* dialog);
 
-// Sets ids (max) to the messages and the header of an answer. Forgets the oldest turns if there are
-// too many tokens, and sets *forgotten to their number. Returns the number of tokens; 0 if the last
-// message alone has too many.
+// Sets ids (max) to the messages and the header of an answer, without the start token. Forgets the
+// oldest turns if there are too many tokens, and sets *forgotten to their number. Returns the
+// number of tokens; 0 if the last message alone has too many.
 int dialog_prompt(Dialog* dialog, int* ids, int max, int* forgotten);
 
 #ifdef __cplusplus
@@ -69,7 +67,7 @@ int dialog_prompt(Dialog* dialog, int* ids, int max, int* forgotten);
 void dialog_open(Dialog* dialog, BpeEncoder* encoder, const char* system) {
     memset(dialog, 0, sizeof(*dialog));
     dialog->encoder = encoder;
-    chat_marks_open(&dialog->marks, encoder);
+    chat_marks_open(&dialog->marks, encoder->bpe);
     if (system[0]) {
         dialog_add(dialog, CHAT_SYSTEM, system, strlen(system));
     }
@@ -79,11 +77,11 @@ void dialog_open(Dialog* dialog, BpeEncoder* encoder, const char* system) {
 // Removes the messages from `begin` to `end`.
 static void dialog_remove_(Dialog* dialog, size_t begin, size_t end) {
     for (size_t i = begin; i < end; i++) {
-        free(dialog->messages[i].ids);
+        free((void*)dialog->messages[i].text);
     }
     if (begin < end) {
         memmove(dialog->messages + begin, dialog->messages + end,
-                (dialog->count - end) * sizeof(DialogMessage));
+                (dialog->count - end) * sizeof(ChatMessage));
     }
     dialog->count -= end - begin;
 }
@@ -91,32 +89,35 @@ static void dialog_remove_(Dialog* dialog, size_t begin, size_t end) {
 void dialog_close(Dialog* dialog) {
     dialog_remove_(dialog, 0, dialog->count);
     free(dialog->messages);
+    free(dialog->ids);
     memset(dialog, 0, sizeof(*dialog));
 }
 
 void dialog_reset(Dialog* dialog) { dialog_remove_(dialog, dialog->fixed, dialog->count); }
 
 void dialog_add(Dialog* dialog, ChatRole role, const char* text, size_t bytes) {
-    const size_t room = 1 + chat_most_ids(dialog->encoder->bpe, bytes);
-    int* ids = (int*)check_alloc(room, sizeof(int), "message");
-    ids[0] = 0; // in place of end-of-text
-    const int count = (int)chat_encode(&dialog->marks, dialog->encoder, role, text, bytes, ids, 1) - 1;
-    for (int i = 0; i < count; i++) {
-        ids[i] = ids[i + 1] & ~TOKEN_NO_TARGET;
-    }
+    char* copy = (char*)check_alloc(bytes + 1, 1, "message");
+    memcpy(copy, text, bytes);
     dialog->messages =
-        (DialogMessage*)check_grow(dialog->messages, dialog->count, sizeof(DialogMessage), "messages");
-    dialog->messages[dialog->count++] = (DialogMessage){ids, count, role};
+        (ChatMessage*)check_grow(dialog->messages, dialog->count, sizeof(ChatMessage), "messages");
+    dialog->messages[dialog->count++] = (ChatMessage){role, copy, bytes};
 }
 
 void dialog_take_back(Dialog* dialog) { dialog_remove_(dialog, dialog->count - 1, dialog->count); }
 
-static size_t dialog_tokens_(const Dialog* dialog) {
-    size_t tokens = (size_t)dialog->marks.header[CHAT_ASSISTANT].count;
+// Encodes the prompt. Returns the number of its tokens.
+static size_t dialog_encode_(Dialog* dialog) {
+    const Bpe* bpe = dialog->encoder->bpe;
+    size_t bytes = 0;
     for (size_t i = 0; i < dialog->count; i++) {
-        tokens += (size_t)dialog->messages[i].count;
+        bytes += dialog->messages[i].bytes;
     }
-    return tokens;
+    const size_t room = 1 + chat_most_ids(&dialog->marks, bpe, bytes, dialog->count);
+    dialog->ids = (int*)check_reserve(dialog->ids, &dialog->room, room, sizeof(int), "a chat");
+    dialog->ids[0] = bpe->eot;
+    return chat_encode(&dialog->marks, dialog->encoder, dialog->messages, dialog->count, CHAT_FOR_ANSWER,
+                       dialog->ids) -
+           1;
 }
 
 // Forgets the oldest turn, but not the last message. Returns 0 if no other is left.
@@ -133,19 +134,16 @@ static int dialog_forget_(Dialog* dialog) {
 }
 
 int dialog_prompt(Dialog* dialog, int* ids, int max, int* forgotten) {
-    const ChatMark* header = &dialog->marks.header[CHAT_ASSISTANT];
-    int at = 0;
-    for (*forgotten = 0; dialog_tokens_(dialog) > (size_t)max; ++*forgotten) {
+    size_t count;
+    for (*forgotten = 0; (count = dialog_encode_(dialog)) > (size_t)max; ++*forgotten) {
         if (!dialog_forget_(dialog)) {
             return 0;
         }
     }
-    for (size_t i = 0; i < dialog->count; i++) {
-        memcpy(ids + at, dialog->messages[i].ids, (size_t)dialog->messages[i].count * sizeof(int));
-        at += dialog->messages[i].count;
+    for (size_t i = 0; i < count; i++) {
+        ids[i] = dialog->ids[1 + i] & ~TOKEN_NO_TARGET;
     }
-    memcpy(ids + at, header->ids, (size_t)header->count * sizeof(int));
-    return at + header->count;
+    return (int)count;
 }
 
 #endif // DIALOG_IMPLEMENTATION

@@ -69,7 +69,9 @@ void generate_close(Generate* g);
 #include "llmc/checkpoint/model_path.h"
 #include "llmc/comm/comm.h"
 #include "llmc/generate/text_stream.h"
+#include "llmc/tokenizer/chat_format.h"
 #include "llmc/tokenizer/chat_marks.h"
+#include "llmc/tokenizer/model_card.h"
 #include "llmc/log/text_wrap.h"
 
 #define GENERATE_MAX_FILE_ ((size_t)1 << 32) // largest file of prompts
@@ -200,16 +202,25 @@ static void generate_one_(Generate* g) {
 static void generate_open_chat_(Generate* g) {
     Options* o = &g->options;
     const Tokenizer* tokenizer = &g->run->data.tokenizer;
-    const int can_chat = tokenizer->encoder != NULL, wants = o->chat == 1;
+    const int can_chat = tokenizer->encoder != NULL, wants = o->chat >= (int)CHAT_ON;
     if (wants && !can_chat) {
         die_usage("--chat on: the tokenizer cannot encode any text; wanted --chat off");
     }
     if (!o->interactive || o->chat == 0 || !can_chat) {
         return;
     }
+    if (o->chat >= (int)CHAT_CHATML) {
+        chat_choose(tokenizer->bpe, (ChatWord)o->chat);
+    }
+    const ModelCard* card = &tokenizer->bpe->card;
     dialog_open(&g->dialog, tokenizer->encoder, o->system);
-    g->is_chat = wants || chat_is_in(&g->dialog.marks, g->run->model_path);
-    if (g->is_chat && g->dialog.marks.is_text) {
+    g->is_chat = wants || card->chat_known != CHAT_UNKNOWN;
+    if (!g->is_chat && card->chat_template && o->chat == OPTION_AUTO) {
+        fprintf(stderr,
+                "note: the model has a chat_template whose format is not known; --chat chatml, or another "
+                "format, talks in turns\n");
+    }
+    if (g->is_chat && g->dialog.marks.turn_end < 0) {
         if (o->stop.count == OPTION_LIST_MAX) {
             die_usage("--stop is given %d times; wanted less: the marks of the chat are plain text, and one "
                       "more string ends an answer",
@@ -521,8 +532,9 @@ static void generate_check_options_(const Options* o, const Comm* comm) {
                 : "--model %s is a size, not a trained model; wanted a directory or a file",
             o->model, o->model, o->model);
     }
-    if (!o->interactive && (o->chat == 1 || o->system[0])) {
-        die_usage("--%s is for --interactive", o->chat == 1 ? "chat on" : "system");
+    if (!o->interactive && (o->chat >= (int)CHAT_ON || o->system[0])) {
+        die_usage("--%s%s is for --interactive", o->chat >= (int)CHAT_ON ? "chat " : "system",
+                  o->chat >= (int)CHAT_ON ? chat_word(o->chat) : "");
     }
     if (o->chat == 0 && o->system[0]) {
         die_usage("--system is for chats; wanted no --chat off");
@@ -566,7 +578,7 @@ void generate_open(Run* run, Ranks ranks) {
     fprintf(generate_notes_(g), "%s\n", run->model_path);
     plan_print_memory(generate_notes_(g), &run->settled, &run->plan.model.memory);
     if (g->is_chat) {
-        fprintf(stderr, "chat: %s%s; /reset starts another\n", g->dialog.marks.format,
+        fprintf(stderr, "chat: %s%s; /reset starts another\n", g->dialog.marks.format.layout->name,
                 g->dialog.marks.is_text ? ", its marks as plain text" : "");
     }
 }
@@ -577,8 +589,8 @@ void generate_texts(Run* run, Model* model) {
     run_set_model(run, model);
     load_model(&run->files, run->model_path, (HfWeights)o->weights, o->seed, NULL, NULL);
     run_open_generator(run, model, &g->options);
-    if (g->is_chat && !g->dialog.marks.is_text) {
-        run->generator.turn_end = g->dialog.marks.end.ids[0];
+    if (g->is_chat) {
+        run->generator.turn_end = g->dialog.marks.turn_end;
     }
     if (o->interactive) {
         generate_interactive_(g);

@@ -133,9 +133,8 @@ static void start_open_session_(Run* run) {
     saved.trainer = trainer->name;
     saved.model = run->files;
     saved.memory = run->plan.copy;
-    saved.document = run_data_document_tokens(&run->data, run->settled.cfg.V);
+    saved.card = run_data_card(&run->data, run->settled.cfg.V);
     saved.tokenizer = run_data_saved_tokenizer(&run->data);
-    saved.chat_template = run_data_chat_template(&run->data);
     saved.config = run->kept_config;
     saved.train = &run->data.train;
     saved.num_val_sets = run_data_list_sets(saved.val_sets, &run->data, &run->settled.options);
@@ -272,7 +271,7 @@ static void start_print_use_(const Run* run) {
     const Tokenizer* tokenizer = run_data_saved_tokenizer(&run->data);
     if (run->session.can_save && run_is_first(run) && tokenizer && !tokenizer->decode_only) {
         checkpoint_path(path, run->settled.options.out, run->state.step, "");
-        if (access(path, F_OK) == 0 && run_data_chat_template(&run->data)) {
+        if (access(path, F_OK) == 0 && run_data_learns_chats(&run->data)) {
             start_print_command_(run, "talk to it");
             puts(" --interactive");
         } else if (access(path, F_OK) == 0) {

@@ -15,6 +15,7 @@ row, at the same place. If it has an effect only beside another option, its row 
 #include "llmc/setup/options.h"
 #include "llmc/model/model.h"
 #include "llmc/optim/schedule.h"
+#include "llmc/tokenizer/chat_format.h"
 
 #define TASKS_HELLASWAG "data/hellaswag/hellaswag_val.jsonl" // --hellaswag on
 
@@ -506,9 +507,10 @@ const OptionRow OPTION_TABLE[] = {
 
     {"texts",      "interactive",   "",   FLAG_(interactive),      0,        0, TEXTS_ | ONCE_ | BASIC_, "off",
         "off|on", "read prompts from the terminal, one per line, and continue each; end with Ctrl-D"},
-    {"texts",      "chat",          "",   SWITCH_(chat),           0,        0, AUTO_ | TEXTS_ | ONCE_, "auto",
-        "off|on", "with --interactive: talk in turns; each line is a message, and its answer is kept for the next one; "
-        "auto: on for a model that has learned chats (chat_template.jinja)"},
+    {"texts",      "chat",          "",   CHOICE_(chat),           0,        0, AUTO_ | RUN_ | BOTH_, "auto",
+        WORDS_CHOICE(CHAT_WORDS), "with --interactive: talk in turns; each line is a message, and its answer is kept for the next one; "
+        "auto: on for a model that has learned chats (chat_template.jinja). A format, here and for training data with "
+        "chats, is used in place of the one of the model's template or vocabulary"},
     {"texts",      "system",        "",   STRING_(system),         0,        0, TEXTS_ | ONCE_,    "",
         "TEXT", "first message of a chat, which says how to answer"},
     {"texts",      "suffix",        "",   STRING_(suffix),         0,        0, TEXTS_ | ONCE_,    "",

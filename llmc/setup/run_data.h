@@ -26,7 +26,9 @@ If a --model directory has a tokenizer's files, they are the default of --tokeni
 #include "llmc/data/target_mask.h"
 #include "llmc/setup/options.h"
 #include "llmc/setup/settled.h"
+#include "llmc/tokenizer/chat_format.h"
 #include "llmc/tokenizer/chat_marks.h"
+#include "llmc/tokenizer/model_card.h"
 #include "llmc/tokenizer/tokenizer.h"
 
 #ifdef __cplusplus
@@ -76,7 +78,8 @@ typedef struct {
     // passes over the training data that the run makes; 0: unknown, or the data are endless
     double epochs;
     Answers answers;
-    ChatMarks marks; // with ANSWERS_CHATS
+    ChatMarks marks;     // of the chats that the run learns; without a layout: it learns none
+    char* chat_template; // written for them; NULL: the model's own stays
 } RunData;
 
 // Returns true if the run has data to train on or to validate with.
@@ -100,8 +103,9 @@ static inline int run_data_fits(int model_V, int V) {
     return model_V == V || model_V == (V + 63) / 64 * 64 || model_V == model_padded_vocab(V);
 }
 
-// Opens the model's own tokenizer if that of the run extends it. One that fits is not compared: it
-// may replace files that cannot be read.
+// Compares the tokenizer of the run with the model's own, which stays open if the other extends it.
+// Ends the program if they have other tokens, unless --vocab-size is given. Then one that fits is
+// not compared: it may replace files that cannot be read.
 void run_data_open_own_tokenizer(RunData* data, const Options* options, const char* model_path, int model_V);
 
 // Ends the program if the files of another model have a tokenizer with other tokens than the run's.
@@ -111,8 +115,9 @@ void run_data_check_tokens(const RunData* data, const Options* options, const ch
 // vocabulary.
 int run_data_eot(const RunData* data, int V);
 
-// Returns the tokens around documents, for the model's files.
-DocumentTokens run_data_document_tokens(const RunData* data, int V);
+// Returns what the model's files say of it: the tokenizer's card, with what the run learns. It
+// borrows texts of `data`.
+ModelCard run_data_card(const RunData* data, int V);
 
 // Returns the tokenizer to save with the model; NULL if the data are only token ids.
 const Tokenizer* run_data_saved_tokenizer(const RunData* data);
@@ -135,8 +140,8 @@ int run_data_try_prompt(int* ids, int* count, int max, const RunData* data, cons
 // without a tokenizer.
 double run_data_target_bytes(const RunData* data, const int* targets, size_t count);
 
-// Returns the template of the chats that the run learns, for the model's files; NULL without chats.
-const char* run_data_chat_template(const RunData* data);
+// True if the run learns chats whose format it knows.
+static inline int run_data_learns_chats(const RunData* data) { return data->marks.format.layout != NULL; }
 
 // ---- files ----
 
@@ -393,17 +398,35 @@ void run_data_open_tokenizer(RunData* data, Settled* s, const char* model_path) 
     }
 }
 
+// Ends the program: the tokenizer of the run is another than the model's own.
+static void run_data_refuse_tokenizer_(const RunData* data, const Options* options, const char* model_path) {
+    const Tokenizer *own = &data->own_tokenizer, *other = &data->tokenizer;
+    char own_text[64], other_text[64];
+    const int id = tokenizer_first_other(own, other);
+    tokenizer_describe(own, id, own_text, sizeof(own_text));
+    tokenizer_describe(other, id, other_text, sizeof(other_text));
+    die_usage("--tokenizer %s has other tokens than the model's own in %s: token %d is %s, not %s; wanted "
+              "that one, one that extends it, or --vocab-size to use this one anyway",
+              options->tokenizer, model_path, id, other_text, own_text);
+}
+
 void run_data_open_own_tokenizer(RunData* data, const Options* options, const char* model_path, int model_V) {
+    const Tokenizer* run = &data->tokenizer;
+    const int insists = options_given(options, "vocab-size");
     const int is_other =
         data->has_tokenizer && !data->is_unknown && strcmp(options->tokenizer, model_path) != 0;
-    if (!is_other || !tokenizer_is_in(model_path) || run_data_fits(model_V, data->tokenizer.vocab_size)) {
+    if (!is_other || !tokenizer_is_in(model_path) || (insists && run_data_fits(model_V, run->vocab_size))) {
         return;
     }
     tokenizer_open_file(&data->own_tokenizer, model_path);
-    data->is_extended = tokenizer_extends(&data->tokenizer, &data->own_tokenizer);
-    if (data->is_extended) {
+    data->is_extended = tokenizer_extends(run, &data->own_tokenizer);
+    if (!insists && !tokenizer_starts_like(run, &data->own_tokenizer)) {
+        run_data_refuse_tokenizer_(data, options, model_path);
+    }
+    if (data->is_extended || tokenizer_is_same(run, &data->own_tokenizer)) {
         tokenizer_take_roles(&data->tokenizer, &data->own_tokenizer);
-    } else {
+    }
+    if (!data->is_extended) {
         tokenizer_close(&data->own_tokenizer);
     }
 }
@@ -425,8 +448,15 @@ void run_data_check_tokens(const RunData* data, const Options* options, const ch
 
 int run_data_eot(const RunData* data, int V) { return data->has_tokenizer ? data->tokenizer.eot : V - 1; }
 
-DocumentTokens run_data_document_tokens(const RunData* data, int V) {
-    return data->has_tokenizer ? tokenizer_document_tokens(&data->tokenizer) : document_tokens_of(V - 1);
+ModelCard run_data_card(const RunData* data, int V) {
+    ModelCard card = data->has_tokenizer ? tokenizer_card(&data->tokenizer) : model_card_of(V - 1);
+    if (run_data_learns_chats(data)) {
+        card.chat_template = data->chat_template ? data->chat_template : card.chat_template;
+    }
+    if (run_data_learns_chats(data) && data->marks.turn_end >= 0) {
+        model_card_learn_chat(&card, data->marks.turn_end);
+    }
+    return card;
 }
 
 const Tokenizer* run_data_saved_tokenizer(const RunData* data) {
@@ -517,20 +547,39 @@ double run_data_target_bytes(const RunData* data, const int* targets, size_t cou
     return bytes;
 }
 
-const char* run_data_chat_template(const RunData* data) {
-    return data->answers == ANSWERS_CHATS ? chat_template(&data->marks) : NULL;
-}
-
 // ---- files ----
+
+// Decides the format of the chats that the run learns.
+static void run_data_settle_chats_(RunData* data, const Options* options) {
+    Bpe* bpe = data->tokenizer.bpe;
+    char error[ERROR_BYTES];
+    const int is_named = options->chat >= (int)CHAT_CHATML;
+    if (!is_named && options->chat != OPTION_AUTO) {
+        die_usage("--chat %s is for --interactive; wanted a format, --chat chatml for example",
+                  chat_word(options->chat));
+    }
+    if (is_named && chat_choose(bpe, (ChatWord)options->chat)) {
+        printable_line(stdout, "chats: --chat %s replaces the model's own chat_template, which is another",
+                       chat_word(options->chat));
+    } else if (!chat_check(bpe, "--chat chatml", error)) {
+        die_usage("--train-data %s has %s", options->train_data, error);
+    }
+    chat_marks_open(&data->marks, bpe);
+    if (!bpe->card.chat_template || bpe->card.is_chosen) {
+        data->chat_template = chat_new_template(&data->marks, bpe);
+    }
+}
 
 Answers run_data_find_answers(RunData* data, const Options* options) {
     const int are_files = data->kind == DATA_TEXT || data->kind == DATA_SHARDS;
-    BpeEncoder encoder;
     data->answers = are_files ? encoded_text_answers(options->train_data, options->text_field) : ANSWERS_NONE;
-    if (data->answers == ANSWERS_CHATS) {
-        bpe_encoder_open(&encoder, data->tokenizer.bpe);
-        chat_marks_open(&data->marks, &encoder);
-        bpe_encoder_close(&encoder);
+    const int is_named = options->chat >= (int)CHAT_CHATML;
+    if (data->answers == ANSWERS_CHATS ||
+        (data->answers == ANSWERS_MASK && is_named && data->tokenizer.bpe)) {
+        run_data_settle_chats_(data, options);
+    } else if (options->chat != OPTION_AUTO && are_files) {
+        die_usage("--chat %s, but --train-data %s has no chats", chat_word(options->chat),
+                  options->train_data);
     }
     return data->answers;
 }
@@ -640,6 +689,10 @@ static int run_data_sources_(DataSources* sources, const RunData* data, const Op
     }
     Bpe bytes;
     bpe_open_bytes(&bytes);
+    if (data->kind == DATA_TEXT) {
+        bytes.card.chat = data->tokenizer.bpe->card.chat; // of --chat, without texts
+        bytes.card.is_chosen = data->tokenizer.bpe->card.is_chosen;
+    }
     const Bpe* bpe = data->kind == DATA_TEXT ? &bytes : data->tokenizer.bpe;
     EncodedText text = run_data_text_(options, bpe, directory);
     text.warns = !data->is_warned;
@@ -977,7 +1030,7 @@ static void run_data_print_answers_(const RunData* data) {
            mixture_has_mask(&data->val) ? ", in training and in validation"
                                         : "; all tokens of the validation data count");
     if (data->answers == ANSWERS_CHATS) {
-        printf("; chats are %s, %s", data->marks.format,
+        printf("; chats are %s, %s", data->marks.format.layout->name,
                data->marks.is_text
                    ? "whose marks are plain text: the tokenizer has no special tokens for them"
                    : "whose marks are special tokens of the tokenizer");
@@ -1084,6 +1137,7 @@ void run_data_close(RunData* data) {
     if (data->is_extended) {
         tokenizer_close(&data->own_tokenizer);
     }
+    free(data->chat_template);
     free(data->val_nats);
     free(data->val_stories);
     free(data->train_stories);

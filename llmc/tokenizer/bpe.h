@@ -30,6 +30,7 @@ be decoded, but no text encodes to them, not even the characters of the name.
 #include "llmc/base/vec.h"
 #include "llmc/tokenizer/bpe_rules.h"
 #include "llmc/tokenizer/bpe_words.h"
+#include "llmc/tokenizer/model_card.h"
 
 #define BPE_EOT_TEXT "<|endoftext|>" // name of the end-of-text token
 
@@ -37,7 +38,6 @@ enum {
     BPE_MAX_VOCAB = (1 << 21) - 1, // three ids fit in 64 bits, with one value left for
     BPE_NONE_ = BPE_MAX_VOCAB,     // no token; above every id
     BPE_BUCKET_ = 8,               // pairs per cache line
-    BPE_MAX_ENDS = 8,              // tokens that end a text
     BPE_MAX_KEPT = 8,              // files that are kept
 };
 
@@ -61,13 +61,6 @@ typedef struct {
     const int* made; // (num_ranks) token that the merge of a rank makes; NULL: ranks are ids
 } BpePairs_;
 
-// Tokens around documents, as a model's files name them.
-typedef struct {
-    int start;                  // stands before each document
-    int ends[BPE_MAX_ENDS + 1]; // end a text; the usual one first
-    int num_ends;
-} DocumentTokens;
-
 // File that a vocabulary was read from.
 typedef struct {
     const char* name; // without a directory
@@ -76,11 +69,9 @@ typedef struct {
 } BpeKept;
 
 typedef struct {
-    int vocab_size;         // V
-    int eot;                // end-of-text id: stands before each document
-    int ends[BPE_MAX_ENDS]; // further tokens that end a text in the model's files
-    int num_ends;
-    int pad;               // padding token for transformers, -1: none; only kept for it
+    int vocab_size;        // V
+    int eot;               // end-of-text id: stands before each document
+    ModelCard card;        // of the files beside it; it owns the card's texts
     BpeToken_* tokens;     // (V), into `buffer`
     unsigned char* buffer; // bytes of all tokens
     int byte_ids[256];     // tokens of single bytes
@@ -578,7 +569,7 @@ static inline void bpe_open_ids_(Bpe* bpe, const char* name, unsigned char* buff
     memset(bpe, 0, sizeof(*bpe));
     bpe->vocab_size = bpe->num_ranks = (int)V;
     bpe->eot = (int)eot;
-    bpe->pad = -1;
+    bpe->card = model_card_of((int)eot);
     bpe_rules_open(&bpe->rules, pattern);
     bpe->buffer = buffer;
     bpe->tokens = (BpeToken_*)check_alloc(V, sizeof(BpeToken_), "vocabulary");
@@ -798,6 +789,9 @@ static inline void bpe_close(Bpe* bpe) {
     for (int i = 0; i < bpe->num_kept; i++) {
         free(bpe->kept[i].bytes);
     }
+    free((void*)bpe->card.chat_template);
+    free((void*)bpe->card.chat.default_system);
+    free((void*)bpe->card.generation);
     bpe_rules_close(&bpe->rules);
     memset(bpe, 0, sizeof(*bpe));
 }
@@ -831,31 +825,7 @@ static inline size_t bpe_most_ids(const Bpe* bpe, size_t bytes) {
 
 // True if a text ends with this token: end-of-text, or another that the model's files name.
 static inline int bpe_is_end(const Bpe* bpe, int id) {
-    int is_end = id == bpe->eot;
-    for (int i = 0; i < bpe->num_ends; i++) {
-        is_end |= id == bpe->ends[i];
-    }
-    return is_end;
-}
-
-// Returns the tokens around documents if one token does both.
-static inline DocumentTokens document_tokens_of(int eot) {
-    const DocumentTokens tokens = {eot, {eot}, 1};
-    return tokens;
-}
-
-// Returns the tokens around documents. End-of-text is among the ends unless it only starts texts:
-// the tokenizer puts it before each, and others end them.
-static inline DocumentTokens bpe_document_tokens(const Bpe* bpe) {
-    DocumentTokens tokens = document_tokens_of(bpe->eot);
-    if (bpe->num_ends > 0) {
-        memcpy(tokens.ends, bpe->ends, sizeof(bpe->ends));
-        tokens.num_ends = bpe->num_ends;
-    }
-    if (bpe->num_ends > 0 && !bpe->has_template) {
-        tokens.ends[tokens.num_ends++] = bpe->eot;
-    }
-    return tokens;
+    return id == bpe->eot || model_card_is_end(&bpe->card, id);
 }
 
 // Returns the smallest vocabulary that a model needs for any text: up to the last token that text

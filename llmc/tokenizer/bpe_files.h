@@ -30,6 +30,8 @@ bpe_write_hf_config writes the part of it that any tokenizer.json needs beside i
 
 #include "llmc/base/file_list.h"
 #include "llmc/tokenizer/bpe.h"
+#include "llmc/tokenizer/chat_format.h"
+#include "llmc/tokenizer/model_card.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -73,13 +75,14 @@ typedef struct {
 void bpe_write(const Bpe* bpe, const char* path);
 
 // Writes what transformers reads beside a tokenizer.json: the tokenizer's class, the model's
-// context max_T, and the roles of end-of-text. `bpe` has further names; NULL: none.
-void bpe_write_hf_config(const char* directory, const char* tokenizer_class, int eot, const Bpe* bpe,
-                         int max_T);
+// context max_T, and the roles of tokens. `bpe` has further names; NULL: none.
+void bpe_write_hf_config(const char* directory, const char* tokenizer_class, const ModelCard* card,
+                         const Bpe* bpe, int max_T);
 
-// Writes the tokenizer of a model with a context of max_T for transformers into a directory.
-// merges.txt goes with vocab.json, which has the ids, whatever their order.
-void bpe_write_hf(const Bpe* bpe, const char* directory, int max_T);
+// Writes the tokenizer of a model with a context of max_T for transformers into a directory: the
+// files that were read, with the card's end of a text. merges.txt goes with vocab.json, which has
+// the ids, whatever their order.
+void bpe_write_hf(const Bpe* bpe, const ModelCard* card, const char* directory, int max_T);
 
 // Returns a checksum of all tokens, the same for every file format.
 uint64_t bpe_checksum(const Bpe* bpe);
@@ -117,6 +120,7 @@ void bpe_print_merges(const Bpe* bpe, FILE* file);
 #include "llmc/base/file.h"
 #include "llmc/base/json.h"
 #include "llmc/base/printable.h"
+#include "llmc/base/text_buffer.h"
 #include "llmc/base/xxh64.h"
 
 #define BPE_BIN_MAGIC_ 20240328
@@ -661,18 +665,24 @@ static int bpe_json_added_token_(BpeJson_* v) {
 typedef struct {
     const char *type, *pattern, *behavior;
     int add_prefix_space, use_regex, individual_digits, invert;
+    int is_literal; // the pattern is a text, not an expression
 } BpeJsonStep_;
 
 // Reads {"Regex": "..."}, or {"String": "..."}.
-static int bpe_json_regex_(BpeJson_* v, const char** pattern) {
+static int bpe_json_regex_(BpeJson_* v, BpeJsonStep_* step) {
     const char* kind;
-    return json_take(&v->json, '{') && json_member(&v->json, JSON_FIRST, &kind) > 0 &&
-           json_name(&v->json, pattern) && json_take(&v->json, '}');
+    if (!json_take(&v->json, '{') || json_member(&v->json, JSON_FIRST, &kind) <= 0) {
+        return 0;
+    }
+    step->is_literal = strcmp(kind, "String") == 0;
+    return (step->is_literal || strcmp(kind, "Regex") == 0 ||
+            bpe_json_refuse_(v, "a pattern of kind", kind, "Regex or String")) &&
+           json_name(&v->json, &step->pattern) && json_take(&v->json, '}');
 }
 
 // Reads a step. `each` reads those of a sequence.
 static int bpe_json_step_(BpeJson_* v, BpeJsonStep_* step, int (*each)(BpeJson_* v)) {
-    static const BpeJsonStep_ defaults = {"without a type", "", "", 1, 1, 0, 0};
+    static const BpeJsonStep_ defaults = {"without a type", "", "", 1, 1, 0, 0, 0};
     const char* key;
     *step = defaults;
     if (json_peek(&v->json) == 'n') {
@@ -687,7 +697,7 @@ static int bpe_json_step_(BpeJson_* v, BpeJsonStep_* step, int (*each)(BpeJson_*
         if (more > 0 &&
             !(is_list                                 ? bpe_json_each_(v, each)
               : strcmp(key, "type") == 0              ? json_name(&v->json, &step->type)
-              : strcmp(key, "pattern") == 0           ? bpe_json_regex_(v, &step->pattern)
+              : strcmp(key, "pattern") == 0           ? bpe_json_regex_(v, step)
               : strcmp(key, "behavior") == 0          ? json_name(&v->json, &step->behavior)
               : strcmp(key, "add_prefix_space") == 0  ? json_bool(&v->json, &step->add_prefix_space)
               : strcmp(key, "use_regex") == 0         ? json_bool(&v->json, &step->use_regex)
@@ -725,7 +735,16 @@ static int bpe_json_split_(BpeJson_* v, const BpeJsonStep_* step) {
     const int is_isolated = strcmp(step->behavior, "Isolated") == 0 && !step->invert;
     const int is_removed = strcmp(step->behavior, "Removed") == 0 && step->invert;
     if (!is_isolated && !is_removed) {
-        return bpe_json_refuse_(v, "the pre_tokenizer Split with the behavior", step->behavior, "Isolated");
+        return error_set(
+            v->json.error, v->json.path,
+            "the pre_tokenizer Split with the behavior %.24s and invert %s, wanted Isolated and false, or "
+            "Removed and true",
+            step->behavior, step->invert ? "true" : "false");
+    }
+    if (step->is_literal) {
+        return error_set(v->json.error, v->json.path,
+                         "the pre_tokenizer splits text at the literal string %.40s, wanted {\"Regex\": ...}",
+                         step->pattern);
     }
     if (!bpe_pattern_read(step->pattern, &pattern)) {
         return error_set(v->json.error, v->json.path,
@@ -795,7 +814,10 @@ static int bpe_json_special_(BpeJson_* v) {
 static int bpe_json_template_(BpeJson_* v) {
     const char* key;
     if (!json_take(&v->json, '{') || json_member(&v->json, JSON_FIRST, &key) <= 0 ||
-        !(strcmp(key, "SpecialToken") == 0 ? bpe_json_special_(v) : json_skip(&v->json)) ||
+        !(strcmp(key, "SpecialToken") == 0 ? bpe_json_special_(v)
+          : strcmp(key, "Sequence") == 0
+              ? json_skip(&v->json)
+              : bpe_json_refuse_(v, "the post_processor has a", key, "SpecialToken or Sequence")) ||
         !json_take(&v->json, '}')) {
         return 0;
     }
@@ -905,15 +927,30 @@ static size_t bpe_json_size_(const BpeJson_* v, const char* path) {
     return V;
 }
 
+// Returns the added token with this id; NULL: none.
+static const BpeAdded_* bpe_json_added_(const BpeJson_* v, size_t id) {
+    for (size_t i = 0; i < v->num_added; i++) {
+        if (v->added[i].id == id) {
+            return &v->added[i];
+        }
+    }
+    return NULL;
+}
+
 // Returns the token that stands before each document: the one that the post_processor puts there,
-// or else the first of the usual ones.
-static const BpeAdded_* bpe_json_start_(const BpeJson_* v, const char* path) {
+// or else the first of the usual ones, or the one that the files beside it name.
+static const BpeAdded_* bpe_json_start_(const BpeJson_* v, const CardFiles* files, const char* path) {
     static const char* const usual[] = {BPE_EOT_TEXT, "<|begin_of_text|>", "<|bos|>", "<s>"};
     const BpeAdded_* start = v->start && v->num_starts == 1 ? bpe_json_find_added_(v, v->start) : NULL;
     for (size_t i = 0; !start && i < sizeof(usual) / sizeof(usual[0]); i++) {
         start = bpe_json_find_added_(v, usual[i]);
     }
-    CHECK(start, "%s: no token " BPE_EOT_TEXT ", nor another that usually stands before a document", path);
+    start = start || !files->bos ? start : bpe_json_find_added_(v, files->bos);
+    start = start ? start : bpe_json_added_(v, files->start);
+    CHECK(start,
+          "%s: no token " BPE_EOT_TEXT ", nor another that usually stands before a document; wanted one, or "
+          "a bos_token in tokenizer_config.json beside it",
+          path);
     return start;
 }
 
@@ -1073,7 +1110,7 @@ static void bpe_finish_json_(Bpe* bpe, const BpeJson_* v, const char* path) {
 // Files that are written as they were read, tokenizer.json first.
 static const char* const bpe_kept_files_[] = {
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json",
-    "merges.txt",     "added_tokens.json",     "chat_template.jinja",     "generation_config.json"};
+    "merges.txt",     "added_tokens.json"};
 enum { BPE_KEPT_FILES_ = sizeof(bpe_kept_files_) / sizeof(bpe_kept_files_[0]) };
 _Static_assert((int)BPE_KEPT_FILES_ <= (int)BPE_MAX_KEPT, "room for all files that are kept");
 
@@ -1097,107 +1134,69 @@ static void bpe_keep_directory_(Bpe* bpe, const char* directory) {
     }
 }
 
-// Reads a name, or an object with it as "content". Sets it to NULL if it is null.
-static int bpe_config_name_(JsonReader* json, const char** name) {
-    const char* key;
-    *name = NULL;
-    if (json_peek(json) != '{') {
-        return json_peek(json) == 'n' ? json_skip(json) : json_name(json, name);
+// Returns the id of an added token; -1: none is called so.
+static int bpe_find_name_(const Bpe* bpe, const char* name) { return name ? bpe_find_added(bpe, name) : -1; }
+
+// Returns an id of the files; -1: none, or beyond the vocabulary.
+static int bpe_id_of_file_(const Bpe* bpe, size_t id) { return id < (size_t)bpe->vocab_size ? (int)id : -1; }
+
+// Returns the name of a token, terminated, which the caller frees; NULL: there is no token.
+static char* bpe_name_of_(const Bpe* bpe, int id) {
+    int length = 0;
+    const char* name = id >= 0 ? bpe_token(bpe, id, &length) : NULL;
+    return name ? strndup(name, (size_t)length) : NULL;
+}
+
+// Finds the format of the card's template, and the token that ends an answer.
+static void bpe_recognize_chat_(Bpe* bpe) {
+    ModelCard* card = &bpe->card;
+    if (!card->chat_template) {
+        return;
     }
-    int more = json_take(json, '{') ? 1 : -1;
-    for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
-        more = json_member(json, place, &key);
-        if (more > 0 && !(strcmp(key, "content") == 0 ? json_name(json, name) : json_skip(json))) {
-            return 0;
+    char *bos = bpe_name_of_(bpe, card->bos), *eos = bpe_name_of_(bpe, card->eos);
+    card->chat_known = chat_recognize(&card->chat, card->chat_template, bos, eos);
+    if (card->chat_known != CHAT_UNKNOWN) {
+        const char* end = chat_format_end(&card->chat);
+        card->turn_end = end[0] == CHAT_EOS[0] ? card->eos : bpe_find_added(bpe, end);
+    }
+    free(bos);
+    free(eos);
+}
+
+// Sets the card from the files beside tokenizer.json, whose texts it takes over. The start token is
+// among the ends unless it only starts texts: the tokenizer puts it before each, and others end
+// them.
+static void bpe_set_card_(Bpe* bpe, CardFiles* files) {
+    ModelCard* card = &bpe->card;
+    const int eos = bpe_find_name_(bpe, files->eos), pad = bpe_id_of_file_(bpe, files->pad);
+    card->num_ends = 0;
+    for (int i = 0; i < files->num_ends; i++) {
+        if (bpe_id_of_file_(bpe, files->ends[i]) >= 0) {
+            model_card_add_end(card, (int)files->ends[i]);
         }
-    }
-    return more == 0;
-}
-
-// Roles of tokens in tokenizer_config.json, by name, and in generation_config.json, by id.
-typedef struct {
-    const char *pad, *eos; // NULL: none
-    size_t ends[BPE_MAX_ENDS];
-    int num_ends;
-} BpeRoles_;
-
-// Reads an id or a list of them. Only the latter file has numbers under this key.
-static int bpe_config_ends_(JsonReader* json, BpeRoles_* roles) {
-    const int c = json_peek(json);
-    if (c == '[') {
-        return json_naturals(json, roles->ends, BPE_MAX_ENDS, &roles->num_ends);
-    }
-    roles->num_ends = c != 'n';
-    return c == 'n' ? json_skip(json) : json_natural(json, roles->ends);
-}
-
-// Reads the roles of one file; ignores it if it is missing or malformed, which is transformers'
-// business. Returns its text, where the names are; the caller frees it.
-static char* bpe_read_roles_(const char* directory, const char* file, BpeRoles_* roles) {
-    char path[PATH_MAX], error[ERROR_BYTES], *text = NULL;
-    const char* key;
-    size_t bytes, length;
-    if (!bpe_path(path, directory, file) || !byte_order_text(path, BPE_MAX_CONFIG_, &text, &bytes, error)) {
-        return NULL;
-    }
-    JsonReader json = json_reader(path, text, bytes, error);
-    int more = json_take(&json, '{') ? 1 : -1;
-    for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
-        if ((more = json_text_member(&json, place, &key, &length)) <= 0) {
-            break;
-        }
-        if (!(strcmp(key, "pad_token") == 0      ? bpe_config_name_(&json, &roles->pad)
-              : strcmp(key, "eos_token") == 0    ? bpe_config_name_(&json, &roles->eos)
-              : strcmp(key, "eos_token_id") == 0 ? bpe_config_ends_(&json, roles)
-                                                 : json_skip(&json))) {
-            break;
-        }
-    }
-    return text;
-}
-
-// Returns the id of an added token, or -1.
-static int bpe_find_name_(const Bpe* bpe, const char* name) {
-    for (int id = 0; name && id < bpe->vocab_size; id++) {
-        const BpeToken_ token = bpe->tokens[id];
-        if (token.kind != BPE_TOKEN && token.length == strlen(name) &&
-            memcmp(token.text, name, token.length) == 0) {
-            return id;
-        }
-    }
-    return -1;
-}
-
-static void bpe_add_end_(Bpe* bpe, size_t id) {
-    if (id < (size_t)bpe->vocab_size && !bpe_is_end(bpe, (int)id) && bpe->num_ends < BPE_MAX_ENDS) {
-        bpe->ends[bpe->num_ends++] = (int)id;
-    }
-}
-
-// Finds the padding token, and the tokens that end a text, in the files beside tokenizer.json.
-static void bpe_find_roles_(Bpe* bpe, const char* tokenizer) {
-    char directory[PATH_MAX];
-    BpeRoles_ roles;
-    memset(&roles, 0, sizeof(roles));
-    file_directory_of(directory, tokenizer);
-    char* config = bpe_read_roles_(directory, "tokenizer_config.json", &roles);
-    bpe->pad = bpe_find_name_(bpe, roles.pad);
-    const int eos = bpe_find_name_(bpe, roles.eos);
-    char* generation = bpe_read_roles_(directory, "generation_config.json", &roles);
-    for (int i = 0; i < roles.num_ends; i++) {
-        bpe_add_end_(bpe, roles.ends[i]);
     }
     if (eos >= 0) {
-        bpe_add_end_(bpe, (size_t)eos);
+        model_card_add_end(card, eos);
     }
-    free(config);
-    free(generation);
+    if (card->num_ends == 0 || !bpe->has_template) {
+        model_card_add_end(card, bpe->eot);
+    }
+    card->pad = pad >= 0 ? pad : bpe_find_name_(bpe, files->pad_name);
+    card->bos = files->has_names ? bpe_find_name_(bpe, files->bos) : bpe->eot;
+    card->eos = files->has_names ? eos : card->ends[0];
+    card->chat_template = files->chat_template;
+    card->generation = files->generation;
+    files->chat_template = files->generation = NULL;
+    bpe_recognize_chat_(bpe);
 }
 
 static void bpe_open_json_(Bpe* bpe, const BpeFile_* file) {
-    char error[ERROR_BYTES];
+    char error[ERROR_BYTES], directory[PATH_MAX];
     BpeJson_ v;
+    CardFiles files;
     memset(&v, 0, sizeof(v));
+    file_directory_of(directory, file->path);
+    card_files_read(&files, directory);
     BpeKept copy = bpe_keep_("tokenizer.json", file->data, file->bytes);
     v.json = json_reader(file->path, (char*)file->data, file->bytes, error);
     v.spelling = bpe_spelling_();
@@ -1205,7 +1204,7 @@ static void bpe_open_json_(Bpe* bpe, const BpeFile_* file) {
     bpe_check_json_(&v, file->path);
     bpe_add_json_eot_(&v);
     const size_t V = bpe_json_size_(&v, file->path);
-    const BpeAdded_* start = bpe_json_start_(&v, file->path);
+    const BpeAdded_* start = bpe_json_start_(&v, &files, file->path);
     bpe_open_ids_(bpe, file->path, file->data, V, start->id);
     for (size_t i = 0; i < v.num_added; i++) {
         v.pattern.cuts_words |= !v.added[i].is_special;
@@ -1224,10 +1223,11 @@ static void bpe_open_json_(Bpe* bpe, const BpeFile_* file) {
     }
     if (v.has_model) {
         bpe->kept[bpe->num_kept++] = copy;
-        bpe_find_roles_(bpe, file->path);
+        bpe_set_card_(bpe, &files);
     } else {
         free(copy.bytes);
     }
+    card_files_close(&files);
     free(v.tokens);
     free(v.added);
     free(v.merges);
@@ -1367,19 +1367,28 @@ static void bpe_put_tokenizer_json_(const Bpe* bpe, FILE* file) {
     fputs("]}\n}\n", file);
 }
 
+// Returns the name of a token in JSON, which the caller frees. `bpe` is NULL: it is end-of-text.
+static char* bpe_name_json_(const Bpe* bpe, int id) {
+    TextBuffer text;
+    int length = (int)strlen(BPE_EOT_TEXT);
+    const char* name = bpe ? bpe_token(bpe, id, &length) : BPE_EOT_TEXT;
+    text_buffer_open(&text, "the name of a token");
+    json_print_string(text.file, name, (size_t)length);
+    return text_buffer_close(&text);
+}
+
 // Writes the roles of the special tokens; `bpe` may be NULL.
-static void bpe_put_special_tokens_(const Bpe* bpe, FILE* file) {
-    static const char* const uses[] = {"bos", "eos", "unk", "pad"};
+static void bpe_put_special_tokens_(const ModelCard* card, const Bpe* bpe, FILE* file) {
+    const struct {
+        const char* use;
+        int id;
+    } roles[] = {{"bos", card->start}, {"eos", card->eos}, {"unk", card->start}, {"pad", card->pad}};
     for (int i = 0; i < 4; i++) {
-        const int ids[] = {bpe ? bpe->eot : 0, bpe ? bpe_document_tokens(bpe).ends[0] : 0, bpe ? bpe->eot : 0,
-                           bpe ? bpe->pad : -1};
-        int length = (int)strlen(BPE_EOT_TEXT);
-        if (ids[i] < 0) {
-            continue;
+        if (roles[i].id >= 0) {
+            char* name = bpe_name_json_(bpe, roles[i].id);
+            fprintf(file, "%s  \"%s_token\": %s", i ? ",\n" : "", roles[i].use, name);
+            free(name);
         }
-        const char* name = bpe ? bpe_token(bpe, ids[i], &length) : BPE_EOT_TEXT;
-        fprintf(file, "%s  \"%s_token\": ", i ? ",\n" : "", uses[i]);
-        json_print_string(file, name, (size_t)length);
     }
 }
 
@@ -1454,11 +1463,10 @@ void bpe_list_files(FileList* files, const char* option, const char* path) {
     for (int i = 0; i < BPE_KEPT_FILES_ && file_is_directory(path); i++) {
         file_list_add_in(files, option, path, bpe_kept_files_[i]);
     }
-    if (!file_is_directory(path)) {
-        file_directory_of(directory, path);
-        file_list_add(files, option, path);
-        file_list_add_in(files, option, directory, "tokenizer_config.json"); // bpe_find_roles_
-        file_list_add_in(files, option, directory, "generation_config.json");
+    for (int i = 0; i < BPE_KEPT_FILES_ + CARD_FILES; i++) {
+        char file[PATH_MAX];
+        file_join(file, path, i < BPE_KEPT_FILES_ ? bpe_kept_files_[i] : card_file_name(i - BPE_KEPT_FILES_));
+        outputs_read(outputs, file);
     }
 }
 
@@ -1561,14 +1569,14 @@ void bpe_write(const Bpe* bpe, const char* path) {
           path);
 }
 
-void bpe_write_hf_config(const char* directory, const char* tokenizer_class, int eot, const Bpe* bpe,
-                         int max_T) {
+void bpe_write_hf_config(const char* directory, const char* tokenizer_class, const ModelCard* card,
+                         const Bpe* bpe, int max_T) {
     char path[PATH_MAX];
     FileWriter writer;
     bpe_path(path, directory, "special_tokens_map.json");
     file_open(&writer, path);
     fputs("{\n", writer.file);
-    bpe_put_special_tokens_(bpe, writer.file);
+    bpe_put_special_tokens_(card, bpe, writer.file);
     fputs("\n}\n", writer.file);
     file_commit(&writer);
 
@@ -1583,28 +1591,57 @@ void bpe_write_hf_config(const char* directory, const char* tokenizer_class, int
     if (bpe) {
         bpe_put_added_(bpe, "\"", "\": {\"content\": ", writer.file);
     } else {
-        fprintf(writer.file, "\"%d\": {" BPE_HF_EOT "}", eot);
+        fprintf(writer.file, "\"%d\": {" BPE_HF_EOT "}", card->start);
     }
     fputs("},\n", writer.file);
-    bpe_put_special_tokens_(bpe, writer.file);
+    bpe_put_special_tokens_(card, bpe, writer.file);
     fputs("\n}\n", writer.file);
     file_commit(&writer);
 }
 
+// Returns a text with another value of a member, and frees the old one.
+static char* bpe_change_text_(char* text, const char* key, const char* value) {
+    char* changed = card_set_member(text, key, value);
+    free(text);
+    return changed;
+}
+
+// Returns the text of a file that was kept, where the end of a text is the card's; the caller frees
+// it.
+static char* bpe_kept_text_(const Bpe* bpe, const BpeKept* kept, const ModelCard* card) {
+    char* text = (char*)check_alloc(kept->count + 1, 1, kept->name);
+    memcpy(text, kept->bytes, kept->count);
+    const int has_roles = strcmp(kept->name, "tokenizer_config.json") == 0 ||
+                          strcmp(kept->name, "special_tokens_map.json") == 0;
+    if (has_roles && card->eos != bpe->card.eos && strlen(text) == kept->count) {
+        char* name = bpe_name_json_(bpe, card->eos);
+        text = bpe_change_text_(text, "eos_token", name);
+        free(name);
+    }
+    if (has_roles && card->is_chosen && strstr(text, "\"chat_template\"")) {
+        text = bpe_change_text_(text, "chat_template", "null"); // chat_template.jinja has it
+    }
+    return text;
+}
+
 // Writes the files that were kept. Returns 0 if none was.
-static int bpe_write_kept_(const Bpe* bpe, const char* directory) {
+static int bpe_write_kept_(const Bpe* bpe, const ModelCard* card, const char* directory) {
     for (int i = 0; i < bpe->num_kept; i++) {
         char path[PATH_MAX];
         FileWriter writer;
-        bpe_path(path, directory, bpe->kept[i].name);
+        const BpeKept* kept = &bpe->kept[i];
+        char* text = bpe_kept_text_(bpe, kept, card);
+        const int is_changed = memcmp(text, kept->bytes, kept->count) != 0;
+        bpe_path(path, directory, kept->name);
         file_open(&writer, path);
-        fwrite(bpe->kept[i].bytes, 1, bpe->kept[i].count, writer.file);
+        fwrite(text, 1, is_changed ? strlen(text) : kept->count, writer.file);
         file_commit(&writer);
+        free(text);
     }
     return bpe->num_kept > 1; // with a configuration beside tokenizer.json
 }
 
-void bpe_write_hf(const Bpe* bpe, const char* directory, int max_T) {
+void bpe_write_hf(const Bpe* bpe, const ModelCard* card, const char* directory, int max_T) {
     static const struct {
         const char* name;
         BpeFormat_ format;
@@ -1612,15 +1649,15 @@ void bpe_write_hf(const Bpe* bpe, const char* directory, int max_T) {
                  {"merges.txt", {"", BPE_ALL_, bpe_put_merges_}},
                  {"tokenizer.json", {"", BPE_ANY_, bpe_put_tokenizer_json_}}};
     char path[PATH_MAX];
-    if (bpe_write_kept_(bpe, directory)) {
+    if (bpe_write_kept_(bpe, card, directory)) {
         return;
     }
     for (int i = bpe_is_like_gpt2(bpe) ? 0 : 2; i < 3; i++) {
         bpe_path(path, directory, files[i].name);
         bpe_write_as_(bpe, path, &files[i].format);
     }
-    bpe_write_hf_config(directory, bpe_is_like_gpt2(bpe) ? "GPT2Tokenizer" : "PreTrainedTokenizerFast",
-                        bpe->eot, bpe, max_T);
+    bpe_write_hf_config(directory, bpe_is_like_gpt2(bpe) ? "GPT2Tokenizer" : "PreTrainedTokenizerFast", card,
+                        bpe, max_T);
 }
 
 // Adds what GPT-2's vocabularies have not, so that their checksums are those of before.

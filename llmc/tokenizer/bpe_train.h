@@ -682,9 +682,9 @@ static void bpe_open_extended_(Bpe* bpe, const Bpe* old, int V) {
     bpe_rules_open(&bpe->rules, old->rules.pattern);
     bpe->finds_pieces = old->finds_pieces;
     bpe->has_template = old->has_template;
-    bpe->pad = old->pad;
-    bpe->num_ends = old->num_ends;
-    memcpy(bpe->ends, old->ends, sizeof(bpe->ends));
+    bpe->card = old->card;
+    bpe->card.chat_template = bpe->card.generation = NULL; // which `old` owns
+    memset(&bpe->card.chat, 0, sizeof(bpe->card.chat));
     for (int id = 0; id < old->vocab_size; id++) {
         const BpeToken_ token = old->tokens[id];
         if (bpe_find(old, (const char*)token.text, token.length) == id) {

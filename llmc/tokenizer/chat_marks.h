@@ -1,13 +1,15 @@
 /*
 chat_marks.h -- the tokens of a chat: its messages between marks, and which tokens are learned.
 
-    format    a message
-    ChatML    <|im_start|> role \n content <|im_end|> \n
-    Llama 3   <|start_header_id|> role <|end_header_id|> \n\n content <|eot_id|>
+The format (chat_format.h) is the one of the model's template. Without a template it is the first
+format whose marks are tokens of the vocabulary; with none of them, ChatML whose marks are plain
+text.
 
-The first format whose marks are special tokens of the vocabulary is used. With none of them, it is
-ChatML whose marks are plain text. The header, the content, the end and the text after it are
-encoded one by one, so a header has the same tokens whatever follows, and no content becomes a mark.
+    ids = what apply_chat_template of transformers gives, after the start token of the document
+
+But contents are data: the characters of a mark in a message are text. Text between two marks is
+encoded as one, as transformers does, so a token may have the end of a header and the start of a
+content; it is learned if any of its bytes is.
 
 A prompt and its completion have no marks: their tokens follow each other.
 
@@ -18,55 +20,61 @@ end-of-text after them. A token has TOKEN_NO_TARGET unless the token after it is
 #define LLMC_CHAT_MARKS_H
 
 #include <stddef.h>
+#include <stdint.h>
 
 #include "llmc/tokenizer/bpe_encode.h"
+#include "llmc/tokenizer/chat_format.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-typedef enum { CHAT_SYSTEM, CHAT_USER, CHAT_ASSISTANT, CHAT_PROMPT, CHAT_COMPLETION } ChatRole;
-
-enum {
-    CHAT_ROLES = 3,            // those of messages come first
-    CHAT_MARK_IDS = 128,       // most tokens of a mark
-    TOKEN_NO_TARGET = 1 << 30, // added to an id: the token after this one is not to be learned
-};
+enum { TOKEN_NO_TARGET = 1 << 30 }; // added to an id: the token after this one is not to be learned
 
 typedef struct {
-    int ids[CHAT_MARK_IDS], count;
+    const char* text;
+    size_t bytes;
+    int id;      // -1: plain text
+    int is_word; // texts could have it, too
 } ChatMark;
 
 typedef struct {
-    const char* format; // "ChatML" or "Llama 3"
-    int is_text;        // the marks are plain text, not special tokens
-    const char* ending; // text of the mark that ends a message
-    ChatMark header[CHAT_ROLES], end, after;
+    ChatFormat format; // borrows the template's texts
+    ChatMark marks[CHAT_MARKS];
+    int num_marks;
+    int bos, eos;       // ids; -1: none
+    int is_text;        // no mark is a token
+    int turn_end;       // token that ends an answer; -1: it is plain text
+    const char* ending; // that text
 } ChatMarks;
 
 // Finds the marks of a vocabulary.
-void chat_marks_open(ChatMarks* marks, BpeEncoder* encoder);
+void chat_marks_open(ChatMarks* marks, const Bpe* bpe);
 
-// Returns the role of a message; -1: none has this name.
-int chat_role(const char* name, size_t bytes);
+// Returns a format as it is written for a vocabulary without a template: with the start token.
+ChatFormat chat_format_written(ChatWord word);
 
-// Returns an upper bound of the ids that chat_encode adds for a text of this length.
-size_t chat_most_ids(const Bpe* bpe, size_t bytes);
+// Returns 0 with the reason in `error` if the vocabulary's template is none that chats can be
+// encoded for; `option` says how another format can be wanted.
+int chat_check(const Bpe* bpe, const char* option, char* error);
 
-// Adds a message, a prompt or a completion to a document of `count` ids, which starts with
-// end-of-text. Returns the new count.
-size_t chat_encode(const ChatMarks* marks, BpeEncoder* encoder, ChatRole role, const char* text, size_t bytes,
-                   int* ids, size_t count);
+// Chooses a format for a vocabulary. Returns 1 if its template is another one, which is to be
+// replaced.
+int chat_choose(Bpe* bpe, ChatWord word);
 
-// Returns the template of the format for transformers, in Jinja.
-const char* chat_template(const ChatMarks* marks);
+// Returns the template of a format that a run learns, for a vocabulary; the caller frees it.
+char* chat_new_template(const ChatMarks* marks, const Bpe* bpe);
 
-// Writes a template into the directory of a model.
-void chat_write_template(const char* directory, const char* text);
+// Returns a checksum of all that the tokens of chats depend on, beside the vocabulary.
+uint64_t chat_signature(const ChatMarks* marks);
 
-// True if the directory of a model has a template, and its chats can be encoded: the vocabulary has
-// the marks, or the template is that of plain text.
-int chat_is_in(const ChatMarks* marks, const char* directory);
+// Returns an upper bound of the ids of messages that have so many bytes.
+size_t chat_most_ids(const ChatMarks* marks, const Bpe* bpe, size_t bytes, size_t messages);
+
+// Adds a chat, or a prompt with its completion, to a document of one id, the start token. Returns
+// the number of ids.
+size_t chat_encode(const ChatMarks* marks, BpeEncoder* encoder, const ChatMessage* messages, size_t count,
+                   ChatEnd end, int* ids);
 
 #ifdef __cplusplus
 }
@@ -75,183 +83,266 @@ int chat_is_in(const ChatMarks* marks, const char* directory);
 #ifdef CHAT_MARKS_IMPLEMENTATION
 
 #include <assert.h>
-#include <limits.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "llmc/base/check.h"
-#include "llmc/base/file.h"
+#include "llmc/base/text_buffer.h"
+#include "llmc/base/xxh64.h"
+#include "llmc/tokenizer/jinja.h"
+#include "llmc/tokenizer/nfc.h"
 
-typedef struct {
-    const char* name;
-    const char* start;
-    const char* middle; // after the role; NULL: no mark
-    const char* gap;    // plain text before the content
-    const char* end;
-    const char* after; // plain text
-    const char* jinja;
-} ChatFormat_;
+enum { CHAT_LAYOUT_BYTES_ = 160 }; // most bytes of a layout around a message, and before a chat
 
-// clang-format off
-static const ChatFormat_ chat_formats_[] = {
-    {"ChatML", "<|im_start|>", NULL, "\n", "<|im_end|>", "\n",
-     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
-     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"},
-    {"Llama 3", "<|start_header_id|>", "<|end_header_id|>", "\n\n", "<|eot_id|>", "",
-     "{{ bos_token }}{% for message in messages %}{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' + "
-     "message['content'] + '<|eot_id|>' }}{% endfor %}{% if add_generation_prompt %}"
-     "{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}"},
-};
-// clang-format on
-enum { CHAT_FORMATS_ = sizeof(chat_formats_) / sizeof(chat_formats_[0]) };
+// ---- the format of a vocabulary ----
 
-static const char* const chat_roles_[CHAT_ROLES] = {"system", "user", "assistant"};
-
-// Returns the id of a special token; -1: none is called so.
-static int chat_special_(const Bpe* bpe, const char* name) {
-    const int id = bpe_find_added(bpe, name);
-    return id >= 0 && bpe_is_name(bpe, id) ? id : -1;
-}
-
-static int chat_has_marks_(const Bpe* bpe, const ChatFormat_* format) {
-    return chat_special_(bpe, format->start) >= 0 && chat_special_(bpe, format->end) >= 0 &&
-           (!format->middle || chat_special_(bpe, format->middle) >= 0);
-}
-
-// Appends plain text to a mark.
-static void chat_add_text_(ChatMark* mark, BpeEncoder* encoder, const char* text) {
-    const size_t bytes = strlen(text);
-    assert((size_t)mark->count + bpe_most_ids(encoder->bpe, bytes) <= CHAT_MARK_IDS);
-    mark->count += (int)bpe_encode(encoder, text, bytes, mark->ids + mark->count);
-}
-
-// Appends a special token, or its name as plain text.
-static void chat_add_mark_(ChatMark* mark, const ChatMarks* marks, BpeEncoder* encoder, const char* name) {
-    if (marks->is_text) {
-        chat_add_text_(mark, encoder, name);
-    } else {
-        mark->ids[mark->count++] = chat_special_(encoder->bpe, name);
+static int chat_has_marks_(const Bpe* bpe, const ChatLayout* layout) {
+    int has_all = 1;
+    for (int i = 0; i < CHAT_MARKS && layout->marks[i]; i++) {
+        has_all &= bpe_find_added(bpe, layout->marks[i]) >= 0;
     }
+    return has_all;
 }
 
-// Sets the header of a role. Text that no mark divides is encoded as one.
-static void chat_set_header_(ChatMarks* marks, BpeEncoder* encoder, const ChatFormat_* format, int role) {
-    ChatMark* header = &marks->header[role];
-    char text[64];
-    snprintf(text, sizeof(text), "%s%s%s", marks->is_text ? format->start : "", chat_roles_[role],
-             format->middle ? "" : format->gap);
-    if (!marks->is_text) {
-        chat_add_mark_(header, marks, encoder, format->start);
-    }
-    chat_add_text_(header, encoder, text);
-    if (format->middle) {
-        chat_add_mark_(header, marks, encoder, format->middle);
-        chat_add_text_(header, encoder, format->gap);
-    }
+ChatFormat chat_format_written(ChatWord word) {
+    ChatFormat format = chat_format_of(word);
+    format.has_bos = format.layout->header[CHAT_USER][0] != CHAT_BOS[0];
+    return format;
 }
 
-void chat_marks_open(ChatMarks* marks, BpeEncoder* encoder) {
-    int f = 0;
-    while (f < CHAT_FORMATS_ && !chat_has_marks_(encoder->bpe, &chat_formats_[f])) {
-        f++;
-    }
-    const ChatFormat_* format = &chat_formats_[f < CHAT_FORMATS_ ? f : 0];
-    memset(marks, 0, sizeof(*marks));
-    marks->format = format->name;
-    marks->is_text = f == CHAT_FORMATS_;
-    marks->ending = format->end;
-    for (int role = 0; role < CHAT_ROLES; role++) {
-        chat_set_header_(marks, encoder, format, role);
-    }
-    chat_add_mark_(&marks->end, marks, encoder, format->end);
-    chat_add_text_(&marks->after, encoder, format->after);
-}
-
-int chat_role(const char* name, size_t bytes) {
-    for (int role = 0; role < CHAT_ROLES; role++) {
-        if (strlen(chat_roles_[role]) == bytes && memcmp(chat_roles_[role], name, bytes) == 0) {
-            return role;
+// Returns the format whose marks a vocabulary has: those with more marks first. A byte-level
+// vocabulary of Mistral's is Tekken.
+static ChatFormat chat_of_vocabulary_(const Bpe* bpe) {
+    static const ChatWord order[] = {
+        CHAT_PHI4,  CHAT_CHATML, CHAT_LLAMA3,  CHAT_MISTRAL7_TEKKEN, CHAT_MISTRAL3_TEKKEN,
+        CHAT_GEMMA, CHAT_PHI3,   CHAT_GRANITE, CHAT_DEEPSEEK,        CHAT_ZEPHYR};
+    for (size_t i = 0; i < sizeof(order) / sizeof(order[0]); i++) {
+        const ChatFormat format = chat_format_written(order[i]);
+        if (chat_has_marks_(bpe, format.layout)) {
+            return format;
         }
     }
-    return -1;
+    return chat_format_written(CHAT_CHATML);
 }
 
-size_t chat_most_ids(const Bpe* bpe, size_t bytes) { return bpe_most_ids(bpe, bytes) + 3 * CHAT_MARK_IDS; }
-
-// Marks `more` ids after the first `count`: as learned, or not. Returns the new count.
-static size_t chat_mark_(int* ids, size_t count, size_t more, int is_learned) {
-    for (size_t i = count; i < count + more; i++) {
-        ids[i] |= TOKEN_NO_TARGET;
-        ids[i - 1] &= is_learned ? ~TOKEN_NO_TARGET : -1;
+// Finds the token that ends an answer.
+static void chat_find_end_(ChatMarks* marks) {
+    marks->ending = chat_format_end(&marks->format);
+    marks->turn_end = marks->ending[0] == CHAT_EOS[0] ? marks->eos : -1;
+    for (int i = 0; i < marks->num_marks; i++) {
+        const ChatMark* mark = &marks->marks[i];
+        marks->turn_end = strcmp(marks->ending, mark->text) == 0 ? mark->id : marks->turn_end;
     }
-    return count + more;
 }
 
-static size_t chat_put_(const ChatMark* mark, int* ids, size_t count, int is_learned) {
-    memcpy(ids + count, mark->ids, (size_t)mark->count * sizeof(int));
-    return chat_mark_(ids, count, (size_t)mark->count, is_learned);
-}
-
-size_t chat_encode(const ChatMarks* marks, BpeEncoder* encoder, ChatRole role, const char* text, size_t bytes,
-                   int* ids, size_t count) {
-    const int is_message = role < (int)CHAT_ROLES,
-              is_learned = role == CHAT_ASSISTANT || role == CHAT_COMPLETION;
-    assert(count > 0);
-    ids[count - 1] |= count == 1 ? TOKEN_NO_TARGET : 0;
-    if (is_message) {
-        count = chat_put_(&marks->header[role], ids, count, 0);
+void chat_marks_open(ChatMarks* marks, const Bpe* bpe) {
+    const ModelCard* card = &bpe->card;
+    memset(marks, 0, sizeof(*marks));
+    marks->format = card->chat.layout ? card->chat : chat_of_vocabulary_(bpe);
+    const int is_read = card->chat.layout && !card->is_chosen; // from a template, with its roles
+    marks->bos = is_read ? card->bos : card->start;
+    marks->eos = is_read || card->eos >= 0 ? card->eos : card->ends[0];
+    marks->is_text = 1;
+    for (int i = 0; i < CHAT_MARKS && marks->format.layout->marks[i]; i++) {
+        const char* name = marks->format.layout->marks[i];
+        const int id = bpe_find_added(bpe, name);
+        marks->marks[marks->num_marks++] =
+            (ChatMark){name, strlen(name), id, id >= 0 && !bpe_is_name(bpe, id)};
+        marks->is_text &= id < 0;
     }
-    count = chat_mark_(ids, count, bpe_encode(encoder, text, bytes, ids + count), is_learned);
-    if (is_message) {
-        count = chat_put_(&marks->end, ids, count, is_learned);
-        count = chat_put_(&marks->after, ids, count, 0);
-    } else if (is_learned) {
-        ids[count - 1] &= ~TOKEN_NO_TARGET; // end-of-text follows
-    }
-    return count;
+    chat_find_end_(marks);
 }
 
-const char* chat_template(const ChatMarks* marks) {
-    for (int f = 0; f < CHAT_FORMATS_; f++) {
-        if (strcmp(chat_formats_[f].name, marks->format) == 0) {
-            return chat_formats_[f].jinja;
+int chat_check(const Bpe* bpe, const char* option, char* error) {
+    return !bpe->card.chat_template || bpe->card.chat_known == CHAT_KNOWN ||
+           error_set(error, "chats",
+                     "the model's chat_template %s; wanted %s, which replaces it: a format of chat_format.h",
+                     bpe->card.chat_known == CHAT_KNOWN_PROMPTS
+                         ? "writes answers in another way than the formats that are known"
+                         : "has a format that is not known",
+                     option);
+}
+
+int chat_choose(Bpe* bpe, ChatWord word) {
+    ModelCard* card = &bpe->card;
+    const int is_same =
+        card->chat.layout && card->chat_known == CHAT_KNOWN && chat_format_word(&card->chat) == word;
+    if (is_same) {
+        return 0;
+    }
+    free((void*)card->chat.default_system);
+    card->chat = chat_format_written(word);
+    card->chat_known = CHAT_KNOWN;
+    card->is_chosen = 1;
+    return card->chat_template != NULL;
+}
+
+// Returns the name of a token, which the caller frees.
+static char* chat_token_name_(const Bpe* bpe, int id) {
+    int length;
+    const char* name = bpe_token(bpe, id, &length);
+    char* copy = strndup(name, (size_t)length);
+    CHECK(copy, "a template: no memory");
+    return copy;
+}
+
+char* chat_new_template(const ChatMarks* marks, const Bpe* bpe) {
+    TextBuffer text;
+    char *bos = chat_token_name_(bpe, marks->bos), *eos = chat_token_name_(bpe, marks->eos);
+    text_buffer_open(&text, "a template");
+    chat_print_template(&marks->format, bpe->card.bos == marks->bos ? NULL : bos,
+                        bpe->card.eos == marks->eos ? NULL : eos, text.file);
+    free(bos);
+    free(eos);
+    return text_buffer_close(&text);
+}
+
+uint64_t chat_signature(const ChatMarks* marks) {
+    const ChatFormat* f = &marks->format;
+    const int facts[] = {1,         (int)chat_format_word(f), f->has_bos, f->has_tail, f->trims, marks->bos,
+                         marks->eos};
+    const char* system = f->default_system ? f->default_system : "";
+    Xxh64 hash;
+    xxh64_open(&hash);
+    xxh64_add(&hash, facts, sizeof(facts));
+    xxh64_add(&hash, system, strlen(system));
+    return xxh64_value(&hash);
+}
+
+size_t chat_most_ids(const ChatMarks* marks, const Bpe* bpe, size_t bytes, size_t messages) {
+    const char* system = marks->format.default_system;
+    // with Mistral's layouts, messages of the system are moved, not copied
+    return bpe_most_ids(bpe, bytes + (messages + 1) * CHAT_LAYOUT_BYTES_ + (system ? strlen(system) : 0));
+}
+
+// ---- encoding ----
+
+// Ids of a document, and the text after the last mark that is not encoded yet.
+typedef struct {
+    const ChatMarks* marks;
+    BpeEncoder* encoder;
+    int* ids;
+    size_t count;
+    char *text, *is_learned; // (bytes) of text, and whether each is learned
+    size_t bytes, room, learned_room;
+    NfcText normal;
+} ChatWriter_;
+
+// Adds an id, as learned or not.
+static void chat_put_id_(ChatWriter_* w, int id, int is_learned) {
+    w->ids[w->count] = id | TOKEN_NO_TARGET;
+    w->ids[w->count - 1] &= is_learned ? ~TOKEN_NO_TARGET : -1;
+    w->count++;
+}
+
+// Encodes the text so far.
+static void chat_flush_(ChatWriter_* w) {
+    const Bpe* bpe = w->encoder->bpe;
+    int* ids = w->ids + w->count;
+    const size_t count = bpe_encode(w->encoder, w->text, w->bytes, ids);
+    for (size_t i = 0, at = 0; i < count; i++) {
+        const size_t left = w->bytes - at, length = bpe->tokens[ids[i]].length,
+                     n = length < left ? length : left;
+        const int is_learned = n > 0 && memchr(w->is_learned + at, 1, n) != NULL;
+        chat_put_id_(w, ids[i], is_learned);
+        at += n;
+    }
+    w->bytes = 0;
+}
+
+static void chat_put_text_(ChatWriter_* w, const char* text, size_t bytes, int is_learned) {
+    w->text = (char*)check_reserve(w->text, &w->room, w->bytes + bytes + 1, 1, "a chat");
+    w->is_learned = (char*)check_reserve(w->is_learned, &w->learned_room, w->bytes + bytes + 1, 1, "a chat");
+    memcpy(w->text + w->bytes, text, bytes);
+    memset(w->is_learned + w->bytes, is_learned, bytes);
+    w->bytes += bytes;
+}
+
+// Adds a mark. The start token of a template is the one that the document has.
+static void chat_put_mark_(ChatWriter_* w, int id, int is_learned) {
+    const int is_start = w->count == 1 && w->bytes == 0 && id == (w->ids[0] & ~TOKEN_NO_TARGET);
+    if (id >= 0 && !is_start) {
+        chat_flush_(w);
+        chat_put_id_(w, id, is_learned);
+    }
+}
+
+// Returns the mark that is a token and stands at the start of a text; NULL: none.
+static const ChatMark* chat_mark_at_(const ChatMarks* marks, const char* text, size_t left) {
+    for (int i = 0; i < marks->num_marks; i++) {
+        const ChatMark* mark = &marks->marks[i];
+        if (mark->id >= 0 && mark->bytes <= left && memcmp(mark->text, text, mark->bytes) == 0) {
+            return mark;
         }
     }
     return NULL;
 }
 
-// ---- the files of a model ----
-
-enum { CHAT_MAX_TEMPLATE_ = 1 << 24 }; // bytes of a file with a template
-
-void chat_write_template(const char* directory, const char* text) {
-    char path[PATH_MAX];
-    FileWriter file;
-    file_join(path, directory, "chat_template.jinja");
-    file_open(&file, path);
-    file_put(&file, text, strlen(text));
-    file_commit(&file);
-}
-
-// True if a file of the directory exists and contains the text.
-static int chat_file_has_(const char* directory, const char* name, const char* wanted) {
-    char path[PATH_MAX], error[ERROR_BYTES], *text;
-    size_t bytes;
-    file_join(path, directory, name);
-    if (!file_exists(path)) {
-        return 0;
+static void chat_put_layout_(void* context, const char* text, int is_learned) {
+    ChatWriter_* w = (ChatWriter_*)context;
+    for (size_t left = strlen(text), n; left > 0; left -= n, text += n) {
+        const ChatMark* mark = chat_mark_at_(w->marks, text, left);
+        n = mark ? mark->bytes : 1;
+        if (*text == CHAT_BOS[0] || *text == CHAT_EOS[0]) {
+            chat_put_mark_(w, *text == CHAT_BOS[0] ? w->marks->bos : w->marks->eos, is_learned);
+        } else if (mark) {
+            chat_put_mark_(w, mark->id, is_learned);
+        } else {
+            chat_put_text_(w, text, 1, is_learned);
+        }
     }
-    CHECK(file_try_read(path, CHAT_MAX_TEMPLATE_, &text, &bytes, error), "%s", error);
-    const int found = strstr(text, wanted) != NULL;
-    free(text);
-    return found;
 }
 
-int chat_is_in(const ChatMarks* marks, const char* directory) {
-    const char* wanted = marks->is_text ? chat_template(marks) : "";
-    return chat_file_has_(directory, "chat_template.jinja", wanted) ||
-           (!marks->is_text && chat_file_has_(directory, "tokenizer_config.json", "\"chat_template\""));
+// Adds a content. A mark in it that texts could have is encoded in two parts.
+static void chat_put_content_(void* context, const char* text, size_t bytes, int is_learned) {
+    ChatWriter_* w = (ChatWriter_*)context;
+    const BpeRules* rules = &w->encoder->bpe->rules;
+    size_t begin = 0;
+    if (rules->pattern.normalizes && nfc_apply(&rules->nfc, (const unsigned char*)text, bytes, &w->normal)) {
+        text = (const char*)w->normal.text;
+        bytes = w->normal.bytes;
+    }
+    for (size_t at = 0; at < bytes && rules->pattern.cuts_words; at++) {
+        const ChatMark* mark = chat_mark_at_(w->marks, text + at, bytes - at);
+        if (mark && mark->is_word) {
+            chat_put_text_(w, text + begin, at + 1 - begin, is_learned);
+            chat_flush_(w);
+            begin = at + 1;
+        }
+    }
+    chat_put_text_(w, text + begin, bytes - begin, is_learned);
+}
+
+static void chat_trim_(void* context) {
+    ChatWriter_* w = (ChatWriter_*)context;
+    const char* text = w->text;
+    size_t bytes = w->bytes;
+    jinja_strip(&text, &bytes);
+    w->bytes = bytes > 0 ? (size_t)(text - w->text) + bytes : 0;
+}
+
+size_t chat_encode(const ChatMarks* marks, BpeEncoder* encoder, const ChatMessage* messages, size_t count,
+                   ChatEnd end, int* ids) {
+    ChatWriter_ w = {.marks = marks, .encoder = encoder, .ids = ids, .count = 1};
+    const ChatSink sink = {chat_put_layout_, chat_put_content_, chat_trim_, &w};
+    ids[0] |= TOKEN_NO_TARGET;
+    if (count > 0 && messages[0].role < (ChatRole)CHAT_ROLES) {
+        chat_walk(&marks->format, messages, count, end, sink);
+        chat_flush_(&w);
+    }
+    for (size_t i = 0; i < count && messages[0].role >= (ChatRole)CHAT_ROLES; i++) {
+        const int is_learned = messages[i].role == CHAT_COMPLETION;
+        const size_t begin = w.count,
+                     added = bpe_encode(encoder, messages[i].text, messages[i].bytes, ids + begin);
+        for (size_t k = 0; k < added; k++) {
+            chat_put_id_(&w, ids[begin + k], is_learned);
+        }
+        ids[w.count - 1] &= is_learned ? ~TOKEN_NO_TARGET : -1; // end-of-text follows
+    }
+    free(w.text);
+    free(w.is_learned);
+    nfc_text_close(&w.normal);
+    return w.count;
 }
 
 #endif // CHAT_MARKS_IMPLEMENTATION

@@ -22,6 +22,7 @@ kind is gpt2, with the same ids. Words have a tokenizer.json of their own (word_
 
 #include "llmc/tokenizer/bpe.h"
 #include "llmc/tokenizer/bpe_encode.h"
+#include "llmc/tokenizer/model_card.h"
 #include "llmc/tokenizer/word_files.h"
 
 #ifdef __cplusplus
@@ -66,7 +67,7 @@ const Bpe* tokenizer_bpe(const Tokenizer* tokenizer);
 
 // Writes the tokenizer of a model with a context of max_T for Hugging Face's transformers into a
 // directory. Writes nothing if the tokens can only be decoded.
-void tokenizer_write_hf(const Tokenizer* tokenizer, const char* directory, int max_T);
+void tokenizer_write_hf(const Tokenizer* tokenizer, const ModelCard* card, const char* directory, int max_T);
 
 // True if a directory has files of a tokenizer.
 int tokenizer_is_in(const char* path);
@@ -90,8 +91,8 @@ int tokenizer_is_end(const Tokenizer* tokenizer, int id);
 // Returns the id of an added token, special or cut out of texts; -1 if none is called so.
 int tokenizer_find_added(const Tokenizer* tokenizer, const char* name);
 
-// Returns the tokens around documents, for the model's files.
-DocumentTokens tokenizer_document_tokens(const Tokenizer* tokenizer);
+// Returns what the files of the tokenizer say of the model; it borrows their texts.
+ModelCard tokenizer_card(const Tokenizer* tokenizer);
 
 // Returns the most ids that a text of so many bytes has.
 size_t tokenizer_most_ids(const Tokenizer* tokenizer, size_t bytes);
@@ -102,12 +103,21 @@ int tokenizer_is_same(const Tokenizer* a, const Tokenizer* b);
 // Returns a checksum of all tokens in the order of their ids.
 uint64_t tokenizer_checksum(const Tokenizer* tokenizer);
 
+// True if the ids that both have are the same tokens.
+int tokenizer_starts_like(const Tokenizer* a, const Tokenizer* b);
+
+// Returns the first id with another token, or the start token if that differs.
+int tokenizer_first_other(const Tokenizer* a, const Tokenizer* b);
+
+// Prints a token for a message: in quotes, or the end of the vocabulary.
+void tokenizer_describe(const Tokenizer* tokenizer, int id, char* text, size_t room);
+
 // True if a tokenizer has further ids after those of `old`, which have the same tokens, and `old`
 // can encode text. Both were read from files.
 int tokenizer_extends(const Tokenizer* tokenizer, const Tokenizer* old);
 
-// Sets the tokens that end a text and pad it, which a tokenizer.json without other files does not
-// say, to those of a tokenizer that this one extends.
+// Takes from the card of a tokenizer that this one extends what a tokenizer.json without other
+// files does not say: ends of texts, padding, template and defaults.
 void tokenizer_take_roles(Tokenizer* tokenizer, const Tokenizer* old);
 
 // Returns the length of the longest token.
@@ -241,11 +251,11 @@ const Bpe* tokenizer_bpe(const Tokenizer* tokenizer) {
     return tokenizer_is_(tokenizer, "words") || tokenizer->decode_only ? NULL : tokenizer->bpe;
 }
 
-void tokenizer_write_hf(const Tokenizer* tokenizer, const char* directory, int max_T) {
+void tokenizer_write_hf(const Tokenizer* tokenizer, const ModelCard* card, const char* directory, int max_T) {
     if (tokenizer_is_(tokenizer, "words")) {
-        word_list_write_hf(tokenizer->list.words, tokenizer->list.count, directory, max_T);
+        word_list_write_hf(tokenizer->list.words, tokenizer->list.count, card, directory, max_T);
     } else if (tokenizer_bpe(tokenizer)) {
-        bpe_write_hf(tokenizer_bpe(tokenizer), directory, max_T);
+        bpe_write_hf(tokenizer_bpe(tokenizer), card, directory, max_T);
     }
 }
 
@@ -296,22 +306,26 @@ int tokenizer_find_added(const Tokenizer* tokenizer, const char* name) {
     return tokenizer->bpe ? bpe_find_added(tokenizer->bpe, name) : -1;
 }
 
-DocumentTokens tokenizer_document_tokens(const Tokenizer* tokenizer) {
-    return tokenizer_is_(tokenizer, "gpt2") ? bpe_document_tokens(tokenizer->bpe)
-                                            : document_tokens_of(tokenizer->eot);
+ModelCard tokenizer_card(const Tokenizer* tokenizer) {
+    return tokenizer_is_(tokenizer, "gpt2") ? tokenizer->bpe->card : model_card_of(tokenizer->eot);
 }
 
 size_t tokenizer_most_ids(const Tokenizer* tokenizer, size_t bytes) {
     return tokenizer->bpe ? bpe_most_ids(tokenizer->bpe, bytes) : bytes;
 }
 
+// True if an id has the same bytes in two vocabularies.
+static int tokenizer_is_same_text_(const Tokenizer* a, const Tokenizer* b, int id) {
+    int length_a, length_b;
+    const char *text_a = tokenizer_decode(a, id, &length_a), *text_b = tokenizer_decode(b, id, &length_b);
+    return length_a == length_b && memcmp(text_a, text_b, (size_t)length_a) == 0;
+}
+
 // True if the first ids have the same tokens, and end-of-text is the same id.
 static int tokenizer_is_same_to_(const Tokenizer* a, const Tokenizer* b, int ids) {
     int same = a->eot == b->eot;
     for (int id = 0; same && id < ids; id++) {
-        int length_a, length_b;
-        const char *text_a = tokenizer_decode(a, id, &length_a), *text_b = tokenizer_decode(b, id, &length_b);
-        same = length_a == length_b && memcmp(text_a, text_b, (size_t)length_a) == 0;
+        same = tokenizer_is_same_text_(a, b, id);
     }
     return same;
 }
@@ -331,18 +345,54 @@ int tokenizer_is_same(const Tokenizer* a, const Tokenizer* b) {
     return a->vocab_size == b->vocab_size && tokenizer_is_same_to_(a, b, a->vocab_size);
 }
 
+int tokenizer_starts_like(const Tokenizer* a, const Tokenizer* b) {
+    return tokenizer_is_same_to_(a, b, a->vocab_size < b->vocab_size ? a->vocab_size : b->vocab_size);
+}
+
+int tokenizer_first_other(const Tokenizer* a, const Tokenizer* b) {
+    const int ids = a->vocab_size < b->vocab_size ? a->vocab_size : b->vocab_size;
+    int same = 0;
+    while (same < ids && tokenizer_is_same_text_(a, b, same)) {
+        same++;
+    }
+    return same < ids ? same : a->eot;
+}
+
+void tokenizer_describe(const Tokenizer* tokenizer, int id, char* text, size_t room) {
+    int length = 0;
+    const char* token = id < tokenizer->vocab_size ? tokenizer_decode(tokenizer, id, &length) : "";
+    const TokenizerExcerpt excerpt = tokenizer_excerpt_(token, (size_t)length);
+    snprintf(text, room, "\"%s\"%s", excerpt.text, id == tokenizer->eot ? " before each document" : "");
+}
+
 int tokenizer_extends(const Tokenizer* tokenizer, const Tokenizer* old) {
     return old->encoder && tokenizer->encoder && old->vocab_size < tokenizer->vocab_size &&
            tokenizer_is_same_to_(old, tokenizer, old->vocab_size);
 }
 
+// Returns a text, or else a copy of another's.
+static const char* tokenizer_take_text_(const char* text, const char* other) {
+    const char* taken = text || !other ? text : strdup(other);
+    CHECK(taken || !other, "the files of a model: no memory");
+    return taken;
+}
+
 void tokenizer_take_roles(Tokenizer* tokenizer, const Tokenizer* old) {
-    Bpe* bpe = tokenizer->bpe;
-    if (bpe->num_ends == 0) {
-        bpe->num_ends = old->bpe->num_ends;
-        memcpy(bpe->ends, old->bpe->ends, sizeof(bpe->ends));
+    if (!tokenizer->bpe || !old->bpe) {
+        return; // words have no roles
     }
-    bpe->pad = bpe->pad < 0 ? old->bpe->pad : bpe->pad;
+    ModelCard* card = &tokenizer->bpe->card;
+    const ModelCard *own = &old->bpe->card, was = *card;
+    const int is_bare = was.num_ends == 1 && was.ends[0] == was.start;
+    *card = is_bare ? *own : was;
+    card->pad = was.pad < 0 ? own->pad : was.pad;
+    card->chat_template = tokenizer_take_text_(was.chat_template, own->chat_template);
+    card->generation = tokenizer_take_text_(was.generation, own->generation);
+    card->chat = was.chat_template ? was.chat : own->chat;
+    card->chat_known = was.chat_template ? was.chat_known : own->chat_known;
+    card->turn_end = was.chat_template ? was.turn_end : own->turn_end;
+    card->chat.default_system = tokenizer_take_text_(was.chat_template ? was.chat.default_system : NULL,
+                                                     was.chat_template ? NULL : own->chat.default_system);
 }
 
 int tokenizer_longest(const Tokenizer* tokenizer) {

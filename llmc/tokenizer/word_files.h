@@ -17,6 +17,8 @@ differently.
 #ifndef LLMC_WORD_FILES_H
 #define LLMC_WORD_FILES_H
 
+#include "llmc/tokenizer/model_card.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -37,7 +39,8 @@ void word_list_close(WordList* list);
 // ---- writing ----
 
 // Writes the tokenizer of a model with a context of max_T for transformers into a directory.
-void word_list_write_hf(const TokenText* words, int count, const char* directory, int max_T);
+void word_list_write_hf(const TokenText* words, int count, const ModelCard* card, const char* directory,
+                        int max_T);
 
 // ---- reading ----
 
@@ -146,14 +149,15 @@ static void word_file_put_(const TokenText* words, int count, FILE* file) {
     free(pattern);
 }
 
-void word_list_write_hf(const TokenText* words, int count, const char* directory, int max_T) {
+void word_list_write_hf(const TokenText* words, int count, const ModelCard* card, const char* directory,
+                        int max_T) {
     FileWriter writer;
     char path[PATH_MAX];
     file_join(path, directory, "tokenizer.json");
     file_open(&writer, path);
     word_file_put_(words, count, writer.file);
     file_commit(&writer);
-    bpe_write_hf_config(directory, "PreTrainedTokenizerFast", count, NULL, max_T);
+    bpe_write_hf_config(directory, "PreTrainedTokenizerFast", card, NULL, max_T);
 }
 
 // ---- reading ----

@@ -96,7 +96,7 @@ static CheckpointRun run_of(ModelConfig cfg, Model* model, SafeTensorsDtype dtyp
                                          .dtype = dtype,
                                          .in_place = 1,
                                          .comm = &alone},
-                               .document = document_tokens_of(4),
+                               .card = model_card_of(4),
                                .train = &train};
     return run;
 }

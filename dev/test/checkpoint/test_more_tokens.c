@@ -68,7 +68,7 @@ static float* write_weights(const char* directory, TensorRow* rows) {
     for (int g = 0; g < model_groups(SMALL); g++) {
         model_random_group(rows, SMALL, 7, g, (char*)memory + tensor_group_offset_bytes(rows, g));
     }
-    hf_config_write(directory, SMALL, SAFETENSORS_F32, document_tokens_of(OWN_V - 1), NULL);
+    hf_config_write(directory, SMALL, SAFETENSORS_F32, model_card_of(OWN_V - 1), NULL);
     whole_model_write(directory, SMALL, rows, memory, SAFETENSORS_F32);
     return memory;
 }

@@ -52,7 +52,7 @@ test_losses() {
     says "the default packing" "--pack bestfit --doc-mask on"
     says "the marks" "chats are ChatML, whose marks are special tokens of the tokenizer"
     says "the share" "(28.9 % count in the loss)"
-    check "the template of the chats is saved" grep -q "'<|im_start|>'" fit/step_00000001/chat_template.jinja
+    check "the template of the chats is saved" grep -q "'<|im_start|>user" fit/step_00000001/chat_template.jinja
 }
 
 test_ranks() {
@@ -125,6 +125,10 @@ test_talking() {
     runs "learning" --model "$fixtures/model" --train-data learn.jsonl --val-data learn.jsonl --seq-len 64 --batch 1 --lr 0.02 \
         --steps 60 --eval-every 60 --sample-every 0 --out learned
     says "learning" "talk to it:"
+    for file in config.json generation_config.json; do
+        check "$file: the end of an answer" grep -q "\"eos_token_id\": \[642, 640\]" learned/step_00000060/$file
+    done
+    check "tokenizer_config.json: the end of an answer" grep -q '"eos_token": "<|im_end|>"' learned/step_00000060/tokenizer_config.json
     talk '2 + 3?\nSure?\n/reset\n2 + 3?\n\nSure?' --model learned
     check "answers in turns: $(tr '\n' ' ' <stdout)" [ "$(tr '\n' ' ' <stdout)" = "5. Yes! 5. Yes! " ]
     check "the format is said" grep -q "^chat: ChatML; /reset" stderr
@@ -149,10 +153,32 @@ test_talking() {
     bad 2 "--chat maybe: wanted off" --model learned --interactive --chat maybe
 }
 
+# A template that is another format stays, or is refused by name; --chat replaces it.
+test_templates() {
+    local more=(--train-data learn.jsonl --val-data learn.jsonl --seq-len 64 --batch 1 --steps 1 --sample-every 0 --eval-every 0)
+    cp -r learned/step_00000060 foreign
+    printf '{%% for m in messages %%}[INST] {{ m.content }} [/INST]{%% endfor %%}' >foreign/chat_template.jinja
+    bad 2 "learn.jsonl has chats: the model's chat_template has a format that is not known|--chat chatml" --model foreign "${more[@]}"
+    runs "--chat" --model foreign "${more[@]}" --chat chatml --out chosen --export-gguf chosen.gguf
+    says "--chat" "chats: --chat chatml replaces the model's own chat_template"
+    check "--chat: its template" grep -q "'<|im_start|>user" chosen/step_00000001/chat_template.jinja
+    check "--chat: the GGUF" grep -qa "tokenizer.ggml.eot_token_id" chosen.gguf
+    check "--chat: the template in the GGUF" grep -qa "tokenizer.chat_template" chosen.gguf
+    talk '2 + 3?' --model foreign
+    check "a note of the template" grep -q "chat_template whose format is not known" stderr
+    printf "{{ bos_token }}{%% for m in messages %%}{{ '<|im_start|>' + m.role + '\\n' + (m.content | trim) + '<|im_end|>\\n' }}{%% endfor %%}{%% if add_generation_prompt %%}{{ '<|im_start|>assistant\\n' }}{%% endif %%}" >foreign/chat_template.jinja
+    runs "its own" --model foreign "${more[@]}" --out own
+    check "its own template stays" cmp -s foreign/chat_template.jinja own/step_00000001/chat_template.jinja
+    bad 2 "--chat on is for --interactive" --model foreign "${more[@]}" --chat on
+    printf 'text\n' >plain.txt
+    bad 2 "--chat chatml, but --train-data plain.txt has no chats" --model learned --train-data plain.txt --chat chatml
+}
+
 test_losses
 test_ranks
 test_shards
 test_kept
 test_bad
 test_talking
+test_templates
 check_done

@@ -3,6 +3,7 @@
 // wrote them.
 #include <sys/stat.h>
 
+#include "llmc/base/file.h"
 #include "llmc/base/float16.h"
 #include "llmc/formats/hf_config.h"
 #include "llmc/formats/hf_model.h"
@@ -118,7 +119,7 @@ static void write_as(const Family* family, const char* directory, SafeTensorsDty
                    dtype == SAFETENSORS_F32 ? (const void*)&x : (const void*)&narrow, rows[i].element_bytes);
         }
     }
-    hf_config_write(directory, family->cfg, dtype, document_tokens_of(family->cfg.V - 1), NULL);
+    hf_config_write(directory, family->cfg, dtype, model_card_of(family->cfg.V - 1), NULL);
     whole_model_write(directory, family->cfg, rows, memory, dtype);
     free(memory);
 }
@@ -237,4 +238,107 @@ TEST(upcycled) {
     test_upcycled("llama", ARCH_MIXTRAL);
     test_upcycled("mistral", ARCH_MIXTRAL);
     test_upcycled("qwen3_tied", ARCH_QWEN3MOE);
+}
+
+// ---- experts in one tensor ----
+
+// Declares the tensors of a set in the names of transformers 5, or writes them: those of experts
+// are one for each layer.
+static void put_fused(SafeTensorsWriter* writer, const SafeTensorsSet* set, ModelConfig cfg, int declares) {
+    const char* moe = cfg.arch == ARCH_MIXTRAL ? "block_sparse_moe" : "mlp";
+    const char* const parts[2][3] = {{"gate_proj", "up_proj", "down_proj"}, {"w1", "w3", "w2"}};
+    const size_t C = (size_t)cfg.C, F = (size_t)model_hidden(cfg), E = (size_t)cfg.E;
+    const size_t shapes[2][3] = {{E, 2 * F, C}, {E, C, F}};
+    for (size_t f = 0; f < set->num_files; f++) {
+        for (size_t t = 0; t < set->files[f].num_tensors; t++) {
+            const SafeTensorsView* view = &set->files[f].tensors[t];
+            const char* at = strstr(view->name, "block_sparse_moe");
+            char name[128];
+            snprintf(name, sizeof(name), at ? "%.*smlp%s" : "%.*s%s", at ? (int)(at - view->name) : 100,
+                     view->name, at ? at + strlen("block_sparse_moe") : "");
+            if (!strstr(view->name, ".experts.") && declares) {
+                safetensors_writer_declare(writer, name, view->dtype, view->ndim, view->shape);
+            } else if (!strstr(view->name, ".experts.")) {
+                safetensors_write_raw(writer, view->data, view->bytes);
+            }
+        }
+    }
+    for (int l = 0; l < cfg.L; l++) {
+        for (int down = 0; down < 2; down++) {
+            char name[128];
+            snprintf(name, sizeof(name), "model.layers.%d.mlp.experts.%s", l,
+                     down ? "down_proj" : "gate_up_proj");
+            if (declares) {
+                safetensors_writer_declare(writer, name, set->files[0].tensors[0].dtype, 3, shapes[down]);
+                continue;
+            }
+            for (int k = 0; k < cfg.E * (down ? 1 : 2); k++) {
+                const char* part = parts[cfg.arch == ARCH_MIXTRAL][down ? 2 : k % 2];
+                snprintf(name, sizeof(name), "model.layers.%d.%s.experts.%d.%s.weight", l, moe,
+                         down ? k : k / 2, part);
+                const SafeTensorsView* view = safetensors_set_find(set, name);
+                CHECK(view, "%s", name);
+                safetensors_write_raw(writer, view->data, view->bytes);
+            }
+        }
+    }
+}
+
+// Writes a model with fused experts; with `layer`, also tensors of a layer that predicts a further
+// token.
+static void write_fused(const Family* family, const char* directory, int layer) {
+    static const size_t one[] = {1};
+    static const uint16_t zero = 0;
+    char path[PATH_MAX], error[ERROR_BYTES], *config, name[64];
+    size_t bytes;
+    SafeTensorsSet set;
+    SafeTensorsWriter writer;
+    snprintf(path, sizeof(path), FIXTURES "%s/config.json", strrchr(family->path, '/') + 1);
+    CHECK(file_try_read(path, 1 << 16, &config, &bytes, error), "%s", error);
+    snprintf(name, sizeof(name), "%s/config.json", strrchr(directory, '/') + 1);
+    test_write(name, config, bytes);
+    free(config);
+    snprintf(path, sizeof(path), "%.200s/model.safetensors", directory);
+    safetensors_set_open(&set, family->path, "model");
+    safetensors_writer_open(&writer, path);
+    put_fused(&writer, &set, family->cfg, 1);
+    for (int i = 0; i < 2 && layer; i++) {
+        snprintf(name, sizeof(name), "model.layers.%d.%s", layer, i ? "enorm.weight" : "eh_proj.weight");
+        safetensors_writer_declare(&writer, name, SAFETENSORS_BF16, 1, one);
+    }
+    safetensors_writer_begin(&writer);
+    put_fused(&writer, &set, family->cfg, 0);
+    for (int i = 0; i < 2 && layer; i++) {
+        safetensors_write_raw(&writer, &zero, sizeof(zero));
+    }
+    safetensors_writer_commit(&writer);
+    safetensors_set_close(&set);
+}
+
+// Experts that transformers 5 saved as it has them in memory are the same weights, and layers that
+// predict further tokens are left out.
+TEST(fused_experts) {
+    static const char* const experts[] = {"mixtral", "qwen3moe", "olmoe", "glm4moe"};
+    for (int i = 0; i < 4; i++) {
+        const Family family = family_open(experts[i]);
+        char name[32];
+        snprintf(name, sizeof(name), "fused_%s", experts[i]);
+        const char* directory = test_path(name);
+        TensorRow rows[MODEL_PARAMETER_ROWS];
+        float* memory =
+            (float*)check_alloc(model_parameter_rows_of(rows, family.cfg, sizeof(float)), 1, "a model");
+        EXPECT(mkdir(directory, 0777) == 0, "%s", directory);
+        write_fused(&family, directory, i == 3 ? family.cfg.L : 0);
+        whole_model_read(directory, family.cfg, rows, memory);
+        for (int row = 0; row < MODEL_PARAMETER_ROWS; row++) {
+            int differs = 0;
+            for (size_t k = 0; k < tensor_elements(&rows[row]); k++) {
+                differs += *(float*)test_element(&rows[row], memory, k) !=
+                           *(float*)test_element(&family.rows[row], family.memory, k);
+            }
+            EXPECT(!differs, "%s: %d elements of %s", experts[i], differs, rows[row].name);
+        }
+        free(memory);
+        free(family.memory);
+    }
 }

@@ -197,7 +197,7 @@ static void test_file(ModelConfig cfg, GgufDtype dtype, const Bpe* bpe, GgufStar
     }
     const char* path = test_path("model.gguf");
     GgufWriter writer;
-    gguf_create(&writer, path, "out/my run/", cfg, dtype, bpe, start);
+    gguf_create(&writer, path, "out/my run/", cfg, dtype, bpe, bpe ? bpe->card : model_card_of(0), start);
     for (int g = model_groups(cfg) - 1; g >= 0; g--) { // in any order
         gguf_put(&writer, rows, g, (const char*)memory + tensor_group_offset_bytes(rows, g));
     }
@@ -240,7 +240,8 @@ static void write_large(const void* context) {
             ((float*)tensor_at_layer(&rows[i], memory, 1))[5] = large->value;
         }
     }
-    gguf_create(&writer, test_path("large.gguf"), "large", cfg, large->dtype, NULL, GGUF_NO_START_TOKEN);
+    gguf_create(&writer, test_path("large.gguf"), "large", cfg, large->dtype, NULL, model_card_of(0),
+                GGUF_NO_START_TOKEN);
     for (int g = 0; g < model_groups(cfg); g++) {
         gguf_put(&writer, rows, g, (const char*)memory + tensor_group_offset_bytes(rows, g));
     }
@@ -303,4 +304,26 @@ TEST(gguf) {
         test_file(NARROW, (GgufDtype)dtype, NULL, GGUF_START_TOKEN);
     }
     bpe_close(&bpe);
+}
+
+// A model that llama.cpp's loader refuses is refused here, by the name of an option.
+TEST(what_llama_cpp_holds) {
+    static const struct {
+        ModelConfig cfg;
+        const char* wanted; // NULL: it can
+    } cases[] = {
+        {{.arch = ARCH_QWEN2, .C = 128, .NH = 3, .HS = 32}, "not 3 x 32 of 128; wanted such a --head-size"},
+        {{.arch = ARCH_QWEN2, .C = 128, .NH = 4, .HS = 64}, "not 4 x 64 of 128; wanted such a --head-size"},
+        {{.arch = ARCH_QWEN2, .C = 128, .NH = 4, .HS = 32}, NULL},
+        {{.arch = ARCH_QWEN3, .C = 128, .NH = 3, .HS = 32}, NULL},
+        {{.arch = ARCH_OLMOE, .C = 128, .NH = 4, .HS = 32}, "--own-head on"},
+        {{.arch = ARCH_OLMOE, .C = 128, .NH = 4, .HS = 32, .has_head = 1}, NULL},
+        {{.arch = ARCH_QWEN3MOE, .C = 128, .NH = 4, .HS = 32}, NULL},
+        {{.arch = ARCH_NANOCHAT, .C = 128, .NH = 4, .HS = 32}, "llama.cpp has no nanochat"},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        char error[ERROR_BYTES] = "";
+        const int can = gguf_check(cases[i].cfg, error);
+        EXPECT(cases[i].wanted ? !can && strstr(error, cases[i].wanted) : can, "case %zu: %s", i, error);
+    }
 }

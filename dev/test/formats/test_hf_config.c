@@ -383,7 +383,7 @@ TEST(written) {
         wanted.F = model_hidden(wanted);
         wanted.norm_eps = model_norm_eps(wanted);
         wanted.rope_base = model_rope_base(wanted);
-        hf_config_write(directory, cases[i], SAFETENSORS_F32, document_tokens_of(60), NULL);
+        hf_config_write(directory, cases[i], SAFETENSORS_F32, model_card_of(60), NULL);
         const ModelConfig cfg = hf_config_read(directory);
         EXPECT(memcmp(&cfg, &wanted, sizeof(cfg)) == 0, "case %zu, %s", i,
                model_architecture(cases[i].arch)->word);
@@ -394,7 +394,7 @@ TEST(written) {
 TEST(document_tokens) {
     static const char* const files[] = {"tokens/config.json", "tokens/generation_config.json"};
     static const ModelConfig cfg = {SMALL, .L = 1};
-    const DocumentTokens one = document_tokens_of(60), many = {58, {60, 59}, 2};
+    const ModelCard one = model_card_of(60), many = {.start = 58, .ends = {60, 59}, .num_ends = 2, .pad = -1};
     char *text, error[ERROR_BYTES];
     size_t bytes;
     mkdir(test_path("tokens"), 0777);

@@ -54,7 +54,7 @@ static const char* directory_of(const char* name) {
 static void write_model(const TestModel* model, const char* directory, SafeTensorsDtype dtype) {
     uint64_t checksum = 0;
     char file[PATH_MAX], error[ERROR_BYTES];
-    hf_config_write(directory, model->cfg, dtype, document_tokens_of(model->cfg.V - 1), NULL);
+    hf_config_write(directory, model->cfg, dtype, model_card_of(model->cfg.V - 1), NULL);
     const uint64_t said = whole_model_write(directory, model->cfg, model->rows, model->memory, dtype);
     snprintf(file, sizeof(file), "%s/model.safetensors", directory);
     EXPECT(file_checksum(file, &checksum, error) && checksum == said, "the checksum of %s", file);
@@ -189,7 +189,7 @@ TEST(several_files) {
     const char *one = directory_of("one"), *two = directory_of("two");
     TestModel model = test_model_random(CFG, SAFETENSORS_F32);
     write_model(&model, one, SAFETENSORS_F32);
-    hf_config_write(two, CFG, SAFETENSORS_F32, document_tokens_of(4), NULL);
+    hf_config_write(two, CFG, SAFETENSORS_F32, model_card_of(4), NULL);
     SafeTensors from;
     safetensors_open(&from, test_path("one/model.safetensors"));
     char index[8192] = "{\"metadata\": {\"total_size\": 1}, \"weight_map\": {";
@@ -269,7 +269,7 @@ static void write_cut(const TestModel* model, const char* directory) {
         free(group);
     }
     hf_model_write_index(directory, HF_LAST, files, count, CFG, SAFETENSORS_F32);
-    hf_config_write(directory, CFG, SAFETENSORS_F32, document_tokens_of(4), NULL);
+    hf_config_write(directory, CFG, SAFETENSORS_F32, model_card_of(4), NULL);
     free(padded);
 }
 
@@ -313,7 +313,7 @@ static void expect_refused(const char* directory, const char* words) {
 static void change_config(const char* directory, const char* from, const char* to) {
     char *text, *at, error[ERROR_BYTES], changed[4096], path[PATH_MAX];
     size_t bytes;
-    hf_config_write(directory, CFG, SAFETENSORS_F32, document_tokens_of(4), NULL);
+    hf_config_write(directory, CFG, SAFETENSORS_F32, model_card_of(4), NULL);
     snprintf(path, sizeof(path), "%s/config.json", directory);
     CHECK(file_try_read(path, sizeof(changed), &text, &bytes, error), "%s", error);
     at = strstr(text, from);
@@ -382,11 +382,11 @@ TEST(bad_weights) {
     expect_refused(directory, "wte.weight|element 6|inf");
     ((float*)model.memory)[6] = 0;
     write_model(&model, directory, SAFETENSORS_F32);
-    hf_config_write(directory, longer, SAFETENSORS_F32, document_tokens_of(4), NULL);
+    hf_config_write(directory, longer, SAFETENSORS_F32, model_card_of(4), NULL);
     SafeTensors from;
     safetensors_open(&from, test_path("bad/model.safetensors"));
     free(model.memory);
-    hf_config_write(directory, CFG, SAFETENSORS_F32, document_tokens_of(4), NULL);
+    hf_config_write(directory, CFG, SAFETENSORS_F32, model_card_of(4), NULL);
     copy_part(&from, test_path("bad/x"), 0, 2, NULL); // every other tensor is missing
     rename(test_path("bad/x"), test_path("bad/model.safetensors"));
     expect_refused(directory, "no tensor");
@@ -445,7 +445,7 @@ TEST(kept_config) {
     const char* directory = directory_of("kept");
     char *text, error[ERROR_BYTES];
     size_t bytes;
-    hf_config_write(directory, CFG, SAFETENSORS_BF16, document_tokens_of(4), NULL);
+    hf_config_write(directory, CFG, SAFETENSORS_BF16, model_card_of(4), NULL);
     EXPECT(file_try_read(test_path("kept/config.json"), 1 << 16, &text, &bytes, error), "%s", error);
     char* at = strstr(text, "\"torch_dtype\"");
     EXPECT(at && strstr(text, "\"dtype\": \"bfloat16\"") && strstr(at, "\"bfloat16\""), "both names");
@@ -455,7 +455,7 @@ TEST(kept_config) {
     test_write("kept/config.json", longer, (size_t)length);
     free(text);
     char* kept = hf_config_kept(directory);
-    hf_config_write(directory, CFG, SAFETENSORS_F32, document_tokens_of(4), kept);
+    hf_config_write(directory, CFG, SAFETENSORS_F32, model_card_of(4), kept);
     free(kept);
     EXPECT(file_try_read(test_path("kept/config.json"), 1 << 16, &text, &bytes, error), "%s", error);
     EXPECT(strstr(text, "\"initializer_range\": 0.05") && strstr(text, "{\"a\": [\"\\u00e9 }\", null]}") &&

@@ -219,7 +219,7 @@ static TestModel model_unshared(const TestModel* from) {
 
 static void write_gguf(const char* path, const TestModel* model) {
     GgufWriter writer;
-    gguf_create(&writer, path, "model", model->cfg, GGUF_Q8_0, NULL, GGUF_START_TOKEN);
+    gguf_create(&writer, path, "model", model->cfg, GGUF_Q8_0, NULL, model_card_of(0), GGUF_START_TOKEN);
     for (int g = 0; g < model_groups(model->cfg); g++) {
         gguf_put(&writer, model->rows, g, (char*)model->memory + tensor_group_offset_bytes(model->rows, g));
     }
@@ -231,7 +231,7 @@ static void write_files(const TestModel* model, const char* name) {
     char file[64], *directory = strdup(test_path(name));
     CHECK(directory, "no memory");
     mkdir(directory, 0777);
-    hf_config_write(directory, model->cfg, SAFETENSORS_F32, document_tokens_of(4), NULL);
+    hf_config_write(directory, model->cfg, SAFETENSORS_F32, model_card_of(4), NULL);
     whole_model_write(directory, model->cfg, model->rows, model->memory, SAFETENSORS_F32);
     snprintf(file, sizeof(file), "%s.bin", name);
     whole_model_write_bin(test_path(file), model->cfg, model->rows, model->memory, MODEL_BF16);
@@ -271,7 +271,7 @@ static void expect_several(const TestModel* model, const char* word) {
         hf_model_write(directory, name, files[f], model->cfg, model->rows, memory, SAFETENSORS_F32);
     }
     EXPECT(count > 1, "%s: %d files", word, count);
-    hf_config_write(directory, model->cfg, SAFETENSORS_F32, document_tokens_of(4), NULL);
+    hf_config_write(directory, model->cfg, SAFETENSORS_F32, model_card_of(4), NULL);
     hf_model_write_index(directory, HF_LAST, files, count, model->cfg, SAFETENSORS_F32);
     expect_reads(model, "several");
     const TestModel whole = model_unshared(model);

@@ -118,7 +118,7 @@ static void write_hf_model(const char* name) {
     TensorRow rows[MODEL_PARAMETER_ROWS];
     void* memory = check_alloc(model_parameter_rows(rows, cfg), 1, "model");
     EXPECT(mkdir(test_path(name), 0777) == 0, "directory");
-    hf_config_write(test_path(name), cfg, SAFETENSORS_F32, document_tokens_of(399), NULL);
+    hf_config_write(test_path(name), cfg, SAFETENSORS_F32, model_card_of(399), NULL);
     whole_model_write(test_path(name), cfg, rows, memory, SAFETENSORS_F32);
     free(memory);
 }

@@ -190,7 +190,7 @@ static void test_written(Families* all) {
         snprintf(name, sizeof(name), "%s", all->families[i].name);
         const char* directory = test_path(name);
         mkdir(directory, 0777);
-        bpe_write_hf(bpe, directory, 64);
+        bpe_write_hf(bpe, &bpe->card, directory, 64);
         bpe_path(path, directory, "tokenizer.json");
         CHECK(file_try_read(path, 1 << 20, &written, &written_bytes, error), "%s", error);
         snprintf(path, sizeof(path), FIXTURES "/%s.json", all->families[i].name);
@@ -201,7 +201,7 @@ static void test_written(Families* all) {
 
         const int num_kept = bpe->num_kept;
         bpe->num_kept = 0;
-        bpe_write_hf(bpe, directory, 64);
+        bpe_write_hf(bpe, &bpe->card, directory, 64);
         bpe->num_kept = num_kept;
         bpe_open(&again, directory);
         EXPECT(bpe_checksum(&again) == bpe_checksum(bpe) && again.vocab_size == bpe->vocab_size &&
@@ -317,20 +317,49 @@ TEST(bpe_beside) {
     Bpe bpe;
     bpe_open(&bpe, test_path("beside"));
     const int eot = bpe.eot;
-    EXPECT(bpe.num_ends >= 1 && bpe_is_end(&bpe, eot) && bpe_is_end(&bpe, eot + 2) && !bpe_is_end(&bpe, 0),
+    EXPECT(bpe.card.num_ends >= 1 && bpe_is_end(&bpe, eot) && bpe_is_end(&bpe, eot + 2) &&
+               !bpe_is_end(&bpe, 0),
            "");
-    EXPECT(bpe_is_end(&bpe, 641) && bpe_is_end(&bpe, 642) && bpe.pad == -1, "");
-    const DocumentTokens tokens = bpe_document_tokens(&bpe); // the start token is no end
+    EXPECT(bpe_is_end(&bpe, 641) && bpe_is_end(&bpe, 642) && bpe.card.pad == -1, "");
+    const ModelCard tokens = bpe.card; // the start token is no end
     EXPECT(tokens.start == eot && tokens.num_ends == 3 && tokens.ends[0] == 641 && tokens.ends[1] == 642 &&
                tokens.ends[2] == eot + 2,
            "%d ends, first %d", tokens.num_ends, tokens.ends[0]);
-    bpe.has_template = 0; // now it may be one
-    EXPECT(bpe_document_tokens(&bpe).num_ends == 4 && bpe_document_tokens(&bpe).ends[3] == eot, "");
-    bpe.has_template = 1;
-    bpe_write_hf(&bpe, test_path("saved"), 64);
+    bpe_write_hf(&bpe, &bpe.card, test_path("saved"), 64);
     bpe_close(&bpe);
     CHECK(file_try_read(test_path("saved/tokenizer_config.json"), 1 << 20, &text, &bytes, error), "%s",
           error);
     EXPECT(bytes == strlen(config) && memcmp(text, config, bytes) == 0, "%s", text);
+    free(text);
+}
+
+static void open_split(const void* path) {
+    Bpe bpe;
+    bpe_open(&bpe, (const char*)path);
+}
+
+// A Split by a literal text is none by an expression; a refusal says what is wrong.
+TEST(bpe_split_variants) {
+    static const char* const cases[][3] = {
+        {"{\"Regex\":", "{\"String\":", "splits text at the literal string"},
+        {"{\"Regex\":", "{\"Glob\":", "a pattern of kind Glob, wanted Regex or String"},
+        {"\"invert\":false", "\"invert\":true",
+         "behavior Isolated and invert true, wanted Isolated and false"},
+        {"{\"SpecialToken\":", "{\"Special\":", "the post_processor has a Special, wanted SpecialToken"},
+    };
+    char *text, error[ERROR_BYTES];
+    size_t bytes;
+    CHECK(file_try_read(FIXTURES "/llama3.json", 1 << 20, &text, &bytes, error), "%s", error);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        const char* at = strstr(text, cases[i][0]);
+        char* changed = (char*)check_alloc(bytes + 64, 1, "a tokenizer");
+        CHECK(at, "%s is not in the fixture", cases[i][0]);
+        snprintf(changed, bytes + 64, "%.*s%s%s", (int)(at - text), text, cases[i][1],
+                 at + strlen(cases[i][0]));
+        EXPECT(test_dies(open_split, test_write("split.json", changed, strlen(changed)), EXIT_FAILURE,
+                         cases[i][2]),
+               "%s", cases[i][1]);
+        free(changed);
+    }
     free(text);
 }

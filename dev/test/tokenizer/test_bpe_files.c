@@ -406,7 +406,7 @@ TEST(write_errors) {
     }
     EXPECT(write_dies(&bpe, "new.tiktoken", "new.tiktoken: end-of-text is id 0 of 264"), "");
     EXPECT(write_dies(&bpe, "new.bpe", "new.bpe: end-of-text is id 0"), "");
-    bpe_write_hf(&bpe, test_path("y"), 64); // whose merges.txt goes with vocab.json
+    bpe_write_hf(&bpe, &bpe.card, test_path("y"), 64); // whose merges.txt goes with vocab.json
     EXPECT(reads_back(&bpe, test_path("y")), "");
     bpe_close(&bpe);
 
@@ -443,7 +443,8 @@ TEST(added_tokens) {
     test_write("added/tokenizer.json", text, strlen(text));
     test_write("added/tokenizer_config.json", config, strlen(config));
     bpe_open(&bpe, test_path("added"));
-    EXPECT(bpe.vocab_size == 266 && bpe.eot == 263 && bpe.pad == 264 && bpe_least_vocab(&bpe) == 264, "");
+    EXPECT(bpe.vocab_size == 266 && bpe.eot == 263 && bpe.card.pad == 264 && bpe_least_vocab(&bpe) == 264,
+           "");
     EXPECT(bpe_is_name(&bpe, 264) && bpe_is_name(&bpe, 263) && !bpe_is_name(&bpe, 262), "");
     EXPECT(strncmp(bpe_token(&bpe, 264, &length), "[PAD]", 5) == 0 && length == 5, "");
     bpe_encoder_open(&encoder, &bpe);
@@ -451,10 +452,11 @@ TEST(added_tokens) {
     bpe_encoder_close(&encoder);
     EXPECT(bpe_checksum(&bpe) != bpe_checksum(&small), "");
     mkdir(test_path("saved"), 0777);
-    bpe_write_hf(&bpe, test_path("saved"), 64);
+    bpe_write_hf(&bpe, &bpe.card, test_path("saved"), 64);
     EXPECT(reads_back(&bpe, test_path("saved")), "");
     bpe_open(&again, test_path("saved"));
-    EXPECT(again.pad == 264 && bpe_is_name(&again, 265) && bpe_checksum(&again) == bpe_checksum(&bpe), "");
+    EXPECT(again.card.pad == 264 && bpe_is_name(&again, 265) && bpe_checksum(&again) == bpe_checksum(&bpe),
+           "");
     bpe_close(&again);
     EXPECT(write_dies(&bpe, "new.tiktoken", "new.tiktoken: end-of-text is id 263 of 266|no added tokens"),
            "");
@@ -469,7 +471,8 @@ TEST(added_tokens) {
     text = replaced(shorter, "\"aaaa\": 257", "\"!!\": 257");
     char* merges = replaced(text, "\"merges\": [", "\"merges\": [\"! !\", ");
     bpe_open(&bpe, test_write("listed.json", merges, strlen(merges)));
-    EXPECT(bpe.vocab_size == 264 && bpe_is_name(&bpe, 256) && bpe_least_vocab(&bpe) == 264 && bpe.pad == -1,
+    EXPECT(bpe.vocab_size == 264 && bpe_is_name(&bpe, 256) && bpe_least_vocab(&bpe) == 264 &&
+               bpe.card.pad == -1,
            "");
     bpe_write(&bpe, test_path("saved/tokenizer.json"));
     EXPECT(reads_back(&bpe, test_path("saved/tokenizer.json")), "");
@@ -538,7 +541,7 @@ COMMAND(write_bpe) { // VOCABULARY DIRECTORY
         bpe_path(path, directory, FORMATS[i]);
         bpe_write(&bpe, path);
     }
-    bpe_write_hf(&bpe, directory, 1024);
+    bpe_write_hf(&bpe, &bpe.card, directory, 1024);
     bpe_close(&bpe);
     return EXIT_SUCCESS;
 }

@@ -156,7 +156,8 @@ TEST(written_bytes) {
     }
     make_directory(test_path("bytes"));
     tokenizer_open_bytes(&bytes);
-    tokenizer_write_hf(&bytes, test_path("bytes"), 64);
+    const ModelCard card = tokenizer_card(&bytes);
+    tokenizer_write_hf(&bytes, &card, test_path("bytes"), 64);
     tokenizer_open_file(&again, test_path("bytes"));
     EXPECT(again.vocab_size == 257 && again.eot == 256, "%d, %d", again.vocab_size, again.eot);
     EXPECT(same_ids(&bytes, &again, text, sizeof(text)), "");
@@ -174,7 +175,8 @@ static Tokenizer write_words(void) {
     Tokenizer words;
     make_directory(test_path("words"));
     tokenizer_open_words(&words, ODD, NUM_ODD);
-    tokenizer_write_hf(&words, test_path("words"), 64);
+    const ModelCard card = tokenizer_card(&words);
+    tokenizer_write_hf(&words, &card, test_path("words"), 64);
     return words;
 }
 

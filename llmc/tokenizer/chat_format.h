@@ -1,0 +1,638 @@
+/*
+chat_format.h -- formats of chats: what stands around the contents of messages.
+
+    chatml            <|im_start|> role \n content <|im_end|> \n
+    llama2            bos [INST] <<SYS>>\n system \n<</SYS>>\n\n user [/INST] answer eos
+    llama3            bos <|start_header_id|> role <|end_header_id|> \n\n content <|eot_id|>
+    mistral3          bos [INST] user [/INST] answer eos; the system's message in the last [INST]
+    mistral7          bos [SYSTEM_PROMPT] system [/SYSTEM_PROMPT] [INST] user [/INST] answer eos
+    mistral*-tekken   the same without blanks
+    gemma             bos <start_of_turn> role \n content <end_of_turn> \n; the system's message
+                      opens the user's turn, the assistant is called model
+    phi3              <|role|> \n content <|end|> \n
+    phi4              <|im_start|> role <|im_sep|> content <|im_end|>
+    zephyr            <|role|> \n content eos \n
+    granite           <|start_of_role|> role <|end_of_role|> content <|end_of_text|> \n
+    deepseek          bos system <User> user <Assistant> answer eos, in its own brackets
+
+A model's template is recognized by what it renders (jinja.h): a few chats with odd contents must
+look as a format makes them. Beyond the table above it may differ in whether it starts with the
+start token, trims contents, ends a chat with the end-of-text token, and has a message for chats
+without one of the system.
+
+chat_print_template writes a format as a template, with the marks of transformers around what is
+learned, and with the start token, which training puts before each document.
+*/
+#ifndef LLMC_CHAT_FORMAT_H
+#define LLMC_CHAT_FORMAT_H
+
+#include <stddef.h>
+#include <stdio.h>
+
+#include "llmc/base/enum_words.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum { CHAT_SYSTEM, CHAT_USER, CHAT_ASSISTANT, CHAT_PROMPT, CHAT_COMPLETION } ChatRole;
+
+enum { CHAT_ROLES = 3 }; // the first ones are roles of messages
+
+typedef struct {
+    ChatRole role;
+    const char* text;
+    size_t bytes;
+} ChatMessage;
+
+// --chat
+// clang-format off
+#define CHAT_WORDS(X) \
+    X(CHAT_OFF, "off") \
+    X(CHAT_ON, "on") \
+    X(CHAT_CHATML, "chatml") \
+    X(CHAT_LLAMA2, "llama2") \
+    X(CHAT_LLAMA3, "llama3") \
+    X(CHAT_MISTRAL3, "mistral3") \
+    X(CHAT_MISTRAL3_TEKKEN, "mistral3-tekken") \
+    X(CHAT_MISTRAL7, "mistral7") \
+    X(CHAT_MISTRAL7_TEKKEN, "mistral7-tekken") \
+    X(CHAT_GEMMA, "gemma") \
+    X(CHAT_PHI3, "phi3") \
+    X(CHAT_PHI4, "phi4") \
+    X(CHAT_ZEPHYR, "zephyr") \
+    X(CHAT_GRANITE, "granite") \
+    X(CHAT_DEEPSEEK, "deepseek")
+// clang-format on
+typedef enum { CHAT_WORDS(WORDS_VALUE) CHAT_WORDS_END } ChatWord;
+
+enum {
+    CHAT_FORMATS = CHAT_WORDS_END - CHAT_CHATML,
+    CHAT_MARKS = 6, // most marks of a format
+};
+
+// Tokens that a template names, in the texts below.
+#define CHAT_BOS "\1"
+#define CHAT_EOS "\2"
+
+typedef enum {
+    SYSTEM_OWN_TURN, // a turn like others
+    SYSTEM_OPENS,    // the start of the user's turn that follows
+    SYSTEM_LAST,     // before the content of the last user's turn
+} SystemPlace;
+
+// How blanks at the ends of contents are removed: bits of roles, or with what stands around it.
+enum {
+    TRIM_NOTHING = 0,
+    TRIM_ALL = 1 << CHAT_SYSTEM | 1 << CHAT_USER | 1 << CHAT_ASSISTANT,
+    TRIM_TURNS = 1 << CHAT_USER | 1 << CHAT_ASSISTANT,
+    TRIM_ANSWERS = 1 << CHAT_ASSISTANT,
+    TRIM_WHOLE_TURN = 1 << CHAT_ROLES, // a user's, with what the system says in it
+};
+
+typedef struct {
+    const char* name;               // in words
+    const char* marks[CHAT_MARKS];  // that are tokens if the vocabulary has them
+    const char* header[CHAT_ROLES]; // before the content
+    const char* end[CHAT_ROLES];    // after it; learned for answers
+    const char *lead, *after;       // learned before an answer; after the end of a turn
+    const char* joint;              // between the system's message and the user's in one turn
+    int has_bos;                    // the chat starts with the start token
+    SystemPlace system;
+    int trims;
+} ChatLayout;
+
+// A format as a template has it.
+typedef struct {
+    const ChatLayout* layout; // NULL: unknown
+    int has_bos, has_tail;    // a chat starts with bos; one without a prompt ends with eos
+    int trims;
+    const char* default_system; // message of the system for chats without one; NULL: none
+} ChatFormat;
+
+// Returns the role of a message; -1: none has this name.
+int chat_role(const char* name, size_t bytes);
+
+// Returns the word of --chat for one of its values.
+const char* chat_word(int value);
+
+// Returns a format of the table, as --chat names it.
+ChatFormat chat_format_of(ChatWord word);
+
+// Returns the word of a format.
+ChatWord chat_format_word(const ChatFormat* format);
+
+// Returns the text that ends an answer, a mark or CHAT_EOS.
+const char* chat_format_end(const ChatFormat* format);
+
+// Receives the parts of a chat in their order: text of the layout, with CHAT_BOS and CHAT_EOS, or
+// of a message.
+typedef struct {
+    void (*on_layout)(void* context, const char* text, int is_learned);
+    void (*on_content)(void* context, const char* text, size_t bytes, int is_learned);
+    // removes blanks from the end of what came last
+    void (*on_trim)(void* context);
+    void* context;
+} ChatSink;
+
+typedef enum { CHAT_WHOLE, CHAT_FOR_ANSWER } ChatEnd; // as it is, or with the header of an answer
+
+void chat_walk(const ChatFormat* format, const ChatMessage* messages, size_t count, ChatEnd end,
+               ChatSink sink);
+
+// How far a template is known: not at all, for prompts, or for chats with answers.
+typedef enum { CHAT_UNKNOWN, CHAT_KNOWN_PROMPTS, CHAT_KNOWN } ChatKnown;
+
+// Finds the format of a template, whose tokens have these names; NULL: none. The caller frees
+// format->default_system.
+ChatKnown chat_recognize(ChatFormat* format, const char* text, const char* bos, const char* eos);
+
+// Writes a format as a template. A token without a role in transformers has its name there; NULL:
+// bos_token or eos_token.
+void chat_print_template(const ChatFormat* format, const char* bos, const char* eos, FILE* file);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef CHAT_FORMAT_IMPLEMENTATION
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/base/check.h"
+#include "llmc/tokenizer/jinja.h"
+
+// clang-format off
+static const ChatLayout chat_layouts_[CHAT_FORMATS] = {
+    [CHAT_CHATML - CHAT_CHATML] = {"ChatML", {"<|im_start|>", "<|im_end|>"},
+        {"<|im_start|>system\n", "<|im_start|>user\n", "<|im_start|>assistant\n"},
+        {"<|im_end|>", "<|im_end|>", "<|im_end|>"}, "", "\n", "", 0, SYSTEM_OWN_TURN, TRIM_NOTHING},
+    [CHAT_LLAMA2 - CHAT_CHATML] = {"Llama 2", {"[INST]", "[/INST]", "<<SYS>>", "<</SYS>>"},
+        {CHAT_BOS "[INST] <<SYS>>\n", CHAT_BOS "[INST] ", ""},
+        {"\n<</SYS>>", " [/INST]", " " CHAT_EOS}, " ", "", "\n\n", 0, SYSTEM_OPENS, TRIM_WHOLE_TURN | TRIM_ANSWERS},
+    [CHAT_LLAMA3 - CHAT_CHATML] = {"Llama 3", {"<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"},
+        {"<|start_header_id|>system<|end_header_id|>\n\n", "<|start_header_id|>user<|end_header_id|>\n\n",
+         "<|start_header_id|>assistant<|end_header_id|>\n\n"},
+        {"<|eot_id|>", "<|eot_id|>", "<|eot_id|>"}, "", "", "", 1, SYSTEM_OWN_TURN, TRIM_ALL},
+    [CHAT_MISTRAL3 - CHAT_CHATML] = {"Mistral v3", {"[INST]", "[/INST]"},
+        {"[INST] ", "[INST] ", ""}, {"[/INST]", "[/INST]", CHAT_EOS}, " ", "", "\n\n", 1, SYSTEM_LAST, TRIM_ANSWERS},
+    [CHAT_MISTRAL3_TEKKEN - CHAT_CHATML] = {"Mistral v3 Tekken", {"[INST]", "[/INST]"},
+        {"[INST]", "[INST]", ""}, {"[/INST]", "[/INST]", CHAT_EOS}, "", "", "\n\n", 1, SYSTEM_LAST, TRIM_NOTHING},
+    [CHAT_MISTRAL7 - CHAT_CHATML] = {"Mistral v7", {"[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"},
+        {"[SYSTEM_PROMPT] ", "[INST] ", ""}, {"[/SYSTEM_PROMPT]", "[/INST]", CHAT_EOS}, " ", "", "", 1,
+        SYSTEM_OWN_TURN, TRIM_NOTHING},
+    [CHAT_MISTRAL7_TEKKEN - CHAT_CHATML] = {"Mistral v7 Tekken",
+        {"[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"},
+        {"[SYSTEM_PROMPT]", "[INST]", ""}, {"[/SYSTEM_PROMPT]", "[/INST]", CHAT_EOS}, "", "", "", 1,
+        SYSTEM_OWN_TURN, TRIM_NOTHING},
+    [CHAT_GEMMA - CHAT_CHATML] = {"Gemma", {"<start_of_turn>", "<end_of_turn>"},
+        {"<start_of_turn>user\n", "<start_of_turn>user\n", "<start_of_turn>model\n"},
+        {"", "<end_of_turn>", "<end_of_turn>"}, "", "\n", "\n\n", 1, SYSTEM_OPENS, TRIM_TURNS},
+    [CHAT_PHI3 - CHAT_CHATML] = {"Phi 3", {"<|system|>", "<|user|>", "<|assistant|>", "<|end|>"},
+        {"<|system|>\n", "<|user|>\n", "<|assistant|>\n"}, {"<|end|>", "<|end|>", "<|end|>"}, "", "\n", "", 0,
+        SYSTEM_OWN_TURN, TRIM_NOTHING},
+    [CHAT_PHI4 - CHAT_CHATML] = {"Phi 4", {"<|im_start|>", "<|im_sep|>", "<|im_end|>"},
+        {"<|im_start|>system<|im_sep|>", "<|im_start|>user<|im_sep|>", "<|im_start|>assistant<|im_sep|>"},
+        {"<|im_end|>", "<|im_end|>", "<|im_end|>"}, "", "", "", 0, SYSTEM_OWN_TURN, TRIM_NOTHING},
+    [CHAT_ZEPHYR - CHAT_CHATML] = {"Zephyr", {"<|system|>", "<|user|>", "<|assistant|>"},
+        {"<|system|>\n", "<|user|>\n", "<|assistant|>\n"}, {CHAT_EOS, CHAT_EOS, CHAT_EOS}, "", "\n", "", 0,
+        SYSTEM_OWN_TURN, TRIM_NOTHING},
+    [CHAT_GRANITE - CHAT_CHATML] = {"Granite", {"<|start_of_role|>", "<|end_of_role|>", "<|end_of_text|>"},
+        {"<|start_of_role|>system<|end_of_role|>", "<|start_of_role|>user<|end_of_role|>",
+         "<|start_of_role|>assistant<|end_of_role|>"},
+        {"<|end_of_text|>", "<|end_of_text|>", "<|end_of_text|>"}, "", "\n", "", 0, SYSTEM_OWN_TURN, TRIM_NOTHING},
+    [CHAT_DEEPSEEK - CHAT_CHATML] = {"DeepSeek",
+        {"<\uFF5CUser\uFF5C>", "<\uFF5CAssistant\uFF5C>", "<\uFF5Cend\u2581of\u2581sentence\uFF5C>"},
+        {"", "<\uFF5CUser\uFF5C>", "<\uFF5CAssistant\uFF5C>"}, {"", "", "<\uFF5Cend\u2581of\u2581sentence\uFF5C>"},
+        "", "", "", 1, SYSTEM_OWN_TURN, TRIM_NOTHING},
+};
+// clang-format on
+
+static const char* const chat_roles_[CHAT_ROLES] = {"system", "user", "assistant"};
+
+int chat_role(const char* name, size_t bytes) {
+    for (int role = 0; role < CHAT_ROLES; role++) {
+        if (strlen(chat_roles_[role]) == bytes && memcmp(chat_roles_[role], name, bytes) == 0) {
+            return role;
+        }
+    }
+    return -1;
+}
+
+const char* chat_word(int value) {
+    static const char* const words[] = {CHAT_WORDS(WORDS_NAME)};
+    return words[value];
+}
+
+ChatFormat chat_format_of(ChatWord word) {
+    const ChatLayout* layout = &chat_layouts_[word - CHAT_CHATML];
+    return (ChatFormat){layout, layout->has_bos, 0, layout->trims, NULL};
+}
+
+ChatWord chat_format_word(const ChatFormat* format) {
+    return (ChatWord)(CHAT_CHATML + (format->layout - chat_layouts_));
+}
+
+const char* chat_format_end(const ChatFormat* format) {
+    const char* end = format->layout->end[CHAT_ASSISTANT];
+    return end + (end[0] == ' ');
+}
+
+// ---- a chat ----
+
+// A message of the system comes before message i.
+static int chat_follows_system_(const ChatFormat* f, const ChatMessage* m, size_t i) {
+    return i > 0 ? m[i - 1].role == CHAT_SYSTEM : f->default_system != NULL;
+}
+
+static void chat_walk_content_(const ChatFormat* f, ChatRole role, const char* text, size_t bytes,
+                               ChatSink sink) {
+    if (f->trims >> role & 1 || (role == CHAT_USER && f->trims & TRIM_WHOLE_TURN)) {
+        jinja_strip(&text, &bytes);
+    }
+    sink.on_content(sink.context, text, bytes, role == CHAT_ASSISTANT);
+}
+
+// Visits a message of the system; `opens`: a user's turn follows.
+static void chat_walk_system_(const ChatFormat* f, const char* text, size_t bytes, int opens, ChatSink sink) {
+    const ChatLayout* layout = f->layout;
+    sink.on_layout(sink.context, layout->header[CHAT_SYSTEM], 0);
+    chat_walk_content_(f, CHAT_SYSTEM, text, bytes, sink);
+    sink.on_layout(sink.context, layout->end[CHAT_SYSTEM], 0);
+    if (layout->system != SYSTEM_OPENS) {
+        sink.on_layout(sink.context, layout->after, 0);
+    } else if (!opens) {
+        sink.on_layout(sink.context, layout->joint, 0);
+    }
+}
+
+// Visits the content of a user's turn that a message of the system has opened.
+static void chat_walk_opened_(const ChatFormat* f, const ChatMessage* m, ChatSink sink) {
+    sink.on_layout(sink.context, f->layout->joint, 0);
+    if (f->trims & TRIM_WHOLE_TURN) {
+        sink.on_content(sink.context, m->text, m->bytes, 0);
+        sink.on_trim(sink.context);
+    } else {
+        chat_walk_content_(f, CHAT_USER, m->text, m->bytes, sink);
+    }
+}
+
+// Visits the messages of the system before message `last`, which come with its content.
+static void chat_walk_late_(const ChatFormat* f, const ChatMessage* m, size_t last, ChatSink sink) {
+    for (size_t i = 0; i < last; i++) {
+        if (m[i].role == CHAT_SYSTEM) {
+            chat_walk_content_(f, CHAT_SYSTEM, m[i].text, m[i].bytes, sink);
+            sink.on_layout(sink.context, f->layout->joint, 0);
+        }
+    }
+}
+
+static void chat_walk_turn_(const ChatFormat* f, const ChatMessage* m, size_t i, size_t last, ChatSink sink) {
+    const ChatLayout* layout = f->layout;
+    const ChatRole role = m[i].role;
+    const int is_answer = role == CHAT_ASSISTANT;
+    if (role == CHAT_USER && layout->system == SYSTEM_OPENS && chat_follows_system_(f, m, i)) {
+        chat_walk_opened_(f, &m[i], sink);
+    } else {
+        sink.on_layout(sink.context, layout->header[role], 0);
+        sink.on_layout(sink.context, is_answer ? layout->lead : "", 1);
+        if (i == last && layout->system == SYSTEM_LAST) {
+            chat_walk_late_(f, m, last, sink);
+        }
+        chat_walk_content_(f, role, m[i].text, m[i].bytes, sink);
+    }
+    sink.on_layout(sink.context, layout->end[role], is_answer);
+    sink.on_layout(sink.context, layout->after, 0);
+}
+
+void chat_walk(const ChatFormat* f, const ChatMessage* m, size_t count, ChatEnd end, ChatSink sink) {
+    size_t last = count; // message of the user
+    for (size_t i = 0; i < count; i++) {
+        last = m[i].role == CHAT_USER ? i : last;
+    }
+    sink.on_layout(sink.context, f->has_bos ? CHAT_BOS : "", 0);
+    if (f->default_system && (count == 0 || m[0].role != CHAT_SYSTEM)) {
+        chat_walk_system_(f, f->default_system, strlen(f->default_system),
+                          count > 0 && m[0].role == CHAT_USER, sink);
+    }
+    for (size_t i = 0; i < count; i++) {
+        const int is_late = f->layout->system == SYSTEM_LAST && last < count && i < last;
+        if (m[i].role != CHAT_SYSTEM) {
+            chat_walk_turn_(f, m, i, last, sink);
+        } else if (!is_late) {
+            chat_walk_system_(f, m[i].text, m[i].bytes, i + 1 < count && m[i + 1].role == CHAT_USER, sink);
+        }
+    }
+    sink.on_layout(sink.context,
+                   end == CHAT_FOR_ANSWER ? f->layout->header[CHAT_ASSISTANT]
+                   : f->has_tail          ? CHAT_EOS
+                                          : "",
+                   0);
+}
+
+// ---- recognition ----
+
+// Text of a chat, where tokens have these names.
+typedef struct {
+    char* text;
+    size_t bytes, room;
+    const char *bos, *eos;
+} ChatText_;
+
+static void chat_text_content_(void* context, const char* text, size_t bytes, int is_learned) {
+    ChatText_* t = (ChatText_*)context;
+    (void)is_learned;
+    t->text = (char*)check_reserve(t->text, &t->room, t->bytes + bytes + 1, 1, "a chat");
+    memcpy(t->text + t->bytes, text, bytes);
+    t->bytes += bytes;
+    t->text[t->bytes] = '\0';
+}
+
+static void chat_text_layout_(void* context, const char* text, int is_learned) {
+    const ChatText_* t = (const ChatText_*)context;
+    for (; *text; text++) {
+        const char* name = *text == CHAT_BOS[0] ? t->bos : *text == CHAT_EOS[0] ? t->eos : NULL;
+        if (*text == CHAT_BOS[0] || *text == CHAT_EOS[0]) {
+            chat_text_content_(context, name ? name : "", name ? strlen(name) : 0, is_learned);
+        } else {
+            chat_text_content_(context, text, 1, is_learned);
+        }
+    }
+}
+
+static void chat_text_trim_(void* context) {
+    ChatText_* t = (ChatText_*)context;
+    const char* text = t->text;
+    size_t bytes = t->bytes;
+    jinja_strip(&text, &bytes);
+    t->bytes = (size_t)(text - t->text) + bytes; // the start of a chat is no blank
+}
+
+// Returns the text of a chat, which the caller frees.
+static char* chat_text_(const ChatFormat* format, const JinjaChat* chat) {
+    enum { MOST = 8 };
+    ChatText_ text = {NULL, 0, 0, chat->bos_token, chat->eos_token};
+    ChatMessage messages[MOST];
+    for (int i = 0; i < chat->count && i < MOST; i++) {
+        const char *content = chat->messages[i].content, *role = chat->messages[i].role;
+        messages[i] = (ChatMessage){(ChatRole)chat_role(role, strlen(role)), content, strlen(content)};
+    }
+    const ChatSink sink = {chat_text_layout_, chat_text_content_, chat_text_trim_, &text};
+    chat_text_content_(&text, "", 0, 0);
+    chat_walk(format, messages, (size_t)chat->count,
+              chat->add_generation_prompt ? CHAT_FOR_ANSWER : CHAT_WHOLE, sink);
+    text.text[text.bytes] = '\0';
+    return text.text;
+}
+
+// Chats that tell formats apart: contents with blanks, empty ones, with and without a system.
+typedef struct {
+    JinjaMessage messages[6];
+    int count, is_prompt;
+} ChatProbe_;
+
+// clang-format off
+static const ChatProbe_ chat_probes_[] = {
+    {{{"user", "Hi"}}, 1, 1},
+    {{{"system", "S1"}, {"user", "u1"}, {"assistant", "a1"}, {"user", " u2 \n"}}, 4, 1},
+    {{{"user", "<u1>"}, {"assistant", "a\n1"}, {"user", "u2"}}, 3, 1},
+    {{{"user", "Hi"}, {"assistant", "Hello"}}, 2, 0},
+    {{{"system", " S\n"}, {"user", "\n u1 "}, {"assistant", " a1\t"}, {"user", "u2\n"}, {"assistant", "\n\na2 "}}, 5, 0},
+    {{{"user", ""}, {"assistant", ""}, {"user", " "}, {"assistant", "\n"}}, 4, 0},
+    {{{"user", "u1"}, {"assistant", "<think>a1</think>"}, {"user", "u2"}}, 3, 0},
+};
+// clang-format on
+enum { CHAT_PROBES_ = sizeof(chat_probes_) / sizeof(chat_probes_[0]) };
+
+// Texts that a template makes of the probes; NULL: it refuses the chat.
+typedef struct {
+    char* texts[CHAT_PROBES_];
+    const char *bos, *eos;
+} ChatRendered_;
+
+static JinjaChat chat_probe_(const ChatRendered_* r, int i) {
+    const ChatProbe_* p = &chat_probes_[i];
+    return (JinjaChat){p->messages, p->count, r->bos, r->eos, p->is_prompt};
+}
+
+// Renders all probes. Returns the number of those that could be: a template may refuse chats with
+// a system.
+static int chat_render_(ChatRendered_* r, const char* text) {
+    int count = 0;
+    for (int i = 0; i < CHAT_PROBES_; i++) {
+        char error[ERROR_BYTES];
+        const JinjaChat chat = chat_probe_(r, i);
+        r->texts[i] = jinja_render(text, &chat, error);
+        count += r->texts[i] != NULL;
+    }
+    return count;
+}
+
+// Returns the system's message that the template has for a chat without one, which the caller
+// frees; NULL: none. Where the format would have a message, the template has another text.
+static char* chat_default_system_(const ChatFormat* format, const ChatRendered_* r) {
+    const JinjaMessage marked[] = {{"system", "\3"}, {"user", "Hi"}};
+    const JinjaChat chat = {marked, 2, r->bos, r->eos, 1};
+    char *with = chat_text_(format, &chat), *found = NULL;
+    const char *mark = strchr(with, 3), *text = r->texts[0];
+    const size_t before = mark ? (size_t)(mark - with) : 0, after = mark ? strlen(mark + 1) : 0;
+    const size_t bytes = text ? strlen(text) : 0;
+    if (mark && bytes > before + after && strncmp(text, with, before) == 0 &&
+        strcmp(text + bytes - after, mark + 1) == 0) {
+        found = strndup(text + before, bytes - before - after);
+    }
+    free(with);
+    return found;
+}
+
+// Returns how far a format makes the same texts.
+static ChatKnown chat_compare_(const ChatFormat* format, const ChatRendered_* r) {
+    ChatKnown known = CHAT_KNOWN;
+    for (int i = 0; i < CHAT_PROBES_; i++) {
+        const JinjaChat chat = chat_probe_(r, i);
+        if (r->texts[i]) {
+            char* text = chat_text_(format, &chat);
+            const int is_same = strcmp(text, r->texts[i]) == 0;
+            free(text);
+            known = is_same                      ? known
+                    : chat_probes_[i].is_prompt  ? CHAT_UNKNOWN
+                    : known < CHAT_KNOWN_PROMPTS ? known
+                                                 : CHAT_KNOWN_PROMPTS;
+        }
+    }
+    return known;
+}
+
+// Compares a layout, with what templates may change of it.
+static ChatKnown chat_try_layout_(ChatFormat* best, ChatKnown known, ChatWord word, const ChatRendered_* r) {
+    for (int variant = 0; variant < 12 && known < CHAT_KNOWN; variant++) {
+        ChatFormat format = chat_format_of(word);
+        const int trims[] = {format.trims, TRIM_NOTHING, TRIM_ALL};
+        format.has_bos ^= variant & 1;
+        format.has_tail = variant >> 1 & 1;
+        format.trims = trims[variant >> 2];
+        format.default_system = chat_default_system_(&format, r);
+        const ChatKnown found = chat_compare_(&format, r);
+        const ChatFormat other = found > known ? *best : format;
+        if (found > known) {
+            *best = format;
+            known = found;
+        }
+        free((void*)other.default_system);
+    }
+    return known;
+}
+
+ChatKnown chat_recognize(ChatFormat* format, const char* text, const char* bos, const char* eos) {
+    ChatRendered_ rendered = {{NULL}, bos, eos};
+    ChatKnown known = CHAT_UNKNOWN;
+    memset(format, 0, sizeof(*format));
+    const int count = chat_render_(&rendered, text), has_plain = rendered.texts[0] && rendered.texts[3];
+    for (int word = CHAT_CHATML; count > 0 && has_plain && word < CHAT_WORDS_END; word++) {
+        known = chat_try_layout_(format, known, (ChatWord)word, &rendered);
+    }
+    for (int i = 0; i < CHAT_PROBES_; i++) {
+        free(rendered.texts[i]);
+    }
+    return known;
+}
+
+// ---- templates ----
+
+// Template that is being written.
+typedef struct {
+    const ChatFormat* format;
+    const char *bos, *eos; // names of tokens; NULL: variables
+    FILE* file;
+} ChatPrinter_;
+
+static void chat_print_string_(FILE* file, const char* text, size_t bytes) {
+    fputc('\'', file);
+    for (size_t i = 0; i < bytes; i++) {
+        const char c = text[i];
+        fputs(c == '\'' || c == '\\' ? "\\" : "", file);
+        c == '\n' ? fputs("\\n", file) : fputc(c, file);
+    }
+    fputc('\'', file);
+}
+
+// Writes a text of the layout as an expression.
+static void chat_print_text_(const ChatPrinter_* p, const char* text) {
+    for (size_t n, at = 0; text[at]; at += n) {
+        const int is_bos = text[at] == CHAT_BOS[0], is_token = is_bos || text[at] == CHAT_EOS[0];
+        const char* name = is_bos ? p->bos : p->eos;
+        n = is_token ? 1 : strcspn(text + at, CHAT_BOS CHAT_EOS);
+        fputs(at ? " + " : "", p->file);
+        if (is_token && !name) {
+            fputs(is_bos ? "bos_token" : "eos_token", p->file);
+        } else {
+            chat_print_string_(p->file, is_token ? name : text + at, is_token ? strlen(name) : n);
+        }
+    }
+}
+
+// Writes {{ text }}, unless it is empty.
+static void chat_print_layout_(const ChatPrinter_* p, const char* text) {
+    if (text[0]) {
+        fputs("{{ ", p->file);
+        chat_print_text_(p, text);
+        fputs(" }}", p->file);
+    }
+}
+
+static void chat_print_content_(const ChatPrinter_* p, ChatRole role) {
+    const ChatFormat* f = p->format;
+    const int trims = f->trims >> role & 1 || (role == CHAT_USER && f->trims & TRIM_WHOLE_TURN);
+    fprintf(p->file, "{{ m['content']%s }}", trims ? " | trim" : "");
+}
+
+static void chat_print_system_(const ChatPrinter_* p) {
+    const ChatFormat* f = p->format;
+    FILE* file = p->file;
+    const ChatLayout* layout = f->layout;
+    chat_print_layout_(p, layout->header[CHAT_SYSTEM]);
+    chat_print_content_(p, CHAT_SYSTEM);
+    chat_print_layout_(p, layout->end[CHAT_SYSTEM]);
+    if (layout->system != SYSTEM_OPENS) {
+        chat_print_layout_(p, layout->after);
+        return;
+    }
+    fputs("{% if loop.last or loop.nextitem['role'] != 'user' %}", file);
+    chat_print_layout_(p, layout->joint);
+    fputs("{% endif %}", file);
+}
+
+static void chat_print_user_(const ChatPrinter_* p) {
+    const ChatFormat* f = p->format;
+    FILE* file = p->file;
+    const ChatLayout* layout = f->layout;
+    if (layout->system == SYSTEM_OPENS) {
+        fputs("{% if not loop.first and loop.previtem['role'] == 'system' %}{{ ", file);
+        fputs(f->trims & TRIM_WHOLE_TURN ? "(" : "", file);
+        chat_print_text_(p, layout->joint);
+        fputs(f->trims & TRIM_WHOLE_TURN ? " + m['content']).rstrip() }}{% else %}" : " }}", file);
+        if (!(f->trims & TRIM_WHOLE_TURN)) {
+            chat_print_content_(p, CHAT_USER);
+            fputs("{% else %}", file);
+        }
+    }
+    chat_print_layout_(p, layout->header[CHAT_USER]);
+    if (layout->system == SYSTEM_LAST) {
+        fputs("{% if loop.index0 == ns.last %}{{ ns.system }}{% endif %}", file);
+    }
+    chat_print_content_(p, CHAT_USER);
+    fputs(layout->system == SYSTEM_OPENS ? "{% endif %}" : "", file);
+    chat_print_layout_(p, layout->end[CHAT_USER]);
+    chat_print_layout_(p, layout->after);
+}
+
+static void chat_print_answer_(const ChatPrinter_* p) {
+    const ChatFormat* f = p->format;
+    FILE* file = p->file;
+    const ChatLayout* layout = f->layout;
+    chat_print_layout_(p, layout->header[CHAT_ASSISTANT]);
+    fputs("{% generation %}", file);
+    chat_print_layout_(p, layout->lead);
+    chat_print_content_(p, CHAT_ASSISTANT);
+    chat_print_layout_(p, layout->end[CHAT_ASSISTANT]);
+    fputs("{% endgeneration %}", file);
+    chat_print_layout_(p, layout->after);
+}
+
+// Writes what finds the last message of the user, and the system's messages before it.
+static void chat_print_late_(const ChatPrinter_* p) {
+    const ChatFormat* f = p->format;
+    FILE* file = p->file;
+    fputs("{% set ns = namespace(last=-1, system='') %}{% for m in messages %}{% if m['role'] == 'user' %}"
+          "{% set ns.last = loop.index0 %}{% endif %}{% endfor %}{% for m in messages %}"
+          "{% if m['role'] == 'system' and loop.index0 < ns.last %}{% set ns.system = ns.system + "
+          "m['content'] + ",
+          file);
+    chat_print_text_(p, f->layout->joint);
+    fputs(" %}{% endif %}{% endfor %}", file);
+}
+
+void chat_print_template(const ChatFormat* f, const char* bos, const char* eos, FILE* file) {
+    const ChatPrinter_ p = {f, bos, eos, file};
+    const int is_late = f->layout->system == SYSTEM_LAST;
+    if (is_late) {
+        chat_print_late_(&p);
+    }
+    chat_print_layout_(&p, f->has_bos ? CHAT_BOS : "");
+    fputs("{% for m in messages %}{% if m['role'] == 'system' %}", file);
+    fputs(is_late ? "{% if loop.index0 > ns.last %}" : "", file);
+    chat_print_system_(&p);
+    fputs(is_late ? "{% endif %}" : "", file);
+    fputs("{% elif m['role'] == 'assistant' %}", file);
+    chat_print_answer_(&p);
+    fputs("{% else %}", file);
+    chat_print_user_(&p);
+    fputs("{% endif %}{% endfor %}{% if add_generation_prompt %}", file);
+    chat_print_layout_(&p, f->layout->header[CHAT_ASSISTANT]);
+    fputs("{% endif %}", file);
+}
+
+#endif // CHAT_FORMAT_IMPLEMENTATION
+
+#endif
