@@ -36,6 +36,8 @@ skip() { echo "skipped: $*" | tee -a "$work/skipped"; }
 # word.
 draw=${DRAW:-$(git --git-dir=.git rev-parse HEAD 2>/dev/null || echo none)}
 draw=${draw:0:7}
+CROSSINGS_SEED=$(cksum <<<"$draw" | cut -d ' ' -f 1) # what the test crossings draws
+export CROSSINGS_SEED
 
 # drawn WHAT CHOICE...: prints one of the choices, or all.
 drawn() {
@@ -94,7 +96,7 @@ half() { for part in $(drawn "half of ${1#build/}" 1of2 2of2); do echo "$1.$part
 scripts_with_asan=(cli_{cli,generate,data,report,tokenize})
 test_plain() {
     # shellcheck disable=SC2046 # names without blanks
-    variant plain "${vector_rooms[@]}" cli_{families,architectures,misuse,teacher,kill,experts,watch,answers} $(half build/plain/cli_ranks) $(half build/plain/cli_pipeline)
+    variant plain "${vector_rooms[@]}" cli_{families,architectures,misuse,teacher,kill,experts,watch,answers} crossings $(half build/plain/cli_ranks) $(half build/plain/cli_pipeline)
 }
 test_asan() {
     variant asan "${rooms[@]}" "${scripts_with_asan[@]}" -- UNITS=1 \
