@@ -2,7 +2,7 @@
 // them.
 //
 //     crossings --trainer build/plain/train_gpt2 [--tokenize PATH] [--seed N] [--seconds S] [--draws N]
-//               [--only RELATION] [--gpu PATH] [--keep DIR]
+//               [--stop-at FAILURES] [--only RELATION] [--gpu PATH] [--keep DIR]
 //
 // Options and their values come from the option table (commands.c), relations from relations.c. A
 // command that the trainer refuses with one clear line is no failure; options that the line names
@@ -24,7 +24,7 @@ enum { KINDS_MAX = 256, TRIES = 8, SHRINK_S = 30 };
 typedef struct {
     uint64_t seed;
     double seconds;
-    int draws;
+    int draws, stop_at;
     const char *only, *trainer, *tokenize, *gpu, *keep;
 } Arguments;
 
@@ -229,7 +229,7 @@ static void draw_one(World* w, const Relation* relation, uint64_t seed, const Ar
 // ---- the whole ----
 
 static Arguments arguments_of(int argc, char** argv) {
-    Arguments a = {.seed = 1, .seconds = 60, .draws = INT_MAX, .keep = "build/crossings"};
+    Arguments a = {.seed = 1, .seconds = 60, .draws = INT_MAX, .stop_at = INT_MAX, .keep = "build/crossings"};
     for (int i = 1; i + 1 < argc; i += 2) {
         const char *name = argv[i], *value = argv[i + 1];
         const struct {
@@ -250,8 +250,10 @@ static Arguments arguments_of(int argc, char** argv) {
         a.seed = strcmp(name, "--seed") == 0 ? strtoull(value, NULL, 0) : a.seed;
         a.seconds = strcmp(name, "--seconds") == 0 ? atof(value) : a.seconds;
         a.draws = strcmp(name, "--draws") == 0 ? atoi(value) : a.draws;
+        a.stop_at = strcmp(name, "--stop-at") == 0 ? atoi(value) : a.stop_at;
         if (!known && strcmp(name, "--seed") != 0 && strcmp(name, "--seconds") != 0 &&
-            strcmp(name, "--draws") != 0) {
+            strcmp(name, "--draws") != 0 &&
+            strcmp(name, "--stop-at") != 0) {
             a.trainer = NULL;
             break;
         }
@@ -357,7 +359,7 @@ int main(int argc, char** argv) {
         world_open(&worlds[1], &arguments, arguments.gpu, stand_in);
     }
     for (const time_t end = time(NULL) + (time_t)arguments.seconds;
-         time(NULL) < end && counts.draws < arguments.draws;) {
+         time(NULL) < end && counts.draws < arguments.draws && counts.failed < arguments.stop_at;) {
         const Relation* relation = draw_relation(&r, arguments.only);
         const uint64_t seed =
             ((uint64_t)random_below(&r, INT_MAX) << 32) + (uint64_t)random_below(&r, INT_MAX);
