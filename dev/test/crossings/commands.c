@@ -159,11 +159,11 @@ int row_is_core(int row) {
 
 static void values_add(Values* values, int row, const char* text, size_t length) {
     const OptionRow* r = &OPTION_TABLE[row];
-    static char parsed[sizeof(Options)]; // option_set checks the value
+    static Options parsed; // option_set checks the value
     Value* value = &values->value[values->count];
     snprintf(value->text, sizeof(value->text), "%.*s", (int)length, text);
     value->row = row;
-    if (values->count + 1 < VALUES_MAX && (strchr(value->text, 'x') || option_set(parsed, r, value->text))) {
+    if (values->count + 1 < VALUES_MAX && (strchr(value->text, 'x') || option_set(&parsed, r, value->text))) {
         values->count += strcmp(value->text, r->fallback) != 0 || row_is_core(row);
     }
 }

@@ -252,8 +252,7 @@ static Arguments arguments_of(int argc, char** argv) {
         a.draws = strcmp(name, "--draws") == 0 ? atoi(value) : a.draws;
         a.stop_at = strcmp(name, "--stop-at") == 0 ? atoi(value) : a.stop_at;
         if (!known && strcmp(name, "--seed") != 0 && strcmp(name, "--seconds") != 0 &&
-            strcmp(name, "--draws") != 0 &&
-            strcmp(name, "--stop-at") != 0) {
+            strcmp(name, "--draws") != 0 && strcmp(name, "--stop-at") != 0) {
             a.trainer = NULL;
             break;
         }

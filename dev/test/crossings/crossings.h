@@ -119,6 +119,8 @@ Verdict runs_agree(World* world, const Run* a, const Run* b, double tolerance, i
 // Compares the weights of the last checkpoints, if both have one in one file.
 Verdict runs_have_the_same_weights(World* world, const Run* a, const Run* b);
 
+// Sets `path` to the last checkpoint in a run's directory, and returns it; NULL if there is none.
+const char* last_checkpoint(const char* out, char path[512]);
 uint64_t hash_file(const char* path);
 uint64_t hash_tree(const char* path); // names and bytes of all files below a directory
 Verdict failed(World* world, const char* format, ...) __attribute__((format(printf, 2, 3)));

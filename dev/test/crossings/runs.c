@@ -423,28 +423,32 @@ Verdict runs_agree(World* world, const Run* a, const Run* b, double tolerance, i
     return HELD;
 }
 
-// Sets `path` to the file of weights of the last checkpoint. Returns false if there is none.
-static int last_weights(const Run* run, char path[512]) {
+const char* last_checkpoint(const char* out, char path[512]) {
     struct dirent** entries;
-    const int count = scandir(run->out, &entries, NULL, alphasort);
-    struct stat is;
+    const int count = scandir(out, &entries, NULL, alphasort);
     path[0] = '\0';
     for (int i = 0; i < count; i++) {
         if (strncmp(entries[i]->d_name, "step_", 5) == 0) {
-            snprintf(path, 512, "%s/%s/model.safetensors", run->out, entries[i]->d_name);
+            snprintf(path, 512, "%s/%s", out, entries[i]->d_name);
         }
         free(entries[i]);
     }
     if (count >= 0) {
         free(entries);
     }
-    return path[0] && stat(path, &is) == 0;
+    return path[0] ? path : NULL;
 }
 
 Verdict runs_have_the_same_weights(World* world, const Run* a, const Run* b) {
     char of_a[512], of_b[512];
-    const int has = last_weights(a, of_a) && last_weights(b, of_b);
-    if (has && strcmp(strchr(of_a, '/'), strchr(of_b, '/')) == 0 && hash_file(of_a) != hash_file(of_b)) {
+    struct stat is;
+    if (!last_checkpoint(a->out, of_a) || !last_checkpoint(b->out, of_b) ||
+        strcmp(strchr(of_a, '/'), strchr(of_b, '/')) != 0) {
+        return HELD;
+    }
+    strcat(of_a, "/model.safetensors");
+    strcat(of_b, "/model.safetensors");
+    if (stat(of_a, &is) == 0 && stat(of_b, &is) == 0 && hash_file(of_a) != hash_file(of_b)) {
         return failed(world, "%s and %s differ", of_a, of_b);
     }
     return HELD;
