@@ -126,6 +126,12 @@ build/sim/cli_kit.ok: $(subst %,kit,$(CLI)) $(BENCHES) $(call SIM_TRAINER,FP32) 
 build/sim/cli_multi_gpu.ok build/sim/cli_roofline.ok build/sim/cli_scaling.ok: build/sim/cli_%.ok: $(CLI) $(BENCHES) \
     $(call SIM_TRAINER,BF16) $(call SIM_TRAINER,FP32)
 	$(run_test) $< build/sim/BF16/train_gpt2cu
+# Relations between drawn runs (dev/test/crossings), for a minute; the commit draws.
+CROSSINGS = $(wildcard dev/test/crossings/*.c)
+$(BUILD)/crossings: $(patsubst dev/%.c,$(BUILD)/%.o,$(CROSSINGS)) $(LIBRARY)
+	$(call quiet,$(CC))$(CC) $(CFLAGS) $(second_copy) $(filter %.o %.a,$^) -o $@ $(LDLIBS)
+$(BUILD)/crossings.ok: $(BUILD)/crossings $(BUILD)/train_gpt2 $(BUILD)/tokenize dev/test/lib/mpi_stand_in.c
+	$(run_test) $< --trainer $(BUILD)/train_gpt2 --tokenize $(BUILD)/tokenize --seconds 60 --seed $(or $(CROSSINGS_SEED),1)
 # Tests of the simulated GPU itself, without and with a sanitizer; they build their own programs.
 define CUSIM_RULES
 build/sim/cusim.$(1).ok: $(wildcard dev/cusim/test/*) build/sim/plain.base build/sim/$(1).base

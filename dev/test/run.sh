@@ -36,6 +36,8 @@ skip() { echo "skipped: $*" | tee -a "$work/skipped"; }
 # word.
 draw=${DRAW:-$(git --git-dir=.git rev-parse HEAD 2>/dev/null || echo none)}
 draw=${draw:0:7}
+CROSSINGS_SEED=$(cksum <<<"$draw" | cut -d ' ' -f 1) # what the test crossings draws
+export CROSSINGS_SEED
 
 # drawn WHAT CHOICE...: prints one of the choices, or all.
 drawn() {
@@ -125,7 +127,7 @@ scripts_with_asan=(cli_{cli,generate,data,report,tokenize})
 test_plain() {
     # shellcheck disable=SC2046 # names without blanks
     variant plain "${vector_rooms[@]}" "${slow_with_asan[@]}" cli_{families,architectures,misuse,teacher,kill,experts,watch,answers} \
-        $(quarter build/plain/cli_ranks) $(quarter build/plain/cli_pipeline)
+        crossings $(quarter build/plain/cli_ranks) $(quarter build/plain/cli_pipeline)
 }
 variant_asan() {
     variant asan "$@" -- UNITS=1 \

@@ -28,6 +28,8 @@
 #     defects    what was found wrong once, tried again from the outside (defects.sh)
 #     ranks      several processes, on CPUs and on the simulated GPU in fp32 (test_ranks.sh)
 #     offload    two GPUs with all offloaded, in 20 random orders of their work: the same bits
+#     crossings  relations between drawn runs for half an hour, a tenth of them on the simulated GPU (crossings/), and the
+#                faults that they must find (crossings/planted.sh)
 #     planted    ten planted faults of different kinds are noticed by `make test` (planted.sh)
 #     waits      each wait in the GPU trainer and its kernels, left out, makes a test fail (dev/cusim/test/mutate.sh)
 #     plan       the planned speed of a small and a middle model is within a factor of 1.5 of the measured one
@@ -226,6 +228,15 @@ part_offload() {
     echo "soak: all offloaded, $seed random orders"
 }
 
+part_crossings() {
+    local gpu=()
+    make -s build/plain/crossings build/plain/train_gpt2 build/plain/tokenize
+    ! has_sim crossings || { make -s build/sim/BF16/train_gpt2cu && gpu=(--gpu build/sim/BF16/train_gpt2cu); }
+    build/plain/crossings --trainer build/plain/train_gpt2 --tokenize build/plain/tokenize --seconds 1800 --seed "$RANDOM" \
+        "${gpu[@]}" || fail crossings
+    dev/test/crossings/planted.sh || fail "planted faults of crossings"
+}
+
 part_planted() { ! has_sim planted || dev/test/planted.sh || fail planted; }
 
 part_waits() { ! has_sim waits || dev/cusim/test/mutate.sh || fail waits; }
@@ -261,7 +272,7 @@ part_mup() {
 
 part_toy() { ! has_sim toy || quietly dev/bench/gpu_report.sh --toy --minutes 30 --out "$work/toy"; }
 
-parts=(drawn rest fresh container kills learning mup texts fuzz aarch64 defects ranks offload planted waits plan toy)
+parts=(drawn rest fresh container kills learning mup texts fuzz aarch64 defects ranks offload crossings planted waits plan toy)
 [ $# -gt 0 ] || set -- "${parts[@]}"
 for part in "$@"; do
     [[ " ${parts[*]} " = *" $part "* ]] || { echo "error: no part $part; wanted some of: ${parts[*]}" >&2; exit 2; }

@@ -1460,13 +1460,17 @@ static void bpe_open_pair_(Bpe* bpe, const char* merges, const char* vocab) {
 
 void bpe_list_files(FileList* files, const char* option, const char* path) {
     char directory[PATH_MAX];
-    for (int i = 0; i < BPE_KEPT_FILES_ && file_is_directory(path); i++) {
-        file_list_add_in(files, option, path, bpe_kept_files_[i]);
+    const int is_directory = file_is_directory(path);
+    file_path(directory, "%s", path);
+    if (!is_directory) {
+        file_list_add(files, option, path);
+        file_directory_of(directory, path);
     }
-    for (int i = 0; i < BPE_KEPT_FILES_ + CARD_FILES; i++) {
-        char file[PATH_MAX];
-        file_join(file, path, i < BPE_KEPT_FILES_ ? bpe_kept_files_[i] : card_file_name(i - BPE_KEPT_FILES_));
-        outputs_read(outputs, file);
+    for (int i = 0; i < BPE_KEPT_FILES_ && is_directory; i++) {
+        file_list_add_in(files, option, directory, bpe_kept_files_[i]);
+    }
+    for (int i = 0; i < CARD_FILES; i++) {
+        file_list_add_in(files, option, directory, card_file_name(i));
     }
 }
 

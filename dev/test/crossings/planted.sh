@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# planted.sh -- does dev/test/crossings find a fault where two features meet? Plants faults of
+# different kinds, one at a time, and draws until the relation that must find it fails.
+#
+#     dev/test/crossings/planted.sh [NAME...]      all of them, or some
+#
+# Prints a line for each: how it was found, and after how many seconds. The exit status is 1 if one
+# is not found in LIMIT seconds (120). The sources here are not touched: all of it happens in a copy.
+# First, each relation must hold there without a fault, for CALM seconds (20): what it finds is known.
+set -u
+cd "$(dirname "$0")/../../.." || exit 1
+limit=${LIMIT:-120}
+calm=${CALM:-20}
+settings=(UNITS=1 OPT=-O1 MODULES_OPT=-O0)
+
+# NAME @ RELATION @ FILE @ what sed does to it
+faults='overwritten @ inputs @ llmc/run/run_outputs.h @ s/path\[0\] && row->flags & OPTION_READS_LIST/0 \&\& row->flags \& OPTION_READS_LIST/
+unsaved @ config @ llmc/setup/options.h @ s/if (row->type != OPTION_FLAG && option_repeats_(options, row)) {/if (row->type != OPTION_FLAG \&\& row->type != OPTION_FLOAT \&\& option_repeats_(options, row)) {/
+silent @ effect @ llmc/setup/conflicts.h @ s/if (words && ranks_rank(&s->ranks) == 0) {/if (words \&\& ranks_rank(\&s->ranks) < 0) {/
+position @ cut @ llmc/checkpoint/run_state.h @ s/^    \*state = \*saved;/&\n    state->sequence = 0;/
+sum @ ranks @ llmc/comm/comm.h @ /^double comm_sum/,/^}/s/r < c->size;/r < c->size - (c->size > 1);/
+unplanned @ plan @ llmc/checkpoint/checkpoint.h @ s/^    c->copies = .*/&\n    char* beyond = (char*)malloc(3 * c->params_bytes + 1);\n    memset(beyond, 1, 3 * c->params_bytes + 1);/
+overwrites @ batch @ llmc/ops/matmul.h @ s/dbias\[o\] = mode == GRADIENT_ADD ? dbias\[o\] + sum : sum;/dbias[o] = mode == GRADIENT_ADD \&\& OC < 0 ? dbias[o] + sum : sum;/
+stale @ no_effect @ train_gpt2.c @ s/    if (level >= RECOMPUTE_NORMS) {/    if (level > RECOMPUTE_NORMS) {/
+theta @ back @ llmc/formats/hf_config.h @ s/\(rope_theta.*: %s.*\)base\.text/\1"10000"/
+unchecked @ damaged @ llmc/data/token_files.h @ s/^        if (bad < end) {/        if (bad < end \&\& V < 0) {/
+narrow @ padding @ llmc/data/dataloader.h @ s/int width = (longest + DATALOADER_WIDTH - 1)/int width = (longest - 9 + DATALOADER_WIDTH - 1)/
+positions @ padding @ llmc/ops/cross_entropy.h @ /^static inline double targets_factor/,/^}/s/return .*/return all > 0 ? 1 + 0 * counted : 1;/'
+
+build() { make -s -C "$copy" -j2 "${settings[@]}" build/planted/{crossings,train_gpt2,tokenize} BUILD=build/planted >"$copy/log" 2>&1; }
+
+# crossed RELATION SECONDS: draws; prints the first failure, or nothing.
+crossed() {
+    (cd "$copy" && build/planted/crossings --trainer build/planted/train_gpt2 --tokenize build/planted/tokenize --only "$1" \
+        --seconds "$2" --stop-at 1 --seed 7 2>&1) | grep -m 1 FAILED
+}
+
+copy=$(mktemp -d)
+trap 'rm -rf "$copy"' EXIT
+cp -a . "$copy" # with the times: what is built stays built
+build || { tail -n 5 "$copy/log" && exit 2; }
+
+count=0 all=0
+while IFS=@ read -r name relation file change; do
+    name=${name% } relation=${relation// /} file=${file// /}
+    [ $# = 0 ] || [[ " $* " = *" $name "* ]] || continue
+    all=$((all + 1))
+    found=$(crossed "$relation" "$calm" </dev/null)
+    [ -z "$found" ] || echo "$name: $relation fails without a fault: $found"
+    sed -i -e "${change# }" "$copy/$file"
+    ! cmp -s "$file" "$copy/$file" || { echo "planted: $name: sed finds nothing to change in $file" >&2; exit 2; }
+    if build </dev/null; then
+        SECONDS=0
+        found=$(crossed "$relation" "$limit" </dev/null)
+        echo "$name: $file: ${found:-NOT FOUND} ($SECONDS s)"
+        [ -z "$found" ] || count=$((count + 1))
+    else
+        echo "$name: $file: NOT FOUND, because it does not compile: $(grep -m 1 error "$copy/log")"
+    fi
+    cp -p "$file" "$copy/$file" && touch "$copy/$file"
+done <<<"$faults"
+echo "planted: $all faults, $count found"
+[ $count = $all ]
