@@ -61,7 +61,13 @@ void file_list_close(FileList* list);
 #include "llmc/base/file.h"
 #include "llmc/base/xxh64.h"
 
+// Adds a file, unless this option already has it.
 static void file_list_append_(FileList* list, const char* option, const char* path, int is_directory) {
+    for (int i = 0; i < list->count; i++) {
+        if (strcmp(list->files[i].option, option) == 0 && strcmp(list->files[i].path, path) == 0) {
+            return;
+        }
+    }
     const ListedFile file = {option, strdup(path), is_directory};
     CHECK(file.path, "%s: no memory for its name", path);
     list->files = (ListedFile*)check_grow(list->files, (size_t)list->count, sizeof(file), "names of files");

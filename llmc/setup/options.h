@@ -164,7 +164,7 @@ const RemovedOption* option_removed(const char* name, size_t length);
 // Sets `text` to the program's name, its version and its compiler.
 void options_version(char* text, size_t room, const Options* options, const char* name);
 
-enum { OPTION_WANTED_WIDTH = 30, OPTION_HELP_COLUMN = 65, OPTION_HELP_WIDTH = 45 };
+enum { OPTION_WANTED_WIDTH = 30, OPTION_WORDS_WIDTH = 84, OPTION_HELP_COLUMN = 65, OPTION_HELP_WIDTH = 45 };
 
 void options_print_help(FILE* file, const Options* options, const char* program);
 
@@ -660,14 +660,28 @@ static void option_print_group_(FILE* file, const OptionRow* row) {
     fprintf(file, "\n%-26s%-30s%s\n", row->group, "value", "default");
 }
 
+// Prints the start of a line: the option, and a part of what it wants.
+static void option_print_names_(FILE* file, const char* name, const char* alias, int length,
+                                const char* wanted) {
+    fprintf(file, "  %-*s%-*s%-*.*s", *alias ? 20 : 24, name, *alias ? 4 : 0, alias, OPTION_WANTED_WIDTH,
+            length, wanted);
+}
+
 static void option_print_help_(FILE* file, const OptionRow* row) {
     char name[OPTION_NAME_BYTES + 2], alias[8], buffer[OPTION_TEXT_BYTES];
     snprintf(name, sizeof(name), "--%s", row->name);
     snprintf(alias, sizeof(alias), "%s%s", *row->alias ? "-" : "", row->alias);
     const char* wanted = option_wanted_briefly(row, buffer);
     const int fits = strlen(wanted) < OPTION_WANTED_WIDTH; // else the rest goes on its own line
-    fprintf(file, "  %-*s%-*s%-*s", *alias ? 20 : 24, name, *alias ? 4 : 0, alias, OPTION_WANTED_WIDTH,
-            wanted);
+    for (size_t length; (length = strlen(wanted)) > OPTION_WORDS_WIDTH; wanted += length) {
+        for (length = OPTION_WORDS_WIDTH; wanted[length - 1] != '|'; length--) {
+            assert(length > 1);
+        }
+        option_print_names_(file, name, alias, (int)length, wanted);
+        fputc('\n', file);
+        name[0] = alias[0] = '\0';
+    }
+    option_print_names_(file, name, alias, (int)strlen(wanted), wanted);
     fprintf(file, "%s%*s%-8s ", fits ? "" : "\n", fits ? 0 : OPTION_HELP_COLUMN - 9, "",
             row->type == OPTION_FLAG ? "" : row->fallback);
     option_print_wrapped_(file, row->help);

@@ -1469,6 +1469,7 @@ void bpe_list_files(FileList* files, const char* option, const char* path) {
     for (int i = 0; i < BPE_KEPT_FILES_ && is_directory; i++) {
         file_list_add_in(files, option, directory, bpe_kept_files_[i]);
     }
+    file_list_add_in(files, option, directory, "tokenizer_config.json"); // card_files_read
     for (int i = 0; i < CARD_FILES; i++) {
         file_list_add_in(files, option, directory, card_file_name(i));
     }

@@ -404,7 +404,9 @@ TEST(help_and_version) {
         if (line &&
             // the rest is on the next line
             strlen(option_wanted(row, wanted)) >= OPTION_WANTED_WIDTH) {
-            line = strchr(line + 1, '\n');
+            for (line = strchr(line + 1, '\n'); line && line[-1] == '|';) {
+                line = strchr(line + 1, '\n');
+            }
         }
         EXPECT(strlen(row->fallback) <= 8, "--%s: %s", row->name, row->fallback);
         EXPECT(!line || strncmp(line + 1 + OPTION_HELP_COLUMN, row->help, 10) == 0, "--%s", row->name);
