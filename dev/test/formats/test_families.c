@@ -293,9 +293,9 @@ static void write_fused(const Family* family, const char* directory, int layer) 
     size_t bytes;
     SafeTensorsSet set;
     SafeTensorsWriter writer;
-    snprintf(path, sizeof(path), FIXTURES "%s/config.json", strrchr(family->path, '/') + 1);
+    snprintf(path, sizeof(path), FIXTURES "%.40s/config.json", strrchr(family->path, '/') + 1);
     CHECK(file_try_read(path, 1 << 16, &config, &bytes, error), "%s", error);
-    snprintf(name, sizeof(name), "%s/config.json", strrchr(directory, '/') + 1);
+    snprintf(name, sizeof(name), "%.40s/config.json", strrchr(directory, '/') + 1);
     test_write(name, config, bytes);
     free(config);
     snprintf(path, sizeof(path), "%.200s/model.safetensors", directory);

@@ -98,14 +98,13 @@ static int templates_of(char* json, Template* templates) {
 
 // Opens a vocabulary with a template; NULL: none.
 static void open_with(Bpe* bpe, const char* vocabulary, const char* text) {
-    static const char names[] = "{\"bos_token\": \"%s\", \"eos_token\": \"</s>\"}";
     char path[256], config[256];
     mkdir(test_path("model"), 0777);
     snprintf(path, sizeof(path), FORMATS "/%s.json", vocabulary);
     char* tokenizer = text_of(path);
     test_write("model/tokenizer.json", tokenizer, strlen(tokenizer));
     free(tokenizer);
-    snprintf(config, sizeof(config), names,
+    snprintf(config, sizeof(config), "{\"bos_token\": \"%s\", \"eos_token\": \"</s>\"}",
              strcmp(vocabulary, "llama3") == 0 ? "<|begin_of_text|>" : "<|endoftext|>");
     test_write("model/tokenizer_config.json", config, strlen(config));
     remove(test_path("model/chat_template.jinja"));
