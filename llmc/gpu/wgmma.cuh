@@ -42,9 +42,9 @@ HOST_DEVICE uint64_t wgmma_step(int is_across) { return (is_across ? 16 * 128 : 
 
 #include <cudaTypedefs.h>
 
-// Takes the next of a kernel's tiles for a block; returns -1 if none is left. One thread of each block
-// calls it until then: the last block turns the counter back to 0. So no block waits for another
-// one's multiprocessor, which NCCL may use.
+// Takes the next of a kernel's tiles for a block; returns -1 if none is left. One thread of each
+// block calls it until then: the last block turns the counter back to 0. So no block waits for
+// another one's multiprocessor, which NCCL may use.
 __device__ inline int tile_take(unsigned* taken, unsigned tiles) {
     const unsigned next = atomicInc(taken, tiles + gridDim.x - 1);
     return next < tiles ? (int)next : -1;

@@ -3,13 +3,15 @@ attention_race.cuh -- which kernels compute attention where autotuning runs: tho
 those by wgmma with one of their tilings (attention_wgmma.cuh).
 
 A race of each pass, as of the ways of a matmul (matmul.cuh): the winner is kept in the same files,
-and rank 0 chooses for all. It depends on the heads, their size, the keys of a sequence and the type,
-but not on the batch, its documents, nor on how many ranks share a sequence: so the bits are the same
-for any number of them. Without autotuning attention is by mma. With --attention wgmma only tilings
-race. Sequences of fewer than ATTENTION_RACE_KEYS keys are not worth a race.
+and rank 0 chooses for all. It depends on the heads, their size, the keys of a sequence and the
+type, but not on the batch, its documents, nor on how many ranks share a sequence: so the bits are
+the same for any number of them. Without autotuning attention is by mma. With --attention wgmma only
+tilings race. Sequences of fewer than ATTENTION_RACE_KEYS keys are not worth a race.
 
-    attention_raced_forward     out, lse      kv NULL: attention_forward; else gathered keys and values
-    attention_raced_backward    dqkv, dbias (kv NULL), or dqkv, dkv; a gradient is added to once
+    attention_raced_forward     sets out, lse
+    attention_raced_backward    sets dqkv, and dkv or dbias, which it may also add to, once
+
+kv are gathered keys and values, or NULL: those in qkv.
 */
 #ifndef LLMC_ATTENTION_RACE_CUH
 #define LLMC_ATTENTION_RACE_CUH

@@ -501,8 +501,8 @@ __device__ inline void attention_forward_work_(X* out, float* lse, AttentionPipe
 
 // ---- the kernel ----
 
-// Runs a block: a warp of the last warpgroup calls fill(pipe), and the others call work(pipe, n, tile)
-// for own tiles number n, and are done with them.
+// Runs a block: a warp of the last warpgroup calls fill(pipe), and the others call work(pipe, n,
+// tile) for own tiles number n, and are done with them.
 template <class Tiles, class Fill, class Work>
 __device__ inline void attention_block(unsigned char* memory, Fill fill, Work work) {
     AttentionPipe pipe = attention_pipe<Tiles>(memory);
@@ -583,8 +583,8 @@ static inline void attention_forward_tiled_(X* out, float* lse, const X* qkv, co
 }
 
 // Computes the forward pass with a certain tiling, or (-1) the one for these sizes. Chunks of
-// gathered keys start at multiples of 128 queries, which three warpgroups do not divide; their tiles
-// of keys are those of the whole sequence with the same number of a tiling, and so are the bits.
+// gathered keys start at multiples of 128 queries, which three warpgroups do not divide; their
+// tiles of keys are those of the whole sequence with the same tiling, and so are the bits.
 template <class X>
 static inline void attention_wgmma_forward(X* out, float* lse, const X* qkv, const X* kv, const int* starts,
                                            unsigned* taken, int tiling, AttentionSizes sizes,

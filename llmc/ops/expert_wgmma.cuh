@@ -61,7 +61,7 @@ struct ExpertRowsJobs_ {
     ExpertRows rows;
     int K, width;
 
-    // Sets job i; returns 0 if it has no rows: the host knows only how many tiles there are at most.
+    // Sets job i; returns 0 if it has no rows: the host only knows how many tiles exist at most.
     __device__ int at(ExpertJob_* job, int i) const {
         const int columns = ceil_div(width, (int)EXPERT_WIDE_);
         const ExpertTile tile = expert_find(rows, i / columns);
@@ -192,8 +192,8 @@ template <class X> __device__ inline void expert_clear_(X* stage, int steps) {
     barrier_of<EXPERT_MULTIPLIERS_>(1);
 }
 
-// Lets the first warpgroup go ahead of the second one, which calls it, in jobs with more stages than
-// there are: then the first one cannot be a whole job ahead.
+// Lets the first warpgroup go ahead of the second one, which calls it, in jobs of more than STAGES
+// stages: then the first one cannot be a whole job ahead.
 template <class X> __device__ inline void expert_fall_behind_(ExpertPipe_<X>* pipe) {
     mbarrier_wait(pipe->ahead, pipe->staggered % 2);
     pipe->staggered++;

@@ -150,7 +150,7 @@ __device__ inline float heads_dot_(const float (&x)[COLUMNS], const float (&y)[C
     return sum;
 }
 
-// Returns the mean over the columns of a head, to all of its `lanes` lanes, of which each has a sum.
+// Returns the mean over the columns of a head, to all of its `lanes` lanes; each has a sum.
 __device__ inline float heads_mean_(float sum, float part, int lanes) {
 #pragma unroll
     for (int distance = 16; distance > 0; distance /= 2) {
@@ -353,7 +353,7 @@ __global__ void __launch_bounds__(HEADS_THREADS, KIND == HEADS_NORM ? 2 : 3)
             }
         }
     }
-    if constexpr (KIND == HEADS_NORM) { // blocks of queries, then those of keys, of all groups of tokens
+    if constexpr (KIND == HEADS_NORM) { // blocks of queries, then of keys, of all groups of tokens
         const size_t groups = gridDim.y, of_queries = heads_blocks_(heads.sizes.NH),
                      of_keys = gridDim.x - of_queries;
         const size_t row = block.is_keys

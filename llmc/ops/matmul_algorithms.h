@@ -16,8 +16,8 @@ another choice gives other bits. A run that must have the bits of an earlier one
 `machine` describes in words what an algorithm depends on besides the matmul: the card, the library,
 its settings. A file from another machine does not apply. The eleventh number of a key is its
 `batch`, if that is not 1. A key without an alignment is not about an algorithm: `chosen` is then
-the way of an operation whose first way is that matmul, or of attention (attention_race.cuh). xxh64 is the checksum of all bytes before
-its value.
+the way of an operation whose first way is that matmul, or of attention (attention_race.cuh). xxh64
+is the checksum of all bytes before its value.
 
 The cache is a convenience: it needs a home directory, and failing to read or write it is no error.
 Programs that write it at the same time take turns; existing entries never change.

@@ -25,10 +25,10 @@ The residual sum is not here: the matmul before a norm adds it (matmul_forward_r
 #include "llmc/gpu/gpu.cuh"
 #include "llmc/ops/norm.h"
 
-#define NORM_ITEMS 4          // groups of columns that a thread of the forward pass holds in registers
+#define NORM_ITEMS 4          // groups of columns that a thread of the forward pass holds
 #define NORM_ROWS 8           // rows per block, if one warp is enough for a row
-#define NORM_FORWARD_WARPS 32 // warps per multiprocessor in the forward pass: 64 registers per thread
-#define NORM_GROUP_ROWS 8     // least rows of a group: partial sums stay below a tenth of the traffic
+#define NORM_FORWARD_WARPS 32 // warps per multiprocessor in the forward pass: 64 registers
+#define NORM_GROUP_ROWS 8     // least rows of a group: partial sums below a tenth of the traffic
 #define NORM_BACKWARD_THREADS 512
 #define NORM_WARPS 16 // warps per multiprocessor in the backward pass: 128 registers per thread
 
@@ -182,7 +182,7 @@ __device__ inline void norm_load_row_(int4 (&row)[NORM_ITEMS], const T* from, bo
 }
 
 // A warp, or a block of up to 1024 threads, normalizes rows, and loads the next one meanwhile.
-// Thread i holds groups i, i + blockDim.x, ... of WIDTH columns in registers, as they are in memory.
+// Thread i holds groups i, i + blockDim.x, ... of WIDTH columns, as they are in memory.
 // grid   up to the blocks that fit at once      block   (32, 8 rows), or (threads, 1)
 // shared 2 of block_sum
 // moves  N*C in, N*C out, 2N fp32 out; weight and bias stay in L1. Bound by memory.

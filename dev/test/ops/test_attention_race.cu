@@ -12,7 +12,7 @@ static const int is_simulated = 0;
 
 enum { T = 256, NH = 2, KV = 1, HS = 64, Q = NH * HS, QKV = Q + 2 * KV * HS };
 
-// What a race depends on, and which kernels are slow, by a text in their names.
+// Settings of a race, and slow kernels, by a text in their names.
 typedef struct {
     AttentionInstructions by;
     int autotune, has_chosen;
