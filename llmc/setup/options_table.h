@@ -535,7 +535,8 @@ const OptionRow OPTION_TABLE[] = {
         "threads", "CPU threads of a process; 0: OMP_NUM_THREADS, else its share of this job's cores"},
     {"memory, speed", "matmul",     "",   CHOICE_(matmul),         0,        0, CPU_ | RUN_ | BOTH_, "fp32",
         WORDS_CHOICE(MATMUL_WORDS), "precision of the inputs of matmuls and attention; bf16: rounded to bf16, with sums and everything else "
-        "in fp32; auto: bf16 if this machine has fast instructions for it"},
+        "in fp32; fp8: matmuls of qkv and of the MLP, in training, rounded to E4M3 with a scale a row, without those of the weights' "
+        "gradients; auto: bf16 if this machine has fast instructions for it"},
     {"memory, speed", "logits-chunk", "", INT_(logits_chunk),      1,    MANY_, AUTO_ | GPU_,     "auto",
         "tokens", "tokens whose logits are in memory at a time; auto: a micro-batch, or the largest part of it that fits"},
     {"memory, speed", "offload-optimizer", "", CHOICE_(offload_optimizer), 0, 0, GPU_,           "off",

@@ -431,6 +431,18 @@ static int settle_only_converts_(const Settled* s) {
            !setup_asks_for_samples(o) && o->sample_every <= 0;
 }
 
+// Refuses fp8 where nothing is trained, and for experts.
+static void settle_matmul_fp8_(const Settled* s) {
+    if (s->use != USE_TRAIN) {
+        die_usage("--matmul fp8 is for training: evaluation and generated text do without; wanted fp32, bf16 "
+                  "or auto");
+    }
+    if (s->cfg.E > 0) {
+        die_usage("--matmul fp8: the matrices of experts are not multiplied in fp8; wanted a model without "
+                  "experts, or --matmul fp32 or bf16");
+    }
+}
+
 // Decides --matmul auto. Refuses bf16 for 8-bit matrices, and for experts in parts of tiles.
 static void settle_matmul_(Settled* s) {
     Options* o = &s->options;
@@ -439,6 +451,9 @@ static void settle_matmul_(Settled* s) {
         const int pays = !o->quantize && !unfit && !settle_only_converts_(s) && peak_bf16_pays();
         const MatmulPrecision best = pays ? MATMUL_BF16 : MATMUL_FP32;
         o->matmul = best;
+    }
+    if (o->matmul == MATMUL_FP8) {
+        settle_matmul_fp8_(s);
     }
     if (o->matmul == MATMUL_BF16 && o->quantize) {
         die_usage(
@@ -536,7 +551,7 @@ Settled setup_teacher(const Settled* s) {
     t.teacher.L = 0;
     t.nccl_bytes = 0;
     o->quantize = o->teacher_quantize;
-    if (o->quantize) {
+    if (o->quantize || o->matmul == MATMUL_FP8) {
         const MatmulPrecision precise = MATMUL_FP32;
         o->matmul = precise;
     }
