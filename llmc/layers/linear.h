@@ -17,7 +17,6 @@ linear_pack makes their copies again.
 #define LLMC_LINEAR_H
 
 #include "llmc/base/memory.h"
-#include "llmc/base/enum_words.h"
 #include "llmc/ops/embedding.h"
 #include "llmc/model/model.h"
 #include "llmc/ops/gradient.h"
@@ -30,16 +29,6 @@ linear_pack makes their copies again.
 #include "llmc/layers/q8_weights.h"
 #include "llmc/layers/pass.h"
 #include "llmc/layers/weight.h"
-
-// --matmul
-// clang-format off
-#define MATMUL_WORDS(X) \
-    X(MATMUL_FP32, "fp32") \
-    X(MATMUL_BF16, "bf16") \
-    X(MATMUL_AUTO, "auto") \
-    X(MATMUL_FP8, "fp8")
-// clang-format on
-typedef enum { MATMUL_WORDS(WORDS_VALUE) } MatmulPrecision;
 
 typedef struct {
     int is_quantized; // matrices are blocks

@@ -10,7 +10,18 @@ A layer has its weights at hand, with their sizes: nothing looks a matrix up.
 
 #include <stdint.h>
 
+#include "llmc/base/enum_words.h"
 #include "llmc/model/model.h"
+
+// --matmul
+// clang-format off
+#define MATMUL_WORDS(X) \
+    X(MATMUL_FP32, "fp32") \
+    X(MATMUL_BF16, "bf16") \
+    X(MATMUL_AUTO, "auto") \
+    X(MATMUL_FP8, "fp8")
+// clang-format on
+typedef enum { MATMUL_WORDS(WORDS_VALUE) } MatmulPrecision;
 
 typedef struct {
     const floatX* data;                 // (OC, C); with --quantize its blocks of 8 bits

@@ -15,7 +15,9 @@ which GPU a rank uses, how matmuls run, and whether micro-steps are graphs.
 #include "llmc/model/model.h"
 #include "llmc/gpu/gpu.cuh"
 #include "llmc/gpu/ptx.cuh"
+#include "llmc/layers/weight.h"
 #include "llmc/ops/matmul.cuh"
+#include "llmc/ops/matmul_fp8.cuh"
 #include "llmc/setup/settled.h"
 
 // Returns the type of the parameters in memory.
@@ -63,6 +65,25 @@ static inline int gpu_setup_graph(const Settled* s) {
            (s->options.graph == OPTION_AUTO ? !has_more : s->options.graph);
 }
 
+// Refuses matmuls in fp8 on a GPU without them, and of rows that cublasLt cannot read.
+static inline void gpu_setup_check_fp8_(const Settled* s, int device) {
+    const int F = model_hidden(s->part),
+              sizes[] = {s->part.C, model_qkv_size(s->part), F, F * model_gates(s->part)},
+              major = matmul_major_(device);
+    for (int i = 0; i < 4; i++) {
+        if (sizes[i] % MATMUL_FP8_UNIT) {
+            die_usage("--matmul fp8: a matrix has %d rows or columns; on a GPU wanted a multiple of %d",
+                      sizes[i], MATMUL_FP8_UNIT);
+        }
+    }
+    if (major != 9) {
+        die_usage(
+            "--matmul fp8: this GPU has compute capability %d; wanted 9.0, as H100 and H200 have, since "
+            "cuBLASLt gives scales to rows only there",
+            major);
+    }
+}
+
 // Returns the settings with --device auto decided. Turns --autotune off if several ranks only
 // evaluate or convert: they do not communicate, so each would choose its own matmul algorithms.
 static inline Settled gpu_setup(const Settled* s, const Comm* comm) {
@@ -84,6 +105,9 @@ static inline Settled gpu_setup(const Settled* s, const Comm* comm) {
     }
     if (o->device == OPTION_AUTO) {
         o->device = comm->size > 1 ? gpu_device_of_rank(comm, OPTION_AUTO) : 0;
+    }
+    if (o->matmul == MATMUL_FP8) {
+        gpu_setup_check_fp8_(s, o->device);
     }
     return chosen;
 }

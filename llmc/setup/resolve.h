@@ -104,7 +104,7 @@ int setup_asks_for_samples(const Options* options);
 #include "llmc/formats/hf_config.h"
 #include "llmc/formats/llmc_bin.h"
 #include "llmc/layers/bf16_weights.h"
-#include "llmc/layers/linear.h"
+#include "llmc/layers/weight.h"
 #include "llmc/setup/conflicts.h"
 #include "llmc/setup/grid_conflicts.h"
 #include "llmc/setup/options_values.h"
@@ -443,10 +443,24 @@ static void settle_matmul_fp8_(const Settled* s) {
     }
 }
 
+// Refuses a type on a GPU, whose trainer has one type for all. A run of the CPU trainer may bring
+// it along.
+static void settle_matmul_type_(Options* o) {
+    const MatmulPrecision of_build = MATMUL_FP32;
+    if (options_given(o, "matmul")) {
+        die_usage("--matmul: on a GPU wanted fp8, or none: then matmuls have the type that the trainer was "
+                  "built for (make PRECISION=BF16, FP16 or FP32)");
+    }
+    o->matmul = of_build;
+}
+
 // Decides --matmul auto. Refuses bf16 for 8-bit matrices, and for experts in parts of tiles.
 static void settle_matmul_(Settled* s) {
     Options* o = &s->options;
     const int unfit = bf16_weights_unfit(s->cfg);
+    if (o->program.trainer == OPTION_GPU && o->matmul != MATMUL_FP8) {
+        settle_matmul_type_(o);
+    }
     if (o->matmul == MATMUL_AUTO) {
         const int pays = !o->quantize && !unfit && !settle_only_converts_(s) && peak_bf16_pays();
         const MatmulPrecision best = pays ? MATMUL_BF16 : MATMUL_FP32;
