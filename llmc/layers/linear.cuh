@@ -110,67 +110,62 @@ static inline int linear_is_in_fp8_(const LinearGpu* linear, const Weight* w) {
 // Sets out = residual + inp weight^T + bias; residual may be NULL.
 static inline void linear_forward_fp8_(floatX* out, const floatX* residual, const floatX* inp,
                                        const Weight* w, int N, LinearGpu* linear) {
-    const int C = w->C, OC = w->OC;
-    MatmulRace_ race =
-        matmul_fp8_race<floatX>(N, OC, C, CUBLASLT_EPILOGUE_BIAS, residual != NULL, 1, linear->matmul);
-    do {
-        if (race.way == MATMUL_IN_FP8_) {
-            matmul_fp8_forward(out, residual, inp, w->data, w->bias, N, C, OC, &linear->fp8, linear->matmul);
+    const int C = w->C, OC = w->OC, adds = residual != NULL;
+    MatmulGpu* matmul = linear->matmul;
+    const auto in_fp8 = [&] {
+        matmul_fp8_forward(out, residual, inp, w->data, w->bias, N, C, OC, &linear->fp8, matmul);
+    };
+    const auto without = [&] {
+        if (residual) {
+            matmul_forward_residual(out, residual, inp, w->data, w->bias, N, C, OC, matmul);
         } else {
-            matmul_linear_(out, residual, inp, w->data, w->bias, N, C, OC, linear->matmul);
+            matmul_forward(out, inp, w->data, w->bias, N, C, OC, matmul);
         }
-    } while (matmul_race_continues_(&race, linear->matmul));
+    };
+    matmul_fp8_or<floatX>(N, OC, C, CUBLASLT_EPILOGUE_BIAS, adds, 1, matmul, in_fp8, without);
 }
 
 static inline void linear_forward_gelu_fp8_(floatX* out, floatX* pre, const floatX* inp, const Weight* w,
                                             int N, LinearGpu* linear) {
     const int C = w->C, OC = w->OC;
-    MatmulRace_ race =
-        matmul_fp8_race<floatX>(N, OC, C, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, 0, 1, linear->matmul);
-    do {
-        if (race.way == MATMUL_IN_FP8_) {
-            matmul_fp8_forward(pre, (const floatX*)NULL, inp, w->data, w->bias, N, C, OC, &linear->fp8,
-                               linear->matmul);
-            activation_forward(out, pre, N, OC, ACTIVATION_GELU, linear->gpu);
-        } else {
-            matmul_forward_gelu(out, pre, inp, w->data, w->bias, N, C, OC, linear->matmul);
-        }
-    } while (matmul_race_continues_(&race, linear->matmul));
+    const floatX* none = NULL;
+    MatmulGpu* matmul = linear->matmul;
+    const auto in_fp8 = [&] {
+        matmul_fp8_forward(pre, none, inp, w->data, w->bias, N, C, OC, &linear->fp8, matmul);
+        activation_forward(out, pre, N, OC, ACTIVATION_GELU, linear->gpu);
+    };
+    const auto without = [&] { matmul_forward_gelu(out, pre, inp, w->data, w->bias, N, C, OC, matmul); };
+    matmul_fp8_or<floatX>(N, OC, C, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, 0, 1, matmul, in_fp8, without);
 }
 
 static inline void linear_backward_input_fp8_(floatX* dinp, const floatX* dout, const Weight* w, int N,
                                               LinearGpu* linear) {
-    MatmulRace_ race =
-        matmul_fp8_race<floatX>(N, w->C, w->OC, CUBLASLT_EPILOGUE_DEFAULT, 0, 1, linear->matmul);
-    do {
-        if (race.way == MATMUL_IN_FP8_) {
-            matmul_fp8_backward_input(dinp, dout, w->data, N, w->C, w->OC, &linear->fp8, linear->matmul);
-        } else {
-            matmul_backward_input(dinp, dout, w->data, N, w->C, w->OC, linear->matmul);
-        }
-    } while (matmul_race_continues_(&race, linear->matmul));
+    const int C = w->C, OC = w->OC;
+    MatmulGpu* matmul = linear->matmul;
+    const auto in_fp8 = [&] {
+        matmul_fp8_backward_input(dinp, dout, w->data, N, C, OC, &linear->fp8, matmul);
+    };
+    const auto without = [&] { matmul_backward_input(dinp, dout, w->data, N, C, OC, matmul); };
+    matmul_fp8_or<floatX>(N, C, OC, CUBLASLT_EPILOGUE_DEFAULT, 0, 1, matmul, in_fp8, without);
 }
 
-// A gradient of a bias that is added to cannot be computed repeatedly, so it uses the way of an
-// earlier race, or fp8.
+// A gradient of a bias that is added to cannot be computed repeatedly.
 static inline void linear_backward_input_gelu_fp8_(floatX* dinp, Gradient dbias, const floatX* dout,
                                                    const Weight* w, const floatX* pre, int N,
                                                    GradientMode mode, LinearGpu* linear) {
+    const int C = w->C, OC = w->OC, may_repeat = mode == GRADIENT_SET || !dbias.data;
     MatmulGpu* matmul = linear->matmul;
-    const int may_repeat = mode == GRADIENT_SET || !dbias.data;
-    MatmulRace_ race =
-        matmul_fp8_race<floatX>(N, w->C, w->OC, CUBLASLT_EPILOGUE_DGELU, 0, may_repeat, matmul);
-    do {
-        if (race.way == MATMUL_IN_FP8_) {
-            matmul_fp8_backward_input(dinp, dout, w->data, N, w->C, w->OC, &linear->fp8, matmul);
-            activation_backward(dinp, dinp, pre, N, w->C, ACTIVATION_GELU, linear->gpu);
-            if (dbias.data) {
-                matmul_backward_bias(dbias, (const floatX*)dinp, N, w->C, mode, matmul);
-            }
-        } else {
-            matmul_backward_input_gelu(dinp, dbias, dout, w->data, pre, N, w->C, w->OC, mode, matmul);
+    const auto in_fp8 = [&] {
+        matmul_fp8_backward_input(dinp, dout, w->data, N, C, OC, &linear->fp8, matmul);
+        activation_backward(dinp, dinp, pre, N, C, ACTIVATION_GELU, linear->gpu);
+        if (dbias.data) {
+            matmul_backward_bias(dbias, (const floatX*)dinp, N, C, mode, matmul);
         }
-    } while (matmul_race_continues_(&race, matmul));
+    };
+    const auto without = [&] {
+        matmul_backward_input_gelu(dinp, dbias, dout, w->data, pre, N, C, OC, mode, matmul);
+    };
+    matmul_fp8_or<floatX>(N, C, OC, CUBLASLT_EPILOGUE_DGELU, 0, may_repeat, matmul, in_fp8, without);
 }
 
 // ---- the layers ----

@@ -272,14 +272,25 @@ static inline void matmul_fp8_backward_input(T* dinp, const T* dout, const T* we
 
 // ---- fp8 or T ----
 
-// Starts a race between an operation whose matmul is in fp8, which is the standard, and in T.
-// `epilogue` tells operations with matmuls of the same sizes apart. One that cannot be repeated
-// takes the way of an earlier race.
-template <class T>
-static inline MatmulRace_ matmul_fp8_race(int N, int cols, int depth, int epilogue, int adds, int may_repeat,
-                                          MatmulGpu* ctx) {
+// Returns true if cublasLt gives scales to rows on this device, or on an H100 if there is none.
+static inline int matmul_fp8_is_on(int device) { return matmul_major_(device) == 9; }
+
+// Does an operation with a matmul in fp8, or in T if autotune finds that faster. `epilogue` tells
+// operations with matmuls of the same sizes apart. One that cannot be repeated takes the way of an
+// earlier race.
+template <class T, class InFp8, class InT>
+static inline void matmul_fp8_or(int N, int cols, int depth, int epilogue, int adds, int may_repeat,
+                                 MatmulGpu* ctx, const InFp8& in_fp8, const InT& in_t) {
     const MatmulKey key = {N, cols, depth, 0, 1, DTYPE_E4M3, DTYPE_OF(T), epilogue, adds, 0, 1};
-    return matmul_race_(key, MATMUL_IN_FP8_, MATMUL_IN_FP8_, may_repeat || matmul_decision_(&key, ctx), ctx);
+    MatmulRace_ race =
+        matmul_race_(key, MATMUL_IN_FP8_, MATMUL_IN_FP8_, may_repeat || matmul_decision_(&key, ctx), ctx);
+    do {
+        if (race.way == MATMUL_IN_FP8_) {
+            in_fp8();
+        } else {
+            in_t();
+        }
+    } while (matmul_race_continues_(&race, ctx));
 }
 
 #endif

@@ -68,19 +68,16 @@ static inline int gpu_setup_graph(const Settled* s) {
 // Refuses matmuls in fp8 on a GPU without them, and of rows that cublasLt cannot read.
 static inline void gpu_setup_check_fp8_(const Settled* s, int device) {
     const int F = model_hidden(s->part),
-              sizes[] = {s->part.C, model_qkv_size(s->part), F, F * model_gates(s->part)},
-              major = matmul_major_(device);
+              sizes[] = {s->part.C, model_qkv_size(s->part), F, F * model_gates(s->part)};
     for (int i = 0; i < 4; i++) {
         if (sizes[i] % MATMUL_FP8_UNIT) {
             die_usage("--matmul fp8: a matrix has %d rows or columns; on a GPU wanted a multiple of %d",
                       sizes[i], MATMUL_FP8_UNIT);
         }
     }
-    if (major != 9) {
-        die_usage(
-            "--matmul fp8: this GPU has compute capability %d; wanted 9.0, as H100 and H200 have, since "
-            "cuBLASLt gives scales to rows only there",
-            major);
+    if (!matmul_fp8_is_on(device)) {
+        die_usage("--matmul fp8: this GPU has none; cuBLASLt gives scales to rows on compute capability 9.0, "
+                  "which H100 and H200 have");
     }
 }
 
