@@ -1,6 +1,6 @@
 /*
-train_gpt2.c -- pretrains language models on the CPU in fp32, if you like with matmuls in bf16:
-usable by itself, and the reference that the GPU trainer is checked against. Top to bottom: the
+train_gpt2.c -- pretrains language models on the CPU in fp32, if you like with matmuls in bf16 or
+fp8: usable by itself, and the reference that the GPU trainer is checked against. Top to bottom: the
 model, forward, backward, micro-steps, update, evaluation, tensors in and out, the table of
 functions, the training loop. The operations are modules in llmc/; what the loop asks and tells is
 llmc/run/run.h.
@@ -115,6 +115,9 @@ static void open_parameters(Model* model, const Settled* s) {
     if (o->matmul == MATMUL_BF16) {
         linear_open_bf16(&model->linear, memory, rows, model->params_memory,
                          s->use == USE_TRAIN ? PACKED_KINDS : 1);
+    }
+    if (o->matmul == MATMUL_FP8) {
+        linear_open_fp8(&model->linear, memory, model->cfg, settled_pass_tokens(s));
     }
 }
 
@@ -876,6 +879,7 @@ static void model_gradients(Model* model, Dataloader* train, int64_t batch_token
     double tokens = 0;
     model->router_statistics =
         router_statistics_of(rank_report_statistics(report), model->cfg.part.first_layer, model->cfg.E);
+    linear_trains(&model->linear);
     for (int64_t i = 0; pipeline_action(pipe->size, pipe->rank, M, i, &now); before = now, i++) {
         const int is_forward = now.pass == PIPELINE_FORWARD;
         const Batch batch = is_forward ? dataloader_next(train) : dataloader_earlier(train, ahead - 1);
@@ -895,6 +899,7 @@ static void model_gradients(Model* model, Dataloader* train, int64_t batch_token
         comm_alive(model->comm);
     }
     stage_passes(model, before, now);
+    linear_trained(&model->linear);
     stages_join_embedding(model);
     gradients_end(model, hook, tokens, report);
 }

@@ -253,6 +253,9 @@ static void open_linear(Model* model, const Settled* s) {
     memory_count(memory, "NCCL", MEMORY_DEVICE, memory_nccl_bytes(s));
     matmul_gpu_open(&model->matmul, memory, &model->gpu, gpu_setup_matmul(s));
     linear_gpu_open(&model->linear, memory, model->cfg, s->options.quantize, &model->matmul, &model->gpu);
+    if (s->options.matmul == MATMUL_FP8) {
+        linear_gpu_open_fp8(&model->linear, memory, model->cfg, settled_pass_tokens(s));
+    }
 }
 
 // Opens generation, and the copies of weights and state between host and GPU. A run that trains
@@ -1188,10 +1191,12 @@ static void choose_matmuls(Model* model) {
     batch.chunks = grid_chunks(&model->groups.grid);
     batch.counted = N;
     MicroSteps steps = zero_micro_steps(&model->zero.plan, (int64_t)count * ranks * model->B, model->B);
+    linear_trains(&model->linear);
     for (MicroStep step; micro_steps_next(&steps, &step);) {
         step_results_clear(&model->results);
         micro_step_backward(model, model_push(model, batch), 1.0f / (float)N, step, NULL, 0);
     }
+    linear_trained(&model->linear);
     optimizer_choose_matmuls<floatX>(&model->optimizer, &model->matmul);
     zero_wait_for_gradient(&model->zero); // redundant: the first update waits by itself
     wait_for_gpu(model);
@@ -1259,6 +1264,7 @@ static void model_gradients(Model* model, Dataloader* train, int64_t batch_token
     int64_t batches = 0;
     model->clock.tokens = 0;
     step_results_clear(&model->results);
+    linear_trains(&model->linear);
     for (int64_t i = 0; pipeline_action(pipe.size, pipe.rank, M, i, &now); before = now, i++) {
         const int is_forward = now.pass == PIPELINE_FORWARD;
         MicroStep step;
@@ -1282,6 +1288,7 @@ static void model_gradients(Model* model, Dataloader* train, int64_t batch_token
         comm_alive(model->comm);
     }
     stage_passes(model, before, now);
+    linear_trained(&model->linear);
     stages_join_embedding(model);
     gpu_report_sense(&model->report);
     gradients_end(model, hook, batches, report);

@@ -32,6 +32,7 @@ data is random: matmuls of zeros draw less power and are faster.
 #include "llmc/model/model.h"
 #include "llmc/ops/norm.cuh"
 #include "llmc/ops/matmul.cuh"
+#include "llmc/ops/matmul_fp8.cuh"
 #include "llmc/optim/muon.cuh"
 #include "llmc/optim/optimizer.cuh"
 
@@ -211,6 +212,39 @@ static void bench_ceilings(Bench* bench, MatmulGpu* matmul) {
 
 typedef enum { NO_BIAS, PLAIN, RESIDUAL, GELU } LayerKind; // what follows the matmul
 
+// Measures what --matmul fp8 does instead of a layer's forward matmul and dinp, and the quantizing
+// in it. `out` and `inp` are set.
+static void bench_layer_fp8(Bench* bench, MatmulGpu* matmul, const char* layer, int N, int C, int OC,
+                            floatX* out, floatX* inp, const floatX* weight) {
+    const Work work = {matmul_flops(N, C, OC), 0};
+    const size_t most = (size_t)(C > OC ? C : OC), elements = (size_t)OC * C;
+    const Gpu* gpu = &bench->gpu;
+    char shape[64], name[64];
+    MatmulFp8Factors f;
+    if (gpu->major != 9 || C % MATMUL_FP8_UNIT || OC % MATMUL_FP8_UNIT) {
+        return;
+    }
+    f.left = (uint8_t*)array_of_bytes(bench, (size_t)N * most);
+    f.right = (uint8_t*)array_of_bytes(bench, elements);
+    f.left_scales = (float*)array_of_bytes(bench, (size_t)N * sizeof(float));
+    f.right_scales = (float*)array_of_bytes(bench, most * sizeof(float));
+    f.largest = (uint32_t*)array_of_bytes(bench, most * sizeof(uint32_t));
+    const floatX *none = NULL, *in = inp, *dout = out;
+    snprintf(shape, sizeof(shape), "%d x %d -> %d", N, C, OC);
+    snprintf(name, sizeof(name), "%s forward in fp8", layer);
+    measure(bench, name, shape, work,
+            [=] { matmul_fp8_forward(out, none, in, weight, none, N, C, OC, &f, matmul); });
+    snprintf(name, sizeof(name), "%s dinp in fp8", layer);
+    measure(bench, name, shape, work,
+            [=] { matmul_fp8_backward_input(inp, dout, weight, N, C, OC, &f, matmul); });
+    snprintf(name, sizeof(name), "%s fp8: rows of inp", layer);
+    measure(bench, name, shape, Work{0, (double)N * C * (1 + sizeof(floatX))},
+            [=] { matmul_fp8_rows(f.left, f.left_scales, in, N, C, gpu); });
+    snprintf(name, sizeof(name), "%s fp8: columns of weight", layer);
+    measure(bench, name, shape, Work{0, (double)elements * (1 + 2 * sizeof(floatX))},
+            [=] { matmul_fp8_turned(f.right, f.right_scales, f.largest, weight, OC, C, gpu); });
+}
+
 // Measures a linear layer as the trainer uses it, all passes.
 static void bench_layer(Bench* bench, MatmulGpu* matmul, const char* layer, int N, int C, int OC,
                         LayerKind kind) {
@@ -242,6 +276,9 @@ static void bench_layer(Bench* bench, MatmulGpu* matmul, const char* layer, int 
     });
     snprintf(name, sizeof(name), "%s dinp", layer);
     measure(bench, name, shape, work, [=] { matmul_backward_input(inp, out, weight, N, C, OC, matmul); });
+    if (kind != NO_BIAS && !bench->list) { // a step has them only with --matmul fp8
+        bench_layer_fp8(bench, matmul, layer, N, C, OC, out, inp, weight);
+    }
     snprintf(name, sizeof(name), "%s dinp + dgelu", layer);
     if (C > OC) { // the layer after GELU
         measure(bench, name, shape, work, [=] {

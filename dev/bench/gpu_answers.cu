@@ -10,6 +10,7 @@ The program for the simulated GPU gives the simulator's answers: where `no` and 
 dev/cusim/src/cusim_lt.cpp is wrong about this card (gpu_report.sh, item `answers`).
 */
 #include "llmc/ops/matmul.cuh"
+#include "llmc/base/float8.h"
 #include "llmc/base/rand.h"
 
 typedef struct {
@@ -20,7 +21,8 @@ typedef struct {
 } Question;
 
 // Matrices of a question, also as floats on the host.
-enum { OUT, LEFT, RIGHT, BIAS, AUX, MATRICES };
+// Rows of E4M3 have scales.
+enum { OUT, LEFT, RIGHT, BIAS, AUX, LEFT_SCALES, RIGHT_SCALES, MATRICES };
 typedef struct {
     size_t n[MATRICES];
     float* host[MATRICES];
@@ -46,6 +48,8 @@ static void narrow(void* to, const float* from, size_t n, DType type) {
             ((float*)to)[i] = from[i];
         } else if (type == DTYPE_BF16) {
             ((bf16*)to)[i] = from_float<bf16>(from[i]);
+        } else if (type == DTYPE_E4M3) {
+            ((uint8_t*)to)[i] = e4m3_from_float(from[i]);
         } else {
             ((fp16*)to)[i] = from_float<fp16>(from[i]);
         }
@@ -56,12 +60,13 @@ static void widen(float* to, const void* from, size_t n, DType type) {
     for (size_t i = 0; i < n; i++) {
         to[i] = type == DTYPE_FP32   ? ((const float*)from)[i]
                 : type == DTYPE_BF16 ? to_float(((const bf16*)from)[i])
+                : type == DTYPE_E4M3 ? e4m3_to_float(((const uint8_t*)from)[i])
                                      : to_float(((const fp16*)from)[i]);
     }
 }
 
 static DType type_of(const Question* q, int matrix) {
-    return matrix == LEFT || matrix == RIGHT ? q->type : q->out_type;
+    return matrix == LEFT || matrix == RIGHT ? q->type : matrix >= LEFT_SCALES ? DTYPE_FP32 : q->out_type;
 }
 
 static void upload(const Matrices* x, int matrix, DType type, const Gpu* gpu) {
@@ -85,7 +90,7 @@ static void download(float* values, const Matrices* x, int matrix, DType type, c
 
 static Matrices matrices_open(const Question* q, const Gpu* gpu) {
     Matrices x = {{(size_t)q->rows * q->cols, (size_t)q->rows * q->depth, (size_t)q->depth * q->cols,
-                   (size_t)q->cols, (size_t)q->rows * q->cols},
+                   (size_t)q->cols, (size_t)q->rows * q->cols, (size_t)q->rows, (size_t)q->cols},
                   {0},
                   {0},
                   {0}};
@@ -95,7 +100,8 @@ static Matrices matrices_open(const Question* q, const Gpu* gpu) {
         x.device[i] = (char*)x.memory[i] + (size_t)q->shift * size;
         x.host[i] = (float*)check_alloc(x.n[i], sizeof(float), "matrix");
         for (size_t k = 0; k < x.n[i]; k++) {
-            x.host[i][k] = rand_normal(1, (uint64_t)i, k) * (i == RIGHT ? 0.1f : 1);
+            x.host[i][k] = i >= LEFT_SCALES ? ldexpf(1, (int)(k % 5) - 2)
+                                            : rand_normal(1, (uint64_t)i, k) * (i == RIGHT ? 0.1f : 1);
         }
         upload(&x, i, type_of(q, i), gpu);
     }
@@ -113,10 +119,12 @@ static void matrices_close(Matrices* x) {
 static double exact(const Question* q, const Matrices* x, int r, int c) {
     const size_t at = (size_t)r * q->cols + c;
     double sum = q->adds ? x->host[OUT][at] : 0;
+    const double scale =
+        q->type == DTYPE_E4M3 ? (double)x->host[LEFT_SCALES][r] * x->host[RIGHT_SCALES][c] : 1;
     for (int k = 0; k < q->depth; k++) {
         const size_t left = q->left_transposed ? (size_t)k * q->rows + r : (size_t)r * q->depth + k;
         const size_t right = q->right_transposed ? (size_t)c * q->depth + k : (size_t)k * q->cols + c;
-        sum += (double)x->host[LEFT][left] * x->host[RIGHT][right];
+        sum += scale * x->host[LEFT][left] * x->host[RIGHT][right];
     }
     if (has_bias(q) && !has_gelu_gradient(q)) {
         sum += x->host[BIAS][c];
@@ -192,13 +200,16 @@ static cublasStatus_t run(const Question* q, Matrices* x, float* results[2], int
                           const MatmulGpu* ctx) {
     MatmulPlan_ plan;
     cublasLtMatmulHeuristicResult_t best;
+    const int is_fp8 = q->type == DTYPE_E4M3;
     const MatmulOperands_ operands = {x->device[OUT],
                                       x->device[OUT],
                                       x->device[LEFT],
                                       x->device[RIGHT],
                                       has_bias(q) ? x->device[BIAS] : NULL,
                                       has_aux(q) ? x->device[AUX] : NULL,
-                                      NULL};
+                                      NULL,
+                                      is_fp8 ? (const float*)x->device[LEFT_SCALES] : NULL,
+                                      is_fp8 ? (const float*)x->device[RIGHT_SCALES] : NULL};
     memset((void*)&plan, 0, sizeof(plan));
     plan.key = key_of(q);
     plan.key.alignment = matmul_alignment_(&plan.key, operands);
@@ -265,6 +276,17 @@ static void ask_layer(DType type, DType gradient, int N, int C, int OC, int shif
     }
 }
 
+// Asks about matmuls of rows of E4M3, with what may follow them.
+static void ask_fp8(DType out_type, int N, int C, int OC, const MatmulGpu* ctx) {
+    const int after[] = {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_GELU_AUX,
+                         CUBLASLT_EPILOGUE_GELU_AUX_BIAS};
+    for (int i = 0; i < 4; i++) {
+        ask(Question{DTYPE_E4M3, out_type, 0, 1, after[i], 0, N, OC, C, 0}, ctx);
+    }
+    ask(Question{DTYPE_E4M3, out_type, 0, 1, CUBLASLT_EPILOGUE_DEFAULT, 1, N, OC, C, 0}, ctx);
+    ask(Question{DTYPE_E4M3, out_type, 0, 1, CUBLASLT_EPILOGUE_BIAS, 1, N, OC, C, 0}, ctx);
+}
+
 static void ask_all(int tf32, const Gpu* gpu) {
     MatmulGpu ctx;
     const MatmulSettings settings = {tf32, GELU_SEPARATE, 0, 0, 0};
@@ -280,6 +302,10 @@ static void ask_all(int tf32, const Gpu* gpu) {
         ask_layer(type, type, 128, 64, 256, 1, &ctx);
         if (type != DTYPE_FP32) {
             ask_layer(type, DTYPE_FP32, 128, 64, 256, 0, &ctx);
+        }
+        if (!tf32) {
+            ask_fp8(type, 128, 64, 256, &ctx);
+            ask_fp8(type, 31, 48, 80, &ctx);
         }
     }
     matmul_gpu_close(&ctx);

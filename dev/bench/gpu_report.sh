@@ -20,6 +20,7 @@
 #     sanitizer   compute-sanitizer: memcheck and racecheck on the whole-model test
 #     curve       100 steps of 124M on the same text: BF16, FP32 and PyTorch
 #     answers     answers of cublasLt and of the instructions' tests on this card, for dev/cusim
+#     fp8         124M and the larger models without --matmul fp8 and with it, in turn
 # D   wgmma       tests of the kernels by wgmma, norms and races; if they fail, only mma goes on
 #     tiles       attention by each of its instructions and tilings; norms, heads and experts
 #     ways        124M, and models of other kinds, with attention by mma, by wgmma, and by whichever
@@ -49,16 +50,16 @@ while [ $# -gt 0 ]; do
     --full) full=on ;;
     --toy) toy=on ;;
     --kit) kit=on ;;
-    *) sed -n '2,37s/^# \{0,1\}//p' "$0" && exit 2 ;;
+    *) sed -n '2,38s/^# \{0,1\}//p' "$0" && exit 2 ;;
     esac
     shift
 done
 case $part in
 A) items="first speed tests step bench cudnn" ;;
 B) items="precisions peer models modules" ;;
-C) items="memory sanitizer curve answers" ;;
+C) items="memory sanitizer curve answers fp8" ;;
 D) items="wgmma tiles ways kernels" ;;
-"") items="first speed tests step bench cudnn precisions peer models modules memory sanitizer curve answers" ;;
+"") items="first speed tests step bench cudnn precisions peer models modules memory sanitizer curve answers fp8" ;;
 *) echo "error: --part $part: wanted A, B, C or D" >&2 && exit 2 ;;
 esac
 case $part in D) usual=7 ;; '') usual=25.5 ;; *) usual=8.5 ;; esac
@@ -511,6 +512,18 @@ item_answers() {
         $2 == "yes" { yes[form]++; if (error > worst[form]) worst[form] = error }
         END { for (i = 1; i <= n; i++) { f = order[i]
             printf "| %s | %d | %d | %.2f | %.2f |\n", f, yes[f], all[f], worst[f], theirs[f] } }' "$simulated" "$mine" | tee -a "$summary"
+}
+
+item_fp8() {
+    local entry
+    speed_head "Matmuls in fp8"
+    for entry in "${speed[*]}" "${models[@]}"; do
+        # shellcheck disable=SC2086
+        set -- $entry
+        set_ceiling "$1"
+        our_speed "fp8-$1-without" $main "$@"
+        our_speed "fp8-$1" $main "$@" --matmul fp8
+    done
 }
 
 # ---- the report ----

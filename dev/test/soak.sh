@@ -17,7 +17,7 @@
 #                1 to 4 ranks, another number after each kill
 #     learning   the built-in stories have a known entropy: the default run ends within 15 % of it, ten times the steps
 #                within 3 %, and neither below it by more than the sampling error of 20,000 tokens; with matmuls in
-#                bf16 a run ends where fp32 does; each optimizer learns as much as it once did; experts share
+#                bf16 and fp8 a run ends where fp32 does; each optimizer learns as much as it once did; experts share
 #                the tokens
 #     mup        with --mup, updates move activations and logits as much in any width from 64 to
 #                512 and depth from 2 to 16
@@ -84,15 +84,17 @@ expect_ratio() {
         exit !(a / b >= low && a / b <= high) }' || fail "$1"
 }
 
-# expect_same_learning OPTION...: in a run with these options, bf16 ends within half a percent of
-# fp32's validation loss.
+# expect_same_learning OPTION...: in a run with these options, bf16 and fp8 end within half a percent
+# of fp32's validation loss.
 expect_same_learning() {
     local kind
-    for kind in fp32 bf16; do
+    for kind in fp32 bf16 fp8; do
         quietly ./train_gpt2 --matmul $kind "$@" --samples 0 --out "$work/learning_$kind"
     done
-    expect_ratio "$*, validation loss in bf16 and in fp32" "$(number val_loss "$work/learning_bf16/log.jsonl")" \
-        "$(number val_loss "$work/learning_fp32/log.jsonl")" 0.995 1.005
+    for kind in bf16 fp8; do
+        expect_ratio "$*, validation loss in $kind and in fp32" "$(number val_loss "$work/learning_$kind/log.jsonl")" \
+            "$(number val_loss "$work/learning_fp32/log.jsonl")" 0.995 1.005
+    done
     rm -rf "$work"/learning_*
 }
 

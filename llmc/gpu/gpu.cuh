@@ -47,11 +47,14 @@ static inline const char* gpu_error_note_(cudaError_t error) {
 typedef __nv_bfloat16 bf16;
 typedef __half fp16;
 
-typedef enum { DTYPE_FP32, DTYPE_BF16, DTYPE_FP16 } DType;
+typedef enum { DTYPE_FP32, DTYPE_BF16, DTYPE_FP16, DTYPE_E4M3 } DType;
 
-static inline size_t dtype_bytes(DType dtype) { return dtype == DTYPE_FP32 ? 4 : 2; }
+static inline size_t dtype_bytes(DType dtype) {
+    return dtype == DTYPE_FP32 ? 4 : dtype == DTYPE_E4M3 ? 1 : 2;
+}
 static inline const char* dtype_name(DType dtype) {
-    return dtype == DTYPE_FP32 ? "fp32" : dtype == DTYPE_BF16 ? "bf16" : "fp16";
+    static const char* const names[] = {"fp32", "bf16", "fp16", "e4m3"};
+    return names[dtype];
 }
 
 template <class T> struct DTypeOf;

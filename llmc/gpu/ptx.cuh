@@ -15,6 +15,7 @@ lie at
 
 #include <float.h>
 
+#include "llmc/base/float8.h"
 #include "llmc/gpu/gpu.cuh"
 
 // Set if kernels are for compute capability 9.0 (ARCH=sm_90a): no other GPU has wgmma.
@@ -23,6 +24,19 @@ lie at
 #include <cuda.h>
 #else
 #define PTX_HAS_WGMMA 0
+#endif
+
+#if defined(__CUDACC__) && GPU_SM >= 89
+// Returns a pair of codes (float8.h), that of `low` in the lower byte.
+__device__ inline unsigned e4m3_from_floats(float low, float high) {
+    unsigned short two;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(two) : "f"(high), "f"(low));
+    return two;
+}
+#else
+__device__ inline unsigned e4m3_from_floats(float low, float high) {
+    return e4m3_from_float(low) | (unsigned)e4m3_from_float(high) << 8;
+}
 #endif
 
 #ifdef __CUDACC__

@@ -10,6 +10,9 @@ with --quantize blocks of 8 bits.
 
     out, residual, pre, dout   (N, OC)      inp, dinp   (N, C)
 
+With --matmul fp8, and only in micro-steps of training, those of qkv, fc and fcproj are multiplied
+in fp8 (matmul_fp8.cuh) where autotune finds that faster, or does not look.
+
 Few rows of input read blocks as they are; for more, a matrix is expanded to floatX before the
 usual matmul. The backward pass is that of matmul.cuh.
 
@@ -26,6 +29,7 @@ linear_experts_* are the same for rows of experts, whose matrices follow w, that
 #include "llmc/ops/expert_matmul.cuh"
 #include "llmc/model/model.h"
 #include "llmc/ops/matmul.cuh"
+#include "llmc/ops/matmul_fp8.cuh"
 #include "llmc/ops/q8.cuh"
 #include "llmc/layers/pass.h"
 #include "llmc/layers/weight.h"
@@ -33,6 +37,9 @@ linear_experts_* are the same for rows of experts, whose matrices follow w, that
 typedef struct {
     int is_quantized; // matrices are blocks
     floatX* expanded; // if they are: room for the largest matrix of a block
+    int has_fp8;      // --matmul fp8
+    int in_fp8;       // now: in passes of training
+    MatmulFp8Factors fp8;
     MatmulGpu* matmul;
     const Gpu* gpu;
 } LinearGpu;
@@ -42,6 +49,7 @@ static inline void linear_gpu_open(LinearGpu* linear, Memory* memory, ModelConfi
                                    MatmulGpu* matmul, const Gpu* gpu) {
     linear->is_quantized = is_quantized;
     linear->expanded = NULL;
+    linear->has_fp8 = linear->in_fp8 = 0;
     linear->matmul = matmul;
     linear->gpu = gpu;
     if (is_quantized) {
@@ -49,6 +57,17 @@ static inline void linear_gpu_open(LinearGpu* linear, Memory* memory, ModelConfi
                                                 model_largest_matrix(cfg) * sizeof(floatX));
     }
 }
+
+// Opens matmuls in fp8 for inputs of up to N rows.
+static inline void linear_gpu_open_fp8(LinearGpu* linear, Memory* memory, ModelConfig cfg, size_t N) {
+    const size_t matrix = model_largest_matrix(cfg), C = (size_t)cfg.C, rows = matrix / C;
+    linear->has_fp8 = 1;
+    matmul_fp8_gpu_open(&linear->fp8, memory, N, rows > C ? rows : C, matrix);
+}
+
+// Say that the passes up to linear_trained are those of a micro-step of training.
+static inline void linear_trains(LinearGpu* linear) { linear->in_fp8 = linear->has_fp8; }
+static inline void linear_trained(LinearGpu* linear) { linear->in_fp8 = 0; }
 
 // Returns the matrices of a slice of a layer, whose parameters are `p`. The sum of slices adds the
 // biases into the stream (tensor_parallel.cuh).
@@ -82,8 +101,79 @@ static inline void linear_forward_blocks_(floatX* out, const floatX* residual, c
               linear->gpu);
 }
 
+// ---- in fp8 ----
+
+static inline int linear_is_in_fp8_(const LinearGpu* linear, const Weight* w) {
+    return linear->in_fp8 && w->in_fp8;
+}
+
+// Sets out = residual + inp weight^T + bias; residual may be NULL.
+static inline void linear_forward_fp8_(floatX* out, const floatX* residual, const floatX* inp,
+                                       const Weight* w, int N, LinearGpu* linear) {
+    const int C = w->C, OC = w->OC, adds = residual != NULL;
+    MatmulGpu* matmul = linear->matmul;
+    const auto in_fp8 = [&] {
+        matmul_fp8_forward(out, residual, inp, w->data, w->bias, N, C, OC, &linear->fp8, matmul);
+    };
+    const auto without = [&] {
+        if (residual) {
+            matmul_forward_residual(out, residual, inp, w->data, w->bias, N, C, OC, matmul);
+        } else {
+            matmul_forward(out, inp, w->data, w->bias, N, C, OC, matmul);
+        }
+    };
+    matmul_fp8_or<floatX>(N, OC, C, CUBLASLT_EPILOGUE_BIAS, adds, 1, matmul, in_fp8, without);
+}
+
+static inline void linear_forward_gelu_fp8_(floatX* out, floatX* pre, const floatX* inp, const Weight* w,
+                                            int N, LinearGpu* linear) {
+    const int C = w->C, OC = w->OC;
+    const floatX* none = NULL;
+    MatmulGpu* matmul = linear->matmul;
+    const auto in_fp8 = [&] {
+        matmul_fp8_forward(pre, none, inp, w->data, w->bias, N, C, OC, &linear->fp8, matmul);
+        activation_forward(out, pre, N, OC, ACTIVATION_GELU, linear->gpu);
+    };
+    const auto without = [&] { matmul_forward_gelu(out, pre, inp, w->data, w->bias, N, C, OC, matmul); };
+    matmul_fp8_or<floatX>(N, OC, C, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, 0, 1, matmul, in_fp8, without);
+}
+
+static inline void linear_backward_input_fp8_(floatX* dinp, const floatX* dout, const Weight* w, int N,
+                                              LinearGpu* linear) {
+    const int C = w->C, OC = w->OC;
+    MatmulGpu* matmul = linear->matmul;
+    const auto in_fp8 = [&] {
+        matmul_fp8_backward_input(dinp, dout, w->data, N, C, OC, &linear->fp8, matmul);
+    };
+    const auto without = [&] { matmul_backward_input(dinp, dout, w->data, N, C, OC, matmul); };
+    matmul_fp8_or<floatX>(N, C, OC, CUBLASLT_EPILOGUE_DEFAULT, 0, 1, matmul, in_fp8, without);
+}
+
+// A gradient of a bias that is added to cannot be computed repeatedly.
+static inline void linear_backward_input_gelu_fp8_(floatX* dinp, Gradient dbias, const floatX* dout,
+                                                   const Weight* w, const floatX* pre, int N,
+                                                   GradientMode mode, LinearGpu* linear) {
+    const int C = w->C, OC = w->OC, may_repeat = mode == GRADIENT_SET || !dbias.data;
+    MatmulGpu* matmul = linear->matmul;
+    const auto in_fp8 = [&] {
+        matmul_fp8_backward_input(dinp, dout, w->data, N, C, OC, &linear->fp8, matmul);
+        activation_backward(dinp, dinp, pre, N, C, ACTIVATION_GELU, linear->gpu);
+        if (dbias.data) {
+            matmul_backward_bias(dbias, (const floatX*)dinp, N, C, mode, matmul);
+        }
+    };
+    const auto without = [&] {
+        matmul_backward_input_gelu(dinp, dbias, dout, w->data, pre, N, C, OC, mode, matmul);
+    };
+    matmul_fp8_or<floatX>(N, C, OC, CUBLASLT_EPILOGUE_DGELU, 0, may_repeat, matmul, in_fp8, without);
+}
+
+// ---- the layers ----
+
 static inline void linear_forward(floatX* out, const floatX* inp, const Weight* w, int N, LinearGpu* linear) {
-    if (linear_reads_blocks_(linear, N)) {
+    if (linear_is_in_fp8_(linear, w)) {
+        linear_forward_fp8_(out, NULL, inp, w, N, linear);
+    } else if (linear_reads_blocks_(linear, N)) {
         linear_forward_blocks_(out, NULL, inp, w, N, linear);
     } else {
         matmul_forward(out, inp, linear_expanded_(w, linear), w->bias, N, w->C, w->OC, linear->matmul);
@@ -92,7 +182,9 @@ static inline void linear_forward(floatX* out, const floatX* inp, const Weight* 
 
 static inline void linear_forward_residual(floatX* out, const floatX* residual, const floatX* inp,
                                            const Weight* w, int N, LinearGpu* linear) {
-    if (linear_reads_blocks_(linear, N)) {
+    if (linear_is_in_fp8_(linear, w)) {
+        linear_forward_fp8_(out, residual, inp, w, N, linear);
+    } else if (linear_reads_blocks_(linear, N)) {
         linear_forward_blocks_(out, residual, inp, w, N, linear);
     } else if (!residual) {
         linear_forward(out, inp, w, N, linear);
@@ -104,7 +196,9 @@ static inline void linear_forward_residual(floatX* out, const floatX* residual, 
 
 static inline void linear_forward_gelu(floatX* out, floatX* pre, const floatX* inp, const Weight* w, int N,
                                        LinearGpu* linear) {
-    if (linear->is_quantized) {
+    if (linear_is_in_fp8_(linear, w)) {
+        linear_forward_gelu_fp8_(out, pre, inp, w, N, linear);
+    } else if (linear->is_quantized) {
         linear_forward(pre, inp, w, N, linear);
         activation_forward(out, pre, N, w->OC, ACTIVATION_GELU, linear->gpu);
     } else {
@@ -120,12 +214,33 @@ static inline void linear_backward_weight(Gradient dweight, const floatX* dout, 
     }
 }
 
+// Sets dinp (N, C).
+static inline void linear_backward_input(floatX* dinp, const floatX* dout, const Weight* w, int N,
+                                         LinearGpu* linear) {
+    if (linear_is_in_fp8_(linear, w)) {
+        linear_backward_input_fp8_(dinp, dout, w, N, linear);
+    } else {
+        matmul_backward_input(dinp, dout, w->data, N, w->C, w->OC, linear->matmul);
+    }
+}
+
+// Sets dinp to the gradient before GELU, and sets or adds to dbias, as matmul_backward_input_gelu.
+static inline void linear_backward_input_gelu(floatX* dinp, Gradient dbias, const floatX* dout,
+                                              const Weight* w, const floatX* pre, int N, GradientMode mode,
+                                              LinearGpu* linear) {
+    if (linear_is_in_fp8_(linear, w)) {
+        linear_backward_input_gelu_fp8_(dinp, dbias, dout, w, pre, N, mode, linear);
+    } else {
+        matmul_backward_input_gelu(dinp, dbias, dout, w->data, pre, N, w->C, w->OC, mode, linear->matmul);
+    }
+}
+
 // Sets dinp (N, C), and sets or adds to dweight. The gradient of the bias is summed where dout is
 // made.
 static inline void linear_backward(floatX* dinp, Gradient dweight, const floatX* dout, const floatX* inp,
                                    const Weight* w, int N, GradientMode mode, LinearGpu* linear) {
     linear_backward_weight(dweight, dout, inp, w, N, mode, linear);
-    matmul_backward_input(dinp, dout, w->data, N, w->C, w->OC, linear->matmul);
+    linear_backward_input(dinp, dout, w, N, linear);
 }
 
 // Sets out from blocks: the matrix of one expert after the other is expanded, of E in all.

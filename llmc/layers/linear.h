@@ -1,6 +1,7 @@
 /*
 linear.h -- the layers that read a model's matrices (weight.h), on the CPU: floats, or with
---quantize blocks of 8 bits; with --matmul bf16 the copies that bf16_weights.h keeps.
+--quantize blocks of 8 bits; with --matmul bf16 the copies that bf16_weights.h keeps. With --matmul
+fp8, and only in micro-steps of training, those of qkv, fc and fcproj are multiplied in fp8.
 
     out[n][o]  = sum_c inp[n][c] weight[o][c] + bias[o]
     encoded[n] = wte[tokens[n]] + wpe[position of n]
@@ -16,11 +17,11 @@ linear_pack makes their copies again.
 #define LLMC_LINEAR_H
 
 #include "llmc/base/memory.h"
-#include "llmc/base/enum_words.h"
 #include "llmc/ops/embedding.h"
 #include "llmc/model/model.h"
 #include "llmc/ops/gradient.h"
 #include "llmc/ops/matmul.h"
+#include "llmc/ops/matmul_fp8.h"
 #include "llmc/bf16/matmul_bf16.h"
 #include "llmc/bf16/matvec.h"
 #include "llmc/layers/bf16_weights.h"
@@ -29,26 +30,23 @@ linear_pack makes their copies again.
 #include "llmc/layers/pass.h"
 #include "llmc/layers/weight.h"
 
-// --matmul
-// clang-format off
-#define MATMUL_WORDS(X) X(MATMUL_FP32, "fp32") X(MATMUL_BF16, "bf16") X(MATMUL_AUTO, "auto")
-// clang-format on
-typedef enum { MATMUL_WORDS(WORDS_VALUE) } MatmulPrecision;
-
 typedef struct {
     int is_quantized; // matrices are blocks
     int is_bf16;      // matmuls read copies of matrices
     int few;          // inputs have few rows
+    int has_fp8;      // --matmul fp8
+    int in_fp8;       // now: in passes of training
     MatmulScratch matmul;
     QuantizedScratch quantized; // if they are
     MatmulBf16Scratch bf16;     // if they do
     Bf16Weights packed;
+    MatmulFp8Scratch fp8; // with --matmul fp8
 } Linear;
 
 // Opens matmuls for inputs of up to N rows and C columns.
 static inline void linear_open(Linear* linear, Memory* memory, int is_quantized, size_t N, size_t C) {
     linear->is_quantized = is_quantized;
-    linear->is_bf16 = linear->few = 0;
+    linear->is_bf16 = linear->few = linear->has_fp8 = linear->in_fp8 = 0;
     linear->packed.kinds = 0;
     matmul_open(&linear->matmul, memory);
     if (is_quantized) {
@@ -64,6 +62,17 @@ static inline void linear_open_bf16(Linear* linear, Memory* memory, const Tensor
     matmul_bf16_open(&linear->bf16, memory, bf16_kernel());
     bf16_weights_open(&linear->packed, memory, rows, params, kinds, linear->bf16.kernel.pack_away);
 }
+
+// Opens matmuls in fp8 for inputs of up to N rows.
+static inline void linear_open_fp8(Linear* linear, Memory* memory, ModelConfig cfg, size_t N) {
+    const size_t matrix = model_largest_matrix(cfg), rows = matrix / (size_t)cfg.C;
+    linear->has_fp8 = 1;
+    matmul_fp8_open(&linear->fp8, memory, N * (rows > (size_t)cfg.C ? rows : (size_t)cfg.C), matrix);
+}
+
+// Say that the passes up to linear_trained are those of a micro-step of training.
+static inline void linear_trains(Linear* linear) { linear->in_fp8 = linear->has_fp8; }
+static inline void linear_trained(Linear* linear) { linear->in_fp8 = 0; }
 
 // Makes the copies again, after a change of the matrices.
 static inline void linear_pack(Linear* linear) {
@@ -116,7 +125,9 @@ static inline Weight linear_slice(const Weight* w, int i, size_t bytes) {
 
 static inline void linear_forward_cpu(float* out, const float* inp, const Weight* w, int N, Linear* linear) {
     const int C = w->C, OC = w->OC;
-    if (linear->is_quantized) {
+    if (linear->in_fp8 && w->in_fp8) {
+        matmul_fp8_forward_cpu(out, inp, w->data, w->bias, N, C, OC, &linear->fp8, &linear->matmul);
+    } else if (linear->is_quantized) {
         q8_matmul_cpu(out, inp, linear_blocks_(w), w->bias, N, C, OC, &linear->quantized);
     } else if (linear->is_bf16 && linear->few) {
         matvec_bf16_forward_cpu(out, inp, w->forward, w->bias, N, C, OC);
@@ -149,7 +160,9 @@ static inline void linear_backward_cpu(float* dinp, float* dweight, float* dbias
                                        const float* inp, const Weight* w, int N, GradientMode mode,
                                        Linear* linear) {
     linear_backward_weight_(dweight, dbias, dout, inp, w, N, mode, linear);
-    if (linear->is_bf16) {
+    if (linear->in_fp8 && w->in_fp8) {
+        matmul_fp8_backward_input_cpu(dinp, dout, w->data, N, w->C, w->OC, &linear->fp8, &linear->matmul);
+    } else if (linear->is_bf16) {
         matmul_bf16_backward_input_cpu(dinp, dout, w->backward, N, w->C, w->OC, &linear->bf16);
     } else {
         matmul_backward_input_cpu(dinp, dout, w->data, N, w->C, w->OC, &linear->matmul);

@@ -138,17 +138,15 @@ static inline void mlp_one_forward_residual_(floatX* out, const floatX* residual
 // Sets dfch and dfcb.
 static inline void mlp_one_backward_hidden_(const MlpGpu* mlp, const MlpGradientsGpu* d, const floatX* dout) {
     const Weight* proj = &mlp->proj;
-    MatmulGpu* matmul = mlp->linear->matmul;
     floatX* dact = mlp->act; // nobody reads act any more
     if (mlp->kind == ACTIVATION_GELU) {
-        matmul_backward_input_gelu(d->dfch, d->dfcb, dout, proj->data, mlp->fch, mlp->N, proj->C, proj->OC,
-                                   d->mode, matmul);
+        linear_backward_input_gelu(d->dfch, d->dfcb, dout, proj, mlp->fch, mlp->N, d->mode, mlp->linear);
         return;
     }
-    matmul_backward_input(dact, dout, proj->data, mlp->N, proj->C, proj->OC, matmul);
+    linear_backward_input(dact, dout, proj, mlp->N, mlp->linear);
     activation_backward(d->dfch, dact, mlp->fch, mlp->N, proj->C, mlp->kind, mlp->linear->gpu);
     if (d->dfcb.data) {
-        matmul_backward_bias(d->dfcb, d->dfch, mlp->N, mlp->fc.OC, d->mode, matmul);
+        matmul_backward_bias(d->dfcb, d->dfch, mlp->N, mlp->fc.OC, d->mode, mlp->linear->matmul);
     }
 }
 

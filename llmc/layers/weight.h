@@ -10,18 +10,31 @@ A layer has its weights at hand, with their sizes: nothing looks a matrix up.
 
 #include <stdint.h>
 
+#include "llmc/base/enum_words.h"
 #include "llmc/model/model.h"
+
+// --matmul
+// clang-format off
+#define MATMUL_WORDS(X) \
+    X(MATMUL_FP32, "fp32") \
+    X(MATMUL_BF16, "bf16") \
+    X(MATMUL_AUTO, "auto") \
+    X(MATMUL_FP8, "fp8")
+// clang-format on
+typedef enum { MATMUL_WORDS(WORDS_VALUE) } MatmulPrecision;
 
 typedef struct {
     const floatX* data;                 // (OC, C); with --quantize its blocks of 8 bits
     const floatX* bias;                 // (OC), or NULL
     const uint32_t *forward, *backward; // packed in bf16 for both passes (bf16_weights.h), or NULL
     int OC, C;
+    int in_fp8; // --matmul fp8 multiplies it in fp8 (matmul_fp8.h)
 } Weight;
 
-// Returns the matrix of expert e, given that of expert 0; its data are floatX, without copies.
+// Returns the matrix of expert e, given that of expert 0; its data are floatX, without copies. It
+// is not multiplied in fp8.
 static inline Weight weight_of_expert(const Weight* w, int e) {
-    return (Weight){w->data + (size_t)e * (size_t)w->OC * (size_t)w->C, NULL, NULL, NULL, w->OC, w->C};
+    return (Weight){w->data + (size_t)e * (size_t)w->OC * (size_t)w->C, NULL, NULL, NULL, w->OC, w->C, 0};
 }
 
 // Packed copies of the matrices, as members of the same names.
@@ -44,17 +57,17 @@ static inline LayerWeights layer_weights(ModelConfig cfg, const ModelParameters*
                                          const PackedParameters* forward, const PackedParameters* backward) {
     const int C = cfg.C, Q = model_heads(cfg), QKV = model_qkv_size(cfg), F = model_hidden(cfg),
               FG = F * model_gates(cfg);
-    const Weight wte = {p->wte, NULL, forward->wte, backward->wte, cfg.Vp, C},
-                 head = {p->head, NULL, forward->head, backward->head, cfg.Vp, C};
+    const Weight wte = {p->wte, NULL, forward->wte, backward->wte, cfg.Vp, C, 0},
+                 head = {p->head, NULL, forward->head, backward->head, cfg.Vp, C, 0};
     const int Fs = cfg.Fs, shared = Fs * model_gates(cfg);
     const LayerWeights weights = {
-        {p->qkvw, p->qkvb, forward->qkvw, backward->qkvw, QKV, C},
-        {p->attprojw, p->attprojb, forward->attprojw, backward->attprojw, C, Q},
-        {p->routerw, NULL, NULL, NULL, cfg.E, C},
-        {p->fcw, p->fcb, forward->fcw, backward->fcw, FG, C},
-        {p->fcprojw, p->fcprojb, forward->fcprojw, backward->fcprojw, C, F},
-        {p->sfcw, NULL, forward->sfcw, backward->sfcw, shared, C},
-        {p->sfcprojw, NULL, forward->sfcprojw, backward->sfcprojw, C, Fs},
+        {p->qkvw, p->qkvb, forward->qkvw, backward->qkvw, QKV, C, 1},
+        {p->attprojw, p->attprojb, forward->attprojw, backward->attprojw, C, Q, 0},
+        {p->routerw, NULL, NULL, NULL, cfg.E, C, 0},
+        {p->fcw, p->fcb, forward->fcw, backward->fcw, FG, C, 1},
+        {p->fcprojw, p->fcprojb, forward->fcprojw, backward->fcprojw, C, F, 1},
+        {p->sfcw, NULL, forward->sfcw, backward->sfcw, shared, C, 1},
+        {p->sfcprojw, NULL, forward->sfcprojw, backward->sfcprojw, C, Fs, 1},
         wte,
         cfg.has_head ? head : wte,
     };

@@ -111,6 +111,7 @@ typedef struct {
     const void* bias;    // input of BIAS, output of DGELU_BGRAD
     void* aux;           // values before GELU: output of GELU_AUX, input of DGELU and DGELU_BGRAD
     const float* scales; // factors of the matmul, and of what is added; NULL: both are 1
+    const float *left_scales, *right_scales; // of E4M3: of the rows and columns of the result
 } MatmulOperands_;
 
 typedef struct {
@@ -408,7 +409,10 @@ static inline void matmul_gpu_report(FILE* file, const MatmulGpu* ctx) {
 // out, that is per row of out^T, as cublasLt's epilogues want it.
 
 static inline cudaDataType_t matmul_data_type_(int type) {
-    return type == DTYPE_FP32 ? CUDA_R_32F : type == DTYPE_BF16 ? CUDA_R_16BF : CUDA_R_16F;
+    return type == DTYPE_FP32   ? CUDA_R_32F
+           : type == DTYPE_BF16 ? CUDA_R_16BF
+           : type == DTYPE_FP16 ? CUDA_R_16F
+                                : CUDA_R_8F_E4M3;
 }
 
 static inline cublasLtMatrixLayout_t matmul_layout_(int type, int rows, int cols, int batch,
@@ -444,6 +448,22 @@ static inline void matmul_point_(MatmulPlan_* plan, MatmulOperands_ x) {
     if (x.aux) {
         matmul_describe_(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &x.aux, sizeof(x.aux));
     }
+    if (x.left_scales) {
+        matmul_describe_(plan, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &x.right_scales, sizeof(x.right_scales));
+        matmul_describe_(plan, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &x.left_scales, sizeof(x.left_scales));
+    }
+}
+
+// Says that rows of both factors have scales.
+static inline void matmul_scale_(MatmulPlan_* plan) {
+#if CUBLAS_VERSION >= 120900
+    const int32_t by_row = CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
+    matmul_describe_(plan, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &by_row, sizeof(by_row));
+    matmul_describe_(plan, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &by_row, sizeof(by_row));
+#else
+    CHECK(0, "matmul %s: built with cublasLt %d; --matmul fp8 wanted 12.9 or newer",
+          matmul_name_(&plan->key).text, CUBLAS_VERSION);
+#endif
 }
 
 // Makes the descriptors. The heuristic looks at the pointers' alignment, so they are set first.
@@ -469,6 +489,9 @@ static inline void matmul_plan_open_(MatmulPlan_* plan, MatmulOperands_ x, const
     if (x.aux) {
         matmul_describe_(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &aux_stride, sizeof(aux_stride));
     }
+    if (x.left_scales) {
+        matmul_scale_(plan);
+    }
     matmul_point_(plan, x);
     plan->left = key->left_transposed
                      ? matmul_layout_(key->type, key->depth, key->rows, key->batch, name.text)
@@ -479,9 +502,9 @@ static inline void matmul_plan_open_(MatmulPlan_* plan, MatmulOperands_ x, const
     plan->out = matmul_layout_(key->out_type, key->rows, key->cols, key->batch, name.text);
 }
 
-// Returns 1 if cublasLt does not support this epilogue. It supports every matmul without one.
+// Returns 1 if cublasLt does not support this epilogue, or E4M3. It supports every other matmul.
 static inline int matmul_refusal_(const MatmulKey* key, cublasStatus_t status) {
-    return key->epilogue != CUBLASLT_EPILOGUE_DEFAULT &&
+    return (key->epilogue != CUBLASLT_EPILOGUE_DEFAULT || key->type == DTYPE_E4M3) &&
            (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE ||
             status == CUBLAS_STATUS_ARCH_MISMATCH);
 }
@@ -1013,7 +1036,7 @@ template <class T>
 static inline void matmul_linear_(T* out, const T* add, const T* inp, const T* weight, const T* bias, int N,
                                   int C, int OC, MatmulGpu* ctx) {
     MatmulKey key = {N, OC, C, 0, 1, DTYPE_OF(T), DTYPE_OF(T), CUBLASLT_EPILOGUE_BIAS, add != NULL, 0, 1};
-    MatmulOperands_ x = {out, add, inp, weight, bias, NULL, NULL};
+    MatmulOperands_ x = {out, add, inp, weight, bias, NULL, NULL, NULL, NULL};
     if (bias && matmul_try_(key, x, ctx)) {
         return;
     }
@@ -1049,7 +1072,7 @@ static inline void matmul_forward_gelu(T* out, T* pre, const T* inp, const T* we
                                        int C, int OC, MatmulGpu* ctx) {
     const int epilogue = bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
     const MatmulKey key = {N, OC, C, 0, 1, DTYPE_OF(T), DTYPE_OF(T), epilogue, 0, 0, 1};
-    const MatmulOperands_ x = {out, NULL, inp, weight, bias, pre, NULL};
+    const MatmulOperands_ x = {out, NULL, inp, weight, bias, pre, NULL, NULL, NULL};
     const GeluWay_ standard =
         matmul_fuses_<T>(GELU_FUSED_FORWARD, OC, ctx) ? GELU_IN_MATMUL_ : GELU_IN_STEPS_;
     MatmulRace race = matmul_race(key, matmul_gelu_ways_(GELU_IN_MATMUL_, standard),
@@ -1067,7 +1090,7 @@ template <class T>
 static inline void matmul_backward_input(T* dinp, const T* dout, const T* weight, int N, int C, int OC,
                                          MatmulGpu* ctx) {
     const MatmulKey key = {N, C, OC, 0, 0, DTYPE_OF(T), DTYPE_OF(T), CUBLASLT_EPILOGUE_DEFAULT, 0, 0, 1};
-    const MatmulOperands_ x = {dinp, NULL, dout, weight, NULL, NULL, NULL};
+    const MatmulOperands_ x = {dinp, NULL, dout, weight, NULL, NULL, NULL, NULL, NULL};
     matmul_product_(key, x, ctx);
 }
 
@@ -1089,7 +1112,7 @@ static inline int matmul_try_gelu_bias_(T* dinp, Gradient dbias, const T* dout, 
                                         MatmulKey key, GradientMode mode, MatmulGpu* ctx) {
     void* sums = mode == GRADIENT_ADD ? ctx->bias_sums : dbias.data;
     const int C = key.cols;
-    const MatmulOperands_ x = {dinp, NULL, dout, weight, sums, (void*)pre, NULL};
+    const MatmulOperands_ x = {dinp, NULL, dout, weight, sums, (void*)pre, NULL, NULL, NULL};
     key.epilogue = CUBLASLT_EPILOGUE_DGELU_BGRAD;
     if (!matmul_try_(key, x, ctx)) {
         return 0;
@@ -1104,7 +1127,7 @@ static inline int matmul_try_gelu_bias_(T* dinp, Gradient dbias, const T* dout, 
 template <class T>
 static inline void matmul_backward_gelu_(int way, T* dinp, Gradient dbias, const T* dout, const T* weight,
                                          const T* pre, MatmulKey key, GradientMode mode, MatmulGpu* ctx) {
-    const MatmulOperands_ x = {dinp, NULL, dout, weight, NULL, (void*)pre, NULL};
+    const MatmulOperands_ x = {dinp, NULL, dout, weight, NULL, (void*)pre, NULL, NULL, NULL};
     const int N = key.rows, C = key.cols;
     if (way == GELU_WITH_BIAS_GRADIENT_ &&
         matmul_try_gelu_bias_(dinp, dbias, dout, weight, pre, key, mode, ctx)) {
@@ -1147,7 +1170,8 @@ static inline void matmul_backward_weight(Gradient dweight, const T* dout, const
     const int adds = mode == GRADIENT_ADD;
     const MatmulKey key = {OC,   C, N, 1, 0, DTYPE_OF(T), (int)dweight.dtype, CUBLASLT_EPILOGUE_DEFAULT,
                            adds, 0, 1};
-    const MatmulOperands_ x = {dweight.data, adds ? dweight.data : NULL, dout, inp, NULL, NULL, NULL};
+    const MatmulOperands_ x = {dweight.data, adds ? dweight.data : NULL, dout, inp, NULL, NULL, NULL, NULL,
+                               NULL};
     assert(dweight.dtype == DTYPE_FP32 || dweight.dtype == DTYPE_OF(T));
     matmul_product_(key, x, ctx);
 }
@@ -1178,7 +1202,7 @@ static inline void matmul_batch(T* out, const T* add, const T* left, const T* ri
                            add != NULL,
                            0,
                            b.batch};
-    const MatmulOperands_ x = {out, add, left, right, NULL, NULL, scales};
+    const MatmulOperands_ x = {out, add, left, right, NULL, NULL, scales, NULL, NULL};
     assert(out != add && out != left && out != right && b.batch > 0);
     matmul_product_(key, x, ctx);
 }

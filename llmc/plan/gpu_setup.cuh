@@ -16,7 +16,9 @@ which GPU a rank uses, how matmuls run, and whether micro-steps are graphs.
 #include "llmc/model/model.h"
 #include "llmc/gpu/gpu.cuh"
 #include "llmc/gpu/ptx.cuh"
+#include "llmc/layers/weight.h"
 #include "llmc/ops/matmul.cuh"
+#include "llmc/ops/matmul_fp8.cuh"
 #include "llmc/setup/settled.h"
 
 // Returns the type of the parameters in memory.
@@ -88,6 +90,22 @@ static inline void gpu_setup_waits_(Comm* comm, int device) {
     }
 }
 
+// Refuses matmuls in fp8 on a GPU without them, and of rows that cublasLt cannot read.
+static inline void gpu_setup_check_fp8_(const Settled* s, int device) {
+    const int F = model_hidden(s->part),
+              sizes[] = {s->part.C, model_qkv_size(s->part), F, F * model_gates(s->part)};
+    for (int i = 0; i < 4; i++) {
+        if (sizes[i] % MATMUL_FP8_UNIT) {
+            die_usage("--matmul fp8: a matrix has %d rows or columns; on a GPU wanted a multiple of %d",
+                      sizes[i], MATMUL_FP8_UNIT);
+        }
+    }
+    if (!matmul_fp8_is_on(device)) {
+        die_usage("--matmul fp8: this GPU has none; cuBLASLt gives scales to rows on compute capability 9.0, "
+                  "which H100 and H200 have");
+    }
+}
+
 // Returns the settings with --device auto decided. Turns --autotune off if several ranks only
 // evaluate or convert: they do not communicate, so each would choose its own matmul algorithms.
 static inline Settled gpu_setup(const Settled* s, Comm* comm) {
@@ -112,6 +130,9 @@ static inline Settled gpu_setup(const Settled* s, Comm* comm) {
     }
     if (comm->size > 1) {
         gpu_setup_waits_(comm, o->device);
+    }
+    if (o->matmul == MATMUL_FP8) {
+        gpu_setup_check_fp8_(s, o->device);
     }
     return chosen;
 }

@@ -37,7 +37,7 @@ int setup_allows_grid(const Settled* s, GridShape shape);
 #include "llmc/base/sizes.h"
 #include "llmc/bf16/tile_layout.h"
 #include "llmc/data/dataloader.h"
-#include "llmc/layers/linear.h"
+#include "llmc/layers/weight.h"
 #include "llmc/ops/q8_amx.h"
 #include "llmc/ops/attention.h"
 #include "llmc/parallel/pipeline.h"

@@ -251,9 +251,9 @@ static inline int options_exports(const Options* options) {
 #include "llmc/setup/recipes.h"
 #include "llmc/ops/attention.h"
 #include "llmc/model/model.h"
-#include "llmc/layers/linear.h"
 #include "llmc/optim/optimizer.h"
 #include "llmc/layers/q8_weights.h"
+#include "llmc/layers/weight.h"
 
 // clang-format off
 const OptionRow OPTION_TABLE[] = {
@@ -577,9 +577,11 @@ const OptionRow OPTION_TABLE[] = {
         "--offload-optimizer host, the fastest first; updates are identical up to rounding; auto: all free memory; 0: off"},
     {"memory, speed", "threads",    "",   INT_(threads),           0, LIMITS_MAX_THREADS, CPU_ | ONCE_ | BOTH_ | EACH_, "0",
         "threads", "CPU threads of a process; 0: OMP_NUM_THREADS, else its share of this job's cores"},
-    {"memory, speed", "matmul",     "",   CHOICE_(matmul),         0,        0, CPU_ | RUN_ | BOTH_, "fp32",
+    {"memory, speed", "matmul",     "",   CHOICE_(matmul),         0,        0, RUN_ | BOTH_,     "fp32",
         WORDS_CHOICE(MATMUL_WORDS), "precision of the inputs of matmuls and attention; bf16: rounded to bf16, with sums and everything else "
-        "in fp32; auto: bf16 if this machine has fast instructions for it"},
+        "in fp32; fp8: matmuls of qkv and of the MLP, in training, rounded to E4M3 with a scale a row, without those of the weights' "
+        "gradients; auto: bf16 if this machine has fast instructions for it; a GPU, for which only fp8 counts, needs compute "
+        "capability 9.0, and otherwise multiplies in the type that its trainer was built for"},
     {"memory, speed", "logits-chunk", "", INT_(logits_chunk),      1,    MANY_, AUTO_ | GPU_,     "auto",
         "tokens", "tokens whose logits are in memory at a time; auto: a micro-batch, or the largest part of it that fits"},
     {"memory, speed", "offload-optimizer", "", CHOICE_(offload_optimizer), 0, 0, GPU_,           "off",

@@ -105,7 +105,7 @@ int setup_asks_for_samples(const Options* options);
 #include "llmc/formats/hf_config.h"
 #include "llmc/formats/llmc_bin.h"
 #include "llmc/layers/bf16_weights.h"
-#include "llmc/layers/linear.h"
+#include "llmc/layers/weight.h"
 #include "llmc/setup/conflicts.h"
 #include "llmc/setup/grid_conflicts.h"
 #include "llmc/setup/settle_model.h"
@@ -408,14 +408,43 @@ static int settle_only_converts_(const Settled* s) {
            !setup_asks_for_samples(o) && o->sample_every <= 0;
 }
 
+// Refuses fp8 where nothing is trained, and for experts.
+static void settle_matmul_fp8_(const Settled* s) {
+    if (s->use != USE_TRAIN) {
+        die_usage("--matmul fp8 is for training: evaluation and generated text do without; wanted fp32, bf16 "
+                  "or auto");
+    }
+    if (s->cfg.E > 0) {
+        die_usage("--matmul fp8: the matrices of experts are not multiplied in fp8; wanted a model without "
+                  "experts, or --matmul fp32 or bf16");
+    }
+}
+
+// Refuses a type on a GPU, whose trainer has one type for all. A run of the CPU trainer may bring
+// it along.
+static void settle_matmul_type_(Options* o) {
+    const MatmulPrecision of_build = MATMUL_FP32;
+    if (options_given(o, "matmul")) {
+        die_usage("--matmul: on a GPU wanted fp8, or none: then matmuls have the type that the trainer was "
+                  "built for (make PRECISION=BF16, FP16 or FP32)");
+    }
+    o->matmul = of_build;
+}
+
 // Decides --matmul auto. Refuses bf16 for 8-bit matrices, and for experts in parts of tiles.
 static void settle_matmul_(Settled* s) {
     Options* o = &s->options;
     const int unfit = bf16_weights_unfit(s->cfg);
+    if (o->program.trainer == OPTION_GPU && o->matmul != MATMUL_FP8) {
+        settle_matmul_type_(o);
+    }
     if (o->matmul == MATMUL_AUTO) {
         const int pays = !o->quantize && !unfit && !settle_only_converts_(s) && peak_bf16_pays();
         const MatmulPrecision best = pays ? MATMUL_BF16 : MATMUL_FP32;
         o->matmul = best;
+    }
+    if (o->matmul == MATMUL_FP8) {
+        settle_matmul_fp8_(s);
     }
     if (o->matmul == MATMUL_BF16 && o->quantize) {
         die_usage(
@@ -515,7 +544,7 @@ Settled setup_teacher(const Settled* s) {
     t.teacher.L = 0;
     t.nccl_bytes = 0;
     o->quantize = o->teacher_quantize;
-    if (o->quantize) {
+    if (o->quantize || o->matmul == MATMUL_FP8) {
         const MatmulPrecision precise = MATMUL_FP32;
         o->matmul = precise;
     }

@@ -2,7 +2,8 @@
 cusim_lt.cpp -- cublasLt on the CPU device, as far as a GPT trainer uses it: one matmul of
 column-major matrices of fp32, bf16 or fp16 with bias, GELU, and its derivative, also with the
 gradient of the bias before it, as epilogues; without epilogue also a batch of matrices at fixed
-distances.
+distances. Factors may be E4M3 with a scale for each row (OUTER_VEC_32F), both with their rows along
+the depth, of sizes that are multiples of 16, and without GELU.
 
 It refuses what cublasLt is documented to refuse, and checks what cublasLt assumes: that the
 pointers are device memory as long as the layouts require, as aligned as the heuristic was told, and
@@ -14,6 +15,8 @@ Environment, read at every call, so that a test can change it:
     CUSIM_LT_REFUSE=gelu_aux_bias,dgelu   epilogues for which no algorithm is found
     CUSIM_LT_FAST=i                       all algorithms but number i take LT_SLOW_S longer, by the
                                           device's clock
+    CUSIM_LT_REFUSE_FP8=1                 no algorithm is found for E4M3
+    CUSIM_LT_FAST_FP8=1                   all matmuls but those of E4M3 take LT_SLOW_S longer
     CUSIM_LT_BROKEN=i                     algorithm i is offered, but running it is refused
     CUSIM_LT_SLOW=gelu_aux_bias,dgelu     matmuls with these epilogues take LT_SLOW_S longer
 
@@ -22,6 +25,7 @@ needs:   cusim.h cublasLt.h, and of the runtime cusim_enqueue, cusim_pass_time,
 */
 #include <cusim.h>
 #include <cublasLt.h>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <vector>
@@ -51,6 +55,8 @@ struct Operation {
     void* bias; // output of DGELU_BGRAD
     void* aux;
     int64_t aux_stride;
+    int32_t scale_mode_a, scale_mode_b;
+    const float *scale_a, *scale_b;
 };
 struct Preference {
     uint64_t workspace_bytes;
@@ -80,7 +86,19 @@ int environment_number(const char* name) {
 // ---- elements ----
 
 size_t element_bytes(int type) {
-    return type == CUDA_R_32F ? 4 : type == CUDA_R_16BF || type == CUDA_R_16F ? 2 : 0;
+    return type == CUDA_R_32F                          ? 4
+           : type == CUDA_R_16BF || type == CUDA_R_16F ? 2
+           : type == CUDA_R_8F_E4M3                    ? 1
+                                                       : 0;
+}
+
+// Returns the value of a code: sign, 4 bits of exponent, 3 of mantissa.
+float of_e4m3(unsigned code) {
+    const int exponent = (int)(code >> 3 & 15), mantissa = (int)(code & 7);
+    const float magnitude = (code & 0x7F) == 0x7F ? NAN
+                            : exponent > 0        ? ldexpf((float)(8 + mantissa), exponent - 10)
+                                                  : ldexpf((float)mantissa, -9);
+    return code & 0x80 ? -magnitude : magnitude;
 }
 
 float load(const void* from, size_t i, int type) {
@@ -89,6 +107,8 @@ float load(const void* from, size_t i, int type) {
         return ((const float*)from)[i];
     case CUDA_R_16BF:
         return __bfloat162float(((const __nv_bfloat16*)from)[i]);
+    case CUDA_R_8F_E4M3:
+        return of_e4m3(((const uint8_t*)from)[i]);
     default:
         return __half2float(((const __half*)from)[i]);
     }
@@ -169,7 +189,24 @@ bool shapes_fit(const Product& p) {
     return same_batch && p.a.batch > 0 && p.K == depth_b && p.d.rows == p.M && p.d.cols == p.N && p.c.rows == p.M && p.c.cols == p.N;
 }
 
+bool is_fp8(const Product& p) { return p.a.type == CUDA_R_8F_E4M3; }
+
+// Only what rows along the depth have: both factors' columns in memory, of whole 16 bytes.
+bool fp8_supported(const Product& p) {
+    const bool by_row = p.op.scale_mode_a == CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F &&
+                        p.op.scale_mode_b == CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
+    const bool plain = p.op.epilogue == CUBLASLT_EPILOGUE_DEFAULT || p.op.epilogue == CUBLASLT_EPILOGUE_BIAS;
+    const int bias = p.op.bias_type >= 0 ? p.op.bias_type : (int)p.d.type;
+    const bool bias_fits = p.op.epilogue == CUBLASLT_EPILOGUE_DEFAULT || bias != CUDA_R_32F;
+    return by_row && plain && bias_fits && p.b.type == CUDA_R_8F_E4M3 && p.c.type == p.d.type && element_bytes(p.d.type) > 1 &&
+           p.op.compute == CUBLAS_COMPUTE_32F && p.op.scale == CUDA_R_32F && p.op.transpose_a && !p.op.transpose_b &&
+           p.a.batch == 1 && p.M % 16 == 0 && p.K % 16 == 0 && !getenv("CUSIM_LT_REFUSE_FP8");
+}
+
 bool types_supported(const Product& p) {
+    if (is_fp8(p)) {
+        return fp8_supported(p);
+    }
     const bool compute = p.op.compute == CUBLAS_COMPUTE_32F ||
                          (p.op.compute == CUBLAS_COMPUTE_32F_FAST_TF32 && p.a.type == CUDA_R_32F);
     return compute && p.op.scale == CUDA_R_32F && element_bytes(p.a.type) && p.a.type == p.b.type &&
@@ -317,6 +354,9 @@ void run_one(const Product& p, const void* a, const void* b, const void* c, void
     for (long n = 0; n < p.N; n++) {
         for (long m = 0; m < p.M; m++) {
             float x = alpha * packed.c[n * packed.padded + m];
+            if (is_fp8(p)) {
+                x *= p.op.scale_a[m] * p.op.scale_b[n];
+            }
             if (beta != 0) { // else c may hold anything, even NaN
                 x += beta * load(c, (size_t)(n * p.c.stride + m), p.c.type);
             }
@@ -343,7 +383,8 @@ void run(const Product& p, const void* a, const void* b, const void* c, void* d,
         return;
     }
     cusim_pass_time(LT_PRODUCT_S);
-    if ((fast >= 0 && fast != algorithm.number) || environment_names("CUSIM_LT_SLOW", p.op.epilogue)) {
+    if ((fast >= 0 && fast != algorithm.number) || environment_names("CUSIM_LT_SLOW", p.op.epilogue) ||
+        (!is_fp8(p) && getenv("CUSIM_LT_FAST_FP8"))) {
         cusim_pass_time(LT_SLOW_S);
     }
     if (algorithm.workspace_bytes) {
@@ -446,6 +487,14 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
         return set(&op->aux, value, bytes);
     case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD:
         return set(&op->aux_stride, value, bytes);
+    case CUBLASLT_MATMUL_DESC_A_SCALE_MODE:
+        return set(&op->scale_mode_a, value, bytes);
+    case CUBLASLT_MATMUL_DESC_B_SCALE_MODE:
+        return set(&op->scale_mode_b, value, bytes);
+    case CUBLASLT_MATMUL_DESC_A_SCALE_POINTER:
+        return set(&op->scale_a, value, bytes);
+    case CUBLASLT_MATMUL_DESC_B_SCALE_POINTER:
+        return set(&op->scale_b, value, bytes);
     case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE:
         return set(&op->aux_type, value, bytes);
     default:
@@ -608,6 +657,10 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t op, const v
     }
     if (overlap(d, p.d, a, p.a) || overlap(d, p.d, b, p.b)) {
         cusim_die("cublasLtMatmul: the result lies in a factor");
+    }
+    if (is_fp8(p)) {
+        check_extent(p.op.scale_a, {CUDA_R_32F, p.M, 1, p.M, 1, 0});
+        check_extent(p.op.scale_b, {CUDA_R_32F, p.N, 1, p.N, 1, 0});
     }
     if (epilogue_has(p.op, AUX)) {
         check_extent(p.op.aux, {p.d.type, p.M, p.N, (long)p.op.aux_stride, 1, 0});

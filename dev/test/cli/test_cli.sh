@@ -746,11 +746,11 @@ test_resume() {
     bad 2 "--resume on|--out" --resume on
 }
 
-# bf16 learns what fp32 does. `auto` takes one of the two, and continues with it.
+# bf16 and fp8 learn what fp32 does. `auto` takes one of the first two, and continues with it.
 test_matmul() {
     local run=("${model[@]}" "${batch[@]}" --steps 40 --eval-every 40 --eval-batches 20 --sample-every 0) kind
-    for kind in fp32 bf16 auto; do
-        good "--matmul $kind" "${run[@]}" --matmul "$kind" --out "matmul_$kind"
+    for kind in fp32 bf16 auto fp8; do
+        good "--matmul $kind" "${run[@]}" --matmul "$kind" --save-every 20 --out "matmul_$kind"
         values val loss "matmul_$kind/log.jsonl" | tail -n 1 >"loss_$kind"
     done
     check "the losses differ" [ "$(cat loss_fp32)" != "$(cat loss_bf16)" ]
@@ -760,6 +760,13 @@ test_matmul() {
     check "in the plan" grep -q 'matmuls in bf16 by ' stdout
     check "with the memory of packed matrices" grep -q '^memory: .* packed in bf16 [0-9]' stdout
     bad 2 "--matmul bf17|fp32|auto" "${run[@]}" --matmul bf17
+    check "fp8 has losses of its own" [ "$(cat loss_fp8)" != "$(cat loss_fp32)" ]
+    check "near those of fp32" all_near loss_fp8 loss_fp32 0.005
+    good "resumed from the middle" --resume matmul_fp8/step_00000020 --out fp8_half
+    check "as if it had not been" [ "$(values val loss fp8_half/log.jsonl | tail -n 1)" = "$(cat loss_fp8)" ]
+    check "validations are in fp32" [ "$(values val loss matmul_fp8/log.jsonl | head -n 1)" = "$(values val loss matmul_fp32/log.jsonl | head -n 1)" ]
+    bad 2 "--matmul fp8 is for training|wanted fp32, bf16 or auto" --model fp8_half --prompt x --matmul fp8
+    bad 2 "--matmul fp8|experts|--matmul fp32 or bf16" "${run[@]}" --arch mixtral --matmul fp8
 }
 
 # A damaged checkpoint is named, and the one before it taken; with none left the run does not start

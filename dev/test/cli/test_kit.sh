@@ -69,6 +69,9 @@ sed -i '0,/then bias,/s/\(then bias, .*: \)yes/\1no/' answers_simulated.txt
 report --part C --only answers
 check "one that is, is shown" has '^- (128, 256) = .* bf16 to bf16, then bias, aligned to 16: yes (off by .*); the simulator: no$'
 
+report --part C --only fp8
+check "fp8 is measured beside none" has '^| toy | ours FP32 --matmul fp8 | [0-9]* | [0-9]'
+
 # a library that only CUDA_HOME has, one that only a wheel of Python has, one that nobody has, and a
 # test that fails
 wheel=$dir/home/.local/lib/python3.12/site-packages/nvidia/cu13/lib

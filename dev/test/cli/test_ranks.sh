@@ -418,6 +418,14 @@ test_context_bf16() {
     check "--matmul bf16: $(first_loss rounded_2)" [ -n "$(first_loss rounded)" -a "$(first_loss rounded)" = "$(first_loss rounded_2)" ]
 }
 
+# Scales are those of a token's row, so they do not depend on who has the token.
+test_context_fp8() {
+    trains 1 eight "${context[@]}" --seq-len 48 --total-batch 960 --matmul fp8
+    trains 2 eight_2 "${context[@]}" --seq-len 48 --total-batch 960 --matmul fp8 --context-parallel 2
+    check "--matmul fp8: $(first_loss eight_2)" [ -n "$(first_loss eight)" -a "$(first_loss eight)" = "$(first_loss eight_2)" ]
+    near "--matmul fp8 and 2 chunks" "$(last_loss eight)" "$(last_loss eight_2)" 1e-3
+}
+
 test_context_tasks() {
     once trains 1 tasks_1 "${tasks[@]}"
     trains 2 context_tasks "${tasks[@]}" --context-parallel 2
@@ -1346,6 +1354,7 @@ other_files
 context
 context_documents
 context_bf16
+context_fp8
 context_tasks
 elastic
 slices
@@ -1354,6 +1363,7 @@ slices_zero 0
 slices_zero 1
 slices_of --recompute 0 --zero 0
 slices_of --recompute mlp --matmul bf16
+slices_of --recompute 1 --matmul fp8
 slices_of --recompute 3 --arch llama --hidden 128
 slices_of --arch qwen3 --hidden 128 --z-loss 0.01 --recompute 2
 slices_of --arch nanochat --hidden 128 --pack dynamic

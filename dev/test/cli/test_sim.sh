@@ -34,6 +34,18 @@ check "the GPU trainer's model continues in the CPU trainer" \
 check "with the loss it had" \
     diff <(losses gpu | tail -n 1 | cut -d ' ' -f 3 | cut -c 1-6) <(losses again | tail -n 1 | cut -d ' ' -f 3 | cut -c 1-6)
 
+# In fp8 as the CPU trainer in fp8: numbers near the middle of two codes may fall on its other side.
+eight=(--layers 2 --channels 64 --heads 2 --seq-len 32 --batch 3 --total-batch 96 --steps 6 --eval-every 6 --eval-batches 4
+    --samples 0 --save-every 3 --matmul fp8)
+check "fp8 on the CPU" "$cpu" "${eight[@]}" --out cpu_eight
+check "fp8 on the GPU" "$gpu" "${eight[@]}" --tf32 off --autotune off --out gpu_eight
+losses cpu_eight >cpu_eight.txt
+losses gpu_eight >gpu_eight.txt
+check "has its losses: $(losses gpu_eight | wc -l)" awk 'BEGIN { while ((getline a < "cpu_eight.txt") > 0) { getline b < "gpu_eight.txt"
+    split(a, x); split(b, y); d = x[3] / y[3] - 1; n++; if (x[2] != y[2] || d > 2e-3 || d < -2e-3) exit 1 } exit n < 8 }'
+check "a second run on the GPU" "$gpu" --resume gpu_eight/step_00000003 --out gpu_eight_again
+check "resumed, has the same bits" cmp {gpu_eight,gpu_eight_again}/step_00000006/model.safetensors
+
 # Shares of 20 examples: the same, since the losses are nearly those of the CPU trainer
 # (test_gpt2.cu).
 tasks=(--steps 0 --model "$top/dev/ref/fixtures/tasks/model.bin" --tasks "$top/dev/ref/fixtures/tasks/choices.bin")
@@ -97,6 +109,9 @@ refused 'wanted --graph off$' --update-in-backward on --graph on
 refused '--hidden 20: .* on a GPU wanted a multiple of 8$' --arch mixtral --hidden 20
 refused '--master-weights 24 with PRECISION=FP32; wanted PRECISION=BF16, or on$' --master-weights 24
 refused '--zero 2; wanted --zero 3, which divides the parameters$' --offload-params on --zero 2
+refused '--matmul: on a GPU wanted fp8, or none: .*$' --matmul bf16
+refused '--matmul fp8: a matrix has 40 rows or columns; on a GPU wanted a multiple of 16$' --arch llama --hidden 40 --matmul fp8
+refused '--matmul fp8: the matrices of experts .*$' --arch mixtral --matmul fp8
 (ulimit -f 12 && "$gpu" --layers 1 --channels 16 --heads 2 --offload-optimizer disk --offload-path full) >out.txt 2>err.txt
 check "no room on the disk: status $?, $(cat err.txt)" \
     [ "$(wc -l <err.txt) $(grep -c "^error: full: no room for .* of the optimizer's state, .* are free: File too large$" err.txt)" = "1 1" ]

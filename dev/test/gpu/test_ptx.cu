@@ -198,9 +198,41 @@ static void test_exp2(const Gpu* gpu) {
     gpu_free(y);
 }
 
+__global__ void e4m3_kernel(uint8_t* codes, const float* x, int n) {
+    for (int i = 2 * (int)threadIdx.x; i < n; i += 2 * (int)blockDim.x) {
+        const unsigned two = e4m3_from_floats(x[i], x[i + 1]);
+        codes[i] = (uint8_t)two;
+        codes[i + 1] = (uint8_t)(two >> 8);
+    }
+}
+
+// All numbers of bf16, and the fp32 numbers beside them.
+static void test_e4m3(const Gpu* gpu) {
+    enum { N = 3 * 65536 };
+    float* x = (float*)check_alloc(N, sizeof(float), "numbers");
+    uint8_t* got = (uint8_t*)check_alloc(N, 1, "codes");
+    for (int i = 0; i < N; i++) {
+        x[i] = float_of_bits(((uint32_t)(i / 3) << 16) + (uint32_t)(i % 3) - 1);
+    }
+    float* from = (float*)gpu_alloc(N, sizeof(float), "numbers");
+    uint8_t* codes = (uint8_t*)gpu_alloc(N, 1, "codes");
+    gpu_copy(from, x, N * sizeof(float), gpu);
+    launch(e4m3_kernel, 1, 128, 0, gpu, codes, (const float*)from, (int)N);
+    gpu_copy(got, codes, N, gpu);
+    for (int i = 0; i < N; i++) {
+        EXPECT(got[i] == e4m3_from_float(x[i]), "e4m3 of %a is %02x, wanted %02x", (double)x[i], got[i],
+               e4m3_from_float(x[i]));
+    }
+    gpu_free(codes);
+    gpu_free(from);
+    free(got);
+    free(x);
+}
+
 TEST(ptx) {
     Gpu gpu;
     gpu_open(&gpu, 0);
+    test_e4m3(&gpu);
     test_cp_async(&gpu);
     test_cp_async_groups(&gpu);
     test_ldmatrix(&gpu);

@@ -23,12 +23,13 @@ static void copy_parameters(Model* model, const float* params) {
     }
 }
 
-CpuTrainer* cpu_trainer_open(ModelConfig cfg, int B, int T, const float* params) {
+static CpuTrainer* open_trainer(ModelConfig cfg, int B, int T, const float* params, MatmulPrecision matmul) {
     CpuTrainer* trainer = (CpuTrainer*)check_alloc(1, sizeof(CpuTrainer), "CPU trainer");
     const Options options = {.batch = B,
                              .seq_len = T,
                              .steps = 1,
                              .recompute = RECOMPUTE_NONE,
+                             .matmul = matmul,
                              .router_balance = 0.01f,
                              .router_z = 0.001f,
                              .embedding_lr_scale = 1,
@@ -37,7 +38,15 @@ CpuTrainer* cpu_trainer_open(ModelConfig cfg, int B, int T, const float* params)
     const Settled s = settled_alone(&options, cfg, USE_TRAIN, SAFETENSORS_F32);
     model_open(&trainer->model, &s, memory_on_host(), &trainer->comm);
     copy_parameters(&trainer->model, params);
+    linear_trains(&trainer->model.linear);
     return trainer;
+}
+
+CpuTrainer* cpu_trainer_open(ModelConfig cfg, int B, int T, const float* params) {
+    return open_trainer(cfg, B, T, params, MATMUL_FP32);
+}
+CpuTrainer* cpu_trainer_open_fp8(ModelConfig cfg, int B, int T, const float* params) {
+    return open_trainer(cfg, B, T, params, MATMUL_FP8);
 }
 
 void cpu_trainer_close(CpuTrainer* trainer) {

@@ -18,6 +18,8 @@ extern "C" {
 typedef struct CpuTrainer CpuTrainer;
 
 CpuTrainer* cpu_trainer_open(ModelConfig cfg, int B, int T, const float* params);
+// With --matmul fp8.
+CpuTrainer* cpu_trainer_open_fp8(ModelConfig cfg, int B, int T, const float* params);
 void cpu_trainer_close(CpuTrainer* trainer);
 
 // Forward and backward on a batch of up to B x T tokens: sets the gradients or adds to them; each
