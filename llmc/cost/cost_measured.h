@@ -12,7 +12,6 @@ sizes of the run. Other work on the machine lowers the rates.
 #include <stdlib.h>
 
 #include "llmc/base/memory.h"
-#include "llmc/layers/linear.h"
 #include "llmc/optim/adamw.h"
 #include "llmc/ops/attention.h"
 #include "llmc/layers/self_attention.h"

@@ -255,8 +255,8 @@ static JinjaValue_ jinja_join_(Jinja_* j, JinjaValue_ a, JinjaValue_ b) {
 
 // Returns the bytes of the blank that a text starts with; 0: none.
 static size_t jinja_blank_(const char* text, size_t left) {
-    uint32_t c = 0;
-    const int length = left ? utf8_decode((const unsigned char*)text, left, &c) : 0;
+    uint32_t c = left ? (unsigned char)text[0] : 0;
+    const int length = !left ? 0 : c < 0x80 ? 1 : utf8_decode((const unsigned char*)text, left, &c);
     const int is_blank = left && ((9 <= c && c <= 13) || (0x1C <= c && c <= 0x20) || c == 0x85 || c == 0xA0 ||
                                   c == 0x1680 || (0x2000 <= c && c <= 0x200A) || c == 0x2028 || c == 0x2029 ||
                                   c == 0x202F || c == 0x205F || c == 0x3000);

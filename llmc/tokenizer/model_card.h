@@ -14,6 +14,7 @@ A file that cannot be read is transformers' business: it says nothing here.
 #define LLMC_MODEL_CARD_H
 
 #include <stddef.h>
+#include <string.h>
 
 #include "llmc/tokenizer/chat_format.h"
 
@@ -39,8 +40,11 @@ typedef struct {
 
 // Returns the card of a vocabulary where one token starts and ends texts.
 static inline ModelCard model_card_of(int eot) {
-    const ModelCard card = {
-        .start = eot, .ends = {eot}, .num_ends = 1, .bos = eot, .eos = eot, .pad = -1, .turn_end = -1};
+    ModelCard card;
+    memset((void*)&card, 0, sizeof(card));
+    card.start = card.ends[0] = card.bos = card.eos = eot;
+    card.num_ends = 1;
+    card.pad = card.turn_end = -1;
     return card;
 }
 
