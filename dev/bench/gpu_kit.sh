@@ -82,8 +82,8 @@ has_cudnn() {
     [ -z "$toy" ] && [ -e "$frontend/cudnn_frontend.h" ] && "${NVCC:-nvcc}" -E -x cu - <<<'#include <cudnn.h>' >/dev/null 2>&1
 }
 
-# Succeeds if nvcc has nccl.h. Makes a library of empty functions to link with: that of the machine
-# with the GPUs takes its place, which is too large to travel.
+# Makes a library of empty functions to link with; fails if nvcc has no nccl.h. The machine with the
+# GPUs has the real library, which is too large for the kit.
 stub_nccl() {
     local functions
     [ -z "$toy" ] || return 0
