@@ -627,9 +627,9 @@ test_core() {
     check "of each task" [ "$(grep -c '^task core/.*: 7 examples' stdout)" = 6 ]
     cp -r "$fixtures/core" bundle
     for file in bundle/eval_data/a/choices.jsonl bundle/eval_data/b/language.jsonl; do
-        bad 2 "--out-scores $file: the run reads this file" "${core[@]}" --core bundle "${tokens[@]}" --out-scores $file
+        bad 2 "--out-scores $file: the run reads this file" "${core[@]::7}" bundle "${tokens[@]}" --out-scores $file
     done
-    bad 2 "--out-scores bundle/core.yaml: a file of bundle, which the run reads" "${core[@]}" --core bundle "${tokens[@]}" --out-scores bundle/core.yaml
+    bad 2 "--out-scores bundle/core.yaml: a file of bundle, which the run reads" "${core[@]::7}" bundle "${tokens[@]}" --out-scores bundle/core.yaml
     check "the bundle is whole" diff -r "$fixtures/core" bundle
     bad 1 "choices.jsonl: text, wanted a --tokenizer" "${core[@]}"
     bad 1 "nodir/core.yaml" --steps 0 --model "$fixtures/tasks/model.bin" --seq-len 64 "${tokens[@]}" --core nodir

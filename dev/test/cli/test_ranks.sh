@@ -336,7 +336,7 @@ test_other_files() {
     for rank in 0 1; do
         mkdir files_of_$rank && cp files/tokenizer.json files_of_$rank/own.json && cp files/tokenizer.json files_of_$rank
         echo "{\"prompt\":\"$rank\"}" >files_of_$rank/prompts.jsonl
-        echo "0 one $rank other 1" >files_of_$rank/weights
+        echo "0 one $((rank + 1)) other 1" >files_of_$rank/weights
     done
     echo '{"eos_token":"x"}' >files_of_1/tokenizer_config.json # beside the second one
     for what in tokenizer prompts data-schedule; do
