@@ -49,6 +49,7 @@ MatmulGpu has one workspace: its matmuls must be on one stream.
 #include <cublasLt.h>
 
 #include "llmc/base/file.h"
+#include "llmc/base/sizes.h"
 #include "llmc/base/xxh64.h"
 #include "llmc/ops/column_sums.cuh"
 #include "llmc/comm/comm.h"

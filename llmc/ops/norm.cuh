@@ -21,6 +21,7 @@ The residual sum is not here: the matmul before a norm adds it (matmul_forward_r
 
 #include <assert.h>
 
+#include "llmc/base/sizes.h"
 #include "llmc/ops/column_sums.cuh"
 #include "llmc/gpu/gpu.cuh"
 #include "llmc/ops/norm.h"

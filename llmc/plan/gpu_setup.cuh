@@ -11,6 +11,7 @@ which GPU a rank uses, how matmuls run, and whether micro-steps are graphs.
 
 #include "llmc/base/check.h"
 #include "llmc/base/limits.h"
+#include "llmc/layers/weight.h"
 #include "llmc/comm/comm.h"
 #include "llmc/comm/comm_nccl.cuh"
 #include "llmc/model/model.h"
@@ -130,7 +131,7 @@ static inline Settled gpu_setup(const Settled* s, Comm* comm) {
     if (comm->size > 1) {
         gpu_setup_waits_(comm, o->device);
     }
-    if (o->matmul == MATMUL_FP8) {
+    if ((MatmulPrecision)o->matmul == MATMUL_FP8) {
         gpu_setup_check_fp8_(s, o->device);
     }
     return chosen;
