@@ -473,8 +473,8 @@ item_ways() {
             [ "$entry" = "${ways[0]}" ] || break
         done
         [ $toy = on ] || [ "$attentions" != mma ] || continue # it would try wgmma
-        our_speed "ways-${1//:/-}-auto" $main "$@" --recompute 0
-        grep -a '^attention ' "$out/ways-${1//:/-}-auto.log" | sed 's/^/- /' | tee -a "$summary"
+        our_speed "ways-${1//:/-}-race" $main "$@" --recompute 0 --attention race
+        grep -a '^attention ' "$out/ways-${1//:/-}-race.log" | sed 's/^/- /' | tee -a "$summary"
     done
 }
 

@@ -544,7 +544,7 @@ typedef struct {
     size_t capacity, sums_capacity;
     unsigned* taken; // counter of tiles, 0 between passes (attention_wgmma.cuh)
     AttentionInstructions by;
-    int way; // with ATTENTION_DEFAULT or ATTENTION_BY_WGMMA: see attention_gpu_way
+    int way; // with ATTENTION_RACED or ATTENTION_BY_WGMMA: see attention_gpu_way
 } AttentionFlash;
 
 static inline size_t attention_sums_(AttentionSizes sizes) {
@@ -593,15 +593,15 @@ static inline AttentionInstructions attention_by(const AttentionFlash* scratch) 
 
 // Returns the instructions of the next passes.
 static inline AttentionInstructions attention_instructions_(const AttentionFlash* scratch) {
-    return scratch->by == ATTENTION_DEFAULT && scratch->way ? ATTENTION_BY_WGMMA : scratch->by;
+    return scratch->by == ATTENTION_RACED && scratch->way ? ATTENTION_BY_WGMMA : scratch->by;
 }
 
 // Returns the ways of a pass, of attention of whole sequences or of gathered keys: 1 if all would
 // be the same.
 template <class X>
 static inline int attention_ways(const AttentionFlash* scratch, AttentionSizes sizes, int is_backward) {
-    const int is_possible = PTX_HAS_WGMMA && scratch->by != ATTENTION_BY_MMA && sizeof(X) == 2 &&
-                            sizes.HS % 8 == 0 && sizes.HS <= 128;
+    const int races = scratch->by == ATTENTION_RACED || scratch->by == ATTENTION_BY_WGMMA,
+              is_possible = PTX_HAS_WGMMA && races && sizeof(X) == 2 && sizes.HS % 8 == 0 && sizes.HS <= 128;
     return is_possible ? 1 + attention_wgmma_tilings(sizes, is_backward) : 1;
 }
 

@@ -81,7 +81,8 @@ enum { ATTENTION_ROW_ALIGN = 128 };
 // Instructions that compute attention on GPUs (attention_wgmma.cuh). By default mma, as wgmma has
 // not been measured yet.
 #define ATTENTION_WORDS(X)                                                                                   \
-    X(ATTENTION_DEFAULT, "auto") X(ATTENTION_BY_MMA, "mma") X(ATTENTION_BY_WGMMA, "wgmma")
+    X(ATTENTION_DEFAULT, "auto")                                                                             \
+    X(ATTENTION_BY_MMA, "mma") X(ATTENTION_BY_WGMMA, "wgmma") X(ATTENTION_RACED, "race")
 typedef enum { ATTENTION_WORDS(WORDS_VALUE) } AttentionInstructions;
 
 static_assert(ATTENTION_SKIP % MATMUL_TILE_ROWS == 0 && ATTENTION_SQUARE % ATTENTION_SKIP == 0 &&

@@ -604,7 +604,7 @@ const OptionRow OPTION_TABLE[] = {
         "off|on", "compute fp32 matmuls on TF32 tensor cores, with 10-bit mantissas"},
     {"memory, speed", "attention",  "",   CHOICE_(attention),      0,        0, GPU_ | RUN_ | BOTH_, "auto",
         WORDS_CHOICE(ATTENTION_WORDS), "instructions of attention: wgmma is for 16 bits on GPUs of compute capability 9.0, and not "
-        "yet measured; auto: cuDNN where it was built in, else whichever --autotune finds faster, without it mma"},
+        "yet tried on one; race: whichever --autotune finds faster; auto: mma, or cuDNN where it was built in"},
     {"memory, speed", "gelu-fusion", "ge", INT_(gelu_fusion),      0,        2, AUTO_ | GPU_ | BOTH_, "auto",
         "", "fuse GELU into matmuls: 0 no, 1 forward, 2 forward and backward; auto: whichever --autotune finds faster, without "
         "it 2 on cards of compute capability 9 and 10, else 0"},

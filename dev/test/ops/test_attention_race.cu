@@ -101,6 +101,7 @@ static float* forward_by(int way, Inputs inputs, const Gpu* gpu) {
     bf16* out = (bf16*)gpu_alloc(T * Q, sizeof(bf16), "out");
     float* lse = (float*)gpu_alloc(NH * T, sizeof(float), "lse");
     attention_gpu_open<bf16>(&attention, &memory, sizes, T);
+    attention_gpu_by(&attention, ATTENTION_RACED);
     attention_gpu_way(&attention, way);
     attention_forward(out, lse, qkv, (const int*)NULL, sizes, &attention, gpu);
     float* got = take_back(out, T * Q, gpu);
@@ -124,14 +125,15 @@ TEST(attention_race) {
     const Inputs inputs = {normal<bf16>(T * QKV, 1), normal<bf16>(T * Q, 1)};
     const Results by_mma = run({ATTENTION_BY_MMA, 0, 0, "", NULL}, inputs, &gpu);
     check("without autotuning", {ATTENTION_DEFAULT, 0, 0, mma, NULL}, -1, -1, &by_mma, inputs, &gpu);
+    check("auto with autotuning", {ATTENTION_DEFAULT, 1, 0, mma, NULL}, -1, -1, &by_mma, inputs, &gpu);
     check("mma with autotuning", {ATTENTION_BY_MMA, 1, 0, mma, NULL}, -1, -1, &by_mma, inputs, &gpu);
-    check("when all have chosen", {ATTENTION_DEFAULT, 1, 1, mma, NULL}, -1, -1, &by_mma, inputs, &gpu);
+    check("when all have chosen", {ATTENTION_RACED, 1, 1, mma, NULL}, -1, -1, &by_mma, inputs, &gpu);
     if (PTX_HAS_WGMMA) {
         const Results by_wgmma = run({ATTENTION_BY_WGMMA, 0, 0, "", NULL}, inputs, &gpu);
         const char* directory = test_tmpdir();
-        check("slow wgmma", {ATTENTION_DEFAULT, 1, 0, wgmma, NULL}, 0, 0, &by_mma, inputs, &gpu);
-        check("slow mma", {ATTENTION_DEFAULT, 1, 0, mma, directory}, 1, 1, &by_wgmma, inputs, &gpu);
-        check("kept", {ATTENTION_DEFAULT, 1, 0, wgmma, directory}, 1, 1, &by_wgmma, inputs, &gpu);
+        check("slow wgmma", {ATTENTION_RACED, 1, 0, wgmma, NULL}, 0, 0, &by_mma, inputs, &gpu);
+        check("slow mma", {ATTENTION_RACED, 1, 0, mma, directory}, 1, 1, &by_wgmma, inputs, &gpu);
+        check("kept", {ATTENTION_RACED, 1, 0, wgmma, directory}, 1, 1, &by_wgmma, inputs, &gpu);
         test_same_keys(inputs, &gpu);
         check("tilings", {ATTENTION_BY_WGMMA, 1, 0, first_tiles, NULL}, 2, 1, NULL, inputs, &gpu);
     }
