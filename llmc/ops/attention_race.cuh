@@ -5,8 +5,9 @@ those by mma_16816, or those by wgmma with one of their tilings (attention_wgmma
 A race of each pass, as of the ways of a matmul (matmul.cuh): the winner is kept in the same files,
 and rank 0 chooses for all. It depends on the heads, their size, the keys of a sequence and the
 type, but not on the batch, its documents, nor on how many ranks share a sequence: so the bits are
-the same for any number of them. Without autotuning attention is by mma. With --attention wgmma only
-tilings race. `auto` is mma until a GPU has run the others. Sequences of fewer than ATTENTION_RACE_KEYS keys are not worth a race.
+the same for any number of them. Without autotuning attention is by mma. With --attention wgmma
+only tilings race. `auto` is mma until a GPU has run the others. Sequences of fewer than
+ATTENTION_RACE_KEYS keys are not worth a race.
 
     attention_raced_forward     sets out, lse
     attention_raced_backward    sets dqkv, and dkv or dbias, which it may also add to, once

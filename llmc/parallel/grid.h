@@ -112,8 +112,8 @@ typedef struct {
 GridMember grid_member(const Grid* grid, GridGroup group);
 
 // True if a group of GPUs can use the communicator of all processes: it has all of them, and its
-// exchanges are on the same stream as the data group's. On another stream they would wait: NCCL lets
-// an operation wait for all earlier ones of its communicator, on any stream.
+// exchanges are on the same stream as the data group's. On another stream they would wait, since
+// NCCL lets an operation wait for all earlier ones of its communicator, on any stream.
 int grid_is_of_all(const Grid* grid, GridGroup group);
 
 // Sets text to the place in the dimensions above 1, "tensor 1, stage 2", or to "".
