@@ -399,15 +399,16 @@ void run_data_open_tokenizer(RunData* data, Settled* s, const char* model_path) 
 }
 
 // Ends the program: the tokenizer of the run is another than the model's own.
-static void run_data_refuse_tokenizer_(const RunData* data, const Options* options, const char* model_path) {
+static void run_data_refuse_tokenizer_(const RunData* data, const Options* options, const char* model_path,
+                                       int model_V) {
     const Tokenizer *own = &data->own_tokenizer, *other = &data->tokenizer;
     char own_text[64], other_text[64];
     const int id = tokenizer_first_other(own, other);
     tokenizer_describe(own, id, own_text, sizeof(own_text));
     tokenizer_describe(other, id, other_text, sizeof(other_text));
     die_usage("--tokenizer %s has other tokens than the model's own in %s: token %d is %s, not %s; wanted "
-              "that one, one that extends it, or --vocab-size to use this one anyway",
-              options->tokenizer, model_path, id, other_text, own_text);
+              "that one, one that extends it, or --vocab-size %d to use this one anyway",
+              options->tokenizer, model_path, id, other_text, own_text, model_V);
 }
 
 void run_data_open_own_tokenizer(RunData* data, const Options* options, const char* model_path, int model_V) {
@@ -421,7 +422,7 @@ void run_data_open_own_tokenizer(RunData* data, const Options* options, const ch
     tokenizer_open_file(&data->own_tokenizer, model_path);
     data->is_extended = tokenizer_extends(run, &data->own_tokenizer);
     if (!insists && !tokenizer_starts_like(run, &data->own_tokenizer)) {
-        run_data_refuse_tokenizer_(data, options, model_path);
+        run_data_refuse_tokenizer_(data, options, model_path, model_V);
     }
     if (data->is_extended || tokenizer_is_same(run, &data->own_tokenizer)) {
         tokenizer_take_roles(&data->tokenizer, &data->own_tokenizer);
