@@ -106,8 +106,8 @@ static Verdict check_padding(World* w, const Command* drawn) {
     drop_all(&a, OF_LENGTHS);
     command_set(&a, "train-data", PICK(&w->random, "in/docs.jsonl", "in/pairs.jsonl", "in/chats.jsonl"));
     command_set(&a, "pack", PICK(&w->random, "pad", "dynamic", "uniform"));
-    command_set(&a, "seq-len", "64");
-    command_set(&a, "context", "128");
+    command_set(&a, "seq-len", "128");
+    command_set(&a, "context", "256");
     command_set(&a, "total-batch", "x4");
     command_set(&a, "val-data", "in/docs.jsonl"); // else a share of the sequences
     command_set(&a, "eval-batches", "0");         // all: a part would be counted in tokens
@@ -121,7 +121,7 @@ static Verdict check_padding(World* w, const Command* drawn) {
     if (strcmp(command_get(&a, "pack"), "uniform") != 0 && random_one_of(&w->random, 2)) {
         command_set(&b, "pack", strcmp(command_get(&a, "pack"), "pad") == 0 ? "dynamic" : "pad");
     } else {
-        command_set(&b, "seq-len", "128");
+        command_set(&b, "seq-len", "256");
     }
     const Verdict verdict = run_both(w, &a, &b, &x, &y);
     return verdict == HELD ? runs_agree(w, x, y, w->rounding, TRAIN_ROWS | VAL_ROWS | FIRST_ROWS) : verdict;
@@ -284,7 +284,7 @@ static Verdict check_back(World* w, const Command* drawn) {
     command_set(&a, "eval-every", "1");
     const int has_gguf = random_one_of(&w->random, 2);
     if (has_gguf) {
-        command_set(&a, "export-gguf", "a.gguf");
+        command_set(&a, "export-gguf", "model.gguf");
     }
     const Run* x = run(w, &a, "a", &verdict);
     if (!x) {
@@ -295,8 +295,9 @@ static Verdict check_back(World* w, const Command* drawn) {
         return UNFIT;
     }
     Command b = command_back(&a, from);
+    const uint64_t gguf = hash_file("model.gguf");
     if (has_gguf) {
-        command_set(&b, "export-gguf", "b.gguf");
+        command_set(&b, "export-gguf", "model.gguf");
     }
     const Run* y = run(w, &b, "b", &verdict);
     const char* to = last_checkpoint("b", of_b);
@@ -308,9 +309,8 @@ static Verdict check_back(World* w, const Command* drawn) {
         return failed(w, "validation loss %.9g, and %.9g of the model that was saved", before, after);
     }
     verdict = saved_the_same(w, from, to);
-    return verdict == HELD && hash_file("a.gguf") != hash_file("b.gguf")
-               ? failed(w, "a.gguf and b.gguf differ")
-               : verdict;
+    return verdict == HELD && gguf != hash_file("model.gguf") ? failed(w, "model.gguf of a and of b differ")
+                                                              : verdict;
 }
 
 // ---- the same by another way ----
