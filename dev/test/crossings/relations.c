@@ -144,6 +144,7 @@ static Verdict check_batch(World* w, const Command* drawn) {
     Command a = *drawn, b;
     const Run *x, *y;
     drop_all(&a, ONE_BATCH);
+    command_set(&a, "eval-every", "0"); // whose sequences depend on the batch
     b = a;
     const char* batch = PICK(&w->random, "1", "2", "4");
     if (strcmp(batch, command_get(&a, "batch")) == 0) {
@@ -179,6 +180,7 @@ static Verdict check_ranks(World* w, const Command* drawn) {
         return UNFIT;
     }
     drop_all(&a, ONE_BATCH);
+    command_set(&a, "eval-every", "0"); // whose sequences depend on the batch
     drop_all(&a, "zero tensor-slices");
     command_set(&a, "batch", PICK(&w->random, "1", "2"));
     command_set(&a, "total-batch", "x24");
