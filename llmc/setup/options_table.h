@@ -64,6 +64,8 @@ typedef enum { MASTER_WEIGHTS_WORDS(WORDS_VALUE) } MasterWeightsChoice;
     X(SAMPLES,     NOTED,   setup_samples(s), "samples: --samples and --sample-every above 0") \
     X(SAMPLING,    NOTED,   o->samples > 0 || !o->sample_every, "--samples above 0") \
     X(TASKS,       REFUSED, options_has_tasks(o), "--tasks, --hellaswag, --core or --perplexity") \
+    X(EVERY_TASKS, REFUSED, options_has_tasks(o) || o->tasks_every <= 0, \
+        "--tasks, --hellaswag, --core or --perplexity") \
     X(PERPLEXITY,  REFUSED, o->perplexity[0], "--perplexity") \
     X(TEACHER,     REFUSED, settled_has_teacher(s), "--teacher") \
     X(FIM,         REFUSED, o->fim_rate > 0, "--fim-rate") \
@@ -498,7 +500,7 @@ const OptionRow OPTION_TABLE[] = {
         "FILES", "text or shards whose loss, perplexity and bits per byte are measured, over all of it"},
     {"tasks",      "stride",        "",   INT_(stride),            1,  1048576, AUTO_ | NEEDS_(PERPLEXITY), "auto",
         "tokens", "tokens scored per --perplexity window; the rest of --seq-len is context; auto: all of them"},
-    {"tasks",      "tasks-every",   "",   INT_(tasks_every),       0,    MANY_, AUTO_ | NEEDS_(TASKS), "auto",
+    {"tasks",      "tasks-every",   "",   INT_(tasks_every),       0,    MANY_, AUTO_ | NEEDS_(EVERY_TASKS), "auto",
         "steps", "steps between these evaluations; 0: never; auto: only at the end"},
     {"tasks",      "tasks-max",     "",   INT_(tasks_max),         0,    MANY_, NEEDS_(TASKS), "0",
         "examples", "evaluate only the first n examples of each file; of --core, n drawn ones; 0: all"},

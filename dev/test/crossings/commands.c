@@ -102,7 +102,7 @@ static const struct {
     {"threads", "1 3"},
     {"tensor-slices", "1 2"},
     {"timeout", "100"},
-    {"eval-batches", "0 1 3"},
+    {"eval-batches", "1 3"},
     {"fit", "1"},
     {"save-minutes", "0 1"},
     {"gpu-report", "1"},
@@ -117,8 +117,8 @@ static const struct {
 };
 
 // Options of every command: a tiny run.
-static const char* const CORE[] = {"arch",    "layers", "channels",    "heads", "context",
-                                   "seq-len", "batch",  "total-batch", "steps", "train-data"};
+static const char* const CORE[] = {"arch",  "layers",      "channels", "heads",      "context",     "seq-len",
+                                   "batch", "total-batch", "steps",    "train-data", "eval-batches"};
 
 int random_below(Random* r, int n) {
     uint64_t z = (r->state += 0x9E3779B97F4A7C15u); // splitmix64

@@ -86,7 +86,7 @@ static void make_by_programs(World* world) {
         char* const shards[] = {(char*)world->tokenize,
                                 "--tokenizer=in/model",
                                 "--out=in/shard",
-                                "--shard-tokens=900",
+                                "--shard-tokens=300",
                                 "--val-tokens=200",
                                 "in/pairs.jsonl",
                                 NULL};

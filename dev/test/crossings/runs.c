@@ -252,7 +252,7 @@ static void run_read_errors(Run* run, const char* name, int ranks) {
         snprintf(run->strange, sizeof(run->strange), "status %d without an error: %.400s", run->status, text);
     } else if (errors > 1 || (run->status == 0 && errors > 0)) {
         snprintf(run->strange, sizeof(run->strange), "status %d and %d errors, %d ranks: %.400s", run->status,
-                 errors, ranks, run->error);
+                 errors, ranks, text ? text : "");
     }
     free(text);
 }
