@@ -141,7 +141,8 @@ static inline int checkpoints_copy(const Options* o) { return o->save_every > 0 
 // files of at most max_gb.
 size_t checkpoints_bytes(const RankPart* part, Optimizer optimizer, SafeTensorsDtype dtype, double max_gb);
 
-// Returns the bytes of memory for the average of the weights in each save; 0: the run has none.
+// Returns the bytes of memory for the average of the weights in each save, with those of a group
+// that is gathered; 0: the run has none.
 size_t checkpoints_average_bytes(const RankPart* part, Optimizer optimizer, SafeTensorsDtype dtype,
                                  double max_gb);
 
@@ -512,8 +513,10 @@ size_t checkpoints_bytes(const RankPart* part, Optimizer optimizer, SafeTensorsD
 
 size_t checkpoints_average_bytes(const RankPart* part, Optimizer optimizer, SafeTensorsDtype dtype,
                                  double max_gb) {
-    return checkpoint_has_average_(optimizer) ? checkpoint_groups_bytes_(part, dtype, max_gb, SAFETENSORS_F32)
-                                              : 0;
+    const size_t gathered = zero_largest_group(&part->zero) * sizeof(float); // model_get_average_
+    return checkpoint_has_average_(optimizer)
+               ? checkpoint_groups_bytes_(part, dtype, max_gb, SAFETENSORS_F32) + gathered
+               : 0;
 }
 
 // Ends the program if a file has the name of a checkpoint that steps `after` + 1 to --steps will

@@ -521,11 +521,11 @@ void settle(Settled* s, RunData* data, const Options* options, const SettleInput
     settle_teacher_(s, data, input);
     setup_check_fim(s);
     settle_grid_(s);
-    setup_check_needs(stdout, s, options);
+    setup_check_needs(stderr, s, options);
     if (s->use != USE_GENERATE) {
         run_data_open(data, &s->options);
         settle_training_(s, input->model_path != NULL);
-        setup_note_late(stdout, s, data);
+        setup_note_late(stderr, s, data);
         setup_check_optimizer(s);
         setup_check_mup(s);
         setup_check_average(s);

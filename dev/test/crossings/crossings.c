@@ -1,14 +1,14 @@
 // crossings.c -- draws runs of the trainer, changes one thing, and checks what must hold between
 // them.
 //
-//     crossings --trainer build/plain/train_gpt2 [--tokenize PATH] [--seed N] [--seconds S] [--draws N]
-//               [--stop-at FAILURES] [--only RELATION] [--gpu PATH] [--keep DIR]
+//     crossings --trainer build/plain/train_gpt2 [--tokenize PATH] [--seed N] [--seconds S]
+//               [--draws N] [--stop-at FAILURES] [--only RELATION] [--gpu PATH] [--keep DIR]
 //
 // Options and their values come from the option table (commands.c), relations from relations.c. A
 // command that the trainer refuses with one clear line is no failure; options that the line names
 // are left out, and it is tried again. Each failure is one line, and its commands; the first of a
-// kind is shrunk, and kept in build/crossings with its inputs. The last line counts. With --gpu, each
-// tenth draw runs on that trainer instead.
+// kind is shrunk, and kept in build/crossings with its inputs. The last line counts. With --gpu,
+// each tenth draw runs on that trainer instead.
 #include <ctype.h>
 #include <limits.h>
 #include <stdlib.h>

@@ -52,7 +52,7 @@ typedef struct {
 int row_of(const char* name);
 // Returns why an option is not drawn; NULL if it is.
 const char* row_is_not_drawn(int row);
-// Makes the values from the table. Returns the number of rows that have neither values nor a reason.
+// Makes the values from the table. Returns the number of rows without values and without a reason.
 int values_open(Values* values, int is_gpu);
 // Returns the text of an option in a command, its default if it is not given.
 const char* command_get(const Command* command, const char* name);
@@ -101,19 +101,19 @@ typedef struct {
     int num_runs;
 } World;
 
-typedef enum { HELD, REFUSED, FAILED, UNFIT } Verdict; // UNFIT: the relation has nothing to say of it
+typedef enum { HELD, REFUSED, FAILED, UNFIT } Verdict; // UNFIT: the relation does not apply
 
 // Starts a command, with --out `out` unless it is NULL, and waits. NULL: it was not accepted, and
 // *verdict says how.
 const Run* run(World* world, const Command* command, const char* out, Verdict* verdict);
 // Starts `count` words as a program; returns its status as in Run.
 int run_words(World* world, char* const* words);
-// The same for a command that is stopped: by a signal once the log has a line of this step.
+// Starts a command that is stopped: by a signal once the log has a line of this step.
 int run_and_stop(World* world, const Command* command, const char* out, int signal, int step);
 void runs_close(World* world);
 
 // Compares the lines of training (and of validation) of two runs: relative difference of losses,
-// norms and statistics up to `tolerance`. 0 wants the same digits. Says in world->what what differs.
+// norms and statistics up to `tolerance`; 0 wants the same digits. world->what says what differs.
 enum { TRAIN_ROWS = 1, VAL_ROWS = 2, FIRST_ROWS = 4 };
 Verdict runs_agree(World* world, const Run* a, const Run* b, double tolerance, int which);
 // Compares the weights of the last checkpoints, if both have one in one file.
