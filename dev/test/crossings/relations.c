@@ -537,6 +537,16 @@ static uint64_t hash_shown(const char* out) {
     return system(shell) == 0 ? hash_file("shown") : 0;
 }
 
+// True if both runs decided on the same value, as their logs have it.
+static int decided_the_same(const char* option) {
+    char shell[512];
+    snprintf(shell, sizeof(shell),
+             "value() { sed -n '1s/.*\\(\"%s\":[^,}]*\\).*/\\1/p' $1/log.jsonl; }; [ \"$(value a)\" = "
+             "\"$(value b)\" ]",
+             option);
+    return system(shell) == 0;
+}
+
 static Verdict check_effect(World* w, const Command* drawn) {
     Command a = *drawn, b = *drawn;
     const Run *x, *y;
@@ -558,7 +568,7 @@ static Verdict check_effect(World* w, const Command* drawn) {
     snprintf(noted, sizeof(noted), "grep -qsF -e '%s' b.txt b.err", said);
     if (runs_agree(w, x, y, 0, TRAIN_ROWS | VAL_ROWS) != HELD ||
         runs_have_the_same_weights(w, x, y) != HELD || x->count != y->count ||
-        hash_shown("a") != hash_shown("b") || system(noted) == 0) {
+        hash_shown("a") != hash_shown("b") || system(noted) == 0 || decided_the_same(row->name)) {
         return HELD;
     }
     return failed(w, "--%s %s changes nothing, without a word", row->name, command_get(&b, row->name));

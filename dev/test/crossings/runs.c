@@ -228,7 +228,7 @@ static void run_read_log(Run* run) {
 static void run_read_errors(Run* run, const char* name, int ranks) {
     char path[512];
     size_t bytes;
-    int errors = 0;
+    int errors = 0, repeated = 0;
     snprintf(path, sizeof(path), "%s.err", name);
     char* text = read_file(path, &bytes);
     for (char* line = text; line && *line;) {
@@ -239,6 +239,7 @@ static void run_read_errors(Run* run, const char* name, int ranks) {
         if (strncmp(line, "error: ", 7) == 0 && errors++ == 0) {
             snprintf(run->error, sizeof(run->error), "%s", line);
         }
+        repeated += errors > 1 && strncmp(line, run->error, sizeof(run->error) - 1) == 0;
         if (strstr(line, "Sanitizer") || strstr(line, "runtime error:") || strstr(line, "Assertion")) {
             snprintf(run->strange, sizeof(run->strange), "%s", line);
         }
@@ -250,7 +251,8 @@ static void run_read_errors(Run* run, const char* name, int ranks) {
         snprintf(run->strange, sizeof(run->strange), "status %d: %.400s", run->status, text ? text : "");
     } else if (run->status != 0 && errors == 0) {
         snprintf(run->strange, sizeof(run->strange), "status %d without an error: %.400s", run->status, text);
-    } else if (errors > 1 || (run->status == 0 && errors > 0)) {
+    } else if ((errors > 1 && repeated < ranks - 1) || (run->status == 0 && errors > 0)) {
+        // each rank refuses what it refuses before they have met
         snprintf(run->strange, sizeof(run->strange), "status %d and %d errors, %d ranks: %.400s", run->status,
                  errors, ranks, text ? text : "");
     }
