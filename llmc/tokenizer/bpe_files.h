@@ -1636,7 +1636,8 @@ static int bpe_write_kept_(const Bpe* bpe, const ModelCard* card, const char* di
         FileWriter writer;
         const BpeKept* kept = &bpe->kept[i];
         char* text = bpe_kept_text_(bpe, kept, card);
-        const int is_changed = memcmp(text, kept->bytes, kept->count) != 0;
+        // a changed text has another length; it ends with its zero, as a kept one does not
+        const int is_changed = strncmp(text, (const char*)kept->bytes, kept->count) != 0;
         bpe_path(path, directory, kept->name);
         file_open(&writer, path);
         fwrite(text, 1, is_changed ? strlen(text) : kept->count, writer.file);

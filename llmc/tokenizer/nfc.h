@@ -253,6 +253,9 @@ static void nfc_compose_(const Nfc* nfc, NfcText* out) {
 }
 
 static void nfc_append_(NfcText* out, const unsigned char* text, size_t bytes) {
+    if (bytes == 0) {
+        return;
+    }
     out->text = (unsigned char*)check_reserve(out->text, &out->room, out->bytes + bytes, 1, "normalization");
     memcpy(out->text + out->bytes, text, bytes);
     out->bytes += bytes;
