@@ -489,6 +489,9 @@ static void settle_check_initial_(const Options* o, const SettleInput* input) {
     }
 }
 
+// Returns where notes go: not into the settings of --print-config.
+static FILE* settle_notes_(const Options* options) { return options->print_config ? stderr : stdout; }
+
 void settle(Settled* s, RunData* data, const Options* options, const SettleInput* input) {
     memset((void*)s, 0, sizeof(*s));
     s->options = *options;
@@ -521,11 +524,11 @@ void settle(Settled* s, RunData* data, const Options* options, const SettleInput
     settle_teacher_(s, data, input);
     setup_check_fim(s);
     settle_grid_(s);
-    setup_check_needs(stderr, s, options);
+    setup_check_needs(settle_notes_(options), s, options);
     if (s->use != USE_GENERATE) {
         run_data_open(data, &s->options);
         settle_training_(s, input->model_path != NULL);
-        setup_note_late(stderr, s, data);
+        setup_note_late(settle_notes_(options), s, data);
         setup_check_optimizer(s);
         setup_check_mup(s);
         setup_check_average(s);
