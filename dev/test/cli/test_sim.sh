@@ -168,7 +168,7 @@ check "a cache that cannot be written does not stop a run" [ $? = 0 ]
 check "one line says so, too" [ "$(grep -c '^warning: /dev/null/pretrain.c: cannot open' err.txt) $(wc -l <err.txt)" = "1 1" ]
 env -u HOME -u XDG_CACHE_HOME "$gpu" "${small[@]}" --channels 32 --gpu-report 4 >out.txt 2>err.txt
 check "nor does it take a home" [ "$? $(wc -l <err.txt)" = "0 0" ]
-check "--gpu-report lists the matmuls" [ "$(grep -c '^matmul (.*: algorithm 3 of 4, .* TFLOP/s$' out.txt)" -ge 10 ]
+check "--gpu-report lists the matmuls" [ "$(grep -c '^matmul (.*: algorithm 3 of 6, .* TFLOP/s$' out.txt)" -ge 10 ]
 check "a run without autotune" "$gpu" "${saved[@]}" --autotune off --out off
 check "keeps no algorithms" [ ! -e off/step_00000004/matmul.json ]
 unset CUSIM_LT_FAST
