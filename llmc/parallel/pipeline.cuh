@@ -5,9 +5,7 @@ They are queued on the stream of communication, behind what this process has que
 each process then has one operation of its data group or of the pipeline under way at a time, and
 no order of these waits in a circle. Each message waits for all work that the main stream has so
 far, which makes what is sent and has read what is overwritten. The main stream waits for it at
-once: what is received is there, and what was sent may be overwritten. Only between two forward
-passes of the first stage, which receives nothing, it waits after the second one: that writes to
-another place.
+once: what is received is there, and what was sent may be overwritten.
 */
 #ifndef LLMC_PIPELINE_CUH
 #define LLMC_PIPELINE_CUH
@@ -36,11 +34,6 @@ static inline void pipeline_close(PipelineGpu* p) {
     CUDA_CHECK(cudaEventDestroy(p->ready));
 }
 
-// Lets the main stream wait for the last messages.
-static inline void pipeline_wait_(const PipelineGpu* p) {
-    CUDA_CHECK(cudaStreamWaitEvent(p->main.stream, p->arrived, 0));
-}
-
 // Sends and receives these messages, as one exchange.
 static inline void pipeline_move_(const PipelineGpu* p, const GroupMove* moves, int count) {
     if (count > 0) {
@@ -48,6 +41,7 @@ static inline void pipeline_move_(const PipelineGpu* p, const GroupMove* moves, 
         CUDA_CHECK(cudaStreamWaitEvent(p->comm.stream, p->ready, 0));
         group_exchange(moves, count, p->group, p->comm.stream);
         CUDA_CHECK(cudaEventRecord(p->arrived, p->comm.stream));
+        CUDA_CHECK(cudaStreamWaitEvent(p->main.stream, p->arrived, 0));
     }
 }
 
@@ -57,11 +51,7 @@ static inline void pipeline_exchange(const PipelineGpu* p, PipelineAction before
                                      PipelineStream stream) {
     GroupMove moves[PIPELINE_MOVES];
     const int count = pipeline_moves(moves, p->group->size, p->group->rank, before, next, stream);
-    pipeline_wait_(p); // for what the exchange before has sent
     pipeline_move_(p, moves, count);
-    if (before.pass != PIPELINE_FORWARD || next.pass != PIPELINE_FORWARD || p->group->rank > 0) {
-        pipeline_wait_(p);
-    }
 }
 
 // Moves data from one stage to another; the others do nothing.
@@ -70,7 +60,6 @@ static inline void pipeline_hand_over(const PipelineGpu* p, int from, int to, vo
     const GroupMove move = {sends ? to : from, data, bytes, sends};
     if (sends || p->group->rank == to) {
         pipeline_move_(p, &move, 1);
-        pipeline_wait_(p);
     }
 }
 
