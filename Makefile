@@ -85,7 +85,7 @@ KERNEL_ROOMS = ops bf16 optim parallel tokenizer
 # of the time. Compiled apart are: what has flags of its own; what a header includes before its own
 # declarations; and modules of which tests change a constant. The plain build has no units: so each
 # header also compiles alone, and kernels are the same whatever else is in their room.
-APART = base/printable base/processor setup/options setup/option_files setup/options_values data/documents data/encode_threads tokenizer/bpe_encode tokenizer/bpe_train
+APART = base/printable base/processor $(addprefix setup/,option_files options options_config options_names options_values) data/documents data/encode_threads tokenizer/bpe_encode tokenizer/bpe_train
 # A program may have its own copy of a module: what changes its constants or its table, and tests of
 # private functions. Of a unit, which the linker cannot leave out, the second copy is ignored.
 second_copy = $(if $(strip $(UNITS)),-Wl$(comma)-z$(comma)muldefs)
