@@ -1289,7 +1289,8 @@ Answers documents_answers(const char* path, const char* field) {
     }
     memset(&block, 0, sizeof(block));
     documents_open(&source, &options, &path, 1);
-    documents_next(&source, &block); // what is wrong is reported when all is read
+    source.has_mark = 1; // what there is to say is said when all is read
+    documents_next(&source, &block);
     for (size_t i = 0; i < block.num_parts; i++) {
         const Answers one = block.parts[i].role < (int)CHAT_ROLES ? ANSWERS_CHATS : ANSWERS_PROMPTS;
         answers = one > answers ? one : answers;
