@@ -12,6 +12,7 @@ unset MAKEFLAGS MFLAGS MAKELEVEL          # what the test builds is no part of t
 export OMP_WAIT_POLICY=passive            # threads that spin would starve each other
 export ASAN_OPTIONS=detect_odr_violation=0 # second copies of modules (second_copy in the Makefile)
 export UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=atexit_sleep_ms=0:exitcode=66
+[[ $name != sim/* ]] || TSAN_OPTIONS+=":suppressions=$PWD/dev/test/lib/tsan_suppressions.txt"
 mkdir -p "$(dirname "$ok")"
 TIMEFORMAT='%U %S'
 { time timeout 900 "$@" >"$ok.out" 2>&1; } 2>"$ok.cpu"
