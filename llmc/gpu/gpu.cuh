@@ -116,6 +116,7 @@ static inline void gpu_open(Gpu* gpu, int device) {
     CUDA_CHECK(cudaStreamCreateWithFlags(&gpu->stream, cudaStreamNonBlocking));
     CUDA_CHECK(cudaMalloc((void**)&gpu->taken, sizeof(unsigned)));
     CUDA_CHECK(cudaMemsetAsync(gpu->taken, 0, sizeof(unsigned), gpu->stream));
+    CUDA_CHECK(cudaStreamSynchronize(gpu->stream)); // nothing is queued on a new GPU
 }
 
 static inline void gpu_close(Gpu* gpu) {
