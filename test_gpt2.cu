@@ -578,10 +578,10 @@ static void expect_same_bits(const char* what, Bits want, Settings settings, con
 
 // Compares loss and gradients in fp8 with the CPU's. A number that the two put on different sides
 // of the middle of two codes differs by a sixteenth: few do in fp32, some in a hundred with 16
-// bits. Gradients without fp8 are 2 to 11 % away.
+// bits. Gradients without fp8 are 2 to 11 % away: in fp32 that shows.
 static void test_fp8_against_cpu(Settings settings, const float* weights) {
     int tokens[BATCHES * N], targets[BATCHES * N];
-    const double near = 1e-2 + 2 * tolerance();
+    const double near = 1e-2 + 3 * tolerance(); // of both passes, and of codes
     batch_tokens(tokens, targets);
     settings.fp8 = 1;
     Model* model = test_open(settings, B, weights);
