@@ -127,7 +127,7 @@ scripts_with_asan=(cli_{cli,generate,data,report,tokenize})
 test_plain() {
     # shellcheck disable=SC2046 # names without blanks
     variant plain "${vector_rooms[@]}" "${slow_with_asan[@]}" cli_{families,architectures,misuse,teacher,kill,experts,watch,answers} \
-        crossings $(quarter build/plain/cli_ranks) $(quarter build/plain/cli_pipeline)
+        $(quarter build/plain/cli_ranks) $(quarter build/plain/cli_pipeline)
 }
 variant_asan() {
     variant asan "$@" -- UNITS=1 \
@@ -217,7 +217,7 @@ test_plain_rest() {
     for room in "${rooms[@]}"; do
         [[ " ${vector_rooms[*]} ${slow_with_asan[*]} " = *" $room "* ]] || others+=("$room")
     done
-    variant plain "${others[@]}" "${scripts_with_asan[@]}"
+    variant plain "${others[@]}" "${scripts_with_asan[@]}" crossings
     variant_asan "${slow_with_asan[@]}"
 }
 
