@@ -21,7 +21,7 @@
 #     curve       100 steps of 124M on the same text: BF16, FP32 and PyTorch
 #     answers     answers of cublasLt and of the instructions' tests on this card, for dev/cusim
 #     fp8         124M and the larger models without --matmul fp8 and with it, in turn
-# D   wgmma       tests of the kernels by wgmma, norms and races; if they fail, only mma goes on
+# D   wgmma       tests of the wgmma kernels, norms and races; if they fail, only mma is measured
 #     tiles       attention by each of its instructions and tilings; norms, heads and experts
 #     ways        124M, and models of other kinds, with attention by mma, by wgmma, and by whichever
 #                 autotune finds faster, in turn

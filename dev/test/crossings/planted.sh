@@ -14,8 +14,7 @@ calm=${CALM:-20}
 settings=(UNITS=1 OPT=-O1 MODULES_OPT=-O0)
 
 # NAME @ RELATION @ FILE @ what sed does to it
-faults='overwritten @ inputs @ llmc/run/run_outputs.h @ s/path\[0\] && row->flags & OPTION_READS_LIST/0 \&\& row->flags \& OPTION_READS_LIST/
-unsaved @ config @ llmc/setup/options.h @ s/if (row->type != OPTION_FLAG && option_repeats_(options, row)) {/if (row->type != OPTION_FLAG \&\& row->type != OPTION_FLOAT \&\& option_repeats_(options, row)) {/
+faults='unsaved @ config @ llmc/setup/options.h @ s/if (row->type != OPTION_FLAG && option_repeats_(options, row)) {/if (row->type != OPTION_FLAG \&\& row->type != OPTION_FLOAT \&\& option_repeats_(options, row)) {/
 silent @ effect @ llmc/setup/conflicts.h @ s/if (words && ranks_rank(&s->ranks) == 0) {/if (words \&\& ranks_rank(\&s->ranks) < 0) {/
 position @ cut @ llmc/checkpoint/run_state.h @ s/^    \*state = \*saved;/&\n    state->sequence = 0;/
 sum @ ranks @ llmc/comm/comm.h @ /^double comm_sum/,/^}/s/r < c->size;/r < c->size - (c->size > 1);/
