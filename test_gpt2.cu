@@ -571,6 +571,10 @@ static Bits bits_after_updates(Settings settings, const float* weights) {
 }
 
 static void expect_same_bits(const char* what, Bits want, Settings settings, const float* weights) {
+    static int number = 0; // each test is a process
+    if (!test_has_case(number++)) {
+        return;
+    }
     const Bits got = bits_after_updates(settings, weights);
     EXPECT(got.bytes == want.bytes && memcmp(got.data, want.data, want.bytes) == 0, "%s", what);
     free(got.data);
@@ -1381,6 +1385,9 @@ TEST(settings_of_architectures) {
     ModelConfig archs[ARCHS];
     set_archs(archs);
     for (int i = 0; i < ARCHS; i++) {
+        if (!test_has_case(i)) {
+            continue;
+        }
         if (archs[i].arch == ARCH_MIXTRAL || archs[i].arch == ARCH_GLM4MOE) { // both routers
             test_same_bits_of_experts(&archs[i]);
         } else {

@@ -40,7 +40,7 @@ run_test = @dev/test/run_one.sh $@
 
 # The whole model: a sanitizer, and other vectors, run each operation (composition) and the frozen
 # parameters, whose memory is laid out otherwise.
-build/asan/test_run.ok build/avx2/test_run.ok: private WORDS = composition freeze mup
+build/asan/test_run.ok build/avx2/test_run.ok: private WORDS = composition freeze mup -coordinates
 
 # `make check` leaves out what takes longest.
 build/check/test_run.ok: private WORDS = composition freeze

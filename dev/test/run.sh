@@ -37,6 +37,8 @@ skip() { echo "skipped: $*" | tee -a "$work/skipped"; }
 draw=${DRAW:-$(git --git-dir=.git rev-parse HEAD 2>/dev/null || echo none)}
 draw=${draw:0:7}
 CROSSINGS_SEED=$(cksum <<<"$draw" | cut -d ' ' -f 1) # what the test crossings draws
+# Half of the cases of tests that ask for it (test_has_case of test.h); DRAW=all: all.
+[ "$draw" = all ] || export TEST_HALF=$((CROSSINGS_SEED % 2 + 1))
 export CROSSINGS_SEED
 
 # drawn WHAT CHOICE...: prints one of the choices, or all.
@@ -122,19 +124,30 @@ threaded_with() {
 # slowly.
 slow_with_asan=(test_setup)
 
+# Scripts that read files of all kinds: a run has each with the address sanitizer, or without.
+reading_scripts=(cli_{cli,generate,data,report,tokenize})
+# reading_with BUILD: prints those that are drawn for it.
+reading_with() {
+    local script build
+    for script in "${reading_scripts[@]}"; do
+        for build in $(drawn "build for $script" asan plain); do
+            [ "$build" != "$1" ] || echo "$script"
+        done
+    done
+}
+
 # What has no vectors is tested with the address sanitizer; here only by `make check` and `rest`.
-scripts_with_asan=(cli_{cli,generate,data,report,tokenize})
 test_plain() {
     # shellcheck disable=SC2046 # names without blanks
     variant plain "${vector_rooms[@]}" "${slow_with_asan[@]}" cli_{families,architectures,misuse,teacher,kill,experts,watch,answers} \
-        $(quarter build/plain/cli_ranks) $(quarter build/plain/cli_pipeline)
+        $(quarter build/plain/cli_ranks) $(quarter build/plain/cli_pipeline) $(reading_with plain)
 }
 variant_asan() {
     variant asan "$@" -- UNITS=1 \
         OPT="-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all" MODULES_OPT=-Og TEST_OPT="-O0 -fno-sanitize=undefined"
 }
 # shellcheck disable=SC2046 # names without blanks
-test_asan() { variant_asan $(without "${threaded[*]} ${slow_with_asan[*]}" "${rooms[@]}") $(threaded_with asan) "${scripts_with_asan[@]}"; }
+test_asan() { variant_asan $(without "${threaded[*]} ${slow_with_asan[*]}" "${rooms[@]}") $(threaded_with asan) $(reading_with asan); }
 # shellcheck disable=SC2046 # names without blanks
 test_tsan() { variant tsan $(threaded_with tsan) -- UNITS=1 OPENMP= OPT="-O1 -g1 -fsanitize=thread" $quick_modules; }
 # Prints avx2 if the plain tests have wider vectors.
@@ -163,25 +176,56 @@ has_sim() {
     local why
     why=$(has_simulated_gpu sim) || { skip "${why#skipped: }" && false; }
 }
-# sims MODE TEST...: those of the simulated GPU.
-sims() { printf "build/sim/$1/%s " "${@:2}"; }
-test_sim() {
-    local goal order part tests=() whole=()
-    has_sim || return
-    for part in $(drawn "precision of the whole model" BF16 FP32); do
-        whole+=("build/sim/$part-plain/test_gpt2")
+# Rooms of the simulated GPU whose kernels take long, plain and with a sanitizer: a run has each in
+# one of these ways. The others are quick: a run has all of them plain, and half with a sanitizer.
+long_gpu_rooms=(test_{ops,optim,attention_small})
+# sim_rooms SANITIZER: prints those that are drawn for it; `plain`: without one.
+sim_rooms() {
+    local room how
+    # shellcheck disable=SC2046 # names without blanks
+    for room in $([ "$1" = plain ] && without "${long_gpu_rooms[*]}" "${gpu_rooms[@]}" ||
+        every_second "quick rooms with $1" $(without "${long_gpu_rooms[*]}" "${gpu_rooms[@]}")); do
+        echo "build/sim/$1/$room"
     done
-    for goal in "${whole[@]}" $(sims plain "${gpu_rooms[@]}"); do
-        for order in $(drawn "order of ${goal#build/sim/}" down random greedy); do
-            tests+=("$goal.$order")
+    for room in "${long_gpu_rooms[@]}"; do
+        for how in $(drawn "way of the simulated $room" plain sanitized); do
+            [ "$how" != "$([ "$1" = plain ] && echo plain || echo sanitized)" ] || echo "build/sim/$1/$room"
         done
     done
-    # shellcheck disable=SC2046,SC2207 # names without blanks
-    for part in $(drawn "sanitizer of the simulated GPU" asan tsan msan); do
-        tests+=("build/sim/BF16-$part/test_gpt2" $(sims "$part" $(every_second "rooms with $part" "${gpu_rooms[@]}")) "build/sim/cusim.$part")
+}
+# The trainer, and scripts that run it.
+test_sim_trainer() {
+    local precision
+    for precision in $(drawn "precision of the simulated trainer" BF16 FP32); do
+        case $precision in
+        # shellcheck disable=SC2046 # names without blanks
+        BF16) printf '%s\n' build/sim/cli_experts $(quarter build/sim/cli_ranks) $(quarter build/sim/cli_pipeline) ;;
+        FP32) printf '%s\n' build/sim/cli_{sim,generate} ;;
+        esac
     done
-    # shellcheck disable=SC2046
-    variant sim "${tests[@]}" build/sim/cli_{sim,generate,experts} $(quarter build/sim/cli_ranks) $(quarter build/sim/cli_pipeline)
+}
+test_sim() {
+    local goal whole tests=() plain=() sanitizer
+    has_sim || return
+    # shellcheck disable=SC2207 # names without blanks
+    plain=($(sim_rooms plain))
+    read -ra sanitizer <<<"$(drawn "sanitizer of the simulated GPU" asan tsan msan)"
+    for whole in $(drawn "way of the whole simulated model" BF16-plain FP32-plain BF16-sanitized); do
+        case $whole in
+        *plain) plain+=("build/sim/$whole/test_gpt2") ;;
+        *) tests+=("${sanitizer[@]/%//test_gpt2}") && tests=("${tests[@]/#/build/sim/BF16-}") ;;
+        esac
+    done
+    for goal in "${plain[@]}"; do
+        # shellcheck disable=SC2046 # names without blanks
+        tests+=($(printf "$goal.%s " $(drawn "order of ${goal#build/sim/}" down random greedy)))
+    done
+    for goal in "${sanitizer[@]}"; do
+        # shellcheck disable=SC2207 # names without blanks
+        tests+=($(sim_rooms "$goal") "build/sim/cusim.$goal")
+    done
+    # shellcheck disable=SC2046 # names without blanks
+    variant sim "${tests[@]}" $(test_sim_trainer)
 }
 has_nvcc() { command -v nvcc >/dev/null || { skip "nvcc is missing: the GPU trainer is not compiled for any GPU" && false; }; }
 # Both compile every kernel; one looks for spilled registers, the other links cuDNN's attention.
@@ -217,7 +261,7 @@ test_plain_rest() {
     for room in "${rooms[@]}"; do
         [[ " ${vector_rooms[*]} ${slow_with_asan[*]} " = *" $room "* ]] || others+=("$room")
     done
-    variant plain "${others[@]}" "${scripts_with_asan[@]}" crossings
+    variant plain "${others[@]}" crossings
     variant_asan "${slow_with_asan[@]}"
 }
 
@@ -272,7 +316,7 @@ summary() {
     for goal in $failed; do
         { [ -e "$goal.failed" ] && tail -n 20 "$goal.failed" || echo "it could not be built"; } | sed "s|^|again: ${goal#build/}: |"
     done
-    cat "$work/drawn" 2>/dev/null && echo "drawn: by $draw; DRAW=$draw draws the same again, DRAW=all runs all"
+    awk '!seen[$0]++' "$work/drawn" 2>/dev/null && echo "drawn: by $draw; DRAW=$draw draws the same again, DRAW=all runs all"
     skipped=$(cat "$work/skipped" "${goals[@]}" 2>/dev/null | grep -c '^skipped: ')
     failed=$(wc -w <<<"$failed")
     echo "$((${#goals[@]} - failed)) passed, $failed failed, $skipped skipped"

@@ -137,10 +137,13 @@ static void load(const Saved* saved, Optimizer optimizer, ModelConfig whole, Gri
     }
 }
 
-// Every grid reads what every grid has written.
+// Every grid reads what every grid, or every second one, has written.
 static void elastic(Optimizer optimizer, ModelConfig whole, const GridShape* shapes, int count) {
     Saved saved;
     for (int from = 0; from < count; from++) {
+        if (!test_has_case(from)) {
+            continue;
+        }
         save(&saved, optimizer, whole, shapes[from], (from + 1) % 3);
         for (int to = 0; to < count; to++) {
             load(&saved, optimizer, whole, shapes[to], to % 3);

@@ -75,7 +75,9 @@ lines=('llama --kv-heads 2 --own-head on' 'mistral --window 9' 'qwen2 --kv-heads
     'qwen3 --head-size 32 --kv-heads 2 --window 7 --window-pattern SL' 'arcee' 'nanochat --kv-heads 2'
     'mixtral --experts 4 --window 9' 'qwen3moe --experts 3 --kv-heads 2' 'olmoe --experts 6 --experts-used 3'
     'glm4moe --experts 4 --shared-hidden 256 --own-head on')
-for line in "${lines[@]}"; do
+for i in "${!lines[@]}"; do
+    has_case "$i" || continue
+    line=${lines[i]}
     arch=${line%% *}
     # shellcheck disable=SC2206
     model=(--arch $line "${tiny[@]}")

@@ -50,7 +50,7 @@ ends_all() {
     else
         check "$what: $(grep -m 1 '^    on ' stderr)" [ "$(grep -c '^    on ' stderr)" = 0 ]
     fi
-    check "$what: processes are left" [ -z "$(pgrep -f "^$collectives")" ]
+    check "$what: processes are left" none_left "$collectives"
 }
 
 test_messages() {
@@ -104,7 +104,7 @@ test_watchdog() {
     check "a stopped rank: exit status $status, after $seconds s" [ $status = 1 -a $seconds -le $end_s ]
     check "a stopped rank: the others" [ "$(grep -c "^error: rank [01] of 3 (.*) $line, reduce of block 7" stderr)" = 2 ]
     check "a stopped rank: itself" [ "$(grep -c '^error: ' stderr)" = 2 ]
-    check "a stopped rank: processes are left" [ -z "$(pgrep -f "^$collectives")" ]
+    check "a stopped rank: processes are left" none_left "$collectives"
     ranks 3 "$collectives" slow --timeout 2
     check "a slow rank: exit status $status, after $seconds s" [ $status = 1 -a $seconds -le $end_s ]
     check "a slow rank: itself" grep -q "^error: rank 2 of 3 (.*) $line, loading data" stderr
@@ -725,7 +725,7 @@ ended() {
     status=$?
     check "$1: exit status $status, wanted $2" [ $status = "$2" ]
     check "$1: took $((SECONDS - begin)) s" [ $((SECONDS - begin)) -le $end_s ]
-    check "$1: processes are left" [ -z "$(pgrep -f "^$trainer")" ]
+    check "$1: processes are left" none_left "$trainer"
 }
 
 rank_pid() { pgrep -f "^$trainer" | sed -n "$1p"; }
@@ -810,7 +810,7 @@ stuck_gpus() {
     by_mpi 3 "$@"
     check "$what: exit status $status, after $seconds s" [ $status = 1 -a $seconds -le $end_s ]
     check "$what: rank 0" grep -q "^error: rank 0 of 3 (.*) has waited [0-9]* s in step 12, the GPU's work" stderr
-    check "$what: processes are left" [ -z "$(pgrep -f "^$collectives")" ]
+    check "$what: processes are left" none_left "$collectives"
 }
 
 test_gpu_watchdog() {
@@ -1262,7 +1262,7 @@ test_kill_without_mpi() {
     all_end
     check "kill -9 of one rank: exit status $status" [ "$status" = "1 137" ]
     check "kill -9 of one rank: $(cat stderr.0)" grep -q "^error: rank 1 of 2 (.*) has ended; rank 0 was in step [0-9]*, .*; tcp_killed has a checkpoint of step [0-9]*: --resume on continues\$" stderr.0
-    check "kill -9 of one rank: processes are left" [ -z "$(pgrep -f "^$trainer")" ]
+    check "kill -9 of one rank: processes are left" none_left "$trainer"
 }
 
 if [ $is_gpu ]; then

@@ -5,6 +5,8 @@
 #     check_error WHAT STATUS WORDS     `status` and the file `stderr` of a command must be one error with this exit
 #                                       status, which contains all of the words (separated by |)
 #     is_here TOOL [WHAT]               fails without the tool; prints that WHAT, or the test, is skipped
+#     has_case NUMBER                   fails for the half of the cases of a long test that was not drawn
+#     none_left PATTERN                 waits until no process has a command that starts so
 #     check_done                        prints the number of checks; fails if one failed
 # shellcheck shell=bash disable=SC2154
 checks=0
@@ -40,4 +42,18 @@ is_here() {
 check_done() {
     echo "$name: $checks checks, $failures failed"
     [ "$failures" = 0 ]
+}
+
+# has_case NUMBER: succeeds if this case of a long test is to run: all do, or with TEST_HALF=1 or 2
+# (run.sh draws it) every second.
+has_case() { [ -z "${TEST_HALF:-}" ] || [ $(($1 % 2)) = $((TEST_HALF % 2)) ]; }
+
+# none_left PATTERN: succeeds as soon as no process has a command that starts so; fails after 10 s.
+none_left() {
+    local i
+    for i in {1..100}; do
+        pgrep -f "^$1" >/dev/null || return 0
+        sleep 0.1
+    done
+    return 1
 }

@@ -60,6 +60,13 @@ extern "C"
         test_register(&test);                                                                                \
     }
 
+// True if case `number` of a long test is to run: all of them, or with TEST_HALF=1 or 2 in the
+// environment (dev/test/run.sh draws it) every second.
+static inline int test_has_case(int number) {
+    const char* half = getenv("TEST_HALF");
+    return !half || number % 2 == atoi(half) % 2;
+}
+
 // Counts a failure and says which; the test continues, so that one run shows all that is wrong.
 #define EXPECT(ok, ...)                                                                                      \
     do {                                                                                                     \

@@ -540,9 +540,15 @@ TEST(attention_by_wgmma) {
 TEST(attention) {
     Gpu gpu;
     gpu_open(&gpu, 0);
-    test_type<float>(&gpu);
-    test_type<bf16>(&gpu);
-    UNSANITIZED(test_type<fp16>(&gpu));
+    if (test_has_case(1)) {
+        test_type<float>(&gpu);
+    }
+    if (test_has_case(2)) {
+        test_type<bf16>(&gpu);
+    }
+    if (test_has_case(3)) {
+        UNSANITIZED(test_type<fp16>(&gpu));
+    }
     EXPECT(!simulated || test_dies(forward_too_large, &gpu, EXIT_FAILURE,
                                    "attention: heads of size 129|wanted at most 128"),
            "large heads");
