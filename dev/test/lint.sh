@@ -3,7 +3,7 @@
 # C11, and all headers as C++17, without warnings; checks the format of C sources, their comments and
 # rooms, and that shell scripts parse.
 #
-#     make lint
+#     make lint                   by make test: half of the rooms' headers (TEST_HALF)
 #     dev/test/lint.sh quick      of the compilers' work only the GPU trainer; rooms, formatting, scripts
 #
 # One line for each problem; the last line counts them. Missing tools are reported and skipped.
@@ -35,13 +35,14 @@ as_unit() { printf -- '-include %s ' "$1"$2; echo -x c++ /dev/null; }
 # build compiles that alone. Then the headers of a room as one unit of C++, without implementations,
 # by clang without OpenMP: both languages, both compilers, both sides of #ifdef _OPENMP.
 lint_headers() {
-    local header room
+    local header room number=0
     for header in llmc/*.h llmc/*/*.h; do
         grep -q '_IMPLEMENTATION$' "$header" ||
             lint "$header as C, gcc" gcc -std=gnu11 -fopenmp "${warnings[@]}" -x c "$header"
     done
     # shellcheck disable=SC2046 # names without blanks
     for room in llmc/ llmc/*/; do
+        has_case $((number++)) || continue
         if [ $clang = yes ]; then
             lint "$room as C++, clang" clang++ -std=gnu++17 "${warnings[@]}" -Wno-unknown-pragmas $(as_unit "$room" '*.h')
         elif [ $gxx = yes ]; then
@@ -72,9 +73,10 @@ lint_gpu_trainer() { ! has_cuda_headers train_gpt2.cu || lint train_gpt2.cu cuda
 # A room's as one unit, with the CPU device's CUDA, after floatx.cuh, which comes before model.h;
 # that each includes what it uses, lint_rooms.py looks at.
 lint_cuda_headers() {
-    local room
+    local room number=0
     has_cuda_headers ".cuh headers" || return
     for room in $(dirname llmc/*/*.cuh | sort -u); do
+        has_case $((number++)) || continue
         # shellcheck disable=SC2046 # names without blanks
         lint "$room/*.cuh, g++" cuda_compiler -include llmc/gpu/floatx.cuh $(as_unit "$room/" '!(*_cudnn).cuh') # cuDNN is for nvcc.sh
     done

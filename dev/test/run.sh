@@ -136,7 +136,7 @@ reading_with() {
     done
 }
 
-# What has no vectors is tested with the address sanitizer; here only by `make check` and `rest`.
+# Rooms without vectors are tested with the address sanitizer; here only by `make check` and `rest`.
 test_plain() {
     # shellcheck disable=SC2046 # names without blanks
     variant plain "${vector_rooms[@]}" "${slow_with_asan[@]}" cli_{families,architectures,misuse,teacher,kill,experts,watch,answers} \
@@ -147,7 +147,10 @@ variant_asan() {
         OPT="-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all" MODULES_OPT=-Og TEST_OPT="-O0 -fno-sanitize=undefined"
 }
 # shellcheck disable=SC2046 # names without blanks
-test_asan() { variant_asan $(without "${threaded[*]} ${slow_with_asan[*]}" "${rooms[@]}") $(threaded_with asan) $(reading_with asan); }
+test_asan() {
+    variant_asan $(without "${threaded[*]} ${slow_with_asan[*]} ${vector_rooms[*]}" "${rooms[@]}") \
+        $(every_second "rooms with vectors, with asan" "${vector_rooms[@]}") $(threaded_with asan) $(reading_with asan)
+}
 # shellcheck disable=SC2046 # names without blanks
 test_tsan() { variant tsan $(threaded_with tsan) -- UNITS=1 OPENMP= OPT="-O1 -g1 -fsanitize=thread" $quick_modules; }
 # Prints avx2 if the plain tests have wider vectors.
@@ -197,8 +200,8 @@ sim_rooms() {
 test_sim_trainer() {
     local precision
     for precision in $(drawn "precision of the simulated trainer" BF16 FP32); do
-        case $precision in
         # shellcheck disable=SC2046 # names without blanks
+        case $precision in
         BF16) printf '%s\n' build/sim/cli_experts $(quarter build/sim/cli_ranks) $(quarter build/sim/cli_pipeline) ;;
         FP32) printf '%s\n' build/sim/cli_{sim,generate} ;;
         esac
@@ -222,7 +225,8 @@ test_sim() {
     done
     for goal in "${sanitizer[@]}"; do
         # shellcheck disable=SC2207 # names without blanks
-        tests+=($(sim_rooms "$goal") "build/sim/cusim.$goal")
+        tests+=($(sim_rooms "$goal"))
+        [ "$(drawn "tests of the simulator itself" yes no)" = no ] || tests+=("build/sim/cusim.$goal")
     done
     # shellcheck disable=SC2046 # names without blanks
     variant sim "${tests[@]}" $(test_sim_trainer)
