@@ -14,7 +14,7 @@ set -u
 cd "$(dirname "$0")/../.." || exit 1
 
 # NAME @ FILE @ what sed does to it @ tests
-faults='sign @ llmc/ops/activation.h @ s/\* gelu_derivative_(x), n - i/* -gelu_derivative_(x), n - i/ @ plain/test_ops
+faults='sign @ llmc/ops/activation.h @ s/^\( *const Vec slope = \)\(name##_precise_.*derivative\);/\1-(\2);/ @ plain/test_ops
 remainder @ llmc/bf16/tile_layout.h @ /^ALWAYS_INLINE Bf16Part bf16_inside_/,/^}/s/p < k; p++/p < k - 1; p++/ @ plain/test_bf16
 wait @ llmc/gpu/batch_queue.cuh @ /cudaStreamWaitEvent(queue->gpu->stream, queue->arrived/d @ sim/plain/test_gpu.down sim/plain/test_gpu.random sim/plain/test_gpu.greedy
 uninitialized @ llmc/ops/checksum.cuh @ /cudaMemsetAsync(sum, 0/d @ sim/plain/test_ops.down sim/plain/test_ops.random sim/plain/test_ops.greedy sim/msan/test_ops

@@ -158,7 +158,7 @@ narrower_vectors() {
     local march
     read -r march <<<"$(make -s print-MARCH)"
     # shellcheck disable=SC2086 # no option, or one
-    ! cc $march -dM -E -x c /dev/null | grep -qw __AVX512F__ || echo avx2
+    ! cc $march -dM -E -x c /dev/null | grep -w __AVX512F__ >/dev/null || echo avx2
 }
 test_avx2() { variant avx2 "${vector_rooms[@]}" -- UNITS=1 MARCH=-march=haswell OPT=-O2 $quick_modules; }
 test_avx512() { # and AMX, emulated
