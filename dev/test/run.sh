@@ -108,17 +108,8 @@ without() {
     for word in "${@:2}"; do [[ " $1 " = *" $word "* ]] || echo "$word"; done
 }
 
-# Rooms with threads: a run has each with the address sanitizer, or with the thread sanitizer.
+# Rooms with threads: a run has half of them with the thread sanitizer, too.
 threaded=(test_{data,corpus,comm,checkpoint})
-# threaded_with SANITIZER: prints those that are drawn for it.
-threaded_with() {
-    local room sanitizer
-    for room in "${threaded[@]}"; do
-        for sanitizer in $(drawn "sanitizer of $room" asan tsan); do
-            [ "$sanitizer" != "$1" ] || echo "$room"
-        done
-    done
-}
 
 # Most tests of this room are processes that end with an error, and under a sanitizer each starts
 # slowly.
@@ -148,11 +139,11 @@ variant_asan() {
 }
 # shellcheck disable=SC2046 # names without blanks
 test_asan() {
-    variant_asan $(without "${threaded[*]} ${slow_with_asan[*]} ${vector_rooms[*]}" "${rooms[@]}") \
-        $(every_second "rooms with vectors, with asan" "${vector_rooms[@]}") $(threaded_with asan) $(reading_with asan)
+    variant_asan $(without "${slow_with_asan[*]} ${vector_rooms[*]}" "${rooms[@]}") \
+        $(every_second "rooms with vectors, with asan" "${vector_rooms[@]}") $(reading_with asan)
 }
 # shellcheck disable=SC2046 # names without blanks
-test_tsan() { variant tsan $(threaded_with tsan) -- UNITS=1 OPENMP= OPT="-O1 -g1 -fsanitize=thread" $quick_modules; }
+test_tsan() { variant tsan $(every_second "rooms with threads, with tsan" "${threaded[@]}") -- UNITS=1 OPENMP= OPT="-O1 -g1 -fsanitize=thread" $quick_modules; }
 # Prints avx2 if the plain tests have wider vectors.
 narrower_vectors() {
     local march
