@@ -162,6 +162,9 @@ void tokens_fill(const TokenStream* stream, size_t start, size_t n, int* out);
 
 int tokens_at(const TokenStream* stream, size_t position);
 
+// Prints where the tokens [start, start + n) of the stream are: "books.bin tokens 1024-2047".
+void tokens_print_place(FILE* file, const TokenStream* stream, size_t start, size_t n);
+
 // True if a file of the stream has a mask.
 int tokens_have_mask(const TokenStream* stream);
 
@@ -965,6 +968,16 @@ int tokens_at(const TokenStream* stream, size_t position) {
     int token;
     tokens_fill(stream, position, 1, &token);
     return token;
+}
+
+void tokens_print_place(FILE* file, const TokenStream* stream, size_t start, size_t n) {
+    const size_t position = stream->begin + start;
+    const TokenSpan* span = tokens_find_(stream, position);
+    const size_t at = position - span->first;
+    char* name = strdup(span->path ? span->path : stream->name);
+    CHECK(name, "%s: no memory", stream->name);
+    fprintf(file, "%s %s %zu-%zu", printable(name), span->width == 1 ? "bytes" : "tokens", at, at + n - 1);
+    free(name);
 }
 
 int tokens_describe(const TokenStream* stream, MappedResult result, const void* where, char* error) {
