@@ -208,6 +208,7 @@ int tokens_verify_file(FILE* out, const char* path, TokensFormat format, int voc
 #include "llmc/base/clock.h"
 #include "llmc/base/file.h"
 #include "llmc/base/printable.h"
+#include "llmc/base/shell_word.h"
 #include "llmc/base/signals.h"
 #include "llmc/base/xxh64.h"
 #include "llmc/tokenizer/tokenizer.h"
@@ -282,10 +283,13 @@ static void tokens_list_directory_(glob_t* files, const char* directory) {
             tokens_glob_(files, pattern, 0);
         }
     }
+    file_path(pattern, "%s/*", escaped);
+    const ShellWord all = shell_word(pattern);
+    file_path(pattern, "%s/*.bin", escaped);
     CHECK(files->gl_pathc > before,
           "%s: contains no text files (.txt, .md, .html, .tex, .jsonl, .parquet); try a pattern: "
-          "'%s/*' for all as text, '%s/*.bin' for shards",
-          directory, escaped, escaped);
+          "%s for all as text, %s for shards",
+          directory, all.text, shell_word(pattern).text);
     free(escaped);
 }
 

@@ -539,7 +539,7 @@ static void report_source_legend_(FILE* file, const Record* run, int count) {
 static void report_mixture_(FILE* file, const ReportRuns* runs, int which) {
     const Record* run = &runs->runs[which];
     const int count = run->num_sources < PLOT_CURVES ? run->num_sources : PLOT_CURVES;
-    char description[REPORT_TEXT_], id[16], title[64];
+    char description[REPORT_TEXT_], id[32], title[64];
     TextBuffer legend;
     snprintf(id, sizeof(id), "sources%d", which);
     snprintf(title, sizeof(title), runs->count > 1 ? "Loss by source, run %s" : "Loss by source",

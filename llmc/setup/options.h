@@ -431,7 +431,7 @@ __attribute__((noreturn)) static void option_lacks_value_(const OptionRow* row, 
     const char* wanted = option_wanted(row, buffer);
     if (next && (row->type == OPTION_STRING || row->type == OPTION_LIST)) {
         die_usage("--%s is missing its value; wanted %s; --%s=%s if %s is the value", row->name, wanted,
-                  row->name, next, next);
+                  row->name, shell_word(next).text, next);
     }
     die_usage("--%s is missing its value; wanted %s%s", row->name, wanted,
               row->flags & AUTO_ ? ", or auto" : "");
