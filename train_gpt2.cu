@@ -127,7 +127,7 @@ struct Model {
     ForwardClock clock;              // of several processes
     StepGraph graphs[ZERO_VARIANTS]; // of micro-steps
     StepResults results;
-    int sources; // of a mixture, whose losses are in the results; else 0
+    int sources;       // of a mixture, whose losses are in the results; else 0
     int* is_top;       // (N) of the targets of a task, on the GPU
     Transfer transfer; // weights and state between the host and the GPU
     GpuReport report;  // and the sensors for the log
@@ -455,11 +455,10 @@ static Batch model_push(Model* model, Batch batch) {
         return batch;
     }
     const float targets_per_token = batch_targets_per_token(&batch);
-    batch_queue_push(
-        &model->batches,
-        BatchArrays{batch.inputs, batch.targets, batch.starts, batch.lengths, batch.sources,
-                    &targets_per_token},
-        (size_t)batch.B * batch.T, (size_t)batch.B);
+    batch_queue_push(&model->batches,
+                     BatchArrays{batch.inputs, batch.targets, batch.starts, batch.lengths, batch.sources,
+                                 &targets_per_token},
+                     (size_t)batch.B * batch.T, (size_t)batch.B);
     const BatchArrays* pushed = &model->batches.batch;
     batch.inputs = pushed->tokens;
     batch.targets = pushed->targets;

@@ -311,7 +311,7 @@ try_U3() {
 }
 
 try_U4() {
-    (cd "$root" && timeout 20 make NVCC=no_such_nvcc GPU_BUILD="$PWD/build" train_gpt2cu) >out 2>&1
+    timeout 20 make -C "$root" NVCC=no_such_nvcc GPU_BUILD="$PWD/build" train_gpt2cu >out 2>&1
     said 'nvcc' && said 'make sim'
 }
 

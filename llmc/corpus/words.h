@@ -3,9 +3,9 @@ words.h -- the words of a text as hashes, in a form that ignores case and punctu
 words.
 
 Blanks separate words. A word is its letters and digits, in Unicode's normalization form C and with
-its case folded: all other characters are left out. In scripts without blanks between words (Chinese, Japanese,
-Thai, Lao, Burmese, Khmer) every letter is a word. The hashes have 64 bits: a billion different runs
-have two with the same hash with a probability of 3 %.
+its case folded: all other characters are left out. In scripts without blanks between words
+(Chinese, Japanese, Thai, Lao, Burmese, Khmer) every letter is a word. The hashes have 64 bits: a
+billion different runs have two with the same hash with a probability of 3 %.
 */
 #ifndef LLMC_WORDS_H
 #define LLMC_WORDS_H
@@ -160,9 +160,9 @@ static void words_add_normal_(Words* words, const BpeRules* rules, const unsigne
     const int was_normal = !nfc_apply(&rules->nfc, in + begin, end - begin, &words->normal);
     words_fold_(words, was_normal ? in + begin : words->normal.text,
                 was_normal ? end - begin : words->normal.bytes);
-    const NfcText* last =
-        nfc_apply(&rules->nfc, words->folded.text, words->folded.bytes, &words->last) ? &words->last
-                                                                                     : &words->folded;
+    const NfcText* last = nfc_apply(&rules->nfc, words->folded.text, words->folded.bytes, &words->last)
+                              ? &words->last
+                              : &words->folded;
     words_add_(words, rules, last->text, last->bytes, WORDS_NORMAL_);
     for (size_t i = first; i < words->count; i++) {
         words->list[i].begin = begin;
@@ -187,8 +187,8 @@ static void words_read_blank_(WordsReader_* r, size_t end) {
     r->first = r->words->count;
 }
 
-// Reads what stands between two blanks, of which some was read already, as a part must be normalized.
-// Returns its end.
+// Reads what stands between two blanks, of which some was read already, as a part must be
+// normalized. Returns its end.
 static size_t words_read_again_(WordsReader_* r, size_t at) {
     const size_t end = words_blank_(r->rules, r->in, r->bytes, at);
     r->word = NULL;

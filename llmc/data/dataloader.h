@@ -61,9 +61,10 @@ typedef struct {
     int counted;        // number of targets that are not -1
     TokenChunks chunks; // the rank's T tokens of each sequence of W
     const int* lengths; // (B) tokens of each whole sequence, the rest is padding; NULL: W
-    const int* sources; // (B) source of each sequence (mixture.h); NULL: there is only one
-    const int* counted_of_source; // (sources) how many of `counted` each has, on the host
-    RowCounts update;   // of the whole update, the same on all ranks; zeros if they are not counted
+    const int* sources; // (B) source of each sequence (mixture.h); NULL: all have one
+    // (sources) how many of `counted` each has, on the host
+    const int* counted_of_source;
+    RowCounts update; // of the whole update, the same on all ranks; zeros if they are not counted
 } Batch;
 
 // Returns W, the length of the sequences of a batch.
@@ -162,15 +163,15 @@ typedef struct {
     uint64_t begin, end;
 } DataloaderSpan;
 
-// Returns the sequences of micro-batch k, of all ranks, in an update of the present size that starts
-// at `first`.
+// Returns the sequences of micro-batch k, of all ranks, in an update of the present size that
+// starts at `first`.
 DataloaderSpan dataloader_micro_batch(const Dataloader* loader, uint64_t first, int64_t k);
 
 // Returns the number of targets in some sequences.
 int64_t dataloader_targets(const Dataloader* loader, DataloaderSpan span);
 
-// Prints which sequences these are, and from which sources, files, tokens and documents; of many only
-// the first few.
+// Prints which sequences these are, and from which sources, files, tokens and documents; of many
+// only the first few.
 void dataloader_print_place(FILE* file, const Dataloader* loader, DataloaderSpan span);
 
 // Returns the share of padding in the run's first `batches` batches of one rank.
@@ -560,7 +561,8 @@ Batch dataloader_earlier(const Dataloader* loader, int64_t back) {
 }
 
 DataloaderSpan dataloader_micro_batch(const Dataloader* loader, uint64_t first, int64_t k) {
-    const DataloaderSpan span = {dataloader_begin_(loader, first, k), dataloader_begin_(loader, first, k + 1)};
+    const DataloaderSpan span = {dataloader_begin_(loader, first, k),
+                                 dataloader_begin_(loader, first, k + 1)};
     return span;
 }
 

@@ -902,7 +902,8 @@ static void rows_print_piece_(FILE* file, const Rows* rows, uint64_t start, uint
     const PositionList_* documents = &rows->documents;
     tokens_print_place(file, rows->stream, start, length);
     if (documents->count > 0) {
-        const size_t first = positions_until_(documents, start), last = positions_until_(documents, start + length - 1);
+        const size_t first = positions_until_(documents, start),
+                     last = positions_until_(documents, start + length - 1);
         fprintf(file, first == last ? " (document %zu)" : " (documents %zu-%zu)", first - 1, last - 1);
     }
 }
@@ -918,7 +919,8 @@ void rows_print_place(FILE* file, const Rows* rows, uint64_t row) {
     for (uint64_t i = first; i < end && i < first + MOST; i++) {
         const uint64_t piece = rows->pieces.at[i];
         fputs(i > first ? ", " : "", file);
-        rows_print_piece_(file, rows, piece_start_(piece), (uint64_t)piece_length_(piece) - piece_marks_(rows, piece));
+        rows_print_piece_(file, rows, piece_start_(piece),
+                          (uint64_t)piece_length_(piece) - piece_marks_(rows, piece));
     }
     if (end > first + MOST) {
         fprintf(file, " and %llu more", (unsigned long long)(end - first - MOST));

@@ -86,8 +86,9 @@ static inline void batch_queue_send_(BatchQueue* queue, int slot, size_t end) {
 // Sets `batch` for work queued on gpu->stream from now on, from arrays of `count` tokens in
 // `sequences` on the host, which may be reused at once. Without targets, they are the tokens.
 static inline void batch_queue_push(BatchQueue* queue, BatchArrays host, size_t count, size_t sequences) {
-    const void* const arrays[BATCH_ARRAYS] = {host.tokens, host.targets ? host.targets : host.tokens,
-                                              host.starts, host.lengths, host.sources, host.targets_per_token};
+    const void* const arrays[BATCH_ARRAYS] = {host.tokens,  host.targets ? host.targets : host.tokens,
+                                              host.starts,  host.lengths,
+                                              host.sources, host.targets_per_token};
     const size_t counts[BATCH_ARRAYS] = {count, count, count * (size_t)queue->ranks, sequences, sequences, 1};
     const int slot = queue->next;
     size_t bytes[BATCH_ARRAYS], end = 0;
@@ -111,8 +112,11 @@ static inline void batch_queue_push(BatchQueue* queue, BatchArrays host, size_t 
         }
         end += bytes[i] / sizeof(int);
     }
-    queue->batch = BatchArrays{queue->memory[0], queue->memory[1], host.starts ? queue->memory[2] : NULL,
-                               host.lengths ? queue->memory[3] : NULL, host.sources ? queue->memory[4] : NULL,
+    queue->batch = BatchArrays{queue->memory[0],
+                               queue->memory[1],
+                               host.starts ? queue->memory[2] : NULL,
+                               host.lengths ? queue->memory[3] : NULL,
+                               host.sources ? queue->memory[4] : NULL,
                                host.targets_per_token ? (const float*)(const void*)queue->memory[5] : NULL};
     CUDA_CHECK(cudaEventRecord(queue->used[slot], queue->gpu->stream));
 }

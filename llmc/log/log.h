@@ -231,8 +231,8 @@ static inline void log_sensors(RunLog* log, double power_w, double clock_mhz) {
 void log_train(RunLog* log, int64_t step, double loss, double loss_z, double norm, double norm_z, double lr,
                double ms, double mfu);
 
-// Logs the loads of the experts in update `step`, if it ends a hundredth of the run. `tokens` of the
-// model's L layers (L, stride) start with the tokens that each of E experts was given.
+// Logs the loads of the experts in update `step`, if it ends a hundredth of the run. `tokens` of
+// the model's L layers (L, stride) start with the tokens that each of E experts was given.
 void log_experts(RunLog* log, int64_t step, const double* tokens, int L, int E, int stride);
 
 // ---- the other lines ----

@@ -126,8 +126,8 @@ typedef struct {
     char *program, *trainer, *host, *device, *command; // "": unknown
     char** sources; // (num_sources) names of the sources whose losses are known
     int num_sources;
-    RecordLoads loads;                       // the last ones
-    double floor, peak_mib, planned_mib;     // NaN: unknown
+    RecordLoads loads;                   // the last ones
+    double floor, peak_mib, planned_mib; // NaN: unknown
     double tok_per_s;   // of the last start that made updates, without its first; NaN: unknown
     size_t num_damaged; // skipped lines
     RecordEnd end;
@@ -296,7 +296,8 @@ static int record_sources_(Record* r, JsonReader* json, RecordStep* step) {
     for (; (more = json_member(json, n ? JSON_NEXT : JSON_FIRST, &key)) > 0; n++) {
         const int source = record_source_(r, key);
         while (step->num_sources <= source) {
-            step->sources = (double*)check_grow(step->sources, (size_t)step->num_sources, sizeof(double), r->path);
+            step->sources =
+                (double*)check_grow(step->sources, (size_t)step->num_sources, sizeof(double), r->path);
             step->sources[step->num_sources++] = NAN;
         }
         if (!record_number_(json, &step->sources[source])) {
@@ -314,13 +315,12 @@ static int record_step_(Record* r, JsonReader* json, RecordStep* step) {
     step->step = NAN;
     record_clear_(step->values, RECORD_NUM_SERIES_);
     while (ok && (more = json_member(json, JSON_NEXT, &key)) > 0) {
-        ok = strcmp(key, "step") == 0          ? record_number_(json, &step->step)
-             : strcmp(key, "source_loss") == 0 ? record_sources_(r, json, step)
-                                               : record_take_(json, key, record_series_, RECORD_NUM_SERIES_,
-                                                              step->values);
+        ok = strcmp(key, "step") == 0 ? record_number_(json, &step->step)
+             : strcmp(key, "source_loss") == 0
+                 ? record_sources_(r, json, step)
+                 : record_take_(json, key, record_series_, RECORD_NUM_SERIES_, step->values);
     }
-    return ok && record_line_ends_(json, more) &&
-           (step->step >= 1 || json_unexpected(json, "a step from 1"));
+    return ok && record_line_ends_(json, more) && (step->step >= 1 || json_unexpected(json, "a step from 1"));
 }
 
 static int record_train_(Record* r, JsonReader* json) {
@@ -484,7 +484,8 @@ static int record_memory_(Record* r, JsonReader* json, RecordPlace place) {
 static int record_start_member_(Record* start, JsonReader* json, const char* key) {
     static const char* const texts[] = {"program", "trainer", "host", "device", "command"};
     static const char* const places[RECORD_PLACES] = {"mem_mb", "host_mem_mb", "disk_mb"};
-    char** const members[] = {&start->program, &start->trainer, &start->host, &start->device, &start->command};
+    char** const members[] = {&start->program, &start->trainer, &start->host, &start->device,
+                              &start->command};
     const int count = sizeof(texts) / sizeof(texts[0]), which = record_find_(texts, count, key),
               place = record_find_(places, RECORD_PLACES, key);
     const char* text;

@@ -544,13 +544,14 @@ static void report_mixture_(FILE* file, const ReportRuns* runs, int which) {
     snprintf(id, sizeof(id), "sources%d", which);
     snprintf(title, sizeof(title), runs->count > 1 ? "Loss by source, run %s" : "Loss by source",
              report_letter(which));
-    const ReportRow_ row = {id, title, "training, nats per token, logarithmic", RECORD_LOSS, -1, PLOT_LOG, 0,
-                            REPORT_RAW_, 0};
+    const ReportRow_ row = {
+        id, title, "training, nats per token, logarithmic", RECORD_LOSS, -1, PLOT_LOG, 0, REPORT_RAW_, 0};
     Plot plot = report_plot_(runs, &row, 1, description);
     for (int i = 0; i < count; i++) {
         plot_add(&plot, report_source_(runs, which, i));
     }
-    snprintf(description, sizeof(description), "%.200s: training loss of %d sources.", runs->names[which], count);
+    snprintf(description, sizeof(description), "%.200s: training loss of %d sources.", runs->names[which],
+             count);
     text_buffer_open(&legend, "a legend");
     report_source_legend_(legend.file, run, count);
     char* text = text_buffer_close(&legend);
@@ -558,7 +559,8 @@ static void report_mixture_(FILE* file, const ReportRuns* runs, int which) {
     free(text);
 }
 
-// Prints the cells of a heat map whose load is in level i of REPORT_HEATS_, one shape for all of them.
+// Prints the cells of a heat map whose load is in level i of REPORT_HEATS_, one shape for all of
+// them.
 static void report_heat_(FILE* file, const RecordLoads* loads, int i) {
     fprintf(file, "<path opacity=\"%.3g\" d=\"", (double)i / (REPORT_HEATS_ - 1));
     for (int n = 0; n < loads->layers * loads->experts; n++) {
@@ -582,7 +584,8 @@ static void report_loads_(FILE* file, const ReportRuns* runs, int which) {
         least = loads->load[n] < loads->load[least] ? n : least;
     }
     fprintf(file,
-            "<figure class=\"card\" id=\"loads%d\">\n<figcaption><h3>Load of experts%s%s</h3><p>update %.0f; a row "
+            "<figure class=\"card\" id=\"loads%d\">\n<figcaption><h3>Load of experts%s%s</h3><p>update %.0f; "
+            "a row "
             "for each layer, a column for each expert</p></figcaption>\n"
             "<svg class=\"heat\" viewBox=\"0 0 %d %d\" preserveAspectRatio=\"none\" role=\"img\" "
             "aria-label=\"loads of experts\">\n",
@@ -591,11 +594,12 @@ static void report_loads_(FILE* file, const ReportRuns* runs, int which) {
     for (int i = 1; i < REPORT_HEATS_; i++) {
         report_heat_(file, loads, i);
     }
-    fprintf(file,
-            "</svg>\n<p class=\"note\">Most: %.3g, expert %d of layer %d; least: %.3g, expert %d of layer %d. "
-            "1 is even; white is 0, the darkest is %g or more.</p>\n</figure>\n",
-            loads->load[most], most % loads->experts, most / loads->experts, loads->load[least],
-            least % loads->experts, least / loads->experts, (double)REPORT_HOT_);
+    fprintf(
+        file,
+        "</svg>\n<p class=\"note\">Most: %.3g, expert %d of layer %d; least: %.3g, expert %d of layer %d. "
+        "1 is even; white is 0, the darkest is %g or more.</p>\n</figure>\n",
+        loads->load[most], most % loads->experts, most / loads->experts, loads->load[least],
+        least % loads->experts, least / loads->experts, (double)REPORT_HOT_);
 }
 
 void report_plots(FILE* file, const ReportRuns* runs) {

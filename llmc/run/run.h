@@ -106,7 +106,8 @@ typedef struct {
     uint64_t first_sequence;          // first sequence of its batch
     int due;                          // actions that are due: a sum as session_next returns
     int is_stopping;                  // a signal has stopped a validation, a task or a sample
-    char divergence[SESSION_REASON_BYTES]; // reason for rolling back
+    // reason for rolling back
+    char divergence[SESSION_REASON_BYTES];
 } Run;
 
 // Sets the model, which is open.
@@ -271,8 +272,8 @@ static RankReport* run_report_of_(const Run* run, int r, int64_t micro_steps) {
     return (RankReport*)((char*)run->reports + (size_t)r * rank_report_bytes(&run->settled, micro_steps));
 }
 
-// Sums up the statistics of all ranks' routers, and the losses and targets of sources, in the report
-// of rank 0.
+// Sums up the statistics of all ranks' routers, and the losses and targets of sources, in the
+// report of rank 0.
 static void run_add_up_parts_(const Run* run, int64_t micro_steps) {
     double* sums = (double*)(run->reports + 1);
     const size_t count = run->reports->statistics + 2 * run->reports->sources;
@@ -579,8 +580,8 @@ static RunMicroBatch_ run_micro_batch_(const Run* run, int64_t micro_steps, int6
     return batch;
 }
 
-// Returns which data an update had whose loss or gradient is bad, in words that the caller frees: the
-// first micro-batch whose loss is not finite, or else the one with the highest.
+// Returns which data an update had whose loss or gradient is bad, in words that the caller frees:
+// the first micro-batch whose loss is not finite, or else the one with the highest.
 static char* run_find_fault_(const Run* run) {
     const int64_t micro_steps = run_micro_steps(run, run_batch(run) / run->settled.options.seq_len),
                   count = (run->train->settings.sequences + run->train->B - 1) / run->train->B;

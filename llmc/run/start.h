@@ -257,7 +257,7 @@ static void start_open_log_(Run* run) {
     text_buffer_open(&command, "the command");
     shell_print_command(command.file, run->command);
     char* typed = text_buffer_close(&command);
-    const LogIdentity who = {program,    run->trainer->name, run->plan.device, typed,
+    const LogIdentity who = {program,    run->trainer->name, run->plan.device,       typed,
                              run->floor, plan_print_json,    &run->plan.model.memory};
     session_begin(&run->session, &run->resume, &run->state, &run->log, run->results, who);
     free(typed);

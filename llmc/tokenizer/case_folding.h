@@ -24,7 +24,8 @@ static inline int case_row_(const void* rows, int count, uint32_t c) {
 
 // Sets `folded` to what a character becomes; returns how many characters.
 static inline int case_fold(uint32_t c, uint32_t folded[CASE_MOST]) {
-    const int range = case_row_(case_ranges, CASE_RANGES, c), string = case_row_(case_strings, CASE_STRINGS, c);
+    const int range = case_row_(case_ranges, CASE_RANGES, c),
+              string = case_row_(case_strings, CASE_STRINGS, c);
     folded[0] = c;
     if (range >= 0 && c <= (uint32_t)case_ranges[range][1] &&
         (c - (uint32_t)case_ranges[range][0]) % (uint32_t)case_ranges[range][2] == 0) {

@@ -4,11 +4,12 @@
 #include "llmc/base/shell_word.h"
 #include "dev/test/lib/test.h"
 
-static const char* const words[] = {"plain",    "a b",       "it's",    "$HOME `x` \"y\" \\", "",     "--lr=0.1", "A=b", "*?[a]~{1,2}",
-                                    "tab\there", "end\n",     "\033[31m", "\xff\xfe 'x' \\", "~root", "!",        "#",   "\xC3\xA9t\xC3\xA9"};
+static const char* const words[] = {
+    "plain",     "a b",   "it's",     "$HOME `x` \"y\" \\", "",      "--lr=0.1", "A=b", "*?[a]~{1,2}",
+    "tab\there", "end\n", "\033[31m", "\xff\xfe 'x' \\",    "~root", "!",        "#",   "\xC3\xA9t\xC3\xA9"};
 enum { WORDS_ = sizeof(words) / sizeof(words[0]) };
 
-// What bash prints of each word, with a zero after it, is the word.
+// bash prints each word as it was, with a zero after it.
 TEST(bash) {
     char command[PATH_MAX], *all[WORDS_ + 1];
     FILE* script = fopen(test_path("script"), "w");

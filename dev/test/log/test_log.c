@@ -108,7 +108,8 @@ static int count_of(const char* text, const char* word) {
 
 static void print_options(FILE* file, const void* what) { fprintf(file, "{\"lr\":%s}", (const char*)what); }
 
-static const LogIdentity who = {"train 1.0", "CPU FP32", "2 threads", "./train --steps 5 'a b'", NAN, NULL, NULL};
+static const LogIdentity who = {"train 1.0", "CPU FP32", "2 threads", "./train --steps 5 'a b'",
+                                NAN,         NULL,       NULL};
 
 // A log with its files in the directory `name` and its screen in the file name.screen.
 static RunLog open_log_for(const char* name, LogStart start, int64_t start_step, int64_t steps,
@@ -206,8 +207,8 @@ TEST(parts) {
     EXPECT(json_is(line_of(jsonl, 0), "source_loss", "{\"web\":2,\"a \\\"b\\\"\":1.5},\"tokens\""), "%s",
            line_of(jsonl, 0));
     EXPECT(!strstr(line_of(jsonl, 1), "source_loss"), "%s", line_of(jsonl, 1));
-    EXPECT(strcmp(line_of(jsonl, 2), "{\"kind\":\"experts\",\"step\":2,\"load\":[[1.5,0.5],[1,1]]}") == 0, "%s",
-           line_of(jsonl, 2));
+    EXPECT(strcmp(line_of(jsonl, 2), "{\"kind\":\"experts\",\"step\":2,\"load\":[[1.5,0.5],[1,1]]}") == 0,
+           "%s", line_of(jsonl, 2));
 }
 
 TEST(files) {
@@ -240,10 +241,12 @@ TEST(files) {
         EXPECT(end && *end == '\0', "line %d is not JSON: %s", i, line);
         EXPECT(strncmp(line, start, strlen(start)) == 0, "line %d: %s", i, line);
     }
-    EXPECT(json_is(line_of(jsonl, 0), "options",
-                   "{\"lr\":0.0003},\"command\":\"./train --steps 5 'a b'\",\"program\":\"train 1.0\",\"trainer\":"
-                   "\"CPU FP32\","),
-           "config");
+    EXPECT(
+        json_is(
+            line_of(jsonl, 0), "options",
+            "{\"lr\":0.0003},\"command\":\"./train --steps 5 'a b'\",\"program\":\"train 1.0\",\"trainer\":"
+            "\"CPU FP32\","),
+        "config");
     EXPECT(json_is(line_of(jsonl, 0), "device", "\"2 threads\",\"time\":"), "config");
     EXPECT(number_of(line_of(jsonl, 1), "step") == 0, "the first evaluation is at step 0");
     EXPECT_NEAR(number_of(line_of(jsonl, 1), "loss"), 10.9876543, 1e-7, "digits of a loss");
@@ -270,7 +273,8 @@ TEST(files) {
     EXPECT_NEAR(number_of(bad, "data_ms"), 487.5, 1e-6, "of this step alone");
     EXPECT(json_is(bad, "loss", "null,") && json_is(bad, "norm", "null,") && json_is(bad, "mfu", "null,"),
            "%s", bad);
-    EXPECT(json_is(line_of(jsonl, 4), "reason", "\"it is \\\"bad\\\"\",\"where\":\"sequence 3: a.bin tokens 0-7\"}"),
+    EXPECT(json_is(line_of(jsonl, 4), "reason",
+                   "\"it is \\\"bad\\\"\",\"where\":\"sequence 3: a.bin tokens 0-7\"}"),
            "skip");
     EXPECT(json_is(line_of(jsonl, 5), "text",
                    "\"He said \\\"no\\\".\\n\\tThen\\u0000 \\u0001 \\ufffd \xE2\x82\xAC\"}"),
