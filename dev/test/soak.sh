@@ -201,7 +201,7 @@ part_aarch64() {
 
 part_defects() {
     local sim=
-    make -s tokenize
+    make -s tokenize build/plain/test_optim
     has_sim "defects of the GPU trainer" && sim=build/sim/FP32/train_gpt2cu && make -s $sim
     dev/test/defects.sh ./train_gpt2 ./tokenize "$sim" || fail defects
     dev/test/reported.sh ./train_gpt2 ./tokenize || fail "reported defects"
