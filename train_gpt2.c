@@ -555,6 +555,13 @@ static double batch_loss(const Model* model, Batch batch) {
     return sum;
 }
 
+// Adds the losses of a batch of a mixture to the sum of each source.
+static void batch_source_losses(const Model* model, Batch batch, double* sums) {
+    for (int n = 0; n < batch.B * batch.T && batch.sources; n++) {
+        sums[batch.sources[n / batch.T]] += model->acts.losses[n];
+    }
+}
+
 // Adds the divergences of a batch from the teacher, if any.
 static void batch_divergence(const Model* model, Batch batch, WideSum* sum) {
     for (int n = 0; n < batch.B * batch.T && model->teaching; n++) {
@@ -847,6 +854,7 @@ static void micro_step_backward(Model* model, Batch batch, float dloss, MicroSte
     model_backward(model, batch, dloss, mode, step, hook);
     if (model_has_last(model->cfg)) {
         rank_report_losses(report)[step.number] = batch_loss(model, batch);
+        batch_source_losses(model, batch, rank_report_sources(report));
         batch_divergence(model, batch, &report->divergence);
     }
 }

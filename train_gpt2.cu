@@ -127,6 +127,7 @@ struct Model {
     ForwardClock clock;              // of several processes
     StepGraph graphs[ZERO_VARIANTS]; // of micro-steps
     StepResults results;
+    int sources;       // of a mixture, whose losses are in the results; else 0
     int* is_top;       // (N) of the targets of a task, on the GPU
     Transfer transfer; // weights and state between the host and the GPU
     GpuReport report;  // and the sensors for the log
@@ -220,6 +221,11 @@ static void open_activations(Model* model, const Settled* s) {
     expert_traffic_open(&model->experts, &model->memory, cfg, model->activation_rows, generates);
 }
 
+// Returns the numbers of the statistics of routers, which the losses of sources follow.
+static size_t model_statistics(const Model* model) {
+    return (size_t)model->cfg.L * (size_t)router_statistics(model->cfg.E);
+}
+
 // Opens the operations of training and evaluation, and room for batches and results.
 static void open_operations(Model* model, const Settled* s) {
     const ModelConfig cfg = model->cfg;
@@ -242,8 +248,9 @@ static void open_operations(Model* model, const Settled* s) {
         optimizer_freeze(&model->optimizer, memory, &model->freeze);
     }
     gradient_norm_open(&model->norm, memory, zero_count(&s->zero, ZERO_SHARDS));
+    model->sources = s->sources;
     step_results_open(&model->results, memory, update > validation ? update : validation,
-                      (size_t)cfg.L * (size_t)router_statistics(cfg.E), &model->gpu);
+                      model_statistics(model) + (size_t)s->sources, &model->gpu);
     model->is_top = (int*)memory_take(memory, "scratch: most likely targets", MEMORY_DEVICE, N * sizeof(int));
 }
 
@@ -448,15 +455,16 @@ static Batch model_push(Model* model, Batch batch) {
         return batch;
     }
     const float targets_per_token = batch_targets_per_token(&batch);
-    batch_queue_push(
-        &model->batches,
-        BatchArrays{batch.inputs, batch.targets, batch.starts, batch.lengths, &targets_per_token},
-        (size_t)batch.B * batch.T, (size_t)batch.B);
+    batch_queue_push(&model->batches,
+                     BatchArrays{batch.inputs, batch.targets, batch.starts, batch.lengths, batch.sources,
+                                 &targets_per_token},
+                     (size_t)batch.B * batch.T, (size_t)batch.B);
     const BatchArrays* pushed = &model->batches.batch;
     batch.inputs = pushed->tokens;
     batch.targets = pushed->targets;
     batch.starts = pushed->starts;
     batch.lengths = pushed->lengths;
+    batch.sources = pushed->sources;
     return batch;
 }
 
@@ -784,6 +792,14 @@ static void batch_loss(Model* model, Batch batch) {
     sum_losses(result->losses, &result->count, model->acts.losses, batch.B * batch.T, &model->gpu);
 }
 
+// Adds the losses of a batch of a mixture to the sum of each source, on the GPU.
+static void batch_source_losses(Model* model, Batch batch) {
+    if (batch.sources) {
+        sum_source_losses(model->results.statistics + model_statistics(model), model->sources,
+                          model->acts.losses, batch.sources, batch.B, batch.T, &model->gpu);
+    }
+}
+
 // Adds the divergences of a batch from the teacher, if any, to the results, on the GPU.
 static void batch_divergence(Model* model, Batch batch) {
     if (model->teaching) {
@@ -1022,6 +1038,7 @@ static void model_backward(Model* model, Batch batch, float dloss, GradientMode 
     if (model_has_last(cfg)) {
         head_backward(model, &pass, dloss, mode);
         batch_loss(model, batch);
+        batch_source_losses(model, batch);
         batch_divergence(model, batch);
     } else {
         last_bias_backward(model, &pass, mode);
@@ -1220,6 +1237,20 @@ static void model_square_sum(Model* model) {
     shared_keys_step<floatX>(&model->keys, SHARED_KEYS_COPY, &model->zero, tensor, &model->gpu);
 }
 
+// Sets the statistics of the routers of this part of the model, and the losses of sources.
+static void statistics_end(const Model* model, RankReport* report) {
+    const double* from = model->results.statistics_on_host;
+    const size_t routers = model_statistics(model);
+    if (routers > 0) {
+        memcpy(
+            router_statistics_of(rank_report_statistics(report), model->cfg.part.first_layer, model->cfg.E),
+            from, routers * sizeof(double));
+    }
+    if (report->sources > 0) {
+        memcpy(rank_report_sources(report), from + routers, report->sources * sizeof(double));
+    }
+}
+
 // Ends the gradient of an update in which this rank had `batches`: sets its losses and its
 // square sum, and the time for a token.
 static void gradients_end(Model* model, InBackward* hook, int64_t batches, RankReport* report) {
@@ -1237,11 +1268,7 @@ static void gradients_end(Model* model, InBackward* hook, int64_t batches, RankR
         report->square_sum = result->square_sum;
         report->divergence = result->divergence;
     }
-    if (model->results.statistics) {
-        memcpy(
-            router_statistics_of(rank_report_statistics(report), model->cfg.part.first_layer, model->cfg.E),
-            model->results.statistics_on_host, model->results.statistics_bytes);
-    }
+    statistics_end(model, report);
     report->pace_s = forward_clock_pace_s(&model->clock);
     matmul_gpu_keep_cache(&model->matmul);
     grid_groups_gpu_check(&model->groups);

@@ -61,6 +61,16 @@ $(foreach processor,znver4 icelake,$(eval $(call PROCESSOR_RULES,$(processor))))
 
 PARTS = 1of4 2of4 3of4 4of4
 
+# A trainer that counts what it allocates beside its plan.
+ALLOCATORS = malloc calloc realloc posix_memalign free memory_check $(addprefix memory_,take take_unset allocate allocate_unset)
+$(BUILD)/train_allocations: train_gpt2.c dev/test/lib/allocations.c $(LIBRARY) Makefile $(BUILD)/flags
+	$(call quiet,$(CC))$(CC) $(CFLAGS) -rdynamic -I. train_gpt2.c dev/test/lib/allocations.c $(LIBRARY) -o $@ $(ALLOCATORS:%=-Wl,--wrap=%) $(LDLIBS)
+$(BUILD)/train_allocations: private OPT = -O0
+$(BUILD)/cli_allocations.ok: $(subst %,allocations,$(CLI)) dev/test/lib/allocations.c $(BUILD)/train_allocations
+	$(run_test) $< $(BUILD)/train_allocations
+$(BUILD)/cli_allocations.short.ok: $(subst %,allocations,$(CLI)) dev/test/lib/allocations.c $(BUILD)/train_allocations
+	$(run_test) $< $(BUILD)/train_allocations short
+
 # Scripts that start programs; cli_NAME is dev/test/cli/test_NAME.sh.
 CLI = dev/test/cli/test_%.sh $(wildcard dev/test/lib/*.sh dev/test/lib/fault.c dev/test/lib/mpi_stand_in.c scripts/* scripts/*/*)
 $(BUILD)/cli_%.ok: $(CLI) $(BUILD)/train_gpt2

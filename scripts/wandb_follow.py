@@ -93,8 +93,10 @@ class Sent:
 def numbers_of(row):
     """Returns the row with the names for Weights & Biases: train/loss, task/NAME/acc."""
     prefix = "/".join(filter(None, [row["kind"], row.get("name", "")]))
-    left_out = ("kind", "name", "step")
-    return {"step": row["step"], **{f"{prefix}/{key}": value for key, value in row.items() if key not in left_out and value is not None}}
+    numbers = {key: value for key, value in row.items() if key not in ("kind", "name", "step", "load", "source_loss") and value is not None}
+    numbers |= {f"source_loss/{name}": loss for name, loss in row.get("source_loss", {}).items() if loss is not None}
+    numbers |= {f"layer_{layer}": max(loads) for layer, loads in enumerate(row.get("load", []))}  # the busiest expert of each layer
+    return {"step": row["step"], **{f"{prefix}/{key}": value for key, value in numbers.items()}}
 
 
 class Board:

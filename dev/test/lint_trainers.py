@@ -39,6 +39,8 @@ ONLY = {
         "choose_matmuls": "cuBLASLt's algorithms are timed",
         "model_square_sum": "the host reads it with the losses",
         "save_matmuls": "a checkpoint keeps the algorithms",
+        "model_statistics": "the host reads them with the losses",
+        "statistics_end": "the host reads them with the losses",
         "trainer_open": "C++17 has no designated initializers",
     },
 }

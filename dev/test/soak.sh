@@ -25,7 +25,7 @@
 #                report on its run
 #     fuzz       every fuzz target for a minute (fuzz.sh)
 #     aarch64    what uses vectors, compiled for aarch64 and run by qemu (scripts/install_deps.sh --soak)
-#     defects    what was found wrong once, tried again from the outside (defects.sh)
+#     defects    what was found wrong once, tried again from the outside (defects.sh, reported.sh)
 #     ranks      several processes, on CPUs and on the simulated GPU in fp32 (test_ranks.sh)
 #     offload    two GPUs with all offloaded, in 20 random orders of their work: the same bits
 #     crossings  relations between drawn runs for half an hour, a tenth of them on the simulated GPU (crossings/), and the
@@ -201,9 +201,10 @@ part_aarch64() {
 
 part_defects() {
     local sim=
-    make -s tokenize
+    make -s tokenize build/plain/test_optim
     has_sim "defects of the GPU trainer" && sim=build/sim/FP32/train_gpt2cu && make -s $sim
     dev/test/defects.sh ./train_gpt2 ./tokenize "$sim" || fail defects
+    dev/test/reported.sh ./train_gpt2 ./tokenize || fail "reported defects"
 }
 
 part_ranks() {

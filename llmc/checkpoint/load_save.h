@@ -33,6 +33,10 @@ extern "C" {
 void load_model(const ModelFiles* m, const char* path, HfWeights which, uint64_t seed, const MoreTokens* more,
                 uint64_t* checksum);
 
+// Returns the bytes that loading needs for a while, unless the weights are in place: a group in
+// fp32.
+size_t load_bytes(const RankPart* part);
+
 // Sets the weights and the optimizer's state from the checkpoint in the directory `path`. `saved`
 // is its state.
 void load_checkpoint(const ModelFiles* m, const char* path, const SavedState* saved);
@@ -55,12 +59,14 @@ void export_model(const ModelFiles* m, const Options* options, const RunData* da
 #include "llmc/checkpoint/optimizer_parts.h"
 #include "llmc/ops/checksum.h"
 
+size_t load_bytes(const RankPart* part) {
+    const ZeroPlan plan = model_files_plan(part);
+    return zero_largest_group(&plan) * sizeof(float);
+}
+
 // Returns memory for any whole group; NULL: groups are in place.
 static void* load_room_(const ModelFiles* m) {
-    const ZeroPlan plan = model_files_plan(&m->part);
-    return model_files_in_place(m)
-               ? NULL
-               : check_alloc(zero_largest_group(&plan), sizeof(float), "a group of parameters");
+    return model_files_in_place(m) ? NULL : check_alloc(load_bytes(&m->part), 1, "a group of parameters");
 }
 
 // Reads this rank's shard of a whole group.

@@ -81,6 +81,7 @@ void resume_close(Resume* r);
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
 #include "llmc/base/printable.h"
+#include "llmc/base/shell_word.h"
 #include "llmc/data/mixture.h"
 #include "llmc/data/packing.h"
 #include "llmc/setup/ranks_agree.h"
@@ -281,7 +282,7 @@ static void resume_check_share_(const Resume* r, const Options* options) {
         die_usage(
             "--resume %s: --share-layers is %s, was %s; wanted the same, or a new run that starts from its "
             "weights: --model %s",
-            options->resume, options->share_layers, was, r->path);
+            options->resume, options->share_layers, was, shell_word(r->path).text);
     }
 }
 

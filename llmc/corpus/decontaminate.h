@@ -210,7 +210,7 @@ static void test_read_file_(TestTexts* tests, const char* path, size_t length, c
 // ---- the whole ----
 
 void test_texts_open(TestTexts* tests, const char* paths, const char* field) {
-    const BpePattern pattern = {BPE_GPT2, 0, 0, 0, 0};
+    const BpePattern pattern = {.style = BPE_GPT2, .normalizes = 1};
     memset(tests, 0, sizeof(*tests));
     bpe_rules_open(&tests->rules, pattern);
     test_grow_(tests);

@@ -120,7 +120,7 @@ void survey_close(Survey* survey);
 #include "llmc/base/xxh64.h"
 #include "llmc/data/encode_threads.h"
 
-#define SURVEY_MAGIC_ UINT64_C(0x3130594556525553) // "SURVEY01"
+#define SURVEY_MAGIC_ UINT64_C(0x3230594556525553) // "SURVEY02"
 #define SURVEY_BUFFERS_ ((uint64_t)8 << 20)        // bytes of memory besides groups
 
 // Start of a chunk; the places, the keys by their numbers, and the filtered documents follow.
@@ -213,7 +213,7 @@ static void survey_scan_(Survey* survey) {
 }
 
 void survey_open(Survey* survey, const SurveySettings* settings, const char* path) {
-    const BpePattern pattern = {BPE_GPT2, 0, 0, 0, 0};
+    const BpePattern pattern = {.style = BPE_GPT2, .normalizes = 1};
     memset(survey, 0, sizeof(*survey));
     survey->settings = *settings;
     bpe_rules_open(&survey->rules, pattern);

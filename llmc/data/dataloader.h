@@ -39,6 +39,7 @@ batch that hit it and all later ones have zeros for tokens, and dataloader_error
 
 #include <pthread.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include "llmc/base/check.h"
 #include "llmc/base/sizes.h"
@@ -60,7 +61,10 @@ typedef struct {
     int counted;        // number of targets that are not -1
     TokenChunks chunks; // the rank's T tokens of each sequence of W
     const int* lengths; // (B) tokens of each whole sequence, the rest is padding; NULL: W
-    RowCounts update;   // of the whole update, the same on all ranks; zeros if they are not counted
+    const int* sources; // (B) source of each sequence (mixture.h); NULL: all have one
+    // (sources) how many of `counted` each has, on the host
+    const int* counted_of_source;
+    RowCounts update; // of the whole update, the same on all ranks; zeros if they are not counted
 } Batch;
 
 // Returns W, the length of the sequences of a batch.
@@ -154,6 +158,22 @@ Batch dataloader_earlier(const Dataloader* loader, int64_t back);
 // if none has.
 const char* dataloader_error(const Dataloader* loader);
 
+// A range of the run's sequences.
+typedef struct {
+    uint64_t begin, end;
+} DataloaderSpan;
+
+// Returns the sequences of micro-batch k, of all ranks, in an update of the present size that
+// starts at `first`.
+DataloaderSpan dataloader_micro_batch(const Dataloader* loader, uint64_t first, int64_t k);
+
+// Returns the number of targets in some sequences.
+int64_t dataloader_targets(const Dataloader* loader, DataloaderSpan span);
+
+// Prints which sequences these are, and from which sources, files, tokens and documents; of many
+// only the first few.
+void dataloader_print_place(FILE* file, const Dataloader* loader, DataloaderSpan span);
+
 // Returns the share of padding in the run's first `batches` batches of one rank.
 double dataloader_padding(const Dataloader* loader, int batches);
 
@@ -196,6 +216,7 @@ static uint64_t dataloader_row_(const Dataloader* loader, int s, uint64_t j) {
 // A sequence of the run: a row of a source, in an epoch of the source.
 typedef struct {
     const Rows* rows;
+    int source;
     uint64_t row, epoch;
 } DataloaderRow_;
 
@@ -203,7 +224,7 @@ static DataloaderRow_ dataloader_find_(const Dataloader* loader, uint64_t p) {
     uint64_t j;
     const int s = mixture_find(loader->sources, p, &j);
     const Rows* rows = &loader->sources->source[s].rows;
-    const DataloaderRow_ found = {rows, dataloader_row_(loader, s, j), j / rows->count};
+    const DataloaderRow_ found = {rows, s, dataloader_row_(loader, s, j), j / rows->count};
     return found;
 }
 
@@ -268,6 +289,9 @@ static void dataloader_read_(void* filling_) {
         slot->counted += rows_fill(found.rows, found.row, found.epoch, slot->T, (int*)slot->inputs + at,
                                    (int*)slot->targets + at, slot->starts ? (int*)slot->starts + at : NULL);
         ((int*)slot->lengths)[b] = rows_length(found.rows, found.row);
+        if (slot->sources) {
+            ((int*)slot->sources)[b] = found.source;
+        }
     }
 }
 
@@ -280,6 +304,9 @@ static void dataloader_fill_zeros_(Dataloader* loader, Batch* slot) {
     slot->update = (RowCounts){slot->counted, slot->counted}; // it is not made
     for (int b = 0; b < slot->B; b++) {
         ((int*)slot->lengths)[b] = loader->T;
+        if (slot->sources) {
+            ((int*)slot->sources)[b] = 0;
+        }
     }
     memset((int*)slot->inputs, 0, bytes);
     memset((int*)slot->targets, 0, bytes);
@@ -310,6 +337,9 @@ static void dataloader_cut_(const Dataloader* loader, Batch* slot) {
     for (int b = slot->B * (T / length) - 1; b >= 0; b--) { // none is read after it was set
         const int left = slot->lengths[b / (T / length)] - b % (T / length) * length;
         ((int*)slot->lengths)[b] = int_max(0, int_min(left, length));
+        if (slot->sources) {
+            ((int*)slot->sources)[b] = slot->sources[b / (T / length)];
+        }
     }
     slot->B *= T / length;
     slot->T = length;
@@ -336,6 +366,15 @@ void batch_divide(Batch* batch, TokenChunks chunks) {
     batch->counted = 0;
     for (int n = 0; n < batch->B * T; n++) {
         batch->counted += batch->targets[n] != -1;
+    }
+}
+
+// Counts the targets of each source in a slot, which has been cut and divided.
+static void dataloader_count_sources_(const Dataloader* loader, Batch* slot) {
+    int* counted = (int*)slot->counted_of_source;
+    memset(counted, 0, (size_t)loader->sources->count * sizeof(int));
+    for (int n = 0; n < slot->B * slot->T; n++) {
+        counted[slot->sources[n / slot->T]] += slot->targets[n] != -1;
     }
 }
 
@@ -377,6 +416,9 @@ static void dataloader_fill_(Dataloader* loader, Batch* slot, DataloaderPlace_ a
     }
     dataloader_cut_(loader, slot);
     batch_divide(slot, loader->settings.chunks);
+    if (slot->sources) {
+        dataloader_count_sources_(loader, slot);
+    }
 }
 
 static DataloaderPlace_ dataloader_after_(const Dataloader* loader, DataloaderPlace_ at) {
@@ -430,7 +472,8 @@ static void dataloader_start_(Dataloader* loader) {
 // ---- the interface ----
 
 void dataloader_open(Dataloader* loader, const DataSources* sources, DataloaderSettings settings) {
-    const int B = settings.B, T = sources->T, arrays = sources->mask == DOCUMENT_MASK_ON ? 4 : 3;
+    const int B = settings.B, T = sources->T, has_starts = sources->mask == DOCUMENT_MASK_ON,
+              has_sources = sources->count > 1, arrays = 3 + has_starts + has_sources;
     assert(B > 0 && T > 0 && settings.sequences > 0 && settings.rank >= 0 &&
            settings.rank < settings.num_processes);
     assert(sources->pack != PACK_UNIFORM || settings.group > 0);
@@ -445,14 +488,16 @@ void dataloader_open(Dataloader* loader, const DataSources* sources, DataloaderS
     loader->are_full = (char*)check_alloc((size_t)loader->slots, 2, "batches");
     loader->has_zeros = loader->are_full + loader->slots;
     const size_t tokens = array_bytes((size_t)B, (size_t)T);
-    loader->memory =
-        (int*)check_alloc(array_bytes(tokens, (size_t)(arrays * loader->slots)), sizeof(int), "batches");
+    const size_t room = array_bytes(tokens, (size_t)arrays) + (size_t)sources->count; // of a slot
+    loader->memory = (int*)check_alloc(array_bytes(room, (size_t)loader->slots), sizeof(int), "batches");
     for (size_t i = 0; i < (size_t)loader->slots; i++) {
-        int* memory = loader->memory + i * (size_t)arrays * tokens;
+        int* memory = loader->memory + i * room;
         const Batch slot = {.inputs = memory,
                             .targets = memory + tokens,
                             .lengths = memory + 2 * tokens,
-                            .starts = arrays == 4 ? memory + 3 * tokens : NULL,
+                            .sources = has_sources ? memory + 3 * tokens : NULL,
+                            .starts = has_starts ? memory + (size_t)(arrays - 1) * tokens : NULL,
+                            .counted_of_source = memory + (size_t)arrays * tokens,
                             .B = B,
                             .T = T};
         loader->slot[i] = slot;
@@ -513,6 +558,39 @@ Batch dataloader_next(Dataloader* loader) {
 Batch dataloader_earlier(const Dataloader* loader, int64_t back) {
     assert(0 <= back && back <= loader->settings.earlier && (uint64_t)back < loader->consumed);
     return loader->slot[(loader->consumed - 1 - (uint64_t)back) % (uint64_t)loader->slots];
+}
+
+DataloaderSpan dataloader_micro_batch(const Dataloader* loader, uint64_t first, int64_t k) {
+    const DataloaderSpan span = {dataloader_begin_(loader, first, k),
+                                 dataloader_begin_(loader, first, k + 1)};
+    return span;
+}
+
+int64_t dataloader_targets(const Dataloader* loader, DataloaderSpan span) {
+    RowCounts counts = {0, 0};
+    for (uint64_t p = span.begin; p < span.end; p++) {
+        const DataloaderRow_ found = dataloader_find_(loader, p);
+        rows_add_counts(found.rows, found.row, &counts);
+    }
+    return counts.targets;
+}
+
+void dataloader_print_place(FILE* file, const Dataloader* loader, DataloaderSpan span) {
+    enum { MOST = 8 };
+    const uint64_t count = span.end - span.begin;
+    fprintf(file, count > 1 ? "sequences %llu-%llu: " : "sequence %llu: ", (unsigned long long)span.begin,
+            (unsigned long long)span.end - 1);
+    for (uint64_t p = span.begin; p < span.end && p < span.begin + MOST; p++) {
+        const DataloaderRow_ found = dataloader_find_(loader, p);
+        fputs(p > span.begin ? "; " : "", file);
+        if (loader->sources->is_named) {
+            fprintf(file, "%s: ", loader->sources->source[found.source].name);
+        }
+        rows_print_place(file, found.rows, found.row);
+    }
+    if (count > MOST) {
+        fprintf(file, "; and %llu more sequences", (unsigned long long)(count - MOST));
+    }
 }
 
 const char* dataloader_error(const Dataloader* loader) { return loader->is_broken ? loader->error : NULL; }

@@ -244,6 +244,7 @@ void documents_close(Documents* source);
 
 #include "llmc/base/file.h"
 #include "llmc/base/json.h"
+#include "llmc/base/shell_word.h"
 
 // ---- memory ----
 
@@ -1179,7 +1180,7 @@ static void documents_measure_(Documents* source, uint64_t file) {
         return;
     }
     CHECK(stat(path, &info) == 0, "%s: cannot open: %s", path, strerror(errno));
-    CHECK(!S_ISDIR(info.st_mode), "%s: a directory, wanted files: %s/*%s", path, path,
+    CHECK(!S_ISDIR(info.st_mode), "%s: a directory, wanted files: %s/*%s", path, shell_word(path).text,
           text_usual_ending_(path));
     CHECK(text_format_(source, path, &format), "%s", source->error);
     CHECK(S_ISREG(info.st_mode) || format != TEXT_PARQUET, "%s: not a regular file, as Parquet has to be",

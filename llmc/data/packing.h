@@ -41,6 +41,7 @@ are opened.
 
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include "llmc/base/enum_words.h"
 #include "llmc/data/fill_in_middle.h"
@@ -115,6 +116,10 @@ void rows_add_counts(const Rows* rows, uint64_t row, RowCounts* counts);
 // an epoch. Returns the number of targets. starts: position in the row where each token's document
 // starts; each padding token is a document of its own.
 int rows_fill(const Rows* rows, uint64_t row, uint64_t epoch, int T, int* inputs, int* targets, int* starts);
+
+// Prints where a row comes from: the tokens of each piece, and its document, counted from 0 in the
+// stream, if they are known.
+void rows_print_place(FILE* file, const Rows* rows, uint64_t row);
 
 // Returns the sum of a value over the targets of a row without rearranged pieces; `values` has one
 // for each token of the stream, which has no mask. Adds the number of targets to *counted.
@@ -889,6 +894,36 @@ void rows_add_counts(const Rows* rows, uint64_t row, RowCounts* counts) {
         const int n = piece_length_(piece);
         counts->tokens += n;
         counts->targets += piece_targets_(rows, piece_start_(piece), n, piece_last_target_(rows, piece));
+    }
+}
+
+// Prints where a piece comes from.
+static void rows_print_piece_(FILE* file, const Rows* rows, uint64_t start, uint64_t length) {
+    const PositionList_* documents = &rows->documents;
+    tokens_print_place(file, rows->stream, start, length);
+    if (documents->count > 0) {
+        const size_t first = positions_until_(documents, start),
+                     last = positions_until_(documents, start + length - 1);
+        fprintf(file, first == last ? " (document %zu)" : " (documents %zu-%zu)", first - 1, last - 1);
+    }
+}
+
+void rows_print_place(FILE* file, const Rows* rows, uint64_t row) {
+    enum { MOST = 4 };
+    uint64_t first, end;
+    if (rows_are_whole_(rows)) {
+        rows_print_piece_(file, rows, rows_start_(rows, row), (uint64_t)rows->T);
+        return;
+    }
+    rows_pieces_(rows, row, &first, &end);
+    for (uint64_t i = first; i < end && i < first + MOST; i++) {
+        const uint64_t piece = rows->pieces.at[i];
+        fputs(i > first ? ", " : "", file);
+        rows_print_piece_(file, rows, piece_start_(piece),
+                          (uint64_t)piece_length_(piece) - piece_marks_(rows, piece));
+    }
+    if (end > first + MOST) {
+        fprintf(file, " and %llu more", (unsigned long long)(end - first - MOST));
     }
 }
 

@@ -162,6 +162,9 @@ void tokens_fill(const TokenStream* stream, size_t start, size_t n, int* out);
 
 int tokens_at(const TokenStream* stream, size_t position);
 
+// Prints where the tokens [start, start + n) of the stream are: "books.bin tokens 1024-2047".
+void tokens_print_place(FILE* file, const TokenStream* stream, size_t start, size_t n);
+
 // True if a file of the stream has a mask.
 int tokens_have_mask(const TokenStream* stream);
 
@@ -205,6 +208,7 @@ int tokens_verify_file(FILE* out, const char* path, TokensFormat format, int voc
 #include "llmc/base/clock.h"
 #include "llmc/base/file.h"
 #include "llmc/base/printable.h"
+#include "llmc/base/shell_word.h"
 #include "llmc/base/signals.h"
 #include "llmc/base/xxh64.h"
 #include "llmc/tokenizer/tokenizer.h"
@@ -279,10 +283,13 @@ static void tokens_list_directory_(glob_t* files, const char* directory) {
             tokens_glob_(files, pattern, 0);
         }
     }
+    file_path(pattern, "%s/*", escaped);
+    const ShellWord all = shell_word(pattern);
+    file_path(pattern, "%s/*.bin", escaped);
     CHECK(files->gl_pathc > before,
           "%s: contains no text files (.txt, .md, .html, .tex, .jsonl, .parquet); try a pattern: "
-          "'%s/*' for all as text, '%s/*.bin' for shards",
-          directory, escaped, escaped);
+          "%s for all as text, %s for shards",
+          directory, all.text, shell_word(pattern).text);
     free(escaped);
 }
 
@@ -965,6 +972,16 @@ int tokens_at(const TokenStream* stream, size_t position) {
     int token;
     tokens_fill(stream, position, 1, &token);
     return token;
+}
+
+void tokens_print_place(FILE* file, const TokenStream* stream, size_t start, size_t n) {
+    const size_t position = stream->begin + start;
+    const TokenSpan* span = tokens_find_(stream, position);
+    const size_t at = position - span->first;
+    char* name = strdup(span->path ? span->path : stream->name);
+    CHECK(name, "%s: no memory", stream->name);
+    fprintf(file, "%s %s %zu-%zu", printable(name), span->width == 1 ? "bytes" : "tokens", at, at + n - 1);
+    free(name);
 }
 
 int tokens_describe(const TokenStream* stream, MappedResult result, const void* where, char* error) {

@@ -5,10 +5,11 @@ while the GPU works on earlier ones.
     tokens, targets            (capacity)         int32
     starts                     (capacity, ranks)  int32: of whole sequences, which `ranks` share
     lengths                    (capacity)         int32: of sequences, at most one for each token
+    sources                    (capacity)         int32: of each sequence, of the training data
     targets_per_token          (1)                fp32 (counted.h)
 
 `batch` has them on the GPU, at fixed addresses: valid for work queued on gpu->stream between one
-push and the next; the last three are NULL if the last push had none.
+push and the next; the last four are NULL if the last push had none.
 
 The host waits only in batch_queue_push, and only for the batch BATCH_SLOTS pushes ago.
 */
@@ -17,10 +18,10 @@ The host waits only in batch_queue_push, and only for the batch BATCH_SLOTS push
 
 #include "llmc/gpu/gpu.cuh"
 
-enum { BATCH_SLOTS = 3, BATCH_ARRAYS = 5 };
+enum { BATCH_SLOTS = 3, BATCH_ARRAYS = 6 };
 
 typedef struct {
-    const int *tokens, *targets, *starts, *lengths;
+    const int *tokens, *targets, *starts, *lengths, *sources;
     const float* targets_per_token;
 } BatchArrays;
 
@@ -41,7 +42,7 @@ typedef struct {
 static inline void batch_queue_open(BatchQueue* queue, Memory* memory, size_t capacity, int ranks,
                                     const Gpu* gpu) {
     const char* kind = "scratch: batches";
-    const size_t counts[BATCH_ARRAYS] = {capacity, capacity, capacity * (size_t)ranks, capacity, 1};
+    const size_t counts[BATCH_ARRAYS] = {capacity, capacity, capacity * (size_t)ranks, capacity, capacity, 1};
     size_t bytes = 0;
     memset(queue, 0, sizeof(*queue));
     queue->gpu = gpu;
@@ -85,9 +86,10 @@ static inline void batch_queue_send_(BatchQueue* queue, int slot, size_t end) {
 // Sets `batch` for work queued on gpu->stream from now on, from arrays of `count` tokens in
 // `sequences` on the host, which may be reused at once. Without targets, they are the tokens.
 static inline void batch_queue_push(BatchQueue* queue, BatchArrays host, size_t count, size_t sequences) {
-    const void* const arrays[BATCH_ARRAYS] = {host.tokens, host.targets ? host.targets : host.tokens,
-                                              host.starts, host.lengths, host.targets_per_token};
-    const size_t counts[BATCH_ARRAYS] = {count, count, count * (size_t)queue->ranks, sequences, 1};
+    const void* const arrays[BATCH_ARRAYS] = {host.tokens,  host.targets ? host.targets : host.tokens,
+                                              host.starts,  host.lengths,
+                                              host.sources, host.targets_per_token};
+    const size_t counts[BATCH_ARRAYS] = {count, count, count * (size_t)queue->ranks, sequences, sequences, 1};
     const int slot = queue->next;
     size_t bytes[BATCH_ARRAYS], end = 0;
     assert(count <= queue->capacity);
@@ -110,9 +112,12 @@ static inline void batch_queue_push(BatchQueue* queue, BatchArrays host, size_t 
         }
         end += bytes[i] / sizeof(int);
     }
-    queue->batch = BatchArrays{queue->memory[0], queue->memory[1], host.starts ? queue->memory[2] : NULL,
+    queue->batch = BatchArrays{queue->memory[0],
+                               queue->memory[1],
+                               host.starts ? queue->memory[2] : NULL,
                                host.lengths ? queue->memory[3] : NULL,
-                               host.targets_per_token ? (const float*)(const void*)queue->memory[4] : NULL};
+                               host.sources ? queue->memory[4] : NULL,
+                               host.targets_per_token ? (const float*)(const void*)queue->memory[5] : NULL};
     CUDA_CHECK(cudaEventRecord(queue->used[slot], queue->gpu->stream));
 }
 

@@ -5,12 +5,15 @@ run, and at its end the loss curve to curve.svg there.
 log.jsonl, one object per line (numbers that are not finite are null; losses have 9 significant
 digits; a byte of a path or option that is not UTF-8 is \udcNN, json.h):
 
-    {"kind":"config","run":"16 hexadecimal digits","options":{...},"program":...,"trainer":...,
-     "host":...,"device":...,"floor":...,"mem_mb":{"parameters":...},"host_mem_mb":{...},
-     "disk_mb":{...},"time":...}
+    {"kind":"config","run":"16 hexadecimal digits","options":{...},"command":...,"program":...,
+     "trainer":...,"host":...,"device":...,"floor":...,"mem_mb":{"parameters":...},
+     "host_mem_mb":{...},"disk_mb":{...},"time":...}  (the command as it was typed, for a shell)
     {"kind":"train","step":1,"loss":...,"kl":...,"norm":...,"lr":...,"ms":...,"data_ms":...,
-     "tok_per_s":...,"mfu":...,"peak":...,"expert_load":...,"router_entropy":...,"power_w":...,
-     "clock_mhz":...,"tokens":...,"elapsed_s":...,"time":...}
+     "tok_per_s":...,"mfu":...,"peak":...,"expert_load":...,"router_entropy":...,
+     "source_loss":{"web":...},"power_w":...,"clock_mhz":...,"tokens":...,"elapsed_s":...,
+     "time":...}  (the mean loss of each source of a mixture that has targets in the update)
+    {"kind":"experts","step":1,"load":[[...],...]}  (of each layer the load of each expert in the
+     update, 1 if all are even; after each hundredth of the run)
     {"kind":"val","step":0,"loss":...,"bpb":...,"sequences":...,"all_sequences":...}  (bits per
      byte, if the bytes of the tokens are known; sequences of the validation, and of all its data)
     {"kind":"set","step":0,"name":"web","loss":...,"bpb":...,"sequences":...,"all_sequences":...}
@@ -24,7 +27,7 @@ digits; a byte of a path or option that is not UTF-8 is \udcNN, json.h):
      tasks, whose lines also have "centered")
     {"kind":"sample","step":...,"text":"..."}
     {"kind":"save","step":...,"path":"..."}
-    {"kind":"skip","step":...,"reason":"..."}
+    {"kind":"skip","step":...,"reason":"...","where":"..."}  (and which data it had)
     {"kind":"warning","step":...,"text":"..."}
     {"kind":"rollback","step":...,"from":...,"reason":"..."}
     {"kind":"stop","step":...,"reason":"..."}
@@ -42,7 +45,8 @@ know.
 
 With --tensorboard on, all numbers of the lines of training, validations, sources and tasks also go
 to tensorboard.h's file, each under the tag KIND/KEY (task/NAME/KEY, set/NAME/KEY, source/NAME/KEY,
-gpu/power_w, gpu/clock_mhz), and samples as texts.
+train/source_loss/NAME, gpu/power_w, gpu/clock_mhz), the load of each layer's busiest expert
+(experts/layer_0), and samples as texts.
 
 main.log has the lines of llm.c, so that its plotting scripts work: s:<step> trl:<train loss> lr:<>
 norm:<> and s:<step> tel:<val loss>, and s:<step> eval:<acc_norm> of a task that has one.
@@ -108,6 +112,12 @@ typedef struct {
     int is_quiet; // prints only results
 } LogSettings;
 
+// Losses of a mixture in an update, by source.
+typedef struct {
+    const DataSources* sources;     // NULL: no mixture
+    const double *losses, *targets; // (sources) sums
+} LogMixture;
+
 typedef enum {
     LOG_VAL_,
     LOG_SET_,
@@ -161,6 +171,7 @@ typedef struct {
     double data_wait_s, data_s; // time spent waiting for data so far, and up to the previous step
     double peak;                // for the next lines; NAN: unknown
     double load, entropy;       // of the update's experts; no load: it has none
+    LogMixture mixture;         // for the next line; no sources: none
     double divergence;          // for the next line; NAN: none
     double power_w, clock_mhz;  // for the next line; NAN: not measured
 
@@ -199,6 +210,9 @@ static inline void log_routing(RunLog* log, double load, double entropy) {
     log->entropy = entropy;
 }
 
+// Sets the losses of the sources of a mixture. Call it before log_train.
+static inline void log_mixture(RunLog* log, LogMixture mixture) { log->mixture = mixture; }
+
 // Sets the peak for the utilization, in FLOP/s. Call it before log_train.
 static inline void log_peak(RunLog* log, double peak) { log->peak = peak; }
 
@@ -217,6 +231,10 @@ static inline void log_sensors(RunLog* log, double power_w, double clock_mhz) {
 void log_train(RunLog* log, int64_t step, double loss, double loss_z, double norm, double norm_z, double lr,
                double ms, double mfu);
 
+// Logs the loads of the experts in update `step`, if it ends a hundredth of the run. `tokens` of
+// the model's L layers (L, stride) start with the tokens that each of E experts was given.
+void log_experts(RunLog* log, int64_t step, const double* tokens, int L, int E, int stride);
+
 // ---- the other lines ----
 
 // Prints one JSON object, without a newline.
@@ -225,6 +243,7 @@ typedef void (*LogPrint)(FILE* file, const void* what);
 // Identity of the run: which program runs where, in words, and what is known before the first step.
 typedef struct {
     const char *program, *trainer, *device; // the program with its version
+    const char* command;                    // as it was typed, for a shell
     double floor;                           // as for log_summary
     // prints members of an object, each after a comma; NULL: none
     LogPrint print_memory;
@@ -272,8 +291,8 @@ void log_warning(RunLog* log, int64_t step, const char* text);
 // was cut off, because it came after the next update.
 void log_resumed(RunLog* log, const char* path);
 
-// Logs that update `step` was skipped.
-void log_skip(RunLog* log, int64_t step, const char* reason);
+// Logs that update `step` was skipped, and where its data are ("": unknown).
+void log_skip(RunLog* log, int64_t step, const char* reason, const char* where);
 
 // Logs that the run was rolled back after update `from` to the checkpoint of step `to`.
 void log_rollback(RunLog* log, int64_t from, int64_t to, const char* reason);
@@ -817,6 +836,26 @@ static void log_known_(RunLog* log, const char* key, double value) {
     }
 }
 
+// Writes the loss of each source that has targets in the update.
+static void log_write_mixture_(RunLog* log) {
+    const LogMixture* mixture = &log->mixture;
+    for (int s = 0, any = 0; mixture->sources && s <= mixture->sources->count; s++) {
+        if (s == mixture->sources->count) {
+            fputs(any ? "}" : "", log->json.file);
+        } else if (mixture->targets[s] > 0) {
+            const char* name = mixture->sources->source[s].name;
+            const double loss = mixture->losses[s] / mixture->targets[s];
+            char tag[128];
+            fputs(any++ ? "," : ",\"source_loss\":{", log->json.file);
+            json_print_string(log->json.file, name, strlen(name));
+            fprintf(log->json.file, isfinite(loss) ? ":%.9g" : ":null", loss);
+            snprintf(tag, sizeof(tag), "train/source_loss/%.90s", name);
+            tensorboard_scalar(&log->board, tag, loss);
+        }
+    }
+    memset(&log->mixture, 0, sizeof(log->mixture));
+}
+
 void log_train(RunLog* log, int64_t step, double loss, double loss_z, double norm, double norm_z, double lr,
                double ms, double mfu) {
     log_begin_(log, "train", step);
@@ -835,6 +874,7 @@ void log_train(RunLog* log, int64_t step, double loss, double loss_z, double nor
         log_number_(log, "expert_load", log->load);
         log_number_(log, "router_entropy", log->entropy);
     }
+    log_write_mixture_(log);
     log_gpu_number_(log, "power_w", &log->power_w);
     log_gpu_number_(log, "clock_mhz", &log->clock_mhz);
     fprintf(log->json.file, ",\"tokens\":%.0f",
@@ -853,6 +893,36 @@ void log_train(RunLog* log, int64_t step, double loss, double loss_z, double nor
     log_show_step_(log, step);
 }
 
+// Writes the loads of a layer's experts; an update without tokens has none.
+static void log_write_loads_(RunLog* log, int l, const double* tokens, int E) {
+    double all = 0, most = 0;
+    char tag[32];
+    for (int e = 0; e < E; e++) {
+        all += tokens[e];
+        most = fmax(most, tokens[e]);
+    }
+    for (int e = 0; e < E; e++) {
+        fprintf(log->json.file, "%s%.4g", e ? "," : l ? ",[" : "[", all > 0 ? tokens[e] * E / all : 0);
+    }
+    fputc(']', log->json.file);
+    snprintf(tag, sizeof(tag), "experts/layer_%d", l);
+    tensorboard_scalar(&log->board, tag, all > 0 ? most * E / all : 0);
+}
+
+void log_experts(RunLog* log, int64_t step, const double* tokens, int L, int E, int stride) {
+    const int64_t steps = log->steps > 0 ? log->steps : 1;
+    if (step * 100 / steps == (step - 1) * 100 / steps) {
+        return;
+    }
+    log_begin_(log, "experts", step);
+    fputs(",\"load\":[", log->json.file);
+    for (int l = 0; l < L; l++) {
+        log_write_loads_(log, l, tokens + (size_t)l * (size_t)stride, E);
+    }
+    fputc(']', log->json.file);
+    log_end_(log);
+}
+
 // ---- the other lines ----
 
 void log_config(RunLog* log, LogPrint print, const void* what, LogIdentity identity) {
@@ -864,6 +934,10 @@ void log_config(RunLog* log, LogPrint print, const void* what, LogIdentity ident
     }
     fputs("\"options\":", log->json.file);
     print(log->json.file, what);
+    if (identity.command) {
+        fputs(",\"command\":", log->json.file);
+        json_print_bytes(log->json.file, identity.command, strlen(identity.command));
+    }
     log_string_(log, "program", identity.program, strlen(identity.program));
     log_string_(log, "trainer", identity.trainer, strlen(identity.trainer));
     log_string_(log, "host", host, strlen(host));
@@ -1098,12 +1172,21 @@ void log_resumed(RunLog* log, const char* path) {
     }
 }
 
-void log_skip(RunLog* log, int64_t step, const char* reason) {
+void log_skip(RunLog* log, int64_t step, const char* reason, const char* where) {
     log_say_step_(log, log->screen.file, step);
-    fprintf(log->screen.file, "update skipped: %s\n", reason);
+    fprintf(log->screen.file, "update skipped: %s", reason);
+    if (where[0]) {
+        fputs("; ", log->screen.file);
+        text_wrap_lines(log->screen.file, where);
+    }
+    fputc('\n', log->screen.file);
     log_flush_screen_(log);
     log_begin_(log, "skip", step);
     log_string_(log, "reason", reason, strlen(reason));
+    if (where[0]) {
+        fputs(",\"where\":", log->json.file);
+        json_print_bytes(log->json.file, where, strlen(where));
+    }
     log_end_(log);
 }
 

@@ -576,4 +576,35 @@ static inline void sum_losses(double* sums, int64_t* count, const float* losses,
 
 static inline double sum_losses_bytes(double N) { return 4 * N; }
 
+// Block s adds the losses (B, T) of the sequences of source s to sums[s].
+// grid   the sources      block   1024      shared   256 bytes
+// moves  B*T fp32 in. Bound by latency.
+// order  fixed
+static __global__ void __launch_bounds__(LOSSES_THREADS_)
+    sum_source_losses_kernel_(double* sums, const float* losses, const int* sources, int B, int T) {
+    SMEM_ARRAY(double, of_warp, [32]);
+    double sum = 0;
+    for (int b = 0; b < B; b++) {
+        for (int t = (int)threadIdx.x; t < T && sources[b] == (int)blockIdx.x; t += LOSSES_THREADS_) {
+            sum += (double)losses[(size_t)b * (size_t)T + (size_t)t];
+        }
+    }
+    sum = warp_sum_double_(sum);
+    if (threadIdx.x % 32 == 0) {
+        of_warp[threadIdx.x / 32] = sum;
+    }
+    __syncthreads();
+    sum = warp_sum_double_(of_warp[threadIdx.x % 32]);
+    if (threadIdx.x == 0) {
+        sums[blockIdx.x] += sum;
+    }
+}
+
+// Adds the losses (B, T) of sequences from `sources` (B), of which there are `count`, to the sum of
+// each source (count).
+static inline void sum_source_losses(double* sums, int count, const float* losses, const int* sources, int B,
+                                     int T, const Gpu* gpu) {
+    launch(sum_source_losses_kernel_, (unsigned)count, LOSSES_THREADS_, 0, gpu, sums, losses, sources, B, T);
+}
+
 #endif

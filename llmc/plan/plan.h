@@ -91,7 +91,9 @@ void plan_print(FILE* file, const Settled* s, const TrainerPlan* plan);
 #include "llmc/base/text_buffer.h"
 #include "llmc/base/units.h"
 #include "llmc/base/enum_words.h"
+#include "llmc/checkpoint/load_save.h"
 #include "llmc/log/text_wrap.h"
+#include "llmc/setup/resolve.h"
 
 // Counts the copy that checkpoints are written from. On a GPU each save needs it; on the host only
 // a save that the run does not wait for.
@@ -111,9 +113,29 @@ static void plan_count_copy_(Memory* memory, const Settled* s) {
     }
 }
 
+// Returns the bytes of a group in fp32 that a host needs while it loads weights that it does not
+// have as files have them: in 8 bits, or a part.
+static size_t plan_load_bytes_(const Settled* s) {
+    const RankPart part = settled_part(s);
+    return s->options.quantize || !rank_part_is_whole(&part) ? load_bytes(&part) : 0;
+}
+
+static void plan_count_load_(Memory* memory, const Settled* s) {
+    size_t bytes = plan_load_bytes_(s);
+    if (settled_has_teacher(s)) {
+        const Settled teacher = setup_teacher(s);
+        const size_t of_teacher = plan_load_bytes_(&teacher);
+        bytes = bytes > of_teacher ? bytes : of_teacher;
+    }
+    if (bytes > 0 && s->options.program.trainer == OPTION_CPU) {
+        memory_count(memory, "weights to load", MEMORY_DEVICE, bytes);
+    }
+}
+
 ModelPlan plan_model(PlanModel model, const Settled* s) {
     ModelPlan plan;
     model(&plan, s);
+    plan_count_load_(&plan.memory, s);
     plan_count_copy_(&plan.memory, s);
     return plan;
 }

@@ -82,7 +82,16 @@ typedef enum { RECORD_KINDS(WORDS_VALUE) RECORD_NUM_KINDS_ } RecordKind;
 // Numbers of an update; missing ones are NaN.
 typedef struct {
     double step, values[RECORD_NUM_SERIES_];
+    double* sources; // (num_sources) losses of the sources that the run had until then, or NULL
+    int num_sources;
 } RecordStep;
+
+// Loads of the experts of all layers in an update.
+typedef struct {
+    double step;
+    double* load; // (layers, experts); NULL: unknown
+    int layers, experts;
+} RecordLoads;
 
 typedef struct {
     RecordKind kind;
@@ -114,8 +123,11 @@ typedef struct {
     RecordOption* options;               // of the last start, like the following
     RecordMemory* memory;
     size_t num_steps, num_events, num_options, num_memory;
-    char *program, *trainer, *host, *device; // "": unknown
-    double floor, peak_mib, planned_mib;     // NaN: unknown
+    char *program, *trainer, *host, *device, *command; // "": unknown
+    char** sources; // (num_sources) names of the sources whose losses are known
+    int num_sources;
+    RecordLoads loads;                   // the last ones
+    double floor, peak_mib, planned_mib; // NaN: unknown
     double tok_per_s;   // of the last start that made updates, without its first; NaN: unknown
     size_t num_damaged; // skipped lines
     RecordEnd end;
@@ -169,6 +181,9 @@ const RecordEvent* record_best(const Record* record, RecordValue measure);
 // Returns a number of the run, RECORD_TOKENS for example, after `step` updates; 0 before the first.
 // NaN: unknown.
 double record_place(const Record* record, RecordSeries series, double step);
+
+// Returns the loss of a source in an update; NaN: unknown.
+double record_source_loss(const RecordStep* step, int source);
 
 // Returns the value of an option, NULL if unknown.
 const char* record_option(const Record* record, const char* name);
@@ -246,7 +261,7 @@ static int record_line_ends_(JsonReader* json, int more) { return more == 0 && j
 // Drops everything about steps after `step`: they were done again.
 static void record_drop_after_(Record* r, double step) {
     while (r->num_steps && r->steps[r->num_steps - 1].step > step) {
-        r->num_steps--;
+        free(r->steps[--r->num_steps].sources);
     }
     size_t kept = 0;
     for (size_t i = 0; i < r->num_events; i++) {
@@ -261,24 +276,58 @@ static void record_drop_after_(Record* r, double step) {
 
 static double record_now_(const Record* r) { return r->num_steps ? r->steps[r->num_steps - 1].step : 0; }
 
-static int record_train_(Record* r, JsonReader* json) {
-    RecordStep step;
+// Returns the number of a source, which is added if it is new.
+static int record_source_(Record* r, const char* name) {
+    const int source = record_find_((const char* const*)r->sources, r->num_sources, name);
+    if (source == r->num_sources) {
+        r->sources = (char**)check_grow(r->sources, (size_t)r->num_sources, sizeof(char*), r->path);
+        r->sources[r->num_sources++] = record_copy_(name, strlen(name));
+    }
+    return source;
+}
+
+// Reads the losses of the sources of an update.
+static int record_sources_(Record* r, JsonReader* json, RecordStep* step) {
     const char* key;
-    int more;
-    step.step = NAN;
-    record_clear_(step.values, RECORD_NUM_SERIES_);
-    while ((more = json_member(json, JSON_NEXT, &key)) > 0) {
-        if (!(strcmp(key, "step") == 0
-                  ? record_number_(json, &step.step)
-                  : record_take_(json, key, record_series_, RECORD_NUM_SERIES_, step.values))) {
+    int more, n = 0;
+    if (!json_take(json, '{')) {
+        return 0;
+    }
+    for (; (more = json_member(json, n ? JSON_NEXT : JSON_FIRST, &key)) > 0; n++) {
+        const int source = record_source_(r, key);
+        while (step->num_sources <= source) {
+            step->sources =
+                (double*)check_grow(step->sources, (size_t)step->num_sources, sizeof(double), r->path);
+            step->sources[step->num_sources++] = NAN;
+        }
+        if (!record_number_(json, &step->sources[source])) {
             return 0;
         }
     }
-    if (!record_line_ends_(json, more)) {
-        return 0;
+    return more == 0;
+}
+
+// Reads the line of an update. Its sources are the caller's, also after an error.
+static int record_step_(Record* r, JsonReader* json, RecordStep* step) {
+    const char* key;
+    int more, ok = 1;
+    memset(step, 0, sizeof(*step));
+    step->step = NAN;
+    record_clear_(step->values, RECORD_NUM_SERIES_);
+    while (ok && (more = json_member(json, JSON_NEXT, &key)) > 0) {
+        ok = strcmp(key, "step") == 0 ? record_number_(json, &step->step)
+             : strcmp(key, "source_loss") == 0
+                 ? record_sources_(r, json, step)
+                 : record_take_(json, key, record_series_, RECORD_NUM_SERIES_, step->values);
     }
-    if (!(step.step >= 1)) {
-        return json_unexpected(json, "a step from 1");
+    return ok && record_line_ends_(json, more) && (step->step >= 1 || json_unexpected(json, "a step from 1"));
+}
+
+static int record_train_(Record* r, JsonReader* json) {
+    RecordStep step;
+    if (!record_step_(r, json, &step)) {
+        free(step.sources);
+        return 0;
     }
     if (step.step <= record_now_(r)) {
         record_drop_after_(r, step.step - 1);
@@ -286,6 +335,42 @@ static int record_train_(Record* r, JsonReader* json) {
     r->steps = (RecordStep*)check_grow(r->steps, r->num_steps, sizeof(step), r->path);
     r->steps[r->num_steps++] = step;
     r->end = RECORD_UNFINISHED;
+    return 1;
+}
+
+// Reads the loads of layers: rows of the same length.
+static int record_load_rows_(Record* r, JsonReader* json, RecordLoads* loads) {
+    int more = -1, ok = json_take(json, '['), size = 0;
+    while (ok && (more = json_element(json, loads->layers ? JSON_NEXT : JSON_FIRST)) > 0) {
+        int n = 0, inner = 0;
+        ok = json_take(json, '[');
+        while (ok && (inner = json_element(json, n ? JSON_NEXT : JSON_FIRST)) > 0) {
+            loads->load = (double*)check_grow(loads->load, (size_t)size, sizeof(double), r->path);
+            ok = record_number_(json, &loads->load[size++]);
+            n++;
+        }
+        ok = ok && inner == 0 && (n == loads->experts || loads->layers == 0);
+        loads->experts = n;
+        loads->layers++;
+    }
+    return ok && more == 0;
+}
+
+static int record_experts_(Record* r, JsonReader* json) {
+    RecordLoads loads = {NAN, NULL, 0, 0};
+    const char* key;
+    int more, ok = 1;
+    while (ok && (more = json_member(json, JSON_NEXT, &key)) > 0) {
+        ok = strcmp(key, "step") == 0   ? record_number_(json, &loads.step)
+             : strcmp(key, "load") == 0 ? record_load_rows_(r, json, &loads)
+                                        : json_skip(json);
+    }
+    if (!ok || !record_line_ends_(json, more)) {
+        free(loads.load);
+        return 0;
+    }
+    free(r->loads.load);
+    r->loads = loads;
     return 1;
 }
 
@@ -335,6 +420,7 @@ static void record_forget_start_(Record* r) {
     free(r->trainer);
     free(r->host);
     free(r->device);
+    free(r->command);
 }
 
 // Reads the value of an option: text, a number as written, on, off or auto.
@@ -396,13 +482,15 @@ static int record_memory_(Record* r, JsonReader* json, RecordPlace place) {
 
 // Reads a member of the line of a start.
 static int record_start_member_(Record* start, JsonReader* json, const char* key) {
-    static const char* const texts[] = {"program", "trainer", "host", "device"};
+    static const char* const texts[] = {"program", "trainer", "host", "device", "command"};
     static const char* const places[RECORD_PLACES] = {"mem_mb", "host_mem_mb", "disk_mb"};
-    char** const members[] = {&start->program, &start->trainer, &start->host, &start->device};
-    const int which = record_find_(texts, 4, key), place = record_find_(places, RECORD_PLACES, key);
+    char** const members[] = {&start->program, &start->trainer, &start->host, &start->device,
+                              &start->command};
+    const int count = sizeof(texts) / sizeof(texts[0]), which = record_find_(texts, count, key),
+              place = record_find_(places, RECORD_PLACES, key);
     const char* text;
     size_t bytes;
-    if (which < 4) {
+    if (which < count) {
         if (!json_text(json, &text, &bytes)) {
             return 0;
         }
@@ -426,14 +514,15 @@ static void record_take_start_(Record* r, const Record* start) {
     r->trainer = start->trainer;
     r->host = start->host;
     r->device = start->device;
+    r->command = start->command;
     r->floor = start->floor;
 }
 
 static void record_empty_start_(Record* r) {
     memset(r, 0, sizeof(*r));
     r->floor = NAN;
-    char** const members[] = {&r->program, &r->trainer, &r->host, &r->device};
-    for (int i = 0; i < 4; i++) {
+    char** const members[] = {&r->program, &r->trainer, &r->host, &r->device, &r->command};
+    for (size_t i = 0; i < sizeof(members) / sizeof(members[0]); i++) {
         *members[i] = record_copy_("", 0);
     }
 }
@@ -499,6 +588,7 @@ static int record_line_(Record* r, JsonReader* json) {
     }
     const int which = record_find_(record_kinds_, RECORD_NUM_KINDS_, kind);
     return strcmp(kind, "train") == 0     ? record_train_(r, json)
+           : strcmp(kind, "experts") == 0 ? record_experts_(r, json)
            : strcmp(kind, "summary") == 0 ? record_summary_(r, json)
            : which == RECORD_START        ? record_config_(r, json)
            : which < RECORD_NUM_KINDS_    ? record_event_(r, (RecordKind)which, json)
@@ -638,6 +728,14 @@ void record_close(Record* record) {
     for (size_t i = 0; i < record->num_events; i++) {
         free(record->events[i].text);
     }
+    for (size_t i = 0; i < record->num_steps; i++) {
+        free(record->steps[i].sources);
+    }
+    for (int i = 0; i < record->num_sources; i++) {
+        free(record->sources[i]);
+    }
+    free(record->sources);
+    free(record->loads.load);
     free(record->steps);
     free(record->events);
     record_forget_start_(record);
@@ -776,6 +874,10 @@ double record_place(const Record* record, RecordSeries series, double step) {
         }
     }
     return low ? record->steps[low - 1].values[series] : 0;
+}
+
+double record_source_loss(const RecordStep* step, int source) {
+    return source < step->num_sources ? step->sources[source] : NAN;
 }
 
 const char* record_option(const Record* record, const char* name) {

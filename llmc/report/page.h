@@ -656,6 +656,19 @@ static void report_options_table_(FILE* file, const ReportRuns* r, const FactsOp
     report_close_table_(file);
 }
 
+// Prints the command of each run's last start, if it is known.
+static void report_commands_(FILE* file, const ReportRuns* r) {
+    for (int i = 0, any = 0; i < r->count; i++) {
+        if (r->runs[i].command[0]) {
+            fputs(any++ ? "" : "<h2>Command</h2>\n", file);
+            fprintf(file, "<p class=\"about\">%s%s<code>", r->count > 1 ? report_letter(i) : "",
+                    r->count > 1 ? ": " : "");
+            report_put_(file, r->runs[i].command);
+            fputs("</code></p>\n", file);
+        }
+    }
+}
+
 static void report_options_(FILE* file, const ReportRuns* r) {
     FactsOptions options;
     facts_options(&options, r->runs, r->count);
@@ -689,6 +702,7 @@ static void report_page_(FILE* file, const ReportRuns* r) {
     report_events_(file, r);
     report_validations_(file, r);
     report_samples_(file, r);
+    report_commands_(file, r);
     report_options_(file, r);
     fputs("</main>\n</div>\n</body>\n</html>\n", file);
 }

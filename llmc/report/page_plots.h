@@ -56,6 +56,8 @@ enum {
     REPORT_COLUMNS_ALL_ = 1700, // of all runs together, so that the page stays small
     REPORT_LONG_ = 300,         // updates from which a run has a trend
     REPORT_TASKS_ = 32,
+    REPORT_HEATS_ = 17, // levels of a heat map, from no load to REPORT_HOT_
+    REPORT_HOT_ = 2,
     REPORT_TEXT_ = 4096
 };
 
@@ -502,6 +504,104 @@ static void report_sets_(FILE* file, const ReportRuns* runs) {
     }
 }
 
+// Returns the losses of a source in the updates that have some.
+static PlotCurve report_source_(const ReportRuns* runs, int which, int source) {
+    const Record* run = &runs->runs[which];
+    PlotCurve curve = {PLOT_LINE, "line", source % RECORD_RUNS, NULL, report_alloc_(run->num_steps), 0};
+    for (size_t i = 0; i < run->num_steps; i++) {
+        const double loss = record_source_loss(&run->steps[i], source);
+        if (isfinite(loss)) {
+            curve.points[curve.count++] = report_point_(runs, &run->steps[i], loss);
+        }
+    }
+    if (curve.count >= REPORT_LONG_) {
+        const PlotCurve raw = curve;
+        curve = report_trend_(&raw);
+        free(raw.points);
+    }
+    return curve;
+}
+
+static void report_source_legend_(FILE* file, const Record* run, int count) {
+    fputs("<ul class=\"runs\">\n", file);
+    for (int i = 0; i < count; i++) {
+        TextBuffer name;
+        text_buffer_open(&name, "a legend");
+        plot_text(name.file, run->sources[i], strlen(run->sources[i]));
+        char* text = text_buffer_close(&name);
+        report_key_(file, "line", i % RECORD_RUNS, text);
+        free(text);
+    }
+    fputs("</ul>\n", file);
+}
+
+// Prints the losses of the sources of a run's mixture.
+static void report_mixture_(FILE* file, const ReportRuns* runs, int which) {
+    const Record* run = &runs->runs[which];
+    const int count = run->num_sources < PLOT_CURVES ? run->num_sources : PLOT_CURVES;
+    char description[REPORT_TEXT_], id[32], title[64];
+    TextBuffer legend;
+    snprintf(id, sizeof(id), "sources%d", which);
+    snprintf(title, sizeof(title), runs->count > 1 ? "Loss by source, run %s" : "Loss by source",
+             report_letter(which));
+    const ReportRow_ row = {
+        id, title, "training, nats per token, logarithmic", RECORD_LOSS, -1, PLOT_LOG, 0, REPORT_RAW_, 0};
+    Plot plot = report_plot_(runs, &row, 1, description);
+    for (int i = 0; i < count; i++) {
+        plot_add(&plot, report_source_(runs, which, i));
+    }
+    snprintf(description, sizeof(description), "%.200s: training loss of %d sources.", runs->names[which],
+             count);
+    text_buffer_open(&legend, "a legend");
+    report_source_legend_(legend.file, run, count);
+    char* text = text_buffer_close(&legend);
+    report_figure_(file, &plot, "wide", text);
+    free(text);
+}
+
+// Prints the cells of a heat map whose load is in level i of REPORT_HEATS_, one shape for all of
+// them.
+static void report_heat_(FILE* file, const RecordLoads* loads, int i) {
+    fprintf(file, "<path opacity=\"%.3g\" d=\"", (double)i / (REPORT_HEATS_ - 1));
+    for (int n = 0; n < loads->layers * loads->experts; n++) {
+        const double level = fmin(loads->load[n] / REPORT_HOT_, 1) * (REPORT_HEATS_ - 1);
+        if ((int)(level + 0.5) == i) {
+            fprintf(file, "M%d %dh1v1h-1z", n % loads->experts, n / loads->experts);
+        }
+    }
+    fputs("\"/>\n", file);
+}
+
+// Prints the last loads of a run's experts: a row for each layer, a column for each expert.
+static void report_loads_(FILE* file, const ReportRuns* runs, int which) {
+    const RecordLoads* loads = &runs->runs[which].loads;
+    int most = 0, least = 0;
+    if (!loads->load || loads->layers * loads->experts == 0) {
+        return;
+    }
+    for (int n = 1; n < loads->layers * loads->experts; n++) {
+        most = loads->load[n] > loads->load[most] ? n : most;
+        least = loads->load[n] < loads->load[least] ? n : least;
+    }
+    fprintf(file,
+            "<figure class=\"card\" id=\"loads%d\">\n<figcaption><h3>Load of experts%s%s</h3><p>update %.0f; "
+            "a row "
+            "for each layer, a column for each expert</p></figcaption>\n"
+            "<svg class=\"heat\" viewBox=\"0 0 %d %d\" preserveAspectRatio=\"none\" role=\"img\" "
+            "aria-label=\"loads of experts\">\n",
+            which, runs->count > 1 ? ", run " : "", runs->count > 1 ? report_letter(which) : "", loads->step,
+            loads->experts, loads->layers);
+    for (int i = 1; i < REPORT_HEATS_; i++) {
+        report_heat_(file, loads, i);
+    }
+    fprintf(
+        file,
+        "</svg>\n<p class=\"note\">Most: %.3g, expert %d of layer %d; least: %.3g, expert %d of layer %d. "
+        "1 is even; white is 0, the darkest is %g or more.</p>\n</figure>\n",
+        loads->load[most], most % loads->experts, most / loads->experts, loads->load[least],
+        least % loads->experts, least / loads->experts, (double)REPORT_HOT_);
+}
+
 void report_plots(FILE* file, const ReportRuns* runs) {
     static const ReportRow_ bpb = {
         "bpb", "Bits per byte", "validation, logarithmic", RECORD_LOSS, -1, PLOT_LOG, 0, REPORT_RAW_, 0};
@@ -514,8 +614,14 @@ void report_plots(FILE* file, const ReportRuns* runs) {
     }
     report_event_plot_(file, runs, &bpb, RECORD_VAL, RECORD_BPB, NULL);
     report_sets_(file, runs);
+    for (int i = 0; i < runs->count; i++) {
+        report_mixture_(file, runs, i);
+    }
     for (int i = 0; i < REPORT_NUM_ROWS_; i++) {
         report_row_(file, runs, &REPORT_ROWS_[i]);
+    }
+    for (int i = 0; i < runs->count; i++) {
+        report_loads_(file, runs, i);
     }
     report_event_plot_(file, runs, &core, RECORD_CORE, RECORD_CORE_VALUE, NULL);
     report_tasks_(file, runs);

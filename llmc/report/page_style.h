@@ -51,6 +51,7 @@ without the page around it.
 ".level{stroke:var(--floor);stroke-width:1.6;stroke-dasharray:7 5}\n" \
 ".skip{stroke:var(--mark,var(--c));stroke-width:1;stroke-dasharray:1 5}.rollback{stroke:var(--mark,var(--c));stroke-width:1.4;stroke-dasharray:9 3 2 3}\n" \
 ".plot .end{fill:var(--c);font-weight:700}\n" \
+"svg.heat{display:block;width:100%;height:150px;margin:14px 0 6px;border:1px solid var(--line)}.heat path{fill:var(--c0)}\n" \
 ".c0{--c:var(--c0)}.c1{--c:var(--c1)}.c2{--c:var(--c2)}.c3{--c:var(--c3)}.c4{--c:var(--c4)}.c5{--c:var(--c5)}.c6{--c:var(--c6)}" \
 ".c7{--c:var(--c7)}\n" \
 ".x1,.x2{display:none}body:has(#a1:checked) .x1,body:has(#a2:checked) .x2{display:inline}" \

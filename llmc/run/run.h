@@ -46,6 +46,7 @@ typedef struct {
     Update update;     // settings of the update, if it is made
     int is_made;       // true: the update is made
     char reason[96];   // reason if it is not made, or not completely
+    char* where;       // data of a skipped update; NULL: not skipped
 } RunVerdict;
 
 typedef struct Generate Generate; // generate.h
@@ -54,6 +55,7 @@ typedef struct Generate Generate; // generate.h
 typedef struct {
     const Trainer* trainer;
     const char* program;  // name it was called by
+    char* const* command; // as it was typed, NULL after the last word
     const char* launcher; // program that started the ranks, "mpirun"
     Options given;        // options as parsed
     Settled settled;
@@ -104,7 +106,8 @@ typedef struct {
     uint64_t first_sequence;          // first sequence of its batch
     int due;                          // actions that are due: a sum as session_next returns
     int is_stopping;                  // a signal has stopped a validation, a task or a sample
-    char divergence[256];             // reason for rolling back
+    // reason for rolling back
+    char divergence[SESSION_REASON_BYTES];
 } Run;
 
 // Sets the model, which is open.
@@ -207,6 +210,7 @@ void run_roll_back(Run* run);
 #include "llmc/base/check.h"
 #include "llmc/base/clock.h"
 #include "llmc/base/rand.h"
+#include "llmc/base/text_buffer.h"
 #include "llmc/base/wide_sum.h"
 #include "llmc/base/xxh64.h"
 #include "llmc/checkpoint/checkpoint.h"
@@ -244,7 +248,6 @@ typedef struct {
     double losses, square_sum, divergence; // sums
     double counted, flops, bytes;
     double wait_s; // time of the rank that waited longest for data
-    RouterSummary routing;
 } RunUpdate_;
 
 // Returns the number of micro-steps of an update, or a validation, of `sequences`.
@@ -266,20 +269,20 @@ int run_length(const Run* run) {
 
 // Returns the report of rank r, after they were gathered.
 static RankReport* run_report_of_(const Run* run, int r, int64_t micro_steps) {
-    return (RankReport*)((char*)run->reports + (size_t)r * rank_report_bytes(run->settled.cfg, micro_steps));
+    return (RankReport*)((char*)run->reports + (size_t)r * rank_report_bytes(&run->settled, micro_steps));
 }
 
-// Sums up the statistics of all ranks' routers, and leaves their sums in the report of rank 0.
-static RouterSummary run_add_up_routing_(const Run* run, int64_t micro_steps) {
-    const ModelConfig cfg = run->settled.cfg;
-    double* sums = rank_report_statistics(run->reports);
-    for (int r = 1; r < run->comm.size && sums; r++) {
-        const double* more = rank_report_statistics(run_report_of_(run, r, micro_steps));
-        for (size_t i = 0; i < run->reports->statistics; i++) {
+// Sums up the statistics of all ranks' routers, and the losses and targets of sources, in the
+// report of rank 0.
+static void run_add_up_parts_(const Run* run, int64_t micro_steps) {
+    double* sums = (double*)(run->reports + 1);
+    const size_t count = run->reports->statistics + 2 * run->reports->sources;
+    for (int r = 1; r < run->comm.size; r++) {
+        const double* more = (const double*)(run_report_of_(run, r, micro_steps) + 1);
+        for (size_t i = 0; i < count; i++) {
             sums[i] += more[i];
         }
     }
-    return sums ? router_summary(sums, cfg.L, cfg.E, cfg.E_used) : (RouterSummary){0, 0};
 }
 
 // Clears what another process of the grid tells.
@@ -289,6 +292,7 @@ static void run_be_silent_(Run* run, int64_t micro_steps) {
     if (!grid_tells(&run->settled.ranks.grid)) {
         report->divergence = none;
         report->counted = report->flops = report->target_bytes = 0;
+        memset(rank_report_sources(report), 0, 2 * report->sources * sizeof(double));
         memset(rank_report_losses(report), 0, (size_t)micro_steps * sizeof(double));
     }
     if (run->settled.ranks.grid.tensor_rank > 0) { // each stage has routers of its own
@@ -299,10 +303,10 @@ static void run_be_silent_(Run* run, int64_t micro_steps) {
 // Gathers the reports of all ranks and adds them up. Losses are added in the order of the
 // micro-batches, so that the sum has the same bits for any number of ranks.
 static RunUpdate_ run_add_up_(Run* run, int64_t micro_steps) {
-    RunUpdate_ sum = {0, 0, 0, 0, 0, 0, 0, {0, 0}};
+    RunUpdate_ sum = {0, 0, 0, 0, 0, 0, 0};
     WideSum square_sum = {0, 0}, divergence = {0, 0};
     run_be_silent_(run, micro_steps);
-    comm_all_gather(&run->comm, run->reports, run->report, rank_report_bytes(run->settled.cfg, micro_steps));
+    comm_all_gather(&run->comm, run->reports, run->report, rank_report_bytes(&run->settled, micro_steps));
     for (int r = 0; r < run->comm.size; r++) {
         const RankReport* report = run_report_of_(run, r, micro_steps);
         wide_sum_merge(&square_sum, report->square_sum);
@@ -322,7 +326,7 @@ static RunUpdate_ run_add_up_(Run* run, int64_t micro_steps) {
     }
     sum.square_sum = wide_sum_value(square_sum);
     sum.divergence = wide_sum_value(divergence);
-    sum.routing = run_add_up_routing_(run, micro_steps);
+    run_add_up_parts_(run, micro_steps);
     return sum;
 }
 
@@ -487,7 +491,7 @@ void run_restore(Run* run, const char* path, const SavedState* saved, uint64_t s
 }
 
 int run_diverges(Run* run) {
-    return session_diverged(&run->session, &run->log, &run->state, run->divergence);
+    return session_diverged(&run->session, &run->log, &run->state, run->verdict.where, run->divergence);
 }
 
 void run_roll_back(Run* run) {
@@ -553,6 +557,53 @@ static void run_judge_in_backward_(ModelConfig cfg, const InBackward* made, RunV
     }
 }
 
+// A micro-batch of an update.
+typedef struct {
+    DataloaderSpan span;
+    double loss; // mean; NAN: not finite
+    int rank;    // the one that has it, or the first whose part of it is not finite
+} RunMicroBatch_;
+
+// Returns micro-batch k of the update, whose reports were gathered.
+static RunMicroBatch_ run_micro_batch_(const Run* run, int64_t micro_steps, int64_t k) {
+    const GridShape shape = run->settled.ranks.grid.shape;
+    RunMicroBatch_ batch = {dataloader_micro_batch(run->train, run->first_sequence, k), 0, -1};
+    for (int r = 0; r < run->comm.size; r++) {
+        const Grid grid = grid_of(shape, r);
+        if (grid.data_rank == k % shape.data && grid_tells(&grid)) {
+            const double sum = rank_report_losses(run_report_of_(run, r, micro_steps))[k / shape.data];
+            batch.rank = batch.rank < 0 || (isfinite(batch.loss) && !isfinite(sum)) ? r : batch.rank;
+            batch.loss += isfinite(sum) ? sum : NAN;
+        }
+    }
+    batch.loss /= (double)dataloader_targets(run->train, batch.span);
+    return batch;
+}
+
+// Returns which data an update had whose loss or gradient is bad, in words that the caller frees:
+// the first micro-batch whose loss is not finite, or else the one with the highest.
+static char* run_find_fault_(const Run* run) {
+    const int64_t micro_steps = run_micro_steps(run, run_batch(run) / run->settled.options.seq_len),
+                  count = (run->train->settings.sequences + run->train->B - 1) / run->train->B;
+    RunMicroBatch_ worst = run_micro_batch_(run, micro_steps, 0);
+    TextBuffer text;
+    for (int64_t k = 1; k < count && isfinite(worst.loss); k++) {
+        const RunMicroBatch_ other = run_micro_batch_(run, micro_steps, k);
+        worst = other.loss <= worst.loss ? worst : other;
+    }
+    text_buffer_open(&text, "the data of an update");
+    if (isfinite(worst.loss)) {
+        fprintf(text.file, "the highest loss is %.4f, in ", worst.loss);
+    } else {
+        fputs("the loss is not finite in ", text.file);
+    }
+    if (run->comm.size > 1) {
+        fprintf(text.file, "rank %d's ", worst.rank);
+    }
+    dataloader_print_place(text.file, run->train, worst.span);
+    return text_buffer_close(&text);
+}
+
 // Returns the updates in the average of the weights.
 static int64_t run_averaged_(const Run* run) { return run->state.updates - run->state.average_from; }
 
@@ -563,6 +614,7 @@ static RunVerdict run_judge_(Run* run, const RunUpdate_* update) {
     const double batch = (double)run_batch(run), factor = targets_factor(batch, update->counted);
     const double scale = factor / state->loss_scale.scale;
     RunVerdict verdict;
+    free(run->verdict.where);
     memset(&verdict, 0, sizeof(verdict));
     verdict.loss = update->losses / batch * factor;
     verdict.norm = sqrt(update->square_sum) * scale;
@@ -576,6 +628,7 @@ static RunVerdict run_judge_(Run* run, const RunUpdate_* update) {
         const UpdateVerdict guard = outliers_check(&state->guard, verdict.loss, verdict.norm);
         skip = guard != UPDATE_DO;
         snprintf(verdict.reason, sizeof(verdict.reason), "%s", outliers_reason(guard));
+        verdict.where = skip ? run_find_fault_(run) : NULL;
     }
     verdict.is_made = !skip;
     if (o->update_in_backward) {
@@ -609,7 +662,7 @@ void run_begin_step(Run* run) {
     dataloader_resize(run->train, sequences, run_length(run));
     run->first_sequence = run->train->next;
     run->waited_s = run->train->wait_s;
-    rank_report_open(run->report, run->settled.cfg, micro_steps);
+    rank_report_open(run->report, &run->settled, micro_steps);
     run->report->agreement = run->agreement;
     comm_progress(&run->comm, COMM_DATA, run->state.step, "the gradient of an update");
 }
@@ -636,12 +689,26 @@ int run_accepts(Run* run, Update* update) {
     const RunUpdate_ sum = run_add_up_(run, micro_steps);
     run_watch_pace_(run, micro_steps);
     run->data_wait_s += sum.wait_s;
-    log_routing(&run->log, sum.routing.load, sum.routing.entropy);
     run_check_data_(run, run->train, run->first_sequence);
     run->verdict = run_judge_(run, &sum);
     comm_progress(&run->comm, COMM_UPDATE, run->state.step, "the update, a validation or samples");
     *update = run->verdict.update;
     return run->verdict.is_made && !o->update_in_backward;
+}
+
+// Tells the log what experts and sources had in the update.
+static void run_log_parts_(Run* run) {
+    const ModelConfig cfg = run->settled.cfg;
+    RankReport* sums = run->reports;
+    const double *tokens = rank_report_statistics(sums), *losses = rank_report_sources(sums);
+    if (tokens) {
+        const RouterSummary routing = router_summary(tokens, cfg.L, cfg.E, cfg.E_used);
+        log_routing(&run->log, routing.load, routing.entropy);
+    }
+    if (sums->sources > 0) {
+        const LogMixture mixture = {&run->data.train, losses, losses + sums->sources};
+        log_mixture(&run->log, mixture);
+    }
 }
 
 // Logs the step that has just ended.
@@ -656,11 +723,17 @@ static void run_log_step_(Run* run) {
     log_peak(&run->log, run->mfu.peak);
     log_data_wait(&run->log, run->data_wait_s);
     log_divergence(&run->log, verdict->divergence);
+    run_log_parts_(run);
     log_train(&run->log, run->state.step, verdict->loss, outliers_shown_z(guard, guard->loss_z),
               verdict->norm, outliers_shown_z(guard, guard->norm_z), verdict->update.lr, run->step_s * 1e3,
               mfu);
+    if (run->reports->statistics > 0) {
+        const ModelConfig cfg = run->settled.cfg;
+        log_experts(&run->log, run->state.step, rank_report_statistics(run->reports), cfg.L, cfg.E,
+                    router_statistics(cfg.E));
+    }
     if (verdict->reason[0]) {
-        log_skip(&run->log, run->state.step, verdict->reason);
+        log_skip(&run->log, run->state.step, verdict->reason, verdict->where ? verdict->where : "");
     }
 }
 
@@ -720,7 +793,7 @@ int run_validation_batch(Run* run, int64_t i, Batch* batch) {
     const int64_t micro_steps = run_validation_steps_(run), turns = micro_steps + grid->shape.pipeline - 1,
                   own = i - grid->stage;
     if (i == 0) {
-        rank_report_open(run->report, run->settled.cfg, micro_steps);
+        rank_report_open(run->report, &run->settled, micro_steps);
         run_agree_on_parameters(run);
         dataloader_seek(run_val_(run), 0);
     }

@@ -39,7 +39,8 @@ enum {
     SESSION_STOP = 2,
     SESSION_SAVE_BY_CLOCK = 8,
     SESSION_SAVE_BEST = 16,
-    SESSION_TRIES_ = 3
+    SESSION_TRIES_ = 3,
+    SESSION_REASON_BYTES = 2048 // of the reason why a run rolls back
 };
 
 typedef struct {
@@ -115,9 +116,10 @@ void session_ended_early(const Session* s, RunLog* log, const RunState* run);
 void session_judge_validation(Session* s, RunLog* log, const RunState* run, int V);
 
 // Returns true and sets `reason` if the run should roll back, after an update that was made or
-// skipped. If the run has diverged and must not roll back, ends the program after the save in
-// progress.
-int session_diverged(Session* s, RunLog* log, const RunState* run, char reason[256]);
+// skipped; `where` tells which data it had, NULL: it was made. If the run has diverged and must not
+// roll back, ends the program after the save in progress.
+int session_diverged(Session* s, RunLog* log, const RunState* run, const char* where,
+                     char reason[SESSION_REASON_BYTES]);
 
 // Finds the checkpoint to roll back to. Ends the program if none exists, or if rolling back to it
 // has not helped before. Collective.
@@ -136,6 +138,7 @@ void session_roll_back(Session* s, const char* reason, char path[PATH_MAX], Save
 
 #include "llmc/base/check.h"
 #include "llmc/base/clock.h"
+#include "llmc/base/shell_word.h"
 #include "llmc/base/signals.h"
 #include "llmc/base/stop_request.h"
 #include "llmc/base/text_buffer.h"
@@ -357,7 +360,7 @@ static void session_print_advice_(FILE* file, const Session* s, const char* prog
         fputs("; the same command with --resume on continues", file);
     } else {
         fputs("; continue: ", file);
-        options_print_program(file, program);
+        shell_print(file, program);
         fputc(' ', file);
         options_print_setting(file, &s->settled->options, "out");
         fputs(" --resume on", file);
@@ -409,11 +412,16 @@ void session_judge_validation(Session* s, RunLog* log, const RunState* run, int 
     s->has_warned = 1;
 }
 
-int session_diverged(Session* s, RunLog* log, const RunState* run, char reason[256]) {
+int session_diverged(Session* s, RunLog* log, const RunState* run, const char* where,
+                     char reason[SESSION_REASON_BYTES]) {
     const Options* o = &s->settled->options;
     const int max = o->on_divergence == DIVERGENCE_STOP ? 1 : o->max_skips;
     if (!outliers_divergence(&run->guard, max, o->max_loss_rise, reason)) {
         return 0;
+    }
+    if (where) {
+        const size_t used = strlen(reason);
+        snprintf(reason + used, SESSION_REASON_BYTES - used, "; %s", where);
     }
     session_wait(s, log);
     CHECK(o->on_divergence == DIVERGENCE_ROLLBACK, "step %lld: the run has diverged: %s%s",

@@ -56,6 +56,7 @@ int run_close(Run* run);
 #include "llmc/base/enum_words.h"
 #include "llmc/base/file.h"
 #include "llmc/base/printable.h"
+#include "llmc/base/shell_word.h"
 #include "llmc/base/signals.h"
 #include "llmc/base/text_buffer.h"
 #include "llmc/base/threads.h"
@@ -108,7 +109,7 @@ static void start_open_data_(Run* run) {
         validation = steps > validation ? steps : validation;
     }
     const int64_t update = run_micro_steps(run, run->settled.sequences);
-    const size_t bytes = rank_report_bytes(run->settled.cfg, update > validation ? update : validation);
+    const size_t bytes = rank_report_bytes(&run->settled, update > validation ? update : validation);
     run->report = (RankReport*)check_alloc(bytes, 1, "losses");
     run->reports = (RankReport*)check_alloc((size_t)run->comm.size, bytes, "losses");
     run->paces = (double*)check_alloc((size_t)run->comm.size, sizeof(double), "paces of processes");
@@ -252,17 +253,22 @@ static void start_open_teacher_(Run* run) {
 static void start_open_log_(Run* run) {
     char program[128];
     options_version(program, sizeof(program), &run->settled.options, run->trainer->program_name);
-    const LogIdentity who = {program,    run->trainer->name, run->plan.device,
+    TextBuffer command;
+    text_buffer_open(&command, "the command");
+    shell_print_command(command.file, run->command);
+    char* typed = text_buffer_close(&command);
+    const LogIdentity who = {program,    run->trainer->name, run->plan.device,       typed,
                              run->floor, plan_print_json,    &run->plan.model.memory};
     session_begin(&run->session, &run->resume, &run->state, &run->log, run->results, who);
+    free(typed);
 }
 
 // Prints the start of a command that uses the model, after a word about it.
 static void start_print_command_(const Run* run, const char* what) {
     printf("%s: ", what);
-    options_print_program(stdout, run->program);
+    shell_print(stdout, run->program);
     fputs(" --model ", stdout);
-    options_print_program(stdout, run->settled.options.out);
+    shell_print(stdout, run->settled.options.out);
 }
 
 // Prints a command that generates text with the model, if the model was saved with its tokenizer.
@@ -620,6 +626,7 @@ Run* run_open(int argc, char** argv, const Trainer* trainer) {
     Run* run = (Run*)check_alloc(1, sizeof(*run), "the run"); // a third of the smallest stack
     run->trainer = trainer;
     run->program = argv[0];
+    run->command = argv;
     run->start_s = time_now_s();
     run->results = stdout;
     comm_expect(&run->comm, launcher_expect());
@@ -637,6 +644,7 @@ int run_close(Run* run) {
         comm_close(&run->comm);
     }
     free(run->kept_config);
+    free(run->verdict.where);
     options_close(&run->given);
     CHECK(run->results == stdout || fclose(run->results) == 0, "standard output: cannot write: %s",
           strerror(errno));

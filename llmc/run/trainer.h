@@ -24,7 +24,8 @@ functions that others call: for the plan, tasks, samples, loading and saving.
 #include "llmc/ops/router.h"
 
 // One rank's numbers of an update or a validation. In memory the statistics of its routers follow
-// it (router.h), layer after layer, then the losses of its micro-steps.
+// it (router.h), layer after layer, then the losses and the targets of each source of a mixture,
+// then the losses of its micro-steps.
 typedef struct {
     // Sum of squares of this rank's part of the reduced gradient, which still has the loss scale.
     WideSum square_sum;
@@ -36,18 +37,25 @@ typedef struct {
     double pace_s;       // time per token in forward passes that wait for no other rank; 0: unknown
     uint64_t agreement;  // hash of the verdict on the previous update
     size_t statistics;   // numbers of its routers' statistics; 0 without experts
+    size_t sources;      // of a mixture; else 0
 } RankReport;
 
+// Returns the numbers of the statistics of all routers.
+static inline size_t rank_report_all_statistics_(const Settled* s) {
+    return (size_t)s->cfg.L * (size_t)router_statistics(s->cfg.E);
+}
+
 // Returns the bytes of a report.
-static inline size_t rank_report_bytes(ModelConfig cfg, int64_t micro_steps) {
-    const size_t statistics = (size_t)cfg.L * (size_t)router_statistics(cfg.E);
-    return sizeof(RankReport) + (statistics + (size_t)micro_steps) * sizeof(double);
+static inline size_t rank_report_bytes(const Settled* s, int64_t micro_steps) {
+    const size_t numbers = rank_report_all_statistics_(s) + 2 * (size_t)s->sources + (size_t)micro_steps;
+    return sizeof(RankReport) + numbers * sizeof(double);
 }
 
 // Starts a report of zeros.
-static inline void rank_report_open(RankReport* report, ModelConfig cfg, int64_t micro_steps) {
-    memset(report, 0, rank_report_bytes(cfg, micro_steps));
-    report->statistics = (size_t)cfg.L * (size_t)router_statistics(cfg.E);
+static inline void rank_report_open(RankReport* report, const Settled* s, int64_t micro_steps) {
+    memset(report, 0, rank_report_bytes(s, micro_steps));
+    report->statistics = rank_report_all_statistics_(s);
+    report->sources = (size_t)s->sources;
 }
 
 // Returns the statistics of the routers of a report; NULL without experts.
@@ -55,15 +63,24 @@ static inline double* rank_report_statistics(RankReport* report) {
     return report->statistics > 0 ? (double*)(report + 1) : NULL;
 }
 
+// Returns the losses of each source of a report, in nats, which its targets follow.
+static inline double* rank_report_sources(RankReport* report) {
+    return (double*)(report + 1) + report->statistics;
+}
+
 // Returns the losses of a report, in nats.
 static inline double* rank_report_losses(RankReport* report) {
-    return (double*)(report + 1) + report->statistics;
+    return rank_report_sources(report) + 2 * report->sources;
 }
 
 // Adds the operations and targets of a micro-batch.
 static inline void rank_report_add(RankReport* report, ModelConfig cfg, const Freeze* freeze, Batch batch) {
+    double* counted = rank_report_sources(report) + report->sources;
     report->flops += freeze_flops_per_token(freeze, cfg, batch_length(batch)) * batch.B * batch.T;
     report->counted += batch.counted;
+    for (size_t i = 0; i < report->sources && batch.B > 0; i++) {
+        counted[i] += batch.counted_of_source[i];
+    }
 }
 
 // Bytes of the parameters in memory, multiples of 8; none: all that the ranks of a data group have.

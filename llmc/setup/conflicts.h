@@ -96,6 +96,7 @@ void setup_check_mup(const Settled* s);
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
 #include "llmc/base/printable.h"
+#include "llmc/base/shell_word.h"
 #include "llmc/bf16/tile_kernels.h"
 #include "llmc/data/encoded_text.h"
 #include "llmc/data/fill_in_middle.h"
@@ -492,7 +493,7 @@ void setup_check_weights(const Settled* s, const char* path, int continues) {
         die_usage(
             "--weights average, --resume %s, which continues from the last weights; wanted --model %s for "
             "a new run that starts from their average",
-            o->resume, path);
+            o->resume, shell_word(path).text);
     }
     if (!path) {
         die_usage("--weights average needs a trained model: --model DIR");

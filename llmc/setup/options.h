@@ -183,9 +183,7 @@ void options_print_banner(FILE* file, const Options* options, const char* progra
 // that settle() has dropped is left out.
 void options_print_recipe(FILE* file, const Options* options);
 
-// Prints a part of a command that can be pasted: the program or another word, quoted for the shell,
-// or one option.
-void options_print_program(FILE* file, const char* program);
+// Prints an option as a part of a command that can be pasted.
 void options_print_setting(FILE* file, const Options* options, const char* name);
 
 // Prints every setting, one `name = value` per line, in groups. --config reads it back.
@@ -237,6 +235,7 @@ int options_changed(const Options* options, const char* name);
 #include "llmc/base/file.h"
 #include "llmc/base/json.h"
 #include "llmc/base/printable.h"
+#include "llmc/base/shell_word.h"
 #include "llmc/tokenizer/unicode_tables.h"
 #include "llmc/setup/options_config.h"
 #include "llmc/setup/options_values.h"
@@ -432,7 +431,7 @@ __attribute__((noreturn)) static void option_lacks_value_(const OptionRow* row, 
     const char* wanted = option_wanted(row, buffer);
     if (next && (row->type == OPTION_STRING || row->type == OPTION_LIST)) {
         die_usage("--%s is missing its value; wanted %s; --%s=%s if %s is the value", row->name, wanted,
-                  row->name, next, next);
+                  row->name, shell_word(next).text, next);
     }
     die_usage("--%s is missing its value; wanted %s%s", row->name, wanted,
               row->flags & AUTO_ ? ", or auto" : "");
@@ -552,63 +551,14 @@ static void options_follow_recipe_(Options* options) {
 
 // ---- printing ----
 
-// Returns true if all of the text may go to a terminal. Tabs and newlines do no harm, and every
-// shell reads them in quotes.
-static int option_is_printable_(const char* text) {
-    size_t left = strlen(text), length = 1;
-    for (; left > 0 && length > 0; text += length, left -= length) {
-        length = *text == '\t' || *text == '\n' ? 1 : printable_length(text, left);
-    }
-    return length > 0;
-}
-
-// Prints a word with bytes that must not go to a terminal, as bash, zsh and ksh read it: $'a\033b'.
-static void option_print_escaped_(FILE* file, const char* text) {
-    fputs("$'", file);
-    for (size_t left = strlen(text), length; left > 0; text += length, left -= length) {
-        length = printable_length(text, left);
-        if (length == 0) {
-            fprintf(file, "\\%03o", (unsigned char)*text);
-            length = 1;
-        } else {
-            fprintf(file, "%s%.*s", *text == '\'' || *text == '\\' ? "\\" : "", (int)length, text);
-        }
-    }
-    fputc('\'', file);
-}
-
-// Prints a word for the shell: unchanged, in single quotes, or escaped.
-static void option_print_quoted_(FILE* file, const char* text) {
-    const char* plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./,:+@";
-    if (*text && strspn(text, plain) == strlen(text)) {
-        fputs(text, file);
-        return;
-    }
-    if (!option_is_printable_(text)) {
-        option_print_escaped_(file, text);
-        return;
-    }
-    fputc('\'', file);
-    for (; *text; text++) {
-        if (*text == '\'') {
-            fputs("'\\''", file); // close the quotes, an escaped quote, open them again
-        } else {
-            fputc(*text, file);
-        }
-    }
-    fputc('\'', file);
-}
-
 // Prints --name value, or --name=value if the value could be mistaken for an option.
 static void option_print_setting_(FILE* file, const OptionRow* row, const char* value) {
     fprintf(file, "--%s", row->name);
     if (row->type != OPTION_FLAG) {
         fputc(option_is_name_(value) ? '=' : ' ', file);
-        option_print_quoted_(file, value);
+        shell_print(file, value);
     }
 }
-
-void options_print_program(FILE* file, const char* program) { option_print_quoted_(file, program); }
 
 void options_print_setting(FILE* file, const Options* options, const char* name) {
     char dashed[OPTION_NAME_BYTES + 2], buffer[OPTION_TEXT_BYTES];
@@ -773,7 +723,7 @@ void options_mark_following(Options* options) {
 void options_print_banner(FILE* file, const Options* options, const char* program) {
     const size_t screen = text_wrap_columns(file), width = screen ? screen : 100;
     size_t column = strlen(program);
-    option_print_quoted_(file, program);
+    shell_print(file, program);
     for (int i = 0; i < OPTION_ROWS; i++) {
         const OptionRow* row = &OPTION_TABLE[i];
         char buffer[OPTION_TEXT_BYTES];

@@ -214,6 +214,7 @@ void run_data_close(RunData* data);
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
 #include "llmc/base/printable.h"
+#include "llmc/base/shell_word.h"
 #include "llmc/base/enum_words.h"
 #include "llmc/base/xxh64.h"
 #include "llmc/data/packing.h"
@@ -442,7 +443,8 @@ void run_data_check_tokens(const RunData* data, const Options* options, const ch
         die_usage("--teacher %s has other tokens than the run: %d (%s), and %d (%s); wanted the same "
                   "tokenizer: --tokenizer %s",
                   options->teacher, own.vocab_size, own.kind, data->tokenizer.vocab_size,
-                  options->tokenizer[0] ? options->tokenizer : data->tokenizer.kind, model_path);
+                  options->tokenizer[0] ? options->tokenizer : data->tokenizer.kind,
+                  shell_word(model_path).text);
     }
     tokenizer_close(&own);
 }

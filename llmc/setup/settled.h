@@ -16,6 +16,7 @@ Settled (plan/fit.h, plan/memory_limit.h).
 #include <string.h>
 
 #include "llmc/base/check.h"
+#include "llmc/data/mixture.h"
 #include "llmc/formats/safetensors.h"
 #include "llmc/model/freeze.h"
 #include "llmc/model/model.h"
@@ -47,6 +48,7 @@ typedef struct {
     SafeTensorsDtype saved_dtype; // type of the weights in a checkpoint: of master weights, if any
     int64_t sequences;            // number of sequences in the last update, which has the most
     int64_t micro_batches;        // number of micro-batches in that update, on all data ranks
+    int sources;                  // of the training data, if it is a mixture; else 0
     // sequences generated at a time; 1 in training, which samples one by one
     int decode_batch;
 
@@ -184,11 +186,18 @@ static inline size_t settled_pass_tokens(const Settled* s) {
     return s->use == USE_GENERATE ? (size_t)(B > T ? B : T) : (size_t)B * (size_t)T;
 }
 
+// Returns the sources of the training data; 0 if it has no more than one.
+static inline int settled_sources_(const Options* o) {
+    const int sources = o->train_data && o->train_data[0] ? mixture_count(o->train_data) : 0;
+    return sources > 1 ? sources : 0;
+}
+
 // Sets the facts that follow from everything above them in the struct and from `freeze`.
 static inline void settled_conclude(Settled* s) {
     const Options* o = &s->options;
     s->sequences = o->total_batch / o->seq_len;
     s->micro_batches = (s->sequences + o->batch - 1) / o->batch;
+    s->sources = settled_sources_(o);
     s->cfg.Vp = settled_padded_vocab(s);
     s->part = settled_own_(s);
     s->zero = settled_zero_(s);

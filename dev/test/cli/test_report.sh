@@ -64,12 +64,16 @@ test_real_runs() {
     check "its page is beside it" [ -s second/report.html ]
 }
 
-# A run, $1, that goes back at least once: in the middle of its text the loss leaps up. Its samples
-# are bytes that belong to no character, among others.
-roll_back() {
+leap_text() {
     local half
     half=$(printf 'abcdefgh%.0s' {1..800})
     { printf %s "$half" && tr -dc '0-9A-Z' </dev/urandom | head -c 900 && printf %s "$half"; } >leap.txt
+}
+
+# A run, $1, that goes back at least once: in the middle of its text the loss leaps up. Its samples
+# are bytes that belong to no character, among others.
+roll_back() {
+    leap_text
     good "rolled back" --layers 1 --channels 16 --heads 2 --seq-len 16 --batch 1 --total-batch 16 --train-data leap.txt \
         --shuffle off --lr 0.01 --steps 600 --save-every 20 --max-loss-rise 0.8 --on-divergence rollback --tensorboard on \
         --eval-every 10 --eval-batches 2 --sample-every 10 --sample-tokens 8 --out "$1"
@@ -242,7 +246,63 @@ END
     check "what is shown: $(grep -o '{"wide.*}' dom)" grep -qF "{\"wide\":false,\"plots\":$n,\"before\":[$n,0],\"after\":[0,$n],\"fill\":\"none\"}" dom
 }
 
+# A model with experts on sources of which an update has 8 and 4 sequences, by micro-batches and by
+# processes: their losses, the loads of experts, the command of each start, the plots.
+test_parts() {
+    local command how
+    for i in {1..300}; do echo "$i bottles of beer on the wall"; done >"a b.txt"
+    for i in {1..200}; do echo "the cat named $i"; done >c.txt
+    local run=("${tiny[@]}" --arch mixtral --experts 4 --train-data 'beer=a b.txt:2,cat=c.txt:1' --total-batch 192 --samples 0
+        --eval-every 2)
+    good "a mixture" "${run[@]}" --steps 2 --out "p arts"
+    good "it continues" "${run[@]}" --steps 4 --resume on --out "p arts"
+    for how in "--batch 3 --total-batch 192" "--batch 12 --pack bestfit --total-batch 192"; do
+        good "$how" "${run[@]}" --steps 2 --out parts $how
+        check "losses of sources, $how" weighted parts/log.jsonl
+    done
+    check "losses of sources" weighted "p arts/log.jsonl"
+    check "loads of 2 layers, each 1 on average" [ "$(values experts load "p arts/log.jsonl" | wc -l)" = 4 ]
+    command=$(sed -n 's/^{"kind":"config".*"command":"\([^"]*\)".*/\1/p' "p arts/log.jsonl" | tail -n 1)
+    eval "set -- $command"
+    check "the command: $command" [ "$*" = "$trainer ${run[*]} --steps 4 --resume on --out p arts" -a $# = $((${#run[@]} + 7)) ]
+    good "the report" --report "p arts"
+    page "p arts/report.html" "p arts"
+    has "p arts/report.html" 'id="plot-sources0"'
+    has "p arts/report.html" 'id="loads0"'
+    has "p arts/report.html" "beer=a b.txt:2,cat=c.txt:1"
+    good "two reports" --report "p arts,parts" --out-html both_parts.html
+    page both_parts.html "p arts" parts
+}
+
+# Every loss of the log $1 is the mean of beer's, twice, and cat's.
+weighted() {
+    sed -n 's/^{"kind":"train".*"loss":\([^,]*\),"norm.*"source_loss":{"beer":\([^,]*\),"cat":\([^}]*\)}.*/\1 \2 \3/p' "$1" |
+        awk '{ n++; off = ($2 * 2 + $3) / 3 / $1 - 1; bad += !(off * off < 1e-14) } END { exit !(n > 1 && bad == 0) }'
+}
+
+# The data of an update that is skipped are named: those of the micro-batch whose loss is not finite, since
+# the last norm has the largest numbers, or whose loss is the highest, where the text leaps.
+test_where() {
+    local run=("${tiny[@]:0:10}" --eval-every 0 --samples 0 --train-data c.txt) last="the loss is not finite in sequences 0-1: c.txt bytes "
+    good "some weights" "${run[@]}" --steps 1 --out huge
+    mkdir huge_model
+    cp huge/step_00000001/{config.json,model.safetensors} huge_model
+    for i in {1..8}; do printf '\xff\xff\x7f\x7f\xff\xff\x7f\xff'; done |
+        dd of=huge_model/model.safetensors bs=1 seek=$(($(stat -c %s huge_model/model.safetensors) - 64)) conv=notrunc 2>/dev/null
+    good "not finite" "${run[@]:6}" --model huge_model --total-batch 128 --steps 1 --out wild
+    has stdout "update skipped: loss or gradient norm is not finite; $last"
+    check "the log has it, too" grep -q "\"kind\":\"skip\",\"step\":1,.*\"where\":\"$last" wild/log.jsonl
+    bad 1 "$last" "${run[@]:6}" --model huge_model --total-batch 128 --steps 1 --on-divergence stop
+    leap_text
+    good "a leap" "${tiny[@]}" --batch 1 --total-batch 16 --train-data leap.txt --shuffle off --lr 0.01 --steps 402 --skip-loss-z 6 --eval-every 0 \
+        --samples 0
+    has stdout "step 401/402 | update skipped: loss or gradient norm is an outlier; the highest loss is "
+    has stdout ", in sequence 400: leap.txt bytes 6399-6414"
+}
+
 test_real_runs
+test_parts
+test_where
 test_tensorboard
 test_long_runs
 test_sweep

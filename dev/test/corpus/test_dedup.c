@@ -20,7 +20,7 @@ typedef struct {
 } Tool;
 
 static void tool_open(Tool* tool) {
-    const BpePattern pattern = {BPE_GPT2, 0, 0, 0, 0};
+    const BpePattern pattern = {.style = BPE_GPT2, .normalizes = 1};
     memset(tool, 0, sizeof(*tool));
     bpe_rules_open(&tool->rules, pattern);
     dedup_functions(&tool->functions);

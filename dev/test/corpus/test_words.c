@@ -1,9 +1,12 @@
-// test_words.c -- words.h: which texts have the same words; the runs of words against a plain loop.
+// test_words.c -- words.h: which texts have the same words, by Python
+// (dev/ref/make_case_fixtures.py) and by hand; the runs of words against a plain loop.
+#include "llmc/base/check.h"
+#include "llmc/base/file.h"
 #include "llmc/corpus/words.h"
 #include "dev/test/lib/test.h"
 
 static BpeRules test_rules(void) {
-    const BpePattern pattern = {BPE_GPT2, 0, 0, 0, 0};
+    const BpePattern pattern = {.style = BPE_GPT2, .normalizes = 1};
     BpeRules rules;
     bpe_rules_open(&rules, pattern);
     return rules;
@@ -42,6 +45,57 @@ TEST(split) {
     expect_words("a\xFF"
                  "b \x80",
                  "ab"); // bytes that are no UTF-8
+}
+
+// Case does not count, nor how accents are written.
+TEST(canonical) {
+    expect_words("STRASSE stra\xC3\x9F"
+                 "e Stra\xE1\xBA\x9E"
+                 "e",
+                 "strasse strasse strasse");
+    expect_words("cafe\xCC\x81 CAFE\xCC\x81S CAF\xC3\x89", "caf\xC3\xA9 caf\xC3\xA9s caf\xC3\xA9");
+    expect_words("\xE3\x81\x8B\xE3\x82\x99\xE3\x81\x8B", "\xE3\x81\x8C \xE3\x81\x8B");
+    expect_words("\xE1\x84\x92\xE1\x85\xA1\xE1\x86\xAB \xCE\x90", "\xED\x95\x9C \xCE\xAA\xCC\x81");
+    expect_words("a\xCC\x81\xFF"
+                 "b",
+                 "\xC3\xA1"
+                 "b");
+}
+
+// Sets the hash of the first word of a text.
+static uint64_t hash_of(const BpeRules* rules, Words* words, const char* text, size_t bytes) {
+    words_split(words, rules, text, bytes);
+    EXPECT(words->count == 1, "%.*s: %zu words", (int)bytes, text, words->count);
+    return words->list[0].hash;
+}
+
+// Words that Python folds alike have the same hash, others do not.
+TEST(case_folding) {
+    BpeRules rules = test_rules();
+    Words words = {.count = 0};
+    size_t bytes, count = 0;
+    char *text, error[ERROR_BYTES];
+    CHECK(file_try_read("dev/ref/fixtures/case_folding.txt", 1 << 20, &text, &bytes, error), "%s", error);
+    uint64_t last = 0;
+    const char* last_text = "";
+    size_t last_bytes = 0;
+    for (const char* at = text; *at; count++) {
+        const size_t word = strcspn(at, "\t"), folded = strcspn(at + word + 1, "\n");
+        const char* wanted = at + word + 1;
+        const uint64_t hash = hash_of(&rules, &words, at, word);
+        EXPECT(hash == hash_of(&rules, &words, wanted, folded), "%.*s is not %.*s", (int)word, at,
+               (int)folded, wanted);
+        const int is_same = folded == last_bytes && memcmp(wanted, last_text, folded) == 0;
+        EXPECT((hash == last) == is_same, "%.*s and the one before", (int)word, at);
+        last = hash;
+        last_text = wanted;
+        last_bytes = folded;
+        at = wanted + folded + 1;
+    }
+    EXPECT(count > 4000, "%zu", count);
+    free(text);
+    words_close(&words);
+    bpe_rules_close(&rules);
 }
 
 TEST(places) {

@@ -19,6 +19,9 @@ __host__ __device__ static int digest_of(BatchArrays batch, int count) {
     for (int i = 0; i < sequences_of(count) && batch.lengths; i++) {
         digest = digest * 3u + (unsigned)batch.lengths[i];
     }
+    for (int i = 0; batch.sources && i < sequences_of(count); i++) {
+        digest = digest * 3u + (unsigned)batch.sources[i];
+    }
     digest += batch.targets_per_token ? (unsigned)(*batch.targets_per_token * 64.0f) : 0u;
     return (int)digest;
 }
@@ -30,7 +33,7 @@ TEST(batch_queue) {
     Gpu gpu;
     BatchQueue queue;
     int wanted[PUSHES], got[PUSHES], tokens[CAPACITY], targets[CAPACITY], starts[CAPACITY * RANKS],
-        lengths[CAPACITY];
+        lengths[CAPACITY], sources[CAPACITY];
     gpu_open(&gpu, 0);
     Memory memory = memory_on_gpu();
     batch_queue_open(&queue, &memory, CAPACITY, RANKS, &gpu);
@@ -39,8 +42,12 @@ TEST(batch_queue) {
         const int count = push % 3 == 2 ? 1 : CAPACITY - push % 2, has_targets = push % 4 != 3;
         const float share = 1.0f / (float)(push + 1);
         const int has_lengths = push % 7 < 4;
-        BatchArrays batch = {tokens, has_targets ? targets : NULL, push % 5 < 3 ? starts : NULL,
-                             has_lengths ? lengths : NULL, has_lengths ? &share : NULL};
+        BatchArrays batch = {tokens,
+                             has_targets ? targets : NULL,
+                             push % 5 < 3 ? starts : NULL,
+                             has_lengths ? lengths : NULL,
+                             push % 6 < 3 ? sources : NULL,
+                             has_lengths ? &share : NULL};
         for (int i = 0; i < count; i++) {
             tokens[i] = push * 3 + i % 5;
             targets[i] = push + i;
@@ -50,6 +57,7 @@ TEST(batch_queue) {
         }
         for (int i = 0; i < sequences_of(count); i++) {
             lengths[i] = 2 * push + i;
+            sources[i] = push + i % 3;
         }
         batch_queue_push(&queue, batch, (size_t)count, (size_t)sequences_of(count));
         launch(digest_kernel, 1, 1, 0, &gpu, out + push, queue.batch, count);

@@ -108,7 +108,8 @@ static int count_of(const char* text, const char* word) {
 
 static void print_options(FILE* file, const void* what) { fprintf(file, "{\"lr\":%s}", (const char*)what); }
 
-static const LogIdentity who = {"train 1.0", "CPU FP32", "2 threads", NAN, NULL, NULL};
+static const LogIdentity who = {"train 1.0", "CPU FP32", "2 threads", "./train --steps 5 'a b'",
+                                NAN,         NULL,       NULL};
 
 // A log with its files in the directory `name` and its screen in the file name.screen.
 static RunLog open_log_for(const char* name, LogStart start, int64_t start_step, int64_t steps,
@@ -152,7 +153,7 @@ static int holds(const TestFile* file, const char* text) {
 
 // TensorBoard gets the facts known before the first step, the GPU's line, and the right tags.
 TEST(board) {
-    const LogIdentity known = {"train 1.0", "GPU BF16", "a GPU", 0.875, print_memory, "12.5"};
+    const LogIdentity known = {"train 1.0", "GPU BF16", "a GPU", NULL, 0.875, print_memory, "12.5"};
     RunLog log = open_log_for("board", LOG_NEW, 0, 10, 1);
     char path[PATH_MAX];
     strcpy(path, log.board.path);
@@ -162,7 +163,7 @@ TEST(board) {
     log_train(&log, 2, 4, NAN, 0.5, NAN, 3e-4, 800, 0.4);
     say_val(&log, 2, 3.5, NAN);
     log_sample(&log, 2, "Once", 4);
-    log_skip(&log, 2, "unwanted");
+    log_skip(&log, 2, "unwanted", "");
     log_close(&log);
     const char* jsonl = slurp(test_path("board/log.jsonl"));
     EXPECT(strstr(line_of(jsonl, 0), ",\"floor\":0.875,\"mem_mb\":{\"weights\":12.5},\"time\":"), "%s",
@@ -187,6 +188,29 @@ static LogSummary summary_of(int64_t steps, double val_loss, double floor, doubl
     return end;
 }
 
+// The loads of experts after each hundredth of a run; the losses of the sources that have targets.
+TEST(parts) {
+    const double tokens[2][3] = {{6, 2, 0.5}, {4, 4, 0.25}}, losses[3] = {8, 0, 3}, targets[3] = {4, 0, 2};
+    DataSource sources[3] = {{.name = "web"}, {.name = "none"}, {.name = "a \"b\""}};
+    const DataSources mixture = {.source = sources, .count = 3};
+    RunLog log = open_log("parts", 0, 200);
+    for (int step = 1; step <= 3; step++) {
+        if (step == 1) {
+            log_mixture(&log, (LogMixture){&mixture, losses, targets});
+        }
+        log_train(&log, step, 3, NAN, 1, NAN, 3e-4, 10, NAN);
+        log_experts(&log, step, &tokens[0][0], 2, 2, 3);
+    }
+    log_close(&log);
+    const char* jsonl = slurp(test_path("parts/log.jsonl"));
+    EXPECT(count_of(jsonl, "\n") == 4, "%s", jsonl);
+    EXPECT(json_is(line_of(jsonl, 0), "source_loss", "{\"web\":2,\"a \\\"b\\\"\":1.5},\"tokens\""), "%s",
+           line_of(jsonl, 0));
+    EXPECT(!strstr(line_of(jsonl, 1), "source_loss"), "%s", line_of(jsonl, 1));
+    EXPECT(strcmp(line_of(jsonl, 2), "{\"kind\":\"experts\",\"step\":2,\"load\":[[1.5,0.5],[1,1]]}") == 0,
+           "%s", line_of(jsonl, 2));
+}
+
 TEST(files) {
     const char text[] = "He said \"no\".\n\tThen\0 \x01 \xC3 \xE2\x82\xAC";
     RunLog log = open_log("files", 0, 1000);
@@ -201,7 +225,7 @@ TEST(files) {
     log_divergence(&log, NAN);
     log_train(&log, 2, NAN, NAN, INFINITY, NAN, 3e-4, 800, NAN);
     EXPECT(strstr(log.line, " | load 1.25, entropy 1.95 | "), "%s", log.line);
-    log_skip(&log, 2, "it is \"bad\"");
+    log_skip(&log, 2, "it is \"bad\"", "sequence 3: a.bin tokens 0-7");
     log_sample(&log, 2, text, sizeof(text) - 1);
     log_save(&log, 2, "out/a\\b");
     log_summary(&log, summary_of(2, 3.14159265, 1.0833, 345.5));
@@ -217,9 +241,12 @@ TEST(files) {
         EXPECT(end && *end == '\0', "line %d is not JSON: %s", i, line);
         EXPECT(strncmp(line, start, strlen(start)) == 0, "line %d: %s", i, line);
     }
-    EXPECT(json_is(line_of(jsonl, 0), "options",
-                   "{\"lr\":0.0003},\"program\":\"train 1.0\",\"trainer\":\"CPU FP32\","),
-           "config");
+    EXPECT(
+        json_is(
+            line_of(jsonl, 0), "options",
+            "{\"lr\":0.0003},\"command\":\"./train --steps 5 'a b'\",\"program\":\"train 1.0\",\"trainer\":"
+            "\"CPU FP32\","),
+        "config");
     EXPECT(json_is(line_of(jsonl, 0), "device", "\"2 threads\",\"time\":"), "config");
     EXPECT(number_of(line_of(jsonl, 1), "step") == 0, "the first evaluation is at step 0");
     EXPECT_NEAR(number_of(line_of(jsonl, 1), "loss"), 10.9876543, 1e-7, "digits of a loss");
@@ -246,7 +273,9 @@ TEST(files) {
     EXPECT_NEAR(number_of(bad, "data_ms"), 487.5, 1e-6, "of this step alone");
     EXPECT(json_is(bad, "loss", "null,") && json_is(bad, "norm", "null,") && json_is(bad, "mfu", "null,"),
            "%s", bad);
-    EXPECT(json_is(line_of(jsonl, 4), "reason", "\"it is \\\"bad\\\"\"}"), "skip");
+    EXPECT(json_is(line_of(jsonl, 4), "reason",
+                   "\"it is \\\"bad\\\"\",\"where\":\"sequence 3: a.bin tokens 0-7\"}"),
+           "skip");
     EXPECT(json_is(line_of(jsonl, 5), "text",
                    "\"He said \\\"no\\\".\\n\\tThen\\u0000 \\u0001 \\ufffd \xE2\x82\xAC\"}"),
            "%s", line_of(jsonl, 5));
@@ -551,7 +580,7 @@ TEST(messages) {
                10); // U+009B, e acute, and halves of characters
     log_sample(&log, 10, long_text, strlen(long_text));
     log_save(&log, 10, "out/step_10");
-    log_skip(&log, 11, "why");
+    log_skip(&log, 11, "why", "");
     log_close(&log);
     const char* screen = slurp(test_path("messages.screen"));
     EXPECT(strcmp(screen,
@@ -628,7 +657,7 @@ TEST(quiet) {
     log_sample(&log, 10, "text", 4);
     log_save(&log, 10, "path");
     log_task(&log, 10, "task", &score);
-    log_skip(&log, 10, "why");
+    log_skip(&log, 10, "why", "");
     log_summary(&log, end);
     log_close(&log);
     fclose(screen);

@@ -149,6 +149,37 @@ static void test_sum_losses(int N, const Gpu* gpu) {
     ops_close("losses");
 }
 
+// Each source gets the losses of its sequences, on top of what it has; one has none.
+static void test_source_losses(int B, int T, const Gpu* gpu) {
+    enum { SOURCES = 4 };
+    double want[SOURCES] = {1, 2, 3, 4}, sums[SOURCES];
+    const size_t N = (size_t)B * (size_t)T;
+    float* losses = ops_normal(N, 3);
+    int* sources = (int*)check_alloc((size_t)B, sizeof(int), "sources");
+    double* device_sums = (double*)gpu_alloc(SOURCES, sizeof(double), "sums");
+    CUDA_CHECK(cudaMemcpy(device_sums, want, sizeof(want), cudaMemcpyHostToDevice));
+    for (int b = 0; b < B; b++) {
+        sources[b] = b * 7 % 5 % (SOURCES - 1);
+        for (int t = 0; t < T; t++) {
+            want[sources[b]] += losses[b * T + t];
+        }
+    }
+    float* device = upload<float>(losses, N, gpu);
+    int* device_sources = (int*)gpu_alloc((size_t)B, sizeof(int), "sources");
+    CUDA_CHECK(cudaMemcpy(device_sources, sources, (size_t)B * sizeof(int), cudaMemcpyHostToDevice));
+    sum_source_losses(device_sums, SOURCES, device, device_sources, B, T, gpu);
+    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
+    CUDA_CHECK(cudaMemcpy(sums, device_sums, sizeof(sums), cudaMemcpyDeviceToHost));
+    for (int s = 0; s < SOURCES; s++) {
+        EXPECT_NEAR(sums[s], want[s], 1e-12 * (double)N, "B %d, T %d, source %d", B, T, s);
+    }
+    gpu_free(device_sources);
+    gpu_free(device);
+    gpu_free(device_sums);
+    free(sources);
+    ops_close("losses of sources");
+}
+
 static void test_bytes(void) { EXPECT(gradient_square_sum_bytes(10, DTYPE_FP16) == 20, "2 each"); }
 
 TEST(adamw) {
@@ -162,6 +193,7 @@ TEST(adamw) {
     const int sizes[] = {1, 31, 33, 768, 1025, 5000};
     for (int i = 0; i < 6; i++) {
         test_sum_losses(sizes[i], &gpu);
+        test_source_losses(1 + i * 3, sizes[5 - i], &gpu);
     }
     test_bytes();
     gpu_close(&gpu);

@@ -39,6 +39,23 @@ TEST(numbers) {
     record_close(&r);
 }
 
+// Losses of sources, of which a step may have any, and the last loads of experts.
+TEST(parts) {
+    Record r =
+        read_text("{\"kind\":\"config\",\"options\":{},\"command\":\"./train 'a b'\"}\n"
+                  "{\"kind\":\"train\",\"step\":1,\"loss\":1,\"source_loss\":{\"b\":2,\"a \\\"x\":null}}\n"
+                  "{\"kind\":\"train\",\"step\":2,\"source_loss\":{\"a \\\"x\":3},\"loss\":1}\n" TRAIN(
+                      3, 1) "{\"kind\":\"experts\",\"step\":2,\"load\":[[1,1],[2,0]]}\n"
+                            "{\"kind\":\"experts\",\"step\":3,\"load\":[[1.5,0.5],[1,1]]}\n");
+    EXPECT(r.num_steps == 3 && strcmp(r.command, "./train 'a b'") == 0, "%s", r.command);
+    EXPECT(r.num_sources == 2 && strcmp(r.sources[0], "b") == 0 && strcmp(r.sources[1], "a \"x") == 0, "");
+    EXPECT(record_source_loss(&r.steps[0], 0) == 2 && isnan(record_source_loss(&r.steps[0], 1)), "");
+    EXPECT(isnan(record_source_loss(&r.steps[1], 0)) && record_source_loss(&r.steps[1], 1) == 3, "");
+    EXPECT(isnan(record_source_loss(&r.steps[2], 0)), "");
+    EXPECT(r.loads.step == 3 && r.loads.layers == 2 && r.loads.experts == 2 && r.loads.load[0] == 1.5, "");
+    record_close(&r);
+}
+
 // Steps that are done again replace the first ones, with what was said about them.
 TEST(again) {
     Record r = read_text(TRAIN(1, 9) TRAIN(2, 8) VAL(2, 8) TRAIN(3, 7) TRAIN(2, 5) VAL(2, 5) TRAIN(3, 4));
