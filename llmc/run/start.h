@@ -69,6 +69,7 @@ int run_close(Run* run);
 #include "llmc/comm/comm.h"
 #include "llmc/comm/stragglers.h"
 #include "llmc/data/dataloader.h"
+#include "llmc/data/opening.h"
 #include "llmc/formats/hf_config.h"
 #include "llmc/formats/hf_model.h"
 #include "llmc/generate/generator.h"
@@ -265,6 +266,17 @@ static void start_print_command_(const Run* run, const char* what) {
     options_print_program(stdout, run->settled.options.out);
 }
 
+// Prints --prompt with the first words of the training data, so that the model knows them.
+static void start_print_opening_(const RunData* data) {
+    char text[OPENING_BYTES] = "";
+    if (data->train.count > 0) {
+        opening_of(text, &data->train.source[0].stream, &data->tokenizer);
+    }
+    fputs(text[0] == '-' ? " --prompt=" : " --prompt ", stdout); // else it would be an option
+    options_print_program(stdout, text[0] ? text : "Once upon a time");
+    putchar('\n');
+}
+
 // Prints a command that generates text with the model, if the model was saved with its tokenizer.
 static void start_print_use_(const Run* run) {
     char path[PATH_MAX];
@@ -276,7 +288,7 @@ static void start_print_use_(const Run* run) {
             puts(" --interactive");
         } else if (access(path, F_OK) == 0) {
             start_print_command_(run, "generate text");
-            printf(" --prompt \"%s\"\n", run->data.kind == DATA_STORIES ? "One day" : "Once upon a time");
+            start_print_opening_(&run->data);
         }
     }
 }
