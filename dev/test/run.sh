@@ -126,7 +126,7 @@ slow_with_asan=(test_setup)
 scripts_with_asan=(cli_{cli,generate,data,report,tokenize})
 test_plain() {
     # shellcheck disable=SC2046 # names without blanks
-    variant plain "${vector_rooms[@]}" "${slow_with_asan[@]}" cli_{families,architectures,misuse,teacher,kill,experts,watch,answers} \
+    variant plain "${vector_rooms[@]}" "${slow_with_asan[@]}" cli_{families,architectures,misuse,teacher,kill,experts,watch,answers,examples} \
         $(quarter build/plain/cli_ranks) $(quarter build/plain/cli_pipeline)
 }
 variant_asan() {
