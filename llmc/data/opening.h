@@ -14,11 +14,11 @@ extern "C" {
 
 enum { OPENING_BYTES = 48, OPENING_WORDS = 4 }; // room with the zero; most words
 
-// Sets `text` to the first words of a stream of tokens, on one line. Sets it to "" if they cannot be
+// Sets `text` to the first words of a stream of tokens, on one line; to "" if they cannot be
 // printed or read.
 void opening_of(char text[OPENING_BYTES], const TokenStream* stream, const Tokenizer* tokenizer);
 
-// Appends to `error` (ERROR_BYTES) how the built-in stories start, if the tokenizer has their words.
+// Appends to `error` (ERROR_BYTES) how the built-in stories start, if the tokenizer has the words.
 void opening_add_known(char* error, const Tokenizer* tokenizer);
 
 #ifdef __cplusplus
@@ -99,7 +99,8 @@ void opening_of(char text[OPENING_BYTES], const TokenStream* stream, const Token
 }
 
 void opening_add_known(char* error, const Tokenizer* tokenizer) {
-    static const char* const openings[] = {"One sunny day", "Once there was a brave child", "It was a rainy morning."};
+    static const char* const openings[] = {"One sunny day", "Once there was a brave child",
+                                           "It was a rainy morning."};
     const char* before = "; it has the words of, for example, ";
     char unused[ERROR_BYTES];
     for (size_t i = 0; i < sizeof(openings) / sizeof(openings[0]); i++) {
