@@ -174,6 +174,17 @@ static void start_print_device_(const Run* run) {
            units_rate(run->plan.peak, "FLOP").text);
 }
 
+// Says so if no line of an update will appear for minutes: then the run seems to hang.
+static void start_print_long_update_(const Run* run) {
+    const Options* o = &run->settled.options;
+    const double flops = model_flops_per_token(run->settled.cfg, o->seq_len) * (double)o->total_batch,
+                 least_s = flops / (run->plan.peak * run->comm.size);
+    if (o->steps != 0 && least_s > 60) {
+        printf("time: an update takes at least %s, its %.3g TFLOP at the peak; --plan estimates the run\n",
+               units_time(least_s).text, flops * 1e-12);
+    }
+}
+
 // Prints the facts of the run: weights, data, device, and the lowest possible loss.
 static void start_print_facts_(const Run* run) {
     start_print_weights_(run);
@@ -182,6 +193,7 @@ static void start_print_facts_(const Run* run) {
     }
     run_data_print(stdout, &run->data);
     start_print_device_(run);
+    start_print_long_update_(run);
     if (isfinite(run->floor)) {
         printf(
             "floor: the entropy of the validation stories is %.4f nats per token; no model can do better\n",

@@ -295,7 +295,7 @@ static int grid_suits_teacher_(char* error, const Settled* s) {
     return s->ranks.grid.shape.slices == 1 || teacher.cfg.Vp == words ||
            grid_refuses_(error,
                          "--tensor-slices %d, --teacher %s with %d words, %d with padding; wanted %d, as the "
-                         "model has: slices have the same words",
+                         "model has: slices have the same vocabulary rows",
                          s->ranks.grid.shape.slices, o->teacher, teacher.cfg.V, teacher.cfg.Vp, words);
 }
 
