@@ -76,7 +76,7 @@ double mfu_of(Mfu* mfu, double flops, double seconds, double now_s, char note[MF
     }
     if (mfu->peak > MFU_NEWS_ * mfu->told) {
         snprintf(note, MFU_NOTE_BYTES,
-                 "note: the peak is %s, measured again; %s was too low, and MFU before too high",
+                 "note: the peak is %s, measured again; %s was too low, and so the MFU until here too high",
                  units_rate(mfu->peak, "FLOP").text, units_rate(mfu->told, "FLOP").text);
         mfu->told = mfu->peak;
     }

@@ -72,8 +72,8 @@ static int grid_suits_matrices_(char* error, const Settled* s) {
     }
     if (o->optimizer == OPTIMIZER_ADAFACTOR) {
         return grid_refuses_(error,
-                             "--tensor-slices %d, --optimizer adafactor, which updates whole matrices: only "
-                             "the CPU trainer does so with slices; wanted another optimizer",
+                             "--tensor-slices %d, --optimizer adafactor, which updates whole matrices, with "
+                             "slices only on the CPU; wanted another optimizer",
                              slices);
     }
     if (is_muon && (o->offload_optimizer || o->offload_params)) {

@@ -394,7 +394,7 @@ void run_data_open_tokenizer(RunData* data, Settled* s, const char* model_path) 
         }
         CHECK(!is_text || data->tokenizer.encoder, "text cannot be encoded%s%s",
               data->tokenizer.decode_only ? ", only decoded: "
-                                          : ": the tokenizer only knows the words of its list",
+                                          : ": the tokenizer knows only the words of its list",
               data->tokenizer.decode_only ? data->tokenizer.decode_only : "");
     }
 }
