@@ -110,7 +110,7 @@ const char* option_wanted(const OptionRow* row, char buffer[OPTION_TEXT_BYTES]) 
         return "";
     default:
         if (row->flags & (ABOVE_ | BELOW_)) {
-            snprintf(buffer, OPTION_TEXT_BYTES, "a number %s %g and %s %g%s%.20s",
+            snprintf(buffer, OPTION_TEXT_BYTES, "a number %s %.5g and %s %.5g%s%.4s",
                      row->flags & ABOVE_ ? "above" : "of at least", row->min,
                      row->flags & BELOW_ ? "below" : "at most", row->max, *row->unit ? " " : "", row->unit);
             return buffer;
