@@ -103,8 +103,8 @@ static inline void gpu_open_process(void) { setenv("CUDA_DEVICE_MAX_CONNECTIONS"
 static inline void gpu_use(int device) {
     const cudaError_t error = cudaSetDevice(device);
     CHECK(error == cudaSuccess,
-          "no GPU %d here: %s; nvidia-smi lists the GPUs that programs can use; train_gpt2 needs none", device,
-          cudaGetErrorString(error));
+          "no GPU %d here: %s; nvidia-smi lists the GPUs that programs can use; train_gpt2 needs none",
+          device, cudaGetErrorString(error));
 }
 
 static inline void gpu_open(Gpu* gpu, int device) {
