@@ -142,6 +142,7 @@ help:       ## this list
 RUN_TRAINER = train_gpt2$(if $(and $(shell command -v $(NVCC) 2>/dev/null),$(shell nvidia-smi -L 2>/dev/null)),cu)
 run: $(RUN_TRAINER)  ## train on the built-in stories for a minute or two, without a download, or continue; results in out/quickstart
 	./$(RUN_TRAINER)$(if $(filter train_gpt2,$(RUN_TRAINER)), --matmul auto) --out $(call quoted,$(OUT)) --resume auto
+	@echo "what these numbers mean: README.md, What you just saw"
 
 check:      ## a quick test: each room, a short run, the quick linters; TEST=json: only tests whose names contain it
 	@dev/test/run.sh check $(TEST)

@@ -48,7 +48,18 @@ $(GPU_BUILD)/flags: $(call stale,$(GPU_BUILD)/flags,$(GPU_FLAGS))
 $(GPU_BUILD)/commit: TEXT = $(COMMIT)
 $(GPU_BUILD)/commit: $(call stale,$(GPU_BUILD)/commit,$(COMMIT))
 
-.PHONY: sim bench gpu-kit test-gpu gpu-tests
+.PHONY: sim bench gpu-kit test-gpu gpu-tests no-nvcc
+
+# Everything for a GPU is compiled after this file: so a missing nvcc ends make at once, and not
+# after the C files.
+ifeq ($(shell command -v $(firstword $(NVCC)) 2>/dev/null),)
+$(GPU_BUILD)/flags: no-nvcc
+endif
+no-nvcc:
+	@{ echo "error: no $(firstword $(NVCC)) here; wanted the CUDA toolkit, 12 or 13:"; \
+	    echo "    sudo apt install nvidia-cuda-toolkit      Debian, Ubuntu; newer ones: https://developer.nvidia.com/cuda-downloads"; \
+	    echo "    make $(or $(firstword $(MAKECMDGOALS)),train_gpt2cu) NVCC=/usr/local/cuda/bin/nvcc      if it is installed, but not in PATH"; \
+	    echo "Without a GPU, \`make sim\` builds the same trainer for a simulated one, which only tests and plans"; } >&2; exit 1
 
 # ---- targets ----
 

@@ -735,7 +735,7 @@ static void print_tests(const Run* run) {
     for (int i = 0; i < run->tests.num_files; i++) {
         const TestedFile* file = &run->tests.files[i];
         printf("--decontaminate: %s: %" PRIu64 " texts, %" PRIu64
-               " of fewer than %d words, which are not looked for\n",
+               " of fewer than %d words, which are ignored\n",
                file->path, file->texts, file->short_texts, DECONTAMINATE_WORDS);
     }
 }

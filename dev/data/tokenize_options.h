@@ -40,14 +40,16 @@ const OptionRow OPTION_TABLE[] = {
     {"input",  "separator",    "",  STRING_(separator),   0,       0, 0,     "",
         "TEXT", "separates documents in a text file; without it: one document per file"},
     {"input",  "chat",         "",  CHOICE_(chat),        0,       0, AUTO_, "auto",
-        WORDS_CHOICE(CHAT_WORDS), "format of chats; auto: that of the tokenizer's chat_template, or of its special tokens"},
+        WORDS_CHOICE(CHAT_WORDS), "format of chats; auto: follows the tokenizer's chat_template, or else its special "
+        "tokens"},
     {"input",  "filter",       "",  LIST_(filter),        0,       0, 0,     "",
         "'FIELD > VALUE'", "keep only documents whose field of JSON lines, or column of Parquet, is < <= > >= = or != "
         "a number or text; may be given several times: all must hold"},
     {"input",  "decontaminate","",  STRING_(decontaminate), 0,     0, READS_(NAMES), "",
-        "FILES", "drop documents that have 13 words in a row of these: tasks as for --tasks, or other inputs; a,b,c"},
+        "FILES", "drop documents that share 13 words in a row with these files (a,b,c): tasks, as for --tasks, or "
+        "other inputs"},
     {"input",  "dedup",        "",  CHOICE_(dedup),       0,       0, 0,     "none",
-        WORDS_CHOICE(DEDUP_WORDS), "drop documents that repeat an earlier one: its text, or nearly so"},
+        WORDS_CHOICE(DEDUP_WORDS), "drop documents that repeat an earlier one, exactly or nearly"},
 
     {"shards", "shard-tokens", "",  COUNT_(shard_tokens), 1, 2147483647, 0, "100000000",
         "tokens", "per shard"},
@@ -61,19 +63,20 @@ const OptionRow OPTION_TABLE[] = {
     {"files",  "dropped",      "",  STRING_(dropped),     0,       0, WRITES_(ONE), "",
         "FILE", "list each dropped document and the reason in this file, as JSON lines"},
     {"files",  "restart",      "",  FLAG_(restart),       0,       0, 0,     "off",
-        "off|on", "remove the shards of an earlier run and start over; with --train-bpe: replace its vocabulary"},
+        "off|on", "remove the shards of an earlier run and start over; with --train-bpe: replace the vocabulary"},
 
     {"other",  "train-bpe",    "",  INT_(train_bpe),      0, 2097151, 0,     "0",
         "ids", "instead, train a vocabulary of this size on the inputs"},
     {"other",  "extend-bpe",   "",  STRING_(extend_bpe),  0,       0, READS_(TOKENIZER), "",
-        "FILE", "with --train-bpe: start from this vocabulary, whose ids stay, and add to it what the inputs have most"},
+        "FILE", "with --train-bpe: start from this vocabulary, keep its ids, and add what is most frequent in the "
+        "inputs"},
     {"other",  "fim-marks",    "",  FLAG_(fim_marks),     0,       0, 0,     "off",
         "off|on", "with --train-bpe: the last three ids are <|fim_prefix|>, <|fim_suffix|> and <|fim_middle|>, for --fim-rate of "
         "the trainers; writes only tokenizer.json"},
     {"other",  "threads",      "",  INT_(threads),        0, LIMITS_MAX_THREADS, 0,     "0",
         "threads", "for encoding, besides a reader and a writer; 0: OMP_NUM_THREADS, else one per core that this job has"},
     {"other",  "dedup-memory", "",  FLOAT_(dedup_memory), 0.03125, 65536, AUTO_, "auto",
-        "GB", "for --dedup: less of it takes longer and drops the same; auto: half of what is free"},
+        "GB", "for --dedup: with less of it the same documents are dropped, more slowly; auto: half of what is free"},
     {"other",  "config",       "",  STRING_(config),      0,       0, LINE_ | READS_(ONE), "",
         "FILE", "read more options from a file of lines `name = value`; # starts a comment; the command line wins"},
     {"other",  "help",         "",  STRING_(help),        0,       0, LINE_, "",

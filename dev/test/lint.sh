@@ -123,7 +123,7 @@ lint_scripts() {
 }
 
 # Includes point down, and each is used; private names stay at home. Comments are narrow, and whole
-# sentences.
+# sentences. Pages name options, files and messages that exist.
 lint_python() { # SCRIPT
     local problem
     is_here python3 "$1" || return
@@ -137,6 +137,7 @@ lint_python() { # SCRIPT
 lint_python lint_rooms.py
 lint_python lint_trainers.py
 lint_python lint_comments.py
+lint_python lint_pages.py
 if [ "${1:-}" = quick ]; then
     ! is_here g++ train_gpt2.cu || lint_gpu_trainer
 else

@@ -7,8 +7,8 @@
 It checks that no file includes a room above its own; that at least one name of every included header is used; that
 a .cuh includes, itself or through others, every header whose functions, types and macros with arguments it uses; that
 only intrinsics.h includes the headers of the processor's instructions; that names ending in `_` are used only in their
-file and its twin (x.h and x.cuh); that the README of each room names every file in it; and that the main README has the
-training loop.
+file and its twin (x.h and x.cuh); that the README of each room names every file in it; and that design.md has the training
+loop.
 """
 import re
 import sys
@@ -166,11 +166,11 @@ def lint_readmes(headers):
 
 
 def lint_loop():
-    """The README prints the training loop as it is."""
+    """design.md prints the training loop as it is."""
     trainer = Path("train_gpt2.c").read_text()
     loop = re.search(r"^static void train\(.*?^}$", trainer, re.M | re.S)
-    if not loop or loop[0] not in Path("README.md").read_text():
-        yield "README.md: its training loop is not train() of train_gpt2.c"
+    if not loop or loop[0] not in Path("dev/doc/design.md").read_text():
+        yield "dev/doc/design.md: its training loop is not train() of train_gpt2.c"
 
 
 def graph(headers):

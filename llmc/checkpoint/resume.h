@@ -415,7 +415,7 @@ static void resume_print_mixture_(FILE* file, const DataSources* now, const Mixt
             printable_line(
                 file, "resume: source %s has %.4g %%, had %.4g %%, after %.3g epochs%s", now->source[s].name,
                 share, 100 * (double)before->source[i].share / (double)sum, epochs,
-                match->fate[s] == SOURCE_CHANGED ? "; its contents are others: it starts over" : "");
+                match->fate[s] == SOURCE_CHANGED ? "; its contents have changed: it starts over" : "");
         }
     }
     for (int i = 0; i < now->num_past; i++) {

@@ -210,8 +210,23 @@ static inline void rates_launch_(Rates_* r) { residual_forward_cpu(r->a, r->b, r
 
 // ---- all ----
 
+#define RATES_TOLD_S_ 2.0 // time after which a line names each further measurement
+
 // Measures all rates at the sizes of a run.
 static inline void rates_measure(CostRates* rates, const Settled* s) {
+    static const struct {
+        CostKind kind;
+        double (*measure)(Rates_* r);
+        const char* name;
+    } kinds[] = {
+        {COST_MATMULS, rates_of_matmuls_, "matmuls"},
+        {COST_ATTENTION, rates_of_attention_, "attention"},
+        {COST_NORMS, rates_of_norms_, "norms"},
+        {COST_ACTIVATION, rates_of_activation_, "activations"},
+        {COST_CLASSIFIER, rates_of_classifier_, "losses"},
+        {COST_MEMORY, rates_of_memory_, "other passes over memory"},
+        {COST_UPDATE, rates_of_update_, "update"},
+    };
     const ModelConfig cfg = s->cfg;
     const Options* o = &s->options;
     Rates_ r;
@@ -230,13 +245,14 @@ static inline void rates_measure(CostRates* rates, const Settled* s) {
     for (int i = 0; i < 4; i++) {
         *arrays[i] = (float*)check_alloc_unset(RATES_ELEMENTS_, sizeof(float), "rates");
     }
-    rates->per_s[COST_MATMULS] = rates_of_matmuls_(&r);
-    rates->per_s[COST_ATTENTION] = rates_of_attention_(&r);
-    rates->per_s[COST_NORMS] = rates_of_norms_(&r);
-    rates->per_s[COST_ACTIVATION] = rates_of_activation_(&r);
-    rates->per_s[COST_CLASSIFIER] = rates_of_classifier_(&r);
-    rates->per_s[COST_MEMORY] = rates_of_memory_(&r);
-    rates->per_s[COST_UPDATE] = rates_of_update_(&r);
+    const double begin_s = time_now_s();
+    for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
+        if (time_now_s() - begin_s > RATES_TOLD_S_) {
+            printf("measuring rates for the plan: %s\n", kinds[i].name);
+            fflush(stdout);
+        }
+        rates->per_s[kinds[i].kind] = kinds[i].measure(&r);
+    }
     rates->launch_s = rates_time_s_(rates_launch_, &r, LANES);
     snprintf(rates->basis, sizeof(rates->basis), "measured on %d thread%s", threads_max(),
              words_s(threads_max()));

@@ -3,7 +3,8 @@ mfu.h -- model FLOPs utilization (MFU): the FLOP/s of an update as a share of th
 
 A GPU's peak is published or computed. A CPU's peak is measured, and is too low if other programs
 use the cores meanwhile. So it is measured again 5, 10, 20, 40 ... seconds after the start, and when
-an update beats it; the largest measurement counts. An update that still beats it becomes the peak.
+an update beats it; the largest measurement counts, also of earlier runs (peak_kept.h). An update
+that still beats it becomes the peak.
 */
 #ifndef LLMC_MFU_H
 #define LLMC_MFU_H
@@ -76,7 +77,7 @@ double mfu_of(Mfu* mfu, double flops, double seconds, double now_s, char note[MF
     }
     if (mfu->peak > MFU_NEWS_ * mfu->told) {
         snprintf(note, MFU_NOTE_BYTES,
-                 "note: the peak is %s, measured again; %s was too low, and MFU before too high",
+                 "note: the peak is %s, measured again; %s was too low, and so the MFU until here too high",
                  units_rate(mfu->peak, "FLOP").text, units_rate(mfu->told, "FLOP").text);
         mfu->told = mfu->peak;
     }

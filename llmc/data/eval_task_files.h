@@ -110,7 +110,7 @@ static int task_add_ending_(TaskReader_* r, size_t context, size_t scored) {
 int task_files_can_encode(const Tokenizer* tokenizer, const char* path, char* error) {
     return (tokenizer && strcmp(tokenizer->kind, "words") != 0) ||
            error_set(error, path, "text, wanted a --tokenizer that encodes any text%s",
-                     tokenizer ? ": the model's only knows the words of its list" : "");
+                     tokenizer ? ": the model's own knows only the words of its list" : "");
 }
 
 static size_t task_encode_(TaskReader_* r, const char* text, size_t bytes, size_t at) {

@@ -732,12 +732,17 @@ static void mixture_print_rows_(FILE* file, const Rows* rows) {
     }
 }
 
-// Describes the answers of a source that has them.
+// Describes the answers of a source that has them, and what --seq-len takes from them.
 static void mixture_print_answers_(FILE* file, const Rows* rows) {
-    const double hidden = (double)rows->hidden_pieces;
+    const double hidden = (double)rows->hidden_pieces, cut = (double)rows_count_cut(rows);
     fprintf(file, "; %.2f %% of the tokens are answers", 100 * (double)rows->targets / (double)rows->tokens);
+    if (cut > 0) {
+        fprintf(file, "; %.0f document%s longer than --seq-len %d and cut", cut, cut == 1 ? " is" : "s are",
+                rows->T);
+    }
     if (hidden > 0) {
-        fprintf(file, ", %.0f piece%s without any dropped", hidden, words_s(hidden));
+        fprintf(file, "; %.0f piece%s without an answer %s dropped", hidden, words_s(hidden),
+                hidden == 1 ? "is" : "are");
     }
 }
 

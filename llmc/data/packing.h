@@ -101,6 +101,9 @@ void rows_open(Rows* rows, const TokenStream* stream, Packing pack, int T, int e
 
 void rows_close(Rows* rows);
 
+// Returns the number of documents that are longer than a row; 0 if documents were not searched for.
+uint64_t rows_count_cut(const Rows* rows);
+
 // Returns the number of tokens of a row, with marks, without padding.
 int rows_length(const Rows* rows, uint64_t row);
 
@@ -783,6 +786,16 @@ static void rows_pieces_(const Rows* rows, uint64_t row, uint64_t* first, uint64
 // Returns the start of a row of T tokens end to end.
 static uint64_t rows_start_(const Rows* rows, uint64_t row) {
     return rows->pieces.count == 0 ? row * (uint64_t)rows->T : piece_start_(rows->pieces.at[row]);
+}
+
+uint64_t rows_count_cut(const Rows* rows) {
+    const PositionList_* list = &rows->documents;
+    uint64_t cut = 0;
+    for (size_t i = 0; i < list->count; i++) {
+        const uint64_t end = i + 1 < list->count ? list->at[i + 1] : rows->stream->count;
+        cut += end - list->at[i] > (uint64_t)rows->T;
+    }
+    return cut;
 }
 
 int rows_length(const Rows* rows, uint64_t row) {

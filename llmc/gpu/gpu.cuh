@@ -99,9 +99,17 @@ typedef struct {
 // ranks.
 static inline void gpu_open_process(void) { setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); }
 
+// Chooses the GPU for what this thread does next.
+static inline void gpu_use(int device) {
+    const cudaError_t error = cudaSetDevice(device);
+    CHECK(error == cudaSuccess,
+          "no GPU %d here: %s; nvidia-smi lists the GPUs that programs can use; train_gpt2 needs none",
+          device, cudaGetErrorString(error));
+}
+
 static inline void gpu_open(Gpu* gpu, int device) {
     cudaDeviceProp properties;
-    CUDA_CHECK(cudaSetDevice(device));
+    gpu_use(device);
     CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
     memset(gpu, 0, sizeof(*gpu));
     gpu->device = device;

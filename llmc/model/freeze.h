@@ -264,8 +264,8 @@ static int freeze_unknown_(const FreezeItem_* item, const TensorRow* rows, int i
     freeze_list_names_(rows, names, sizeof(names));
     return error_set(
         error, "--freeze",
-        "no parameter is called '%s'; wanted %s, a pattern of these, or a name of Hugging Face's "
-        "such as h.0.attn.c_attn",
+        "no parameter is called '%s'; wanted %s, a pattern of these, or a Hugging Face name such as "
+        "h.0.attn.c_attn",
         item->text, names);
 }
 
@@ -410,7 +410,7 @@ int freeze_check_shared(const Freeze* freeze, ModelConfig cfg, char* error) {
             if (freeze_has(freeze, i, l) != freeze_has(freeze, i, lowest)) {
                 return error_set(error, "--freeze",
                                  "%s of blocks %d and %d is the same one (--share-layers); wanted both "
-                                 "frozen, or none",
+                                 "frozen, or neither",
                                  rows[i].name, lowest, l);
             }
         }

@@ -5,7 +5,7 @@ They are chosen by time, and times differ from run to run. Algorithms add in dif
 another choice gives other bits. A run that must have the bits of an earlier one adopts its choices:
 
     OUT/step_.../matmul.json     choices of a run, in each of its checkpoints
-    ${XDG_CACHE_HOME:-$HOME/.cache}/pretrain.c/matmul-<hash of the machine>.json
+    ${XDG_CACHE_HOME:-$HOME/.cache}/pretrain.c/matmul-<hash of the machine>.json (cache.h)
                                  choices of all runs
 
     {"format":"pretrain.c matmuls","version":1,"machine":"...","matmuls":[
@@ -26,13 +26,11 @@ Programs that write it at the same time take turns; existing entries never chang
 #define LLMC_MATMUL_ALGORITHMS_H
 
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #ifdef __cplusplus
@@ -122,6 +120,7 @@ int matmul_cache_try_write(const MatmulChoices* choices, const char* machine, co
 #include <assert.h>
 #include <stdio.h>
 
+#include "llmc/base/cache.h"
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
 #include "llmc/base/json.h"
@@ -367,25 +366,7 @@ int matmul_choices_try_read(MatmulChoices* choices, const char* machine, const c
 }
 
 int matmul_cache_path(char path[PATH_MAX], const char* machine) {
-    const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
-    const int has_cache = cache && cache[0] == '/'; // the standard says to ignore other paths
-    if (!has_cache && !(home && home[0] == '/')) {
-        return 0;
-    }
-    const int length =
-        snprintf(path, PATH_MAX, "%s%s/pretrain.c/matmul-%016" PRIx64 ".json", has_cache ? cache : home,
-                 has_cache ? "" : "/.cache", xxh64(machine, strlen(machine)));
-    return length < PATH_MAX;
-}
-
-// Opens the directory of the cache; returns -1 with errno if it cannot be made.
-static int matmul_cache_directory_(char directory[PATH_MAX], const char* path) {
-    char parent[PATH_MAX];
-    file_directory_of(directory, path);
-    file_directory_of(parent, directory);
-    (void)mkdir(parent, 0777); // an error, unless they exist already, shows below
-    (void)mkdir(directory, 0777);
-    return open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    return cache_path(path, "matmul", machine);
 }
 
 // Makes room for `count` more entries by dropping the oldest.
@@ -418,7 +399,7 @@ static int matmul_cache_merge_(const MatmulChoices* choices, const char* machine
 
 int matmul_cache_try_write(const MatmulChoices* choices, const char* machine, const char* path, char* error) {
     char directory[PATH_MAX];
-    const int fd = matmul_cache_directory_(directory, path);
+    const int fd = cache_open_directory(directory, path);
     const FileLock lock = fd >= 0 ? file_try_lock(fd, 2) : FILE_LOCK_HELD;
     if (lock == FILE_LOCK_HELD) {
         error_set(error, directory, "cannot %s: %s", fd < 0 ? "open" : "lock", strerror(errno));

@@ -80,8 +80,9 @@ int validations_diverged(const Validations* v, double loss, int V, char reason[2
     if (loss <= 1.5 * knows_nothing || loss <= v->first) {
         return 0;
     }
-    snprintf(reason, 256, "the validation loss is %.4f, that of a model that knows nothing ln(%d) = %.4f",
-             loss, V, knows_nothing);
+    snprintf(reason, 256,
+             "the validation loss is %.4f, above that of a model that knows nothing, ln(%d) = %.4f", loss, V,
+             knows_nothing);
     return 1;
 }
 

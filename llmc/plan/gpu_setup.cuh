@@ -84,7 +84,7 @@ static inline int gpu_setup_sharers_(Comm* comm) {
 static inline void gpu_setup_waits_(Comm* comm, int device) {
     const int sharers = gpu_setup_sharers_(comm), cores = limits_cores("");
     if (cores < 3 * sharers) {
-        CUDA_CHECK(cudaSetDevice(device));
+        gpu_use(device);
         CUDA_CHECK(cudaSetDeviceFlags(cudaDeviceScheduleBlockingSync));
         printf("waiting for GPUs: asleep, %d cores for %d processes\n", cores, sharers);
     }

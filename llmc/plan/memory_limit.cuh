@@ -84,7 +84,7 @@ static inline size_t memory_bytes_(const Settled* s, PlanModel model) {
 
 static inline size_t memory_free_(int device) {
     size_t free_bytes = 0, total_bytes = 0;
-    CUDA_CHECK(cudaSetDevice(device));
+    gpu_use(device);
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
     return free_bytes;
 }

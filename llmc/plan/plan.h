@@ -199,7 +199,7 @@ static void plan_print_architecture_(FILE* file, ModelConfig cfg) {
             model_architecture(cfg.arch)->word, model_head_size(cfg), model_key_heads(cfg), model_hidden(cfg),
             cfg.has_head ? ", own output layer" : "");
     if (cfg.E > 0) {
-        fprintf(file, ", %d experts, of which a token takes %d", cfg.E, cfg.E_used);
+        fprintf(file, ", %d experts, %d for each token", cfg.E, cfg.E_used);
     }
     if (cfg.Fs > 0) {
         fprintf(file, ", one more of %d hidden units for all tokens", cfg.Fs);

@@ -5,7 +5,10 @@ plan_cpu.h -- the plan of a run on the CPU: its settings, its memory, and the pe
 #define LLMC_PLAN_CPU_H
 
 #include <math.h>
+#include <stdint.h>
 #include <stdio.h>
+#include <string.h>
+#include <time.h>
 
 #include "llmc/base/threads.h"
 #include "llmc/base/vec.h"
@@ -15,6 +18,7 @@ plan_cpu.h -- the plan of a run on the CPU: its settings, its memory, and the pe
 #include "llmc/log/log.h"
 #include "llmc/optim/loss_scale.h"
 #include "llmc/cost/cost_measured.h"
+#include "llmc/cost/peak_kept.h"
 #include "llmc/plan/memory_limit.h"
 #include "llmc/plan/plan.h"
 #include "llmc/setup/settled.h"
@@ -28,18 +32,43 @@ static inline void plan_describe_cpu_(char* text, size_t room, int is_bf16) {
     }
 }
 
-// Measures the peak of the matmuls that the run uses. Without instructions for bf16, that of fp32
-// is higher.
+// Sets `name` to the processor's name on Linux, else to "".
+static inline void plan_processor_name_(char* name, size_t room) {
+    char line[256];
+    FILE* file = fopen("/proc/cpuinfo", "r");
+    name[0] = '\0';
+    while (file && !name[0] && fgets(line, sizeof(line), file)) {
+        if (strncmp(line, "model name", 10) == 0) {
+            snprintf(name, room, "%s", line);
+        }
+    }
+    if (file) {
+        fclose(file);
+    }
+}
+
+// Measures the peak of the matmuls that the run uses. Without instructions for bf16, the peak in
+// fp32 is higher.
 static inline double plan_measure_peak_(const Options* o) {
     const double peak = peak_flops_per_s();
     return o->matmul == MATMUL_BF16 ? fmax(peak, peak_bf16_flops_per_s(bf16_kernel())) : peak;
 }
 
+// Measures it, and returns the largest one of the last weeks. For a run of one process: several may
+// share cores, and what each of them could do alone does not add up.
+static inline double plan_kept_peak_(const Options* o) {
+    char device[160], processor[256], machine[512];
+    plan_describe_cpu_(device, sizeof(device), o->matmul == MATMUL_BF16);
+    plan_processor_name_(processor, sizeof(processor));
+    snprintf(machine, sizeof(machine), "%s; %s", device, processor);
+    return peak_keep(plan_measure_peak_(o), machine, (int64_t)time(NULL));
+}
+
 // Sets *plan, and returns the settings with --fit decided. Ends the program if the run does not fit
 // into the limits of its job. Collective.
 static inline Settled plan_on_cpu(TrainerPlan* plan, const Settled* settled, PlanModel model, Comm* comm) {
-    plan->peak = plan_measure_peak_(&settled->options);
-    plan->measure_peak = plan_measure_peak_;
+    plan->measure_peak = comm->size > 1 ? plan_measure_peak_ : plan_kept_peak_;
+    plan->peak = plan->measure_peak(&settled->options);
     plan->in_place = !settled->options.quantize;
     plan->loss_scale = loss_scale_off();
     plan->rates = rates_cpu(settled);

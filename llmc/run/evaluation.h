@@ -183,7 +183,7 @@ static void evaluation_print_(FILE* screen, const Task* task) {
     }
     fprintf(screen, " of %d tokens", task->T);
     if (task->num_cut > 0) {
-        fprintf(screen, "; %zu too long for a row: without the start of their context", task->num_cut);
+        fprintf(screen, "; %zu too long for a row: the start of their context is left out", task->num_cut);
     }
     fputc('\n', screen);
 }

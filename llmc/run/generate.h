@@ -229,7 +229,7 @@ static void generate_open_chat_(Generate* g) {
         o->stop.text[o->stop.count++] = g->dialog.marks.ending;
     }
     if (!g->is_chat && o->system[0]) {
-        die_usage("--system is for chats, and %s has no chat_template.jinja; wanted --chat on, too",
+        die_usage("--system is for chats, and %s has no chat_template.jinja; wanted --chat on as well",
                   o->model);
     }
 }

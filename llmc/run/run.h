@@ -316,8 +316,8 @@ static RunUpdate_ run_add_up_(Run* run, int64_t micro_steps) {
         sum.bytes += report->target_bytes;
         sum.wait_s = fmax(sum.wait_s, report->wait_s);
         CHECK(report->agreement == run->reports->agreement,
-              "step %lld: rank %d judged the step before otherwise than rank 0", (long long)run->state.step,
-              r);
+              "step %lld: rank %d reached a different verdict on the previous step than rank 0",
+              (long long)run->state.step, r);
     }
     for (int64_t i = 0; i < micro_steps; i++) {
         for (int r = 0; r < run->comm.size; r++) {

@@ -70,6 +70,7 @@ int run_close(Run* run);
 #include "llmc/comm/comm.h"
 #include "llmc/comm/stragglers.h"
 #include "llmc/data/dataloader.h"
+#include "llmc/data/opening.h"
 #include "llmc/formats/hf_config.h"
 #include "llmc/formats/hf_model.h"
 #include "llmc/generate/generator.h"
@@ -174,6 +175,17 @@ static void start_print_device_(const Run* run) {
            units_rate(run->plan.peak, "FLOP").text);
 }
 
+// Says so if no line of an update will appear for minutes: then the run seems to hang.
+static void start_print_long_update_(const Run* run) {
+    const Options* o = &run->settled.options;
+    const double flops = model_flops_per_token(run->settled.cfg, o->seq_len) * (double)o->total_batch,
+                 least_s = flops / (run->plan.peak * run->comm.size);
+    if (o->steps != 0 && least_s > 60) {
+        printf("time: an update takes at least %s, its %.3g TFLOP at the peak; --plan estimates the run\n",
+               units_time(least_s).text, flops * 1e-12);
+    }
+}
+
 // Prints the facts of the run: weights, data, device, and the lowest possible loss.
 static void start_print_facts_(const Run* run) {
     start_print_weights_(run);
@@ -182,6 +194,7 @@ static void start_print_facts_(const Run* run) {
     }
     run_data_print(stdout, &run->data);
     start_print_device_(run);
+    start_print_long_update_(run);
     if (isfinite(run->floor)) {
         printf(
             "floor: the entropy of the validation stories is %.4f nats per token; no model can do better\n",
@@ -271,6 +284,17 @@ static void start_print_command_(const Run* run, const char* what) {
     shell_print(stdout, run->settled.options.out);
 }
 
+// Prints --prompt with the first words of the training data, so that the model knows them.
+static void start_print_opening_(const RunData* data) {
+    char text[OPENING_BYTES] = "";
+    if (data->train.count > 0) {
+        opening_of(text, &data->train.source[0].stream, &data->tokenizer);
+    }
+    fputs(text[0] == '-' ? " --prompt=" : " --prompt ", stdout); // else it would be an option
+    options_print_program(stdout, text[0] ? text : "Once upon a time");
+    putchar('\n');
+}
+
 // Prints a command that generates text with the model, if the model was saved with its tokenizer.
 static void start_print_use_(const Run* run) {
     char path[PATH_MAX];
@@ -282,7 +306,7 @@ static void start_print_use_(const Run* run) {
             puts(" --interactive");
         } else if (access(path, F_OK) == 0) {
             start_print_command_(run, "generate text");
-            printf(" --prompt \"%s\"\n", run->data.kind == DATA_STORIES ? "One day" : "Once upon a time");
+            start_print_opening_(&run->data);
         }
     }
 }

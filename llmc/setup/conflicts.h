@@ -238,7 +238,7 @@ void setup_check_offload(const Settled* s) {
         die_usage("--offload-params on, --zero %d; wanted --zero 3, which divides the parameters", o->zero);
     }
     if (o->offload_residuals && o->recompute != RECOMPUTE_BLOCK && o->recompute != OPTION_AUTO) {
-        die_usage("--offload-residuals on, --recompute %s; wanted --recompute %s, which keeps nothing else "
+        die_usage("--offload-residuals on, --recompute %s; wanted --recompute %s, which stores nothing else "
                   "of a block",
                   model_recompute_word(o->recompute), model_recompute_word(RECOMPUTE_BLOCK));
     }
@@ -400,13 +400,13 @@ void setup_check_share(const Settled* s) {
     if (o->zero >= 2) {
         die_usage(
             "--share-layers %s, --zero %d; wanted --zero 1, or --share-layers all or pairs: here no block's "
-            "gradients are complete before those of all are",
+            "gradients are complete until all are",
             o->share_layers, o->zero);
     }
     if (o->update_in_backward) {
         die_usage(
-            "--share-layers %s, --update-in-backward on; wanted off, or --share-layers all or pairs: here no "
-            "block's gradients are complete before those of all are",
+            "--share-layers %s, --update-in-backward on; wanted off, or --share-layers all or pairs: here "
+            "no block's gradients are complete until all are",
             o->share_layers);
     }
 }
@@ -473,8 +473,8 @@ void setup_check_average(const Settled* s) {
     }
     if (s->use != USE_TRAIN) {
         die_usage(
-            "--average %s is for training; this run only evaluates or converts; --weights average reads "
-            "that of a checkpoint",
+            "--average %s is for training; this run only evaluates or converts; --weights average reads a "
+            "checkpoint's",
             o->average);
     }
     if (o->update_in_backward) {

@@ -72,8 +72,8 @@ static int grid_suits_matrices_(char* error, const Settled* s) {
     }
     if (o->optimizer == OPTIMIZER_ADAFACTOR) {
         return grid_refuses_(error,
-                             "--tensor-slices %d, --optimizer adafactor, which updates whole matrices: only "
-                             "the CPU trainer does so with slices; wanted another optimizer",
+                             "--tensor-slices %d, --optimizer adafactor, which updates whole matrices, with "
+                             "slices only on the CPU; wanted another optimizer",
                              slices);
     }
     if (is_muon && (o->offload_optimizer || o->offload_params)) {
@@ -295,7 +295,7 @@ static int grid_suits_teacher_(char* error, const Settled* s) {
     return s->ranks.grid.shape.slices == 1 || teacher.cfg.Vp == words ||
            grid_refuses_(error,
                          "--tensor-slices %d, --teacher %s with %d words, %d with padding; wanted %d, as the "
-                         "model has: slices have the same words",
+                         "model has: slices have the same vocabulary rows",
                          s->ranks.grid.shape.slices, o->teacher, teacher.cfg.V, teacher.cfg.Vp, words);
 }
 

@@ -175,6 +175,9 @@ void options_print_help_on(FILE* file, const Options* options, const char* topic
 // Marks the options of OPTION_FOLLOWS that are "auto". Call it before they are decided.
 void options_mark_following(Options* options);
 
+// Marks an option that can have only one value here, so that the banner omits it.
+void options_mark_fixed(Options* options, const char* name);
+
 // Prints a command line that repeats this run and can be pasted back: the program and every option
 // that is not at its default, even if it was "auto" and has been decided, but for OPTION_FOLLOWS.
 void options_print_banner(FILE* file, const Options* options, const char* program);
@@ -718,6 +721,14 @@ void options_mark_following(Options* options) {
         options->follows[i] =
             (row->flags & OPTION_FOLLOWS) && strcmp(option_text(options, row, text), row->fallback) == 0;
     }
+}
+
+void options_mark_fixed(Options* options, const char* name) {
+    int i = 0;
+    while (strcmp(OPTION_TABLE[i].name, name) != 0) {
+        i++;
+    }
+    options->follows[i] = 1;
 }
 
 void options_print_banner(FILE* file, const Options* options, const char* program) {

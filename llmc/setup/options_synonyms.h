@@ -19,7 +19,7 @@ __attribute__((unused)) static const OptionSynonym OPTION_TRAINER_SYNONYMS[] = {
     {"tokenizer-name tokenizer-file", "use --tokenizer"},
     {"text-column", "use --text-field"},
     {"completion-only-loss assistant-only-loss train-on-inputs mask-prompt", "of prompts and chats only answers are learned (dev/doc/data.md)"},
-    {"chat-template", "the format of chats is that of the model's chat_template, or --chat (dev/doc/data.md)"},
+    {"chat-template", "the format of chats follows the model's chat_template, or --chat (dev/doc/data.md)"},
     {"system-prompt system-message", "use --system, with --interactive"},
     {"fim fill-in-middle fill-in-the-middle infill", "use --fim-rate to train; --prompt and --suffix to generate"},
 

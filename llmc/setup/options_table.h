@@ -266,16 +266,16 @@ const OptionRow OPTION_TABLE[] = {
         ".zst), or a directory of text; A:0.7,B:0.3 mixes sources by weight, web=A:0.7,books=B:0.3 also names them; escape "
         ", : * ? [ = in a name with a backslash; without it: the built-in stories"},
     {"data",       "data-schedule", "",   STRING_(data_schedule),  0,        0, READS_(ONE),      "",
-        "FILE", "weights that change during the run, of the sources that --train-data names, as web=A,books=B; a line "
-        "\"10000 web 3 books 1\" sets them after 10000 updates, \"5B tokens web 1\" after as many tokens; after \"10000 ramp web "
-        "3 books 1\" they move linearly to those of the next line; needs --steps"},
+        "FILE", "mixture weights that change during the run, for the sources that --train-data names (web=A,books=B); "
+        "the line \"10000 web 3 books 1\" sets them after 10000 updates, \"5B tokens web 1\" after 5 billion tokens; "
+        "after \"10000 ramp web 3 books 1\" they move linearly to the weights of the next line; needs --steps"},
     {"data",       "val-data",      "j",  STRING_(val_data),       0,        0, READS_(DATA) | NEEDS_(VALIDATION), "",
-        "FILES", "validation data, in the same forms; web=A,books=B are sets with a loss each, of which the first decides about "
-        "the run; without it: the last shard, or the last 5 % of the text"},
+        "FILES", "validation data, in the same forms; web=A,books=B name several sets, each with its own loss; the "
+        "first one drives --keep-best and --patience; without it: the last shard, or the last 5 % of the text"},
     {"data",       "tokenizer",     "",   STRING_(tokenizer),      0,        0, RUN_ | BOTH_ | READS_(TOKENIZER) | BASIC_, "",
         "FILE", "encodes text and decodes samples: tokenizer.json, merges.txt, .tiktoken, .bin, or their directory; "
-        "bpe:8192 trains one of 8192 tokens on the text and keeps it in --out; without it: the tokenizer in "
-        "the --model directory, or plain bytes; one that extends the model's own gives the model more tokens"},
+        "bpe:8192 trains one of 8192 tokens on the text and keeps it in --out; without it: the tokenizer in the "
+        "--model directory, or plain bytes; one that extends the model's tokenizer adds tokens to the model"},
     {"data",       "text-field",    "",   STRING_(text_field),     0,        0, RUN_ | NEEDS_(FIELDS), "text",
         "NAME", "field of JSON lines, or column of Parquet, that holds the document; a line without it may have \"prompt\" and "
         "\"completion\", or a chat, \"messages\": then only answers are learned"},
@@ -294,10 +294,10 @@ const OptionRow OPTION_TABLE[] = {
     {"data",       "doc-mask",      "",   SWITCH_(doc_mask),       0,        0, AUTO_ | RUN_,     "auto",
         "off|on", "attend only within a document; auto: on for prompts and chats, else off"},
     {"data",       "fim-rate",      "",   FLOAT_(fim_rate),        0,        1, RUN_,             "0",
-        "", "fill in the middle: share of the training documents, or of their parts in a sequence, that are rearranged as "
-        "prefix, suffix, middle, with the tokenizer's marks before each (dev/doc/data.md); 0: none"},
+        "", "fill in the middle: share of the training documents, or of the parts that fit into a sequence, to "
+        "rearrange as prefix, suffix, middle, each after its mark (dev/doc/data.md); 0: none"},
     {"data",       "fim-spm-rate",  "",   FLOAT_(fim_spm_rate),    0,        1, RUN_ | NEEDS_(FIM), "0.5",
-        "", "share of these that are rearranged as suffix, prefix, middle"},
+        "", "share of the rearranged documents in the order suffix, prefix, middle"},
     {"data",       "shuffle",       "",   SWITCH_(shuffle),        0,        0, RUN_,             "on",
         "off|on", "shuffle the training data; a new order in each epoch"},
     {"data",       "seed",          "",   SEED_(seed),             0,        0, RUN_ | BOTH_,     "42",
@@ -307,7 +307,8 @@ const OptionRow OPTION_TABLE[] = {
         "SIZE|PATH", "a size (d12, gpt3:c768, llama:135m, qwen3:0.6b, nanochat:d12; speedrun also sets rates and steps), or weights "
         "to start from: a Hugging Face directory, the --out of a run or an llm.c .bin"},
     {"model",      "weights",       "",   CHOICE_(weights),        0,        0, BOTH_,            "last",
-        WORDS_CHOICE(HF_WEIGHTS_WORDS), "weights to read from --model DIR: the last ones, or those of --average, in model_average.safetensors"},
+        WORDS_CHOICE(HF_WEIGHTS_WORDS), "weights to read from --model DIR: the last ones, or the average that "
+        "--average kept in model_average.safetensors"},
     {"model",      "arch",          "",   CHOICE_(arch),           0,        0, AUTO_ | RUN_,     "auto",
         WORDS_CHOICE(ARCHITECTURES), "architecture: which norms, positions, MLP and biases; auto, here and below: from --model, "
         "else gpt2"},
@@ -318,19 +319,20 @@ const OptionRow OPTION_TABLE[] = {
     {"model",      "heads",         "",   INT_(heads),             1,     1024, AUTO_ | RUN_,     "auto",
         "", "attention heads; without --head-size they must divide the channels"},
     {"model",      "kv-heads",      "",   INT_(kv_heads),          1,     1024, AUTO_ | RUN_ | FOLLOWS_, "auto",
-        "", "heads of keys and values, shared by groups of attention heads; auto: one for each"},
+        "", "heads of keys and values, each shared by a group of attention heads; auto: as many as --heads"},
     {"model",      "head-size",     "",   INT_(head_size),         1,    65536, AUTO_ | RUN_ | FOLLOWS_, "auto",
         "channels", "width of a head; auto: channels / heads"},
     {"model",      "hidden",        "",   INT_(hidden),            1,   262144, AUTO_ | RUN_ | FOLLOWS_, "auto",
-        "units", "hidden units of the MLP, or of an expert; auto: 4 x channels; with SwiGLU, which has a second matrix, 8/3 x channels, "
-        "shared by the experts that a token takes"},
+        "units", "hidden units of the MLP, or of an expert; auto: 4 x channels; with SwiGLU, which has a second "
+        "matrix, 8/3 x channels, divided by --experts-used"},
     {"model",      "experts",       "",   INT_(experts),           1,     1024, AUTO_ | RUN_ | FOLLOWS_, "auto",
-        "experts", "for mixtral, qwen3moe, olmoe, glm4moe: MLPs of a block, of which a router chooses for each token; auto: 8; with "
-        "--model DIR of a dense llama, mistral or qwen3, each starts as a copy of its MLP"},
+        "experts", "for mixtral, qwen3moe, olmoe, glm4moe: number of MLPs in a block, among which a router chooses "
+        "for each token; auto: 8; with --model DIR of a dense llama, mistral or qwen3, each starts as a copy of its "
+        "MLP"},
     {"model",      "experts-used",  "",   INT_(experts_used),      1,       16, AUTO_ | RUN_ | FOLLOWS_, "auto",
-        "experts", "experts that a token takes; auto: 2"},
+        "experts", "experts that process a token; auto: 2"},
     {"model",      "shared-hidden", "",   INT_(shared_hidden),     0,   262144, AUTO_ | RUN_ | FOLLOWS_, "auto",
-        "units", "for glm4moe: hidden units of one more expert, which all tokens take; auto: as many as an expert has"},
+        "units", "for glm4moe: hidden units of one more expert, which processes all tokens; auto: --hidden"},
     {"model",      "context",       "",   INT_(context),           1,  1048576, AUTO_ | RUN_,     "auto",
         "tokens", "maximum sequence length of the model"},
     {"model",      "vocab-size",    "",   INT_(vocab_size),        1, 10000000, AUTO_ | RUN_,     "auto",
@@ -340,21 +342,23 @@ const OptionRow OPTION_TABLE[] = {
     {"model",      "rope-base",     "",   FLOAT_(rope_base),       0,    MANY_, AUTO_ | RUN_ | FOLLOWS_, "auto",
         "", "base of the angles of rotary positions (rope_theta); auto: 10000"},
     {"model",      "window",        "",   INT_(window),            0,  1048576, AUTO_ | RUN_ | FOLLOWS_, "auto",
-        "tokens", "for mistral, qwen2, qwen3: a token attends to the last this many tokens, itself included; 0 or auto: to all"},
+        "tokens", "for mistral, qwen2, qwen3: how many tokens a token attends to, itself included; 0 or auto: all"},
     {"model",      "window-pattern", "",  STRING_(window_pattern), 0,        0, RUN_,             "",
-        "LETTERS", "for qwen2, qwen3: the layers with the window, S, and those without, L, as in SSSL, which repeats; the last layer "
-        "is always L; without a pattern: all layers have the window"},
+        "LETTERS", "for qwen2, qwen3: S for a layer with the window, L for one without; the letters repeat (SSSL), "
+        "and the last layer is always L; without a pattern: all layers have the window"},
     {"model",      "softcap",       "",   FLOAT_(softcap),         0,    MANY_, AUTO_ | RUN_ | FOLLOWS_, "auto",
         "", "for nanochat: a logit x becomes softcap * tanh(x / softcap); 0: it stays x; auto: 15"},
     {"model",      "initial-weights", "", CHOICE_(initial_weights), 0,       0, AUTO_ | RUN_ | FOLLOWS_, "auto",
-        WORDS_CHOICE(INITIAL_WORDS), "how a new model's weights start; gpt2: at random, as GPT-2's; zero-out: but the matrices that write into the "
-        "residual stream, and the output layer's own, at zero; auto: zero-out for nanochat, else gpt2"},
+        WORDS_CHOICE(INITIAL_WORDS), "initial weights of a new model; gpt2: random, as in GPT-2; zero-out: the same, "
+        "but projections into the residual stream and an untied output layer start at zero; auto: zero-out for "
+        "nanochat, else gpt2"},
     {"model",      "share-layers",  "",   STRING_(share_layers),   0,        0, RUN_,             "off",
-        "off|all|pairs|loop:K", "layers that share parameters; all: all of them; pairs: each two neighbors; loop:K: K blocks, repeated"},
+        "off|all|pairs|loop:K", "layers that share parameters; all: every layer has the same block; pairs: two in a "
+        "row share one; loop:K: K blocks, repeated"},
 
     {"batch",      "batch",         "b",  INT_(batch),             1,  1048576, AUTO_ | BOTH_ | BASIC_, "auto",
-        "sequences", "micro-batch: sequences per forward and backward pass; with --prompts: texts at a time, auto: 8 on a "
-        "CPU, 32 on a GPU"},
+        "sequences", "micro-batch: sequences per forward and backward pass; with --prompts: how many texts are "
+        "generated at a time, auto: 8 on a CPU, 32 on a GPU"},
     {"batch",      "seq-len",       "t",  INT_(seq_len),           1,  1048576, AUTO_ | RUN_ | BOTH_ | BASIC_, "auto",
         "tokens", "length of a training sequence, at most --context"},
     {"batch",      "seq-len-schedule", "", STRING_(seq_len_schedule), 0,     0, RUN_,             "",
@@ -363,8 +367,8 @@ const OptionRow OPTION_TABLE[] = {
     {"batch",      "total-batch",   "d",  COUNT_(total_batch),     1,     1e12, AUTO_ | MINUS_1_ | RUN_ | BASIC_, "auto",
         "tokens", "batch of one update, a multiple of seq-len; auto: batch x seq-len; more accumulates gradients"},
     {"batch",      "batch-schedule", "",  STRING_(batch_schedule), 0,        0, RUN_,             "",
-        "STEP:TOKENS,...", "batch of one update in up to 8 growing stages, as 0:131072,2000:262144; earlier ones have the learning "
-        "rate times sqrt(batch / last batch); without it: --total-batch"},
+        "STEP:TOKENS,...", "batch of one update in up to 8 growing stages, as 0:131072,2000:262144; in earlier stages "
+        "the learning rate is multiplied by sqrt(batch / last batch); without it: --total-batch"},
     {"batch",      "steps",         "x",  COUNT_(steps),           0,     1e12, AUTO_ | MINUS_1_ | RUN_ | BASIC_, "auto",
         "updates", "length of the run; auto or -1: one epoch; 0: only validate, sample and save"},
     {"batch",      "epochs",        "",   FLOAT_(epochs),          0,    MANY_, RUN_,             "0",
@@ -376,20 +380,21 @@ const OptionRow OPTION_TABLE[] = {
     {"optimizer",  "teacher-quantize", "", CHOICE_(teacher_quantize), 0,     0, RUN_ | NEEDS_(TEACHER), "off",
         WORDS_CHOICE(QUANTIZE_WORDS), "q8_0: the teacher's matrices in 8 bits"},
     {"optimizer",  "distill-weight", "",  FLOAT_(distill_weight),  0,        1, RUN_ | NEEDS_(TEACHER), "0.5",
-        "", "share of the teacher in what training minimizes; the rest is the loss of the text itself"},
+        "", "weight of the teacher in the training loss; the rest is the loss on the text itself"},
     {"optimizer",  "distill-temperature", "", FLOAT_(distill_temperature), 0, 1000, ABOVE_ | RUN_ | NEEDS_(TEACHER), "1",
         "", "divides the logits of both models before their predictions are compared; above 1: unlikely tokens count more"},
 
     {"optimizer",  "freeze",        "",   STRING_(freeze),         0,        0, RUN_,             "",
-        "LIST", "parameters that training leaves unchanged: names such as wte, '*b', ln1? or Hugging Face's h.0.attn.c_attn, or embeddings, "
-        "blocks, attention, mlp, norms; with [2] or [0-5] only in these blocks; without it: none"},
+        "LIST", "parameters that training leaves unchanged: names such as wte, '*b', ln1? or Hugging Face's "
+        "h.0.attn.c_attn, or embeddings, blocks, attention, mlp, norms; [2] or [0-5] behind a name: only in these "
+        "blocks; without it: none"},
     {"optimizer",  "optimizer",     "",   CHOICE_(optimizer),      0,        0, RUN_,             "adamw",
         WORDS_CHOICE(OPTIMIZER_WORDS), "update rule: adamw; adamw8bit: its state in 8 bits; adafactor: hardly any "
-        "state; muon, soap: for matrices, adamw for the rest; lion: half the state; sgd: the gradient itself; "
+        "state; muon, soap: for matrices, with adamw for the rest; lion: half the state; sgd: the gradient itself; "
         "dev/doc/optimizers.md compares them"},
     {"optimizer",  "lr",            "l",  FLOAT_(lr),              0,       10, AUTO_ | ABOVE_ | RUN_ | BASIC_, "auto",
-        "", "peak learning rate; auto: 6e-4 x 768 / channels at 524288 tokens per update, less for fewer; a tenth "
-        "of that when training starts from the weights of --model; sgd: 400 times as much"},
+        "", "peak learning rate; auto: 6e-4 x 768 / channels at 524288 tokens per update, less for fewer; a tenth of "
+        "it when training starts from the weights of --model; sgd: 400 times as much"},
     {"optimizer",  "warmup",        "u",  INT_(warmup),            0,    MANY_, AUTO_ | RUN_,     "auto",
         "steps", "steps over which the learning rate rises to its peak"},
     {"optimizer",  "final-lr-frac", "q",  FLOAT_(final_lr_frac),   0,        1, RUN_ | NEEDS_(DECAYING), "0",
@@ -397,9 +402,10 @@ const OptionRow OPTION_TABLE[] = {
     {"optimizer",  "schedule",      "k",  CHOICE_(schedule),       0,        0, RUN_,             "cosine",
         WORDS_CHOICE(SCHEDULE_WORDS), "shape of the learning rate after warmup"},
     {"optimizer",  "decay-steps",   "",   COUNT_(decay_steps),     0,     1e12, AUTO_ | RUN_ | NEEDS_(WSD), "auto",
-        "steps", "for wsd: last steps of the run, in which the rate falls; 0: it never does; auto: a fifth of --steps"},
+        "steps", "for wsd: number of steps at the end in which the rate falls; 0: it never falls; auto: a fifth of "
+        "--steps"},
     {"optimizer",  "decay-shape",   "",   CHOICE_(decay_shape),    0,        0, RUN_ | NEEDS_(WSD), "sqrt",
-        WORDS_CHOICE(DECAY_WORDS), "for wsd: shape of that fall: 1 - sqrt(t) or 1 - t, for t from 0 to 1"},
+        WORDS_CHOICE(DECAY_WORDS), "for wsd: shape of the fall: 1 - sqrt(t) or 1 - t, for t from 0 to 1"},
     {"optimizer",  "weight-decay",  "c",  FLOAT_(weight_decay),    0,       10, AUTO_ | RUN_,     "auto",
         "", "decoupled weight decay, on matrices only; auto: 0.1; sgd: 0"},
     {"optimizer",  "cautious-decay", "",  SWITCH_(cautious_decay), 0,        0, RUN_ | NEEDS_(DECAY), "off",
@@ -418,20 +424,21 @@ const OptionRow OPTION_TABLE[] = {
     {"optimizer",  "head-lr-scale", "",   FLOAT_(head_lr_scale),   0,    MANY_, RUN_ | NEEDS_(OWN_HEAD), "1",
         "", "factor of --lr for the matrix of --own-head"},
     {"optimizer",  "z-loss",        "",   FLOAT_(z_loss),          0,        1, RUN_,             "0",
-        "", "also minimize this times the square of the logits' log-sum-exp, which keeps them small; 1e-4 is usual"},
+        "", "weight of a loss that keeps logits small: the square of their log-sum-exp; 1e-4 is usual"},
     {"optimizer",  "router-balance", "",  FLOAT_(router_balance),  0,        1, RUN_ | NEEDS_(EXPERTS), "0.01",
-        "", "with experts: weight of a loss that is least if all experts of a block get the same tokens"},
+        "", "with experts: weight of a loss that is least if all experts of a block get equally many tokens"},
     {"optimizer",  "router-z",      "",   FLOAT_(router_z),        0,        1, RUN_ | NEEDS_(EXPERTS), "0.001",
-        "", "with experts: as --z-loss, for the logits of the router"},
+        "", "with experts: like --z-loss, for the router's logits"},
     {"optimizer",  "sgd-momentum",  "",   FLOAT_(sgd_momentum),    0,        1, BELOW_ | RUN_ | NEEDS_(SGD), "0.9",
-        "", "for sgd: share of the last update that is added to the next; 0: no state at all"},
+        "", "for sgd: fraction of the last update that is added to the next; 0: no state at all"},
     {"optimizer",  "adafactor-beta1", "", FLOAT_(adafactor_beta1), 0,        1, BELOW_ | RUN_ | NEEDS_(ADAFACTOR), "0",
         "", "for adafactor: decay of a running mean of updates; 0: no mean, and no memory for it"},
     {"optimizer",  "mup",           "",   STRING_(mup),            0,        0, RUN_,             "",
-        "CHANNELS:LAYERS", "train like a model of this size, as 256:4, at its learning rate (muP and CompleteP): sets first "
-        "values, rates, decay and eps of each parameter"},
+        "CHANNELS:LAYERS", "train at the learning rate of a small model of this size, as 256:4 (muP and CompleteP): "
+        "sets the initial values, rate, decay and eps of each parameter"},
     {"optimizer",  "adafactor-scale", "", SWITCH_(adafactor_scale), 0,       0, RUN_ | NEEDS_(ADAFACTOR), "off",
-        "off|on", "for adafactor: updates relative to the size of a parameter, and a rate of at most 1 / sqrt(update)"},
+        "off|on", "for adafactor: updates relative to the size of the parameter, with a rate of at most 1 / "
+        "sqrt(update)"},
     {"optimizer",  "matrix-lr",     "",   FLOAT_(matrix_lr),       0,       10, ABOVE_ | RUN_ | NEEDS_(MUON), "0.02",
         "", "for muon: peak learning rate of the blocks' matrices; everything else uses --lr"},
     {"optimizer",  "matrix-weight-decay", "", FLOAT_(matrix_weight_decay), 0, 10, RUN_ | NEEDS_(MUON), "0.05",
@@ -440,24 +447,24 @@ const OptionRow OPTION_TABLE[] = {
         WORDS_CHOICE(MUON_SCALE_WORDS), "for muon: size of an update; spectral: by the shape of the matrix; rms: as large as AdamW's, "
         "so that AdamW's rate and decay apply"},
     {"optimizer",  "muon-rows",     "",   SWITCH_(muon_rows),      0,        0, RUN_ | NEEDS_(MUON), "off",
-        "off|on", "for muon: give the rows of an update the same size, by a running mean of their squares (NorMuon)"},
+        "off|on", "for muon: equalize the rows of an update by a running mean of their squares (NorMuon)"},
     {"optimizer",  "soap-every",    "",   INT_(soap_every),        1,    MANY_, RUN_ | NEEDS_(SOAP), "10",
-        "updates", "for soap: updates from one renewal of the eigenbases to the next"},
+        "updates", "for soap: updates between renewals of the eigenbases"},
     {"optimizer",  "soap-max-side", "",   INT_(soap_max_side),     0,    65536, RUN_ | NEEDS_(SOAP), "4096",
-        "", "for soap: longest side of a matrix that has an eigenbasis; 0: none has"},
+        "", "for soap: longest side of a matrix that gets an eigenbasis; 0: none does"},
     {"optimizer",  "average",       "",   STRING_(average),        0,        0, 0,                "off",
-        "off|ema:D", "average the weights, beside the training: ema:0.999: each update counts 0.999 times as much as the next; "
-        "validations also show its loss, and checkpoints have it (--weights)"},
+        "off|ema:D", "also keep an average of the weights; ema:0.999: each update counts 0.999 times as much as the "
+        "next one; validations also show the loss of the average, and checkpoints contain it (--weights)"},
     {"optimizer",  "grad-clip",     "",   FLOAT_(grad_clip),       0,    MANY_, RUN_,             "1",
         "", "maximum norm of the whole gradient; 0: no clipping"},
     {"optimizer",  "skip-loss-z",   "sl", FLOAT_(skip_loss_z),     0,    MANY_, RUN_,             "0",
-        "sigma", "skip an update whose loss is this many standard deviations above its recent mean; 0: never"},
+        "sigma", "skip updates whose loss is this many standard deviations above its recent mean; 0: never"},
     {"optimizer",  "skip-grad-z",   "sg", FLOAT_(skip_grad_z),     0,    MANY_, RUN_,             "0",
         "sigma", "the same for its gradient norm; 0: never"},
     {"optimizer",  "max-skips",     "",   INT_(max_skips),         1,  1000000, NEEDS_(SKIPS), "10",
-        "updates", "the run has diverged after this many updates in a row with a NaN or an infinity"},
+        "updates", "count the run as diverged after this many updates in a row with a NaN or an infinity"},
     {"optimizer",  "max-loss-rise", "",   FLOAT_(max_loss_rise),   0,    MANY_, 0,                "0",
-        "nats", "the run has diverged when the mean loss of 128 updates is this far above its minimum; 0: never"},
+        "nats", "count the run as diverged when the mean loss of 128 updates is this far above its minimum; 0: never"},
     {"optimizer",  "on-divergence", "",   CHOICE_(on_divergence),  0,        0, 0,                "skip",
         WORDS_CHOICE(DIVERGENCE_WORDS), "skip: skip updates with a NaN, stop when the run has diverged; stop: stop at "
         "a NaN; rollback: when diverged, restore a checkpoint and skip the data after it"},
@@ -465,11 +472,11 @@ const OptionRow OPTION_TABLE[] = {
     {"evaluation", "eval-every",    "v",  INT_(eval_every),        0,    MANY_, AUTO_,            "auto",
         "steps", "steps between validations; 0: never; auto: a tenth of the run, at most 1000"},
     {"evaluation", "eval-batches",  "m",  INT_(eval_batches),      0,    MANY_, AUTO_ | NEEDS_(VALIDATION), "auto",
-        "micro-batches", "micro-batches per validation; 0: the whole validation set; auto: its first 20,480 tokens, on a GPU 1,048,576, "
-        "whatever --batch is"},
+        "micro-batches", "micro-batches per validation; 0: the whole validation set; auto: its first 20,480 tokens, "
+        "on a GPU 1,048,576, for any --batch"},
     {"evaluation", "patience",      "",   INT_(patience),          0,    MANY_, NEEDS_(NEW_BEST), "0",
-        "validations", "end the run early, as at its last step, after this many validations in a row without a new best; "
-        "0: never"},
+        "validations", "end the run early, as if at its last step, after this many validations in a row without a new "
+        "best; 0: never"},
     {"evaluation", "sample-every",  "s",  INT_(sample_every),      0,    MANY_, AUTO_ | NEEDS_(SAMPLING), "auto",
         "steps", "steps between samples; 0: never; auto: only at the end"},
     {"evaluation", "sample-tokens", "g",  INT_(sample_tokens),     1,    MANY_, AUTO_ | NEEDS_(SAMPLES), "auto",
@@ -510,9 +517,9 @@ const OptionRow OPTION_TABLE[] = {
     {"texts",      "interactive",   "",   FLAG_(interactive),      0,        0, TEXTS_ | ONCE_ | BASIC_, "off",
         "off|on", "read prompts from the terminal, one per line, and continue each; end with Ctrl-D"},
     {"texts",      "chat",          "",   CHOICE_(chat),           0,        0, AUTO_ | RUN_ | BOTH_, "auto",
-        WORDS_CHOICE(CHAT_WORDS), "with --interactive: talk in turns; each line is a message, and its answer is kept for the next one; "
-        "auto: on for a model that has learned chats (chat_template.jinja). A format, here and for training data with "
-        "chats, is used in place of the one of the model's template or vocabulary"},
+        WORDS_CHOICE(CHAT_WORDS), "with --interactive: talk in turns; each line is a message, and its answer is kept "
+        "for the next one; auto: on for a model that has learned chats (chat_template.jinja). A format, here and for "
+        "training data with chats, replaces the one of the model's template or vocabulary"},
     {"texts",      "system",        "",   STRING_(system),         0,        0, TEXTS_ | ONCE_,    "",
         "TEXT", "first message of a chat, which says how to answer"},
     {"texts",      "suffix",        "",   STRING_(suffix),         0,        0, TEXTS_ | ONCE_,    "",
@@ -522,7 +529,7 @@ const OptionRow OPTION_TABLE[] = {
     {"texts",      "out-texts",     "",   STRING_(out_texts),      0,        0, TEXTS_ | ONCE_ | WRITES_(ONE), "",
         "FILE", "write the texts of --prompts to this file, as JSON lines with prompt, text, tokens and stop"},
     {"texts",      "tokens",        "",   INT_(tokens),            1,    MANY_, TEXTS_ | ONCE_,    "256",
-        "tokens", "maximum length of a text; it ends earlier if its document ends"},
+        "tokens", "maximum length of a text; it is shorter if its document ends"},
     {"texts",      "stop",          "",   LIST_(stop),             0,        0, TEXTS_ | ONCE_,    "",
         "TEXT", "end a text before this string; may be given several times; --stop-run stops a run"},
     {"texts",      "quantize",      "",   CHOICE_(quantize),       0,        0, ONCE_ | BOTH_,    "off",
@@ -532,14 +539,15 @@ const OptionRow OPTION_TABLE[] = {
     {"output",     "out",           "o",  STRING_(out),            0,        0, ONCE_ | EACH_ | READS_(RUNS) | WRITES_(RUNS) | BASIC_, "",
         "DIR", "directory for logs, checkpoints and the loss curve (curve.svg); without it: no files"},
     {"output",     "save-every",    "n",  INT_(save_every),        0,    MANY_, AUTO_ | NEEDS_(SAVES), "auto",
-        "steps", "steps between checkpoints; the last step is saved, too; auto: the last, and every --save-minutes, if --out "
-        "is given; 0: none"},
+        "steps", "steps between checkpoints, besides the last step; auto: every --save-minutes if --out is given; 0: "
+        "no checkpoints"},
     {"output",     "save-minutes",  "",   FLOAT_(save_minutes),    0,    MANY_, NEEDS_(TIMED_SAVES), "15",
         "minutes", "minutes between the checkpoints of --save-every auto; 0: only the last step"},
     {"output",     "keep",          "nk", INT_(keep),              0,    MANY_, AUTO_ | NEEDS_(OUT), "auto",
-        "checkpoints", "keep only the n newest of the run; 0: all; auto: all, but only the 2 newest of --save-minutes and of stops"},
+        "checkpoints", "keep only the n newest of the run; 0: all; auto: all, but only the 2 newest among those saved "
+        "by --save-minutes or when a run was stopped"},
     {"output",     "keep-major",    "nm", INT_(keep_major),        0,    MANY_, NEEDS_(OUT), "0",
-        "steps", "never delete checkpoints at multiples of this; 0: no such exception"},
+        "steps", "never delete checkpoints at multiples of this; 0: no exception"},
     {"output",     "keep-best",     "",   SWITCH_(keep_best),      0,        0, NEEDS_(DIRECTORY), "off",
         "off|on", "save at each validation that is the best so far, and never delete the best checkpoint, whatever --keep says"},
     {"output",     "model-file-gb", "",   FLOAT_(model_file_gb),   0,    MANY_, ABOVE_ | NEEDS_(OUT), "5",
@@ -563,27 +571,29 @@ const OptionRow OPTION_TABLE[] = {
     {"output",     "tensorboard",   "",   SWITCH_(tensorboard),    0,        0, NEEDS_(DIRECTORY), "off",
         "off|on", "also log for TensorBoard, in the directory tensorboard in --out"},
     {"output",     "log-every",     "",   INT_(log_every),         1,    MANY_, AUTO_,            "auto",
-        "steps", "print every n-th step on the screen and in main.log; auto: all in main.log, a hundred on the screen, "
-        "one more after half a minute of silence, and on a terminal always the last; log.jsonl has every step"},
+        "steps", "print every n-th step on the screen and in main.log; auto: all in main.log, about a hundred on the "
+        "screen, another after half a minute of silence, and on a terminal always the last one; log.jsonl has every "
+        "step"},
     {"output",     "quiet",         "",   SWITCH_(quiet),          0,        0, ONCE_,            "off",
         "off|on", "print only errors, warnings, the results of tasks and the summary"},
     {"output",     "overfit",       "a",  SWITCH_(overfit),        0,        0, RUN_,             "off",
-        "off|on", "train on the first batch only; the loss goes to 0"},
+        "off|on", "train on the first batch only, so that the loss falls towards 0"},
 
     {"memory, speed", "recompute",  "r",  CHOICE_(recompute),      0,        0, AUTO_,            "auto",
-        WORDS_CHOICE(RECOMPUTE_WORDS), "activations to recompute instead of storing: 0 none, 1 the MLP's activation function, 2 also norms, "
-        "mlp also the matmul before that function, 3 whole blocks; "
-        "auto: 1 on a CPU, the lowest that fits into memory on a GPU"},
+        WORDS_CHOICE(RECOMPUTE_WORDS), "activations to recompute instead of storing: 0 none, 1 the MLP's activation "
+        "function, 2 also the norms, mlp also the matmul before the activation function, 3 whole blocks; auto: 1 on a "
+        "CPU, the lowest that fits into memory on a GPU"},
     {"memory, speed", "fit",        "",   FLOAT_(fit),             0,    MANY_, AUTO_ | ONCE_,    "0",
         "GiB", "fit into this much memory: try --batch and its divisors, levels of --recompute, on a GPU also "
         "--offload-optimizer host, the fastest first; updates are identical up to rounding; auto: all free memory; 0: off"},
     {"memory, speed", "threads",    "",   INT_(threads),           0, LIMITS_MAX_THREADS, CPU_ | ONCE_ | BOTH_ | EACH_, "0",
-        "threads", "CPU threads of a process; 0: OMP_NUM_THREADS, else its share of this job's cores"},
+        "threads", "CPU threads of a process; 0: OMP_NUM_THREADS, or else its share of this job's cores"},
     {"memory, speed", "matmul",     "",   CHOICE_(matmul),         0,        0, RUN_ | BOTH_,     "fp32",
-        WORDS_CHOICE(MATMUL_WORDS), "precision of the inputs of matmuls and attention; bf16: rounded to bf16, with sums and everything else "
-        "in fp32; fp8: matmuls of qkv and of the MLP, in training, rounded to E4M3 with a scale a row, without those of the weights' "
-        "gradients; auto: bf16 if this machine has fast instructions for it; a GPU, for which only fp8 counts, needs compute "
-        "capability 9.0, and otherwise multiplies in the type that its trainer was built for"},
+        WORDS_CHOICE(MATMUL_WORDS), "precision of the inputs of matmuls and attention; bf16: rounded to bf16, with "
+        "sums and everything else in fp32; fp8: in training, the matmuls of qkv and the MLP are rounded to E4M3 with "
+        "a scale per row, except for the gradients of weights; auto: bf16 if this machine has fast instructions for "
+        "it; a GPU, for which only fp8 counts, needs compute capability 9.0, and otherwise multiplies in the type "
+        "that its trainer was built for"},
     {"memory, speed", "logits-chunk", "", INT_(logits_chunk),      1,    MANY_, AUTO_ | GPU_,     "auto",
         "tokens", "tokens whose logits are in memory at a time; auto: a micro-batch, or the largest part of it that fits"},
     {"memory, speed", "offload-optimizer", "", CHOICE_(offload_optimizer), 0, 0, GPU_,           "off",
@@ -635,42 +645,44 @@ const OptionRow OPTION_TABLE[] = {
     {"processes",  "fs-path",       "pf", STRING_(fs_path),        0,        0, ONCE_ | EACH_ | READS_(SCRATCH) | WRITES_(SCRATCH), "",
         "DIR", "directory on a file system that all machines share, for --init fs; without it: --out"},
     {"processes",  "tensor-parallel", "tp", INT_(tensor_parallel), 1,     1024, ONCE_ | BOTH_,    "1",
-        "processes", "processes that divide the matrices of each layer among themselves; best neighbors on one machine"},
+        "processes", "processes that divide the matrices of each layer among themselves; best on one machine"},
     {"processes",  "tensor-slices", "",   INT_(tensor_slices),     1,     1024, AUTO_ | BOTH_ | FOLLOWS_, "auto",
         "slices", "slices of these matrices: a run with the same slices has the same bits for any --tensor-parallel; auto: one for "
         "each process of --tensor-parallel at the first start"},
     {"processes",  "context-parallel", "cp", INT_(context_parallel), 1,   1024, ONCE_,            "1",
         "processes", "processes that divide the tokens of each sequence"},
     {"processes",  "expert-parallel", "ep", INT_(expert_parallel), 1,     1024, ONCE_,            "1",
-        "processes", "of those that share micro-batches: neighbors that divide the experts of each layer among themselves"},
+        "processes", "processes that divide the experts of each layer among themselves; they are neighbors among "
+        "those that share micro-batches"},
     {"processes",  "pipeline-parallel", "pp", INT_(pipeline_parallel), 1, 1000, ONCE_,            "1",
         "stages", "stages that divide the layers among themselves"},
     {"processes",  "pipeline-layers", "", STRING_(pipeline_layers), 0,       0, ONCE_ | NEEDS_(STAGES), "",
-        "LIST", "layers of each stage, as 9,9,8,6; without it: so that the slowest stage is as fast as possible"},
+        "LIST", "layers of each stage, as 9,9,8,6; without it: a division whose slowest stage is as fast as possible"},
     {"processes",  "zero",          "z",  INT_(zero),              0,        3, AUTO_ | ONCE_,    "auto",
-        "", "divided among the processes: 0 nothing, 1 the optimizer's state, 2 also gradients, 3 also parameters; "
-        "auto: 2 for several processes, 1 with --pipeline-parallel"},
+        "", "what processes divide among themselves: 0 nothing, 1 the optimizer's state, 2 also gradients, 3 also "
+        "parameters (GPUs only); auto: 2 for several processes, 1 with --pipeline-parallel"},
     {"processes",  "shard-ranks",   "",   INT_(shard_ranks),       1,  1048576, AUTO_ | GPU_ | ONCE_, "auto",
         "processes", "processes that share one copy of what --zero divides; auto: those of a machine, or all if machines differ"},
     {"processes",  "node-gbps",     "",   FLOAT_(node_gbps),       0,    MANY_, AUTO_ | ABOVE_ | ONCE_ | NEEDS_(PLANNING), "auto",
-        "GB/s", "for --plan and --fit: bytes that a process can send within its machine, while it receives as many; auto: 300 on "
+        "GB/s", "for --plan and --fit: bandwidth within a machine, for sending while receiving as much; auto: 300 on "
         "GPUs (NVLink 4), 10 on CPUs; dev/bench/multi_gpu.sh measures them"},
     {"processes",  "net-gbps",      "",   FLOAT_(net_gbps),        0,    MANY_, AUTO_ | ABOVE_ | ONCE_ | NEEDS_(PLANNING), "auto",
-        "GB/s", "the same to other machines; auto: 42 on GPUs (a card of 400 Gb/s for each), 2.5 on CPUs (25 Gb/s)"},
+        "GB/s", "the same between machines; auto: 42 on GPUs (a card of 400 Gb/s for each), 2.5 on CPUs (25 Gb/s)"},
     {"processes",  "timeout",       "",   INT_(timeout),           1,    MANY_, ONCE_ | EACH_,    "50",
         "seconds", "abort a multi-process run after this long without progress; at least 5 times the longest step"},
 
     {"reports",    "report",        "",   STRING_(report),         0,        0, ONCE_ | READS_(RUNS), "",
-        "RUNS", "write a page about finished or running runs, and exit: their directories or logs, separated by commas"},
+        "RUNS", "write a page of plots about runs, finished or not, and exit; their directories or logs, separated by "
+        "commas"},
     {"reports",    "out-html",      "",   STRING_(out_html),       0,        0, ONCE_ | WRITES_(ONE), "",
         "FILE", "file for the page of --report; without it: report.html in the first run's directory"},
     {"reports",    "compare",       "",   STRING_(compare),        0,        0, ONCE_ | READS_(RUNS), "",
         "RUNS", "print the results of runs side by side, and exit"},
     {"reports",    "follow",        "",   STRING_(follow),         0,        0, ONCE_ | READS_(RUNS), "",
-        "DIR", "show the run that writes in this directory, its --out: loss curve, last update and sample, until q; not on a terminal: "
-        "lines, until the run ends"},
+        "DIR", "show the run with this --out: loss curve, last update and sample, until you press q; not on a "
+        "terminal: a line for each event, until the run ends"},
     {"reports",    "stop-run",      "",   STRING_(stop_run),       0,        0, ONCE_ | READS_(RUNS) | WRITES_(RUNS), "",
-        "DIR", "ask the run that writes in this directory, its --out, to save and end, wait for it, and exit; also from another "
+        "DIR", "ask the run with this --out to save and end, wait until it has, and exit; also works from another "
         "machine that shares the directory"},
 
     {"other",      "config",        "",   STRING_(config),         0,        0, ONCE_ | BOTH_ | READS_(ONE) | EACH_ | LINE_, "",

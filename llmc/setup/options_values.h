@@ -109,8 +109,14 @@ const char* option_wanted(const OptionRow* row, char buffer[OPTION_TEXT_BYTES]) 
     case OPTION_FLAG:
         return "";
     default:
-        snprintf(buffer, OPTION_TEXT_BYTES, "%s%.15g to %s%.15g%s%s", row->flags & ABOVE_ ? "above " : "",
-                 row->min, row->flags & BELOW_ ? "below " : "", row->max, *row->unit ? " " : "", row->unit);
+        if (row->flags & (ABOVE_ | BELOW_)) {
+            snprintf(buffer, OPTION_TEXT_BYTES, "a number %s %.5g and %s %.5g%s%.4s",
+                     row->flags & ABOVE_ ? "above" : "of at least", row->min,
+                     row->flags & BELOW_ ? "below" : "at most", row->max, *row->unit ? " " : "", row->unit);
+            return buffer;
+        }
+        snprintf(buffer, OPTION_TEXT_BYTES, "%.15g to %.15g%s%s", row->min, row->max, *row->unit ? " " : "",
+                 row->unit);
         return buffer;
     }
 }
@@ -120,8 +126,13 @@ const char* option_wanted_briefly(const OptionRow* row, char buffer[OPTION_TEXT_
     if (row->type == OPTION_SEED) {
         return "any";
     }
-    if (!is_number || (row->max != OPTION_UNLIMITED && row->max < 1e12)) {
+    if (!is_number) {
         return option_wanted(row, buffer);
+    }
+    if (row->max != OPTION_UNLIMITED && row->max < 1e12) {
+        snprintf(buffer, OPTION_TEXT_BYTES, "%s%.15g to %s%.15g%s%s", row->flags & ABOVE_ ? "above " : "",
+                 row->min, row->flags & BELOW_ ? "below " : "", row->max, *row->unit ? " " : "", row->unit);
+        return buffer;
     }
     snprintf(buffer, OPTION_TEXT_BYTES, "%s %.15g%s%s", row->flags & ABOVE_ ? ">" : ">=", row->min,
              *row->unit ? " " : "", row->unit);

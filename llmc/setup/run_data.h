@@ -219,6 +219,7 @@ void run_data_close(RunData* data);
 #include "llmc/base/xxh64.h"
 #include "llmc/data/packing.h"
 #include "llmc/data/encoded_text.h"
+#include "llmc/data/opening.h"
 #include "llmc/data/token_files.h"
 #include "llmc/tokenizer/bpe.h"
 #include "llmc/tokenizer/bpe_encode.h"
@@ -394,7 +395,7 @@ void run_data_open_tokenizer(RunData* data, Settled* s, const char* model_path) 
         }
         CHECK(!is_text || data->tokenizer.encoder, "text cannot be encoded%s%s",
               data->tokenizer.decode_only ? ", only decoded: "
-                                          : ": the tokenizer only knows the words of its list",
+                                          : ": the tokenizer knows only the words of its list",
               data->tokenizer.decode_only ? data->tokenizer.decode_only : "");
     }
 }
@@ -472,7 +473,9 @@ int run_data_try_prompt(int* ids, int* count, int max, const RunData* data, cons
     size_t tokens;
     int* encoded = (int*)check_alloc(tokenizer_most_ids(&data->tokenizer, bytes), sizeof(int), "prompt");
     int ok = tokenizer_try_encode(&data->tokenizer, text, bytes, encoded, &tokens, error);
-    if (ok && tokens + start > (size_t)max) {
+    if (!ok) {
+        opening_add_known(error, &data->tokenizer);
+    } else if (tokens + start > (size_t)max) {
         ok = error_set(error, "prompt", "%zu tokens; wanted at most %d, %s", tokens, max - (int)start,
                        start ? "one less than the sequence length" : "the sequence length");
     }

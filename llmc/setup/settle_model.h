@@ -286,6 +286,29 @@ static void settle_check_sizes_(ModelConfig cfg) {
     }
 }
 
+// Marks options that this architecture leaves no choice. A resumed run has their values from its
+// checkpoint, where they are not "auto".
+static void settle_mark_fixed_(Options* o, Arch arch) {
+    const Architecture* kinds = model_architecture(arch);
+    const struct {
+        const char* name;
+        int is_fixed;
+    } options[] = {
+        {"kv-heads", arch == ARCH_GPT2},
+        {"head-size", arch == ARCH_GPT2},
+        {"hidden", arch == ARCH_GPT2},
+        {"own-head", arch == ARCH_GPT2},
+        {"softcap", kinds->softcap == 0},
+        {"window", kinds->windows == WINDOWS_NONE},
+        {"rope-base", kinds->positions != POSITIONS_ROPE},
+    };
+    for (size_t i = 0; i < sizeof(options) / sizeof(options[0]); i++) {
+        if (options[i].is_fixed) {
+            options_mark_fixed(o, options[i].name);
+        }
+    }
+}
+
 ModelConfig settle_model(Options* options, const RunData* data, const char* path, ModelConfig found) {
     const int insists = options->vocab_size != OPTION_AUTO; // also true for a run that resumes
     ModelConfig cfg = settle_base_(options, data, path, found);
@@ -307,6 +330,7 @@ ModelConfig settle_model(Options* options, const RunData* data, const char* path
     settle_softcap_(options, &cfg, path);
     cfg.share = settle_share_layers_(options);
     settle_initial_(options, &cfg, path);
+    settle_mark_fixed_(options, cfg.arch);
     settle_check_vocab_(options, data, path, insists);
     settle_check_sizes_(cfg);
     return cfg;

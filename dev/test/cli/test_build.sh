@@ -76,6 +76,14 @@ test_nvcc_flags() {
     check "from the environment: $(grep -c ccbin <<<"$calls")" grep -q '\./compiler -ccbin g++-12 -std=c++17 .* -gencode arch=compute_90a,code=sm_90a ' <<<"$calls"
 }
 
+test_missing_nvcc() {
+    local calls=$(wc -l <calls)
+    check "the GPU trainer without nvcc ends" eval '! build train_gpt2cu NVCC=no_such_nvcc >stdout 2>stderr'
+    check "says what to do: $(head -n 1 stderr)" grep -q 'no no_such_nvcc here; wanted the CUDA toolkit' stderr
+    check "and without a GPU" grep -q 'make sim' stderr
+    check "before it compiles anything" [ "$calls" = "$(wc -l <calls)" ]
+}
+
 test_commit() {
     command -v git >/dev/null || { echo "skipped: $name: git is missing"; return; }
     commit() { git -c user.name=x -c user.email=x@x.org commit -q --allow-empty -m "$1"; }
@@ -125,6 +133,7 @@ test_help() {
 
 test_flags
 test_nvcc_flags
+test_missing_nvcc
 test_commit
 test_install
 test_run

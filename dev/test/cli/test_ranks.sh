@@ -627,7 +627,7 @@ test_drift() {
         FAULT_POW_AT=3 "${run[@]}" --eval-every 4 --eval-batches 1
     differs "other weights at a save" "the ranks disagree about the parameters after step 6" FAULT_POW_AT=3 "${run[@]}" --eval-every 0
     check "and it is not saved" [ ! -e drift/step_00000006 ]
-    differs "another learning rate" "step 5: rank 2 judged the step before otherwise than rank 0" FAULT_COS_FROM=36 "${run[@]}" --eval-every 0
+    differs "another learning rate" "step 5: rank 2 reached a different verdict on the previous step than rank 0" FAULT_COS_FROM=36 "${run[@]}" --eval-every 0
 }
 
 # byte_of TENSOR OUT: where the tensor begins in the model of step 1.

@@ -57,6 +57,19 @@ stops() {
 
 called() { [ "$(tr '\n' ';' <calls)" = "$1" ]; }
 
+test_last_line() {
+    mkdir -p out/step_00000005 out/step_00000010 out/step_00000020.part
+    echo 137 >statuses
+    "$script" ./mpirun -n 2 ./trainer --out out >stdout 2>stderr
+    check "a rank was killed: $(tail -n 1 stderr)" grep -q 'status 137; the newest checkpoint is out/step_00000010,' stderr
+    echo 1 >statuses
+    "$script" ./trainer --out=nowhere >stdout 2>stderr
+    check "no checkpoint: no line" [ ! -s stderr ]
+    echo 2 >statuses
+    "$script" ./trainer --out out >stdout 2>stderr
+    check "a wrong option: no line" [ ! -s stderr ]
+}
+
 test_repeats() {
     runs "75 75 0"
     check "stopped twice, then done: exit status $status" [ $status = 0 ]
@@ -88,6 +101,7 @@ test_signals() {
     check "USR1 saves, and does not stop: $(<calls)" called "start;save;stop by TERM;"
 }
 
+test_last_line
 test_repeats
 test_signals
 check_done

@@ -103,7 +103,7 @@ refused() {
 }
 refused 'needs a directory: --offload-path$' --offload-optimizer disk
 refused 'needs --offload-optimizer disk$' --offload-path nowhere
-refused '--recompute 2; wanted --recompute 3, which keeps nothing else of a block$' --offload-residuals on --recompute 2
+refused '--recompute 2; wanted --recompute 3, which stores nothing else of a block$' --offload-residuals on --recompute 2
 refused 'offload-optimizer; wanted only one of them$' --update-in-backward on --offload-optimizer host
 refused 'wanted --graph off$' --update-in-backward on --graph on
 refused '--hidden 20: .* on a GPU wanted a multiple of 8$' --arch mixtral --hidden 20

@@ -14,6 +14,7 @@ run=(--layers 2 --channels 16 --heads 2 --seq-len 16 --batch 2 --steps 6 --save-
 good training "${run[@]}" --out whole
 check "a log of 6 updates: $(values train step whole/log.jsonl | tail -n 1)" [ "$(values train step whole/log.jsonl | tail -n 1)" = 6 ]
 good "continuing" --resume whole/step_00000003 --out rest
+check "a GPT-2's command has no options of other models" [ "$(grep -c -e --rope-base -e --hidden -e --softcap stdout)" = 0 ]
 check "a resumed run ends with the same bits" cmp whole/step_00000006/model.safetensors rest/step_00000006/model.safetensors
 runs "writing" --model whole/step_00000006 --prompt "Once" --tokens 5
 check "a sample: $(head -c 80 stdout)" grep -q Once stdout

@@ -118,7 +118,7 @@ bad 1 "none: cannot read the teacher: No such file" "${small[@]}" --teacher none
 bad 2 "--distill-weight 0.1 needs --teacher" "${small[@]}" --distill-weight 0.1
 bad 2 "--distill-temperature 3 needs --teacher" "${small[@]}" --distill-temperature 3
 bad 2 "--teacher-quantize q8_0 needs --teacher" "${small[@]}" --teacher-quantize q8_0
-bad 2 "--distill-temperature 0: wanted above 0" "${small[@]}" --teacher big --distill-temperature 0
+bad 2 "--distill-temperature 0: wanted a number above 0" "${small[@]}" --teacher big --distill-temperature 0
 bad 2 "--distill-weight 1.5: wanted 0 to 1" "${small[@]}" --teacher big --distill-weight 1.5
 bad 2 "--seq-len is 64; wanted at most the context of --teacher big, 32 tokens" "${tiny[@]}" "${how[@]}" --steps 1 --seq-len 64
 bad 2 "--teacher $fixtures/llama has a vocabulary of 61; wanted at least the model's" "${small[@]}" --teacher "$fixtures/llama"

@@ -183,6 +183,7 @@ TEST(bestfit_example) {
     tokens_open_memory(&stream, tokens, n, V, "example");
     rows_open(&rows, &stream, PACK_BESTFIT, 10, EOT, DOCUMENT_MASK_OFF, NULL);
     EXPECT(rows.count == 6, "%d rows", (int)rows.count);
+    EXPECT(rows_count_cut(&rows) == 1, "%d documents are cut", (int)rows_count_cut(&rows));
     for (uint64_t k = 0; k < rows.count && k < 6; k++) {
         uint64_t piece, end;
         rows_pieces_(&rows, k, &piece, &end);

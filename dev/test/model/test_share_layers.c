@@ -138,7 +138,7 @@ TEST(freeze) {
         EXPECT(freeze_check_shared(&freeze, cfg, error) == cases[i].is_good, "%s: %s: %s", cases[i].share,
                cases[i].list, error);
         EXPECT(cases[i].is_good ||
-                   strstr(error, "is the same one (--share-layers); wanted both frozen, or none"),
+                   strstr(error, "is the same one (--share-layers); wanted both frozen, or neither"),
                "%s", error);
         EXPECT(!cases[i].is_good || freeze_first_copy(&freeze, cfg) == cases[i].first_copy, "%s: %s: %d",
                cases[i].share, cases[i].list, freeze_first_copy(&freeze, cfg));

@@ -208,8 +208,8 @@ TEST(refuses_values) {
     EXPECT(refused("--seed|18446744073709551616", "--seed 18446744073709551616: wanted 0 to 1844674"));
     EXPECT(refused("--seed|-1", "--seed -1: ") && refused("--seed=", "--seed '': "));
     EXPECT(refused("--seed| 1", "--seed  1: "));
-    EXPECT(refused("--lr|0", "--lr 0: wanted above 0 to 10"));
-    EXPECT(refused("--beta2|0.99999999999", "--beta2 0.99999999999: wanted 0 to below 1"));
+    EXPECT(refused("--lr|0", "--lr 0: wanted a number above 0 and at most 10"));
+    EXPECT(refused("--beta2|0.99999999999", "--beta2 0.99999999999: wanted a number of at least 0 and below 1"));
     EXPECT(refused("--shuffle|yes", "--shuffle yes: wanted off|on") && refused("-a|2", "--overfit 2: "));
     EXPECT(refused("-q|-.5", "--final-lr-frac -.5: "));
     EXPECT(refused("--schedule|cos", "--schedule cos: wanted cosine|linear|constant|wsd"));
@@ -217,8 +217,8 @@ TEST(refuses_values) {
     EXPECT(refused("--batch|99999999999", "--batch 99999999999: wanted 1 to"));
     EXPECT(refused("--batch=-1", "--batch -1: wanted 1 to"));
     EXPECT(refused("--layers|1.5", "--layers 1.5: ") && refused("--eval-every=-1", "--eval-every -1: "));
-    EXPECT(refused("--lr|nan", "--lr nan: ") && refused("--lr|-0.1", "--lr -0.1: wanted above 0"));
-    EXPECT(refused("--beta2|1", "--beta2 1: wanted 0 to below 1"));
+    EXPECT(refused("--lr|nan", "--lr nan: ") && refused("--lr|-0.1", "--lr -0.1: wanted a number above 0"));
+    EXPECT(refused("--beta2|1", "--beta2 1: wanted a number of at least 0 and below 1"));
 }
 
 TEST(refuses_arguments) {
@@ -252,7 +252,7 @@ TEST(dashes) {
     EXPECT(refused("--separator|--lr=1", "--separator is missing its value"));
     EXPECT(strcmp(parsed("--separator=--lr").separator, "--lr") == 0);
     EXPECT(refused("--out|-x", "--out is missing its value; wanted DIR; --out=-x if -x is the value"));
-    EXPECT(refused("--lr|-x", "--lr is missing its value; wanted above 0 to 10, or auto"));
+    EXPECT(refused("--lr|-x", "--lr is missing its value; wanted a number above 0 and at most 10, or auto"));
 }
 
 // Checks that the options in an advice exist.
@@ -366,7 +366,7 @@ TEST(config) {
     EXPECT(config_refused("prompt = \"\\q\"", "conf:1: \\q in a value"));
     EXPECT(config_refused("prompt = \"\\x1\"", "conf:1: \\x in a value"), "one digit");
     EXPECT(config_refused("prompt = \"\\x00\"", "conf:1: \\x in a value"), "the end of a text");
-    EXPECT(config_refused("lr = 100", "conf:1: --lr 100: wanted above 0 to 10, or auto"),
+    EXPECT(config_refused("lr = 100", "conf:1: --lr 100: wanted a number above 0 and at most 10, or auto"),
            "also where the command line wins");
     EXPECT(test_dies(parse_body, "--config|/nowhere/conf", EXIT_FAILURE,
                      "/nowhere/conf: cannot read: No such file"));
@@ -403,7 +403,7 @@ TEST(help_and_version) {
         EXPECT(!line || strncmp(line + 24, row->alias, strlen(row->alias)) == 0, "--%s", row->name);
         if (line &&
             // the rest is on the next line
-            strlen(option_wanted(row, wanted)) >= OPTION_WANTED_WIDTH) {
+            strlen(option_wanted_briefly(row, wanted)) >= OPTION_WANTED_WIDTH) {
             for (line = strchr(line + 1, '\n'); line && line[-1] == '|';) {
                 line = strchr(line + 1, '\n');
             }
