@@ -52,7 +52,8 @@ check "and the algorithms of the matmuls" grep -q '^matmul ' <(packed A speed-to
 report --part D --only wgmma,ways
 check "part D runs" [ $? = 0 ]
 check "without tests of wgmma, only mma is measured" has '^- only mma is measured: the tests of wgmma have not passed'
-check "and what autotune finds" [ "$(grep -c '^| toy | ours FP32 --recompute 0[ -]* *\(--attention mma\)* | 32 | [1-9]' "$dir/out.txt")" = 3 ]
+check "and what autotune finds" [ "$(grep -c '^| toy | ours FP32 --recompute 0 --attention \(mma\|race\|race --matmul fp8\) | 32 | [1-9]' "$dir/out.txt")" = 3 ]
+check "also in fp8" has '^- matmul .* e4m3 to .*: done \(in\|without\) fp8, '
 
 # several GPUs, on a machine with neither compiler nor MPI's launcher
 env -i PATH="$dir/no_mpi" TOY=1 OUT="$dir/multi" dev/bench/multi_gpu.sh >"$dir/out.txt" 2>"$dir/err.txt"
