@@ -23,6 +23,7 @@ check "a text without a vocabulary is refused" grep -q '^error: gpu-kit: KIT_TEX
 check "it unpacks" tar -xJf "$top/build/gpu_kit_toy.tar.xz"
 cd gpu_kit || exit 1
 [ -z "${GPT2_VOCAB:-}" ] || check "with a text for the curve" [ -s text.bin ]
+check "with the files that the whole model's test reads" bin/FP32/test_gpt2 composition_tasks
 
 # report OPTION...: with the bare environment of the machine with the GPU
 report() {
