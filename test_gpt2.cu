@@ -617,8 +617,9 @@ static void test_fp8_bits(const float* weights) {
         other.fp8 = 2;
         setenv("CUSIM_LT_FAST_FP8", "1", 1);
         expect_same_bits("fp8 wins all races", want, other, weights);
-        unsetenv("CUSIM_LT_FAST_FP8"); // then it has more steps of the same time
+        setenv("CUSIM_LT_FAST_FP8", "0", 1);
         expect_same_bits("fp8 loses all races", without, other, weights);
+        unsetenv("CUSIM_LT_FAST_FP8");
     }
     other = USUAL;
     other.fp8 = 1;

@@ -261,7 +261,9 @@ static void open_linear(Model* model, const Settled* s) {
     matmul_gpu_open(&model->matmul, memory, &model->gpu, gpu_setup_matmul(s));
     linear_gpu_open(&model->linear, memory, model->cfg, s->options.quantize, &model->matmul, &model->gpu);
     if (s->options.matmul == MATMUL_FP8) {
-        linear_gpu_open_fp8(&model->linear, memory, model->cfg, settled_pass_tokens(s));
+        const int keeps_weights =
+            s->zero.stage < 3 && !s->options.offload_params && update_micro_steps(s) > 1;
+        linear_gpu_open_fp8(&model->linear, memory, model->cfg, settled_pass_tokens(s), keeps_weights);
     }
 }
 
@@ -537,14 +539,14 @@ typedef struct {
 // A slice of a block, with its sizes.
 typedef struct {
     ModelActivations a;
+    LayerWeights weights;
     SelfAttentionGpu attention;
-    Weight attproj;
     MlpGpu mlp;
 } BlockSlice;
 
 static NormGpu<floatX> norm_of(ModelConfig cfg, const floatX* weight, const floatX* bias, float* mean,
                                float* rstd, int rows) {
-    return NormGpu<floatX>{model_norm(cfg), model_norm_eps(cfg), weight, bias, mean, rstd, rows, cfg.C};
+    return NormGpu<floatX>{model_norm(cfg), model_norm_eps(cfg), weight, bias, mean, rstd, rows, cfg.C, {}};
 }
 
 // Returns the first token that attention sees in layer l (N); NULL: the first of the sequence.
@@ -577,12 +579,12 @@ static BlockSlice slice_at(const Block* b, int i) {
     const ModelConfig cfg = model->cfg;
     const ModelParameters p = parameters_at_slice(model, l, i);
     const ModelActivations a = model_activations_at_slice(*b->pass->acts, b->pass->activation_rows, l, i);
-    const LayerWeights w = linear_weights(cfg, &p);
+    LayerWeights w = linear_weights(cfg, &p);
+    linear_bind_codes(&w, &model->linear, model_group_of_slice(cfg, l, i) - 1);
     return BlockSlice{
-        a,
+        a, w,
         self_attention_of(cfg, l, &w.qkv, &p, &a, b->pass, starts_of(model, l, b->pass), model->rope,
                           &model->linear, &model->attention, &model->context),
-        w.attproj,
         mlp_of(cfg, &w, &p, &a, b->pass, &model->linear, &model->groups.experts, &model->experts, l)};
 }
 
@@ -590,18 +592,21 @@ static BlockSlice slice_at(const Block* b, int i) {
 static void block_hidden(const Block* b) {
     const TensorParallelGpu* tensor = &b->tensor;
     const ModelActivations a = b->a;
-    norm_forward(a.ln1, b->inp, &b->norm1, tensor->gpu); // ln1 (R, C)
-    const floatX* ln1 = tensor_gather(tensor, 0, a.ln1); // (N, C)
+    const LayerWeights w = slice_at(b, 0).weights;
+    // ln1 (R, C), then of all rows (N, C)
+    linear_norm_forward(a.ln1, b->inp, &b->norm1, &w.qkv, tensor->cut.N, &b->model->linear);
+    const floatX* ln1 = tensor_gather(tensor, 0, a.ln1);
     for (int i = 0; i < tensor->cut.slices; i++) {
         const BlockSlice s = slice_at(b, i);
         self_attention_forward(&s.attention, ln1); // atty (N, Q)
         linear_forward_residual(tensor_part(tensor, i, a.residual2), tensor_of_matmul(tensor, b->inp),
-                                s.a.atty, &s.attproj, tensor->cut.N, s.mlp.linear);
+                                s.a.atty, &s.weights.attproj, tensor->cut.N, s.mlp.linear);
     }
     // residual2 (R, C) = inp + atty attprojw^T + attprojb
     tensor_sum(tensor, a.residual2, b->inp, b->p.attprojb);
-    norm_forward(a.ln2, (const floatX*)a.residual2, &b->norm2, tensor->gpu); // ln2 (R, C)
-    const floatX* ln2 = tensor_gather(tensor, 0, a.ln2);                     // (N, C)
+    // ln2 (R, C), then (N, C)
+    linear_norm_forward(a.ln2, a.residual2, &b->norm2, &w.fc, tensor->cut.N, &b->model->linear);
+    const floatX* ln2 = tensor_gather(tensor, 0, a.ln2);
     for (int i = 0; i < tensor->cut.slices; i++) {
         const BlockSlice s = slice_at(b, i);
         mlp_hidden(&s.mlp, ln2); // fch, fch_act (N, F)
@@ -612,6 +617,10 @@ static void block_forward(const Block* b) {
     Model* model = b->model;
     const TensorParallelGpu* tensor = &b->tensor;
     const floatX* residual2 = b->a.residual2;
+    for (int i = 0; i < tensor->cut.slices; i++) {
+        BlockSlice s = slice_at(b, i);
+        linear_renew(&s.weights, &model->linear);
+    }
     block_hidden(b);
     offload_residual_wait(&model->residuals, b->l - OFFLOAD_RESIDUALS, &model->gpu); // its memory
     for (int i = 0; i < tensor->cut.slices; i++) {
@@ -860,6 +869,19 @@ static Gradient bias_grad_into(const Model* model, int l) {
     return bias;
 }
 
+// Returns room for the codes of dresidual, the gradient of the stream after block l, which the MLP
+// of that block reads next: unless matmuls are computed again before, or the pass ends here.
+static E4m3Rows stream_codes(Model* model, int l, const Pass* pass) {
+    const int is_next = l >= model->freeze.first_block && model->recompute <= RECOMPUTE_NORMS;
+    const E4m3Rows none = {NULL, NULL};
+    if (!is_next) {
+        return none;
+    }
+    const Block b = block_at(model, l, pass);
+    const BlockSlice s = slice_at(&b, 0);
+    return linear_codes_below(b.a.dresidual, b.norm1.N, &s.mlp.proj, b.tensor.cut.N, &model->linear);
+}
+
 // Returns the gradients of a slice's MLP, and those of its parameters in `d`.
 static MlpGradientsGpu mlp_gradients_at(const Block* b, const ModelGradients* d, floatX* dinp,
                                         GradientMode mode) {
@@ -886,7 +908,7 @@ static void mlp_backward_at(const Block* b, GradientMode mode) {
     }
     tensor_sum(tensor, dln2, NULL, NULL);
     // dresidual, and its column sums: the gradient of attprojb (C)
-    const NormGradients dnorm2 = {d.ln2w, d.ln2b, mode, d.attprojb, mode};
+    const NormGradients dnorm2 = {d.ln2w, d.ln2b, mode, d.attprojb, mode, {}};
     tensor_norm_backward(tensor, dresidual, GRADIENT_ADD, &dnorm2, (const floatX*)dln2,
                          (const floatX*)a.residual2, &b->norm2, &model->norm_scratch);
 }
@@ -902,7 +924,7 @@ static void attention_backward_at(const Block* b, GradientMode mode, GradientMod
     for (int i = 0; i < tensor->cut.slices; i++) {
         const BlockSlice s = slice_at(b, i);
         const ModelGradients of_slice = gradients_at_slice(model, b->l, i);
-        linear_backward(datty, of_slice.attprojw, dout, s.a.atty, &s.attproj, tensor->cut.N, mode,
+        linear_backward(datty, of_slice.attprojw, dout, s.a.atty, &s.weights.attproj, tensor->cut.N, mode,
                         &model->linear);
         const SelfAttentionGradientsGpu dattention = {tensor_part(tensor, i, dln1),
                                                       of_slice.qkvw,
@@ -918,7 +940,8 @@ static void attention_backward_at(const Block* b, GradientMode mode, GradientMod
     if (b->l > 0) {
         wait_for_buffer(model, b->l - 1);
     }
-    const NormGradients dnorm1 = {d.ln1w, d.ln1b, mode, bias_grad_into(model, b->l), below};
+    const NormGradients dnorm1 = {
+        d.ln1w, d.ln1b, mode, bias_grad_into(model, b->l), below, stream_codes(model, b->l - 1, b->pass)};
     tensor_norm_backward(tensor, dresidual, GRADIENT_ADD, &dnorm1, (const floatX*)dln1, b->inp, &b->norm1,
                          &model->norm_scratch);
 }
@@ -982,7 +1005,8 @@ static void head_backward(Model* model, const Pass* pass, float dloss, GradientM
     const ModelGradients d = gradients_at_layer(model, 0);
     LmHeadGpu head = lm_head(model, pass);
     const NormGpu<floatX> norm = last_norm(model, pass);
-    const NormGradients dnorm = {d.lnfw, d.lnfb, mode, bias_grad_into(model, cfg.L), mode};
+    const NormGradients dnorm = {
+        d.lnfw, d.lnfb, mode, bias_grad_into(model, cfg.L), mode, stream_codes(model, cfg.L - 1, pass)};
     floatX* dlnf = a->branch; // (R, C)
     head.teaching = model->teaching;
     lm_head_gradients(a->losses, dlnf, cfg.has_head ? d.head : d.wte, &head, dloss, mode);
@@ -1129,6 +1153,7 @@ static int micro_step_is_timed(const Model* model, MicroStep step) {
 static void micro_step_begin(Model* model, Batch batch, MicroStep step) {
     const int is_timed = micro_step_is_timed(model, step);
     zero_begin(&model->zero, step);
+    model->linear.renews = step.number == 0;
     if (is_timed) {
         forward_clock_begin(&model->clock, &model->gpu);
     }

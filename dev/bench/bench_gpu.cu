@@ -212,37 +212,41 @@ static void bench_ceilings(Bench* bench, MatmulGpu* matmul) {
 
 typedef enum { NO_BIAS, PLAIN, RESIDUAL, GELU } LayerKind; // what follows the matmul
 
-// Measures what --matmul fp8 does instead of a layer's forward matmul and dinp, and the quantizing
-// in it. `out` and `inp` are set.
+// Returns memory for codes of rows and their scales.
+static E4m3Rows array_of_rows(Bench* bench, int rows, int cols) {
+    return {(uint8_t*)array_of_bytes(bench, (size_t)rows * (size_t)cols),
+            (float*)array_of_bytes(bench, (size_t)rows * sizeof(float))};
+}
+
+// Measures the matmuls of a layer in fp8, of codes that exist, and the kernels that make them.
 static void bench_layer_fp8(Bench* bench, MatmulGpu* matmul, const char* layer, int N, int C, int OC,
                             floatX* out, floatX* inp, const floatX* weight) {
     const Work work = {matmul_flops(N, C, OC), 0};
-    const size_t most = (size_t)(C > OC ? C : OC), elements = (size_t)OC * C;
+    const size_t elements = (size_t)OC * C;
     const Gpu* gpu = &bench->gpu;
     char shape[64], name[64];
-    MatmulFp8Factors f;
-    if (gpu->major != 9 || C % MATMUL_FP8_UNIT || OC % MATMUL_FP8_UNIT) {
+    if (gpu->major != 9 || C % E4M3_UNIT || OC % E4M3_UNIT) {
         return;
     }
-    f.left = (uint8_t*)array_of_bytes(bench, (size_t)N * most);
-    f.right = (uint8_t*)array_of_bytes(bench, elements);
-    f.left_scales = (float*)array_of_bytes(bench, (size_t)N * sizeof(float));
-    f.right_scales = (float*)array_of_bytes(bench, most * sizeof(float));
-    f.largest = (uint32_t*)array_of_bytes(bench, most * sizeof(uint32_t));
-    const floatX *none = NULL, *in = inp, *dout = out;
+    const E4m3Rows in = array_of_rows(bench, N, C), d = array_of_rows(bench, N, OC),
+                   rows = array_of_rows(bench, OC, C), turned = array_of_rows(bench, C, OC);
+    uint32_t* largest = (uint32_t*)array_of_bytes(bench, (size_t)C * sizeof(uint32_t));
+    const floatX *none = NULL, *from = inp;
+    e4m3_rows(d, (const floatX*)out, N, OC, gpu);
     snprintf(shape, sizeof(shape), "%d x %d -> %d", N, C, OC);
-    snprintf(name, sizeof(name), "%s forward in fp8", layer);
-    measure(bench, name, shape, work,
-            [=] { matmul_fp8_forward(out, none, in, weight, none, N, C, OC, &f, matmul); });
-    snprintf(name, sizeof(name), "%s dinp in fp8", layer);
-    measure(bench, name, shape, work,
-            [=] { matmul_fp8_backward_input(inp, dout, weight, N, C, OC, &f, matmul); });
     snprintf(name, sizeof(name), "%s fp8: rows of inp", layer);
     measure(bench, name, shape, Work{0, (double)N * C * (1 + sizeof(floatX))},
-            [=] { matmul_fp8_rows(f.left, f.left_scales, in, N, C, gpu); });
+            [=] { e4m3_rows(in, from, N, C, gpu); });
+    snprintf(name, sizeof(name), "%s fp8: rows of weight", layer);
+    measure(bench, name, shape, Work{0, (double)elements * (1 + sizeof(floatX))},
+            [=] { e4m3_rows(rows, weight, OC, C, gpu); });
     snprintf(name, sizeof(name), "%s fp8: columns of weight", layer);
     measure(bench, name, shape, Work{0, (double)elements * (1 + 2 * sizeof(floatX))},
-            [=] { matmul_fp8_turned(f.right, f.right_scales, f.largest, weight, OC, C, gpu); });
+            [=] { matmul_fp8_turned(turned, largest, weight, OC, C, gpu); });
+    snprintf(name, sizeof(name), "%s forward in fp8", layer);
+    measure(bench, name, shape, work, [=] { matmul_fp8(out, none, none, in, rows, N, C, OC, matmul); });
+    snprintf(name, sizeof(name), "%s dinp in fp8", layer);
+    measure(bench, name, shape, work, [=] { matmul_fp8(inp, none, none, d, turned, N, OC, C, matmul); });
 }
 
 // Measures a linear layer as the trainer uses it, all passes.
@@ -335,6 +339,41 @@ static void bench_attention(Bench* bench, MatmulGpu*) {
     section_close(bench);
 }
 
+// Measures kernels of the rows (N, C) and (N, 4 C) that make their codes, too (--matmul fp8): x and
+// z are read, y is set.
+static void bench_rows_with_codes(Bench* bench, NormGpu<floatX> norm, NormGradients d, floatX* y,
+                                  const floatX* x, const floatX* z, NormScratch* scratch) {
+    const int N = norm.N, C = norm.C;
+    const double n = (double)N * C, size = sizeof(floatX);
+    const Gpu* gpu = &bench->gpu;
+    char shape[64];
+    if (C % E4M3_UNIT || bench->list) {
+        return;
+    }
+    norm.codes = d.codes = array_of_rows(bench, N, C);
+    const E4m3Rows wide = array_of_rows(bench, N, 4 * C);
+    snprintf(shape, sizeof(shape), "%d x %d", N, C);
+    measure(bench, "layernorm forward, codes", shape, Work{0, norm_forward_bytes(N, C, size) + n},
+            [=] { norm_forward(y, x, &norm, gpu); });
+    measure(bench, "layernorm backward, codes", shape,
+            Work{0, norm_backward_bytes(N, C, size, norm_groups(N)) + n},
+            [=] { norm_backward(y, GRADIENT_ADD, &d, z, x, &norm, scratch, gpu); });
+    snprintf(shape, sizeof(shape), "%d x %d", N, 4 * C);
+    measure(bench, "gelu forward, codes", shape,
+            Work{0, activation_forward_bytes(4 * n, size, ACTIVATION_GELU) + 4 * n},
+            [=] { activation_forward_codes(wide, y, x, N, 4 * C, ACTIVATION_GELU, gpu); });
+    measure(bench, "gelu backward, codes", shape,
+            Work{0, activation_backward_bytes(4 * n, size, ACTIVATION_GELU) + 4 * n},
+            [=] { activation_backward_codes(wide, y, z, x, N, 4 * C, ACTIVATION_GELU, gpu); });
+    snprintf(shape, sizeof(shape), "%d x %d", N, 2 * C);
+    measure(bench, "swiglu forward, codes", shape,
+            Work{0, activation_forward_bytes(2 * n, size, ACTIVATION_SWIGLU) + 2 * n},
+            [=] { activation_forward_codes(wide, y, x, N, 2 * C, ACTIVATION_SWIGLU, gpu); });
+    measure(bench, "swiglu backward, codes", shape,
+            Work{0, activation_backward_bytes(2 * n, size, ACTIVATION_SWIGLU) + 4 * n},
+            [=] { activation_backward_codes(wide, y, z, x, N, 2 * C, ACTIVATION_SWIGLU, gpu); });
+}
+
 static void bench_rows(Bench* bench, MatmulGpu*) {
     const int C = bench->cfg.C, N = bench->B * bench->T;
     const size_t n = (size_t)N * C, size = sizeof(floatX);
@@ -347,11 +386,11 @@ static void bench_rows(Bench* bench, MatmulGpu*) {
     float *mean = random_array<float>(bench, N, 1), *rstd = random_array<float>(bench, N, 1);
     const Gradient dweight = {weight, DTYPE_OF(floatX)}, dbias = {bias, DTYPE_OF(floatX)},
                    dinp_sum = {random_array<floatX>(bench, C, 1), DTYPE_OF(floatX)};
-    const NormGpu<floatX> norm = {NORM_LAYER, NORM_EPS, weight, bias, mean, rstd, N, C},
-                          rms = {NORM_RMS, NORM_EPS, weight, NULL, NULL, rstd, N, C};
-    const NormGradients sums = {dweight, dbias, GRADIENT_SET, dinp_sum, GRADIENT_SET},
-                        rms_sums = {
-                            dweight, {NULL, dbias.dtype}, GRADIENT_SET, {NULL, dbias.dtype}, GRADIENT_SET};
+    const NormGpu<floatX> norm = {NORM_LAYER, NORM_EPS, weight, bias, mean, rstd, N, C, {}},
+                          rms = {NORM_RMS, NORM_EPS, weight, NULL, NULL, rstd, N, C, {}};
+    const Gradient none = {NULL, dbias.dtype};
+    const NormGradients sums = {dweight, dbias, GRADIENT_SET, dinp_sum, GRADIENT_SET, {}},
+                        rms_sums = {dweight, none, GRADIENT_SET, none, GRADIENT_SET, {}};
     Memory memory = memory_on_gpu();
     norm_open(scratch, &memory, N, C);
     snprintf(shape, sizeof(shape), "%d x %d", N, C);
@@ -381,6 +420,7 @@ static void bench_rows(Bench* bench, MatmulGpu*) {
     measure(bench, "gelu backward", shape,
             Work{0, activation_backward_bytes(4.0 * (double)n, size, ACTIVATION_GELU)},
             [=] { activation_backward(y, z, x, 1, 4 * n, ACTIVATION_GELU, gpu); });
+    bench_rows_with_codes(bench, norm, sums, y, x, z, scratch);
     memory_close(&memory);
     section_close(bench);
 }

@@ -21,10 +21,11 @@
 #     curve       100 steps of 124M on the same text: BF16, FP32 and PyTorch
 #     answers     answers of cublasLt and of the instructions' tests on this card, for dev/cusim
 #     fp8         124M and the larger models without --matmul fp8 and with it, in turn
-# D   wgmma       tests of the wgmma kernels, norms and races; if they fail, only mma is measured
-#     tiles       attention by each of its instructions and tilings; norms, heads and experts
-#     ways        124M, and models of other kinds, with attention by mma, by wgmma, and by whichever
-#                 autotune finds faster, in turn
+# D   wgmma       tests of the wgmma kernels, norms, races and fp8; if they fail, only mma is measured
+#     ways        124M with attention by mma and by wgmma, in turn; 124M, 1558M and models of other
+#                 kinds by whichever autotune finds faster; some of them with --matmul fp8
+#     tiles       attention by each of its instructions and tilings; norms, heads, experts and fp8
+#     beside      124M beside PyTorch with flash attention and torch.compile
 #     kernels     every kernel of a step, by ncu, and racecheck of attention's tests
 #
 # In a checkout it builds the programs first (`make gpu-kit`). With --kit it compiles nothing: it is
@@ -50,7 +51,7 @@ while [ $# -gt 0 ]; do
     --full) full=on ;;
     --toy) toy=on ;;
     --kit) kit=on ;;
-    *) sed -n '2,38s/^# \{0,1\}//p' "$0" && exit 2 ;;
+    *) sed -n '2,39s/^# \{0,1\}//p' "$0" && exit 2 ;;
     esac
     shift
 done
@@ -58,7 +59,7 @@ case $part in
 A) items="first speed tests step bench cudnn" ;;
 B) items="precisions peer models modules" ;;
 C) items="memory sanitizer curve answers fp8" ;;
-D) items="wgmma tiles ways kernels" ;;
+D) items="wgmma ways tiles beside kernels" ;;
 "") items="first speed tests step bench cudnn precisions peer models modules memory sanitizer curve answers fp8" ;;
 *) echo "error: --part $part: wanted A, B, C or D" >&2 && exit 2 ;;
 esac
@@ -168,14 +169,16 @@ if [ $toy = on ]; then
     speed=(toy 2 64 4) models=("toy 2 32 4") device=cpu seq_len=16 warm=1 memory_models=("toy 2") memory_steps=2 curve=(toy 2 2)
     # matmuls of experts take minutes on the simulated GPU
     bench=("d6 1 --seq-len 16 --seconds 0 --ceiling 64 --only layers,attention,rows,tokens,optimizer,heads,adamw8bit,adafactor,muon")
-    tiles=("d6 1 --seq-len 16 --seconds 0 --ceiling 64 --only attention-tiles,rows,heads") ways=("toy 2 32 3")
+    tiles=("d6 1 --seq-len 16 --seconds 0 --ceiling 64 --only attention-tiles,rows,heads") ways=("toy 2 32 3 mma,race,fp8")
 else
     speed=(d12 64 65536 15) models=("d24 64 131072 15" "d36 32 65536 15" "d48 32 65536 15") device=cuda seq_len=1024 warm=5
     [ $full = on ] && speed=(d12 64 524288 15) models=("d24 64 524288 15" "d36 32 524288 15" "d48 32 524288 15")
     memory_models=("d24 16" "d48 8") memory_steps=30 curve=(d12 16 100)
     bench=("d12 64" "d48 16")
-    tiles=("d12 64 --only attention-tiles,rows,heads,experts" "d12 8 --seq-len 4096 --only attention-tiles")
-    ways=("d12 64 65536 40" "qwen3:0.6b 16 16384 15" "llama:1b 8 8192 15" "moe:8x124m 32 32768 15")
+    tiles=("d12 64 --only attention-tiles,layers,rows,heads,experts" "d12 8 --seq-len 4096 --only attention-tiles")
+    # and kinds of item_ways; two micro-steps where fp8 keeps the codes of weights
+    ways=("d12 64 65536 40 mma,wgmma,mma,wgmma,race,fp8" "d48 16 32768 12 race,fp8" "llama:1b 8 16384 12 race,fp8"
+        "qwen3:0.6b 16 16384 15 mma,race" "moe:8x124m 32 32768 15 race")
 fi
 
 # Writes random tokens below 50116: every byte below 196, as uint16, after the header of a shard.
@@ -439,7 +442,7 @@ curve_row() {
 attentions="mma"
 item_wgmma() {
     nvidia-smi -q -d CLOCK,POWER,MEMORY >"$out/nvidia-smi.log" 2>&1
-    modules 60 "test_ops attention expert_matmul" "test_ops heads norm matmul"
+    modules 60 "test_ops attention expert_matmul" "test_ops heads norm matmul activation"
     if grep -q '^| test_ops-attention-expert_matmul | passed ' "$out/results.txt" && [ $main != FP32 ]; then
         attentions="mma wgmma"
     else
@@ -458,24 +461,42 @@ item_tiles() {
     done
 }
 
+# ways_options KIND: prints the options of a way to train; no wgmma unless its tests have passed.
+ways_options() {
+    local attention=race
+    [ $toy = on ] || [ "$attentions" != mma ] || attention=mma # a race would try wgmma
+    case $1 in
+    race) echo "--attention $attention" ;;
+    fp8) echo "--attention $attention --matmul fp8" ;;
+    *) echo "--attention $1" ;;
+    esac
+}
+
 # Power and clock of each run are in its row. Twice in turn: the noise is in the table.
 item_ways() {
-    local entry attention round
-    speed_head "Attention by mma and by wgmma"
+    local entry kind kinds number
+    speed_head "Ways to train"
     for entry in "${ways[@]}"; do
         # shellcheck disable=SC2086
         set -- $entry
         set_ceiling "$1"
-        for round in 1 2; do
-            for attention in $attentions; do
-                our_speed "ways-${1//:/-}-$attention-$round" $main "$@" --recompute 0 --attention "$attention"
-            done
-            [ "$entry" = "${ways[0]}" ] || break
+        number=0 kinds=${5//,/ }
+        for kind in $kinds; do
+            number=$((number + 1))
+            [ "$kind" != wgmma ] || [ "$attentions" != mma ] || continue
+            # shellcheck disable=SC2046
+            our_speed "ways-${1//:/-}-$number-$kind" $main "${@:1:4}" --recompute 0 $(ways_options "$kind")
+            grep -a -E '^attention |: done (in|without) fp8' "$out/ways-${1//:/-}-$number-$kind.log" 2>/dev/null | sed 's/^/- /' >>"$work/races"
         done
-        [ $toy = on ] || [ "$attentions" != mma ] || continue # it would try wgmma
-        our_speed "ways-${1//:/-}-race" $main "$@" --recompute 0 --attention race
-        grep -a '^attention ' "$out/ways-${1//:/-}-race.log" | sed 's/^/- /' | tee -a "$summary"
     done
+    say "" && say "What autotune has found faster:" && say ""
+    [ ! -f "$work/races" ] || sort -u "$work/races" | tee -a "$summary"
+}
+
+item_beside() {
+    speed_head "124M beside PyTorch"
+    set_ceiling "${speed[0]}"
+    their_speed "beside-${speed[0]}" 120 "${speed[@]}" --sdpa flash --compile "$([ $toy = on ] && echo off || echo default)"
 }
 
 item_kernels() {

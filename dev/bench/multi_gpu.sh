@@ -47,7 +47,7 @@ if [ $toy = on ]; then
     sizes=(4096 16384) debug_bytes=4096 beside_bytes=16384
     speed_run=(--layers 2 --channels 32 --heads 2 --seq-len 16 --batch 2 --total-batch 64 --steps 2)
     tiny_run=(--layers 2 --channels 32 --heads 2 --seq-len 16 --batch 2 --total-batch 96 --steps 2)
-    split_model=(--layers 2 --channels 128 --heads 8)
+    split_model=(--layers 4 --channels 128 --heads 8)
     split_batch=(--seq-len 16 --batch 2 --total-batch 96 --steps 2)
     context_batch=(--seq-len $((256 * gpus)) --batch 1 --total-batch $((768 * gpus)) --steps 1) # chunks of whole tiles
     experts_model=(--arch mixtral --layers 2 --channels 64 --heads 4 --hidden 64 --experts 4)

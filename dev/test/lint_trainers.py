@@ -26,6 +26,7 @@ ONLY = {
         "close_training": "graphs, streams and events",
         "parameters_at_slice": "ZeRO-3 gathers blocks into a few places",
         "stream_bytes": "residuals may be offloaded",
+        "stream_codes": "matmuls in fp8 take codes that norms make",
         "model_push": "batches move to the GPU",
         "wait_for_buffer": "the reduction runs beside the backward pass",
         "bias_grad_into": "the gradient of a bias comes from another kernel",

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # sass.sh -- what ptxas made of kernels, for sm_90a. Attention by wgmma: no spilled registers, no
-# wgmma that is serialized, and main loops that have not grown. Norms of rows and of heads: they load
-# and store 16 bytes at a time, and enough warps fit into the registers.
+# wgmma that is serialized, and main loops that have not grown. Norms of rows and of heads, and
+# kernels that make codes of E4M3: no spilled registers, they load and store 16 bytes at a time, and
+# enough warps fit into the registers.
 #
 #     dev/test/sass.sh            needs nvcc, and cuobjdump beside it or in PATH (with nvdisasm)
 #
@@ -122,10 +123,21 @@ while read -r kernel width rows groups overlap mask instructions matmuls local; 
 done <"$work/found"
 [ "$(wc -l <"$work/found")" = "$(wc -l <<<"${limits%$'\n'}")" ] || fail "$(wc -l <"$work/found") kernels"
 
-# Kernel (of heads: kind 0 plain, 1 norm, 3 without weights; of rows: 0 layer norm, 1 RMS); most
-# registers, loads of 16 bytes, loads of less: positions, or r of the four heads.
-limits='norm_forward 0      64 16 0
-norm_forward 1      64 12 0
+# Kernel (of heads: kind 0 plain, 1 norm, 3 without weights; of rows: 0 layer norm, 1 RMS, and after
+# the kind the warps of a block, 0 for any number; of activations: a word), +codes if it makes those
+# of E4M3; most registers, loads of 16 bytes, loads of less: positions, r of the four heads, or mean
+# and rstd of rows.
+limits='norm_forward 0            64 16 0
+norm_forward 1            64 12 0
+norm_forward+codes 0      80 16 0
+norm_forward+codes 1      80 12 0
+norm_backward+codes 0.3   128 21 16
+norm_backward+codes 0.7   128 21 16
+norm_backward+codes 1.0   128 21 8
+activation_forward+codes gelu     64 4 0
+activation_backward+codes gelu    64 8 0
+activation_forward+codes swiglu   64 8 0
+activation_backward+codes swiglu  64 12 0
 heads_forward 0     64 6 1
 heads_forward 1     64 7 1
 heads_forward 3     64 6 1
@@ -136,29 +148,36 @@ heads_backward 3    84 10 5
 # Prints the kernel, its registers, loads of 16 bytes, other loads, stores of 16 bytes, and accesses
 # to local memory.
 awk '
-    function name(mangled) {
-        match(mangled, /(norm|heads)_(forward|backward)/)
+    function name(mangled,   kernel, kind) {
+        match(mangled, /(norm|heads|activation)_(rows_)?(forward|backward)/)
         mangled = substr(mangled, RSTART) # starts with the name
+        kernel = substr(mangled, 1, index(mangled, "_kernel") - 1)
+        if (sub(/_rows/, "", kernel) || mangled ~ /Lb1E/) { kernel = kernel "+codes" }
+        if (match(mangled, /(gelu|swiglu)_/)) { return kernel " " substr(mangled, RSTART, RLENGTH - 1) }
         match(mangled, /Kind[0-9]/)
-        return substr(mangled, 1, index(mangled, "_kernel") - 1) " " substr(mangled, RSTART + 4, 1)
+        kind = substr(mangled, RSTART + 4, 1)
+        if (kernel ~ /norm_backward/ && match(mangled, /Li[0-9]+ELb/)) {
+            kind = kind "." substr(mangled, RSTART + 2, RLENGTH - 5)
+        }
+        return kernel " " kind
     }
     /Compiling entry function/ { kernel = name($0) }
     /Used [0-9]+ registers/ { match($0, /Used [0-9]+/); registers[kernel] = substr($0, RSTART + 5, RLENGTH - 5) }
     /Function :/ { kernel = name($3) }
-    /LDG\.E\.128/ { wide[kernel]++ }
-    /LDG/ && !/LDG\.E\.128/ { narrow[kernel]++ }
+    /LDG\.E\.(EF\.)?128/ { wide[kernel]++ }
+    /LDG/ && !/LDG\.E\.(EF\.)?128/ { narrow[kernel]++ }
     /STG\.E\.128/ { stores[kernel]++ }
     /(LDL|STL)/ { spills[kernel]++ }
     END { for (k in registers) { print k, registers[k], wide[k] + 0, narrow[k] + 0, stores[k] + 0, spills[k] + 0 } }' \
     "$work/row_kernels.log" "$work/row_kernels.sass" | sort >"$work/found"
 while read -r kernel kind registers wide narrow stores local; do
-    limit=$(grep "^$kernel $kind " <<<"$limits") || fail "$kernel $kind: no limits"
+    limit=$(grep -F "$kernel $kind " <<<"$limits") || fail "$kernel $kind: no limits"
     read -r _ _ most_registers want_wide want_narrow <<<"$limit"
     found="$kernel $kind: $registers registers, $wide loads of 16 bytes, $narrow of less, $stores stores of 16 bytes"
     echo "$found, $local accesses to local memory"
     [ "$registers" -le "${most_registers:-0}" ] || fail "$found; wanted up to $most_registers registers"
     [ "$wide $narrow" = "$want_wide $want_narrow" ] || fail "$found; wanted $want_wide loads of 16 bytes, $want_narrow of less"
-    [ "$stores" -ge 4 ] || fail "$found; wanted 4 of them or more"
+    [ "$stores" -ge 2 ] || fail "$found; wanted 2 of them or more"
     [ "$local" = 0 ] || fail "$found; $local accesses to local memory"
 done <"$work/found"
 [ "$(wc -l <"$work/found")" = "$(wc -l <<<"${limits%$'\n'}")" ] || fail "$(wc -l <"$work/found") kernels"

@@ -29,6 +29,12 @@ Micikevicius et al., "FP8 formats for deep learning", 2022.
 #include "llmc/base/float16.h"
 #include "llmc/base/host_device.h"
 
+// Rows, in memory of the GPU: codes (rows, cols), scales (rows). NULL: none.
+typedef struct {
+    uint8_t* codes;
+    float* scales;
+} E4m3Rows;
+
 #define E4M3_MAX 448.0f
 #define E4M3_LEAST_EXPONENT (-116) // of a scale
 

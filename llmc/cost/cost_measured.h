@@ -263,7 +263,7 @@ static inline void rates_measure(CostRates* rates, const Settled* s) {
 
 // Returns the rates of this CPU, measured for --plan and --fit; else zeros.
 static inline CostRates rates_cpu(const Settled* s) {
-    CostRates rates = {{0}, 0, ""};
+    CostRates rates = {{0}, 0, "", 0};
     if ((s->options.plan || s->options.fit != 0) && s->use != USE_EVALUATE) {
         rates_measure(&rates, s);
     }

@@ -55,7 +55,8 @@ enum { COST_RATES = COST_LAUNCHES };
 typedef struct {
     double per_s[COST_RATES];
     double launch_s;
-    char basis[128]; // source of the rates, in words
+    char basis[128];  // source of the rates, in words
+    double fp8_per_s; // FLOP/s of matmuls in fp8; 0: the run has none, or the device is not faster
 } CostRates;
 
 // Time of an update in seconds, by kind.
@@ -126,9 +127,36 @@ static inline void cost_matmul_of_(const CostWalk* w, const TensorRow* weight, d
     w->sum->s[COST_LAUNCHES] += w->is_fused ? 0 : w->times * (weight->experts - 1) * w->rates->launch_s;
 }
 
+static inline int cost_is_in_fp8_(const CostWalk* w, const TensorRow* weight) {
+    const size_t members[] = {offsetof(ModelParameters, qkvw), offsetof(ModelParameters, fcw),
+                              offsetof(ModelParameters, fcprojw), offsetof(ModelParameters, sfcw),
+                              offsetof(ModelParameters, sfcprojw)};
+    int is_in_fp8 = 0;
+    for (int i = 0; i < 5; i++) {
+        is_in_fp8 |= weight->member == members[i];
+    }
+    return is_in_fp8 && w->rates->fp8_per_s > 0 && weight->experts == 1;
+}
+
+// Adds a matmul in fp8 of an input with `in` columns. The kernel that makes the input writes its
+// codes, too; those of the weight are made once an update.
+static inline void cost_matmul_fp8_(const CostWalk* w, const TensorRow* weight, double in, double out) {
+    const CostRates* r = w->rates;
+    const double slower = r->per_s[COST_MATMULS] / r->fp8_per_s,
+                 elements = (double)tensor_layer_elements(weight), codes = w->N * in;
+    cost_add_slices(w, COST_MATMULS, slower * matmul_flops(w->N, in, out),
+                    2 * codes + w->size * w->N * out + elements);
+    cost_add_times_(w, COST_MEMORY, 0, (w->size + 1) * elements, w->slices);
+}
+
 // Adds out = inp weight^T, or the gradient of inp.
-static inline void cost_matmul_(const CostWalk* w, const TensorRow* weight) {
-    cost_matmul_of_(w, weight, w->size);
+static inline void cost_matmul_(const CostWalk* w, const TensorRow* weight, int is_backward) {
+    const double cols = (double)weight->cols, rows = (double)weight->rows;
+    if (cost_is_in_fp8_(w, weight)) {
+        cost_matmul_fp8_(w, weight, is_backward ? rows : cols, is_backward ? cols : rows);
+    } else {
+        cost_matmul_of_(w, weight, w->size);
+    }
 }
 
 // Adds the gradient of a weight. With several micro-batches, it is read, too.
@@ -147,12 +175,12 @@ static inline int cost_row_(const CostWalk* w, size_t member) {
 
 // Add both passes of a layer whose weight and bias are at these offsets in ModelParameters.
 static inline void cost_linear_(const CostWalk* w, size_t weight) {
-    cost_matmul_(w, &w->rows[cost_row_(w, weight)]);
+    cost_matmul_(w, &w->rows[cost_row_(w, weight)], 0);
 }
 static inline void cost_linear_backward_(const CostWalk* w, size_t weight, size_t bias) {
     const int i = cost_row_(w, weight), b = cost_row_(w, bias);
     const double out = (double)w->rows[i].rows;
-    cost_matmul_(w, &w->rows[i]);
+    cost_matmul_(w, &w->rows[i], 1);
     if (freeze_has(w->freeze, i, w->l)) {
         return;
     }
@@ -330,7 +358,7 @@ static inline CostWalk cost_chunks_(const CostWalk* w, double chunk) {
 // Adds the logits of a teacher, and the divergence from it.
 static inline void cost_teaching(const CostWalk* teacher, double chunk) {
     const CostWalk part = cost_chunks_(teacher, chunk);
-    cost_matmul_(&part, cost_head_(teacher));
+    cost_matmul_(&part, cost_head_(teacher), 0);
     cost_add(&part, COST_CLASSIFIER, 0, distill_bytes(part.N, teacher->cfg.V, teacher->size));
 }
 
@@ -338,9 +366,9 @@ static inline void cost_teaching(const CostWalk* teacher, double chunk) {
 static inline void cost_lm_head(const CostWalk* w, double chunk) {
     const CostWalk part = cost_chunks_(w, chunk);
     const TensorRow* weight = cost_head_(w);
-    cost_matmul_(&part, weight);
+    cost_matmul_(&part, weight, 0);
     cost_add_slices(&part, COST_CLASSIFIER, 0, cross_entropy_backward_bytes(part.N, w->cfg.Vp, w->size));
-    cost_matmul_(&part, weight);
+    cost_matmul_(&part, weight, 1);
     if (!freeze_has_classifier(w->freeze, w->cfg)) {
         cost_gradient_(&part, weight);
     }

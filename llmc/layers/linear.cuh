@@ -11,7 +11,15 @@ with --quantize blocks of 8 bits.
     out, residual, pre, dout   (N, OC)      inp, dinp   (N, C)
 
 With --matmul fp8, and only in micro-steps of training, those of qkv, fc and fcproj are multiplied
-in fp8 (matmul_fp8.cuh) where autotune finds that faster, or does not look.
+in fp8 (matmul_fp8.cuh) where autotune finds that faster, or does not look. Weights are quantized
+once an update, in its first forward pass, unless ZeRO or offloading keeps only some of them here.
+
+    linear_norm_forward, linear_activation_*      norm_forward, activation_*, whose result the
+                                                  matmul of `reader` reads next
+
+If that is in fp8, their kernels make the codes, too; so does GELU's that follows a matmul in fp8,
+and a norm's backward pass into linear_codes_below. For inputs from elsewhere, such as dqkv, a
+kernel of its own does.
 
 Few rows of input read blocks as they are; for more, a matrix is expanded to floatX before the
 usual matmul. The backward pass is that of matmul.cuh.
@@ -22,6 +30,8 @@ linear_experts_* are the same for rows of experts, whose matrices follow w, that
 #ifndef LLMC_LINEAR_CUH
 #define LLMC_LINEAR_CUH
 
+#include <string.h>
+
 #include "llmc/gpu/floatx.cuh"
 
 #include "llmc/ops/embedding.cuh"
@@ -30,16 +40,29 @@ linear_experts_* are the same for rows of experts, whose matrices follow w, that
 #include "llmc/model/model.h"
 #include "llmc/ops/matmul.cuh"
 #include "llmc/ops/matmul_fp8.cuh"
+#include "llmc/ops/norm.cuh"
 #include "llmc/ops/q8.cuh"
 #include "llmc/layers/pass.h"
 #include "llmc/layers/weight.h"
 
+// Room for the codes of an input, and the tensor whose codes they are, for the matmul that reads it
+// next; NULL: none.
 typedef struct {
-    int is_quantized; // matrices are blocks
-    floatX* expanded; // if they are: room for the largest matrix of a block
-    int has_fp8;      // --matmul fp8
-    int in_fp8;       // now: in passes of training
-    MatmulFp8Factors fp8;
+    E4m3Rows rows;
+    const floatX* of;
+} LinearCodes;
+
+typedef struct {
+    int is_quantized;           // matrices are blocks
+    floatX* expanded;           // if they are: room for the largest matrix of a block
+    int has_fp8;                // --matmul fp8
+    int in_fp8;                 // now: in passes of training
+    int renews;                 // forward passes quantize the weights, which are new
+    LinearCodes stream, hidden; // of inputs that norms make, (N, C), and of others
+    E4m3Rows matrix;            // codes for one matmul, if there are none of an update
+    uint32_t* largest;          // magnitudes of the columns of a matrix
+    char* weights;              // codes of all blocks' matrices, or NULL
+    size_t weights_bytes;       // of a block
     MatmulGpu* matmul;
     const Gpu* gpu;
 } LinearGpu;
@@ -47,9 +70,8 @@ typedef struct {
 // `matmul` and `gpu` stay the caller's.
 static inline void linear_gpu_open(LinearGpu* linear, Memory* memory, ModelConfig cfg, int is_quantized,
                                    MatmulGpu* matmul, const Gpu* gpu) {
+    memset((void*)linear, 0, sizeof(*linear));
     linear->is_quantized = is_quantized;
-    linear->expanded = NULL;
-    linear->has_fp8 = linear->in_fp8 = 0;
     linear->matmul = matmul;
     linear->gpu = gpu;
     if (is_quantized) {
@@ -58,16 +80,84 @@ static inline void linear_gpu_open(LinearGpu* linear, Memory* memory, ModelConfi
     }
 }
 
-// Opens matmuls in fp8 for inputs of up to N rows.
-static inline void linear_gpu_open_fp8(LinearGpu* linear, Memory* memory, ModelConfig cfg, size_t N) {
-    const size_t matrix = model_largest_matrix(cfg), C = (size_t)cfg.C, rows = matrix / C;
-    linear->has_fp8 = 1;
-    matmul_fp8_gpu_open(&linear->fp8, memory, N, rows > C ? rows : C, matrix);
+// Lists the matrices of a block that are multiplied in fp8. Returns their number.
+enum { LINEAR_IN_FP8_ = 5 };
+static inline int linear_in_fp8_(Weight** list, LayerWeights* w) {
+    Weight* const all[LINEAR_IN_FP8_] = {&w->qkv, &w->fc, &w->fcproj, &w->shared_fc, &w->shared_fcproj};
+    int count = 0;
+    for (Weight* weight : all) {
+        if (weight->in_fp8 && weight->OC > 0 && weight->C > 0) {
+            list[count++] = weight;
+        }
+    }
+    return count;
 }
 
-// Say that the passes up to linear_trained are those of a micro-step of training.
-static inline void linear_trains(LinearGpu* linear) { linear->in_fp8 = linear->has_fp8; }
-static inline void linear_trained(LinearGpu* linear) { linear->in_fp8 = 0; }
+// Gives each matrix of a block in fp8 its codes at `at`, unless that is NULL. Returns the bytes of
+// all.
+static inline size_t linear_cut_codes_(LayerWeights* w, char* at) {
+    Weight* list[LINEAR_IN_FP8_];
+    const int count = linear_in_fp8_(list, w);
+    size_t bytes = 0;
+    for (int i = 0; i < count; i++) {
+        const size_t OC = (size_t)list[i]->OC, C = (size_t)list[i]->C;
+        list[i]->fp8.rows = matmul_fp8_cut(&at, OC, C);
+        list[i]->fp8.turned = matmul_fp8_cut(&at, C, OC);
+        bytes += matmul_fp8_bytes(OC, C) + matmul_fp8_bytes(C, OC);
+    }
+    return bytes;
+}
+
+// Opens matmuls in fp8 for inputs of up to N rows. `keeps_weights`: all weights are here until the
+// next update, and several micro-steps read them.
+static inline void linear_gpu_open_fp8(LinearGpu* linear, Memory* memory, ModelConfig cfg, size_t N,
+                                       int keeps_weights) {
+    const ModelParameters none = {};
+    const PackedParameters unpacked = {};
+    LayerWeights sizes = layer_weights(cfg, &none, &unpacked, &unpacked);
+    const size_t C = (size_t)cfg.C, rows = model_largest_matrix(cfg) / C, widest = rows > C ? rows : C,
+                 matrix = keeps_weights ? 0 : matmul_fp8_bytes(widest, C);
+    char* at = (char*)memory_take(memory, "factors in fp8", MEMORY_DEVICE,
+                                  matmul_fp8_bytes(N, C) + matmul_fp8_bytes(N, widest) + matrix +
+                                      widest * sizeof(uint32_t));
+    linear->has_fp8 = 1;
+    linear->stream.rows = matmul_fp8_cut(&at, N, C);
+    linear->hidden.rows = matmul_fp8_cut(&at, N, widest);
+    linear->weights_bytes = linear_cut_codes_(&sizes, NULL);
+    if (keeps_weights) {
+        linear->weights = (char*)memory_take(memory, "weights in fp8", MEMORY_DEVICE,
+                                             (size_t)model_blocks(cfg) * linear->weights_bytes);
+    } else {
+        linear->matrix = matmul_fp8_cut(&at, widest, C); // or (C, widest): a scale for each row
+    }
+    linear->largest = (uint32_t*)(void*)at;
+}
+
+// Say that the passes up to linear_trained are those of a micro-step of training, and that weights
+// have changed before.
+static inline void linear_trains(LinearGpu* linear) {
+    linear->in_fp8 = linear->has_fp8;
+    linear->stream.of = linear->hidden.of = NULL;
+}
+static inline void linear_trained(LinearGpu* linear) { linear->in_fp8 = linear->renews = 0; }
+
+// Names the codes of the matrices of block k of this process.
+static inline void linear_bind_codes(LayerWeights* w, const LinearGpu* linear, int k) {
+    if (linear->weights) {
+        linear_cut_codes_(w, linear->weights + (size_t)k * linear->weights_bytes);
+    }
+}
+
+// Quantizes the matrices of a block, if they are new and have codes.
+static inline void linear_renew(LayerWeights* w, const LinearGpu* linear) {
+    Weight* list[LINEAR_IN_FP8_];
+    const int count = linear->renews && linear->weights ? linear_in_fp8_(list, w) : 0;
+    for (int i = 0; i < count; i++) {
+        const int OC = list[i]->OC, C = list[i]->C;
+        e4m3_rows(list[i]->fp8.rows, list[i]->data, OC, C, linear->gpu);
+        matmul_fp8_turned(list[i]->fp8.turned, linear->largest, list[i]->data, OC, C, linear->gpu);
+    }
+}
 
 // Returns the matrices of a slice of a layer, whose parameters are `p`. The sum of slices adds the
 // biases into the stream (tensor_parallel.cuh).
@@ -101,19 +191,127 @@ static inline void linear_forward_blocks_(floatX* out, const floatX* residual, c
               linear->gpu);
 }
 
-// ---- in fp8 ----
+// ---- in fp8: factors ----
 
 static inline int linear_is_in_fp8_(const LinearGpu* linear, const Weight* w) {
     return linear->in_fp8 && w->in_fp8;
 }
 
+// Returns an input (N, cols) in E4M3: its codes, if its kernel has made them.
+static inline E4m3Rows linear_input_fp8_(LinearGpu* linear, const floatX* x, int N, int cols) {
+    LinearCodes* hidden = &linear->hidden;
+    if (linear->stream.of == x) {
+        return linear->stream.rows;
+    }
+    if (hidden->of != x) {
+        hidden->of = NULL;
+        e4m3_rows(hidden->rows, x, N, cols, linear->gpu);
+    }
+    return hidden->rows;
+}
+
+// Return a matrix, or its transpose, in E4M3.
+static inline E4m3Rows linear_weight_fp8_(LinearGpu* linear, const Weight* w) {
+    if (!w->fp8.rows.codes) {
+        e4m3_rows(linear->matrix, w->data, w->OC, w->C, linear->gpu);
+    }
+    return w->fp8.rows.codes ? w->fp8.rows : linear->matrix;
+}
+static inline E4m3Rows linear_turned_fp8_(LinearGpu* linear, const Weight* w) {
+    if (!w->fp8.turned.codes) {
+        matmul_fp8_turned(linear->matrix, linear->largest, w->data, w->OC, w->C, linear->gpu);
+    }
+    return w->fp8.turned.codes ? w->fp8.turned : linear->matrix;
+}
+
+// Forgets the codes of a matmul's input, and those of the output that it overwrites.
+static inline void linear_used_(LinearGpu* linear, const floatX* inp, const floatX* out) {
+    LinearCodes* const all[] = {&linear->stream, &linear->hidden};
+    for (LinearCodes* codes : all) {
+        codes->of = codes->of == inp || codes->of == out ? NULL : codes->of;
+    }
+}
+
+// Returns where to put the codes of x, which is about to be set, if a matmul in fp8 reads them
+// next; else none.
+static inline E4m3Rows linear_codes_for_(LinearGpu* linear, LinearCodes* codes, const floatX* x,
+                                         int is_read) {
+    const E4m3Rows none = {NULL, NULL};
+    linear_used_(linear, x, x); // older ones
+    codes->of = is_read ? x : codes->of;
+    return is_read ? codes->rows : none;
+}
+static inline int linear_may_read_(const LinearGpu* linear, const Weight* reader, int N) {
+    return linear_is_in_fp8_(linear, reader) &&
+           matmul_fp8_may_win<floatX>(N, reader->OC, reader->C, 1, linear->matmul);
+}
+static inline int linear_may_read_back_(const LinearGpu* linear, const Weight* reader, int N) {
+    return linear_is_in_fp8_(linear, reader) &&
+           matmul_fp8_may_win<floatX>(N, reader->C, reader->OC, 0, linear->matmul);
+}
+
+// Sets out, which the matmul of `reader` reads next, on N rows; other ranks may have some of these.
+static inline void linear_norm_forward(floatX* out, const floatX* inp, const NormGpu<floatX>* norm,
+                                       const Weight* reader, int N, LinearGpu* linear) {
+    const int is_read = norm->N == N && linear_may_read_(linear, reader, N);
+    NormGpu<floatX> with_codes = *norm;
+    with_codes.codes = linear_codes_for_(linear, &linear->stream, out, is_read);
+    norm_forward(out, inp, &with_codes, linear->gpu);
+}
+
+// Returns where to put the codes of dstream (rows, C), which the gradient of the input of `reader`
+// reads next, on N rows; none if they are not read.
+static inline E4m3Rows linear_codes_below(const floatX* dstream, int rows, const Weight* reader, int N,
+                                          LinearGpu* linear) {
+    return linear_codes_for_(linear, &linear->stream, dstream,
+                             rows == N && linear_may_read_back_(linear, reader, N));
+}
+
+// Sets act (N, F), which the matmul of `reader` reads next.
+static inline void linear_activation_forward(floatX* act, const floatX* pre, const Weight* reader, int N,
+                                             ActivationKind kind, LinearGpu* linear) {
+    const E4m3Rows codes =
+        linear_codes_for_(linear, &linear->hidden, act, linear_may_read_(linear, reader, N));
+    if (codes.codes) {
+        activation_forward_codes(codes, act, pre, N, reader->C, kind, linear->gpu);
+    } else {
+        activation_forward(act, pre, N, reader->C, kind, linear->gpu);
+    }
+}
+
+// Sets dpre (N, gates F), of which the gradient of the input of `reader` is computed next.
+static inline void linear_activation_backward(floatX* dpre, const floatX* dact, const floatX* pre,
+                                              const Weight* reader, int N, ActivationKind kind,
+                                              LinearGpu* linear) {
+    const size_t F = (size_t)(reader->OC / activation_gates(kind));
+    const E4m3Rows codes =
+        linear_codes_for_(linear, &linear->hidden, dpre, linear_may_read_back_(linear, reader, N));
+    if (codes.codes) {
+        activation_backward_codes(codes, dpre, dact, pre, N, F, kind, linear->gpu);
+    } else {
+        activation_backward(dpre, dact, pre, N, F, kind, linear->gpu);
+    }
+}
+
+// Returns the sizes of the matrix that reads GELU's result, or computes its input: in an MLP, those
+// of `w` the other way round.
+static inline Weight linear_mirrored_(const Weight* w) {
+    Weight mirrored = *w;
+    mirrored.OC = w->C;
+    mirrored.C = w->OC;
+    return mirrored;
+}
+
+// ---- in fp8: layers ----
+
 // Sets out = residual + inp weight^T + bias; residual may be NULL.
 static inline void linear_forward_fp8_(floatX* out, const floatX* residual, const floatX* inp,
                                        const Weight* w, int N, LinearGpu* linear) {
-    const int C = w->C, OC = w->OC, adds = residual != NULL;
+    const int C = w->C, OC = w->OC;
     MatmulGpu* matmul = linear->matmul;
     const auto in_fp8 = [&] {
-        matmul_fp8_forward(out, residual, inp, w->data, w->bias, N, C, OC, &linear->fp8, matmul);
+        matmul_fp8(out, residual, w->bias, linear_input_fp8_(linear, inp, N, C),
+                   linear_weight_fp8_(linear, w), N, C, OC, matmul);
     };
     const auto without = [&] {
         if (residual) {
@@ -122,31 +320,43 @@ static inline void linear_forward_fp8_(floatX* out, const floatX* residual, cons
             matmul_forward(out, inp, w->data, w->bias, N, C, OC, matmul);
         }
     };
-    matmul_fp8_or<floatX>(N, OC, C, CUBLASLT_EPILOGUE_BIAS, adds, 1, matmul, in_fp8, without);
+    matmul_fp8_or(matmul_fp8_key<floatX>(N, OC, C, CUBLASLT_EPILOGUE_BIAS, residual != NULL), 1, matmul,
+                  in_fp8, without);
+    linear_used_(linear, inp, out);
 }
 
 static inline void linear_forward_gelu_fp8_(floatX* out, floatX* pre, const floatX* inp, const Weight* w,
                                             int N, LinearGpu* linear) {
     const int C = w->C, OC = w->OC;
     const floatX* none = NULL;
+    const Weight reader = linear_mirrored_(w);
     MatmulGpu* matmul = linear->matmul;
     const auto in_fp8 = [&] {
-        matmul_fp8_forward(pre, none, inp, w->data, w->bias, N, C, OC, &linear->fp8, matmul);
-        activation_forward(out, pre, N, OC, ACTIVATION_GELU, linear->gpu);
+        matmul_fp8(pre, none, w->bias, linear_input_fp8_(linear, inp, N, C), linear_weight_fp8_(linear, w), N,
+                   C, OC, matmul);
+        linear_activation_forward(out, pre, &reader, N, ACTIVATION_GELU, linear);
     };
-    const auto without = [&] { matmul_forward_gelu(out, pre, inp, w->data, w->bias, N, C, OC, matmul); };
-    matmul_fp8_or<floatX>(N, OC, C, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, 0, 1, matmul, in_fp8, without);
+    const auto without = [&] {
+        linear_used_(linear, out, pre);
+        matmul_forward_gelu(out, pre, inp, w->data, w->bias, N, C, OC, matmul);
+    };
+    matmul_fp8_or(matmul_fp8_key<floatX>(N, OC, C, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, 0), 1, matmul, in_fp8,
+                  without);
+    linear_used_(linear, inp, pre);
 }
 
 static inline void linear_backward_input_fp8_(floatX* dinp, const floatX* dout, const Weight* w, int N,
                                               LinearGpu* linear) {
     const int C = w->C, OC = w->OC;
+    const floatX* none = NULL;
     MatmulGpu* matmul = linear->matmul;
     const auto in_fp8 = [&] {
-        matmul_fp8_backward_input(dinp, dout, w->data, N, C, OC, &linear->fp8, matmul);
+        matmul_fp8(dinp, none, none, linear_input_fp8_(linear, dout, N, OC), linear_turned_fp8_(linear, w), N,
+                   OC, C, matmul);
     };
     const auto without = [&] { matmul_backward_input(dinp, dout, w->data, N, C, OC, matmul); };
-    matmul_fp8_or<floatX>(N, C, OC, CUBLASLT_EPILOGUE_DEFAULT, 0, 1, matmul, in_fp8, without);
+    matmul_fp8_or(matmul_fp8_key<floatX>(N, C, OC, CUBLASLT_EPILOGUE_DEFAULT, 0), 1, matmul, in_fp8, without);
+    linear_used_(linear, dout, dinp);
 }
 
 // A gradient of a bias that is added to cannot be computed repeatedly.
@@ -154,18 +364,24 @@ static inline void linear_backward_input_gelu_fp8_(floatX* dinp, Gradient dbias,
                                                    const Weight* w, const floatX* pre, int N,
                                                    GradientMode mode, LinearGpu* linear) {
     const int C = w->C, OC = w->OC, may_repeat = mode == GRADIENT_SET || !dbias.data;
+    const floatX* none = NULL;
+    const Weight reader = linear_mirrored_(w);
     MatmulGpu* matmul = linear->matmul;
     const auto in_fp8 = [&] {
-        matmul_fp8_backward_input(dinp, dout, w->data, N, C, OC, &linear->fp8, matmul);
-        activation_backward(dinp, dinp, pre, N, C, ACTIVATION_GELU, linear->gpu);
+        matmul_fp8(dinp, none, none, linear_input_fp8_(linear, dout, N, OC), linear_turned_fp8_(linear, w), N,
+                   OC, C, matmul);
+        linear_activation_backward(dinp, dinp, pre, &reader, N, ACTIVATION_GELU, linear);
         if (dbias.data) {
             matmul_backward_bias(dbias, (const floatX*)dinp, N, C, mode, matmul);
         }
     };
     const auto without = [&] {
+        linear_used_(linear, dinp, dinp);
         matmul_backward_input_gelu(dinp, dbias, dout, w->data, pre, N, C, OC, mode, matmul);
     };
-    matmul_fp8_or<floatX>(N, C, OC, CUBLASLT_EPILOGUE_DGELU, 0, may_repeat, matmul, in_fp8, without);
+    matmul_fp8_or(matmul_fp8_key<floatX>(N, C, OC, CUBLASLT_EPILOGUE_DGELU, 0), may_repeat, matmul, in_fp8,
+                  without);
+    linear_used_(linear, dout, dout);
 }
 
 // ---- the layers ----

@@ -127,7 +127,7 @@ static inline void mlp_one_hidden_(const MlpGpu* mlp, const floatX* inp) {
         linear_forward_gelu(mlp->act, mlp->fch, inp, &mlp->fc, mlp->N, mlp->linear);
     } else {
         linear_forward(mlp->fch, inp, &mlp->fc, mlp->N, mlp->linear);
-        mlp_one_activation_(mlp);
+        linear_activation_forward(mlp->act, mlp->fch, &mlp->proj, mlp->N, mlp->kind, mlp->linear);
     }
 }
 
@@ -144,7 +144,7 @@ static inline void mlp_one_backward_hidden_(const MlpGpu* mlp, const MlpGradient
         return;
     }
     linear_backward_input(dact, dout, proj, mlp->N, mlp->linear);
-    activation_backward(d->dfch, dact, mlp->fch, mlp->N, proj->C, mlp->kind, mlp->linear->gpu);
+    linear_activation_backward(d->dfch, dact, mlp->fch, &mlp->fc, mlp->N, mlp->kind, mlp->linear);
     if (d->dfcb.data) {
         matmul_backward_bias(d->dfcb, d->dfch, mlp->N, mlp->fc.OC, d->mode, mlp->linear->matmul);
     }

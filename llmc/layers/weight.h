@@ -11,6 +11,7 @@ A layer has its weights at hand, with their sizes: nothing looks a matrix up.
 #include <stdint.h>
 
 #include "llmc/base/enum_words.h"
+#include "llmc/base/float8.h"
 #include "llmc/model/model.h"
 
 // --matmul
@@ -23,18 +24,27 @@ A layer has its weights at hand, with their sizes: nothing looks a matrix up.
 // clang-format on
 typedef enum { MATMUL_WORDS(WORDS_VALUE) } MatmulPrecision;
 
+// A matrix in E4M3 and its transpose, as of the last update: on a GPU with --matmul fp8. Without
+// codes each matmul quantizes it.
+typedef struct {
+    E4m3Rows rows, turned; // (OC, C), (C, OC)
+} WeightCodes;
+
 typedef struct {
     const floatX* data;                 // (OC, C); with --quantize its blocks of 8 bits
     const floatX* bias;                 // (OC), or NULL
     const uint32_t *forward, *backward; // packed in bf16 for both passes (bf16_weights.h), or NULL
     int OC, C;
     int in_fp8; // --matmul fp8 multiplies it in fp8 (matmul_fp8.h)
+    WeightCodes fp8;
 } Weight;
 
 // Returns the matrix of expert e, given that of expert 0; its data are floatX, without copies. It
 // is not multiplied in fp8.
 static inline Weight weight_of_expert(const Weight* w, int e) {
-    return (Weight){w->data + (size_t)e * (size_t)w->OC * (size_t)w->C, NULL, NULL, NULL, w->OC, w->C, 0};
+    const WeightCodes none = {{NULL, NULL}, {NULL, NULL}};
+    return (Weight){
+        w->data + (size_t)e * (size_t)w->OC * (size_t)w->C, NULL, NULL, NULL, w->OC, w->C, 0, none};
 }
 
 // Packed copies of the matrices, as members of the same names.
@@ -57,17 +67,18 @@ static inline LayerWeights layer_weights(ModelConfig cfg, const ModelParameters*
                                          const PackedParameters* forward, const PackedParameters* backward) {
     const int C = cfg.C, Q = model_heads(cfg), QKV = model_qkv_size(cfg), F = model_hidden(cfg),
               FG = F * model_gates(cfg);
-    const Weight wte = {p->wte, NULL, forward->wte, backward->wte, cfg.Vp, C, 0},
-                 head = {p->head, NULL, forward->head, backward->head, cfg.Vp, C, 0};
+    const WeightCodes none = {{NULL, NULL}, {NULL, NULL}};
+    const Weight wte = {p->wte, NULL, forward->wte, backward->wte, cfg.Vp, C, 0, none},
+                 head = {p->head, NULL, forward->head, backward->head, cfg.Vp, C, 0, none};
     const int Fs = cfg.Fs, shared = Fs * model_gates(cfg);
     const LayerWeights weights = {
-        {p->qkvw, p->qkvb, forward->qkvw, backward->qkvw, QKV, C, 1},
-        {p->attprojw, p->attprojb, forward->attprojw, backward->attprojw, C, Q, 0},
-        {p->routerw, NULL, NULL, NULL, cfg.E, C, 0},
-        {p->fcw, p->fcb, forward->fcw, backward->fcw, FG, C, 1},
-        {p->fcprojw, p->fcprojb, forward->fcprojw, backward->fcprojw, C, F, 1},
-        {p->sfcw, NULL, forward->sfcw, backward->sfcw, shared, C, 1},
-        {p->sfcprojw, NULL, forward->sfcprojw, backward->sfcprojw, C, Fs, 1},
+        {p->qkvw, p->qkvb, forward->qkvw, backward->qkvw, QKV, C, 1, none},
+        {p->attprojw, p->attprojb, forward->attprojw, backward->attprojw, C, Q, 0, none},
+        {p->routerw, NULL, NULL, NULL, cfg.E, C, 0, none},
+        {p->fcw, p->fcb, forward->fcw, backward->fcw, FG, C, 1, none},
+        {p->fcprojw, p->fcprojb, forward->fcprojw, backward->fcprojw, C, F, 1, none},
+        {p->sfcw, NULL, forward->sfcw, backward->sfcw, shared, C, 1, none},
+        {p->sfcprojw, NULL, forward->sfcprojw, backward->sfcprojw, C, Fs, 1, none},
         wte,
         cfg.has_head ? head : wte,
     };

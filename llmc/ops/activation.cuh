@@ -1,14 +1,22 @@
 /*
 activation.cuh -- activation.h on the GPU: the same functions on T = float, bf16 or fp16, computed
 in fp32.
+
+activation_forward_codes and activation_backward_codes also set the codes of the rows that they
+store (e4m3_rows.cuh), while they have them in registers: of act (N, F), and of dpre (N, gates F).
 */
 #ifndef LLMC_ACTIVATION_CUH
 #define LLMC_ACTIVATION_CUH
 
+#include <assert.h>
+
 #include "llmc/ops/activation.h"
 #include "llmc/gpu/gpu.cuh"
+#include "llmc/ops/e4m3_rows.cuh"
 
 #define ACTIVATION_THREADS 256
+#define ACTIVATION_ITEMS 4 // packs of a row that a thread holds for its codes
+#define ACTIVATION_ROWS 8  // rows of a block, if a warp is enough for a row
 
 // Returns -2v. __expf of it is off by up to 2 + 1.2 |2v| units in the last place, most where the
 // result is x or nearly 0.
@@ -32,6 +40,7 @@ __device__ inline float relu2_slope_(float x) { return x <= 0.0f ? 0.0f : 2.0f *
 // Activations of one value: functions of x in a class, for the kernels.
 #define ACTIVATION_CLASS_(kind, word, name)                                                                  \
     struct name##_activation_ {                                                                              \
+        static constexpr int GATES = 1;                                                                      \
         static __device__ float value(float x) { return name##_value_(x); }                                  \
         static __device__ float slope(float x) { return name##_slope_(x); }                                  \
     };
@@ -96,6 +105,10 @@ __device__ inline SwigluGpu swiglu_at(float gate, float up) {
     return y;
 }
 
+struct swiglu_activation_ {
+    static constexpr int GATES = 2;
+};
+
 template <int WIDTH, class T> __device__ inline Pack<T> activation_load_(const T* from) {
     if constexpr (WIDTH == 1) {
         Pack<T> x = {};
@@ -156,6 +169,116 @@ __global__ void swiglu_backward_kernel(T* dpre, const T* dact, const T* pre, siz
         activation_store_<WIDTH>(dpre + first + F, dup);
     }
 }
+
+// ---- rows with their codes ----
+
+// Returns act at columns c ... of a row.
+template <class T, class ACTIVATION> __device__ inline Pack<T> activation_pack_(const T* pre, int c, int F) {
+    const Pack<T> x = load_pack_once(pre + c);
+    Pack<T> out;
+    if constexpr (ACTIVATION::GATES == 2) {
+        const Pack<T> up = load_pack_once(pre + F + c);
+#pragma unroll
+        for (int i = 0; i < Pack<T>::SIZE; i++) {
+            out[i] = from_float<T>(swiglu_at(to_float(x[i]), to_float(up[i])).out);
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < Pack<T>::SIZE; i++) {
+            out[i] = from_float<T>(ACTIVATION::value(to_float(x[i])));
+        }
+    }
+    return out;
+}
+
+// Sets dpre at columns c ... of each gate of a row.
+template <class T, class ACTIVATION>
+__device__ inline void activation_slopes_(Pack<T> (&dpre)[ACTIVATION::GATES], const T* dact, const T* pre,
+                                          int c, int F) {
+    const Pack<T> x = load_pack_once(pre + c), d = load_pack_once(dact + c);
+    if constexpr (ACTIVATION::GATES == 2) {
+        const Pack<T> up = load_pack_once(pre + F + c);
+#pragma unroll
+        for (int i = 0; i < Pack<T>::SIZE; i++) {
+            const SwigluGpu y = swiglu_at(to_float(x[i]), to_float(up[i]));
+            dpre[0][i] = from_float<T>(to_float(d[i]) * y.by_gate);
+            dpre[1][i] = from_float<T>(to_float(d[i]) * y.by_up);
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < Pack<T>::SIZE; i++) {
+            dpre[0][i] = from_float<T>(to_float(d[i]) * ACTIVATION::slope(to_float(x[i])));
+        }
+    }
+}
+
+// Calls `use(k, c)` for each of the thread's packs k of a row of F columns, at column c.
+template <class T, class USE> __device__ inline void activation_each_(int F, USE use) {
+#pragma unroll
+    for (int k = 0; k < ACTIVATION_ITEMS; k++) {
+        const int c = (int)(threadIdx.x + k * blockDim.x) * Pack<T>::SIZE;
+        if (c < F) {
+            use(k, c);
+        }
+    }
+}
+
+// A warp, or a block, has a row, thread i the packs i, i + blockDim.x, ...
+// grid   ceil(N / rows)      block   (32, 8 rows), or (threads, 1)      shared   128 bytes
+// moves  gates N F in, N F and N F bytes out. Bound by memory.
+// order  fixed: no sums
+// needs  F <= 4 packs a thread, a multiple of 16; aligned addresses
+template <class T, class ACTIVATION>
+__global__ void __launch_bounds__(1024)
+    activation_rows_forward_kernel(E4m3Rows codes, T* act, const T* pre, int N, int F) {
+    const int n = (int)(blockIdx.x * blockDim.y + threadIdx.y);
+    Pack<T> row[ACTIVATION_ITEMS];
+    uint32_t largest = 0;
+    if (n >= N) { // a whole warp, if rows are those of warps
+        return;
+    }
+    activation_each_<T>(F, [&](int k, int c) {
+        row[k] = activation_pack_<T, ACTIVATION>(pre + (size_t)n * F * ACTIVATION::GATES, c, F);
+        store_pack(act + (size_t)n * F + c, row[k]);
+        largest = max(largest, e4m3_largest(row[k]));
+    });
+    const float inverse = e4m3_scale(codes, (size_t)n, e4m3_row_largest(largest), threadIdx.x == 0);
+    activation_each_<T>(
+        F, [&](int k, int c) { e4m3_store_pack(codes.codes + (size_t)n * F + c, row[k], inverse); });
+}
+
+// Likewise for the gradient. dpre may be dact if there is one gate.
+// grid, block, shared, order, needs   as activation_rows_forward_kernel
+// moves  (1 + gates) N F in, gates N F and gates N F bytes out. Bound by memory.
+template <class T, class ACTIVATION>
+__global__ void __launch_bounds__(1024)
+    activation_rows_backward_kernel(E4m3Rows codes, T* dpre, const T* dact, const T* pre, int N, int F) {
+    constexpr int GATES = ACTIVATION::GATES;
+    const int n = (int)(blockIdx.x * blockDim.y + threadIdx.y);
+    const size_t at = (size_t)n * F * GATES;
+    Pack<T> row[ACTIVATION_ITEMS][GATES];
+    uint32_t largest = 0;
+    if (n >= N) {
+        return;
+    }
+    activation_each_<T>(F, [&](int k, int c) {
+        activation_slopes_<T, ACTIVATION>(row[k], dact + (size_t)n * F, pre + at, c, F);
+#pragma unroll
+        for (int gate = 0; gate < GATES; gate++) {
+            store_pack(dpre + at + gate * F + c, row[k][gate]);
+            largest = max(largest, e4m3_largest(row[k][gate]));
+        }
+    });
+    const float inverse = e4m3_scale(codes, (size_t)n, e4m3_row_largest(largest), threadIdx.x == 0);
+    activation_each_<T>(F, [&](int k, int c) {
+#pragma unroll
+        for (int gate = 0; gate < GATES; gate++) {
+            e4m3_store_pack(codes.codes + at + gate * F + c, row[k][gate], inverse);
+        }
+    });
+}
+
+// ---- launches ----
 
 static inline int activation_aligned_(const void* a, const void* b, const void* c) {
     return ((uintptr_t)a | (uintptr_t)b | (uintptr_t)c) % 16 == 0;
@@ -219,6 +342,67 @@ static inline void activation_backward(T* dpre, const T* dact, const T* pre, siz
     case ACTIVATION_SWIGLU:
         (aligned && F % Pack<T>::SIZE == 0 ? swiglu_launch_backward_<T, Pack<T>::SIZE>
                                            : swiglu_launch_backward_<T, 1>)(dpre, dact, pre, n, F, gpu);
+    }
+}
+
+// Returns the threads for a row of F columns with its codes; 0: it is too long for them.
+template <class T> static inline int activation_row_threads_(size_t F) {
+    const size_t threads = 32 * ceil_div(F, (size_t)(32 * ACTIVATION_ITEMS * Pack<T>::SIZE));
+    return threads > 1024 ? 0 : (int)threads;
+}
+
+// Launches a kernel with a warp, or a block, for each row.
+template <class KERNEL, class... ARGUMENTS>
+static inline void activation_launch_rows_(KERNEL kernel, int threads, size_t N, const Gpu* gpu,
+                                           ARGUMENTS... arguments) {
+    const int rows = threads == 32 ? ACTIVATION_ROWS : 1;
+    launch(kernel, (unsigned)ceil_div(N, (size_t)rows), dim3((unsigned)threads, (unsigned)rows), 0, gpu,
+           arguments...);
+}
+
+// Sets act and its codes. F is a multiple of E4M3_UNIT.
+template <class T>
+static inline void activation_forward_codes(E4m3Rows codes, T* act, const T* pre, size_t N, size_t F,
+                                            ActivationKind kind, const Gpu* gpu) {
+    const int threads = activation_row_threads_<T>(F), rows = (int)N, cols = (int)F;
+    assert(activation_aligned_(act, pre, codes.codes));
+    if (threads == 0) {
+        activation_forward(act, pre, N, F, kind, gpu);
+        e4m3_rows(codes, (const T*)act, rows, cols, gpu);
+        return;
+    }
+    switch (kind) {
+#define ACTIVATION_LAUNCH_(KIND, word, name)                                                                 \
+    case KIND:                                                                                               \
+        activation_launch_rows_(activation_rows_forward_kernel<T, name##_activation_>, threads, N, gpu,      \
+                                codes, act, pre, rows, cols);                                                \
+        break;
+        ACTIVATIONS_PLAIN(ACTIVATION_LAUNCH_)
+        ACTIVATIONS_GATED(ACTIVATION_LAUNCH_)
+#undef ACTIVATION_LAUNCH_
+    }
+}
+
+// Sets dpre and its codes. F is a multiple of E4M3_UNIT.
+template <class T>
+static inline void activation_backward_codes(E4m3Rows codes, T* dpre, const T* dact, const T* pre, size_t N,
+                                             size_t F, ActivationKind kind, const Gpu* gpu) {
+    const int threads = activation_row_threads_<T>(F), rows = (int)N, cols = (int)F;
+    assert(activation_aligned_(dpre, dact, pre));
+    if (threads == 0) {
+        activation_backward(dpre, dact, pre, N, F, kind, gpu);
+        e4m3_rows(codes, (const T*)dpre, rows, cols * (kind == ACTIVATION_SWIGLU ? 2 : 1), gpu);
+        return;
+    }
+    switch (kind) {
+#define ACTIVATION_LAUNCH_(KIND, word, name)                                                                 \
+    case KIND:                                                                                               \
+        activation_launch_rows_(activation_rows_backward_kernel<T, name##_activation_>, threads, N, gpu,     \
+                                codes, dpre, dact, pre, rows, cols);                                         \
+        break;
+        ACTIVATIONS_PLAIN(ACTIVATION_LAUNCH_)
+        ACTIVATIONS_GATED(ACTIVATION_LAUNCH_)
+#undef ACTIVATION_LAUNCH_
     }
 }
 

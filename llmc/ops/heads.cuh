@@ -197,6 +197,15 @@ __device__ inline HeadsPlace_ heads_place_(const AttentionSizes& sizes, int n, i
     return {(size_t)n * attention_qkv_size(sizes) + h * sizes.HS, head * sizes.HS, head};
 }
 
+// Loads the lane's columns of the weight of keys, or of queries, if the kind has one.
+template <HeadsKind KIND, class X, int WIDTH>
+__device__ inline void heads_load_weight_(HeadsWords_<X, WIDTH>& to, const HeadsGpu<X>& heads, int is_keys,
+                                          const HeadsLane_<WIDTH>& lane) {
+    if constexpr (KIND == HEADS_NORM) {
+        heads_load_(to, is_keys ? heads.knormw : heads.qnormw, true, lane);
+    }
+}
+
 // ---- kernels ----
 
 // Normalizes and turns heads; those without a norm by angles times `sign`, -1 to turn back.
@@ -216,9 +225,7 @@ __global__ void __launch_bounds__(HEADS_THREADS, WIDTH == 2 ? 2 : 4)
     float weight[HeadsLane_<WIDTH>::COLUMNS], angles[HeadsLane_<WIDTH>::COLUMNS];
     heads_no_turn_(angles);
     HeadsWords_<X, WIDTH> of_weight; // unpacked for each head, to spare registers
-    if constexpr (KIND == HEADS_NORM) {
-        heads_load_(of_weight, block.is_keys ? heads.knormw : heads.qnormw, true, lane);
-    }
+    heads_load_weight_<KIND>(of_weight, heads, block.is_keys, lane);
     for (int token = block.token; token < block.end; token += block.at_once) { // by whole warps
         const int n = token + block.n;
         const bool is_there = n < block.end;
@@ -308,9 +315,7 @@ __global__ void __launch_bounds__(HEADS_THREADS, KIND == HEADS_NORM ? 2 : 3)
     float weight[COLUMNS], angles[COLUMNS], sum[COLUMNS] = {};
     heads_no_turn_(angles);
     HeadsWords_<X, WIDTH> of_weight;
-    if constexpr (KIND == HEADS_NORM) {
-        heads_load_(of_weight, block.is_keys ? heads.knormw : heads.qnormw, true, lane);
-    }
+    heads_load_weight_<KIND>(of_weight, heads, block.is_keys, lane);
     for (int token = block.token; token < block.end; token += block.at_once) { // by whole warps
         const int n = token + block.n;
         const bool is_there = n < block.end;

@@ -1,131 +1,60 @@
 /*
-matmul_fp8.cuh -- matmul_fp8.h on the GPU: rows of T = float, bf16 or fp16 into E4M3, and cublasLt's
-matmuls of them, which multiply each sum by the scales of its row and its column.
-
-    codes    (rows, cols)     E4M3
-    scales   (rows)           fp32, powers of two (float8.h)
+matmul_fp8.cuh -- matmul_fp8.h on the GPU: factors of T = float, bf16 or fp16 as rows of E4M3
+(e4m3_rows.cuh), also transposed, and cublasLt's matmuls of them, which multiply each sum by the
+scales of its row and its column.
 
 Codes and scales have the bits of matmul_fp8.h. Sums do not: tensor cores add products of fp8 with
-fewer bits than fp32 has, and cublasLt adds their sums in fp32 now and then. Weights are quantized
-again for each matmul. That moves 3 or 5 bytes for each of their elements, while the matmul does 2 N
-FLOP with it, and it needs no copies that updates, ZeRO and offloading must keep up to date.
+fewer bits than fp32 has, and cublasLt adds their sums in fp32 now and then.
 
-It needs Hopper, cublasLt 12.9, and C and OC that are multiples of MATMUL_FP8_UNIT.
+It needs Hopper, cublasLt 12.9, and C and OC that are multiples of E4M3_UNIT.
 */
 #ifndef LLMC_MATMUL_FP8_CUH
 #define LLMC_MATMUL_FP8_CUH
 
 #include <assert.h>
-#include <string.h>
 
 #include "llmc/base/float8.h"
 #include "llmc/gpu/elements.cuh"
 #include "llmc/gpu/ptx.cuh"
+#include "llmc/ops/e4m3_rows.cuh"
 #include "llmc/ops/matmul.cuh"
 
 enum {
-    MATMUL_FP8_UNIT = 16, // of the sizes of matrices: cublasLt reads rows in 16 bytes
     MATMUL_FP8_TILE_ = 64,
     MATMUL_FP8_PAD_ = 16,  // bytes behind a row of a tile, for the banks of shared memory
     MATMUL_FP8_DEEP_ = 64, // rows of a matrix whose magnitudes a block compares
     MATMUL_FP8_ALIGN_ = 256
 };
 
-// Factors of a matmul in memory of the GPU.
-typedef struct {
-    uint8_t *left, *right; // codes
-    float *left_scales, *right_scales;
-    uint32_t* largest; // magnitudes of the columns of a matrix
-} MatmulFp8Factors;
+// ---- memory ----
 
 static inline size_t matmul_fp8_aligned_(size_t bytes) {
     return (bytes + MATMUL_FP8_ALIGN_ - 1) / MATMUL_FP8_ALIGN_ * MATMUL_FP8_ALIGN_;
 }
 
-// Opens factors for left ones of up to N rows and `widest` columns, and matrices of up to `largest`
-// elements and `widest` rows or columns.
-static inline void matmul_fp8_gpu_open(MatmulFp8Factors* factors, Memory* memory, size_t N, size_t widest,
-                                       size_t largest) {
-    const size_t left = matmul_fp8_aligned_(N * widest), right = matmul_fp8_aligned_(largest),
-                 left_scales = matmul_fp8_aligned_(N * sizeof(float)),
-                 vector = matmul_fp8_aligned_(widest * sizeof(float));
-    char* at =
-        (char*)memory_take(memory, "factors in fp8", MEMORY_DEVICE, left + right + left_scales + 2 * vector);
-    memset((void*)factors, 0, sizeof(*factors));
-    if (at) {
-        factors->left = (uint8_t*)at;
-        factors->right = (uint8_t*)(at += left);
-        factors->left_scales = (float*)(void*)(at += right);
-        factors->right_scales = (float*)(void*)(at += left_scales);
-        factors->largest = (uint32_t*)(void*)(at + vector);
-    }
+// Returns the bytes of codes and scales of rows.
+static inline size_t matmul_fp8_bytes(size_t rows, size_t cols) {
+    return matmul_fp8_aligned_(rows * cols) + matmul_fp8_aligned_(rows * sizeof(float));
 }
 
-// ---- kernels ----
-
-// Returns the largest magnitude of a pack.
-template <class T> __device__ inline uint32_t matmul_fp8_largest_(const Pack<T>& x) {
-    uint32_t largest = 0;
-#pragma unroll
-    for (int i = 0; i < Pack<T>::SIZE; i++) {
-        largest = max(largest, e4m3_magnitude(to_float(x[i])));
+// Returns codes and scales at `*at`, and moves it behind them; none if it is NULL.
+static inline E4m3Rows matmul_fp8_cut(char** at, size_t rows, size_t cols) {
+    E4m3Rows cut = {(uint8_t*)*at, NULL};
+    if (*at) {
+        cut.scales = (float*)(void*)(*at + matmul_fp8_aligned_(rows * cols));
+        *at += matmul_fp8_bytes(rows, cols);
     }
-    return largest;
+    return cut;
 }
 
-// Stores codes for the matmul that follows: in the caches.
-template <int W> __device__ inline void matmul_fp8_store_(uint8_t* to, const Elements<uint8_t, W>& codes) {
-    typedef typename Elements<uint8_t, W>::Word Word;
-    *reinterpret_cast<Word*>(to) = *reinterpret_cast<const Word*>(&codes);
-}
-
-// A warp quantizes a row, which it reads twice, the second time from a cache.
-// grid   ceil(rows / 8)      block   256      shared   none
-// moves  rows*cols in, rows*cols bytes and rows fp32 out. Bound by memory.
-// order  none that counts: the largest of a row is the same in any.
-// needs  cols a multiple of 16, x and codes aligned to 16 bytes
-template <class T>
-__global__ void __launch_bounds__(256)
-    matmul_fp8_rows_kernel(uint8_t* codes, float* scales, const T* x, int rows, int cols) {
-    constexpr int SIZE = Pack<T>::SIZE;
-    const int lane = (int)threadIdx.x % 32, row = (int)(blockIdx.x * blockDim.x + threadIdx.x) / 32;
-    if (row >= rows) {
-        return;
-    }
-    const T* from = x + (size_t)row * cols;
-    uint32_t largest = 0;
-    for (int c = lane * SIZE; c < cols; c += 32 * SIZE) {
-        largest = max(largest, matmul_fp8_largest_(load_pack(from + c)));
-    }
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) {
-        largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, distance));
-    }
-    const int exponent = e4m3_exponent(largest);
-    const float inverse = e4m3_power(-exponent);
-    for (int c = lane * SIZE; c < cols; c += 32 * SIZE) {
-        const Pack<T> pack = load_pack(from + c);
-        Elements<uint8_t, SIZE> to;
-#pragma unroll
-        for (int i = 0; i < SIZE; i += 2) {
-            const unsigned two =
-                e4m3_from_floats(to_float(pack[i]) * inverse, to_float(pack[i + 1]) * inverse);
-            to[i] = (uint8_t)two;
-            to[i + 1] = (uint8_t)(two >> 8);
-        }
-        matmul_fp8_store_(codes + (size_t)row * cols + c, to);
-    }
-    if (lane == 0) {
-        scales[row] = e4m3_power(exponent);
-    }
-}
+// ---- a matrix and its transpose ----
 
 // Raises the largest magnitudes of columns, zero before. Warp w of a block compares rows w, w + 8,
 // ... of a piece of a matrix, a lane a pack of columns.
 // grid   ceil(cols / (32 * SIZE)), ceil(rows / 64)      block   256      shared   8 KiB
 // moves  rows*cols in. Bound by memory.
 // order  none that counts.
-// needs  as above
+// needs  cols a multiple of 16, x aligned to 16 bytes
 template <class T>
 __global__ void __launch_bounds__(256)
     matmul_fp8_largest_kernel(uint32_t* largest, const T* x, int rows, int cols) {
@@ -161,11 +90,10 @@ __global__ void __launch_bounds__(256)
 // grid   ceil(cols / 64), ceil(rows / 64)      block   256      shared   5 KiB
 // moves  rows*cols in, rows*cols bytes and cols fp32 out. Bound by memory.
 // order  fixed.
-// needs  rows, too, a multiple of 16
+// needs  rows and cols multiples of 16, x and codes aligned to 16 bytes
 template <class T>
 __global__ void __launch_bounds__(256)
-    matmul_fp8_turn_kernel(uint8_t* codes, float* scales, const uint32_t* largest, const T* x, int rows,
-                           int cols) {
+    matmul_fp8_turn_kernel(E4m3Rows to, const uint32_t* largest, const T* x, int rows, int cols) {
     constexpr int SIZE = Pack<T>::SIZE, TILE = MATMUL_FP8_TILE_, PACKS = TILE / SIZE;
     SMEM_ARRAY(uint8_t, tile, [TILE][TILE + MATMUL_FP8_PAD_]);
     SMEM_ARRAY(float, inverse, [TILE]);
@@ -174,7 +102,7 @@ __global__ void __launch_bounds__(256)
         const int exponent = e4m3_exponent(largest[c0 + t]);
         inverse[t] = e4m3_power(-exponent);
         if (blockIdx.y == 0) {
-            scales[c0 + t] = e4m3_power(exponent);
+            to.scales[c0 + t] = e4m3_power(exponent);
         }
     }
     __syncthreads();
@@ -195,48 +123,42 @@ __global__ void __launch_bounds__(256)
     for (int i = t; i < TILE * TILE / 16; i += 256) {
         const int c = i / (TILE / 16), r = i % (TILE / 16) * 16;
         if (c0 + c < cols && r0 + r < rows) {
-            Elements<uint8_t, 16> to;
+            Elements<uint8_t, 16> codes;
 #pragma unroll
             for (int k = 0; k < 16; k++) {
-                to[k] = tile[c][r + k];
+                codes[k] = tile[c][r + k];
             }
-            matmul_fp8_store_(codes + (size_t)(c0 + c) * rows + r0 + r, to);
+            elements_store_kept(to.codes + (size_t)(c0 + c) * rows + r0 + r, codes);
         }
     }
 }
 
-// Sets codes (rows, cols) and scales (rows) of x.
-template <class T>
-static inline void matmul_fp8_rows(uint8_t* codes, float* scales, const T* x, int rows, int cols,
-                                   const Gpu* gpu) {
-    assert(cols % MATMUL_FP8_UNIT == 0);
-    launch(matmul_fp8_rows_kernel<T>, (unsigned)ceil_div(rows, 8), 256, 0, gpu, codes, scales, x, rows, cols);
-}
-
 // Sets codes (cols, rows) and scales (cols) of x^T; `largest` (cols) is memory that it uses.
 template <class T>
-static inline void matmul_fp8_turned(uint8_t* codes, float* scales, uint32_t* largest, const T* x, int rows,
-                                     int cols, const Gpu* gpu) {
+static inline void matmul_fp8_turned(E4m3Rows to, uint32_t* largest, const T* x, int rows, int cols,
+                                     const Gpu* gpu) {
     const int wide = 32 * Pack<T>::SIZE;
-    assert(cols % MATMUL_FP8_UNIT == 0 && rows % MATMUL_FP8_UNIT == 0);
+    assert(cols % E4M3_UNIT == 0 && rows % E4M3_UNIT == 0);
     CUDA_CHECK(cudaMemsetAsync(largest, 0, (size_t)cols * sizeof(uint32_t), gpu->stream));
     launch(matmul_fp8_largest_kernel<T>,
            dim3((unsigned)ceil_div(cols, wide), (unsigned)ceil_div(rows, MATMUL_FP8_DEEP_)), 256, 0, gpu,
            largest, x, rows, cols);
     launch(matmul_fp8_turn_kernel<T>,
            dim3((unsigned)ceil_div(cols, MATMUL_FP8_TILE_), (unsigned)ceil_div(rows, MATMUL_FP8_TILE_)), 256,
-           0, gpu, codes, scales, (const uint32_t*)largest, x, rows, cols);
+           0, gpu, to, (const uint32_t*)largest, x, rows, cols);
 }
 
 // ---- matmuls ----
 
-// Sets out (N, cols) = add + left right^T + bias from the factors; add and bias may be NULL.
+// Sets out (N, cols) = add + left right^T + bias; left is (N, depth), right (cols, depth). add,
+// which is not out, and bias may be NULL.
 template <class T>
-static inline void matmul_fp8_product_(T* out, const T* add, const T* bias, int N, int depth, int cols,
-                                       const MatmulFp8Factors* f, MatmulGpu* ctx) {
+static inline void matmul_fp8(T* out, const T* add, const T* bias, E4m3Rows left, E4m3Rows right, int N,
+                              int depth, int cols, MatmulGpu* ctx) {
     MatmulKey key = {N,           cols, depth, 0, 1, DTYPE_E4M3, DTYPE_OF(T), CUBLASLT_EPILOGUE_BIAS,
                      add != NULL, 0,    1};
-    MatmulOperands_ x = {out, add, f->left, f->right, bias, NULL, NULL, f->left_scales, f->right_scales};
+    MatmulOperands_ x = {out, add, left.codes, right.codes, bias, NULL, NULL, left.scales, right.scales};
+    assert(out != add);
     if (bias && matmul_try_(key, x, ctx)) {
         return;
     }
@@ -251,37 +173,40 @@ static inline void matmul_fp8_product_(T* out, const T* add, const T* bias, int 
     }
 }
 
-// Sets out (N, OC) = add + inp weight^T + bias; add and bias may be NULL.
-template <class T>
-static inline void matmul_fp8_forward(T* out, const T* add, const T* inp, const T* weight, const T* bias,
-                                      int N, int C, int OC, const MatmulFp8Factors* f, MatmulGpu* ctx) {
-    assert(out != add);
-    matmul_fp8_rows(f->left, f->left_scales, inp, N, C, ctx->gpu);
-    matmul_fp8_rows(f->right, f->right_scales, weight, OC, C, ctx->gpu);
-    matmul_fp8_product_(out, add, bias, N, C, OC, f, ctx);
-}
-
-// Sets dinp (N, C).
-template <class T>
-static inline void matmul_fp8_backward_input(T* dinp, const T* dout, const T* weight, int N, int C, int OC,
-                                             const MatmulFp8Factors* f, MatmulGpu* ctx) {
-    matmul_fp8_rows(f->left, f->left_scales, dout, N, OC, ctx->gpu);
-    matmul_fp8_turned(f->right, f->right_scales, f->largest, weight, OC, C, ctx->gpu);
-    matmul_fp8_product_(dinp, (const T*)NULL, (const T*)NULL, N, OC, C, f, ctx);
-}
-
 // ---- fp8 or T ----
 
 // Returns true if cublasLt gives scales to rows on this device, or on an H100 if there is none.
 static inline int matmul_fp8_is_on(int device) { return matmul_major_(device) == 9; }
 
-// Does an operation with a matmul in fp8, or in T if autotune finds that faster. `epilogue` tells
-// operations with matmuls of the same sizes apart. One that cannot be repeated takes the way of an
-// earlier race.
-template <class T, class InFp8, class InT>
-static inline void matmul_fp8_or(int N, int cols, int depth, int epilogue, int adds, int may_repeat,
-                                 MatmulGpu* ctx, const InFp8& in_fp8, const InT& in_t) {
+// Returns the key of an operation with a matmul in fp8. `epilogue` tells operations with matmuls of
+// the same sizes apart.
+template <class T>
+static inline MatmulKey matmul_fp8_key(int N, int cols, int depth, int epilogue, int adds) {
     const MatmulKey key = {N, cols, depth, 0, 1, DTYPE_E4M3, DTYPE_OF(T), epilogue, adds, 0, 1};
+    return key;
+}
+
+// Returns true unless autotune has found T faster for each operation that could be meant: forward
+// or backward.
+template <class T>
+static inline int matmul_fp8_may_win(int N, int cols, int depth, int is_forward, MatmulGpu* ctx) {
+    const int epilogues[] = {is_forward ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT,
+                             is_forward ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_DGELU};
+    int loses = 0, wins = 0;
+    for (int i = 0; i < 4; i++) {
+        const MatmulKey key = matmul_fp8_key<T>(N, cols, depth, epilogues[i / 2], i % 2);
+        const MatmulDecision_* decision = matmul_decision_(&key, ctx);
+        loses += decision && decision->way != 0;
+        wins += decision && decision->way == 0;
+    }
+    return wins > 0 || loses == 0;
+}
+
+// Does an operation in fp8, or in T if autotune finds that faster. One that cannot be repeated
+// takes the way of an earlier race.
+template <class InFp8, class InT>
+static inline void matmul_fp8_or(MatmulKey key, int may_repeat, MatmulGpu* ctx, const InFp8& in_fp8,
+                                 const InT& in_t) {
     static const char* const words[] = {"in fp8", "without fp8"};
     MatmulRace race = matmul_race(key, {0, 2, 0, words, ""}, may_repeat || matmul_decision_(&key, ctx), ctx);
     do {

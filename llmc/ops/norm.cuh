@@ -14,6 +14,9 @@ norm_backward also sets or adds to
 This is the bias gradient of the linear layer whose output was added to inp last. It is skipped if
 it has no data. norm_dinp_sum sets it to the same bits where dinp came from elsewhere.
 
+With --matmul fp8 the kernels also set the codes of rows that they store (e4m3_rows.cuh), while they
+have them in registers: of out, and of dinp.
+
 The residual sum is not here: the matmul before a norm adds it (matmul_forward_residual).
 */
 #ifndef LLMC_NORM_CUH
@@ -23,13 +26,13 @@ The residual sum is not here: the matmul before a norm adds it (matmul_forward_r
 
 #include "llmc/base/sizes.h"
 #include "llmc/ops/column_sums.cuh"
+#include "llmc/ops/e4m3_rows.cuh"
 #include "llmc/gpu/gpu.cuh"
 #include "llmc/ops/norm.h"
 
-#define NORM_ITEMS 4          // groups of columns that a thread of the forward pass holds
-#define NORM_ROWS 8           // rows per block, if one warp is enough for a row
-#define NORM_FORWARD_WARPS 32 // warps per multiprocessor in the forward pass: 64 registers
-#define NORM_GROUP_ROWS 8     // least rows of a group: partial sums below a tenth of the traffic
+#define NORM_ITEMS 4      // groups of columns that a thread of the forward pass holds
+#define NORM_ROWS 8       // rows per block, if one warp is enough for a row
+#define NORM_GROUP_ROWS 8 // least rows of a group: partial sums below a tenth of the traffic
 #define NORM_BACKWARD_THREADS 512
 #define NORM_WARPS 16 // warps per multiprocessor in the backward pass: 128 registers per thread
 
@@ -45,6 +48,7 @@ template <class T> struct NormGpu {
     const T *weight, *bias; // (C)
     float *mean, *rstd;     // (N)
     int N, C;
+    E4m3Rows codes; // (N, C) of out, unless NULL; C is a multiple of E4M3_UNIT then
 };
 
 // Scratch for the partial sums of dweight, dbias and dinp_sum.
@@ -109,13 +113,13 @@ template <int WIDTH, class T> __device__ inline void norm_load_weight_(float* to
     }
 }
 
-// Also sets `from` to the stored values, rounded to T.
-template <int WIDTH, class T> __device__ inline void norm_store_(T* to, float* from) {
+// Also sets `from` to the stored values, rounded to T. Returns a pack as it is in memory.
+template <int WIDTH, class T> __device__ inline int4 norm_store_(T* to, float* from) {
+    Pack<T> pack = {};
     if constexpr (WIDTH == 1) {
         to[0] = from_float<T>(from[0]);
         from[0] = to_float(to[0]);
     } else {
-        Pack<T> pack;
 #pragma unroll
         for (int i = 0; i < WIDTH; i++) {
             pack[i] = from_float<T>(from[i]);
@@ -123,6 +127,7 @@ template <int WIDTH, class T> __device__ inline void norm_store_(T* to, float* f
         store_pack(to, pack);
         unpack<T>(from, pack); // faster than one element after the other
     }
+    return *reinterpret_cast<const int4*>(&pack);
 }
 
 static inline int norm_aligned_(const void* a, const void* b, const void* c) {
@@ -158,7 +163,7 @@ __device__ inline void norm_load_parameters_(float* w, float* b, const T* weight
     }
 }
 
-// Calls `use(column, values)` for each of the thread's groups of columns of a row.
+// Calls `use(k, column, values)` for each of the thread's groups k of columns of a row.
 template <class T, int WIDTH, class F>
 __device__ inline void norm_each_(const int4 (&row)[NORM_ITEMS], int C, F use) {
 #pragma unroll
@@ -167,7 +172,32 @@ __device__ inline void norm_each_(const int4 (&row)[NORM_ITEMS], int C, F use) {
         if (c < C) {
             float x[Pack<T>::SIZE];
             unpack<T>(x, row[k]);
-            use(c, x);
+            use(k, c, x);
+        }
+    }
+}
+
+// Returns the warps per multiprocessor in the forward pass: with 64 registers; with codes 80.
+constexpr int norm_forward_warps_(bool codes) { return codes ? 24 : 32; }
+
+template <class T> __device__ inline Pack<T> norm_pack_(int4 words) {
+    return *reinterpret_cast<const Pack<T>*>(&words);
+}
+
+// Sets the codes of row n of packs, as its threads hold it; zeros from C on.
+template <class T>
+__device__ inline void norm_store_codes_(const E4m3Rows& codes, const int4 (&row)[NORM_ITEMS], int n, int C) {
+    uint32_t largest = 0;
+#pragma unroll
+    for (int k = 0; k < NORM_ITEMS; k++) {
+        largest = max(largest, e4m3_largest(norm_pack_<T>(row[k])));
+    }
+    const float inverse = e4m3_scale(codes, (size_t)n, e4m3_row_largest(largest), threadIdx.x == 0);
+#pragma unroll
+    for (int k = 0; k < NORM_ITEMS; k++) {
+        const int c = (int)(threadIdx.x + k * blockDim.x) * Pack<T>::SIZE;
+        if (c < C) {
+            e4m3_store_pack(codes.codes + (size_t)n * C + c, norm_pack_<T>(row[k]), inverse);
         }
     }
 }
@@ -182,17 +212,19 @@ __device__ inline void norm_load_row_(int4 (&row)[NORM_ITEMS], const T* from, bo
     }
 }
 
-// A warp, or a block of up to 1024 threads, normalizes rows, and loads the next one meanwhile.
-// Thread i holds groups i, i + blockDim.x, ... of WIDTH columns, as they are in memory.
+// A warp, or a block of up to 1024 threads, 768 with CODES, normalizes rows, and loads the next one
+// meanwhile. Thread i holds groups i, i + blockDim.x, ... of WIDTH columns, as they are in memory.
 // grid   up to the blocks that fit at once      block   (32, 8 rows), or (threads, 1)
 // shared 2 of block_sum
-// moves  N*C in, N*C out, 2N fp32 out; weight and bias stay in L1. Bound by memory.
+// moves  N*C in, N*C out, 2N fp32 out; weight and bias stay in L1. CODES: N*C bytes and N fp32 out,
+//        too. Bound by memory.
 // order  fixed, the same for any grid
-// needs  C <= 4 WIDTH threads; C a multiple of WIDTH, and aligned addresses where that is a pack
-template <class T, int WIDTH, NormKind KIND>
-__global__ void __launch_bounds__(1024)
-    norm_forward_kernel(T* out, float* mean, float* rstd, const T* inp, const T* weight, const T* bias, int N,
-                        int C, float eps) {
+// needs  C <= 4 WIDTH threads; C a multiple of WIDTH, and aligned addresses where that is a pack,
+//        as with CODES
+template <class T, int WIDTH, NormKind KIND, bool CODES>
+__global__ void __launch_bounds__(32 * norm_forward_warps_(CODES))
+    norm_forward_kernel(T* out, E4m3Rows codes, float* mean, float* rstd, const T* inp, const T* weight,
+                        const T* bias, int N, int C, float eps) {
     const int first = (int)(blockIdx.x * blockDim.y + threadIdx.y), step = (int)(gridDim.x * blockDim.y);
     int4 row[NORM_ITEMS], next[NORM_ITEMS];
     norm_load_row_<WIDTH>(next, inp + (size_t)first * C, first < N, C);
@@ -203,29 +235,32 @@ __global__ void __launch_bounds__(1024)
         }
         norm_load_row_<WIDTH>(next, inp + (size_t)(n + step) * C, n + step < N, C);
         float sum = 0, squares = 0;
-        norm_each_<T, WIDTH>(row, C, [&](int, const float* x) {
+        norm_each_<T, WIDTH>(row, C, [&](int, int, const float* x) {
 #pragma unroll
             for (int i = 0; i < WIDTH; i++) {
                 sum += x[i];
             }
         });
         const float m = norm_mean_<KIND>(sum, C);
-        norm_each_<T, WIDTH>(row, C, [&](int, const float* x) {
+        norm_each_<T, WIDTH>(row, C, [&](int, int, const float* x) {
 #pragma unroll
             for (int i = 0; i < WIDTH; i++) {
                 squares += (x[i] - m) * (x[i] - m);
             }
         });
         const float r = 1.0f / sqrtf(norm_row_sum_(squares) / C + eps);
-        norm_each_<T, WIDTH>(row, C, [&](int c, float* x) {
+        norm_each_<T, WIDTH>(row, C, [&](int k, int c, float* x) {
             float w[WIDTH], b[WIDTH];
             norm_load_parameters_<WIDTH, KIND>(w, b, weight, bias, c);
 #pragma unroll
             for (int i = 0; i < WIDTH; i++) {
                 x[i] = (x[i] - m) * r * w[i] + b[i];
             }
-            norm_store_<WIDTH>(out + (size_t)n * C + c, x);
+            row[k] = norm_store_<WIDTH>(out + (size_t)n * C + c, x);
         });
+        if constexpr (CODES) {
+            norm_store_codes_<T>(codes, row, n, C);
+        }
         if (threadIdx.x == 0) {
             if constexpr (KIND == NORM_LAYER) {
                 mean[n] = m;
@@ -267,20 +302,27 @@ __global__ void norm_forward_long_kernel(T* out, float* mean, float* rstd, const
     }
 }
 
-// Launches one warp per row if its registers can hold one, otherwise one block per row.
+// Launches one warp per row if its registers can hold one, otherwise one block per row. Without
+// room for codes in the registers, a kernel of their own makes them.
 template <class T, int WIDTH, NormKind KIND>
 static inline void norm_launch_forward_(T* out, const T* inp, const NormGpu<T>* norm, const Gpu* gpu) {
     const int N = norm->N, C = norm->C;
     const int threads = 32 * ceil_div(C, 32 * WIDTH * NORM_ITEMS);
+    const bool fuses = norm->codes.codes && threads <= 32 * norm_forward_warps_(true);
     if (threads > 1024) {
         launch(norm_forward_long_kernel<T, KIND>, N, 1024, 0, gpu, out, norm->mean, norm->rstd, inp,
                norm->weight, norm->bias, C, norm->eps);
-        return;
+    } else {
+        const auto kernel = fuses ? norm_forward_kernel<T, WIDTH, KIND, (WIDTH > 1)>
+                                  : norm_forward_kernel<T, WIDTH, KIND, false>;
+        const int rows = threads == 32 ? NORM_ROWS : 1, warps = threads / 32 * rows,
+                  most = gpu->multiprocessors * int_max(norm_forward_warps_(fuses) / warps, 1);
+        launch(kernel, int_min(ceil_div(N, rows), most), dim3(threads, rows), 0, gpu, out, norm->codes,
+               norm->mean, norm->rstd, inp, norm->weight, norm->bias, N, C, norm->eps);
     }
-    const int rows = threads == 32 ? NORM_ROWS : 1, warps = threads / 32 * rows,
-              most = gpu->multiprocessors * int_max(NORM_FORWARD_WARPS / warps, 1);
-    launch(norm_forward_kernel<T, WIDTH, KIND>, int_min(ceil_div(N, rows), most), dim3(threads, rows), 0, gpu,
-           out, norm->mean, norm->rstd, inp, norm->weight, norm->bias, N, C, norm->eps);
+    if (norm->codes.codes && !fuses) {
+        e4m3_rows(norm->codes, (const T*)out, N, C, gpu);
+    }
 }
 
 template <class T, NormKind KIND>
@@ -289,6 +331,7 @@ static inline void norm_forward_of_(T* out, const T* inp, const NormGpu<T>* norm
         norm_aligned_(norm->weight, norm->bias, NULL)) {
         norm_launch_forward_<T, Pack<T>::SIZE, KIND>(out, inp, norm, gpu);
     } else {
+        assert(!norm->codes.codes);
         norm_launch_forward_<T, 1, KIND>(out, inp, norm, gpu);
     }
 }
@@ -442,7 +485,7 @@ __device__ inline void norm_store_columns_(float* partial, NormColumns_<WIDTH>* 
     }
 }
 
-// Rows in progress: g = dout weight, norm and rstd as in norm.h, and dinp as it was.
+// Rows in progress: g = dout weight, norm and rstd as in norm.h, and dinp as it was, then as it is.
 template <int SIZE, int ROWS, int ITEMS> struct NormWork_ {
     float g[ROWS][ITEMS][SIZE], norm[ROWS][ITEMS][SIZE], rstd[ROWS];
     int4 dinp[ROWS][ITEMS];
@@ -470,7 +513,7 @@ __device__ inline void norm_take_rows_(NormWork_<Pack<T>::SIZE, ROWS, ITEMS>* wo
 // columns.
 template <class T, NormKind KIND, int WIDTH, int ROWS, int ITEMS, int THREADS>
 __device__ inline void norm_finish_rows_(T* dinp, NormSums_<WIDTH, THREADS>* dinp_sums,
-                                         const NormWork_<Pack<T>::SIZE, ROWS, ITEMS>* work, const float* sums,
+                                         NormWork_<Pack<T>::SIZE, ROWS, ITEMS>* work, const float* sums,
                                          float part, int n, int end, int C) {
 #pragma unroll
     for (int k = 0; k < ITEMS; k++) {
@@ -487,7 +530,7 @@ __device__ inline void norm_finish_rows_(T* dinp, NormSums_<WIDTH, THREADS>* din
                 for (int i = 0; i < WIDTH; i++) {
                     d[i] += work->rstd[r] * (work->g[r][k][i] - shift - work->norm[r][k][i] * slope);
                 }
-                norm_store_<WIDTH>(dinp + (size_t)(n + r) * C + c, d);
+                work->dinp[r][k] = norm_store_<WIDTH>(dinp + (size_t)(n + r) * C + c, d);
 #pragma unroll
                 for (int i = 0; i < WIDTH; i++) {
                     dinp_sum[i] += d[i];
@@ -495,6 +538,37 @@ __device__ inline void norm_finish_rows_(T* dinp, NormSums_<WIDTH, THREADS>* din
             }
         }
         norm_add_to_sums_(&dinp_sums[k], dinp_sum);
+    }
+}
+
+// Sets the codes of rows n ... n + ROWS - 1 of dinp, as the threads hold them: packs that are not
+// there are zeros. Between two calls is a barrier.
+template <class T, int ROWS>
+__device__ inline void norm_store_dinp_codes_(const E4m3Rows& codes,
+                                              const NormWork_<Pack<T>::SIZE, ROWS, 1>* work,
+                                              uint32_t (*of_warp)[ROWS], int n, int end, int C) {
+    const int c = (int)threadIdx.x * Pack<T>::SIZE;
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        const uint32_t largest = e4m3_warp_largest(e4m3_largest(norm_pack_<T>(work->dinp[r][0])));
+        if (threadIdx.x % 32 == 0) {
+            of_warp[threadIdx.x / 32][r] = largest;
+        }
+    }
+    __syncthreads();
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        uint32_t largest = 0;
+        for (int w = 0; w < (int)blockDim.x / 32; w++) {
+            largest = max(largest, of_warp[w][r]);
+        }
+        if (n + r < end) {
+            const float inverse = e4m3_scale(codes, (size_t)(n + r), largest, threadIdx.x == 0);
+            if (c < C) {
+                e4m3_store_pack(codes.codes + (size_t)(n + r) * C + c, norm_pack_<T>(work->dinp[r][0]),
+                                inverse);
+            }
+        }
     }
 }
 
@@ -517,15 +591,15 @@ __host__ __device__ constexpr int norm_rows_at_once_(int width, int items) {
 //
 // grid   groups of rows      block   up to 512      shared   double-buffered sums of the warps, C
 //        floats
-// moves  3 N*C in, N*C out, 3C fp32 out per group; dinp is not read where it is set. Bound by
-//        memory.
+// moves  3 N*C in, N*C out, 3C fp32 out per group; dinp is not read where it is set. CODES: N*C
+//        bytes and N fp32 out, too. Bound by memory.
 // order  fixed: rows of a group in order
 // needs  C <= ITEMS WIDTH threads; C a multiple of WIDTH, and aligned addresses where that is a
-//        pack
-template <class T, NormKind KIND, int WIDTH, int ITEMS, int WARPS>
+//        pack, as with CODES; these with ITEMS = 1
+template <class T, NormKind KIND, int WIDTH, int ITEMS, int WARPS, bool CODES>
 __global__ void __launch_bounds__(WARPS ? 32 * WARPS : NORM_BACKWARD_THREADS, norm_backward_blocks_(WARPS))
-    norm_backward_kernel(T* dinp, float* partial, const T* dout, const T* inp, const T* weight,
-                         const float* mean, const float* rstd, int N, int C, int group_rows,
+    norm_backward_kernel(T* dinp, E4m3Rows codes, float* partial, const T* dout, const T* inp,
+                         const T* weight, const float* mean, const float* rstd, int N, int C, int group_rows,
                          GradientMode dinp_mode) {
     // rows being processed, and as many being loaded
     constexpr int ROWS = norm_rows_at_once_(WIDTH, ITEMS), SUMS = norm_sums_(KIND) * ROWS;
@@ -558,6 +632,10 @@ __global__ void __launch_bounds__(WARPS ? 32 * WARPS : NORM_BACKWARD_THREADS, no
         norm_load_rows_<WIDTH, KIND>(&rows, dinp, dout, inp, mean, rstd, n + ROWS, end, C, dinp_mode);
         norm_block_sums_<SUMS, WARPS>(sums, of_warp[buffer]);
         norm_finish_rows_<T, KIND>(dinp, dinp_sums, &work, sums, part, n, end, C);
+        if constexpr (CODES) {
+            SMEM_ARRAY(uint32_t, largest, [NORM_BACKWARD_THREADS / 32][ROWS]);
+            norm_store_dinp_codes_<T, ROWS>(codes, &work, largest, n, end, C);
+        }
     }
 #pragma unroll
     for (int k = 0; k < ITEMS; k++) {
@@ -603,37 +681,43 @@ __global__ void norm_backward_long_kernel(T* dinp, float* partial, const T* dout
 
 // Returns the kernel for rows of `items` packs, or elements. The widths of GPT-2's models in 16
 // bits have their own.
-template <class T, NormKind KIND, int WIDTH>
-static inline decltype(&norm_backward_kernel<T, KIND, WIDTH, 1, 0>) norm_backward_of_(int items) {
+template <class T, NormKind KIND, int WIDTH, bool CODES>
+static inline decltype(&norm_backward_kernel<T, KIND, WIDTH, 1, 0, CODES>) norm_backward_of_(int items) {
     if constexpr (WIDTH == 8) {
         switch (ceil_div(items, 32)) {
         case 3:
-            return norm_backward_kernel<T, KIND, WIDTH, 1, 3>;
+            return norm_backward_kernel<T, KIND, WIDTH, 1, 3, CODES>;
         case 4:
-            return norm_backward_kernel<T, KIND, WIDTH, 1, 4>;
+            return norm_backward_kernel<T, KIND, WIDTH, 1, 4, CODES>;
         case 5:
-            return norm_backward_kernel<T, KIND, WIDTH, 1, 5>;
+            return norm_backward_kernel<T, KIND, WIDTH, 1, 5, CODES>;
         case 7:
-            return norm_backward_kernel<T, KIND, WIDTH, 1, 7>;
+            return norm_backward_kernel<T, KIND, WIDTH, 1, 7, CODES>;
         }
     }
-    return items <= NORM_BACKWARD_THREADS ? norm_backward_kernel<T, KIND, WIDTH, 1, 0>
-                                          : norm_backward_kernel<T, KIND, WIDTH, 2, 0>;
+    return norm_backward_kernel<T, KIND, WIDTH, 1, 0, CODES>;
 }
 
+// Launches the kernel for a row's threads. Those of short rows of packs make codes, too; for others
+// a kernel of its own does.
 template <class T, NormKind KIND, int WIDTH>
-static inline void norm_launch_backward_(T* dinp, float* partial, const T* dout, const T* inp,
+static inline void norm_launch_backward_(T* dinp, E4m3Rows codes, float* partial, const T* dout, const T* inp,
                                          const NormGpu<T>* norm, GradientMode dinp_mode, const Gpu* gpu) {
     const int N = norm->N, C = norm->C;
     const int rows = norm_group_rows_(N), groups = norm_groups(N), items = ceil_div(C, WIDTH);
-    const int most = NORM_BACKWARD_THREADS;
+    const int most = NORM_BACKWARD_THREADS, fits = items <= most, fuses = codes.codes && WIDTH > 1 && fits;
     if (items <= 2 * most) {
-        launch(norm_backward_of_<T, KIND, WIDTH>(items), groups,
-               32 * ceil_div(items, items <= most ? 32 : 64), 0, gpu, dinp, partial, dout, inp, norm->weight,
-               norm->mean, norm->rstd, N, C, rows, dinp_mode);
+        const auto kernel = fuses  ? norm_backward_of_<T, KIND, WIDTH, (WIDTH > 1)>(items)
+                            : fits ? norm_backward_of_<T, KIND, WIDTH, false>(items)
+                                   : norm_backward_kernel<T, KIND, WIDTH, 2, 0, false>;
+        launch(kernel, groups, 32 * ceil_div(items, fits ? 32 : 64), 0, gpu, dinp, codes, partial, dout, inp,
+               norm->weight, norm->mean, norm->rstd, N, C, rows, dinp_mode);
     } else {
         launch(norm_backward_long_kernel<T, KIND>, groups, 1024, 0, gpu, dinp, partial, dout, inp,
                norm->weight, norm->mean, norm->rstd, N, C, rows, dinp_mode);
+    }
+    if (codes.codes && !fuses) {
+        e4m3_rows(codes, (const T*)dinp, N, C, gpu);
     }
 }
 
@@ -644,17 +728,19 @@ typedef struct {
     GradientMode mode;
     Gradient dinp_sum;
     GradientMode sum_mode;
+    E4m3Rows codes; // (N, C) of dinp, unless NULL; C is a multiple of E4M3_UNIT then
 } NormGradients;
 
 template <class T, NormKind KIND>
-static inline void norm_backward_rows_(T* dinp, GradientMode dinp_mode, const T* dout, const T* inp,
-                                       const NormGpu<T>* norm, NormScratch* scratch, const Gpu* gpu) {
+static inline void norm_backward_rows_(T* dinp, E4m3Rows codes, GradientMode dinp_mode, const T* dout,
+                                       const T* inp, const NormGpu<T>* norm, NormScratch* scratch,
+                                       const Gpu* gpu) {
     if (norm->C % Pack<T>::SIZE == 0 && norm_aligned_(dinp, dout, inp) &&
         norm_aligned_(norm->weight, scratch->partial, NULL)) {
-        norm_launch_backward_<T, KIND, Pack<T>::SIZE>(dinp, scratch->partial, dout, inp, norm, dinp_mode,
-                                                      gpu);
+        norm_launch_backward_<T, KIND, Pack<T>::SIZE>(dinp, codes, scratch->partial, dout, inp, norm,
+                                                      dinp_mode, gpu);
     } else {
-        norm_launch_backward_<T, KIND, 1>(dinp, scratch->partial, dout, inp, norm, dinp_mode, gpu);
+        norm_launch_backward_<T, KIND, 1>(dinp, codes, scratch->partial, dout, inp, norm, dinp_mode, gpu);
     }
 }
 
@@ -668,7 +754,7 @@ static inline void norm_backward(T* dinp, GradientMode dinp_mode, const NormGrad
     assert(3 * (size_t)groups * C <= scratch->floats);
     (norm->kind == NORM_LAYER
          ? norm_backward_rows_<T, NORM_LAYER>
-         : norm_backward_rows_<T, NORM_RMS>)(dinp, dinp_mode, dout, inp, norm, scratch, gpu);
+         : norm_backward_rows_<T, NORM_RMS>)(dinp, d->codes, dinp_mode, dout, inp, norm, scratch, gpu);
     column_sums_finish<T>(vectors, together, (const float*)scratch->partial, groups, 3 * C, C, d->mode, gpu);
     if (together < 3) {
         column_sums_finish<T>(vectors + 2, 1, (const float*)scratch->partial + 2 * C, groups, 3 * C, C,
@@ -718,7 +804,7 @@ static inline void norm_dinp_sum(Gradient sum, GradientMode mode, const T* dinp,
 // Normalizes x (N, C) in place, and sets rstd (N).
 template <class T>
 static inline void norm_unit_forward(T* x, float* rstd, int N, int C, float eps, const Gpu* gpu) {
-    const NormGpu<T> norm = {NORM_RMS_ALONE, eps, NULL, NULL, NULL, rstd, N, C};
+    const NormGpu<T> norm = {NORM_RMS_ALONE, eps, NULL, NULL, NULL, rstd, N, C, {}};
     norm_forward(x, x, &norm, gpu);
 }
 

@@ -268,9 +268,14 @@ static inline void tensor_norm_backward(const TensorParallelGpu* tp, T* dinp, Gr
         of_slice.N = tokens.count;
         of_slice.mean = norm->mean ? norm->mean + tokens.first : NULL;
         of_slice.rstd = norm->rstd + tokens.first;
+        const E4m3Rows codes =
+            d->codes.codes ? E4m3Rows{d->codes.codes + at, d->codes.scales + tokens.first} : d->codes;
         const NormGradients slice = {tensor_gradient_of_(tp, d->dweight, i),
-                                     tensor_gradient_of_(tp, d->dbias, i), d->mode,
-                                     tensor_gradient_of_(tp, d->dinp_sum, i), d->sum_mode};
+                                     tensor_gradient_of_(tp, d->dbias, i),
+                                     d->mode,
+                                     tensor_gradient_of_(tp, d->dinp_sum, i),
+                                     d->sum_mode,
+                                     codes};
         norm_backward(dinp + at, dinp_mode, &slice, dout + at, inp + at, &of_slice, scratch, tp->gpu);
     }
 }

@@ -95,9 +95,9 @@ static inline void gpu_setup_check_fp8_(const Settled* s, int device) {
     const int F = model_hidden(s->part),
               sizes[] = {s->part.C, model_qkv_size(s->part), F, F * model_gates(s->part)};
     for (int i = 0; i < 4; i++) {
-        if (sizes[i] % MATMUL_FP8_UNIT) {
+        if (sizes[i] % E4M3_UNIT) {
             die_usage("--matmul fp8: a matrix has %d rows or columns; on a GPU wanted a multiple of %d",
-                      sizes[i], MATMUL_FP8_UNIT);
+                      sizes[i], E4M3_UNIT);
         }
     }
     if (!matmul_fp8_is_on(device)) {

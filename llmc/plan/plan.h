@@ -394,6 +394,9 @@ static void plan_print_rates_(FILE* file, const CostRates* rates, ActivationKind
                     units_rate(rates->per_s[kind], cost_has_flops((CostKind)kind) ? "FLOP" : "B").text);
         }
     }
+    if (rates->fp8_per_s > 0) {
+        fprintf(file, ", matmuls in fp8 %s", units_rate(rates->fp8_per_s, "FLOP").text);
+    }
     fprintf(file, "; %.2g us a launch\n", rates->launch_s * 1e6);
 }
 

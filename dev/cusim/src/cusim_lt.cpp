@@ -17,6 +17,7 @@ Environment, read at every call, so that a test can change it:
                                           device's clock
     CUSIM_LT_REFUSE_FP8=1                 no algorithm is found for E4M3
     CUSIM_LT_FAST_FP8=1                   all matmuls but those of E4M3 take LT_SLOW_S longer
+    CUSIM_LT_FAST_FP8=0                   matmuls of E4M3 do
     CUSIM_LT_BROKEN=i                     algorithm i is offered, but running it is refused
     CUSIM_LT_SLOW=gelu_aux_bias,dgelu     matmuls with these epilogues take LT_SLOW_S longer
 
@@ -377,14 +378,14 @@ const char* place(const void* data, const Layout& x, int index, size_t i) {
 
 void run(const Product& p, const void* a, const void* b, const void* c, void* d, float alpha, float beta,
          const Algorithm& algorithm, void* workspace) {
-    const int fast = environment_number("CUSIM_LT_FAST");
+    const int fast = environment_number("CUSIM_LT_FAST"), fast_fp8 = environment_number("CUSIM_LT_FAST_FP8");
     trace(p, beta);
     if (cusim_is_dry()) {
         return;
     }
     cusim_pass_time(LT_PRODUCT_S);
     if ((fast >= 0 && fast != algorithm.number) || environment_names("CUSIM_LT_SLOW", p.op.epilogue) ||
-        (!is_fp8(p) && getenv("CUSIM_LT_FAST_FP8"))) {
+        (fast_fp8 >= 0 && fast_fp8 != (int)is_fp8(p))) {
         cusim_pass_time(LT_SLOW_S);
     }
     if (algorithm.workspace_bytes) {

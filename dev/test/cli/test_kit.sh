@@ -23,6 +23,7 @@ check "a text without a vocabulary is refused" grep -q '^error: gpu-kit: KIT_TEX
 check "it unpacks" tar -xJf "$top/build/gpu_kit_toy.tar.xz"
 cd gpu_kit || exit 1
 [ -z "${GPT2_VOCAB:-}" ] || check "with a text for the curve" [ -s text.bin ]
+check "with the files that the whole model's test reads" bin/FP32/test_gpt2 composition_tasks
 
 # report OPTION...: with the bare environment of the machine with the GPU
 report() {
@@ -44,7 +45,7 @@ check "a test that is there passes" has '^| test_gpu | passed |'
 check "one that is not is skipped" has '^| test_ops-matmul | skipped | 0 | no test_ops here |'
 check "a profiler that is not there is no failure" has '^| step-kernels | skipped | 0 | no ncu here |'
 check "there are speeds" [ "$(grep -c '^| toy | ours FP32 --recompute [01] | 64 | [1-9]' "$dir/out.txt")" = 3 ]
-check "as shares of the peak, too" [ "$(grep -c '^| toy | ours .* | [0-9]* | [0-9.]* % | ' "$dir/out.txt")" = 3 ]
+check "each as a share of the peak, too" [ "$(grep -c '^| toy | ours .* | [0-9]* | [0-9.]* % | ' "$dir/out.txt")" = "$(grep -c '^| toy | ours ' "$dir/out.txt")" ]
 check "all results are in one archive" grep -q '^| speed-toy-again | passed' <(packed A results.txt)
 check "with the summary" grep -q ' passed, 0 failed, ' <(packed A summary.md)
 check "and the algorithms of the matmuls" grep -q '^matmul ' <(packed A speed-toy-recompute-0.matmuls)
@@ -52,7 +53,8 @@ check "and the algorithms of the matmuls" grep -q '^matmul ' <(packed A speed-to
 report --part D --only wgmma,ways
 check "part D runs" [ $? = 0 ]
 check "without tests of wgmma, only mma is measured" has '^- only mma is measured: the tests of wgmma have not passed'
-check "and what autotune finds" [ "$(grep -c '^| toy | ours FP32 --recompute 0[ -]* *\(--attention mma\)* | 32 | [1-9]' "$dir/out.txt")" = 3 ]
+check "and what autotune finds" [ "$(grep -c '^| toy | ours FP32 --recompute 0 --attention \(mma\|race\|race --matmul fp8\) | 32 | [1-9]' "$dir/out.txt")" = 3 ]
+check "also in fp8" has '^- matmul .* e4m3 to .*: done \(in\|without\) fp8, '
 
 # several GPUs, on a machine with neither compiler nor MPI's launcher
 env -i PATH="$dir/no_mpi" TOY=1 OUT="$dir/multi" dev/bench/multi_gpu.sh >"$dir/out.txt" 2>"$dir/err.txt"

@@ -1031,6 +1031,15 @@ test_gpu_stages() {
     case $built in */FP32/*) same_model z0_2/step_00000004 z1_2/step_00000004 "--zero 0 and 1" ;; esac
 }
 
+# In fp8. Stage 2 keeps the codes of weights for all micro-steps, stage 3 does not. A rank of a
+# tensor group makes codes of rows that it gathers, where one process has those of the norm.
+test_gpu_fp8() {
+    trains 1 fp8_kept "${run[@]}" --matmul fp8 --autotune off --zero 2
+    trains 2 fp8_anew "${run[@]}" --matmul fp8 --autotune off --zero 3
+    same "--matmul fp8, 2 ranks" fp8_kept fp8_anew
+    same_slices "--matmul fp8" fp8_slices "${cut[@]:0:6}" "${run[@]:6}" --matmul fp8 --autotune off
+}
+
 # Two GPUs for each sequence, of two tiles each, train like one (context_like). Attention waits for
 # keys and values on the main stream, while ZeRO reduces and gathers on another.
 test_gpu_context() {
@@ -1304,6 +1313,7 @@ batches --tf32 off
 lengths --tf32 off
 gpu_stages
 gpu_context
+gpu_fp8
 gpu_share pairs
 gpu_share all
 gpu_share_all
