@@ -388,8 +388,8 @@ const OptionRow OPTION_TABLE[] = {
         "state; muon, soap: for matrices, adamw for the rest; lion: half the state; sgd: the gradient itself; "
         "dev/doc/optimizers.md compares them"},
     {"optimizer",  "lr",            "l",  FLOAT_(lr),              0,       10, AUTO_ | ABOVE_ | RUN_ | BASIC_, "auto",
-        "", "peak learning rate; auto: 6e-4 x 768 / channels at 524288 tokens per update, less for fewer; a tenth "
-        "of that when training starts from the weights of --model; sgd: 400 times as much"},
+        "", "peak learning rate; auto: 6e-4 x 768 / channels at 524288 tokens per update, less for fewer, more in a run of few "
+        "updates (dev/doc/training.md); a tenth of a long run's when training starts from the weights of --model; sgd: 400 times as much"},
     {"optimizer",  "warmup",        "u",  INT_(warmup),            0,    MANY_, AUTO_ | RUN_,     "auto",
         "steps", "steps over which the learning rate rises to its peak"},
     {"optimizer",  "final-lr-frac", "q",  FLOAT_(final_lr_frac),   0,        1, RUN_ | NEEDS_(DECAYING), "0",

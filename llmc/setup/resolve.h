@@ -14,6 +14,7 @@ Everything is checked here and in conflicts.h, before memory for the model is al
 #include <stdint.h>
 
 #include "llmc/model/model.h"
+#include "llmc/optim/automatic_rate.h"
 #include "llmc/optim/optimizer.h"
 #include "llmc/optim/schedule.h"
 #include "llmc/setup/options.h"
@@ -28,7 +29,6 @@ extern "C" {
 enum {
     SETUP_BATCH_TOKENS = 1024, // tokens of a micro-batch
     SETUP_SEQ_LEN = 2048,      // tokens of a sequence at most, with rotary positions
-    SETUP_FULL_BATCH = 524288, // tokens of an update of GPT-3 125M and llm.c, whose rates are known
     SETUP_TEXTS_CPU = 8,       // sequences of --prompts generated at a time, on a CPU
     SETUP_TEXTS_GPU = 32,      // and on a GPU
 };
@@ -72,6 +72,10 @@ Settled setup_teacher(const Settled* s);
 // depends on its batch.
 ScheduleSettings setup_schedule(const Options* options);
 float setup_lr(const Options* options, int64_t step);
+
+// Returns the rate that --lr auto chooses for these options, whose sizes, batch and steps are
+// decided.
+float setup_auto_lr(const Options* options);
 
 // Returns the settings of update number t (from 1) at `step`, for a gradient with this norm.
 Update setup_update(const Options* options, int64_t step, int64_t t, double norm);
@@ -270,20 +274,27 @@ static int64_t settle_only_at_end_(int64_t steps) {
     return steps < 1 ? 1 : steps < 1000000000 ? steps : 1000000000;
 }
 
-// Returns the learning rate. GPT-3's rates (Brown et al., 2020, table 2.1) fall about as 1 / C, for
-// batches of half a million tokens. Smaller batches are noisier and need lower rates; the built-in
-// run suggests the fourth root of the batch size (dev/LOG.md).
-static float settle_lr_(int C, int64_t total_batch) {
-    const double batch = fmin((double)total_batch / SETUP_FULL_BATCH, 1);
-    return (float)fmin(6e-4 * 768 / C * sqrt(sqrt(batch)), 4e-3);
+// Returns the rate of --lr auto for a run of so many updates; 0: a long one. With --mup it is the
+// small model's. A model that is already trained gets a tenth of a long run's: its weights have no
+// long way to go. SGD divides by nothing: with a gradient clipped to norm 1 it needs 400 times
+// AdamW's rate.
+static double settle_lr_(const Options* o, int64_t updates) {
+    const int has_weights = o->model[0] && !options_model_size(o);
+    Mup mup;
+    const int C = mup_parse(&mup, o->mup) ? mup.C : o->channels;
+    const double rate = has_weights ? 0.1 * automatic_rate_long(C, o->total_batch)
+                                    : automatic_rate(C, o->total_batch, updates);
+    return rate * (o->optimizer == OPTIMIZER_SGD ? 400 : 1);
 }
+
+float setup_auto_lr(const Options* options) { return (float)settle_lr_(options, options->steps); }
 
 // Returns beta2, such that the mean of squares spans the same number of tokens for every batch size
 // (Marek et al., "Small batch size training for language models", 2025): GPT-3's 0.95 for its batch
 // of half a million tokens, more for smaller batches. The limit of 0.999 spans a thousand updates,
 // fewer than a run has.
 static float settle_beta2_(int64_t total_batch) {
-    const float beta2 = (float)pow(0.95, (double)total_batch / SETUP_FULL_BATCH);
+    const float beta2 = (float)pow(0.95, (double)total_batch / AUTOMATIC_FULL_BATCH);
     return beta2 > 0.95f ? fminf(beta2, 0.999f) : 0.95f;
 }
 
@@ -339,17 +350,15 @@ static void settle_evaluation_(Options* options) {
     }
 }
 
-// Decides the learning rate, the weight decay and beta2 by the optimizer. SGD divides by nothing:
-// with a gradient clipped to norm 1 it needs 400 times AdamW's rate, and the usual decay times that
-// rate would be far too much. Lion's beta2 is its authors'.
-static void settle_update_(Options* options, int has_weights) {
-    const int is_sgd = options->optimizer == OPTIMIZER_SGD;
-    if (options->lr == OPTION_AUTO) {
-        options->lr = settle_lr_(options->channels, options->total_batch) * (has_weights ? 0.1f : 1.0f) *
-                      (is_sgd ? 400.0f : 1.0f);
+// Decides the learning rate, which stays "auto" while the number of steps does, and by the
+// optimizer the weight decay and beta2. The usual decay times SGD's rate would be far too much.
+// Lion's beta2 is its authors'.
+static void settle_update_(Options* options) {
+    if (options->lr == OPTION_AUTO && options->steps != OPTION_AUTO) {
+        options->lr = setup_auto_lr(options);
     }
     if (options->weight_decay == OPTION_AUTO) {
-        options->weight_decay = is_sgd ? 0.0f : 0.1f;
+        options->weight_decay = options->optimizer == OPTIMIZER_SGD ? 0.0f : 0.1f;
     }
     if (options->beta2 == OPTION_AUTO) {
         options->beta2 = options->optimizer == OPTIMIZER_LION ? 0.99f : settle_beta2_(options->total_batch);
@@ -374,9 +383,8 @@ static void settle_check_outputs_(const Options* o) {
     }
 }
 
-// Decides the options of training. `has_weights`: the model is already trained, so its rate is
-// lower.
-static void settle_training_(Settled* s, int has_weights) {
+// Decides the options of training.
+static void settle_training_(Settled* s) {
     Options* o = &s->options;
     setup_check_offload(s);
     if (s->use == USE_EVALUATE) {
@@ -393,7 +401,7 @@ static void settle_training_(Settled* s, int has_weights) {
     if (o->recompute == OPTION_AUTO && o->program.trainer == OPTION_CPU) {
         o->recompute = RECOMPUTE_ACTIVATION; // the GPU trainer decides by its memory
     }
-    settle_update_(o, has_weights);
+    settle_update_(o);
     settle_decay_(o);
     if (o->sample_tokens == OPTION_AUTO) {
         o->sample_tokens = o->seq_len < 256 ? o->seq_len : 256;
@@ -527,7 +535,7 @@ void settle(Settled* s, RunData* data, const Options* options, const SettleInput
     setup_check_needs(settle_notes_(options), s, options);
     if (s->use != USE_GENERATE) {
         run_data_open(data, &s->options);
-        settle_training_(s, input->model_path != NULL);
+        settle_training_(s);
         setup_note_late(settle_notes_(options), s, data);
         setup_check_optimizer(s);
         setup_check_mup(s);

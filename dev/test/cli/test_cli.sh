@@ -703,6 +703,11 @@ test_resume() {
     check "has nothing to do" same_story straight again
     good "the same command line, llm.c's way" "${run[@]}" -o again -y 1
     check "is the same run" same_story straight again
+    check "says no rate that auto did not choose" [ "$(grep -c '^resume: --lr stays' stdout)" = 0 ]
+    good "a short run" "${model[@]}" "${batch[@]}" --steps 4 --eval-every 0 --samples 0 --out brief
+    good "for longer" --out brief --resume on --steps 700
+    check "keeps the rate and says so" grep -q '^resume: --lr stays 0.00625, which auto chose for 4 steps; for 700 it chooses 0.00558: --lr auto --override$' stdout
+    bad 2 "--lr is 0.0025454|was 0.00625|--override" --out brief --resume on --steps 9000 --lr auto
     good "a certain step" --out again --resume 4
     check "from there" grep -q 'from again/step_00000004' stdout
     good "a directory" --resume straight/step_00000004 --out elsewhere

@@ -920,11 +920,23 @@ static void test_learning_rate(void) {
     static const struct {
         const char* line;
         float lr;
-    } cases[] = {{SHARDS "--seq-len 16 --model d12 --total-batch 524288", 6e-4f},
-                 {SHARDS "--seq-len 16 --model d12 --total-batch 1048576", 6e-4f},
-                 {SHARDS "--seq-len 16 --model d12 --total-batch 32768", 3e-4f}, // 1/16: half
-                 {SHARDS "--seq-len 16 --model d48 --total-batch 524288", 6e-4f * 768 / 1600},
-                 {SHARDS "--seq-len 16 --channels 8 --total-batch 524288", 4e-3f}};
+    } cases[] = {
+        {SHARDS "--seq-len 16 --model d12 --total-batch 524288 --steps 19560", 6e-4f},
+        {SHARDS "--seq-len 16 --model d12 --total-batch 1048576 --steps 9", 6e-4f},
+        {SHARDS "--seq-len 16 --model d12 --total-batch 32768 --steps 19560", 3e-4f}, // 1/16: half
+        {SHARDS "--seq-len 16 --model d12 --total-batch 32768 --steps 625", 0.4f / 768},
+        {SHARDS "--seq-len 16 --model d48 --total-batch 524288 --steps 19560", 6e-4f * 768 / 1600},
+        {SHARDS "--seq-len 16 --channels 8 --total-batch 524288 --steps 19560", 4e-3f},
+        // what the built-in run had before it knew its length
+        {"--seq-len 128 --steps 3600", 6e-4f * 6 * 0.21022410f},
+        {"--seq-len 128 --steps 1250", 0.2f / 128},
+        {"--seq-len 128 --steps 0", 6e-4f * 6 * 0.21022410f},
+        {"--seq-len 128 --steps 300 --optimizer sgd", 400 * 0.4f / 128},
+        // at the rate of the small model
+        {"--layers 2 --channels 256 --heads 8 --mup 128:2 --seq-len 128 --steps 300", 0.4f / 128},
+        // weights with no long way to go
+        {SHARDS "--seq-len 16 --model %/step_00000003 --steps 9 --total-batch 524288", 4e-4f},
+    };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         Run run = run_open(cases[i].line);
         EXPECT_NEAR(run.settled.options.lr, cases[i].lr, 1e-9, "%s", cases[i].line);
