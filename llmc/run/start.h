@@ -168,6 +168,19 @@ static void start_print_weights_(const Run* run) {
     }
 }
 
+// Prints how often the run validates, and on how much, if it decided that itself.
+static void start_print_validations_(const Run* run) {
+    const Settled* s = &run->settled;
+    const Options* o = &s->options;
+    const long long sequences = run_data_all_eval_sequences(&run->data, o),
+                    batches = (sequences + o->batch - 1) / o->batch;
+    if (run->given.eval_every == OPTION_AUTO && !run->resume.is_active && o->steps > 0 && sequences > 0) {
+        printf("validation: every %d update%s, %lld micro-batch%s (%lld sequences), %.2g %% of the work\n",
+               o->eval_every, words_s(o->eval_every), batches, batches == 1 ? "" : "es", sequences,
+               100 * setup_validation_share(s, &run->data));
+    }
+}
+
 static void start_print_device_(const Run* run) {
     printf("%s%s, peak %s\n", run->plan.device, run->plan.device_kind,
            units_rate(run->plan.peak, "FLOP").text);
@@ -181,6 +194,7 @@ static void start_print_facts_(const Run* run) {
     }
     run_data_print(stdout, &run->data);
     start_print_device_(run);
+    start_print_validations_(run);
     if (isfinite(run->floor)) {
         printf(
             "floor: the entropy of the validation stories is %.4f nats per token; no model can do better\n",

@@ -463,10 +463,11 @@ const OptionRow OPTION_TABLE[] = {
         "a NaN; rollback: when diverged, restore a checkpoint and skip the data after it"},
 
     {"evaluation", "eval-every",    "v",  INT_(eval_every),        0,    MANY_, AUTO_,            "auto",
-        "steps", "steps between validations; 0: never; auto: a tenth of the run, at most 1000"},
+        "steps", "steps between validations; 0: never; auto: a tenth of the run, at most 1000, or more if validations would take more than "
+        "a tenth of the work"},
     {"evaluation", "eval-batches",  "m",  INT_(eval_batches),      0,    MANY_, AUTO_ | NEEDS_(VALIDATION), "auto",
         "micro-batches", "micro-batches per validation; 0: the whole validation set; auto: its first 20,480 tokens, on a GPU 1,048,576, "
-        "whatever --batch is"},
+        "whatever --batch is, or fewer in a short run with --eval-every auto"},
     {"evaluation", "patience",      "",   INT_(patience),          0,    MANY_, NEEDS_(NEW_BEST), "0",
         "validations", "end the run early, as at its last step, after this many validations in a row without a new best; "
         "0: never"},

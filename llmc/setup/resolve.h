@@ -33,6 +33,9 @@ enum {
     SETUP_TEXTS_GPU = 32,      // and on a GPU
 };
 
+// Most work of automatic validations, as a share of that of the updates.
+#define SETUP_VALIDATION_SHARE 0.1
+
 // ---- the model ----
 
 // Returns the sizes of the model in `path`; zeros if `path` is NULL. Ends the program if the model
@@ -79,6 +82,9 @@ float setup_auto_lr(const Options* options);
 
 // Returns the settings of update number t (from 1) at `step`, for a gradient with this norm.
 Update setup_update(const Options* options, int64_t step, int64_t t, double norm);
+
+// Returns the work of all validations, as a share of that of the updates, of a run that has both.
+double setup_validation_share(const Settled* s, const RunData* data);
 
 // Returns true if a validation precedes the first step: not if nobody asked for it and it would
 // take long on a CPU. `flops` are per token, forward and backward.
@@ -298,14 +304,59 @@ static float settle_beta2_(int64_t total_batch) {
     return beta2 > 0.95f ? fminf(beta2, 0.999f) : 0.95f;
 }
 
-// Decides the intervals, which depend on the number of steps.
+// Returns the work of validating so many sequences of all sets, as a share of that of all updates.
+// A validation of the average is another one.
+static double settle_validation_share_(const Settled* s, double sequences) {
+    const Options* o = &s->options;
+    const Stages batches = settled_batches(o);
+    const double forward = model_flops_per_token(s->cfg, o->seq_len) / 3,
+                 update = freeze_flops_per_token(&s->freeze, s->cfg, o->seq_len);
+    const int passes = strcmp(o->average, "off") == 0 ? 1 : 2;
+    return passes * sequences * o->seq_len * forward / (stages_sum(&batches, o->steps) * update);
+}
+
+double setup_validation_share(const Settled* s, const RunData* data) {
+    const Options* o = &s->options;
+    return (1 + floor((double)o->steps / o->eval_every)) *
+           settle_validation_share_(s, (double)run_data_all_eval_sequences(data, o));
+}
+
+// Shortens the validations of a run for which two of them are too much work: to as many sequences
+// as some of its updates have, so that they do not depend on --batch.
+static void settle_eval_batches_(Settled* s, const RunData* data) {
+    Options* o = &s->options;
+    const double usual = (double)run_data_eval_sequences(o, UINT64_MAX), sets = data->num_val_sets,
+                 update = (double)(o->total_batch / o->seq_len);
+    const double updates =
+        fmax(1, floor(SETUP_VALIDATION_SHARE / 2 / settle_validation_share_(s, sets * update)));
+    if (2 * settle_validation_share_(s, (double)run_data_all_eval_sequences(data, o)) >
+            SETUP_VALIDATION_SHARE &&
+        updates * update < usual) {
+        o->eval_batches = (int)ceil(updates * update / o->batch);
+    }
+}
+
+// Decides how often a run validates: ten times, at least every 1000 updates, or as often as takes a
+// tenth of the work of its updates, with the validation before the first of them.
+static void settle_validations_(Settled* s, const RunData* data) {
+    Options* o = &s->options;
+    const int64_t tenth = o->steps / 10, usual = tenth < 1 ? 1 : tenth > 1000 ? 1000 : tenth;
+    if (o->eval_every != OPTION_AUTO) {
+        return;
+    }
+    if (o->steps > 0 && o->eval_batches == OPTION_AUTO && data->num_val_sets > 0) {
+        settle_eval_batches_(s, data);
+    }
+    const double share =
+        o->steps > 0 ? settle_validation_share_(s, (double)run_data_all_eval_sequences(data, o)) : 0;
+    const double most = share > 0 ? fmax(floor(SETUP_VALIDATION_SHARE / share) - 1, 1) : INFINITY;
+    o->eval_every = (int)fmin(fmax((double)usual, ceil((double)o->steps / most)), OPTION_UNLIMITED);
+}
+
+// Decides the other intervals, which depend on the number of steps.
 static void settle_intervals_(Options* options) {
     if (options->warmup == OPTION_AUTO) {
         options->warmup = (int)(options->steps / 20 < 2000 ? options->steps / 20 : 2000);
-    }
-    if (options->eval_every == OPTION_AUTO) {
-        const int64_t every = options->steps / 10;
-        options->eval_every = (int)(every < 1 ? 1 : every > 1000 ? 1000 : every);
     }
     if (options->sample_every == OPTION_AUTO) { // at the end
         options->sample_every = (int)settle_only_at_end_(options->steps);
@@ -384,7 +435,7 @@ static void settle_check_outputs_(const Options* o) {
 }
 
 // Decides the options of training.
-static void settle_training_(Settled* s) {
+static void settle_training_(Settled* s, const RunData* data) {
     Options* o = &s->options;
     setup_check_offload(s);
     if (s->use == USE_EVALUATE) {
@@ -395,6 +446,7 @@ static void settle_training_(Settled* s) {
         o->graph = 0; // a graph would repeat the numbers of one update
     }
     if (o->steps != OPTION_AUTO) {
+        settle_validations_(s, data);
         settle_intervals_(o);
     }
     settle_check_outputs_(o);
@@ -535,7 +587,7 @@ void settle(Settled* s, RunData* data, const Options* options, const SettleInput
     setup_check_needs(settle_notes_(options), s, options);
     if (s->use != USE_GENERATE) {
         run_data_open(data, &s->options);
-        settle_training_(s);
+        settle_training_(s, data);
         setup_note_late(settle_notes_(options), s, data);
         setup_check_optimizer(s);
         setup_check_mup(s);

@@ -475,6 +475,14 @@ test_repeat() {
     check "and the same samples" [ "$(samples_of first)" = "$(samples_of repeat)" ]
 }
 
+# A short run validates less, and repeats that.
+test_short_validations() {
+    good "a short run" "${model[@]}" --seq-len 16 --batch 4 --steps 20 --samples 0
+    check "says how much it validates" grep -q '^validation: every 20 updates, 3 micro-batches (12 sequences), 10 % of the work$' stdout
+    check "validates so" [ "$(grep -c '| val loss .* (12 of 1280 sequences)$' stdout)" = 2 ]
+    check "tells it in its command" grep -q -e '--eval-every 20 --eval-batches 3' stdout
+}
+
 # ---- models ----
 
 test_models() {
@@ -960,6 +968,7 @@ test_bound_threads
 test_accumulation
 test_packing
 test_repeat
+test_short_validations
 test_models
 test_freeze
 test_tasks
