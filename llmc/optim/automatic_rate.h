@@ -35,4 +35,10 @@ static inline double automatic_rate(int C, int64_t tokens, int64_t updates) {
     return fmax(automatic_rate_long(C, tokens), way / (C < 64 ? 64 : C));
 }
 
+// Returns the rate of an update of --find-lr, from 0 on: from a tenth of a long run's rate it rises
+// by 5 % from one to the next.
+static inline double automatic_rate_sweep(double long_run, int64_t update) {
+    return long_run / 10 * pow(1.05, (double)update);
+}
+
 #endif

@@ -71,6 +71,9 @@ void settle(Settled* s, RunData* data, const Options* options, const SettleInput
 // run has the same ones. No activation of its blocks is kept.
 Settled setup_teacher(const Settled* s);
 
+// Returns the settings of the updates of --find-lr: a run that only trains, and writes nothing.
+Settled setup_sweep(const Settled* s);
+
 // Returns the schedule of the learning rate, and the rate of update number `step`, which also
 // depends on its batch.
 ScheduleSettings setup_schedule(const Options* options);
@@ -79,6 +82,9 @@ float setup_lr(const Options* options, int64_t step);
 // Returns the rate that --lr auto chooses for these options, whose sizes, batch and steps are
 // decided.
 float setup_auto_lr(const Options* options);
+
+// Returns the same for a long run.
+double setup_long_lr(const Options* options);
 
 // Returns the settings of update number t (from 1) at `step`, for a gradient with this norm.
 Update setup_update(const Options* options, int64_t step, int64_t t, double norm);
@@ -116,6 +122,7 @@ int setup_asks_for_samples(const Options* options);
 #include "llmc/formats/llmc_bin.h"
 #include "llmc/layers/bf16_weights.h"
 #include "llmc/layers/weight.h"
+#include "llmc/log/lr_sweep.h"
 #include "llmc/setup/conflicts.h"
 #include "llmc/setup/grid_conflicts.h"
 #include "llmc/setup/settle_model.h"
@@ -294,6 +301,8 @@ static double settle_lr_(const Options* o, int64_t updates) {
 }
 
 float setup_auto_lr(const Options* options) { return (float)settle_lr_(options, options->steps); }
+
+double setup_long_lr(const Options* options) { return settle_lr_(options, 0); }
 
 // Returns beta2, such that the mean of squares spans the same number of tokens for every batch size
 // (Marek et al., "Small batch size training for language models", 2025): GPT-3's 0.95 for its batch
@@ -622,6 +631,23 @@ Settled setup_teacher(const Settled* s) {
     return t;
 }
 
+Settled setup_sweep(const Settled* s) {
+    Settled t = *s;
+    Options* o = &t.options;
+    o->steps = o->max_skips = LR_SWEEP_UPDATES;
+    o->batch_schedule = o->seq_len_schedule = "";
+    o->average = "off";
+    o->eval_every = o->sample_every = o->tasks_every = o->save_every = 0;
+    o->patience = o->tensorboard = o->keep_best = 0;
+    o->on_divergence = DIVERGENCE_SKIP;
+    o->max_loss_rise = 0;
+    o->max_hours = 0;
+    o->out = "";
+    o->quiet = 1;
+    settled_conclude(&t);
+    return t;
+}
+
 int setup_validates_first(const Options* options, double flops, int64_t sequences) {
     const double max_flops = 3e12; // about ten seconds on two cores
     const double forward_flops = flops / 3 * (double)sequences * options->seq_len;
@@ -646,6 +672,9 @@ ScheduleSettings setup_schedule(const Options* options) {
 }
 
 float setup_lr(const Options* options, int64_t step) {
+    if (options->find_lr) {
+        return (float)automatic_rate_sweep(setup_long_lr(options), step);
+    }
     const ScheduleSettings schedule = setup_schedule(options);
     const Stages batches = settled_batches(options);
     const int64_t batch = stages_at(&batches, step), last = stages_last(&batches);

@@ -483,6 +483,27 @@ test_short_validations() {
     check "tells it in its command" grep -q -e '--eval-every 20 --eval-batches 3' stdout
 }
 
+# Tries rates with the settings of a run, whose files stay as they are.
+test_find_lr() {
+    local run=("${model[@]}" "${batch[@]}" "${text[@]}" --steps 20)
+    good "a run to come" "${run[@]}" --samples 0 --out swept
+    cksum $(find swept -type f | sort) >before
+    good "its rates" "${run[@]}" --find-lr --out swept
+    check "a rate: $(tail -n 2 stdout)" grep -qE '^find-lr: --lr [0-9.e-]+ for 20 updates; the loss was lowest at [0-9.e-]+$' stdout
+    check "a plot" grep -q 'at each learning rate' stdout
+    check "a picture" grep -q 'the rate to take</text>' swept/find_lr.svg
+    rm -f swept/find_lr.svg
+    check "nothing else" cmp before <(cksum $(find swept -type f | sort))
+    cp stdout first
+    good "again, without a directory" "${run[@]}" --find-lr
+    check "the same rate" [ "$(grep 'lowest at' stdout)" = "$(grep 'lowest at' first)" ]
+    good "both rates of Muon" "${run[@]}" --find-lr --optimizer muon --quiet on
+    check "alone" [ "$(grep -cE '^find-lr: --lr [0-9.e-]+ --matrix-lr [0-9.e-]+ for 20 updates' stdout)" = "$(wc -l <stdout)" ]
+    bad 2 "--find-lr cannot be combined with --resume" "${run[@]}" --find-lr --out swept --resume on
+    bad 2 "--find-lr cannot be combined with --prompt" "${run[@]}" --find-lr --prompt a
+    bad 2 "--find-lr, --steps 0" "${model[@]}" --steps 0 --find-lr
+}
+
 # ---- models ----
 
 test_models() {
@@ -969,6 +990,7 @@ test_accumulation
 test_packing
 test_repeat
 test_short_validations
+test_find_lr
 test_models
 test_freeze
 test_tasks
