@@ -11,7 +11,8 @@ Options that are not given keep their saved values. Options that are given and d
 one of them defines the run (OPTION_CHANGES_RUN in the table of options), if the saved run used an
 option that has been removed, or if the data, the teacher or the trainer have changed, --override is
 needed. It is not needed for a greater --steps, nor for another schedule with the rates that the run
-has had so far: a decay may start from any checkpoint. The run continues at its position in the
+has had so far: a decay may start from any checkpoint. The peak of these rates stays, also if --lr
+auto chose it for fewer steps. The run continues at its position in the
 data; other data are read from their start. Sources with names (mixture.h) may come, go and change
 their weights: each continues at its place. If the validation data that decide about the run have
 changed, its best validation starts again.
@@ -554,6 +555,19 @@ static void resume_print_rate_(const Resume* r, const Options* options, FILE* fi
     }
 }
 
+// Prints that the rate is still the one that --lr auto chose for the steps of the checkpoint.
+static void resume_print_auto_rate_(const Resume* r, const Options* options, FILE* file) {
+    const Options before = resume_options_(r, options, RESUME_ALL);
+    const float chosen = setup_auto_lr(&before), now = setup_auto_lr(options);
+    if (options->lr == chosen && now != chosen && !options_given(options, "lr")) {
+        fprintf(
+            file,
+            "resume: --lr stays %.3g, which auto chose for %lld steps; for %lld it chooses %.3g: --lr auto "
+            "--override\n",
+            (double)chosen, (long long)before.steps, (long long)options->steps, (double)now);
+    }
+}
+
 // Prints how many steps are left. Refuses fewer steps than the run has already done.
 static void resume_print_steps_(const Resume* r, const Options* options, FILE* file) {
     const long long done = r->saved.run.step, steps = options->steps;
@@ -606,6 +620,7 @@ void resume_check(Resume* r, const Settled* s, FILE* file, const char* trainer, 
     }
     resume_order_(r, options, file, are_other_data, data);
     resume_print_rate_(r, options, file);
+    resume_print_auto_rate_(r, options, file);
     const RankPart part = settled_part(s);
     if (!checkpoint_state_fits(&r->saved, s->optimizer, &part)) {
         fprintf(file, "resume: the state of --optimizer %s starts as zeros\n",

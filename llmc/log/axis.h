@@ -1,5 +1,5 @@
 /*
-axis.h -- the vertical axis of a plot: where a value is, and which round numbers label it.
+axis.h -- an axis of a plot: where a value is, and which round numbers label it.
 
 Losses have a logarithmic axis: the last tenth above the floor stays visible beside a steep start,
 which would squeeze it on a linear one.
@@ -25,6 +25,9 @@ typedef struct {
 // Returns 0 at the top to 1 at the bottom; values beyond an end are there.
 double axis_depth(const Axis* axis, double value);
 
+// Returns 0 at the left to 1 at the right; values beyond an end are there.
+double axis_across(const Axis* axis, double value);
+
 // Returns the smallest of 1, 2 and 5 times a power of ten that is not below `least`.
 double axis_unit(double least);
 
@@ -44,6 +47,12 @@ double axis_depth(const Axis* axis, double value) {
     const double depth = axis->is_log ? log(axis->high / fmax(value, axis->low)) / log(axis->high / axis->low)
                                       : (axis->high - value) / (axis->high - axis->low);
     return fmin(fmax(depth, 0), 1);
+}
+
+double axis_across(const Axis* axis, double value) {
+    const double across = axis->is_log ? log(value / axis->low) / log(axis->high / axis->low)
+                                       : (value - axis->low) / (axis->high - axis->low);
+    return fmin(fmax(across, 0), 1);
 }
 
 double axis_unit(double least) {

@@ -1,8 +1,9 @@
 /*
-curve_svg.h -- draws the loss curve of a run as SVG, readable on light and dark backgrounds.
+curve_svg.h -- draws the loss curve of a run as SVG, readable on light and dark backgrounds: after
+each step or, of --find-lr, over the learning rate.
 
-The training loss is a line through all of its points, each validation loss a dot, the floor a
-dashed line. Points that are not finite are left out.
+The training loss is a line through all of its points, each validation loss, or the rate to take, a
+dot, the floor a dashed line. Points that are not finite are left out.
 */
 #ifndef LLMC_CURVE_SVG_H
 #define LLMC_CURVE_SVG_H
@@ -20,6 +21,10 @@ extern "C" {
 // nothing without a finite training loss.
 void curve_svg(FILE* file, const CurvePoint* train, int n_train, const CurvePoint* val, int n_val,
                double floor);
+
+// Writes a picture of losses over their learning rates, in rising order and above 0. `mark` is the
+// rate to take; NULL: none.
+void curve_svg_rates(FILE* file, const CurvePoint* losses, int n, const CurvePoint* mark);
 
 #ifdef __cplusplus
 }
@@ -47,8 +52,8 @@ enum {
 #define SVG_FLOOR_ "#2f9e44"
 
 typedef struct {
-    double last_step; // right edge; the left edge is step 0
-    Axis loss;        // logarithmic
+    Axis step; // from step 0 on; of learning rates logarithmic
+    Axis loss; // logarithmic
 } SvgRange_;
 
 static int svg_is_drawn_(CurvePoint point) { return isfinite(point.step) && isfinite(point.loss); }
@@ -60,7 +65,7 @@ static int svg_include_(SvgRange_* range, const CurvePoint* points, int n) {
         if (svg_is_drawn_(points[i])) {
             range->loss.low = fmin(range->loss.low, points[i].loss);
             range->loss.high = fmax(range->loss.high, points[i].loss);
-            range->last_step = fmax(range->last_step, points[i].step);
+            range->step.high = fmax(range->step.high, points[i].step);
             drawn++;
         }
     }
@@ -82,7 +87,7 @@ static void svg_settle_(SvgRange_* range, double floor) {
 }
 
 static double svg_x_(const SvgRange_* range, double step) {
-    return SVG_LEFT_ + (SVG_RIGHT_ - SVG_LEFT_) * step / range->last_step;
+    return SVG_LEFT_ + (SVG_RIGHT_ - SVG_LEFT_) * axis_across(&range->step, step);
 }
 
 static double svg_y_(const SvgRange_* range, double loss) {
@@ -105,20 +110,32 @@ static void svg_loss_axis_(FILE* file, const SvgRange_* range) {
     }
 }
 
-// Draws at most nine labels, at multiples of 1, 2 or 5 times a power of ten.
+static void svg_step_label_(FILE* file, const SvgRange_* range, double step) {
+    const double x = svg_x_(range, step);
+    fprintf(file, "<path d=\"M%.1f %dv5\" stroke=\"" SVG_GRAY_ "\"/>\n", x, SVG_BOTTOM_);
+    fprintf(file,
+            range->step.is_log ? "<text x=\"%.1f\" y=\"%d\" text-anchor=\"middle\">%g</text>\n"
+                               : "<text x=\"%.1f\" y=\"%d\" text-anchor=\"middle\">%.0f</text>\n",
+            x, SVG_BOTTOM_ + 20, step);
+}
+
+// Draws at most nine labels, at multiples of 1, 2 or 5 times a power of ten; of learning rates at
+// powers of ten.
 static void svg_step_axis_(FILE* file, const SvgRange_* range) {
-    double unit = 1;
-    for (int i = 0; range->last_step / unit > 8; i++) {
+    const double last = range->step.high;
+    double unit = 1, first = 0;
+    for (int i = 0; last / unit > 8; i++) {
         unit = i % 3 == 1 ? unit / 2 * 5 : unit * 2; // 1 2 5 10 20 50 ...
     }
-    for (double step = 0; step <= range->last_step; step += unit) {
-        const double x = svg_x_(range, step);
-        fprintf(file, "<path d=\"M%.1f %dv5\" stroke=\"" SVG_GRAY_ "\"/>\n", x, SVG_BOTTOM_);
-        fprintf(file, "<text x=\"%.1f\" y=\"%d\" text-anchor=\"middle\">%.0f</text>\n", x, SVG_BOTTOM_ + 20,
-                step);
+    if (range->step.is_log) {
+        first = pow(10, ceil(log10(range->step.low) - 1e-9));
     }
-    fprintf(file, "<text x=\"%d\" y=\"%d\" text-anchor=\"middle\">step</text>\n",
-            (SVG_LEFT_ + SVG_RIGHT_) / 2, SVG_HEIGHT_ - 6);
+    for (double step = first; step <= last * (1 + 1e-9);
+         step = range->step.is_log ? 10 * step : step + unit) {
+        svg_step_label_(file, range, step);
+    }
+    fprintf(file, "<text x=\"%d\" y=\"%d\" text-anchor=\"middle\">%s</text>\n", (SVG_LEFT_ + SVG_RIGHT_) / 2,
+            SVG_HEIGHT_ - 6, range->step.is_log ? "learning rate" : "step");
 }
 
 // Draws the training loss. A line needs two ends: a single point is drawn to itself, as a dot.
@@ -147,16 +164,17 @@ static void svg_val_(FILE* file, const SvgRange_* range, const CurvePoint* point
 
 #define SVG_FLOOR_LINE_ "stroke=\"" SVG_FLOOR_ "\" stroke-width=\"2\" stroke-dasharray=\"7 5\""
 
-// Draws the legend above the plot, where no curve is in the way.
-static void svg_legend_(FILE* file, int has_val, double floor) {
+// Draws the legend above the plot, where no curve is in the way. `dots` says what the dots are;
+// NULL: there are none.
+static void svg_legend_(FILE* file, const char* dots, double floor) {
     const int y = SVG_TOP_ - 22;
     int x = SVG_LEFT_;
     fprintf(file, "<path d=\"M%d %dh24\" stroke=\"" SVG_TRAIN_ "\" stroke-width=\"2\"/>\n", x, y);
     fprintf(file, "<text x=\"%d\" y=\"%d\">training loss</text>\n", x + 32, y + 4);
     x += 150;
-    if (has_val) {
+    if (dots) {
         fprintf(file, "<circle cx=\"%d\" cy=\"%d\" r=\"3\" fill=\"" SVG_VAL_ "\"/>\n", x + 12, y);
-        fprintf(file, "<text x=\"%d\" y=\"%d\">validation loss</text>\n", x + 24, y + 4);
+        fprintf(file, "<text x=\"%d\" y=\"%d\">%s</text>\n", x + 24, y + 4, dots);
         x += 150;
     }
     if (isfinite(floor)) {
@@ -166,25 +184,25 @@ static void svg_legend_(FILE* file, int has_val, double floor) {
     }
 }
 
-static void svg_open_(FILE* file) {
+static void svg_open_(FILE* file, const char* title) {
     fprintf(file,
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" width=\"%d\" height=\"%d\" "
             "role=\"img\" font-family=\"system-ui, sans-serif\" font-size=\"13\" fill=\"" SVG_GRAY_ "\">\n",
             SVG_WIDTH_, SVG_HEIGHT_, SVG_WIDTH_, SVG_HEIGHT_);
-    fputs("<title>Loss after each step</title>\n", file);
+    fprintf(file, "<title>%s</title>\n", title);
 }
 
-void curve_svg(FILE* file, const CurvePoint* train, int n_train, const CurvePoint* val, int n_val,
-               double floor) {
-    SvgRange_ range = {1, {INFINITY, 0, 1}};
-    const int drawn = svg_include_(&range, train, n_train);
+// Draws points on an axis of steps or rates, which the points extend.
+static void svg_draw_(FILE* file, SvgRange_ range, const CurvePoint* train, int n_train,
+                      const CurvePoint* val, int n_val, double floor) {
+    const int drawn = svg_include_(&range, train, n_train), is_log = range.step.is_log;
     if (!drawn) {
         return;
     }
-    const int has_val = svg_include_(&range, val, n_val) > 0;
+    const int has_dots = svg_include_(&range, val, n_val) > 0;
     svg_settle_(&range, floor);
-    svg_open_(file);
-    svg_legend_(file, has_val, floor);
+    svg_open_(file, is_log ? "Loss at each learning rate" : "Loss after each step");
+    svg_legend_(file, !has_dots ? NULL : is_log ? "the rate to take" : "validation loss", floor);
     svg_loss_axis_(file, &range);
     fprintf(file, "<path d=\"M%d %dV%dH%d\" fill=\"none\" stroke=\"" SVG_GRAY_ "\"/>\n", SVG_LEFT_, SVG_TOP_,
             SVG_BOTTOM_, SVG_RIGHT_);
@@ -196,6 +214,19 @@ void curve_svg(FILE* file, const CurvePoint* train, int n_train, const CurvePoin
     svg_train_(file, &range, train, n_train, drawn);
     svg_val_(file, &range, val, n_val);
     fputs("</svg>\n", file);
+}
+
+void curve_svg(FILE* file, const CurvePoint* train, int n_train, const CurvePoint* val, int n_val,
+               double floor) {
+    const SvgRange_ range = {{0, 1, 0}, {INFINITY, 0, 1}};
+    svg_draw_(file, range, train, n_train, val, n_val, floor);
+}
+
+void curve_svg_rates(FILE* file, const CurvePoint* losses, int n, const CurvePoint* mark) {
+    if (n > 1) {
+        const SvgRange_ range = {{losses[0].step, losses[n - 1].step, 1}, {INFINITY, 0, 1}};
+        svg_draw_(file, range, losses, n, mark, mark != NULL, NAN);
+    }
 }
 
 #endif // CURVE_SVG_IMPLEMENTATION

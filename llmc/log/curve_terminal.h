@@ -1,9 +1,10 @@
 /*
-curve_terminal.h -- draws the loss curve of a run with characters.
+curve_terminal.h -- draws the loss curve of a run with characters, after each step or, of
+--find-lr, over the learning rate.
 
 The training loss is a line, averaged over the steps of each column of dots; a character cell holds
-2 x 4 braille dots (three heights in plain ASCII, if the locale is not UTF-8). Validation losses are
-marked o. The floor is a dashed line with its value.
+2 x 4 braille dots (three heights in plain ASCII, if the locale is not UTF-8). Validation losses, or
+the rate to take, are marked o. The floor is a dashed line with its value.
 */
 #ifndef LLMC_CURVE_TERMINAL_H
 #define LLMC_CURVE_TERMINAL_H
@@ -18,13 +19,13 @@ extern "C" {
 #endif
 
 typedef struct {
-    double step, loss;
+    double step, loss; // step, or learning rate
 } CurvePoint;
 
 typedef struct {
     int columns, rows;   // size of the plotting area, in characters
     int is_utf8;         // 0: ASCII
-    double last_step;    // right edge; the left edge is step 0
+    Axis step;           // from step 0 on; of learning rates logarithmic
     Axis loss;           // logarithmic
     double floor;        // NaN: none
     unsigned char* dots; // (rows, columns) bit 4*x + y is the dot in column x of 2 and row y of 4
@@ -37,6 +38,11 @@ typedef struct {
 // losses.
 void curve_draw(FILE* file, const CurvePoint* train, int n_train, const CurvePoint* val, int n_val,
                 double floor, int columns, int rows);
+
+// Draws the losses over their learning rates, in rising order and above 0, and marks the rate to
+// take; `mark` is NULL if there is none. Losses are finite.
+void curve_draw_rates(FILE* file, const CurvePoint* losses, int n, const CurvePoint* mark, int columns,
+                      int rows);
 
 #ifdef __cplusplus
 }
@@ -54,7 +60,7 @@ void curve_draw(FILE* file, const CurvePoint* train, int n_train, const CurvePoi
 
 // Columns left of the axis, for the labels of the losses, and right of the plot, for the end of the
 // last step's label.
-enum { CURVE_LABEL_COLUMNS_ = 8, CURVE_MARGIN_COLUMNS_ = 6 };
+enum { CURVE_LABEL_COLUMNS_ = 8, CURVE_MARGIN_COLUMNS_ = 6, CURVE_LABELS_ = 64 };
 
 // True if the terminal expects UTF-8. The first of these variables that is set decides, as in
 // POSIX.
@@ -77,7 +83,7 @@ static int curve_clamp_(double value, int limit) {
 // Return the column of dots of a step, and the row of dots of a loss, from the top.
 static int curve_x_(const CurvePlot* plot, double step) {
     const int width = 2 * plot->columns;
-    return curve_clamp_(step / plot->last_step * (width - 1), width);
+    return curve_clamp_(axis_across(&plot->step, step) * (width - 1), width);
 }
 
 static int curve_y_(const CurvePlot* plot, double loss) {
@@ -90,7 +96,7 @@ static void curve_include_(CurvePlot* plot, const CurvePoint* points, int n) {
     for (int i = 0; i < n; i++) {
         plot->loss.low = fmin(plot->loss.low, points[i].loss);
         plot->loss.high = fmax(plot->loss.high, points[i].loss);
-        plot->last_step = fmax(plot->last_step, points[i].step);
+        plot->step.high = fmax(plot->step.high, points[i].step);
     }
 }
 
@@ -189,37 +195,56 @@ static void curve_print_cell_(FILE* file, const CurvePlot* plot, int row, int co
     }
 }
 
-// Returns the steps between labels of the lower axis: a round number that gives at most one label
-// per 12 columns.
-static int64_t curve_step_unit_(const CurvePlot* plot) {
-    int64_t unit = 1;
-    for (int i = 0; plot->last_step / (double)unit > plot->columns / 12.0; i++) {
+// Sets the labels of the lower axis, at most one per 12 columns: multiples of a round number, or
+// powers of ten. Returns how many.
+static int curve_step_labels_(double* labels, const CurvePlot* plot) {
+    const double columns = plot->columns / 12.0;
+    double unit = 1, factor = 10;
+    int count = 0;
+    for (int i = 0; plot->step.high / unit > columns; i++) {
         unit = i % 3 == 1 ? unit / 2 * 5 : unit * 2; // 1 2 5 10 20 50 ...
     }
-    return unit;
+    if (!plot->step.is_log) {
+        for (double label = 0; label <= plot->step.high && count < CURVE_LABELS_; label += unit) {
+            labels[count++] = label;
+        }
+        return count;
+    }
+    while (log10(plot->step.high / plot->step.low) / log10(factor) > columns) {
+        factor *= 10;
+    }
+    for (double label = pow(10, ceil(log10(plot->step.low))); label <= plot->step.high * (1 + 1e-9);
+         label *= factor) {
+        if (count < CURVE_LABELS_) {
+            labels[count++] = label;
+        }
+    }
+    return count;
 }
 
 // Prints the axis below the plot, then its labels.
 static void curve_print_steps_(FILE* file, const CurvePlot* plot) {
-    const int64_t unit = curve_step_unit_(plot);
-    int64_t label = 0;
+    double labels[CURVE_LABELS_];
+    const int count = curve_step_labels_(labels, plot);
+    int next = 0, used = 0;
     fprintf(file, "%*s%s", CURVE_LABEL_COLUMNS_, "", plot->is_utf8 ? "└" : "+");
     for (int column = 0; column < plot->columns; column++) {
-        const int is_label = column == curve_x_(plot, (double)label) / 2 && (double)label <= plot->last_step;
-        label += is_label ? unit : 0;
+        const int is_label = next < count && column == curve_x_(plot, labels[next]) / 2;
+        next += is_label;
         fputs(!plot->is_utf8 ? (is_label ? "+" : "-") : is_label ? "┬" : "─", file);
     }
     fprintf(file, "\n%*s", CURVE_LABEL_COLUMNS_ + 1, "");
-    int used = 0;
-    for (label = 0; (double)label <= plot->last_step; label += unit) {
-        const int column = curve_x_(plot, (double)label) / 2;
-        used += fprintf(file, "%*s%lld", column - used, "", (long long)label);
+    for (int i = 0; i < count; i++) {
+        const int column = curve_x_(plot, labels[i]) / 2;
+        used += fprintf(file, plot->step.is_log ? "%*s%g" : "%*s%.0f", column - used, "", labels[i]);
     }
     fputc('\n', file);
 }
 
 static void curve_print_(FILE* file, const CurvePlot* plot) {
-    fprintf(file, "%*s after each step (line: training, o: validation)\n", CURVE_LABEL_COLUMNS_, "loss");
+    fprintf(file, "%*s %s\n", CURVE_LABEL_COLUMNS_, "loss",
+            plot->step.is_log ? "at each learning rate (line: training, o: the rate to take)"
+                              : "after each step (line: training, o: validation)");
     for (int row = 0; row < plot->rows; row++) {
         if (isnan(plot->labels[row])) {
             fprintf(file, "%*s%s", CURVE_LABEL_COLUMNS_, "", plot->is_utf8 ? "│" : "|");
@@ -234,18 +259,10 @@ static void curve_print_(FILE* file, const CurvePlot* plot) {
     curve_print_steps_(file, plot);
 }
 
-void curve_draw(FILE* file, const CurvePoint* train, int n_train, const CurvePoint* val, int n_val,
-                double floor, int columns, int rows) {
-    CurvePlot plot;
-    if (n_train < 1) {
-        return;
-    }
-    plot.columns = columns - CURVE_LABEL_COLUMNS_ - CURVE_MARGIN_COLUMNS_ - 1;
-    plot.columns = plot.columns < 12 ? 12 : plot.columns;
-    plot.rows = rows - 3 < 4 ? 4 : rows - 3;
+// Draws points on axes that start with `step`, a range that the points extend.
+static void curve_draw_(FILE* file, CurvePlot plot, const CurvePoint* train, int n_train,
+                        const CurvePoint* val, int n_val) {
     plot.is_utf8 = curve_is_utf8_();
-    plot.floor = floor;
-    plot.last_step = 1;
     plot.loss = (Axis){train[0].loss, train[0].loss, 1};
     curve_include_(&plot, train, n_train);
     curve_include_(&plot, val, n_val);
@@ -256,7 +273,7 @@ void curve_draw(FILE* file, const CurvePoint* train, int n_train, const CurvePoi
     plot.labels = (double*)check_alloc((size_t)plot.rows, sizeof(double), "loss curve");
     curve_train_(&plot, train, n_train);
     curve_labels_(&plot);
-    if (floor > 0) {
+    if (plot.floor > 0) {
         curve_floor_(&plot);
     }
     curve_val_(&plot, val, n_val);
@@ -264,6 +281,34 @@ void curve_draw(FILE* file, const CurvePoint* train, int n_train, const CurvePoi
     free(plot.dots);
     free(plot.marks);
     free(plot.labels);
+}
+
+// Returns an empty plot on so many characters, labels included.
+static CurvePlot curve_of_size_(Axis step, double floor, int columns, int rows) {
+    const int wide = columns - CURVE_LABEL_COLUMNS_ - CURVE_MARGIN_COLUMNS_ - 1, high = rows - 3;
+    CurvePlot plot;
+    memset(&plot, 0, sizeof(plot));
+    plot.columns = wide < 12 ? 12 : wide;
+    plot.rows = high < 4 ? 4 : high;
+    plot.step = step;
+    plot.floor = floor;
+    return plot;
+}
+
+void curve_draw(FILE* file, const CurvePoint* train, int n_train, const CurvePoint* val, int n_val,
+                double floor, int columns, int rows) {
+    const Axis steps = {0, 1, 0};
+    if (n_train > 0) {
+        curve_draw_(file, curve_of_size_(steps, floor, columns, rows), train, n_train, val, n_val);
+    }
+}
+
+void curve_draw_rates(FILE* file, const CurvePoint* losses, int n, const CurvePoint* mark, int columns,
+                      int rows) {
+    if (n > 1) {
+        const Axis rates = {losses[0].step, losses[n - 1].step, 1};
+        curve_draw_(file, curve_of_size_(rates, NAN, columns, rows), losses, n, mark, mark != NULL);
+    }
 }
 
 #endif // CURVE_TERMINAL_IMPLEMENTATION

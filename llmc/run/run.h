@@ -19,6 +19,7 @@ are collective.
 #include "llmc/generate/generator.h"
 #include "llmc/optim/update_in_backward.h"
 #include "llmc/log/log.h"
+#include "llmc/log/lr_sweep.h"
 #include "llmc/cost/mfu.h"
 #include "llmc/setup/settled.h"
 #include "llmc/comm/stragglers.h"
@@ -98,6 +99,7 @@ typedef struct {
     RunState state;
     int validates_first; // true: also validates before the first update
     double floor;        // least validation loss possible, the entropy of the text; NAN: unknown
+    LrSweep sweep;       // of --find-lr
 
     // the current step, or the last one
     InBackward in_backward; // --update-in-backward
@@ -724,6 +726,9 @@ static void run_log_step_(Run* run) {
     log_data_wait(&run->log, run->data_wait_s);
     log_divergence(&run->log, verdict->divergence);
     run_log_parts_(run);
+    if (run->settled.options.find_lr) {
+        lr_sweep_add(&run->sweep, verdict->update.lr, verdict->loss);
+    }
     log_train(&run->log, run->state.step, verdict->loss, outliers_shown_z(guard, guard->loss_z),
               verdict->norm, outliers_shown_z(guard, guard->norm_z), verdict->update.lr, run->step_s * 1e3,
               mfu);
@@ -903,7 +908,8 @@ void run_agree(Run* run) {
 }
 
 int run_ends(const Run* run) {
-    return run->due & SESSION_STOP || run->state.step >= session_last_step(&run->session, &run->state);
+    return run->due & SESSION_STOP || run->state.step >= session_last_step(&run->session, &run->state) ||
+           lr_sweep_is_over(&run->sweep);
 }
 
 #endif // RUN_IMPLEMENTATION

@@ -55,6 +55,7 @@ int run_close(Run* run);
 #include "llmc/base/clock.h"
 #include "llmc/base/enum_words.h"
 #include "llmc/base/file.h"
+#include "llmc/base/lock.h"
 #include "llmc/base/printable.h"
 #include "llmc/base/shell_word.h"
 #include "llmc/base/signals.h"
@@ -95,6 +96,8 @@ int run_close(Run* run);
 #include "llmc/setup/resolve.h"
 #include "llmc/setup/run_data.h"
 #include "llmc/tokenizer/tokenizer.h"
+
+#define START_SWEEP_FILE_ "find_lr.svg" // picture of --find-lr, in --out
 
 // ---- opening and closing ----
 
@@ -170,6 +173,20 @@ static void start_print_weights_(const Run* run) {
     }
 }
 
+// Prints how often the run validates, and on how much, if it decided that itself.
+static void start_print_validations_(const Run* run) {
+    const Settled* s = &run->settled;
+    const Options* o = &s->options;
+    const long long sequences = run_data_all_eval_sequences(&run->data, o),
+                    batches = (sequences + o->batch - 1) / o->batch;
+    if (run->given.eval_every == OPTION_AUTO && !run->resume.is_active && o->steps > 0 && o->eval_every > 0 &&
+        sequences > 0) {
+        printf("validation: every %d update%s, %lld micro-batch%s (%lld sequences), %.2g %% of the work\n",
+               o->eval_every, words_s(o->eval_every), batches, batches == 1 ? "" : "es", sequences,
+               100 * setup_validation_share(s, &run->data));
+    }
+}
+
 static void start_print_device_(const Run* run) {
     printf("%s%s, peak %s\n", run->plan.device, run->plan.device_kind,
            units_rate(run->plan.peak, "FLOP").text);
@@ -195,6 +212,7 @@ static void start_print_facts_(const Run* run) {
     run_data_print(stdout, &run->data);
     start_print_device_(run);
     start_print_long_update_(run);
+    start_print_validations_(run);
     if (isfinite(run->floor)) {
         printf(
             "floor: the entropy of the validation stories is %.4f nats per token; no model can do better\n",
@@ -355,6 +373,47 @@ static void start_summarize_(Run* run) {
     start_print_memory_(run, beside_mib);
 }
 
+// Writes the picture of --find-lr into --out.
+static void start_write_sweep_(const LrSweep* sweep, const char* out) {
+    char path[PATH_MAX];
+    TextBuffer picture;
+    text_buffer_open(&picture, START_SWEEP_FILE_);
+    lr_sweep_svg(picture.file, sweep);
+    char* text = text_buffer_close(&picture);
+    file_join(path, out, START_SWEEP_FILE_);
+    file_write_text(path, text, picture.bytes);
+    printable_line(stdout, "find-lr: wrote %s", path);
+    free(text);
+}
+
+// Prints the losses of --find-lr, and the rate to take; of Muon both rates, which rose together.
+static void start_print_sweep_(const Run* run) {
+    const LrSweep* sweep = &run->sweep;
+    const Options* o = &run->settled.options;
+    const double rate = lr_sweep_rate(sweep);
+    lr_sweep_draw(stdout, sweep);
+    if (!isfinite(rate)) {
+        fputs("find-lr: the loss did not fall at any rate\n", run->results);
+        return;
+    }
+    fprintf(run->results, "find-lr: --lr %.2g", rate);
+    if (o->optimizer == OPTIMIZER_MUON) {
+        fprintf(run->results, " --matrix-lr %.2g", o->matrix_lr * rate / o->lr);
+    }
+    fprintf(run->results, " for %lld update%s; the loss was lowest at %.2g\n", (long long)sweep->updates,
+            words_s((double)sweep->updates), lr_sweep_lowest(sweep));
+}
+
+// Ends a run of --find-lr, which has trained for nothing else.
+static void start_end_sweep_(const Run* run) {
+    if (run_is_first(run)) {
+        start_print_sweep_(run);
+        if (run->given.out[0]) {
+            start_write_sweep_(&run->sweep, run->given.out);
+        }
+    }
+}
+
 void run_begin(Run* run, Model* model) {
     run_set_model(run, model);
     start_open_inputs_(run);
@@ -363,6 +422,11 @@ void run_begin(Run* run, Model* model) {
     start_open_state_(run);
     start_open_teacher_(run);
     start_open_log_(run);
+    if (run->settled.options.find_lr) {
+        printf("find-lr: at most %d updates with rates from %.2g on\n", LR_SWEEP_UPDATES,
+               (double)setup_lr(&run->settled.options, 0));
+        fflush(stdout);
+    }
 }
 
 static void start_close_training_(Run* run) {
@@ -388,7 +452,9 @@ void run_end(Run* run) {
     comm_progress(&run->comm, COMM_SAVE, run->state.step, "the last save");
     session_wait(&run->session, &run->log);
     const int why = comm_first(&run->comm, session_stops(&run->session));
-    if (is_done) {
+    if (is_done && run->settled.options.find_lr) {
+        start_end_sweep_(run);
+    } else if (is_done) {
         session_ended_early(&run->session, &run->log, &run->state);
         start_summarize_(run);
         start_print_best_(run);
@@ -397,6 +463,7 @@ void run_end(Run* run) {
         session_stopped(&run->session, &run->log, &run->state, why, run->program);
     }
     start_close_training_(run);
+    lock_release(run->settled.options.find_lr ? run->resume.lock : NULL);
     // A process that dies by a signal ends the others in the middle of their work.
     run->dies = !is_done && !is_saved && run->comm.size == 1;
     run->status = is_done                  ? EXIT_SUCCESS
@@ -529,6 +596,11 @@ static void start_dispatch_(Run* run) {
     run_agree_on_files(run, options);
     ranks_agree_on_run(&run->comm, options, run->settled.cfg, &run->data);
     signals_end("setting up the run");
+    if (options->find_lr) {
+        run->sweep.updates = options->steps;
+        run->sweep.long_run = setup_long_lr(options);
+        run->settled = setup_sweep(&run->settled);
+    }
     run->settled = run->trainer->plan(&run->plan, &run->settled, run->trainer->model, &run->comm);
     start_print_memory_plan_(run);
     run->trains = 1;

@@ -451,6 +451,9 @@ void setup_check_optimizer(const Settled* s) {
     const Options* o = &s->options;
     const char* word = optimizer_word((OptimizerName)o->optimizer);
     setup_check_recipe_(o);
+    if (o->find_lr && (s->use != USE_TRAIN || o->steps == 0)) {
+        die_usage("--find-lr, --steps 0; wanted the length of a run that trains");
+    }
     if (o->cautious_decay && o->optimizer == OPTIMIZER_ADAFACTOR) {
         die_usage("--cautious-decay on does not work with --optimizer %s; wanted adamw, adamw8bit, muon, "
                   "soap, lion or sgd, or off",

@@ -99,6 +99,7 @@ enum {
     OPTION_NEED_BITS = 8,
     OPTION_FILES_BIT = 24,  // lowest bit of OptionFiles, which has 4
     OPTION_BASIC = 1 << 28, // in --help basic
+    OPTION_WORK = 1 << 29,  // asks for more or other work than training, so --find-lr refuses it
 };
 
 // Files that an option names, if it reads or writes any (option_files.h).
@@ -272,6 +273,7 @@ enum { OPTION_AGAIN_ = 2 }; // in `given`: several times on the command line
 #define LINE_ OPTION_LINE
 #define FOLLOWS_ OPTION_FOLLOWS
 #define BASIC_ OPTION_BASIC
+#define WORK_ OPTION_WORK
 #define MANY_ OPTION_UNLIMITED
 #define NEEDS_(name) (NEED_##name << OPTION_NEED_BIT)
 
@@ -304,6 +306,7 @@ static_assert(sizeof(OPTION_TABLE) / sizeof(OPTION_TABLE[0]) <= OPTION_ROWS_MAX,
 #undef LINE_
 #undef FOLLOWS_
 #undef BASIC_
+#undef WORK_
 #undef MANY_
 #undef NEEDS_
 

@@ -122,7 +122,7 @@ struct Options {
     const char* freeze;
     int optimizer;
     float lr;
-    int warmup;
+    int find_lr, warmup;
     float final_lr_frac;
     int schedule;
     int64_t decay_steps;
@@ -393,8 +393,12 @@ const OptionRow OPTION_TABLE[] = {
         "state; muon, soap: for matrices, with adamw for the rest; lion: half the state; sgd: the gradient itself; "
         "dev/doc/optimizers.md compares them"},
     {"optimizer",  "lr",            "l",  FLOAT_(lr),              0,       10, AUTO_ | ABOVE_ | RUN_ | BASIC_, "auto",
-        "", "peak learning rate; auto: 6e-4 x 768 / channels at 524288 tokens per update, less for fewer; a tenth of "
-        "it when training starts from the weights of --model; sgd: 400 times as much"},
+        "", "peak learning rate; auto: 6e-4 x 768 / channels at 524288 tokens per update, less for fewer, more in a run of few "
+        "updates (dev/doc/training.md); a tenth of a long run's when training starts from the weights of --model; sgd: 400 times as much; "
+        "--find-lr tries rates"},
+    {"optimizer",  "find-lr",       "",   FLAG_(find_lr),          0,        0, ONCE_,            "off",
+        "off|on", "let the learning rate rise for up to 150 updates, print and draw the loss at each rate and the --lr to take, in --out also as "
+        "find_lr.svg, and exit"},
     {"optimizer",  "warmup",        "u",  INT_(warmup),            0,    MANY_, AUTO_ | RUN_,     "auto",
         "steps", "steps over which the learning rate rises to its peak"},
     {"optimizer",  "final-lr-frac", "q",  FLOAT_(final_lr_frac),   0,        1, RUN_ | NEEDS_(DECAYING), "0",
@@ -470,10 +474,11 @@ const OptionRow OPTION_TABLE[] = {
         "a NaN; rollback: when diverged, restore a checkpoint and skip the data after it"},
 
     {"evaluation", "eval-every",    "v",  INT_(eval_every),        0,    MANY_, AUTO_,            "auto",
-        "steps", "steps between validations; 0: never; auto: a tenth of the run, at most 1000"},
+        "steps", "steps between validations; 0: never; auto: a tenth of the run, at most 1000, or more if validations would take more than "
+        "a tenth of the work"},
     {"evaluation", "eval-batches",  "m",  INT_(eval_batches),      0,    MANY_, AUTO_ | NEEDS_(VALIDATION), "auto",
         "micro-batches", "micro-batches per validation; 0: the whole validation set; auto: its first 20,480 tokens, "
-        "on a GPU 1,048,576, for any --batch"},
+        "on a GPU 1,048,576, for any --batch, or fewer in a short run with --eval-every auto"},
     {"evaluation", "patience",      "",   INT_(patience),          0,    MANY_, NEEDS_(NEW_BEST), "0",
         "validations", "end the run early, as if at its last step, after this many validations in a row without a new "
         "best; 0: never"},
@@ -483,7 +488,7 @@ const OptionRow OPTION_TABLE[] = {
         "tokens", "length of a sample; auto: --seq-len, at most 256"},
     {"evaluation", "samples",       "",   INT_(samples),           0,      100, 0,                "2",
         "texts", "number of samples each time"},
-    {"evaluation", "prompt",        "",   STRING_(prompt),         0,        0, BOTH_ | NEEDS_(SAMPLES) | BASIC_, "",
+    {"evaluation", "prompt",        "",   STRING_(prompt),         0,        0, BOTH_ | NEEDS_(SAMPLES) | BASIC_ | WORK_, "",
         "TEXT", "start of the samples; with --model PATH and without --train-data, --steps or --out: generate a continuation"},
     {"evaluation", "temperature",   "",   FLOAT_(temperature),     0,      100, BOTH_ | NEEDS_(SAMPLES), "1",
         "", "sampling temperature; 0: always the most likely token"},
@@ -495,15 +500,15 @@ const OptionRow OPTION_TABLE[] = {
         "off|on", "put end-of-text, which starts every document, before prompts and before the text of --perplexity; "
         "--export-gguf tells llama.cpp the same"},
 
-    {"tasks",      "tasks",         "",   STRING_(tasks),          0,        0, READS_(PATTERNS), "",
+    {"tasks",      "tasks",         "",   STRING_(tasks),          0,        0, READS_(PATTERNS) | WORK_, "",
         "FILES", "choices and continuations to evaluate the model on: HellaSwag's .jsonl, llm.c's .bin, DCLM's .jsonl; "
         "with --steps 0 the program only evaluates, and needs no training data"},
-    {"tasks",      "hellaswag",     "h",  SWITCH_(hellaswag),      0,        0, READS_(PATTERNS), "off",
+    {"tasks",      "hellaswag",     "h",  SWITCH_(hellaswag),      0,        0, READS_(PATTERNS) | WORK_, "off",
         "off|on", "--tasks " TASKS_HELLASWAG " (scripts/get_data.sh hellaswag)"},
-    {"tasks",      "core",          "",   STRING_(core),           0,        0, READS_(BUNDLE),   "",
+    {"tasks",      "core",          "",   STRING_(core),           0,        0, READS_(BUNDLE) | WORK_, "",
         "DIR", "DCLM's CORE: the mean of the centered accuracies of the tasks in its evaluation bundle, a directory with "
         "core.yaml, eval_meta_data.csv and eval_data/"},
-    {"tasks",      "perplexity",    "",   STRING_(perplexity),     0,        0, READS_(DATA),     "",
+    {"tasks",      "perplexity",    "",   STRING_(perplexity),     0,        0, READS_(DATA) | WORK_, "",
         "FILES", "text or shards whose loss, perplexity and bits per byte are measured, over all of it"},
     {"tasks",      "stride",        "",   INT_(stride),            1,  1048576, AUTO_ | NEEDS_(PERPLEXITY), "auto",
         "tokens", "tokens scored per --perplexity window; the rest of --seq-len is context; auto: all of them"},
@@ -511,7 +516,7 @@ const OptionRow OPTION_TABLE[] = {
         "steps", "steps between these evaluations; 0: never; auto: only at the end"},
     {"tasks",      "tasks-max",     "",   INT_(tasks_max),         0,    MANY_, NEEDS_(TASKS), "0",
         "examples", "evaluate only the first n examples of each file; of --core, n drawn ones; 0: all"},
-    {"tasks",      "out-scores",    "",   STRING_(out_scores),     0,        0, ONCE_ | WRITES_(ONE) | NEEDS_(TASKS), "",
+    {"tasks",      "out-scores",    "",   STRING_(out_scores),     0,        0, ONCE_ | WRITES_(ONE) | NEEDS_(TASKS) | WORK_, "",
         "FILE", "write a line of JSON for each example of the last evaluation: the model's choice, and the loss of each ending"},
 
     {"texts",      "interactive",   "",   FLAG_(interactive),      0,        0, TEXTS_ | ONCE_ | BASIC_, "off",
@@ -552,19 +557,19 @@ const OptionRow OPTION_TABLE[] = {
         "off|on", "save at each validation that is the best so far, and never delete the best checkpoint, whatever --keep says"},
     {"output",     "model-file-gb", "",   FLOAT_(model_file_gb),   0,    MANY_, ABOVE_ | NEEDS_(OUT), "5",
         "GB", "largest file of weights in a checkpoint; a larger model is split into several, with Hugging Face's index"},
-    {"output",     "resume",        "y",  STRING_(resume),         0,        0, ONCE_ | READS_(MODEL) | BASIC_, "off",
+    {"output",     "resume",        "y",  STRING_(resume),         0,        0, ONCE_ | READS_(MODEL) | BASIC_ | WORK_, "off",
         "off|on|auto|STEP|DIR", "on: continue from the newest valid checkpoint in --out; auto: the same, or a new run "
         "if none exists; STEP, DIR: continue from this checkpoint"},
     {"output",     "override",      "",   FLAG_(override),         0,        0, ONCE_ | NEEDS_(RESUME), "off",
         "off|on", "resume even if options that define the run have changed"},
     {"output",     "max-hours",     "",   FLOAT_(max_hours),       0,    MANY_, ONCE_ | NEEDS_(DIRECTORY), "0",
         "hours", "save and stop before this time is up; 0: no limit"},
-    {"output",     "export-llmc",   "",   STRING_(export_llmc),    0,        0, ONCE_ | WRITES_(ONE), "",
+    {"output",     "export-llmc",   "",   STRING_(export_llmc),    0,        0, ONCE_ | WRITES_(ONE) | WORK_, "",
         "FILE.bin", "write the final model in llm.c's format, and its tokenizer as FILE_tokenizer.bin; with --model, --steps 0 and "
         "no --out the program only converts, and needs no data"},
     {"output",     "export-dtype",  "",   CHOICE_(export_dtype),   0,        0, ONCE_ | NEEDS_(EXPORT_LLMC), "fp32",
         WORDS_CHOICE(MODEL_DTYPE_WORDS), "precision of the weights in that file"},
-    {"output",     "export-gguf",   "",   STRING_(export_gguf),    0,        0, ONCE_ | WRITES_(ONE) | BASIC_, "",
+    {"output",     "export-gguf",   "",   STRING_(export_gguf),    0,        0, ONCE_ | WRITES_(ONE) | BASIC_ | WORK_, "",
         "FILE", "write the final model for llama.cpp; converts, as --export-llmc does"},
     {"output",     "export-gguf-dtype", "", CHOICE_(export_gguf_dtype), 0,   0, ONCE_ | NEEDS_(EXPORT_GGUF), "f16",
         WORDS_CHOICE(GGUF_DTYPE_WORDS), "precision of the matrices in that file"},
@@ -688,16 +693,16 @@ const OptionRow OPTION_TABLE[] = {
     {"other",      "config",        "",   STRING_(config),         0,        0, ONCE_ | BOTH_ | READS_(ONE) | EACH_ | LINE_, "",
         "FILE", "read more options from a file of lines `name = value`, as --print-config prints them; # starts a "
         "comment; the command line wins"},
-    {"other",      "plan",          "",   FLAG_(plan),             0,        0, ONCE_ | BASIC_, "off",
+    {"other",      "plan",          "",   FLAG_(plan),             0,        0, ONCE_ | BASIC_ | WORK_, "off",
         "off|on", "estimate memory, speed and time, and exit"},
-    {"other",      "plan-tensors",  "",   FLAG_(plan_tensors),     0,        0, ONCE_,            "off",
+    {"other",      "plan-tensors",  "",   FLAG_(plan_tensors),     0,        0, ONCE_ | WORK_, "off",
         "off|on", "the same, after a list of every tensor and its memory"},
     {"other",      "plan-gpu",      "",   STRING_(plan_gpu),       0,        0, GPU_ | ONCE_,     "",
         "NAME", "with --plan: plan for this card, for example H200 or 'RTX 4090': its published speed and memory; without it: this "
         "machine's GPU, or else an H100"},
-    {"other",      "verify-data",   "",   FLAG_(verify_data),      0,        0, ONCE_,            "off",
+    {"other",      "verify-data",   "",   FLAG_(verify_data),      0,        0, ONCE_ | WORK_, "off",
         "off|on", "check every token of every file, and the checksum if FILE.xxh64 exists, and exit"},
-    {"other",      "print-config",  "",   FLAG_(print_config),     0,        0, ONCE_,            "off",
+    {"other",      "print-config",  "",   FLAG_(print_config),     0,        0, ONCE_ | WORK_, "off",
         "off|on", "print every option with its value, as a file for --config, and exit"},
     {"other",      "help",          "",   STRING_(help),           0,        0, ONCE_ | BOTH_ | LINE_, "",
         "[GROUP|OPTION]", "print this help, or the part about a group or an option, and exit; basic: the options that most runs need"},
@@ -713,6 +718,7 @@ const OptionRow OPTION_TABLE[] = {
 #define OPTION_EXAMPLES                                                                                      \
     "\nWithout options it trains a small model on built-in stories. To start with:\n"                        \
     "  --train-data 'books/*.txt' --tokenizer bpe:4096 --out out/books     your own text\n"                  \
+    "  --train-data 'books/*.txt' --steps 2000 --find-lr                   try learning rates first\n"       \
     "  --out out/books --resume on                                         continue after an interruption\n" \
     "  --out out/books --resume on --steps 9000                            train for longer\n"               \
     "  --model out/books --prompt 'It was'                                 generate text\n"                  \
@@ -751,9 +757,9 @@ static int option_may_be_empty_(const Options* options, const OptionRow* row) {
 
 // Returns true if an option is given that starts a run: training, a plan or an export.
 static int options_start_a_run_(const Options* options) {
-    static const char* const runs[] = {"train-data",   "out",         "steps",       "epochs",
-                                       "resume",       "overfit",     "plan",        "plan-tensors",
-                                       "print-config", "verify-data", "export-gguf", "export-llmc"};
+    static const char* const runs[] = {
+        "train-data",   "out",          "steps",       "epochs",      "resume",      "overfit", "plan",
+        "plan-tensors", "print-config", "verify-data", "export-gguf", "export-llmc", "find-lr"};
     int is_run = 0;
     for (size_t i = 0; i < sizeof(runs) / sizeof(runs[0]); i++) {
         is_run |= options_given(options, runs[i]);
@@ -781,6 +787,13 @@ static int options_generate_(const Options* options) {
            (options_given(options, "prompt") && !is_run);
 }
 
+// Returns true if an option that asks for other work was given, and not to say that it is off.
+static int options_ask_for_(const Options* options, const OptionRow* row) {
+    char text[OPTION_TEXT_BYTES];
+    const char* value = option_text(options, row, text);
+    return (row->flags & OPTION_WORK) && strcmp(value, row->fallback) != 0 && strcmp(value, "0") != 0;
+}
+
 // Decides what the program does, and refuses options that do not count in it.
 static void options_decide_(Options* options) {
     options->generates = options_generate_(options);
@@ -794,6 +807,9 @@ static void options_decide_(Options* options) {
                             "FILE, with "
                             "--model PATH and without --train-data, --steps or --out%s",
                       row->name, strcmp(row->name, "stop") == 0 ? "; --stop-run stops a run" : "");
+        }
+        if (options->find_lr && options_ask_for_(options, row)) {
+            die_usage("--find-lr cannot be combined with --%s: it only tries learning rates", row->name);
         }
     }
 }

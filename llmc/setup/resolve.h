@@ -14,6 +14,7 @@ Everything is checked here and in conflicts.h, before memory for the model is al
 #include <stdint.h>
 
 #include "llmc/model/model.h"
+#include "llmc/optim/automatic_rate.h"
 #include "llmc/optim/optimizer.h"
 #include "llmc/optim/schedule.h"
 #include "llmc/setup/options.h"
@@ -28,10 +29,12 @@ extern "C" {
 enum {
     SETUP_BATCH_TOKENS = 1024, // tokens of a micro-batch
     SETUP_SEQ_LEN = 2048,      // tokens of a sequence at most, with rotary positions
-    SETUP_FULL_BATCH = 524288, // tokens of an update of GPT-3 125M and llm.c, whose rates are known
     SETUP_TEXTS_CPU = 8,       // sequences of --prompts generated at a time, on a CPU
     SETUP_TEXTS_GPU = 32,      // and on a GPU
 };
+
+// Most work of automatic validations, as a share of that of the updates.
+#define SETUP_VALIDATION_SHARE 0.1
 
 // ---- the model ----
 
@@ -68,13 +71,26 @@ void settle(Settled* s, RunData* data, const Options* options, const SettleInput
 // run has the same ones. No activation of its blocks is kept.
 Settled setup_teacher(const Settled* s);
 
+// Returns the settings of the updates of --find-lr: a run that only trains, and writes nothing.
+Settled setup_sweep(const Settled* s);
+
 // Returns the schedule of the learning rate, and the rate of update number `step`, which also
 // depends on its batch.
 ScheduleSettings setup_schedule(const Options* options);
 float setup_lr(const Options* options, int64_t step);
 
+// Returns the rate that --lr auto chooses for these options, whose sizes, batch and steps are
+// decided.
+float setup_auto_lr(const Options* options);
+
+// Returns the same for a long run.
+double setup_long_lr(const Options* options);
+
 // Returns the settings of update number t (from 1) at `step`, for a gradient with this norm.
 Update setup_update(const Options* options, int64_t step, int64_t t, double norm);
+
+// Returns the work of all validations, as a share of that of the updates, of a run that has both.
+double setup_validation_share(const Settled* s, const RunData* data);
 
 // Returns true if a validation precedes the first step: not if nobody asked for it and it would
 // take long on a CPU. `flops` are per token, forward and backward.
@@ -106,6 +122,7 @@ int setup_asks_for_samples(const Options* options);
 #include "llmc/formats/llmc_bin.h"
 #include "llmc/layers/bf16_weights.h"
 #include "llmc/layers/weight.h"
+#include "llmc/log/lr_sweep.h"
 #include "llmc/setup/conflicts.h"
 #include "llmc/setup/grid_conflicts.h"
 #include "llmc/setup/settle_model.h"
@@ -270,31 +287,85 @@ static int64_t settle_only_at_end_(int64_t steps) {
     return steps < 1 ? 1 : steps < 1000000000 ? steps : 1000000000;
 }
 
-// Returns the learning rate. GPT-3's rates (Brown et al., 2020, table 2.1) fall about as 1 / C, for
-// batches of half a million tokens. Smaller batches are noisier and need lower rates; the built-in
-// run suggests the fourth root of the batch size (dev/LOG.md).
-static float settle_lr_(int C, int64_t total_batch) {
-    const double batch = fmin((double)total_batch / SETUP_FULL_BATCH, 1);
-    return (float)fmin(6e-4 * 768 / C * sqrt(sqrt(batch)), 4e-3);
+// Returns the rate of --lr auto for a run of so many updates; 0: a long one. With --mup it is the
+// small model's. A model that is already trained gets a tenth of a long run's: its weights have no
+// long way to go. SGD divides by nothing: with a gradient clipped to norm 1 it needs 400 times
+// AdamW's rate.
+static double settle_lr_(const Options* o, int64_t updates) {
+    const int has_weights = o->model[0] && !options_model_size(o);
+    Mup mup;
+    const int C = mup_parse(&mup, o->mup) ? mup.C : o->channels;
+    const double rate = has_weights ? 0.1 * automatic_rate_long(C, o->total_batch)
+                                    : automatic_rate(C, o->total_batch, updates);
+    return rate * (o->optimizer == OPTIMIZER_SGD ? 400 : 1);
 }
+
+float setup_auto_lr(const Options* options) { return (float)settle_lr_(options, options->steps); }
+
+double setup_long_lr(const Options* options) { return settle_lr_(options, 0); }
 
 // Returns beta2, such that the mean of squares spans the same number of tokens for every batch size
 // (Marek et al., "Small batch size training for language models", 2025): GPT-3's 0.95 for its batch
 // of half a million tokens, more for smaller batches. The limit of 0.999 spans a thousand updates,
 // fewer than a run has.
 static float settle_beta2_(int64_t total_batch) {
-    const float beta2 = (float)pow(0.95, (double)total_batch / SETUP_FULL_BATCH);
+    const float beta2 = (float)pow(0.95, (double)total_batch / AUTOMATIC_FULL_BATCH);
     return beta2 > 0.95f ? fminf(beta2, 0.999f) : 0.95f;
 }
 
-// Decides the intervals, which depend on the number of steps.
+// Returns the work of validating so many sequences of all sets, as a share of that of all updates.
+// A validation of the average is another one.
+static double settle_validation_share_(const Settled* s, double sequences) {
+    const Options* o = &s->options;
+    const Stages batches = settled_batches(o);
+    const double forward = model_flops_per_token(s->cfg, o->seq_len) / 3,
+                 update = freeze_flops_per_token(&s->freeze, s->cfg, o->seq_len);
+    const int passes = strcmp(o->average, "off") == 0 ? 1 : 2;
+    return passes * sequences * o->seq_len * forward / (stages_sum(&batches, o->steps) * update);
+}
+
+double setup_validation_share(const Settled* s, const RunData* data) {
+    const Options* o = &s->options;
+    return (1 + floor((double)o->steps / o->eval_every)) *
+           settle_validation_share_(s, (double)run_data_all_eval_sequences(data, o));
+}
+
+// Shortens the validations of a run for which two of them are too much work: to as many sequences
+// as some of its updates have, so that they do not depend on --batch.
+static void settle_eval_batches_(Settled* s, const RunData* data) {
+    Options* o = &s->options;
+    const double usual = (double)run_data_eval_sequences(o, UINT64_MAX), sets = data->num_val_sets,
+                 update = (double)(o->total_batch / o->seq_len);
+    const double updates =
+        fmax(1, floor(SETUP_VALIDATION_SHARE / 2 / settle_validation_share_(s, sets * update)));
+    if (2 * settle_validation_share_(s, (double)run_data_all_eval_sequences(data, o)) >
+            SETUP_VALIDATION_SHARE &&
+        updates * update < usual) {
+        o->eval_batches = (int)ceil(updates * update / o->batch);
+    }
+}
+
+// Decides how often a run validates: ten times, at least every 1000 updates, or as often as takes a
+// tenth of the work of its updates, with the validation before the first of them.
+static void settle_validations_(Settled* s, const RunData* data) {
+    Options* o = &s->options;
+    const int64_t tenth = o->steps / 10, usual = tenth < 1 ? 1 : tenth > 1000 ? 1000 : tenth;
+    if (o->eval_every != OPTION_AUTO) {
+        return;
+    }
+    if (o->steps > 0 && o->eval_batches == OPTION_AUTO && data->num_val_sets > 0) {
+        settle_eval_batches_(s, data);
+    }
+    const double share =
+        o->steps > 0 ? settle_validation_share_(s, (double)run_data_all_eval_sequences(data, o)) : 0;
+    const double most = share > 0 ? fmax(floor(SETUP_VALIDATION_SHARE / share) - 1, 1) : INFINITY;
+    o->eval_every = (int)fmin(fmax((double)usual, ceil((double)o->steps / most)), OPTION_UNLIMITED);
+}
+
+// Decides the other intervals, which depend on the number of steps.
 static void settle_intervals_(Options* options) {
     if (options->warmup == OPTION_AUTO) {
         options->warmup = (int)(options->steps / 20 < 2000 ? options->steps / 20 : 2000);
-    }
-    if (options->eval_every == OPTION_AUTO) {
-        const int64_t every = options->steps / 10;
-        options->eval_every = (int)(every < 1 ? 1 : every > 1000 ? 1000 : every);
     }
     if (options->sample_every == OPTION_AUTO) { // at the end
         options->sample_every = (int)settle_only_at_end_(options->steps);
@@ -339,17 +410,15 @@ static void settle_evaluation_(Options* options) {
     }
 }
 
-// Decides the learning rate, the weight decay and beta2 by the optimizer. SGD divides by nothing:
-// with a gradient clipped to norm 1 it needs 400 times AdamW's rate, and the usual decay times that
-// rate would be far too much. Lion's beta2 is its authors'.
-static void settle_update_(Options* options, int has_weights) {
-    const int is_sgd = options->optimizer == OPTIMIZER_SGD;
-    if (options->lr == OPTION_AUTO) {
-        options->lr = settle_lr_(options->channels, options->total_batch) * (has_weights ? 0.1f : 1.0f) *
-                      (is_sgd ? 400.0f : 1.0f);
+// Decides the learning rate, which stays "auto" while the number of steps does, and by the
+// optimizer the weight decay and beta2. The usual decay times SGD's rate would be far too much.
+// Lion's beta2 is its authors'.
+static void settle_update_(Options* options) {
+    if (options->lr == OPTION_AUTO && options->steps != OPTION_AUTO) {
+        options->lr = setup_auto_lr(options);
     }
     if (options->weight_decay == OPTION_AUTO) {
-        options->weight_decay = is_sgd ? 0.0f : 0.1f;
+        options->weight_decay = options->optimizer == OPTIMIZER_SGD ? 0.0f : 0.1f;
     }
     if (options->beta2 == OPTION_AUTO) {
         options->beta2 = options->optimizer == OPTIMIZER_LION ? 0.99f : settle_beta2_(options->total_batch);
@@ -374,9 +443,8 @@ static void settle_check_outputs_(const Options* o) {
     }
 }
 
-// Decides the options of training. `has_weights`: the model is already trained, so its rate is
-// lower.
-static void settle_training_(Settled* s, int has_weights) {
+// Decides the options of training.
+static void settle_training_(Settled* s, const RunData* data) {
     Options* o = &s->options;
     setup_check_offload(s);
     if (s->use == USE_EVALUATE) {
@@ -387,13 +455,14 @@ static void settle_training_(Settled* s, int has_weights) {
         o->graph = 0; // a graph would repeat the numbers of one update
     }
     if (o->steps != OPTION_AUTO) {
+        settle_validations_(s, data);
         settle_intervals_(o);
     }
     settle_check_outputs_(o);
     if (o->recompute == OPTION_AUTO && o->program.trainer == OPTION_CPU) {
         o->recompute = RECOMPUTE_ACTIVATION; // the GPU trainer decides by its memory
     }
-    settle_update_(o, has_weights);
+    settle_update_(o);
     settle_decay_(o);
     if (o->sample_tokens == OPTION_AUTO) {
         o->sample_tokens = o->seq_len < 256 ? o->seq_len : 256;
@@ -527,7 +596,7 @@ void settle(Settled* s, RunData* data, const Options* options, const SettleInput
     setup_check_needs(settle_notes_(options), s, options);
     if (s->use != USE_GENERATE) {
         run_data_open(data, &s->options);
-        settle_training_(s, input->model_path != NULL);
+        settle_training_(s, data);
         setup_note_late(settle_notes_(options), s, data);
         setup_check_optimizer(s);
         setup_check_mup(s);
@@ -562,6 +631,23 @@ Settled setup_teacher(const Settled* s) {
     return t;
 }
 
+Settled setup_sweep(const Settled* s) {
+    Settled t = *s;
+    Options* o = &t.options;
+    o->steps = o->max_skips = LR_SWEEP_UPDATES;
+    o->batch_schedule = o->seq_len_schedule = "";
+    o->average = "off";
+    o->eval_every = o->sample_every = o->tasks_every = o->save_every = 0;
+    o->patience = o->tensorboard = o->keep_best = 0;
+    o->on_divergence = DIVERGENCE_SKIP;
+    o->max_loss_rise = 0;
+    o->max_hours = 0;
+    o->out = "";
+    o->quiet = 1;
+    settled_conclude(&t);
+    return t;
+}
+
 int setup_validates_first(const Options* options, double flops, int64_t sequences) {
     const double max_flops = 3e12; // about ten seconds on two cores
     const double forward_flops = flops / 3 * (double)sequences * options->seq_len;
@@ -586,6 +672,9 @@ ScheduleSettings setup_schedule(const Options* options) {
 }
 
 float setup_lr(const Options* options, int64_t step) {
+    if (options->find_lr) {
+        return (float)automatic_rate_sweep(setup_long_lr(options), step);
+    }
     const ScheduleSettings schedule = setup_schedule(options);
     const Stages batches = settled_batches(options);
     const int64_t batch = stages_at(&batches, step), last = stages_last(&batches);

@@ -242,7 +242,7 @@ check_keys() { check "keys of $1 lines: $(keys "$1" "$2")" [ "$(keys "$1" "$2")"
 
 test_log() {
     local log=run/log.jsonl digits
-    good "a run" "${tiny[@]}" --out run
+    good "a run" "${tiny[@]}" --eval-every 1 --out run
     check "the first line is the configuration" grep -qE '^{"kind":"config","run":"[0-9a-f]{16}","options":{"train-data":""' <(head -n 1 $log)
     check "the last line is the summary" grep -q '^{"kind":"summary","steps":3,' <(tail -n 1 $log)
     check_keys train $log '{"kind":V,"step":V,"loss":V,"norm":V,"lr":V,"ms":V,"data_ms":V,"tok_per_s":V,"mfu":V,"peak":V,"tokens":V,"elapsed_s":V,"time":V}'
@@ -475,6 +475,35 @@ test_repeat() {
     check "and the same samples" [ "$(samples_of first)" = "$(samples_of repeat)" ]
 }
 
+# A short run validates less, and repeats that.
+test_short_validations() {
+    good "a short run" "${model[@]}" --seq-len 16 --batch 4 --steps 20 --samples 0
+    check "says how much it validates" grep -q '^validation: every 20 updates, 3 micro-batches (12 sequences), 10 % of the work$' stdout
+    check "validates so" [ "$(grep -c '| val loss .* (12 of 1280 sequences)$' stdout)" = 2 ]
+    check "tells it in its command" grep -q -e '--eval-every 20 --eval-batches 3' stdout
+}
+
+# Tries rates with the settings of a run, whose files stay as they are.
+test_find_lr() {
+    local run=("${model[@]}" "${batch[@]}" "${text[@]}" --steps 20)
+    good "a run to come" "${run[@]}" --samples 0 --out swept
+    cksum $(find swept -type f | sort) >cksums_before
+    good "its rates" "${run[@]}" --find-lr --out swept
+    check "a rate: $(tail -n 2 stdout)" grep -qE '^find-lr: --lr [0-9.e-]+ for 20 updates; the loss was lowest at [0-9.e-]+$' stdout
+    check "a plot" grep -q 'at each learning rate' stdout
+    check "a picture" grep -q 'the rate to take</text>' swept/find_lr.svg
+    rm -f swept/find_lr.svg
+    check "nothing else" cmp cksums_before <(cksum $(find swept -type f | sort))
+    cp stdout swept_first
+    good "again, without a directory" "${run[@]}" --find-lr
+    check "the same rate" [ "$(grep 'lowest at' stdout)" = "$(grep 'lowest at' swept_first)" ]
+    good "both rates of Muon" "${run[@]}" --find-lr --optimizer muon --quiet on
+    check "alone" [ "$(grep -cE '^find-lr: --lr [0-9.e-]+ --matrix-lr [0-9.e-]+ for 20 updates' stdout)" = "$(wc -l <stdout)" ]
+    bad 2 "--find-lr cannot be combined with --resume" "${run[@]}" --find-lr --out swept --resume on
+    bad 2 "--find-lr cannot be combined with --prompt" "${run[@]}" --find-lr --prompt a
+    bad 2 "--find-lr, --steps 0" "${model[@]}" --steps 0 --find-lr
+}
+
 # ---- models ----
 
 test_models() {
@@ -703,6 +732,11 @@ test_resume() {
     check "has nothing to do" same_story straight again
     good "the same command line, llm.c's way" "${run[@]}" -o again -y 1
     check "is the same run" same_story straight again
+    check "says no rate that auto did not choose" [ "$(grep -c '^resume: --lr stays' stdout)" = 0 ]
+    good "a short run" "${model[@]}" "${batch[@]}" --steps 4 --eval-every 0 --samples 0 --out brief
+    good "for longer" --out brief --resume on --steps 700
+    check "keeps the rate and says so" grep -q '^resume: --lr stays 0.00625, which auto chose for 4 steps; for 700 it chooses 0.00558: --lr auto --override$' stdout
+    bad 2 "--lr is 0.0025455|was 0.00625|--override" --out brief --resume on --steps 9000 --lr auto
     good "a certain step" --out again --resume 4
     check "from there" grep -q 'from again/step_00000004' stdout
     good "a directory" --resume straight/step_00000004 --out elsewhere
@@ -955,6 +989,8 @@ test_bound_threads
 test_accumulation
 test_packing
 test_repeat
+test_short_validations
+test_find_lr
 test_models
 test_freeze
 test_tasks

@@ -19,6 +19,7 @@ static const struct {
     {"plan-tensors", "of the relation plan"},
     {"plan-gpu", "of plans only"},
     {"verify-data", "trains nothing"},
+    {"find-lr", "keeps nothing that it trains"},
     {"report", "trains nothing"},
     {"out-html", "of --report"},
     {"compare", "trains nothing"},

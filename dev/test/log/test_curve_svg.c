@@ -141,7 +141,7 @@ static void first_point(const char* text, double* x, double* y) {
 }
 
 TEST(places) {
-    const SvgRange_ range = {100, {1, 16, 1}};
+    const SvgRange_ range = {{0, 100, 0}, {1, 16, 1}};
     EXPECT_NEAR(svg_x_(&range, 0), SVG_LEFT_, 1e-9, "step 0");
     EXPECT_NEAR(svg_x_(&range, 100), SVG_RIGHT_, 1e-9, "the last step");
     EXPECT_NEAR(svg_y_(&range, 1), SVG_BOTTOM_, 1e-9, "the lowest loss");

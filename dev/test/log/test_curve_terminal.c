@@ -103,11 +103,13 @@ TEST(scale) {
     plot.rows = 16;
     plot.columns = 50;
     plot.loss = (Axis){1, 16, 1};
-    plot.last_step = 100;
+    plot.step = (Axis){0, 100, 0};
     EXPECT(curve_y_(&plot, 16) == 0 && curve_y_(&plot, 1) == 63, "the ends");
     EXPECT(curve_y_(&plot, 4) == 32 && curve_y_(&plot, 2) == 47, "the axis is logarithmic");
     EXPECT(curve_y_(&plot, 0) == 63 && curve_y_(&plot, 100) == 0, "outside of the range");
     EXPECT(curve_x_(&plot, 0) == 0 && curve_x_(&plot, 100) == 99 && curve_x_(&plot, 50) == 50, "steps");
+    plot.step = (Axis){1e-4, 1e-1, 1};
+    EXPECT(curve_x_(&plot, 1e-4) == 0 && curve_x_(&plot, 1e-3) == 33 && curve_x_(&plot, 1e-1) == 99, "rates");
 }
 
 // The labels of an axis, from the top.

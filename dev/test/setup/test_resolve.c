@@ -890,6 +890,45 @@ static void test_steps(void) {
                    "--epochs 1e+09 is 1.9e+12 steps; wanted at most");
 }
 
+// Validations take a tenth of the work of the updates, or what two of them take on an update's
+// sequences, whatever the micro-batch is.
+static void test_validations(void) {
+    static const struct {
+        const char* line;
+        int every, batches;
+        int64_t sequences;
+    } cases[] = {
+        {"--seq-len 128 --steps 3600", 360, OPTION_AUTO, 160}, // as ever
+        {"--seq-len 128 --steps 1000", 100, OPTION_AUTO, 160},
+        {"--seq-len 128 --steps 300", 100, OPTION_AUTO, 160}, // 4.5 fit, with the first one
+        {"--seq-len 128 --steps 100", 100, 15, 120},
+        {"--seq-len 128 --steps 100 --batch 2 --total-batch 1024", 100, 60, 120},
+        {"--seq-len 64 --batch 4 --steps 20", 20, 3, 12},
+        {"--seq-len 64 --batch 4 --steps 20 --average ema:0.9", 10, 1, 4}, // each twice
+        {"--seq-len 64 --batch 4 --steps 2", 2, 1, 4},
+        {"--seq-len 64 --batch 4 --steps 2 --total-batch 65536", 2, OPTION_AUTO, 320},
+        {"--seq-len 64 --batch 4 --steps 20 --eval-batches 2", 10, 2, 8},
+        {"--seq-len 64 --batch 4 --steps 20 --eval-every 5", 5, OPTION_AUTO, 320}, // as asked for
+        {"--seq-len 64 --batch 4 --steps 0", 1, OPTION_AUTO, 320},
+        {TEXT "--val-data %/val.txt --seq-len 16 --batch 4 --steps 300", 30, OPTION_AUTO, 31},
+        {TEXT "--val-data a=%/val.txt,b=%/val.txt --seq-len 16 --batch 4 --steps 100", 100, 7, 56},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        Run run = run_open(cases[i].line);
+        const Options* o = &run.settled.options;
+        const int64_t sequences = run_data_all_eval_sequences(&run.data, o);
+        EXPECT(o->eval_every == cases[i].every && o->eval_batches == cases[i].batches &&
+                   sequences == cases[i].sequences,
+               "%s: every %d, %d batches, %lld sequences", cases[i].line, o->eval_every, o->eval_batches,
+               (long long)sequences);
+        if (o->steps >= 20 && !strstr(cases[i].line, "--eval-every")) {
+            EXPECT(setup_validation_share(&run.settled, &run.data) <= 0.1 + 1e-9, "%s: %g", cases[i].line,
+                   setup_validation_share(&run.settled, &run.data));
+        }
+        run_close(&run);
+    }
+}
+
 static void test_times(void) {
     Run run = run_open(TEXT "--seq-len 16 --steps 100 --out %/out");
     const Options* o = &run.settled.options;
@@ -920,11 +959,23 @@ static void test_learning_rate(void) {
     static const struct {
         const char* line;
         float lr;
-    } cases[] = {{SHARDS "--seq-len 16 --model d12 --total-batch 524288", 6e-4f},
-                 {SHARDS "--seq-len 16 --model d12 --total-batch 1048576", 6e-4f},
-                 {SHARDS "--seq-len 16 --model d12 --total-batch 32768", 3e-4f}, // 1/16: half
-                 {SHARDS "--seq-len 16 --model d48 --total-batch 524288", 6e-4f * 768 / 1600},
-                 {SHARDS "--seq-len 16 --channels 8 --total-batch 524288", 4e-3f}};
+    } cases[] = {
+        {SHARDS "--seq-len 16 --model d12 --total-batch 524288 --steps 19560", 6e-4f},
+        {SHARDS "--seq-len 16 --model d12 --total-batch 1048576 --steps 9", 6e-4f},
+        {SHARDS "--seq-len 16 --model d12 --total-batch 32768 --steps 19560", 3e-4f}, // 1/16: half
+        {SHARDS "--seq-len 16 --model d12 --total-batch 32768 --steps 625", 0.4f / 768},
+        {SHARDS "--seq-len 16 --model d48 --total-batch 524288 --steps 19560", 6e-4f * 768 / 1600},
+        {SHARDS "--seq-len 16 --channels 8 --total-batch 524288 --steps 19560", 4e-3f},
+        // what the built-in run had before it knew its length
+        {"--seq-len 128 --steps 3600", 6e-4f * 6 * 0.21022410f},
+        {"--seq-len 128 --steps 1250", 0.2f / 128},
+        {"--seq-len 128 --steps 0", 6e-4f * 6 * 0.21022410f},
+        {"--seq-len 128 --steps 300 --optimizer sgd", 400 * 0.4f / 128},
+        // at the rate of the small model
+        {"--layers 2 --channels 256 --heads 8 --mup 128:2 --seq-len 128 --steps 300", 0.4f / 128},
+        // weights with no long way to go
+        {SHARDS "--seq-len 16 --model %/step_00000003 --steps 9 --total-batch 524288", 4e-4f},
+    };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         Run run = run_open(cases[i].line);
         EXPECT_NEAR(run.settled.options.lr, cases[i].lr, 1e-9, "%s", cases[i].line);
@@ -1198,6 +1249,7 @@ TEST(resolve) {
     test_batch();
     test_eval_batches();
     test_steps();
+    test_validations();
     test_times();
     test_learning_rate();
     test_beta2();
