@@ -66,10 +66,6 @@ ALLOCATORS = malloc calloc realloc posix_memalign free memory_check $(addprefix 
 $(BUILD)/train_allocations: train_gpt2.c dev/test/lib/allocations.c $(LIBRARY) Makefile $(BUILD)/flags
 	$(call quiet,$(CC))$(CC) $(CFLAGS) -rdynamic -I. train_gpt2.c dev/test/lib/allocations.c $(LIBRARY) -o $@ $(ALLOCATORS:%=-Wl,--wrap=%) $(LDLIBS)
 $(BUILD)/train_allocations: private OPT = -O0
-$(BUILD)/cli_allocations.ok: $(subst %,allocations,$(CLI)) dev/test/lib/allocations.c $(BUILD)/train_allocations
-	$(run_test) $< $(BUILD)/train_allocations
-$(BUILD)/cli_allocations.short.ok: $(subst %,allocations,$(CLI)) dev/test/lib/allocations.c $(BUILD)/train_allocations
-	$(run_test) $< $(BUILD)/train_allocations short
 
 # Scripts that start programs; cli_NAME is dev/test/cli/test_NAME.sh.
 CLI = dev/test/cli/test_%.sh $(wildcard dev/test/lib/*.sh dev/test/lib/fault.c dev/test/lib/mpi_stand_in.c scripts/* scripts/*/*)
@@ -77,6 +73,10 @@ $(BUILD)/cli_%.ok: $(CLI) $(BUILD)/train_gpt2
 	$(run_test) $< $(BUILD)/train_gpt2
 $(BUILD)/cli_ranks.ok $(PARTS:%=$(BUILD)/cli_ranks.%.ok): $(BUILD)/test_collectives
 $(BUILD)/cli_answers.ok: $(BUILD)/tokenize
+$(BUILD)/cli_allocations.ok: $(subst %,allocations,$(CLI)) dev/test/lib/allocations.c $(BUILD)/train_allocations
+	$(run_test) $< $(BUILD)/train_allocations
+$(BUILD)/cli_allocations.short.ok: $(subst %,allocations,$(CLI)) dev/test/lib/allocations.c $(BUILD)/train_allocations
+	$(run_test) $< $(BUILD)/train_allocations short
 # X.1of4.ok is the first quarter of the script's cases.
 define PART_RULES
 $(BUILD)/cli_%.$(1).ok: $(CLI) $(BUILD)/train_gpt2

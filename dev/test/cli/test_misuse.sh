@@ -395,7 +395,7 @@ test_signals() {
 test_validation_diverges() {
     local run=("${brief[@]}" --lr 9 --steps 30 --eval-every 5)
     good "a learning rate that is far too high" "${run[@]}" --quiet on --out high
-    check "is told: $(grep -a warning stdout)" grep -qE '^warning: step [0-9]*: the run has diverged: the validation loss is [0-9.]*, that of a model' stdout
+    check "is told: $(grep -a warning stdout)" grep -qE '^warning: step [0-9]*: the run has diverged: the validation loss is [0-9.]*, above that of a model' stdout
     check "once" [ "$(grep -c '^warning' stdout)" = 1 ]
     check "and in the log" grep -qE '^{"kind":"warning","step":[0-9]*,"text":"the run has diverged: [^"]*; try a lower --lr, or --on-divergence rollback --max-loss-rise 1"}' high/log.jsonl
     bad 1 "the run has diverged: the validation loss is|a model that knows nothing, ln(|try a lower --lr" "${run[@]}" --on-divergence stop --save-every 5 --out stopped
