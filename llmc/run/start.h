@@ -309,7 +309,7 @@ static void start_print_opening_(const RunData* data) {
         opening_of(text, &data->train.source[0].stream, &data->tokenizer);
     }
     fputs(text[0] == '-' ? " --prompt=" : " --prompt ", stdout); // else it would be an option
-    options_print_program(stdout, text[0] ? text : "Once upon a time");
+    shell_print(stdout, text[0] ? text : "Once upon a time");
     putchar('\n');
 }
 
