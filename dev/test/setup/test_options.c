@@ -209,7 +209,8 @@ TEST(refuses_values) {
     EXPECT(refused("--seed|-1", "--seed -1: ") && refused("--seed=", "--seed '': "));
     EXPECT(refused("--seed| 1", "--seed  1: "));
     EXPECT(refused("--lr|0", "--lr 0: wanted a number above 0 and at most 10"));
-    EXPECT(refused("--beta2|0.99999999999", "--beta2 0.99999999999: wanted a number of at least 0 and below 1"));
+    EXPECT(
+        refused("--beta2|0.99999999999", "--beta2 0.99999999999: wanted a number of at least 0 and below 1"));
     EXPECT(refused("--shuffle|yes", "--shuffle yes: wanted off|on") && refused("-a|2", "--overfit 2: "));
     EXPECT(refused("-q|-.5", "--final-lr-frac -.5: "));
     EXPECT(refused("--schedule|cos", "--schedule cos: wanted cosine|linear|constant|wsd"));
