@@ -55,11 +55,14 @@ static inline void step_results_open(StepResults* r, Memory* memory, int64_t max
     }
 }
 
-// Forgets all losses and divergences; call it before the first micro-step of an update, and the
-// first batch of a validation.
+// Forgets all losses, divergences and statistics; call it before the first micro-step of an update,
+// and the first batch of a validation.
 static inline void step_results_clear(StepResults* r) {
     CUDA_CHECK(cudaMemsetAsync(&r->on_gpu->count, 0, sizeof(r->on_gpu->count), r->gpu->stream));
     CUDA_CHECK(cudaMemsetAsync(&r->on_gpu->divergence, 0, sizeof(r->on_gpu->divergence), r->gpu->stream));
+    if (r->statistics) {
+        CUDA_CHECK(cudaMemsetAsync(r->statistics, 0, r->statistics_bytes, r->gpu->stream));
+    }
     r->waiting = 0;
 }
 
