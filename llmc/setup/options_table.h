@@ -70,6 +70,7 @@ typedef enum { MASTER_WEIGHTS_WORDS(WORDS_VALUE) } MasterWeightsChoice;
     X(TEACHER,     REFUSED, settled_has_teacher(s), "--teacher") \
     X(FIM,         REFUSED, o->fim_rate > 0, "--fim-rate") \
     X(FIELDS,      NOTED,   setup_reads_fields(o), "JSON lines or Parquet") \
+    X(BIN,         NOTED,   setup_reads_bin(o), "data in .bin files") \
     X(OWN_HEAD,    REFUSED, s->cfg.has_head, "--own-head on") \
     X(EXPERTS,     REFUSED, s->cfg.E > 0, "experts: --arch mixtral, qwen3moe, olmoe or glm4moe") \
     X(DECAYING,    NOTED,   o->schedule != SCHEDULE_CONSTANT, "a --schedule other than constant") \
@@ -281,7 +282,7 @@ const OptionRow OPTION_TABLE[] = {
         "\"completion\", or a chat, \"messages\": then only answers are learned"},
     {"data",       "separator",     "",   STRING_(separator),      0,        0, RUN_,             "",
         "TEXT", "text between two documents of a text file, for example '<|endoftext|>'; without it: one document per file"},
-    {"data",       "data-format",   "",   CHOICE_(data_format),    0,        0, RUN_,             "auto",
+    {"data",       "data-format",   "",   CHOICE_(data_format),    0,        0, RUN_ | NEEDS_(BIN), "auto",
         WORDS_CHOICE(TOKENS_FORMAT_WORDS), "format of .bin files; auto: llm.c's shards, or Megatron's with their .idx; nanogpt: bare "
         "uint16"},
     {"data",       "pack",          "",   CHOICE_(pack),           0,        0, AUTO_ | RUN_,     "auto",
