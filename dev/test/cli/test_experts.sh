@@ -142,6 +142,7 @@ near() {
 test_gpu_same_bits() {
     local run
     CUSIM_STREAMS=random once trains 4 e2 "${gpu_run[@]}" --zero 2 --expert-parallel 2
+    check "its first validation: $(values val loss e2/log.jsonl | head -n 1)" [ "$(values val loss e2/log.jsonl | head -n 1 | cut -d . -f 1)" -gt 3 ]
     CUSIM_NCCL_SERIAL=2 CUSIM_NCCL_TIMEOUT=20 CUSIM_STREAMS=lazy trains 4 e4 "${gpu_run[@]}" --zero 2 --expert-parallel 4
     same "--zero 2, 2 and 4" e2 e4
     in_any_order 4 any "${gpu_run[@]}" --zero 2 --expert-parallel 2
