@@ -174,6 +174,8 @@ test_gpu_refusals() {
     bad 2 "--expert-parallel 2, --graph on; wanted auto: the host waits for the number of rows in each layer" --num-processes 2 --plan \
         "${small[@]}" --graph on
     bad 2 "--expert-parallel 2, --offload-optimizer host; wanted --expert-parallel 1" --num-processes 2 --plan "${small[@]}" --offload-optimizer host
+    train --plan --layers 1 --channels 64 --heads 4 --steps 1 --tf32 off
+    check "--tf32 in 16 bits: $(grep '^note' stdout)" grep -q '^note: --tf32 off has no effect without a trainer that was built with PRECISION=FP32' stdout
     bad 2 "--expert-parallel 2, --shard-ranks 1; wanted auto: all processes" --num-processes 2 --plan "${small[@]}" --shard-ranks 1
 }
 
