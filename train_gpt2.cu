@@ -1388,7 +1388,6 @@ static void evaluate_batch(Model* model, Batch batch, double* loss) {
 
 // Forward on all batches of a validation: sets the losses of the report.
 static void model_evaluate(Model* model, Run* run) {
-    double* losses = rank_report_losses(run->report);
     PipelineAction before = at_rest;
     Batch batch;
     int64_t i = 0;
@@ -1396,10 +1395,10 @@ static void model_evaluate(Model* model, Run* run) {
     for (; run_validation_batch(run, i, &batch); i++) {
         const PipelineAction now = {PIPELINE_FORWARD, 0, stage_rows(model, batch)};
         stage_passes(model, before, now);
-        evaluate_batch(model, batch, losses + (i - model->groups.pipe.rank));
+        evaluate_batch(model, batch, rank_report_losses(run->report) + (i - model->groups.pipe.rank));
         before = now;
     }
-    step_results_collect(&model->results, losses + i);
+    step_results_collect(&model->results, rank_report_losses(run->report) + i);
 }
 
 // Validates the average of the weights.

@@ -227,6 +227,11 @@ int target_mask_open(TargetMask* mask, const char* shard, uint64_t count, char* 
         return error_set(error, path, "its bits have another checksum than its header says");
     }
     mask->bits = bits;
+    const size_t hidden = target_mask_count(mask, 0, count);
+    if (hidden != header.hidden) {
+        return error_set(error, path, "its bits hide %zu tokens, its header says %" PRIu64, hidden,
+                         header.hidden);
+    }
     return 1;
 }
 

@@ -521,11 +521,13 @@ static Ranks start_join_(Run* run) {
     const Launcher alone = {{0, 1, 0, 1}, LAUNCHER_AUTO, "", {"", 0, "", ""}},
                    launch = is_only_plan ? alone : launcher_find(o);
     const int size = is_only_plan ? o->num_processes : launch.place.size;
-    Ranks ranks = {launcher_grid(o, launch.place.rank, size), 0, size, size};
-    ranks.zero = launcher_zero(o, &ranks.grid);
     comm_open(&run->comm, launch.place, &launch.meeting, o->timeout);
     ranks_agree_on_program(&run->comm);
     ranks_agree_on_command(&run->comm, o);
+    start_turn_begins_(run); // rank 0 refuses a wrong grid for all
+    Ranks ranks = {launcher_grid(o, launch.place.rank, size), 0, size, size};
+    ranks.zero = launcher_zero(o, &ranks.grid);
+    start_turn_ends_(run);
     grid_name_ranks(ranks.grid.shape, &run->comm);
     ranks.shards = launcher_shards(o, &ranks.grid, &run->comm);
     ranks.node_ranks = launcher_node_ranks(o, size, &run->comm);

@@ -24,8 +24,9 @@ int setup_resumes(const Options* o);
 int setup_validates(const Settled* s);
 int setup_samples(const Settled* s);
 
-// Returns true if the data have text in fields. Shards of prepared text have none any more.
+// Return true if the data have text in fields, which shards have no longer; and .bin files.
 int setup_reads_fields(const Options* o);
+int setup_reads_bin(const Options* o);
 
 // Returns true if an update pulls weights toward zero. SGD's default does not.
 int setup_decays(const Options* o);
@@ -127,6 +128,10 @@ int setup_samples(const Settled* s) {
 int setup_reads_fields(const Options* o) {
     return encoded_text_has_fields(o->train_data) || encoded_text_has_fields(o->val_data) ||
            encoded_text_has_fields(o->perplexity);
+}
+
+int setup_reads_bin(const Options* o) {
+    return strstr(o->train_data, ".bin") || strstr(o->val_data, ".bin") || strstr(o->perplexity, ".bin");
 }
 
 int setup_decays(const Options* o) {

@@ -70,6 +70,7 @@ typedef enum { MASTER_WEIGHTS_WORDS(WORDS_VALUE) } MasterWeightsChoice;
     X(TEACHER,     REFUSED, settled_has_teacher(s), "--teacher") \
     X(FIM,         REFUSED, o->fim_rate > 0, "--fim-rate") \
     X(FIELDS,      NOTED,   setup_reads_fields(o), "JSON lines or Parquet") \
+    X(BIN,         NOTED,   setup_reads_bin(o), "data in .bin files") \
     X(OWN_HEAD,    REFUSED, s->cfg.has_head, "--own-head on") \
     X(EXPERTS,     REFUSED, s->cfg.E > 0, "experts: --arch mixtral, qwen3moe, olmoe or glm4moe") \
     X(DECAYING,    NOTED,   o->schedule != SCHEDULE_CONSTANT, "a --schedule other than constant") \
@@ -84,6 +85,8 @@ typedef enum { MASTER_WEIGHTS_WORDS(WORDS_VALUE) } MasterWeightsChoice;
     X(SGD,         REFUSED, o->optimizer == OPTIMIZER_SGD, "--optimizer sgd") \
     X(SKIPS,       NOTED,   o->on_divergence != DIVERGENCE_STOP, "--on-divergence skip or rollback") \
     X(DISK,        REFUSED, o->offload_optimizer == OFFLOAD_DISK, "--offload-optimizer disk") \
+    X(FP32,        NOTED,   s->dtype == SAFETENSORS_F32 || o->optimizer == OPTIMIZER_SOAP, \
+        "a trainer that was built with PRECISION=FP32, or --optimizer soap") \
     X(PLANNING,    NOTED,   o->plan || o->fit != 0, "--plan or --fit") \
     X(STAGES,      NOTED,   o->pipeline_parallel > 1, "--pipeline-parallel above 1")
 // clang-format on
@@ -281,7 +284,7 @@ const OptionRow OPTION_TABLE[] = {
         "\"completion\", or a chat, \"messages\": then only answers are learned"},
     {"data",       "separator",     "",   STRING_(separator),      0,        0, RUN_,             "",
         "TEXT", "text between two documents of a text file, for example '<|endoftext|>'; without it: one document per file"},
-    {"data",       "data-format",   "",   CHOICE_(data_format),    0,        0, RUN_,             "auto",
+    {"data",       "data-format",   "",   CHOICE_(data_format),    0,        0, RUN_ | NEEDS_(BIN), "auto",
         WORDS_CHOICE(TOKENS_FORMAT_WORDS), "format of .bin files; auto: llm.c's shards, or Megatron's with their .idx; nanogpt: bare "
         "uint16"},
     {"data",       "pack",          "",   CHOICE_(pack),           0,        0, AUTO_ | RUN_,     "auto",
@@ -617,7 +620,7 @@ const OptionRow OPTION_TABLE[] = {
     {"memory, speed", "master-weights", "w", CHOICE_(master_weights), 0,     0, GPU_ | RUN_,      "on",
         WORDS_CHOICE(MASTER_WEIGHTS_WORDS), "keep 16-bit weights as fp32 for the optimizer; 24: bf16 weights with 8 more "
         "bits; off: stochastic rounding"},
-    {"memory, speed", "tf32",       "f",  SWITCH_(tf32),           0,        0, GPU_ | RUN_ | BOTH_, "on",
+    {"memory, speed", "tf32",       "f",  SWITCH_(tf32),           0,        0, GPU_ | RUN_ | BOTH_ | NEEDS_(FP32), "on",
         "off|on", "compute fp32 matmuls on TF32 tensor cores, with 10-bit mantissas"},
     {"memory, speed", "attention",  "",   CHOICE_(attention),      0,        0, GPU_ | RUN_ | BOTH_, "auto",
         WORDS_CHOICE(ATTENTION_WORDS), "instructions of attention: wgmma is for 16 bits on GPUs of compute capability 9.0, and not "

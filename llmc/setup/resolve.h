@@ -469,6 +469,9 @@ static void settle_training_(Settled* s, const RunData* data) {
     }
 }
 
+// Returns where notes go: not into the settings of --print-config.
+static FILE* settle_notes_(const Options* options) { return options->print_config ? stderr : stdout; }
+
 // Returns true if the run only converts a model: then bf16 matmuls would only cost a copy of the
 // weights.
 static int settle_only_converts_(const Settled* s) {
@@ -489,15 +492,22 @@ static void settle_matmul_fp8_(const Settled* s) {
     }
 }
 
-// Refuses a type on a GPU, whose trainer has one type for all. A run of the CPU trainer may bring
-// it along.
-static void settle_matmul_type_(Options* o) {
-    const MatmulPrecision of_build = MATMUL_FP32;
-    if (options_given(o, "matmul")) {
+// Refuses a type on a GPU, whose trainer has one type for all: that of its build. The default may
+// be given, as --print-config prints it, and a run of the CPU trainer may bring another one along.
+static void settle_matmul_type_(Settled* s) {
+    Options* o = &s->options;
+    const int by_default = MATMUL_FP32;
+    if (options_given(o, "matmul") && o->matmul != by_default) {
         die_usage("--matmul: on a GPU wanted fp8, or none: then matmuls have the type that the trainer was "
                   "built for (make PRECISION=BF16, FP16 or FP32)");
     }
-    o->matmul = of_build;
+    if (options_given(o, "matmul") && s->dtype != SAFETENSORS_F32) {
+        fprintf(settle_notes_(o),
+                "note: --matmul fp32: on a GPU matmuls have the type that the trainer was built "
+                "for, %s\n",
+                safetensors_dtype_name(s->dtype));
+    }
+    o->matmul = by_default;
 }
 
 // Decides --matmul auto. Refuses bf16 for 8-bit matrices, and for experts in parts of tiles.
@@ -505,7 +515,7 @@ static void settle_matmul_(Settled* s) {
     Options* o = &s->options;
     const int unfit = bf16_weights_unfit(s->cfg);
     if (o->program.trainer == OPTION_GPU && o->matmul != MATMUL_FP8) {
-        settle_matmul_type_(o);
+        settle_matmul_type_(s);
     }
     if (o->matmul == MATMUL_AUTO) {
         const int pays = !o->quantize && !unfit && !settle_only_converts_(s) && peak_bf16_pays();
@@ -557,9 +567,6 @@ static void settle_check_initial_(const Options* o, const SettleInput* input) {
         die_usage("--initial-weights has no meaning with --model %s, which has weights", o->model);
     }
 }
-
-// Returns where notes go: not into the settings of --print-config.
-static FILE* settle_notes_(const Options* options) { return options->print_config ? stderr : stdout; }
 
 void settle(Settled* s, RunData* data, const Options* options, const SettleInput* input) {
     memset((void*)s, 0, sizeof(*s));

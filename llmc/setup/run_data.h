@@ -303,9 +303,13 @@ static void run_data_untrained_tokenizer_(Tokenizer* tokenizer, int V) {
     tokenizer->eot = V - 1;
 }
 
+static int run_data_trains_vocabulary_(const Options* options) {
+    return strncmp(options->tokenizer, "bpe:", strlen("bpe:")) == 0;
+}
+
 static void run_data_file_tokenizer_(RunData* data, const Options* options) {
     char path[PATH_MAX];
-    const int is_own = strncmp(options->tokenizer, "bpe:", 4) == 0;
+    const int is_own = run_data_trains_vocabulary_(options);
     const int V = is_own ? run_data_own_vocabulary_(data, options, path) : 0;
     data->is_unknown = is_own && !path[0];
     data->has_tokenizer = 1;
@@ -379,6 +383,11 @@ void run_data_open_tokenizer(RunData* data, Settled* s, const char* model_path) 
         options->tokenizer = model_path;
     }
     const int is_text = options->train_data[0] && mixture_kind(options->train_data) == TOKENS_TEXT;
+    if (run_data_trains_vocabulary_(options) && (s->use == USE_GENERATE || !options->train_data[0])) {
+        die_usage("--tokenizer %s trains a vocabulary on text, and there is none; wanted --train-data, or a "
+                  "tokenizer's file",
+                  options->tokenizer);
+    }
     if (s->use == USE_GENERATE) {
         run_data_text_tokenizer_(data, options, model_path);
     } else if (!options->train_data[0]) {

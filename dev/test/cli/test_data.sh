@@ -208,6 +208,7 @@ test_bytes() {
     bad 1 "no_suffix: contains no text files|'no_suffix/*' for all as text" "${tiny[@]}" --train-data no_suffix
     runs "a pattern of all its files" "${tiny[@]}" --train-data 'no_suffix/*'
     bad 2 "--tokenizer bpe:300: add --out DIR: the vocabulary is kept there" "${tiny[@]}" --train-data text.txt --tokenizer bpe:300
+    bad 2 "--tokenizer bpe:300 trains a vocabulary on text, and there is none|wanted --train-data" "${tiny[@]}" --tokenizer bpe:300 --out never
 }
 
 # Bare tokens below 65 with the vocabulary of GPT-2, which is the default, and with a number that is

@@ -137,10 +137,15 @@ test_refusals() {
 test_gpu_counted() {
     local fixtures=$root/dev/ref/fixtures lines i
     local run=(--model "$fixtures/models/mixtral" --train-data "$fixtures/counted/answers.bin" --val-data "$fixtures/counted/answers.bin"
-        --seq-len 16 --pack pad --batch 1 --total-batch 80 --steps 4 --save-every 4 --eval-every 0 --samples 0)
+        --seq-len 16 --pack pad --batch 1 --total-batch 80 --steps 4 --save-every 3 --eval-every 0 --samples 0)
     trains 1 graphs "${run[@]}"
     trains 1 launches "${run[@]}" --graph off
     same "graphs" graphs launches
+    trains 1 resumed --resume graphs/step_00000003
+    for i in expert_load router_entropy; do
+        check "$i is that of its update: $(values train $i graphs/log.jsonl | tail -n 1), resumed $(values train $i resumed/log.jsonl)" \
+            [ "$(values train $i graphs/log.jsonl | tail -n 1)" = "$(values train $i resumed/log.jsonl)" ]
+    done
     mapfile -t lines < <(grep -v '^#' "$root/dev/ref/fixtures/counted/expected.txt")
     for i in "${!lines[@]}"; do [ $((i % 5)) != 0 ] || counted "${lines[i]}" "${ways[i % 7]}"; done
     for i in 10 25; do counted "${lines[i]}" "${ways[i / 10 + 9]}"; done
@@ -163,6 +168,7 @@ near() {
 test_gpu_same_bits() {
     local run
     CUSIM_STREAMS=random once trains 4 e2 "${gpu_run[@]}" --zero 2 --expert-parallel 2
+    check "its first validation: $(values val loss e2/log.jsonl | head -n 1)" [ "$(values val loss e2/log.jsonl | head -n 1 | cut -d . -f 1)" -gt 3 ]
     CUSIM_NCCL_SERIAL=2 CUSIM_NCCL_TIMEOUT=20 CUSIM_STREAMS=lazy trains 4 e4 "${gpu_run[@]}" --zero 2 --expert-parallel 4
     same "--zero 2, 2 and 4" e2 e4
     in_any_order 4 any "${gpu_run[@]}" --zero 2 --expert-parallel 2
@@ -194,6 +200,8 @@ test_gpu_refusals() {
     bad 2 "--expert-parallel 2, --graph on; wanted auto: the host waits for the number of rows in each layer" --num-processes 2 --plan \
         "${small[@]}" --graph on
     bad 2 "--expert-parallel 2, --offload-optimizer host; wanted --expert-parallel 1" --num-processes 2 --plan "${small[@]}" --offload-optimizer host
+    train --plan --layers 1 --channels 64 --heads 4 --steps 1 --tf32 off
+    check "--tf32 in 16 bits: $(grep '^note' stdout)" grep -q '^note: --tf32 off has no effect without a trainer that was built with PRECISION=FP32' stdout
     bad 2 "--expert-parallel 2, --shard-ranks 1; wanted auto: all processes" --num-processes 2 --plan "${small[@]}" --shard-ranks 1
 }
 

@@ -601,8 +601,27 @@ test_disagreement() {
     check "another directory: $(head -n 1 stderr)" \
         grep -q '^error: the ranks disagree about --out, a directory .*: is there on ranks 0 1, is missing on rank 2$' stderr
     check "and nothing is left there: $(ls -A other)" [ -z "$(compgen -G 'other/.probe*')" ]
-    ranks 2 "$trainer" "${run[@]}" --zero 3
-    check "--zero 3: exit status $status, $(head -n 1 stderr)" [ $status = 2 -a "$(grep -c '^error: --zero 3' stderr)" = 1 ]
+    refused_by_all "--zero 3" "--zero 3 is for GPUs" "${run[@]}" --zero 3
+    refused_by_all "--tensor-parallel 2" "--tensor-parallel 2, 3 processes" "${run[@]}" --tensor-parallel 2
+}
+
+# refused_by_all WHAT ERROR OPTIONS...: rank 0 of 3 prints the error, and all end by themselves, with
+# its status.
+refused_by_all() {
+    local what=$1 error=$2 rank pids=() statuses=()
+    shift 2
+    for rank in 0 1 2; do
+        OMPI_COMM_WORLD_RANK=$rank OMPI_COMM_WORLD_LOCAL_RANK=$rank OMPI_COMM_WORLD_SIZE=3 OMPI_COMM_WORLD_LOCAL_SIZE=3 \
+            LLMC_RANKS_FILE=$messages LD_PRELOAD=$stand_in "$trainer" "$@" >stdout 2>stderr.$rank </dev/null &
+        pids+=($!)
+    done
+    for rank in 0 1 2; do
+        wait "${pids[rank]}"
+        statuses+=($?)
+    done
+    rm -f "$messages"
+    check "$what: exit statuses ${statuses[*]}" [ "${statuses[*]}" = "2 2 2" ]
+    check "$what: $(cat stderr.[012])" [ "$(grep -c "^error: $error" stderr.0)" = 1 -a "$(cat stderr.[012] | grep -c '^error: ')" = 1 ]
 }
 
 # differs WHAT LINE VARIABLE OPTIONS...: the last of 3 ranks (of $sound + 1) has a fault (fault.c),

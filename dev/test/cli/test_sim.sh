@@ -110,6 +110,9 @@ refused '--hidden 20: .* on a GPU wanted a multiple of 8$' --arch mixtral --hidd
 refused '--master-weights 24 with PRECISION=FP32; wanted PRECISION=BF16, or on$' --master-weights 24
 refused '--zero 2; wanted --zero 3, which divides the parameters$' --offload-params on --zero 2
 refused '--matmul: on a GPU wanted fp8, or none: .*$' --matmul bf16
+"$gpu" --layers 1 --channels 16 --heads 2 --print-config >settings.txt 2>err.txt
+"$gpu" --config settings.txt --plan >out.txt 2>err.txt
+check "what --print-config prints is accepted: status $?, $(cat err.txt)" [ -s out.txt -a ! -s err.txt ]
 refused '--matmul fp8: a matrix has 40 rows or columns; on a GPU wanted a multiple of 16$' --arch llama --hidden 40 --matmul fp8
 refused '--matmul fp8: the matrices of experts .*$' --arch mixtral --matmul fp8
 (ulimit -f 12 && "$gpu" --layers 1 --channels 16 --heads 2 --offload-optimizer disk --offload-path full) >out.txt 2>err.txt

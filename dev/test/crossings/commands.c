@@ -1,4 +1,4 @@
-// commands.c -- see crossings.h: the values of each option in draws, and commands of them.
+// commands.c -- see crossings.h: the values that each option can get in a draw, and commands.
 #include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,41 +11,41 @@ static const struct {
     const char *name, *reason;
 } NOT_DRAWN[] = {
     {"out", "each run has its own"},
-    {"resume", "of the relation cut"},
-    {"override", "of the relation cut"},
-    {"config", "of the relation config"},
-    {"print-config", "of the relation config"},
-    {"plan", "of the relation plan"},
-    {"plan-tensors", "of the relation plan"},
-    {"plan-gpu", "of plans only"},
+    {"resume", "set by the relation cut"},
+    {"override", "set by the relation cut"},
+    {"config", "set by the relation config"},
+    {"print-config", "set by the relation config"},
+    {"plan", "set by the relation plan"},
+    {"plan-tensors", "set by the relation plan"},
+    {"plan-gpu", "for plans only"},
     {"verify-data", "trains nothing"},
     {"find-lr", "keeps nothing that it trains"},
     {"report", "trains nothing"},
-    {"out-html", "of --report"},
+    {"out-html", "goes with --report"},
     {"compare", "trains nothing"},
     {"follow", "waits for a run"},
     {"stop-run", "waits for a run"},
     {"help", "trains nothing"},
     {"version", "trains nothing"},
-    {"num-processes", "the launcher says it"},
-    {"rank", "the launcher says it"},
-    {"gpus-per-node", "the launcher says it"},
-    {"init", "the launcher says it"},
-    {"server", "the launcher says it"},
-    {"fs-path", "the launcher says it"},
-    {"tensor-parallel", "of the relation ranks"},
-    {"context-parallel", "of the relation ranks"},
-    {"expert-parallel", "of the relation ranks"},
-    {"pipeline-parallel", "of the relation ranks"},
-    {"pipeline-layers", "of the relation ranks"},
-    {"shard-ranks", "of several GPUs"},
-    {"hellaswag", "reads a file that a script loads"},
-    {"core", "reads a bundle of 22 tasks"},
-    {"device", "numbers of a machine's GPUs"},
-    {"max-hours", "its hour may never come"},
+    {"num-processes", "the launcher sets it"},
+    {"rank", "the launcher sets it"},
+    {"gpus-per-node", "the launcher sets it"},
+    {"init", "the launcher sets it"},
+    {"server", "the launcher sets it"},
+    {"fs-path", "the launcher sets it"},
+    {"tensor-parallel", "set by the relation ranks"},
+    {"context-parallel", "set by the relation ranks"},
+    {"expert-parallel", "set by the relation ranks"},
+    {"pipeline-parallel", "set by the relation ranks"},
+    {"pipeline-layers", "set by the relation ranks"},
+    {"shard-ranks", "for several GPUs"},
+    {"hellaswag", "needs a file that a script downloads"},
+    {"core", "needs a bundle of 22 tasks"},
+    {"device", "depends on the machine's GPUs"},
+    {"max-hours", "counts hours"},
 };
 
-// Values of options that take text, and of sizes, which must be small; x2 is 2 * --seq-len.
+// Values of options that take text, and of sizes, which must be small; x2 means 2 * --seq-len.
 static const struct {
     const char *name, *values;
 } OWN_VALUES[] = {
@@ -58,7 +58,7 @@ static const struct {
     {"separator", "ABC"},
     {"seed", "1 7"},
     {"model", "in/model d1"},
-    {"layers", "1 2 3"},
+    {"layers", "1 2 3 4"},
     {"channels", "16 32"},
     {"heads", "2 4"},
     {"kv-heads", "1 2"},
@@ -80,7 +80,7 @@ static const struct {
     {"steps", "2 3 5"},
     {"epochs", "0.1 1"},
     {"teacher", "in/model"},
-    {"freeze", "embeddings attention norms [0]"},
+    {"freeze", "embeddings attention norms [0] wte,attproj?,blocks[0] embeddings,blocks[0],mlp[1]"},
     {"lr", "0.001 0.01"},
     {"warmup", "0 2"},
     {"decay-steps", "0 2"},
@@ -91,6 +91,7 @@ static const struct {
     {"samples", "0 1"},
     {"sample-tokens", "1 9"},
     {"prompt", "the"},
+    {"top-k", "2 5"}, // with 1, --temperature and --top-p have no effect
     {"tasks", "in/tasks.jsonl"},
     {"perplexity", "in/val.txt in/docs.jsonl"},
     {"stride", "4"},
@@ -117,7 +118,7 @@ static const struct {
     {"grad-clip", "0 0.1 100"},
 };
 
-// Options of every command: a tiny run.
+// Options that every command has: they make the run tiny.
 static const char* const CORE[] = {"arch",  "layers",      "channels", "heads",      "context",     "seq-len",
                                    "batch", "total-batch", "steps",    "train-data", "eval-batches"};
 
@@ -126,6 +127,16 @@ int random_below(Random* r, int n) {
     z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
     z = (z ^ z >> 27) * 0x94D049BB133111EBu;
     return (int)((z ^ z >> 31) % (uint64_t)n);
+}
+
+int word_is_in(const char* word, const char* words) {
+    const size_t length = strlen(word);
+    for (const char* at = strstr(words, word); at; at = strstr(at + 1, word)) {
+        if ((at == words || at[-1] == ' ') && (at[length] == ' ' || !at[length])) {
+            return 1;
+        }
+    }
+    return 0;
 }
 
 int row_of(const char* name) {
@@ -160,7 +171,7 @@ int row_is_core(int row) {
 
 static void values_add(Values* values, int row, const char* text, size_t length) {
     const OptionRow* r = &OPTION_TABLE[row];
-    static Options parsed; // option_set checks the value
+    static Options parsed; // only to check the value
     Value* value = &values->value[values->count];
     snprintf(value->text, sizeof(value->text), "%.*s", (int)length, text);
     value->row = row;
@@ -176,7 +187,7 @@ static void values_add_words(Values* values, int row, const char* words, char be
     }
 }
 
-// Adds small numbers; values_add leaves out those beyond the row's bounds.
+// Adds small numbers; values_add skips those that the row does not allow.
 static void values_add_numbers(Values* values, int row) {
     const OptionRow* r = &OPTION_TABLE[row];
     const char* words = option_is_whole(r) ? "0 1 2 5" : r->max > 1 ? "0 0.1 1 2" : "0 0.0001 0.1 0.5 1";
@@ -275,6 +286,15 @@ void command_drop(Command* command, const char* name) {
     if (setting) {
         memmove(setting, setting + 1,
                 (size_t)(&command->setting[--command->count] - setting) * sizeof(*setting));
+    }
+}
+
+void command_drop_all(Command* command, const char* names) {
+    for (int i = command->count - 1; i >= 0; i--) {
+        const char* name = OPTION_TABLE[command->setting[i].row].name;
+        if (word_is_in(name, names)) {
+            command_drop(command, name);
+        }
     }
 }
 

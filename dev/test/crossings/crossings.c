@@ -84,7 +84,10 @@ static Command draw(const World* w, uint64_t seed) {
             command_set_value(&c, values, values->first[row] + random_below(&r, count));
         }
     }
-    for (int more = 2 + random_below(&r, 7); more > 0; more--) {
+    if (strncmp(command_get(&c, "train-data"), "in/shard", strlen("in/shard")) == 0) {
+        command_set(&c, "tokenizer", "in/model"); // which knows where documents end
+    }
+    for (int more = 3 + random_below(&r, 10); more > 0; more--) {
         int best = -1, most = -1;
         for (int tries = 0; tries < 6; tries++) {
             const int value = random_below(&r, values->count), fresh = new_pairs(w, &c, value);
@@ -105,8 +108,8 @@ static Command draw(const World* w, uint64_t seed) {
 static void clear(World* w) {
     runs_close(w);
     w->what[0] = '\0';
-    if (system("rm -rf a b a.* b.* none* shards* model.* scores* link disk du shown settings.txt other.*") !=
-        0) {
+    if (system("rm -rf a b a.* b.* none* shards* more* model.* scores* link disk du shown settings.txt "
+               "other.*") != 0) {
         exit(2);
     }
 }

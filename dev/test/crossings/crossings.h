@@ -22,6 +22,13 @@ typedef struct {
 
 int random_below(Random* r, int n); // 0 to n - 1
 static inline int random_one_of(Random* r, int n) { return random_below(r, n) == 0; }
+static inline const char* random_pick(Random* r, const char* const* texts, int count) {
+    return texts[random_below(r, count)];
+}
+// One of the texts that follow.
+#define PICK(r, ...)                                                                                         \
+    random_pick(r, (const char* const[]){__VA_ARGS__},                                                       \
+                (int)(sizeof((const char*[]){__VA_ARGS__}) / sizeof(char*)))
 
 // ---- commands (commands.c) ----
 
@@ -61,10 +68,13 @@ double command_number(const Command* command, const char* name);
 void command_set(Command* command, const char* name, const char* text);
 void command_set_value(Command* command, const Values* values, int value);
 void command_drop(Command* command, const char* name);
+void command_drop_all(Command* command, const char* names); // names: separated by blanks
 // Sets `text` to the value as the trainer gets it: in lengths, x2 stands for 2 * --seq-len.
 void command_text(const Command* command, const Setting* setting, char text[VALUE_BYTES]);
 // Returns true if every drawn command has the option.
 int row_is_core(int row);
+// Returns true if the word is among `words`, which blanks separate.
+int word_is_in(const char* word, const char* words);
 
 // ---- runs (runs.c) ----
 
@@ -116,11 +126,13 @@ void runs_close(World* world);
 // norms and statistics up to `tolerance`; 0 wants the same digits. world->what says what differs.
 enum { TRAIN_ROWS = 1, VAL_ROWS = 2, FIRST_ROWS = 4 };
 Verdict runs_agree(World* world, const Run* a, const Run* b, double tolerance, int which);
-// Compares the weights of the last checkpoints, if both have one in one file.
+// Compares the weights of the last checkpoints, and their averages, if both have them in one file.
 Verdict runs_have_the_same_weights(World* world, const Run* a, const Run* b);
 
 // Sets `path` to the last checkpoint in a run's directory, and returns it; NULL if there is none.
 const char* last_checkpoint(const char* out, char path[512]);
+// Returns a file's bytes with a zero after them, which the caller frees; NULL: it cannot be read.
+char* read_file(const char* path, size_t* bytes);
 uint64_t hash_file(const char* path);
 uint64_t hash_tree(const char* path); // names and bytes of all files below a directory
 Verdict failed(World* world, const char* format, ...) __attribute__((format(printf, 2, 3)));
@@ -135,6 +147,8 @@ void inputs_restore(void);
 
 // ---- relations (relations.c) ----
 
+#define ARCHS_WITH_EXPERTS "mixtral qwen3moe olmoe glm4moe"
+
 typedef struct {
     const char* name;
     Verdict (*check)(World* world, const Command* drawn);
@@ -142,5 +156,11 @@ typedef struct {
 } Relation;
 extern const Relation RELATIONS[];
 extern const int NUM_RELATIONS;
+
+// Makes the shards OUT_train_*.bin of a file with ./tokenize. UNFIT without that program.
+Verdict make_shards(World* world, const char* data, const char* out);
+// The first update of a saved model has the loss, the norm and the routing that llmc/reference.h
+// computes (reference.c).
+Verdict check_reference(World* world, const Command* drawn);
 
 #endif

@@ -108,6 +108,8 @@ void inputs_make(World* world) {
     put_lines("in/docs.jsonl", "docs", 80, 3);
     put_lines("in/chats.jsonl", "chat", 60, 4);
     put_lines("in/pairs.jsonl", "pair", 60, 5);
+    put_lines("in/few_docs.jsonl", "docs", 12, 8);
+    put_lines("in/few_pairs.jsonl", "pair", 12, 9);
     put_lines("in/books/one.txt", "text", 60, 6);
     put_lines("in/books/two.txt", "text", 40, 7);
     put_text("in/schedule.txt", "0 a 1 b 1\n2 a 1 b 3\n");

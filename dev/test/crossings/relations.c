@@ -1,8 +1,8 @@
 // relations.c -- see crossings.h: what must hold between two runs, without an expected value.
 //
-// Each relation takes a drawn command, fixes what it needs, changes one thing, and compares. Losses
-// after the first update may drift apart where sums have another order, so relations that only
-// promise values up to rounding compare the first update closely, and the rest loosely.
+// A relation sets the options it needs in the drawn command, changes one thing, runs both commands
+// and compares them. Where sums have another order, the runs drift apart: then the first update is
+// compared up to rounding, and later ones up to DRIFT.
 #include <math.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -11,35 +11,9 @@
 
 #include "dev/test/crossings/crossings.h"
 
-#define DRIFT 1e-2 // relative, after some updates
+#define DRIFT 1e-2 // relative difference after a few updates
 
-static int is_one_of(const char* name, const char* words) {
-    const char* at = strstr(words, name);
-    const size_t length = strlen(name);
-    for (; at; at = strstr(at + 1, name)) {
-        if ((at == words || at[-1] == ' ') && (at[length] == ' ' || !at[length])) {
-            return 1;
-        }
-    }
-    return 0;
-}
-
-static void drop_all(Command* command, const char* words) {
-    for (int i = command->count - 1; i >= 0; i--) {
-        const char* name = OPTION_TABLE[command->setting[i].row].name;
-        if (is_one_of(name, words)) {
-            command_drop(command, name);
-        }
-    }
-}
-
-static const char* pick(Random* r, const char* const* texts, int count) {
-    return texts[random_below(r, count)];
-}
-#define PICK(r, ...)                                                                                         \
-    pick(r, (const char* const[]){__VA_ARGS__}, (int)(sizeof((const char*[]){__VA_ARGS__}) / sizeof(char*)))
-
-// Runs both commands; sets x and y.
+// Runs both commands. Sets x and y to the runs, or to NULL.
 static Verdict run_both(World* w, const Command* a, const Command* b, const Run** x, const Run** y) {
     Verdict verdict;
     *y = NULL;
@@ -50,33 +24,48 @@ static Verdict run_both(World* w, const Command* a, const Command* b, const Run*
     return verdict;
 }
 
-// Compares runs that do the same work in another order.
-static Verdict agree_up_to_rounding(World* w, const Run* x, const Run* y, int drifts) {
-    const Verdict first = runs_agree(w, x, y, w->rounding, TRAIN_ROWS | VAL_ROWS | FIRST_ROWS);
-    return first != HELD || drifts ? first : runs_agree(w, x, y, DRIFT, TRAIN_ROWS);
+static int has_experts(const Command* c) { return word_is_in(command_get(c, "arch"), ARCHS_WITH_EXPERTS); }
+
+// True if a small difference can become a large one: another expert, sign or code.
+static int drifts(const Command* c) {
+    return has_experts(c) || (command_gives(c, "beta2") && command_number(c, "beta2") < 0.9) ||
+           word_is_in(command_get(c, "optimizer"), "muon soap lion adamw8bit");
 }
 
-// ---- no effect: what does not define the run changes no bits of it ----
+// Compares runs that add up the same numbers in another order.
+static Verdict agree_up_to_rounding(World* w, const Command* c, const Run* x, const Run* y) {
+    const Verdict first = runs_agree(w, x, y, w->rounding, TRAIN_ROWS | VAL_ROWS | FIRST_ROWS);
+    return first != HELD || drifts(c) ? first : runs_agree(w, x, y, DRIFT, TRAIN_ROWS | VAL_ROWS);
+}
 
-// Options without OPTION_CHANGES_RUN that do change bits.
+// Compares runs that promise the same bits.
+static Verdict agree_to_the_bit(World* w, const Run* x, const Run* y) {
+    const Verdict verdict = runs_agree(w, x, y, 0, TRAIN_ROWS | VAL_ROWS);
+    return verdict == HELD ? runs_have_the_same_weights(w, x, y) : verdict;
+}
+
+// ---- no effect: options that do not define the run leave its bits alone ----
+
+// Options without OPTION_CHANGES_RUN that do change bits, and why.
 static const char CHANGES_BITS[] =
-    "batch tensor-slices gelu-fusion " // sums in another order
+    "batch tensor-slices gelu-fusion " // another order of sums
     "bias-fusion autotune logits-chunk "
-    "fit "                                            // sets the batch
-    "val-data "                                       // else a part of --train-data
-    "weights "                                        // others are read
-    "on-divergence max-loss-rise max-skips patience"; // end the run, or change it
+    "zero "                                           // 2 adds up micro-batches one by one
+    "fit "                                            // chooses the batch
+    "val-data "                                       // without it, training data are set aside
+    "weights "                                        // reads others
+    "on-divergence max-loss-rise max-skips patience"; // may end or change the run
 
 static Verdict check_no_effect(World* w, const Command* drawn) {
     Command a = *drawn, b;
     const Run *x, *y;
     int changes = 1 + random_below(&w->random, 3);
-    drop_all(&a, "patience fit");
+    command_drop_all(&a, "patience fit");
     b = a;
     for (int tries = 0; tries < 200 && changes > 0; tries++) {
         const int value = random_below(&w->random, w->values.count);
         const OptionRow* row = &OPTION_TABLE[w->values.value[value].row];
-        if (!(row->flags & OPTION_CHANGES_RUN) && !is_one_of(row->name, CHANGES_BITS)) {
+        if (!(row->flags & OPTION_CHANGES_RUN) && !word_is_in(row->name, CHANGES_BITS)) {
             if (command_gives(&b, row->name)) {
                 command_drop(&b, row->name);
             } else {
@@ -86,7 +75,7 @@ static Verdict check_no_effect(World* w, const Command* drawn) {
         }
     }
     Verdict verdict = run_both(w, &a, &b, &x, &y);
-    if (verdict == HELD) {
+    if (verdict == HELD) { // validations of the same sequences are compared, too
         const int same_val = strcmp(command_get(&a, "eval-batches"), command_get(&b, "eval-batches")) == 0;
         verdict = runs_agree(w, x, y, 0, TRAIN_ROWS | (same_val ? VAL_ROWS : 0));
         verdict = verdict == HELD ? runs_have_the_same_weights(w, x, y) : verdict;
@@ -94,8 +83,9 @@ static Verdict check_no_effect(World* w, const Command* drawn) {
     return verdict;
 }
 
-// ---- padding counts for nothing ----
+// ---- padding: does not count ----
 
+// Options that cut or count by tokens of a row, or need another kind of data.
 static const char OF_LENGTHS[] =
     "seq-len-schedule batch-schedule fim-rate fim-spm-rate epochs model teacher "
     "teacher-quantize distill-weight distill-temperature data-schedule separator "
@@ -104,18 +94,17 @@ static const char OF_LENGTHS[] =
 static Verdict check_padding(World* w, const Command* drawn) {
     Command a = *drawn, b;
     const Run *x, *y;
-    drop_all(&a, OF_LENGTHS);
+    command_drop_all(&a, OF_LENGTHS);
     command_set(&a, "train-data", PICK(&w->random, "in/docs.jsonl", "in/pairs.jsonl", "in/chats.jsonl"));
     command_set(&a, "pack", PICK(&w->random, "pad", "dynamic", "uniform"));
-    command_set(&a, "seq-len", "128");
+    command_set(&a, "seq-len", "192"); // no document is longer
     command_set(&a, "context", "256");
     command_set(&a, "total-batch", "x4");
-    command_set(&a, "val-data", "in/docs.jsonl"); // else a share of the sequences
-    command_set(&a, "eval-batches", "0");         // all: a part would be counted in tokens
-    command_set(&a, "lr", "0.001");               // auto and these depend on tokens
+    command_set(&a, "val-data", "in/docs.jsonl"); // otherwise some sequences are set aside
+    command_set(&a, "eval-batches", "0");         // all of it: a limit would count tokens
+    command_set(&a, "lr", "0.001");               // auto depends on tokens, as does beta2
     command_set(&a, "beta2", "0.99");
-    if (strcmp(command_get(&a, "optimizer"), "sgd") == 0 ||
-        strcmp(command_get(&a, "optimizer"), "adafactor") == 0) {
+    if (word_is_in(command_get(&a, "optimizer"), "sgd adafactor")) {
         command_drop(&a, "beta2");
     }
     b = a;
@@ -125,27 +114,19 @@ static Verdict check_padding(World* w, const Command* drawn) {
         command_set(&b, "seq-len", "256");
     }
     const Verdict verdict = run_both(w, &a, &b, &x, &y);
-    return verdict == HELD ? runs_agree(w, x, y, w->rounding, TRAIN_ROWS | VAL_ROWS | FIRST_ROWS) : verdict;
+    return verdict == HELD ? agree_up_to_rounding(w, &a, x, y) : verdict;
 }
 
-// ---- batch and ranks: the same update, divided otherwise ----
+// ---- batch and ranks: the same update, divided differently ----
 
+// Options that set the batch themselves, or need it in another place; bf16 rounds parts of sums.
 static const char ONE_BATCH[] = "update-in-backward fit eval-batches matmul";
-
-static int has_experts(const Command* c) {
-    return is_one_of(command_get(c, "arch"), "mixtral qwen3moe olmoe glm4moe");
-}
-
-// Experts are chosen: after an update, rounding may choose others.
-static int drifts(const Command* c) {
-    return has_experts(c) || is_one_of(command_get(c, "optimizer"), "muon soap lion adamw8bit");
-}
 
 static Verdict check_batch(World* w, const Command* drawn) {
     Command a = *drawn, b;
     const Run *x, *y;
-    drop_all(&a, ONE_BATCH);
-    command_set(&a, "eval-every", "0"); // whose sequences depend on the batch
+    command_drop_all(&a, ONE_BATCH);
+    command_set(&a, "eval-every", "0"); // its sequences depend on the batch
     b = a;
     const char* batch = PICK(&w->random, "1", "2", "4");
     if (strcmp(batch, command_get(&a, "batch")) == 0) {
@@ -153,11 +134,12 @@ static Verdict check_batch(World* w, const Command* drawn) {
     }
     command_set(&b, "batch", batch);
     const Verdict verdict = run_both(w, &a, &b, &x, &y);
-    return verdict == HELD ? agree_up_to_rounding(w, x, y, drifts(&a)) : verdict;
+    return verdict == HELD ? agree_up_to_rounding(w, &a, x, y) : verdict;
 }
 
-// Draws ranks, and what divides the work among them.
-static void draw_grid(World* w, Command* c) {
+// Draws a number of ranks, and how they divide the work. Returns true if the result has the bits of
+// one rank with --zero 2.
+static int draw_grid(World* w, Command* c) {
     static const char* const ways[] = {"tensor-parallel", "context-parallel", "expert-parallel",
                                        "pipeline-parallel"};
     c->ranks = 2 + random_below(&w->random, 3);
@@ -165,13 +147,15 @@ static void draw_grid(World* w, Command* c) {
     if (way == 2 && !has_experts(c)) {
         way = 0;
     }
-    if (way < 4 && (c->ranks != 3 || way == 3)) {
+    const int divides_model = way < 4 && (c->ranks != 3 || way == 3);
+    if (divides_model) {
         const int all = c->ranks == 3 || random_one_of(&w->random, 2);
         command_set(c, ways[way], all && c->ranks == 4 ? "4" : all && c->ranks == 3 ? "3" : "2");
     }
     if (random_one_of(&w->random, 2)) {
         command_set(c, "zero", PICK(&w->random, "0", "1", "2", "3"));
     }
+    return !divides_model && !word_is_in(command_get(c, "zero"), "0 1");
 }
 
 static Verdict check_ranks(World* w, const Command* drawn) {
@@ -180,28 +164,38 @@ static Verdict check_ranks(World* w, const Command* drawn) {
     if (!w->stand_in) {
         return UNFIT;
     }
-    drop_all(&a, ONE_BATCH);
-    command_set(&a, "eval-every", "0"); // whose sequences depend on the batch
-    drop_all(&a, "zero tensor-slices");
+    command_drop_all(&a, ONE_BATCH);
+    command_set(&a, "eval-every", "0"); // its sequences depend on the batch
+    command_drop_all(&a, "zero tensor-slices");
     command_set(&a, "batch", PICK(&w->random, "1", "2"));
     command_set(&a, "total-batch", "x24");
     b = a;
-    draw_grid(w, &b);
+    const int same_bits = draw_grid(w, &b);
+    if (same_bits) {
+        command_set(&a, "zero", "2");
+    }
     const Verdict verdict = run_both(w, &a, &b, &x, &y);
-    return verdict == HELD ? agree_up_to_rounding(w, x, y, drifts(&a)) : verdict;
+    return verdict != HELD ? verdict
+           : same_bits     ? agree_to_the_bit(w, x, y)
+                           : agree_up_to_rounding(w, &a, x, y);
 }
 
-// ---- cut: a run that is stopped and resumed has the rows of one that is not ----
+// ---- cut: a run that was stopped and resumed logs what an undisturbed one does ----
 
 static Verdict check_cut(World* w, const Command* drawn) {
     Command a = *drawn, b;
     Verdict verdict;
-    drop_all(&a, "epochs fit keep-best max-loss-rise");
+    const int other_grid = w->stand_in && random_one_of(&w->random, 3);
+    const int signal = random_one_of(&w->random, 2) ? SIGTERM : SIGKILL;
+    command_drop_all(&a, "epochs fit keep-best max-loss-rise");
     command_set(&a, "steps", "6");
     command_set(&a, "save-every", PICK(&w->random, "1", "2"));
     command_set(&a, "batch", PICK(&w->random, "1", "2"));
+    if (other_grid) {
+        command_set(&a, "zero", "2");       // the same bits on any number of ranks
+        command_set(&a, "eval-every", "0"); // its sequences depend on them
+    }
     b = a;
-    const int signal = random_one_of(&w->random, 2) ? SIGTERM : SIGKILL;
     const Run* x = run(w, &a, "a", &verdict);
     if (!x) {
         return verdict;
@@ -211,23 +205,12 @@ static Verdict check_cut(World* w, const Command* drawn) {
         return failed(w, "status %d after SIGTERM", status);
     }
     command_set(&b, "resume", "auto");
-    const int other_grid = w->stand_in && random_one_of(&w->random, 3);
-    if (other_grid) {
-        b.ranks = 2;
-        command_set(&b, "zero", PICK(&w->random, "1", "2"));
-    }
+    b.ranks = other_grid ? 2 : 1;
     const Run* y = run(w, &b, "b", &verdict);
-    if (!y) {
-        return verdict;
-    }
-    if (other_grid) {
-        return drifts(&b) ? HELD : runs_agree(w, x, y, DRIFT, TRAIN_ROWS | VAL_ROWS);
-    }
-    verdict = runs_agree(w, x, y, 0, TRAIN_ROWS | VAL_ROWS);
-    return verdict == HELD ? runs_have_the_same_weights(w, x, y) : verdict;
+    return y ? agree_to_the_bit(w, x, y) : verdict;
 }
 
-// ---- there and back: what was saved is read, and saved again byte for byte ----
+// ---- there and back: a saved model is read, and saved again with the same bytes ----
 
 static Verdict saved_the_same(World* w, const char* from, const char* to) {
     static const char* const files[] = {
@@ -244,20 +227,23 @@ static Verdict saved_the_same(World* w, const char* from, const char* to) {
     return HELD;
 }
 
-// The command that reads the model of `a`, and does what does not train.
+// Returns a command that validates `model`, saved by `a`, and saves it again.
 static Command command_back(const Command* a, const char* model) {
+    static const char* const precisions[] = {"matmul", "master-weights"};
     Command b = *a;
     for (int i = b.count - 1; i >= 0; i--) {
         const OptionRow* row = &OPTION_TABLE[b.setting[i].row];
-        if (!is_one_of(row->group, "data batch evaluation")) {
+        if (!word_is_in(row->group, "data batch evaluation")) {
             command_drop(&b, row->name);
         }
     }
-    drop_all(&b,
-             "epochs seq-len-schedule batch-schedule tokenizer data-schedule fim-rate fim-spm-rate patience "
-             "eval-every");
-    if (command_gives(a, "matmul")) {
-        command_set(&b, "matmul", command_get(a, "matmul"));
+    command_drop_all(
+        &b, "epochs seq-len-schedule batch-schedule tokenizer data-schedule fim-rate fim-spm-rate patience "
+            "eval-every");
+    for (size_t i = 0; i < sizeof(precisions) / sizeof(precisions[0]); i++) {
+        if (command_gives(a, precisions[i])) {
+            command_set(&b, precisions[i], command_get(a, precisions[i]));
+        }
     }
     command_set(&b, "eval-every", "1");
     command_set(&b, "steps", "0");
@@ -265,7 +251,7 @@ static Command command_back(const Command* a, const char* model) {
     return b;
 }
 
-// Returns the loss of the last validation, or of the first one; NAN if there is none.
+// Returns the loss of the last validation or of the first one; NAN if there is none.
 static double val_loss(const Run* r, int last) {
     double loss = NAN;
     for (int i = 0; i < r->count; i++) {
@@ -279,21 +265,16 @@ static double val_loss(const Run* r, int last) {
     return loss;
 }
 
-// Returns how many bytes of two files differ, those of the longer one's rest among them.
-static long differing_bytes(const char* path, const char* other) {
-    FILE *a = fopen(path, "rb"), *b = fopen(other, "rb");
-    long count = !a != !b;
-    for (int x = 0, y = 0; a && b && (x != EOF || y != EOF);) {
-        x = fgetc(a);
-        y = fgetc(b);
-        count += x != y;
+// Returns in how many bytes two files differ; bytes that only one of them has count.
+static size_t differing_bytes(const char* path, const char* other) {
+    size_t m, n, count;
+    char *x = read_file(path, &m), *y = read_file(other, &n);
+    count = m > n ? m - n : n - m;
+    for (size_t i = 0; i < m && i < n; i++) {
+        count += x[i] != y[i];
     }
-    if (a) {
-        fclose(a);
-    }
-    if (b) {
-        fclose(b);
-    }
+    free(x);
+    free(y);
     return count;
 }
 
@@ -301,7 +282,7 @@ static Verdict check_back(World* w, const Command* drawn) {
     Command a = *drawn;
     Verdict verdict;
     char of_a[512], of_b[512];
-    drop_all(&a, "save-every keep patience model-file-gb fit export-gguf export-gguf-dtype average");
+    command_drop_all(&a, "save-every keep patience model-file-gb fit export-gguf export-gguf-dtype average");
     command_set(&a, "eval-every", "1");
     const int has_gguf = random_one_of(&w->random, 2);
     if (has_gguf) {
@@ -329,12 +310,12 @@ static Verdict check_back(World* w, const Command* drawn) {
         return failed(w, "validation loss %.9g, and %.9g of the model that was saved", before, after);
     }
     verdict = saved_the_same(w, from, to);
-    // the model's name in the file is that of --out: a or b
-    const long differ = has_gguf && verdict == HELD ? differing_bytes("model.gguf", "back.gguf") : 0;
-    return differ > 1 ? failed(w, "model.gguf and back.gguf differ in %ld bytes", differ) : verdict;
+    // a GGUF file has the name of --out, a or b
+    const size_t differ = has_gguf && verdict == HELD ? differing_bytes("model.gguf", "back.gguf") : 0;
+    return differ > 1 ? failed(w, "model.gguf and back.gguf differ in %zu bytes", differ) : verdict;
 }
 
-// ---- the same by another way ----
+// ---- the same run described in another way ----
 
 static Verdict check_config(World* w, const Command* drawn) {
     Command a = *drawn, b = {.ranks = 1}, print;
@@ -346,7 +327,7 @@ static Verdict check_config(World* w, const Command* drawn) {
         return verdict;
     }
     if (rename("a.txt", "settings.txt") != 0) {
-        return failed(w, "--print-config has printed nothing");
+        return failed(w, "--print-config prints nothing");
     }
     command_set(&b, "config", "settings.txt");
     verdict = run_both(w, &a, &b, &x, &y);
@@ -354,37 +335,44 @@ static Verdict check_config(World* w, const Command* drawn) {
         return failed(w, "what --print-config prints is refused: %.900s",
                       x ? w->runs[w->num_runs - 1].error : "");
     }
-    verdict = verdict == HELD ? runs_agree(w, x, y, 0, TRAIN_ROWS | VAL_ROWS) : verdict;
-    return verdict == HELD ? runs_have_the_same_weights(w, x, y) : verdict;
+    return verdict == HELD ? agree_to_the_bit(w, x, y) : verdict;
+}
+
+Verdict make_shards(World* w, const char* data, const char* out) {
+    char to[64];
+    snprintf(to, sizeof(to), "--out=%s", out);
+    char* const words[] = {
+        (char*)w->tokenize, "--tokenizer=in/model", to, "--val-tokens=0", (char*)data, NULL};
+    const int status = w->tokenize ? run_words(w, words) : 0;
+    return !w->tokenize ? UNFIT : status != 0 ? failed(w, "./tokenize %s: status %d", data, status) : HELD;
 }
 
 static Verdict check_shards(World* w, const Command* drawn) {
     Command a = *drawn, b;
     const Run *x, *y;
-    if (!w->tokenize) {
-        return UNFIT;
-    }
     const char* data = PICK(&w->random, "in/docs.jsonl", "in/pairs.jsonl", "in/chats.jsonl", "in/text.txt");
-    char* const words[] = {
-        (char*)w->tokenize, "--tokenizer=in/model", "--out=shards", "--val-tokens=0", (char*)data, NULL};
-    drop_all(&a, "separator text-field data-schedule data-format model vocab-size fit");
+    Verdict verdict = make_shards(w, data, "shards");
+    verdict = verdict == HELD ? make_shards(w, "in/val.txt", "more") : verdict;
+    if (verdict != HELD) {
+        return verdict;
+    }
+    command_drop_all(&a, "separator text-field data-schedule data-format model vocab-size fit chat");
     command_set(&a, "train-data", data);
-    command_set(&a, "val-data", "in/docs.jsonl");
+    command_set(&a, "val-data", "in/val.txt");
     command_set(&a, "tokenizer", "in/model");
     b = a;
     command_set(&b, "train-data", "shards_train_*.bin");
-    const int status = run_words(w, words);
-    if (status != 0) {
-        return status > 2 || status < 0 ? failed(w, "./tokenize %s: status %d", data, status) : UNFIT;
+    command_set(&b, "val-data", "more_train_*.bin");
+    verdict = run_both(w, &a, &b, &x, &y);
+    if (verdict == REFUSED && x) {
+        return failed(w, "shards are refused where their text is not: %.900s", w->what);
     }
-    Verdict verdict = run_both(w, &a, &b, &x, &y);
-    verdict = verdict == HELD ? runs_agree(w, x, y, 0, TRAIN_ROWS | VAL_ROWS) : verdict;
-    return verdict == HELD ? runs_have_the_same_weights(w, x, y) : verdict;
+    return verdict == HELD ? agree_to_the_bit(w, x, y) : verdict;
 }
 
-// ---- inputs stay as they are, whatever the outputs are named ----
+// ---- inputs stay as they are, whatever names the outputs get ----
 
-// Lists the files that a command reads; returns their number.
+// Lists the input files of a command. Returns their number.
 static int inputs_of(const Command* c, char files[64][256]) {
     char line[1024], shell[1024];
     int count = 0;
@@ -409,7 +397,7 @@ static Verdict check_inputs(World* w, const Command* drawn) {
     char files[64][256], name[300];
     if (random_one_of(&w->random, 2)) {
         command_set(&a, "tasks", "in/tasks.jsonl");
-        drop_all(&a, "tasks-every");
+        command_drop_all(&a, "tasks-every");
     }
     const int count = inputs_of(&a, files);
     if (count == 0) {
@@ -441,60 +429,60 @@ static Verdict check_inputs(World* w, const Command* drawn) {
 
 // ---- plan ----
 
-// Sets *value to the number after `word` in a file of text. Returns false if it is not there.
-static int number_after(const char* path, const char* word, double* value) {
-    char line[2048];
-    FILE* file = fopen(path, "r");
-    int found = 0;
-    while (file && !found && fgets(line, sizeof(line), file)) {
-        const char* at = strstr(line, word);
-        found = at && sscanf(at + strlen(word), "%lf", value) == 1;
-    }
-    if (file) {
-        fclose(file);
-    }
-    return found;
+// Returns the number behind the first `mark` after the first `word` in a text; 0 without them.
+static double number_behind(const char* text, const char* word, const char* mark) {
+    const char* at = text ? strstr(text, word) : NULL;
+    at = at ? strstr(at, mark) : NULL;
+    return at ? atof(at + strlen(mark)) : 0;
 }
 
-// Returns MiB beyond the plan, of a run; sets *disk to those of its files.
-static Verdict beyond_plan(World* w, const Command* c, const char* out, double* beyond, double* disk_beyond) {
-    Verdict verdict;
-    Command plan = *c;
-    double planned = 0, disk = 0, used = 0;
-    char shell[128], screen[32];
-    command_set(&plan, "plan", "on");
-    const Run* p = run(w, &plan, out, &verdict);
-    snprintf(screen, sizeof(screen), "%s.txt", out);
-    if (!p || !number_after(screen, "memory: ", &planned)) {
-        return p ? failed(w, "--plan without memory") : verdict;
-    }
-    FILE* text = fopen(screen, "r");
-    char line[1024];
-    while (text && fgets(line, sizeof(line), text)) {
-        const char* at = strncmp(line, "disk:", 5) == 0 ? strchr(line, '=') : NULL;
-        disk = at ? atof(at + 1) : disk;
-    }
-    if (text) {
-        fclose(text);
-    }
-    const Run* r = run(w, c, out, &verdict);
-    if (!r) {
-        return verdict;
-    }
+// Returns the MiB of the checkpoints in a directory, as the disk has them.
+static double checkpoints_mb(const char* out) {
+    char shell[128];
+    size_t bytes;
     snprintf(shell, sizeof(shell),
              "du -sk %s/step_* 2>/dev/null | awk '{ s += $1 } END { print s / 1024 }' >du", out);
-    if (system(shell) == 0) {
-        number_after("du", "", &used);
+    char* text = system(shell) == 0 ? read_file("du", &bytes) : NULL;
+    const double mb = text ? atof(text) : 0;
+    free(text);
+    return mb;
+}
+
+// Plans a run and starts it. Sets how many MiB of memory, and of checkpoints, it uses beyond the
+// plan.
+static Verdict beyond_plan(World* w, const Command* c, const char* out, double* memory, double* disk) {
+    Verdict verdict;
+    Command plan = *c;
+    char screen[32];
+    size_t bytes;
+    command_set(&plan, "plan", "on");
+    if (!run(w, &plan, out, &verdict)) {
+        return verdict;
     }
-    *beyond = r->peak_mb - planned;
-    *disk_beyond = disk > 0 ? used - disk : 0;
-    return HELD;
+    snprintf(screen, sizeof(screen), "%s.txt", out);
+    char* text = read_file(screen, &bytes);
+    const double planned = number_behind(text, "memory: ", ": "),
+                 on_disk = number_behind(text, "\ndisk:", "=");
+    free(text);
+    if (planned == 0) {
+        return failed(w, "--plan without memory");
+    }
+    const Run* r = run(w, c, out, &verdict);
+    if (r) {
+        *memory = r->peak_mb - planned;
+        *disk = on_disk > 0 ? checkpoints_mb(out) - on_disk : 0;
+    }
+    return verdict;
 }
 
 static Verdict check_plan(World* w, const Command* drawn) {
     Command small = *drawn, large;
     double before, beyond, disk;
-    drop_all(&small, "model teacher teacher-quantize distill-weight distill-temperature fit tokenizer");
+    if (w->is_gpu) {
+        return UNFIT; // the memory of a simulated GPU is the process's
+    }
+    command_drop_all(&small,
+                     "model teacher teacher-quantize distill-weight distill-temperature fit tokenizer");
     command_set(&small, "train-data", "");
     command_set(&small, "save-every", "1");
     command_set(&small, "steps", "2");
@@ -515,29 +503,33 @@ static Verdict check_plan(World* w, const Command* drawn) {
                                        : verdict;
 }
 
-// ---- effect or word ----
+// ---- effect or word: a given option changes something, or the run says that it does not ----
 
-// Options whose effect needs more than a tiny run that goes well.
+// Options whose effect takes more than a tiny run in which all goes well.
 static const char RARELY_SEEN[] =
-    "max-skips max-loss-rise on-divergence skip-loss-z skip-grad-z patience timeout threads save-minutes "
-    "keep "
-    "keep-major node-gbps net-gbps log-every warmup decay-steps window eps data-format start-token matmul "
-    "quiet zero tensor-slices fit grad-clip recompute logits-chunk graph autotune offload-path device "
-    "weights "
-    "epochs shuffle separator text-field context doc-mask soap-max-side seed eval-every eval-batches "
-    "sample-every "
-    "tasks-every stride tasks-max vocab-size softcap";
+    // all goes well
+    "max-skips max-loss-rise on-divergence skip-loss-z skip-grad-z patience grad-clip "
+    // it is short
+    "timeout threads save-minutes keep keep-major log-every node-gbps net-gbps "
+    "sample-every save-every tasks-every decay-steps stride tasks-max eval-batches "
+    // the same bits
+    "fit recompute zero graph autotune logits-chunk offload-path device "
+    // they need other data, or a model that has learned more
+    "context start-token chat soap-max-side weights";
 
-// Hashes what a run shows after its own command: lines without digits, and the names of its files.
+// Hashes what a run shows after it has printed its command: lines without digits and the name of
+// --out, and the names of files. It leaves out lines of steps: how many there are depends on time.
 static uint64_t hash_shown(const char* out) {
-    char shell[256];
+    char shell[384];
     snprintf(shell, sizeof(shell),
-             "{ sed -n '/^model:/,$p' %s.txt | tr -d '0-9.'; find %s | sed 's|^%s||' | sort; } >shown", out,
-             out, out);
+             "{ sed -n '/^model:/,$p' %s.txt | grep -v '^step' | sed 's|%s/step|OUT/step|; s|--model "
+             "%s|--model OUT|' "
+             "| tr -d '0-9.'; cat %s.err; find %s | sed 's|^%s||' | sort; } >shown",
+             out, out, out, out, out, out);
     return system(shell) == 0 ? hash_file("shown") : 0;
 }
 
-// True if both runs decided on the same value, as their logs have it.
+// True if the logs of both runs have the same value of an option: it repeats the default.
 static int decided_the_same(const char* option) {
     char shell[512];
     snprintf(shell, sizeof(shell),
@@ -556,10 +548,14 @@ static Verdict check_effect(World* w, const Command* drawn) {
     }
     const OptionRow* row = &OPTION_TABLE[setting->row];
     char said[128], noted[256];
-    if (row_is_core(setting->row) || is_one_of(row->name, RARELY_SEEN)) {
+    if (row_is_core(setting->row) || word_is_in(row->name, RARELY_SEEN)) {
         return UNFIT;
     }
     command_drop(&a, row->name);
+    if (strcmp(row->name, "quiet") != 0) { // it silences notes
+        command_drop(&a, "quiet");
+        command_drop(&b, "quiet");
+    }
     const Verdict verdict = run_both(w, &a, &b, &x, &y);
     if (verdict != HELD) {
         return verdict;
@@ -576,8 +572,8 @@ static Verdict check_effect(World* w, const Command* drawn) {
 
 // ---- damaged inputs ----
 
-// Sets a byte of a file, in half of the cases one of the first 300; `change` says which. Returns
-// false if the file is empty.
+// Sets a random byte of a file, half of the time one of the first 300. `change` gets its place and
+// value. Returns false if the file is empty.
 static int damage(World* w, const char* path, char change[400]) {
     FILE* file = fopen(path, "r+b");
     if (!file || fseek(file, 0, SEEK_END) != 0 || ftell(file) <= 0) {
@@ -595,6 +591,11 @@ static Verdict check_damaged(World* w, const Command* drawn) {
     Command a = *drawn;
     Verdict verdict;
     char files[64][256];
+    if (w->tokenize && random_one_of(&w->random, 2)) {
+        command_drop_all(&a, "data-schedule separator text-field val-data model vocab-size");
+        command_set(&a, "train-data", "in/shard_train_*.bin"); // which have masks
+        command_set(&a, "tokenizer", "in/model");
+    }
     const int count = inputs_of(&a, files);
     if (count == 0) {
         return UNFIT;
@@ -606,9 +607,13 @@ static Verdict check_damaged(World* w, const Command* drawn) {
         return UNFIT;
     }
     w->inputs = hash_tree("in");
+    const int has_checksum = w->inputs != before && strstr(target, ".mask");
     run(w, &a, "a", &verdict);
     w->inputs = before;
     inputs_restore();
+    if (verdict == HELD && has_checksum) {
+        return failed(w, "%s: is accepted", change);
+    }
     snprintf(what, sizeof(what), "%.500s", w->what);
     if (verdict == FAILED || (verdict == REFUSED && !strstr(what, "in/") && !strstr(what, "--"))) {
         return failed(w, "%s: %s", change, what);
@@ -621,5 +626,6 @@ const Relation RELATIONS[] = {
     {"ranks", check_ranks, 3},         {"cut", check_cut, 3},         {"back", check_back, 3},
     {"config", check_config, 2},       {"shards", check_shards, 2},   {"inputs", check_inputs, 2},
     {"plan", check_plan, 1},           {"effect", check_effect, 3},   {"damaged", check_damaged, 3},
+    {"reference", check_reference, 8}, // one draw of five
 };
 const int NUM_RELATIONS = sizeof(RELATIONS) / sizeof(RELATIONS[0]);

@@ -65,8 +65,14 @@ static void become(World* world, char* const* words, const char* name, int rank,
 typedef struct {
     pid_t pid[RANKS_MAX]; // 0: has ended
     int count, running, status;
+    int is_told; // a rank has failed, and the others got SIGTERM
     double peak_mb, end_s;
 } Job;
+
+// Times after the failure of a rank: a launcher ends the others at once, but not before they can
+// handle it; who stays too long is killed. Ranks that refuse a command hold their message for 2 s.
+#define TELL_S 0.1
+#define KILL_S 4
 
 static Job job_start(World* world, char* const* words, const char* name, int ranks) {
     Job job = {.count = ranks, .running = ranks, .end_s = now_s() + WAIT_S};
@@ -94,7 +100,7 @@ static void job_signal(const Job* job, int signal) {
     }
 }
 
-// Collects the ranks that have ended. If one has failed, the others get two seconds.
+// Collects the ranks that have ended. If one has failed, ends the others, as a launcher does.
 static void job_look(Job* job) {
     for (int rank = 0; rank < job->count; rank++) {
         struct rusage usage;
@@ -106,9 +112,13 @@ static void job_look(Job* job) {
             job->peak_mb = fmax(job->peak_mb, (double)usage.ru_maxrss / 1024);
             if (code != 0 && job->status == 0) {
                 job->status = code;
-                job->end_s = fmin(job->end_s, now_s() + 2);
+                job->end_s = fmin(job->end_s, now_s() + KILL_S);
             }
         }
+    }
+    if (job->running > 0 && job->status != 0 && !job->is_told && now_s() > job->end_s - KILL_S + TELL_S) {
+        job_signal(job, SIGTERM);
+        job->is_told = 1;
     }
     if (job->running > 0 && now_s() > job->end_s) {
         job_signal(job, SIGKILL);
@@ -132,8 +142,7 @@ int run_words(World* world, char* const* words) {
 
 // ---- what a run leaves ----
 
-// Returns a file's bytes with a zero after them, or NULL.
-static char* read_file(const char* path, size_t* bytes) {
+char* read_file(const char* path, size_t* bytes) {
     FILE* file = fopen(path, "rb");
     char* text = NULL;
     size_t room = 0;
@@ -224,8 +233,8 @@ static void run_read_log(Run* run) {
     free(text);
 }
 
-// Finds the line with the error, and whatever no run prints.
-static void run_read_errors(Run* run, const char* name, int ranks) {
+// Finds the line with the error, and anything that no run should print.
+static void run_read_errors(Run* run, const char* name) {
     char path[512];
     size_t bytes;
     int errors = 0, repeated = 0;
@@ -251,10 +260,10 @@ static void run_read_errors(Run* run, const char* name, int ranks) {
         snprintf(run->strange, sizeof(run->strange), "status %d: %.400s", run->status, text ? text : "");
     } else if (run->status != 0 && errors == 0) {
         snprintf(run->strange, sizeof(run->strange), "status %d without an error: %.400s", run->status, text);
-    } else if ((errors > 1 && repeated < ranks - 1) || (run->status == 0 && errors > 0)) {
-        // each rank refuses what it refuses before they have met
-        snprintf(run->strange, sizeof(run->strange), "status %d and %d errors, %d ranks: %.400s", run->status,
-                 errors, ranks, text ? text : "");
+    } else if (repeated < errors - 1 || (run->status == 0 && errors > 0)) {
+        // ranks that end late repeat the error of a wrong command line
+        snprintf(run->strange, sizeof(run->strange), "status %d and %d errors: %.400s", run->status, errors,
+                 text ? text : "");
     }
     free(text);
 }
@@ -331,7 +340,7 @@ const Run* run(World* world, const Command* command, const char* out, Verdict* v
     run->status = job.status;
     run->peak_mb = job.peak_mb;
     run->out = out ? out : "none";
-    run_read_errors(run, run->out, command->ranks);
+    run_read_errors(run, run->out);
     run_read_log(run);
     *verdict = HELD;
     if (run->strange[0]) {
@@ -442,16 +451,19 @@ const char* last_checkpoint(const char* out, char path[512]) {
 }
 
 Verdict runs_have_the_same_weights(World* world, const Run* a, const Run* b) {
-    char of_a[512], of_b[512];
+    static const char* const files[] = {"model.safetensors", "model_average.safetensors"};
+    char of_a[512], of_b[512], path_a[600], path_b[600];
     struct stat is;
     if (!last_checkpoint(a->out, of_a) || !last_checkpoint(b->out, of_b) ||
         strcmp(strchr(of_a, '/'), strchr(of_b, '/')) != 0) {
         return HELD;
     }
-    strcat(of_a, "/model.safetensors");
-    strcat(of_b, "/model.safetensors");
-    if (stat(of_a, &is) == 0 && stat(of_b, &is) == 0 && hash_file(of_a) != hash_file(of_b)) {
-        return failed(world, "%s and %s differ", of_a, of_b);
+    for (size_t i = 0; i < sizeof(files) / sizeof(files[0]); i++) {
+        snprintf(path_a, sizeof(path_a), "%s/%s", of_a, files[i]);
+        snprintf(path_b, sizeof(path_b), "%s/%s", of_b, files[i]);
+        if (stat(path_a, &is) == 0 && stat(path_b, &is) == 0 && hash_file(path_a) != hash_file(path_b)) {
+            return failed(world, "%s and %s differ", path_a, path_b);
+        }
     }
     return HELD;
 }

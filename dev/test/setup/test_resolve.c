@@ -426,6 +426,8 @@ TEST(notes_options_without_effect) {
     expect_note("--override", "--override has no effect without --resume");
     expect_note("--train-data %/text.txt --seq-len 8 --text-field body",
                 "--text-field body has no effect without JSON lines or Parquet");
+    expect_note("--train-data %/text.txt --seq-len 8 --data-format nanogpt",
+                "--data-format nanogpt has no effect without data in .bin files");
     expect_note("--steps 9 --batch 2 --batch 4 -b 8",
                 "--batch is given several times; the last one counts: 8");
     expect_note("--steps 9 --plan --plan", "");
