@@ -19,7 +19,7 @@ remainder @ llmc/bf16/tile_layout.h @ /^ALWAYS_INLINE Bf16Part bf16_inside_/,/^}
 wait @ llmc/gpu/batch_queue.cuh @ /cudaStreamWaitEvent(queue->gpu->stream, queue->arrived/d @ sim/plain/test_gpu.down sim/plain/test_gpu.random sim/plain/test_gpu.greedy
 uninitialized @ llmc/ops/checksum.cuh @ /cudaMemsetAsync(sum, 0/d @ sim/plain/test_ops.down sim/plain/test_ops.random sim/plain/test_ops.greedy sim/asan/test_ops sim/tsan/test_ops sim/msan/test_ops
 race @ llmc/data/encode_threads.h @ /run->work(&slot->text, &slot->results, worker->tool);/{n;N;s/\(.*\)\n\(.*\)/\2\n\1/} @ tsan/test_data
-resume @ llmc/checkpoint/run_state.h @ s/^    \*state = \*saved;/&\n    state->sequence = 0;/ @ asan/test_checkpoint tsan/test_checkpoint asan/cli_cli plain/cli_cli
+resume @ llmc/checkpoint/run_state.h @ s/^    \*state = \*saved;/&\n    state->updates = 0;/ @ plain/cli_kill asan/test_checkpoint tsan/test_checkpoint asan/cli_cli plain/cli_cli
 sum @ llmc/comm/comm.h @ /^double comm_sum/,/^}/s/r < c->size;/r < c->size - (c->size == 3);/ @ asan/test_comm tsan/test_comm plain/cli_ranks.1of4 plain/cli_ranks.2of4 plain/cli_ranks.3of4 plain/cli_ranks.4of4
 shift @ llmc/tokenizer/bpe.h @ s/const uint64_t bit = (uint64_t)1 << rank % 64;/const uint64_t bit = (uint64_t)1 << rank;/ @ asan/test_tokenizer
 leak @ llmc/data/parquet.h @ /free(p->dictionary_plain.data);/d @ asan/test_data
