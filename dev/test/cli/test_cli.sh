@@ -286,7 +286,7 @@ test_intervals() {
 }
 
 test_quiet() {
-    good "a quiet run" "${tiny[@]}" --quiet on --out hush
+    good "a quiet run" "${tiny[@]}" --quiet on --eval-every 1 --out hush
     check "says one line: $(head -n 2 stdout)" [ "$(wc -l <stdout)" = 1 ]
     check "the summary" grep -q '^3 steps | .* | val loss ' stdout
     check "its log is whole" [ "$(kinds_of hush/log.jsonl)" = "$(kinds_of run/log.jsonl)" ]
@@ -673,7 +673,7 @@ test_not_finite() {
     bad 1 "step 4|not finite 4 times|--max-skips" "${batch[@]}" --steps 9 --eval-batches 1 --sample-every 0 \
         --save-every 1 --model huge.bin --max-skips 4 --out huge
     check "each update is skipped" [ "$(steps_of skip huge/log.jsonl)" = "1 2 3 4 " ]
-    check_keys skip huge/log.jsonl '{"kind":V,"step":V,"reason":V}'
+    check_keys skip huge/log.jsonl '{"kind":V,"step":V,"reason":V,"where":V}'
     check "losses that are not numbers are null" [ "$(values train loss huge/log.jsonl | sort -u)" = null ]
     good "the weights" "${batch[@]}" --model huge/step_00000003 --steps 0 --eval-every 0 --samples 0 --export-llmc after.bin
     check "are those of before" cmp huge.bin after.bin
