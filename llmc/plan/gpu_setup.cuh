@@ -81,12 +81,14 @@ static inline int gpu_setup_sharers_(Comm* comm) {
 
 // Lets processes sleep while they wait for their GPUs if they have too few cores: each has a thread
 // that waits, one of NCCL, and one that loads data. A thread that spins reacts faster. Collective.
-static inline void gpu_setup_waits_(Comm* comm, int device) {
+static inline void gpu_setup_waits_(Comm* comm, const Options* o) {
     const int sharers = gpu_setup_sharers_(comm), cores = limits_cores("");
     if (cores < 3 * sharers) {
-        gpu_use(device);
+        gpu_use(o->device);
         CUDA_CHECK(cudaSetDeviceFlags(cudaDeviceScheduleBlockingSync));
-        printf("waiting for GPUs: asleep, %d cores for %d processes\n", cores, sharers);
+        // of generation not where the text goes
+        fprintf(o->generates ? stderr : stdout, "waiting for GPUs: asleep, %d cores for %d processes\n",
+                cores, sharers);
     }
 }
 
@@ -129,7 +131,7 @@ static inline Settled gpu_setup(const Settled* s, Comm* comm) {
         o->device = comm->size > 1 ? gpu_device_of_rank(comm, OPTION_AUTO) : 0;
     }
     if (comm->size > 1) {
-        gpu_setup_waits_(comm, o->device);
+        gpu_setup_waits_(comm, o);
     }
     if ((MatmulPrecision)o->matmul == MATMUL_FP8) {
         gpu_setup_check_fp8_(s, o->device);

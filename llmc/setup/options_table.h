@@ -73,6 +73,7 @@ typedef enum { MASTER_WEIGHTS_WORDS(WORDS_VALUE) } MasterWeightsChoice;
     X(BIN,         NOTED,   setup_reads_bin(o), "data in .bin files") \
     X(OWN_HEAD,    REFUSED, s->cfg.has_head, "--own-head on") \
     X(EXPERTS,     REFUSED, s->cfg.E > 0, "experts: --arch mixtral, qwen3moe, olmoe or glm4moe") \
+    X(GELU,        NOTED,   model_activation(s->cfg) == ACTIVATION_GELU, "an architecture with GELU: --arch gpt2") \
     X(DECAYING,    NOTED,   o->schedule != SCHEDULE_CONSTANT, "a --schedule other than constant") \
     X(WSD,         REFUSED, o->schedule == SCHEDULE_WSD, "--schedule wsd") \
     X(DECAY,       NOTED,   setup_decays(o), "--weight-decay above 0") \
@@ -625,10 +626,10 @@ const OptionRow OPTION_TABLE[] = {
     {"memory, speed", "attention",  "",   CHOICE_(attention),      0,        0, GPU_ | RUN_ | BOTH_, "auto",
         WORDS_CHOICE(ATTENTION_WORDS), "instructions of attention: wgmma is for 16 bits on GPUs of compute capability 9.0, and not "
         "yet tried on one; race: whichever --autotune finds faster; auto: mma, or cuDNN where it was built in"},
-    {"memory, speed", "gelu-fusion", "ge", INT_(gelu_fusion),      0,        2, AUTO_ | GPU_ | BOTH_, "auto",
+    {"memory, speed", "gelu-fusion", "ge", INT_(gelu_fusion),      0,        2, AUTO_ | GPU_ | BOTH_ | NEEDS_(GELU), "auto",
         "", "fuse GELU into matmuls: 0 no, 1 forward, 2 forward and backward; auto: whichever --autotune finds faster, without "
         "it 2 on cards of compute capability 9 and 10, else 0"},
-    {"memory, speed", "bias-fusion", "",  SWITCH_(bias_fusion),    0,        0, GPU_,             "on",
+    {"memory, speed", "bias-fusion", "",  SWITCH_(bias_fusion),    0,        0, GPU_ | NEEDS_(GELU), "on",
         "off|on", "where GELU is fused backward: also fuse the gradient of the bias before it, if cuBLASLt can"},
     {"memory, speed", "autotune",   "",   SWITCH_(autotune),       0,        0, GPU_,             "on",
         "off|on", "time cuBLASLt's algorithms once per matmul shape, and keep the fastest; off in a pipeline"},

@@ -68,8 +68,8 @@ ranks() {
 ranks_end() {
     local pid
     {
-        while wait -n; do :; done
-        status=$?
+        # 143 may be that of a rank of an earlier call, which `kill` has ended
+        while wait -n; status=$?; [ $status = 0 ] || [ $status = 143 ]; do :; done
         if [ $status = 127 ]; then # there is none left
             status=0
         else
