@@ -126,7 +126,7 @@ slow_with_asan=(test_setup)
 scripts_with_asan=(cli_{cli,generate,data,report,tokenize})
 test_plain() {
     # shellcheck disable=SC2046 # names without blanks
-    variant plain "${vector_rooms[@]}" "${slow_with_asan[@]}" cli_{families,architectures,misuse,teacher,kill,experts,watch,answers} \
+    variant plain "${vector_rooms[@]}" "${slow_with_asan[@]}" cli_{families,architectures,misuse,teacher,kill,experts,watch,answers} crossings \
         $(quarter build/plain/cli_ranks) $(quarter build/plain/cli_pipeline)
 }
 variant_asan() {
@@ -217,7 +217,7 @@ test_plain_rest() {
     for room in "${rooms[@]}"; do
         [[ " ${vector_rooms[*]} ${slow_with_asan[*]} " = *" $room "* ]] || others+=("$room")
     done
-    variant plain "${others[@]}" "${scripts_with_asan[@]}" crossings
+    variant plain "${others[@]}" "${scripts_with_asan[@]}"
     variant_asan "${slow_with_asan[@]}"
 }
 
