@@ -136,7 +136,7 @@ build/sim/cli_kit.ok: $(subst %,kit,$(CLI)) $(BENCHES) $(call SIM_TRAINER,FP32) 
 build/sim/cli_multi_gpu.ok build/sim/cli_roofline.ok build/sim/cli_scaling.ok: build/sim/cli_%.ok: $(CLI) $(BENCHES) \
     $(call SIM_TRAINER,BF16) $(call SIM_TRAINER,FP32)
 	$(run_test) $< build/sim/BF16/train_gpt2cu
-# Relations between drawn runs (dev/test/crossings), for a minute; the commit draws. In `make soak`.
+# Relations between drawn runs (dev/test/crossings), for a minute of wall time; the commit draws.
 CROSSINGS = $(wildcard dev/test/crossings/*.c)
 $(BUILD)/crossings: $(patsubst dev/%.c,$(BUILD)/%.o,$(CROSSINGS)) $(LIBRARY)
 	$(call quiet,$(CC))$(CC) $(CFLAGS) $(second_copy) $(filter %.o %.a,$^) -o $@ $(LDLIBS)

@@ -130,7 +130,7 @@ reading_with() {
 # Rooms without vectors are tested with the address sanitizer; here only by `make check` and `rest`.
 test_plain() {
     # shellcheck disable=SC2046 # names without blanks
-    variant plain "${vector_rooms[@]}" "${slow_with_asan[@]}" cli_{families,architectures,misuse,teacher,kill,experts,watch,answers,examples,allocations.short} \
+    variant plain "${vector_rooms[@]}" "${slow_with_asan[@]}" cli_{families,architectures,misuse,teacher,kill,experts,watch,answers,examples,allocations.short} crossings \
         $(quarter build/plain/cli_ranks) $(quarter build/plain/cli_pipeline) $(reading_with plain)
 }
 variant_asan() {
@@ -258,7 +258,7 @@ test_plain_rest() {
     for room in "${rooms[@]}"; do
         [[ " ${vector_rooms[*]} ${slow_with_asan[*]} " = *" $room "* ]] || others+=("$room")
     done
-    variant plain "${others[@]}" cli_allocations crossings
+    variant plain "${others[@]}" cli_allocations
     variant_asan "${slow_with_asan[@]}"
 }
 

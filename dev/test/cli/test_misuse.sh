@@ -239,8 +239,6 @@ test_exports() {
     bad 1 "--export-llmc nowhere/x.bin: cannot write into nowhere" "${brief[@]}" --steps 100000 --export-llmc nowhere/x.bin
     bad 1 "--export-gguf .: a directory" "${brief[@]}" --steps 100000 --export-gguf .
     bad 2 "--export-gguf x.bin: the same file as --export-llmc x.bin" "${brief[@]}" --steps 1 --export-llmc x.bin --export-gguf x.bin
-    bad 2 "--export-llmc text.txt: the run reads this file" "${brief[@]}" "${text[@]}" --steps 1 --export-llmc text.txt
-    check "it is there" grep -q '^400 bottles' text.txt
     echo mine >x.bin.part
     good "an export" "${brief[@]}" --steps 1 --export-llmc x.bin
     check "beside a file of the user's" grep -q mine x.bin.part
@@ -257,7 +255,6 @@ test_exports() {
     for own in run.lock run.stop log.jsonl.3 main.log.1 tokenizer.json step_00000009; do
         bad 2 "$own: the run writes this file itself" --out exported --resume on --export-gguf exported/$own
     done
-    bad 2 "text.txt: the run reads this file" --out exported --resume on --export-gguf text.txt
     bad 2 "text.txt.xxh64: the run looks for a file of this name" --out exported --resume on --export-gguf text.txt.xxh64
     good "the model is whole" --model exported --steps 0 --export-gguf exported/model.gguf
     good "a .gguf in its directory is replaced" --model exported --steps 0 --export-gguf exported/model.gguf
@@ -524,7 +521,6 @@ test_average() {
     local run=("${brief[@]}" --steps 4 --save-every 1 --eval-every 2) at=step_00000004 loss
     good "no average" "${run[@]}" --out plain
     good "an average" "${run[@]}" --average ema:0.5 --out average
-    check "the weights do not see it" cmp {plain,average}/$at/model.safetensors
     check "are not their average" bash -c "! cmp -s average/$at/model{,_average}.safetensors"
     check "a validation for each" [ "$(grep -c '"name":"average"' average/log.jsonl)" = 2 ]
     cp -r average resumed && rm -r resumed/step_0000000[34]
@@ -551,10 +547,6 @@ test_clock() {
     local run=("${brief[@]}" --steps 40 --eval-every 10 --sample-every 20 --samples 1)
     good "a run that saves at its end" "${run[@]}" --save-minutes 0 --out unclocked
     good "one that saves all the time" "${run[@]}" --save-minutes 1e-9 --out clocked
-    check "has the same losses" [ "$(numbers clocked)" = "$(numbers unclocked)" ]
-    check "and samples" cmp <(grep '"sample"' clocked/log.jsonl) <(grep '"sample"' unclocked/log.jsonl)
-    check "and weights" cmp {clocked,unclocked}/step_00000040/model.safetensors
-    check "and state" cmp {clocked,unclocked}/step_00000040/optimizer.1of1.safetensors
     check "saves without end: $(values save step clocked/log.jsonl | wc -l)" [ "$(values save step clocked/log.jsonl | wc -l)" -gt 20 ]
     check "keeps two of them, and the last: $(cd clocked && echo step_*)" [ "$(cd clocked && echo step_*)" = "step_00000038 step_00000039 step_00000040" ]
     check "which the clock has not made" grep -q '"by_clock":0' clocked/step_00000040/state.json

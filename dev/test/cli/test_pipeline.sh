@@ -211,19 +211,9 @@ few_batches
 slices
 elastic
 model --arch llama --kv-heads 2 --own-head on
-model --arch nanochat --own-head on
-model --arch qwen3 --own-head on --window 8 --window-pattern SL
-model --arch mixtral --own-head on --experts 4 --experts-used 2
-model --arch llama --own-head on --recompute 3
-model --arch llama --own-head on --share-layers pairs
-model --arch llama --own-head on --pack bestfit --doc-mask on
-model --arch llama --own-head on --pack dynamic
 model --freeze wte,wpe,blocks[1],mlp[3]
 model --freeze wte
 model --arch llama --own-head on --matmul bf16
-model --arch llama --own-head on --optimizer muon
-model --arch llama --own-head on --optimizer adafactor
-model --arch llama --own-head on --optimizer soap
 model --arch llama --own-head on --optimizer adamw8bit
 tasks
 end

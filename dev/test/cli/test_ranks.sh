@@ -198,7 +198,7 @@ test_lengths() {
     same_model one_lengths/step_00000006 two_lengths/step_00000006 "--seq-len-schedule, 3 ranks, then 2"
 }
 
-# Each optimizer's state is divided as its slots are. Blocks of 64 want as many channels.
+# Codes of blocks of 64 want as many channels.
 test_elements() {
     local optimizer=$1 wide=(--layers 2 --channels 64 "${run[@]:4}")
     trains 1 "one_$optimizer" "${wide[@]}" --optimizer "$optimizer" --zero 2
@@ -232,67 +232,6 @@ test_adafactor_stages() {
     trains 3 adafactor_1 "${run[@]}" --optimizer adafactor --zero 1
     same_model adafactor_0/step_00000006 adafactor_1/step_00000006 "--optimizer adafactor, stages 0 and 1"
     check "stage 0 of adafactor has one part" [ "$(ls adafactor_0/step_00000006/optimizer.*)" = adafactor_0/step_00000006/optimizer.1of1.safetensors ]
-}
-
-test_stages() {
-    local zero
-    once trains 1 one "${run[@]}" --zero 2
-    for zero in 0 1; do
-        trains 1 one_$zero "${run[@]}" --zero $zero
-        trains 3 three_$zero "${run[@]}" --zero $zero
-        near "--zero $zero: the validation loss of 3 ranks" "$(last_loss one_$zero)" "$(last_loss three_$zero)" 1e-6
-        near "--zero $zero and 2" "$(last_loss one_$zero)" "$(last_loss one)" 1e-6
-    done
-    same_model one_0/step_00000006 one_1/step_00000006 "stages 0 and 1 of one process"
-    same_model three_0/step_00000006 three_1/step_00000006 "stages 0 and 1 of 3 ranks"
-    check "stage 0 has one part of the state" [ "$(ls three_0/step_00000006/optimizer.*)" = three_0/step_00000006/optimizer.1of1.safetensors ]
-}
-
-# Gradients of what is frozen in some blocks only, and of blocks that the backward pass does not
-# come to.
-test_freeze() {
-    local frozen='embeddings,blocks[0],mlp[1]' n
-    trains 1 frozen_1 "${run[@]}" --zero 2 --freeze "$frozen"
-    for n in 2 3; do
-        trains $n frozen_$n "${run[@]}" --zero 2 --freeze "$frozen"
-        same_model frozen_1/step_00000006 frozen_$n/step_00000006 "frozen, $n ranks"
-        same_log frozen_1 frozen_$n "frozen, $n ranks"
-    done
-    trains 3 frozen_elastic --resume frozen_2/step_00000002
-    same_model frozen_1/step_00000006 frozen_elastic/step_00000006 "frozen, 2 ranks, then 3"
-    trains 3 frozen_1_of_3 "${run[@]}" --zero 1 --freeze "$frozen"
-    near "frozen, --zero 1 and 2" "$(last_loss frozen_1)" "$(last_loss frozen_1_of_3)" 1e-6
-}
-
-test_freeze_parts() {
-    local zero frozen='wte,attproj?,blocks[0]' # below block 0, which has no gradients, wpe is trained
-    trains 1 parts_1 "${run[@]}" --zero 2 --freeze "$frozen"
-    trains 3 parts_3 "${run[@]}" --zero 2 --freeze "$frozen"
-    same_model parts_1/step_00000006 parts_3/step_00000006 "frozen in all blocks, 3 ranks"
-    trains 2 parts_elastic --resume parts_3/step_00000002
-    same_model parts_1/step_00000006 parts_elastic/step_00000006 "frozen in all blocks, 3 ranks, then 2"
-    for zero in 0 1; do
-        trains 3 parts_zero_$zero "${run[@]}" --zero $zero --freeze "$frozen"
-    done
-    same_model parts_zero_0/step_00000006 parts_zero_1/step_00000006 "frozen in all blocks, stages 0 and 1 of 3 ranks"
-}
-
-# Layers that share parameters: their groups are complete at different times, and there are fewer of
-# them.
-test_share() {
-    local share=$1 four=(--layers 4 "${run[@]:2}")
-    trains 1 "one_$share" "${four[@]}" --zero 2 --share-layers "$share"
-    trains 2 "two_$share" "${four[@]}" --zero 2 --share-layers "$share" --model-file-gb 0.00006
-    trains 3 "three_$share" --resume "two_$share/step_00000002" --model-file-gb 5
-    same_model "one_$share/step_00000006" "three_$share/step_00000006" "--share-layers $share, 2 ranks, then 3"
-    same_log "one_$share" "two_$share" "--share-layers $share, 2 ranks"
-}
-
-test_loop() {
-    local four=(--layers 4 "${run[@]:2}")
-    trains 1 one_loop "${four[@]}" --zero 1 --share-layers loop:2
-    trains 3 three_loop "${four[@]}" --zero 1 --share-layers loop:2
-    near "--share-layers loop:2, --zero 1" "$(last_loss one_loop)" "$(last_loss three_loop)" 1e-6
 }
 
 # in_files CHECKPOINT COUNT: its weights are in COUNT files, with an index.
@@ -1366,17 +1305,10 @@ same_bits
 batches
 lengths
 elements adamw8bit
-elements lion
 matrices muon --muon-rows on --cautious-decay on --grad-clip 0.5 --freeze embeddings,blocks[0],mlp[1]
 matrices soap --soap-every 2 --soap-max-side 64 --cautious-decay on --freeze embeddings
 matrices adafactor --adafactor-beta1 0.9 --adafactor-scale on
 adafactor_stages
-stages
-freeze
-freeze_parts
-share pairs
-share all
-loop
 tasks
 other_tasks
 other_files
