@@ -47,7 +47,8 @@ static inline int fit_compare_(const void* a_, const void* b_) {
 
 // Returns 1 if a level of recomputation is tried: all of them, unless one is given.
 static inline int fit_tries_level(const Options* o, int level) {
-    const int is_given = options_given(o, "recompute") || o->offload_residuals;
+    const int is_given =
+        (options_given(o, "recompute") && o->recompute != OPTION_AUTO) || o->offload_residuals;
     return !is_given || level == (o->offload_residuals ? (int)RECOMPUTE_BLOCK : o->recompute);
 }
 
