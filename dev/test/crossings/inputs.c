@@ -79,7 +79,7 @@ static void make_by_programs(World* world) {
     must(world, model);
     if (system("mkdir in/model && cp first/step_00000002/*.json first/step_00000002/model.safetensors "
                "in/model && "
-               "rm -f in/model/state.json in/model/matmul.json") != 0) { // which nothing reads there
+               "rm -f in/model/state.json in/model/matmul.json") != 0) { // nothing reads it
         exit(2);
     }
     if (world->tokenize) {
