@@ -22,7 +22,7 @@ extern "C" {
 
 typedef struct {
     uint64_t hash;
-    // in the text; where it was not normal, those of all that stands between two blanks
+    // in the text; where it was not normal, of all that stands between two blanks
     size_t begin, end;
 } Word;
 

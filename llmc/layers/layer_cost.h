@@ -139,7 +139,7 @@ static inline int cost_is_in_fp8_(const CostWalk* w, const TensorRow* weight) {
 }
 
 // Adds a matmul in fp8 of an input with `in` columns. The kernel that makes the input writes its
-// codes, too; those of the weight are made once an update.
+// codes, too; the weight's are made once an update.
 static inline void cost_matmul_fp8_(const CostWalk* w, const TensorRow* weight, double in, double out) {
     const CostRates* r = w->rates;
     const double slower = r->per_s[COST_MATMULS] / r->fp8_per_s,

@@ -133,7 +133,7 @@ static inline void linear_gpu_open_fp8(LinearGpu* linear, Memory* memory, ModelC
     linear->largest = (uint32_t*)(void*)at;
 }
 
-// Say that the passes up to linear_trained are those of a micro-step of training, and that weights
+// Say that the passes up to linear_trained belong to a micro-step of training, and that weights
 // have changed before.
 static inline void linear_trains(LinearGpu* linear) {
     linear->in_fp8 = linear->has_fp8;
@@ -224,7 +224,7 @@ static inline E4m3Rows linear_turned_fp8_(LinearGpu* linear, const Weight* w) {
     return w->fp8.turned.codes ? w->fp8.turned : linear->matrix;
 }
 
-// Forgets the codes of a matmul's input, and those of the output that it overwrites.
+// Forgets the codes of a matmul's input, and of the output that it overwrites.
 static inline void linear_used_(LinearGpu* linear, const floatX* inp, const floatX* out) {
     LinearCodes* const all[] = {&linear->stream, &linear->hidden};
     for (LinearCodes* codes : all) {

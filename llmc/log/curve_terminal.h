@@ -283,7 +283,7 @@ static void curve_draw_(FILE* file, CurvePlot plot, const CurvePoint* train, int
     free(plot.labels);
 }
 
-// Returns an empty plot on so many characters, labels included.
+// Returns an empty plot of this size in characters, labels included.
 static CurvePlot curve_of_size_(Axis step, double floor, int columns, int rows) {
     const int wide = columns - CURVE_LABEL_COLUMNS_ - CURVE_MARGIN_COLUMNS_ - 1, high = rows - 3;
     CurvePlot plot;

@@ -234,7 +234,7 @@ __global__ void __launch_bounds__(1024)
     const int n = (int)(blockIdx.x * blockDim.y + threadIdx.y);
     Pack<T> row[ACTIVATION_ITEMS];
     uint32_t largest = 0;
-    if (n >= N) { // a whole warp, if rows are those of warps
+    if (n >= N) { // a whole warp, if each has a row
         return;
     }
     activation_each_<T>(F, [&](int k, int c) {

@@ -2,7 +2,7 @@
 e4m3_rows.cuh -- rows of T = float, bf16 or fp16 in E4M3, with a scale for each (float8.h): by a
 kernel of its own, and in kernels that have a row in registers.
 
-Codes and scales are those of the numbers that are stored, rounded to T, whichever kernel makes
+Codes and scales belong to the numbers that are stored, rounded to T, whichever kernel makes
 them, and have the bits of float8.h.
 */
 #ifndef LLMC_E4M3_ROWS_CUH

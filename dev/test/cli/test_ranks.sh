@@ -990,7 +990,7 @@ test_gpu_stages() {
 }
 
 # In fp8. Stage 2 keeps the codes of weights for all micro-steps, stage 3 does not. A rank of a
-# tensor group makes codes of rows that it gathers, where one process has those of the norm.
+# tensor group makes codes of rows that it gathers, where one process takes the norm's.
 test_gpu_fp8() {
     trains 1 fp8_kept "${run[@]}" --matmul fp8 --autotune off --zero 2
     trains 2 fp8_anew "${run[@]}" --matmul fp8 --autotune off --zero 3

@@ -280,7 +280,7 @@ weighted() {
         awk '{ n++; off = ($2 * 2 + $3) / 3 / $1 - 1; bad += !(off * off < 1e-14) } END { exit !(n > 1 && bad == 0) }'
 }
 
-# The data of an update that is skipped are named: those of the micro-batch whose loss is not finite, since
+# The data of an update that is skipped are named: the micro-batch whose loss is not finite, since
 # the last norm has the largest numbers, or whose loss is the highest, where the text leaps.
 test_where() {
     local run=("${tiny[@]:0:10}" --eval-every 0 --samples 0 --train-data c.txt) last="the loss is not finite in sequences 0-1: c.txt bytes "

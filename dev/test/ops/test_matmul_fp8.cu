@@ -53,7 +53,7 @@ static void free_room(E4m3Rows room) {
     gpu_free(room.scales);
 }
 
-// Compares codes with those of x (rows, cols) on the GPU, as it is stored; frees them.
+// Compares codes with the codes of x (rows, cols) on the GPU, as it is stored; frees them.
 template <class T>
 static void expect_codes_of(E4m3Rows got, const T* x, int rows, int cols, const char* what, const Gpu* gpu) {
     const float* stored = download(x, (size_t)rows * (size_t)cols, gpu);
