@@ -15,6 +15,7 @@
 # B   precisions  the whole model in FP16 and FP32
 #     peer        124M beside PyTorch with all its kinds of attention and modes of torch.compile
 #     models      350M, 774M and 1558M, each beside PyTorch at its best, in turn
+#     families    llama:1b and qwen3:0.6b, each beside transformers with torch.compile
 #     modules     the tests of the other modules
 # C   memory      each memory technique alone and combined: peak, tok/s, loss after some steps
 #     sanitizer   compute-sanitizer: memcheck and racecheck on the whole-model test
@@ -51,16 +52,16 @@ while [ $# -gt 0 ]; do
     --full) full=on ;;
     --toy) toy=on ;;
     --kit) kit=on ;;
-    *) sed -n '2,39s/^# \{0,1\}//p' "$0" && exit 2 ;;
+    *) sed -n '2,40s/^# \{0,1\}//p' "$0" && exit 2 ;;
     esac
     shift
 done
 case $part in
 A) items="first speed tests step bench cudnn" ;;
-B) items="precisions peer models modules" ;;
+B) items="precisions peer models families modules" ;;
 C) items="memory sanitizer curve answers fp8" ;;
 D) items="wgmma ways tiles beside kernels" ;;
-"") items="first speed tests step bench cudnn precisions peer models modules memory sanitizer curve answers fp8" ;;
+"") items="first speed tests step bench cudnn precisions peer models families modules memory sanitizer curve answers fp8" ;;
 *) echo "error: --part $part: wanted A, B, C or D" >&2 && exit 2 ;;
 esac
 case $part in D) usual=7 ;; '') usual=25.5 ;; *) usual=8.5 ;; esac
@@ -169,7 +170,7 @@ if [ $toy = on ]; then
     speed=(toy 2 64 4) models=("toy 2 32 4") device=cpu seq_len=16 warm=1 memory_models=("toy 2") memory_steps=2 curve=(toy 2 2)
     # matmuls of experts take minutes on the simulated GPU
     bench=("d6 1 --seq-len 16 --seconds 0 --ceiling 64 --only layers,attention,rows,tokens,optimizer,heads,adamw8bit,adafactor,muon")
-    tiles=("d6 1 --seq-len 16 --seconds 0 --ceiling 64 --only attention-tiles,rows,heads") ways=("toy 2 32 3 mma,race,fp8")
+    tiles=("d6 1 --seq-len 16 --seconds 0 --ceiling 64 --only attention-tiles,rows,heads") ways=("toy 2 32 3 mma,race,fp8") families=("toy-llama 2 32 3")
 else
     speed=(d12 64 65536 15) models=("d24 64 131072 15" "d36 32 65536 15" "d48 32 65536 15") device=cuda seq_len=1024 warm=5
     [ $full = on ] && speed=(d12 64 524288 15) models=("d24 64 524288 15" "d36 32 524288 15" "d48 32 524288 15")
@@ -179,6 +180,7 @@ else
     # and kinds of item_ways; two micro-steps where fp8 keeps the codes of weights
     ways=("d12 64 65536 40 mma,wgmma,mma,wgmma,race,fp8" "d48 16 32768 12 race,fp8" "llama:1b 8 16384 12 race,fp8"
         "qwen3:0.6b 16 16384 15 mma,race" "moe:8x124m 32 32768 15 race")
+    families=("llama:1b 8 16384 15" "qwen3:0.6b 16 16384 15")
 fi
 
 # Writes random tokens below 50116: every byte below 196, as uint16, after the header of a shard.
@@ -193,7 +195,13 @@ shard=$work/random.bin
 random_shard 2000000 "$shard"
 
 # Prints the options of the trainer for a model; toy is no preset.
-model_options() { if [ "$1" = toy ]; then echo --layers 1 --channels 32 --heads 2 --context 1024; else echo --model "$1"; fi; }
+model_options() {
+    case $1 in
+    toy) echo --layers 1 --channels 32 --heads 2 --context 1024 ;;
+    toy-llama) echo --arch llama --layers 1 --channels 32 --heads 2 --hidden 64 --context 1024 ;;
+    *) echo --model "$1" ;;
+    esac
+}
 
 # ours NAME PRECISION MODEL BATCH TOTAL STEPS [OPTION...]: trains, and writes NAME.jsonl.
 ours() {
@@ -386,6 +394,18 @@ item_models() {
     done
     set_ceiling "${speed[0]}"
     their_speed "peer-${speed[0]}-tuned" 150 "${speed[@]}" --sdpa "$best_sdpa" --compile off,max-autotune
+}
+
+item_families() {
+    local entry
+    speed_head "Models of other families"
+    for entry in "${families[@]}"; do
+        # shellcheck disable=SC2086
+        set -- $entry
+        set_ceiling "$1"
+        our_speed "families-${1//:/-}-ours" $main "$@" --attention race
+        their_speed "families-${1//:/-}" 150 "$@" --sdpa auto --compile "$([ $toy = on ] && echo off || echo default)"
+    done
 }
 
 item_modules() {

@@ -1,4 +1,4 @@
-"""Trains GPT-2 in PyTorch on a GPU and prints a line of JSON: the peer for measuring the trainer.
+"""Trains GPT-2, or a model of transformers, in PyTorch on a GPU and prints a line of JSON: the peer for measuring the trainer.
 
     python dev/bench/pytorch_gpt2.py --model d12 --batch 64 --data shard.bin --sdpa best --compile default,off
 
@@ -24,7 +24,7 @@ os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
 import numpy as np
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch_model import GPT2, adamw
+from torch_model import GPT2, PUBLISHED, Published, adamw
 
 # name: layers, heads, channels
 MODELS = {"d6": (6, 6, 384), "d12": (12, 12, 768), "d24": (24, 16, 1024), "d36": (36, 20, 1280),
@@ -37,7 +37,7 @@ SDPA = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION
 
 def parse():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--model", choices=MODELS, default="d12")
+    parser.add_argument("--model", choices=[*MODELS, *PUBLISHED], default="d12")
     parser.add_argument("--batch", type=int, default=64, help="sequences of a micro-batch")
     parser.add_argument("--seq-len", type=int, default=1024)
     parser.add_argument("--total-batch", type=int, default=0, help="tokens of an update; 0: one micro-batch")
@@ -55,6 +55,8 @@ def parse():
     args = parser.parse_args()
     micro = args.batch * args.seq_len
     args.total_batch = args.total_batch or micro
+    if args.init and args.model in PUBLISHED:
+        parser.error("--init: wanted a GPT-2")
     if args.total_batch % micro:
         parser.error(f"--total-batch {args.total_batch}: wanted a multiple of {micro}")
     return args
@@ -99,13 +101,19 @@ class Clock:
         return [1e3 * (b - a) for a, b in zip(self.marks, self.marks[1:])]
 
 
+def open_model(args):
+    if args.model in PUBLISHED:
+        return Published(PUBLISHED[args.model])
+    model = GPT2(*MODELS[args.model], max(1024, args.seq_len), VP)
+    if args.init:
+        model.load(args.init)
+    return model
+
+
 def measure(args, sdpa, mode):
     """Trains with one attention and one mode of torch.compile; returns the fields that the line of JSON adds to their names."""
     torch.manual_seed(0)
-    L, NH, C = MODELS[args.model]
-    model = GPT2(L, NH, C, max(1024, args.seq_len), VP)
-    if args.init:
-        model.load(args.init)
+    model = open_model(args)
     model.to(args.device)
     optimizer = adamw(model, args.lr, (0.9, args.beta2), 1e-8, args.weight_decay)
     compiled = model if mode == "off" else torch.compile(model, mode=mode, dynamic=False)

@@ -1,6 +1,9 @@
 """Models in PyTorch as their users have them: the peers of the benchmarks. GPT-2 as one would
 write it to be fast; others by transformers."""
 
+import os
+import sys
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -70,15 +73,33 @@ class GPT2(nn.Module):
         self.load_state_dict(state)
 
 
-class Llama(nn.Module):
-    """transformers' LlamaForCausalLM with the attention that PyTorch chooses; `config` holds the
-    values of LlamaConfig."""
+# Sizes as in llmc/model/presets.h. What speed does not depend on, such as the base of rotary
+# positions, is left out.
+PUBLISHED = {
+    "llama:1b": dict(family="Llama", num_hidden_layers=16, hidden_size=2048, num_attention_heads=32,
+                     num_key_value_heads=8, intermediate_size=8192, vocab_size=128256, tie_word_embeddings=True),
+    "qwen3:0.6b": dict(family="Qwen3", num_hidden_layers=28, hidden_size=1024, num_attention_heads=16,
+                       num_key_value_heads=8, head_dim=128, intermediate_size=3072, vocab_size=151936,
+                       tie_word_embeddings=True),
+    "toy-llama": dict(family="Llama", num_hidden_layers=1, hidden_size=32, num_attention_heads=2,
+                      intermediate_size=64, vocab_size=50257, tie_word_embeddings=True),
+}
+
+
+class Published(nn.Module):
+    """A model of transformers with the attention that PyTorch chooses; `config` holds the values of
+    its configuration, and the family as the names of its classes have it."""
 
     def __init__(self, config):
         super().__init__()
-        from transformers import LlamaConfig, LlamaForCausalLM
+        # This directory has a tokenizers.py, which is not the library that transformers imports.
+        sys.path[:] = [path for path in sys.path if path != os.path.dirname(os.path.abspath(__file__))]
+        import transformers
 
-        self.model = LlamaForCausalLM(LlamaConfig(**config, attn_implementation="sdpa", use_cache=False))
+        values = {name: value for name, value in config.items() if name != "family"}
+        config_class = getattr(transformers, config["family"] + "Config")
+        model_class = getattr(transformers, config["family"] + "ForCausalLM")
+        self.model = model_class(config_class(**values, attn_implementation="sdpa", use_cache=False))
 
     def forward(self, x, y):
         """Returns the mean loss of the tokens x (B, T) against their successors y (B, T)."""
