@@ -514,6 +514,8 @@ static const char RARELY_SEEN[] =
     "sample-every save-every tasks-every decay-steps stride tasks-max eval-batches "
     // the same bits
     "fit recompute zero graph autotune logits-chunk offload-path device "
+    // with --pack pad a row is a document
+    "doc-mask "
     // they need other data, or a model that has learned more
     "context start-token chat soap-max-side weights";
 
