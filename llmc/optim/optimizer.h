@@ -103,7 +103,7 @@ UpdateRule optimizer_rule(Optimizer optimizer, TensorKind kind);
 typedef enum {
     SLOT_ELEMENTS, // one for each element
     SLOT_BLOCKS,   // one for OPTIMIZER_BLOCK elements; cols are a multiple of it
-    SLOT_ROWS,     // one for each row of a whole matrix, also in each slice of it (part.h)
+    SLOT_ROWS,     // one for each row of a whole matrix, also in each part of it (part.h)
     SLOT_COLS,     // one for each column, likewise
     // squares of the rows, or of the columns, of each matrix that is updated alone, unless that
     // side is too long; those of a run are padded to a multiple of TENSOR_ALIGN
@@ -175,7 +175,7 @@ typedef struct {
     TensorRow whole[MODEL_PARAMETER_ROWS];    // sizes in the model of which `cfg` is a part
     StateSpan span[MODEL_PARAMETER_ROWS];
     size_t room[MODEL_PARAMETER_ROWS]; // elements of a layer, with the padding behind it
-    // RoundingWords: begin of a row in its group if nothing is frozen, and the rank has all slices
+    // RoundingWords: begin of a row in its group if nothing is frozen, and the rank has all layers
     // and layers
     size_t word[MODEL_PARAMETER_ROWS];
     StateSlot slots[STATE_SLOTS];
@@ -311,9 +311,9 @@ static inline int optimizer_gathers(const OptimizerState* s, const ZeroPlan* zer
     return zero_is_divided(zero) && state_needs_tensors(s, g) && zero_has_gradient(zero, g);
 }
 
-// True if the update of group g needs the operands of other slices of its tensors.
+// True if the update of group g needs the operands that other tensor ranks have.
 static inline int optimizer_needs_slices(const OptimizerState* s, const ZeroPlan* zero, int g) {
-    return model_is_sliced(s->cfg) && state_needs_tensors(s, g) && zero_has_gradient(zero, g);
+    return model_is_cut(s->cfg) && state_needs_tensors(s, g) && zero_has_gradient(zero, g);
 }
 
 size_t optimizer_gathered_elements(const OptimizerState* s, const ZeroPlan* zero);
@@ -570,19 +570,19 @@ static MupFactors state_factors_(Optimizer optimizer, ModelConfig cfg, const Ten
     return f;
 }
 
-// Sets the places of random words. They do not depend on the slices and the layers that a rank has,
-// nor, while ranks divide experts, on the experts.
+// Sets the places of random words. They do not depend on the layers that a rank has, nor, while
+// ranks divide experts, on the experts. Tensor ranks have the same ones, and so the same values of
+// what they do not cut.
 static void state_set_words_(OptimizerState* s) {
     const ModelPart part = s->cfg.part;
     ModelConfig all = s->cfg;
     all.L = part.of_layers > 0 ? part.of_layers : all.L;
-    all.part.first_slice = all.part.first_layer = 0;
-    all.part.slices = part.of_slices;
+    all.part.first_layer = 0;
     all.part.layers = part.of_layers;
     TensorRow rows[MODEL_PARAMETER_ROWS];
     model_parameter_rows_of(rows, all, 1);
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        const int copy = tensor_copy_of_slice(&rows[i], part.first_layer, part.first_slice);
+        const int copy = tensor_copy(&rows[i], part.first_layer);
         s->word[i] = tensor_offset_in_group(&rows[i]) +
                      (rows[i].place == PLACE_ONCE ? (size_t)copy * rows[i].layer_bytes : 0);
         if (rows[i].split == SPLIT_EXPERTS) { // blocks have nothing else

@@ -190,7 +190,7 @@ struct Options {
 
     int num_processes, rank, gpus_per_node, init;
     const char *server, *fs_path;
-    int tensor_parallel, tensor_slices, context_parallel, expert_parallel, pipeline_parallel;
+    int tensor_parallel, context_parallel, expert_parallel, pipeline_parallel;
     const char* pipeline_layers;
     int zero, shard_ranks;
     float node_gbps, net_gbps;
@@ -655,9 +655,6 @@ const OptionRow OPTION_TABLE[] = {
         "DIR", "directory on a file system that all machines share, for --init fs; without it: --out"},
     {"processes",  "tensor-parallel", "tp", INT_(tensor_parallel), 1,     1024, ONCE_ | BOTH_,    "1",
         "processes", "processes that divide the matrices of each layer among themselves; best on one machine"},
-    {"processes",  "tensor-slices", "",   INT_(tensor_slices),     1,     1024, AUTO_ | BOTH_ | FOLLOWS_, "auto",
-        "slices", "slices of these matrices: a run with the same slices has the same bits for any --tensor-parallel; auto: one for "
-        "each process of --tensor-parallel at the first start"},
     {"processes",  "context-parallel", "cp", INT_(context_parallel), 1,   1024, ONCE_,            "1",
         "processes", "processes that divide the tokens of each sequence"},
     {"processes",  "expert-parallel", "ep", INT_(expert_parallel), 1,     1024, ONCE_,            "1",
