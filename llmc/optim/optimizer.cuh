@@ -43,8 +43,8 @@ weights are, too.
 
 // ---- places ----
 
-// Elements of a piece, which a thread block updates, four elements a thread. Parts of groups and
-// their shards are whole pieces.
+// Elements of a piece, which a thread block updates, four elements a thread. All are of one tensor.
+// Parts of groups and their shards are whole pieces.
 enum { UPDATE_PIECE_ = TENSOR_SHARD_UNIT, UPDATE_THREADS_ = UPDATE_PIECE_ / 4 };
 
 enum { UPDATE_MATRICES_ = MODEL_PARAMETER_ROWS * TENSOR_RUNS }; // tensors of Muon or SOAP, at most
@@ -67,15 +67,13 @@ typedef struct {
     uint32_t slices, other_slices, before;
 } UpdatePieces_;
 
-// The update's data for a layout of parameters: the place of each piece, the tensor of each
-// element, and the data of the rules' own kernels.
+// The update's data for a layout of parameters: the place and the tensor of each piece, and the data of the rules' own kernels.
 typedef struct {
     const OptimizerState* state;
     ZeroPlan zero;
     UpdatePieces_ pieces;
     int shares_buffer; // only one group is updated at a time
-    // On the GPU: the row of each TENSOR_ALIGN elements of group 0's trained part, then of any
-    // block's trained part.
+    // on the GPU: the row of each piece of group 0's trained part, then of any block's trained part
     uint8_t* rows;
     uint32_t* frozen; // (groups) on the GPU: bit i, row i is not updated there; NULL: all are
     Code8Table codes; // adamw8bit
@@ -92,15 +90,11 @@ typedef struct {
     float *operands, *weights;
 } OptimizerPlan;
 
-enum {
-    UPDATE_ROWS_ = UPDATE_PIECE_ / TENSOR_ALIGN
-}; // entries of a piece in OptimizerPlan.rows: one for each warp
-
 static inline size_t update_rows_bytes_(const ZeroPlan* zero) {
-    return (zero->trained_once + zero->trained_block) / TENSOR_ALIGN;
+    return (zero->trained_once + zero->trained_block) / UPDATE_PIECE_;
 }
 
-// Sets the row of each TENSOR_ALIGN elements. Padding belongs to the tensor before it; in front of
+// Sets the row of each piece. Padding belongs to the tensor before it; in front of
 // a part it gets a frozen row, which is not updated.
 static inline void update_set_rows_(uint8_t* rows, const ZeroPlan* zero, ModelConfig cfg) {
     TensorRow gradients[MODEL_PARAMETER_ROWS];
@@ -112,10 +106,10 @@ static inline void update_set_rows_(uint8_t* rows, const ZeroPlan* zero, ModelCo
     }
     for (int i = 0; i < MODEL_PARAMETER_ROWS;
          i++) { // a later tensor of the same group takes its part from it
-        const size_t begin = gradients[i].offset_bytes / TENSOR_ALIGN;
+        const size_t begin = gradients[i].offset_bytes / UPDATE_PIECE_;
         const size_t end =
-            gradients[i].place == PLACE_ONCE ? zero->trained_once / TENSOR_ALIGN : update_rows_bytes_(zero);
-        assert(gradients[i].offset_bytes % TENSOR_ALIGN == 0);
+            gradients[i].place == PLACE_ONCE ? zero->trained_once / UPDATE_PIECE_ : update_rows_bytes_(zero);
+        assert(gradients[i].offset_bytes % UPDATE_PIECE_ == 0);
         if (zero_has_row(zero, i) && !tensor_is_absent(&gradients[i])) {
             memset(rows + begin, i, end - begin);
         }
@@ -595,8 +589,7 @@ __device__ inline void adamw8bit_four_(Elements<float, 4>* x, const Elements<G, 
 }
 
 // A thread updates four elements, a block of threads a piece: 16-byte accesses to fp32 data, 8-byte
-// to 16-bit data, coalesced. A warp updates TENSOR_ALIGN elements, all of one tensor. Everything is
-// loaded before anything is computed. Rows whose rule is not one of RULES are skipped: other
+// to 16-bit data, coalesced. Everything is loaded before anything is computed. Rows whose rule is not one of RULES are skipped: other
 // kernels update them, or they are frozen.
 // grid   pieces, from piece `first` on      block   256      shared   2 KiB with moments in 8 bits
 // moves  optimizer_bytes, less the rows that it skips. Bound by memory: Philox takes some 30
@@ -615,13 +608,13 @@ __global__ void __launch_bounds__(UPDATE_THREADS_)
     const UpdatePlace_ place = update_place_(pieces, piece);
     const size_t in_piece = 4 * threadIdx.x, owned = (size_t)piece * UPDATE_PIECE_ + in_piece,
                  own = (size_t)place.own * UPDATE_PIECE_ + in_piece;
-    const int row = rows[(size_t)place.rows * UPDATE_ROWS_ + threadIdx.x / 32], rule = slots.rule[row];
+    const int row = rows[place.rows], rule = slots.rule[row];
     const size_t groups = place.group > 0 ? place.group - 1 : 0;
     if (IN_8) {
         code8_table_load(codes, table);
     }
     if (!(RULES >> rule & 1) || (frozen && frozen[place.group] >> row & 1)) {
-        return; // the whole warp
+        return; // the whole block
     }
     const UpdateRates rates = numbers.rates[row];
     const UpdateArrays_<T, G> four = update_four_of_<T, G, MASTER>(a, place, owned);
@@ -680,9 +673,9 @@ __global__ void __launch_bounds__(UPDATE_THREADS_)
     const UpdatePlace_ place = update_place_(pieces, piece);
     const size_t in_piece = 4 * threadIdx.x, own = (size_t)place.own * UPDATE_PIECE_ + in_piece,
                  groups = place.group > 0 ? place.group - 1 : 0;
-    const int row = rows[(size_t)place.rows * UPDATE_ROWS_ + threadIdx.x / 32];
+    const int row = rows[place.rows];
     if (!places.has[row]) {
-        return; // the whole warp
+        return; // the whole block
     }
     const Weights<T> four = weights_from(a.weights, (size_t)place.full * UPDATE_PIECE_ + in_piece,
                                          (size_t)piece * UPDATE_PIECE_ + in_piece);
