@@ -43,8 +43,8 @@ weights are, too.
 
 // ---- places ----
 
-// Elements of a piece, which a thread block updates, four elements a thread. Parts of groups and
-// their shards are whole pieces.
+// Elements of a piece, which a thread block updates, four elements a thread. All are of one tensor.
+// Parts of groups and their shards are whole pieces.
 enum { UPDATE_PIECE_ = TENSOR_SHARD_UNIT, UPDATE_THREADS_ = UPDATE_PIECE_ / 4 };
 
 enum { UPDATE_MATRICES_ = MODEL_PARAMETER_ROWS * TENSOR_RUNS }; // tensors of Muon or SOAP, at most
@@ -62,21 +62,25 @@ typedef struct {
     uint32_t count;                     // all that is updated here
     uint32_t first;                     // blocks without gradients
     uint32_t params_once, params_block; // kept parameters of group 0, of each other group
-    uint32_t before;                    // RoundingWords: blocks of other stages before the first one
+    uint32_t repeats;                   // consecutive layers that share a block
 } UpdatePieces_;
 
-// The update's data for a layout of parameters: the place of each piece, the tensor of each
-// element, and the data of the rules' own kernels.
+// A piece: the row of the parameters, and the random word (state_word) of its first element, in a
+// block that of block 0.
+typedef struct {
+    uint64_t word;
+    uint64_t row;
+} UpdatePieceRow_;
+
+// The update's data for a layout of parameters: the place and the tensor of each piece, and the data of the rules' own kernels.
 typedef struct {
     const OptimizerState* state;
     ZeroPlan zero;
     UpdatePieces_ pieces;
-    int shares_buffer; // only one group is updated at a time
-    // On the GPU: the row of each TENSOR_ALIGN elements of group 0's trained part, then of any
-    // block's trained part.
-    uint8_t* rows;
-    uint32_t* frozen; // (groups) on the GPU: bit i, row i is not updated there; NULL: all are
-    Code8Table codes; // adamw8bit
+    int shares_buffer;     // only one group is updated at a time
+    UpdatePieceRow_* rows; // on the GPU: pieces of group 0's trained part, then of any block's
+    uint32_t* frozen;      // (groups) on the GPU: bit i, row i is not updated there; NULL: all are
+    Code8Table codes;      // adamw8bit
     AdafactorPlan adafactor;
     // Adafactor's tensors in group 0, and in each other group
     AdafactorCount adafactor_once, adafactor_block;
@@ -90,32 +94,32 @@ typedef struct {
     float *operands, *weights;
 } OptimizerPlan;
 
-enum {
-    UPDATE_ROWS_ = UPDATE_PIECE_ / TENSOR_ALIGN
-}; // entries of a piece in OptimizerPlan.rows: one for each warp
-
-static inline size_t update_rows_bytes_(const ZeroPlan* zero) {
-    return (zero->trained_once + zero->trained_block) / TENSOR_ALIGN;
+static inline size_t update_rows_count_(const ZeroPlan* zero) {
+    return (zero->trained_once + zero->trained_block) / UPDATE_PIECE_;
 }
 
-// Sets the row of each TENSOR_ALIGN elements. Padding belongs to the tensor before it; in front of
-// a part it gets a frozen row, which is not updated.
-static inline void update_set_rows_(uint8_t* rows, const ZeroPlan* zero, ModelConfig cfg) {
-    TensorRow gradients[MODEL_PARAMETER_ROWS];
-    zero_gradient_rows(gradients, zero, cfg, 1);
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        if (!zero_has_row(zero, i)) {
-            memset(rows, i, update_rows_bytes_(zero));
-        }
+// Sets the pieces that begin with row i. A later row of the same group takes its part of them, so
+// padding belongs to the tensor before it.
+static inline void update_set_row_(UpdatePieceRow_* rows, const OptimizerState* s, const ZeroPlan* zero,
+                                   const TensorRow* gradient, int i) {
+    const int is_once = gradient->place == PLACE_ONCE;
+    const size_t begin = gradient->offset_bytes / UPDATE_PIECE_,
+                 room = tensor_room_(gradient) / UPDATE_PIECE_,
+                 end = is_once ? zero->trained_once / UPDATE_PIECE_ : update_rows_count_(zero);
+    assert(gradient->offset_bytes % UPDATE_PIECE_ == 0);
+    for (size_t p = 0; p < end - begin; p++) {
+        const size_t copy = is_once ? p / room : 0;
+        rows[begin + p].row = (uint64_t)i;
+        rows[begin + p].word = state_word(s, i, (int)copy) + (p - copy * room) * UPDATE_PIECE_;
     }
-    for (int i = 0; i < MODEL_PARAMETER_ROWS;
-         i++) { // a later tensor of the same group takes its part from it
-        const size_t begin = gradients[i].offset_bytes / TENSOR_ALIGN;
-        const size_t end =
-            gradients[i].place == PLACE_ONCE ? zero->trained_once / TENSOR_ALIGN : update_rows_bytes_(zero);
-        assert(gradients[i].offset_bytes % TENSOR_ALIGN == 0);
+}
+
+static inline void update_set_rows_(UpdatePieceRow_* rows, const OptimizerState* s, const ZeroPlan* zero) {
+    TensorRow gradients[MODEL_PARAMETER_ROWS];
+    zero_gradient_rows(gradients, zero, s->cfg, 1);
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         if (zero_has_row(zero, i) && !tensor_is_absent(&gradients[i])) {
-            memset(rows + begin, i, end - begin);
+            update_set_row_(rows, s, zero, &gradients[i], i);
         }
     }
 }
@@ -139,7 +143,7 @@ static inline UpdatePieces_ update_pieces_(const ZeroPlan* zero, ModelConfig cfg
                                   (uint32_t)zero->first_block,
                                   (uint32_t)(zero->once / kept),
                                   (uint32_t)(zero->block / kept),
-                                  (uint32_t)cfg.part.first_layer};
+                                  (uint32_t)model_copy_repeats(cfg)};
     return pieces;
 }
 
@@ -181,7 +185,8 @@ static inline AdafactorTensor update_adafactor_tensor_(const OptimizerState* s, 
                                     update_slot_place_(s, STATE_ROWS, i, g),
                                     update_slot_place_(s, STATE_COLS, i, g),
                                     update_slot_place_(s, STATE_V, i, g),
-                                    ((uint64_t)g << 40) + s->word[i],
+                                    row->stream,
+                                    state_word(s, i, tensor_group_copy(g)),
                                     (int)model_rows_in_files(row, s->cfg),
                                     (int)row->cols,
                                     s->factors[i].rate,
@@ -263,7 +268,8 @@ static inline MuonTensor update_muon_tensor_(const OptimizerState* s, const Zero
                                (int)row->cols,
                                is_block,
                                place.start + at,
-                               s->word[i] + at,
+                               {state_word(s, i, 0) + at, (size_t)row->repeats << STATE_WORD_LAYER},
+                               row->stream,
                                row->decay,
                                s->optimizer.by_block || zero_is_divided(zero)};
     return tensor;
@@ -384,11 +390,11 @@ static inline void update_open_operands_(OptimizerPlan* plan, Memory* memory) {
 }
 
 static inline void update_open_rows_(OptimizerPlan* plan, Memory* memory) {
-    const size_t bytes = update_rows_bytes_(&plan->zero);
-    plan->rows = (uint8_t*)memory_take(memory, "scratch: tensors of an update", MEMORY_DEVICE, bytes);
+    const size_t bytes = update_rows_count_(&plan->zero) * sizeof(UpdatePieceRow_);
+    plan->rows = (UpdatePieceRow_*)memory_take(memory, "scratch: tensors of an update", MEMORY_DEVICE, bytes);
     if (!memory_is_dry(memory)) {
-        uint8_t* rows = (uint8_t*)check_alloc(bytes, 1, "tensors of an update");
-        update_set_rows_(rows, &plan->zero, plan->state->cfg);
+        UpdatePieceRow_* rows = (UpdatePieceRow_*)check_alloc(bytes, 1, "tensors of an update");
+        update_set_rows_(rows, plan->state, &plan->zero);
         gpu_upload(plan->rows, rows, bytes);
         free(rows);
     }
@@ -448,10 +454,9 @@ template <class T> static inline void optimizer_choose_matmuls(OptimizerPlan* pl
 typedef struct {
     uint32_t full; // number of the piece in the parameters
     uint32_t group;
-    uint32_t own;    // pieces of this rank before it in its group
-    uint32_t offset; // all pieces before it in its group
-    uint32_t rows;   // pieces before it in OptimizerPlan.rows
-    uint32_t words;  // number of the group if a rank had all of them
+    uint32_t own;   // pieces of this rank before it in its group
+    uint32_t rows;  // pieces before it in OptimizerPlan.rows
+    uint64_t words; // random words: distance from block 0 to this one
 } UpdatePlace_;
 
 __device__ inline UpdatePlace_ update_place_(const UpdatePieces_& p, uint32_t piece) {
@@ -461,11 +466,10 @@ __device__ inline UpdatePlace_ update_place_(const UpdatePieces_& p, uint32_t pi
     const uint32_t block = is_once ? 0 : (piece - p.once.count) / p.block.count;
     const uint32_t group = is_once ? 0 : 1 + p.first + block;
     const uint32_t own = is_once ? piece : piece - p.once.count - block * p.block.count;
-    const uint32_t offset = part.part * part.count + own;
     const uint32_t kept = is_once ? 0 : p.params_once + (group - 1) * p.params_block;
-    const uint32_t words = is_once ? 0 : group + p.before;
-    const UpdatePlace_ place = {kept + part.in_kept * part.count + own,  group, own, offset,
-                                (is_once ? 0 : p.trained_once) + offset, words};
+    const uint64_t words = is_once ? 0 : (uint64_t)((group - 1) * p.repeats) << STATE_WORD_LAYER;
+    const UpdatePlace_ place = {kept + part.in_kept * part.count + own, group, own,
+                                (is_once ? 0 : p.trained_once) + part.part * part.count + own, words};
     return place;
 }
 
@@ -506,8 +510,7 @@ typedef struct {
 typedef struct {
     uint8_t rule[MODEL_PARAMETER_ROWS];
     UpdateShift_ m[MODEL_PARAMETER_ROWS], v[MODEL_PARAMETER_ROWS];
-    // distance from the elements of a group to their random words
-    size_t words[MODEL_PARAMETER_ROWS];
+    uint64_t streams[MODEL_PARAMETER_ROWS]; // of random words
 } UpdateSlots_;
 
 static inline UpdateNumbers_ update_numbers_(const OptimizerState* state, Update update) {
@@ -533,7 +536,7 @@ static inline UpdateSlots_ update_slots_(const OptimizerState* state) {
         slots.rule[i] = (uint8_t)state->rule[i];
         slots.m[i] = update_shift_(state, i, update_slot_of_m_(state->rule[i]));
         slots.v[i] = update_shift_(state, i, update_slot_of_v_(state->rule[i]));
-        slots.words[i] = state->word[i] - tensor_offset_in_group(&state->rows[i]);
+        slots.streams[i] = state->rows[i].stream;
     }
     return slots;
 }
@@ -552,12 +555,11 @@ __device__ inline UpdateArrays_<T, G> update_four_of_(const UpdateArrays_<T, G>&
     return four;
 }
 
-// Returns the words for the stochastic rounding of four elements of a row.
-__device__ inline RoundingWords update_words_(const UpdatePlace_& place, const UpdateSlots_& slots, int row,
-                                              uint64_t seed, uint64_t stream) {
-    const uint64_t element = (uint64_t)place.offset * UPDATE_PIECE_ + 4 * threadIdx.x;
-    const RoundingWords words = {seed, stream, ((uint64_t)place.words << 40) + element + slots.words[row]};
-    return words;
+// Returns the words for the stochastic rounding of four elements of a piece, in a block `words`
+// after those of block 0.
+__device__ inline RoundingWords update_words_(const UpdatePieceRow_& piece, uint64_t words,
+                                              const UpdateSlots_& slots, uint64_t seed, int64_t t) {
+    return rounding_words(seed, slots.streams[piece.row], t, piece.word + words + 4 * threadIdx.x);
 }
 
 // Updates four parameters x whose moments are in 8 bits.
@@ -574,8 +576,7 @@ __device__ inline void adamw8bit_four_(Elements<float, 4>* x, const Elements<G, 
 }
 
 // A thread updates four elements, a block of threads a piece: 16-byte accesses to fp32 data, 8-byte
-// to 16-bit data, coalesced. A warp updates TENSOR_ALIGN elements, all of one tensor. Everything is
-// loaded before anything is computed. Rows whose rule is not one of RULES are skipped: other
+// to 16-bit data, coalesced. Everything is loaded before anything is computed. Rows whose rule is not one of RULES are skipped: other
 // kernels update them, or they are frozen.
 // grid   pieces, from piece `first` on      block   256      shared   2 KiB with moments in 8 bits
 // moves  optimizer_bytes, less the rows that it skips. Bound by memory: Philox takes some 30
@@ -584,23 +585,24 @@ __device__ inline void adamw8bit_four_(Elements<float, 4>* x, const Elements<G, 
 // order  every element, or block of 64 in 8 bits, on its own
 template <class T, class G, unsigned RULES, MasterWeights MASTER>
 __global__ void __launch_bounds__(UPDATE_THREADS_)
-    update_kernel_(const __grid_constant__ UpdateArrays_<T, G> a, const uint8_t* rows, const uint32_t* frozen,
-                   const __grid_constant__ UpdatePieces_ pieces, uint32_t first,
+    update_kernel_(const __grid_constant__ UpdateArrays_<T, G> a, const UpdatePieceRow_* rows,
+                   const uint32_t* frozen, const __grid_constant__ UpdatePieces_ pieces, uint32_t first,
                    const __grid_constant__ UpdateNumbers_ numbers, const __grid_constant__ UpdateSlots_ slots,
-                   const Code8Pair* table, uint64_t seed, uint64_t stream) {
+                   const Code8Pair* table, uint64_t seed, int64_t t) {
     constexpr bool IN_8 = (RULES & RULE_BIT_(ADAMW8)) != 0;
     SMEM_ARRAY(Code8Pair, codes, [IN_8 ? 256 : 1]);
     const uint32_t piece = first + blockIdx.x;
     const UpdatePlace_ place = update_place_(pieces, piece);
     const size_t in_piece = 4 * threadIdx.x, owned = (size_t)piece * UPDATE_PIECE_ + in_piece,
                  own = (size_t)place.own * UPDATE_PIECE_ + in_piece;
-    const int row = rows[(size_t)place.rows * UPDATE_ROWS_ + threadIdx.x / 32], rule = slots.rule[row];
+    const UpdatePieceRow_ of = rows[place.rows];
+    const int row = (int)of.row, rule = slots.rule[row];
     const size_t groups = place.group > 0 ? place.group - 1 : 0;
     if (IN_8) {
         code8_table_load(codes, table);
     }
     if (!(RULES >> rule & 1) || (frozen && frozen[place.group] >> row & 1)) {
-        return; // the whole warp
+        return; // the whole block
     }
     const UpdateRates rates = numbers.rates[row];
     const UpdateArrays_<T, G> four = update_four_of_<T, G, MASTER>(a, place, owned);
@@ -617,7 +619,7 @@ __global__ void __launch_bounds__(UPDATE_THREADS_)
     } else if (RULES & RULE_BIT_(SGD)) {
         sgd_four(&x, g, a.m ? a.m + m : NULL, rates, numbers.scalars);
     }
-    weights_store(four.weights, 0, x, update_words_(place, slots, row, seed, stream));
+    weights_store(four.weights, 0, x, update_words_(of, place.words, slots, seed, t));
 }
 
 // ---- the average of the weights ----
@@ -652,16 +654,16 @@ template <class T> struct AverageArrays_ {
 // order  every element on its own
 template <class T, int SHOWS>
 __global__ void __launch_bounds__(UPDATE_THREADS_)
-    average_kernel_(const __grid_constant__ AverageArrays_<T> a, const uint8_t* rows,
+    average_kernel_(const __grid_constant__ AverageArrays_<T> a, const UpdatePieceRow_* rows,
                     const __grid_constant__ UpdatePieces_ pieces, uint32_t first,
                     const __grid_constant__ UpdateAverage_ places, float rate) {
     const uint32_t piece = first + blockIdx.x;
     const UpdatePlace_ place = update_place_(pieces, piece);
     const size_t in_piece = 4 * threadIdx.x, own = (size_t)place.own * UPDATE_PIECE_ + in_piece,
                  groups = place.group > 0 ? place.group - 1 : 0;
-    const int row = rows[(size_t)place.rows * UPDATE_ROWS_ + threadIdx.x / 32];
+    const int row = (int)rows[place.rows].row;
     if (!places.has[row]) {
-        return; // the whole warp
+        return; // the whole block
     }
     const Weights<T> four = weights_from(a.weights, (size_t)place.full * UPDATE_PIECE_ + in_piece,
                                          (size_t)piece * UPDATE_PIECE_ + in_piece);
@@ -734,17 +736,12 @@ template <class T, class G> static inline UpdateArrays_<T, G> update_arrays_(con
     return arrays;
 }
 
-// Returns the stream of random words of an update.
-template <class T> static inline uint64_t update_stream_(const OptimizerUpdate<T>& u) {
-    return rounding_words(u.seed, u.update.t, 0, 0).stream;
-}
-
 template <class T, class G, unsigned RULES, MasterWeights MASTER>
 static inline void update_launch_(const OptimizerUpdate<T>& u, uint32_t first, unsigned count,
                                   const Gpu* gpu) {
     launch(update_kernel_<T, G, RULES, MASTER>, count, UPDATE_THREADS_, 0, gpu, update_arrays_<T, G>(u),
            u.plan->rows, u.plan->frozen, u.plan->pieces, first, update_numbers_(u.plan->state, u.update),
-           update_slots_(u.plan->state), u.plan->codes.values, u.seed, update_stream_(u));
+           update_slots_(u.plan->state), u.plan->codes.values, u.seed, u.update.t);
 }
 
 // ---- rules that need whole tensors
@@ -824,10 +821,8 @@ static inline void update_sliced_move_(const OptimizerUpdate<T>& u, const MuonTe
     const float rate = muon.opt.lr * muon_factor(muon.opt, x->whole.rows, x->t.whole->cols);
     const MuonMove move = {rate, t->decay ? 1.0f - muon.opt.lr * muon.opt.weight_decay : 1.0f, muon.opt.decay,
                            u.seed, muon.t};
-    MuonTensor part = *t;
-    part.word += (size_t)u.plan->pieces.before << 40;
     if (t->begin < t->end) {
-        muon_move(&part, muon.weights, (const float*)u.plan->sliced.operands + t->start, move,
+        muon_move(t, muon.weights, (const float*)u.plan->sliced.operands + t->start, move,
                   x->t.group - t->group, gpu);
     }
 }
