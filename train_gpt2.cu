@@ -561,11 +561,11 @@ static void block_hidden(const Block* b) {
     const ModelActivations a = b->a;
     LinearGpu* linear = &b->model->linear;
     const int N = pass_tokens(b->pass);
-    linear_norm_forward(a.ln1, b->inp, &b->norm1, &b->weights.qkv, N, linear); // ln1 (R, C)
-    // residual2 (R, C) = inp + attention of ln1
+    // ln1 (R, C); residual2 (R, C) = inp + attention; ln2 (R, C); fch, fch_act (N, F)
+    linear_norm_forward(a.ln1, b->inp, &b->norm1, &b->weights.qkv, N, linear);
     self_attention_forward_residual(a.residual2, b->inp, &b->attention, a.ln1);
-    linear_norm_forward(a.ln2, a.residual2, &b->norm2, &b->weights.fc, N, linear); // ln2 (R, C)
-    mlp_hidden(&b->mlp, a.ln2);                                                    // fch, fch_act (N, F)
+    linear_norm_forward(a.ln2, a.residual2, &b->norm2, &b->weights.fc, N, linear);
+    mlp_hidden(&b->mlp, a.ln2);
 }
 
 static void block_forward(Block* b) {

@@ -88,8 +88,8 @@ static inline int cross_entropy_bf16_tokens(int lent, int N, int C) {
 }
 
 // Allocates scratch for batches of up to N tokens, and slices of Vp words in each of `ranks`. The
-// caller owns `logits` (cross_entropy_bf16_rows(lent), Vp), at a multiple of 64 bytes, as packed data
-// is, and may use them between passes.
+// caller owns `logits` (cross_entropy_bf16_rows(lent), Vp), at a multiple of 64 bytes, as packed
+// data is, and may use them between passes.
 void cross_entropy_bf16_open(CrossEntropyBf16Scratch* s, Memory* memory, void* logits, int lent, int N, int C,
                              int Vp, int ranks);
 

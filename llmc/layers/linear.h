@@ -99,8 +99,8 @@ static inline int linear_packs(const Linear* linear, int row) {
     return linear->is_bf16 && bf16_weights_has(&linear->packed, row);
 }
 
-// Returns the matrices of layer l, whose parameters are `p`, with their copies. If several ranks cut
-// them, the sum of their parts adds the biases into the stream (tensor_parallel.h).
+// Returns the matrices of layer l, whose parameters are `p`, with their copies. If several ranks
+// cut them, the sum of their parts adds the biases into the stream (tensor_parallel.h).
 static inline LayerWeights linear_weights(const Linear* linear, ModelConfig cfg, const ModelParameters* p,
                                           int l) {
     const PackedParameters forward = bf16_weights_at_layer(&linear->packed, l, PACKED_FORWARD),

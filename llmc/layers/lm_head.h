@@ -114,8 +114,8 @@ static inline CrossEntropy lm_head_own_chunk_(const LmHead* head, int first) {
 typedef void (*LmHeadKeep_)(CrossEntropySlice* rows, float* logits, const int* target, int first,
                             CrossEntropy of);
 
-// Computes this rank's logits of a chunk of tokens from `first` on, gathers what each slice keeps of
-// them, and sets the losses.
+// Computes this rank's logits of a chunk of tokens from `first` on, gathers what each slice keeps
+// of them, and sets the losses.
 static inline void lm_head_keep_(float* losses, int* is_top, const LmHead* head, int first,
                                  LmHeadKeep_ keep) {
     const TensorParallel* tp = &head->tensor;

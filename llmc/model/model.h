@@ -128,7 +128,7 @@ enum { MODEL_MAX_LAYERS = 1000, MODEL_MAX_TENSOR_RANKS = 128 };
 
 // The part of a model that a process has (part.h); all zero: the whole model.
 typedef struct {
-    int tensor_rank, tensor_ranks;      // this rank's number, and the ranks that cut matrices; 0 or 1: whole
+    int tensor_rank, tensor_ranks;      // number of this rank; ranks that cut matrices; 0: one
     int first_layer, layers, of_layers; // layers of this process, of the whole model; 0: all
     int places;                         // micro-batches whose activations it keeps; 0: one
     // ranks that divide the experts of each layer evenly, and this one's number; 0 or 1: none do

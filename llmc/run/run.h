@@ -367,8 +367,8 @@ static void run_add_checksum_(Run* run, uint64_t* sum, size_t begin, size_t coun
     }
 }
 
-// Compares the tensors that are not cut, which all ranks of a group have. In stage 3 ranks have only
-// shards of blocks.
+// Compares the tensors that are not cut, which all ranks of a group have. In stage 3 ranks have
+// only shards of blocks.
 static void run_compare_whole_(Run* run, const TensorRow* rows, GridGroup group, const char* parameters) {
     uint64_t sum = 0;
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
