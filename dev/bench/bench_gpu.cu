@@ -568,7 +568,7 @@ static void bench_adamw8bit(Bench* bench, MatmulGpu*) {
                                        state,
                                        table,
                                        {1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 100, DECAY_ALL},
-                                       rounding_words(1, 100, 0, 0)};
+                                       rounding_words(1, rand_stream("tensor"), 100, 0)};
     snprintf(shape, sizeof(shape), "%.1fM parameters", (double)n / 1e6);
     measure(bench, "AdamW 8-bit", shape,
             Work{0, adamw8bit_bytes((double)n, DTYPE_OF(floatX), model.grads.dtype, MASTER_NONE)},

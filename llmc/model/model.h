@@ -501,18 +501,14 @@ static inline TensorSplit model_split_(TensorSplit split, size_t member, ModelCo
 // Fills in the rows of the parameter table for a configuration, with elements of this size; returns
 // the bytes of one allocation for all of them. Parameters lie in groups: first those outside of
 // blocks (PLACE_ONCE), then block 0, block 1, ... (model_blocks). All blocks are laid out alike. In
-// a model with slices or divided experts, tensors that are not cut lie outside of blocks. There
-// everything begins at multiples of TENSOR_SHARD_UNIT if the model has slices, divided experts or
-// stages, so that norms have the same bits for any number of slices or experts in a process and for
-// any stages (gradient_norm.h). A group has two
-// parts: its trained tensors, and those whose bit is set in `frozen`. Each part can be cut into
-// `shards` equal pieces, multiples of TENSOR_SHARD_UNIT elements; the padding at its end is always
-// zero.
+// a model with slices or divided experts, tensors that are not cut lie outside of blocks. A group
+// has two parts: its trained tensors, and those whose bit is set in `frozen`. Each part can be cut
+// into `shards` equal pieces, multiples of TENSOR_SHARD_UNIT elements; the padding at its end is
+// always zero.
 static inline size_t model_sharded_rows_of(TensorRow rows[MODEL_PARAMETER_ROWS], ModelConfig cfg,
                                            size_t element_bytes, int shards, unsigned frozen) {
     const ModelWidths w = model_widths(cfg);
-    const int has_cuts = model_is_sliced(cfg) || model_divides_experts(cfg),
-              is_cut = has_cuts || model_is_staged(cfg);
+    const int has_cuts = model_is_sliced(cfg) || model_divides_experts(cfg);
     TensorRow* row = rows;
 #define MODEL_ROW_(name_, place_, rows_, cols_, apart_, parts_, init_, decay_, kind_, split_)                \
     row->name = #name_;                                                                                      \
@@ -521,7 +517,6 @@ static inline size_t model_sharded_rows_of(TensorRow rows[MODEL_PARAMETER_ROWS],
     row->places = 1;                                                                                         \
     row->in_block = PLACE_##place_ == PLACE_BLOCK;                                                           \
     row->place = has_cuts && row->split == SPLIT_NONE ? PLACE_ONCE : PLACE_##place_;                         \
-    row->align = is_cut && row->place == PLACE_ONCE ? TENSOR_SHARD_UNIT : TENSOR_ALIGN;                      \
     row->rows = (size_t)(rows_);                                                                             \
     row->cols = (size_t)(cols_);                                                                             \
     row->layers = tensor_is_absent(row) ? 0 : (row->in_block ? model_copies(cfg) : 1) * row->slices;         \
@@ -612,7 +607,6 @@ static inline size_t model_activation_rows(TensorRow rows[MODEL_ACTIVATION_ROWS]
     row->slices = slices_;                                                                                   \
     row->layers = tensor_is_absent(row) ? 0 : (recompute > RECOMPUTE_##kept_ ? 1 : layers_) * row->slices;   \
     row->split = SPLIT_NONE;                                                                                 \
-    row->align = TENSOR_ALIGN;                                                                               \
     row->repeats = row->uses = 1;                                                                            \
     row->first_layer = first_block;                                                                          \
     row->element_bytes = sizeof(dtype_);                                                                     \

@@ -80,7 +80,6 @@ int run_close(Run* run);
 #include "llmc/optim/update_in_backward.h"
 #include "llmc/parallel/grid.h"
 #include "llmc/parallel/groups.h"
-#include "llmc/parallel/zero.h"
 #include "llmc/cost/mfu.h"
 #include "llmc/plan/plan.h"
 #include "llmc/report/compare.h"
@@ -228,8 +227,7 @@ static void start_open_state_(Run* run) {
     run->state = run_state_open(outliers_open(o->optimizer.skip_loss_z, o->optimizer.skip_grad_z),
                                 run->plan.loss_scale);
     if (o->memory.update_in_backward) {
-        const ZeroPlan whole = zero_plan(run->settled.cfg, 0, 0, 1);
-        run->state.shares = clip_shares_open(&whole);
+        run->state.shares = clip_shares_open(run->settled.cfg);
     }
     run->validates_first = o->program.trainer == OPTION_GPU || // a GPU is fast
                            setup_validates_first(o, model_flops_per_token(run->settled.cfg, o->batch.seq_len),
