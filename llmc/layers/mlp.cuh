@@ -251,7 +251,7 @@ static inline void mlp_experts_hidden_(const MlpGpu* mlp, const floatX* inp) {
         router_without_tokens(&x->router, gpu);
         return;
     }
-    expert_matmul_forward(x->router.logits, inp, x->routerw, &tokens, mlp->fc.C, x->router.E, gpu);
+    expert_matmul_forward(x->router.logits, inp, x->routerw, &tokens, {mlp->fc.C, x->router.E}, gpu);
     router_forward(&x->router, x->bias, gpu);
     experts_gather(x->in, inp, &x->router, mlp->fc.C, gpu);
     if (!mlp_divides_experts_(mlp)) {
@@ -288,12 +288,12 @@ static inline void mlp_own_backward_(const MlpGpu* mlp, const MlpGradientsGpu* d
     floatX* dact = mlp->act; // nobody reads act any more
     linear_experts_backward_weight(d->dfcprojw, x->out, mlp->act, proj, &rows, d->mode, mlp->linear);
     if (has_rows) {
-        expert_matmul_backward_input(dact, x->out, proj->data, &rows, proj->C, proj->OC, GRADIENT_SET, gpu);
+        expert_matmul_backward_input(dact, x->out, proj->data, &rows, {proj->C, proj->OC}, GRADIENT_SET, gpu);
         experts_swiglu_backward(d->dfch, d->dscale, dact, mlp->fch, &x->router, proj->C, gpu);
     }
     linear_experts_backward_weight(d->dfcw, d->dfch, x->in, fc, &rows, d->mode, mlp->linear);
     if (has_rows) {
-        expert_matmul_backward_input(x->out, d->dfch, fc->data, &rows, fc->C, fc->OC, GRADIENT_SET, gpu);
+        expert_matmul_backward_input(x->out, d->dfch, fc->data, &rows, {fc->C, fc->OC}, GRADIENT_SET, gpu);
     }
 }
 
@@ -371,9 +371,9 @@ static inline void mlp_router_backward_(const MlpGpu* mlp, const MlpGradientsGpu
         router_statistics_add(d->statistics, entropies, &x->router, gpu);
     }
     if (d->drouterw.data) {
-        expert_matmul_backward_weight(d->drouterw, d->dlogits, inp, &tokens, C, E, d->mode, gpu);
+        expert_matmul_backward_weight(d->drouterw, d->dlogits, inp, &tokens, {C, E}, d->mode, gpu);
     }
-    expert_matmul_backward_input(d->dinp, d->dlogits, x->routerw, &tokens, C, E, mode, gpu);
+    expert_matmul_backward_input(d->dinp, d->dlogits, x->routerw, &tokens, {C, E}, mode, gpu);
 }
 
 static inline void mlp_experts_backward_(const MlpGpu* mlp, const MlpGradientsGpu* d, const floatX* dout,

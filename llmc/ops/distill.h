@@ -35,7 +35,7 @@ typedef struct {
     float weight, temperature;
 } Distill;
 
-// Returns the bytes of memory traffic beside those of cross_entropy_backward.
+// Returns the bytes of memory traffic in addition to cross_entropy_backward's.
 static inline double distill_bytes(double N, double V, double element_bytes) {
     return N * V * element_bytes + 4 * N;
 }
@@ -71,8 +71,8 @@ typedef struct {
     const int* target;
 } DistillSlices;
 
-// Set s->sums of slice i and turn its logits into y; then turn y into dlogits, where the words of
-// the slice start with `first`. The sizes in `of` are those of the slice.
+// Set s->sums of slice i and turn its logits into y; then turn y into dlogits. The slice starts
+// with token `first`, and `of` has its sizes.
 void distill_slice_cpu(const DistillSlices* s, int i, float* logits, DistillTeacher teacher, CrossEntropy of,
                        Distill how);
 void distill_slice_backward_cpu(const DistillSlices* s, float* logits, DistillTeacher teacher, int first,

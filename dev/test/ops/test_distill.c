@@ -33,11 +33,20 @@ static Data data_open(const Case* c) {
     if (N > 2) {
         d.target[1] = NO_TARGET;
     }
-    ref_log_probs(log_q, teacher, c->teacher_softcap, c->how.temperature, N, V, (size_t)c->teacher_Vp);
-    ref_log_probs(log_pt, logits, c->of.softcap, c->how.temperature, N, V, Vp);
-    ref_classifier_forward(d.loss, lse, logits, d.target, c->of.softcap, N, V, Vp);
-    ref_distill(d.kl, d.dlogits, logits, lse, log_pt, log_q, d.target, c->scale, c->how.weight,
-                c->how.temperature, c->of.softcap, c->of.z_loss, N, V, Vp);
+    ref_log_probs(log_q, teacher, c->how.temperature,
+                  (RefClassifier){N, V, (size_t)c->teacher_Vp, c->teacher_softcap, 0});
+    ref_log_probs(log_pt, logits, c->how.temperature, (RefClassifier){N, V, Vp, c->of.softcap, 0});
+    ref_classifier_forward(d.loss, lse, logits, d.target, (RefClassifier){N, V, Vp, c->of.softcap, 0});
+    ref_distill(d.kl, d.dlogits,
+                (RefDistill){{N, V, Vp, c->of.softcap, c->of.z_loss},
+                             logits,
+                             lse,
+                             log_pt,
+                             log_q,
+                             d.target,
+                             c->scale,
+                             c->how.weight,
+                             c->how.temperature});
     return d;
 }
 
