@@ -154,8 +154,8 @@ static inline DistillTeacherGpu<floatX> lm_head_teacher_(const TeachingGpu* t, i
 }
 
 // Returns the tokens of a chunk from `first` on, with its sizes, after lm_head_sums_.
-static inline DistillTokens lm_head_tokens_(const float* losses, const LmHeadGpu* head, int first,
-                                            float dloss, CrossEntropy of) {
+static inline DistillTokensGpu lm_head_tokens_(const float* losses, const LmHeadGpu* head, int first,
+                                               float dloss, CrossEntropy of) {
     return {head->targets + first, losses + first, (const CrossEntropySum*)head->sums, dloss, of,
             head->teaching->how};
 }

@@ -138,7 +138,7 @@ static inline void mlp_one_forward_residual_(floatX* out, const floatX* residual
 // Sets dfch and dfcb.
 static inline void mlp_one_backward_hidden_(const MlpGpu* mlp, const MlpGradientsGpu* d, const floatX* dout) {
     const Weight* proj = &mlp->proj;
-    floatX* dact = mlp->act; // nobody reads act any more
+    floatX* dact = mlp->act; // act is no longer read
     if (mlp->kind == ACTIVATION_GELU) {
         linear_backward_input_gelu(d->dfch, d->dfcb, dout, proj, mlp->fch, mlp->N, d->mode, mlp->linear);
         return;
@@ -285,7 +285,7 @@ static inline void mlp_own_backward_(const MlpGpu* mlp, const MlpGradientsGpu* d
     const ExpertRows rows = experts_rows(&x->router);
     const Gpu* gpu = mlp->linear->gpu;
     const int has_rows = mlp_has_rows_(mlp);
-    floatX* dact = mlp->act; // nobody reads act any more
+    floatX* dact = mlp->act; // act is no longer read
     linear_experts_backward_weight(d->dfcprojw, x->out, mlp->act, proj, &rows, d->mode, mlp->linear);
     if (has_rows) {
         expert_matmul_backward_input(dact, x->out, proj->data, &rows, {proj->C, proj->OC}, GRADIENT_SET, gpu);
@@ -297,7 +297,7 @@ static inline void mlp_own_backward_(const MlpGpu* mlp, const MlpGradientsGpu* d
     }
 }
 
-// Returns a gradient this many elements behind another one.
+// Returns a gradient this many elements after another one.
 static inline Gradient mlp_gradient_at_(Gradient d, size_t elements) {
     return {d.data ? (char*)d.data + elements * dtype_bytes(d.dtype) : NULL, d.dtype};
 }
@@ -365,7 +365,7 @@ static inline void mlp_router_backward_(const MlpGpu* mlp, const MlpGradientsGpu
     const ExpertRows tokens = mlp_tokens_(mlp);
     const int C = mlp->fc.C, E = x->router.E;
     const Gpu* gpu = mlp->linear->gpu;
-    float* entropies = (float*)(void*)x->in; // nobody reads the rows any more
+    float* entropies = (float*)(void*)x->in; // the rows are no longer read
     router_backward(d->dlogits, entropies, d->dscale, &x->router, d->losses, gpu);
     if (d->statistics) {
         router_statistics_add(d->statistics, entropies, &x->router, gpu);

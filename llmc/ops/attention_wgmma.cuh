@@ -25,7 +25,7 @@ The bits depend on the keys of a tile, not on its queries, nor on which block co
 //     STAGES   tiles of each stream          BLOCKS   on a multiprocessor
 //     FEWER    registers of threads that fill, MORE of those that compute
 //     OVERLAP  matmuls of two tiles of the stream run at a time
-//     EXTRA    bytes besides in each stage
+//     EXTRA    extra bytes in each stage
 template <int W_, int OWNED_, int COLS_, int GROUPS_, int STAGES_, int BLOCKS_, int FEWER_, int MORE_,
           int OVERLAP_, int EXTRA_>
 struct AttentionTiles {

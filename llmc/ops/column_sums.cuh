@@ -18,7 +18,7 @@ column_sums_finish adds them up. All orders are fixed: they follow from the size
 #include "llmc/gpu/gpu.cuh"
 #include "llmc/ops/gradient.h"
 
-// Partial sums: enough blocks for any GPU, little memory beside the rows.
+// Partial sums: enough blocks for any GPU, little memory compared with the rows.
 #define COLUMN_SUMS_FLOATS (256 << 10)
 #define COLUMN_SUMS_WARPS 8       // warps of the first kernel: rows that a block reads at a time
 #define COLUMN_SUMS_SLICES 32     // warps of the second kernel, which share the groups

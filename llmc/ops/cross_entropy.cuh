@@ -602,8 +602,8 @@ static __global__ void __launch_bounds__(LOSSES_THREADS_)
     }
 }
 
-// Adds the losses (B, T) of sequences from `sources` (B), of which there are `count`, to the sum of
-// each source (count).
+// Adds the losses (B, T) of sequences to the sum of each source (count). Sequence b comes from
+// sources[b].
 static inline void sum_source_losses(double* sums, int count, const float* losses, const int* sources, int B,
                                      int T, const Gpu* gpu) {
     launch(sum_source_losses_kernel_, (unsigned)count, LOSSES_THREADS_, 0, gpu, sums, losses, sources, B, T);

@@ -178,7 +178,7 @@ typedef struct {
     float scale;                  // weight of a token in the gradient
     CrossEntropy of;
     Distill how;
-} DistillTokens;
+} DistillTokensGpu;
 
 // One block per row. A thread reads and writes the same elements in both passes.
 // grid   N      block   512      shared   those of block_sum and block_max
@@ -187,7 +187,7 @@ typedef struct {
 // needs  both Vp multiples of WIDTH, and aligned addresses where that is a pack
 template <class T, int WIDTH>
 __global__ void __launch_bounds__(DISTILL_THREADS_)
-    distill_logits_kernel(float* kl, T* logits, DistillTeacherGpu<T> teacher, DistillTokens x) {
+    distill_logits_kernel(float* kl, T* logits, DistillTeacherGpu<T> teacher, DistillTokensGpu x) {
     const int n = blockIdx.x, V = x.of.V, hit = x.target[n];
     T* row = logits + (size_t)n * x.of.Vp;
     const T* other = teacher.logits + (size_t)n * teacher.Vp;
@@ -219,7 +219,7 @@ static inline int distill_fits_(const T* logits, const DistillTeacherGpu<T>& tea
 // Sets loss, which x does not need to have, and kl.
 template <class T>
 static inline void distill_logits(float* loss, float* kl, T* logits, DistillTeacherGpu<T> teacher,
-                                  DistillTokens x, const Gpu* gpu) {
+                                  DistillTokensGpu x, const Gpu* gpu) {
     x.loss = loss;
     cross_entropy_loss(loss, (const T*)logits, x.target, x.of, gpu);
     launch(distill_fits_(logits, teacher, x.of) ? distill_logits_kernel<T, Pack<T>::SIZE>
@@ -236,7 +236,8 @@ static inline void distill_logits(float* loss, float* kl, T* logits, DistillTeac
 // needs  as distill_logits_kernel
 template <class T, int WIDTH>
 __global__ void __launch_bounds__(DISTILL_THREADS_)
-    distill_slice_kernel(DistillSlice* sums, const T* logits, DistillTeacherGpu<T> teacher, DistillTokens x) {
+    distill_slice_kernel(DistillSlice* sums, const T* logits, DistillTeacherGpu<T> teacher,
+                         DistillTokensGpu x) {
     const int n = blockIdx.x, V = x.target[n] == NO_TARGET ? 0 : x.of.V;
     const float lse = x.loss[n] + x.whole[n].target, over_t = CROSS_ENTROPY_LOG2E / x.how.temperature;
     const DistillSlice all =
@@ -252,7 +253,7 @@ __global__ void __launch_bounds__(DISTILL_THREADS_)
 // grid   ceil(N / 256)      block   256      shared   none
 // moves  16 slices N in, 20 N out. Bound by the launch.
 // order  slice after slice
-static __global__ void distill_combine_kernel(float* kl, DistillSlice* sums, int slices, DistillTokens x) {
+static __global__ void distill_combine_kernel(float* kl, DistillSlice* sums, int slices, DistillTokensGpu x) {
     const int n = (int)(blockIdx.x * blockDim.x + threadIdx.x), N = x.of.N;
     if (n >= N) {
         return;
@@ -282,7 +283,7 @@ static __global__ void distill_combine_kernel(float* kl, DistillSlice* sums, int
 template <class T, int WIDTH>
 __global__ void __launch_bounds__(DISTILL_THREADS_)
     distill_slice_backward_kernel(T* logits, DistillTeacherGpu<T> teacher, const DistillSlice* sums,
-                                  int first, DistillTokens x) {
+                                  int first, DistillTokensGpu x) {
     const int n = blockIdx.x, hit = x.target[n] - first;
     const DistillSlice all = sums[n];
     const DistillRow_ r = distill_row_(x.loss[n] + x.whole[n].target, all.sum_t, x.scale, x.of, x.how);
@@ -297,7 +298,7 @@ __global__ void __launch_bounds__(DISTILL_THREADS_)
 // Sets the sums (N) of a slice, once the losses are known.
 template <class T>
 static inline void distill_slice(DistillSlice* sums, const T* logits, DistillTeacherGpu<T> teacher,
-                                 DistillTokens x, const Gpu* gpu) {
+                                 DistillTokensGpu x, const Gpu* gpu) {
     launch(distill_fits_(logits, teacher, x.of) ? distill_slice_kernel<T, Pack<T>::SIZE>
                                                 : distill_slice_kernel<T, 1>,
            x.of.N, DISTILL_THREADS_, 0, gpu, sums, logits, teacher, x);
@@ -305,7 +306,7 @@ static inline void distill_slice(DistillSlice* sums, const T* logits, DistillTea
 
 // Sets kl (N) and the sums of whole rows, in the place of the first slice's, from the sums of all
 // slices (slices, N).
-static inline void distill_combine(float* kl, DistillSlice* sums, int slices, DistillTokens x,
+static inline void distill_combine(float* kl, DistillSlice* sums, int slices, DistillTokensGpu x,
                                    const Gpu* gpu) {
     const int threads = 256;
     launch(distill_combine_kernel, ceil_div(x.of.N, threads), threads, 0, gpu, kl, sums, slices, x);
@@ -314,7 +315,7 @@ static inline void distill_combine(float* kl, DistillSlice* sums, int slices, Di
 // Turns the logits of a slice into their gradient.
 template <class T>
 static inline void distill_slice_backward(T* logits, DistillTeacherGpu<T> teacher, const DistillSlice* sums,
-                                          int first, DistillTokens x, const Gpu* gpu) {
+                                          int first, DistillTokensGpu x, const Gpu* gpu) {
     launch(distill_fits_(logits, teacher, x.of) ? distill_slice_backward_kernel<T, Pack<T>::SIZE>
                                                 : distill_slice_backward_kernel<T, 1>,
            x.of.N, DISTILL_THREADS_, 0, gpu, logits, teacher, sums, first, x);

@@ -63,8 +63,8 @@ typedef struct {
     int first, count;
 } EmbeddingWords;
 
-// Sizes of a forward pass: its rows, B sequences of T tokens, with C columns; their positions; and
-// the rows of wte, for sequences of a slice.
+// Sizes of a forward pass: N rows, sequences of T tokens, C columns; their positions; and the rows
+// of wte.
 typedef struct {
     int N, T, C;
     EmbeddingPositions positions;

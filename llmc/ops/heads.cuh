@@ -58,7 +58,7 @@ template <int WIDTH> struct HeadsLane_ {
 // Columns in registers, as they are in memory.
 template <class X, int WIDTH> struct HeadsWords_ { Elements<X, WIDTH> item[HeadsLane_<WIDTH>::ITEMS]; };
 
-// Loads the lane's columns of a head; zeros unless it is there.
+// Loads the lane's columns of a head; zeros if it is out of range.
 template <class X, int WIDTH>
 __device__ inline void heads_load_(HeadsWords_<X, WIDTH>& words, const X* head, bool is_there,
                                    const HeadsLane_<WIDTH>& lane) {

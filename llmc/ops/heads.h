@@ -199,27 +199,39 @@ static void heads_norm_backward_(float* dn, float* sum, const float* x, const fl
     }
 }
 
+// Turns a head of token n back, if it has a position.
+static void heads_turn_back_(float* d, const Heads* heads, int n) {
+    if (heads->rope.table) {
+        rope_turn_back(d, heads_angles_(heads, n), heads->sizes.HS);
+    }
+}
+
 // Computes head h of sequence b; `sum` (HS) gets its part of the gradient of the weight.
 static void heads_backward_head_(float* dqkv, float* sum, const float* qkv, const Heads* heads, int b,
                                  int h) {
     const AttentionSizes sizes = heads->sizes;
     const int HS = sizes.HS, count = sizes.NH + sizes.KV;
     const size_t QKV = (size_t)attention_qkv_size(sizes);
-    for (int c = 0; c < HS && heads->kind == HEADS_NORM; c++) {
+    for (int c = 0; c < HS && heads_parts(heads->kind).has_weights; c++) {
         sum[c] = 0;
     }
     for (int n = b * sizes.T; n < (b + 1) * sizes.T; n++) {
         const size_t head = (size_t)n * count + h, at = n * QKV + (size_t)h * HS;
         float* d = dqkv + at;
-        if (heads->kind == HEADS_UNIT_NORM) {
-            heads_unit_backward_(d, qkv + at, heads->rstd[head], HS);
-        }
-        if (heads->rope.table) {
-            rope_turn_back(d, heads_angles_(heads, n), HS);
-        }
-        if (heads->kind == HEADS_NORM) {
+        switch (heads->kind) {
+        case HEADS_PLAIN:
+        case HEADS_ROW_NORM:
+            heads_turn_back_(d, heads, n);
+            break;
+        case HEADS_NORM:
+            heads_turn_back_(d, heads, n);
             heads_norm_backward_(d, sum, heads->raw + head * HS, h < sizes.NH ? heads->qnormw : heads->knormw,
                                  heads, HS);
+            break;
+        case HEADS_UNIT_NORM:
+            heads_unit_backward_(d, qkv + at, heads->rstd[head], HS);
+            heads_turn_back_(d, heads, n);
+            break;
         }
     }
 }
@@ -233,8 +245,8 @@ static void heads_backward_rows_(float* dqkv, float* sum, const Heads* heads, in
     for (int n = b * sizes.T; n < (b + 1) * sizes.T; n++) {
         float* d = dqkv + (size_t)n * attention_qkv_size(sizes);
         const float* x = heads->raw + (size_t)n * columns;
-        for (int c = 0; c < columns && heads->rope.table; c += HS) {
-            rope_turn_back(d + c, heads_angles_(heads, n), HS);
+        for (int c = 0; c < columns; c += HS) {
+            heads_turn_back_(d + c, heads, n);
         }
         heads_norm_backward_(d, sum, x, heads->qnormw, heads, Q);
         heads_norm_backward_(d + Q, sum + Q, x + Q, heads->knormw, heads, columns - Q);
@@ -280,7 +292,7 @@ void heads_backward_cpu(float* dqkv, const HeadsGradients* d, const float* qkv, 
     for (int i = 0; i < B * count; i++) {
         heads_backward_head_(dqkv, d->sums + (size_t)i * HS, qkv, heads, i / count, i % count);
     }
-    if (heads->kind == HEADS_NORM) {
+    if (heads_parts(heads->kind).has_weights) {
         heads_finish_weight_(d->dqnormw, d->sums, B, count * HS, sizes.NH, HS, d->mode);
         heads_finish_weight_(d->dknormw, d->sums + (size_t)sizes.NH * HS, B, count * HS, sizes.KV, HS,
                              d->mode);

@@ -19,7 +19,7 @@ while k runs (Goto and van de Geijn, "Anatomy of high-performance matrix multipl
 tiles of MATMUL_TILE_ROWS rows. Then each thread packs MATMUL_WIDE_PANELS panels of the right
 matrix, MATMUL_TILE_COLS columns each, multiplies all tiles with them while they are in its L2
 cache, and continues with the next panels. It processes the tiles of MATMUL_PASS_ROWS rows at a
-time, which fit into L2 beside the panels; a panel stays in the L1 cache, or close to it, while it
+time, which fit into L2 with the panels; a panel stays in the L1 cache, or close to it, while it
 meets these tiles. Both are read in order, so hardware prefetching works. The right matrix is packed
 again only if the left one has more rows than the scratch, or if the panels are too few for all
 threads. Every result is one sum over k in the same order for any number of threads, so the bits do

@@ -136,7 +136,7 @@ typedef struct {
     cudaEvent_t events[MATMUL_CANDIDATES + 1];
     int is_warm;    // a race has run
     int has_chosen; // with several ranks: the time of races is over; later not all would meet
-    // in words, all that an algorithm depends on besides the matmul
+    // everything that an algorithm depends on besides the matmul, in words
     char machine[512];
     MatmulChoices chosen, cached; // choices of this run, and of the cache
     char cache[PATH_MAX];         // the cache's file; empty: none

@@ -79,7 +79,7 @@ static inline void norm_open(NormScratch* scratch, Memory* memory, int N, int C)
 
 // ---- elements: WIDTH at a time, a pack or 1 ----
 
-// Loads a pack, or an element, just as it is in memory; zeros unless it is there.
+// Loads a pack, or an element, just as it is in memory; zeros if it is out of range.
 template <int WIDTH, class T> __device__ inline int4 norm_load_words_(const T* from, bool is_there) {
     if constexpr (WIDTH == 1) {
         Pack<T> pack = {};
@@ -191,7 +191,7 @@ __device__ inline void norm_store_codes_(const E4m3Rows& codes, const int4 (&row
     }
 }
 
-// Loads the thread's columns of a row; zeros unless it is there.
+// Loads the thread's columns of a row; zeros if it is out of range.
 template <int WIDTH, class T>
 __device__ inline void norm_load_row_(int4 (&row)[NORM_ITEMS], const T* from, bool is_there, int C) {
 #pragma unroll

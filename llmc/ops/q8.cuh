@@ -160,7 +160,7 @@ static inline void quantized_expand(T* out, QuantizedGpu weight, size_t elements
 // A thread computes one element. wte has the rows of batch.words; the embedding of any other token
 // is zeros.
 // grid   ceil(N*C / 256)      block   256      shared   none
-// moves  N*C of 8 bits and N*C of wpe in, N*C out. Small beside a matmul.
+// moves  N*C of 8 bits and N*C of wpe in, N*C out. Small compared with a matmul.
 // order  fixed: no sums.
 template <class X>
 __global__ void q8_embedding_kernel(X* out, const int* tokens, QuantizedGpu wte, const X* wpe,

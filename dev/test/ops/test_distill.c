@@ -54,8 +54,10 @@ static Data data_open(const Case* c) {
 static void run(float* loss, float* kl, float* dlogits, const Data* d, const Case* c) {
     const size_t N = c->of.N;
     memcpy(dlogits, d->logits, N * c->of.Vp * sizeof(float));
-    distill_logits_cpu(loss, kl, dlogits, ops_copy(d->teacher, N * c->teacher_Vp), c->teacher_Vp,
-                       c->teacher_softcap, d->target, c->scale, c->of, c->how);
+    distill_logits_cpu(
+        loss, kl, dlogits,
+        (DistillTeacher){ops_copy(d->teacher, N * c->teacher_Vp), c->teacher_Vp, c->teacher_softcap},
+        (DistillTokens){d->target, c->scale, c->of, c->how});
 }
 
 // Copies columns, of rows `from_Vp` and `to_Vp` long.
@@ -182,7 +184,8 @@ TEST(own_teacher) {
     const int* target = ops_below(N, V);
     const CrossEntropy of = {N, V, Vp, 0, 0};
     cross_entropy_backward_cpu(loss, plain, target, 0.75f, of);
-    distill_logits_cpu(loss, kl, logits, same, Vp, 0, target, 1, of, (Distill){0.25f, 3});
+    distill_logits_cpu(loss, kl, logits, (DistillTeacher){same, Vp, 0},
+                       (DistillTokens){target, 1, of, {0.25f, 3}});
     for (int i = 0; i < N * Vp; i++) {
         EXPECT_NEAR(logits[i], plain[i], 1e-6, "gradient %d", i);
     }

@@ -122,8 +122,9 @@ template <class T> static void test_case(const Case* c, size_t shift, const Gpu*
     float *loss, *kl, *got;
     (c->slices > 1 ? run_slices<T> : run_gpu<T>)(&loss, &kl, &got, &d, c, shift, gpu);
     float *want = ops_copy(d.logits, (size_t)N * Vp), *want_loss = ops_floats(N), *want_kl = ops_floats(N);
-    distill_logits_cpu(want_loss, want_kl, want, ops_copy(d.teacher, (size_t)N * c->teacher_Vp),
-                       c->teacher_Vp, c->teacher_softcap, d.target, SCALE, c->of, c->how);
+    distill_logits_cpu(want_loss, want_kl, want,
+                       {ops_copy(d.teacher, (size_t)N * c->teacher_Vp), c->teacher_Vp, c->teacher_softcap},
+                       {d.target, SCALE, c->of, c->how});
     const double capped = (c->of.softcap + c->teacher_softcap) * 0x1p-18, t = fmin(c->how.temperature, 1),
                  wrong = 0x1p-17 + (capped + 16 * 0x1p-22) / t, a = c->how.weight;
     for (int n = 0; n < N; n++) {
