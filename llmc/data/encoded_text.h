@@ -225,7 +225,7 @@ void encoded_text_warn(FILE* screen, const DataSources* sources) {
 
 static void encoded_text_open_(TextReading_* reading, const char* name, const glob_t* files,
                                const EncodedText* text) {
-    const TextOptions options = {TEXT_BY_NAME, text->field, text->separator, TEXT_BLOCK_BYTES, NULL, 0};
+    const TextOptions options = {TEXT_BY_NAME, text->field, text->separator, TEXT_BLOCK_BYTES};
     memset(reading, 0, sizeof(*reading));
     reading->name = name;
     reading->text = text;
@@ -719,7 +719,7 @@ static int encoded_text_verify_file_(FILE* out, const char* path, const TextOpti
 
 int encoded_text_verify(FILE* out, const char* list, TokensFormat format, int vocab_size,
                         const EncodedText* text) {
-    const TextOptions options = {TEXT_BY_NAME, text->field, text->separator, TEXT_BLOCK_BYTES, NULL, 0};
+    const TextOptions options = {TEXT_BY_NAME, text->field, text->separator, TEXT_BLOCK_BYTES};
     SourceList sources;
     int bad = 0;
     mixture_read_list(&sources, list);

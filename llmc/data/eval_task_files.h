@@ -39,15 +39,6 @@ void task_files_open(Task* task, const char* path, TaskSettings settings);
 // Returns 0 with the reason in `error` if a tokenizer, which may be NULL, does not encode any text.
 int task_files_can_encode(const Tokenizer* tokenizer, const char* path, char* error);
 
-// Receives a context and one of its endings. Returns 0 with the reason in `error`.
-typedef int (*TaskTextSink)(void* sink_context, const char* context, size_t context_bytes, const char* ending,
-                            size_t ending_bytes, char* error);
-
-// Passes the texts of a task to the sink; text[0 .. bytes) is its file, which is changed. `path` is
-// its name for errors. Returns 0 with the reason in `error`.
-int task_files_texts(const char* path, char* text, size_t bytes, TaskTextSink sink, void* sink_context,
-                     char* error);
-
 #ifdef __cplusplus
 }
 #endif
@@ -77,8 +68,6 @@ enum {
 typedef struct {
     Task* task;
     TaskSettings settings;
-    TaskTextSink sink; // of task_files_texts
-    void* sink_context;
     char place[TASK_PLACE_BYTES]; // "file:line", for errors
     char* error;
     char* text; // text of an ending with its blank
@@ -144,57 +133,42 @@ static int task_add_pair_(TaskReader_* r, TaskText context, TaskText ending, Tas
     return task_add_ending_(r, before, task_encode_(r, r->text, ending.bytes + (size_t)has_blank, before));
 }
 
-// Uses a context and an ending.
-typedef int (*TaskPair_)(TaskReader_* r, TaskText context, TaskText ending, TaskForm form);
-
-// Uses each pair of a record.
-static int task_pairs_(TaskReader_* r, const TaskRecord* record, TaskForm form, TaskPair_ pair) {
+// Adds each context of a record with each of its endings.
+static int task_add_pairs_(TaskReader_* r, const TaskRecord* record, TaskForm form) {
     if (form == TASK_CONTINUATIONS) {
-        return pair(r, record->context, record->ending, form);
+        return task_add_pair_(r, record->context, record->ending, form);
     }
     for (int i = 0; i < record->count; i++) {
         const TaskText text = record->texts[i];
         const int is_schema = form == TASK_SCHEMA;
-        if (!pair(r, is_schema ? text : record->context, is_schema ? record->ending : text, form)) {
+        if (!task_add_pair_(r, is_schema ? text : record->context, is_schema ? record->ending : text, form)) {
             return 0;
         }
     }
     return 1;
 }
 
-// Uses a record.
-typedef int (*TaskUse_)(TaskReader_* r, const TaskRecord* record, TaskForm form);
-
 // Adds the example of a line.
 static int task_add_record_(TaskReader_* r, const TaskRecord* record, TaskForm form) {
     const int is_continuation = form == TASK_CONTINUATIONS;
     r->task->kind = is_continuation ? TASK_CONTINUATION : TASK_CHOICE;
-    if (!task_pairs_(r, record, form, task_add_pair_)) {
+    if (!task_add_pairs_(r, record, form)) {
         return 0;
     }
     task_example(r->task, is_continuation ? 1 : record->count, is_continuation ? 0 : (int)record->gold);
     return 1;
 }
 
-static int task_pass_pair_(TaskReader_* r, TaskText context, TaskText ending, TaskForm form) {
-    (void)form;
-    return r->sink(r->sink_context, context.text, context.bytes, ending.text, ending.bytes, r->error);
-}
-
-static int task_pass_record_(TaskReader_* r, const TaskRecord* record, TaskForm form) {
-    return task_pairs_(r, record, form, task_pass_pair_);
-}
-
 static int task_is_full_(const TaskReader_* r) {
-    return r->task && r->settings.max > 0 && r->task->num_examples == r->settings.max;
+    return r->settings.max > 0 && r->task->num_examples == r->settings.max;
 }
 
-static int task_use_lines_(TaskReader_* r, const char* path, char* text, size_t bytes, TaskUse_ use) {
+static int task_read_lines_(TaskReader_* r, const char* path, char* text, size_t bytes) {
     TaskRecords records = task_records_open(path, text, bytes, r->place, r->error);
     TaskRecord record;
     int more = 0;
     while (!task_is_full_(r) && (more = task_records_next(&records, &record)) > 0) {
-        if (!use(r, &record, records.form)) {
+        if (!task_add_record_(r, &record, records.form)) {
             return 0;
         }
     }
@@ -207,7 +181,7 @@ static int task_read_text_(TaskReader_* r, const char* path, char* text, size_t 
                          TASK_MAGIC_);
     }
     return task_files_can_encode(r->settings.tokenizer, path, r->error) &&
-           task_use_lines_(r, path, text, bytes, task_add_record_);
+           task_read_lines_(r, path, text, bytes);
 }
 
 // ---- llm.c's .bin ----
@@ -332,18 +306,6 @@ void task_files_open(Task* task, const char* path, TaskSettings settings) {
     CHECK(task_read_(&reader, path), "%s", error);
     free(reader.text);
     task_pack(task);
-}
-
-// ---- texts ----
-
-int task_files_texts(const char* path, char* text, size_t bytes, TaskTextSink sink, void* sink_context,
-                     char* error) {
-    TaskReader_ reader;
-    memset(&reader, 0, sizeof(reader));
-    reader.error = error;
-    reader.sink = sink;
-    reader.sink_context = sink_context;
-    return task_use_lines_(&reader, path, text, bytes, task_pass_record_);
 }
 
 #endif // EVAL_TASK_FILES_IMPLEMENTATION

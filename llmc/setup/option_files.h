@@ -33,16 +33,6 @@ void option_list_files(FileList* files, const OptionRow* row, const char* value)
 #include "llmc/formats/hf_model.h"
 #include "llmc/tokenizer/bpe_files.h"
 
-// Adds files whose names are separated by commas.
-static void option_list_names_(FileList* files, const char* option, const char* value) {
-    char *names = strdup(value), *next = names, *name;
-    CHECK(names, "%s: no memory", value);
-    while ((name = strsep(&next, ",")) != NULL) {
-        file_list_add(files, option, name);
-    }
-    free(names);
-}
-
 void option_list_files(FileList* files, const OptionRow* row, const char* value) {
     if (!(row->flags & OPTION_READS) || !value[0]) {
         return;
@@ -53,9 +43,6 @@ void option_list_files(FileList* files, const OptionRow* row, const char* value)
     switch (option_files(row)) {
     case FILES_ONE:
         file_list_add(files, row->name, value);
-        break;
-    case FILES_NAMES:
-        option_list_names_(files, row->name, value);
         break;
     case FILES_PATTERNS:
         tokens_list_files(files, row->name, value);

@@ -106,7 +106,6 @@ enum {
 typedef enum {
     FILES_NONE,
     FILES_ONE,       // a file
-    FILES_NAMES,     // files, separated by commas
     FILES_PATTERNS,  // patterns of files (token_files.h)
     FILES_DATA,      // the same, perhaps with names and weights (mixture.h)
     FILES_TOKENIZER, // a tokenizer: its file or directory (bpe_files.h)
