@@ -201,9 +201,7 @@ try_F1() {
     quiet "$tokenize" --tokenizer v.tokenizer.json --val-tokens 300 --out sh c.jsonl
     untouched sh_train_000001.bin.mask "$trainer" "${tiny[@]}" --steps 1 --tokenizer v.tokenizer.json --train-data sh_train_000001.bin \
         --val-data sh_val_000000.bin --export-gguf sh_train_000001.bin.mask || return 1
-    cp -r "$root/dev/ref/fixtures/core" core
     quiet "$trainer" "${tiny[@]}" --train-data text.txt --steps 1 --out ta
-    untouched core/eval_data/a/choices.jsonl "$trainer" --model ta --steps 0 --core core --out-scores core/eval_data/a/choices.jsonl || return 1
 }
 
 try_F2() { echo "gone: kept logits (--teacher-logits) no longer exist"; }

@@ -87,13 +87,6 @@ int encoded_text_is_plain(const char* list);
 // True if a file of the list has text in fields.
 int encoded_text_has_fields(const char* list);
 
-// ---- verifying ----
-
-// Checks every file of a list, and prints a line for each: shards by tokens_verify_file, text by
-// reading it to its end. Returns how many are bad. `text` needs no vocabulary and no directory.
-int encoded_text_verify(FILE* out, const char* list, TokensFormat format, int vocab_size,
-                        const EncodedText* text);
-
 #ifdef __cplusplus
 }
 #endif
@@ -672,70 +665,6 @@ int encoded_text_has_fields(const char* list) {
         encoded_text_files_(list, documents_has_fields, &with_fields);
     }
     return with_fields > 0;
-}
-
-// ---- verifying ----
-
-// Reads a text file to its end and counts its contents. Returns 0 with the reason in `error` if it
-// is damaged.
-static int encoded_text_read_through_(const char* path, const TextOptions* options, size_t* documents,
-                                      size_t* bytes, char* error) {
-    Documents source;
-    TextBlock block;
-    TokensProgress progress = {0, 0};
-    int more;
-    const int fd = file_open_regular(path, error); // documents_open would end the program
-    if (fd < 0 || close(fd) != 0 || !documents_is_text(path, error)) {
-        return 0;
-    }
-    memset(&block, 0, sizeof(block));
-    documents_open(&source, options, &path, 1);
-    more = documents_check(&source) ? 1 : -1;
-    while (more > 0 && (more = documents_next(&source, &block)) > 0) {
-        *documents += block.num_documents;
-        *bytes += block.bytes;
-        tokens_progress(&progress, block.bytes, path);
-    }
-    memcpy(error, source.error, sizeof(source.error));
-    documents_close(&source);
-    text_block_close(&block);
-    return more == 0 && (*bytes > 0 || error_set(error, path, "no text in it"));
-}
-
-// Checks a text file, and prints a line about it. True if it is intact.
-static int encoded_text_verify_file_(FILE* out, const char* path, const TextOptions* options) {
-    char error[ERROR_BYTES];
-    const char* checksum = "";
-    size_t documents = 0, bytes = 0;
-    if (!encoded_text_read_through_(path, options, &documents, &bytes, error) ||
-        !tokens_verify_checksum(path, &checksum, error)) {
-        fprintf(out, "BAD  %s\n", error);
-        return 0;
-    }
-    printable_line(out, "ok   %s: %zu document%s, %zu bytes of text, %s", path, documents, words_s(documents),
-                   bytes, checksum);
-    return 1;
-}
-
-int encoded_text_verify(FILE* out, const char* list, TokensFormat format, int vocab_size,
-                        const EncodedText* text) {
-    const TextOptions options = {TEXT_BY_NAME, text->field, text->separator, TEXT_BLOCK_BYTES};
-    SourceList sources;
-    int bad = 0;
-    mixture_read_list(&sources, list);
-    for (int i = 0; i < sources.count; i++) {
-        glob_t files = tokens_list(sources.patterns[i]);
-        for (size_t k = 0; k < files.gl_pathc; k++) {
-            const char* path = files.gl_pathv[k];
-            signals_end("checking the data");
-            bad += tokens_is_shard(path) ? !tokens_verify_file(out, path, format, vocab_size)
-                                         : !encoded_text_verify_file_(out, path, &options);
-            fflush(out);
-        }
-        globfree(&files);
-    }
-    free(sources.text);
-    return bad;
 }
 
 #endif // ENCODED_TEXT_IMPLEMENTATION

@@ -12,12 +12,10 @@ and the first bytes of a file decide its format:
     any other name                        text: one document of one token per byte, after an
                                           end-of-text token (tokenizer.h, "bytes": V = 257)
 
-Beside a .bin may be a mask, NAME.bin.mask (target_mask.h), and beside any file its checksum,
-FILE.xxh64, the output of `xxh64sum FILE`.
+Beside a .bin may be a mask, NAME.bin.mask (target_mask.h).
 
 Opening a stream checks every token once, in parallel: a bad one must not surface in the middle of a
-run. tokens_verify_file does the same without ending the program, and compares the file with its
-checksum, if any.
+run.
 
 If a file is changed afterwards, reading notices where it has become shorter and where a token is
 not below V any more: tokens_fill then leaves the mapped_try that it is called in (mapped_file.h),
@@ -97,8 +95,8 @@ glob_t tokens_list(const char* pattern);
 // Returns what the files are, tokens (.bin) or text (any other name). Opens none of them.
 TokensKind tokens_kind(const char* pattern);
 
-// Files that belong to a data file: NAME.idx and NAME.bin.mask to NAME.bin, NAME.xxh64 to any.
-typedef enum { TOKENS_INDEX, TOKENS_MASK, TOKENS_CHECKSUM, TOKENS_BESIDE } TokensBeside;
+// Files that belong to NAME.bin: NAME.idx and NAME.bin.mask.
+typedef enum { TOKENS_INDEX, TOKENS_MASK, TOKENS_BESIDE } TokensBeside;
 
 // Sets path to the name of such a file, whether it exists or not.
 void tokens_beside(char path[PATH_MAX], const char* data, TokensBeside which);
@@ -177,15 +175,6 @@ void tokens_hide(const TokenStream* stream, size_t start, size_t n, int* targets
 // Sets the error that ended a mapped_try whose function reads the stream. Returns 0, with an error
 // that says only that, if no file of this stream was involved.
 int tokens_describe(const TokenStream* stream, MappedResult result, const void* where, char* error);
-
-// ---- verifying files ----
-
-// Compares a file with its checksum, if any. Sets *found to the result, in a few
-// words.
-int tokens_verify_checksum(const char* path, const char** found, char* error);
-
-// Checks one file as far as possible, and prints a line about it. True if it is intact.
-int tokens_verify_file(FILE* out, const char* path, TokensFormat format, int vocab_size);
 
 #ifdef __cplusplus
 }
@@ -340,9 +329,6 @@ void tokens_beside(char path[PATH_MAX], const char* data, TokensBeside which) {
     case TOKENS_MASK:
         target_mask_path(path, data);
         return;
-    case TOKENS_CHECKSUM:
-        file_path(path, "%s.xxh64", data);
-        return;
     case TOKENS_BESIDE:
         break;
     }
@@ -355,7 +341,7 @@ static void tokens_list_item_files_(FileList* files, const char* option, const c
     for (size_t i = 0; i < found.gl_pathc; i++) {
         const char* path = found.gl_pathv[i];
         file_list_add(files, option, path);
-        for (int which = tokens_is_shard(path) ? 0 : TOKENS_CHECKSUM; which < TOKENS_BESIDE; which++) {
+        for (int which = tokens_is_shard(path) ? 0 : TOKENS_BESIDE; which < TOKENS_BESIDE; which++) {
             tokens_beside(beside, path, (TokensBeside)which);
             file_list_add(files, option, beside);
         }
@@ -997,69 +983,6 @@ int tokens_describe(const TokenStream* stream, MappedResult result, const void* 
         }
     }
     return error_set(error, stream->name, "is no longer readable; was it written to?");
-}
-
-// ---- verifying files ----
-
-enum { TOKENS_MAX_SUM_ = 1 << 16 }; // largest .xxh64 file: sixteen digits and a name
-
-int tokens_verify_checksum(const char* path, const char** found, char* error) {
-    char sum_path[PATH_MAX];
-    unsigned long long wanted;
-    uint64_t value = 0;
-    tokens_beside(sum_path, path, TOKENS_CHECKSUM);
-    char* text;
-    size_t bytes;
-    if (access(sum_path, F_OK) != 0) {
-        *found = "no checksum beside it";
-        return errno == ENOENT ? 1 : error_set(error, sum_path, "cannot open: %s", strerror(errno));
-    }
-    if (!byte_order_text(sum_path, TOKENS_MAX_SUM_, &text, &bytes, error)) {
-        return 0;
-    }
-    const int fields = sscanf(text, "%16llx", &wanted);
-    free(text);
-    if (fields != 1) {
-        return error_set(error, sum_path, "wanted the 16 digits of a checksum, as xxh64sum prints them");
-    }
-    if (!file_checksum(path, &value, error)) {
-        return 0;
-    }
-    if (value != wanted) {
-        return error_set(error, path, "checksum %016llx, wanted %016llx (%s)", (unsigned long long)value,
-                         wanted, sum_path);
-    }
-    *found = "checksum right";
-    return 1;
-}
-
-int tokens_verify_file(FILE* out, const char* path, TokensFormat format, int vocab_size) {
-    char error[ERROR_BYTES];
-    const char* checksum = "";
-    TokensProgress progress = {0, 0};
-    TokenSpan spans[2];
-    TokenStream stream;
-    memset(&stream, 0, sizeof(stream));
-    stream.spans = spans;
-    const int ok = tokens_append_file_(&stream, path, format, vocab_size, &progress, error) &&
-                   tokens_verify_checksum(path, &checksum, error);
-    if (ok) {
-        const TokenSpan* span = &spans[stream.num_spans - 1];
-        printable_line(out, "ok   %s: %zu %s%s, %s", path, span->count,
-                       span->width == 1   ? "bytes of text"
-                       : span->width == 2 ? "tokens, uint16"
-                                          : "tokens, uint32",
-                       span->index       ? ", with their index"
-                       : span->mask.bits ? ", with their mask"
-                                         : "",
-                       checksum);
-    } else {
-        fprintf(out, "BAD  %s\n", error);
-    }
-    for (size_t i = 0; i < stream.num_spans; i++) {
-        tokens_unmap_(&spans[i]);
-    }
-    return ok;
 }
 
 #endif // TOKEN_FILES_IMPLEMENTATION

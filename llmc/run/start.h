@@ -1,7 +1,7 @@
 /*
 start.h -- a run, from the command line to the training loop, and from the loop to the exit status.
 
-    run_open      options, data, sizes of the model; --verify-data, --print-config, --plan, --report
+    run_open      options, data, sizes of the model; --print-config, --plan, --report
     run_begin     loaders, generator, checkpoints; initial weights, or a checkpoint
     (the loop)    run.h
     run_end       export, summary
@@ -568,14 +568,9 @@ static void start_print_memory_plan_(Run* run) {
     fflush(stdout); // the system may kill a run that uses too much
 }
 
-// Does the work of --verify-data, --print-config or --plan, or all that remains before a model.
+// Does the work of --print-config or --plan, or all that remains before a model.
 static void start_dispatch_(Run* run) {
     const Options* options = &run->settled.options;
-    if (options->verify_data) {
-        start_turn_ends_(run);
-        run->status = run_is_first(run) ? run_data_verify(options) : EXIT_SUCCESS;
-        return;
-    }
     if (!options_only_look(options)) {
         evaluation_open(&run->evaluation, &run->data, options, run->settled.cfg.V);
     }

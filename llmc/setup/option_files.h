@@ -27,7 +27,6 @@ void option_list_files(FileList* files, const OptionRow* row, const char* value)
 
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
-#include "llmc/data/core_bundle.h"
 #include "llmc/data/mixture.h"
 #include "llmc/data/token_files.h"
 #include "llmc/formats/hf_model.h"
@@ -37,7 +36,7 @@ void option_list_files(FileList* files, const OptionRow* row, const char* value)
     if (!(row->flags & OPTION_READS) || !value[0]) {
         return;
     }
-    if (file_is_directory(value) && (option_files(row) == FILES_MODEL || option_files(row) == FILES_BUNDLE)) {
+    if (file_is_directory(value) && option_files(row) == FILES_MODEL) {
         file_list_add_directory(files, row->name, value);
     }
     switch (option_files(row)) {
@@ -55,9 +54,6 @@ void option_list_files(FileList* files, const OptionRow* row, const char* value)
         break;
     case FILES_MODEL:
         hf_model_list_files(files, row->name, value);
-        break;
-    case FILES_BUNDLE:
-        core_bundle_list_files(files, row->name, value);
         break;
     case FILES_NONE:
     case FILES_RUNS:

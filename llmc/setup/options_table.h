@@ -63,9 +63,8 @@ typedef enum { MASTER_WEIGHTS_WORDS(WORDS_VALUE) } MasterWeightsChoice;
     X(NEW_BEST,    REFUSED, setup_validates(s), "validations: --eval-every") \
     X(SAMPLES,     NOTED,   setup_samples(s), "samples: --samples and --sample-every above 0") \
     X(SAMPLING,    NOTED,   o->samples > 0 || !o->sample_every, "--samples above 0") \
-    X(TASKS,       REFUSED, options_has_tasks(o), "--tasks, --hellaswag, --core or --perplexity") \
-    X(EVERY_TASKS, REFUSED, options_has_tasks(o) || o->tasks_every <= 0, \
-        "--tasks, --hellaswag, --core or --perplexity") \
+    X(TASKS,       REFUSED, options_has_tasks(o), "--tasks, --hellaswag or --perplexity") \
+    X(EVERY_TASKS, REFUSED, options_has_tasks(o) || o->tasks_every <= 0, "--tasks, --hellaswag or --perplexity") \
     X(PERPLEXITY,  REFUSED, o->perplexity[0], "--perplexity") \
     X(TEACHER,     REFUSED, settled_has_teacher(s), "--teacher") \
     X(FIM,         REFUSED, o->fim_rate > 0, "--fim-rate") \
@@ -155,7 +154,6 @@ struct Options {
 
     const char* tasks;
     int hellaswag;
-    const char* core;
     const char* perplexity;
     int stride, tasks_every, tasks_max;
     const char* out_scores;
@@ -201,7 +199,7 @@ struct Options {
     const char* config;
     int plan, plan_tensors;
     const char* plan_gpu;
-    int verify_data, print_config;
+    int print_config;
     const char* help; // the topic, a group or an option; options_given says if help is asked for
     int version;
 
@@ -219,7 +217,7 @@ const ModelPreset* options_model_size(const Options* options);
 
 // Returns true if the program only describes a run and writes nothing.
 static inline int options_only_look(const Options* options) {
-    return options->plan || options->print_config || options->verify_data;
+    return options->plan || options->print_config;
 }
 
 // Makes a micro-batch `parts` times smaller. A validation keeps its sequences.
@@ -233,7 +231,7 @@ static inline void options_divide_batch(Options* options, int parts) {
 
 // Returns true if the run evaluates the model on more than its validation data.
 static inline int options_has_tasks(const Options* options) {
-    return options->tasks[0] || options->hellaswag || options->core[0] || options->perplexity[0];
+    return options->tasks[0] || options->hellaswag || options->perplexity[0];
 }
 
 // Returns true if the run writes its final model for other programs.
@@ -509,9 +507,6 @@ const OptionRow OPTION_TABLE[] = {
         "with --steps 0 the program only evaluates, and needs no training data"},
     {"tasks",      "hellaswag",     "h",  SWITCH_(hellaswag),      0,        0, READS_(PATTERNS) | WORK_, "off",
         "off|on", "--tasks " TASKS_HELLASWAG " (scripts/get_data.sh hellaswag)"},
-    {"tasks",      "core",          "",   STRING_(core),           0,        0, READS_(BUNDLE) | WORK_, "",
-        "DIR", "DCLM's CORE: the mean of the centered accuracies of the tasks in its evaluation bundle, a directory with "
-        "core.yaml, eval_meta_data.csv and eval_data/"},
     {"tasks",      "perplexity",    "",   STRING_(perplexity),     0,        0, READS_(DATA) | WORK_, "",
         "FILES", "text or shards whose loss, perplexity and bits per byte are measured, over all of it"},
     {"tasks",      "stride",        "",   INT_(stride),            1,  1048576, AUTO_ | NEEDS_(PERPLEXITY), "auto",
@@ -519,7 +514,7 @@ const OptionRow OPTION_TABLE[] = {
     {"tasks",      "tasks-every",   "",   INT_(tasks_every),       0,    MANY_, AUTO_ | NEEDS_(EVERY_TASKS), "auto",
         "steps", "steps between these evaluations; 0: never; auto: only at the end"},
     {"tasks",      "tasks-max",     "",   INT_(tasks_max),         0,    MANY_, NEEDS_(TASKS), "0",
-        "examples", "evaluate only the first n examples of each file; of --core, n drawn ones; 0: all"},
+        "examples", "evaluate only the first n examples of each file; 0: all"},
     {"tasks",      "out-scores",    "",   STRING_(out_scores),     0,        0, ONCE_ | WRITES_(ONE) | NEEDS_(TASKS) | WORK_, "",
         "FILE", "write a line of JSON for each example of the last evaluation: the model's choice, and the loss of each ending"},
 
@@ -704,8 +699,6 @@ const OptionRow OPTION_TABLE[] = {
     {"other",      "plan-gpu",      "",   STRING_(plan_gpu),       0,        0, GPU_ | ONCE_,     "",
         "NAME", "with --plan: plan for this card, for example H200 or 'RTX 4090': its published speed and memory; without it: this "
         "machine's GPU, or else an H100"},
-    {"other",      "verify-data",   "",   FLAG_(verify_data),      0,        0, ONCE_ | WORK_, "off",
-        "off|on", "check every token of every file, and the checksum if FILE.xxh64 exists, and exit"},
     {"other",      "print-config",  "",   FLAG_(print_config),     0,        0, ONCE_ | WORK_, "off",
         "off|on", "print every option with its value, as a file for --config, and exit"},
     {"other",      "help",          "",   STRING_(help),           0,        0, ONCE_ | BOTH_ | LINE_, "",
@@ -762,8 +755,8 @@ static int option_may_be_empty_(const Options* options, const OptionRow* row) {
 // Returns true if an option is given that starts a run: training, a plan or an export.
 static int options_start_a_run_(const Options* options) {
     static const char* const runs[] = {
-        "train-data",   "out",          "steps",       "epochs",      "resume",      "overfit", "plan",
-        "plan-tensors", "print-config", "verify-data", "export-gguf", "export-llmc", "find-lr"};
+        "train-data",   "out",          "steps",       "epochs",      "resume", "overfit", "plan",
+        "plan-tensors", "print-config", "export-gguf", "export-llmc", "find-lr"};
     int is_run = 0;
     for (size_t i = 0; i < sizeof(runs) / sizeof(runs[0]); i++) {
         is_run |= options_given(options, runs[i]);

@@ -61,9 +61,8 @@ typedef struct {
 } SettleInput;
 
 // Decides every option that does not depend on the memory of the device. Opens the tokenizer and
-// the data, because other options depend on their sizes. With --verify-data it stops after the
-// vocabulary. With --plan and --print-config the data may stay unknown; then values that depend on
-// the number of steps stay "auto".
+// the data, because other options depend on their sizes. With --plan and --print-config the data may
+// stay unknown; then values that depend on the number of steps stay "auto".
 void settle(Settled* s, RunData* data, const Options* options, const SettleInput* input);
 
 // Returns the settings of the teacher: a model of the same micro-batches that only evaluates, with
@@ -585,9 +584,6 @@ void settle(Settled* s, RunData* data, const Options* options, const SettleInput
     settle_check_initial_(options, input);
     setup_check_weights(s, input->model_path, input->continues);
     s->cfg = settle_model(&s->options, data, input->model_path, input->found);
-    if (options->verify_data) {
-        return;
-    }
     setup_check_formats(s);
     setup_check_quantize(s);
     setup_check_experts(s);

@@ -188,9 +188,6 @@ void run_data_print_mixture(FILE* file, const RunData* data, const Options* opti
 // Prints the start of a line about the run's data.
 void run_data_print(FILE* file, const RunData* data);
 
-// Checks all files, for --verify-data, and prints the result. Returns the exit status.
-int run_data_verify(const Options* options);
-
 // Returns the entropy, in nats per token, of the targets of a validation of `sequences`; NAN if
 // unknown.
 double run_data_floor(const RunData* data, int64_t sequences);
@@ -1108,22 +1105,6 @@ void run_data_print(FILE* file, const RunData* data) {
     } else {
         fputs("data: none; ", file);
     }
-}
-
-int run_data_verify(const Options* options) {
-    const TokensFormat format = (TokensFormat)options->data_format;
-    const EncodedText text = run_data_text_(options, NULL, NULL);
-    int bad = 0;
-    if (!options->train_data[0]) {
-        printf("ok   built-in stories: no files\n");
-        return EXIT_SUCCESS;
-    }
-    bad += encoded_text_verify(stdout, options->train_data, format, options->vocab_size, &text);
-    if (options->val_data[0]) {
-        bad += encoded_text_verify(stdout, options->val_data, format, options->vocab_size, &text);
-    }
-    printf("%d bad file%s\n", bad, words_s(bad));
-    return bad ? EXIT_FAILURE : EXIT_SUCCESS;
 }
 
 double run_data_floor(const RunData* data, int64_t sequences) {

@@ -212,7 +212,7 @@ test_full_disk() {
     good "two runs to compare" "${tiny[@]}" --out compare_1
     good "and another" "${tiny[@]}" --out compare_2
     local look
-    for look in --help --version --plan --print-config --verify-data '--compare compare_1,compare_2' '--report compare_1'; do
+    for look in --help --version --plan --print-config '--compare compare_1,compare_2' '--report compare_1'; do
         # shellcheck disable=SC2086
         "$trainer" $look >/dev/full 2>stderr </dev/null
         status=$?
@@ -334,16 +334,6 @@ test_sources() {
     check "are the same run" same_numbers bare headed
     good "documents" "${tiny[@]}" --train-data 'train_*.bin' --vocab-size 97 --out aligned --pack aligned
     check "are counted" grep -q '^source train_\*.bin: 400 tokens, .* documents, packed (aligned) into .* rows, ' stdout
-}
-
-test_verify() {
-    good "sound files" --verify-data --train-data 'train_*.bin' --val-data wide.bin --vocab-size 70000
-    check "a line each" [ "$(grep -c '^ok ' stdout)" = 3 ]
-    train --verify-data --train-data 'train_*.bin,high_id.bin,truncated.bin' --val-data empty.bin --vocab-size 100
-    check "bad files: exit status $status" [ $status = 1 ]
-    check "all of them are named" [ "$(grep -c '^BAD .*\(high_id\|truncated\|empty\).bin: ' stdout)" = 3 ]
-    check "and counted" grep -qx '3 bad files' stdout
-    good "the built-in stories" --verify-data
 }
 
 # A validation covers the same sequences whatever the micro-batch, and says which part of the data
@@ -623,8 +613,8 @@ test_tasks() {
     good "tasks of a finished run" "${model[@]}" --seq-len 64 --batch 2 "${text[@]}" --out run --resume on --steps 5
     check "are not repeated" [ "$(steps_of task run/log.jsonl)" = "2 4 5 " ]
 
-    bad 2 "--tasks-max|--tasks, --hellaswag, --core or --perplexity" "${tiny[@]}" --tasks-max 3
-    bad 2 "--out-scores s.jsonl|--tasks, --hellaswag, --core or --perplexity" "${tiny[@]}" --out-scores s.jsonl
+    bad 2 "--tasks-max|--tasks, --hellaswag or --perplexity" "${tiny[@]}" --tasks-max 3
+    bad 2 "--out-scores s.jsonl|--tasks, --hellaswag or --perplexity" "${tiny[@]}" --out-scores s.jsonl
     cp "$fixtures/choices.bin" choices.bin
     bad 2 "--out-scores choices.bin: the run reads this file" "${alone[@]}" --tasks choices.bin --out-scores choices.bin
     check "which is as it was" cmp choices.bin "$fixtures/choices.bin"
@@ -640,28 +630,6 @@ test_tasks() {
     line=schema.jsonl:21
     bad 1 "$line: found the fields {gold, continuation}, wanted gold, context_options, continuation" "${alone[@]}" \
         "${tokens[@]}" --tasks schema.jsonl
-}
-
-# The bundle of dev/ref/fixtures/core, whose choices transformers computed. After test_tasks.
-test_core() {
-    local fixtures=$root/dev/ref/fixtures
-    local file core=(--steps 0 --model "$fixtures/tasks/model.bin" --seq-len 64 --core "$fixtures/core") tokens=(--tokenizer bytes/step_00000001)
-    good "CORE" "${core[@]}" "${tokens[@]}" --out core --out-scores core.jsonl
-    check "each choice is that of transformers" cmp <(grep -v '^#' "$fixtures/core/predictions.txt") <(sed -E \
-        's/.*"task":"([^"]*)","index":([0-9]+),.*("prediction_norm":|"correct":)(true|false|[0-9]+).*/\1 \2 \4/; s/true$/1/; s/false$/0/' core.jsonl)
-    check "and so is CORE" near "$(values core core core/log.jsonl)" "$(sed -n 's/^# CORE //p' "$fixtures/core/predictions.txt")" 1e-5
-    check "of each task" cmp <(sed -n 's/^# .* centered //p' "$fixtures/core/predictions.txt") \
-        <(values task centered core/log.jsonl | xargs -n 1 printf '%.6f\n')
-    good "few examples" "${core[@]}" "${tokens[@]}" --tasks-max 7
-    check "of each task" [ "$(grep -c '^task core/.*: 7 examples' stdout)" = 6 ]
-    cp -r "$fixtures/core" bundle
-    for file in bundle/eval_data/a/choices.jsonl bundle/eval_data/b/language.jsonl; do
-        bad 2 "--out-scores $file: the run reads this file" "${core[@]::7}" bundle "${tokens[@]}" --out-scores $file
-    done
-    bad 2 "--out-scores bundle/core.yaml: a file of bundle, which the run reads" "${core[@]::7}" bundle "${tokens[@]}" --out-scores bundle/core.yaml
-    check "the bundle is whole" diff -r "$fixtures/core" bundle
-    bad 1 "choices.jsonl: text, wanted a --tokenizer" "${core[@]}"
-    bad 1 "nodir/core.yaml" --steps 0 --model "$fixtures/tasks/model.bin" --seq-len 64 "${tokens[@]}" --core nodir
 }
 
 # An enormous norm weight makes every logit infinite: all updates are skipped, and the run gives up.
@@ -981,7 +949,6 @@ test_quiet
 test_intervals
 test_data
 test_sources
-test_verify
 test_validation
 test_learning
 test_same_numbers
@@ -994,7 +961,6 @@ test_find_lr
 test_models
 test_freeze
 test_tasks
-test_core
 test_not_finite
 test_older_checkpoint
 test_resume

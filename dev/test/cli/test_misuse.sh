@@ -68,8 +68,6 @@ test_names() {
     check "without the escape" [ "$(grep -c $'\e' stdout)" = 0 ]
     bad 1 "x?[31m.jsonl: " "${brief[@]}" --steps 1 --train-data "$escape.jsonl"
     check "an error has none" [ "$(grep -c $'\e' stderr)" = 0 ]
-    good "verified" --train-data "$escape.txt" --verify-data
-    check "none in the list" [ "$(grep -c $'\e' stdout)" = 0 ]
 }
 
 # ---- two at a time ----
@@ -255,7 +253,6 @@ test_exports() {
     for own in run.lock run.stop log.jsonl.3 main.log.1 tokenizer.json step_00000009; do
         bad 2 "$own: the run writes this file itself" --out exported --resume on --export-gguf exported/$own
     done
-    bad 2 "text.txt.xxh64: the run looks for a file of this name" --out exported --resume on --export-gguf text.txt.xxh64
     good "the model is whole" --model exported --steps 0 --export-gguf exported/model.gguf
     good "a .gguf in its directory is replaced" --model exported --steps 0 --export-gguf exported/model.gguf
 }

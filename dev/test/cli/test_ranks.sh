@@ -530,7 +530,7 @@ test_disagreement() {
     check "another program: $(head -n 1 stderr)" grep -q '^error: the ranks disagree about the program' stderr
     ranks 2 "$trainer" "${run[@]}" : 1 "$trainer" "${run[@]}" --zero 1
     check "another stage: $(head -n 1 stderr)" grep -q '^error: the ranks disagree about --zero: auto on ranks 0 1, 1 on rank 2$' stderr
-    for only in "--plan on" "--fit 1" "--verify-data on"; do
+    for only in "--plan on" "--fit 1"; do
         ranks 2 "$trainer" "${run[@]}" : 1 "$trainer" "${run[@]}" ${only% on}
         check "$only on one rank: exit status $status, after $seconds s" [ $status = 1 -a $seconds -le $end_s ]
         check "$only on one rank: $(head -n 1 stderr)" \

@@ -483,46 +483,6 @@ TEST(megatron_errors) {
     unlink(test_path("meg.bin"));
 }
 
-// ---- verifying ----
-
-static int verify(const char* path, const char* wanted) {
-    char line[1024] = "";
-    FILE* file = tmpfile();
-    const int ok = tokens_verify_file(file, path, TOKENS_AUTO, V);
-    rewind(file);
-    EXPECT(fgets(line, sizeof(line), file) && strstr(line, wanted), "%s is not in %s", wanted, line);
-    EXPECT(fgetc(file) == EOF && memcmp(line, ok ? "ok   " : "BAD  ", 5) == 0, "%s", line);
-    fclose(file);
-    return ok;
-}
-
-TEST(verify) {
-    const char *good = write_shard("v.bin", MAGIC_U16, 0, 9), *wide = write_shard("w.bin", MAGIC_U32, 0, 9);
-    const int bad[2] = {3, 60000};
-    const int32_t header[256] = {MAGIC_U16, 1, 2};
-    char sum[32];
-    uint64_t value = 0;
-    EXPECT(verify(good, "v.bin: 9 tokens, uint16, no checksum beside it"), "");
-    EXPECT(verify(wide, "w.bin: 9 tokens, uint32,"), "");
-    EXPECT(verify(test_write("v.txt", "abc", 3), "v.txt: 3 bytes of text,"), "");
-    EXPECT(!verify(test_path("none.bin"), "none.bin: cannot open the data"), "");
-    EXPECT(!verify(write_tokens("id.bin", header, 1024, 2, bad, 2), "id.bin: token 1 has id 60000"), "");
-    char error[ERROR_BYTES];
-    EXPECT(file_checksum(good, &value, error), "checksum");
-    snprintf(sum, sizeof(sum), "%016llx  v.bin\n", (unsigned long long)value);
-    test_write("v.bin.xxh64", sum, strlen(sum));
-    EXPECT(verify(good, "checksum right"), "");
-    sum[15] = sum[15] == '0' ? '1' : '0';
-    test_write("v.bin.xxh64", sum, strlen(sum));
-    EXPECT(!verify(good, "v.bin: checksum "), "");
-    unlink(test_path("v.bin.xxh64"));
-    EXPECT(mkfifo(test_path("v.bin.xxh64"), 0666) == 0, "a FIFO, which must not be waited for");
-    EXPECT(!verify(good, "v.bin.xxh64: not a regular file"), "");
-    unlink(test_path("v.bin.xxh64"));
-    test_write("v.bin.xxh64", "qq", 2);
-    EXPECT(!verify(good, "v.bin.xxh64: wanted the 16 digits"), "");
-}
-
 // ---- more than 2 GiB. Sparse files: what was not written reads as 0, and takes no room ----
 
 // Creates a file of `bytes` bytes with `head` at its beginning and `tail` at its end; NULL if there

@@ -2,15 +2,13 @@
 task_oracle.h -- compares the losses of all task endings with those of transformers, for both
 trainers.
 
-The tasks are in dev/ref/fixtures/tasks, and CORE's in dev/ref/fixtures/core. Here their endings are
+The tasks are in dev/ref/fixtures/tasks. Here their endings are
 packed into rows; transformers computed each alone, in float64.
 */
 #ifndef DEV_TEST_TASK_ORACLE_H
 #define DEV_TEST_TASK_ORACLE_H
 
 #include "llmc/base/check.h"
-#include "llmc/data/core_bundle.h"
-#include "llmc/data/core_tasks.h"
 #include "llmc/data/eval_task_files.h"
 #include "llmc/data/eval_tasks.h"
 #include "llmc/formats/llmc_bin.h"
@@ -21,7 +19,6 @@ packed into rows; transformers computed each alone, in float64.
 #include "dev/test/lib/test.h"
 
 #define ORACLE_TASKS_ "dev/ref/fixtures/tasks/"
-#define ORACLE_CORE_ "dev/ref/fixtures/core"
 
 enum { ORACLE_T_ = 64, ORACLE_B_ = 3, ORACLE_STRIDE_ = 24, ORACLE_LINE_ = 256 };
 // Kernels touch the same memory for all files: a sanitizer sees one of them.
@@ -112,20 +109,6 @@ static inline void oracle_compare_(const Oracle_* o, Task* task, const char* los
     task_close(task);
 }
 
-static inline void oracle_compare_core_(const Oracle_* o, const Tokenizer* tokenizer, size_t count) {
-    const TaskSettings settings = {tokenizer, tokenizer->vocab_size, tokenizer->eot, ORACLE_T_, 0};
-    CoreBundle bundle;
-    core_bundle_open(&bundle, ORACLE_CORE_);
-    for (size_t i = 0; i < count && i < (size_t)bundle.count; i++) {
-        char name[ORACLE_LINE_];
-        Task task;
-        core_task_open(&task, &bundle.tasks[i], ORACLE_CORE_, settings);
-        snprintf(name, sizeof(name), "%s", task.name);
-        oracle_compare_(o, &task, ORACLE_CORE_ "/losses.txt", name);
-    }
-    core_bundle_close(&bundle);
-}
-
 // `line` are further options of this trainer, at most 16 words.
 static inline void test_task_losses(Memory memory, const char* line, double tolerance) {
     char words[ORACLE_LINE_],
@@ -161,7 +144,6 @@ static inline void test_task_losses(Memory memory, const char* line, double tole
         oracle_open_(&task, files[i][0], &tokenizer);
         oracle_compare_(&o, &task, ORACLE_TASKS_ "losses.txt", files[i][1]);
     }
-    oracle_compare_core_(&o, &tokenizer, ORACLE_FILES_);
     model_close(o.model);
     tokenizer_close(&tokenizer);
     free(o.model);

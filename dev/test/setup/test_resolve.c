@@ -651,25 +651,6 @@ static void test_sources(void) {
     run_close(&run);
 }
 
-static void body_verify(const void* line) {
-    Options options = parse((const char*)line);
-    options.vocab_size = 257;
-    dup2(STDERR_FILENO, STDOUT_FILENO);
-    const int status = run_data_verify(&options);
-    fflush(stdout);
-    _exit(status);
-}
-
-static void test_verify(void) {
-    EXPECT(test_dies(body_verify, TEXT "--val-data %/val.txt --verify-data", 0,
-                     "text.txt: 1 document, 2000|val.txt: 1 document, 500|0 bad"),
-           "");
-    EXPECT(test_dies(body_verify, SHARDS "--val-data %/large.bin,%/none.bin", 1,
-                     "ok   |train.bin: 1000|BAD  |large.bin: token 0 has id 395|none.bin|2 bad files"),
-           "");
-    EXPECT(test_dies(body_verify, "--verify-data", 0, "built-in stories"), "");
-}
-
 static int is_there(const char* name) { return access(test_path(name), F_OK) == 0; }
 
 // Bytes with a separator are documents; the end of one text is a document, too, in every packing.
@@ -1228,7 +1209,6 @@ static void test_fim(void) {
 
 TEST(resolve) {
     write_files();
-    test_verify();
     test_documents_of_text();
     test_dry();
     test_many_files();

@@ -5,7 +5,6 @@
 
 #include "llmc/base/byte_order_mark.h"
 #include "llmc/base/check.h"
-#include "llmc/data/core_bundle.h"
 #include "llmc/data/data_schedule.h"
 #include "llmc/data/eval_task_files.h"
 #include "llmc/formats/hf_config.h"
@@ -51,17 +50,6 @@ TEST(schedule) {
     data_schedule_read(&schedule, test_write("weights", text, strlen(text)), names, 2);
     EXPECT(schedule.count == 1 && schedule.line[0].weights[1] == 3, "%d lines", schedule.count);
     data_schedule_close(&schedule);
-}
-
-TEST(bundle) {
-    CoreBundle bundle;
-    const char* directory = test_path("core");
-    mkdir(directory, 0700);
-    marked("dev/ref/fixtures/core/core.yaml", "core/core.yaml");
-    marked("dev/ref/fixtures/core/eval_meta_data.csv", "core/eval_meta_data.csv");
-    core_bundle_open(&bundle, directory);
-    EXPECT(bundle.count == 6, "%d tasks", bundle.count);
-    core_bundle_close(&bundle);
 }
 
 TEST(tasks) {
