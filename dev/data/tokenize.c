@@ -196,10 +196,10 @@ __attribute__((noreturn)) static void progress_refuse(const Run* run, const char
 
 static int progress_read_options(const Run* run, JsonReader* reader) {
     const char *key, *value;
-    int more = 0, ok = json_take(reader, '{');
-    for (int n = 0; ok && (more = json_member(reader, n ? JSON_NEXT : JSON_FIRST, &key)) > 0; n++) {
+    JsonWalk walk = json_walk(reader, '{');
+    while (json_step(&walk, &key)) {
         char name[OPTION_NAME_BYTES + 2], buffer[OPTION_TEXT_BYTES], sum[17];
-        ok = json_string(reader, &value);
+        const int ok = walk.ok = json_string(reader, &value);
         snprintf(name, sizeof(name), "--%s", key);
         snprintf(sum, sizeof(sum), "%016" PRIx64, bpe_checksum(&run->bpe));
         const OptionRow* row = option_find(name, strlen(name));
@@ -215,7 +215,7 @@ static int progress_read_options(const Run* run, JsonReader* reader) {
             }
         }
     }
-    return ok && more == 0;
+    return walk.ok;
 }
 
 static void progress_check_input(const Run* run, uint64_t i, const char* path, size_t bytes, uint64_t sum) {
@@ -256,22 +256,22 @@ static int progress_take_member(JsonReader* reader, JsonPlace place, const char*
 
 static int progress_read_inputs(const Run* run, JsonReader* reader) {
     uint64_t n = 0, sum = 0;
-    int more = 0, ok = json_take(reader, '[');
-    for (; ok && (more = json_element(reader, n ? JSON_NEXT : JSON_FIRST)) > 0; n++) {
+    JsonWalk walk = json_walk(reader, '[');
+    for (; json_step(&walk, NULL); n++) {
         const char* path;
         size_t bytes = 0;
-        ok = json_take(reader, '{') && progress_take_member(reader, JSON_FIRST, "path") &&
-             json_string(reader, &path) && progress_take_member(reader, JSON_NEXT, "bytes") &&
-             json_natural(reader, &bytes) && progress_take_member(reader, JSON_NEXT, "checksum") &&
-             progress_read_sum(reader, &sum) && json_take(reader, '}');
-        if (ok) {
+        walk.ok = json_take(reader, '{') && progress_take_member(reader, JSON_FIRST, "path") &&
+                  json_string(reader, &path) && progress_take_member(reader, JSON_NEXT, "bytes") &&
+                  json_natural(reader, &bytes) && progress_take_member(reader, JSON_NEXT, "checksum") &&
+                  progress_read_sum(reader, &sum) && json_take(reader, '}');
+        if (walk.ok) {
             progress_check_input(run, n, path, bytes, sum);
         }
     }
-    if (ok && more == 0 && n < run->num_inputs) {
+    if (walk.ok && n < run->num_inputs) {
         progress_check_input(run, n, "nothing", 0, 0);
     }
-    return ok && more == 0;
+    return walk.ok;
 }
 
 // Returns the checksum of a shard, with room for it if it is new.
@@ -283,11 +283,11 @@ static uint64_t* shard_sum(Run* run, uint64_t number) {
 
 // Reads the checksums; sets *count to their number.
 static int progress_read_sums(Run* run, JsonReader* reader, uint64_t* count) {
-    int more = 0, ok = json_take(reader, '[');
-    for (*count = 0; ok && (more = json_element(reader, *count ? JSON_NEXT : JSON_FIRST)) > 0; ++*count) {
-        ok = progress_read_sum(reader, shard_sum(run, *count));
+    JsonWalk walk = json_walk(reader, '[');
+    for (*count = 0; json_step(&walk, NULL); ++*count) {
+        walk.ok = progress_read_sum(reader, shard_sum(run, *count));
     }
-    return ok && more == 0;
+    return walk.ok;
 }
 
 // Continues the run that wrote the file.
@@ -295,19 +295,19 @@ static int progress_read(Run* run, JsonReader* reader) {
     const char* key;
     size_t shards = 0, tokens = 0, skip = 0, file = 0, document = 0, offset = 0;
     uint64_t num_sums = 0;
-    int more = 0, ok = json_take(reader, '{');
-    for (int n = 0; ok && (more = json_member(reader, n ? JSON_NEXT : JSON_FIRST, &key)) > 0; n++) {
-        ok = strcmp(key, "options") == 0     ? progress_read_options(run, reader)
-             : strcmp(key, "inputs") == 0    ? progress_read_inputs(run, reader)
-             : strcmp(key, "finished") == 0  ? json_bool(reader, &run->is_finished)
-             : strcmp(key, "file") == 0      ? json_natural(reader, &file)
-             : strcmp(key, "document") == 0  ? json_natural(reader, &document)
-             : strcmp(key, "offset") == 0    ? json_natural(reader, &offset)
-             : strcmp(key, "skip_ids") == 0  ? json_natural(reader, &skip)
-             : strcmp(key, "shards") == 0    ? json_natural(reader, &shards)
-             : strcmp(key, "tokens") == 0    ? json_natural(reader, &tokens)
-             : strcmp(key, "checksums") == 0 ? progress_read_sums(run, reader, &num_sums)
-                                             : json_skip(reader);
+    JsonWalk walk = json_walk(reader, '{');
+    while (json_step(&walk, &key)) {
+        walk.ok = strcmp(key, "options") == 0     ? progress_read_options(run, reader)
+                  : strcmp(key, "inputs") == 0    ? progress_read_inputs(run, reader)
+                  : strcmp(key, "finished") == 0  ? json_bool(reader, &run->is_finished)
+                  : strcmp(key, "file") == 0      ? json_natural(reader, &file)
+                  : strcmp(key, "document") == 0  ? json_natural(reader, &document)
+                  : strcmp(key, "offset") == 0    ? json_natural(reader, &offset)
+                  : strcmp(key, "skip_ids") == 0  ? json_natural(reader, &skip)
+                  : strcmp(key, "shards") == 0    ? json_natural(reader, &shards)
+                  : strcmp(key, "tokens") == 0    ? json_natural(reader, &tokens)
+                  : strcmp(key, "checksums") == 0 ? progress_read_sums(run, reader, &num_sums)
+                                                  : json_skip(reader);
     }
     run->start = (TextPosition){file, document, offset};
     run->skip_ids = skip;
@@ -317,7 +317,7 @@ static int progress_read(Run* run, JsonReader* reader) {
         run->shards.number = shards;
         run->shards.tokens = tokens;
     }
-    return ok && more == 0 && json_end(reader) &&
+    return walk.ok && json_end(reader) &&
            (num_sums == shards ||
             error_set(reader->error, reader->path, "%" PRIu64 " checksums of %zu shards", num_sums, shards));
 }

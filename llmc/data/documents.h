@@ -555,30 +555,30 @@ static int text_message_(Documents* source, JsonReader* reader, TextAnswers_* an
         text_note_(source, answers, "wanted {\"role\": \"...\", \"content\": \"...\"}");
         return json_skip(reader);
     }
-    int ok = json_take(reader, '{'), more = 0;
-    for (JsonPlace place = JSON_FIRST; ok && (more = json_text_member(reader, place, &key, &n)) > 0;
-         place = JSON_NEXT) {
-        ok = text_is_key_(key, n, "role")
-                 ? text_message_string_(source, reader, answers, &role, "\"role\": wanted one string")
-             : text_is_key_(key, n, "content")
-                 ? text_message_string_(source, reader, answers, &content, "\"content\": wanted one string")
-                 : json_skip(reader);
+    JsonWalk walk = json_walk(reader, '{');
+    while (json_text_step(&walk, &key, &n)) {
+        walk.ok =
+            text_is_key_(key, n, "role")
+                ? text_message_string_(source, reader, answers, &role, "\"role\": wanted one string")
+            : text_is_key_(key, n, "content")
+                ? text_message_string_(source, reader, answers, &content, "\"content\": wanted one string")
+                : json_skip(reader);
     }
-    if (ok && more == 0) {
+    if (walk.ok) {
         text_end_message_(source, answers, role, content);
     }
-    return ok && more == 0;
+    return walk.ok;
 }
 
 static int text_messages_(Documents* source, JsonReader* reader, TextAnswers_* answers) {
-    int ok = json_take(reader, '['), more = 0;
+    JsonWalk walk = json_walk(reader, '[');
     if (answers->has_messages++) {
         text_note_(source, answers, "the field \"messages\" appears twice");
     }
-    for (JsonPlace place = JSON_FIRST; ok && (more = json_element(reader, place)) > 0; place = JSON_NEXT) {
-        ok = text_message_(source, reader, answers);
+    while (json_step(&walk, NULL)) {
+        walk.ok = text_message_(source, reader, answers);
     }
-    return ok && more == 0;
+    return walk.ok;
 }
 
 // Reads the value of a key other than --field, which may be a part of an answered document.
@@ -640,29 +640,29 @@ static int text_object_(Documents* source, JsonReader* reader) {
     char names[TEXT_NAMES_BYTES_] = "";
     TextAnswers_ answers;
     size_t n;
-    int found = 0, ok = json_take(reader, '{'), more = 0;
+    int found = 0;
+    JsonWalk walk = json_walk(reader, '{');
     memset(&answers, 0, sizeof(answers));
     source->document = "";
     source->document_bytes = 0;
-    for (JsonPlace place = JSON_FIRST; ok && (more = json_text_member(reader, place, &key, &n)) > 0;
-         place = JSON_NEXT) {
+    while (json_text_step(&walk, &key, &n)) {
         const int is_list = text_is_key_(key, n, "messages") && json_peek(reader) == '[';
         if (!text_is_key_(key, n, field) || is_list) {
             text_add_name_(names, key, n);
-            ok = text_other_(source, reader, &answers, key, n);
+            walk.ok = text_other_(source, reader, &answers, key, n);
         } else if (found++) {
-            ok = error_set(reader->error, reader->path, "the field \"%s\" appears twice", field);
+            walk.ok = error_set(reader->error, reader->path, "the field \"%s\" appears twice", field);
         } else {
-            ok = text_take_text_(source, reader);
+            walk.ok = text_take_text_(source, reader);
         }
     }
     const int is_answered = !found && (answers.has_messages || answers.has_prompt || answers.has_completion);
-    if (ok && more == 0 && !found && !is_answered) {
+    if (walk.ok && !found && !is_answered) {
         return error_set(reader->error, reader->path, "no field \"%s\", found %s", field,
                          *names ? names : "none at all");
     }
     source->num_messages = is_answered ? source->num_messages : 0;
-    return ok && more == 0 && json_end(reader) && (!is_answered || text_answered_(source, reader, &answers));
+    return walk.ok && json_end(reader) && (!is_answered || text_answered_(source, reader, &answers));
 }
 
 // Takes the document of a line, which may be without text. Returns -1 after an error.

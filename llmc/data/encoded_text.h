@@ -327,19 +327,20 @@ static void encoded_text_free_kept_(TextKept_* kept) {
 }
 
 static int encoded_text_read_shards_(JsonReader* reader, TextKept_* kept) {
-    int more = 0, ok = json_take(reader, '[');
-    while (ok && (more = json_element(reader, kept->count ? JSON_NEXT : JSON_FIRST)) > 0) {
+    JsonWalk walk = json_walk(reader, '[');
+    while (json_step(&walk, NULL)) {
         const char *key, *sum;
         kept->shards =
             (TextShard_*)check_grow(kept->shards, kept->count, sizeof(TextShard_), "list of shards");
-        ok = json_take(reader, '{') && json_member(reader, JSON_FIRST, &key) > 0 &&
-             json_natural(reader, &kept->shards[kept->count].bytes) &&
-             json_member(reader, JSON_NEXT, &key) > 0 && json_string(reader, &sum) && json_take(reader, '}');
-        if (ok) {
+        walk.ok = json_take(reader, '{') && json_member(reader, JSON_FIRST, &key) > 0 &&
+                  json_natural(reader, &kept->shards[kept->count].bytes) &&
+                  json_member(reader, JSON_NEXT, &key) > 0 && json_string(reader, &sum) &&
+                  json_take(reader, '}');
+        if (walk.ok) {
             kept->shards[kept->count++].sum = strtoull(sum, NULL, 16);
         }
     }
-    return ok && more == 0;
+    return walk.ok;
 }
 
 // Reads such a file. Returns 0 if it does not exist or is not ours. An unreadable one is an error:
@@ -348,25 +349,24 @@ static int encoded_text_read_kept_(TextKept_* kept, const char* path) {
     char *text, error[ERROR_BYTES];
     const char *key, *source;
     size_t bytes;
-    int more = 0;
     memset(kept, 0, sizeof(*kept));
     if (!file_exists(path)) {
         return 0;
     }
     CHECK(file_try_read(path, TEXT_DATA_MAX_KEPT_, &text, &bytes, error), "%s", error);
     JsonReader reader = json_reader(path, text, bytes, error);
-    int ok = json_take(&reader, '{');
-    for (int n = 0; ok && (more = json_member(&reader, n ? JSON_NEXT : JSON_FIRST, &key)) > 0; n++) {
+    JsonWalk walk = json_walk(&reader, '{');
+    while (json_step(&walk, &key)) {
         if (strcmp(key, "source") == 0 && !kept->source) {
-            ok = json_string(&reader, &source) && (kept->source = strdup(source)) != NULL;
+            walk.ok = json_string(&reader, &source) && (kept->source = strdup(source)) != NULL;
         } else if (strcmp(key, "shards") == 0 && !kept->shards && json_peek(&reader) == '[') {
-            ok = encoded_text_read_shards_(&reader, kept);
+            walk.ok = encoded_text_read_shards_(&reader, kept);
         } else {
-            ok = strcmp(key, "tokens") == 0 ? json_natural(&reader, &kept->tokens) : json_skip(&reader);
+            walk.ok = strcmp(key, "tokens") == 0 ? json_natural(&reader, &kept->tokens) : json_skip(&reader);
         }
     }
     free(text);
-    return ok && more == 0 && kept->source;
+    return walk.ok && kept->source;
 }
 
 // Sets *sum to the checksum of a shard and its mask. Returns 0 with the error.

@@ -415,13 +415,11 @@ static int hf_read_rope_(JsonReader* text, HfRope_* rope) {
         return json_skip(text);
     }
     rope->is_given = 1;
-    int more = json_take(text, '{') ? 1 : -1;
-    for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
-        if ((more = json_member(text, place, &key)) > 0 && !hf_rope_value_(text, key, rope)) {
-            return 0;
-        }
+    JsonWalk walk = json_walk(text, '{');
+    while (json_step(&walk, &key)) {
+        walk.ok = hf_rope_value_(text, key, rope);
     }
-    return more == 0;
+    return walk.ok;
 }
 
 // Completes a scaling, and clears the numbers that its kind does not use.
@@ -528,11 +526,8 @@ static int hf_read_layer_types_(JsonReader* text, HfConfig_* config) {
     if (json_peek(text) == 'n') {
         return json_skip(text);
     }
-    int more = json_take(text, '[') ? 1 : -1;
-    for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
-        if ((more = json_element(text, place)) <= 0) {
-            break;
-        }
+    JsonWalk walk = json_walk(text, '[');
+    while (json_step(&walk, NULL)) {
         if (!json_name(text, &word)) {
             return 0;
         }
@@ -546,7 +541,7 @@ static int hf_read_layer_types_(JsonReader* text, HfConfig_* config) {
         }
         config->num_layer_types++;
     }
-    return more == 0;
+    return walk.ok;
 }
 
 // Decides which layers have a window; a missing list of layer_types follows from older keys.
@@ -664,36 +659,27 @@ static int hf_config_check_keys_(JsonReader* text, HfConfig_* config) {
 // Sets the architecture from model_type: it must be known before the values are read.
 static int hf_config_find_family_(JsonReader* text, HfConfig_* config) {
     const char* name;
-    int more = json_take(text, '{') ? 1 : -1, has_family = 0;
-    for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
-        if ((more = json_member(text, place, &name)) <= 0) {
-            break;
-        }
+    int has_family = 0;
+    JsonWalk walk = json_walk(text, '{');
+    while (json_step(&walk, &name)) {
         const int is_type = strcmp(name, "model_type") == 0;
-        if (!(is_type ? hf_family_(text, &config->cfg.arch) : json_skip(text))) {
-            return 0;
-        }
+        walk.ok = is_type ? hf_family_(text, &config->cfg.arch) : json_skip(text);
         has_family |= is_type;
     }
-    return more == 0 && (has_family || error_set(text->error, text->path, "no model_type"));
+    return walk.ok && (has_family || error_set(text->error, text->path, "no model_type"));
 }
 
 // Reads all values.
 static int hf_config_read_values_(JsonReader* text, HfConfig_* config) {
     const char* name;
-    int more = json_take(text, '{') ? 1 : -1;
-    for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
-        if ((more = json_member(text, place, &name)) <= 0) {
-            break;
-        }
+    JsonWalk walk = json_walk(text, '{');
+    while (json_step(&walk, &name)) {
         const HfKey_* key = hf_key_(name, config->cfg.arch);
         config->keys = (const char**)check_grow(config->keys, config->num_keys, sizeof(name), "list of keys");
         config->keys[config->num_keys++] = name;
-        if (!(key ? hf_config_value_(text, key, config) : json_skip(text))) {
-            return 0;
-        }
+        walk.ok = key ? hf_config_value_(text, key, config) : json_skip(text);
     }
-    return more == 0 && json_end(text) && hf_config_check_keys_(text, config);
+    return walk.ok && json_end(text) && hf_config_check_keys_(text, config);
 }
 
 // Sets the values of keys that may be missing.
@@ -821,20 +807,17 @@ char* hf_config_kept(const char* directory) {
     JsonReader reader = hf_config_open_(directory, path, error);
     char* written = hf_copy_(&reader);
     text_buffer_open(&kept, path);
-    int more = json_take(&reader, '{') ? 1 : -1;
-    for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
-        if ((more = json_member(&reader, place, &key)) <= 0) {
-            break;
-        }
+    JsonWalk walk = json_walk(&reader, '{');
+    while (json_step(&walk, &key)) {
         json_peek(&reader);
         const size_t begin = reader.at;
         const int is_kept = hf_config_is_kept_(key);
-        more = json_skip(&reader) ? 1 : -1;
+        walk.ok = json_skip(&reader);
         if (is_kept) {
             fprintf(kept.file, "  \"%s\": %.*s,\n", key, (int)(reader.at - begin), written + begin);
         }
     }
-    CHECK(more == 0, "%s", error);
+    CHECK(walk.ok, "%s", error);
     free(written);
     free(reader.text);
     return text_buffer_close(&kept);

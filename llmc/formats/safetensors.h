@@ -283,11 +283,8 @@ void safetensors_sort(void* items, size_t count, size_t item_bytes,
 // Reads an object of strings, sorted by key; the caller frees *pairs, also after an error.
 static int safetensors_pairs_(JsonReader* text, SafeTensorsPair** pairs, size_t* count) {
     SafeTensorsPair pair = {NULL, NULL};
-    int more;
-    if (!json_take(text, '{')) {
-        return 0;
-    }
-    while ((more = json_member(text, *count ? JSON_NEXT : JSON_FIRST, &pair.key)) > 0) {
+    JsonWalk walk = json_walk(text, '{');
+    while (json_step(&walk, &pair.key)) {
         if (!json_string(text, &pair.value)) {
             return 0;
         }
@@ -295,12 +292,12 @@ static int safetensors_pairs_(JsonReader* text, SafeTensorsPair** pairs, size_t*
         (*pairs)[(*count)++] = pair;
     }
     safetensors_sort(*pairs, *count, sizeof(pair), safetensors_by_key_);
-    for (size_t i = 1; more == 0 && i < *count; i++) {
+    for (size_t i = 1; walk.ok && i < *count; i++) {
         if (strcmp((*pairs)[i - 1].key, (*pairs)[i].key) == 0) {
             return error_set(text->error, text->path, "key %s appears twice", (*pairs)[i].key);
         }
     }
-    return more == 0;
+    return walk.ok;
 }
 
 static int safetensors_dtype_(JsonReader* text, SafeTensorsView* view) {
@@ -325,11 +322,9 @@ static int safetensors_dtype_(JsonReader* text, SafeTensorsView* view) {
 static int safetensors_entry_(JsonReader* text, SafeTensorsView* view, size_t offsets[2]) {
     static const char* const keys[3] = {"dtype", "shape", "data_offsets"};
     const char* key;
-    int seen[3] = {0, 0, 0}, more, count = 2;
-    if (!json_take(text, '{')) {
-        return 0;
-    }
-    for (int n = 0; (more = json_member(text, n ? JSON_NEXT : JSON_FIRST, &key)) > 0; n++) {
+    int seen[3] = {0, 0, 0}, count = 2;
+    JsonWalk walk = json_walk(text, '{');
+    while (json_step(&walk, &key)) {
         int i = 0;
         while (i < 3 && strcmp(key, keys[i]) != 0) {
             i++;
@@ -339,22 +334,20 @@ static int safetensors_entry_(JsonReader* text, SafeTensorsView* view, size_t of
                              "tensor %s: key %s appears twice, wanted dtype, shape and data_offsets",
                              view->name, key);
         }
-        if (!(i == 0   ? safetensors_dtype_(text, view)
-              : i == 1 ? json_naturals(text, view->shape, SAFETENSORS_MAX_DIMS, &view->ndim)
-              : i == 2 ? json_naturals(text, offsets, 2, &count)
-                       : json_skip(text))) {
-            return 0;
-        }
+        walk.ok = i == 0   ? safetensors_dtype_(text, view)
+                  : i == 1 ? json_naturals(text, view->shape, SAFETENSORS_MAX_DIMS, &view->ndim)
+                  : i == 2 ? json_naturals(text, offsets, 2, &count)
+                           : json_skip(text);
     }
-    for (int i = 0; more == 0 && i < 3; i++) {
+    for (int i = 0; walk.ok && i < 3; i++) {
         if (!seen[i]) {
             return error_set(text->error, text->path, "tensor %s: no %s", view->name, keys[i]);
         }
     }
-    if (more == 0 && count != 2) {
+    if (walk.ok && count != 2) {
         return error_set(text->error, text->path, "tensor %s: %d data_offsets, wanted 2", view->name, count);
     }
-    return more == 0;
+    return walk.ok;
 }
 
 // Shape as text, "(768, 2304)", for messages.
@@ -408,19 +401,15 @@ static int safetensors_place_(SafeTensors* st, SafeTensorsView* view, size_t beg
 // Reads the object that is the header.
 static int safetensors_entries_(SafeTensors* st, JsonReader* text) {
     const char* name;
-    int more, has_metadata = 0;
-    if (!json_take(text, '{')) {
-        return 0;
-    }
-    for (int n = 0; (more = json_member(text, n ? JSON_NEXT : JSON_FIRST, &name)) > 0; n++) {
+    int has_metadata = 0;
+    JsonWalk walk = json_walk(text, '{');
+    while (json_step(&walk, &name)) {
         if (strcmp(name, SAFETENSORS_METADATA_) == 0) {
             if (has_metadata++) {
                 return error_set(st->error, st->path, "%s appears twice", SAFETENSORS_METADATA_);
             }
-            if (!(json_peek(text) == 'n' ? json_skip(text)
-                                         : safetensors_pairs_(text, &st->metadata, &st->num_metadata))) {
-                return 0;
-            }
+            walk.ok = json_peek(text) == 'n' ? json_skip(text)
+                                             : safetensors_pairs_(text, &st->metadata, &st->num_metadata);
             continue;
         }
         SafeTensorsView view;
@@ -436,7 +425,7 @@ static int safetensors_entries_(SafeTensors* st, JsonReader* text) {
                                                    "list of tensors");
         st->tensors[st->num_tensors++] = view;
     }
-    return more < 0 ? 0 : json_end(text);
+    return walk.ok && json_end(text);
 }
 
 // Checks that the tensors fill the data, from `at` to the end of the file.
@@ -666,26 +655,17 @@ static int safetensors_set_add_(SafeTensorsSet* set, const char* path) {
 // Reads {"metadata": anything, "weight_map": {tensor: file, ...}}.
 static int safetensors_index_(JsonReader* text, SafeTensorsPair** pairs, size_t* count) {
     const char* key;
-    int more, has_map = 0;
-    if (!json_take(text, '{')) {
-        return 0;
-    }
-    for (int n = 0; (more = json_member(text, n ? JSON_NEXT : JSON_FIRST, &key)) > 0; n++) {
+    int has_map = 0;
+    JsonWalk walk = json_walk(text, '{');
+    while (json_step(&walk, &key)) {
         const int is_map = strcmp(key, "weight_map") == 0;
         if (is_map && has_map++) {
             return error_set(text->error, text->path, "weight_map appears twice");
         }
-        if (!(is_map ? safetensors_pairs_(text, pairs, count) : json_skip(text))) {
-            return 0;
-        }
+        walk.ok = is_map ? safetensors_pairs_(text, pairs, count) : json_skip(text);
     }
-    if (more == 0 && !json_end(text)) {
-        return 0;
-    }
-    if (more == 0 && *count == 0) {
-        return error_set(text->error, text->path, "no weight_map, wanted the files of the tensors");
-    }
-    return more == 0;
+    return walk.ok && json_end(text) &&
+           (*count > 0 || error_set(text->error, text->path, "no weight_map, wanted the files of the tensors"));
 }
 
 // Opens the files of an index, which are beside it, and finds each tensor.

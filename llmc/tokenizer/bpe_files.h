@@ -500,14 +500,11 @@ static int bpe_json_refuse_(BpeJson_* v, const char* found, const char* what, co
 
 // Reads an array, each element with `read`.
 static int bpe_json_each_(BpeJson_* v, int (*read)(BpeJson_* v)) {
-    int more = json_take(&v->json, '[') ? 1 : -1;
-    for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
-        more = json_element(&v->json, place);
-        if (more > 0 && !read(v)) {
-            return 0;
-        }
+    JsonWalk walk = json_walk(&v->json, '[');
+    while (json_step(&walk, NULL)) {
+        walk.ok = read(v);
     }
-    return more == 0;
+    return walk.ok;
 }
 
 // Reads one "token": id, after its key.
@@ -524,14 +521,11 @@ static int bpe_json_token_(BpeJson_* v, const char* text, size_t length) {
 static int bpe_json_vocab_(BpeJson_* v) {
     const char* text;
     size_t length;
-    int more = json_take(&v->json, '{') ? 1 : -1;
-    for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
-        more = json_text_member(&v->json, place, &text, &length);
-        if (more > 0 && !bpe_json_token_(v, text, length)) {
-            return 0;
-        }
+    JsonWalk walk = json_walk(&v->json, '{');
+    while (json_text_step(&walk, &text, &length)) {
+        walk.ok = bpe_json_token_(v, text, length);
     }
-    return more == 0;
+    return walk.ok;
 }
 
 // Reads one side of a merge.
@@ -617,15 +611,12 @@ static int bpe_json_model_member_(BpeJson_* v, const char* key) {
 // Reads the model. Files of 2019 have no type.
 static int bpe_json_model_(BpeJson_* v) {
     const char* key;
-    int more = json_take(&v->json, '{') ? 1 : -1;
-    for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
-        more = json_member(&v->json, place, &key);
-        if (more > 0 && !bpe_json_model_member_(v, key)) {
-            return 0;
-        }
+    JsonWalk walk = json_walk(&v->json, '{');
+    while (json_step(&walk, &key)) {
+        walk.ok = bpe_json_model_member_(v, key);
     }
     v->has_model = 1;
-    return more == 0;
+    return walk.ok;
 }
 
 static int bpe_json_add_(BpeJson_* v, BpeAdded_ token) {
@@ -641,24 +632,22 @@ static int bpe_json_add_(BpeJson_* v, BpeAdded_ token) {
 static int bpe_json_added_token_(BpeJson_* v) {
     const char *key, *content = "";
     BpeAdded_ token = {{NULL, 0}, SIZE_MAX, 0, 0, 0, 0, 0};
-    int is_normalized = 0, more = json_take(&v->json, '{') ? 1 : -1;
-    for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
-        more = json_member(&v->json, place, &key);
-        if (more > 0 && !(strcmp(key, "id") == 0            ? json_natural(&v->json, &token.id)
-                          : strcmp(key, "content") == 0     ? json_name(&v->json, &content)
-                          : strcmp(key, "special") == 0     ? json_bool(&v->json, &token.is_special)
-                          : strcmp(key, "normalized") == 0  ? json_bool(&v->json, &is_normalized)
-                          : strcmp(key, "single_word") == 0 ? json_bool(&v->json, &token.single_word)
-                          : strcmp(key, "lstrip") == 0      ? json_bool(&v->json, &token.lstrip)
-                          : strcmp(key, "rstrip") == 0      ? json_bool(&v->json, &token.rstrip)
-                                                            : json_skip(&v->json))) {
-            return 0;
-        }
+    int is_normalized = 0;
+    JsonWalk walk = json_walk(&v->json, '{');
+    while (json_step(&walk, &key)) {
+        walk.ok = strcmp(key, "id") == 0            ? json_natural(&v->json, &token.id)
+                  : strcmp(key, "content") == 0     ? json_name(&v->json, &content)
+                  : strcmp(key, "special") == 0     ? json_bool(&v->json, &token.is_special)
+                  : strcmp(key, "normalized") == 0  ? json_bool(&v->json, &is_normalized)
+                  : strcmp(key, "single_word") == 0 ? json_bool(&v->json, &token.single_word)
+                  : strcmp(key, "lstrip") == 0      ? json_bool(&v->json, &token.lstrip)
+                  : strcmp(key, "rstrip") == 0      ? json_bool(&v->json, &token.rstrip)
+                                                    : json_skip(&v->json);
     }
     token.text.text = (unsigned char*)content;
     token.text.length = strlen(content);
     token.is_raw = !is_normalized;
-    return more == 0 && bpe_json_add_(v, token);
+    return walk.ok && bpe_json_add_(v, token);
 }
 
 // Normalizer or pre_tokenizer: an object, or null.
@@ -689,25 +678,20 @@ static int bpe_json_step_(BpeJson_* v, BpeJsonStep_* step, int (*each)(BpeJson_*
         step->type = "null";
         return json_skip(&v->json);
     }
-    int more = json_take(&v->json, '{') ? 1 : -1;
-    for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
-        more = json_member(&v->json, place, &key);
-        const int is_list =
-            more > 0 && (strcmp(key, "normalizers") == 0 || strcmp(key, "pretokenizers") == 0);
-        if (more > 0 &&
-            !(is_list                                 ? bpe_json_each_(v, each)
-              : strcmp(key, "type") == 0              ? json_name(&v->json, &step->type)
-              : strcmp(key, "pattern") == 0           ? bpe_json_regex_(v, step)
-              : strcmp(key, "behavior") == 0          ? json_name(&v->json, &step->behavior)
-              : strcmp(key, "add_prefix_space") == 0  ? json_bool(&v->json, &step->add_prefix_space)
-              : strcmp(key, "use_regex") == 0         ? json_bool(&v->json, &step->use_regex)
-              : strcmp(key, "individual_digits") == 0 ? json_bool(&v->json, &step->individual_digits)
-              : strcmp(key, "invert") == 0            ? json_bool(&v->json, &step->invert)
-                                                      : json_skip(&v->json))) {
-            return 0;
-        }
+    JsonWalk walk = json_walk(&v->json, '{');
+    while (json_step(&walk, &key)) {
+        const int is_list = strcmp(key, "normalizers") == 0 || strcmp(key, "pretokenizers") == 0;
+        walk.ok = is_list                                 ? bpe_json_each_(v, each)
+                  : strcmp(key, "type") == 0              ? json_name(&v->json, &step->type)
+                  : strcmp(key, "pattern") == 0           ? bpe_json_regex_(v, step)
+                  : strcmp(key, "behavior") == 0          ? json_name(&v->json, &step->behavior)
+                  : strcmp(key, "add_prefix_space") == 0  ? json_bool(&v->json, &step->add_prefix_space)
+                  : strcmp(key, "use_regex") == 0         ? json_bool(&v->json, &step->use_regex)
+                  : strcmp(key, "individual_digits") == 0 ? json_bool(&v->json, &step->individual_digits)
+                  : strcmp(key, "invert") == 0            ? json_bool(&v->json, &step->invert)
+                                                          : json_skip(&v->json);
     }
-    return more == 0;
+    return walk.ok;
 }
 
 static int bpe_json_normalizer_(BpeJson_* v) {
@@ -796,18 +780,15 @@ static int bpe_json_pre_tokenizer_(BpeJson_* v) {
 // Reads {"id": "<s>", ...} of a template.
 static int bpe_json_special_(BpeJson_* v) {
     const char *key, *name;
-    int more = json_take(&v->json, '{') ? 1 : -1;
-    for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
-        if ((more = json_member(&v->json, place, &key)) <= 0) {
-            break;
-        }
+    JsonWalk walk = json_walk(&v->json, '{');
+    while (json_step(&walk, &key)) {
         if (strcmp(key, "id") != 0) {
-            more = json_skip(&v->json) ? 1 : -1;
-        } else if ((more = json_name(&v->json, &name) ? 1 : -1) > 0) {
+            walk.ok = json_skip(&v->json);
+        } else if ((walk.ok = json_name(&v->json, &name)) != 0) {
             v->start = v->is_after_text || v->num_starts++ > 0 ? v->start : name;
         }
     }
-    return more == 0;
+    return walk.ok;
 }
 
 // Reads one element of a template: {"SpecialToken": {...}} or {"Sequence": {...}}.
@@ -829,22 +810,17 @@ static int bpe_json_template_(BpeJson_* v) {
 // RoBERTa's.
 static int bpe_json_processor_(BpeJson_* v) {
     const char* key;
-    int more = json_take(&v->json, '{') ? 1 : -1;
-    for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
-        if ((more = json_member(&v->json, place, &key)) <= 0) {
-            break;
-        }
+    JsonWalk walk = json_walk(&v->json, '{');
+    while (json_step(&walk, &key)) {
         if (strcmp(key, "cls") == 0) {
             v->start = "its own token";
             v->num_starts++;
         }
-        if (!(strcmp(key, "single") == 0       ? bpe_json_each_(v, bpe_json_template_)
-              : strcmp(key, "processors") == 0 ? bpe_json_each_(v, bpe_json_processor_)
-                                               : json_skip(&v->json))) {
-            return 0;
-        }
+        walk.ok = strcmp(key, "single") == 0       ? bpe_json_each_(v, bpe_json_template_)
+                  : strcmp(key, "processors") == 0 ? bpe_json_each_(v, bpe_json_processor_)
+                                                   : json_skip(&v->json);
     }
-    return more == 0;
+    return walk.ok;
 }
 
 static int bpe_json_post_processor_(BpeJson_* v) {
@@ -855,23 +831,18 @@ static int bpe_json_post_processor_(BpeJson_* v) {
 static int bpe_json_file_(BpeJson_* v) {
     const char* key;
     size_t length;
-    int more = json_take(&v->json, '{') ? 1 : -1;
-    for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
-        if ((more = json_text_member(&v->json, place, &key, &length)) <= 0) {
-            break;
-        }
+    JsonWalk walk = json_walk(&v->json, '{');
+    while (json_text_step(&walk, &key, &length)) {
         const int c = json_peek(&v->json);
-        if (!('0' <= c && c <= '9'                 ? bpe_json_token_(v, key, length)
-              : strcmp(key, "model") == 0          ? bpe_json_model_(v)
-              : strcmp(key, "added_tokens") == 0   ? bpe_json_each_(v, bpe_json_added_token_)
-              : strcmp(key, "normalizer") == 0     ? bpe_json_normalizer_(v)
-              : strcmp(key, "pre_tokenizer") == 0  ? bpe_json_pre_tokenizer_(v)
-              : strcmp(key, "post_processor") == 0 ? bpe_json_post_processor_(v)
-                                                   : json_skip(&v->json))) {
-            return 0;
-        }
+        walk.ok = '0' <= c && c <= '9'                 ? bpe_json_token_(v, key, length)
+                  : strcmp(key, "model") == 0          ? bpe_json_model_(v)
+                  : strcmp(key, "added_tokens") == 0   ? bpe_json_each_(v, bpe_json_added_token_)
+                  : strcmp(key, "normalizer") == 0     ? bpe_json_normalizer_(v)
+                  : strcmp(key, "pre_tokenizer") == 0  ? bpe_json_pre_tokenizer_(v)
+                  : strcmp(key, "post_processor") == 0 ? bpe_json_post_processor_(v)
+                                                       : json_skip(&v->json);
     }
-    return more == 0 && json_end(&v->json);
+    return walk.ok && json_end(&v->json);
 }
 
 static int bpe_span_is_(BpeSpan_ span, const char* text) {
