@@ -2,9 +2,8 @@
 packing.h -- how documents become the rows that a run reads.
 
 A stream of N tokens consists of documents: one starts at its first token, and one at each
-end-of-text token or, in files with an index, where the index says. If a stream is only a part of
-its files, as validation data are, a part of a document counts as a document. A row is up to T
-tokens, each with a target, the token that follows it in the stream:
+end-of-text token. If a stream is only a part of its files, as validation data are, a part of a
+document counts as a document. A row is up to T tokens, each with a target, the token that follows it in the stream:
 
     stream    row k is the tokens [k T, (k+1) T), across document boundaries.
     aligned   T tokens from the start of a document, continuing into the following ones. If the row
@@ -20,8 +19,7 @@ tokens, each with a target, the token that follows it in the stream:
     uniform   the same rows sorted by length, for batches of rows of similar length.
 
 In the last four, every token is in exactly one row. The target of a document's last token is the
-end-of-text token that follows it in the stream; if something else follows, it has no target. At the
-end of the files, end-of-text follows a document that starts with it. A row shorter than T is padded
+end-of-text token that follows it in the stream. At the end of the files, end-of-text follows a document that starts with it. A row shorter than T is padded
 with end-of-text tokens, whose targets are -1. A piece without any target (a single last token) is
 dropped.
 
@@ -289,23 +287,6 @@ static void documents_scan_(PositionList_* list, const TokenSpan* span, size_t s
     }
 }
 
-// Adds the documents that start in [start, end) according to a Megatron index of its span.
-static void documents_read_index_(PositionList_* list, const TokenSpan* span, size_t start, size_t end,
-                                  uint64_t base) {
-    const MegatronIndex it = megatron_index(span->index);
-    for (uint64_t i = 0; i < it.marks; i++) {
-        const uint64_t sequence = (uint64_t)megatron_i64(it.documents, i);
-        if (sequence >= it.sequences) { // the end, or empty documents at the end
-            return;
-        }
-        const uint64_t at = (uint64_t)megatron_i64(it.offsets, sequence) / (uint64_t)it.width;
-        // skips empty documents
-        if (at >= start && at < end && list->at[list->count - 1] != base + at) {
-            positions_add_(list, base + at);
-        }
-    }
-}
-
 // True if the files of the stream have an end-of-text token anywhere: a part of them may lie inside
 // one document.
 static int documents_are_marked_(const TokenStream* stream, int eot) {
@@ -315,7 +296,7 @@ static int documents_are_marked_(const TokenStream* stream, int eot) {
         // bytes have none
         for (size_t start = 0; span->width > 1 && start < span->count; start += step) {
             const size_t left = span->count - start;
-            if (span->index || documents_count_(span, start, left < step ? left : step, eot) > 0) {
+            if (documents_count_(span, start, left < step ? left : step, eot) > 0) {
                 return 1;
             }
         }
@@ -338,11 +319,7 @@ static void documents_find_(Rows* rows) {
         const size_t start = first < from ? from - first : 0, end = last > to ? to - first : span->count;
         // modulo 2^64 if the span starts before the stream
         const uint64_t base = (uint64_t)first - from;
-        if (span->index) {
-            documents_read_index_(list, span, start, end, base);
-        } else {
-            documents_scan_(list, span, start, end, rows->eot, base);
-        }
+        documents_scan_(list, span, start, end, rows->eot, base);
     }
     CHECK(list->count > 1 || documents_are_marked_(stream, rows->eot),
           "%s: no token %d (end of text), wanted documents that begin with it: is the tokenizer another one, "
@@ -408,15 +385,9 @@ static int rows_last_target_(const Rows* rows) {
     return ends ? rows->eot : -1;
 }
 
-// Returns the target of the token before position `next` at the end of a piece: -1 if the next
-// token belongs to another document that does not start with end-of-text.
+// Returns the target of the token before position `next` at the end of a piece.
 static int rows_target_(const Rows* rows, uint64_t next) {
-    if (next == rows->stream->count) {
-        return rows_last_target_(rows);
-    }
-    const int token = tokens_at(rows->stream, (size_t)next);
-    const int is_first = rows->documents.at[positions_until_(&rows->documents, next) - 1] == next;
-    return token == rows->eot || !is_first ? token : -1;
+    return next == rows->stream->count ? rows_last_target_(rows) : tokens_at(rows->stream, (size_t)next);
 }
 
 // Returns the number of targets of a piece of n tokens: with `target` for the last of them, -1 if
@@ -952,7 +923,7 @@ double rows_sum_targets(const Rows* rows, uint64_t row, const float* values, uin
                                                          : rows->pieces.at[i];
         const uint64_t next = piece_start_(piece) + (uint64_t)piece_length_(piece);
         const int is_open = // the last token has a target, and that a value
-            rows->pack <= PACK_ALIGNED || (next < rows->stream->count && rows_target_(rows, next) >= 0);
+            rows->pack <= PACK_ALIGNED || next < rows->stream->count;
         for (uint64_t at = piece_start_(piece) + 1; at < next + (uint64_t)is_open; at++) {
             sum += values[at];
             ++*counted;

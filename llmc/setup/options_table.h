@@ -284,7 +284,7 @@ const OptionRow OPTION_TABLE[] = {
     {"data",       "separator",     "",   STRING_(separator),      0,        0, RUN_,             "",
         "TEXT", "text between two documents of a text file, for example '<|endoftext|>'; without it: one document per file"},
     {"data",       "data-format",   "",   CHOICE_(data_format),    0,        0, RUN_ | NEEDS_(BIN), "auto",
-        WORDS_CHOICE(TOKENS_FORMAT_WORDS), "format of .bin files; auto: llm.c's shards, or Megatron's with their .idx; nanogpt: bare "
+        WORDS_CHOICE(TOKENS_FORMAT_WORDS), "format of .bin files; auto: llm.c's shards; nanogpt: bare "
         "uint16"},
     {"data",       "pack",          "",   CHOICE_(pack),           0,        0, AUTO_ | RUN_,     "auto",
         WORDS_CHOICE(PACKING_WORDS), "how documents become sequences; auto: for prompts and chats bestfit, or pad if positions are "
