@@ -486,8 +486,7 @@ static void print_summary(const Run* run) {
     }
 }
 
-static const char* const vocabulary_endings[5] = {".tiktoken", ".merges.txt", ".vocab.json",
-                                                  ".tokenizer.json", ".bin"};
+#define VOCABULARY_ENDING ".tokenizer.json"
 
 // Adds existing shards: they may be removed or replaced.
 static void add_shard_outputs(Outputs* outputs, const char* out) {
@@ -506,14 +505,12 @@ static void add_shard_outputs(Outputs* outputs, const char* out) {
     closedir(entries);
 }
 
-// Adds the vocabularies of an earlier run, with which its shards can be decoded.
-static void add_vocabulary_outputs(Outputs* outputs, const Options* options) {
-    for (int i = 0; i < 5; i++) {
-        char path[PATH_MAX];
-        file_path(path, "%s%s", options->out, vocabulary_endings[i]);
-        CHECK(options->restart || !file_exists(path), "%s: exists; --restart replaces the vocabulary", path);
-        outputs_add(outputs, "out", path);
-    }
+// Adds the vocabulary of an earlier run, with which its shards can be decoded.
+static void add_vocabulary_output(Outputs* outputs, const Options* options) {
+    char path[PATH_MAX];
+    file_path(path, "%s" VOCABULARY_ENDING, options->out);
+    CHECK(options->restart || !file_exists(path), "%s: exists; --restart replaces the vocabulary", path);
+    outputs_add(outputs, "out", path);
 }
 
 // Adds the files that the program reads.
@@ -542,7 +539,7 @@ static void check_outputs(const Run* run) {
         outputs_add(&outputs, "out", path);
     }
     if (run->options.train_bpe) {
-        add_vocabulary_outputs(&outputs, &run->options);
+        add_vocabulary_output(&outputs, &run->options);
     } else {
         add_shard_outputs(&outputs, run->options.out);
     }
@@ -667,39 +664,11 @@ static void show_merges(void* context, int merges, int wanted) {
     }
 }
 
-// Returns 1 if llm.c's format holds all tokens: they have at most 255 bytes.
-static int fits_bin(const Bpe* bpe) {
-    int fits = 1;
-    for (int id = 0; id < bpe->vocab_size; id++) {
-        fits = fits && bpe->tokens[id].length <= 255;
-    }
-    return fits;
-}
-
-static void write_vocabulary(const Run* run) {
-    const char* const* endings = vocabulary_endings;
-    for (int i = 0; i < 5; i++) {
-        char path[PATH_MAX];
-        file_path(path, "%s%s", run->options.out, endings[i]);
-        const int has_more = *run->options.extend_bpe || run->options.fim_marks;
-        if (has_more && !file_ends_in(path, "tokenizer.json")) {
-            continue; // the other formats have no ids after end-of-text
-        }
-        if (strcmp(endings[i], ".bin") == 0 && !fits_bin(&run->bpe)) {
-            printf("%s: not written: a token has more than 255 bytes\n", path);
-        } else {
-            bpe_write(&run->bpe, path);
-            printf("%s\n", path);
-        }
-    }
-}
-
 static void train_vocabulary(Run* run) {
     BpeTrainer trainer;
+    char path[PATH_MAX];
     make_place(run);
-    for (int i = 0; i < 5; i++) {
-        remove_parts(run->options.out, vocabulary_endings[i]);
-    }
+    remove_parts(run->options.out, VOCABULARY_ENDING);
     Bpe old;
     const int marks = run->options.fim_marks ? FIM_MARKS : 0, ids = run->options.train_bpe - marks;
     memset(&old, 0, sizeof(old));
@@ -723,7 +692,9 @@ static void train_vocabulary(Run* run) {
     screen_close(&run->screen);
     printf("%d ids from %" PRIu64 " documents, %.1f MB of text, in %.1f s\n", run->bpe.vocab_size,
            run->screen.documents, 1e-6 * (double)run->screen.text_bytes, time_now_s() - run->screen.start_s);
-    write_vocabulary(run);
+    file_path(path, "%s" VOCABULARY_ENDING, run->options.out);
+    bpe_write(&run->bpe, path);
+    puts(path);
 }
 
 // ---- the program ----

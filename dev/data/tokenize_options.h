@@ -45,7 +45,7 @@ const OptionRow OPTION_TABLE[] = {
         "tokens", "for validation, from the start of the input; auto: one shard, at most 1 token per 100 bytes"},
 
     {"files",  "tokenizer",    "",  STRING_(tokenizer),   0,       0, READS_(TOKENIZER), "",
-        "FILE", "vocabulary: tokenizer.json, merges.txt, .tiktoken, llm.c's .bin, or their directory"},
+        "FILE", "vocabulary: tokenizer.json, merges.txt, .tiktoken, or their directory"},
     {"files",  "out",          "o", STRING_(out),         0,       0, WRITES_(PREFIX), "tokens",
         "PREFIX", "prefix of all output file names"},
     {"files",  "restart",      "",  FLAG_(restart),       0,       0, 0,     "off",
@@ -58,7 +58,7 @@ const OptionRow OPTION_TABLE[] = {
         "inputs"},
     {"other",  "fim-marks",    "",  FLAG_(fim_marks),     0,       0, 0,     "off",
         "off|on", "with --train-bpe: the last three ids are <|fim_prefix|>, <|fim_suffix|> and <|fim_middle|>, for --fim-rate of "
-        "the trainers; writes only tokenizer.json"},
+        "the trainers"},
     {"other",  "threads",      "",  INT_(threads),        0, LIMITS_MAX_THREADS, 0,     "0",
         "threads", "for encoding, besides a reader and a writer; 0: OMP_NUM_THREADS, else one per core that this job has"},
     {"other",  "config",       "",  STRING_(config),      0,       0, LINE_ | READS_(ONE), "",

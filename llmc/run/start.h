@@ -218,7 +218,7 @@ static void start_print_facts_(const Run* run) {
             "floor: the entropy of the validation stories is %.4f nats per token; no model can do better\n",
             run->floor);
     }
-    export_print(stdout, &run->settled.options, &run->data);
+    export_print(stdout, &run->settled.options);
     fflush(stdout); // the first step may take long
 }
 
@@ -317,7 +317,7 @@ static void start_print_opening_(const RunData* data) {
 static void start_print_use_(const Run* run) {
     char path[PATH_MAX];
     const Tokenizer* tokenizer = run_data_saved_tokenizer(&run->data);
-    if (run->session.can_save && run_is_first(run) && tokenizer && !tokenizer->decode_only) {
+    if (run->session.can_save && run_is_first(run) && tokenizer) {
         checkpoint_path(path, run->settled.options.out, run->state.step, "");
         if (access(path, F_OK) == 0 && run_data_learns_chats(&run->data)) {
             start_print_command_(run, "talk to it");

@@ -275,7 +275,7 @@ const OptionRow OPTION_TABLE[] = {
         "FILES", "validation data, in the same forms; web=A,books=B name several sets, each with its own loss; the "
         "first one drives --keep-best and --patience; without it: the last shard, or the last 5 % of the text"},
     {"data",       "tokenizer",     "",   STRING_(tokenizer),      0,        0, RUN_ | BOTH_ | READS_(TOKENIZER) | BASIC_, "",
-        "FILE", "encodes text and decodes samples: tokenizer.json, merges.txt, .tiktoken, .bin, or their directory; "
+        "FILE", "encodes text and decodes samples: tokenizer.json, merges.txt, .tiktoken, or their directory; "
         "bpe:8192 trains one of 8192 tokens on the text and keeps it in --out; without it: the tokenizer in the "
         "--model directory, or plain bytes; one that extends the model's tokenizer adds tokens to the model"},
     {"data",       "text-field",    "",   STRING_(text_field),     0,        0, RUN_ | NEEDS_(FIELDS), "text",
@@ -564,7 +564,7 @@ const OptionRow OPTION_TABLE[] = {
     {"output",     "max-hours",     "",   FLOAT_(max_hours),       0,    MANY_, ONCE_ | NEEDS_(DIRECTORY), "0",
         "hours", "save and stop before this time is up; 0: no limit"},
     {"output",     "export-llmc",   "",   STRING_(export_llmc),    0,        0, ONCE_ | WRITES_(ONE) | WORK_, "",
-        "FILE.bin", "write the final model in llm.c's format, and its tokenizer as FILE_tokenizer.bin; with --model, --steps 0 and "
+        "FILE.bin", "write the final model in llm.c's format; with --model, --steps 0 and "
         "no --out the program only converts, and needs no data"},
     {"output",     "export-dtype",  "",   CHOICE_(export_dtype),   0,        0, ONCE_ | NEEDS_(EXPORT_LLMC), "fp32",
         WORDS_CHOICE(MODEL_DTYPE_WORDS), "precision of the weights in that file"},

@@ -399,10 +399,8 @@ void run_data_open_tokenizer(RunData* data, Settled* s, const char* model_path) 
         if (options->tokenizer[0]) {
             run_data_file_tokenizer_(data, options);
         }
-        CHECK(!is_text || data->tokenizer.encoder, "text cannot be encoded%s%s",
-              data->tokenizer.decode_only ? ", only decoded: "
-                                          : ": the tokenizer knows only the words of its list",
-              data->tokenizer.decode_only ? data->tokenizer.decode_only : "");
+        CHECK(!is_text || data->tokenizer.encoder,
+              "text cannot be encoded: the tokenizer knows only the words of its list");
     }
 }
 
@@ -504,8 +502,6 @@ int run_data_prompt(int* ids, int max, const RunData* data, const Options* optio
     }
     const int ok =
         !text[0] || run_data_try_prompt(ids, &count, max, data, options, V, text, strlen(text), error);
-    // the file is wrong, not the command line
-    CHECK(ok || !data->tokenizer.decode_only, "--%s", error);
     if (!ok) {
         die_usage("--%s", error);
     }

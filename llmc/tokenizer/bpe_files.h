@@ -1,21 +1,19 @@
 /*
-bpe_files.h -- files of vocabularies like GPT-2's (bpe.h): bpe_open reads them, bpe_write writes
-them.
+bpe_files.h -- files of vocabularies like GPT-2's (bpe.h): bpe_open reads them, bpe_write writes a
+tokenizer.json.
 
     tokenizer.json         Hugging Face's: a BPE with its vocabulary, merges, and how text is split
     vocab.json             {"token": id, ...}
     merges.txt, vocab.bpe  "#version", then lines "A B": the merges. Ids are in GPT-2's order
     .tiktoken              lines "base64 id"; end-of-text is the id after the last
-    llm.c tokenizer .bin   magic 20240328; every token with its bytes, in the order of the ids
 
 Reading takes any of them, recognized by its content, or a directory: its tokenizer.json or, without
 one, its merges.txt (a vocab.json beside it must agree). A file must be consistent. A tokenizer.json
 that splits text differently, normalizes it first, or has tokens that its merges do not make is an
 error that names the difference. Its added special tokens become names (bpe.h).
 
-Writing chooses the format by the ending of the name. The same vocabulary always gives the same
-bytes; for GPT-2's, those of the public gpt2.tiktoken, merges.txt and vocab.json. JSON and
-merges.txt spell the 256 bytes as visible characters: Latin-1's and, for the rest, U+0100 to U+0143;
+The same vocabulary always gives the same bytes; for GPT-2's, those of the public merges.txt and
+vocab.json. JSON and merges.txt spell the 256 bytes as visible characters: Latin-1's and, for the rest, U+0100 to U+0143;
 no token contains a blank or a line break.
 
 bpe_write_hf writes a model's tokenizer for Hugging Face's transformers into a directory;
@@ -49,29 +47,13 @@ extern "C" {
 // Sets path to directory/name. Returns 0 if no such file exists.
 int bpe_path(char path[PATH_MAX], const char* directory, const char* name);
 
-// True if the file starts like one of llm.c's tokenizers.
-int bpe_is_bin(const char* path);
-
 // Adds the files of the tokenizer in this file or directory.
 void bpe_list_files(FileList* files, const char* option, const char* path);
 
-// Opens a file or directory. Returns 0 with the reason in `error` (of ERROR_BYTES) if the tokens of
-// a .bin are no BPE: bpe_token and bpe_close work then, encoding does not.
-int bpe_open_tokens(Bpe* bpe, const char* path, char* error);
-
-// Opens a vocabulary that encodes.
+// Opens a file or directory.
 void bpe_open(Bpe* bpe, const char* path);
 
-// Properties of a vocabulary that some formats cannot express.
-typedef enum { BPE_ANY_, BPE_ALL_, BPE_EOT_LAST_, BPE_GPT2_ORDER_, BPE_255_BYTES_ } BpeNeeds_;
-
-typedef struct {
-    const char* ending;
-    BpeNeeds_ needs;
-    void (*put)(const Bpe* bpe, FILE* file);
-} BpeFormat_;
-
-// Writes a vocabulary that encodes, in the format of the name's ending.
+// Writes a tokenizer.json.
 void bpe_write(const Bpe* bpe, const char* path);
 
 // Writes what transformers reads beside a tokenizer.json: the tokenizer's class, the model's
@@ -123,9 +105,7 @@ void bpe_print_merges(const Bpe* bpe, FILE* file);
 #include "llmc/base/text_buffer.h"
 #include "llmc/base/xxh64.h"
 
-#define BPE_BIN_MAGIC_ 20240328
 #define BPE_MAX_CONFIG_ ((size_t)16 << 20) // largest tokenizer_config.json
-enum { BPE_BIN_HEADER_BYTES_ = 1024 };
 
 // ---- reading: what all formats need ----
 
@@ -202,51 +182,6 @@ static BpeExcerpt_ bpe_excerpt_(BpeSpan_ span) {
     return excerpt;
 }
 
-// ---- llm.c's tokenizer .bin ----
-
-// Reads a header of 256 uint32 (magic, version, V, end-of-text id), then V x (uint8, bytes).
-// Returns 0 with the reason if two tokens are the same; their bytes can still be decoded.
-static int bpe_open_bin_(Bpe* bpe, const BpeFile_* file, char* error) {
-    uint32_t header[4];
-    CHECK(file->bytes >= BPE_BIN_HEADER_BYTES_, "%s: %zu bytes, wanted a header of %d", file->path,
-          file->bytes, BPE_BIN_HEADER_BYTES_);
-    memcpy(header, file->data, sizeof(header));
-    const uint32_t version = header[1], V = header[2], eot = version == 1 ? 50256 : header[3];
-    CHECK(header[0] == BPE_BIN_MAGIC_, "%s: magic %u, wanted %d of a tokenizer", file->path, header[0],
-          BPE_BIN_MAGIC_);
-    CHECK(version == 1 || version == 2, "%s: version %u, wanted 1 or 2", file->path, version);
-    CHECK(eot < V, "%s: end-of-text id %u, wanted one of the %u tokens", file->path, eot, V);
-    CHECK(V <= file->bytes / 2, "%s: %u tokens cannot be in %zu bytes", file->path, V, file->bytes);
-    bpe_open_ids_(bpe, file->path, file->data, V, eot);
-    size_t at = BPE_BIN_HEADER_BYTES_;
-    int ok = 1;
-    for (uint32_t id = 0; id < V; id++) {
-        CHECK(at < file->bytes, "%s: ends before token %u, wanted %u tokens", file->path, id, V);
-        const size_t length = file->data[at++];
-        CHECK(0 < length && length <= file->bytes - at, "%s: token %u of %zu bytes, wanted 1 to the %zu left",
-              file->path, id, length, file->bytes - at);
-        if (id != eot && !bpe_set_token_(bpe, (int)id, file->data + at, length)) {
-            const int first = bpe_find(bpe, (const char*)file->data + at, length);
-            ok = error_set(error, file->path, "token %u is token %d again", id, first);
-            bpe->tokens[id] = bpe->tokens[first];
-        }
-        at += length;
-    }
-    CHECK(at == file->bytes, "%s: %zu bytes after the last of %u tokens, wanted none", file->path,
-          file->bytes - at, V);
-    return ok;
-}
-
-static void bpe_put_bin_(const Bpe* bpe, FILE* file) {
-    const uint32_t header[BPE_BIN_HEADER_BYTES_ / 4] = {BPE_BIN_MAGIC_, 2, (uint32_t)bpe->vocab_size,
-                                                        (uint32_t)bpe->eot};
-    fwrite(header, sizeof(header), 1, file);
-    for (int id = 0; id < bpe->vocab_size; id++) {
-        fputc((int)bpe->tokens[id].length, file);
-        fwrite(bpe->tokens[id].text, 1, bpe->tokens[id].length, file);
-    }
-}
-
 // ---- .tiktoken ----
 
 static const char bpe_base64_digits_[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
@@ -315,22 +250,6 @@ static void bpe_open_tiktoken_(Bpe* bpe, const BpeFile_* file) {
     }
     char error[ERROR_BYTES];
     CHECK(bpe_finish_(bpe, file->path, error), "%s", error);
-}
-
-static void bpe_put_tiktoken_(const Bpe* bpe, FILE* file) {
-    for (int id = 0; id < bpe->eot; id++) {
-        const BpeToken_ token = bpe->tokens[id];
-        for (uint32_t i = 0; i < token.length; i += 3) {
-            const uint32_t bytes = token.length - i < 3 ? token.length - i : 3;
-            const unsigned char* text = token.text + i;
-            const uint32_t bits = (uint32_t)text[0] << 16 | (bytes > 1 ? (uint32_t)text[1] << 8 : 0) |
-                                  (bytes > 2 ? text[2] : 0);
-            for (uint32_t digit = 0; digit < 4; digit++) {
-                fputc(digit <= bytes ? bpe_base64_digits_[bits >> (18 - 6 * digit) & 63] : '=', file);
-            }
-        }
-        fprintf(file, " %d\n", id);
-    }
 }
 
 // ---- tokens spelled in characters that can be seen ----
@@ -1365,16 +1284,11 @@ static void bpe_put_special_tokens_(const ModelCard* card, const Bpe* bpe, FILE*
 
 // ---- any file ----
 
-// Makes a vocabulary of a file's bytes, which it takes over. Returns 0 with the reason in `error`
-// if the tokens of a .bin are no BPE.
-static int bpe_open_data_(Bpe* bpe, BpeFile_* file, char* error) {
-    const uint32_t bin_magic = BPE_BIN_MAGIC_;
+// Makes a vocabulary of a file's bytes, which it takes over.
+static void bpe_open_data_(Bpe* bpe, BpeFile_* file) {
     size_t blanks = 0;
     while (blanks < file->bytes && strchr(" \t\r\n", file->data[blanks]) && file->data[blanks]) {
         blanks++;
-    }
-    if ((file->bytes >= 4 && memcmp(file->data, &bin_magic, 4) == 0) || file_ends_in(file->path, ".bin")) {
-        return bpe_open_bin_(bpe, file, error) && bpe_finish_(bpe, file->path, error);
     }
     if (file->bytes >= 8 && memcmp(file->data, "#version", 8) == 0) {
         bpe_open_merges_(bpe, file);
@@ -1384,11 +1298,10 @@ static int bpe_open_data_(Bpe* bpe, BpeFile_* file, char* error) {
         const BpeSpan_ line = bpe_until_(file->data, file->bytes, '\n');
         CHECK(bpe_decimal_(bpe_after_blank_(line), INT_MAX) >= 0,
               "%s: wanted a tokenizer: tokenizer.json, vocab.json, #version and lines of two tokens "
-              "(merges.txt, vocab.bpe), lines of base64 and id (.tiktoken), or an llm.c tokenizer .bin",
-              file->path);
+              "(merges.txt, vocab.bpe), or lines of base64 and id (.tiktoken)%s",
+              file->path, file_ends_in(file->path, ".bin") ? "; not llm.c's .bin" : "");
         bpe_open_tiktoken_(bpe, file);
     }
-    return 1;
 }
 
 int bpe_path(char path[PATH_MAX], const char* directory, const char* name) {
@@ -1396,21 +1309,9 @@ int bpe_path(char path[PATH_MAX], const char* directory, const char* name) {
     return file_exists(path);
 }
 
-int bpe_is_bin(const char* path) {
-    char error[ERROR_BYTES];
-    uint32_t magic = 0;
-    const int fd = file_open_regular(path, error);
-    const int is_read = fd >= 0 && read(fd, &magic, sizeof(magic)) == (ssize_t)sizeof(magic);
-    if (fd >= 0) {
-        close(fd);
-    }
-    return is_read && magic == BPE_BIN_MAGIC_;
-}
-
 static void bpe_open_file_(Bpe* bpe, const char* path) {
-    char error[ERROR_BYTES];
     BpeFile_ file = bpe_read_(path);
-    CHECK(bpe_open_data_(bpe, &file, error), "%s", error);
+    bpe_open_data_(bpe, &file);
 }
 
 // Opens merges.txt, which implies the ids, and checks vocab.json, if any, which states them.
@@ -1467,18 +1368,8 @@ static void bpe_open_directory_(Bpe* bpe, const char* directory) {
     }
 }
 
-int bpe_open_tokens(Bpe* bpe, const char* path, char* error) {
-    if (file_is_directory(path)) {
-        bpe_open_directory_(bpe, path);
-        return 1;
-    }
-    BpeFile_ file = bpe_read_(path);
-    return bpe_open_data_(bpe, &file, error);
-}
-
 void bpe_open(Bpe* bpe, const char* path) {
-    char error[ERROR_BYTES];
-    CHECK(bpe_open_tokens(bpe, path, error), "%s", error);
+    (file_is_directory(path) ? bpe_open_directory_ : bpe_open_file_)(bpe, path);
 }
 
 int bpe_is_like_gpt2(const Bpe* bpe) {
@@ -1487,63 +1378,14 @@ int bpe_is_like_gpt2(const Bpe* bpe) {
            !bpe->pairs.made && !bpe->finds_pieces;
 }
 
-static void bpe_check_needs_(const Bpe* bpe, BpeNeeds_ needs, const char* path) {
-    unsigned char order[256];
-    uint16_t spelling[256];
-    int merges = 0, names = 0;
-    bpe_spelled_bytes_(order, spelling);
-    for (size_t i = 0; i < (size_t)1 << bpe->pairs.bits; i++) {
-        merges += bpe->pairs.entries[i] != 0;
-    }
-    for (int id = 0; id < bpe->vocab_size; id++) {
-        names += bpe_is_name(bpe, id);
-    }
-    if (needs == BPE_ANY_ && merges > 0 && !bpe_is_like_gpt2(bpe)) {
-        return;
-    }
-    CHECK(bpe_is_like_gpt2(bpe),
-          "%s: text is split or merged in another way than GPT-2's, which only a tokenizer.json can say",
-          path);
-    CHECK(merges == bpe->vocab_size - 256 - names,
-          "%s: %d merges for %d tokens: these can only be decoded, not written", path, merges,
-          bpe->vocab_size);
-    CHECK(needs == BPE_ANY_ || needs == BPE_ALL_ || needs == BPE_255_BYTES_ ||
-              bpe->eot == bpe->vocab_size - 1,
-          "%s: end-of-text is id %d of %d, but this format has it last, and no added tokens", path, bpe->eot,
-          bpe->vocab_size);
-    for (int id = 0; needs == BPE_GPT2_ORDER_ && id < 256; id++) {
-        CHECK(bpe->byte_ids[order[id]] == id, "%s: the byte 0x%02X is id %d, but this format has it at %d",
-              path, (unsigned)order[id], bpe->byte_ids[order[id]], id);
-    }
-    for (int id = 0; needs == BPE_255_BYTES_ && id < bpe->vocab_size; id++) {
-        CHECK(bpe->tokens[id].length <= 255, "%s: token %d has %u bytes, but this format allows at most 255",
-              path, id, bpe->tokens[id].length);
-    }
-}
-
-static void bpe_write_as_(const Bpe* bpe, const char* path, const BpeFormat_* format) {
+static void bpe_write_as_(const Bpe* bpe, const char* path, void (*put)(const Bpe* bpe, FILE* file)) {
     FileWriter writer;
-    bpe_check_needs_(bpe, format->needs, path);
     file_open(&writer, path);
-    format->put(bpe, writer.file);
+    put(bpe, writer.file);
     file_commit(&writer);
 }
 
-void bpe_write(const Bpe* bpe, const char* path) {
-    static const BpeFormat_ formats[] = {
-        {"tokenizer.json", BPE_ANY_, bpe_put_tokenizer_json_}, {"vocab.json", BPE_ALL_, bpe_put_vocab_},
-        {"merges.txt", BPE_GPT2_ORDER_, bpe_put_merges_},      {".bpe", BPE_GPT2_ORDER_, bpe_put_merges_},
-        {".tiktoken", BPE_EOT_LAST_, bpe_put_tiktoken_},       {".bin", BPE_255_BYTES_, bpe_put_bin_},
-    };
-    for (size_t i = 0; i < sizeof(formats) / sizeof(formats[0]); i++) {
-        if (file_ends_in(path, formats[i].ending)) {
-            bpe_write_as_(bpe, path, &formats[i]);
-            return;
-        }
-    }
-    CHECK(0, "%s: wanted a name that ends in tokenizer.json, vocab.json, merges.txt, .bpe, .tiktoken or .bin",
-          path);
-}
+void bpe_write(const Bpe* bpe, const char* path) { bpe_write_as_(bpe, path, bpe_put_tokenizer_json_); }
 
 void bpe_write_hf_config(const char* directory, const char* tokenizer_class, const ModelCard* card,
                          const Bpe* bpe, int max_T) {
@@ -1621,17 +1463,17 @@ static int bpe_write_kept_(const Bpe* bpe, const ModelCard* card, const char* di
 void bpe_write_hf(const Bpe* bpe, const ModelCard* card, const char* directory, int max_T) {
     static const struct {
         const char* name;
-        BpeFormat_ format;
-    } files[] = {{"vocab.json", {"", BPE_ALL_, bpe_put_vocab_}},
-                 {"merges.txt", {"", BPE_ALL_, bpe_put_merges_}},
-                 {"tokenizer.json", {"", BPE_ANY_, bpe_put_tokenizer_json_}}};
+        void (*put)(const Bpe* bpe, FILE* file);
+    } files[] = {{"vocab.json", bpe_put_vocab_},
+                 {"merges.txt", bpe_put_merges_},
+                 {"tokenizer.json", bpe_put_tokenizer_json_}};
     char path[PATH_MAX];
     if (bpe_write_kept_(bpe, card, directory)) {
         return;
     }
     for (int i = bpe_is_like_gpt2(bpe) ? 0 : 2; i < 3; i++) {
         bpe_path(path, directory, files[i].name);
-        bpe_write_as_(bpe, path, &files[i].format);
+        bpe_write_as_(bpe, path, files[i].put);
     }
     bpe_write_hf_config(directory, bpe_is_like_gpt2(bpe) ? "GPT2Tokenizer" : "PreTrainedTokenizerFast", card,
                         bpe, max_T);

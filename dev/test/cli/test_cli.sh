@@ -514,10 +514,6 @@ test_models() {
     check "says that words are none of llama.cpp's" grep -q "^warning: model.gguf has no tokenizer" stderr
     good "export of bytes for llama.cpp" "${tiny[@]}" --train-data text.txt --export-gguf bytes.gguf
     check "has a tokenizer of bytes" grep -q tokenizer.ggml.merges bytes.gguf
-    good "export for llm.c, of bytes" "${tiny[@]}" --train-data text.txt --export-llmc bytes.bin
-    check "has its tokenizer beside it" grep -q "^bytes_tokenizer.bin: " stdout
-    good "which is read" "${shards[@]/100/257}" "${tiny[@]}" --tokenizer bytes_tokenizer.bin --prompt A
-    check "words have none" [ ! -e model_tokenizer.bin ]
     good "export in bf16" "${batch[@]}" --model model.bin --steps 0 --eval-every 0 --export-llmc bf16.bin --export-dtype bf16
     check "is half as long" [ $((2 * $(stat -c %s bf16.bin) - 1024)) = "$(stat -c %s model.bin)" ]
     good "the model in bf16" "${batch[@]}" --eval-batches 2 --model bf16.bin --steps 0 --out reload_3

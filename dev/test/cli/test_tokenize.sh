@@ -346,23 +346,20 @@ test_errors() {
     good "a directory that is not there yet" "${vocab[@]}" --out new/place/a lines.txt
     check "is made" [ -f new/place/a.progress.json ]
     good "a vocabulary in one" --train-bpe 300 --out new/other/a lines.txt
-    cp new/other/a.tiktoken before
-    bad 1 "new/other/a.tiktoken: exists; --restart replaces the vocabulary" --train-bpe 290 --out new/other/a lines.txt
-    rm new/other/a.tiktoken
-    bad 1 "new/other/a.merges.txt: exists" --train-bpe 290 --out new/other/a lines.txt
+    cp new/other/a.tokenizer.json before
+    bad 1 "new/other/a.tokenizer.json: exists; --restart replaces the vocabulary" --train-bpe 290 --out new/other/a lines.txt
     good "the same again" --train-bpe 300 --restart --out new/other/a lines.txt
-    check "gives the same" cmp before new/other/a.tiktoken
-    cp new/other/a.merges.txt before
-    bad 2 "--out new/other/a.merges.txt: the run reads this file" --train-bpe 290 --restart --out new/other/a new/other/a.merges.txt
-    check "which is there" cmp before new/other/a.merges.txt
-    ln -s lines.txt linked.tiktoken
-    bad 1 "--out linked.tiktoken: a symbolic link" --train-bpe 290 --restart --out linked lines.txt
+    check "gives the same" cmp before new/other/a.tokenizer.json
+    bad 2 "--out new/other/a.tokenizer.json: the run reads this file" --format text --train-bpe 290 --restart --out new/other/a new/other/a.tokenizer.json
+    check "which is there" cmp before new/other/a.tokenizer.json
+    ln -s lines.txt linked.tokenizer.json
+    bad 1 "--out linked.tokenizer.json: a symbolic link" --train-bpe 290 --restart --out linked lines.txt
     cp lines.txt own_train_000000.bin
     bad 2 "--out ./own_train_000000.bin: the run reads this file" "${vocab[@]}" --format text --restart --out own own_train_000000.bin
     check "which is there" cmp lines.txt own_train_000000.bin
     cp lines.txt own.lock
     bad 2 "--out own.lock: the run reads this file" "${vocab[@]}" --format text --out own own.lock
-    check "is made, too" [ -f new/other/a.tiktoken ]
+    check "is made, too" [ -f new/other/a.tokenizer.json ]
     bad 1 "lines.txt: a file, wanted a directory" "${vocab[@]}" --out lines.txt/a lines.txt
     bad 1 "lines.txt: a file, wanted a directory" --train-bpe 300 --out lines.txt/a lines.txt
     check "bad arguments leave nothing behind" [ ! -e tokens.progress.json ]
@@ -403,16 +400,9 @@ test_full_disk() {
 
 test_train() {
     good "training" --train-bpe 300 --threads 2 --out trained lines.txt part_aa
-    check "five files" [ "$(echo trained.*)" = \
-        "trained.bin trained.merges.txt trained.tiktoken trained.tokenizer.json trained.vocab.json" ]
+    check "one file" [ "$(echo trained.*)" = trained.tokenizer.json ]
     good "one thread" --train-bpe 300 --threads 1 --out trained_1 lines.txt part_aa
-    check "the same merges" cmp trained.merges.txt trained_1.merges.txt
-    for ending in bin merges.txt tiktoken tokenizer.json; do
-        good "with the .$ending" --tokenizer "trained.$ending" --restart --out "with" lines.txt
-        [ $ending = bin ] || check "the same shards" same_shards with with_before
-        rm -f with_before*
-        for file in with_*.bin; do mv "$file" "with_before${file#with}"; done
-    done
+    check "the same merges" cmp trained.tokenizer.json trained_1.tokenizer.json
     bad 1 "allows only" --train-bpe 100000 --out too_many part_aa
     most=$(sed -n 's/.*wanted --train-bpe \([0-9]*\).*/\1/p' stderr)
     good "the most that it allows" --train-bpe "$most" --out most part_aa
