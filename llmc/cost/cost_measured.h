@@ -236,10 +236,10 @@ static inline void rates_measure(CostRates* rates, const Settled* s) {
     r.F = model_hidden(cfg);
     r.NH = cfg.NH;
     r.HS = model_head_size(cfg);
-    r.T = o->seq_len;
+    r.T = o->batch.seq_len;
     r.Vp = cfg.Vp;
-    r.is_bf16 = (MatmulPrecision)o->matmul == MATMUL_BF16;
-    r.N = (size_t)o->batch * (size_t)o->seq_len;
+    r.is_bf16 = (MatmulPrecision)o->memory.matmul == MATMUL_BF16;
+    r.N = (size_t)o->batch.size * (size_t)o->batch.seq_len;
     r.params = (size_t)model_count_stored(cfg);
     float** const arrays[] = {&r.a, &r.b, &r.c, &r.d};
     for (int i = 0; i < 4; i++) {
@@ -264,7 +264,7 @@ static inline void rates_measure(CostRates* rates, const Settled* s) {
 // Returns the rates of this CPU, measured for --plan and --fit; else zeros.
 static inline CostRates rates_cpu(const Settled* s) {
     CostRates rates = {{0}, 0, "", 0};
-    if ((s->options.plan || s->options.fit != 0) && s->use != USE_EVALUATE) {
+    if ((s->options.plan || s->options.memory.fit != 0) && s->use != USE_EVALUATE) {
         rates_measure(&rates, s);
     }
     return rates;

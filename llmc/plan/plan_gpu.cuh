@@ -21,8 +21,8 @@ static inline void plan_describe_gpu_(TrainerPlan* plan, const Options* o) {
     const Gpu gpu = gpu_of_plan(plan->device, sizeof(plan->device), o);
     snprintf(plan->device_kind, sizeof(plan->device_kind), " (sm_%d%d), %s", gpu.major, gpu.minor,
              dtype_name(DTYPE_OF(floatX)));
-    plan->peak = gpu_peak_flops_per_s(&gpu, DTYPE_OF(floatX), o->tf32);
-    plan->rates = gpu_rates(&gpu, plan->peak, (MatmulPrecision)o->matmul == MATMUL_FP8);
+    plan->peak = gpu_peak_flops_per_s(&gpu, DTYPE_OF(floatX), o->memory.tf32);
+    plan->rates = gpu_rates(&gpu, plan->peak, (MatmulPrecision)o->memory.matmul == MATMUL_FP8);
 }
 
 // Sets *plan, and returns the settings with everything decided that depends on the GPU. Ends the

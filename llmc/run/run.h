@@ -255,7 +255,7 @@ typedef struct {
 // Returns the number of micro-steps of an update, or a validation, of `sequences`.
 int64_t run_micro_steps(const Run* run, int64_t sequences) {
     const MicroSteps steps =
-        micro_steps(sequences, run->settled.options.batch, run->settled.ranks.grid.shape.data);
+        micro_steps(sequences, run->settled.options.batch.size, run->settled.ranks.grid.shape.data);
     return micro_steps_count(&steps);
 }
 
@@ -452,8 +452,8 @@ void run_agree_on_parameters(Run* run) {
 
 void run_open_generator(Run* run, Model* model, const Options* options) {
     const Settled* s = &run->settled;
-    const GeneratorModel functions = {model,     run->trainer->prefill, run->trainer->decode, s->cfg.V,
-                                      s->cfg.Vp, options->seq_len,      s->decode_batch};
+    const GeneratorModel functions = {model,     run->trainer->prefill,  run->trainer->decode, s->cfg.V,
+                                      s->cfg.Vp, options->batch.seq_len, s->decode_batch};
     generator_open(&run->generator, functions, &run->data, options);
 }
 
@@ -585,7 +585,7 @@ static RunMicroBatch_ run_micro_batch_(const Run* run, int64_t micro_steps, int6
 // Returns which data an update had whose loss or gradient is bad, in words that the caller frees:
 // the first micro-batch whose loss is not finite, or else the one with the highest.
 static char* run_find_fault_(const Run* run) {
-    const int64_t micro_steps = run_micro_steps(run, run_batch(run) / run->settled.options.seq_len),
+    const int64_t micro_steps = run_micro_steps(run, run_batch(run) / run->settled.options.batch.seq_len),
                   count = (run->train->settings.sequences + run->train->B - 1) / run->train->B;
     RunMicroBatch_ worst = run_micro_batch_(run, micro_steps, 0);
     TextBuffer text;
@@ -633,7 +633,7 @@ static RunVerdict run_judge_(Run* run, const RunUpdate_* update) {
         verdict.where = skip ? run_find_fault_(run) : NULL;
     }
     verdict.is_made = !skip;
-    if (o->update_in_backward) {
+    if (o->memory.update_in_backward) {
         run_judge_in_backward_(run->settled.part, &run->in_backward, &verdict);
     }
     const float decided[3] = {verdict.update.lr, verdict.update.grad_scale, (float)verdict.is_made};
@@ -655,9 +655,10 @@ static void run_note_length_(Run* run) {
 
 void run_begin_step(Run* run) {
     const Options* o = &run->settled.options;
-    const int64_t sequences = run_batch(run) / o->seq_len, micro_steps = run_micro_steps(run, sequences);
+    const int64_t sequences = run_batch(run) / o->batch.seq_len,
+                  micro_steps = run_micro_steps(run, sequences);
     run->begin_s = time_now_s();
-    if (o->overfit) {
+    if (o->output.overfit) {
         dataloader_seek(run->train, 0);
     }
     run_note_length_(run);
@@ -672,19 +673,19 @@ void run_begin_step(Run* run) {
 InBackward* run_hook(Run* run) {
     const Options* o = &run->settled.options;
     const RunState* state = &run->state;
-    if (!o->update_in_backward) {
+    if (!o->memory.update_in_backward) {
         return NULL;
     }
     in_backward_open(&run->in_backward, &state->shares, &state->guard,
-                     setup_update(o, state->step, state->updates + 1, 0), o->grad_clip,
+                     setup_update(o, state->step, state->updates + 1, 0), o->optimizer.grad_clip,
                      (double)run_batch(run));
     return &run->in_backward;
 }
 
 int run_accepts(Run* run, Update* update) {
     const Options* o = &run->settled.options;
-    const int64_t micro_steps = run_micro_steps(run, run_batch(run) / o->seq_len);
-    if (o->update_in_backward) {
+    const int64_t micro_steps = run_micro_steps(run, run_batch(run) / o->batch.seq_len);
+    if (o->memory.update_in_backward) {
         in_backward_end(&run->in_backward, &run->state.shares);
     }
     run->report->wait_s = run->train->wait_s - run->waited_s;
@@ -695,7 +696,7 @@ int run_accepts(Run* run, Update* update) {
     run->verdict = run_judge_(run, &sum);
     comm_progress(&run->comm, COMM_UPDATE, run->state.step, "the update, a validation or samples");
     *update = run->verdict.update;
-    return run->verdict.is_made && !o->update_in_backward;
+    return run->verdict.is_made && !o->memory.update_in_backward;
 }
 
 // Tells the log what experts and sources had in the update.
@@ -726,7 +727,7 @@ static void run_log_step_(Run* run) {
     log_data_wait(&run->log, run->data_wait_s);
     log_divergence(&run->log, verdict->divergence);
     run_log_parts_(run);
-    if (run->settled.options.find_lr) {
+    if (run->settled.options.optimizer.find_lr) {
         lr_sweep_add(&run->sweep, verdict->update.lr, verdict->loss);
     }
     log_train(&run->log, run->state.step, verdict->loss, outliers_shown_z(guard, guard->loss_z),
@@ -752,7 +753,7 @@ void run_end_step(Run* run) {
     state->stage = STAGE_UPDATED;
     state->tokens += batch;
     log_tokens(&run->log, (double)batch, (double)state->tokens,
-               stages_sum(&batches, o->steps) - stages_sum(&batches, state->step));
+               stages_sum(&batches, o->batch.steps) - stages_sum(&batches, state->step));
     run->step_s = time_now_s() - run->begin_s;
     run_log_step_(run);
 }

@@ -155,11 +155,11 @@ static void start_print_weights_(const Run* run) {
         return; // resume_check has printed it
     }
     if (!path) {
-        printf("weights: random, from --seed %llu\n", (unsigned long long)run->settled.options.seed);
+        printf("weights: random, from --seed %llu\n", (unsigned long long)run->settled.options.data.seed);
         return;
     }
     printable_line(stdout, "weights: %sread from %s",
-                   run->settled.options.weights == HF_AVERAGE ? "the average, " : "", path);
+                   run->settled.options.model.weights == HF_AVERAGE ? "the average, " : "", path);
     if (run->data.is_extended) {
         printf(
             "tokenizer: the first %d of %d tokens are the model's own; the rows of the others start as the "
@@ -167,7 +167,7 @@ static void start_print_weights_(const Run* run) {
             run->more.own->vocab_size, run->more.extended->vocab_size);
     }
     const double dropout = file_is_directory(path) ? hf_config_dropout(path) : 0;
-    if (dropout > 0 && run->settled.options.steps != 0) {
+    if (dropout > 0 && run->settled.options.batch.steps != 0) {
         printable_line(stdout, "note: %s/config.json sets dropout to %g; this program trains without dropout",
                        path, dropout);
     }
@@ -178,11 +178,11 @@ static void start_print_validations_(const Run* run) {
     const Settled* s = &run->settled;
     const Options* o = &s->options;
     const long long sequences = run_data_all_eval_sequences(&run->data, o),
-                    batches = (sequences + o->batch - 1) / o->batch;
-    if (run->given.eval_every == OPTION_AUTO && !run->resume.is_active && o->steps > 0 && o->eval_every > 0 &&
-        sequences > 0) {
+                    batches = (sequences + o->batch.size - 1) / o->batch.size;
+    if (run->given.eval.every == OPTION_AUTO && !run->resume.is_active && o->batch.steps > 0 &&
+        o->eval.every > 0 && sequences > 0) {
         printf("validation: every %d update%s, %lld micro-batch%s (%lld sequences), %.2g %% of the work\n",
-               o->eval_every, words_s(o->eval_every), batches, batches == 1 ? "" : "es", sequences,
+               o->eval.every, words_s(o->eval.every), batches, batches == 1 ? "" : "es", sequences,
                100 * setup_validation_share(s, &run->data));
     }
 }
@@ -195,9 +195,9 @@ static void start_print_device_(const Run* run) {
 // Says so if no line of an update will appear for minutes: then the run seems to hang.
 static void start_print_long_update_(const Run* run) {
     const Options* o = &run->settled.options;
-    const double flops = model_flops_per_token(run->settled.cfg, o->seq_len) * (double)o->total_batch,
+    const double flops = model_flops_per_token(run->settled.cfg, o->batch.seq_len) * (double)o->batch.total,
                  least_s = flops / (run->plan.peak * run->comm.size);
-    if (o->steps != 0 && least_s > 60) {
+    if (o->batch.steps != 0 && least_s > 60) {
         printf("time: an update takes at least %s, its %.3g TFLOP at the peak; --plan estimates the run\n",
                units_time(least_s).text, flops * 1e-12);
     }
@@ -225,18 +225,19 @@ static void start_print_facts_(const Run* run) {
 // Sets the state and the weights of a new run, or restores both from a checkpoint.
 static void start_open_state_(Run* run) {
     const Options* o = &run->settled.options;
-    run->state = run_state_open(outliers_open(o->skip_loss_z, o->skip_grad_z), run->plan.loss_scale);
-    if (o->update_in_backward) {
+    run->state = run_state_open(outliers_open(o->optimizer.skip_loss_z, o->optimizer.skip_grad_z),
+                                run->plan.loss_scale);
+    if (o->memory.update_in_backward) {
         const ZeroPlan whole = zero_plan(run->settled.cfg, 0, 0, 1);
         run->state.shares = clip_shares_open(&whole);
     }
     run->validates_first = o->program.trainer == OPTION_GPU || // a GPU is fast
-                           setup_validates_first(o, model_flops_per_token(run->settled.cfg, o->seq_len),
+                           setup_validates_first(o, model_flops_per_token(run->settled.cfg, o->batch.seq_len),
                                                  run_data_all_eval_sequences(&run->data, o));
     if (run->resume.is_active) {
         run_restore(run, run->resume.path, &run->resume.saved, (uint64_t)run->resume.sequence);
     } else {
-        load_model(&run->files, run->model_path, (HfWeights)o->weights, o->seed,
+        load_model(&run->files, run->model_path, (HfWeights)o->model.weights, o->data.seed,
                    run->data.is_extended ? &run->more : NULL, NULL);
     }
     run_agree_on_parameters(run);
@@ -248,7 +249,7 @@ static uint64_t start_load_teacher_(Run* run, Model* teacher) {
     const Settled s = setup_teacher(&run->settled);
     const ModelFiles files = {teacher,          run->trainer->access,
                               settled_part(&s), s.optimizer,
-                              s.saved_dtype,    run->plan.in_place && !s.options.quantize,
+                              s.saved_dtype,    run->plan.in_place && !s.options.texts.quantize,
                               &run->comm,       NULL};
     if (teacher) {
         load_model(&files, run->teacher_path, HF_LAST, 0, NULL, &checksum);
@@ -299,7 +300,7 @@ static void start_print_command_(const Run* run, const char* what) {
     printf("%s: ", what);
     shell_print(stdout, run->program);
     fputs(" --model ", stdout);
-    shell_print(stdout, run->settled.options.out);
+    shell_print(stdout, run->settled.options.output.dir);
 }
 
 // Prints --prompt with the first words of the training data, so that the model knows them.
@@ -318,7 +319,7 @@ static void start_print_use_(const Run* run) {
     char path[PATH_MAX];
     const Tokenizer* tokenizer = run_data_saved_tokenizer(&run->data);
     if (run->session.can_save && run_is_first(run) && tokenizer) {
-        checkpoint_path(path, run->settled.options.out, run->state.step, "");
+        checkpoint_path(path, run->settled.options.output.dir, run->state.step, "");
         if (access(path, F_OK) == 0 && run_data_learns_chats(&run->data)) {
             start_print_command_(run, "talk to it");
             puts(" --interactive");
@@ -348,8 +349,8 @@ static void start_print_memory_(Run* run, double beside_mib) {
 static void start_print_best_(const Run* run) {
     char path[PATH_MAX];
     const Validations* v = &run->state.validations;
-    checkpoint_path(path, run->settled.options.out, v->best_step, "");
-    if (run->session.can_save && run->settled.options.keep_best && isfinite(v->best) &&
+    checkpoint_path(path, run->settled.options.output.dir, v->best_step, "");
+    if (run->session.can_save && run->settled.options.output.keep_best && isfinite(v->best) &&
         access(path, F_OK) == 0) {
         printable_line(stdout, "best validation loss %.4f: %s", v->best, path);
     }
@@ -366,7 +367,7 @@ static void start_summarize_(Run* run) {
                             run->state.validations.best,
                             run->state.validations.best_step,
                             run->floor,
-                            run->settled.options.seq_len,
+                            run->settled.options.batch.seq_len,
                             (double)memory_bytes(&run->plan.model.memory, MEMORY_DEVICE) / (1 << 20),
                             comm_max(&run->comm, peak_mib)};
     log_summary(&run->log, end);
@@ -397,8 +398,8 @@ static void start_print_sweep_(const Run* run) {
         return;
     }
     fprintf(run->results, "find-lr: --lr %.2g", rate);
-    if (o->optimizer == OPTIMIZER_MUON) {
-        fprintf(run->results, " --matrix-lr %.2g", o->matrix_lr * rate / o->lr);
+    if (o->optimizer.name == OPTIMIZER_MUON) {
+        fprintf(run->results, " --matrix-lr %.2g", o->optimizer.matrix_lr * rate / o->optimizer.lr);
     }
     fprintf(run->results, " for %lld update%s; the loss was lowest at %.2g\n", (long long)sweep->updates,
             words_s((double)sweep->updates), lr_sweep_lowest(sweep));
@@ -408,8 +409,8 @@ static void start_print_sweep_(const Run* run) {
 static void start_end_sweep_(const Run* run) {
     if (run_is_first(run)) {
         start_print_sweep_(run);
-        if (run->given.out[0]) {
-            start_write_sweep_(&run->sweep, run->given.out);
+        if (run->given.output.dir[0]) {
+            start_write_sweep_(&run->sweep, run->given.output.dir);
         }
     }
 }
@@ -422,7 +423,7 @@ void run_begin(Run* run, Model* model) {
     start_open_state_(run);
     start_open_teacher_(run);
     start_open_log_(run);
-    if (run->settled.options.find_lr) {
+    if (run->settled.options.optimizer.find_lr) {
         printf("find-lr: at most %d updates with rates from %.2g on\n", LR_SWEEP_UPDATES,
                (double)setup_lr(&run->settled.options, 0));
         fflush(stdout);
@@ -452,7 +453,7 @@ void run_end(Run* run) {
     comm_progress(&run->comm, COMM_SAVE, run->state.step, "the last save");
     session_wait(&run->session, &run->log);
     const int why = comm_first(&run->comm, session_stops(&run->session));
-    if (is_done && run->settled.options.find_lr) {
+    if (is_done && run->settled.options.optimizer.find_lr) {
         start_end_sweep_(run);
     } else if (is_done) {
         session_ended_early(&run->session, &run->log, &run->state);
@@ -463,7 +464,7 @@ void run_end(Run* run) {
         session_stopped(&run->session, &run->log, &run->state, why, run->program);
     }
     start_close_training_(run);
-    lock_release(run->settled.options.find_lr ? run->resume.lock : NULL);
+    lock_release(run->settled.options.optimizer.find_lr ? run->resume.lock : NULL);
     // A process that dies by a signal ends the others in the middle of their work.
     run->dies = !is_done && !is_saved && run->comm.size == 1;
     run->status = is_done                  ? EXIT_SUCCESS
@@ -517,11 +518,11 @@ static void start_print_ranks_(const Run* run, Ranks ranks) {
 // Joins the other ranks of the run, if any. Returns how the run is divided among them.
 static Ranks start_join_(Run* run) {
     const Options* o = &run->given;
-    const int is_only_plan = o->plan && o->num_processes > 1 && o->rank == OPTION_AUTO;
+    const int is_only_plan = o->plan && o->ranks.processes > 1 && o->ranks.rank == OPTION_AUTO;
     const Launcher alone = {{0, 1, 0, 1}, LAUNCHER_AUTO, "", {"", 0, "", ""}},
                    launch = is_only_plan ? alone : launcher_find(o);
-    const int size = is_only_plan ? o->num_processes : launch.place.size;
-    comm_open(&run->comm, launch.place, &launch.meeting, o->timeout);
+    const int size = is_only_plan ? o->ranks.processes : launch.place.size;
+    comm_open(&run->comm, launch.place, &launch.meeting, o->ranks.timeout);
     ranks_agree_on_program(&run->comm);
     ranks_agree_on_command(&run->comm, o);
     start_turn_begins_(run); // rank 0 refuses a wrong grid for all
@@ -531,7 +532,7 @@ static Ranks start_join_(Run* run) {
     grid_name_ranks(ranks.grid.shape, &run->comm);
     ranks.shards = launcher_shards(o, &ranks.grid, &run->comm);
     ranks.node_ranks = launcher_node_ranks(o, size, &run->comm);
-    threads_open(o->threads, run->comm.local_size, launch.launcher);
+    threads_open(o->memory.threads, run->comm.local_size, launch.launcher);
     run->launcher = launch.launcher;
     run->has_joined = 1;
     return ranks;
@@ -593,8 +594,8 @@ static void start_dispatch_(Run* run) {
     run_agree_on_files(run, options);
     ranks_agree_on_run(&run->comm, options, run->settled.cfg, &run->data);
     signals_end("setting up the run");
-    if (options->find_lr) {
-        run->sweep.updates = options->steps;
+    if (options->optimizer.find_lr) {
+        run->sweep.updates = options->batch.steps;
         run->sweep.long_run = setup_long_lr(options);
         run->settled = setup_sweep(&run->settled);
     }
@@ -606,25 +607,26 @@ static void start_dispatch_(Run* run) {
 // Returns the option given that is about existing runs, NULL if none is. A file of all options has
 // them without a value.
 static const char* start_asked_(const Options* o) {
-    return o->report[0]     ? "report"
-           : o->compare[0]  ? "compare"
-           : o->follow[0]   ? "follow"
-           : o->stop_run[0] ? "stop-run"
-                            : NULL;
+    return o->reports.report[0]     ? "report"
+           : o->reports.compare[0]  ? "compare"
+           : o->reports.follow[0]   ? "follow"
+           : o->reports.stop_run[0] ? "stop-run"
+                                    : NULL;
 }
 
 // Refuses other options beside one that is about existing runs: only --report and --compare go
 // together.
 static void start_check_reports_(const Options* o, const char* asked) {
-    if (o->out_html[0] && !o->report[0]) {
-        die_usage("--out-html %s needs the runs to report on: --report", o->out_html);
+    if (o->reports.out_html[0] && !o->reports.report[0]) {
+        die_usage("--out-html %s needs the runs to report on: --report", o->reports.out_html);
     }
     for (int i = 0; i < OPTION_ROWS && asked; i++) {
         const OptionRow* row = &OPTION_TABLE[i];
         if (o->given[i] && strcmp(row->group, "reports") != 0) {
             die_usage("--%s cannot be combined with --%s: it does not train", asked, row->name);
         }
-        if (o->given[i] && (o->follow[0] || o->stop_run[0]) && strcmp(row->name, asked) != 0) {
+        if (o->given[i] && (o->reports.follow[0] || o->reports.stop_run[0]) &&
+            strcmp(row->name, asked) != 0) {
             die_usage("--%s cannot be combined with --%s; wanted one of them", asked, row->name);
         }
     }
@@ -635,17 +637,17 @@ static int start_reports_(Run* run) {
     const Options* o = &run->given;
     const char* asked = start_asked_(o);
     start_check_reports_(o, asked);
-    if (o->compare[0]) {
-        compare_runs(stdout, o->compare);
+    if (o->reports.compare[0]) {
+        compare_runs(stdout, o->reports.compare);
     }
-    if (o->report[0]) {
-        report_write(stdout, o->report, o->out_html);
+    if (o->reports.report[0]) {
+        report_write(stdout, o->reports.report, o->reports.out_html);
     }
-    if (o->follow[0]) {
-        follow_run(o->follow);
+    if (o->reports.follow[0]) {
+        follow_run(o->reports.follow);
     }
-    if (o->stop_run[0]) {
-        run->status = stop_run(stdout, o->stop_run);
+    if (o->reports.stop_run[0]) {
+        run->status = stop_run(stdout, o->reports.stop_run);
     }
     return asked != NULL;
 }
@@ -653,7 +655,7 @@ static int start_reports_(Run* run) {
 // Silences standard output, for --quiet, except for the results.
 static void start_be_quiet_(Run* run) {
     const Options* o = &run->given;
-    if (o->quiet && !options_only_look(o) && !o->generates) {
+    if (o->output.quiet && !options_only_look(o) && !o->generates) {
         const int fd = dup(STDOUT_FILENO);
         run->results = fd < 0 ? NULL : fdopen(fd, "w");
         CHECK(run->results && freopen("/dev/null", "w", stdout),
