@@ -34,7 +34,6 @@
 #include "llmc/base/lock.h"
 #include "llmc/base/file_list.h"
 #include "llmc/base/outputs.h"
-#include "llmc/base/number_text.h"
 #include "llmc/data/documents.h"
 #include "llmc/data/fill_in_middle.h"
 #include "llmc/setup/option_files.h"
@@ -740,9 +739,7 @@ int main(int argc, char** argv) {
     check_options(&run);
     run.threads = run.options.threads ? run.options.threads : limits_threads("");
     file_path(run.progress_path, "%s" PROGRESS_ENDING, run.options.out);
-    const TextOptions text = {(TextFormat)run.options.format,
-                              run.options.field,
-                              run.options.separator,
+    const TextOptions text = {(TextFormat)run.options.format, run.options.field, run.options.separator,
                               TEXT_BLOCK_BYTES};
     documents_open(&run.source, &text, run.inputs, run.num_inputs);
     CHECK(documents_check(&run.source), "%s", run.source.error);

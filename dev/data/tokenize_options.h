@@ -81,7 +81,8 @@ static const OptionSynonym OPTION_SYNONYMS[] = {
     {NULL, NULL},
 };
 
-#define CLEAN_BEFORE "clean the JSON lines or Parquet files before, with datatrove for example (dev/doc/data.md)"
+#define CLEAN_BEFORE                                                                                         \
+    "clean the JSON lines or Parquet files before, with datatrove for example (dev/doc/data.md)"
 static const RemovedOption OPTION_REMOVED[] = {
     {"dedup", "none", 0, CLEAN_BEFORE},
     {"dedup-memory", "auto", 0, CLEAN_BEFORE},

@@ -102,8 +102,8 @@ typedef struct {
 // Starts a walk through what must start with `open`.
 JsonWalk json_walk(JsonReader* text, char open);
 
-// Moves to the next value. Returns 0 at the end, or after an error: then walk->ok is 0. `key` is set
-// in objects; NULL in arrays.
+// Moves to the next value. Returns 0 at the end, or after an error: then walk->ok is 0. `key` is
+// set in objects; NULL in arrays.
 int json_step(JsonWalk* walk, const char** key);
 
 // Moves to the next member of an object, whose key may be any string.

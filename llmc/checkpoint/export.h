@@ -48,7 +48,6 @@ void export_close(ModelExport* files);
 #include <unistd.h>
 
 #include "llmc/base/check.h"
-#include "llmc/base/file.h"
 #include "llmc/base/printable.h"
 #include "llmc/tokenizer/bpe.h"
 #include "llmc/tokenizer/bpe_files.h"

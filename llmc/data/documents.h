@@ -71,10 +71,10 @@ enum {
 typedef enum { TEXT_FORMAT_WORDS(WORDS_VALUE) } TextFormat;
 
 typedef struct {
-    TextFormat format;      // of all files
-    const char* field;      // field of JSON objects; column of Parquet files
-    const char* separator;  // between documents of plain text; "": a file is one document
-    size_t block_bytes;     // usually TEXT_BLOCK_BYTES
+    TextFormat format;     // of all files
+    const char* field;     // field of JSON objects; column of Parquet files
+    const char* separator; // between documents of plain text; "": a file is one document
+    size_t block_bytes;    // usually TEXT_BLOCK_BYTES
 } TextOptions;
 
 typedef struct {
@@ -557,12 +557,11 @@ static int text_message_(Documents* source, JsonReader* reader, TextAnswers_* an
     }
     JsonWalk walk = json_walk(reader, '{');
     while (json_text_step(&walk, &key, &n)) {
-        walk.ok =
-            text_is_key_(key, n, "role")
-                ? text_message_string_(source, reader, answers, &role, "\"role\": wanted one string")
-            : text_is_key_(key, n, "content")
-                ? text_message_string_(source, reader, answers, &content, "\"content\": wanted one string")
-                : json_skip(reader);
+        walk.ok = text_is_key_(key, n, "role")
+                      ? text_message_string_(source, reader, answers, &role, "\"role\": wanted one string")
+                  : text_is_key_(key, n, "content") ? text_message_string_(source, reader, answers, &content,
+                                                                           "\"content\": wanted one string")
+                                                    : json_skip(reader);
     }
     if (walk.ok) {
         text_end_message_(source, answers, role, content);

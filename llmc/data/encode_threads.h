@@ -169,8 +169,7 @@ static void pipeline_sink_(Pipeline_* run, TokenSink sink, void* context) {
 }
 
 // Starts the reader and one worker per tool, and waits until they have finished.
-static void pipeline_threads_(Pipeline_* run, void** tools, size_t num_tools, TokenSink sink,
-                              void* context) {
+static void pipeline_threads_(Pipeline_* run, void** tools, size_t num_tools, TokenSink sink, void* context) {
     pthread_t* threads = (pthread_t*)check_alloc(num_tools + 1, sizeof(pthread_t), "threads");
     PipelineWorker_* workers = (PipelineWorker_*)check_alloc(num_tools, sizeof(PipelineWorker_), "threads");
     int reason = pthread_create(&threads[num_tools], NULL, pipeline_read_, run);

@@ -112,7 +112,6 @@ int encoded_text_has_fields(const char* list);
 #include "llmc/base/printable.h"
 #include "llmc/base/signals.h"
 #include "llmc/base/text_buffer.h"
-#include "llmc/base/enum_words.h"
 #include "llmc/base/xxh64.h"
 #include "llmc/data/compressed_file.h"
 #include "llmc/data/shard_writer.h"

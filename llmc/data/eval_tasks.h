@@ -54,8 +54,8 @@ typedef struct {
 typedef struct {
     char* name;
     TaskKind kind;
-    int T;           // tokens per row
-    int* tokens;     // of all documents
+    int T;       // tokens per row
+    int* tokens; // of all documents
     size_t num_tokens, token_room;
     TaskDocument* documents;
     size_t num_documents, document_room;

@@ -3,7 +3,8 @@ packing.h -- how documents become the rows that a run reads.
 
 A stream of N tokens consists of documents: one starts at its first token, and one at each
 end-of-text token. If a stream is only a part of its files, as validation data are, a part of a
-document counts as a document. A row is up to T tokens, each with a target, the token that follows it in the stream:
+document counts as a document. A row is up to T tokens, each with a target, the token that follows
+it in the stream:
 
     stream    row k is the tokens [k T, (k+1) T), across document boundaries.
     aligned   T tokens from the start of a document, continuing into the following ones. If the row
@@ -19,9 +20,9 @@ document counts as a document. A row is up to T tokens, each with a target, the 
     uniform   the same rows sorted by length, for batches of rows of similar length.
 
 In the last four, every token is in exactly one row. The target of a document's last token is the
-end-of-text token that follows it in the stream. At the end of the files, end-of-text follows a document that starts with it. A row shorter than T is padded
-with end-of-text tokens, whose targets are -1. A piece without any target (a single last token) is
-dropped.
+end-of-text token that follows it in the stream. At the end of the files, end-of-text follows a
+document that starts with it. A row shorter than T is padded with end-of-text tokens, whose targets
+are -1. A piece without any target (a single last token) is dropped.
 
 Some pieces may be rearranged with marks (fill_in_middle.h): they are cut so that the marks fit into
 the row, too, and no other token is dropped for them. Then rows of stream and aligned consist of

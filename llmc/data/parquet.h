@@ -102,7 +102,7 @@ typedef struct {
 typedef struct {
     char *path, *column;
     int fd;
-    uint64_t bytes; // size of the file
+    uint64_t bytes;  // size of the file
     int may_be_null; // values have definition levels
     uint64_t rows;
     ParquetChunk_* chunks; // the column's, by row group
@@ -407,8 +407,8 @@ typedef struct {
 
 static ParquetElement_ parquet_element_(ThriftReader* in) {
     ParquetElement_ element = {thrift_reader(in->at, 0), -1, -1, 0, -1, -1};
-    int64_t* const numbers[] = {[1] = &element.type, [3] = &element.repetition, [5] = &element.children,
-                                &element.converted};
+    int64_t* const numbers[] = {
+        [1] = &element.type, [3] = &element.repetition, [5] = &element.children, &element.converted};
     ThriftField field = {0, 0};
     while (thrift_field(in, &field)) {
         if (field.id == 4) {
@@ -439,7 +439,7 @@ static const char* parquet_other_type_(const ParquetElement_* element) {
     static const char* const logicals[] = {[5] = "DECIMAL", "DATE", "TIME", "TIMESTAMP", [15] = "FLOAT16"};
     const int64_t type = element->type, converted = element->converted; // 0 UTF8, 4 ENUM, 19 JSON
     const int logical = element->logical;                               // 1 STRING, 4 ENUM, 12 JSON
-    return element->children > 0 ? "nested"
+    return element->children > 0                                                                  ? "nested"
            : element->repetition != PARQUET_REQUIRED_ && element->repetition != PARQUET_OPTIONAL_ ? "repeated"
            : type == PARQUET_BYTE_ARRAY_ &&
                    (converted == -1 || converted == 0 || converted == 4 || converted == 19) &&
@@ -521,8 +521,8 @@ static int parquet_is_path_(const Parquet* p, ThriftReader* in, ThriftField fiel
 }
 
 static void parquet_meta_(const Parquet* p, ThriftReader* in, ParquetMeta_* meta) {
-    int64_t* const numbers[12] = {[1] = &meta->type,    [4] = &meta->codec,   &meta->values, [7] = &meta->bytes,
-                                  [9] = &meta->data_at, [11] = &meta->dictionary_at};
+    int64_t* const numbers[12] = {[1] = &meta->type,  [4] = &meta->codec,   &meta->values,
+                                  [7] = &meta->bytes, [9] = &meta->data_at, [11] = &meta->dictionary_at};
     ThriftField field = {0, 0};
     while (thrift_field(in, &field)) {
         if (field.id == 3) {
@@ -805,8 +805,11 @@ __attribute__((format(printf, 2, 3))) static inline int parquet_fail_(Parquet* p
 // Reads the part of the header that is specific to its page type.
 static void parquet_page_part_(ThriftReader* in, ParquetPage_* page, int is_v2) {
     int64_t* const v1[8] = {[1] = &page->values, &page->encoding, &page->level_encoding};
-    int64_t* const v2[8] = {[1] = &page->values, [4] = &page->encoding, &page->level_bytes,
-                            &page->repetition_bytes, &page->is_compressed};
+    int64_t* const v2[8] = {[1] = &page->values,
+                            [4] = &page->encoding,
+                            &page->level_bytes,
+                            &page->repetition_bytes,
+                            &page->is_compressed};
     ThriftField field = {0, 0};
     while (thrift_field(in, &field)) {
         int64_t* const number = 0 < field.id && field.id < 8 ? (is_v2 ? v2 : v1)[field.id] : NULL;

@@ -363,9 +363,8 @@ static const char* tokens_magic_hint_(uint32_t magic) {
     }
     return magic == 20240326   ? " (a model)"
            : magic == 20240328 ? " (a tokenizer)"
-           : magic == 20240522
-               ? " (a multiple-choice evaluation)"
-               : " (bare uint16 tokens need --data-format nanogpt)";
+           : magic == 20240522 ? " (a multiple-choice evaluation)"
+                               : " (bare uint16 tokens need --data-format nanogpt)";
 }
 
 static int tokens_read_shard_(TokenSpan* span, const char* path, char* error) {

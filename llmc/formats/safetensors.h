@@ -665,7 +665,8 @@ static int safetensors_index_(JsonReader* text, SafeTensorsPair** pairs, size_t*
         walk.ok = is_map ? safetensors_pairs_(text, pairs, count) : json_skip(text);
     }
     return walk.ok && json_end(text) &&
-           (*count > 0 || error_set(text->error, text->path, "no weight_map, wanted the files of the tensors"));
+           (*count > 0 ||
+            error_set(text->error, text->path, "no weight_map, wanted the files of the tensors"));
 }
 
 // Opens the files of an index, which are beside it, and finds each tensor.

@@ -270,7 +270,6 @@ void log_sources(RunLog* log, int64_t step, const DataSources* sources, uint64_t
 // Logs the model's result at a task.
 void log_task(RunLog* log, int64_t step, const char* name, const TaskScore* score);
 
-
 // Logs a sample of `bytes` bytes.
 void log_sample(RunLog* log, int64_t step, const char* text, size_t bytes);
 

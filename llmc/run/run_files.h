@@ -40,7 +40,6 @@ void run_agree_on_files(Run* run, const Options* options);
 #include "llmc/base/outputs.h"
 #include "llmc/base/stop_request.h"
 #include "llmc/checkpoint/directory.h"
-#include "llmc/checkpoint/export.h"
 #include "llmc/formats/hf_model.h"
 #include "llmc/log/log_files.h"
 #include "llmc/setup/option_files.h"

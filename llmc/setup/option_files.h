@@ -25,7 +25,6 @@ void option_list_files(FileList* files, const OptionRow* row, const char* value)
 #include <stdlib.h>
 #include <string.h>
 
-#include "llmc/base/check.h"
 #include "llmc/base/file.h"
 #include "llmc/data/mixture.h"
 #include "llmc/data/token_files.h"

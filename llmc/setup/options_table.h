@@ -231,9 +231,7 @@ struct Options {
 const ModelPreset* options_model_size(const Options* options);
 
 // Returns true if the program only describes a run and writes nothing.
-static inline int options_only_look(const Options* options) {
-    return options->plan || options->print_config;
-}
+static inline int options_only_look(const Options* options) { return options->plan || options->print_config; }
 
 // Makes a micro-batch `parts` times smaller. A validation keeps its sequences.
 static inline void options_divide_batch(Options* options, int parts) {
@@ -770,9 +768,9 @@ static int option_may_be_empty_(const Options* options, const OptionRow* row) {
 
 // Returns true if an option is given that starts a run: training, a plan or an export.
 static int options_start_a_run_(const Options* options) {
-    static const char* const runs[] = {
-        "train-data",   "out",          "steps",       "epochs",      "resume", "overfit", "plan",
-        "plan-tensors", "print-config", "export-gguf", "export-llmc", "find-lr"};
+    static const char* const runs[] = {"train-data",   "out",         "steps",       "epochs",
+                                       "resume",       "overfit",     "plan",        "plan-tensors",
+                                       "print-config", "export-gguf", "export-llmc", "find-lr"};
     int is_run = 0;
     for (size_t i = 0; i < sizeof(runs) / sizeof(runs[0]); i++) {
         is_run |= options_given(options, runs[i]);

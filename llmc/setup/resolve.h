@@ -61,8 +61,8 @@ typedef struct {
 } SettleInput;
 
 // Decides every option that does not depend on the memory of the device. Opens the tokenizer and
-// the data, because other options depend on their sizes. With --plan and --print-config the data may
-// stay unknown; then values that depend on the number of steps stay "auto".
+// the data, because other options depend on their sizes. With --plan and --print-config the data
+// may stay unknown; then values that depend on the number of steps stay "auto".
 void settle(Settled* s, RunData* data, const Options* options, const SettleInput* input);
 
 // Returns the settings of the teacher: a model of the same micro-batches that only evaluates, with

@@ -212,7 +212,6 @@ void run_data_close(RunData* data);
 #include "llmc/base/file.h"
 #include "llmc/base/printable.h"
 #include "llmc/base/shell_word.h"
-#include "llmc/base/enum_words.h"
 #include "llmc/base/xxh64.h"
 #include "llmc/data/packing.h"
 #include "llmc/data/encoded_text.h"

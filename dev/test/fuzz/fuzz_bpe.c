@@ -75,7 +75,7 @@ static int fuzz_posix_memalign(void** memory, size_t alignment, size_t bytes) {
 
 // In exactly its bytes of memory, so that every step beyond them is seen.
 static void fuzz_open(Bpe* bpe, const char* name, const void* data, size_t bytes) {
-    BpeFile_ file = {name, (unsigned char*)fuzz_malloc(bytes), bytes};
+    BpeFile file = {name, (unsigned char*)fuzz_malloc(bytes), bytes};
     memcpy(file.data, data, bytes);
     bpe_open_data_(bpe, &file);
 }

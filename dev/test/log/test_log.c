@@ -352,11 +352,9 @@ TEST(task_lines) {
         "log.jsonl is\n%s", jsonl);
     EXPECT(strcmp(slurp(test_path("tasks/main.log")), "s:5 eval:0.2500\n") == 0, "main.log");
     const char* screen = slurp(test_path("tasks.screen"));
-    EXPECT(
-        strstr(screen,
-               "step  5/10 | choice | acc 0.5000 +- 0.1000 | acc_norm 0.2500 +- 0.0500 | "
-               "12 tokens\n"),
-        "%s", screen);
+    EXPECT(strstr(screen, "step  5/10 | choice | acc 0.5000 +- 0.1000 | acc_norm 0.2500 +- 0.0500 | "
+                          "12 tokens\n"),
+           "%s", screen);
     EXPECT(strstr(screen, "acc 0.5000 +- 0.1000 | loss 2.0000 | perplexity 7.3891 | 3.0000 bpb | 4 tokens\n"),
            "%s", screen);
 }

@@ -48,9 +48,7 @@ TEST(data) {
     test_write("a_2.bin", "x", 1);
     test_write("t,x.txt", "x", 1);
     snprintf(list, sizeof(list), "one=%s:0.5,other=%s/t\\,x.txt:0.5", test_path("a_?.bin"), test_tmpdir());
-    expect_files(
-        "train-data", list,
-        "/a_1.bin|/a_1.bin.mask|/a_2.bin|/a_2.bin.mask|/t,x.txt");
+    expect_files("train-data", list, "/a_1.bin|/a_1.bin.mask|/a_2.bin|/a_2.bin.mask|/t,x.txt");
     expect_files("tasks", test_path("a_1.bin"), "/a_1.bin|/a_1.bin.mask");
     expect_files("data-schedule", "weights", "weights");
     expect_files("data-schedule", "", "");

@@ -296,7 +296,7 @@ static int write_dies(const Bpe* bpe, const char* name, const char* wanted) {
 // are.
 static Bpe open_reordered(void) {
     Bpe small = open_small(), bpe;
-    const BpeSpelling_ spelling = bpe_spelling_();
+    const BpeSpelling spelling = bpe_spelling();
     const char* path = test_path("reordered.json");
     FILE* file = fopen(path, "wb");
     fputs("{\"<|endoftext|>\": 0", file);
@@ -304,7 +304,7 @@ static Bpe open_reordered(void) {
         const unsigned char byte = (unsigned char)(id - 1);
         const BpeToken_ token = {&byte, 1, 0};
         fputs(", \"", file);
-        bpe_put_spelled_(&spelling, id <= 256 ? token : small.tokens[id - 1], BPE_JSON_, file);
+        bpe_put_spelled(&spelling, id <= 256 ? token : small.tokens[id - 1], BPE_JSON, file);
         fprintf(file, "\": %d", id);
     }
     fputs("}", file);
@@ -434,7 +434,7 @@ static void test_gpt2(const char* vocabulary) {
     bpe_open(&bpe, vocabulary);
     test_round_trips(&bpe);
     for (int i = 0; i < 2; i++) {
-        const BpeFile_ file = bpe_read_(test_path(published[i].name));
+        const BpeFile file = bpe_read_(test_path(published[i].name));
         const uint64_t hash = xxh64(file.data, file.bytes);
         EXPECT(hash == published[i].xxh64, "%s: 0x%016llX", published[i].name, (unsigned long long)hash);
         free(file.data);
