@@ -36,22 +36,14 @@ extern "C" {
 
 // ---- types of elements ----
 
-typedef enum {
-    SAFETENSORS_F32,
-    SAFETENSORS_F16,
-    SAFETENSORS_BF16,
-    SAFETENSORS_F64,
-    SAFETENSORS_I64,
-    SAFETENSORS_I32,
-    SAFETENSORS_I16,
-    SAFETENSORS_I8,
-    SAFETENSORS_U64,
-    SAFETENSORS_U32,
-    SAFETENSORS_U16,
-    SAFETENSORS_U8,
-    SAFETENSORS_BOOL,
-    SAFETENSORS_DTYPES // number of types
-} SafeTensorsDtype;
+// X(name in files, bytes)
+// clang-format off
+#define SAFETENSORS_TYPES_(X) \
+    X(F32, 4) X(F16, 2) X(BF16, 2) X(F64, 8) X(I64, 8) X(I32, 4) X(I16, 2) X(I8, 1) \
+    X(U64, 8) X(U32, 4) X(U16, 2) X(U8, 1) X(BOOL, 1)
+#define SAFETENSORS_VALUE_(name, bytes) SAFETENSORS_##name,
+// clang-format on
+typedef enum { SAFETENSORS_TYPES_(SAFETENSORS_VALUE_) SAFETENSORS_DTYPES } SafeTensorsDtype;
 
 const char* safetensors_dtype_name(SafeTensorsDtype dtype);
 
@@ -227,24 +219,29 @@ uint64_t safetensors_writer_commit(SafeTensorsWriter* writer);
 
 // ---- types of elements ----
 
+#define SAFETENSORS_NAME_(name, bytes) #name,
 const char* safetensors_dtype_name(SafeTensorsDtype dtype) {
-    static const char* const names[SAFETENSORS_DTYPES] = {"F32", "F16", "BF16", "F64", "I64", "I32", "I16",
-                                                          "I8",  "U64", "U32",  "U16", "U8",  "BOOL"};
+    static const char* const names[] = {SAFETENSORS_TYPES_(SAFETENSORS_NAME_)};
     return names[dtype];
 }
 
+#define SAFETENSORS_BYTES_(name, bytes) bytes,
 size_t safetensors_dtype_bytes(SafeTensorsDtype dtype) {
-    static const size_t bytes[SAFETENSORS_DTYPES] = {4, 2, 2, 8, 8, 4, 2, 1, 8, 4, 2, 1, 1};
+    static const size_t bytes[] = {SAFETENSORS_TYPES_(SAFETENSORS_BYTES_)};
     return bytes[dtype];
+}
+
+// Returns element i of 16 bits, at any alignment.
+static float safetensors_narrow_(const void* elements, SafeTensorsDtype dtype, size_t i) {
+    uint16_t bits;
+    memcpy(&bits, (const char*)elements + i * sizeof(bits), sizeof(bits));
+    return dtype == SAFETENSORS_BF16 ? bf16_to_float(bits) : fp16_to_float(bits);
 }
 
 void safetensors_widen(void* elements, SafeTensorsDtype dtype, size_t count) {
     float* wide = (float*)elements;
-    // From the end, because the results are wider.
-    for (size_t i = count; dtype != SAFETENSORS_F32 && i-- > 0;) {
-        uint16_t bits;
-        memcpy(&bits, (char*)elements + i * sizeof(bits), sizeof(bits));
-        wide[i] = dtype == SAFETENSORS_BF16 ? bf16_to_float(bits) : fp16_to_float(bits);
+    for (size_t i = count; dtype != SAFETENSORS_F32 && i-- > 0;) { // from the end: the results are wider
+        wide[i] = safetensors_narrow_(elements, dtype, i);
     }
 }
 
@@ -585,15 +582,8 @@ static void safetensors_read_piece_(const SafeTensorsView* view, size_t start, s
     if (dtype == SAFETENSORS_F32 && count) {
         memcpy(out, from, count * sizeof(float));
     }
-    for (size_t i = 0; dtype == SAFETENSORS_BF16 && i < count; i++) {
-        uint16_t bits;
-        memcpy(&bits, from + 2 * i, 2);
-        out[i] = bf16_to_float(bits);
-    }
-    for (size_t i = 0; dtype == SAFETENSORS_F16 && i < count; i++) {
-        uint16_t bits;
-        memcpy(&bits, from + 2 * i, 2);
-        out[i] = fp16_to_float(bits);
+    for (size_t i = 0; dtype != SAFETENSORS_F32 && i < count; i++) {
+        out[i] = safetensors_narrow_(from, dtype, i);
     }
     safetensors_release_(from, count * safetensors_dtype_bytes(dtype));
 }
