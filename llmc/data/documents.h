@@ -19,10 +19,9 @@ TEXT_BY_NAME, names of tables, archives and the like are refused, and so is a pl
 byte in its first 64 KiB: text has none. UTF-8's byte-order mark at the start of a file is skipped,
 with a note for the first; a file with UTF-16's is refused, except with TEXT_PLAIN.
 
-A line without that string may have "prompt" and "completion", two strings, or "messages", a list of
-{"role": "system", "user" or "assistant", "content": a string}. With options.field "messages", a
-list under this name is taken, too. Such a document has parts: the block has their texts in order,
-with a line feed between two, and a TextPart for each. It is never cut.
+A line without that string may have a prompt and its completion, or a chat (text_line.h). Such a
+document has parts: the block has their texts in order, with a line feed between two, and a TextPart
+for each. It is never cut.
 
 A block has about options.block_bytes of text or, if it cannot be cut there, at most a few times
 BPE_MAX_PIECE. `documents` are the offsets at which documents start, ascending; without one at 0,
@@ -46,6 +45,7 @@ Memory: two blocks, and with jsonl and separators the longest document (1 GiB at
 #include "llmc/data/compressed_file.h"
 #include "llmc/data/parquet.h"
 #include "llmc/data/target_mask.h"
+#include "llmc/data/text_line.h"
 #include "llmc/tokenizer/bpe_split.h"
 #include "llmc/tokenizer/chat_format.h"
 
@@ -102,13 +102,6 @@ typedef struct {
     size_t text_room, documents_room, parts_room;
 } TextBlock;
 
-// Message, prompt or completion of a record, in its text.
-typedef struct {
-    ChatRole role;
-    const char* text;
-    size_t bytes;
-} TextMessage;
-
 typedef struct {
     TextOptions options;
     const char* const* paths; // (num_files) borrowed, as are the strings of the options
@@ -130,12 +123,11 @@ typedef struct {
     int has_mark;                     // some file had a byte-order mark
     TextPosition at;                  // position of the next byte that goes into a block
     uint64_t records;                 // records of this file taken so far
-    TextMessage* messages;            // (num_messages) of the record, if it has them
-    size_t num_messages, messages_room;
-    char* record;          // last line or part
-    const char* document;  // rest of it
-    size_t document_bytes; // its length
-    uint64_t read_before;  // bytes of the files before this one
+    TextLine line;                    // last line of JSON
+    char* record;                     // last line or part
+    const char* document;             // rest of it
+    size_t document_bytes;            // its length
+    uint64_t read_before;             // bytes of the files before this one
     // window[begin .. end) of this file, from which records are cut
     char* window;
     size_t begin, end, window_room;
@@ -461,208 +453,7 @@ static int text_cut_record_(Documents* source, char** record, size_t* bytes) {
     }
 }
 
-// ---- a line of JSON ----
-
-enum { TEXT_NAMES_BYTES_ = 160 };
-
-// Appends a key to a list of keys for an error, as far as it fits. Keys may be any strings.
-static void text_add_name_(char names[TEXT_NAMES_BYTES_], const char* key, size_t bytes) {
-    size_t used = strlen(names);
-    used += (size_t)snprintf(names + used, TEXT_NAMES_BYTES_ - used, "%s\"", used ? ", " : "");
-    for (size_t i = 0; i < bytes && used + 2 < TEXT_NAMES_BYTES_; i++, used++) {
-        names[used] = (unsigned char)key[i] < ' ' || key[i] == 0x7F ? '?' : key[i];
-    }
-    if (used + 2 <= TEXT_NAMES_BYTES_) {
-        memcpy(names + used, "\"", 2);
-    }
-}
-
-// Sets the document to the string of --field; it stays empty if that is null.
-static int text_take_text_(Documents* source, JsonReader* reader) {
-    return json_peek(reader) == 'n' ? json_skip(reader)
-                                    : json_text(reader, &source->document, &source->document_bytes);
-}
-
-// ---- a line with an answer ----
-
-// A string of a line.
-typedef struct {
-    const char* text; // NULL: absent
-    size_t bytes;
-} TextString_;
-
-// Parts of a line that may have an answer. Its errors count only if --field is missing.
-typedef struct {
-    TextString_ prompt, completion;
-    int has_prompt, has_completion, has_messages;
-    char bad[192]; // what is wrong with the messages; "": nothing
-} TextAnswers_;
-
-static int text_is_key_(const char* key, size_t bytes, const char* name) {
-    return strlen(name) == bytes && memcmp(key, name, bytes) == 0;
-}
-
-// Notes what is wrong with the last message, unless an earlier one was wrong.
-static void text_note_(const Documents* source, TextAnswers_* answers, const char* wanted) {
-    if (!answers->bad[0]) {
-        snprintf(answers->bad, sizeof(answers->bad), "message %zu: %s", source->num_messages + 1, wanted);
-    }
-}
-
-// Reads a string of a message; another value is noted and skipped.
-static int text_message_string_(const Documents* source, JsonReader* reader, TextAnswers_* answers,
-                                TextString_* value, const char* wanted) {
-    if (json_peek(reader) != '"' || value->text) {
-        text_note_(source, answers, wanted);
-        return json_skip(reader);
-    }
-    return json_text(reader, &value->text, &value->bytes);
-}
-
-// Adds a message, a prompt or a completion to the record.
-static void text_add_message_(Documents* source, ChatRole role, TextString_ text) {
-    source->messages = (TextMessage*)check_reserve(source->messages, &source->messages_room,
-                                                   source->num_messages + 1, sizeof(TextMessage), "messages");
-    source->messages[source->num_messages++] = (TextMessage){role, text.text, text.bytes};
-}
-
-// Adds the message of an object that has been read, if it is one.
-static void text_end_message_(Documents* source, TextAnswers_* answers, TextString_ role,
-                              TextString_ content) {
-    const int is_whole = role.text && content.text;
-    const int known = is_whole ? chat_role(role.text, role.bytes) : -1;
-    char wanted[160];
-    if (!is_whole) {
-        text_note_(source, answers, "wanted {\"role\": \"...\", \"content\": \"...\"}");
-        return;
-    }
-    if (known < 0) {
-        snprintf(wanted, sizeof(wanted), "role \"%.*s\", wanted \"system\", \"user\" or \"assistant\"",
-                 role.bytes < 64 ? (int)role.bytes : 64, role.text);
-        text_note_(source, answers, wanted);
-    } else if (known == CHAT_ASSISTANT && content.bytes == 0) {
-        text_note_(source, answers, "the assistant's content is empty, wanted an answer");
-    }
-    text_add_message_(source, known < 0 ? CHAT_USER : (ChatRole)known, content);
-}
-
-// Reads an element of "messages".
-static int text_message_(Documents* source, JsonReader* reader, TextAnswers_* answers) {
-    TextString_ role = {NULL, 0}, content = role;
-    const char* key;
-    size_t n;
-    if (json_peek(reader) != '{') {
-        text_note_(source, answers, "wanted {\"role\": \"...\", \"content\": \"...\"}");
-        return json_skip(reader);
-    }
-    JsonWalk walk = json_walk(reader, '{');
-    while (json_text_step(&walk, &key, &n)) {
-        walk.ok = text_is_key_(key, n, "role")
-                      ? text_message_string_(source, reader, answers, &role, "\"role\": wanted one string")
-                  : text_is_key_(key, n, "content") ? text_message_string_(source, reader, answers, &content,
-                                                                           "\"content\": wanted one string")
-                                                    : json_skip(reader);
-    }
-    if (walk.ok) {
-        text_end_message_(source, answers, role, content);
-    }
-    return walk.ok;
-}
-
-static int text_messages_(Documents* source, JsonReader* reader, TextAnswers_* answers) {
-    JsonWalk walk = json_walk(reader, '[');
-    if (answers->has_messages++) {
-        text_note_(source, answers, "the field \"messages\" appears twice");
-    }
-    while (json_step(&walk, NULL)) {
-        walk.ok = text_message_(source, reader, answers);
-    }
-    return walk.ok;
-}
-
-// Reads the value of a key other than --field, which may be a part of an answered document.
-static int text_other_(Documents* source, JsonReader* reader, TextAnswers_* answers, const char* key,
-                       size_t n) {
-    const int is_prompt = text_is_key_(key, n, "prompt");
-    if (text_is_key_(key, n, "messages") && json_peek(reader) != 'n') { // null: absent
-        if (json_peek(reader) == '[') {
-            return text_messages_(source, reader, answers);
-        }
-        answers->has_messages++;
-        snprintf(answers->bad, sizeof(answers->bad), "\"messages\": wanted a list of messages");
-    }
-    if (!is_prompt && !text_is_key_(key, n, "completion")) {
-        return json_skip(reader);
-    }
-    *(is_prompt ? &answers->has_prompt : &answers->has_completion) += 1;
-    TextString_* kept = is_prompt ? &answers->prompt : &answers->completion;
-    return json_peek(reader) == '"' ? json_text(reader, &kept->text, &kept->bytes) : json_skip(reader);
-}
-
-// Adds the prompt and its completion to the record.
-static int text_take_prompt_(Documents* source, JsonReader* reader, const TextAnswers_* answers) {
-    if (answers->has_prompt != 1 || answers->has_completion != 1 || !answers->prompt.text ||
-        !answers->completion.text) {
-        return error_set(reader->error, reader->path,
-                         "no prompt with its completion, wanted one string each: {\"prompt\": \"...\", "
-                         "\"completion\": \"...\"}");
-    }
-    if (answers->completion.bytes == 0) {
-        return error_set(reader->error, reader->path, "the completion is empty, wanted an answer");
-    }
-    text_add_message_(source, CHAT_PROMPT, answers->prompt);
-    text_add_message_(source, CHAT_COMPLETION, answers->completion);
-    return 1;
-}
-
-// Makes the document of the parts of a line, which has no --field.
-static int text_answered_(Documents* source, JsonReader* reader, const TextAnswers_* answers) {
-    int has_answer = 0;
-    if (answers->bad[0]) {
-        return error_set(reader->error, reader->path, "%s", answers->bad);
-    }
-    if (!answers->has_messages && !text_take_prompt_(source, reader, answers)) {
-        return 0;
-    }
-    for (size_t i = 0; i < source->num_messages; i++) {
-        const TextMessage* message = &source->messages[i];
-        has_answer |= message->role == CHAT_ASSISTANT || message->role == CHAT_COMPLETION;
-        source->document_bytes += message->bytes + (i > 0);
-    }
-    return has_answer ||
-           error_set(reader->error, reader->path, "no message of the assistant, wanted an answer to learn");
-}
-
-// Reads the object of a line: its document.
-static int text_object_(Documents* source, JsonReader* reader) {
-    const char *field = source->options.field, *key;
-    char names[TEXT_NAMES_BYTES_] = "";
-    TextAnswers_ answers;
-    size_t n;
-    int found = 0;
-    JsonWalk walk = json_walk(reader, '{');
-    memset(&answers, 0, sizeof(answers));
-    source->document = "";
-    source->document_bytes = 0;
-    while (json_text_step(&walk, &key, &n)) {
-        const int is_list = text_is_key_(key, n, "messages") && json_peek(reader) == '[';
-        if (!text_is_key_(key, n, field) || is_list) {
-            text_add_name_(names, key, n);
-            walk.ok = text_other_(source, reader, &answers, key, n);
-        } else if (found++) {
-            walk.ok = error_set(reader->error, reader->path, "the field \"%s\" appears twice", field);
-        } else {
-            walk.ok = text_take_text_(source, reader);
-        }
-    }
-    const int is_answered = !found && (answers.has_messages || answers.has_prompt || answers.has_completion);
-    if (walk.ok && !found && !is_answered) {
-        return error_set(reader->error, reader->path, "no field \"%s\", found %s", field,
-                         *names ? names : "none at all");
-    }
-    source->num_messages = is_answered ? source->num_messages : 0;
-    return walk.ok && json_end(reader) && (!is_answered || text_answered_(source, reader, &answers));
-}
+// ---- documents ----
 
 // Takes the document of a line, which may be without text. Returns -1 after an error.
 static int text_json_document_(Documents* source, char* line, size_t bytes) {
@@ -671,23 +462,24 @@ static int text_json_document_(Documents* source, char* line, size_t bytes) {
         source->document_bytes = 0; // an empty line
         return 1;
     }
-    if (!text_object_(source, &reader)) {
+    source->line.field = source->options.field;
+    if (!text_line_read(&source->line, &reader)) {
         char message[ERROR_BYTES];
         snprintf(message, sizeof(message), "%s", source->error);
         snprintf(source->error, sizeof(source->error), "%.*s:%llu%.1024s", PATH_MAX, source->file.path,
                  (unsigned long long)source->records, message);
         return -1;
     }
+    source->document = source->line.text;
+    source->document_bytes = source->line.bytes;
     return 1;
 }
-
-// ---- documents ----
 
 // Takes the next record of the open file, of any contents: 1, 0 at the end of the file, -1 after an
 // error.
 static int text_record_(Documents* source) {
     char* record = NULL;
-    source->num_messages = 0;
+    source->line.num_messages = 0;
     if (source->format == TEXT_PARQUET) {
         return text_row_(source);
     }
@@ -750,10 +542,11 @@ static int text_append_parts_(Documents* source, TextBlock* block) {
     text_begin_(source, block);
     block->text = (char*)check_reserve(block->text, &block->text_room, block->bytes + source->document_bytes,
                                        1, "text");
-    block->parts = (TextPart*)check_reserve(
-        block->parts, &block->parts_room, block->num_parts + source->num_messages, sizeof(TextPart), "text");
-    for (size_t i = 0; i < source->num_messages; i++) {
-        const TextMessage* message = &source->messages[i];
+    block->parts =
+        (TextPart*)check_reserve(block->parts, &block->parts_room,
+                                 block->num_parts + source->line.num_messages, sizeof(TextPart), "text");
+    for (size_t i = 0; i < source->line.num_messages; i++) {
+        const TextMessage* message = &source->line.messages[i];
         if (i > 0) {
             block->text[block->bytes++] = '\n';
         }
@@ -773,7 +566,7 @@ static int text_append_record_(Documents* source, TextBlock* block, size_t room)
     if (more <= 0) {
         return more;
     }
-    if (source->num_messages > 0) {
+    if (source->line.num_messages > 0) {
         return text_append_parts_(source, block);
     }
     const size_t n = source->document_bytes < room ? source->document_bytes : room;
@@ -1010,7 +803,7 @@ void documents_close(Documents* source) {
     bpe_rules_close(&source->rules);
     free(source->file_bytes);
     free(source->is_stream);
-    free(source->messages);
+    text_line_close(&source->line);
     free(source->window);
     free(source->carry);
     memset(source, 0, sizeof(*source));

@@ -4,6 +4,7 @@
 #define PARQUET_IMPLEMENTATION
 
 #include "llmc/data/parquet.h"
+#include "llmc/data/parquet_footer.h"
 #include "dev/test/lib/test.h"
 
 #define FIXTURES "dev/ref/fixtures/parquet/"
@@ -108,12 +109,12 @@ static const char* fixture_path(const char* name) {
 TEST(files) {
     static Parquet p;
     for (int i = 0; i < NUM_FILES; i++) {
-        const char *path = fixture_path(FILES[i].name), *package = parquet_codec_package_(FILES[i].codec);
+        const char *path = fixture_path(FILES[i].name), *package = parquet_codec_package(FILES[i].codec);
         Texts got, wanted = texts_wanted(FILES[i].rows);
         const int ok = texts_read(&p, path, "text", &got);
         if (package) {
             EXPECT(!ok && strncmp(p.error, path, strlen(path)) == 0 && strstr(p.error, package) &&
-                       strstr(p.error, parquet_codec_name_(FILES[i].codec)),
+                       strstr(p.error, parquet_codec_name(FILES[i].codec)),
                    "%s", p.error);
         } else {
             EXPECT(ok, "%s", p.error);
@@ -133,7 +134,7 @@ TEST(hand) {
     for (int i = 0; i < 40; i++) {
         texts_add(&wanted, text, (size_t)snprintf(text, sizeof(text), "%d", i));
     }
-    for (int i = 0; i < (parquet_codec_package_(PARQUET_GZIP_) ? 1 : 2); i++) {
+    for (int i = 0; i < (parquet_codec_package(PARQUET_GZIP_) ? 1 : 2); i++) {
         EXPECT(texts_read(&p, fixture_path(names[i]), "text", &got), "%s", p.error);
         EXPECT(texts_equal(got, wanted), "%s: %zu texts", names[i], got.texts);
         free(got.data);

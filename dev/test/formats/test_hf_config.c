@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 
 #include "llmc/formats/hf_config.h"
+#include "llmc/formats/hf_config_write.h"
 #include "dev/test/lib/test.h"
 
 // Sizes that all families but GPT-2 must have, with intermediate_size.

@@ -2,7 +2,7 @@
 // and files: a model with shared layers writes the same file as one with separate equal layers, and
 // reads it back.
 #include "llmc/formats/gguf.h"
-#include "llmc/formats/hf_config.h"
+#include "llmc/formats/hf_config_write.h"
 #include "llmc/formats/hf_model.h"
 #include "llmc/formats/llmc_bin.h"
 #include "llmc/model/freeze.h"

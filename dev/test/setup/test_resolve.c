@@ -6,7 +6,7 @@
 #define ENCODED_TEXT_IMPLEMENTATION
 
 #include "llmc/data/fill_in_middle.h"
-#include "llmc/formats/hf_config.h"
+#include "llmc/formats/hf_config_write.h"
 #include "llmc/model/presets.h"
 #include "llmc/checkpoint/model_path.h"
 #include "llmc/setup/run_data.h"
