@@ -1,6 +1,6 @@
 /*
-parquet_footer.h -- the footer of a Parquet file (parquet.h): finds the column in the schema, and its
-pages in the row groups. Both are checked before anything is read.
+parquet_footer.h -- the footer of a Parquet file (parquet.h): finds the column in the schema, and
+its pages in the row groups. Both are checked before anything is read.
 */
 #ifndef LLMC_PARQUET_FOOTER_H
 #define LLMC_PARQUET_FOOTER_H

@@ -12,7 +12,6 @@ note on stderr.
 
 #include "llmc/formats/safetensors.h"
 #include "llmc/model/model.h"
-#include "llmc/tokenizer/model_card.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -110,10 +109,10 @@ typedef struct {
 // clang-format off
 #define HF_MEMBER_(member) offsetof(HfConfig_, member)
 static const HfKey_ hf_keys_[] = {
-    {FAMILY_ALL_, "vocab_size", HF_SIZE_, HF_MEMBER_(cfg.V)},
-    {FAMILY_ALL_, "tie_word_embeddings", HF_BOOL_, HF_MEMBER_(is_tied)},
-    {FAMILY_ALL_, "quantization_config", HF_UNUSED_, 0},
-    {FAMILY_ALL_, "add_cross_attention", HF_FALSE_, 0},
+    {FAMILY_ALL, "vocab_size", HF_SIZE_, HF_MEMBER_(cfg.V)},
+    {FAMILY_ALL, "tie_word_embeddings", HF_BOOL_, HF_MEMBER_(is_tied)},
+    {FAMILY_ALL, "quantization_config", HF_UNUSED_, 0},
+    {FAMILY_ALL, "add_cross_attention", HF_FALSE_, 0},
 
     {FAMILY_GPT2, "n_layer", HF_SIZE_, HF_MEMBER_(cfg.L)},
     {FAMILY_GPT2, "n_head", HF_SIZE_, HF_MEMBER_(cfg.NH)},
@@ -133,8 +132,8 @@ static const HfKey_ hf_keys_[] = {
     {FAMILY_ROPE, "num_key_value_heads", HF_SIZE_OR_NULL_, HF_MEMBER_(cfg.KV)},
     {FAMILY_ROPE, "head_dim", HF_SIZE_OR_NULL_, HF_MEMBER_(cfg.HS)},
     {FAMILY_ROPE, "hidden_size", HF_SIZE_, HF_MEMBER_(cfg.C)},
-    {FAMILY_ROPE & ~FAMILY_OWN_HIDDEN_, "intermediate_size", HF_SIZE_, HF_MEMBER_(cfg.F)},
-    {FAMILY_OWN_HIDDEN_, "moe_intermediate_size", HF_SIZE_, HF_MEMBER_(cfg.F)},
+    {FAMILY_ROPE & ~FAMILY_OWN_HIDDEN, "intermediate_size", HF_SIZE_, HF_MEMBER_(cfg.F)},
+    {FAMILY_OWN_HIDDEN, "moe_intermediate_size", HF_SIZE_, HF_MEMBER_(cfg.F)},
     {FAMILY_ROPE, "max_position_embeddings", HF_SIZE_, HF_MEMBER_(cfg.max_T)},
     {FAMILY_ROPE, "rms_norm_eps", HF_POSITIVE_, HF_MEMBER_(cfg.norm_eps)},
     {FAMILY_ROPE, "hidden_act", HF_ACTIVATION_, 0},
@@ -144,9 +143,9 @@ static const HfKey_ hf_keys_[] = {
     {FAMILY_ROPE, "partial_rotary_factor", HF_TURNED_, HF_MEMBER_(turned)},
     {FAMILY_ROPE, "attention_dropout", HF_DROPOUT_, 0},
     {FAMILY_ROPE, "layer_types", HF_LAYER_TYPES_, 0},
-    {FAMILY_WINDOWS_, "sliding_window", HF_SIZE_OR_NULL_, HF_MEMBER_(cfg.window)},
-    {FAMILY_SWITCHED_, "use_sliding_window", HF_BOOL_, HF_MEMBER_(has_windows)},
-    {FAMILY_SWITCHED_, "max_window_layers", HF_SIZE_, HF_MEMBER_(full_layers)},
+    {FAMILY_WINDOWS, "sliding_window", HF_SIZE_OR_NULL_, HF_MEMBER_(cfg.window)},
+    {FAMILY_SWITCHED, "use_sliding_window", HF_BOOL_, HF_MEMBER_(has_windows)},
+    {FAMILY_SWITCHED, "max_window_layers", HF_SIZE_, HF_MEMBER_(full_layers)},
     {FAMILY_NANOCHAT, "final_logit_softcapping", HF_POSITIVE_OR_NULL_, HF_MEMBER_(cfg.softcap)},
 
     // experts; in transformers 5 the first two are the same in all of these families
@@ -156,9 +155,9 @@ static const HfKey_ hf_keys_[] = {
     {FAMILY_EXPERTS, "num_experts_per_tok", HF_SIZE_, HF_MEMBER_(cfg.E_used)},
     {FAMILY_GLM, "n_shared_experts", HF_SIZE_, HF_MEMBER_(shared_experts)},
     {FAMILY_GLM, "routed_scaling_factor", HF_POSITIVE_, HF_MEMBER_(cfg.router_factor)},
-    {FAMILY_QWEN3MOE_, "norm_topk_prob", HF_MUST_BE_TRUE_, 0},
+    {FAMILY_QWEN3MOE, "norm_topk_prob", HF_MUST_BE_TRUE_, 0},
     {FAMILY_GLM, "norm_topk_prob", HF_TRUE_, 0},
-    {FAMILY_OLMOE_, "norm_topk_prob", HF_FALSE_, 0},
+    {FAMILY_OLMOE, "norm_topk_prob", HF_FALSE_, 0},
     {FAMILY_GLM, "attention_bias", HF_MUST_BE_TRUE_, 0},
     {FAMILY_GLM, "use_qk_norm", HF_MUST_BE_TRUE_, 0},
     {FAMILY_GLM, "first_k_dense_replace", HF_MUST_BE_NONE_, 0},
@@ -169,11 +168,11 @@ static const HfKey_ hf_keys_[] = {
     {FAMILY_EXPERTS, "mlp_only_layers", HF_NONE_, 0},
     {FAMILY_EXPERTS, "clip_qkv", HF_NONE_, 0},
     {FAMILY_EXPERTS, "router_jitter_noise", HF_NONE_, 0},
-    {FAMILY_OLMOE_ | FAMILY_GLM, "sliding_window", HF_NONE_, 0},
+    {FAMILY_OLMOE | FAMILY_GLM, "sliding_window", HF_NONE_, 0},
 
     // keys of models that differ from the family they claim to be
     {FAMILY_ROPE & ~FAMILY_NANOCHAT, "final_logit_softcapping", HF_UNUSED_, 0},
-    {FAMILY_ROPE & ~FAMILY_BIASES_, "attention_bias", HF_FALSE_, 0},
+    {FAMILY_ROPE & ~FAMILY_BIASES, "attention_bias", HF_FALSE_, 0},
     {FAMILY_ROPE, "mlp_bias", HF_FALSE_, 0},
     {FAMILY_ROPE, "attn_logit_softcapping", HF_UNUSED_, 0},
     {FAMILY_ROPE, "query_pre_attn_scalar", HF_UNUSED_, 0},
@@ -295,7 +294,7 @@ static int hf_read_dropout_(JsonReader* text, HfConfig_* config) {
     return 1;
 }
 
-static int hf_read_activation_(JsonReader* text, const char* key, const HfFamily_* family) {
+static int hf_read_activation_(JsonReader* text, const char* key, const HfFamily* family) {
     const char* word;
     if (!json_name(text, &word)) {
         return 0;
@@ -405,7 +404,7 @@ static int hf_config_rope_(HfConfig_* config, const char* path, char* error) {
         return error_set(error, path, "rope_theta is %g, but %g in rope_parameters; wanted only one of them",
                          (double)config->base, (double)cfg->rope_base);
     }
-    cfg->rope_base = cfg->rope_base > 0 ? cfg->rope_base : hf_families_[cfg->arch].rope_base;
+    cfg->rope_base = cfg->rope_base > 0 ? cfg->rope_base : hf_families[cfg->arch].rope_base;
     return 1;
 }
 
@@ -550,7 +549,7 @@ static int hf_config_value_(JsonReader* text, const HfKey_* key, HfConfig_* conf
     case HF_DROPOUT_:
         return hf_read_dropout_(text, config);
     case HF_ACTIVATION_:
-        return hf_read_activation_(text, key->key, &hf_families_[config->cfg.arch]);
+        return hf_read_activation_(text, key->key, &hf_families[config->cfg.arch]);
     case HF_ROPE_:
         return hf_read_rope_(text, (HfRope_*)(void*)member);
     case HF_LAYER_TYPES_:
@@ -577,12 +576,12 @@ static int hf_family_(JsonReader* text, Arch* arch) {
         return 0;
     }
     for (int i = 0; i < ARCH_COUNT; i++) {
-        if (strcmp(type, hf_families_[i].type) == 0) {
+        if (strcmp(type, hf_families[i].type) == 0) {
             *arch = (Arch)i;
             return 1;
         }
         const size_t used = strlen(known);
-        snprintf(known + used, sizeof(known) - used, "%s%s", i ? ", " : "", hf_families_[i].type);
+        snprintf(known + used, sizeof(known) - used, "%s%s", i ? ", " : "", hf_families[i].type);
     }
     return error_set(text->error, text->path, "model_type is %s, wanted one of %s", type, known);
 }
@@ -626,7 +625,7 @@ static int hf_config_read_values_(JsonReader* text, HfConfig_* config) {
 
 // Sets the values of keys that may be missing.
 static void hf_config_default_(HfConfig_* config) {
-    const HfFamily_* family = &hf_families_[config->cfg.arch];
+    const HfFamily* family = &hf_families[config->cfg.arch];
     config->cfg.norm_eps = family->norm_eps;
     config->cfg.KV = family->KV;
     config->cfg.HS = family->HS;
@@ -635,8 +634,8 @@ static void hf_config_default_(HfConfig_* config) {
     config->cfg.E = family->E;
     config->cfg.E_used = family->E_used;
     config->is_tied = family->is_tied;
-    config->has_windows = !(FAMILY_SWITCHED_ >> config->cfg.arch & 1);
-    config->full_layers = HF_FULL_LAYERS_;
+    config->has_windows = !(FAMILY_SWITCHED >> config->cfg.arch & 1);
+    config->full_layers = HF_FULL_LAYERS;
     config->shared_experts = 1;
     config->turned = config->cfg.arch == ARCH_GLM4MOE ? 0.5 : 1;
 }
@@ -647,9 +646,9 @@ static int hf_check_gpt2_(const HfConfig_* config, const char* path, char* error
     if (cfg.F && cfg.F != 4 * (double)cfg.C) {
         return error_set(error, path, "n_inner is %d, wanted 4 x n_embd = %.0f", cfg.F, 4 * (double)cfg.C);
     }
-    if (cfg.norm_eps != hf_families_[ARCH_GPT2].norm_eps) {
+    if (cfg.norm_eps != hf_families[ARCH_GPT2].norm_eps) {
         return error_set(error, path, "layer_norm_epsilon is %g, wanted %g", (double)cfg.norm_eps,
-                         (double)hf_families_[ARCH_GPT2].norm_eps);
+                         (double)hf_families[ARCH_GPT2].norm_eps);
     }
     return config->is_tied || error_set(error, path, "tie_word_embeddings is false, wanted true");
 }
@@ -689,7 +688,7 @@ static int hf_config_parse_(JsonReader* text, HfConfig_* config) {
     cfg->Vp = cfg->V < INT_MAX - MODEL_VOCAB_ALIGN ? model_padded_vocab(cfg->V) : cfg->V;
     cfg->has_head = !config->is_tied;
     if (cfg->arch != ARCH_GPT2 && cfg->F == 0) {
-        return error_set(text->error, text->path, "no %s", hf_families_[cfg->arch].hidden);
+        return error_set(text->error, text->path, "no %s", hf_families[cfg->arch].hidden);
     }
     if ((cfg->arch == ARCH_GPT2 && !hf_check_gpt2_(config, text->path, text->error)) ||
         !hf_config_check_given_(config, text->path, text->error) ||

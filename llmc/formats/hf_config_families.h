@@ -5,9 +5,8 @@ hf_config_families.h -- the families of models in transformers, as config.json n
 #define LLMC_HF_CONFIG_FAMILIES_H
 
 #include "llmc/model/families.h"
-#include "llmc/model/model.h"
 
-#define HF_FULL_LAYERS_ 28 // max_window_layers of all classes that have it
+#define HF_FULL_LAYERS 28 // max_window_layers of all classes that have it
 
 // Family of models in transformers: its names in config.json, and the values of missing keys, where
 // 0 means what it means in ModelConfig.
@@ -24,10 +23,10 @@ typedef struct {
     const char* hidden;    // key of the MLP's hidden units
     const char* experts;   // key of the number of experts
     const char* constants; // members that say what our kinds compute
-} HfFamily_;
+} HfFamily;
 
 // clang-format off
-__attribute__((unused)) static const HfFamily_ hf_families_[ARCH_COUNT] = {
+__attribute__((unused)) static const HfFamily hf_families[ARCH_COUNT] = {
     [ARCH_GPT2] =     {"gpt2",      "GPT2LMHeadModel",     {"gelu_new", "gelu_pytorch_tanh", "gelu_fast"}, 1e-5f, 0, 0, 0, 0, 1, 0, 0, 0, "n_inner", NULL, ""},
     [ARCH_LLAMA] =    {"llama",     "LlamaForCausalLM",    {"silu", "swish"}, 1e-6f, 0,  0,   0,    0,  0, 0,   0,   0, "intermediate_size", NULL, ""},
     [ARCH_MISTRAL] =  {"mistral",   "MistralForCausalLM",  {"silu", "swish"}, 1e-6f, 8,  0,   4096, 0,  0, 0,   0,   0, "intermediate_size", NULL, ""},
@@ -48,13 +47,13 @@ __attribute__((unused)) static const HfFamily_ hf_families_[ARCH_COUNT] = {
 // clang-format on
 
 enum {
-    FAMILY_SWITCHED_ = 1 << ARCH_QWEN2 | 1 << ARCH_QWEN3 | 1 << ARCH_QWEN3MOE,
-    FAMILY_WINDOWS_ = 1 << ARCH_MISTRAL | 1 << ARCH_MIXTRAL | FAMILY_SWITCHED_,
-    FAMILY_QWEN3MOE_ = 1 << ARCH_QWEN3MOE,
-    FAMILY_OLMOE_ = 1 << ARCH_OLMOE,
-    FAMILY_OWN_HIDDEN_ = FAMILY_QWEN3MOE_ | FAMILY_GLM, // intermediate_size is of dense layers
-    FAMILY_BIASES_ = 1 << ARCH_QWEN2 | FAMILY_GLM,
-    FAMILY_ALL_ = (1 << ARCH_COUNT) - 1
+    FAMILY_SWITCHED = 1 << ARCH_QWEN2 | 1 << ARCH_QWEN3 | 1 << ARCH_QWEN3MOE,
+    FAMILY_WINDOWS = 1 << ARCH_MISTRAL | 1 << ARCH_MIXTRAL | FAMILY_SWITCHED,
+    FAMILY_QWEN3MOE = 1 << ARCH_QWEN3MOE,
+    FAMILY_OLMOE = 1 << ARCH_OLMOE,
+    FAMILY_OWN_HIDDEN = FAMILY_QWEN3MOE | FAMILY_GLM, // intermediate_size is of dense layers
+    FAMILY_BIASES = 1 << ARCH_QWEN2 | FAMILY_GLM,
+    FAMILY_ALL = (1 << ARCH_COUNT) - 1
 };
 
 #endif

@@ -94,7 +94,7 @@ static void hf_write_gpt2_(FILE* file, ModelConfig cfg) {
             "  \"n_embd\": %d,\n  \"n_layer\": %d,\n  \"n_head\": %d,\n  \"n_inner\": null,\n"
             "  \"activation_function\": \"%s\",\n  \"layer_norm_epsilon\": %s,\n"
             "  \"resid_pdrop\": 0.0,\n  \"embd_pdrop\": 0.0,\n  \"attn_pdrop\": 0.0,\n",
-            cfg.max_T, cfg.max_T, cfg.C, cfg.L, cfg.NH, hf_families_[ARCH_GPT2].activations[0],
+            cfg.max_T, cfg.max_T, cfg.C, cfg.L, cfg.NH, hf_families[ARCH_GPT2].activations[0],
             hf_number_(model_norm_eps(cfg)).text);
 }
 
@@ -153,7 +153,7 @@ static void hf_write_windows_(FILE* file, ModelConfig cfg) {
     } else {
         fprintf(file, "  \"sliding_window\": null,\n");
     }
-    if (FAMILY_SWITCHED_ >> cfg.arch & 1) {
+    if (FAMILY_SWITCHED >> cfg.arch & 1) {
         fprintf(file, "  \"use_sliding_window\": %s,\n", full < cfg.L ? "true" : "false");
     }
     if (kind == WINDOWS_ANY) {
@@ -167,12 +167,12 @@ static void hf_write_windows_(FILE* file, ModelConfig cfg) {
 
 // Writes the keys of experts.
 static void hf_write_experts_(FILE* file, ModelConfig cfg) {
-    const HfFamily_* family = &hf_families_[cfg.arch];
+    const HfFamily* family = &hf_families[cfg.arch];
     if (!family->experts) {
         return;
     }
     fprintf(file, "  \"%s\": %d,\n  \"num_experts_per_tok\": %d,\n", family->experts, cfg.E, cfg.E_used);
-    if (FAMILY_OWN_HIDDEN_ >> cfg.arch & 1) {
+    if (FAMILY_OWN_HIDDEN >> cfg.arch & 1) {
         fprintf(file, "  \"%s\": %d,\n", family->hidden, model_hidden(cfg));
     }
     if (cfg.arch == ARCH_GLM4MOE) {
@@ -190,8 +190,8 @@ static void hf_write_common_(FILE* file, ModelConfig cfg) {
             "  \"head_dim\": %d,\n  \"hidden_act\": \"%s\",\n  \"rms_norm_eps\": %s,\n"
             "  \"attention_dropout\": 0.0,\n",
             cfg.max_T, cfg.C, model_hidden(cfg), cfg.L, cfg.NH, model_key_heads(cfg), model_head_size(cfg),
-            hf_families_[cfg.arch].activations[0], hf_number_(model_norm_eps(cfg)).text);
-    if (!(FAMILY_BIASES_ >> cfg.arch & 1)) { // others have theirs in the class, or among constants
+            hf_families[cfg.arch].activations[0], hf_number_(model_norm_eps(cfg)).text);
+    if (!(FAMILY_BIASES >> cfg.arch & 1)) { // others have theirs in the class, or among constants
         fprintf(file, "  \"attention_bias\": false,\n  \"mlp_bias\": false,\n");
     }
     if (model_architecture(cfg.arch)->softcap > 0) {
@@ -217,7 +217,7 @@ void hf_config_write(const char* directory, ModelConfig cfg, SafeTensorsDtype dt
                      const char* kept) {
     char path[PATH_MAX];
     FileWriter writer;
-    const HfFamily_* family = &hf_families_[cfg.arch];
+    const HfFamily* family = &hf_families[cfg.arch];
     const char* type = dtype == SAFETENSORS_BF16  ? "bfloat16"
                        : dtype == SAFETENSORS_F16 ? "float16"
                                                   : "float32";

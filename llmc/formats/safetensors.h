@@ -240,7 +240,7 @@ static float safetensors_narrow_(const void* elements, SafeTensorsDtype dtype, s
 
 void safetensors_widen(void* elements, SafeTensorsDtype dtype, size_t count) {
     float* wide = (float*)elements;
-    for (size_t i = count; dtype != SAFETENSORS_F32 && i-- > 0;) { // from the end: the results are wider
+    for (size_t i = count; dtype != SAFETENSORS_F32 && i-- > 0;) { // from the end
         wide[i] = safetensors_narrow_(elements, dtype, i);
     }
 }

@@ -47,7 +47,6 @@ void jinja_strip(const char** text, size_t* length);
 #include <stdlib.h>
 #include <string.h>
 
-#include "llmc/base/check.h"
 #include "llmc/base/text_buffer.h"
 #include "llmc/tokenizer/jinja_values.h"
 
@@ -223,7 +222,7 @@ static int jinja_is_one_of_(const char* name, const char* one, const char* other
     return strcmp(name, one) == 0 || strcmp(name, other) == 0;
 }
 
-// Sets *v to what a text becomes under a name that is a method or a filter. Returns 0 if it is none.
+// Sets *v to what a text becomes by a method or a filter. Returns 0 if none has this name.
 static int jinja_text_changed_(Jinja_* j, JinjaValue_* v, const char* name, const JinjaArgs_* args) {
     const JinjaValue_ text = *v, first = args->count > 0 ? args->values[0] : jinja_undefined_;
     const int has_text = first.kind == JINJA_TEXT_, is_short = first.length <= text.length;
@@ -238,8 +237,8 @@ static int jinja_text_changed_(Jinja_* j, JinjaValue_* v, const char* name, cons
     } else if (strcmp(name, "startswith") == 0) {
         *v = jinja_bool_(has_text && is_short && memcmp(text.text, first.text, first.length) == 0);
     } else if (strcmp(name, "endswith") == 0 && has_text) {
-        *v = jinja_bool_(is_short && memcmp(text.text + text.length - first.length, first.text,
-                                            first.length) == 0);
+        *v = jinja_bool_(is_short &&
+                         memcmp(text.text + text.length - first.length, first.text, first.length) == 0);
     } else if (strcmp(name, "split") == 0 && has_text) {
         *v = jinja_split_(j, text, first);
     } else {
@@ -290,8 +289,7 @@ static JinjaValue_ jinja_filter_(Jinja_* j, JinjaValue_ v, const char* name, con
     if (jinja_is_one_of_(name, "string", "trim") && !(is_items && name[0] == 't')) {
         v = jinja_printed_(j, v);
     }
-    if (strcmp(name, "string") != 0 &&
-        (v.kind != JINJA_TEXT_ || !jinja_text_changed_(j, &v, name, args))) {
+    if (strcmp(name, "string") != 0 && (v.kind != JINJA_TEXT_ || !jinja_text_changed_(j, &v, name, args))) {
         jinja_fail_(j, "uses a filter that is not known");
     }
     return v;

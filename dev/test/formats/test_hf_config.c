@@ -1,6 +1,6 @@
 // test_hf_config.c -- hf_config.h: each family's config.json, its defaults and older keys, is read
 // and written; whatever changes what a model computes, and is not supported, is refused by name.
-#define HF_CONFIG_IMPLEMENTATION
+#define HF_CONFIG_WRITE_IMPLEMENTATION
 
 #include <sys/stat.h>
 
