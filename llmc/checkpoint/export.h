@@ -77,11 +77,13 @@ void export_open(ModelExport* files, ModelConfig cfg, const Options* options, co
                         (ModelDtype)options->output.export_dtype);
     }
     if (options->output.export_gguf[0]) {
-        gguf_create(&files->gguf, options->output.export_gguf,
-                    options->output.dir[0] ? options->output.dir : options->output.export_gguf, cfg,
-                    (GgufDtype)options->output.export_gguf_dtype, export_bpe_(data),
-                    run_data_card(data, cfg.V),
-                    options->samples.start_token ? GGUF_START_TOKEN : GGUF_NO_START_TOKEN);
+        const GgufModel model = {options->output.dir[0] ? options->output.dir : options->output.export_gguf,
+                                 cfg,
+                                 (GgufDtype)options->output.export_gguf_dtype,
+                                 export_bpe_(data),
+                                 run_data_card(data, cfg.V),
+                                 options->samples.start_token ? GGUF_START_TOKEN : GGUF_NO_START_TOKEN};
+        gguf_create(&files->gguf, options->output.export_gguf, &model);
     }
 }
 
