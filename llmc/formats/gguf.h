@@ -60,7 +60,7 @@ typedef struct {
     const char* name; // a path, whose last part is the name
     ModelConfig cfg;
     GgufDtype dtype;
-    const Bpe* bpe; // tokenizer, which has a bpe_gguf_pre; NULL: none that such files support, and no card
+    const Bpe* bpe; // tokenizer, which has a bpe_gguf_pre; NULL: no tokenizer and no card
     ModelCard card;
     GgufStart start;
 } GgufModel;
