@@ -423,7 +423,7 @@ static void bestfit_add_rows_(Bestfit_* fit, Rows* rows) {
     fit->order.count = 0;
     for (int row = 0; row < fit->num_rows; row++) {
         positions_add(&fit->order,
-                       piece_start_(fit->sorted.at[fit->first[row]]) * BESTFIT_WINDOW + (uint64_t)row);
+                      piece_start_(fit->sorted.at[fit->first[row]]) * BESTFIT_WINDOW + (uint64_t)row);
     }
     if (fit->order.count > 0) { // qsort does not take a missing array
         qsort(fit->order.at, fit->order.count, sizeof(uint64_t), bestfit_compare_);

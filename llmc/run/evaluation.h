@@ -136,7 +136,7 @@ static void evaluation_add_text_(Evaluation* e, const RunData* data, const Optio
 
 void evaluation_open(Evaluation* e, const RunData* data, const Options* options, int V) {
     const Tokenizer* tokenizer = data->has_tokenizer ? &data->tokenizer : NULL;
-    const TaskSettings settings = {tokenizer, V, run_data_eot(data, V), options->batch.seq_len,
+    const TaskSettings settings = {tokenizer, run_data_eot(data, V), options->batch.seq_len,
                                    (size_t)options->tasks.max};
     memset(e, 0, sizeof(*e));
     e->B = options->batch.size;

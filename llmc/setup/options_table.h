@@ -516,7 +516,7 @@ const OptionRow OPTION_TABLE[] = {
         "--export-gguf tells llama.cpp the same"},
 
     {"tasks",      "tasks",         "",   STRING_(tasks.files),          0,        0, READS_(PATTERNS) | WORK_, "",
-        "FILES", "choices and continuations to evaluate the model on: HellaSwag's .jsonl, llm.c's .bin, DCLM's .jsonl; "
+        "FILES", "choices and continuations to evaluate the model on: JSON lines of HellaSwag or DCLM; "
         "with --steps 0 the program only evaluates, and needs no training data"},
     {"tasks",      "hellaswag",     "h",  SWITCH_(tasks.hellaswag),      0,        0, READS_(PATTERNS) | WORK_, "off",
         "off|on", "--tasks " TASKS_HELLASWAG " (scripts/get_data.sh hellaswag)"},

@@ -563,7 +563,7 @@ test_scores() {
 test_tasks() {
     local fixtures=$root/dev/ref/fixtures/tasks line
     local alone=(--steps 0 --model "$fixtures/model.bin" --seq-len 64) tokens=(--tokenizer bytes/step_00000001)
-    local choices=$fixtures/hellaswag.jsonl,$fixtures/choices.bin
+    local choices=$fixtures/hellaswag.jsonl,$fixtures/choices.jsonl
     good "bytes" "${model[@]}" "${batch[@]}" "${text[@]}" --steps 1 --out bytes
     check "have as many bits as bytes" \
         near "$(values val bpb bytes/log.jsonl | tail -n 1)" "$(awk -v l="$(values val loss bytes/log.jsonl | tail -n 1)" \
@@ -589,8 +589,6 @@ test_tasks() {
         } END { printf "%g\n%g\n", right[0] / 20, right[1] / 20 }' "$fixtures/losses.txt" >wanted
     check "chooses as transformers does: $(paste -s wanted)" cmp wanted \
         <(for key in acc acc_norm; do values task $key evaluated/log.jsonl | head -n 1; done)
-    check "llm.c's file is the same" [ "$(grep '"name":"hellaswag"' evaluated/log.jsonl | cut -d , -f 4-)" = \
-        "$(grep '"name":"choices"' evaluated/log.jsonl | cut -d , -f 4-)" ]
     check "knows what the model would say" grep -q '"name":"continuations","acc":0.5,' evaluated/log.jsonl
     check "has the loss of the text" near "$(values task loss evaluated/log.jsonl | tail -n 1)" \
         "$(awk '$1 == "text.txt" { nats += $4; n += $5 } END { print nats / n }' "$fixtures/losses.txt")" 1e-5
@@ -598,9 +596,10 @@ test_tasks() {
         --perplexity "$fixtures/text.txt" --stride 24 --batch 1 --out evaluated_1 --out-scores scores.jsonl
     test_scores "$fixtures"
     check "is the same" diff <(grep task evaluated/log.jsonl | tail -n 4) <(grep task evaluated_1/log.jsonl | tail -n 4)
-    good "shards without a tokenizer" "${alone[@]}" --perplexity train_0.bin --tasks "$fixtures/choices.bin" --tasks-max 3
+    good "shards without a tokenizer" "${alone[@]}" --perplexity train_0.bin
     check "have a perplexity" grep -q 'train_0.bin | loss [0-9.]* | perplexity [0-9.]* | 399 tokens$' stdout
-    check "of three examples" grep -q '^task choices: 3 examples, 12 endings' stdout
+    good "three examples" "${alone[@]}" "${tokens[@]}" --tasks "$fixtures/hellaswag.jsonl" --tasks-max 3
+    check "have their endings" grep -q '^task hellaswag: 3 examples, 12 endings' stdout
 
     good "tasks in training" "${model[@]}" --seq-len 64 --batch 2 "${text[@]}" --steps 5 --eval-every 2 --samples 0 \
         --tasks "$fixtures/continuations.jsonl" --tasks-every 2 --out run --out-scores run/scores.jsonl
@@ -611,15 +610,17 @@ test_tasks() {
 
     bad 2 "--tasks-max|--tasks, --hellaswag or --perplexity" "${tiny[@]}" --tasks-max 3
     bad 2 "--out-scores s.jsonl|--tasks, --hellaswag or --perplexity" "${tiny[@]}" --out-scores s.jsonl
-    cp "$fixtures/choices.bin" choices.bin
-    bad 2 "--out-scores choices.bin: the run reads this file" "${alone[@]}" --tasks choices.bin --out-scores choices.bin
-    check "which is as it was" cmp choices.bin "$fixtures/choices.bin"
-    bad 1 "--out-scores nodir/s.jsonl" "${alone[@]}" --tasks choices.bin --out-scores nodir/s.jsonl
+    cp "$fixtures/choices.jsonl" .
+    bad 2 "--out-scores choices.jsonl: the run reads this file" "${alone[@]}" "${tokens[@]}" --tasks choices.jsonl \
+        --out-scores choices.jsonl
+    check "which is as it was" cmp choices.jsonl "$fixtures/choices.jsonl"
+    bad 1 "--out-scores nodir/s.jsonl" "${alone[@]}" "${tokens[@]}" --tasks choices.jsonl --out-scores nodir/s.jsonl
     bad 2 "--stride|--perplexity" "${tiny[@]}" --stride 3
     bad 2 "--stride is 65|--seq-len 64" "${alone[@]}" "${tokens[@]}" --perplexity text.txt --stride 65
-    bad 2 "--save-every 1|nothing to save" "${alone[@]}" --tasks "$fixtures/choices.bin" --save-every 1 --out refused
-    bad 2 "--resume|--model" --steps 0 --tasks "$fixtures/choices.bin" --out run --resume auto --override
+    bad 2 "--save-every 1|nothing to save" "${alone[@]}" --tasks "$fixtures/choices.jsonl" --save-every 1 --out refused
+    bad 2 "--resume|--model" --steps 0 --tasks "$fixtures/choices.jsonl" --out run --resume auto --override
     bad 1 "nowhere.jsonl" "${alone[@]}" "${tokens[@]}" --tasks nowhere.jsonl
+    bad 1 "train_0.bin|not JSON lines" "${alone[@]}" "${tokens[@]}" --tasks train_0.bin
     bad 1 "continuations.jsonl|--tokenizer" "${alone[@]}" --tasks "$fixtures/continuations.jsonl"
     bad 1 "text.txt|--tokenizer" "${alone[@]}" --perplexity text.txt
     { cat "$fixtures/schema.jsonl" && echo '{"continuation":"x","gold":0}'; } >schema.jsonl
