@@ -7,7 +7,7 @@
 //
 // To resume an interrupted run, start it again with the same arguments: it continues after its last
 // finished shard. PREFIX.progress.json keeps the arguments, the number of finished shards, and the
-// start of the next one in the inputs. The shards are those of an uninterrupted run, bit for bit.
+// start of the next one in the inputs. The shards are bitwise what an uninterrupted run writes.
 // Checksums detect inputs and shards that have changed since. PREFIX.lock admits one run at a time.
 #define OPTION_TABLE_FILE "dev/data/tokenize_options.h"
 #define OPTION_ARGUMENTS                                                                                     \
@@ -390,8 +390,8 @@ static const char* behind_shard(const char* name, const char* base) {
 
 typedef enum { UNFINISHED_SHARDS, ALL_SHARDS } Removed;
 
-// Removes shards of earlier runs, whatever their number: a pattern of names must find only those of
-// this run.
+// Removes shards of earlier runs, whatever their number: a pattern of names must find only this
+// run's.
 static void remove_shards(const char* out, Removed which) {
     char directory[PATH_MAX];
     file_directory_of(directory, out);
@@ -596,7 +596,7 @@ static void open_chats(Run* run) {
     }
 }
 
-// Opens the output of a new run, or continues that of an earlier one.
+// Opens the output of a new run, or continues an earlier one's.
 static void open_shards(Run* run) {
     bpe_open(&run->bpe, run->options.tokenizer);
     open_chats(run);

@@ -25,8 +25,8 @@ for each. It is never cut.
 
 A block has about options.block_bytes of text or, if it cannot be cut there, at most a few times
 BPE_MAX_PIECE. `documents` are the offsets at which documents start, ascending; without one at 0,
-the block continues the last document of the previous block. A document is cut only where the tokens
-of its parts are those of the whole (bpe_last_cut).
+the block continues the last document of the previous block. A document is cut only where
+that changes no token (bpe_last_cut).
 
 The start of a block is a TextPosition. A newly opened source can continue from it (documents_seek),
 even with blocks of another size, and gives the same tokens.

@@ -4,9 +4,9 @@ caller.
 
     reader thread -> blocks of text -> encoder threads -> ids, in order -> sink, in the caller
 
-The ids are an end-of-text token before each document, and the document's own; those of documents
-with parts have TOKEN_NO_TARGET where an answer does not follow (chat_marks.h). They depend neither
-on the number of threads, nor on how the documents are divided into blocks (documents.h). The
+The ids are an end-of-text token before each document, and the document's own. In documents with
+parts, TOKEN_NO_TARGET marks ids after which no answer follows (chat_marks.h). The ids depend
+neither on the number of threads, nor on how the documents are divided into blocks (documents.h). The
 pipeline holds 2 * threads + 2 blocks with their ids at a time, whatever the size of the files.
 
 pipeline_train counts pieces instead, to train a vocabulary: the same pipeline with a BpeTrainer's

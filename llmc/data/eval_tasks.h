@@ -104,8 +104,8 @@ void task_add(Task* task, size_t length, int scored, const Tokenizer* tokenizer)
 void task_example(Task* task, int count, int gold);
 
 // Adds the documents of a text, which is the next `count` tokens: windows of up to T tokens and
-// their targets. Each scores the `stride` targets after those of the previous one; the first scores
-// all of its targets. The first token of the text is no target.
+// their targets. Each scores the `stride` targets that follow the previous window's; the first
+// scores all of its targets. The first token of the text is no target.
 void task_windows(Task* task, size_t count, int stride, const Tokenizer* tokenizer);
 
 // Makes the rows; call it after the last document.

@@ -25,7 +25,7 @@ document that starts with it. A row shorter than T is padded with end-of-text to
 are -1. A piece without any target (a single last token) is dropped.
 
 Some pieces may be rearranged with marks (fill_in_middle.h): they are cut so that the marks fit into
-the row, too, and no other token is dropped for them. Then rows of stream and aligned consist of
+the row, and no other token is dropped to make room. Then rows of stream and aligned consist of
 pieces as well, one for each document in them.
 
 Targets that a mask hides (target_mask.h) are -1. Pieces whose targets are all hidden are dropped,
@@ -168,7 +168,7 @@ static uint64_t piece_at_(const Rows* rows, uint64_t at, uint64_t end, uint64_t 
     return piece_(at, length < room ? length : room);
 }
 
-// Adds the tokens of a piece to those of the rows.
+// Adds a piece to the number of tokens in rows.
 static void rows_count_(Rows* rows, uint64_t piece) {
     const uint64_t marks = piece_marks_(rows, piece);
     rows->tokens += (uint64_t)piece_length_(piece) - marks;
@@ -281,7 +281,7 @@ static void rows_join_(Rows* rows) {
     positions_add(&rows->row_pieces, rows->pieces.count);
 }
 
-// Adds the pieces of document d: those of T tokens to `whole`, its rest to `rests`.
+// Cuts document d: pieces of T tokens go to `whole`, the rest to `rests`.
 static void rows_cut_(Rows* rows, size_t d, PositionList* whole, PositionList* rests) {
     const uint64_t end = document_end_(rows, d);
     for (uint64_t at = rows->documents.at[d], next; at < end; at = next) {

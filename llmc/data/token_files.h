@@ -484,7 +484,7 @@ void tokens_progress(TokensProgress* progress, size_t bytes, const char* name) {
     }
 }
 
-// Skips UTF-8's byte-order mark, and refuses those of other encodings.
+// Skips UTF-8's byte-order mark, and refuses other encodings.
 static int tokens_skip_mark_(TokenSpan* span, const char* path, char* error) {
     size_t mark;
     if (!byte_order_mark(path, (const char*)span->tokens, span->count, &mark, error)) {

@@ -9,7 +9,7 @@ tokenizer.json.
 
 Reading takes any of them, recognized by its content, or a directory: its tokenizer.json or, without
 one, its merges.txt (a vocab.json beside it must agree). A file must be consistent. The same
-vocabulary always gives the same bytes; for GPT-2's, those of the public merges.txt and vocab.json.
+vocabulary always gives the same bytes; GPT-2's gives the public merges.txt and vocab.json.
 
 bpe_write_hf writes a model's tokenizer for Hugging Face's transformers into a directory;
 bpe_write_hf_config writes the part of it that any tokenizer.json needs beside it.
@@ -326,7 +326,7 @@ static void bpe_put_vocab_(const Bpe* bpe, FILE* file) {
     fputc('}', file);
 }
 
-// Returns the word that a token is, even if merges make it, too; NULL: none.
+// Returns the word that a token is, even if merges also make it; NULL: none.
 static const BpeWord* bpe_word_of_(const Bpe* bpe, int id) {
     for (size_t i = 0; i < bpe->words.count; i++) {
         if (bpe->words.words[i].id == id) {
@@ -656,7 +656,7 @@ void bpe_write_hf(const Bpe* bpe, const ModelCard* card, const char* directory, 
                         bpe, max_T);
 }
 
-// Adds what GPT-2's vocabularies have not, so that their checksums are those of before.
+// Adds what GPT-2's vocabulary lacks, so that its checksum stays the same.
 static void bpe_hash_difference_(const Bpe* bpe, Xxh64* hash) {
     xxh64_add(hash, &bpe->rules.pattern, sizeof(bpe->rules.pattern));
     xxh64_add(hash, &bpe->finds_pieces, sizeof(bpe->finds_pieces));

@@ -254,7 +254,7 @@ static int bpe_json_regex_(BpeJson_* v, BpeJsonStep_* step) {
            json_name(&v->json, &step->pattern) && json_take(&v->json, '}');
 }
 
-// Reads a step. `each` reads those of a sequence.
+// Reads a step. `each` reads a step of a sequence.
 static int bpe_json_step_(BpeJson_* v, BpeJsonStep_* step, int (*each)(BpeJson_* v)) {
     static const BpeJsonStep_ defaults = {"without a type", "", "", 1, 1, 0, 0, 0};
     const char* key;

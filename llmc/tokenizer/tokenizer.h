@@ -4,7 +4,7 @@ tokenizer.h -- from text to token ids and back.
     kind     V                 ids                                   encodes
     bytes    257               0 .. 255 the bytes                    each byte
     words    n + 1             0 .. n-1 the words of a list          the longest match first
-    gpt2     from the file     those of the file (bpe_files.h)       byte-pair encoding
+    gpt2     from the file     the file's own (bpe_files.h)          byte-pair encoding
 
 The end-of-text token separates documents: it is the last id of bytes and words, 50256 of GPT-2, the
 token that stands before each text in Llama 3. No text encodes to it, not even the characters
@@ -109,7 +109,7 @@ int tokenizer_first_other(const Tokenizer* a, const Tokenizer* b);
 // Prints a token for a message: in quotes, or the end of the vocabulary.
 void tokenizer_describe(const Tokenizer* tokenizer, int id, char* text, size_t room);
 
-// True if a tokenizer has further ids after those of `old`, which have the same tokens, and `old`
+// True if a tokenizer has all tokens of `old`, under the same ids, and more after them, and `old`
 // can encode text. Both were read from files.
 int tokenizer_extends(const Tokenizer* tokenizer, const Tokenizer* old);
 

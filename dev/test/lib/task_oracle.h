@@ -79,8 +79,8 @@ static inline TaskResult* oracle_results_(const Oracle_* o, const Task* task) {
     return results;
 }
 
-// Compares an open task with the lines of losses.txt about its file: its documents, in order. Closes
-// it.
+// Compares an open task with the lines of losses.txt about its file: its documents, in order.
+// Closes it.
 static inline void oracle_compare_(const Oracle_* o, Task* task, const char* name) {
     char line[ORACLE_LINE_], of[ORACLE_LINE_];
     int example, ending, tokens;
