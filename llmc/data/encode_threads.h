@@ -6,8 +6,8 @@ caller.
 
 The ids are an end-of-text token before each document, and the document's own. In documents with
 parts, TOKEN_NO_TARGET marks ids after which no answer follows (chat_marks.h). The ids depend
-neither on the number of threads, nor on how the documents are divided into blocks (documents.h). The
-pipeline holds 2 * threads + 2 blocks with their ids at a time, whatever the size of the files.
+neither on the number of threads, nor on how the documents are divided into blocks (documents.h).
+The pipeline holds 2 * threads + 2 blocks with their ids at a time, whatever the size of the files.
 
 pipeline_train counts pieces instead, to train a vocabulary: the same pipeline with a BpeTrainer's
 threads, and blocks without ids.
