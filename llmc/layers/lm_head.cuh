@@ -134,19 +134,24 @@ static inline DistillTeacherGpu<floatX> lm_head_teacher_(const TeachingGpu* t) {
     return DistillTeacherGpu<floatX>{t->head->logits, t->head->weight.OC, t->head->softcap};
 }
 
+// Returns the tokens of a chunk from `first` on, with its sizes, after lm_head_sums_.
+static inline DistillTokensGpu lm_head_tokens_(const float* losses, const LmHeadGpu* head, int first,
+                                               float dloss, CrossEntropy of) {
+    return {head->targets + first, losses + first, (const CrossEntropySum*)head->sums, dloss, of,
+            head->teaching->how};
+}
+
 // Sets the divergences of a chunk of tokens from `first` on, after lm_head_sums_.
 static inline void lm_head_diverge_(const float* losses, const LmHeadGpu* head, int first) {
     const TensorParallelGpu* tp = &head->tensor;
     const TeachingGpu* t = head->teaching;
-    const CrossEntropy chunk = lm_head_chunk_(head, first);
-    const CrossEntropySum* whole = (const CrossEntropySum*)head->sums;
-    const int* targets = head->targets + first;
+    const CrossEntropy chunk = lm_head_chunk_(head, first), own = lm_head_own_chunk_(head, first);
     lm_head_logits(t->head, first, chunk.N);
-    distill_slice(t->sums + (size_t)tp->cut.rank * chunk.N, head->logits, lm_head_teacher_(t), losses + first,
-                  whole, targets, lm_head_own_chunk_(head, first), t->how, tp->gpu);
+    distill_slice(t->sums + (size_t)tp->cut.rank * chunk.N, (const floatX*)head->logits, lm_head_teacher_(t),
+                  lm_head_tokens_(losses, head, first, 1, own), tp->gpu);
     tensor_gather_all(tp, t->sums, (size_t)chunk.N * sizeof(DistillSlice));
-    distill_combine(t->divergence + first, t->sums, losses + first, whole, targets, tp->cut.ranks, chunk,
-                    t->how, tp->gpu);
+    distill_combine(t->divergence + first, t->sums, tp->cut.ranks,
+                    lm_head_tokens_(losses, head, first, 1, chunk), tp->gpu);
 }
 
 // Sets the losses of a chunk of tokens from `first` on, and turns its logits into their gradients.
@@ -160,8 +165,8 @@ static inline void lm_head_cut_dlogits_(float* losses, const LmHeadGpu* head, in
     lm_head_sums_(losses, head, first);
     if (t) {
         lm_head_diverge_(losses, head, first);
-        distill_slice_backward(head->logits, lm_head_teacher_(t), (const DistillSlice*)t->sums,
-                               losses + first, whole, targets, word, dloss, chunk, t->how, tp->gpu);
+        distill_slice_backward(head->logits, lm_head_teacher_(t), (const DistillSlice*)t->sums, word,
+                               lm_head_tokens_(losses, head, first, dloss, chunk), tp->gpu);
     } else {
         cross_entropy_slice_backward(head->logits, whole, targets, word, dloss, chunk, tp->gpu);
     }
@@ -205,8 +210,9 @@ static inline void lm_head_dlogits_(float* losses, const LmHeadGpu* head, int fi
         cross_entropy_backward(losses + first, head->logits, targets, dloss, chunk, gpu);
     } else {
         lm_head_logits(t->head, first, chunk.N);
-        distill_logits(losses + first, t->divergence + first, head->logits, (const floatX*)t->head->logits,
-                       t->head->weight.OC, t->head->softcap, targets, dloss, chunk, t->how, gpu);
+        distill_logits(losses + first, t->divergence + first, head->logits,
+                       {t->head->logits, t->head->weight.OC, t->head->softcap},
+                       lm_head_tokens_(losses, head, first, dloss, chunk), gpu);
     }
 }
 
