@@ -38,7 +38,6 @@ units of the MLP, QKV columns of queries, keys and values, Vp tokens of the padd
 #include "llmc/base/processor.h"
 #include "llmc/base/threads.h"
 #include "llmc/base/vec.h"
-#include "llmc/base/wide_sum.h"
 #include "llmc/data/dataloader.h"
 #include "llmc/optim/update_groups.h"
 #include "llmc/optim/update_in_backward.h"
@@ -93,9 +92,9 @@ struct Model {
     CrossEntropyBf16Scratch classifier; // if matmuls are in bf16
     UpdateGroups update;                // everything that updates need, beside their settings
 
-    Stage stage;       // turns of this stage of the model
-    Model* teacher;    // --teacher, a model that only evaluates; NULL: none
-    Teaching teaching; // its part in the gradient
+    PipelineStage stage; // turns of this stage of the model
+    Model* teacher;      // --teacher, a model that only evaluates; NULL: none
+    Teaching teaching;   // its part in the gradient
 };
 
 // Opens the parameters and the operations on them.
@@ -165,8 +164,8 @@ static void open_activations(Model* model, const Settled* s) {
                                                model->activation_bytes);
     tensor_rows_bind(&model->acts, model->activation_rows, MODEL_ACTIVATION_ROWS,
                      generates ? NULL : model->acts_memory);
-    model->stage =
-        (Stage){cfg, model->freeze.first_block, model->activation_rows, model->acts_memory, pipeline_rest()};
+    model->stage = (PipelineStage){cfg, model->freeze.first_block, model->activation_rows, model->acts_memory,
+                                   pipeline_rest()};
     if (is_bf16 && !generates && model_has_last(cfg)) {
         cross_entropy_bf16_open(&model->classifier, &model->memory, model->acts.logits, tokens, N, cfg.C,
                                 cfg.Vp, model_tensor_ranks(cfg));
@@ -660,9 +659,7 @@ static void micro_step_backward(Model* model, Batch batch, float dloss, MicroSte
     if (model_has_last(model->cfg)) {
         rank_report_losses(report)[step.number] = batch_loss(model, batch);
         batch_source_losses(model, batch, rank_report_sources(report));
-        if (model->teacher) {
-            teaching_add_cpu(&report->divergence, &model->teaching, batch.B * batch.T);
-        }
+        teaching_add_cpu(&report->divergence, &model->teaching, batch.B * batch.T);
     }
 }
 
@@ -938,7 +935,7 @@ static int pretrain(int argc, char** argv) {
     Run* run = run_open(argc, argv, &trainer);
     if (run->trains || run->generate) {
         Model* model = (Model*)check_alloc(1, sizeof(Model), "model");
-        model_open(model, &run->settled, memory_on_host(), &run->comm);
+        model_open(model, run->settled, memory_on_host(), &run->comm);
         memory_check(&model->memory, &run->plan.model.memory);
         if (run->generate) {
             generate_texts(run, model);

@@ -31,7 +31,7 @@ values, Vp tokens of the padded vocabulary.
 #include "llmc/layers/mlp.cuh"
 #include "llmc/layers/pass.cuh"
 #include "llmc/layers/self_attention.cuh"
-#include "llmc/ops/matmul.cuh"
+#include "llmc/ops/matmul_plans.cuh"
 #include "llmc/optim/offload.cuh"
 #include "llmc/optim/optimizer.cuh"
 #include "llmc/layers/q8_weights.h"
@@ -129,7 +129,7 @@ struct Model {
     Transfer transfer; // weights and state between the host and the GPU
     GpuReport report;  // and the sensors for the log
 
-    Stage stage;          // turns of this stage of the model
+    PipelineStage stage;  // turns of this stage of the model
     Model* teacher;       // --teacher, a model that only evaluates; NULL: none
     TeachingGpu teaching; // its part in the gradient
 };
@@ -213,8 +213,8 @@ static void open_activations(Model* model, const Settled* s) {
         memory_allocate(&model->memory, "activations", MEMORY_DEVICE, model->activation_bytes);
     tensor_rows_bind(&model->acts, model->activation_rows, MODEL_ACTIVATION_ROWS,
                      generates ? NULL : model->acts_memory);
-    model->stage =
-        Stage{cfg, model->freeze.first_block, model->activation_rows, model->acts_memory, pipeline_rest()};
+    model->stage = PipelineStage{cfg, model->freeze.first_block, model->activation_rows, model->acts_memory,
+                                 pipeline_rest()};
     expert_traffic_open(&model->experts, &model->memory, cfg, model->activation_rows, generates);
 }
 
@@ -542,11 +542,11 @@ static void block_hidden(const Block* b) {
     const ModelActivations a = b->a;
     LinearGpu* linear = &b->model->linear;
     const int N = pass_tokens(b->pass);
-    linear_norm_forward(a.ln1, b->inp, &b->norm1, &b->weights.qkv, N, linear); // ln1 (R, C)
-    // residual2 (R, C) = inp + attention of ln1
+    // ln1 (R, C); residual2 (R, C) = inp + attention; ln2 (R, C); fch, fch_act (N, F)
+    linear_norm_forward(a.ln1, b->inp, &b->norm1, &b->weights.qkv, N, linear);
     self_attention_forward_residual(a.residual2, b->inp, &b->attention, a.ln1);
-    linear_norm_forward(a.ln2, a.residual2, &b->norm2, &b->weights.fc, N, linear); // ln2 (R, C)
-    mlp_hidden(&b->mlp, a.ln2);                                                    // fch, fch_act (N, F)
+    linear_norm_forward(a.ln2, a.residual2, &b->norm2, &b->weights.fc, N, linear);
+    mlp_hidden(&b->mlp, a.ln2);
 }
 
 static void block_forward(Block* b) {
@@ -698,14 +698,6 @@ static void batch_source_losses(Model* model, Batch batch) {
     if (batch.sources) {
         sum_source_losses(model->results.statistics + model_statistics(model), model->sources,
                           model->acts.losses, batch.sources, batch.B, batch.T, &model->gpu);
-    }
-}
-
-// Adds the divergences of a batch from the teacher, if any, to the results, on the GPU.
-static void batch_divergence(Model* model, Batch batch) {
-    if (model->teacher) {
-        sum_divergences(&model->results.on_gpu->divergence, model->teaching.divergence, batch.B * batch.T,
-                        &model->gpu);
     }
 }
 
@@ -909,7 +901,7 @@ static void model_backward(Model* model, Batch batch, float dloss, GradientMode 
         head_backward(model, &pass, dloss, mode);
         batch_loss(model, batch);
         batch_source_losses(model, batch);
-        batch_divergence(model, batch);
+        teaching_add(&model->results.on_gpu->divergence, &model->teaching, batch.B * batch.T);
     } else {
         last_bias_backward(model, &pass, mode);
     }
@@ -1048,8 +1040,8 @@ static void choose_matmuls(Model* model) {
     free(tokens);
 }
 
-// Completes the gradient of a step, and sets the square sum of this rank's part of it in the result,
-// on the GPU.
+// Completes the gradient of a step, and sets the square sum of this rank's part of it in the
+// results, on the GPU.
 static void model_square_sum(Model* model) {
     ZeroSpan spans[ZERO_SPANS];
     const int count = zero_counted_spans(&model->zero.plan, model->gradient_rows, model->cfg, spans);
@@ -1390,8 +1382,8 @@ static void train(Model* model, Run* run) {
         }
         gpu_report_tell(&model->report, &run->log);
         run_end_step(run);
-        if (schedule_due(run->settled.options.memory.gpu_report, run->state.step,
-                         run->settled.options.batch.steps)) {
+        if (schedule_due(run->settled->options.memory.gpu_report, run->state.step,
+                         run->settled->options.batch.steps)) {
             gpu_report_print(&model->report, &model->matmul);
         }
         if (run_diverges(run)) {
@@ -1405,7 +1397,7 @@ static int pretrain(int argc, char** argv) {
     Run* run = run_open(argc, argv, &trainer);
     if (run->trains || run->generate) {
         Model* model = (Model*)check_alloc(1, sizeof(Model), "model");
-        model_open(model, &run->settled, memory_on_gpu(), &run->comm);
+        model_open(model, run->settled, memory_on_gpu(), &run->comm);
         memory_check(&model->memory, &run->plan.model.memory);
         if (run->generate) {
             generate_texts(run, model);

@@ -50,16 +50,16 @@ extern "C" {
 #endif
 
 enum {
-    CROSS_ENTROPY_BF16_WORDS = 2048, // words of a chunk
-    // words that one thread processes at a time
+    CROSS_ENTROPY_BF16_WORDS = 2048, // vocabulary rows of a chunk
+    // vocabulary rows that one thread processes at a time
     CROSS_ENTROPY_BF16_GROUP = MATMUL_BF16_PART_PANELS * BF16_TILE,
     CROSS_ENTROPY_BF16_GROUPS = CROSS_ENTROPY_BF16_WORDS / CROSS_ENTROPY_BF16_GROUP
 };
 
 typedef struct {
-    int tokens, words;        // tokens and words processed at a time, at most
+    int tokens, words;        // tokens and vocabulary rows processed at a time, at most
     int lent;                 // tokens that the memory lent to cross_entropy_bf16_open has room for
-    uint32_t *inp, *e;        // left, tokens over channels; left, tokens over the words of a chunk
+    uint32_t *inp, *e;        // left, tokens over channels, and over the rows of a chunk
     uint32_t* inp_by_channel; // right, channels over tokens
     uint32_t* memory;
     float* scaled; // (tokens, C): g inp
@@ -88,8 +88,8 @@ static inline int cross_entropy_bf16_tokens(int lent, int N, int C) {
 }
 
 // Allocates scratch for batches of up to N tokens, and slices of Vp words in each of `ranks`. The
-// caller owns `logits` (cross_entropy_bf16_rows(lent), Vp), at a multiple of 64 bytes, as packed data
-// is, and may use them between passes.
+// caller owns `logits` (cross_entropy_bf16_rows(lent), Vp), at a multiple of 64 bytes, as packed
+// data is, and may use them between passes.
 void cross_entropy_bf16_open(CrossEntropyBf16Scratch* s, Memory* memory, void* logits, int lent, int N, int C,
                              int Vp, int ranks);
 
@@ -100,7 +100,7 @@ typedef struct {
     const float *inp, *wte; // (N, C), (Vp, C)
     const uint32_t *wte_forward, *wte_backward;
     const int* target;     // (N)
-    int N, C, V, Vp;       // V words of the whole vocabulary; Vp of this rank's slice
+    int N, C, V, Vp;       // V rows of the whole vocabulary; Vp of this rank's slice
     float softcap, z_loss; // 0: none
     Group* group;          // ranks that cut the vocabulary
 } CrossEntropyBf16;
@@ -161,7 +161,7 @@ void cross_entropy_bf16_open(CrossEntropyBf16Scratch* s, Memory* memory, void* l
     assert((uintptr_t)logits % 64 == 0);
 }
 
-// Some of the tokens; a chunk of the words.
+// Some of the tokens; a chunk of the vocabulary rows.
 typedef struct {
     const CrossEntropyBf16* of;
     CrossEntropyBf16Scratch* s;
@@ -169,10 +169,10 @@ typedef struct {
     const int* target;
     int tokens;
     Bf16PackTile pack;   // packs e; NULL: only its sums are wanted
-    uint32_t* e_by_word; // left, all words over tokens
-    size_t word_tile;    // pairs from a tile of words to the next one's
-    int from, V;         // first word of this rank's slice; its words that are no padding
-    int first, words;    // first: the first word of the chunk, in its slice; words: their number
+    uint32_t* e_by_word; // left, all vocabulary rows over tokens
+    size_t word_tile;    // pairs from a tile of vocabulary rows to the next one's
+    int from, V;         // first row of this rank's slice; its rows that are no padding
+    int first, words;    // first vocabulary row of the chunk, in its slice; number of rows
 } CrossEntropyBf16Chunk_;
 
 // Returns the parts (tokens) of this rank.
@@ -206,7 +206,7 @@ static int cross_entropy_bf16_target_(const CrossEntropyBf16Chunk_* chunk, int t
     return chunk->target[t] != NO_TARGET && 0 <= word && word < chunk->V ? word : -1;
 }
 
-// Returns the number of words of a tile that are not padding.
+// Returns the number of vocabulary rows of a tile that are not padding.
 static int cross_entropy_bf16_words_(const CrossEntropyBf16Chunk_* chunk, const MatmulBf16Tile* tile) {
     return int_max(0, int_min(tile->cols, chunk->V - chunk->first - tile->col));
 }
@@ -290,7 +290,7 @@ static void cross_entropy_bf16_max_tile_(const void* of, int begin, int end) {
     }
 }
 
-// Computes the logits (tokens, words) of a chunk, and passes them to `finish`.
+// Computes the logits of a chunk (its tokens by its vocabulary rows), and passes them to `finish`.
 static void cross_entropy_bf16_logits_(const CrossEntropyBf16Chunk_* chunk, Bf16Finish finish,
                                        MatmulBf16Scratch* matmul) {
     const int C = chunk->of->C;
@@ -302,12 +302,12 @@ static void cross_entropy_bf16_logits_(const CrossEntropyBf16Chunk_* chunk, Bf16
     matmul_bf16_product_cpu(m, matmul);
 }
 
-// Sets or adds to dinp (tokens, C) e wte of the words of a chunk.
+// Sets or adds to dinp (tokens, C) e wte, of the vocabulary rows of a chunk.
 static void cross_entropy_bf16_input_(float* dinp, const CrossEntropyBf16Chunk_* chunk,
                                       MatmulBf16Scratch* matmul) {
     const int C = chunk->of->C;
     MatmulBf16Factor wte = matmul_bf16_packed(chunk->of->wte_backward, chunk->of->Vp);
-    wte.packed += matmul_bf16_pairs(1, chunk->first); // values of k from this word on
+    wte.packed += matmul_bf16_pairs(1, chunk->first); // values of k from this row on
     MatmulBf16 m = matmul_bf16_of(dinp, matmul_bf16_packed(chunk->s->e, chunk->words), wte, chunk->tokens, C,
                                   chunk->words);
     m.mode = chunk->first == 0 ? GRADIENT_SET : GRADIENT_ADD;

@@ -83,7 +83,7 @@ static inline void linear_open_fp8(Linear* linear, Memory* memory, ModelConfig c
     matmul_fp8_open(&linear->fp8, memory, N * (rows > (size_t)cfg.C ? rows : (size_t)cfg.C), matrix);
 }
 
-// Say that the passes up to linear_trained are those of a micro-step of training.
+// Say that the passes up to linear_trained belong to a micro-step of training.
 static inline void linear_trains(Linear* linear) { linear->in_fp8 = linear->has_fp8; }
 static inline void linear_trained(Linear* linear) { linear->in_fp8 = 0; }
 
@@ -99,8 +99,8 @@ static inline int linear_packs(const Linear* linear, int row) {
     return linear->is_bf16 && bf16_weights_has(&linear->packed, row);
 }
 
-// Returns the matrices of layer l, whose parameters are `p`, with their copies. If several ranks cut
-// them, the sum of their parts adds the biases into the stream (tensor_parallel.h).
+// Returns the matrices of layer l, whose parameters are `p`, with their copies. If several ranks
+// cut them, the sum of their parts adds the biases into the stream (tensor_parallel.h).
 static inline LayerWeights linear_weights(const Linear* linear, ModelConfig cfg, const ModelParameters* p,
                                           int l) {
     const PackedParameters forward = bf16_weights_at_layer(&linear->packed, l, PACKED_FORWARD),
@@ -115,7 +115,7 @@ static inline const QuantizedBlock* linear_blocks_(const Weight* weight) {
     return (const QuantizedBlock*)(const void*)weight->data;
 }
 
-// Returns the matrix of expert e, given that of expert 0, in all its forms.
+// Returns the matrix of expert e, given expert 0's, in all its forms.
 static inline Weight linear_expert(const Linear* linear, const Weight* w, int e) {
     Weight expert = weight_of_expert(w, e);
     if (linear->is_quantized) {
@@ -130,17 +130,18 @@ static inline Weight linear_expert(const Linear* linear, const Weight* w, int e)
 static inline void linear_forward_cpu(float* out, const float* inp, const Weight* w, int N, Linear* linear) {
     const int C = w->C, OC = w->OC;
     if (linear->in_fp8 && w->in_fp8) {
-        matmul_fp8_forward_cpu(out, inp, w->data, w->bias, N, C, OC, &linear->fp8, &linear->matmul);
+        matmul_fp8_forward_cpu(out, inp, w->data, w->bias, (MatmulSizes){N, C, OC}, &linear->fp8,
+                               &linear->matmul);
     } else if (linear->is_quantized) {
-        q8_matmul_cpu(out, inp, linear_blocks_(w), w->bias, N, C, OC, &linear->quantized);
+        q8_matmul_cpu(out, inp, linear_blocks_(w), w->bias, (MatmulSizes){N, C, OC}, &linear->quantized);
     } else if (linear->is_bf16 && linear->few) {
-        matvec_bf16_forward_cpu(out, inp, w->forward, w->bias, N, C, OC);
+        matvec_bf16_forward_cpu(out, inp, w->forward, w->bias, (MatmulSizes){N, C, OC});
     } else if (linear->is_bf16) {
-        matmul_bf16_forward_cpu(out, inp, w->forward, w->bias, N, C, OC, &linear->bf16);
+        matmul_bf16_forward_cpu(out, inp, w->forward, w->bias, (MatmulSizes){N, C, OC}, &linear->bf16);
     } else if (linear->few) {
-        matvec_forward_cpu(out, inp, w->data, w->bias, N, C, OC);
+        matvec_forward_cpu(out, inp, w->data, w->bias, (MatmulSizes){N, C, OC});
     } else {
-        matmul_forward_cpu(out, inp, w->data, w->bias, N, C, OC, &linear->matmul);
+        matmul_forward_cpu(out, inp, w->data, w->bias, (MatmulSizes){N, C, OC}, &linear->matmul);
     }
 }
 
@@ -148,11 +149,12 @@ static inline void linear_forward_cpu(float* out, const float* inp, const Weight
 static inline void linear_backward_weight_(float* dweight, float* dbias, const float* dout, const float* inp,
                                            const Weight* w, int N, GradientMode mode, Linear* linear) {
     if (dweight && linear->is_bf16) { // reads dout once for both
-        matmul_bf16_backward_weight_cpu(dweight, dbias, dout, inp, N, w->C, w->OC, mode, &linear->bf16);
+        matmul_bf16_backward_weight_cpu(dweight, dbias, dout, inp, (MatmulSizes){N, w->C, w->OC}, mode,
+                                        &linear->bf16);
         return;
     }
     if (dweight) {
-        matmul_backward_weight_cpu(dweight, dout, inp, N, w->C, w->OC, mode, &linear->matmul);
+        matmul_backward_weight_cpu(dweight, dout, inp, (MatmulSizes){N, w->C, w->OC}, mode, &linear->matmul);
     }
     if (dbias) {
         matmul_backward_bias_cpu(dbias, dout, N, w->OC, mode);
@@ -165,11 +167,21 @@ static inline void linear_backward_cpu(float* dinp, float* dweight, float* dbias
                                        Linear* linear) {
     linear_backward_weight_(dweight, dbias, dout, inp, w, N, mode, linear);
     if (linear->in_fp8 && w->in_fp8) {
-        matmul_fp8_backward_input_cpu(dinp, dout, w->data, N, w->C, w->OC, &linear->fp8, &linear->matmul);
+        matmul_fp8_backward_input_cpu(dinp, dout, w->data, (MatmulSizes){N, w->C, w->OC}, &linear->fp8,
+                                      &linear->matmul);
     } else if (linear->is_bf16) {
-        matmul_bf16_backward_input_cpu(dinp, dout, w->backward, N, w->C, w->OC, &linear->bf16);
+        matmul_bf16_backward_input_cpu(dinp, dout, w->backward, (MatmulSizes){N, w->C, w->OC}, &linear->bf16);
     } else {
-        matmul_backward_input_cpu(dinp, dout, w->data, N, w->C, w->OC, &linear->matmul);
+        matmul_backward_input_cpu(dinp, dout, w->data, (MatmulSizes){N, w->C, w->OC}, &linear->matmul);
+    }
+}
+
+static inline void linear_embed_(float* encoded, const int* tokens, const Weight* wte, const float* wpe,
+                                 EmbeddingBatch batch, const Linear* linear) {
+    if (linear->is_quantized) {
+        q8_embedding_cpu(encoded, tokens, linear_blocks_(wte), wpe, batch);
+    } else {
+        embedding_forward_cpu(encoded, tokens, wte->data, wpe, batch);
     }
 }
 
@@ -180,12 +192,8 @@ static inline void linear_embedding_cut_(float* encoded, const Pass* pass, const
                                          const Linear* linear) {
     const EmbeddingWords words = {tensor->cut.rank * wte->OC, wte->OC};
     const TensorTokens rows = tensor_rows(tensor->cut);
-    if (linear->is_quantized) {
-        q8_embedding_words_cpu(tensor->parts, pass->inputs, linear_blocks_(wte), words, pass_tokens(pass),
-                               wte->C);
-    } else {
-        embedding_words_cpu(tensor->parts, pass->inputs, wte->data, words, pass_tokens(pass), wte->C);
-    }
+    linear_embed_(tensor->parts, pass->inputs, wte, NULL, embedding_slice(pass_tokens(pass), wte->C, words),
+                  linear);
     tensor_sum_cpu(tensor, encoded, NULL);
     if (wpe) {
         embedding_positions_cpu(encoded, wpe, rows.first, rows.count, pass->T, pass->positions, wte->C);
@@ -197,12 +205,9 @@ static inline void linear_embedding_cpu(float* encoded, const Pass* pass, const 
                                         const TensorParallel* tensor, const Linear* linear) {
     if (tensor_is_cut(tensor->cut)) {
         linear_embedding_cut_(encoded, pass, wte, wpe, tensor, linear);
-    } else if (linear->is_quantized) {
-        q8_embedding_cpu(encoded, pass->inputs, linear_blocks_(wte), wpe, pass->B, pass->T, pass->positions,
-                         wte->C);
     } else {
-        embedding_forward_cpu(encoded, pass->inputs, wte->data, wpe, pass->B, pass->T, pass->positions,
-                              wte->C);
+        linear_embed_(encoded, pass->inputs, wte, wpe,
+                      embedding_batch(pass->B, pass->T, wte->C, pass->positions), linear);
     }
 }
 

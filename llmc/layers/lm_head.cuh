@@ -70,7 +70,7 @@ static inline const floatX* lm_head_all_logits(const LmHeadGpu* head, int first,
     return all;
 }
 
-static inline CrossEntropy lm_head_chunk_(const LmHeadGpu* head, int first) {
+static inline CrossEntropy lm_head_chunk(const LmHeadGpu* head, int first) {
     return CrossEntropy{int_min(head->chunk, head->N - first), head->V, head->weight.OC, head->softcap,
                         head->z_loss};
 }
@@ -79,34 +79,34 @@ static inline CrossEntropy lm_head_chunk_(const LmHeadGpu* head, int first) {
 
 // Returns the first vocabulary row of this rank's slice, and its chunk: the rows that are not
 // padding.
-static inline int lm_head_first_(const LmHeadGpu* head) { return head->tensor.cut.rank * head->weight.OC; }
+static inline int lm_head_first(const LmHeadGpu* head) { return head->tensor.cut.rank * head->weight.OC; }
 
-static inline CrossEntropy lm_head_own_chunk_(const LmHeadGpu* head, int first) {
-    CrossEntropy chunk = lm_head_chunk_(head, first);
-    chunk.V = int_max(0, int_min(head->V - lm_head_first_(head), head->weight.OC));
+static inline CrossEntropy lm_head_own_chunk(const LmHeadGpu* head, int first) {
+    CrossEntropy chunk = lm_head_chunk(head, first);
+    chunk.V = int_max(0, int_min(head->V - lm_head_first(head), head->weight.OC));
     return chunk;
 }
 
 // Computes this rank's logits of a chunk of tokens from `first` on, and sets the losses from the
 // numbers of all slices, of which the first place then has those of whole rows.
-static inline void lm_head_sums_(float* losses, const LmHeadGpu* head, int first) {
+static inline void lm_head_sums(float* losses, const LmHeadGpu* head, int first) {
     const TensorParallelGpu* tp = &head->tensor;
-    const CrossEntropy chunk = lm_head_own_chunk_(head, first);
+    const CrossEntropy chunk = lm_head_own_chunk(head, first);
     CrossEntropySum* sums = (CrossEntropySum*)head->sums;
     lm_head_logits(head, first, chunk.N);
     cross_entropy_slice(sums + (size_t)tp->cut.rank * chunk.N, (const floatX*)head->logits,
-                        head->targets + first, lm_head_first_(head), chunk, tp->gpu);
+                        head->targets + first, lm_head_first(head), chunk, tp->gpu);
     tensor_gather_all(tp, sums, (size_t)chunk.N * sizeof(CrossEntropySum));
     cross_entropy_combine(losses + first, sums, sums, head->targets + first, tp->cut.ranks, chunk.N, tp->gpu);
 }
 
-// Sets is_top of a chunk of tokens from `first` on, whose logits lm_head_sums_ has set.
+// Sets is_top of a chunk of tokens from `first` on, whose logits lm_head_sums has set.
 static inline void lm_head_tops_(int* is_top, const LmHeadGpu* head, int first) {
     const TensorParallelGpu* tp = &head->tensor;
-    const CrossEntropy chunk = lm_head_own_chunk_(head, first);
+    const CrossEntropy chunk = lm_head_own_chunk(head, first);
     CrossEntropyTop* tops = (CrossEntropyTop*)head->sums;
     cross_entropy_slice_top(tops + (size_t)tp->cut.rank * chunk.N, (const floatX*)head->logits,
-                            lm_head_first_(head), chunk, tp->gpu);
+                            lm_head_first(head), chunk, tp->gpu);
     tensor_gather_all(tp, tops, (size_t)chunk.N * sizeof(CrossEntropyTop));
     cross_entropy_combine_top(is_top + first, tops, head->targets + first, tp->cut.ranks, chunk.N, tp->gpu);
 }
@@ -119,9 +119,9 @@ static inline void lm_head_losses(float* losses, int* is_top, const LmHeadGpu* h
     const Gpu* gpu = head->linear->gpu;
     const int is_cut = tensor_is_cut(head->tensor.cut);
     for (int n = 0; n < head->N; n += head->chunk) {
-        const CrossEntropy chunk = lm_head_chunk_(head, n);
+        const CrossEntropy chunk = lm_head_chunk(head, n);
         if (is_cut) {
-            lm_head_sums_(losses, head, n);
+            lm_head_sums(losses, head, n);
         } else {
             lm_head_logits(head, n, chunk.N);
             cross_entropy_loss(losses + n, head->logits, head->targets + n, chunk, gpu);
@@ -139,11 +139,11 @@ static inline void lm_head_dlogits_(float* losses, const LmHeadGpu* head, int fi
     const Gpu* gpu = head->linear->gpu;
     const int* targets = head->targets + first;
     if (tensor_is_cut(head->tensor.cut)) {
-        lm_head_sums_(losses, head, first);
+        lm_head_sums(losses, head, first);
         cross_entropy_slice_backward(head->logits, (const CrossEntropySum*)head->sums, targets,
-                                     lm_head_first_(head), dloss, lm_head_own_chunk_(head, first), gpu);
+                                     lm_head_first(head), dloss, lm_head_own_chunk(head, first), gpu);
     } else {
-        const CrossEntropy chunk = lm_head_chunk_(head, first);
+        const CrossEntropy chunk = lm_head_chunk(head, first);
         lm_head_logits(head, first, chunk.N);
         cross_entropy_backward(losses + first, head->logits, targets, dloss, chunk, gpu);
     }
@@ -151,11 +151,11 @@ static inline void lm_head_dlogits_(float* losses, const LmHeadGpu* head, int fi
 
 // Sets the rows of a chunk of tokens from `first` on of this rank's part of dhidden, from the
 // gradients of their logits, and sets or adds to dweight.
-static inline void lm_head_backward_(floatX* dhidden, Gradient dweight, const LmHeadGpu* head, int first,
-                                     GradientMode mode) {
+static inline void lm_head_backward(floatX* dhidden, Gradient dweight, const LmHeadGpu* head, int first,
+                                    GradientMode mode) {
     const size_t at = (size_t)first * head->weight.C;
     linear_backward(tensor_part(&head->tensor, dhidden) + at, dweight, head->logits, head->hidden + at,
-                    &head->weight, lm_head_chunk_(head, first).N, first == 0 ? mode : GRADIENT_ADD,
+                    &head->weight, lm_head_chunk(head, first).N, first == 0 ? mode : GRADIENT_ADD,
                     head->linear);
 }
 
@@ -165,7 +165,7 @@ static inline void lm_head_gradients(float* losses, floatX* dhidden, Gradient dw
                                      float dloss, GradientMode mode) {
     for (int n = 0; n < head->N; n += head->chunk) {
         lm_head_dlogits_(losses, head, n, dloss);
-        lm_head_backward_(dhidden, dweight, head, n, mode);
+        lm_head_backward(dhidden, dweight, head, n, mode);
     }
     tensor_sum(&head->tensor, dhidden, NULL, NULL);
 }

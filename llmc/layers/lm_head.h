@@ -9,11 +9,11 @@ hidden state to losses and gradients.
 weight is the token embedding, or a matrix of the head's own.
 
 If tensor ranks cut the vocabulary (tensor_parallel.h), hidden has all tokens, dhidden the rows of
-this rank, and weight, logits and dweight are this rank's slice. What each slice keeps of a token is
+this rank, and weight, logits and dweight are this rank's part. What each part keeps of a token is
 gathered (cross_entropy.h); losses and is_top are then in every rank.
 
 Only a chunk of tokens has its logits in memory at a time. With matmuls in bf16 no logits are
-stored (cross_entropy_bf16.h), except to find the most likely token, and with a teacher (teaching.h).
+stored (cross_entropy_bf16.h), but to find the most likely token, and with a teacher (teaching.h).
 */
 #ifndef LLMC_LM_HEAD_H
 #define LLMC_LM_HEAD_H
@@ -73,7 +73,7 @@ static inline CrossEntropyBf16 lm_head_bf16_(const LmHead* head) {
                               w->C,         head->V, w->OC,      head->softcap, head->z_loss,  tp->group};
 }
 
-static inline CrossEntropy lm_head_chunk_(const LmHead* head, int first) {
+static inline CrossEntropy lm_head_chunk(const LmHead* head, int first) {
     return (CrossEntropy){int_min(head->chunk, head->N - first), head->V, head->weight.OC, head->softcap,
                           head->z_loss};
 }
@@ -82,11 +82,11 @@ static inline CrossEntropy lm_head_chunk_(const LmHead* head, int first) {
 
 // Returns the first vocabulary row of this rank's slice, and its chunk: the rows that are not
 // padding.
-static inline int lm_head_first_(const LmHead* head) { return head->tensor.cut.rank * head->weight.OC; }
+static inline int lm_head_first(const LmHead* head) { return head->tensor.cut.rank * head->weight.OC; }
 
-static inline CrossEntropy lm_head_own_chunk_(const LmHead* head, int first) {
-    CrossEntropy chunk = lm_head_chunk_(head, first);
-    chunk.V = int_max(0, int_min(head->V - lm_head_first_(head), head->weight.OC));
+static inline CrossEntropy lm_head_own_chunk(const LmHead* head, int first) {
+    CrossEntropy chunk = lm_head_chunk(head, first);
+    chunk.V = int_max(0, int_min(head->V - lm_head_first(head), head->weight.OC));
     return chunk;
 }
 
@@ -94,15 +94,14 @@ static inline CrossEntropy lm_head_own_chunk_(const LmHead* head, int first) {
 typedef void (*LmHeadKeep_)(CrossEntropySlice* rows, float* logits, const int* target, int first,
                             CrossEntropy of);
 
-// Computes this rank's logits of a chunk of tokens from `first` on, gathers what each slice keeps of
-// them, and sets the losses.
-static inline void lm_head_keep_(float* losses, int* is_top, const LmHead* head, int first,
-                                 LmHeadKeep_ keep) {
+// Computes this rank's logits of a chunk of tokens from `first` on, gathers what each slice keeps
+// of them, and sets the losses.
+static inline void lm_head_keep(float* losses, int* is_top, const LmHead* head, int first, LmHeadKeep_ keep) {
     const TensorParallel* tp = &head->tensor;
-    const CrossEntropy chunk = lm_head_chunk_(head, first);
+    const CrossEntropy chunk = lm_head_chunk(head, first);
     lm_head_logits_cpu(head, first, chunk.N);
     keep(head->rows + (size_t)tp->cut.rank * (size_t)chunk.N, head->logits, head->targets + first,
-         lm_head_first_(head), lm_head_own_chunk_(head, first));
+         lm_head_first(head), lm_head_own_chunk(head, first));
     tensor_gather_all_cpu(tp, head->rows, (size_t)chunk.N * sizeof(CrossEntropySlice) / sizeof(float));
     cross_entropy_combine_cpu(losses + first, is_top ? is_top + first : NULL, head->rows, tp->cut.ranks,
                               head->targets + first, chunk);
@@ -119,9 +118,9 @@ static inline void lm_head_losses_cpu(float* losses, int* is_top, const LmHead* 
         return;
     }
     for (int n = 0; n < head->N; n += head->chunk) {
-        const CrossEntropy chunk = lm_head_chunk_(head, n);
+        const CrossEntropy chunk = lm_head_chunk(head, n);
         if (tensor_is_cut(head->tensor.cut)) {
-            lm_head_keep_(losses, is_top, head, n, cross_entropy_slice_cpu);
+            lm_head_keep(losses, is_top, head, n, cross_entropy_slice_cpu);
             continue;
         }
         lm_head_logits_cpu(head, n, chunk.N);
@@ -137,11 +136,11 @@ static inline void lm_head_dlogits_(float* losses, const LmHead* head, int first
     const TensorCut cut = head->tensor.cut;
     const int* targets = head->targets + first;
     if (tensor_is_cut(cut)) {
-        lm_head_keep_(losses, NULL, head, first, cross_entropy_slice_exp_cpu);
+        lm_head_keep(losses, NULL, head, first, cross_entropy_slice_exp_cpu);
         cross_entropy_slice_backward_cpu(head->logits, head->rows, cut.ranks, cut.rank, targets,
-                                         lm_head_first_(head), dloss, lm_head_own_chunk_(head, first));
+                                         lm_head_first(head), dloss, lm_head_own_chunk(head, first));
     } else {
-        const CrossEntropy chunk = lm_head_chunk_(head, first);
+        const CrossEntropy chunk = lm_head_chunk(head, first);
         lm_head_logits_cpu(head, first, chunk.N);
         cross_entropy_backward_cpu(losses + first, head->logits, targets, dloss, chunk);
     }
@@ -149,11 +148,11 @@ static inline void lm_head_dlogits_(float* losses, const LmHead* head, int first
 
 // Sets the rows of a chunk of tokens from `first` on of this rank's part of dhidden, from the
 // gradients of their logits, and sets or adds to dweight.
-static inline void lm_head_backward_(float* dhidden, float* dweight, const LmHead* head, int first,
-                                     GradientMode mode) {
+static inline void lm_head_backward(float* dhidden, float* dweight, const LmHead* head, int first,
+                                    GradientMode mode) {
     const size_t at = (size_t)first * head->weight.C;
     linear_backward_cpu(tensor_part(&head->tensor, dhidden) + at, dweight, NULL, head->logits,
-                        head->hidden + at, &head->weight, lm_head_chunk_(head, first).N,
+                        head->hidden + at, &head->weight, lm_head_chunk(head, first).N,
                         first == 0 ? mode : GRADIENT_ADD, head->linear);
 }
 
@@ -168,7 +167,7 @@ static inline void lm_head_gradients_cpu(float* losses, float* dhidden, float* d
     } else {
         for (int n = 0; n < head->N; n += head->chunk) {
             lm_head_dlogits_(losses, head, n, dloss);
-            lm_head_backward_(dhidden, dweight, head, n, mode);
+            lm_head_backward(dhidden, dweight, head, n, mode);
         }
     }
     tensor_sum_cpu(&head->tensor, dhidden, NULL);

@@ -38,13 +38,13 @@ static inline void teaching_open(Teaching* t, Memory* memory, Distill how, Model
 static inline void teaching_cut_dlogits_(const float* losses, const Teaching* t, const LmHead* head,
                                          int first, float dloss) {
     const TensorParallel* tp = &head->tensor;
-    const CrossEntropy chunk = lm_head_chunk_(head, first), own = lm_head_own_chunk_(head, first);
+    const CrossEntropy chunk = lm_head_chunk(head, first), own = lm_head_own_chunk(head, first);
     const DistillSlices slices = {tp->cut.ranks, head->rows, t->sums, losses + first, head->targets + first};
     const DistillTeacher teacher = {t->teacher.logits, t->teacher.weight.OC, t->teacher.softcap};
     distill_slice_cpu(&slices, tp->cut.rank, head->logits, teacher, own, t->how);
     tensor_gather_all_cpu(tp, t->sums, (size_t)chunk.N * sizeof(DistillSlice) / sizeof(float));
     distill_combine_cpu(t->divergence + first, &slices, chunk, t->how);
-    distill_slice_backward_cpu(&slices, head->logits, teacher, lm_head_first_(head), dloss, own, t->how);
+    distill_slice_backward_cpu(&slices, head->logits, teacher, lm_head_first(head), dloss, own, t->how);
 }
 
 // Sets the losses and divergences of a chunk of tokens from `first` on, and turns its logits into
@@ -52,16 +52,17 @@ static inline void teaching_cut_dlogits_(const float* losses, const Teaching* t,
 static inline void teaching_dlogits_(float* losses, const Teaching* t, const LmHead* head, int first,
                                      float dloss) {
     const LmHead* teacher = &t->teacher;
-    const CrossEntropy chunk = lm_head_chunk_(head, first);
+    const CrossEntropy chunk = lm_head_chunk(head, first);
     if (tensor_is_cut(head->tensor.cut)) {
-        lm_head_keep_(losses, NULL, head, first, cross_entropy_slice_cpu);
+        lm_head_keep(losses, NULL, head, first, cross_entropy_slice_cpu);
         lm_head_logits_cpu(teacher, first, chunk.N);
         teaching_cut_dlogits_(losses, t, head, first, dloss);
     } else {
         lm_head_logits_cpu(head, first, chunk.N);
         lm_head_logits_cpu(teacher, first, chunk.N);
-        distill_logits_cpu(losses + first, t->divergence + first, head->logits, teacher->logits,
-                           teacher->weight.OC, teacher->softcap, head->targets + first, dloss, chunk, t->how);
+        distill_logits_cpu(losses + first, t->divergence + first, head->logits,
+                           (DistillTeacher){teacher->logits, teacher->weight.OC, teacher->softcap},
+                           (DistillTokens){head->targets + first, dloss, chunk, t->how});
     }
 }
 
@@ -72,14 +73,14 @@ static inline void teaching_gradients_cpu(float* losses, float* dhidden, float* 
     head.chunk = int_min(head.chunk, t->teacher.chunk);
     for (int n = 0; n < head.N; n += head.chunk) {
         teaching_dlogits_(losses, t, &head, n, dloss);
-        lm_head_backward_(dhidden, dweight, &head, n, mode);
+        lm_head_backward(dhidden, dweight, &head, n, mode);
     }
     tensor_sum_cpu(&head.tensor, dhidden, NULL);
 }
 
-// Adds the divergences of N tokens.
+// Adds the divergences of N tokens; without a teacher there are none.
 static inline void teaching_add_cpu(WideSum* sum, const Teaching* t, int N) {
-    for (int n = 0; n < N; n++) {
+    for (int n = 0; t->divergence && n < N; n++) {
         wide_sum_add(sum, t->divergence[n]);
     }
 }

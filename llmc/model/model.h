@@ -128,7 +128,7 @@ enum { MODEL_MAX_LAYERS = 1000, MODEL_MAX_TENSOR_RANKS = 128 };
 
 // The part of a model that a process has (part.h); all zero: the whole model.
 typedef struct {
-    int tensor_rank, tensor_ranks;      // this rank's number, and the ranks that cut matrices; 0 or 1: whole
+    int tensor_rank, tensor_ranks;      // number of this rank; ranks that cut matrices; 0: one
     int first_layer, layers, of_layers; // layers of this process, of the whole model; 0: all
     int places;                         // micro-batches whose activations it keeps; 0: one
     // ranks that divide the experts of each layer evenly, and this one's number; 0 or 1: none do
@@ -433,32 +433,32 @@ static inline void model_expert_widths_(ModelWidths* w, ModelConfig cfg) {
 
 static inline ModelWidths model_widths(ModelConfig cfg) {
     const Architecture* kinds = model_architecture(cfg.arch);
-    const HeadsKind heads = kinds->heads;
+    const HeadsParts heads = heads_parts(kinds->heads);
     const int Q = model_heads(cfg), K = model_keys(cfg), HS = model_head_size(cfg), F = model_hidden(cfg),
-              G = model_gates(cfg), is_layer = kinds->norm == NORM_LAYER,
-              has_biases = kinds->biases == BIASES_ALL;
+              G = model_gates(cfg), has_biases = kinds->biases == BIASES_ALL;
+    const NormParts norm = norm_parts(kinds->norm);
     ModelWidths w;
     w.Q = Q, w.K = K, w.QKV = Q + 2 * K, w.F = F, w.G = G;
     w.apart = Q == K ? 0 : Q;
     w.parts = Q == K ? 3 : 2;
     w.words = model_has_first(cfg) || (model_has_last(cfg) && !cfg.has_head) ? cfg.Vp : 0;
     w.positions = kinds->positions == POSITIONS_LEARNED && model_has_first(cfg) ? cfg.max_T : 0;
-    w.norm = kinds->norm == NORM_RMS_ALONE ? 0 : cfg.C;
-    w.norm_bias = is_layer ? cfg.C : 0;
+    w.norm = norm.has_weight ? cfg.C : 0;
+    w.norm_bias = norm.has_bias ? cfg.C : 0;
     w.last_norm = model_has_last(cfg) ? w.norm : 0;
     w.last_norm_bias = model_has_last(cfg) ? w.norm_bias : 0;
     w.qkv_bias = kinds->biases == BIASES_NONE ? 0 : w.QKV;
     w.bias = has_biases ? cfg.C : 0;
     w.hidden_bias = has_biases ? G * F : 0;
-    w.query_norm = heads == HEADS_NORM ? HS : heads == HEADS_ROW_NORM ? Q : 0;
-    w.key_norm = heads == HEADS_ROW_NORM ? K : w.query_norm;
+    w.query_norm = !heads.has_weights ? 0 : heads.is_together ? Q : HS;
+    w.key_norm = heads.is_together ? K : w.query_norm;
     w.head = cfg.has_head && model_has_last(cfg) ? cfg.Vp : 0;
-    w.mean = is_layer;
+    w.mean = norm.has_mean;
     w.is_last = model_has_last(cfg);
-    w.last_C = w.is_last * cfg.C, w.last_mean = w.is_last * is_layer, w.last_words = w.is_last * cfg.Vp;
+    w.last_C = w.is_last * cfg.C, w.last_mean = w.is_last * norm.has_mean, w.last_words = w.is_last * cfg.Vp;
     w.embedding_rstd = kinds->has_embedding_norm && model_has_first(cfg);
     w.raw = w.query_norm > 0 ? Q + K : 0;
-    w.unit_rstd = heads == HEADS_UNIT_NORM ? cfg.NH + model_key_heads(cfg) : 0;
+    w.unit_rstd = heads.keeps_rstd ? cfg.NH + model_key_heads(cfg) : 0;
     const int all_Q = Q * model_tensor_ranks(cfg);
     w.branch = all_Q > cfg.C ? all_Q : cfg.C;
     w.cut_C = model_is_cut(cfg) ? cfg.C : 0;

@@ -273,9 +273,9 @@ typedef struct {
 // Returns them; none if the row has no average there.
 StateAverage state_average(const OptimizerState* s, int g, int row);
 
-// Returns the number of the random word (RoundingWords) of the first element of a copy of a row. The
-// words of a tensor are numbered by its elements, its layer, and the tensor rank that has a part. So they do not depend on
-// the layers, experts and other tensors that a rank has.
+// Returns the number of the random word (RoundingWords) of the first element of a copy of a row.
+// The words of a tensor are numbered by its elements, its layer, and the tensor rank that has a
+// part. So they do not depend on the layers, experts and other tensors that a rank has.
 uint64_t state_word(const OptimizerState* s, int row, int copy);
 
 enum { STATE_WORD_LAYER = 40, STATE_WORD_RANK = 52 }; // lowest bits of these numbers

@@ -167,8 +167,8 @@ static float* sliced_state_(const SlicedTensor* t, int slot) {
     return (float*)state_array(t->u->state, slot, &range);
 }
 
-// True if this rank updates any of `count` elements from `begin` on of its slice. The processes of a
-// tensor group agree.
+// True if this rank updates any of `count` elements from `begin` on of its slice. The processes of
+// a tensor group agree.
 static int sliced_takes_part_(const SlicedTensor* t, size_t begin, size_t count) {
     const ZeroPlan* plan = &t->u->plan;
     const ZeroPiece piece = zero_piece(plan, t->group, ZERO_TRAINED);

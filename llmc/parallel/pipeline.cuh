@@ -65,11 +65,12 @@ static inline void pipeline_hand_over(const PipelineGpu* p, int from, int to, vo
 }
 
 // Do what the functions of the same names do.
-static inline void stage_enter(Stage* s, const PipelineGpu* p, ModelActivations* acts, PipelineAction next) {
+static inline void stage_enter(PipelineStage* s, const PipelineGpu* p, ModelActivations* acts,
+                               PipelineAction next) {
     pipeline_exchange(p, s->last, next, stage_turn(s, acts, next));
     s->last = next;
 }
-static inline void stage_leave(Stage* s, const PipelineGpu* p, ModelActivations* acts) {
+static inline void stage_leave(PipelineStage* s, const PipelineGpu* p, ModelActivations* acts) {
     stage_enter(s, p, acts, pipeline_rest());
 }
 

@@ -95,24 +95,25 @@ typedef struct {
     const TensorRow* rows; // of the activations
     void* memory;
     PipelineAction last;
-} Stage;
+} PipelineStage;
 
 // Returns the activations of a micro-batch.
-ModelActivations stage_activations(const Stage* s, int64_t micro_step);
+ModelActivations stage_activations(const PipelineStage* s, int64_t micro_step);
 
 // Sets *acts to the activations of the next action, and returns the streams to send and to receive
 // before it.
-PipelineStream stage_turn(const Stage* s, ModelActivations* acts, PipelineAction next);
+PipelineStream stage_turn(const PipelineStage* s, ModelActivations* acts, PipelineAction next);
 
 // Sends what the last action has made, receives what the next one needs, and sets *acts to its
 // activations.
-static inline void stage_enter_cpu(Stage* s, Group* pipe, ModelActivations* acts, PipelineAction next) {
+static inline void stage_enter_cpu(PipelineStage* s, Group* pipe, ModelActivations* acts,
+                                   PipelineAction next) {
     pipeline_exchange_cpu(pipe, s->last, next, stage_turn(s, acts, next));
     s->last = next;
 }
 
 // Sends what the last action has made.
-static inline void stage_leave_cpu(Stage* s, Group* pipe, ModelActivations* acts) {
+static inline void stage_leave_cpu(PipelineStage* s, Group* pipe, ModelActivations* acts) {
     stage_enter_cpu(s, pipe, acts, pipeline_rest());
 }
 
@@ -285,13 +286,13 @@ void pipeline_hand_over_cpu(Group* pipe, int from, int to, void* data, size_t by
 
 // ---- a stage's turns ----
 
-ModelActivations stage_activations(const Stage* s, int64_t micro_step) {
+ModelActivations stage_activations(const PipelineStage* s, int64_t micro_step) {
     ModelActivations all;
     tensor_rows_bind(&all, s->rows, MODEL_ACTIVATION_ROWS, s->memory);
     return model_activations_of(all, s->rows, micro_step);
 }
 
-PipelineStream stage_turn(const Stage* s, ModelActivations* acts, PipelineAction next) {
+PipelineStream stage_turn(const PipelineStage* s, ModelActivations* acts, PipelineAction next) {
     const ModelActivations made = stage_activations(s, s->last.micro_step);
     *acts = stage_activations(s, next.micro_step);
     const PipelineStream stream = {model_stream_into(&made, s->rows, s->first_block, s->cfg.L),

@@ -1,6 +1,6 @@
 /*
-rank_part.h -- the part of a model that a rank has: matrices and layers (part.h), divided in its data
-group (zero.h), and the rank's place among all (grid.h).
+rank_part.h -- the part of a model that a rank has: matrices and layers (part.h), divided in its
+data group (zero.h), and the rank's place among all (grid.h).
 */
 #ifndef LLMC_RANK_PART_H
 #define LLMC_RANK_PART_H

@@ -15,7 +15,6 @@ rank the matmul adds the bias and the residual.
 
 #include "llmc/comm/comm_nccl.cuh"
 #include "llmc/gpu/elements.cuh"
-#include "llmc/ops/norm.cuh"
 #include "llmc/parallel/tensor_parallel.h"
 #include "llmc/parallel/zero.cuh"
 

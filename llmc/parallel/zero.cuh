@@ -782,8 +782,8 @@ static inline Gradient zero_update_gradient(const ZeroGpu* z) {
     return z->plan.stage == 0 ? z->grads : zero_gradient(z);
 }
 
-// Sets *sum, on the GPU, to the sum of squares of spans (zero_counted_spans) of the reduced gradient,
-// for which the main stream has waited.
+// Sets *sum, on the GPU, to the sum of squares of spans (zero_counted_spans) of the reduced
+// gradient, for which the main stream has waited.
 template <class T>
 static inline void zero_square_sum(WideSum* sum, const ZeroGpu* z, const ZeroSpan* spans, int count,
                                    GradientNorm* norm) {

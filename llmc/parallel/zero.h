@@ -27,8 +27,9 @@ parameters and state. Each rank then has all of the sum, and one addition an upd
 
 Two levels: W ranks are `replicas` of `shards` ranks each, for example those of a machine. A group
 is cut into `shards` slices, and a slice into one shard for each replica. Slices move in every
-micro-step, and stay within a replica; for parameters and gradients "1/W" then means 1/shards. Once an update, the ranks with the
-same slice add up the sums of their replicas, shard by shard. With one level a slice is a shard.
+micro-step, and stay within a replica; for parameters and gradients "1/W" then means 1/shards. Once
+an update, the ranks with the same slice add up the sums of their replicas, shard by shard. With one
+level a slice is a shard.
 
 Divided experts: neighbors share the experts of a block, `experts` ranks, and a block is divided
 among the size / experts ranks that have the same ones. Group 0 is divided among all. A rank's
@@ -299,7 +300,8 @@ int zero_part_spans(const ZeroPlan* plan, const TensorRow* rows, ModelConfig cfg
                     ZeroSpan spans[ZERO_SPANS]);
 
 // Sets the spans of this rank's shards that count in the norm of the gradient, and returns their
-// number, at least one: all; but tensors that no tensor rank cuts count only in the first of these ranks.
+// number, at least one: all; but tensors that no tensor rank cuts count only in the first of these
+// ranks.
 int zero_counted_spans(const ZeroPlan* plan, const TensorRow* rows, ModelConfig cfg,
                        ZeroSpan spans[ZERO_SPANS]);
 
@@ -660,8 +662,8 @@ int zero_ranges(const ZeroPlan* plan, const TensorRow* rows, ModelConfig cfg, Ze
     return count;
 }
 
-// Returns the elements begin ... end-1 of the trained part of group 0, or of all blocks, in an array
-// that has a part of each group.
+// Returns the elements begin ... end-1 of the trained part of group 0, or of all blocks, in an
+// array that has a part of each group.
 static ZeroSpan zero_span_(const ZeroPlan* plan, TensorPlace place, size_t begin, size_t end, ZeroCut cut) {
     const int is_block = place == PLACE_BLOCK;
     const size_t once = plan->trained_once / (size_t)cut.parts,

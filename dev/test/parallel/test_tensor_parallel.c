@@ -1,5 +1,5 @@
-// test_tensor_parallel.c -- the order of sums, the tokens of ranks, and the gradients of tensors that
-// are not cut. Several processes are tested by test_ranks.sh.
+// test_tensor_parallel.c -- the order of sums, the tokens of ranks, and the gradients of tensors
+// that are not cut. Several processes are tested by test_ranks.sh.
 #define TENSOR_PARALLEL_IMPLEMENTATION
 #include "llmc/parallel/tensor_parallel.h"
 
@@ -57,14 +57,14 @@ static size_t uncut_elements(const TensorRow* rows) {
     size_t elements = 0;
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         const int is_part = rows[i].split == SPLIT_NONE && rows[i].kind != KIND_EMBEDDING;
-        elements += is_part ? (size_t)rows[i].layers * tensor_room_(&rows[i]) : 0;
+        elements += is_part ? (size_t)rows[i].layers * tensor_room_in_group(&rows[i]) : 0;
     }
     return elements;
 }
 
-// Every element of such a tensor is in one shard of the data group, and gets the sum in the order of
-// the tensor ranks; all others keep what they have. The first tensor rank counts all elements in the
-// norm, the others count those of tensors that are cut.
+// Every element of such a tensor is in one shard of the data group, and gets the sum in the order
+// of the tensor ranks; all others keep what they have. The first tensor rank counts all elements in
+// the norm, the others count those of tensors that are cut.
 static void test_parts(int size) {
     const ModelConfig whole = {.max_T = 8, .V = 96, .Vp = 384, .L = 2, .NH = 3, .C = 48};
     const ModelConfig cfg = model_part_of(whole, (ModelPart){.tensor_rank = 1, .tensor_ranks = 3});
@@ -100,7 +100,7 @@ static void test_parts(int size) {
         memory_close(&memory);
     }
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        cut += rows[i].split != SPLIT_NONE ? (size_t)rows[i].layers * tensor_room_(&rows[i]) : 0;
+        cut += rows[i].split != SPLIT_NONE ? (size_t)rows[i].layers * tensor_room_in_group(&rows[i]) : 0;
     }
     EXPECT(found == uncut_elements(rows), "%zu sums in %d shards, wanted %zu", found, size,
            uncut_elements(rows));

@@ -1,5 +1,5 @@
-// test_tensor_parallel.cu -- sums over tensor ranks on the GPU: their order, biases, residuals, every
-// type, awkward sizes; gradients of tensors that are not cut.
+// test_tensor_parallel.cu -- sums over tensor ranks on the GPU: their order, biases, residuals,
+// every type, awkward sizes; gradients of tensors that are not cut.
 #define PRECISION_FP32
 #include "llmc/parallel/tensor_parallel.cuh"
 #include "llmc/model/part.h"
