@@ -18,7 +18,6 @@ values, Vp tokens of the padded vocabulary.
 #include "llmc/gpu/batch_queue.cuh"
 #include "llmc/ops/checksum.cuh"
 #include "llmc/ops/cross_entropy.cuh"
-#include "llmc/ops/distill.cuh"
 #include "llmc/comm/comm.h"
 #include "llmc/ops/embedding.cuh"
 #include "llmc/gpu/forward_clock.cuh"
