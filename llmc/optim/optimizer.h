@@ -103,7 +103,7 @@ UpdateRule optimizer_rule(Optimizer optimizer, TensorKind kind);
 typedef enum {
     SLOT_ELEMENTS, // one for each element
     SLOT_BLOCKS,   // one for OPTIMIZER_BLOCK elements; cols are a multiple of it
-    SLOT_ROWS,     // one for each row of a whole matrix, also in each slice of it (part.h)
+    SLOT_ROWS,     // one for each row of a whole matrix, also in each part of it (part.h)
     SLOT_COLS,     // one for each column, likewise
     // squares of the rows, or of the columns, of each matrix that is updated alone, unless that
     // side is too long; those of a run are padded to a multiple of TENSOR_ALIGN
@@ -274,11 +274,11 @@ typedef struct {
 StateAverage state_average(const OptimizerState* s, int g, int row);
 
 // Returns the number of the random word (RoundingWords) of the first element of a copy of a row. The
-// words of a tensor are numbered by its elements, its layer, and its slice. So they do not depend on
+// words of a tensor are numbered by its elements, its layer, and the tensor rank that has a part. So they do not depend on
 // the layers, experts and other tensors that a rank has.
 uint64_t state_word(const OptimizerState* s, int row, int copy);
 
-enum { STATE_WORD_LAYER = 40, STATE_WORD_SLICE = 52 }; // lowest bits of these numbers
+enum { STATE_WORD_LAYER = 40, STATE_WORD_RANK = 52 }; // lowest bits of these numbers
 
 // ---- the update ----
 
@@ -315,9 +315,9 @@ static inline int optimizer_gathers(const OptimizerState* s, const ZeroPlan* zer
     return zero_is_divided(zero) && state_needs_tensors(s, g) && zero_has_gradient(zero, g);
 }
 
-// True if the update of group g needs the operands of other slices of its tensors.
+// True if the update of group g needs the operands that other tensor ranks have.
 static inline int optimizer_needs_slices(const OptimizerState* s, const ZeroPlan* zero, int g) {
-    return model_is_sliced(s->cfg) && state_needs_tensors(s, g) && zero_has_gradient(zero, g);
+    return model_is_cut(s->cfg) && state_needs_tensors(s, g) && zero_has_gradient(zero, g);
 }
 
 size_t optimizer_gathered_elements(const OptimizerState* s, const ZeroPlan* zero);
@@ -578,9 +578,9 @@ uint64_t state_word(const OptimizerState* s, int row, int copy) {
     const TensorRow* r = &s->rows[row];
     const ModelPart part = s->cfg.part;
     const int layer = r->in_block ? part.first_layer + tensor_lowest_layer(r, copy) : 0,
-              slice = r->split == SPLIT_NONE ? 0 : part.first_slice + tensor_slice(r, copy);
+              rank = r->split == SPLIT_NONE ? 0 : part.tensor_rank;
     const size_t before = r->split == SPLIT_EXPERTS ? (size_t)part.expert_rank * tensor_layer_elements(r) : 0;
-    return ((uint64_t)slice << STATE_WORD_SLICE) + ((uint64_t)layer << STATE_WORD_LAYER) + before;
+    return ((uint64_t)rank << STATE_WORD_RANK) + ((uint64_t)layer << STATE_WORD_LAYER) + before;
 }
 
 void optimizer_state_open(OptimizerState* s, Optimizer optimizer, const ZeroPlan* zero, ModelConfig cfg) {
