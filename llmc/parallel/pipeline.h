@@ -294,10 +294,10 @@ ModelActivations stage_activations(const PipelineStage* s, int64_t micro_step) {
 
 PipelineStream stage_turn(const PipelineStage* s, ModelActivations* acts, PipelineAction next) {
     const ModelActivations made = stage_activations(s, s->last.micro_step);
+    const size_t row_bytes = (size_t)s->cfg.C * s->rows[0].element_bytes; // encoded is row 0
     *acts = stage_activations(s, next.micro_step);
     const PipelineStream stream = {model_stream_into(&made, s->rows, s->first_block, s->cfg.L),
-                                   made.dresidual, acts->encoded, acts->dresidual,
-                                   (size_t)s->cfg.C * sizeof(floatX)};
+                                   made.dresidual, acts->encoded, acts->dresidual, row_bytes};
     return stream;
 }
 
