@@ -31,7 +31,7 @@ values, Vp tokens of the padded vocabulary.
 #include "llmc/layers/mlp.cuh"
 #include "llmc/layers/pass.cuh"
 #include "llmc/layers/self_attention.cuh"
-#include "llmc/ops/matmul.cuh"
+#include "llmc/ops/matmul_plans.cuh"
 #include "llmc/optim/offload.cuh"
 #include "llmc/optim/optimizer.cuh"
 #include "llmc/layers/q8_weights.h"
@@ -1611,8 +1611,8 @@ static void train(Model* model, Run* run) {
         }
         gpu_report_tell(&model->report, &run->log);
         run_end_step(run);
-        if (schedule_due(run->settled.options.memory.gpu_report, run->state.step,
-                         run->settled.options.batch.steps)) {
+        if (schedule_due(run->settled->options.memory.gpu_report, run->state.step,
+                         run->settled->options.batch.steps)) {
             gpu_report_print(&model->report, &model->matmul);
         }
         if (run_diverges(run)) {
@@ -1626,7 +1626,7 @@ static int pretrain(int argc, char** argv) {
     Run* run = run_open(argc, argv, &trainer);
     if (run->trains || run->generate) {
         Model* model = (Model*)check_alloc(1, sizeof(Model), "model");
-        model_open(model, &run->settled, memory_on_gpu(), &run->comm);
+        model_open(model, run->settled, memory_on_gpu(), &run->comm);
         memory_check(&model->memory, &run->plan.model.memory);
         if (run->generate) {
             generate_texts(run, model);

@@ -534,7 +534,7 @@ static void setup_check_mup_model_(const Settled* s) {
             "since both models have heads of one size (--heads, --head-size)",
             text, mup.C, size);
     }
-    if (!s->cfg.has_head && model_norm(s->cfg) == NORM_RMS_ALONE) {
+    if (!s->cfg.has_head && !norm_parts(model_norm(s->cfg)).has_weight) {
         die_usage("--mup %s, --own-head off: the last norm of %s has no weights to scale logits by; wanted "
                   "--own-head on",
                   text, model_architecture(s->cfg.arch)->word);

@@ -64,7 +64,7 @@ static Run run_open_as(const char* line, Ranks ranks, SafeTensorsDtype dtype) {
     Run run;
     run.model_path = model_path_find(&options, newest);
     const SettleInput input = {ranks, dtype, run.model_path, setup_read_model(run.model_path), 0};
-    settle(&run.settled, &run.data, &options, &input);
+    run.settled = settle(&run.data, &options, &input);
     return run;
 }
 
