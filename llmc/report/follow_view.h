@@ -41,7 +41,7 @@ void follow_print_picture(FILE* file, const Record* r, const char* state, int co
 #include "llmc/base/printable.h"
 #include "llmc/base/text_buffer.h"
 #include "llmc/log/curve_terminal.h"
-#include "llmc/log/log.h"
+#include "llmc/log/log_line.h"
 #include "llmc/log/text_wrap.h"
 
 enum {
