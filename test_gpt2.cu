@@ -108,7 +108,7 @@ static double tolerance(void) {
 }
 
 typedef struct {
-    const char *recompute, *gelu_fusion, *bias_fusion, *graph, *gradients, *master_weights, *zero;
+    const char *recompute, *gelu_fusion, *graph, *gradients, *master_weights, *zero;
     const char* freeze; // NULL: nothing
     const char* share;  // NULL: off
     int offload_residuals;
@@ -116,7 +116,7 @@ typedef struct {
     int slices;             // 0: none
     int fp8;                // 2: with --autotune on
 } Settings;
-static const Settings USUAL = {"0", "2", "on", "off", "model", "on", "0", NULL, NULL, 0};
+static const Settings USUAL = {"0", "2", "off", "model", "on", "0", NULL, NULL, 0};
 
 // Returns the sizes; with shared parameters, those of four layers.
 static ModelConfig config_of(Settings s) {
@@ -139,8 +139,7 @@ static Options options_of(Settings s, int batch) {
         "--total-batch",  total,               "--zero",         s.zero,
         "--logits-chunk", "6",                 "--tf32",         "off", // the last chunk is smaller
         "--autotune",     "off",               "--recompute",    s.recompute,
-        "--gelu-fusion",  s.gelu_fusion,       "--bias-fusion",  s.bias_fusion,
-        "--device",       "0",
+        "--gelu-fusion",  s.gelu_fusion,       "--device",       "0",
         "--graph",        s.graph,             "--gradients",    s.gradients,
         "--master-weights", s.master_weights};
     // clang-format on
@@ -1233,7 +1232,6 @@ TEST(composition_gpt2) {
     test_against_cpu(settings, weights);
     settings.recompute = "3";
     settings.gelu_fusion = "2";
-    settings.bias_fusion = "off";
     test_against_cpu(settings, weights);
     test_fusion(weights);
     free(weights);
@@ -1261,7 +1259,7 @@ TEST(composition_batches) {
     float* weights = first_weights(ODD);
     Settings settings = USUAL;
     settings.recompute = "3";
-    settings.bias_fusion = "off";
+    settings.gelu_fusion = "1";  // the gradient of the bias by itself
     settings.gradients = "fp32"; // sums of several micro-steps are compared
     test_documents(settings, 1, weights);
     settings = USUAL;

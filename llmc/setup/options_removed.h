@@ -30,6 +30,16 @@ __attribute__((unused)) static const RemovedOption OPTION_TRAINER_REMOVED[] = {
     {"embedding-gradient", "auto|joined", OPTION_NOT_SAVED,
         "the two gradients of a token embedding that is also the output layer are added up apart with "
         "--pipeline-parallel, and together without"},
+    {"plan-tensors", "off", OPTION_NOT_SAVED,
+        "--plan shows the memory by kind"},
+    {"fim-spm-rate", "0.5", 0,
+        "half of the documents that --fim-rate rearranges are in the order suffix, prefix, middle"},
+    {"initial-weights", "auto|gpt2|zero-out", 0,
+        "--arch decides: projections into the residual stream start at zero in nanochat, else random as in GPT-2"},
+    {"head-lr-scale", "1", 0,
+        "the matrix of --own-head has the rate --lr; --embedding-lr-scale and --vector-lr-scale divide the others from it"},
+    {"bias-fusion", "on", 0,
+        "the gradient of the bias is fused where GELU is fused backward; use --gelu-fusion 1 or 0"},
     {NULL, NULL, 0, NULL},
 };
 // clang-format on

@@ -61,9 +61,9 @@ typedef struct {
 } SettleInput;
 
 // Returns the settings with every option decided that does not depend on the memory of the device.
-// Opens the tokenizer and the data, because other options depend on their sizes. With --verify-data it stops after the
-// vocabulary. With --plan and --print-config the data may stay unknown; then values that depend on
-// the number of steps stay "auto".
+// Opens the tokenizer and the data, because other options depend on their sizes. With --verify-data
+// it stops after the vocabulary. With --plan and --print-config the data may stay unknown; then
+// values that depend on the number of steps stay "auto".
 Settled settle(RunData* data, const Options* options, const SettleInput* input);
 
 // Returns the settings of the teacher: a model of the same micro-batches that only evaluates, with
@@ -569,13 +569,6 @@ static ModelUse settle_use_(const Options* o) {
     return o->generates ? USE_GENERATE : only_evaluates ? USE_EVALUATE : USE_TRAIN;
 }
 
-// A checkpoint's options may have the value, decided though its run had weights.
-static void settle_check_initial_(const Options* o, const SettleInput* input) {
-    if (input->model_path && !input->continues && o->model.initial_weights != OPTION_AUTO) {
-        die_usage("--initial-weights has no meaning with --model %s, which has weights", o->model.path);
-    }
-}
-
 // Decides what a model says of its tokens before its data are open: the tokenizer in its directory
 // is the run's, unless a checkpoint's options name one.
 static void settle_tokenizer_(Settled* s, RunData* data, const SettleInput* input) {
@@ -636,7 +629,6 @@ Settled settle(RunData* data, const Options* options, const SettleInput* input) 
         settle_lengths_(&s.options);
     }
     settle_tokenizer_(&s, data, input);
-    settle_check_initial_(options, input);
     setup_check_weights(&s, input->model_path, input->continues);
     s.cfg = settle_model(&s.options, data, input->model_path, input->found);
     if (!options->verify_data) {
