@@ -31,7 +31,7 @@ values, Vp tokens of the padded vocabulary.
 #include "llmc/layers/mlp.cuh"
 #include "llmc/layers/pass.cuh"
 #include "llmc/layers/self_attention.cuh"
-#include "llmc/ops/matmul.cuh"
+#include "llmc/ops/matmul_plans.cuh"
 #include "llmc/optim/offload.cuh"
 #include "llmc/optim/optimizer.cuh"
 #include "llmc/layers/q8_weights.h"

@@ -141,8 +141,8 @@ static double slowest(Bench* b, double mine) {
 static void matmuls_begin(Beside* m, int count) {
     CUDA_CHECK(cudaEventRecord(m->start, m->gpu.stream));
     for (int i = 0; i < count; i++) {
-        matmul_forward(m->out, (const floatX*)m->inp, (const floatX*)m->weight, (const floatX*)NULL, m->side,
-                       m->side, m->side, &m->matmul);
+        matmul_forward(m->out, (const floatX*)m->inp, (const floatX*)m->weight, (const floatX*)NULL,
+                       {m->side, m->side, m->side}, &m->matmul);
     }
     CUDA_CHECK(cudaEventRecord(m->stop, m->gpu.stream));
 }

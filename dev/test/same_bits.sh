@@ -40,9 +40,10 @@ run() {
 }
 
 run plain
-run resumed --resume "$(basename plain)/step_$(printf %08d $((steps / 2)))" --override
+half=step_$(printf %08d $((steps / 2)))
+run resumed --resume "plain/$half" --override
 for level in 0 2 mlp 3; do run "recompute_$level" --recompute $level; done
-for rule in adamw8bit adafactor muon lion sgd; do run "$rule" --optimizer $rule; done
+for rule in adamw8bit adafactor muon soap lion sgd; do run "$rule" --optimizer $rule; done
 run adafactor_all --optimizer adafactor --adafactor-beta1 0.9 --adafactor-scale on
 run norMuon --optimizer muon --muon-rows on --cautious-decay on
 layers=4
@@ -56,6 +57,7 @@ total_batch=192
 for rule in adamw adafactor muon; do run "in_backward_$rule" --update-in-backward on --optimizer $rule; done
 [ $is_gpu ] || run bf16_in_backward --matmul bf16 --update-in-backward on
 total_batch=384
+run experts --arch mixtral --experts 4 --hidden 64
 run packed --pack bestfit --doc-mask on
 run packed_uniform --pack uniform
 if [ $is_gpu ]; then
@@ -74,18 +76,34 @@ else
     run bf16_mask --matmul bf16 --pack bestfit --doc-mask on
     run bf16_frozen --matmul bf16 --freeze 'embeddings,h.0'
 fi
+# ranks N: the following runs have N processes.
+ranks() { LAUNCH="mpirun --oversubscribe --bind-to none -n $1"; }
 if command -v mpirun >/dev/null; then
-    LAUNCH="mpirun --oversubscribe --bind-to none -n 3"
+    ranks 3
     for zero in 0 1 2 $([ $is_gpu ] && echo 3); do run "ranks_zero_$zero" --zero $zero; done
-    run ranks_muon --zero 2 --optimizer muon
+    for rule in adamw8bit muon soap; do run "ranks_$rule" --zero 2 --optimizer $rule; done
     run ranks_adafactor --zero 2 --optimizer adafactor --recompute 3
+    run ranks_adafactor_all --zero 2 --optimizer adafactor --adafactor-beta1 0.9 --adafactor-scale on
+    run ranks_frozen --zero 2 --freeze '*[0-1],wpe'
+    run ranks_resumed --resume "plain/$half" --zero 2 --override
     if [ $is_gpu ]; then
         run ranks_params --zero 3 --offload-params on
         run ranks_offload --zero 2 --offload-optimizer host
     else
         run ranks_bf16 --zero 2 --matmul bf16
     fi
+    ranks 2
+    run experts_divided --arch mixtral --experts 4 --hidden 64 --expert-parallel 2 --zero 2
+    run tensor --tensor-parallel 2
+    run pipeline --pipeline-parallel 2
+    run context --context-parallel 2
+    ranks 4
+    run grid --tensor-parallel 2 --zero 2
+    run grid_muon --tensor-parallel 2 --zero 2 --optimizer muon
+    [ ! $is_gpu ] || run two_levels --zero 3 --shard-ranks 2
     LAUNCH=
+    run one_resumed --resume "ranks_zero_2/$half" --override
+    run one_resumed_muon --resume "ranks_muon/$half" --override
 fi
 
 # generate NAME OPTION...

@@ -101,20 +101,26 @@ static void load_group_(const ModelFiles* m, FirstWeights* weights, const MoreTo
     }
 }
 
-// Returns what a group adds to the checksum of the weights (checksum.h).
-static uint64_t load_checksum_(const TensorRow* rows, int g, const uint64_t* group, size_t count) {
-    const size_t first = tensor_group_offset_bytes(rows, g) / sizeof(uint64_t);
+// Returns what a group adds to the checksum of the weights (checksum.h), whose words are the
+// elements, numbered by tensor. It does not depend on where a tensor lies in memory.
+static uint64_t load_checksum_(const TensorRow* rows, ModelConfig cfg, int g, const float* group) {
     uint64_t sum = 0;
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        const uint32_t* words = (const uint32_t*)tensor_in_group(&rows[i], group);
+        const size_t count = tensor_is_in_group(&rows[i], g)
+                                 ? model_rows_in_files(&rows[i], cfg) * rows[i].cols
+                                 : 0,
+                     first = (size_t)(g * MODEL_PARAMETER_ROWS + i) << 40;
 #pragma omp parallel for schedule(static) reduction(+ : sum)
-    for (size_t i = 0; i < count; i++) {
-        sum += checksum_word(group[i], first + i);
+        for (size_t e = 0; e < count; e++) {
+            sum += checksum_word(words[e], first + e);
+        }
     }
     return sum;
 }
 
 static void load_weights_(const ModelFiles* m, const char* path, HfWeights which, uint64_t seed,
                           const MoreTokens* more, uint64_t* checksum) {
-    const ZeroPlan plan = model_files_plan(&m->part);
     const ModelConfig cfg = m->part.whole;
     FirstWeights weights;
     PartGroups parts;
@@ -126,8 +132,7 @@ static void load_weights_(const ModelFiles* m, const char* path, HfWeights which
             void* group = room ? room : m->access.get_group(m->model, g, NULL);
             load_group_(m, &weights, more, parts.whole_rows, g, (float*)group);
             if (checksum) {
-                *checksum += load_checksum_(parts.whole_rows, g, (const uint64_t*)group,
-                                            zero_group_elements(&plan, g) * sizeof(float) / sizeof(uint64_t));
+                *checksum += load_checksum_(parts.whole_rows, cfg, g, (const float*)group);
             }
             part_groups_set(&parts, g, group);
         }

@@ -33,7 +33,8 @@ same bits. The options have the values of options_print_json; file names may hav
                    sequences; 0 if unknown; missing in older files
     val_data       the sets of validations (ValidationSet); the name of a single one is ""; missing
                    in older files and in runs without data
-    teacher        checksum of the teacher's weights in memory; missing in runs without one
+    teacher_weights  checksum of the teacher's weights (load_save.h); missing in runs without one,
+                   and in older files, whose "teacher" depended on the layout in memory
     clip           shares of the limit of the gradient's norm, for --update-in-backward
                    (update_in_backward.h); missing in other runs
     mixture        the sources of the training data, earlier ones, too, and the sequences that each
@@ -304,7 +305,7 @@ static void state_print_(FILE* file, SavedState* s, const Options* options) {
     }
     fprintf(file, ",\n\"train_data\":\"%016" PRIx64 "\",\n", s->train_data);
     if (s->run.teacher) {
-        fprintf(file, "\"teacher\":\"%016" PRIx64 "\",\n", s->run.teacher);
+        fprintf(file, "\"teacher_weights\":\"%016" PRIx64 "\",\n", s->run.teacher);
     }
     state_print_number_(file, "val_loss", s->run.val_loss);
     if (s->num_val_sets > 0) {
@@ -637,7 +638,7 @@ static int state_member_(JsonReader* text, const char* key, void* to) {
     static const char* const validations[] = {"first", "best", "best_step", "since", NULL};
     SavedState* s = (SavedState*)to;
     StateNumber_ numbers[STATE_NUMBERS_];
-    uint64_t checked_before;
+    uint64_t ignored; // the file's own checksum, and that of a teacher in older files
     state_numbers_(s, numbers);
     for (int i = 0; i < STATE_NUMBERS_; i++) {
         if (strcmp(key, numbers[i].key) == 0) {
@@ -660,8 +661,8 @@ static int state_member_(JsonReader* text, const char* key, void* to) {
            : strcmp(key, "files") == 0      ? state_object_(text, NULL, state_files_member_, s)
            : strcmp(key, "run") == 0        ? state_hex_(text, &s->identity)
            : strcmp(key, "train_data") == 0 ? state_hex_(text, &s->train_data)
-           : strcmp(key, "teacher") == 0    ? state_hex_(text, &s->run.teacher)
-                                            : state_hex_(text, &checked_before);
+           : strcmp(key, "teacher_weights") == 0 ? state_hex_(text, &s->run.teacher)
+                                                 : state_hex_(text, &ignored);
 }
 
 // Returns true if the stretch of the next sequence starts before it.
@@ -687,7 +688,7 @@ int state_try_parse(SavedState* s, const char* path, char* text, size_t bytes, c
                                        "files",      "?stage",       "?train_data",   "?clip",
                                        "xxh64",      "?run",         "?by_clock",     "?validations",
                                        "?teacher",   "?mixture",     "?average_from", "?val_data",
-                                       NULL};
+                                       "?teacher_weights", NULL};
     JsonReader reader = json_reader(path, text, bytes, error);
     memset(s, 0, sizeof(*s));
     s->text = text;

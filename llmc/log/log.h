@@ -23,8 +23,6 @@ digits; a byte of a path or option that is not UTF-8 is \udcNN, json.h):
     {"kind":"task","step":...,"name":...,"acc":...,"acc_err":...,"acc_norm":...,"acc_norm_err":...,
      "acc_bytes":...,"acc_bytes_err":...,"loss":...,"ppl":...,"bpb":...,"tokens":...}
      (eval_tasks.h; only what the task has)
-    {"kind":"core","step":...,"core":...,"tasks":22}  (mean of the centered accuracies of CORE's
-     tasks, whose lines also have "centered")
     {"kind":"sample","step":...,"text":"..."}
     {"kind":"save","step":...,"path":"..."}
     {"kind":"skip","step":...,"reason":"...","where":"..."}  (and which data it had)
@@ -147,9 +145,6 @@ void log_sources(RunLog* log, int64_t step, const DataSources* sources, uint64_t
 
 // Logs the model's result at a task.
 void log_task(RunLog* log, int64_t step, const char* name, const TaskScore* score);
-
-// Logs CORE: the mean centered accuracy of so many tasks.
-void log_core(RunLog* log, int64_t step, double core, int tasks);
 
 // Logs a sample of `bytes` bytes.
 void log_sample(RunLog* log, int64_t step, const char* text, size_t bytes);
@@ -442,7 +437,6 @@ static void log_write_task_(RunLog* log, int64_t step, const char* name, const T
     log_share_(log, "acc", "acc_err", score->acc);
     log_share_(log, "acc_norm", "acc_norm_err", score->acc_norm);
     log_share_(log, "acc_bytes", "acc_bytes_err", score->acc_bytes);
-    log_line_known(log, "centered", score->centered);
     if (score->kind != TASK_CHOICE) {
         log_line_number(log, "loss", score->loss);
         log_line_number(log, "ppl", exp(score->loss));
@@ -471,9 +465,6 @@ void log_task(RunLog* log, int64_t step, const char* name, const TaskScore* scor
     log_print_share_(screen, "acc", score->acc);
     log_print_share_(screen, "acc_norm", score->acc_norm);
     log_print_share_(screen, "acc_bytes", score->acc_bytes);
-    if (isfinite(score->centered)) {
-        fprintf(screen, " | centered %.4f", score->centered);
-    }
     if (has_loss) {
         fprintf(screen, " | loss %.4f | perplexity %.4f", score->loss, exp(score->loss));
     }
@@ -484,18 +475,6 @@ void log_task(RunLog* log, int64_t step, const char* name, const TaskScore* scor
     log_screen_flush(log);
     if (!is_repeated) {
         log_write_task_(log, step, name, score);
-    }
-}
-
-void log_core(RunLog* log, int64_t step, double core, int tasks) {
-    log_screen_say(log, log->screen.file, step);
-    fprintf(log->screen.file, "CORE %.4f, the mean of %d task%s\n", core, tasks, words_s(tasks));
-    log_screen_flush(log);
-    if (!log_is_repeated(log, LOG_KIND_CORE, step)) {
-        log_line_begin(log, "core", step);
-        log_line_number(log, "core", core);
-        fprintf(log->json.file, ",\"tasks\":%d", tasks);
-        log_line_end(log);
     }
 }
 

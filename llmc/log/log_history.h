@@ -72,8 +72,7 @@ int log_recall(const LogBin* bins, CurvePoint* points) {
 
 // Returns the kind of a line between two updates, or LOG_KINDS.
 static LogKind log_kind_(const char* kind) {
-    static const char* const kinds[LOG_KINDS] = {"val",  "set",    "source", "task",
-                                                 "core", "sample", "save",   "warning"};
+    static const char* const kinds[LOG_KINDS] = {"val", "set", "source", "task", "sample", "save", "warning"};
     int i = 0;
     while (i < LOG_KINDS && strcmp(kind, kinds[i]) != 0) {
         i++;

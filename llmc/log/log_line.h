@@ -30,7 +30,6 @@ typedef enum {
     LOG_KIND_SET,
     LOG_KIND_SOURCE,
     LOG_KIND_TASK,
-    LOG_KIND_CORE,
     LOG_KIND_SAMPLE,
     LOG_KIND_SAVE,
     LOG_KIND_WARNING,
@@ -148,7 +147,7 @@ char* log_duration(double seconds, char* text);
 
 // True for kinds of lines whose numbers and texts also go to TensorBoard.
 static int log_is_for_board_(const char* kind) {
-    static const char* const kinds[] = {"train", "val", "set", "source", "task", "core", "sample"};
+    static const char* const kinds[] = {"train", "val", "set", "source", "task", "sample"};
     int is_one = 0;
     for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
         is_one |= strcmp(kind, kinds[i]) == 0;

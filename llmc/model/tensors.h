@@ -54,7 +54,7 @@ typedef enum { SPLIT_NONE, SPLIT_HEADS, SPLIT_ROWS, SPLIT_COLS, SPLIT_WORDS, SPL
 // sent, while the next one arrives.
 typedef enum { LIVE_ALWAYS, LIVE_BLOCK, LIVE_CLASSIFIER, LIVE_PASS, LIVE_SENT } TensorLife;
 
-// One row of a table, with the sizes filled in. Tensors start at multiples of TENSOR_ALIGN
+// One row of a table, with the sizes filled in. Activations start at multiples of TENSOR_ALIGN
 // elements. A tensor that a model does not have is absent: no elements, layers and uses are 0, its
 // pointer is NULL, and its offset is where it would be.
 #define TENSOR_ALIGN 128
@@ -85,7 +85,6 @@ typedef struct {
     TensorPlace place; // parameters only; a tensor of a block that is not cut may lie outside of it
     TensorSplit split; // parameters only
     TensorLife life;
-    size_t align;        // elements; tensors of parameters start at multiples of it
     size_t offset_bytes; // offset of layer 0 in the allocation
     size_t group_bytes;  // parameters only: offset of the group of layer 0
     size_t layer_bytes;  // distance from a layer to the next; 0 if memory has only one
@@ -162,13 +161,15 @@ static inline size_t tensor_rows_layout(TensorRow* rows, int count) {
     return (end + align - 1) / align * align;
 }
 
-enum { TENSOR_SHARD_UNIT = 1024 }; // elements; shards are multiples of it
+// Elements; parameters start at multiples of it, and shards are multiples. So a unit belongs to one
+// tensor, and what is added up unit by unit (gradient_norm.h) does not depend on a tensor's place.
+enum { TENSOR_SHARD_UNIT = 1024 };
 
 static inline size_t tensor_units_(size_t elements, size_t unit) { return (elements + unit - 1) / unit; }
 
-// Returns the elements that a tensor occupies in memory, with the padding behind it.
+// Returns the elements that a parameter occupies in memory, with the padding behind it.
 static inline size_t tensor_room_(const TensorRow* row) {
-    return tensor_units_(tensor_layer_elements(row), row->align) * row->align;
+    return tensor_units_(tensor_layer_elements(row), TENSOR_SHARD_UNIT) * TENSOR_SHARD_UNIT;
 }
 
 // Returns the elements that the copies of a tensor in one group occupy: all outside of blocks.
@@ -180,35 +181,12 @@ static inline size_t tensor_bytes_in_group(const TensorRow* row) {
     return tensor_room_in_group(row) * row->element_bytes;
 }
 
-// Places the trained tensors of one group (below) from element `at` on; returns the end of the last
-// one. They lie as if nothing were frozen, minus the whole units between them: gradient norms are
-// added up unit by unit (gradient_norm.h), so they keep their bits.
-static inline size_t tensor_place_trained_(TensorRow* rows, int count, TensorPlace place, unsigned frozen,
-                                           size_t at) {
-    // of the next tensor and of the last trained one, as if none were frozen
-    size_t next = 0, end = 0;
-    size_t left_out = 0;
+// Places the tensors of one group (below) that have a bit in `rows_of_part` from element `at` on;
+// returns their end.
+static inline size_t tensor_place_part_(TensorRow* rows, int count, TensorPlace place, unsigned rows_of_part,
+                                        size_t at) {
     for (int i = 0; i < count; i++) {
-        const size_t room = rows[i].place == place ? tensor_room_in_group(&rows[i]) : 0;
-        if (rows[i].place == place && room == 0) {
-            rows[i].offset_bytes = array_bytes(at + next - left_out, rows[i].element_bytes);
-        } else if (room > 0 && !(frozen >> i & 1)) {
-            const size_t from = tensor_units_(end, TENSOR_SHARD_UNIT), to = next / TENSOR_SHARD_UNIT;
-            left_out += from < to ? (to - from) * TENSOR_SHARD_UNIT : 0;
-            rows[i].offset_bytes = array_bytes(at + next - left_out, rows[i].element_bytes);
-            end = next + room;
-        }
-        next += room;
-    }
-    return at + end - left_out;
-}
-
-// Places the frozen tensors of one group one after the other, from element `at` on; returns the
-// end.
-static inline size_t tensor_place_frozen_(TensorRow* rows, int count, TensorPlace place, unsigned frozen,
-                                          size_t at) {
-    for (int i = 0; i < count; i++) {
-        if (rows[i].place == place && frozen >> i & 1 && !tensor_is_absent(&rows[i])) {
+        if (rows[i].place == place && rows_of_part >> i & 1) {
             rows[i].offset_bytes = array_bytes(at, rows[i].element_bytes);
             at += tensor_room_in_group(&rows[i]);
         }
@@ -216,14 +194,15 @@ static inline size_t tensor_place_frozen_(TensorRow* rows, int count, TensorPlac
     return at;
 }
 
-// Places a group from element `begin` on; returns its end.
+// Places a group from element `begin` on: its trained tensors, then its frozen ones, both padded to
+// whole shards. Returns its end.
 static inline size_t tensor_place_group_(TensorRow* rows, int count, TensorPlace place, unsigned frozen,
                                          size_t begin, int shards) {
-    const size_t unit = (size_t)shards * TENSOR_SHARD_UNIT;
-    const size_t trained = tensor_place_trained_(rows, count, place, frozen, begin) - begin,
-                 middle = begin + tensor_units_(trained, unit) * unit;
-    return middle +
-           tensor_units_(tensor_place_frozen_(rows, count, place, frozen, middle) - middle, unit) * unit;
+    const size_t unit = (size_t)shards * TENSOR_SHARD_UNIT,
+                 trained = tensor_place_part_(rows, count, place, ~frozen, begin) - begin,
+                 middle = begin + tensor_units_(trained, unit) * unit,
+                 still = tensor_place_part_(rows, count, place, frozen, middle) - middle;
+    return middle + tensor_units_(still, unit) * unit;
 }
 
 // Places all groups, with `copies` blocks; returns the bytes of the allocation.

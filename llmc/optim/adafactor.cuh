@@ -39,7 +39,7 @@ typedef struct {
     size_t params, master, m;     // places of element `begin`
     size_t grads;                 // place of the whole tensor in the gradients
     size_t row_sums, col_sums, v; // places of the whole tensor in the state
-    uint64_t first_word;          // RoundingWords.first
+    uint64_t stream, first_word;  // RoundingWords
     int rows, cols;
     float rate, decay; // factors of the learning rate and of the decay; 0: no decay
     int is_apart;      // never in one update with the tensors before it
@@ -472,7 +472,7 @@ __global__ void __launch_bounds__(32 * ADAFACTOR_WARPS_)
     adafactor_kernel_(const __grid_constant__ AdafactorWeights_<T> x, const AdafactorGrads_<G> grads,
                       const __grid_constant__ AdafactorState_ state, const AdafactorTile_* tiles,
                       const AdafactorPlace_* places, const int* places_of_tiles, uint64_t seed,
-                      uint64_t stream, const __grid_constant__ AdafactorLaunch_ step) {
+                      const __grid_constant__ AdafactorLaunch_ step) {
     const AdafactorPlace_& place = places[places_of_tiles[adafactor_tile_(step)]];
     const AdafactorTensor& t = place.tensor;
     const float n = (float)t.rows * (float)t.cols;
@@ -483,7 +483,7 @@ __global__ void __launch_bounds__(32 * ADAFACTOR_WARPS_)
                               : 0.0f;
     const AdafactorRates_ rates = adafactor_rates_(t, updates, squares, step);
     const Weights<T> weights = adafactor_own_(x, t);
-    const RoundingWords words = {seed, stream, t.first_word + t.begin};
+    const RoundingWords words = rounding_words(seed, t.stream, step.opt.t, t.first_word + t.begin);
     float* mean_of_updates = state.m ? state.m + t.m : NULL;
     adafactor_each_<W>(place, grads, state, mean, step, [&](size_t i, const Elements<float, W>& u) {
         if (t.begin <= i && i < t.end) {
@@ -500,9 +500,9 @@ template <class T, class G>
 __global__ void __launch_bounds__(256)
     adafactor_vectors_kernel_(const __grid_constant__ AdafactorWeights_<T> x, const AdafactorGrads_<G> grads,
                               const __grid_constant__ AdafactorState_ state, const AdafactorPlace_* places,
-                              uint64_t seed, uint64_t stream, const __grid_constant__ AdafactorLaunch_ step) {
+                              uint64_t seed, const __grid_constant__ AdafactorLaunch_ step) {
     const AdafactorTensor& t = places[blockIdx.x].tensor;
-    const RoundingWords words = {seed, stream, t.first_word + t.begin};
+    const RoundingWords words = rounding_words(seed, t.stream, step.opt.t, t.first_word + t.begin);
     float *mean_of_squares = state.v + t.v, updates = 0, squares = 0;
     for (int i = (int)threadIdx.x; i < t.cols; i += 256) {
         const float g = to_float(grads.data[t.grads + i]) * step.opt.grad_scale;
@@ -539,7 +539,7 @@ template <class T> struct AdafactorUpdate {
 
 template <class T, class G, int W>
 static inline void adafactor_update_matrices_(const AdafactorUpdate<T>& u, const AdafactorLaunch_& step,
-                                              uint64_t stream, const Gpu* gpu) {
+                                              const Gpu* gpu) {
     const AdafactorPlan* p = u.plan;
     const AdafactorGrads_<G> grads = {(const G*)u.grads.data};
     const AdafactorWeights_<T> x = {u.weights, u.whole_weights};
@@ -553,24 +553,23 @@ static inline void adafactor_update_matrices_(const AdafactorUpdate<T>& u, const
     launch(adafactor_rms_kernel_<G, W>, tiles, threads, 0, gpu, p->tiles, grads, state, p->places,
            p->places_of_tiles, step);
     launch(adafactor_kernel_<T, G, W>, tiles, threads, 0, gpu, x, grads, state, p->tiles, p->places,
-           p->places_of_tiles, u.seed, stream, step);
+           p->places_of_tiles, u.seed, step);
 }
 
 template <class T, class G>
 static inline void adafactor_update_(const AdafactorUpdate<T>& u, const Gpu* gpu) {
     const AdafactorPlan* p = u.plan;
     const AdafactorLaunch_ step = {u.opt, adafactor_beta2(u.opt), u.first.tiles};
-    const RoundingWords words = rounding_words(u.seed, u.opt.t, 0, 0);
     if (u.count.matrices && p->width == 4) {
-        adafactor_update_matrices_<T, G, 4>(u, step, words.stream, gpu);
+        adafactor_update_matrices_<T, G, 4>(u, step, gpu);
     } else if (u.count.matrices) {
-        adafactor_update_matrices_<T, G, 1>(u, step, words.stream, gpu);
+        adafactor_update_matrices_<T, G, 1>(u, step, gpu);
     }
     if (u.count.vectors) {
         launch(adafactor_vectors_kernel_<T, G>, (unsigned)u.count.vectors, 256, 0, gpu,
                AdafactorWeights_<T>{u.weights, u.whole_weights}, AdafactorGrads_<G>{(const G*)u.grads.data},
                AdafactorState_{u.row_sums, u.col_sums, u.v, u.m},
-               p->places + p->all.matrices + u.first.vectors, u.seed, words.stream, step);
+               p->places + p->all.matrices + u.first.vectors, u.seed, step);
     }
 }
 

@@ -18,10 +18,9 @@ half the distance to the next bf16 number, rounded to the nearest of these (Flas
 weight that is stored as fp32 comes back with the same bits.
 
 Stochastic rounding goes up or down with the probabilities that make the result right on average, so
-updates smaller than half a unit in the last place are not lost for ever. In update t an element
-uses word g 2^40 + i of stream "adamw" + t of `seed` (rand.h). i is its place in group g (model.h)
-of a model without frozen parameters: it does not depend on the launch, the number of shards, or the
-frozen parameters.
+updates smaller than half a unit in the last place are not lost for ever. In update t element i of
+layer l of a tensor uses word l 2^40 + i of stream s + t of `seed` (rand.h), s being the stream of
+the tensor's name: the word does not depend on the launch, the shards, or other tensors.
 */
 #ifndef LLMC_MASTER_WEIGHTS_CUH
 #define LLMC_MASTER_WEIGHTS_CUH
@@ -148,9 +147,10 @@ typedef struct {
     uint64_t seed, stream, first;
 } RoundingWords;
 
-// Returns the words of update t for a tensor that starts at element `start` of a group.
-static inline RoundingWords rounding_words(uint64_t seed, int64_t t, int group, size_t start) {
-    const RoundingWords words = {seed, rand_stream("adamw") + (uint64_t)t, ((uint64_t)group << 40) + start};
+// Returns the words of update t for a tensor, from word `first` on. `stream` is the tensor's; t is
+// above 0, so first values (TensorRow.stream) have others.
+HOST_DEVICE RoundingWords rounding_words(uint64_t seed, uint64_t stream, int64_t t, uint64_t first) {
+    const RoundingWords words = {seed, stream + (uint64_t)t, first};
     return words;
 }
 

@@ -53,9 +53,10 @@ typedef struct {
     int parts, rows, cols; // a layer has `parts` matrices of rows x cols, one below the other
     int group;             // group of the first layer
     size_t start;          // begin of the tensor in its group: in MuonUpdate.u
-    size_t word;           // the same for RoundingWords
-    int decay;             // true if weights decay
-    int by_layer;          // each layer is updated alone
+    MuonPlace words;       // RoundingWords
+    uint64_t stream;
+    int decay;    // true if weights decay
+    int by_layer; // each layer is updated alone
 } MuonTensor;
 
 // X is fp32 for fp32 weights, bf16 for 16-bit weights.
@@ -317,12 +318,13 @@ __device__ inline float muon_norm_factor_(const float* means, const float* sums,
 template <class T, class X, int W>
 __global__ void __launch_bounds__(MUON_THREADS_)
     muon_kernel_(const __grid_constant__ Weights<T> all, const X* x, const float* row_sums, uint64_t seed,
-                 uint64_t stream, const __grid_constant__ MuonLaunch_ s) {
+                 int64_t update, const __grid_constant__ MuonLaunch_ s) {
     const MuonTensor& t = s.tensor;
     const MuonMatrix_ matrix = muon_matrix_(s);
     const Weights<T> weights =
         weights_from(all, muon_at_(t.params, matrix.layer), muon_at_(t.master, matrix.layer));
-    const RoundingWords words = {seed, stream, ((uint64_t)(t.group + matrix.layer) << 40) + t.word + t.begin};
+    const RoundingWords words =
+        rounding_words(seed, t.stream, update, muon_at_(t.words, matrix.layer) + t.begin);
     const size_t rows = (size_t)t.rows, cols = (size_t)t.cols;
     const X* from = x + blockIdx.y * rows * cols;
     const float* means = s.row_squares ? muon_row_squares_(matrix, s) : NULL;
@@ -421,7 +423,8 @@ static inline MuonLaunch_ muon_launch_(const MuonTensor* t, const MuonUpdate<T>&
 
 // Returns how many elements a thread reads at a time: 4 if all places are multiples of that.
 static inline int muon_width_(const MuonTensor* t) {
-    const size_t weights = t->params.first | t->params.step | t->master.first | t->master.step | t->word,
+    const size_t weights =
+                     t->params.first | t->params.step | t->master.first | t->master.step | t->words.first,
                  gradients = t->grads.first | t->grads.step | t->b.first | t->b.step | t->start;
     return ((size_t)t->cols | weights | gradients | t->begin | t->end) % 4 == 0 ? 4 : 1;
 }
@@ -462,14 +465,13 @@ static inline void muon_move(const MuonTensor* t, const Weights<T>& weights, con
                              int layer, const Gpu* gpu) {
     MuonLaunch_ s = {*t, layer, {}, move.rate, move.keep, NULL};
     const dim3 grid((unsigned)ceil_div((size_t)t->rows * t->cols, muon_share_(*t)), (unsigned)t->parts);
-    const uint64_t stream = rounding_words(move.seed, move.t, 0, 0).stream;
     const float* no_rows = NULL;
     s.opt.decay = move.decay;
     if (t->cols % 4 == 0) {
-        launch(muon_kernel_<T, float, 4>, grid, MUON_THREADS_, 0, gpu, weights, x, no_rows, move.seed, stream,
+        launch(muon_kernel_<T, float, 4>, grid, MUON_THREADS_, 0, gpu, weights, x, no_rows, move.seed, move.t,
                s);
     } else {
-        launch(muon_kernel_<T, float, 1>, grid, MUON_THREADS_, 0, gpu, weights, x, no_rows, move.seed, stream,
+        launch(muon_kernel_<T, float, 1>, grid, MUON_THREADS_, 0, gpu, weights, x, no_rows, move.seed, move.t,
                s);
     }
 }
@@ -502,7 +504,7 @@ static inline void muon_update_group_(const MuonUpdate<T>& u, const MuonLaunch_&
     typedef typename MuonReal_<T>::Type X;
     const X* x = muon_x_<T, G, W>(u, s, layers, gpu);
     launch(muon_kernel_<T, X, W>, muon_grid_(s.tensor, layers), MUON_THREADS_, 0, gpu, u.weights, x,
-           u.muon->row_sums, u.seed, rounding_words(u.seed, u.t, 0, 0).stream, s);
+           u.muon->row_sums, u.seed, u.t, s);
 }
 
 // Sets `slices` of a matrix, a tensor of its own, to those of X, from u.u. They have `of_slice`

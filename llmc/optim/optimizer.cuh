@@ -30,7 +30,7 @@ weights are, too.
 #include "llmc/model/model.h"
 #include "llmc/gpu/gpu.cuh"
 #include "llmc/optim/lion.cuh"
-#include "llmc/ops/matmul.cuh"
+#include "llmc/ops/matmul_plans.cuh"
 #include "llmc/optim/muon.cuh"
 #include "llmc/optim/optimizer.h"
 #include "llmc/optim/sliced_update.cuh"
@@ -43,8 +43,8 @@ weights are, too.
 
 // ---- places ----
 
-// Elements of a piece, which a thread block updates, four elements a thread. Parts of groups and
-// their shards are whole pieces.
+// Elements of a piece, which a thread block updates, four elements a thread. All are of one tensor.
+// Parts of groups and their shards are whole pieces.
 enum { UPDATE_PIECE_ = TENSOR_SHARD_UNIT, UPDATE_THREADS_ = UPDATE_PIECE_ / 4 };
 
 enum { UPDATE_MATRICES_ = MODEL_PARAMETER_ROWS * TENSOR_RUNS }; // tensors of Muon or SOAP, at most
@@ -62,23 +62,25 @@ typedef struct {
     uint32_t count;                     // all that is updated here
     uint32_t first;                     // blocks without gradients
     uint32_t params_once, params_block; // kept parameters of group 0, of each other group
-    // RoundingWords: blocks of a layer in memory, those that other ranks have, and blocks of other
-    // ranks before the first one
-    uint32_t slices, other_slices, before;
+    uint32_t slices, repeats;           // blocks of a layer; consecutive layers that share them
 } UpdatePieces_;
 
-// The update's data for a layout of parameters: the place of each piece, the tensor of each
-// element, and the data of the rules' own kernels.
+// A piece: the row of the parameters, and the random word (state_word) of its first element, in a
+// block that of block 0.
+typedef struct {
+    uint64_t word;
+    uint64_t row;
+} UpdatePieceRow_;
+
+// The update's data for a layout of parameters: the place and the tensor of each piece, and the data of the rules' own kernels.
 typedef struct {
     const OptimizerState* state;
     ZeroPlan zero;
     UpdatePieces_ pieces;
-    int shares_buffer; // only one group is updated at a time
-    // On the GPU: the row of each TENSOR_ALIGN elements of group 0's trained part, then of any
-    // block's trained part.
-    uint8_t* rows;
-    uint32_t* frozen; // (groups) on the GPU: bit i, row i is not updated there; NULL: all are
-    Code8Table codes; // adamw8bit
+    int shares_buffer;     // only one group is updated at a time
+    UpdatePieceRow_* rows; // on the GPU: pieces of group 0's trained part, then of any block's
+    uint32_t* frozen;      // (groups) on the GPU: bit i, row i is not updated there; NULL: all are
+    Code8Table codes;      // adamw8bit
     AdafactorPlan adafactor;
     // Adafactor's tensors in group 0, and in each other group
     AdafactorCount adafactor_once, adafactor_block;
@@ -92,32 +94,32 @@ typedef struct {
     float *operands, *weights;
 } OptimizerPlan;
 
-enum {
-    UPDATE_ROWS_ = UPDATE_PIECE_ / TENSOR_ALIGN
-}; // entries of a piece in OptimizerPlan.rows: one for each warp
-
-static inline size_t update_rows_bytes_(const ZeroPlan* zero) {
-    return (zero->trained_once + zero->trained_block) / TENSOR_ALIGN;
+static inline size_t update_rows_count_(const ZeroPlan* zero) {
+    return (zero->trained_once + zero->trained_block) / UPDATE_PIECE_;
 }
 
-// Sets the row of each TENSOR_ALIGN elements. Padding belongs to the tensor before it; in front of
-// a part it gets a frozen row, which is not updated.
-static inline void update_set_rows_(uint8_t* rows, const ZeroPlan* zero, ModelConfig cfg) {
-    TensorRow gradients[MODEL_PARAMETER_ROWS];
-    zero_gradient_rows(gradients, zero, cfg, 1);
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        if (!zero_has_row(zero, i)) {
-            memset(rows, i, update_rows_bytes_(zero));
-        }
+// Sets the pieces that begin with row i. A later row of the same group takes its part of them, so
+// padding belongs to the tensor before it.
+static inline void update_set_row_(UpdatePieceRow_* rows, const OptimizerState* s, const ZeroPlan* zero,
+                                   const TensorRow* gradient, int i) {
+    const int is_once = gradient->place == PLACE_ONCE;
+    const size_t begin = gradient->offset_bytes / UPDATE_PIECE_,
+                 room = tensor_room_(gradient) / UPDATE_PIECE_,
+                 end = is_once ? zero->trained_once / UPDATE_PIECE_ : update_rows_count_(zero);
+    assert(gradient->offset_bytes % UPDATE_PIECE_ == 0);
+    for (size_t p = 0; p < end - begin; p++) {
+        const size_t copy = is_once ? p / room : 0;
+        rows[begin + p].row = (uint64_t)i;
+        rows[begin + p].word = state_word(s, i, (int)copy) + (p - copy * room) * UPDATE_PIECE_;
     }
-    for (int i = 0; i < MODEL_PARAMETER_ROWS;
-         i++) { // a later tensor of the same group takes its part from it
-        const size_t begin = gradients[i].offset_bytes / TENSOR_ALIGN;
-        const size_t end =
-            gradients[i].place == PLACE_ONCE ? zero->trained_once / TENSOR_ALIGN : update_rows_bytes_(zero);
-        assert(gradients[i].offset_bytes % TENSOR_ALIGN == 0);
+}
+
+static inline void update_set_rows_(UpdatePieceRow_* rows, const OptimizerState* s, const ZeroPlan* zero) {
+    TensorRow gradients[MODEL_PARAMETER_ROWS];
+    zero_gradient_rows(gradients, zero, s->cfg, 1);
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         if (zero_has_row(zero, i) && !tensor_is_absent(&gradients[i])) {
-            memset(rows + begin, i, end - begin);
+            update_set_row_(rows, s, zero, &gradients[i], i);
         }
     }
 }
@@ -131,7 +133,6 @@ static inline UpdatePart_ update_part_(const ZeroPlan* zero, int g, size_t train
 }
 
 static inline UpdatePieces_ update_pieces_(const ZeroPlan* zero, ModelConfig cfg) {
-    const int slices = model_slices(cfg), of = model_is_sliced(cfg) ? cfg.part.of_slices : 1;
     const size_t kept = (size_t)zero_kept_cut(zero).parts * UPDATE_PIECE_,
                  count = zero_count(zero, ZERO_UPDATED) / UPDATE_PIECE_;
     CHECK(count <= INT_MAX, "%zu pieces of parameters are too many for a launch", count);
@@ -142,9 +143,8 @@ static inline UpdatePieces_ update_pieces_(const ZeroPlan* zero, ModelConfig cfg
                                   (uint32_t)zero->first_block,
                                   (uint32_t)(zero->once / kept),
                                   (uint32_t)(zero->block / kept),
-                                  (uint32_t)slices,
-                                  (uint32_t)(of - slices),
-                                  (uint32_t)(cfg.part.first_layer * of + cfg.part.first_slice)};
+                                  (uint32_t)model_slices(cfg),
+                                  (uint32_t)model_copy_repeats(cfg)};
     return pieces;
 }
 
@@ -186,7 +186,8 @@ static inline AdafactorTensor update_adafactor_tensor_(const OptimizerState* s, 
                                     update_slot_place_(s, STATE_ROWS, i, g),
                                     update_slot_place_(s, STATE_COLS, i, g),
                                     update_slot_place_(s, STATE_V, i, g),
-                                    ((uint64_t)g << 40) + s->word[i],
+                                    row->stream,
+                                    state_word(s, i, tensor_group_copy(g)),
                                     (int)model_rows_in_files(row, s->cfg),
                                     (int)row->cols,
                                     s->factors[i].rate,
@@ -268,7 +269,8 @@ static inline MuonTensor update_muon_tensor_(const OptimizerState* s, const Zero
                                (int)row->cols,
                                is_block,
                                place.start + at,
-                               s->word[i] + at,
+                               {state_word(s, i, 0) + at, (size_t)row->repeats << STATE_WORD_LAYER},
+                               row->stream,
                                row->decay,
                                s->optimizer.by_block || zero_is_divided(zero)};
     return tensor;
@@ -391,11 +393,11 @@ static inline void update_open_operands_(OptimizerPlan* plan, Memory* memory) {
 }
 
 static inline void update_open_rows_(OptimizerPlan* plan, Memory* memory) {
-    const size_t bytes = update_rows_bytes_(&plan->zero);
-    plan->rows = (uint8_t*)memory_take(memory, "scratch: tensors of an update", MEMORY_DEVICE, bytes);
+    const size_t bytes = update_rows_count_(&plan->zero) * sizeof(UpdatePieceRow_);
+    plan->rows = (UpdatePieceRow_*)memory_take(memory, "scratch: tensors of an update", MEMORY_DEVICE, bytes);
     if (!memory_is_dry(memory)) {
-        uint8_t* rows = (uint8_t*)check_alloc(bytes, 1, "tensors of an update");
-        update_set_rows_(rows, &plan->zero, plan->state->cfg);
+        UpdatePieceRow_* rows = (UpdatePieceRow_*)check_alloc(bytes, 1, "tensors of an update");
+        update_set_rows_(rows, plan->state, &plan->zero);
         gpu_upload(plan->rows, rows, bytes);
         free(rows);
     }
@@ -456,10 +458,9 @@ template <class T> static inline void optimizer_choose_matmuls(OptimizerPlan* pl
 typedef struct {
     uint32_t full; // number of the piece in the parameters
     uint32_t group;
-    uint32_t own;    // pieces of this rank before it in its group
-    uint32_t offset; // all pieces before it in its group
-    uint32_t rows;   // pieces before it in OptimizerPlan.rows
-    uint32_t words;  // number of the group if a rank had all of them
+    uint32_t own;   // pieces of this rank before it in its group
+    uint32_t rows;  // pieces before it in OptimizerPlan.rows
+    uint64_t words; // random words: distance from block 0 to this one
 } UpdatePlace_;
 
 __device__ inline UpdatePlace_ update_place_(const UpdatePieces_& p, uint32_t piece) {
@@ -469,11 +470,12 @@ __device__ inline UpdatePlace_ update_place_(const UpdatePieces_& p, uint32_t pi
     const uint32_t block = is_once ? 0 : (piece - p.once.count) / p.block.count;
     const uint32_t group = is_once ? 0 : 1 + p.first + block;
     const uint32_t own = is_once ? piece : piece - p.once.count - block * p.block.count;
-    const uint32_t offset = part.part * part.count + own;
     const uint32_t kept = is_once ? 0 : p.params_once + (group - 1) * p.params_block;
-    const uint32_t words = is_once ? 0 : group + (group - 1) / p.slices * p.other_slices + p.before;
-    const UpdatePlace_ place = {kept + part.in_kept * part.count + own,  group, own, offset,
-                                (is_once ? 0 : p.trained_once) + offset, words};
+    const uint32_t of_block = is_once ? 0 : group - 1;
+    const uint64_t words = ((uint64_t)(of_block / p.slices * p.repeats) << STATE_WORD_LAYER) +
+                           ((uint64_t)(of_block % p.slices) << STATE_WORD_SLICE);
+    const UpdatePlace_ place = {kept + part.in_kept * part.count + own, group, own,
+                                (is_once ? 0 : p.trained_once) + part.part * part.count + own, words};
     return place;
 }
 
@@ -514,10 +516,9 @@ typedef struct {
 typedef struct {
     uint8_t rule[MODEL_PARAMETER_ROWS];
     UpdateShift_ m[MODEL_PARAMETER_ROWS], v[MODEL_PARAMETER_ROWS];
-    // distance from the elements of a group to their random words
-    size_t words[MODEL_PARAMETER_ROWS];
-    // first element in a group from which a row belongs to heads of keys that `share` slices have:
-    // all use the words of the first one
+    uint64_t streams[MODEL_PARAMETER_ROWS]; // of random words
+    // first element from which a row belongs to heads of keys that `share` slices have: all use the
+    // words of the first one
     size_t shared[MODEL_PARAMETER_ROWS];
     uint32_t share;
 } UpdateSlots_;
@@ -548,10 +549,8 @@ static inline UpdateSlots_ update_slots_(const OptimizerState* state) {
         slots.m[i] = update_shift_(state, i, update_slot_of_m_(state->rule[i]));
         slots.v[i] = update_shift_(state, i, update_slot_of_v_(state->rule[i]));
         const TensorRow* row = &state->rows[i];
-        slots.words[i] = state->word[i] - tensor_offset_in_group(row);
-        slots.shared[i] = row->split == SPLIT_HEADS
-                              ? tensor_offset_in_group(row) + Q * (row->rows == 1 ? 1 : row->cols)
-                              : SIZE_MAX;
+        slots.streams[i] = row->stream;
+        slots.shared[i] = row->split == SPLIT_HEADS ? Q * (row->rows == 1 ? 1 : row->cols) : SIZE_MAX;
     }
     return slots;
 }
@@ -570,15 +569,14 @@ __device__ inline UpdateArrays_<T, G> update_four_of_(const UpdateArrays_<T, G>&
     return four;
 }
 
-// Returns the words for the stochastic rounding of four elements of a row.
-__device__ inline RoundingWords update_words_(const UpdatePlace_& place, const UpdateSlots_& slots, int row,
-                                              uint64_t seed, uint64_t stream) {
-    const uint64_t element = (uint64_t)place.offset * UPDATE_PIECE_ + 4 * threadIdx.x;
-    const uint32_t copy =
-        element >= slots.shared[row] && place.words > 0 ? (place.words - 1) % slots.share : 0;
-    const RoundingWords words = {seed, stream,
-                                 ((uint64_t)(place.words - copy) << 40) + element + slots.words[row]};
-    return words;
+// Returns the words for the stochastic rounding of four elements of a piece, in a block `words`
+// after those of block 0.
+__device__ inline RoundingWords update_words_(const UpdatePieceRow_& piece, uint64_t words,
+                                              const UpdateSlots_& slots, uint64_t seed, int64_t t) {
+    const uint64_t first = piece.word + words + 4 * threadIdx.x,
+                   element = first & ((UINT64_C(1) << STATE_WORD_LAYER) - 1),
+                   copy = element >= slots.shared[piece.row] ? (first >> STATE_WORD_SLICE) % slots.share : 0;
+    return rounding_words(seed, slots.streams[piece.row], t, first - (copy << STATE_WORD_SLICE));
 }
 
 // Updates four parameters x whose moments are in 8 bits.
@@ -595,8 +593,7 @@ __device__ inline void adamw8bit_four_(Elements<float, 4>* x, const Elements<G, 
 }
 
 // A thread updates four elements, a block of threads a piece: 16-byte accesses to fp32 data, 8-byte
-// to 16-bit data, coalesced. A warp updates TENSOR_ALIGN elements, all of one tensor. Everything is
-// loaded before anything is computed. Rows whose rule is not one of RULES are skipped: other
+// to 16-bit data, coalesced. Everything is loaded before anything is computed. Rows whose rule is not one of RULES are skipped: other
 // kernels update them, or they are frozen.
 // grid   pieces, from piece `first` on      block   256      shared   2 KiB with moments in 8 bits
 // moves  optimizer_bytes, less the rows that it skips. Bound by memory: Philox takes some 30
@@ -605,23 +602,24 @@ __device__ inline void adamw8bit_four_(Elements<float, 4>* x, const Elements<G, 
 // order  every element, or block of 64 in 8 bits, on its own
 template <class T, class G, unsigned RULES, MasterWeights MASTER>
 __global__ void __launch_bounds__(UPDATE_THREADS_)
-    update_kernel_(const __grid_constant__ UpdateArrays_<T, G> a, const uint8_t* rows, const uint32_t* frozen,
-                   const __grid_constant__ UpdatePieces_ pieces, uint32_t first,
+    update_kernel_(const __grid_constant__ UpdateArrays_<T, G> a, const UpdatePieceRow_* rows,
+                   const uint32_t* frozen, const __grid_constant__ UpdatePieces_ pieces, uint32_t first,
                    const __grid_constant__ UpdateNumbers_ numbers, const __grid_constant__ UpdateSlots_ slots,
-                   const Code8Pair* table, uint64_t seed, uint64_t stream) {
+                   const Code8Pair* table, uint64_t seed, int64_t t) {
     constexpr bool IN_8 = (RULES & RULE_BIT_(ADAMW8)) != 0;
     SMEM_ARRAY(Code8Pair, codes, [IN_8 ? 256 : 1]);
     const uint32_t piece = first + blockIdx.x;
     const UpdatePlace_ place = update_place_(pieces, piece);
     const size_t in_piece = 4 * threadIdx.x, owned = (size_t)piece * UPDATE_PIECE_ + in_piece,
                  own = (size_t)place.own * UPDATE_PIECE_ + in_piece;
-    const int row = rows[(size_t)place.rows * UPDATE_ROWS_ + threadIdx.x / 32], rule = slots.rule[row];
+    const UpdatePieceRow_ of = rows[place.rows];
+    const int row = (int)of.row, rule = slots.rule[row];
     const size_t groups = place.group > 0 ? place.group - 1 : 0;
     if (IN_8) {
         code8_table_load(codes, table);
     }
     if (!(RULES >> rule & 1) || (frozen && frozen[place.group] >> row & 1)) {
-        return; // the whole warp
+        return; // the whole block
     }
     const UpdateRates rates = numbers.rates[row];
     const UpdateArrays_<T, G> four = update_four_of_<T, G, MASTER>(a, place, owned);
@@ -638,7 +636,7 @@ __global__ void __launch_bounds__(UPDATE_THREADS_)
     } else if (RULES & RULE_BIT_(SGD)) {
         sgd_four(&x, g, a.m ? a.m + m : NULL, rates, numbers.scalars);
     }
-    weights_store(four.weights, 0, x, update_words_(place, slots, row, seed, stream));
+    weights_store(four.weights, 0, x, update_words_(of, place.words, slots, seed, t));
 }
 
 // ---- the average of the weights ----
@@ -673,16 +671,16 @@ template <class T> struct AverageArrays_ {
 // order  every element on its own
 template <class T, int SHOWS>
 __global__ void __launch_bounds__(UPDATE_THREADS_)
-    average_kernel_(const __grid_constant__ AverageArrays_<T> a, const uint8_t* rows,
+    average_kernel_(const __grid_constant__ AverageArrays_<T> a, const UpdatePieceRow_* rows,
                     const __grid_constant__ UpdatePieces_ pieces, uint32_t first,
                     const __grid_constant__ UpdateAverage_ places, float rate) {
     const uint32_t piece = first + blockIdx.x;
     const UpdatePlace_ place = update_place_(pieces, piece);
     const size_t in_piece = 4 * threadIdx.x, own = (size_t)place.own * UPDATE_PIECE_ + in_piece,
                  groups = place.group > 0 ? place.group - 1 : 0;
-    const int row = rows[(size_t)place.rows * UPDATE_ROWS_ + threadIdx.x / 32];
+    const int row = (int)rows[place.rows].row;
     if (!places.has[row]) {
-        return; // the whole warp
+        return; // the whole block
     }
     const Weights<T> four = weights_from(a.weights, (size_t)place.full * UPDATE_PIECE_ + in_piece,
                                          (size_t)piece * UPDATE_PIECE_ + in_piece);
@@ -755,17 +753,12 @@ template <class T, class G> static inline UpdateArrays_<T, G> update_arrays_(con
     return arrays;
 }
 
-// Returns the stream of random words of an update.
-template <class T> static inline uint64_t update_stream_(const OptimizerUpdate<T>& u) {
-    return rounding_words(u.seed, u.update.t, 0, 0).stream;
-}
-
 template <class T, class G, unsigned RULES, MasterWeights MASTER>
 static inline void update_launch_(const OptimizerUpdate<T>& u, uint32_t first, unsigned count,
                                   const Gpu* gpu) {
     launch(update_kernel_<T, G, RULES, MASTER>, count, UPDATE_THREADS_, 0, gpu, update_arrays_<T, G>(u),
            u.plan->rows, u.plan->frozen, u.plan->pieces, first, update_numbers_(u.plan->state, u.update),
-           update_slots_(u.plan->state), u.plan->codes.values, u.seed, update_stream_(u));
+           update_slots_(u.plan->state), u.plan->codes.values, u.seed, u.update.t);
 }
 
 // ---- rules that need whole tensors
@@ -837,12 +830,12 @@ static inline void update_sliced_operands_(OptimizerUpdate<T> u, int g, float* o
     }
 }
 
-// Returns the distance from the random words of a matrix in group g to those that all ranks with
-// other slices count alike; copies of a head of keys have those of the first one.
+// Returns the distance from the random words of a matrix in block 0 to those in group g; copies of a
+// head of keys have those of the first one.
 static inline size_t update_sliced_words_(const OptimizerPlan* plan, const SlicedMatrix* x, int g) {
-    const UpdatePieces_* p = &plan->pieces;
-    const size_t block = (size_t)(g - 1) + (size_t)(g - 1) / p->slices * p->other_slices + p->before;
-    return (1 + block - block % (size_t)x->share - (size_t)g) << 40;
+    const uint64_t first = state_word(plan->state, x->t.i, 0), own = state_word(plan->state, x->t.i, g - 1),
+                   copy = (own >> STATE_WORD_SLICE) % (uint64_t)x->share;
+    return own - first - (copy << STATE_WORD_SLICE);
 }
 
 // Moves this rank's part of a matrix in all slices of a layer.
@@ -857,7 +850,8 @@ static inline void update_sliced_move_(const OptimizerUpdate<T>& u, const MuonTe
     for (int i = 0; i < sliced->plan.slices && t->begin < t->end; i++) {
         const int g = x->t.group + i;
         MuonTensor of_slice = *t;
-        of_slice.word += update_sliced_words_(u.plan, x, g);
+        of_slice.words.first += update_sliced_words_(u.plan, x, g);
+        of_slice.words.step = 0;
         muon_move(&of_slice, muon.weights, (const float*)sliced->operands[i] + t->start, move, g - t->group,
                   gpu);
     }

@@ -175,9 +175,6 @@ typedef struct {
     TensorRow whole[MODEL_PARAMETER_ROWS];    // sizes in the model of which `cfg` is a part
     StateSpan span[MODEL_PARAMETER_ROWS];
     size_t room[MODEL_PARAMETER_ROWS]; // elements of a layer, with the padding behind it
-    // RoundingWords: begin of a row in its group if nothing is frozen, and the rank has all slices
-    // and layers
-    size_t word[MODEL_PARAMETER_ROWS];
     StateSlot slots[STATE_SLOTS];
     size_t bytes, saved_bytes; // size of all slots, and of those in checkpoints, which come first
     void* memory;              // of all slots; NULL: a layout alone, or offloaded
@@ -275,6 +272,13 @@ typedef struct {
 
 // Returns them; none if the row has no average there.
 StateAverage state_average(const OptimizerState* s, int g, int row);
+
+// Returns the number of the random word (RoundingWords) of the first element of a copy of a row. The
+// words of a tensor are numbered by its elements, its layer, and its slice. So they do not depend on
+// the layers, experts and other tensors that a rank has.
+uint64_t state_word(const OptimizerState* s, int row, int copy);
+
+enum { STATE_WORD_LAYER = 40, STATE_WORD_SLICE = 52 }; // lowest bits of these numbers
 
 // ---- the update ----
 
@@ -570,26 +574,13 @@ static MupFactors state_factors_(Optimizer optimizer, ModelConfig cfg, const Ten
     return f;
 }
 
-// Sets the places of random words. They do not depend on the slices and the layers that a rank has,
-// nor, while ranks divide experts, on the experts.
-static void state_set_words_(OptimizerState* s) {
+uint64_t state_word(const OptimizerState* s, int row, int copy) {
+    const TensorRow* r = &s->rows[row];
     const ModelPart part = s->cfg.part;
-    ModelConfig all = s->cfg;
-    all.L = part.of_layers > 0 ? part.of_layers : all.L;
-    all.part.first_slice = all.part.first_layer = 0;
-    all.part.slices = part.of_slices;
-    all.part.layers = part.of_layers;
-    TensorRow rows[MODEL_PARAMETER_ROWS];
-    model_parameter_rows_of(rows, all, 1);
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        const int copy = tensor_copy_of_slice(&rows[i], part.first_layer, part.first_slice);
-        s->word[i] = tensor_offset_in_group(&rows[i]) +
-                     (rows[i].place == PLACE_ONCE ? (size_t)copy * rows[i].layer_bytes : 0);
-        if (rows[i].split == SPLIT_EXPERTS) { // blocks have nothing else
-            s->word[i] = (size_t)part.expert_ranks * s->word[i] +
-                         (size_t)part.expert_rank * tensor_layer_elements(&rows[i]);
-        }
-    }
+    const int layer = r->in_block ? part.first_layer + tensor_lowest_layer(r, copy) : 0,
+              slice = r->split == SPLIT_NONE ? 0 : part.first_slice + tensor_slice(r, copy);
+    const size_t before = r->split == SPLIT_EXPERTS ? (size_t)part.expert_rank * tensor_layer_elements(r) : 0;
+    return ((uint64_t)slice << STATE_WORD_SLICE) + ((uint64_t)layer << STATE_WORD_LAYER) + before;
 }
 
 void optimizer_state_open(OptimizerState* s, Optimizer optimizer, const ZeroPlan* zero, ModelConfig cfg) {
@@ -597,7 +588,6 @@ void optimizer_state_open(OptimizerState* s, Optimizer optimizer, const ZeroPlan
     optimizer.frozen |= zero->frozen; // also what only this rank leaves to others
     s->optimizer = optimizer;
     s->cfg = cfg;
-    state_set_words_(s);
     zero_parameter_rows(s->rows, zero, cfg, 1);
     model_parameter_rows_of(s->whole, model_of_part(cfg), 1);
     state_set_slots_(s);

@@ -31,7 +31,6 @@ ClipShares is plain numbers without pointers: a checkpoint may store it as it is
 #include "llmc/ops/cross_entropy.h"
 #include "llmc/model/model.h"
 #include "llmc/optim/optimizer.h"
-#include "llmc/parallel/zero.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -47,7 +46,7 @@ typedef struct {
     double share[CLIP_MAX_GROUPS];
 } ClipShares;
 
-ClipShares clip_shares_open(const ZeroPlan* plan);
+ClipShares clip_shares_open(ModelConfig cfg);
 
 // Adds the square sums of an update's groups to the mean, unless they are zero or not finite.
 void clip_shares_add(ClipShares* shares, const double* squares);
@@ -105,12 +104,25 @@ void in_backward_end(const InBackward* u, ClipShares* shares);
 #include <assert.h>
 #include <math.h>
 
-ClipShares clip_shares_open(const ZeroPlan* plan) {
+// Counts the parameters of group g, without padding.
+static double clip_elements_(const TensorRow* rows, ModelConfig cfg, int g) {
+    double elements = 0;
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        elements +=
+            tensor_is_in_group(&rows[i], g) ? (double)(model_rows_in_files(&rows[i], cfg) * rows[i].cols) : 0;
+    }
+    return elements;
+}
+
+ClipShares clip_shares_open(ModelConfig cfg) {
+    TensorRow rows[MODEL_PARAMETER_ROWS];
     ClipShares shares;
     memset(&shares, 0, sizeof(shares));
-    shares.groups = plan->groups;
-    for (int g = 0; g < plan->groups; g++) {
-        shares.share[g] = (double)zero_group_elements(plan, g) / (double)zero_count(plan, ZERO_FULL);
+    model_parameter_rows_of(rows, cfg, 1);
+    shares.groups = model_groups(cfg);
+    const double once = clip_elements_(rows, cfg, 0), block = clip_elements_(rows, cfg, 1);
+    for (int g = 0; g < shares.groups; g++) {
+        shares.share[g] = (g == 0 ? once : block) / (once + (shares.groups - 1) * block);
     }
     return shares;
 }

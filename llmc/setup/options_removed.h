@@ -40,6 +40,9 @@ __attribute__((unused)) static const RemovedOption OPTION_TRAINER_REMOVED[] = {
         "the matrix of --own-head has the rate --lr; --embedding-lr-scale and --vector-lr-scale divide the others from it"},
     {"bias-fusion", "on", 0,
         "the gradient of the bias is fused where GELU is fused backward; use --gelu-fusion 1 or 0"},
+    {"verify-data", "off", OPTION_NOT_SAVED, "a run checks all of its data before the first step"},
+    {"core", "", 0,
+        "nanochat's scripts/base_eval.py computes DCLM's CORE of any checkpoint; --tasks evaluates single tasks"},
     {NULL, NULL, 0, NULL},
 };
 // clang-format on

@@ -318,10 +318,8 @@ void run_data_open_tokenizer(RunData* data, const Settled* s, const char* model_
         if (options->data.tokenizer[0]) {
             run_data_file_tokenizer_(data, options);
         }
-        CHECK(!is_text || data->tokenizer.encoder, "text cannot be encoded%s%s",
-              data->tokenizer.decode_only ? ", only decoded: "
-                                          : ": the tokenizer knows only the words of its list",
-              data->tokenizer.decode_only ? data->tokenizer.decode_only : "");
+        CHECK(!is_text || data->tokenizer.encoder,
+              "text cannot be encoded: the tokenizer knows only the words of its list");
     }
 }
 
@@ -422,8 +420,6 @@ int run_data_prompt(int* ids, int max, const RunData* data, const Options* optio
         die_usage("--prompt needs --tokenizer: this data is only token ids");
     }
     const int ok = !text[0] || run_data_try_prompt(&prompt, data, options, V, text, strlen(text), error);
-    // the file is wrong, not the command line
-    CHECK(ok || !data->tokenizer.decode_only, "--%s", error);
     if (!ok) {
         die_usage("--%s", error);
     }

@@ -17,7 +17,6 @@ static const struct {
     {"print-config", "set by the relation config"},
     {"plan", "set by the relation plan"},
     {"plan-gpu", "for plans only"},
-    {"verify-data", "trains nothing"},
     {"find-lr", "keeps nothing that it trains"},
     {"report", "trains nothing"},
     {"out-html", "goes with --report"},
@@ -39,7 +38,6 @@ static const struct {
     {"pipeline-layers", "set by the relation ranks"},
     {"shard-ranks", "for several GPUs"},
     {"hellaswag", "needs a file that a script downloads"},
-    {"core", "needs a bundle of 22 tasks"},
     {"device", "depends on the machine's GPUs"},
     {"max-hours", "counts hours"},
 };

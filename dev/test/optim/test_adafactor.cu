@@ -24,6 +24,7 @@ static TestModel test_model_of(const int sizes[][2], int count) {
         t->cols = sizes[i][1];
         t->end = (size_t)t->rows * t->cols;
         t->params = t->master = t->grads = t->m = model.n;
+        t->stream = rand_stream("tensor") + (uint64_t)i;
         t->first_word = ((uint64_t)i << 40) + 4 * (uint64_t)i;
         t->rate = i % 2 ? 0.5f : 1.0f;
         t->decay = t->rows > 1;
@@ -174,7 +175,7 @@ static void test_model(const TestModel* model, int has_m, AdafactorRate rate, Ma
     for (int i = 0; i < model->count && !rule_is_exact(kind); i++) {
         const AdafactorTensor* t = &model->tensors[i];
         rule_expect_rounded<T>(what, got.param + t->params, exact.param + t->params, t->end, kind,
-                               rounding_words(7, opt.t, 0, t->first_word));
+                               rounding_words(7, t->stream, opt.t, t->first_word));
     }
     const State again = updated<T, G>(model, s, grad, opt, has_m, kind, gpu);
     EXPECT(ops_same_bits(got.param, again.param, model->n) && ops_same_bits(got.m, again.m, model->n),

@@ -65,7 +65,7 @@ static float* download_scales(float* memory, size_t n, const Gpu* gpu) {
     return x;
 }
 
-static RoundingWords words_of(AdamW opt) { return rounding_words(7, opt.t, 2, 128); }
+static RoundingWords words_of(AdamW opt) { return rounding_words(7, rand_stream("tensor"), opt.t, 128); }
 
 template <class T, class G>
 static State updated(State s, const float* grad, size_t n, AdamW opt, MasterWeights kind, const Gpu* gpu) {

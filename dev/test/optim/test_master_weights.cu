@@ -98,7 +98,7 @@ __global__ void add_kernel(T* params, void* master, MasterWeights kind, float ad
 template <class T, int W> static float* add(const float* x, MasterWeights kind, size_t n, const Gpu* gpu) {
     RuleWeights<T> w = rule_weights_open<T>(x, n, kind, gpu);
     launch(add_kernel<T, W>, (unsigned)ceil_div(n, (size_t)(32 * W)), 32, 0, gpu, w.weights.params,
-           w.weights.master, kind, 0.01f, rounding_words(3, 5, 2, 1024), n);
+           w.weights.master, kind, 0.01f, rounding_words(3, rand_stream("tensor"), 5, 1024), n);
     return rule_weights_close(&w, gpu);
 }
 
@@ -116,7 +116,7 @@ template <class T> static void test_weights(const Gpu* gpu) {
         }
         const float *four = add<T, 4>(x, kind, n, gpu), *one = add<T, 1>(x, kind, n, gpu);
         EXPECT(ops_same_bits(four, one, n), "%s: one by one has other bits", what);
-        rule_expect_rounded<T>(what, four, sum, n, kind, rounding_words(3, 5, 2, 1024));
+        rule_expect_rounded<T>(what, four, sum, n, kind, rounding_words(3, rand_stream("tensor"), 5, 1024));
     }
     ops_close("weights");
 }

@@ -23,8 +23,9 @@ static Case case_of(int layers, int parts, int rows, int cols) {
                           {1, r + 3}, layers,
                           parts,      rows,
                           cols,       2,
-                          1024,       2048,
-                          1,          0};
+                          1024,       {2048, (size_t)1 << 40},
+                          7,          1,
+                          0};
     const Case c = {t, 128 + (n + 256) * layers, 4 + (n + 4) * layers, 1 + (r + 3) * layers};
     return c;
 }
@@ -181,7 +182,7 @@ static void test_case(Case c, Muon opt, Rows rows, MasterWeights kind, MatmulGpu
         const size_t at = muon_at_(c.t.params, (size_t)l);
         rule_expect_rounded<T>(what, got.param + at, exact.param + at,
                                (size_t)c.t.parts * c.t.rows * c.t.cols, kind,
-                               rounding_words(7, UPDATE, c.t.group + l, c.t.word));
+                               rounding_words(7, c.t.stream, UPDATE, muon_at_(c.t.words, (size_t)l)));
     }
     const State again = updated<T, G>(&c, s, grad, opt, rows, kind, matmul);
     EXPECT(ops_same_bits(got.param, again.param, c.n) && ops_same_bits(got.b, again.b, c.b), "%s: two runs",
@@ -196,7 +197,7 @@ static Case after_two_elements(Case c) {
     c.t.grads.first += 2;
     c.t.b.first += 2;
     c.t.start += 2;
-    c.t.word += 2;
+    c.t.words.first += 2;
     return c;
 }
 

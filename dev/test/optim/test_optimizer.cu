@@ -286,14 +286,10 @@ template <class T, class G> static void test_with_master(const Gpu* gpu) {
     ops_close("with master weights");
 }
 
-// The word of stochastic rounding of element i of the whole: by its place in its group.
-static uint32_t random_word(const Layout* layout, size_t i, uint64_t seed, int64_t t) {
-    int g = layout->zero.groups - 1;
-    while (i < zero_group_begin(&layout->zero, g)) {
-        g--;
-    }
-    const uint64_t word = ((uint64_t)g << 40) + (i - zero_group_begin(&layout->zero, g));
-    return rand_block(seed, rand_stream("adamw") + (uint64_t)t, word / 4).word[word % 4];
+// The word of stochastic rounding of element i of a layer of a tensor.
+static uint32_t random_word(const TensorRow* row, int layer, size_t i, uint64_t seed, int64_t t) {
+    const uint64_t word = ((uint64_t)layer << 40) + i;
+    return rand_block(seed, rand_stream(row->name) + (uint64_t)t, word / 4).word[word % 4];
 }
 
 // Without master weights, T rounds what the update in fp32 gives, with the words of rand.h.
@@ -312,10 +308,16 @@ template <class T, class G> static void test_without_master(const Gpu* gpu) {
     expect_padding("params", &layout, got.param, s.param);
     EXPECT(ops_same_bits(got.m, exact.m, layout.n) && ops_same_bits(got.v, exact.v, layout.n), "%s: moments",
            what);
-    for (size_t i = 0; i < layout.n; i++) {
-        const uint32_t random = random_word(&layout, i, seed, opt.t);
-        const float want = to_float(round_stochastic<T>(exact.param[i], random));
-        EXPECT(got.param[i] == want, "%s: params at %zu: %.9g, wanted %.9g", what, i, got.param[i], want);
+    for (int r = 0; r < MODEL_PARAMETER_ROWS; r++) {
+        const TensorRow* row = &layout.rows[r];
+        for (size_t i = 0; i < tensor_elements(row); i++) {
+            const size_t l = i / tensor_layer_elements(row), in_layer = i % tensor_layer_elements(row),
+                         at = row->offset_bytes + l * row->layer_bytes + in_layer;
+            const uint32_t random = random_word(row, (int)l, in_layer, seed, opt.t);
+            const float want = to_float(round_stochastic<T>(exact.param[at], random));
+            EXPECT(got.param[at] == want, "%s: %s at %zu: %.9g, wanted %.9g", what, row->name, i,
+                   got.param[at], want);
+        }
     }
     ops_close("without master weights");
 }
@@ -548,11 +550,8 @@ static void test_split(OptimizerName name, MasterWeights master, const Gpu* gpu)
     ops_close("split master weights");
 }
 
-// Without master weights, each rule rounds what it makes of them with the words of the element's
-// place in its group if nothing were frozen.
+// Without master weights, each rule rounds what it makes of them with the element's word.
 static void test_rounding(OptimizerName name, const Gpu* gpu) {
-    TensorRow plain[MODEL_PARAMETER_ROWS];
-    model_parameter_rows_of(plain, WIDE, 1);
     const Both none = both_open(frozen_optimizer(name, MASTER_NONE), SHARE_OFF, 1);
     Both master = both_open(frozen_optimizer(name, MASTER_FP32), SHARE_OFF, 1);
     float* const grad = ops_normal(none.n, 1);
@@ -563,14 +562,12 @@ static void test_rounding(OptimizerName name, const Gpu* gpu) {
                 *got = both_on_gpu<bf16>(&none, &grad, 1, by, gpu);
     for (int r = 0; r < MODEL_PARAMETER_ROWS; r++) {
         const TensorRow* row = &none.state.rows[r];
-        const size_t word = tensor_offset_in_group(&plain[r]);
         for (int l = 0; l < row->layers; l++) {
             const size_t begin = row->offset_bytes + (size_t)l * row->layer_bytes;
-            const uint64_t group = (uint64_t)tensor_group(row, l) << 40;
             size_t differ = 0;
             for (size_t i = 0; i < tensor_layer_elements(row); i++) {
-                const RandBlock random = rand_block(3, rand_stream("adamw") + 1, (group + word + i) / 4);
-                const float rounded = to_float(round_stochastic<bf16>(exact[begin + i], random.word[i % 4]));
+                const uint32_t random = random_word(row, l, i, 3, 1);
+                const float rounded = to_float(round_stochastic<bf16>(exact[begin + i], random));
                 differ += got[begin + i] != rounded;
             }
             EXPECT(differ == 0, "%s: %zu elements of %s, layer %d, are rounded otherwise",

@@ -22,7 +22,7 @@ accumulation and threads; documents in a row, padding and shorter batches.
 #include "dev/test/lib/task_oracle.h"
 #include "dev/test/lib/test.h"
 #include "dev/test/lib/test_element.h"
-#include "llmc/reference.h"
+#include "llmc/reference_model.h"
 #include "llmc/model/share_layers.h"
 
 #define FIXTURES "dev/ref/fixtures/"
@@ -1587,7 +1587,7 @@ TEST(composition_update_in_part) {
     }
     float* before = check_alloc(model.parameter_bytes, 1, "parameters");
     memcpy(before, model.params_memory, model.parameter_bytes);
-    shares = clip_shares_open(&model.zero.plan);
+    shares = clip_shares_open(cfg);
     in_backward_open(&now, &shares, &guard,
                      (Update){1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, 1, .decay = DECAY_ALL}, 1, s.B * s.T);
     in_backward_batch(&now, s.B * s.T, 0);
