@@ -597,16 +597,15 @@ double log_peak_mib(void) {
 }
 
 // Writes the curve beside log.jsonl. A failure is only noted: a run can do without the picture.
-static void log_write_curve_(const RunLog* log, const CurvePoint* train, int n_train, const CurvePoint* val,
-                             int n_val, double floor) {
+static void log_write_curve_(const RunLog* log, Curve curve) {
     char path[PATH_MAX], directory[PATH_MAX], error[ERROR_BYTES];
-    TextBuffer curve;
-    text_buffer_open(&curve, LOG_CURVE);
-    curve_svg(curve.file, train, n_train, val, n_val, floor);
-    char* text = text_buffer_close(&curve);
+    TextBuffer picture;
+    text_buffer_open(&picture, LOG_CURVE);
+    curve_svg(picture.file, curve);
+    char* text = text_buffer_close(&picture);
     file_directory_of(directory, log->json.path);
     log_file_path(path, directory, LOG_CURVE, 0);
-    if (!file_try_write_text(path, text, curve.bytes, error)) {
+    if (!file_try_write_text(path, text, picture.bytes, error)) {
         fprintf(stderr, "warning: %s\n", error);
     }
     free(text);
@@ -614,13 +613,13 @@ static void log_write_curve_(const RunLog* log, const CurvePoint* train, int n_t
 
 static void log_draw_curve_(RunLog* log, double floor) {
     CurvePoint train[LOG_BINS], val[LOG_BINS];
-    const int n_train = log_recall(log->train, train), n_val = log_recall(log->val, val);
-    if (n_train > 1) {
+    const Curve curve = {train, val, log_recall(log->train, train), log_recall(log->val, val), floor};
+    if (curve.n_train > 1) {
         fputc('\n', log_details(log));
-        curve_draw(log_details(log), train, n_train, val, n_val, floor, LOG_CURVE_COLUMNS_, LOG_CURVE_ROWS_);
+        curve_draw(log_details(log), curve, LOG_CURVE_COLUMNS_, LOG_CURVE_ROWS_);
         fputc('\n', log_details(log));
         if (!log_file_is_none(&log->json)) {
-            log_write_curve_(log, train, n_train, val, n_val, floor);
+            log_write_curve_(log, curve);
         }
     }
 }
