@@ -16,7 +16,7 @@ The memory bandwidth is the published one, or is computed from the memory's cloc
 
 #include "llmc/base/clock.h"
 #include "llmc/gpu/gpu.cuh"
-#include "llmc/log/log.h"
+#include "llmc/log/log_step.h"
 #include "llmc/ops/matmul_plans.cuh"
 #include "llmc/gpu/nvml.h"
 #include "llmc/layers/layer_cost.h"

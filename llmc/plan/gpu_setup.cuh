@@ -185,7 +185,7 @@ static inline GeluFusion gpu_setup_gelu_(const Options* o) {
 static inline MatmulSettings gpu_setup_matmul(const Settled* s) {
     const Options* o = &s->options;
     const MatmulSettings settings = {
-        o->memory.tf32, gpu_setup_gelu_(o), o->memory.bias_fusion, o->memory.autotune,
+        o->memory.tf32, gpu_setup_gelu_(o), 1, o->memory.autotune,
         matmul_workspace_bytes(o->memory.device, (size_t)o->batch.size * (size_t)settled_rank_length(s),
                                (size_t)s->cfg.C)};
     return settings;

@@ -19,6 +19,7 @@ are collective.
 #include "llmc/generate/generator.h"
 #include "llmc/optim/update_in_backward.h"
 #include "llmc/log/log.h"
+#include "llmc/log/log_step.h"
 #include "llmc/log/lr_sweep.h"
 #include "llmc/cost/mfu.h"
 #include "llmc/setup/settled.h"
@@ -27,7 +28,7 @@ are collective.
 #include "llmc/checkpoint/model_files.h"
 #include "llmc/checkpoint/more_tokens.h"
 #include "llmc/checkpoint/resume.h"
-#include "llmc/setup/run_data.h"
+#include "llmc/setup/run_tokens.h"
 #include "llmc/run/session.h"
 #include "llmc/checkpoint/run_state.h"
 #include "llmc/comm/comm.h"
@@ -715,9 +716,14 @@ static void run_log_step_(Run* run) {
     if (run->settled->options.optimizer.find_lr) {
         lr_sweep_add(&run->sweep, verdict->update.lr, verdict->loss);
     }
-    log_train(&run->log, run->state.step, verdict->loss, outliers_shown_z(guard, guard->loss_z),
-              verdict->norm, outliers_shown_z(guard, guard->norm_z), verdict->update.lr, run->step_s * 1e3,
-              mfu);
+    const LogUpdate update = {verdict->loss,
+                              outliers_shown_z(guard, guard->loss_z),
+                              verdict->norm,
+                              outliers_shown_z(guard, guard->norm_z),
+                              verdict->update.lr,
+                              run->step_s * 1e3,
+                              mfu};
+    log_train(&run->log, run->state.step, update);
     if (run->reports->statistics > 0) {
         const ModelConfig cfg = run->settled->cfg;
         log_experts(&run->log, run->state.step, rank_report_statistics(run->reports), cfg.L, cfg.E,

@@ -9,7 +9,7 @@ calls all of them before it allocates memory for the model; gpu_setup.cuh adds c
 
 #include <stdio.h>
 
-#include "llmc/setup/run_data.h"
+#include "llmc/setup/run_tokens.h"
 #include "llmc/setup/settled.h"
 
 #ifdef __cplusplus

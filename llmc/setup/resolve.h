@@ -563,13 +563,6 @@ static ModelUse settle_use_(const Options* o) {
     return o->generates ? USE_GENERATE : only_evaluates ? USE_EVALUATE : USE_TRAIN;
 }
 
-// A checkpoint's options may have the value, decided though its run had weights.
-static void settle_check_initial_(const Options* o, const SettleInput* input) {
-    if (input->model_path && !input->continues && o->model.initial_weights != OPTION_AUTO) {
-        die_usage("--initial-weights has no meaning with --model %s, which has weights", o->model.path);
-    }
-}
-
 // Decides what a model says of its tokens before its data are open: the tokenizer in its directory
 // is the run's, unless a checkpoint's options name one.
 static void settle_tokenizer_(Settled* s, RunData* data, const SettleInput* input) {
@@ -630,7 +623,6 @@ Settled settle(RunData* data, const Options* options, const SettleInput* input) 
         settle_lengths_(&s.options);
     }
     settle_tokenizer_(&s, data, input);
-    settle_check_initial_(options, input);
     setup_check_weights(&s, input->model_path, input->continues);
     s.cfg = settle_model(&s.options, data, input->model_path, input->found);
     settle_run_(&s, data, options, input);

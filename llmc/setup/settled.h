@@ -95,7 +95,7 @@ static inline Optimizer settled_optimizer_(const Settled* s) {
     optimizer.frozen = s->freeze.rows;
     optimizer.lr_scale[KIND_EMBEDDING] = o->optimizer.embedding_lr_scale;
     optimizer.lr_scale[KIND_VECTOR] = o->optimizer.vector_lr_scale;
-    optimizer.lr_scale[KIND_HEAD] = o->optimizer.head_lr_scale;
+    optimizer.lr_scale[KIND_HEAD] = 1;
     if (o->optimizer.mup && o->optimizer.mup[0]) {
         mup_parse(&optimizer.mup, o->optimizer.mup);
     }
