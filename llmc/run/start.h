@@ -87,6 +87,7 @@ int run_close(Run* run);
 #include "llmc/report/page.h"
 #include "llmc/run/evaluation.h"
 #include "llmc/run/generate.h"
+#include "llmc/run/parameters_agree.h"
 #include "llmc/run/run_files.h"
 #include "llmc/run/session.h"
 #include "llmc/run/stop_run.h"
