@@ -421,6 +421,12 @@ TEST(notes_options_without_effect) {
                 "--text-field body has no effect without JSON lines or Parquet");
     expect_note("--train-data %/text.txt --seq-len 8 --data-format nanogpt",
                 "--data-format nanogpt has no effect without data in .bin files");
+    expect_note("--train-data %/text.txt --seq-len 8 --pack pad --doc-mask on",
+                "--doc-mask on has no effect without documents that share a row: --pack stream, aligned or "
+                "bestfit");
+    expect_note("--train-data %/text.txt --seq-len 8 --doc-mask on", "");
+    expect_note("--chat chatml",
+                "--chat chatml has no effect without --interactive, or --train-data with chats");
     expect_note("--steps 9 --batch 2 --batch 4 -b 8",
                 "--batch is given several times; the last one counts: 8");
     expect_note("--steps 9 --plan --plan", "");
