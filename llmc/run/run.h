@@ -151,8 +151,8 @@ int run_validation_batch(Run* run, int64_t i, Batch* batch);
 // decides about the run: its best checkpoint, its end by --patience, and whether it diverges.
 void run_log_validation(Run* run);
 
-// Returns true if the average of the weights is validated, too, after run_log_validation. All its
-// sets follow while the model shows it.
+// Returns true if the average of the weights is also validated, after run_log_validation: on all
+// sets, while the model has the average in place of its weights.
 int run_validates_average(const Run* run);
 
 // Logs the validation loss of the average on the set. It decides nothing.

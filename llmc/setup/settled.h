@@ -107,7 +107,7 @@ static inline Optimizer settled_optimizer_(const Settled* s) {
     return optimizer;
 }
 
-// Sets the layers of a stage: those of --pipeline-layers, or dealt out evenly.
+// Sets the layers of a stage: as --pipeline-layers says, or dealt out evenly.
 static inline void settled_layers_(const Settled* s, ModelPart* part) {
     const Grid* grid = &s->ranks.grid;
     const int P = grid->shape.pipeline, D = grid->shape.data;
