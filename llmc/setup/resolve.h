@@ -467,8 +467,9 @@ static void settle_training_(Settled* s, const RunData* data) {
         settle_intervals_(o);
     }
     settle_check_outputs_(o);
-    if (o->memory.recompute == OPTION_AUTO && o->program.trainer == OPTION_CPU) {
-        o->memory.recompute = RECOMPUTE_ACTIVATION; // the GPU trainer decides by its memory
+    // the GPU trainer and --fit decide by the memory
+    if (o->memory.recompute == OPTION_AUTO && o->program.trainer == OPTION_CPU && o->memory.fit == 0) {
+        o->memory.recompute = RECOMPUTE_ACTIVATION;
     }
     settle_update_(o);
     settle_decay_(o);

@@ -393,6 +393,18 @@ static void expect_note(const char* line, const char* note) {
     EXPECT(strcmp(found, wanted) == 0, "%s: %s", line, found);
 }
 
+// --fit tries levels of recomputation unless one is given, so they stay "auto" until then.
+TEST(fit_decides_recompute) {
+    static const char* const lines[] = {"--steps 1", "--steps 1 --fit 1",
+                                        "--steps 1 --fit 1 --recompute auto"};
+    for (int i = 0; i < 3; i++) {
+        Run run = run_open(lines[i]);
+        const int level = run.settled.options.memory.recompute;
+        EXPECT(level == (i ? OPTION_AUTO : (int)RECOMPUTE_ACTIVATION), "%s: %d", lines[i], level);
+        run_close(&run);
+    }
+}
+
 TEST(notes_options_without_effect) {
     const char* quiet = "samples: --samples and --sample-every above 0";
     char note[256];
