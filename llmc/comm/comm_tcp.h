@@ -354,7 +354,7 @@ static CommTcpVerdict_ comm_tcp_judge_(const Comm* c, const CommTcpHello* hello,
     return COMM_TCP_WELCOME_;
 }
 
-// Makes the line that of a rank, in place of one that the rank has closed.
+// Gives the line to a rank, in place of one that the rank has closed.
 static void comm_tcp_let_in_(CommTcp_* t, int fd, const CommTcpHello* hello) {
     CommTcpPeer_* peer = &t->peers[hello->rank];
     if (peer->lines[hello->line] >= 0) {

@@ -179,7 +179,7 @@ static void curve_labels_(CurvePlot* plot) {
     }
 }
 
-// Prints one character cell: a mark, or its dots with those of the floor's dashes.
+// Prints one character cell: a mark, or its dots and the floor's dashes.
 static void curve_print_cell_(FILE* file, const CurvePlot* plot, int row, int column) {
     const int at = row * plot->columns + column, dots = plot->dots[at];
     const int floor_y = plot->floor > 0 ? curve_y_(plot, plot->floor) : -1;

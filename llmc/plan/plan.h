@@ -22,9 +22,9 @@ plan.h -- prints what a run takes: tensors and their sizes, memory by kind, disk
 extern "C" {
 #endif
 
-// Rate between the GPU and the host, each way: PCIe 5 x16. dev/bench/hardware.py assumes it, too.
+// Rate between the GPU and the host, each way: PCIe 5 x16. dev/bench/hardware.py also assumes it.
 #define PLAN_BUS_BYTES_PER_S 50e9
-// Rate of a drive. dev/bench/hardware.py assumes it, too.
+// Rate of a drive. dev/bench/hardware.py also assumes it.
 #define PLAN_DRIVE_BYTES_PER_S 6e9
 
 // A dry ledger of all that a model takes.
@@ -254,7 +254,7 @@ void plan_print_memory(FILE* file, const Settled* s, const Memory* memory) {
 }
 
 // Returns the bytes of operands that the ranks gather in an update. A GPU does not have all fp32
-// weights, so it gathers these, too, if the optimizer sums them.
+// weights, so it also gathers them if the optimizer sums them.
 static double plan_operand_bytes_(const Settled* s) {
     const int arrays = 1 + (s->options.program.trainer == OPTION_GPU && s->optimizer.sums_weights);
     OptimizerState state;

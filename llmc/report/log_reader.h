@@ -159,7 +159,7 @@ void record_follow_end(RecordFollower* f);
 // Returns the length of the directories that the names of several runs have in common.
 size_t record_common_directories(const Record* runs, int count);
 
-// True if a run's name is that of a log, not of a directory.
+// Returns true if a run is named by its log, not by its directory.
 int record_names_file(const char* run);
 
 // Return the first, last and lowest validation; NULL if none.

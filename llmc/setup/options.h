@@ -481,7 +481,7 @@ static int config_is_unused_(const ConfigFile* config) {
     return removed && option_removed_is_unused(removed, config->value);
 }
 
-// Reads the file of --config. A setting that the command line has, too, is only checked.
+// Reads the file of --config. A setting that is also on the command line is only checked.
 static void options_read_config_(Options* options) {
     char on_line[OPTION_ROWS_MAX], in_file[OPTION_ROWS_MAX] = {0}, name[OPTION_NAME_BYTES + 96];
     Options passed_over = *options;

@@ -69,6 +69,8 @@ typedef enum { MASTER_WEIGHTS_WORDS(WORDS_VALUE) } MasterWeightsChoice;
     X(TEACHER,     REFUSED, settled_has_teacher(s), "--teacher") \
     X(FIELDS,      NOTED,   setup_reads_fields(o), "JSON lines or Parquet") \
     X(BIN,         NOTED,   setup_reads_bin(o), "data in .bin files") \
+    X(SHARED_ROWS, NOTED,   o->data.pack <= (int)PACK_BESTFIT, "documents that share a row: --pack stream, aligned or bestfit") \
+    X(CHATS,       NOTED,   s->use == USE_GENERATE || o->data.train[0], "--interactive, or --train-data with chats") \
     X(EXPERTS,     REFUSED, s->cfg.E > 0, "experts: --arch mixtral, qwen3moe, olmoe or glm4moe") \
     X(GELU,        NOTED,   model_activation(s->cfg) == ACTIVATION_GELU, "an architecture with GELU: --arch gpt2") \
     X(DECAYING,    NOTED,   o->optimizer.schedule != SCHEDULE_CONSTANT, "a --schedule other than constant") \
@@ -303,7 +305,7 @@ const OptionRow OPTION_TABLE[] = {
         "aligned: a sequence starts with a document; bestfit: whole documents that fit together; pad: one document, "
         "padded to --seq-len; dynamic: padded to the longest of the batch; uniform: the same, in batches of similar "
         "length"},
-    {"data",        "doc-mask",       "",   SWITCH_(data.doc_mask),               0,       0, AUTO_ | RUN_, "auto",
+    {"data",        "doc-mask",       "",   SWITCH_(data.doc_mask),               0,       0, AUTO_ | RUN_ | NEEDS_(SHARED_ROWS), "auto",
         "off|on", "attend only within a document; auto: on for prompts and chats, else off"},
     {"data",        "fim-rate",       "",   FLOAT_(data.fim_rate),                0,       1, RUN_, "0",
         "", "fill in the middle: share of the training documents, or of the parts that fit into a sequence, to "
@@ -522,7 +524,7 @@ const OptionRow OPTION_TABLE[] = {
 
     {"texts",       "interactive",    "",   FLAG_(texts.interactive),             0,       0, TEXTS_ | ONCE_ | BASIC_, "off",
         "off|on", "read prompts from the terminal, one per line, and continue each; end with Ctrl-D"},
-    {"texts",       "chat",           "",   CHOICE_(texts.chat),                  0,       0, AUTO_ | RUN_ | BOTH_, "auto",
+    {"texts",       "chat",           "",   CHOICE_(texts.chat),                  0,       0, AUTO_ | RUN_ | BOTH_ | NEEDS_(CHATS), "auto",
         WORDS_CHOICE(CHAT_WORDS), "with --interactive: talk in turns; each line is a message, and its answer is kept "
         "for the next one; auto: on for a model that has learned chats (chat_template.jinja). A format, here and for "
         "training data with chats, replaces the one of the model's template or vocabulary"},
@@ -750,9 +752,9 @@ static int option_may_be_empty_(const Options* options, const OptionRow* row) {
 
 // Returns true if an option is given that starts a run: training, a plan or an export.
 static int options_start_a_run_(const Options* options) {
-    static const char* const runs[] = {"train-data",   "out",         "steps",       "epochs",
-                                       "resume",       "overfit",     "plan",        "plan-tensors",
-                                       "print-config", "export-gguf", "export-llmc", "find-lr"};
+    static const char* const runs[] = {"train-data",  "out",         "steps",  "epochs",
+                                       "resume",      "overfit",     "plan",   "print-config",
+                                       "export-gguf", "export-llmc", "find-lr"};
     int is_run = 0;
     for (size_t i = 0; i < sizeof(runs) / sizeof(runs[0]); i++) {
         is_run |= options_given(options, runs[i]);

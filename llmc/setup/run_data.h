@@ -61,9 +61,8 @@ void run_data_place(RunData* data, const Options* options, DataPlace from);
 // `sources`.
 void run_data_open_text(DataSources* sources, const RunData* data, const Options* options, const char* list);
 
-// Returns the number of sequences in a validation, on all ranks: those of --eval-batches
-// micro-batches, or with "auto" a number that does not depend on the batch; at most `epoch`, all of
-// the data.
+// Returns the number of sequences in a validation, on all ranks: --eval-batches micro-batches, or
+// with "auto" a number that does not depend on the batch; at most `epoch`, all of the data.
 int64_t run_data_eval_sequences(const Options* options, uint64_t epoch);
 
 // Returns a validation set, from 0 to num_val_sets. The first one decides about the run.

@@ -164,7 +164,7 @@ static void settle_experts_(Options* o, ModelConfig* cfg, const char* path) {
     cfg->E = o->model.experts, cfg->E_used = o->model.experts_used;
 }
 
-// Decides the hidden units of the expert that all tokens take, after those of the others.
+// Decides the hidden units of the shared expert, after the hidden units of the others.
 static void settle_shared_expert_(Options* o, ModelConfig* cfg, const char* path) {
     const Architecture* kinds = model_architecture(cfg->arch);
     const int has_shared = kinds->router == ROUTER_SIGMOID, is_new = !path && cfg->Fs == 0;

@@ -513,10 +513,8 @@ static const char RARELY_SEEN[] =
     "sample-every save-every tasks-every decay-steps stride tasks-max eval-batches "
     // the same bits
     "fit recompute zero graph autotune logits-chunk offload-path device "
-    // with --pack pad a row is a document
-    "doc-mask "
-    // they need other data, or a model that has learned more
-    "context start-token chat soap-max-side weights";
+    // they need other data, documents that share a row for example, or a model that has learned more
+    "doc-mask context start-token chat soap-max-side weights";
 
 // Hashes what a run shows after it has printed its command: lines without digits and the name of
 // --out, and the names of files. It leaves out lines of steps: how many there are depends on time.

@@ -393,6 +393,18 @@ static void expect_note(const char* line, const char* note) {
     EXPECT(strcmp(found, wanted) == 0, "%s: %s", line, found);
 }
 
+// --fit tries levels of recomputation unless one is given, so they stay "auto" until then.
+TEST(fit_decides_recompute) {
+    static const char* const lines[] = {"--steps 1", "--steps 1 --fit 1",
+                                        "--steps 1 --fit 1 --recompute auto"};
+    for (int i = 0; i < 3; i++) {
+        Run run = run_open(lines[i]);
+        const int level = run.settled.options.memory.recompute;
+        EXPECT(level == (i ? OPTION_AUTO : (int)RECOMPUTE_ACTIVATION), "%s: %d", lines[i], level);
+        run_close(&run);
+    }
+}
+
 TEST(notes_options_without_effect) {
     const char* quiet = "samples: --samples and --sample-every above 0";
     char note[256];
@@ -421,6 +433,12 @@ TEST(notes_options_without_effect) {
                 "--text-field body has no effect without JSON lines or Parquet");
     expect_note("--train-data %/text.txt --seq-len 8 --data-format nanogpt",
                 "--data-format nanogpt has no effect without data in .bin files");
+    expect_note("--train-data %/text.txt --seq-len 8 --pack pad --doc-mask on",
+                "--doc-mask on has no effect without documents that share a row: --pack stream, aligned or "
+                "bestfit");
+    expect_note("--train-data %/text.txt --seq-len 8 --doc-mask on", "");
+    expect_note("--chat chatml",
+                "--chat chatml has no effect without --interactive, or --train-data with chats");
     expect_note("--steps 9 --batch 2 --batch 4 -b 8",
                 "--batch is given several times; the last one counts: 8");
     expect_note("--steps 9 --plan --plan", "");
