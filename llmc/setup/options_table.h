@@ -755,9 +755,9 @@ static int option_may_be_empty_(const Options* options, const OptionRow* row) {
 
 // Returns true if an option is given that starts a run: training, a plan or an export.
 static int options_start_a_run_(const Options* options) {
-    static const char* const runs[] = {"train-data",   "out",         "steps",       "epochs",
-                                       "resume",       "overfit",     "plan",        "plan-tensors",
-                                       "print-config", "export-gguf", "export-llmc", "find-lr"};
+    static const char* const runs[] = {"train-data",  "out",         "steps",  "epochs",
+                                       "resume",      "overfit",     "plan",   "print-config",
+                                       "export-gguf", "export-llmc", "find-lr"};
     int is_run = 0;
     for (size_t i = 0; i < sizeof(runs) / sizeof(runs[0]); i++) {
         is_run |= options_given(options, runs[i]);
