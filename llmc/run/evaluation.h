@@ -1,5 +1,5 @@
 /*
-evaluation.h -- evaluates the model on tasks: --tasks, --hellaswag, --core and --perplexity.
+evaluation.h -- evaluates the model on tasks: --tasks, --hellaswag and --perplexity.
 
 The tasks are read before any work. All ranks of the run evaluate them together: of n data ranks
 (grid.h), rank k mod n evaluates micro-batch k of a task's rows, in step k div n. Rows hold whole
@@ -83,8 +83,6 @@ void evaluation_close(Evaluation* e);
 #include "llmc/base/file.h"
 #include "llmc/base/text_buffer.h"
 #include "llmc/base/enum_words.h"
-#include "llmc/data/core_bundle.h"
-#include "llmc/data/core_tasks.h"
 #include "llmc/data/mixture.h"
 #include "llmc/data/eval_task_files.h"
 #include "llmc/data/token_files.h"
@@ -112,61 +110,49 @@ static void evaluation_add_files_(Evaluation* e, const char* list, TaskSettings 
     free(items);
 }
 
-// Adds the tasks of CORE.
-static void evaluation_add_core_(Evaluation* e, const char* directory, TaskSettings settings) {
-    CoreBundle bundle;
-    core_bundle_open(&bundle, directory);
-    for (int i = 0; i < bundle.count; i++) {
-        core_task_open(evaluation_add_(e), &bundle.tasks[i], directory, settings);
-    }
-    core_bundle_close(&bundle);
-}
-
 // Adds the windows of a text. Its first token is end-of-text, unless --start-token is off.
 static void evaluation_add_text_(Evaluation* e, const RunData* data, const Options* options,
                                  const Tokenizer* tokenizer, int eot) {
-    const int stride = options->stride == OPTION_AUTO ? options->seq_len : options->stride;
+    const int stride = options->tasks.stride == OPTION_AUTO ? options->batch.seq_len : options->tasks.stride;
     DataSources sources;
     Task* task = evaluation_add_(e);
-    if (stride > options->seq_len) {
-        die_usage("--stride is %d; wanted at most --seq-len %d", stride, options->seq_len);
+    if (stride > options->batch.seq_len) {
+        die_usage("--stride is %d; wanted at most --seq-len %d", stride, options->batch.seq_len);
     }
-    run_data_open_text(&sources, data, options, options->perplexity);
-    task_open(task, options->perplexity, TASK_TEXT, options->seq_len);
+    run_data_open_text(&sources, data, options, options->tasks.perplexity);
+    task_open(task, options->tasks.perplexity, TASK_TEXT, options->batch.seq_len);
     for (int s = 0; s < sources.count; s++) {
         const TokenStream* stream = &sources.source[s].stream;
-        const size_t start = !options->start_token && tokens_at(stream, 0) == eot ? 1 : 0;
+        const size_t start = !options->samples.start_token && tokens_at(stream, 0) == eot ? 1 : 0;
         const size_t count = stream->count - start;
         tokens_fill(stream, start, count, task_begin(task, count));
         task_windows(task, count, stride, tokenizer);
     }
-    CHECK(task->num_documents > 0, "%s: %zu tokens, wanted at least 2", options->perplexity, sources.tokens);
+    CHECK(task->num_documents > 0, "%s: %zu tokens, wanted at least 2", options->tasks.perplexity,
+          sources.tokens);
     mixture_close(&sources);
     task_pack(task);
 }
 
 void evaluation_open(Evaluation* e, const RunData* data, const Options* options, int V) {
     const Tokenizer* tokenizer = data->has_tokenizer ? &data->tokenizer : NULL;
-    const TaskSettings settings = {tokenizer, V, run_data_eot(data, V), options->seq_len,
-                                   (size_t)options->tasks_max};
+    const TaskSettings settings = {tokenizer, run_data_eot(data, V), options->batch.seq_len,
+                                   (size_t)options->tasks.max};
     memset(e, 0, sizeof(*e));
-    e->B = options->batch;
-    e->T = options->seq_len;
-    e->out_scores = options->out_scores;
-    if (options->hellaswag) {
+    e->B = options->batch.size;
+    e->T = options->batch.seq_len;
+    e->out_scores = options->tasks.out_scores;
+    if (options->tasks.hellaswag) {
         CHECK(access(TASKS_HELLASWAG, R_OK) == 0,
               "--hellaswag on: cannot read %s in this directory: scripts/get_data.sh hellaswag fetches it; "
               "elsewhere use --tasks FILE",
               TASKS_HELLASWAG);
         evaluation_add_files_(e, TASKS_HELLASWAG, settings);
     }
-    if (options->tasks[0]) {
-        evaluation_add_files_(e, options->tasks, settings);
+    if (options->tasks.files[0]) {
+        evaluation_add_files_(e, options->tasks.files, settings);
     }
-    if (options->core[0]) {
-        evaluation_add_core_(e, options->core, settings);
-    }
-    if (options->perplexity[0]) {
+    if (options->tasks.perplexity[0]) {
         evaluation_add_text_(e, data, options, tokenizer, settings.eot);
     }
 }
@@ -294,8 +280,6 @@ static void evaluation_write_(const Evaluation* e, FileWriter* scores, const Tas
 // Evaluates all tasks, and writes each one to the log and, unless NULL, to `scores`. Returns 0 if
 // the run should stop.
 static int evaluation_run_all_(Evaluation* e, const EvaluationRun* run, int64_t step, FileWriter* scores) {
-    double centered = 0;
-    int count = 0; // tasks of CORE
     for (int i = 0; i < e->count; i++) {
         const Task* task = &e->tasks[i];
         if (!evaluation_run_(e, run, task, step)) {
@@ -303,14 +287,9 @@ static int evaluation_run_all_(Evaluation* e, const EvaluationRun* run, int64_t 
         }
         const TaskScore score = task_score(task, e->results);
         log_task(run->log, step, task->name, &score);
-        centered += isfinite(score.centered) ? score.centered : 0;
-        count += isfinite(score.centered);
         if (scores) {
             evaluation_write_(e, scores, task, step);
         }
-    }
-    if (count > 0) {
-        log_core(run->log, step, centered / count, count);
     }
     return 1;
 }

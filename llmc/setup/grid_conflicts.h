@@ -63,24 +63,25 @@ static const OptionRow* grid_option_(const char* name) {
     return &OPTION_TABLE[i];
 }
 
-// Checks the updates of whole matrices that GPUs make of slices.
+// Checks the updates of whole matrices that several GPUs make of their parts.
 static int grid_suits_matrices_(char* error, const Settled* s) {
     const Options* o = &s->options;
-    const int slices = s->ranks.grid.shape.slices, is_muon = o->optimizer == OPTIMIZER_MUON;
-    if (slices == 1 || s->use != USE_TRAIN) {
+    const int t = s->ranks.grid.shape.tensor, is_muon = o->optimizer.name == OPTIMIZER_MUON;
+    if (t == 1 || s->use != USE_TRAIN) {
         return 1;
     }
-    if (o->optimizer == OPTIMIZER_ADAFACTOR) {
-        return grid_refuses_(error,
-                             "--tensor-slices %d, --optimizer adafactor, which updates whole matrices, with "
-                             "slices only on the CPU; wanted another optimizer",
-                             slices);
+    if (o->optimizer.name == OPTIMIZER_ADAFACTOR) {
+        return grid_refuses_(
+            error,
+            "--tensor-parallel %d, --optimizer adafactor, which updates whole matrices: only "
+            "the CPU trainer has both; wanted another optimizer",
+            t);
     }
-    if (is_muon && (o->offload_optimizer || o->offload_params)) {
+    if (is_muon && (o->memory.offload_optimizer || o->memory.offload_params)) {
         return grid_refuses_(error,
-                             "--tensor-slices %d, --optimizer muon, --offload-%s; wanted off: the slices of "
-                             "a layer are updated together",
-                             slices, o->offload_params ? "params on" : "optimizer");
+                             "--tensor-parallel %d, --optimizer muon, --offload-%s; wanted off: the parts of "
+                             "a matrix are updated together",
+                             t, o->memory.offload_params ? "params on" : "optimizer");
     }
     return 1;
 }
@@ -92,7 +93,7 @@ static int grid_suits_trainer_(char* error, const Settled* s) {
     if (o->program.trainer == OPTION_CPU || s->use != USE_TRAIN) {
         return 1;
     }
-    if (shape.pipeline > 1 && o->teacher[0]) {
+    if (shape.pipeline > 1 && o->teacher.path[0]) {
         return grid_refuses_(error,
                              "--pipeline-parallel %d, --teacher: only the CPU trainer has both; wanted 1",
                              shape.pipeline);
@@ -100,17 +101,18 @@ static int grid_suits_trainer_(char* error, const Settled* s) {
     return grid_suits_matrices_(error, s);
 }
 
-// Returns the unit of the columns of a slice: whole vectors, and whole blocks of 8-bit numbers.
-static int grid_slice_unit_(const Options* o) {
-    const int blocks = o->quantize ? QUANTIZED_BLOCK : GRID_UNIT;
-    return o->optimizer == OPTIMIZER_ADAMW8BIT && !o->generates ? int_max(blocks, OPTIMIZER_BLOCK) : blocks;
+// Returns the unit of the columns of a part: whole vectors, and whole blocks of 8-bit numbers.
+static int grid_part_unit_(const Options* o) {
+    const int blocks = o->texts.quantize ? QUANTIZED_BLOCK : GRID_UNIT;
+    return o->optimizer.name == OPTIMIZER_ADAMW8BIT && !o->generates ? int_max(blocks, OPTIMIZER_BLOCK)
+                                                                     : blocks;
 }
 
 // Returns the tokens of a chunk that attention processes together: chunks are whole tiles.
 static int grid_chunk_tile_(const Options* o) {
-    return o->program.trainer == OPTION_GPU            ? ATTENTION_ROW_ALIGN
-           : (MatmulPrecision)o->matmul == MATMUL_BF16 ? BF16_TILE
-                                                       : 1;
+    return o->program.trainer == OPTION_GPU                   ? ATTENTION_ROW_ALIGN
+           : (MatmulPrecision)o->memory.matmul == MATMUL_BF16 ? BF16_TILE
+                                                              : 1;
 }
 
 // Returns the number that divides all lengths of sequences in a grid.
@@ -119,31 +121,31 @@ static int grid_lengths_unit_(const Options* o, GridShape shape) {
     return shape.context == 1 ? unit : tiles % unit == 0 ? tiles : unit * tile;
 }
 
-// Checks that the slices and the ranks of a context group can share sequences, which can have
+// Checks that the ranks of tensor and context groups can share sequences, which can have
 // several lengths.
 static int grid_suits_lengths_(char* error, const Settled* s) {
     const Options* o = &s->options;
     const GridShape shape = s->ranks.grid.shape;
     const Stages lengths = settled_lengths(o);
     const int unit = grid_lengths_unit_(o, shape), is_context = shape.context > 1;
-    if (o->seq_len % unit != 0) {
+    if (o->batch.seq_len % unit != 0) {
         return grid_refuses_(error,
                              "--seq-len %d, --context-parallel %d; wanted a multiple of %d: two chunks for "
                              "each process, in whole tiles of %d tokens",
-                             o->seq_len, shape.context, unit, grid_chunk_tile_(o));
+                             o->batch.seq_len, shape.context, unit, grid_chunk_tile_(o));
     }
-    if ((o->pack == PACK_DYNAMIC || o->pack == PACK_UNIFORM) && DATALOADER_WIDTH % unit != 0) {
+    if ((o->data.pack == PACK_DYNAMIC || o->data.pack == PACK_UNIFORM) && DATALOADER_WIDTH % unit != 0) {
         char pack[OPTION_TEXT_BYTES];
         return grid_refuses_(error, "--pack %s, --%s %d: batches are multiples of %d tokens wide; wanted %s",
                              option_text(o, grid_option_("pack"), pack),
-                             is_context ? "context-parallel" : "tensor-slices",
-                             is_context ? shape.context : shape.slices, DATALOADER_WIDTH,
+                             is_context ? "context-parallel" : "tensor-parallel",
+                             is_context ? shape.context : shape.tensor, DATALOADER_WIDTH,
                              is_context ? "--pack stream" : "2, 4 or 8");
     }
     for (int i = 0; i < lengths.count; i++) {
         if (lengths.stage[i].value % unit != 0) {
             return grid_refuses_(error, "--seq-len-schedule %s: %lld tokens; wanted multiples of %d",
-                                 o->seq_len_schedule, (long long)lengths.stage[i].value, unit);
+                                 o->batch.seq_len_schedule, (long long)lengths.stage[i].value, unit);
         }
     }
     return 1;
@@ -153,45 +155,36 @@ static int grid_suits_lengths_(char* error, const Settled* s) {
 static int grid_suits_chunks_(char* error, const Settled* s) {
     const Options* o = &s->options;
     const int c = s->ranks.grid.shape.context;
-    if (c > 1 && o->update_in_backward) {
+    if (c > 1 && o->memory.update_in_backward) {
         return grid_refuses_(error, "--context-parallel %d, --update-in-backward on; wanted off", c);
     }
-    return c == 1 || s->cfg.E == 0 || o->router_balance == 0 ||
+    return c == 1 || s->cfg.E == 0 || o->optimizer.router_balance == 0 ||
            grid_refuses_(error,
                          "--context-parallel %d, --router-balance %g, which is a loss of all tokens of a "
                          "micro-batch; wanted 0",
-                         c, (double)o->router_balance);
+                         c, (double)o->optimizer.router_balance);
 }
 
 // Checks what training needs: whole matrices, or a gradient that is complete before the end of the
 // backward pass.
-static int grid_suits_slices_(char* error, const Settled* s) {
+static int grid_suits_tensor_(char* error, const Settled* s) {
     const Options* o = &s->options;
-    const int slices = s->ranks.grid.shape.slices, KV = model_key_heads(s->cfg);
-    if (slices == 1 || s->use != USE_TRAIN) {
+    const int t = s->ranks.grid.shape.tensor;
+    if (t == 1 || s->use != USE_TRAIN) {
         return 1;
     }
-    if (o->optimizer == OPTIMIZER_SOAP) {
-        return grid_refuses_(error,
-                             "--tensor-slices %d, --optimizer soap, which keeps the state of whole matrices; "
-                             "wanted another optimizer",
-                             slices);
+    if (o->optimizer.name == OPTIMIZER_SOAP) {
+        return grid_refuses_(
+            error,
+            "--tensor-parallel %d, --optimizer soap, which keeps the state of whole matrices; "
+            "wanted another optimizer",
+            t);
     }
-    if (slices > KV && s->ranks.grid.shape.tensor > 1 && o->offload_params) {
-        return grid_refuses_(error,
-                             "--tensor-parallel %d, %d heads of keys for %d slices, --offload-params on; "
-                             "wanted off: the gradients of shared heads are sent from the GPU",
-                             s->ranks.grid.shape.tensor, KV, slices);
-    }
-    if (o->update_in_backward) {
-        return grid_refuses_(error,
-                             "--tensor-slices %d, --update-in-backward on; wanted off: the gradients of "
-                             "norms are complete at the end of the backward pass",
-                             slices);
-    }
-    return freeze_is_whole(&s->freeze, s->cfg, 0) ||
-           grid_refuses_(error, "--tensor-slices %d, --freeze %s; wanted parameters frozen in all blocks",
-                         slices, o->freeze);
+    return !o->memory.update_in_backward ||
+           grid_refuses_(error,
+                         "--tensor-parallel %d, --update-in-backward on; wanted off: the gradients of norms "
+                         "are complete at the end of a step",
+                         t);
 }
 
 // Checks what needs all layers in each process.
@@ -201,7 +194,7 @@ static int grid_suits_stages_(char* error, const Settled* s) {
     if (P == 1) {
         return 1;
     }
-    if (o->zero == 3) {
+    if (o->ranks.zero == 3) {
         return grid_refuses_(error,
                              "--pipeline-parallel %d, --zero 3, which would gather the parameters in every "
                              "micro-step; wanted --zero 1",
@@ -211,19 +204,19 @@ static int grid_suits_stages_(char* error, const Settled* s) {
         return grid_refuses_(error,
                              "--pipeline-parallel %d, --share-layers %s; wanted pairs or off: stages share "
                              "no parameters",
-                             P, o->share_layers);
+                             P, o->model.share_layers);
     }
     if (s->freeze.first_block > 0) {
         return grid_refuses_(error,
                              "--pipeline-parallel %d, --freeze %s; wanted --pipeline-parallel 1, since the "
                              "backward pass ends at block %d",
-                             P, o->freeze, s->freeze.first_block);
+                             P, o->optimizer.freeze, s->freeze.first_block);
     }
-    if (o->offload_residuals || o->update_in_backward) {
+    if (o->memory.offload_residuals || o->memory.update_in_backward) {
         return grid_refuses_(error, "--pipeline-parallel %d, --%s on; wanted off", P,
-                             o->offload_residuals ? "offload-residuals" : "update-in-backward");
+                             o->memory.offload_residuals ? "offload-residuals" : "update-in-backward");
     }
-    return o->graph != 1 ||
+    return o->memory.graph != 1 ||
            grid_refuses_(error,
                          "--pipeline-parallel %d, --graph on; wanted auto: a stage has other "
                          "passes between the two of a micro-step",
@@ -232,33 +225,32 @@ static int grid_suits_stages_(char* error, const Settled* s) {
 
 // Checks what divided experts have not been tried with, or what needs a whole model.
 static int grid_suits_experts_(char* error, const Settled* s) {
-    static const char* const beside[] = {"tensor-slices",    "context-parallel", "pipeline-parallel",
+    static const char* const beside[] = {"tensor-parallel",  "context-parallel", "pipeline-parallel",
                                          "share-layers",     "freeze",           "update-in-backward",
                                          "teacher",          "offload-params",   "offload-optimizer",
                                          "offload-residuals"};
     const Options* o = &s->options;
     const int e = grid_experts(s->ranks.grid.shape);
-    const OptimizerName name = (OptimizerName)o->optimizer;
+    const OptimizerName name = (OptimizerName)o->optimizer.name;
     for (size_t i = 0; i < sizeof(beside) / sizeof(beside[0]) && e > 1; i++) {
         const OptionRow* row = grid_option_(beside[i]);
         char value[OPTION_TEXT_BYTES];
-        const int is_slices = i == 0 && s->ranks.grid.shape.slices == 1;
-        if (!is_slices && options_changed(o, row->name)) {
+        if (options_changed(o, row->name)) {
             return grid_refuses_(error, "--expert-parallel %d, --%s %s; wanted --expert-parallel 1", e,
                                  row->name, option_text(o, row, value));
         }
     }
-    if (e > 1 && o->shard_ranks != OPTION_AUTO && o->shard_ranks != ranks_data(&s->ranks).size) {
+    if (e > 1 && o->ranks.shards != OPTION_AUTO && o->ranks.shards != ranks_data(&s->ranks).size) {
         return grid_refuses_(error, "--expert-parallel %d, --shard-ranks %d; wanted auto: all processes", e,
-                             o->shard_ranks);
+                             o->ranks.shards);
     }
-    if (e > 1 && o->zero == 3) {
+    if (e > 1 && o->ranks.zero == 3) {
         return grid_refuses_(error,
                              "--expert-parallel %d, --zero 3, which would gather the experts in every "
                              "micro-step; wanted --zero 2",
                              e);
     }
-    if (e > 1 && o->graph == 1) {
+    if (e > 1 && o->memory.graph == 1) {
         return grid_refuses_(error,
                              "--expert-parallel %d, --graph on; wanted auto: the host waits for the number "
                              "of rows in each layer",
@@ -275,7 +267,7 @@ static int grid_suits_experts_(char* error, const Settled* s) {
 // Checks that --pipeline-layers gives each stage its layers.
 static int grid_suits_layers_(char* error, const Settled* s) {
     int layers[MODEL_MAX_LAYERS];
-    const char* list = s->options.pipeline_layers;
+    const char* list = s->options.ranks.pipeline_layers;
     return !list[0] || pipeline_parse_layers(layers, s->cfg, s->ranks.grid.shape.pipeline, list, error);
 }
 
@@ -290,13 +282,14 @@ static int grid_suits_teacher_(char* error, const Settled* s) {
     const Settled teacher = setup_teacher(s);
     const GridRun run = setup_grid_run(&teacher);
     if (!grid_check(teacher.ranks.grid.shape, &run, of_teacher)) {
-        return grid_refuses_(error, "--teacher %s: %s", o->teacher, of_teacher);
+        return grid_refuses_(error, "--teacher %s: %s", o->teacher.path, of_teacher);
     }
-    return s->ranks.grid.shape.slices == 1 || teacher.cfg.Vp == words ||
-           grid_refuses_(error,
-                         "--tensor-slices %d, --teacher %s with %d words, %d with padding; wanted %d, as the "
-                         "model has: slices have the same vocabulary rows",
-                         s->ranks.grid.shape.slices, o->teacher, teacher.cfg.V, teacher.cfg.Vp, words);
+    return s->ranks.grid.shape.tensor == 1 || teacher.cfg.Vp == words ||
+           grid_refuses_(
+               error,
+               "--tensor-parallel %d, --teacher %s with %d words, %d with padding; wanted %d, as the "
+               "model has: ranks have the same vocabulary rows",
+               s->ranks.grid.shape.tensor, o->teacher.path, teacher.cfg.V, teacher.cfg.Vp, words);
 }
 
 // Checks that one tensor group generates text.
@@ -313,22 +306,19 @@ static int grid_suits_use_(char* error, const Settled* s) {
 // Checks the model and the processes.
 static int grid_suits_model_(char* error, const Settled* s) {
     const GridRun run = setup_grid_run(s);
-    GridShape asked = s->ranks.grid.shape;
-    if (!options_given(&s->options, "tensor-slices") && asked.slices == asked.tensor) {
-        asked.slices = 0; // the message is about --tensor-parallel
-    }
-    return grid_check(asked, &run, error);
+    return grid_check(s->ranks.grid.shape, &run, error);
 }
 
 static int grid_suits_run_(char* error, const Settled* s) {
     return grid_suits_model_(error, s) && grid_suits_layers_(error, s) && grid_suits_lengths_(error, s) &&
            grid_suits_teacher_(error, s) && grid_suits_use_(error, s) && grid_suits_chunks_(error, s) &&
-           grid_suits_slices_(error, s) && grid_suits_stages_(error, s) && grid_suits_experts_(error, s);
+           grid_suits_tensor_(error, s) && grid_suits_stages_(error, s) && grid_suits_experts_(error, s);
 }
 
 GridRun setup_grid_run(const Settled* s) {
     const Options* o = &s->options;
-    const GridRun run = {s->cfg, o->seq_len, ranks_size(&s->ranks), s->ranks.node_ranks, grid_slice_unit_(o)};
+    const GridRun run = {s->cfg, o->batch.seq_len, ranks_size(&s->ranks), s->ranks.node_ranks,
+                         grid_part_unit_(o)};
     return run;
 }
 
@@ -342,7 +332,7 @@ void setup_check_grid(const Settled* s) {
 int setup_allows_grid(const Settled* s, GridShape shape) {
     char error[ERROR_BYTES];
     const Options* o = &s->options;
-    const int zero = options_given(o, "zero") || shape.pipeline == 1 ? o->zero : 1;
+    const int zero = options_given(o, "zero") || shape.pipeline == 1 ? o->ranks.zero : 1;
     const Settled there =
         settled_in_grid(s, grid_of(shape, ranks_rank(&s->ranks)), zero, shape.data * shape.context);
     return grid_suits_run_(error, &there) && (o->plan || grid_suits_trainer_(error, &there));

@@ -133,7 +133,7 @@ static void test_grid(Comm* c) {
     for (int t = 1; t <= c->size; t++) {
         for (int P = 1; t * P <= c->size; P++) {
             const int D = c->size / (t * P);
-            const GridShape shape = {t, 1, D, P, t, D % 2 == 0 ? 2 : 1};
+            const GridShape shape = {t, 1, D, P, D % 2 == 0 ? 2 : 1};
             GridGroups groups;
             if (grid_size(shape) != c->size) {
                 continue;
@@ -384,8 +384,8 @@ int main(int argc, char** argv) {
     comm_expect(&comm, launcher_expect());
     options_parse(&options, argc - !!mode, argv + !!mode, options_program(OPTION_CPU));
     const Launcher launch = launcher_find(&options);
-    comm_open(&comm, launch.place, &launch.meeting, options.timeout);
-    threads_open(options.threads, comm.local_size, launch.launcher);
+    comm_open(&comm, launch.place, &launch.meeting, options.ranks.timeout);
+    threads_open(options.memory.threads, comm.local_size, launch.launcher);
     if (mode) {
         run_mode(&comm, mode);
     } else {

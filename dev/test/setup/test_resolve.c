@@ -6,7 +6,7 @@
 #define ENCODED_TEXT_IMPLEMENTATION
 
 #include "llmc/data/fill_in_middle.h"
-#include "llmc/formats/hf_config.h"
+#include "llmc/formats/hf_config_write.h"
 #include "llmc/model/presets.h"
 #include "llmc/checkpoint/model_path.h"
 #include "llmc/setup/run_data.h"
@@ -64,7 +64,7 @@ static Run run_open_as(const char* line, Ranks ranks, SafeTensorsDtype dtype) {
     Run run;
     run.model_path = model_path_find(&options, newest);
     const SettleInput input = {ranks, dtype, run.model_path, setup_read_model(run.model_path), 0};
-    settle(&run.settled, &run.data, &options, &input);
+    run.settled = settle(&run.data, &options, &input);
     return run;
 }
 
@@ -77,7 +77,7 @@ static void run_close(Run* run) { run_data_close(&run->data); }
 static void body_run(const void* line) {
     Run run = run_open((const char*)line);
     int ids[64];
-    const int T = run.settled.options.seq_len < 63 ? run.settled.options.seq_len : 63;
+    const int T = run.settled.options.batch.seq_len < 63 ? run.settled.options.batch.seq_len : 63;
     run_data_prompt(ids, T, &run.data, &run.settled.options, run.settled.cfg.V);
     run_close(&run);
 }
@@ -85,7 +85,7 @@ static void body_run(const void* line) {
 // The run of rank 0 of --num-processes.
 static Run run_open_grid(const char* line) {
     const Options options = parse(line);
-    const Grid grid = launcher_grid(&options, 0, options.num_processes);
+    const Grid grid = launcher_grid(&options, 0, options.ranks.processes);
     const Ranks ranks = {grid, launcher_zero(&options, &grid), grid_member(&grid, GRID_DATA).size};
     return run_open_as(line, ranks, SAFETENSORS_F32);
 }
@@ -134,15 +134,14 @@ static void write_hf_model(const char* name) {
     free(memory);
 }
 
-// llm.c's, of `count` tokens that are all "x"; the last one is the end of text.
+// A vocabulary of `count` ids: the merges are two printable characters each.
 static void write_tokenizer(const char* name, int count) {
-    char bytes[1024 + 2 * 512];
-    uint32_t header[256] = {20240328, 2, (uint32_t)count, (uint32_t)count - 1};
-    memcpy(bytes, header, sizeof(header));
-    for (int i = 0; i < count; i++) {
-        memcpy(bytes + 1024 + 2 * i, "\1x", 2);
+    char text[4096] = "#version: 0.2\n";
+    size_t n = strlen(text);
+    for (int i = 0; i < count - 257; i++) {
+        n += (size_t)snprintf(text + n, sizeof(text) - n, "%c %c\n", '!' + i / 90, '#' + i % 90);
     }
-    test_write(name, bytes, 1024 + 2 * (size_t)count);
+    test_write(name, text, n);
 }
 
 static void write_files(void) {
@@ -155,7 +154,7 @@ static void write_files(void) {
     write_shard("large.bin", 1000, 395); // up to 404
     write_model("model.bin");
     write_hf_model("step_00000003");
-    write_tokenizer("tokenizer.bin", 200);
+    write_tokenizer("tokenizer.txt", 300);
     const char merges[] = "#version: 0.2\nt h\nth e\n";
     test_write("merges.txt", merges, strlen(merges));
 }
@@ -169,8 +168,8 @@ static void expect_model(const char* line, ModelConfig wanted) {
     EXPECT(got.max_T == wanted.max_T && got.V == wanted.V && got.L == wanted.L && got.NH == wanted.NH &&
                got.C == wanted.C && got.Vp == wanted.Vp,
            "%s: T %d V %d Vp %d L %d NH %d C %d", line, got.max_T, got.V, got.Vp, got.L, got.NH, got.C);
-    EXPECT(o->layers == got.L && o->channels == got.C && o->heads == got.NH && o->context == got.max_T &&
-               o->vocab_size == got.V,
+    EXPECT(o->model.layers == got.L && o->model.channels == got.C && o->model.heads == got.NH &&
+               o->model.context == got.max_T && o->model.vocab_size == got.V,
            "%s: the options say what the model is", line);
     run_close(&run);
 }
@@ -194,7 +193,7 @@ static void test_model(void) {
                                                         SETUP_CHANNELS, SHARE_OFF});
     expect_model(SHARDS "--vocab-size 110", (ModelConfig){SETUP_CONTEXT, 110, 128, SETUP_LAYERS, SETUP_HEADS,
                                                           SETUP_CHANNELS, SHARE_OFF});
-    expect_model(SHARDS "--tokenizer %/tokenizer.bin", (ModelConfig){SETUP_CONTEXT, 200, 256, SETUP_LAYERS,
+    expect_model(SHARDS "--tokenizer %/tokenizer.txt", (ModelConfig){SETUP_CONTEXT, 300, 384, SETUP_LAYERS,
                                                                      SETUP_HEADS, SETUP_CHANNELS, SHARE_OFF});
     expect_model(SHARDS "--seq-len 64 --model d12", (ModelConfig){1024, V, Vp, 12, 12, 768, SHARE_OFF});
     expect_model(SHARDS "--seq-len 64 --model gpt2:d12 --layers 3 --context 64",
@@ -205,7 +204,7 @@ static void test_model(void) {
 
     expect_refused(TEXT "--channels 130", 2, "--channels 130|--heads 4");
     expect_refused(TEXT "--vocab-size 256", 2, "256|257|bytes");
-    expect_refused(SHARDS "--tokenizer %/tokenizer.bin --vocab-size 199", 2, "199|200|gpt2");
+    expect_refused(SHARDS "--tokenizer %/tokenizer.txt --vocab-size 299", 2, "299|300|gpt2");
     // its tokens go up to 109
     expect_refused(SHARDS "--vocab-size 109", 1, "train.bin|token 9|109");
     expect_refused(TEXT "--model d13", 2,
@@ -257,12 +256,12 @@ static void expect_architecture(const char* options, ModelConfig wanted) {
                got.initial == wanted.initial,
            "%s: base %g, cap %g, eps %g", options, (double)got.rope_base, (double)got.softcap,
            (double)got.norm_eps);
-    EXPECT(o->arch == (int)got.arch && o->kv_heads == model_key_heads(got) &&
-               o->head_size == model_head_size(got) && o->hidden == model_hidden(got) &&
-               o->own_head == got.has_head && o->window == got.window &&
-               o->experts == (got.E ? got.E : OPTION_AUTO) &&
-               o->experts_used == (got.E ? got.E_used : OPTION_AUTO) &&
-               o->shared_hidden == (got.E ? got.Fs : OPTION_AUTO),
+    EXPECT(o->model.arch == (int)got.arch && o->model.kv_heads == model_key_heads(got) &&
+               o->model.head_size == model_head_size(got) && o->model.hidden == model_hidden(got) &&
+               o->model.own_head == got.has_head && o->model.window == got.window &&
+               o->model.experts == (got.E ? got.E : OPTION_AUTO) &&
+               o->model.experts_used == (got.E ? got.E_used : OPTION_AUTO) &&
+               o->model.shared_hidden == (got.E ? got.Fs : OPTION_AUTO),
            "%s: the options say what the model is", options);
     run_close(&run);
 }
@@ -471,9 +470,9 @@ static void test_recipe(void) {
     expect_architecture("--model speedrun --layers 2 --channels 64 --heads 2", sizes);
     Run run = run_open("--model speedrun --layers 1 --channels 64 --heads 2 --total-batch 2048 --steps 100");
     const Options* o = &run.settled.options;
-    EXPECT(o->optimizer == OPTIMIZER_MUON && o->lr == 0.004f && o->warmup == 5 && o->seq_len == 1024 &&
-               o->embedding_lr_scale == 175,
-           "lr %g, warmup %d, seq-len %d", (double)o->lr, o->warmup, o->seq_len);
+    EXPECT(o->optimizer.name == OPTIMIZER_MUON && o->optimizer.lr == 0.004f && o->optimizer.warmup == 5 &&
+               o->batch.seq_len == 1024 && o->optimizer.embedding_lr_scale == 175,
+           "lr %g, warmup %d, seq-len %d", (double)o->optimizer.lr, o->optimizer.warmup, o->batch.seq_len);
     run_close(&run);
     expect_refused("--model speedrun --optimizer adamw", 2,
                    "speedrun|muon|has --optimizer adamw|nanochat:d12");
@@ -542,8 +541,7 @@ static void test_data(void) {
     EXPECT(run.data.train.tokens == 1000 && run.data.val.tokens == 200, "their tokens");
     run_close(&run);
 
-    expect_refused(TEXT "--tokenizer %/tokenizer.bin", 1, "tokenizer.bin|encode");
-    expect_refused("--tokenizer %/tokenizer.bin --steps 1", 2, "--tokenizer|its own tokenizer");
+    expect_refused("--tokenizer %/tokenizer.txt --steps 1", 2, "--tokenizer|its own tokenizer");
     expect_refused(SHARDS "--tokenizer %/none.bin", 1, "none.bin|tokenizer");
     expect_refused("--val-data %/val.bin --steps 1", 2, "--val-data|--train-data");
     expect_refused(TEXT "--val-data %/val.bin", 2, "--val-data|--train-data|both");
@@ -607,9 +605,9 @@ static void test_pack(void) {
         const DataSource *train = &run.data.train.source[0], *val = &run.data.val.source[0];
         EXPECT(train->rows.pack == cases[i].train && val->rows.pack == cases[i].val, "%s", line);
         EXPECT(train->rows.count == cases[i].rows, "%s: %d rows", line, (int)train->rows.count);
-        EXPECT(run.settled.options.steps == (int64_t)cases[i].rows / 2, "%s: %d steps", line,
-               (int)run.settled.options.steps);
-        EXPECT(run.data.train.mask == (DocumentMask)run.settled.options.doc_mask, "%s", line);
+        EXPECT(run.settled.options.batch.steps == (int64_t)cases[i].rows / 2, "%s: %d steps", line,
+               (int)run.settled.options.batch.steps);
+        EXPECT(run.data.train.mask == (DocumentMask)run.settled.options.data.doc_mask, "%s", line);
         run_close(&run);
     }
     expect_refused("--train-data %/documents.bin:1,%/train.bin:2 --vocab-size 111 --pack uniform", 2,
@@ -637,7 +635,8 @@ static void test_packed_floor(void) {
             }
         }
     }
-    EXPECT_NEAR(run_data_floor(&run.data, 2 * run.settled.options.batch), sum / count, 1e-12, "two batches");
+    EXPECT_NEAR(run_data_floor(&run.data, 2 * run.settled.options.batch.size), sum / count, 1e-12,
+                "two batches");
     run_close(&run);
 }
 
@@ -645,29 +644,10 @@ static void test_sources(void) {
     Run run = run_open("--train-data %/train.bin:3,%/large.bin:1 --seq-len 16 --batch 1");
     EXPECT(run.data.train.count == 2 && run.data.train.order.stretch[0].cycle == 4 && run.data.val.count == 2,
            "two sources");
-    EXPECT(run.settled.options.steps == 19 * 4 + 2, "%d: until the first source, of 59 rows, is at its end",
-           (int)run.settled.options.steps);
+    EXPECT(run.settled.options.batch.steps == 19 * 4 + 2,
+           "%d: until the first source, of 59 rows, is at its end", (int)run.settled.options.batch.steps);
     EXPECT(run.data.train.tokens == 1900 && run.data.val.tokens == 100, "5 %% of each to validate");
     run_close(&run);
-}
-
-static void body_verify(const void* line) {
-    Options options = parse((const char*)line);
-    options.vocab_size = 257;
-    dup2(STDERR_FILENO, STDOUT_FILENO);
-    const int status = run_data_verify(&options);
-    fflush(stdout);
-    _exit(status);
-}
-
-static void test_verify(void) {
-    EXPECT(test_dies(body_verify, TEXT "--val-data %/val.txt --verify-data", 0,
-                     "text.txt: 1 document, 2000|val.txt: 1 document, 500|0 bad"),
-           "");
-    EXPECT(test_dies(body_verify, SHARDS "--val-data %/large.bin,%/none.bin", 1,
-                     "ok   |train.bin: 1000|BAD  |large.bin: token 0 has id 395|none.bin|2 bad files"),
-           "");
-    EXPECT(test_dies(body_verify, "--verify-data", 0, "built-in stories"), "");
 }
 
 static int is_there(const char* name) { return access(test_path(name), F_OK) == 0; }
@@ -704,20 +684,22 @@ static void test_dry(void) {
     for (int i = 0; i < 2; i++) {
         snprintf(line, sizeof(line), "%s%s", TEXT "--seq-len 16 --tokenizer bpe:300 --out %/dry", dry[i]);
         Run run = run_open(line);
-        EXPECT(run.data.is_unknown && run.settled.cfg.V == 300 && run.settled.options.steps == OPTION_AUTO,
+        EXPECT(run.data.is_unknown && run.settled.cfg.V == 300 &&
+                   run.settled.options.batch.steps == OPTION_AUTO,
                "%s", line);
         run_close(&run);
         snprintf(line, sizeof(line), "%s%s", TEXT "--seq-len 16 --tokenizer %/merges.txt --steps 7", dry[i]);
         run = run_open(line);
-        EXPECT(run.data.is_unknown && run.settled.cfg.V == 259 && run.settled.options.steps == 7, "%s", line);
+        EXPECT(run.data.is_unknown && run.settled.cfg.V == 259 && run.settled.options.batch.steps == 7, "%s",
+               line);
         run_close(&run);
     }
     EXPECT(!is_there("dry"), "a directory");
     Run run = run_open(TEXT "--seq-len 16 --tokenizer %/merges.txt --out %/dry");
-    const int64_t steps = run.settled.options.steps;
+    const int64_t steps = run.settled.options.batch.steps;
     run_close(&run);
     run = run_open(TEXT "--seq-len 16 --tokenizer %/merges.txt --out %/dry --plan");
-    EXPECT(!run.data.is_unknown && run.settled.options.steps == steps && run.data.train.tokens > 0,
+    EXPECT(!run.data.is_unknown && run.settled.options.batch.steps == steps && run.data.train.tokens > 0,
            "kept tokens");
     run_close(&run);
 }
@@ -794,10 +776,11 @@ static void test_floor(void) {
     for (int i = 1; i <= 64; i++) { // targets of the first two batches
         sum += run.data.val_nats[i];
     }
-    EXPECT_NEAR(run_data_floor(&run.data, 2 * run.settled.options.batch), sum / 64, 1e-12, "two batches");
-    const double all = run_data_floor(&run.data, 4 * run.settled.options.batch);
+    EXPECT_NEAR(run_data_floor(&run.data, 2 * run.settled.options.batch.size), sum / 64, 1e-12,
+                "two batches");
+    const double all = run_data_floor(&run.data, 4 * run.settled.options.batch.size);
     EXPECT(all > 0.1 && all < 3, "%g nats per token", all);
-    EXPECT(run_data_floor(&run.data, 1000 * run.settled.options.batch) == all, "no more than there is");
+    EXPECT(run_data_floor(&run.data, 1000 * run.settled.options.batch.size) == all, "no more than there is");
     run_close(&run);
     run = run_open(TEXT "--seq-len 16");
     EXPECT(isnan(run_data_floor(&run.data, 1)), "unknown for other text");
@@ -809,9 +792,9 @@ static void test_floor(void) {
 static void expect_batch(const char* line, int batch, int seq_len, int64_t total) {
     Run run = run_open(line);
     const Options* o = &run.settled.options;
-    EXPECT(o->batch == batch && o->seq_len == seq_len && o->total_batch == total,
-           "%s: %d x %d, %lld tokens, wanted %d x %d, %lld", line, o->batch, o->seq_len,
-           (long long)o->total_batch, batch, seq_len, (long long)total);
+    EXPECT(o->batch.size == batch && o->batch.seq_len == seq_len && o->batch.total == total,
+           "%s: %d x %d, %lld tokens, wanted %d x %d, %lld", line, o->batch.size, o->batch.seq_len,
+           (long long)o->batch.total, batch, seq_len, (long long)total);
     run_close(&run);
 }
 
@@ -849,9 +832,9 @@ static void test_eval_batches(void) {
                  {OPTION_AUTO, 4, 700, 700}};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         Options options = parse("");
-        options.batch = cases[i].B;
-        options.seq_len = 16;
-        options.eval_batches = cases[i].eval_batches;
+        options.batch.size = cases[i].B;
+        options.batch.seq_len = 16;
+        options.eval.batches = cases[i].eval_batches;
         EXPECT(run_data_eval_sequences(&options, cases[i].sequences) == cases[i].wanted, "case %d", (int)i);
     }
 }
@@ -876,13 +859,14 @@ static void test_steps(void) {
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         Run run = run_open(cases[i].line);
-        EXPECT(run.settled.options.steps == cases[i].steps, "%s: %lld", cases[i].line,
-               (long long)run.settled.options.steps);
-        EXPECT(run.settled.options.epochs == 0, "said by --steps from now on");
+        EXPECT(run.settled.options.batch.steps == cases[i].steps, "%s: %lld", cases[i].line,
+               (long long)run.settled.options.batch.steps);
+        EXPECT(run.settled.options.batch.epochs == 0, "said by --steps from now on");
         EXPECT(run.data.kind == DATA_STORIES
                    ? run.data.epochs == 0
-                   : run.data.epochs * (double)mixture_epoch(&run.data.train) * run.settled.options.seq_len ==
-                         (double)run.settled.options.steps * (double)run.settled.options.total_batch,
+                   : run.data.epochs * (double)mixture_epoch(&run.data.train) *
+                             run.settled.options.batch.seq_len ==
+                         (double)run.settled.options.batch.steps * (double)run.settled.options.batch.total,
                "%s: %g epochs", cases[i].line, run.data.epochs);
         run_close(&run);
     }
@@ -919,11 +903,11 @@ static void test_validations(void) {
         Run run = run_open(cases[i].line);
         const Options* o = &run.settled.options;
         const int64_t sequences = run_data_all_eval_sequences(&run.data, o);
-        EXPECT(o->eval_every == cases[i].every && o->eval_batches == cases[i].batches &&
+        EXPECT(o->eval.every == cases[i].every && o->eval.batches == cases[i].batches &&
                    sequences == cases[i].sequences,
-               "%s: every %d, %d batches, %lld sequences", cases[i].line, o->eval_every, o->eval_batches,
+               "%s: every %d, %d batches, %lld sequences", cases[i].line, o->eval.every, o->eval.batches,
                (long long)sequences);
-        if (o->steps >= 20 && !strstr(cases[i].line, "--eval-every")) {
+        if (o->batch.steps >= 20 && !strstr(cases[i].line, "--eval-every")) {
             EXPECT(setup_validation_share(&run.settled, &run.data) <= 0.1 + 1e-9, "%s: %g", cases[i].line,
                    setup_validation_share(&run.settled, &run.data));
         }
@@ -934,24 +918,26 @@ static void test_validations(void) {
 static void test_times(void) {
     Run run = run_open(TEXT "--seq-len 16 --steps 100 --out %/out");
     const Options* o = &run.settled.options;
-    EXPECT(o->save_every == OPTION_AUTO, "a checkpoint at the end");
-    EXPECT(o->warmup == 5 && o->eval_every == 10 && o->sample_every == 100 && o->sample_tokens == 16, "%d %d",
-           o->warmup, o->eval_every);
+    EXPECT(o->output.save_every == OPTION_AUTO, "a checkpoint at the end");
+    EXPECT(o->optimizer.warmup == 5 && o->eval.every == 10 && o->samples.every == 100 &&
+               o->samples.tokens == 16,
+           "%d %d", o->optimizer.warmup, o->eval.every);
     run_close(&run);
     run = run_open(TEXT "--seq-len 256 --context 512 --steps 3000000000");
-    EXPECT(o->save_every == OPTION_AUTO, "for whoever adds a directory");
-    EXPECT(o->warmup == 2000 && o->eval_every == 1000 && o->sample_every == 1000000000 &&
-               o->sample_tokens == 256,
-           "%d %d", o->warmup, o->eval_every);
+    EXPECT(o->output.save_every == OPTION_AUTO, "for whoever adds a directory");
+    EXPECT(o->optimizer.warmup == 2000 && o->eval.every == 1000 && o->samples.every == 1000000000 &&
+               o->samples.tokens == 256,
+           "%d %d", o->optimizer.warmup, o->eval.every);
     run_close(&run);
     run = run_open(TEXT "--seq-len 16 --steps 0 --out %/out");
-    EXPECT(o->save_every == OPTION_AUTO && o->warmup == 0 && o->eval_every == 1 && o->sample_every == 1,
+    EXPECT(o->output.save_every == OPTION_AUTO && o->optimizer.warmup == 0 && o->eval.every == 1 &&
+               o->samples.every == 1,
            "no steps");
     run_close(&run);
     run = run_open(TEXT "--seq-len 16 --steps 100 --warmup 3 --eval-every 0 --sample-every 0 "
                         "--sample-tokens 7 --save-every 0 --lr 0.5 --out %/out");
-    EXPECT(o->warmup == 3 && o->eval_every == 0 && o->sample_every == 0 && o->sample_tokens == 7 &&
-               o->save_every == 0 && o->lr == 0.5f,
+    EXPECT(o->optimizer.warmup == 3 && o->eval.every == 0 && o->samples.every == 0 &&
+               o->samples.tokens == 7 && o->output.save_every == 0 && o->optimizer.lr == 0.5f,
            "given options stay");
     run_close(&run);
     expect_refused(TEXT "--save-every 5", 2, "--save-every 5|--out");
@@ -980,7 +966,7 @@ static void test_learning_rate(void) {
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         Run run = run_open(cases[i].line);
-        EXPECT_NEAR(run.settled.options.lr, cases[i].lr, 1e-9, "%s", cases[i].line);
+        EXPECT_NEAR(run.settled.options.optimizer.lr, cases[i].lr, 1e-9, "%s", cases[i].line);
         run_close(&run);
     }
 }
@@ -997,16 +983,17 @@ static void test_optimizers(void) {
     char line[256];
     snprintf(line, sizeof(line), "%s", SHARDS "--seq-len 16 --batch 1");
     Run adamw = run_open(line);
-    EXPECT(adamw.settled.options.weight_decay == 0.1f, "AdamW's decay");
+    EXPECT(adamw.settled.options.optimizer.weight_decay == 0.1f, "AdamW's decay");
     for (int i = 0; i < 4; i++) {
         snprintf(line, sizeof(line), "%s %s", SHARDS "--seq-len 16 --batch 1", cases[i].line);
         Run run = run_open(line);
-        const float beta2 = cases[i].beta2 == 1 ? adamw.settled.options.beta2 : cases[i].beta2;
-        EXPECT_NEAR(run.settled.options.lr, cases[i].lr * adamw.settled.options.lr,
-                    1e-6 * run.settled.options.lr, "%s: rate", line);
-        EXPECT(run.settled.options.weight_decay == cases[i].decay && run.settled.options.beta2 == beta2,
-               "%s: %f, %f", line, (double)run.settled.options.weight_decay,
-               (double)run.settled.options.beta2);
+        const float beta2 = cases[i].beta2 == 1 ? adamw.settled.options.optimizer.beta2 : cases[i].beta2;
+        EXPECT_NEAR(run.settled.options.optimizer.lr, cases[i].lr * adamw.settled.options.optimizer.lr,
+                    1e-6 * run.settled.options.optimizer.lr, "%s: rate", line);
+        EXPECT(run.settled.options.optimizer.weight_decay == cases[i].decay &&
+                   run.settled.options.optimizer.beta2 == beta2,
+               "%s: %f, %f", line, (double)run.settled.options.optimizer.weight_decay,
+               (double)run.settled.options.optimizer.beta2);
         run_close(&run);
     }
     run_close(&adamw);
@@ -1025,7 +1012,7 @@ static void test_beta2(void) {
                  {SHARDS "--seq-len 16 --batch 1 --beta2 0.5", 0.5f}};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         Run run = run_open(cases[i].line);
-        EXPECT_NEAR(run.settled.options.beta2, cases[i].beta2, 1e-6, "%s", cases[i].line);
+        EXPECT_NEAR(run.settled.options.optimizer.beta2, cases[i].beta2, 1e-6, "%s", cases[i].line);
         run_close(&run);
     }
 }
@@ -1044,8 +1031,8 @@ static void test_use(void) {
     expect_use("--model %/step_00000003 --steps 0 --perplexity %/val.bin", USE_EVALUATE);
     expect_use("--model %/step_00000003 --steps 0 --export-gguf %/x.gguf", USE_EVALUATE);
     expect_use("--layers 1 --steps 0 --export-gguf %/x.gguf", USE_TRAIN); // its random weights
-    write_tokenizer("tokenizer400.bin", 400);
-    expect_use("--model %/step_00000003 --tokenizer %/tokenizer400.bin --prompt x", USE_GENERATE);
+    write_tokenizer("tokenizer400.txt", 400);
+    expect_use("--model %/step_00000003 --tokenizer %/tokenizer400.txt --prompt x", USE_GENERATE);
 }
 
 // Two ranks of a run with frozen parameters; and the same ranks where they only evaluate.
@@ -1059,7 +1046,7 @@ static void test_facts(void) {
     EXPECT(s->freeze.first_block == 0 && s->optimizer.frozen == s->freeze.rows && s->freeze.rows, "frozen");
     EXPECT(s->optimizer.master == MASTER_SPLIT && s->saved_dtype == SAFETENSORS_F32, "master weights");
     EXPECT(s->element_bytes == 2 && s->gradient_bytes == 2 && s->optimizer.by_block, "types");
-    EXPECT(s->options.zero == 2, "--zero auto");
+    EXPECT(s->options.ranks.zero == 2, "--zero auto");
     run_close(&run);
     run = run_open_as("--model %/step_00000003 --steps 0 --perplexity %/val.bin", ranks, SAFETENSORS_BF16);
     EXPECT(s->zero.stage == 0 && s->zero.size == 1, "each rank has the whole model");
@@ -1090,8 +1077,8 @@ static void test_prompt(void) {
                ids[0] == 50256,
            "none");
     run_close(&run);
-    run = run_open(SHARDS "--seq-len 16 --vocab-size 300 --tokenizer %/tokenizer.bin");
-    EXPECT(run_data_prompt(ids, 16, &run.data, &run.settled.options, run.settled.cfg.V) == 1 && ids[0] == 199,
+    run = run_open(SHARDS "--seq-len 16 --vocab-size 400 --tokenizer %/tokenizer.txt");
+    EXPECT(run_data_prompt(ids, 16, &run.data, &run.settled.options, run.settled.cfg.V) == 1 && ids[0] == 299,
            "tokenizer's");
     run_close(&run);
     run = run_open(SHARDS "--seq-len 16 --tokenizer %/merges.txt --prompt the");
@@ -1102,7 +1089,6 @@ static void test_prompt(void) {
 
     expect_refused(TEXT "--seq-len 4 --prompt Once", 2, "--prompt|4 tokens|at most 3");
     expect_refused(SHARDS "--seq-len 16 --prompt Once", 2, "--prompt|--tokenizer");
-    expect_refused(SHARDS "--seq-len 16 --tokenizer %/tokenizer.bin --prompt x", 1, "tokenizer.bin|encode");
     expect_refused("--seq-len 16 --steps 1 --prompt qqq", 2, "qqq");
 }
 
@@ -1126,17 +1112,17 @@ static int allows(GridShape shape, const char* options) {
 }
 
 static void test_allowed_grids(void) {
-    const GridShape context = {1, 2, 1, 1, 1}, tensor = {2, 1, 1, 1, 2}, stages = {1, 1, 1, 2, 1};
+    const GridShape context = {1, 2, 1, 1, 1}, tensor = {2, 1, 1, 1, 1}, stages = {1, 1, 1, 2, 1};
     EXPECT(allows(context, ""), "chunks of 8 tokens");
     EXPECT(!allows(context, "--matmul bf16"), "no whole tiles");
     EXPECT(!allows(context, "--arch mixtral --experts 4"), "a balance loss");
     EXPECT(allows(context, "--arch mixtral --experts 4 --router-balance 0"), "experts");
-    EXPECT(allows(tensor, ""), "two slices");
+    EXPECT(allows(tensor, ""), "two tensor ranks");
     EXPECT(allows(tensor, "--optimizer muon"), "whole matrices");
     EXPECT(!allows(tensor, "--optimizer soap"), "whole bases");
-    EXPECT(allows(tensor, "--arch llama --kv-heads 1"), "one head of keys");
-    EXPECT(allows(tensor, "--arch llama --kv-heads 1 --share-layers all"), "shared by layers, too");
-    EXPECT(!allows(tensor, "--freeze ln1w[0]"), "a block's norm");
+    EXPECT(!allows(tensor, "--arch llama --kv-heads 1"), "one head of keys");
+    EXPECT(allows(tensor, "--arch llama --kv-heads 2 --share-layers all"), "shared by layers, too");
+    EXPECT(allows(tensor, "--freeze ln1w[0]"), "a block's norm");
     EXPECT(allows(stages, "--optimizer muon"), "two stages");
     EXPECT(!allows(stages, "--share-layers all"), "shared layers");
 }
@@ -1145,8 +1131,9 @@ static void test_allowed_grids(void) {
 static void test_grids(void) {
     expect_no_grid("-pn 8 -tp 3", "--tensor-parallel 3, 8 processes; wanted 2 or 4");
     expect_no_grid("-pn 8 -tp 8", "--tensor-parallel 8, 4 heads; wanted 4");
-    expect_no_grid("-pn 8 -tp 2 --tensor-slices 3", "--tensor-slices 3, 4 heads; wanted 2 or 4");
-    expect_no_grid("-pn 4 -tp 4 --tensor-slices 2", "--tensor-parallel 4, --tensor-slices 2; wanted 2");
+    expect_no_grid("-pn 4 -tp 4 --arch llama --kv-heads 2", "--tensor-parallel 4, 2 heads of keys; wanted 2");
+    expect_no_grid("-pn 2 --tensor-slices 2",
+                   "--tensor-slices was removed: each of the ranks of --tensor-parallel has one part");
     expect_no_grid("-pn 8 -tp 2 -cp 3", "--context-parallel 3, 8 processes in groups of 2; wanted 2 or 4");
     expect_no_grid("-pn 8 -pp 3", "--pipeline-parallel 3, 8 processes; wanted 2");
     expect_no_grid("-pn 8 -pp 8", "--pipeline-parallel 8, 4 layers; wanted 4");
@@ -1160,7 +1147,7 @@ static void test_grids(void) {
                    "--context-parallel 2, --router-balance 0.01, which is a loss of all tokens of a "
                    "micro-batch; wanted 0");
     expect_no_grid("-pn 4 -tp 4 --optimizer adamw8bit",
-                   "--tensor-parallel 4, slices of 24 channels, no multiple of 64; wanted 1");
+                   "--tensor-parallel 4, parts of 24 channels, no multiple of 64; wanted 1");
     expect_no_grid("-pn 8 -cp 8 --pack dynamic",
                    "--pack dynamic, --context-parallel 8: batches are multiples of 8");
     expect_no_grid("-pn 2 -pp 2 --share-layers all",
@@ -1176,12 +1163,10 @@ static void test_grids(void) {
     expect_no_grid("-pn 2 -pp 2 --pipeline-layers 3,1,", "--pipeline-layers: 3,1,; wanted 2 numbers");
     expect_no_grid("-pn 2 -pp 2 --pipeline-layers x,1", "--pipeline-layers: x,1; wanted 2 numbers");
     expect_no_grid("-pn 1 --pipeline-layers 2,2", "--pipeline-layers: 2,2; wanted 1 numbers");
-    expect_no_grid("-pn 1 --tensor-slices 2 --optimizer soap",
-                   "--tensor-slices 2, --optimizer soap, which keeps the state of whole matrices; wanted ");
-    expect_no_grid("-pn 1 --tensor-slices 2 --update-in-backward on",
-                   "--tensor-slices 2, --update-in-backward on; wanted off");
-    expect_no_grid("-pn 1 --tensor-slices 2 --freeze ln1?[0]",
-                   "--tensor-slices 2, --freeze ln1?[0]; wanted parameters frozen in all blocks");
+    expect_no_grid("-pn 2 -tp 2 --optimizer soap",
+                   "--tensor-parallel 2, --optimizer soap, which keeps the state of whole matrices; wanted ");
+    expect_no_grid("-pn 2 -tp 2 --update-in-backward on",
+                   "--tensor-parallel 2, --update-in-backward on; wanted off");
 }
 
 // Only training data are rearranged, with the tokenizer's marks, which the model must have.
@@ -1204,7 +1189,7 @@ static void test_fim(void) {
         run_close(&run);
     }
     Run run = run_open(TEXT "--tokenizer %/fim.tokenizer.json --prompt ab");
-    run.settled.options.suffix = "c";
+    run.settled.options.texts.suffix = "c";
     int ids[17];
     const int wanted[7] = {256, 257, 'a', 'b', 258, 'c', 259}; // end-of-text, PRE ab SUF c MID
     EXPECT(run_data_infill(ids, 7, &run.data, &run.settled.options, 260) == 7 &&
@@ -1215,8 +1200,8 @@ static void test_fim(void) {
                    "--fim-rate 0.5 needs marks|the tokenizer of these data has none");
     expect_refused(SHARDS "--fim-rate 0.5", 2, "--fim-rate 0.5 needs marks|<|fim_prefix|>");
     expect_refused("--fim-rate 0.5", 2, "--fim-rate 0.5 needs marks");
-    expect_refused(SHARDS "--tokenizer %/tokenizer.bin --fim-rate 1", 2,
-                   "--fim-rate 1 needs marks|tokenizer.bin has none");
+    expect_refused(SHARDS "--tokenizer %/tokenizer.txt --fim-rate 1", 2,
+                   "--fim-rate 1 needs marks|tokenizer.txt has none");
     expect_refused(TEXT "--fim-rate 1.5", 2, "--fim-rate|1.5");
     expect_refused(TEXT "--fim-spm-rate 0.3", 2, "--fim-spm-rate 0.3 needs --fim-rate");
 #define MARKS TEXT "--tokenizer %/fim.tokenizer.json --fim-rate 0.5 "
@@ -1228,7 +1213,6 @@ static void test_fim(void) {
 
 TEST(resolve) {
     write_files();
-    test_verify();
     test_documents_of_text();
     test_dry();
     test_many_files();
