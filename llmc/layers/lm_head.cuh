@@ -227,8 +227,8 @@ static inline void lm_head_gradients(float* losses, floatX* dhidden, Gradient dw
         const size_t at = (size_t)n * weight->C;
         floatX* dlogits = head->logits; // (chunk.N, Vp), in place
         lm_head_dlogits_(losses, head, n, dloss, chunk);
-        linear_backward(part + at, dweight, dlogits, head->hidden + at, weight, chunk.N,
-                        n == 0 ? mode : GRADIENT_ADD, head->linear);
+        linear_backward(part + at, {dweight, n == 0 ? mode : GRADIENT_ADD}, dlogits, head->hidden + at,
+                        weight, chunk.N, head->linear);
     }
     tensor_sum(&head->tensor, dhidden, NULL, NULL);
 }

@@ -228,8 +228,8 @@ static inline void lm_head_gradients_cpu(float* losses, float* dhidden, float* d
         const size_t at = (size_t)n * head->weight.C;
         float* dlogits = head->logits; // (chunk.N, Vp), in place
         lm_head_dlogits_(losses, head, n, dloss, chunk);
-        linear_backward_cpu(part + at, dweight, NULL, dlogits, head->hidden + at, &head->weight, chunk.N,
-                            n == 0 ? mode : GRADIENT_ADD, head->linear);
+        linear_backward_cpu(part + at, (LinearGradients){dweight, NULL, n == 0 ? mode : GRADIENT_ADD},
+                            dlogits, head->hidden + at, &head->weight, chunk.N, head->linear);
     }
     tensor_sum_cpu(&head->tensor, dhidden, NULL);
 }

@@ -150,7 +150,7 @@ static inline void mlp_one_backward_hidden_(const MlpGpu* mlp, const MlpGradient
     const Weight* proj = &mlp->proj;
     floatX* dact = mlp->act; // act is no longer read
     if (mlp->kind == ACTIVATION_GELU) {
-        linear_backward_input_gelu(d->dfch, d->dfcb, dout, proj, mlp->fch, mlp->N, d->mode, mlp->linear);
+        linear_backward_input_gelu(d->dfch, {d->dfcb, d->mode}, dout, proj, mlp->fch, mlp->N, mlp->linear);
         return;
     }
     linear_backward_input(dact, dout, proj, mlp->N, mlp->linear);
@@ -163,9 +163,9 @@ static inline void mlp_one_backward_hidden_(const MlpGpu* mlp, const MlpGradient
 static inline void mlp_one_backward_(const MlpGpu* mlp, const MlpGradientsGpu* d, const floatX* dout,
                                      const floatX* inp) {
     LinearGpu* linear = mlp->linear;
-    linear_backward_weight(d->dfcprojw, dout, mlp->act, &mlp->proj, mlp->N, d->mode, linear);
+    linear_backward_weight({d->dfcprojw, d->mode}, dout, mlp->act, &mlp->proj, mlp->N, linear);
     mlp_one_backward_hidden_(mlp, d, dout);
-    linear_backward(d->dinp, d->dfcw, d->dfch, inp, &mlp->fc, mlp->N, d->mode, linear);
+    linear_backward(d->dinp, {d->dfcw, d->mode}, d->dfch, inp, &mlp->fc, mlp->N, linear);
 }
 
 // ---- experts ----

@@ -200,9 +200,11 @@ static inline void mlp_one_backward_(const Mlp* mlp, const MlpGradients* d, cons
         mlp_bf16_backward_cpu(&packed, d, dout, inp, &linear->bf16);
         return;
     }
-    linear_backward_cpu(dact, d->dfcprojw, d->dfcprojb, dout, mlp->act, &mlp->proj, mlp->N, d->mode, linear);
+    linear_backward_cpu(dact, (LinearGradients){d->dfcprojw, d->dfcprojb, d->mode}, dout, mlp->act,
+                        &mlp->proj, mlp->N, linear);
     activation_backward_cpu(d->dfch, dact, mlp->fch, (size_t)mlp->N, (size_t)mlp->proj.C, mlp->kind);
-    linear_backward_cpu(d->dinp, d->dfcw, d->dfcb, d->dfch, inp, &mlp->fc, mlp->N, d->mode, linear);
+    linear_backward_cpu(d->dinp, (LinearGradients){d->dfcw, d->dfcb, d->mode}, d->dfch, inp, &mlp->fc, mlp->N,
+                        linear);
 }
 
 // ---- experts ----
@@ -409,8 +411,8 @@ static inline void mlp_experts_backward_unpacked_(const Mlp* mlp, const MlpLayer
         const Mlp expert = mlp_expert_(mlp, e);
         const MlpGradients d = mlp_gradients_of_expert_(mlp, &all->mlp, e);
         if (expert.N > 0) {
-            linear_backward_cpu(expert.act, d.dfcprojw, NULL, d.dinp, expert.act, &expert.proj, expert.N,
-                                d.mode, linear);
+            linear_backward_cpu(expert.act, (LinearGradients){d.dfcprojw, NULL, d.mode}, d.dinp, expert.act,
+                                &expert.proj, expert.N, linear);
         } else {
             mlp_expert_clear_(mlp, &d);
         }
@@ -420,8 +422,8 @@ static inline void mlp_experts_backward_unpacked_(const Mlp* mlp, const MlpLayer
         const Mlp expert = mlp_expert_(mlp, e);
         const MlpGradients d = mlp_gradients_of_expert_(mlp, &all->mlp, e);
         if (expert.N > 0) {
-            linear_backward_cpu(d.dinp, d.dfcw, NULL, d.dfch, mlp_rows_(x->in, mlp, e), &expert.fc, expert.N,
-                                d.mode, linear);
+            linear_backward_cpu(d.dinp, (LinearGradients){d.dfcw, NULL, d.mode}, d.dfch,
+                                mlp_rows_(x->in, mlp, e), &expert.fc, expert.N, linear);
         }
     }
 }

@@ -179,9 +179,10 @@ static inline void self_attention_backward(const SelfAttentionGpu* a, const Self
     const TensorParallelGpu* tensor = &a->tensor;
     const int N = tensor->cut.N;
     dout = tensor_gather(tensor, 0, dout), inp = tensor_gather(tensor, 1, inp);
-    linear_backward(d->datty, d->dprojw, dout, a->atty, &a->proj, N, d->mode, a->linear);
+    linear_backward(d->datty, {d->dprojw, d->mode}, dout, a->atty, &a->proj, N, a->linear);
     self_attention_backward_qkv_(a, d, d->datty);
-    linear_backward(tensor_part(tensor, d->dinp), d->dqkvw, d->dqkv, inp, &a->weight, N, d->mode, a->linear);
+    linear_backward(tensor_part(tensor, d->dinp), {d->dqkvw, d->mode}, d->dqkv, inp, &a->weight, N,
+                    a->linear);
     tensor_sum(tensor, d->dinp, NULL, NULL);
 }
 
