@@ -82,7 +82,7 @@ static inline const floatX* lm_head_all_logits(const LmHeadGpu* head, int first,
     return all;
 }
 
-// Returns the tokens that have logits in memory, also those of a teacher.
+// Returns the tokens that have logits in memory, the teacher's included.
 static inline int lm_head_step_(const LmHeadGpu* head) {
     const TeachingGpu* t = head->teaching;
     return t ? int_min(head->chunk, t->head->chunk) : head->chunk;

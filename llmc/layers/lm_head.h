@@ -87,7 +87,7 @@ static inline CrossEntropyBf16 lm_head_bf16_(const LmHead* head) {
                               w->C,         head->V, w->OC,      head->softcap, head->z_loss,  tp->group};
 }
 
-// Returns the tokens that have logits in memory, also those of a teacher.
+// Returns the tokens that have logits in memory, the teacher's included.
 static inline int lm_head_step_(const LmHead* head) {
     const Teaching* t = head->teaching;
     return t ? int_min(head->chunk, t->head->chunk) : head->chunk;

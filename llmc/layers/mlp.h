@@ -117,7 +117,7 @@ static inline Mlp mlp_of(const LayerPass* layer, Group* expert_group) {
                  .proj_bias = p->fcprojb};
 }
 
-// Returns the gradients of a layer: those of its parameters are in `d`, `a` has memory.
+// Returns the gradients of a layer: `d` has its parameters' gradients, `a` has memory.
 static inline MlpLayerGradients mlp_gradients_of(const ModelParameters* d, const ModelActivations* a,
                                                  GradientMode mode, size_t neighbor, RouterLosses losses,
                                                  double* statistics) {
@@ -350,7 +350,7 @@ static inline void mlp_experts_forward_(float* out, const Mlp* mlp) {
 
 static inline size_t mlp_elements_(const Weight* w) { return (size_t)w->OC * (size_t)w->C; }
 
-// Returns the gradients of expert e: parts of those of all.
+// Returns the gradients of expert e, parts of the gradients of all experts.
 static inline MlpGradients mlp_gradients_of_expert_(const Mlp* mlp, const MlpGradients* d, int e) {
     const size_t fc = (size_t)e * mlp_elements_(&mlp->fc), proj = (size_t)e * mlp_elements_(&mlp->proj);
     return (MlpGradients){.dinp = mlp_rows_(mlp->experts.out, mlp, e),
@@ -447,7 +447,7 @@ static inline MlpLayerGradients mlp_arrived_gradients_(const Mlp* mlp, const Mlp
     return arrived;
 }
 
-// Does so for the rows of this rank's tokens, and with its experts for rows of other ranks.
+// With divided experts: this rank's experts also process other ranks' rows.
 static inline void mlp_divided_backward_(const Mlp* mlp, const MlpLayerGradients* all, float* parts) {
     const Experts* x = &mlp->experts;
     const ExpertParallel* parallel = &x->parallel;
@@ -483,7 +483,7 @@ static inline void mlp_shared_backward_(const Mlp* mlp, const MlpLayerGradients*
     }
 }
 
-// Sets dinp to the gradient through the router, and sets or adds to that of its weight.
+// Sets dinp to the gradient through the router, and sets or adds to its weight's gradient.
 static inline void mlp_router_backward_(const Mlp* mlp, const MlpLayerGradients* all, const float* inp) {
     const Experts* x = &mlp->experts;
     const int N = mlp->N, C = mlp->fc.C, E = x->router.E;

@@ -54,7 +54,7 @@ typedef struct {
     const ContextParallelGpu<floatX>* context;
 } SelfAttentionGpu;
 
-// Returns the attention of a layer. `starts` of a layer with a window are those of the window.
+// Returns the attention of a layer. If it has a window, `starts` are where the window starts.
 static inline SelfAttentionGpu self_attention_of(const LayerPassGpu* of, const int* starts, Rope rope,
                                                  AttentionGpu* attention,
                                                  const ContextParallelGpu<floatX>* context) {
@@ -143,7 +143,7 @@ typedef struct {
     floatX* dqkv;  // (N, QKV)
 } SelfAttentionGradientsGpu;
 
-// Returns the gradients of a layer: those of its parameters are in `d`, `a` has memory.
+// Returns the gradients of a layer: `d` has its parameters' gradients, `a` has memory.
 static inline SelfAttentionGradientsGpu
 self_attention_gradients_of(const ModelGradients* d, const ModelActivations* a, GradientMode mode) {
     return {a->branch, d->qkvw, d->qkvb, d->qnormw, d->knormw, d->attprojw, mode, a->branch, a->dqkv};

@@ -96,7 +96,7 @@ typedef struct {
     Attention* attention;
 } SelfAttention;
 
-// Returns the attention of a layer. `starts` of a layer with a window are those of the window.
+// Returns the attention of a layer. If it has a window, `starts` are where the window starts.
 static inline SelfAttention self_attention_of(const LayerPass* layer, const int* starts,
                                               Attention* attention) {
     const ModelConfig cfg = layer->cfg;
@@ -198,7 +198,7 @@ typedef struct {
     float* sums;  // (B, QKV)
 } SelfAttentionGradients;
 
-// Returns the gradients of a layer: those of its parameters are in `d`, `a` has memory.
+// Returns the gradients of a layer: `d` has its parameters' gradients, `a` has memory.
 static inline SelfAttentionGradients
 self_attention_gradients_of(const ModelParameters* d, const ModelActivations* a, GradientMode mode) {
     return (SelfAttentionGradients){.dinp = a->branch,
