@@ -154,8 +154,8 @@ static inline void lm_head_dlogits_(float* losses, const LmHeadGpu* head, int fi
 static inline void lm_head_backward(floatX* dhidden, Gradient dweight, const LmHeadGpu* head, int first,
                                     GradientMode mode) {
     const size_t at = (size_t)first * head->weight.C;
-    linear_backward(tensor_part(&head->tensor, dhidden) + at, dweight, head->logits, head->hidden + at,
-                    &head->weight, lm_head_chunk(head, first).N, first == 0 ? mode : GRADIENT_ADD,
+    linear_backward(tensor_part(&head->tensor, dhidden) + at, {dweight, first == 0 ? mode : GRADIENT_ADD},
+                    head->logits, head->hidden + at, &head->weight, lm_head_chunk(head, first).N,
                     head->linear);
 }
 

@@ -151,9 +151,9 @@ static inline void lm_head_dlogits_(float* losses, const LmHead* head, int first
 static inline void lm_head_backward(float* dhidden, float* dweight, const LmHead* head, int first,
                                     GradientMode mode) {
     const size_t at = (size_t)first * head->weight.C;
-    linear_backward_cpu(tensor_part(&head->tensor, dhidden) + at, dweight, NULL, head->logits,
-                        head->hidden + at, &head->weight, lm_head_chunk(head, first).N,
-                        first == 0 ? mode : GRADIENT_ADD, head->linear);
+    linear_backward_cpu(tensor_part(&head->tensor, dhidden) + at,
+                        (LinearGradients){dweight, NULL, first == 0 ? mode : GRADIENT_ADD}, head->logits,
+                        head->hidden + at, &head->weight, lm_head_chunk(head, first).N, head->linear);
 }
 
 // Sets the losses and dhidden, and sets or adds to dweight, unless NULL, as `mode` says. dloss is
