@@ -151,6 +151,7 @@ typedef struct {
     size_t elements[MAP_SPACES], slots[MAP_SLOTS]; // sizes of the arrays
     int buckets, shards;
     size_t largest_gradient; // of a bucket: elements, all copies
+    size_t updated;          // elements of OWNED in trained buckets, the first ones
 } MapTotals;
 
 // Called for a bucket, with NULL and before its shards are counted, and then for each of its shards.
@@ -619,7 +620,6 @@ static void map_go_(MapWalk_* w) {
     }
     map_enter_block_(w, model_copies(w->cfg));
     map_take_bucket_(w, map_embedding_(w));
-    w->at[MAP_OWNED] = w->at_frozen;
     if (w->of->data == 1 && w->of->stage < 2) {
         w->at[MAP_REDUCED] = 0; // it is GRADIENTS
     }
@@ -643,6 +643,8 @@ MapTotals map_totals(const MapOf* of, int rank) {
     MapWalk_ w = map_start_(of, rank, map_take_largest_, &totals.largest_gradient);
     map_go_(&w);
     memcpy(totals.elements, w.at, sizeof(w.at));
+    totals.updated = w.at[MAP_OWNED];
+    totals.elements[MAP_OWNED] = w.at_frozen;
     memcpy(totals.slots, w.slots, sizeof(w.slots));
     totals.buckets = w.num_buckets;
     totals.shards = w.num_shards;

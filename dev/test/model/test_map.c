@@ -13,8 +13,9 @@ static void random_slots(Rand* random, MapOf* of) {
         of->shapes[slot] = shapes[slot];
     }
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        of->slots[i] = of->freeze.rows >> i & 1 ? 0 : (unsigned)below(random, 8) & (of->tensor > 1 ? 5u : 7u);
-        of->units[i] = (MapUnit)below(random, 3);
+        of->slots[i] =
+            of->freeze.rows >> i & 1 ? 0 : (unsigned)map_test_below(random, 8) & (of->tensor > 1 ? 5u : 7u);
+        of->units[i] = (MapUnit)map_test_below(random, 3);
         of->matrix_slots[i] = of->units[i] == UNIT_ELEMENTS ? 0 : 1u << 3 | 1u << 4;
     }
 }
@@ -201,14 +202,15 @@ enum { MEET_ELEMENTS = 400 };
 
 // Returns a random piece of a tensor, contiguous or cut by columns.
 static MapPiece random_piece(Rand* random) {
-    const size_t run = (size_t)(1 + below(random, 12)), stride = run + (size_t)below(random, 20),
-                 runs = (size_t)(1 + below(random, 8));
-    MapPiece p = {0, 0, (size_t)below(random, 60), run, stride};
-    if (below(random, 3) == 0) {
+    const size_t run = (size_t)(1 + map_test_below(random, 12)),
+                 stride = run + (size_t)map_test_below(random, 20),
+                 runs = (size_t)(1 + map_test_below(random, 8));
+    MapPiece p = {0, 0, (size_t)map_test_below(random, 60), run, stride};
+    if (map_test_below(random, 3) == 0) {
         p.run = run * runs;
         p.stride = 0;
     }
-    p.first = (size_t)below(random, (int)(run * runs));
+    p.first = (size_t)map_test_below(random, (int)(run * runs));
     p.count = run * runs - p.first;
     return p;
 }
@@ -329,14 +331,15 @@ static void check_same_buckets(const Map* a, const Map* b) {
 SERIAL_TEST(map_random) {
     for (uint64_t seed = 1; seed <= 150; seed++) {
         Rand random = rand_open(seed, 0);
-        MapOf of = random_of(&random);
+        MapOf of = map_test_settings(&random);
         random_slots(&random, &of);
         Counts counts = counts_of(&of);
         Memory memory = memory_on_host();
-        Map* maps = (Map*)memory_take(&memory, "maps", MEMORY_HOST, (size_t)ranks_of(&of) * sizeof(Map));
-        for (int rank = 0; rank < ranks_of(&of); rank++) {
+        Map* maps =
+            (Map*)memory_take(&memory, "maps", MEMORY_HOST, (size_t)map_test_ranks(&of) * sizeof(Map));
+        for (int rank = 0; rank < map_test_ranks(&of); rank++) {
             Map* m = &maps[rank];
-            map_open(m, &memory, &of, rank);
+            map_open(m, &memory, MEMORY_HOST, &of, rank);
             EXPECT(m->num_buckets == m->totals.buckets && m->num_shards == m->totals.shards, "totals");
             check_order(m);
             check_spaces(m);
