@@ -24,7 +24,7 @@ typedef struct {
     int tensor, layer, bucket;
     int owner;                // data rank * tensor ranks + tensor rank
     size_t first, rows, cols; // of the whole tensor: number of its first element
-    size_t at[MAP_SLOTS];     // in the owner: begin of its state in the array of each slot; or MAP_NONE
+    size_t at[MAP_SLOTS];     // in the owner: its state in each slot; or MAP_NONE
 } MapMatrix;
 
 typedef struct {

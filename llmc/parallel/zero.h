@@ -58,7 +58,6 @@ Rajbhandari et al., "ZeRO: memory optimizations toward training trillion paramet
 #include "llmc/base/wide_sum.h"
 #include "llmc/ops/gradient_norm.h"
 #include "llmc/comm/group.h"
-#include "llmc/model/freeze.h"
 #include "llmc/model/map.h"
 #include "llmc/model/model.h"
 #include "llmc/parallel/micro_steps.h"

@@ -1,5 +1,5 @@
-// The map of elements: on random models and grids every element is where it must be, once, seen from
-// all ranks.
+// The map of elements: on random models and grids every element is where it must be, once, seen
+// from all ranks.
 #include "dev/test/lib/map_test.h"
 #include "dev/test/lib/test.h"
 #include "llmc/model/map.h"
@@ -30,8 +30,8 @@ static int is_outside(MapSpan in, const Shard* s) {
     return in.count == 0 || s->offset + s->piece.count <= in.from || in.from + in.count <= s->offset;
 }
 
-// Shards are in order and disjoint, begin a tensor at a multiple of the unit, and spaces have all of
-// one or nothing.
+// Shards are in order and disjoint, begin a tensor at a multiple of the unit, and spaces have all
+// of one or nothing.
 static void check_order(const Map* m) {
     size_t end = 0;
     for (int i = 0; i < m->num_shards; i++) {
@@ -174,8 +174,8 @@ static double cost_of(const Map* m, const MapMatrix* x) {
     return (double)x->rows * (double)x->cols * (m->of.units[x->tensor] == UNIT_MATRICES ? side : 1);
 }
 
-// Ranks with the same matrices know the same owners, of which none has more work than their mean and
-// the largest matrix.
+// Ranks with the same matrices know the same owners, of which none has more work than their mean
+// and the largest matrix.
 static void check_owners(const Map* a, const Map* b) {
     double loads[64] = {0}, all = 0, largest = 0;
     const int ranks = a->of.tensor * (a->of.stage == 0 ? 1 : a->of.data);
