@@ -68,14 +68,16 @@ struct Model {
     ModelConfig whole_cfg;      // the whole model, whose operations are counted
     Freeze whole_freeze;
     TensorRow parameter_rows[MODEL_PARAMETER_ROWS], activation_rows[MODEL_ACTIVATION_ROWS];
-    TensorRow gradient_rows[MODEL_PARAMETER_ROWS]; // where a backward pass leaves gradients
+    Map map; // of the elements of all tensors
+    // (L) of each layer, with those outside of the blocks; gradients: NULL where nothing is trained
+    ModelParameters *layers, *gradients;
     OptimizerState state;
     size_t parameter_bytes, gradient_bytes, activation_bytes;
 
     Memory memory; // a ledger of all that the model takes
     // One block each, cut up by the rows.
     void *params_memory, *grads_memory, *acts_memory;
-    ModelParameters params, grads;
+    ModelParameters params;
     ModelActivations acts;
     Decoder decoder; // generation: its activations are in the same memory
     // (B, T) first token that attention sees, in layers with a window; NULL without any
@@ -108,6 +110,11 @@ static void open_parameters(Model* model, const Settled* s) {
     model->params_memory = memory_take(memory, o->texts.quantize ? "parameters in 8 bits" : "parameters",
                                        MEMORY_DEVICE, model->parameter_bytes);
     tensor_rows_bind(&model->params, rows, MODEL_PARAMETER_ROWS, model->params_memory);
+    model->layers = (ModelParameters*)memory_take(memory, "scratch: pointers", MEMORY_DEVICE,
+                                                  (size_t)cfg.L * sizeof(ModelParameters));
+    for (int l = 0; l < cfg.L && model->layers; l++) {
+        model->layers[l] = model_parameters_at_layer(model->params, rows, l);
+    }
     linear_open(&model->linear, memory, o->texts.quantize, settled_pass_tokens(s), (size_t)model_widest(cfg));
     if (o->memory.matmul == MATMUL_BF16) {
         linear_open_bf16(&model->linear, memory, rows, model->params_memory,
@@ -135,14 +142,19 @@ static void open_positions(Model* model, const Settled* s) {
 static void open_gradients(Model* model, const Settled* s) {
     const ZeroPlan* zero = &s->zero;
     Memory* memory = &model->memory;
-    zero_gradient_rows(model->gradient_rows, zero, model->cfg, sizeof(float));
     if (s->use == USE_TRAIN) {
-        model->gradient_bytes = zero_grads_elements(zero, 1) * sizeof(float);
+        TensorRow rows[MODEL_PARAMETER_ROWS];
+        zero_gradient_rows(rows, zero, model->cfg, sizeof(float));
+        model->gradient_bytes = model->map.totals.elements[MAP_GRADIENTS] * sizeof(float);
         model->grads_memory = memory_take(memory, "gradients", MEMORY_DEVICE, model->gradient_bytes);
-        tensor_parts_open(&model->parts, memory, model->cfg, zero, model->gradient_rows);
+        model->gradients = (ModelParameters*)memory_take(memory, "scratch: pointers", MEMORY_DEVICE,
+                                                         (size_t)model->cfg.L * sizeof(ModelParameters));
+        tensor_parts_open(&model->parts, memory, model->cfg, zero, rows);
     }
-    tensor_rows_bind(&model->grads, model->gradient_rows, MODEL_PARAMETER_ROWS, model->grads_memory);
-    zero_open_cpu(&model->zero, memory, *zero, model->cfg, model->parameter_rows,
+    for (int l = 0; l < model->cfg.L && model->gradients; l++) {
+        model->gradients[l] = map_bind(&model->map, MAP_GRADIENTS, model->grads_memory, sizeof(float), l);
+    }
+    zero_open_cpu(&model->zero, memory, &model->map, *zero, model->cfg, model->parameter_rows,
                   (float*)model->params_memory, (float*)model->grads_memory, &model->groups.data,
                   &model->groups.same_experts);
 }
@@ -184,6 +196,7 @@ static RecomputeLevel recompute_level(const Settled* s) {
 
 // Opens all of a model but its groups, which are open, and its teacher.
 static void open_parts(Model* model, const Settled* s, Memory memory, Comm* comm) {
+    const MapOf of = settled_map(s, 1);
     model->cfg = s->part;
     model->use = s->use;
     model->B = s->options.batch.size;
@@ -200,6 +213,7 @@ static void open_parts(Model* model, const Settled* s, Memory memory, Comm* comm
     model->comm = comm;
     model->zero.plan = s->zero;
     optimizer_state_open(&model->state, s->optimizer, &s->zero, s->part);
+    map_open(&model->map, &model->memory, MEMORY_DEVICE, &of, grid_rank(&s->ranks.grid));
     open_parameters(model, s);
     open_positions(model, s);
     if (s->use != USE_GENERATE) {
@@ -296,7 +310,7 @@ static const int* starts_of(const Model* model, int l, const Pass* pass) {
 static Block block_at(Model* model, int l, const Pass* pass) {
     const ModelConfig cfg = model->cfg;
     const int R = stream_rows(model, pass);
-    const ModelParameters p = model_parameters_at_layer(model->params, model->parameter_rows, l);
+    const ModelParameters p = model->layers[l];
     const ModelActivations a = model_activations_at_layer(*pass->acts, pass->activation_rows, l);
     const LayerWeights w = linear_weights(&model->linear, cfg, &p, l);
     const LayerPass layer = {cfg, l, pass, p, a, w, tensor_of(model, pass), &model->linear};
@@ -481,11 +495,6 @@ static void block_recompute(const Block* b, RecomputeLevel level) {
     }
 }
 
-static ModelParameters gradients_at_layer(const Model* model, int l) {
-    return zero_gradients_at_layer_cpu(&model->zero, model->grads, model->gradient_rows, model->cfg,
-                                       &model->freeze, l);
-}
-
 // Returns the gradients of a block's MLP; those of its parameters are in `d`.
 static MlpLayerGradients mlp_gradients_at(const Block* b, const ModelParameters* d, GradientMode mode) {
     Model* model = b->model;
@@ -514,10 +523,10 @@ static void attention_backward_at(const Block* b, const ModelParameters* d, Grad
 // in place.
 static void block_backward(Model* model, int l, const Pass* pass, GradientMode mode) {
     const Block b = block_at(model, l, pass);
-    const ModelParameters d = gradients_at_layer(model, l);
+    const ModelParameters d = model->gradients[l];
     const GradientMode own = share_gradient_mode(model->cfg, l, mode);
     block_recompute(&b, model->recompute);
-    zero_clear_frozen_cpu(&model->zero, model->gradient_rows, model->cfg, &model->freeze, l);
+    zero_clear_frozen_cpu(&model->zero, l);
     mlp_backward_at(&b, &d, own);
     attention_backward_at(&b, &d, own);
 }
@@ -527,7 +536,7 @@ static void embeddings_backward(Model* model, const Pass* pass, GradientMode mod
     const ModelConfig cfg = model->cfg;
     const TensorParallel tensor = tensor_of(model, pass);
     const ModelActivations* a = pass->acts;
-    const ModelParameters d = gradients_at_layer(model, 0);
+    const ModelParameters d = model->gradients[0];
     float* apart = zero_embedding_gradient_cpu(&model->zero); // NULL: joined
     const EmbeddingSizes sizes = {
         pass->B, pass->T, cfg.C, cfg.Vp, cfg.max_T, pass->positions.chunks, tensor.cut.rank * cfg.Vp};
@@ -559,7 +568,7 @@ static void group_done(Model* model, int g, MicroStep step, InBackward* hook) {
 static void head_backward(Model* model, const Pass* pass, float dloss, GradientMode mode) {
     const ModelConfig cfg = model->cfg;
     const ModelActivations* a = pass->acts;
-    const ModelParameters d = gradients_at_layer(model, 0);
+    const ModelParameters d = model->gradients[0];
     const LmHead head = lm_head(model, pass);
     const Norm norm = last_norm(model, pass);
     float *dlnf = a->branch, *dweight = cfg.has_head ? d.head : d.wte; // (R, C), (Vp, C)
@@ -582,7 +591,7 @@ static void others_backward(Model* model, GradientMode mode, MicroStep step) {
     }
     for (int l = model->cfg.L - 1; l >= 0; l--) {
         const Block block = block_at(model, l, &pass);
-        const ModelParameters d = gradients_at_layer(model, l);
+        const ModelParameters d = model->gradients[l];
         const MlpLayerGradients dmlp = mlp_gradients_at(&block, &d, mode);
         mlp_backward_cpu(&block.mlp, &dmlp, NULL, NULL);
         zero_group_done_cpu(&model->zero, model_group(model->cfg, l), step);

@@ -24,7 +24,7 @@ typedef struct {
     int tensor, layer, bucket;
     int owner;                // data rank * tensor ranks + tensor rank
     size_t first, rows, cols; // of the whole tensor: number of its first element
-    size_t at[MAP_SLOTS];     // in the owner: begin of its state in the array of each slot; or MAP_NONE
+    size_t at[MAP_SLOTS];     // in the owner: its state in each slot; or MAP_NONE
 } MapMatrix;
 
 typedef struct {
@@ -38,11 +38,11 @@ typedef struct {
     Shard* shards;
     MapMatrix* matrices;
     int* find;     // (rows, blocks of parameters) the first shard of a tensor, -1: none
-    int* of_group; // (groups + 1) the first bucket of a group of parameters (model.h)
+    int* of_group; // (groups + 2) the first bucket of a group of parameters (model.h)
 } Map;
 
-// Makes the map of a rank; in a dry ledger only its sizes.
-void map_open(Map* m, Memory* memory, const MapOf* of, int rank);
+// Makes the map of a rank, in memory of the host; in a dry ledger only its sizes.
+void map_open(Map* m, Memory* memory, MemoryPlace place, const MapOf* of, int rank);
 
 // ---- look-ups ----
 
@@ -72,22 +72,46 @@ typedef struct {
     int first, end;
 } MapBuckets;
 
-// Returns the buckets of layer l; of what is outside of the blocks with -1.
-static inline MapBuckets map_buckets(const Map* m, int l) {
-    const int g = l < 0 ? 0 : 1 + model_copy(m->cfg, l);
+// Return the buckets of group g of the parameters (model.h), and of layer l; after all groups, the
+// bucket of an embedding's gradient apart.
+static inline MapBuckets map_group(const Map* m, int g) {
     const MapBuckets buckets = {m->of_group[g], m->of_group[g + 1]};
     return buckets;
 }
+static inline MapBuckets map_buckets(const Map* m, int l) {
+    return map_group(m, l < 0 ? 0 : 1 + model_copy(m->cfg, l));
+}
+
+// Returns the bucket of group g that is trained, or NULL.
+static inline const Bucket* map_trained(const Map* m, int g) {
+    for (int i = map_group(m, g).first; i < map_group(m, g).end; i++) {
+        if (m->buckets[i].kind != MAP_FROZEN) {
+            return &m->buckets[i];
+        }
+    }
+    return NULL;
+}
 
 // Returns the bucket of an embedding's gradient apart, or NULL.
-static inline const Bucket* map_embedding(const Map* m) {
-    const Bucket* last = &m->buckets[m->num_buckets - 1];
-    return last->kind == MAP_EMBEDDING ? last : NULL;
-}
+static inline const Bucket* map_embedding(const Map* m) { return map_trained(m, model_groups(m->cfg)); }
+
+// Shards of a tensor that lie one after the other in a space.
+typedef struct {
+    const Shard* shard;   // the first
+    size_t before, count; // elements of the rank's tensor before it; of all these shards
+    int next;             // number of the shard after them
+} MapRange;
+
+// Sets the next range of a bucket that a space has; start with zeros. Returns 0 after the last.
+int map_next_range(const Map* m, const Bucket* b, MapSpace space, MapRange* range);
 
 // Returns the pointers of layer l, and of what is outside of the blocks, into the memory of a space
 // with elements of `bytes`; NULL: not there.
 ModelParameters map_bind(const Map* m, MapSpace space, void* memory, size_t bytes, int l);
+
+// Sets the next interval of a rank's reduced gradient that counts in its norm, in whole units, from
+// shard i on. Returns the shard after it; 0: there is none.
+int map_counted(const Map* m, int i, MapSpan* span);
 
 // Returns the space of the gradient of elements that a rank updates.
 static inline MapSpace map_update_space(const Map* m) {
@@ -242,7 +266,7 @@ static void map_set_state_(Map* m, MapMatrix* matrices, int count) {
 }
 
 // Lists the matrices and deals them out; a dry ledger counts their state only.
-static void map_open_matrices_(Map* m, Memory* memory) {
+static void map_open_matrices_(Map* m, Memory* memory, MemoryPlace place) {
     MapLister_ list = {m, NULL, 0, -1, -1, -1};
     map_walk(&m->of, m->rank, map_take_matrices_, &list);
     const size_t bytes = (size_t)list.count * sizeof(MapMatrix);
@@ -251,7 +275,7 @@ static void map_open_matrices_(Map* m, Memory* memory) {
     map_walk(&m->of, m->rank, map_take_matrices_, &filled);
     map_deal_(m, all, list.count);
     map_set_state_(m, all, list.count);
-    m->matrices = (MapMatrix*)memory_take(memory, "scratch: map of the parameters", MEMORY_HOST, bytes);
+    m->matrices = (MapMatrix*)memory_take(memory, "scratch: map of the parameters", place, bytes);
     if (m->matrices) {
         m->num_matrices = list.count;
         memcpy(m->matrices, all, bytes);
@@ -265,9 +289,11 @@ static void map_open_matrices_(Map* m, Memory* memory) {
 static void map_take_stored_(void* context, const Bucket* b, const Shard* s) {
     Map* m = (Map*)context;
     if (!s) {
-        const int k = b->layer < 0 ? 0 : 1 + model_copy(m->cfg, b->layer);
+        const int groups = model_groups(m->cfg), g = b->kind == MAP_EMBEDDING ? groups
+                                                     : b->layer < 0           ? 0
+                                                                    : 1 + model_copy(m->cfg, b->layer);
         m->buckets[m->num_buckets++] = *b;
-        for (int next = k + 1; b->kind != MAP_EMBEDDING && next <= model_groups(m->cfg); next++) {
+        for (int next = g + 1; next < groups + 2; next++) {
             m->of_group[next] = m->num_buckets;
         }
         return;
@@ -278,7 +304,7 @@ static void map_take_stored_(void* context, const Bucket* b, const Shard* s) {
     m->shards[m->num_shards++] = *s;
 }
 
-void map_open(Map* m, Memory* memory, const MapOf* of, int rank) {
+void map_open(Map* m, Memory* memory, MemoryPlace place, const MapOf* of, int rank) {
     memset((void*)m, 0, sizeof(*m));
     m->of = *of;
     m->rank = rank;
@@ -288,12 +314,11 @@ void map_open(Map* m, Memory* memory, const MapOf* of, int rank) {
     m->totals = map_totals(of, rank);
     const char* kind = "scratch: map of the parameters";
     const size_t found = (size_t)(MODEL_PARAMETER_ROWS * model_copies(m->cfg)) * sizeof(int);
-    m->buckets = (Bucket*)memory_take(memory, kind, MEMORY_HOST, (size_t)m->totals.buckets * sizeof(Bucket));
-    m->shards = (Shard*)memory_take(memory, kind, MEMORY_HOST, (size_t)m->totals.shards * sizeof(Shard));
-    m->find = (int*)memory_take(memory, kind, MEMORY_HOST, found);
-    m->of_group =
-        (int*)memory_take(memory, kind, MEMORY_HOST, (size_t)(model_groups(m->cfg) + 1) * sizeof(int));
-    map_open_matrices_(m, memory);
+    m->buckets = (Bucket*)memory_take(memory, kind, place, (size_t)m->totals.buckets * sizeof(Bucket));
+    m->shards = (Shard*)memory_take(memory, kind, place, (size_t)m->totals.shards * sizeof(Shard));
+    m->find = (int*)memory_take(memory, kind, place, found);
+    m->of_group = (int*)memory_take(memory, kind, place, (size_t)(model_groups(m->cfg) + 2) * sizeof(int));
+    map_open_matrices_(m, memory, place);
     if (!memory_is_dry(memory)) {
         memset(m->find, -1, found);
         map_walk(of, rank, map_take_stored_, m);
@@ -318,6 +343,48 @@ ModelParameters map_bind(const Map* m, MapSpace space, void* memory, size_t byte
         }
     }
     return pointers;
+}
+
+int map_next_range(const Map* m, const Bucket* b, MapSpace space, MapRange* range) {
+    const int end = b->first + b->count;
+    int i = range->shard ? range->next : b->first;
+    while (i < end && !map_has(m, &m->shards[i], space)) {
+        i++;
+    }
+    if (i == end) {
+        return 0;
+    }
+    const Shard* s = range->shard = &m->shards[i];
+    range->before = s->offset - map_find(m, s->tensor, s->layer)->offset;
+    range->count = 0;
+    for (; i < end && m->shards[i].tensor == s->tensor && m->shards[i].layer == s->layer &&
+           map_has(m, &m->shards[i], space);
+         i++) {
+        range->count += m->shards[i].piece.count;
+    }
+    range->next = i;
+    return 1;
+}
+
+int map_counted(const Map* m, int i, MapSpan* span) {
+    size_t end = 0;
+    span->begin = span->from = span->count = 0;
+    for (; i < m->num_shards; i++) {
+        const Shard* s = &m->shards[i];
+        const size_t at = map_at(m, s, MAP_REDUCED);
+        const int counts = (s->flags & SHARD_COUNTS) != 0;
+        if (at == MAP_NONE || (end == 0 && !counts)) {
+            continue;
+        }
+        if (!counts || at < end) {
+            break;
+        }
+        // a tensor or its part in the interval starts at a unit; what lies between two is padding
+        span->begin = end == 0 ? at : span->begin;
+        end = at + s->piece.count;
+        span->count = (end - span->begin + TENSOR_SHARD_UNIT - 1) / TENSOR_SHARD_UNIT * TENSOR_SHARD_UNIT;
+    }
+    return end > 0 ? i : 0;
 }
 
 // ---- pieces ----

@@ -14,14 +14,14 @@ equal parts for the W data ranks. An array ("space") has one interval of each bu
     REDUCED      a shard: the sum of all gradients               trained
     OWNED        a shard; in stage 0 all                         trained ones, then frozen ones
 
-W data ranks are replicas of `replica` ranks. A slice is 1/replica of a bucket, and a shard is one of
-the W/replica parts of a slice. With one replica they are the same, and with one rank all of it: then
-REDUCED is GRADIENTS in stages 0 and 1.
+W data ranks are replicas of `replica` ranks. A slice is 1/replica of a bucket, and a shard is one
+of the W/replica parts of a slice. With one replica they are the same, and with one rank all of it:
+then REDUCED is GRADIENTS in stages 0 and 1.
 
 A tensor rank has its pieces of a tensor: one, or one for each of queries, keys and values, and one
-for each gate (part.h). A shard is a run of elements of a piece that no end of an interval cuts; so a
-space has all of it or nothing. Shards lie in the order of buckets and offsets. Padding belongs to no
-shard and is zero.
+for each gate (part.h). A shard is a run of elements of a piece that no end of an interval cuts; so
+a space has all of it or nothing. Shards lie in the order of buckets and offsets. Padding belongs to
+no shard and is zero.
 
 Gradient of a token embedding that is also the classifier's matrix, if the first and the last stage
 of a pipeline share it: it is summed apart, in a bucket of its own, the last one, without parameters
@@ -73,12 +73,14 @@ typedef enum {
     SLOT_COLS_SQUARE
 } SlotShape;
 
-// What a rule updates at once: each element by itself, a whole tensor, or each of its matrices.
+// Units of a rule of the optimizer: each element by itself, a whole tensor, or each of its
+// matrices.
 typedef enum { UNIT_ELEMENTS, UNIT_TENSOR, UNIT_MATRICES } MapUnit;
 
-enum { MAP_SLOTS = 13, MAP_BLOCK = 64 }; // slots at most: all but master weights, which lie as OWNED
+// Slots at most: all but master weights, which lie as OWNED.
+enum { MAP_SLOTS = 13, MAP_BLOCK = 64 };
 
-// What a map follows from; no pointers.
+// Settings that a map follows from; no pointers.
 typedef struct {
     ModelConfig whole; // the model
     Freeze freeze;     // of the whole model
@@ -96,7 +98,7 @@ typedef struct {
     SlotShape shapes[MAP_SLOTS];
     unsigned slots[MODEL_PARAMETER_ROWS], kept_whole[MODEL_PARAMETER_ROWS];
     int max_side; // of squares; longer sides have none
-    // What a rule updates at once, and the slots of its owner.
+    // Units of the rules of rows, and slots that the owner of a matrix has.
     MapUnit units[MODEL_PARAMETER_ROWS];
     unsigned matrix_slots[MODEL_PARAMETER_ROWS];
 } MapOf;
@@ -119,7 +121,7 @@ typedef enum { MAP_TRAINED, MAP_FROZEN, MAP_EMBEDDING } MapKind;
 typedef struct {
     int layer; // the lowest that uses it; -1: outside of the blocks
     MapKind kind;
-    int ranks;        // data ranks that divide it: W, or with divided experts those with the same ones
+    int ranks;        // data ranks that divide it: W, or of divided experts those with the same
     int copies;       // gradients, one after the other: one for the tokens of each neighbor
     int first, count; // its shards
     size_t elements;  // with padding
@@ -151,9 +153,11 @@ typedef struct {
     size_t elements[MAP_SPACES], slots[MAP_SLOTS]; // sizes of the arrays
     int buckets, shards;
     size_t largest_gradient; // of a bucket: elements, all copies
+    size_t updated;          // elements of OWNED in trained buckets, the first ones
 } MapTotals;
 
-// Called for a bucket, with NULL and before its shards are counted, and then for each of its shards.
+// Called for a bucket, with NULL and before its shards are counted, and then for each of its
+// shards.
 typedef void (*MapTake)(void* context, const Bucket* bucket, const Shard* shard);
 
 // Goes through the buckets and shards of a rank, in order.
@@ -619,7 +623,6 @@ static void map_go_(MapWalk_* w) {
     }
     map_enter_block_(w, model_copies(w->cfg));
     map_take_bucket_(w, map_embedding_(w));
-    w->at[MAP_OWNED] = w->at_frozen;
     if (w->of->data == 1 && w->of->stage < 2) {
         w->at[MAP_REDUCED] = 0; // it is GRADIENTS
     }
@@ -643,6 +646,8 @@ MapTotals map_totals(const MapOf* of, int rank) {
     MapWalk_ w = map_start_(of, rank, map_take_largest_, &totals.largest_gradient);
     map_go_(&w);
     memcpy(totals.elements, w.at, sizeof(w.at));
+    totals.updated = w.at[MAP_OWNED];
+    totals.elements[MAP_OWNED] = w.at_frozen;
     memcpy(totals.slots, w.slots, sizeof(w.slots));
     totals.buckets = w.num_buckets;
     totals.shards = w.num_shards;

@@ -58,7 +58,7 @@ Rajbhandari et al., "ZeRO: memory optimizations toward training trillion paramet
 #include "llmc/base/wide_sum.h"
 #include "llmc/ops/gradient_norm.h"
 #include "llmc/comm/group.h"
-#include "llmc/model/freeze.h"
+#include "llmc/model/map.h"
 #include "llmc/model/model.h"
 #include "llmc/parallel/micro_steps.h"
 #include "llmc/base/sizes.h"
@@ -353,9 +353,16 @@ ZeroTraffic zero_traffic(const ZeroPlan* plan, int64_t sequences, int B, size_t 
 
 // ---- the sum ----
 
-// Adds the first `active` of the pieces (W, count) to shard (count), which counts as zero if
+// Pieces of a gradient: (copies, ranks, count), with `stride` elements between copies. Number a in
+// the order of the ranks that have the tokens is copy a % copies from rank a / copies.
+typedef struct {
+    size_t count, stride;
+    int copies;
+} ZeroPieces;
+
+// Adds the first `active` of the pieces, in order, to shard (count), which counts as zero if
 // `is_first`.
-void zero_add_pieces_cpu(float* shard, const float* pieces, size_t count, int active, int is_first);
+void zero_add_pieces_cpu(float* shard, const float* pieces, ZeroPieces of, int active, int is_first);
 
 // ---- the CPU ----
 
@@ -363,47 +370,41 @@ void zero_add_pieces_cpu(float* shard, const float* pieces, size_t count, int ac
 // nothing to close.
 typedef struct {
     ZeroPlan plan;
+    const Map* map;
     Group* group;      // the data group
     Group* same;       // ranks with the same experts
     ZeroRange* ranges; // ranges that this rank owns
     int num_ranges;
-    ZeroSpan counted[ZERO_SPANS]; // spans of the shard that count in the norm
-    int num_counted;
-    float* params; // the model's full array
-    float* grads;  // the model's gradients: all, or if blocks share a buffer group 0 and one block
-    float* shard;  // shards of the reduced gradient; with one rank in stages 0 and 1: grads
-    float* pieces; // one piece of a group's gradient from each rank; NULL with one rank
+    float *params, *grads; // the model's
+    float* shard;          // the reduced gradient; `grads` if the map has no place for it
+    float* pieces;         // one piece of a group's gradient from each rank; NULL with one rank
 } Zero;
-
-// Returns the block of gradients that block k has in memory; blocks below first_block, which have
-// none, share the first.
-static inline int zero_gradient_block_cpu_(const ZeroPlan* plan, int k) {
-    return plan->experts * (plan->shares_buffer ? 0 : int_max(k - plan->first_block, 0));
-}
 
 // Returns the elements of the gradients that a backward pass writes to; `blocks` blocks at a time
 // if they share buffers. Divided experts: a block has a gradient for the tokens of each neighbor,
-// on the CPU trained_block after the one before; zero.cuh has those of all blocks in between.
+// each trained_block after the one before.
 size_t zero_grads_elements(const ZeroPlan* plan, int blocks);
 
 // Opens the parts of a rank of the data group. `rows` lay out full arrays; params and grads are the
 // model's, filled with zeros.
-void zero_open_cpu(Zero* z, Memory* memory, ZeroPlan plan, ModelConfig cfg, const TensorRow* rows,
-                   float* params, float* grads, Group* data, Group* same);
+void zero_open_cpu(Zero* z, Memory* memory, const Map* map, ZeroPlan plan, ModelConfig cfg,
+                   const TensorRow* rows, float* params, float* grads, Group* data, Group* same);
 
-// Returns the gradients of group g, as the backward pass left them; of a block with divided
-// experts, first those on the tokens of the first neighbor.
-static inline float* zero_group_grads_(const Zero* z, int g) {
-    const ZeroPlan* plan = &z->plan;
-    const size_t block = (size_t)zero_gradient_block_cpu_(plan, g - 1) * plan->trained_block,
-                 blocks = zero_grads_elements(plan, 1) - zero_embedding_elements_(plan);
-    return z->grads + (g == plan->groups ? blocks : g > 0 ? plan->trained_once + block : 0);
+// Returns the gradients of a bucket, as the backward pass left them; with divided experts, first
+// those on the tokens of the first neighbor.
+static inline float* zero_grads_of_(const Zero* z, const Bucket* b) {
+    return z->grads + b->in[MAP_GRADIENTS].begin;
+}
+
+static inline float* zero_reduced_of_(const Zero* z, const Bucket* b) {
+    return z->shard + b->in[MAP_REDUCED].begin;
 }
 
 // Returns the gradient of wte as an embedding, if it is summed apart, laid out like wte; else NULL.
 // After the last micro-step, in all ranks, the sum.
 static inline float* zero_embedding_gradient_cpu(const Zero* z) {
-    return z->plan.embedding > 0 ? zero_group_grads_(z, z->plan.groups) : NULL;
+    const Bucket* b = map_embedding(z->map);
+    return b ? zero_grads_of_(z, b) : NULL;
 }
 
 // Adds it to the reduced gradient of the classifier, once an update.
@@ -413,37 +414,23 @@ void zero_add_embedding_cpu(Zero* z);
 // backward pass has completed them: for the last block first, and for group 0 at the end.
 void zero_group_done_cpu(Zero* z, int g, MicroStep step);
 
-// Returns the gradients, out of `all`, of layer l: .qkvw is its. Those of frozen parameters are
-// NULL.
-ModelParameters zero_gradients_at_layer_cpu(const Zero* z, ModelParameters all,
-                                            const TensorRow* gradient_rows, ModelConfig cfg,
-                                            const Freeze* freeze, int l);
-
 // Clears the gradients of the frozen parameters of the blocks of layer l. Where layers leave their
 // gradients in one place, it still has those of the layer before, and this layer's backward pass
 // does not set them.
-void zero_clear_frozen_cpu(Zero* z, const TensorRow* gradient_rows, ModelConfig cfg, const Freeze* freeze,
-                           int l);
+void zero_clear_frozen_cpu(Zero* z, int l);
 
 // Does the part of a rank that has no micro-batch in a micro-step.
 void zero_idle_cpu(Zero* z, MicroStep step);
 
-// Adds the squares of this rank's shards of the reduced gradient, without that of an embedding
-// apart. `partial` is scratch memory of
-// gradient_square_sum_cpu.
-static inline void zero_square_sum_cpu(const Zero* z, WideSum* sum, double* partial) {
-    for (int i = 0; i < z->num_counted; i++) {
-        const ZeroSpan span = z->counted[i];
-        for (size_t k = 0; k < (size_t)span.copies; k++) {
-            gradient_square_sum_cpu(sum, z->shard + span.begin + k * span.stride, span.count, partial);
-        }
-    }
-}
+// Adds the squares of this rank's shards of the reduced gradient that count. `partial` is scratch
+// memory of gradient_square_sum_cpu.
+void zero_square_sum_cpu(const Zero* z, WideSum* sum, double* partial);
 
 // Adds the squares of the gradient of group g, which the backward pass has just completed. For one
 // rank.
 static inline void zero_group_square_sum_cpu(const Zero* z, int g, WideSum* sum, double* partial) {
-    gradient_square_sum_cpu(sum, zero_group_grads_(z, g), zero_trained_elements(&z->plan, g), partial);
+    const Bucket* b = map_trained(z->map, g);
+    gradient_square_sum_cpu(sum, zero_grads_of_(z, b), b->elements, partial);
 }
 
 // Returns the reduced gradient of the elements of group g that this rank updates; if blocks share a
@@ -452,25 +439,28 @@ float* zero_update_gradient_cpu(const Zero* z, int g);
 
 // Returns that of a range.
 static inline const float* zero_range_gradient_cpu(const Zero* z, const ZeroRange* range) {
-    return zero_update_gradient_cpu(z, range->group) +
-           (range->owned - zero_piece(&z->plan, range->group, ZERO_TRAINED).owned);
+    const Bucket* b = map_trained(z->map, range->group);
+    return zero_update_gradient_cpu(z, range->group) + (range->owned - b->in[MAP_OWNED].begin);
 }
 
-// Returns the ranks that divide group g.
-static inline Group* zero_ranks_cpu_(const Zero* z, int g) {
-    return zero_is_block(&z->plan, g) && z->plan.experts > 1 ? z->same : z->group;
+// Returns the ranks that divide a bucket.
+static inline Group* zero_ranks_cpu_(const Zero* z, const Bucket* b) {
+    return b->ranks < z->group->size ? z->same : z->group;
 }
 
-// Sends each rank's shard of group g to all that divide it, to the same place in `group`.
+// Sends each rank's shard of the trained bucket of group g to all that divide it, to the same place
+// in `group`.
 static inline void zero_gather_group_cpu(Zero* z, float* group, int g) {
-    Group* ranks = zero_ranks_cpu_(z, g);
-    const size_t count = zero_shard_elements(&z->plan, g);
-    group_all_gather_cpu(group, group + (size_t)ranks->rank * count, count, ranks);
+    const Bucket* b = map_trained(z->map, g);
+    Group* ranks = zero_ranks_cpu_(z, b);
+    group_all_gather_cpu(group, group + b->in[MAP_REDUCED].from, b->in[MAP_REDUCED].count, ranks);
 }
 
 // Returns room for the operands of group g: its gradients before the reduction, which are no longer
 // needed.
-static inline float* zero_operands_cpu(const Zero* z, int g) { return zero_group_grads_(z, g); }
+static inline float* zero_operands_cpu(const Zero* z, int g) {
+    return zero_grads_of_(z, map_trained(z->map, g));
+}
 
 // Gathers the operands of group g there, where each rank has set its shard.
 static inline void zero_gather_operands_cpu(Zero* z, int g) {
@@ -753,18 +743,16 @@ ZeroTraffic zero_traffic(const ZeroPlan* plan, int64_t sequences, int B, size_t 
     return traffic;
 }
 
-void zero_add_pieces_cpu(float* shard, const float* pieces, size_t count, int active, int is_first) {
+void zero_add_pieces_cpu(float* shard, const float* pieces, ZeroPieces of, int active, int is_first) {
 #pragma omp parallel for schedule(static)
-    for (size_t i = 0; i < count; i++) {
+    for (size_t i = 0; i < of.count; i++) {
         float sum = is_first ? 0.0f : shard[i];
         for (int a = 0; a < active; a++) {
-            sum += pieces[(size_t)a * count + i];
+            sum += pieces[(size_t)(a % of.copies) * of.stride + (size_t)(a / of.copies) * of.count + i];
         }
         shard[i] = sum;
     }
 }
-
-static int zero_is_alone_(const Zero* z) { return z->plan.size == 1; }
 
 size_t zero_grads_elements(const ZeroPlan* plan, int blocks) {
     const size_t once = zero_trained_elements(plan, 0), all = zero_gradient_begin(plan, plan->groups) - once,
@@ -773,111 +761,71 @@ size_t zero_grads_elements(const ZeroPlan* plan, int blocks) {
     return once + (size_t)plan->experts * own + zero_embedding_elements_(plan);
 }
 
-// Return the elements of the shard and of the pieces, where these have memory of their own.
-static size_t zero_shard_elements_cpu_(const ZeroPlan* plan) {
-    return plan->size > 1 || plan->stage == 2 ? zero_count(plan, ZERO_SHARDS) : 0;
-}
-
-static size_t zero_piece_elements_cpu_(const ZeroPlan* plan) {
-    return plan->size > 1 ? zero_largest_gradient(plan) : 0;
-}
-
-void zero_open_cpu(Zero* z, Memory* memory, ZeroPlan plan, ModelConfig cfg, const TensorRow* rows,
-                   float* params, float* grads, Group* data, Group* same) {
-    const size_t shard = zero_shard_elements_cpu_(&plan) * sizeof(float),
-                 pieces = zero_piece_elements_cpu_(&plan) * sizeof(float),
+void zero_open_cpu(Zero* z, Memory* memory, const Map* map, ZeroPlan plan, ModelConfig cfg,
+                   const TensorRow* rows, float* params, float* grads, Group* data, Group* same) {
+    const size_t reduced = map->totals.elements[MAP_REDUCED] * sizeof(float),
+                 pieces = plan.size > 1 ? map->totals.largest_gradient * sizeof(float) : 0,
                  ranges = (size_t)zero_max_ranges(cfg) * sizeof(ZeroRange);
     memset(z, 0, sizeof(*z));
     z->plan = plan;
+    z->map = map;
     z->group = data;
     z->same = same;
     z->params = params;
     z->grads = z->shard = grads;
-    if (shard > 0) {
-        z->shard = (float*)memory_take(memory, "gradients: shard", MEMORY_DEVICE, shard);
+    if (reduced > 0) {
+        z->shard = (float*)memory_take(memory, "gradients: shard", MEMORY_DEVICE, reduced);
     }
     if (pieces > 0) {
         z->pieces = (float*)memory_take(memory, "gradients: pieces", MEMORY_DEVICE, pieces);
     }
-    TensorRow gradient_rows[MODEL_PARAMETER_ROWS];
-    zero_gradient_rows(gradient_rows, &plan, cfg, sizeof(float));
-    z->num_counted = zero_counted_spans(&plan, gradient_rows, cfg, z->counted);
     z->ranges = (ZeroRange*)memory_take(memory, "scratch: ranges of parameters", MEMORY_DEVICE, ranges);
     if (!memory_is_dry(memory)) {
         z->num_ranges = zero_ranges(&plan, rows, cfg, z->ranges);
     }
 }
 
-// Adds the gradients of block g on the tokens of all ranks to the shard, in the order of these
-// ranks. Copy i is that on the tokens of neighbor i.
-static void zero_reduce_experts_cpu_(Zero* z, int g, MicroStep step) {
-    const int experts = z->plan.experts, active = zero_adds_(&z->plan, step);
-    const size_t count = zero_shard_elements(&z->plan, g), block = z->plan.trained_block;
-    float *shard = z->shard + zero_shard_begin(&z->plan, g), *grads = zero_group_grads_(z, g);
-    if (z->same->size == 1) {
-        zero_add_pieces_cpu(shard, grads, count, active, zero_is_first_(&z->plan, step));
-        return;
+// Adds the gradients of a bucket from all ranks that divide it to its shard, in the order of the
+// ranks with the tokens.
+static void zero_reduce_cpu_(Zero* z, const Bucket* b, MicroStep step) {
+    Group* ranks = zero_ranks_cpu_(z, b);
+    const ZeroPieces of = {b->in[MAP_REDUCED].count, b->elements, b->copies};
+    float *grads = zero_grads_of_(z, b), *pieces = ranks->size > 1 ? z->pieces : grads;
+    for (size_t k = 0; k < (size_t)b->copies && pieces != grads; k++) {
+        group_all_to_all_cpu(pieces + k * b->elements, grads + k * b->elements, of.count, ranks);
     }
-    for (int i = 0; i < experts; i++) {
-        group_all_to_all_cpu(z->pieces + (size_t)i * block, grads + (size_t)i * block, count, z->same);
-    }
-    for (int a = 0; a < active; a++) {
-        const float* piece = z->pieces + (size_t)(a % experts) * block + (size_t)(a / experts) * count;
-        zero_add_pieces_cpu(shard, piece, count, 1, a == 0 && zero_is_first_(&z->plan, step));
-    }
-}
-
-// Adds the gradients of group g from all ranks to the shard.
-static void zero_reduce_group_cpu_(Zero* z, int g, MicroStep step) {
-    if (zero_is_block(&z->plan, g) && z->plan.experts > 1) {
-        zero_reduce_experts_cpu_(z, g, step);
-        return;
-    }
-    const size_t count = zero_shard_elements(&z->plan, g);
-    const float* pieces = zero_group_grads_(z, g);
-    if (!zero_is_alone_(z)) {
-        group_all_to_all_cpu(z->pieces, pieces, count, z->group);
-        pieces = z->pieces;
-    }
-    zero_add_pieces_cpu(z->shard + zero_shard_begin(&z->plan, g), pieces, count, zero_adds_(&z->plan, step),
+    zero_add_pieces_cpu(zero_reduced_of_(z, b), pieces, of, zero_adds_(&z->plan, step),
                         zero_is_first_(&z->plan, step));
 }
 
 void zero_group_done_cpu(Zero* z, int g, MicroStep step) {
-    const int is_embedding = g == z->plan.groups;
-    if (!zero_reduces(&z->plan, step) || !zero_has_gradient(&z->plan, g) ||
-        (is_embedding && !z->plan.sums_embedding)) {
+    const Bucket* b = map_trained(z->map, g);
+    const int is_embedding = b && b->kind == MAP_EMBEDDING;
+    if (!b || !zero_reduces(&z->plan, step) || (is_embedding && !z->plan.sums_embedding)) {
         return;
     }
-    zero_reduce_group_cpu_(z, g, step);
+    zero_reduce_cpu_(z, b, step);
     if (z->plan.stage == 0 || (is_embedding && step.is_last)) {
-        group_all_gather_cpu(zero_group_grads_(z, g), z->shard + zero_shard_begin(&z->plan, g),
-                             zero_shard_elements(&z->plan, g), zero_ranks_cpu_(z, g));
+        group_all_gather_cpu(zero_grads_of_(z, b), zero_reduced_of_(z, b), b->in[MAP_REDUCED].count,
+                             zero_ranks_cpu_(z, b));
     }
 }
 
-ModelParameters zero_gradients_at_layer_cpu(const Zero* z, ModelParameters all,
-                                            const TensorRow* gradient_rows, ModelConfig cfg,
-                                            const Freeze* freeze, int l) {
-    const int k = zero_gradient_block_cpu_(&z->plan, model_copy(cfg, l));
-    ModelParameters grads = model_parameters_in_block(all, gradient_rows, l, k);
-    for (int row = 0; row < MODEL_PARAMETER_ROWS; row++) {
-        if (freeze_has(freeze, row, l)) {
-            // the pointer of this row, grads.qkvw for example
-            memset((char*)&grads + gradient_rows[row].member, 0, sizeof(float*));
+void zero_clear_frozen_cpu(Zero* z, int l) {
+    const Map* m = z->map;
+    const Bucket* b = map_trained(m, 1 + model_copy(m->cfg, l));
+    for (int i = 0; b && z->plan.shares_buffer && i < b->count; i++) {
+        const Shard* s = &m->shards[b->first + i];
+        if (s->flags & SHARD_FROZEN) {
+            memset(z->grads + map_at(m, s, MAP_GRADIENTS), 0, s->piece.count * sizeof(float));
         }
     }
-    return grads;
 }
 
-void zero_clear_frozen_cpu(Zero* z, const TensorRow* gradient_rows, ModelConfig cfg, const Freeze* freeze,
-                           int l) {
-    const int clears = z->plan.shares_buffer && zero_has_gradient(&z->plan, model_group(cfg, l));
-    for (int i = 0; i < MODEL_PARAMETER_ROWS && clears; i++) {
-        const TensorRow* row = &gradient_rows[i];
-        if (row->place == PLACE_BLOCK && zero_has_row(&z->plan, i) && freeze_has(freeze, i, l)) {
-            memset(tensor_at_layer(row, z->grads, 0), 0, tensor_layer_elements(row) * sizeof(float));
-        }
+void zero_square_sum_cpu(const Zero* z, WideSum* sum, double* partial) {
+    MapSpan span;
+    for (int i = 0; (i = map_counted(z->map, i, &span)) > 0;) {
+        gradient_square_sum_cpu(sum, z->shard + span.begin, span.count, partial);
     }
 }
 
@@ -897,23 +845,31 @@ static void zero_add_cpu_(float* sum, const float* more, size_t count) {
 }
 
 void zero_add_embedding_cpu(Zero* z) {
-    const float* embedding = zero_embedding_gradient_cpu(z);
-    const ZeroWte own = zero_wte_in_shard(&z->plan);
-    zero_add_cpu_(z->shard + own.in_shard, embedding + own.in_wte, own.count);
-    if (z->plan.stage == 0 && z->shard != z->grads) {
-        zero_add_cpu_(z->grads, embedding, z->plan.embedding);
+    const Map* m = z->map;
+    const Bucket *apart = map_embedding(m), *joined = map_trained(m, 0);
+    const float* embedding = zero_grads_of_(z, apart);
+    for (int i = joined->first; i < joined->first + joined->count; i++) {
+        const Shard* s = &m->shards[i];
+        const size_t at = s->piece.first, count = s->piece.count;
+        if (s->tensor == m->shards[apart->first].tensor && map_has(m, s, MAP_REDUCED)) {
+            zero_add_cpu_(z->shard + map_at(m, s, MAP_REDUCED), embedding + at, count);
+        }
+        if (s->tensor == m->shards[apart->first].tensor && z->plan.stage == 0 && z->shard != z->grads) {
+            zero_add_cpu_(z->grads + map_at(m, s, MAP_GRADIENTS), embedding + at, count);
+        }
     }
 }
 
 float* zero_update_gradient_cpu(const Zero* z, int g) {
-    return z->plan.stage == 0 ? zero_group_grads_(z, g)
-                              : z->shard + zero_piece(&z->plan, g, ZERO_TRAINED).owned;
+    const Bucket* b = map_trained(z->map, g);
+    return map_update_space(z->map) == MAP_GRADIENTS ? zero_grads_of_(z, b) : zero_reduced_of_(z, b);
 }
 
 void zero_gather_parameters_cpu(Zero* z) {
     for (int g = 0; g < z->plan.groups && zero_is_divided(&z->plan); g++) {
-        if (zero_has_gradient(&z->plan, g)) {
-            zero_gather_group_cpu(z, z->params + zero_group_begin(&z->plan, g), g);
+        const Bucket* b = map_trained(z->map, g);
+        if (b) {
+            zero_gather_group_cpu(z, z->params + b->in[MAP_PARAMETERS].begin, g);
         }
     }
 }

@@ -1,5 +1,5 @@
-// The map of elements: on random models and grids every element is where it must be, once, seen from
-// all ranks.
+// The map of elements: on random models and grids every element is where it must be, once, seen
+// from all ranks.
 #include "dev/test/lib/map_test.h"
 #include "dev/test/lib/test.h"
 #include "llmc/model/map.h"
@@ -13,8 +13,9 @@ static void random_slots(Rand* random, MapOf* of) {
         of->shapes[slot] = shapes[slot];
     }
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        of->slots[i] = of->freeze.rows >> i & 1 ? 0 : (unsigned)below(random, 8) & (of->tensor > 1 ? 5u : 7u);
-        of->units[i] = (MapUnit)below(random, 3);
+        of->slots[i] =
+            of->freeze.rows >> i & 1 ? 0 : (unsigned)map_test_below(random, 8) & (of->tensor > 1 ? 5u : 7u);
+        of->units[i] = (MapUnit)map_test_below(random, 3);
         of->matrix_slots[i] = of->units[i] == UNIT_ELEMENTS ? 0 : 1u << 3 | 1u << 4;
     }
 }
@@ -29,8 +30,8 @@ static int is_outside(MapSpan in, const Shard* s) {
     return in.count == 0 || s->offset + s->piece.count <= in.from || in.from + in.count <= s->offset;
 }
 
-// Shards are in order and disjoint, begin a tensor at a multiple of the unit, and spaces have all of
-// one or nothing.
+// Shards are in order and disjoint, begin a tensor at a multiple of the unit, and spaces have all
+// of one or nothing.
 static void check_order(const Map* m) {
     size_t end = 0;
     for (int i = 0; i < m->num_shards; i++) {
@@ -173,8 +174,8 @@ static double cost_of(const Map* m, const MapMatrix* x) {
     return (double)x->rows * (double)x->cols * (m->of.units[x->tensor] == UNIT_MATRICES ? side : 1);
 }
 
-// Ranks with the same matrices know the same owners, of which none has more work than their mean and
-// the largest matrix.
+// Ranks with the same matrices know the same owners, of which none has more work than their mean
+// and the largest matrix.
 static void check_owners(const Map* a, const Map* b) {
     double loads[64] = {0}, all = 0, largest = 0;
     const int ranks = a->of.tensor * (a->of.stage == 0 ? 1 : a->of.data);
@@ -201,14 +202,15 @@ enum { MEET_ELEMENTS = 400 };
 
 // Returns a random piece of a tensor, contiguous or cut by columns.
 static MapPiece random_piece(Rand* random) {
-    const size_t run = (size_t)(1 + below(random, 12)), stride = run + (size_t)below(random, 20),
-                 runs = (size_t)(1 + below(random, 8));
-    MapPiece p = {0, 0, (size_t)below(random, 60), run, stride};
-    if (below(random, 3) == 0) {
+    const size_t run = (size_t)(1 + map_test_below(random, 12)),
+                 stride = run + (size_t)map_test_below(random, 20),
+                 runs = (size_t)(1 + map_test_below(random, 8));
+    MapPiece p = {0, 0, (size_t)map_test_below(random, 60), run, stride};
+    if (map_test_below(random, 3) == 0) {
         p.run = run * runs;
         p.stride = 0;
     }
-    p.first = (size_t)below(random, (int)(run * runs));
+    p.first = (size_t)map_test_below(random, (int)(run * runs));
     p.count = run * runs - p.first;
     return p;
 }
@@ -329,14 +331,15 @@ static void check_same_buckets(const Map* a, const Map* b) {
 SERIAL_TEST(map_random) {
     for (uint64_t seed = 1; seed <= 150; seed++) {
         Rand random = rand_open(seed, 0);
-        MapOf of = random_of(&random);
+        MapOf of = map_test_settings(&random);
         random_slots(&random, &of);
         Counts counts = counts_of(&of);
         Memory memory = memory_on_host();
-        Map* maps = (Map*)memory_take(&memory, "maps", MEMORY_HOST, (size_t)ranks_of(&of) * sizeof(Map));
-        for (int rank = 0; rank < ranks_of(&of); rank++) {
+        Map* maps =
+            (Map*)memory_take(&memory, "maps", MEMORY_HOST, (size_t)map_test_ranks(&of) * sizeof(Map));
+        for (int rank = 0; rank < map_test_ranks(&of); rank++) {
             Map* m = &maps[rank];
-            map_open(m, &memory, &of, rank);
+            map_open(m, &memory, MEMORY_HOST, &of, rank);
             EXPECT(m->num_buckets == m->totals.buckets && m->num_shards == m->totals.shards, "totals");
             check_order(m);
             check_spaces(m);

@@ -23,13 +23,13 @@ static ZeroPlan plan_of(const MapOf* of, int rank) {
 static Optimizer random_optimizer(Rand* random, const MapOf* of) {
     static const OptimizerName by_element[] = {OPTIMIZER_ADAMW, OPTIMIZER_ADAMW8BIT, OPTIMIZER_LION,
                                                OPTIMIZER_SGD};
-    const int has_optional = below(random, 2), any = below(random, OPTIMIZER_SGD + 1);
-    // tensors of blocks that lie outside of them keep state of other sizes
+    const int has_optional = map_test_below(random, 2), any = map_test_below(random, OPTIMIZER_SGD + 1);
+    // rules of whole matrices do not all suit tensor ranks and divided experts
     const OptimizerName name = of->experts > 1 || of->tensor > 1 ? by_element[any % 4] : (OptimizerName)any;
     Optimizer optimizer = optimizer_of(name, has_optional, MASTER_NONE);
     optimizer.frozen = of->freeze.rows;
-    optimizer.soap_max_side = below(random, 2) ? INT_MAX : 60;
-    optimizer.average.is_kept = below(random, 2);
+    optimizer.soap_max_side = map_test_below(random, 2) ? INT_MAX : 60;
+    optimizer.average.is_kept = map_test_below(random, 2);
     return optimizer;
 }
 
@@ -111,16 +111,16 @@ static void check_gradients(const Map* m, const ZeroPlan* plan) {
 SERIAL_TEST(map_zero) {
     for (uint64_t seed = 1; seed <= 200 && !test_failures_; seed++) {
         Rand random = rand_open(seed, 1);
-        MapOf of = random_of(&random);
+        MapOf of = map_test_settings(&random);
         const Optimizer optimizer = random_optimizer(&random, &of);
         Memory memory = memory_on_host();
         optimizer_set_map(&of, optimizer);
-        for (int rank = 0; rank < ranks_of(&of); rank++) {
+        for (int rank = 0; rank < map_test_ranks(&of); rank++) {
             const ZeroPlan plan = plan_of(&of, rank);
             OptimizerState state;
             Map m;
             optimizer_state_open(&state, optimizer, &plan, map_part(&of, rank));
-            map_open(&m, &memory, &of, rank);
+            map_open(&m, &memory, MEMORY_HOST, &of, rank);
             check_sizes(&m, &plan, &state);
             check_ranges(&m, &plan, &state);
             check_gradients(&m, &plan);

@@ -275,6 +275,7 @@ TEST(order) {
             want[i] += batch[k][i];
         }
     }
+    const ZeroPieces of = {N, 0, 1};
     for (int size = 1; size <= BATCHES; size++) {
         MicroSteps steps = micro_steps(BATCHES, 1, size);
         for (MicroStep step; micro_steps_next(&steps, &step);) {
@@ -283,7 +284,7 @@ TEST(order) {
                     pieces[r * N + i] = r < step.active ? batch[step.number * size + r][i] : NAN;
                 }
             }
-            zero_add_pieces_cpu(got, pieces, N, step.active, step.number == 0);
+            zero_add_pieces_cpu(got, pieces, of, step.active, step.number == 0);
         }
         EXPECT(memcmp(got, want, sizeof(want)) == 0, "%d processes", size);
     }

@@ -171,9 +171,16 @@ static double tensor_error(const TensorRow* row, const void* a, const void* b) {
     return largest;
 }
 
+// Returns where a backward pass leaves the gradient of parameter i.
+static const TensorRow* gradient_row(const Model* model, int i) {
+    static TensorRow rows[MODEL_PARAMETER_ROWS];
+    zero_gradient_rows(rows, &model->zero.plan, model->cfg, sizeof(float));
+    return &rows[i];
+}
+
 // The error of row i of gradients, which a model has if the row is trained.
 static double gradient_error(const Model* model, int i, const void* a, const void* b) {
-    return zero_has_row(&model->zero.plan, i) ? tensor_error(&model->gradient_rows[i], a, b) : 0;
+    return zero_has_row(&model->zero.plan, i) ? tensor_error(gradient_row(model, i), a, b) : 0;
 }
 
 // fp32 rounds each operation by 6e-8; a gradient passes through some hundred sums of up to a
@@ -219,7 +226,7 @@ static void expect_reference_gradients(const RefModel* reference, const Model* m
                                        double tolerance, const char* what) {
     float* want = check_alloc(model->parameter_bytes, 1, "gradient");
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        const TensorRow* row = &model->gradient_rows[i];
+        const TensorRow* row = gradient_row(model, i);
         for (size_t j = 0; j < tensor_elements(row) && zero_has_row(&model->zero.plan, i); j++) {
             *element(row, want, j) = (float)*(Real*)test_element(&reference->rows[i], reference->grads, j);
         }
@@ -507,7 +514,7 @@ static void expect_fp8_gradients(const Model* model, double tolerance) {
     FILE* file = fopen(path, "rb");
     CHECK(file, "%s: cannot read", path);
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        const TensorRow* row = &model->gradient_rows[i];
+        const TensorRow* row = gradient_row(model, i);
         const size_t elements = tensor_elements(row), count = (elements + 6) / 7;
         float *ours = check_alloc(count + 1, sizeof(float), "ours"),
               *theirs = check_alloc(count + 1, sizeof(float), "theirs");
@@ -1326,7 +1333,7 @@ static double gradients_of_four(Model* model) {
 // The gradient of a range is the sum of those of all layers that have it; only the order of
 // additions may differ.
 static void expect_sum(const Model* model, const Model* whole, const ZeroRange* range, const char* share) {
-    const TensorRow *row = &model->parameter_rows[range->row], *of_layers = &whole->gradient_rows[range->row];
+    const TensorRow *row = &model->parameter_rows[range->row], *of_layers = gradient_row(whole, range->row);
     const float* got = zero_range_gradient_cpu(&model->zero, range);
     double largest = 0, error = 0;
     for (size_t i = 0; i < range->count; i++) {
