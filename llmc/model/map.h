@@ -269,6 +269,9 @@ static void map_set_state_(Map* m, MapMatrix* matrices, int count) {
 static void map_open_matrices_(Map* m, Memory* memory, MemoryPlace place) {
     MapLister_ list = {m, NULL, 0, -1, -1, -1};
     map_walk(&m->of, m->rank, map_take_matrices_, &list);
+    if (list.count == 0) {
+        return;
+    }
     const size_t bytes = (size_t)list.count * sizeof(MapMatrix);
     MapMatrix* all = (MapMatrix*)check_alloc(bytes, 1, "matrices");
     MapLister_ filled = {m, all, 0, -1, -1, -1};
