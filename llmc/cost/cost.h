@@ -117,8 +117,8 @@ static inline double cost_rule_flops_(const OptimizerState* state, int row, int 
     case RULE_MUON:
         return muon_flops(rows, cols);
     case RULE_SOAP:
-        return soap_flops(rows, cols, sqrt((double)state_square(state, SLOT_ROWS_SQUARE, row, run)),
-                          sqrt((double)state_square(state, SLOT_COLS_SQUARE, row, run)), soap_every);
+        return soap_flops(rows, cols, sqrt((double)state_square(state, (size_t)rows)),
+                          sqrt((double)state_square(state, (size_t)cols)), soap_every);
     case RULE_ADAMW:
     case RULE_ADAMW8:
     case RULE_FACTORED:

@@ -63,28 +63,6 @@ static const OptionRow* grid_option_(const char* name) {
     return &OPTION_TABLE[i];
 }
 
-// Checks the updates of whole matrices that GPUs make of slices.
-static int grid_suits_matrices_(char* error, const Settled* s) {
-    const Options* o = &s->options;
-    const int slices = s->ranks.grid.shape.slices, is_muon = o->optimizer == OPTIMIZER_MUON;
-    if (slices == 1 || s->use != USE_TRAIN) {
-        return 1;
-    }
-    if (o->optimizer == OPTIMIZER_ADAFACTOR) {
-        return grid_refuses_(error,
-                             "--tensor-slices %d, --optimizer adafactor, which updates whole matrices, with "
-                             "slices only on the CPU; wanted another optimizer",
-                             slices);
-    }
-    if (is_muon && (o->offload_optimizer || o->offload_params)) {
-        return grid_refuses_(error,
-                             "--tensor-slices %d, --optimizer muon, --offload-%s; wanted off: the slices of "
-                             "a layer are updated together",
-                             slices, o->offload_params ? "params on" : "optimizer");
-    }
-    return 1;
-}
-
 // Checks that the trainer has the passes.
 static int grid_suits_trainer_(char* error, const Settled* s) {
     const Options* o = &s->options;
@@ -92,12 +70,9 @@ static int grid_suits_trainer_(char* error, const Settled* s) {
     if (o->program.trainer == OPTION_CPU || s->use != USE_TRAIN) {
         return 1;
     }
-    if (shape.pipeline > 1 && o->teacher[0]) {
-        return grid_refuses_(error,
-                             "--pipeline-parallel %d, --teacher: only the CPU trainer has both; wanted 1",
-                             shape.pipeline);
-    }
-    return grid_suits_matrices_(error, s);
+    return shape.pipeline == 1 || !o->teacher[0] ||
+           grid_refuses_(error, "--pipeline-parallel %d, --teacher: only the CPU trainer has both; wanted 1",
+                         shape.pipeline);
 }
 
 // Returns the unit of the columns of a slice: whole vectors, and whole blocks of 8-bit numbers.
@@ -163,19 +138,12 @@ static int grid_suits_chunks_(char* error, const Settled* s) {
                          c, (double)o->router_balance);
 }
 
-// Checks what training needs: whole matrices, or a gradient that is complete before the end of the
-// backward pass.
+// Checks what training needs: a gradient that is complete before the end of the backward pass.
 static int grid_suits_slices_(char* error, const Settled* s) {
     const Options* o = &s->options;
     const int slices = s->ranks.grid.shape.slices, KV = model_key_heads(s->cfg);
     if (slices == 1 || s->use != USE_TRAIN) {
         return 1;
-    }
-    if (o->optimizer == OPTIMIZER_SOAP) {
-        return grid_refuses_(error,
-                             "--tensor-slices %d, --optimizer soap, which keeps the state of whole matrices; "
-                             "wanted another optimizer",
-                             slices);
     }
     if (slices > KV && s->ranks.grid.shape.tensor > 1 && o->offload_params) {
         return grid_refuses_(error,
@@ -238,7 +206,6 @@ static int grid_suits_experts_(char* error, const Settled* s) {
                                          "offload-residuals"};
     const Options* o = &s->options;
     const int e = grid_experts(s->ranks.grid.shape);
-    const OptimizerName name = (OptimizerName)o->optimizer;
     for (size_t i = 0; i < sizeof(beside) / sizeof(beside[0]) && e > 1; i++) {
         const OptionRow* row = grid_option_(beside[i]);
         char value[OPTION_TEXT_BYTES];
@@ -264,12 +231,11 @@ static int grid_suits_experts_(char* error, const Settled* s) {
                              "of rows in each layer",
                              e);
     }
-    return e == 1 || s->use != USE_TRAIN || name == OPTIMIZER_ADAMW || name == OPTIMIZER_ADAMW8BIT ||
-           name == OPTIMIZER_LION || name == OPTIMIZER_SGD ||
+    return e == 1 || s->use != USE_TRAIN || o->optimizer != OPTIMIZER_ADAFACTOR ||
            grid_refuses_(error,
-                         "--expert-parallel %d, --optimizer %s, which updates whole matrices; wanted adamw, "
-                         "adamw8bit, lion or sgd",
-                         e, optimizer_word(name));
+                         "--expert-parallel %d, --optimizer adafactor, which updates all experts of a layer "
+                         "together; wanted another optimizer",
+                         e);
 }
 
 // Checks that --pipeline-layers gives each stage its layers.
