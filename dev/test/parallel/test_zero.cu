@@ -17,10 +17,10 @@ enum {
     PER_THREAD = 16
 };
 // its groups are all of one size,
-static const ModelConfig CFG = {4, 192, 192, BLOCKS, 2, 8, SHARE_OFF};
-enum { MOST = 8192 }; // elements at most
+static const ModelConfig CFG = {4, 1152, 1152, BLOCKS, 2, 8, SHARE_OFF};
+enum { MOST = 16384 }; // elements at most
 // wte, and of a block all before fcb: the groups again have one size
-enum { FROZEN = 1 << 0 | 0x1FFC };
+enum { FROZEN = 1 << 0 | 0x7FFC };
 
 __host__ __device__ static inline float mix(float a, float b, float c) {
     return (float)(((int)a * 5 + (int)b * 3 + (int)c + 1) % 16);
