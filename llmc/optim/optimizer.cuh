@@ -278,26 +278,26 @@ static inline MuonTensor update_muon_tensor_(const OptimizerState* s, const Zero
     }
     const UpdateTensorPlace_ place = update_tensor_place_(s, zero, i, is_block + frozen);
     const size_t copy = s->rows[i].layer_bytes, // outside of blocks
-                 kept = is_block ? zero->block / (size_t)zero_kept_cut(zero).parts : copy,
+        kept = is_block ? zero->block / (size_t)zero_kept_cut(zero).parts : copy,
                  owned = is_block ? zero->trained_block / (size_t)zero_owned_cut(zero, 1).parts : copy,
                  at = matrix_part(first, &s->rows[i], s->cfg).begin;
     // of layer 0 as if it existed
     const MuonPlace of_owned = {place.owned - (size_t)frozen * owned + at, owned};
-    const MuonTensor tensor = {{place.kept - (size_t)frozen * kept + at, kept},
-                               of_owned,
-                               of_owned,
-                               {update_slot_first_(s, STATE_M, i) + at,
-                                is_block ? s->slots[STATE_M].block : copy},
-                               update_matrix_place_(s, STATE_ROWS, m),
-                               s->rows[i].layers,
-                               m->count,
-                               (int)m->rows,
-                               (int)m->cols,
-                               is_block,
-                               {state_word(s, i, 0) + at, (size_t)s->rows[i].repeats << STATE_WORD_LAYER},
-                               s->rows[i].stream,
-                               s->rows[i].decay,
-                               s->optimizer.by_block};
+    const MuonTensor tensor = {
+        {place.kept - (size_t)frozen * kept + at, kept},
+        of_owned,
+        of_owned,
+        {update_slot_first_(s, STATE_M, i) + at, is_block ? s->slots[STATE_M].block : copy},
+        update_matrix_place_(s, STATE_ROWS, m),
+        s->rows[i].layers,
+        m->count,
+        (int)m->rows,
+        (int)m->cols,
+        is_block,
+        {state_word(s, i, 0) + at, (size_t)s->rows[i].repeats << STATE_WORD_LAYER},
+        s->rows[i].stream,
+        s->rows[i].decay,
+        s->optimizer.by_block};
     return tensor;
 }
 
@@ -834,30 +834,30 @@ static inline void update_groups_rows_(const OptimizerUpdate<T>& u, UpdateGroups
 
 // ---- matrices whose parts belong to several ranks (owners.h)
 
-// This rank's part of a matrix.
-template <class T> struct UpdateShare_ {
-    Weights<T> weights;
-    size_t owned; // place in owned arrays
-    size_t n;
-    float* data; // in the memory of shares
+// This rank's part of a matrix: its places in the kept parameters, and in the memory of shares.
+typedef struct {
     ZeroRange range;
-};
+    size_t kept;
+    float* data;
+} UpdateShare_;
 
-template <class T>
-static inline UpdateShare_<T> update_share_(const OptimizerUpdate<T>& u, const OwnersItem* item) {
-    const Owners* o = &u.plan->owners;
+static inline UpdateShare_ update_share_(const Owners* o, const OwnersItem* item) {
     const ZeroRange range = owners_range(o, item);
-    const ZeroPiece piece = zero_piece(&o->plan, item->group, ZERO_TRAINED);
-    const UpdateShare_<T> share = {weights_from(update_weights_(u), piece.kept + range.in_piece, range.owned),
-                                   range.owned, range.count, o->shares + item->share_at, range};
+    const UpdateShare_ share = {range, zero_piece(&o->plan, item->group, ZERO_TRAINED).kept + range.in_piece,
+                                o->shares + item->share_at};
     return share;
 }
 
-// Returns the momentum of a part, NULL: its rule has none.
-template <class T> static inline float* update_share_m_(const OptimizerUpdate<T>& u, const ZeroRange* range) {
-    const OptimizerState* s = u.plan->state;
-    return state_slot_has(s, STATE_M, range->row) ? (float*)u.slots[STATE_M] + state_begin(s, STATE_M, range)
-                                                  : NULL;
+// Returns the part as a tensor of Muon, with its places in all arrays.
+static inline MuonTensor update_share_tensor_(const OptimizerState* s, const UpdateShare_* share) {
+    const ZeroRange* range = &share->range;
+    MuonTensor t = owners_tensor(1, range->count);
+    t.params.first = share->kept;
+    t.master.first = t.grads.first = range->owned;
+    t.b.first = state_slot_has(s, STATE_M, range->row) ? state_begin(s, STATE_M, range) : 0;
+    t.words.first = state_word(s, range->row, range->copy) + range->before;
+    t.stream = s->rows[range->row].stream;
+    return t;
 }
 
 // Returns a matrix's place in a slot that it has.
@@ -869,34 +869,33 @@ template <class T> static inline float* update_owned_(const OptimizerUpdate<T>& 
 
 // Returns the arguments of Muon for one matrix, or a part of it.
 template <class T>
-static inline MuonUpdate<T> update_muon_one_(const OptimizerUpdate<T>& u, float* data, float* b,
-                                             float* row_squares) {
+static inline MuonUpdate<T> update_muon_one_(const OptimizerUpdate<T>& u, float* data, float* row_squares) {
     MuonUpdate<T> muon = update_muon_of_(u);
-    muon.b = b;
     muon.row_squares = row_squares;
     muon.u = data;
     return muon;
 }
 
 template <class T, class G>
-static inline void update_operand_copy_(const OptimizerUpdate<T>& u, const UpdateShare_<T>& share,
+static inline void update_operand_copy_(const OptimizerUpdate<T>& u, const UpdateShare_& share,
                                         const Gpu* gpu) {
     const Owners* o = &u.plan->owners;
-    launch(owners_operand_kernel_<T, G>, (unsigned)ceil_div(share.n, (size_t)OWNERS_THREADS_),
-           OWNERS_THREADS_, 0, gpu, share.data, o->has_weights ? share.data + o->shares_room : NULL,
-           (const G*)u.grads.data + share.owned, share.weights, share.n);
+    const size_t n = share.range.count;
+    launch(owners_operand_kernel_<T, G>, (unsigned)ceil_div(n, (size_t)OWNERS_THREADS_), OWNERS_THREADS_, 0,
+           gpu, share.data, o->has_weights ? share.data + o->shares_room : NULL,
+           (const G*)u.grads.data + share.range.owned,
+           weights_from(update_weights_(u), share.kept, share.range.owned), n);
 }
 
 template <class T>
 static inline void update_operand_(const OptimizerUpdate<T>& u, const OwnersItem* item, const Gpu* gpu) {
-    const UpdateShare_<T> share = update_share_(u, item);
-    if (share.n == 0) {
+    const UpdateShare_ share = update_share_(&u.plan->owners, item);
+    if (share.range.count == 0) {
         return;
     }
     if (u.plan->state->rule[item->x.of->row] == RULE_MUON) {
-        MuonTensor t = owners_tensor(1, share.n);
-        t.grads.first = share.owned;
-        muon_operand(&t, update_muon_one_(u, share.data, update_share_m_(u, &share.range), NULL), 0, gpu);
+        const MuonTensor t = update_share_tensor_(u.plan->state, &share);
+        muon_operand(&t, update_muon_one_(u, share.data, NULL), 0, gpu);
     } else {
         GRADIENT_DISPATCH(u.grads, T, (update_operand_copy_<T, G>(u, share, gpu)));
     }
@@ -939,10 +938,10 @@ static inline void update_turn_(const OptimizerUpdate<T>& u, const OwnersItem* i
     float *matrix = owners_matrix(o, item), *rate = (item->is_cut ? o->parts : matrix) + matrix_elements(x);
     const size_t room = item->is_cut ? o->matrix_room : o->pieces_room;
     for (int half = 0; half <= o->has_weights && item->is_cut; half++) {
-        owners_copy_runs(o, item, o->parts + half * room, matrix + half * room, OWNERS_THERE, gpu);
+        owners_copy_runs_gpu(o, item, o->parts + half * room, matrix + half * room, OWNERS_THERE, gpu);
     }
     if (s->rule[x.of->row] == RULE_MUON) {
-        muon_turn(&u.plan->muon[k], update_muon_one_(u, matrix, NULL, update_owned_(u, STATE_ROWS, x)), gpu);
+        muon_turn(&u.plan->muon[k], update_muon_one_(u, matrix, update_owned_(u, STATE_ROWS, x)), gpu);
     } else if (s->rule[x.of->row] == RULE_SOAP) {
         SoapUpdate<T> soap = update_soap_of_(u, x.of->row);
         soap.m = update_owned_(u, STATE_MATRIX_M, x), soap.v = update_owned_(u, STATE_MATRIX_V, x);
@@ -953,54 +952,60 @@ static inline void update_turn_(const OptimizerUpdate<T>& u, const OwnersItem* i
         update_turn_adafactor_(u, x, matrix, rate, o->has_weights ? matrix + room : NULL, gpu);
     }
     if (item->is_cut) {
-        owners_copy_runs(o, item, o->parts, matrix, OWNERS_BACK, gpu);
+        owners_copy_runs_gpu(o, item, o->parts, matrix, OWNERS_BACK, gpu);
     }
+}
+
+template <class T>
+static inline void update_move_adafactor_(const OptimizerUpdate<T>& u, const UpdateShare_& share,
+                                          const Gpu* gpu) {
+    const OptimizerState* s = u.plan->state;
+    const ZeroRange* range = &share.range;
+    const MuonTensor part = update_share_tensor_(s, &share);
+    float* m = state_slot_has(s, STATE_M, range->row) ? (float*)u.slots[STATE_M] + part.b.first : NULL;
+    AdafactorTensor t = {};
+    t.stream = part.stream;
+    t.first_word = part.words.first;
+    t.rate = s->factors[range->row].rate;
+    t.decay = s->factors[range->row].decay;
+    adafactor_move(weights_from(update_weights_(u), share.kept, range->owned), m, share.data,
+                   share.data + range->count, range->count, t, update_adafactor(u.update), u.seed, gpu);
 }
 
 // Moves this rank's part of a matrix.
 template <class T>
 static inline void update_move_(const OptimizerUpdate<T>& u, const OwnersItem* item, const Gpu* gpu) {
     const OptimizerState* s = u.plan->state;
-    const UpdateShare_<T> share = update_share_(u, item);
-    const int row = item->x.of->row;
-    const uint64_t word = state_word(s, row, item->x.copy) + share.range.before;
-    if (share.n == 0) {
+    const UpdateShare_ share = update_share_(&u.plan->owners, item);
+    const int row = item->x.of->row, decays = s->rows[row].decay;
+    const UpdateRule rule = s->rule[row];
+    if (share.range.count == 0 || (rule == RULE_SOAP && u.update.t == 1)) {
         return;
     }
-    if (s->rule[row] == RULE_FACTORED || s->rule[row] == RULE_FULL) {
-        AdafactorTensor t = {};
-        t.stream = s->rows[row].stream;
-        t.first_word = word;
-        t.rate = s->factors[row].rate;
-        t.decay = s->factors[row].decay;
-        adafactor_move(share.weights, update_share_m_(u, &share.range), share.data, share.data + share.n,
-                       share.n, t, update_adafactor(u.update), u.seed, gpu);
+    if (rule == RULE_FACTORED || rule == RULE_FULL) {
+        update_move_adafactor_(u, share, gpu);
         return;
     }
-    MuonTensor t = owners_tensor(1, share.n);
-    t.words.first = word;
-    t.stream = s->rows[row].stream;
-    if (s->rule[row] == RULE_MUON) {
-        const Muon opt = update_muon(u.update);
-        const MuonMove move = {opt.lr * muon_factor(opt, item->x.of->rows, item->x.of->cols),
-                               s->rows[row].decay ? 1.0f - opt.lr * opt.weight_decay : 1.0f, opt.decay,
-                               u.seed, u.update.t};
-        muon_move(&t, share.weights, share.data, move, 0, gpu);
-    } else if (u.update.t > 1) {
-        const AdamW adam = update_soap(update_of_row(u.update, s, row)).adam;
-        const MuonMove move = {adam.lr, s->rows[row].decay ? 1.0f - adam.lr * adam.weight_decay : 1.0f,
-                               adam.decay, u.seed, adam.t};
-        muon_move(&t, share.weights, share.data, move, 0, gpu);
-    }
+    const MuonTensor t = update_share_tensor_(s, &share);
+    const Muon muon = update_muon(u.update);
+    const AdamW adam = update_soap(update_of_row(u.update, s, row)).adam;
+    const float rate = rule == RULE_MUON ? muon.lr * muon_factor(muon, item->x.of->rows, item->x.of->cols)
+                                         : adam.lr,
+                keep = rule == RULE_MUON ? 1.0f - muon.lr * muon.weight_decay
+                                         : 1.0f - adam.lr * adam.weight_decay;
+    const MuonMove move = {rate, decays ? keep : 1.0f, rule == RULE_MUON ? muon.decay : adam.decay, u.seed,
+                           u.update.t};
+    muon_move(&t, update_weights_(u), share.data, move, 0, gpu);
 }
 
 template <class T>
 static inline void update_owners_round_(const OptimizerUpdate<T>& u, Owners* o, int count, const Gpu* gpu) {
-    const GroupGpu *data = owners_data_group(u.zero, o->items[0].group), *tensor = &u.zero->groups->tensor;
+    const int g = o->items[0].group, rank = zero_peers(u.zero, g)->rank;
+    const GroupGpu* tensor = &u.zero->groups->tensor;
     for (int i = 0; i < count; i++) {
         update_operand_(u, &o->items[i], gpu);
     }
-    group_exchange(o->moves, owners_moves_of_data(o, count, OWNERS_THERE, data->rank), data, gpu->stream);
+    zero_exchange(u.zero, g, o->moves, owners_moves_of_data(o, count, OWNERS_THERE, rank));
     group_exchange(o->moves, owners_moves_of_tensor(o, count, OWNERS_THERE), tensor, gpu->stream);
     for (int i = 0; i < count; i++) {
         if (owners_owns(&o->items[i])) {
@@ -1008,7 +1013,7 @@ static inline void update_owners_round_(const OptimizerUpdate<T>& u, Owners* o, 
         }
     }
     group_exchange(o->moves, owners_moves_of_tensor(o, count, OWNERS_BACK), tensor, gpu->stream);
-    group_exchange(o->moves, owners_moves_of_data(o, count, OWNERS_BACK, data->rank), data, gpu->stream);
+    zero_exchange(u.zero, g, o->moves, owners_moves_of_data(o, count, OWNERS_BACK, rank));
     for (int i = 0; i < count; i++) {
         update_move_(u, &o->items[i], gpu);
     }

@@ -7,7 +7,6 @@ Included by optimizer.cuh, which has the arguments of an update.
 #ifndef LLMC_OWNERS_CUH
 #define LLMC_OWNERS_CUH
 
-#include "llmc/comm/comm_nccl.cuh"
 #include "llmc/gpu/gpu.cuh"
 #include "llmc/optim/adafactor.cuh"
 #include "llmc/optim/master_weights.cuh"
@@ -44,8 +43,8 @@ static inline MuonTensor owners_tensor(size_t rows, size_t cols) {
 }
 
 // Copies a matrix between its pieces and its rows.
-static inline void owners_copy_runs(const Owners* o, const OwnersItem* item, float* parts, float* matrix,
-                                    OwnersWay way, const Gpu* gpu) {
+static inline void owners_copy_runs_gpu(const Owners* o, const OwnersItem* item, float* parts, float* matrix,
+                                        OwnersWay way, const Gpu* gpu) {
     OwnersRun runs[OWNERS_RUNS];
     for (int j = 0; j < o->tensor_ranks; j++) {
         const int count = owners_runs(o, item, j, runs);
@@ -59,11 +58,6 @@ static inline void owners_copy_runs(const Owners* o, const OwnersItem* item, flo
                                          gpu->stream));
         }
     }
-}
-
-// Returns the ranks among which the parts of a group travel.
-static inline const GroupGpu* owners_data_group(const ZeroGpu* z, int g) {
-    return zero_has_levels_(&z->plan) ? &z->groups->data : zero_ranks_(z, g);
 }
 
 #endif

@@ -114,6 +114,9 @@ static inline float* owners_matrix(const Owners* o, const OwnersItem* item) {
 
 // ---- the CPU ----
 
+// Copies a matrix between its pieces and its rows.
+void owners_copy_runs(const Owners* o, const OwnersItem* item, float* parts, float* matrix, OwnersWay way);
+
 // Updates the matrices that travel of groups first ... end - 1. Collective.
 void owners_update_cpu(Owners* o, Zero* zero, Group* tensor, int first, int end, Update update,
                        const MuonScratch* scratch);
@@ -464,8 +467,7 @@ static void owners_move_(const OwnersCpu_* u, const OwnersItem* item) {
     }
 }
 
-static void owners_copy_runs_(const Owners* o, const OwnersItem* item, float* parts, float* matrix,
-                              OwnersWay way) {
+void owners_copy_runs(const Owners* o, const OwnersItem* item, float* parts, float* matrix, OwnersWay way) {
     OwnersRun runs[OWNERS_RUNS];
     for (int j = 0; j < o->tensor_ranks; j++) {
         const int count = owners_runs(o, item, j, runs);
@@ -487,13 +489,13 @@ static void owners_turn_(const OwnersCpu_* u, const OwnersItem* item) {
     float *matrix = owners_matrix(o, item), *rate = (item->is_cut ? o->parts : matrix) + elements;
     const size_t weights = item->is_cut ? o->matrix_room : o->pieces_room;
     for (int half = 0; half <= o->has_weights && item->is_cut; half++) {
-        owners_copy_runs_(o, item, o->parts + (size_t)half * weights, matrix + (size_t)half * weights,
-                          OWNERS_THERE);
+        owners_copy_runs(o, item, o->parts + (size_t)half * weights, matrix + (size_t)half * weights,
+                         OWNERS_THERE);
     }
     const float found = optimizer_turn_cpu(o->state, item->x, matrix,
                                            o->has_weights ? matrix + weights : NULL, u->update, u->scratch);
     if (item->is_cut) {
-        owners_copy_runs_(o, item, o->parts, matrix, OWNERS_BACK);
+        owners_copy_runs(o, item, o->parts, matrix, OWNERS_BACK);
     }
     *rate = found;
 }

@@ -134,7 +134,7 @@ void update_groups_cpu(UpdateGroups* u, Update update) {
         update_group_(u, g, update);
     }
     zero_gather_parameters_cpu(u->zero);
-    if (u->zero->plan.size > 1) { // one rank alone has packed each matrix
+    if (u->zero->plan.size > 1 || u->owners.most > 0) { // else each matrix has been packed
         linear_pack(u->linear);
     }
 }

@@ -342,7 +342,7 @@ typedef struct {
 } ZeroTraffic;
 
 // Returns the traffic of an update of `sequences` in micro-batches of B. Elements of gradients and
-// parameters have these sizes; all ranks gather `operand_bytes` of operands (optimizer.h).
+// parameters have these sizes; each rank sends `operand_bytes` of matrices (owners.h).
 ZeroTraffic zero_traffic(const ZeroPlan* plan, int64_t sequences, int B, size_t gradient_bytes,
                          size_t parameter_bytes, double operand_bytes);
 
@@ -458,15 +458,6 @@ static inline void zero_gather_group_cpu(Zero* z, float* group, int g) {
     Group* ranks = zero_ranks_cpu_(z, g);
     const size_t count = zero_shard_elements(&z->plan, g);
     group_all_gather_cpu(group, group + (size_t)ranks->rank * count, count, ranks);
-}
-
-// Returns room for the operands of group g: its gradients before the reduction, which are no longer
-// needed.
-static inline float* zero_operands_cpu(const Zero* z, int g) { return zero_group_grads_(z, g); }
-
-// Gathers the operands of group g there, where each rank has set its shard.
-static inline void zero_gather_operands_cpu(Zero* z, int g) {
-    zero_gather_group_cpu(z, zero_operands_cpu(z, g), g);
 }
 
 // Sends each rank's updated shards of the parameters to all ranks, after the update.
