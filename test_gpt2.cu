@@ -146,10 +146,10 @@ static Options options_of(Settings s, int batch) {
     // clang-format on
     Options options;
     options_parse(&options, sizeof(line) / sizeof(line[0]), (char**)line, options_program(OPTION_GPU));
-    options.freeze = s.freeze ? s.freeze : "";
-    options.offload_residuals = s.offload_residuals;
-    options.matmul = s.fp8 ? MATMUL_FP8 : MATMUL_FP32;
-    options.autotune = s.fp8 == 2;
+    options.optimizer.freeze = s.freeze ? s.freeze : "";
+    options.memory.offload_residuals = s.offload_residuals;
+    options.memory.matmul = s.fp8 ? MATMUL_FP8 : MATMUL_FP32;
+    options.memory.autotune = s.fp8 == 2;
     return options;
 }
 
@@ -1023,8 +1023,8 @@ static Model* decode_open(ModelConfig cfg, int graph, Quantize quantize) {
     Options options = options_of(USUAL, SEQUENCES);
     static Comm alone;
     alone.size = 1;
-    options.graph = graph;
-    options.quantize = quantize;
+    options.memory.graph = graph;
+    options.texts.quantize = quantize;
     const Settled s = settled_alone(&options, cfg, USE_GENERATE, gpu_setup_dtype());
     model_open(model, &s, memory_on_gpu(), &alone);
     EXPECT(!model->grads_memory && !model->state.memory, "generation has gradients");
@@ -1126,7 +1126,7 @@ static void test_quantized_evaluate(void) {
     float* weights = quantized_weights(rows, model_parameter_rows_of(rows, cfg, sizeof(float)), cfg);
     Model* model = (Model*)check_alloc(1, sizeof(Model), "model");
     alone.size = 1;
-    options.quantize = QUANTIZE_Q8_0;
+    options.texts.quantize = QUANTIZE_Q8_0;
     const Settled s = settled_alone(&options, cfg, USE_EVALUATE, gpu_setup_dtype());
     model_open(model, &s, memory_on_gpu(), &alone);
     upload_quantized(model, rows, weights);

@@ -106,17 +106,17 @@ static void open_parameters(Model* model, const Settled* s) {
     const ModelConfig cfg = model->cfg;
     TensorRow* rows = model->parameter_rows;
     Memory* memory = &model->memory;
-    model->parameter_bytes = o->quantize ? quantized_parameter_rows(rows, cfg, sizeof(float))
-                                         : zero_parameter_rows(rows, &s->zero, cfg, sizeof(float));
-    model->params_memory = memory_take(memory, o->quantize ? "parameters in 8 bits" : "parameters",
+    model->parameter_bytes = o->texts.quantize ? quantized_parameter_rows(rows, cfg, sizeof(float))
+                                               : zero_parameter_rows(rows, &s->zero, cfg, sizeof(float));
+    model->params_memory = memory_take(memory, o->texts.quantize ? "parameters in 8 bits" : "parameters",
                                        MEMORY_DEVICE, model->parameter_bytes);
     tensor_rows_bind(&model->params, rows, MODEL_PARAMETER_ROWS, model->params_memory);
-    linear_open(&model->linear, memory, o->quantize, settled_pass_tokens(s), (size_t)model_widest(cfg));
-    if (o->matmul == MATMUL_BF16) {
+    linear_open(&model->linear, memory, o->texts.quantize, settled_pass_tokens(s), (size_t)model_widest(cfg));
+    if (o->memory.matmul == MATMUL_BF16) {
         linear_open_bf16(&model->linear, memory, rows, model->params_memory,
                          s->use == USE_TRAIN ? PACKED_KINDS : 1);
     }
-    if (o->matmul == MATMUL_FP8) {
+    if (o->memory.matmul == MATMUL_FP8) {
         linear_open_fp8(&model->linear, memory, model->cfg, settled_pass_tokens(s));
     }
 }
@@ -180,19 +180,21 @@ static void open_activations(Model* model, const Settled* s) {
 static RecomputeLevel recompute_level(const Settled* s) {
     const Options* o = &s->options;
     const size_t N = settled_pass_tokens(s);
-    const int drops_gelu = o->matmul == MATMUL_BF16 && mlp_bf16_fits(N, (size_t)model_hidden(s->part));
-    return o->recompute == RECOMPUTE_NONE && drops_gelu ? RECOMPUTE_ACTIVATION : (RecomputeLevel)o->recompute;
+    const int drops_gelu = o->memory.matmul == MATMUL_BF16 && mlp_bf16_fits(N, (size_t)model_hidden(s->part));
+    return o->memory.recompute == RECOMPUTE_NONE && drops_gelu ? RECOMPUTE_ACTIVATION
+                                                               : (RecomputeLevel)o->memory.recompute;
 }
 
 // Opens all of a model but its groups, which are open, and its teacher.
 static void open_parts(Model* model, const Settled* s, Memory memory, Comm* comm) {
     model->cfg = s->part;
     model->use = s->use;
-    model->B = s->options.batch;
-    model->T = s->options.seq_len;
+    model->B = s->options.batch.size;
+    model->T = s->options.batch.seq_len;
     model->N = model->B * settled_rank_length(s);
-    model->z_loss = s->options.z_loss;
-    model->router_losses = (RouterLosses){s->options.router_balance, s->options.router_z, 0};
+    model->z_loss = s->options.optimizer.z_loss;
+    model->router_losses =
+        (RouterLosses){s->options.optimizer.router_balance, s->options.optimizer.router_z, 0};
     model->recompute = recompute_level(s);
     model->freeze = settled_own_freeze(s);
     model->whole_cfg = s->cfg;
@@ -1147,7 +1149,7 @@ static int pretrain(int argc, char** argv) {
     Run* run = run_open(argc, argv, &trainer);
     if (run->trains || run->generate) {
         Model* model = (Model*)check_alloc(1, sizeof(Model), "model");
-        model_open(model, &run->settled, memory_on_host(), &run->comm);
+        model_open(model, run->settled, memory_on_host(), &run->comm);
         memory_check(&model->memory, &run->plan.model.memory);
         if (run->generate) {
             generate_texts(run, model);

@@ -31,7 +31,7 @@ values, Vp tokens of the padded vocabulary.
 #include "llmc/layers/mlp.cuh"
 #include "llmc/layers/pass.cuh"
 #include "llmc/layers/self_attention.cuh"
-#include "llmc/ops/matmul.cuh"
+#include "llmc/ops/matmul_plans.cuh"
 #include "llmc/optim/offload.cuh"
 #include "llmc/optim/optimizer.cuh"
 #include "llmc/layers/q8_weights.h"
@@ -145,7 +145,7 @@ static double update_micro_steps(const Settled* s) {
 // Opens the parameters.
 static void open_parameters(Model* model, const Settled* s) {
     TensorRow* rows = model->parameter_rows;
-    const int is_quantized = s->options.quantize;
+    const int is_quantized = s->options.texts.quantize;
     zero_parameter_rows(rows, &s->zero, model->cfg, sizeof(floatX));
     model->parameter_bytes =
         is_quantized ? quantized_parameter_rows(rows, model->cfg, sizeof(floatX))
@@ -181,16 +181,17 @@ static void open_gradients(Model* model, const Settled* s) {
         shared_keys_open(&model->keys, &model->memory, model->cfg, &s->zero, model->gradient_rows);
     }
     zero_open(&model->zero, &model->memory, s->zero,
-              s->options.offload_params ? ZERO_SHARDS_ON_HOST : ZERO_SHARDS_ON_GPU, update_micro_steps(s),
-              model->params_memory, DTYPE_OF(floatX), grads, &model->groups, &model->gpu);
+              s->options.memory.offload_params ? ZERO_SHARDS_ON_HOST : ZERO_SHARDS_ON_GPU,
+              update_micro_steps(s), model->params_memory, DTYPE_OF(floatX), grads, &model->groups,
+              &model->gpu);
 }
 
 // Opens the optimizer's state and master weights, all zero: on the GPU or offloaded.
 static void open_state(Model* model, const Settled* s) {
     const Options* o = &s->options;
-    if (o->offload_optimizer) {
+    if (o->memory.offload_optimizer) {
         offload_open(&model->offload, &model->memory, &model->state, &s->zero,
-                     o->offload_optimizer == OFFLOAD_DISK ? o->offload_path : NULL);
+                     o->memory.offload_optimizer == OFFLOAD_DISK ? o->memory.offload_path : NULL);
     } else {
         optimizer_state_take(&model->state, &model->memory);
     }
@@ -200,7 +201,7 @@ static void open_state(Model* model, const Settled* s) {
 // in turns.
 static void open_activations(Model* model, const Settled* s) {
     const ModelConfig cfg = model->cfg;
-    const int B = model->B, T = model->T, N = model->N, is_offloaded = s->options.offload_residuals,
+    const int B = model->B, T = model->T, N = model->N, is_offloaded = s->options.memory.offload_residuals,
               generates = s->use == USE_GENERATE;
     const int residuals = cfg.L - (is_offloaded ? offload_residual_layers(cfg.L) : 0);
     const size_t least = transfer_scratch_least(s->ranks.grid),
@@ -239,12 +240,12 @@ static void open_operations(Model* model, const Settled* s) {
     Memory* memory = &model->memory;
     batch_queue_open(&model->batches, memory, N, ranks, &model->gpu);
     attention_gpu_open<floatX>(&model->attention, memory, sizes, (int)stages_first(&lengths) / ranks);
-    attention_gpu_by(&model->attention, (AttentionInstructions)s->options.attention);
+    attention_gpu_by(&model->attention, (AttentionInstructions)s->options.memory.attention);
     context_open(&model->context, memory, sizes, &model->groups.context);
     norm_open(&model->norm_scratch, memory, (int)N, cfg.C);
     embedding_open(&model->encoder, memory, (int)N, s->cfg.Vp, cfg.C);
     optimizer_open<floatX>(&model->optimizer, memory, &s->zero, &model->state);
-    if (s->options.freeze && s->options.freeze[0]) {
+    if (s->options.optimizer.freeze && s->options.optimizer.freeze[0]) {
         optimizer_freeze(&model->optimizer, memory, &model->freeze);
     }
     gradient_norm_open(&model->norm, memory, zero_count(&s->zero, ZERO_SHARDS));
@@ -259,10 +260,11 @@ static void open_linear(Model* model, const Settled* s) {
     Memory* memory = &model->memory;
     memory_count(memory, "NCCL", MEMORY_DEVICE, memory_nccl_bytes(s));
     matmul_gpu_open(&model->matmul, memory, &model->gpu, gpu_setup_matmul(s));
-    linear_gpu_open(&model->linear, memory, model->cfg, s->options.quantize, &model->matmul, &model->gpu);
-    if (s->options.matmul == MATMUL_FP8) {
+    linear_gpu_open(&model->linear, memory, model->cfg, s->options.texts.quantize, &model->matmul,
+                    &model->gpu);
+    if (s->options.memory.matmul == MATMUL_FP8) {
         const int keeps_weights =
-            s->zero.stage < 3 && !s->options.offload_params && update_micro_steps(s) > 1;
+            s->zero.stage < 3 && !s->options.memory.offload_params && update_micro_steps(s) > 1;
         linear_gpu_open_fp8(&model->linear, memory, model->cfg, settled_pass_tokens(s), keeps_weights);
     }
 }
@@ -272,16 +274,16 @@ static void open_linear(Model* model, const Settled* s) {
 static void open_decoder(Model* model, const Settled* s) {
     decoder_open(&model->decoder, &model->memory, s->part, s->decode_batch, model->T, model->acts_memory,
                  model->use_graph && s->use == USE_GENERATE, &model->gpu);
-    transfer_open(&model->transfer, model->parameter_rows, s->options.quantize, &model->zero, &model->state,
-                  &model->offload, model->acts_memory, model->activation_bytes);
+    transfer_open(&model->transfer, model->parameter_rows, s->options.texts.quantize, &model->zero,
+                  &model->state, &model->offload, model->acts_memory, model->activation_bytes);
 }
 
 // Opens updates after and during the backward pass.
 static void open_update(Model* model, const Settled* s) {
     model->update =
-        optimizer_update_open<floatX>(&model->optimizer, &model->zero, &model->matmul, s->options.seed);
+        optimizer_update_open<floatX>(&model->optimizer, &model->zero, &model->matmul, s->options.data.seed);
     in_backward_gpu_open(&model->in_backward, &model->memory, &model->update, &model->norm, &model->results,
-                         s->options.update_in_backward);
+                         s->options.memory.update_in_backward);
 }
 
 // Opens the parts that need a GPU and take no memory of it.
@@ -290,30 +292,31 @@ static void open_device(Model* model, const Options* o) {
         printf("attention: %s\n", attention_note(&model->attention));
     }
     forward_clock_open(&model->clock);
-    if (o->autotune && model->comm->rank == 0) {
+    if (o->memory.autotune && model->comm->rank == 0) {
         matmul_gpu_open_cache(&model->matmul);
     }
-    if (o->autotune && model->comm->size > 1) {
+    if (o->memory.autotune && model->comm->size > 1) {
         matmul_gpu_share_plans(&model->matmul, model->comm);
     }
-    gpu_report_open(&model->report, o->device, o->gpu_report != 0);
+    gpu_report_open(&model->report, o->memory.device, o->memory.gpu_report != 0);
 }
 
 static void set_sizes(Model* model, const Settled* s) {
     const Options* o = &s->options;
     model->whole_cfg = s->cfg;
     model->cfg = s->part;
-    model->B = o->batch;
-    model->T = o->seq_len;
+    model->B = o->batch.size;
+    model->T = o->batch.seq_len;
     model->N = model->B * settled_rank_length(s);
     model->use = s->use;
-    model->z_loss = s->options.z_loss;
-    model->router_losses = RouterLosses{s->options.router_balance, s->options.router_z, 0};
-    model->recompute = (RecomputeLevel)o->recompute;
+    model->z_loss = s->options.optimizer.z_loss;
+    model->router_losses =
+        RouterLosses{s->options.optimizer.router_balance, s->options.optimizer.router_z, 0};
+    model->recompute = (RecomputeLevel)o->memory.recompute;
     model->freeze = settled_own_freeze(s);
     model->whole_freeze = s->freeze;
     model->chunk = memory_chunk(s);
-    model->autotune = o->autotune;
+    model->autotune = o->memory.autotune;
     model->use_graph = gpu_setup_graph(s);
     model->grad_dtype = gpu_setup_gradients(s);
 }
@@ -390,7 +393,7 @@ static void open_teaching(Model* model, const Settled* s) {
 static void model_open(Model* model, const Settled* s, Memory memory, Comm* comm) {
     memset((void*)model, 0, sizeof(*model));
     if (!memory_is_dry(&memory)) {
-        gpu_open(&model->gpu, s->options.device);
+        gpu_open(&model->gpu, s->options.memory.device);
     }
     grid_groups_gpu_take(&model->groups, s->ranks.grid, &s->zero, comm);
     gpu_setup_check_order(s, &model->groups.all);
@@ -1608,7 +1611,8 @@ static void train(Model* model, Run* run) {
         }
         gpu_report_tell(&model->report, &run->log);
         run_end_step(run);
-        if (schedule_due(run->settled.options.gpu_report, run->state.step, run->settled.options.steps)) {
+        if (schedule_due(run->settled->options.memory.gpu_report, run->state.step,
+                         run->settled->options.batch.steps)) {
             gpu_report_print(&model->report, &model->matmul);
         }
         if (run_diverges(run)) {
@@ -1622,7 +1626,7 @@ static int pretrain(int argc, char** argv) {
     Run* run = run_open(argc, argv, &trainer);
     if (run->trains || run->generate) {
         Model* model = (Model*)check_alloc(1, sizeof(Model), "model");
-        model_open(model, &run->settled, memory_on_gpu(), &run->comm);
+        model_open(model, run->settled, memory_on_gpu(), &run->comm);
         memory_check(&model->memory, &run->plan.model.memory);
         if (run->generate) {
             generate_texts(run, model);

@@ -141,8 +141,8 @@ static double slowest(Bench* b, double mine) {
 static void matmuls_begin(Beside* m, int count) {
     CUDA_CHECK(cudaEventRecord(m->start, m->gpu.stream));
     for (int i = 0; i < count; i++) {
-        matmul_forward(m->out, (const floatX*)m->inp, (const floatX*)m->weight, (const floatX*)NULL, m->side,
-                       m->side, m->side, &m->matmul);
+        matmul_forward(m->out, (const floatX*)m->inp, (const floatX*)m->weight, (const floatX*)NULL,
+                       {m->side, m->side, m->side}, &m->matmul);
     }
     CUDA_CHECK(cudaEventRecord(m->stop, m->gpu.stream));
 }
@@ -220,7 +220,7 @@ static void bench_operation(Bench* b, Operation operation, size_t bytes) {
 
 static void bench_open(Bench* b, const Options* options, size_t most) {
     const Launcher launched = launcher_find(options);
-    comm_open(&b->comm, launched.place, &launched.meeting, options->timeout);
+    comm_open(&b->comm, launched.place, &launched.meeting, options->ranks.timeout);
     if (b->comm.size < 2) {
         die_usage("1 process; wanted several, each with a GPU: mpirun -n 8 bench_group");
     }

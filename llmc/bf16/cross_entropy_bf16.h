@@ -50,17 +50,17 @@ extern "C" {
 #endif
 
 enum {
-    CROSS_ENTROPY_BF16_WORDS = 2048, // words of a chunk
-    // words that one thread processes at a time
+    CROSS_ENTROPY_BF16_WORDS = 2048, // vocabulary rows of a chunk
+    // vocabulary rows that one thread processes at a time
     CROSS_ENTROPY_BF16_GROUP = MATMUL_BF16_PART_PANELS * BF16_TILE,
     CROSS_ENTROPY_BF16_GROUPS = CROSS_ENTROPY_BF16_WORDS / CROSS_ENTROPY_BF16_GROUP
 };
 
 typedef struct {
-    int tokens, words;        // tokens and words processed at a time, at most
+    int tokens, words;        // tokens and vocabulary rows processed at a time, at most
     int lent;                 // tokens that the memory lent to cross_entropy_bf16_open has room for
     size_t lent_slice;        // pairs of it from a slice to the next one
-    uint32_t *inp, *e;        // left, tokens over channels; left, tokens over the words of a chunk
+    uint32_t *inp, *e;        // left, tokens over channels, and over the rows of a chunk
     uint32_t* inp_by_channel; // right, channels over tokens
     uint32_t* memory;
     float* scaled; // (tokens, C): g inp
@@ -96,7 +96,7 @@ void cross_entropy_bf16_open(CrossEntropyBf16Scratch* s, Memory* memory, void* l
 
 // ---- the classifier ----
 
-// Slices of the words: a process has `count` of `of`, from number `first` on; `group` has all.
+// Slices of the vocabulary: a process has `count` of `of`, from number `first` on; `group` has all.
 typedef struct {
     int first, count, of;
     size_t stride; // from wte, or dwte, of a slice to the next one's
@@ -109,7 +109,7 @@ typedef struct {
     const float *inp, *wte; // (N, C), (Vp, C)
     const uint32_t *wte_forward, *wte_backward;
     const int* target;     // (N)
-    int N, C, V, Vp;       // V words of the whole vocabulary; Vp of a slice
+    int N, C, V, Vp;       // V rows of the whole vocabulary; Vp of a slice
     float softcap, z_loss; // 0: none
     CrossEntropyBf16Slices slices;
 } CrossEntropyBf16;
@@ -171,7 +171,7 @@ void cross_entropy_bf16_open(CrossEntropyBf16Scratch* s, Memory* memory, void* l
     assert((uintptr_t)logits % 64 == 0 && (slices == 1 || s->lent_slice % BF16_LINE_PAIRS == 0));
 }
 
-// Some of the tokens; the words of a slice, and a chunk of these.
+// Some of the tokens; the vocabulary rows of a slice, and a chunk of these.
 typedef struct {
     const CrossEntropyBf16* of;
     CrossEntropyBf16Scratch* s;
@@ -179,14 +179,14 @@ typedef struct {
     const int* target;
     int tokens;
     Bf16PackTile pack;   // packs e; NULL: only its sums are wanted
-    uint32_t* e_by_word; // left, all words over tokens
-    size_t word_tile;    // pairs from a tile of words to the next one's
+    uint32_t* e_by_word; // left, all vocabulary rows over tokens
+    size_t word_tile;    // pairs from a tile of vocabulary rows to the next one's
     size_t word_slice;   // pairs from a slice to the next one's
-    int slice, from;     // number of the slice, its first word
-    int V;               // words that are no padding
+    int slice, from;     // number of the slice, its first vocabulary row
+    int V;               // vocabulary rows that are no padding
     const float* wte;
     const uint32_t *wte_forward, *wte_backward;
-    int first, words; // first: the first word of the chunk, in its slice; words: their number
+    int first, words; // first vocabulary row of the chunk, in its slice; number of rows
 } CrossEntropyBf16Chunk_;
 
 // Returns the chunk in slice i of this process.
@@ -234,7 +234,7 @@ static int cross_entropy_bf16_target_(const CrossEntropyBf16Chunk_* chunk, int t
     return chunk->target[t] != NO_TARGET && 0 <= word && word < chunk->V ? word : -1;
 }
 
-// Returns the number of words of a tile that are not padding.
+// Returns the number of vocabulary rows of a tile that are not padding.
 static int cross_entropy_bf16_words_(const CrossEntropyBf16Chunk_* chunk, const MatmulBf16Tile* tile) {
     return int_max(0, int_min(tile->cols, chunk->V - chunk->first - tile->col));
 }
@@ -318,7 +318,7 @@ static void cross_entropy_bf16_max_tile_(const void* of, int begin, int end) {
     }
 }
 
-// Computes the logits (tokens, words) of a chunk, and passes them to `finish`.
+// Computes the logits of a chunk (its tokens by its vocabulary rows), and passes them to `finish`.
 static void cross_entropy_bf16_logits_(const CrossEntropyBf16Chunk_* chunk, Bf16Finish finish,
                                        MatmulBf16Scratch* matmul) {
     const int C = chunk->of->C;
@@ -330,12 +330,12 @@ static void cross_entropy_bf16_logits_(const CrossEntropyBf16Chunk_* chunk, Bf16
     matmul_bf16_product_cpu(m, matmul);
 }
 
-// Sets or adds to dinp (tokens, C) e wte of the words of a chunk.
+// Sets or adds to dinp (tokens, C) e wte, of the vocabulary rows of a chunk.
 static void cross_entropy_bf16_input_(float* dinp, const CrossEntropyBf16Chunk_* chunk,
                                       MatmulBf16Scratch* matmul) {
     const int C = chunk->of->C;
     MatmulBf16Factor wte = matmul_bf16_packed(chunk->wte_backward, chunk->of->Vp);
-    wte.packed += matmul_bf16_pairs(1, chunk->first); // values of k from this word on
+    wte.packed += matmul_bf16_pairs(1, chunk->first); // values of k from this row on
     MatmulBf16 m = matmul_bf16_of(dinp, matmul_bf16_packed(chunk->s->e, chunk->words), wte, chunk->tokens, C,
                                   chunk->words);
     m.mode = chunk->first == 0 ? GRADIENT_SET : GRADIENT_ADD;

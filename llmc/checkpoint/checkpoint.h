@@ -135,7 +135,9 @@ void checkpoints_thin(const Options* options, const SavedState* last);
 // Returns true if a save copies tensors even if they are in place. A run that continues after a
 // save copies them and writes the copy in the background. A run that saves only at its end needs no
 // memory for a copy; if a signal makes it save earlier, it waits.
-static inline int checkpoints_copy(const Options* o) { return o->save_every > 0 && o->save_every < o->steps; }
+static inline int checkpoints_copy(const Options* o) {
+    return o->output.save_every > 0 && o->output.save_every < o->batch.steps;
+}
 
 // Returns the bytes of the copy that a save makes on this rank, for parameters of this type in
 // files of at most max_gb.
@@ -309,19 +311,22 @@ static void checkpoint_require_room_(const Checkpoints* c, const char* name) {
 }
 
 double checkpoints_kept(const Options* o, int64_t after) {
-    const int is_by_clock = (o->save_every == OPTION_AUTO && o->save_minutes > 0) || o->keep_best;
-    const double left = (double)(o->steps > after ? o->steps - after : 0),
-                 saves = o->save_every > 0 ? ceil(left / o->save_every) : !!o->save_every,
+    const int is_by_clock =
+        (o->output.save_every == OPTION_AUTO && o->output.save_minutes > 0) || o->output.keep_best;
+    const double left = (double)(o->batch.steps > after ? o->batch.steps - after : 0),
+                 saves =
+                     o->output.save_every > 0 ? ceil(left / o->output.save_every) : !!o->output.save_every,
                  others = is_by_clock * CHECKPOINT_KEPT_BY_CLOCK,
-                 major = o->keep > 0 && o->keep_major ? floor(left / o->keep_major) : 0;
-    return (o->keep > 0 ? fmin(saves + others, o->keep + major) : saves + others) + o->keep_best;
+                 major = o->output.keep > 0 && o->output.keep_major ? floor(left / o->output.keep_major) : 0;
+    return (o->output.keep > 0 ? fmin(saves + others, o->output.keep + major) : saves + others) +
+           o->output.keep_best;
 }
 
 void checkpoints_thin(const Options* o, const SavedState* last) {
-    const CheckpointsKept kept = {o->keep, o->keep_major,
-                                  o->keep_best ? last->run.validations.best_step : -1};
-    if (o->keep) {
-        checkpoint_thin(o->out, last, kept);
+    const CheckpointsKept kept = {o->output.keep, o->output.keep_major,
+                                  o->output.keep_best ? last->run.validations.best_step : -1};
+    if (o->output.keep) {
+        checkpoint_thin(o->output.dir, last, kept);
     }
 }
 
@@ -527,7 +532,7 @@ static void checkpoint_require_places_(const Checkpoints* c, int64_t after) {
     int64_t* steps;
     for (int i = checkpoint_steps(c->out, "", &steps) - 1; i >= 0; i--) {
         struct stat info;
-        const int due = steps[i] > after && schedule_due(o->save_every, steps[i], o->steps);
+        const int due = steps[i] > after && schedule_due(o->output.save_every, steps[i], o->batch.steps);
         checkpoint_path(path, c->out, steps[i], "");
         CHECK(!due || stat(path, &info) != 0 || S_ISDIR(info.st_mode),
               "%s: a file, wanted nothing or a directory: a checkpoint will be saved there", path);
@@ -617,8 +622,8 @@ static void checkpoint_open_weights_(Checkpoints* c, HfWeights which, SafeTensor
 
 void checkpoints_open(Checkpoints* c, const Options* options, CheckpointRun run, Lock* lock, int64_t after) {
     memset(c, 0, sizeof(*c));
-    CHECK(snprintf(c->out, sizeof(c->out), "%s", options->out) < (int)sizeof(c->out) - 64,
-          "%s: the name is too long", options->out);
+    CHECK(snprintf(c->out, sizeof(c->out), "%s", options->output.dir) < (int)sizeof(c->out) - 64,
+          "%s: the name is too long", options->output.dir);
     c->options = options;
     c->run = run;
     c->saved_step = c->whole_step = -1;
@@ -626,7 +631,7 @@ void checkpoints_open(Checkpoints* c, const Options* options, CheckpointRun run,
     checkpoint_open_weights_(c, HF_LAST, run.model.dtype);
     checkpoint_open_weights_(c, HF_AVERAGE, SAFETENSORS_F32);
     checkpoint_part_open(&c->part, run.model.optimizer, part);
-    checkpoint_model_open_(&c->model, part, run.model.dtype, options->model_file_gb);
+    checkpoint_model_open_(&c->model, part, run.model.dtype, options->output.model_file_gb);
     c->written =
         (uint64_t*)check_alloc((size_t)checkpoint_checksums_(c), sizeof(uint64_t), "checksums of files");
     c->params_bytes = checkpoint_params_bytes_(&c->model, part, run.model.dtype);

@@ -65,7 +65,7 @@ static void export_tokenizer_name_(char path[PATH_MAX], const char* file) {
 }
 
 int export_tokenizer_path(char path[PATH_MAX], const Options* options) {
-    const char* file = options->export_llmc;
+    const char* file = options->output.export_llmc;
     if (!file[0]) {
         return 0;
     }
@@ -87,7 +87,7 @@ static int export_has_tokenizer_(const RunData* data) {
 }
 
 void export_print(FILE* screen, const Options* options, const RunData* data) {
-    const char *llmc = options->export_llmc, *gguf = options->export_gguf;
+    const char *llmc = options->output.export_llmc, *gguf = options->output.export_gguf;
     char tokenizer[PATH_MAX];
     if (llmc[0] && export_has_tokenizer_(data)) {
         export_tokenizer_name_(tokenizer, llmc);
@@ -103,7 +103,7 @@ void export_print(FILE* screen, const Options* options, const RunData* data) {
 // Writes the tokenizer next to the llm.c model.
 static void export_tokenizer_(const ModelExport* files) {
     char path[PATH_MAX];
-    export_tokenizer_name_(path, files->options->export_llmc);
+    export_tokenizer_name_(path, files->options->output.export_llmc);
     bpe_write(tokenizer_bpe(&files->data->tokenizer), path);
     printable_line(stdout, "%s: the tokenizer; llm.c's programs expect it as gpt2_tokenizer.bin", path);
 }
@@ -117,21 +117,24 @@ static const Bpe* export_bpe_(const RunData* data) {
 void export_open(ModelExport* files, ModelConfig cfg, const Options* options, const RunData* data) {
     files->options = options;
     files->data = data;
-    if (options->export_llmc[0]) {
-        llmc_bin_create(&files->llmc, options->export_llmc, cfg, (ModelDtype)options->export_dtype);
+    if (options->output.export_llmc[0]) {
+        llmc_bin_create(&files->llmc, options->output.export_llmc, cfg,
+                        (ModelDtype)options->output.export_dtype);
     }
-    if (options->export_gguf[0]) {
-        gguf_create(&files->gguf, options->export_gguf, options->out[0] ? options->out : options->export_gguf,
-                    cfg, (GgufDtype)options->export_gguf_dtype, export_bpe_(data), run_data_card(data, cfg.V),
-                    options->start_token ? GGUF_START_TOKEN : GGUF_NO_START_TOKEN);
+    if (options->output.export_gguf[0]) {
+        gguf_create(&files->gguf, options->output.export_gguf,
+                    options->output.dir[0] ? options->output.dir : options->output.export_gguf, cfg,
+                    (GgufDtype)options->output.export_gguf_dtype, export_bpe_(data),
+                    run_data_card(data, cfg.V),
+                    options->samples.start_token ? GGUF_START_TOKEN : GGUF_NO_START_TOKEN);
     }
 }
 
 void export_group(ModelExport* files, const TensorRow* rows, int g, const void* group) {
-    if (files->options->export_llmc[0]) {
+    if (files->options->output.export_llmc[0]) {
         llmc_bin_put(&files->llmc, rows, g, group);
     }
-    if (files->options->export_gguf[0]) {
+    if (files->options->output.export_gguf[0]) {
         gguf_put(&files->gguf, rows, g, group);
     }
 }
@@ -145,11 +148,11 @@ static void export_print_written_(const char* path) {
 static void export_close_gguf_(ModelExport* files) {
     const RunData* data = files->data;
     gguf_commit(&files->gguf);
-    export_print_written_(files->options->export_gguf);
+    export_print_written_(files->options->output.export_gguf);
     if (!export_bpe_(data)) {
         printable_line(stderr,
                        "warning: %s has no tokenizer (%s): llama.cpp cannot read or print text with it",
-                       files->options->export_gguf,
+                       files->options->output.export_gguf,
                        !data->has_tokenizer && !run_data_has_tokens(data)
                            ? "none is beside the model; --tokenizer names one"
                        : !data->has_tokenizer            ? "the data are only token ids"
@@ -160,14 +163,14 @@ static void export_close_gguf_(ModelExport* files) {
 }
 
 void export_close(ModelExport* files) {
-    if (files->options->export_llmc[0]) {
+    if (files->options->output.export_llmc[0]) {
         llmc_bin_commit(&files->llmc);
-        export_print_written_(files->options->export_llmc);
+        export_print_written_(files->options->output.export_llmc);
         if (export_has_tokenizer_(files->data)) {
             export_tokenizer_(files);
         }
     }
-    if (files->options->export_gguf[0]) {
+    if (files->options->output.export_gguf[0]) {
         export_close_gguf_(files);
     }
 }

@@ -63,21 +63,21 @@ static int model_path_is_run_(char path[PATH_MAX], const char* option, const cha
 
 const char* model_path_find(const Options* options, char path[PATH_MAX]) {
     struct stat info;
-    if (!options->model[0] || options_model_size(options)) {
+    if (!options->model.path[0] || options_model_size(options)) {
         return NULL;
     }
-    const int found = stat(options->model, &info) == 0;
-    if (!found && !strchr(options->model, '/') && !tokens_is_shard(options->model)) {
+    const int found = stat(options->model.path, &info) == 0;
+    if (!found && !strchr(options->model.path, '/') && !tokens_is_shard(options->model.path)) {
         char names[1024];
         model_preset_names(names, sizeof(names));
-        die_usage("--model %s is neither a file nor a known size: %s", options->model, names);
+        die_usage("--model %s is neither a file nor a known size: %s", options->model.path, names);
     }
-    CHECK(found, "%s: cannot read the model: %s", options->model, strerror(errno));
-    return model_path_is_run_(path, "model", options->model) ? path : options->model;
+    CHECK(found, "%s: cannot read the model: %s", options->model.path, strerror(errno));
+    return model_path_is_run_(path, "model", options->model.path) ? path : options->model.path;
 }
 
 const char* model_path_of_teacher(const Options* options, char path[PATH_MAX]) {
-    const char* teacher = options->teacher;
+    const char* teacher = options->teacher.path;
     struct stat info;
     if (!teacher[0]) {
         return NULL;

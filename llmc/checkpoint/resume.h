@@ -96,10 +96,10 @@ void resume_close(Resume* r);
 #include "llmc/parallel/rank_part.h"
 
 static const char* resume_out_(const Options* options) {
-    if (!options->out[0]) {
-        die_usage("--resume %s needs the directory of the run: --out", options->resume);
+    if (!options->output.dir[0]) {
+        die_usage("--resume %s needs the directory of the run: --out", options->output.resume);
     }
-    return options->out;
+    return options->output.dir;
 }
 
 // Returns true if the checkpoint belongs to the run whose log is in --out, or if that is unknown.
@@ -139,13 +139,13 @@ static void resume_newest_(Resume* r, const Options* options, int must) {
 static void resume_named_(Resume* r, const Options* options) {
     char error[ERROR_BYTES];
     struct stat info;
-    const char* which = options->resume;
+    const char* which = options->output.resume;
     if (strspn(which, "0123456789") == strlen(which) && strlen(which) < 18) {
         checkpoint_path(r->path, resume_out_(options), strtoll(which, NULL, 10), "");
     } else {
         file_path(r->path, "%s", which);
-        if (stat(which, &info) != 0 && options->out[0]) {
-            file_join(r->path, options->out, which);
+        if (stat(which, &info) != 0 && options->output.dir[0]) {
+            file_join(r->path, options->output.dir, which);
         }
     }
     CHECK(checkpoint_try_check(&r->saved, r->path, error), "%s", error);
@@ -188,9 +188,9 @@ static const char* resume_saved_(const Resume* r, const OptionRow* row) {
 // Returns true if given options replace the saved value of another one: --epochs the number of
 // steps, weights in the list of the training data their schedule.
 static int resume_is_replaced_(const Options* given, const OptionRow* row) {
-    return (strcmp(row->name, "steps") == 0 && given->epochs > 0) ||
+    return (strcmp(row->name, "steps") == 0 && given->batch.epochs > 0) ||
            (strcmp(row->name, "data-schedule") == 0 && options_given(given, "train-data") &&
-            mixture_has_weights(given->train_data));
+            mixture_has_weights(given->data.train));
 }
 
 // Returns the options with saved values: for those that are not given, or for all.
@@ -210,15 +210,16 @@ static Options resume_options_(const Resume* r, const Options* given, ResumeWhic
 
 // Locks --out and finds the checkpoint, in rank 0.
 static void resume_find_(Resume* r, const Options* options) {
-    const char* how = options->resume;
+    const char* how = options->output.resume;
     struct stat info;
     const int is_auto = strcmp(how, "auto") == 0 || strcmp(how, "1") == 0;
     const int is_off = strcmp(how, "off") == 0 || strcmp(how, "0") == 0;
     const int may_be_new = is_auto || is_off || strcmp(how, "on") != 0;
-    if (options->out[0] && !options_only_look(options) && (may_be_new || stat(options->out, &info) == 0)) {
-        file_make_directory(options->out);
-        checkpoint_require_writable(options->out);
-        r->lock = checkpoint_lock(options->out);
+    if (options->output.dir[0] && !options_only_look(options) &&
+        (may_be_new || stat(options->output.dir, &info) == 0)) {
+        file_make_directory(options->output.dir);
+        checkpoint_require_writable(options->output.dir);
+        r->lock = checkpoint_lock(options->output.dir);
     }
     if (is_off) {
         return;
@@ -235,16 +236,16 @@ Options resume_open(Resume* r, const Options* options, Comm* comm) {
     if (comm->rank == 0) {
         resume_find_(r, options);
     }
-    if (options->out[0] && !options_only_look(options)) {
-        ranks_agree_on_directory(comm, "--out", options->out);
+    if (options->output.dir[0] && !options_only_look(options)) {
+        ranks_agree_on_directory(comm, "--out", options->output.dir);
     }
     checkpoint_share(&r->saved, r->path, &r->is_active, comm);
     if (!r->is_active) {
         return *options;
     }
-    r->is_here = options->out[0] && resume_holds_(options->out, r->path);
-    if (r->is_here && r->lock && log_files_run(options->out) == r->saved.identity) {
-        log_files_require_writable(options->out);
+    r->is_here = options->output.dir[0] && resume_holds_(options->output.dir, r->path);
+    if (r->is_here && r->lock && log_files_run(options->output.dir) == r->saved.identity) {
+        log_files_require_writable(options->output.dir);
     }
     return resume_options_(r, options, RESUME_NOT_GIVEN);
 }
@@ -279,18 +280,18 @@ static void resume_difference_(ResumeChanges_* c, const char* name, const char* 
 // Refuses another --share-layers: the optimizer has state only for the parameters of the saved run.
 static void resume_check_share_(const Resume* r, const Options* options) {
     const char *saved = state_option(&r->saved, "share-layers"), *was = saved ? saved : "off";
-    if (strcmp(options->share_layers, was) != 0) {
+    if (strcmp(options->model.share_layers, was) != 0) {
         die_usage(
             "--resume %s: --share-layers is %s, was %s; wanted the same, or a new run that starts from its "
             "weights: --model %s",
-            options->resume, options->share_layers, was, shell_word(r->path).text);
+            options->output.resume, options->model.share_layers, was, shell_word(r->path).text);
     }
 }
 
 // Prints that another number of slices changes the order of sums. Older checkpoints have one slice.
 static void resume_print_slices_(const Resume* r, const Options* options, FILE* file) {
     const char* saved = state_option(&r->saved, "tensor-slices");
-    const int now = options->tensor_slices, before = saved ? atoi(saved) : 1;
+    const int now = options->ranks.slices, before = saved ? atoi(saved) : 1;
     if (now != before) {
         fprintf(file, "note: %d slice%s, the run began with %d: the last bits change from here on\n", now,
                 words_s(now), before);
@@ -354,7 +355,7 @@ static int resume_check_data_(const Resume* r, const Options* options, ResumeCha
                               uint64_t train_data) {
     char is[OPTION_TEXT_BYTES], was[OPTION_TEXT_BYTES];
     const uint64_t saved = r->saved.train_data;
-    const int are_stories = !options->train_data[0] && resume_has_same_(r, options, "train-data");
+    const int are_stories = !options->data.train[0] && resume_has_same_(r, options, "train-data");
     if (are_stories && (int64_t)train_tokens > r->saved.train_tokens) {
         return 0; // a longer run generates more of the same stories
     }
@@ -431,14 +432,14 @@ static void resume_print_mixture_(FILE* file, const DataSources* now, const Mixt
 static void resume_check_sources_(const Resume* r, const Options* options, const RunData* data) {
     const MixtureState* before = &r->saved.mixture;
     const SourceMatch match = mixture_match(&data->train, before);
-    for (int s = 0; s < data->train.count && !options->override; s++) {
+    for (int s = 0; s < data->train.count && !options->output.override; s++) {
         if (match.fate[s] == SOURCE_CHANGED) {
             const DataSource* source = &data->train.source[s];
             const SourceState* was = &before->source[match.before[s]];
             die_usage("--resume %s: source %s has other contents: %zu tokens (%016" PRIx64
                       "), was %lld (%016" PRIx64
                       "); wanted the same, or another name for other files; --override starts it over",
-                      options->resume, source->name, source->stream.count, source->stream.fingerprint,
+                      options->output.resume, source->name, source->stream.count, source->stream.fingerprint,
                       (long long)was->tokens, was->fingerprint);
         }
     }
@@ -454,22 +455,22 @@ static int resume_keeps_batches_(const Resume* r, const Options* options) {
 // Returns the length of the sequences that the checkpoint counts.
 static int resume_length_(const Resume* r, const Options* options) {
     const char* saved = state_option(&r->saved, "seq-len");
-    return saved ? atoi(saved) : options->seq_len;
+    return saved ? atoi(saved) : options->batch.seq_len;
 }
 
 // Returns true if the checkpoint has rearranged the same documents. Older ones have none.
 static int resume_has_same_fim_(const Resume* r, const Options* options) {
     const char* saved = state_option(&r->saved, "fim-rate");
-    return (saved ? strtof(saved, NULL) : 0) == options->fim_rate &&
-           (options->fim_rate == 0 || resume_has_same_(r, options, "seed"));
+    return (saved ? strtof(saved, NULL) : 0) == options->data.fim_rate &&
+           (options->data.fim_rate == 0 || resume_has_same_(r, options, "seed"));
 }
 
 // Returns true if the rows of the data are those of the checkpoint, or can be counted in them.
 static int resume_has_rows_(const Resume* r, const Options* options, const RunData* data) {
-    const int are_even =
-        (Packing)options->pack == PACK_STREAM && options->fim_rate == 0 && !mixture_has_mask(&data->train);
+    const int are_even = (Packing)options->data.pack == PACK_STREAM && options->data.fim_rate == 0 &&
+                         !mixture_has_mask(&data->train);
     return resume_has_same_(r, options, "pack") && resume_has_same_fim_(r, options) &&
-           (resume_length_(r, options) == options->seq_len || are_even);
+           (resume_length_(r, options) == options->batch.seq_len || are_even);
 }
 
 // Returns true if a source of the checkpoint continues. Sources with names may all be new.
@@ -484,7 +485,7 @@ static int resume_has_source_(const Resume* r, const RunData* data, int are_othe
 
 // Counts the sequences of the checkpoint in the length of this run.
 static void resume_convert_(Resume* r, const Options* options, FILE* file) {
-    const double was = resume_length_(r, options), now = options->seq_len;
+    const double was = resume_length_(r, options), now = options->batch.seq_len;
     MixtureState* mixture = &r->saved.mixture;
     const int64_t at = r->sequence;
     if (was == now || at == 0) {
@@ -496,7 +497,7 @@ static void resume_convert_(Resume* r, const Options* options, FILE* file) {
         mixture->source[i].given = (int64_t)((double)mixture->source[i].given * was / now);
     }
     fprintf(file, "resume: the data continue at sequence %lld of %d tokens, after %lld of %.0f\n",
-            (long long)r->sequence, options->seq_len, (long long)at, was);
+            (long long)r->sequence, options->batch.seq_len, (long long)at, was);
 }
 
 // Continues the order of the sources after the checkpoint.
@@ -537,10 +538,10 @@ static void resume_order_(Resume* r, const Options* options, FILE* file, int are
     resume_convert_(r, options, file);
     if (r->saved.mixture.count > 0) {
         resume_mixture_(r, options, file, data);
-    } else if (options->data_schedule[0]) {
+    } else if (options->data.schedule[0]) {
         die_usage("--data-schedule %s: %s was saved by an older version, which did not count the sequences "
                   "of each source",
-                  options->data_schedule, r->path);
+                  options->data.schedule, r->path);
     }
 }
 
@@ -549,7 +550,7 @@ static void resume_print_rate_(const Resume* r, const Options* options, FILE* fi
     const Options before = resume_options_(r, options, RESUME_ALL);
     const int64_t step = r->saved.run.step;
     const float rate = setup_lr(options, step);
-    if (step > 0 && step < options->steps && rate != setup_lr(&before, step)) {
+    if (step > 0 && step < options->batch.steps && rate != setup_lr(&before, step)) {
         fprintf(file, "resume: lr %.3g at step %lld -> %.3g at step %lld: the schedule has changed\n",
                 (double)setup_lr(&before, step - 1), (long long)step, (double)rate, (long long)step + 1);
     }
@@ -559,18 +560,18 @@ static void resume_print_rate_(const Resume* r, const Options* options, FILE* fi
 static void resume_print_auto_rate_(const Resume* r, const Options* options, FILE* file) {
     const Options before = resume_options_(r, options, RESUME_ALL);
     const float chosen = setup_auto_lr(&before), now = setup_auto_lr(options);
-    if (options->lr == chosen && now != chosen && !options_given(options, "lr")) {
+    if (options->optimizer.lr == chosen && now != chosen && !options_given(options, "lr")) {
         fprintf(
             file,
             "resume: --lr stays %.3g, which auto chose for %lld steps; for %lld it chooses %.3g: --lr auto "
             "--override\n",
-            (double)chosen, (long long)before.steps, (long long)options->steps, (double)now);
+            (double)chosen, (long long)before.batch.steps, (long long)options->batch.steps, (double)now);
     }
 }
 
 // Prints how many steps are left. Refuses fewer steps than the run has already done.
 static void resume_print_steps_(const Resume* r, const Options* options, FILE* file) {
-    const long long done = r->saved.run.step, steps = options->steps;
+    const long long done = r->saved.run.step, steps = options->batch.steps;
     if (steps < done) {
         die_usage(
             "--steps %lld: %s has done %lld already; wanted more, or an earlier checkpoint: --resume STEP",
@@ -580,7 +581,7 @@ static void resume_print_steps_(const Resume* r, const Options* options, FILE* f
     if (r->saved.run.stage != STAGE_SAMPLED) {
         return;
     }
-    if (done < steps && validations_are_over(&r->saved.run.validations, options->patience)) {
+    if (done < steps && validations_are_over(&r->saved.run.validations, options->eval.patience)) {
         fprintf(file, "resume: stopped early at step %lld: ", done);
         validations_print_over(file, &r->saved.run.validations);
         fprintf(file, "; for more: --patience %lld, or 0\n", 2 * (long long)r->saved.run.validations.since);
@@ -609,8 +610,8 @@ void resume_check(Resume* r, const Settled* s, FILE* file, const char* trainer, 
     }
     const int are_other_data =
         !c.mixes && resume_check_data_(r, options, &c, data->train.tokens, data->train.fingerprint);
-    if (c.used && !options->override) {
-        die_usage("--resume %s: %s; --override resumes anyway%s", options->resume, c.changes,
+    if (c.used && !options->output.override) {
+        die_usage("--resume %s: %s; --override resumes anyway%s", options->output.resume, c.changes,
                   are_other_data || !resume_has_same_(r, options, "train-data")
                       ? "; sources with names, NAME=FILES, may change"
                       : "");
@@ -624,7 +625,7 @@ void resume_check(Resume* r, const Settled* s, FILE* file, const char* trainer, 
     const RankPart part = settled_part(s);
     if (!checkpoint_state_fits(&r->saved, s->optimizer, &part)) {
         fprintf(file, "resume: the state of --optimizer %s starts as zeros\n",
-                optimizer_word((OptimizerName)options->optimizer));
+                optimizer_word((OptimizerName)options->optimizer.name));
     }
 }
 
@@ -640,8 +641,8 @@ void resume_check_teacher(const Resume* r, const Options* options, FILE* file, u
     snprintf(is, sizeof(is), "%016" PRIx64, teacher);
     snprintf(was, sizeof(was), "%016" PRIx64, saved);
     resume_difference_(&c, "the checksum of the teacher", is, was, 1);
-    if (!options->override) {
-        die_usage("--resume %s: %s; --override resumes anyway", options->resume, c.changes);
+    if (!options->output.override) {
+        die_usage("--resume %s: %s; --override resumes anyway", options->output.resume, c.changes);
     }
 }
 

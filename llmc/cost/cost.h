@@ -177,15 +177,15 @@ static inline void cost_optimizer_(const CostWalk* w, const Settled* s) {
     cost_add(w, COST_UPDATE, 0,
              optimizer_bytes(&state, zero, (size_t)w->size, gradient_bytes) -
                  frozen * ((double)gradient_bytes + 2 * w->size));
-    cost_rules_(w, &state, s->options.soap_every);
+    cost_rules_(w, &state, s->options.optimizer.soap_every);
     w->sum->s[COST_TENSOR] += cost_sliced_s_(&state, s);
 }
 
 // Returns the tokens that the classifier processes at a time.
 static inline double cost_chunk_(const Settled* s, double N) {
     const Options* o = &s->options;
-    return o->program.trainer == OPTION_GPU && o->logits_chunk > 0
-               ? fmin(o->logits_chunk, N)
+    return o->program.trainer == OPTION_GPU && o->memory.logits_chunk > 0
+               ? fmin(o->memory.logits_chunk, N)
                : (double)model_classifier_chunk(s->cfg, (size_t)N);
 }
 
@@ -198,10 +198,10 @@ static inline CostWalk cost_walk_(const Settled* s, const CostRates* rates, Cost
     w.freeze = &s->freeze;
     w.rates = rates;
     model_parameter_rows(w.rows, s->part);
-    w.times = ceil((double)o->total_batch / o->seq_len / o->batch / shape.data);
+    w.times = ceil((double)o->batch.total / o->batch.seq_len / o->batch.size / shape.data);
     // a data rank with any work has at least one sequence
-    w.N = fmax((double)o->total_batch / shape.data / w.times, o->seq_len) / shape.context;
-    w.T = o->seq_len;
+    w.N = fmax((double)o->batch.total / shape.data / w.times, o->batch.seq_len) / shape.context;
+    w.T = o->batch.seq_len;
     w.stream = w.N / shape.tensor;
     w.slices = shape.slices / shape.tensor;
     w.all_slices = shape.slices;
@@ -216,8 +216,8 @@ static inline CostWalk cost_walk_(const Settled* s, const CostRates* rates, Cost
 // Returns the micro-batch of a walk as the processes of the grid exchange it.
 static inline CostTransfers cost_exchanged_(const CostWalk* w, const Settled* s) {
     const GridShape shape = s->ranks.grid.shape;
-    const CostTransfers x = {cost_links(s),       shape, s->part, w->N, w->N * shape.context, w->size,
-                             s->options.recompute};
+    const CostTransfers x = {
+        cost_links(s), shape, s->part, w->N, w->N * shape.context, w->size, s->options.memory.recompute};
     return x;
 }
 
@@ -265,7 +265,7 @@ static inline CostUpdate cost_update(const Settled* s, const CostRates* rates) {
         cost_teacher_(&w, s->teacher, chunk);
     }
     pass_s[COST_FORWARD] = cost_total_s(&sum);
-    cost_backward_(&w, grid, chunk, s->options.recompute);
+    cost_backward_(&w, grid, chunk, s->options.memory.recompute);
     pass_s[COST_BACKWARD] = cost_total_s(&sum) - pass_s[COST_FORWARD];
     cost_transfers_(&w, s, pass_s);
     w.times = w.slices = 1;

@@ -83,13 +83,14 @@ static inline size_t rates_set_rows_(Rates_* r, size_t N, int cols) {
 static inline void rates_matmuls_(Rates_* r) {
     const int N = r->rows, C = r->C, OC = r->cols;
     if (r->is_bf16) {
-        matmul_bf16_forward_cpu(r->a, r->b, r->forward, NULL, N, C, OC, &r->bf16);
-        matmul_bf16_backward_input_cpu(r->b, r->a, r->backward, N, C, OC, &r->bf16);
-        matmul_bf16_backward_weight_cpu(r->d, NULL, r->a, r->b, N, C, OC, GRADIENT_SET, &r->bf16);
+        matmul_bf16_forward_cpu(r->a, r->b, r->forward, NULL, (MatmulSizes){N, C, OC}, &r->bf16);
+        matmul_bf16_backward_input_cpu(r->b, r->a, r->backward, (MatmulSizes){N, C, OC}, &r->bf16);
+        matmul_bf16_backward_weight_cpu(r->d, NULL, r->a, r->b, (MatmulSizes){N, C, OC}, GRADIENT_SET,
+                                        &r->bf16);
     } else {
-        matmul_forward_cpu(r->a, r->b, r->c, NULL, N, C, OC, &r->matmul);
-        matmul_backward_input_cpu(r->b, r->a, r->c, N, C, OC, &r->matmul);
-        matmul_backward_weight_cpu(r->d, r->a, r->b, N, C, OC, GRADIENT_SET, &r->matmul);
+        matmul_forward_cpu(r->a, r->b, r->c, NULL, (MatmulSizes){N, C, OC}, &r->matmul);
+        matmul_backward_input_cpu(r->b, r->a, r->c, (MatmulSizes){N, C, OC}, &r->matmul);
+        matmul_backward_weight_cpu(r->d, r->a, r->b, (MatmulSizes){N, C, OC}, GRADIENT_SET, &r->matmul);
     }
 }
 
@@ -133,8 +134,10 @@ static inline AttentionSizes rates_attention_sizes_(const Rates_* r) {
 
 static inline void rates_attention_(Rates_* r) {
     const AttentionSizes sizes = rates_attention_sizes_(r);
-    attention_either_forward_cpu(r->d, r->c, r->a, NULL, sizes, &r->attention);
-    attention_either_backward_cpu(r->b, r->d, r->a, r->d, r->c, NULL, sizes, &r->attention);
+    const AttentionPass pass = {sizes, NULL, r->a, NULL, r->d, r->c};
+    const AttentionGradients d = {r->d, r->b, NULL};
+    attention_either_forward_cpu(&pass, &r->attention);
+    attention_either_backward_cpu(&d, &pass, &r->attention);
 }
 
 static inline double rates_of_attention_(Rates_* r) {
@@ -236,10 +239,10 @@ static inline void rates_measure(CostRates* rates, const Settled* s) {
     r.F = model_hidden(cfg);
     r.NH = cfg.NH;
     r.HS = model_head_size(cfg);
-    r.T = o->seq_len;
+    r.T = o->batch.seq_len;
     r.Vp = cfg.Vp;
-    r.is_bf16 = (MatmulPrecision)o->matmul == MATMUL_BF16;
-    r.N = (size_t)o->batch * (size_t)o->seq_len;
+    r.is_bf16 = (MatmulPrecision)o->memory.matmul == MATMUL_BF16;
+    r.N = (size_t)o->batch.size * (size_t)o->batch.seq_len;
     r.params = (size_t)model_count_stored(cfg);
     float** const arrays[] = {&r.a, &r.b, &r.c, &r.d};
     for (int i = 0; i < 4; i++) {
@@ -264,7 +267,7 @@ static inline void rates_measure(CostRates* rates, const Settled* s) {
 // Returns the rates of this CPU, measured for --plan and --fit; else zeros.
 static inline CostRates rates_cpu(const Settled* s) {
     CostRates rates = {{0}, 0, "", 0};
-    if ((s->options.plan || s->options.fit != 0) && s->use != USE_EVALUATE) {
+    if ((s->options.plan || s->options.memory.fit != 0) && s->use != USE_EVALUATE) {
         rates_measure(&rates, s);
     }
     return rates;

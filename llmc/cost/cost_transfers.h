@@ -53,8 +53,8 @@ static inline Links cost_links(const Settled* s) {
     const int is_gpu = o->program.trainer == OPTION_GPU;
     const double node = is_gpu ? LINKS_GPU_NODE_PER_S : LINKS_CPU_NODE_PER_S,
                  net = is_gpu ? LINKS_GPU_NET_PER_S : LINKS_CPU_NET_PER_S;
-    const Links links = {o->node_gbps > 0 ? 1e9 * o->node_gbps : node,
-                         o->net_gbps > 0 ? 1e9 * o->net_gbps : net, s->ranks.node_ranks};
+    const Links links = {o->ranks.node_gbps > 0 ? 1e9 * o->ranks.node_gbps : node,
+                         o->ranks.net_gbps > 0 ? 1e9 * o->ranks.net_gbps : net, s->ranks.node_ranks};
     return links;
 }
 

@@ -132,9 +132,9 @@ void generator_open(Generator* g, GeneratorModel model, const RunData* data, con
     g->positions = (int*)check_alloc(slots, sizeof(int), "sequences");
     for (int s = 0; s < model.slots; s++) {
         g->sequences[s].ids = (int*)check_alloc(room, sizeof(int), "sequences");
-        text_stream_open(&g->sequences[s].stream, &options->stop);
+        text_stream_open(&g->sequences[s].stream, &options->texts.stop);
     }
-    g->rng = rand_open(options->seed, rand_stream("samples"));
+    g->rng = rand_open(options->data.seed, rand_stream("samples"));
     g->prompt = (int*)check_alloc(room, sizeof(int), "prompt");
     if (!options->generates) {
         g->prompt_tokens = run_data_prompt(g->prompt, model.T, data, options, model.V);
@@ -171,8 +171,8 @@ static void generator_draw_(Generator* g, GeneratorSequence* sequence, const flo
         sequence->end = GENERATOR_DIVERGED;
         return;
     }
-    const int next = sampler_next(logits, g->known_ids, o->temperature, o->top_k, o->top_p,
-                                  (float)rand_uniform(sequence->rng), &g->sampler);
+    const int next = sampler_next(logits, g->known_ids, o->samples.temperature, o->samples.top_k,
+                                  o->samples.top_p, (float)rand_uniform(sequence->rng), &g->sampler);
     if (next == g->eot || next == g->turn_end ||
         (g->data->has_tokenizer && tokenizer_is_end(&g->data->tokenizer, next))) {
         sequence->end = GENERATOR_EOT;
@@ -253,7 +253,7 @@ static int generator_sample_(Generator* g, GeneratorStop stop, void* run) {
     if (stop(run)) {
         return 0;
     }
-    generator_begin(g, 0, g->prompt, g->prompt_tokens, g->options->sample_tokens, &g->rng);
+    generator_begin(g, 0, g->prompt, g->prompt_tokens, g->options->samples.tokens, &g->rng);
     while (sequence->end == STILL_GENERATING && !stop(run)) {
         generator_advance(g);
     }
@@ -264,7 +264,7 @@ static int generator_sample_(Generator* g, GeneratorStop stop, void* run) {
 int generator_log(Generator* g, RunLog* log, int64_t step, GeneratorStop stop, void* run) {
     const uint64_t before = g->rng.at;
     const GeneratorSequence* sequence = &g->sequences[0];
-    for (int i = 0; i < g->options->samples; i++) {
+    for (int i = 0; i < g->options->samples.count; i++) {
         if (!generator_sample_(g, stop, run)) {
             rand_seek(&g->rng, before);
             return 0;

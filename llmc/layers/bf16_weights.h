@@ -102,12 +102,12 @@ static inline void bf16_weights_pack_expert_(Bf16Weights* w, int row, int layer,
     uint32_t* forward = bf16_weights_at_(w, row, layer, PACKED_FORWARD) +
                         (size_t)e * bf16_weights_expert_pairs_(r, PACKED_FORWARD);
     bf16_pack_right(w->pack, forward + matmul_bf16_pairs(first, C), matmul_bf16_pairs(1, C),
-                    matmul_bf16_forward_weight(weight, C), 0, first, C, count);
+                    matrix_at(matmul_bf16_forward_weight(weight, C), 0, first), C, count);
     if (w->kinds > PACKED_BACKWARD) {
         uint32_t* backward = bf16_weights_at_(w, row, layer, PACKED_BACKWARD) +
                              (size_t)e * bf16_weights_expert_pairs_(r, PACKED_BACKWARD);
         bf16_pack_right(w->pack, backward + matmul_bf16_pairs(1, first), matmul_bf16_pairs(1, OC),
-                        matmul_bf16_backward_weight(weight, C), first, 0, count, C);
+                        matrix_at(matmul_bf16_backward_weight(weight, C), first, 0), count, C);
     }
 }
 

@@ -153,23 +153,28 @@ static inline DistillTeacherGpu<floatX> lm_head_teacher_(const TeachingGpu* t, i
     return DistillTeacherGpu<floatX>{slice.logits, slice.weight.OC, slice.softcap};
 }
 
+// Returns the tokens of a chunk from `first` on, with its sizes, after lm_head_sums_.
+static inline DistillTokensGpu lm_head_tokens_(const float* losses, const LmHeadGpu* head, int first,
+                                               float dloss, CrossEntropy of) {
+    return {head->targets + first, losses + first, (const CrossEntropySum*)head->sums, dloss, of,
+            head->teaching->how};
+}
+
 // Sets the divergences of a chunk of tokens from `first` on, after lm_head_sums_.
 static inline void lm_head_diverge_(const float* losses, const LmHeadGpu* head, int first,
                                     CrossEntropy chunk) {
     const TensorParallelGpu* tp = &head->tensor;
     const TeachingGpu* t = head->teaching;
-    const CrossEntropySum* whole = (const CrossEntropySum*)head->sums;
-    const int* targets = head->targets + first;
     for (int i = 0; i < tp->cut.slices; i++) {
         const LmHeadGpu slice = lm_head_slice_(head, i), teacher = lm_head_slice_(t->head, i);
         const int number = tp->cut.first + i;
         lm_head_logits(&teacher, first, chunk.N);
-        distill_slice(t->sums + (size_t)number * chunk.N, slice.logits, lm_head_teacher_(t, i),
-                      losses + first, whole, targets, lm_head_chunk_(&slice, first), t->how, tp->gpu);
+        distill_slice(t->sums + (size_t)number * chunk.N, (const floatX*)slice.logits, lm_head_teacher_(t, i),
+                      lm_head_tokens_(losses, head, first, 1, lm_head_chunk_(&slice, first)), tp->gpu);
     }
     tensor_gather_slices(tp, t->sums, (size_t)chunk.N * sizeof(DistillSlice));
-    distill_combine(t->divergence + first, t->sums, losses + first, whole, targets, tp->cut.of, chunk, t->how,
-                    tp->gpu);
+    distill_combine(t->divergence + first, t->sums, tp->cut.of,
+                    lm_head_tokens_(losses, head, first, 1, chunk), tp->gpu);
 }
 
 // Turns the logits of slice i, on the tokens of a chunk, into their gradients.
@@ -183,8 +188,8 @@ static inline void lm_head_slice_dlogits_(const float* losses, const LmHeadGpu* 
     const int* targets = head->targets + first;
     const TeachingGpu* t = head->teaching;
     if (t) {
-        distill_slice_backward(slice.logits, lm_head_teacher_(t, i), (const DistillSlice*)t->sums,
-                               losses + first, whole, targets, word, dloss, chunk, t->how, tp->gpu);
+        distill_slice_backward(slice.logits, lm_head_teacher_(t, i), (const DistillSlice*)t->sums, word,
+                               lm_head_tokens_(losses, head, first, dloss, chunk), tp->gpu);
     } else {
         cross_entropy_slice_backward(slice.logits, whole, targets, word, dloss, chunk, tp->gpu);
     }
@@ -251,8 +256,9 @@ static inline void lm_head_dlogits_(float* losses, const LmHeadGpu* head, int fi
         cross_entropy_backward(losses + first, head->logits, targets, dloss, chunk, gpu);
     } else {
         lm_head_logits(t->head, first, chunk.N);
-        distill_logits(losses + first, t->divergence + first, head->logits, (const floatX*)t->head->logits,
-                       t->head->weight.OC, t->head->softcap, targets, dloss, chunk, t->how, gpu);
+        distill_logits(losses + first, t->divergence + first, head->logits,
+                       {t->head->logits, t->head->weight.OC, t->head->softcap},
+                       lm_head_tokens_(losses, head, first, dloss, chunk), gpu);
     }
 }
 

@@ -251,8 +251,9 @@ static inline void lm_head_dlogits_(float* losses, const LmHead* head, int first
         cross_entropy_backward_cpu(losses + first, head->logits, targets, dloss, chunk);
     } else {
         lm_head_logits_cpu(t->head, first, chunk.N);
-        distill_logits_cpu(losses + first, t->divergence + first, head->logits, t->head->logits,
-                           t->head->weight.OC, t->head->softcap, targets, dloss, chunk, t->how);
+        distill_logits_cpu(losses + first, t->divergence + first, head->logits,
+                           (DistillTeacher){t->head->logits, t->head->weight.OC, t->head->softcap},
+                           (DistillTokens){targets, dloss, chunk, t->how});
     }
 }
 

@@ -138,7 +138,7 @@ static inline void mlp_one_forward_residual_(floatX* out, const floatX* residual
 // Sets dfch and dfcb.
 static inline void mlp_one_backward_hidden_(const MlpGpu* mlp, const MlpGradientsGpu* d, const floatX* dout) {
     const Weight* proj = &mlp->proj;
-    floatX* dact = mlp->act; // nobody reads act any more
+    floatX* dact = mlp->act; // act is no longer read
     if (mlp->kind == ACTIVATION_GELU) {
         linear_backward_input_gelu(d->dfch, d->dfcb, dout, proj, mlp->fch, mlp->N, d->mode, mlp->linear);
         return;
@@ -251,7 +251,7 @@ static inline void mlp_experts_hidden_(const MlpGpu* mlp, const floatX* inp) {
         router_without_tokens(&x->router, gpu);
         return;
     }
-    expert_matmul_forward(x->router.logits, inp, x->routerw, &tokens, mlp->fc.C, x->router.E, gpu);
+    expert_matmul_forward(x->router.logits, inp, x->routerw, &tokens, {mlp->fc.C, x->router.E}, gpu);
     router_forward(&x->router, x->bias, gpu);
     experts_gather(x->in, inp, &x->router, mlp->fc.C, gpu);
     if (!mlp_divides_experts_(mlp)) {
@@ -285,19 +285,19 @@ static inline void mlp_own_backward_(const MlpGpu* mlp, const MlpGradientsGpu* d
     const ExpertRows rows = experts_rows(&x->router);
     const Gpu* gpu = mlp->linear->gpu;
     const int has_rows = mlp_has_rows_(mlp);
-    floatX* dact = mlp->act; // nobody reads act any more
+    floatX* dact = mlp->act; // act is no longer read
     linear_experts_backward_weight(d->dfcprojw, x->out, mlp->act, proj, &rows, d->mode, mlp->linear);
     if (has_rows) {
-        expert_matmul_backward_input(dact, x->out, proj->data, &rows, proj->C, proj->OC, GRADIENT_SET, gpu);
+        expert_matmul_backward_input(dact, x->out, proj->data, &rows, {proj->C, proj->OC}, GRADIENT_SET, gpu);
         experts_swiglu_backward(d->dfch, d->dscale, dact, mlp->fch, &x->router, proj->C, gpu);
     }
     linear_experts_backward_weight(d->dfcw, d->dfch, x->in, fc, &rows, d->mode, mlp->linear);
     if (has_rows) {
-        expert_matmul_backward_input(x->out, d->dfch, fc->data, &rows, fc->C, fc->OC, GRADIENT_SET, gpu);
+        expert_matmul_backward_input(x->out, d->dfch, fc->data, &rows, {fc->C, fc->OC}, GRADIENT_SET, gpu);
     }
 }
 
-// Returns a gradient this many elements behind another one.
+// Returns a gradient this many elements after another one.
 static inline Gradient mlp_gradient_at_(Gradient d, size_t elements) {
     return {d.data ? (char*)d.data + elements * dtype_bytes(d.dtype) : NULL, d.dtype};
 }
@@ -365,15 +365,15 @@ static inline void mlp_router_backward_(const MlpGpu* mlp, const MlpGradientsGpu
     const ExpertRows tokens = mlp_tokens_(mlp);
     const int C = mlp->fc.C, E = x->router.E;
     const Gpu* gpu = mlp->linear->gpu;
-    float* entropies = (float*)(void*)x->in; // nobody reads the rows any more
+    float* entropies = (float*)(void*)x->in; // the rows are no longer read
     router_backward(d->dlogits, entropies, d->dscale, &x->router, d->losses, gpu);
     if (d->statistics) {
         router_statistics_add(d->statistics, entropies, &x->router, gpu);
     }
     if (d->drouterw.data) {
-        expert_matmul_backward_weight(d->drouterw, d->dlogits, inp, &tokens, C, E, d->mode, gpu);
+        expert_matmul_backward_weight(d->drouterw, d->dlogits, inp, &tokens, {C, E}, d->mode, gpu);
     }
-    expert_matmul_backward_input(d->dinp, d->dlogits, x->routerw, &tokens, C, E, mode, gpu);
+    expert_matmul_backward_input(d->dinp, d->dlogits, x->routerw, &tokens, {C, E}, mode, gpu);
 }
 
 static inline void mlp_experts_backward_(const MlpGpu* mlp, const MlpGradientsGpu* d, const floatX* dout,

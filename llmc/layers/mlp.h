@@ -304,8 +304,8 @@ static inline void mlp_experts_hidden_(const Mlp* mlp, const float* inp) {
     const Mlp shared = mlp_shared_(mlp);
     assert(mlp->kind == ACTIVATION_SWIGLU);
     if (mlp->N > 0) {
-        matmul_forward_cpu(x->router.logits, inp, x->routerw, NULL, mlp->N, mlp->fc.C, x->router.E,
-                           &mlp->linear->matmul);
+        matmul_forward_cpu(x->router.logits, inp, x->routerw, NULL,
+                           (MatmulSizes){mlp->N, mlp->fc.C, x->router.E}, &mlp->linear->matmul);
     }
     router_forward_cpu(&x->router);
     experts_gather_cpu(x->in, inp, &x->router, mlp->fc.C);
@@ -383,7 +383,7 @@ static inline void mlp_experts_backward_packed_(const Mlp* mlp, const MlpLayerGr
     }
 }
 
-// Does so in fp32.
+// Computes them in fp32.
 static inline void mlp_experts_backward_unpacked_(const Mlp* mlp, const MlpLayerGradients* all) {
     const Experts* x = &mlp->experts;
     const Router* r = &x->router;
@@ -474,9 +474,10 @@ static inline void mlp_router_backward_(const Mlp* mlp, const MlpLayerGradients*
         return;
     }
     if (all->drouterw) {
-        matmul_backward_weight_cpu(all->drouterw, all->dlogits, inp, N, C, E, all->mlp.mode, scratch);
+        matmul_backward_weight_cpu(all->drouterw, all->dlogits, inp, (MatmulSizes){N, C, E}, all->mlp.mode,
+                                   scratch);
     }
-    matmul_backward_input_cpu(all->mlp.dinp, all->dlogits, x->routerw, N, C, E, scratch);
+    matmul_backward_input_cpu(all->mlp.dinp, all->dlogits, x->routerw, (MatmulSizes){N, C, E}, scratch);
     if (all->statistics) {
         router_statistics_add_cpu(all->statistics, &x->router);
     }

@@ -84,6 +84,18 @@ static inline SelfAttentionGpu self_attention_of(ModelConfig cfg, int l, const W
 // Returns true if this rank has a part of each sequence.
 static inline int self_attention_is_divided_(const SelfAttentionGpu* a) { return a->sizes.chunks.last > 0; }
 
+// Returns the pass of attention; kv are gathered keys, or NULL.
+static inline AttentionPassGpu<floatX> self_attention_pass_(const SelfAttentionGpu* a, const floatX* kv) {
+    return {a->sizes, a->starts, a->qkv, kv, a->out, a->lse};
+}
+
+// Gathers the keys and values of all ranks, if sequences are divided; else returns NULL.
+static inline const floatX* self_attention_gather_(const SelfAttentionGpu* a) {
+    return self_attention_is_divided_(a)
+               ? context_gather(a->context, (const floatX*)a->qkv, a->sizes, a->linear->gpu)
+               : NULL;
+}
+
 // Sets qkv, out and lse; inp (N, C).
 static inline void self_attention_forward(const SelfAttentionGpu* a, const floatX* inp) {
     const int N = a->sizes.B * a->sizes.T;
@@ -95,13 +107,9 @@ static inline void self_attention_forward(const SelfAttentionGpu* a, const float
     }
     if (a->positions) {
         attention_cached(a->out, a->qkv, a->positions, a->window, a->cache, a->sizes, gpu);
-    } else if (self_attention_is_divided_(a)) {
-        const floatX* kv = context_gather(a->context, (const floatX*)a->qkv, a->sizes, gpu);
-        attention_raced_forward(a->out, a->lse, (const floatX*)a->qkv, kv, a->starts, a->sizes, a->attention,
-                                a->linear->matmul);
     } else {
-        attention_raced_forward(a->out, a->lse, (const floatX*)a->qkv, (const floatX*)NULL, a->starts,
-                                a->sizes, a->attention, a->linear->matmul);
+        const AttentionPassGpu<floatX> pass = self_attention_pass_(a, self_attention_gather_(a));
+        attention_raced_forward(&pass, a->attention, a->linear->matmul);
     }
 }
 
@@ -114,18 +122,6 @@ typedef struct {
     floatX* dqkv; // (N, QKV)
 } SelfAttentionGradientsGpu;
 
-// Sets dqkv from the rank's queries, and from the gradients of its keys that all ranks have.
-static inline void self_attention_backward_divided_(const SelfAttentionGpu* a, floatX* dqkv,
-                                                    const floatX* dout) {
-    const Gpu* gpu = a->linear->gpu;
-    const ContextParallelGpu<floatX>* context = a->context;
-    const floatX *qkv = a->qkv, *kv = context_gather(context, qkv, a->sizes, gpu);
-    const Gradient none = {NULL, DTYPE_OF(floatX)};
-    attention_raced_backward(dqkv, context->dkv, none, dout, qkv, kv, (const floatX*)a->out, a->lse,
-                             a->starts, a->sizes, GRADIENT_SET, a->attention, a->linear->matmul);
-    context_sum(dqkv, context, a->sizes, gpu);
-}
-
 // Sets dqkv, the gradient of the linear layer's output, and sets or adds to that of its bias. If
 // heads, or other ranks' gradients, change dqkv after attention's backward pass, the bias is summed
 // after them.
@@ -137,12 +133,12 @@ static inline void self_attention_backward_qkv_(const SelfAttentionGpu* a, const
     const Gradient none = {NULL, d->dqkvb.dtype};
     float* sums = attention_sums(a->attention);
     const HeadsGradientsGpu dheads = {d->dqnormw, d->dknormw, d->mode, sums};
-    if (divided) {
-        self_attention_backward_divided_(a, d->dqkv, dout);
-    } else {
-        attention_raced_backward(d->dqkv, (floatX*)NULL, plain ? d->dqkvb : none, dout, (const floatX*)a->qkv,
-                                 (const floatX*)NULL, (const floatX*)a->out, a->lse, a->starts, a->sizes,
-                                 d->mode, a->attention, a->linear->matmul);
+    const AttentionPassGpu<floatX> pass = self_attention_pass_(a, self_attention_gather_(a));
+    const AttentionGradientsGpu<floatX> dpass = {dout, d->dqkv, divided ? a->context->dkv : NULL,
+                                                 plain ? d->dqkvb : none, d->mode};
+    attention_raced_backward(&dpass, &pass, a->attention, a->linear->matmul);
+    if (divided) { // adds the other ranks' gradients of this one's keys
+        context_sum(d->dqkv, a->context, a->sizes, gpu);
     }
     heads_backward(d->dqkv, &dheads, (const floatX*)a->qkv, &a->heads, gpu);
     if (!plain && d->dqkvb.data) {

@@ -46,43 +46,20 @@ static inline void attention_either_open(Attention* a, Memory* memory, int is_bf
     }
 }
 
-static inline void attention_either_forward_cpu(float* out, float* lse, const float* qkv, const int* starts,
-                                                AttentionSizes sizes, Attention* a) {
+static inline void attention_either_forward_cpu(const AttentionPass* pass, Attention* a) {
     if (a->is_bf16) {
-        attention_bf16_forward_cpu(out, lse, qkv, starts, sizes, &a->bf16);
+        attention_bf16_forward_cpu(pass, &a->bf16);
     } else {
-        attention_forward_cpu(out, lse, qkv, starts, sizes, &a->fp32);
+        attention_forward_cpu(pass, &a->fp32);
     }
 }
 
-static inline void attention_gathered_either_forward_cpu(float* out, float* lse, const float* qkv,
-                                                         const float* kv, const int* starts,
-                                                         AttentionSizes sizes, Attention* a) {
+static inline void attention_either_backward_cpu(const AttentionGradients* d, const AttentionPass* pass,
+                                                 Attention* a) {
     if (a->is_bf16) {
-        attention_bf16_gathered_forward_cpu(out, lse, qkv, kv, starts, sizes, &a->bf16);
+        attention_bf16_backward_cpu(d, pass, &a->bf16);
     } else {
-        attention_gathered_forward_cpu(out, lse, qkv, kv, starts, sizes, &a->fp32);
-    }
-}
-
-static inline void attention_either_backward_cpu(float* dqkv, const float* dout, const float* qkv,
-                                                 const float* out, const float* lse, const int* starts,
-                                                 AttentionSizes sizes, Attention* a) {
-    if (a->is_bf16) {
-        attention_bf16_backward_cpu(dqkv, dout, qkv, out, lse, starts, sizes, &a->bf16);
-    } else {
-        attention_backward_cpu(dqkv, dout, qkv, out, lse, starts, sizes, &a->fp32);
-    }
-}
-
-static inline void attention_gathered_either_backward_cpu(float* dqkv, float* dkv, const float* dout,
-                                                          const float* qkv, const float* kv, const float* out,
-                                                          const float* lse, const int* starts,
-                                                          AttentionSizes sizes, Attention* a) {
-    if (a->is_bf16) {
-        attention_bf16_gathered_backward_cpu(dqkv, dkv, dout, qkv, kv, out, lse, starts, sizes, &a->bf16);
-    } else {
-        attention_gathered_backward_cpu(dqkv, dkv, dout, qkv, kv, out, lse, starts, sizes, &a->fp32);
+        attention_backward_cpu(d, pass, &a->fp32);
     }
 }
 
@@ -142,12 +119,17 @@ static inline int self_attention_is_divided_(const SelfAttention* a) { return a-
 
 static inline int self_attention_is_packed_(const SelfAttention* a) {
     return a->linear->is_bf16 && !a->cache.data && !self_attention_is_divided_(a) &&
-           a->heads.kind == HEADS_PLAIN && attention_bf16_fits(a->sizes.T, a->sizes.HS);
+           !heads_parts(a->heads.kind).has_norm && attention_bf16_fits(a->sizes.T, a->sizes.HS);
 }
 
 static inline QkvBf16 self_attention_layer_(const SelfAttention* a) {
     return (QkvBf16){a->sizes,           a->weight.C,    a->weight.forward,
                      a->weight.backward, a->weight.bias, a->heads.rope};
+}
+
+// Returns the pass of attention; kv are gathered keys, or NULL.
+static inline AttentionPass self_attention_pass_(const SelfAttention* a, const float* kv) {
+    return (AttentionPass){a->sizes, a->starts, a->qkv, kv, a->out, a->lse};
 }
 
 // Keeps the keys and values in qkv.
@@ -165,11 +147,12 @@ static inline void self_attention_store_(const SelfAttention* a) {
 // Sets qkv, out and lse; inp (N, C).
 static inline void self_attention_forward_cpu(const SelfAttention* a, const float* inp) {
     const int N = a->sizes.B * a->sizes.T;
+    AttentionPass pass = self_attention_pass_(a, NULL);
     if (self_attention_is_packed_(a)) {
         const QkvBf16 layer = self_attention_layer_(a);
         uint32_t* qkv = (uint32_t*)(void*)a->qkv;
         qkv_bf16_forward_cpu(qkv, &layer, inp, &a->linear->bf16);
-        attention_bf16_packed_forward_cpu(a->out, a->lse, qkv, a->starts, a->sizes, &a->attention->bf16);
+        attention_bf16_packed_forward_cpu(qkv, &pass, &a->attention->bf16);
         return;
     }
     linear_forward_cpu(a->qkv, inp, &a->weight, N, a->linear);
@@ -180,12 +163,12 @@ static inline void self_attention_forward_cpu(const SelfAttention* a, const floa
     if (a->positions) {
         attention_cached_cpu(a->out, a->qkv, a->positions, a->window, a->cache, a->sizes,
                              &a->attention->fp32);
-    } else if (self_attention_is_divided_(a)) {
-        const float* kv = context_gather_cpu(&a->attention->context, a->qkv, a->sizes);
-        attention_gathered_either_forward_cpu(a->out, a->lse, a->qkv, kv, a->starts, a->sizes, a->attention);
-    } else {
-        attention_either_forward_cpu(a->out, a->lse, a->qkv, a->starts, a->sizes, a->attention);
+        return;
     }
+    if (self_attention_is_divided_(a)) {
+        pass.kv = context_gather_cpu(&a->attention->context, a->qkv, a->sizes);
+    }
+    attention_either_forward_cpu(&pass, a->attention);
 }
 
 // Gradients of parameters, or NULL, which a backward pass sets or adds to as `mode` says; dinp (N,
@@ -197,13 +180,18 @@ typedef struct {
     float* sums; // (B, QKV)
 } SelfAttentionGradients;
 
-// Sets dqkv from the rank's queries, and from the gradients of its keys that all ranks have.
-static inline void self_attention_backward_divided_(const SelfAttention* a, float* dqkv, const float* dout) {
+// Sets dqkv; if sequences are divided, from the rank's queries, and from the gradients of its keys
+// that all ranks have.
+static inline void self_attention_backward_qkv_(const SelfAttention* a, float* dqkv, const float* dout) {
     const ContextParallel* context = &a->attention->context;
-    const float* kv = context_gather_cpu(context, a->qkv, a->sizes);
-    attention_gathered_either_backward_cpu(dqkv, context->dkv, dout, a->qkv, kv, a->out, a->lse, a->starts,
-                                           a->sizes, a->attention);
-    context_sum_cpu(dqkv, context, a->sizes);
+    const int is_divided = self_attention_is_divided_(a);
+    const float* kv = is_divided ? context_gather_cpu(context, a->qkv, a->sizes) : NULL;
+    const AttentionPass pass = self_attention_pass_(a, kv);
+    const AttentionGradients d = {dout, dqkv, context->dkv};
+    attention_either_backward_cpu(&d, &pass, a->attention);
+    if (is_divided) {
+        context_sum_cpu(dqkv, context, a->sizes);
+    }
 }
 
 // Sets and adds to gradients. dout is (N, Q), inp (N, C); dinp may be dout. dqkv is undefined
@@ -215,17 +203,13 @@ static inline void self_attention_backward_cpu(const SelfAttention* a, const Sel
         const QkvBf16 layer = self_attention_layer_(a);
         const AttentionBf16Gradient dqkv = {(uint32_t*)(void*)d->dqkv, d->sums, a->heads.rope};
         const QkvBf16Gradients gradients = {d->dinp, d->dqkvw, d->dqkvb, d->mode};
-        attention_bf16_packed_backward_cpu(dqkv, dout, (const uint32_t*)(const void*)a->qkv, a->out, a->lse,
-                                           a->starts, a->sizes, &a->attention->bf16);
+        const AttentionPass pass = self_attention_pass_(a, NULL);
+        attention_bf16_packed_backward_cpu(dqkv, dout, (const uint32_t*)(const void*)a->qkv, &pass,
+                                           &a->attention->bf16);
         qkv_bf16_backward_cpu(&layer, &gradients, dqkv, inp, &a->linear->bf16);
         return;
     }
-    if (self_attention_is_divided_(a)) {
-        self_attention_backward_divided_(a, d->dqkv, dout);
-    } else {
-        attention_either_backward_cpu(d->dqkv, dout, a->qkv, a->out, a->lse, a->starts, a->sizes,
-                                      a->attention);
-    }
+    self_attention_backward_qkv_(a, d->dqkv, dout);
     const HeadsGradients dheads = {d->dqnormw, d->dknormw, d->mode, d->sums};
     heads_backward_cpu(d->dqkv, &dheads, a->qkv, &a->heads);
     linear_backward_cpu(d->dinp, d->dqkvw, d->dqkvb, d->dqkv, inp, &a->weight, N, d->mode, a->linear);

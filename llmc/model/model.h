@@ -444,10 +444,10 @@ static inline void model_expert_widths_(ModelWidths* w, ModelConfig cfg) {
 
 static inline ModelWidths model_widths(ModelConfig cfg) {
     const Architecture* kinds = model_architecture(cfg.arch);
-    const HeadsKind heads = kinds->heads;
+    const HeadsParts heads = heads_parts(kinds->heads);
     const int Q = model_heads(cfg), K = model_keys(cfg), HS = model_head_size(cfg), F = model_hidden(cfg),
-              G = model_gates(cfg), is_layer = kinds->norm == NORM_LAYER,
-              has_biases = kinds->biases == BIASES_ALL;
+              G = model_gates(cfg), has_biases = kinds->biases == BIASES_ALL;
+    const NormParts norm = norm_parts(kinds->norm);
     ModelWidths w;
     w.of_slices = model_is_sliced(cfg) ? cfg.part.of_slices : 1;
     w.Q = Q, w.K = K, w.QKV = Q + 2 * K, w.F = F, w.G = G;
@@ -455,22 +455,22 @@ static inline ModelWidths model_widths(ModelConfig cfg) {
     w.parts = Q == K ? 3 : 2;
     w.words = model_has_first(cfg) || (model_has_last(cfg) && !cfg.has_head) ? cfg.Vp : 0;
     w.positions = kinds->positions == POSITIONS_LEARNED && model_has_first(cfg) ? cfg.max_T : 0;
-    w.norm = kinds->norm == NORM_RMS_ALONE ? 0 : cfg.C;
-    w.norm_bias = is_layer ? cfg.C : 0;
+    w.norm = norm.has_weight ? cfg.C : 0;
+    w.norm_bias = norm.has_bias ? cfg.C : 0;
     w.last_norm = model_has_last(cfg) ? w.norm : 0;
     w.last_norm_bias = model_has_last(cfg) ? w.norm_bias : 0;
     w.qkv_bias = kinds->biases == BIASES_NONE ? 0 : w.QKV;
     w.bias = has_biases ? cfg.C : 0;
     w.hidden_bias = has_biases ? G * F : 0;
-    w.query_norm = heads == HEADS_NORM ? HS : heads == HEADS_ROW_NORM ? Q : 0;
-    w.key_norm = heads == HEADS_ROW_NORM ? K : w.query_norm;
+    w.query_norm = !heads.has_weights ? 0 : heads.is_together ? Q : HS;
+    w.key_norm = heads.is_together ? K : w.query_norm;
     w.head = cfg.has_head && model_has_last(cfg) ? cfg.Vp : 0;
-    w.mean = is_layer;
+    w.mean = norm.has_mean;
     w.is_last = model_has_last(cfg);
-    w.last_C = w.is_last * cfg.C, w.last_mean = w.is_last * is_layer, w.last_words = w.is_last * cfg.Vp;
+    w.last_C = w.is_last * cfg.C, w.last_mean = w.is_last * norm.has_mean, w.last_words = w.is_last * cfg.Vp;
     w.embedding_rstd = kinds->has_embedding_norm && model_has_first(cfg);
     w.raw = w.query_norm > 0 ? Q + K : 0;
-    w.unit_rstd = heads == HEADS_UNIT_NORM ? cfg.NH + model_key_heads(cfg) : 0;
+    w.unit_rstd = heads.keeps_rstd ? cfg.NH + model_key_heads(cfg) : 0;
     const int all_Q = Q * w.of_slices, stream = cfg.C * model_slices(cfg);
     w.branch = all_Q > stream ? all_Q : stream;
     w.sliced_C = model_is_sliced(cfg) ? cfg.C : 0;

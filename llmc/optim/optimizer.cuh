@@ -28,7 +28,7 @@ Matrices whose parts belong to several ranks are updated by their owners (owners
 #include "llmc/model/model.h"
 #include "llmc/gpu/gpu.cuh"
 #include "llmc/optim/lion.cuh"
-#include "llmc/ops/matmul.cuh"
+#include "llmc/ops/matmul_plans.cuh"
 #include "llmc/optim/muon.cuh"
 #include "llmc/optim/optimizer.h"
 #include "llmc/optim/owners.cuh"

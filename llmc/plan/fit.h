@@ -41,22 +41,23 @@ static inline double fit_update_s(const Settled* s, const FitDevice* device) {
 
 static inline int fit_compare_(const void* a_, const void* b_) {
     const FitTry_ *a = (const FitTry_*)a_, *b = (const FitTry_*)b_;
-    return a->update_s != b->update_s ? (a->update_s > b->update_s ? 1 : -1)
-                                      : a->settled.options.recompute - b->settled.options.recompute;
+    return a->update_s != b->update_s
+               ? (a->update_s > b->update_s ? 1 : -1)
+               : a->settled.options.memory.recompute - b->settled.options.memory.recompute;
 }
 
 // Returns 1 if a level of recomputation is tried: all of them, unless one is given.
 static inline int fit_tries_level(const Options* o, int level) {
     const int is_given =
-        (options_given(o, "recompute") && o->recompute != OPTION_AUTO) || o->offload_residuals;
-    return !is_given || level == (o->offload_residuals ? (int)RECOMPUTE_BLOCK : o->recompute);
+        (options_given(o, "recompute") && o->memory.recompute != OPTION_AUTO) || o->memory.offload_residuals;
+    return !is_given || level == (o->memory.offload_residuals ? (int)RECOMPUTE_BLOCK : o->memory.recompute);
 }
 
 // Returns 1 if the optimizer's state on the host is tried, too.
 static inline int fit_tries_offload(const Settled* s, const FitDevice* device) {
     const Options* o = &s->options;
-    return device->can_offload && s->use == USE_TRAIN && !o->offload_optimizer &&
-           !options_given(o, "offload-optimizer") && !o->update_in_backward;
+    return device->can_offload && s->use == USE_TRAIN && !o->memory.offload_optimizer &&
+           !options_given(o, "offload-optimizer") && !o->memory.update_in_backward;
 }
 
 // Adds the levels of recomputation for one micro-batch and one place of the optimizer's state.
@@ -78,11 +79,11 @@ static inline int fit_add_levels_(FitTry_* tries, const Settled* s, int parts, i
 static inline int fit_add_all_(FitTry_* tries, const Settled* s, const FitDevice* device) {
     const Options* o = &s->options;
     // such an update has one micro-batch
-    const int most_parts = o->update_in_backward ? 1 : o->batch;
+    const int most_parts = o->memory.update_in_backward ? 1 : o->batch.size;
     int count = 0;
     for (int parts = 1; parts <= most_parts; parts++) {
-        for (int host = 0; o->batch % parts == 0 && host <= fit_tries_offload(s, device); host++) {
-            const int offload = host ? (int)OFFLOAD_HOST : o->offload_optimizer;
+        for (int host = 0; o->batch.size % parts == 0 && host <= fit_tries_offload(s, device); host++) {
+            const int offload = host ? (int)OFFLOAD_HOST : o->memory.offload_optimizer;
             count += fit_add_levels_(tries + count, s, parts, offload, device);
         }
     }
@@ -103,16 +104,17 @@ static inline int fit_takes_(FILE* file, const FitTry_* t, const FitDevice* devi
     const ModelPlan plan = plan_model(device->model, &t->settled);
     const size_t bytes = memory_bytes(&plan.memory, MEMORY_DEVICE);
     const int fits = bytes <= device->limit && memory_bytes(&plan.memory, MEMORY_HOST) <= device->host_limit;
-    fprintf(file, "fit: --batch %d --recompute %s%s: %.1f MiB, %.3g s: %s\n", o->batch,
-            model_recompute_word(o->recompute), o->offload_optimizer ? " --offload-optimizer host" : "",
-            (double)bytes / (1 << 20), t->update_s, fits ? "fits" : "too much");
+    fprintf(file, "fit: --batch %d --recompute %s%s: %.1f MiB, %.3g s: %s\n", o->batch.size,
+            model_recompute_word(o->memory.recompute),
+            o->memory.offload_optimizer ? " --offload-optimizer host" : "", (double)bytes / (1 << 20),
+            t->update_s, fits ? "fits" : "too much");
     return fits;
 }
 
 // Returns the settings with the fastest --batch, --recompute and --offload-optimizer that fit, and
 // with --eval-batches for that --batch. Prints each try. Ends the program if nothing fits.
 static inline Settled fit_choose(FILE* file, const Settled* s, const FitDevice* device) {
-    const size_t room = (size_t)(2 * (RECOMPUTE_BLOCK + 1) * fit_divisors_(s->options.batch));
+    const size_t room = (size_t)(2 * (RECOMPUTE_BLOCK + 1) * fit_divisors_(s->options.batch.size));
     FitTry_* tries = (FitTry_*)check_alloc(room, sizeof(FitTry_), "ways to fit");
     const int count = fit_add_all_(tries, s, device);
     qsort(tries, (size_t)count, sizeof(FitTry_), fit_compare_);

@@ -81,7 +81,8 @@ static inline void fit_way_time_(FitWay* way, const Settled* s, const FitDevice*
     way->update_s = 0;
     for (int stage = 0; fit_next_stage_(&there, &stage, s, way);) {
         const Options* o = &there.options;
-        const int moves = o->offload_optimizer || o->offload_residuals || o->offload_params;
+        const int moves =
+            o->memory.offload_optimizer || o->memory.offload_residuals || o->memory.offload_params;
         const CostUpdate update = cost_update(&there, &device->rates);
         way->update_s = fmax(way->update_s, moves ? fit_update_s(&there, device) : cost_total_s(&update));
     }
@@ -118,8 +119,8 @@ static inline int fit_takes_no_less_(const FitWay* a, const FitWay* b) {
 // Returns 1 if a way has work for all: a micro-batch for each data rank, and 4 for each stage.
 static inline int fit_has_work_(const Settled* s, const FitWay* way) {
     const Options* o = &s->options;
-    const int64_t sequences = o->total_batch / o->seq_len, each = o->batch / way->parts * way->shape.data,
-                  steps = (sequences + each - 1) / each;
+    const int64_t sequences = o->batch.total / o->batch.seq_len,
+                  each = o->batch.size / way->parts * way->shape.data, steps = (sequences + each - 1) / each;
     return way->shape.pipeline > 1 ? steps >= 4 * way->shape.pipeline && way->shape.data <= sequences
                                    : each <= sequences || grid_is_plain(way->shape);
 }
@@ -129,7 +130,7 @@ static inline void fit_add_levels_of_(FitWays* ways, const Settled* s, FitWay wa
     for (way.recompute = RECOMPUTE_NONE; way.recompute <= RECOMPUTE_BLOCK; way.recompute++) {
         for (int host = 0;
              fit_tries_level(&s->options, way.recompute) && host <= fit_tries_offload(s, device); host++) {
-            way.offload = host ? (int)OFFLOAD_HOST : s->options.offload_optimizer;
+            way.offload = host ? (int)OFFLOAD_HOST : s->options.memory.offload_optimizer;
             fit_way_time_(&way, s, device);
             fit_ways_add_(ways, way);
         }
@@ -137,8 +138,8 @@ static inline void fit_add_levels_of_(FitWays* ways, const Settled* s, FitWay wa
 }
 
 static inline void fit_add_batches_(FitWays* ways, const Settled* s, FitWay way, const FitDevice* device) {
-    for (way.parts = 1; way.parts <= s->options.batch; way.parts++) {
-        if (s->options.batch % way.parts == 0 && fit_has_work_(s, &way)) {
+    for (way.parts = 1; way.parts <= s->options.batch.size; way.parts++) {
+        if (s->options.batch.size % way.parts == 0 && fit_has_work_(s, &way)) {
             fit_add_levels_of_(ways, s, way, device);
         }
     }
@@ -148,7 +149,7 @@ static inline void fit_add_batches_(FitWays* ways, const Settled* s, FitWay way,
 static inline int fit_tries_zero_(const Settled* s, GridShape shape, int zero) {
     const Options* o = &s->options;
     const int most = shape.pipeline > 1 || o->program.trainer == OPTION_CPU ? 2 : 3;
-    return options_given(o, "zero")          ? zero == o->zero && zero <= most
+    return options_given(o, "zero")          ? zero == o->ranks.zero && zero <= most
            : shape.data * shape.context == 1 ? zero == 0
            : shape.pipeline > 1              ? zero == 1
                                              : 2 <= zero && zero <= most;
@@ -161,7 +162,7 @@ static inline int fit_next_shards_(const Settled* s, GridShape shape, int shards
     const int all = shape.data * shape.context, near = int_max(s->ranks.node_ranks / shape.tensor, 1);
     const int has_one_level = o->program.trainer == OPTION_CPU || grid_experts(shape) > 1;
     if (has_one_level || options_given(o, "shard-ranks")) {
-        const int only = has_one_level ? all : o->shard_ranks;
+        const int only = has_one_level ? all : o->ranks.shards;
         return shards == 0 && all % only == 0 ? only : 0;
     }
     const int next = shards == 0 ? int_min(near, all) : int_min(2 * shards, all);
@@ -187,17 +188,17 @@ static inline int fit_is_free_(const Options* o, const char* option, int given, 
 static inline int fit_tries_grid_(const Settled* s, GridShape shape) {
     const Options* o = &s->options;
     return s->cfg.L % shape.pipeline == 0 &&
-           fit_is_free_(o, "tensor-parallel", o->tensor_parallel, shape.tensor) &&
-           fit_is_free_(o, "context-parallel", o->context_parallel, shape.context) &&
-           fit_is_free_(o, "pipeline-parallel", o->pipeline_parallel, shape.pipeline) &&
+           fit_is_free_(o, "tensor-parallel", o->ranks.tensor, shape.tensor) &&
+           fit_is_free_(o, "context-parallel", o->ranks.context, shape.context) &&
+           fit_is_free_(o, "pipeline-parallel", o->ranks.pipeline, shape.pipeline) &&
            setup_allows_grid(s, shape);
 }
 
 static inline void fit_add_grids_(FitWays* ways, const Settled* s, const FitDevice* device) {
     const Options* o = &s->options;
     const GridRun run = setup_grid_run(s);
-    const int slices = options_given(o, "tensor-slices") ? o->tensor_slices : 0;
-    GridShape shape = {0, 0, 0, 0, 0, o->expert_parallel};
+    const int slices = options_given(o, "tensor-slices") ? o->ranks.slices : 0;
+    GridShape shape = {0, 0, 0, 0, 0, o->ranks.experts};
     while (grid_next(&shape, &run, slices)) {
         if (fit_tries_grid_(s, shape)) {
             fit_add_grid_(ways, s, shape, device);
@@ -300,7 +301,7 @@ static inline void fit_print_way_(FILE* file, const Settled* s, const FitWay* wa
     if (o->program.trainer == OPTION_GPU) {
         fprintf(file, " --shard-ranks %d", way->shards);
     }
-    fprintf(file, " --batch %d --recompute %s%s: %.1f MiB, %.4g s%s\n", o->batch / way->parts,
+    fprintf(file, " --batch %d --recompute %s%s: %.1f MiB, %.4g s%s\n", o->batch.size / way->parts,
             model_recompute_word(way->recompute),
             way->offload == OFFLOAD_HOST ? " --offload-optimizer host" : "", (double)way->bytes / (1 << 20),
             way->update_s, mark);

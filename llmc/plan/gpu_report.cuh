@@ -17,7 +17,7 @@ The memory bandwidth is the published one, or is computed from the memory's cloc
 #include "llmc/base/clock.h"
 #include "llmc/gpu/gpu.cuh"
 #include "llmc/log/log.h"
-#include "llmc/ops/matmul.cuh"
+#include "llmc/ops/matmul_plans.cuh"
 #include "llmc/gpu/nvml.h"
 #include "llmc/layers/layer_cost.h"
 #include "llmc/setup/options_table.h"
@@ -179,7 +179,7 @@ static inline Gpu gpu_named_(const char* name) {
 // Returns the GPU that a run is planned for, and sets `words` to its name: --plan-gpu, else GPU
 // number --device of this machine, else an H100.
 static inline Gpu gpu_of_plan(char* words, size_t words_bytes, const Options* o) {
-    Gpu gpu = *o->plan_gpu ? gpu_named_(o->plan_gpu) : gpu_found_(o->device);
+    Gpu gpu = *o->plan_gpu ? gpu_named_(o->plan_gpu) : gpu_found_(o->memory.device);
     const int is_assumed = !*gpu.name;
     if (is_assumed) {
         gpu = gpu_named_("H100");
@@ -193,7 +193,7 @@ static inline Gpu gpu_of_plan(char* words, size_t words_bytes, const Options* o)
 static inline size_t gpu_planned_memory(const Options* o) {
     char words[256];
     const Gpu gpu = gpu_of_plan(words, sizeof(words), o);
-    const int is_here = !*o->plan_gpu && *gpu_found_(o->device).name;
+    const int is_here = !*o->plan_gpu && *gpu_found_(o->memory.device).name;
     return is_here ? 0
                    : (size_t)(gpu_published_(gpu.name).memory_gb * (double)(1 << 30)) - ((size_t)512 << 20);
 }

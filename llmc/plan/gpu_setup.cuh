@@ -17,7 +17,7 @@ which GPU a rank uses, how matmuls run, and whether micro-steps are graphs.
 #include "llmc/model/model.h"
 #include "llmc/gpu/gpu.cuh"
 #include "llmc/gpu/ptx.cuh"
-#include "llmc/ops/matmul.cuh"
+#include "llmc/ops/matmul_plans.cuh"
 #include "llmc/ops/matmul_fp8.cuh"
 #include "llmc/setup/settled.h"
 
@@ -30,7 +30,7 @@ static inline SafeTensorsDtype gpu_setup_dtype(void) {
 
 // Returns the type of the gradients.
 static inline DType gpu_setup_gradients(const Settled* s) {
-    return s->options.gradients ? DTYPE_FP32 : DTYPE_OF(floatX);
+    return s->options.memory.gradients ? DTYPE_FP32 : DTYPE_OF(floatX);
 }
 
 // Ends the program if the options need another PRECISION.
@@ -39,12 +39,12 @@ static inline void gpu_setup_check_(const Options* o) {
         die_usage("--plan-gpu %s is for a plan; wanted --plan, or --device for a GPU of this machine",
                   o->plan_gpu);
     }
-    if (o->update_in_backward && DTYPE_OF(floatX) == DTYPE_FP16) {
+    if (o->memory.update_in_backward && DTYPE_OF(floatX) == DTYPE_FP16) {
         die_usage(
             "--update-in-backward on with PRECISION=FP16, whose loss scale needs the whole gradient first; "
             "wanted PRECISION=BF16 or FP32, or off");
     }
-    if (o->master_weights == MASTER_WEIGHTS_24 && DTYPE_OF(floatX) != DTYPE_BF16) {
+    if (o->memory.master_weights == MASTER_WEIGHTS_24 && DTYPE_OF(floatX) != DTYPE_BF16) {
         die_usage("--master-weights 24 with PRECISION=" PRECISION_NAME "; wanted PRECISION=BF16, or on");
     }
 }
@@ -63,7 +63,7 @@ static inline int gpu_setup_graph(const Settled* s) {
     const GridShape shape = s->ranks.grid.shape;
     const int has_more = gpu_setup_has_replicas_(s) || grid_has_several_streams(shape);
     return shape.pipeline == 1 && grid_experts(shape) == 1 &&
-           (s->options.graph == OPTION_AUTO ? !has_more : s->options.graph);
+           (s->options.memory.graph == OPTION_AUTO ? !has_more : s->options.memory.graph);
 }
 
 // Returns the number of processes that share this one's cores: those of its machine that start with
@@ -84,7 +84,7 @@ static inline int gpu_setup_sharers_(Comm* comm) {
 static inline void gpu_setup_waits_(Comm* comm, const Options* o) {
     const int sharers = gpu_setup_sharers_(comm), cores = limits_cores("");
     if (cores < 3 * sharers) {
-        gpu_use(o->device);
+        gpu_use(o->memory.device);
         CUDA_CHECK(cudaSetDeviceFlags(cudaDeviceScheduleBlockingSync));
         // of generation not where the text goes
         fprintf(o->generates ? stderr : stdout, "waiting for GPUs: asleep, %d cores for %d processes\n",
@@ -114,27 +114,27 @@ static inline Settled gpu_setup(const Settled* s, Comm* comm) {
     Settled chosen = *s;
     Options* o = &chosen.options;
     gpu_setup_check_(o);
-    if (o->attention == ATTENTION_BY_WGMMA &&
+    if (o->memory.attention == ATTENTION_BY_WGMMA &&
         (!PTX_HAS_WGMMA || DTYPE_OF(floatX) == DTYPE_FP32 || model_head_size(s->cfg) % 8)) {
         die_usage("--attention wgmma with heads of size %d, PRECISION=" PRECISION_NAME
                   " and kernels for sm_%d; wanted multiples of 8, PRECISION=BF16 or FP16, and ARCH=sm_90a",
                   model_head_size(s->cfg), GPU_SM);
     }
-    if (comm->size > 1 && o->device != OPTION_AUTO) {
-        die_usage("--device %d is for one process; %d take one GPU each", o->device, comm->size);
+    if (comm->size > 1 && o->memory.device != OPTION_AUTO) {
+        die_usage("--device %d is for one process; %d take one GPU each", o->memory.device, comm->size);
     }
-    if (comm->size > 1 && o->autotune && s->use == USE_EVALUATE) {
+    if (comm->size > 1 && o->memory.autotune && s->use == USE_EVALUATE) {
         printf("autotune: off, with several processes that do not train\n");
-        o->autotune = 0;
+        o->memory.autotune = 0;
     }
-    if (o->device == OPTION_AUTO) {
-        o->device = comm->size > 1 ? gpu_device_of_rank(comm, OPTION_AUTO) : 0;
+    if (o->memory.device == OPTION_AUTO) {
+        o->memory.device = comm->size > 1 ? gpu_device_of_rank(comm, OPTION_AUTO) : 0;
     }
     if (comm->size > 1) {
         gpu_setup_waits_(comm, o);
     }
-    if ((MatmulPrecision)o->matmul == MATMUL_FP8) {
-        gpu_setup_check_fp8_(s, o->device);
+    if ((MatmulPrecision)o->memory.matmul == MATMUL_FP8) {
+        gpu_setup_check_fp8_(s, o->memory.device);
     }
     return chosen;
 }
@@ -155,17 +155,18 @@ static inline const char* gpu_setup_graphless_(const Settled* s) {
                                                    : "with two kinds of groups; --graph on tries it";
 }
 
-// Says that graphs are off in this grid. Turns --autotune off in a pipeline: rank 0, which chooses
-// for all, does not have the matmuls of other stages.
-static inline void gpu_setup_grid(Settled* s) {
-    const int is_piped = s->ranks.grid.shape.pipeline > 1;
-    if (!gpu_setup_graph(s) && s->options.graph == OPTION_AUTO) {
+// Returns the settings for this grid. Says that graphs are off in it. Turns --autotune off in a
+// pipeline: rank 0, which chooses for all, does not have the matmuls of other stages.
+static inline Settled gpu_setup_grid(const Settled* s) {
+    Settled chosen = *s;
+    if (!gpu_setup_graph(s) && s->options.memory.graph == OPTION_AUTO) {
         printf("graph: off, %s\n", gpu_setup_graphless_(s));
     }
-    if (is_piped && s->options.autotune) {
+    if (s->ranks.grid.shape.pipeline > 1 && s->options.memory.autotune) {
         printf("autotune: off, in a pipeline\n");
-        s->options.autotune = 0;
+        chosen.options.memory.autotune = 0;
     }
+    return chosen;
 }
 
 // Returns which matmuls fuse GELU. A forward matmul applies GELU before it rounds its result, but a
@@ -173,19 +174,20 @@ static inline void gpu_setup_grid(Settled* s) {
 // of forward matmuls. The derivative always uses rounded values.
 static inline GeluFusion gpu_setup_gelu_(const Options* o) {
     static const int fused[] = {GELU_SEPARATE, GELU_FUSED_FORWARD, GELU_FUSED};
-    const int gelu_again = o->recompute == RECOMPUTE_ACTIVATION || o->recompute == RECOMPUTE_NORMS;
-    const int fusion = o->gelu_fusion == OPTION_AUTO
-                           ? GELU_RACE | (matmul_gelu_pays(o->device) ? GELU_FUSED : GELU_SEPARATE)
-                           : fused[o->gelu_fusion];
+    const int gelu_again =
+        o->memory.recompute == RECOMPUTE_ACTIVATION || o->memory.recompute == RECOMPUTE_NORMS;
+    const int fusion = o->memory.gelu_fusion == OPTION_AUTO
+                           ? GELU_RACE | (matmul_gelu_pays(o->memory.device) ? GELU_FUSED : GELU_SEPARATE)
+                           : fused[o->memory.gelu_fusion];
     return (GeluFusion)(gelu_again ? fusion & ~(GELU_FUSED_FORWARD | GELU_RACE_FORWARD) : fusion);
 }
 
 static inline MatmulSettings gpu_setup_matmul(const Settled* s) {
     const Options* o = &s->options;
-    const MatmulSettings settings = {o->tf32, gpu_setup_gelu_(o), o->bias_fusion, o->autotune,
-                                     matmul_workspace_bytes(o->device,
-                                                            (size_t)o->batch * (size_t)settled_rank_length(s),
-                                                            (size_t)s->cfg.C)};
+    const MatmulSettings settings = {
+        o->memory.tf32, gpu_setup_gelu_(o), o->memory.bias_fusion, o->memory.autotune,
+        matmul_workspace_bytes(o->memory.device, (size_t)o->batch.size * (size_t)settled_rank_length(s),
+                               (size_t)s->cfg.C)};
     return settings;
 }
 

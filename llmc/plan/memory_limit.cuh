@@ -2,7 +2,7 @@
 memory_limit.cuh -- the GPU memory that a run may take: the settings that depend on it, and the
 check that the run fits.
 
-    memory_connect    opens NCCL before the rest is planned: its memory is measured, not computed
+    memory_connected  opens NCCL before the rest is planned: its memory is measured, not computed
     memory_choose     decides --fit, --recompute auto and --logits-chunk auto, and prints why
     memory_require    ends the program if the run does not fit, and says what would
 
@@ -26,15 +26,17 @@ check that the run fits.
 
 // Returns the smallest chunk that --logits-chunk auto chooses: smaller ones save little memory.
 static inline int memory_least_chunk_(const Settled* s) {
-    return (int)model_classifier_chunk(s->cfg, (size_t)s->options.batch * (size_t)settled_rank_length(s));
+    return (int)model_classifier_chunk(s->cfg,
+                                       (size_t)s->options.batch.size * (size_t)settled_rank_length(s));
 }
 
 // Returns the tokens of the classifier's chunk: at most a micro-batch, and the smallest chunk while
 // --logits-chunk is auto.
 static inline int memory_chunk(const Settled* s) {
     const Options* o = &s->options;
-    const int64_t N = (int64_t)o->batch * settled_rank_length(s),
-                  chunk = o->logits_chunk == OPTION_AUTO ? memory_least_chunk_(s) : o->logits_chunk;
+    const int64_t N = (int64_t)o->batch.size * settled_rank_length(s),
+                  chunk =
+                      o->memory.logits_chunk == OPTION_AUTO ? memory_least_chunk_(s) : o->memory.logits_chunk;
     return (int)(chunk < N ? chunk : N);
 }
 
@@ -95,19 +97,19 @@ static inline size_t memory_free_(int device) {
 static inline size_t memory_usable_(const Settled* s) {
     const size_t captured = ranks_size(&s->ranks) > 1 && gpu_setup_graph(s) ? (size_t)256 << 20 : 0;
     const size_t planned = s->options.plan ? gpu_planned_memory(&s->options) : 0,
-                 found = planned ? planned : memory_free_(s->options.device) + s->nccl_bytes,
+                 found = planned ? planned : memory_free_(s->options.memory.device) + s->nccl_bytes,
                  room = found / 50 + ((size_t)64 << 20) + captured;
     return found > room ? found - room : 0;
 }
 
 // Connects the GPUs of several ranks for the coming run. Prints and returns the bytes of this GPU's
 // memory that NCCL takes. Collective.
-static inline size_t memory_connect(const Settled* s, Comm* comm) {
+static inline size_t memory_connect_(const Settled* s, Comm* comm) {
     Gpu gpu;
-    gpu_open(&gpu, s->options.device);
-    const size_t before = memory_free_(s->options.device);
+    gpu_open(&gpu, s->options.memory.device);
+    const size_t before = memory_free_(s->options.memory.device);
     zero_connect(&s->zero, s->ranks.grid, gpu_setup_gradients(s), comm, &gpu);
-    const size_t after = memory_free_(s->options.device), bytes = before > after ? before - after : 0;
+    const size_t after = memory_free_(s->options.memory.device), bytes = before > after ? before - after : 0;
     gpu_close(&gpu);
     const GroupGpu* all = &((const GridGroupsGpu*)comm->gpus)->all;
     gpu_library_takes(all->communicator, bytes);
@@ -120,8 +122,17 @@ static inline size_t memory_connect(const Settled* s, Comm* comm) {
     return bytes;
 }
 
+// Returns the settings with the memory that NCCL takes; a plan opens none. Collective.
+static inline Settled memory_connected(const Settled* s, Comm* comm) {
+    Settled connected = *s;
+    if (comm->size > 1 && !s->options.plan) {
+        connected.nccl_bytes = memory_connect_(s, comm);
+    }
+    return connected;
+}
+
 static inline int memory_least_recompute_(const Settled* s) {
-    return s->options.offload_residuals ? RECOMPUTE_BLOCK : RECOMPUTE_NONE;
+    return s->options.memory.offload_residuals ? RECOMPUTE_BLOCK : RECOMPUTE_NONE;
 }
 
 // Ends the program if the run does not fit into GPU memory. The error names the largest micro-batch
@@ -138,16 +149,17 @@ static inline void memory_require(const Settled* s, PlanModel model) {
           wanted_mib, free_mib);
     Settled smaller = *s;
     Options* o = &smaller.options;
-    for (; o->batch > 0; o->batch /= 2) {
+    for (; o->batch.size > 0; o->batch.size /= 2) {
         const int least = memory_least_chunk_(&smaller);
-        o->logits_chunk = s->options.logits_chunk;
+        o->memory.logits_chunk = s->options.memory.logits_chunk;
         const int has_more = memory_chunk(&smaller) > least;
-        o->logits_chunk = has_more ? least : s->options.logits_chunk;
+        o->memory.logits_chunk = has_more ? least : s->options.memory.logits_chunk;
         settled_conclude(&smaller);
-        for (o->recompute = memory_least_recompute_(s); o->recompute <= RECOMPUTE_BLOCK; o->recompute++) {
+        for (o->memory.recompute = memory_least_recompute_(s); o->memory.recompute <= RECOMPUTE_BLOCK;
+             o->memory.recompute++) {
             CHECK(memory_bytes_(&smaller, model) > free_bytes,
                   "the run needs %.1f MiB of GPU memory, %.1f are free; --batch %d --recompute %s%s fits",
-                  wanted_mib, free_mib, o->batch, model_recompute_word(o->recompute),
+                  wanted_mib, free_mib, o->batch.size, model_recompute_word(o->memory.recompute),
                   has_more ? " --logits-chunk auto" : "");
         }
     }
@@ -159,7 +171,7 @@ static inline void memory_require(const Settled* s, PlanModel model) {
 // Returns the most GPU memory that chosen settings may take: the usable memory, or less with --fit
 // GIB.
 static inline size_t memory_limit_(const Settled* s) {
-    const float fit = s->options.fit;
+    const float fit = s->options.memory.fit;
     const size_t wanted = fit > 0 ? (size_t)(fit * (float)(1 << 30)) : SIZE_MAX, usable = memory_usable_(s);
     return wanted < usable ? wanted : usable;
 }
@@ -167,7 +179,7 @@ static inline size_t memory_limit_(const Settled* s) {
 // Returns the level of --recompute auto, the lowest that fits into GPU memory, and prints why.
 static inline int memory_choose_recompute_(const Settled* s, PlanModel model, size_t limit) {
     Settled tried = *s;
-    int* level = &tried.options.recompute;
+    int* level = &tried.options.memory.recompute;
     *level = memory_least_recompute_(s);
     if (*level == RECOMPUTE_BLOCK) {
         printf("recompute: level %s, for --offload-residuals\n", model_recompute_word(*level));
@@ -187,7 +199,7 @@ static inline int memory_choose_recompute_(const Settled* s, PlanModel model, si
 static inline int memory_choose_chunk_(const Settled* s, PlanModel model, size_t limit) {
     const int least = memory_least_chunk_(s);
     Settled tried = *s;
-    int* chunk = &tried.options.logits_chunk;
+    int* chunk = &tried.options.memory.logits_chunk;
     *chunk = INT_MAX;
     const int N = memory_chunk(&tried);
     *chunk = N;
@@ -202,8 +214,8 @@ static inline int memory_choose_chunk_(const Settled* s, PlanModel model, size_t
 // Returns the settings with the smallest chunk if --logits-chunk is auto.
 static inline Settled memory_with_least_chunk_(const Settled* s) {
     Settled least = *s;
-    if (s->options.logits_chunk == OPTION_AUTO) {
-        least.options.logits_chunk = memory_least_chunk_(s);
+    if (s->options.memory.logits_chunk == OPTION_AUTO) {
+        least.options.memory.logits_chunk = memory_least_chunk_(s);
     }
     return least;
 }
@@ -220,11 +232,12 @@ static inline FitDevice memory_device_(const Settled* s, Comm* comm, const CostR
 // fastest grids. Comes before NCCL, whose groups depend on the grid.
 static inline Settled memory_choose_grid(const Settled* s, Comm* comm, const CostRates* rates,
                                          PlanModel model) {
-    if (ranks_size(&s->ranks) == 1 || s->use != USE_TRAIN || (s->options.fit == 0 && !s->options.plan)) {
+    if (ranks_size(&s->ranks) == 1 || s->use != USE_TRAIN ||
+        (s->options.memory.fit == 0 && !s->options.plan)) {
         return *s;
     }
     const FitDevice device = memory_device_(s, comm, rates, model);
-    if (s->options.fit != 0) {
+    if (s->options.memory.fit != 0) {
         return fit_choose_grid(stdout, s, &device);
     }
     fit_show_grids(stdout, s, &device);
@@ -236,14 +249,14 @@ static inline Settled memory_choose_grid(const Settled* s, Comm* comm, const Cos
 static inline Settled memory_choose(const Settled* s, Comm* comm, const CostRates* rates, PlanModel model) {
     const FitDevice device = memory_device_(s, comm, rates, model);
     const size_t limit = device.limit;
-    const int fits = s->options.fit != 0 && ranks_size(&s->ranks) == 1;
+    const int fits = s->options.memory.fit != 0 && ranks_size(&s->ranks) == 1;
     const Settled fitted = fits ? fit_choose(stdout, s, &device) : *s;
     Settled chosen = memory_with_least_chunk_(&fitted);
-    if (chosen.options.recompute == OPTION_AUTO) {
-        chosen.options.recompute = memory_choose_recompute_(&chosen, model, limit);
+    if (chosen.options.memory.recompute == OPTION_AUTO) {
+        chosen.options.memory.recompute = memory_choose_recompute_(&chosen, model, limit);
     }
-    if (fitted.options.logits_chunk == OPTION_AUTO) {
-        chosen.options.logits_chunk = memory_choose_chunk_(&chosen, model, limit);
+    if (fitted.options.memory.logits_chunk == OPTION_AUTO) {
+        chosen.options.memory.logits_chunk = memory_choose_chunk_(&chosen, model, limit);
     }
     return chosen;
 }

@@ -23,7 +23,7 @@ memory_limit.h -- the memory that a run on the CPU may take; memory_limit.cuh is
 // prints their fastest grids.
 static inline Settled memory_choose_cpu(const Settled* s, Comm* comm, const CostRates* rates,
                                         PlanModel model) {
-    const float fit = s->options.fit;
+    const float fit = s->options.memory.fit;
     const int divides = ranks_size(&s->ranks) > 1 && s->use == USE_TRAIN;
     if (fit == 0 && !(divides && s->options.plan)) {
         return *s;

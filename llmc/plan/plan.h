@@ -101,16 +101,16 @@ void plan_print(FILE* file, const Settled* s, const TrainerPlan* plan);
 static void plan_count_copy_(Memory* memory, const Settled* s) {
     const Options* o = &s->options;
     const int is_gpu = o->program.trainer == OPTION_GPU,
-              copies = is_gpu ? o->out[0] && s->use == USE_TRAIN : checkpoints_copy(o);
+              copies = is_gpu ? o->output.dir[0] && s->use == USE_TRAIN : checkpoints_copy(o);
     const RankPart part = settled_part(s);
     if (copies) {
         memory_count(memory, is_gpu ? "pinned copy to save" : "copy to save",
                      is_gpu ? MEMORY_HOST : MEMORY_DEVICE,
-                     checkpoints_bytes(&part, s->optimizer, s->saved_dtype, o->model_file_gb));
+                     checkpoints_bytes(&part, s->optimizer, s->saved_dtype, o->output.model_file_gb));
     }
-    if (o->out[0] && s->use == USE_TRAIN) {
+    if (o->output.dir[0] && s->use == USE_TRAIN) {
         memory_count(memory, "average to save", is_gpu ? MEMORY_HOST : MEMORY_DEVICE,
-                     checkpoints_average_bytes(&part, s->optimizer, s->saved_dtype, o->model_file_gb));
+                     checkpoints_average_bytes(&part, s->optimizer, s->saved_dtype, o->output.model_file_gb));
     }
 }
 
@@ -118,7 +118,7 @@ static void plan_count_copy_(Memory* memory, const Settled* s) {
 // have as files have them: in 8 bits, or a part.
 static size_t plan_load_bytes_(const Settled* s) {
     const RankPart part = settled_part(s);
-    return s->options.quantize || !rank_part_is_whole(&part) ? load_bytes(&part) : 0;
+    return s->options.texts.quantize || !rank_part_is_whole(&part) ? load_bytes(&part) : 0;
 }
 
 static void plan_count_load_(Memory* memory, const Settled* s) {
@@ -174,7 +174,7 @@ void plan_print_kinds(FILE* file, const Memory* memory) {
 static void plan_print_freeze_(FILE* file, const Settled* s) {
     const Freeze* freeze = &s->freeze;
     const int first = freeze->first_block, L = s->cfg.L;
-    if (s->options.freeze[0] == '\0') {
+    if (s->options.optimizer.freeze[0] == '\0') {
         return;
     }
     fprintf(file, "freeze: %s of %s parameters are frozen",
@@ -217,8 +217,8 @@ static void plan_print_architecture_(FILE* file, ModelConfig cfg) {
 // Prints that the average of the weights is a copy of them.
 static void plan_print_average_(FILE* file, const Settled* s) {
     if (s->optimizer.average.is_kept) {
-        fprintf(file, "average: %s keeps a copy of the weights in fp32%s\n", s->options.average,
-                s->options.offload_optimizer ? ", with the optimizer's state" : "");
+        fprintf(file, "average: %s keeps a copy of the weights in fp32%s\n", s->options.optimizer.average,
+                s->options.memory.offload_optimizer ? ", with the optimizer's state" : "");
     }
 }
 
@@ -235,7 +235,7 @@ static void plan_describe_(FILE* file, const Settled* s, const Memory* memory) {
     }
     if (cfg.share != SHARE_OFF) {
         fprintf(file, ", %s in memory (--share-layers %s)", units_parameters(model_count_stored(cfg)).text,
-                s->options.share_layers);
+                s->options.model.share_layers);
     }
     fputc('\n', file);
     plan_print_architecture_(file, cfg);
@@ -265,7 +265,7 @@ static double plan_operand_bytes_(const Settled* s) {
 // Prints the bytes that a process sends for ZeRO.
 static void plan_print_zero_traffic_(FILE* file, const Settled* s) {
     const int shards = s->ranks.shards;
-    const ZeroTraffic traffic = zero_traffic(&s->zero, s->sequences, s->options.batch, s->gradient_bytes,
+    const ZeroTraffic traffic = zero_traffic(&s->zero, s->sequences, s->options.batch.size, s->gradient_bytes,
                                              s->element_bytes, plan_operand_bytes_(s));
     fprintf(file, " %.1f MiB", traffic.within / (1 << 20));
     if (shards < ranks_data(&s->ranks).size) {
@@ -362,7 +362,7 @@ static void plan_print_disk_(FILE* file, const Settled* s) {
     const double bytes =
         copies * 4.0 * model_count_parameters(s->cfg) + optimizer_saved_bytes(s->optimizer, s->cfg);
     const double kept = checkpoints_kept(o, 0);
-    if (kept > 0 && o->steps > 0) {
+    if (kept > 0 && o->batch.steps > 0) {
         fprintf(file, "disk: %.0f checkpoint%s of at most %.1f MiB = %.1f MiB\n", kept, words_s(kept),
                 bytes / (1 << 20), kept * bytes / (1 << 20));
     }
@@ -403,19 +403,20 @@ static void plan_print_rates_(FILE* file, const CostRates* rates, ActivationKind
 static void plan_print_work_(FILE* file, const Settled* s, const TrainerPlan* plan) {
     const Options* o = &s->options;
     const int ranks = ranks_size(&s->ranks);
-    const double flops = freeze_flops_per_token(&s->freeze, s->cfg, o->seq_len),
-                 update = (double)o->total_batch;
+    const double flops = freeze_flops_per_token(&s->freeze, s->cfg, o->batch.seq_len),
+                 update = (double)o->batch.total;
     const CostUpdate speed = plan_update(s, &plan->rates, &plan->model.memory);
-    if (o->steps == OPTION_AUTO) {
+    if (o->batch.steps == OPTION_AUTO) {
         fprintf(file, "work: %.4g FLOP per token; how many tokens is known once the text is encoded\n",
                 flops);
     } else {
         const Stages batches = settled_batches(o);
-        const double tokens = stages_sum(&batches, o->steps);
-        const double at = o->eval_every > 0 ? floor((double)o->steps / o->eval_every) : 0,
+        const double tokens = stages_sum(&batches, o->batch.steps);
+        const double at = o->eval.every > 0 ? floor((double)o->batch.steps / o->eval.every) : 0,
                      of_average = s->optimizer.average.is_kept ? at : 0,
-                     validations = (o->eval_every > 0) + at + of_average;
-        const double seen = validations * (double)plan->eval_sequences * o->seq_len, all = tokens + seen / 3;
+                     validations = (o->eval.every > 0) + at + of_average;
+        const double seen = validations * (double)plan->eval_sequences * o->batch.seq_len,
+                     all = tokens + seen / 3;
         fprintf(
             file,
             "work: %.4g tokens x %.4g FLOP = %.4g FLOP; plus %.0f validation%s on %.4g tokens in total, at a "
@@ -432,7 +433,8 @@ static void plan_print_work_(FILE* file, const Settled* s, const TrainerPlan* pl
 
 static void plan_print_tensors_(FILE* file, const Options* options, const TrainerPlan* plan) {
     fprintf(file, "\nparameters   layers x rows x columns (%s)\n",
-            options->quantize ? "of matrices: blocks of 32" : "the same for gradients and optimizer state");
+            options->texts.quantize ? "of matrices: blocks of 32"
+                                    : "the same for gradients and optimizer state");
     plan_print_rows_(file, plan->model.parameters, MODEL_PARAMETER_ROWS);
     fprintf(file,
             "\nactivations   layers x tokens x columns (b: only used inside a block; shares memory with c, "

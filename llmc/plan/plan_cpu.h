@@ -51,14 +51,14 @@ static inline void plan_processor_name_(char* name, size_t room) {
 // fp32 is higher.
 static inline double plan_measure_peak_(const Options* o) {
     const double peak = peak_flops_per_s();
-    return o->matmul == MATMUL_BF16 ? fmax(peak, peak_bf16_flops_per_s(bf16_kernel())) : peak;
+    return o->memory.matmul == MATMUL_BF16 ? fmax(peak, peak_bf16_flops_per_s(bf16_kernel())) : peak;
 }
 
 // Measures it, and returns the largest one of the last weeks. For a run of one process: several may
 // share cores, and what each of them could do alone does not add up.
 static inline double plan_kept_peak_(const Options* o) {
     char device[160], processor[256], machine[512];
-    plan_describe_cpu_(device, sizeof(device), o->matmul == MATMUL_BF16);
+    plan_describe_cpu_(device, sizeof(device), o->memory.matmul == MATMUL_BF16);
     plan_processor_name_(processor, sizeof(processor));
     snprintf(machine, sizeof(machine), "%s; %s", device, processor);
     return peak_keep(plan_measure_peak_(o), machine, (int64_t)time(NULL));
@@ -69,7 +69,7 @@ static inline double plan_kept_peak_(const Options* o) {
 static inline Settled plan_on_cpu(TrainerPlan* plan, const Settled* settled, PlanModel model, Comm* comm) {
     plan->measure_peak = comm->size > 1 ? plan_measure_peak_ : plan_kept_peak_;
     plan->peak = plan->measure_peak(&settled->options);
-    plan->in_place = !settled->options.quantize;
+    plan->in_place = !settled->options.texts.quantize;
     plan->loss_scale = loss_scale_off();
     plan->rates = rates_cpu(settled);
     const Settled s = memory_choose_cpu(settled, comm, &plan->rates, model);
@@ -77,7 +77,7 @@ static inline Settled plan_on_cpu(TrainerPlan* plan, const Settled* settled, Pla
     if (!s.options.plan) {
         memory_check_cpu(&plan->model.memory, comm);
     }
-    plan_describe_cpu_(plan->device, sizeof(plan->device), s.options.matmul == MATMUL_BF16);
+    plan_describe_cpu_(plan->device, sizeof(plan->device), s.options.memory.matmul == MATMUL_BF16);
     return s;
 }
 

@@ -125,48 +125,49 @@ static void evaluation_add_core_(Evaluation* e, const char* directory, TaskSetti
 // Adds the windows of a text. Its first token is end-of-text, unless --start-token is off.
 static void evaluation_add_text_(Evaluation* e, const RunData* data, const Options* options,
                                  const Tokenizer* tokenizer, int eot) {
-    const int stride = options->stride == OPTION_AUTO ? options->seq_len : options->stride;
+    const int stride = options->tasks.stride == OPTION_AUTO ? options->batch.seq_len : options->tasks.stride;
     DataSources sources;
     Task* task = evaluation_add_(e);
-    if (stride > options->seq_len) {
-        die_usage("--stride is %d; wanted at most --seq-len %d", stride, options->seq_len);
+    if (stride > options->batch.seq_len) {
+        die_usage("--stride is %d; wanted at most --seq-len %d", stride, options->batch.seq_len);
     }
-    run_data_open_text(&sources, data, options, options->perplexity);
-    task_open(task, options->perplexity, TASK_TEXT, options->seq_len);
+    run_data_open_text(&sources, data, options, options->tasks.perplexity);
+    task_open(task, options->tasks.perplexity, TASK_TEXT, options->batch.seq_len);
     for (int s = 0; s < sources.count; s++) {
         const TokenStream* stream = &sources.source[s].stream;
-        const size_t start = !options->start_token && tokens_at(stream, 0) == eot ? 1 : 0;
+        const size_t start = !options->samples.start_token && tokens_at(stream, 0) == eot ? 1 : 0;
         const size_t count = stream->count - start;
         tokens_fill(stream, start, count, task_begin(task, count));
         task_windows(task, count, stride, tokenizer);
     }
-    CHECK(task->num_documents > 0, "%s: %zu tokens, wanted at least 2", options->perplexity, sources.tokens);
+    CHECK(task->num_documents > 0, "%s: %zu tokens, wanted at least 2", options->tasks.perplexity,
+          sources.tokens);
     mixture_close(&sources);
     task_pack(task);
 }
 
 void evaluation_open(Evaluation* e, const RunData* data, const Options* options, int V) {
     const Tokenizer* tokenizer = data->has_tokenizer ? &data->tokenizer : NULL;
-    const TaskSettings settings = {tokenizer, V, run_data_eot(data, V), options->seq_len,
-                                   (size_t)options->tasks_max};
+    const TaskSettings settings = {tokenizer, V, run_data_eot(data, V), options->batch.seq_len,
+                                   (size_t)options->tasks.max};
     memset(e, 0, sizeof(*e));
-    e->B = options->batch;
-    e->T = options->seq_len;
-    e->out_scores = options->out_scores;
-    if (options->hellaswag) {
+    e->B = options->batch.size;
+    e->T = options->batch.seq_len;
+    e->out_scores = options->tasks.out_scores;
+    if (options->tasks.hellaswag) {
         CHECK(access(TASKS_HELLASWAG, R_OK) == 0,
               "--hellaswag on: cannot read %s in this directory: scripts/get_data.sh hellaswag fetches it; "
               "elsewhere use --tasks FILE",
               TASKS_HELLASWAG);
         evaluation_add_files_(e, TASKS_HELLASWAG, settings);
     }
-    if (options->tasks[0]) {
-        evaluation_add_files_(e, options->tasks, settings);
+    if (options->tasks.files[0]) {
+        evaluation_add_files_(e, options->tasks.files, settings);
     }
-    if (options->core[0]) {
-        evaluation_add_core_(e, options->core, settings);
+    if (options->tasks.core[0]) {
+        evaluation_add_core_(e, options->tasks.core, settings);
     }
-    if (options->perplexity[0]) {
+    if (options->tasks.perplexity[0]) {
         evaluation_add_text_(e, data, options, tokenizer, settings.eot);
     }
 }

@@ -115,19 +115,20 @@ struct Generate {
 // ---- texts ----
 
 static Rand generate_random_(const Generate* g, int64_t prompt) {
-    return rand_open(g->options.seed, rand_stream("texts") + (uint64_t)prompt);
+    return rand_open(g->options.data.seed, rand_stream("texts") + (uint64_t)prompt);
 }
 
 // Ends the program if the logits are not finite: the model has diverged.
 static void generate_check_(const Generate* g, const GeneratorSequence* sequence) {
-    CHECK(sequence->end != GENERATOR_DIVERGED, "%s: the model's logits are not finite", g->options.model);
+    CHECK(sequence->end != GENERATOR_DIVERGED, "%s: the model's logits are not finite",
+          g->options.model.path);
 }
 
 static void generate_begin_(Generate* g, int slot, const int* ids, int count, Rand* rng) {
     GeneratorSequence* sequence = &g->run->generator.sequences[slot];
     const double start_s = time_now_s();
     text_stream_begin(&sequence->stream);
-    generator_begin(&g->run->generator, slot, ids, count, g->options.tokens, rng);
+    generator_begin(&g->run->generator, slot, ids, count, g->options.texts.tokens, rng);
     g->speed.read += count;
     g->speed.read_s += time_now_s() - start_s;
     generate_check_(g, sequence);
@@ -184,7 +185,7 @@ static void generate_print_(Generate* g, const char* shown, const int* ids, int 
         generate_advance_(g);
     }
     text_stream_print(&sequence->stream, &wrap, TEXT_ENDS);
-    text_wrap_put(&wrap, g->options.suffix, strlen(g->options.suffix));
+    text_wrap_put(&wrap, g->options.texts.suffix, strlen(g->options.texts.suffix));
     text_wrap_end(&wrap);
     fputc('\n', stdout);
     generate_flush_(stdout, "standard output");
@@ -192,7 +193,7 @@ static void generate_print_(Generate* g, const char* shown, const int* ids, int 
 }
 
 static void generate_one_(Generate* g) {
-    generate_print_(g, g->options.prompt, g->ids, g->count, 0);
+    generate_print_(g, g->options.samples.prompt, g->ids, g->count, 0);
     generate_print_speed_(g);
 }
 
@@ -202,45 +203,45 @@ static void generate_one_(Generate* g) {
 static void generate_open_chat_(Generate* g) {
     Options* o = &g->options;
     const Tokenizer* tokenizer = &g->run->data.tokenizer;
-    const int can_chat = tokenizer->encoder != NULL, wants = o->chat >= (int)CHAT_ON;
+    const int can_chat = tokenizer->encoder != NULL, wants = o->texts.chat >= (int)CHAT_ON;
     if (wants && !can_chat) {
         die_usage("--chat on: the tokenizer cannot encode any text; wanted --chat off");
     }
-    if (!o->interactive || o->chat == 0 || !can_chat) {
+    if (!o->texts.interactive || o->texts.chat == 0 || !can_chat) {
         return;
     }
-    if (o->chat >= (int)CHAT_CHATML) {
-        chat_choose(tokenizer->bpe, (ChatWord)o->chat);
+    if (o->texts.chat >= (int)CHAT_CHATML) {
+        chat_choose(tokenizer->bpe, (ChatWord)o->texts.chat);
     }
     const ModelCard* card = &tokenizer->bpe->card;
-    dialog_open(&g->dialog, tokenizer->encoder, o->system);
+    dialog_open(&g->dialog, tokenizer->encoder, o->texts.system);
     g->is_chat = wants || card->chat_known != CHAT_UNKNOWN;
-    if (!g->is_chat && card->chat_template && o->chat == OPTION_AUTO) {
+    if (!g->is_chat && card->chat_template && o->texts.chat == OPTION_AUTO) {
         fprintf(stderr,
                 "note: the model has a chat_template whose format is not known; --chat chatml, or another "
                 "format, talks in turns\n");
     }
     if (g->is_chat && g->dialog.marks.turn_end < 0) {
-        if (o->stop.count == OPTION_LIST_MAX) {
+        if (o->texts.stop.count == OPTION_LIST_MAX) {
             die_usage("--stop is given %d times; wanted less: the marks of the chat are plain text, and one "
                       "more string ends an answer",
                       OPTION_LIST_MAX);
         }
-        o->stop.text[o->stop.count++] = g->dialog.marks.ending;
+        o->texts.stop.text[o->texts.stop.count++] = g->dialog.marks.ending;
     }
-    if (!g->is_chat && o->system[0]) {
+    if (!g->is_chat && o->texts.system[0]) {
         die_usage("--system is for chats, and %s has no chat_template.jinja; wanted --chat on as well",
-                  o->model);
+                  o->model.path);
     }
 }
 
 // Sets the prompt to the chat so far, and leaves room for an answer. Returns 0 with a note if the
 // last message is too long.
 static int generate_chat_prompt_(Generate* g) {
-    const int T = g->options.seq_len, starts = g->options.start_token != 0;
-    const int answer = g->options.tokens < T / 4 ? g->options.tokens : T / 4;
+    const int T = g->options.batch.seq_len, starts = g->options.samples.start_token != 0;
+    const int answer = g->options.texts.tokens < T / 4 ? g->options.texts.tokens : T / 4;
     int forgotten;
-    g->ids[0] = run_data_eot(&g->run->data, g->run->settled.cfg.V);
+    g->ids[0] = run_data_eot(&g->run->data, g->run->settled->cfg.V);
     const int count = dialog_prompt(&g->dialog, g->ids + starts, T - starts - answer, &forgotten);
     g->count = count + starts;
     if (forgotten > 0) {
@@ -277,8 +278,8 @@ static void generate_reply_(Generate* g, const char* line, size_t bytes) {
 static void generate_answer_(Generate* g, const char* line, size_t bytes) {
     const GenerateSpeed_ none = {0, 0, 0, 0};
     char error[ERROR_BYTES];
-    if (!run_data_try_prompt(g->ids, &g->count, g->options.seq_len, &g->run->data, &g->options,
-                             g->run->settled.cfg.V, line, bytes, error)) {
+    if (!run_data_try_prompt(g->ids, &g->count, g->options.batch.seq_len, &g->run->data, &g->options,
+                             g->run->settled->cfg.V, line, bytes, error)) {
         fprintf(stderr, "note: %s\n", error);
         return;
     }
@@ -384,10 +385,10 @@ static void generate_add_(Generate* g, char* line, size_t bytes, int number) {
     g->prompts = (GeneratePrompt_*)check_grow(g->prompts, so_far, sizeof(GeneratePrompt_), "prompts");
     GeneratePrompt_* p = &g->prompts[g->num_prompts];
     memset(p, 0, sizeof(*p));
-    snprintf(place, sizeof(place), "%s:%d", g->options.prompts, number);
+    snprintf(place, sizeof(place), "%s:%d", g->options.texts.prompts, number);
     CHECK(generate_try_parse_(p, line, bytes, place, error), "%s", error);
-    CHECK(run_data_try_prompt(g->ids, &p->count, g->options.seq_len, &g->run->data, &g->options,
-                              g->run->settled.cfg.V, p->text, p->bytes, error),
+    CHECK(run_data_try_prompt(g->ids, &p->count, g->options.batch.seq_len, &g->run->data, &g->options,
+                              g->run->settled->cfg.V, p->text, p->bytes, error),
           "%s: %s", place, error);
     p->ids = (int*)check_alloc((size_t)p->count, sizeof(int), "prompt");
     memcpy(p->ids, g->ids, (size_t)p->count * sizeof(int));
@@ -400,7 +401,7 @@ static void generate_read_(Generate* g) {
     char error[ERROR_BYTES];
     size_t bytes;
     int number = 1;
-    CHECK(byte_order_text(o->prompts, GENERATE_MAX_FILE_, &g->file, &bytes, error), "%s", error);
+    CHECK(byte_order_text(o->texts.prompts, GENERATE_MAX_FILE_, &g->file, &bytes, error), "%s", error);
     for (size_t at = 0; at < bytes; number++) {
         const size_t length = strcspn(g->file + at, "\n");
         if (strspn(g->file + at, " \t\r") < length) {
@@ -408,12 +409,12 @@ static void generate_read_(Generate* g) {
         }
         at += length + 1;
     }
-    CHECK(g->num_prompts > 0, "%s: no prompts", o->prompts);
+    CHECK(g->num_prompts > 0, "%s: no prompts", o->texts.prompts);
 }
 
 // Opens the file for the texts, after all checks.
 static void generate_open_out_(Generate* g) {
-    const char* path = g->options.out_texts;
+    const char* path = g->options.texts.out;
     g->out = stdout;
     g->out_name = "standard output";
     if (path[0] && run_is_first(g->run)) {
@@ -503,11 +504,11 @@ static void generate_all_(Generate* g) {
 // ---- the whole ----
 
 static void generate_check_options_(const Options* o, const Comm* comm) {
-    const int ways = o->interactive + options_given(o, "prompts") + options_given(o, "prompt");
-    if (comm->size > 1 && o->tensor_parallel == 1) {
+    const int ways = o->texts.interactive + options_given(o, "prompts") + options_given(o, "prompt");
+    if (comm->size > 1 && o->ranks.tensor == 1) {
         die_usage("%d processes: text is generated by one", comm->size);
     }
-    if (comm->size > 1 && o->interactive) {
+    if (comm->size > 1 && o->texts.interactive) {
         die_usage("--interactive on, %d processes; wanted one: only one of them reads the lines", comm->size);
     }
     if (ways != 1) {
@@ -516,67 +517,67 @@ static void generate_check_options_(const Options* o, const Comm* comm) {
     if (options_given(o, "suffix") && !options_given(o, "prompt")) {
         die_usage("--suffix needs --prompt TEXT, the text before the middle");
     }
-    if (!o->model[0]) {
+    if (!o->model.path[0]) {
         die_usage(
-            o->interactive ? "--interactive needs a trained model: --model DIR"
-            : o->prompts[0]
+            o->texts.interactive ? "--interactive needs a trained model: --model DIR"
+            : o->texts.prompts[0]
                 ? "--prompts needs a trained model: --model DIR"
                 : "--prompt needs a trained model: --model DIR; for samples of a training run, add --steps "
                   "or --out");
     }
     if (options_model_size(o)) {
-        const int is_published = strncmp(o->model, "gpt2", 4) == 0 && !strchr(o->model, ':');
+        const int is_published = strncmp(o->model.path, "gpt2", 4) == 0 && !strchr(o->model.path, ':');
         die_usage(
             is_published
                 ? "--model %s is a size, not a trained model; scripts/get_data.sh %s fetches it into data/%s"
                 : "--model %s is a size, not a trained model; wanted a directory or a file",
-            o->model, o->model, o->model);
+            o->model.path, o->model.path, o->model.path);
     }
-    if (!o->interactive && (o->chat >= (int)CHAT_ON || o->system[0])) {
-        die_usage("--%s%s is for --interactive", o->chat >= (int)CHAT_ON ? "chat " : "system",
-                  o->chat >= (int)CHAT_ON ? chat_word(o->chat) : "");
+    if (!o->texts.interactive && (o->texts.chat >= (int)CHAT_ON || o->texts.system[0])) {
+        die_usage("--%s%s is for --interactive", o->texts.chat >= (int)CHAT_ON ? "chat " : "system",
+                  o->texts.chat >= (int)CHAT_ON ? chat_word(o->texts.chat) : "");
     }
-    if (o->chat == 0 && o->system[0]) {
+    if (o->texts.chat == 0 && o->texts.system[0]) {
         die_usage("--system is for chats; wanted no --chat off");
     }
-    if (o->out_texts[0] && !o->prompts[0]) {
-        die_usage("--out-texts %s is for the texts of --prompts", o->out_texts);
+    if (o->texts.out[0] && !o->texts.prompts[0]) {
+        die_usage("--out-texts %s is for the texts of --prompts", o->texts.out);
     }
 }
 
 // Decides the settings and reads the prompts: everything that can still be refused.
 static void generate_setup_(Generate* g, Ranks ranks) {
     Run* run = g->run;
-    run->model_path = model_path_find(&run->given, run->newest);
-    run_check_outputs(run, &run->given);
+    run->model_path = model_path_find(run->given, run->newest);
+    run_check_outputs(run, run->given);
     const SettleInput input = {.ranks = ranks,
                                .dtype = run->trainer->dtype,
                                .model_path = run->model_path,
                                .found = setup_read_model(run->model_path)};
-    settle(&run->settled, &run->data, &run->given, &input);
-    g->options = run->settled.options;
+    const Settled s = settle(&run->data, run->given, &input);
+    g->options = s.options;
     const Options* o = &g->options;
     run_agree_on_files(run, o);
-    g->ids = (int*)check_alloc((size_t)o->seq_len + 1, sizeof(int), "prompt");
-    if (o->prompts[0]) {
+    g->ids = (int*)check_alloc((size_t)o->batch.seq_len + 1, sizeof(int), "prompt");
+    if (o->texts.prompts[0]) {
         generate_read_(g);
     } else {
-        g->count = (options_given(o, "suffix") ? run_data_infill : run_data_prompt)(
-            g->ids, o->seq_len, &run->data, o, run->settled.cfg.V);
+        g->count = (options_given(o, "suffix") ? run_data_infill : run_data_prompt)(g->ids, o->batch.seq_len,
+                                                                                    &run->data, o, s.cfg.V);
     }
     generate_open_chat_(g);
+    run_decide(run, &s);
 }
 
 void generate_open(Run* run, Ranks ranks) {
     Generate* g = (Generate*)check_alloc(1, sizeof(Generate), "generation");
     signals_release();
-    generate_check_options_(&run->given, &run->comm);
+    generate_check_options_(run->given, &run->comm);
     run->generate = g;
     g->run = run;
     generate_setup_(g, ranks);
-    run->settled = run->trainer->plan(&run->plan, &run->settled, run->trainer->model, &run->comm);
     fprintf(generate_notes_(g), "%s\n", run->model_path);
-    plan_print_memory(generate_notes_(g), &run->settled, &run->plan.model.memory);
+    plan_print_memory(generate_notes_(g), run->settled, &run->plan.model.memory);
     if (g->is_chat) {
         fprintf(stderr, "chat: %s%s; /reset starts another\n", g->dialog.marks.format.layout->name,
                 g->dialog.marks.is_text ? ", its marks as plain text" : "");
@@ -584,17 +585,17 @@ void generate_open(Run* run, Ranks ranks) {
 }
 
 void generate_texts(Run* run, Model* model) {
-    const Options* o = &run->given;
+    const Options* o = run->given;
     Generate* g = run->generate;
     run_set_model(run, model);
-    load_model(&run->files, run->model_path, (HfWeights)o->weights, o->seed, NULL, NULL);
+    load_model(&run->files, run->model_path, (HfWeights)o->model.weights, o->data.seed, NULL, NULL);
     run_open_generator(run, model, &g->options);
     if (g->is_chat) {
         run->generator.turn_end = g->dialog.marks.turn_end;
     }
-    if (o->interactive) {
+    if (o->texts.interactive) {
         generate_interactive_(g);
-    } else if (o->prompts[0]) {
+    } else if (o->texts.prompts[0]) {
         generate_all_(g);
     } else {
         generate_one_(g);

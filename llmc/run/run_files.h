@@ -78,7 +78,7 @@ void run_list_files(FileList* files, const Run* run, const Options* options) {
               has_model = !continues && !options_model_size(options); // else --model is not read
     for (int i = 0; i < OPTION_ROWS; i++) {
         const OptionRow* row = &OPTION_TABLE[i];
-        const int is_model = row->offset == offsetof(Options, model);
+        const int is_model = row->offset == offsetof(Options, model.path);
         if (option_applies(options, row) && (has_model || !is_model)) {
             option_list_files(files, row, run_named_(options, row, buffer));
         }
@@ -86,9 +86,9 @@ void run_list_files(FileList* files, const Run* run, const Options* options) {
     if (continues) {
         run_list_checkpoint_(files, &run->resume);
     } else {
-        run_list_newest_(files, "model", options->model, run->model_path);
+        run_list_newest_(files, "model", options->model.path, run->model_path);
     }
-    run_list_newest_(files, "teacher", options->teacher, run->teacher_path);
+    run_list_newest_(files, "teacher", options->teacher.path, run->teacher_path);
 }
 
 // ---- what is written ----
@@ -130,8 +130,8 @@ static int run_has_outputs_(const Options* options) {
 // Adds a file that an option writes. Its name must not be one that the run gives to a file itself.
 static void run_add_output_(Outputs* o, const Options* options, const char* option, const char* path) {
     char own[PATH_MAX];
-    if (options->out[0] && path[0] && run_owns_(file_name_in(path))) {
-        file_join(own, options->out, file_name_in(path));
+    if (options->output.dir[0] && path[0] && run_owns_(file_name_in(path))) {
+        file_join(own, options->output.dir, file_name_in(path));
         outputs_keep(o, own);
     }
     outputs_add(o, option, path);
@@ -145,8 +145,8 @@ void run_check_outputs(const Run* run, const Options* options) {
     }
     outputs_open(&o);
     run_list_files(&o.reads, run, options);
-    if (options->out[0]) {
-        run_list_out_(&o.reads, options->out);
+    if (options->output.dir[0]) {
+        run_list_out_(&o.reads, options->output.dir);
     }
     for (int i = 0; i < OPTION_ROWS; i++) {
         const OptionRow* row = &OPTION_TABLE[i];

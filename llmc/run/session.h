@@ -176,8 +176,8 @@ void session_open(Session* s, const Settled* settled, const Resume* resume, Chec
     memset(s, 0, sizeof(*s));
     s->settled = settled;
     s->saved_s = time_now_s();
-    s->end_s = options->max_hours > 0 ? start_s + 3600.0 * options->max_hours : INFINITY;
-    s->can_save = options->out[0] && settled->use == USE_TRAIN;
+    s->end_s = options->output.max_hours > 0 ? start_s + 3600.0 * options->output.max_hours : INFINITY;
+    s->can_save = options->output.dir[0] && settled->use == USE_TRAIN;
     if (!s->can_save) {
         return;
     }
@@ -191,7 +191,7 @@ void session_open(Session* s, const Settled* settled, const Resume* resume, Chec
         c->state.first_serial = resume->saved.first_serial;
         c->saved_step = c->whole_step = resume->saved.run.step;
         c->saved_stage = resume->saved.run.stage;
-        comm_saved(run.model.comm, c->saved_step, options->out);
+        comm_saved(run.model.comm, c->saved_step, options->output.dir);
     }
 }
 
@@ -203,17 +203,17 @@ void session_begin(const Session* s, const Resume* resume, RunState* run, RunLog
                    LogIdentity who) {
     const Options* o = &s->settled->options;
     const int is_here = resume_is_here(resume), is_writer = ranks_rank(&s->settled->ranks) == 0;
-    const LogSettings settings = {is_writer ? o->out : "",
+    const LogSettings settings = {is_writer ? o->output.dir : "",
                                   is_here ? LOG_CONTINUE : LOG_NEW,
                                   run->step,
-                                  o->steps,
-                                  o->total_batch,
-                                  o->eval_every,
+                                  o->batch.steps,
+                                  o->batch.total,
+                                  o->eval.every,
                                   is_writer ? screen : NULL,
-                                  o->tensorboard,
+                                  o->output.tensorboard,
                                   s->checkpoints.state.identity,
-                                  o->log_every == OPTION_AUTO ? 0 : o->log_every,
-                                  o->quiet};
+                                  o->output.log_every == OPTION_AUTO ? 0 : o->output.log_every,
+                                  o->output.quiet};
     if (run->step >= session_last_step(s, run) && run->stage == STAGE_SAMPLED && setup_asks_for_samples(o)) {
         run->stage = STAGE_VALIDATED;
     }
@@ -229,7 +229,7 @@ void session_begin(const Session* s, const Resume* resume, RunState* run, RunLog
 void session_close(Session* s) {
     if (s->can_save) {
         if (s->is_asked) {
-            stop_request_remove(s->settled->options.out);
+            stop_request_remove(s->settled->options.output.dir);
         }
         checkpoints_close(&s->checkpoints);
     }
@@ -237,7 +237,7 @@ void session_close(Session* s) {
 
 int64_t session_last_step(const Session* s, const RunState* run) {
     const Options* o = &s->settled->options;
-    return validations_are_over(&run->validations, o->patience) ? run->step : o->steps;
+    return validations_are_over(&run->validations, o->eval.patience) ? run->step : o->batch.steps;
 }
 
 // Returns true if work with an interval in steps is due.
@@ -247,22 +247,22 @@ static int session_is_due_(const Session* s, const RunState* run, int every) {
 
 // Returns true before the first update of a run that trains. A run of no steps only evaluates.
 static int session_is_first_(const Session* s, const RunState* run) {
-    return run->step == 0 && s->settled->options.steps > 0;
+    return run->step == 0 && s->settled->options.batch.steps > 0;
 }
 
 int session_validation_is_due(const Session* s, const RunState* run, int validates_first) {
     return run->stage == STAGE_UPDATED && (validates_first || !session_is_first_(s, run)) &&
-           session_is_due_(s, run, s->settled->options.eval_every);
+           session_is_due_(s, run, s->settled->options.eval.every);
 }
 
 int session_tasks_are_due(const Session* s, const RunState* run) {
     return run->stage == STAGE_UPDATED && !session_is_first_(s, run) &&
-           session_is_due_(s, run, s->settled->options.tasks_every);
+           session_is_due_(s, run, s->settled->options.tasks.every);
 }
 
 int session_samples_are_due(const Session* s, const RunState* run) {
     return run->stage == STAGE_VALIDATED && !session_is_first_(s, run) &&
-           session_is_due_(s, run, s->settled->options.sample_every);
+           session_is_due_(s, run, s->settled->options.samples.every);
 }
 
 // Returns the time that a save needs, or an estimate.
@@ -280,14 +280,14 @@ static int session_is_late_(const Session* s) {
 
 static int session_clock_is_due_(const Session* s) {
     const Options* o = &s->settled->options;
-    return o->save_every == OPTION_AUTO && o->save_minutes > 0 &&
-           time_now_s() - s->saved_s >= 60.0 * o->save_minutes;
+    return o->output.save_every == OPTION_AUTO && o->output.save_minutes > 0 &&
+           time_now_s() - s->saved_s >= 60.0 * o->output.save_minutes;
 }
 
 // Returns true if the last validation is from this step, and the best so far. One before the first
 // update does not count.
 static int session_is_best_(const Session* s, const RunState* run) {
-    return s->settled->options.keep_best && run->step > 0 && run->validations.best_step == run->step;
+    return s->settled->options.output.keep_best && run->step > 0 && run->validations.best_step == run->step;
 }
 
 // Looks for a request ten times a second at most: a shared file system may be slow.
@@ -296,7 +296,7 @@ static int session_is_asked_(Session* s) {
     const int is_writer = s->can_save && s->checkpoints.lock != NULL;
     if (is_writer && !s->is_asked && now_s - s->looked_s >= pause_s) {
         s->looked_s = now_s;
-        s->is_asked = stop_request_is_there(s->settled->options.out);
+        s->is_asked = stop_request_is_there(s->settled->options.output.dir);
     }
     return s->is_asked;
 }
@@ -312,7 +312,7 @@ int session_next(Session* s, const RunState* run, double step_s) {
               asked = signals_take_save();
     s->longest_step_s = step_s > s->longest_step_s ? step_s : s->longest_step_s;
     const int stop = !is_end && (session_stops(s) || (isfinite(s->end_s) && session_is_late_(s)));
-    const int due = (run->step > 0 || o->steps == 0) && session_is_due_(s, run, o->save_every);
+    const int due = (run->step > 0 || o->batch.steps == 0) && session_is_due_(s, run, o->output.save_every);
     const int is_new = session_is_unsaved(s, run);
     // a stop in the last validation or sample has saved this step without their results
     const int is_incomplete = s->can_save && !is_new && is_end && s->checkpoints.saved_stage < run->stage;
@@ -330,7 +330,7 @@ void session_saves(Session* s, int reasons) {
 static void session_saved_(Session* s, RunLog* log, const char* path) {
     const int64_t step = s->checkpoints.state.run.step;
     log_save(log, step, path);
-    comm_saved(s->checkpoints.run.model.comm, step, s->settled->options.out);
+    comm_saved(s->checkpoints.run.model.comm, step, s->settled->options.output.dir);
 }
 
 void session_report(Session* s, RunLog* log) {
@@ -383,14 +383,14 @@ void session_stopped(const Session* s, RunLog* log, const RunState* run, int why
 void session_ended_early(const Session* s, RunLog* log, const RunState* run) {
     TextBuffer reason;
     char option[32];
-    if (run->step >= s->settled->options.steps) {
+    if (run->step >= s->settled->options.batch.steps) {
         return;
     }
     text_buffer_open(&reason, "why the run ends early");
     fputs(": ", reason.file);
     validations_print_over(reason.file, &run->validations);
     char* text = text_buffer_close(&reason);
-    snprintf(option, sizeof(option), "--patience %d", s->settled->options.patience);
+    snprintf(option, sizeof(option), "--patience %d", s->settled->options.eval.patience);
     log_stop(log, run->step, option, text);
     free(text);
 }
@@ -401,7 +401,7 @@ void session_judge_validation(Session* s, RunLog* log, const RunState* run, int 
     if (!validations_diverged(&run->validations, run->val_loss, V, reason)) {
         return;
     }
-    if (s->settled->options.on_divergence == DIVERGENCE_STOP) {
+    if (s->settled->options.optimizer.on_divergence == DIVERGENCE_STOP) {
         session_wait(s, log);
         CHECK(0, "step %lld: the run has diverged: %s; %s", (long long)run->step, reason, advice);
     }
@@ -415,8 +415,8 @@ void session_judge_validation(Session* s, RunLog* log, const RunState* run, int 
 int session_diverged(Session* s, RunLog* log, const RunState* run, const char* where,
                      char reason[SESSION_REASON_BYTES]) {
     const Options* o = &s->settled->options;
-    const int max = o->on_divergence == DIVERGENCE_STOP ? 1 : o->max_skips;
-    if (!outliers_divergence(&run->guard, max, o->max_loss_rise, reason)) {
+    const int max = o->optimizer.on_divergence == DIVERGENCE_STOP ? 1 : o->optimizer.max_skips;
+    if (!outliers_divergence(&run->guard, max, o->optimizer.max_loss_rise, reason)) {
         return 0;
     }
     if (where) {
@@ -424,7 +424,7 @@ int session_diverged(Session* s, RunLog* log, const RunState* run, const char* w
         snprintf(reason + used, SESSION_REASON_BYTES - used, "; %s", where);
     }
     session_wait(s, log);
-    CHECK(o->on_divergence == DIVERGENCE_ROLLBACK, "step %lld: the run has diverged: %s%s",
+    CHECK(o->optimizer.on_divergence == DIVERGENCE_ROLLBACK, "step %lld: the run has diverged: %s%s",
           (long long)run->step, reason, run->guard.consecutive ? "; the weights are unchanged" : "");
     return 1;
 }
@@ -436,8 +436,8 @@ static int session_is_healthy_(const SavedState* saved, const void* session) {
     const UpdateGuard* guard = &saved->run.guard;
     return saved->identity == own->identity && saved->serial >= own->first_serial &&
            guard->consecutive == 0 &&
-           (s->settled->options.max_loss_rise == 0 ||
-            outliers_rise(guard) <= 0.5 * s->settled->options.max_loss_rise);
+           (s->settled->options.optimizer.max_loss_rise == 0 ||
+            outliers_rise(guard) <= 0.5 * s->settled->options.optimizer.max_loss_rise);
 }
 
 void session_roll_back(Session* s, const char* reason, char path[PATH_MAX], SavedState* saved) {

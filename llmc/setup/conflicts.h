@@ -113,35 +113,39 @@ void setup_check_mup(const Settled* s);
 
 // ---- what options need ----
 
-int setup_resumes(const Options* o) { return strcmp(o->resume, "off") != 0 && strcmp(o->resume, "0") != 0; }
+int setup_resumes(const Options* o) {
+    return strcmp(o->output.resume, "off") != 0 && strcmp(o->output.resume, "0") != 0;
+}
 
 int setup_validates(const Settled* s) {
     const Options* o = &s->options;
-    return o->eval_every == OPTION_AUTO ? s->use == USE_TRAIN || run_data_is_asked_for(o) : o->eval_every > 0;
+    return o->eval.every == OPTION_AUTO ? s->use == USE_TRAIN || run_data_is_asked_for(o) : o->eval.every > 0;
 }
 
 int setup_samples(const Settled* s) {
     const Options* o = &s->options;
-    return s->use == USE_GENERATE || (o->samples > 0 && o->sample_every != 0);
+    return s->use == USE_GENERATE || (o->samples.count > 0 && o->samples.every != 0);
 }
 
 int setup_reads_fields(const Options* o) {
-    return encoded_text_has_fields(o->train_data) || encoded_text_has_fields(o->val_data) ||
-           encoded_text_has_fields(o->perplexity);
+    return encoded_text_has_fields(o->data.train) || encoded_text_has_fields(o->data.val) ||
+           encoded_text_has_fields(o->tasks.perplexity);
 }
 
 int setup_reads_bin(const Options* o) {
-    return strstr(o->train_data, ".bin") || strstr(o->val_data, ".bin") || strstr(o->perplexity, ".bin");
+    return strstr(o->data.train, ".bin") || strstr(o->data.val, ".bin") ||
+           strstr(o->tasks.perplexity, ".bin");
 }
 
 int setup_decays(const Options* o) {
-    const int is_auto = o->weight_decay == OPTION_AUTO && o->optimizer != OPTIMIZER_SGD;
-    return is_auto || o->weight_decay > 0 || (o->optimizer == OPTIMIZER_MUON && o->matrix_weight_decay > 0);
+    const int is_auto = o->optimizer.weight_decay == OPTION_AUTO && o->optimizer.name != OPTIMIZER_SGD;
+    return is_auto || o->optimizer.weight_decay > 0 ||
+           (o->optimizer.name == OPTIMIZER_MUON && o->optimizer.matrix_weight_decay > 0);
 }
 
 int setup_has_squares(const Options* o) {
-    return o->optimizer == OPTIMIZER_ADAMW || o->optimizer == OPTIMIZER_ADAMW8BIT ||
-           o->optimizer == OPTIMIZER_MUON || o->optimizer == OPTIMIZER_SOAP;
+    return o->optimizer.name == OPTIMIZER_ADAMW || o->optimizer.name == OPTIMIZER_ADAMW8BIT ||
+           o->optimizer.name == OPTIMIZER_MUON || o->optimizer.name == OPTIMIZER_SOAP;
 }
 
 typedef enum { NOTED, REFUSED } SetupLacking_;
@@ -192,9 +196,9 @@ static void setup_note_stages_(FILE* notes, const Options* o, const char* name, 
         return;
     }
     for (int i = 0; i < stages.count; i++) {
-        if (stages.stage[i].step >= o->steps) {
+        if (stages.stage[i].step >= o->batch.steps) {
             printable_line(notes, "note: --%s %s: the run ends at step %lld, before the stage of step %lld",
-                           name, text, (long long)o->steps, (long long)stages.stage[i].step);
+                           name, text, (long long)o->batch.steps, (long long)stages.stage[i].step);
             return;
         }
     }
@@ -205,10 +209,10 @@ static void setup_note_stages_(FILE* notes, const Options* o, const char* name, 
 static void setup_note_lines_(FILE* notes, const Options* o, const DataSchedule* schedule) {
     for (int i = 0; i < schedule->count; i++) {
         const ScheduleLine* line = &schedule->line[i];
-        if (schedule->path && line->unit == SCHEDULE_STEPS && line->from >= o->steps) {
+        if (schedule->path && line->unit == SCHEDULE_STEPS && line->from >= o->batch.steps) {
             printable_line(
                 notes, "note: --data-schedule %s: the run ends at step %lld, before the line of step %lld",
-                o->data_schedule, (long long)o->steps, (long long)line->from);
+                o->data.schedule, (long long)o->batch.steps, (long long)line->from);
             return;
         }
     }
@@ -216,19 +220,19 @@ static void setup_note_lines_(FILE* notes, const Options* o, const DataSchedule*
 
 void setup_note_late(FILE* notes, const Settled* s, const RunData* data) {
     const Options* o = &s->options;
-    if (ranks_rank(&s->ranks) != 0 || s->use != USE_TRAIN || o->steps <= 0) {
+    if (ranks_rank(&s->ranks) != 0 || s->use != USE_TRAIN || o->batch.steps <= 0) {
         return;
     }
-    if (options_given(o, "warmup") && o->warmup > o->steps) {
+    if (options_given(o, "warmup") && o->optimizer.warmup > o->batch.steps) {
         fprintf(notes, "note: --warmup %d, --steps %lld: the run ends before the rate is at its peak\n",
-                o->warmup, (long long)o->steps);
+                o->optimizer.warmup, (long long)o->batch.steps);
     }
-    if (options_given(o, "decay-steps") && o->decay_steps > o->steps - o->warmup) {
+    if (options_given(o, "decay-steps") && o->optimizer.decay_steps > o->batch.steps - o->optimizer.warmup) {
         fprintf(notes, "note: --decay-steps %lld, --steps %lld: the rate falls as soon as the warm-up ends\n",
-                (long long)o->decay_steps, (long long)o->steps);
+                (long long)o->optimizer.decay_steps, (long long)o->batch.steps);
     }
-    setup_note_stages_(notes, o, "batch-schedule", o->batch_schedule);
-    setup_note_stages_(notes, o, "seq-len-schedule", o->seq_len_schedule);
+    setup_note_stages_(notes, o, "batch-schedule", o->batch.schedule);
+    setup_note_stages_(notes, o, "seq-len-schedule", o->batch.seq_len_schedule);
     setup_note_lines_(notes, o, &data->train.schedule);
 }
 
@@ -236,23 +240,25 @@ void setup_note_late(FILE* notes, const Settled* s, const RunData* data) {
 
 void setup_check_offload(const Settled* s) {
     const Options* o = &s->options;
-    if (o->offload_optimizer == OFFLOAD_DISK && !o->offload_path[0]) {
+    if (o->memory.offload_optimizer == OFFLOAD_DISK && !o->memory.offload_path[0]) {
         die_usage("--offload-optimizer disk needs a directory: --offload-path");
     }
-    if (o->offload_params && o->zero != 3) {
-        die_usage("--offload-params on, --zero %d; wanted --zero 3, which divides the parameters", o->zero);
+    if (o->memory.offload_params && o->ranks.zero != 3) {
+        die_usage("--offload-params on, --zero %d; wanted --zero 3, which divides the parameters",
+                  o->ranks.zero);
     }
-    if (o->offload_residuals && o->recompute != RECOMPUTE_BLOCK && o->recompute != OPTION_AUTO) {
+    if (o->memory.offload_residuals && o->memory.recompute != RECOMPUTE_BLOCK &&
+        o->memory.recompute != OPTION_AUTO) {
         die_usage("--offload-residuals on, --recompute %s; wanted --recompute %s, which stores nothing else "
                   "of a block",
-                  model_recompute_word(o->recompute), model_recompute_word(RECOMPUTE_BLOCK));
+                  model_recompute_word(o->memory.recompute), model_recompute_word(RECOMPUTE_BLOCK));
     }
 }
 
 void setup_check_in_backward(const Settled* s) {
     const Options* o = &s->options;
-    const int64_t sequences = o->total_batch / o->seq_len;
-    if (!o->update_in_backward) {
+    const int64_t sequences = o->batch.total / o->batch.seq_len;
+    if (!o->memory.update_in_backward) {
         return;
     }
     if (ranks_size(&s->ranks) > 1) {
@@ -261,30 +267,31 @@ void setup_check_in_backward(const Settled* s) {
             "gradients among them",
             ranks_size(&s->ranks));
     }
-    if (o->zero >= 2) {
-        die_usage("--update-in-backward on, --zero %d, which keeps all gradients; wanted --zero 0", o->zero);
+    if (o->ranks.zero >= 2) {
+        die_usage("--update-in-backward on, --zero %d, which keeps all gradients; wanted --zero 0",
+                  o->ranks.zero);
     }
-    if (sequences > o->batch) {
+    if (sequences > o->batch.size) {
         die_usage("--update-in-backward on: an update is one micro-batch; wanted --total-batch %lld, or a "
                   "--batch of %lld",
-                  (long long)o->batch * o->seq_len, (long long)sequences);
+                  (long long)o->batch.size * o->batch.seq_len, (long long)sequences);
     }
-    if (o->skip_grad_z > 0) {
+    if (o->optimizer.skip_grad_z > 0) {
         die_usage("--update-in-backward on, --skip-grad-z %g: the norm is known after the update; wanted 0, "
                   "--skip-loss-z works",
-                  (double)o->skip_grad_z);
+                  (double)o->optimizer.skip_grad_z);
     }
-    if (o->offload_optimizer) {
+    if (o->memory.offload_optimizer) {
         die_usage(
             "--update-in-backward on cannot be combined with --offload-optimizer; wanted only one of them");
     }
-    if (o->graph == 1) {
+    if (o->memory.graph == 1) {
         die_usage("--update-in-backward on, --graph on; wanted --graph off");
     }
 }
 
 void setup_check_quantize(const Settled* s) {
-    if (!s->options.quantize) {
+    if (!s->options.texts.quantize) {
         return;
     }
     if (s->use == USE_TRAIN) {
@@ -332,17 +339,17 @@ void setup_check_teacher(const Settled* s) {
         return;
     }
     if (s->use != USE_TRAIN) {
-        die_usage("--teacher %s is for training; this run only evaluates or converts", o->teacher);
+        die_usage("--teacher %s is for training; this run only evaluates or converts", o->teacher.path);
     }
     if (teacher.V < s->cfg.V) {
-        die_usage("--teacher %s has a vocabulary of %d; wanted at least the model's %d", o->teacher,
+        die_usage("--teacher %s has a vocabulary of %d; wanted at least the model's %d", o->teacher.path,
                   teacher.V, s->cfg.V);
     }
-    if (o->seq_len > teacher.max_T) {
-        die_usage("--seq-len is %d; wanted at most the context of --teacher %s, %d tokens", o->seq_len,
-                  o->teacher, teacher.max_T);
+    if (o->batch.seq_len > teacher.max_T) {
+        die_usage("--seq-len is %d; wanted at most the context of --teacher %s, %d tokens", o->batch.seq_len,
+                  o->teacher.path, teacher.max_T);
     }
-    if (o->teacher_quantize && quantized_unfit_columns(teacher)) {
+    if (o->teacher.quantize && quantized_unfit_columns(teacher)) {
         die_usage("--teacher-quantize q8_0: a matrix of the teacher has %d columns, wanted a multiple of %d; "
                   "--teacher-quantize off works",
                   quantized_unfit_columns(teacher), QUANTIZED_BLOCK);
@@ -351,25 +358,25 @@ void setup_check_teacher(const Settled* s) {
 
 void setup_check_fim(const Settled* s) {
     const Options* o = &s->options;
-    const double rate = (double)o->fim_rate;
+    const double rate = (double)o->data.fim_rate;
     if (rate == 0) {
         return;
     }
-    if (o->seq_len < FIM_LEAST) {
-        die_usage("--fim-rate %g, --seq-len %d; wanted at least %d: %d marks and 2 tokens", rate, o->seq_len,
-                  FIM_LEAST, FIM_MARKS);
+    if (o->batch.seq_len < FIM_LEAST) {
+        die_usage("--fim-rate %g, --seq-len %d; wanted at least %d: %d marks and 2 tokens", rate,
+                  o->batch.seq_len, FIM_LEAST, FIM_MARKS);
     }
-    if (o->seq_len_schedule[0]) {
+    if (o->batch.seq_len_schedule[0]) {
         die_usage("--fim-rate %g, --seq-len-schedule %s; wanted sequences of one length, since shorter ones "
                   "cut the middle off its prefix and suffix",
-                  rate, o->seq_len_schedule);
+                  rate, o->batch.seq_len_schedule);
     }
 }
 
 void setup_check_formats(const Settled* s) {
     char error[ERROR_BYTES];
-    if (!hf_config_check(s->cfg, error) || (s->options.export_gguf[0] && !gguf_check(s->cfg, error)) ||
-        (s->options.export_llmc[0] && !llmc_bin_check(s->cfg, error))) {
+    if (!hf_config_check(s->cfg, error) || (s->options.output.export_gguf[0] && !gguf_check(s->cfg, error)) ||
+        (s->options.output.export_llmc[0] && !llmc_bin_check(s->cfg, error))) {
         die_usage("%s", error);
     }
 }
@@ -377,22 +384,22 @@ void setup_check_formats(const Settled* s) {
 void setup_check_freeze(const Settled* s) {
     const Options* o = &s->options;
     const int first_block = s->freeze.first_block;
-    if (first_block > 0 && o->zero == 3) {
+    if (first_block > 0 && o->ranks.zero == 3) {
         die_usage("--freeze %s, --zero 3; wanted --zero 2, since the backward pass ends at block %d",
-                  o->freeze, first_block);
+                  o->optimizer.freeze, first_block);
     }
-    if (first_block > 0 && o->offload_residuals) {
+    if (first_block > 0 && o->memory.offload_residuals) {
         die_usage("--freeze %s, --offload-residuals on; wanted off, since the backward pass ends at block %d",
-                  o->freeze, first_block);
+                  o->optimizer.freeze, first_block);
     }
-    const int in_lists = o->optimizer == OPTIMIZER_ADAFACTOR || o->optimizer == OPTIMIZER_MUON ||
-                         o->optimizer == OPTIMIZER_SOAP;
-    const int first = o->zero == 3 ? 0 : freeze_first_copy(&s->freeze, s->cfg);
+    const int in_lists = o->optimizer.name == OPTIMIZER_ADAFACTOR || o->optimizer.name == OPTIMIZER_MUON ||
+                         o->optimizer.name == OPTIMIZER_SOAP;
+    const int first = o->ranks.zero == 3 ? 0 : freeze_first_copy(&s->freeze, s->cfg);
     if (o->program.trainer == OPTION_GPU && in_lists && !freeze_is_whole(&s->freeze, s->cfg, first)) {
         die_usage("--freeze %s, --optimizer %s; on a GPU it needs parameters frozen in all blocks%s; "
                   "--optimizer adamw freezes any",
-                  o->freeze, optimizer_word((OptimizerName)o->optimizer),
-                  o->zero == 3 ? "" : ", or all of the blocks from 0 on");
+                  o->optimizer.freeze, optimizer_word((OptimizerName)o->optimizer.name),
+                  o->ranks.zero == 3 ? "" : ", or all of the blocks from 0 on");
     }
 }
 
@@ -402,37 +409,37 @@ void setup_check_share(const Settled* s) {
     if (!share_is_loop(s->cfg) || s->use != USE_TRAIN) {
         return;
     }
-    if (o->zero >= 2) {
+    if (o->ranks.zero >= 2) {
         die_usage(
             "--share-layers %s, --zero %d; wanted --zero 1, or --share-layers all or pairs: here no block's "
             "gradients are complete until all are",
-            o->share_layers, o->zero);
+            o->model.share_layers, o->ranks.zero);
     }
-    if (o->update_in_backward) {
+    if (o->memory.update_in_backward) {
         die_usage(
             "--share-layers %s, --update-in-backward on; wanted off, or --share-layers all or pairs: here "
             "no block's gradients are complete until all are",
-            o->share_layers);
+            o->model.share_layers);
     }
 }
 
 // Refuses options that contradict the recipe of the model.
 static void setup_check_recipe_(const Options* o) {
-    const char *wanted = recipe_value(o->model, "optimizer"),
-               *word = optimizer_word((OptimizerName)o->optimizer);
+    const char *wanted = recipe_value(o->model.path, "optimizer"),
+               *word = optimizer_word((OptimizerName)o->optimizer.name);
     if (!wanted || !options_model_size(o)) {
         return;
     }
     if (strcmp(word, wanted) != 0) {
         die_usage("--model %s has rates for --optimizer %s; this run has --optimizer %s; --model "
                   "nanochat:d12 works with any",
-                  o->model, wanted, word);
+                  o->model.path, wanted, word);
     }
-    if (!o->own_head && !options_given(o, "embedding-lr-scale")) {
+    if (!o->model.own_head && !options_given(o, "embedding-lr-scale")) {
         die_usage(
             "--own-head off, --model %s, whose --embedding-lr-scale is for an embedding that is not the "
             "output layer; wanted another, such as 1",
-            o->model);
+            o->model.path);
     }
 }
 
@@ -444,7 +451,7 @@ static void setup_check_widths_(const Settled* s, const char* word) {
         int columns;
     } widths[] = {
         {"channels", cfg.C}, {"columns of its heads", model_heads(cfg)}, {"hidden units", model_hidden(cfg)}};
-    for (int i = 0; i < 3 && s->options.optimizer == OPTIMIZER_ADAMW8BIT; i++) {
+    for (int i = 0; i < 3 && s->options.optimizer.name == OPTIMIZER_ADAMW8BIT; i++) {
         if (widths[i].columns % OPTIMIZER_BLOCK) {
             die_usage("--optimizer %s: the model has %d %s, wanted a multiple of %d; --optimizer adamw works",
                       word, widths[i].columns, widths[i].name, OPTIMIZER_BLOCK);
@@ -454,12 +461,12 @@ static void setup_check_widths_(const Settled* s, const char* word) {
 
 void setup_check_optimizer(const Settled* s) {
     const Options* o = &s->options;
-    const char* word = optimizer_word((OptimizerName)o->optimizer);
+    const char* word = optimizer_word((OptimizerName)o->optimizer.name);
     setup_check_recipe_(o);
-    if (o->find_lr && (s->use != USE_TRAIN || o->steps == 0)) {
+    if (o->optimizer.find_lr && (s->use != USE_TRAIN || o->batch.steps == 0)) {
         die_usage("--find-lr, --steps 0; wanted the length of a run that trains");
     }
-    if (o->cautious_decay && o->optimizer == OPTIMIZER_ADAFACTOR) {
+    if (o->optimizer.cautious_decay && o->optimizer.name == OPTIMIZER_ADAFACTOR) {
         die_usage("--cautious-decay on does not work with --optimizer %s; wanted adamw, adamw8bit, muon, "
                   "soap, lion or sgd, or off",
                   word);
@@ -470,9 +477,9 @@ void setup_check_optimizer(const Settled* s) {
 void setup_check_average(const Settled* s) {
     const Options* o = &s->options;
     Average average;
-    if (!average_parse(&average, o->average)) {
-        die_usage("--average %s: wanted off, or ema:D with D below 1%s", o->average,
-                  strncmp(o->average, "last:", 5) == 0
+    if (!average_parse(&average, o->optimizer.average)) {
+        die_usage("--average %s: wanted off, or ema:D with D below 1%s", o->optimizer.average,
+                  strncmp(o->optimizer.average, "last:", 5) == 0
                       ? "; last:N is gone: ema:D with D = 1 - 2 / (N + 1) is as recent"
                       : "");
     }
@@ -483,25 +490,25 @@ void setup_check_average(const Settled* s) {
         die_usage(
             "--average %s is for training; this run only evaluates or converts; --weights average reads a "
             "checkpoint's",
-            o->average);
+            o->optimizer.average);
     }
-    if (o->update_in_backward) {
+    if (o->memory.update_in_backward) {
         die_usage("--average %s, --update-in-backward on; wanted off: validations of the average keep the "
                   "weights where all gradients are",
-                  o->average);
+                  o->optimizer.average);
     }
 }
 
 void setup_check_weights(const Settled* s, const char* path, int continues) {
     const Options* o = &s->options;
-    if (o->weights != HF_AVERAGE || (continues && !options_given(o, "weights"))) {
+    if (o->model.weights != HF_AVERAGE || (continues && !options_given(o, "weights"))) {
         return;
     }
     if (continues) {
         die_usage(
             "--weights average, --resume %s, which continues from the last weights; wanted --model %s for "
             "a new run that starts from their average",
-            o->resume, shell_word(path).text);
+            o->output.resume, shell_word(path).text);
     }
     if (!path) {
         die_usage("--weights average needs a trained model: --model DIR");
@@ -515,7 +522,7 @@ void setup_check_weights(const Settled* s, const char* path, int continues) {
 
 // Refuses a small model whose heads would have another size: scores would need another divisor.
 static void setup_check_mup_model_(const Settled* s) {
-    const char* text = s->options.mup;
+    const char* text = s->options.optimizer.mup;
     const int size = model_head_size(s->cfg);
     Mup mup;
     if (!mup_parse(&mup, text)) {
@@ -527,7 +534,7 @@ static void setup_check_mup_model_(const Settled* s) {
             "since both models have heads of one size (--heads, --head-size)",
             text, mup.C, size);
     }
-    if (!s->cfg.has_head && model_norm(s->cfg) == NORM_RMS_ALONE) {
+    if (!s->cfg.has_head && !norm_parts(model_norm(s->cfg)).has_weight) {
         die_usage("--mup %s, --own-head off: the last norm of %s has no weights to scale logits by; wanted "
                   "--own-head on",
                   text, model_architecture(s->cfg.arch)->word);
@@ -536,19 +543,20 @@ static void setup_check_mup_model_(const Settled* s) {
 
 void setup_check_mup(const Settled* s) {
     const Options* o = &s->options;
-    if (!o->mup[0]) {
+    if (!o->optimizer.mup[0]) {
         return;
     }
     setup_check_mup_model_(s);
-    if (o->optimizer == OPTIMIZER_SGD) {
+    if (o->optimizer.name == OPTIMIZER_SGD) {
         die_usage("--mup %s does not work with --optimizer sgd, whose updates grow with the gradient",
-                  o->mup);
+                  o->optimizer.mup);
     }
-    if (o->adafactor_scale) {
-        die_usage("--mup %s, --adafactor-scale on; wanted off: only one of them can set the rates", o->mup);
+    if (o->optimizer.adafactor_scale) {
+        die_usage("--mup %s, --adafactor-scale on; wanted off: only one of them can set the rates",
+                  o->optimizer.mup);
     }
-    if (o->optimizer == OPTIMIZER_MUON && o->muon_scale != MUON_SPECTRAL) {
-        die_usage("--mup %s, --muon-scale rms; wanted spectral, which fits every width", o->mup);
+    if (o->optimizer.name == OPTIMIZER_MUON && o->optimizer.muon_scale != MUON_SPECTRAL) {
+        die_usage("--mup %s, --muon-scale rms; wanted spectral, which fits every width", o->optimizer.mup);
     }
 }
 

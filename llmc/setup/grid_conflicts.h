@@ -70,22 +70,23 @@ static int grid_suits_trainer_(char* error, const Settled* s) {
     if (o->program.trainer == OPTION_CPU || s->use != USE_TRAIN) {
         return 1;
     }
-    return shape.pipeline == 1 || !o->teacher[0] ||
+    return shape.pipeline == 1 || !o->teacher.path[0] ||
            grid_refuses_(error, "--pipeline-parallel %d, --teacher: only the CPU trainer has both; wanted 1",
                          shape.pipeline);
 }
 
 // Returns the unit of the columns of a slice: whole vectors, and whole blocks of 8-bit numbers.
 static int grid_slice_unit_(const Options* o) {
-    const int blocks = o->quantize ? QUANTIZED_BLOCK : GRID_UNIT;
-    return o->optimizer == OPTIMIZER_ADAMW8BIT && !o->generates ? int_max(blocks, OPTIMIZER_BLOCK) : blocks;
+    const int blocks = o->texts.quantize ? QUANTIZED_BLOCK : GRID_UNIT;
+    return o->optimizer.name == OPTIMIZER_ADAMW8BIT && !o->generates ? int_max(blocks, OPTIMIZER_BLOCK)
+                                                                     : blocks;
 }
 
 // Returns the tokens of a chunk that attention processes together: chunks are whole tiles.
 static int grid_chunk_tile_(const Options* o) {
-    return o->program.trainer == OPTION_GPU            ? ATTENTION_ROW_ALIGN
-           : (MatmulPrecision)o->matmul == MATMUL_BF16 ? BF16_TILE
-                                                       : 1;
+    return o->program.trainer == OPTION_GPU                   ? ATTENTION_ROW_ALIGN
+           : (MatmulPrecision)o->memory.matmul == MATMUL_BF16 ? BF16_TILE
+                                                              : 1;
 }
 
 // Returns the number that divides all lengths of sequences in a grid.
@@ -101,13 +102,13 @@ static int grid_suits_lengths_(char* error, const Settled* s) {
     const GridShape shape = s->ranks.grid.shape;
     const Stages lengths = settled_lengths(o);
     const int unit = grid_lengths_unit_(o, shape), is_context = shape.context > 1;
-    if (o->seq_len % unit != 0) {
+    if (o->batch.seq_len % unit != 0) {
         return grid_refuses_(error,
                              "--seq-len %d, --context-parallel %d; wanted a multiple of %d: two chunks for "
                              "each process, in whole tiles of %d tokens",
-                             o->seq_len, shape.context, unit, grid_chunk_tile_(o));
+                             o->batch.seq_len, shape.context, unit, grid_chunk_tile_(o));
     }
-    if ((o->pack == PACK_DYNAMIC || o->pack == PACK_UNIFORM) && DATALOADER_WIDTH % unit != 0) {
+    if ((o->data.pack == PACK_DYNAMIC || o->data.pack == PACK_UNIFORM) && DATALOADER_WIDTH % unit != 0) {
         char pack[OPTION_TEXT_BYTES];
         return grid_refuses_(error, "--pack %s, --%s %d: batches are multiples of %d tokens wide; wanted %s",
                              option_text(o, grid_option_("pack"), pack),
@@ -118,7 +119,7 @@ static int grid_suits_lengths_(char* error, const Settled* s) {
     for (int i = 0; i < lengths.count; i++) {
         if (lengths.stage[i].value % unit != 0) {
             return grid_refuses_(error, "--seq-len-schedule %s: %lld tokens; wanted multiples of %d",
-                                 o->seq_len_schedule, (long long)lengths.stage[i].value, unit);
+                                 o->batch.seq_len_schedule, (long long)lengths.stage[i].value, unit);
         }
     }
     return 1;
@@ -128,14 +129,14 @@ static int grid_suits_lengths_(char* error, const Settled* s) {
 static int grid_suits_chunks_(char* error, const Settled* s) {
     const Options* o = &s->options;
     const int c = s->ranks.grid.shape.context;
-    if (c > 1 && o->update_in_backward) {
+    if (c > 1 && o->memory.update_in_backward) {
         return grid_refuses_(error, "--context-parallel %d, --update-in-backward on; wanted off", c);
     }
-    return c == 1 || s->cfg.E == 0 || o->router_balance == 0 ||
+    return c == 1 || s->cfg.E == 0 || o->optimizer.router_balance == 0 ||
            grid_refuses_(error,
                          "--context-parallel %d, --router-balance %g, which is a loss of all tokens of a "
                          "micro-batch; wanted 0",
-                         c, (double)o->router_balance);
+                         c, (double)o->optimizer.router_balance);
 }
 
 // Checks what training needs: a gradient that is complete before the end of the backward pass.
@@ -145,13 +146,13 @@ static int grid_suits_slices_(char* error, const Settled* s) {
     if (slices == 1 || s->use != USE_TRAIN) {
         return 1;
     }
-    if (slices > KV && s->ranks.grid.shape.tensor > 1 && o->offload_params) {
+    if (slices > KV && s->ranks.grid.shape.tensor > 1 && o->memory.offload_params) {
         return grid_refuses_(error,
                              "--tensor-parallel %d, %d heads of keys for %d slices, --offload-params on; "
                              "wanted off: the gradients of shared heads are sent from the GPU",
                              s->ranks.grid.shape.tensor, KV, slices);
     }
-    if (o->update_in_backward) {
+    if (o->memory.update_in_backward) {
         return grid_refuses_(error,
                              "--tensor-slices %d, --update-in-backward on; wanted off: the gradients of "
                              "norms are complete at the end of the backward pass",
@@ -159,7 +160,7 @@ static int grid_suits_slices_(char* error, const Settled* s) {
     }
     return freeze_is_whole(&s->freeze, s->cfg, 0) ||
            grid_refuses_(error, "--tensor-slices %d, --freeze %s; wanted parameters frozen in all blocks",
-                         slices, o->freeze);
+                         slices, o->optimizer.freeze);
 }
 
 // Checks what needs all layers in each process.
@@ -169,7 +170,7 @@ static int grid_suits_stages_(char* error, const Settled* s) {
     if (P == 1) {
         return 1;
     }
-    if (o->zero == 3) {
+    if (o->ranks.zero == 3) {
         return grid_refuses_(error,
                              "--pipeline-parallel %d, --zero 3, which would gather the parameters in every "
                              "micro-step; wanted --zero 1",
@@ -179,19 +180,19 @@ static int grid_suits_stages_(char* error, const Settled* s) {
         return grid_refuses_(error,
                              "--pipeline-parallel %d, --share-layers %s; wanted pairs or off: stages share "
                              "no parameters",
-                             P, o->share_layers);
+                             P, o->model.share_layers);
     }
     if (s->freeze.first_block > 0) {
         return grid_refuses_(error,
                              "--pipeline-parallel %d, --freeze %s; wanted --pipeline-parallel 1, since the "
                              "backward pass ends at block %d",
-                             P, o->freeze, s->freeze.first_block);
+                             P, o->optimizer.freeze, s->freeze.first_block);
     }
-    if (o->offload_residuals || o->update_in_backward) {
+    if (o->memory.offload_residuals || o->memory.update_in_backward) {
         return grid_refuses_(error, "--pipeline-parallel %d, --%s on; wanted off", P,
-                             o->offload_residuals ? "offload-residuals" : "update-in-backward");
+                             o->memory.offload_residuals ? "offload-residuals" : "update-in-backward");
     }
-    return o->graph != 1 ||
+    return o->memory.graph != 1 ||
            grid_refuses_(error,
                          "--pipeline-parallel %d, --graph on; wanted auto: a stage has other "
                          "passes between the two of a micro-step",
@@ -215,17 +216,17 @@ static int grid_suits_experts_(char* error, const Settled* s) {
                                  row->name, option_text(o, row, value));
         }
     }
-    if (e > 1 && o->shard_ranks != OPTION_AUTO && o->shard_ranks != ranks_data(&s->ranks).size) {
+    if (e > 1 && o->ranks.shards != OPTION_AUTO && o->ranks.shards != ranks_data(&s->ranks).size) {
         return grid_refuses_(error, "--expert-parallel %d, --shard-ranks %d; wanted auto: all processes", e,
-                             o->shard_ranks);
+                             o->ranks.shards);
     }
-    if (e > 1 && o->zero == 3) {
+    if (e > 1 && o->ranks.zero == 3) {
         return grid_refuses_(error,
                              "--expert-parallel %d, --zero 3, which would gather the experts in every "
                              "micro-step; wanted --zero 2",
                              e);
     }
-    if (e > 1 && o->graph == 1) {
+    if (e > 1 && o->memory.graph == 1) {
         return grid_refuses_(error,
                              "--expert-parallel %d, --graph on; wanted auto: the host waits for the number "
                              "of rows in each layer",
@@ -241,7 +242,7 @@ static int grid_suits_experts_(char* error, const Settled* s) {
 // Checks that --pipeline-layers gives each stage its layers.
 static int grid_suits_layers_(char* error, const Settled* s) {
     int layers[MODEL_MAX_LAYERS];
-    const char* list = s->options.pipeline_layers;
+    const char* list = s->options.ranks.pipeline_layers;
     return !list[0] || pipeline_parse_layers(layers, s->cfg, s->ranks.grid.shape.pipeline, list, error);
 }
 
@@ -256,13 +257,13 @@ static int grid_suits_teacher_(char* error, const Settled* s) {
     const Settled teacher = setup_teacher(s);
     const GridRun run = setup_grid_run(&teacher);
     if (!grid_check(teacher.ranks.grid.shape, &run, of_teacher)) {
-        return grid_refuses_(error, "--teacher %s: %s", o->teacher, of_teacher);
+        return grid_refuses_(error, "--teacher %s: %s", o->teacher.path, of_teacher);
     }
     return s->ranks.grid.shape.slices == 1 || teacher.cfg.Vp == words ||
            grid_refuses_(error,
                          "--tensor-slices %d, --teacher %s with %d words, %d with padding; wanted %d, as the "
                          "model has: slices have the same vocabulary rows",
-                         s->ranks.grid.shape.slices, o->teacher, teacher.cfg.V, teacher.cfg.Vp, words);
+                         s->ranks.grid.shape.slices, o->teacher.path, teacher.cfg.V, teacher.cfg.Vp, words);
 }
 
 // Checks that one tensor group generates text.
@@ -294,7 +295,8 @@ static int grid_suits_run_(char* error, const Settled* s) {
 
 GridRun setup_grid_run(const Settled* s) {
     const Options* o = &s->options;
-    const GridRun run = {s->cfg, o->seq_len, ranks_size(&s->ranks), s->ranks.node_ranks, grid_slice_unit_(o)};
+    const GridRun run = {s->cfg, o->batch.seq_len, ranks_size(&s->ranks), s->ranks.node_ranks,
+                         grid_slice_unit_(o)};
     return run;
 }
 
@@ -308,7 +310,7 @@ void setup_check_grid(const Settled* s) {
 int setup_allows_grid(const Settled* s, GridShape shape) {
     char error[ERROR_BYTES];
     const Options* o = &s->options;
-    const int zero = options_given(o, "zero") || shape.pipeline == 1 ? o->zero : 1;
+    const int zero = options_given(o, "zero") || shape.pipeline == 1 ? o->ranks.zero : 1;
     const Settled there =
         settled_in_grid(s, grid_of(shape, ranks_rank(&s->ranks)), zero, shape.data * shape.context);
     return grid_suits_run_(error, &there) && (o->plan || grid_suits_trainer_(error, &there));

@@ -221,7 +221,7 @@ static const LaunchSource_* launcher_read_(const char* const* environment, CommP
 
 // Reads --rank and --num-processes. Returns true if they are given.
 static int launcher_read_options_(const Options* options, CommPlace* place) {
-    const int rank = options->rank, size = options->num_processes;
+    const int rank = options->ranks.rank, size = options->ranks.processes;
     if (rank == OPTION_AUTO && size == OPTION_AUTO) {
         return 0;
     }
@@ -241,7 +241,7 @@ static int launcher_read_options_(const Options* options, CommPlace* place) {
 // Sets the local rank by --gpus-per-node, if the launcher does not. The last machine may have fewer
 // ranks.
 static void launcher_set_local_(const Options* options, CommPlace* place) {
-    const int each = options->gpus_per_node;
+    const int each = options->ranks.per_node;
     if (each != OPTION_AUTO && place->local_rank < 0) {
         const int first = place->rank / each * each;
         place->local_rank = place->rank - first;
@@ -255,7 +255,7 @@ static void launcher_set_local_(const Options* options, CommPlace* place) {
 static LaunchInit launcher_auto_init_(const Options* options, const LaunchSource_* source,
                                       const char* const* environment) {
     if (!source) {
-        return *options->server ? LAUNCHER_TCP : LAUNCHER_FS;
+        return *options->ranks.server ? LAUNCHER_TCP : LAUNCHER_FS;
     }
     return launcher_variable_(environment, "PMIX_RANK") || launcher_variable_(environment, "PMI_FD")
                ? LAUNCHER_MPI
@@ -356,13 +356,13 @@ static void launcher_find_meeting_(Launcher* launch, const LaunchSource_* source
     CommMeeting* m = &launch->meeting;
     launcher_read_job_(m, source, environment);
     if (launch->init == LAUNCHER_FS) {
-        const char* directory = *options->fs_path ? options->fs_path : options->out;
+        const char* directory = *options->ranks.fs_path ? options->ranks.fs_path : options->output.dir;
         if (!*directory) {
             die_usage("--init fs wants --fs-path DIR, or --out: a directory that all machines share");
         }
         file_join(m->file, directory, "meeting.txt");
-    } else if (*options->server) {
-        launcher_read_server_(m, options->server);
+    } else if (*options->ranks.server) {
+        launcher_read_server_(m, options->ranks.server);
     } else if (source && strcmp(source->launcher, "torchrun") == 0) {
         launcher_read_master_(m, environment);
     } else if (source && strcmp(source->launcher, "srun") == 0) {
@@ -387,8 +387,9 @@ Launcher launcher_find_in(const Options* options, const char* const* environment
         launcher_set_local_(options, &place);
         launch.place = place;
         launch.launcher = source ? source->launcher : "--rank";
-        launch.init = options->init != LAUNCHER_AUTO ? (LaunchInit)options->init
-                                                     : launcher_auto_init_(options, source, environment);
+        launch.init = options->ranks.init != LAUNCHER_AUTO
+                          ? (LaunchInit)options->ranks.init
+                          : launcher_auto_init_(options, source, environment);
         launcher_check_init_(&launch, source, options);
         if (launch.init != LAUNCHER_MPI) {
             launcher_find_meeting_(&launch, source, options, environment);
@@ -405,7 +406,8 @@ int launcher_forgets_srun(const char* const* environment) {
 
 Launcher launcher_find(const Options* options) {
     const char* const* environment = (const char* const*)environ;
-    if (launcher_forgets_srun(environment) && options->num_processes == OPTION_AUTO && !options->generates) {
+    if (launcher_forgets_srun(environment) && options->ranks.processes == OPTION_AUTO &&
+        !options->generates) {
         printf("note: this Slurm job has %s tasks, but srun has not started this process: it runs alone; "
                "srun --mpi=pmix, or --num-processes 1\n",
                getenv("SLURM_NTASKS"));
@@ -423,9 +425,8 @@ CommPlace launcher_expect(void) {
 // ---- the grid ----
 
 Grid launcher_grid(const Options* options, int rank, int size) {
-    const GridShape shape = {
-        options->tensor_parallel, options->context_parallel, 0, options->pipeline_parallel, 0,
-        options->expert_parallel};
+    const GridShape shape = {options->ranks.tensor, options->ranks.context, 0, options->ranks.pipeline, 0,
+                             options->ranks.experts};
     const GridRun run = {.ranks = size, .node_ranks = size, .unit = GRID_UNIT};
     char error[GRID_ERROR_BYTES];
     if (!grid_check(shape, &run, error)) {
@@ -435,28 +436,28 @@ Grid launcher_grid(const Options* options, int rank, int size) {
 }
 
 int launcher_slices(const Options* options) {
-    const int t = options->tensor_parallel, s = options->tensor_slices;
+    const int t = options->ranks.tensor, s = options->ranks.slices;
     const int suits = s != OPTION_AUTO && (s % t == 0 || options_given(options, "tensor-slices"));
     return suits ? s : t;
 }
 
 int launcher_zero(const Options* options, const Grid* grid) {
     const int is_cpu = options->program.trainer == OPTION_CPU;
-    if (options->zero == OPTION_AUTO) {
+    if (options->ranks.zero == OPTION_AUTO) {
         return grid_member(grid, GRID_DATA).size == 1 ? 0 : grid->shape.pipeline > 1 ? 1 : 2;
     }
-    if (is_cpu && options->zero == 3) {
+    if (is_cpu && options->ranks.zero == 3) {
         die_usage("--zero 3 is for GPUs, whose memory the parameters have to fit; wanted 0, 1 or 2%s",
                   options->plan
                       ? "; to plan it for GPUs without one: make sim, and build/sim/BF16/train_gpt2cu"
                       : "");
     }
-    return options->zero;
+    return options->ranks.zero;
 }
 
 int launcher_node_ranks(const Options* options, int size, Comm* comm) {
     const int is_only_plan = comm->size < size;
-    int each = is_only_plan ? options->gpus_per_node : comm->local_size;
+    int each = is_only_plan ? options->ranks.per_node : comm->local_size;
     each = each == OPTION_AUTO ? size : each;
     const int is_regular =
         size % each == 0 && (is_only_plan || (comm->nodes == size / each && comm->node == comm->rank / each));
@@ -477,21 +478,21 @@ int launcher_shards(const Options* options, const Grid* grid, Comm* comm) {
     if (options->program.trainer == OPTION_CPU || grid_experts(grid->shape) > 1) {
         return size; // one level
     }
-    if (options->shard_ranks == OPTION_AUTO) {
+    if (options->ranks.shards == OPTION_AUTO) {
         // replicas of one rank would each have all parameters
-        return here == 1 && grid->shape.tensor > 1 && options->zero == 3 ? size : here;
+        return here == 1 && grid->shape.tensor > 1 && options->ranks.zero == 3 ? size : here;
     }
-    if (size % options->shard_ranks != 0) {
+    if (size % options->ranks.shards != 0) {
         die_usage("--shard-ranks %d, %d processes%s; wanted a number that divides these",
-                  options->shard_ranks, size, size < grid_size(grid->shape) ? " of a data group" : "");
+                  options->ranks.shards, size, size < grid_size(grid->shape) ? " of a data group" : "");
     }
-    if (launcher_zero(options, grid) >= 2 && options->shard_ranks > here) {
+    if (launcher_zero(options, grid) >= 2 && options->ranks.shards > here) {
         printf(
             "note: --shard-ranks %d exchanges every gradient between machines; auto, %d, exchanges the sums "
             "of each machine\n",
-            options->shard_ranks, here);
+            options->ranks.shards, here);
     }
-    return options->shard_ranks;
+    return options->ranks.shards;
 }
 
 #endif // LAUNCHER_IMPLEMENTATION

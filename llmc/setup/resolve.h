@@ -60,11 +60,11 @@ typedef struct {
     ModelConfig teacher;      // its sizes
 } SettleInput;
 
-// Decides every option that does not depend on the memory of the device. Opens the tokenizer and
-// the data, because other options depend on their sizes. With --verify-data it stops after the
+// Returns the settings with every option decided that does not depend on the memory of the device.
+// Opens the tokenizer and the data, because other options depend on their sizes. With --verify-data it stops after the
 // vocabulary. With --plan and --print-config the data may stay unknown; then values that depend on
 // the number of steps stay "auto".
-void settle(Settled* s, RunData* data, const Options* options, const SettleInput* input);
+Settled settle(RunData* data, const Options* options, const SettleInput* input);
 
 // Returns the settings of the teacher: a model of the same micro-batches that only evaluates, with
 // the same slices and chunks, in the last stage. Its algorithms are not timed, so that a resumed
@@ -142,12 +142,13 @@ char* setup_kept_config(const char* path) {
 
 // Returns a micro-batch that divides an update. With --update-in-backward it is the whole update.
 static int settle_auto_batch_(const Options* o) {
-    const int64_t sequences = o->total_batch / o->seq_len;
-    if (o->update_in_backward && 0 < sequences && sequences <= INT_MAX) {
+    const int64_t sequences = o->batch.total / o->batch.seq_len;
+    if (o->memory.update_in_backward && 0 < sequences && sequences <= INT_MAX) {
         return (int)sequences;
     }
-    int batch = SETUP_BATCH_TOKENS > o->seq_len ? SETUP_BATCH_TOKENS / o->seq_len : 1;
-    while (o->total_batch != OPTION_AUTO && batch > 1 && o->total_batch % ((int64_t)batch * o->seq_len)) {
+    int batch = SETUP_BATCH_TOKENS > o->batch.seq_len ? SETUP_BATCH_TOKENS / o->batch.seq_len : 1;
+    while (o->batch.total != OPTION_AUTO && batch > 1 &&
+           o->batch.total % ((int64_t)batch * o->batch.seq_len)) {
         batch--;
     }
     return batch;
@@ -156,8 +157,8 @@ static int settle_auto_batch_(const Options* o) {
 // Divides the micro-batch so that as many ranks as possible have one. A validation keeps its
 // sequences.
 static void settle_share_batch_(Options* o, int ranks) {
-    const int64_t sequences = o->total_batch / o->seq_len, share = (sequences + ranks - 1) / ranks;
-    const int whole = o->batch;
+    const int64_t sequences = o->batch.total / o->batch.seq_len, share = (sequences + ranks - 1) / ranks;
+    const int whole = o->batch.size;
     int parts = 1;
     for (int batch = whole; batch >= share; batch--) {
         parts = whole % batch == 0 ? whole / batch : parts;
@@ -168,65 +169,65 @@ static void settle_share_batch_(Options* o, int ranks) {
 // Sets --seq-len to the last stage of --seq-len-schedule.
 static void settle_lengths_(Options* o) {
     Stages s;
-    if (!stages_parse(&s, o->seq_len_schedule) || stages_last(&s) > INT_MAX) {
+    if (!stages_parse(&s, o->batch.seq_len_schedule) || stages_last(&s) > INT_MAX) {
         die_usage(
             "--seq-len-schedule %s: wanted at most %d stages STEP:TOKENS, as in 0:256,1000:512,3000:1024: "
             "the first at step 0, later ones with more tokens",
-            o->seq_len_schedule, STAGES_MOST);
+            o->batch.seq_len_schedule, STAGES_MOST);
     }
     for (int i = 0; i < s.count; i++) {
         if (stages_last(&s) % s.stage[i].value) {
             die_usage("--seq-len-schedule %s: sequences of %lld tokens; wanted a divisor of the last stage, "
                       "%lld, whose sequences are cut",
-                      o->seq_len_schedule, (long long)s.stage[i].value, (long long)stages_last(&s));
+                      o->batch.seq_len_schedule, (long long)s.stage[i].value, (long long)stages_last(&s));
         }
     }
-    if (o->seq_len != OPTION_AUTO && o->seq_len != stages_last(&s)) {
+    if (o->batch.seq_len != OPTION_AUTO && o->batch.seq_len != stages_last(&s)) {
         die_usage("--seq-len-schedule %s, --seq-len %d; wanted only one of them, or the last stage",
-                  o->seq_len_schedule, o->seq_len);
+                  o->batch.seq_len_schedule, o->batch.seq_len);
     }
-    o->seq_len = (int)stages_last(&s);
+    o->batch.seq_len = (int)stages_last(&s);
 }
 
 // Sets --total-batch to the last stage of --batch-schedule.
 static void settle_batch_stages_(Options* o) {
     Stages b;
-    if (!stages_parse(&b, o->batch_schedule)) {
+    if (!stages_parse(&b, o->batch.schedule)) {
         die_usage(
             "--batch-schedule %s: wanted at most %d stages STEP:TOKENS, as in 0:131072,2000:262144: the "
             "first at step 0, later ones with more tokens",
-            o->batch_schedule, STAGES_MOST);
+            o->batch.schedule, STAGES_MOST);
     }
     for (int i = 0; i < b.count; i++) {
-        if (b.stage[i].value % o->seq_len) {
+        if (b.stage[i].value % o->batch.seq_len) {
             die_usage("--batch-schedule %s: %lld tokens; wanted a multiple of --seq-len %d",
-                      o->batch_schedule, (long long)b.stage[i].value, o->seq_len);
+                      o->batch.schedule, (long long)b.stage[i].value, o->batch.seq_len);
         }
     }
-    if (options_given(o, "total-batch") && o->total_batch != OPTION_AUTO &&
-        o->total_batch != stages_last(&b)) {
+    if (options_given(o, "total-batch") && o->batch.total != OPTION_AUTO &&
+        o->batch.total != stages_last(&b)) {
         die_usage("--batch-schedule %s, --total-batch %lld; wanted only one of them, or the last stage",
-                  o->batch_schedule, (long long)o->total_batch);
+                  o->batch.schedule, (long long)o->batch.total);
     }
-    o->total_batch = stages_last(&b);
+    o->batch.total = stages_last(&b);
 }
 
 // Decides the batch sizes. The size of an update does not depend on the number of ranks, which
 // share it.
 static void settle_batch_(Options* o, int ranks) {
-    const int is_auto = o->batch == OPTION_AUTO;
-    if (o->batch_schedule[0]) {
+    const int is_auto = o->batch.size == OPTION_AUTO;
+    if (o->batch.schedule[0]) {
         settle_batch_stages_(o);
     }
     if (is_auto) {
-        o->batch = settle_auto_batch_(o);
+        o->batch.size = settle_auto_batch_(o);
     }
-    if (o->total_batch == OPTION_AUTO) {
-        o->total_batch = (int64_t)o->batch * o->seq_len;
+    if (o->batch.total == OPTION_AUTO) {
+        o->batch.total = (int64_t)o->batch.size * o->batch.seq_len;
     }
-    if (o->total_batch % o->seq_len) {
+    if (o->batch.total % o->batch.seq_len) {
         die_usage("--total-batch is %lld tokens; wanted a multiple of --seq-len %d",
-                  (long long)o->total_batch, o->seq_len);
+                  (long long)o->batch.total, o->batch.seq_len);
     }
     if (is_auto) {
         settle_share_batch_(o, ranks);
@@ -236,22 +237,23 @@ static void settle_batch_(Options* o, int ranks) {
 // Decides how many sequences are generated at a time.
 static void settle_decode_batch_(Options* o) {
     const int many = o->program.trainer == OPTION_GPU ? SETUP_TEXTS_GPU : SETUP_TEXTS_CPU;
-    if (o->batch == OPTION_AUTO) {
-        o->batch = o->prompts[0] ? many : 1;
+    if (o->batch.size == OPTION_AUTO) {
+        o->batch.size = o->texts.prompts[0] ? many : 1;
     }
-    o->recompute = RECOMPUTE_NONE;
-    o->logits_chunk = o->batch;
+    o->memory.recompute = RECOMPUTE_NONE;
+    o->memory.logits_chunk = o->batch.size;
 }
 
 static void settle_sizes_(Settled* s) {
     Options* o = &s->options;
-    if (o->seq_len == OPTION_AUTO) {
+    if (o->batch.seq_len == OPTION_AUTO) {
         // rotary positions have no weights that only long sequences train
         const int turns = model_architecture(s->cfg.arch)->positions == POSITIONS_ROPE;
-        o->seq_len = turns && o->context > SETUP_SEQ_LEN ? SETUP_SEQ_LEN : o->context;
+        o->batch.seq_len = turns && o->model.context > SETUP_SEQ_LEN ? SETUP_SEQ_LEN : o->model.context;
     }
-    if (o->seq_len > o->context) {
-        die_usage("--seq-len is %d; wanted at most the model's context of %d tokens", o->seq_len, o->context);
+    if (o->batch.seq_len > o->model.context) {
+        die_usage("--seq-len is %d; wanted at most the model's context of %d tokens", o->batch.seq_len,
+                  o->model.context);
     }
     if (s->use == USE_GENERATE) {
         settle_decode_batch_(o);
@@ -262,7 +264,7 @@ static void settle_sizes_(Settled* s) {
 
 static void settle_grid_(Settled* s) {
     Options* o = &s->options;
-    o->tensor_slices = s->ranks.grid.shape.slices = launcher_slices(o);
+    o->ranks.slices = s->ranks.grid.shape.slices = launcher_slices(o);
     setup_check_grid(s);
 }
 
@@ -272,11 +274,11 @@ static void settle_packing_(Settled* s, RunData* data) {
     Options* o = &s->options;
     const int are_answers = s->use != USE_GENERATE && run_data_find_answers(data, o) != ANSWERS_NONE;
     const int turns = model_architecture(s->cfg.arch)->positions == POSITIONS_ROPE;
-    if (o->pack == OPTION_AUTO) {
-        o->pack = !are_answers ? PACK_STREAM : turns ? PACK_BESTFIT : PACK_PAD;
+    if (o->data.pack == OPTION_AUTO) {
+        o->data.pack = !are_answers ? PACK_STREAM : turns ? PACK_BESTFIT : PACK_PAD;
     }
-    if (o->doc_mask == OPTION_AUTO) {
-        o->doc_mask = are_answers ? DOCUMENT_MASK_ON : DOCUMENT_MASK_OFF;
+    if (o->data.doc_mask == OPTION_AUTO) {
+        o->data.doc_mask = are_answers ? DOCUMENT_MASK_ON : DOCUMENT_MASK_OFF;
     }
 }
 
@@ -292,15 +294,15 @@ static int64_t settle_only_at_end_(int64_t steps) {
 // long way to go. SGD divides by nothing: with a gradient clipped to norm 1 it needs 400 times
 // AdamW's rate.
 static double settle_lr_(const Options* o, int64_t updates) {
-    const int has_weights = o->model[0] && !options_model_size(o);
+    const int has_weights = o->model.path[0] && !options_model_size(o);
     Mup mup;
-    const int C = mup_parse(&mup, o->mup) ? mup.C : o->channels;
-    const double rate = has_weights ? 0.1 * automatic_rate_long(C, o->total_batch)
-                                    : automatic_rate(C, o->total_batch, updates);
-    return rate * (o->optimizer == OPTIMIZER_SGD ? 400 : 1);
+    const int C = mup_parse(&mup, o->optimizer.mup) ? mup.C : o->model.channels;
+    const double rate = has_weights ? 0.1 * automatic_rate_long(C, o->batch.total)
+                                    : automatic_rate(C, o->batch.total, updates);
+    return rate * (o->optimizer.name == OPTIMIZER_SGD ? 400 : 1);
 }
 
-float setup_auto_lr(const Options* options) { return (float)settle_lr_(options, options->steps); }
+float setup_auto_lr(const Options* options) { return (float)settle_lr_(options, options->batch.steps); }
 
 double setup_long_lr(const Options* options) { return settle_lr_(options, 0); }
 
@@ -318,15 +320,15 @@ static float settle_beta2_(int64_t total_batch) {
 static double settle_validation_share_(const Settled* s, double sequences) {
     const Options* o = &s->options;
     const Stages batches = settled_batches(o);
-    const double forward = model_flops_per_token(s->cfg, o->seq_len) / 3,
-                 update = freeze_flops_per_token(&s->freeze, s->cfg, o->seq_len);
-    const int passes = strcmp(o->average, "off") == 0 ? 1 : 2;
-    return passes * sequences * o->seq_len * forward / (stages_sum(&batches, o->steps) * update);
+    const double forward = model_flops_per_token(s->cfg, o->batch.seq_len) / 3,
+                 update = freeze_flops_per_token(&s->freeze, s->cfg, o->batch.seq_len);
+    const int passes = strcmp(o->optimizer.average, "off") == 0 ? 1 : 2;
+    return passes * sequences * o->batch.seq_len * forward / (stages_sum(&batches, o->batch.steps) * update);
 }
 
 double setup_validation_share(const Settled* s, const RunData* data) {
     const Options* o = &s->options;
-    return (1 + floor((double)o->steps / o->eval_every)) *
+    return (1 + floor((double)o->batch.steps / o->eval.every)) *
            settle_validation_share_(s, (double)run_data_all_eval_sequences(data, o));
 }
 
@@ -335,13 +337,13 @@ double setup_validation_share(const Settled* s, const RunData* data) {
 static void settle_eval_batches_(Settled* s, const RunData* data) {
     Options* o = &s->options;
     const double usual = (double)run_data_eval_sequences(o, UINT64_MAX), sets = data->num_val_sets,
-                 update = (double)(o->total_batch / o->seq_len);
+                 update = (double)(o->batch.total / o->batch.seq_len);
     const double updates =
         fmax(1, floor(SETUP_VALIDATION_SHARE / 2 / settle_validation_share_(s, sets * update)));
     if (2 * settle_validation_share_(s, (double)run_data_all_eval_sequences(data, o)) >
             SETUP_VALIDATION_SHARE &&
         updates * update < usual) {
-        o->eval_batches = (int)ceil(updates * update / o->batch);
+        o->eval.batches = (int)ceil(updates * update / o->batch.size);
     }
 }
 
@@ -349,29 +351,31 @@ static void settle_eval_batches_(Settled* s, const RunData* data) {
 // tenth of the work of its updates, with the validation before the first of them.
 static void settle_validations_(Settled* s, const RunData* data) {
     Options* o = &s->options;
-    const int64_t tenth = o->steps / 10, usual = tenth < 1 ? 1 : tenth > 1000 ? 1000 : tenth;
-    if (o->eval_every != OPTION_AUTO) {
+    const int64_t tenth = o->batch.steps / 10, usual = tenth < 1 ? 1 : tenth > 1000 ? 1000 : tenth;
+    if (o->eval.every != OPTION_AUTO) {
         return;
     }
-    if (o->steps > 0 && o->eval_batches == OPTION_AUTO && data->num_val_sets > 0) {
+    if (o->batch.steps > 0 && o->eval.batches == OPTION_AUTO && data->num_val_sets > 0) {
         settle_eval_batches_(s, data);
     }
     const double share =
-        o->steps > 0 ? settle_validation_share_(s, (double)run_data_all_eval_sequences(data, o)) : 0;
+        o->batch.steps > 0 ? settle_validation_share_(s, (double)run_data_all_eval_sequences(data, o)) : 0;
     const double most = share > 0 ? fmax(floor(SETUP_VALIDATION_SHARE / share) - 1, 1) : INFINITY;
-    o->eval_every = (int)fmin(fmax((double)usual, ceil((double)o->steps / most)), OPTION_UNLIMITED);
+    o->eval.every = (int)fmin(fmax((double)usual, ceil((double)o->batch.steps / most)), OPTION_UNLIMITED);
 }
 
 // Decides the other intervals, which depend on the number of steps.
 static void settle_intervals_(Options* options) {
-    if (options->warmup == OPTION_AUTO) {
-        options->warmup = (int)(options->steps / 20 < 2000 ? options->steps / 20 : 2000);
+    if (options->optimizer.warmup == OPTION_AUTO) {
+        options->optimizer.warmup =
+            (int)(options->batch.steps / 20 < 2000 ? options->batch.steps / 20 : 2000);
     }
-    if (options->sample_every == OPTION_AUTO) { // at the end
-        options->sample_every = (int)settle_only_at_end_(options->steps);
+    if (options->samples.every == OPTION_AUTO) { // at the end
+        options->samples.every = (int)settle_only_at_end_(options->batch.steps);
     }
-    if (options->tasks_every == OPTION_AUTO) {
-        options->tasks_every = options_has_tasks(options) ? (int)settle_only_at_end_(options->steps) : 0;
+    if (options->tasks.every == OPTION_AUTO) {
+        options->tasks.every =
+            options_has_tasks(options) ? (int)settle_only_at_end_(options->batch.steps) : 0;
     }
 }
 
@@ -382,31 +386,33 @@ int setup_asks_for_samples(const Options* options) {
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
         asks = asks || options_given(options, names[i]);
     }
-    return asks && options->samples > 0;
+    return asks && options->samples.count > 0;
 }
 
 // Decides the options of a run that only evaluates or converts: no optimizer, no checkpoints, and
 // no validations or samples that nobody asked for.
 static void settle_evaluation_(Options* options) {
-    if (strcmp(options->resume, "off") != 0 && strcmp(options->resume, "0") != 0) {
+    if (strcmp(options->output.resume, "off") != 0 && strcmp(options->output.resume, "0") != 0) {
         die_usage(
             "--resume %s: with --steps 0, tasks and exports train nothing; wanted --model with the directory "
             "of the checkpoint",
-            options->resume);
+            options->output.resume);
     }
-    if (options->save_every > 0) {
+    if (options->output.save_every > 0) {
         die_usage("--save-every %d: with --steps 0, tasks and exports leave nothing to save; wanted 0",
-                  options->save_every);
+                  options->output.save_every);
     }
-    options->save_every = 0;
-    if (options->eval_every == OPTION_AUTO && !run_data_is_asked_for(options)) {
-        options->eval_every = 0;
+    options->output.save_every = 0;
+    if (options->eval.every == OPTION_AUTO && !run_data_is_asked_for(options)) {
+        options->eval.every = 0;
     }
-    options->master_weights = options->offload_optimizer = options->zero = 0;
-    options->offload_params = options->offload_residuals = options->update_in_backward = 0;
+    options->memory.master_weights = options->memory.offload_optimizer = options->ranks.zero = 0;
+    options->memory.offload_params = options->memory.offload_residuals = options->memory.update_in_backward =
+        0;
     if (!setup_asks_for_samples(options)) {
-        options->sample_every = options->sample_every == OPTION_AUTO ? 0 : options->sample_every;
-        options->recompute = options->recompute == OPTION_AUTO ? RECOMPUTE_BLOCK : options->recompute;
+        options->samples.every = options->samples.every == OPTION_AUTO ? 0 : options->samples.every;
+        options->memory.recompute =
+            options->memory.recompute == OPTION_AUTO ? RECOMPUTE_BLOCK : options->memory.recompute;
     }
 }
 
@@ -414,31 +420,32 @@ static void settle_evaluation_(Options* options) {
 // optimizer the weight decay and beta2. The usual decay times SGD's rate would be far too much.
 // Lion's beta2 is its authors'.
 static void settle_update_(Options* options) {
-    if (options->lr == OPTION_AUTO && options->steps != OPTION_AUTO) {
-        options->lr = setup_auto_lr(options);
+    if (options->optimizer.lr == OPTION_AUTO && options->batch.steps != OPTION_AUTO) {
+        options->optimizer.lr = setup_auto_lr(options);
     }
-    if (options->weight_decay == OPTION_AUTO) {
-        options->weight_decay = options->optimizer == OPTIMIZER_SGD ? 0.0f : 0.1f;
+    if (options->optimizer.weight_decay == OPTION_AUTO) {
+        options->optimizer.weight_decay = options->optimizer.name == OPTIMIZER_SGD ? 0.0f : 0.1f;
     }
-    if (options->beta2 == OPTION_AUTO) {
-        options->beta2 = options->optimizer == OPTIMIZER_LION ? 0.99f : settle_beta2_(options->total_batch);
+    if (options->optimizer.beta2 == OPTION_AUTO) {
+        options->optimizer.beta2 =
+            options->optimizer.name == OPTIMIZER_LION ? 0.99f : settle_beta2_(options->batch.total);
     }
 }
 
 // Forgets a decay, which only wsd has. A recipe's or a checkpoint's goes with its schedule.
 static void settle_decay_(Options* o) {
-    if (o->schedule != SCHEDULE_WSD) {
-        o->decay_steps = OPTION_AUTO;
-        o->decay_shape = DECAY_SQRT;
+    if (o->optimizer.schedule != SCHEDULE_WSD) {
+        o->optimizer.decay_steps = OPTION_AUTO;
+        o->optimizer.decay_shape = DECAY_SQRT;
     }
 }
 
 // Refuses --keep-best without validations, and a rollback without checkpoints.
 static void settle_check_outputs_(const Options* o) {
-    if (o->keep_best && !o->eval_every) {
+    if (o->output.keep_best && !o->eval.every) {
         die_usage("--keep-best on needs validations: --eval-every");
     }
-    if (o->on_divergence == DIVERGENCE_ROLLBACK && (!o->out[0] || !o->save_every)) {
+    if (o->optimizer.on_divergence == DIVERGENCE_ROLLBACK && (!o->output.dir[0] || !o->output.save_every)) {
         die_usage("--on-divergence rollback needs checkpoints: --out and --save-every");
     }
 }
@@ -451,21 +458,21 @@ static void settle_training_(Settled* s, const RunData* data) {
         settle_evaluation_(o);
     }
     setup_check_in_backward(s);
-    if (o->update_in_backward) {
-        o->graph = 0; // a graph would repeat the numbers of one update
+    if (o->memory.update_in_backward) {
+        o->memory.graph = 0; // a graph would repeat the numbers of one update
     }
-    if (o->steps != OPTION_AUTO) {
+    if (o->batch.steps != OPTION_AUTO) {
         settle_validations_(s, data);
         settle_intervals_(o);
     }
     settle_check_outputs_(o);
-    if (o->recompute == OPTION_AUTO && o->program.trainer == OPTION_CPU) {
-        o->recompute = RECOMPUTE_ACTIVATION; // the GPU trainer decides by its memory
+    if (o->memory.recompute == OPTION_AUTO && o->program.trainer == OPTION_CPU) {
+        o->memory.recompute = RECOMPUTE_ACTIVATION; // the GPU trainer decides by its memory
     }
     settle_update_(o);
     settle_decay_(o);
-    if (o->sample_tokens == OPTION_AUTO) {
-        o->sample_tokens = o->seq_len < 256 ? o->seq_len : 256;
+    if (o->samples.tokens == OPTION_AUTO) {
+        o->samples.tokens = o->batch.seq_len < 256 ? o->batch.seq_len : 256;
     }
 }
 
@@ -477,7 +484,7 @@ static FILE* settle_notes_(const Options* options) { return options->print_confi
 static int settle_only_converts_(const Settled* s) {
     const Options* o = &s->options;
     return s->use == USE_EVALUATE && !options_has_tasks(o) && !run_data_is_asked_for(o) &&
-           !setup_asks_for_samples(o) && o->sample_every <= 0;
+           !setup_asks_for_samples(o) && o->samples.every <= 0;
 }
 
 // Refuses fp8 where nothing is trained, and for experts.
@@ -497,7 +504,7 @@ static void settle_matmul_fp8_(const Settled* s) {
 static void settle_matmul_type_(Settled* s) {
     Options* o = &s->options;
     const int by_default = MATMUL_FP32;
-    if (options_given(o, "matmul") && o->matmul != by_default) {
+    if (options_given(o, "matmul") && o->memory.matmul != by_default) {
         die_usage("--matmul: on a GPU wanted fp8, or none: then matmuls have the type that the trainer was "
                   "built for (make PRECISION=BF16, FP16 or FP32)");
     }
@@ -507,30 +514,30 @@ static void settle_matmul_type_(Settled* s) {
                 "for, %s\n",
                 safetensors_dtype_name(s->dtype));
     }
-    o->matmul = by_default;
+    o->memory.matmul = by_default;
 }
 
 // Decides --matmul auto. Refuses bf16 for 8-bit matrices, and for experts in parts of tiles.
 static void settle_matmul_(Settled* s) {
     Options* o = &s->options;
     const int unfit = bf16_weights_unfit(s->cfg);
-    if (o->program.trainer == OPTION_GPU && o->matmul != MATMUL_FP8) {
+    if (o->program.trainer == OPTION_GPU && o->memory.matmul != MATMUL_FP8) {
         settle_matmul_type_(s);
     }
-    if (o->matmul == MATMUL_AUTO) {
-        const int pays = !o->quantize && !unfit && !settle_only_converts_(s) && peak_bf16_pays();
+    if (o->memory.matmul == MATMUL_AUTO) {
+        const int pays = !o->texts.quantize && !unfit && !settle_only_converts_(s) && peak_bf16_pays();
         const MatmulPrecision best = pays ? MATMUL_BF16 : MATMUL_FP32;
-        o->matmul = best;
+        o->memory.matmul = best;
     }
-    if (o->matmul == MATMUL_FP8) {
+    if (o->memory.matmul == MATMUL_FP8) {
         settle_matmul_fp8_(s);
     }
-    if (o->matmul == MATMUL_BF16 && o->quantize) {
+    if (o->memory.matmul == MATMUL_BF16 && o->texts.quantize) {
         die_usage(
             "--matmul bf16 cannot be combined with --quantize q8_0, which computes in 8 bits; wanted one "
             "of the two");
     }
-    if (o->matmul == MATMUL_BF16 && unfit) {
+    if (o->memory.matmul == MATMUL_BF16 && unfit) {
         die_usage("--matmul bf16: a matrix of an expert has %d rows or columns, wanted a multiple of %d; "
                   "--matmul fp32 works",
                   unfit, BF16_TILE);
@@ -539,7 +546,7 @@ static void settle_matmul_(Settled* s) {
 
 static void settle_freeze_(Settled* s) {
     char error[ERROR_BYTES];
-    if (!freeze_parse(&s->freeze, s->cfg, s->options.freeze, error) ||
+    if (!freeze_parse(&s->freeze, s->cfg, s->options.optimizer.freeze, error) ||
         !freeze_check_shared(&s->freeze, s->cfg, error)) {
         die_usage("%s", error);
     }
@@ -556,38 +563,43 @@ static void settle_teacher_(Settled* s, const RunData* data, const SettleInput* 
 }
 
 static ModelUse settle_use_(const Options* o) {
-    const int converts = options_exports(o) && o->model[0] && !options_model_size(o) && !o->out[0];
-    const int only_evaluates = o->steps == 0 && (options_has_tasks(o) || converts);
+    const int converts =
+        options_exports(o) && o->model.path[0] && !options_model_size(o) && !o->output.dir[0];
+    const int only_evaluates = o->batch.steps == 0 && (options_has_tasks(o) || converts);
     return o->generates ? USE_GENERATE : only_evaluates ? USE_EVALUATE : USE_TRAIN;
 }
 
 // A checkpoint's options may have the value, decided though its run had weights.
 static void settle_check_initial_(const Options* o, const SettleInput* input) {
-    if (input->model_path && !input->continues && o->initial_weights != OPTION_AUTO) {
-        die_usage("--initial-weights has no meaning with --model %s, which has weights", o->model);
+    if (input->model_path && !input->continues && o->model.initial_weights != OPTION_AUTO) {
+        die_usage("--initial-weights has no meaning with --model %s, which has weights", o->model.path);
     }
 }
 
-void settle(Settled* s, RunData* data, const Options* options, const SettleInput* input) {
-    memset((void*)s, 0, sizeof(*s));
-    s->options = *options;
-    s->options.zero = input->ranks.zero;
-    s->use = settle_use_(options);
-    s->ranks = input->ranks;
-    s->dtype = input->dtype;
-    if (options->seq_len_schedule[0]) {
-        settle_lengths_(&s->options);
+// Decides what a model says of its tokens before its data are open: the tokenizer in its directory
+// is the run's, unless a checkpoint's options name one.
+static void settle_tokenizer_(Settled* s, RunData* data, const SettleInput* input) {
+    const char** tokenizer = &s->options.data.tokenizer;
+    const char* model_path = input->continues ? NULL : input->model_path;
+    if (!**tokenizer && model_path && tokenizer_is_in(model_path)) {
+        *tokenizer = model_path;
     }
-    run_data_open_tokenizer(data, s, input->continues ? NULL : input->model_path);
-    if (input->model_path && !input->continues && s->use != USE_GENERATE) {
-        run_data_open_own_tokenizer(data, &s->options, input->model_path, input->found.V);
+    run_data_open_tokenizer(data, s, model_path);
+    if (model_path && s->use != USE_GENERATE) {
+        run_data_open_own_tokenizer(data, &s->options, model_path, input->found.V);
     }
-    settle_check_initial_(options, input);
-    setup_check_weights(s, input->model_path, input->continues);
-    s->cfg = settle_model(&s->options, data, input->model_path, input->found);
-    if (options->verify_data) {
-        return;
+}
+
+// Opens the data, which decide the number of steps: --epochs becomes --steps.
+static void settle_data_(Settled* s, RunData* data) {
+    s->options.batch.steps = run_data_open(data, &s->options);
+    if (run_data_has_tokens(data) && !data->is_unknown) {
+        s->options.batch.epochs = 0;
     }
+}
+
+// Decides what depends on the model, whose sizes are known.
+static void settle_run_(Settled* s, RunData* data, const Options* options, const SettleInput* input) {
     setup_check_formats(s);
     setup_check_quantize(s);
     setup_check_experts(s);
@@ -602,7 +614,7 @@ void settle(Settled* s, RunData* data, const Options* options, const SettleInput
     settle_grid_(s);
     setup_check_needs(settle_notes_(options), s, options);
     if (s->use != USE_GENERATE) {
-        run_data_open(data, &s->options);
+        settle_data_(s, data);
         settle_training_(s, data);
         setup_note_late(settle_notes_(options), s, data);
         setup_check_optimizer(s);
@@ -612,27 +624,50 @@ void settle(Settled* s, RunData* data, const Options* options, const SettleInput
     settled_conclude(s);
 }
 
+Settled settle(RunData* data, const Options* options, const SettleInput* input) {
+    Settled s;
+    memset((void*)&s, 0, sizeof(s));
+    s.options = *options;
+    s.options.ranks.zero = input->ranks.zero;
+    s.use = settle_use_(options);
+    s.ranks = input->ranks;
+    s.dtype = input->dtype;
+    if (options->batch.seq_len_schedule[0]) {
+        settle_lengths_(&s.options);
+    }
+    settle_tokenizer_(&s, data, input);
+    settle_check_initial_(options, input);
+    setup_check_weights(&s, input->model_path, input->continues);
+    s.cfg = settle_model(&s.options, data, input->model_path, input->found);
+    if (!options->verify_data) {
+        settle_run_(&s, data, options, input);
+    }
+    return s;
+}
+
 Settled setup_teacher(const Settled* s) {
     Settled t = *s;
     Options* o = &t.options;
     t.use = USE_EVALUATE;
     t.ranks.grid.shape.pipeline = 1; // one stage has all layers
     t.ranks.grid.stage = 0;
-    t.ranks.grid.shape.experts = o->expert_parallel = 1; // each rank has all experts
+    t.ranks.grid.shape.experts = o->ranks.experts = 1; // each rank has all experts
     t.cfg = s->teacher;
     t.teacher.L = 0;
     t.nccl_bytes = 0;
-    o->quantize = o->teacher_quantize;
-    if (o->quantize || o->matmul == MATMUL_FP8) {
+    o->texts.quantize = o->teacher.quantize;
+    if (o->texts.quantize || o->memory.matmul == MATMUL_FP8) {
         const MatmulPrecision precise = MATMUL_FP32;
-        o->matmul = precise;
+        o->memory.matmul = precise;
     }
-    o->recompute = RECOMPUTE_BLOCK;
-    o->z_loss = 0;
-    o->freeze = "";
-    o->autotune = o->gpu_report = o->zero = o->gradients = o->master_weights = 0;
-    o->offload_optimizer = o->offload_residuals = o->offload_params = o->update_in_backward = 0;
-    t.freeze = freeze_of(t.cfg, o->freeze);
+    o->memory.recompute = RECOMPUTE_BLOCK;
+    o->optimizer.z_loss = 0;
+    o->optimizer.freeze = "";
+    o->memory.autotune = o->memory.gpu_report = o->ranks.zero = o->memory.gradients =
+        o->memory.master_weights = 0;
+    o->memory.offload_optimizer = o->memory.offload_residuals = o->memory.offload_params =
+        o->memory.update_in_backward = 0;
+    t.freeze = freeze_of(t.cfg, o->optimizer.freeze);
     t.freeze.first_block = t.cfg.L;
     settled_conclude(&t);
     return t;
@@ -641,45 +676,45 @@ Settled setup_teacher(const Settled* s) {
 Settled setup_sweep(const Settled* s) {
     Settled t = *s;
     Options* o = &t.options;
-    o->steps = o->max_skips = LR_SWEEP_UPDATES;
-    o->batch_schedule = o->seq_len_schedule = "";
-    o->average = "off";
-    o->eval_every = o->sample_every = o->tasks_every = o->save_every = 0;
-    o->patience = o->tensorboard = o->keep_best = 0;
-    o->on_divergence = DIVERGENCE_SKIP;
-    o->max_loss_rise = 0;
-    o->max_hours = 0;
-    o->out = "";
-    o->quiet = 1;
+    o->batch.steps = o->optimizer.max_skips = LR_SWEEP_UPDATES;
+    o->batch.schedule = o->batch.seq_len_schedule = "";
+    o->optimizer.average = "off";
+    o->eval.every = o->samples.every = o->tasks.every = o->output.save_every = 0;
+    o->eval.patience = o->output.tensorboard = o->output.keep_best = 0;
+    o->optimizer.on_divergence = DIVERGENCE_SKIP;
+    o->optimizer.max_loss_rise = 0;
+    o->output.max_hours = 0;
+    o->output.dir = "";
+    o->output.quiet = 1;
     settled_conclude(&t);
     return t;
 }
 
 int setup_validates_first(const Options* options, double flops, int64_t sequences) {
     const double max_flops = 3e12; // about ten seconds on two cores
-    const double forward_flops = flops / 3 * (double)sequences * options->seq_len;
-    return options->steps == 0 || options_given(options, "eval-every") || forward_flops < max_flops;
+    const double forward_flops = flops / 3 * (double)sequences * options->batch.seq_len;
+    return options->batch.steps == 0 || options_given(options, "eval-every") || forward_flops < max_flops;
 }
 
 // ---- the optimizer ----
 
 // An automatic decay follows --steps, also where a resumed run is longer.
 ScheduleSettings setup_schedule(const Options* options) {
-    const int is_auto = options->decay_steps == OPTION_AUTO;
+    const int is_auto = options->optimizer.decay_steps == OPTION_AUTO;
     const ScheduleSettings schedule = {
-        (Schedule)options->schedule,
-        options->steps,
-        options->warmup,
-        options->lr,
-        options->final_lr_frac,
-        is_auto ? options->steps / 5 : options->decay_steps,
-        (DecayShape)options->decay_shape,
+        (Schedule)options->optimizer.schedule,
+        options->batch.steps,
+        options->optimizer.warmup,
+        options->optimizer.lr,
+        options->optimizer.final_lr_frac,
+        is_auto ? options->batch.steps / 5 : options->optimizer.decay_steps,
+        (DecayShape)options->optimizer.decay_shape,
     };
     return schedule;
 }
 
 float setup_lr(const Options* options, int64_t step) {
-    if (options->find_lr) {
+    if (options->optimizer.find_lr) {
         return (float)automatic_rate_sweep(setup_long_lr(options), step);
     }
     const ScheduleSettings schedule = setup_schedule(options);
@@ -693,19 +728,21 @@ Update setup_update(const Options* options, int64_t step, int64_t t, double norm
     const float lr = setup_lr(options, step);
     const Update update = {
         lr,
-        options->beta1,
-        options->beta2,
-        options->eps,
-        options->weight_decay,
-        options->grad_clip > 0 && norm > options->grad_clip ? (float)(options->grad_clip / norm) : 1.0f,
+        options->optimizer.beta1,
+        options->optimizer.beta2,
+        options->optimizer.eps,
+        options->optimizer.weight_decay,
+        options->optimizer.grad_clip > 0 && norm > options->optimizer.grad_clip
+            ? (float)(options->optimizer.grad_clip / norm)
+            : 1.0f,
         t,
-        options->cautious_decay ? DECAY_CAUTIOUS : DECAY_ALL,
+        options->optimizer.cautious_decay ? DECAY_CAUTIOUS : DECAY_ALL,
         settled_momentum(options),
-        options->adafactor_scale ? ADAFACTOR_RELATIVE : ADAFACTOR_FIXED,
-        options->matrix_lr * (lr / options->lr),
-        options->matrix_weight_decay,
-        (MuonScale)options->muon_scale,
-        options->soap_every,
+        options->optimizer.adafactor_scale ? ADAFACTOR_RELATIVE : ADAFACTOR_FIXED,
+        options->optimizer.matrix_lr * (lr / options->optimizer.lr),
+        options->optimizer.matrix_weight_decay,
+        (MuonScale)options->optimizer.muon_scale,
+        options->optimizer.soap_every,
         0, // run.h counts it
     };
     return update;

@@ -87,15 +87,14 @@ static inline int run_data_has_tokens(const RunData* data) { return data->kind !
 
 // Returns true if the command line asks for validations. A run that does not train makes no others.
 static inline int run_data_is_asked_for(const Options* options) {
-    return options->train_data[0] || (options->eval_every > 0 && options_given(options, "eval-every"));
+    return options->data.train[0] || (options->eval.every > 0 && options_given(options, "eval-every"));
 }
 
 // ---- tokens ----
 
-// Opens the tokenizer of the data, or of the model if the run generates text, and decides
-// --tokenizer. run_data_open opens the data once V and T are known. `model_path` is the path of the
-// model's files, or NULL.
-void run_data_open_tokenizer(RunData* data, Settled* s, const char* model_path);
+// Opens the tokenizer of the data, or of the model in `model_path` if the run generates text.
+// run_data_open opens the data once V and T are known.
+void run_data_open_tokenizer(RunData* data, const Settled* s, const char* model_path);
 
 // Returns true if a model's vocabulary fits a tokenizer: the same size, or that rounded up to a
 // multiple of 64 or 128.
@@ -149,9 +148,9 @@ static inline int run_data_learns_chats(const RunData* data) { return data->mark
 // run_data_open.
 Answers run_data_find_answers(RunData* data, const Options* options);
 
-// Opens the data, and decides --steps and --epochs from the batch sizes. With --plan and
-// --print-config the data may stay unknown (data->is_unknown); then --steps is unchanged.
-void run_data_open(RunData* data, Options* options);
+// Opens the data, and returns the steps of the run: --steps, or what --epochs or one epoch come to.
+// With --plan and --print-config the data may stay unknown (data->is_unknown), and the steps "auto".
+int64_t run_data_open(RunData* data, const Options* options);
 
 // Sets the place that the schedule of the training data counts from, and the first sequences of its
 // lines, but not the order (mixture_continue).
@@ -243,8 +242,8 @@ static void run_data_stories_tokenizer_(RunData* data) {
 // Returns how text is read and encoded.
 static EncodedText run_data_text_(const Options* options, const Bpe* bpe, const char* directory) {
     const TextDataMode mode = options_only_look(options) ? TEXT_DATA_FIND : TEXT_DATA_ENCODE;
-    const EncodedText text = {bpe, options->text_field, options->separator, directory, stdout, mode,
-                              1,   options->threads};
+    const EncodedText text = {bpe, options->data.text_field, options->data.separator, directory, stdout, mode,
+                              1,   options->memory.threads};
     return text;
 }
 
@@ -253,20 +252,20 @@ static EncodedText run_data_text_(const Options* options, const Bpe* bpe, const 
 // Returns N.
 static int run_data_own_vocabulary_(RunData* data, const Options* options, char* path) {
     char* end;
-    const long V = strtol(options->tokenizer + strlen("bpe:"), &end, 10);
-    const int marks = options->fim_rate > 0 ? FIM_MARKS : 0;
+    const long V = strtol(options->data.tokenizer + strlen("bpe:"), &end, 10);
+    const int marks = options->data.fim_rate > 0 ? FIM_MARKS : 0;
     if (*end || V < 257 + marks || V > BPE_MAX_VOCAB) {
-        die_usage("--tokenizer %s: wanted bpe:N with N tokens, from %d to %d", options->tokenizer,
+        die_usage("--tokenizer %s: wanted bpe:N with N tokens, from %d to %d", options->data.tokenizer,
                   257 + marks, BPE_MAX_VOCAB);
     }
-    if (mixture_kind(options->train_data) != TOKENS_TEXT) {
+    if (mixture_kind(options->data.train) != TOKENS_TEXT) {
         die_usage("--tokenizer %s trains a vocabulary on text; --train-data %s is already tokens",
-                  options->tokenizer, options->train_data);
+                  options->data.tokenizer, options->data.train);
     }
-    if (!options->out[0]) {
-        die_usage("--tokenizer %s: add --out DIR: the vocabulary is kept there", options->tokenizer);
+    if (!options->output.dir[0]) {
+        die_usage("--tokenizer %s: add --out DIR: the vocabulary is kept there", options->data.tokenizer);
     }
-    file_join(path, options->out, "tokenizer.json");
+    file_join(path, options->output.dir, "tokenizer.json");
     const int is_kept = file_exists(path);
     if (!is_kept && options_only_look(options)) {
         path[0] = '\0';
@@ -275,8 +274,8 @@ static int run_data_own_vocabulary_(RunData* data, const Options* options, char*
     if (!is_kept) {
         const EncodedText text = run_data_text_(options, NULL, NULL);
         Bpe bpe;
-        file_make_directory(options->out);
-        encoded_text_train(&bpe, &text, options->train_data, (int)V - marks);
+        file_make_directory(options->output.dir);
+        encoded_text_train(&bpe, &text, options->data.train, (int)V - marks);
         bpe_add_names(&bpe, fim_names().of, marks);
         bpe_write(&bpe, path);
         bpe_close(&bpe);
@@ -304,7 +303,7 @@ static void run_data_untrained_tokenizer_(Tokenizer* tokenizer, int V) {
 }
 
 static int run_data_trains_vocabulary_(const Options* options) {
-    return strncmp(options->tokenizer, "bpe:", strlen("bpe:")) == 0;
+    return strncmp(options->data.tokenizer, "bpe:", strlen("bpe:")) == 0;
 }
 
 static void run_data_file_tokenizer_(RunData* data, const Options* options) {
@@ -316,16 +315,16 @@ static void run_data_file_tokenizer_(RunData* data, const Options* options) {
     if (data->is_unknown) {
         run_data_untrained_tokenizer_(&data->tokenizer, V);
     } else {
-        tokenizer_open_file(&data->tokenizer, is_own ? path : options->tokenizer);
+        tokenizer_open_file(&data->tokenizer, is_own ? path : options->data.tokenizer);
     }
 }
 
 // Opens no data, for a run that only evaluates or converts, and only the tokenizer that is named.
 static void run_data_no_data_(RunData* data, const Options* options) {
     data->kind = DATA_NONE;
-    data->has_tokenizer = options->tokenizer[0] != '\0';
+    data->has_tokenizer = options->data.tokenizer[0] != '\0';
     if (data->has_tokenizer) {
-        tokenizer_open_file(&data->tokenizer, options->tokenizer);
+        tokenizer_open_file(&data->tokenizer, options->data.tokenizer);
     }
 }
 
@@ -342,9 +341,9 @@ static void run_data_no_files_(RunData* data, const Settled* s) {
     run_data_stories_tokenizer_(&stories);
     data->kind = DATA_STORIES;
     data->has_tokenizer = 1;
-    if (options->tokenizer[0]) {
+    if (options->data.tokenizer[0]) {
         // opened in place: it points into itself
-        tokenizer_open_file(&data->tokenizer, options->tokenizer);
+        tokenizer_open_file(&data->tokenizer, options->data.tokenizer);
         data->kind = tokenizer_is_same(&data->tokenizer, &stories.tokenizer) ? DATA_STORIES : DATA_NONE;
     }
     if (data->kind == DATA_STORIES) {
@@ -355,51 +354,48 @@ static void run_data_no_files_(RunData* data, const Settled* s) {
     }
     tokenizer_close(&stories.tokenizer);
     free(stories.stories);
-    if (options->steps != 0 || !options->model[0]) {
+    if (options->batch.steps != 0 || !options->model.path[0]) {
         die_usage(
             "%s %s uses its own tokenizer, so it cannot train on the built-in stories; wanted --train-data%s",
-            options_given(options, "tokenizer") ? "--tokenizer" : "--model", options->tokenizer,
-            options->model[0] ? ", or --steps 0 to sample from the model" : "");
+            options_given(options, "tokenizer") ? "--tokenizer" : "--model", options->data.tokenizer,
+            options->model.path[0] ? ", or --steps 0 to sample from the model" : "");
     }
 }
 
 // Opens the tokenizer of the model that generates text, without data.
 static void run_data_text_tokenizer_(RunData* data, const Options* options, const char* model_path) {
     data->kind = DATA_NONE;
-    if (!options->tokenizer[0]) {
+    if (!options->data.tokenizer[0]) {
         die_usage("%s has no tokenizer; wanted --tokenizer FILE: the tokenizer.json, merges.txt or .tiktoken "
                   "that goes with "
                   "the model",
                   model_path);
     }
-    tokenizer_open_file(&data->tokenizer, options->tokenizer);
+    tokenizer_open_file(&data->tokenizer, options->data.tokenizer);
     data->has_tokenizer = 1;
 }
 
-void run_data_open_tokenizer(RunData* data, Settled* s, const char* model_path) {
-    Options* options = &s->options;
+void run_data_open_tokenizer(RunData* data, const Settled* s, const char* model_path) {
+    const Options* options = &s->options;
     memset(data, 0, sizeof(*data));
-    if (!options->tokenizer[0] && model_path && tokenizer_is_in(model_path)) {
-        options->tokenizer = model_path;
-    }
-    const int is_text = options->train_data[0] && mixture_kind(options->train_data) == TOKENS_TEXT;
-    if (run_data_trains_vocabulary_(options) && (s->use == USE_GENERATE || !options->train_data[0])) {
+    const int is_text = options->data.train[0] && mixture_kind(options->data.train) == TOKENS_TEXT;
+    if (run_data_trains_vocabulary_(options) && (s->use == USE_GENERATE || !options->data.train[0])) {
         die_usage("--tokenizer %s trains a vocabulary on text, and there is none; wanted --train-data, or a "
                   "tokenizer's file",
-                  options->tokenizer);
+                  options->data.tokenizer);
     }
     if (s->use == USE_GENERATE) {
         run_data_text_tokenizer_(data, options, model_path);
-    } else if (!options->train_data[0]) {
+    } else if (!options->data.train[0]) {
         run_data_no_files_(data, s);
-    } else if (is_text && !options->tokenizer[0]) {
+    } else if (is_text && !options->data.tokenizer[0]) {
         data->kind = DATA_TEXT;
         tokenizer_open_bytes(&data->tokenizer);
         data->has_tokenizer = 1;
     } else {
         data->kind = DATA_SHARDS;
         data->is_encoded = is_text;
-        if (options->tokenizer[0]) {
+        if (options->data.tokenizer[0]) {
             run_data_file_tokenizer_(data, options);
         }
         CHECK(!is_text || data->tokenizer.encoder, "text cannot be encoded%s%s",
@@ -419,14 +415,14 @@ static void run_data_refuse_tokenizer_(const RunData* data, const Options* optio
     tokenizer_describe(other, id, other_text, sizeof(other_text));
     die_usage("--tokenizer %s has other tokens than the model's own in %s: token %d is %s, not %s; wanted "
               "that one, one that extends it, or --vocab-size %d to use this one anyway",
-              options->tokenizer, model_path, id, other_text, own_text, model_V);
+              options->data.tokenizer, model_path, id, other_text, own_text, model_V);
 }
 
 void run_data_open_own_tokenizer(RunData* data, const Options* options, const char* model_path, int model_V) {
     const Tokenizer* run = &data->tokenizer;
     const int insists = options_given(options, "vocab-size");
     const int is_other =
-        data->has_tokenizer && !data->is_unknown && strcmp(options->tokenizer, model_path) != 0;
+        data->has_tokenizer && !data->is_unknown && strcmp(options->data.tokenizer, model_path) != 0;
     if (!is_other || !tokenizer_is_in(model_path) || (insists && run_data_fits(model_V, run->vocab_size))) {
         return;
     }
@@ -452,8 +448,8 @@ void run_data_check_tokens(const RunData* data, const Options* options, const ch
     if (!tokenizer_is_same(&own, &data->tokenizer)) {
         die_usage("--teacher %s has other tokens than the run: %d (%s), and %d (%s); wanted the same "
                   "tokenizer: --tokenizer %s",
-                  options->teacher, own.vocab_size, own.kind, data->tokenizer.vocab_size,
-                  options->tokenizer[0] ? options->tokenizer : data->tokenizer.kind,
+                  options->teacher.path, own.vocab_size, own.kind, data->tokenizer.vocab_size,
+                  options->data.tokenizer[0] ? options->data.tokenizer : data->tokenizer.kind,
                   shell_word(model_path).text);
     }
     tokenizer_close(&own);
@@ -478,7 +474,7 @@ const Tokenizer* run_data_saved_tokenizer(const RunData* data) {
 
 int run_data_try_prompt(int* ids, int* count, int max, const RunData* data, const Options* options, int V,
                         const char* text, size_t bytes, char* error) {
-    const size_t start = options->start_token || bytes == 0 ? 1 : 0; // tokens before the text
+    const size_t start = options->samples.start_token || bytes == 0 ? 1 : 0; // tokens before the text
     size_t tokens;
     int* encoded = (int*)check_alloc(tokenizer_most_ids(&data->tokenizer, bytes), sizeof(int), "prompt");
     int ok = tokenizer_try_encode(&data->tokenizer, text, bytes, encoded, &tokens, error);
@@ -499,7 +495,7 @@ int run_data_try_prompt(int* ids, int* count, int max, const RunData* data, cons
 
 int run_data_prompt(int* ids, int max, const RunData* data, const Options* options, int V) {
     char error[ERROR_BYTES];
-    const char* text = options->prompt;
+    const char* text = options->samples.prompt;
     int count = 1;
     ids[0] = run_data_eot(data, V);
     if (text[0] && !data->has_tokenizer) {
@@ -523,8 +519,8 @@ static FillInMiddle run_data_marks_(const RunData* data, const Options* options,
     if (!data->has_tokenizer || !fim_find_marks(&fim, &data->tokenizer)) {
         die_usage("%s needs marks; %s%s has none; wanted three special tokens, %s, %s and %s, or those of "
                   "another family (dev/doc/data.md)",
-                  what, options->tokenizer[0] ? "--tokenizer " : "the tokenizer of these data",
-                  options->tokenizer, names.of[0], names.of[1], names.of[2]);
+                  what, options->data.tokenizer[0] ? "--tokenizer " : "the tokenizer of these data",
+                  options->data.tokenizer, names.of[0], names.of[1], names.of[2]);
     }
     if (fim_largest_mark(&fim) >= V) {
         die_usage("%s: a mark for it is token %d; wanted a --vocab-size above that, not %d", what,
@@ -535,7 +531,7 @@ static FillInMiddle run_data_marks_(const RunData* data, const Options* options,
 
 int run_data_infill(int* ids, int max, const RunData* data, const Options* options, int V) {
     const FillInMiddle fim = run_data_marks_(data, options, V, "--suffix");
-    const char* text = options->suffix;
+    const char* text = options->texts.suffix;
     int* suffix =
         (int*)check_alloc(tokenizer_most_ids(&data->tokenizer, strlen(text)) + 1, sizeof(int), "suffix");
     const size_t n = tokenizer_encode(&data->tokenizer, text, strlen(text), suffix);
@@ -568,16 +564,16 @@ double run_data_target_bytes(const RunData* data, const int* targets, size_t cou
 static void run_data_settle_chats_(RunData* data, const Options* options) {
     Bpe* bpe = data->tokenizer.bpe;
     char error[ERROR_BYTES];
-    const int is_named = options->chat >= (int)CHAT_CHATML;
-    if (!is_named && options->chat != OPTION_AUTO) {
+    const int is_named = options->texts.chat >= (int)CHAT_CHATML;
+    if (!is_named && options->texts.chat != OPTION_AUTO) {
         die_usage("--chat %s is for --interactive; wanted a format, --chat chatml for example",
-                  chat_word(options->chat));
+                  chat_word(options->texts.chat));
     }
-    if (is_named && chat_choose(bpe, (ChatWord)options->chat)) {
+    if (is_named && chat_choose(bpe, (ChatWord)options->texts.chat)) {
         printable_line(stdout, "chats: --chat %s replaces the model's own chat_template, which is another",
-                       chat_word(options->chat));
+                       chat_word(options->texts.chat));
     } else if (!chat_check(bpe, "--chat chatml", error)) {
-        die_usage("--train-data %s has %s", options->train_data, error);
+        die_usage("--train-data %s has %s", options->data.train, error);
     }
     chat_marks_open(&data->marks, bpe);
     if (!bpe->card.chat_template || bpe->card.is_chosen) {
@@ -587,14 +583,15 @@ static void run_data_settle_chats_(RunData* data, const Options* options) {
 
 Answers run_data_find_answers(RunData* data, const Options* options) {
     const int are_files = data->kind == DATA_TEXT || data->kind == DATA_SHARDS;
-    data->answers = are_files ? encoded_text_answers(options->train_data, options->text_field) : ANSWERS_NONE;
-    const int is_named = options->chat >= (int)CHAT_CHATML;
+    data->answers =
+        are_files ? encoded_text_answers(options->data.train, options->data.text_field) : ANSWERS_NONE;
+    const int is_named = options->texts.chat >= (int)CHAT_CHATML;
     if (data->answers == ANSWERS_CHATS ||
         (data->answers == ANSWERS_MASK && is_named && data->tokenizer.bpe)) {
         run_data_settle_chats_(data, options);
-    } else if (options->chat != OPTION_AUTO && are_files) {
-        die_usage("--chat %s, but --train-data %s has no chats", chat_word(options->chat),
-                  options->train_data);
+    } else if (options->texts.chat != OPTION_AUTO && are_files) {
+        die_usage("--chat %s, but --train-data %s has no chats", chat_word(options->texts.chat),
+                  options->data.train);
     }
     return data->answers;
 }
@@ -608,29 +605,27 @@ static size_t run_data_stories_tokens_(double tokens) {
 
 // Returns the number of sequences of validation stories.
 static int64_t run_data_stories_validated_(const Options* options) {
-    return options->eval_batches > 0 ? (int64_t)options->eval_batches * options->batch
-                                     : RUN_DATA_EVAL_CPU / options->seq_len;
+    return options->eval.batches > 0 ? (int64_t)options->eval.batches * options->batch.size
+                                     : RUN_DATA_EVAL_CPU / options->batch.seq_len;
 }
 
 // Generates the built-in corpus: enough training text that nothing is read twice, up to a limit.
-static void run_data_stories_(RunData* data, Options* options) {
-    if (options->steps == OPTION_AUTO) {
-        options->steps = RUN_DATA_STORIES_STEPS;
-    }
+static void run_data_stories_(RunData* data, const Options* options, int64_t steps) {
     const Stages batches = settled_batches(options);
-    const int64_t steps = options->steps > 1 ? options->steps : 1,
-                  validated = run_data_stories_validated_(options);
-    const size_t train = run_data_stories_tokens_(stages_sum(&batches, steps));
+    const int64_t validated = run_data_stories_validated_(options);
+    const size_t train = run_data_stories_tokens_(stages_sum(&batches, steps > 1 ? steps : 1));
     const size_t val =
-        run_data_stories_tokens_((double)(validated > 1 ? validated : 1) * (double)options->seq_len);
+        run_data_stories_tokens_((double)(validated > 1 ? validated : 1) * (double)options->batch.seq_len);
     data->train_stories = (uint16_t*)check_alloc(train, sizeof(uint16_t), "stories");
     data->val_stories = (uint16_t*)check_alloc(val, sizeof(uint16_t), "stories");
     data->val_nats = (float*)check_alloc(val, sizeof(float), "stories");
-    stories_generate(data->stories, data->train_stories, NULL, train, RUN_DATA_STORIES_PAGE, options->seed);
+    stories_generate(data->stories, data->train_stories, NULL, train, RUN_DATA_STORIES_PAGE,
+                     options->data.seed);
     stories_generate(data->stories, data->val_stories, data->val_nats, val, RUN_DATA_STORIES_PAGE,
                      RUN_DATA_STORIES_SEED);
-    mixture_open_memory(&data->train, data->train_stories, train, options->vocab_size, "built-in stories");
-    mixture_open_memory(&data->val, data->val_stories, val, options->vocab_size, "built-in stories");
+    mixture_open_memory(&data->train, data->train_stories, train, options->model.vocab_size,
+                        "built-in stories");
+    mixture_open_memory(&data->val, data->val_stories, val, options->model.vocab_size, "built-in stories");
 }
 
 // ---- the mixture ----
@@ -639,13 +634,13 @@ static void run_data_stories_(RunData* data, Options* options) {
 static int64_t run_data_step_(const Options* options, DataPlace from, int64_t step) {
     const Stages batches = settled_batches(options);
     const double sequences =
-        (stages_sum(&batches, step) - stages_sum(&batches, from.step)) / options->seq_len;
+        (stages_sum(&batches, step) - stages_sum(&batches, from.step)) / options->batch.seq_len;
     return from.sequence + (int64_t)fmin(sequences, 2.0 * SCHEDULE_SEQUENCES_MAX);
 }
 
 // Finds the first sequence of each line of the schedule. Tokens are rounded up to sequences.
 static void run_data_place_(DataSchedule* schedule, const Options* options, DataPlace from) {
-    const int64_t T = options->seq_len;
+    const int64_t T = options->batch.seq_len;
     for (int i = 0; i < schedule->count; i++) {
         ScheduleLine* line = &schedule->line[i];
         const int64_t tokens = line->from - from.tokens;
@@ -658,9 +653,9 @@ static void run_data_place_(DataSchedule* schedule, const Options* options, Data
 // Refuses sources of the training data without weights, unless a schedule has them.
 static void run_data_check_weights_(const Options* options) {
     SourceList list;
-    mixture_read_list(&list, options->train_data);
+    mixture_read_list(&list, options->data.train);
     const int has_none = list.is_named && !list.is_weighted && list.count > 1;
-    if (has_none && !options->data_schedule[0]) {
+    if (has_none && !options->data.schedule[0]) {
         die_usage("--train-data: source %s has no weight; wanted %s=%s:WEIGHT, or the weights in "
                   "--data-schedule",
                   list.names[0], list.names[0], list.patterns[0]);
@@ -673,16 +668,16 @@ static DataSchedule run_data_schedule_(const Options* options) {
     const DataPlace start = {0, 0, 0};
     DataSchedule schedule;
     SourceList list;
-    mixture_read_list(&list, options->train_data);
+    mixture_read_list(&list, options->data.train);
     if (!list.is_named || list.is_weighted) {
         die_usage("--data-schedule %s: --train-data %s; wanted sources with names and without weights: "
                   "NAME=FILES,NAME=FILES",
-                  options->data_schedule, options->train_data);
+                  options->data.schedule, options->data.train);
     }
-    if (options->overfit) {
+    if (options->output.overfit) {
         die_usage("--overfit on reads one batch; wanted no --data-schedule");
     }
-    data_schedule_read(&schedule, options->data_schedule, list.names, list.count);
+    data_schedule_read(&schedule, options->data.schedule, list.names, list.count);
     run_data_place_(&schedule, options, start);
     free(list.text);
     return schedule;
@@ -696,7 +691,7 @@ static int run_data_sources_(DataSources* sources, const RunData* data, const Op
                              const char* list, const char* directory) {
     const int is_text = mixture_kind(list) == TOKENS_TEXT;
     if (!data->is_encoded || !is_text) {
-        mixture_open_files(sources, list, (TokensFormat)options->data_format, options->vocab_size);
+        mixture_open_files(sources, list, (TokensFormat)options->data.format, options->model.vocab_size);
         if (is_text) {
             encoded_text_warn(stdout, sources);
         }
@@ -713,7 +708,7 @@ static int run_data_sources_(DataSources* sources, const RunData* data, const Op
     text.warns = !data->is_warned;
     char* shards = encoded_text_shards(&text, list);
     if (shards) {
-        mixture_open_files(sources, shards, TOKENS_AUTO, options->vocab_size);
+        mixture_open_files(sources, shards, TOKENS_AUTO, options->model.vocab_size);
         mixture_rename(sources, list);
     }
     free(shards);
@@ -742,9 +737,9 @@ static size_t run_data_count_files_(const char* list) {
 // Sets path (PATH_MAX) to the directory for encoded text: in --out, or a temporary one that is
 // removed once its files are mapped. Returns 0 if it does not exist and may not be created.
 static int run_data_encoded_directory_(const Options* options, char* path) {
-    const int is_kept = options->out[0] != '\0';
+    const int is_kept = options->output.dir[0] != '\0';
     if (is_kept) {
-        file_join(path, options->out, "tokens");
+        file_join(path, options->output.dir, "tokens");
     }
     if (options_only_look(options)) {
         return is_kept && file_is_directory(path);
@@ -761,14 +756,14 @@ static int run_data_encoded_directory_(const Options* options, char* path) {
 static void run_data_check_files_(const RunData* data, const Options* options) {
     const int is_text = data->is_encoded || data->kind == DATA_TEXT;
     run_data_check_weights_(options);
-    if (options->separator[0] && !is_text) {
+    if (options->data.separator[0] && !is_text) {
         die_usage("--separator %s is only for text: --train-data %s is already split into documents",
-                  options->separator, options->train_data);
+                  options->data.separator, options->data.train);
     }
-    if (options->val_data[0] && !data->is_encoded &&
-        (mixture_kind(options->val_data) == TOKENS_TEXT) != (data->kind == DATA_TEXT)) {
-        die_usage("--val-data %s and --train-data %s: wanted both shards or both text", options->val_data,
-                  options->train_data);
+    if (options->data.val[0] && !data->is_encoded &&
+        (mixture_kind(options->data.val) == TOKENS_TEXT) != (data->kind == DATA_TEXT)) {
+        die_usage("--val-data %s and --train-data %s: wanted both shards or both text", options->data.val,
+                  options->data.train);
     }
 }
 
@@ -776,27 +771,27 @@ static void run_data_check_files_(const RunData* data, const Options* options) {
 static int run_data_files_(RunData* data, const Options* options) {
     char directory[PATH_MAX] = "";
     DataSchedule schedule;
-    const int has_schedule = options->data_schedule[0] != '\0';
+    const int has_schedule = options->data.schedule[0] != '\0';
     run_data_check_files_(data, options);
     if (has_schedule) {
         schedule = run_data_schedule_(options);
     }
     const size_t files =
-        run_data_count_files_(options->train_data) + run_data_count_files_(options->val_data);
+        run_data_count_files_(options->data.train) + run_data_count_files_(options->data.val);
     // Bytes cannot be mapped if the text is split, compressed, in fields or in too many files.
     if (data->kind == DATA_TEXT) {
-        data->is_encoded = options->separator[0] || files > RUN_DATA_MAPPED_FILES ||
-                           !encoded_text_is_plain(options->train_data) ||
-                           (options->val_data[0] && !encoded_text_is_plain(options->val_data));
+        data->is_encoded = options->data.separator[0] || files > RUN_DATA_MAPPED_FILES ||
+                           !encoded_text_is_plain(options->data.train) ||
+                           (options->data.val[0] && !encoded_text_is_plain(options->data.val));
     }
     if (data->is_unknown || (data->is_encoded && !run_data_encoded_directory_(options, directory)) ||
-        !run_data_sources_(&data->train, data, options, options->train_data, directory)) {
+        !run_data_sources_(&data->train, data, options, options->data.train, directory)) {
         return 0;
     }
-    if (!options->val_data[0]) {
-        mixture_split_tail(&data->train, &data->val, options->seq_len,
-                           run_data_eot(data, options->vocab_size));
-    } else if (!run_data_sources_(&data->val, data, options, options->val_data, directory)) {
+    if (!options->data.val[0]) {
+        mixture_split_tail(&data->train, &data->val, options->batch.seq_len,
+                           run_data_eot(data, options->model.vocab_size));
+    } else if (!run_data_sources_(&data->val, data, options, options->data.val, directory)) {
         return 0;
     }
     encoded_text_remove_temporary();
@@ -811,7 +806,7 @@ static int run_data_files_(RunData* data, const Options* options) {
 // Opens the sets of --val-data: sources with names and without weights are one set each.
 static void run_data_open_sets_(RunData* data, const Options* options) {
     SourceList list;
-    mixture_read_list(&list, options->val_data);
+    mixture_read_list(&list, options->data.val);
     const int are_sets = list.is_named && !list.is_weighted;
     free(list.text);
     data->num_val_sets = are_sets ? data->val.count : 1;
@@ -828,116 +823,121 @@ static void run_data_open_sets_(RunData* data, const Options* options) {
 // Packs the documents into rows. Validation reads in order, and rows sorted by length would start
 // with short documents only.
 static void run_data_rows_(RunData* data, const Options* options) {
-    const Packing pack = (Packing)options->pack, val_pack = pack == PACK_UNIFORM ? PACK_DYNAMIC : pack;
-    const int eot = run_data_eot(data, options->vocab_size);
+    const Packing pack = (Packing)options->data.pack, val_pack = pack == PACK_UNIFORM ? PACK_DYNAMIC : pack;
+    const int eot = run_data_eot(data, options->model.vocab_size);
     if (pack == PACK_UNIFORM && data->train.count > 1) {
         die_usage("--pack uniform needs one source; --train-data has %d sources", data->train.count);
     }
     data->train.fim = data->fim;
-    mixture_pack(&data->train, pack, options->seq_len, eot, (DocumentMask)options->doc_mask);
-    mixture_pack(&data->val, val_pack, options->seq_len, eot, (DocumentMask)options->doc_mask);
+    mixture_pack(&data->train, pack, options->batch.seq_len, eot, (DocumentMask)options->data.doc_mask);
+    mixture_pack(&data->val, val_pack, options->batch.seq_len, eot, (DocumentMask)options->data.doc_mask);
     run_data_open_sets_(data, options);
 }
 
 // Refuses --epochs for endless data, or together with --steps, and a schedule without --steps: with
 // other weights, an epoch has another length.
 static void run_data_check_epochs_(const RunData* data, const Options* options) {
-    if (options->data_schedule[0] && (options->epochs > 0 || options->steps == OPTION_AUTO)) {
-        die_usage("--data-schedule %s needs --steps: an epoch has no fixed length", options->data_schedule);
+    if (options->data.schedule[0] && (options->batch.epochs > 0 || options->batch.steps == OPTION_AUTO)) {
+        die_usage("--data-schedule %s needs --steps: an epoch has no fixed length", options->data.schedule);
     }
-    if (options->epochs <= 0) {
+    if (options->batch.epochs <= 0) {
         return;
     }
     if (data->kind == DATA_STORIES) {
         die_usage("--epochs %g needs --train-data: the built-in stories are endless",
-                  (double)options->epochs);
+                  (double)options->batch.epochs);
     }
-    if (options_given(options, "steps") && options->steps != OPTION_AUTO) {
-        die_usage("--epochs %g and --steps %lld: wanted only one of them", (double)options->epochs,
-                  (long long)options->steps);
+    if (options_given(options, "steps") && options->batch.steps != OPTION_AUTO) {
+        die_usage("--epochs %g and --steps %lld: wanted only one of them", (double)options->batch.epochs,
+                  (long long)options->batch.steps);
     }
 }
 
 // Sets how training documents are rearranged.
 static void run_data_fim_(RunData* data, const Options* options) {
-    if (options->fim_rate > 0 && data->answers != ANSWERS_NONE) {
+    if (options->data.fim_rate > 0 && data->answers != ANSWERS_NONE) {
         die_usage("--fim-rate %g, but --train-data %s has prompts or chats; wanted 0: rearranged, an answer "
                   "would precede its question",
-                  (double)options->fim_rate, options->train_data);
+                  (double)options->data.fim_rate, options->data.train);
     }
-    if (options->fim_rate > 0 && !data->is_unknown) {
+    if (options->data.fim_rate > 0 && !data->is_unknown) {
         char what[OPTION_TEXT_BYTES];
-        snprintf(what, sizeof(what), "--fim-rate %g", (double)options->fim_rate);
-        data->fim = run_data_marks_(data, options, options->vocab_size, what);
-        data->fim.rate = options->fim_rate;
-        data->fim.spm_rate = options->fim_spm_rate;
-        data->fim.seed = options->seed;
+        snprintf(what, sizeof(what), "--fim-rate %g", (double)options->data.fim_rate);
+        data->fim = run_data_marks_(data, options, options->model.vocab_size, what);
+        data->fim.rate = options->data.fim_rate;
+        data->fim.spm_rate = options->data.fim_spm_rate;
+        data->fim.seed = options->data.seed;
     }
 }
 
-// Sets --steps to the updates of one epoch or of --epochs. An update that would not be whole is
-// left out.
-static void run_data_epochs_(RunData* data, Options* options) {
+// Returns the steps that --epochs, or one epoch, come to. A step that would not be whole is left out.
+static int64_t run_data_steps_(const Options* options, const Stages* batches, double epoch_tokens) {
+    const double epochs = options->batch.epochs > 0 ? (double)options->batch.epochs : 1,
+                 steps = stages_steps(batches, epochs * epoch_tokens);
+    if (options->batch.epochs > 0 && steps > RUN_DATA_MAX_STEPS) {
+        die_usage("--epochs %g is %.3g steps; wanted at most %.3g", epochs, steps, RUN_DATA_MAX_STEPS);
+    }
+    return steps > 1 ? (int64_t)steps : 1;
+}
+
+// Sets the epochs of the run, and returns its steps. `steps` may be "auto".
+static int64_t run_data_epochs_(RunData* data, const Options* options, int64_t steps) {
     const Stages batches = settled_batches(options);
-    const double tokens = (double)mixture_epoch(&data->train) * options->seq_len;
-    if (options->steps == OPTION_AUTO) {
-        options->steps = (int64_t)fmax(1, stages_steps(&batches, tokens));
+    const double tokens = (double)mixture_epoch(&data->train) * options->batch.seq_len;
+    const int has_epochs = data->kind != DATA_STORIES && !options->data.schedule[0];
+    if (steps == OPTION_AUTO || options->batch.epochs > 0) {
+        steps = run_data_steps_(options, &batches, tokens);
     }
-    if (options->epochs > 0) {
-        const double wanted = stages_steps(&batches, (double)options->epochs * tokens);
-        if (wanted > RUN_DATA_MAX_STEPS) {
-            die_usage("--epochs %g is %.3g steps; wanted at most %.3g", (double)options->epochs, wanted,
-                      RUN_DATA_MAX_STEPS);
-        }
-        options->steps = wanted > 1 ? (int64_t)wanted : 1;
-        options->epochs = 0;
-    }
-    const int has_epochs = data->kind != DATA_STORIES && !options->data_schedule[0];
-    data->epochs = has_epochs ? stages_sum(&batches, options->steps) / tokens : 0;
+    data->epochs = has_epochs ? stages_sum(&batches, steps) / tokens : 0;
+    return steps;
 }
 
 // Warns if the vocabulary is GPT-2's by default and seems far too large. Shards do not state
 // theirs.
 static void run_data_check_vocabulary_(const RunData* data, const Options* options) {
     const int is_default = data->kind == DATA_SHARDS && !data->has_tokenizer &&
-                           options->vocab_size == GPT2_VOCAB && !options_given(options, "vocab-size") &&
-                           (!options->model[0] || model_preset_by_name(options->model));
+                           options->model.vocab_size == GPT2_VOCAB && !options_given(options, "vocab-size") &&
+                           (!options->model.path[0] || model_preset_by_name(options->model.path));
     const int largest = mixture_largest_token(&data->train);
     if (is_default && largest < GPT2_VOCAB / 2) {
         printable_line(stdout,
                        "warning: the vocabulary is GPT-2's, of %d tokens, but the largest token of %s is %d; "
                        "--vocab-size %d is "
                        "enough for these data, and faster",
-                       GPT2_VOCAB, options->train_data, largest, largest + 1);
+                       GPT2_VOCAB, options->data.train, largest, largest + 1);
     }
 }
 
-void run_data_open(RunData* data, Options* options) {
+int64_t run_data_open(RunData* data, const Options* options) {
+    const int is_auto = options->batch.steps == OPTION_AUTO && data->kind == DATA_STORIES;
+    const int64_t steps = is_auto ? RUN_DATA_STORIES_STEPS : options->batch.steps;
     if (!run_data_has_tokens(data)) {
-        return;
+        return steps;
     }
     run_data_check_epochs_(data, options);
-    if (data->kind == DATA_STORIES && options->data_schedule[0]) {
-        die_usage("--data-schedule %s needs --train-data NAME=FILES,NAME=FILES", options->data_schedule);
+    if (data->kind == DATA_STORIES && options->data.schedule[0]) {
+        die_usage("--data-schedule %s needs --train-data NAME=FILES,NAME=FILES", options->data.schedule);
     }
-    if (data->kind == DATA_STORIES && options->val_data[0]) {
+    if (data->kind == DATA_STORIES && options->data.val[0]) {
         die_usage("--val-data %s needs --train-data: the built-in stories bring their own",
-                  options->val_data);
+                  options->data.val);
     }
-    if (data->kind == DATA_STORIES && options->separator[0]) {
-        die_usage("--separator %s needs --train-data: the built-in stories are tokens", options->separator);
+    if (data->kind == DATA_STORIES && options->data.separator[0]) {
+        die_usage("--separator %s needs --train-data: the built-in stories are tokens",
+                  options->data.separator);
     }
     run_data_fim_(data, options);
     if (data->kind == DATA_STORIES) {
-        run_data_stories_(data, options);
+        run_data_stories_(data, options, steps);
     } else {
         data->is_unknown = !run_data_files_(data, options);
     }
-    if (!data->is_unknown) {
-        run_data_check_vocabulary_(data, options);
-        run_data_rows_(data, options);
-        run_data_epochs_(data, options);
+    if (data->is_unknown) {
+        return steps;
     }
+    run_data_check_vocabulary_(data, options);
+    run_data_rows_(data, options);
+    return run_data_epochs_(data, options, steps);
 }
 
 void run_data_place(RunData* data, const Options* options, DataPlace from) {
@@ -955,7 +955,7 @@ void run_data_open_text(DataSources* sources, const RunData* data, const Options
     CHECK(!is_text || is_bytes || (data->has_tokenizer && data->tokenizer.encoder),
           "%s: text, wanted a --tokenizer that encodes any text", list);
     text.kind = is_bytes ? DATA_TEXT : DATA_SHARDS;
-    text.is_encoded = is_text && (!is_bytes || options->separator[0] || !encoded_text_is_plain(list));
+    text.is_encoded = is_text && (!is_bytes || options->data.separator[0] || !encoded_text_is_plain(list));
     run_data_count_files_(list);
     if (text.is_encoded) {
         run_data_encoded_directory_(options, directory);
@@ -969,13 +969,13 @@ void run_data_open_text(DataSources* sources, const RunData* data, const Options
 // Returns the sequences of a validation for --eval-batches auto.
 static int64_t run_data_usual_sequences_(const Options* options) {
     const int tokens = options->program.trainer == OPTION_GPU ? RUN_DATA_EVAL_GPU : RUN_DATA_EVAL_CPU;
-    return tokens > options->seq_len ? tokens / options->seq_len : 1;
+    return tokens > options->batch.seq_len ? tokens / options->batch.seq_len : 1;
 }
 
 int64_t run_data_eval_sequences(const Options* options, uint64_t epoch) {
-    const int64_t wanted = options->eval_batches == OPTION_AUTO
+    const int64_t wanted = options->eval.batches == OPTION_AUTO
                                ? run_data_usual_sequences_(options)
-                               : (int64_t)options->eval_batches * options->batch;
+                               : (int64_t)options->eval.batches * options->batch.size;
     return wanted > 0 && (uint64_t)wanted < epoch ? wanted : (int64_t)epoch;
 }
 
@@ -1017,7 +1017,7 @@ static void run_data_open_validation_(Dataloader* val, const DataSources* set, c
     const Options* options = &s->options;
     DataloaderSettings in_order;
     memset(&in_order, 0, sizeof(in_order));
-    in_order.B = options->batch;
+    in_order.B = options->batch.size;
     in_order.sequences = run_data_eval_sequences(options, mixture_epoch(set));
     in_order.shuffle = SHUFFLE_OFF;
     in_order.rank = s->ranks.grid.data_rank;
@@ -1028,7 +1028,8 @@ static void run_data_open_validation_(Dataloader* val, const DataSources* set, c
 
 // Prints the share of an update that is empty: rows of micro-batches without a sequence.
 static void run_data_print_batches_(const Settled* s) {
-    const int64_t n = s->ranks.grid.shape.data, rows = (s->micro_batches + n - 1) / n * n * s->options.batch;
+    const int64_t n = s->ranks.grid.shape.data,
+                  rows = (s->micro_batches + n - 1) / n * n * s->options.batch.size;
     if (rows > s->sequences) {
         printf("batches: %lld sequences an update in %lld micro-batches, %.1f %% empty\n",
                (long long)s->sequences, (long long)s->micro_batches,
@@ -1056,10 +1057,10 @@ static void run_data_print_answers_(const RunData* data) {
 void run_data_open_loaders(Dataloader* train, Dataloader* val, const RunData* data, const Settled* s) {
     const Options* options = &s->options;
     const int group = s->sequences < DATALOADER_GROUP ? (int)s->sequences : DATALOADER_GROUP;
-    const DataloaderSettings settings = {.B = options->batch,
+    const DataloaderSettings settings = {.B = options->batch.size,
                                          .sequences = s->sequences,
-                                         .shuffle = (Shuffle)options->shuffle,
-                                         .seed = options->seed,
+                                         .shuffle = (Shuffle)options->data.shuffle,
+                                         .seed = options->data.seed,
                                          .group = group,
                                          .rank = s->ranks.grid.data_rank,
                                          .num_processes = s->ranks.grid.shape.data,
@@ -1073,7 +1074,7 @@ void run_data_open_loaders(Dataloader* train, Dataloader* val, const RunData* da
     run_data_print_batches_(s);
     run_data_print_answers_(data);
     run_data_print_mixture(stdout, data, options);
-    if (options->pack == PACK_DYNAMIC || options->pack == PACK_UNIFORM) {
+    if (options->data.pack == PACK_DYNAMIC || options->data.pack == PACK_UNIFORM) {
         const int batches = 1000;
         printf("padding of the first %d micro-batches: %.2f %%\n", batches,
                100 * dataloader_padding(train, batches));
@@ -1081,7 +1082,8 @@ void run_data_open_loaders(Dataloader* train, Dataloader* val, const RunData* da
 }
 
 void run_data_print_mixture(FILE* file, const RunData* data, const Options* options) {
-    mixture_print(file, &data->train, (uint64_t)run_data_step_(options, data->train.from, options->steps));
+    mixture_print(file, &data->train,
+                  (uint64_t)run_data_step_(options, data->train.from, options->batch.steps));
 }
 
 // Prints the share of the tokens of all rows that are answers, if not all are.
@@ -1111,16 +1113,16 @@ void run_data_print(FILE* file, const RunData* data) {
 }
 
 int run_data_verify(const Options* options) {
-    const TokensFormat format = (TokensFormat)options->data_format;
+    const TokensFormat format = (TokensFormat)options->data.format;
     const EncodedText text = run_data_text_(options, NULL, NULL);
     int bad = 0;
-    if (!options->train_data[0]) {
+    if (!options->data.train[0]) {
         printf("ok   built-in stories: no files\n");
         return EXIT_SUCCESS;
     }
-    bad += encoded_text_verify(stdout, options->train_data, format, options->vocab_size, &text);
-    if (options->val_data[0]) {
-        bad += encoded_text_verify(stdout, options->val_data, format, options->vocab_size, &text);
+    bad += encoded_text_verify(stdout, options->data.train, format, options->model.vocab_size, &text);
+    if (options->data.val[0]) {
+        bad += encoded_text_verify(stdout, options->data.val, format, options->model.vocab_size, &text);
     }
     printf("%d bad file%s\n", bad, words_s(bad));
     return bad ? EXIT_FAILURE : EXIT_SUCCESS;

@@ -52,7 +52,7 @@ static void settle_number_(float* option, float model, const char* name, const c
 }
 
 static void settle_check_vocab_(const Options* options, const RunData* data, const char* path, int insists) {
-    const int V = options->vocab_size,
+    const int V = options->model.vocab_size,
               least = data->has_tokenizer ? tokenizer_least_vocab(&data->tokenizer) : 0,
               tokens = data->has_tokenizer ? data->tokenizer.vocab_size : V;
     if (V < least) {
@@ -60,23 +60,24 @@ static void settle_check_vocab_(const Options* options, const RunData* data, con
                   data->tokenizer.kind,
                   path ? ", or one whose first ids are the tokens of the model's own" : "");
     }
-    const int is_foreign = path && !data->is_extended && strcmp(options->tokenizer, path) != 0;
+    const int is_foreign = path && !data->is_extended && strcmp(options->data.tokenizer, path) != 0;
     if (data->has_tokenizer && is_foreign && !insists && V > tokens && !run_data_fits(V, tokens)) {
         die_usage("%s has a vocabulary of %d, the tokenizer has %d tokens (%s); wanted the model's own "
                   "--tokenizer, or --vocab-size %d to use this one anyway",
-                  path, V, tokens, options->tokenizer[0] ? options->tokenizer : data->tokenizer.kind, V);
+                  path, V, tokens,
+                  options->data.tokenizer[0] ? options->data.tokenizer : data->tokenizer.kind, V);
     }
 }
 
 // Returns the sizes of a model that has no name and no files.
 static ModelConfig settle_unnamed_(const Options* o, int V) {
-    const Arch arch = o->arch == OPTION_AUTO ? ARCH_GPT2 : (Arch)o->arch;
+    const Arch arch = o->model.arch == OPTION_AUTO ? ARCH_GPT2 : (Arch)o->model.arch;
     const Architecture* kinds = model_architecture(arch);
     const ModelPreset sizes = {.arch = arch,
                                .L = SETUP_LAYERS,
                                .C = SETUP_CHANNELS,
                                .NH = SETUP_HEADS,
-                               .max_T = o->seq_len > 0 ? o->seq_len : SETUP_CONTEXT,
+                               .max_T = o->batch.seq_len > 0 ? o->batch.seq_len : SETUP_CONTEXT,
                                .has_head = kinds->has_head,
                                .softcap = kinds->softcap};
     return model_preset_config(&sizes, V);
@@ -97,10 +98,10 @@ static void settle_check_same_windows_(ModelConfig dense, Arch arch) {
 // Returns a dense model with --experts, each of which starts as a copy of its MLP.
 static ModelConfig settle_upcycled_(const Options* o, ModelConfig dense) {
     const Arch arch = model_arch_with_experts(dense.arch);
-    if (dense.E == 0 && o->experts != OPTION_AUTO && arch != dense.arch) {
+    if (dense.E == 0 && o->model.experts != OPTION_AUTO && arch != dense.arch) {
         settle_check_same_windows_(dense, arch);
         dense.arch = arch;
-        dense.E = o->experts;
+        dense.E = o->model.experts;
     }
     return dense;
 }
@@ -130,20 +131,20 @@ static ModelConfig settle_base_(const Options* o, const RunData* data, const cha
 }
 
 static void settle_arch_(Options* o, Arch arch, const char* path) {
-    if (o->arch == OPTION_AUTO) {
-        o->arch = (int)arch;
-    } else if (o->arch != (int)arch) {
-        die_usage("--arch %s, but the model %s is a %s", model_architecture((Arch)o->arch)->word,
-                  path ? path : o->model, model_architecture(arch)->word);
+    if (o->model.arch == OPTION_AUTO) {
+        o->model.arch = (int)arch;
+    } else if (o->model.arch != (int)arch) {
+        die_usage("--arch %s, but the model %s is a %s", model_architecture((Arch)o->model.arch)->word,
+                  path ? path : o->model.path, model_architecture(arch)->word);
     }
 }
 
 // Refuses experts where the architecture has none. They stay "auto" there.
 static void settle_no_experts_(const Options* o, const Architecture* kinds) {
-    const char* name = o->experts != OPTION_AUTO         ? "experts"
-                       : o->experts_used != OPTION_AUTO  ? "experts-used"
-                       : o->shared_hidden != OPTION_AUTO ? "shared-hidden"
-                                                         : NULL;
+    const char* name = o->model.experts != OPTION_AUTO         ? "experts"
+                       : o->model.experts_used != OPTION_AUTO  ? "experts-used"
+                       : o->model.shared_hidden != OPTION_AUTO ? "shared-hidden"
+                                                               : NULL;
     if (name) {
         die_usage("--%s has no meaning with --arch %s; mixtral, qwen3moe, olmoe and glm4moe have experts",
                   name, kinds->word);
@@ -156,11 +157,11 @@ static void settle_experts_(Options* o, ModelConfig* cfg, const char* path) {
         settle_no_experts_(o, kinds);
         return;
     }
-    settle_size_(&o->experts, cfg->E > 0 ? cfg->E : SETUP_EXPERTS, "experts", path);
+    settle_size_(&o->model.experts, cfg->E > 0 ? cfg->E : SETUP_EXPERTS, "experts", path);
     const int is_new = cfg->E_used == 0,
-              few = o->experts < SETUP_EXPERTS_USED ? o->experts : SETUP_EXPERTS_USED;
-    settle_size_(&o->experts_used, is_new ? few : cfg->E_used, "experts-used", is_new ? NULL : path);
-    cfg->E = o->experts, cfg->E_used = o->experts_used;
+              few = o->model.experts < SETUP_EXPERTS_USED ? o->model.experts : SETUP_EXPERTS_USED;
+    settle_size_(&o->model.experts_used, is_new ? few : cfg->E_used, "experts-used", is_new ? NULL : path);
+    cfg->E = o->model.experts, cfg->E_used = o->model.experts_used;
 }
 
 // Decides the hidden units of the expert that all tokens take, after those of the others.
@@ -170,11 +171,12 @@ static void settle_shared_expert_(Options* o, ModelConfig* cfg, const char* path
     if (kinds->router == ROUTER_NONE) {
         return;
     }
-    settle_size_(&o->shared_hidden, has_shared && is_new ? o->hidden : cfg->Fs, "shared-hidden", path);
-    if (o->shared_hidden > 0 && !has_shared) {
+    settle_size_(&o->model.shared_hidden, has_shared && is_new ? o->model.hidden : cfg->Fs, "shared-hidden",
+                 path);
+    if (o->model.shared_hidden > 0 && !has_shared) {
         die_usage("--shared-hidden has no meaning with --arch %s; glm4moe has it", kinds->word);
     }
-    cfg->Fs = o->shared_hidden;
+    cfg->Fs = o->model.shared_hidden;
 }
 
 // Returns the hidden units of a model that does not say: 4 C, or with a gate 8/3 C, which has as
@@ -186,18 +188,19 @@ static int settle_hidden_(ModelConfig cfg) {
 
 // Decides the sizes that GPT-2 does not choose: its own are implied, and 0 in the configuration.
 static void settle_heads_(Options* o, ModelConfig* cfg, const char* path) {
-    const int is_implied = cfg->HS == 0 && (o->head_size == OPTION_AUTO || cfg->arch == ARCH_GPT2);
+    const int is_implied = cfg->HS == 0 && (o->model.head_size == OPTION_AUTO || cfg->arch == ARCH_GPT2);
     if (is_implied && cfg->C % cfg->NH) {
         die_usage("--channels %d is not a multiple of --heads %d", cfg->C, cfg->NH);
     }
-    settle_size_(&o->head_size, model_head_size(*cfg), "head-size", path);
-    settle_size_(&o->kv_heads, model_key_heads(*cfg), "kv-heads", path);
-    settle_size_(&o->hidden, settle_hidden_(*cfg), "hidden", path);
-    settle_size_(&o->own_head, cfg->has_head, "own-head", path);
+    settle_size_(&o->model.head_size, model_head_size(*cfg), "head-size", path);
+    settle_size_(&o->model.kv_heads, model_key_heads(*cfg), "kv-heads", path);
+    settle_size_(&o->model.hidden, settle_hidden_(*cfg), "hidden", path);
+    settle_size_(&o->model.own_head, cfg->has_head, "own-head", path);
     if (cfg->arch != ARCH_GPT2) {
-        cfg->HS = o->head_size, cfg->KV = o->kv_heads, cfg->F = o->hidden, cfg->has_head = o->own_head;
-    } else if (o->head_size != model_head_size(*cfg) || o->kv_heads != cfg->NH ||
-               o->hidden != model_hidden(*cfg) || o->own_head) {
+        cfg->HS = o->model.head_size, cfg->KV = o->model.kv_heads, cfg->F = o->model.hidden,
+        cfg->has_head = o->model.own_head;
+    } else if (o->model.head_size != model_head_size(*cfg) || o->model.kv_heads != cfg->NH ||
+               o->model.hidden != model_hidden(*cfg) || o->model.own_head) {
         die_usage(
             "--head-size, --kv-heads, --hidden and --own-head have no meaning with --arch gpt2; --arch llama "
             "has them");
@@ -206,15 +209,15 @@ static void settle_heads_(Options* o, ModelConfig* cfg, const char* path) {
 
 static void settle_positions_(Options* o, ModelConfig* cfg, const char* path) {
     const int turns = model_architecture(cfg->arch)->positions == POSITIONS_ROPE;
-    settle_number_(&o->rope_base, turns ? model_rope_base(*cfg) : 0, "rope-base", path);
-    if (!turns && o->rope_base > 0) {
+    settle_number_(&o->model.rope_base, turns ? model_rope_base(*cfg) : 0, "rope-base", path);
+    if (!turns && o->model.rope_base > 0) {
         die_usage("--rope-base has no meaning with --arch %s, whose positions are learned",
                   model_architecture(cfg->arch)->word);
     }
-    if (turns && o->rope_base <= 0) {
-        die_usage("--rope-base %g; wanted a base above 0", (double)o->rope_base);
+    if (turns && o->model.rope_base <= 0) {
+        die_usage("--rope-base %g; wanted a base above 0", (double)o->model.rope_base);
     }
-    cfg->rope_base = o->rope_base;
+    cfg->rope_base = o->model.rope_base;
 }
 
 // Sets the layers that have the window: letter l of the pattern, which repeats, is S; the last
@@ -230,15 +233,16 @@ static void settle_windows_(ModelConfig* cfg, const char* pattern) {
 
 static void settle_window_(Options* o, ModelConfig* cfg, const char* path) {
     const Architecture* kinds = model_architecture(cfg->arch);
-    const char* pattern = o->window_pattern;
+    const char* pattern = o->model.window_pattern;
     const ModelConfig found = *cfg;
-    settle_size_(&o->window, cfg->window, "window", path);
-    cfg->window = o->window;
-    if (o->window > 0 && kinds->windows == WINDOWS_NONE) {
+    settle_size_(&o->model.window, cfg->window, "window", path);
+    cfg->window = o->model.window;
+    if (o->model.window > 0 && kinds->windows == WINDOWS_NONE) {
         die_usage("--window has no meaning with --arch %s; mistral, qwen2 and qwen3 have windows",
                   kinds->word);
     }
-    if (pattern[strspn(pattern, "SL")] || (pattern[0] && (o->window == 0 || kinds->windows != WINDOWS_ANY))) {
+    if (pattern[strspn(pattern, "SL")] ||
+        (pattern[0] && (o->model.window == 0 || kinds->windows != WINDOWS_ANY))) {
         die_usage("--window-pattern %s; wanted letters S and L, with --window and --arch qwen2 or qwen3",
                   pattern);
     }
@@ -252,17 +256,17 @@ static void settle_window_(Options* o, ModelConfig* cfg, const char* path) {
 
 static void settle_softcap_(Options* o, ModelConfig* cfg, const char* path) {
     const Architecture* kinds = model_architecture(cfg->arch);
-    settle_number_(&o->softcap, cfg->softcap, "softcap", path);
-    if (o->softcap > 0 && kinds->softcap == 0) {
+    settle_number_(&o->model.softcap, cfg->softcap, "softcap", path);
+    if (o->model.softcap > 0 && kinds->softcap == 0) {
         die_usage("--softcap has no meaning with --arch %s; nanochat has it", kinds->word);
     }
-    cfg->softcap = o->softcap;
+    cfg->softcap = o->model.softcap;
 }
 
 static int settle_share_layers_(const Options* options) {
     char error[ERROR_BYTES];
     int share;
-    if (!share_parse(&share, options->layers, options->share_layers, error)) {
+    if (!share_parse(&share, options->model.layers, options->model.share_layers, error)) {
         die_usage("%s", error);
     }
     return share;
@@ -273,10 +277,10 @@ static void settle_initial_(Options* o, ModelConfig* cfg, const char* path) {
     if (path) {
         return;
     }
-    if (o->initial_weights == OPTION_AUTO) {
-        o->initial_weights = (int)model_architecture(cfg->arch)->initial;
+    if (o->model.initial_weights == OPTION_AUTO) {
+        o->model.initial_weights = (int)model_architecture(cfg->arch)->initial;
     }
-    cfg->initial = (InitialWeights)o->initial_weights;
+    cfg->initial = (InitialWeights)o->model.initial_weights;
 }
 
 static void settle_check_sizes_(ModelConfig cfg) {
@@ -310,17 +314,17 @@ static void settle_mark_fixed_(Options* o, Arch arch) {
 }
 
 ModelConfig settle_model(Options* options, const RunData* data, const char* path, ModelConfig found) {
-    const int insists = options->vocab_size != OPTION_AUTO; // also true for a run that resumes
+    const int insists = options->model.vocab_size != OPTION_AUTO; // also true for a run that resumes
     ModelConfig cfg = settle_base_(options, data, path, found);
     options_mark_following(options);
     settle_arch_(options, cfg.arch, path);
-    settle_size_(&options->layers, cfg.L, "layers", path);
-    settle_size_(&options->channels, cfg.C, "channels", path);
-    settle_size_(&options->heads, cfg.NH, "heads", path);
-    settle_size_(&options->context, cfg.max_T, "context", path);
-    settle_size_(&options->vocab_size, cfg.V, "vocab-size", path);
-    cfg.L = options->layers, cfg.C = options->channels, cfg.NH = options->heads;
-    cfg.max_T = options->context, cfg.V = options->vocab_size;
+    settle_size_(&options->model.layers, cfg.L, "layers", path);
+    settle_size_(&options->model.channels, cfg.C, "channels", path);
+    settle_size_(&options->model.heads, cfg.NH, "heads", path);
+    settle_size_(&options->model.context, cfg.max_T, "context", path);
+    settle_size_(&options->model.vocab_size, cfg.V, "vocab-size", path);
+    cfg.L = options->model.layers, cfg.C = options->model.channels, cfg.NH = options->model.heads;
+    cfg.max_T = options->model.context, cfg.V = options->model.vocab_size;
     cfg.Vp = path ? cfg.Vp : model_padded_vocab(cfg.V);
     settle_experts_(options, &cfg, path);
     settle_heads_(options, &cfg, path);

@@ -59,27 +59,27 @@ typedef struct {
 
 // Returns the share of the last update that SGD and Adafactor add to the next one.
 static inline float settled_momentum(const Options* o) {
-    return o->optimizer == OPTIMIZER_SGD         ? o->sgd_momentum
-           : o->optimizer == OPTIMIZER_ADAFACTOR ? o->adafactor_beta1
-                                                 : 0;
+    return o->optimizer.name == OPTIMIZER_SGD         ? o->optimizer.sgd_momentum
+           : o->optimizer.name == OPTIMIZER_ADAFACTOR ? o->optimizer.adafactor_beta1
+                                                      : 0;
 }
 
 // Returns the batch of each update: one of --total-batch, unless stages are given.
 static inline Stages settled_batches(const Options* o) {
     Stages s;
-    const int has_stages = o->batch_schedule && stages_parse(&s, o->batch_schedule);
-    return has_stages ? s : stages_constant(o->total_batch);
+    const int has_stages = o->batch.schedule && stages_parse(&s, o->batch.schedule);
+    return has_stages ? s : stages_constant(o->batch.total);
 }
 
 // Returns the length of the sequences of each update: --seq-len, unless stages are given.
 static inline Stages settled_lengths(const Options* o) {
     Stages s;
-    const int has_stages = o->seq_len_schedule && stages_parse(&s, o->seq_len_schedule);
-    return has_stages ? s : stages_constant(o->seq_len);
+    const int has_stages = o->batch.seq_len_schedule && stages_parse(&s, o->batch.seq_len_schedule);
+    return has_stages ? s : stages_constant(o->batch.seq_len);
 }
 
 static inline MasterWeights settled_master_(const Settled* s) {
-    const int choice = s->options.master_weights;
+    const int choice = s->options.memory.master_weights;
     return !choice || s->dtype == SAFETENSORS_F32 ? MASTER_NONE
            : s->dtype == SAFETENSORS_F16          ? MASTER_FP32
            : choice == MASTER_WEIGHTS_24          ? MASTER_24
@@ -88,21 +88,22 @@ static inline MasterWeights settled_master_(const Settled* s) {
 
 static inline Optimizer settled_optimizer_(const Settled* s) {
     const Options* o = &s->options;
-    const int has_optional = o->optimizer == OPTIMIZER_MUON ? o->muon_rows : settled_momentum(o) > 0;
-    Optimizer optimizer = optimizer_of((OptimizerName)o->optimizer, has_optional, settled_master_(s));
+    const int has_optional =
+        o->optimizer.name == OPTIMIZER_MUON ? o->optimizer.muon_rows : settled_momentum(o) > 0;
+    Optimizer optimizer = optimizer_of((OptimizerName)o->optimizer.name, has_optional, settled_master_(s));
     optimizer.frozen = s->freeze.rows;
-    optimizer.lr_scale[KIND_EMBEDDING] = o->embedding_lr_scale;
-    optimizer.lr_scale[KIND_VECTOR] = o->vector_lr_scale;
-    optimizer.lr_scale[KIND_HEAD] = o->head_lr_scale;
-    if (o->mup && o->mup[0]) {
-        mup_parse(&optimizer.mup, o->mup);
+    optimizer.lr_scale[KIND_EMBEDDING] = o->optimizer.embedding_lr_scale;
+    optimizer.lr_scale[KIND_VECTOR] = o->optimizer.vector_lr_scale;
+    optimizer.lr_scale[KIND_HEAD] = o->optimizer.head_lr_scale;
+    if (o->optimizer.mup && o->optimizer.mup[0]) {
+        mup_parse(&optimizer.mup, o->optimizer.mup);
     }
-    optimizer.soap_max_side = o->soap_max_side;
-    optimizer.sums_weights = o->adafactor_scale;
+    optimizer.soap_max_side = o->optimizer.soap_max_side;
+    optimizer.sums_weights = o->optimizer.adafactor_scale;
     if (s->use == USE_TRAIN) {
-        average_parse(&optimizer.average, o->average);
+        average_parse(&optimizer.average, o->optimizer.average);
     }
-    optimizer.by_block = o->zero >= 2 || o->offload_optimizer || o->update_in_backward;
+    optimizer.by_block = o->ranks.zero >= 2 || o->memory.offload_optimizer || o->memory.update_in_backward;
     return optimizer;
 }
 
@@ -112,7 +113,7 @@ static inline void settled_layers_(const Settled* s, ModelPart* part) {
     const int P = grid->shape.pipeline, D = grid->shape.data;
     int layers[MODEL_MAX_LAYERS];
     char error[ERROR_BYTES];
-    const char* list = s->options.pipeline_layers;
+    const char* list = s->options.ranks.pipeline_layers;
     if (!list || !list[0] || !pipeline_parse_layers(layers, s->cfg, P, list, error)) {
         pipeline_cut(layers, s->cfg, P);
     }
@@ -160,7 +161,8 @@ static inline ZeroPlan settled_zero_(const Settled* s) {
     if (s->use != USE_TRAIN) {
         return zero_plan(s->part, 0, 0, 1);
     }
-    ZeroPlan plan = zero_plan_two_levels(s->part, s->options.zero, data.rank, data.size, s->ranks.shards);
+    ZeroPlan plan =
+        zero_plan_two_levels(s->part, s->options.ranks.zero, data.rank, data.size, s->ranks.shards);
     plan.context = s->ranks.grid.shape.context;
     plan.experts = grid_experts(s->ranks.grid.shape);
     if (plan.stage < 3) {
@@ -170,42 +172,42 @@ static inline ZeroPlan settled_zero_(const Settled* s) {
     if (model_is_staged(s->part) && !freeze_has_classifier(&s->freeze, s->cfg)) {
         zero_plan_apart(&plan, s->part);
     }
-    plan.shares_buffer |= s->options.update_in_backward;
+    plan.shares_buffer |= s->options.memory.update_in_backward;
     return plan;
 }
 
 // Returns the tokens of a sequence that this process has.
 static inline int settled_rank_length(const Settled* s) {
-    return s->options.seq_len / s->ranks.grid.shape.context;
+    return s->options.batch.seq_len / s->ranks.grid.shape.context;
 }
 
 // Returns the most tokens of a pass: a micro-batch; in a run that generates, a prompt or one token
 // of each sequence.
 static inline size_t settled_pass_tokens(const Settled* s) {
-    const int B = s->options.batch, T = settled_rank_length(s);
+    const int B = s->options.batch.size, T = settled_rank_length(s);
     return s->use == USE_GENERATE ? (size_t)(B > T ? B : T) : (size_t)B * (size_t)T;
 }
 
 // Returns the sources of the training data; 0 if it has no more than one.
 static inline int settled_sources_(const Options* o) {
-    const int sources = o->train_data && o->train_data[0] ? mixture_count(o->train_data) : 0;
+    const int sources = o->data.train && o->data.train[0] ? mixture_count(o->data.train) : 0;
     return sources > 1 ? sources : 0;
 }
 
 // Sets the facts that follow from everything above them in the struct and from `freeze`.
 static inline void settled_conclude(Settled* s) {
     const Options* o = &s->options;
-    s->sequences = o->total_batch / o->seq_len;
-    s->micro_batches = (s->sequences + o->batch - 1) / o->batch;
+    s->sequences = o->batch.total / o->batch.seq_len;
+    s->micro_batches = (s->sequences + o->batch.size - 1) / o->batch.size;
     s->sources = settled_sources_(o);
     s->cfg.Vp = settled_padded_vocab(s);
     s->part = settled_own_(s);
     s->zero = settled_zero_(s);
     s->optimizer = settled_optimizer_(s);
     s->element_bytes = safetensors_dtype_bytes(s->dtype);
-    s->gradient_bytes = o->gradients ? sizeof(float) : s->element_bytes;
-    s->saved_dtype = o->master_weights && s->use != USE_EVALUATE ? SAFETENSORS_F32 : s->dtype;
-    s->decode_batch = s->use == USE_GENERATE ? o->batch : 1;
+    s->gradient_bytes = o->memory.gradients ? sizeof(float) : s->element_bytes;
+    s->saved_dtype = o->memory.master_weights && s->use != USE_EVALUATE ? SAFETENSORS_F32 : s->dtype;
+    s->decode_batch = s->use == USE_GENERATE ? o->batch.size : 1;
 }
 
 // Returns the part of the model that this rank has.
@@ -224,7 +226,7 @@ static inline Settled settled_of(const Options* options, ModelConfig cfg, ModelU
     s.ranks = ranks;
     s.dtype = dtype;
     s.cfg = cfg;
-    s.freeze = freeze_of(cfg, options->freeze);
+    s.freeze = freeze_of(cfg, options->optimizer.freeze);
     s.nccl_bytes = 0;
     settled_conclude(&s);
     return s;
@@ -235,7 +237,7 @@ static inline Settled settled_of(const Options* options, ModelConfig cfg, ModelU
 static inline int settled_has_teacher(const Settled* s) { return s->teacher.L > 0; }
 
 static inline Distill settled_distill(const Settled* s) {
-    const Distill how = {s->options.distill_weight, s->options.distill_temperature};
+    const Distill how = {s->options.teacher.weight, s->options.teacher.temperature};
     return how;
 }
 
@@ -246,8 +248,8 @@ static inline Distill settled_distill(const Settled* s) {
 static inline Settled settled_with(const Settled* s, int parts, int recompute, int offload_optimizer) {
     Settled other = *s;
     options_divide_batch(&other.options, parts);
-    other.options.recompute = recompute;
-    other.options.offload_optimizer = offload_optimizer;
+    other.options.memory.recompute = recompute;
+    other.options.memory.offload_optimizer = offload_optimizer;
     settled_conclude(&other);
     return other;
 }
@@ -258,13 +260,13 @@ static inline Settled settled_in_grid(const Settled* s, Grid grid, int zero, int
     Settled other = *s;
     Options* o = &other.options;
     other.ranks.grid = grid;
-    other.ranks.zero = o->zero = zero;
+    other.ranks.zero = o->ranks.zero = zero;
     other.ranks.shards = shards;
-    o->tensor_parallel = grid.shape.tensor;
-    o->tensor_slices = grid.shape.slices;
-    o->context_parallel = grid.shape.context;
-    o->expert_parallel = grid_experts(grid.shape);
-    o->pipeline_parallel = grid.shape.pipeline;
+    o->ranks.tensor = grid.shape.tensor;
+    o->ranks.slices = grid.shape.slices;
+    o->ranks.context = grid.shape.context;
+    o->ranks.experts = grid_experts(grid.shape);
+    o->ranks.pipeline = grid.shape.pipeline;
     settled_conclude(&other);
     return other;
 }

@@ -39,11 +39,11 @@ static Options options_of(const Run* run) {
     const char* line[] = {"test", "--seed", "7"};
     Options options;
     options_parse(&options, 3, (char**)line, options_program(OPTION_CPU));
-    options.out = run->out;
-    options.save_every = 10;
-    options.keep = run->keep;
-    options.keep_major = run->major;
-    options.model_file_gb = run->model_file_gb;
+    options.output.dir = run->out;
+    options.output.save_every = 10;
+    options.output.keep = run->keep;
+    options.output.keep_major = run->major;
+    options.output.model_file_gb = run->model_file_gb;
     return options;
 }
 
@@ -715,8 +715,8 @@ TEST(copy) {
     Checkpoints c;
     char path[PATH_MAX], name[32];
     Model model = model_of(SAFETENSORS_F32);
-    options.save_every = 1;
-    options.steps = 10;
+    options.output.save_every = 1;
+    options.batch.steps = 10;
     checkpoints_open(&c, &options, run_of(TINY, &model, SAFETENSORS_F32), NULL, 0);
     EXPECT(c.copies && copy_bytes(SAFETENSORS_F32) == c.params_bytes + c.optimizer_bytes,
            "bytes of the copy");

@@ -384,8 +384,8 @@ int main(int argc, char** argv) {
     comm_expect(&comm, launcher_expect());
     options_parse(&options, argc - !!mode, argv + !!mode, options_program(OPTION_CPU));
     const Launcher launch = launcher_find(&options);
-    comm_open(&comm, launch.place, &launch.meeting, options.timeout);
-    threads_open(options.threads, comm.local_size, launch.launcher);
+    comm_open(&comm, launch.place, &launch.meeting, options.ranks.timeout);
+    threads_open(options.memory.threads, comm.local_size, launch.launcher);
     if (mode) {
         run_mode(&comm, mode);
     } else {

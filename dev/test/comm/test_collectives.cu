@@ -519,7 +519,7 @@ int main(int argc, char** argv) {
     comm_expect(&comm, launcher_expect());
     options_parse(&options, argc - words, argv + words, options_program(OPTION_GPU));
     const Launcher launched = launcher_find(&options);
-    comm_open(&comm, launched.place, &launched.meeting, options.timeout);
+    comm_open(&comm, launched.place, &launched.meeting, options.ranks.timeout);
     gpu_open(&gpu, gpu_device_of_rank(&comm, device));
     group_gpu_open(&group, &comm, GROUP_SEVERAL_STREAMS);
     if (mode && !takes_device) {

@@ -13,8 +13,8 @@ static Options options_of(int trainer, const char* option, const char* value) {
     const char* line[] = {"test", "--batch", "4", "--total-batch", "2048", "--seq-len", "256", option, value};
     Options o;
     options_parse(&o, option ? 9 : 7, (char**)line, options_program(trainer));
-    o.zero = 0;
-    o.recompute = option && strcmp(option, "--recompute") == 0 ? o.recompute : RECOMPUTE_NONE;
+    o.ranks.zero = 0;
+    o.memory.recompute = option && strcmp(option, "--recompute") == 0 ? o.memory.recompute : RECOMPUTE_NONE;
     return o;
 }
 
@@ -49,7 +49,7 @@ static double seconds(ModelConfig cfg, const Options* o, CostKind kind) {
 }
 
 static double seconds_of_ranks(int size, const Options* o, CostKind kind) {
-    const Ranks ranks = ranks_of_data(0, size, o->zero, size);
+    const Ranks ranks = ranks_of_data(0, size, o->ranks.zero, size);
     const Settled s = settled_of(o, CFG, USE_TRAIN, ranks, SAFETENSORS_F32);
     return seconds_of(&s, kind);
 }
@@ -162,8 +162,8 @@ TEST(experts) {
 // Three sequences in two micro-batches: each has one and a half.
 TEST(parts_of_a_sequence) {
     Options o = options_of(OPTION_CPU, NULL, NULL);
-    o.total_batch = 3 * 256;
-    o.batch = 2;
+    o.batch.total = 3 * 256;
+    o.batch.size = 2;
     const double attention = 7.0 * 3 * 256 * 256 * 256 * 4;
     EXPECT(seconds(CFG, &o, COST_ATTENTION) == attention, "attention: %.0f of %.0f",
            seconds(CFG, &o, COST_ATTENTION), attention);
@@ -202,7 +202,7 @@ TEST(growth) {
         const char* word = cost_word((CostKind)kind, ACTIVATION_GELU);
         EXPECT(two <= 2 * one && (kind == COST_CLASSIFIER ? two == one : two > 1.6 * one),
                "twice the layers, %s: %g s of %g s", word, two, one);
-        o.total_batch *= 2; // four micro-batches instead of two
+        o.batch.total *= 2; // four micro-batches instead of two
         const double more = seconds(CFG, &o, (CostKind)kind);
         EXPECT(kind == COST_UPDATE ? more == one : more > 1.7 * one && more <= 2 * one,
                "twice the tokens, %s: %g s of %g s", word, more, one);
@@ -221,7 +221,7 @@ TEST(options) {
     EXPECT(seconds(CFG, &frozen, COST_UPDATE) < seconds(CFG, &o, COST_UPDATE), "frozen: less to update");
     EXPECT(seconds(CFG, &gpu, COST_MEMORY) < seconds(CFG, &o, COST_MEMORY), "a GPU fuses residuals");
     Options of_two = o;
-    of_two.zero = 1;
+    of_two.ranks.zero = 1;
     EXPECT(seconds_of_ranks(2, &of_two, COST_MATMULS) == seconds(CFG, &o, COST_MATMULS) / 2,
            "two processes share the tokens");
     const double share = seconds_of_ranks(2, &of_two, COST_UPDATE) / seconds(CFG, &o, COST_UPDATE);
@@ -230,15 +230,15 @@ TEST(options) {
     EXPECT(seconds(CFG, &o, COST_MATMULS) - seconds(CFG, &fcw, COST_MATMULS) == 2 * TOKENS * 4 * BLOCK / 3,
            "--freeze fcw: its gradient's product is left out");
     Options chunks = gpu, small = o;
-    chunks.logits_chunk = 256; // four of a micro-batch
+    chunks.memory.logits_chunk = 256; // four of a micro-batch
     EXPECT(seconds(CFG, &chunks, COST_MATMULS) == seconds(CFG, &gpu, COST_MATMULS) &&
                seconds(CFG, &chunks, COST_LAUNCHES) == seconds(CFG, &gpu, COST_LAUNCHES) + 2 * 3 * 4,
            "the classifier in chunks: the same work, more launches");
-    small.batch = 8;
+    small.batch.size = 8;
     const double less = seconds(CFG, &o, COST_MEMORY) - seconds(CFG, &small, COST_MEMORY);
     EXPECT(less > 4 * (5 * 4 * BLOCK + 5 * HEAD),
            "one micro-batch reads fewer weights, and adds to no gradients: %.0f", less);
-    small.batch = 1;
+    small.batch.size = 1;
     EXPECT(seconds(CFG, &small, COST_LAUNCHES) > 3 * seconds(CFG, &o, COST_LAUNCHES),
            "small micro-batches: more launches");
 }
@@ -271,7 +271,7 @@ TEST(rates) {
     Options o = options_of(OPTION_CPU, NULL, NULL);
     for (int is_bf16 = 0; is_bf16 < 2; is_bf16++) {
         CostRates rates = {{0}, 0, ""};
-        o.matmul = is_bf16 ? MATMUL_BF16 : MATMUL_FP32;
+        o.memory.matmul = is_bf16 ? MATMUL_BF16 : MATMUL_FP32;
         const Settled s = settled_for(CFG, &o);
         rates_measure(&rates, &s);
         for (int kind = 0; kind < COST_RATES; kind++) {
@@ -301,8 +301,8 @@ TEST(rates_of_wide_models) {
     for (int is_bf16 = 0; is_bf16 < 2; is_bf16++) {
         CostRates rates;
         Options o = options_of(OPTION_CPU, NULL, NULL);
-        o.seq_len = 32;
-        o.matmul = is_bf16 ? MATMUL_BF16 : MATMUL_FP32;
+        o.batch.seq_len = 32;
+        o.memory.matmul = is_bf16 ? MATMUL_BF16 : MATMUL_FP32;
         const Settled s = settled_for(wide, &o);
         rates_measure(&rates, &s);
         for (int kind = 0; kind < COST_RATES; kind++) {

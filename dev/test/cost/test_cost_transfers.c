@@ -23,8 +23,8 @@ static Options options_of(int batch, int64_t total_batch, const char* option, co
     const char* line[] = {"test", "--batch", b, "--total-batch", all, "--seq-len", "4096", option, value};
     Options o;
     options_parse(&o, option ? 9 : 7, (char**)line, options_program(OPTION_GPU));
-    o.recompute = o.recompute == OPTION_AUTO ? RECOMPUTE_NONE : o.recompute;
-    o.zero = o.zero == OPTION_AUTO ? 2 : o.zero;
+    o.memory.recompute = o.memory.recompute == OPTION_AUTO ? RECOMPUTE_NONE : o.memory.recompute;
+    o.ranks.zero = o.ranks.zero == OPTION_AUTO ? 2 : o.ranks.zero;
     return o;
 }
 
@@ -35,7 +35,7 @@ static Settled settled_in(ModelConfig cfg, const Options* o, GridShape shape, in
     const int all = shape.data * shape.context, shards = all < 8 / shape.tensor ? all
                                                          : 8 / shape.tensor > 0 ? 8 / shape.tensor
                                                                                 : 1;
-    const Ranks ranks = {grid, o->zero, shards, 8};
+    const Ranks ranks = {grid, o->ranks.zero, shards, 8};
     return settled_of(o, cfg, USE_TRAIN, ranks, SAFETENSORS_BF16);
 }
 
@@ -214,7 +214,7 @@ TEST(pipeline) {
 static double data_s(int batch, int gpus, int zero, int net_gbps) {
     const char* const stages[] = {"0", "1", "2", "3"};
     Options o = options_of(batch, (int64_t)2 * batch * gpus * T, "--zero", stages[zero]);
-    o.net_gbps = net_gbps;
+    o.ranks.net_gbps = net_gbps;
     const GridShape shape = {1, 1, gpus, 1, 1};
     const Settled s = settled_in(model_of(4096), &o, shape, 0);
     return update_of(&s).s[COST_DATA];
@@ -238,8 +238,8 @@ TEST(cpu) {
     const char* line[] = {"test", "--batch", "1", "--total-batch", "8192", "--seq-len", "4096"};
     Options o;
     options_parse(&o, 7, (char**)line, options_program(OPTION_CPU));
-    o.recompute = RECOMPUTE_NONE;
-    o.zero = 1;
+    o.memory.recompute = RECOMPUTE_NONE;
+    o.ranks.zero = 1;
     const ModelConfig cfg = model_of(1024);
     const Settled s = settled_of(&o, cfg, USE_TRAIN, ranks_of_data(0, 2, 1, 2), SAFETENSORS_F32);
     const double bytes = 4 * model_count_stored(cfg) / 2;

@@ -94,7 +94,7 @@ static void write_texts(Written* written, int count, int is_alone, int limit, co
 static Options options_of(float temperature) {
     Options o;
     memset(&o, 0, sizeof(o));
-    o.temperature = temperature;
+    o.samples.temperature = temperature;
     o.generates = 1;
     return o;
 }
@@ -124,8 +124,8 @@ TEST(stop_string) {
     char stop[8];
     const char* second = strchr(whole[1].text, ' ') + 1;
     snprintf(stop, sizeof(stop), " %.*s", (int)strcspn(second, " "), second);
-    options.stop.count = 1;
-    options.stop.text[0] = stop;
+    options.texts.stop.count = 1;
+    options.texts.stop.text[0] = stop;
     write_texts(cut, 4, 0, 12, &options);
     EXPECT(cut[1].end == GENERATOR_STRING && cut[1].made == 2, "made %d", cut[1].made);
     EXPECT(strncmp(whole[1].text, cut[1].text, strlen(cut[1].text)) == 0 && !strchr(cut[1].text, ' '),

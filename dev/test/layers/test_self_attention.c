@@ -69,7 +69,7 @@ static Wanted wanted(const Layer* layer, const float* inp, const float* dout, co
                  HS = model_head_size(cfg), QKV = model_qkv_size(cfg), Q = NH * HS;
     const ModelWidths widths = model_widths(cfg);
     const size_t query_norm = (size_t)widths.query_norm, key_norm = (size_t)widths.key_norm;
-    const int has_rope = kinds->positions == POSITIONS_ROPE, is_row = kinds->heads == HEADS_ROW_NORM;
+    const int has_rope = kinds->positions == POSITIONS_ROPE;
     double *frequency = ops_doubles(HS), *w = ops_widen(layer->params.qkvw, QKV * C),
            *b = widen(layer->params.qkvb, QKV), *q = widen(layer->params.qnormw, query_norm),
            *k = widen(layer->params.knormw, key_norm), *x = ops_widen(inp, N * C),
@@ -82,17 +82,16 @@ static Wanted wanted(const Layer* layer, const float* inp, const float* dout, co
     for (int i = 0; i < model_rope_dims(cfg) / 2; i++) {
         frequency[i] = rope_frequency(cfg.scaling, model_rope_base(cfg), model_rope_dims(cfg), i);
     }
-    ref_linear_forward(r.qkv, x, w, b, N, C, QKV);
-    (is_row ? ref_row_norm_forward : ref_head_norm_forward)(r.normed, r.rstd, r.qkv, q, k,
-                                                            model_norm_eps(cfg), N, NH, KV, HS);
-    ref_rope_forward(r.turned, r.normed, rope, B, T, NH, KV, HS);
-    ref_attention_forward(r.out, r.lse, r.turned, starts, cfg.window, B, T, NH, KV, HS);
-    ref_attention_backward(dturned, ops_widen(dout, N * Q), r.turned, r.out, r.lse, starts, cfg.window, B, T,
-                           NH, KV, HS);
-    ref_rope_backward(dnormed, dturned, rope, B, T, NH, KV, HS);
-    (is_row ? ref_row_norm_backward : ref_head_norm_backward)(
-        dqkv, q ? r.dqnormw : NULL, k ? r.dknormw : NULL, dnormed, r.qkv, q, k, r.rstd, N, NH, KV, HS);
-    ref_linear_backward(r.dinp, r.dqkvw, b ? r.dqkvb : NULL, dqkv, x, w, N, C, QKV);
+    ref_linear_forward(r.qkv, x, w, b, (RefLinear){N, C, QKV});
+    const RefHeads heads = {B, T, NH, KV, HS, cfg.window};
+    const RefHeadNorm norm = {kinds->heads, q, k, r.rstd, model_norm_eps(cfg)};
+    ref_heads_norm_forward(r.normed, r.qkv, norm, heads);
+    ref_rope_forward(r.turned, r.normed, rope, heads);
+    ref_attention_forward(r.out, r.lse, r.turned, starts, heads);
+    ref_attention_backward(dturned, ops_widen(dout, N * Q), r.turned, r.out, r.lse, starts, heads);
+    ref_rope_backward(dnormed, dturned, rope, heads);
+    ref_heads_norm_backward(dqkv, q ? r.dqnormw : NULL, k ? r.dknormw : NULL, dnormed, r.qkv, norm, heads);
+    ref_linear_backward(r.dinp, r.dqkvw, b ? r.dqkvb : NULL, dqkv, x, w, (RefLinear){N, C, QKV});
     return r;
 }
 
@@ -183,7 +182,7 @@ TEST(self_attention_packed) {
     self_attention_forward_cpu(&a, inp);
     linear_forward_cpu(qkv, inp, &a.weight, B * T, a.linear);
     heads_forward_cpu(qkv, &a.heads);
-    attention_bf16_forward_cpu(out, lse, qkv, NULL, a.sizes, &layer.attention.bf16);
+    attention_bf16_forward_cpu(&(AttentionPass){a.sizes, NULL, qkv, NULL, out, lse}, &layer.attention.bf16);
     double *want = ops_widen(out, B * T * Q), difference = 0;
     EXPECT_NEAR(ops_error(a.out, want, NULL, B * T * Q), 0, 0.01 / FLT_EPSILON, "out");
     for (size_t i = 0; i < B * T * Q; i++) {

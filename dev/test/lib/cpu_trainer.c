@@ -25,15 +25,15 @@ static void copy_parameters(Model* model, const float* params) {
 
 static CpuTrainer* open_trainer(ModelConfig cfg, int B, int T, const float* params, MatmulPrecision matmul) {
     CpuTrainer* trainer = (CpuTrainer*)check_alloc(1, sizeof(CpuTrainer), "CPU trainer");
-    const Options options = {.batch = B,
-                             .seq_len = T,
-                             .steps = 1,
-                             .recompute = RECOMPUTE_NONE,
-                             .matmul = matmul,
-                             .router_balance = 0.01f,
-                             .router_z = 0.001f,
-                             .embedding_lr_scale = 1,
-                             .vector_lr_scale = 1};
+    const Options options = {.batch.size = B,
+                             .batch.seq_len = T,
+                             .batch.steps = 1,
+                             .memory.recompute = RECOMPUTE_NONE,
+                             .memory.matmul = matmul,
+                             .optimizer.router_balance = 0.01f,
+                             .optimizer.router_z = 0.001f,
+                             .optimizer.embedding_lr_scale = 1,
+                             .optimizer.vector_lr_scale = 1};
     trainer->comm.size = 1;
     const Settled s = settled_alone(&options, cfg, USE_TRAIN, SAFETENSORS_F32);
     model_open(&trainer->model, &s, memory_on_host(), &trainer->comm);

@@ -58,30 +58,30 @@ static Ranks plan_test_ranks_(Rand* rng, int most_zero) {
 
 // Sets the options that only the GPU trainer has.
 static void plan_test_gpu_(Options* o, Ranks* ranks, Rand* rng) {
-    o->device = 0;
-    o->logits_chunk = 1 + plan_test_one_of_(rng, 100);
-    o->gradients = plan_test_one_of_(rng, 2);
-    o->master_weights = plan_test_one_of_(rng, 3);
-    o->bias_fusion = plan_test_one_of_(rng, 2);
-    o->autotune = 0;
-    o->offload_optimizer = plan_test_one_of_(rng, 4) ? OFFLOAD_OFF : OFFLOAD_HOST;
-    o->offload_residuals = o->recompute == RECOMPUTE_BLOCK && plan_test_one_of_(rng, 2);
-    o->offload_params = o->zero == 3 && plan_test_one_of_(rng, 2);
+    o->memory.device = 0;
+    o->memory.logits_chunk = 1 + plan_test_one_of_(rng, 100);
+    o->memory.gradients = plan_test_one_of_(rng, 2);
+    o->memory.master_weights = plan_test_one_of_(rng, 3);
+    o->memory.bias_fusion = plan_test_one_of_(rng, 2);
+    o->memory.autotune = 0;
+    o->memory.offload_optimizer = plan_test_one_of_(rng, 4) ? OFFLOAD_OFF : OFFLOAD_HOST;
+    o->memory.offload_residuals = o->memory.recompute == RECOMPUTE_BLOCK && plan_test_one_of_(rng, 2);
+    o->memory.offload_params = o->ranks.zero == 3 && plan_test_one_of_(rng, 2);
     const int size = ranks_size(ranks);
-    ranks->shards = size == 3 && o->zero > 0 && plan_test_one_of_(rng, 2) ? 1 : size;
+    ranks->shards = size == 3 && o->ranks.zero > 0 && plan_test_one_of_(rng, 2) ? 1 : size;
 }
 
 // Layers with the same parameters, where that is not refused.
 static void plan_test_share_(ModelConfig* cfg, Options* o, Rand* rng) {
     static const char* const words[] = {"off", "all", "pairs", "loop:2"};
     const char* word = words[plan_test_one_of_(rng, sizeof(words) / sizeof(words[0]))];
-    const Freeze freeze = freeze_of(*cfg, o->freeze);
+    const Freeze freeze = freeze_of(*cfg, o->optimizer.freeze);
     ModelConfig shared = *cfg;
     char error[ERROR_BYTES];
     if (share_parse(&shared.share, cfg->L, word, error) && freeze_check_shared(&freeze, shared, error) &&
-        !(share_is_loop(shared) && (o->zero > 1 || o->update_in_backward))) {
+        !(share_is_loop(shared) && (o->ranks.zero > 1 || o->memory.update_in_backward))) {
         *cfg = shared;
-        o->share_layers = word;
+        o->model.share_layers = word;
     }
 }
 
@@ -103,42 +103,43 @@ static Settled plan_test_run(int k, OptionsProgram program, SafeTensorsDtype dty
     Options options, *o = &options;
     ModelUse use = USE_TRAIN;
     options_parse(o, count, (char**)line, program);
-    o->recompute = plan_test_one_of_(&rng, RECOMPUTE_BLOCK + 1);
+    o->memory.recompute = plan_test_one_of_(&rng, RECOMPUTE_BLOCK + 1);
     Ranks ranks = plan_test_ranks_(&rng, program.trainer == OPTION_GPU ? 3 : 2);
-    o->zero = ranks.zero;
+    o->ranks.zero = ranks.zero;
     plan_test_gpu_(o, &ranks, &rng);
-    o->freeze = frozen[plan_test_one_of_(&rng, cfg.L > 1 ? 3 : 2)];
-    o->optimizer = optimizers[plan_test_one_of_(&rng, sizeof(optimizers) / sizeof(optimizers[0]))];
-    o->sgd_momentum = plan_test_one_of_(&rng, 2) ? 0.9f : 0;
-    o->muon_rows = o->sgd_momentum > 0;
-    o->adafactor_scale = o->sgd_momentum > 0;
-    o->adafactor_beta1 = o->optimizer == OPTIMIZER_ADAFACTOR ? o->sgd_momentum : 0;
-    if (o->offload_optimizer && o->optimizer == OPTIMIZER_SGD) {
-        o->optimizer = OPTIMIZER_ADAMW; // it may have no state, and is refused then
+    o->optimizer.freeze = frozen[plan_test_one_of_(&rng, cfg.L > 1 ? 3 : 2)];
+    o->optimizer.name = optimizers[plan_test_one_of_(&rng, sizeof(optimizers) / sizeof(optimizers[0]))];
+    o->optimizer.sgd_momentum = plan_test_one_of_(&rng, 2) ? 0.9f : 0;
+    o->optimizer.muon_rows = o->optimizer.sgd_momentum > 0;
+    o->optimizer.adafactor_scale = o->optimizer.sgd_momentum > 0;
+    o->optimizer.adafactor_beta1 = o->optimizer.name == OPTIMIZER_ADAFACTOR ? o->optimizer.sgd_momentum : 0;
+    if (o->memory.offload_optimizer && o->optimizer.name == OPTIMIZER_SGD) {
+        o->optimizer.name = OPTIMIZER_ADAMW; // it may have no state, and is refused then
     }
-    o->save_every = 3 * plan_test_one_of_(&rng, 2);
+    o->output.save_every = 3 * plan_test_one_of_(&rng, 2);
     if (k % 8 == 7) { // generation
         use = USE_GENERATE;
         ranks = ranks_of_data(0, 1, 0, 1);
-        o->zero = o->save_every = 0;
-        o->logits_chunk = batch;
-        o->offload_optimizer = o->offload_residuals = o->offload_params = 0;
-        o->quantize = plan_test_one_of_(&rng, 2);
+        o->ranks.zero = o->output.save_every = 0;
+        o->memory.logits_chunk = batch;
+        o->memory.offload_optimizer = o->memory.offload_residuals = o->memory.offload_params = 0;
+        o->texts.quantize = plan_test_one_of_(&rng, 2);
     } else if (k % 8 == 6) { // only tasks
         use = USE_EVALUATE;
-        o->steps = o->save_every = 0;
-        o->master_weights = o->zero = o->offload_optimizer = o->offload_residuals = o->offload_params = 0;
-        o->tasks = "tasks.jsonl";
-        o->quantize = plan_test_one_of_(&rng, 2);
-    } else if (ranks_size(&ranks) == 1 && o->zero < 2 && !o->offload_optimizer) {
-        o->update_in_backward = plan_test_one_of_(&rng, 2);
+        o->batch.steps = o->output.save_every = 0;
+        o->memory.master_weights = o->ranks.zero = o->memory.offload_optimizer = o->memory.offload_residuals =
+            o->memory.offload_params = 0;
+        o->tasks.files = "tasks.jsonl";
+        o->texts.quantize = plan_test_one_of_(&rng, 2);
+    } else if (ranks_size(&ranks) == 1 && o->ranks.zero < 2 && !o->memory.offload_optimizer) {
+        o->memory.update_in_backward = plan_test_one_of_(&rng, 2);
     }
     plan_test_share_(&cfg, o, &rng);
     Settled s = settled_of(o, cfg, use, ranks, dtype);
     if (use == USE_TRAIN && k % 3 == 1) {
         const ModelConfig teacher = {50, 130, 256, 2, 2, 64, SHARE_OFF};
         s.teacher = teacher;
-        s.options.teacher_quantize = plan_test_one_of_(&rng, 2);
+        s.options.teacher.quantize = plan_test_one_of_(&rng, 2);
     }
     return s;
 }

@@ -12,7 +12,7 @@ static inline Ranks ranks_of_data(int rank, int size, int zero, int shards) {
 
 static inline Settled settled_alone(const Options* options, ModelConfig cfg, ModelUse use,
                                     SafeTensorsDtype dtype) {
-    return settled_of(options, cfg, use, ranks_of_data(0, 1, options->zero, 1), dtype);
+    return settled_of(options, cfg, use, ranks_of_data(0, 1, options->ranks.zero, 1), dtype);
 }
 
 #endif

@@ -9,9 +9,10 @@
 // which may be on the host, and then goes over the bus so often that it takes a second.
 static void fake_model(ModelPlan* plan, const Settled* s) {
     const Options* o = &s->options;
-    const int on_host = o->offload_optimizer == OFFLOAD_HOST;
+    const int on_host = o->memory.offload_optimizer == OFFLOAD_HOST;
     plan->memory = memory_dry();
-    memory_count(&plan->memory, "activations", MEMORY_DEVICE, (size_t)(o->batch * (100 - 20 * o->recompute)));
+    memory_count(&plan->memory, "activations", MEMORY_DEVICE,
+                 (size_t)(o->batch.size * (100 - 20 * o->memory.recompute)));
     memory_set_moves(memory_count(&plan->memory, "state", on_host ? MEMORY_HOST : MEMORY_DEVICE, 50),
                      1e9 * on_host, 1e9 * on_host);
 }
@@ -25,7 +26,7 @@ static Settled settled_for(int trainer, const char* recompute) {
     const int count = (int)(sizeof(line) / sizeof(line[0]));
     Options o;
     options_parse(&o, recompute ? count : count - 2, (char**)line, options_program(trainer));
-    o.zero = 0;
+    o.ranks.zero = 0;
     return settled_alone(&o, CFG, USE_TRAIN, SAFETENSORS_F32);
 }
 
@@ -51,13 +52,13 @@ TEST(choice) {
     const Settled asked = settled_for(OPTION_CPU, NULL);
     Settled s = fit(&asked, device_of(850, 0));
     const Options* o = &s.options;
-    EXPECT(o->batch == 8 && o->recompute == 0 && o->eval_batches == 3, "what was asked for fits: %d, %d",
-           o->batch, o->recompute);
+    EXPECT(o->batch.size == 8 && o->memory.recompute == 0 && o->eval.batches == 3,
+           "what was asked for fits: %d, %d", o->batch.size, o->memory.recompute);
     s = fit(&asked, device_of(75, 0));
-    EXPECT(o->batch == 1 && o->recompute == RECOMPUTE_BLOCK, "only the least: %d, %d", o->batch,
-           o->recompute);
-    EXPECT(o->eval_batches == 24, "as many sequences are validated: %d x 1", o->eval_batches);
-    EXPECT(o->total_batch == 1024 && o->steps == 2, "an update stays");
+    EXPECT(o->batch.size == 1 && o->memory.recompute == RECOMPUTE_BLOCK, "only the least: %d, %d",
+           o->batch.size, o->memory.recompute);
+    EXPECT(o->eval.batches == 24, "as many sequences are validated: %d x 1", o->eval.batches);
+    EXPECT(o->batch.total == 1024 && o->batch.steps == 2, "an update stays");
     EXPECT(s.sequences == 16 && s.micro_batches == 16 && asked.micro_batches == 2, "the facts follow: %d",
            (int)s.micro_batches);
     for (size_t limit = 75; limit < 850; limit += 50) {
@@ -68,25 +69,25 @@ TEST(choice) {
         const ModelPlan plan = plan_model(fake_model, &s);
         const size_t bytes = memory_bytes(&plan.memory, MEMORY_DEVICE);
         EXPECT(bytes <= limit, "%zu: %zu bytes", limit, bytes);
-        EXPECT(o->batch * o->eval_batches == 24, "%zu: %d x %d are validated", limit, o->batch,
-               o->eval_batches);
+        EXPECT(o->batch.size * o->eval.batches == 24, "%zu: %d x %d are validated", limit, o->batch.size,
+               o->eval.batches);
     }
 }
 
 TEST(given) {
     const Settled asked = settled_for(OPTION_CPU, "2"), s = fit(&asked, device_of(300, 0));
-    EXPECT(s.options.recompute == 2 && s.options.batch == 4, "--recompute 2 stays: %d, %d",
-           s.options.recompute, s.options.batch);
+    EXPECT(s.options.memory.recompute == 2 && s.options.batch.size == 4, "--recompute 2 stays: %d, %d",
+           s.options.memory.recompute, s.options.batch.size);
 }
 
 TEST(offload) {
     const Settled asked = settled_for(OPTION_GPU, NULL);
     Settled s = fit(&asked, device_of(45, 1));
-    EXPECT(s.options.offload_optimizer == OFFLOAD_HOST && s.options.batch == 1, "the state does not fit: %d",
-           s.options.offload_optimizer);
+    EXPECT(s.options.memory.offload_optimizer == OFFLOAD_HOST && s.options.batch.size == 1,
+           "the state does not fit: %d", s.options.memory.offload_optimizer);
     EXPECT(s.optimizer.by_block && !asked.optimizer.by_block, "the facts follow");
     s = fit(&asked, device_of(90, 1));
-    EXPECT(s.options.offload_optimizer == OFFLOAD_OFF, "what fits without the bus is faster");
+    EXPECT(s.options.memory.offload_optimizer == OFFLOAD_OFF, "what fits without the bus is faster");
     FitDevice device = device_of(45, 1);
     device.host_limit = 40;
     EXPECT(test_dies(no_room_body, &device, 1, "none of 40 ways fits into 0.0 MiB"), "no room on the host");

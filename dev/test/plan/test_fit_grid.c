@@ -8,9 +8,9 @@
 static void fake_model(ModelPlan* plan, const Settled* s) {
     const Options* o = &s->options;
     const GridShape shape = s->ranks.grid.shape;
-    const double parameters = 16 * model_count_stored(s->part) / (o->zero == 3 ? s->ranks.shards : 1),
-                 kept = (double)o->batch * o->seq_len / shape.context / shape.tensor * s->part.C * s->part.L *
-                        (32 - 6 * o->recompute);
+    const double parameters = 16 * model_count_stored(s->part) / (o->ranks.zero == 3 ? s->ranks.shards : 1),
+                 kept = (double)o->batch.size * o->batch.seq_len / shape.context / shape.tensor * s->part.C *
+                        s->part.L * (32 - 6 * o->memory.recompute);
     plan->memory = memory_dry();
     memory_count(&plan->memory, "parameters", MEMORY_DEVICE, (size_t)parameters);
     memory_count(&plan->memory, "activations", MEMORY_DEVICE, (size_t)kept);
@@ -33,9 +33,9 @@ static Settled settled_for(ModelConfig cfg, int gpus, int64_t sequences, int T, 
                           total,  "--seq-len", length,    "--zero", stage};
     Options o;
     options_parse(&o, zero < 0 ? 8 : 10, (char**)line, options_program(OPTION_GPU));
-    o.zero = zero < 0 ? 2 : zero;
-    o.recompute = RECOMPUTE_NONE;
-    Ranks ranks = ranks_of_data(0, gpus, o.zero, gpus < 8 ? gpus : 8);
+    o.ranks.zero = zero < 0 ? 2 : zero;
+    o.memory.recompute = RECOMPUTE_NONE;
+    Ranks ranks = ranks_of_data(0, gpus, o.ranks.zero, gpus < 8 ? gpus : 8);
     ranks.node_ranks = gpus < 8 ? gpus : 8;
     return settled_of(&o, cfg, USE_TRAIN, ranks, SAFETENSORS_BF16);
 }
@@ -151,7 +151,7 @@ TEST(gate) {
     static FitGrids grids;
     Settled s = settled_for(WIDE, 8, 4, 4096, -1);
     const FitDevice device = device_of(80);
-    s.options.update_in_backward = 1;
+    s.options.memory.update_in_backward = 1;
     fit_grids(&grids, &s, &device);
     EXPECT(grids.count == 1 && is_grid(grids.ways[0], 1, 1, 1), "--update-in-backward: %d grids",
            grids.count);

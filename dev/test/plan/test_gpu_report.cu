@@ -54,7 +54,7 @@ TEST(planned_card) {
     Options o;
     const char* line[] = {"test", "--plan", "--plan-gpu", "RTX 4090"};
     options_parse(&o, 4, (char**)line, OptionsProgram{OPTION_GPU, "test"});
-    o.device = 0;
+    o.memory.device = 0;
     char words[256];
     const Gpu gpu = gpu_of_plan(words, sizeof(words), &o);
     EXPECT(strcmp(words, "RTX 4090") == 0 && gpu_peak_flops_per_s(&gpu, DTYPE_BF16, 0) == 165.2e12, "%s",

@@ -39,7 +39,7 @@ TEST(reserve) {
             memset((void*)&s, 0, sizeof(s));
             s.options.plan = 1;
             s.options.plan_gpu = (char*)"H100";
-            s.options.graph = graph;
+            s.options.memory.graph = graph;
             s.ranks = Ranks{grid_of(ranks == 1 ? one : two, 0), 2, ranks, ranks};
             usable[graph][ranks - 1] = memory_usable_(&s);
         }

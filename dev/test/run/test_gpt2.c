@@ -22,7 +22,7 @@ accumulation and threads; documents in a row, padding and shorter batches.
 #include "dev/test/lib/task_oracle.h"
 #include "dev/test/lib/test.h"
 #include "dev/test/lib/test_element.h"
-#include "llmc/reference.h"
+#include "llmc/reference_model.h"
 #include "llmc/model/share_layers.h"
 
 #define FIXTURES "dev/ref/fixtures/"
@@ -95,13 +95,13 @@ static void open_alone(Model* model, ModelConfig cfg, const Options* options, Mo
 // RECOMPUTE_NEVER opens a model that generates.
 static void open_model_matmul(Model* model, ModelConfig cfg, int B, int T, int recompute,
                               MatmulPrecision matmul) {
-    const Options options = {.batch = B,
-                             .seq_len = T,
-                             .steps = 1,
-                             .recompute = recompute,
-                             .matmul = matmul,
-                             .embedding_lr_scale = 1,
-                             .vector_lr_scale = 1};
+    const Options options = {.batch.size = B,
+                             .batch.seq_len = T,
+                             .batch.steps = 1,
+                             .memory.recompute = recompute,
+                             .memory.matmul = matmul,
+                             .optimizer.embedding_lr_scale = 1,
+                             .optimizer.vector_lr_scale = 1};
     open_alone(model, cfg, &options, recompute == RECOMPUTE_NEVER ? USE_GENERATE : USE_TRAIN);
 }
 
@@ -295,8 +295,12 @@ static ModelConfig arch_in_tiles(ModelConfig cfg) {
 }
 
 static void open_arch(Model* model, ModelConfig cfg, int T, int recompute, MatmulPrecision matmul) {
-    const Options options = {
-        .batch = 2, .seq_len = T, .steps = 1, .recompute = recompute, .matmul = matmul, .z_loss = 1e-2f};
+    const Options options = {.batch.size = 2,
+                             .batch.seq_len = T,
+                             .batch.steps = 1,
+                             .memory.recompute = recompute,
+                             .memory.matmul = matmul,
+                             .optimizer.z_loss = 1e-2f};
     open_alone(model, cfg, &options, USE_TRAIN);
     float* params = model->params_memory;
     for (size_t i = 0; i < model->parameter_bytes / sizeof(float); i++) {
@@ -420,7 +424,7 @@ TEST(composition_archs_decode) {
         Model model;
         ArchBatch b;
         const int V = ARCHS[i].cfg.V;
-        const Options options = {.batch = 2, .seq_len = ARCH_T, .matmul = MATMUL_FP32};
+        const Options options = {.batch.size = 2, .batch.seq_len = ARCH_T, .memory.matmul = MATMUL_FP32};
         float* whole = check_alloc((size_t)V, sizeof(float), "logits");
         arch_batch(&b, V, ARCH_T);
         open_alone(&model, ARCHS[i].cfg, &options, USE_GENERATE);
@@ -452,14 +456,14 @@ static int adamw_steps(Model* model, const State* s, const char* path, double lo
     char line[256];
     int step, steps = 0;
     double loss, norm;
-    const Options options = {.lr = 1e-3f,
-                             .beta1 = 0.9f,
-                             .beta2 = 0.95f,
-                             .eps = 1e-8f,
-                             .weight_decay = 0.1f,
-                             .grad_clip = 1.0f,
-                             .schedule = SCHEDULE_CONSTANT,
-                             .steps = ADAMW_STEPS};
+    const Options options = {.optimizer.lr = 1e-3f,
+                             .optimizer.beta1 = 0.9f,
+                             .optimizer.beta2 = 0.95f,
+                             .optimizer.eps = 1e-8f,
+                             .optimizer.weight_decay = 0.1f,
+                             .optimizer.grad_clip = 1.0f,
+                             .optimizer.schedule = SCHEDULE_CONSTANT,
+                             .batch.steps = ADAMW_STEPS};
     while (fgets(line, sizeof(line), file)) {
         if (sscanf(line, "%d %lf %lf", &step, &loss, &norm) != 3) {
             continue; // the comment
@@ -844,7 +848,11 @@ TEST(settings_bf16_packs_again) {
     open_bf16(&model, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
     open_bf16(&fresh, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
     State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
-    const Options options = {.lr = 1e-2f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .steps = 1};
+    const Options options = {.optimizer.lr = 1e-2f,
+                             .optimizer.beta1 = 0.9f,
+                             .optimizer.beta2 = 0.95f,
+                             .optimizer.eps = 1e-8f,
+                             .batch.steps = 1};
     const double before = pass(&model, &s);
     model_update(&model, setup_update(&options, 0, 1, gradient_norm(&model)));
     memcpy(fresh.params_memory, model.params_memory, model.parameter_bytes);
@@ -981,12 +989,12 @@ static void expect_update(Model* model, const Model* whole, const char* list) {
 
 static void open_frozen(Model* model, const char* list, Options options) {
     const ModelConfig cfg = llmc_bin_read_config(FIXTURES "gpt2_tiny.bin");
-    options.batch = 3;
-    options.seq_len = 31;
-    options.steps = 1;
-    options.freeze = list;
-    options.embedding_lr_scale = options.vector_lr_scale = 1;
-    options.sgd_momentum = 0.9f;
+    options.batch.size = 3;
+    options.batch.seq_len = 31;
+    options.batch.steps = 1;
+    options.optimizer.freeze = list;
+    options.optimizer.embedding_lr_scale = options.optimizer.vector_lr_scale = 1;
+    options.optimizer.sgd_momentum = 0.9f;
     open_alone(model, cfg, &options, USE_TRAIN);
     load_weights(model, FIXTURES "gpt2_tiny.bin");
 }
@@ -1023,7 +1031,7 @@ static void test_freeze(const char* list, Options options) {
 // The backward pass does not come to a block below which all is frozen: a NaN there is not read.
 TEST(composition_backward_ends) {
     Model model;
-    open_frozen(&model, "embeddings,blocks[0]", (Options){.recompute = RECOMPUTE_NONE});
+    open_frozen(&model, "embeddings,blocks[0]", (Options){.memory.recompute = RECOMPUTE_NONE});
     State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
     model_forward(&model, batch_of(&s));
     model_parameters_at_layer(model.params, model.parameter_rows, 0).fcprojw[0] = NAN;
@@ -1169,7 +1177,8 @@ TEST(settings_experts_micro_batches) {
 
 // Opens a model that generates, with the weights of `exact`.
 static void open_texts(Model* model, const Model* exact, MatmulPrecision matmul, Quantize quantize) {
-    const Options options = {.batch = 2, .seq_len = 32, .matmul = matmul, .quantize = quantize};
+    const Options options = {
+        .batch.size = 2, .batch.seq_len = 32, .memory.matmul = matmul, .texts.quantize = quantize};
     open_alone(model, exact->cfg, &options, USE_GENERATE);
     for (int g = 0; g < model_groups(model->cfg) && quantize; g++) {
         const char* group =
@@ -1186,7 +1195,7 @@ static void open_texts(Model* model, const Model* exact, MatmulPrecision matmul,
 static void test_decoded_experts(ModelConfig cfg, MatmulPrecision matmul, Quantize quantize,
                                  double tolerance) {
     enum { COUNT = 20 };
-    const Options options = {.batch = 2, .seq_len = 32, .matmul = MATMUL_FP32};
+    const Options options = {.batch.size = 2, .batch.seq_len = 32, .memory.matmul = MATMUL_FP32};
     Model exact, model;
     ArchBatch b;
     arch_batch(&b, cfg.V, 32);
@@ -1230,7 +1239,11 @@ TEST(composition_decoded_experts) {
 static void test_frozen_experts(const char* list, MatmulPrecision matmul) {
     const ModelConfig cfg = {32,        131,          201,     2,      2,           64,
                              SHARE_OFF, ARCH_GLM4MOE, .F = 32, .E = 4, .E_used = 2, .Fs = 64};
-    Options options = {.batch = 2, .seq_len = 32, .steps = 1, .matmul = matmul, .freeze = list};
+    Options options = {.batch.size = 2,
+                       .batch.seq_len = 32,
+                       .batch.steps = 1,
+                       .memory.matmul = matmul,
+                       .optimizer.freeze = list};
     Model model, whole;
     ArchBatch b;
     double square_sum = 0;
@@ -1266,10 +1279,10 @@ static void open_four(Model* model, const char* share, Options options) {
     ModelConfig cfg = FOUR;
     char error[ERROR_BYTES];
     CHECK(share_parse(&cfg.share, cfg.L, share, error), "%s", error);
-    options.batch = FOUR_B;
-    options.seq_len = FOUR_T;
-    options.steps = 1;
-    options.embedding_lr_scale = options.vector_lr_scale = 1;
+    options.batch.size = FOUR_B;
+    options.batch.seq_len = FOUR_T;
+    options.batch.steps = 1;
+    options.optimizer.embedding_lr_scale = options.optimizer.vector_lr_scale = 1;
     open_alone(model, cfg, &options, USE_TRAIN);
     float* params = model->params_memory;
     for (size_t i = 0; i < model->parameter_bytes / sizeof(float); i++) {
@@ -1334,7 +1347,7 @@ static void expect_sum(const Model* model, const Model* whole, const ZeroRange* 
 static void test_share(const char* share, Options options) {
     Model model, whole, again;
     open_four(&model, share, options);
-    options.zero = 0;
+    options.ranks.zero = 0;
     open_unshared(&whole, &model, options);
     const double loss = gradients_of_four(&model);
     EXPECT(loss == gradients_of_four(&whole), "%s: loss", share);
@@ -1345,7 +1358,7 @@ static void test_share(const char* share, Options options) {
     const size_t bytes = (size_t)FOUR.V * sizeof(float);
     const float* logits = model_prefill(&model, 0, ids, 3);
     EXPECT(memcmp(logits, model_prefill(&whole, 0, ids, 3), bytes) == 0, "%s: logits of a text", share);
-    options.zero = model.zero.plan.stage;
+    options.ranks.zero = model.zero.plan.stage;
     threads_set(1);
     open_four(&again, share, options);
     EXPECT(gradients_of_four(&again) == loss &&
@@ -1362,10 +1375,10 @@ TEST(composition_shares) {
     static const char* const shares[] = {"all", "pairs", "loop:2"};
     for (size_t i = 0; i < sizeof(shares) / sizeof(shares[0]); i++) {
         const int is_loop = strncmp(shares[i], "loop", 4) == 0; // setup_check_share
-        test_share(shares[i], (Options){.recompute = RECOMPUTE_NONE});
-        test_share(shares[i], (Options){.recompute = RECOMPUTE_BLOCK, .zero = is_loop ? 1 : 2});
-        test_share(shares[i], (Options){.recompute = RECOMPUTE_MLP, .matmul = MATMUL_BF16});
-        test_share(shares[i], (Options){.recompute = RECOMPUTE_NORMS, .matmul = MATMUL_FP8});
+        test_share(shares[i], (Options){.memory.recompute = RECOMPUTE_NONE});
+        test_share(shares[i], (Options){.memory.recompute = RECOMPUTE_BLOCK, .ranks.zero = is_loop ? 1 : 2});
+        test_share(shares[i], (Options){.memory.recompute = RECOMPUTE_MLP, .memory.matmul = MATMUL_BF16});
+        test_share(shares[i], (Options){.memory.recompute = RECOMPUTE_NORMS, .memory.matmul = MATMUL_FP8});
     }
 }
 
@@ -1373,12 +1386,13 @@ TEST(composition_shares) {
 // update without copies and of packing after it.
 static void test_packed_update(OptimizerName name) {
     Model packed, plain;
-    Options options = {.optimizer = name, .recompute = RECOMPUTE_NONE, .soap_max_side = 1024};
+    Options options = {
+        .optimizer.name = name, .memory.recompute = RECOMPUTE_NONE, .optimizer.soap_max_side = 1024};
     Update update = {0.1f,      0.9f, 0.95f,           1e-8f, 0.1f, 1.0f,          1,
                      DECAY_ALL, 0.9f, ADAFACTOR_FIXED, 0.1f,  0.1f, MUON_SPECTRAL, 1};
-    options.matmul = MATMUL_BF16;
+    options.memory.matmul = MATMUL_BF16;
     open_four(&packed, "off", options);
-    options.matmul = MATMUL_FP32;
+    options.memory.matmul = MATMUL_FP32;
     open_four(&plain, "off", options);
     for (update.t = 1; update.t <= 2; update.t++) {
         gradients_of_four(&plain);
@@ -1437,13 +1451,13 @@ static void set_weights(Model* model, uint64_t stream) {
 
 // Opens a model with a teacher of another kind, both with random weights.
 static void open_taught(Model* model, ModelConfig cfg, ModelConfig teacher, Options options) {
-    options.batch = 2, options.steps = 1, options.distill_temperature = 1.5f;
-    options.seq_len = options.seq_len ? options.seq_len : ARCH_T;
+    options.batch.size = 2, options.batch.steps = 1, options.teacher.temperature = 1.5f;
+    options.batch.seq_len = options.batch.seq_len ? options.batch.seq_len : ARCH_T;
     Settled s = settled_alone(&options, cfg, USE_TRAIN, SAFETENSORS_F32);
     s.teacher = teacher;
     model_open(model, &s, memory_on_host(), &alone);
     set_weights(model, 1);
-    if (!options.teacher_quantize) {
+    if (!options.teacher.quantize) {
         set_weights(model->teacher, 3);
     }
 }
@@ -1466,7 +1480,7 @@ static double taught_pass(Model* model, const ArchBatch* b) {
 static void test_taught_slope(ModelConfig cfg, ModelConfig teacher, const char* name) {
     Model model;
     ArchBatch b;
-    open_taught(&model, cfg, teacher, (Options){.distill_weight = 0.7f});
+    open_taught(&model, cfg, teacher, (Options){.teacher.weight = 0.7f});
     arch_batch(&b, cfg.V, ARCH_T);
     taught_pass(&model, &b);
     const size_t n = model.parameter_bytes / sizeof(float);
@@ -1495,7 +1509,8 @@ static void test_own_teacher(int quantize, MatmulPrecision matmul, double most) 
     const ModelConfig cfg = arch_in_tiles(ARCHS[4].cfg);
     open_taught(
         &model, cfg, cfg,
-        (Options){.seq_len = 32, .distill_weight = 1, .teacher_quantize = quantize, .matmul = matmul});
+        (Options){
+            .batch.seq_len = 32, .teacher.weight = 1, .teacher.quantize = quantize, .memory.matmul = matmul});
     Model* teacher = model.teacher;
     for (int g = 0; g < model.zero.plan.groups && quantize; g++) {
         model_set_group(teacher, g, model_get_group(&model, g, NULL));
@@ -1538,7 +1553,7 @@ TEST(settings_plan) {
         Comm comm = {.size = 1};
         Settled s = plan_test_run(k, options_program(OPTION_CPU), SAFETENSORS_F32);
         Model planned, model;
-        s.options.matmul = k % 3 == 0 && !s.options.quantize ? MATMUL_BF16 : MATMUL_FP32;
+        s.options.memory.matmul = k % 3 == 0 && !s.options.texts.quantize ? MATMUL_BF16 : MATMUL_FP32;
         model_open(&planned, &s, memory_dry(), NULL);
         plan_test_count();
         model_open(&model, &s, memory_on_host(), &comm);
@@ -1554,12 +1569,12 @@ TEST(composition_update_in_part) {
     static InBackward now;
     Model model;
     const ModelConfig cfg = llmc_bin_read_config(FIXTURES "gpt2_tiny.bin");
-    const Options options = {.batch = 3,
-                             .seq_len = 31,
-                             .steps = 1,
-                             .update_in_backward = 1,
-                             .embedding_lr_scale = 1,
-                             .vector_lr_scale = 1};
+    const Options options = {.batch.size = 3,
+                             .batch.seq_len = 31,
+                             .batch.steps = 1,
+                             .memory.update_in_backward = 1,
+                             .optimizer.embedding_lr_scale = 1,
+                             .optimizer.vector_lr_scale = 1};
     open_alone(&model, cfg, &options, USE_TRAIN);
     load_weights(&model, FIXTURES "gpt2_tiny.bin");
     State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
@@ -1620,9 +1635,12 @@ TEST(freeze) {
                                         "norms,wte",
                                         "blocks[0],mlp[1]"};
     for (size_t i = 0; i < sizeof(lists) / sizeof(lists[0]); i++) {
-        test_freeze(lists[i], (Options){.optimizer = OPTIMIZER_ADAMW, .recompute = RECOMPUTE_NONE});
-        test_freeze(lists[i], (Options){.optimizer = OPTIMIZER_LION, .recompute = RECOMPUTE_MLP});
-        test_freeze(lists[i], (Options){.optimizer = OPTIMIZER_SGD, .zero = 2, .recompute = RECOMPUTE_BLOCK});
+        test_freeze(lists[i],
+                    (Options){.optimizer.name = OPTIMIZER_ADAMW, .memory.recompute = RECOMPUTE_NONE});
+        test_freeze(lists[i], (Options){.optimizer.name = OPTIMIZER_LION, .memory.recompute = RECOMPUTE_MLP});
+        test_freeze(
+            lists[i],
+            (Options){.optimizer.name = OPTIMIZER_SGD, .ranks.zero = 2, .memory.recompute = RECOMPUTE_BLOCK});
     }
 }
 

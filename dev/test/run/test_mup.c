@@ -26,23 +26,23 @@ static ModelConfig config_of(Arch arch, int C, int L) {
     return model_preset_config(&sizes, V);
 }
 
-static const Options usual = {.batch = B,
-                              .seq_len = T,
-                              .total_batch = N,
-                              .steps = 100,
-                              .schedule = SCHEDULE_CONSTANT,
-                              .lr = 1.0f / 64,
-                              .beta1 = 0.9f,
-                              .beta2 = 0.95f,
-                              .eps = 1e-8f,
-                              .weight_decay = 0.1f,
-                              .embedding_lr_scale = 1,
-                              .vector_lr_scale = 1,
-                              .head_lr_scale = 1};
+static const Options usual = {.batch.size = B,
+                              .batch.seq_len = T,
+                              .batch.total = N,
+                              .batch.steps = 100,
+                              .optimizer.schedule = SCHEDULE_CONSTANT,
+                              .optimizer.lr = 1.0f / 64,
+                              .optimizer.beta1 = 0.9f,
+                              .optimizer.beta2 = 0.95f,
+                              .optimizer.eps = 1e-8f,
+                              .optimizer.weight_decay = 0.1f,
+                              .optimizer.embedding_lr_scale = 1,
+                              .optimizer.vector_lr_scale = 1,
+                              .optimizer.head_lr_scale = 1};
 
 // Opens a model with random weights; mup: its small model, or "".
 static void open_random(Model* model, ModelConfig cfg, Options options, const char* mup) {
-    options.mup = mup;
+    options.optimizer.mup = mup;
     const Settled s = settled_alone(&options, cfg, USE_TRAIN, SAFETENSORS_F32);
     model_open(model, &s, memory_on_host(), &alone);
     load_weights(model, NULL);
@@ -157,7 +157,7 @@ static void test_factors(Arch arch) {
     const double width = 4, depth = 4;
     const ModelConfig cfg = config_of(arch, 64, 4);
     Options options = usual;
-    options.eps = 1e-3f;
+    options.optimizer.eps = 1e-3f;
     Model model, other;
     open_random(&model, cfg, options, "16:1");
     open_random(&other, cfg, options, "16:1");

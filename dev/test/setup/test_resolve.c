@@ -64,7 +64,7 @@ static Run run_open_as(const char* line, Ranks ranks, SafeTensorsDtype dtype) {
     Run run;
     run.model_path = model_path_find(&options, newest);
     const SettleInput input = {ranks, dtype, run.model_path, setup_read_model(run.model_path), 0};
-    settle(&run.settled, &run.data, &options, &input);
+    run.settled = settle(&run.data, &options, &input);
     return run;
 }
 
@@ -77,7 +77,7 @@ static void run_close(Run* run) { run_data_close(&run->data); }
 static void body_run(const void* line) {
     Run run = run_open((const char*)line);
     int ids[64];
-    const int T = run.settled.options.seq_len < 63 ? run.settled.options.seq_len : 63;
+    const int T = run.settled.options.batch.seq_len < 63 ? run.settled.options.batch.seq_len : 63;
     run_data_prompt(ids, T, &run.data, &run.settled.options, run.settled.cfg.V);
     run_close(&run);
 }
@@ -85,7 +85,7 @@ static void body_run(const void* line) {
 // The run of rank 0 of --num-processes.
 static Run run_open_grid(const char* line) {
     const Options options = parse(line);
-    const Grid grid = launcher_grid(&options, 0, options.num_processes);
+    const Grid grid = launcher_grid(&options, 0, options.ranks.processes);
     const Ranks ranks = {grid, launcher_zero(&options, &grid), grid_member(&grid, GRID_DATA).size};
     return run_open_as(line, ranks, SAFETENSORS_F32);
 }
@@ -169,8 +169,8 @@ static void expect_model(const char* line, ModelConfig wanted) {
     EXPECT(got.max_T == wanted.max_T && got.V == wanted.V && got.L == wanted.L && got.NH == wanted.NH &&
                got.C == wanted.C && got.Vp == wanted.Vp,
            "%s: T %d V %d Vp %d L %d NH %d C %d", line, got.max_T, got.V, got.Vp, got.L, got.NH, got.C);
-    EXPECT(o->layers == got.L && o->channels == got.C && o->heads == got.NH && o->context == got.max_T &&
-               o->vocab_size == got.V,
+    EXPECT(o->model.layers == got.L && o->model.channels == got.C && o->model.heads == got.NH &&
+               o->model.context == got.max_T && o->model.vocab_size == got.V,
            "%s: the options say what the model is", line);
     run_close(&run);
 }
@@ -257,12 +257,12 @@ static void expect_architecture(const char* options, ModelConfig wanted) {
                got.initial == wanted.initial,
            "%s: base %g, cap %g, eps %g", options, (double)got.rope_base, (double)got.softcap,
            (double)got.norm_eps);
-    EXPECT(o->arch == (int)got.arch && o->kv_heads == model_key_heads(got) &&
-               o->head_size == model_head_size(got) && o->hidden == model_hidden(got) &&
-               o->own_head == got.has_head && o->window == got.window &&
-               o->experts == (got.E ? got.E : OPTION_AUTO) &&
-               o->experts_used == (got.E ? got.E_used : OPTION_AUTO) &&
-               o->shared_hidden == (got.E ? got.Fs : OPTION_AUTO),
+    EXPECT(o->model.arch == (int)got.arch && o->model.kv_heads == model_key_heads(got) &&
+               o->model.head_size == model_head_size(got) && o->model.hidden == model_hidden(got) &&
+               o->model.own_head == got.has_head && o->model.window == got.window &&
+               o->model.experts == (got.E ? got.E : OPTION_AUTO) &&
+               o->model.experts_used == (got.E ? got.E_used : OPTION_AUTO) &&
+               o->model.shared_hidden == (got.E ? got.Fs : OPTION_AUTO),
            "%s: the options say what the model is", options);
     run_close(&run);
 }
@@ -471,9 +471,9 @@ static void test_recipe(void) {
     expect_architecture("--model speedrun --layers 2 --channels 64 --heads 2", sizes);
     Run run = run_open("--model speedrun --layers 1 --channels 64 --heads 2 --total-batch 2048 --steps 100");
     const Options* o = &run.settled.options;
-    EXPECT(o->optimizer == OPTIMIZER_MUON && o->lr == 0.004f && o->warmup == 5 && o->seq_len == 1024 &&
-               o->embedding_lr_scale == 175,
-           "lr %g, warmup %d, seq-len %d", (double)o->lr, o->warmup, o->seq_len);
+    EXPECT(o->optimizer.name == OPTIMIZER_MUON && o->optimizer.lr == 0.004f && o->optimizer.warmup == 5 &&
+               o->batch.seq_len == 1024 && o->optimizer.embedding_lr_scale == 175,
+           "lr %g, warmup %d, seq-len %d", (double)o->optimizer.lr, o->optimizer.warmup, o->batch.seq_len);
     run_close(&run);
     expect_refused("--model speedrun --optimizer adamw", 2,
                    "speedrun|muon|has --optimizer adamw|nanochat:d12");
@@ -607,9 +607,9 @@ static void test_pack(void) {
         const DataSource *train = &run.data.train.source[0], *val = &run.data.val.source[0];
         EXPECT(train->rows.pack == cases[i].train && val->rows.pack == cases[i].val, "%s", line);
         EXPECT(train->rows.count == cases[i].rows, "%s: %d rows", line, (int)train->rows.count);
-        EXPECT(run.settled.options.steps == (int64_t)cases[i].rows / 2, "%s: %d steps", line,
-               (int)run.settled.options.steps);
-        EXPECT(run.data.train.mask == (DocumentMask)run.settled.options.doc_mask, "%s", line);
+        EXPECT(run.settled.options.batch.steps == (int64_t)cases[i].rows / 2, "%s: %d steps", line,
+               (int)run.settled.options.batch.steps);
+        EXPECT(run.data.train.mask == (DocumentMask)run.settled.options.data.doc_mask, "%s", line);
         run_close(&run);
     }
     expect_refused("--train-data %/documents.bin:1,%/train.bin:2 --vocab-size 111 --pack uniform", 2,
@@ -637,7 +637,8 @@ static void test_packed_floor(void) {
             }
         }
     }
-    EXPECT_NEAR(run_data_floor(&run.data, 2 * run.settled.options.batch), sum / count, 1e-12, "two batches");
+    EXPECT_NEAR(run_data_floor(&run.data, 2 * run.settled.options.batch.size), sum / count, 1e-12,
+                "two batches");
     run_close(&run);
 }
 
@@ -645,15 +646,15 @@ static void test_sources(void) {
     Run run = run_open("--train-data %/train.bin:3,%/large.bin:1 --seq-len 16 --batch 1");
     EXPECT(run.data.train.count == 2 && run.data.train.order.stretch[0].cycle == 4 && run.data.val.count == 2,
            "two sources");
-    EXPECT(run.settled.options.steps == 19 * 4 + 2, "%d: until the first source, of 59 rows, is at its end",
-           (int)run.settled.options.steps);
+    EXPECT(run.settled.options.batch.steps == 19 * 4 + 2,
+           "%d: until the first source, of 59 rows, is at its end", (int)run.settled.options.batch.steps);
     EXPECT(run.data.train.tokens == 1900 && run.data.val.tokens == 100, "5 %% of each to validate");
     run_close(&run);
 }
 
 static void body_verify(const void* line) {
     Options options = parse((const char*)line);
-    options.vocab_size = 257;
+    options.model.vocab_size = 257;
     dup2(STDERR_FILENO, STDOUT_FILENO);
     const int status = run_data_verify(&options);
     fflush(stdout);
@@ -704,20 +705,22 @@ static void test_dry(void) {
     for (int i = 0; i < 2; i++) {
         snprintf(line, sizeof(line), "%s%s", TEXT "--seq-len 16 --tokenizer bpe:300 --out %/dry", dry[i]);
         Run run = run_open(line);
-        EXPECT(run.data.is_unknown && run.settled.cfg.V == 300 && run.settled.options.steps == OPTION_AUTO,
+        EXPECT(run.data.is_unknown && run.settled.cfg.V == 300 &&
+                   run.settled.options.batch.steps == OPTION_AUTO,
                "%s", line);
         run_close(&run);
         snprintf(line, sizeof(line), "%s%s", TEXT "--seq-len 16 --tokenizer %/merges.txt --steps 7", dry[i]);
         run = run_open(line);
-        EXPECT(run.data.is_unknown && run.settled.cfg.V == 259 && run.settled.options.steps == 7, "%s", line);
+        EXPECT(run.data.is_unknown && run.settled.cfg.V == 259 && run.settled.options.batch.steps == 7, "%s",
+               line);
         run_close(&run);
     }
     EXPECT(!is_there("dry"), "a directory");
     Run run = run_open(TEXT "--seq-len 16 --tokenizer %/merges.txt --out %/dry");
-    const int64_t steps = run.settled.options.steps;
+    const int64_t steps = run.settled.options.batch.steps;
     run_close(&run);
     run = run_open(TEXT "--seq-len 16 --tokenizer %/merges.txt --out %/dry --plan");
-    EXPECT(!run.data.is_unknown && run.settled.options.steps == steps && run.data.train.tokens > 0,
+    EXPECT(!run.data.is_unknown && run.settled.options.batch.steps == steps && run.data.train.tokens > 0,
            "kept tokens");
     run_close(&run);
 }
@@ -794,10 +797,11 @@ static void test_floor(void) {
     for (int i = 1; i <= 64; i++) { // targets of the first two batches
         sum += run.data.val_nats[i];
     }
-    EXPECT_NEAR(run_data_floor(&run.data, 2 * run.settled.options.batch), sum / 64, 1e-12, "two batches");
-    const double all = run_data_floor(&run.data, 4 * run.settled.options.batch);
+    EXPECT_NEAR(run_data_floor(&run.data, 2 * run.settled.options.batch.size), sum / 64, 1e-12,
+                "two batches");
+    const double all = run_data_floor(&run.data, 4 * run.settled.options.batch.size);
     EXPECT(all > 0.1 && all < 3, "%g nats per token", all);
-    EXPECT(run_data_floor(&run.data, 1000 * run.settled.options.batch) == all, "no more than there is");
+    EXPECT(run_data_floor(&run.data, 1000 * run.settled.options.batch.size) == all, "no more than there is");
     run_close(&run);
     run = run_open(TEXT "--seq-len 16");
     EXPECT(isnan(run_data_floor(&run.data, 1)), "unknown for other text");
@@ -809,9 +813,9 @@ static void test_floor(void) {
 static void expect_batch(const char* line, int batch, int seq_len, int64_t total) {
     Run run = run_open(line);
     const Options* o = &run.settled.options;
-    EXPECT(o->batch == batch && o->seq_len == seq_len && o->total_batch == total,
-           "%s: %d x %d, %lld tokens, wanted %d x %d, %lld", line, o->batch, o->seq_len,
-           (long long)o->total_batch, batch, seq_len, (long long)total);
+    EXPECT(o->batch.size == batch && o->batch.seq_len == seq_len && o->batch.total == total,
+           "%s: %d x %d, %lld tokens, wanted %d x %d, %lld", line, o->batch.size, o->batch.seq_len,
+           (long long)o->batch.total, batch, seq_len, (long long)total);
     run_close(&run);
 }
 
@@ -849,9 +853,9 @@ static void test_eval_batches(void) {
                  {OPTION_AUTO, 4, 700, 700}};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         Options options = parse("");
-        options.batch = cases[i].B;
-        options.seq_len = 16;
-        options.eval_batches = cases[i].eval_batches;
+        options.batch.size = cases[i].B;
+        options.batch.seq_len = 16;
+        options.eval.batches = cases[i].eval_batches;
         EXPECT(run_data_eval_sequences(&options, cases[i].sequences) == cases[i].wanted, "case %d", (int)i);
     }
 }
@@ -876,13 +880,14 @@ static void test_steps(void) {
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         Run run = run_open(cases[i].line);
-        EXPECT(run.settled.options.steps == cases[i].steps, "%s: %lld", cases[i].line,
-               (long long)run.settled.options.steps);
-        EXPECT(run.settled.options.epochs == 0, "said by --steps from now on");
+        EXPECT(run.settled.options.batch.steps == cases[i].steps, "%s: %lld", cases[i].line,
+               (long long)run.settled.options.batch.steps);
+        EXPECT(run.settled.options.batch.epochs == 0, "said by --steps from now on");
         EXPECT(run.data.kind == DATA_STORIES
                    ? run.data.epochs == 0
-                   : run.data.epochs * (double)mixture_epoch(&run.data.train) * run.settled.options.seq_len ==
-                         (double)run.settled.options.steps * (double)run.settled.options.total_batch,
+                   : run.data.epochs * (double)mixture_epoch(&run.data.train) *
+                             run.settled.options.batch.seq_len ==
+                         (double)run.settled.options.batch.steps * (double)run.settled.options.batch.total,
                "%s: %g epochs", cases[i].line, run.data.epochs);
         run_close(&run);
     }
@@ -919,11 +924,11 @@ static void test_validations(void) {
         Run run = run_open(cases[i].line);
         const Options* o = &run.settled.options;
         const int64_t sequences = run_data_all_eval_sequences(&run.data, o);
-        EXPECT(o->eval_every == cases[i].every && o->eval_batches == cases[i].batches &&
+        EXPECT(o->eval.every == cases[i].every && o->eval.batches == cases[i].batches &&
                    sequences == cases[i].sequences,
-               "%s: every %d, %d batches, %lld sequences", cases[i].line, o->eval_every, o->eval_batches,
+               "%s: every %d, %d batches, %lld sequences", cases[i].line, o->eval.every, o->eval.batches,
                (long long)sequences);
-        if (o->steps >= 20 && !strstr(cases[i].line, "--eval-every")) {
+        if (o->batch.steps >= 20 && !strstr(cases[i].line, "--eval-every")) {
             EXPECT(setup_validation_share(&run.settled, &run.data) <= 0.1 + 1e-9, "%s: %g", cases[i].line,
                    setup_validation_share(&run.settled, &run.data));
         }
@@ -934,24 +939,26 @@ static void test_validations(void) {
 static void test_times(void) {
     Run run = run_open(TEXT "--seq-len 16 --steps 100 --out %/out");
     const Options* o = &run.settled.options;
-    EXPECT(o->save_every == OPTION_AUTO, "a checkpoint at the end");
-    EXPECT(o->warmup == 5 && o->eval_every == 10 && o->sample_every == 100 && o->sample_tokens == 16, "%d %d",
-           o->warmup, o->eval_every);
+    EXPECT(o->output.save_every == OPTION_AUTO, "a checkpoint at the end");
+    EXPECT(o->optimizer.warmup == 5 && o->eval.every == 10 && o->samples.every == 100 &&
+               o->samples.tokens == 16,
+           "%d %d", o->optimizer.warmup, o->eval.every);
     run_close(&run);
     run = run_open(TEXT "--seq-len 256 --context 512 --steps 3000000000");
-    EXPECT(o->save_every == OPTION_AUTO, "for whoever adds a directory");
-    EXPECT(o->warmup == 2000 && o->eval_every == 1000 && o->sample_every == 1000000000 &&
-               o->sample_tokens == 256,
-           "%d %d", o->warmup, o->eval_every);
+    EXPECT(o->output.save_every == OPTION_AUTO, "for whoever adds a directory");
+    EXPECT(o->optimizer.warmup == 2000 && o->eval.every == 1000 && o->samples.every == 1000000000 &&
+               o->samples.tokens == 256,
+           "%d %d", o->optimizer.warmup, o->eval.every);
     run_close(&run);
     run = run_open(TEXT "--seq-len 16 --steps 0 --out %/out");
-    EXPECT(o->save_every == OPTION_AUTO && o->warmup == 0 && o->eval_every == 1 && o->sample_every == 1,
+    EXPECT(o->output.save_every == OPTION_AUTO && o->optimizer.warmup == 0 && o->eval.every == 1 &&
+               o->samples.every == 1,
            "no steps");
     run_close(&run);
     run = run_open(TEXT "--seq-len 16 --steps 100 --warmup 3 --eval-every 0 --sample-every 0 "
                         "--sample-tokens 7 --save-every 0 --lr 0.5 --out %/out");
-    EXPECT(o->warmup == 3 && o->eval_every == 0 && o->sample_every == 0 && o->sample_tokens == 7 &&
-               o->save_every == 0 && o->lr == 0.5f,
+    EXPECT(o->optimizer.warmup == 3 && o->eval.every == 0 && o->samples.every == 0 &&
+               o->samples.tokens == 7 && o->output.save_every == 0 && o->optimizer.lr == 0.5f,
            "given options stay");
     run_close(&run);
     expect_refused(TEXT "--save-every 5", 2, "--save-every 5|--out");
@@ -980,7 +987,7 @@ static void test_learning_rate(void) {
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         Run run = run_open(cases[i].line);
-        EXPECT_NEAR(run.settled.options.lr, cases[i].lr, 1e-9, "%s", cases[i].line);
+        EXPECT_NEAR(run.settled.options.optimizer.lr, cases[i].lr, 1e-9, "%s", cases[i].line);
         run_close(&run);
     }
 }
@@ -997,16 +1004,17 @@ static void test_optimizers(void) {
     char line[256];
     snprintf(line, sizeof(line), "%s", SHARDS "--seq-len 16 --batch 1");
     Run adamw = run_open(line);
-    EXPECT(adamw.settled.options.weight_decay == 0.1f, "AdamW's decay");
+    EXPECT(adamw.settled.options.optimizer.weight_decay == 0.1f, "AdamW's decay");
     for (int i = 0; i < 4; i++) {
         snprintf(line, sizeof(line), "%s %s", SHARDS "--seq-len 16 --batch 1", cases[i].line);
         Run run = run_open(line);
-        const float beta2 = cases[i].beta2 == 1 ? adamw.settled.options.beta2 : cases[i].beta2;
-        EXPECT_NEAR(run.settled.options.lr, cases[i].lr * adamw.settled.options.lr,
-                    1e-6 * run.settled.options.lr, "%s: rate", line);
-        EXPECT(run.settled.options.weight_decay == cases[i].decay && run.settled.options.beta2 == beta2,
-               "%s: %f, %f", line, (double)run.settled.options.weight_decay,
-               (double)run.settled.options.beta2);
+        const float beta2 = cases[i].beta2 == 1 ? adamw.settled.options.optimizer.beta2 : cases[i].beta2;
+        EXPECT_NEAR(run.settled.options.optimizer.lr, cases[i].lr * adamw.settled.options.optimizer.lr,
+                    1e-6 * run.settled.options.optimizer.lr, "%s: rate", line);
+        EXPECT(run.settled.options.optimizer.weight_decay == cases[i].decay &&
+                   run.settled.options.optimizer.beta2 == beta2,
+               "%s: %f, %f", line, (double)run.settled.options.optimizer.weight_decay,
+               (double)run.settled.options.optimizer.beta2);
         run_close(&run);
     }
     run_close(&adamw);
@@ -1025,7 +1033,7 @@ static void test_beta2(void) {
                  {SHARDS "--seq-len 16 --batch 1 --beta2 0.5", 0.5f}};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         Run run = run_open(cases[i].line);
-        EXPECT_NEAR(run.settled.options.beta2, cases[i].beta2, 1e-6, "%s", cases[i].line);
+        EXPECT_NEAR(run.settled.options.optimizer.beta2, cases[i].beta2, 1e-6, "%s", cases[i].line);
         run_close(&run);
     }
 }
@@ -1059,7 +1067,7 @@ static void test_facts(void) {
     EXPECT(s->freeze.first_block == 0 && s->optimizer.frozen == s->freeze.rows && s->freeze.rows, "frozen");
     EXPECT(s->optimizer.master == MASTER_SPLIT && s->saved_dtype == SAFETENSORS_F32, "master weights");
     EXPECT(s->element_bytes == 2 && s->gradient_bytes == 2 && s->optimizer.by_block, "types");
-    EXPECT(s->options.zero == 2, "--zero auto");
+    EXPECT(s->options.ranks.zero == 2, "--zero auto");
     run_close(&run);
     run = run_open_as("--model %/step_00000003 --steps 0 --perplexity %/val.bin", ranks, SAFETENSORS_BF16);
     EXPECT(s->zero.stage == 0 && s->zero.size == 1, "each rank has the whole model");
@@ -1202,7 +1210,7 @@ static void test_fim(void) {
         run_close(&run);
     }
     Run run = run_open(TEXT "--tokenizer %/fim.tokenizer.json --prompt ab");
-    run.settled.options.suffix = "c";
+    run.settled.options.texts.suffix = "c";
     int ids[17];
     const int wanted[7] = {256, 257, 'a', 'b', 258, 'c', 259}; // end-of-text, PRE ab SUF c MID
     EXPECT(run_data_infill(ids, 7, &run.data, &run.settled.options, 260) == 7 &&
