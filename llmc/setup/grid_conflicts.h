@@ -232,7 +232,7 @@ static int grid_suits_experts_(char* error, const Settled* s) {
                              "of rows in each layer",
                              e);
     }
-    return e == 1 || s->use != USE_TRAIN || o->optimizer != OPTIMIZER_ADAFACTOR ||
+    return e == 1 || s->use != USE_TRAIN || o->optimizer.name != OPTIMIZER_ADAFACTOR ||
            grid_refuses_(error,
                          "--expert-parallel %d, --optimizer adafactor, which updates all experts of a layer "
                          "together; wanted another optimizer",
