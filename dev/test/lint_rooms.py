@@ -21,7 +21,7 @@ STOREYS = [
     ["gpu"],
     ["comm", "tokenizer"],
     ["ops", "data"],
-    ["bf16", "model", "log", "corpus"],
+    ["bf16", "model", "log"],
     ["parallel", "formats"],
     ["layers", "report"],
     ["optim"],

@@ -1,7 +1,7 @@
 /*
 start.h -- a run, from the command line to the training loop, and from the loop to the exit status.
 
-    run_open      options, data, sizes of the model; --verify-data, --print-config, --plan, --report
+    run_open      options, data, sizes of the model; --print-config, --plan, --report
     run_begin     loaders, generator, checkpoints; initial weights, or a checkpoint
     (the loop)    run.h
     run_end       export, summary
@@ -217,7 +217,7 @@ static void start_print_facts_(const Run* run) {
             "floor: the entropy of the validation stories is %.4f nats per token; no model can do better\n",
             run->floor);
     }
-    export_print(stdout, &run->settled->options, &run->data);
+    export_print(stdout, &run->settled->options);
     fflush(stdout); // the first step may take long
 }
 
@@ -317,7 +317,7 @@ static void start_print_opening_(const RunData* data) {
 static void start_print_use_(const Run* run) {
     char path[PATH_MAX];
     const Tokenizer* tokenizer = run_data_saved_tokenizer(&run->data);
-    if (run->session.can_save && run_is_first(run) && tokenizer && !tokenizer->decode_only) {
+    if (run->session.can_save && run_is_first(run) && tokenizer) {
         checkpoint_path(path, run->settled->options.output.dir, run->state.step, "");
         if (access(path, F_OK) == 0 && run_data_learns_chats(&run->data)) {
             start_print_command_(run, "talk to it");
@@ -568,14 +568,9 @@ static void start_print_memory_plan_(Run* run) {
     fflush(stdout); // the system may kill a run that uses too much
 }
 
-// Does the work of --verify-data, --print-config or --plan, or all that remains before a model.
+// Does the work of --print-config or --plan, or all that remains before a model.
 static void start_dispatch_(Run* run, const Settled* s) {
     const Options* options = &s->options;
-    if (options->verify_data) {
-        start_turn_ends_(run);
-        run->status = run_is_first(run) ? run_data_verify(options) : EXIT_SUCCESS;
-        return;
-    }
     if (!options_only_look(options)) {
         evaluation_open(&run->evaluation, &run->data, options, s->cfg.V);
     }

@@ -30,6 +30,9 @@ __attribute__((unused)) static const RemovedOption OPTION_TRAINER_REMOVED[] = {
     {"embedding-gradient", "auto|joined", OPTION_NOT_SAVED,
         "the two gradients of a token embedding that is also the output layer are added up apart with "
         "--pipeline-parallel, and together without"},
+    {"verify-data", "off", OPTION_NOT_SAVED, "a run checks all of its data before the first step"},
+    {"core", "", 0,
+        "nanochat's scripts/base_eval.py computes DCLM's CORE of any checkpoint; --tasks evaluates single tasks"},
     {NULL, NULL, 0, NULL},
 };
 // clang-format on

@@ -61,9 +61,9 @@ typedef struct {
 } SettleInput;
 
 // Returns the settings with every option decided that does not depend on the memory of the device.
-// Opens the tokenizer and the data, because other options depend on their sizes. With --verify-data it stops after the
-// vocabulary. With --plan and --print-config the data may stay unknown; then values that depend on
-// the number of steps stay "auto".
+// Opens the tokenizer and the data, because other options depend on their sizes. With --plan and
+// --print-config the data may stay unknown; then values that depend on the number of steps stay
+// "auto".
 Settled settle(RunData* data, const Options* options, const SettleInput* input);
 
 // Returns the settings of the teacher: a model of the same micro-batches that only evaluates, with
@@ -639,9 +639,7 @@ Settled settle(RunData* data, const Options* options, const SettleInput* input) 
     settle_check_initial_(options, input);
     setup_check_weights(&s, input->model_path, input->continues);
     s.cfg = settle_model(&s.options, data, input->model_path, input->found);
-    if (!options->verify_data) {
-        settle_run_(&s, data, options, input);
-    }
+    settle_run_(&s, data, options, input);
     return s;
 }
 

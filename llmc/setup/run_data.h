@@ -187,9 +187,6 @@ void run_data_print_mixture(FILE* file, const RunData* data, const Options* opti
 // Prints the start of a line about the run's data.
 void run_data_print(FILE* file, const RunData* data);
 
-// Checks all files, for --verify-data, and prints the result. Returns the exit status.
-int run_data_verify(const Options* options);
-
 // Returns the entropy, in nats per token, of the targets of a validation of `sequences`; NAN if
 // unknown.
 double run_data_floor(const RunData* data, int64_t sequences);
@@ -214,7 +211,6 @@ void run_data_close(RunData* data);
 #include "llmc/base/file.h"
 #include "llmc/base/printable.h"
 #include "llmc/base/shell_word.h"
-#include "llmc/base/enum_words.h"
 #include "llmc/base/xxh64.h"
 #include "llmc/data/packing.h"
 #include "llmc/data/encoded_text.h"
@@ -398,10 +394,8 @@ void run_data_open_tokenizer(RunData* data, const Settled* s, const char* model_
         if (options->data.tokenizer[0]) {
             run_data_file_tokenizer_(data, options);
         }
-        CHECK(!is_text || data->tokenizer.encoder, "text cannot be encoded%s%s",
-              data->tokenizer.decode_only ? ", only decoded: "
-                                          : ": the tokenizer knows only the words of its list",
-              data->tokenizer.decode_only ? data->tokenizer.decode_only : "");
+        CHECK(!is_text || data->tokenizer.encoder,
+              "text cannot be encoded: the tokenizer knows only the words of its list");
     }
 }
 
@@ -503,8 +497,6 @@ int run_data_prompt(int* ids, int max, const RunData* data, const Options* optio
     }
     const int ok =
         !text[0] || run_data_try_prompt(ids, &count, max, data, options, V, text, strlen(text), error);
-    // the file is wrong, not the command line
-    CHECK(ok || !data->tokenizer.decode_only, "--%s", error);
     if (!ok) {
         die_usage("--%s", error);
     }
@@ -1110,22 +1102,6 @@ void run_data_print(FILE* file, const RunData* data) {
     } else {
         fputs("data: none; ", file);
     }
-}
-
-int run_data_verify(const Options* options) {
-    const TokensFormat format = (TokensFormat)options->data.format;
-    const EncodedText text = run_data_text_(options, NULL, NULL);
-    int bad = 0;
-    if (!options->data.train[0]) {
-        printf("ok   built-in stories: no files\n");
-        return EXIT_SUCCESS;
-    }
-    bad += encoded_text_verify(stdout, options->data.train, format, options->model.vocab_size, &text);
-    if (options->data.val[0]) {
-        bad += encoded_text_verify(stdout, options->data.val, format, options->model.vocab_size, &text);
-    }
-    printf("%d bad file%s\n", bad, words_s(bad));
-    return bad ? EXIT_FAILURE : EXIT_SUCCESS;
 }
 
 double run_data_floor(const RunData* data, int64_t sequences) {

@@ -89,8 +89,10 @@ test_model() { stages "$*" "${small[@]}" "$@"; }
 
 test_tasks() {
     local fixtures=$root/dev/ref/fixtures/tasks
-    trains 1 tasks_1 --steps 0 --model "$fixtures/model.bin" --batch 4 --tasks "$fixtures/choices.bin"
-    trains 2 tasks_2 --steps 0 --model "$fixtures/model.bin" --batch 4 --tasks "$fixtures/choices.bin" --pipeline-parallel 2
+    local tasks=(--steps 0 --model "$fixtures/model.bin" --tokenizer "$fixtures/tokenizer.json" --batch 4
+        --tasks "$fixtures/hellaswag.jsonl")
+    trains 1 tasks_1 "${tasks[@]}"
+    trains 2 tasks_2 "${tasks[@]}" --pipeline-parallel 2
     check "the same scores: $(grep -c '"kind":"task"' tasks_1/log.jsonl)" \
         cmp <(grep '"kind":"task"' tasks_1/log.jsonl) <(grep '"kind":"task"' tasks_2/log.jsonl)
 }

@@ -240,9 +240,11 @@ in_files() {
         "$(for f in $(seq "$2"); do printf 'model-%05d-of-%05d.safetensors\n' "$f" "$2"; done; echo model.safetensors.index.json)" ]
 }
 
-# Tasks and perplexity of any number of ranks, more than there are rows for, too.
-tasks=(--steps 0 --model "$root/dev/ref/fixtures/tasks/model.bin" --batch 4 --tasks "$root/dev/ref/fixtures/tasks/choices.bin"
-    --perplexity tokens.bin --stride 40 --data-format nanogpt)
+# Tasks and perplexity of any number of ranks, even more than there are rows for.
+fixtures=$root/dev/ref/fixtures/tasks
+evaluates=(--steps 0 --model "$fixtures/model.bin" --tokenizer "$fixtures/tokenizer.json")
+tasks=("${evaluates[@]}" --batch 4 --tasks "$fixtures/hellaswag.jsonl" --perplexity tokens.bin --stride 40
+    --data-format nanogpt)
 printf '%b' "$(for n in {1..700}; do printf '\\x%02x\\x00' $((n * n % 251)); done)" >tokens.bin
 
 test_tasks() {
@@ -258,11 +260,10 @@ test_tasks() {
 }
 
 test_other_tasks() {
-    local fixtures=$root/dev/ref/fixtures/tasks
-    mkdir -p tasks_of_{0,1} && cp "$fixtures/choices.bin" tasks_of_0 && cp "$fixtures/choices.bin" tasks_of_1
-    printf '\003' | dd of=tasks_of_1/choices.bin bs=1 seek=1030 conv=notrunc status=none # another ending is right
-    ranks 2 bash -c 'cd tasks_of_$OMPI_COMM_WORLD_RANK && exec "$@"' _ "$trainer" --steps 0 --model "$fixtures/model.bin" \
-        --tasks choices.bin "$@"
+    mkdir -p tasks_of_{0,1} && cp "$fixtures/choices.jsonl" tasks_of_0
+    sed 's/"gold": 1/"gold": 0/' "$fixtures/choices.jsonl" >tasks_of_1/choices.jsonl
+    ranks 2 bash -c 'cd tasks_of_$OMPI_COMM_WORLD_RANK && exec "$@"' _ "$trainer" "${evaluates[@]}" \
+        --tasks choices.jsonl "$@"
     check "other tasks: exit status $status, $(head -n 1 stderr)" [ $status = 1 ]
     check "other tasks: $(head -n 1 stderr)" grep -q '^error: the ranks disagree about the files of --tasks (checksum): ' stderr
 }
@@ -530,7 +531,7 @@ test_disagreement() {
     check "another program: $(head -n 1 stderr)" grep -q '^error: the ranks disagree about the program' stderr
     ranks 2 "$trainer" "${run[@]}" : 1 "$trainer" "${run[@]}" --zero 1
     check "another stage: $(head -n 1 stderr)" grep -q '^error: the ranks disagree about --zero: auto on ranks 0 1, 1 on rank 2$' stderr
-    for only in "--plan on" "--fit 1" "--verify-data on"; do
+    for only in "--plan on" "--fit 1"; do
         ranks 2 "$trainer" "${run[@]}" : 1 "$trainer" "${run[@]}" ${only% on}
         check "$only on one rank: exit status $status, after $seconds s" [ $status = 1 -a $seconds -le $end_s ]
         check "$only on one rank: $(head -n 1 stderr)" \

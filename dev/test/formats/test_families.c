@@ -6,6 +6,7 @@
 #include "llmc/base/file.h"
 #include "llmc/base/float16.h"
 #include "llmc/formats/hf_config.h"
+#include "llmc/formats/hf_config_write.h"
 #include "llmc/formats/hf_model.h"
 #include "llmc/reference_model.h"
 #include "dev/test/lib/test.h"
