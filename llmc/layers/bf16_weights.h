@@ -136,15 +136,14 @@ static inline void bf16_weights_pack(Bf16Weights* w) {
     }
 }
 
-// Returns the copies of a slice of layer l: NULL for what has none, and for a kind that is not
-// kept.
-static inline PackedParameters bf16_weights_at_slice(const Bf16Weights* w, int l, int slice, PackedFor kind) {
+// Returns the copies of layer l: NULL for what has none, and for a kind that is not kept.
+static inline PackedParameters bf16_weights_at_layer(const Bf16Weights* w, int l, PackedFor kind) {
     PackedParameters copies;
     memset(&copies, 0, sizeof(copies));
     for (int i = 0; i < MODEL_PARAMETER_ROWS && (int)kind < w->kinds; i++) {
         const TensorRow* row = &w->rows[i];
         if (bf16_weights_has(w, i)) {
-            const uint32_t* copy = bf16_weights_at_(w, i, tensor_copy_of_slice(row, l, slice), kind);
+            const uint32_t* copy = bf16_weights_at_(w, i, tensor_copy(row, l), kind);
             memcpy((char*)&copies + row->member, &copy, sizeof(copy)); // all members are pointers
         }
     }

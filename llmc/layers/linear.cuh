@@ -44,6 +44,7 @@ linear_experts_* are the same for rows of experts, whose matrices follow w, that
 #include "llmc/ops/q8.cuh"
 #include "llmc/layers/pass.h"
 #include "llmc/layers/weight.h"
+#include "llmc/parallel/tensor_parallel.cuh"
 
 // Room for the codes of an input, and the tensor whose codes they are, for the matmul that reads it
 // next; NULL: none.
@@ -66,6 +67,18 @@ typedef struct {
     MatmulGpu* matmul;
     const Gpu* gpu;
 } LinearGpu;
+
+// A layer in a pass: its sizes, parameters, activations and matrices.
+typedef struct {
+    ModelConfig cfg; // of the part that this rank has
+    int l;
+    const Pass* pass;
+    ModelParameters p;
+    ModelActivations a;
+    LayerWeights weights;
+    TensorParallelGpu tensor;
+    LinearGpu* linear;
+} LayerPassGpu;
 
 // `matmul` and `gpu` stay the caller's.
 static inline void linear_gpu_open(LinearGpu* linear, Memory* memory, ModelConfig cfg, int is_quantized,
@@ -126,7 +139,7 @@ static inline void linear_gpu_open_fp8(LinearGpu* linear, Memory* memory, ModelC
     linear->weights_bytes = linear_cut_codes_(&sizes, NULL);
     if (keeps_weights) {
         linear->weights = (char*)memory_take(memory, "weights in fp8", MEMORY_DEVICE,
-                                             (size_t)model_blocks(cfg) * linear->weights_bytes);
+                                             (size_t)model_copies(cfg) * linear->weights_bytes);
     } else {
         linear->matrix = matmul_fp8_cut(&at, widest, C); // or (C, widest): a scale for each row
     }
@@ -159,13 +172,13 @@ static inline void linear_renew(LayerWeights* w, const LinearGpu* linear) {
     }
 }
 
-// Returns the matrices of a slice of a layer, whose parameters are `p`. The sum of slices adds the
-// biases into the stream (tensor_parallel.cuh).
+// Returns the matrices of a layer, whose parameters are `p`. If several ranks cut them, the sum of
+// their parts adds the biases into the stream (tensor_parallel.cuh).
 static inline LayerWeights linear_weights(ModelConfig cfg, const ModelParameters* p) {
     const PackedParameters none = {};
     LayerWeights w = layer_weights(cfg, p, &none, &none);
-    w.attproj.bias = model_is_sliced(cfg) ? NULL : w.attproj.bias;
-    w.fcproj.bias = model_is_sliced(cfg) ? NULL : w.fcproj.bias;
+    w.attproj.bias = model_is_cut(cfg) ? NULL : w.attproj.bias;
+    w.fcproj.bias = model_is_cut(cfg) ? NULL : w.fcproj.bias;
     return w;
 }
 
@@ -502,19 +515,29 @@ static inline void linear_embed_(floatX* out, const int* tokens, const Weight* w
     }
 }
 
-// Sets out (N, C) from the embeddings of tokens and of positions.
-static inline void linear_embedding(floatX* out, const Pass* pass, const Weight* wte, const floatX* wpe,
-                                    LinearGpu* linear) {
-    linear_embed_(out, pass->inputs, wte, wpe, embedding_batch(pass->B, pass->T, wte->C, pass->positions),
+// Sets out (R, C), if tensor ranks cut wte. A rank's part is zero for tokens whose rows other ranks
+// have.
+static inline void linear_embedding_cut_(floatX* out, const Pass* pass, const Weight* wte, const floatX* wpe,
+                                         const TensorParallelGpu* tensor, LinearGpu* linear) {
+    const EmbeddingWords words = {tensor->cut.rank * wte->OC, wte->OC};
+    const TensorTokens rows = tensor_rows(tensor->cut);
+    linear_embed_(tensor->parts, pass->inputs, wte, NULL, embedding_slice(pass_tokens(pass), wte->C, words),
                   linear);
+    tensor_sum(tensor, out, NULL, NULL);
+    if (wpe) {
+        embedding_positions(out, wpe, rows.first, rows.count, pass->T, pass->positions, wte->C, linear->gpu);
+    }
 }
 
-// Sets out (N, C) from the embeddings of tokens among the vocabulary rows of a slice, which start
-// at `first`; the others get zeros.
-static inline void linear_embedding_words(floatX* out, const Pass* pass, const Weight* wte, int first,
-                                          LinearGpu* linear) {
-    linear_embed_(out, pass->inputs, wte, NULL, embedding_slice(pass_tokens(pass), wte->C, {first, wte->OC}),
-                  linear);
+// Sets out (R, C) from the embeddings of tokens and of positions. Collective.
+static inline void linear_embedding(floatX* out, const Pass* pass, const Weight* wte, const floatX* wpe,
+                                    const TensorParallelGpu* tensor, LinearGpu* linear) {
+    if (tensor_is_cut(tensor->cut)) {
+        linear_embedding_cut_(out, pass, wte, wpe, tensor, linear);
+    } else {
+        linear_embed_(out, pass->inputs, wte, wpe, embedding_batch(pass->B, pass->T, wte->C, pass->positions),
+                      linear);
+    }
 }
 
 #endif

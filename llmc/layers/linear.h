@@ -29,6 +29,7 @@ linear_pack makes their copies again.
 #include "llmc/layers/q8_weights.h"
 #include "llmc/layers/pass.h"
 #include "llmc/layers/weight.h"
+#include "llmc/parallel/tensor_parallel.h"
 
 typedef struct {
     int is_quantized; // matrices are blocks
@@ -42,6 +43,18 @@ typedef struct {
     Bf16Weights packed;
     MatmulFp8Scratch fp8; // with --matmul fp8
 } Linear;
+
+// A layer in a pass: its sizes, parameters, activations and matrices.
+typedef struct {
+    ModelConfig cfg; // of the part that this rank has
+    int l;
+    const Pass* pass;
+    ModelParameters p;
+    ModelActivations a;
+    LayerWeights weights;
+    TensorParallel tensor;
+    Linear* linear;
+} LayerPass;
 
 // Opens matmuls for inputs of up to N rows and C columns.
 static inline void linear_open(Linear* linear, Memory* memory, int is_quantized, size_t N, size_t C) {
@@ -86,15 +99,15 @@ static inline int linear_packs(const Linear* linear, int row) {
     return linear->is_bf16 && bf16_weights_has(&linear->packed, row);
 }
 
-// Returns the matrices of slice i of layer l, whose parameters are `p`, with their copies. The sum
-// of slices adds the biases into the stream (tensor_parallel.h).
+// Returns the matrices of layer l, whose parameters are `p`, with their copies. If several ranks
+// cut them, the sum of their parts adds the biases into the stream (tensor_parallel.h).
 static inline LayerWeights linear_weights(const Linear* linear, ModelConfig cfg, const ModelParameters* p,
-                                          int l, int i) {
-    const PackedParameters forward = bf16_weights_at_slice(&linear->packed, l, i, PACKED_FORWARD),
-                           backward = bf16_weights_at_slice(&linear->packed, l, i, PACKED_BACKWARD);
+                                          int l) {
+    const PackedParameters forward = bf16_weights_at_layer(&linear->packed, l, PACKED_FORWARD),
+                           backward = bf16_weights_at_layer(&linear->packed, l, PACKED_BACKWARD);
     LayerWeights w = layer_weights(cfg, p, &forward, &backward);
-    w.attproj.bias = model_is_sliced(cfg) ? NULL : w.attproj.bias;
-    w.fcproj.bias = model_is_sliced(cfg) ? NULL : w.fcproj.bias;
+    w.attproj.bias = model_is_cut(cfg) ? NULL : w.attproj.bias;
+    w.fcproj.bias = model_is_cut(cfg) ? NULL : w.fcproj.bias;
     return w;
 }
 
@@ -112,15 +125,6 @@ static inline Weight linear_expert(const Linear* linear, const Weight* w, int e)
     expert.forward = w->forward ? w->forward + (size_t)e * matmul_bf16_pairs(w->OC, w->C) : NULL;
     expert.backward = w->backward ? w->backward + (size_t)e * matmul_bf16_pairs(w->C, w->OC) : NULL;
     return expert;
-}
-
-// Returns the matrix of slice i, given slice 0's, in all its forms; `bytes` lie between two.
-static inline Weight linear_slice(const Weight* w, int i, size_t bytes) {
-    Weight slice = *w;
-    slice.data = (const float*)(const void*)((const char*)w->data + (size_t)i * bytes);
-    slice.forward = w->forward ? w->forward + (size_t)i * matmul_bf16_pairs(w->OC, w->C) : NULL;
-    slice.backward = w->backward ? w->backward + (size_t)i * matmul_bf16_pairs(w->C, w->OC) : NULL;
-    return slice;
 }
 
 static inline void linear_forward_cpu(float* out, const float* inp, const Weight* w, int N, Linear* linear) {
@@ -181,20 +185,30 @@ static inline void linear_embed_(float* encoded, const int* tokens, const Weight
     }
 }
 
-// Sets encoded (N, C) from the embeddings of tokens and of positions.
-static inline void linear_embedding_cpu(float* encoded, const Pass* pass, const Weight* wte, const float* wpe,
-                                        const Linear* linear) {
-    linear_embed_(encoded, pass->inputs, wte, wpe, embedding_batch(pass->B, pass->T, wte->C, pass->positions),
+// Sets encoded (R, C), if tensor ranks cut wte. A rank's part is zero for tokens whose rows other
+// ranks have.
+static inline void linear_embedding_cut_(float* encoded, const Pass* pass, const Weight* wte,
+                                         const float* wpe, const TensorParallel* tensor,
+                                         const Linear* linear) {
+    const EmbeddingWords words = {tensor->cut.rank * wte->OC, wte->OC};
+    const TensorTokens rows = tensor_rows(tensor->cut);
+    linear_embed_(tensor->parts, pass->inputs, wte, NULL, embedding_slice(pass_tokens(pass), wte->C, words),
                   linear);
+    tensor_sum_cpu(tensor, encoded, NULL);
+    if (wpe) {
+        embedding_positions_cpu(encoded, wpe, rows.first, rows.count, pass->T, pass->positions, wte->C);
+    }
 }
 
-// Sets encoded (N, C) from the embeddings of tokens among the vocabulary rows of a slice, which
-// start at `first`; the others get zeros.
-static inline void linear_embedding_words_cpu(float* encoded, const Pass* pass, const Weight* wte, int first,
-                                              const Linear* linear) {
-    const EmbeddingWords words = {first, wte->OC};
-    linear_embed_(encoded, pass->inputs, wte, NULL, embedding_slice(pass_tokens(pass), wte->C, words),
-                  linear);
+// Sets encoded (R, C) from the embeddings of tokens and of positions. Collective.
+static inline void linear_embedding_cpu(float* encoded, const Pass* pass, const Weight* wte, const float* wpe,
+                                        const TensorParallel* tensor, const Linear* linear) {
+    if (tensor_is_cut(tensor->cut)) {
+        linear_embedding_cut_(encoded, pass, wte, wpe, tensor, linear);
+    } else {
+        linear_embed_(encoded, pass->inputs, wte, wpe,
+                      embedding_batch(pass->B, pass->T, wte->C, pass->positions), linear);
+    }
 }
 
 #endif

@@ -192,9 +192,8 @@ ModelConfig map_part(const MapOf* of, int rank) {
     ModelPart part;
     memset(&part, 0, sizeof(part));
     if (of->tensor > 1) {
-        part.of_slices = of->tensor;
-        part.slices = 1;
-        part.first_slice = rank % of->tensor;
+        part.tensor_ranks = of->tensor;
+        part.tensor_rank = rank % of->tensor;
     }
     if (of->experts > 1) {
         part.expert_ranks = of->experts;

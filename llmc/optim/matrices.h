@@ -87,10 +87,10 @@ MatrixPart matrix_part(OwnedMatrix x, const TensorRow* row, ModelConfig cfg);
 
 // Sets the ranks that own matrices of a row.
 static void matrices_set_owners_(Matrices* m, const ZeroPlan* zero, ModelConfig cfg, const TensorRow* row) {
-    const int g = row->place == PLACE_BLOCK, t = model_is_sliced(cfg) ? cfg.part.of_slices : 1,
+    const int g = row->place == PLACE_BLOCK, t = model_tensor_ranks(cfg),
               data = zero_is_divided(zero) ? zero_parts_of(zero, g, zero->size) : 1;
     m->owners = data * t;
-    m->owner = zero->rank / (zero->size / data) * t + (t > 1 ? cfg.part.first_slice : 0);
+    m->owner = zero->rank / (zero->size / data) * t + (t > 1 ? cfg.part.tensor_rank : 0);
     m->owner = data > 1 ? m->owner : m->owner % t;
 }
 
@@ -149,7 +149,7 @@ int matrices_open(Matrices all[MATRICES_MOST], const ZeroPlan* zero, ModelConfig
 }
 
 MatrixPart matrix_part(OwnedMatrix x, const TensorRow* row, ModelConfig cfg) {
-    const TensorRun all = {0, model_rows_of_copy(row, cfg, x.copy), 1},
+    const TensorRun all = {0, model_rows_of_part(row, cfg), 1},
                     run = x.of->run < 0 ? all : tensor_run(row, x.of->run);
     const MatrixPart part = {(run.first + (size_t)x.number * run.rows) * row->cols, run.rows * row->cols};
     return part;

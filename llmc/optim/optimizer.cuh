@@ -58,7 +58,7 @@ typedef struct {
     uint32_t count;                     // all that is updated here
     uint32_t first;                     // blocks without gradients
     uint32_t params_once, params_block; // kept parameters of group 0, of each other group
-    uint32_t slices, repeats;           // blocks of a layer; consecutive layers that share them
+    uint32_t repeats;                   // consecutive layers that share a block
 } UpdatePieces_;
 
 // A piece: the row of the parameters, and the random word (state_word) of its first element, in a
@@ -139,7 +139,6 @@ static inline UpdatePieces_ update_pieces_(const ZeroPlan* zero, ModelConfig cfg
                                   (uint32_t)zero->first_block,
                                   (uint32_t)(zero->once / kept),
                                   (uint32_t)(zero->block / kept),
-                                  (uint32_t)model_slices(cfg),
                                   (uint32_t)model_copy_repeats(cfg)};
     return pieces;
 }
@@ -390,10 +389,9 @@ static inline void optimizer_freeze(OptimizerPlan* plan, Memory* memory, const F
     }
     uint32_t* frozen = (uint32_t*)check_alloc(bytes, 1, "frozen parameters");
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        for (int k = 0; k < cfg.L * model_slices(cfg); k++) {
-            const int l = k / model_slices(cfg), g = model_group_of_slice(cfg, l, k % model_slices(cfg));
-            frozen[plan->state->rows[i].place == PLACE_BLOCK ? g : 0] |= (uint32_t)freeze_has(freeze, i, l)
-                                                                         << i;
+        for (int l = 0; l < cfg.L; l++) {
+            const int g = plan->state->rows[i].place == PLACE_BLOCK ? model_group(cfg, l) : 0;
+            frozen[g] |= (uint32_t)freeze_has(freeze, i, l) << i;
         }
     }
     gpu_upload(plan->frozen, frozen, bytes);
@@ -428,9 +426,7 @@ __device__ inline UpdatePlace_ update_place_(const UpdatePieces_& p, uint32_t pi
     const uint32_t group = is_once ? 0 : 1 + p.first + block;
     const uint32_t own = is_once ? piece : piece - p.once.count - block * p.block.count;
     const uint32_t kept = is_once ? 0 : p.params_once + (group - 1) * p.params_block;
-    const uint32_t of_block = is_once ? 0 : group - 1;
-    const uint64_t words = ((uint64_t)(of_block / p.slices * p.repeats) << STATE_WORD_LAYER) +
-                           ((uint64_t)(of_block % p.slices) << STATE_WORD_SLICE);
+    const uint64_t words = is_once ? 0 : (uint64_t)((group - 1) * p.repeats) << STATE_WORD_LAYER;
     const UpdatePlace_ place = {kept + part.in_kept * part.count + own, group, own,
                                 (is_once ? 0 : p.trained_once) + part.part * part.count + own, words};
     return place;
@@ -474,10 +470,6 @@ typedef struct {
     uint8_t rule[MODEL_PARAMETER_ROWS];
     UpdateShift_ m[MODEL_PARAMETER_ROWS], v[MODEL_PARAMETER_ROWS];
     uint64_t streams[MODEL_PARAMETER_ROWS]; // of random words
-    // first element from which a row belongs to heads of keys that `share` slices have: all use the
-    // words of the first one
-    size_t shared[MODEL_PARAMETER_ROWS];
-    uint32_t share;
 } UpdateSlots_;
 
 static inline UpdateNumbers_ update_numbers_(const OptimizerState* state, Update update) {
@@ -498,16 +490,12 @@ static inline UpdateNumbers_ update_numbers_(const OptimizerState* state, Update
 }
 
 static inline UpdateSlots_ update_slots_(const OptimizerState* state) {
-    const size_t Q = (size_t)model_heads(state->cfg);
     UpdateSlots_ slots;
-    slots.share = state->cfg.part.keys_share > 1 ? (uint32_t)state->cfg.part.keys_share : 1;
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         slots.rule[i] = (uint8_t)state->rule[i];
         slots.m[i] = update_shift_(state, i, update_slot_of_m_(state->rule[i]));
         slots.v[i] = update_shift_(state, i, update_slot_of_v_(state->rule[i]));
-        const TensorRow* row = &state->rows[i];
-        slots.streams[i] = row->stream;
-        slots.shared[i] = row->split == SPLIT_HEADS ? Q * (row->rows == 1 ? 1 : row->cols) : SIZE_MAX;
+        slots.streams[i] = state->rows[i].stream;
     }
     return slots;
 }
@@ -530,10 +518,7 @@ __device__ inline UpdateArrays_<T, G> update_four_of_(const UpdateArrays_<T, G>&
 // after those of block 0.
 __device__ inline RoundingWords update_words_(const UpdatePieceRow_& piece, uint64_t words,
                                               const UpdateSlots_& slots, uint64_t seed, int64_t t) {
-    const uint64_t first = piece.word + words + 4 * threadIdx.x,
-                   element = first & ((UINT64_C(1) << STATE_WORD_LAYER) - 1),
-                   copy = element >= slots.shared[piece.row] ? (first >> STATE_WORD_SLICE) % slots.share : 0;
-    return rounding_words(seed, slots.streams[piece.row], t, first - (copy << STATE_WORD_SLICE));
+    return rounding_words(seed, slots.streams[piece.row], t, piece.word + words + 4 * threadIdx.x);
 }
 
 // Updates four parameters x whose moments are in 8 bits.

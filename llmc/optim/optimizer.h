@@ -291,12 +291,12 @@ typedef struct {
 // Returns them; none if the row has no average there.
 StateAverage state_average(const OptimizerState* s, int g, int row);
 
-// Returns the number of the random word (RoundingWords) of the first element of a copy of a row. The
-// words of a tensor are numbered by its elements, its layer, and its slice. So they do not depend on
-// the layers, experts and other tensors that a rank has.
+// Returns the number of the random word (RoundingWords) of the first element of a copy of a row.
+// The words of a tensor are numbered by its elements, its layer, and the tensor rank that has a
+// part. So they do not depend on the layers, experts and other tensors that a rank has.
 uint64_t state_word(const OptimizerState* s, int row, int copy);
 
-enum { STATE_WORD_LAYER = 40, STATE_WORD_SLICE = 52 }; // lowest bits of these numbers
+enum { STATE_WORD_LAYER = 40, STATE_WORD_RANK = 52 }; // lowest bits of these numbers
 
 // ---- the update ----
 
@@ -661,9 +661,9 @@ uint64_t state_word(const OptimizerState* s, int row, int copy) {
     const TensorRow* r = &s->rows[row];
     const ModelPart part = s->cfg.part;
     const int layer = r->in_block ? part.first_layer + tensor_lowest_layer(r, copy) : 0,
-              slice = r->split == SPLIT_NONE ? 0 : part.first_slice + tensor_slice(r, copy);
+              rank = r->split == SPLIT_NONE ? 0 : part.tensor_rank;
     const size_t before = r->split == SPLIT_EXPERTS ? (size_t)part.expert_rank * tensor_layer_elements(r) : 0;
-    return ((uint64_t)slice << STATE_WORD_SLICE) + ((uint64_t)layer << STATE_WORD_LAYER) + before;
+    return ((uint64_t)rank << STATE_WORD_RANK) + ((uint64_t)layer << STATE_WORD_LAYER) + before;
 }
 
 void optimizer_state_open(OptimizerState* s, Optimizer optimizer, const ZeroPlan* zero, ModelConfig cfg) {

@@ -270,8 +270,8 @@ void owners_open(Owners* o, Memory* memory, const OptimizerState* state, const Z
     o->state = state;
     o->plan = *plan;
     o->freeze = freeze;
-    o->tensor_ranks = model_is_sliced(state->cfg) ? state->cfg.part.of_slices : 1;
-    o->tensor_rank = o->tensor_ranks > 1 ? state->cfg.part.first_slice : 0;
+    o->tensor_ranks = model_tensor_ranks(state->cfg);
+    o->tensor_rank = o->tensor_ranks > 1 ? state->cfg.part.tensor_rank : 0;
     o->has_weights = state->optimizer.sums_weights;
     for (int k = 0; k < state->num_matrices; k++) {
         o->most =
@@ -358,7 +358,7 @@ int owners_moves_of_data(const Owners* o, int count, OwnersWay way, int rank) {
 // Returns the elements of the part of tensor rank j.
 static size_t owners_part_(const Owners* o, const OwnersItem* item, int j) {
     ModelConfig cfg = o->state->cfg;
-    cfg.part.first_slice = j;
+    cfg.part.tensor_rank = j;
     return matrix_part(item->x, owners_row_(o, item->x), cfg).count;
 }
 
@@ -407,9 +407,9 @@ int owners_runs(const Owners* o, const OwnersItem* item, int j, OwnersRun runs[O
         runs[count++] = all;
         return count;
     }
-    part.first_slice = j;
+    part.tensor_rank = j;
     for (size_t at = 0, end = owners_part_(o, item, j); at < end; count++) {
-        const PartRun run = part_run(row, model_of_part(o->state->cfg), part, 0, item->part.begin + at);
+        const PartRun run = part_run(row, model_of_part(o->state->cfg), part, item->part.begin + at);
         const size_t width = run.count < end - at ? run.count : end - at;
         const OwnersRun of = {before + at, run.whole - first * whole->cols, width, 1, width};
         assert(count < OWNERS_RUNS);

@@ -379,12 +379,16 @@ static void run_add_checksum_(Run* run, uint64_t* sum, size_t begin, size_t coun
     }
 }
 
-// Compares the tensors that are not cut, which all ranks of a group have.
+// Compares the tensors that are not cut, which all ranks of a group have. In stage 3 ranks have
+// only shards of blocks.
 static void run_compare_whole_(Run* run, const TensorRow* rows, GridGroup group, const char* parameters) {
     uint64_t sum = 0;
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        if (rows[i].split == SPLIT_NONE) {
-            run_add_checksum_(run, &sum, rows[i].offset_bytes, tensor_bytes_in_group(&rows[i]));
+        const TensorRow* row = &rows[i];
+        const int is_here = row->place == PLACE_ONCE || run->settled->zero.stage < 3;
+        for (int k = 0; k < row->layers && row->split == SPLIT_NONE && is_here; k++) {
+            run_add_checksum_(run, &sum, row->offset_bytes + (size_t)k * row->layer_bytes,
+                              array_bytes(tensor_layer_elements(row), row->element_bytes));
         }
     }
     run_compare_(run, grid_member(&run->settled->ranks.grid, group).first, parameters, sum);
@@ -392,32 +396,6 @@ static void run_compare_whole_(Run* run, const TensorRow* rows, GridGroup group,
 
 // Returns a color that no other rank has.
 static int run_own_color_(const Run* run) { return -1 - run->comm.rank; }
-
-// Compares the copies that the ranks of a tensor group have of head `head` of keys and values
-// (part.h). In stage 3 they have only shards of them.
-static void run_compare_head_(Run* run, const TensorRow* rows, int head) {
-    const ModelConfig cfg = run->settled->part;
-    const int slices = model_slices(cfg), share = cfg.part.keys_share;
-    int i = 0, color = run_own_color_(run);
-    uint64_t sum = 0;
-    while (i < slices && (cfg.part.first_slice + i) / share != head) {
-        i++;
-    }
-    if (i < slices) {
-        color = grid_member(&run->settled->ranks.grid, GRID_TENSOR).first;
-    }
-    for (int r = 0; r < MODEL_PARAMETER_ROWS && i < slices; r++) {
-        const TensorRow* row = &rows[r];
-        const size_t cols = row->rows == 1 ? 1 : row->cols, bytes = cols * row->element_bytes;
-        for (int k = i; row->split == SPLIT_HEADS && k < row->layers; k += slices) {
-            run_add_checksum_(run, &sum,
-                              row->offset_bytes + (size_t)k * row->layer_bytes +
-                                  (size_t)model_heads(cfg) * bytes,
-                              2 * (size_t)model_keys(cfg) * bytes);
-        }
-    }
-    run_compare_(run, color, "the heads of keys that slices share", sum);
-}
 
 // Compares the copies of wte of the first and the last stage, if they have some.
 static void run_compare_wte_(Run* run, const TensorRow* rows) {
@@ -450,12 +428,7 @@ void run_agree_on_parameters(Run* run) {
         run_compare_whole_(run, rows, GRID_DATA, "the parameters that are no experts");
     }
     if (grid->shape.tensor > 1) {
-        run_compare_whole_(run, rows, GRID_TENSOR, "the parameters that are not sliced");
-    }
-    for (int head = 0; grid->shape.tensor > 1 && run->settled->zero.stage < 3 && cfg.part.keys_share > 1 &&
-                       head < model_key_heads(run->settled->cfg);
-         head++) {
-        run_compare_head_(run, rows, head);
+        run_compare_whole_(run, rows, GRID_TENSOR, "the parameters that tensor ranks do not cut");
     }
     if (grid->shape.pipeline > 1) {
         run_compare_wte_(run, rows);

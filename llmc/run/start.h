@@ -492,8 +492,8 @@ static void start_turn_ends_(Run* run) {
 // Prints how the ranks are divided, unless data alone is.
 static void start_print_grid_(FILE* file, GridShape shape) {
     if (!grid_is_plain(shape)) {
-        fprintf(file, "; tensor %d of %d slices, context %d, data %d, pipeline %d", shape.tensor,
-                shape.slices, shape.context, shape.data, shape.pipeline);
+        fprintf(file, "; tensor %d, context %d, data %d, pipeline %d", shape.tensor, shape.context,
+                shape.data, shape.pipeline);
     }
     if (grid_experts(shape) > 1) {
         fprintf(file, ", experts %d", shape.experts);
@@ -669,7 +669,6 @@ static void start_be_quiet_(Run* run) {
 static Settled start_settle_(Run* run, Ranks ranks) {
     const Options options = resume_open(&run->resume, run->given, &run->comm);
     const int continues = run->resume.is_active;
-    ranks.grid.shape.slices = launcher_slices(&options);
     start_print_ranks_(run, ranks);
     run->model_path = continues ? run->resume.path : model_path_find(&options, run->newest);
     run->teacher_path = model_path_of_teacher(&options, run->newest_teacher);

@@ -23,6 +23,8 @@ __attribute__((unused)) static const RemovedOption OPTION_TRAINER_REMOVED[] = {
         "use --teacher, the model itself; with --teacher-quantize q8_0 in 8 bits"},
     {"write-logits", "0", OPTION_NOT_SAVED,
         "the training run takes the model itself, --teacher; with --teacher-quantize q8_0 in 8 bits"},
+    {"tensor-slices", "auto|1", OPTION_NOT_SAVED,
+        "each of the ranks of --tensor-parallel has one part of every matrix"},
     {"detach", "off", OPTION_NOT_SAVED,
         "start the run with nohup or in tmux (dev/doc/report.md); --follow and --stop-run work for any run"},
     {"report-every", "0", OPTION_NOT_SAVED,

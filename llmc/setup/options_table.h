@@ -201,7 +201,7 @@ struct Options {
     struct {
         int processes, rank, per_node, init; // per_node: processes of a machine
         const char *server, *fs_path;
-        int tensor, slices, context, experts, pipeline; // ranks that divide them
+        int tensor, context, experts, pipeline; // ranks that divide them
         const char* pipeline_layers;
         int zero, shards;
         float node_gbps, net_gbps;
@@ -663,9 +663,6 @@ const OptionRow OPTION_TABLE[] = {
         "DIR", "directory on a file system that all machines share, for --init fs; without it: --out"},
     {"processes",  "tensor-parallel", "tp", INT_(ranks.tensor), 1,     1024, ONCE_ | BOTH_,    "1",
         "processes", "processes that divide the matrices of each layer among themselves; best on one machine"},
-    {"processes",  "tensor-slices", "",   INT_(ranks.slices),     1,     1024, AUTO_ | BOTH_ | FOLLOWS_, "auto",
-        "slices", "slices of these matrices: a run with the same slices has the same bits for any --tensor-parallel; auto: one for "
-        "each process of --tensor-parallel at the first start"},
     {"processes",  "context-parallel", "cp", INT_(ranks.context), 1,   1024, ONCE_,            "1",
         "processes", "processes that divide the tokens of each sequence"},
     {"processes",  "expert-parallel", "ep", INT_(ranks.experts), 1,     1024, ONCE_,            "1",

@@ -67,7 +67,7 @@ typedef struct {
 Settled settle(RunData* data, const Options* options, const SettleInput* input);
 
 // Returns the settings of the teacher: a model of the same micro-batches that only evaluates, with
-// the same slices and chunks, in the last stage. Its algorithms are not timed, so that a resumed
+// the same parts and chunks, in the last stage. Its algorithms are not timed, so that a resumed
 // run has the same ones. No activation of its blocks is kept.
 Settled setup_teacher(const Settled* s);
 
@@ -260,12 +260,6 @@ static void settle_sizes_(Settled* s) {
     } else {
         settle_batch_(o, s->ranks.grid.shape.data);
     }
-}
-
-static void settle_grid_(Settled* s) {
-    Options* o = &s->options;
-    o->ranks.slices = s->ranks.grid.shape.slices = launcher_slices(o);
-    setup_check_grid(s);
 }
 
 // Decides how documents become rows: those with answers are whole, and do not see each other.
@@ -611,7 +605,7 @@ static void settle_run_(Settled* s, RunData* data, const Options* options, const
     settle_packing_(s, data);
     settle_teacher_(s, data, input);
     setup_check_fim(s);
-    settle_grid_(s);
+    setup_check_grid(s);
     setup_check_needs(settle_notes_(options), s, options);
     if (s->use != USE_GENERATE) {
         settle_data_(s, data);

@@ -125,10 +125,10 @@ static inline void settled_layers_(const Settled* s, ModelPart* part) {
     part->places = s->use == USE_TRAIN ? pipeline_places(P, grid->stage, (s->micro_batches + D - 1) / D) : 1;
 }
 
-// Returns the words of the vocabulary with its padding: slices have equal parts of it.
+// Returns the vocabulary with its padding: tensor ranks have equal parts of it.
 static inline int settled_padded_vocab(const Settled* s) {
-    const int slices = s->ranks.grid.shape.slices, is_equal = slices <= 1 || s->cfg.Vp % (16 * slices) == 0;
-    return is_equal ? s->cfg.Vp : model_padded_vocab_of_slices(s->cfg.V, slices);
+    const int t = s->ranks.grid.shape.tensor, is_equal = t <= 1 || s->cfg.Vp % (16 * t) == 0;
+    return is_equal ? s->cfg.Vp : model_padded_vocab_of_ranks(s->cfg.V, t);
 }
 
 // Returns the part of the model that this process has, as a model of its own.
@@ -137,10 +137,9 @@ static inline ModelConfig settled_own_(const Settled* s) {
     const GridShape shape = grid->shape;
     ModelPart part;
     memset(&part, 0, sizeof(part));
-    if (shape.slices > 1) {
-        part.of_slices = shape.slices;
-        part.slices = shape.slices / shape.tensor;
-        part.first_slice = grid->tensor_rank * part.slices;
+    if (shape.tensor > 1) {
+        part.tensor_ranks = shape.tensor;
+        part.tensor_rank = grid->tensor_rank;
     }
     if (grid_experts(shape) > 1) {
         const GridMember experts = grid_member(grid, GRID_EXPERTS);
@@ -167,7 +166,7 @@ static inline ZeroPlan settled_zero_(const Settled* s) {
     plan.experts = grid_experts(s->ranks.grid.shape);
     if (plan.stage < 3) {
         const Freeze own = settled_own_freeze(s);
-        zero_plan_freeze(&plan, s->part, own.rows, freeze_first_copy(&own, s->part) * model_slices(s->part));
+        zero_plan_freeze(&plan, s->part, own.rows, freeze_first_copy(&own, s->part));
     }
     if (model_is_staged(s->part) && !freeze_has_classifier(&s->freeze, s->cfg)) {
         zero_plan_apart(&plan, s->part);
@@ -263,7 +262,6 @@ static inline Settled settled_in_grid(const Settled* s, Grid grid, int zero, int
     other.ranks.zero = o->ranks.zero = zero;
     other.ranks.shards = shards;
     o->ranks.tensor = grid.shape.tensor;
-    o->ranks.slices = grid.shape.slices;
     o->ranks.context = grid.shape.context;
     o->ranks.experts = grid_experts(grid.shape);
     o->ranks.pipeline = grid.shape.pipeline;

@@ -100,7 +100,6 @@ static const struct {
     {"export-gguf", "model.gguf"},
     {"offload-path", "disk"},
     {"threads", "1 3"},
-    {"tensor-slices", "1 2"},
     {"timeout", "100"},
     {"eval-batches", "1 3"},
     {"fit", "1"},

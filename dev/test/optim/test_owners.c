@@ -38,7 +38,7 @@ static float value_of(OwnedMatrix x, size_t element) {
 
 // Returns the number in the whole tensor of an element of a rank's part.
 static size_t whole_of(const Rank* rank, const OwnersItem* item, size_t element) {
-    return part_run(&rank->state.rows[item->x.of->row], model_of_part(rank->cfg), rank->cfg.part, 0, element)
+    return part_run(&rank->state.rows[item->x.of->row], model_of_part(rank->cfg), rank->cfg.part, element)
         .whole;
 }
 
@@ -173,7 +173,7 @@ static void test_round(Ranks* all, size_t* elements) {
 }
 
 static void rank_open(Rank* rank, ModelConfig cfg, Optimizer optimizer, const Ranks* all, int r) {
-    ModelPart part = {.slices = 1, .of_slices = all->t, .first_slice = r % all->t};
+    ModelPart part = {.tensor_ranks = all->t, .tensor_rank = r % all->t};
     rank->memory = memory_on_host();
     rank->cfg = all->t > 1 ? model_part_of(cfg, part) : cfg;
     const ZeroPlan plan = zero_plan(rank->cfg, all->stage, r / all->t, all->W);

@@ -1112,17 +1112,17 @@ static int allows(GridShape shape, const char* options) {
 }
 
 static void test_allowed_grids(void) {
-    const GridShape context = {1, 2, 1, 1, 1}, tensor = {2, 1, 1, 1, 2}, stages = {1, 1, 1, 2, 1};
+    const GridShape context = {1, 2, 1, 1, 1}, tensor = {2, 1, 1, 1, 1}, stages = {1, 1, 1, 2, 1};
     EXPECT(allows(context, ""), "chunks of 8 tokens");
     EXPECT(!allows(context, "--matmul bf16"), "no whole tiles");
     EXPECT(!allows(context, "--arch mixtral --experts 4"), "a balance loss");
     EXPECT(allows(context, "--arch mixtral --experts 4 --router-balance 0"), "experts");
-    EXPECT(allows(tensor, ""), "two slices");
+    EXPECT(allows(tensor, ""), "two tensor ranks");
     EXPECT(allows(tensor, "--optimizer muon"), "whole matrices");
     EXPECT(allows(tensor, "--optimizer soap"), "whole bases");
-    EXPECT(allows(tensor, "--arch llama --kv-heads 1"), "one head of keys");
-    EXPECT(allows(tensor, "--arch llama --kv-heads 1 --share-layers all"), "shared by layers, too");
-    EXPECT(!allows(tensor, "--freeze ln1w[0]"), "a block's norm");
+    EXPECT(!allows(tensor, "--arch llama --kv-heads 1"), "one head of keys");
+    EXPECT(allows(tensor, "--arch llama --kv-heads 2 --share-layers all"), "shared by layers, too");
+    EXPECT(allows(tensor, "--freeze ln1w[0]"), "a block's norm");
     EXPECT(allows(stages, "--optimizer muon"), "two stages");
     EXPECT(!allows(stages, "--share-layers all"), "shared layers");
 }
@@ -1131,8 +1131,9 @@ static void test_allowed_grids(void) {
 static void test_grids(void) {
     expect_no_grid("-pn 8 -tp 3", "--tensor-parallel 3, 8 processes; wanted 2 or 4");
     expect_no_grid("-pn 8 -tp 8", "--tensor-parallel 8, 4 heads; wanted 4");
-    expect_no_grid("-pn 8 -tp 2 --tensor-slices 3", "--tensor-slices 3, 4 heads; wanted 2 or 4");
-    expect_no_grid("-pn 4 -tp 4 --tensor-slices 2", "--tensor-parallel 4, --tensor-slices 2; wanted 2");
+    expect_no_grid("-pn 4 -tp 4 --arch llama --kv-heads 2", "--tensor-parallel 4, 2 heads of keys; wanted 2");
+    expect_no_grid("-pn 2 --tensor-slices 2",
+                   "--tensor-slices was removed: each of the ranks of --tensor-parallel has one part");
     expect_no_grid("-pn 8 -tp 2 -cp 3", "--context-parallel 3, 8 processes in groups of 2; wanted 2 or 4");
     expect_no_grid("-pn 8 -pp 3", "--pipeline-parallel 3, 8 processes; wanted 2");
     expect_no_grid("-pn 8 -pp 8", "--pipeline-parallel 8, 4 layers; wanted 4");
@@ -1146,7 +1147,7 @@ static void test_grids(void) {
                    "--context-parallel 2, --router-balance 0.01, which is a loss of all tokens of a "
                    "micro-batch; wanted 0");
     expect_no_grid("-pn 4 -tp 4 --optimizer adamw8bit",
-                   "--tensor-parallel 4, slices of 24 channels, no multiple of 64; wanted 1");
+                   "--tensor-parallel 4, parts of 24 channels, no multiple of 64; wanted 1");
     expect_no_grid("-pn 8 -cp 8 --pack dynamic",
                    "--pack dynamic, --context-parallel 8: batches are multiples of 8");
     expect_no_grid("-pn 2 -pp 2 --share-layers all",
@@ -1162,10 +1163,8 @@ static void test_grids(void) {
     expect_no_grid("-pn 2 -pp 2 --pipeline-layers 3,1,", "--pipeline-layers: 3,1,; wanted 2 numbers");
     expect_no_grid("-pn 2 -pp 2 --pipeline-layers x,1", "--pipeline-layers: x,1; wanted 2 numbers");
     expect_no_grid("-pn 1 --pipeline-layers 2,2", "--pipeline-layers: 2,2; wanted 1 numbers");
-    expect_no_grid("-pn 1 --tensor-slices 2 --update-in-backward on",
-                   "--tensor-slices 2, --update-in-backward on; wanted off");
-    expect_no_grid("-pn 1 --tensor-slices 2 --freeze ln1?[0]",
-                   "--tensor-slices 2, --freeze ln1?[0]; wanted parameters frozen in all blocks");
+    expect_no_grid("-pn 2 -tp 2 --update-in-backward on",
+                   "--tensor-parallel 2, --update-in-backward on; wanted off");
 }
 
 // Only training data are rearranged, with the tokenizer's marks, which the model must have.
