@@ -30,6 +30,7 @@ State starts as zeros. Padding stays zero: an update of zeros leaves zeros.
 #include "llmc/optim/adamw.h"
 #include "llmc/optim/adamw8bit.h"
 #include "llmc/optim/average.h"
+#include "llmc/model/map_walk.h"
 #include "llmc/model/model.h"
 #include "llmc/model/part.h"
 #include "llmc/optim/matrices.h"
@@ -97,21 +98,7 @@ UpdateRule optimizer_rule(Optimizer optimizer, TensorKind kind);
 
 // ---- slots ----
 
-// Number of elements in a slot, for a tensor of rows x cols.
-typedef enum {
-    SLOT_ELEMENTS, // one for each element
-    SLOT_BLOCKS,   // one for OPTIMIZER_BLOCK elements; cols are a multiple of it
-    // of whole matrices: one for each element, row, column
-    SLOT_MATRIX,
-    SLOT_ROWS,
-    SLOT_COLS,
-    // squares of the rows, or of the columns, of each matrix that is updated alone, unless that
-    // side is too long
-    SLOT_ROWS_SQUARE,
-    SLOT_COLS_SQUARE
-} SlotShape;
-
-enum { OPTIMIZER_BLOCK = ADAMW8BIT_BLOCK };
+enum { OPTIMIZER_BLOCK = MAP_BLOCK };
 
 // clang-format off
 // Slots: the name in checkpoints, the type of the elements, the shape, a bound that no value is
@@ -239,6 +226,9 @@ void optimizer_state_open(OptimizerState* s, Optimizer optimizer, const ZeroPlan
 
 // Takes the block for all state, on the device; each slot is a kind.
 void optimizer_state_take(OptimizerState* s, Memory* memory);
+
+// Sets what a map must know of the optimizer: which slots each parameter has. `of` has all else.
+void optimizer_set_map(MapOf* of, Optimizer optimizer);
 
 // Returns the bytes of the state in files.
 double optimizer_saved_bytes(Optimizer optimizer, ModelConfig cfg);
@@ -688,6 +678,28 @@ void optimizer_state_open(OptimizerState* s, Optimizer optimizer, const ZeroPlan
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
         s->bytes = state_place_slot_(s, slot, zero, s->bytes);
         s->saved_bytes = s->slots[slot].name ? s->bytes : s->saved_bytes;
+    }
+}
+
+_Static_assert((int)STATE_MASTER == (int)MAP_SLOTS && (int)ADAMW8BIT_BLOCK == (int)MAP_BLOCK,
+               "slots of the map");
+
+void optimizer_set_map(MapOf* of, Optimizer optimizer) {
+    const ZeroPlan zero = zero_plan(of->whole, 0, 0, 1);
+    OptimizerState s;
+    optimizer.frozen |= of->freeze.rows;
+    optimizer_state_open(&s, optimizer, &zero, of->whole);
+    of->max_side = optimizer.soap_max_side;
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        const UpdateRule rule = s.rule[i];
+        of->units[i] = rule == RULE_MUON || rule == RULE_SOAP       ? UNIT_MATRICES
+                       : rule == RULE_FACTORED || rule == RULE_FULL ? UNIT_TENSOR
+                                                                    : UNIT_ELEMENTS;
+        for (int slot = 0; slot < MAP_SLOTS; slot++) {
+            unsigned* of_row = state_slot_is_whole(&s, slot, i) ? &of->matrix_slots[i] : &of->slots[i];
+            of->shapes[slot] = s.slots[slot].shape;
+            *of_row |= s.slots_of[i] & 1u << slot;
+        }
     }
 }
 

@@ -19,6 +19,7 @@ Settled (plan/fit.h, plan/memory_limit.h).
 #include "llmc/data/mixture.h"
 #include "llmc/formats/safetensors.h"
 #include "llmc/model/freeze.h"
+#include "llmc/model/map_walk.h"
 #include "llmc/model/model.h"
 #include "llmc/model/part.h"
 #include "llmc/ops/distill.h"
@@ -107,16 +108,22 @@ static inline Optimizer settled_optimizer_(const Settled* s) {
     return optimizer;
 }
 
-// Sets the layers of a stage: those of --pipeline-layers, or dealt out evenly.
-static inline void settled_layers_(const Settled* s, ModelPart* part) {
-    const Grid* grid = &s->ranks.grid;
-    const int P = grid->shape.pipeline, D = grid->shape.data;
-    int layers[MODEL_MAX_LAYERS];
+// Sets the layers of all stages: those of --pipeline-layers, or dealt out evenly.
+static inline void settled_all_layers_(const Settled* s, int layers[MODEL_MAX_LAYERS]) {
+    const int P = s->ranks.grid.shape.pipeline;
     char error[ERROR_BYTES];
     const char* list = s->options.ranks.pipeline_layers;
     if (!list || !list[0] || !pipeline_parse_layers(layers, s->cfg, P, list, error)) {
         pipeline_cut(layers, s->cfg, P);
     }
+}
+
+// Sets the layers of a stage.
+static inline void settled_layers_(const Settled* s, ModelPart* part) {
+    const Grid* grid = &s->ranks.grid;
+    const int P = grid->shape.pipeline, D = grid->shape.data;
+    int layers[MODEL_MAX_LAYERS];
+    settled_all_layers_(s, layers);
     for (int p = 0; p < grid->stage; p++) {
         part->first_layer += layers[p];
     }
@@ -213,6 +220,31 @@ static inline void settled_conclude(Settled* s) {
 static inline RankPart settled_part(const Settled* s) {
     const RankPart part = {s->cfg, s->part, s->zero, s->ranks.grid, s->freeze.rows};
     return part;
+}
+
+// Returns what the map of the elements follows from (map.h). `places` is how many layers take turns
+// in memory where they do.
+static inline MapOf settled_map(const Settled* s, int places) {
+    const GridShape shape = s->ranks.grid.shape;
+    const int trains = s->use == USE_TRAIN;
+    MapOf of;
+    memset((void*)&of, 0, sizeof(of));
+    of.whole = s->cfg;
+    of.freeze = s->freeze;
+    of.trains = trains;
+    of.tensor = shape.tensor;
+    of.data = shape.data * shape.context;
+    of.pipeline = shape.pipeline;
+    of.experts = grid_experts(shape);
+    of.replica = trains ? s->ranks.shards : of.data;
+    of.stage = trains ? s->options.ranks.zero : 0;
+    of.ring_gradients = of.stage >= 2 || (trains && s->options.memory.update_in_backward) ? places : 0;
+    of.ring_parameters = of.stage >= 3 ? places : 0;
+    if (shape.pipeline > 1) {
+        settled_all_layers_(s, of.layers);
+    }
+    optimizer_set_map(&of, s->optimizer);
+    return of;
 }
 
 // Returns the settings for options without any "auto"; settle() is for the others.

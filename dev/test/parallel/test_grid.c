@@ -82,7 +82,7 @@ TEST(names) {
     const GridShape plain = {1, 1, 8, 1, 1}, tensor = {2, 1, 1, 4, 1}, all = {2, 2, 2, 2, 2};
     expect_place(plain, 5, "");
     expect_place(tensor, 5, "tensor 1, stage 2");
-    expect_place(all, 13, "tensor 1, context 0, data 1, stage 1");
+    expect_place(all, 13, "tensor 1, context 0, data 1, experts 1, stage 1");
 }
 
 // ---- legal grids ----
