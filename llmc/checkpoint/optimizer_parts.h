@@ -5,10 +5,10 @@ All elements of the parameters are numbered in the order of their table, without
 `total` elements. Each rank writes the elements that it updates to its own file; the metadata
 `ranges`, for example "0-98304,196608-200000", says which they are. Each slot of the state
 (optimizer.h) is a tensor with the values of these elements, in their order, and then with those of
-the matrices that the rank owns (matrices.h); the metadata `matrices` says which elements these have.
-The reader accepts any files that together fill the space, so a run can be resumed with any number of
-ranks. In older files, without `matrices`, what belongs to a matrix is its last element's, and m and v
-of SOAP are its elements'.
+the matrices that the rank owns (matrices.h); the metadata `matrices` says which elements these are.
+The reader accepts any files that together fill the space, so a run can be resumed with any number
+of ranks. In older files, without `matrices`, the state of a matrix comes with its last element, and
+m and v of SOAP are those of elements.
 
 Tensor ranks that cut matrices into parts (part.h) number the elements of each layer part by part,
 row-major in a part; the metadata `tensor` has the number of these ranks, and is missing if that is
@@ -376,7 +376,7 @@ static int checkpoint_writes_range_(const CheckpointPart* part, const ZeroRange*
     return (row->split != SPLIT_NONE || part->of.own.part.tensor_rank == 0) && checkpoint_writes_(part, row);
 }
 
-// The same as checkpoint_next_matrix_, for those that it writes.
+// Goes through the matrices that this rank writes, as checkpoint_next_matrix_ does.
 static int checkpoint_next_written_(const CheckpointPart* part, OwnedMatrix* x) {
     int found;
     do {

@@ -5,9 +5,9 @@ five launches.
 Tensors are places in arrays: a table says where each one starts in the parameters, the master
 weights, the gradients and in each array of state. A tensor of one row is a vector.
 
-If parts of a tensor belong to several ranks (owners.h), its owner replaces the gradient of all of it
-by the clipped update, and adafactor_move changes the weights of a part. The bits are the same. A
-relative rate also needs all weights, in fp32.
+If parts of a tensor belong to several ranks (owners.h), its owner replaces the gradient of all of
+it by the clipped update, and adafactor_move changes the weights of a part. The bits are the same.
+A relative rate also needs all weights, in fp32.
 
     params, master, grads         T, as in master_weights.cuh, T or fp32
     whole_weights        fp32     as grads, of such a tensor
@@ -575,8 +575,8 @@ template <class T> struct AdafactorUpdate {
     Adafactor opt;
     uint64_t seed;
     AdafactorCount first, count; // tensors of the plan before those to update, and those to update
-    // A tensor that comes from several ranks, with its weights: the gradient, in fp32, is replaced by
-    // the clipped update, and the rate is set. NULL: weights are updated.
+    // A tensor that comes from several ranks, with its weights: the gradient, in fp32, is replaced
+    // by the clipped update, and the rate is set. NULL: weights are updated.
     float* rate;
     const float* whole_weights; // only read with a relative rate
 };

@@ -99,8 +99,8 @@ void adafactor_vector_cpu(float* param, const float* grad, float* v, float* m, s
 
 // ---- the two steps of an update ----
 
-// Update the state of a matrix or a vector, set `u`, which may be the gradient, to the clipped u, and
-// return the rate. param is only read with ADAFACTOR_RELATIVE.
+// Update the state of a matrix or a vector, set `u`, which may be the gradient, to the clipped u,
+// and return the rate. param is only read with ADAFACTOR_RELATIVE.
 float adafactor_turn_cpu(AdafactorMatrix x, float* u, Adafactor opt, void* scratch);
 
 float adafactor_turn_vector_cpu(float* u, const float* param, float* v, size_t n, Adafactor opt);

@@ -1,8 +1,8 @@
 /*
 matrices.h -- what an update needs as a whole, and which rank updates it.
 
-Some rules (optimizer.h) update whole matrices, or whole tensors. Of several ranks that have parts of
-them, one makes the update of a matrix and keeps its state: its owner. These ranks are those that
+Some rules (optimizer.h) update whole matrices, or whole tensors. Of several ranks that have parts
+of them, one makes the update of a matrix and keeps its state: its owner. The ranks are those that
 divide the group of the matrix (zero.h), times those that cut its tensor (part.h): owner number
 d t + j is rank j, of t, of the tensor group of rank d. Where each rank has and updates everything
 it owns everything.
@@ -43,9 +43,9 @@ typedef struct {
     int copy, number;
 } OwnedMatrix;
 
-// Sets the matrices of these rows of the parameters: `matrices` (bits) are updated matrix by matrix,
-// `tensors` as a whole. Returns their number. `rows` and `whole` are the rows of this rank's part,
-// and of the model.
+// Sets the matrices of these rows of the parameters: `matrices` (bits) are updated matrix by
+// matrix, `tensors` as a whole. Returns their number. `rows` and `whole` are the rows of this
+// rank's part, and of the model.
 int matrices_open(Matrices all[MATRICES_MOST], const ZeroPlan* zero, ModelConfig cfg, const TensorRow* rows,
                   const TensorRow* whole, unsigned matrices, unsigned tensors);
 

@@ -18,8 +18,8 @@ matmuls.
 The Gram matrix A has the size of the shorter side. X and A alternate with a second copy.
 
 If parts of a matrix belong to several ranks (owners.h), each computes its elements of u, and of the
-new momentum, by muon_operand; muon_turn makes X of a whole matrix, and muon_move changes the weights
-of a part. The bits are the same.
+new momentum, by muon_operand; muon_turn makes X of a whole matrix, and muon_move changes the
+weights of a part. The bits are the same.
 
 Kernels read four elements at a time if all places of a tensor are multiples of four.
 */
@@ -306,7 +306,8 @@ __device__ inline float muon_norm_factor_(const float* means, const float* sums,
     return after > 0 ? sqrtf(before / after) : 0.0f;
 }
 
-// A block updates the weights of its share of a matrix; with row_squares it divides rows of X first.
+// A block updates the weights of its share of a matrix; with row_squares it divides rows of X
+// first.
 // grid   up to 64, matrices      block   256      shared   128 bytes
 // moves  X in, the weights in and out. Bound by memory.
 // order  fixed

@@ -300,7 +300,7 @@ static inline MuonTensor update_muon_tensor_(const OptimizerState* s, const Zero
     return tensor;
 }
 
-// The same for SOAP.
+// Returns such matrices with the places of SOAP's state.
 static inline SoapTensor update_soap_tensor_(const OptimizerState* s, const ZeroPlan* zero,
                                              const Matrices* m) {
     const MuonPlace none = {0, 0};

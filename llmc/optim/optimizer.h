@@ -185,8 +185,8 @@ size_t state_slot_elements(const OptimizerState* s, int slot, int row, size_t el
 // Returns the elements of a side's square, 0: it is too long.
 size_t state_square(const OptimizerState* s, size_t side);
 
-// Returns the begin of a run of matrices among the squares of a layer in files, which pad a run to a
-// multiple of TENSOR_ALIGN.
+// Returns the begin of a run of matrices among the squares of a layer in files, which pad a run to
+// a multiple of TENSOR_ALIGN.
 size_t state_square_begin(const OptimizerState* s, SlotShape shape, int row, int run);
 
 // True if a slot of a row belongs to whole matrices.
@@ -335,8 +335,8 @@ void optimizer_update_cpu(const OptimizerState* s, const ZeroRange* range, float
 // An update of a matrix whose parts belong to several ranks. Each sets the operand of its part, and
 // updates the momentum that belongs to elements: the direction before orthogonalization with Muon,
 // else the gradient. The owner replaces the operand of the whole matrix by the direction of its
-// update, and returns the rate of Adafactor; `param` is only read if rates depend on the weights. Each
-// then moves its part.
+// update, and returns the rate of Adafactor; `param` is only read if rates depend on the weights.
+// Each then moves its part.
 void optimizer_operand_cpu(const OptimizerState* s, const ZeroRange* range, float* operand, const float* grad,
                            Update u);
 
@@ -437,7 +437,8 @@ int state_slot_is_whole(const OptimizerState* s, int slot, int row) {
     return s->slots[slot].shape >= SLOT_MATRIX || (slot == STATE_V && s->rule[row] == RULE_FULL);
 }
 
-// Returns the elements of a slot of elements that this rank has of a row: in group 0, or in one block.
+// Returns the elements of a slot of elements that this rank has of a row: in group 0, or in one
+// block.
 static size_t state_kept_elements_(const OptimizerState* s, int slot, int row) {
     return state_slot_is_whole(s, slot, row) ? 0 : state_slot_elements(s, slot, row, s->span[row].count);
 }
@@ -765,7 +766,8 @@ size_t state_position(const OptimizerState* s, int slot, const ZeroPlan* zero, s
         }
         elements += tensor_is_in_group(&s->rows[i], g) ? state_kept_elements_(s, slot, i) : 0;
     }
-    return position + (offset > 0 ? all - elements : 0); // matrices: a group that has some is not cut
+    // a group that has matrices is not cut
+    return position + (offset > 0 ? all - elements : 0);
 }
 
 void* state_slot_array(const OptimizerState* s, int slot) {

@@ -69,7 +69,7 @@ double owners_bytes(const OptimizerState* state);
 
 // ---- rounds ----
 
-// Matrices first ... end - 1 of a deal, which `owners` ranks have; and those whose group is not among
+// Matrices next ... end - 1 of a deal, which `owners` ranks have; those whose group is not among
 // groups `first_group` ... `end_group - 1` are left out.
 typedef struct {
     TensorPlace place;
@@ -84,8 +84,8 @@ int owners_round(Owners* o, OwnersDeal* deal);
 
 typedef enum { OWNERS_THERE, OWNERS_BACK } OwnersWay;
 
-// Set the messages of a round among the ranks that divide the group, of which this one is `rank`, and
-// in the tensor group. Return their number.
+// Set the messages of a round among the ranks that divide the group, of which this one is `rank`,
+// and in the tensor group. Return their number.
 int owners_moves_of_data(const Owners* o, int count, OwnersWay way, int rank);
 int owners_moves_of_tensor(const Owners* o, int count, OwnersWay way);
 
@@ -324,8 +324,8 @@ static void owners_add_(OwnersMoves_* m, int peer, float* data, size_t count, in
     }
 }
 
-// Adds the message of some elements of an array. On the way there as many weights lie `room` further;
-// on the way back the rate lies at `rate`.
+// Adds the message of some elements of an array. On the way there as many weights lie `room`
+// further; on the way back the rate lies at `rate`.
 static void owners_add_part_(OwnersMoves_* m, int peer, float* data, size_t count, size_t room, float* rate,
                              int sends) {
     owners_add_(m, peer, data, count, sends);
@@ -437,7 +437,7 @@ ZeroRange owners_range(const Owners* o, const OwnersItem* item) {
 
 // ---- the CPU ----
 
-// What an update on the CPU reads.
+// Arguments of an update on the CPU.
 typedef struct {
     Owners* o;
     Zero* zero;

@@ -1,5 +1,5 @@
-// test_owners.c -- owners.h: each owner gets whole matrices, and each rank its parts of the results,
-// for all ranks of a grid. The messages of the ranks are copied here.
+// test_owners.c -- owners.h: each owner gets whole matrices, and each rank its parts of the
+// results, for all ranks of a grid. The messages of the ranks are copied here.
 #include <string.h>
 
 #include "dev/test/lib/test.h"
