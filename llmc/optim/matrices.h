@@ -17,7 +17,6 @@ those of blocks, which other ranks may divide, are dealt apart.
 #include <stddef.h>
 
 #include "llmc/model/model.h"
-#include "llmc/model/part.h"
 #include "llmc/parallel/zero.h"
 
 #ifdef __cplusplus

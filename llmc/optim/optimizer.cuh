@@ -865,11 +865,9 @@ template <class T, class G>
 static inline void update_operand_copy_(const OptimizerUpdate<T>& u, const UpdateShare_& share,
                                         const Gpu* gpu) {
     const Owners* o = &u.plan->owners;
-    const size_t n = share.range.count;
-    launch(owners_operand_kernel_<T, G>, (unsigned)ceil_div(n, (size_t)OWNERS_THREADS_), OWNERS_THREADS_, 0,
-           gpu, share.data, o->has_weights ? share.data + o->shares_room : NULL,
-           (const G*)u.grads.data + share.range.owned,
-           weights_from(update_weights_(u), share.kept, share.range.owned), n);
+    owners_operand(share.data, o->has_weights ? share.data + o->shares_room : NULL,
+                   (const G*)u.grads.data + share.range.owned,
+                   weights_from(update_weights_(u), share.kept, share.range.owned), share.range.count, gpu);
 }
 
 template <class T>

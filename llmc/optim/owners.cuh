@@ -8,12 +8,9 @@ Included by optimizer.cuh, which has the arguments of an update.
 #define LLMC_OWNERS_CUH
 
 #include "llmc/gpu/gpu.cuh"
-#include "llmc/optim/adafactor.cuh"
 #include "llmc/optim/master_weights.cuh"
 #include "llmc/optim/muon.cuh"
 #include "llmc/optim/owners.h"
-#include "llmc/optim/soap.cuh"
-#include "llmc/parallel/zero.cuh"
 
 enum { OWNERS_THREADS_ = 256 };
 
@@ -32,6 +29,14 @@ __global__ void __launch_bounds__(OWNERS_THREADS_)
             to_weights[i] = weights_load<1>(weights, i)[0];
         }
     }
+}
+
+// Sets the operand of n elements, and, unless `to_weights` is NULL, their weights.
+template <class T, class G>
+static inline void owners_operand(float* to, float* to_weights, const G* grads, const Weights<T>& weights,
+                                  size_t n, const Gpu* gpu) {
+    launch(owners_operand_kernel_<T, G>, (unsigned)ceil_div(n, (size_t)OWNERS_THREADS_), OWNERS_THREADS_, 0,
+           gpu, to, to_weights, grads, weights, n);
 }
 
 // Returns n elements as a tensor of Muon.

@@ -503,7 +503,7 @@ static void owners_turn_(const OwnersCpu_* u, const OwnersItem* item) {
 // Makes a round.
 static void owners_round_cpu_(const OwnersCpu_* u, int count) {
     Owners* o = u->o;
-    Group* data = zero_ranks_cpu_(u->zero, o->items[0].group);
+    Group* data = zero_ranks_cpu(u->zero, o->items[0].group);
     for (int i = 0; i < count; i++) {
         owners_operand_(u, &o->items[i]);
     }

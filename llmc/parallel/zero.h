@@ -457,13 +457,13 @@ static inline const float* zero_range_gradient_cpu(const Zero* z, const ZeroRang
 }
 
 // Returns the ranks that divide group g.
-static inline Group* zero_ranks_cpu_(const Zero* z, int g) {
+static inline Group* zero_ranks_cpu(const Zero* z, int g) {
     return zero_is_block(&z->plan, g) && z->plan.experts > 1 ? z->same : z->group;
 }
 
 // Sends each rank's shard of group g to all that divide it, to the same place in `group`.
 static inline void zero_gather_group_cpu(Zero* z, float* group, int g) {
-    Group* ranks = zero_ranks_cpu_(z, g);
+    Group* ranks = zero_ranks_cpu(z, g);
     const size_t count = zero_shard_elements(&z->plan, g);
     group_all_gather_cpu(group, group + (size_t)ranks->rank * count, count, ranks);
 }
@@ -843,7 +843,7 @@ void zero_group_done_cpu(Zero* z, int g, MicroStep step) {
     zero_reduce_group_cpu_(z, g, step);
     if (z->plan.stage == 0 || (is_embedding && step.is_last)) {
         group_all_gather_cpu(zero_group_grads_(z, g), z->shard + zero_shard_begin(&z->plan, g),
-                             zero_shard_elements(&z->plan, g), zero_ranks_cpu_(z, g));
+                             zero_shard_elements(&z->plan, g), zero_ranks_cpu(z, g));
     }
 }
 
