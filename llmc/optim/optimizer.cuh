@@ -68,7 +68,8 @@ typedef struct {
     uint64_t row;
 } UpdatePieceRow_;
 
-// The update's data for a layout of parameters: the place and the tensor of each piece, and the data of the rules' own kernels.
+// The update's data for a layout of parameters: the place and the tensor of each piece, and the
+// data of the rules' own kernels.
 typedef struct {
     const OptimizerState* state;
     ZeroPlan zero;
@@ -100,7 +101,8 @@ static inline void update_set_row_(UpdatePieceRow_* rows, const OptimizerState* 
                                    const TensorRow* gradient, int i) {
     const int is_once = gradient->place == PLACE_ONCE;
     const size_t begin = gradient->offset_bytes / UPDATE_PIECE_,
-                 room = tensor_room_(gradient) / UPDATE_PIECE_,
+                 room = tensor_room_in_group(gradient) / UPDATE_PIECE_ /
+                        (size_t)tensor_copies_in_group(gradient),
                  end = is_once ? zero->trained_once / UPDATE_PIECE_ : update_rows_count_(zero);
     assert(gradient->offset_bytes % UPDATE_PIECE_ == 0);
     for (size_t p = 0; p < end - begin; p++) {
@@ -535,8 +537,8 @@ __device__ inline void adamw8bit_four_(Elements<float, 4>* x, const Elements<G, 
 }
 
 // A thread updates four elements, a block of threads a piece: 16-byte accesses to fp32 data, 8-byte
-// to 16-bit data, coalesced. Everything is loaded before anything is computed. Rows whose rule is not one of RULES are skipped: other
-// kernels update them, or they are frozen.
+// to 16-bit data, coalesced. Everything is loaded before anything is computed. Rows whose rule is
+// not one of RULES are skipped: other kernels update them, or they are frozen.
 // grid   pieces, from piece `first` on      block   256      shared   2 KiB with moments in 8 bits
 // moves  optimizer_bytes, less the rows that it skips. Bound by memory: Philox takes some 30
 //        instructions an element, the rest some 50, together less than half of what an H100 can
