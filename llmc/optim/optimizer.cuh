@@ -763,8 +763,8 @@ static inline void update_muon_rows_(const OptimizerUpdate<T>& u, UpdateGroups_ 
 template <class T> static inline SoapUpdate<T> update_soap_of_(const OptimizerUpdate<T>& u, int row) {
     const SoapUpdate<T> soap = {update_weights_(u),
                                 u.grads,
-                                (float*)u.slots[STATE_M],
-                                (float*)u.slots[STATE_V],
+                                (float*)u.slots[STATE_MATRIX_M],
+                                (float*)u.slots[STATE_MATRIX_V],
                                 {(float*)u.slots[STATE_LEFT], (float*)u.slots[STATE_LEFT_BASIS]},
                                 {(float*)u.slots[STATE_RIGHT], (float*)u.slots[STATE_RIGHT_BASIS]},
                                 (SoapGpu*)&u.plan->soap_memory,
