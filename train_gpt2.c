@@ -942,8 +942,6 @@ static uint64_t model_checksum(Model* model, ParameterBytes of) {
 static void plan_of_model(ModelPlan* plan, const Settled* s) {
     Model model;
     model_open(&model, s, memory_dry(), NULL);
-    memcpy(plan->parameters, model.parameter_rows, sizeof(plan->parameters));
-    memcpy(plan->activations, model.activation_rows, sizeof(plan->activations));
     plan->memory = model.memory;
 }
 

@@ -15,6 +15,7 @@ Each line is a name and a value, for dev/bench/tokenizers.py.
 */
 #include <errno.h>
 #include <sys/stat.h>
+#include <time.h>
 
 #include "llmc/base/rand.h"
 #include "llmc/base/threads.h"
@@ -263,7 +264,7 @@ static Options parse_options(int argc, char** argv) {
         int *number, least;
     } rows[] = {
         {"--text", &options.text, NULL, 0},         {"--vocabulary", &options.vocabulary, NULL, 0},
-        {"--ids", &options.ids, NULL, 0},           {"--threads", NULL, &options.memory.threads, 1},
+        {"--ids", &options.ids, NULL, 0},           {"--threads", NULL, &options.threads, 1},
         {"--passes", NULL, &options.passes, 0},     {"--train", NULL, &options.train, 0},
         {"--text-mib", NULL, &options.text_mib, 1},
     };
@@ -302,9 +303,9 @@ int main(int argc, char** argv) {
     Bpe read, trained;
     memset(&read, 0, sizeof(read));
     memset(&trained, 0, sizeof(trained));
-    printf("text_bytes %zu\nthreads %d\n", text.length, options.memory.threads);
+    printf("text_bytes %zu\nthreads %d\n", text.length, options.threads);
     if (options.train > 0) {
-        bench_train(text, options.memory.threads, options.train, &trained);
+        bench_train(text, options.threads, options.train, &trained);
     }
     if (options.vocabulary) {
         const double start_s = time_now_s();
@@ -313,7 +314,7 @@ int main(int argc, char** argv) {
     }
     const Bpe* bpe = options.vocabulary ? &read : &trained;
     if (bpe->vocab_size > 0 && options.passes > 0) {
-        bench_encode(bpe, text, options.memory.threads, options.passes, options.ids);
+        bench_encode(bpe, text, options.threads, options.passes, options.ids);
         bench_letter(bpe);
     }
     bpe_close(&read); // closing one that was never opened does nothing

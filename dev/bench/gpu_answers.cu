@@ -202,14 +202,14 @@ static cublasStatus_t run(const Question* q, Matrices* x, float* results[2], int
     cublasLtMatmulHeuristicResult_t best;
     const int is_fp8 = q->type == DTYPE_E4M3;
     const MatmulOperands operands = {x->device[OUT],
-                                      x->device[OUT],
-                                      x->device[LEFT],
-                                      x->device[RIGHT],
-                                      has_bias(q) ? x->device[BIAS] : NULL,
-                                      has_aux(q) ? x->device[AUX] : NULL,
-                                      NULL,
-                                      is_fp8 ? (const float*)x->device[LEFT_SCALES] : NULL,
-                                      is_fp8 ? (const float*)x->device[RIGHT_SCALES] : NULL};
+                                     x->device[OUT],
+                                     x->device[LEFT],
+                                     x->device[RIGHT],
+                                     has_bias(q) ? x->device[BIAS] : NULL,
+                                     has_aux(q) ? x->device[AUX] : NULL,
+                                     NULL,
+                                     is_fp8 ? (const float*)x->device[LEFT_SCALES] : NULL,
+                                     is_fp8 ? (const float*)x->device[RIGHT_SCALES] : NULL};
     memset((void*)&plan, 0, sizeof(plan));
     plan.key = key_of(q);
     plan.key.alignment = matmul_alignment_(&plan.key, operands);

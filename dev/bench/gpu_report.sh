@@ -5,8 +5,8 @@
 #                             [--kit] [--out DIR]
 #
 # A   first       the card, its libraries; tests of the instructions, the runtime and the matmuls
-#     speed       124M in BF16 at --recompute 0 and 1, and with each --gelu-fusion and
-#                 --bias-fusion: ms, tok/s, MFU, memory, the algorithms of cublasLt's matmuls,
+#     speed       124M in BF16 at --recompute 0 and 1, and with each --gelu-fusion:
+#                 ms, tok/s, MFU, memory, the algorithms of cublasLt's matmuls,
 #                 the ways of GELU that autotune found faster
 #     tests       attention and the whole model in BF16
 #     step        every kernel of one real step, by ncu
@@ -325,9 +325,8 @@ item_speed() {
     for level in 0 1; do
         our_speed "speed-${speed[0]}-recompute-$level" $main "${speed[@]}" --recompute $level
     done
-    for fusion in "0" "1" "2" "2 --bias-fusion off"; do # by default autotune chooses one of them
-        # shellcheck disable=SC2086
-        our_speed "speed-${speed[0]}-gelu-${fusion//[ -]/}" $main "${speed[@]}" --recompute 0 --gelu-fusion $fusion
+    for fusion in 0 1 2; do # by default autotune chooses one of them
+        our_speed "speed-${speed[0]}-gelu-$fusion" $main "${speed[@]}" --recompute 0 --gelu-fusion $fusion
     done
     our_speed "speed-${speed[0]}-again" $main "${speed[@]}" --recompute 0 # the noise
 }

@@ -45,7 +45,7 @@
 #include "llmc/tokenizer/chat_marks.h"
 
 #include "llmc/tokenizer/bpe_files.h"
-#include "llmc/log/log.h"
+#include "llmc/log/log_line.h"
 #include "llmc/data/shard_writer.h"
 #include "llmc/data/target_mask.h"
 #include "llmc/base/limits.h"

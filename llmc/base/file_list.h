@@ -40,9 +40,9 @@ void file_list_add_directory(FileList* list, const char* option, const char* pat
 // Adds the file directory/name.
 void file_list_add_in(FileList* list, const char* option, const char* directory, const char* name);
 
-// Returns a checksum of the names, without directories, and of the contents of the files that an
-// option names; file_fingerprint is that of each. A file that does not exist counts, too. Ends the
-// program if one cannot be read.
+// Returns a checksum of the names, without directories, and of the contents (file_fingerprint) of
+// the files that an option names. A file that does not exist also counts. Ends the program if one
+// cannot be read.
 uint64_t file_list_fingerprint(const FileList* list, const char* option);
 
 void file_list_close(FileList* list);

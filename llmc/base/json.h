@@ -227,7 +227,7 @@ static int json_hex_(const JsonReader* text, size_t at) {
     return value;
 }
 
-// Characters a string may have, besides those of C strings.
+// Characters that a string may have.
 typedef enum { JSON_C_STRING_, JSON_C_BYTES_, JSON_ANY_TEXT_ } JsonText_;
 
 // Decodes \uXXXX, or two of them for a character above U+FFFF. Half a pair becomes U+FFFD in any

@@ -220,7 +220,7 @@ int limits_omp_threads(void) {
     if (!text || !*text) {
         return 0;
     }
-    const int n = sscanf(text, " %ld %c", &threads, &end); // "4,2": of nested regions, too
+    const int n = sscanf(text, " %ld %c", &threads, &end); // "4,2": also of nested regions
     if (n < 1 || (n == 2 && end != ',') || threads < 1 || threads > LIMITS_MAX_THREADS) {
         die_usage("OMP_NUM_THREADS=%s; wanted 1 to %d threads", text, LIMITS_MAX_THREADS);
     }

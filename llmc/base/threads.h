@@ -71,8 +71,8 @@ static inline int thread_index(void) { return omp_get_thread_num(); }
 // for the rest of the run
 static inline void threads_set(int threads) { omp_set_num_threads(threads); }
 
-// Returns the cores of this job on this machine: those of the parent process, since a launcher
-// binds its children but not itself.
+// Returns the cores of this job on this machine: the parent's, since a launcher binds its children
+// but not itself.
 static inline int threads_cores_(void) {
     int cores = 0;
 #ifdef __linux__

@@ -10,7 +10,7 @@ export.h -- writes the final model for llm.c and llama.cpp (--export-llmc, --exp
 #include "llmc/formats/gguf.h"
 #include "llmc/formats/llmc_bin.h"
 #include "llmc/setup/options.h"
-#include "llmc/setup/run_data.h"
+#include "llmc/setup/run_tokens.h"
 #include "llmc/model/model.h"
 
 #ifdef __cplusplus

@@ -20,7 +20,7 @@ a rank has (model_files.h).
 #include "llmc/optim/optimizer.h"
 #include "llmc/parallel/zero.h"
 #include "llmc/setup/options.h"
-#include "llmc/setup/run_data.h"
+#include "llmc/setup/run_tokens.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -96,7 +96,7 @@ size_t comm_min(Comm* c, size_t mine);
 // Returns the value of the first rank that has one; 0 if none has.
 int comm_first(Comm* c, int mine);
 
-// Ends all ranks unless those of the same color have the same hash: "the ranks disagree about
+// Ends all ranks unless all of a color have the same hash: "the ranks disagree about
 // `what`: `words` of rank 0 on ranks 0 2 3, ...", with their places, if they have some. Words
 // longer than 95 bytes are cut; "" is not printed.
 void comm_agree_in(Comm* c, int color, const char* what, uint64_t hash, const char* words);
@@ -202,7 +202,7 @@ typedef struct {
     pid_t pid; // a forked child that calls exit() ends no ranks
     int failing, status;
     int has_told; // an error has been printed
-    int closing;  // the other ranks may end, too
+    int closing;  // the other ranks may also end
     CommNow_ now;
     int64_t saved_step; // step of the last checkpoint; -1: none
     const char* saved_in;

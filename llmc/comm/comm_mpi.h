@@ -15,7 +15,7 @@ needs:   MPI, for more than one rank; only this file includes it, for itself and
 extern "C" {
 #endif
 
-// Joins the ranks; they must be those of the launcher. Sets engine, library and communicator.
+// Joins the ranks, which the launcher must have started. Sets engine, library and communicator.
 void comm_mpi_open(Comm* c);
 
 #ifdef __cplusplus

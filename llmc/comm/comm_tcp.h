@@ -58,7 +58,6 @@ void comm_tcp_open(Comm* c, const CommMeeting* meeting, double limit_s);
 #include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -70,22 +69,16 @@ void comm_tcp_open(Comm* c, const CommMeeting* meeting, double limit_s);
 #include "llmc/base/clock.h"
 #include "llmc/base/file.h"
 #include "llmc/base/printable.h"
-
-#ifndef MSG_NOSIGNAL // without it, only signals.h ignores SIGPIPE
-#define MSG_NOSIGNAL 0
-#endif
+#include "llmc/comm/comm_socket.h"
 
 enum {
-    COMM_TCP_LINES_ = 2,   // messages, end
-    COMM_TCP_HOSTS_ = 8,   // addresses in a file
-    COMM_TCP_WORDS_ = 512, // longest refusal or reason
-    COMM_TCP_HELLO_S_ =
-        // time for a connection, a complete hello, or a rank's next try after its line was closed
-    2,
+    COMM_TCP_LINES_ = 2,     // messages, end
+    COMM_TCP_HOSTS_ = 8,     // addresses in a file
+    COMM_TCP_HELLO_S_ = 2,   // time for a complete hello, or to try again after a line was closed
     COMM_TCP_ANSWER_S_ = 20, // time for rank 0's answer; it may be paused
     COMM_TCP_NOTE_S_ = 10,   // time after which a rank reports whom it waits for
-    COMM_TCP_CALLERS_ =
-        256, // connections whose hellos rank 0 awaits at a time; of more, the oldest is closed
+    // connections whose hellos rank 0 awaits at a time; of more, the oldest is closed
+    COMM_TCP_CALLERS_ = 256,
     COMM_TCP_TRY_AGAIN_MS_ = 100,
     COMM_TCP_BACKLOG_ = 1024
 };
@@ -129,125 +122,7 @@ typedef struct {
 
 static inline CommTcp_* comm_tcp_(const Comm* c) { return (CommTcp_*)c->communicator; }
 
-// ---- sockets ----
-
-// Sends small messages at once, and detects a dead machine within half a minute.
-static void comm_tcp_set_up_(int fd) {
-    const int on = 1;
-    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
-#ifdef TCP_USER_TIMEOUT
-    const int idle_s = 10, interval_s = 5, probes = 4, unread_ms = 30000;
-    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof(idle_s));
-    setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval_s, sizeof(interval_s));
-    setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof(probes));
-    setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &unread_ms, sizeof(unread_ms));
-#endif
-    fcntl(fd, F_SETFD, FD_CLOEXEC);
-}
-
-// True after a call that does not wait, if errno means that nothing has arrived yet.
-static int comm_tcp_is_early_(void) { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
-
-// Reads all bytes. Returns 0 if they did not all arrive.
-static int comm_tcp_read_(int fd, void* data, size_t bytes) {
-    for (size_t done = 0; done < bytes;) {
-        const ssize_t n = recv(fd, (char*)data + done, bytes - done, 0);
-        if (n == 0 || (n < 0 && errno != EINTR)) {
-            errno = n == 0 ? ECONNRESET : errno;
-            return 0;
-        }
-        done += n > 0 ? (size_t)n : 0;
-    }
-    return 1;
-}
-
-// Reads all bytes within limit_s; else errno is ETIMEDOUT.
-static int comm_tcp_read_within_(int fd, void* data, size_t bytes, double limit_s) {
-    const double end_s = time_now_s() + limit_s;
-    for (size_t done = 0; done < bytes;) {
-        struct pollfd ready = {fd, POLLIN, 0};
-        const double left_s = fmax(0, end_s - time_now_s());
-        if (poll(&ready, 1, (int)ceil(1e3 * left_s)) == 0) {
-            errno = ETIMEDOUT;
-            return 0;
-        }
-        const ssize_t n = recv(fd, (char*)data + done, bytes - done, MSG_DONTWAIT);
-        if (n == 0 || (n < 0 && !comm_tcp_is_early_())) {
-            errno = n == 0 ? ECONNRESET : errno;
-            return 0;
-        }
-        done += n > 0 ? (size_t)n : 0;
-    }
-    return 1;
-}
-
-// True if the other end has closed the connection. Unread bytes may remain.
-static int comm_tcp_is_closed_(int fd) {
-    char byte;
-    const ssize_t n = recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-    return n == 0 || (n < 0 && !comm_tcp_is_early_());
-}
-
-static int comm_tcp_write_(int fd, const void* data, size_t bytes) {
-    for (size_t done = 0; done < bytes;) {
-        const ssize_t n = send(fd, (const char*)data + done, bytes - done, MSG_NOSIGNAL);
-        if (n < 0 && errno != EINTR) {
-            return 0;
-        }
-        done += n > 0 ? (size_t)n : 0;
-    }
-    return 1;
-}
-
-// Connects within COMM_TCP_HELLO_S_, or returns -1 with errno.
-static int comm_tcp_connect_to_(const struct addrinfo* address) {
-    int fd = socket(address->ai_family, SOCK_STREAM, 0), error = 0;
-    socklen_t size = sizeof(error);
-    struct pollfd ready = {fd, POLLOUT, 0};
-    if (fd < 0) {
-        return -1;
-    }
-    fcntl(fd, F_SETFL, O_NONBLOCK);
-    if (connect(fd, address->ai_addr, address->ai_addrlen) != 0 && errno != EINPROGRESS) {
-        error = errno;
-    } else if (poll(&ready, 1, 1000 * COMM_TCP_HELLO_S_) != 1) {
-        error = ETIMEDOUT;
-    } else {
-        getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
-    }
-    if (error) {
-        close(fd);
-        errno = error;
-        return -1;
-    }
-    fcntl(fd, F_SETFL, 0);
-    comm_tcp_set_up_(fd);
-    return fd;
-}
-
-// Returns a connection, or -1 with the reason.
-static int comm_tcp_connect_(const char* host, int port, char reason[COMM_TCP_WORDS_]) {
-    struct addrinfo wanted, *found = NULL;
-    char service[16];
-    int fd = -1;
-    memset(&wanted, 0, sizeof(wanted));
-    wanted.ai_socktype = SOCK_STREAM;
-    snprintf(service, sizeof(service), "%d", port);
-    const int failed = getaddrinfo(host, service, &wanted, &found);
-    if (failed) {
-        snprintf(reason, COMM_TCP_WORDS_, "%s: %s", host, gai_strerror(failed));
-        return -1;
-    }
-    for (const struct addrinfo* at = found; at && fd < 0; at = at->ai_next) {
-        fd = comm_tcp_connect_to_(at);
-    }
-    if (fd < 0) {
-        snprintf(reason, COMM_TCP_WORDS_, "%s:%d: %s", host, port, strerror(errno));
-    }
-    freeaddrinfo(found);
-    return fd;
-}
+// ---- listening ----
 
 // Sockets on which rank 0 listens to the others.
 typedef struct {
@@ -408,11 +283,11 @@ static void comm_tcp_line_(const char** text, const char* name, char* value, siz
 }
 
 // Reads the file. Returns 0 with the reason if it has no address yet.
-static int comm_tcp_read_file_(const CommMeeting* m, CommTcpPlace_* place, char reason[COMM_TCP_WORDS_]) {
+static int comm_tcp_read_file_(const CommMeeting* m, CommTcpPlace_* place, char reason[SOCKET_REASON]) {
     char error[ERROR_BYTES], job[sizeof(m->job)], key[32], port[16], *text, end;
     size_t bytes;
     if (!file_try_read(m->file, 8192, &text, &bytes, error)) {
-        snprintf(reason, COMM_TCP_WORDS_, "%.300s", error);
+        snprintf(reason, SOCKET_REASON, "%.300s", error);
         return 0;
     }
     const char* at = text;
@@ -430,11 +305,11 @@ static int comm_tcp_read_file_(const CommMeeting* m, CommTcpPlace_* place, char 
     if (sscanf(key, "%" SCNx64 "%c", &place->key, &end) != 1 ||
         sscanf(port, "%d%c", &place->port, &end) != 1 || place->port < 1 || place->port > 65535 ||
         place->num_hosts == 0) {
-        snprintf(reason, COMM_TCP_WORDS_, "%.200s: does not say where rank 0 is", m->file);
+        snprintf(reason, SOCKET_REASON, "%.200s: does not say where rank 0 is", m->file);
         return 0;
     }
     if (strcmp(job, m->job) != 0) {
-        snprintf(reason, COMM_TCP_WORDS_, "%.120s: of another job, '%.60s', wanted '%.60s'", m->file,
+        snprintf(reason, SOCKET_REASON, "%.120s: of another job, '%.60s', wanted '%.60s'", m->file,
                  printable(job), m->job);
         return 0;
     }
@@ -451,35 +326,35 @@ static void comm_tcp_answer_(const Comm* c, int fd, CommTcpVerdict_ verdict, con
     answer.pid = getpid();
     snprintf(answer.host, sizeof(answer.host), "%s", c->host);
     snprintf(answer.words, sizeof(answer.words), "%.383s", words);
-    comm_tcp_write_(fd, &answer, sizeof(answer));
+    socket_write(fd, &answer, sizeof(answer));
 }
 
 // Judges a hello; sets words to the reason if it is refused. Its strings are terminated.
 static CommTcpVerdict_ comm_tcp_judge_(const Comm* c, const CommTcpHello* hello, const CommMeeting* m,
-                                       uint64_t key, char words[COMM_TCP_WORDS_]) {
+                                       uint64_t key, char words[SOCKET_REASON]) {
     *words = '\0';
     if (strcmp(hello->job, m->job) != 0 || hello->key != key) {
-        snprintf(words, COMM_TCP_WORDS_, "rank 0 on %s waits for another job, '%s'; this one is '%s'%s",
+        snprintf(words, SOCKET_REASON, "rank 0 on %s waits for another job, '%s'; this one is '%s'%s",
                  c->host, m->job, hello->job, hello->key != key ? ", with another key" : "");
         return COMM_TCP_OTHER_JOB_;
     }
     if (hello->size != c->size || hello->rank < 1 || hello->rank >= c->size || hello->line < 0 ||
         hello->line >= COMM_TCP_LINES_) {
-        snprintf(words, COMM_TCP_WORDS_, "rank %d of %d (%s, pid %d) came to rank 0 of %d (%s, pid %d)",
+        snprintf(words, SOCKET_REASON, "rank %d of %d (%s, pid %d) came to rank 0 of %d (%s, pid %d)",
                  hello->rank, hello->size, hello->host, hello->pid, c->size, c->host, (int)getpid());
         return COMM_TCP_REFUSED_;
     }
     const CommTcpPeer_* peer = &comm_tcp_(c)->peers[hello->rank];
     const int line = peer->lines[hello->line];
-    if (line >= 0 && !comm_tcp_is_closed_(line)) {
-        snprintf(words, COMM_TCP_WORDS_, "rank %d is claimed by two processes: %s, pid %d, and %s, pid %d",
+    if (line >= 0 && !socket_is_closed(line)) {
+        snprintf(words, SOCKET_REASON, "rank %d is claimed by two processes: %s, pid %d, and %s, pid %d",
                  hello->rank, peer->host, peer->pid, hello->host, hello->pid);
         return COMM_TCP_REFUSED_;
     }
     return COMM_TCP_WELCOME_;
 }
 
-// Makes the line that of a rank, in place of one that the rank has closed.
+// Gives the line to a rank, in place of one that the rank has closed.
 static void comm_tcp_let_in_(CommTcp_* t, int fd, const CommTcpHello* hello) {
     CommTcpPeer_* peer = &t->peers[hello->rank];
     if (peer->lines[hello->line] >= 0) {
@@ -496,11 +371,11 @@ static void comm_tcp_let_in_(CommTcp_* t, int fd, const CommTcpHello* hello) {
 // closed the line says hello again.
 static void comm_tcp_admit_(Comm* c, CommTcpCaller_* caller, const CommMeeting* m, uint64_t key) {
     CommTcpHello* hello = &caller->hello;
-    char words[COMM_TCP_WORDS_];
+    char words[SOCKET_REASON];
     hello->job[sizeof(hello->job) - 1] = hello->host[sizeof(hello->host) - 1] = '\0';
     printable(hello->job);
     printable(hello->host);
-    if (comm_tcp_is_closed_(caller->fd)) {
+    if (socket_is_closed(caller->fd)) {
         close(caller->fd);
         return;
     }
@@ -535,7 +410,7 @@ static void comm_tcp_accept_(CommTcpDoor_* door) {
                 comm_tcp_send_away_(door, 0);
             }
             CommTcpCaller_* caller = &door->callers[door->num_callers++];
-            comm_tcp_set_up_(fd);
+            socket_set_up(fd);
             caller->fd = fd;
             caller->bytes = 0;
             caller->end_s = time_now_s() + COMM_TCP_HELLO_S_;
@@ -552,7 +427,7 @@ static int comm_tcp_hear_(CommTcpCaller_* caller) {
     const size_t magic = sizeof(caller->hello.magic);
     const ssize_t n = recv(caller->fd, (char*)&caller->hello + caller->bytes,
                            sizeof(caller->hello) - caller->bytes, MSG_DONTWAIT);
-    if (n == 0 || (n < 0 && !comm_tcp_is_early_())) {
+    if (n == 0 || (n < 0 && !socket_is_early())) {
         return -1;
     }
     caller->bytes += n > 0 ? (size_t)n : 0;
@@ -592,7 +467,7 @@ static void comm_tcp_look_for_closed_(const Comm* c) {
     for (int r = 1; r < c->size; r++) {
         CommTcpPeer_* peer = &comm_tcp_(c)->peers[r];
         for (int line = 0; line < COMM_TCP_LINES_; line++) {
-            if (peer->lines[line] >= 0 && comm_tcp_is_closed_(peer->lines[line])) {
+            if (peer->lines[line] >= 0 && socket_is_closed(peer->lines[line])) {
                 close(peer->lines[line]);
                 peer->lines[line] = -1;
                 peer->closed_s = now_s;
@@ -605,13 +480,13 @@ static void comm_tcp_look_for_closed_(const Comm* c) {
 }
 
 // Sets words to " 2 3", the missing ranks. Returns 0 if none is missing.
-static int comm_tcp_print_missing_(const Comm* c, char words[COMM_TCP_WORDS_]) {
+static int comm_tcp_print_missing_(const Comm* c, char words[SOCKET_REASON]) {
     int used = 0;
     *words = '\0';
-    for (int r = 1; r < c->size && used < COMM_TCP_WORDS_ - 32; r++) {
+    for (int r = 1; r < c->size && used < SOCKET_REASON - 32; r++) {
         const int* lines = comm_tcp_(c)->peers[r].lines;
         if (lines[0] < 0 || lines[1] < 0) {
-            used += snprintf(words + used, (size_t)(COMM_TCP_WORDS_ - used), " %d", r);
+            used += snprintf(words + used, (size_t)(SOCKET_REASON - used), " %d", r);
         }
     }
     return used > 0;
@@ -620,7 +495,7 @@ static int comm_tcp_print_missing_(const Comm* c, char words[COMM_TCP_WORDS_]) {
 // Waits for all other ranks. Reports missing ones soon, and again when the time is up.
 static void comm_tcp_wait_(Comm* c, CommTcpDoor_* door, const CommMeeting* m, uint64_t key, double limit_s) {
     const double begin_s = time_now_s();
-    char missing[COMM_TCP_WORDS_];
+    char missing[SOCKET_REASON];
     for (int is_told = 0; comm_tcp_print_missing_(c, missing);) {
         const double waited_s = time_now_s() - begin_s;
         CHECK(waited_s <= limit_s, "these ranks have not joined rank 0 of %d, %s port %d, within %.0f s:%s",
@@ -686,17 +561,17 @@ static CommTcpHello comm_tcp_hello_(const Comm* c, const CommMeeting* m, uint64_
 // Says hello to the listener. Returns 1 if it is rank 0 and admits this rank; else 0 with the
 // reason. Ends the program if another try cannot help.
 static int comm_tcp_greet_(int fd, const CommMeeting* m, const CommTcpHello* hello, CommTcpAnswer_* answer,
-                           double limit_s, char reason[COMM_TCP_WORDS_]) {
+                           double limit_s, char reason[SOCKET_REASON]) {
     errno = 0;
-    if (!comm_tcp_write_(fd, hello, sizeof(*hello)) ||
-        !comm_tcp_read_within_(fd, answer, sizeof(*answer), limit_s) || answer->magic != COMM_TCP_MAGIC) {
-        snprintf(reason, COMM_TCP_WORDS_, "the listener there %s",
+    if (!socket_write(fd, hello, sizeof(*hello)) ||
+        !socket_read_within(fd, answer, sizeof(*answer), limit_s) || answer->magic != COMM_TCP_MAGIC) {
+        snprintf(reason, SOCKET_REASON, "the listener there %s",
                  errno == ETIMEDOUT ? "does not answer" : "is not rank 0");
         return 0;
     }
     answer->words[sizeof(answer->words) - 1] = answer->host[sizeof(answer->host) - 1] = '\0';
     printable(answer->host);
-    printable_copy(reason, COMM_TCP_WORDS_, answer->words);
+    printable_copy(reason, SOCKET_REASON, answer->words);
     CHECK(answer->verdict != COMM_TCP_REFUSED_, "%s", reason);
     // one of its hosts may be another machine here
     CHECK(answer->verdict == COMM_TCP_WELCOME_ || *m->file, "%s", reason);
@@ -705,17 +580,17 @@ static int comm_tcp_greet_(int fd, const CommMeeting* m, const CommTcpHello* hel
 
 // Connects a line, or returns -1 with the reason.
 static int comm_tcp_try_(Comm* c, const CommMeeting* m, const CommTcpHello* hello, const char* host, int port,
-                         double left_s, char reason[COMM_TCP_WORDS_]) {
+                         double left_s, char reason[SOCKET_REASON]) {
     CommTcpPeer_* peer = comm_tcp_(c)->peers;
     CommTcpAnswer_ answer;
-    char words[COMM_TCP_WORDS_];
-    const int fd = comm_tcp_connect_(host, port, reason);
+    char words[SOCKET_REASON];
+    const int fd = socket_connect(host, port, reason);
     if (fd < 0) {
         return -1;
     }
     const double limit_s = fmax(0.1, fmin(left_s, COMM_TCP_ANSWER_S_));
     if (!comm_tcp_greet_(fd, m, hello, &answer, limit_s, words)) {
-        snprintf(reason, COMM_TCP_WORDS_, "%.64s:%d: %.400s", host, port, words);
+        snprintf(reason, SOCKET_REASON, "%.64s:%d: %.400s", host, port, words);
         close(fd);
         return -1;
     }
@@ -726,7 +601,7 @@ static int comm_tcp_try_(Comm* c, const CommMeeting* m, const CommTcpHello* hell
 
 // Finds the address of rank 0, in the file or from the command line. Returns 0 with the reason if
 // it is unknown.
-static int comm_tcp_find_(const CommMeeting* m, CommTcpPlace_* place, char reason[COMM_TCP_WORDS_]) {
+static int comm_tcp_find_(const CommMeeting* m, CommTcpPlace_* place, char reason[SOCKET_REASON]) {
     if (*m->file) {
         return comm_tcp_read_file_(m, place, reason);
     }
@@ -740,7 +615,7 @@ static int comm_tcp_find_(const CommMeeting* m, CommTcpPlace_* place, char reaso
 // Tries until the line is connected, or the time is up.
 static int comm_tcp_join_line_(Comm* c, const CommMeeting* m, int line, double limit_s) {
     const double begin_s = time_now_s(), end_s = begin_s + limit_s;
-    char reason[COMM_TCP_WORDS_];
+    char reason[SOCKET_REASON];
     CommTcpPlace_ place;
     for (int is_told = c->rank > 1;;) { // one rank reports for all
         const int hosts = comm_tcp_find_(m, &place, reason) ? place.num_hosts : 0;
@@ -780,7 +655,7 @@ typedef enum { COMM_TCP_BROADCAST_ = 1, COMM_TCP_ALL_GATHER_, COMM_TCP_ANY_ } Co
 static void comm_tcp_send_(const Comm* c, int to, CommTcpKind_ kind, const void* data, size_t bytes) {
     const int fd = comm_tcp_(c)->peers[to].lines[0];
     const CommTcpHead_ head = {comm_tcp_(c)->number, kind, bytes};
-    if (!comm_tcp_write_(fd, &head, sizeof(head)) || !comm_tcp_write_(fd, data, bytes)) {
+    if (!socket_write(fd, &head, sizeof(head)) || !socket_write(fd, data, bytes)) {
         comm_tcp_lost_(c, to);
     }
 }
@@ -789,13 +664,13 @@ static void comm_tcp_receive_(const Comm* c, int from, CommTcpKind_ kind, void* 
     const int fd = comm_tcp_(c)->peers[from].lines[0];
     const uint32_t number = comm_tcp_(c)->number;
     CommTcpHead_ head;
-    if (!comm_tcp_read_(fd, &head, sizeof(head))) {
+    if (!socket_read(fd, &head, sizeof(head))) {
         comm_tcp_lost_(c, from);
     }
     CHECK(head.number == number && head.kind == (uint32_t)kind && head.bytes == bytes,
           "rank %d sends message %u of kind %u, %zu bytes, rank %d wants message %u of kind %d, %zu bytes",
           from, head.number, head.kind, (size_t)head.bytes, c->rank, number, kind, bytes);
-    if (!comm_tcp_read_(fd, data, bytes)) {
+    if (!socket_read(fd, data, bytes)) {
         comm_tcp_lost_(c, from);
     }
 }

@@ -25,7 +25,7 @@ An empty slot gets token 0 at position 0.
 #include "llmc/base/rand.h"
 #include "llmc/log/log.h"
 #include "llmc/setup/options.h"
-#include "llmc/setup/run_data.h"
+#include "llmc/setup/run_tokens.h"
 #include "llmc/generate/sampler.h"
 #include "llmc/generate/text_stream.h"
 

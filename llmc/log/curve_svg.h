@@ -17,10 +17,8 @@ dot, the floor a dashed line. Points that are not finite are left out.
 extern "C" {
 #endif
 
-// Writes the picture. train and val are in the order of steps; floor is NaN if unknown. Writes
-// nothing without a finite training loss.
-void curve_svg(FILE* file, const CurvePoint* train, int n_train, const CurvePoint* val, int n_val,
-               double floor);
+// Writes the picture; nothing without a finite training loss. Other losses need not be finite.
+void curve_svg(FILE* file, Curve curve);
 
 // Writes a picture of losses over their learning rates, in rising order and above 0. `mark` is the
 // rate to take; NULL: none.
@@ -193,39 +191,38 @@ static void svg_open_(FILE* file, const char* title) {
 }
 
 // Draws points on an axis of steps or rates, which the points extend.
-static void svg_draw_(FILE* file, SvgRange_ range, const CurvePoint* train, int n_train,
-                      const CurvePoint* val, int n_val, double floor) {
-    const int drawn = svg_include_(&range, train, n_train), is_log = range.step.is_log;
+static void svg_draw_(FILE* file, SvgRange_ range, Curve curve) {
+    const int drawn = svg_include_(&range, curve.train, curve.n_train), is_log = range.step.is_log;
     if (!drawn) {
         return;
     }
-    const int has_dots = svg_include_(&range, val, n_val) > 0;
-    svg_settle_(&range, floor);
+    const int has_dots = svg_include_(&range, curve.val, curve.n_val) > 0;
+    svg_settle_(&range, curve.floor);
     svg_open_(file, is_log ? "Loss at each learning rate" : "Loss after each step");
-    svg_legend_(file, !has_dots ? NULL : is_log ? "the rate to take" : "validation loss", floor);
+    svg_legend_(file, !has_dots ? NULL : is_log ? "the rate to take" : "validation loss", curve.floor);
     svg_loss_axis_(file, &range);
     fprintf(file, "<path d=\"M%d %dV%dH%d\" fill=\"none\" stroke=\"" SVG_GRAY_ "\"/>\n", SVG_LEFT_, SVG_TOP_,
             SVG_BOTTOM_, SVG_RIGHT_);
     svg_step_axis_(file, &range);
-    if (isfinite(floor)) {
-        const double y = svg_y_(&range, floor);
+    if (isfinite(curve.floor)) {
+        const double y = svg_y_(&range, curve.floor);
         fprintf(file, "<path d=\"M%d %.1fH%d\" " SVG_FLOOR_LINE_ "/>\n", SVG_LEFT_, y, SVG_RIGHT_);
     }
-    svg_train_(file, &range, train, n_train, drawn);
-    svg_val_(file, &range, val, n_val);
+    svg_train_(file, &range, curve.train, curve.n_train, drawn);
+    svg_val_(file, &range, curve.val, curve.n_val);
     fputs("</svg>\n", file);
 }
 
-void curve_svg(FILE* file, const CurvePoint* train, int n_train, const CurvePoint* val, int n_val,
-               double floor) {
+void curve_svg(FILE* file, Curve curve) {
     const SvgRange_ range = {{0, 1, 0}, {INFINITY, 0, 1}};
-    svg_draw_(file, range, train, n_train, val, n_val, floor);
+    svg_draw_(file, range, curve);
 }
 
 void curve_svg_rates(FILE* file, const CurvePoint* losses, int n, const CurvePoint* mark) {
     if (n > 1) {
         const SvgRange_ range = {{losses[0].step, losses[n - 1].step, 1}, {INFINITY, 0, 1}};
-        svg_draw_(file, range, losses, n, mark, mark != NULL, NAN);
+        const Curve curve = {losses, mark, n, mark != NULL, NAN};
+        svg_draw_(file, range, curve);
     }
 }
 

@@ -22,6 +22,13 @@ typedef struct {
     double step, loss; // step, or learning rate
 } CurvePoint;
 
+// The losses of a run, in the order of steps.
+typedef struct {
+    const CurvePoint *train, *val; // (n_train), (n_val)
+    int n_train, n_val;
+    double floor; // NaN: unknown
+} Curve;
+
 typedef struct {
     int columns, rows;   // size of the plotting area, in characters
     int is_utf8;         // 0: ASCII
@@ -33,11 +40,9 @@ typedef struct {
     double* labels;      // (rows) loss written beside the row; NaN: none
 } CurvePlot;
 
-// Draws on `columns` x `rows` characters, labels included. train (n_train) and val (n_val) are in
-// the order of steps, their losses finite; floor is NaN if unknown. Draws nothing without training
-// losses.
-void curve_draw(FILE* file, const CurvePoint* train, int n_train, const CurvePoint* val, int n_val,
-                double floor, int columns, int rows);
+// Draws on `columns` x `rows` characters, labels included. All losses are finite; without training
+// losses it draws nothing.
+void curve_draw(FILE* file, Curve curve, int columns, int rows);
 
 // Draws the losses over their learning rates, in rising order and above 0, and marks the rate to
 // take; `mark` is NULL if there is none. Losses are finite.
@@ -174,7 +179,7 @@ static void curve_labels_(CurvePlot* plot) {
     }
 }
 
-// Prints one character cell: a mark, or its dots with those of the floor's dashes.
+// Prints one character cell: a mark, or its dots and the floor's dashes.
 static void curve_print_cell_(FILE* file, const CurvePlot* plot, int row, int column) {
     const int at = row * plot->columns + column, dots = plot->dots[at];
     const int floor_y = plot->floor > 0 ? curve_y_(plot, plot->floor) : -1;
@@ -260,23 +265,23 @@ static void curve_print_(FILE* file, const CurvePlot* plot) {
 }
 
 // Draws points on axes that start with `step`, a range that the points extend.
-static void curve_draw_(FILE* file, CurvePlot plot, const CurvePoint* train, int n_train,
-                        const CurvePoint* val, int n_val) {
+static void curve_draw_(FILE* file, CurvePlot plot, Curve curve) {
     plot.is_utf8 = curve_is_utf8_();
-    plot.loss = (Axis){train[0].loss, train[0].loss, 1};
-    curve_include_(&plot, train, n_train);
-    curve_include_(&plot, val, n_val);
+    plot.floor = curve.floor;
+    plot.loss = (Axis){curve.train[0].loss, curve.train[0].loss, 1};
+    curve_include_(&plot, curve.train, curve.n_train);
+    curve_include_(&plot, curve.val, curve.n_val);
     curve_choose_range_(&plot);
     const size_t cells = (size_t)plot.rows * (size_t)plot.columns;
     plot.dots = (unsigned char*)check_alloc(cells, 1, "loss curve");
     plot.marks = (char*)check_alloc(cells, 1, "loss curve");
     plot.labels = (double*)check_alloc((size_t)plot.rows, sizeof(double), "loss curve");
-    curve_train_(&plot, train, n_train);
+    curve_train_(&plot, curve.train, curve.n_train);
     curve_labels_(&plot);
     if (plot.floor > 0) {
         curve_floor_(&plot);
     }
-    curve_val_(&plot, val, n_val);
+    curve_val_(&plot, curve.val, curve.n_val);
     curve_print_(file, &plot);
     free(plot.dots);
     free(plot.marks);
@@ -284,22 +289,20 @@ static void curve_draw_(FILE* file, CurvePlot plot, const CurvePoint* train, int
 }
 
 // Returns an empty plot of this size in characters, labels included.
-static CurvePlot curve_of_size_(Axis step, double floor, int columns, int rows) {
+static CurvePlot curve_of_size_(Axis step, int columns, int rows) {
     const int wide = columns - CURVE_LABEL_COLUMNS_ - CURVE_MARGIN_COLUMNS_ - 1, high = rows - 3;
     CurvePlot plot;
     memset(&plot, 0, sizeof(plot));
     plot.columns = wide < 12 ? 12 : wide;
     plot.rows = high < 4 ? 4 : high;
     plot.step = step;
-    plot.floor = floor;
     return plot;
 }
 
-void curve_draw(FILE* file, const CurvePoint* train, int n_train, const CurvePoint* val, int n_val,
-                double floor, int columns, int rows) {
+void curve_draw(FILE* file, Curve curve, int columns, int rows) {
     const Axis steps = {0, 1, 0};
-    if (n_train > 0) {
-        curve_draw_(file, curve_of_size_(steps, floor, columns, rows), train, n_train, val, n_val);
+    if (curve.n_train > 0) {
+        curve_draw_(file, curve_of_size_(steps, columns, rows), curve);
     }
 }
 
@@ -307,7 +310,8 @@ void curve_draw_rates(FILE* file, const CurvePoint* losses, int n, const CurvePo
                       int rows) {
     if (n > 1) {
         const Axis rates = {losses[0].step, losses[n - 1].step, 1};
-        curve_draw_(file, curve_of_size_(rates, NAN, columns, rows), losses, n, mark, mark != NULL);
+        const Curve curve = {losses, mark, n, mark != NULL, NAN};
+        curve_draw_(file, curve_of_size_(rates, columns, rows), curve);
     }
 }
 

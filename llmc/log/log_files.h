@@ -38,8 +38,8 @@ void log_files_put_aside(const char* out_dir);
 // log.jsonl; 0: no log, or one without it. Ends the program if a log cannot be read.
 uint64_t log_files_run(const char* out_dir);
 
-// Makes the logs of this run the current ones: renames those of another run, and restores this
-// run's if they were renamed.
+// Makes the logs of this run the current ones: renames the logs of another run, and restores
+// this run's if they were renamed.
 void log_files_take(const char* out_dir, uint64_t run);
 
 // Ends the program if an existing log cannot be continued. A link can: a file replaces it.

@@ -67,13 +67,9 @@ typedef enum { BIASES_ALL, BIASES_QKV, BIASES_NONE } BiasesKind;
 // Layers that may have a window: none; all of them, or none; any.
 typedef enum { WINDOWS_NONE, WINDOWS_ALL, WINDOWS_ANY } WindowsKind;
 
-// Random weights of a new model.
-// clang-format off
-#define INITIAL_WORDS(X) \
-    X(INITIAL_GPT2, "gpt2")        /* N(0, std), less into the residual stream */ \
-    X(INITIAL_ZERO_OUT, "zero-out") /* zero into the residual stream and into logits */
-// clang-format on
-typedef enum { INITIAL_WORDS(WORDS_VALUE) } InitialWeights;
+// Random weights of a new model: N(0, std), smaller for projections into the residual stream; or
+// zero for these, and for an output layer of its own.
+typedef enum { INITIAL_GPT2, INITIAL_ZERO_OUT } InitialWeights;
 
 // clang-format off
 // Architectures: the word of --arch, and the kinds of their operations. Whether the embedding has a

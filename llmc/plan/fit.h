@@ -53,7 +53,7 @@ static inline int fit_tries_level(const Options* o, int level) {
     return !is_given || level == (o->memory.offload_residuals ? (int)RECOMPUTE_BLOCK : o->memory.recompute);
 }
 
-// Returns 1 if the optimizer's state on the host is tried, too.
+// Returns 1 if the optimizer's state on the host is also tried.
 static inline int fit_tries_offload(const Settled* s, const FitDevice* device) {
     const Options* o = &s->options;
     return device->can_offload && s->use == USE_TRAIN && !o->memory.offload_optimizer &&

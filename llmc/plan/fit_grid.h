@@ -156,7 +156,7 @@ static inline int fit_tries_zero_(const Settled* s, GridShape shape, int zero) {
 }
 
 // Returns the next number of processes that share a replica after `shards` (0: the first one):
-// those of a machine, twice as many, ..., all; 0 after the last.
+// as many as a machine has, twice as many, ..., all; 0 after the last.
 static inline int fit_next_shards_(const Settled* s, GridShape shape, int shards) {
     const Options* o = &s->options;
     const int all = shape.data * shape.context, near = int_max(s->ranks.node_ranks / shape.tensor, 1);

@@ -16,7 +16,7 @@ The memory bandwidth is the published one, or is computed from the memory's cloc
 
 #include "llmc/base/clock.h"
 #include "llmc/gpu/gpu.cuh"
-#include "llmc/log/log.h"
+#include "llmc/log/log_step.h"
 #include "llmc/ops/matmul_plans.cuh"
 #include "llmc/gpu/nvml.h"
 #include "llmc/layers/layer_cost.h"
@@ -200,7 +200,7 @@ static inline size_t gpu_planned_memory(const Options* o) {
 
 // Returns the rates for the planned time of an update, with matmuls in fp8 or without. The shares
 // of the peaks and the time of a launch are assumptions, not measured with this program. In fp8 the
-// peak is twice that of 16 bits, and a smaller share of it is reached.
+// peak is twice the peak of 16 bits, and a smaller share of it is reached.
 static inline CostRates gpu_rates(const Gpu* gpu, double peak, int in_fp8) {
     const double matmuls = 0.65, attention = 0.2, memory = 0.8, fp8 = 0.55,
                  bandwidth = gpu_bandwidth_per_s(gpu);
@@ -233,7 +233,7 @@ static inline double gpu_beside_mib(void) {
 // ---- --gpu-report ----
 
 typedef struct {
-    Nvml nvml; // used for the log, too
+    Nvml nvml; // also for the log
     int has_nvml, has_listed_matmuls;
     double sensed_s;           // time of the last sensor reading
     double power_w, clock_mhz; // it, until the log has it; NAN: none

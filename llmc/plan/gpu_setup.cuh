@@ -66,8 +66,8 @@ static inline int gpu_setup_graph(const Settled* s) {
            (s->options.memory.graph == OPTION_AUTO ? !has_more : s->options.memory.graph);
 }
 
-// Returns the number of processes that share this one's cores: those of its machine that start with
-// the same core. Collective.
+// Returns the number of processes that share this one's cores: on its machine, and with the same
+// first core. Collective.
 static inline int gpu_setup_sharers_(Comm* comm) {
     const int mine[2] = {comm->node, limits_first_core()};
     int(*all)[2] = (int(*)[2])check_alloc((size_t)comm->size, sizeof(mine), "cores of processes"), count = 0;
@@ -185,7 +185,7 @@ static inline GeluFusion gpu_setup_gelu_(const Options* o) {
 static inline MatmulSettings gpu_setup_matmul(const Settled* s) {
     const Options* o = &s->options;
     const MatmulSettings settings = {
-        o->memory.tf32, gpu_setup_gelu_(o), o->memory.bias_fusion, o->memory.autotune,
+        o->memory.tf32, gpu_setup_gelu_(o), 1, o->memory.autotune,
         matmul_workspace_bytes(o->memory.device, (size_t)o->batch.size * (size_t)settled_rank_length(s),
                                (size_t)s->cfg.C)};
     return settings;

@@ -45,7 +45,7 @@ typedef struct {
     int communicators, peers;
 } MemoryLinks;
 
-// Returns those of a run (grid_groups_gpu_open): a group of all may be the first communicator
+// Counts the links of a run (grid_groups_gpu_open). A group of all may be the first communicator
 // itself. A stage exchanges with its neighbors only; the data group with the ranks of its replica.
 static inline MemoryLinks memory_links(const Ranks* ranks) {
     const int all = grid_size(ranks->grid.shape), shards = ranks->shards;
@@ -113,7 +113,7 @@ static inline size_t memory_connect_(const Settled* s, Comm* comm) {
     gpu_close(&gpu);
     const GroupGpu* all = &((const GridGroupsGpu*)comm->gpus)->all;
     gpu_library_takes(all->communicator, bytes);
-    // a text goes to stdout; that of ranks above 0 is /dev/null
+    // a generated text goes to stdout, which is /dev/null in ranks above 0
     fprintf(s->use == USE_GENERATE && comm->rank == 0 ? stderr : stdout, "%s: %.1f MiB of GPU memory%s\n",
             all->library, (double)bytes / (1 << 20),
             all->last ? "; it keeps no order of exchanges, so they run one at a time (wanted 2.26 with "

@@ -23,14 +23,13 @@ plan.h -- prints what a run takes: tensors and their sizes, memory by kind, disk
 extern "C" {
 #endif
 
-// Rate between the GPU and the host, each way: PCIe 5 x16. dev/bench/hardware.py assumes it, too.
+// Rate between the GPU and the host, each way: PCIe 5 x16. dev/bench/hardware.py also assumes it.
 #define PLAN_BUS_BYTES_PER_S 50e9
-// Rate of a drive. dev/bench/hardware.py assumes it, too.
+// Rate of a drive. dev/bench/hardware.py also assumes it.
 #define PLAN_DRIVE_BYTES_PER_S 6e9
 
-// Tensors of a model and a dry ledger of all that it takes.
+// A dry ledger of all that a model takes.
 typedef struct {
-    TensorRow parameters[MODEL_PARAMETER_ROWS], activations[MODEL_ACTIVATION_ROWS];
     Memory memory;
 } ModelPlan;
 
@@ -77,7 +76,7 @@ void plan_print_traffic(FILE* file, const Settled* s);
 // Prints the memory in MiB as members of a JSON object, each after a comma; `memory` is a Memory.
 void plan_print_json(FILE* file, const void* memory);
 
-// Prints the plan: first the tensors with --plan-tensors, then memory, disk, work and time.
+// Prints the plan: memory, disk, work and time.
 void plan_print(FILE* file, const Settled* s, const TrainerPlan* plan);
 
 #ifdef __cplusplus
@@ -304,18 +303,6 @@ void plan_print_traffic(FILE* file, const Settled* s) {
     fputc('\n', file);
 }
 
-static void plan_print_rows_(FILE* file, const TensorRow* rows, int count) {
-    static const char* const life_mark[] = {"", "  b", "  c", "", ""}; // by TensorLife
-    for (int i = 0; i < count; i++) {
-        const TensorRow* row = &rows[i];
-        if (tensor_elements(row) > 0) {
-            const size_t elements = tensor_elements(row) * (size_t)row->places;
-            fprintf(file, "  %-11s %4d x %8zu x %-6zu %10.2f MiB%s\n", row->name, row->layers * row->places,
-                    row->rows, row->cols, plan_mib_(elements * row->element_bytes), life_mark[row->life]);
-        }
-    }
-}
-
 PlanMoves plan_moves(const Memory* memory, MemoryPlace place) {
     PlanMoves moves = {0, 0, 0, 0};
     for (int i = 0; i < memory->num_entries; i++) {
@@ -431,21 +418,7 @@ static void plan_print_work_(FILE* file, const Settled* s, const TrainerPlan* pl
     plan_print_rates_(file, &plan->rates, model_activation(s->cfg));
 }
 
-static void plan_print_tensors_(FILE* file, const Options* options, const TrainerPlan* plan) {
-    fprintf(file, "\nparameters   layers x rows x columns (%s)\n",
-            options->texts.quantize ? "of matrices: blocks of 32"
-                                    : "the same for gradients and optimizer state");
-    plan_print_rows_(file, plan->model.parameters, MODEL_PARAMETER_ROWS);
-    fprintf(file,
-            "\nactivations   layers x tokens x columns (b: only used inside a block; shares memory with c, "
-            "the classifier's)\n");
-    plan_print_rows_(file, plan->model.activations, MODEL_ACTIVATION_ROWS);
-}
-
 void plan_print(FILE* file, const Settled* s, const TrainerPlan* plan) {
-    if (s->options.plan_tensors) {
-        plan_print_tensors_(file, &s->options, plan);
-    }
     fputc('\n', file);
     plan_print_memory(file, s, &plan->model.memory);
     plan_print_moves_(file, &plan->model.memory, MEMORY_HOST);

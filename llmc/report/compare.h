@@ -35,6 +35,7 @@ void compare_runs(FILE* file, const char* runs);
 #include "llmc/base/printable.h"
 #include "llmc/report/summary.h"
 #include "llmc/report/log_reader.h"
+#include "llmc/report/run_list.h"
 
 enum { COMPARE_CELL_ = 72, COMPARE_ROWS_ = FACTS_OPTIONS + 64 };
 

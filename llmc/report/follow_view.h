@@ -41,7 +41,7 @@ void follow_print_picture(FILE* file, const Record* r, const char* state, int co
 #include "llmc/base/printable.h"
 #include "llmc/base/text_buffer.h"
 #include "llmc/log/curve_terminal.h"
-#include "llmc/log/log.h"
+#include "llmc/log/log_line.h"
 #include "llmc/log/text_wrap.h"
 
 enum {
@@ -235,7 +235,8 @@ static void follow_curve_(FILE* file, const Record* r, int columns, int rows) {
     CurvePoint* train = (CurvePoint*)check_alloc((size_t)bins + 1, sizeof(CurvePoint), "loss curve");
     CurvePoint* val = (CurvePoint*)check_alloc(r->num_events + 1, sizeof(CurvePoint), "loss curve");
     const int n_train = follow_train_points_(train, bins, r), n_val = follow_val_points_(val, r);
-    curve_draw(file, train, n_train, val, n_val, follow_floor_(r, train, n_train), columns, rows);
+    const Curve curve = {train, val, n_train, n_val, follow_floor_(r, train, n_train)};
+    curve_draw(file, curve, columns, rows);
     free(val);
     free(train);
 }

@@ -22,8 +22,6 @@ not, the later lines count.
 extern "C" {
 #endif
 
-enum { RECORD_RUNS = 8 }; // most runs read together
-
 // Numbers of an update, by their keys.
 // clang-format off
 #define RECORD_SERIES(X) \
@@ -130,11 +128,6 @@ typedef struct {
     RecordEnd end;
 } Record;
 
-// Splits "RUN,RUN" into paths; \, is a comma in a name. A part that names nothing may be a pattern,
-// 'out/lr*', which stands for the runs that match it. Returns the number of runs. Refuses, as the
-// value of `option`, a list that is empty, has an empty part, names a run twice, or is too long.
-int record_split(char paths[RECORD_RUNS][PATH_MAX], const char* list, const char* option);
-
 // Reads a run, and warns about skipped lines. Ends the program without a log, or without an update
 // in it.
 void record_read(Record* record, const char* run);
@@ -166,7 +159,7 @@ void record_follow_end(RecordFollower* f);
 // Returns the length of the directories that the names of several runs have in common.
 size_t record_common_directories(const Record* runs, int count);
 
-// True if a run's name is that of a log, not of a directory.
+// Returns true if a run is named by its log, not by its directory.
 int record_names_file(const char* run);
 
 // Return the first, last and lowest validation; NULL if none.
@@ -195,7 +188,6 @@ double record_tok_per_s(const Record* record);
 #ifdef LOG_READER_IMPLEMENTATION
 
 #include <errno.h>
-#include <glob.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -737,83 +729,6 @@ void record_close(Record* record) {
     free(record->events);
     record_forget_start_(record);
     memset(record, 0, sizeof(*record));
-}
-
-// ---- lists of runs ----
-
-// Copies up to the next comma without a backslash. Returns its position, or the end.
-static const char* record_part_(char path[PATH_MAX], const char* list, const char* option) {
-    size_t used = 0;
-    for (; *list && *list != ','; list++) {
-        list += list[0] == '\\' && list[1] == ',';
-        if (used + 1 >= PATH_MAX) {
-            die_usage("--%s: the name of a run is too long", option);
-        }
-        path[used++] = *list;
-    }
-    path[used] = '\0';
-    return list;
-}
-
-// Runs of a list so far.
-typedef struct {
-    char (*paths)[PATH_MAX];
-    int count;
-    const char *list, *option;
-} RecordList_;
-
-static void record_list_add_(RecordList_* l, const char* path) {
-    if (!path[0]) {
-        die_usage("--%s is '%s'; wanted runs, with a comma between two", l->option, l->list);
-    }
-    if (l->count == RECORD_RUNS) {
-        die_usage("--%s has more than %d runs; wanted 1 to %d", l->option, RECORD_RUNS, RECORD_RUNS);
-    }
-    for (int i = 0; i < l->count; i++) {
-        if (strcmp(l->paths[i], path) == 0) {
-            die_usage("--%s names %s twice", l->option, path);
-        }
-    }
-    snprintf(l->paths[l->count++], PATH_MAX, "%s", path);
-}
-
-// True if this is a log, or a directory with one: a pattern also matches other files.
-static int record_is_run_(const char* path) {
-    char log[PATH_MAX];
-    if (record_names_file(path)) {
-        return file_ends_in(path, ".jsonl");
-    }
-    file_join(log, path, "log.jsonl");
-    return access(log, F_OK) == 0;
-}
-
-static void record_list_add_part_(RecordList_* l, const char* part) {
-    glob_t found;
-    int runs = 0;
-    if (access(part, F_OK) == 0 || !strpbrk(part, "*?[") || glob(part, 0, NULL, &found) != 0) {
-        record_list_add_(l, part);
-        return;
-    }
-    for (size_t i = 0; i < found.gl_pathc; i++) {
-        if (record_is_run_(found.gl_pathv[i])) {
-            record_list_add_(l, found.gl_pathv[i]);
-            runs++;
-        }
-    }
-    globfree(&found);
-    CHECK(runs > 0, "--%s %s: it matches no run; wanted directories with a log.jsonl", l->option, part);
-}
-
-int record_split(char paths[RECORD_RUNS][PATH_MAX], const char* list, const char* option) {
-    RecordList_ l = {paths, 0, list, option};
-    char part[PATH_MAX];
-    for (const char* at = list;; at++) {
-        at = record_part_(part, at, option);
-        record_list_add_part_(&l, part);
-        if (!*at) {
-            return l.count;
-        }
-    }
 }
 
 // ---- questions ----

@@ -41,9 +41,10 @@ void report_write(FILE* screen, const char* runs, const char* path);
 #include "llmc/base/text_buffer.h"
 #include "llmc/base/enum_words.h"
 #include "llmc/report/summary.h"
-#include "llmc/log/log.h"
+#include "llmc/log/log_line.h"
 #include "llmc/report/plot.h"
 #include "llmc/report/log_reader.h"
+#include "llmc/report/run_list.h"
 #include "llmc/report/page_plots.h"
 #include "llmc/report/page_style.h"
 

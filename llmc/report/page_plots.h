@@ -11,6 +11,7 @@ each point. A short run has no trend.
 
 #include "llmc/report/plot.h"
 #include "llmc/report/log_reader.h"
+#include "llmc/report/run_list.h"
 
 #ifdef __cplusplus
 extern "C" {

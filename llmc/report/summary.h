@@ -57,7 +57,7 @@ void facts_options(FactsOptions* options, const Record* runs, int count);
 #include <string.h>
 
 #include "llmc/base/number_text.h"
-#include "llmc/log/log.h"
+#include "llmc/log/log_line.h"
 
 static const RecordStep* fact_now_(const Record* run) { return &run->steps[run->num_steps - 1]; }
 

@@ -61,7 +61,7 @@ void generate_close(Generate* g);
 #include "llmc/generate/generator.h"
 #include "llmc/setup/options_values.h"
 #include "llmc/plan/plan.h"
-#include "llmc/setup/run_data.h"
+#include "llmc/setup/run_tokens.h"
 #include "llmc/run/run_files.h"
 #include "llmc/setup/resolve.h"
 #include "llmc/setup/options.h"
@@ -97,6 +97,7 @@ typedef struct {
 struct Generate {
     Run* run;
     Options options; // sampling options; lines of --interactive change some
+    int V;           // tokens of the model
     GenerateSpeed_ speed;
     int64_t lines;   // lines of --interactive so far
     int *ids, count; // tokens of the prompt (T + 1)
@@ -241,7 +242,7 @@ static int generate_chat_prompt_(Generate* g) {
     const int T = g->options.batch.seq_len, starts = g->options.samples.start_token != 0;
     const int answer = g->options.texts.tokens < T / 4 ? g->options.texts.tokens : T / 4;
     int forgotten;
-    g->ids[0] = run_data_eot(&g->run->data, g->run->settled->cfg.V);
+    g->ids[0] = run_data_eot(&g->run->data, g->V);
     const int count = dialog_prompt(&g->dialog, g->ids + starts, T - starts - answer, &forgotten);
     g->count = count + starts;
     if (forgotten > 0) {
@@ -278,11 +279,12 @@ static void generate_reply_(Generate* g, const char* line, size_t bytes) {
 static void generate_answer_(Generate* g, const char* line, size_t bytes) {
     const GenerateSpeed_ none = {0, 0, 0, 0};
     char error[ERROR_BYTES];
-    if (!run_data_try_prompt(g->ids, &g->count, g->options.batch.seq_len, &g->run->data, &g->options,
-                             g->run->settled->cfg.V, line, bytes, error)) {
+    PromptIds prompt = {g->ids, g->options.batch.seq_len, 0};
+    if (!run_data_try_prompt(&prompt, &g->run->data, &g->options, g->V, line, bytes, error)) {
         fprintf(stderr, "note: %s\n", error);
         return;
     }
+    g->count = prompt.count;
     g->speed = none;
     generate_print_(g, "", g->ids, g->count, g->lines++);
     generate_print_speed_(g);
@@ -387,9 +389,10 @@ static void generate_add_(Generate* g, char* line, size_t bytes, int number) {
     memset(p, 0, sizeof(*p));
     snprintf(place, sizeof(place), "%s:%d", g->options.texts.prompts, number);
     CHECK(generate_try_parse_(p, line, bytes, place, error), "%s", error);
-    CHECK(run_data_try_prompt(g->ids, &p->count, g->options.batch.seq_len, &g->run->data, &g->options,
-                              g->run->settled->cfg.V, p->text, p->bytes, error),
-          "%s: %s", place, error);
+    PromptIds prompt = {g->ids, g->options.batch.seq_len, 0};
+    CHECK(run_data_try_prompt(&prompt, &g->run->data, &g->options, g->V, p->text, p->bytes, error), "%s: %s",
+          place, error);
+    p->count = prompt.count;
     p->ids = (int*)check_alloc((size_t)p->count, sizeof(int), "prompt");
     memcpy(p->ids, g->ids, (size_t)p->count * sizeof(int));
     p->rng = generate_random_(g, g->num_prompts++);
@@ -556,6 +559,7 @@ static void generate_setup_(Generate* g, Ranks ranks) {
                                .found = setup_read_model(run->model_path)};
     const Settled s = settle(&run->data, run->given, &input);
     g->options = s.options;
+    g->V = s.cfg.V;
     const Options* o = &g->options;
     run_agree_on_files(run, o);
     g->ids = (int*)check_alloc((size_t)o->batch.seq_len + 1, sizeof(int), "prompt");
@@ -563,7 +567,7 @@ static void generate_setup_(Generate* g, Ranks ranks) {
         generate_read_(g);
     } else {
         g->count = (options_given(o, "suffix") ? run_data_infill : run_data_prompt)(g->ids, o->batch.seq_len,
-                                                                                    &run->data, o, s.cfg.V);
+                                                                                    &run->data, o, g->V);
     }
     generate_open_chat_(g);
     run_decide(run, &s);

@@ -19,6 +19,7 @@ are collective.
 #include "llmc/generate/generator.h"
 #include "llmc/optim/update_in_backward.h"
 #include "llmc/log/log.h"
+#include "llmc/log/log_step.h"
 #include "llmc/log/lr_sweep.h"
 #include "llmc/cost/mfu.h"
 #include "llmc/setup/settled.h"
@@ -27,7 +28,7 @@ are collective.
 #include "llmc/checkpoint/model_files.h"
 #include "llmc/checkpoint/more_tokens.h"
 #include "llmc/checkpoint/resume.h"
-#include "llmc/setup/run_data.h"
+#include "llmc/setup/run_tokens.h"
 #include "llmc/run/session.h"
 #include "llmc/checkpoint/run_state.h"
 #include "llmc/comm/comm.h"
@@ -131,9 +132,6 @@ int64_t run_micro_steps(const Run* run, int64_t sequences);
 int64_t run_batch(const Run* run);
 int run_length(const Run* run);
 
-// Ends the run if the parameters of ranks differ.
-void run_agree_on_parameters(Run* run);
-
 // Opens the generator of samples or texts. `options`, which sampling follows, must outlive it.
 void run_open_generator(Run* run, Model* model, const Options* options);
 
@@ -153,8 +151,8 @@ int run_validation_batch(Run* run, int64_t i, Batch* batch);
 // decides about the run: its best checkpoint, its end by --patience, and whether it diverges.
 void run_log_validation(Run* run);
 
-// Returns true if the average of the weights is validated, too, after run_log_validation. All its
-// sets follow while the model shows it.
+// Returns true if the average of the weights is also validated, after run_log_validation: on all
+// sets, while the model has the average in place of its weights.
 int run_validates_average(const Run* run);
 
 // Logs the validation loss of the average on the set. It decides nothing.
@@ -227,12 +225,11 @@ void run_roll_back(Run* run);
 #include "llmc/optim/outliers.h"
 #include "llmc/optim/loss_scale.h"
 #include "llmc/setup/resolve.h"
-#include "llmc/ops/checksum.h"
 #include "llmc/ops/cross_entropy.h"
 #include "llmc/optim/optimizer.h"
 #include "llmc/parallel/grid.h"
 #include "llmc/parallel/micro_steps.h"
-#include "llmc/parallel/zero.h"
+#include "llmc/run/parameters_agree.h"
 
 enum { RUN_BAD_DATA_ = 4 }; // a data file has changed; a flag beyond those of session_next
 
@@ -361,77 +358,6 @@ static void run_watch_pace_(Run* run, int64_t micro_steps) {
                  hosts + (size_t)slow * sizeof(c->host), 100 * (ratio - 1));
         log_note(&run->log, note);
         free(hosts);
-    }
-}
-
-// Ends the run if the ranks of a color have other parameters, "wte" for example.
-static void run_compare_(Run* run, int color, const char* parameters, uint64_t checksum) {
-    char what[96], words[32];
-    snprintf(what, sizeof(what), "%s after step %lld (checksum)", parameters, (long long)run->state.step);
-    snprintf(words, sizeof(words), "%016llx", (unsigned long long)checksum);
-    comm_agree_in(&run->comm, color, what, checksum, words);
-}
-
-static void run_add_checksum_(Run* run, uint64_t* sum, size_t begin, size_t count) {
-    const ParameterBytes of = {begin, count};
-    if (count > 0) {
-        *sum = checksum_word(*sum, count) + run->trainer->checksum(run->model, of);
-    }
-}
-
-// Compares the tensors that are not cut, which all ranks of a group have. In stage 3 ranks have
-// only shards of blocks.
-static void run_compare_whole_(Run* run, const TensorRow* rows, GridGroup group, const char* parameters) {
-    uint64_t sum = 0;
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        const TensorRow* row = &rows[i];
-        const int is_here = row->place == PLACE_ONCE || run->settled->zero.stage < 3;
-        for (int k = 0; k < row->layers && row->split == SPLIT_NONE && is_here; k++) {
-            run_add_checksum_(run, &sum, row->offset_bytes + (size_t)k * row->layer_bytes,
-                              array_bytes(tensor_layer_elements(row), row->element_bytes));
-        }
-    }
-    run_compare_(run, grid_member(&run->settled->ranks.grid, group).first, parameters, sum);
-}
-
-// Returns a color that no other rank has.
-static int run_own_color_(const Run* run) { return -1 - run->comm.rank; }
-
-// Compares the copies of wte of the first and the last stage, if they have some.
-static void run_compare_wte_(Run* run, const TensorRow* rows) {
-    const TensorRow* wte = rows;
-    uint64_t sum = 0;
-    while (wte->member != offsetof(ModelParameters, wte)) {
-        wte++;
-    }
-    run_add_checksum_(run, &sum, wte->offset_bytes, tensor_bytes_in_group(wte));
-    run_compare_(run,
-                 tensor_is_absent(wte) ? run_own_color_(run)
-                                       : grid_member(&run->settled->ranks.grid, GRID_PIPE).first,
-                 "wte of the first and the last stage", sum);
-}
-
-// Compares what several ranks have: before the model is used, and at each validation and save. It
-// differs if a rank has read another file, has a memory error, or computes differently.
-void run_agree_on_parameters(Run* run) {
-    const Grid* grid = &run->settled->ranks.grid;
-    const ModelConfig cfg = run->settled->part;
-    TensorRow rows[MODEL_PARAMETER_ROWS];
-    if (run->comm.size == 1) {
-        return;
-    }
-    zero_parameter_rows(rows, &run->settled->zero, cfg, safetensors_dtype_bytes(run->trainer->dtype));
-    const int divides_experts = grid_experts(grid->shape) > 1;
-    run_compare_(run, grid_member(grid, divides_experts ? GRID_SAME_EXPERTS : GRID_DATA).first,
-                 "the parameters", run->trainer->checksum(run->model, all_parameters()));
-    if (divides_experts) {
-        run_compare_whole_(run, rows, GRID_DATA, "the parameters that are no experts");
-    }
-    if (grid->shape.tensor > 1) {
-        run_compare_whole_(run, rows, GRID_TENSOR, "the parameters that tensor ranks do not cut");
-    }
-    if (grid->shape.pipeline > 1) {
-        run_compare_wte_(run, rows);
     }
 }
 
@@ -715,9 +641,14 @@ static void run_log_step_(Run* run) {
     if (run->settled->options.optimizer.find_lr) {
         lr_sweep_add(&run->sweep, verdict->update.lr, verdict->loss);
     }
-    log_train(&run->log, run->state.step, verdict->loss, outliers_shown_z(guard, guard->loss_z),
-              verdict->norm, outliers_shown_z(guard, guard->norm_z), verdict->update.lr, run->step_s * 1e3,
-              mfu);
+    const LogUpdate update = {verdict->loss,
+                              outliers_shown_z(guard, guard->loss_z),
+                              verdict->norm,
+                              outliers_shown_z(guard, guard->norm_z),
+                              verdict->update.lr,
+                              run->step_s * 1e3,
+                              mfu};
+    log_train(&run->log, run->state.step, update);
     if (run->reports->statistics > 0) {
         const ModelConfig cfg = run->settled->cfg;
         log_experts(&run->log, run->state.step, rank_report_statistics(run->reports), cfg.L, cfg.E,

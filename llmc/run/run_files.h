@@ -48,7 +48,7 @@ void run_agree_on_files(Run* run, const Options* options);
 
 // ---- what is read ----
 
-// Returns the names in the value of an option; those of a switch are fixed.
+// Returns the names in the value of an option; a switch has fixed names.
 static const char* run_named_(const Options* options, const OptionRow* row, char* buffer) {
     const char* value = option_text(options, row, buffer);
     const int is_off = row->type == OPTION_SWITCH && strcmp(value, "off") == 0;

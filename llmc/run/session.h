@@ -147,7 +147,7 @@ void session_roll_back(Session* s, const char* reason, char path[PATH_MAX], Save
 #include "llmc/optim/schedule.h"
 #include "llmc/setup/resolve.h"
 
-// Returns a new identity, unique for each run. Only that of rank 0 is used.
+// Returns a new identity, unique for each run. Only rank 0 uses it.
 static uint64_t session_new_identity_(void) {
     struct {
         double unix_s, now_s;

@@ -87,6 +87,7 @@ int run_close(Run* run);
 #include "llmc/report/page.h"
 #include "llmc/run/evaluation.h"
 #include "llmc/run/generate.h"
+#include "llmc/run/parameters_agree.h"
 #include "llmc/run/run_files.h"
 #include "llmc/run/session.h"
 #include "llmc/run/stop_run.h"
@@ -256,8 +257,8 @@ static uint64_t start_load_teacher_(Run* run, Model* teacher) {
     return checksum;
 }
 
-// Sets the state's checksum to that of the weights that the ranks of the last stage have read, and
-// compares what ranks with the same part have in memory.
+// Keeps the checksum of the weights that the ranks of the last stage have read, and compares what
+// ranks with the same part have in memory.
 static void start_agree_on_teacher_(Run* run, uint64_t read, uint64_t in_memory) {
     char words[32];
     Comm* comm = &run->comm;
@@ -270,7 +271,7 @@ static void start_agree_on_teacher_(Run* run, uint64_t read, uint64_t in_memory)
                   in_memory, words);
 }
 
-// Sets the weights of the teacher, if any, which must be those of the run that continues.
+// Sets the weights of the teacher, if any. A run that continues must have the same ones.
 static void start_open_teacher_(Run* run) {
     Model* teacher = run->trainer->teacher(run->model);
     if (run->teacher_path) {

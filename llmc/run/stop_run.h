@@ -33,7 +33,7 @@ int stop_run(FILE* screen, const char* directory);
 #include "llmc/base/signals.h"
 #include "llmc/base/stop_request.h"
 #include "llmc/checkpoint/directory.h"
-#include "llmc/log/log.h"
+#include "llmc/log/log_line.h"
 #include "llmc/report/log_reader.h"
 
 enum { STOP_RUN_SILENCE_S_ = 30 };

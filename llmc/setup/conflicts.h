@@ -9,7 +9,7 @@ calls all of them before it allocates memory for the model; gpu_setup.cuh adds c
 
 #include <stdio.h>
 
-#include "llmc/setup/run_data.h"
+#include "llmc/setup/run_tokens.h"
 #include "llmc/setup/settled.h"
 
 #ifdef __cplusplus
@@ -66,18 +66,18 @@ void setup_check_formats(const Settled* s);
 // Refuses --freeze where the run cannot leave out the frozen parameters.
 void setup_check_freeze(const Settled* s);
 
-// Refuses --share-layers with options that need the gradient of one block before those of all
-// blocks are complete.
+// Refuses --share-layers with options that need the gradient of one block before the backward pass
+// has left all of them.
 void setup_check_share(const Settled* s);
 
 // Refuses an optimizer that does not fit the model or its recipe.
 void setup_check_optimizer(const Settled* s);
 
-// Refuses an average of weights that is none, and where a run has none or no room to show it.
+// Refuses a malformed --average, and runs that cannot keep or evaluate one.
 void setup_check_average(const Settled* s);
 
-// Refuses --weights average without a model whose directory has it. `path` is that of --model,
-// NULL: none; or of a checkpoint from which a run continues.
+// Refuses --weights average if the model's directory lacks it. `path` is the model of --model
+// (NULL: none), or the checkpoint from which a run continues.
 void setup_check_weights(const Settled* s, const char* path, int continues);
 
 // Refuses --mup without a small model, for a model that has no place for a factor, and with an

@@ -151,8 +151,8 @@ static const char* launcher_variable_(const char* const* environment, const char
 }
 
 // Returns true if the source counts. torchrun may itself be started by another launcher; then
-// torchrun counts, because it started this process. Slurm sets the variables of a job in its
-// scripts, too; only a task of a step has those of a step.
+// torchrun counts, because it started this process. Slurm also sets the
+// variables of a job in its scripts; only a task of a step has the variables of a step.
 static int launcher_is_there_(const LaunchSource_* source, const char* const* environment) {
     const char* size = launcher_variable_(environment, source->names[1]);
     if (launcher_variable_(environment, "TORCHELASTIC_RUN_ID") && strcmp(source->launcher, "torchrun") != 0) {

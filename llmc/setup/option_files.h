@@ -12,8 +12,8 @@ option_files.h -- the files that an option reads: its row in the table says what
 extern "C" {
 #endif
 
-// Adds the files that an option with this value reads, if it reads any. Those of runs (FILES_RUNS)
-// are the callers' to add.
+// Adds the files that an option with this value reads, if it reads any; but callers add the files
+// of runs (FILES_RUNS).
 void option_list_files(FileList* files, const OptionRow* row, const char* value);
 
 #ifdef __cplusplus

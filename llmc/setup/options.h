@@ -283,31 +283,6 @@ enum { OPTION_AGAIN_ = 2 }; // in `given`: several times on the command line
 const int OPTION_ROWS = sizeof(OPTION_TABLE) / sizeof(OPTION_TABLE[0]);
 static_assert(sizeof(OPTION_TABLE) / sizeof(OPTION_TABLE[0]) <= OPTION_ROWS_MAX, "enlarge OPTION_ROWS_MAX");
 
-#undef INT_
-#undef COUNT_
-#undef SEED_
-#undef FLOAT_
-#undef SWITCH_
-#undef CHOICE_
-#undef STRING_
-#undef LIST_
-#undef FLAG_
-#undef CPU_
-#undef GPU_
-#undef RUN_
-#undef ONCE_
-#undef TEXTS_
-#undef BOTH_
-#undef READS_
-#undef WRITES_
-#undef EACH_
-#undef LINE_
-#undef FOLLOWS_
-#undef BASIC_
-#undef WORK_
-#undef MANY_
-#undef NEEDS_
-
 #ifndef OPTION_EXAMPLES
 #define OPTION_EXAMPLES "" // command lines to start with, for --help
 #endif
@@ -506,7 +481,7 @@ static int config_is_unused_(const ConfigFile* config) {
     return removed && option_removed_is_unused(removed, config->value);
 }
 
-// Reads the file of --config. A setting that the command line has, too, is only checked.
+// Reads the file of --config. A setting that is also on the command line is only checked.
 static void options_read_config_(Options* options) {
     char on_line[OPTION_ROWS_MAX], in_file[OPTION_ROWS_MAX] = {0}, name[OPTION_NAME_BYTES + 96];
     Options passed_over = *options;

@@ -67,10 +67,10 @@ typedef enum { MASTER_WEIGHTS_WORDS(WORDS_VALUE) } MasterWeightsChoice;
     X(EVERY_TASKS, REFUSED, options_has_tasks(o) || o->tasks.every <= 0, "--tasks, --hellaswag or --perplexity") \
     X(PERPLEXITY,  REFUSED, o->tasks.perplexity[0], "--perplexity") \
     X(TEACHER,     REFUSED, settled_has_teacher(s), "--teacher") \
-    X(FIM,         REFUSED, o->data.fim_rate > 0, "--fim-rate") \
     X(FIELDS,      NOTED,   setup_reads_fields(o), "JSON lines or Parquet") \
     X(BIN,         NOTED,   setup_reads_bin(o), "data in .bin files") \
-    X(OWN_HEAD,    REFUSED, s->cfg.has_head, "--own-head on") \
+    X(SHARED_ROWS, NOTED,   o->data.pack <= (int)PACK_BESTFIT, "documents that share a row: --pack stream, aligned or bestfit") \
+    X(CHATS,       NOTED,   s->use == USE_GENERATE || o->data.train[0], "--interactive, or --train-data with chats") \
     X(EXPERTS,     REFUSED, s->cfg.E > 0, "experts: --arch mixtral, qwen3moe, olmoe or glm4moe") \
     X(GELU,        NOTED,   model_activation(s->cfg) == ACTIVATION_GELU, "an architecture with GELU: --arch gpt2") \
     X(DECAYING,    NOTED,   o->optimizer.schedule != SCHEDULE_CONSTANT, "a --schedule other than constant") \
@@ -93,14 +93,14 @@ typedef enum { MASTER_WEIGHTS_WORDS(WORDS_VALUE) } MasterWeightsChoice;
 #define OPTION_NEED_VALUE_(name, ...) NEED_##name,
 typedef enum { NEED_NOTHING, OPTION_NEEDS(OPTION_NEED_VALUE_) NEEDS_COUNT } OptionNeed;
 
-// Values of the options, in the order of the table, which explains them. The groups are the sections
-// of --help, but that two of them are divided: the teacher is beside the optimizer, and samples are
-// beside validations.
+// Values of the options, in the order of the table, which explains them. The groups are the
+// sections of --help, two of them divided: the teacher is apart from the optimizer, and samples
+// from validations.
 struct Options {
     struct {
         const char *train, *schedule, *val, *tokenizer, *text_field, *separator;
         int format, pack, doc_mask;
-        float fim_rate, fim_spm_rate;
+        float fim_rate;
         int shuffle;
         uint64_t seed;
     } data;
@@ -112,7 +112,6 @@ struct Options {
         int window;
         const char* window_pattern;
         float softcap;
-        int initial_weights;
         const char* share_layers;
     } model;
     struct {
@@ -139,8 +138,8 @@ struct Options {
         int decay_shape;
         float weight_decay;
         int cautious_decay;
-        float beta1, beta2, eps, embedding_lr_scale, vector_lr_scale, head_lr_scale, z_loss, router_balance,
-            router_z, sgd_momentum, adafactor_beta1;
+        float beta1, beta2, eps, embedding_lr_scale, vector_lr_scale, z_loss, router_balance, router_z,
+            sgd_momentum, adafactor_beta1;
         const char* mup;
         int adafactor_scale;
         float matrix_lr, matrix_weight_decay;
@@ -196,7 +195,7 @@ struct Options {
         int threads, matmul, logits_chunk, offload_optimizer;
         const char* offload_path;
         int offload_residuals, offload_params, update_in_backward, gradients, master_weights, tf32, attention,
-            gelu_fusion, bias_fusion, autotune, graph, device, gpu_report;
+            gelu_fusion, autotune, graph, device, gpu_report;
     } memory;
     struct {
         int processes, rank, per_node, init; // per_node: processes of a machine
@@ -212,7 +211,7 @@ struct Options {
     } reports;
 
     const char* config;
-    int plan, plan_tensors;
+    int plan;
     const char* plan_gpu;
     int print_config;
     const char* help; // the topic, a group or an option; options_given says if help is asked for
@@ -276,444 +275,432 @@ static inline int options_exports(const Options* options) {
 const OptionRow OPTION_TABLE[] = {
     // group, name, alias, type and field, min, max, flags, default
     //     unit or words, help
-    {"data",       "train-data",    "i",  STRING_(data.train),     0,        0, RUN_ | READS_(DATA) | BASIC_, "",
+    {"data",        "train-data",     "i",  STRING_(data.train),                  0,       0, RUN_ | READS_(DATA) | BASIC_, "",
         "FILES", "training data, a pattern in quotes: token shards (.bin), text (.txt, .jsonl, .parquet, also .gz and "
         ".zst), or a directory of text; A:0.7,B:0.3 mixes sources by weight, web=A:0.7,books=B:0.3 also names them; escape "
         ", : * ? [ = in a name with a backslash; without it: the built-in stories"},
-    {"data",       "data-schedule", "",   STRING_(data.schedule),  0,        0, READS_(ONE),      "",
+    {"data",        "data-schedule",  "",   STRING_(data.schedule),               0,       0, READS_(ONE), "",
         "FILE", "mixture weights that change during the run, for the sources that --train-data names (web=A,books=B); "
         "the line \"10000 web 3 books 1\" sets them after 10000 updates, \"5B tokens web 1\" after 5 billion tokens; "
         "after \"10000 ramp web 3 books 1\" they move linearly to the weights of the next line; needs --steps"},
-    {"data",       "val-data",      "j",  STRING_(data.val),       0,        0, READS_(DATA) | NEEDS_(VALIDATION), "",
+    {"data",        "val-data",       "j",  STRING_(data.val),                    0,       0, READS_(DATA) | NEEDS_(VALIDATION), "",
         "FILES", "validation data, in the same forms; web=A,books=B name several sets, each with its own loss; the "
         "first one drives --keep-best and --patience; without it: the last shard, or the last 5 % of the text"},
-    {"data",       "tokenizer",     "",   STRING_(data.tokenizer),      0,        0, RUN_ | BOTH_ | READS_(TOKENIZER) | BASIC_, "",
+    {"data",        "tokenizer",      "",   STRING_(data.tokenizer),              0,       0, RUN_ | BOTH_ | READS_(TOKENIZER) | BASIC_, "",
         "FILE", "encodes text and decodes samples: tokenizer.json, merges.txt, .tiktoken, or their directory; "
         "bpe:8192 trains one of 8192 tokens on the text and keeps it in --out; without it: the tokenizer in the "
         "--model directory, or plain bytes; one that extends the model's tokenizer adds tokens to the model"},
-    {"data",       "text-field",    "",   STRING_(data.text_field),     0,        0, RUN_ | NEEDS_(FIELDS), "text",
+    {"data",        "text-field",     "",   STRING_(data.text_field),             0,       0, RUN_ | NEEDS_(FIELDS), "text",
         "NAME", "field of JSON lines, or column of Parquet, that holds the document; a line without it may have \"prompt\" and "
         "\"completion\", or a chat, \"messages\": then only answers are learned"},
-    {"data",       "separator",     "",   STRING_(data.separator),      0,        0, RUN_,             "",
+    {"data",        "separator",      "",   STRING_(data.separator),              0,       0, RUN_, "",
         "TEXT", "text between two documents of a text file, for example '<|endoftext|>'; without it: one document per file"},
-    {"data",       "data-format",   "",   CHOICE_(data.format),    0,        0, RUN_ | NEEDS_(BIN), "auto",
+    {"data",        "data-format",    "",   CHOICE_(data.format),                 0,       0, RUN_ | NEEDS_(BIN), "auto",
         WORDS_CHOICE(TOKENS_FORMAT_WORDS), "format of .bin files; auto: llm.c's shards; nanogpt: bare "
         "uint16"},
-    {"data",       "pack",          "",   CHOICE_(data.pack),           0,        0, AUTO_ | RUN_,     "auto",
+    {"data",        "pack",           "",   CHOICE_(data.pack),                   0,       0, AUTO_ | RUN_, "auto",
         WORDS_CHOICE(PACKING_WORDS), "how documents become sequences; auto: for prompts and chats bestfit, or pad if positions are "
         "learned, else stream; "
         "stream: cut anywhere; "
         "aligned: a sequence starts with a document; bestfit: whole documents that fit together; pad: one document, "
         "padded to --seq-len; dynamic: padded to the longest of the batch; uniform: the same, in batches of similar "
         "length"},
-    {"data",       "doc-mask",      "",   SWITCH_(data.doc_mask),       0,        0, AUTO_ | RUN_,     "auto",
+    {"data",        "doc-mask",       "",   SWITCH_(data.doc_mask),               0,       0, AUTO_ | RUN_ | NEEDS_(SHARED_ROWS), "auto",
         "off|on", "attend only within a document; auto: on for prompts and chats, else off"},
-    {"data",       "fim-rate",      "",   FLOAT_(data.fim_rate),        0,        1, RUN_,             "0",
+    {"data",        "fim-rate",       "",   FLOAT_(data.fim_rate),                0,       1, RUN_, "0",
         "", "fill in the middle: share of the training documents, or of the parts that fit into a sequence, to "
         "rearrange as prefix, suffix, middle, each after its mark (dev/doc/data.md); 0: none"},
-    {"data",       "fim-spm-rate",  "",   FLOAT_(data.fim_spm_rate),    0,        1, RUN_ | NEEDS_(FIM), "0.5",
-        "", "share of the rearranged documents in the order suffix, prefix, middle"},
-    {"data",       "shuffle",       "",   SWITCH_(data.shuffle),        0,        0, RUN_,             "on",
+    {"data",        "shuffle",        "",   SWITCH_(data.shuffle),                0,       0, RUN_, "on",
         "off|on", "shuffle the training data; a new order in each epoch"},
-    {"data",       "seed",          "",   SEED_(data.seed),             0,        0, RUN_ | BOTH_,     "42",
+    {"data",        "seed",           "",   SEED_(data.seed),                     0,       0, RUN_ | BOTH_, "42",
         "", "seed of the initial weights, the order of the data and the samples"},
 
-    {"model",      "model",         "e",  STRING_(model.path),          0,        0, RUN_ | BOTH_ | READS_(MODEL) | BASIC_, "",
+    {"model",       "model",          "e",  STRING_(model.path),                  0,       0, RUN_ | BOTH_ | READS_(MODEL) | BASIC_, "",
         "SIZE|PATH", "a size (d12, gpt3:c768, llama:135m, qwen3:0.6b, nanochat:d12; speedrun also sets rates and steps), or weights "
         "to start from: a Hugging Face directory, the --out of a run or an llm.c .bin"},
-    {"model",      "weights",       "",   CHOICE_(model.weights),        0,        0, BOTH_,            "last",
+    {"model",       "weights",        "",   CHOICE_(model.weights),               0,       0, BOTH_, "last",
         WORDS_CHOICE(HF_WEIGHTS_WORDS), "weights to read from --model DIR: the last ones, or the average that "
         "--average kept in model_average.safetensors"},
-    {"model",      "arch",          "",   CHOICE_(model.arch),           0,        0, AUTO_ | RUN_,     "auto",
+    {"model",       "arch",           "",   CHOICE_(model.arch),                  0,       0, AUTO_ | RUN_, "auto",
         WORDS_CHOICE(ARCHITECTURES), "architecture: which norms, positions, MLP and biases; auto, here and below: from --model, "
         "else gpt2"},
-    {"model",      "layers",        "",   INT_(model.layers),            1, MODEL_MAX_LAYERS, AUTO_ | RUN_,     "auto",
+    {"model",       "layers",         "",   INT_(model.layers),                   1, MODEL_MAX_LAYERS, AUTO_ | RUN_, "auto",
         "blocks", "transformer blocks"},
-    {"model",      "channels",      "",   INT_(model.channels),          1,    65536, AUTO_ | RUN_,     "auto",
+    {"model",       "channels",       "",   INT_(model.channels),                 1,   65536, AUTO_ | RUN_, "auto",
         "", "width of the residual stream"},
-    {"model",      "heads",         "",   INT_(model.heads),             1,     1024, AUTO_ | RUN_,     "auto",
+    {"model",       "heads",          "",   INT_(model.heads),                    1,    1024, AUTO_ | RUN_, "auto",
         "", "attention heads; without --head-size they must divide the channels"},
-    {"model",      "kv-heads",      "",   INT_(model.kv_heads),          1,     1024, AUTO_ | RUN_ | FOLLOWS_, "auto",
+    {"model",       "kv-heads",       "",   INT_(model.kv_heads),                 1,    1024, AUTO_ | RUN_ | FOLLOWS_, "auto",
         "", "heads of keys and values, each shared by a group of attention heads; auto: as many as --heads"},
-    {"model",      "head-size",     "",   INT_(model.head_size),         1,    65536, AUTO_ | RUN_ | FOLLOWS_, "auto",
+    {"model",       "head-size",      "",   INT_(model.head_size),                1,   65536, AUTO_ | RUN_ | FOLLOWS_, "auto",
         "channels", "width of a head; auto: channels / heads"},
-    {"model",      "hidden",        "",   INT_(model.hidden),            1,   262144, AUTO_ | RUN_ | FOLLOWS_, "auto",
+    {"model",       "hidden",         "",   INT_(model.hidden),                   1,  262144, AUTO_ | RUN_ | FOLLOWS_, "auto",
         "units", "hidden units of the MLP, or of an expert; auto: 4 x channels; with SwiGLU, which has a second "
         "matrix, 8/3 x channels, divided by --experts-used"},
-    {"model",      "experts",       "",   INT_(model.experts),           1,     1024, AUTO_ | RUN_ | FOLLOWS_, "auto",
+    {"model",       "experts",        "",   INT_(model.experts),                  1,    1024, AUTO_ | RUN_ | FOLLOWS_, "auto",
         "experts", "for mixtral, qwen3moe, olmoe, glm4moe: number of MLPs in a block, among which a router chooses "
         "for each token; auto: 8; with --model DIR of a dense llama, mistral or qwen3, each starts as a copy of its "
         "MLP"},
-    {"model",      "experts-used",  "",   INT_(model.experts_used),      1,       16, AUTO_ | RUN_ | FOLLOWS_, "auto",
+    {"model",       "experts-used",   "",   INT_(model.experts_used),             1,      16, AUTO_ | RUN_ | FOLLOWS_, "auto",
         "experts", "experts that process a token; auto: 2"},
-    {"model",      "shared-hidden", "",   INT_(model.shared_hidden),     0,   262144, AUTO_ | RUN_ | FOLLOWS_, "auto",
+    {"model",       "shared-hidden",  "",   INT_(model.shared_hidden),            0,  262144, AUTO_ | RUN_ | FOLLOWS_, "auto",
         "units", "for glm4moe: hidden units of one more expert, which processes all tokens; auto: --hidden"},
-    {"model",      "context",       "",   INT_(model.context),           1,  1048576, AUTO_ | RUN_,     "auto",
+    {"model",       "context",        "",   INT_(model.context),                  1, 1048576, AUTO_ | RUN_, "auto",
         "tokens", "maximum sequence length of the model"},
-    {"model",      "vocab-size",    "",   INT_(model.vocab_size),        1, 10000000, AUTO_ | RUN_,     "auto",
+    {"model",       "vocab-size",     "",   INT_(model.vocab_size),               1, 10000000, AUTO_ | RUN_, "auto",
         "tokens", "size of the vocabulary"},
-    {"model",      "own-head",      "",   SWITCH_(model.own_head),       0,        0, AUTO_ | RUN_ | FOLLOWS_, "auto",
+    {"model",       "own-head",       "",   SWITCH_(model.own_head),              0,       0, AUTO_ | RUN_ | FOLLOWS_, "auto",
         "off|on", "give the output layer its own matrix instead of the token embedding's; auto: on for nanochat, else off"},
-    {"model",      "rope-base",     "",   FLOAT_(model.rope_base),       0,    MANY_, AUTO_ | RUN_ | FOLLOWS_, "auto",
+    {"model",       "rope-base",      "",   FLOAT_(model.rope_base),              0,   MANY_, AUTO_ | RUN_ | FOLLOWS_, "auto",
         "", "base of the angles of rotary positions (rope_theta); auto: 10000"},
-    {"model",      "window",        "",   INT_(model.window),            0,  1048576, AUTO_ | RUN_ | FOLLOWS_, "auto",
+    {"model",       "window",         "",   INT_(model.window),                   0, 1048576, AUTO_ | RUN_ | FOLLOWS_, "auto",
         "tokens", "for mistral, qwen2, qwen3: how many tokens a token attends to, itself included; 0 or auto: all"},
-    {"model",      "window-pattern", "",  STRING_(model.window_pattern), 0,        0, RUN_,             "",
+    {"model",       "window-pattern", "",   STRING_(model.window_pattern),        0,       0, RUN_, "",
         "LETTERS", "for qwen2, qwen3: S for a layer with the window, L for one without; the letters repeat (SSSL), "
         "and the last layer is always L; without a pattern: all layers have the window"},
-    {"model",      "softcap",       "",   FLOAT_(model.softcap),         0,    MANY_, AUTO_ | RUN_ | FOLLOWS_, "auto",
+    {"model",       "softcap",        "",   FLOAT_(model.softcap),                0,   MANY_, AUTO_ | RUN_ | FOLLOWS_, "auto",
         "", "for nanochat: a logit x becomes softcap * tanh(x / softcap); 0: it stays x; auto: 15"},
-    {"model",      "initial-weights", "", CHOICE_(model.initial_weights), 0,       0, AUTO_ | RUN_ | FOLLOWS_, "auto",
-        WORDS_CHOICE(INITIAL_WORDS), "initial weights of a new model; gpt2: random, as in GPT-2; zero-out: the same, "
-        "but projections into the residual stream and an untied output layer start at zero; auto: zero-out for "
-        "nanochat, else gpt2"},
-    {"model",      "share-layers",  "",   STRING_(model.share_layers),   0,        0, RUN_,             "off",
+    {"model",       "share-layers",   "",   STRING_(model.share_layers),          0,       0, RUN_, "off",
         "off|all|pairs|loop:K", "layers that share parameters; all: every layer has the same block; pairs: two in a "
         "row share one; loop:K: K blocks, repeated"},
 
-    {"batch",      "batch",         "b",  INT_(batch.size),             1,  1048576, AUTO_ | BOTH_ | BASIC_, "auto",
+    {"batch",       "batch",          "b",  INT_(batch.size),                     1, 1048576, AUTO_ | BOTH_ | BASIC_, "auto",
         "sequences", "micro-batch: sequences per forward and backward pass; with --prompts: how many texts are "
         "generated at a time, auto: 8 on a CPU, 32 on a GPU"},
-    {"batch",      "seq-len",       "t",  INT_(batch.seq_len),           1,  1048576, AUTO_ | RUN_ | BOTH_ | BASIC_, "auto",
+    {"batch",       "seq-len",        "t",  INT_(batch.seq_len),                  1, 1048576, AUTO_ | RUN_ | BOTH_ | BASIC_, "auto",
         "tokens", "length of a training sequence, at most --context"},
-    {"batch",      "seq-len-schedule", "", STRING_(batch.seq_len_schedule), 0,     0, RUN_,             "",
+    {"batch",       "seq-len-schedule", "", STRING_(batch.seq_len_schedule),      0,       0, RUN_, "",
         "STEP:TOKENS,...", "length of training sequences in up to 8 growing stages, as 0:256,1000:512,3000:1024; each divides the "
         "last one, which is --seq-len: earlier stages cut its sequences into shorter ones"},
-    {"batch",      "total-batch",   "d",  COUNT_(batch.total),     1,     1e12, AUTO_ | MINUS_1_ | RUN_ | BASIC_, "auto",
+    {"batch",       "total-batch",    "d",  COUNT_(batch.total),                  1,    1e12, AUTO_ | MINUS_1_ | RUN_ | BASIC_, "auto",
         "tokens", "batch of one update, a multiple of seq-len; auto: batch x seq-len; more accumulates gradients"},
-    {"batch",      "batch-schedule", "",  STRING_(batch.schedule), 0,        0, RUN_,             "",
+    {"batch",       "batch-schedule", "",   STRING_(batch.schedule),              0,       0, RUN_, "",
         "STEP:TOKENS,...", "batch of one update in up to 8 growing stages, as 0:131072,2000:262144; in earlier stages "
         "the learning rate is multiplied by sqrt(batch / last batch); without it: --total-batch"},
-    {"batch",      "steps",         "x",  COUNT_(batch.steps),           0,     1e12, AUTO_ | MINUS_1_ | RUN_ | BASIC_, "auto",
+    {"batch",       "steps",          "x",  COUNT_(batch.steps),                  0,    1e12, AUTO_ | MINUS_1_ | RUN_ | BASIC_, "auto",
         "updates", "length of the run; auto or -1: one epoch; 0: only validate, sample and save"},
-    {"batch",      "epochs",        "",   FLOAT_(batch.epochs),          0,    MANY_, RUN_,             "0",
+    {"batch",       "epochs",         "",   FLOAT_(batch.epochs),                 0,   MANY_, RUN_, "0",
         "epochs", "length of the run in epochs; 0: use --steps"},
 
-    {"optimizer",  "teacher",       "",   STRING_(teacher.path),        0,        0, RUN_ | READS_(MODEL), "",
+    {"optimizer",   "teacher",        "",   STRING_(teacher.path),                0,       0, RUN_ | READS_(MODEL), "",
         "PATH", "a trained model whose predictions the new one also learns (distillation), of any size and architecture, with the same "
         "tokens: a Hugging Face directory, the --out of a run or an llm.c .bin; without it: none"},
-    {"optimizer",  "teacher-quantize", "", CHOICE_(teacher.quantize), 0,     0, RUN_ | NEEDS_(TEACHER), "off",
+    {"optimizer",   "teacher-quantize", "", CHOICE_(teacher.quantize),            0,       0, RUN_ | NEEDS_(TEACHER), "off",
         WORDS_CHOICE(QUANTIZE_WORDS), "q8_0: the teacher's matrices in 8 bits"},
-    {"optimizer",  "distill-weight", "",  FLOAT_(teacher.weight),  0,        1, RUN_ | NEEDS_(TEACHER), "0.5",
+    {"optimizer",   "distill-weight", "",   FLOAT_(teacher.weight),               0,       1, RUN_ | NEEDS_(TEACHER), "0.5",
         "", "weight of the teacher in the training loss; the rest is the loss on the text itself"},
-    {"optimizer",  "distill-temperature", "", FLOAT_(teacher.temperature), 0, 1000, ABOVE_ | RUN_ | NEEDS_(TEACHER), "1",
+    {"optimizer",   "distill-temperature", "", FLOAT_(teacher.temperature),       0,    1000, ABOVE_ | RUN_ | NEEDS_(TEACHER), "1",
         "", "divides the logits of both models before their predictions are compared; above 1: unlikely tokens count more"},
 
-    {"optimizer",  "freeze",        "",   STRING_(optimizer.freeze),         0,        0, RUN_,             "",
+    {"optimizer",   "freeze",         "",   STRING_(optimizer.freeze),            0,       0, RUN_, "",
         "LIST", "parameters that training leaves unchanged: names such as wte, '*b', ln1? or Hugging Face's "
         "h.0.attn.c_attn, or embeddings, blocks, attention, mlp, norms; [2] or [0-5] behind a name: only in these "
         "blocks; without it: none"},
-    {"optimizer",  "optimizer",     "",   CHOICE_(optimizer.name),      0,        0, RUN_,             "adamw",
+    {"optimizer",   "optimizer",      "",   CHOICE_(optimizer.name),              0,       0, RUN_, "adamw",
         WORDS_CHOICE(OPTIMIZER_WORDS), "update rule: adamw; adamw8bit: its state in 8 bits; adafactor: hardly any "
         "state; muon, soap: for matrices, with adamw for the rest; lion: half the state; sgd: the gradient itself; "
         "dev/doc/optimizers.md compares them"},
-    {"optimizer",  "lr",            "l",  FLOAT_(optimizer.lr),              0,       10, AUTO_ | ABOVE_ | RUN_ | BASIC_, "auto",
+    {"optimizer",   "lr",             "l",  FLOAT_(optimizer.lr),                 0,      10, AUTO_ | ABOVE_ | RUN_ | BASIC_, "auto",
         "", "peak learning rate; auto: 6e-4 x 768 / channels at 524288 tokens per update, less for fewer, more in a run of few "
         "updates (dev/doc/training.md); a tenth of a long run's when training starts from the weights of --model; sgd: 400 times as much; "
         "--find-lr tries rates"},
-    {"optimizer",  "find-lr",       "",   FLAG_(optimizer.find_lr),          0,        0, ONCE_,            "off",
+    {"optimizer",   "find-lr",        "",   FLAG_(optimizer.find_lr),             0,       0, ONCE_, "off",
         "off|on", "let the learning rate rise for up to 150 updates, print and draw the loss at each rate and the --lr to take, in --out also as "
         "find_lr.svg, and exit"},
-    {"optimizer",  "warmup",        "u",  INT_(optimizer.warmup),            0,    MANY_, AUTO_ | RUN_,     "auto",
+    {"optimizer",   "warmup",         "u",  INT_(optimizer.warmup),               0,   MANY_, AUTO_ | RUN_, "auto",
         "steps", "steps over which the learning rate rises to its peak"},
-    {"optimizer",  "final-lr-frac", "q",  FLOAT_(optimizer.final_lr_frac),   0,        1, RUN_ | NEEDS_(DECAYING), "0",
+    {"optimizer",   "final-lr-frac",  "q",  FLOAT_(optimizer.final_lr_frac),      0,       1, RUN_ | NEEDS_(DECAYING), "0",
         "", "final learning rate, as a fraction of the peak"},
-    {"optimizer",  "schedule",      "k",  CHOICE_(optimizer.schedule),       0,        0, RUN_,             "cosine",
+    {"optimizer",   "schedule",       "k",  CHOICE_(optimizer.schedule),          0,       0, RUN_, "cosine",
         WORDS_CHOICE(SCHEDULE_WORDS), "shape of the learning rate after warmup"},
-    {"optimizer",  "decay-steps",   "",   COUNT_(optimizer.decay_steps),     0,     1e12, AUTO_ | RUN_ | NEEDS_(WSD), "auto",
+    {"optimizer",   "decay-steps",    "",   COUNT_(optimizer.decay_steps),        0,    1e12, AUTO_ | RUN_ | NEEDS_(WSD), "auto",
         "steps", "for wsd: number of steps at the end in which the rate falls; 0: it never falls; auto: a fifth of "
         "--steps"},
-    {"optimizer",  "decay-shape",   "",   CHOICE_(optimizer.decay_shape),    0,        0, RUN_ | NEEDS_(WSD), "sqrt",
+    {"optimizer",   "decay-shape",    "",   CHOICE_(optimizer.decay_shape),       0,       0, RUN_ | NEEDS_(WSD), "sqrt",
         WORDS_CHOICE(DECAY_WORDS), "for wsd: shape of the fall: 1 - sqrt(t) or 1 - t, for t from 0 to 1"},
-    {"optimizer",  "weight-decay",  "c",  FLOAT_(optimizer.weight_decay),    0,       10, AUTO_ | RUN_,     "auto",
+    {"optimizer",   "weight-decay",   "c",  FLOAT_(optimizer.weight_decay),       0,      10, AUTO_ | RUN_, "auto",
         "", "decoupled weight decay, on matrices only; auto: 0.1; sgd: 0"},
-    {"optimizer",  "cautious-decay", "",  SWITCH_(optimizer.cautious_decay), 0,        0, RUN_ | NEEDS_(DECAY), "off",
+    {"optimizer",   "cautious-decay", "",   SWITCH_(optimizer.cautious_decay),    0,       0, RUN_ | NEEDS_(DECAY), "off",
         "off|on", "for adamw, adamw8bit, muon, soap, lion, sgd: decay only weights that the update moves toward zero"},
-    {"optimizer",  "beta1",         "",   FLOAT_(optimizer.beta1),           0,        1, BELOW_ | RUN_ | NEEDS_(MEAN), "0.9",
+    {"optimizer",   "beta1",          "",   FLOAT_(optimizer.beta1),              0,       1, BELOW_ | RUN_ | NEEDS_(MEAN), "0.9",
         "", "decay of the running mean of the gradient"},
-    {"optimizer",  "beta2",         "",   FLOAT_(optimizer.beta2),           0,        1, AUTO_ | BELOW_ | RUN_ | NEEDS_(MEAN), "auto",
+    {"optimizer",   "beta2",          "",   FLOAT_(optimizer.beta2),              0,       1, AUTO_ | BELOW_ | RUN_ | NEEDS_(MEAN), "auto",
         "", "decay of the running mean of its square; auto: 0.95 per 524288 tokens, at most 0.999 per update; "
         "lion: 0.99"},
-    {"optimizer",  "eps",           "",   FLOAT_(optimizer.eps),             0,        1, ABOVE_ | RUN_ | NEEDS_(SQUARES), "1e-08",
+    {"optimizer",   "eps",            "",   FLOAT_(optimizer.eps),                0,       1, ABOVE_ | RUN_ | NEEDS_(SQUARES), "1e-08",
         "", "added to the square root of that mean"},
-    {"optimizer",  "embedding-lr-scale", "", FLOAT_(optimizer.embedding_lr_scale), 0, MANY_, RUN_,          "1",
+    {"optimizer",   "embedding-lr-scale", "", FLOAT_(optimizer.embedding_lr_scale), 0, MANY_, RUN_, "1",
         "", "factor of --lr for embeddings; without --own-head the token embedding is also the output layer"},
-    {"optimizer",  "vector-lr-scale", "", FLOAT_(optimizer.vector_lr_scale), 0,    MANY_, RUN_,             "1",
+    {"optimizer",   "vector-lr-scale", "",  FLOAT_(optimizer.vector_lr_scale),    0,   MANY_, RUN_, "1",
         "", "factor of --lr for biases and norms"},
-    {"optimizer",  "head-lr-scale", "",   FLOAT_(optimizer.head_lr_scale),   0,    MANY_, RUN_ | NEEDS_(OWN_HEAD), "1",
-        "", "factor of --lr for the matrix of --own-head"},
-    {"optimizer",  "z-loss",        "",   FLOAT_(optimizer.z_loss),          0,        1, RUN_,             "0",
+    {"optimizer",   "z-loss",         "",   FLOAT_(optimizer.z_loss),             0,       1, RUN_, "0",
         "", "weight of a loss that keeps logits small: the square of their log-sum-exp; 1e-4 is usual"},
-    {"optimizer",  "router-balance", "",  FLOAT_(optimizer.router_balance),  0,        1, RUN_ | NEEDS_(EXPERTS), "0.01",
+    {"optimizer",   "router-balance", "",   FLOAT_(optimizer.router_balance),     0,       1, RUN_ | NEEDS_(EXPERTS), "0.01",
         "", "with experts: weight of a loss that is least if all experts of a block get equally many tokens"},
-    {"optimizer",  "router-z",      "",   FLOAT_(optimizer.router_z),        0,        1, RUN_ | NEEDS_(EXPERTS), "0.001",
+    {"optimizer",   "router-z",       "",   FLOAT_(optimizer.router_z),           0,       1, RUN_ | NEEDS_(EXPERTS), "0.001",
         "", "with experts: like --z-loss, for the router's logits"},
-    {"optimizer",  "sgd-momentum",  "",   FLOAT_(optimizer.sgd_momentum),    0,        1, BELOW_ | RUN_ | NEEDS_(SGD), "0.9",
+    {"optimizer",   "sgd-momentum",   "",   FLOAT_(optimizer.sgd_momentum),       0,       1, BELOW_ | RUN_ | NEEDS_(SGD), "0.9",
         "", "for sgd: fraction of the last update that is added to the next; 0: no state at all"},
-    {"optimizer",  "adafactor-beta1", "", FLOAT_(optimizer.adafactor_beta1), 0,        1, BELOW_ | RUN_ | NEEDS_(ADAFACTOR), "0",
+    {"optimizer",   "adafactor-beta1", "",  FLOAT_(optimizer.adafactor_beta1),    0,       1, BELOW_ | RUN_ | NEEDS_(ADAFACTOR), "0",
         "", "for adafactor: decay of a running mean of updates; 0: no mean, and no memory for it"},
-    {"optimizer",  "mup",           "",   STRING_(optimizer.mup),            0,        0, RUN_,             "",
+    {"optimizer",   "mup",            "",   STRING_(optimizer.mup),               0,       0, RUN_, "",
         "CHANNELS:LAYERS", "train at the learning rate of a small model of this size, as 256:4 (muP and CompleteP): "
         "sets the initial values, rate, decay and eps of each parameter"},
-    {"optimizer",  "adafactor-scale", "", SWITCH_(optimizer.adafactor_scale), 0,       0, RUN_ | NEEDS_(ADAFACTOR), "off",
+    {"optimizer",   "adafactor-scale", "",  SWITCH_(optimizer.adafactor_scale),   0,       0, RUN_ | NEEDS_(ADAFACTOR), "off",
         "off|on", "for adafactor: updates relative to the size of the parameter, with a rate of at most 1 / "
         "sqrt(update)"},
-    {"optimizer",  "matrix-lr",     "",   FLOAT_(optimizer.matrix_lr),       0,       10, ABOVE_ | RUN_ | NEEDS_(MUON), "0.02",
+    {"optimizer",   "matrix-lr",      "",   FLOAT_(optimizer.matrix_lr),          0,      10, ABOVE_ | RUN_ | NEEDS_(MUON), "0.02",
         "", "for muon: peak learning rate of the blocks' matrices; everything else uses --lr"},
-    {"optimizer",  "matrix-weight-decay", "", FLOAT_(optimizer.matrix_weight_decay), 0, 10, RUN_ | NEEDS_(MUON), "0.05",
+    {"optimizer",   "matrix-weight-decay", "", FLOAT_(optimizer.matrix_weight_decay), 0,  10, RUN_ | NEEDS_(MUON), "0.05",
         "", "for muon: weight decay of the blocks' matrices"},
-    {"optimizer",  "muon-scale",    "",   CHOICE_(optimizer.muon_scale),     0,        0, RUN_ | NEEDS_(MUON), "spectral",
+    {"optimizer",   "muon-scale",     "",   CHOICE_(optimizer.muon_scale),        0,       0, RUN_ | NEEDS_(MUON), "spectral",
         WORDS_CHOICE(MUON_SCALE_WORDS), "for muon: size of an update; spectral: by the shape of the matrix; rms: as large as AdamW's, "
         "so that AdamW's rate and decay apply"},
-    {"optimizer",  "muon-rows",     "",   SWITCH_(optimizer.muon_rows),      0,        0, RUN_ | NEEDS_(MUON), "off",
+    {"optimizer",   "muon-rows",      "",   SWITCH_(optimizer.muon_rows),         0,       0, RUN_ | NEEDS_(MUON), "off",
         "off|on", "for muon: equalize the rows of an update by a running mean of their squares (NorMuon)"},
-    {"optimizer",  "soap-every",    "",   INT_(optimizer.soap_every),        1,    MANY_, RUN_ | NEEDS_(SOAP), "10",
+    {"optimizer",   "soap-every",     "",   INT_(optimizer.soap_every),           1,   MANY_, RUN_ | NEEDS_(SOAP), "10",
         "updates", "for soap: updates between renewals of the eigenbases"},
-    {"optimizer",  "soap-max-side", "",   INT_(optimizer.soap_max_side),     0,    65536, RUN_ | NEEDS_(SOAP), "4096",
+    {"optimizer",   "soap-max-side",  "",   INT_(optimizer.soap_max_side),        0,   65536, RUN_ | NEEDS_(SOAP), "4096",
         "", "for soap: longest side of a matrix that gets an eigenbasis; 0: none does"},
-    {"optimizer",  "average",       "",   STRING_(optimizer.average),        0,        0, 0,                "off",
+    {"optimizer",   "average",        "",   STRING_(optimizer.average),           0,       0, 0, "off",
         "off|ema:D", "also keep an average of the weights; ema:0.999: each update counts 0.999 times as much as the "
         "next one; validations also show the loss of the average, and checkpoints contain it (--weights)"},
-    {"optimizer",  "grad-clip",     "",   FLOAT_(optimizer.grad_clip),       0,    MANY_, RUN_,             "1",
+    {"optimizer",   "grad-clip",      "",   FLOAT_(optimizer.grad_clip),          0,   MANY_, RUN_, "1",
         "", "maximum norm of the whole gradient; 0: no clipping"},
-    {"optimizer",  "skip-loss-z",   "sl", FLOAT_(optimizer.skip_loss_z),     0,    MANY_, RUN_,             "0",
+    {"optimizer",   "skip-loss-z",    "sl", FLOAT_(optimizer.skip_loss_z),        0,   MANY_, RUN_, "0",
         "sigma", "skip updates whose loss is this many standard deviations above its recent mean; 0: never"},
-    {"optimizer",  "skip-grad-z",   "sg", FLOAT_(optimizer.skip_grad_z),     0,    MANY_, RUN_,             "0",
+    {"optimizer",   "skip-grad-z",    "sg", FLOAT_(optimizer.skip_grad_z),        0,   MANY_, RUN_, "0",
         "sigma", "the same for its gradient norm; 0: never"},
-    {"optimizer",  "max-skips",     "",   INT_(optimizer.max_skips),         1,  1000000, NEEDS_(SKIPS), "10",
+    {"optimizer",   "max-skips",      "",   INT_(optimizer.max_skips),            1, 1000000, NEEDS_(SKIPS), "10",
         "updates", "count the run as diverged after this many updates in a row with a NaN or an infinity"},
-    {"optimizer",  "max-loss-rise", "",   FLOAT_(optimizer.max_loss_rise),   0,    MANY_, 0,                "0",
+    {"optimizer",   "max-loss-rise",  "",   FLOAT_(optimizer.max_loss_rise),      0,   MANY_, 0, "0",
         "nats", "count the run as diverged when the mean loss of 128 updates is this far above its minimum; 0: never"},
-    {"optimizer",  "on-divergence", "",   CHOICE_(optimizer.on_divergence),  0,        0, 0,                "skip",
+    {"optimizer",   "on-divergence",  "",   CHOICE_(optimizer.on_divergence),     0,       0, 0, "skip",
         WORDS_CHOICE(DIVERGENCE_WORDS), "skip: skip updates with a NaN, stop when the run has diverged; stop: stop at "
         "a NaN; rollback: when diverged, restore a checkpoint and skip the data after it"},
 
-    {"evaluation", "eval-every",    "v",  INT_(eval.every),        0,    MANY_, AUTO_,            "auto",
+    {"evaluation",  "eval-every",     "v",  INT_(eval.every),                     0,   MANY_, AUTO_, "auto",
         "steps", "steps between validations; 0: never; auto: a tenth of the run, at most 1000, or more if validations would take more than "
         "a tenth of the work"},
-    {"evaluation", "eval-batches",  "m",  INT_(eval.batches),      0,    MANY_, AUTO_ | NEEDS_(VALIDATION), "auto",
+    {"evaluation",  "eval-batches",   "m",  INT_(eval.batches),                   0,   MANY_, AUTO_ | NEEDS_(VALIDATION), "auto",
         "micro-batches", "micro-batches per validation; 0: the whole validation set; auto: its first 20,480 tokens, "
         "on a GPU 1,048,576, for any --batch, or fewer in a short run with --eval-every auto"},
-    {"evaluation", "patience",      "",   INT_(eval.patience),          0,    MANY_, NEEDS_(NEW_BEST), "0",
+    {"evaluation",  "patience",       "",   INT_(eval.patience),                  0,   MANY_, NEEDS_(NEW_BEST), "0",
         "validations", "end the run early, as if at its last step, after this many validations in a row without a new "
         "best; 0: never"},
-    {"evaluation", "sample-every",  "s",  INT_(samples.every),      0,    MANY_, AUTO_ | NEEDS_(SAMPLING), "auto",
+    {"evaluation",  "sample-every",   "s",  INT_(samples.every),                  0,   MANY_, AUTO_ | NEEDS_(SAMPLING), "auto",
         "steps", "steps between samples; 0: never; auto: only at the end"},
-    {"evaluation", "sample-tokens", "g",  INT_(samples.tokens),     1,    MANY_, AUTO_ | NEEDS_(SAMPLES), "auto",
+    {"evaluation",  "sample-tokens",  "g",  INT_(samples.tokens),                 1,   MANY_, AUTO_ | NEEDS_(SAMPLES), "auto",
         "tokens", "length of a sample; auto: --seq-len, at most 256"},
-    {"evaluation", "samples",       "",   INT_(samples.count),           0,      100, 0,                "2",
+    {"evaluation",  "samples",        "",   INT_(samples.count),                  0,     100, 0, "2",
         "texts", "number of samples each time"},
-    {"evaluation", "prompt",        "",   STRING_(samples.prompt),         0,        0, BOTH_ | NEEDS_(SAMPLES) | BASIC_ | WORK_, "",
+    {"evaluation",  "prompt",         "",   STRING_(samples.prompt),              0,       0, BOTH_ | NEEDS_(SAMPLES) | BASIC_ | WORK_, "",
         "TEXT", "start of the samples; with --model PATH and without --train-data, --steps or --out: generate a continuation"},
-    {"evaluation", "temperature",   "",   FLOAT_(samples.temperature),     0,      100, BOTH_ | NEEDS_(SAMPLES), "1",
+    {"evaluation",  "temperature",    "",   FLOAT_(samples.temperature),          0,     100, BOTH_ | NEEDS_(SAMPLES), "1",
         "", "sampling temperature; 0: always the most likely token"},
-    {"evaluation", "top-k",         "",   INT_(samples.top_k),             0,    MANY_, BOTH_ | NEEDS_(SAMPLES), "0",
+    {"evaluation",  "top-k",          "",   INT_(samples.top_k),                  0,   MANY_, BOTH_ | NEEDS_(SAMPLES), "0",
         "tokens", "sample from the k most likely; 0: from all"},
-    {"evaluation", "top-p",         "",   FLOAT_(samples.top_p),           0,        1, ABOVE_ | BOTH_ | NEEDS_(SAMPLES), "1",
+    {"evaluation",  "top-p",          "",   FLOAT_(samples.top_p),                0,       1, ABOVE_ | BOTH_ | NEEDS_(SAMPLES), "1",
         "", "sample from the most likely tokens whose probabilities add up to this"},
-    {"evaluation", "start-token",   "",   SWITCH_(samples.start_token),    0,        0, BOTH_,            "on",
+    {"evaluation",  "start-token",    "",   SWITCH_(samples.start_token),         0,       0, BOTH_, "on",
         "off|on", "put end-of-text, which starts every document, before prompts and before the text of --perplexity; "
         "--export-gguf tells llama.cpp the same"},
 
-    {"tasks",      "tasks",         "",   STRING_(tasks.files),          0,        0, READS_(PATTERNS) | WORK_, "",
+    {"tasks",       "tasks",          "",   STRING_(tasks.files),                 0,       0, READS_(PATTERNS) | WORK_, "",
         "FILES", "choices and continuations to evaluate the model on: JSON lines of HellaSwag or DCLM; "
         "with --steps 0 the program only evaluates, and needs no training data"},
-    {"tasks",      "hellaswag",     "h",  SWITCH_(tasks.hellaswag),      0,        0, READS_(PATTERNS) | WORK_, "off",
+    {"tasks",       "hellaswag",      "h",  SWITCH_(tasks.hellaswag),             0,       0, READS_(PATTERNS) | WORK_, "off",
         "off|on", "--tasks " TASKS_HELLASWAG " (scripts/get_data.sh hellaswag)"},
-    {"tasks",      "perplexity",    "",   STRING_(tasks.perplexity),     0,        0, READS_(DATA) | WORK_, "",
+    {"tasks",       "perplexity",     "",   STRING_(tasks.perplexity),            0,       0, READS_(DATA) | WORK_, "",
         "FILES", "text or shards whose loss, perplexity and bits per byte are measured, over all of it"},
-    {"tasks",      "stride",        "",   INT_(tasks.stride),            1,  1048576, AUTO_ | NEEDS_(PERPLEXITY), "auto",
+    {"tasks",       "stride",         "",   INT_(tasks.stride),                   1, 1048576, AUTO_ | NEEDS_(PERPLEXITY), "auto",
         "tokens", "tokens scored per --perplexity window; the rest of --seq-len is context; auto: all of them"},
-    {"tasks",      "tasks-every",   "",   INT_(tasks.every),       0,    MANY_, AUTO_ | NEEDS_(EVERY_TASKS), "auto",
+    {"tasks",       "tasks-every",    "",   INT_(tasks.every),                    0,   MANY_, AUTO_ | NEEDS_(EVERY_TASKS), "auto",
         "steps", "steps between these evaluations; 0: never; auto: only at the end"},
-    {"tasks",      "tasks-max",     "",   INT_(tasks.max),         0,    MANY_, NEEDS_(TASKS), "0",
+    {"tasks",       "tasks-max",      "",   INT_(tasks.max),                      0,   MANY_, NEEDS_(TASKS), "0",
         "examples", "evaluate only the first n examples of each file; 0: all"},
-    {"tasks",      "out-scores",    "",   STRING_(tasks.out_scores),     0,        0, ONCE_ | WRITES_(ONE) | NEEDS_(TASKS) | WORK_, "",
+    {"tasks",       "out-scores",     "",   STRING_(tasks.out_scores),            0,       0, ONCE_ | WRITES_(ONE) | NEEDS_(TASKS) | WORK_, "",
         "FILE", "write a line of JSON for each example of the last evaluation: the model's choice, and the loss of each ending"},
 
-    {"texts",      "interactive",   "",   FLAG_(texts.interactive),      0,        0, TEXTS_ | ONCE_ | BASIC_, "off",
+    {"texts",       "interactive",    "",   FLAG_(texts.interactive),             0,       0, TEXTS_ | ONCE_ | BASIC_, "off",
         "off|on", "read prompts from the terminal, one per line, and continue each; end with Ctrl-D"},
-    {"texts",      "chat",          "",   CHOICE_(texts.chat),           0,        0, AUTO_ | RUN_ | BOTH_, "auto",
+    {"texts",       "chat",           "",   CHOICE_(texts.chat),                  0,       0, AUTO_ | RUN_ | BOTH_ | NEEDS_(CHATS), "auto",
         WORDS_CHOICE(CHAT_WORDS), "with --interactive: talk in turns; each line is a message, and its answer is kept "
         "for the next one; auto: on for a model that has learned chats (chat_template.jinja). A format, here and for "
         "training data with chats, replaces the one of the model's template or vocabulary"},
-    {"texts",      "system",        "",   STRING_(texts.system),         0,        0, TEXTS_ | ONCE_,    "",
+    {"texts",       "system",         "",   STRING_(texts.system),                0,       0, TEXTS_ | ONCE_, "",
         "TEXT", "first message of a chat, which says how to answer"},
-    {"texts",      "suffix",        "",   STRING_(texts.suffix),         0,        0, TEXTS_ | ONCE_,    "",
+    {"texts",       "suffix",         "",   STRING_(texts.suffix),                0,       0, TEXTS_ | ONCE_, "",
         "TEXT", "fill in the middle: generate the text between --prompt and this, by a model that was trained with --fim-rate"},
-    {"texts",      "prompts",       "",   STRING_(texts.prompts),        0,        0, TEXTS_ | ONCE_ | READS_(ONE), "",
+    {"texts",       "prompts",        "",   STRING_(texts.prompts),               0,       0, TEXTS_ | ONCE_ | READS_(ONE), "",
         "FILE.jsonl", "read prompts from a file of JSON lines: {\"prompt\": \"...\"}"},
-    {"texts",      "out-texts",     "",   STRING_(texts.out),      0,        0, TEXTS_ | ONCE_ | WRITES_(ONE), "",
+    {"texts",       "out-texts",      "",   STRING_(texts.out),                   0,       0, TEXTS_ | ONCE_ | WRITES_(ONE), "",
         "FILE", "write the texts of --prompts to this file, as JSON lines with prompt, text, tokens and stop"},
-    {"texts",      "tokens",        "",   INT_(texts.tokens),            1,    MANY_, TEXTS_ | ONCE_,    "256",
+    {"texts",       "tokens",         "",   INT_(texts.tokens),                   1,   MANY_, TEXTS_ | ONCE_, "256",
         "tokens", "maximum length of a text; it is shorter if its document ends"},
-    {"texts",      "stop",          "",   LIST_(texts.stop),             0,        0, TEXTS_ | ONCE_,    "",
+    {"texts",       "stop",           "",   LIST_(texts.stop),                    0,       0, TEXTS_ | ONCE_, "",
         "TEXT", "end a text before this string; may be given several times; --stop-run stops a run"},
-    {"texts",      "quantize",      "",   CHOICE_(texts.quantize),       0,        0, ONCE_ | BOTH_,    "off",
+    {"texts",       "quantize",       "",   CHOICE_(texts.quantize),              0,       0, ONCE_ | BOTH_, "off",
         WORDS_CHOICE(QUANTIZE_WORDS), "q8_0: the model's matrices in 8 bits, as in GGUF; for generating text, and for tasks with "
         "--steps 0"},
 
-    {"output",     "out",           "o",  STRING_(output.dir),            0,        0, ONCE_ | EACH_ | READS_(RUNS) | WRITES_(RUNS) | BASIC_, "",
+    {"output",      "out",            "o",  STRING_(output.dir),                  0,       0, ONCE_ | EACH_ | READS_(RUNS) | WRITES_(RUNS) | BASIC_, "",
         "DIR", "directory for logs, checkpoints and the loss curve (curve.svg); without it: no files"},
-    {"output",     "save-every",    "n",  INT_(output.save_every),        0,    MANY_, AUTO_ | NEEDS_(SAVES), "auto",
+    {"output",      "save-every",     "n",  INT_(output.save_every),              0,   MANY_, AUTO_ | NEEDS_(SAVES), "auto",
         "steps", "steps between checkpoints, besides the last step; auto: every --save-minutes if --out is given; 0: "
         "no checkpoints"},
-    {"output",     "save-minutes",  "",   FLOAT_(output.save_minutes),    0,    MANY_, NEEDS_(TIMED_SAVES), "15",
+    {"output",      "save-minutes",   "",   FLOAT_(output.save_minutes),          0,   MANY_, NEEDS_(TIMED_SAVES), "15",
         "minutes", "minutes between the checkpoints of --save-every auto; 0: only the last step"},
-    {"output",     "keep",          "nk", INT_(output.keep),              0,    MANY_, AUTO_ | NEEDS_(OUT), "auto",
+    {"output",      "keep",           "nk", INT_(output.keep),                    0,   MANY_, AUTO_ | NEEDS_(OUT), "auto",
         "checkpoints", "keep only the n newest of the run; 0: all; auto: all, but only the 2 newest among those saved "
         "by --save-minutes or when a run was stopped"},
-    {"output",     "keep-major",    "nm", INT_(output.keep_major),        0,    MANY_, NEEDS_(OUT), "0",
+    {"output",      "keep-major",     "nm", INT_(output.keep_major),              0,   MANY_, NEEDS_(OUT), "0",
         "steps", "never delete checkpoints at multiples of this; 0: no exception"},
-    {"output",     "keep-best",     "",   SWITCH_(output.keep_best),      0,        0, NEEDS_(DIRECTORY), "off",
+    {"output",      "keep-best",      "",   SWITCH_(output.keep_best),            0,       0, NEEDS_(DIRECTORY), "off",
         "off|on", "save at each validation that is the best so far, and never delete the best checkpoint, whatever --keep says"},
-    {"output",     "model-file-gb", "",   FLOAT_(output.model_file_gb),   0,    MANY_, ABOVE_ | NEEDS_(OUT), "5",
+    {"output",      "model-file-gb",  "",   FLOAT_(output.model_file_gb),         0,   MANY_, ABOVE_ | NEEDS_(OUT), "5",
         "GB", "largest file of weights in a checkpoint; a larger model is split into several, with Hugging Face's index"},
-    {"output",     "resume",        "y",  STRING_(output.resume),         0,        0, ONCE_ | READS_(MODEL) | BASIC_ | WORK_, "off",
+    {"output",      "resume",         "y",  STRING_(output.resume),               0,       0, ONCE_ | READS_(MODEL) | BASIC_ | WORK_, "off",
         "off|on|auto|STEP|DIR", "on: continue from the newest valid checkpoint in --out; auto: the same, or a new run "
         "if none exists; STEP, DIR: continue from this checkpoint"},
-    {"output",     "override",      "",   FLAG_(output.override),         0,        0, ONCE_ | NEEDS_(RESUME), "off",
+    {"output",      "override",       "",   FLAG_(output.override),               0,       0, ONCE_ | NEEDS_(RESUME), "off",
         "off|on", "resume even if options that define the run have changed"},
-    {"output",     "max-hours",     "",   FLOAT_(output.max_hours),       0,    MANY_, ONCE_ | NEEDS_(DIRECTORY), "0",
+    {"output",      "max-hours",      "",   FLOAT_(output.max_hours),             0,   MANY_, ONCE_ | NEEDS_(DIRECTORY), "0",
         "hours", "save and stop before this time is up; 0: no limit"},
-    {"output",     "export-llmc",   "",   STRING_(output.export_llmc),    0,        0, ONCE_ | WRITES_(ONE) | WORK_, "",
+    {"output",      "export-llmc",    "",   STRING_(output.export_llmc),          0,       0, ONCE_ | WRITES_(ONE) | WORK_, "",
         "FILE.bin", "write the final model in llm.c's format; with --model, --steps 0 and "
         "no --out the program only converts, and needs no data"},
-    {"output",     "export-dtype",  "",   CHOICE_(output.export_dtype),   0,        0, ONCE_ | NEEDS_(EXPORT_LLMC), "fp32",
+    {"output",      "export-dtype",   "",   CHOICE_(output.export_dtype),         0,       0, ONCE_ | NEEDS_(EXPORT_LLMC), "fp32",
         WORDS_CHOICE(MODEL_DTYPE_WORDS), "precision of the weights in that file"},
-    {"output",     "export-gguf",   "",   STRING_(output.export_gguf),    0,        0, ONCE_ | WRITES_(ONE) | BASIC_ | WORK_, "",
+    {"output",      "export-gguf",    "",   STRING_(output.export_gguf),          0,       0, ONCE_ | WRITES_(ONE) | BASIC_ | WORK_, "",
         "FILE", "write the final model for llama.cpp; converts, as --export-llmc does"},
-    {"output",     "export-gguf-dtype", "", CHOICE_(output.export_gguf_dtype), 0,   0, ONCE_ | NEEDS_(EXPORT_GGUF), "f16",
+    {"output",      "export-gguf-dtype", "", CHOICE_(output.export_gguf_dtype),   0,       0, ONCE_ | NEEDS_(EXPORT_GGUF), "f16",
         WORDS_CHOICE(GGUF_DTYPE_WORDS), "precision of the matrices in that file"},
-    {"output",     "tensorboard",   "",   SWITCH_(output.tensorboard),    0,        0, NEEDS_(DIRECTORY), "off",
+    {"output",      "tensorboard",    "",   SWITCH_(output.tensorboard),          0,       0, NEEDS_(DIRECTORY), "off",
         "off|on", "also log for TensorBoard, in the directory tensorboard in --out"},
-    {"output",     "log-every",     "",   INT_(output.log_every),         1,    MANY_, AUTO_,            "auto",
+    {"output",      "log-every",      "",   INT_(output.log_every),               1,   MANY_, AUTO_, "auto",
         "steps", "print every n-th step on the screen and in main.log; auto: all in main.log, about a hundred on the "
         "screen, another after half a minute of silence, and on a terminal always the last one; log.jsonl has every "
         "step"},
-    {"output",     "quiet",         "",   SWITCH_(output.quiet),          0,        0, ONCE_,            "off",
+    {"output",      "quiet",          "",   SWITCH_(output.quiet),                0,       0, ONCE_, "off",
         "off|on", "print only errors, warnings, the results of tasks and the summary"},
-    {"output",     "overfit",       "a",  SWITCH_(output.overfit),        0,        0, RUN_,             "off",
+    {"output",      "overfit",        "a",  SWITCH_(output.overfit),              0,       0, RUN_, "off",
         "off|on", "train on the first batch only, so that the loss falls towards 0"},
 
-    {"memory, speed", "recompute",  "r",  CHOICE_(memory.recompute),      0,        0, AUTO_,            "auto",
+    {"memory, speed", "recompute",    "r",  CHOICE_(memory.recompute),            0,       0, AUTO_, "auto",
         WORDS_CHOICE(RECOMPUTE_WORDS), "activations to recompute instead of storing: 0 none, 1 the MLP's activation "
         "function, 2 also the norms, mlp also the matmul before the activation function, 3 whole blocks; auto: 1 on a "
         "CPU, the lowest that fits into memory on a GPU"},
-    {"memory, speed", "fit",        "",   FLOAT_(memory.fit),             0,    MANY_, AUTO_ | ONCE_,    "0",
+    {"memory, speed", "fit",          "",   FLOAT_(memory.fit),                   0,   MANY_, AUTO_ | ONCE_, "0",
         "GiB", "fit into this much memory: try --batch and its divisors, levels of --recompute, on a GPU also "
         "--offload-optimizer host, the fastest first; updates are identical up to rounding; auto: all free memory; 0: off"},
-    {"memory, speed", "threads",    "",   INT_(memory.threads),           0, LIMITS_MAX_THREADS, CPU_ | ONCE_ | BOTH_ | EACH_, "0",
+    {"memory, speed", "threads",      "",   INT_(memory.threads),                 0, LIMITS_MAX_THREADS, CPU_ | ONCE_ | BOTH_ | EACH_, "0",
         "threads", "CPU threads of a process; 0: OMP_NUM_THREADS, or else its share of this job's cores"},
-    {"memory, speed", "matmul",     "",   CHOICE_(memory.matmul),         0,        0, RUN_ | BOTH_,     "fp32",
+    {"memory, speed", "matmul",       "",   CHOICE_(memory.matmul),               0,       0, RUN_ | BOTH_, "fp32",
         WORDS_CHOICE(MATMUL_WORDS), "precision of the inputs of matmuls and attention; bf16: rounded to bf16, with "
         "sums and everything else in fp32; fp8: in training, the matmuls of qkv and the MLP are rounded to E4M3 with "
         "a scale per row, except for the gradients of weights; auto: bf16 if this machine has fast instructions for "
         "it; a GPU, for which only fp8 counts, needs compute capability 9.0, and otherwise multiplies in the type "
         "that its trainer was built for"},
-    {"memory, speed", "logits-chunk", "", INT_(memory.logits_chunk),      1,    MANY_, AUTO_ | GPU_,     "auto",
+    {"memory, speed", "logits-chunk", "",   INT_(memory.logits_chunk),            1,   MANY_, AUTO_ | GPU_, "auto",
         "tokens", "tokens whose logits are in memory at a time; auto: a micro-batch, or the largest part of it that fits"},
-    {"memory, speed", "offload-optimizer", "", CHOICE_(memory.offload_optimizer), 0, 0, GPU_,           "off",
+    {"memory, speed", "offload-optimizer", "", CHOICE_(memory.offload_optimizer), 0,       0, GPU_, "off",
         WORDS_CHOICE(OFFLOAD_WORDS), "keep master weights, m and v in pinned host memory, or on a disk; same bits"},
-    {"memory, speed", "offload-path", "", STRING_(memory.offload_path),   0,        0, GPU_ | READS_(SCRATCH) | WRITES_(SCRATCH) | NEEDS_(DISK), "",
+    {"memory, speed", "offload-path", "",   STRING_(memory.offload_path),         0,       0, GPU_ | READS_(SCRATCH) | WRITES_(SCRATCH) | NEEDS_(DISK), "",
         "DIR", "directory on a fast drive, for --offload-optimizer disk; its files disappear when the run ends"},
-    {"memory, speed", "offload-residuals", "", SWITCH_(memory.offload_residuals), 0, 0, GPU_,            "off",
+    {"memory, speed", "offload-residuals", "", SWITCH_(memory.offload_residuals), 0,       0, GPU_, "off",
         "off|on", "with --recompute 3: keep the residual stream between blocks in pinned host memory; same bits"},
-    {"memory, speed", "offload-params", "", SWITCH_(memory.offload_params), 0,      0, GPU_,             "off",
+    {"memory, speed", "offload-params", "", SWITCH_(memory.offload_params),       0,       0, GPU_, "off",
         "off|on", "with --zero 3: keep this rank's part of parameters and gradients in pinned host memory; same bits"},
-    {"memory, speed", "update-in-backward", "", SWITCH_(memory.update_in_backward), 0, 0, RUN_,          "off",
+    {"memory, speed", "update-in-backward", "", SWITCH_(memory.update_in_backward), 0,     0, RUN_, "off",
         "off|on", "update each block as soon as its gradient is ready, then discard the gradient: memory for those of two blocks "
         "instead of all; an update is one micro-batch, and is clipped block by block (dev/doc/memory.md)"},
-    {"memory, speed", "gradients",  "",   CHOICE_(memory.gradients),      0,        0, GPU_ | RUN_,      "model",
+    {"memory, speed", "gradients",    "",   CHOICE_(memory.gradients),            0,       0, GPU_ | RUN_, "model",
         "model|fp32", "dtype of the gradients: the weights' dtype, or fp32"},
-    {"memory, speed", "master-weights", "w", CHOICE_(memory.master_weights), 0,     0, GPU_ | RUN_,      "on",
+    {"memory, speed", "master-weights", "w", CHOICE_(memory.master_weights),      0,       0, GPU_ | RUN_, "on",
         WORDS_CHOICE(MASTER_WEIGHTS_WORDS), "keep 16-bit weights as fp32 for the optimizer; 24: bf16 weights with 8 more "
         "bits; off: stochastic rounding"},
-    {"memory, speed", "tf32",       "f",  SWITCH_(memory.tf32),           0,        0, GPU_ | RUN_ | BOTH_ | NEEDS_(FP32), "on",
+    {"memory, speed", "tf32",         "f",  SWITCH_(memory.tf32),                 0,       0, GPU_ | RUN_ | BOTH_ | NEEDS_(FP32), "on",
         "off|on", "compute fp32 matmuls on TF32 tensor cores, with 10-bit mantissas"},
-    {"memory, speed", "attention",  "",   CHOICE_(memory.attention),      0,        0, GPU_ | RUN_ | BOTH_, "auto",
+    {"memory, speed", "attention",    "",   CHOICE_(memory.attention),            0,       0, GPU_ | RUN_ | BOTH_, "auto",
         WORDS_CHOICE(ATTENTION_WORDS), "instructions of attention: wgmma is for 16 bits on GPUs of compute capability 9.0, and not "
         "yet tried on one; race: whichever --autotune finds faster; auto: mma, or cuDNN where it was built in"},
-    {"memory, speed", "gelu-fusion", "ge", INT_(memory.gelu_fusion),      0,        2, AUTO_ | GPU_ | BOTH_ | NEEDS_(GELU), "auto",
+    {"memory, speed", "gelu-fusion",  "ge", INT_(memory.gelu_fusion),             0,       2, AUTO_ | GPU_ | BOTH_ | NEEDS_(GELU), "auto",
         "", "fuse GELU into matmuls: 0 no, 1 forward, 2 forward and backward; auto: whichever --autotune finds faster, without "
         "it 2 on cards of compute capability 9 and 10, else 0"},
-    {"memory, speed", "bias-fusion", "",  SWITCH_(memory.bias_fusion),    0,        0, GPU_ | NEEDS_(GELU), "on",
-        "off|on", "where GELU is fused backward: also fuse the gradient of the bias before it, if cuBLASLt can"},
-    {"memory, speed", "autotune",   "",   SWITCH_(memory.autotune),       0,        0, GPU_,             "on",
+    {"memory, speed", "autotune",     "",   SWITCH_(memory.autotune),             0,       0, GPU_, "on",
         "off|on", "time cuBLASLt's algorithms once per matmul shape, and keep the fastest; off in a pipeline"},
-    {"memory, speed", "graph",      "",   SWITCH_(memory.graph),          0,        0, AUTO_ | GPU_ | BOTH_, "auto",
+    {"memory, speed", "graph",        "",   SWITCH_(memory.graph),                0,       0, AUTO_ | GPU_ | BOTH_, "auto",
         "off|on", "replay a micro-step as one CUDA graph; off with --update-in-backward; auto: on, except in a pipeline, for "
         "replicas of a model (--shard-ranks), and where layers and micro-batches are divided: no GPU has tried these"},
-    {"memory, speed", "device",     "",   INT_(memory.device),            0,     1023, AUTO_ | GPU_ | ONCE_ | BOTH_ | EACH_, "auto",
+    {"memory, speed", "device",       "",   INT_(memory.device),                  0,    1023, AUTO_ | GPU_ | ONCE_ | BOTH_ | EACH_, "auto",
         "", "index of the GPU; auto: one for each process of a machine"},
-    {"memory, speed", "gpu-report", "lg", INT_(memory.gpu_report),        0,    MANY_, GPU_ | ONCE_ | EACH_, "0",
+    {"memory, speed", "gpu-report",   "lg", INT_(memory.gpu_report),              0,   MANY_, GPU_ | ONCE_ | EACH_, "0",
         "steps", "steps between lines about the GPU's temperature, power, clocks and memory; 0: none"},
 
-    {"processes",  "num-processes", "pn", INT_(ranks.processes),     1,  1048576, AUTO_ | ONCE_,    "auto",
+    {"processes",   "num-processes",  "pn", INT_(ranks.processes),                1, 1048576, AUTO_ | ONCE_, "auto",
         "", "how many processes share the run; auto, here and below: from mpirun, srun or torchrun, else one"},
-    {"processes",  "rank",          "pr", INT_(ranks.rank),              0,  1048575, AUTO_ | ONCE_ | EACH_, "auto",
+    {"processes",   "rank",           "pr", INT_(ranks.rank),                     0, 1048575, AUTO_ | ONCE_ | EACH_, "auto",
         "", "number of this process, from 0"},
-    {"processes",  "gpus-per-node", "pg", INT_(ranks.per_node),     1,     1024, AUTO_ | ONCE_,    "auto",
+    {"processes",   "gpus-per-node",  "pg", INT_(ranks.per_node),                 1,    1024, AUTO_ | ONCE_, "auto",
         "processes", "processes on each machine"},
-    {"processes",  "init",          "pi", CHOICE_(ranks.init),           0,        0, ONCE_ | EACH_,    "auto",
+    {"processes",   "init",           "pi", CHOICE_(ranks.init),                  0,       0, ONCE_ | EACH_, "auto",
         WORDS_CHOICE(LAUNCHER_INIT_WORDS), "how processes find each other; auto: as the launcher provides (dev/doc/processes.md); tcp and fs are for GPUs"},
-    {"processes",  "server",        "ps", STRING_(ranks.server),         0,        0, ONCE_ | EACH_,    "",
+    {"processes",   "server",         "ps", STRING_(ranks.server),                0,       0, ONCE_ | EACH_, "",
         "HOST[:PORT]", "address of rank 0, for --init tcp; the port is 29500 unless it is given"},
-    {"processes",  "fs-path",       "pf", STRING_(ranks.fs_path),        0,        0, ONCE_ | EACH_ | READS_(SCRATCH) | WRITES_(SCRATCH), "",
+    {"processes",   "fs-path",        "pf", STRING_(ranks.fs_path),               0,       0, ONCE_ | EACH_ | READS_(SCRATCH) | WRITES_(SCRATCH), "",
         "DIR", "directory on a file system that all machines share, for --init fs; without it: --out"},
-    {"processes",  "tensor-parallel", "tp", INT_(ranks.tensor), 1,     1024, ONCE_ | BOTH_,    "1",
+    {"processes",   "tensor-parallel", "tp", INT_(ranks.tensor),                  1,    1024, ONCE_ | BOTH_, "1",
         "processes", "processes that divide the matrices of each layer among themselves; best on one machine"},
-    {"processes",  "context-parallel", "cp", INT_(ranks.context), 1,   1024, ONCE_,            "1",
+    {"processes",   "context-parallel", "cp", INT_(ranks.context),                1,    1024, ONCE_, "1",
         "processes", "processes that divide the tokens of each sequence"},
-    {"processes",  "expert-parallel", "ep", INT_(ranks.experts), 1,     1024, ONCE_,            "1",
+    {"processes",   "expert-parallel", "ep", INT_(ranks.experts),                 1,    1024, ONCE_, "1",
         "processes", "processes that divide the experts of each layer among themselves; they are neighbors among "
         "those that share micro-batches"},
-    {"processes",  "pipeline-parallel", "pp", INT_(ranks.pipeline), 1, 1000, ONCE_,            "1",
+    {"processes",   "pipeline-parallel", "pp", INT_(ranks.pipeline),              1,    1000, ONCE_, "1",
         "stages", "stages that divide the layers among themselves"},
-    {"processes",  "pipeline-layers", "", STRING_(ranks.pipeline_layers), 0,       0, ONCE_ | NEEDS_(STAGES), "",
+    {"processes",   "pipeline-layers", "",  STRING_(ranks.pipeline_layers),       0,       0, ONCE_ | NEEDS_(STAGES), "",
         "LIST", "layers of each stage, as 9,9,8,6; without it: a division whose slowest stage is as fast as possible"},
-    {"processes",  "zero",          "z",  INT_(ranks.zero),              0,        3, AUTO_ | ONCE_,    "auto",
+    {"processes",   "zero",           "z",  INT_(ranks.zero),                     0,       3, AUTO_ | ONCE_, "auto",
         "", "what processes divide among themselves: 0 nothing, 1 the optimizer's state, 2 also gradients, 3 also "
         "parameters (GPUs only); auto: 2 for several processes, 1 with --pipeline-parallel"},
-    {"processes",  "shard-ranks",   "",   INT_(ranks.shards),       1,  1048576, AUTO_ | GPU_ | ONCE_, "auto",
+    {"processes",   "shard-ranks",    "",   INT_(ranks.shards),                   1, 1048576, AUTO_ | GPU_ | ONCE_, "auto",
         "processes", "processes that share one copy of what --zero divides; auto: those of a machine, or all if machines differ"},
-    {"processes",  "node-gbps",     "",   FLOAT_(ranks.node_gbps),       0,    MANY_, AUTO_ | ABOVE_ | ONCE_ | NEEDS_(PLANNING), "auto",
+    {"processes",   "node-gbps",      "",   FLOAT_(ranks.node_gbps),              0,   MANY_, AUTO_ | ABOVE_ | ONCE_ | NEEDS_(PLANNING), "auto",
         "GB/s", "for --plan and --fit: bandwidth within a machine, for sending while receiving as much; auto: 300 on "
         "GPUs (NVLink 4), 10 on CPUs; dev/bench/multi_gpu.sh measures them"},
-    {"processes",  "net-gbps",      "",   FLOAT_(ranks.net_gbps),        0,    MANY_, AUTO_ | ABOVE_ | ONCE_ | NEEDS_(PLANNING), "auto",
+    {"processes",   "net-gbps",       "",   FLOAT_(ranks.net_gbps),               0,   MANY_, AUTO_ | ABOVE_ | ONCE_ | NEEDS_(PLANNING), "auto",
         "GB/s", "the same between machines; auto: 42 on GPUs (a card of 400 Gb/s for each), 2.5 on CPUs (25 Gb/s)"},
-    {"processes",  "timeout",       "",   INT_(ranks.timeout),           1,    MANY_, ONCE_ | EACH_,    "50",
+    {"processes",   "timeout",        "",   INT_(ranks.timeout),                  1,   MANY_, ONCE_ | EACH_, "50",
         "seconds", "abort a multi-process run after this long without progress; at least 5 times the longest step"},
 
-    {"reports",    "report",        "",   STRING_(reports.report),         0,        0, ONCE_ | READS_(RUNS), "",
+    {"reports",     "report",         "",   STRING_(reports.report),              0,       0, ONCE_ | READS_(RUNS), "",
         "RUNS", "write a page of plots about runs, finished or not, and exit; their directories or logs, separated by "
         "commas"},
-    {"reports",    "out-html",      "",   STRING_(reports.out_html),       0,        0, ONCE_ | WRITES_(ONE), "",
+    {"reports",     "out-html",       "",   STRING_(reports.out_html),            0,       0, ONCE_ | WRITES_(ONE), "",
         "FILE", "file for the page of --report; without it: report.html in the first run's directory"},
-    {"reports",    "compare",       "",   STRING_(reports.compare),        0,        0, ONCE_ | READS_(RUNS), "",
+    {"reports",     "compare",        "",   STRING_(reports.compare),             0,       0, ONCE_ | READS_(RUNS), "",
         "RUNS", "print the results of runs side by side, and exit"},
-    {"reports",    "follow",        "",   STRING_(reports.follow),         0,        0, ONCE_ | READS_(RUNS), "",
+    {"reports",     "follow",         "",   STRING_(reports.follow),              0,       0, ONCE_ | READS_(RUNS), "",
         "DIR", "show the run with this --out: loss curve, last update and sample, until you press q; not on a "
         "terminal: a line for each event, until the run ends"},
-    {"reports",    "stop-run",      "",   STRING_(reports.stop_run),       0,        0, ONCE_ | READS_(RUNS) | WRITES_(RUNS), "",
+    {"reports",     "stop-run",       "",   STRING_(reports.stop_run),            0,       0, ONCE_ | READS_(RUNS) | WRITES_(RUNS), "",
         "DIR", "ask the run with this --out to save and end, wait until it has, and exit; also works from another "
         "machine that shares the directory"},
 
-    {"other",      "config",        "",   STRING_(config),         0,        0, ONCE_ | BOTH_ | READS_(ONE) | EACH_ | LINE_, "",
+    {"other",       "config",         "",   STRING_(config),                      0,       0, ONCE_ | BOTH_ | READS_(ONE) | EACH_ | LINE_, "",
         "FILE", "read more options from a file of lines `name = value`, as --print-config prints them; # starts a "
         "comment; the command line wins"},
-    {"other",      "plan",          "",   FLAG_(plan),             0,        0, ONCE_ | BASIC_ | WORK_, "off",
+    {"other",       "plan",           "",   FLAG_(plan),                          0,       0, ONCE_ | BASIC_ | WORK_, "off",
         "off|on", "estimate memory, speed and time, and exit"},
-    {"other",      "plan-tensors",  "",   FLAG_(plan_tensors),     0,        0, ONCE_ | WORK_, "off",
-        "off|on", "the same, after a list of every tensor and its memory"},
-    {"other",      "plan-gpu",      "",   STRING_(plan_gpu),       0,        0, GPU_ | ONCE_,     "",
+    {"other",       "plan-gpu",       "",   STRING_(plan_gpu),                    0,       0, GPU_ | ONCE_, "",
         "NAME", "with --plan: plan for this card, for example H200 or 'RTX 4090': its published speed and memory; without it: this "
         "machine's GPU, or else an H100"},
-    {"other",      "print-config",  "",   FLAG_(print_config),     0,        0, ONCE_ | WORK_, "off",
+    {"other",       "print-config",   "",   FLAG_(print_config),                  0,       0, ONCE_ | WORK_, "off",
         "off|on", "print every option with its value, as a file for --config, and exit"},
-    {"other",      "help",          "",   STRING_(help),           0,        0, ONCE_ | BOTH_ | LINE_, "",
+    {"other",       "help",           "",   STRING_(help),                        0,       0, ONCE_ | BOTH_ | LINE_, "",
         "[GROUP|OPTION]", "print this help, or the part about a group or an option, and exit; basic: the options that most runs need"},
-    {"other",      "version",       "",   FLAG_(version),          0,        0, ONCE_ | BOTH_ | LINE_, "off",
+    {"other",       "version",        "",   FLAG_(version),                       0,       0, ONCE_ | BOTH_ | LINE_, "off",
         "off|on", "print the version, and exit"},
 };
 // clang-format on
@@ -765,9 +752,9 @@ static int option_may_be_empty_(const Options* options, const OptionRow* row) {
 
 // Returns true if an option is given that starts a run: training, a plan or an export.
 static int options_start_a_run_(const Options* options) {
-    static const char* const runs[] = {"train-data",   "out",         "steps",       "epochs",
-                                       "resume",       "overfit",     "plan",        "plan-tensors",
-                                       "print-config", "export-gguf", "export-llmc", "find-lr"};
+    static const char* const runs[] = {"train-data",  "out",         "steps",  "epochs",
+                                       "resume",      "overfit",     "plan",   "print-config",
+                                       "export-gguf", "export-llmc", "find-lr"};
     int is_run = 0;
     for (size_t i = 0; i < sizeof(runs) / sizeof(runs[0]); i++) {
         is_run |= options_given(options, runs[i]);
@@ -805,7 +792,6 @@ static int options_ask_for_(const Options* options, const OptionRow* row) {
 // Decides what the program does, and refuses options that do not count in it.
 static void options_decide_(Options* options) {
     options->generates = options_generate_(options);
-    options->plan |= options->plan_tensors;
     for (int i = 0; i < OPTION_ROWS; i++) {
         const OptionRow* row = &OPTION_TABLE[i];
         if (options->given[i] && !option_counts(options, row)) {

@@ -9,7 +9,7 @@ disagree, they end all of them, and name what differs and the ranks that have ea
 
 #include "llmc/base/file_list.h"
 #include "llmc/setup/options.h"
-#include "llmc/setup/run_data.h"
+#include "llmc/setup/run_tokens.h"
 #include "llmc/comm/comm.h"
 #include "llmc/model/model.h"
 

@@ -33,7 +33,7 @@ enum {
     SETUP_TEXTS_GPU = 32,      // and on a GPU
 };
 
-// Most work of automatic validations, as a share of that of the updates.
+// Most work of automatic validations, as a share of the work of all updates.
 #define SETUP_VALIDATION_SHARE 0.1
 
 // ---- the model ----
@@ -89,14 +89,15 @@ double setup_long_lr(const Options* options);
 // Returns the settings of update number t (from 1) at `step`, for a gradient with this norm.
 Update setup_update(const Options* options, int64_t step, int64_t t, double norm);
 
-// Returns the work of all validations, as a share of that of the updates, of a run that has both.
+// Returns the work of all validations as a share of the work of all updates, in a run that has
+// both.
 double setup_validation_share(const Settled* s, const RunData* data);
 
 // Returns true if a validation precedes the first step: not if nobody asked for it and it would
 // take long on a CPU. `flops` are per token, forward and backward.
 int setup_validates_first(const Options* options, double flops, int64_t sequences);
 
-// Returns true if the command line asks for samples; a finished run makes them, too.
+// Returns true if the command line asks for samples; then a finished run also makes them.
 int setup_asks_for_samples(const Options* options);
 
 #ifdef __cplusplus
@@ -309,8 +310,8 @@ static float settle_beta2_(int64_t total_batch) {
     return beta2 > 0.95f ? fminf(beta2, 0.999f) : 0.95f;
 }
 
-// Returns the work of validating so many sequences of all sets, as a share of that of all updates.
-// A validation of the average is another one.
+// Returns the work of validating so many sequences of all sets, as a share of the work of all
+// updates. A validation of the average is another one.
 static double settle_validation_share_(const Settled* s, double sequences) {
     const Options* o = &s->options;
     const Stages batches = settled_batches(o);
@@ -460,8 +461,9 @@ static void settle_training_(Settled* s, const RunData* data) {
         settle_intervals_(o);
     }
     settle_check_outputs_(o);
-    if (o->memory.recompute == OPTION_AUTO && o->program.trainer == OPTION_CPU) {
-        o->memory.recompute = RECOMPUTE_ACTIVATION; // the GPU trainer decides by its memory
+    // the GPU trainer and --fit decide by the memory
+    if (o->memory.recompute == OPTION_AUTO && o->program.trainer == OPTION_CPU && o->memory.fit == 0) {
+        o->memory.recompute = RECOMPUTE_ACTIVATION;
     }
     settle_update_(o);
     settle_decay_(o);
@@ -493,8 +495,8 @@ static void settle_matmul_fp8_(const Settled* s) {
     }
 }
 
-// Refuses a type on a GPU, whose trainer has one type for all: that of its build. The default may
-// be given, as --print-config prints it, and a run of the CPU trainer may bring another one along.
+// Refuses another type on a GPU, where everything has the type that the trainer was built for. The
+// default may be given, as --print-config prints it, and a run of the CPU trainer may have one.
 static void settle_matmul_type_(Settled* s) {
     Options* o = &s->options;
     const int by_default = MATMUL_FP32;
@@ -547,7 +549,7 @@ static void settle_freeze_(Settled* s) {
     setup_check_freeze(s);
 }
 
-// Decides the teacher, whose tokens must be those of the run.
+// Decides the teacher, which must have the tokens of the run.
 static void settle_teacher_(Settled* s, const RunData* data, const SettleInput* input) {
     if (input->teacher_path) {
         s->teacher = input->teacher;
@@ -561,13 +563,6 @@ static ModelUse settle_use_(const Options* o) {
         options_exports(o) && o->model.path[0] && !options_model_size(o) && !o->output.dir[0];
     const int only_evaluates = o->batch.steps == 0 && (options_has_tasks(o) || converts);
     return o->generates ? USE_GENERATE : only_evaluates ? USE_EVALUATE : USE_TRAIN;
-}
-
-// A checkpoint's options may have the value, decided though its run had weights.
-static void settle_check_initial_(const Options* o, const SettleInput* input) {
-    if (input->model_path && !input->continues && o->model.initial_weights != OPTION_AUTO) {
-        die_usage("--initial-weights has no meaning with --model %s, which has weights", o->model.path);
-    }
 }
 
 // Decides what a model says of its tokens before its data are open: the tokenizer in its directory
@@ -630,7 +625,6 @@ Settled settle(RunData* data, const Options* options, const SettleInput* input) 
         settle_lengths_(&s.options);
     }
     settle_tokenizer_(&s, data, input);
-    settle_check_initial_(options, input);
     setup_check_weights(&s, input->model_path, input->continues);
     s.cfg = settle_model(&s.options, data, input->model_path, input->found);
     settle_run_(&s, data, options, input);

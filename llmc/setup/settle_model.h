@@ -9,7 +9,7 @@ have no meaning for the architecture are refused, and sizes that no model can ha
 
 #include "llmc/model/model.h"
 #include "llmc/setup/options.h"
-#include "llmc/setup/run_data.h"
+#include "llmc/setup/run_tokens.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -164,7 +164,7 @@ static void settle_experts_(Options* o, ModelConfig* cfg, const char* path) {
     cfg->E = o->model.experts, cfg->E_used = o->model.experts_used;
 }
 
-// Decides the hidden units of the expert that all tokens take, after those of the others.
+// Decides the hidden units of the shared expert, after the hidden units of the others.
 static void settle_shared_expert_(Options* o, ModelConfig* cfg, const char* path) {
     const Architecture* kinds = model_architecture(cfg->arch);
     const int has_shared = kinds->router == ROUTER_SIGMOID, is_new = !path && cfg->Fs == 0;
@@ -272,17 +272,6 @@ static int settle_share_layers_(const Options* options) {
     return share;
 }
 
-// Decides the random weights of a new model.
-static void settle_initial_(Options* o, ModelConfig* cfg, const char* path) {
-    if (path) {
-        return;
-    }
-    if (o->model.initial_weights == OPTION_AUTO) {
-        o->model.initial_weights = (int)model_architecture(cfg->arch)->initial;
-    }
-    cfg->initial = (InitialWeights)o->model.initial_weights;
-}
-
 static void settle_check_sizes_(ModelConfig cfg) {
     char error[ERROR_BYTES];
     if (!model_check_config(cfg, "the model", error)) {
@@ -314,7 +303,7 @@ static void settle_mark_fixed_(Options* o, Arch arch) {
 }
 
 ModelConfig settle_model(Options* options, const RunData* data, const char* path, ModelConfig found) {
-    const int insists = options->model.vocab_size != OPTION_AUTO; // also true for a run that resumes
+    const int insists = options->model.vocab_size != OPTION_AUTO; // also of a run that resumes
     ModelConfig cfg = settle_base_(options, data, path, found);
     options_mark_following(options);
     settle_arch_(options, cfg.arch, path);
@@ -333,7 +322,7 @@ ModelConfig settle_model(Options* options, const RunData* data, const char* path
     settle_window_(options, &cfg, path);
     settle_softcap_(options, &cfg, path);
     cfg.share = settle_share_layers_(options);
-    settle_initial_(options, &cfg, path);
+    cfg.initial = model_architecture(cfg.arch)->initial;
     settle_mark_fixed_(options, cfg.arch);
     settle_check_vocab_(options, data, path, insists);
     settle_check_sizes_(cfg);

@@ -95,7 +95,7 @@ static inline Optimizer settled_optimizer_(const Settled* s) {
     optimizer.frozen = s->freeze.rows;
     optimizer.lr_scale[KIND_EMBEDDING] = o->optimizer.embedding_lr_scale;
     optimizer.lr_scale[KIND_VECTOR] = o->optimizer.vector_lr_scale;
-    optimizer.lr_scale[KIND_HEAD] = o->optimizer.head_lr_scale;
+    optimizer.lr_scale[KIND_HEAD] = 1;
     if (o->optimizer.mup && o->optimizer.mup[0]) {
         mup_parse(&optimizer.mup, o->optimizer.mup);
     }
@@ -108,7 +108,7 @@ static inline Optimizer settled_optimizer_(const Settled* s) {
     return optimizer;
 }
 
-// Sets the layers of all stages: those of --pipeline-layers, or dealt out evenly.
+// Sets the layers of all stages: as --pipeline-layers says, or dealt out evenly.
 static inline void settled_all_layers_(const Settled* s, int layers[MODEL_MAX_LAYERS]) {
     const int P = s->ranks.grid.shape.pipeline;
     char error[ERROR_BYTES];

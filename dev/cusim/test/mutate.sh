@@ -4,7 +4,7 @@
 # and streams. Runs the module's test without it, as `make test` does, until something is noticed.
 #
 #     dev/cusim/test/mutate.sh                                  all files that have waits
-#     dev/cusim/test/mutate.sh llmc/ops/attention.cuh           with dev/test/ops/test_attention.cu;
+#     dev/cusim/test/mutate.sh llmc/ops/attention_mma.cuh       with dev/test/ops/test_attention.cu;
 #                                                               files without a test: test_gpt2.cu
 #     dev/cusim/test/mutate.sh llmc/ops/embedding.cuh:296,304   only the waits on these lines
 #     dev/cusim/test/mutate.sh llmc/gpu/gpu.cuh=test_gpt2.cu    with another test
@@ -60,7 +60,8 @@ scan() {
 test_of() {
     local name=${1##*/}
     case $name in
-    attention_wgmma*) name=attention.cuh ;;
+    attention_mma.cuh | attention_wgmma*) name=attention.cuh ;;
+    matmul_plans.cuh | matmul_race.cuh) name=matmul.cuh ;;
     expert_wgmma.cuh) name=expert_matmul.cuh ;;
     esac
     ls dev/test/*/"test_${name%.*}.cu" test_gpt2.cu 2>/dev/null | head -n 1

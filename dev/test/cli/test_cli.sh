@@ -100,11 +100,7 @@ test_command_line() {
     good "a plan" --plan "${tiny[@]}" --out never
     check "a plan makes no files" [ ! -e never ]
     check "a plan speaks of memory" grep -q '^memory: ' stdout
-    check "and not of tensors" [ "$(grep -c '^  wte ' stdout)" = 0 ]
     check "it ends with the summary: $(tail -n 1 stdout)" grep -q '^rates: ' <(tail -n 1 stdout)
-    good "a plan of tensors" --plan-tensors "${tiny[@]}" --out never
-    check "it has them" [ "$(grep -c '^  wte ' stdout)" = 1 ]
-    check "and the summary last: $(tail -n 1 stdout)" grep -q '^rates: ' <(tail -n 1 stdout)
     bad 2 "--node-gbps|0|above 0" "${tiny[@]}" --plan --num-processes 4 --node-gbps 0
     bad 2 "--net-gbps|fast" "${tiny[@]}" --plan --num-processes 4 --net-gbps fast
 

@@ -16,7 +16,6 @@ static const struct {
     {"config", "set by the relation config"},
     {"print-config", "set by the relation config"},
     {"plan", "set by the relation plan"},
-    {"plan-tensors", "set by the relation plan"},
     {"plan-gpu", "for plans only"},
     {"find-lr", "keeps nothing that it trains"},
     {"report", "trains nothing"},
@@ -110,7 +109,6 @@ static const struct {
     {"sgd-momentum", "0 0.5"},
     {"embedding-lr-scale", "0 0.3"},
     {"vector-lr-scale", "0 0.3"},
-    {"head-lr-scale", "0.3"},
     {"rope-base", "100 500000"},
     {"grad-clip", "0 0.1 100"},
 };

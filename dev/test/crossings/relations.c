@@ -49,7 +49,7 @@ static Verdict agree_to_the_bit(World* w, const Run* x, const Run* y) {
 // Options without OPTION_CHANGES_RUN that do change bits, and why.
 static const char CHANGES_BITS[] =
     "batch gelu-fusion " // another order of sums
-    "bias-fusion autotune logits-chunk "
+    "autotune logits-chunk "
     "zero "                                           // 2 adds up micro-batches one by one
     "fit "                                            // chooses the batch
     "val-data "                                       // without it, training data are set aside
@@ -87,7 +87,7 @@ static Verdict check_no_effect(World* w, const Command* drawn) {
 
 // Options that cut or count by tokens of a row, or need another kind of data.
 static const char OF_LENGTHS[] =
-    "seq-len-schedule batch-schedule fim-rate fim-spm-rate epochs model teacher "
+    "seq-len-schedule batch-schedule fim-rate epochs model teacher "
     "teacher-quantize distill-weight distill-temperature data-schedule separator "
     "text-field data-format matmul fit update-in-backward eval-batches";
 
@@ -237,9 +237,8 @@ static Command command_back(const Command* a, const char* model) {
             command_drop(&b, row->name);
         }
     }
-    command_drop_all(
-        &b, "epochs seq-len-schedule batch-schedule tokenizer data-schedule fim-rate fim-spm-rate patience "
-            "eval-every");
+    command_drop_all(&b, "epochs seq-len-schedule batch-schedule tokenizer data-schedule fim-rate patience "
+                         "eval-every");
     for (size_t i = 0; i < sizeof(precisions) / sizeof(precisions[0]); i++) {
         if (command_gives(a, precisions[i])) {
             command_set(&b, precisions[i], command_get(a, precisions[i]));
@@ -514,10 +513,8 @@ static const char RARELY_SEEN[] =
     "sample-every save-every tasks-every decay-steps stride tasks-max eval-batches "
     // the same bits
     "fit recompute zero graph autotune logits-chunk offload-path device "
-    // with --pack pad a row is a document
-    "doc-mask "
-    // they need other data, or a model that has learned more
-    "context start-token chat soap-max-side weights";
+    // they need other data, documents that share a row for example, or a model that has learned more
+    "doc-mask context start-token chat soap-max-side weights";
 
 // Hashes what a run shows after it has printed its command: lines without digits and the name of
 // --out, and the names of files. It leaves out lines of steps: how many there are depends on time.

@@ -45,10 +45,9 @@ static int is_learned(const Ids* got, size_t i) { return i > 0 && !(got->ids[i -
 // Compares the ids with the lines of a file: each document, with a star at learned tokens, and the
 // end-of-text of the next one, which the last one lacks.
 static void compare_with(const Ids* got, const char* path) {
-    char error[ERROR_BYTES], *text, *next;
-    size_t bytes, at = 0;
+    char *text = test_read_text(path), *next;
+    size_t at = 0;
     int is_first = 1; // the end-of-text before the document
-    CHECK(file_try_read(path, 1 << 20, &text, &bytes, error), "%s", error);
     for (next = text; *next; next++) {
         const long id = strtol(next, &next, 10);
         const int star = *next == '*';

@@ -62,7 +62,6 @@ static void plan_test_gpu_(Options* o, Ranks* ranks, Rand* rng) {
     o->memory.logits_chunk = 1 + plan_test_one_of_(rng, 100);
     o->memory.gradients = plan_test_one_of_(rng, 2);
     o->memory.master_weights = plan_test_one_of_(rng, 3);
-    o->memory.bias_fusion = plan_test_one_of_(rng, 2);
     o->memory.autotune = 0;
     o->memory.offload_optimizer = plan_test_one_of_(rng, 4) ? OFFLOAD_OFF : OFFLOAD_HOST;
     o->memory.offload_residuals = o->memory.recompute == RECOMPUTE_BLOCK && plan_test_one_of_(rng, 2);

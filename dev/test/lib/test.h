@@ -187,6 +187,13 @@ static inline TestFile test_read(const char* path) {
     return whole;
 }
 
+// Returns a file as terminated text, which the caller frees.
+static inline char* test_read_text(const char* path) {
+    const TestFile file = test_read(path);
+    file.data[file.bytes] = '\0';
+    return (char*)file.data;
+}
+
 // Runs body(arg) in a child process. True if it ends with `status` and its stderr contains every
 // one of the words in `wanted` (separated by '|'); otherwise prints what happened.
 static inline int test_dies(void (*body)(const void*), const void* arg, int status, const char* wanted) {

@@ -1,5 +1,6 @@
 /*
-texts.h -- texts that are hard to cut, and a vocabulary whose tokens show every cut, for tests.
+texts.h -- texts for tests: in memory of exactly their size, hard to cut; and a vocabulary whose
+tokens show every cut.
 */
 #ifndef DEV_TEST_TEXTS_H
 #define DEV_TEST_TEXTS_H
@@ -11,6 +12,26 @@ texts.h -- texts that are hard to cut, and a vocabulary whose tokens show every 
 static inline uint32_t random_below(uint64_t* state, uint32_t n) {
     *state = *state * 6364136223846793005u + 1442695040888963407u;
     return (uint32_t)((*state >> 33) % n);
+}
+
+// The address sanitizer sees reads past its end.
+typedef struct {
+    char* bytes;
+    size_t length;
+} Text;
+
+static inline Text text_of(const void* bytes, size_t length) {
+    const Text text = {(char*)malloc(length ? length : 1), length};
+    memcpy(text.bytes, bytes, length);
+    return text;
+}
+
+static inline Text text_repeat(const char* unit, size_t unit_bytes, size_t repeats) {
+    const Text text = {(char*)malloc(unit_bytes * repeats + 1), unit_bytes * repeats};
+    for (size_t i = 0; i < repeats; i++) {
+        memcpy(text.bytes + i * unit_bytes, unit, unit_bytes);
+    }
+    return text;
 }
 
 // Letters, digits, blanks of one to three bytes, quotes, and bytes that are no UTF-8.

@@ -14,7 +14,7 @@ static CurvePoint train[POINTS], val[VALS];
 static const char* draw(int n_train, int n_val, double floor) {
     static char text[1 << 16];
     FILE* file = fopen(test_path("svg"), "w+");
-    curve_svg(file, train, n_train, val, n_val, floor);
+    curve_svg(file, (Curve){train, val, n_train, n_val, floor});
     rewind(file);
     text[fread(text, 1, sizeof(text) - 1, file)] = '\0';
     fclose(file);
@@ -128,7 +128,7 @@ TEST(most_points) {
         many[i].loss = 10 - i / 100.0;
     }
     FILE* file = fopen(test_path("many"), "w+");
-    curve_svg(file, many, POINTS, many, POINTS, 1);
+    curve_svg(file, (Curve){many, many, POINTS, POINTS, 1});
     EXPECT(ftell(file) < 40000, "%ld bytes", ftell(file));
     fclose(file);
 }

@@ -13,7 +13,7 @@ static CurvePoint train[STEPS], val[5];
 static char* draw(int n_train, int n_val, double floor) {
     static char text[1 << 16];
     FILE* file = fopen(test_path("curve"), "w+");
-    curve_draw(file, train, n_train, val, n_val, floor, COLUMNS, ROWS);
+    curve_draw(file, (Curve){train, val, n_train, n_val, floor}, COLUMNS, ROWS);
     rewind(file);
     text[fread(text, 1, sizeof(text) - 1, file)] = '\0';
     fclose(file);

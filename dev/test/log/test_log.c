@@ -1,13 +1,15 @@
 // test_log.c -- log.h: the files parse back to what was logged, a resumed log equals an
 // uninterrupted one, the screen shows the right lines at the right rate, and a full disk or an
 // unusable directory is a clear error.
-#define LOG_IMPLEMENTATION
+#define LOG_STEP_IMPLEMENTATION
 
 #include <fcntl.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
 
+#include "llmc/base/file.h"
 #include "llmc/log/log.h"
+#include "llmc/log/log_step.h"
 #include "dev/test/lib/test.h"
 
 enum { STEP_TOKENS = 4096 };
@@ -159,8 +161,8 @@ TEST(board) {
     strcpy(path, log.board.path);
     log_config(&log, print_options, "1", known);
     log_sensors(&log, 612.5, NAN);
-    log_train(&log, 1, 4, NAN, 0.5, NAN, 3e-4, 800, 0.4);
-    log_train(&log, 2, 4, NAN, 0.5, NAN, 3e-4, 800, 0.4);
+    log_train(&log, 1, (LogUpdate){4, NAN, 0.5, NAN, 3e-4, 800, 0.4});
+    log_train(&log, 2, (LogUpdate){4, NAN, 0.5, NAN, 3e-4, 800, 0.4});
     say_val(&log, 2, 3.5, NAN);
     log_sample(&log, 2, "Once", 4);
     log_skip(&log, 2, "unwanted", "");
@@ -198,7 +200,7 @@ TEST(parts) {
         if (step == 1) {
             log_mixture(&log, (LogMixture){&mixture, losses, targets});
         }
-        log_train(&log, step, 3, NAN, 1, NAN, 3e-4, 10, NAN);
+        log_train(&log, step, (LogUpdate){3, NAN, 1, NAN, 3e-4, 10, NAN});
         log_experts(&log, step, &tokens[0][0], 2, 2, 3);
     }
     log_close(&log);
@@ -218,12 +220,12 @@ TEST(files) {
     say_val(&log, 0, 10.9876543, 1.23456789);
     log_data_wait(&log, 0.0125);
     log_divergence(&log, 0.75);
-    log_train(&log, 1, 4.12345678, 0.12, 0.567812345, -0.31, 3e-4, 812.3, 0.412);
+    log_train(&log, 1, (LogUpdate){4.12345678, 0.12, 0.567812345, -0.31, 3e-4, 812.3, 0.412});
     EXPECT(!strstr(log.line, "load"), "no experts: %s", log.line);
     log_data_wait(&log, 0.5);
     log_routing(&log, 1.25, 1.953125);
     log_divergence(&log, NAN);
-    log_train(&log, 2, NAN, NAN, INFINITY, NAN, 3e-4, 800, NAN);
+    log_train(&log, 2, (LogUpdate){NAN, NAN, INFINITY, NAN, 3e-4, 800, NAN});
     EXPECT(strstr(log.line, " | load 1.25, entropy 1.95 | "), "%s", log.line);
     log_skip(&log, 2, "it is \"bad\"", "sequence 3: a.bin tokens 0-7");
     log_sample(&log, 2, text, sizeof(text) - 1);
@@ -323,7 +325,7 @@ TEST(partial) {
     log_close(&log);
     EXPECT(count_of(slurp(test_path("partial/log.jsonl.2")), "\n") == 1, "the next number");
     log = open_log_in("", NULL);
-    log_train(&log, 1, 4, 0, 1, 0, 1, 1, NAN);
+    log_train(&log, 1, (LogUpdate){4, 0, 1, 0, 1, 1, NAN});
     log_summary(&log, summary_of(1, NAN, NAN, 1));
     log_close(&log); // no directory, no screen: no file, no crash
 }
@@ -428,7 +430,7 @@ static void run_part(RunLog* log, int start, int end) {
         if (step == end) {
             return;
         }
-        log_train(log, step + 1, 5 - 0.1 * step, 0, 1, 0, 1e-3, 10 + step, NAN);
+        log_train(log, step + 1, (LogUpdate){5 - 0.1 * step, 0, 1, 0, 1e-3, 10 + step, NAN});
     }
 }
 
@@ -477,14 +479,14 @@ TEST(resume) {
 
     // a finished run that continues: the curve knows what came before
     log = open_log("parts", 12, 20);
-    CurvePoint points[LOG_BINS_];
-    EXPECT(log_recall_(log.train, points) == 12 && points[11].step == 12, "training losses are read again");
+    CurvePoint points[LOG_BINS];
+    EXPECT(log_recall(log.train, points) == 12 && points[11].step == 12, "training losses are read again");
     EXPECT_NEAR(points[11].loss, 5 - 0.1 * 11, 1e-6, "training losses are read again");
-    EXPECT(log_recall_(log.val, points) == 7 && points[6].step == 12, "validation losses are read again");
+    EXPECT(log_recall(log.val, points) == 7 && points[6].step == 12, "validation losses are read again");
     EXPECT(strcmp(slurp(test_path("parts/main.log")), whole_text) == 0, "and nothing is cut off");
     log_close(&log);
     log = open_log("torn", 0, 20);
-    log_train(&log, 1, 4, 0, 1, 0, 1e-3, 1, NAN);
+    log_train(&log, 1, (LogUpdate){4, 0, 1, 0, 1e-3, 1, NAN});
     fputs("{\"kind\":\"train\",\"step\":1", log.json.file); // the beginning of step 12
     log_close(&log);
     log = open_log("torn", 5, 20);
@@ -503,10 +505,10 @@ TEST(resume) {
            slurp(test_path("zero/log.jsonl")));
     log = open_log("time", 0, 20); // the time of the run is the sum of its parts
     log.open_s -= 100;
-    log_train(&log, 1, 4, 0, 1, 0, 1e-3, 1, NAN);
+    log_train(&log, 1, (LogUpdate){4, 0, 1, 0, 1e-3, 1, NAN});
     log_close(&log);
     log = open_log("time", 1, 20);
-    log_train(&log, 2, 4, 0, 1, 0, 1e-3, 1, NAN);
+    log_train(&log, 2, (LogUpdate){4, 0, 1, 0, 1e-3, 1, NAN});
     log_close(&log);
     EXPECT_NEAR(number_of(line_of(slurp(test_path("time/log.jsonl")), 1), "elapsed_s"), 100, 5, "both parts");
     log = open_log("elsewhere", 12, 20); // resumes with no log to continue from
@@ -524,8 +526,8 @@ TEST(rollback) {
     log_config(&log, print_options, "1", who);
     run_part(&log, 0, 7);
     log_rollback(&log, 7, 4, "because");
-    CurvePoint points[LOG_BINS_];
-    EXPECT(log_recall_(log.train, points) == 4, "the curve forgets, too");
+    CurvePoint points[LOG_BINS];
+    EXPECT(log_recall(log.train, points) == 4, "the curve forgets, too");
     run_part(&log, 4, 12);
     log_close(&log);
     const char* line = "{\"kind\":\"rollback\",\"step\":4,\"from\":7,\"reason\":\"because\"}\n";
@@ -547,9 +549,9 @@ TEST(rollback) {
 
 TEST(step_line) {
     RunLog log = open_log("line", 0, 1000);
-    log_train(&log, 12, 4.12341, 0.123, 0.56783, -0.314, 3e-4, 812.3, 0.4118);
+    log_train(&log, 12, (LogUpdate){4.12341, 0.123, 0.56783, -0.314, 3e-4, 812.3, 0.4118});
     log_divergence(&log, 0.25);
-    log_train(&log, 1000, 1.5, NAN, 0.5, NAN, 3e-5, 812.3, NAN); // unknown values are left out
+    log_train(&log, 1000, (LogUpdate){1.5, NAN, 0.5, NAN, 3e-5, 812.3, NAN});
     log_close(&log);
     const char* screen = slurp(test_path("line.screen"));
     const char* want =
@@ -591,7 +593,7 @@ TEST(messages) {
 
 static void train_fast(RunLog* log, int64_t steps) {
     for (int64_t step = 1; step <= steps; step++) {
-        log_train(log, step, 4, 0, 1, 0, 1e-3, 0.1, NAN);
+        log_train(log, step, (LogUpdate){4, 0, 1, 0, 1e-3, 0.1, NAN});
     }
 }
 
@@ -604,10 +606,10 @@ TEST(rate) {
     const int max = 2 + (int)(2 * (time_now_s() - start));
     log.kept_step = 1960;
     log.shown_s -= 0.6; // as if time had passed
-    log_train(&log, 1990, 4, 0, 1, 0, 1e-3, 0.1, NAN);
-    log_train(&log, 1999, 4, 0, 1, 0, 1e-3, 0.1, NAN);
-    log.shown_s -= LOG_SILENCE_S_;
-    log_train(&log, 1998, 4, 0, 1, 0, 1e-3, 0.1, NAN);
+    log_train(&log, 1990, (LogUpdate){4, 0, 1, 0, 1e-3, 0.1, NAN});
+    log_train(&log, 1999, (LogUpdate){4, 0, 1, 0, 1e-3, 0.1, NAN});
+    log.shown_s -= LOG_SILENCE_S;
+    log_train(&log, 1998, (LogUpdate){4, 0, 1, 0, 1e-3, 0.1, NAN});
     log_close(&log);
     const char* screen = slurp(test_path("rate.screen"));
     const int lines = count_of(screen, "\n");
@@ -680,9 +682,9 @@ TEST(terminal) {
     log.is_terminal = 1;
     train_fast(&log, 1);
     log.shown_s -= 0.2;
-    log_train(&log, 2, 4, 0, 1, 0, 1e-3, 0.1, NAN);
-    log_train(&log, 3, 4, 0, 1, 0, 1e-3, 0.1, NAN); // too soon to show
-    EXPECT(log.open_line == LOG_LINE_STEP_, "the line may be rewritten");
+    log_train(&log, 2, (LogUpdate){4, 0, 1, 0, 1e-3, 0.1, NAN});
+    log_train(&log, 3, (LogUpdate){4, 0, 1, 0, 1e-3, 0.1, NAN}); // too soon to show
+    EXPECT(log.open_line == LOG_LINE_STEP, "the line may be rewritten");
     say_val(&log, 3, 3, NAN);
     log_close(&log);
     screen = slurp(test_path("terminal.screen"));
@@ -697,9 +699,9 @@ TEST(terminal) {
         log = open_log("terminal", 0, 2000);
         log.is_terminal = 1;
         for (int64_t step = 1; step <= 61 - i; step++) {
-            log_train(&log, step, 4, 0, 1, 0, 1e-3, ms[i], NAN);
+            log_train(&log, step, (LogUpdate){4, 0, 1, 0, 1e-3, ms[i], NAN});
         }
-        log_train(&log, 2000, 4, 0, 1, 0, 1e-3, ms[i], NAN);
+        log_train(&log, 2000, (LogUpdate){4, 0, 1, 0, 1e-3, ms[i], NAN});
         log_close(&log);
         const int found = count_of(slurp(test_path("terminal.screen")), "\n");
         EXPECT(found == lines[i] + i, "steps of %g ms: %d lines", ms[i], found);
@@ -729,7 +731,7 @@ TEST(is_terminal) {
         ioctl(master, TIOCSWINSZ, &narrow);
         log = open_log_in("", slave);
         EXPECT(log.is_terminal, "a terminal is recognized");
-        log_train(&log, 1, 4.12341, 0.123, 0.56783, -0.314, 3e-4, 812.3, 0.4118);
+        log_train(&log, 1, (LogUpdate){4.12341, 0.123, 0.56783, -0.314, 3e-4, 812.3, 0.4118});
         EXPECT(strcmp(log.line, "step  1/10 | loss 4.1234 | 812.3 ms | 1 tok/s | eta 7s") == 0,
                "a line is not wider than the terminal: %s", log.line);
         log_close(&log);
@@ -780,19 +782,19 @@ TEST(summary) {
     RunLog log = open_log("summary", 0, 5000);
     double sum = 0;
     for (int64_t step = 1; step <= 5000; step++) {
-        log_train(&log, step, 1.2 + 4.8 * exp(-(double)step / 500), 0, 1, 0, 1e-3, 2, NAN);
+        log_train(&log, step, (LogUpdate){1.2 + 4.8 * exp(-(double)step / 500), 0, 1, 0, 1e-3, 2, NAN});
         sum += 1.2 + 4.8 * exp(-(double)step / 500);
     }
-    log_train(&log, 5000, NAN, 0, 1, 0, 1e-3, 2, NAN);
-    CurvePoint points[LOG_BINS_];
+    log_train(&log, 5000, (LogUpdate){NAN, 0, 1, 0, 1e-3, 2, NAN});
+    CurvePoint points[LOG_BINS];
     double total = 0, count = 0;
-    const int n = log_recall_(log.train, points);
+    const int n = log_recall(log.train, points);
     for (int i = 0; i < n; i++) {
         total += points[i].loss * (double)log.train[i].count;
         count += (double)log.train[i].count;
         EXPECT(i == 0 || points[i].step > points[i - 1].step, "point %d is out of order", i);
     }
-    EXPECT(n == LOG_BINS_ && count == 5000, "%d points of %g steps", n, count);
+    EXPECT(n == LOG_BINS && count == 5000, "%d points of %g steps", n, count);
     EXPECT_NEAR(total, sum, 1e-6, "no loss is lost in averaging");
     log_summary(&log, summary_of(5000, 1.2345, 1.1, 300));
     log_close(&log);
@@ -817,8 +819,8 @@ TEST(picture) {
         if (start == 2) {
             mkdir(test_path("picture/curve.svg"), 0777);
         }
-        log_train(&log, 1, 5, 0, 1, 0, 1e-3, 2, NAN);
-        log_train(&log, 2, 4 - start, 0, 1, 0, 1e-3, 2, NAN);
+        log_train(&log, 1, (LogUpdate){5, 0, 1, 0, 1e-3, 2, NAN});
+        log_train(&log, 2, (LogUpdate){4 - start, 0, 1, 0, 1e-3, 2, NAN});
         log_summary(&log, summary_of(2, NAN, NAN, 1));
         log_close(&log);
         EXPECT(count_of(slurp(test_path("picture/log.jsonl")), "summary") == 1, "start %d", start);
@@ -850,7 +852,7 @@ static void write_to_full_file(const void* path) {
     file_directory_of(directory, (const char*)path);
     log = open_log_in(directory, NULL);
     dup2(full, fileno(is_text ? log.text.file : log.json.file));
-    log_train(&log, 1, 4, 0, 1, 0, 1e-3, 1, NAN);
+    log_train(&log, 1, (LogUpdate){4, 0, 1, 0, 1e-3, 1, NAN});
 }
 
 static void write_to_full_screen(const void* unused) {
@@ -907,7 +909,7 @@ static void make_linked_log(const char* directory) {
     RunLog log;
     log = open_log_as(directory, LOG_NEW, 0, 20);
     for (int step = 1; step <= 8; step++) {
-        log_train(&log, step, 4, 0, 1, 0, 1e-3, 1, NAN);
+        log_train(&log, step, (LogUpdate){4, 0, 1, 0, 1e-3, 1, NAN});
     }
     log_close(&log);
     for (int i = 0; i < 2; i++) {
@@ -931,7 +933,7 @@ TEST(links) {
     RunLog log;
     make_linked_log("linked");
     log = open_log_as("linked", LOG_CONTINUE, 5, 20);
-    log_train(&log, 6, 4, 0, 1, 0, 1e-3, 1, NAN);
+    log_train(&log, 6, (LogUpdate){4, 0, 1, 0, 1e-3, 1, NAN});
     log_close(&log);
     EXPECT(lines_of("linked/log.jsonl") == 6 && lines_of("linked/main.log") == 6, "continued");
     EXPECT(!is_link("linked/log.jsonl") && !is_link("linked/main.log"), "files of its own");
@@ -939,7 +941,7 @@ TEST(links) {
            "whole");
     make_linked_log("linked_2");
     log = open_log_as("linked_2", LOG_NEW, 0, 20);
-    log_train(&log, 1, 4, 0, 1, 0, 1e-3, 1, NAN);
+    log_train(&log, 1, (LogUpdate){4, 0, 1, 0, 1e-3, 1, NAN});
     log_close(&log);
     EXPECT(lines_of("linked_2/log.jsonl") == 1 && !is_link("linked_2/log.jsonl"), "a new log");
     EXPECT(lines_of("linked_2/log.jsonl.1") == 8 && is_link("linked_2/log.jsonl.1"), "the old one");
@@ -969,7 +971,7 @@ TEST(unreadable) {
     EXPECT(strcmp(slurp(test_path("victim")), "precious\n") == 0, "the victim");
     log = open_log_as("unreadable", LOG_NEW, 0, 20);
     for (int step = 1; step <= 8; step++) {
-        log_train(&log, step, 4, 0, 1, 0, 1e-3, 1, NAN);
+        log_train(&log, step, (LogUpdate){4, 0, 1, 0, 1e-3, 1, NAN});
     }
     log_close(&log);
     EXPECT(test_dies(continue_without_descriptors, "unreadable", EXIT_FAILURE,

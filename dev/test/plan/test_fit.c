@@ -80,6 +80,14 @@ TEST(given) {
            s.options.memory.recompute, s.options.batch.size);
 }
 
+TEST(automatic_recompute) {
+    const Settled asked = settled_for(OPTION_CPU, "auto"), usual = settled_for(OPTION_CPU, NULL);
+    const Settled s = fit(&asked, device_of(75, 0)), same = fit(&usual, device_of(75, 0));
+    EXPECT(s.options.memory.recompute == RECOMPUTE_BLOCK && same.options.memory.recompute == RECOMPUTE_BLOCK,
+           "--recompute auto tries every level: %d, %d", s.options.memory.recompute,
+           same.options.memory.recompute);
+}
+
 TEST(offload) {
     const Settled asked = settled_for(OPTION_GPU, NULL);
     Settled s = fit(&asked, device_of(45, 1));

@@ -4,6 +4,7 @@
 #define LOG_READER_IMPLEMENTATION
 
 #include "llmc/report/log_reader.h"
+#include "llmc/report/run_list.h"
 #include "dev/test/lib/test.h"
 
 #define TRAIN(step, loss)                                                                                    \

@@ -37,8 +37,7 @@ static const Options usual = {.batch.size = B,
                               .optimizer.eps = 1e-8f,
                               .optimizer.weight_decay = 0.1f,
                               .optimizer.embedding_lr_scale = 1,
-                              .optimizer.vector_lr_scale = 1,
-                              .optimizer.head_lr_scale = 1};
+                              .optimizer.vector_lr_scale = 1};
 
 // Opens a model with random weights; mup: its small model, or "".
 static void open_random(Model* model, ModelConfig cfg, Options options, const char* mup) {

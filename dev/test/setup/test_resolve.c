@@ -234,7 +234,6 @@ static void test_banner(void) {
     expect_sizes_in_banner("", "--heads 4 --context 16 --vocab-size 257 --batch");
     expect_sizes_in_banner("--arch llama --kv-heads 2 --rope-base 1234",
                            "--heads 4 --kv-heads 2 --context 16 --vocab-size 257 --rope-base 1234 --batch");
-    expect_sizes_in_banner("--initial-weights zero-out", "--vocab-size 257 --initial-weights zero-out");
 }
 
 static void expect_architecture(const char* options, ModelConfig wanted) {
@@ -296,17 +295,15 @@ static void test_architectures(void) {
     expect_architecture("--arch qwen2 --layers 4 --window 5 --window-pattern S",
                         with_windows(sizes_of(ARCH_QWEN2), 7));
     expect_architecture("--arch nanochat", nanochat);
-    expect_architecture("--model llama:1b --initial-weights zero-out",
-                        (ModelConfig){.arch = ARCH_LLAMA,
-                                      .C = 2048,
-                                      .NH = 32,
-                                      .KV = 8,
-                                      .HS = 64,
-                                      .F = 8192,
-                                      .rope_base = 5e5f,
-                                      .norm_eps = 1e-5f,
-                                      .scaling = {.kind = ROPE_LLAMA3},
-                                      .initial = INITIAL_ZERO_OUT});
+    expect_architecture("--model llama:1b", (ModelConfig){.arch = ARCH_LLAMA,
+                                                          .C = 2048,
+                                                          .NH = 32,
+                                                          .KV = 8,
+                                                          .HS = 64,
+                                                          .F = 8192,
+                                                          .rope_base = 5e5f,
+                                                          .norm_eps = 1e-5f,
+                                                          .scaling = {.kind = ROPE_LLAMA3}});
     expect_architecture("--model qwen3:0.6b --layers 2 --kv-heads 4", (ModelConfig){.arch = ARCH_QWEN3,
                                                                                     .C = 1024,
                                                                                     .NH = 16,
@@ -323,8 +320,6 @@ static void test_architectures(void) {
     expect_refused(TEXT "--arch llama --rope-base 0", 2, "--rope-base 0|above 0");
     expect_refused(TEXT "--arch llama --head-size 7", 2, "the model: rotary positions|7 of 7 channels|even");
     expect_refused(TEXT "--heads 3 --head-size 42", 2, "--channels 128|--heads 3");
-    expect_refused(TEXT "--model %/model.bin --initial-weights gpt2", 2,
-                   "--initial-weights|model.bin|has weights");
     expect_refused(TEXT "--arch llama --kv-heads 3", 2,
                    "the model: 4 heads with 3 heads of keys|wanted a multiple");
     expect_refused(TEXT "--arch llama --heads 3", 2, "--channels 128|--heads 3");
@@ -335,7 +330,6 @@ static void test_architectures(void) {
     expect_refused(TEXT "--arch qwen3 --window-pattern SL", 2, "--window-pattern SL|with --window");
     expect_refused(TEXT "--arch llama --softcap 15", 2, "--softcap|no meaning with --arch llama|nanochat");
     expect_refused(TEXT "--arch qwen2 --model llama:1b", 2, "--arch qwen2|llama:1b is a llama");
-    expect_refused(TEXT "--head-lr-scale 2", 2, "--head-lr-scale 2 needs --own-head on");
     expect_refused(TEXT "--arch llama --hidden 96 --optimizer adamw8bit", 2,
                    "96 hidden units|64|adamw works");
 }
@@ -399,6 +393,18 @@ static void expect_note(const char* line, const char* note) {
     EXPECT(strcmp(found, wanted) == 0, "%s: %s", line, found);
 }
 
+// --fit tries levels of recomputation unless one is given, so they stay "auto" until then.
+TEST(fit_decides_recompute) {
+    static const char* const lines[] = {"--steps 1", "--steps 1 --fit 1",
+                                        "--steps 1 --fit 1 --recompute auto"};
+    for (int i = 0; i < 3; i++) {
+        Run run = run_open(lines[i]);
+        const int level = run.settled.options.memory.recompute;
+        EXPECT(level == (i ? OPTION_AUTO : (int)RECOMPUTE_ACTIVATION), "%s: %d", lines[i], level);
+        run_close(&run);
+    }
+}
+
 TEST(notes_options_without_effect) {
     const char* quiet = "samples: --samples and --sample-every above 0";
     char note[256];
@@ -427,6 +433,12 @@ TEST(notes_options_without_effect) {
                 "--text-field body has no effect without JSON lines or Parquet");
     expect_note("--train-data %/text.txt --seq-len 8 --data-format nanogpt",
                 "--data-format nanogpt has no effect without data in .bin files");
+    expect_note("--train-data %/text.txt --seq-len 8 --pack pad --doc-mask on",
+                "--doc-mask on has no effect without documents that share a row: --pack stream, aligned or "
+                "bestfit");
+    expect_note("--train-data %/text.txt --seq-len 8 --doc-mask on", "");
+    expect_note("--chat chatml",
+                "--chat chatml has no effect without --interactive, or --train-data with chats");
     expect_note("--steps 9 --batch 2 --batch 4 -b 8",
                 "--batch is given several times; the last one counts: 8");
     expect_note("--steps 9 --plan --plan", "");
@@ -1169,7 +1181,7 @@ static void test_grids(void) {
 
 // Only training data are rearranged, with the tokenizer's marks, which the model must have.
 static void test_fim(void) {
-    const char* marks = "--fim-rate 0.5 --fim-spm-rate 0.25 --seed 7 --tokenizer %/fim.tokenizer.json ";
+    const char* marks = "--fim-rate 0.5 --seed 7 --tokenizer %/fim.tokenizer.json ";
     char line[256];
     Bpe bpe;
     bpe_open_bytes(&bpe);
@@ -1180,7 +1192,7 @@ static void test_fim(void) {
         snprintf(line, sizeof(line), "%s%s--pack %s", TEXT, marks, pack ? "bestfit" : "stream");
         Run run = run_open(line);
         const FillInMiddle fim = run.data.train.source[0].rows.fim;
-        EXPECT(fim.rate == 0.5f && fim.spm_rate == 0.25f && fim.seed == 7 && fim.prefix == 257 &&
+        EXPECT(fim.rate == 0.5f && fim.spm_rate == 0.5f && fim.seed == 7 && fim.prefix == 257 &&
                    fim.suffix == 258 && fim.middle == 259,
                "%s", line);
         EXPECT(run.data.val.source[0].rows.fim.rate == 0, "%s: validation", line);
@@ -1201,7 +1213,6 @@ static void test_fim(void) {
     expect_refused(SHARDS "--tokenizer %/tokenizer.txt --fim-rate 1", 2,
                    "--fim-rate 1 needs marks|tokenizer.txt has none");
     expect_refused(TEXT "--fim-rate 1.5", 2, "--fim-rate|1.5");
-    expect_refused(TEXT "--fim-spm-rate 0.3", 2, "--fim-spm-rate 0.3 needs --fim-rate");
 #define MARKS TEXT "--tokenizer %/fim.tokenizer.json --fim-rate 0.5 "
     expect_refused(MARKS "--vocab-size 258", 2, "258");
     expect_refused(MARKS "--seq-len 4", 2, "--fim-rate 0.5, --seq-len 4; wanted at least 5");

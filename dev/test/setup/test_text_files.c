@@ -56,7 +56,7 @@ TEST(tasks) {
     Task task;
     Tokenizer bytes;
     tokenizer_open_bytes(&bytes);
-    const TaskSettings settings = {&bytes, bytes.vocab_size, bytes.eot, 64};
+    const TaskSettings settings = {&bytes, bytes.eot, 64};
     task_files_open(&task, marked("dev/ref/fixtures/tasks/hellaswag.jsonl", "t.jsonl"), settings);
     EXPECT(task.num_examples == 20, "%zu", task.num_examples);
     task_close(&task);

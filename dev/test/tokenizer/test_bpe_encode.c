@@ -4,36 +4,12 @@
 #include "llmc/tokenizer/bpe_files.h"
 #include "dev/test/lib/slow_regex.h"
 #include "dev/test/lib/test.h"
+#include "dev/test/lib/texts.h"
 #include <time.h>
 
 static uint64_t random_state = 20240328;
 
-// A number below n.
-static uint32_t random_below(uint32_t n) {
-    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)((random_state >> 33) % n);
-}
-
-// ---- texts and ids in memory of exactly their size: the address sanitizer sees reads past it ----
-
-typedef struct {
-    char* bytes;
-    size_t length;
-} Text;
-
-static Text text_of(const void* bytes, size_t length) {
-    const Text text = {(char*)malloc(length ? length : 1), length};
-    memcpy(text.bytes, bytes, length);
-    return text;
-}
-
-static Text text_repeat(const char* unit, size_t unit_bytes, size_t repeats) {
-    const Text text = {(char*)malloc(unit_bytes * repeats + 1), unit_bytes * repeats};
-    for (size_t i = 0; i < repeats; i++) {
-        memcpy(text.bytes + i * unit_bytes, unit, unit_bytes);
-    }
-    return text;
-}
+// ---- ids in memory of exactly their size: the address sanitizer sees writes past it ----
 
 typedef struct {
     int* ids;
@@ -54,7 +30,7 @@ static int same_ids(Ids a, Ids b) {
 static Ids encode_in_parts(BpeEncoder* encoder, Text text, uint32_t max) {
     Ids out = {(int*)malloc((text.length ? text.length : 1) * sizeof(int)), 0};
     for (size_t begin = 0, end = 0; begin < text.length;) {
-        end += 1 + random_below(max);
+        end += 1 + random_below(&random_state, max);
         end = end < text.length ? end : text.length;
         const Text known = text_of(text.bytes + begin, end - begin);
         const size_t bytes =
@@ -162,7 +138,7 @@ static void test_small(void) {
 
 // A text of up to `max` units of all kinds, each a few times; `valid` without bytes that are no
 // UTF-8.
-static Text random_text(uint32_t max, int valid) {
+static Text random_pieces(uint32_t max, int valid) {
     static const char* units[] = {
         "a", "aa", "t", "the", " ", " ", "\n", "\t", "\v", "'", "s", "'s", "'ll", "'v", "e", "1", "!", "\r",
         "S", "\xC5\xBF", "\xC3\xA9", "\xC2\xA0", "\xE3\x80\x80", "\xE6\xBC\xA2", "\xF0\xA0\x80\x80",
@@ -173,9 +149,10 @@ static Text random_text(uint32_t max, int valid) {
         "\xF4\x90\x80\x80", "\xF5\x80\x80\x80", "\xFF", "\xF0\x80\x80\xA0"};
     char bytes[8192];
     size_t length = 0;
-    for (uint32_t i = 0, n = random_below(max + 1); i < n; i++) {
-        const char* unit = units[random_below(valid ? 29 : sizeof(units) / sizeof(units[0]))];
-        for (uint32_t times = random_below(8) ? 1 : 1 + random_below(9); times > 0; times--) {
+    for (uint32_t i = 0, n = random_below(&random_state, max + 1); i < n; i++) {
+        const char* unit = units[random_below(&random_state, valid ? 29 : sizeof(units) / sizeof(units[0]))];
+        for (uint32_t times = random_below(&random_state, 8) ? 1 : 1 + random_below(&random_state, 9);
+             times > 0; times--) {
             memcpy(bytes + length, unit, strlen(unit));
             length += strlen(unit);
         }
@@ -189,7 +166,7 @@ static void test_against_reference(Bpe* bpe, const SlowPattern* pattern, int rou
     BpeEncoder encoder;
     bpe_encoder_open(&encoder, bpe);
     for (int i = 0; i < rounds; i++) {
-        const Text text = random_text(i % 4 ? 60 : 200, i % 2);
+        const Text text = random_pieces(i % 4 ? 60 : 200, i % 2);
         const Ids want = reference_encode(bpe, pattern, text);
         for (int again = 0; again < 2; again++) { // the second time out of the cache
             const Ids got = encode(&encoder, text);
@@ -213,11 +190,11 @@ static void test_merging(const Bpe* bpe, int rounds) {
     for (int i = 0; i < rounds; i++) {
         unsigned char piece[BPE_SHORT_];
         int short_ids[BPE_SHORT_], long_ids[BPE_SHORT_];
-        const size_t n = 1 + random_below(BPE_SHORT_);
+        const size_t n = 1 + random_below(&random_state, BPE_SHORT_);
         for (size_t at = 0; at < n;) {
             int length;
-            const char* token = bpe_token(bpe, (int)random_below((uint32_t)bpe->eot), &length);
-            for (uint32_t times = 1 + random_below(4); times > 0; times--) {
+            const char* token = bpe_token(bpe, (int)random_below(&random_state, (uint32_t)bpe->eot), &length);
+            for (uint32_t times = 1 + random_below(&random_state, 4); times > 0; times--) {
                 const size_t part = (size_t)length < n - at ? (size_t)length : n - at;
                 memcpy(piece + at, token, part);
                 at += part;
@@ -255,7 +232,8 @@ static void test_many_pieces(const Bpe* bpe, int words) {
     for (int i = 0; i < words; i++) {
         char* piece = text.bytes + text.length;
         piece[0] = ' ';
-        const uint32_t k = i % 3 ? (uint32_t)i : (uint32_t)i - random_below((uint32_t)(i < 40 ? i + 1 : 40));
+        const uint32_t k =
+            i % 3 ? (uint32_t)i : (uint32_t)i - random_below(&random_state, (uint32_t)(i < 40 ? i + 1 : 40));
         const size_t n = 1 + spell_word(k, piece + 1);
         want.count += bpe_merge_long_(bpe, &merger, (unsigned char*)piece, n, want.ids + want.count);
         text.length += n;
@@ -319,7 +297,7 @@ static void test_pairs(void) {
     bpe_close(&bpe);
 }
 
-static void open_pairs(const void* pairs) {
+static void open_merges(const void* pairs) {
     Bpe bpe;
     bpe_open_merges(&bpe, (const int(*)[2])pairs, 3, "the pairs");
 }
@@ -340,11 +318,11 @@ static void test_merges_in_memory(void) {
     const int later[3][2] = {{a, a}, {257, a}, {a, a + 1}}, none[3][2] = {{a, a}, {a, a + 1}, {a, -1}};
     const int again[3][2] = {{a, a}, {256, a}, {a, 256}},
               never[3][2] = {{a, a + 1}, {a + 1, a + 2}, {a, 257}};
-    EXPECT(test_dies(open_pairs, later, EXIT_FAILURE, "the pairs: merge 1 has the id 257, wanted 0 to 256"),
+    EXPECT(test_dies(open_merges, later, EXIT_FAILURE, "the pairs: merge 1 has the id 257, wanted 0 to 256"),
            "");
-    EXPECT(test_dies(open_pairs, none, EXIT_FAILURE, "the pairs: merge 2 has the id -1"), "");
-    EXPECT(test_dies(open_pairs, again, EXIT_FAILURE, "the pairs: merge 2 makes token 257 again"), "");
-    EXPECT(test_dies(open_pairs, never, EXIT_FAILURE, "the pairs: merge 2: the merges before never leave"),
+    EXPECT(test_dies(open_merges, none, EXIT_FAILURE, "the pairs: merge 2 has the id -1"), "");
+    EXPECT(test_dies(open_merges, again, EXIT_FAILURE, "the pairs: merge 2 makes token 257 again"), "");
+    EXPECT(test_dies(open_merges, never, EXIT_FAILURE, "the pairs: merge 2: the merges before never leave"),
            "");
 }
 

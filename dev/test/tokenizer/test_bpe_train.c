@@ -7,31 +7,10 @@
 #include "llmc/base/rand.h"
 #include "llmc/base/threads.h"
 #include "dev/test/lib/test.h"
-
-// ---- texts in memory of exactly their size: the address sanitizer sees reads past it ----
-
-typedef struct {
-    char* bytes;
-    size_t length;
-} Text;
-
-static Text text_of(const void* bytes, size_t length) {
-    const Text text = {(char*)malloc(length ? length : 1), length};
-    memcpy(text.bytes, bytes, length);
-    return text;
-}
-
-static Text text_repeat(const char* unit, size_t repeats) {
-    const size_t unit_bytes = strlen(unit);
-    const Text text = {(char*)malloc(unit_bytes * repeats + 1), unit_bytes * repeats};
-    for (size_t i = 0; i < repeats; i++) {
-        memcpy(text.bytes + i * unit_bytes, unit, unit_bytes);
-    }
-    return text;
-}
+#include "dev/test/lib/texts.h"
 
 // `units` units of all kinds, some several times in a row.
-static Text random_text(uint64_t seed, uint32_t units) {
+static Text random_units(uint64_t seed, uint32_t units) {
     static const char* kinds[] = {"a",
                                   "b",
                                   "ab",
@@ -213,18 +192,18 @@ TEST(against_reference) {
     for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
         test_text(text_of(texts[i], strlen(texts[i])), 40);
     }
-    test_text(text_repeat("a", 1000), 40);
-    test_text(text_repeat("aab", 300), 40);
-    test_text(text_repeat(" ab\xE6\xBC\xA2\n", 200), 40);
+    test_text(text_repeat("a", 1, 1000), 40);
+    test_text(text_repeat("aab", 3, 300), 40);
+    test_text(text_repeat(" ab\xE6\xBC\xA2\n", 7, 200), 40);
     for (uint64_t seed = 0; seed < 12; seed++) {
-        test_text(random_text(seed, 20 << (seed % 6)), 90);
+        test_text(random_units(seed, 20 << (seed % 6)), 90);
     }
 }
 
 // ---- on all threads ----
 
 TEST(threads) {
-    Text texts[2] = {random_text(1, 120000), random_text(2, 60000)};
+    Text texts[2] = {random_units(1, 120000), random_units(2, 60000)};
     Bpe want;
     for (int run = 0; run < 4; run++) {
         static const int threads[] = {1, 2, 5, 8};
@@ -272,7 +251,7 @@ TEST(threads) {
 // Long pieces cost no more than short ones: a megabyte of one letter, and one of letters at random.
 TEST(long_pieces) {
     Rand rng = rand_open(3, 3);
-    Text text = text_repeat("a", 1 << 20);
+    Text text = text_repeat("a", 1, 1 << 20);
     Bpe bpe;
     BpeTrainer trainer;
     bpe_trainer_open(&trainer, 2);

@@ -22,13 +22,6 @@ typedef struct {
     int count;
 } Chat;
 
-static char* text_of(const char* path) {
-    char error[ERROR_BYTES], *text;
-    size_t bytes;
-    CHECK(file_try_read(path, 1 << 20, &text, &bytes, error), "%s", error);
-    return text;
-}
-
 // Reads {"messages": [...]}, whose texts stay in the line.
 static Chat chat_of(char* line) {
     char error[ERROR_BYTES];
@@ -56,7 +49,7 @@ typedef struct {
 
 static Chats* chats_open(void) {
     Chats* all = (Chats*)check_alloc(1, sizeof(Chats), "chats");
-    all->text = text_of(FORMATS "/chats.jsonl");
+    all->text = test_read_text(FORMATS "/chats.jsonl");
     char* line = all->text;
     for (int i = 0; i < CHATS; i++) {
         char* end = strchr(line, '\n');
@@ -101,7 +94,7 @@ static void open_with(Bpe* bpe, const char* vocabulary, const char* text) {
     char path[256], config[256];
     mkdir(test_path("model"), 0777);
     snprintf(path, sizeof(path), FORMATS "/%s.json", vocabulary);
-    char* tokenizer = text_of(path);
+    char* tokenizer = test_read_text(path);
     test_write("model/tokenizer.json", tokenizer, strlen(tokenizer));
     free(tokenizer);
     snprintf(config, sizeof(config), "{\"bos_token\": \"%s\", \"eos_token\": \"</s>\"}",
@@ -168,13 +161,13 @@ static void compare_template(const char* vocabulary, const Template* t, const Ch
 TEST(tokens_of_templates) {
     static const char* const vocabularies[] = {"qwen2", "llama3", "smollm2"};
     Template templates[TEMPLATES];
-    char path[256], *json = text_of(FORMATS "/templates.json");
+    char path[256], *json = test_read_text(FORMATS "/templates.json");
     const int count = templates_of(json, templates);
     Chats* all = chats_open();
     EXPECT(count >= CHAT_FORMATS, "%d templates", count);
     for (int v = 0; v < 3; v++) {
         snprintf(path, sizeof(path), FORMATS "/expected_%s.txt", vocabularies[v]);
-        char *text = text_of(path), *sums = text;
+        char *text = test_read_text(path), *sums = text;
         for (int i = 0; i < count; i++) {
             compare_template(vocabularies[v], &templates[i], all, &sums);
         }
@@ -366,7 +359,7 @@ TEST(jinja) {
 TEST(jinja_of_any_bytes) {
     static const JinjaMessage messages[] = {{"user", "a"}, {"assistant", "b"}};
     const JinjaChat chat = {messages, 2, "<s>", "</s>", 1};
-    char *json = text_of(FORMATS "/templates.json"), error[ERROR_BYTES], nested[4096];
+    char *json = test_read_text(FORMATS "/templates.json"), error[ERROR_BYTES], nested[4096];
     Template templates[TEMPLATES];
     const int count = templates_of(json, templates);
     unsigned random = 1;

@@ -9,13 +9,6 @@
 
 #define LLAMA3 "dev/ref/fixtures/tokenizers/llama3.json"
 
-static char* text_of(const char* path) {
-    char error[ERROR_BYTES], *text;
-    size_t bytes;
-    CHECK(file_try_read(path, 1 << 20, &text, &bytes, error), "%s", error);
-    return text;
-}
-
 static void write_to(const char* directory, const char* name, const char* text) {
     char path[128];
     snprintf(path, sizeof(path), "%.60s/%.60s", directory, name);
@@ -25,7 +18,7 @@ static void write_to(const char* directory, const char* name, const char* text) 
 // Opens a directory with the tokenizer of Llama 3 and these files; NULL: none.
 static void open_beside(Bpe* bpe, const char* name, const char* generation, const char* config,
                         const char* names) {
-    char* text = text_of(LLAMA3);
+    char* text = test_read_text(LLAMA3);
     mkdir(test_path(name), 0777);
     write_to(name, "tokenizer.json", text);
     free(text);
@@ -83,7 +76,7 @@ TEST(start_by_name) {
         {"tokenizer_config.json", "{\"bos_token\": {\"content\": \"<bos>\"}, \"eos_token\": \"<|eot_id|>\"}"},
         {"generation_config.json", "{\"bos_token_id\": 645}"},
         {"config.json", "{\"bos_token_id\": 645, \"eos_token_id\": 642}"}};
-    char *text = text_of(LLAMA3), *at;
+    char *text = test_read_text(LLAMA3), *at;
     while ((at = strstr(text, "<|begin_of_text|>"))) { // in its post_processor, too, which goes
         memmove(at + 5, at + 17, strlen(at + 17) + 1);
         memcpy(at, "<bos>", 5);
@@ -131,8 +124,8 @@ TEST(learned_end) {
     mkdir(test_path("same"), 0777);
     bpe_write_hf(&bpe, &card, test_path("same"), 64);
     card_write_generation(&card, test_path("same"));
-    char *text = text_of(test_path("same/tokenizer_config.json")),
-         *same = text_of(test_path("same/generation_config.json"));
+    char *text = test_read_text(test_path("same/tokenizer_config.json")),
+         *same = test_read_text(test_path("same/generation_config.json"));
     EXPECT(strcmp(text, names) == 0 && strcmp(same, generation) == 0, "nothing was learned: %s %s", text,
            same);
     free(text);
@@ -143,13 +136,13 @@ TEST(learned_end) {
            "");
     bpe_write_hf(&bpe, &card, test_path("same"), 64);
     card_write_generation(&card, test_path("same"));
-    text = text_of(test_path("same/tokenizer_config.json"));
+    text = test_read_text(test_path("same/tokenizer_config.json"));
     EXPECT(strcmp(text, "{\"tokenizer_class\": \"X\", \"eos_token\": \"<|eot_id|>\", \"x\": [1]}") == 0, "%s",
            text);
     free(text);
     char wanted[128];
     snprintf(wanted, sizeof(wanted), "{\"temperature\": 0.6, \"eos_token_id\": [%d, 641, 646]}", end);
-    text = text_of(test_path("same/generation_config.json"));
+    text = test_read_text(test_path("same/generation_config.json"));
     EXPECT(strcmp(text, wanted) == 0, "%s", text);
     free(text);
     const int count = card.num_ends;
