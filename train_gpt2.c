@@ -22,7 +22,7 @@ units of the MLP, QKV columns of queries, keys and values, Vp tokens of the padd
 #include "llmc/ops/gradient.h"
 #include "llmc/ops/norm.h"
 #include "llmc/layers/linear.h"
-#include "llmc/layers/lm_head.h"
+#include "llmc/layers/teaching.h"
 #include "llmc/layers/mlp.h"
 #include "llmc/optim/optimizer.h"
 #include "llmc/layers/self_attention.h"
@@ -38,7 +38,6 @@ units of the MLP, QKV columns of queries, keys and values, Vp tokens of the padd
 #include "llmc/base/processor.h"
 #include "llmc/base/threads.h"
 #include "llmc/base/vec.h"
-#include "llmc/base/wide_sum.h"
 #include "llmc/data/dataloader.h"
 #include "llmc/optim/update_groups.h"
 #include "llmc/optim/update_in_backward.h"
@@ -93,9 +92,9 @@ struct Model {
     CrossEntropyBf16Scratch classifier; // if matmuls are in bf16
     UpdateGroups update;                // everything that updates need, beside their settings
 
-    Model* teacher;     // --teacher, a model that only evaluates; NULL: none
-    LmHead taught;      // its head, on the batch of a micro-step
-    Teaching* teaching; // its part in the gradient; NULL: none
+    PipelineStage stage; // turns of this stage of the model
+    Model* teacher;      // --teacher, a model that only evaluates; NULL: none
+    Teaching teaching;   // its part in the gradient
 };
 
 // Opens the parameters and the operations on them.
@@ -165,6 +164,8 @@ static void open_activations(Model* model, const Settled* s) {
                                                model->activation_bytes);
     tensor_rows_bind(&model->acts, model->activation_rows, MODEL_ACTIVATION_ROWS,
                      generates ? NULL : model->acts_memory);
+    model->stage = (PipelineStage){cfg, model->freeze.first_block, model->activation_rows, model->acts_memory,
+                                   pipeline_rest()};
     if (is_bf16 && !generates && model_has_last(cfg)) {
         cross_entropy_bf16_open(&model->classifier, &model->memory, model->acts.logits, tokens, N, cfg.C,
                                 cfg.Vp, model_tensor_ranks(cfg));
@@ -227,25 +228,6 @@ static void open_teacher(Model* model, const Settled* s) {
     }
 }
 
-// Opens what a teacher, or the tokens that a file keeps of it, adds to the gradient.
-static void open_teaching(Model* model, const Settled* s) {
-    const size_t N = (size_t)model->N;
-    float* divergence = (float*)memory_take(&model->memory, "divergences", MEMORY_DEVICE, N * sizeof(float));
-    void* sums = NULL;
-    if (model_is_cut(model->cfg)) {
-        sums =
-            memory_take(&model->memory, "divergences", MEMORY_DEVICE,
-                        (size_t)model->cfg.part.tensor_ranks * (size_t)model->chunk * sizeof(DistillSlice));
-    }
-    open_teacher(model, s);
-    if (!memory_is_dry(&model->memory)) {
-        model->teaching = (Teaching*)check_alloc(1, sizeof(Teaching), "the teacher");
-        model->teaching->how = settled_distill(s);
-        model->teaching->divergence = divergence;
-        model->teaching->sums = (DistillSlice*)sums;
-    }
-}
-
 // Opens the model with all parameters zero. Nothing is allocated after this, and nothing at all
 // from a dry ledger, which then tells what the model would take: it needs no `comm`.
 static void model_open(Model* model, const Settled* s, Memory memory, Comm* comm) {
@@ -253,7 +235,9 @@ static void model_open(Model* model, const Settled* s, Memory memory, Comm* comm
     grid_groups_open(&model->groups, s->ranks.grid, comm);
     open_parts(model, s, memory, comm);
     if (settled_has_teacher(s) && model_has_last(s->part)) {
-        open_teaching(model, s);
+        teaching_open(&model->teaching, &model->memory, settled_distill(s), model->cfg, (size_t)model->N,
+                      (size_t)model->chunk);
+        open_teacher(model, s);
     }
 }
 
@@ -262,7 +246,6 @@ static void model_close(Model* model) {
         memory_close(&model->teacher->memory);
         free(model->teacher);
     }
-    free(model->teaching);
     memory_close(&model->memory);
     grid_groups_close(&model->groups);
 }
@@ -270,13 +253,9 @@ static void model_close(Model* model) {
 // -------------------------------------------------------------------------------------------------
 // Forward
 
-// Returns the residual stream that enters block l, (N, C). The backward pass does not reach blocks
-// below first_block, so they keep no copy of it: these blocks read and write it in one place,
-// encoded.
-static float* residual_into(const Model* model, int l, const Pass* pass) {
-    return l <= model->freeze.first_block
-               ? pass->acts->encoded
-               : model_activations_at_layer(*pass->acts, pass->activation_rows, l - 1).residual3;
+// Returns the residual stream that enters block l, (R, C).
+static float* stream_into(const Model* model, int l, const Pass* pass) {
+    return model_stream_into(pass->acts, pass->activation_rows, model->freeze.first_block, l);
 }
 
 // Returns a pass in the tensor group. With a cache the stream is not cut.
@@ -325,8 +304,8 @@ static Block block_at(Model* model, int l, const Pass* pass) {
         .model = model,
         .l = l,
         .a = a,
-        .inp = residual_into(model, l, pass),
-        .out = residual_into(model, l + 1, pass),
+        .inp = stream_into(model, l, pass),
+        .out = stream_into(model, l + 1, pass),
         .norm1 = norm_of(cfg, p.ln1w, p.ln1b, a.ln1_mean, a.ln1_rstd, R),
         .norm2 = norm_of(cfg, p.ln2w, p.ln2b, a.ln2_mean, a.ln2_rstd, R),
         .attention = self_attention_of(&layer, starts_of(model, l, pass), &model->attention),
@@ -404,7 +383,7 @@ static void forward_pass(Model* model, const Pass* pass) {
     }
     if (model_has_last(cfg)) {
         const Norm norm = last_norm(model, pass);
-        norm_forward_cpu(pass->acts->lnf, residual_into(model, cfg.L, pass), &norm);
+        norm_forward_cpu(pass->acts->lnf, stream_into(model, cfg.L, pass), &norm);
     }
 }
 
@@ -461,8 +440,7 @@ static void teacher_forward(Model* model, Batch batch) {
     if (model->teacher) {
         const Pass pass = batch_pass(model->teacher, batch);
         forward_pass(model->teacher, &pass);
-        model->taught = lm_head(model->teacher, &pass);
-        model->teaching->head = &model->taught;
+        model->teaching.teacher = lm_head(model->teacher, &pass);
     }
 }
 
@@ -479,13 +457,6 @@ static double batch_loss(const Model* model, Batch batch) {
 static void batch_source_losses(const Model* model, Batch batch, double* sums) {
     for (int n = 0; n < batch.B * batch.T && batch.sources; n++) {
         sums[batch.sources[n / batch.T]] += model->acts.losses[n];
-    }
-}
-
-// Adds the divergences of a batch from the teacher, if any.
-static void batch_divergence(const Model* model, Batch batch, WideSum* sum) {
-    for (int n = 0; n < batch.B * batch.T && model->teaching; n++) {
-        wide_sum_add(sum, model->teaching->divergence[n]);
     }
 }
 
@@ -589,12 +560,15 @@ static void head_backward(Model* model, const Pass* pass, float dloss, GradientM
     const ModelConfig cfg = model->cfg;
     const ModelActivations* a = pass->acts;
     const ModelParameters d = gradients_at_layer(model, 0);
-    LmHead head = lm_head(model, pass);
+    const LmHead head = lm_head(model, pass);
     const Norm norm = last_norm(model, pass);
-    float* dlnf = a->branch; // (R, C)
-    head.teaching = model->teaching;
-    lm_head_gradients_cpu(a->losses, dlnf, cfg.has_head ? d.head : d.wte, &head, dloss, mode);
-    norm_backward_cpu(a->dresidual, d.lnfw, d.lnfb, dlnf, residual_into(model, cfg.L, pass), &norm,
+    float *dlnf = a->branch, *dweight = cfg.has_head ? d.head : d.wte; // (R, C), (Vp, C)
+    if (model->teacher) {
+        teaching_gradients_cpu(a->losses, dlnf, dweight, &model->teaching, head, dloss, mode);
+    } else {
+        lm_head_gradients_cpu(a->losses, dlnf, dweight, &head, dloss, mode);
+    }
+    norm_backward_cpu(a->dresidual, d.lnfw, d.lnfb, dlnf, stream_into(model, cfg.L, pass), &norm,
                       GRADIENT_SET, mode);
 }
 
@@ -648,52 +622,15 @@ static void model_backward(Model* model, Batch batch, float dloss, GradientMode 
 // -------------------------------------------------------------------------------------------------
 // Stages
 
-static const PipelineAction at_rest = {PIPELINE_NOTHING, 0, 0};
-
-// Returns the activations of a micro-batch.
-static ModelActivations activations_of(const Model* model, int64_t micro_step) {
-    ModelActivations all;
-    tensor_rows_bind(&all, model->activation_rows, MODEL_ACTIVATION_ROWS, model->acts_memory);
-    return model_activations_of(all, model->activation_rows, micro_step);
-}
-
-// Passes on to the next action of this stage: sends what the one before has made and receives what
-// the next one needs.
-static void stage_passes(Model* model, PipelineAction before, PipelineAction next) {
-    const ModelActivations made = activations_of(model, before.micro_step);
-    const Pass pass = {.acts = &made, .activation_rows = model->activation_rows};
-    model->acts = activations_of(model, next.micro_step);
-    const PipelineStream stream = {residual_into(model, model->cfg.L, &pass), made.dresidual,
-                                   model->acts.encoded, model->acts.dresidual,
-                                   (size_t)model->cfg.C * sizeof(float)};
-    pipeline_exchange_cpu(&model->groups.pipe, before, next, stream);
-}
-
-// Returns the rows of the stream that this process has of a batch.
-static int stage_rows(Model* model, Batch batch) {
+// Starts this stage's next action, on a batch: sends what the last one has made, and receives what
+// this one needs.
+static void stage_begin(Model* model, PipelineAction next, Batch batch) {
     const Pass pass = batch_pass(model, batch);
-    return stream_rows(model, &pass);
+    next.tokens = stream_rows(model, &pass);
+    stage_enter_cpu(&model->stage, &model->groups.pipe, &model->acts, next);
 }
 
-// Adds the embedding's gradient to the classifier's, if it is summed apart: once an update.
-static void stages_join_embedding(Model* model) {
-    Zero* zero = &model->zero;
-    if (zero->plan.embedding > 0) {
-        pipeline_hand_over_cpu(&model->groups.pipe, 0, model->groups.pipe.size - 1,
-                               zero_embedding_gradient_cpu(zero), zero->plan.embedding * sizeof(float));
-    }
-    if (zero->plan.embedding > 0 && model_has_last(model->cfg)) {
-        zero_add_embedding_cpu(zero);
-    }
-}
-
-// Gives the first stage the wte that the last one has updated.
-static void stages_share_wte(Model* model) {
-    if (model->zero.plan.embedding > 0) {
-        pipeline_hand_over_cpu(&model->groups.pipe, model->groups.pipe.size - 1, 0, model->params.wte,
-                               model->zero.plan.embedding * sizeof(float));
-    }
-}
+static void stage_end(Model* model) { stage_leave_cpu(&model->stage, &model->groups.pipe, &model->acts); }
 
 // -------------------------------------------------------------------------------------------------
 // Micro-steps
@@ -722,7 +659,7 @@ static void micro_step_backward(Model* model, Batch batch, float dloss, MicroSte
     if (model_has_last(model->cfg)) {
         rank_report_losses(report)[step.number] = batch_loss(model, batch);
         batch_source_losses(model, batch, rank_report_sources(report));
-        batch_divergence(model, batch, &report->divergence);
+        teaching_add_cpu(&report->divergence, &model->teaching, batch.B * batch.T);
     }
 }
 
@@ -748,18 +685,17 @@ static void model_gradients(Model* model, Dataloader* train, int64_t batch_token
     const Group* pipe = &model->groups.pipe;
     MicroSteps steps = zero_micro_steps(&model->zero.plan, batch_tokens / train->T, model->B);
     const int64_t M = micro_steps_count(&steps);
-    PipelineAction before = at_rest, now;
+    PipelineAction now;
     int64_t ahead = 0; // forward passes whose backward pass is still to come
     double tokens = 0;
     model->router_statistics =
         router_statistics_of(rank_report_statistics(report), model->cfg.part.first_layer, model->cfg.E);
     linear_trains(&model->linear);
-    for (int64_t i = 0; pipeline_action(pipe->size, pipe->rank, M, i, &now); before = now, i++) {
+    for (int64_t i = 0; pipeline_action(pipe->size, pipe->rank, M, i, &now); i++) {
         const int is_forward = now.pass == PIPELINE_FORWARD;
         const Batch batch = is_forward ? dataloader_next(train) : dataloader_earlier(train, ahead - 1);
         MicroStep step;
-        now.tokens = stage_rows(model, batch);
-        stage_passes(model, before, now);
+        stage_begin(model, now, batch);
         if (is_forward) {
             in_backward_batch(hook, batch.counted, dataloader_error(train) != NULL);
             micro_step_forward(model, batch, report);
@@ -772,9 +708,9 @@ static void model_gradients(Model* model, Dataloader* train, int64_t batch_token
         ahead += is_forward ? 1 : -1;
         comm_alive(model->comm);
     }
-    stage_passes(model, before, now);
+    stage_end(model);
     linear_trained(&model->linear);
-    stages_join_embedding(model);
+    stage_join_embedding_cpu(&model->zero, &model->groups.pipe);
     gradients_end(model, hook, tokens, report);
 }
 
@@ -783,18 +719,18 @@ static void model_gradients(Model* model, Dataloader* train, int64_t batch_token
 
 static void model_update(Model* model, Update update) {
     update_groups_cpu(&model->update, update);
-    stages_share_wte(model);
+    stage_share_embedding_cpu(&model->zero, &model->groups.pipe);
 }
 
 // Sets the parameters to the average of the weights, and sets the weights again.
 static void model_show_average(Model* model) {
     update_groups_show_average_cpu(&model->update);
-    stages_share_wte(model);
+    stage_share_embedding_cpu(&model->zero, &model->groups.pipe);
 }
 
 static void model_hide_average(Model* model) {
     update_groups_hide_average_cpu(&model->update);
-    stages_share_wte(model);
+    stage_share_embedding_cpu(&model->zero, &model->groups.pipe);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -812,25 +748,13 @@ static void evaluate_batch(Model* model, Batch batch, double* loss) {
 
 // Forward on all batches of a validation: sets the losses of the report.
 static void model_evaluate(Model* model, Run* run) {
-    PipelineAction before = at_rest;
+    const PipelineAction forward = {PIPELINE_FORWARD, 0, 0};
     Batch batch;
     for (int64_t i = 0; run_validation_batch(run, i, &batch); i++) {
-        const PipelineAction now = {PIPELINE_FORWARD, 0, stage_rows(model, batch)};
-        stage_passes(model, before, now);
+        stage_begin(model, forward, batch);
         evaluate_batch(model, batch, rank_report_losses(run->report) + (i - model->groups.pipe.rank));
-        before = now;
     }
-}
-
-// Validates the average of the weights.
-static void model_evaluate_average(Model* model, Run* run) {
-    model_show_average(model);
-    for (int set = 0; run_validates(run, set); set++) {
-        model_evaluate(model, run);
-        run_log_average(run);
-    }
-    model_hide_average(model);
-    run_end_average(run);
+    model->stage.last = pipeline_rest(); // of the last one, which all stages have left
 }
 
 // Forward, for tasks: sets the loss of each token of whole sequences; positions count from the
@@ -838,10 +762,10 @@ static void model_evaluate_average(Model* model, Run* run) {
 static void model_token_losses(Model* model, Batch batch, float* losses, int* is_top) {
     const ContextParallel* context = &model->attention.context;
     const AttentionSizes sizes = attention_config_chunks(model->cfg, batch.B, batch.T, batch.chunks);
-    const PipelineAction now = {PIPELINE_FORWARD, 0, stage_rows(model, batch)};
+    const PipelineAction forward = {PIPELINE_FORWARD, 0, 0};
     Pass pass = batch_pass(model, batch);
     pass.positions.starts = batch.starts;
-    stage_passes(model, at_rest, now);
+    stage_begin(model, forward, batch);
     forward_pass(model, &pass);
     if (batch.B > 0 && model_has_last(model->cfg)) {
         model_losses(model, batch, is_top);
@@ -850,20 +774,20 @@ static void model_token_losses(Model* model, Batch batch, float* losses, int* is
     if (batch.B > 0 && is_top && model_has_last(model->cfg)) {
         context_gather_tokens_cpu(is_top, context, is_top, sizes);
     }
-    stage_passes(model, now, at_rest);
+    stage_end(model);
 }
 
 // Runs a pass of decoding; returns the logits (count, Vp) that follow its last `count` rows.
 static const float* decode_forward(Model* model, const Pass* pass, int count) {
     const PipelineAction now = {PIPELINE_FORWARD, 0, pass_tokens(pass)};
-    const PipelineStream stream = {residual_into(model, model->cfg.L, pass), NULL, pass->acts->encoded, NULL,
+    const PipelineStream stream = {stream_into(model, model->cfg.L, pass), NULL, pass->acts->encoded, NULL,
                                    (size_t)model->cfg.C * sizeof(float)};
     Group* pipe = &model->groups.pipe;
     const int words = model->cfg.Vp * model_tensor_ranks(model->cfg);
     float* logits = model_is_cut(model->cfg) ? pass->acts->all_logits : pass->acts->logits;
-    pipeline_exchange_cpu(pipe, at_rest, now, stream);
+    pipeline_exchange_cpu(pipe, pipeline_rest(), now, stream);
     forward_pass(model, pass);
-    pipeline_exchange_cpu(pipe, now, at_rest, stream);
+    pipeline_exchange_cpu(pipe, now, pipeline_rest(), stream);
     if (model_has_last(model->cfg)) {
         const LmHead head = lm_head(model, pass);
         model->linear.few = 1;
@@ -958,6 +882,8 @@ static const Trainer trainer = {
     .decode = model_decode,
     .access = {model_get_group, model_set_group, model_get_state, model_set_state, model_loaded, model_gather,
                model_move},
+    .show_average = model_show_average,
+    .hide_average = model_hide_average,
     .teacher = model_teacher,
     .checksum = model_checksum,
 };
@@ -970,12 +896,9 @@ static const Trainer trainer = {
 static void train(Model* model, Run* run) {
     Update update;
     for (;;) {
-        for (int set = 0; run_validates(run, set); set++) {
+        for (int part = 0; run_validates(run, part); part++) {
             model_evaluate(model, run);
             run_log_validation(run);
-        }
-        if (run_validates_average(run)) {
-            model_evaluate_average(model, run);
         }
         if (run_evaluates_tasks(run)) {
             run_log_tasks(run);

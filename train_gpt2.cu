@@ -18,7 +18,6 @@ values, Vp tokens of the padded vocabulary.
 #include "llmc/gpu/batch_queue.cuh"
 #include "llmc/ops/checksum.cuh"
 #include "llmc/ops/cross_entropy.cuh"
-#include "llmc/ops/distill.cuh"
 #include "llmc/comm/comm.h"
 #include "llmc/ops/embedding.cuh"
 #include "llmc/gpu/forward_clock.cuh"
@@ -27,7 +26,7 @@ values, Vp tokens of the padded vocabulary.
 #include "llmc/ops/norm.cuh"
 #include "llmc/layers/attention_config.h"
 #include "llmc/layers/linear.cuh"
-#include "llmc/layers/lm_head.cuh"
+#include "llmc/layers/teaching.cuh"
 #include "llmc/layers/mlp.cuh"
 #include "llmc/layers/pass.cuh"
 #include "llmc/layers/self_attention.cuh"
@@ -129,9 +128,9 @@ struct Model {
     Transfer transfer; // weights and state between the host and the GPU
     GpuReport report;  // and the sensors for the log
 
-    Model* teacher;        // --teacher, a model that only evaluates; NULL: none
-    LmHeadGpu taught;      // its head, on the batch of a micro-step
-    TeachingGpu* teaching; // its part in the gradient; NULL: none
+    PipelineStage stage;  // turns of this stage of the model
+    Model* teacher;       // --teacher, a model that only evaluates; NULL: none
+    TeachingGpu teaching; // its part in the gradient
 };
 
 // Returns the micro-steps of an update on one rank.
@@ -213,6 +212,8 @@ static void open_activations(Model* model, const Settled* s) {
         memory_allocate(&model->memory, "activations", MEMORY_DEVICE, model->activation_bytes);
     tensor_rows_bind(&model->acts, model->activation_rows, MODEL_ACTIVATION_ROWS,
                      generates ? NULL : model->acts_memory);
+    model->stage = PipelineStage{cfg, model->freeze.first_block, model->activation_rows, model->acts_memory,
+                                 pipeline_rest()};
     expert_traffic_open(&model->experts, &model->memory, cfg, model->activation_rows, generates);
 }
 
@@ -362,24 +363,6 @@ static void open_teacher(Model* model, const Settled* s) {
     }
 }
 
-// Opens what a teacher, or the tokens that a file keeps of it, adds to the gradient.
-static void open_teaching(Model* model, const Settled* s) {
-    const size_t N = (size_t)model->N;
-    float* divergence = (float*)memory_take(&model->memory, "divergences", MEMORY_DEVICE, N * sizeof(float));
-    void* sums = NULL;
-    if (model_is_cut(model->cfg)) {
-        sums = memory_take(&model->memory, "divergences", MEMORY_DEVICE,
-                           (size_t)model->cfg.part.tensor_ranks * model->chunk * sizeof(DistillSlice));
-    }
-    open_teacher(model, s);
-    if (!memory_is_dry(&model->memory)) {
-        model->teaching = (TeachingGpu*)check_alloc(1, sizeof(TeachingGpu), "the teacher");
-        model->teaching->how = settled_distill(s);
-        model->teaching->divergence = divergence;
-        model->teaching->sums = (DistillSlice*)sums;
-    }
-}
-
 // Opens the model with all parameters zero. After this only the first save and the timing of
 // algorithms allocate memory. From a dry ledger it allocates nothing, but tells what the model
 // would take: then it needs neither a GPU nor `comm`.
@@ -392,7 +375,9 @@ static void model_open(Model* model, const Settled* s, Memory memory, Comm* comm
     gpu_setup_check_order(s, &model->groups.all);
     open_parts(model, s, memory, comm);
     if (settled_has_teacher(s)) {
-        open_teaching(model, s);
+        teaching_open(&model->teaching, &model->memory, settled_distill(s), model->cfg, (size_t)model->N,
+                      (size_t)model->chunk);
+        open_teacher(model, s);
     }
 }
 
@@ -430,7 +415,6 @@ static void model_close(Model* model) {
         close_parts(model->teacher);
         free(model->teacher);
     }
-    free(model->teaching);
     close_parts(model);
     grid_groups_gpu_close(&model->groups);
     gpu_close(&model->gpu);
@@ -465,13 +449,9 @@ static Batch model_push(Model* model, Batch batch) {
     return batch;
 }
 
-// Returns the residual stream that enters block l, (R, C). The backward pass does not reach blocks
-// below first_block, so they keep no copy of it: these blocks read and write it in one place,
-// encoded.
-static floatX* residual_into(const Model* model, int l, const Pass* pass) {
-    return l <= model->freeze.first_block
-               ? pass->acts->encoded
-               : model_activations_at_layer(*pass->acts, pass->activation_rows, l - 1).residual3;
+// Returns the residual stream that enters block l, (R, C).
+static floatX* stream_into(const Model* model, int l, const Pass* pass) {
+    return model_stream_into(pass->acts, pass->activation_rows, model->freeze.first_block, l);
 }
 
 // Returns a pass in the tensor group. With a cache the stream is not cut.
@@ -495,8 +475,8 @@ static size_t stream_bytes(Model* model, const Pass* pass) {
 // Copies the residual stream after block l to the host, if it is offloaded.
 static void offload_residual(Model* model, int l, const Pass* pass) {
     if (!pass->cached) {
-        offload_residual_out(&model->residuals, l, residual_into(model, l + 1, pass),
-                             stream_bytes(model, pass), &model->gpu);
+        offload_residual_out(&model->residuals, l, stream_into(model, l + 1, pass), stream_bytes(model, pass),
+                             &model->gpu);
     }
 }
 
@@ -505,7 +485,7 @@ static void offload_residual(Model* model, int l, const Pass* pass) {
 static void fetch_residual(Model* model, int l, const Pass* pass) {
     if (l > OFFLOAD_RESIDUALS) {
         offload_residual_in(&model->residuals, l - 1 - OFFLOAD_RESIDUALS,
-                            residual_into(model, l - OFFLOAD_RESIDUALS, pass), stream_bytes(model, pass),
+                            stream_into(model, l - OFFLOAD_RESIDUALS, pass), stream_bytes(model, pass),
                             &model->gpu);
     }
 }
@@ -548,8 +528,8 @@ static Block block_at(Model* model, int l, const Pass* pass) {
         l,
         a,
         w,
-        residual_into(model, l, pass),
-        residual_into(model, l + 1, pass),
+        stream_into(model, l, pass),
+        stream_into(model, l + 1, pass),
         norm_of(cfg, p.ln1w, p.ln1b, a.ln1_mean, a.ln1_rstd, R),
         norm_of(cfg, p.ln2w, p.ln2b, a.ln2_mean, a.ln2_rstd, R),
         self_attention_of(&layer, starts_of(model, l, pass), model->rope, &model->attention, &model->context),
@@ -643,7 +623,7 @@ static void forward_pass(Model* model, const Pass* pass) {
     }
     if (model_has_last(cfg)) {
         const NormGpu<floatX> norm = last_norm(model, pass);
-        norm_forward(pass->acts->lnf, (const floatX*)residual_into(model, cfg.L, pass), &norm, &model->gpu);
+        norm_forward(pass->acts->lnf, (const floatX*)stream_into(model, cfg.L, pass), &norm, &model->gpu);
     }
 }
 
@@ -684,7 +664,6 @@ static LmHeadGpu lm_head(Model* model, const Pass* pass) {
                      model->cfg.softcap,
                      model->z_loss,
                      &model->linear,
-                     NULL,
                      tensor,
                      a->word_rows,
                      a->all_logits};
@@ -703,8 +682,7 @@ static void teacher_forward(Model* model, Batch batch) {
     if (model->teacher) {
         const Pass pass = batch_pass(model->teacher, batch);
         forward_pass(model->teacher, &pass);
-        model->taught = lm_head(model->teacher, &pass);
-        model->teaching->head = &model->taught;
+        model->teaching.teacher = lm_head(model->teacher, &pass);
     }
 }
 
@@ -719,14 +697,6 @@ static void batch_source_losses(Model* model, Batch batch) {
     if (batch.sources) {
         sum_source_losses(model->results.statistics + model_statistics(model), model->sources,
                           model->acts.losses, batch.sources, batch.B, batch.T, &model->gpu);
-    }
-}
-
-// Adds the divergences of a batch from the teacher, if any, to the results, on the GPU.
-static void batch_divergence(Model* model, Batch batch) {
-    if (model->teaching) {
-        sum_divergences(&model->results.on_gpu->divergence, model->teaching->divergence, batch.B * batch.T,
-                        &model->gpu);
     }
 }
 
@@ -867,15 +837,19 @@ static void head_backward(Model* model, const Pass* pass, float dloss, GradientM
     const ModelConfig cfg = model->cfg;
     const ModelActivations* a = pass->acts;
     const ModelGradients d = gradients_at_layer(model, 0);
-    LmHeadGpu head = lm_head(model, pass);
+    const LmHeadGpu head = lm_head(model, pass);
+    const Gradient dweight = cfg.has_head ? d.head : d.wte;
     const NormGpu<floatX> norm = last_norm(model, pass);
     const NormGradients dnorm = {
         d.lnfw, d.lnfb, mode, bias_grad_into(model, cfg.L), mode, stream_codes(model, cfg.L - 1, pass)};
     floatX* dlnf = a->branch; // (R, C)
-    head.teaching = model->teaching;
-    lm_head_gradients(a->losses, dlnf, cfg.has_head ? d.head : d.wte, &head, dloss, mode);
+    if (model->teacher) {
+        teaching_gradients(a->losses, dlnf, dweight, &model->teaching, head, dloss, mode);
+    } else {
+        lm_head_gradients(a->losses, dlnf, dweight, &head, dloss, mode);
+    }
     norm_backward(a->dresidual, GRADIENT_SET, &dnorm, (const floatX*)dlnf,
-                  (const floatX*)residual_into(model, cfg.L, pass), &norm, &model->norm_scratch, &model->gpu);
+                  (const floatX*)stream_into(model, cfg.L, pass), &norm, &model->norm_scratch, &model->gpu);
 }
 
 // Sets or adds to the gradient of the bias that is added last to the stream that leaves a stage,
@@ -926,7 +900,7 @@ static void model_backward(Model* model, Batch batch, float dloss, GradientMode 
         head_backward(model, &pass, dloss, mode);
         batch_loss(model, batch);
         batch_source_losses(model, batch);
-        batch_divergence(model, batch);
+        teaching_add(&model->results.on_gpu->divergence, &model->teaching, batch.B * batch.T);
     } else {
         last_bias_backward(model, &pass, mode);
     }
@@ -949,55 +923,15 @@ static void model_backward(Model* model, Batch batch, float dloss, GradientMode 
 // -------------------------------------------------------------------------------------------------
 // Stages
 
-static const PipelineAction at_rest = {PIPELINE_NOTHING, 0, 0};
-
-// Returns the activations of a micro-batch.
-static ModelActivations activations_of(const Model* model, int64_t micro_step) {
-    ModelActivations all;
-    tensor_rows_bind(&all, model->activation_rows, MODEL_ACTIVATION_ROWS, model->acts_memory);
-    return model_activations_of(all, model->activation_rows, micro_step);
-}
-
-// Passes on to the next action of this stage: sends what the one before has made and receives what
-// the next one needs.
-static void stage_passes(Model* model, PipelineAction before, PipelineAction next) {
-    const ModelActivations made = activations_of(model, before.micro_step);
-    Pass pass = {};
-    pass.acts = &made;
-    pass.activation_rows = model->activation_rows;
-    model->acts = activations_of(model, next.micro_step);
-    const PipelineStream stream = {residual_into(model, model->cfg.L, &pass), made.dresidual,
-                                   model->acts.encoded, model->acts.dresidual,
-                                   (size_t)model->cfg.C * sizeof(floatX)};
-    pipeline_exchange(&model->pipeline, before, next, stream);
-}
-
-// Returns the rows of the stream that this process has of a batch.
-static int stage_rows(Model* model, Batch batch) {
+// Starts this stage's next action, on a batch: sends what the last one has made, and receives what
+// this one needs.
+static void stage_begin(Model* model, PipelineAction next, Batch batch) {
     const Pass pass = batch_pass(model, batch);
-    return stream_rows(model, &pass);
+    next.tokens = stream_rows(model, &pass);
+    stage_enter(&model->stage, &model->pipeline, &model->acts, next);
 }
 
-// Adds the embedding's gradient to the classifier's, if it is summed apart: once an update.
-static void stages_join_embedding(Model* model) {
-    const ZeroPlan* plan = &model->zero.plan;
-    const Gradient embedding = zero_embedding_gradient(&model->zero);
-    if (plan->embedding > 0) {
-        pipeline_hand_over(&model->pipeline, 0, model->groups.pipe.size - 1, embedding.data,
-                           plan->embedding * dtype_bytes(embedding.dtype));
-    }
-    if (plan->embedding > 0 && model_has_last(model->cfg)) {
-        zero_add_embedding<floatX>(&model->zero);
-    }
-}
-
-// Gives the first stage the wte that the last one has updated.
-static void stages_share_wte(Model* model) {
-    if (model->zero.plan.embedding > 0) {
-        pipeline_hand_over(&model->pipeline, model->groups.pipe.size - 1, 0, model->params.wte,
-                           model->zero.plan.embedding * sizeof(floatX));
-    }
-}
+static void stage_end(Model* model) { stage_leave(&model->stage, &model->pipeline, &model->acts); }
 
 // -------------------------------------------------------------------------------------------------
 // Micro-steps
@@ -1105,22 +1039,14 @@ static void choose_matmuls(Model* model) {
     free(tokens);
 }
 
-// Sets the square sum of this rank's part of the gradient in the result, on the GPU.
+// Completes the gradient of a step, and sets the square sum of this rank's part of it in the
+// results, on the GPU.
 static void model_square_sum(Model* model) {
     ZeroSpan spans[ZERO_SPANS];
     const int count = zero_counted_spans(&model->zero.plan, model->gradient_rows, model->cfg, spans);
-    const Gradient all = zero_gradient(&model->zero);
     zero_wait_for_gradient(&model->zero);
     tensor_parts_sum<floatX>(&model->parts, &model->zero, &model->groups.tensor, &model->gpu);
-    for (int i = 0; i < count; i++) {
-        for (size_t k = 0; k < (size_t)spans[i].copies; k++) {
-            const size_t at = spans[i].begin + k * spans[i].stride;
-            const Gradient span = {(char*)all.data + at * dtype_bytes(all.dtype), all.dtype};
-            gradient_square_sum_of<floatX>(&model->results.on_gpu->square_sum, span, spans[i].count,
-                                           i + k == 0 ? GRADIENT_SET : GRADIENT_ADD, &model->norm,
-                                           &model->gpu);
-        }
-    }
+    zero_square_sum<floatX>(&model->results.on_gpu->square_sum, &model->zero, spans, count, &model->norm);
 }
 
 // Sets the statistics of the routers of this part of the model, and the losses of sources.
@@ -1171,23 +1097,23 @@ static void model_gradients(Model* model, Dataloader* train, int64_t batch_token
     MicroSteps forward = zero_micro_steps(&model->zero.plan, batch_tokens / train->T, model->B),
                backward = forward;
     const int64_t M = micro_steps_count(&forward);
-    PipelineAction before = at_rest, now;
+    PipelineAction now;
+    int64_t last = -1; // micro-step whose batch is on the GPU
     Batch batch = {};
     int64_t ahead = 0; // forward passes whose backward pass is still to come
     int64_t batches = 0;
     model->clock.tokens = 0;
     step_results_clear(&model->results);
     linear_trains(&model->linear);
-    for (int64_t i = 0; pipeline_action(pipe.size, pipe.rank, M, i, &now); before = now, i++) {
+    for (int64_t i = 0; pipeline_action(pipe.size, pipe.rank, M, i, &now); last = now.micro_step, i++) {
         const int is_forward = now.pass == PIPELINE_FORWARD;
         MicroStep step;
         if (is_forward) {
             batch = model_push(model, dataloader_next(train));
-        } else if (before.micro_step != now.micro_step) { // else it is there
+        } else if (last != now.micro_step) { // else it is there
             batch = model_push(model, dataloader_earlier(train, ahead - 1));
         }
-        now.tokens = stage_rows(model, batch);
-        stage_passes(model, before, now);
+        stage_begin(model, now, batch);
         micro_steps_next(is_forward ? &forward : &backward, &step);
         if (is_forward) {
             in_backward_batch(hook, batch.counted, dataloader_error(train) != NULL);
@@ -1200,9 +1126,9 @@ static void model_gradients(Model* model, Dataloader* train, int64_t batch_token
         ahead += is_forward ? 1 : -1;
         comm_alive(model->comm);
     }
-    stage_passes(model, before, now);
+    stage_end(model);
     linear_trained(&model->linear);
-    stages_join_embedding(model);
+    stage_join_embedding<floatX>(&model->zero, &model->pipeline);
     gpu_report_sense(&model->report);
     gradients_end(model, hook, batches, report);
 }
@@ -1212,18 +1138,18 @@ static void model_gradients(Model* model, Dataloader* train, int64_t batch_token
 
 static void model_update(Model* model, Update update) {
     update_groups(model->update, update, &model->offload, &model->gpu);
-    stages_share_wte(model);
+    stage_share_embedding(&model->zero, &model->pipeline);
 }
 
 // Sets the parameters to the average of the weights, and sets the weights again.
 static void model_show_average(Model* model) {
     update_groups_show_average(model->update, &model->offload, &model->gpu);
-    stages_share_wte(model);
+    stage_share_embedding(&model->zero, &model->pipeline);
 }
 
 static void model_hide_average(Model* model) {
     update_groups_hide_average(model->update, &model->gpu);
-    stages_share_wte(model);
+    stage_share_embedding(&model->zero, &model->pipeline);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -1249,39 +1175,27 @@ static void evaluate_batch(Model* model, Batch batch, double* loss) {
 
 // Forward on all batches of a validation: sets the losses of the report.
 static void model_evaluate(Model* model, Run* run) {
-    PipelineAction before = at_rest;
+    const PipelineAction forward = {PIPELINE_FORWARD, 0, 0};
     Batch batch;
     int64_t i = 0;
     step_results_clear(&model->results); // also after a validation that a signal has stopped
     for (; run_validation_batch(run, i, &batch); i++) {
-        const PipelineAction now = {PIPELINE_FORWARD, 0, stage_rows(model, batch)};
-        stage_passes(model, before, now);
+        stage_begin(model, forward, batch);
         evaluate_batch(model, batch, rank_report_losses(run->report) + (i - model->groups.pipe.rank));
-        before = now;
     }
+    model->stage.last = pipeline_rest(); // of the last one, which all stages have left
     step_results_collect(&model->results, rank_report_losses(run->report) + i);
-}
-
-// Validates the average of the weights.
-static void model_evaluate_average(Model* model, Run* run) {
-    model_show_average(model);
-    for (int set = 0; run_validates(run, set); set++) {
-        model_evaluate(model, run);
-        run_log_average(run);
-    }
-    model_hide_average(model);
-    run_end_average(run);
 }
 
 // Forward, for tasks: sets the loss of each token of whole sequences; positions count from the
 // start of each document. With an empty batch this rank only takes its part in what the others do.
 static void model_token_losses(Model* model, Batch batch, float* losses, int* is_top) {
     const AttentionSizes sizes = attention_config_chunks(model->cfg, batch.B, batch.T, batch.chunks);
-    const PipelineAction now = {PIPELINE_FORWARD, 0, stage_rows(model, batch)};
+    const PipelineAction forward = {PIPELINE_FORWARD, 0, 0};
     const Batch pushed = model_push(model, batch);
     Pass pass = batch_pass(model, pushed);
     pass.positions.starts = pushed.starts;
-    stage_passes(model, at_rest, now);
+    stage_begin(model, forward, batch);
     forward_pass(model, &pass);
     if (batch.B > 0 && model_has_last(model->cfg)) {
         model_losses(model, pushed, is_top ? model->is_top : NULL);
@@ -1290,21 +1204,21 @@ static void model_token_losses(Model* model, Batch batch, float* losses, int* is
     if (batch.B > 0 && is_top && model_has_last(model->cfg)) {
         context_gather_tokens(is_top, &model->context, model->is_top, sizes, &model->gpu);
     }
-    stage_passes(model, now, at_rest);
+    stage_end(model);
     wait_for_gpu(model);
 }
 
 // Runs a pass of decoding; returns the logits (count, Vp) that follow its last `count` rows.
 static const floatX* decode_forward(Model* model, const Pass* pass, int count) {
     const PipelineAction now = {PIPELINE_FORWARD, 0, pass_tokens(pass)};
-    const PipelineStream stream = {residual_into(model, model->cfg.L, pass), NULL, pass->acts->encoded, NULL,
+    const PipelineStream stream = {stream_into(model, model->cfg.L, pass), NULL, pass->acts->encoded, NULL,
                                    (size_t)model->cfg.C * sizeof(floatX)};
     const PipelineGpu* pipeline = &model->pipeline;
     const int words = model->cfg.Vp * model_tensor_ranks(model->cfg);
     floatX* logits = model_is_cut(model->cfg) ? pass->acts->all_logits : pass->acts->logits;
-    pipeline_exchange(pipeline, at_rest, now, stream);
+    pipeline_exchange(pipeline, pipeline_rest(), now, stream);
     forward_pass(model, pass);
-    pipeline_exchange(pipeline, now, at_rest, stream);
+    pipeline_exchange(pipeline, now, pipeline_rest(), stream);
     if (model_has_last(model->cfg)) {
         const LmHeadGpu head = lm_head(model, pass);
         logits = (floatX*)lm_head_all_logits(&head, head.N - count, count);
@@ -1420,6 +1334,8 @@ static Trainer trainer_open(void) {
     t.access.loaded = model_loaded;
     t.access.gather = model_gather;
     t.access.move = model_move;
+    t.show_average = model_show_average;
+    t.hide_average = model_hide_average;
     t.teacher = model_teacher;
     t.checksum = model_checksum;
     t.save_extra = save_matmuls;
@@ -1436,12 +1352,9 @@ static const Trainer trainer = trainer_open();
 static void train(Model* model, Run* run) {
     Update update;
     for (;;) {
-        for (int set = 0; run_validates(run, set); set++) {
+        for (int part = 0; run_validates(run, part); part++) {
             model_evaluate(model, run);
             run_log_validation(run);
-        }
-        if (run_validates_average(run)) {
-            model_evaluate_average(model, run);
         }
         if (run_evaluates_tasks(run)) {
             run_log_tasks(run);

@@ -109,7 +109,7 @@ void matvec_forward_cpu(float* out, const float* inp, const float* weight, const
 enum {
     // rows of the input that meet a piece of a panel while it is in the L1 cache
     MATVEC_BF16_ROWS_ = 8,
-    // pairs of a panel that are read before those of the next run: 512 bytes
+    // pairs of a panel that are read before the next run's: 512 bytes
     MATVEC_BF16_PAIRS_ = 4,
     MATVEC_BF16_K_ = 128 // values of the input that are rounded at a time
 };

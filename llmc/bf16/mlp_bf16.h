@@ -231,7 +231,7 @@ static void mlp_bf16_pack_act_by_f_(const MlpBf16Backward_* backward, const floa
     backward->kernel->pack_tile(&to, act);
 }
 
-// Turns rows [begin, end) of a tile of dact into dfch, then packs the tile, and act, too.
+// Turns rows [begin, end) of a tile of dact into dfch, then packs the tile and act.
 ALWAYS_INLINE void mlp_bf16_derive_tile_(const void* of, int begin, int end, ActivationVec (*activate)(Vec)) {
     // of the current tile
     static __thread __attribute__((aligned(64))) float act[BF16_TILE * BF16_TILE];

@@ -681,14 +681,13 @@ void state_close(SavedState* s) {
 }
 
 int state_try_parse(SavedState* s, const char* path, char* text, size_t bytes, char* error) {
-    static const char* const keys[] = {"format",     "version",      "serial",        "first_serial",
-                                       "step",       "updates",      "tokens",        "sequence",
-                                       "samples_at", "train_tokens", "padded_vocab",  "val_loss",
-                                       "trainer",    "loss_scale",   "guard",         "options",
-                                       "files",      "?stage",       "?train_data",   "?clip",
-                                       "xxh64",      "?run",         "?by_clock",     "?validations",
-                                       "?teacher",   "?mixture",     "?average_from", "?val_data",
-                                       "?teacher_weights", NULL};
+    static const char* const keys[] = {
+        "format",       "version",       "serial",    "first_serial",     "step",
+        "updates",      "tokens",        "sequence",  "samples_at",       "train_tokens",
+        "padded_vocab", "val_loss",      "trainer",   "loss_scale",       "guard",
+        "options",      "files",         "?stage",    "?train_data",      "?clip",
+        "xxh64",        "?run",          "?by_clock", "?validations",     "?teacher",
+        "?mixture",     "?average_from", "?val_data", "?teacher_weights", NULL};
     JsonReader reader = json_reader(path, text, bytes, error);
     memset(s, 0, sizeof(*s));
     s->text = text;

@@ -6,6 +6,10 @@ hf_config_families.h -- the families of models in transformers, as config.json n
 
 #include "llmc/model/families.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 #define HF_FULL_LAYERS 28 // max_window_layers of all classes that have it
 
 // Family of models in transformers: its names in config.json, and the values of missing keys, where
@@ -25,8 +29,26 @@ typedef struct {
     const char* constants; // members that say what our kinds compute
 } HfFamily;
 
+extern const HfFamily hf_families[ARCH_COUNT];
+
+enum {
+    FAMILY_SWITCHED = 1 << ARCH_QWEN2 | 1 << ARCH_QWEN3 | 1 << ARCH_QWEN3MOE,
+    FAMILY_WINDOWS = 1 << ARCH_MISTRAL | 1 << ARCH_MIXTRAL | FAMILY_SWITCHED,
+    FAMILY_QWEN3MOE = 1 << ARCH_QWEN3MOE,
+    FAMILY_OLMOE = 1 << ARCH_OLMOE,
+    FAMILY_OWN_HIDDEN = FAMILY_QWEN3MOE | FAMILY_GLM, // intermediate_size is of dense layers
+    FAMILY_BIASES = 1 << ARCH_QWEN2 | FAMILY_GLM,
+    FAMILY_ALL = (1 << ARCH_COUNT) - 1
+};
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef HF_CONFIG_FAMILIES_IMPLEMENTATION
+
 // clang-format off
-__attribute__((unused)) static const HfFamily hf_families[ARCH_COUNT] = {
+const HfFamily hf_families[ARCH_COUNT] = {
     [ARCH_GPT2] =     {"gpt2",      "GPT2LMHeadModel",     {"gelu_new", "gelu_pytorch_tanh", "gelu_fast"}, 1e-5f, 0, 0, 0, 0, 1, 0, 0, 0, "n_inner", NULL, ""},
     [ARCH_LLAMA] =    {"llama",     "LlamaForCausalLM",    {"silu", "swish"}, 1e-6f, 0,  0,   0,    0,  0, 0,   0,   0, "intermediate_size", NULL, ""},
     [ARCH_MISTRAL] =  {"mistral",   "MistralForCausalLM",  {"silu", "swish"}, 1e-6f, 8,  0,   4096, 0,  0, 0,   0,   0, "intermediate_size", NULL, ""},
@@ -46,14 +68,6 @@ __attribute__((unused)) static const HfFamily hf_families[ARCH_COUNT] = {
 };
 // clang-format on
 
-enum {
-    FAMILY_SWITCHED = 1 << ARCH_QWEN2 | 1 << ARCH_QWEN3 | 1 << ARCH_QWEN3MOE,
-    FAMILY_WINDOWS = 1 << ARCH_MISTRAL | 1 << ARCH_MIXTRAL | FAMILY_SWITCHED,
-    FAMILY_QWEN3MOE = 1 << ARCH_QWEN3MOE,
-    FAMILY_OLMOE = 1 << ARCH_OLMOE,
-    FAMILY_OWN_HIDDEN = FAMILY_QWEN3MOE | FAMILY_GLM, // intermediate_size is of dense layers
-    FAMILY_BIASES = 1 << ARCH_QWEN2 | FAMILY_GLM,
-    FAMILY_ALL = (1 << ARCH_COUNT) - 1
-};
+#endif // HF_CONFIG_FAMILIES_IMPLEMENTATION
 
 #endif

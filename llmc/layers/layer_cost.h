@@ -154,7 +154,7 @@ static inline void cost_matmul_(const CostWalk* w, const TensorRow* weight, int 
     }
 }
 
-// Adds the gradient of a weight. With several micro-batches, it is read, too.
+// Adds the gradient of a weight. With several micro-batches, it is also read.
 static inline void cost_gradient_(const CostWalk* w, const TensorRow* weight) {
     cost_matmul_of_(w, weight, (w->times > 1 ? 2 : 1) * w->gradient_bytes);
 }
@@ -267,7 +267,7 @@ static inline void cost_divided_hidden_(const CostWalk* w) {
     }
 }
 
-// Adds a pass over rows of C channels: those of experts, and `of_tokens` of each token.
+// Adds a pass over rows of C channels: the experts' rows, and `of_tokens` of each token.
 static inline void cost_expert_rows_(const CostWalk* w, double of_experts, double of_tokens) {
     const double rows = of_experts * cost_hidden_rows_(w) + of_tokens * w->N;
     cost_add(w, COST_MEMORY, 0, rows * w->cfg.C * w->size);

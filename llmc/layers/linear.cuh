@@ -46,6 +46,12 @@ linear_experts_* are the same for rows of experts, whose matrices follow w, that
 #include "llmc/layers/weight.h"
 #include "llmc/parallel/tensor_parallel.cuh"
 
+// A parameter's gradient, without data if it is frozen, and whether it is set or added to.
+typedef struct {
+    Gradient to;
+    GradientMode mode;
+} LinearGradient;
+
 // Room for the codes of an input, and the tensor whose codes they are, for the matmul that reads it
 // next; NULL: none.
 typedef struct {
@@ -327,11 +333,7 @@ static inline void linear_forward_fp8_(floatX* out, const floatX* residual, cons
                    w->bias, {N, C, OC}, matmul);
     };
     const auto without = [&] {
-        if (residual) {
-            matmul_forward_residual(out, residual, inp, w->data, w->bias, {N, C, OC}, matmul);
-        } else {
-            matmul_forward(out, inp, w->data, w->bias, {N, C, OC}, matmul);
-        }
+        matmul_forward_residual(out, residual, inp, w->data, w->bias, {N, C, OC}, matmul);
     };
     matmul_fp8_or(matmul_fp8_key<floatX>({N, C, OC}, CUBLASLT_EPILOGUE_BIAS, residual != NULL), 1, matmul,
                   in_fp8, without);
@@ -374,10 +376,10 @@ static inline void linear_backward_input_fp8_(floatX* dinp, const floatX* dout, 
 }
 
 // A gradient of a bias that is added to cannot be computed repeatedly.
-static inline void linear_backward_input_gelu_fp8_(floatX* dinp, Gradient dbias, const floatX* dout,
+static inline void linear_backward_input_gelu_fp8_(floatX* dinp, LinearGradient dbias, const floatX* dout,
                                                    const Weight* w, const floatX* pre, int N,
-                                                   GradientMode mode, LinearGpu* linear) {
-    const int C = w->C, OC = w->OC, may_repeat = mode == GRADIENT_SET || !dbias.data;
+                                                   LinearGpu* linear) {
+    const int C = w->C, OC = w->OC, may_repeat = dbias.mode == GRADIENT_SET || !dbias.to.data;
     const floatX* none = NULL;
     const Weight reader = linear_mirrored_(w);
     MatmulGpu* matmul = linear->matmul;
@@ -385,13 +387,14 @@ static inline void linear_backward_input_gelu_fp8_(floatX* dinp, Gradient dbias,
         matmul_fp8(dinp, none, linear_input_fp8_(linear, dout, N, OC), linear_turned_fp8_(linear, w), none,
                    {N, OC, C}, matmul);
         linear_activation_backward(dinp, dinp, pre, &reader, N, ACTIVATION_GELU, linear);
-        if (dbias.data) {
-            matmul_backward_bias(dbias, (const floatX*)dinp, N, C, mode, matmul);
+        if (dbias.to.data) {
+            matmul_backward_bias(dbias.to, (const floatX*)dinp, N, C, dbias.mode, matmul);
         }
     };
     const auto without = [&] {
         linear_used_(linear, dinp, dinp);
-        matmul_backward_input_gelu<floatX>({dinp, dbias, dout, w->data, pre, {N, C, OC}, mode}, matmul);
+        matmul_backward_input_gelu<floatX>({dinp, dbias.to, dout, w->data, pre, {N, C, OC}, dbias.mode},
+                                           matmul);
     };
     matmul_fp8_or(matmul_fp8_key<floatX>({N, OC, C}, CUBLASLT_EPILOGUE_DGELU, 0), may_repeat, matmul, in_fp8,
                   without);
@@ -400,28 +403,20 @@ static inline void linear_backward_input_gelu_fp8_(floatX* dinp, Gradient dbias,
 
 // ---- the layers ----
 
-static inline void linear_forward(floatX* out, const floatX* inp, const Weight* w, int N, LinearGpu* linear) {
-    if (linear_is_in_fp8_(linear, w)) {
-        linear_forward_fp8_(out, NULL, inp, w, N, linear);
-    } else if (linear_reads_blocks_(linear, N)) {
-        linear_forward_blocks_(out, NULL, inp, w, N, linear);
-    } else {
-        matmul_forward(out, inp, linear_expanded_(w, linear), w->bias, {N, w->C, w->OC}, linear->matmul);
-    }
-}
-
 static inline void linear_forward_residual(floatX* out, const floatX* residual, const floatX* inp,
                                            const Weight* w, int N, LinearGpu* linear) {
     if (linear_is_in_fp8_(linear, w)) {
         linear_forward_fp8_(out, residual, inp, w, N, linear);
     } else if (linear_reads_blocks_(linear, N)) {
         linear_forward_blocks_(out, residual, inp, w, N, linear);
-    } else if (!residual) {
-        linear_forward(out, inp, w, N, linear);
     } else {
         matmul_forward_residual(out, residual, inp, linear_expanded_(w, linear), w->bias, {N, w->C, w->OC},
                                 linear->matmul);
     }
+}
+
+static inline void linear_forward(floatX* out, const floatX* inp, const Weight* w, int N, LinearGpu* linear) {
+    linear_forward_residual(out, NULL, inp, w, N, linear);
 }
 
 static inline void linear_forward_gelu(floatX* out, floatX* pre, const floatX* inp, const Weight* w, int N,
@@ -437,10 +432,10 @@ static inline void linear_forward_gelu(floatX* out, floatX* pre, const floatX* i
 }
 
 // Sets or adds to dweight (OC, C), unless it has no data.
-static inline void linear_backward_weight(Gradient dweight, const floatX* dout, const floatX* inp,
-                                          const Weight* w, int N, GradientMode mode, LinearGpu* linear) {
-    if (dweight.data) {
-        matmul_backward_weight(dweight, dout, inp, {N, w->C, w->OC}, mode, linear->matmul);
+static inline void linear_backward_weight(LinearGradient dweight, const floatX* dout, const floatX* inp,
+                                          const Weight* w, int N, LinearGpu* linear) {
+    if (dweight.to.data) {
+        matmul_backward_weight(dweight.to, dout, inp, {N, w->C, w->OC}, dweight.mode, linear->matmul);
     }
 }
 
@@ -455,22 +450,21 @@ static inline void linear_backward_input(floatX* dinp, const floatX* dout, const
 }
 
 // Sets dinp to the gradient before GELU, and sets or adds to dbias, as matmul_backward_input_gelu.
-static inline void linear_backward_input_gelu(floatX* dinp, Gradient dbias, const floatX* dout,
-                                              const Weight* w, const floatX* pre, int N, GradientMode mode,
-                                              LinearGpu* linear) {
+static inline void linear_backward_input_gelu(floatX* dinp, LinearGradient dbias, const floatX* dout,
+                                              const Weight* w, const floatX* pre, int N, LinearGpu* linear) {
     if (linear_is_in_fp8_(linear, w)) {
-        linear_backward_input_gelu_fp8_(dinp, dbias, dout, w, pre, N, mode, linear);
+        linear_backward_input_gelu_fp8_(dinp, dbias, dout, w, pre, N, linear);
     } else {
-        matmul_backward_input_gelu<floatX>({dinp, dbias, dout, w->data, pre, {N, w->C, w->OC}, mode},
+        matmul_backward_input_gelu<floatX>({dinp, dbias.to, dout, w->data, pre, {N, w->C, w->OC}, dbias.mode},
                                            linear->matmul);
     }
 }
 
 // Sets dinp (N, C), and sets or adds to dweight. The gradient of the bias is summed where dout is
 // made.
-static inline void linear_backward(floatX* dinp, Gradient dweight, const floatX* dout, const floatX* inp,
-                                   const Weight* w, int N, GradientMode mode, LinearGpu* linear) {
-    linear_backward_weight(dweight, dout, inp, w, N, mode, linear);
+static inline void linear_backward(floatX* dinp, LinearGradient dweight, const floatX* dout,
+                                   const floatX* inp, const Weight* w, int N, LinearGpu* linear) {
+    linear_backward_weight(dweight, dout, inp, w, N, linear);
     linear_backward_input(dinp, dout, w, N, linear);
 }
 

@@ -128,51 +128,54 @@ static inline Weight linear_expert(const Linear* linear, const Weight* w, int e)
 }
 
 static inline void linear_forward_cpu(float* out, const float* inp, const Weight* w, int N, Linear* linear) {
-    const int C = w->C, OC = w->OC;
+    const MatmulSizes sizes = {N, w->C, w->OC};
     if (linear->in_fp8 && w->in_fp8) {
-        matmul_fp8_forward_cpu(out, inp, w->data, w->bias, (MatmulSizes){N, C, OC}, &linear->fp8,
-                               &linear->matmul);
+        matmul_fp8_forward_cpu(out, inp, w->data, w->bias, sizes, &linear->fp8, &linear->matmul);
     } else if (linear->is_quantized) {
-        q8_matmul_cpu(out, inp, linear_blocks_(w), w->bias, (MatmulSizes){N, C, OC}, &linear->quantized);
+        q8_matmul_cpu(out, inp, linear_blocks_(w), w->bias, sizes, &linear->quantized);
     } else if (linear->is_bf16 && linear->few) {
-        matvec_bf16_forward_cpu(out, inp, w->forward, w->bias, (MatmulSizes){N, C, OC});
+        matvec_bf16_forward_cpu(out, inp, w->forward, w->bias, sizes);
     } else if (linear->is_bf16) {
-        matmul_bf16_forward_cpu(out, inp, w->forward, w->bias, (MatmulSizes){N, C, OC}, &linear->bf16);
+        matmul_bf16_forward_cpu(out, inp, w->forward, w->bias, sizes, &linear->bf16);
     } else if (linear->few) {
-        matvec_forward_cpu(out, inp, w->data, w->bias, (MatmulSizes){N, C, OC});
+        matvec_forward_cpu(out, inp, w->data, w->bias, sizes);
     } else {
-        matmul_forward_cpu(out, inp, w->data, w->bias, (MatmulSizes){N, C, OC}, &linear->matmul);
+        matmul_forward_cpu(out, inp, w->data, w->bias, sizes, &linear->matmul);
     }
 }
 
-// Sets or adds to dweight (OC, C) and dbias (OC), each or NULL, as `mode` says.
-static inline void linear_backward_weight_(float* dweight, float* dbias, const float* dout, const float* inp,
-                                           const Weight* w, int N, GradientMode mode, Linear* linear) {
-    if (dweight && linear->is_bf16) { // reads dout once for both
-        matmul_bf16_backward_weight_cpu(dweight, dbias, dout, inp, (MatmulSizes){N, w->C, w->OC}, mode,
-                                        &linear->bf16);
+// Gradients of parameters: (OC, C) and (OC), each or NULL, set or added to as `mode` says.
+typedef struct {
+    float *dweight, *dbias;
+    GradientMode mode;
+} LinearGradients;
+
+static inline void linear_backward_weight_(LinearGradients d, const float* dout, const float* inp,
+                                           const Weight* w, int N, Linear* linear) {
+    const MatmulSizes sizes = {N, w->C, w->OC};
+    if (d.dweight && linear->is_bf16) { // reads dout once for both
+        matmul_bf16_backward_weight_cpu(d.dweight, d.dbias, dout, inp, sizes, d.mode, &linear->bf16);
         return;
     }
-    if (dweight) {
-        matmul_backward_weight_cpu(dweight, dout, inp, (MatmulSizes){N, w->C, w->OC}, mode, &linear->matmul);
+    if (d.dweight) {
+        matmul_backward_weight_cpu(d.dweight, dout, inp, sizes, d.mode, &linear->matmul);
     }
-    if (dbias) {
-        matmul_backward_bias_cpu(dbias, dout, N, w->OC, mode);
+    if (d.dbias) {
+        matmul_backward_bias_cpu(d.dbias, dout, N, w->OC, d.mode);
     }
 }
 
-// Sets dinp (N, C); sets or adds to dweight (OC, C) and dbias (OC), each or NULL, as `mode` says.
-static inline void linear_backward_cpu(float* dinp, float* dweight, float* dbias, const float* dout,
-                                       const float* inp, const Weight* w, int N, GradientMode mode,
-                                       Linear* linear) {
-    linear_backward_weight_(dweight, dbias, dout, inp, w, N, mode, linear);
+// Sets dinp (N, C), and the gradients of parameters.
+static inline void linear_backward_cpu(float* dinp, LinearGradients d, const float* dout, const float* inp,
+                                       const Weight* w, int N, Linear* linear) {
+    const MatmulSizes sizes = {N, w->C, w->OC};
+    linear_backward_weight_(d, dout, inp, w, N, linear);
     if (linear->in_fp8 && w->in_fp8) {
-        matmul_fp8_backward_input_cpu(dinp, dout, w->data, (MatmulSizes){N, w->C, w->OC}, &linear->fp8,
-                                      &linear->matmul);
+        matmul_fp8_backward_input_cpu(dinp, dout, w->data, sizes, &linear->fp8, &linear->matmul);
     } else if (linear->is_bf16) {
-        matmul_bf16_backward_input_cpu(dinp, dout, w->backward, (MatmulSizes){N, w->C, w->OC}, &linear->bf16);
+        matmul_bf16_backward_input_cpu(dinp, dout, w->backward, sizes, &linear->bf16);
     } else {
-        matmul_backward_input_cpu(dinp, dout, w->data, (MatmulSizes){N, w->C, w->OC}, &linear->matmul);
+        matmul_backward_input_cpu(dinp, dout, w->data, sizes, &linear->matmul);
     }
 }
 

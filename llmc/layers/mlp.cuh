@@ -106,7 +106,7 @@ static inline MlpGpu mlp_of(const LayerPassGpu* layer, const GroupGpu* expert_gr
             layer->linear,         experts,           layer->tensor, p->fcprojb};
 }
 
-// Returns the gradients of a layer: those of its parameters are in `d`, `a` has memory.
+// Returns the gradients of a layer: `d` has its parameters' gradients, `a` has memory.
 static inline MlpGradientsGpu mlp_gradients_of(const ModelGradients* d, const ModelActivations* a,
                                                GradientMode mode, size_t neighbor, RouterLosses losses,
                                                double* statistics) {
@@ -150,7 +150,7 @@ static inline void mlp_one_backward_hidden_(const MlpGpu* mlp, const MlpGradient
     const Weight* proj = &mlp->proj;
     floatX* dact = mlp->act; // act is no longer read
     if (mlp->kind == ACTIVATION_GELU) {
-        linear_backward_input_gelu(d->dfch, d->dfcb, dout, proj, mlp->fch, mlp->N, d->mode, mlp->linear);
+        linear_backward_input_gelu(d->dfch, {d->dfcb, d->mode}, dout, proj, mlp->fch, mlp->N, mlp->linear);
         return;
     }
     linear_backward_input(dact, dout, proj, mlp->N, mlp->linear);
@@ -163,9 +163,9 @@ static inline void mlp_one_backward_hidden_(const MlpGpu* mlp, const MlpGradient
 static inline void mlp_one_backward_(const MlpGpu* mlp, const MlpGradientsGpu* d, const floatX* dout,
                                      const floatX* inp) {
     LinearGpu* linear = mlp->linear;
-    linear_backward_weight(d->dfcprojw, dout, mlp->act, &mlp->proj, mlp->N, d->mode, linear);
+    linear_backward_weight({d->dfcprojw, d->mode}, dout, mlp->act, &mlp->proj, mlp->N, linear);
     mlp_one_backward_hidden_(mlp, d, dout);
-    linear_backward(d->dinp, d->dfcw, d->dfch, inp, &mlp->fc, mlp->N, d->mode, linear);
+    linear_backward(d->dinp, {d->dfcw, d->mode}, d->dfch, inp, &mlp->fc, mlp->N, linear);
 }
 
 // ---- experts ----
@@ -288,7 +288,7 @@ static inline void mlp_experts_forward_residual_(floatX* out, const floatX* resi
 // ---- gradients of experts ----
 
 // Replaces `out`, the gradient of the experts' outputs, by the gradient of their inputs; sets
-// dscale. Experts without rows set or add to their gradients, too.
+// dscale. Experts without rows also set or add to their gradients.
 static inline void mlp_own_backward_(const MlpGpu* mlp, const MlpGradientsGpu* d) {
     const ExpertsGpu* x = &mlp->experts;
     const Weight *fc = &mlp->fc, *proj = &mlp->proj;
@@ -324,8 +324,8 @@ static inline MlpGradientsGpu mlp_arrived_gradients_(const MlpGpu* mlp, const Ml
     return arrived;
 }
 
-// Does so for the rows of this rank's tokens, and with its experts for rows of other ranks, as many
-// as in the forward pass.
+// With divided experts: this rank's experts also process other ranks' rows, as in the
+// forward pass.
 static inline void mlp_divided_backward_(const MlpGpu* mlp, const MlpGradientsGpu* all) {
     const ExpertsGpu* x = &mlp->experts;
     const ExpertMoves sent = {{mlp_in_rows_(mlp), mlp_out_rows_(mlp), mlp_scale_rows_(mlp)}, 3},
@@ -368,7 +368,7 @@ static inline int mlp_shared_backward_(const MlpGpu* mlp, const MlpGradientsGpu*
     return shared.N > 0;
 }
 
-// Sets or adds to dinp the gradient through the router, and sets or adds to that of its weight.
+// Sets or adds to dinp the gradient through the router, and to the gradient of its weight.
 static inline void mlp_router_backward_(const MlpGpu* mlp, const MlpGradientsGpu* d, GradientMode mode,
                                         const floatX* inp) {
     const ExpertsGpu* x = &mlp->experts;

@@ -117,7 +117,7 @@ static inline Mlp mlp_of(const LayerPass* layer, Group* expert_group) {
                  .proj_bias = p->fcprojb};
 }
 
-// Returns the gradients of a layer: those of its parameters are in `d`, `a` has memory.
+// Returns the gradients of a layer: `d` has its parameters' gradients, `a` has memory.
 static inline MlpLayerGradients mlp_gradients_of(const ModelParameters* d, const ModelActivations* a,
                                                  GradientMode mode, size_t neighbor, RouterLosses losses,
                                                  double* statistics) {
@@ -200,9 +200,11 @@ static inline void mlp_one_backward_(const Mlp* mlp, const MlpGradients* d, cons
         mlp_bf16_backward_cpu(&packed, d, dout, inp, &linear->bf16);
         return;
     }
-    linear_backward_cpu(dact, d->dfcprojw, d->dfcprojb, dout, mlp->act, &mlp->proj, mlp->N, d->mode, linear);
+    linear_backward_cpu(dact, (LinearGradients){d->dfcprojw, d->dfcprojb, d->mode}, dout, mlp->act,
+                        &mlp->proj, mlp->N, linear);
     activation_backward_cpu(d->dfch, dact, mlp->fch, (size_t)mlp->N, (size_t)mlp->proj.C, mlp->kind);
-    linear_backward_cpu(d->dinp, d->dfcw, d->dfcb, d->dfch, inp, &mlp->fc, mlp->N, d->mode, linear);
+    linear_backward_cpu(d->dinp, (LinearGradients){d->dfcw, d->dfcb, d->mode}, d->dfch, inp, &mlp->fc, mlp->N,
+                        linear);
 }
 
 // ---- experts ----
@@ -348,7 +350,7 @@ static inline void mlp_experts_forward_(float* out, const Mlp* mlp) {
 
 static inline size_t mlp_elements_(const Weight* w) { return (size_t)w->OC * (size_t)w->C; }
 
-// Returns the gradients of expert e: parts of those of all.
+// Returns the gradients of expert e, parts of the gradients of all experts.
 static inline MlpGradients mlp_gradients_of_expert_(const Mlp* mlp, const MlpGradients* d, int e) {
     const size_t fc = (size_t)e * mlp_elements_(&mlp->fc), proj = (size_t)e * mlp_elements_(&mlp->proj);
     return (MlpGradients){.dinp = mlp_rows_(mlp->experts.out, mlp, e),
@@ -409,8 +411,8 @@ static inline void mlp_experts_backward_unpacked_(const Mlp* mlp, const MlpLayer
         const Mlp expert = mlp_expert_(mlp, e);
         const MlpGradients d = mlp_gradients_of_expert_(mlp, &all->mlp, e);
         if (expert.N > 0) {
-            linear_backward_cpu(expert.act, d.dfcprojw, NULL, d.dinp, expert.act, &expert.proj, expert.N,
-                                d.mode, linear);
+            linear_backward_cpu(expert.act, (LinearGradients){d.dfcprojw, NULL, d.mode}, d.dinp, expert.act,
+                                &expert.proj, expert.N, linear);
         } else {
             mlp_expert_clear_(mlp, &d);
         }
@@ -420,8 +422,8 @@ static inline void mlp_experts_backward_unpacked_(const Mlp* mlp, const MlpLayer
         const Mlp expert = mlp_expert_(mlp, e);
         const MlpGradients d = mlp_gradients_of_expert_(mlp, &all->mlp, e);
         if (expert.N > 0) {
-            linear_backward_cpu(d.dinp, d.dfcw, NULL, d.dfch, mlp_rows_(x->in, mlp, e), &expert.fc, expert.N,
-                                d.mode, linear);
+            linear_backward_cpu(d.dinp, (LinearGradients){d.dfcw, NULL, d.mode}, d.dfch,
+                                mlp_rows_(x->in, mlp, e), &expert.fc, expert.N, linear);
         }
     }
 }
@@ -445,7 +447,7 @@ static inline MlpLayerGradients mlp_arrived_gradients_(const Mlp* mlp, const Mlp
     return arrived;
 }
 
-// Does so for the rows of this rank's tokens, and with its experts for rows of other ranks.
+// With divided experts: this rank's experts also process other ranks' rows.
 static inline void mlp_divided_backward_(const Mlp* mlp, const MlpLayerGradients* all, float* parts) {
     const Experts* x = &mlp->experts;
     const ExpertParallel* parallel = &x->parallel;
@@ -481,7 +483,7 @@ static inline void mlp_shared_backward_(const Mlp* mlp, const MlpLayerGradients*
     }
 }
 
-// Sets dinp to the gradient through the router, and sets or adds to that of its weight.
+// Sets dinp to the gradient through the router, and sets or adds to its weight's gradient.
 static inline void mlp_router_backward_(const Mlp* mlp, const MlpLayerGradients* all, const float* inp) {
     const Experts* x = &mlp->experts;
     const int N = mlp->N, C = mlp->fc.C, E = x->router.E;

@@ -38,8 +38,8 @@ static inline int quantized_is_matrix(const TensorRow* row) {
     return row->kind == KIND_MATRIX || row->init == INIT_VOCAB;
 }
 
-// Returns 0, or the columns of a matrix that do not fill blocks: C, those of all queries, F, or
-// those of the shared expert.
+// Returns 0, or the columns of a matrix that do not fill blocks: C, all queries' columns, F, or the
+// shared expert's.
 static inline int quantized_unfit_columns(ModelConfig cfg) {
     const int cols[] = {cfg.C, model_heads(cfg), model_hidden(cfg), cfg.Fs};
     for (int i = 0; i < 4; i++) {

@@ -54,7 +54,7 @@ typedef struct {
     const ContextParallelGpu<floatX>* context;
 } SelfAttentionGpu;
 
-// Returns the attention of a layer. `starts` of a layer with a window are those of the window.
+// Returns the attention of a layer. If it has a window, `starts` are where the window starts.
 static inline SelfAttentionGpu self_attention_of(const LayerPassGpu* of, const int* starts, Rope rope,
                                                  AttentionGpu* attention,
                                                  const ContextParallelGpu<floatX>* context) {
@@ -143,7 +143,7 @@ typedef struct {
     floatX* dqkv;  // (N, QKV)
 } SelfAttentionGradientsGpu;
 
-// Returns the gradients of a layer: those of its parameters are in `d`, `a` has memory.
+// Returns the gradients of a layer: `d` has its parameters' gradients, `a` has memory.
 static inline SelfAttentionGradientsGpu
 self_attention_gradients_of(const ModelGradients* d, const ModelActivations* a, GradientMode mode) {
     return {a->branch, d->qkvw, d->qkvb, d->qnormw, d->knormw, d->attprojw, mode, a->branch, a->dqkv};
@@ -179,9 +179,10 @@ static inline void self_attention_backward(const SelfAttentionGpu* a, const Self
     const TensorParallelGpu* tensor = &a->tensor;
     const int N = tensor->cut.N;
     dout = tensor_gather(tensor, 0, dout), inp = tensor_gather(tensor, 1, inp);
-    linear_backward(d->datty, d->dprojw, dout, a->atty, &a->proj, N, d->mode, a->linear);
+    linear_backward(d->datty, {d->dprojw, d->mode}, dout, a->atty, &a->proj, N, a->linear);
     self_attention_backward_qkv_(a, d, d->datty);
-    linear_backward(tensor_part(tensor, d->dinp), d->dqkvw, d->dqkv, inp, &a->weight, N, d->mode, a->linear);
+    linear_backward(tensor_part(tensor, d->dinp), {d->dqkvw, d->mode}, d->dqkv, inp, &a->weight, N,
+                    a->linear);
     tensor_sum(tensor, d->dinp, NULL, NULL);
 }
 

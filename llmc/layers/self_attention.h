@@ -96,7 +96,7 @@ typedef struct {
     Attention* attention;
 } SelfAttention;
 
-// Returns the attention of a layer. `starts` of a layer with a window are those of the window.
+// Returns the attention of a layer. If it has a window, `starts` are where the window starts.
 static inline SelfAttention self_attention_of(const LayerPass* layer, const int* starts,
                                               Attention* attention) {
     const ModelConfig cfg = layer->cfg;
@@ -198,7 +198,7 @@ typedef struct {
     float* sums;  // (B, QKV)
 } SelfAttentionGradients;
 
-// Returns the gradients of a layer: those of its parameters are in `d`, `a` has memory.
+// Returns the gradients of a layer: `d` has its parameters' gradients, `a` has memory.
 static inline SelfAttentionGradients
 self_attention_gradients_of(const ModelParameters* d, const ModelActivations* a, GradientMode mode) {
     return (SelfAttentionGradients){.dinp = a->branch,
@@ -247,7 +247,8 @@ static inline void self_attention_heads_backward_(const SelfAttention* a, const 
     self_attention_backward_qkv_(a, d->dqkv, dout);
     const HeadsGradients dheads = {d->dqnormw, d->dknormw, d->mode, d->sums};
     heads_backward_cpu(d->dqkv, &dheads, a->qkv, &a->heads);
-    linear_backward_cpu(dinp, d->dqkvw, d->dqkvb, d->dqkv, inp, &a->weight, N, d->mode, a->linear);
+    linear_backward_cpu(dinp, (LinearGradients){d->dqkvw, d->dqkvb, d->mode}, d->dqkv, inp, &a->weight, N,
+                        a->linear);
 }
 
 // Sets and adds to gradients. dqkv is undefined afterwards. Collective.
@@ -256,8 +257,9 @@ static inline void self_attention_backward_cpu(const SelfAttention* a, const Sel
     const TensorParallel* tensor = &a->tensor;
     const float *all_dout = tensor_gather_cpu(tensor, 0, dout), *all_inp = tensor_gather_cpu(tensor, 1, inp);
     tensor_bias_backward_cpu(tensor, d->dprojb, dout, d->mode);
-    linear_backward_cpu(d->datty, d->dprojw, tensor_is_cut(tensor->cut) ? NULL : d->dprojb, all_dout, a->atty,
-                        &a->proj, tensor->cut.N, d->mode, a->linear);
+    linear_backward_cpu(d->datty,
+                        (LinearGradients){d->dprojw, tensor_is_cut(tensor->cut) ? NULL : d->dprojb, d->mode},
+                        all_dout, a->atty, &a->proj, tensor->cut.N, a->linear);
     self_attention_heads_backward_(a, d, tensor_part(tensor, d->dinp), all_inp);
     tensor_sum_cpu(tensor, d->dinp, NULL);
 }

@@ -55,7 +55,7 @@ typedef struct {
 #undef PACKED_MEMBER_
 
 // Matrices of a block, the embedding, and the classifier, which may be the embedding. With experts,
-// fc and fcproj are those of expert 0, and the others' follow them; shared: the expert that all
+// fc and fcproj are expert 0's, and the others' follow them; shared: the expert that all
 // tokens take.
 typedef struct {
     Weight qkv, attproj, router, fc, fcproj, shared_fc, shared_fcproj, wte, head;

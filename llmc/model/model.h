@@ -637,6 +637,13 @@ static inline ModelActivations model_activations_of(ModelActivations all, const 
     return all;
 }
 
+// Returns the residual stream that enters layer l, (R, C). The backward pass does not reach layers
+// below first_block, so they keep no copy of it: these read and write it in one place, encoded.
+static inline floatX* model_stream_into(const ModelActivations* all, const TensorRow* rows, int first_block,
+                                        int l) {
+    return l <= first_block ? all->encoded : model_activations_at_layer(*all, rows, l - 1).residual3;
+}
+
 // Returns the pointers of layer l, whose block is block k in memory.
 static inline ModelParameters model_parameters_in_block(ModelParameters all, const TensorRow* rows, int l,
                                                         int k) {

@@ -17,7 +17,7 @@ lane l = 4g + t is row 16m + g + 8(e / 2), column 8n + 2t + e % 2.
 
 #define ATTENTION_LOG2_E 1.4426950408889634f // e^x = 2^(x ATTENTION_LOG2_E)
 
-// Earlier keys that a query sees: all, or only those of its document, as given by `starts`; either
+// Earlier keys that a query sees: all, or only keys of its document, as given by `starts`; either
 // of these, with gathered keys. Kernels are compiled for each, because looking at documents, and at
 // chunks, needs registers.
 typedef enum { ATTENTION_CAUSAL, ATTENTION_DOCUMENTS, ATTENTION_GATHERED } AttentionMask;

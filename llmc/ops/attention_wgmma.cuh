@@ -88,7 +88,7 @@ struct AttentionPipe {
     int passed;
 };
 
-// Return the barriers of own tiles number n, and those of number n of a stream, 0 or 1. Of each
+// Return the barriers of own tiles number n, and of number n of a stream, 0 or 1. Of each
 // kind come all `full` before all `empty`.
 template <class Tiles> __device__ inline uint64_t* attention_barriers_(const AttentionPipe& pipe) {
     return reinterpret_cast<uint64_t*>(pipe.base + Tiles::BARRIERS_AT);

@@ -34,7 +34,7 @@ Of a slice of the words, a row has a CrossEntropySum, and where is_top is wanted
 #define CROSS_ENTROPY_LOG2E 1.44269504f
 #define CROSS_ENTROPY_LN2 0.69314718f
 #define CROSS_ENTROPY_THREADS 1024
-// Upper bound of the static shared memory: that of block_sum and block_max, and the system's.
+// Upper bound of the static shared memory: of block_sum and block_max, and the system's.
 #define CROSS_ENTROPY_STATIC_BYTES (2 << 10)
 
 // Largest element so far, shift = -max log2(e), and the sum of 2^(element log2(e) + shift).
@@ -203,7 +203,7 @@ __device__ inline void cross_entropy_probabilities_(T* row, const T* again, Cros
 }
 
 // One block per row.
-// grid   N      block   up to 1024      shared   those of block_sum and block_max
+// grid   N      block   up to 1024      shared   of block_sum and block_max
 // moves  N*V in, N fp32 out. Bound by memory.
 // order  fixed: depends on V and T only
 // needs  Vp a multiple of WIDTH, and aligned addresses where that is a pack
@@ -249,7 +249,7 @@ __global__ void __launch_bounds__(CROSS_ENTROPY_THREADS)
 // One block per row: one pass for the sum, one that writes the gradient. Then the thread that wrote
 // the target's element corrects it. The target's logit is read first, before it is overwritten.
 //
-// grid   N      block   up to 1024      shared   those of block_sum and block_max; the row, if keep
+// grid   N      block   up to 1024      shared   of block_sum and block_max; the row, if keep
 // moves  N*Vp in, once more from L2 unless keep; N*Vp out. Bound by memory.
 // order  fixed: depends on V and T only
 // needs  as cross_entropy_loss_kernel; scale > 0
@@ -348,7 +348,7 @@ typedef struct {
 } CrossEntropyTop;
 
 // One block per row: the numbers of a slice's logits, which start with token `first`.
-// grid   N      block   up to 1024      shared   those of block_sum and block_max
+// grid   N      block   up to 1024      shared   of block_sum and block_max
 // moves  N*V in, 3N fp32 out. Bound by memory.
 // order  fixed: depends on V and T only
 // needs  as cross_entropy_loss_kernel

@@ -181,7 +181,7 @@ typedef struct {
 } DistillTokensGpu;
 
 // One block per row. A thread reads and writes the same elements in both passes.
-// grid   N      block   512      shared   those of block_sum and block_max
+// grid   N      block   512      shared   of block_sum and block_max
 // moves  N*V in from both models, mostly twice from L2; N*Vp out. Bound by memory.
 // order  fixed
 // needs  both Vp multiples of WIDTH, and aligned addresses where that is a pack
@@ -230,7 +230,7 @@ static inline void distill_logits(float* loss, float* kl, T* logits, DistillTeac
 // ---- slices of the vocabulary ----
 
 // One block per row sets the sums of a slice.
-// grid   N      block   512      shared   those of block_sum and block_max
+// grid   N      block   512      shared   of block_sum and block_max
 // moves  N*V in from both models; 16 N out. Bound by memory.
 // order  fixed
 // needs  as distill_logits_kernel

@@ -124,7 +124,7 @@ static inline void matmul_forward(T* out, const T* inp, const T* weight, const T
 template <class T>
 static inline void matmul_forward_residual(T* out, const T* residual, const T* inp, const T* weight,
                                            const T* bias, MatmulSizes sizes, MatmulGpu* ctx) {
-    assert(residual && out != residual);
+    assert(out != residual);
     matmul_linear_(out, residual, inp, weight, bias, sizes, ctx);
 }
 

@@ -585,7 +585,7 @@ __host__ __device__ constexpr int norm_rows_at_once_(int width, int items) {
 // grid   groups of rows      block   up to 512      shared   double-buffered sums of the warps, C
 //        floats
 // moves  3 N*C in, N*C out, 3C fp32 out per group; dinp is not read where it is set. CODES: N*C
-//        bytes and N fp32 out, too. Bound by memory.
+//        bytes and N fp32 out besides. Bound by memory.
 // order  fixed: rows of a group in order
 // needs  C <= ITEMS WIDTH threads; C a multiple of WIDTH, and aligned addresses where that is a
 //        pack, as with CODES; these with ITEMS = 1
@@ -817,7 +817,7 @@ static inline void norm_unit_forward(T* x, float* rstd, int N, int C, float eps,
     norm_forward(x, x, &norm, gpu);
 }
 
-// A warp turns a row of dx, the gradient of the normalized x, into that of x before. It reads the
+// A warp turns a row of dx, the gradient of the normalized x, into the gradient of x. It reads the
 // row twice, the second time from cache.
 // grid   ceil(N / 8)      block   (32, 8)      shared   none
 // moves  2 N*C in, N*C out, N fp32 in. Bound by memory.

@@ -13,6 +13,7 @@ once: what is received is there, and what was sent may be overwritten.
 #include "llmc/comm/comm_nccl.cuh"
 #include "llmc/gpu/gpu.cuh"
 #include "llmc/parallel/pipeline.h"
+#include "llmc/parallel/zero.cuh"
 
 typedef struct {
     const GroupGpu* group;      // its ranks are the stages
@@ -60,6 +61,34 @@ static inline void pipeline_hand_over(const PipelineGpu* p, int from, int to, vo
     const GroupMove move = {sends ? to : from, data, bytes, sends};
     if (sends || p->group->rank == to) {
         pipeline_move_(p, &move, 1);
+    }
+}
+
+// Do what the functions of the same names do.
+static inline void stage_enter(PipelineStage* s, const PipelineGpu* p, ModelActivations* acts,
+                               PipelineAction next) {
+    pipeline_exchange(p, s->last, next, stage_turn(s, acts, next));
+    s->last = next;
+}
+static inline void stage_leave(PipelineStage* s, const PipelineGpu* p, ModelActivations* acts) {
+    stage_enter(s, p, acts, pipeline_rest());
+}
+
+template <class T> static inline void stage_join_embedding(ZeroGpu* zero, const PipelineGpu* p) {
+    const Gradient embedding = zero_embedding_gradient(zero);
+    const int last = p->group->size - 1;
+    if (embedding.data) {
+        pipeline_hand_over(p, 0, last, embedding.data, zero->plan.embedding * dtype_bytes(embedding.dtype));
+    }
+    if (embedding.data && p->group->rank == last) {
+        zero_add_embedding<T>(zero);
+    }
+}
+
+static inline void stage_share_embedding(const ZeroGpu* zero, const PipelineGpu* p) {
+    if (zero->plan.embedding > 0) {
+        pipeline_hand_over(p, p->group->size - 1, 0, zero->params,
+                           zero->plan.embedding * dtype_bytes(zero->dtype));
     }
 }
 

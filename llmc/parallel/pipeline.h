@@ -25,6 +25,7 @@ Narayanan et al., "Memory-efficient pipeline-parallel DNN training", ICML 2021 (
 
 #include "llmc/comm/group.h"
 #include "llmc/model/model.h"
+#include "llmc/parallel/zero.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -50,6 +51,11 @@ typedef struct {
     int64_t micro_step;
     int tokens; // of its micro-batch; the caller sets it
 } PipelineAction;
+
+static inline PipelineAction pipeline_rest(void) {
+    const PipelineAction none = {PIPELINE_NOTHING, 0, 0};
+    return none;
+}
 
 // Sets action i of stage p in an update of M micro-batches; returns 0 after the last.
 int pipeline_action(int P, int p, int64_t M, int64_t i, PipelineAction* action);
@@ -80,8 +86,48 @@ void pipeline_watch(Comm* comm, const GroupMove* moves, int count, PipelineActio
 // Sends what the action before has made and receives what the next one needs, as one exchange.
 void pipeline_exchange_cpu(Group* pipe, PipelineAction before, PipelineAction next, PipelineStream stream);
 
+// ---- a stage's turns ----
+
+// The activations of a stage, and its last action, whose results it has not sent yet.
+typedef struct {
+    ModelConfig cfg;
+    int first_block;       // lowest layer that the backward pass reaches
+    const TensorRow* rows; // of the activations
+    void* memory;
+    PipelineAction last;
+} PipelineStage;
+
+// Returns the activations of a micro-batch.
+ModelActivations stage_activations(const PipelineStage* s, int64_t micro_step);
+
+// Sets *acts to the activations of the next action, and returns the streams to send and to receive
+// before it.
+PipelineStream stage_turn(const PipelineStage* s, ModelActivations* acts, PipelineAction next);
+
+// Sends what the last action has made, receives what the next one needs, and sets *acts to its
+// activations.
+static inline void stage_enter_cpu(PipelineStage* s, Group* pipe, ModelActivations* acts,
+                                   PipelineAction next) {
+    pipeline_exchange_cpu(pipe, s->last, next, stage_turn(s, acts, next));
+    s->last = next;
+}
+
+// Sends what the last action has made.
+static inline void stage_leave_cpu(PipelineStage* s, Group* pipe, ModelActivations* acts) {
+    stage_enter_cpu(s, pipe, acts, pipeline_rest());
+}
+
+// ---- a token embedding that is also the classifier's matrix ----
+
 // Moves data from one stage to another; the others do nothing.
 void pipeline_hand_over_cpu(Group* pipe, int from, int to, void* data, size_t bytes);
+
+// Adds the embedding's gradient of the first stage to the classifier's in the last one, if they are
+// summed apart: once a step.
+void stage_join_embedding_cpu(Zero* zero, Group* pipe);
+
+// Gives the first stage the matrix that the last one has changed.
+void stage_share_embedding_cpu(const Zero* zero, Group* pipe);
 
 // Sends data of the last stage to all others.
 void pipeline_tell_cpu(Group* pipe, void* data, size_t bytes);
@@ -235,6 +281,39 @@ void pipeline_hand_over_cpu(Group* pipe, int from, int to, void* data, size_t by
     const GroupMove move = {sends ? to : from, data, bytes, sends};
     if (sends || pipe->rank == to) {
         group_exchange_cpu(pipe, &move, 1);
+    }
+}
+
+// ---- a stage's turns ----
+
+ModelActivations stage_activations(const PipelineStage* s, int64_t micro_step) {
+    ModelActivations all;
+    tensor_rows_bind(&all, s->rows, MODEL_ACTIVATION_ROWS, s->memory);
+    return model_activations_of(all, s->rows, micro_step);
+}
+
+PipelineStream stage_turn(const PipelineStage* s, ModelActivations* acts, PipelineAction next) {
+    const ModelActivations made = stage_activations(s, s->last.micro_step);
+    const size_t row_bytes = (size_t)s->cfg.C * s->rows[0].element_bytes; // encoded is row 0
+    *acts = stage_activations(s, next.micro_step);
+    const PipelineStream stream = {model_stream_into(&made, s->rows, s->first_block, s->cfg.L),
+                                   made.dresidual, acts->encoded, acts->dresidual, row_bytes};
+    return stream;
+}
+
+void stage_join_embedding_cpu(Zero* zero, Group* pipe) {
+    float* embedding = zero_embedding_gradient_cpu(zero);
+    if (embedding) {
+        pipeline_hand_over_cpu(pipe, 0, pipe->size - 1, embedding, zero->plan.embedding * sizeof(float));
+    }
+    if (embedding && pipe->rank == pipe->size - 1) {
+        zero_add_embedding_cpu(zero);
+    }
+}
+
+void stage_share_embedding_cpu(const Zero* zero, Group* pipe) {
+    if (zero->plan.embedding > 0) {
+        pipeline_hand_over_cpu(pipe, pipe->size - 1, 0, zero->params, zero->plan.embedding * sizeof(float));
     }
 }
 

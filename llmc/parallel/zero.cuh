@@ -51,6 +51,7 @@ With one rank in stages 0 and 1 nothing is sent, and sums and shard are NULL.
 #include "llmc/gpu/gpu.cuh"
 #include "llmc/gpu/elements.cuh"
 #include "llmc/gpu/graph.cuh"
+#include "llmc/ops/gradient_norm.cuh"
 #include "llmc/parallel/zero.h"
 
 enum { ZERO_LAYERS_IN_MEMORY = 2, ZERO_VARIANTS = 4, ZERO_THREADS_ = 256, ZERO_PER_THREAD_ = 4 };
@@ -784,6 +785,22 @@ static inline Gradient zero_gradient(const ZeroGpu* z) {
 // Returns the gradient of the elements that this rank updates.
 static inline Gradient zero_update_gradient(const ZeroGpu* z) {
     return z->plan.stage == 0 ? z->grads : zero_gradient(z);
+}
+
+// Sets *sum, on the GPU, to the sum of squares of spans (zero_counted_spans) of the reduced
+// gradient, for which the main stream has waited.
+template <class T>
+static inline void zero_square_sum(WideSum* sum, const ZeroGpu* z, const ZeroSpan* spans, int count,
+                                   GradientNorm* norm) {
+    const Gradient all = zero_gradient(z);
+    GradientMode mode = GRADIENT_SET;
+    for (int i = 0; i < count; i++) {
+        for (size_t k = 0; k < (size_t)spans[i].copies; k++, mode = GRADIENT_ADD) {
+            const size_t at = spans[i].begin + k * spans[i].stride;
+            const Gradient span = {(char*)all.data + at * dtype_bytes(all.dtype), all.dtype};
+            gradient_square_sum_of<T>(sum, span, spans[i].count, mode, norm, &z->main);
+        }
+    }
 }
 
 // Returns the parameters that are kept (zero_kept_cut), which the update writes.

@@ -1,6 +1,6 @@
 /*
-parameters_agree.h -- compares what ranks have of the same parameters: whole copies, copies of heads
-of keys, and the token embedding at both ends of a pipeline.
+parameters_agree.h -- compares what ranks have of the same parameters: whole copies, tensors that
+tensor ranks do not cut, and the token embedding at both ends of a pipeline.
 */
 #ifndef LLMC_PARAMETERS_AGREE_H
 #define LLMC_PARAMETERS_AGREE_H

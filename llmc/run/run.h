@@ -85,6 +85,7 @@ typedef struct {
     Dataloader* train; // NULL without data
     Dataloader* val;   // (num_val_sets) after train in memory
     int val_set;       // set of the validation now, or of the last one
+    int shows_average; // the model has the average of the weights now
     Comm comm;
     RankReport *report, *reports; // report of this rank; reports of all ranks, one after the other
     Mfu mfu;
@@ -140,26 +141,17 @@ void run_restore(Run* run, const char* path, const SavedState* saved, uint64_t s
 
 // ---- one iteration of the loop, in this order ----
 
-// Returns true if a validation is due and has this set, from 0 on, and starts on it.
-int run_validates(Run* run, int set);
+// Returns true if a validation is due and has this part, from 0 on, and starts on it: each set with
+// the weights, then each with their average, which the model shows meanwhile.
+int run_validates(Run* run, int part);
 
 // Sets the batch that this rank evaluates in turn i of a validation; it may be empty. Stage p is p
 // turns behind the first one. Returns 0 after the last turn, or if a signal stops the run.
 int run_validation_batch(Run* run, int64_t i, Batch* batch);
 
-// Logs the validation loss of the set, from the losses in the reports of all ranks. The first set
+// Logs the validation loss of the part, from the losses in the reports of all ranks. The first one
 // decides about the run: its best checkpoint, its end by --patience, and whether it diverges.
 void run_log_validation(Run* run);
-
-// Returns true if the average of the weights is also validated, after run_log_validation: on all
-// sets, while the model has the average in place of its weights.
-int run_validates_average(const Run* run);
-
-// Logs the validation loss of the average on the set. It decides nothing.
-void run_log_average(Run* run);
-
-// Ends the validation of the average; the model has its weights again.
-void run_end_average(Run* run);
 
 // Returns true if the tasks are due. They follow the validation, if one is due.
 int run_evaluates_tasks(const Run* run);
@@ -690,17 +682,37 @@ static int run_validation_is_due_(const Run* run) {
     return run->val && session_validation_is_due(&run->session, &run->state, run->validates_first);
 }
 
-int run_validates(Run* run, int set) {
-    if (set == run->data.num_val_sets || (set > 0 && run->is_stopping) || !run_validation_is_due_(run)) {
-        return 0;
+static void run_show_average_(Run* run) {
+    if (run->settled->optimizer.average.is_kept && run_averaged_(run) > 0 && !run->is_stopping &&
+        run_validation_is_due_(run)) {
+        run->trainer->show_average(run->model);
+        run->shows_average = 1;
     }
-    run->val_set = set;
-    return 1;
 }
 
-int run_validates_average(const Run* run) {
-    return run->settled->optimizer.average.is_kept && run_averaged_(run) > 0 && !run->is_stopping &&
-           run_validation_is_due_(run);
+// The data are checked only now, because the check may save the weights.
+static void run_hide_average_(Run* run) {
+    if (run->shows_average) {
+        run->trainer->hide_average(run->model);
+        run->shows_average = 0;
+        for (int set = 0; set < run->data.num_val_sets; set++) {
+            run_check_data_(run, &run->val[set], run->train->next);
+        }
+    }
+}
+
+int run_validates(Run* run, int part) {
+    const int sets = run->data.num_val_sets;
+    if (part == sets) {
+        run_show_average_(run);
+    }
+    if (part == (run->shows_average ? 2 * sets : sets) || (part > 0 && run->is_stopping) ||
+        !run_validation_is_due_(run)) {
+        run_hide_average_(run);
+        return 0;
+    }
+    run->val_set = part % sets;
+    return 1;
 }
 
 static Dataloader* run_val_(const Run* run) { return &run->val[run->val_set]; }
@@ -751,10 +763,11 @@ static LogVal run_val_result_(Run* run) {
                     (int64_t)loader->num_sequences};
 }
 
-void run_log_average(Run* run) {
+// Logs the validation loss of the average on the set. It decides nothing.
+static void run_log_average_(Run* run) {
     char name[256];
     const char* set = run_val_name_(run);
-    if (run->is_stopping || run_data_is_bad_(run, run_val_(run))) { // run_end_average reports it
+    if (run_data_is_bad_(run, run_val_(run))) { // run_hide_average_ reports it
         return;
     }
     LogVal val = run_val_result_(run);
@@ -764,16 +777,13 @@ void run_log_average(Run* run) {
     log_val(&run->log, run->state.step, &val);
 }
 
-// Only now, because the check may save the weights.
-void run_end_average(Run* run) {
-    for (int set = 0; set < run->data.num_val_sets; set++) {
-        run_check_data_(run, &run->val[set], run->train->next);
-    }
-}
-
 void run_log_validation(Run* run) {
     RunState* state = &run->state;
     if (run->is_stopping) {
+        return;
+    }
+    if (run->shows_average) {
+        run_log_average_(run);
         return;
     }
     run_check_data_(run, run_val_(run), run->train->next);

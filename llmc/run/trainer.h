@@ -114,6 +114,9 @@ typedef struct {
 
     ModelAccess access; // model_files.h
 
+    // Set the parameters to the average of the weights, and set the weights again.
+    void (*show_average)(Model* model);
+    void (*hide_average)(Model* model);
     // Returns the teacher of a model; NULL: none.
     Model* (*teacher)(Model* model);
     // Returns a checksum of some of the parameters that all ranks of a data group have.

@@ -513,7 +513,7 @@ static const char RARELY_SEEN[] =
     "sample-every save-every tasks-every decay-steps stride tasks-max eval-batches "
     // the same bits
     "fit recompute zero graph autotune logits-chunk offload-path device "
-    // they need other data, documents that share a row for example, or a model that has learned more
+    // they need other data, documents that share a row for example, or a model that learned more
     "doc-mask context start-token chat soap-max-side weights";
 
 // Hashes what a run shows after it has printed its command: lines without digits and the name of

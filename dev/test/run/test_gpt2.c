@@ -1464,12 +1464,12 @@ static void open_taught(Model* model, ModelConfig cfg, ModelConfig teacher, Opti
 
 // Returns what training minimizes, after a forward and a backward pass.
 static double taught_pass(Model* model, const ArchBatch* b) {
-    const Distill how = model->teaching->how;
+    const Distill how = model->teaching.how;
     WideSum divergence = {0, 0};
     model_forward(model, b->batch);
     teacher_forward(model, b->batch);
     model_backward(model, b->batch, 1.0f / (float)b->batch.counted, GRADIENT_SET, only, NULL);
-    batch_divergence(model, b->batch, &divergence);
+    teaching_add_cpu(&divergence, &model->teaching, b->batch.B * b->batch.T);
     const double losses = batch_loss(model, b->batch), kl = wide_sum_value(divergence);
     return ((1 - how.weight) * losses + how.weight * how.temperature * how.temperature * kl) /
            b->batch.counted;
@@ -1521,12 +1521,12 @@ static void test_own_teacher(int quantize, MatmulPrecision matmul, double most) 
     arch_batch(&b, cfg.V, 32);
     const double kl = taught_pass(&model, &b);
     EXPECT(fabs(kl) <= most, "kl of the model itself: %g, wanted %g", kl, most);
-    model.teaching->how.weight = 0;
+    model.teaching.how.weight = 0;
     const double loss = taught_pass(&model, &b), norm = gradient_norm(&model);
     arch_pass(&model, &b);
     EXPECT_NEAR(gradient_norm(&model), norm, 1e-5 * norm, "norm with a teacher that does not count");
     EXPECT_NEAR(batch_loss(&model, b.batch) / b.batch.counted, loss, 1e-6 * loss, "loss with it");
-    model.teaching->how.weight = 1;
+    model.teaching.how.weight = 1;
     taught_pass(&model, &b);
     EXPECT(gradient_norm(&model) <= norm * 20 * sqrt(fabs(most)), "norm of nothing to learn: %g of %g",
            gradient_norm(&model), norm);

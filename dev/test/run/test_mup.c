@@ -243,7 +243,7 @@ static void read_activations(Model* model, const Tokens* tokens, float* residual
     const Pass pass = batch_pass(model, batch_of(tokens));
     const LmHead head = lm_head(model, &pass);
     forward_pass(model, &pass);
-    memcpy(residual, residual_into(model, model->cfg.L, &pass),
+    memcpy(residual, stream_into(model, model->cfg.L, &pass),
            (size_t)N * (size_t)model->cfg.C * sizeof(float));
     for (int n = 0; n < N; n++) {
         lm_head_logits_cpu(&head, n, 1);
