@@ -719,18 +719,18 @@ static void model_gradients(Model* model, Dataloader* train, int64_t batch_token
 
 static void model_update(Model* model, Update update) {
     update_groups_cpu(&model->update, update);
-    stage_share_embedding_cpu(&model->zero, &model->groups.pipe);
+    stage_share_embedding_cpu(model->params.wte, &model->zero, &model->groups.pipe);
 }
 
 // Sets the parameters to the average of the weights, and sets the weights again.
 static void model_show_average(Model* model) {
     update_groups_show_average_cpu(&model->update);
-    stage_share_embedding_cpu(&model->zero, &model->groups.pipe);
+    stage_share_embedding_cpu(model->params.wte, &model->zero, &model->groups.pipe);
 }
 
 static void model_hide_average(Model* model) {
     update_groups_hide_average_cpu(&model->update);
-    stage_share_embedding_cpu(&model->zero, &model->groups.pipe);
+    stage_share_embedding_cpu(model->params.wte, &model->zero, &model->groups.pipe);
 }
 
 // -------------------------------------------------------------------------------------------------

@@ -1138,18 +1138,18 @@ static void model_gradients(Model* model, Dataloader* train, int64_t batch_token
 
 static void model_update(Model* model, Update update) {
     update_groups(model->update, update, &model->offload, &model->gpu);
-    stage_share_embedding(&model->zero, &model->pipeline);
+    stage_share_embedding(model->params.wte, &model->zero, &model->pipeline);
 }
 
 // Sets the parameters to the average of the weights, and sets the weights again.
 static void model_show_average(Model* model) {
     update_groups_show_average(model->update, &model->offload, &model->gpu);
-    stage_share_embedding(&model->zero, &model->pipeline);
+    stage_share_embedding(model->params.wte, &model->zero, &model->pipeline);
 }
 
 static void model_hide_average(Model* model) {
     update_groups_hide_average(model->update, &model->gpu);
-    stage_share_embedding(&model->zero, &model->pipeline);
+    stage_share_embedding(model->params.wte, &model->zero, &model->pipeline);
 }
 
 // -------------------------------------------------------------------------------------------------

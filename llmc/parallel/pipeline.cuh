@@ -85,10 +85,9 @@ template <class T> static inline void stage_join_embedding(ZeroGpu* zero, const 
     }
 }
 
-static inline void stage_share_embedding(const ZeroGpu* zero, const PipelineGpu* p) {
+static inline void stage_share_embedding(void* wte, const ZeroGpu* zero, const PipelineGpu* p) {
     if (zero->plan.embedding > 0) {
-        pipeline_hand_over(p, p->group->size - 1, 0, zero->params,
-                           zero->plan.embedding * dtype_bytes(zero->dtype));
+        pipeline_hand_over(p, p->group->size - 1, 0, wte, zero->plan.embedding * dtype_bytes(zero->dtype));
     }
 }
 

@@ -127,7 +127,7 @@ void pipeline_hand_over_cpu(Group* pipe, int from, int to, void* data, size_t by
 void stage_join_embedding_cpu(Zero* zero, Group* pipe);
 
 // Gives the first stage the matrix that the last one has changed.
-void stage_share_embedding_cpu(const Zero* zero, Group* pipe);
+void stage_share_embedding_cpu(float* wte, const Zero* zero, Group* pipe);
 
 // Sends data of the last stage to all others.
 void pipeline_tell_cpu(Group* pipe, void* data, size_t bytes);
@@ -311,9 +311,9 @@ void stage_join_embedding_cpu(Zero* zero, Group* pipe) {
     }
 }
 
-void stage_share_embedding_cpu(const Zero* zero, Group* pipe) {
+void stage_share_embedding_cpu(float* wte, const Zero* zero, Group* pipe) {
     if (zero->plan.embedding > 0) {
-        pipeline_hand_over_cpu(pipe, pipe->size - 1, 0, zero->params, zero->plan.embedding * sizeof(float));
+        pipeline_hand_over_cpu(pipe, pipe->size - 1, 0, wte, zero->plan.embedding * sizeof(float));
     }
 }
 
