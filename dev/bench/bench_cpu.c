@@ -398,7 +398,7 @@ static void bench_adafactor(Bench* bench, float* p, const float* g, size_t n) {
     const size_t rows = n / C;
     float *row = check_alloc(rows, sizeof(float), "rows"), *col = check_alloc(C, sizeof(float), "columns");
     void* scratch = check_alloc(adafactor_scratch_bytes(rows, C), 1, "scratch");
-    const AdafactorMatrix x = {p, g, row, col, NULL, rows, C, 0, rows * C};
+    const AdafactorMatrix x = {p, g, row, col, NULL, rows, C};
     const Adafactor opt = {
         .lr = 1e-4f, .beta2_cap = 1, .clip = 1, .weight_decay = 0.1f, .grad_scale = 1, .t = 1};
     BENCH(bench, "adafactor, 124M parameters", adafactor_bytes((double)n, opt), bench->bandwidth, "GB/s   ",
@@ -408,12 +408,12 @@ static void bench_adafactor(Bench* bench, float* p, const float* g, size_t n) {
     free(scratch);
 }
 
-// Measures the matrix of q, k and v of one layer.
+// Measures the matrix of q of one layer.
 static void bench_muon(Bench* bench, float* p, const float* g, float* m) {
     const MuonScratch scratch = {check_alloc(muon_scratch_bytes(C, C), 1, "scratch"), &bench->matmul};
-    const MuonMatrix x = {p, g, m, NULL, 3, C, C, NULL, 0, 3 * C * C};
+    const MuonMatrix x = {p, g, m, NULL, C, C, NULL};
     const Muon opt = {.lr = 1e-4f, .momentum = 0.95f, .weight_decay = 0.1f, .grad_scale = 1};
-    BENCH(bench, "muon, 3 x 768 x 768", 3 * muon_flops(C, C), bench->peak, "GFLOP/s",
+    BENCH(bench, "muon, 768 x 768", muon_flops(C, C), bench->peak, "GFLOP/s",
           muon_update_cpu(x, opt, &scratch));
     free(scratch.memory);
 }

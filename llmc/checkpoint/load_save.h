@@ -158,7 +158,7 @@ static void* load_state_room_(const ModelFiles* m, const OptimizerState* state) 
     for (int i = 0; i < STATE_SLOTS; i++) {
         const StateSlot* slot = &state->slots[i];
         for (int g = 0; g < m->part.zero.groups && slot->name; g++) {
-            const size_t bytes = state_group_elements(slot, g) * slot->element_bytes;
+            const size_t bytes = state_group_elements(state, i, g) * slot->element_bytes;
             most = bytes > most ? bytes : most;
         }
     }
@@ -172,8 +172,8 @@ static void load_state_(const ModelFiles* m, const char* path, const SavedState*
     for (int i = 0; i < STATE_SLOTS; i++) {
         const StateSlot* slot = &parts.own.state.slots[i];
         for (int g = 0; g < m->part.zero.groups && slot->name; g++) {
-            const size_t at = state_group_begin(slot, g) * slot->element_bytes,
-                         bytes = state_group_elements(slot, g) * slot->element_bytes;
+            const size_t at = state_group_begin(&parts.own.state, i, g) * slot->element_bytes,
+                         bytes = state_group_elements(&parts.own.state, i, g) * slot->element_bytes;
             void* group = m->in_place ? m->access.get_state(m->model, i, at, NULL, bytes) : room;
             checkpoint_parts_read(&parts, i, g, group);
             m->access.set_state(m->model, i, at, group, bytes);

@@ -188,7 +188,8 @@ static void* model_get_average_(const ModelFiles* m, int g, void* group) {
     for (int i = 0; i < MODEL_PARAMETER_ROWS && group && zero_has_gradient(&m->part.zero, g); i++) {
         if (state_slot_has(state, STATE_AVERAGE, i) && tensor_is_in_group(&state->rows[i], g)) {
             const size_t begin = tensor_offset_in_group(&state->rows[i]);
-            memcpy((float*)group + begin, room + begin, state->room[i] * sizeof(float));
+            memcpy((float*)group + begin, room + begin,
+                   tensor_room_in_group(&state->rows[i]) * sizeof(float));
         }
     }
     free(room);

@@ -4,9 +4,11 @@ optimizer_parts.h -- the optimizer's state in a checkpoint: optimizer.<i>of<n>.s
 All elements of the parameters are numbered in the order of their table, without padding: a space of
 `total` elements. Each rank writes the elements that it updates to its own file; the metadata
 `ranges`, for example "0-98304,196608-200000", says which they are. Each slot of the state
-(optimizer.h) is a tensor with the values of these elements, in their order. Means of rows and
-columns belong to the last element of their matrix. The reader accepts any files that together fill
-the space, so a run can be resumed with any number of ranks.
+(optimizer.h) is a tensor with the values of these elements, in their order, and then with those of
+the matrices that the rank owns (matrices.h); the metadata `matrices` says which elements these are.
+The reader accepts any files that together fill the space, so a run can be resumed with any number
+of ranks. In older files, without `matrices`, the state of a matrix comes with its last element, and
+m and v of SOAP are those of elements.
 
 Tensor ranks that cut matrices into parts (part.h) number the elements of each layer part by part,
 row-major in a part; the metadata `tensor` has the number of these ranks, and is missing if that is
@@ -48,8 +50,9 @@ typedef struct {
 // The part of the parameters that a rank updates.
 typedef struct {
     RankPart of;
-    OptimizerState state;  // layout of its state in memory
-    CheckpointSpace space; // of this run
+    OptimizerState state; // layout of its state in memory
+    // of this run: of the slots of elements; and of all slots, as if no tensor rank cut anything
+    CheckpointSpace space, whole;
     // its elements, in the order of files; `logical` is their number in the space
     ZeroRange* ranges;
     int num_ranges;
@@ -99,11 +102,13 @@ typedef struct {
 typedef struct {
     SafeTensors* files;
     size_t num_files;
-    CheckpointSlices_ space, slots[STATE_SLOTS]; // sorted
-    CheckpointSpace numbers;                     // of the files
-    int is_new;                                  // true: no state is read, all starts as zeros
-    int has_average;                             // true: the average continues
-    CheckpointPart own;                          // part that this rank needs
+    // sorted; of elements, and of matrices by the numbers of `own.whole`
+    CheckpointSlices_ space, slots[STATE_SLOTS], matrices[STATE_SLOTS];
+    CheckpointSpace numbers; // of the files
+    int has_matrices;        // true: not an older file
+    int is_new;              // true: no state is read, all starts as zeros
+    int has_average;         // true: the average continues
+    CheckpointPart own;      // part that this rank needs
 } CheckpointParts;
 
 // Returns true if a saved state of this model is of this optimizer and has the same slots; else all
@@ -136,6 +141,7 @@ void checkpoint_parts_close(CheckpointParts* parts);
 
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
+#include "llmc/base/text_buffer.h"
 #include "llmc/model/part.h"
 
 // ---- numbers of elements ----
@@ -156,11 +162,20 @@ static void checkpoint_space_open_(CheckpointSpace* space, Optimizer optimizer, 
     }
 }
 
+// Leaves out the slots that belong to whole matrices.
+static void checkpoint_leave_matrices_(CheckpointSpace* space) {
+    for (int slot = 0; slot < STATE_SLOTS; slot++) {
+        for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+            space->state.slots_of[i] &= ~((unsigned)state_slot_is_whole(&space->state, slot, i) << slot);
+        }
+    }
+}
+
 static size_t checkpoint_total_(const CheckpointSpace* space) { return space->begin[MODEL_PARAMETER_ROWS]; }
 
 // True if parts of a tensor have their own parts of a slot of this shape.
 static int checkpoint_is_of_elements_(SlotShape shape) {
-    return shape == SLOT_ELEMENTS || shape == SLOT_BLOCKS;
+    return shape == SLOT_ELEMENTS || shape == SLOT_BLOCKS || shape == SLOT_MATRIX;
 }
 
 // Returns how many elements of a slot belong to the first elements of a layer. What belongs to a
@@ -186,12 +201,10 @@ static size_t checkpoint_slot_place_(const CheckpointSpace* space, int slot, siz
 }
 
 // Returns the number of the first element of a copy's layer.
-static size_t checkpoint_layer_begin_(const CheckpointSpace* space, const CheckpointPart* part,
-                                      const ZeroRange* range) {
-    const int l =
-        part->of.own.part.first_layer + tensor_lowest_layer(&part->state.rows[range->row], range->copy);
-    return space->begin[range->row] +
-           (size_t)tensor_copy(&space->state.rows[range->row], l) * space->layer[range->row];
+static size_t checkpoint_layer_begin_(const CheckpointSpace* space, const CheckpointPart* part, int row,
+                                      int copy) {
+    const int l = part->of.own.part.first_layer + tensor_lowest_layer(&part->state.rows[row], copy);
+    return space->begin[row] + (size_t)tensor_copy(&space->state.rows[row], l) * space->layer[row];
 }
 
 // Returns the number of the first element of a range in the space of its run.
@@ -201,15 +214,87 @@ static size_t checkpoint_number_of_(const CheckpointPart* part, const ZeroRange*
     const int rank = row->split == SPLIT_NONE      ? 0
                      : row->split == SPLIT_EXPERTS ? which.expert_rank
                                                    : which.tensor_rank;
-    return checkpoint_layer_begin_(&part->space, part, range) + (size_t)rank * tensor_layer_elements(row) +
-           range->before;
+    return checkpoint_layer_begin_(&part->space, part, range->row, range->copy) +
+           (size_t)rank * tensor_layer_elements(row) + range->before;
+}
+
+// Returns a matrix of this rank's part as one of the whole model (CheckpointPart.whole).
+static OwnedMatrix checkpoint_matrix_(const CheckpointPart* part, OwnedMatrix x) {
+    const OptimizerState* whole = &part->whole.state;
+    const TensorRow* row = &part->state.rows[x.of->row];
+    const int l = part->of.own.part.first_layer + tensor_lowest_layer(row, x.copy),
+              expert_rank = row->split == SPLIT_EXPERTS ? part->of.own.part.expert_rank : 0;
+    const Matrices* of = whole->matrices;
+    while (of->row != x.of->row || of->run != x.of->run) {
+        of++;
+    }
+    const OwnedMatrix matrix = {of, tensor_copy(&whole->rows[of->row], l),
+                                x.number + expert_rank * x.of->count};
+    return matrix;
+}
+
+// Returns the number of its first element.
+static size_t checkpoint_matrix_begin_(const CheckpointSpace* space, OwnedMatrix x) {
+    return space->begin[x.of->row] + (size_t)x.copy * space->layer[x.of->row] +
+           (x.of->first + (size_t)x.number * x.of->rows) * x.of->cols;
+}
+
+// Returns how many elements of a slot come before those of a matrix. What has not the shape of
+// elements is its layer's, one matrix after the other.
+static size_t checkpoint_matrix_place_(const CheckpointSpace* space, int slot, OwnedMatrix x) {
+    const SlotShape shape = space->state.slots[slot].shape;
+    const size_t number = (size_t)x.number, row = (size_t)x.of->row,
+                 layer = checkpoint_slot_place_(space, slot,
+                                                space->begin[row] + (size_t)x.copy * space->layer[row]);
+    switch (shape) {
+    case SLOT_ROWS:
+        return layer + x.of->first + number * x.of->rows;
+    case SLOT_COLS:
+        return layer;
+    case SLOT_ROWS_SQUARE:
+    case SLOT_COLS_SQUARE:
+        return layer + state_square_begin(&space->state, shape, x.of->row, x.of->run) +
+               number * state_matrix_elements(&space->state, slot, x.of);
+    case SLOT_MATRIX:
+    case SLOT_ELEMENTS:
+    case SLOT_BLOCKS:
+        break;
+    }
+    return checkpoint_slot_place_(space, slot, checkpoint_matrix_begin_(space, x));
+}
+
+// Goes through the matrices that this rank owns in group g; -1: in all. Starts with {NULL}; returns
+// 0 at the end.
+static int checkpoint_next_matrix_(const CheckpointPart* part, int g, OwnedMatrix* x) {
+    const OptimizerState* s = &part->state;
+    const Matrices* end = s->matrices + s->num_matrices;
+    for (;;) {
+        if (!x->of) {
+            x->of = s->matrices, x->copy = x->of->first_copy, x->number = 0;
+        } else if (++x->number == x->of->count) {
+            x->number = 0;
+            x->copy++;
+        }
+        while (x->of < end && x->copy == x->of->first_copy + x->of->copies) {
+            x->of++;
+            x->copy = x->of < end ? x->of->first_copy : 0;
+        }
+        if (x->of >= end) {
+            return 0;
+        }
+        if (matrix_is_owned(*x) && (g < 0 || state_matrix_group(s, *x) == g)) {
+            return 1;
+        }
+    }
 }
 
 void checkpoint_part_open(CheckpointPart* part, Optimizer optimizer, const RankPart* of) {
     const ModelConfig cfg = of->own;
     part->of = *of;
     optimizer_state_open(&part->state, optimizer, &of->zero, cfg);
+    checkpoint_space_open_(&part->whole, optimizer, of, 1);
     checkpoint_space_open_(&part->space, optimizer, of, model_tensor_ranks(cfg));
+    checkpoint_leave_matrices_(&part->space);
     part->ranges =
         (ZeroRange*)check_alloc((size_t)zero_max_ranges(cfg), sizeof(ZeroRange), "ranges of a checkpoint");
     part->num_ranges = zero_ranges(&of->zero, part->state.rows, cfg, part->ranges);
@@ -260,7 +345,7 @@ size_t checkpoint_part_bytes(Optimizer optimizer, const RankPart* of) {
 }
 
 double checkpoint_optimizer_bytes(const CheckpointPart* part) {
-    const CheckpointSpace* space = &part->space;
+    const CheckpointSpace* space = &part->whole;
     double bytes = 0;
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
         if (checkpoint_has_slot_(&space->state, slot)) {
@@ -275,15 +360,29 @@ void checkpoint_part_name(char name[64], int i, int writers) {
     snprintf(name, 64, "optimizer.%dof%d.safetensors", i + 1, writers);
 }
 
-// Returns true if this rank, of all that have a tensor, writes its state.
-static int checkpoint_writes_(const CheckpointPart* part, const ZeroRange* range) {
+// Returns true if this rank, of all that own a tensor, writes its state.
+static int checkpoint_writes_(const CheckpointPart* part, const TensorRow* row) {
     const ModelConfig own = part->of.own;
-    const TensorRow* row = &part->state.rows[range->row];
     const int is_tied = row->member == offsetof(ModelParameters, wte) && !own.has_head,
               has_others =
                   part->of.zero.stage > 0 || own.part.expert_rank == 0 || row->split == SPLIT_EXPERTS;
-    return has_others && (row->split != SPLIT_NONE || own.part.tensor_rank == 0) &&
-           (!is_tied || model_has_last(own));
+    return has_others && (!is_tied || model_has_last(own));
+}
+
+// Returns true if it writes the state of elements: of a tensor that is not cut, the first tensor
+// rank's.
+static int checkpoint_writes_range_(const CheckpointPart* part, const ZeroRange* range) {
+    const TensorRow* row = &part->state.rows[range->row];
+    return (row->split != SPLIT_NONE || part->of.own.part.tensor_rank == 0) && checkpoint_writes_(part, row);
+}
+
+// Goes through the matrices that this rank writes, as checkpoint_next_matrix_ does.
+static int checkpoint_next_written_(const CheckpointPart* part, OwnedMatrix* x) {
+    int found;
+    do {
+        found = checkpoint_next_matrix_(part, -1, x);
+    } while (found && !checkpoint_writes_(part, &part->state.rows[x->of->row]));
+    return found;
 }
 
 // Returns a part with the ranges that this rank writes.
@@ -294,25 +393,61 @@ static CheckpointPart checkpoint_written_(const CheckpointPart* part) {
     written.num_ranges = 0;
     for (int i = 0; i < part->num_ranges; i++) {
         written.ranges[written.num_ranges] = part->ranges[i];
-        written.num_ranges += checkpoint_writes_(part, &part->ranges[i]);
+        written.num_ranges += checkpoint_writes_range_(part, &part->ranges[i]);
     }
     return written;
 }
 
-// Returns the ranges as text, adjacent ones merged. The caller frees it.
-static char* checkpoint_ranges_text_(const CheckpointPart* part) {
-    const size_t room = 48 * ((size_t)part->num_ranges + 1);
-    char* text = (char*)check_alloc(room, 1, "ranges of a checkpoint");
-    size_t used = 0;
-    for (int i = 0; i < part->num_ranges;) {
-        const size_t begin = part->ranges[i].logical;
-        size_t end = begin;
-        for (; i < part->num_ranges && part->ranges[i].logical == end; i++) {
-            end += part->ranges[i].count;
-        }
-        used += (size_t)snprintf(text + used, room - used, "%s%zu-%zu", used ? "," : "", begin, end);
+// Elements begin ... end-1, in text: neighbors are merged.
+typedef struct {
+    TextBuffer text;
+    size_t begin, end;
+    int count;
+} CheckpointText_;
+
+static void checkpoint_text_flush_(CheckpointText_* t) {
+    if (t->end > t->begin) {
+        fprintf(t->text.file, "%s%zu-%zu", t->count++ ? "," : "", t->begin, t->end);
     }
-    return text;
+}
+
+static void checkpoint_text_add_(CheckpointText_* t, size_t begin, size_t count) {
+    if (begin != t->end) {
+        checkpoint_text_flush_(t);
+        t->begin = begin;
+    }
+    t->end = begin + count;
+}
+
+static void checkpoint_text_open_(CheckpointText_* t) {
+    memset(t, 0, sizeof(*t));
+    text_buffer_open(&t->text, "elements of a checkpoint");
+}
+
+// Returns the text, which the caller frees.
+static char* checkpoint_text_close_(CheckpointText_* t) {
+    checkpoint_text_flush_(t);
+    return text_buffer_close(&t->text);
+}
+
+static char* checkpoint_ranges_text_(const CheckpointPart* part) {
+    CheckpointText_ text;
+    checkpoint_text_open_(&text);
+    for (int i = 0; i < part->num_ranges; i++) {
+        checkpoint_text_add_(&text, part->ranges[i].logical, part->ranges[i].count);
+    }
+    return checkpoint_text_close_(&text);
+}
+
+static char* checkpoint_matrices_text_(const CheckpointPart* part) {
+    OwnedMatrix x = {NULL, 0, 0};
+    CheckpointText_ text;
+    checkpoint_text_open_(&text);
+    while (checkpoint_next_written_(part, &x)) {
+        checkpoint_text_add_(&text, checkpoint_matrix_begin_(&part->whole, checkpoint_matrix_(part, x)),
+                             matrix_elements(x));
+    }
+    return checkpoint_text_close_(&text);
 }
 
 // Returns how many elements of a slot files have for a range.
@@ -329,6 +464,9 @@ static void checkpoint_declare_slot_(SafeTensorsWriter* writer, const Checkpoint
     size_t elements = 0;
     for (int i = 0; i < part->num_ranges; i++) {
         elements += checkpoint_range_elements_(part, slot, &part->ranges[i]);
+    }
+    for (OwnedMatrix x = {NULL, 0, 0}; checkpoint_next_written_(part, &x);) {
+        elements += state_matrix_elements(&part->state, slot, x.of);
     }
     const StateSlot* s = &part->state.slots[slot];
     safetensors_writer_declare(writer, s->name, checkpoint_dtype_(s), 1, &elements);
@@ -350,24 +488,32 @@ static void checkpoint_write_slot_(SafeTensorsWriter* writer, const CheckpointPa
         const ZeroRange* range = &part->ranges[i];
         const size_t bytes =
             checkpoint_range_elements_(part, slot, range) * part->state.slots[slot].element_bytes;
-        const void* array = state_array(&state, slot, range);
+        const void* array = bytes > 0 ? state_array(&state, slot, range) : NULL;
         if (array) {
             safetensors_write_raw(writer, array, bytes);
         } else {
             checkpoint_write_zeros_(writer, bytes);
         }
     }
+    for (OwnedMatrix x = {NULL, 0, 0}; checkpoint_next_written_(part, &x);) {
+        const StateSlot* of = &part->state.slots[slot];
+        const size_t at = of->offset_bytes + state_matrix_begin(&part->state, slot, x) * of->element_bytes;
+        safetensors_write_raw(writer, (const char*)optimizer + at,
+                              state_matrix_elements(&part->state, slot, x.of) * of->element_bytes);
+    }
 }
 
 static void checkpoint_write_metadata_(SafeTensorsWriter* writer, const CheckpointPart* part) {
-    char number[32], *ranges = checkpoint_ranges_text_(part);
+    char number[32], *ranges = checkpoint_ranges_text_(part), *matrices = checkpoint_matrices_text_(part);
     safetensors_writer_metadata(writer, "ranges", ranges);
+    safetensors_writer_metadata(writer, "matrices", matrices);
     if (part->space.tensor > 1) {
         snprintf(number, sizeof(number), "%d", part->space.tensor);
         safetensors_writer_metadata(writer, "tensor", number);
     }
     snprintf(number, sizeof(number), "%zu", checkpoint_total_(&part->space));
     safetensors_writer_metadata(writer, "total", number);
+    free(matrices);
     free(ranges);
 }
 
@@ -430,6 +576,20 @@ static void checkpoint_open_numbers_(CheckpointParts* parts, const SafeTensors* 
     const char* reason = part_uncut(text, sizeof(text), whole, (int)t, 1);
     CHECK(!reason, "%s: tensor: %zu, into which the model cannot be cut: %s", file->path, t, reason);
     checkpoint_space_open_(&parts->numbers, optimizer, &parts->own.of, (int)t);
+    parts->has_matrices = safetensors_metadata(file, "matrices") != NULL;
+    if (parts->has_matrices) {
+        checkpoint_leave_matrices_(&parts->numbers);
+        return;
+    }
+    CHECK(t == 1 || parts->own.state.num_matrices == 0, "%s: tensor: %zu, without the metadata `matrices`",
+          file->path, t);
+    OptimizerState* state = &parts->numbers.state;
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        if (state->rule[i] == RULE_SOAP) {
+            state->slots_of[i] &= ~(1u << STATE_MATRIX_M | 1u << STATE_MATRIX_V);
+            state->slots_of[i] |= 1u << STATE_M | 1u << STATE_V;
+        }
+    }
 }
 
 static void checkpoint_put_slice_(CheckpointSlices_* to, CheckpointSlice_ slice) {
@@ -459,6 +619,74 @@ static void checkpoint_add_slice_(CheckpointParts* parts, const SafeTensors* fil
     }
 }
 
+// Returns how many elements of a slot a file has.
+static size_t checkpoint_part_elements_(const CheckpointSlices_* s, const SafeTensors* file) {
+    size_t count = 0;
+    for (size_t i = 0; i < s->count; i++) {
+        count += s->slices[i].file == file ? s->slices[i].end - s->slices[i].begin : 0;
+    }
+    return count;
+}
+
+// Returns the matrix of the whole model that begins at an element; none: {NULL}.
+static OwnedMatrix checkpoint_find_matrix_(const CheckpointSpace* space, size_t element) {
+    OwnedMatrix x = {NULL, 0, 0};
+    for (int k = 0; k < space->state.num_matrices; k++) {
+        const Matrices* m = &space->state.matrices[k];
+        const size_t begin = space->begin[m->row], first = m->first * m->cols, of_each = m->rows * m->cols;
+        if (begin <= element && element < space->begin[m->row + 1]) {
+            const size_t in_layer = (element - begin) % space->layer[m->row];
+            if (in_layer >= first && in_layer < first + (size_t)m->count * of_each &&
+                (in_layer - first) % of_each == 0) {
+                x.of = m;
+                x.copy = (int)((element - begin) / space->layer[m->row]);
+                x.number = (int)((in_layer - first) / of_each);
+            }
+        }
+    }
+    return x;
+}
+
+// Adds the matrices that are elements begin ... end-1, in each slot. In a file they come after the
+// elements of all ranges.
+static void checkpoint_add_matrices_(CheckpointParts* parts, const SafeTensors* file, size_t begin,
+                                     size_t end) {
+    const CheckpointSpace* space = &parts->own.whole;
+    while (begin < end) {
+        const OwnedMatrix x = checkpoint_find_matrix_(space, begin);
+        CHECK(x.of && matrix_elements(x) <= end - begin, "%s: matrices: none is at element %zu", file->path,
+              begin);
+        for (int slot = 0; slot < STATE_SLOTS; slot++) {
+            CheckpointSlices_* to = &parts->matrices[slot];
+            const size_t elements = state_matrix_elements(&space->state, slot, x.of),
+                         at = checkpoint_part_elements_(&parts->slots[slot], file) +
+                              checkpoint_part_elements_(to, file),
+                         place = elements > 0 ? checkpoint_matrix_place_(space, slot, x) : 0;
+            const CheckpointSlice_ slice = {file, place, place + elements, at};
+            if (elements > 0) {
+                checkpoint_put_slice_(to, slice);
+            }
+        }
+        begin += matrix_elements(x);
+    }
+}
+
+// Reads the next interval of a metadata's text, and moves *text past it; returns 0 at the end.
+static int checkpoint_next_interval_(const SafeTensors* file, const char* key, const char** text,
+                                     size_t* begin, size_t* end) {
+    if (!**text) {
+        return 0;
+    }
+    *begin = checkpoint_number_(file, key, text);
+    CHECK(**text == '-', "%s: %s: \"%.40s\", wanted -", file->path, key, *text);
+    (*text)++;
+    *end = checkpoint_number_(file, key, text);
+    CHECK(!**text || (**text == ',' && (*text)[1]), "%s: %s: \"%.40s\", wanted a comma", file->path, key,
+          *text);
+    *text += **text == ',';
+    return 1;
+}
+
 // Adds the ranges in the metadata of a file: `ranges`, or in older files one from `begin` to `end`.
 static void checkpoint_add_file_(CheckpointParts* parts, const SafeTensors* file) {
     const size_t total = checkpoint_metadata_(file, "total"), t = checkpoint_tensor_of_(file),
@@ -473,14 +701,12 @@ static void checkpoint_add_file_(CheckpointParts* parts, const SafeTensors* file
         checkpoint_add_slice_(parts, file, begin, end);
         return;
     }
-    while (*text) {
-        const size_t begin = checkpoint_number_(file, "ranges", &text);
-        CHECK(*text == '-', "%s: ranges: \"%.40s\", wanted -", file->path, text);
-        text++;
-        const size_t end = checkpoint_number_(file, "ranges", &text);
-        CHECK(!*text || (*text == ',' && text[1]), "%s: ranges: \"%.40s\", wanted a comma", file->path, text);
-        text += *text == ',';
+    for (size_t begin, end; checkpoint_next_interval_(file, "ranges", &text, &begin, &end);) {
         checkpoint_add_slice_(parts, file, begin, end);
+    }
+    text = safetensors_metadata(file, "matrices");
+    for (size_t begin, end; text && checkpoint_next_interval_(file, "matrices", &text, &begin, &end);) {
+        checkpoint_add_matrices_(parts, file, begin, end);
     }
 }
 
@@ -495,20 +721,12 @@ static int checkpoint_is_part_(const char* name) {
     return sscanf(name, "optimizer.%dof%d.safetensors%n", &i, &n, &end) == 2 && end && !name[end];
 }
 
-// Returns how many elements of a slot a file has.
-static size_t checkpoint_part_elements_(const CheckpointSlices_* s, const SafeTensors* file) {
-    size_t count = 0;
-    for (size_t i = 0; i < s->count; i++) {
-        count += s->slices[i].file == file ? s->slices[i].end - s->slices[i].begin : 0;
-    }
-    return count;
-}
-
 // Ends the program if a file lacks the elements of a slot that its ranges promise. If they promise
 // none, it needs no tensor.
 static void checkpoint_check_part_(const CheckpointParts* parts, const SafeTensors* file, int slot) {
     const StateSlot* s = &parts->own.state.slots[slot];
-    const size_t count = checkpoint_part_elements_(&parts->slots[slot], file);
+    const size_t count = checkpoint_part_elements_(&parts->slots[slot], file) +
+                         checkpoint_part_elements_(&parts->matrices[slot], file);
     if (count == 0) {
         return;
     }
@@ -544,10 +762,9 @@ static size_t checkpoint_find_slice_(const CheckpointSlices_* s, size_t begin) {
 }
 
 // Reads the elements begin ... end-1 of a slot from the slices that have them.
-static void checkpoint_read_elements_(const CheckpointParts* parts, int slot, size_t begin, size_t end,
-                                      char* out) {
+static void checkpoint_read_elements_(const CheckpointParts* parts, const CheckpointSlices_* slices, int slot,
+                                      size_t begin, size_t end, char* out) {
     const StateSlot* s = &parts->own.state.slots[slot];
-    const CheckpointSlices_* slices = &parts->slots[slot];
     for (size_t i = checkpoint_find_slice_(slices, begin); i < slices->count && slices->slices[i].begin < end;
          i++) {
         const CheckpointSlice_* slice = &slices->slices[i];
@@ -577,8 +794,10 @@ static void checkpoint_check_slices_(CheckpointParts* parts, const char* directo
     const size_t total = checkpoint_total_(&parts->numbers);
     CHECK(at == total, "%s: optimizer state of %zu elements, wanted %zu", directory, at, total);
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
-        safetensors_sort(parts->slots[slot].slices, parts->slots[slot].count, sizeof(CheckpointSlice_),
-                         checkpoint_by_begin_);
+        CheckpointSlices_* const all[] = {&parts->slots[slot], &parts->matrices[slot]};
+        for (int i = 0; i < 2; i++) {
+            safetensors_sort(all[i]->slices, all[i]->count, sizeof(CheckpointSlice_), checkpoint_by_begin_);
+        }
     }
 }
 
@@ -661,19 +880,6 @@ void checkpoint_parts_open(CheckpointParts* parts, const SavedState* s, const ch
     }
 }
 
-// Returns the elements of a slot that this rank keeps for a range: its part of the matrix, if the
-// slot is kept whole, else the range.
-static ZeroRange checkpoint_kept_range_(const CheckpointPart* part, int slot, const ZeroRange* range) {
-    const TensorRow* row = &part->state.rows[range->row];
-    ZeroRange kept = *range;
-    if (state_slot_is_whole(&part->state, slot, range->row)) {
-        kept.logical -= range->before;
-        kept.before = 0;
-        kept.count = model_rows_of_part(row, part->of.own) * row->cols;
-    }
-    return kept;
-}
-
 // Returns how many of the first elements of a range are neighbors in the files, too, and sets
 // their number there.
 static size_t checkpoint_find_run_(const CheckpointParts* parts, const ZeroRange* range, size_t* number) {
@@ -686,7 +892,7 @@ static size_t checkpoint_find_run_(const CheckpointParts* parts, const ZeroRange
     const PartRun own = part_run(&parts->own.state.rows[range->row], of->whole, of->own.part, range->before),
                   file = part_place(&parts->numbers.state.rows[range->row], of->whole, t, own.whole);
     const size_t count = own.count < file.count ? own.count : file.count;
-    *number = checkpoint_layer_begin_(&parts->numbers, &parts->own, range) + file.part;
+    *number = checkpoint_layer_begin_(&parts->numbers, &parts->own, range->row, range->copy) + file.part;
     return count < range->count ? count : range->count;
 }
 
@@ -697,7 +903,7 @@ static void checkpoint_read_range_(const CheckpointParts* parts, int slot, ZeroR
         const size_t run = checkpoint_find_run_(parts, &range, &number),
                      begin = checkpoint_slot_place_(&parts->numbers, slot, number),
                      end = checkpoint_slot_place_(&parts->numbers, slot, number + run);
-        checkpoint_read_elements_(parts, slot, begin, end, out);
+        checkpoint_read_elements_(parts, &parts->slots[slot], slot, begin, end, out);
         out += (end - begin) * parts->own.state.slots[slot].element_bytes;
         range.logical += run;
         range.before += run;
@@ -705,30 +911,40 @@ static void checkpoint_read_range_(const CheckpointParts* parts, int slot, ZeroR
     }
 }
 
-// Reads a slot of the whole matrix of a range: each part has all of it.
-static void checkpoint_read_matrix_(const CheckpointParts* parts, int slot, const ZeroRange* range,
-                                    char* out) {
-    const size_t first = checkpoint_layer_begin_(&parts->numbers, &parts->own, range),
-                 begin = checkpoint_slot_place_(&parts->numbers, slot, first),
-                 end =
-                     checkpoint_slot_place_(&parts->numbers, slot, first + parts->numbers.layer[range->row]);
-    checkpoint_read_elements_(parts, slot, begin, end, out);
+// Reads the elements of a slot that belong to a matrix.
+static void checkpoint_read_matrix_(const CheckpointParts* parts, int slot, OwnedMatrix x, char* out) {
+    const OwnedMatrix whole = checkpoint_matrix_(&parts->own, x);
+    const CheckpointSpace* space = parts->has_matrices ? &parts->own.whole : &parts->numbers;
+    const int in_file = parts->has_matrices      ? slot
+                        : slot == STATE_MATRIX_M ? STATE_M
+                        : slot == STATE_MATRIX_V ? STATE_V
+                                                 : slot;
+    const CheckpointSlices_* slices = parts->has_matrices ? &parts->matrices[slot] : &parts->slots[in_file];
+    const size_t begin = checkpoint_matrix_place_(space, in_file, whole);
+    checkpoint_read_elements_(parts, slices, in_file, begin,
+                              begin + state_matrix_elements(&parts->own.state, slot, x.of), out);
 }
 
 void checkpoint_parts_read(const CheckpointParts* parts, int slot, int g, void* group) {
     const OptimizerState* state = &parts->own.state;
     const StateSlot* s = &state->slots[slot];
-    memset(group, 0, state_group_elements(s, g) * s->element_bytes);
-    for (int i = 0; i < parts->own.num_ranges && checkpoint_reads_slot_(parts, slot); i++) {
-        const ZeroRange range = checkpoint_kept_range_(&parts->own, slot, &parts->own.ranges[i]);
-        if (range.group == g && state_slot_has(state, slot, range.row) && state_group_elements(s, g) > 0) {
-            const size_t at = state_begin(state, slot, &range) - state_group_begin(s, g);
-            char* out = (char*)group + at * s->element_bytes;
-            if (checkpoint_is_of_elements_(s->shape)) {
-                checkpoint_read_range_(parts, slot, range, out);
-            } else {
-                checkpoint_read_matrix_(parts, slot, &range, out);
-            }
+    const size_t first = state_group_begin(state, slot, g);
+    memset(group, 0, state_group_elements(state, slot, g) * s->element_bytes);
+    if (!checkpoint_reads_slot_(parts, slot) || state_group_elements(state, slot, g) == 0) {
+        return;
+    }
+    for (int i = 0; i < parts->own.num_ranges; i++) {
+        const ZeroRange* range = &parts->own.ranges[i];
+        if (range->group == g && state_slot_has(state, slot, range->row) &&
+            !state_slot_is_whole(state, slot, range->row)) {
+            char* out = (char*)group + (state_begin(state, slot, range) - first) * s->element_bytes;
+            checkpoint_read_range_(parts, slot, *range, out);
+        }
+    }
+    for (OwnedMatrix x = {NULL, 0, 0}; checkpoint_next_matrix_(&parts->own, g, &x);) {
+        if (state_matrix_elements(state, slot, x.of) > 0) {
+            char* out = (char*)group + (state_matrix_begin(state, slot, x) - first) * s->element_bytes;
+            checkpoint_read_matrix_(parts, slot, x, out);
         }
     }
 }
@@ -738,6 +954,7 @@ void checkpoint_parts_close(CheckpointParts* parts) {
         safetensors_close(&parts->files[i]);
     }
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
+        free(parts->matrices[slot].slices);
         free(parts->slots[slot].slices);
     }
     free(parts->space.slices);

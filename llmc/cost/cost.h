@@ -108,17 +108,15 @@ static inline void cost_teacher_(const CostWalk* w, ModelConfig teacher, double 
 
 // ---- the update ----
 
-// Returns the operations of the matmuls of Muon or SOAP for a matrix of a run, a whole one if it is
-// cut.
-static inline double cost_rule_flops_(const OptimizerState* state, int row, int run, int soap_every) {
-    const TensorRow* whole = &state->whole[row];
-    const double rows = (double)tensor_run(whole, run).rows, cols = (double)whole->cols;
-    switch (state->rule[row]) {
+// Returns the operations of the matmuls of Muon or SOAP for a matrix.
+static inline double cost_rule_flops_(const OptimizerState* state, const Matrices* m, int soap_every) {
+    const double rows = (double)m->rows, cols = (double)m->cols;
+    switch (state->rule[m->row]) {
     case RULE_MUON:
         return muon_flops(rows, cols);
     case RULE_SOAP:
-        return soap_flops(rows, cols, sqrt((double)state_square(state, SLOT_ROWS_SQUARE, row, run)),
-                          sqrt((double)state_square(state, SLOT_COLS_SQUARE, row, run)), soap_every);
+        return soap_flops(rows, cols, sqrt((double)state_square(state, m->rows)),
+                          sqrt((double)state_square(state, m->cols)), soap_every);
     case RULE_ADAMW:
     case RULE_ADAMW8:
     case RULE_FACTORED:
@@ -131,25 +129,22 @@ static inline double cost_rule_flops_(const OptimizerState* state, int row, int 
     return 0;
 }
 
-// Adds the matmuls of the update, for all matrices. A tensor group divides the matrices of a layer.
+// Adds the matmuls of the update, of the matrices that a rank owns.
 static inline void cost_rules_(const CostWalk* w, const OptimizerState* state, int soap_every) {
-    const int ranks = model_tensor_ranks(state->cfg);
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        const TensorRow* whole = &state->whole[i];
-        for (int k = 0; k < w->rows[i].layers * tensor_runs(whole); k++) {
-            const int run = k % tensor_runs(whole);
-            const double flops = cost_rule_flops_(state, i, run, soap_every) / ranks;
-            cost_add(w, COST_MATMULS, tensor_run(whole, run).count * flops, 0);
-        }
+    for (int k = 0; k < state->num_matrices; k++) {
+        const Matrices* m = &state->matrices[k];
+        cost_add(w, COST_MATMULS,
+                 (double)matrices_all(m) / m->owners * cost_rule_flops_(state, m, soap_every), 0);
     }
 }
 
-// Returns the bytes of this process's parts of matrices that its tensor group makes whole: all of
-// them travel in an exchange, and the parts of the results in another.
+// Returns the bytes that travel in a tensor group in one direction: this rank's share of the
+// matrices.
 static inline double cost_whole_bytes_(const OptimizerState* state) {
     double elements = 0;
-    for (int i = 0; i < MODEL_PARAMETER_ROWS && model_is_cut(state->cfg); i++) {
-        elements += state->rule[i] == RULE_MUON ? (double)tensor_elements(&state->rows[i]) : 0;
+    for (int k = 0; k < state->num_matrices && model_is_cut(state->cfg); k++) {
+        const Matrices* m = &state->matrices[k];
+        elements += (double)matrices_all(m) * (double)m->rows * (double)m->cols / m->owners;
     }
     return elements * sizeof(float);
 }

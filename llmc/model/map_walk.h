@@ -65,10 +65,11 @@ typedef enum {
 typedef enum {
     SLOT_ELEMENTS, // one for each element
     SLOT_BLOCKS,   // one for MAP_BLOCK elements; cols are a multiple of it
-    SLOT_ROWS,     // one for each row of a whole matrix
-    SLOT_COLS,     // one for each column
-    // squares of the rows, or of the columns, of each matrix that is updated alone, unless that
-    // side is too long; those of a run are padded to a multiple of TENSOR_ALIGN
+    // of whole matrices: one for each element, row, column
+    SLOT_MATRIX,
+    SLOT_ROWS,
+    SLOT_COLS,
+    // squares of the rows, or of the columns, unless that side is too long
     SLOT_ROWS_SQUARE,
     SLOT_COLS_SQUARE
 } SlotShape;
@@ -78,7 +79,7 @@ typedef enum {
 typedef enum { UNIT_ELEMENTS, UNIT_TENSOR, UNIT_MATRICES } MapUnit;
 
 // Slots at most: all but master weights, which lie as OWNED.
-enum { MAP_SLOTS = 13, MAP_BLOCK = 64 };
+enum { MAP_SLOTS = 15, MAP_BLOCK = 64 };
 
 // Settings that a map follows from; no pointers.
 typedef struct {
@@ -93,10 +94,9 @@ typedef struct {
     int layers[MODEL_MAX_LAYERS]; // of each stage of the pipeline, if there are several
     // Layers that take turns in the memory of parameters, and of gradients; 0: each has its own.
     int ring_parameters, ring_gradients;
-    // State: the shapes of slots; bit s: elements of a trained row have slot s. A rank with any
-    // part of a tensor keeps all of the slots in `kept_whole`.
+    // State: the shapes of slots; bit s: elements of a trained row have slot s.
     SlotShape shapes[MAP_SLOTS];
-    unsigned slots[MODEL_PARAMETER_ROWS], kept_whole[MODEL_PARAMETER_ROWS];
+    unsigned slots[MODEL_PARAMETER_ROWS];
     int max_side; // of squares; longer sides have none
     // Units of the rules of rows, and slots that the owner of a matrix has.
     MapUnit units[MODEL_PARAMETER_ROWS];
@@ -418,6 +418,7 @@ size_t map_slot_of_matrix(const MapOf* of, int slot, size_t rows, size_t cols) {
     const size_t most = (size_t)of->max_side;
     switch (of->shapes[slot]) {
     case SLOT_ELEMENTS:
+    case SLOT_MATRIX:
         break;
     case SLOT_BLOCKS:
         return rows * cols / MAP_BLOCK;
@@ -433,35 +434,9 @@ size_t map_slot_of_matrix(const MapOf* of, int slot, size_t rows, size_t cols) {
     return rows * cols;
 }
 
-// Returns the elements of the squares of all matrices of a tensor.
-static size_t map_squares_(const MapOf* of, SlotShape shape, const TensorRow* row) {
-    size_t elements = 0;
-    for (int r = 0; r < tensor_runs(row); r++) {
-        const TensorRun run = tensor_run(row, r);
-        const size_t side = shape == SLOT_ROWS_SQUARE ? run.rows : row->cols,
-                     squares = side <= (size_t)of->max_side ? (size_t)run.count * side * side : 0;
-        elements += map_round_up_(squares, TENSOR_ALIGN);
-    }
-    return elements;
-}
-
-// Returns the elements of a slot that belong to `count` elements of a tensor, or to a whole one.
-static size_t map_slot_elements_(const MapWalk_* w, int slot, int i, size_t count) {
-    const SlotShape shape = w->of->shapes[slot];
-    switch (shape) {
-    case SLOT_ELEMENTS:
-        break;
-    case SLOT_BLOCKS:
-        return count / MAP_BLOCK;
-    case SLOT_ROWS:
-        return w->whole[i].rows;
-    case SLOT_COLS:
-        return w->whole[i].cols;
-    case SLOT_ROWS_SQUARE:
-    case SLOT_COLS_SQUARE:
-        return map_squares_(w->of, shape, &w->rows[i]);
-    }
-    return count;
+// Returns the elements of a slot that belong to `count` elements of a tensor.
+static size_t map_slot_elements_(const MapWalk_* w, int slot, size_t count) {
+    return w->of->shapes[slot] == SLOT_BLOCKS ? count / MAP_BLOCK : count;
 }
 
 // The tensor whose shards a walk takes: row i in a layer, in elements [begin, end) of its bucket,
@@ -487,12 +462,8 @@ static void map_set_slots_(const MapWalk_* w, const Bucket* b, MapTensor_ t, Sha
     const MapSpan own = map_owned_(b, t);
     const int is_owned = own.from <= s->offset && s->offset < own.from + own.count;
     for (int slot = 0; slot < MAP_SLOTS; slot++) {
-        const int has = b->kind == MAP_TRAINED && is_owned && w->of->slots[t.i] >> slot & 1,
-                  is_whole = w->of->kept_whole[t.i] >> slot & 1,
-                  is_element = w->of->shapes[slot] <= SLOT_BLOCKS;
-        const size_t before = !is_whole    ? map_slot_elements_(w, slot, t.i, s->offset - own.from)
-                              : is_element ? s->offset - t.begin
-                                           : 0;
+        const int has = b->kind == MAP_TRAINED && is_owned && w->of->slots[t.i] >> slot & 1;
+        const size_t before = map_slot_elements_(w, slot, s->offset - own.from);
         s->slot[slot] = has ? w->slots[slot] + before : MAP_NONE;
     }
 }
@@ -501,10 +472,7 @@ static void map_set_slots_(const MapWalk_* w, const Bucket* b, MapTensor_ t, Sha
 static void map_leave_slots_(MapWalk_* w, const Bucket* b, MapTensor_ t) {
     const size_t own = map_owned_(b, t).count;
     for (int slot = 0; slot < MAP_SLOTS && b->kind == MAP_TRAINED && own > 0; slot++) {
-        const int is_whole = w->of->kept_whole[t.i] >> slot & 1;
-        if (w->of->slots[t.i] >> slot & 1) {
-            w->slots[slot] += map_slot_elements_(w, slot, t.i, is_whole ? t.end - t.begin : own);
-        }
+        w->slots[slot] += w->of->slots[t.i] >> slot & 1 ? map_slot_elements_(w, slot, own) : 0;
     }
 }
 

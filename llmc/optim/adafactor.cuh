@@ -5,12 +5,12 @@ five launches.
 Tensors are places in arrays: a table says where each one starts in the parameters, the master
 weights, the gradients and in each array of state. A tensor of one row is a vector.
 
-If ranks update parts of a tensor, the table says which elements are updated here. Each of these
-ranks has the whole gradient of the tensor and all its sums, and computes the same ones. A relative
-rate also needs all weights, in fp32.
+If parts of a tensor belong to several ranks (owners.h), its owner replaces the gradient of all of
+it by the clipped update, and adafactor_move changes the weights of a part. The bits are the same.
+A relative rate also needs all weights, in fp32.
 
     params, master, grads         T, as in master_weights.cuh, T or fp32
-    whole_weights        fp32     as grads; NULL: all weights are updated here
+    whole_weights        fp32     as grads, of such a tensor
     row_sums, col_sums   fp32     of matrices: rows, cols elements
     v                    fp32     of vectors
     m                    fp32     of both; NULL: no momentum
@@ -35,10 +35,8 @@ enum { ADAFACTOR_WARPS_ = 8, ADAFACTOR_ROWS_OF_WARP_ = ADAFACTOR_BAND / ADAFACTO
 
 // A tensor of one layer: its places in arrays, in elements.
 typedef struct {
-    size_t begin, end;            // elements to update here
-    size_t params, master, m;     // places of element `begin`
-    size_t grads;                 // place of the whole tensor in the gradients
-    size_t row_sums, col_sums, v; // places of the whole tensor in the state
+    size_t params, master, m, grads;
+    size_t row_sums, col_sums, v; // in the state
     uint64_t stream, first_word;  // RoundingWords
     int rows, cols;
     float rate, decay; // factors of the learning rate and of the decay; 0: no decay
@@ -151,7 +149,7 @@ static inline void adafactor_open(AdafactorPlan* plan, Memory* memory, const Ada
 // ---- shared by the kernels ----
 
 // State by tensor. Tensors outside the update need none.
-template <class G> struct AdafactorGrads_ { const G* data; };
+template <class G> struct AdafactorGrads_ { G* data; };
 
 // Numbers of an update for all kernels. A tensor has its own rate and decay: adafactor_rates_.
 typedef struct {
@@ -165,13 +163,13 @@ typedef struct {
     float *row_sums, *col_sums, *v, *m;
 } AdafactorState_;
 
-// Weights to update, and all weights to sum up.
+// Weights, and the same in fp32 if they come from other ranks.
 template <class T> struct AdafactorWeights_ {
     Weights<T> weights;
     const float* whole;
 };
 
-// Returns the weights of a tensor to update here: element 0 is the tensor's `begin`.
+// Returns the weights of a tensor.
 template <class T>
 __device__ inline Weights<T> adafactor_own_(const AdafactorWeights_<T>& x, const AdafactorTensor& t) {
     return weights_from(x.weights, t.params, t.master);
@@ -429,14 +427,18 @@ typedef struct {
     float rate, keep;
 } AdafactorRates_;
 
+// Returns the factor of a weight before its update.
+__device__ inline float adafactor_keep_(const AdafactorTensor& t, const AdafactorLaunch_& step) {
+    return 1.0f - step.opt.lr * t.rate * (step.opt.weight_decay * t.decay);
+}
+
 // Returns them, from the means of the squares of the update and of the weights.
 __device__ inline AdafactorRates_ adafactor_rates_(const AdafactorTensor& t, float updates, float squares,
                                                    const AdafactorLaunch_& step) {
     Adafactor own = step.opt;
     own.lr *= t.rate;
     const AdafactorRates_ rates = {1.0f / fmaxf(1.0f, sqrtf(updates) / own.clip),
-                                   adafactor_rate(own, sqrtf(squares)),
-                                   1.0f - own.lr * (own.weight_decay * t.decay)};
+                                   adafactor_rate(own, sqrtf(squares)), adafactor_keep_(t, step)};
     return rates;
 }
 
@@ -463,15 +465,16 @@ __device__ inline void adafactor_apply_(const Weights<T>& weights, float* m, siz
     weights_store(weights, i, x, words);
 }
 
-// A block updates the elements of its tile that belong to this rank.
+// A block updates the elements of its tile; or, if TURNS, replaces their gradient, in fp32, by the
+// clipped update, and sets the rate.
 // grid   tiles      block   256      shared   128 bytes
-// moves  the gradient in, m and the weights in and out. Bound by memory.
+// moves  the gradient in, m and the weights in and out, or the update out. Bound by memory.
 // order  fixed
-template <class T, class G, int W>
+template <class T, class G, int W, int TURNS>
 __global__ void __launch_bounds__(32 * ADAFACTOR_WARPS_)
     adafactor_kernel_(const __grid_constant__ AdafactorWeights_<T> x, const AdafactorGrads_<G> grads,
                       const __grid_constant__ AdafactorState_ state, const AdafactorTile_* tiles,
-                      const AdafactorPlace_* places, const int* places_of_tiles, uint64_t seed,
+                      const AdafactorPlace_* places, const int* places_of_tiles, uint64_t seed, float* rate,
                       const __grid_constant__ AdafactorLaunch_ step) {
     const AdafactorPlace_& place = places[places_of_tiles[adafactor_tile_(step)]];
     const AdafactorTensor& t = place.tensor;
@@ -483,26 +486,36 @@ __global__ void __launch_bounds__(32 * ADAFACTOR_WARPS_)
                               : 0.0f;
     const AdafactorRates_ rates = adafactor_rates_(t, updates, squares, step);
     const Weights<T> weights = adafactor_own_(x, t);
-    const RoundingWords words = rounding_words(seed, t.stream, step.opt.t, t.first_word + t.begin);
+    const RoundingWords words = rounding_words(seed, t.stream, step.opt.t, t.first_word);
     float* mean_of_updates = state.m ? state.m + t.m : NULL;
     adafactor_each_<W>(place, grads, state, mean, step, [&](size_t i, const Elements<float, W>& u) {
-        if (t.begin <= i && i < t.end) {
-            adafactor_apply_(weights, mean_of_updates, i - t.begin, u, rates, step.opt.beta1, words);
+        if constexpr (TURNS) {
+            Elements<float, W> clipped;
+#pragma unroll
+            for (int e = 0; e < W; e++) {
+                clipped[e] = u[e] * rates.clip;
+            }
+            elements_store(grads.data + t.grads + i, clipped);
+        } else {
+            adafactor_apply_(weights, mean_of_updates, i, u, rates, step.opt.beta1, words);
         }
     });
+    if (TURNS && blockIdx.x == 0 && threadIdx.x == 0) {
+        *rate = rates.rate;
+    }
 }
 
 // A block updates a vector, an element a thread at a time, twice.
 // grid   vectors      block   256      shared   128 bytes
 // moves  nothing to speak of: vectors are a thousandth of a model. Bound by latency.
 // order  fixed
-template <class T, class G>
+template <class T, class G, int TURNS>
 __global__ void __launch_bounds__(256)
     adafactor_vectors_kernel_(const __grid_constant__ AdafactorWeights_<T> x, const AdafactorGrads_<G> grads,
                               const __grid_constant__ AdafactorState_ state, const AdafactorPlace_* places,
-                              uint64_t seed, const __grid_constant__ AdafactorLaunch_ step) {
+                              uint64_t seed, float* rate, const __grid_constant__ AdafactorLaunch_ step) {
     const AdafactorTensor& t = places[blockIdx.x].tensor;
-    const RoundingWords words = rounding_words(seed, t.stream, step.opt.t, t.first_word + t.begin);
+    const RoundingWords words = rounding_words(seed, t.stream, step.opt.t, t.first_word);
     float *mean_of_squares = state.v + t.v, updates = 0, squares = 0;
     for (int i = (int)threadIdx.x; i < t.cols; i += 256) {
         const float g = to_float(grads.data[t.grads + i]) * step.opt.grad_scale;
@@ -516,12 +529,40 @@ __global__ void __launch_bounds__(256)
     updates = block_sum(updates) / (float)t.cols;
     squares = block_sum(squares) / (float)t.cols;
     const AdafactorRates_ rates = adafactor_rates_(t, updates, squares, step);
-    for (size_t i = t.begin + threadIdx.x; i < t.end; i += 256) {
+    for (int i = (int)threadIdx.x; i < t.cols; i += 256) {
         Elements<float, 1> u;
         u[0] = to_float(grads.data[t.grads + i]) * step.opt.grad_scale *
                adafactor_inverse_root_(mean_of_squares[i]);
-        adafactor_apply_(adafactor_own_(x, t), state.m ? state.m + t.m : NULL, i - t.begin, u, rates,
-                         step.opt.beta1, words);
+        if constexpr (TURNS) {
+            grads.data[t.grads + i] = u[0] * rates.clip;
+        } else {
+            adafactor_apply_(adafactor_own_(x, t), state.m ? state.m + t.m : NULL, (size_t)i, u, rates,
+                             step.opt.beta1, words);
+        }
+    }
+    if (TURNS && threadIdx.x == 0) {
+        *rate = rates.rate;
+    }
+}
+
+// A thread moves a weight by a clipped update.
+// grid   ceil(n / 256)      block   256      shared   none
+// moves  u in, m and the weights in and out. Bound by memory.
+// order  every element on its own
+template <class T>
+__global__ void __launch_bounds__(256)
+    adafactor_move_kernel_(const __grid_constant__ Weights<T> weights, float* m, const float* u,
+                           const float* rate, size_t n, const __grid_constant__ AdafactorTensor t,
+                           uint64_t seed, const __grid_constant__ AdafactorLaunch_ step) {
+    const size_t i = (size_t)blockIdx.x * 256 + threadIdx.x;
+    if (i < n) {
+        const float fixed = step.opt.lr * t.rate;
+        const AdafactorRates_ rates = {1.0f, step.opt.rate == ADAFACTOR_FIXED ? fixed : *rate,
+                                       adafactor_keep_(t, step)};
+        Elements<float, 1> clipped;
+        clipped[0] = u[i];
+        adafactor_apply_(weights, m, i, clipped, rates, step.opt.beta1,
+                         rounding_words(seed, t.stream, step.opt.t, t.first_word));
     }
 }
 
@@ -534,14 +575,17 @@ template <class T> struct AdafactorUpdate {
     Adafactor opt;
     uint64_t seed;
     AdafactorCount first, count; // tensors of the plan before those to update, and those to update
-    const float* whole_weights;  // only read with a relative rate
+    // A tensor that comes from several ranks, with its weights: the gradient, in fp32, is replaced
+    // by the clipped update, and the rate is set. NULL: weights are updated.
+    float* rate;
+    const float* whole_weights; // only read with a relative rate
 };
 
 template <class T, class G, int W>
 static inline void adafactor_update_matrices_(const AdafactorUpdate<T>& u, const AdafactorLaunch_& step,
                                               const Gpu* gpu) {
     const AdafactorPlan* p = u.plan;
-    const AdafactorGrads_<G> grads = {(const G*)u.grads.data};
+    const AdafactorGrads_<G> grads = {(G*)u.grads.data};
     const AdafactorWeights_<T> x = {u.weights, u.whole_weights};
     const AdafactorState_ state = {u.row_sums, u.col_sums, u.v, u.m};
     const AdafactorPlace_* matrices = p->places + u.first.matrices;
@@ -552,8 +596,24 @@ static inline void adafactor_update_matrices_(const AdafactorUpdate<T>& u, const
            dim3(32, ADAFACTOR_WARPS_), 0, gpu, state, p->col_parts, matrices, step);
     launch(adafactor_rms_kernel_<G, W>, tiles, threads, 0, gpu, p->tiles, grads, state, p->places,
            p->places_of_tiles, step);
-    launch(adafactor_kernel_<T, G, W>, tiles, threads, 0, gpu, x, grads, state, p->tiles, p->places,
-           p->places_of_tiles, u.seed, step);
+    if constexpr (DTYPE_OF(G) == DTYPE_FP32) {
+        if (u.rate) {
+            launch(adafactor_kernel_<T, G, W, 1>, tiles, threads, 0, gpu, x, grads, state, p->tiles,
+                   p->places, p->places_of_tiles, u.seed, u.rate, step);
+            return;
+        }
+    }
+    launch(adafactor_kernel_<T, G, W, 0>, tiles, threads, 0, gpu, x, grads, state, p->tiles, p->places,
+           p->places_of_tiles, u.seed, (float*)NULL, step);
+}
+
+template <class T, class G, int TURNS>
+static inline void adafactor_update_vectors_(const AdafactorUpdate<T>& u, const AdafactorLaunch_& step,
+                                             const Gpu* gpu) {
+    launch(adafactor_vectors_kernel_<T, G, TURNS>, (unsigned)u.count.vectors, 256, 0, gpu,
+           AdafactorWeights_<T>{u.weights, u.whole_weights}, AdafactorGrads_<G>{(G*)u.grads.data},
+           AdafactorState_{u.row_sums, u.col_sums, u.v, u.m},
+           u.plan->places + u.plan->all.matrices + u.first.vectors, u.seed, u.rate, step);
 }
 
 template <class T, class G>
@@ -565,16 +625,29 @@ static inline void adafactor_update_(const AdafactorUpdate<T>& u, const Gpu* gpu
     } else if (u.count.matrices) {
         adafactor_update_matrices_<T, G, 1>(u, step, gpu);
     }
+    if constexpr (DTYPE_OF(G) == DTYPE_FP32) {
+        if (u.count.vectors && u.rate) {
+            adafactor_update_vectors_<T, G, 1>(u, step, gpu);
+            return;
+        }
+    }
     if (u.count.vectors) {
-        launch(adafactor_vectors_kernel_<T, G>, (unsigned)u.count.vectors, 256, 0, gpu,
-               AdafactorWeights_<T>{u.weights, u.whole_weights}, AdafactorGrads_<G>{(const G*)u.grads.data},
-               AdafactorState_{u.row_sums, u.col_sums, u.v, u.m},
-               p->places + p->all.matrices + u.first.vectors, u.seed, step);
+        adafactor_update_vectors_<T, G, 0>(u, step, gpu);
     }
 }
 
 template <class T> static inline void adafactor_update(const AdafactorUpdate<T>& u, const Gpu* gpu) {
     GRADIENT_DISPATCH(u.grads, T, adafactor_update_<T, G>(u, gpu));
+}
+
+// Moves n weights of a tensor by a part of its clipped update.
+template <class T>
+static inline void adafactor_move(const Weights<T>& weights, float* m, const float* u, const float* rate,
+                                  size_t n, const AdafactorTensor& t, Adafactor opt, uint64_t seed,
+                                  const Gpu* gpu) {
+    const AdafactorLaunch_ step = {opt, 0, 0};
+    launch(adafactor_move_kernel_<T>, (unsigned)ceil_div(n, (size_t)256), 256, 0, gpu, weights, m, u, rate, n,
+           t, seed, step);
 }
 
 // Returns the bytes moved for n elements of matrices with a fixed rate: the gradient three times,

@@ -55,10 +55,8 @@ typedef struct {
 typedef struct {
     float* param;
     const float* grad;
-    float *row, *col, *m; // m may be NULL; m[0] belongs to element `begin`
+    float *row, *col, *m; // m may be NULL
     size_t rows, cols;
-    size_t begin,
-        end; // elements to update; gradient and parameters of all others are read
 } AdafactorMatrix;
 
 #define ADAFACTOR_EPS 1e-30f // added to squares
@@ -94,44 +92,22 @@ static inline size_t adafactor_scratch_bytes(size_t rows, size_t cols) {
 // scratch: adafactor_scratch_bytes
 void adafactor_update_cpu(AdafactorMatrix x, Adafactor opt, void* scratch);
 
-// ---- a slice of a matrix (part.h) ----
-
-// Sums of squares.
-typedef struct {
-    double u, param;
-} AdafactorSums;
-
-// The means of the whole matrix that a slice needs.
-typedef struct {
-    double row_mean;         // mean(row)
-    double u_rms, param_rms; // of all slices
-} AdafactorMeans;
-
-// Sets x.row to the means of the squares in its rows, and x.col to the sums of its columns. x has
-// the rows that count.
-void adafactor_slice_squares_cpu(AdafactorMatrix x, Adafactor opt, void* scratch);
-
-// Returns the sums of a slice, whose x.row and x.col are those of the whole matrix; x has the rows
-// that count.
-AdafactorSums adafactor_slice_sums_cpu(AdafactorMatrix x, double row_mean, Adafactor opt, void* scratch);
-
-// Updates elements begin ... end-1 of a slice.
-void adafactor_slice_move_cpu(AdafactorMatrix x, AdafactorMeans means, Adafactor opt, void* scratch);
-
 // ---- a vector ----
 
-// The two steps of an update of a vector or of a slice: update v, and return the sums of the first
-// `counted` of n elements; and move elements begin ... end-1, with the means of the squares.
-AdafactorSums adafactor_vector_sums_cpu(const float* param, const float* grad, float* v, size_t n,
-                                        size_t counted, Adafactor opt);
+// One thread: vectors are short.
+void adafactor_vector_cpu(float* param, const float* grad, float* v, float* m, size_t n, Adafactor opt);
 
-void adafactor_vector_move_cpu(float* param, const float* grad, const float* v, float* m, size_t begin,
-                               size_t end, AdafactorMeans means, Adafactor opt);
+// ---- the two steps of an update ----
 
-// Updates elements begin ... end-1 of a vector; m[0] belongs to element `begin`. One thread:
-// vectors are short.
-void adafactor_vector_cpu(float* param, const float* grad, float* v, float* m, size_t n, size_t begin,
-                          size_t end, Adafactor opt);
+// Update the state of a matrix or a vector, set `u`, which may be the gradient, to the clipped u,
+// and return the rate. param is only read with ADAFACTOR_RELATIVE.
+float adafactor_turn_cpu(AdafactorMatrix x, float* u, Adafactor opt, void* scratch);
+
+float adafactor_turn_vector_cpu(float* u, const float* param, float* v, size_t n, Adafactor opt);
+
+// Moves n weights by a part of the clipped u; m may be NULL. The rate is only read with
+// ADAFACTOR_RELATIVE.
+void adafactor_move_cpu(float* param, const float* u, float* m, size_t n, float rate, Adafactor opt);
 
 #ifdef __cplusplus
 }
@@ -256,31 +232,24 @@ static AdafactorStep_ adafactor_step_(Adafactor opt, double u_rms, double param_
     return step;
 }
 
+// Updates the mean of u, which is clipped.
 static float adafactor_momentum_(float* m, float u, AdafactorStep_ step) {
-    return *m = multiply_add(step.beta1, *m, (1.0f - step.beta1) * (u * step.clipped));
+    return *m = multiply_add(step.beta1, *m, (1.0f - step.beta1) * u);
 }
 
-// Updates the part of a row that belongs to begin ... end-1.
+static float adafactor_new_(float param, float* m, float u, AdafactorStep_ step) {
+    return multiply_add(step.keep, param, -step.rate * (m ? adafactor_momentum_(m, u, step) : u));
+}
+
 static void adafactor_move_row_(const AdafactorWork_* work, size_t i, AdafactorStep_ step) {
-    const size_t first = i * work->x.cols, end = first + work->x.cols;
-    const size_t from = work->x.begin > first ? work->x.begin : first,
-                 count = (work->x.end < end ? work->x.end : end) - from;
-    const float *grad = work->x.grad + from, factor = adafactor_row_factor_(work, i);
-    const float* col_factor = work->col_factor + (from - first);
-    float* param = work->x.param + from;
-    if (!work->x.m) {
+    const size_t cols = work->x.cols;
+    const float *grad = work->x.grad + i * cols, factor = adafactor_row_factor_(work, i);
+    const float* col_factor = work->col_factor;
+    float *param = work->x.param + i * cols, *m = work->x.m ? work->x.m + i * cols : NULL;
 #pragma omp simd
-        for (size_t j = 0; j < count; j++) {
-            const float u = grad[j] * factor * col_factor[j];
-            param[j] = multiply_add(step.keep, param[j], -step.rate * (u * step.clipped));
-        }
-        return;
-    }
-    float* m = work->x.m + (from - work->x.begin);
-#pragma omp simd
-    for (size_t j = 0; j < count; j++) {
+    for (size_t j = 0; j < cols; j++) {
         const float u = grad[j] * factor * col_factor[j];
-        param[j] = multiply_add(step.keep, param[j], -step.rate * adafactor_momentum_(m + j, u, step));
+        param[j] = adafactor_new_(param[j], m ? m + j : NULL, u * step.clipped, step);
     }
 }
 
@@ -301,93 +270,81 @@ static void adafactor_squares_(const AdafactorWork_* work) {
     }
 }
 
-static void adafactor_move_(const AdafactorWork_* work, AdafactorStep_ step) {
-    const size_t cols = work->x.cols, end = (work->x.end + cols - 1) / cols;
-#pragma omp parallel for schedule(static)
-    for (size_t i = work->x.begin / cols; i < end; i++) {
-        adafactor_move_row_(work, i, step);
+// Updates the state; returns the numbers of the step.
+static AdafactorStep_ adafactor_means_(AdafactorWork_* work) {
+    const AdafactorMatrix* x = &work->x;
+    adafactor_squares_(work);
+    adafactor_columns_(work);
+    for (size_t i = 0; i < x->rows; i++) {
+        work->row_mean += x->row[i] / (double)x->rows;
     }
+    const double u_rms = adafactor_rms_(work, adafactor_band_u_squares_),
+                 param_rms = work->opt.rate == ADAFACTOR_RELATIVE
+                                 ? adafactor_rms_(work, adafactor_band_param_squares_)
+                                 : 0;
+    return adafactor_step_(work->opt, u_rms, param_rms);
 }
 
 void adafactor_update_cpu(AdafactorMatrix x, Adafactor opt, void* scratch) {
     AdafactorWork_ work = adafactor_work_(x, opt, adafactor_beta2(opt), scratch);
-    adafactor_squares_(&work);
-    adafactor_columns_(&work);
+    const AdafactorStep_ step = adafactor_means_(&work);
+#pragma omp parallel for schedule(static)
     for (size_t i = 0; i < x.rows; i++) {
-        work.row_mean += x.row[i] / (double)x.rows;
+        adafactor_move_row_(&work, i, step);
     }
-    const double u_rms = adafactor_rms_(&work, adafactor_band_u_squares_);
-    const double param_rms =
-        opt.rate == ADAFACTOR_RELATIVE ? adafactor_rms_(&work, adafactor_band_param_squares_) : 0;
-    adafactor_move_(&work, adafactor_step_(opt, u_rms, param_rms));
 }
 
-void adafactor_slice_squares_cpu(AdafactorMatrix x, Adafactor opt, void* scratch) {
-    const AdafactorWork_ work = adafactor_work_(x, opt, 0, scratch); // the new mean alone
-    const size_t bands = adafactor_bands_(x.rows);
-    memset(x.row, 0, x.rows * sizeof(float));
-    adafactor_squares_(&work);
-    for (size_t j = 0; j < x.cols; j++) {
-        double sum = 0;
-        for (size_t band = 0; band < bands; band++) {
-            sum += work.col_of_band[band * x.cols + j];
+float adafactor_turn_cpu(AdafactorMatrix x, float* u, Adafactor opt, void* scratch) {
+    AdafactorWork_ work = adafactor_work_(x, opt, adafactor_beta2(opt), scratch);
+    const AdafactorStep_ step = adafactor_means_(&work);
+#pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < x.rows; i++) {
+        const float* grad = x.grad + i * x.cols;
+        const float factor = adafactor_row_factor_(&work, i);
+        for (size_t j = 0; j < x.cols; j++) {
+            u[i * x.cols + j] = grad[j] * factor * work.col_factor[j] * step.clipped;
         }
-        x.col[j] = (float)sum;
+    }
+    return step.rate;
+}
+
+void adafactor_move_cpu(float* param, const float* u, float* m, size_t n, float rate, Adafactor opt) {
+    AdafactorStep_ step = adafactor_step_(opt, 0, 0);
+    step.rate = opt.rate == ADAFACTOR_FIXED ? step.rate : rate;
+#pragma omp parallel for simd schedule(static)
+    for (size_t i = 0; i < n; i++) {
+        param[i] = adafactor_new_(param[i], m ? m + i : NULL, u[i], step);
     }
 }
 
-// Returns the middle of the update of a slice.
-static AdafactorWork_ adafactor_slice_(AdafactorMatrix x, double row_mean, Adafactor opt, void* scratch) {
-    AdafactorWork_ work = adafactor_work_(x, opt, 0, scratch);
-    work.row_mean = row_mean;
-    for (size_t j = 0; j < x.cols; j++) {
-        work.col_factor[j] = 1.0f / sqrtf(x.col[j]);
-    }
-    return work;
-}
-
-AdafactorSums adafactor_slice_sums_cpu(AdafactorMatrix x, double row_mean, Adafactor opt, void* scratch) {
-    const AdafactorWork_ work = adafactor_slice_(x, row_mean, opt, scratch);
-    AdafactorSums sums = {adafactor_sum_(&work, adafactor_band_u_squares_), 0};
-    if (opt.rate == ADAFACTOR_RELATIVE) {
-        sums.param = adafactor_sum_(&work, adafactor_band_param_squares_);
-    }
-    return sums;
-}
-
-void adafactor_slice_move_cpu(AdafactorMatrix x, AdafactorMeans means, Adafactor opt, void* scratch) {
-    const AdafactorWork_ work = adafactor_slice_(x, means.row_mean, opt, scratch);
-    adafactor_move_(&work, adafactor_step_(opt, means.u_rms, means.param_rms));
-}
-
-AdafactorSums adafactor_vector_sums_cpu(const float* param, const float* grad, float* v, size_t n,
-                                        size_t counted, Adafactor opt) {
+// Updates v; returns the numbers of the step.
+static AdafactorStep_ adafactor_vector_means_(const float* param, const float* grad, float* v, size_t n,
+                                              Adafactor opt) {
     const float beta2 = adafactor_beta2(opt);
-    AdafactorSums sums = {0, 0};
+    double squares = 0, weights = 0;
     for (size_t i = 0; i < n; i++) {
         const float g = grad[i] * opt.grad_scale;
         v[i] = beta2 * v[i] + (1.0f - beta2) * (g * g + ADAFACTOR_EPS);
-        sums.u += i < counted ? (double)g * g / v[i] : 0;
-        sums.param += i < counted ? (double)param[i] * param[i] : 0;
+        squares += (double)g * g / v[i];
+        weights += opt.rate == ADAFACTOR_RELATIVE ? (double)param[i] * param[i] : 0;
     }
-    return sums;
+    return adafactor_step_(opt, sqrt(squares / (double)n), sqrt(weights / (double)n));
 }
 
-void adafactor_vector_move_cpu(float* param, const float* grad, const float* v, float* m, size_t begin,
-                               size_t end, AdafactorMeans means, Adafactor opt) {
-    const AdafactorStep_ step = adafactor_step_(opt, means.u_rms, means.param_rms);
-    for (size_t i = begin; i < end; i++) {
-        const float u = grad[i] * opt.grad_scale / sqrtf(v[i]);
-        const float moved = m ? adafactor_momentum_(m + (i - begin), u, step) : u * step.clipped;
-        param[i] = multiply_add(step.keep, param[i], -step.rate * moved);
+void adafactor_vector_cpu(float* param, const float* grad, float* v, float* m, size_t n, Adafactor opt) {
+    const AdafactorStep_ step = adafactor_vector_means_(param, grad, v, n, opt);
+    for (size_t i = 0; i < n; i++) {
+        const float u = grad[i] * opt.grad_scale / sqrtf(v[i]) * step.clipped;
+        param[i] = adafactor_new_(param[i], m ? m + i : NULL, u, step);
     }
 }
 
-void adafactor_vector_cpu(float* param, const float* grad, float* v, float* m, size_t n, size_t begin,
-                          size_t end, Adafactor opt) {
-    const AdafactorSums sums = adafactor_vector_sums_cpu(param, grad, v, n, n, opt);
-    const AdafactorMeans means = {0, sqrt(sums.u / (double)n), sqrt(sums.param / (double)n)};
-    adafactor_vector_move_cpu(param, grad, v, m, begin, end, means, opt);
+float adafactor_turn_vector_cpu(float* u, const float* param, float* v, size_t n, Adafactor opt) {
+    const AdafactorStep_ step = adafactor_vector_means_(param, u, v, n, opt);
+    for (size_t i = 0; i < n; i++) {
+        u[i] = u[i] * opt.grad_scale / sqrtf(v[i]) * step.clipped;
+    }
+    return step.rate;
 }
 
 #endif // ADAFACTOR_IMPLEMENTATION

@@ -17,9 +17,9 @@ matmuls.
 
 The Gram matrix A has the size of the shorter side. X and A alternate with a second copy.
 
-If ranks update parts of a tensor, each first computes its elements of u, and of the new momentum,
-by muon_operand. They gather u, layer by layer. muon_update then does the rest on whole matrices,
-and changes the weights of its part. u has the same bits either way.
+If parts of a matrix belong to several ranks (owners.h), each computes its elements of u, and of the
+new momentum, by muon_operand; muon_turn makes X of a whole matrix, and muon_move changes the
+weights of a part. The bits are the same.
 
 Kernels read four elements at a time if all places of a tensor are multiples of four.
 */
@@ -44,15 +44,12 @@ typedef struct {
     size_t first, step;
 } MuonPlace;
 
-// The layers of a tensor. This rank updates elements begin ... end-1 of each.
+// The layers of a tensor.
 typedef struct {
-    size_t begin, end;
-    MuonPlace params, master, grads, b; // places of element `begin`
-    MuonPlace row_squares;              // place of the whole tensor
+    MuonPlace params, master, grads, b, row_squares;
     int layers;
     int parts, rows, cols; // a layer has `parts` matrices of rows x cols, one below the other
     int group;             // group of the first layer
-    size_t start;          // begin of the tensor in its group: in MuonUpdate.u
     MuonPlace words;       // RoundingWords
     uint64_t stream;
     int decay;    // true if weights decay
@@ -186,7 +183,7 @@ template <MuonMomentum_ MOMENTUM, int W, class G>
 __device__ inline Elements<float, W> muon_u_(const MuonSource_<G>& from, const MuonMatrix_& matrix, size_t i,
                                              const MuonLaunch_& s) {
     if (from.u) {
-        return elements_load<W>(from.u + s.tensor.start + matrix.start + i);
+        return elements_load<W>(from.u + matrix.start + i);
     }
     const G* grads = from.grads + muon_at_(s.tensor.grads, matrix.layer) + matrix.start;
     float* momentum = from.momentum + muon_at_(s.tensor.b, matrix.layer) + matrix.start;
@@ -199,8 +196,7 @@ __device__ inline Elements<float, W> muon_u_(const MuonSource_<G>& from, const M
     return muon_mix_(b, g, s.opt);
 }
 
-// A thread updates the momentum of W elements and sets u, among those of a layer that this rank
-// updates.
+// A thread updates the momentum of W elements of a layer and sets u.
 // grid   ceil(elements / 256 W)      block   256      shared   none
 // moves  the gradient in, the momentum in and out, u out. Bound by memory.
 // order  every element on its own
@@ -210,7 +206,7 @@ __global__ void __launch_bounds__(MUON_THREADS_)
                          const __grid_constant__ MuonLaunch_ s) {
     const MuonTensor& t = s.tensor;
     const size_t i = W * ((size_t)blockIdx.x * MUON_THREADS_ + threadIdx.x), layer = (size_t)s.first_layer;
-    if (i >= t.end - t.begin) {
+    if (i >= (size_t)t.parts * t.rows * t.cols) {
         return;
     }
     const Elements<float, W> g =
@@ -218,7 +214,7 @@ __global__ void __launch_bounds__(MUON_THREADS_)
     float* mean = from.momentum + muon_at_(t.b, layer) + i;
     const Elements<float, W> b = muon_mix_(elements_load<W>(mean), g, s.opt);
     elements_store(mean, b);
-    elements_store(u + t.start + t.begin + i, muon_mix_(b, g, s.opt));
+    elements_store(u + i, muon_mix_(b, g, s.opt));
 }
 
 // A block updates the momentum of its share of a matrix, and sums the squares of u.
@@ -310,8 +306,8 @@ __device__ inline float muon_norm_factor_(const float* means, const float* sums,
     return after > 0 ? sqrtf(before / after) : 0.0f;
 }
 
-// A block updates the weights of its share of a matrix that belong to this rank; with row_squares
-// it divides rows of X first.
+// A block updates the weights of its share of a matrix; with row_squares it divides rows of X
+// first.
 // grid   up to 64, matrices      block   256      shared   128 bytes
 // moves  X in, the weights in and out. Bound by memory.
 // order  fixed
@@ -323,17 +319,13 @@ __global__ void __launch_bounds__(MUON_THREADS_)
     const MuonMatrix_ matrix = muon_matrix_(s);
     const Weights<T> weights =
         weights_from(all, muon_at_(t.params, matrix.layer), muon_at_(t.master, matrix.layer));
-    const RoundingWords words =
-        rounding_words(seed, t.stream, update, muon_at_(t.words, matrix.layer) + t.begin);
+    const RoundingWords words = rounding_words(seed, t.stream, update, muon_at_(t.words, matrix.layer));
     const size_t rows = (size_t)t.rows, cols = (size_t)t.cols;
     const X* from = x + blockIdx.y * rows * cols;
     const float* means = s.row_squares ? muon_row_squares_(matrix, s) : NULL;
     const float norm = means ? muon_norm_factor_(means, row_sums + blockIdx.y * rows, (int)rows) : 1.0f;
     for (size_t i = matrix.begin + W * threadIdx.x; i < matrix.end; i += W * MUON_THREADS_) {
-        const size_t element = matrix.start + i, own = element - t.begin;
-        if (element < t.begin || element >= t.end) {
-            continue;
-        }
+        const size_t own = matrix.start + i;
         const Elements<float, W> u = elements_convert<float>(elements_load<W>(from + i));
         const float factor = means ? norm * muon_row_factor_(means[(uint32_t)i / (uint32_t)cols]) : 1.0f;
         Elements<float, W> p = weights_load<W>(weights, own);
@@ -345,23 +337,21 @@ __global__ void __launch_bounds__(MUON_THREADS_)
     }
 }
 
-// A block sets its share of a matrix to X in fp32, with row_squares divided by rows: slices of
-// `of_slice` columns, one after the other.
+// A block sets its share of a matrix to X in fp32, with row_squares divided by rows.
 // grid   up to 64, 1      block   256      shared   128 bytes
 // moves  X in, 4 bytes an element out. Bound by memory.
 // order  fixed
 template <class X>
 __global__ void __launch_bounds__(MUON_THREADS_)
-    muon_slices_kernel_(float* slices, size_t of_slice, const X* x, const float* row_sums,
-                        const __grid_constant__ MuonLaunch_ s) {
+    muon_turn_kernel_(float* turned, const X* x, const float* row_sums,
+                      const __grid_constant__ MuonLaunch_ s) {
     const MuonMatrix_ matrix = muon_matrix_(s);
-    const size_t rows = (size_t)s.tensor.rows, cols = (size_t)s.tensor.cols;
     const float* means = s.row_squares;
-    const float norm = means ? muon_norm_factor_(means, row_sums, (int)rows) : 1.0f;
+    const float norm = means ? muon_norm_factor_(means, row_sums, s.tensor.rows) : 1.0f;
     for (size_t i = matrix.begin + threadIdx.x; i < matrix.end; i += MUON_THREADS_) {
-        const size_t row = i / cols, col = i % cols;
-        const float factor = means ? norm * muon_row_factor_(means[row]) : 1.0f;
-        slices[(col / of_slice * rows + row) * of_slice + col % of_slice] = to_float(x[i]) * factor;
+        const float factor =
+            means ? norm * muon_row_factor_(means[(uint32_t)i / (uint32_t)s.tensor.cols]) : 1.0f;
+        turned[i] = to_float(x[i]) * factor;
     }
 }
 
@@ -410,7 +400,7 @@ template <class T> struct MuonUpdate {
     int64_t t; // number of the update, from 1
     uint64_t seed;
     MatmulGpu* matmul;
-    float* u; // operand of the group, gathered from all ranks; NULL: this rank updates all of it
+    float* u; // operand of one matrix, complete; NULL: momentum and gradient make it
 };
 
 template <class T>
@@ -425,15 +415,16 @@ static inline MuonLaunch_ muon_launch_(const MuonTensor* t, const MuonUpdate<T>&
 static inline int muon_width_(const MuonTensor* t) {
     const size_t weights =
                      t->params.first | t->params.step | t->master.first | t->master.step | t->words.first,
-                 gradients = t->grads.first | t->grads.step | t->b.first | t->b.step | t->start;
-    return ((size_t)t->cols | weights | gradients | t->begin | t->end) % 4 == 0 ? 4 : 1;
+                 gradients = t->grads.first | t->grads.step | t->b.first | t->b.step;
+    return ((size_t)t->cols | weights | gradients) % 4 == 0 ? 4 : 1;
 }
 
 template <class T, class G>
 static inline void muon_operand_(const MuonTensor* t, const MuonUpdate<T>& u, int layer, const Gpu* gpu) {
     const MuonLaunch_ s = muon_launch_(t, u, layer);
     const int width = muon_width_(t);
-    const unsigned blocks = (unsigned)ceil_div(t->end - t->begin, (size_t)width * MUON_THREADS_);
+    const size_t elements = (size_t)t->parts * t->rows * t->cols;
+    const unsigned blocks = (unsigned)ceil_div(elements, (size_t)width * MUON_THREADS_);
     const MuonSource_<G> from = {u.b, (const G*)u.grads.data, NULL};
     if (width == 4) {
         launch(muon_operand_kernel_<G, 4>, blocks, MUON_THREADS_, 0, gpu, u.u, from, s);
@@ -442,12 +433,10 @@ static inline void muon_operand_(const MuonTensor* t, const MuonUpdate<T>& u, in
     }
 }
 
-// Sets the elements of u of a layer that this rank updates, and updates their momentum.
+// Sets u of a layer, and updates its momentum.
 template <class T>
 static inline void muon_operand(const MuonTensor* t, const MuonUpdate<T>& u, int layer, const Gpu* gpu) {
-    if (t->begin < t->end) {
-        GRADIENT_DISPATCH(u.grads, T, muon_operand_<T, G>(t, u, layer, gpu));
-    }
+    GRADIENT_DISPATCH(u.grads, T, muon_operand_<T, G>(t, u, layer, gpu));
 }
 
 // Numbers of a move: param = keep param - rate x, with the random words of update t.
@@ -458,8 +447,7 @@ typedef struct {
     int64_t t;
 } MuonMove;
 
-// Moves the weights of a layer that this rank updates by x, the packed matrices of the layer, on
-// the stream of `gpu`.
+// Moves the weights of a layer by x, its packed matrices, on the stream of `gpu`.
 template <class T>
 static inline void muon_move(const MuonTensor* t, const Weights<T>& weights, const float* x, MuonMove move,
                              int layer, const Gpu* gpu) {
@@ -467,7 +455,7 @@ static inline void muon_move(const MuonTensor* t, const Weights<T>& weights, con
     const dim3 grid((unsigned)ceil_div((size_t)t->rows * t->cols, muon_share_(*t)), (unsigned)t->parts);
     const float* no_rows = NULL;
     s.opt.decay = move.decay;
-    if (t->cols % 4 == 0) {
+    if (muon_width_(t) == 4) {
         launch(muon_kernel_<T, float, 4>, grid, MUON_THREADS_, 0, gpu, weights, x, no_rows, move.seed, move.t,
                s);
     } else {
@@ -507,16 +495,12 @@ static inline void muon_update_group_(const MuonUpdate<T>& u, const MuonLaunch_&
            u.muon->row_sums, u.seed, u.t, s);
 }
 
-// Sets `slices` of a matrix, a tensor of its own, to those of X, from u.u. They have `of_slice`
-// columns. u.row_squares are those of the matrix.
-template <class T>
-static inline void muon_turn(float* slices, size_t of_slice, const MuonTensor* t, const MuonUpdate<T>& u,
-                             const Gpu* gpu) {
+// Sets u.u, the operand of a matrix, to its X. u.row_squares are those of the matrix.
+template <class T> static inline void muon_turn(const MuonTensor* t, const MuonUpdate<T>& u, const Gpu* gpu) {
     typedef typename MuonReal_<T>::Type X;
     const MuonLaunch_ s = muon_launch_(t, u, 0);
-    assert(u.u && t->cols % 4 == 0);
-    const X* x = muon_x_<T, float, 4>(u, s, 1, gpu);
-    launch(muon_slices_kernel_<X>, muon_grid_(*t, 1), MUON_THREADS_, 0, gpu, slices, of_slice, x,
+    const X* x = t->cols % 4 == 0 ? muon_x_<T, float, 4>(u, s, 1, gpu) : muon_x_<T, float, 1>(u, s, 1, gpu);
+    launch(muon_turn_kernel_<X>, muon_grid_(*t, 1), MUON_THREADS_, 0, gpu, u.u, x,
            (const float*)u.muon->row_sums, s);
 }
 
@@ -541,10 +525,7 @@ static inline void muon_update(const MuonTensor* t, const MuonUpdate<T>& u, int 
                                const Gpu* gpu) {
     assert(t->parts > 0 && t->layers > 0 && (size_t)t->parts * t->rows * t->cols > 0);
     assert((size_t)t->rows * t->cols <= UINT32_MAX);
-    assert(u.u ? end - first <= 1 : t->begin == 0 && t->end == (size_t)t->parts * t->rows * t->cols);
-    if (t->begin < t->end) {
-        GRADIENT_DISPATCH(u.grads, T, muon_update_<T, G>(t, u, first, end, gpu));
-    }
+    GRADIENT_DISPATCH(u.grads, T, muon_update_<T, G>(t, u, first, end, gpu));
 }
 
 // Returns the bytes moved by Muon's own kernels for n elements, without its matmuls.

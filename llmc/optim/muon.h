@@ -17,11 +17,10 @@ values to about 1:
     A = X X^T,  B = -4.7750 A + 2.0315 A A,  X = 3.4445 X + B X         rows <= cols
     A = X^T X,  B = -4.7750 A + 2.0315 A A,  X = 3.4445 X + X B         else: A is the smaller one
 
-    param, grad, b    (parts * rows, cols)   fp32; b starts as zero
-    row_squares       (parts * rows)         fp32, starts as zero; NULL: X stays as it is
+    param, grad, b    (rows, cols)   fp32; b starts as zero
+    row_squares       (rows)         fp32, starts as zero; NULL: X stays as it is
 
-`parts` matrices, such as those of q, k and v, lie one below the other; each is updated alone. With
-row_squares (NorMuon),
+Matrices such as those of q, k and v are updated one by one. With row_squares (NorMuon),
 
     row_squares_i = rows_beta2 row_squares_i + (1 - rows_beta2) mean_j(X_ij^2)
 
@@ -63,9 +62,8 @@ typedef struct {
     float* param;
     const float* grad;
     float *b, *row_squares; // row_squares may be NULL
-    size_t parts, rows, cols;
-    const float* u;    // from muon_operand_cpu, in place of grad and b; NULL: computed here
-    size_t begin, end; // elements to update
+    size_t rows, cols;
+    const float* u; // from muon_operand_cpu, in place of grad and b; NULL: computed here
 } MuonMatrix;
 
 typedef struct {
@@ -92,10 +90,10 @@ static inline float muon_momentum(int64_t t) { return (float)(0.85 + 0.1 * fmin(
 
 float muon_factor(Muon opt, size_t rows, size_t cols);
 
-// Counts the operations of the matmuls, for one part.
+// Counts the operations of the matmuls.
 double muon_flops(double rows, double cols);
 
-// Returns the scratch bytes for a part of rows x cols.
+// Returns the scratch bytes for rows x cols.
 size_t muon_scratch_bytes(size_t rows, size_t cols);
 
 // Updates b (n) and sets u (n): any elements of a matrix.
@@ -103,12 +101,11 @@ void muon_operand_cpu(float* u, const float* grad, float* b, size_t n, Muon opt)
 
 void muon_update_cpu(MuonMatrix x, Muon opt, const MuonScratch* scratch);
 
-// The two steps of an update of one part: return X (rows, cols), which lies in the scratch memory;
-// and move elements begin ... end-1 of a matrix, or of a slice of one, by those of x. `part` has
-// the sizes of the whole matrix.
-const float* muon_turn_cpu(MuonMatrix part, Muon opt, const MuonScratch* scratch);
+// The two steps of an update: return X (rows, cols), which lies in the scratch memory; and move the
+// first n elements from x.param on by those of `by`, a part of X.
+const float* muon_turn_cpu(MuonMatrix x, Muon opt, const MuonScratch* scratch);
 
-void muon_move_cpu(MuonMatrix part, Muon opt, const float* x);
+void muon_move_cpu(MuonMatrix x, Muon opt, const float* by, size_t n);
 
 #ifdef __cplusplus
 }
@@ -132,7 +129,7 @@ double muon_flops(double rows, double cols) {
     return MUON_ITERATIONS * (4 * s * s * l + 2 * s * s * s);
 }
 
-// Two matrices of a part's size, two Gram matrices, and room for sums.
+// Two matrices of the size of X, two Gram matrices, and room for sums.
 typedef struct {
     double* sums; // sums over blocks of u, or over rows of X
     float *x, *next, *gram, *polynomial;
@@ -248,13 +245,12 @@ static void muon_balance_rows_(MuonMatrix part, Muon opt, const MuonWork_* work)
     }
 }
 
-void muon_move_cpu(MuonMatrix part, Muon opt, const float* x) {
-    const float rate = opt.lr * muon_factor(opt, part.rows, part.cols),
-                keep = 1.0f - opt.lr * opt.weight_decay;
-    float* param = part.param;
+void muon_move_cpu(MuonMatrix x, Muon opt, const float* by, size_t n) {
+    const float rate = opt.lr * muon_factor(opt, x.rows, x.cols), keep = 1.0f - opt.lr * opt.weight_decay;
+    float* param = x.param;
 #pragma omp parallel for simd schedule(static)
-    for (size_t i = part.begin; i < part.end; i++) {
-        param[i] = multiply_add(decay_keep(keep, opt.decay, x[i], param[i]), param[i], -rate * x[i]);
+    for (size_t i = 0; i < n; i++) {
+        param[i] = multiply_add(decay_keep(keep, opt.decay, by[i], param[i]), param[i], -rate * by[i]);
     }
 }
 
@@ -270,35 +266,8 @@ const float* muon_turn_cpu(MuonMatrix part, Muon opt, const MuonScratch* scratch
     return work.x;
 }
 
-// Maps an element of the whole tensor (`begin` or `end`) to the part of n elements that starts at
-// `at`.
-static size_t muon_in_part_(size_t element, size_t at, size_t n) {
-    const size_t in_part = element > at ? element - at : 0;
-    return in_part < n ? in_part : n;
-}
-
 void muon_update_cpu(MuonMatrix x, Muon opt, const MuonScratch* scratch) {
-    for (size_t k = 0; k < x.parts; k++) {
-        const size_t row = k * x.rows, at = row * x.cols, n = x.rows * x.cols;
-        MuonMatrix part = {x.param + at,
-                           NULL,
-                           NULL,
-                           NULL,
-                           1,
-                           x.rows,
-                           x.cols,
-                           NULL,
-                           muon_in_part_(x.begin, at, n),
-                           muon_in_part_(x.end, at, n)};
-        if (x.u) {
-            part.u = x.u + at;
-        } else {
-            part.grad = x.grad + at;
-            part.b = x.b + at;
-        }
-        part.row_squares = x.row_squares ? x.row_squares + row : NULL;
-        muon_move_cpu(part, opt, muon_turn_cpu(part, opt, scratch));
-    }
+    muon_move_cpu(x, opt, muon_turn_cpu(x, opt, scratch), x.rows * x.cols);
 }
 
 #endif // MUON_IMPLEMENTATION

@@ -13,9 +13,7 @@ optimizer.h says. Updates cover the padding. Arrays start at multiples of 16 byt
 
 master_weights.cuh says how weights are read and rounded.
 
-If a rule needs whole tensors and each rank has only a part, the operands of a group (optimizer.h)
-are gathered in scratch memory in fp32, group after group. With a relative rate of Adafactor, the
-weights are, too.
+Matrices whose parts belong to several ranks are updated by their owners (owners.cuh).
 */
 #ifndef LLMC_OPTIMIZER_CUH
 #define LLMC_OPTIMIZER_CUH
@@ -33,7 +31,7 @@ weights are, too.
 #include "llmc/ops/matmul_plans.cuh"
 #include "llmc/optim/muon.cuh"
 #include "llmc/optim/optimizer.h"
-#include "llmc/optim/sliced_update.cuh"
+#include "llmc/optim/owners.cuh"
 #include "llmc/optim/sgd.cuh"
 #include "llmc/optim/soap.cuh"
 #include "llmc/optim/master_weights.cuh"
@@ -46,8 +44,6 @@ weights are, too.
 // Elements of a piece, which a thread block updates, four elements a thread. All are of one tensor.
 // Parts of groups and their shards are whole pieces.
 enum { UPDATE_PIECE_ = TENSOR_SHARD_UNIT, UPDATE_THREADS_ = UPDATE_PIECE_ / 4 };
-
-enum { UPDATE_MATRICES_ = MODEL_PARAMETER_ROWS * TENSOR_RUNS }; // tensors of Muon or SOAP, at most
 
 // Pieces of a group that are updated here: part number `part` of equal ones, and of the kept
 // trained parameters number `in_kept`.
@@ -82,17 +78,17 @@ typedef struct {
     UpdatePieceRow_* rows; // on the GPU: pieces of group 0's trained part, then of any block's
     uint32_t* frozen;      // (groups) on the GPU: bit i, row i is not updated there; NULL: all are
     Code8Table codes;      // adamw8bit
-    AdafactorPlan adafactor;
+    // those that this rank alone updates, and those that it owns and that travel
+    AdafactorPlan adafactor, traveling;
     // Adafactor's tensors in group 0, and in each other group
     AdafactorCount adafactor_once, adafactor_block;
-    MuonTensor muon[UPDATE_MATRICES_];
-    SlicedUpdate sliced; // Muon with tensor ranks
-    SoapTensor soap[UPDATE_MATRICES_];
+    // as OptimizerState.matrices; one matrix of those that travel
+    MuonTensor muon[MATRICES_MOST];
+    SoapTensor soap[MATRICES_MOST];
     int muon_tensors, soap_tensors;
     MuonGpu muon_memory;
     SoapGpu soap_memory;
-    // gathered operands and weights of the group being updated; NULL: not gathered
-    float *operands, *weights;
+    Owners owners; // of matrices whose parts belong to several ranks
 } OptimizerPlan;
 
 static inline size_t update_rows_count_(const ZeroPlan* zero) {
@@ -149,48 +145,51 @@ static inline UpdatePieces_ update_pieces_(const ZeroPlan* zero, ModelConfig cfg
     return pieces;
 }
 
-// A row in group g: its start in the group; the elements that this rank updates; the place of the
-// first of them in the kept parameters, and in owned arrays such as the gradient.
+// Places of a row in group g, of which this rank updates all: in the kept parameters, and in owned
+// arrays such as the gradient.
 typedef struct {
-    size_t start, begin, end, kept, owned;
+    size_t kept, owned;
 } UpdateTensorPlace_;
 
 static inline UpdateTensorPlace_ update_tensor_place_(const OptimizerState* s, const ZeroPlan* zero, int i,
                                                       int g) {
-    const TensorRow* row = &s->rows[i];
     const ZeroPiece piece = zero_piece(zero, g, ZERO_TRAINED);
-    const size_t at = row->offset_bytes + (size_t)tensor_group_copy(g) * row->layer_bytes,
-                 elements = model_rows_in_files(row, s->cfg) * row->cols, in_piece = s->span[i].begin;
-    const size_t begin = piece.full + in_piece > at ? piece.full + in_piece - at : 0,
-                 end = begin + s->span[i].count;
-    const UpdateTensorPlace_ place = {at - zero_group_begin(zero, g), begin < elements ? begin : elements,
-                                      end < elements ? end : elements, piece.kept + in_piece,
-                                      piece.owned + in_piece};
+    const UpdateTensorPlace_ place = {piece.kept + s->span[i].begin, piece.owned + s->span[i].begin};
     return place;
 }
 
-// Returns the place of a row in group g in a slot.
-static inline size_t update_slot_place_(const OptimizerState* s, int slot, int i, int g) {
-    return state_group_begin(&s->slots[slot], g) + s->slots[slot].begin[i];
+// Returns the place of some matrices of every layer in a slot: of layer 0 as if it existed.
+static inline MuonPlace update_matrix_place_(const OptimizerState* s, int slot, const Matrices* m) {
+    const OwnedMatrix x = {m, m->first_copy, 0}, next = {m, m->first_copy + 1, 0};
+    MuonPlace place = {0, 0};
+    if (state_matrix_elements(s, slot, m) > 0) {
+        place.first = state_matrix_begin(s, slot, x);
+        place.step = m->copies > 1 ? state_matrix_begin(s, slot, next) - place.first : 0;
+        place.first -= (size_t)m->first_copy * place.step;
+    }
+    return place;
 }
 
-static inline AdafactorTensor update_adafactor_tensor_(const OptimizerState* s, const ZeroPlan* zero, int i,
-                                                       int g) {
-    const TensorRow* row = &s->rows[i];
+// Returns a tensor of Adafactor that this rank alone updates.
+static inline AdafactorTensor update_adafactor_tensor_(const OptimizerState* s, const ZeroPlan* zero,
+                                                       OwnedMatrix x) {
+    const int i = x.of->row, g = state_matrix_group(s, x);
     const UpdateTensorPlace_ place = update_tensor_place_(s, zero, i, g);
-    const AdafactorTensor tensor = {place.begin,
-                                    place.end,
-                                    place.kept,
+    const MuonPlace rows = update_matrix_place_(s, STATE_ROWS, x.of),
+                    cols = update_matrix_place_(s, STATE_COLS, x.of),
+                    v = update_matrix_place_(s, STATE_V, x.of);
+    const size_t copy = (size_t)x.copy;
+    const AdafactorTensor tensor = {place.kept,
                                     place.owned,
-                                    update_slot_place_(s, STATE_M, i, g),
-                                    zero_is_divided(zero) ? place.start : place.owned,
-                                    update_slot_place_(s, STATE_ROWS, i, g),
-                                    update_slot_place_(s, STATE_COLS, i, g),
-                                    update_slot_place_(s, STATE_V, i, g),
-                                    row->stream,
-                                    state_word(s, i, tensor_group_copy(g)),
-                                    (int)model_rows_in_files(row, s->cfg),
-                                    (int)row->cols,
+                                    state_group_begin(s, STATE_M, g) + s->slots[STATE_M].begin[i],
+                                    place.owned,
+                                    rows.first + copy * rows.step,
+                                    cols.first + copy * cols.step,
+                                    v.first + copy * v.step,
+                                    s->rows[i].stream,
+                                    state_word(s, i, x.copy),
+                                    (int)x.of->rows,
+                                    (int)x.of->cols,
                                     s->factors[i].rate,
                                     s->factors[i].decay,
                                     0};
@@ -203,14 +202,8 @@ static inline int update_is_in_backward_(const ZeroPlan* zero) {
     return zero->shares_buffer && zero->stage < 2;
 }
 
-// True if this rank updates any part of a row in group g by Adafactor.
-static inline int update_has_adafactor_(const OptimizerState* s, const ZeroPlan* zero, int i, int g) {
-    return tensor_is_in_group(&s->rows[i], g) && s->rule[i] != RULE_NONE && s->span[i].count > 0 &&
-           zero_has_gradient(zero, g);
-}
-
-// Allocates and sets all tensors of Adafactor, group after group; returns their number. Groups that
-// are updated in the backward pass are apart.
+// Allocates and sets all tensors of Adafactor that this rank alone updates, group after group;
+// returns their number. Groups that are updated in the backward pass are apart.
 static inline int update_adafactor_tensors_(AdafactorTensor** tensors, const OptimizerState* s,
                                             const ZeroPlan* zero) {
     int count = 0;
@@ -218,15 +211,53 @@ static inline int update_adafactor_tensors_(AdafactorTensor** tensors, const Opt
                                              "tensors of an update");
     for (int g = 0; g < model_groups(s->cfg); g++) {
         const int begin = count;
-        for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-            if (update_has_adafactor_(s, zero, i, g)) {
-                (*tensors)[count] = update_adafactor_tensor_(s, zero, i, g);
+        for (int k = 0; k < s->num_matrices && zero_has_gradient(zero, g); k++) {
+            const OwnedMatrix x = {&s->matrices[k], tensor_group_copy(g), 0};
+            if (!matrices_travel(x.of) && tensor_is_in_group(&s->rows[x.of->row], g)) {
+                (*tensors)[count] = update_adafactor_tensor_(s, zero, x);
                 (*tensors)[count].is_apart = update_is_in_backward_(zero) && count == begin;
                 count++;
             }
         }
     }
     return count;
+}
+
+// Allocates and sets the tensors of Adafactor that travel and that this rank owns; returns their
+// number. Each is alone in a gradient.
+static inline int update_traveling_tensors_(AdafactorTensor** tensors, const OptimizerState* s) {
+    size_t count = 0, most = 0;
+    for (int k = 0; k < s->num_matrices; k++) {
+        most += matrices_owned(&s->matrices[k], matrices_all(&s->matrices[k]));
+    }
+    *tensors = (AdafactorTensor*)check_alloc(most + 1, sizeof(AdafactorTensor), "tensors of an update");
+    for (int k = 0; k < s->num_matrices; k++) {
+        const Matrices* m = &s->matrices[k];
+        for (int copy = m->first_copy; copy < m->first_copy + m->copies && matrices_travel(m); copy++) {
+            const OwnedMatrix x = {m, copy, 0};
+            if (matrix_is_owned(x)) {
+                const int is_vector = s->rule[m->row] == RULE_FULL;
+                AdafactorTensor* t = &(*tensors)[count++];
+                t->row_sums = is_vector ? 0 : state_matrix_begin(s, STATE_ROWS, x);
+                t->col_sums = is_vector ? 0 : state_matrix_begin(s, STATE_COLS, x);
+                t->v = is_vector ? state_matrix_begin(s, STATE_V, x) : 0;
+                t->rows = (int)m->rows, t->cols = (int)m->cols;
+                t->rate = s->factors[m->row].rate;
+                t->decay = s->factors[m->row].decay;
+                t->is_apart = 1;
+            }
+        }
+    }
+    return (int)count;
+}
+
+// Returns how many elements Adafactor reads at a time, the same in all ranks.
+static inline int update_adafactor_width_(const OptimizerState* s) {
+    size_t cols = 0;
+    for (int k = 0; k < s->num_matrices; k++) {
+        cols |= s->matrices[k].rows > 1 ? s->matrices[k].cols : 0;
+    }
+    return cols % 4 == 0 ? 4 : 1;
 }
 
 // Returns the place of a row's first layer in a slot, as if it existed; each next layer is one
@@ -236,118 +267,55 @@ static inline size_t update_slot_first_(const OptimizerState* s, int slot, int i
     return (s->rows[i].place == PLACE_BLOCK ? state_blocks_begin(of) : 0) + of->begin[i];
 }
 
-// Maps an element of a row (`begin` or `end`) to the run of `count` elements that starts at `at`.
-static inline size_t update_in_run_(size_t element, size_t at, size_t count) {
-    const size_t in_run = element > at ? element - at : 0;
-    return in_run < count ? in_run : count;
-}
-
-// Returns equal matrices of a row, of all layers, with the places of Muon's state.
-static inline MuonTensor update_muon_tensor_(const OptimizerState* s, const ZeroPlan* zero, int i,
-                                             TensorRun run) {
-    const TensorRow* row = &s->rows[i];
-    const int is_block = row->place == PLACE_BLOCK,
+// Returns the matrices of all layers with the places of Muon's state; or one matrix alone, if they
+// travel.
+static inline MuonTensor update_muon_tensor_(const OptimizerState* s, const ZeroPlan* zero,
+                                             const Matrices* m) {
+    const int i = m->row, is_block = s->rows[i].place == PLACE_BLOCK,
               frozen = is_block ? zero->first_block : 0; // layers
+    const OwnedMatrix first = {m, m->first_copy, 0};
+    if (matrices_travel(m)) {
+        return owners_tensor(m->rows, m->cols);
+    }
     const UpdateTensorPlace_ place = update_tensor_place_(s, zero, i, is_block + frozen);
-    const size_t kept = zero->block / (size_t)zero_kept_cut(zero).parts,
-                 owned = zero->trained_block / (size_t)zero_owned_cut(zero, 1).parts;
-    // of the run in the row; of what this rank updates of it, in the run and in the row's
-    const size_t at = run.first * row->cols, count = (size_t)run.count * run.rows * row->cols,
-                 begin = update_in_run_(place.begin, at, count), end = update_in_run_(place.end, at, count),
-                 skipped = at + begin - place.begin;
+    const size_t copy = s->rows[i].layer_bytes, // outside of blocks
+        kept = is_block ? zero->block / (size_t)zero_kept_cut(zero).parts : copy,
+                 owned = is_block ? zero->trained_block / (size_t)zero_owned_cut(zero, 1).parts : copy,
+                 at = matrix_part(first, &s->rows[i], s->cfg).begin;
     // of layer 0 as if it existed
-    const MuonPlace of_owned = {place.owned - (size_t)frozen * owned + skipped, owned};
-    const MuonTensor tensor = {begin,
-                               end,
-                               {place.kept - (size_t)frozen * kept + skipped, kept},
-                               of_owned,
-                               of_owned,
-                               {update_slot_first_(s, STATE_M, i) + skipped, s->slots[STATE_M].block},
-                               {update_slot_first_(s, STATE_ROWS, i) + run.first, s->slots[STATE_ROWS].block},
-                               row->layers,
-                               run.count,
-                               (int)run.rows,
-                               (int)row->cols,
-                               is_block,
-                               place.start + at,
-                               {state_word(s, i, 0) + at, (size_t)row->repeats << STATE_WORD_LAYER},
-                               row->stream,
-                               row->decay,
-                               s->optimizer.by_block || zero_is_divided(zero)};
+    const MuonPlace of_owned = {place.owned - (size_t)frozen * owned + at, owned};
+    const MuonTensor tensor = {
+        {place.kept - (size_t)frozen * kept + at, kept},
+        of_owned,
+        of_owned,
+        {update_slot_first_(s, STATE_M, i) + at, is_block ? s->slots[STATE_M].block : copy},
+        update_matrix_place_(s, STATE_ROWS, m),
+        s->rows[i].layers,
+        m->count,
+        (int)m->rows,
+        (int)m->cols,
+        is_block,
+        {state_word(s, i, 0) + at, (size_t)s->rows[i].repeats << STATE_WORD_LAYER},
+        s->rows[i].stream,
+        s->rows[i].decay,
+        s->optimizer.by_block};
     return tensor;
 }
 
-// Returns the same for SOAP: run `run` of row i. A gathered gradient has one layer at a time.
-static inline SoapTensor update_soap_tensor_(const OptimizerState* s, const ZeroPlan* zero, int i, int run) {
-    SoapTensor t;
-    const TensorRun matrices = tensor_run(&s->rows[i], run);
-    const size_t at = matrices.first * s->rows[i].cols,
-                 left = state_square_begin(s, SLOT_ROWS_SQUARE, i, run),
-                 right = state_square_begin(s, SLOT_COLS_SQUARE, i, run);
-    t.row = i;
-    t.matrices = update_muon_tensor_(s, zero, i, matrices);
-    if (zero_is_divided(zero)) {
-        t.matrices.grads = MuonPlace{t.matrices.start, 0};
+// Returns such matrices with the places of SOAP's state.
+static inline SoapTensor update_soap_tensor_(const OptimizerState* s, const ZeroPlan* zero,
+                                             const Matrices* m) {
+    const MuonPlace none = {0, 0};
+    const int travels = matrices_travel(m);
+    SoapTensor t = {update_muon_tensor_(s, zero, m), {none, none}, none, none, state_square(s, m->rows) > 0,
+                    state_square(s, m->cols) > 0,    m->row};
+    if (!travels) {
+        t.moments[0] = update_matrix_place_(s, STATE_MATRIX_M, m);
+        t.moments[1] = update_matrix_place_(s, STATE_MATRIX_V, m);
+        t.left = update_matrix_place_(s, STATE_LEFT, m);
+        t.right = update_matrix_place_(s, STATE_RIGHT, m);
     }
-    t.moments[0] = MuonPlace{update_slot_first_(s, STATE_M, i) + at, s->slots[STATE_M].block};
-    t.moments[1] = MuonPlace{update_slot_first_(s, STATE_V, i) + at, s->slots[STATE_V].block};
-    t.left = MuonPlace{update_slot_first_(s, STATE_LEFT, i) + left, s->slots[STATE_LEFT].block};
-    t.right = MuonPlace{update_slot_first_(s, STATE_RIGHT, i) + right, s->slots[STATE_RIGHT].block};
-    t.has_left = state_square(s, SLOT_ROWS_SQUARE, i, run) > 0;
-    t.has_right = state_square(s, SLOT_COLS_SQUARE, i, run) > 0;
     return t;
-}
-
-// Sets all tensors of SOAP; returns their number.
-static inline int update_soap_tensors_(SoapTensor tensors[UPDATE_MATRICES_], const OptimizerState* s,
-                                       const ZeroPlan* zero) {
-    int count = 0;
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        for (int run = 0; run < tensor_runs(&s->rows[i]) && s->rule[i] == RULE_SOAP; run++) {
-            tensors[count++] = update_soap_tensor_(s, zero, i, run);
-        }
-    }
-    return count;
-}
-
-// Sets a tensor for each matrix of Muon in this rank, or for each whole matrix; returns their
-// number.
-static inline int update_sliced_tensors_(MuonTensor tensors[UPDATE_MATRICES_], const OptimizerState* s,
-                                         const ZeroPlan* zero, int is_whole) {
-    int count = 0;
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        for (int m = 0; m < tensor_matrices(&s->rows[i]) && s->rule[i] == RULE_MUON; m++) {
-            const TensorRun whole = tensor_matrix(&s->whole[i], m);
-            tensors[count++] = is_whole ? sliced_muon_tensor(whole.rows, s->whole[i].cols)
-                                        : update_muon_tensor_(s, zero, i, tensor_matrix(&s->rows[i], m));
-        }
-    }
-    return count;
-}
-
-// Sets all tensors of Muon; returns their number.
-static inline int update_muon_tensors_(MuonTensor tensors[UPDATE_MATRICES_], const OptimizerState* s,
-                                       const ZeroPlan* zero) {
-    int count = 0;
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        for (int run = 0; run < tensor_runs(&s->rows[i]) && s->rule[i] == RULE_MUON; run++) {
-            tensors[count++] = update_muon_tensor_(s, zero, i, tensor_run(&s->rows[i], run));
-        }
-    }
-    return count;
-}
-
-// Returns the elements of the largest operand of a group.
-static inline size_t update_operand_elements_(const OptimizerState* state, const ZeroPlan* zero) {
-    size_t most = 0;
-    for (int g = 0; g < zero->groups; g++) {
-        const size_t all = zero_trained_elements(zero, g),
-                     elements = optimizer_needs_slices(state, zero, g) || optimizer_gathers(state, zero, g)
-                                    ? all
-                                    : 0;
-        most = elements > most ? elements : most;
-    }
-    return most;
 }
 
 template <class T>
@@ -356,38 +324,34 @@ static inline void update_open_rules_(OptimizerPlan* plan, Memory* memory, const
     AdafactorTensor* tensors;
     if (name == OPTIMIZER_ADAMW8BIT) {
         code8_table_open(&plan->codes, memory);
-    } else if (name == OPTIMIZER_MUON && model_is_cut(plan->state->cfg)) {
-        MuonTensor whole[UPDATE_MATRICES_];
-        plan->muon_tensors = update_sliced_tensors_(plan->muon, plan->state, zero, 0);
-        muon_open<T>(&plan->muon_memory, memory, whole, update_sliced_tensors_(whole, plan->state, zero, 1));
-        sliced_update_open(&plan->sliced, memory, plan->state, zero);
     } else if (name == OPTIMIZER_MUON) {
-        plan->muon_tensors = update_muon_tensors_(plan->muon, plan->state, zero);
+        for (int k = 0; k < plan->state->num_matrices; k++) {
+            plan->muon[k] = update_muon_tensor_(plan->state, zero, &plan->state->matrices[k]);
+        }
+        plan->muon_tensors = plan->state->num_matrices;
         muon_open<T>(&plan->muon_memory, memory, plan->muon, plan->muon_tensors);
     } else if (name == OPTIMIZER_SOAP) {
-        plan->soap_tensors = update_soap_tensors_(plan->soap, plan->state, zero);
+        for (int k = 0; k < plan->state->num_matrices; k++) {
+            plan->soap[k] = update_soap_tensor_(plan->state, zero, &plan->state->matrices[k]);
+        }
+        plan->soap_tensors = plan->state->num_matrices;
         soap_open(&plan->soap_memory, memory, plan->soap, plan->soap_tensors);
     } else if (name == OPTIMIZER_ADAFACTOR) {
         const int count = update_adafactor_tensors_(&tensors, plan->state, zero),
                   blocks = zero->groups - 1 - zero->first_block;
         int once = 0; // how many are in group 0
-        for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-            once += update_has_adafactor_(plan->state, zero, i, 0);
+        for (int k = 0; k < plan->state->num_matrices; k++) {
+            const Matrices* m = &plan->state->matrices[k];
+            once += !matrices_travel(m) && plan->state->rows[m->row].place == PLACE_ONCE;
         }
         plan->adafactor_once = adafactor_count(tensors, once);
         plan->adafactor_block = adafactor_count(tensors + once, blocks > 0 ? (count - once) / blocks : 0);
         adafactor_open(&plan->adafactor, memory, tensors, count);
         free(tensors);
-    }
-}
-
-static inline void update_open_operands_(OptimizerPlan* plan, Memory* memory) {
-    const size_t bytes = update_operand_elements_(plan->state, &plan->zero) * sizeof(float);
-    if (bytes > 0) {
-        plan->operands = (float*)memory_take(memory, "scratch: operands of an update", MEMORY_DEVICE, bytes);
-    }
-    if (bytes > 0 && plan->state->optimizer.sums_weights) {
-        plan->weights = (float*)memory_take(memory, "scratch: weights of an update", MEMORY_DEVICE, bytes);
+        const int traveling = update_traveling_tensors_(&tensors, plan->state);
+        adafactor_open(&plan->traveling, memory, tensors, traveling);
+        free(tensors);
+        plan->adafactor.width = plan->traveling.width = update_adafactor_width_(plan->state);
     }
 }
 
@@ -412,14 +376,15 @@ static inline void optimizer_open(OptimizerPlan* plan, Memory* memory, const Zer
     plan->pieces = update_pieces_(zero, state->cfg);
     plan->shares_buffer = update_is_in_backward_(zero);
     update_open_rows_(plan, memory);
-    update_open_operands_(plan, memory);
     update_open_rules_<T>(plan, memory, zero);
+    owners_open(&plan->owners, memory, state, zero, NULL);
 }
 
 // Makes updates leave frozen parameters unchanged. Call it after optimizer_open.
 static inline void optimizer_freeze(OptimizerPlan* plan, Memory* memory, const Freeze* freeze) {
     const ModelConfig cfg = plan->state->cfg;
     const size_t bytes = (size_t)model_groups(cfg) * sizeof(uint32_t);
+    plan->owners.freeze = freeze;
     plan->frozen = (uint32_t*)memory_take(memory, "scratch: frozen parameters", MEMORY_DEVICE, bytes);
     if (memory_is_dry(memory)) {
         return;
@@ -438,14 +403,8 @@ static inline void optimizer_freeze(OptimizerPlan* plan, Memory* memory, const F
 // Chooses the algorithms of an update's matmuls, before the first update. All ranks choose
 // together, though each updates other tensors.
 template <class T> static inline void optimizer_choose_matmuls(OptimizerPlan* plan, MatmulGpu* matmul) {
-    MuonTensor whole[UPDATE_MATRICES_];
-    const MuonTensor* muon = plan->muon;
-    if (model_is_cut(plan->state->cfg)) {
-        update_sliced_tensors_(whole, plan->state, &plan->zero, 1);
-        muon = whole;
-    }
     for (int i = 0; i < plan->muon_tensors; i++) {
-        muon_choose_matmuls<T>(&plan->muon_memory, &muon[i], matmul);
+        muon_choose_matmuls<T>(&plan->muon_memory, &plan->muon[i], matmul);
     }
     for (int i = 0; i < plan->soap_tensors; i++) {
         soap_choose_matmuls(&plan->soap_memory, &plan->soap[i], matmul);
@@ -696,7 +655,7 @@ template <class T> struct OptimizerUpdate {
     Update update;
     uint64_t seed;
     MatmulGpu* matmul; // Muon and SOAP only
-    ZeroGpu* zero;     // gathers operands
+    ZeroGpu* zero;
     int shows_average; // true: instead of an update, parameters are set to their average
 };
 
@@ -777,96 +736,35 @@ template <class T> static inline MuonUpdate<T> update_muon_of_(const OptimizerUp
                                 u.update.t,
                                 u.seed,
                                 u.matmul,
-                                u.plan->operands};
+                                NULL};
     return muon;
 }
 
 // Returns the trained layers of some matrices in some groups: first < end if it has any.
 static inline UpdateGroups_ update_layers_(const OptimizerPlan* plan, const MuonTensor* t,
                                            UpdateGroups_ groups) {
-    const int trained = t->group > 0 ? plan->zero.first_block : 0;
-    const UpdateGroups_ layers = {int_max(groups.first - t->group, trained),
-                                  int_min(groups.end - t->group, t->layers)};
-    return layers;
+    const UpdateGroups_ layers = {int_max(groups.first - 1, plan->zero.first_block),
+                                  int_min(groups.end - 1, t->layers)},
+                        once = {0, groups.first == 0 && groups.end > 0 ? t->layers : 0};
+    return t->group > 0 ? layers : once;
 }
 
 template <class T>
 static inline void update_muon_rows_(const OptimizerUpdate<T>& u, UpdateGroups_ groups, const Gpu* gpu) {
     for (int i = 0; i < u.plan->muon_tensors; i++) {
         const UpdateGroups_ layers = update_layers_(u.plan, &u.plan->muon[i], groups);
-        if (layers.first < layers.end) {
+        if (layers.first < layers.end && !matrices_travel(&u.plan->state->matrices[i])) {
             muon_update(&u.plan->muon[i], update_muon_of_(u), layers.first, layers.end, gpu);
         }
     }
 }
 
-// ---- Muon with tensor ranks ----
-
-// Sets the operands of group g at `operands`.
-template <class T>
-static inline void update_sliced_operands_(OptimizerUpdate<T> u, int g, float* operands, const Gpu* gpu) {
-    MuonUpdate<T> muon = update_muon_of_(u);
-    muon.u = operands;
-    for (int i = 0; i < u.plan->muon_tensors; i++) {
-        muon_operand(&u.plan->muon[i], muon, g - u.plan->muon[i].group, gpu);
-    }
-    if (zero_is_divided(&u.plan->zero)) {
-        zero_gather_operands(u.zero, operands, g);
-    }
-}
-
-// Moves this rank's part of a matrix.
-template <class T>
-static inline void update_sliced_move_(const OptimizerUpdate<T>& u, const MuonTensor* t,
-                                       const SlicedMatrix* x, const Gpu* gpu) {
-    const MuonUpdate<T> muon = update_muon_of_(u);
-    const float rate = muon.opt.lr * muon_factor(muon.opt, x->whole.rows, x->t.whole->cols);
-    const MuonMove move = {rate, t->decay ? 1.0f - muon.opt.lr * muon.opt.weight_decay : 1.0f, muon.opt.decay,
-                           u.seed, muon.t};
-    if (t->begin < t->end) {
-        muon_move(t, muon.weights, (const float*)u.plan->sliced.operands + t->start, move,
-                  x->t.group - t->group, gpu);
-    }
-}
-
-// Updates the matrices of group g by Muon.
-template <class T>
-static inline void update_sliced_layer_(const OptimizerUpdate<T>& u, int g, const Gpu* gpu) {
-    SlicedUpdate* sliced = (SlicedUpdate*)&u.plan->sliced;
-    int k = 0;
-    sliced->operands = u.plan->operands;
-    update_sliced_operands_(u, g, sliced->operands, gpu);
-    sliced_muon(sliced, g, update_muon_of_(u), &u.zero->groups->tensor, gpu);
-    for (int row = 0; row < MODEL_PARAMETER_ROWS; row++) {
-        for (int m = 0;
-             m < tensor_matrices(&sliced->state->rows[row]) && sliced->state->rule[row] == RULE_MUON; m++) {
-            const SlicedMatrix x = sliced_matrix(sliced, row, g, m);
-            update_sliced_move_(u, &u.plan->muon[k++], &x, gpu);
-        }
-    }
-}
-
-template <class T> static inline void update_sliced_layers_(const OptimizerUpdate<T>& u, const Gpu* gpu) {
-    const ZeroPlan* zero = &u.plan->zero;
-    for (int g = 1; g < zero->groups; g++) {
-        if (optimizer_needs_slices(u.plan->state, zero, g)) {
-            update_sliced_layer_(u, g, gpu);
-        }
-    }
-}
-
-// Returns the gradient of whole tensors: gathered, or this rank's own.
-template <class T> static inline Gradient update_whole_gradient_(const OptimizerUpdate<T>& u) {
-    const Gradient operands = {u.plan->operands, DTYPE_FP32};
-    return u.plan->operands ? operands : u.grads;
-}
-
 // Returns the arguments of SOAP for a row.
 template <class T> static inline SoapUpdate<T> update_soap_of_(const OptimizerUpdate<T>& u, int row) {
     const SoapUpdate<T> soap = {update_weights_(u),
-                                update_whole_gradient_(u),
-                                (float*)u.slots[STATE_M],
-                                (float*)u.slots[STATE_V],
+                                u.grads,
+                                (float*)u.slots[STATE_MATRIX_M],
+                                (float*)u.slots[STATE_MATRIX_V],
                                 {(float*)u.slots[STATE_LEFT], (float*)u.slots[STATE_LEFT_BASIS]},
                                 {(float*)u.slots[STATE_RIGHT], (float*)u.slots[STATE_RIGHT_BASIS]},
                                 (SoapGpu*)&u.plan->soap_memory,
@@ -881,16 +779,8 @@ static inline void update_soap_rows_(const OptimizerUpdate<T>& u, UpdateGroups_ 
     for (int i = 0; i < u.plan->soap_tensors; i++) {
         const SoapTensor* t = &u.plan->soap[i];
         const UpdateGroups_ layers = update_layers_(u.plan, &t->matrices, groups);
-        soap_update(t, update_soap_of_(u, t->row), layers.first, layers.end, gpu);
-    }
-}
-
-template <class T>
-static inline void update_muon_operands_(const OptimizerUpdate<T>& u, int g, const Gpu* gpu) {
-    for (int i = 0; i < u.plan->muon_tensors; i++) {
-        const UpdateGroups_ group = {g, g + 1}, layers = update_layers_(u.plan, &u.plan->muon[i], group);
-        if (layers.first < layers.end) {
-            muon_operand(&u.plan->muon[i], update_muon_of_(u), layers.first, gpu);
+        if (!matrices_travel(&u.plan->state->matrices[i])) {
+            soap_update(t, update_soap_of_(u, t->row), layers.first, layers.end, gpu);
         }
     }
 }
@@ -911,40 +801,11 @@ static inline void update_adafactor_rows_(const OptimizerUpdate<T>& u, UpdateGro
     const AdafactorCount these = {end.matrices - begin.matrices, end.vectors - begin.vectors,
                                   end.tiles - begin.tiles};
     assert(!u.plan->shares_buffer || groups.end - groups.first == 1);
-    adafactor_update(AdafactorUpdate<T>{update_weights_(u), update_whole_gradient_(u),
-                                        (float*)u.slots[STATE_ROWS], (float*)u.slots[STATE_COLS],
-                                        (float*)u.slots[STATE_V], (float*)u.slots[STATE_M],
-                                        &u.plan->adafactor, update_adafactor(u.update), u.seed, begin, these,
-                                        u.plan->weights},
+    adafactor_update(AdafactorUpdate<T>{update_weights_(u), u.grads, (float*)u.slots[STATE_ROWS],
+                                        (float*)u.slots[STATE_COLS], (float*)u.slots[STATE_V],
+                                        (float*)u.slots[STATE_M], &u.plan->adafactor,
+                                        update_adafactor(u.update), u.seed, begin, these, NULL, NULL},
                      gpu);
-}
-
-// Sets this rank's part of the operands of group g for Adafactor and SOAP: the gradient, and the
-// weights if they are summed up.
-template <class T>
-static inline void update_gradient_operands_(const OptimizerUpdate<T>& u, int g, const Gpu* gpu) {
-    const ZeroPiece piece = zero_piece(&u.plan->zero, g, ZERO_TRAINED);
-    const size_t in_group = piece.full - zero_group_begin(&u.plan->zero, g);
-    CUDA_CHECK(cudaMemcpyAsync(u.plan->operands + in_group, (const float*)u.grads.data + piece.owned,
-                               piece.count * sizeof(float), cudaMemcpyDefault, gpu->stream));
-    if (u.plan->weights) {
-        const Weights<T> own = weights_from(update_weights_(u), piece.kept, piece.owned);
-        weights_widen(u.plan->weights + in_group, own, piece.count, gpu);
-    }
-}
-
-// Gathers the operands of group g from all ranks.
-template <class T> static inline void update_gather_(const OptimizerUpdate<T>& u, int g, const Gpu* gpu) {
-    assert(u.grads.dtype == DTYPE_FP32 && gpu->stream == u.zero->main.stream);
-    if (u.plan->state->optimizer.name == OPTIMIZER_MUON) {
-        update_muon_operands_(u, g, gpu);
-    } else {
-        update_gradient_operands_(u, g, gpu);
-    }
-    zero_gather_operands(u.zero, u.plan->operands, g);
-    if (u.plan->weights) {
-        zero_gather_operands(u.zero, u.plan->weights, g);
-    }
 }
 
 template <class T>
@@ -958,25 +819,212 @@ static inline void update_groups_rows_(const OptimizerUpdate<T>& u, UpdateGroups
     }
 }
 
-// Updates all rows of these groups whose rule needs whole tensors: all together, or group after
-// group if operands are gathered.
+// ---- matrices whose parts belong to several ranks (owners.h)
+
+// This rank's part of a matrix: its places in the kept parameters, and in the memory of shares.
+typedef struct {
+    ZeroRange range;
+    size_t kept;
+    float* data;
+} UpdateShare_;
+
+static inline UpdateShare_ update_share_(const Owners* o, const OwnersItem* item) {
+    const ZeroRange range = owners_range(o, item);
+    const UpdateShare_ share = {range, zero_piece(&o->plan, item->group, ZERO_TRAINED).kept + range.in_piece,
+                                o->shares + item->share_at};
+    return share;
+}
+
+// Returns the part as a tensor of Muon, with its places in all arrays.
+static inline MuonTensor update_share_tensor_(const OptimizerState* s, const UpdateShare_* share) {
+    const ZeroRange* range = &share->range;
+    MuonTensor t = owners_tensor(1, range->count);
+    t.params.first = share->kept;
+    t.master.first = t.grads.first = range->owned;
+    t.b.first = state_slot_has(s, STATE_M, range->row) ? state_begin(s, STATE_M, range) : 0;
+    t.words.first = state_word(s, range->row, range->copy) + range->before;
+    t.stream = s->rows[range->row].stream;
+    return t;
+}
+
+// Returns a matrix's place in a slot that it has.
+template <class T> static inline float* update_owned_(const OptimizerUpdate<T>& u, int slot, OwnedMatrix x) {
+    const OptimizerState* s = u.plan->state;
+    return state_matrix_elements(s, slot, x.of) > 0 ? (float*)u.slots[slot] + state_matrix_begin(s, slot, x)
+                                                    : NULL;
+}
+
+// Returns the arguments of Muon for one matrix, or a part of it.
 template <class T>
-static inline void update_tensors_(const OptimizerUpdate<T>& u, UpdateGroups_ groups, const Gpu* gpu) {
-    if (model_is_cut(u.plan->state->cfg)) {
-        update_sliced_layers_(u, gpu);
+static inline MuonUpdate<T> update_muon_one_(const OptimizerUpdate<T>& u, float* data, float* row_squares) {
+    MuonUpdate<T> muon = update_muon_of_(u);
+    muon.row_squares = row_squares;
+    muon.u = data;
+    return muon;
+}
+
+template <class T, class G>
+static inline void update_operand_copy_(const OptimizerUpdate<T>& u, const UpdateShare_& share,
+                                        const Gpu* gpu) {
+    const Owners* o = &u.plan->owners;
+    owners_operand(share.data, o->has_weights ? share.data + o->shares_room : NULL,
+                   (const G*)u.grads.data + share.range.owned,
+                   weights_from(update_weights_(u), share.kept, share.range.owned), share.range.count, gpu);
+}
+
+template <class T>
+static inline void update_operand_(const OptimizerUpdate<T>& u, const OwnersItem* item, const Gpu* gpu) {
+    const UpdateShare_ share = update_share_(&u.plan->owners, item);
+    if (share.range.count == 0) {
         return;
     }
-    if (!u.plan->operands) {
-        update_groups_rows_(u, groups, gpu);
+    if (u.plan->state->rule[item->x.of->row] == RULE_MUON) {
+        const MuonTensor t = update_share_tensor_(u.plan->state, &share);
+        muon_operand(&t, update_muon_one_(u, share.data, NULL), 0, gpu);
+    } else {
+        GRADIENT_DISPATCH(u.grads, T, (update_operand_copy_<T, G>(u, share, gpu)));
+    }
+}
+
+// Returns Adafactor's tensors before a matrix that this rank owns, among those that travel.
+static inline AdafactorCount update_traveling_before_(const OptimizerState* s, OwnedMatrix x) {
+    AdafactorCount before = {0, 0, 0};
+    for (const Matrices* m = s->matrices; m <= x.of; m++) {
+        const size_t copies = m == x.of ? (size_t)(x.copy - m->first_copy) : (size_t)m->copies;
+        const int owned = matrices_travel(m) ? (int)matrices_owned(m, copies) : 0;
+        before.vectors += m->rows > 1 ? 0 : owned;
+        before.matrices += m->rows > 1 ? owned : 0;
+        before.tiles += m->rows > 1 ? owned * ceil_div((int)m->rows, (int)ADAFACTOR_BAND) : 0;
+    }
+    return before;
+}
+
+template <class T>
+static inline void update_turn_adafactor_(const OptimizerUpdate<T>& u, OwnedMatrix x, float* matrix,
+                                          float* rate, const float* weights, const Gpu* gpu) {
+    const int is_matrix = x.of->rows > 1;
+    const AdafactorCount one = {is_matrix, !is_matrix,
+                                is_matrix ? ceil_div((int)x.of->rows, (int)ADAFACTOR_BAND) : 0};
+    adafactor_update(AdafactorUpdate<T>{update_weights_(u), Gradient{matrix, DTYPE_FP32},
+                                        (float*)u.slots[STATE_ROWS], (float*)u.slots[STATE_COLS],
+                                        (float*)u.slots[STATE_V], NULL, &u.plan->traveling,
+                                        update_adafactor(u.update), u.seed,
+                                        update_traveling_before_(u.plan->state, x), one, rate, weights},
+                     gpu);
+}
+
+// Turns the matrix that this rank owns.
+template <class T>
+static inline void update_turn_(const OptimizerUpdate<T>& u, const OwnersItem* item, const Gpu* gpu) {
+    const Owners* o = &u.plan->owners;
+    const OptimizerState* s = u.plan->state;
+    const OwnedMatrix x = item->x;
+    const int k = (int)(x.of - s->matrices);
+    float *matrix = owners_matrix(o, item), *rate = (item->is_cut ? o->parts : matrix) + matrix_elements(x);
+    const size_t room = item->is_cut ? o->matrix_room : o->pieces_room;
+    for (int half = 0; half <= o->has_weights && item->is_cut; half++) {
+        owners_copy_runs_gpu(o, item, o->parts + half * room, matrix + half * room, OWNERS_THERE, gpu);
+    }
+    if (s->rule[x.of->row] == RULE_MUON) {
+        muon_turn(&u.plan->muon[k], update_muon_one_(u, matrix, update_owned_(u, STATE_ROWS, x)), gpu);
+    } else if (s->rule[x.of->row] == RULE_SOAP) {
+        SoapUpdate<T> soap = update_soap_of_(u, x.of->row);
+        soap.m = update_owned_(u, STATE_MATRIX_M, x), soap.v = update_owned_(u, STATE_MATRIX_V, x);
+        soap.left = SoapSide{update_owned_(u, STATE_LEFT, x), update_owned_(u, STATE_LEFT_BASIS, x)};
+        soap.right = SoapSide{update_owned_(u, STATE_RIGHT, x), update_owned_(u, STATE_RIGHT_BASIS, x)};
+        soap_turn(&u.plan->soap[k], matrix, soap, gpu);
+    } else {
+        update_turn_adafactor_(u, x, matrix, rate, o->has_weights ? matrix + room : NULL, gpu);
+    }
+    if (item->is_cut) {
+        owners_copy_runs_gpu(o, item, o->parts, matrix, OWNERS_BACK, gpu);
+    }
+}
+
+template <class T>
+static inline void update_move_adafactor_(const OptimizerUpdate<T>& u, const UpdateShare_& share,
+                                          const Gpu* gpu) {
+    const OptimizerState* s = u.plan->state;
+    const ZeroRange* range = &share.range;
+    const MuonTensor part = update_share_tensor_(s, &share);
+    float* m = state_slot_has(s, STATE_M, range->row) ? (float*)u.slots[STATE_M] + part.b.first : NULL;
+    AdafactorTensor t = {};
+    t.stream = part.stream;
+    t.first_word = part.words.first;
+    t.rate = s->factors[range->row].rate;
+    t.decay = s->factors[range->row].decay;
+    adafactor_move(weights_from(update_weights_(u), share.kept, range->owned), m, share.data,
+                   share.data + range->count, range->count, t, update_adafactor(u.update), u.seed, gpu);
+}
+
+// Moves this rank's part of a matrix.
+template <class T>
+static inline void update_move_(const OptimizerUpdate<T>& u, const OwnersItem* item, const Gpu* gpu) {
+    const OptimizerState* s = u.plan->state;
+    const UpdateShare_ share = update_share_(&u.plan->owners, item);
+    const int row = item->x.of->row, decays = s->rows[row].decay;
+    const UpdateRule rule = s->rule[row];
+    if (share.range.count == 0 || (rule == RULE_SOAP && u.update.t == 1)) {
         return;
     }
-    for (int g = groups.first; g < groups.end; g++) {
-        const UpdateGroups_ group = {g, g + 1};
-        if (optimizer_gathers(u.plan->state, &u.plan->zero, g)) {
-            update_gather_(u, g, gpu);
-            update_groups_rows_(u, group, gpu);
+    if (rule == RULE_FACTORED || rule == RULE_FULL) {
+        update_move_adafactor_(u, share, gpu);
+        return;
+    }
+    const MuonTensor t = update_share_tensor_(s, &share);
+    const Muon muon = update_muon(u.update);
+    const AdamW adam = update_soap(update_of_row(u.update, s, row)).adam;
+    const float rate = rule == RULE_MUON ? muon.lr * muon_factor(muon, item->x.of->rows, item->x.of->cols)
+                                         : adam.lr,
+                keep = rule == RULE_MUON ? 1.0f - muon.lr * muon.weight_decay
+                                         : 1.0f - adam.lr * adam.weight_decay;
+    const MuonMove move = {rate, decays ? keep : 1.0f, rule == RULE_MUON ? muon.decay : adam.decay, u.seed,
+                           u.update.t};
+    muon_move(&t, update_weights_(u), share.data, move, 0, gpu);
+}
+
+template <class T>
+static inline void update_owners_round_(const OptimizerUpdate<T>& u, Owners* o, int count, const Gpu* gpu) {
+    const int g = o->items[0].group, rank = zero_peers(u.zero, g)->rank;
+    const GroupGpu* tensor = &u.zero->groups->tensor;
+    for (int i = 0; i < count; i++) {
+        update_operand_(u, &o->items[i], gpu);
+    }
+    zero_exchange(u.zero, g, o->moves, owners_moves_of_data(o, count, OWNERS_THERE, rank));
+    group_exchange(o->moves, owners_moves_of_tensor(o, count, OWNERS_THERE), tensor, gpu->stream);
+    for (int i = 0; i < count; i++) {
+        if (owners_owns(&o->items[i])) {
+            update_turn_(u, &o->items[i], gpu);
         }
     }
+    group_exchange(o->moves, owners_moves_of_tensor(o, count, OWNERS_BACK), tensor, gpu->stream);
+    zero_exchange(u.zero, g, o->moves, owners_moves_of_data(o, count, OWNERS_BACK, rank));
+    for (int i = 0; i < count; i++) {
+        update_move_(u, &o->items[i], gpu);
+    }
+}
+
+// Updates the matrices of these groups that travel. Collective.
+template <class T>
+static inline void update_owners_(const OptimizerUpdate<T>& u, UpdateGroups_ groups, const Gpu* gpu) {
+    static const TensorPlace places[] = {PLACE_ONCE, PLACE_BLOCK};
+    Owners* o = (Owners*)&u.plan->owners;
+    for (int i = 0; i < 2 && o->most > 0; i++) {
+        OwnersDeal deal = owners_deal(o, places[i], groups.first, groups.end);
+        int count;
+        while ((count = owners_round(o, &deal)) >= 0) {
+            if (count > 0) {
+                update_owners_round_(u, o, count, gpu);
+            }
+        }
+    }
+}
+
+// Updates all rows of these groups whose rule needs whole tensors.
+template <class T>
+static inline void update_tensors_(const OptimizerUpdate<T>& u, UpdateGroups_ groups, const Gpu* gpu) {
+    update_groups_rows_(u, groups, gpu);
+    update_owners_(u, groups, gpu);
 }
 
 // ---- all rules

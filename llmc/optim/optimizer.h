@@ -9,13 +9,10 @@ these only what this rank updates (zero.h). The padding behind a tensor belongs 
 weights lie as owned elements do; frozen parameters have them, too. Owned elements a ... b-1 have
 one interval in every slot.
 
-Some rules sum up or multiply whole tensors, whose parts can belong to several ranks. Before such an
-update the ranks gather the operand of a group (optimizer_gathers): the reduced gradient, or for
-Muon its direction before orthogonalization. Each rank then computes the whole update of every
-tensor of which it has a part, and changes its part. So the operations and their order do not depend
-on the number of ranks. All these ranks keep all means of rows and columns of such a matrix, all of
-v of such a vector, and all state of a matrix that SOAP updates. In files the means, and the squares
-of SOAP, belong to the last element of the tensor.
+Some rules sum up or multiply whole matrices, whose parts can belong to several ranks. One of these,
+the owner (matrices.h), makes the update of a matrix (owners.h), and it alone keeps the state that
+belongs to the matrix and not to its elements. A slot has either elements or matrices: those that a
+rank owns, group after group, and in a group in the order of the table.
 
 State starts as zeros. Padding stays zero: an update of zeros leaves zeros.
 */
@@ -36,6 +33,7 @@ State starts as zeros. Padding stays zero: an update of zeros leaves zeros.
 #include "llmc/model/map_walk.h"
 #include "llmc/model/model.h"
 #include "llmc/model/part.h"
+#include "llmc/optim/matrices.h"
 #include "llmc/optim/muon.h"
 #include "llmc/optim/mup.h"
 #include "llmc/optim/soap.h"
@@ -115,6 +113,8 @@ enum { OPTIMIZER_BLOCK = MAP_BLOCK };
   X(STATE_V_SCALE,    "v_scale",  float,    SLOT_BLOCKS,   0,         "scales of v") \
   X(STATE_ROWS,       "row_v",    float,    SLOT_ROWS,     0,         "v of rows") \
   X(STATE_COLS,       "col_v",    float,    SLOT_COLS,     0,         "v of columns") \
+  X(STATE_MATRIX_M,   "matrix_m", float,    SLOT_MATRIX,   -INFINITY, "m of matrices") \
+  X(STATE_MATRIX_V,   "matrix_v", float,    SLOT_MATRIX,   0,         "v of turned matrices") \
   X(STATE_LEFT,       "left",     float,    SLOT_ROWS_SQUARE, -INFINITY, "products of rows")    /* mean of G G^T */ \
   X(STATE_RIGHT,      "right",    float,    SLOT_COLS_SQUARE, -INFINITY, "products of columns") /* mean of G^T G */ \
   X(STATE_LEFT_BASIS, "left_basis", float,  SLOT_ROWS_SQUARE, -INFINITY, "bases of rows") \
@@ -141,7 +141,7 @@ typedef struct {
     size_t offset_bytes, bytes;
     // master weights only: elements of frozen parts, the last ones in the array
     size_t frozen;
-    // All other slots: elements of group 0 in the array, and of each other group; the first block
+    // Slots of elements: those of group 0 in the array, and of each other group; the first block
     // that has any (ZeroPlan.first_block); begin of a row, counted from the begin of its group.
     size_t once, block;
     int first;
@@ -163,7 +163,8 @@ typedef struct {
     TensorRow rows[MODEL_PARAMETER_ROWS];     // bytes are elements of full arrays
     TensorRow whole[MODEL_PARAMETER_ROWS];    // sizes in the model of which `cfg` is a part
     StateSpan span[MODEL_PARAMETER_ROWS];
-    size_t room[MODEL_PARAMETER_ROWS]; // elements of a layer, with the padding behind it
+    Matrices matrices[MATRICES_MOST]; // what is updated as a whole, in the order of the table
+    int num_matrices;
     StateSlot slots[STATE_SLOTS];
     size_t bytes, saved_bytes; // size of all slots, and of those in checkpoints, which come first
     void* memory;              // of all slots; NULL: a layout alone, or offloaded
@@ -181,15 +182,20 @@ static inline int state_slot_has(const OptimizerState* s, int slot, int row) {
 // columns exist for whole matrices only.
 size_t state_slot_elements(const OptimizerState* s, int slot, int row, size_t elements);
 
-// Returns the elements of a square of a run of matrices, by the shape of its slot; 0: the side is
-// too long.
-size_t state_square(const OptimizerState* s, SlotShape shape, int row, int run);
+// Returns the elements of a side's square, 0: it is too long.
+size_t state_square(const OptimizerState* s, size_t side);
 
-// Returns the begin of a run of matrices among the squares of a layer.
+// Returns the begin of a run of matrices among the squares of a layer in files, which pad a run to
+// a multiple of TENSOR_ALIGN.
 size_t state_square_begin(const OptimizerState* s, SlotShape shape, int row, int run);
 
-// True if a rank that updates any part of a tensor keeps the slot of the whole tensor.
+// True if a slot of a row belongs to whole matrices.
 int state_slot_is_whole(const OptimizerState* s, int slot, int row);
+
+// True if a rule updates whole matrices or tensors.
+static inline int rule_is_whole(UpdateRule rule) {
+    return rule == RULE_FACTORED || rule == RULE_FULL || rule == RULE_MUON || rule == RULE_SOAP;
+}
 
 // True if the update of group g needs whole tensors.
 int state_needs_tensors(const OptimizerState* s, int g);
@@ -197,18 +203,16 @@ int state_needs_tensors(const OptimizerState* s, int g);
 // Returns the slot of master weights; STATE_SLOTS if they have none.
 int state_master_slot(MasterWeights master);
 
-// Begin of group g in the array of a slot, and its elements, without its frozen part; frozen blocks
-// have none.
-static inline size_t state_group_begin(const StateSlot* slot, int g) {
-    return g == 0 ? 0 : slot->once + (size_t)(g > slot->first ? g - 1 - slot->first : 0) * slot->block;
+// Return the begin of group g in the array of a slot, and its elements, without its frozen part;
+// frozen blocks have none.
+size_t state_group_begin(const OptimizerState* s, int slot, int g);
+
+static inline size_t state_group_elements(const OptimizerState* s, int slot, int g) {
+    return state_group_begin(s, slot, g + 1) - state_group_begin(s, slot, g);
 }
 
-static inline size_t state_group_elements(const StateSlot* slot, int g) {
-    return g == 0 ? slot->once : g > slot->first ? slot->block : 0;
-}
-
-// Returns the begin of block 0 as if no block were frozen. It may be below 0, and then wraps
-// around.
+// Returns the begin of block 0 among the elements of a slot as if no block were frozen. It may be
+// below 0, and then wraps around.
 static inline size_t state_blocks_begin(const StateSlot* slot) {
     return slot->once - (size_t)slot->first * slot->block;
 }
@@ -243,8 +247,20 @@ double optimizer_bytes(const OptimizerState* s, const ZeroPlan* zero, size_t par
 
 // ---- places ----
 
-// Returns the begin of a range in the array of a slot that it has, in elements; for rows and
-// columns, the begin of its tensor.
+// Returns the elements of a slot that each of some matrices has.
+size_t state_matrix_elements(const OptimizerState* s, int slot, const Matrices* m);
+
+// Returns the begin of a matrix that this rank owns in the array of a slot that it has, and the
+// elements there; NULL if it has none.
+size_t state_matrix_begin(const OptimizerState* s, int slot, OwnedMatrix x);
+void* state_matrix(const OptimizerState* s, int slot, OwnedMatrix x);
+
+// Returns the group of a matrix.
+static inline int state_matrix_group(const OptimizerState* s, OwnedMatrix x) {
+    return s->rows[x.of->row].place == PLACE_BLOCK ? 1 + x.copy : 0;
+}
+
+// Returns the begin of a range in the array of a slot of elements that it has.
 size_t state_begin(const OptimizerState* s, int slot, const ZeroRange* range);
 
 // Returns how many elements of a slot belong to the owned elements before `owned`.
@@ -302,23 +318,6 @@ Soap update_soap(Update u);
 // Returns the bytes of scratch memory for the update on the CPU.
 size_t optimizer_scratch_bytes(const OptimizerState* s);
 
-// True if ranks gather the operand of group g before its update.
-static inline int optimizer_gathers(const OptimizerState* s, const ZeroPlan* zero, int g) {
-    return zero_is_divided(zero) && state_needs_tensors(s, g) && zero_has_gradient(zero, g);
-}
-
-// True if the update of group g needs the operands that other tensor ranks have.
-static inline int optimizer_needs_slices(const OptimizerState* s, const ZeroPlan* zero, int g) {
-    return model_is_cut(s->cfg) && state_needs_tensors(s, g) && zero_has_gradient(zero, g);
-}
-
-size_t optimizer_gathered_elements(const OptimizerState* s, const ZeroPlan* zero);
-
-// Sets the part of a range (range->count) in the operand of its group, if its rule needs whole
-// tensors. For Muon it updates the momentum.
-void optimizer_operand_cpu(const OptimizerState* s, const ZeroRange* range, float* operand, const float* grad,
-                           Update u);
-
 // True if the rule of a parameter updates each element by itself, so that a range may be updated in
 // parts.
 int optimizer_is_elementwise(const OptimizerState* s, int row);
@@ -328,12 +327,24 @@ int optimizer_is_elementwise(const OptimizerState* s, int row);
 void optimizer_update_elements_cpu(const OptimizerState* s, const ZeroRange* range, size_t from, size_t count,
                                    float* param, const float* grad, Update u);
 
-// Updates a range with parameters and gradients param and grad (range->count). `operand` is the
-// gathered operand of the whole tensor; param then points to the range's place in that tensor.
-// `operand` may be NULL if the rule needs none or the range is a whole tensor. `scratch` has
-// optimizer_scratch_bytes.
+// Updates a range with parameters and gradients param and grad (range->count): a whole tensor if
+// its rule needs one. `scratch` has optimizer_scratch_bytes.
 void optimizer_update_cpu(const OptimizerState* s, const ZeroRange* range, float* param, const float* grad,
-                          const float* operand, Update u, const MuonScratch* scratch);
+                          Update u, const MuonScratch* scratch);
+
+// An update of a matrix whose parts belong to several ranks. Each sets the operand of its part, and
+// updates the momentum that belongs to elements: the direction before orthogonalization with Muon,
+// else the gradient. The owner replaces the operand of the whole matrix by the direction of its
+// update, and returns the rate of Adafactor; `param` is only read if rates depend on the weights.
+// Each then moves its part.
+void optimizer_operand_cpu(const OptimizerState* s, const ZeroRange* range, float* operand, const float* grad,
+                           Update u);
+
+float optimizer_turn_cpu(const OptimizerState* s, OwnedMatrix x, float* operand, const float* param, Update u,
+                         const MuonScratch* scratch);
+
+void optimizer_move_cpu(const OptimizerState* s, OwnedMatrix x, const ZeroRange* range, float* param,
+                        const float* direction, float rate, Update u);
 
 // Adds this rank's piece of group g of the parameters, just updated, to their average.
 void optimizer_average_cpu(const OptimizerState* s, const float* piece, int g, Update u);
@@ -379,16 +390,16 @@ UpdateRule optimizer_rule(Optimizer optimizer, TensorKind kind) {
     return rules[optimizer.name][kind];
 }
 
-size_t state_square(const OptimizerState* s, SlotShape shape, int row, int run) {
-    const TensorRow* r = &s->rows[row];
-    const size_t side = shape == SLOT_ROWS_SQUARE ? tensor_run(r, run).rows : r->cols;
+size_t state_square(const OptimizerState* s, size_t side) {
     return side <= (size_t)s->optimizer.soap_max_side ? side * side : 0;
 }
 
 size_t state_square_begin(const OptimizerState* s, SlotShape shape, int row, int run) {
     size_t begin = 0;
     for (int i = 0; i < run; i++) {
-        const size_t squares = (size_t)tensor_run(&s->rows[row], i).count * state_square(s, shape, row, i);
+        const TensorRun matrices = tensor_run(&s->rows[row], i);
+        const size_t side = shape == SLOT_ROWS_SQUARE ? matrices.rows : s->rows[row].cols,
+                     squares = (size_t)matrices.count * state_square(s, side);
         begin += (squares + TENSOR_ALIGN - 1) / TENSOR_ALIGN * TENSOR_ALIGN;
     }
     return begin;
@@ -415,6 +426,7 @@ size_t state_slot_elements(const OptimizerState* s, int slot, int row, size_t el
     case SLOT_ROWS_SQUARE:
     case SLOT_COLS_SQUARE:
         return is_whole ? state_squares_(s, s->slots[slot].shape, row) : 0;
+    case SLOT_MATRIX:
     case SLOT_ELEMENTS:
         break;
     }
@@ -422,24 +434,19 @@ size_t state_slot_elements(const OptimizerState* s, int slot, int row, size_t el
 }
 
 int state_slot_is_whole(const OptimizerState* s, int slot, int row) {
-    const SlotShape shape = s->slots[slot].shape;
-    return shape == SLOT_ROWS || shape == SLOT_COLS || (slot == STATE_V && s->rule[row] == RULE_FULL) ||
-           (slot < STATE_AVERAGE && s->rule[row] == RULE_SOAP);
+    return s->slots[slot].shape >= SLOT_MATRIX || (slot == STATE_V && s->rule[row] == RULE_FULL);
 }
 
-// Returns the slot elements that this rank has of a row: in group 0, or in one block.
+// Returns the elements of a slot of elements that this rank has of a row: in group 0, or in one
+// block.
 static size_t state_kept_elements_(const OptimizerState* s, int slot, int row) {
-    const size_t own = s->span[row].count;
-    return state_slot_elements(s, slot, row,
-                               own > 0 && state_slot_is_whole(s, slot, row) ? s->room[row] : own);
+    return state_slot_is_whole(s, slot, row) ? 0 : state_slot_elements(s, slot, row, s->span[row].count);
 }
 
 int state_needs_tensors(const OptimizerState* s, int g) {
     int needs = 0;
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        const UpdateRule rule = s->rule[i];
-        needs |= tensor_is_in_group(&s->rows[i], g) &&
-                 (rule == RULE_FACTORED || rule == RULE_FULL || rule == RULE_MUON || rule == RULE_SOAP);
+        needs |= tensor_is_in_group(&s->rows[i], g) && rule_is_whole(s->rule[i]);
     }
     return needs;
 }
@@ -462,7 +469,7 @@ static unsigned state_slots_(Optimizer optimizer, UpdateRule rule) {
         [RULE_FACTORED] = {SLOT_BIT_(ROWS) | SLOT_BIT_(COLS), SLOT_BIT_(M)},
         [RULE_FULL] = {SLOT_BIT_(V), SLOT_BIT_(M)},
         [RULE_MUON] = {SLOT_BIT_(M), SLOT_BIT_(ROWS)},
-        [RULE_SOAP] = {SLOT_BIT_(M) | SLOT_BIT_(V) | SLOT_BIT_(LEFT) | SLOT_BIT_(RIGHT) |
+        [RULE_SOAP] = {SLOT_BIT_(MATRIX_M) | SLOT_BIT_(MATRIX_V) | SLOT_BIT_(LEFT) | SLOT_BIT_(RIGHT) |
                            SLOT_BIT_(LEFT_BASIS) | SLOT_BIT_(RIGHT_BASIS),
                        0},
         [RULE_LION] = {SLOT_BIT_(M), 0},
@@ -527,6 +534,81 @@ static StateSpan state_span_(const OptimizerState* s, const ZeroPlan* zero, int 
     return zero_has_row(zero, row) && !tensor_is_absent(&s->rows[row]) ? span : none;
 }
 
+size_t state_matrix_elements(const OptimizerState* s, int slot, const Matrices* m) {
+    if (!state_slot_has(s, slot, m->row) || !state_slot_is_whole(s, slot, m->row)) {
+        return 0;
+    }
+    switch (s->slots[slot].shape) {
+    case SLOT_ROWS:
+        return m->rows;
+    case SLOT_COLS:
+        return m->cols;
+    case SLOT_ROWS_SQUARE:
+        return state_square(s, m->rows);
+    case SLOT_COLS_SQUARE:
+        return state_square(s, m->cols);
+    case SLOT_MATRIX:
+    case SLOT_ELEMENTS:
+    case SLOT_BLOCKS:
+        break;
+    }
+    return m->rows * m->cols;
+}
+
+// Returns the elements of `count` matrices that lie one after the other in a slot.
+static size_t state_matrices_room_(const OptimizerState* s, int slot, const Matrices* m, size_t count) {
+    const size_t elements = count * state_matrix_elements(s, slot, m);
+    return (elements + TENSOR_ALIGN - 1) / TENSOR_ALIGN * TENSOR_ALIGN;
+}
+
+// Returns the elements of a slot that this rank has of the matrices of the first `copies` copies.
+// Those of a copy lie together; their number differs by one at most.
+static size_t state_matrices_before_(const OptimizerState* s, int slot, const Matrices* m, size_t copies) {
+    const size_t count = (size_t)m->count, least = count / (size_t)m->owners,
+                 more = matrices_owned(m, copies * count) - copies * least;
+    return (copies - more) * state_matrices_room_(s, slot, m, least) +
+           more * state_matrices_room_(s, slot, m, least + 1);
+}
+
+// Returns how many copies of some matrices lie in the groups before g.
+static size_t state_copies_before_(const OptimizerState* s, const Matrices* m, int g) {
+    const int is_once = s->rows[m->row].place == PLACE_ONCE, blocks = g - 1 - m->first_copy;
+    return is_once ? (size_t)(g > 0 ? m->copies : 0) : (size_t)(blocks > 0 ? blocks : 0);
+}
+
+size_t state_group_begin(const OptimizerState* s, int slot, int g) {
+    const StateSlot* of = &s->slots[slot];
+    size_t begin = g == 0 ? 0 : of->once + (size_t)(g > of->first ? g - 1 - of->first : 0) * of->block;
+    for (int k = 0; k < s->num_matrices; k++) {
+        begin +=
+            state_matrices_before_(s, slot, &s->matrices[k], state_copies_before_(s, &s->matrices[k], g));
+    }
+    return begin;
+}
+
+size_t state_matrix_begin(const OptimizerState* s, int slot, OwnedMatrix x) {
+    const int g = state_matrix_group(s, x);
+    const size_t copy = (size_t)(x.copy - x.of->first_copy), count = (size_t)x.of->count;
+    size_t begin = state_group_begin(s, slot, g);
+    for (const Matrices* m = s->matrices; m < x.of; m++) {
+        begin += state_matrices_before_(s, slot, m, state_copies_before_(s, m, g + 1)) -
+                 state_matrices_before_(s, slot, m, state_copies_before_(s, m, g));
+    }
+    begin += state_matrices_before_(s, slot, x.of, copy) -
+             state_matrices_before_(s, slot, x.of, state_copies_before_(s, x.of, g));
+    return begin +
+           (matrices_owned(x.of, copy * count + (size_t)x.number) - matrices_owned(x.of, copy * count)) *
+               state_matrix_elements(s, slot, x.of);
+}
+
+void* state_matrix(const OptimizerState* s, int slot, OwnedMatrix x) {
+    const StateSlot* of = &s->slots[slot];
+    assert(matrix_is_owned(x));
+    return state_matrix_elements(s, slot, x.of) > 0
+               ? (char*)s->memory + of->offset_bytes + state_matrix_begin(s, slot, x) * of->element_bytes
+               : NULL;
+}
+
 size_t state_slot_room(const StateSlot* slot) {
     const size_t align = TENSOR_ALIGN * sizeof(float);
     return (slot->bytes + align - 1) / align * align;
@@ -541,7 +623,7 @@ static size_t state_place_rows_(OptimizerState* s, int slot, const ZeroPlan* zer
         to->begin[i] = *of_group;
         *of_group += state_kept_elements_(s, slot, i);
     }
-    return state_group_begin(to, zero->groups);
+    return state_group_begin(s, slot, zero->groups);
 }
 
 // Places the array of a slot at `at`; returns its end.
@@ -576,6 +658,7 @@ uint64_t state_word(const OptimizerState* s, int row, int copy) {
 }
 
 void optimizer_state_open(OptimizerState* s, Optimizer optimizer, const ZeroPlan* zero, ModelConfig cfg) {
+    unsigned matrices = 0, tensors = 0;
     memset(s, 0, sizeof(*s));
     optimizer.frozen |= zero->frozen; // also what only this rank leaves to others
     s->optimizer = optimizer;
@@ -589,8 +672,10 @@ void optimizer_state_open(OptimizerState* s, Optimizer optimizer, const ZeroPlan
         s->factors[i] = state_factors_(optimizer, cfg, &s->rows[i]);
         s->slots_of[i] = state_slots_(optimizer, s->rule[i]) & ~state_too_long_(s, i);
         s->span[i] = state_span_(s, zero, i);
-        s->room[i] = state_row_end_(s, zero, i) - tensor_offset_in_group(&s->rows[i]);
+        matrices |= (unsigned)(s->rule[i] == RULE_MUON || s->rule[i] == RULE_SOAP) << i;
+        tensors |= (unsigned)(s->rule[i] == RULE_FACTORED || s->rule[i] == RULE_FULL) << i;
     }
+    s->num_matrices = matrices_open(s->matrices, zero, cfg, s->rows, s->whole, matrices, tensors);
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
         s->bytes = state_place_slot_(s, slot, zero, s->bytes);
         s->saved_bytes = s->slots[slot].name ? s->bytes : s->saved_bytes;
@@ -607,10 +692,14 @@ void optimizer_set_map(MapOf* of, Optimizer optimizer) {
     optimizer_state_open(&s, optimizer, &zero, of->whole);
     of->max_side = optimizer.soap_max_side;
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        of->slots[i] = s.slots_of[i] & ((1u << MAP_SLOTS) - 1);
+        const UpdateRule rule = s.rule[i];
+        of->units[i] = rule == RULE_MUON || rule == RULE_SOAP       ? UNIT_MATRICES
+                       : rule == RULE_FACTORED || rule == RULE_FULL ? UNIT_TENSOR
+                                                                    : UNIT_ELEMENTS;
         for (int slot = 0; slot < MAP_SLOTS; slot++) {
+            unsigned* of_row = state_slot_is_whole(&s, slot, i) ? &of->matrix_slots[i] : &of->slots[i];
             of->shapes[slot] = s.slots[slot].shape;
-            of->kept_whole[i] |= (unsigned)(state_slot_is_whole(&s, slot, i) != 0) << slot;
+            *of_row |= s.slots_of[i] & 1u << slot;
         }
     }
 }
@@ -647,25 +736,12 @@ double optimizer_bytes(const OptimizerState* s, const ZeroPlan* zero, size_t par
     return bytes;
 }
 
-// Returns the elements of a slot before a range, in its group, of the same tensor. Outside of
-// blocks a group can have several copies of it.
-static size_t state_before_(const OptimizerState* s, int slot, const ZeroRange* range) {
-    const TensorRow* row = &s->rows[range->row];
-    const int is_whole = state_slot_is_whole(s, slot, range->row);
-    const size_t copies = row->place == PLACE_ONCE ? (size_t)range->copy * row->layer_bytes : 0;
-    if (is_whole && s->slots[slot].shape == SLOT_ELEMENTS) {
-        return copies + range->before;
-    }
-    return is_whole ? 0
-                    : state_slot_elements(s, slot, range->row, range->in_piece - s->span[range->row].begin);
-}
-
 size_t state_begin(const OptimizerState* s, int slot, const ZeroRange* range) {
-    if (slot >= STATE_MASTER) {
-        return range->owned;
-    }
-    return state_group_begin(&s->slots[slot], range->group) + s->slots[slot].begin[range->row] +
-           state_before_(s, slot, range);
+    const StateSlot* of = &s->slots[slot];
+    return slot >= STATE_MASTER
+               ? range->owned
+               : state_group_begin(s, slot, range->group) + of->begin[range->row] +
+                     state_slot_elements(s, slot, range->row, range->in_piece - s->span[range->row].begin);
 }
 
 size_t state_position(const OptimizerState* s, int slot, const ZeroPlan* zero, size_t owned) {
@@ -678,18 +754,20 @@ size_t state_position(const OptimizerState* s, int slot, const ZeroPlan* zero, s
     }
     const size_t offset =
         owned - zero_piece(zero, g, ZERO_TRAINED).owned; // in frozen parts more than a group
-    size_t position = state_group_begin(&s->slots[slot], g);
+    size_t position = state_group_begin(s, slot, g), elements = 0;
+    const size_t all = state_group_elements(s, slot, g);
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        if (state_group_elements(&s->slots[slot], g) > 0 && tensor_is_in_group(&s->rows[i], g) &&
-            s->span[i].begin < offset) {
-            const size_t before = offset - s->span[i].begin;
-            const int is_all = before >= s->span[i].count, is_whole = state_slot_is_whole(s, slot, i);
-            position += is_all     ? state_kept_elements_(s, slot, i)
-                        : is_whole ? 0
-                                   : state_slot_elements(s, slot, i, before);
+        if (all > 0 && tensor_is_in_group(&s->rows[i], g) && s->span[i].begin < offset) {
+            const size_t before = offset - s->span[i].begin, count = s->span[i].count;
+            const int is_all = before >= count;
+            position += is_all                            ? state_kept_elements_(s, slot, i)
+                        : state_slot_is_whole(s, slot, i) ? 0
+                                                          : state_slot_elements(s, slot, i, before);
         }
+        elements += tensor_is_in_group(&s->rows[i], g) ? state_kept_elements_(s, slot, i) : 0;
     }
-    return position;
+    // a group that has matrices is not cut
+    return position + (offset > 0 ? all - elements : 0);
 }
 
 void* state_slot_array(const OptimizerState* s, int slot) {
@@ -699,7 +777,7 @@ void* state_slot_array(const OptimizerState* s, int slot) {
 
 void* state_array(const OptimizerState* s, int slot, const ZeroRange* range) {
     const StateSlot* from = &s->slots[slot];
-    const int has_group = slot >= STATE_MASTER || state_group_elements(from, range->group) > 0;
+    const int has_group = slot >= STATE_MASTER || state_group_elements(s, slot, range->group) > 0;
     return state_slot_has(s, slot, range->row) && has_group
                ? (char*)s->memory + from->offset_bytes + state_begin(s, slot, range) * from->element_bytes
                : NULL;
@@ -707,11 +785,11 @@ void* state_array(const OptimizerState* s, int slot, const ZeroRange* range) {
 
 StateAverage state_average(const OptimizerState* s, int g, int row) {
     const StateSlot* slot = &s->slots[STATE_AVERAGE];
-    const StateAverage all = {s->span[row].begin, state_group_begin(slot, g) + slot->begin[row],
+    const StateAverage all = {s->span[row].begin, state_group_begin(s, STATE_AVERAGE, g) + slot->begin[row],
                               s->span[row].count},
                        none = {0, 0, 0};
     const int has_any = state_slot_has(s, STATE_AVERAGE, row) && tensor_is_in_group(&s->rows[row], g) &&
-                        state_group_elements(slot, g) > 0;
+                        state_group_elements(s, STATE_AVERAGE, g) > 0;
     return has_any ? all : none;
 }
 
@@ -745,28 +823,16 @@ Soap update_soap(Update u) {
     return opt;
 }
 
-// Returns the scratch bytes for any matrix of a row.
-static size_t optimizer_muon_scratch_(const TensorRow* row) {
-    size_t most = 0;
-    for (int m = 0; m < tensor_matrices(row); m++) {
-        const size_t bytes = muon_scratch_bytes(tensor_matrix(row, m).rows, row->cols);
-        most = bytes > most ? bytes : most;
-    }
-    return most;
-}
-
 size_t optimizer_scratch_bytes(const OptimizerState* s) {
     size_t most = 0;
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        const size_t rows = s->rows[i].rows, cols = s->rows[i].cols;
-        for (int run = 0; run < tensor_runs(&s->rows[i]); run++) {
-            const size_t in_run = tensor_run(&s->rows[i], run).rows;
-            const size_t bytes = s->rule[i] == RULE_FACTORED ? adafactor_scratch_bytes(rows, cols)
-                                 : s->rule[i] == RULE_MUON   ? optimizer_muon_scratch_(&s->whole[i])
-                                 : s->rule[i] == RULE_SOAP   ? soap_scratch_bytes(in_run, cols)
-                                                             : 0;
-            most = bytes > most ? bytes : most;
-        }
+    for (int k = 0; k < s->num_matrices; k++) {
+        const Matrices* m = &s->matrices[k];
+        const UpdateRule rule = s->rule[m->row];
+        const size_t bytes = rule == RULE_FACTORED ? adafactor_scratch_bytes(m->rows, m->cols)
+                             : rule == RULE_MUON   ? muon_scratch_bytes(m->rows, m->cols)
+                             : rule == RULE_SOAP   ? soap_scratch_bytes(m->rows, m->cols)
+                                                   : 0;
+        most = bytes > most ? bytes : most;
     }
     return most;
 }
@@ -779,110 +845,109 @@ static void optimizer_adamw8bit_cpu_(const OptimizerState* s, const ZeroRange* r
     adamw8bit_update_cpu(param, grad, state, range->count, OPTIMIZER_BLOCK, opt);
 }
 
-size_t optimizer_gathered_elements(const OptimizerState* s, const ZeroPlan* zero) {
-    size_t elements = 0;
-    for (int g = 0; g < zero->groups; g++) {
-        elements += optimizer_gathers(s, zero, g) ? zero_trained_elements(zero, g) : 0;
-    }
-    return elements;
-}
-
 void optimizer_operand_cpu(const OptimizerState* s, const ZeroRange* range, float* operand, const float* grad,
                            Update u) {
-    const UpdateRule rule = s->rule[range->row];
-    if (rule == RULE_MUON) {
+    if (s->rule[range->row] == RULE_MUON) {
         muon_operand_cpu(operand, grad, (float*)state_array(s, STATE_M, range), range->count, update_muon(u));
-    } else if (rule == RULE_FACTORED || rule == RULE_FULL || rule == RULE_SOAP) {
-        memmove(operand, grad, range->count * sizeof(float)); // it may be in its place
+    } else {
+        memcpy(operand, grad, range->count * sizeof(float));
     }
 }
 
-// The tensor of a range: its parameters and its operand, which may be its gradient.
-typedef struct {
-    float* param;
-    const float* operand;
-} UpdateTensor_;
-
-// Updates a range by Adafactor. Its tensor is the layer of a row without the padding of the
-// vocabulary.
-static void optimizer_adafactor_cpu_(const OptimizerState* s, const ZeroRange* range, UpdateTensor_ t,
-                                     Adafactor opt, void* scratch) {
-    const TensorRow* row = &s->rows[range->row];
-    const size_t begin = range->before, end = begin + range->count;
-    float *m = (float*)state_array(s, STATE_M, range), *v = (float*)state_array(s, STATE_V, range);
-    if (s->rule[range->row] == RULE_FULL) {
-        adafactor_vector_cpu(t.param, t.operand, v - begin, m, row->cols, begin, end, opt);
-        return;
-    }
-    const AdafactorMatrix x = {t.param,
-                               t.operand,
-                               (float*)state_array(s, STATE_ROWS, range),
-                               (float*)state_array(s, STATE_COLS, range),
-                               m,
-                               model_rows_in_files(row, s->cfg),
-                               row->cols,
-                               begin,
-                               end};
-    adafactor_update_cpu(x, opt, scratch);
-}
-
-// Updates a range by Muon. If it is not the whole tensor, its operand is the direction of the
-// update.
-static void optimizer_muon_cpu_(const OptimizerState* s, const ZeroRange* range, UpdateTensor_ t,
-                                int is_gathered, Muon opt, const MuonScratch* scratch) {
-    const TensorRow* row = &s->rows[range->row];
-    float *b = (float*)state_array(s, STATE_M, range), *squares = (float*)state_array(s, STATE_ROWS, range);
-    for (int i = 0; i < tensor_runs(row); i++) {
-        const TensorRun run = tensor_run(row, i);
-        const size_t at = run.first * row->cols, begin = range->before, end = begin + range->count;
-        const MuonMatrix x = {t.param + at,
-                              is_gathered ? NULL : t.operand + at,
-                              b ? b + at : NULL,
-                              squares ? squares + run.first : NULL,
-                              (size_t)run.count,
-                              run.rows,
-                              row->cols,
-                              is_gathered ? t.operand + at : NULL,
-                              begin > at ? begin - at : 0,
-                              end > at ? end - at : 0};
-        muon_update_cpu(x, opt, scratch);
-    }
-}
-
-// Returns one side of a run of matrices that SOAP updates.
-static SoapSide optimizer_soap_side_(const OptimizerState* s, const ZeroRange* range, int run, int mean,
-                                     int basis) {
-    const SlotShape shape = s->slots[mean].shape;
-    const size_t begin = state_square_begin(s, shape, range->row, run);
-    SoapSide side = {NULL, NULL};
-    if (state_square(s, shape, range->row, run) > 0) {
-        side.mean = (float*)state_array(s, mean, range) + begin;
-        side.basis = (float*)state_array(s, basis, range) + begin;
-    }
+// Returns one side of a matrix that SOAP updates.
+static SoapSide optimizer_soap_side_(const OptimizerState* s, OwnedMatrix x, int mean, int basis) {
+    const SoapSide side = {(float*)state_matrix(s, mean, x), (float*)state_matrix(s, basis, x)};
     return side;
 }
 
-// Updates a range by SOAP. Its state is that of the whole tensor.
-static void optimizer_soap_cpu_(const OptimizerState* s, const ZeroRange* range, UpdateTensor_ t, Soap opt,
-                                const MuonScratch* scratch) {
-    const TensorRow* row = &s->rows[range->row];
-    float *m = (float*)state_array(s, STATE_M, range) - range->before,
-          *v = (float*)state_array(s, STATE_V, range) - range->before;
-    for (int i = 0; i < tensor_runs(row); i++) {
-        const TensorRun run = tensor_run(row, i);
-        const size_t at = run.first * row->cols, begin = range->before, end = begin + range->count;
-        const SoapMatrix x = {t.param + at,
-                              t.operand + at,
-                              m + at,
-                              v + at,
-                              optimizer_soap_side_(s, range, i, STATE_LEFT, STATE_LEFT_BASIS),
-                              optimizer_soap_side_(s, range, i, STATE_RIGHT, STATE_RIGHT_BASIS),
-                              (size_t)run.count,
-                              run.rows,
-                              row->cols,
-                              begin > at ? begin - at : 0,
-                              end > at ? end - at : 0};
-        soap_update_cpu(x, opt, scratch->memory, scratch->matmul);
+// Returns a matrix with the state of Adafactor.
+static AdafactorMatrix optimizer_adafactor_(const OptimizerState* s, OwnedMatrix x) {
+    const AdafactorMatrix matrix = {NULL,
+                                    NULL,
+                                    (float*)state_matrix(s, STATE_ROWS, x),
+                                    (float*)state_matrix(s, STATE_COLS, x),
+                                    NULL,
+                                    x.of->rows,
+                                    x.of->cols};
+    return matrix;
+}
+
+// Returns a matrix with the state of SOAP.
+static SoapMatrix optimizer_soap_(const OptimizerState* s, OwnedMatrix x) {
+    const SoapMatrix matrix = {NULL,
+                               NULL,
+                               (float*)state_matrix(s, STATE_MATRIX_M, x),
+                               (float*)state_matrix(s, STATE_MATRIX_V, x),
+                               optimizer_soap_side_(s, x, STATE_LEFT, STATE_LEFT_BASIS),
+                               optimizer_soap_side_(s, x, STATE_RIGHT, STATE_RIGHT_BASIS),
+                               x.of->rows,
+                               x.of->cols};
+    return matrix;
+}
+
+float optimizer_turn_cpu(const OptimizerState* s, OwnedMatrix x, float* operand, const float* param, Update u,
+                         const MuonScratch* scratch) {
+    const int row = x.of->row;
+    const Update of_row = update_of_row(u, s, row);
+    float rate = 0;
+    if (s->rule[row] == RULE_MUON) {
+        const MuonMatrix matrix = {NULL,       NULL,       NULL,   (float*)state_matrix(s, STATE_ROWS, x),
+                                   x.of->rows, x.of->cols, operand};
+        memcpy(operand, muon_turn_cpu(matrix, update_muon(u), scratch), matrix_elements(x) * sizeof(float));
+    } else if (s->rule[row] == RULE_SOAP) {
+        SoapMatrix matrix = optimizer_soap_(s, x);
+        matrix.grad = operand;
+        soap_turn_cpu(matrix, operand, update_soap(of_row), scratch->memory, scratch->matmul);
+    } else if (s->rule[row] == RULE_FACTORED) {
+        AdafactorMatrix matrix = optimizer_adafactor_(s, x);
+        matrix.param = (float*)param, matrix.grad = operand;
+        rate = adafactor_turn_cpu(matrix, operand, update_adafactor(of_row), scratch->memory);
+    } else {
+        rate = adafactor_turn_vector_cpu(operand, param, (float*)state_matrix(s, STATE_V, x), x.of->cols,
+                                         update_adafactor(of_row));
+    }
+    return rate;
+}
+
+void optimizer_move_cpu(const OptimizerState* s, OwnedMatrix x, const ZeroRange* range, float* param,
+                        const float* direction, float rate, Update u) {
+    const Update of_row = update_of_row(u, s, range->row);
+    if (s->rule[range->row] == RULE_MUON) {
+        const MuonMatrix matrix = {param, NULL, NULL, NULL, x.of->rows, x.of->cols, NULL};
+        muon_move_cpu(matrix, update_muon(u), direction, range->count);
+    } else if (s->rule[range->row] == RULE_SOAP) {
+        soap_move_cpu(param, direction, range->count, update_soap(of_row));
+    } else {
+        adafactor_move_cpu(param, direction, (float*)state_array(s, STATE_M, range), range->count, rate,
+                           update_adafactor(of_row));
+    }
+}
+
+// Updates a whole tensor by its rule: all matrices of a copy.
+static void optimizer_matrices_cpu_(const OptimizerState* s, const Matrices* m, const ZeroRange* range,
+                                    float* param, const float* grad, Update u, const MuonScratch* scratch) {
+    const Update of_row = update_of_row(u, s, m->row);
+    float* moment = state_slot_has(s, STATE_M, m->row) ? (float*)state_array(s, STATE_M, range) : NULL;
+    for (int k = 0; k < m->count; k++) {
+        const OwnedMatrix x = {m, range->copy, k};
+        const size_t at = matrix_part(x, &s->rows[m->row], s->cfg).begin;
+        float* own = moment ? moment + at : NULL;
+        if (s->rule[m->row] == RULE_MUON) {
+            const MuonMatrix matrix = {param + at, grad + at, own, (float*)state_matrix(s, STATE_ROWS, x),
+                                       m->rows,    m->cols,   NULL};
+            muon_update_cpu(matrix, update_muon(u), scratch);
+        } else if (s->rule[m->row] == RULE_SOAP) {
+            SoapMatrix matrix = optimizer_soap_(s, x);
+            matrix.param = param + at, matrix.grad = grad + at;
+            soap_update_cpu(matrix, update_soap(of_row), scratch->memory, scratch->matmul);
+        } else if (s->rule[m->row] == RULE_FACTORED) {
+            AdafactorMatrix matrix = optimizer_adafactor_(s, x);
+            matrix.param = param, matrix.grad = grad, matrix.m = own;
+            adafactor_update_cpu(matrix, update_adafactor(of_row), scratch->memory);
+        } else {
+            adafactor_vector_cpu(param, grad, (float*)state_matrix(s, STATE_V, x), own, m->cols,
+                                 update_adafactor(of_row));
+        }
     }
 }
 
@@ -910,9 +975,7 @@ void optimizer_update_elements_cpu(const OptimizerState* s, const ZeroRange* ran
 }
 
 void optimizer_update_cpu(const OptimizerState* s, const ZeroRange* range, float* param, const float* grad,
-                          const float* operand, Update u, const MuonScratch* scratch) {
-    const Update of_row = update_of_row(u, s, range->row);
-    const UpdateTensor_ tensor = {param - range->before, operand ? operand : grad};
+                          Update u, const MuonScratch* scratch) {
     switch (s->rule[range->row]) {
     case RULE_ADAMW:
     case RULE_LION:
@@ -920,17 +983,17 @@ void optimizer_update_cpu(const OptimizerState* s, const ZeroRange* range, float
         optimizer_update_elements_cpu(s, range, 0, range->count, param, grad, u);
         break;
     case RULE_ADAMW8:
-        optimizer_adamw8bit_cpu_(s, range, param, grad, update_adamw(of_row));
+        optimizer_adamw8bit_cpu_(s, range, param, grad, update_adamw(update_of_row(u, s, range->row)));
         break;
     case RULE_FACTORED:
     case RULE_FULL:
-        optimizer_adafactor_cpu_(s, range, tensor, update_adafactor(of_row), scratch->memory);
-        break;
     case RULE_MUON:
-        optimizer_muon_cpu_(s, range, tensor, operand != NULL, update_muon(u), scratch);
-        break;
     case RULE_SOAP:
-        optimizer_soap_cpu_(s, range, tensor, update_soap(of_row), scratch);
+        for (int k = 0; k < s->num_matrices; k++) {
+            if (s->matrices[k].row == range->row) {
+                optimizer_matrices_cpu_(s, &s->matrices[k], range, param, grad, u, scratch);
+            }
+        }
         break;
     case RULE_NONE:
         break;

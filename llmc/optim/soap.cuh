@@ -8,9 +8,6 @@ Matmuls in fp32 (or --tf32) turn the gradient and its mean, qr.cuh renews the ba
 a thread an element do the rest. The matrices of a layer are multiplied together (matmul_batch). No
 step of an update waits for the host.
 
-If ranks update parts of a tensor, they gather the gradient, layer by layer. Each of these ranks
-then updates all of the state, and the weights of its part.
-
 needs:   tensors start at multiples of four elements in every array but those of the squares
 */
 #ifndef LLMC_SOAP_CUH
@@ -22,11 +19,10 @@ needs:   tensors start at multiples of four elements in every array but those of
 
 enum { SOAP_THREADS_ = 256, SOAP_BLOCKS_ = 64 }; // of a block; most blocks of a matrix
 
-// The layers of a tensor. `matrices.grads` is the place of the whole tensor, also in a gathered
-// gradient; b and row_squares are unused.
+// The layers of a tensor; b and row_squares of `matrices` are unused.
 typedef struct {
     MuonTensor matrices;
-    MuonPlace moments[2];    // m and v of the whole tensor
+    MuonPlace moments[2];    // m and v
     MuonPlace left, right;   // statistics; bases lie as they do
     int has_left, has_right; // the sides that are turned
     int row;                 // the row of its parameters
@@ -279,6 +275,22 @@ static inline void soap_choose_matmuls(SoapGpu* soap, const SoapTensor* t, Matmu
     soap_choose_side_(x.right, soap_gram_right_(&x, 0.5f), &x);
 }
 
+// Sets `step`, the gradient of the matrices of a layer, to the step of its weights, and updates the
+// state. The first update has no step.
+template <class T>
+static inline void soap_turn(const SoapTensor* t, float* step, const SoapUpdate<T>& u, const Gpu* gpu) {
+    const AdamW adam = u.opt.adam;
+    const SoapLayer_ x = soap_layer_(t, u, 0);
+    const size_t n = soap_elements_(&x);
+    launch(soap_gradient_kernel_<float>, soap_blocks_(n), SOAP_THREADS_, 0, gpu, u.soap->g,
+           adam.t > 1 ? x.m : NULL, (const float*)step, n, adam.grad_scale, adam.beta1);
+    if (adam.t > 1) {
+        CUDA_CHECK(cudaMemcpyAsync(step, soap_step_of_layer_(&x, soap_step(u.opt), gpu), n * sizeof(float),
+                                   cudaMemcpyDeviceToDevice, gpu->stream));
+    }
+    soap_learn_layer_(&x, u.opt, gpu);
+}
+
 template <class T, class G>
 static inline void soap_update_layer_(const SoapTensor* t, const SoapUpdate<T>& u, int layer,
                                       const Gpu* gpu) {
@@ -301,7 +313,7 @@ static inline void soap_update_layer_(const SoapTensor* t, const SoapUpdate<T>& 
 template <class T>
 static inline void soap_update(const SoapTensor* t, const SoapUpdate<T>& u, int first, int end,
                                const Gpu* gpu) {
-    for (int layer = first; layer < end && t->matrices.begin < t->matrices.end; layer++) {
+    for (int layer = first; layer < end; layer++) {
         GRADIENT_DISPATCH(u.grads, T, (soap_update_layer_<T, G>(t, u, layer, gpu)));
     }
 }

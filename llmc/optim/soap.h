@@ -21,15 +21,13 @@ The first update only starts left, right, P (from the identity) and Q, and does 
 basis is never made of the gradient that it turns. SOAP_SHIFT, which the paper does not have, keeps
 directions that no gradient has in place, where rounding would turn them at random.
 
-    param, grad, m, v   (parts * rows, cols)   fp32; the state starts as zeros
-    left, left_basis    (parts, rows, rows)    fp32; NULL: P is the identity
-    right, right_basis  (parts, cols, cols)    fp32; NULL: Q is the identity
+    param, grad, m, v   (rows, cols)   fp32; the state starts as zeros
+    left, left_basis    (rows, rows)   fp32; NULL: P is the identity
+    right, right_basis  (cols, cols)   fp32; NULL: Q is the identity
 
-`parts` matrices, such as those of q, k and v, lie one below the other; each is updated alone.
+Matrices such as those of q, k and v are updated one by one.
 
 Vyas et al., "SOAP: Improving and Stabilizing Shampoo using Adam", arXiv 2409.11321.
-
-needs:   all of grad; each rank that updates elements begin ... end-1 updates all of the state
 */
 #ifndef LLMC_SOAP_H
 #define LLMC_SOAP_H
@@ -60,8 +58,7 @@ typedef struct {
     const float* grad;
     float *m, *v;
     SoapSide left, right;
-    size_t parts, rows, cols;
-    size_t begin, end; // elements to update
+    size_t rows, cols;
 } SoapMatrix;
 
 // True if update t renews the bases.
@@ -70,14 +67,19 @@ static inline int soap_renews(Soap opt) { return (opt.adam.t - 1) % opt.every ==
 // Returns AdamW's numbers in the bases: the first update moved nothing.
 AdamWStep soap_step(Soap opt);
 
-// Counts the operations of the matmuls and the bases of an update, for one part; a side of 0 is not
-// turned.
+// Counts the operations of the matmuls and the bases of an update; a side of 0 is not turned.
 double soap_flops(double rows, double cols, double left, double right, int every);
 
-// Returns the scratch bytes for a part of rows x cols.
+// Returns the scratch bytes for rows x cols.
 size_t soap_scratch_bytes(size_t rows, size_t cols);
 
 void soap_update_cpu(SoapMatrix x, Soap opt, void* memory, MatmulScratch* matmul);
+
+// The two steps of an update: set `step`, which may be x.grad, to P^T (...) Q and update the state;
+// and move n weights by a part of it.
+void soap_turn_cpu(SoapMatrix x, float* step, Soap opt, void* memory, MatmulScratch* matmul);
+
+void soap_move_cpu(float* param, const float* step, size_t n, Soap opt);
 
 #ifdef __cplusplus
 }
@@ -170,17 +172,18 @@ static void soap_adam_(float* out, const float* g, const float* m, float* v, siz
     }
 }
 
-static void soap_move_(const SoapMatrix* part, const float* step, AdamWStep adam) {
-    float* param = part->param;
+void soap_move_cpu(float* param, const float* step, size_t n, Soap opt) {
+    const AdamWStep adam = soap_step(opt);
+    n = opt.adam.t > 1 ? n : 0;
 #pragma omp parallel for simd schedule(static)
-    for (size_t i = part->begin; i < part->end; i++) {
+    for (size_t i = 0; i < n; i++) {
         const float keep = decay_keep(adam.keep, adam.opt.decay, step[i], param[i]);
         param[i] = multiply_add(keep, param[i], -adam.opt.lr * step[i]);
     }
 }
 
-// Updates the moments and the weights.
-static void soap_adam_part_(const SoapMatrix* part, Soap opt, const SoapWork_* work) {
+// Updates the moments; returns the step of the weights.
+static const float* soap_adam_part_(const SoapMatrix* part, Soap opt, const SoapWork_* work) {
     const size_t n = part->rows * part->cols;
     const AdamWStep adam = soap_step(opt);
     float* m = part->m;
@@ -191,7 +194,7 @@ static void soap_adam_part_(const SoapMatrix* part, Soap opt, const SoapWork_* w
     const float *turned_m = soap_turn_(work->step, m, part, work),
                 *turned_g = soap_turn_(work->turned, work->g, part, work);
     soap_adam_(work->step, turned_g, turned_m, part->v, n, adam);
-    soap_move_(part, soap_turn_back_(work->turned, work->step, part, work), adam);
+    return soap_turn_back_(work->turned, work->step, part, work);
 }
 
 // mean = beta mean + (1 - beta) square
@@ -250,48 +253,33 @@ static void soap_learn_part_(const SoapMatrix* part, Soap opt, const SoapWork_* 
     }
 }
 
-static void soap_update_part_(const SoapMatrix* part, Soap opt, const SoapWork_* work) {
-    const size_t n = part->rows * part->cols;
+// Makes an update up to the step of the weights, which is NULL in the first one. It lies in the
+// scratch memory, which `work` gets.
+static const float* soap_make_step_(const SoapMatrix* x, Soap opt, SoapWork_* work) {
+    const size_t n = x->rows * x->cols;
 #pragma omp parallel for simd schedule(static)
     for (size_t i = 0; i < n; i++) {
-        work->g[i] = part->grad[i] * opt.adam.grad_scale;
+        work->g[i] = x->grad[i] * opt.adam.grad_scale;
     }
-    if (opt.adam.t > 1) {
-        soap_adam_part_(part, opt, work);
-    }
-    soap_learn_part_(part, opt, work);
+    return opt.adam.t > 1 ? soap_adam_part_(x, opt, work) : NULL;
 }
 
-// Returns the square of part k of a side.
-static SoapSide soap_side_of_part_(SoapSide side, size_t n, size_t k) {
-    const SoapSide of_part = {side.mean ? side.mean + k * n * n : NULL,
-                              side.basis ? side.basis + k * n * n : NULL};
-    return of_part;
-}
-
-// Maps an element of the whole tensor to the part of n elements that starts at `at`.
-static size_t soap_in_part_(size_t element, size_t at, size_t n) {
-    const size_t in_part = element > at ? element - at : 0;
-    return in_part < n ? in_part : n;
+void soap_turn_cpu(SoapMatrix x, float* step, Soap opt, void* memory, MatmulScratch* matmul) {
+    SoapWork_ work = soap_work_(&x, memory, matmul);
+    const float* made = soap_make_step_(&x, opt, &work);
+    if (made) {
+        memcpy(step, made, x.rows * x.cols * sizeof(float));
+    }
+    soap_learn_part_(&x, opt, &work);
 }
 
 void soap_update_cpu(SoapMatrix x, Soap opt, void* memory, MatmulScratch* matmul) {
-    const SoapWork_ work = soap_work_(&x, memory, matmul);
-    for (size_t k = 0; k < x.parts; k++) {
-        const size_t n = x.rows * x.cols, at = k * n;
-        const SoapMatrix part = {x.param + at,
-                                 x.grad + at,
-                                 x.m + at,
-                                 x.v + at,
-                                 soap_side_of_part_(x.left, x.rows, k),
-                                 soap_side_of_part_(x.right, x.cols, k),
-                                 1,
-                                 x.rows,
-                                 x.cols,
-                                 soap_in_part_(x.begin, at, n),
-                                 soap_in_part_(x.end, at, n)};
-        soap_update_part_(&part, opt, &work);
+    SoapWork_ work = soap_work_(&x, memory, matmul);
+    const float* made = soap_make_step_(&x, opt, &work);
+    if (made) {
+        soap_move_cpu(x.param, made, x.rows * x.cols, opt);
     }
+    soap_learn_part_(&x, opt, &work);
 }
 
 #endif // SOAP_IMPLEMENTATION

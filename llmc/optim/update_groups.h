@@ -9,7 +9,7 @@ update_groups.h -- the update on the CPU, group by group (model.h): each paramet
 #include "llmc/model/freeze.h"
 #include "llmc/ops/gradient_norm.h"
 #include "llmc/optim/optimizer.h"
-#include "llmc/optim/sliced_update.h"
+#include "llmc/optim/owners.h"
 #include "llmc/optim/update_in_backward.h"
 #include "llmc/parallel/zero.h"
 
@@ -26,11 +26,12 @@ typedef struct {
     void* scratch;  // optimizer_scratch_bytes
     // sums of squares of the gradient's blocks, as gradient_square_sum_cpu wants them
     double* partial;
-    SlicedUpdate sliced; // of matrices that tensor ranks cut
+    Owners owners; // of matrices whose parts belong to several ranks
+    Group* tensor;
 } UpdateGroups;
 
 // Opens the updates with their state, all zero, and scratch memory; `zero` has its plan, and
-// `tensor` cuts matrices. The arguments must outlive them.
+// `tensor` divides matrices. The arguments must outlive them.
 void update_groups_open(UpdateGroups* groups, Memory* memory, OptimizerState* state, const Freeze* freeze,
                         Zero* zero, Linear* linear, Group* tensor);
 
@@ -65,11 +66,8 @@ void update_groups_open(UpdateGroups* u, Memory* memory, OptimizerState* state, 
     u->partial =
         (double*)memory_take(memory, "scratch: gradient norm", MEMORY_DEVICE, blocks * sizeof(double));
     u->scratch = memory_take(memory, "scratch of the update", MEMORY_DEVICE, optimizer_scratch_bytes(state));
-    sliced_update_open(&u->sliced, memory, state, &zero->plan);
-    u->sliced.zero = zero;
-    u->sliced.group = tensor;
-    u->sliced.scratch.memory = u->scratch;
-    u->sliced.scratch.matmul = &linear->matmul;
+    owners_open(&u->owners, memory, state, &zero->plan, freeze);
+    u->tensor = tensor;
 }
 
 // True if a range belongs to group g and is not frozen.
@@ -77,34 +75,14 @@ static int update_has_(const UpdateGroups* u, const ZeroRange* range, int g) {
     return range->group == g && !freeze_has(u->freeze, range->row, model_group_layer(u->state->cfg, g));
 }
 
-// Sets the operand of group g, and gathers it from all ranks. Returns NULL if the update of this
-// rank needs no other's.
-static const float* update_gather_operands_(const UpdateGroups* u, int g, Update update) {
-    Zero* zero = u->zero;
-    const int gathers = optimizer_gathers(u->state, &zero->plan, g);
-    if (!gathers && !optimizer_needs_slices(u->state, &zero->plan, g)) {
-        return NULL;
+// True if the rule of a row needs parts of other ranks: these matrices are updated by their owners.
+static int update_travels_(const UpdateGroups* u, int row) {
+    const OptimizerState* s = u->state;
+    int travels = 0;
+    for (int k = 0; k < s->num_matrices; k++) {
+        travels |= s->matrices[k].row == row && matrices_travel(&s->matrices[k]);
     }
-    float* group = zero_operands_cpu(zero, g);
-    for (int i = 0; i < zero->num_ranges; i++) {
-        const ZeroRange* range = &zero->ranges[i];
-        if (update_has_(u, range, g)) {
-            optimizer_operand_cpu(u->state, range, group + (range->full - zero_group_begin(&zero->plan, g)),
-                                  zero_range_gradient_cpu(zero, range), update);
-        }
-    }
-    if (gathers) {
-        zero_gather_operands_cpu(zero, g);
-    }
-    return group;
-}
-
-// Updates a range, if the parts of its tensor are not updated together.
-static void update_range_(const UpdateGroups* u, const ZeroRange* range, const float* grad,
-                          const float* operand, Update update, const MuonScratch* scratch) {
-    if (!sliced_update_has(u->state, range->row)) {
-        optimizer_update_cpu(u->state, range, u->zero->params + range->full, grad, operand, update, scratch);
-    }
+    return travels;
 }
 
 // Updates a whole matrix and packs it for matmuls in bf16. If the rule allows it, each thread packs
@@ -117,7 +95,7 @@ static void update_packed_(UpdateGroups* u, const ZeroRange* range, const float*
     const int by_rows = optimizer_is_elementwise(u->state, range->row);
     float* param = u->zero->params + range->full;
     if (!by_rows) {
-        update_range_(u, range, grad, NULL, update, scratch);
+        optimizer_update_cpu(u->state, range, param, grad, update, scratch);
     }
 #pragma omp parallel for schedule(static)
     for (size_t r = 0; r < rows; r += BF16_TILE) {
@@ -131,20 +109,18 @@ static void update_packed_(UpdateGroups* u, const ZeroRange* range, const float*
 }
 
 // Updates what this rank updates of group g, and its average.
-static void update_group_(UpdateGroups* u, int g, const float* operands, Update update) {
+static void update_group_(UpdateGroups* u, int g, Update update) {
     const MuonScratch scratch = {u->scratch, &u->linear->matmul};
-    const size_t begin = zero_group_begin(&u->zero->plan, g);
     for (int i = 0; i < u->zero->num_ranges; i++) {
         const ZeroRange* range = &u->zero->ranges[i];
-        if (!update_has_(u, range, g)) {
+        if (!update_has_(u, range, g) || update_travels_(u, range->row)) {
             continue;
         }
         const float* grad = zero_range_gradient_cpu(u->zero, range);
         if (u->zero->plan.size == 1 && linear_packs(u->linear, range->row)) {
             update_packed_(u, range, grad, update, &scratch);
         } else {
-            update_range_(u, range, grad, operands ? operands + (range->full - range->before - begin) : NULL,
-                          update, &scratch);
+            optimizer_update_cpu(u->state, range, u->zero->params + range->full, grad, update, &scratch);
         }
     }
     optimizer_average_cpu(u->state, u->zero->params + zero_piece(&u->zero->plan, g, ZERO_TRAINED).full, g,
@@ -152,15 +128,13 @@ static void update_group_(UpdateGroups* u, int g, const float* operands, Update 
 }
 
 void update_groups_cpu(UpdateGroups* u, Update update) {
+    const MuonScratch scratch = {u->scratch, &u->linear->matmul};
+    owners_update_cpu(&u->owners, u->zero, u->tensor, 0, u->zero->plan.groups, update, &scratch);
     for (int g = 0; g < u->zero->plan.groups; g++) {
-        const float* operands = update_gather_operands_(u, g, update);
-        if (operands) {
-            sliced_update_cpu(&u->sliced, g, update);
-        }
-        update_group_(u, g, operands, update);
+        update_group_(u, g, update);
     }
     zero_gather_parameters_cpu(u->zero);
-    if (u->zero->plan.size > 1) { // one rank alone has packed each matrix
+    if (u->zero->plan.size > 1 || u->owners.most > 0) { // else each matrix has been packed
         linear_pack(u->linear);
     }
 }
@@ -201,7 +175,7 @@ void update_group_in_backward_cpu(UpdateGroups* u, int g, InBackward* hook) {
     }
     zero_group_square_sum_cpu(u->zero, g, &square_sum, u->partial);
     if (in_backward_group(hook, g, square_sum, &update)) {
-        update_group_(u, g, NULL, update);
+        update_group_(u, g, update);
     }
 }
 

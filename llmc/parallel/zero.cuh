@@ -277,6 +277,11 @@ static inline const GroupGpu* zero_ranks_(const ZeroGpu* z, int g) {
     return has_others ? &z->groups->same_experts : &z->groups->replica;
 }
 
+// Returns all ranks that divide group g, of all replicas.
+static inline const GroupGpu* zero_peers(const ZeroGpu* z, int g) {
+    return zero_has_levels_(&z->plan) ? &z->groups->data : zero_ranks_(z, g);
+}
+
 // Returns the place of this rank's slice in `count` elements of all of group g.
 static inline void* zero_slice_in_(const ZeroGpu* z, int g, void* all, DType type, size_t count) {
     const GroupGpu* ranks = zero_ranks_(z, g);
@@ -855,12 +860,10 @@ template <class T> static inline void zero_add_embedding(ZeroGpu* z) {
     }
 }
 
-// Gathers the trained part of group g of an fp32 array in `group`, where each rank has set its
-// shard. The main stream waits for it.
-static inline void zero_gather_operands(ZeroGpu* z, float* group, int g) {
+// Makes exchanges of an update among the ranks that divide group g. The main stream waits for them.
+static inline void zero_exchange(ZeroGpu* z, int g, const GroupMove* moves, int count) {
     zero_fork_(z);
-    const size_t count = zero_trained_elements(&z->plan, g);
-    zero_gather_(z, g, group, zero_slice_in_(z, g, group, DTYPE_FP32, count), DTYPE_FP32, count);
+    group_exchange(moves, count, zero_peers(z, g), z->comm.stream);
     zero_join_(z);
 }
 
@@ -880,7 +883,7 @@ typedef struct {
 // rank. `mine` is this rank's.
 static inline void zero_collect_chunk_(ZeroGpu* z, int g, void* all, const void* mine, DType type,
                                        ZeroChunk_ chunk) {
-    const GroupGpu* ranks = zero_has_levels_(&z->plan) ? &z->groups->data : zero_ranks_(z, g);
+    const GroupGpu* ranks = zero_peers(z, g);
     const size_t bytes = chunk.count * dtype_bytes(type);
     void* own = zero_element_(z->pieces, type, (size_t)ranks->rank * chunk.count);
     zero_copy_(z, own, mine, bytes);

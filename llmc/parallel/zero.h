@@ -347,7 +347,7 @@ typedef struct {
 } ZeroTraffic;
 
 // Returns the traffic of an update of `sequences` in micro-batches of B. Elements of gradients and
-// parameters have these sizes; all ranks gather `operand_bytes` of operands (optimizer.h).
+// parameters have these sizes; each rank sends `operand_bytes` of matrices (owners.h).
 ZeroTraffic zero_traffic(const ZeroPlan* plan, int64_t sequences, int B, size_t gradient_bytes,
                          size_t parameter_bytes, double operand_bytes);
 
@@ -444,7 +444,7 @@ static inline const float* zero_range_gradient_cpu(const Zero* z, const ZeroRang
 }
 
 // Returns the ranks that divide a bucket.
-static inline Group* zero_ranks_cpu_(const Zero* z, const Bucket* b) {
+static inline Group* zero_ranks_cpu(const Zero* z, const Bucket* b) {
     return b->ranks < z->group->size ? z->same : z->group;
 }
 
@@ -452,19 +452,8 @@ static inline Group* zero_ranks_cpu_(const Zero* z, const Bucket* b) {
 // in `group`.
 static inline void zero_gather_group_cpu(Zero* z, float* group, int g) {
     const Bucket* b = map_trained(z->map, g);
-    Group* ranks = zero_ranks_cpu_(z, b);
-    group_all_gather_cpu(group, group + b->in[MAP_REDUCED].from, b->in[MAP_REDUCED].count, ranks);
-}
-
-// Returns room for the operands of group g: its gradients before the reduction, which are no longer
-// needed.
-static inline float* zero_operands_cpu(const Zero* z, int g) {
-    return zero_grads_of_(z, map_trained(z->map, g));
-}
-
-// Gathers the operands of group g there, where each rank has set its shard.
-static inline void zero_gather_operands_cpu(Zero* z, int g) {
-    zero_gather_group_cpu(z, zero_operands_cpu(z, g), g);
+    group_all_gather_cpu(group, group + b->in[MAP_REDUCED].from, b->in[MAP_REDUCED].count,
+                         zero_ranks_cpu(z, b));
 }
 
 // Sends each rank's updated shards of the parameters to all ranks, after the update.
@@ -788,7 +777,7 @@ void zero_open_cpu(Zero* z, Memory* memory, const Map* map, ZeroPlan plan, Model
 // Adds the gradients of a bucket from all ranks that divide it to its shard, in the order of the
 // ranks with the tokens.
 static void zero_reduce_cpu_(Zero* z, const Bucket* b, MicroStep step) {
-    Group* ranks = zero_ranks_cpu_(z, b);
+    Group* ranks = zero_ranks_cpu(z, b);
     const ZeroPieces of = {b->in[MAP_REDUCED].count, b->elements, b->copies};
     float *grads = zero_grads_of_(z, b), *pieces = ranks->size > 1 ? z->pieces : grads;
     for (size_t k = 0; k < (size_t)b->copies && pieces != grads; k++) {
@@ -807,7 +796,7 @@ void zero_group_done_cpu(Zero* z, int g, MicroStep step) {
     zero_reduce_cpu_(z, b, step);
     if (z->plan.stage == 0 || (is_embedding && step.is_last)) {
         group_all_gather_cpu(zero_grads_of_(z, b), zero_reduced_of_(z, b), b->in[MAP_REDUCED].count,
-                             zero_ranks_cpu_(z, b));
+                             zero_ranks_cpu(z, b));
     }
 }
 

@@ -15,6 +15,7 @@ plan.h -- prints what a run takes: tensors and their sizes, memory by kind, disk
 #include "llmc/model/model.h"
 #include "llmc/optim/loss_scale.h"
 #include "llmc/optim/optimizer.h"
+#include "llmc/optim/owners.h"
 #include "llmc/parallel/zero.h"
 #include "llmc/cost/mfu.h"
 
@@ -253,13 +254,11 @@ void plan_print_memory(FILE* file, const Settled* s, const Memory* memory) {
     free(text);
 }
 
-// Returns the bytes of operands that the ranks gather in an update. A GPU does not have all fp32
-// weights, so it also gathers them if the optimizer sums them.
+// Returns the bytes of matrices that a rank sends in an update, to their owners and back.
 static double plan_operand_bytes_(const Settled* s) {
-    const int arrays = 1 + (s->options.program.trainer == OPTION_GPU && s->optimizer.sums_weights);
     OptimizerState state;
     optimizer_state_open(&state, s->optimizer, &s->zero, s->part);
-    return (double)optimizer_gathered_elements(&state, &s->zero) * arrays * sizeof(float);
+    return owners_bytes(&state);
 }
 
 // Prints the bytes that a process sends for ZeRO.

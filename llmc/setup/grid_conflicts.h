@@ -63,29 +63,6 @@ static const OptionRow* grid_option_(const char* name) {
     return &OPTION_TABLE[i];
 }
 
-// Checks the updates of whole matrices that several GPUs make of their parts.
-static int grid_suits_matrices_(char* error, const Settled* s) {
-    const Options* o = &s->options;
-    const int t = s->ranks.grid.shape.tensor, is_muon = o->optimizer.name == OPTIMIZER_MUON;
-    if (t == 1 || s->use != USE_TRAIN) {
-        return 1;
-    }
-    if (o->optimizer.name == OPTIMIZER_ADAFACTOR) {
-        return grid_refuses_(
-            error,
-            "--tensor-parallel %d, --optimizer adafactor, which updates whole matrices: only "
-            "the CPU trainer has both; wanted another optimizer",
-            t);
-    }
-    if (is_muon && (o->memory.offload_optimizer || o->memory.offload_params)) {
-        return grid_refuses_(error,
-                             "--tensor-parallel %d, --optimizer muon, --offload-%s; wanted off: the parts of "
-                             "a matrix are updated together",
-                             t, o->memory.offload_params ? "params on" : "optimizer");
-    }
-    return 1;
-}
-
 // Checks that the trainer has the passes.
 static int grid_suits_trainer_(char* error, const Settled* s) {
     const Options* o = &s->options;
@@ -93,12 +70,9 @@ static int grid_suits_trainer_(char* error, const Settled* s) {
     if (o->program.trainer == OPTION_CPU || s->use != USE_TRAIN) {
         return 1;
     }
-    if (shape.pipeline > 1 && o->teacher.path[0]) {
-        return grid_refuses_(error,
-                             "--pipeline-parallel %d, --teacher: only the CPU trainer has both; wanted 1",
-                             shape.pipeline);
-    }
-    return grid_suits_matrices_(error, s);
+    return shape.pipeline == 1 || !o->teacher.path[0] ||
+           grid_refuses_(error, "--pipeline-parallel %d, --teacher: only the CPU trainer has both; wanted 1",
+                         shape.pipeline);
 }
 
 // Returns the unit of the columns of a part: whole vectors, and whole blocks of 8-bit numbers.
@@ -165,20 +139,12 @@ static int grid_suits_chunks_(char* error, const Settled* s) {
                          c, (double)o->optimizer.router_balance);
 }
 
-// Checks what training needs: whole matrices, or a gradient that is complete before the end of the
-// backward pass.
+// Checks what training needs: a gradient that is complete before the end of the backward pass.
 static int grid_suits_tensor_(char* error, const Settled* s) {
     const Options* o = &s->options;
     const int t = s->ranks.grid.shape.tensor;
     if (t == 1 || s->use != USE_TRAIN) {
         return 1;
-    }
-    if (o->optimizer.name == OPTIMIZER_SOAP) {
-        return grid_refuses_(
-            error,
-            "--tensor-parallel %d, --optimizer soap, which keeps the state of whole matrices; "
-            "wanted another optimizer",
-            t);
     }
     return !o->memory.update_in_backward ||
            grid_refuses_(error,
@@ -231,7 +197,6 @@ static int grid_suits_experts_(char* error, const Settled* s) {
                                          "offload-residuals"};
     const Options* o = &s->options;
     const int e = grid_experts(s->ranks.grid.shape);
-    const OptimizerName name = (OptimizerName)o->optimizer.name;
     for (size_t i = 0; i < sizeof(beside) / sizeof(beside[0]) && e > 1; i++) {
         const OptionRow* row = grid_option_(beside[i]);
         char value[OPTION_TEXT_BYTES];
@@ -256,12 +221,11 @@ static int grid_suits_experts_(char* error, const Settled* s) {
                              "of rows in each layer",
                              e);
     }
-    return e == 1 || s->use != USE_TRAIN || name == OPTIMIZER_ADAMW || name == OPTIMIZER_ADAMW8BIT ||
-           name == OPTIMIZER_LION || name == OPTIMIZER_SGD ||
+    return e == 1 || s->use != USE_TRAIN || o->optimizer.name != OPTIMIZER_ADAFACTOR ||
            grid_refuses_(error,
-                         "--expert-parallel %d, --optimizer %s, which updates whole matrices; wanted adamw, "
-                         "adamw8bit, lion or sgd",
-                         e, optimizer_word(name));
+                         "--expert-parallel %d, --optimizer adafactor, which updates all experts of a layer "
+                         "together; wanted another optimizer",
+                         e);
 }
 
 // Checks that --pipeline-layers gives each stage its layers.

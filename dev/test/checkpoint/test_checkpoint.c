@@ -188,7 +188,7 @@ static void read_optimizer(const SavedState* state, const char* directory, float
         for (int slot = STATE_M; slot <= STATE_V; slot++) {
             checkpoint_parts_read(&parts, slot, g,
                                   memory + (slot == STATE_V ? state_elements() : 0) +
-                                      state_group_begin(&layout.slots[slot], g));
+                                      state_group_begin(&layout, slot, g));
         }
     }
     checkpoint_parts_close(&parts);

@@ -124,8 +124,8 @@ test_refusals() {
     bad 2 "--expert-parallel 4, 2 processes; wanted 2" --num-processes 2 --plan "${small[@]}" 4
     bad 2 "--expert-parallel 4, 6 experts; wanted 2" --num-processes 4 --plan "${small[@]}" 4
     bad 2 "--expert-parallel 2, a model without experts; wanted 1" --num-processes 2 --plan --layers 1 --steps 1 --expert-parallel 2
-    bad 2 "--expert-parallel 2, --optimizer muon, which updates whole matrices; wanted adamw, adamw8bit, lion or sgd" --num-processes 2 --plan \
-        "${small[@]}" 2 --optimizer muon
+    bad 2 "--expert-parallel 2, --optimizer adafactor, which updates all experts of a layer together; wanted another" --num-processes 2 --plan \
+        "${small[@]}" 2 --optimizer adafactor
     bad 2 "--expert-parallel 2, --freeze wte; wanted --expert-parallel 1" --num-processes 2 --plan "${small[@]}" 2 --freeze wte
     bad 2 "--expert-parallel 2, --context-parallel 2; wanted --expert-parallel 1" --num-processes 4 --plan "${small[@]}" 2 --context-parallel 2 \
         --router-balance 0

@@ -22,7 +22,6 @@ static TestModel test_model_of(const int sizes[][2], int count) {
         AdafactorTensor* t = &model.tensors[i];
         t->rows = sizes[i][0];
         t->cols = sizes[i][1];
-        t->end = (size_t)t->rows * t->cols;
         t->params = t->master = t->grads = t->m = model.n;
         t->stream = rand_stream("tensor") + (uint64_t)i;
         t->first_word = ((uint64_t)i << 40) + 4 * (uint64_t)i;
@@ -79,17 +78,11 @@ static State expected(const TestModel* model, State s, const float* grad, Adafac
         own.weight_decay = t->decay ? opt.weight_decay : 0;
         float *m = has_m ? want.m + t->m : NULL, *param = want.param + t->params;
         if (t->rows == 1) {
-            adafactor_vector_cpu(param, grad + t->grads, want.v + t->v, m, t->cols, 0, t->end, own);
+            adafactor_vector_cpu(param, grad + t->grads, want.v + t->v, m, t->cols, own);
         } else {
-            const AdafactorMatrix x = {param,
-                                       grad + t->grads,
-                                       want.row_sums + t->row_sums,
-                                       want.col_sums + t->col_sums,
-                                       m,
-                                       (size_t)t->rows,
-                                       (size_t)t->cols,
-                                       0,
-                                       t->end};
+            const AdafactorMatrix x = {
+                param,           grad + t->grads, want.row_sums + t->row_sums, want.col_sums + t->col_sums, m,
+                (size_t)t->rows, (size_t)t->cols};
             adafactor_update_cpu(x, own, scratch);
         }
     }
@@ -174,7 +167,8 @@ static void test_model(const TestModel* model, int has_m, AdafactorRate rate, Ma
     expect_state(what, model, got, expected(model, s, grad, opt, has_m), exact.param);
     for (int i = 0; i < model->count && !rule_is_exact(kind); i++) {
         const AdafactorTensor* t = &model->tensors[i];
-        rule_expect_rounded<T>(what, got.param + t->params, exact.param + t->params, t->end, kind,
+        rule_expect_rounded<T>(what, got.param + t->params, exact.param + t->params,
+                               (size_t)t->rows * t->cols, kind,
                                rounding_words(7, t->stream, opt.t, t->first_word));
     }
     const State again = updated<T, G>(model, s, grad, opt, has_m, kind, gpu);

@@ -17,14 +17,19 @@ typedef struct {
 static Case case_of(int layers, int parts, int rows, int cols) {
     const size_t n = rule_padded((size_t)parts * rows * cols), r = (size_t)parts * rows;
     const MuonPlace in_weights = {128, n + 256};
-    const MuonTensor t = {0,          r * (size_t)cols,
-                          in_weights, in_weights,
-                          in_weights, {4, n + 4},
-                          {1, r + 3}, layers,
-                          parts,      rows,
-                          cols,       2,
-                          1024,       {2048, (size_t)1 << 40},
-                          7,          1,
+    const MuonTensor t = {in_weights,
+                          in_weights,
+                          in_weights,
+                          {4, n + 4},
+                          {1, r + 3},
+                          layers,
+                          parts,
+                          rows,
+                          cols,
+                          2,
+                          {2048, (size_t)1 << 40},
+                          7,
+                          1,
                           0};
     const Case c = {t, 128 + (n + 256) * layers, 4 + (n + 4) * layers, 1 + (r + 3) * layers};
     return c;
@@ -59,19 +64,17 @@ static State expected(const Case* c, State s, const float* grad, Muon opt, Rows 
     matmul_open(&matmul, &memory);
     const MuonScratch scratch = {check_alloc(muon_scratch_bytes(t->rows, t->cols), 1, "scratch"), &matmul};
     opt.weight_decay *= (float)t->decay;
-    for (int l = 0; l < t->layers; l++) {
-        const size_t at = muon_at_(t->params, (size_t)l);
-        float* row_squares = want.row_squares + muon_at_(t->row_squares, (size_t)l);
+    for (int k = 0; k < t->layers * t->parts; k++) {
+        const size_t l = (size_t)(k / t->parts), row = (size_t)(k % t->parts * t->rows),
+                     at = muon_at_(t->params, l) + row * t->cols;
+        float* row_squares = want.row_squares + muon_at_(t->row_squares, l) + row;
         const MuonMatrix x = {want.param + at,
                               grad + at,
-                              want.b + muon_at_(t->b, (size_t)l),
+                              want.b + muon_at_(t->b, l) + row * t->cols,
                               rows == BALANCED ? row_squares : NULL,
-                              (size_t)t->parts,
                               (size_t)t->rows,
                               (size_t)t->cols,
-                              NULL,
-                              t->begin,
-                              t->end};
+                              NULL};
         muon_update_cpu(x, opt, &scratch);
     }
     free(scratch.memory);
@@ -196,7 +199,6 @@ static Case after_two_elements(Case c) {
     c.t.master.first += 2;
     c.t.grads.first += 2;
     c.t.b.first += 2;
-    c.t.start += 2;
     c.t.words.first += 2;
     return c;
 }

@@ -99,27 +99,14 @@ static ZeroPlan frozen_plan(ModelConfig cfg, int stage, int rank, int size, unsi
     return zero;
 }
 
-// Returns the elements of a slot that memory holds for a range: of statistics of rows or columns,
-// those of its tensor.
-static size_t kept(const OptimizerState* state, int slot, const ZeroRange* range) {
-    const TensorRow* row = &state->rows[range->row];
-    const int is_of_tensor =
-        state->slots[slot].shape != SLOT_ELEMENTS && state_slot_is_whole(state, slot, range->row);
-    return state_slot_elements(state, slot, range->row,
-                               is_of_tensor ? model_rows_in_files(row, state->cfg) * row->cols
-                                            : range->count);
-}
-
-// Marks what a range has of a slot; ends where it began elsewhere.
-static void mark(char* taken, const OptimizerState* state, int slot, const ZeroRange* range) {
-    const size_t begin = state_begin(state, slot, range), count = kept(state, slot, range);
+// Marks `count` elements of a slot, of group g.
+static void mark(char* taken, const OptimizerState* state, int slot, int g, size_t begin, size_t count) {
     const StateSlot* s = &state->slots[slot];
+    const size_t first = state_group_begin(state, slot, g);
     EXPECT((begin + count) * s->element_bytes <= s->bytes, "slot %d ends before %zu", slot, begin + count);
     EXPECT(slot >= STATE_MASTER ||
-               (begin >= state_group_begin(s, range->group) &&
-                begin + count <= state_group_begin(s, range->group) + state_group_elements(s, range->group)),
-           "slot %d: a range leaves its group", slot);
-    EXPECT(slot < STATE_MASTER || begin == range->owned, "master weights at %zu", begin);
+               (begin >= first && begin + count <= first + state_group_elements(state, slot, g)),
+           "slot %d: elements of group %d lie elsewhere", slot, g);
     for (size_t i = 0; i < count; i++) {
         EXPECT(!taken[begin + i], "slot %d: element %zu belongs to two", slot, begin + i);
         taken[begin + i] = 1;
@@ -128,12 +115,41 @@ static void mark(char* taken, const OptimizerState* state, int slot, const ZeroR
 
 // Returns true if this rank has elements of a slot for a range. Frozen blocks have no moments.
 static int has_slot(const OptimizerState* state, int slot, const ZeroPlan* zero, const ZeroRange* range) {
-    return state_slot_has(state, slot, range->row) &&
+    return state_slot_has(state, slot, range->row) && !state_slot_is_whole(state, slot, range->row) &&
            (slot >= STATE_MASTER || zero_has_gradient(zero, range->group));
 }
 
-// A rank has, in each slot, its ranges in the order of memory and without overlaps; a range of
-// owned elements is a range of every slot. The first blocks may be frozen.
+// Calls for the matrices that a rank owns.
+typedef void (*MatrixVisit)(const OptimizerState* state, OwnedMatrix x, void* context);
+
+static void visit_matrices(const OptimizerState* state, MatrixVisit visit, void* context) {
+    for (int k = 0; k < state->num_matrices; k++) {
+        const Matrices* m = &state->matrices[k];
+        for (size_t i = 0; i < matrices_all(m); i++) {
+            const OwnedMatrix x = {m, m->first_copy + (int)i / m->count, (int)i % m->count};
+            if (matrix_is_owned(x)) {
+                visit(state, x, context);
+            }
+        }
+    }
+}
+
+typedef struct {
+    int slot;
+    char* taken;
+} Marks;
+
+static void mark_matrix(const OptimizerState* state, OwnedMatrix x, void* context) {
+    const Marks* marks = (const Marks*)context;
+    const size_t count = state_matrix_elements(state, marks->slot, x.of);
+    if (count > 0) {
+        mark(marks->taken, state, marks->slot, state_matrix_group(state, x),
+             state_matrix_begin(state, marks->slot, x), count);
+    }
+}
+
+// A rank has, in each slot, its ranges in the order of memory and its matrices, without overlaps; a
+// range of owned elements is a range of every slot. The first blocks may be frozen.
 static void test_places(Optimizer optimizer, ModelConfig cfg, int stage, int size, int rank, int first) {
     const ZeroPlan zero = frozen_plan(cfg, stage, rank, size, optimizer.frozen, first);
     OptimizerState state;
@@ -143,17 +159,15 @@ static void test_places(Optimizer optimizer, ModelConfig cfg, int stage, int siz
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
         const StateSlot* s = &state.slots[slot];
         char* taken = (char*)check_alloc(s->bytes / s->element_bytes + 1, 1, "elements");
+        Marks marks = {slot, taken};
         state.memory = taken;
+        visit_matrices(&state, mark_matrix, &marks);
         for (int i = 0; i < count; i++) {
-            const int has = has_slot(&state, slot, &zero, &ranges[i]);
-            EXPECT(!state_array(&state, slot, &ranges[i]) == !has, "slot %d of %s", slot,
-                   state.rows[ranges[i].row].name);
-            if (has) {
-                const int is_whole = state_slot_is_whole(&state, slot, ranges[i].row);
-                mark(taken, &state, slot, &ranges[i]);
-                EXPECT(state_position(&state, slot, &zero, ranges[i].owned) ==
-                           state_begin(&state, slot, &ranges[i]) -
-                               (is_whole && s->shape == SLOT_ELEMENTS ? ranges[i].before : 0),
+            if (has_slot(&state, slot, &zero, &ranges[i])) {
+                const size_t begin = state_begin(&state, slot, &ranges[i]);
+                mark(taken, &state, slot, ranges[i].group, begin,
+                     state_slot_elements(&state, slot, ranges[i].row, ranges[i].count));
+                EXPECT(state_position(&state, slot, &zero, ranges[i].owned) == begin,
                        "%s, slot %d: where %s begins", WORDS[optimizer.name], slot,
                        state.rows[ranges[i].row].name);
             }
@@ -172,6 +186,61 @@ static void test_places(Optimizer optimizer, ModelConfig cfg, int stage, int siz
     free(ranges);
 }
 
+// Counts a matrix, and its elements.
+typedef struct {
+    int *owners, count;
+    double elements;
+} Dealt;
+
+static void count_matrix(const OptimizerState* state, OwnedMatrix x, void* context) {
+    Dealt* dealt = (Dealt*)context;
+    (void)state;
+    dealt->owners[(x.of - state->matrices) * 4096 + x.copy * 64 + x.number]++;
+    dealt->count++;
+    dealt->elements += (double)matrix_elements(x);
+}
+
+// Each matrix has one owner, and no rank has more than the mean and one matrix.
+static void test_owners(OptimizerName name, ModelConfig cfg, int size, int stage) {
+    int* owners = (int*)check_alloc(MATRICES_MOST * 4096, sizeof(int), "owners");
+    double all = 0, most = 0, largest = 0;
+    int count = 0, wanted = 0;
+    for (int rank = 0; rank < size; rank++) {
+        const ZeroPlan zero = zero_plan(cfg, stage, rank, size);
+        OptimizerState state;
+        Dealt dealt = {owners, 0, 0};
+        optimizer_state_open(&state, optimizer_of(name, 0, MASTER_NONE), &zero, cfg);
+        visit_matrices(&state, count_matrix, &dealt);
+        count += dealt.count;
+        all += dealt.elements;
+        most = dealt.elements > most ? dealt.elements : most;
+        wanted = 0;
+        for (int k = 0; k < state.num_matrices; k++) {
+            const double elements = (double)(state.matrices[k].rows * state.matrices[k].cols);
+            wanted += (int)matrices_all(&state.matrices[k]);
+            largest = elements > largest ? elements : largest;
+        }
+    }
+    const int each = stage == 0 ? size : 1;
+    EXPECT(count == each * wanted, "%s, %d ranks: %d owners of %d matrices", optimizer_word(name), size,
+           count, wanted);
+    for (int i = 0; i < MATRICES_MOST * 4096; i++) {
+        EXPECT(owners[i] == 0 || owners[i] == each, "a matrix has %d owners", owners[i]);
+    }
+    EXPECT(most <= all / size + 2 * largest, "%s, %d ranks: one has %.0f of %.0f elements",
+           optimizer_word(name), size, most, all);
+    free(owners);
+}
+
+TEST(owners) {
+    for (int size = 1; size <= 9; size++) {
+        test_owners(OPTIMIZER_MUON, WIDE, size, 2);
+        test_owners(OPTIMIZER_ADAFACTOR, LLAMA, size, 1);
+        test_owners(OPTIMIZER_SOAP, EXPERTS, size, 2);
+        test_owners(OPTIMIZER_MUON, LLAMA, size, 0);
+    }
+}
+
 // ---- what is saved ----
 
 // Returns a value that identifies an element of a slot: its number among those of the parameters,
@@ -180,41 +249,53 @@ static float value_of(int slot, size_t number) {
     return (float)(number % 251) + (slot < STATE_M8 || slot > STATE_V8 ? 0.125f * (float)slot : 0);
 }
 
-// The tensor of a range, where memory has it all because of it and files tell its elements apart;
-// else the range.
-static ZeroRange whole_range(const OptimizerState* state, int slot, ZeroRange range) {
-    if (state->slots[slot].shape == SLOT_ELEMENTS && state_slot_is_whole(state, slot, range.row)) {
-        range.logical -= range.before;
-        range.count = tensor_layer_elements(&state->rows[range.row]);
-        range.before = 0;
+// Fills some elements of a slot, or looks at them.
+typedef struct {
+    int slot, is_check;
+} Visit;
+
+static void visit_elements(const OptimizerState* state, Visit v, void* array, size_t number, size_t count) {
+    const StateSlot* s = &state->slots[v.slot];
+    for (size_t k = 0; k < count; k++) {
+        const float value = value_of(v.slot, number + k);
+        const int is_code = s->element_bytes == 1;
+        const float found = is_code ? ((uint8_t*)array)[k] : ((float*)array)[k];
+        if (v.is_check && found != value) {
+            EXPECT(0, "element %zu of slot %d is %f, wanted %f", number + k, v.slot, found, value);
+            return;
+        }
+        if (is_code) {
+            ((uint8_t*)array)[k] = (uint8_t)value;
+        } else {
+            ((float*)array)[k] = value;
+        }
     }
-    return range;
 }
 
-// Fills what the ranges have of all slots, or looks at what memory has because of them.
+static void visit_matrix(const OptimizerState* state, OwnedMatrix x, void* context) {
+    const Visit v = *(const Visit*)context;
+    size_t number = ((size_t)x.of->row * 64 + (size_t)x.copy) * 64 + (size_t)(x.number + x.of->run);
+    if (state_matrix_elements(state, v.slot, x.of) > 0) {
+        visit_elements(state, v, state_matrix(state, v.slot, x), number,
+                       state_matrix_elements(state, v.slot, x.of));
+    }
+}
+
+// Fills what a rank has of all slots, or looks at it.
 static void visit(const OptimizerState* state, const ZeroRange* ranges, int count, int is_check) {
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
+        Visit v = {slot, is_check};
         for (int i = 0; i < count; i++) {
-            const ZeroRange range = is_check ? whole_range(state, slot, ranges[i]) : ranges[i], *r = &range;
-            char* array = (char*)state_array(state, slot, r);
-            const size_t first = state->slots[slot].shape == SLOT_ELEMENTS ? r->logical
-                                 : state->slots[slot].shape == SLOT_BLOCKS ? r->logical / OPTIMIZER_BLOCK
-                                                                           : (size_t)(r->row + r->group);
-            for (size_t k = 0; k < kept(state, slot, r); k++) {
-                const float value = value_of(slot, first + k);
-                const int is_code = state->slots[slot].element_bytes == 1;
-                const float found = is_code ? ((uint8_t*)array)[k] : ((float*)array)[k];
-                if (is_check && found != value) {
-                    EXPECT(0, "element %zu of slot %d is %f, wanted %f", first + k, slot, found, value);
-                    return;
-                }
-                if (is_code) {
-                    ((uint8_t*)array)[k] = (uint8_t)value;
-                } else {
-                    ((float*)array)[k] = value;
-                }
+            const ZeroRange* r = &ranges[i];
+            void* array = state_slot_is_whole(state, slot, r->row) ? NULL : state_array(state, slot, r);
+            if (array) {
+                visit_elements(state, v, array,
+                               state->slots[slot].shape == SLOT_BLOCKS ? r->logical / OPTIMIZER_BLOCK
+                                                                       : r->logical,
+                               state_slot_elements(state, slot, r->row, r->count));
             }
         }
+        visit_matrices(state, visit_matrix, &v);
     }
 }
 
@@ -371,10 +452,10 @@ static void test_muon_runs(const MuonRuns* of) {
     while (r < count && &state.rows[ranges[r].row] != row) {
         r++;
     }
-    optimizer_update_cpu(&state, &ranges[r], got, g, NULL, u, &scratch);
+    optimizer_update_cpu(&state, &ranges[r], got, g, u, &scratch);
     for (int k = 0; k < of->count; k++) {
         const size_t first = (size_t)of->first[k], rows = (size_t)of->rows[k], at = first * C;
-        const MuonMatrix x = {want + at, g + at, m + at, squares + first, 1, rows, C, NULL, 0, rows * C};
+        const MuonMatrix x = {want + at, g + at, m + at, squares + first, rows, C, NULL};
         muon_update_cpu(x, update_muon(u), &scratch);
     }
     EXPECT(memcmp(got, want, n * 4) == 0, "%s", of->name);

@@ -369,8 +369,8 @@ static void both_on_cpu(Both* b, const float* grad, Update by) {
     const MuonScratch scratch = {check_alloc(optimizer_scratch_bytes(&b->state) + 1, 1, "scratch"), &matmul};
     for (int i = 0; i < count; i++) {
         if (!freeze_has(&b->freeze, ranges[i].row, model_group_layer(b->state.cfg, ranges[i].group))) {
-            optimizer_update_cpu(&b->state, &ranges[i], b->params + ranges[i].full, grad + ranges[i].full,
-                                 NULL, by, &scratch);
+            optimizer_update_cpu(&b->state, &ranges[i], b->params + ranges[i].full, grad + ranges[i].full, by,
+                                 &scratch);
         }
     }
     free(scratch.memory);

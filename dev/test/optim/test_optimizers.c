@@ -83,11 +83,11 @@ static void update_adafactor(const Case* c, Arrays* x, int t) {
                            .t = t};
     float* m = c->beta1 > 0 ? x->m : NULL;
     if (c->rows == 1) {
-        adafactor_vector_cpu(x->param, x->grad, x->v, m, (size_t)c->cols, 0, (size_t)c->cols, opt);
+        adafactor_vector_cpu(x->param, x->grad, x->v, m, (size_t)c->cols, opt);
         return;
     }
     const size_t rows = (size_t)c->rows, cols = (size_t)c->cols;
-    const AdafactorMatrix matrix = {x->param, x->grad, x->v, x->w, m, rows, cols, 0, rows * cols};
+    const AdafactorMatrix matrix = {x->param, x->grad, x->v, x->w, m, rows, cols};
     adafactor_update_cpu(matrix, opt, x->scratch);
 }
 
@@ -102,10 +102,13 @@ static void update_muon(const Case* c, Arrays* x, int t) {
                       .scale = strstr(c->name, "rms") ? MUON_RMS : MUON_SPECTRAL,
                       .decay = decay_of(c)};
     const size_t parts = (size_t)c->parts, rows = (size_t)c->rows, cols = (size_t)c->cols;
-    const MuonMatrix matrix = {
-        x->param, x->grad, x->m, options ? x->v : NULL, parts, rows / parts, cols, NULL, 0, rows * cols};
     const MuonScratch scratch = {x->scratch, &x->matmul};
-    muon_update_cpu(matrix, opt, &scratch);
+    for (size_t k = 0; k < parts; k++) {
+        const size_t first = k * (rows / parts), at = first * cols;
+        const MuonMatrix matrix = {x->param + at, x->grad + at, x->m + at, options ? x->v + first : NULL,
+                                   rows / parts,  cols,         NULL};
+        muon_update_cpu(matrix, opt, &scratch);
+    }
 }
 
 // A case belongs to the first rule that its name starts with. `tolerance` is relative to the

@@ -40,11 +40,10 @@ static void set_gradient(float* grad, size_t rows, size_t cols, int t) {
 
 static float* zeros(size_t n) { return (float*)memset(ops_floats(n), 0, n * sizeof(float)); }
 
-// Returns a matrix of `parts`, with a state of zeros. Sides that are not turned have none.
-static SoapMatrix matrix_of(size_t parts, size_t rows, size_t cols, int left, int right) {
-    const size_t n = parts * rows * cols, l = parts * rows * rows, r = parts * cols * cols;
-    SoapMatrix x = {ops_floats(n), ops_floats(n), zeros(n), zeros(n), {NULL, NULL}, {NULL, NULL}, parts,
-                    rows,          cols,          0,        n};
+// Returns a matrix with a state of zeros. Sides that are not turned have none.
+static SoapMatrix matrix_of(size_t rows, size_t cols, int left, int right) {
+    const size_t n = rows * cols, l = rows * rows, r = cols * cols;
+    SoapMatrix x = {ops_floats(n), ops_floats(n), zeros(n), zeros(n), {NULL, NULL}, {NULL, NULL}, rows, cols};
     x.left = left ? (SoapSide){zeros(l), zeros(l)} : x.left;
     x.right = right ? (SoapSide){zeros(r), zeros(r)} : x.right;
     set_params(x.param, n);
@@ -64,7 +63,7 @@ static void update(SoapMatrix x, AdamW opt) {
 
 // Returns the matrix of a case after some updates.
 static SoapMatrix run_case(const Wanted* c, int updates) {
-    const SoapMatrix x = matrix_of(1, (size_t)c->rows, (size_t)c->cols, c->left, c->right);
+    const SoapMatrix x = matrix_of((size_t)c->rows, (size_t)c->cols, c->left, c->right);
     AdamW opt = adam;
     for (opt.t = 1; opt.t <= updates; opt.t++) {
         set_gradient((float*)x.grad, x.rows, x.cols, (int)opt.t);
@@ -114,39 +113,30 @@ TEST(soap_without_sides) {
     ops_close("without sides");
 }
 
-// Parts are updated as if each were alone; a range of elements as in the update of all.
-TEST(soap_parts) {
-    enum { ROWS = 9, COLS = 6, PART = ROWS * COLS, ALL = 3 * PART, BEGIN = 40, END = 130 };
-    const SoapMatrix all = matrix_of(3, ROWS, COLS, 1, 1);
-    SoapMatrix some = matrix_of(3, ROWS, COLS, 1, 1), alone[3];
-    for (int k = 0; k < 3; k++) {
-        alone[k] = matrix_of(1, ROWS, COLS, 1, 1);
-        memcpy(alone[k].param, all.param + k * PART, PART * sizeof(float));
+// The two steps, with the weights in two parts, are an update.
+TEST(soap_steps) {
+    enum { ROWS = 9, COLS = 6, N = ROWS * COLS, FIRST = 20 };
+    const SoapMatrix all = matrix_of(ROWS, COLS, 1, 1), some = matrix_of(ROWS, COLS, 1, 1);
+    MatmulScratch matmul;
+    Memory memory = memory_on_host();
+    void* scratch = check_alloc(soap_scratch_bytes(ROWS, COLS), 1, "scratch");
+    matmul_open(&matmul, &memory);
+    Soap opt = {adam, EVERY};
+    for (opt.adam.t = 1; opt.adam.t <= UPDATES; opt.adam.t++) {
+        float* step = (float*)some.grad;
+        set_gradient((float*)all.grad, ROWS, COLS, (int)opt.adam.t);
+        set_gradient(step, ROWS, COLS, (int)opt.adam.t);
+        update(all, opt.adam);
+        soap_turn_cpu(some, step, opt, scratch, &matmul);
+        soap_move_cpu(some.param, step, FIRST, opt);
+        soap_move_cpu(some.param + FIRST, step + FIRST, N - FIRST, opt);
     }
-    some.begin = BEGIN, some.end = END;
-    AdamW opt = adam;
-    for (opt.t = 1; opt.t <= UPDATES; opt.t++) {
-        set_gradient((float*)all.grad, 3 * ROWS, COLS, (int)opt.t);
-        update(all, opt);
-        memcpy((float*)some.grad, all.grad, ALL * sizeof(float));
-        update(some, opt);
-        for (int k = 0; k < 3; k++) {
-            memcpy((float*)alone[k].grad, all.grad + k * PART, PART * sizeof(float));
-            update(alone[k], opt);
-        }
-    }
-    float* start = ops_floats(ALL);
-    set_params(start, ALL);
-    for (int k = 0; k < 3; k++) {
-        EXPECT(ops_same_bits(all.param + k * PART, alone[k].param, PART), "part %d", k);
-    }
-    EXPECT(ops_same_bits(some.v, all.v, ALL) &&
-               ops_same_bits(some.left.basis, all.left.basis, 3 * ROWS * ROWS),
-           "a range has other state");
-    EXPECT(ops_same_bits(some.param + BEGIN, all.param + BEGIN, END - BEGIN), "a range has other bits");
-    EXPECT(ops_same_bits(some.param, start, BEGIN) && ops_same_bits(some.param + END, start + END, ALL - END),
-           "elements outside of the range move");
-    ops_close("parts");
+    EXPECT(ops_same_bits(some.v, all.v, N) && ops_same_bits(some.left.basis, all.left.basis, ROWS * ROWS),
+           "state");
+    EXPECT(ops_same_bits(some.param, all.param, N), "weights");
+    memory_close(&memory);
+    free(scratch);
+    ops_close("steps");
 }
 
 TEST(soap_threads) {
@@ -165,8 +155,7 @@ TEST(soap_threads) {
 // Without a gradient nothing moves; cautious decay acts where the step moves a weight towards zero.
 TEST(soap_decay) {
     enum { N = 36 };
-    SoapMatrix still = matrix_of(1, 6, 6, 1, 1), cautious = matrix_of(1, 6, 6, 1, 1),
-               plain = matrix_of(1, 6, 6, 1, 1);
+    SoapMatrix still = matrix_of(6, 6, 1, 1), cautious = matrix_of(6, 6, 1, 1), plain = matrix_of(6, 6, 1, 1);
     float* start = ops_copy(still.param, N);
     AdamW opt = adam, none = adam, only = adam;
     none.weight_decay = 0, only.decay = DECAY_CAUTIOUS;

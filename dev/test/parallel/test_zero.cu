@@ -379,36 +379,11 @@ static void toy_expect_collected(const char* what, Toy<T>* toy, const A* owned, 
     free(group);
 }
 
-// The trained part of each group of them is whole in every rank where the ranks gather what each
-// has set, in the same memory.
-template <class T> static void toy_expect_gathered(const char* what, Toy<T>* toy, const float* want) {
-    ZeroGpu* zero = &toy->zero;
-    const size_t bytes = toy->N * sizeof(float);
-    float *group = alloc<float>(toy->N), *host = (float*)check_alloc(toy->N, sizeof(float), "gathered");
-    for (int g = 0; g < 1 + BLOCKS && zero_is_divided(&zero->plan); g++) {
-        const ZeroPiece piece = zero_piece(&zero->plan, g, ZERO_TRAINED);
-        if (piece.count == 0) {
-            continue;
-        }
-        CUDA_CHECK(cudaMemsetAsync(group, 0, bytes, toy->gpu.stream));
-        CUDA_CHECK(cudaMemcpyAsync(group + (piece.full - zero_group_begin(&zero->plan, g)),
-                                   toy->master + piece.owned, piece.count * sizeof(float),
-                                   cudaMemcpyDeviceToDevice, toy->gpu.stream));
-        zero_gather_operands(zero, group, g);
-        CUDA_CHECK(cudaMemcpyAsync(host, group, bytes, cudaMemcpyDeviceToHost, toy->gpu.stream));
-        CUDA_CHECK(cudaStreamSynchronize(toy->gpu.stream));
-        expect_values(what, host, want + g * toy->N, zero_trained_elements(&zero->plan, g));
-    }
-    free(host);
-    gpu_free(group);
-}
-
 template <class T> static void toy_expect(const char* what, Toy<T>* toy, const Loop* want) {
     ZeroGpu* zero = &toy->zero;
     toy_expect_collected(what, toy, toy->master,
                          want->params); // by way of memory in which parameters may come
     zero_wait_for_parameters(zero);
-    toy_expect_gathered(what, toy, want->params);
     expect_on_gpu<T>(what, toy, toy->params, want->params, zero_count(&zero->plan, ZERO_REPLICATED));
     if (zero->params_slices) {
         toy_expect_collected(what, toy, (T*)zero->params_slices, want->params);

@@ -1131,7 +1131,7 @@ static void test_allowed_grids(void) {
     EXPECT(allows(context, "--arch mixtral --experts 4 --router-balance 0"), "experts");
     EXPECT(allows(tensor, ""), "two tensor ranks");
     EXPECT(allows(tensor, "--optimizer muon"), "whole matrices");
-    EXPECT(!allows(tensor, "--optimizer soap"), "whole bases");
+    EXPECT(allows(tensor, "--optimizer soap"), "whole bases");
     EXPECT(!allows(tensor, "--arch llama --kv-heads 1"), "one head of keys");
     EXPECT(allows(tensor, "--arch llama --kv-heads 2 --share-layers all"), "shared by layers, too");
     EXPECT(allows(tensor, "--freeze ln1w[0]"), "a block's norm");
@@ -1175,8 +1175,6 @@ static void test_grids(void) {
     expect_no_grid("-pn 2 -pp 2 --pipeline-layers 3,1,", "--pipeline-layers: 3,1,; wanted 2 numbers");
     expect_no_grid("-pn 2 -pp 2 --pipeline-layers x,1", "--pipeline-layers: x,1; wanted 2 numbers");
     expect_no_grid("-pn 1 --pipeline-layers 2,2", "--pipeline-layers: 2,2; wanted 1 numbers");
-    expect_no_grid("-pn 2 -tp 2 --optimizer soap",
-                   "--tensor-parallel 2, --optimizer soap, which keeps the state of whole matrices; wanted ");
     expect_no_grid("-pn 2 -tp 2 --update-in-backward on",
                    "--tensor-parallel 2, --update-in-backward on; wanted off");
 }

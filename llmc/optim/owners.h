@@ -1,0 +1,541 @@
+/*
+owners.h -- updates of matrices whose parts belong to several ranks, by their owners (matrices.h).
+
+    operand   each rank makes that of its parts: Muon's direction, else the gradient
+    there     the parts travel to the owner, in two hops: from the ranks that divide a group to the
+              owner's among them, then within the tensor group
+    turn      the owner makes the direction of the update, and updates the state
+    back      the same ways
+    move      each rank moves its parts of the weights
+
+All ranks make the same rounds: of each owner at most one matrix, the next of the deal. A matrix is
+made of its pieces: the part of a tensor rank, row by row of the whole matrix. So the operations and
+their order depend on the shape alone, and the bits do not depend on the number of ranks.
+
+Of a tensor that tensor ranks do not cut, all have the operand: those of the owner's number send it,
+and all get the direction. With a rate that depends on the weights (Adafactor) these travel too, and
+the rate comes back.
+*/
+#ifndef LLMC_OWNERS_H
+#define LLMC_OWNERS_H
+
+#include "llmc/base/memory.h"
+#include "llmc/comm/group.h"
+#include "llmc/model/freeze.h"
+#include "llmc/optim/matrices.h"
+#include "llmc/optim/optimizer.h"
+#include "llmc/parallel/zero.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// A matrix of a round.
+typedef struct {
+    OwnedMatrix x;
+    int group;
+    int owner_data, owner_tensor; // rank among those that divide the group; in the tensor group
+    int is_cut;                   // tensor ranks have different parts
+    MatrixPart part;              // of this tensor rank, in its part of the tensor
+    MatrixPart share;             // of this rank, in the part
+    // begins in the memory of shares, and, if the owner has this data rank, of pieces
+    size_t share_at, piece_at;
+} OwnersItem;
+
+// Memory, and settings. Each array has a second half for weights, if these travel.
+typedef struct {
+    const OptimizerState* state;
+    ZeroPlan plan;
+    const Freeze* freeze; // NULL: nothing is frozen in some blocks only
+    int tensor_rank, tensor_ranks;
+    int has_weights;                              // weights travel, and rates
+    int most;                                     // owners
+    size_t shares_room, pieces_room, matrix_room; // elements
+    size_t shares_used, pieces_used;              // in this round
+    float* shares;                                // this rank's parts of the matrices of a round
+    float* pieces; // parts of this tensor rank, of the matrices whose owners have this data rank
+    float* parts;  // of this rank's matrix, from all tensor ranks; NULL without them
+    float* matrix; // its rows
+    OwnersItem* items;
+    GroupMove* moves;
+} Owners;
+
+// Takes the memory, if any matrices travel. The arguments must outlive it.
+void owners_open(Owners* o, Memory* memory, const OptimizerState* state, const ZeroPlan* plan,
+                 const Freeze* freeze);
+
+// Returns the mean of the bytes that a rank sends in an update.
+double owners_bytes(const OptimizerState* state);
+
+// ---- rounds ----
+
+// Matrices next ... end - 1 of a deal, which `owners` ranks have; those whose group is not among
+// groups `first_group` ... `end_group - 1` are left out.
+typedef struct {
+    TensorPlace place;
+    size_t next, end;
+    int owners, first_group, end_group;
+} OwnersDeal;
+
+OwnersDeal owners_deal(const Owners* o, TensorPlace place, int first_group, int end_group);
+
+// Sets the items of the next round, and returns their number; -1: none is left.
+int owners_round(Owners* o, OwnersDeal* deal);
+
+typedef enum { OWNERS_THERE, OWNERS_BACK } OwnersWay;
+
+// Set the messages of a round among the ranks that divide the group, of which this one is `rank`,
+// and in the tensor group. Return their number.
+int owners_moves_of_data(const Owners* o, int count, OwnersWay way, int rank);
+int owners_moves_of_tensor(const Owners* o, int count, OwnersWay way);
+
+// True if this rank owns the matrix of an item.
+static inline int owners_owns(const OwnersItem* item) { return matrix_is_owned(item->x); }
+
+// A rectangle of a piece: `height` runs of `width` elements, one after the other in the memory of
+// parts, and `pitch` apart in the matrix.
+typedef struct {
+    size_t in_parts, in_matrix, width, height, pitch;
+} OwnersRun;
+
+enum { OWNERS_RUNS = 3 }; // at most
+
+// Sets the runs of the piece of tensor rank j, and returns their number.
+int owners_runs(const Owners* o, const OwnersItem* item, int j, OwnersRun runs[OWNERS_RUNS]);
+
+// Returns this rank's share as a range.
+ZeroRange owners_range(const Owners* o, const OwnersItem* item);
+
+// Returns where the matrix of an item is complete before it is turned: among the pieces, or with
+// several tensor ranks in the memory of a matrix.
+static inline float* owners_matrix(const Owners* o, const OwnersItem* item) {
+    return item->is_cut ? o->matrix : o->pieces + item->piece_at;
+}
+
+// ---- the CPU ----
+
+// Copies a matrix between its pieces and its rows.
+void owners_copy_runs(const Owners* o, const OwnersItem* item, float* parts, float* matrix, OwnersWay way);
+
+// Updates the matrices that travel of groups first ... end - 1. Collective.
+void owners_update_cpu(Owners* o, Zero* zero, Group* tensor, int first, int end, Update update,
+                       const MuonScratch* scratch);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef OWNERS_IMPLEMENTATION
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/base/check.h"
+#include "llmc/base/sizes.h"
+#include "llmc/model/part.h"
+
+// ---- rounds ----
+
+static const TensorRow* owners_row_(const Owners* o, OwnedMatrix x) { return &o->state->rows[x.of->row]; }
+
+OwnersDeal owners_deal(const Owners* o, TensorPlace place, int first_group, int end_group) {
+    OwnersDeal deal = {place, 0, 0, 1, first_group, end_group};
+    for (int k = 0; k < o->state->num_matrices; k++) {
+        const Matrices* m = &o->state->matrices[k];
+        if (o->state->rows[m->row].place == place && matrices_travel(m)) {
+            deal.owners = m->owners;
+            deal.end += matrices_all(m);
+        }
+    }
+    return deal;
+}
+
+// Returns matrix number n.
+static OwnedMatrix owners_number_(const Owners* o, TensorPlace place, size_t n) {
+    OwnedMatrix x = {NULL, 0, 0};
+    for (int k = 0; k < o->state->num_matrices && !x.of; k++) {
+        const Matrices* m = &o->state->matrices[k];
+        if (o->state->rows[m->row].place == place && m->before <= n && n < m->before + matrices_all(m)) {
+            x.of = m;
+            x.copy = m->first_copy + (int)((n - m->before) / (size_t)m->count);
+            x.number = (int)((n - m->before) % (size_t)m->count);
+        }
+    }
+    return x;
+}
+
+// Returns how many ranks divide a group, and this one's number among them.
+static int owners_data_(const Owners* o, int g) {
+    return zero_is_divided(&o->plan) ? zero_parts_of(&o->plan, g, o->plan.size) : 1;
+}
+
+static int owners_data_rank_(const Owners* o, int g) {
+    return zero_is_divided(&o->plan) ? o->plan.rank / (o->plan.size / owners_data_(o, g)) : 0;
+}
+
+// Returns the begin of a tensor rank's part of a matrix in its group.
+static size_t owners_offset_(const Owners* o, const OwnersItem* item) {
+    const TensorRow* row = owners_row_(o, item->x);
+    return tensor_offset_in_group(row) + (size_t)(item->group > 0 ? 0 : item->x.copy) * row->layer_bytes +
+           item->part.begin;
+}
+
+// Returns the part of data rank d, in the part of the tensor rank.
+static MatrixPart owners_share_(const Owners* o, const OwnersItem* item, int d) {
+    const MatrixPart all = {0, item->part.count};
+    if (!zero_is_divided(&o->plan)) {
+        return all;
+    }
+    const size_t shard = zero_shard_elements(&o->plan, item->group),
+                 begin = (size_t)zero_shard_of(&o->plan, item->group, zero_rank_of(&o->plan, item->group, d))
+                             .part *
+                         shard,
+                 at = owners_offset_(o, item), end = at + item->part.count;
+    const size_t from = begin > at ? begin : at, to = begin + shard < end ? begin + shard : end;
+    const MatrixPart share = {from < to ? from - at : 0, from < to ? to - from : 0};
+    return share;
+}
+
+static OwnersItem owners_item_(const Owners* o, OwnedMatrix x) {
+    const TensorRow* row = owners_row_(o, x);
+    const int owner = matrix_owner(x);
+    OwnersItem item;
+    memset(&item, 0, sizeof(item));
+    item.x = x;
+    item.group = state_matrix_group(o->state, x);
+    item.owner_data = owner / o->tensor_ranks;
+    item.owner_tensor = owner % o->tensor_ranks;
+    item.is_cut = o->tensor_ranks > 1 && row->split != SPLIT_NONE;
+    item.part = matrix_part(x, row, o->state->cfg);
+    item.share = owners_share_(o, &item, owners_data_rank_(o, item.group));
+    return item;
+}
+
+// True if a matrix is updated now.
+static int owners_takes_(const Owners* o, const OwnersDeal* deal, const OwnersItem* item) {
+    return deal->first_group <= item->group && item->group < deal->end_group &&
+           !(o->freeze &&
+             freeze_has(o->freeze, item->x.of->row, model_group_layer(o->state->cfg, item->group)));
+}
+
+// Returns the room for some elements and the rate: a multiple of four elements.
+static size_t owners_room_(size_t elements) { return elements / 4 * 4 + 4; }
+
+int owners_round(Owners* o, OwnersDeal* deal) {
+    const size_t end = (deal->next / (size_t)deal->owners + 1) * (size_t)deal->owners;
+    size_t shares = 0, pieces = 0;
+    int count = 0;
+    if (deal->next >= deal->end) {
+        return -1;
+    }
+    for (; deal->next < end && deal->next < deal->end; deal->next++) {
+        OwnersItem item = owners_item_(o, owners_number_(o, deal->place, deal->next));
+        if (owners_takes_(o, deal, &item)) {
+            item.share_at = shares;
+            item.piece_at = pieces;
+            shares += owners_room_(item.share.count);
+            pieces += item.owner_data == owners_data_rank_(o, item.group) ? owners_room_(item.part.count) : 0;
+            o->items[count++] = item;
+        }
+    }
+    o->shares_used = shares;
+    o->pieces_used = pieces;
+    return count;
+}
+
+// Measures the rounds of a deal.
+static void owners_measure_(Owners* o, TensorPlace place) {
+    OwnersDeal deal = owners_deal(o, place, 0, o->plan.groups);
+    int count;
+    while ((count = owners_round(o, &deal)) >= 0) {
+        o->shares_room = o->shares_used > o->shares_room ? o->shares_used : o->shares_room;
+        o->pieces_room = o->pieces_used > o->pieces_room ? o->pieces_used : o->pieces_room;
+        for (int i = 0; i < count; i++) {
+            const size_t elements = owners_room_(matrix_elements(o->items[i].x));
+            o->matrix_room =
+                owners_owns(&o->items[i]) && elements > o->matrix_room ? elements : o->matrix_room;
+        }
+    }
+}
+
+static float* owners_take_(const Owners* o, Memory* memory, size_t elements) {
+    return (float*)memory_take(memory, "scratch: matrices of an update", MEMORY_DEVICE,
+                               elements * (size_t)(1 + o->has_weights) * sizeof(float));
+}
+
+void owners_open(Owners* o, Memory* memory, const OptimizerState* state, const ZeroPlan* plan,
+                 const Freeze* freeze) {
+    memset(o, 0, sizeof(*o));
+    o->state = state;
+    o->plan = *plan;
+    o->freeze = freeze;
+    o->tensor_ranks = model_tensor_ranks(state->cfg);
+    o->tensor_rank = o->tensor_ranks > 1 ? state->cfg.part.tensor_rank : 0;
+    o->has_weights = state->optimizer.sums_weights;
+    for (int k = 0; k < state->num_matrices; k++) {
+        o->most =
+            matrices_travel(&state->matrices[k]) ? int_max(o->most, state->matrices[k].owners) : o->most;
+    }
+    if (o->most == 0) {
+        return;
+    }
+    const size_t items = (size_t)o->most * sizeof(OwnersItem);
+    o->items = (OwnersItem*)check_alloc((size_t)o->most, sizeof(OwnersItem), "rounds of an update");
+    owners_measure_(o, PLACE_ONCE);
+    owners_measure_(o, PLACE_BLOCK);
+    free(o->items);
+    o->items = (OwnersItem*)memory_take(memory, "scratch: rounds of an update", MEMORY_HOST, items);
+    // To the owners of all matrices, and from the ranks that have parts of a data rank's: two each,
+    // with the weights or the rate.
+    o->moves = (GroupMove*)memory_take(memory, "scratch: rounds of an update", MEMORY_HOST,
+                                       4 * (size_t)o->most * sizeof(GroupMove));
+    o->shares = owners_take_(o, memory, o->shares_room);
+    o->pieces = owners_take_(o, memory, o->pieces_room);
+    if (o->tensor_ranks > 1) {
+        o->parts = owners_take_(o, memory, o->matrix_room);
+        o->matrix = owners_take_(o, memory, o->matrix_room);
+    }
+}
+
+double owners_bytes(const OptimizerState* state) {
+    double elements = 0;
+    for (int k = 0; k < state->num_matrices; k++) {
+        const Matrices* m = &state->matrices[k];
+        const double all = (double)matrices_all(m) * (double)m->rows * (double)m->cols;
+        elements += matrices_travel(m) ? all / m->owners : 0;
+    }
+    return (2 + state->optimizer.sums_weights) * elements * sizeof(float);
+}
+
+// ---- messages ----
+
+// Messages of a round.
+typedef struct {
+    const Owners* o;
+    OwnersWay way;
+    int count;
+} OwnersMoves_;
+
+static void owners_add_(OwnersMoves_* m, int peer, float* data, size_t count, int sends) {
+    const GroupMove move = {peer, data, count * sizeof(float), sends};
+    if (count > 0) {
+        m->o->moves[m->count++] = move;
+    }
+}
+
+// Adds the message of some elements of an array. On the way there as many weights lie `room`
+// further; on the way back the rate lies at `rate`.
+static void owners_add_part_(OwnersMoves_* m, int peer, float* data, size_t count, size_t room, float* rate,
+                             int sends) {
+    owners_add_(m, peer, data, count, sends);
+    if (m->o->has_weights && count > 0) {
+        const int is_there = m->way == OWNERS_THERE;
+        owners_add_(m, peer, is_there ? data + room : rate, is_there ? count : 1, sends);
+    }
+}
+
+int owners_moves_of_data(const Owners* o, int count, OwnersWay way, int rank) {
+    OwnersMoves_ moves = {o, way, 0};
+    for (int i = 0; i < count; i++) {
+        const OwnersItem* item = &o->items[i];
+        const int data = owners_data_(o, item->group), own = owners_data_rank_(o, item->group);
+        if (way == OWNERS_THERE && !item->is_cut && item->owner_tensor != o->tensor_rank) {
+            continue;
+        }
+        float *share = o->shares + item->share_at, *piece = o->pieces + item->piece_at;
+        owners_add_part_(&moves, data == 1 ? rank : item->owner_data, share, item->share.count,
+                         o->shares_room, share + item->share.count, way == OWNERS_THERE);
+        for (int d = 0; d < data && item->owner_data == own; d++) {
+            const MatrixPart of = owners_share_(o, item, d);
+            owners_add_part_(&moves, data == 1 ? rank : d, piece + of.begin, of.count, o->pieces_room,
+                             piece + item->part.count, way == OWNERS_BACK);
+        }
+    }
+    return moves.count;
+}
+
+// Returns the elements of the part of tensor rank j.
+static size_t owners_part_(const Owners* o, const OwnersItem* item, int j) {
+    ModelConfig cfg = o->state->cfg;
+    cfg.part.tensor_rank = j;
+    return matrix_part(item->x, owners_row_(o, item->x), cfg).count;
+}
+
+int owners_moves_of_tensor(const Owners* o, int count, OwnersWay way) {
+    OwnersMoves_ moves = {o, way, 0};
+    for (int i = 0; i < count; i++) {
+        const OwnersItem* item = &o->items[i];
+        const int is_owner = item->owner_tensor == o->tensor_rank;
+        float *piece = o->pieces + item->piece_at, *part = o->parts;
+        if (o->tensor_ranks == 1 || item->owner_data != owners_data_rank_(o, item->group) ||
+            (!item->is_cut && way == OWNERS_THERE)) {
+            continue;
+        }
+        if (item->is_cut || !is_owner) {
+            owners_add_part_(&moves, item->owner_tensor, piece, item->part.count, o->pieces_room,
+                             piece + item->part.count, way == OWNERS_THERE);
+        }
+        for (int j = 0; j < o->tensor_ranks && is_owner; j++) {
+            if (item->is_cut) {
+                const size_t elements = owners_part_(o, item, j);
+                owners_add_part_(&moves, j, part, elements, o->matrix_room,
+                                 o->parts + matrix_elements(item->x), way == OWNERS_BACK);
+                part += elements;
+            } else if (j != o->tensor_rank) {
+                owners_add_part_(&moves, j, piece, item->part.count, o->pieces_room, piece + item->part.count,
+                                 1);
+            }
+        }
+    }
+    return moves.count;
+}
+
+// ---- a matrix and its pieces ----
+
+int owners_runs(const Owners* o, const OwnersItem* item, int j, OwnersRun runs[OWNERS_RUNS]) {
+    const TensorRow *row = owners_row_(o, item->x), *whole = &o->state->whole[item->x.of->row];
+    const size_t first = item->x.of->first + (size_t)item->x.number * item->x.of->rows;
+    ModelPart part = o->state->cfg.part;
+    size_t before = 0;
+    int count = 0;
+    for (int k = 0; k < j; k++) {
+        before += owners_part_(o, item, k);
+    }
+    if (row->split == SPLIT_COLS) {
+        const OwnersRun all = {before, (size_t)j * row->cols, row->cols, item->x.of->rows, whole->cols};
+        runs[count++] = all;
+        return count;
+    }
+    part.tensor_rank = j;
+    for (size_t at = 0, end = owners_part_(o, item, j); at < end; count++) {
+        const PartRun run = part_run(row, model_of_part(o->state->cfg), part, item->part.begin + at);
+        const size_t width = run.count < end - at ? run.count : end - at;
+        const OwnersRun of = {before + at, run.whole - first * whole->cols, width, 1, width};
+        assert(count < OWNERS_RUNS);
+        runs[count] = of;
+        at += width;
+    }
+    return count;
+}
+
+ZeroRange owners_range(const Owners* o, const OwnersItem* item) {
+    const ZeroPiece piece = zero_piece(&o->plan, item->group, ZERO_TRAINED);
+    const size_t in_group = owners_offset_(o, item) + item->share.begin,
+                 in_piece = zero_group_begin(&o->plan, item->group) + in_group - piece.full;
+    const ZeroRange range = {piece.full + in_piece,
+                             piece.owned + in_piece,
+                             in_piece,
+                             0,
+                             item->part.begin + item->share.begin,
+                             item->share.count,
+                             item->x.of->row,
+                             item->x.copy,
+                             item->group};
+    return range;
+}
+
+// ---- the CPU ----
+
+// Arguments of an update on the CPU.
+typedef struct {
+    Owners* o;
+    Zero* zero;
+    Group* tensor;
+    Update update;
+    const MuonScratch* scratch;
+} OwnersCpu_;
+
+static void owners_operand_(const OwnersCpu_* u, const OwnersItem* item) {
+    const ZeroRange range = owners_range(u->o, item);
+    float* share = u->o->shares + item->share_at;
+    if (range.count > 0) {
+        optimizer_operand_cpu(u->o->state, &range, share, zero_range_gradient_cpu(u->zero, &range),
+                              u->update);
+        if (u->o->has_weights) {
+            memcpy(share + u->o->shares_room, u->zero->params + range.full, range.count * sizeof(float));
+        }
+    }
+}
+
+static void owners_move_(const OwnersCpu_* u, const OwnersItem* item) {
+    const ZeroRange range = owners_range(u->o, item);
+    const float* share = u->o->shares + item->share_at;
+    if (range.count > 0) {
+        optimizer_move_cpu(u->o->state, item->x, &range, u->zero->params + range.full, share,
+                           share[range.count], u->update);
+    }
+}
+
+void owners_copy_runs(const Owners* o, const OwnersItem* item, float* parts, float* matrix, OwnersWay way) {
+    OwnersRun runs[OWNERS_RUNS];
+    for (int j = 0; j < o->tensor_ranks; j++) {
+        const int count = owners_runs(o, item, j, runs);
+        for (int k = 0; k < count; k++) {
+            for (size_t h = 0; h < runs[k].height; h++) {
+                float *a = parts + runs[k].in_parts + h * runs[k].width,
+                      *b = matrix + runs[k].in_matrix + h * runs[k].pitch;
+                memcpy(way == OWNERS_THERE ? b : a, way == OWNERS_THERE ? a : b,
+                       runs[k].width * sizeof(float));
+            }
+        }
+    }
+}
+
+// Turns the matrix that this rank owns.
+static void owners_turn_(const OwnersCpu_* u, const OwnersItem* item) {
+    const Owners* o = u->o;
+    const size_t elements = matrix_elements(item->x);
+    float *matrix = owners_matrix(o, item), *rate = (item->is_cut ? o->parts : matrix) + elements;
+    const size_t weights = item->is_cut ? o->matrix_room : o->pieces_room;
+    for (int half = 0; half <= o->has_weights && item->is_cut; half++) {
+        owners_copy_runs(o, item, o->parts + (size_t)half * weights, matrix + (size_t)half * weights,
+                         OWNERS_THERE);
+    }
+    const float found = optimizer_turn_cpu(o->state, item->x, matrix,
+                                           o->has_weights ? matrix + weights : NULL, u->update, u->scratch);
+    if (item->is_cut) {
+        owners_copy_runs(o, item, o->parts, matrix, OWNERS_BACK);
+    }
+    *rate = found;
+}
+
+// Makes a round.
+static void owners_round_cpu_(const OwnersCpu_* u, int count) {
+    Owners* o = u->o;
+    Group* data = zero_ranks_cpu(u->zero, map_trained(u->zero->map, o->items[0].group));
+    for (int i = 0; i < count; i++) {
+        owners_operand_(u, &o->items[i]);
+    }
+    group_exchange_cpu(data, o->moves, owners_moves_of_data(o, count, OWNERS_THERE, data->rank));
+    group_exchange_cpu(u->tensor, o->moves, owners_moves_of_tensor(o, count, OWNERS_THERE));
+    for (int i = 0; i < count; i++) {
+        if (owners_owns(&o->items[i])) {
+            owners_turn_(u, &o->items[i]);
+        }
+    }
+    group_exchange_cpu(u->tensor, o->moves, owners_moves_of_tensor(o, count, OWNERS_BACK));
+    group_exchange_cpu(data, o->moves, owners_moves_of_data(o, count, OWNERS_BACK, data->rank));
+    for (int i = 0; i < count; i++) {
+        owners_move_(u, &o->items[i]);
+    }
+}
+
+void owners_update_cpu(Owners* o, Zero* zero, Group* tensor, int first, int end, Update update,
+                       const MuonScratch* scratch) {
+    const OwnersCpu_ u = {o, zero, tensor, update, scratch};
+    static const TensorPlace places[] = {PLACE_ONCE, PLACE_BLOCK};
+    for (int i = 0; i < 2 && o->most > 0; i++) {
+        OwnersDeal deal = owners_deal(o, places[i], first, end);
+        int count;
+        while ((count = owners_round(o, &deal)) >= 0) {
+            if (count > 0) {
+                owners_round_cpu_(&u, count);
+            }
+        }
+    }
+}
+
+#endif // OWNERS_IMPLEMENTATION
+
+#endif
