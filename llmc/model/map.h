@@ -1,10 +1,5 @@
 /*
-map.h -- the map of a rank: its buckets, shards and matrices (map_walk.h), and how to find them.
-
-A matrix is what a rule of the optimizer updates as a whole, if it does not update each element by
-itself: a tensor, or each of its matrices. It has one owner among the ranks that have parts of it,
-the tensor ranks included, who keeps its state. The largest matrices are dealt first, each to the
-owner with the least work so far. All these ranks have the same list, in the order of buckets.
+map.h -- the map of a rank: its buckets and shards (map_walk.h), and how to find them.
 */
 #ifndef LLMC_MAP_H
 #define LLMC_MAP_H
@@ -21,22 +16,14 @@ extern "C" {
 #endif
 
 typedef struct {
-    int tensor, layer, bucket;
-    int owner;                // data rank * tensor ranks + tensor rank
-    size_t first, rows, cols; // of the whole tensor: number of its first element
-    size_t at[MAP_SLOTS];     // in the owner: its state in each slot; or MAP_NONE
-} MapMatrix;
-
-typedef struct {
     MapOf of;
     int rank;
     ModelConfig cfg;                                                   // the rank's part
     TensorRow rows[MODEL_PARAMETER_ROWS], whole[MODEL_PARAMETER_ROWS]; // of the part, of the model
     MapTotals totals;
-    int num_buckets, num_shards, num_matrices;
+    int num_buckets, num_shards;
     Bucket* buckets; // NULL in a dry run; so are the next ones
     Shard* shards;
-    MapMatrix* matrices;
     int* find;     // (rows, blocks of parameters) the first shard of a tensor, -1: none
     int* of_group; // (groups + 2) the first bucket of a group of parameters (model.h)
 } Map;
@@ -147,145 +134,6 @@ void map_print(FILE* file, const Map* m);
 
 #include "llmc/base/check.h"
 
-// ---- matrices ----
-
-// Lists the matrices of a walk.
-typedef struct {
-    const Map* m;
-    MapMatrix* matrices; // NULL: they are counted only
-    int count, bucket;
-    int tensor, layer; // the last one
-} MapLister_;
-
-// Adds the matrices of a tensor, or it as a whole.
-static void map_list_tensor_(MapLister_* list, int i, int layer) {
-    const Map* m = list->m;
-    const TensorRow *row = &m->rows[i], *whole = &m->whole[i];
-    const int is_expert = row->split == SPLIT_EXPERTS, is_tensor = m->of.units[i] == UNIT_TENSOR;
-    // experts are matrices of their own in the part, too; all others are matrices of the whole
-    const TensorRow* in = is_expert ? row : whole;
-    const size_t begin = is_expert ? (size_t)m->cfg.part.expert_rank * tensor_layer_elements(row) : 0;
-    for (int k = 0; k < (is_tensor ? 1 : tensor_matrices(in)); k++) {
-        const TensorRun run = tensor_matrix(in, k);
-        const MapMatrix matrix = {i,
-                                  layer,
-                                  list->bucket,
-                                  0,
-                                  begin + (is_tensor ? 0 : run.first * in->cols),
-                                  is_tensor ? model_rows_in_files(in, m->of.whole) : run.rows,
-                                  in->cols,
-                                  {0}};
-        if (list->matrices) {
-            list->matrices[list->count] = matrix;
-        }
-        list->count++;
-    }
-}
-
-// Lists the matrices of a tensor when its first shard comes.
-static void map_take_matrices_(void* context, const Bucket* b, const Shard* s) {
-    MapLister_* list = (MapLister_*)context;
-    const int is_bucket = s == NULL, is_updated = !is_bucket && b->kind == MAP_TRAINED &&
-                                                  list->m->of.units[s->tensor] != UNIT_ELEMENTS &&
-                                                  !(s->flags & SHARD_FROZEN);
-    list->bucket += is_bucket;
-    if (is_updated && (s->tensor != list->tensor || s->layer != list->layer)) {
-        list->tensor = s->tensor;
-        list->layer = s->layer;
-        map_list_tensor_(list, s->tensor, s->layer);
-    }
-}
-
-// Returns what the update of a matrix costs, in some unit.
-static double map_cost_(const Map* m, const MapMatrix* matrix) {
-    const double rows = (double)matrix->rows, cols = (double)matrix->cols, side = rows < cols ? rows : cols;
-    return rows * cols * (m->of.units[matrix->tensor] == UNIT_MATRICES ? side : 1);
-}
-
-// A matrix before it has an owner.
-typedef struct {
-    int number, is_divided; // true if only some data ranks have it
-    double cost;
-} MapDealt_;
-
-// Orders matrices of all data ranks first, then by cost, then by number.
-static int map_compare_(const void* a, const void* b) {
-    const MapDealt_ *x = (const MapDealt_*)a, *y = (const MapDealt_*)b;
-    return x->is_divided != y->is_divided ? x->is_divided - y->is_divided
-           : x->cost != y->cost           ? (x->cost < y->cost ? 1 : -1)
-                                          : x->number - y->number;
-}
-
-// Returns the owner with the least work among the data ranks first, first + step, ... and their
-// tensor ranks.
-static int map_least_(const Map* m, const double* loads, int first, int end, int step) {
-    const int t = m->of.tensor;
-    int least = first * t;
-    for (int d = first; d < end; d += step) {
-        for (int j = 0; j < t; j++) {
-            least = loads[d * t + j] < loads[least] ? d * t + j : least;
-        }
-    }
-    return least;
-}
-
-// Deals the matrices to owners.
-static void map_deal_(const Map* m, MapMatrix* matrices, int count) {
-    const int t = m->of.tensor, W = m->of.data, e = m->of.experts, own = m->rank / t % W;
-    MapDealt_* order = (MapDealt_*)check_alloc((size_t)count, sizeof(MapDealt_), "matrices");
-    double* loads = (double*)check_alloc((size_t)(W * t), sizeof(double), "loads of owners");
-    for (int i = 0; i < count; i++) {
-        const MapDealt_ dealt = {i, e > 1 && m->rows[matrices[i].tensor].split == SPLIT_EXPERTS,
-                                 map_cost_(m, &matrices[i])};
-        order[i] = dealt;
-    }
-    qsort(order, (size_t)count, sizeof(MapDealt_), map_compare_);
-    for (int i = 0; i < count; i++) {
-        // in stage 0 every data rank updates all that it has
-        const int step = order[i].is_divided ? e : 1, first = m->of.stage == 0 ? own : own % step,
-                  end = m->of.stage == 0 ? own + 1 : W, owner = map_least_(m, loads, first, end, step);
-        matrices[order[i].number].owner = owner;
-        loads[owner] += order[i].cost;
-    }
-    free(order);
-    free(loads);
-}
-
-// Sets the places of the state of matrices that this rank owns, behind that of shards.
-static void map_set_state_(Map* m, MapMatrix* matrices, int count) {
-    const int self = m->rank % (m->of.tensor * m->of.data);
-    for (int i = 0; i < count; i++) {
-        for (int slot = 0; slot < MAP_SLOTS; slot++) {
-            const int has = matrices[i].owner == self && m->of.matrix_slots[matrices[i].tensor] >> slot & 1;
-            const size_t elements = map_slot_of_matrix(&m->of, slot, matrices[i].rows, matrices[i].cols),
-                         room = (elements + TENSOR_ALIGN - 1) / TENSOR_ALIGN * TENSOR_ALIGN;
-            matrices[i].at[slot] = has && elements > 0 ? m->totals.slots[slot] : MAP_NONE;
-            m->totals.slots[slot] += has ? room : 0;
-        }
-    }
-}
-
-// Lists the matrices and deals them out; a dry ledger counts their state only.
-static void map_open_matrices_(Map* m, Memory* memory, MemoryPlace place) {
-    MapLister_ list = {m, NULL, 0, -1, -1, -1};
-    map_walk(&m->of, m->rank, map_take_matrices_, &list);
-    if (list.count == 0) {
-        return;
-    }
-    const size_t bytes = (size_t)list.count * sizeof(MapMatrix);
-    MapMatrix* all = (MapMatrix*)check_alloc(bytes, 1, "matrices");
-    MapLister_ filled = {m, all, 0, -1, -1, -1};
-    map_walk(&m->of, m->rank, map_take_matrices_, &filled);
-    map_deal_(m, all, list.count);
-    map_set_state_(m, all, list.count);
-    m->matrices = (MapMatrix*)memory_take(memory, "scratch: map of the parameters", place, bytes);
-    if (m->matrices) {
-        m->num_matrices = list.count;
-        memcpy(m->matrices, all, bytes);
-    }
-    free(all);
-}
-
 // ---- the map ----
 
 // Stores a bucket or a shard.
@@ -321,7 +169,6 @@ void map_open(Map* m, Memory* memory, MemoryPlace place, const MapOf* of, int ra
     m->shards = (Shard*)memory_take(memory, kind, place, (size_t)m->totals.shards * sizeof(Shard));
     m->find = (int*)memory_take(memory, kind, place, found);
     m->of_group = (int*)memory_take(memory, kind, place, (size_t)(model_groups(m->cfg) + 2) * sizeof(int));
-    map_open_matrices_(m, memory, place);
     if (!memory_is_dry(memory)) {
         memset(m->find, -1, found);
         map_walk(of, rank, map_take_stored_, m);

@@ -34,7 +34,6 @@ model, from 0 on; those that share parameters have one bucket, named after the l
 #ifndef LLMC_MAP_WALK_H
 #define LLMC_MAP_WALK_H
 
-#include <limits.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -74,10 +73,6 @@ typedef enum {
     SLOT_COLS_SQUARE
 } SlotShape;
 
-// Units of a rule of the optimizer: each element by itself, a whole tensor, or each of its
-// matrices.
-typedef enum { UNIT_ELEMENTS, UNIT_TENSOR, UNIT_MATRICES } MapUnit;
-
 // Slots at most: all but master weights, which lie as OWNED.
 enum { MAP_SLOTS = 15, MAP_BLOCK = 64 };
 
@@ -97,10 +92,6 @@ typedef struct {
     // State: the shapes of slots; bit s: elements of a trained row have slot s.
     SlotShape shapes[MAP_SLOTS];
     unsigned slots[MODEL_PARAMETER_ROWS];
-    int max_side; // of squares; longer sides have none
-    // Units of the rules of rows, and slots that the owner of a matrix has.
-    MapUnit units[MODEL_PARAMETER_ROWS];
-    unsigned matrix_slots[MODEL_PARAMETER_ROWS];
 } MapOf;
 
 // Returns the settings of one rank with all of a model in ZeRO stage 0, without state.
@@ -163,9 +154,6 @@ typedef void (*MapTake)(void* context, const Bucket* bucket, const Shard* shard)
 // Goes through the buckets and shards of a rank, in order.
 void map_walk(const MapOf* of, int rank, MapTake take, void* context);
 
-// Returns the elements of a slot for a matrix of rows x cols.
-size_t map_slot_of_matrix(const MapOf* of, int slot, size_t rows, size_t cols);
-
 // Returns the sizes of a rank's arrays without making a map.
 MapTotals map_totals(const MapOf* of, int rank);
 
@@ -185,7 +173,6 @@ MapOf map_of_model(ModelConfig cfg) {
     of.freeze = freeze_of(cfg, "");
     of.trains = 1;
     of.tensor = of.data = of.pipeline = of.experts = of.replica = 1;
-    of.max_side = INT_MAX;
     return of;
 }
 
@@ -412,26 +399,6 @@ static unsigned map_flags_(const MapWalk_* w, int i, int layer, const Bucket* b)
     return (unsigned)((is_trained && has_parts ? SHARD_SUMS : 0) |
                       (is_trained && is_once ? SHARD_COUNTS : 0) |
                       (is_once && is_first && !is_copy ? SHARD_WRITES : 0) | (is_frozen ? SHARD_FROZEN : 0));
-}
-
-size_t map_slot_of_matrix(const MapOf* of, int slot, size_t rows, size_t cols) {
-    const size_t most = (size_t)of->max_side;
-    switch (of->shapes[slot]) {
-    case SLOT_ELEMENTS:
-    case SLOT_MATRIX:
-        break;
-    case SLOT_BLOCKS:
-        return rows * cols / MAP_BLOCK;
-    case SLOT_ROWS:
-        return rows;
-    case SLOT_COLS:
-        return cols;
-    case SLOT_ROWS_SQUARE:
-        return rows <= most ? rows * rows : 0;
-    case SLOT_COLS_SQUARE:
-        return cols <= most ? cols * cols : 0;
-    }
-    return rows * cols;
 }
 
 // Returns the elements of a slot that belong to `count` elements of a tensor.

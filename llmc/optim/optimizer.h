@@ -690,16 +690,10 @@ void optimizer_set_map(MapOf* of, Optimizer optimizer) {
     OptimizerState s;
     optimizer.frozen |= of->freeze.rows;
     optimizer_state_open(&s, optimizer, &zero, of->whole);
-    of->max_side = optimizer.soap_max_side;
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        const UpdateRule rule = s.rule[i];
-        of->units[i] = rule == RULE_MUON || rule == RULE_SOAP       ? UNIT_MATRICES
-                       : rule == RULE_FACTORED || rule == RULE_FULL ? UNIT_TENSOR
-                                                                    : UNIT_ELEMENTS;
         for (int slot = 0; slot < MAP_SLOTS; slot++) {
-            unsigned* of_row = state_slot_is_whole(&s, slot, i) ? &of->matrix_slots[i] : &of->slots[i];
             of->shapes[slot] = s.slots[slot].shape;
-            *of_row |= s.slots_of[i] & 1u << slot;
+            of->slots[i] |= state_slot_is_whole(&s, slot, i) ? 0 : s.slots_of[i] & 1u << slot;
         }
     }
 }

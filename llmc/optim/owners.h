@@ -281,11 +281,14 @@ void owners_open(Owners* o, Memory* memory, const OptimizerState* state, const Z
         return;
     }
     const size_t items = (size_t)o->most * sizeof(OwnersItem);
-    o->items = (OwnersItem*)check_alloc((size_t)o->most, sizeof(OwnersItem), "rounds of an update");
+    OwnersItem* own = (OwnersItem*)memory_take(memory, "scratch: rounds of an update", MEMORY_HOST, items);
+    o->items = own ? own : (OwnersItem*)check_alloc(items, 1, "rounds of an update"); // a dry ledger gives none
     owners_measure_(o, PLACE_ONCE);
     owners_measure_(o, PLACE_BLOCK);
-    free(o->items);
-    o->items = (OwnersItem*)memory_take(memory, "scratch: rounds of an update", MEMORY_HOST, items);
+    if (!own) {
+        free(o->items);
+    }
+    o->items = own;
     // To the owners of all matrices, and from the ranks that have parts of a data rank's: two each,
     // with the weights or the rate.
     o->moves = (GroupMove*)memory_take(memory, "scratch: rounds of an update", MEMORY_HOST,

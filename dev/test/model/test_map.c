@@ -7,16 +7,13 @@
 // Sets slots as an optimizer might. The pieces of tensor ranks need not be multiples of MAP_BLOCK:
 // such runs do not keep state in blocks.
 static void random_slots(Rand* random, MapOf* of) {
-    static const SlotShape shapes[] = {SLOT_ELEMENTS, SLOT_BLOCKS, SLOT_ELEMENTS, SLOT_ROWS,
-                                       SLOT_COLS_SQUARE};
-    for (int slot = 0; slot < 5; slot++) {
+    static const SlotShape shapes[] = {SLOT_ELEMENTS, SLOT_BLOCKS, SLOT_ELEMENTS};
+    for (int slot = 0; slot < 3; slot++) {
         of->shapes[slot] = shapes[slot];
     }
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         of->slots[i] =
             of->freeze.rows >> i & 1 ? 0 : (unsigned)map_test_below(random, 8) & (of->tensor > 1 ? 5u : 7u);
-        of->units[i] = (MapUnit)map_test_below(random, 3);
-        of->matrix_slots[i] = of->units[i] == UNIT_ELEMENTS ? 0 : 1u << 3 | 1u << 4;
     }
 }
 
@@ -128,71 +125,6 @@ static void check_bind(const Map* m) {
                    m->rows[i].name, l);
             EXPECT(!s || s->piece.first == 0, "%s of layer %d", m->rows[i].name, l);
         }
-    }
-}
-
-// ---- matrices ----
-
-// Every tensor that is updated in matrices is covered by them, in order; a rank's own state is in
-// the arrays.
-static void check_matrices(const Map* m) {
-    const int self = m->rank % (m->of.tensor * m->of.data);
-    size_t elements = 0, shards = 0;
-    for (int i = 0; i < m->num_matrices; i++) {
-        const MapMatrix *x = &m->matrices[i], *before = &m->matrices[i > 0 ? i - 1 : 0];
-        EXPECT(i == 0 || before->bucket < x->bucket ||
-                   (before->bucket == x->bucket && before->tensor <= x->tensor),
-               "matrix %d is behind the one before", i);
-        EXPECT(i == 0 || before->tensor != x->tensor || before->layer != x->layer ||
-                   before->first + before->rows * before->cols == x->first,
-               "matrix %d", i);
-        for (int slot = 0; slot < MAP_SLOTS; slot++) {
-            const size_t count = map_slot_of_matrix(&m->of, slot, x->rows, x->cols);
-            EXPECT((x->at[slot] != MAP_NONE) ==
-                       (x->owner == self && m->of.matrix_slots[x->tensor] >> slot & 1),
-                   "matrix %d, slot %d", i, slot);
-            EXPECT(x->at[slot] == MAP_NONE || x->at[slot] + count <= m->totals.slots[slot], "matrix %d", i);
-        }
-        elements += x->rows * x->cols;
-    }
-    for (int i = 0; i < m->num_shards; i++) {
-        const Shard* s = &m->shards[i];
-        const TensorRow* row = &m->rows[s->tensor];
-        const int is_updated = m->buckets[s->bucket].kind == MAP_TRAINED && !(s->flags & SHARD_FROZEN) &&
-                               m->of.units[s->tensor] != UNIT_ELEMENTS &&
-                               s == map_find(m, s->tensor, s->layer);
-        const TensorRow* in = row->split == SPLIT_EXPERTS ? row : &m->whole[s->tensor];
-        shards += !is_updated                             ? 0
-                  : m->of.units[s->tensor] == UNIT_TENSOR ? model_rows_in_files(in, m->of.whole) * in->cols
-                                                          : tensor_layer_elements(in);
-    }
-    EXPECT(elements == shards, "%zu and %zu elements in matrices", elements, shards);
-}
-
-static double cost_of(const Map* m, const MapMatrix* x) {
-    const double side = (double)(x->rows < x->cols ? x->rows : x->cols);
-    return (double)x->rows * (double)x->cols * (m->of.units[x->tensor] == UNIT_MATRICES ? side : 1);
-}
-
-// Ranks with the same matrices know the same owners, of which none has more work than their mean
-// and the largest matrix.
-static void check_owners(const Map* a, const Map* b) {
-    double loads[64] = {0}, all = 0, largest = 0;
-    const int ranks = a->of.tensor * (a->of.stage == 0 ? 1 : a->of.data);
-    EXPECT(a->num_matrices == b->num_matrices, "%d and %d matrices", a->num_matrices, b->num_matrices);
-    for (int i = 0; i < a->num_matrices && i < b->num_matrices; i++) {
-        const MapMatrix *x = &a->matrices[i], *y = &b->matrices[i];
-        const int has_other_experts = a->rows[x->tensor].split == SPLIT_EXPERTS &&
-                                      a->cfg.part.expert_rank != b->cfg.part.expert_rank,
-                  is_same = a->of.stage == 0 ? x->owner % a->of.tensor == y->owner % a->of.tensor
-                                             : has_other_experts || x->owner == y->owner;
-        EXPECT(x->tensor == y->tensor && x->layer == y->layer && is_same, "matrix %d", i);
-        loads[x->owner] += cost_of(a, x);
-        all += cost_of(a, x);
-        largest = fmax(largest, cost_of(a, x));
-    }
-    for (int r = 0; r < 64 && a->of.experts == 1; r++) {
-        EXPECT(loads[r] <= all / ranks + largest, "owner %d has %g of %g", r, loads[r], all);
     }
 }
 
@@ -345,9 +277,7 @@ SERIAL_TEST(map_random) {
             check_spaces(m);
             check_slots(m);
             check_bind(m);
-            check_matrices(m);
             check_same_buckets(&maps[rank / (of.data * of.tensor) * of.data * of.tensor], m);
-            check_owners(&maps[rank / (of.data * of.tensor) * of.data * of.tensor], m);
             for (int i = 0; i < m->num_shards; i++) {
                 counts_add(&counts, m, &m->shards[i]);
             }
