@@ -377,7 +377,7 @@ static inline void optimizer_open(OptimizerPlan* plan, Memory* memory, const Zer
     plan->shares_buffer = update_is_in_backward_(zero);
     update_open_rows_(plan, memory);
     update_open_rules_<T>(plan, memory, zero);
-    owners_open(&plan->owners, memory, state, zero, NULL);
+    owners_open(&plan->owners, memory, MEMORY_HOST, state, zero, NULL);
 }
 
 // Makes updates leave frozen parameters unchanged. Call it after optimizer_open.

@@ -60,9 +60,10 @@ typedef struct {
     GroupMove* moves;
 } Owners;
 
-// Takes the memory, if any matrices travel. The arguments must outlive it.
-void owners_open(Owners* o, Memory* memory, const OptimizerState* state, const ZeroPlan* plan,
-                 const Freeze* freeze);
+// Takes the memory, if any matrices travel; its lists, which the host reads, at `lists`. The
+// arguments must outlive it.
+void owners_open(Owners* o, Memory* memory, MemoryPlace lists, const OptimizerState* state,
+                 const ZeroPlan* plan, const Freeze* freeze);
 
 // Returns the mean of the bytes that a rank sends in an update.
 double owners_bytes(const OptimizerState* state);
@@ -264,8 +265,8 @@ static float* owners_take_(const Owners* o, Memory* memory, size_t elements) {
                                elements * (size_t)(1 + o->has_weights) * sizeof(float));
 }
 
-void owners_open(Owners* o, Memory* memory, const OptimizerState* state, const ZeroPlan* plan,
-                 const Freeze* freeze) {
+void owners_open(Owners* o, Memory* memory, MemoryPlace lists, const OptimizerState* state,
+                 const ZeroPlan* plan, const Freeze* freeze) {
     memset(o, 0, sizeof(*o));
     o->state = state;
     o->plan = *plan;
@@ -281,8 +282,9 @@ void owners_open(Owners* o, Memory* memory, const OptimizerState* state, const Z
         return;
     }
     const size_t items = (size_t)o->most * sizeof(OwnersItem);
-    OwnersItem* own = (OwnersItem*)memory_take(memory, "scratch: rounds of an update", MEMORY_HOST, items);
-    o->items = own ? own : (OwnersItem*)check_alloc(items, 1, "rounds of an update"); // a dry ledger gives none
+    OwnersItem* own = (OwnersItem*)memory_take(memory, "scratch: rounds of an update", lists, items);
+    o->items =
+        own ? own : (OwnersItem*)check_alloc(items, 1, "rounds of an update"); // a dry ledger gives none
     owners_measure_(o, PLACE_ONCE);
     owners_measure_(o, PLACE_BLOCK);
     if (!own) {
@@ -291,7 +293,7 @@ void owners_open(Owners* o, Memory* memory, const OptimizerState* state, const Z
     o->items = own;
     // To the owners of all matrices, and from the ranks that have parts of a data rank's: two each,
     // with the weights or the rate.
-    o->moves = (GroupMove*)memory_take(memory, "scratch: rounds of an update", MEMORY_HOST,
+    o->moves = (GroupMove*)memory_take(memory, "scratch: rounds of an update", lists,
                                        4 * (size_t)o->most * sizeof(GroupMove));
     o->shares = owners_take_(o, memory, o->shares_room);
     o->pieces = owners_take_(o, memory, o->pieces_room);

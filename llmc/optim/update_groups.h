@@ -66,7 +66,7 @@ void update_groups_open(UpdateGroups* u, Memory* memory, OptimizerState* state, 
     u->partial =
         (double*)memory_take(memory, "scratch: gradient norm", MEMORY_DEVICE, blocks * sizeof(double));
     u->scratch = memory_take(memory, "scratch of the update", MEMORY_DEVICE, optimizer_scratch_bytes(state));
-    owners_open(&u->owners, memory, state, &zero->plan, freeze);
+    owners_open(&u->owners, memory, MEMORY_DEVICE, state, &zero->plan, freeze);
     u->tensor = tensor;
 }
 

@@ -178,7 +178,7 @@ static void rank_open(Rank* rank, ModelConfig cfg, Optimizer optimizer, const Ra
     rank->cfg = all->t > 1 ? model_part_of(cfg, part) : cfg;
     const ZeroPlan plan = zero_plan(rank->cfg, all->stage, r / all->t, all->W);
     optimizer_state_open(&rank->state, optimizer, &plan, rank->cfg);
-    owners_open(&rank->owners, &rank->memory, &rank->state, &plan, NULL);
+    owners_open(&rank->owners, &rank->memory, MEMORY_DEVICE, &rank->state, &plan, NULL);
 }
 
 static void test_grid(ModelConfig cfg, Optimizer optimizer, int stage, int W, int t) {
