@@ -278,6 +278,10 @@ static const char* map_kind_word_(MapKind kind) {
 
 void map_print(FILE* file, const Map* m) {
     static const char* const spaces[] = {"parameters", "kept", "gradients", "sums", "reduced", "owned"};
+    fprintf(file,
+            "map of rank %d: of each tensor the elements first+count of this rank's piece, in the tensor "
+            "start/run/stride, and where they begin in each array\n",
+            m->rank);
     for (int i = 0; i < m->num_shards; i++) {
         const Shard* s = &m->shards[i];
         const Bucket* b = &m->buckets[s->bucket];

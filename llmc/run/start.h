@@ -10,6 +10,7 @@ start.h -- a run, from the command line to the training loop, and from the loop 
 #ifndef LLMC_START_H
 #define LLMC_START_H
 
+#include "llmc/model/map.h"
 #include "llmc/model/model.h"
 #include "llmc/run/run.h"
 #include "llmc/run/trainer.h"
@@ -549,6 +550,19 @@ static void start_print_plan_(Run* run) {
     }
 }
 
+// Prints where each element is, rank by rank.
+static void start_print_maps_(const Settled* s) {
+    const int layers_in_ring = s->options.program.trainer == OPTION_GPU ? 2 : 1;
+    const MapOf of = settled_map(s, layers_in_ring);
+    for (int rank = 0; rank < of.tensor * of.data * of.pipeline; rank++) {
+        Memory memory = memory_on_host();
+        Map map;
+        map_open(&map, &memory, MEMORY_HOST, &of, rank);
+        map_print(stdout, &map);
+        memory_close(&memory);
+    }
+}
+
 // Prints how long stages wait for each other, if that is long.
 static void start_note_pipeline_(const Settled* s) {
     const int stages = s->ranks.grid.shape.pipeline;
@@ -588,6 +602,9 @@ static void start_dispatch_(Run* run, const Settled* s) {
     if (options->plan) {
         run_decide(run, s);
         start_print_plan_(run);
+        if (options->plan == PLAN_MAP && run_is_first(run)) {
+            start_print_maps_(s);
+        }
         return;
     }
     resume_check(&run->resume, s, stdout, run->trainer->name, &run->data);

@@ -66,7 +66,9 @@ typedef enum {
     OPTION_STRING, // const char *, pointing into argv; never NULL
     // OptionList, strings that point into argv; the option may be given several times
     OPTION_LIST,
-    OPTION_FLAG // int, 1 if given; has no value: an action, not a setting
+    // int, 1 if given; an action, not a setting: it has no value, but may have a word after "off|on",
+    // whose index it then is
+    OPTION_FLAG
 } OptionType;
 
 enum { OPTION_LIST_MAX = 16 };
@@ -425,6 +427,12 @@ static int option_is_value_(const OptionRow* row, const char* next, int is_last)
                                    : !option_is_name_(next);
 }
 
+// Returns true if the argument `next` is a word of the action before it.
+static int option_is_flag_word_(const OptionRow* row, const char* next) {
+    Options scratch;
+    return option_set(&scratch, row, next) && *(const int*)((const char*)&scratch + row->offset) > 1;
+}
+
 __attribute__((noreturn)) static void option_stray_(const char* arg) {
     die_usage("unexpected argument '%s'; options are written --name value (--help lists all)%s", arg,
               access(arg, F_OK) == 0 ? "; quote a pattern of files, 'books/*.txt', or the shell expands it"
@@ -446,16 +454,17 @@ static int option_take_(Options* options, const char* arg, char** next, int left
     if (row->type == OPTION_FLAG && joined) {
         die_usage("--%s takes no value", row->name);
     }
-    const int is_next =
-        row->type != OPTION_FLAG && !joined && left && option_is_value_(row, next[0], left == 1);
+    const int is_next = !joined && left &&
+                        (row->type == OPTION_FLAG ? option_is_flag_word_(row, next[0])
+                                                  : option_is_value_(row, next[0], left == 1));
     if (row->type != OPTION_FLAG && !joined && !is_next && !option_is_topic_(row)) {
         option_lacks_value_(row, left ? next[0] : NULL);
     }
     option_give_(options, "", row,
-                 row->type == OPTION_FLAG ? "on"
-                 : joined                 ? arg + length + 1
-                 : is_next                ? next[0]
-                                          : "");
+                 joined                     ? arg + length + 1
+                 : is_next                  ? next[0]
+                 : row->type == OPTION_FLAG ? "on"
+                                            : "");
     return is_next;
 }
 

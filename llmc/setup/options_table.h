@@ -93,6 +93,8 @@ typedef enum { MASTER_WEIGHTS_WORDS(WORDS_VALUE) } MasterWeightsChoice;
 #define OPTION_NEED_VALUE_(name, ...) NEED_##name,
 typedef enum { NEED_NOTHING, OPTION_NEEDS(OPTION_NEED_VALUE_) NEEDS_COUNT } OptionNeed;
 
+enum { PLAN_OFF, PLAN_ON, PLAN_MAP }; // --plan
+
 // Values of the options, in the order of the table, which explains them. The groups are the
 // sections of --help, two of them divided: the teacher is apart from the optimizer, and samples
 // from validations.
@@ -692,7 +694,7 @@ const OptionRow OPTION_TABLE[] = {
         "FILE", "read more options from a file of lines `name = value`, as --print-config prints them; # starts a "
         "comment; the command line wins"},
     {"other",       "plan",           "",   FLAG_(plan),                          0,       0, ONCE_ | BASIC_ | WORK_, "off",
-        "off|on", "estimate memory, speed and time, and exit"},
+        "off|on|map", "estimate memory, speed and time, and exit; --plan map: also print where each element of each tensor is"},
     {"other",       "plan-gpu",       "",   STRING_(plan_gpu),                    0,       0, GPU_ | ONCE_, "",
         "NAME", "with --plan: plan for this card, for example H200 or 'RTX 4090': its published speed and memory; without it: this "
         "machine's GPU, or else an H100"},
