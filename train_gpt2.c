@@ -213,8 +213,8 @@ static void open_parts(Model* model, const Settled* s, Memory memory, Comm* comm
     model->comm = comm;
     model->zero.plan = s->zero;
     optimizer_state_open(&model->state, s->optimizer, &s->zero, s->part);
-    map_open(&model->map, &model->memory, MEMORY_DEVICE, &of, grid_rank(&s->ranks.grid));
     open_parameters(model, s);
+    map_open(&model->map, &model->memory, MEMORY_DEVICE, &of, grid_rank(&s->ranks.grid));
     open_positions(model, s);
     if (s->use != USE_GENERATE) {
         open_gradients(model, s);
