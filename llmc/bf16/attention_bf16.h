@@ -723,7 +723,7 @@ static void attention_bf16_turn_back_(const AttentionBf16Head_* head, float* squ
             rope_turn_back(square + i * BF16_TILE, angles, BF16_TILE);
             continue;
         }
-        for (int d = 0; d < BF16_TILE; d += 2) { // a pair is two rows, a token a column
+        for (int d = 0; d < BF16_TILE; d += 2) { // pairs are in two rows, tokens in columns
             float *e = square + d * BF16_TILE + i, *o = e + BF16_TILE;
             float pair[2] = {*e, *o};
             rope_turn_back(pair, angles + d, 2);

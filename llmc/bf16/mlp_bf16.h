@@ -12,7 +12,7 @@ dfch is written in fp32; fch is, tile after tile (matmul_bf16_tile_at). The back
 act from it. With two gates, a panel of the gate and the panel of the same columns of up follow each
 other, so a tile of up finds its gate in a cache.
 
-A SwiGLU may have rows that count `scale` times (N), as those of experts do (experts.h):
+A SwiGLU may have rows that count `scale` times (N), like the rows of experts (experts.h):
 
     act = scale activation of fch     dfch = scale (dout fcprojw) act'(fch)
     dscale = (dout fcprojw) . activation of fch

@@ -11,10 +11,10 @@ This is the bias gradient of the linear layer that computes qkv. It is skipped i
 With gathered keys, chunks are multiples of ATTENTION_ROW_ALIGN tokens, and dbias has no data: dqkv
 lacks the other ranks' part.
 
-The kernels are those of attention_mma.cuh. With AttentionInstructions BY_WGMMA,
-attention_wgmma.cuh replaces them for heads whose rows are multiples of 16 bytes, in 16 bits, on
-GPUs that have wgmma. Another order of sums: other bits. With USE_CUDNN, attention_cudnn.cuh
-replaces them where it can, but not for gathered keys.
+attention_mma.cuh has the kernels. With AttentionInstructions BY_WGMMA, attention_wgmma.cuh replaces
+them for heads whose rows are multiples of 16 bytes, in 16 bits, on GPUs that have wgmma. It sums in
+another order, so the bits differ. With USE_CUDNN, attention_cudnn.cuh replaces them where it can,
+but not for gathered keys.
 
 Generation has its own kernel for one query per sequence, with one block per head. It reads
 positions on the GPU, so a step can be one CUDA graph.
@@ -69,8 +69,8 @@ static inline void attention_gpu_open(AttentionFlash* scratch, Memory* memory, A
 
 static inline void attention_gpu_by(AttentionFlash* scratch, AttentionInstructions by) { scratch->by = by; }
 
-// Chooses the kernels of the next passes: 0 those of `by` with the tiles for the sizes, the default
-// being mma; or wgmma with its tiling number way - 1 (attention_wgmma.cuh).
+// Chooses the kernels of the next passes. 0: the kernels of `by` (mma by default) with the tiles
+// for these sizes; else wgmma with its tiling number way - 1 (attention_wgmma.cuh).
 static inline void attention_gpu_way(AttentionFlash* scratch, int way) { scratch->way = way; }
 
 // Returns the instructions that the caller wants.

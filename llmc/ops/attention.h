@@ -32,9 +32,9 @@ read, and their gradients in dqkv are not set: dkv has the gradients of all toke
 queries. The bits of each query are the same as in a whole sequence.
 
 As in flash attention (Dao et al., 2022), probabilities exist only for a few queries of one head at
-a time, and the backward pass recomputes them from lse. The forward pass has those of a tile of
-queries and all keys, the backward pass those of ATTENTION_SQUARE queries and as many keys. Keys are
-skipped if their document ended before the first of these queries. All matmuls are tiles of
+a time, and the backward pass recomputes them from lse. The forward pass holds the probabilities of
+a tile of queries and all keys, the backward pass of ATTENTION_SQUARE queries and as many keys. Keys
+are skipped if their document ended before the first of these queries. All matmuls are tiles of
 matmul.h.
 
 In the forward pass a thread processes a whole head, in the backward pass a whole group. With too
@@ -45,9 +45,10 @@ Generation keeps the keys and values of each sequence, and then decodes one toke
 
     cache         (B, 2, KV, maxT, HS)   keys, then values, of B sequences of up to maxT tokens
 
-attention_cache_store stores those of some tokens of one sequence from rows of qkv; attention_cached
-sets out (B, Q) for the queries in qkv (B, QKV), with T = 1. Row b is token positions[b] of sequence
-b, whose keys and values are stored. It sees the last `window` tokens up to itself; 0: all.
+attention_cache_store stores keys and values of some tokens of one sequence from rows of qkv;
+attention_cached sets out (B, Q) for the queries in qkv (B, QKV), with T = 1. Row b is token
+positions[b] of sequence b, whose keys and values are stored. It sees the last `window` tokens up to
+itself; 0: all.
 */
 #ifndef LLMC_ATTENTION_H
 #define LLMC_ATTENTION_H
@@ -174,7 +175,7 @@ typedef struct {
     AttentionSizes sizes;
     const int* starts; // or NULL
     const float* qkv;
-    const float* kv; // gathered keys and values; NULL: those in qkv
+    const float* kv; // gathered keys and values; NULL: use qkv's own
     float *out, *lse;
 } AttentionPass;
 

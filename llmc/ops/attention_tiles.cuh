@@ -82,8 +82,8 @@ template <AttentionMask MASK> __device__ inline size_t attention_key_stride(cons
     return MASK == ATTENTION_GATHERED ? 2 * (size_t)size.K : attention_stride(size);
 }
 
-// Returns how far the positions of a tile of queries in the sequence are from their rows, the first
-// of which is `row`.
+// Returns the distance from the rows of a tile of queries, the first being `row`, to their
+// positions in the sequence.
 template <AttentionMask MASK> __device__ inline int attention_shift(int row, const AttentionSize& size) {
     return MASK == ATTENTION_GATHERED ? token_chunks_position(size.chunks, row, size.T) - row : 0;
 }

@@ -8,7 +8,7 @@ warpgroup computes the softmax of a tile of keys, its tensor cores add up the va
 before (OVERLAP), or another block of the multiprocessor has them.
 
 Heads are W = 64 or 128 elements wide in shared memory: narrower ones end in zeros, which TMA writes
-past their ends. Rows past the last token are zeros, too.
+past their ends. Rows past the last token are also zeros.
 
 The bits depend on the keys of a tile, not on its queries, nor on which block computes it.
 */
@@ -425,7 +425,7 @@ __device__ inline void attention_attend_(float (&acc)[1][Tiles::W / 8][4], Atten
             attention_raise(factor, softmax, largest);
         }
         attention_probabilities(s, softmax, scale);
-        if (Tiles::OVERLAP) { // in the first tile, too: ptxas looks at each branch alone
+        if (Tiles::OVERLAP) { // also in the first tile: ptxas looks at each branch alone
             wgmma_wait<0>();
             wgmma_settle(acc[0]);
         }

@@ -13,11 +13,12 @@ use the same shift. The gradient's scale is added to the shift, which is then ro
 effect is as if all logits of the row were off by half a unit in the last place of the largest one;
 they are not known more precisely than that.
 
-A softcap is computed by the hardware's exp2, too: it is wrong by up to 2^-19 of itself.
+A softcap also uses the hardware's exp2: its relative error is up to 2^-19.
 
 NaN or +infinity among the logits gives a loss of NaN, unless the row does not count.
 
-Of a slice of the words, a row has a CrossEntropySum, and where is_top is wanted a CrossEntropyTop.
+For a slice of the vocabulary, each row has a CrossEntropySum, and also a CrossEntropyTop where
+is_top is wanted.
 */
 #ifndef LLMC_CROSS_ENTROPY_CUH
 #define LLMC_CROSS_ENTROPY_CUH
@@ -486,8 +487,8 @@ static inline void cross_entropy_slice(CrossEntropySum* sums, const T* logits, c
 
 enum { CROSS_ENTROPY_COMBINE_THREADS_ = 256 };
 
-// Sets the losses (N), and the numbers of whole rows (N) from those of all slices (slices, N), the
-// first of which may have their place.
+// Sets the losses (N), and the numbers of whole rows (N) from the numbers of all slices (slices,
+// N). They may be in the same place as the numbers of the first slice.
 static inline void cross_entropy_combine(float* loss, CrossEntropySum* whole, const CrossEntropySum* sums,
                                          const int* target, int slices, int N, const Gpu* gpu) {
     const int threads = CROSS_ENTROPY_COMBINE_THREADS_;

@@ -1,6 +1,6 @@
 /*
 distill.h -- cross-entropy together with the divergence from a teacher, and the gradient of both:
-the contract, and the CPU version. The notation is that of cross_entropy.h.
+the contract, and the CPU version. The notation is as in cross_entropy.h.
 
     p         = softmax(y)             pt = softmax(y / t)         t: the temperature
     loss[n]   = lse[n] - y[n][target[n]]
@@ -17,9 +17,9 @@ the knowledge in a neural network", 2015).
     target     (N)       as in cross_entropy.h: a row of NO_TARGET does not count, its kl is 0
     loss, kl   (N)       fp32, in nats; loss has the bits of cross_entropy_loss
 
-If the vocabulary is cut into slices (cross_entropy.h), the losses are known first. A slice then
-has sums of its own words of each row (DistillSlice). With those of all slices, in their order,
-each turns its logits into dlogits.
+If the vocabulary is cut into slices (cross_entropy.h), the losses are known first. Each slice then
+sums over its own part of each row (DistillSlice). From the sums of all slices, in their order, each
+turns its logits into dlogits.
 */
 #ifndef LLMC_DISTILL_H
 #define LLMC_DISTILL_H

@@ -74,7 +74,7 @@ static inline int expert_tiles(const ExpertRows* rows) {
 
 // ---- results ----
 
-// Results of a tile: up to 128 x 128, of which rows x cols exist.
+// Results of a tile: rows x cols, up to 128 x 128.
 template <class OUT> struct ExpertResult {
     OUT* data;
     size_t stride;

@@ -6,11 +6,11 @@ them keys. As many lanes as a head has packs of 16 bytes, rounded up to a power 
 these heads of a token, all loaded at once: with heads of 128 in 16 bits, a warp has two tokens and
 eight heads in flight. Rows that are not made of packs are read and written in pairs.
 
-heads_backward leaves the sums of a block in `sums`, those of queries first, and column_sums.cuh
-adds them up in a fixed order.
+heads_backward leaves the sums of a block in `sums`, queries first, and column_sums.cuh adds them up
+in a fixed order.
 
 Norms of all heads together have kernels of their own, before the turn: in the forward pass a block
-has the queries or the keys of a token, in the backward pass those of HEADS_TOKENS tokens.
+has the queries or the keys of one token, in the backward pass of HEADS_TOKENS tokens.
 */
 #ifndef LLMC_HEADS_CUH
 #define LLMC_HEADS_CUH

@@ -20,7 +20,7 @@ anyway.
     raw           (N, (NH + KV) HS)   x, kept by norms with weights for the backward pass; NULL: not
                                 kept
     rstd          (N, NH + KV)  fp32: r, kept by HEADS_UNIT_NORM for the backward pass
-    positions     (N)           int32; NULL: those of the sequence, or of the rank's chunks of it
+    positions     (N)           int32; NULL: as in the sequence, or in the rank's chunks of it
 
 The backward pass sets or adds to dqnormw and dknormw, according to `mode`; NULL is skipped. It
 computes a head of a sequence at a time, or with HEADS_ROW_NORM a sequence, and adds the sums of

@@ -9,13 +9,13 @@ graph.
 
 The same plan gives the same bits on the same kind of GPU. The heuristic always picks the same plan;
 measurements may not. So measured choices are kept in files (matmul_algorithms.h) and looked up
-before anything is measured: first those of this run, which matmul_gpu_load_plans reads from its
-checkpoint and matmul_gpu_save_plans writes, then those in the machine's cache. A matmul has
-separate plans with and without `autotune`, so the order of matmuls does not matter. With GELU_RACE
-the race is not only between algorithms but also between ways of an operation, in one matmul or in
-steps; attention races, too (attention_race.cuh). Their bits differ, too, so the files also keep the
-way. If a sum is split, its parts are
-added in fp32 in a separate step, never in place or in 16 bits.
+before anything is measured: first the choices of this run, which matmul_gpu_load_plans reads from
+its checkpoint and matmul_gpu_save_plans writes, then the machine's cache. A matmul has separate
+plans with and without `autotune`, so the order of matmuls does not matter. With GELU_RACE the race
+is not only between algorithms but also between ways of an operation, in one matmul or in steps;
+attention has such a race as well (attention_race.cuh). The bits of the ways differ, so the files
+also keep the way. If a sum is split, its parts are added in fp32 in a separate step, never in place
+or in 16 bits.
 
 With several ranks, rank 0 chooses for all (matmul_gpu_share_plans): other algorithms would give
 other bits, and the others would wait for the slowest. A matmul that is tuned for the first time is
@@ -135,7 +135,7 @@ typedef struct {
     // for autotune: before, between and after the candidates
     cudaEvent_t events[MATMUL_CANDIDATES + 1];
     int is_warm;    // a race has run
-    int has_chosen; // with several ranks: the time of races is over; later not all would meet
+    int has_chosen; // with several ranks: no more races, as not all ranks would take part
     // everything that an algorithm depends on besides the matmul, in words
     char machine[512];
     MatmulChoices chosen, cached; // choices of this run, and of the cache
@@ -742,8 +742,8 @@ static inline void matmul_plan_follow_(MatmulPlan_* plan, const MatmulChoice* ch
     }
 }
 
-// Adopts the choice of rank 0 on all ranks. Its GPU may wait for those of the others, so these
-// first finish what they have started.
+// Adopts the choice of rank 0 on all ranks. Its GPU may be waiting for the other GPUs, so the other
+// ranks first finish what they have started.
 static inline void matmul_plan_share_(MatmulPlan_* plan, MatmulOperands x, MatmulGpu* ctx) {
     CUDA_CHECK(cudaDeviceSynchronize()); // redundant: its test has one process
     if (ctx->comm->rank == 0) {

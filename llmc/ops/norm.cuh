@@ -205,8 +205,8 @@ __device__ inline void norm_load_row_(int4 (&row)[NORM_ITEMS], const T* from, bo
 // meanwhile. Thread i holds groups i, i + blockDim.x, ... of WIDTH columns, as they are in memory.
 // grid   up to the blocks that fit at once      block   (32, 8 rows), or (threads, 1)
 // shared 2 of block_sum
-// moves  N*C in, N*C out, 2N fp32 out; weight and bias stay in L1. CODES: N*C bytes and N fp32 out,
-//        too. Bound by memory.
+// moves  N*C in, N*C out, 2N fp32 out; weight and bias stay in L1. CODES: also N*C bytes and N fp32
+//        out. Bound by memory.
 // order  fixed, the same for any grid
 // needs  C <= 4 WIDTH threads; C a multiple of WIDTH, and aligned addresses where that is a pack,
 //        as with CODES
@@ -438,8 +438,8 @@ __device__ inline void norm_backward_take_(float* d, float* x, float* sums, Norm
 }
 
 // A thread's sums of WIDTH columns of dinp over the rows of a block. They are in shared memory
-// because registers are full; no other thread uses them. They are stored in fours, with those of
-// neighboring threads side by side.
+// because registers are full; no other thread uses them. They are stored in fours, and the fours of
+// neighboring threads lie side by side.
 template <int WIDTH, int THREADS> struct NormSums_ { float4 of[WIDTH == 1 ? 1 : WIDTH / 4][THREADS]; };
 
 template <int WIDTH, int THREADS> __device__ inline void norm_clear_sums_(NormSums_<WIDTH, THREADS>* sums) {
@@ -700,8 +700,8 @@ template <class T> struct NormBackward_ {
     GradientMode dinp_mode;
 };
 
-// Launches the kernel for a row's threads. The kernels for short rows of packs make codes, too; for
-// others a kernel of its own does.
+// Launches the kernel for a row's threads. The kernels for short rows of packs also make the codes;
+// for other rows a separate kernel makes them.
 template <class T, NormKind KIND, int WIDTH>
 static inline void norm_launch_backward_(NormBackward_<T> x, const NormGpu<T>* norm, const Gpu* gpu) {
     const int N = norm->N, C = norm->C;
