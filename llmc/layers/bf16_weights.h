@@ -5,10 +5,10 @@ bf16 on the CPU.
     forward     of (OC, C): the right factor of out = inp weight^T
     backward    the right factor of dinp = dout weight; only for training
 
-The embedding has copies if it is the classifier, too: a token's row is read in fp32. The matrix of
-each expert has factors of its own, one after the other; its sizes are multiples of BF16_TILE. The
-matrices themselves stay fp32. After a change they are packed again; until then all passes read the
-old copies.
+The embedding has copies only if it is also the classifier: a token's row is read in fp32. The
+matrix of each expert has factors of its own, one after the other; its sizes are multiples of
+BF16_TILE. The matrices themselves stay fp32. After a change they are packed again; until then all
+passes read the old copies.
 */
 #ifndef LLMC_BF16_WEIGHTS_H
 #define LLMC_BF16_WEIGHTS_H

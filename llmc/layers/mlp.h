@@ -23,7 +23,7 @@ If several ranks cut the matrices (tensor_parallel.h), inp and out are the rows 
 tokens; else of all.
 
 If ranks divide the experts (expert_parallel.h), a rank has E / e of them, and computes the rows of
-one rank at a time. fch and act are those of the last such rows; the backward pass sets them again.
+one rank at a time. fch and act belong to the last such rows; the backward pass sets them again.
 */
 #ifndef LLMC_MLP_H
 #define LLMC_MLP_H
@@ -62,8 +62,8 @@ typedef struct {
     const float* proj_bias; // (C), or NULL
 } Mlp;
 
-// Gradients of a block's MLP or experts, and memory that they need: of the router, `of_router`, and
-// those of the MLP that all tokens take.
+// Gradients of a block's MLP or experts, of the router (`of_router`) and of the MLP that all tokens
+// take, and the memory that they need.
 typedef struct {
     MlpGradients mlp; // dinp (N, C); dfch (M, gates F)
     size_t neighbor;  // elements from the gradients on one rank's tokens to those on the next's

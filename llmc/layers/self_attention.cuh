@@ -47,7 +47,7 @@ typedef struct {
     float* lse;                      // (B, NH, T)
     AttentionCacheGpu<floatX> cache; // keys and values that are kept; no data: none
     int sequence;                    // prefill: its place in the cache
-    const int* positions;            // a step of decoding: of each row; else NULL
+    const int* positions;            // decoding: position of each row; else NULL
     TensorParallelGpu tensor;
     LinearGpu* linear;
     AttentionGpu* attention;
@@ -149,7 +149,7 @@ self_attention_gradients_of(const ModelGradients* d, const ModelActivations* a, 
     return {a->branch, d->qkvw, d->qkvb, d->qnormw, d->knormw, d->attprojw, mode, a->branch, a->dqkv};
 }
 
-// Sets dqkv, the gradient of the linear layer's output, and sets or adds to that of its bias. If
+// Sets dqkv, the gradient of the linear layer's output, and sets or adds to its bias's gradient. If
 // heads, or other ranks' gradients, change dqkv after attention's backward pass, the bias is summed
 // after them.
 static inline void self_attention_backward_qkv_(const SelfAttentionGpu* a, const SelfAttentionGradientsGpu* d,
