@@ -7,7 +7,7 @@ data_schedule.h -- weights of sources that change during a run, and their file.
     12000           web 4    books 3   maths 3
     5B tokens       books 1  maths 1
 
-Each line says from where on its weights apply: after this number of updates, or of tokens; k, M, B
+Each line says from where on its weights apply: after this number of steps, or of tokens; k, M, B
 and T stand for thousands. Weights are decimals of at most six digits before and six after the
 point, in any scale. A source that a line does not name has weight 0 there. After a line with `ramp`
 the shares move linearly to the next line's.

@@ -38,7 +38,7 @@ typedef struct {
     int number; // key of the order of its rows, which a source keeps as long as the run lives
 } DataSource;
 
-// A place in a run: the updates, tokens and sequences before it.
+// A place in a run: the steps, tokens and sequences before it.
 typedef struct {
     int64_t step, tokens, sequence;
 } DataPlace;
@@ -46,9 +46,9 @@ typedef struct {
 // A source in a checkpoint.
 typedef struct {
     const char* name;
-    uint64_t fingerprint; // checksum of its contents; 0 for memory
+    uint64_t fingerprint; // checksum of its contents; 0: data in memory
     int64_t tokens, number;
-    int64_t given; // sequences that it has given so far
+    int64_t given; // sequences used so far
     int64_t share; // its weight in the stretch of the next sequence, in lowest terms
 } SourceState;
 

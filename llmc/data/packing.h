@@ -335,7 +335,7 @@ typedef struct {
     int *space, *below;
     int* next;      // (BESTFIT_WINDOW) by piece: the next one of its row, or -1
     int* top;       // (T + 1) by space: the row made last, or -1
-    uint64_t* some; // bits by space: set if a row has it
+    uint64_t* some; // bit s is set if some row has s free tokens
 } Bestfit_;
 
 static void bestfit_open_(Bestfit_* fit, int T) {

@@ -12,7 +12,7 @@ parquet-rs write them.
 
 The file: "PAR1", pages, footer, u32 bytes of the footer, "PAR1". The footer and the page headers
 are structs in Thrift's compact protocol. The rows are divided into row groups; in each, a column is
-one run of pages, of which the first may be a dictionary. A page is a header, the definition levels
+one run of pages, and the first page may be a dictionary. A page is a header, the definition levels
 of a column that may be null (1: a value, 0: null), and the values:
 
     PLAIN                      for each text u32 bytes, then these bytes
@@ -65,7 +65,7 @@ typedef struct {
 // Reader of deltas. Varints: numbers per block, miniblocks per block, numbers in all, the first
 // number. Then blocks: the smallest difference, the width of each miniblock as a byte, and the
 // miniblocks: differences minus the smallest, packed. The last block has only the miniblocks it
-// needs. Sums wrap at 64 bits, of which lengths are the lower half.
+// needs. Sums wrap at 64 bits; a length is the lower half of a sum.
 typedef struct {
     ThriftReader bytes;
     uint64_t left;       // numbers left, including `next`

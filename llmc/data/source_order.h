@@ -6,10 +6,10 @@ Sequence p is row j of source s, where j counts all that s has given so far, acr
 (s, j) is found by bisection among the stretches, and then in O(1). After any n sequences of a
 stretch, a source of weight w_s has given n w_s of them, to within less than one.
 
-The order of a stretch repeats after `cycle` sequences, the smallest number of which every source
-gives a whole number. Within a cycle, the next turn goes to the source that must have one soonest,
-among those that it would not put more than one ahead: that always works (R. Tijdeman, "The chairman
-assignment problem", Discrete Mathematics 32, 1980).
+The order of a stretch repeats after `cycle` sequences: the smallest number in which every source
+has a whole number of turns. Within a cycle, the next turn goes to the source that must have one
+soonest, among the sources that would not get more than one turn ahead. That always works (R.
+Tijdeman, "The chairman assignment problem", Discrete Mathematics 32, 1980).
 */
 #ifndef LLMC_SOURCE_ORDER_H
 #define LLMC_SOURCE_ORDER_H

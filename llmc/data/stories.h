@@ -180,7 +180,7 @@ typedef char StoriesName_[STORIES_MAX_NAME];
 // Steps of the program that the rules become, with included rules expanded in place.
 typedef enum {
     STORIES_SAY_, // token a
-    STORIES_SUM_, // the number of variable a plus c times that of variable b, where c is 1 or -1
+    STORIES_SUM_, // the number of variable a plus c times the number of b, where c is 1 or -1
     STORIES_ANY_, // a word of the list
     STORIES_WORD_, // the word of variable a, drawn from the list if it has none yet
     STORIES_SECOND_, // its second word

@@ -546,7 +546,7 @@ static int tokens_open_span_(TokenSpan* span, const char* path, TokensFormat for
     return ok && target_mask_open(&span->mask, path, span->count, error);
 }
 
-// Returns the end-of-text token before a text.
+// Returns the end-of-text token that stands before a text.
 static TokenSpan tokens_separator_(void) {
     static const uint16_t eot = TOKENIZER_BYTES_EOT;
     TokenSpan separator;

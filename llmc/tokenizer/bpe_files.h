@@ -326,7 +326,7 @@ static void bpe_put_vocab_(const Bpe* bpe, FILE* file) {
     fputc('}', file);
 }
 
-// Returns the word that a token is, even if merges also make it; NULL: none.
+// Returns the added token with this id, even if merges also make it; NULL: it is none.
 static const BpeWord* bpe_word_of_(const Bpe* bpe, int id) {
     for (size_t i = 0; i < bpe->words.count; i++) {
         if (bpe->words.words[i].id == id) {
@@ -387,7 +387,7 @@ static void bpe_put_pattern_(BpePattern pattern, FILE* file) {
     fputs(is_sequence ? "]}" : "", file);
 }
 
-// Writes what is put around a text: end-of-text before it, if other programs do so.
+// Writes the template around a text: end-of-text before it, if other programs put it there.
 static void bpe_put_template_(const Bpe* bpe, FILE* file) {
     int length;
     const char* eot = bpe_token(bpe, bpe->eot, &length);

@@ -515,7 +515,7 @@ static void bpe_check_json_(const BpeJson_* v, const char* path) {
           BPE_MAX_VOCAB);
 }
 
-// Checks that a word can be cut out of text: only where text may be divided does it go unseen.
+// Checks that a word can be cut out of text that is encoded part by part: parts must not divide it.
 static void bpe_check_word_(const Bpe* bpe, BpeAdded_ token, const char* path) {
     NfcText normal;
     size_t blanks = 0;
@@ -552,8 +552,8 @@ static void bpe_name_json_tokens_(Bpe* bpe, const BpeJson_* v, const char* path)
     bpe_words_finish(&bpe->words);
 }
 
-// True if merges may make a token of the vocabulary: it is no added one, or a word with the same
-// bytes in both spellings.
+// True if merges may make a token of the vocabulary: it is not an added token, or it is a word with
+// the same bytes in both spellings.
 static int bpe_is_spelled_(Bpe* bpe, BpeNamed_ token, const BpeSpelling* spelling) {
     BpeToken_* named = &bpe->tokens[token.id];
     if (named->kind == BPE_TOKEN || named->length != token.text.length ||

@@ -295,8 +295,9 @@ static inline int bpe_reach_line_(const BpeSplitter* splitter, int i) {
     return 0;
 }
 
-// Returns the cuts of blanks: a piece ends with the last \r or \n of a run, or else before its last
-// blank if something follows. The `taken` of \r and \n belong to the piece before the run.
+// Returns the cuts in runs of blanks: after the last \r or \n of a run; in a run without them
+// before its last blank, if something follows. `taken`: \r and \n that belong to the piece before
+// the run.
 ALWAYS_INLINE uint64_t bpe_cut_blanks_(const BpeSplitter* splitter, uint64_t taken) {
     const BpeBlock_ *last = &splitter->last, *now = &splitter->now, *next = &splitter->next;
     const BpeMore_* more = &splitter->more;
@@ -493,9 +494,9 @@ static inline int bpe_is_safe_(const BpeRules* rules, const unsigned char* text,
            (rules->pattern.style == BPE_CL100K && bpe_is_line_end(text[at - 1]));
 }
 
-// Returns the end of the part of a text that starts at text[begin], of at most BPE_MAX_PIECE bytes:
-// text that is normalized, or that words are cut out of, is encoded part by part. Parts end where
-// the text may be divided, but for text without such a place.
+// Returns the end of the part of a text that starts at text[begin], of at most BPE_MAX_PIECE bytes.
+// A text that is normalized, or that added tokens are cut out of, is encoded part by part. Parts
+// end where the text may be divided, if there is such a place.
 static inline size_t bpe_part_end(const BpeRules* rules, const unsigned char* text, size_t bytes,
                                   size_t begin) {
     if (bytes - begin <= BPE_MAX_PIECE) {

@@ -21,7 +21,7 @@ typedef struct {
 static inline void bpe_texts_between_(const BpeTexts* texts, BpeWordKind kind, const unsigned char* text,
                                       size_t bytes);
 
-// Visits a text without words that match it as it is.
+// Visits a text between the words that are matched before normalization.
 static inline void bpe_texts_raw_(const BpeTexts* texts, const unsigned char* text, size_t bytes) {
     if (texts->rules->pattern.normalizes && nfc_apply(&texts->rules->nfc, text, bytes, texts->normal)) {
         text = texts->normal->text;

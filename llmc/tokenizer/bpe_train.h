@@ -218,7 +218,7 @@ ALWAYS_INLINE void bpe_count_piece_(BpeCounts_* counts, const unsigned char* pie
     bpe_count_key_(counts, key, hash, 1, piece);
 }
 
-// Counts the pieces of a text that is normal, without words.
+// Counts the pieces of a text that is already normalized and has no added tokens in it.
 static void bpe_count_text_pieces_(const BpeTrainer* trainer, BpeCounts_* counts, const unsigned char* at,
                                    size_t bytes) {
     BpeSplitter splitter = bpe_splitter(&trainer->rules, at, 0, bytes);

@@ -59,7 +59,7 @@ void tokenizer_open_file(Tokenizer* tokenizer, const char* path);
 
 // ---- other formats ----
 
-// Returns the vocabulary as one like GPT-2's; NULL for words.
+// Returns the byte-pair vocabulary; NULL for a list of words.
 const Bpe* tokenizer_bpe(const Tokenizer* tokenizer);
 
 // Writes the tokenizer of a model with a context of max_T for Hugging Face's transformers into a
