@@ -45,7 +45,7 @@ typedef enum { PLOT_LINEAR, PLOT_FROM_ZERO, PLOT_LOG } PlotScale;
 
 typedef struct {
     double last;      // right edge; 0: nothing to draw
-    const char* name; // "updates"
+    const char* name; // e.g. "updates"
 } PlotAxis;
 
 typedef struct {
@@ -352,8 +352,8 @@ static void plot_marks_(FILE* file, const Plot* plot, const PlotCurve* curve, in
     }
 }
 
-// True if a curve has the same places on this axis as on the first, as when tokens are updates
-// times a number.
+// True if a curve has the same places on this axis as on the first, as when every step has the same
+// number of tokens.
 static int plot_is_as_first_(const Plot* plot, const PlotCurve* curve, int axis) {
     for (size_t i = 0; i < curve->count; i++) {
         const PlotPoint* point = &curve->points[i];

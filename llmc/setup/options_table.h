@@ -48,8 +48,8 @@ typedef enum { MASTER_WEIGHTS_WORDS(WORDS_VALUE) } MasterWeightsChoice;
 
 // Conditions for an option to have an effect; NEEDS_(NAME) in its row refers to one.
 // X(NAME, what becomes of an option that is given without it, condition, words)
-// The condition is about Settled *s and its Options *o, some of which are still "auto". REFUSED:
-// the user asked for another kind of run. NOTED: the run is the same, and a line says so.
+// The condition is about Settled *s and its Options *o; some options are still "auto". REFUSED: the
+// user asked for another kind of run. NOTED: the run is the same, and a line says so.
 // clang-format off
 #define OPTION_NEEDS(X) \
     X(OUT,         NOTED,   o->output.dir[0], "--out") \
@@ -232,7 +232,7 @@ const ModelPreset* options_model_size(const Options* options);
 // Returns true if the program only describes a run and writes nothing.
 static inline int options_only_look(const Options* options) { return options->plan || options->print_config; }
 
-// Makes a micro-batch `parts` times smaller. A validation keeps its sequences.
+// Divides the micro-batch by `parts`. A validation keeps its number of sequences.
 static inline void options_divide_batch(Options* options, int parts) {
     options->batch.size /= parts;
     if (options->eval.batches > 0) {

@@ -2,7 +2,7 @@
 resolve.h -- settle(): turns options into the settings of a run, with a value for every "auto".
 
 The model is a name, an llm.c file, a Hugging Face directory (a checkpoint is one), or the sizes on
-the command line. A size on the command line replaces that of a name, but must agree with a file.
+the command line. A size on the command line replaces a named model's, but must agree with a file.
 A model and a tokenizer with vocabularies of different sizes are refused, because their tokens
 differ, unless the tokenizer extends the model's own.
 Everything is checked here and in conflicts.h, before memory for the model is allocated.
@@ -71,11 +71,10 @@ Settled settle(RunData* data, const Options* options, const SettleInput* input);
 // run has the same ones. No activation of its blocks is kept.
 Settled setup_teacher(const Settled* s);
 
-// Returns the settings of the updates of --find-lr: a run that only trains, and writes nothing.
+// Returns the settings of a run for --find-lr: it only trains, and writes nothing.
 Settled setup_sweep(const Settled* s);
 
-// Returns the schedule of the learning rate, and the rate of update number `step`, which also
-// depends on its batch.
+// Return the schedule of the learning rate; the rate of a step, which also depends on its batch.
 ScheduleSettings setup_schedule(const Options* options);
 float setup_lr(const Options* options, int64_t step);
 
@@ -89,8 +88,7 @@ double setup_long_lr(const Options* options);
 // Returns the settings of update number t (from 1) at `step`, for a gradient with this norm.
 Update setup_update(const Options* options, int64_t step, int64_t t, double norm);
 
-// Returns the work of all validations as a share of the work of all updates, in a run that has
-// both.
+// Returns the work of all validations as a share of the work of training, in a run that has both.
 double setup_validation_share(const Settled* s, const RunData* data);
 
 // Returns true if a validation precedes the first step: not if nobody asked for it and it would
@@ -141,7 +139,7 @@ char* setup_kept_config(const char* path) {
 
 // ---- batches ----
 
-// Returns a micro-batch that divides an update. With --update-in-backward it is the whole update.
+// Returns a micro-batch that divides a step. With --update-in-backward it is the whole step.
 static int settle_auto_batch_(const Options* o) {
     const int64_t sequences = o->batch.total / o->batch.seq_len;
     if (o->memory.update_in_backward && 0 < sequences && sequences <= INT_MAX) {
@@ -213,8 +211,8 @@ static void settle_batch_stages_(Options* o) {
     o->batch.total = stages_last(&b);
 }
 
-// Decides the batch sizes. The size of an update does not depend on the number of ranks, which
-// share it.
+// Decides the batch sizes. The batch of a step does not depend on the number of ranks, which share
+// it.
 static void settle_batch_(Options* o, int ranks) {
     const int is_auto = o->batch.size == OPTION_AUTO;
     if (o->batch.schedule[0]) {
@@ -342,8 +340,8 @@ static void settle_eval_batches_(Settled* s, const RunData* data) {
     }
 }
 
-// Decides how often a run validates: ten times, at least every 1000 updates, or as often as takes a
-// tenth of the work of its updates, with the validation before the first of them.
+// Decides how often a run validates: ten times, and at least every 1000 steps; or as often as costs
+// a tenth of the work of training, counting the validation before the first step.
 static void settle_validations_(Settled* s, const RunData* data) {
     Options* o = &s->options;
     const int64_t tenth = o->batch.steps / 10, usual = tenth < 1 ? 1 : tenth > 1000 ? 1000 : tenth;
@@ -454,7 +452,7 @@ static void settle_training_(Settled* s, const RunData* data) {
     }
     setup_check_in_backward(s);
     if (o->memory.update_in_backward) {
-        o->memory.graph = 0; // a graph would repeat the numbers of one update
+        o->memory.graph = 0; // a graph would repeat the numbers of one step
     }
     if (o->batch.steps != OPTION_AUTO) {
         settle_validations_(s, data);

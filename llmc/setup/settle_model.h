@@ -95,7 +95,7 @@ static void settle_check_same_windows_(ModelConfig dense, Arch arch) {
     }
 }
 
-// Returns a dense model with --experts, each of which starts as a copy of its MLP.
+// Returns a dense model with --experts; each expert starts as a copy of the model's MLP.
 static ModelConfig settle_upcycled_(const Options* o, ModelConfig dense) {
     const Arch arch = model_arch_with_experts(dense.arch);
     if (dense.E == 0 && o->model.experts != OPTION_AUTO && arch != dense.arch) {
@@ -106,7 +106,8 @@ static ModelConfig settle_upcycled_(const Options* o, ModelConfig dense) {
     return dense;
 }
 
-// Returns the sizes of a model's files, with the rows that a tokenizer needs that extends its own.
+// Returns the sizes found in a model's files, with more vocabulary rows if the tokenizer extends
+// the model's own.
 static ModelConfig settle_found_(const Options* o, const RunData* data, const char* path, ModelConfig found) {
     const int V = data->tokenizer.vocab_size;
     if (data->is_extended && tokenizer_least_vocab(&data->own_tokenizer) > found.V) {
