@@ -17,7 +17,7 @@ A row with an infinity or NaN has the scale NaN: what is computed from it is NaN
 that are subnormal in fp32 become zero, so it makes no difference whether a processor flushes them.
 
 A value has 4 significant bits, and with its scale it fits bf16. A product of two has 8, so it is
-exact in fp32, and in bf16, too.
+exact in fp32 and also in bf16.
 
 Micikevicius et al., "FP8 formats for deep learning", 2022.
 */

@@ -1,5 +1,5 @@
 /*
-memory.h -- a ledger of memory: how much was taken, of which kind and where.
+memory.h -- a ledger of memory: how much was taken, for what and where.
 
     memory_on_host    a ledger of a run on the CPU
     memory_dry        a ledger that allocates nothing
@@ -33,7 +33,7 @@ typedef struct {
     char kind[MEMORY_NAME];
     size_t bytes;
     MemoryPlace place;
-    double in, out; // how often an update moves it to the device, and back
+    double in, out; // how often a step moves it to the device, and back
 } MemoryEntry;
 
 // Functions for one place. `what` names the memory in errors. An unset block need not be zero.
@@ -79,7 +79,7 @@ static inline void memory_count_all(Memory* m, const char* kind, MemoryPlace pla
     }
 }
 
-// Sets how often an update moves the memory of an entry to the device, and back.
+// Sets how often a step moves the memory of an entry to the device, and back.
 static inline void memory_set_moves(MemoryEntry* entry, double in, double out) {
     entry->in = in;
     entry->out = out;

@@ -71,7 +71,7 @@ void group_all_gather_cpu(float* recv, const float* send, size_t count, Group* g
 
 #ifdef HAVE_MPI
 
-// Communicator of a group, and memory for what is under way: an update allocates nothing.
+// Communicator of a group, and memory for transfers under way: a step allocates nothing.
 typedef struct {
     MPI_Comm all;
     GroupMove* moves;      // (2, size)

@@ -19,9 +19,9 @@ among the t processes of a tensor group. A transfer puts all N together, or adds
 
 Other plans look faster where they assume what the trainers do not do. Gradients of keys and values
 travel through a process's own card, because their owner adds them up in the order of ranks: 7B in
-contexts of 32 GPUs, 131k tokens, waits 1.2 s of 3.1 s for them, not the 0.2 s of a sum that is made
-in each machine first. In an update of 65B with t 8, P 8 at 100 Gb/s for a machine of 8, messages of
-stages take 13 s, and those of the tensor group 20 s, of which another schedule hides two thirds.
+contexts of 32 GPUs, 131k tokens, waits 1.2 s of 3.1 s for them; with a sum in each machine first it
+would be 0.2 s. In a step of 65B with t 8, P 8 at 100 Gb/s for a machine of 8, messages of stages
+take 13 s, and messages of the tensor group 20 s; another schedule hides two thirds of these.
 */
 #ifndef LLMC_COST_TRANSFERS_H
 #define LLMC_COST_TRANSFERS_H
@@ -131,7 +131,7 @@ static inline double cost_send_s(const CostTransfers* x) {
     return links_send_s(&x->links, group, cost_send_bytes_(x));
 }
 
-// Bytes that a process sends in an update to its tensor group, its context group, its expert group,
+// Bytes that a process sends per step to its tensor group, its context group, its expert group,
 // and, if it is in a middle stage, to the next stage and the one before.
 typedef struct {
     double tensor, context, experts, pipeline;
@@ -185,8 +185,8 @@ static inline CostMoves_ cost_moves_(const CostTransfers* x, const ZeroPlan* zer
 
 static inline double cost_beyond_(double transfer, double pass) { return fmax(transfer - pass, 0); }
 
-// Returns the seconds of ZeRO's transfers in an update of `times` micro-batches that passes of
-// these lengths do not hide.
+// Returns the seconds of ZeRO's transfers, in a step of `times` micro-batches, that passes of these
+// lengths do not hide.
 static inline double cost_data_s(const CostTransfers* x, const ZeroPlan* zero, double gradient_bytes,
                                  double times, const double pass_s[COST_PASSES]) {
     if (zero->size == 1) {

@@ -269,7 +269,7 @@ int generator_log(Generator* g, RunLog* log, int64_t step, GeneratorStop stop, v
             rand_seek(&g->rng, before);
             return 0;
         }
-        if (sequence->end == GENERATOR_DIVERGED) { // the next update will find out, too
+        if (sequence->end == GENERATOR_DIVERGED) { // the next step will also notice
             log_note(log, "no sample: the model's logits are not finite");
         } else {
             log_sample(log, step, sequence->stream.bytes, sequence->stream.count);
