@@ -355,7 +355,7 @@ ALWAYS_INLINE Vec attention_bf16_exp_row_(const AttentionBf16Tile_* tile, int i)
     return sum;
 }
 
-// Sets square (32, 32) = left . right over the dimensions; meanwhile, `finish` processes `before`.
+// Sets square (32, 32) = left . right over the dimensions, while `finish` processes `before`.
 static void attention_bf16_scores_(const AttentionBf16Head_* head, float* square, const uint32_t* left,
                                    const uint32_t* right, Bf16Finish finish,
                                    const AttentionBf16Tile_* before) {
@@ -618,7 +618,7 @@ static void attention_bf16_chunk_(const AttentionBf16Head_* head, const Attentio
     const AttentionBf16Scratch_* s = &head->s;
     const AttentionBf16Factors_* f = &head->f;
     const int first = attention_bf16_first_(head, block, u0), tiles = bf16_steps(block->q.count);
-    const int own = (block->q.t0 - u0) / BF16_TILE, // tile of keys of the first tile of queries
+    const int own = (block->q.t0 - u0) / BF16_TILE, // tile of keys where the queries start
         is_added = own > 0 || !head->is_first || !head->is_whole,
               end = attention_bf16_end_(block, tiles - 1, u0);
     attention_bf16_probabilities_(head, block, u0);

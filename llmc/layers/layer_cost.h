@@ -56,7 +56,7 @@ typedef struct {
     double per_s[COST_RATES];
     double launch_s;
     char basis[128];  // source of the rates, in words
-    double fp8_per_s; // FLOP/s of matmuls in fp8; 0: the run has none, or the device is not faster
+    double fp8_per_s; // FLOP/s of matmuls in fp8; 0: none in the run, or not faster on the device
 } CostRates;
 
 // Time of a training step in seconds, by kind.

@@ -39,10 +39,10 @@ static inline void self_attention_open_rope(Rope* rope, Memory* memory, ModelCon
 typedef struct {
     AttentionSizes sizes;
     const int* starts;               // (B, W), or NULL
-    int window;                      // tokens that a step of decoding sees, itself the last; 0: all
+    int window;                      // decoding: tokens that a token sees, including itself; 0: all
     Weight weight, proj;             // (QKV, C), (C, Q)
     const floatX* proj_bias;         // (C), or NULL
-    HeadsGpu<floatX> heads;          // what happens to queries and keys
+    HeadsGpu<floatX> heads;          // norms and rotation of queries and keys
     floatX *qkv, *atty;              // (N, QKV), (N, Q)
     float* lse;                      // (B, NH, T)
     AttentionCacheGpu<floatX> cache; // keys and values that are kept; no data: none

@@ -86,7 +86,7 @@ typedef struct {
     int window;              // tokens that a step of decoding sees, itself the last; 0: all
     Weight weight, proj;     // (QKV, C), (C, Q)
     const float* proj_bias;  // (C), or NULL
-    Heads heads;             // what happens to queries and keys
+    Heads heads;             // norms and rotation of queries and keys
     float *qkv, *atty, *lse; // (N, QKV), (N, Q), (B, NH, T)
     TensorParallel tensor;
     AttentionCache cache; // keys and values that are kept; no data: none
@@ -228,7 +228,7 @@ static inline void self_attention_backward_qkv_(const SelfAttention* a, float* d
     }
 }
 
-// Sets dinp (N, C), which may be datty (N, Q), and sets or adds to all gradients but the
+// Sets dinp (N, C), which may be datty (N, Q), and sets or adds to all gradients except the
 // projection's; inp (N, C).
 static inline void self_attention_heads_backward_(const SelfAttention* a, const SelfAttentionGradients* d,
                                                   float* dinp, const float* inp) {

@@ -277,7 +277,7 @@ static inline void attention_cache_store(AttentionCacheGpu<X> cache, const X* qk
 template <class X> __device__ inline float attention_cached_dot_(const float* q, const X* k, int HS) {
     constexpr int SIZE = Pack<X>::SIZE;
     float sum = 0.0f, x[SIZE];
-    if (HS % SIZE == 0) { // then each key starts at a multiple of 16 bytes, as the cache does
+    if (HS % SIZE == 0) { // then each key starts at a multiple of 16 bytes, like the cache
         for (int d = 0; d < HS; d += SIZE) {
             unpack(x, load_pack(k + d));
 #pragma unroll

@@ -27,7 +27,7 @@ template <class X> struct AttentionPassGpu {
     AttentionSizes sizes;
     const int* starts; // or NULL
     const X* qkv;
-    const X* kv; // gathered keys and values; NULL: those in qkv
+    const X* kv; // gathered keys and values; NULL: use qkv's own
     X* out;
     float* lse;
 };

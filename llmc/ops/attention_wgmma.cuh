@@ -318,7 +318,7 @@ __device__ inline void attention_mask_before_(float (&s)[1][N][4], const int (&f
 // A warp's 16 queries, from row0 on.
 struct AttentionRows {
     int row0, shift;
-    int first[2], latest; // keys from which the thread's two rows, and the last of all, see
+    int first[2], latest; // first key that the thread's two rows see; that the last of all rows sees
 };
 
 template <AttentionMask MASK>
@@ -527,7 +527,7 @@ __device__ inline void attention_block(unsigned char* memory, Fill fill, Work wo
 // grid   as many blocks as fit on the GPU      block   128 (GROUPS + 1)
 // shared 2 q, STAGES (k, v)
 // moves  B*T*QKV in, B*T*Q out, B*NH*T fp32 out. Tiles of a head are read again from L2.
-//        Bound by tensor cores and by exponentials alike.
+//        Bound equally by tensor cores and exponentials.
 // order  fixed
 // needs  HS <= W, a multiple of 8; aligned addresses
 template <class X, class Tiles, AttentionMask MASK>

@@ -120,7 +120,7 @@ template <int WIDTH, class T> __device__ inline void cross_entropy_store_(T* to,
     }
 }
 
-// Numbers of a row's gradient: dy = factor e^y 2^shift, but for the target.
+// Numbers of a row's gradient: dy = factor e^y 2^shift, except for the target.
 typedef struct {
     float shift, factor, softcap;
 } CrossEntropyScale_;
@@ -175,7 +175,7 @@ __device__ inline float cross_entropy_nats_(const SoftmaxSum_* s, float target) 
     return CROSS_ENTROPY_LN2 * (log2f(s->sum) - fmaf(target, CROSS_ENTROPY_LOG2E, s->shift));
 }
 
-// Replaces the logits of a row by their gradient, but for the target's part, and by 0 from V on. A
+// Replaces the logits of a row by their gradient, except the target's part, and by 0 from V on. A
 // thread reads and writes the same elements as in cross_entropy_row_. `again` is the row or its
 // copy.
 template <int WIDTH, bool CAPPED, class T>

@@ -347,7 +347,7 @@ void cross_entropy_combine_cpu(float* loss, int* is_top, const CrossEntropySlice
     for (int n = 0; n < of.N; n++) {
         const CrossEntropyWhole_ row = cross_entropy_whole_(rows, slices, n, of);
         loss[n] = target[n] == NO_TARGET ? 0 : logf(row.sum) + (row.max - row.target);
-        if (is_top) { // no logit is the largest beside NaN
+        if (is_top) { // with a NaN among them, no logit is the largest
             is_top[n] = target[n] != NO_TARGET && row.top == target[n] && !isnan(row.sum);
         }
     }

@@ -72,7 +72,7 @@ template <class T> __device__ inline void distill_clear_(T* row, int Vp) {
 }
 
 // Numbers of a row: p = exp(y - lse), log2(pt) = (y - lse) over_t + shift, and dy without the
-// teacher = of_p p + of_pt pt, but for the target: less of_hit.
+// teacher = of_p p + of_pt pt, minus of_hit for the target.
 typedef struct {
     float lse, over_t, shift, of_p, of_pt, of_hit;
 } DistillRow_;

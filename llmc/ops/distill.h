@@ -167,7 +167,7 @@ static float distill_dy_(float y, DistillRow_ r) {
     return r.of_p * expf(y - r.lse) + r.of_pt * expf(y * r.over_t + r.shift);
 }
 
-// Turns y into dlogits but for the target's part: minus of_q exp(z / t + shift).
+// Turns y into dlogits without the target's part: subtracts of_q exp(z / t + shift).
 static void distill_gradient_(float* y, const float* z, float of_q, float shift, DistillRow_ r, int V) {
     int v = 0;
     for (; v + LANES <= V; v += LANES) {

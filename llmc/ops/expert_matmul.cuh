@@ -175,7 +175,7 @@ __device__ inline void expert_sums_(ExpertSums_& sums, X* memory, const ExpertOp
             expert_load_operand_<X, LEFT>(stage, left, step * DEPTH, K);
             expert_load_operand_<X, RIGHT>(stage + OPERAND, right, step * DEPTH, K);
         }
-        cp_async_commit(); // also of no copies: then each step waits for as many groups
+        cp_async_commit(); // maybe empty: each step then waits for as many groups
     };
     for (int step = 0; step < STAGES - 1; step++) {
         load(step);
@@ -183,7 +183,7 @@ __device__ inline void expert_sums_(ExpertSums_& sums, X* memory, const ExpertOp
     for (int step = 0; step < steps; step++) {
         const X* stage = memory + step % STAGES * 2 * OPERAND;
         cp_async_wait<STAGES - 2>();
-        __syncthreads(); // also: nobody reads the stage before this one any more
+        __syncthreads(); // also: no thread still reads the stage before this one
         load(step + STAGES - 1);
         expert_multiply_<LEFT, RIGHT>(sums, stage, stage + OPERAND, row, col);
     }

@@ -172,7 +172,7 @@ __device__ inline void expert_fill_all_(ExpertPipe_<X>* pipe, const CUtensorMap*
         }
         pipe->passed++;
     }
-    __syncwarp(); // redundant: keeps the lanes that do not fill beside the one that does
+    __syncwarp(); // redundant: keeps the idle lanes together with the one that fills
 }
 
 // ---- multiplying ----
@@ -230,7 +230,7 @@ __device__ inline void expert_multiply_all_(ExpertWgmmaSums_& sums, ExpertPipe_<
         }
         wgmma_commit();
         wgmma_wait<1>();
-        if (k > 0 && is_signal) { // nobody reads the stage before this one any more
+        if (k > 0 && is_signal) { // no thread still reads the stage before this one
             mbarrier_arrive(pipe->empty + (pipe->passed - 1) % EXPERT_STAGES_);
         }
         if (is_staggered && group == 0 && is_signal && k == (EXPERT_AHEAD_ - 1) * WGMMA_DEPTH) {

@@ -53,7 +53,7 @@ static inline E4m3Rows matmul_fp8_cut(char** at, size_t rows, size_t cols) {
 // ... of a piece of a matrix, a lane a pack of columns.
 // grid   ceil(cols / (32 * SIZE)), ceil(rows / 64)      block   256      shared   8 KiB
 // moves  rows*cols in. Bound by memory.
-// order  none that counts.
+// order  irrelevant
 // needs  cols a multiple of 16, x aligned to 16 bytes
 template <class T>
 __global__ void __launch_bounds__(256)

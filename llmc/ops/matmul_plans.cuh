@@ -117,7 +117,7 @@ typedef struct {
 
 // The way of an operation that won a race, and the times of all ways.
 typedef struct {
-    MatmulKey key; // the matmul that does most of the operation, without an alignment
+    MatmulKey key; // the matmul with most of the operation's work, without an alignment
     MatmulWays ways;
     int way;
     float ms[MATMUL_WAYS]; // 0: not measured in this run

@@ -201,8 +201,8 @@ __device__ inline void norm_load_row_(int4 (&row)[NORM_ITEMS], const T* from, bo
     }
 }
 
-// A warp, or a block of up to 1024 threads, 768 with CODES, normalizes rows, and loads the next one
-// meanwhile. Thread i holds groups i, i + blockDim.x, ... of WIDTH columns, as they are in memory.
+// A warp, or a block of up to 1024 threads, 768 with CODES, normalizes one row while it loads the
+// next. Thread i holds groups i, i + blockDim.x, ... of WIDTH columns, as they are in memory.
 // grid   up to the blocks that fit at once      block   (32, 8 rows), or (threads, 1)
 // shared 2 of block_sum
 // moves  N*C in, N*C out, 2N fp32 out; weight and bias stay in L1. CODES: also N*C bytes and N fp32
@@ -292,7 +292,7 @@ __global__ void norm_forward_long_kernel(T* out, const T* inp, NormGpu<T> norm) 
 }
 
 // Launches one warp per row if its registers can hold one, otherwise one block per row. Without
-// room for codes in the registers, a kernel of their own makes them.
+// room for codes in the registers, a separate kernel makes them.
 template <class T, int WIDTH, NormKind KIND>
 static inline void norm_launch_forward_(T* out, const T* inp, const NormGpu<T>* norm, const Gpu* gpu) {
     const int N = norm->N, C = norm->C;
@@ -414,7 +414,7 @@ template <int VALUES, int WARPS> __device__ inline void norm_block_sums_(float* 
     }
 }
 
-// Returns the number of sums over a row that its gradient needs: of g norm, and of g but for RMS.
+// Returns the number of sums over a row that its gradient needs: of g norm, and, except for RMS, g.
 __host__ __device__ constexpr int norm_sums_(NormKind kind) { return kind == NORM_LAYER ? 2 : 1; }
 
 // Adds WIDTH elements of a row to its sums, and to the columns' sums. x becomes norm, d becomes

@@ -273,7 +273,7 @@ static NormBackwardRow_ norm_backward_row_of_(const Norm* norm) {
     return NULL;
 }
 
-enum { NORM_COLUMNS_ = 4 * LANES }; // columns that a thread sums together
+enum { NORM_COLUMNS_ = 4 * LANES }; // columns that a thread sums at a time
 
 static void norm_finish_columns_(float* to, const float* sum, int c0, int cols, GradientMode mode) {
     for (int c = 0; to && c < cols; c++) {
