@@ -183,7 +183,7 @@ enum {
     COMM_END_S_ = 5,     // time that exit() may take before the watchdog ends the process
     COMM_NOTE_S_ = 10,   // time after which ranks 0 and 1 report that they wait for others to join
     COMM_TICK_MS_ = 250, // interval of the watchdog
-    COMM_WORDS_ = 96,    // words of comm_agree, with the zero
+    COMM_WORDS_ = 96,    // text of comm_agree, with the zero
     COMM_LIST_ = 8       // most ranks or values that a message names
 };
 

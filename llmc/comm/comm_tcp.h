@@ -354,7 +354,7 @@ static CommTcpVerdict_ comm_tcp_judge_(const Comm* c, const CommTcpHello* hello,
     return COMM_TCP_WELCOME_;
 }
 
-// Gives the line to a rank, in place of one that the rank has closed.
+// Assigns the line to a rank; it replaces one that the rank has closed.
 static void comm_tcp_let_in_(CommTcp_* t, int fd, const CommTcpHello* hello) {
     CommTcpPeer_* peer = &t->peers[hello->rank];
     if (peer->lines[hello->line] >= 0) {

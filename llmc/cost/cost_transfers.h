@@ -96,7 +96,7 @@ static inline CostCalls_ cost_context_calls_(const CostTransfers* x, CostPass pa
     return calls;
 }
 
-// Returns the calls of the expert group in a pass, if routers choose all experts alike.
+// Returns the calls of the expert group in a pass, if routers choose all experts equally often.
 static inline CostCalls_ cost_expert_calls_(const CostTransfers* x, CostPass pass) {
     const double L = x->cfg.L, rows = x->N * x->cfg.E_used;
     const CostCalls_ calls = {0, L * (pass == COST_FORWARD ? 2 : 3), rows * x->cfg.C * x->size};
@@ -204,7 +204,7 @@ static inline double cost_data_s(const CostTransfers* x, const ZeroPlan* zero, d
                                           trained_once * gradient_bytes, sizeof(float) / gradient_bytes,
                                           links_exchange_s);
     const double again = zero->stage == 3 ? gather.within : 0, each = zero->stage >= 2 ? reduce.within : 0;
-    // in each micro-step but the first forward pass and the last backward pass
+    // in each micro-step, except for the first forward pass and the last backward pass
     const double steady = cost_beyond_(again, pass_s[COST_FORWARD]) +
                           cost_beyond_(again + each, pass_s[COST_BACKWARD]),
                  first = cost_beyond_(fmax(gather.within, gather.between), pass_s[COST_FORWARD]),

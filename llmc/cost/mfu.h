@@ -25,7 +25,7 @@ typedef struct {
     double told;        // peak that was printed last
     MfuMeasure measure; // NULL: the peak is known
     const Options* options;
-    double share; // share of this rank in the peak; the peaks of all ranks rise alike
+    double share; // share of this rank in the peak; all ranks' peaks rise by the same factor
     double due_s, wait_s,
         own_s; // next measurement; pause after it; earliest measurement for a step
 } Mfu;

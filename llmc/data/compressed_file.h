@@ -265,7 +265,7 @@ static int compressed_step_zstd_(CompressedFile* file, void* out, size_t room, s
     }
     *got = output.pos;
     file->at += input.pos;
-    if (input.pos > 0 || output.pos > 0) { // otherwise it only tells how much it would like to read
+    if (input.pos > 0 || output.pos > 0) { // otherwise the result is only a hint how much to read
         file->is_inside = result != 0;
     }
     return 1;

@@ -31,7 +31,7 @@ so every rank knows them (counts_updates).
 A thread fills the next batches while the caller works on one. `wait_s` is the time the caller
 waited for it.
 
-If a file is changed meanwhile, so that it becomes shorter or has a token that is not below V, the
+If a file changes during the run, so that it becomes shorter or has a token that is not below V, the
 batch that hit it and all later ones have zeros for tokens, and dataloader_error has the reason.
 */
 #ifndef LLMC_DATALOADER_H
@@ -76,7 +76,7 @@ static inline float batch_targets_per_token(const Batch* batch) {
                                     : 1;
 }
 
-// Leaves a rank's tokens of a batch of whole sequences, in place, and all of `starts`.
+// Cuts a batch of whole sequences down to the rank's tokens, in place; `starts` stays whole.
 void batch_divide(Batch* batch, TokenChunks chunks);
 
 typedef struct {
@@ -345,7 +345,7 @@ static void dataloader_cut_(const Dataloader* loader, Batch* slot) {
     slot->T = length;
 }
 
-// Leaves the tokens of a rank's chunks of rows of W tokens, in place.
+// Cuts rows of W tokens down to the rank's chunks, in place.
 static void batch_keep_(const int* tokens, int rows, int W, TokenChunks chunks) {
     const int T = W / (chunks.last + 1);
     for (int n = 0; n < rows * T; n++) { // no token moves up

@@ -33,7 +33,7 @@ extern "C" {
 
 enum {
     FIM_MARKS = 3,             // tokens that a rearranged piece gains
-    FIM_LEAST = 2 + FIM_MARKS, // length of the shortest one, with marks
+    FIM_LEAST = 2 + FIM_MARKS, // length of the shortest piece, with marks
 };
 
 // All zeros: nothing is rearranged.

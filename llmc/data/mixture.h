@@ -435,7 +435,7 @@ SourceMatch mixture_match(const DataSources* sources, const MixtureState* saved)
     return match;
 }
 
-// Gives each source the number it had, or the next one, and keeps the sources that are not used.
+// Gives each source the number it had before, or the next free one. Keeps unused sources.
 static void mixture_take_over_(DataSources* sources, const MixtureState* saved, const SourceMatch* match) {
     char taken[SOURCES_EVER] = {0};
     int next = 0;

@@ -334,7 +334,7 @@ typedef struct {
     // (BESTFIT_WINDOW) by row: free tokens, and the next row with as many, or -1
     int *space, *below;
     int* next;      // (BESTFIT_WINDOW) by piece: the next one of its row, or -1
-    int* top;       // (T + 1) by space: the row made last, or -1
+    int* top;       // (T + 1) by space: the newest row with this space, or -1
     uint64_t* some; // bit s is set if some row has s free tokens
 } Bestfit_;
 

@@ -586,7 +586,7 @@ static ThriftReader parquet_plain_(const Parquet* p, const ParquetPage_* page, s
     const int codec = page->is_compressed ? p->chunks[p->group].codec : PARQUET_UNCOMPRESSED_;
     ThriftReader plain = thrift_reader(parquet_reserve_(p, buffer, bytes), bytes);
     const char* wrong = NULL;
-    if (codec != PARQUET_UNCOMPRESSED_) { // some writers compress nothing to nothing
+    if (codec != PARQUET_UNCOMPRESSED_) { // some writers compress an empty page to 0 bytes
         wrong = bytes ? parquet_decompress_(codec, buffer->data, bytes, stored, stored_bytes) : NULL;
     } else if (stored_bytes == bytes) {
         memcpy(buffer->data, stored, bytes);

@@ -280,7 +280,7 @@ static const char* stories_name_(char* name, const char* text, size_t length) {
     return text + length;
 }
 
-// Returns the index of the name; n if it is none of them.
+// Returns the index of the name among these; n if it is not there.
 static int stories_find_(const StoriesName_* names, int n, const char* name) {
     int i = 0;
     while (i < n && strcmp(names[i], name) != 0) {

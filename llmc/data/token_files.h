@@ -641,7 +641,7 @@ static int tokens_append_file_(TokenStream* stream, const char* path, TokensForm
 // Mixes the contents of a file into a fingerprint.
 static uint64_t tokens_fingerprint_(uint64_t before, const TokenSpan* span) {
     char error[ERROR_BYTES];
-    uint64_t sums[3] = {before, 0, 0}; // a zero more, as in checkpoints of earlier versions
+    uint64_t sums[3] = {before, 0, 0}; // with a final zero, as in checkpoints of earlier versions
     CHECK(file_fingerprint(span->path, &sums[1], error), "%s", error);
     uint64_t sum = xxh64(sums, sizeof(sums));
     CHECK(target_mask_mix(&sum, span->path, file_fingerprint, error), "%s", error);
@@ -732,7 +732,7 @@ static const TokenSpan* tokens_find_(const TokenStream* stream, size_t position)
     return &stream->spans[low];
 }
 
-// Leaves the mapped_try: one of the n tokens read is not below V.
+// Jumps out of the mapped_try: one of the n tokens read is not below V.
 static void tokens_refuse_(const TokenSpan* span, size_t start, const int* ids, size_t n, int V) {
     size_t bad = 0;
     while (bad + 1 < n && (uint32_t)ids[bad] < (uint32_t)V) {

@@ -44,7 +44,7 @@ typedef struct {
     int slots;
 } GeneratorModel;
 
-// Tells whether to stop; called before each token.
+// Returns true to stop; called before each token.
 typedef int (*GeneratorStop)(void* run);
 
 enum { GENERATOR_NUMBER_BYTES = 16 }; // id as text
@@ -65,7 +65,7 @@ typedef struct {
     GeneratorEnd end;
     int* ids;             // (T + 1) tokens that the model sees; it has read all but the last
     int count;            // number of ids
-    int generated, limit; // tokens after the prompt so far; at most
+    int generated, limit; // tokens after the prompt: so far; at most
     Rand* rng;            // the caller's
     TextStream stream;    // its text, with or without the prompt
 } GeneratorSequence;
@@ -204,7 +204,7 @@ void generator_begin(Generator* g, int slot, const int* prompt, int count, int l
     generator_read_(g, slot);
 }
 
-// Forgets the older half of a full context.
+// Drops the older half of a full context.
 static void generator_forget_(Generator* g, int slot) {
     GeneratorSequence* sequence = &g->sequences[slot];
     const int half = g->model.T / 2 + 1;

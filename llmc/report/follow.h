@@ -44,7 +44,7 @@ enum { FOLLOW_STATE_BYTES_ = 256, FOLLOW_COLUMNS_ = 100, FOLLOW_CTRL_D_ = 4, FOL
 typedef struct {
     RecordFollower follower;
     char lock[PATH_MAX]; // of the directory; "": a log of an earlier run, which nobody writes
-    int is_written;      // true: a process writes in the directory, or that cannot be told
+    int is_written;      // true: a process writes in the directory, or this is unknown
     double looked_s;     // time when that was found out
 } Follow_;
 
@@ -88,7 +88,7 @@ static int follow_continues_(const Follow_* f) {
     return f->is_written && f->follower.record.end == RECORD_UNFINISHED;
 }
 
-// Returns what a run does that does not continue, in words in `text` (FOLLOW_STATE_BYTES_).
+// Describes in `text` (FOLLOW_STATE_BYTES_) how a run that does not continue has ended.
 static const char* follow_state_(const Follow_* f, char* text) {
     const Record* r = &f->follower.record;
     const int is_stopped = r->end == RECORD_STOPPED;

@@ -124,7 +124,7 @@ typedef struct {
     PlotScale scale;
     int is_percent;
     ReportTrend_ trend;
-    int is_sparse; // measured now and then: no gaps
+    int is_sparse; // measured only now and then: missing points are not gaps
 } ReportRow_;
 
 // clang-format off

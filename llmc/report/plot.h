@@ -163,7 +163,7 @@ static void plot_settle_(Axis* range, const Plot* plot) {
     const PlotScale scale = plot->scale;
     range->high = fmin(range->high, 1e300);
     if (scale == PLOT_FROM_ZERO && (plot->is_percent ? range->high < 0.01 : range->high == 0)) {
-        range->high = plot->is_percent ? 0.01 : 1; // nearly nothing should look like it
+        range->high = plot->is_percent ? 0.01 : 1; // almost zero should look like almost zero
     }
     if (scale == PLOT_LOG) {
         range->low = fmax(range->low, range->high * 1e-9);

@@ -72,7 +72,7 @@ static inline GridMember ranks_data(const Ranks* ranks) { return grid_member(&ra
 // no sense.
 Launcher launcher_find(const Options* options);
 
-// Does the work of launcher_find with `environment`, strings "NAME=value" that end with NULL.
+// Implements launcher_find, with `environment`: strings "NAME=value", ending with NULL.
 Launcher launcher_find_in(const Options* options, const char* const* environment);
 
 // Returns true in the script of a Slurm job with several tasks. Only processes that srun starts
@@ -164,7 +164,7 @@ static int launcher_is_there_(const LaunchSource_* source, const char* const* en
     return size || launcher_variable_(environment, source->names[0]);
 }
 
-// Returns the number that `text` is, from 0; -1 if it is none.
+// Returns the value of `text`, a number from 0 on; -1 if it is not one.
 static int launcher_number_(const char* text) {
     errno = 0;
     const long number =

@@ -178,7 +178,7 @@ void options_mark_following(Options* options);
 void options_mark_fixed(Options* options, const char* name);
 
 // Prints a command line that repeats this run and can be pasted back: the program and every option
-// that is not at its default, even if it was "auto" and has been decided, but for OPTION_FOLLOWS.
+// that is not at its default, even if it was "auto" and has been decided, except OPTION_FOLLOWS.
 void options_print_banner(FILE* file, const Options* options, const char* program);
 
 // Prints the settings that come from the recipe of --model on one line; nothing if it has none. One

@@ -214,7 +214,7 @@ struct Options {
     int plan;
     const char* plan_gpu;
     int print_config;
-    const char* help; // the topic, a group or an option; options_given says if help is asked for
+    const char* help; // topic: a group or an option; options_given tells whether help was asked for
     int version;
 
     OptionsProgram program;

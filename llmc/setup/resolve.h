@@ -282,9 +282,9 @@ static int64_t settle_only_at_end_(int64_t steps) {
     return steps < 1 ? 1 : steps < 1000000000 ? steps : 1000000000;
 }
 
-// Returns the rate of --lr auto for a run of so many updates; 0: a long one. With --mup it is the
-// small model's. A model that is already trained gets a tenth of a long run's: its weights have no
-// long way to go. SGD divides by nothing: with a gradient clipped to norm 1 it needs 400 times
+// Returns the rate of --lr auto for a run of this many updates; 0: a long one. With --mup it is the
+// small model's. A model that is already trained gets a tenth of a long run's: its weights are
+// already close. SGD divides by nothing: with a gradient clipped to norm 1 it needs 400 times
 // AdamW's rate.
 static double settle_lr_(const Options* o, int64_t updates) {
     const int has_weights = o->model.path[0] && !options_model_size(o);
@@ -308,8 +308,8 @@ static float settle_beta2_(int64_t total_batch) {
     return beta2 > 0.95f ? fminf(beta2, 0.999f) : 0.95f;
 }
 
-// Returns the work of validating so many sequences of all sets, as a share of the work of all
-// updates. A validation of the average is another one.
+// Returns the work of validating this many sequences of all sets, as a share of the work of
+// training. The average's validation counts as a second one.
 static double settle_validation_share_(const Settled* s, double sequences) {
     const Options* o = &s->options;
     const Stages batches = settled_batches(o);
@@ -425,7 +425,7 @@ static void settle_update_(Options* options) {
     }
 }
 
-// Forgets a decay, which only wsd has. A recipe's or a checkpoint's goes with its schedule.
+// Resets a decay, which only wsd has: one from a recipe or a checkpoint belongs to its schedule.
 static void settle_decay_(Options* o) {
     if (o->optimizer.schedule != SCHEDULE_WSD) {
         o->optimizer.decay_steps = OPTION_AUTO;

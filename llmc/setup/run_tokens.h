@@ -41,7 +41,7 @@ typedef struct {
     int is_extended;         // the model's own tokenizer has only the first ids of `tokenizer`
     Tokenizer own_tokenizer; // then open
     int is_encoded;          // the data are text whose files are encoded into shards first
-    int is_unknown;          // the data must be encoded, but nothing may be written: none are open
+    int is_unknown;          // the data would have to be encoded, but nothing may be written: none are open
     int is_warned;           // true once the user is warned of a likely separator in the text
     FillInMiddle fim;        // of the training data
     DataSources train, val;
@@ -108,7 +108,7 @@ typedef struct {
     int *ids, max, count;
 } PromptIds;
 
-// Does the work of run_data_prompt for `text` of `bytes`. Returns 0 with the reason in `error` if
+// Implements run_data_prompt for `text` of `bytes`. Returns 0 with the reason in `error` if
 // it cannot be encoded or is too long.
 int run_data_try_prompt(PromptIds* prompt, const RunData* data, const Options* options, int V,
                         const char* text, size_t bytes, char* error);

@@ -304,7 +304,7 @@ static void settle_mark_fixed_(Options* o, Arch arch) {
 }
 
 ModelConfig settle_model(Options* options, const RunData* data, const char* path, ModelConfig found) {
-    const int insists = options->model.vocab_size != OPTION_AUTO; // also of a run that resumes
+    const int insists = options->model.vocab_size != OPTION_AUTO; // also in a run that resumes
     ModelConfig cfg = settle_base_(options, data, path, found);
     options_mark_following(options);
     settle_arch_(options, cfg.arch, path);

@@ -57,7 +57,7 @@ typedef struct {
     BpeSpan text;
     size_t id;
     int is_special, is_raw; // raw: matches the text before it is normalized
-    // not supported, but for special tokens, which are never looked for
+    // supported only for special tokens, which are never looked for
     int single_word, lstrip, rstrip;
 } BpeAdded_;
 
@@ -607,7 +607,7 @@ static BpeListed_* bpe_list_json_merges_(const Bpe* bpe, const BpeJson_* v, cons
     return list;
 }
 
-// Checks that merges make all tokens, but for a file that looks for whole pieces first. Returns the
+// Checks that merges make all tokens, unless the file looks for whole pieces first. Returns the
 // number of tokens that they should make.
 static size_t bpe_check_made_(const Bpe* bpe, const BpeJson_* v, const BpeListed_* list, const char* path) {
     char* is_made = (char*)check_alloc((size_t)bpe->vocab_size, 1, "vocabulary");

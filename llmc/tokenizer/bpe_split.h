@@ -36,7 +36,7 @@ typedef struct {
 // Masks of a block that GPT-2's pattern does without, apart from the others: it would be 1/10
 // slower.
 typedef struct {
-    uint64_t inside; // bytes of characters but for their first
+    uint64_t inside; // bytes of characters after the first
     uint64_t line;   // \r and \n
 } BpeMore_;
 
@@ -47,7 +47,7 @@ typedef struct {
     size_t first; // byte at which the first piece starts
     size_t at;    // start of `now`: `first`, or a multiple of 64 after it
     BpeBlock_ last, now, next;
-    BpeMore_ last_more, more, next_more; // but for GPT-2's pattern
+    BpeMore_ last_more, more, next_more; // unused with GPT-2's pattern
     // bytes of the block after `next` that belong to a character begun in `next`, ...
     uint64_t spilled;
     int spilled_class;    // ... and that character's class
@@ -450,7 +450,7 @@ static inline int bpe_starts_line_(const BpeRules* rules, const unsigned char* t
 }
 
 // True if the text may be divided before text[at], at > 0, as far as its bytes nearby tell: ASCII
-// blanks after another character always start a piece, but for line ends that CL100K gives to the
+// blanks after another character always start a piece, except line ends that CL100K gives to the
 // piece before; there, a character after a line end starts one.
 static inline int bpe_may_cut_(const BpeRules* rules, const unsigned char* text, size_t bytes, size_t at) {
     const int is_lines = rules->pattern.style == BPE_CL100K;

@@ -571,7 +571,7 @@ static size_t bpe_join_places_(BpeTraining_* training, BpeNeighbors_ pair, int m
         }
         const int left = places[first - 1].id, right = places[after].id;
         const uint64_t count = training->counts[places[first].piece];
-        if (left >= 0 && left != made) { // a `made` before it has subtracted this already
+        if (left >= 0 && left != made) { // if a `made` precedes, it has already subtracted this
             bpe_lose_(training, left, a, count);
         }
         if (right >= 0) {

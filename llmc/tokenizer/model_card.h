@@ -35,7 +35,7 @@ typedef struct {
     ChatKnown chat_known;        // how far its format is known
     ChatFormat chat;             // its format, or the one of --chat; without layout: neither
     int is_chosen;               // the format is not the template's
-    const char* generation;      // text of generation_config.json, with other defaults; NULL: none
+    const char* generation;      // text of generation_config.json, for its other settings; NULL: none
 } ModelCard;
 
 // Returns the card of a vocabulary where one token starts and ends texts.
@@ -93,7 +93,7 @@ char* card_set_member(const char* text, const char* key, const char* value);
 enum { CARD_ENDS_BYTES = 16 * (CARD_MAX_ENDS + 2) };
 const char* card_print_ends(const ModelCard* card, char text[CARD_ENDS_BYTES]);
 
-// Writes generation_config.json: the text that the card has, unless the usual end is none of its
+// Writes generation_config.json: the card's own text, unless that lacks the usual end among its
 // ends.
 void card_write_generation(const ModelCard* card, const char* directory);
 

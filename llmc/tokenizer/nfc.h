@@ -5,9 +5,9 @@ by their combining class, and what can be composed is (https://unicode.org/repor
     nfc_open     tables for fast look-up (nfc_tables.h); read-only afterwards: threads may share
     nfc_apply    normalizes a text
 
-A text is left alone but for its parts with a character that may change: one that is decomposed, has
-a combining class, or may be composed with the one before it. Such a part reaches from the character
-before to the next one that cannot change. So nearly all text is only looked at.
+Only parts of a text with a character that may change are touched: one that is decomposed, has a
+combining class, or may be composed with the one before it. Such a part reaches from the character
+before to the next one that cannot change. So nearly all text is only scanned.
 */
 #ifndef LLMC_NFC_H
 #define LLMC_NFC_H

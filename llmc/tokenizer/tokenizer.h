@@ -91,7 +91,7 @@ int tokenizer_find_added(const Tokenizer* tokenizer, const char* name);
 // Returns what the files of the tokenizer say of the model; it borrows their texts.
 ModelCard tokenizer_card(const Tokenizer* tokenizer);
 
-// Returns the most ids that a text of so many bytes has.
+// Returns an upper bound of the ids of a text of `bytes` bytes.
 size_t tokenizer_most_ids(const Tokenizer* tokenizer, size_t bytes);
 
 // True if two tokenizers have the same tokens under the same ids.
