@@ -22,7 +22,7 @@ A kind is a name, and may say more after a colon, for errors only: "scratch: att
 extern "C" {
 #endif
 
-// The device is what computes: the host itself in a run on the CPU. Pinned memory counts as the
+// The device computes: in a run on the CPU it is the host itself. Pinned memory counts as the
 // host's.
 typedef enum { MEMORY_DEVICE, MEMORY_HOST, MEMORY_PINNED, MEMORY_DISK } MemoryPlace;
 
@@ -62,8 +62,8 @@ void* memory_take(Memory* m, const char* kind, MemoryPlace place, size_t bytes);
 // Takes memory that its user sets.
 void* memory_take_unset(Memory* m, const char* kind, MemoryPlace place, size_t bytes);
 
-// Counts memory without allocating it: a part of a block, or what something else allocates. Returns
-// its entry.
+// Counts memory without allocating it: a part of a block, or memory that a library allocates.
+// Returns its entry.
 MemoryEntry* memory_count(Memory* m, const char* kind, MemoryPlace place, size_t bytes);
 // Allocates a block whose parts are counted by memory_count.
 void* memory_allocate(Memory* m, const char* what, MemoryPlace place, size_t bytes);

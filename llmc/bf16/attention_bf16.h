@@ -404,8 +404,8 @@ static AttentionBf16Tile_ attention_bf16_next_(const AttentionBf16Head_* head, A
     return (AttentionBf16Tile_){head, q.t0, q.count, u, s->p, NULL, shift, NULL, NULL, NULL, by_query};
 }
 
-// Passes the scores of a tile of queries to `finish`, tile by tile of keys, those with their own
-// keys first. If `sets_shift`, sets `shift` to the score of each query with itself.
+// Passes the scores of a tile of queries to `finish`, one tile of keys after the other, the
+// queries' own keys first. If `sets_shift`, sets `shift` to the score of each query with itself.
 static void attention_bf16_keys_(const AttentionBf16Head_* head, AttentionQueries_ q, int from, float* shift,
                                  int sets_shift, float initial, Bf16Finish finish) {
     AttentionBf16Tile_ before = attention_bf16_next_(head, q, q.t0, from, shift, NULL, NULL);

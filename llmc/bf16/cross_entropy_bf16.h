@@ -520,7 +520,7 @@ static int cross_entropy_bf16_waits_in_(const float* dwte, const CrossEntropyBf1
            matmul_bf16_pairs(1, of->N) <= (size_t)BF16_TILE * of->C && (uintptr_t)dwte % 64 == 0;
 }
 
-// Turns what the losses have left into the gradients; dwte may be NULL.
+// Turns the sums and exponentials that the losses have left into the gradients; dwte may be NULL.
 static void cross_entropy_bf16_end_(float* dinp, float* dwte, const CrossEntropyBf16Chunk_* chunk,
                                     float scale, GradientMode mode, MatmulBf16Scratch* matmul) {
     const CrossEntropyBf16* of = chunk->of;

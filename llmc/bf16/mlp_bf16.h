@@ -141,8 +141,8 @@ ALWAYS_INLINE void mlp_bf16_activate_tile_(const void* of, int begin, int end,
     }
 ACTIVATIONS_PLAIN(MLP_BF16_TILES_)
 
-// A tile of the gate is written into the caches, where the tile of up finds it: it comes next, after
-// other rows of the gate.
+// A tile of the gate is written into the caches, where the tile of up finds it: it comes soon,
+// after other rows of the gate.
 ALWAYS_INLINE void mlp_bf16_gated_tile_(const void* of, int begin, int end, int has_scale) {
     const MatmulBf16Tile* tile = (const MatmulBf16Tile*)of;
     const MlpBf16Forward_* forward = (const MlpBf16Forward_*)tile->context;

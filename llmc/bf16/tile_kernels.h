@@ -200,7 +200,7 @@ void bf16_tile(const Bf16Kernel* kernel, Bf16Out out, const float* bias, Gradien
 #include <sys/auxv.h>
 #endif
 
-// The kernel for any machine: pairs are expanded to fp32. In each pair the odd values are
+// Kernel for any machine: pairs are expanded to fp32. In each pair the odd values are
 // multiplied first, as vdpbf16ps does.
 typedef Vec bf16_vec_Sums_;
 

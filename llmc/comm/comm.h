@@ -70,8 +70,8 @@ void comm_expect(Comm* c, CommPlace place);
 // Joins the other ranks, and starts the watchdog.
 void comm_open(Comm* c, CommPlace place, const CommMeeting* meeting, double timeout_s);
 
-// Waits for all ranks. After it, the program ends as a single process does; without it, exit() ends
-// all ranks.
+// Waits for all ranks. After this, the program ends like a single process; without this call,
+// exit() ends all ranks.
 void comm_close(Comm* c);
 
 // ---- messages ----
@@ -110,8 +110,8 @@ static inline void comm_agree(Comm* c, const char* what, uint64_t hash, const ch
 
 enum { COMM_PLACE_BYTES = 64 };
 
-// Sets what messages add to the name of each rank, (size): "tensor 1, stage 2", or "". comm_close
-// frees the array.
+// Sets the texts that messages add to the name of each rank, (size): "tensor 1, stage 2", or "".
+// comm_close frees the array.
 void comm_set_places(Comm* c, char (*places)[COMM_PLACE_BYTES]);
 
 // Tells the watchdog that this rank has started something new. Cheap. `what` is a constant, "reduce
@@ -285,7 +285,7 @@ static void comm_at_exit_(void) {
     }
 }
 
-// Ends all ranks. Those with the same error wait until rank 0's end ends them, usually by the
+// Ends all ranks. Ranks with the same error wait until rank 0's end ends them, usually by the
 // launcher's SIGTERM.
 __attribute__((noreturn)) static void comm_end_(Comm* c, int status, const char* message, const char* rank) {
     CommState_* s = comm_state_(c);

@@ -184,7 +184,7 @@ static void group_exchange_others_(Group* g, const GroupMove* moves, int count) 
 
 #endif
 
-// Copies what a rank sends to itself.
+// Copies the data that a rank sends to itself.
 static void group_exchange_own_(const Group* g, const GroupMove* moves, int count) {
     int from = 0; // first move that has not been looked at for a send
     for (int i = 0; i < count; i++) {

@@ -47,7 +47,7 @@ typedef struct {
     int recompute;
 } CostTransfers;
 
-// Returns the links between the processes of a run: --node-gbps and --net-gbps, or what is assumed.
+// Returns the links between the processes of a run: --node-gbps and --net-gbps, or assumed speeds.
 static inline Links cost_links(const Settled* s) {
     const Options* o = &s->options;
     const int is_gpu = o->program.trainer == OPTION_GPU;
@@ -159,7 +159,7 @@ static inline CostTraffic cost_traffic_of(const CostTransfers* x, double times) 
 // ---- ZeRO ----
 
 // Seconds of ZeRO's transfers in one direction: in a replica, and between replicas, which use other
-// links. Blocks travel one by one; what is outside of them is apart.
+// links. Blocks travel one by one; parameters outside of blocks are counted apart.
 typedef struct {
     double within, between, outside;
 } CostMoves_;

@@ -270,8 +270,8 @@ void data_schedule_check_order(const DataSchedule* d) {
 
 // ---- pieces ----
 
-// Deals `quanta` turns by what each source is owed, and takes them off it: the next one always goes
-// to the source that is owed most. owed: in 1/unit turns; adds up to `quanta`.
+// Deals `quanta` turns, each to the source that is owed most, and subtracts it from what that
+// source is owed. owed: in 1/unit turns; adds up to `quanta`.
 static void schedule_deal_(uint64_t* turns, int64_t* owed, int sources, int64_t quanta, int64_t unit) {
     memset(turns, 0, (size_t)sources * sizeof(*turns));
     for (int64_t turn = 0; turn < quanta; turn++) {

@@ -505,7 +505,7 @@ void dataloader_open(Dataloader* loader, const DataSources* sources, DataloaderS
     dataloader_start_(loader);
 }
 
-// Restarts at sequence p with updates of this many rows. Drops the batches that are ready.
+// Restarts at sequence p with steps of this many rows. Drops the batches that are ready.
 static void dataloader_restart_(Dataloader* loader, uint64_t sequence, int64_t rows, int length) {
     pthread_mutex_lock(&loader->mutex);
     while (loader->is_filling) {

@@ -149,7 +149,7 @@ typedef struct {
 // Finds the sources in a checkpoint. SOURCE_CHANGED: the same name, with other contents.
 SourceMatch mixture_match(const DataSources* sources, const MixtureState* saved);
 
-// Continues at sequence p of the run after `saved`, whose numbers and names must outlive `sources`.
+// Continues at sequence p of the run from `saved`, whose numbers and names must outlive `sources`.
 // A source that has changed starts over. Returns true if the stretch of the checkpoint continues.
 int mixture_continue(DataSources* sources, const MixtureState* saved, uint64_t p);
 

@@ -194,8 +194,7 @@ static int rows_target_(const Rows* rows, uint64_t next) {
     return next == rows->stream->count ? rows_last_target_(rows) : tokens_at(rows->stream, (size_t)next);
 }
 
-// Returns the number of targets of a piece of n tokens: with `target` for the last of them, -1 if
-// it has none.
+// Counts the targets of a piece of n tokens; `target` is the last token's, or -1.
 static int piece_targets_(const Rows* rows, uint64_t at, int n, int target) {
     const size_t last = (size_t)at + (size_t)n - 1;
     const int hidden = rows->has_mask ? (int)tokens_count_hidden(rows->stream, (size_t)at, (size_t)n) : 0;

@@ -734,7 +734,7 @@ static int parquet_page_(Parquet* p) {
            (page.type == PARQUET_PAGE_DICTIONARY_ ? parquet_dictionary_ : parquet_page_data_)(p, &page);
 }
 
-// Checks that nothing is left of a page whose rows are read. The format has no padding, but
+// Checks that a page has nothing left once its rows are read. The format has no padding, but
 // fastparquet writes 8 zeros.
 static int parquet_page_end_(Parquet* p) {
     static const unsigned char zeros[8] = {0};

@@ -46,7 +46,7 @@ uint64_t source_order_reduce(uint64_t* weights, int sources);
 void source_order_open(SourceOrder* order, int sources);
 
 // Adds a stretch from sequence `first` on, with weights in lowest terms, whose sum is at most
-// SOURCES_CYCLE_MAX. If the last stretch has the same weights, it continues instead.
+// SOURCES_CYCLE_MAX. If the last stretch has the same weights, that one continues instead.
 void source_order_add(SourceOrder* order, uint64_t first, const uint64_t* weights);
 
 // Sets the numbers of sequences that the sources have given before the only stretch.

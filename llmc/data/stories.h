@@ -23,8 +23,8 @@ extern "C" {
 
 // clang-format off
 
-// Words. Left, the variables that draw from a list, without replacement within a story; right, the
-// words, the likelier first. After a slash stands a second word that belongs to the first: the
+// Words. Left: the variables that draw from a list, without replacement within a story. Right: the
+// words, the most likely first. After a slash stands a second word that belongs to the first: the
 // pronoun of a name, the plural of a fruit, the preposition of a place.
 static const char *const stories_lists_[][2] = {
     {"number", "one two three four five six seven eight nine ten eleven twelve"}, // first, in this order

@@ -23,7 +23,7 @@ ModelConfig hf_config_read(const char* directory);
 // Returns the largest dropout of its configuration.
 double hf_config_dropout(const char* directory);
 
-// Returns the fields of the config.json in a directory that change nothing here, as text for
+// Returns the fields of a directory's config.json that this program ignores, as text for
 // hf_config_write: a model that is trained further keeps them. The caller frees it.
 char* hf_config_kept(const char* directory);
 

@@ -99,7 +99,7 @@ typedef struct {
 // ranks.
 static inline void gpu_open_process(void) { setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); }
 
-// Chooses the GPU for what this thread does next.
+// Makes this GPU the thread's current one.
 static inline void gpu_use(int device) {
     const cudaError_t error = cudaSetDevice(device);
     CHECK(error == cudaSuccess,

@@ -135,8 +135,9 @@ __device__ inline void mbarrier_arrive_expect(uint64_t* barrier, int bytes) {
                  : "memory");
 }
 
-// Waits until the phase of this parity has ended; of a new barrier, the one before the first, of
-// parity 1, has. With PTX_WAIT_LIMIT a wait that never ends stops the kernel after some seconds.
+// Waits until the phase of this parity has ended. In a new barrier, an imagined phase of parity 1
+// before the first has already ended. With PTX_WAIT_LIMIT a wait that never ends stops the kernel
+// after some seconds.
 __device__ inline void mbarrier_wait(uint64_t* barrier, int parity) {
 #ifdef PTX_WAIT_LIMIT
     unsigned polls = 0;
@@ -202,11 +203,11 @@ __device__ inline void bulk_load(void* to, const void* from, int bytes, uint64_t
         : "memory");
 }
 
-// Stores to shared memory what TMA or wgmma access later: after a fence_async of this thread, and a
-// barrier after it.
+// Stores to shared memory for later access by TMA or wgmma: after a fence_async of this thread, and
+// a barrier after that.
 template <class T> __device__ inline void store_for_async(T* to, const T& value) { *to = value; }
 
-// Orders this thread's stores to shared memory before what TMA and wgmma do there after the next
+// Orders this thread's stores to shared memory before accesses by TMA and wgmma after the next
 // barrier.
 __device__ inline void fence_async(void) { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 

@@ -30,7 +30,7 @@ The activation counts as a pass of its own, even where a GPU fuses it into a mat
 
 // clang-format off
 // Kinds of operations and their names. The first two have FLOP and bytes, the others up to UPDATE
-// only bytes. LAUNCHES is the time to start operations; plan.h adds MOVES, and cost.h those between
+// only bytes. LAUNCHES is the time to start operations; plan.h adds MOVES, and cost.h the transfers between
 // the processes of a run.
 #define COST_WORDS(X) \
     X(COST_MATMULS, "matmuls") \
@@ -305,7 +305,7 @@ static inline void cost_mlp(const CostWalk* w) {
     cost_sum_of_parts(w);
 }
 
-// Adds what experts need besides their matmuls: two gathers, the sum of the gradients of each
+// Adds the work of experts besides their matmuls: two gathers, the sum of the gradients of each
 // token, and the router.
 static inline void cost_experts_backward_(const CostWalk* w) {
     cost_expert_rows_(w, 2, 0);

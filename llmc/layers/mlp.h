@@ -518,7 +518,7 @@ static inline void mlp_experts_backward_(const Mlp* mlp, const MlpLayerGradients
 // ---- either ----
 
 // Sets fch and act; with experts, routes the tokens. If ranks divide the experts, it only routes; a
-// rank without tokens (N = 0) calls what the others call. Collective.
+// rank without tokens (N = 0) makes the same calls as the others. Collective.
 static inline void mlp_hidden_cpu(const Mlp* mlp, const float* inp) {
     const float* all = tensor_gather_cpu(&mlp->tensor, 0, inp);
     (mlp_has_experts_(mlp) ? mlp_experts_hidden_ : mlp_one_hidden_)(mlp, all);

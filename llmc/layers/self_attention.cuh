@@ -54,7 +54,7 @@ typedef struct {
     const ContextParallelGpu<floatX>* context;
 } SelfAttentionGpu;
 
-// Returns the attention of a layer. If it has a window, `starts` are where the window starts.
+// Returns the attention of a layer. If it has a window, `starts` are the starts of the windows.
 static inline SelfAttentionGpu self_attention_of(const LayerPassGpu* of, const int* starts, Rope rope,
                                                  AttentionGpu* attention,
                                                  const ContextParallelGpu<floatX>* context) {

@@ -96,7 +96,7 @@ typedef struct {
     Attention* attention;
 } SelfAttention;
 
-// Returns the attention of a layer. If it has a window, `starts` are where the window starts.
+// Returns the attention of a layer. If it has a window, `starts` are the starts of the windows.
 static inline SelfAttention self_attention_of(const LayerPass* layer, const int* starts,
                                               Attention* attention) {
     const ModelConfig cfg = layer->cfg;

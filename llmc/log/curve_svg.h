@@ -162,8 +162,8 @@ static void svg_val_(FILE* file, const SvgRange_* range, const CurvePoint* point
 
 #define SVG_FLOOR_LINE_ "stroke=\"" SVG_FLOOR_ "\" stroke-width=\"2\" stroke-dasharray=\"7 5\""
 
-// Draws the legend above the plot, where no curve is in the way. `dots` says what the dots are;
-// NULL: there are none.
+// Draws the legend above the plot, where no curve is in the way. `dots` describes the dots; NULL:
+// no dots.
 static void svg_legend_(FILE* file, const char* dots, double floor) {
     const int y = SVG_TOP_ - 22;
     int x = SVG_LEFT_;

@@ -41,8 +41,8 @@ static inline size_t attention_rows_(AttentionSizes sizes) {
 }
 
 // Takes scratch for backward passes of up to B * NH heads with up to T tokens, and B * QKV columns;
-// also for as many tokens in sequences whose length divides T, from `shortest` on. X only matters
-// for cuDNN's plans.
+// also for the same tokens in shorter sequences, whose length divides T, from `shortest` on. X only
+// matters for cuDNN's plans.
 template <class X>
 static inline void attention_gpu_open(AttentionFlash* scratch, Memory* memory, AttentionSizes sizes,
                                       int shortest) {

@@ -629,8 +629,8 @@ static void attention_backward_queries_(const AttentionHeadCpu_* head, const Att
     }
 }
 
-// Adds the square's part of dk and dv. Of a whole sequence, the first head of a group sets them for
-// keys of the square's own queries, which no earlier square has.
+// Adds the square's part of dk and dv. In a whole sequence, the first head of a group sets them for
+// the keys at the square's own queries, because no earlier square has these.
 static void attention_backward_keys_(const AttentionHeadCpu_* head, const AttentionSquare_* x) {
     const AttentionScratch_* s = head->scratch;
     const int HS = head->HS, t0 = x->block.t0;

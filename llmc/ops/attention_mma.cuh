@@ -160,7 +160,7 @@ template <class X, int W> __device__ inline int attention_first_key_(const X* ro
 }
 
 // Stores the first key of each of ROWS queries, from `row` on; the whole block calls it. Queries
-// past the last token see what that one sees.
+// past the last token see the same keys as that token.
 template <class X, AttentionMask MASK, int ROWS, int W>
 __device__ inline void attention_load_starts_(X* tile, const int* starts, int row, int T) {
     static_assert(ROWS <= ATTENTION_THREADS, "a thread for every row");

@@ -1,6 +1,6 @@
 /*
 attention_wgmma.cuh -- the forward pass of attention.cuh by wgmma and TMA: for bf16 and fp16 on GPUs
-of compute capability 9.0. Sums have another order than by mma_16816.
+of compute capability 9.0. It sums in another order than attention_mma.cuh.
 
 A block takes tiles of queries, one after the other. Its last warpgroup fills them, and the tiles of
 keys and values that they see, through TMA, and runs ahead; the others own 64 queries each. While a
@@ -235,7 +235,7 @@ __device__ inline void attention_fill_stream(const AttentionPipe& pipe, int stre
     }
 }
 
-// Fills all that a block needs which owns queries, and streams keys and values; one warp calls it.
+// Fills all tiles for a block that owns queries and streams keys and values; one warp calls it.
 // With two own tensors, out_map maps dout.
 template <class Tiles, AttentionMask MASK>
 __device__ inline void attention_fill_all(AttentionPipe& pipe, const CUtensorMap* q_map,
@@ -318,7 +318,7 @@ __device__ inline void attention_mask_before_(float (&s)[1][N][4], const int (&f
 // A warp's 16 queries, from row0 on.
 struct AttentionRows {
     int row0, shift;
-    int first[2], latest; // first key that the thread's two rows see; that the last of all rows sees
+    int first[2], latest; // first key that the thread's two rows see, and that the last row sees
 };
 
 template <AttentionMask MASK>

@@ -22,7 +22,7 @@ A document is a part of a sequence. Without `starts`, the sequence is one docume
 #include "llmc/base/host_device.h"
 #include "llmc/base/token_chunks.h"
 
-// B sequences of W tokens, of which a rank has T each. Zeros: all are tokens with targets.
+// B sequences of W tokens; a rank has T tokens of each. All zeros: every token has a target.
 typedef struct {
     const int* lengths;             // (B) tokens of each sequence, the rest is padding; NULL: W
     const int* starts;              // (B, W) start of each token's document, ascending; or NULL

@@ -24,8 +24,7 @@ cross_entropy_top sets is_top. `scale` is 1 / (tokens of the whole step).
 
 If the vocabulary is cut into slices (part.h), each has its own logits (N, rows of the slice). For
 each token a slice keeps its largest logit, the sum of the exponentials relative to it, and y of the
-target if the target is in the slice.
-With max_i and sum_i of slice i, in their order,
+target if the target is in the slice. With max_i and sum_i of slice i, in their order,
 
     max = the largest max_i        sum = sum_0 exp(max_0 - max) + sum_1 exp(max_1 - max) + ...
 

@@ -1,9 +1,9 @@
 /*
-e4m3_rows.cuh -- rows of T = float, bf16 or fp16 in E4M3, with a scale for each (float8.h): by a
-kernel of its own, and in kernels that have a row in registers.
+e4m3_rows.cuh -- quantizes rows of T = float, bf16 or fp16 to E4M3, with a scale for each row
+(float8.h): in a separate kernel, or in kernels that have a row in registers.
 
-Codes and scales belong to the numbers that are stored, rounded to T, whichever kernel makes
-them, and have the bits of float8.h.
+Codes and scales are made from the stored numbers, rounded to T, in every kernel. Their bits are the
+same as float8.h's.
 */
 #ifndef LLMC_E4M3_ROWS_CUH
 #define LLMC_E4M3_ROWS_CUH

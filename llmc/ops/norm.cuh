@@ -478,7 +478,7 @@ __device__ inline void norm_store_columns_(float* partial, NormColumns_<WIDTH>* 
     }
 }
 
-// Rows in progress: g = dout weight, norm and rstd as in norm.h, and dinp as it was, then as it is.
+// Rows in progress: g = dout weight, norm and rstd as in norm.h, and dinp, first old, then new.
 template <int SIZE, int ROWS, int ITEMS> struct NormWork_ {
     float g[ROWS][ITEMS][SIZE], norm[ROWS][ITEMS][SIZE], rstd[ROWS];
     int4 dinp[ROWS][ITEMS];
@@ -691,7 +691,7 @@ static inline decltype(&norm_backward_kernel<T, KIND, WIDTH, 1, 0, CODES>) norm_
     return norm_backward_kernel<T, KIND, WIDTH, 1, 0, CODES>;
 }
 
-// Gradient of the input, and what it is computed from.
+// Gradient of the input, and the arrays that it is computed from.
 template <class T> struct NormBackward_ {
     T* dinp;
     E4m3Rows codes; // of dinp
@@ -795,7 +795,8 @@ __global__ void norm_dinp_sum_kernel(float* partial, const T* dinp, int N, int C
     }
 }
 
-// Sets or adds to `sum` (C) as norm_backward does to dinp_sum, for dinp (N, C) as it has stored it.
+// Sets or adds to `sum` (C), like norm_backward to dinp_sum, for the dinp (N, C) that it has
+// stored.
 template <class T>
 static inline void norm_dinp_sum(Gradient sum, GradientMode mode, const T* dinp, int N, int C,
                                  NormScratch* scratch, const Gpu* gpu) {

@@ -232,7 +232,7 @@ static inline int fit_grids_has_(const FitGrids* grids, GridShape shape) {
     return i < grids->count;
 }
 
-// Returns 1 if more grids are wanted: those to show, and those that a simpler one may win over.
+// Returns 1 if more grids are wanted: to show, or as rivals that a simpler grid may still beat.
 static inline int fit_grids_wants_(const FitGrids* grids, double update_s) {
     return grids->count < FIT_PLACES_ &&
            (grids->count < FIT_SHOWN || update_s <= FIT_NEAR_ * grids->ways[0].update_s);
@@ -282,7 +282,7 @@ static inline int fit_grids_choice(const FitGrids* grids) {
     return best;
 }
 
-// ---- what is printed ----
+// ---- printing ----
 
 static inline void fit_print_kind_(FILE* file, const char* option, int value) {
     if (value > 1) {

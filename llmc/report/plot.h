@@ -380,8 +380,8 @@ static void plot_curve_(FILE* file, const Plot* plot, const Axis* range, int whi
     fputs("\"/>\n", file);
 }
 
-// Prints dots outside of what stretches, so they keep their shape. Each has a tooltip with its
-// numbers.
+// Prints dots outside of the part that stretches, so they keep their shape. Each has a tooltip with
+// its numbers.
 static void plot_dots_(FILE* file, const Plot* plot, const Axis* range, const PlotCurve* curve, int axis) {
     char place[NUMBER_BYTES];
     if (curve->style != PLOT_DOTS || curve->count > PLOT_DOTS_MAX_) {

@@ -454,8 +454,8 @@ int launcher_node_ranks(const Options* options, int size, Comm* comm) {
     return comm_any(comm, !is_regular) ? size : each;
 }
 
-// Returns the ranks of a data group on a machine, which has `each` ranks, and the whole group if it
-// is on one machine or its machines have unequal parts of it.
+// Returns the number of ranks of a data group on one machine with `each` ranks; the whole group if
+// it is on one machine, or if its parts on the machines are unequal.
 static int launcher_data_on_a_machine_(const Grid* grid, int each) {
     const int t = grid->shape.tensor, size = grid_member(grid, GRID_DATA).size,
               here = each % t == 0 ? each / t : 1;

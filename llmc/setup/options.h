@@ -181,8 +181,8 @@ void options_mark_fixed(Options* options, const char* name);
 // that is not at its default, even if it was "auto" and has been decided, except OPTION_FOLLOWS.
 void options_print_banner(FILE* file, const Options* options, const char* program);
 
-// Prints the settings that come from the recipe of --model on one line; nothing if it has none. One
-// that settle() has dropped is left out.
+// Prints the settings that come from the recipe of --model on one line, without those that settle()
+// has dropped; nothing if the model has no recipe.
 void options_print_recipe(FILE* file, const Options* options);
 
 // Prints an option as a part of a command that can be pasted.

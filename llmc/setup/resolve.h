@@ -33,7 +33,7 @@ enum {
     SETUP_TEXTS_GPU = 32,      // and on a GPU
 };
 
-// Most work of automatic validations, as a share of the work of all updates.
+// Most work of automatic validations, as a share of the work of training.
 #define SETUP_VALIDATION_SHARE 0.1
 
 // ---- the model ----
@@ -325,8 +325,8 @@ double setup_validation_share(const Settled* s, const RunData* data) {
            settle_validation_share_(s, (double)run_data_all_eval_sequences(data, o));
 }
 
-// Shortens the validations of a run for which two of them are too much work: to as many sequences
-// as some of its updates have, so that they do not depend on --batch.
+// Shortens the validations if two of them would be too much work for the run: to as many sequences
+// as a whole number of steps, so that they do not depend on --batch.
 static void settle_eval_batches_(Settled* s, const RunData* data) {
     Options* o = &s->options;
     const double usual = (double)run_data_eval_sequences(o, UINT64_MAX), sets = data->num_val_sets,
@@ -563,8 +563,8 @@ static ModelUse settle_use_(const Options* o) {
     return o->generates ? USE_GENERATE : only_evaluates ? USE_EVALUATE : USE_TRAIN;
 }
 
-// Decides what a model says of its tokens before its data are open: the tokenizer in its directory
-// is the run's, unless a checkpoint's options name one.
+// Decides what follows from a model's tokens before its data are open: the run uses the tokenizer
+// in the model's directory, unless a checkpoint's options name one.
 static void settle_tokenizer_(Settled* s, RunData* data, const SettleInput* input) {
     const char** tokenizer = &s->options.data.tokenizer;
     const char* model_path = input->continues ? NULL : input->model_path;

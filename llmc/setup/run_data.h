@@ -48,8 +48,8 @@ typedef struct {
 // run_data_open.
 Answers run_data_find_answers(RunData* data, const Options* options);
 
-// Opens the data, and returns the steps of the run: --steps, or what --epochs or one epoch come
-// to. With --plan and --print-config the data may stay unknown (data->is_unknown), and the steps
+// Opens the data, and returns the steps of the run: --steps, or the length of --epochs or one
+// epoch. With --plan and --print-config the data may stay unknown (data->is_unknown), and the steps
 // "auto".
 int64_t run_data_open(RunData* data, const Options* options);
 

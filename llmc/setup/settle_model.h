@@ -180,8 +180,8 @@ static void settle_shared_expert_(Options* o, ModelConfig* cfg, const char* path
     cfg->Fs = o->model.shared_hidden;
 }
 
-// Returns the hidden units of a model that does not say: 4 C, or with a gate 8/3 C, which has as
-// many weights. The experts that a token takes share them. In whole 64s.
+// Returns the default number of hidden units: 4 C, or with a gate 8/3 C, which has as many weights.
+// The experts that a token takes share them. Rounded up to a multiple of 64.
 static int settle_hidden_(ModelConfig cfg) {
     const int used = cfg.E_used > 0 ? cfg.E_used : 1;
     return cfg.F > 0 || model_gates(cfg) == 1 ? model_hidden(cfg) : (8 * cfg.C / 3 / used + 63) / 64 * 64;

@@ -222,8 +222,8 @@ static inline RankPart settled_part(const Settled* s) {
     return part;
 }
 
-// Returns what the map of the elements follows from (map.h). `places` is how many layers take turns
-// in memory where they do.
+// Returns the inputs of the map of elements (map.h). `places`: how many layers have memory at a
+// time, where layers take turns in it.
 static inline MapOf settled_map(const Settled* s, int places) {
     const GridShape shape = s->ranks.grid.shape;
     const int trains = s->use == USE_TRAIN;
@@ -272,7 +272,7 @@ static inline Distill settled_distill(const Settled* s) {
     return how;
 }
 
-// ---- other ways to run the same updates ----
+// ---- other ways to run the same steps ----
 
 // Returns the settings with a micro-batch `parts` times smaller, another level of recomputation and
 // another place for the optimizer's state. A validation keeps its sequences.

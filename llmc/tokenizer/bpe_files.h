@@ -50,7 +50,7 @@ void bpe_open(Bpe* bpe, const char* path);
 // Writes a tokenizer.json.
 void bpe_write(const Bpe* bpe, const char* path);
 
-// Writes what transformers reads beside a tokenizer.json: the tokenizer's class, the model's
+// Writes what transformers reads next to a tokenizer.json: the tokenizer's class, the model's
 // context max_T, and the roles of tokens. `bpe` has further names; NULL: none.
 void bpe_write_hf_config(const char* directory, const char* tokenizer_class, const ModelCard* card,
                          const Bpe* bpe, int max_T);

@@ -275,8 +275,8 @@ static inline uint64_t bpe_ends_of_contractions_(BpeSplitter* splitter, uint64_t
     return ends;
 }
 
-// True if the blanks from byte i of `now` on, which is neither \r nor \n, end at one of these.
-// Looks no further than a piece can be long, so that any text can be divided.
+// True if the blanks from byte i of `now` on, itself neither \r nor \n, lead to a \r or \n. Looks
+// no further than the longest piece, so that any text can be divided.
 static inline int bpe_reach_line_(const BpeSplitter* splitter, int i) {
     const uint64_t after = ~(splitter->now.blank & ~splitter->more.line) >> i;
     if (after) {
@@ -463,7 +463,7 @@ static inline int bpe_may_cut_(const BpeRules* rules, const unsigned char* text,
     return is_lines && bpe_is_line_end(text[at - 1]) && bytes - at >= 4 && bpe_starts_line_(rules, text + at);
 }
 
-// Counts the bytes at the end of a text that may mean something else with what follows: an
+// Counts the bytes at the end of a text whose meaning may depend on the bytes that follow: an
 // incomplete character or contraction.
 static inline size_t bpe_uncertain_(const unsigned char* text, size_t bytes) {
     for (size_t n = 1; n <= 3 && n <= bytes; n++) {

@@ -757,8 +757,8 @@ static void bpe_finish_extended_(Bpe* bpe, const Bpe* old, const int (*merges)[2
     free(list);
 }
 
-// Merges the best pairs into `wanted` tokens from `first` on. With `texts`, skips those whose bytes
-// are a token already, which it adds to. Returns the number of merges.
+// Merges the best pairs into `wanted` tokens from `first` on. With `texts`, skips pairs whose bytes
+// are already a token, and adds the new tokens to `texts`. Returns the number of merges.
 static int bpe_train_merges_(BpeTraining_* training, int first, int wanted, Bpe* texts,
                              BpeTrainProgress progress, void* context) {
     BpeNeighbors_* entry;

@@ -110,8 +110,8 @@ ChatFormat chat_format_written(ChatWord word) {
     return format;
 }
 
-// Returns the format whose marks a vocabulary has: those with more marks first. A byte-level
-// vocabulary of Mistral's is Tekken.
+// Returns the format whose marks a vocabulary has; formats with more marks are tried first. A
+// byte-level vocabulary of Mistral's is Tekken.
 static ChatFormat chat_of_vocabulary_(const Bpe* bpe) {
     static const ChatWord order[] = {
         CHAT_PHI4,  CHAT_CHATML, CHAT_LLAMA3,  CHAT_MISTRAL7_TEKKEN, CHAT_MISTRAL3_TEKKEN,

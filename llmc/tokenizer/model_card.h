@@ -35,7 +35,7 @@ typedef struct {
     ChatKnown chat_known;        // how far its format is known
     ChatFormat chat;             // its format, or the one of --chat; without layout: neither
     int is_chosen;               // the format is not the template's
-    const char* generation;      // text of generation_config.json, for its other settings; NULL: none
+    const char* generation;      // text of generation_config.json, to keep the rest; NULL: none
 } ModelCard;
 
 // Returns the card of a vocabulary where one token starts and ends texts.
@@ -85,8 +85,8 @@ void card_files_close(CardFiles* files);
 
 // ---- writing ----
 
-// Returns the text of a JSON object with another value of a member, and the rest as it was; a copy
-// if it is no object. The caller frees it.
+// Returns the text of a JSON object with one member's value replaced; a plain copy if it is not an
+// object. The caller frees it.
 char* card_set_member(const char* text, const char* key, const char* value);
 
 // Sets `text` (of CARD_ENDS_BYTES) to the ends in JSON: an id, or a list.

@@ -113,8 +113,8 @@ void tokenizer_describe(const Tokenizer* tokenizer, int id, char* text, size_t r
 // can encode text. Both were read from files.
 int tokenizer_extends(const Tokenizer* tokenizer, const Tokenizer* old);
 
-// Takes from the card of a tokenizer that this one extends what a tokenizer.json without other
-// files does not say: ends of texts, padding, template and defaults.
+// Copies from the card of the tokenizer that this one extends whatever a tokenizer.json alone does
+// not say: ends of texts, padding, template and defaults.
 void tokenizer_take_roles(Tokenizer* tokenizer, const Tokenizer* old);
 
 // Returns the length of the longest token.
