@@ -200,8 +200,8 @@ void bf16_tile(const Bf16Kernel* kernel, Bf16Out out, const float* bias, Gradien
 #include <sys/auxv.h>
 #endif
 
-// Kernel for any machine: pairs are expanded to fp32. In each pair the odd values are
-// multiplied first, as vdpbf16ps does.
+// Kernel for any machine: pairs are expanded to fp32. In each pair the odd values are multiplied
+// first, as vdpbf16ps does.
 typedef Vec bf16_vec_Sums_;
 
 typedef VecBits bf16_vec_Pairs_;

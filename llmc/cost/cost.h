@@ -183,7 +183,7 @@ static inline double cost_chunk_(const Settled* s, double N) {
                : (double)model_classifier_chunk(s->cfg, (size_t)N);
 }
 
-// Returns the walk over the operations of a process, which adds to *sum.
+// Returns a walk over the operations of a process; the walk adds to *sum.
 static inline CostWalk cost_walk_(const Settled* s, const CostRates* rates, CostUpdate* sum) {
     const Options* o = &s->options;
     const GridShape shape = s->ranks.grid.shape;

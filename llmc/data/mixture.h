@@ -97,10 +97,10 @@ void mixture_read_list(SourceList* list, const char* text);
 int mixture_count(const char* text);
 int mixture_has_weights(const char* text);
 
-// Returns what the list names, tokens or text. Opens nothing.
+// Returns the kind of data that the list names, tokens or text. Opens nothing.
 TokensKind mixture_kind(const char* text);
 
-// Adds the files of all sources of a list, and those that belong to them.
+// Adds the files of all sources of a list, and the files that belong to them.
 void mixture_list_files(FileList* files, const char* option, const char* text);
 
 // ---- opening ----
@@ -123,7 +123,7 @@ void mixture_pack(DataSources* sources, Packing pack, int T, int eot, DocumentMa
 
 void mixture_close(DataSources* sources);
 
-// Opens source s of others, which are packed, as a source alone. They must outlive it.
+// Opens source s of packed sources as the only source. `others` must outlive it.
 void mixture_open_view(DataSources* view, const DataSources* sources, int s);
 void mixture_close_view(DataSources* view);
 

@@ -74,8 +74,8 @@ typedef struct {
     PositionList documents;
     PositionList pieces;     // pieces (piece_) of all rows, in order; empty: row k starts at k T
     PositionList row_pieces; // (R + 1) first piece of each row; empty: piece k is row k
-    // tokens of the stream in the rows, so N - tokens are dropped; and marks: the rest of R T is
-    // padding
+    // tokens of the stream in the rows (N - tokens are dropped), and marks; the rest of the R T
+    // places is padding
     uint64_t tokens, marks;
     int has_mask;           // some targets are hidden
     uint64_t targets;       // of all rows; only with a mask

@@ -1,5 +1,5 @@
 /*
-generator.h -- samples texts from a model: a prompt, then token after token until the document ends.
+generator.h -- generates text: a prompt, then token after token until the document ends.
 
 Several sequences are decoded at a time, each in a slot of its own, at its own position and with its
 own random numbers. They do not affect each other. When the T tokens of its context are full, a

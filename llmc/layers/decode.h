@@ -47,7 +47,7 @@ static inline size_t decoder_count_activations(Memory* memory, ModelConfig cfg, 
     return most;
 }
 
-// `memory` has room for decoder_activation_rows. Between two steps training needs none of it.
+// `memory` has room for decoder_activation_rows. Training does not need it between two steps.
 static inline void decoder_bind(Decoder* decoder, ModelConfig cfg, int sequences, int T, void* memory) {
     decoder->sequences = sequences;
     decoder->T = T;

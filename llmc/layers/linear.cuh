@@ -312,8 +312,8 @@ static inline void linear_activation_backward(floatX* dpre, const floatX* dact, 
     }
 }
 
-// Returns the sizes of the matrix that reads GELU's result, or computes its input: in an MLP, those
-// of `w` the other way round.
+// Returns the sizes of the matrix that reads GELU's result, or computes its input: in an MLP, the
+// sizes of `w` the other way round.
 static inline Weight linear_mirrored_(const Weight* w) {
     Weight mirrored = *w;
     mirrored.OC = w->C;

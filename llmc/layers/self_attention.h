@@ -13,9 +13,9 @@ tokens; else of all.
 If a rank has a part of each sequence, keys and values are gathered before attention, and their
 gradients added up after it (context_parallel.h).
 
-With matmuls in bf16, whole sequences, T and a head's size that are multiples of 32, and heads
-without norms, qkv and its gradient are packed as qkv_bf16.h does it. With a cache, keys and values
-are kept, keys with their positions, and the tokens of a step of decoding see those kept before.
+With matmuls in bf16, whole sequences, T and head size multiples of 32, and heads without norms,
+qkv and its gradient are packed as in qkv_bf16.h. With a cache, keys (with their positions) and
+values are kept, and the tokens of a decoding step see all kept before.
 */
 #ifndef LLMC_SELF_ATTENTION_H
 #define LLMC_SELF_ATTENTION_H

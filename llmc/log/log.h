@@ -43,7 +43,7 @@ and keys that they do not know.
 With --tensorboard on, all numbers of the lines of training, validations, sources and tasks also go
 to tensorboard.h's file, each under the tag KIND/KEY (task/NAME/KEY, set/NAME/KEY, source/NAME/KEY,
 train/source_loss/NAME, gpu/power_w, gpu/clock_mhz), the load of each layer's busiest expert
-(experts/layer_0), and samples as texts.
+(experts/layer_0), and samples as text.
 
 main.log has the lines of llm.c, so that its plotting scripts work: s:<step> trl:<train loss> lr:<>
 norm:<> and s:<step> tel:<val loss>, and s:<step> eval:<acc_norm> of a task that has one.

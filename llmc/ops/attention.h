@@ -156,7 +156,7 @@ static inline double attention_backward_flops(AttentionSizes sizes) {
 }
 
 // Return the least memory traffic of each pass, if tiles are read again from a cache. The GPU's
-// backward pass does 7 / 5 of its FLOP, and moves two more numbers per head and token.
+// backward pass takes 7 / 5 of this FLOP, and moves two more numbers per head and token.
 static inline double attention_forward_bytes(AttentionSizes sizes, double element_bytes) {
     const double tokens = (double)sizes.B * sizes.T, QKV = attention_qkv_size(sizes);
     return tokens * ((QKV + attention_queries_size(sizes)) * element_bytes + 4 * sizes.NH);

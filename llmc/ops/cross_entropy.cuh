@@ -207,7 +207,7 @@ __device__ inline void cross_entropy_probabilities_(T* row, const T* again, Cros
 // grid   N      block   up to 1024      shared   of block_sum and block_max
 // moves  N*V in, N fp32 out. Bound by memory.
 // order  fixed: depends on V and T only
-// needs  Vp a multiple of WIDTH, and aligned addresses where that is a pack
+// needs  Vp a multiple of WIDTH; aligned addresses if WIDTH is a pack
 template <class T, int WIDTH, bool CAPPED>
 __global__ void __launch_bounds__(CROSS_ENTROPY_THREADS)
     cross_entropy_loss_kernel(float* loss, const T* logits, const int* target, CrossEntropy of) {

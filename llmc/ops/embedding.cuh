@@ -94,7 +94,7 @@ static inline dim3 embedding_grid_(int rows, int rows_per_block, int C, int widt
 // grid   (ceil(B*T / 8), ceil(C / (32 WIDTH)))      block   (32, 8)      shared   none
 // moves  2 B*T*C in, half of it mostly from L2; B*T*C out. Bound by memory.
 // order  fixed
-// needs  C a multiple of WIDTH, and aligned addresses where that is a pack
+// needs  C a multiple of WIDTH; aligned addresses if WIDTH is a pack
 template <class X, int WIDTH>
 __global__ void embedding_forward_kernel(X* out, const int* tokens, const X* wte, const X* wpe,
                                          EmbeddingBatch batch) {
@@ -163,7 +163,7 @@ static inline void embedding_positions(X* out, const X* wpe, int first, int coun
 // grid   (ceil(rows / 8), ceil(C / (32 WIDTH)))      block   (32, 8)      shared   none
 // moves  B*T*C in; T*C out. Bound by memory.
 // order  fixed: by batch
-// needs  C a multiple of WIDTH, and aligned addresses where that is a pack
+// needs  C a multiple of WIDTH; aligned addresses if WIDTH is a pack
 template <class X, class G, int WIDTH>
 __global__ void embedding_positions_kernel(G* dwpe, const X* dout, EmbeddingSizes sizes, int rows,
                                            GradientMode mode) {
@@ -365,7 +365,7 @@ __device__ inline void embedding_read_chunk_(EmbeddingChunk_* chunk, const Embed
 // moves  N*C in; the gradient of every token met, in and out; 2C fp32 out per chunk at most. Bound
 //        by memory.
 // order  fixed: by position
-// needs  C a multiple of WIDTH, and aligned addresses where that is a pack
+// needs  C a multiple of WIDTH; aligned addresses if WIDTH is a pack
 template <class X, class G, int WIDTH>
 __global__ void embedding_pieces_kernel(G* dwte, EmbeddingWords words, float* partial, const X* dout,
                                         EmbeddingSorted_ list, int C) {

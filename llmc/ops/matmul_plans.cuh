@@ -39,8 +39,7 @@ MatmulGpu has one workspace: its matmuls must be on one stream.
 
 // a model needs about 20, and as many again for each batch size of generation
 #define MATMUL_PLANS 256
-// Algorithms that autotune measures: the library's guesses, and the first guess with clusters of
-// two
+// Algorithms that autotune measures: the library's guesses, and its first ones with clusters of two
 // blocks, which share their loads.
 #define MATMUL_GUESSES 32
 #define MATMUL_CLUSTERED 2

@@ -208,7 +208,7 @@ __device__ inline void norm_load_row_(int4 (&row)[NORM_ITEMS], const T* from, bo
 // moves  N*C in, N*C out, 2N fp32 out; weight and bias stay in L1. CODES: also N*C bytes and N fp32
 //        out. Bound by memory.
 // order  fixed, the same for any grid
-// needs  C <= 4 WIDTH threads; C a multiple of WIDTH, and aligned addresses where that is a pack,
+// needs  C <= 4 WIDTH threads; C a multiple of WIDTH; aligned addresses if WIDTH is a pack,
 //        as with CODES
 template <class T, int WIDTH, NormKind KIND, bool CODES>
 __global__ void __launch_bounds__(32 * norm_forward_warps_(CODES))
@@ -823,7 +823,7 @@ static inline void norm_unit_forward(T* x, float* rstd, int N, int C, float eps,
 // grid   ceil(N / 8)      block   (32, 8)      shared   none
 // moves  2 N*C in, N*C out, N fp32 in. Bound by memory.
 // order  fixed
-// needs  C a multiple of WIDTH, and aligned addresses where that is a pack
+// needs  C a multiple of WIDTH; aligned addresses if WIDTH is a pack
 template <class T, int WIDTH>
 __global__ void norm_unit_backward_kernel(T* dx, const T* x, const float* rstd, int N, int C) {
     const int n = blockIdx.x * blockDim.y + threadIdx.y;

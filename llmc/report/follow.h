@@ -175,8 +175,8 @@ static FollowLines_ follow_start_lines_(const Record* r) {
     return (FollowLines_){val ? val->step - 1 : 0, val ? (size_t)(val - r->events) : 0};
 }
 
-// Prints the events since the last call, each after its step, and the newest step. A rollback
-// or a resume shortens the log; then it continues with the last event.
+// Prints the events since the last call, each after its step, and the newest step. A rollback or a
+// resume shortens the log; then it continues with the last event.
 static void follow_print_lines_(const Follow_* f, FollowLines_* lines) {
     const Record* r = &f->follower.record;
     const double last = r->num_steps ? r->steps[r->num_steps - 1].step : 0;

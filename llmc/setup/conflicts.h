@@ -20,7 +20,7 @@ extern "C" {
 
 int setup_resumes(const Options* o);
 
-// Returns true if the run validates, or prints samples, or texts.
+// Return true if the run validates; if it prints samples or generates text.
 int setup_validates(const Settled* s);
 int setup_samples(const Settled* s);
 

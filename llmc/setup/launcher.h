@@ -83,8 +83,8 @@ int launcher_forgets_srun(const char* const* environment);
 // sense, which launcher_find reports later.
 CommPlace launcher_expect(void);
 
-// Returns the place of a rank in the grid of `size` processes. Ends the program if the options do
-// not divide these; the model decides later if it can be divided so (setup_check_grid).
+// Returns the place of a rank in the grid of `size` processes. Ends the program if they cannot be
+// divided as the options say; whether the model can is checked later (setup_check_grid).
 Grid launcher_grid(const Options* options, int rank, int size);
 
 // Returns the ZeRO stage of --zero; auto is 2 for a data group of several ranks, 1 in a pipeline,

@@ -261,7 +261,7 @@ static void settle_sizes_(Settled* s) {
     }
 }
 
-// Decides how documents become rows: those with answers are whole, and do not see each other.
+// Decides how documents become rows: documents with answers stay whole, and do not see each other.
 // Learned positions are trained from the start of a row on, where a chat will start later.
 static void settle_packing_(Settled* s, RunData* data) {
     Options* o = &s->options;

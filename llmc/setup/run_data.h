@@ -428,7 +428,7 @@ static void run_data_fim_(RunData* data, const Options* options) {
     }
 }
 
-// Returns the steps that --epochs, or one epoch, come to. A step that would not be whole is left
+// Returns the number of steps in --epochs, or in one epoch. A step that would not be whole is left
 // out.
 static int64_t run_data_steps_(const Options* options, const Stages* batches, double epoch_tokens) {
     const double epochs = options->batch.epochs > 0 ? (double)options->batch.epochs : 1,

@@ -108,8 +108,8 @@ typedef struct {
     int *ids, max, count;
 } PromptIds;
 
-// Implements run_data_prompt for `text` of `bytes`. Returns 0 with the reason in `error` if
-// it cannot be encoded or is too long.
+// Implements run_data_prompt for `text` of `bytes`. Returns 0 with the reason in `error` if it
+// cannot be encoded or is too long.
 int run_data_try_prompt(PromptIds* prompt, const RunData* data, const Options* options, int V,
                         const char* text, size_t bytes, char* error);
 

@@ -806,7 +806,7 @@ static inline const char* bpe_token(const Bpe* bpe, int id, int* length) {
 // True if no text encodes to this token: bpe_token gives its name.
 static inline int bpe_is_name(const Bpe* bpe, int id) { return bpe->tokens[id].kind == BPE_NAME; }
 
-// Returns the id of an added token, a name or a word; -1 if none is called so.
+// Returns the id of an added token, a name or a word; -1 if there is none of this name.
 static inline int bpe_find_added(const Bpe* bpe, const char* name) {
     const size_t bytes = strlen(name);
     for (int id = 0; id < bpe->vocab_size; id++) {

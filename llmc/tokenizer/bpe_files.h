@@ -491,7 +491,7 @@ static void bpe_open_file_(Bpe* bpe, const char* path) {
     bpe_open_data_(bpe, &file);
 }
 
-// Opens merges.txt, which implies the ids, and checks vocab.json, if any, which states them.
+// Opens merges.txt, which implies the ids, and compares them with vocab.json, if that exists.
 static void bpe_open_pair_(Bpe* bpe, const char* merges, const char* vocab) {
     Bpe other;
     bpe_open_file_(bpe, merges);

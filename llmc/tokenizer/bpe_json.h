@@ -665,7 +665,7 @@ BpeKept bpe_keep(const char* name, const void* bytes, size_t count) {
     return kept;
 }
 
-// Returns the id of an added token; -1: none is called so.
+// Returns the id of an added token; -1: there is none of this name.
 static int bpe_find_name_(const Bpe* bpe, const char* name) { return name ? bpe_find_added(bpe, name) : -1; }
 
 // Returns an id of the files; -1: none, or beyond the vocabulary.

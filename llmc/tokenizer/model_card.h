@@ -33,7 +33,7 @@ typedef struct {
     int turn_end;                // token that ends an answer of a chat; -1: unknown
     const char* chat_template;   // in Jinja; NULL: none
     ChatKnown chat_known;        // how far its format is known
-    ChatFormat chat;             // its format, or the one of --chat; without layout: neither
+    ChatFormat chat;             // its format, or --chat's; without a layout: no format
     int is_chosen;               // the format is not the template's
     const char* generation;      // text of generation_config.json, to keep the rest; NULL: none
 } ModelCard;

@@ -85,7 +85,7 @@ int tokenizer_least_vocab(const Tokenizer* tokenizer);
 // True if a text ends with this token: end-of-text, or another that the files of the model name.
 int tokenizer_is_end(const Tokenizer* tokenizer, int id);
 
-// Returns the id of an added token, special or cut out of texts; -1 if none is called so.
+// Returns the id of an added token, special or cut out of texts; -1 if there is none of this name.
 int tokenizer_find_added(const Tokenizer* tokenizer, const char* name);
 
 // Returns what the files of the tokenizer say of the model; it borrows their texts.
