@@ -187,7 +187,7 @@ enum {
     COMM_LIST_ = 8       // most ranks or values that a message names
 };
 
-// Progress, stored by the main thread and read by the watchdog, each member by itself: they need
+// Progress, stored by the main thread and read by the watchdog, each member on its own: they need
 // not be consistent.
 typedef struct {
     int phase;
@@ -260,7 +260,7 @@ static void comm_tell_(const char* text) {
     (void)written; // nowhere else to report it
 }
 
-// Ends the others and this process, in any thread but main's, whose exit() does it.
+// Ends the others and this process, in any thread except main, which calls exit() for that.
 __attribute__((noreturn)) static void comm_abort_(const Comm* c, int status) {
     const CommEngine* engine = comm_engine_(c);
     if (engine) {
@@ -431,7 +431,7 @@ __attribute__((noreturn)) static void comm_follow_(const Comm* c, const CommEnde
     comm_abort_(c, EXIT_FAILURE);
 }
 
-// Looks for ranks that have ended. A rank that has printed its own error ends by itself.
+// Looks for ranks that have ended. A rank that has printed its own error ends on its own.
 static void comm_look_for_ends_(const Comm* c) {
     const CommEngine* engine = comm_engine_(c);
     const CommState_* s = comm_state_(c);

@@ -165,7 +165,7 @@ typedef struct {
 } CostMoves_;
 
 // Returns the seconds of a gather of parameters, or of a reduction of gradients, of these sizes.
-// Sums between replicas are fp32, or what is gathered.
+// Sums between replicas are fp32, or in the type that is gathered.
 static inline CostMoves_ cost_moves_(const CostTransfers* x, const ZeroPlan* zero, double blocks_bytes,
                                      double outside_bytes, double between_per_byte,
                                      double (*seconds)(const Links*, LinksGroup, double)) {
@@ -196,7 +196,7 @@ static inline double cost_data_s(const CostTransfers* x, const ZeroPlan* zero, d
                  blocks = (double)zero_group_begin(zero, zero->groups) - once,
                  trained_once = (double)zero_trained_elements(zero, 0),
                  trained = (double)zero_count(zero, ZERO_GRADIENT) - trained_once;
-    const double shared = zero->stage == 0 ? gradient_bytes : x->size; // what is gathered
+    const double shared = zero->stage == 0 ? gradient_bytes : x->size; // bytes of a gathered element
     const CostMoves_ gather =
                          cost_moves_(x, zero, (zero->stage == 3 ? blocks : trained) * shared,
                                      (zero->stage == 3 ? once : trained_once) * shared, 1, links_gather_s),

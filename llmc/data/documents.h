@@ -603,7 +603,7 @@ static int text_append_(Documents* source, TextBlock* block, size_t room) {
 
 // ---- blocks ----
 
-// Starts a block with what the last cut left over.
+// Starts a block with the rest from the last cut.
 static void text_begin_block_(Documents* source, TextBlock* block) {
     block->bytes = block->num_documents = block->num_parts = 0;
     if (source->carry_bytes > 0) {

@@ -229,7 +229,7 @@ typedef struct {
     uint8_t taken[STORIES_MAX_ENTRIES]; // 1 if a variable has drawn it
 } StoriesPlace;
 
-// One continuation: a token, its probability, and what it settles.
+// One continuation: a token, its probability, and the choices that it settles.
 typedef struct {
     int token;
     double p;

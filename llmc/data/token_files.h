@@ -88,7 +88,7 @@ char* tokens_escape(const char* name);
 // A pattern without matches stays as a name: opening it will report that the file does not exist.
 glob_t tokens_list(const char* pattern);
 
-// Returns what the files are, tokens (.bin) or text (any other name). Opens none of them.
+// Returns the kind of the files: tokens (.bin) or text (any other name). Opens none of them.
 TokensKind tokens_kind(const char* pattern);
 
 // Adds the files of a list, which may be shards and texts, and the masks of shards.
@@ -352,7 +352,7 @@ static void tokens_unmap_(TokenSpan* span) {
     free(span->path);
 }
 
-// Returns a guess at what a file is that is not a shard.
+// Guesses what kind of file this is, if it is not a shard.
 static const char* tokens_magic_hint_(uint32_t magic) {
     const uint32_t swapped = __builtin_bswap32(magic);
     if (swapped == TOKENS_MAGIC_U16 || swapped == TOKENS_MAGIC_U32) {

@@ -94,7 +94,7 @@ typedef enum {
     HF_ACTIVATION_,
     HF_ROPE_,
     HF_LAYER_TYPES_,
-    // what we compute, but not what a missing key means
+    // the value that we support, although a missing key means another one
     HF_MUST_BE_TRUE_,
     HF_MUST_BE_NONE_
 } HfValue_;

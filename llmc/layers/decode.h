@@ -1,5 +1,5 @@
 /*
-decode.h -- what a model reads when it generates, and the activations that this takes; on the CPU
+decode.h -- a model's input when it generates, and the activations that this takes; on the CPU
 and the GPU.
 
     prefill    forgets sequence number `sequence` and reads `count` <= T tokens of a new one

@@ -35,7 +35,7 @@ static inline void log_peak(RunLog* log, double peak) { log->peak = peak; }
 // Sets the mean divergence from the teacher, in nats; NAN: none. Call it before log_train.
 static inline void log_divergence(RunLog* log, double divergence) { log->divergence = divergence; }
 
-// Sets what the device reports; NAN: unknown. Call it before log_train.
+// Sets the power and clock that the device reports; NAN: unknown. Call it before log_train.
 static inline void log_sensors(RunLog* log, double power_w, double clock_mhz) {
     log->power_w = power_w;
     log->clock_mhz = clock_mhz;

@@ -90,7 +90,7 @@ typedef struct {
     const void *add, *left, *right;
     const void* bias;    // input of BIAS, output of DGELU_BGRAD
     void* aux;           // values before GELU: output of GELU_AUX, input of DGELU and DGELU_BGRAD
-    const float* scales; // factors of the matmul, and of what is added; NULL: both are 1
+    const float* scales; // factors of the matmul, and of the matrix that is added; NULL: both are 1
     const float *left_scales, *right_scales; // of E4M3: of the rows and columns of the result
 } MatmulOperands;
 
@@ -631,7 +631,7 @@ static inline int matmul_race_(MatmulPlan_* plan, const cublasLtMatmulHeuristicR
 }
 
 // Returns the fastest candidate, or -1. Measurements write into the matmul's output, since the real
-// matmul then sets all of it. If the output is also what is added to, they write elsewhere; without
+// matmul then sets all of it. If results are added to the output, they write elsewhere; without
 // enough memory for that, returns the first candidate unmeasured.
 static inline int matmul_fastest_(MatmulPlan_* plan, const cublasLtMatmulHeuristicResult_t* candidates,
                                   int count, MatmulOperands x, MatmulGpu* ctx) {

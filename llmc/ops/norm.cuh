@@ -771,7 +771,7 @@ static inline void norm_backward(T* dinp, GradientMode dinp_mode, const NormGrad
     }
 }
 
-// ---- a sum by itself ----
+// ---- a sum alone ----
 
 // A block sums a group of rows of dinp (N, C), as norm_backward_kernel does: `at_once` of them, and
 // then these sums. Thread i has the columns i, i + blockDim.x, ...

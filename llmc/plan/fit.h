@@ -20,7 +20,7 @@ stay, and --batch is the largest micro-batch.
 
 typedef struct {
     PlanModel model;
-    size_t limit, host_limit; // bytes of the device; bytes of host memory beside them
+    size_t limit, host_limit; // bytes of the device, and of host memory
     int can_offload;
     CostRates rates;
 } FitDevice;

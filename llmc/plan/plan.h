@@ -1,5 +1,5 @@
 /*
-plan.h -- prints what a run takes: tensors and their sizes, memory by kind, disk, work and time.
+plan.h -- prints the needs of a run: tensors and their sizes, memory by kind, disk, work and time.
 */
 #ifndef LLMC_PLAN_H
 #define LLMC_PLAN_H
@@ -38,7 +38,7 @@ typedef void (*PlanModel)(ModelPlan* plan, const Settled* s);
 
 // Everything that a run takes, and the rates of its device.
 typedef struct {
-    ModelPlan model;         // with what its run takes beside it
+    ModelPlan model;         // including everything else that the run takes
     char device[256];        // name of the device
     char device_kind[64];    // addition to its name: " (sm_90), BF16"
     double peak;             // peak of the device, FLOP/s

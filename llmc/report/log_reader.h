@@ -100,7 +100,7 @@ typedef struct {
     int is_text;
 } RecordOption;
 
-// Where memory is: on the model's device, on the host beside it, or in files.
+// Where memory is: on the model's device, on its host, or in files.
 typedef enum { RECORD_ON_DEVICE, RECORD_ON_HOST, RECORD_ON_DISK, RECORD_PLACES } RecordPlace;
 
 typedef struct {

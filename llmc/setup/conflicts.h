@@ -150,7 +150,7 @@ int setup_has_squares(const Options* o) {
 
 typedef enum { NOTED, REFUSED } SetupLacking_;
 
-// Returns what the option needs and the run does not have; NULL if it has it.
+// Returns the text of the option's need if the run does not meet it; else NULL.
 static const char* setup_lacks_(const Settled* s, const OptionRow* row, SetupLacking_* lacking) {
     const Options* o = &s->options;
     switch ((OptionNeed)(row->flags >> OPTION_NEED_BIT & ((1 << OPTION_NEED_BITS) - 1))) {

@@ -146,7 +146,7 @@ extern const int OPTION_ROWS; // number of rows in OPTION_TABLE
 // Returns true if this trainer has the option.
 int option_applies(const Options* options, const OptionRow* row);
 
-// Returns true if the option counts in what the program does: training or generating text.
+// Returns true if the option matters for what the program does: training or generating text.
 int option_counts(const Options* options, const OptionRow* row);
 
 // ---- parsing ----

@@ -2,7 +2,8 @@
 options_table.h -- the options of the trainers: their struct, and their table.
 
 The table is compiled with the implementation of options.h. To add an option, add one field and one
-row, at the same place. If it has an effect only beside another option, its row says so: NEEDS_.
+row, at the same place. If it only has an effect together with another option, its row says so:
+NEEDS_.
 */
 #ifndef LLMC_OPTIONS_TABLE_H
 #define LLMC_OPTIONS_TABLE_H
@@ -789,7 +790,7 @@ static int options_ask_for_(const Options* options, const OptionRow* row) {
     return (row->flags & OPTION_WORK) && strcmp(value, row->fallback) != 0 && strcmp(value, "0") != 0;
 }
 
-// Decides what the program does, and refuses options that do not count in it.
+// Decides what the program does, and refuses options that have no effect on that.
 static void options_decide_(Options* options) {
     options->generates = options_generate_(options);
     for (int i = 0; i < OPTION_ROWS; i++) {

@@ -159,7 +159,7 @@ static inline ModelConfig settled_own_(const Settled* s) {
     return model_part_of(s->cfg, part);
 }
 
-// Returns what is frozen in this process.
+// Returns the tensors that are frozen in this process.
 static inline Freeze settled_own_freeze(const Settled* s) { return freeze_of_part(&s->freeze, s->part); }
 
 static inline ZeroPlan settled_zero_(const Settled* s) {

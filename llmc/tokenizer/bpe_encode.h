@@ -49,7 +49,7 @@ typedef struct {
     uint32_t slot; // first of two
 } BpeLookup_;
 
-// Pieces that end in some blocks of text, on their way to ids.
+// Pieces that end in some blocks of text, and wait for their ids.
 typedef struct {
     const unsigned char* text; // (bytes)
     size_t bytes;

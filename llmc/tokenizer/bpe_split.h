@@ -438,7 +438,7 @@ static inline int bpe_class_before_(const BpeRules* rules, const unsigned char* 
     return (size_t)bpe_character(rules, text + at - n, n, &class_) == n ? class_ : BPE_OTHER;
 }
 
-// True if the character at the start of text[0 .. 4) is no blank, and stays what it is.
+// True if the character at the start of text[0 .. 4) is not a blank, and normalization keeps it.
 static inline int bpe_starts_line_(const BpeRules* rules, const unsigned char* text) {
     int class_;
     uint32_t c = text[0];

@@ -1,6 +1,6 @@
 /*
 bpe_texts.h -- from a text to the texts that are split into pieces: words are cut out of it
-(bpe_words.h), and what is between them is normalized (nfc.h). Only for rules that ask for either.
+(bpe_words.h), and the text between them is normalized (nfc.h). Only for rules that ask for either.
 */
 #ifndef LLMC_BPE_TEXTS_H
 #define LLMC_BPE_TEXTS_H

@@ -1,6 +1,5 @@
 /*
-model_card.h -- what a model says of itself in its files: the tokens around its texts, and how it
-chats.
+model_card.h -- a model's files about itself: the tokens around its texts, and the format of chats.
 
     read      generation_config.json, config.json, chat_template.jinja, tokenizer_config.json: the
               first that has a fact decides, as in transformers; then tokenizer.json (bpe_files.h)

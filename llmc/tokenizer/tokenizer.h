@@ -88,7 +88,7 @@ int tokenizer_is_end(const Tokenizer* tokenizer, int id);
 // Returns the id of an added token, special or cut out of texts; -1 if there is none of this name.
 int tokenizer_find_added(const Tokenizer* tokenizer, const char* name);
 
-// Returns what the files of the tokenizer say of the model; it borrows their texts.
+// Returns the model card from the tokenizer's files; it borrows their texts.
 ModelCard tokenizer_card(const Tokenizer* tokenizer);
 
 // Returns an upper bound of the ids of a text of `bytes` bytes.
