@@ -196,7 +196,7 @@ static inline double cost_data_s(const CostTransfers* x, const ZeroPlan* zero, d
                  blocks = (double)zero_group_begin(zero, zero->groups) - once,
                  trained_once = (double)zero_trained_elements(zero, 0),
                  trained = (double)zero_count(zero, ZERO_GRADIENT) - trained_once;
-    const double shared = zero->stage == 0 ? gradient_bytes : x->size; // bytes of a gathered element
+    const double shared = zero->stage == 0 ? gradient_bytes : x->size; // bytes per gathered element
     const CostMoves_ gather =
                          cost_moves_(x, zero, (zero->stage == 3 ? blocks : trained) * shared,
                                      (zero->stage == 3 ? once : trained_once) * shared, 1, links_gather_s),
