@@ -5,8 +5,8 @@ skipped; UTF-16's and UTF-32's show that the text is not UTF-8.
     EF BB BF    UTF-8        FF FE 00 00, 00 00 FE FF    UTF-32
     FF FE, FE FF             UTF-16
 
-byte_order_text reads all texts that options name but the data, which are too long (token_files.h,
-documents.h).
+byte_order_text reads all texts that options name, except the data, which are too long
+(token_files.h, documents.h).
 */
 #ifndef LLMC_BYTE_ORDER_MARK_H
 #define LLMC_BYTE_ORDER_MARK_H

@@ -1,5 +1,5 @@
 /*
-cache.h -- files that programs keep between runs for this user: what they have measured.
+cache.h -- files with measurements that programs keep between runs for this user.
 
     ${XDG_CACHE_HOME:-$HOME/.cache}/pretrain.c/<kind>-<hash of the machine>.json
 */

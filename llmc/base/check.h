@@ -135,8 +135,8 @@ CHECK_DIES_(1) static void die_usage(const char* format, ...) {
         }                                                                                                    \
     } while (0)
 
-// Sets `error` (of ERROR_BYTES) to "path: message", made printable, and returns 0. For readers that
-// leave it to the caller to fail or continue.
+// Sets `error` (of ERROR_BYTES) to "path: message", made printable, and returns 0. For readers
+// whose caller decides whether to fail or to continue.
 #define ERROR_BYTES (PATH_MAX + 2048)
 __attribute__((format(printf, 3, 4), unused)) static int error_set(char* error, const char* path,
                                                                    const char* format, ...) {

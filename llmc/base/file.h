@@ -185,7 +185,7 @@ int file_ends_in(const char* path, const char* ending) {
 
 // Unfinished files of all threads. Global because functions called by exit() take no arguments.
 static FileWriter* file_unfinished_ = NULL;
-// process they belong to: a child of this one must not remove them
+// process that they belong to: its children must not remove them
 static pid_t file_unfinished_pid_ = 0;
 static pthread_mutex_t file_unfinished_lock_ = PTHREAD_MUTEX_INITIALIZER;
 

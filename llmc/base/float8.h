@@ -13,11 +13,11 @@ Rows. The numbers of a row share a scale, a power of two, so that only the narro
     k      = the smallest exponent >= -116 with max |x| <= 448 * 2^k
     code   = E4M3(x * 2^-k)      scale = 2^k      x is about scale * value of its code
 
-A row with an infinity or NaN has the scale NaN: what is computed from it is NaN. With -116 numbers
+A row with an infinity or NaN has the scale NaN, so all results from it are NaN. With -116 numbers
 that are subnormal in fp32 become zero, so it makes no difference whether a processor flushes them.
 
 A value has 4 significant bits, and with its scale it fits bf16. A product of two has 8, so it is
-exact in fp32, and in bf16, too.
+exact in fp32 and also in bf16.
 
 Micikevicius et al., "FP8 formats for deep learning", 2022.
 */

@@ -4,7 +4,7 @@ headers.
 
 nvcc's front end also reads host code, and knows only the builtins of its own time: CUDA 12's fails
 on the immintrin.h of a current gcc, and on arm_neon.h. So nvcc sees neither, and compiles the plain
-C that stands beside every use. Modules compiled once into libllmc.a keep their instructions.
+C that stands next to every use. Modules compiled once into libllmc.a keep their instructions.
 */
 #ifndef LLMC_INTRINSICS_H
 #define LLMC_INTRINSICS_H

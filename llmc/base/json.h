@@ -99,7 +99,7 @@ typedef struct {
     int ok;          // the caller clears it where a value cannot be read; that ends the walk
 } JsonWalk;
 
-// Starts a walk through what must start with `open`.
+// Starts a walk through an object or array; `open` is its bracket.
 JsonWalk json_walk(JsonReader* text, char open);
 
 // Moves to the next value. Returns 0 at the end, or after an error: then walk->ok is 0. `key` is

@@ -1,6 +1,6 @@
 /*
-mapped_file.h -- files mapped into memory for reading. A file that is truncated meanwhile is an
-error for its reader, not the end of the program.
+mapped_file.h -- files mapped into memory for reading. If a file is truncated while it is mapped,
+its reader gets an error; the program does not crash.
 
 Reading past the end of a mapped file raises SIGBUS. mapped_try calls a function that reads: a
 SIGBUS in it, in this thread, ends the function at once. So does mapped_refuse, for data that cannot

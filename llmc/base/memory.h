@@ -1,5 +1,5 @@
 /*
-memory.h -- a ledger of memory: how much was taken, of which kind and where.
+memory.h -- a ledger of memory: how much was taken, for what and where.
 
     memory_on_host    a ledger of a run on the CPU
     memory_dry        a ledger that allocates nothing
@@ -22,7 +22,7 @@ A kind is a name, and may say more after a colon, for errors only: "scratch: att
 extern "C" {
 #endif
 
-// The device is what computes: the host itself in a run on the CPU. Pinned memory counts as the
+// The device computes: in a run on the CPU it is the host itself. Pinned memory counts as the
 // host's.
 typedef enum { MEMORY_DEVICE, MEMORY_HOST, MEMORY_PINNED, MEMORY_DISK } MemoryPlace;
 
@@ -33,7 +33,7 @@ typedef struct {
     char kind[MEMORY_NAME];
     size_t bytes;
     MemoryPlace place;
-    double in, out; // how often an update moves it to the device, and back
+    double in, out; // how often a step moves it to the device, and back
 } MemoryEntry;
 
 // Functions for one place. `what` names the memory in errors. An unset block need not be zero.
@@ -62,8 +62,8 @@ void* memory_take(Memory* m, const char* kind, MemoryPlace place, size_t bytes);
 // Takes memory that its user sets.
 void* memory_take_unset(Memory* m, const char* kind, MemoryPlace place, size_t bytes);
 
-// Counts memory without allocating it: a part of a block, or what something else allocates. Returns
-// its entry.
+// Counts memory without allocating it: a part of a block, or memory that a library allocates.
+// Returns its entry.
 MemoryEntry* memory_count(Memory* m, const char* kind, MemoryPlace place, size_t bytes);
 // Allocates a block whose parts are counted by memory_count.
 void* memory_allocate(Memory* m, const char* what, MemoryPlace place, size_t bytes);
@@ -79,7 +79,7 @@ static inline void memory_count_all(Memory* m, const char* kind, MemoryPlace pla
     }
 }
 
-// Sets how often an update moves the memory of an entry to the device, and back.
+// Sets how often a step moves the memory of an entry to the device, and back.
 static inline void memory_set_moves(MemoryEntry* entry, double in, double out) {
     entry->in = in;
     entry->out = out;

@@ -3,7 +3,7 @@ printable.h -- names and words from outside on a screen, without anything that c
 terminal.
 
 Not printable are bytes that are not UTF-8, which some terminals interpret, and control characters:
-ASCII's, and U+0080 to U+009F, one of which acts as ESC [.
+ASCII's, and U+0080 to U+009F (U+009B acts as ESC [).
 */
 #ifndef LLMC_PRINTABLE_H
 #define LLMC_PRINTABLE_H

@@ -32,7 +32,7 @@ int screen_measure(Screen* screen);
 // Draws lines of printable text, each cut to the width of the screen, as many as fit.
 void screen_draw(Screen* screen, const char* text);
 
-// Forgets what is shown: the next screen_draw sends all of it.
+// Forgets what is on the screen: the next screen_draw sends everything.
 void screen_forget(Screen* screen);
 
 // Waits for a key, at most wait_s seconds and until a signal. Returns it, or 0.

@@ -82,8 +82,8 @@ static inline int threads_cores_(void) {
     return cores > omp_get_num_procs() ? cores : omp_get_num_procs();
 }
 
-// Returns the threads of one of `processes` that share these cores, of which it may run on `bound`,
-// under a quota.
+// Returns the number of threads of a process that shares these cores with others, `processes` in
+// all, under a quota. This one may run on `bound` of the cores.
 static inline int threads_share_(int cores, int bound, double quota, int processes) {
     const int most = ceil(quota) < cores ? (int)ceil(quota) : cores, share = most / processes;
     return share < 1 ? 1 : share < bound ? share : bound;

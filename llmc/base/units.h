@@ -25,7 +25,7 @@ static inline UnitsText units_rate(double per_s, const char* what) {
     return t;
 }
 
-// Returns a duration of which two or three digits matter: "42 s", "3.2 minutes", "15.1 hours".
+// Returns a duration with two or three digits: "42 s", "3.2 minutes", "15.1 hours".
 static inline UnitsText units_time(double s) {
     UnitsText t;
     if (s < 120) {

@@ -17,7 +17,7 @@ static inline int utf8_length(unsigned lead) {
 }
 
 // Returns the length of the non-ASCII character at the start of text[0 .. left), and sets its
-// value; one byte of UTF8_INVALID if it is none: too long, a surrogate, or above U+10FFFF.
+// value. Invalid bytes (too long, a surrogate, or above U+10FFFF) count as one byte, UTF8_INVALID.
 static inline int utf8_decode(const unsigned char* text, size_t left, uint32_t* value) {
     static const uint32_t smallest[5] = {0, 0, 0x80, 0x800, 0x10000}; // by length in bytes
     const int length = utf8_length(text[0]);

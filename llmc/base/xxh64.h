@@ -3,9 +3,9 @@ xxh64.h -- XXH64, a 64-bit checksum: has a file changed since it was written?
 
 Four sums run side by side over stripes of 32 bytes and are mixed at the end. It detects accidents
 (a torn write, a bad disk, a truncated copy), not attacks. Why this one: it runs at 5 to 7 GB/s on
-one core without special instructions, little beside the disk, where a table-driven CRC or SHA-256
-would dominate; with 64 bits, two files do not agree by accident; and anyone can check a file with
-the common tool xxh64sum, which prints the same 16 digits as %016llx.
+one core without special instructions, so it takes little time compared to the disk, where a
+table-driven CRC or SHA-256 would dominate; with 64 bits, two files do not agree by accident; and
+anyone can check a file with the common tool xxh64sum, which prints the same 16 digits as %016llx.
 
 Algorithm: Y. Collet, "xxHash fast digest algorithm", doc/xxhash_spec.md in the xxHash distribution;
 seed 0. Little-endian machines only.

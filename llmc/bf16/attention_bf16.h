@@ -355,7 +355,7 @@ ALWAYS_INLINE Vec attention_bf16_exp_row_(const AttentionBf16Tile_* tile, int i)
     return sum;
 }
 
-// Sets square (32, 32) = left . right over the dimensions; meanwhile, `finish` processes `before`.
+// Sets square (32, 32) = left . right over the dimensions, while `finish` processes `before`.
 static void attention_bf16_scores_(const AttentionBf16Head_* head, float* square, const uint32_t* left,
                                    const uint32_t* right, Bf16Finish finish,
                                    const AttentionBf16Tile_* before) {
@@ -404,8 +404,8 @@ static AttentionBf16Tile_ attention_bf16_next_(const AttentionBf16Head_* head, A
     return (AttentionBf16Tile_){head, q.t0, q.count, u, s->p, NULL, shift, NULL, NULL, NULL, by_query};
 }
 
-// Passes the scores of a tile of queries to `finish`, tile by tile of keys, those with their own
-// keys first. If `sets_shift`, sets `shift` to the score of each query with itself.
+// Passes the scores of a tile of queries to `finish`, one tile of keys after the other, the
+// queries' own keys first. If `sets_shift`, sets `shift` to the score of each query with itself.
 static void attention_bf16_keys_(const AttentionBf16Head_* head, AttentionQueries_ q, int from, float* shift,
                                  int sets_shift, float initial, Bf16Finish finish) {
     AttentionBf16Tile_ before = attention_bf16_next_(head, q, q.t0, from, shift, NULL, NULL);
@@ -618,7 +618,7 @@ static void attention_bf16_chunk_(const AttentionBf16Head_* head, const Attentio
     const AttentionBf16Scratch_* s = &head->s;
     const AttentionBf16Factors_* f = &head->f;
     const int first = attention_bf16_first_(head, block, u0), tiles = bf16_steps(block->q.count);
-    const int own = (block->q.t0 - u0) / BF16_TILE, // tile of keys of the first tile of queries
+    const int own = (block->q.t0 - u0) / BF16_TILE, // tile of keys where the queries start
         is_added = own > 0 || !head->is_first || !head->is_whole,
               end = attention_bf16_end_(block, tiles - 1, u0);
     attention_bf16_probabilities_(head, block, u0);
@@ -723,7 +723,7 @@ static void attention_bf16_turn_back_(const AttentionBf16Head_* head, float* squ
             rope_turn_back(square + i * BF16_TILE, angles, BF16_TILE);
             continue;
         }
-        for (int d = 0; d < BF16_TILE; d += 2) { // a pair is two rows, a token a column
+        for (int d = 0; d < BF16_TILE; d += 2) { // pairs are in two rows, tokens in columns
             float *e = square + d * BF16_TILE + i, *o = e + BF16_TILE;
             float pair[2] = {*e, *o};
             rope_turn_back(pair, angles + d, 2);

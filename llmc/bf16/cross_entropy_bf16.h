@@ -28,10 +28,10 @@ caller adds up over the ranks. All have the same shifts; sums are added up in th
 ranks.
 
 Until all sums are complete, e waits: either a few hundred tokens of it in memory that the caller
-lends, or, if dwte is to be set and N is small, all of it in the memory of dwte, because a word's
-gradient is larger than its exponentials.
+lends, or, if dwte is to be set and N is small, all of it in the memory of dwte, because the
+gradient of a vocabulary row is larger than its exponentials.
 
-Words are entries of the vocabulary. Results do not depend on the number of threads.
+In names, words are vocabulary rows. Results do not depend on the number of threads.
 */
 #ifndef LLMC_CROSS_ENTROPY_BF16_H
 #define LLMC_CROSS_ENTROPY_BF16_H
@@ -87,9 +87,9 @@ static inline int cross_entropy_bf16_tokens(int lent, int N, int C) {
     return N <= int_min(MATMUL_BF16_IN_OUT, 2 * C) ? int_max(N, lent) : lent;
 }
 
-// Allocates scratch for batches of up to N tokens, and slices of Vp words in each of `ranks`. The
-// caller owns `logits` (cross_entropy_bf16_rows(lent), Vp), at a multiple of 64 bytes, as packed
-// data is, and may use them between passes.
+// Allocates scratch for batches of up to N tokens, and slices of Vp vocabulary rows in each of
+// `ranks`. The caller owns `logits` (cross_entropy_bf16_rows(lent), Vp), aligned to 64 bytes like
+// packed data, and may use them between passes.
 void cross_entropy_bf16_open(CrossEntropyBf16Scratch* s, Memory* memory, void* logits, int lent, int N, int C,
                              int Vp, int ranks);
 
@@ -218,7 +218,7 @@ static float* cross_entropy_bf16_sums_(const CrossEntropyBf16Chunk_* chunk, cons
     return chunk->s->sums + (group * chunk->s->tokens + tile->row + i) * LANES;
 }
 
-// Turns row i of a tile, of whose logits `words` count, into factors, and adds e to its sums. The
+// Turns the first `words` logits of row i of a tile into factors, and adds e to the row's sums. The
 // target's factor becomes zero.
 static void cross_entropy_bf16_row_(const CrossEntropyBf16Chunk_* chunk, const MatmulBf16Tile* tile, int i,
                                     int words) {
@@ -520,7 +520,7 @@ static int cross_entropy_bf16_waits_in_(const float* dwte, const CrossEntropyBf1
            matmul_bf16_pairs(1, of->N) <= (size_t)BF16_TILE * of->C && (uintptr_t)dwte % 64 == 0;
 }
 
-// Turns what the losses have left into the gradients; dwte may be NULL.
+// Turns the sums and exponentials that the losses have left into the gradients; dwte may be NULL.
 static void cross_entropy_bf16_end_(float* dinp, float* dwte, const CrossEntropyBf16Chunk_* chunk,
                                     float scale, GradientMode mode, MatmulBf16Scratch* matmul) {
     const CrossEntropyBf16* of = chunk->of;

@@ -37,8 +37,8 @@ double peak_bf16_flops_per_s(Bf16Kernel kernel);
 
 // Returns 1 if matmuls in bf16 are faster on this machine than in fp32. Having the instructions
 // does not imply that: an Intel core did vdpbf16ps at half the rate of multiply-adds in fp32. The
-// gain must be a quarter, as rounding and packing cost time, too. Processors are far from this
-// limit (0.5 and 10 were measured), so all ranks of a run decide alike.
+// gain must be a quarter, as rounding and packing also cost time. Processors are far from this
+// limit (0.5 and 10 were measured), so all ranks of a run decide the same.
 int peak_bf16_pays(void);
 
 #ifdef __cplusplus

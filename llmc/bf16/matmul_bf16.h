@@ -15,7 +15,7 @@ meets all rows of the part; meanwhile the next block is prefetched. Sums stay in
 until the last value of k: of the slab, or of the whole matmul if the right factor is already
 packed. Each result is a sum over k in an order that does not depend on the number of threads.
 
-Processors prefetch what is read in the order of memory, but not 128 bytes in each of 32 rows. So
+Processors prefetch data that is read in memory order, but not 128 bytes in each of 32 rows. So
 results are written past the caches, or collected into whole rows where they are added.
 
 A caller may process the tiles of results itself, while they are in a cache: MatmulBf16.finish. One

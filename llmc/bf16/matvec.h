@@ -8,7 +8,7 @@ matvec.h -- the linear layer of matmul.h for the few rows of a decoding step.
     weight   (OC, C)
     bias     (OC)      may be NULL
 
-Its time is that of reading the weights, once for all rows. A core reads fastest from several places
+It takes as long as reading the weights, once for all rows. A core reads fastest from several places
 far apart, each from front to end, without prefetch instructions (measured: dev/LOG.md). So the rows
 of the weight are cut into MATVEC_STREAMS runs. A thread walks down its part of each run, and
 multiplies all rows of the input with one row of every run at a time. Each result is one sum in a

@@ -12,7 +12,7 @@ dfch is written in fp32; fch is, tile after tile (matmul_bf16_tile_at). The back
 act from it. With two gates, a panel of the gate and the panel of the same columns of up follow each
 other, so a tile of up finds its gate in a cache.
 
-A SwiGLU may have rows that count `scale` times (N), as those of experts do (experts.h):
+A SwiGLU may have rows that count `scale` times (N), like the rows of experts (experts.h):
 
     act = scale activation of fch     dfch = scale (dout fcprojw) act'(fch)
     dscale = (dout fcprojw) . activation of fch
@@ -141,8 +141,8 @@ ALWAYS_INLINE void mlp_bf16_activate_tile_(const void* of, int begin, int end,
     }
 ACTIVATIONS_PLAIN(MLP_BF16_TILES_)
 
-// A tile of the gate is written into the caches, where the tile of up, which is next but for other
-// rows, finds it.
+// A tile of the gate is written into the caches, where the tile of up finds it: it comes soon,
+// after other rows of the gate.
 ALWAYS_INLINE void mlp_bf16_gated_tile_(const void* of, int begin, int end, int has_scale) {
     const MatmulBf16Tile* tile = (const MatmulBf16Tile*)of;
     const MlpBf16Forward_* forward = (const MlpBf16Forward_*)tile->context;

@@ -33,8 +33,8 @@ extern "C" {
 // Processes a tile of final sums: called for its rows [begin, end), from 0 to 32 in order.
 typedef void (*Bf16Finish)(const void* tile, int begin, int end);
 
-// Work of a kernel beside its matmul. It may prefetch, with each step, the next `lines` cache lines
-// from `read` on, and the next `rows` of the 32 rows at `touch`, 128 bytes each: processors
+// Work of a kernel besides its matmul. It may prefetch, with each step, the next `lines` cache
+// lines from `read` on, and the next `rows` of the 32 rows at `touch`, 128 bytes each: processors
 // prefetch for vectors by themselves, but hardly for tiles. It finishes another tile, `rows` with
 // each step, while it waits for its own sums: steps * rows >= 32.
 typedef struct {
@@ -200,8 +200,8 @@ void bf16_tile(const Bf16Kernel* kernel, Bf16Out out, const float* bias, Gradien
 #include <sys/auxv.h>
 #endif
 
-// The kernel for any machine: pairs are expanded to fp32. In each pair the odd values are
-// multiplied first, as vdpbf16ps does.
+// Kernel for any machine: pairs are expanded to fp32. In each pair the odd values are multiplied
+// first, as vdpbf16ps does.
 typedef Vec bf16_vec_Sums_;
 
 typedef VecBits bf16_vec_Pairs_;

@@ -70,8 +70,8 @@ void comm_expect(Comm* c, CommPlace place);
 // Joins the other ranks, and starts the watchdog.
 void comm_open(Comm* c, CommPlace place, const CommMeeting* meeting, double timeout_s);
 
-// Waits for all ranks. After it, the program ends as a single process does; without it, exit() ends
-// all ranks.
+// Waits for all ranks. After this, the program ends like a single process; without this call,
+// exit() ends all ranks.
 void comm_close(Comm* c);
 
 // ---- messages ----
@@ -110,8 +110,8 @@ static inline void comm_agree(Comm* c, const char* what, uint64_t hash, const ch
 
 enum { COMM_PLACE_BYTES = 64 };
 
-// Sets what messages add to the name of each rank, (size): "tensor 1, stage 2", or "". comm_close
-// frees the array.
+// Sets the texts that messages add to the name of each rank, (size): "tensor 1, stage 2", or "".
+// comm_close frees the array.
 void comm_set_places(Comm* c, char (*places)[COMM_PLACE_BYTES]);
 
 // Tells the watchdog that this rank has started something new. Cheap. `what` is a constant, "reduce
@@ -183,11 +183,11 @@ enum {
     COMM_END_S_ = 5,     // time that exit() may take before the watchdog ends the process
     COMM_NOTE_S_ = 10,   // time after which ranks 0 and 1 report that they wait for others to join
     COMM_TICK_MS_ = 250, // interval of the watchdog
-    COMM_WORDS_ = 96,    // words of comm_agree, with the zero
+    COMM_WORDS_ = 96,    // text of comm_agree, with the zero
     COMM_LIST_ = 8       // most ranks or values that a message names
 };
 
-// Progress, stored by the main thread and read by the watchdog, each member by itself: they need
+// Progress, stored by the main thread and read by the watchdog, each member on its own: they need
 // not be consistent.
 typedef struct {
     int phase;
@@ -260,7 +260,7 @@ static void comm_tell_(const char* text) {
     (void)written; // nowhere else to report it
 }
 
-// Ends the others and this process, in any thread but main's, whose exit() does it.
+// Ends the others and this process, in any thread except main, which calls exit() for that.
 __attribute__((noreturn)) static void comm_abort_(const Comm* c, int status) {
     const CommEngine* engine = comm_engine_(c);
     if (engine) {
@@ -285,7 +285,7 @@ static void comm_at_exit_(void) {
     }
 }
 
-// Ends all ranks. Those with the same error wait until rank 0's end ends them, usually by the
+// Ends all ranks. Ranks with the same error wait until rank 0's end ends them, usually by the
 // launcher's SIGTERM.
 __attribute__((noreturn)) static void comm_end_(Comm* c, int status, const char* message, const char* rank) {
     CommState_* s = comm_state_(c);
@@ -431,7 +431,7 @@ __attribute__((noreturn)) static void comm_follow_(const Comm* c, const CommEnde
     comm_abort_(c, EXIT_FAILURE);
 }
 
-// Looks for ranks that have ended. A rank that has printed its own error ends by itself.
+// Looks for ranks that have ended. A rank that has printed its own error ends on its own.
 static void comm_look_for_ends_(const Comm* c) {
     const CommEngine* engine = comm_engine_(c);
     const CommState_* s = comm_state_(c);

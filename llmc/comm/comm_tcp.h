@@ -3,9 +3,9 @@ comm_tcp.h -- comm.h over TCP, for ranks not started by MPI: by torchrun, by sru
 hand. Their bulk data move by NCCL.
 
 A star: rank 0 listens, and every other rank keeps two connections to it. One is for messages, a few
-hundred bytes per update. The other is silent until an end: a rank that ends with an error sends its
-exit status there, which rank 0 passes on; if a rank is killed, the system closes the connection. So
-the death of a process is noticed within a second, and that of a machine within 30 seconds, even
+hundred bytes per step. The other is silent until a rank ends: with an error, it sends its exit
+status there, which rank 0 passes on; if it is killed, the system closes the connection. So the
+death of a process is noticed within a second, and the death of a machine within 30 seconds, even
 while nothing is read or written.
 
 The address of rank 0 is known to all (--init tcp), or is in a file that rank 0 writes (--init fs),
@@ -17,7 +17,7 @@ complete hello must arrive within two seconds.
 Why not over NCCL: messages are exchanged before the GPU is known, and while rank 0 works for hours
 and the others wait; they would have to wait in the GPU's queue; and NCCL does not tell which rank
 has died. A star costs rank 0 size^2 times the bytes of a message: 64 ranks, 500 bytes, 2 MB per
-update. Start several hundred ranks by MPI.
+step. Start several hundred ranks by MPI.
 */
 #ifndef LLMC_COMM_TCP_H
 #define LLMC_COMM_TCP_H
@@ -354,7 +354,7 @@ static CommTcpVerdict_ comm_tcp_judge_(const Comm* c, const CommTcpHello* hello,
     return COMM_TCP_WELCOME_;
 }
 
-// Gives the line to a rank, in place of one that the rank has closed.
+// Assigns the line to a rank; it replaces one that the rank has closed.
 static void comm_tcp_let_in_(CommTcp_* t, int fd, const CommTcpHello* hello) {
     CommTcpPeer_* peer = &t->peers[hello->rank];
     if (peer->lines[hello->line] >= 0) {

@@ -71,7 +71,7 @@ void group_all_gather_cpu(float* recv, const float* send, size_t count, Group* g
 
 #ifdef HAVE_MPI
 
-// Communicator of a group, and memory for what is under way: an update allocates nothing.
+// Communicator of a group, and memory for transfers under way: a step allocates nothing.
 typedef struct {
     MPI_Comm all;
     GroupMove* moves;      // (2, size)
@@ -184,7 +184,7 @@ static void group_exchange_others_(Group* g, const GroupMove* moves, int count) 
 
 #endif
 
-// Copies what a rank sends to itself.
+// Copies the data that a rank sends to itself.
 static void group_exchange_own_(const Group* g, const GroupMove* moves, int count) {
     int from = 0; // first move that has not been looked at for a send
     for (int i = 0; i < count; i++) {

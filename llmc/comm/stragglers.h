@@ -19,7 +19,7 @@ typedef struct {
     double* sorted; // (size)
 } Stragglers;
 
-// Opens it for ranks that are compared with their stage of the pipeline: `stage` neighbors.
+// Opens it for `size` ranks. Each is compared with its pipeline stage: groups of `stage` neighbors.
 void stragglers_open(Stragglers* p, int size, int stage);
 
 void stragglers_close(Stragglers* p);

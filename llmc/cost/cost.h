@@ -1,8 +1,8 @@
 /*
-cost.h -- how long an update takes, planned from its operations.
+cost.h -- how long a training step takes, planned from its operations.
 
-The passes are those of the trainers, at the sizes of a process of the run; layer_cost.h knows the
-layers, and cost_transfers.h what processes wait for.
+The passes follow the trainers, at the sizes of a process of the run; layer_cost.h knows the layers,
+and cost_transfers.h what processes wait for.
 
     time = (M + P - 1) passes of a micro-batch, with the transfers of its tensor and context group
            + transfers of ZeRO that the passes do not hide + the update
@@ -183,7 +183,7 @@ static inline double cost_chunk_(const Settled* s, double N) {
                : (double)model_classifier_chunk(s->cfg, (size_t)N);
 }
 
-// Returns the walk over the operations of a process, which adds to *sum.
+// Returns a walk over the operations of a process; the walk adds to *sum.
 static inline CostWalk cost_walk_(const Settled* s, const CostRates* rates, CostUpdate* sum) {
     const Options* o = &s->options;
     const GridShape shape = s->ranks.grid.shape;
@@ -214,7 +214,7 @@ static inline CostTransfers cost_exchanged_(const CostWalk* w, const Settled* s)
     return x;
 }
 
-// Adds what the processes wait for, for passes of an update of these lengths.
+// Adds the time that the processes wait for transfers, in a step with passes of these lengths.
 static inline void cost_transfers_(const CostWalk* w, const Settled* s, const double pass_s[COST_PASSES]) {
     const GridShape shape = s->ranks.grid.shape;
     const CostTransfers x = cost_exchanged_(w, s);
@@ -234,7 +234,7 @@ static inline void cost_transfers_(const CostWalk* w, const Settled* s, const do
                                 (shape.pipeline - 1) * (each_s[COST_FORWARD] + each_s[COST_BACKWARD]);
 }
 
-// Returns the bytes that a process sends in an update, without ZeRO's (zero_traffic).
+// Returns the bytes that a process sends in a step, without ZeRO's (zero_traffic).
 static inline CostTraffic cost_traffic(const Settled* s) {
     const CostWalk w = cost_walk_(s, NULL, NULL);
     const CostTransfers x = cost_exchanged_(&w, s);
@@ -245,7 +245,7 @@ static inline CostTraffic cost_traffic(const Settled* s) {
     return traffic;
 }
 
-// Returns the planned time of an update on one rank, with its share of the sequences.
+// Returns the planned time of a step on one rank, with its share of the sequences.
 static inline CostUpdate cost_update(const Settled* s, const CostRates* rates) {
     const Grid* grid = &s->ranks.grid;
     CostUpdate sum;

@@ -1,6 +1,6 @@
 /*
-cost_measured.h -- measures the rates of the operations on this CPU, for the planned time of an
-update (cost.h).
+cost_measured.h -- measures the rates of the operations on this CPU, for the planned time of a step
+(cost.h).
 
 Each operation runs for at least 0.05 s with the functions of the trainer, on arrays of about the
 sizes of the run. Other work on the machine lowers the rates.

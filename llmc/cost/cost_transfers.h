@@ -19,9 +19,9 @@ among the t processes of a tensor group. A transfer puts all N together, or adds
 
 Other plans look faster where they assume what the trainers do not do. Gradients of keys and values
 travel through a process's own card, because their owner adds them up in the order of ranks: 7B in
-contexts of 32 GPUs, 131k tokens, waits 1.2 s of 3.1 s for them, not the 0.2 s of a sum that is made
-in each machine first. In an update of 65B with t 8, P 8 at 100 Gb/s for a machine of 8, messages of
-stages take 13 s, and those of the tensor group 20 s, of which another schedule hides two thirds.
+contexts of 32 GPUs, 131k tokens, waits 1.2 s of 3.1 s for them; with a sum in each machine first it
+would be 0.2 s. In a step of 65B with t 8, P 8 at 100 Gb/s for a machine of 8, messages of stages
+take 13 s, and messages of the tensor group 20 s; another schedule hides two thirds of these.
 */
 #ifndef LLMC_COST_TRANSFERS_H
 #define LLMC_COST_TRANSFERS_H
@@ -47,7 +47,7 @@ typedef struct {
     int recompute;
 } CostTransfers;
 
-// Returns the links between the processes of a run: --node-gbps and --net-gbps, or what is assumed.
+// Returns the links between the processes of a run: --node-gbps and --net-gbps, or assumed speeds.
 static inline Links cost_links(const Settled* s) {
     const Options* o = &s->options;
     const int is_gpu = o->program.trainer == OPTION_GPU;
@@ -96,7 +96,7 @@ static inline CostCalls_ cost_context_calls_(const CostTransfers* x, CostPass pa
     return calls;
 }
 
-// Returns the calls of the expert group in a pass, if routers choose all experts alike.
+// Returns the calls of the expert group in a pass, if routers choose all experts equally often.
 static inline CostCalls_ cost_expert_calls_(const CostTransfers* x, CostPass pass) {
     const double L = x->cfg.L, rows = x->N * x->cfg.E_used;
     const CostCalls_ calls = {0, L * (pass == COST_FORWARD ? 2 : 3), rows * x->cfg.C * x->size};
@@ -131,7 +131,7 @@ static inline double cost_send_s(const CostTransfers* x) {
     return links_send_s(&x->links, group, cost_send_bytes_(x));
 }
 
-// Bytes that a process sends in an update to its tensor group, its context group, its expert group,
+// Bytes that a process sends per step to its tensor group, its context group, its expert group,
 // and, if it is in a middle stage, to the next stage and the one before.
 typedef struct {
     double tensor, context, experts, pipeline;
@@ -159,13 +159,13 @@ static inline CostTraffic cost_traffic_of(const CostTransfers* x, double times) 
 // ---- ZeRO ----
 
 // Seconds of ZeRO's transfers in one direction: in a replica, and between replicas, which use other
-// links. Blocks travel one by one; what is outside of them is apart.
+// links. Blocks travel one by one; parameters outside of blocks are counted apart.
 typedef struct {
     double within, between, outside;
 } CostMoves_;
 
 // Returns the seconds of a gather of parameters, or of a reduction of gradients, of these sizes.
-// Sums between replicas are fp32, or what is gathered.
+// Sums between replicas are fp32, or in the type that is gathered.
 static inline CostMoves_ cost_moves_(const CostTransfers* x, const ZeroPlan* zero, double blocks_bytes,
                                      double outside_bytes, double between_per_byte,
                                      double (*seconds)(const Links*, LinksGroup, double)) {
@@ -185,8 +185,8 @@ static inline CostMoves_ cost_moves_(const CostTransfers* x, const ZeroPlan* zer
 
 static inline double cost_beyond_(double transfer, double pass) { return fmax(transfer - pass, 0); }
 
-// Returns the seconds of ZeRO's transfers in an update of `times` micro-batches that passes of
-// these lengths do not hide.
+// Returns the seconds of ZeRO's transfers, in a step of `times` micro-batches, that passes of these
+// lengths do not hide.
 static inline double cost_data_s(const CostTransfers* x, const ZeroPlan* zero, double gradient_bytes,
                                  double times, const double pass_s[COST_PASSES]) {
     if (zero->size == 1) {
@@ -196,7 +196,7 @@ static inline double cost_data_s(const CostTransfers* x, const ZeroPlan* zero, d
                  blocks = (double)zero_group_begin(zero, zero->groups) - once,
                  trained_once = (double)zero_trained_elements(zero, 0),
                  trained = (double)zero_count(zero, ZERO_GRADIENT) - trained_once;
-    const double shared = zero->stage == 0 ? gradient_bytes : x->size; // what is gathered
+    const double shared = zero->stage == 0 ? gradient_bytes : x->size; // bytes per gathered element
     const CostMoves_ gather =
                          cost_moves_(x, zero, (zero->stage == 3 ? blocks : trained) * shared,
                                      (zero->stage == 3 ? once : trained_once) * shared, 1, links_gather_s),
@@ -204,7 +204,7 @@ static inline double cost_data_s(const CostTransfers* x, const ZeroPlan* zero, d
                                           trained_once * gradient_bytes, sizeof(float) / gradient_bytes,
                                           links_exchange_s);
     const double again = zero->stage == 3 ? gather.within : 0, each = zero->stage >= 2 ? reduce.within : 0;
-    // in each micro-step but the first forward pass and the last backward pass
+    // in each micro-step, except for the first forward pass and the last backward pass
     const double steady = cost_beyond_(again, pass_s[COST_FORWARD]) +
                           cost_beyond_(again + each, pass_s[COST_BACKWARD]),
                  first = cost_beyond_(fmax(gather.within, gather.between), pass_s[COST_FORWARD]),

@@ -58,7 +58,7 @@ static inline double links_moved(LinksGroup group, double bytes) {
     return bytes * (group.size - 1) / group.size;
 }
 
-// Returns the seconds of a collective in which a process gets its bytes through so many cards.
+// Returns the seconds of a collective in which a process gets its bytes through `cards` cards.
 static inline double links_seconds_(const Links* links, LinksGroup group, double bytes, int cards) {
     // bytes from other machines
     const double others = bytes * (group.size - group.near) / group.size;

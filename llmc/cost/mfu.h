@@ -1,9 +1,9 @@
 /*
-mfu.h -- model FLOPs utilization (MFU): the FLOP/s of an update as a share of the peak.
+mfu.h -- model FLOPs utilization (MFU): the FLOP/s of a step as a share of the peak.
 
 A GPU's peak is published or computed. A CPU's peak is measured, and is too low if other programs
-use the cores meanwhile. So it is measured again 5, 10, 20, 40 ... seconds after the start, and when
-an update beats it; the largest measurement counts, also of earlier runs (peak_kept.h). An update
+use the cores at that time. So it is measured again 5, 10, 20, 40 ... seconds after the start, and
+when a step beats it; the largest measurement counts, also of earlier runs (peak_kept.h). A step
 that still beats it becomes the peak.
 */
 #ifndef LLMC_MFU_H
@@ -25,15 +25,15 @@ typedef struct {
     double told;        // peak that was printed last
     MfuMeasure measure; // NULL: the peak is known
     const Options* options;
-    double share; // share of this rank in the peak; the peaks of all ranks rise alike
+    double share; // share of this rank in the peak; all ranks' peaks rise by the same factor
     double due_s, wait_s,
-        own_s; // next measurement; pause after it; earliest measurement for an update
+        own_s; // next measurement; pause after it; earliest measurement for a step
 } Mfu;
 
 // Starts with the peak of all ranks, `peak`, and of this rank, `own`.
 void mfu_open(Mfu* mfu, double peak, double own, MfuMeasure measure, const Options* options, double now_s);
 
-// Returns the utilization of an update that took `seconds` up to now. Sets `note` to a line about a
+// Returns the utilization of a step that took `seconds` up to now. Sets `note` to a line about a
 // corrected peak, or to "".
 double mfu_of(Mfu* mfu, double flops, double seconds, double now_s, char note[MFU_NOTE_BYTES]);
 
@@ -49,7 +49,7 @@ double mfu_of(Mfu* mfu, double flops, double seconds, double now_s, char note[MF
 #include "llmc/base/units.h"
 
 #define MFU_FIRST_S_ 5 // time of the second measurement
-#define MFU_PAUSE_S_ 1 // least time before a measurement for an update
+#define MFU_PAUSE_S_ 1 // least time before a measurement for a step
 #define MFU_NEWS_ 1.1  // factor above which a corrected peak is printed
 
 void mfu_open(Mfu* mfu, double peak, double own, MfuMeasure measure, const Options* options, double now_s) {

@@ -16,8 +16,8 @@ extern "C" {
 
 enum { PEAK_KEPT_S = 30 * 24 * 3600 }; // then a peak is forgotten: clocks and machines change
 
-// Returns the larger one of a peak just measured, in FLOP/s, and the one kept for `machine`: its
-// processor, and how the run uses it. Keeps a larger one. `now_s` is the time (Unix).
+// Returns the larger of a peak just measured, in FLOP/s, and the one kept for `machine`: its
+// processor, and how the run uses it. Keeps the larger one. `now_s` is Unix time.
 double peak_keep(double measured, const char* machine, int64_t now_s);
 
 #ifdef __cplusplus

@@ -34,7 +34,7 @@ typedef struct {
     PackedKind kind;
     int fd;
     uint64_t read_bytes; // bytes of the file read so far
-    // (COMPRESSED_BUFFER_); bytes from `at` to `end` are still to be decompressed
+    // (COMPRESSED_BUFFER_); bytes from `at` to `end` have yet to be decompressed
     unsigned char* packed;
     size_t at, end;
     int is_inside;     // inside a member or frame
@@ -95,7 +95,7 @@ int compressed_skip(CompressedFile* file, uint64_t bytes);
 
 enum { COMPRESSED_BUFFER_ = 1 << 18 }; // compressed bytes read at a time
 #ifndef COMPRESSED_ZSTD_WINDOW
-#define COMPRESSED_ZSTD_WINDOW 31 // log2 of the largest window in bytes: that of `zstd --long=31`
+#define COMPRESSED_ZSTD_WINDOW 31 // log2 of the largest window in bytes, as with `zstd --long=31`
 #endif
 
 PackedKind compressed_kind(const char* path) {
@@ -222,8 +222,7 @@ static int compressed_open_zstd_(CompressedFile* file) {
     return 1;
 }
 
-// Returns the window, in MiB, of a frame of which the first n bytes are given (RFC 8878, 3.1.1.1);
-// 0 if unknown.
+// Returns the window, in MiB, of a frame from its first n bytes (RFC 8878, 3.1.1.1); 0 if unknown.
 static double compressed_zstd_window_mib_(const unsigned char* frame, size_t n) {
     static const unsigned char magic[4] = {0x28, 0xB5, 0x2F, 0xFD};
     const int is_single = n > 4 && frame[4] & 0x20; // its window is the whole frame
@@ -266,7 +265,7 @@ static int compressed_step_zstd_(CompressedFile* file, void* out, size_t room, s
     }
     *got = output.pos;
     file->at += input.pos;
-    if (input.pos > 0 || output.pos > 0) { // otherwise it only tells how much it would like to read
+    if (input.pos > 0 || output.pos > 0) { // otherwise the result is only a hint how much to read
         file->is_inside = result != 0;
     }
     return 1;

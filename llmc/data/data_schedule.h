@@ -7,7 +7,7 @@ data_schedule.h -- weights of sources that change during a run, and their file.
     12000           web 4    books 3   maths 3
     5B tokens       books 1  maths 1
 
-Each line says from where on its weights apply: after this number of updates, or of tokens; k, M, B
+Each line says from where on its weights apply: after this number of steps, or of tokens; k, M, B
 and T stand for thousands. Weights are decimals of at most six digits before and six after the
 point, in any scale. A source that a line does not name has weight 0 there. After a line with `ramp`
 the shares move linearly to the next line's.
@@ -270,8 +270,8 @@ void data_schedule_check_order(const DataSchedule* d) {
 
 // ---- pieces ----
 
-// Deals `quanta` turns by what each source is owed, and takes them off it: the next one always goes
-// to the source that is owed most. owed: in 1/unit turns; adds up to `quanta`.
+// Deals `quanta` turns, each to the source that is owed most, and subtracts it from what that
+// source is owed. owed: in 1/unit turns; adds up to `quanta`.
 static void schedule_deal_(uint64_t* turns, int64_t* owed, int sources, int64_t quanta, int64_t unit) {
     memset(turns, 0, (size_t)sources * sizeof(*turns));
     for (int64_t turn = 0; turn < quanta; turn++) {

@@ -10,28 +10,28 @@ over the source's epochs of S rows. With e = j / S and i = j mod S it is
     row permute_e(i / G) G + i mod G   shuffled, PACK_UNIFORM: groups of G rows of about the same
                                        length stay together; a last, short group ends the epoch
 
-Any p is found in O(1), so a run can resume anywhere. An update takes the next S sequences, in
-micro-batches of B, of which the last may be smaller; micro-batch k belongs to rank k mod n in
-micro-step k div n. In the last micro-step some ranks may have none: a batch of no sequences. So the
-sequences of an update depend on neither B nor n.
+Any p is found in O(1), so a run can resume anywhere. A step takes the next S sequences, in
+micro-batches of B, the last one maybe smaller; micro-batch k belongs to rank k mod n in micro-step
+k div n. In the last micro-step some ranks may have none: a batch of no sequences. So the sequences
+of a step depend on neither B nor n.
 
 A batch is T tokens wide. With PACK_DYNAMIC and PACK_UNIFORM, T is the length of its longest row,
 rounded up to a multiple of 8; with the others, the T that the rows were made for.
 
-dataloader_resize cuts the rows of the next updates into shorter sequences: a batch (B, T) is then
-one of (B T / length, length), with the same tokens in the same places. A document that a cut
-divides starts with its sequence. Batches that are no wider than a sequence are not cut.
+dataloader_resize cuts the rows of the next steps into shorter sequences: a batch (B, T) becomes
+(B T / length, length), with the same tokens in the same places. If a cut divides a document, its
+second part counts as a new document. Batches that are no wider than a sequence are not cut.
 
 If several ranks divide each sequence (token_chunks.h), a batch has this rank's tokens, but `starts`
 and `lengths` of all.
 
-Tokens and targets of a whole update are counted before its first batch, from the tables of the
-rows, so every rank knows them (counts_updates).
+Tokens and targets of a whole step are counted before its first batch, from the tables of the rows,
+so every rank knows them (counts_updates).
 
 A thread fills the next batches while the caller works on one. `wait_s` is the time the caller
 waited for it.
 
-If a file is changed meanwhile, so that it becomes shorter or has a token that is not below V, the
+If a file changes during the run, so that it becomes shorter or has a token that is not below V, the
 batch that hit it and all later ones have zeros for tokens, and dataloader_error has the reason.
 */
 #ifndef LLMC_DATALOADER_H
@@ -64,41 +64,41 @@ typedef struct {
     const int* sources; // (B) source of each sequence (mixture.h); NULL: all have one
     // (sources) how many of `counted` each has, on the host
     const int* counted_of_source;
-    RowCounts update; // of the whole update, the same on all ranks; zeros if they are not counted
+    RowCounts update; // of the whole step, the same on all ranks; zeros if they are not counted
 } Batch;
 
 // Returns W, the length of the sequences of a batch.
 static inline int batch_length(Batch batch) { return token_chunks_length(batch.chunks, batch.T); }
 
-// Returns the targets of a batch's update for each of its tokens (counted.h); 1 without counts.
+// Returns targets / tokens of the whole step that a batch belongs to (counted.h); 1 without counts.
 static inline float batch_targets_per_token(const Batch* batch) {
     return batch->update.tokens > 0 ? (float)((double)batch->update.targets / (double)batch->update.tokens)
                                     : 1;
 }
 
-// Leaves a rank's tokens of a batch of whole sequences, in place, and all of `starts`.
+// Cuts a batch of whole sequences down to the rank's tokens, in place; `starts` stays whole.
 void batch_divide(Batch* batch, TokenChunks chunks);
 
 typedef struct {
     int B;             // rows per batch
-    int64_t sequences; // S, sequences per update
+    int64_t sequences; // S, sequences per step
     Shuffle shuffle;
     uint64_t seed;
     int group; // G, for PACK_UNIFORM only
     int rank, num_processes;
     int earlier;        // how many batches before the last one also stay valid
-    int counts_updates; // 1: batches have the counts of their update
+    int counts_updates; // 1: batches have the counts of their step
     TokenChunks chunks; // tokens of each sequence that the rank reads
 } DataloaderSettings;
 
-// A micro-step of the update that starts at sequence `first`.
+// A micro-step of the step that starts at sequence `first`.
 typedef struct {
     uint64_t first;
     int64_t micro_step;
 } DataloaderPlace_;
 
 enum {
-    // G: a few micro-batches of similar length, and several lengths in an update
+    // G: a few micro-batches of similar length, and several lengths in a step
     DATALOADER_GROUP = 64,
     DATALOADER_SLOTS_ = 3, // one with the caller, one ready, one being filled; and earlier ones
     DATALOADER_WIDTH = 8   // rows of a batch are padded to a multiple of this
@@ -116,7 +116,7 @@ typedef struct {
     int is_full;
 
     int* memory;      // inputs, targets, starts and lengths of all slots
-    RowCounts counts; // of the thread: of the update that it fills
+    RowCounts counts; // of the step that the thread fills
     int slots;
     Batch* slot;
     pthread_t thread;
@@ -139,11 +139,11 @@ typedef struct {
 // loader.
 void dataloader_open(Dataloader* loader, const DataSources* sources, DataloaderSettings settings);
 
-// Makes the next update start at sequence p of the run, counted over epochs.
+// Makes the next step start at sequence p of the run, counted over epochs.
 void dataloader_seek(Dataloader* loader, uint64_t sequence);
 
-// Sets the number of rows of the next updates, and the length of the sequences that each row is cut
-// into, a divisor of T. Call it only between two updates.
+// Sets the number of rows of the next steps, and the length of the sequences that each row is cut
+// into, a divisor of T. Call it only between two steps.
 void dataloader_resize(Dataloader* loader, int64_t rows, int length);
 
 // Returns the next micro-batch of this rank: at most B rows, possibly none; an epoch may end
@@ -163,8 +163,8 @@ typedef struct {
     uint64_t begin, end;
 } DataloaderSpan;
 
-// Returns the sequences of micro-batch k, of all ranks, in an update of the present size that
-// starts at `first`.
+// Returns the sequences of micro-batch k, of all ranks, in a step of the present size that starts
+// at `first`.
 DataloaderSpan dataloader_micro_batch(const Dataloader* loader, uint64_t first, int64_t k);
 
 // Returns the number of targets in some sequences.
@@ -261,7 +261,7 @@ typedef struct {
     uint64_t p;
 } DataloaderFilling_;
 
-// Counts the tokens and targets of the update that starts at `first`.
+// Counts the tokens and targets of the step that starts at `first`.
 static RowCounts dataloader_count_(const Dataloader* loader, uint64_t first) {
     RowCounts counts = {0, 0};
     for (int64_t i = 0; i < loader->settings.sequences; i++) {
@@ -345,7 +345,7 @@ static void dataloader_cut_(const Dataloader* loader, Batch* slot) {
     slot->T = length;
 }
 
-// Leaves the tokens of a rank's chunks of rows of W tokens, in place.
+// Cuts rows of W tokens down to the rank's chunks, in place.
 static void batch_keep_(const int* tokens, int rows, int W, TokenChunks chunks) {
     const int T = W / (chunks.last + 1);
     for (int n = 0; n < rows * T; n++) { // no token moves up
@@ -378,7 +378,7 @@ static void dataloader_count_sources_(const Dataloader* loader, Batch* slot) {
     }
 }
 
-// Returns the sequence at which micro-batch k of an update starts, or the update ends.
+// Returns the sequence at which micro-batch k of a step starts, or the end of the step.
 static uint64_t dataloader_begin_(const Dataloader* loader, uint64_t first, int64_t k) {
     const int64_t sequence = k * loader->B, S = loader->settings.sequences;
     return first + (uint64_t)(sequence < S ? sequence : S);
@@ -505,7 +505,7 @@ void dataloader_open(Dataloader* loader, const DataSources* sources, DataloaderS
     dataloader_start_(loader);
 }
 
-// Restarts at sequence p with updates of this many rows. Drops the batches that are ready.
+// Restarts at sequence p with steps of this many rows. Drops the batches that are ready.
 static void dataloader_restart_(Dataloader* loader, uint64_t sequence, int64_t rows, int length) {
     pthread_mutex_lock(&loader->mutex);
     while (loader->is_filling) {

@@ -190,8 +190,8 @@ static void documents_scan_(PositionList* list, const TokenSpan* span, size_t st
     }
 }
 
-// True if the files of the stream have an end-of-text token anywhere: a part of them may lie inside
-// one document.
+// True if the files of the stream have an end-of-text token anywhere, also outside the stream,
+// which may lie inside one document.
 static int documents_are_marked_(const TokenStream* stream, int eot) {
     const size_t step = (size_t)1 << 20;
     for (size_t i = 0; i < stream->num_spans; i++) {

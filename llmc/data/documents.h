@@ -229,7 +229,7 @@ static void text_ending_(const char* path, char ending[TEXT_ENDING_BYTES_]) {
     }
 }
 
-// Returns the format that a file's name implies; TEXT_BY_NAME with *advice if it is none of ours.
+// Returns the format that a file's name implies; TEXT_BY_NAME with *advice for an unknown one.
 static TextFormat text_format_of_name_(const char* path, const char** advice) {
     static const struct {
         const char* endings;
@@ -276,7 +276,7 @@ int documents_has_fields(const char* path) {
     return format == TEXT_JSONL || format == TEXT_PARQUET;
 }
 
-// Sets the format of a file. Returns 0 with the error if its name is none of ours.
+// Sets the format of a file. Returns 0 with the error if its name has no format that we read.
 static int text_format_(Documents* source, const char* path, TextFormat* format) {
     const char* advice = "";
     *format =
@@ -603,7 +603,7 @@ static int text_append_(Documents* source, TextBlock* block, size_t room) {
 
 // ---- blocks ----
 
-// Starts a block with what the last cut left over.
+// Starts a block with the rest from the last cut.
 static void text_begin_block_(Documents* source, TextBlock* block) {
     block->bytes = block->num_documents = block->num_parts = 0;
     if (source->carry_bytes > 0) {
@@ -785,7 +785,7 @@ Answers documents_answers(const char* path, const char* field) {
     }
     memset(&block, 0, sizeof(block));
     documents_open(&source, &options, &path, 1);
-    source.has_mark = 1; // what there is to say is said when all is read
+    source.has_mark = 1; // no warning here: it comes when everything is read
     documents_next(&source, &block);
     for (size_t i = 0; i < block.num_parts; i++) {
         const Answers one = block.parts[i].role < (int)CHAT_ROLES ? ANSWERS_CHATS : ANSWERS_PROMPTS;

@@ -96,7 +96,7 @@ typedef struct {
 
 // ---- the threads ----
 
-// Waits for a change. The lock is held before and after; other threads run meanwhile.
+// Waits for a change. Releases the lock while it waits; it is held before and after.
 static void pipeline_wait_(Pipeline_* run) { pthread_cond_wait(&run->changed, &run->lock); }
 
 static void pipeline_tell_(Pipeline_* run) { pthread_cond_broadcast(&run->changed); }

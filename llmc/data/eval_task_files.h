@@ -21,7 +21,7 @@ extern "C" {
 #endif
 
 typedef struct {
-    const Tokenizer* tokenizer; // may be NULL: then a file ends the program
+    const Tokenizer* tokenizer; // may be NULL; then a task from a file ends the program
     int eot;                    // the model's
     int T;                      // tokens per row
     size_t max;                 // examples per file; 0: all

@@ -33,7 +33,7 @@ extern "C" {
 
 enum {
     FIM_MARKS = 3,             // tokens that a rearranged piece gains
-    FIM_LEAST = 2 + FIM_MARKS, // length of the shortest one, with marks
+    FIM_LEAST = 2 + FIM_MARKS, // length of the shortest piece, with marks
 };
 
 // All zeros: nothing is rearranged.
@@ -123,7 +123,7 @@ typedef struct {
 // Cuts a piece of n tokens at two of its n + 1 places, which may be the same.
 static FimCuts_ fim_cut_(const FillInMiddle* fim, uint64_t at, size_t n, uint64_t epoch) {
     Rand rng = rand_open(fim->seed, rand_stream("cuts around the middle") + epoch);
-    rand_seek(&rng, 4 * at); // four words, of which this needs three
+    rand_seek(&rng, 4 * at); // four words each; this uses three
     const int is_spm = rand_uniform(&rng) < (double)fim->spm_rate;
     const size_t one = rand_below(&rng, (uint32_t)n + 1), other = rand_below(&rng, (uint32_t)n + 1);
     const size_t first = one < other ? one : other, second = one < other ? other : one;

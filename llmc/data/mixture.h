@@ -38,7 +38,7 @@ typedef struct {
     int number; // key of the order of its rows, which a source keeps as long as the run lives
 } DataSource;
 
-// A place in a run: the updates, tokens and sequences before it.
+// A place in a run: the steps, tokens and sequences before it.
 typedef struct {
     int64_t step, tokens, sequence;
 } DataPlace;
@@ -46,9 +46,9 @@ typedef struct {
 // A source in a checkpoint.
 typedef struct {
     const char* name;
-    uint64_t fingerprint; // checksum of its contents; 0 for memory
+    uint64_t fingerprint; // checksum of its contents; 0: data in memory
     int64_t tokens, number;
-    int64_t given; // sequences that it has given so far
+    int64_t given; // sequences used so far
     int64_t share; // its weight in the stretch of the next sequence, in lowest terms
 } SourceState;
 
@@ -97,10 +97,10 @@ void mixture_read_list(SourceList* list, const char* text);
 int mixture_count(const char* text);
 int mixture_has_weights(const char* text);
 
-// Returns what the list names, tokens or text. Opens nothing.
+// Returns the kind of data that the list names, tokens or text. Opens nothing.
 TokensKind mixture_kind(const char* text);
 
-// Adds the files of all sources of a list, and those that belong to them.
+// Adds the files of all sources of a list, and the files that belong to them.
 void mixture_list_files(FileList* files, const char* option, const char* text);
 
 // ---- opening ----
@@ -123,7 +123,7 @@ void mixture_pack(DataSources* sources, Packing pack, int T, int eot, DocumentMa
 
 void mixture_close(DataSources* sources);
 
-// Opens source s of others, which are packed, as a source alone. They must outlive it.
+// Opens source s of packed sources as the only source. `others` must outlive it.
 void mixture_open_view(DataSources* view, const DataSources* sources, int s);
 void mixture_close_view(DataSources* view);
 
@@ -149,7 +149,7 @@ typedef struct {
 // Finds the sources in a checkpoint. SOURCE_CHANGED: the same name, with other contents.
 SourceMatch mixture_match(const DataSources* sources, const MixtureState* saved);
 
-// Continues at sequence p of the run after `saved`, whose numbers and names must outlive `sources`.
+// Continues at sequence p of the run from `saved`, whose numbers and names must outlive `sources`.
 // A source that has changed starts over. Returns true if the stretch of the checkpoint continues.
 int mixture_continue(DataSources* sources, const MixtureState* saved, uint64_t p);
 
@@ -435,7 +435,7 @@ SourceMatch mixture_match(const DataSources* sources, const MixtureState* saved)
     return match;
 }
 
-// Gives each source the number it had, or the next one, and keeps the sources that are not used.
+// Gives each source the number it had before, or the next free one. Keeps unused sources.
 static void mixture_take_over_(DataSources* sources, const MixtureState* saved, const SourceMatch* match) {
     char taken[SOURCES_EVER] = {0};
     int next = 0;

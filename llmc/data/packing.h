@@ -74,8 +74,8 @@ typedef struct {
     PositionList documents;
     PositionList pieces;     // pieces (piece_) of all rows, in order; empty: row k starts at k T
     PositionList row_pieces; // (R + 1) first piece of each row; empty: piece k is row k
-    // tokens of the stream in the rows, so N - tokens are dropped; and marks: the rest of R T is
-    // padding
+    // tokens of the stream in the rows (N - tokens are dropped), and marks; the rest of the R T
+    // places is padding
     uint64_t tokens, marks;
     int has_mask;           // some targets are hidden
     uint64_t targets;       // of all rows; only with a mask
@@ -194,8 +194,7 @@ static int rows_target_(const Rows* rows, uint64_t next) {
     return next == rows->stream->count ? rows_last_target_(rows) : tokens_at(rows->stream, (size_t)next);
 }
 
-// Returns the number of targets of a piece of n tokens: with `target` for the last of them, -1 if
-// it has none.
+// Counts the targets of a piece of n tokens; `target` is the last token's, or -1.
 static int piece_targets_(const Rows* rows, uint64_t at, int n, int target) {
     const size_t last = (size_t)at + (size_t)n - 1;
     const int hidden = rows->has_mask ? (int)tokens_count_hidden(rows->stream, (size_t)at, (size_t)n) : 0;
@@ -334,8 +333,8 @@ typedef struct {
     // (BESTFIT_WINDOW) by row: free tokens, and the next row with as many, or -1
     int *space, *below;
     int* next;      // (BESTFIT_WINDOW) by piece: the next one of its row, or -1
-    int* top;       // (T + 1) by space: the row made last, or -1
-    uint64_t* some; // bits by space: set if a row has it
+    int* top;       // (T + 1) by space: the newest row with this space, or -1
+    uint64_t* some; // bit s is set if some row has s free tokens
 } Bestfit_;
 
 static void bestfit_open_(Bestfit_* fit, int T) {

@@ -12,7 +12,7 @@ parquet-rs write them.
 
 The file: "PAR1", pages, footer, u32 bytes of the footer, "PAR1". The footer and the page headers
 are structs in Thrift's compact protocol. The rows are divided into row groups; in each, a column is
-one run of pages, of which the first may be a dictionary. A page is a header, the definition levels
+one run of pages, and the first page may be a dictionary. A page is a header, the definition levels
 of a column that may be null (1: a value, 0: null), and the values:
 
     PLAIN                      for each text u32 bytes, then these bytes
@@ -65,7 +65,7 @@ typedef struct {
 // Reader of deltas. Varints: numbers per block, miniblocks per block, numbers in all, the first
 // number. Then blocks: the smallest difference, the width of each miniblock as a byte, and the
 // miniblocks: differences minus the smallest, packed. The last block has only the miniblocks it
-// needs. Sums wrap at 64 bits, of which lengths are the lower half.
+// needs. Sums wrap at 64 bits; a length is the lower half of a sum.
 typedef struct {
     ThriftReader bytes;
     uint64_t left;       // numbers left, including `next`
@@ -586,7 +586,7 @@ static ThriftReader parquet_plain_(const Parquet* p, const ParquetPage_* page, s
     const int codec = page->is_compressed ? p->chunks[p->group].codec : PARQUET_UNCOMPRESSED_;
     ThriftReader plain = thrift_reader(parquet_reserve_(p, buffer, bytes), bytes);
     const char* wrong = NULL;
-    if (codec != PARQUET_UNCOMPRESSED_) { // some writers compress nothing to nothing
+    if (codec != PARQUET_UNCOMPRESSED_) { // some writers compress an empty page to 0 bytes
         wrong = bytes ? parquet_decompress_(codec, buffer->data, bytes, stored, stored_bytes) : NULL;
     } else if (stored_bytes == bytes) {
         memcpy(buffer->data, stored, bytes);
@@ -734,7 +734,7 @@ static int parquet_page_(Parquet* p) {
            (page.type == PARQUET_PAGE_DICTIONARY_ ? parquet_dictionary_ : parquet_page_data_)(p, &page);
 }
 
-// Checks that nothing is left of a page whose rows are read. The format has no padding, but
+// Checks that a page has nothing left once its rows are read. The format has no padding, but
 // fastparquet writes 8 zeros.
 static int parquet_page_end_(Parquet* p) {
     static const unsigned char zeros[8] = {0};

@@ -46,7 +46,7 @@ uint64_t shard_writer_bytes(const ShardWriter* writer, uint64_t number, uint64_t
 // Continues after `shards` full shards that already exist.
 void shard_writer_resume(ShardWriter* writer, uint64_t shards);
 
-// Adds up to n tokens and returns how many. It stops after a shard that it has completed on disk
+// Adds up to n tokens and returns how many it added. It stops when a shard is complete on disk
 // (writer->number has increased); add the others again.
 size_t shard_writer_add(ShardWriter* writer, const int* ids, size_t n);
 

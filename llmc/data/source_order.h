@@ -6,10 +6,10 @@ Sequence p is row j of source s, where j counts all that s has given so far, acr
 (s, j) is found by bisection among the stretches, and then in O(1). After any n sequences of a
 stretch, a source of weight w_s has given n w_s of them, to within less than one.
 
-The order of a stretch repeats after `cycle` sequences, the smallest number of which every source
-gives a whole number. Within a cycle, the next turn goes to the source that must have one soonest,
-among those that it would not put more than one ahead: that always works (R. Tijdeman, "The chairman
-assignment problem", Discrete Mathematics 32, 1980).
+The order of a stretch repeats after `cycle` sequences: the smallest number in which every source
+has a whole number of turns. Within a cycle, the next turn goes to the source that must have one
+soonest, among the sources that would not get more than one turn ahead. That always works (R.
+Tijdeman, "The chairman assignment problem", Discrete Mathematics 32, 1980).
 */
 #ifndef LLMC_SOURCE_ORDER_H
 #define LLMC_SOURCE_ORDER_H
@@ -46,7 +46,7 @@ uint64_t source_order_reduce(uint64_t* weights, int sources);
 void source_order_open(SourceOrder* order, int sources);
 
 // Adds a stretch from sequence `first` on, with weights in lowest terms, whose sum is at most
-// SOURCES_CYCLE_MAX. If the last stretch has the same weights, it continues instead.
+// SOURCES_CYCLE_MAX. If the last stretch has the same weights, that one continues instead.
 void source_order_add(SourceOrder* order, uint64_t first, const uint64_t* weights);
 
 // Sets the numbers of sequences that the sources have given before the only stretch.

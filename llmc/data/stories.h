@@ -23,8 +23,8 @@ extern "C" {
 
 // clang-format off
 
-// Words. Left, the variables that draw from a list, without replacement within a story; right, the
-// words, the likelier first. After a slash stands a second word that belongs to the first: the
+// Words. Left: the variables that draw from a list, without replacement within a story. Right: the
+// words, the most likely first. After a slash stands a second word that belongs to the first: the
 // pronoun of a name, the plural of a fruit, the preposition of a place.
 static const char *const stories_lists_[][2] = {
     {"number", "one two three four five six seven eight nine ten eleven twelve"}, // first, in this order
@@ -180,7 +180,7 @@ typedef char StoriesName_[STORIES_MAX_NAME];
 // Steps of the program that the rules become, with included rules expanded in place.
 typedef enum {
     STORIES_SAY_, // token a
-    STORIES_SUM_, // the number of variable a plus c times that of variable b, where c is 1 or -1
+    STORIES_SUM_, // the number of variable a plus c times the number of b, where c is 1 or -1
     STORIES_ANY_, // a word of the list
     STORIES_WORD_, // the word of variable a, drawn from the list if it has none yet
     STORIES_SECOND_, // its second word
@@ -229,7 +229,7 @@ typedef struct {
     uint8_t taken[STORIES_MAX_ENTRIES]; // 1 if a variable has drawn it
 } StoriesPlace;
 
-// One continuation: a token, its probability, and what it settles.
+// One continuation: a token, its probability, and the choices that it settles.
 typedef struct {
     int token;
     double p;
@@ -280,7 +280,7 @@ static const char* stories_name_(char* name, const char* text, size_t length) {
     return text + length;
 }
 
-// Returns the index of the name; n if it is none of them.
+// Returns the index of the name among these; n if it is not there.
 static int stories_find_(const StoriesName_* names, int n, const char* name) {
     int i = 0;
     while (i < n && strcmp(names[i], name) != 0) {

@@ -53,8 +53,8 @@ int task_records_is_task(const char* text, size_t bytes);
 // Starts to read a text, which it decodes in place.
 TaskRecords task_records_open(const char* path, char* text, size_t bytes, char* place, char* error);
 
-// Reads the next record, whose list has two texts or more and the right one. Returns 1, or 0 at the
-// end, or -1 with the reason in `error`.
+// Reads the next record: two or more texts, and which one is right. Returns 1, or 0 at the end, or
+// -1 with the reason in `error`.
 int task_records_next(TaskRecords* r, TaskRecord* record);
 
 #ifdef __cplusplus

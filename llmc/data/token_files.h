@@ -88,7 +88,7 @@ char* tokens_escape(const char* name);
 // A pattern without matches stays as a name: opening it will report that the file does not exist.
 glob_t tokens_list(const char* pattern);
 
-// Returns what the files are, tokens (.bin) or text (any other name). Opens none of them.
+// Returns the kind of the files: tokens (.bin) or text (any other name). Opens none of them.
 TokensKind tokens_kind(const char* pattern);
 
 // Adds the files of a list, which may be shards and texts, and the masks of shards.
@@ -352,7 +352,7 @@ static void tokens_unmap_(TokenSpan* span) {
     free(span->path);
 }
 
-// Returns a guess at what a file is that is not a shard.
+// Guesses what kind of file this is, if it is not a shard.
 static const char* tokens_magic_hint_(uint32_t magic) {
     const uint32_t swapped = __builtin_bswap32(magic);
     if (swapped == TOKENS_MAGIC_U16 || swapped == TOKENS_MAGIC_U32) {
@@ -546,7 +546,7 @@ static int tokens_open_span_(TokenSpan* span, const char* path, TokensFormat for
     return ok && target_mask_open(&span->mask, path, span->count, error);
 }
 
-// Returns the end-of-text token before a text.
+// Returns the end-of-text token that stands before a text.
 static TokenSpan tokens_separator_(void) {
     static const uint16_t eot = TOKENIZER_BYTES_EOT;
     TokenSpan separator;
@@ -641,7 +641,7 @@ static int tokens_append_file_(TokenStream* stream, const char* path, TokensForm
 // Mixes the contents of a file into a fingerprint.
 static uint64_t tokens_fingerprint_(uint64_t before, const TokenSpan* span) {
     char error[ERROR_BYTES];
-    uint64_t sums[3] = {before, 0, 0}; // a zero more, as in checkpoints of earlier versions
+    uint64_t sums[3] = {before, 0, 0}; // with a final zero, as in checkpoints of earlier versions
     CHECK(file_fingerprint(span->path, &sums[1], error), "%s", error);
     uint64_t sum = xxh64(sums, sizeof(sums));
     CHECK(target_mask_mix(&sum, span->path, file_fingerprint, error), "%s", error);
@@ -732,7 +732,7 @@ static const TokenSpan* tokens_find_(const TokenStream* stream, size_t position)
     return &stream->spans[low];
 }
 
-// Leaves the mapped_try: one of the n tokens read is not below V.
+// Jumps out of the mapped_try: one of the n tokens read is not below V.
 static void tokens_refuse_(const TokenSpan* span, size_t start, const int* ids, size_t n, int V) {
     size_t bad = 0;
     while (bad + 1 < n && (uint32_t)ids[bad] < (uint32_t)V) {

@@ -297,7 +297,7 @@ static void gguf_put_tokenizer_(GgufWriter* w, const Bpe* bpe, const ModelCard* 
     gguf_pair_bool_(w, "tokenizer.ggml.add_eos_token", 0);
 }
 
-// Name of a model, or its size in words.
+// Name of a model, or a description of its size.
 typedef struct {
     char text[NAME_MAX + 1];
 } GgufText_;

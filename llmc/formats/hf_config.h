@@ -23,7 +23,7 @@ ModelConfig hf_config_read(const char* directory);
 // Returns the largest dropout of its configuration.
 double hf_config_dropout(const char* directory);
 
-// Returns the fields of the config.json in a directory that change nothing here, as text for
+// Returns the fields of a directory's config.json that this program ignores, as text for
 // hf_config_write: a model that is trained further keeps them. The caller frees it.
 char* hf_config_kept(const char* directory);
 
@@ -94,7 +94,7 @@ typedef enum {
     HF_ACTIVATION_,
     HF_ROPE_,
     HF_LAYER_TYPES_,
-    // what we compute, but not what a missing key means
+    // the value that we support, although a missing key means another one
     HF_MUST_BE_TRUE_,
     HF_MUST_BE_NONE_
 } HfValue_;
@@ -213,7 +213,7 @@ static int hf_read_positive_(JsonReader* text, const char* key, float* value) {
            error_set(text->error, text->path, "%s is %g, wanted a positive number", key, number);
 }
 
-// Reads a switch that must be as we compute.
+// Reads a switch that must have the value that we support.
 static int hf_read_switch_(JsonReader* text, const char* key, int wanted) {
     int found;
     if (!json_bool(text, &found)) {
@@ -223,7 +223,7 @@ static int hf_read_switch_(JsonReader* text, const char* key, int wanted) {
                                         found ? "true" : "false", wanted ? "true" : "false");
 }
 
-// Reads null, false or 1, all of which mean that something is not used.
+// Reads null, false or 1: each means that something is not used.
 static int hf_read_unused_(JsonReader* text, const char* key) {
     double number = 0;
     const char first = (char)json_peek(text);
@@ -408,7 +408,7 @@ static int hf_config_rope_(HfConfig_* config, const char* path, char* error) {
     return 1;
 }
 
-// Decides the channels of a head that turn. transformers cuts a fraction of one off.
+// Decides how many channels of a head are rotated. transformers rounds down.
 static int hf_config_turned_(HfConfig_* config, const char* path, char* error) {
     ModelConfig* cfg = &config->cfg;
     const HfRope_ *rope = &config->rope, *old = &config->old_rope;

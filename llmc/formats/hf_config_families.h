@@ -12,8 +12,8 @@ extern "C" {
 
 #define HF_FULL_LAYERS 28 // max_window_layers of all classes that have it
 
-// Family of models in transformers: its names in config.json, and the values of missing keys, where
-// 0 means what it means in ModelConfig.
+// Family of models in transformers: its names in config.json, and the values of missing keys; 0
+// means the same as in ModelConfig.
 typedef struct {
     const char *type, *class_name;
     const char* activations[3]; // words for the only activation it computes; the first is written

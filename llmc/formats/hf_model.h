@@ -96,7 +96,7 @@ int hf_model_has(const char* directory, HfWeights which);
 void hf_model_open(HfModel* model, const char* directory, HfWeights which, ModelConfig cfg, Arch arch);
 
 // Sets elements [first, end) of group g, as far as tensors cover them, in memory that has only this
-// group; may set more of it. Reads little else of the files.
+// group. May set more of the group, but reads little more of the files.
 void hf_model_read(HfModel* model, const TensorRow* rows, int g, size_t first, size_t end, void* group);
 
 void hf_model_close(HfModel* model);
@@ -411,8 +411,8 @@ static void hf_read_heads_(const SafeTensorsView* view, FileLines lines, ModelCo
     }
 }
 
-// Sets elements of a layer (rows, cols) from a tensor of the file, as far as that has them; for a
-// matrix, perhaps the rows that contain them.
+// Sets elements of a layer (rows, cols) from a tensor of the file, as far as it has them; for a
+// matrix, it may set whole rows.
 static void hf_read_layer_(const SafeTensorsView* view, const HfTensor_* t, ModelConfig cfg, float* layer,
                            HfRange_ range, float* chunk) {
     const TensorRow* row = t->row;
@@ -435,8 +435,8 @@ static void hf_read_layer_(const SafeTensorsView* view, const HfTensor_* t, Mode
     }
 }
 
-// Refuses weights of the classifier's own in a model whose classifier is the token embedding; a
-// copy of that is fine.
+// Refuses separate classifier weights in a model whose classifier is the token embedding, unless
+// they are a copy of it.
 static void hf_check_classifier_(const SafeTensorsSet* set, const SafeTensorsView* embedding) {
     const SafeTensorsView* head = safetensors_set_find(set, HF_CLASSIFIER_);
     CHECK(!head || (head->dtype == embedding->dtype && head->bytes == embedding->bytes &&

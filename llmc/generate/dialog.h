@@ -40,7 +40,7 @@ void dialog_open(Dialog* dialog, BpeEncoder* encoder, const char* system);
 
 void dialog_close(Dialog* dialog);
 
-// Forgets all but the system's message.
+// Drops all messages except the system's.
 void dialog_reset(Dialog* dialog);
 
 void dialog_add(Dialog* dialog, ChatRole role, const char* text, size_t bytes);
@@ -120,7 +120,7 @@ static size_t dialog_encode_(Dialog* dialog) {
            1;
 }
 
-// Forgets the oldest turn, but not the last message. Returns 0 if no other is left.
+// Drops the oldest turn, but never the last message. Returns 0 if no other is left.
 static int dialog_forget_(Dialog* dialog) {
     size_t end = dialog->fixed + 1;
     while (end < dialog->count && dialog->messages[end].role != CHAT_USER) {

@@ -1,5 +1,5 @@
 /*
-generator.h -- samples texts from a model: a prompt, then token after token until the document ends.
+generator.h -- generates text: a prompt, then token after token until the document ends.
 
 Several sequences are decoded at a time, each in a slot of its own, at its own position and with its
 own random numbers. They do not affect each other. When the T tokens of its context are full, a
@@ -44,7 +44,7 @@ typedef struct {
     int slots;
 } GeneratorModel;
 
-// Tells whether to stop; called before each token.
+// Returns true to stop; called before each token.
 typedef int (*GeneratorStop)(void* run);
 
 enum { GENERATOR_NUMBER_BYTES = 16 }; // id as text
@@ -65,7 +65,7 @@ typedef struct {
     GeneratorEnd end;
     int* ids;             // (T + 1) tokens that the model sees; it has read all but the last
     int count;            // number of ids
-    int generated, limit; // tokens after the prompt so far; at most
+    int generated, limit; // tokens after the prompt: so far; at most
     Rand* rng;            // the caller's
     TextStream stream;    // its text, with or without the prompt
 } GeneratorSequence;
@@ -204,7 +204,7 @@ void generator_begin(Generator* g, int slot, const int* prompt, int count, int l
     generator_read_(g, slot);
 }
 
-// Forgets the older half of a full context.
+// Drops the older half of a full context.
 static void generator_forget_(Generator* g, int slot) {
     GeneratorSequence* sequence = &g->sequences[slot];
     const int half = g->model.T / 2 + 1;
@@ -269,7 +269,7 @@ int generator_log(Generator* g, RunLog* log, int64_t step, GeneratorStop stop, v
             rand_seek(&g->rng, before);
             return 0;
         }
-        if (sequence->end == GENERATOR_DIVERGED) { // the next update will find out, too
+        if (sequence->end == GENERATOR_DIVERGED) { // the next step will also notice
             log_note(log, "no sample: the model's logits are not finite");
         } else {
             log_sample(log, step, sequence->stream.bytes, sequence->stream.count);

@@ -76,7 +76,7 @@ template <int WIDTH, class X> __device__ inline void load_floats(float* to, cons
     if constexpr (WIDTH == 1) {
         to[0] = to_float(from[0]);
     } else {
-        constexpr int SIZE = Pack<X>::SIZE; // WIDTH, or half of it for fp32
+        constexpr int SIZE = Pack<X>::SIZE; // WIDTH; for fp32, half of WIDTH
 #pragma unroll
         for (int first = 0; first < WIDTH; first += SIZE) {
             const Pack<X> pack = load_pack(from + first);

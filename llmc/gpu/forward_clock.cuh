@@ -1,5 +1,5 @@
 /*
-forward_clock.cuh -- times the last forward pass of an update on the GPU: how fast this rank is.
+forward_clock.cuh -- times the last forward pass of a step on the GPU: how fast this rank is.
 */
 #ifndef LLMC_FORWARD_CLOCK_CUH
 #define LLMC_FORWARD_CLOCK_CUH
@@ -9,7 +9,7 @@ forward_clock.cuh -- times the last forward pass of an update on the GPU: how fa
 
 typedef struct {
     cudaEvent_t begin, end; // of the last forward pass that was timed
-    // tokens of that pass, set by the caller; 0: none was timed in this update
+    // tokens of that pass, set by the caller; 0: none was timed in this step
     int tokens;
 } ForwardClock;
 

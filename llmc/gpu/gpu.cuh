@@ -94,12 +94,11 @@ typedef struct {
     unsigned* taken; // counter of the tiles that blocks of a kernel take: 0 between kernels
 } Gpu;
 
-// Prepares the process, before its first call of CUDA: each stream gets a queue of the hardware of
-// its own. Of two in one queue, one would wait for an exchange on the other, and so for other
-// ranks.
+// Prepares the process, before its first call of CUDA: each stream gets its own hardware queue. If
+// two streams shared one, one would wait for an exchange on the other, and so for other ranks.
 static inline void gpu_open_process(void) { setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); }
 
-// Chooses the GPU for what this thread does next.
+// Makes this GPU the thread's current one.
 static inline void gpu_use(int device) {
     const cudaError_t error = cudaSetDevice(device);
     CHECK(error == cudaSuccess,

@@ -1,5 +1,5 @@
 /*
-graph.cuh -- captures repeated work as a CUDA graph: what a stream is given once is then launched as
+graph.cuh -- captures repeated work as a CUDA graph: work that a stream got once is then launched as
 a whole.
 
 A micro-step is captured the second time it is due: the first time chooses algorithms and loads

@@ -27,7 +27,7 @@ lie at
 #endif
 
 #if defined(__CUDACC__) && GPU_SM >= 89
-// Returns a pair of codes (float8.h), that of `low` in the lower byte.
+// Returns a pair of codes (float8.h), with `low` in the lower byte.
 __device__ inline unsigned e4m3_from_floats(float low, float high) {
     unsigned short two;
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(two) : "f"(high), "f"(low));
@@ -128,15 +128,16 @@ __device__ inline void mbarrier_arrive(uint64_t* barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(ptx_shared_address(barrier)) : "memory");
 }
 
-// Arrives; the phase then ends only after `bytes` have come, too.
+// Arrives; the phase then ends only after `bytes` have come as well.
 __device__ inline void mbarrier_arrive_expect(uint64_t* barrier, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(ptx_shared_address(barrier)),
                  "r"(bytes)
                  : "memory");
 }
 
-// Waits until the phase of this parity has ended; of a new barrier, the one before the first, of
-// parity 1, has. With PTX_WAIT_LIMIT a wait that never ends stops the kernel after some seconds.
+// Waits until the phase of this parity has ended. In a new barrier, an imagined phase of parity 1
+// before the first has already ended. With PTX_WAIT_LIMIT a wait that never ends stops the kernel
+// after some seconds.
 __device__ inline void mbarrier_wait(uint64_t* barrier, int parity) {
 #ifdef PTX_WAIT_LIMIT
     unsigned polls = 0;
@@ -164,9 +165,9 @@ template <int COUNT> __device__ inline void barrier_of(int id) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(COUNT) : "memory");
 }
 
-// Sets the registers of a thread of this warpgroup, all of which call it: fewer, and it gives the
-// others to the block; or more, and it waits for those. Kernels need __launch_bounds__ with a
-// number of blocks.
+// Sets the number of registers of each thread of this warpgroup; all its threads call it. Fewer
+// than before: it gives the rest to the block; more: it waits for them. Kernels need
+// __launch_bounds__ with a number of blocks.
 template <int COUNT> __device__ inline void registers_fewer(void) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
@@ -202,11 +203,11 @@ __device__ inline void bulk_load(void* to, const void* from, int bytes, uint64_t
         : "memory");
 }
 
-// Stores to shared memory what TMA or wgmma access later: after a fence_async of this thread, and a
-// barrier after it.
+// Stores to shared memory for later access by TMA or wgmma: after a fence_async of this thread, and
+// a barrier after that.
 template <class T> __device__ inline void store_for_async(T* to, const T& value) { *to = value; }
 
-// Orders this thread's stores to shared memory before what TMA and wgmma do there after the next
+// Orders this thread's stores to shared memory before accesses by TMA and wgmma after the next
 // barrier.
 __device__ inline void fence_async(void) { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
@@ -229,10 +230,10 @@ template <int N> __device__ inline void wgmma_settle(float (&d)[N][4]) {
     }
 }
 
-// Start d = a b, or d += a b if `adds`: a (64, 16), b (16, 8 N) by its descriptor (wgmma.cuh); a,
-// too, or in registers. Warp w of the warpgroup has rows 16w to 16w + 15 of a and d, like a and d
-// of mma_16816. TRANS_A: the rows of a are neighbors in memory; TRANS_B: the columns of b. Nothing
-// may access d, nor change a, before a wait.
+// Start d = a b, or d += a b if `adds`: b (16, 8 N) by its descriptor (wgmma.cuh), a (64, 16) by
+// descriptor or in registers. Warp w of the warpgroup has rows 16w to 16w + 15 of a and d, laid out
+// as in mma_16816. TRANS_A: the rows of a are neighbors in memory; TRANS_B: the columns of b.
+// Nothing may access d, nor change a, before a wait.
 #define PTX_FOUR_(i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
 #define PTX_16_(i) PTX_FOUR_(i), PTX_FOUR_(i + 1), PTX_FOUR_(i + 2), PTX_FOUR_(i + 3)
 #define PTX_32_(i) PTX_16_(i), PTX_16_(i + 4)

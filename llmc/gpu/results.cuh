@@ -1,5 +1,5 @@
 /*
-results.cuh -- results of an update, or of the batches of a validation, that the host reads back: on
+results.cuh -- results of a step, or of the batches of a validation, that the host reads back: on
 the GPU and in pinned memory.
 
 Kernels append losses, add to statistics, and set the rest; the host reads all of it at once, and
@@ -55,8 +55,8 @@ static inline void step_results_open(StepResults* r, Memory* memory, int64_t max
     }
 }
 
-// Forgets all losses, divergences and statistics; call it before the first micro-step of an update,
-// and the first batch of a validation.
+// Forgets all losses, divergences and statistics; call it before the first micro-step of a step,
+// and before the first batch of a validation.
 static inline void step_results_clear(StepResults* r) {
     CUDA_CHECK(cudaMemsetAsync(&r->on_gpu->count, 0, sizeof(r->on_gpu->count), r->gpu->stream));
     CUDA_CHECK(cudaMemsetAsync(&r->on_gpu->divergence, 0, sizeof(r->on_gpu->divergence), r->gpu->stream));

@@ -21,9 +21,9 @@ template <class X, int W> __device__ inline const X* tile_16x16(const X* corner)
     return corner + threadIdx.x % 16 * tile_stride<X>(W) + threadIdx.x % 32 / 16 * 8;
 }
 
-// Returns it for matrix 0 beside 1, below them 2 beside 3. So lie a right operand whose columns are
-// the rows of the tile, and, transposed, a left one. mma_16816 reads b from two adjacent registers;
-// the other order would cost two moves per pair.
+// Returns it for matrices 0 and 1 side by side, with 2 and 3 below. A right operand has this layout
+// if its columns are the rows of the tile, and, transposed, a left one. mma_16816 reads b from two
+// adjacent registers; the other order would cost two moves per pair.
 template <class X, int W> __device__ inline const X* tile_right_16x16(const X* corner) {
     const int lane = threadIdx.x % 32;
     return corner + (lane % 8 + lane / 16 * 8) * tile_stride<X>(W) + lane / 8 % 2 * 8;

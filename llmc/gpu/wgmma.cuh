@@ -110,7 +110,7 @@ template <class T>
 static inline CUtensorMap tensor_map_of(const T* data, int rank, const size_t* sizes, const size_t* distances,
                                         int box_dim, int box) {
     TensorMapOf_ of;
-    memset(&of, 0, sizeof(of)); // padding, too: it is compared
+    memset(&of, 0, sizeof(of)); // including padding, which is compared
     of.data = data;
     of.rank = rank;
     of.type = DTYPE_OF(T) == DTYPE_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;

@@ -5,10 +5,10 @@ bf16 on the CPU.
     forward     of (OC, C): the right factor of out = inp weight^T
     backward    the right factor of dinp = dout weight; only for training
 
-The embedding has copies if it is the classifier, too: a token's row is read in fp32. The matrix of
-each expert has factors of its own, one after the other; its sizes are multiples of BF16_TILE. The
-matrices themselves stay fp32. After a change they are packed again; until then all passes read the
-old copies.
+The embedding has copies only if it is also the classifier: a token's row is read in fp32. The
+matrix of each expert has factors of its own, one after the other; its sizes are multiples of
+BF16_TILE. The matrices themselves stay fp32. After a change they are packed again; until then all
+passes read the old copies.
 */
 #ifndef LLMC_BF16_WEIGHTS_H
 #define LLMC_BF16_WEIGHTS_H
@@ -41,8 +41,8 @@ static inline int bf16_weights_has(const Bf16Weights* w, int i) {
     return quantized_is_matrix(row) && !(row->kind == KIND_EMBEDDING && w->has_head);
 }
 
-// Returns 0, or a size of experts' matrices that is not a whole number of tiles, C or F: no matrix
-// may start inside a tile of another.
+// Returns C or F, whichever is not a whole number of tiles, or 0. No expert's matrix may start
+// inside a tile of another.
 static inline int bf16_weights_unfit(ModelConfig cfg) {
     const int F = model_hidden(cfg);
     return cfg.E == 0 ? 0 : cfg.C % BF16_TILE ? cfg.C : F % BF16_TILE ? F : 0;
@@ -136,7 +136,7 @@ static inline void bf16_weights_pack(Bf16Weights* w) {
     }
 }
 
-// Returns the copies of layer l: NULL for what has none, and for a kind that is not kept.
+// Returns the copies of layer l; NULL for matrices without copies, and for kinds that are not kept.
 static inline PackedParameters bf16_weights_at_layer(const Bf16Weights* w, int l, PackedFor kind) {
     PackedParameters copies;
     memset(&copies, 0, sizeof(copies));

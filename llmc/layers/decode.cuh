@@ -82,7 +82,7 @@ static inline void decoder_work_(DecoderGpu* d, const Pass* pass, int count, For
                                cudaMemcpyDeviceToHost, stream));
 }
 
-// Does the same by a graph, which it captures first if none exists.
+// Decodes by a graph, which it captures first if none exists.
 template <class Forward>
 static inline void decoder_replay_(DecoderGpu* d, const Pass* pass, int count, Forward forward) {
     DecoderQueue* queue = &d->queue;

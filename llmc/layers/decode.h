@@ -1,5 +1,5 @@
 /*
-decode.h -- what a model reads when it generates, and the activations that this takes; on the CPU
+decode.h -- a model's input when it generates, and the activations that this takes; on the CPU
 and the GPU.
 
     prefill    forgets sequence number `sequence` and reads `count` <= T tokens of a new one
@@ -47,7 +47,7 @@ static inline size_t decoder_count_activations(Memory* memory, ModelConfig cfg, 
     return most;
 }
 
-// `memory` has room for decoder_activation_rows. Between two steps training needs none of it.
+// `memory` has room for decoder_activation_rows. Training does not need it between two steps.
 static inline void decoder_bind(Decoder* decoder, ModelConfig cfg, int sequences, int T, void* memory) {
     decoder->sequences = sequences;
     decoder->T = T;

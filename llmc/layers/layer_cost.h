@@ -30,7 +30,7 @@ The activation counts as a pass of its own, even where a GPU fuses it into a mat
 
 // clang-format off
 // Kinds of operations and their names. The first two have FLOP and bytes, the others up to UPDATE
-// only bytes. LAUNCHES is the time to start operations; plan.h adds MOVES, and cost.h those between
+// only bytes. LAUNCHES is the time to start operations; plan.h adds MOVES, and cost.h the transfers between
 // the processes of a run.
 #define COST_WORDS(X) \
     X(COST_MATMULS, "matmuls") \
@@ -56,10 +56,10 @@ typedef struct {
     double per_s[COST_RATES];
     double launch_s;
     char basis[128];  // source of the rates, in words
-    double fp8_per_s; // FLOP/s of matmuls in fp8; 0: the run has none, or the device is not faster
+    double fp8_per_s; // FLOP/s of matmuls in fp8; 0: none in the run, or not faster on the device
 } CostRates;
 
-// Time of an update in seconds, by kind.
+// Time of a training step in seconds, by kind.
 typedef struct {
     double s[COST_KINDS];
 } CostUpdate;
@@ -72,13 +72,13 @@ static inline const char* cost_word(CostKind kind, ActivationKind activation) {
 
 static inline int cost_has_flops(CostKind kind) { return kind <= COST_ATTENTION; }
 
-// A walk over the operations of an update.
+// A walk over the operations of a training step.
 typedef struct {
     ModelConfig cfg;
     const Freeze* freeze;
     const CostRates* rates;
     TensorRow rows[MODEL_PARAMETER_ROWS];
-    double times, N, T;          // micro-batches of an update; tokens of one, and of a sequence
+    double times, N, T;          // micro-batches of a step; tokens of one, and of a sequence
     double stream;               // tokens of the residual stream in this process, of a tensor group
     int tensor_ranks;            // ranks that cut matrices to the sizes of `cfg`
     double size, gradient_bytes; // bytes of an element
@@ -105,15 +105,15 @@ static inline void cost_add(const CostWalk* w, CostKind kind, double flops, doub
 
 // ---- linear.h ----
 
-// Returns the rows of the hidden layers: of each token those of the experts that it takes, and of
-// each expert half a tile of padding on average.
+// Counts the rows of the hidden layers: one for each expert that a token takes, and for each expert
+// half a tile of padding on average.
 static inline double cost_hidden_rows_(const CostWalk* w) {
     const ModelConfig cfg = w->cfg;
     return cfg.E > 0 ? w->N * cfg.E_used + cfg.E * (ROUTER_TILE - 1) / 2.0 : w->N;
 }
 
 // Adds a matmul of a weight, or one of each expert, that moves the weight or its gradient. A GPU
-// starts those of all experts at once.
+// starts the matmuls of all experts at once.
 static inline void cost_matmul_of_(const CostWalk* w, const TensorRow* weight, double weight_bytes) {
     const double in = (double)weight->cols, out = (double)weight->rows / weight->experts,
                  N = weight->experts > 1 || weight->split == SPLIT_EXPERTS ? cost_hidden_rows_(w) : w->N;
@@ -133,8 +133,8 @@ static inline int cost_is_in_fp8_(const CostWalk* w, const TensorRow* weight) {
     return is_in_fp8 && w->rates->fp8_per_s > 0 && weight->experts == 1;
 }
 
-// Adds a matmul in fp8 of an input with `in` columns. The kernel that makes the input writes its
-// codes, too; the weight's are made once an update.
+// Adds a matmul in fp8 of an input with `in` columns. The kernel that makes the input also writes
+// its codes; the weight's are made once per step.
 static inline void cost_matmul_fp8_(const CostWalk* w, const TensorRow* weight, double in, double out) {
     const CostRates* r = w->rates;
     const double slower = r->per_s[COST_MATMULS] / r->fp8_per_s,
@@ -305,7 +305,7 @@ static inline void cost_mlp(const CostWalk* w) {
     cost_sum_of_parts(w);
 }
 
-// Adds what experts need besides their matmuls: two gathers, the sum of the gradients of each
+// Adds the work of experts besides their matmuls: two gathers, the sum of the gradients of each
 // token, and the router.
 static inline void cost_experts_backward_(const CostWalk* w) {
     cost_expert_rows_(w, 2, 0);

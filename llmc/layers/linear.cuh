@@ -10,22 +10,22 @@ with --quantize blocks of 8 bits.
 
     out, residual, pre, dout   (N, OC)      inp, dinp   (N, C)
 
-With --matmul fp8, and only in micro-steps of training, those of qkv, fc and fcproj are multiplied
-in fp8 (matmul_fp8.cuh) where autotune finds that faster, or does not look. Weights are quantized
-once an update, in its first forward pass, unless ZeRO or offloading keeps only some of them here.
+With --matmul fp8, and only in micro-steps of training, qkv, fc and fcproj are multiplied in fp8
+(matmul_fp8.cuh) where autotune finds that faster, or does not measure it. Weights are quantized
+once per step, in its first forward pass, unless ZeRO or offloading keeps only some of them here.
 
     linear_norm_forward, linear_activation_*      norm_forward, activation_*, whose result the
                                                   matmul of `reader` reads next
 
-If that is in fp8, their kernels make the codes, too; so does GELU's that follows a matmul in fp8,
-and a norm's backward pass into linear_codes_below. For inputs from elsewhere, such as dqkv, a
-kernel of its own does.
+If that matmul is in fp8, their kernels also make the codes; so does the GELU that follows a matmul
+in fp8, and a norm's backward pass, into linear_codes_below. For inputs from elsewhere, such as
+dqkv, a separate kernel makes them.
 
 Few rows of input read blocks as they are; for more, a matrix is expanded to floatX before the
-usual matmul. The backward pass is that of matmul.cuh.
+usual matmul. The backward pass is matmul.cuh's.
 
-linear_experts_* are the same for rows of experts, whose matrices follow w, that of expert 0
-(expert_matmul.cuh). They read blocks of 8 bits an expert at a time.
+linear_experts_* do the same for rows of experts (expert_matmul.cuh): w is the matrix of expert 0,
+and the others follow it. They read blocks of 8 bits one expert at a time.
 */
 #ifndef LLMC_LINEAR_CUH
 #define LLMC_LINEAR_CUH
@@ -66,7 +66,7 @@ typedef struct {
     int in_fp8;                 // now: in passes of training
     int renews;                 // forward passes quantize the weights, which are new
     LinearCodes stream, hidden; // of inputs that norms make, (N, C), and of others
-    E4m3Rows matrix;            // codes for one matmul, if there are none of an update
+    E4m3Rows matrix;            // codes for one matmul, if none are kept for a step
     uint32_t* largest;          // magnitudes of the columns of a matrix
     char* weights;              // codes of all blocks' matrices, or NULL
     size_t weights_bytes;       // of a block
@@ -127,8 +127,8 @@ static inline size_t linear_cut_codes_(LayerWeights* w, char* at) {
     return bytes;
 }
 
-// Opens matmuls in fp8 for inputs of up to N rows. `keeps_weights`: all weights are here until the
-// next update, and several micro-steps read them.
+// Opens matmuls in fp8 for inputs of up to N rows. `keeps_weights`: all weights stay here until the
+// next update, so several micro-steps can read their codes.
 static inline void linear_gpu_open_fp8(LinearGpu* linear, Memory* memory, ModelConfig cfg, size_t N,
                                        int keeps_weights) {
     const ModelParameters none = {};
@@ -298,7 +298,7 @@ static inline void linear_activation_forward(floatX* act, const floatX* pre, con
     }
 }
 
-// Sets dpre (N, gates F), of which the gradient of the input of `reader` is computed next.
+// Sets dpre (N, gates F). The gradient of the input of `reader` is computed from it next.
 static inline void linear_activation_backward(floatX* dpre, const floatX* dact, const floatX* pre,
                                               const Weight* reader, int N, ActivationKind kind,
                                               LinearGpu* linear) {
@@ -312,8 +312,8 @@ static inline void linear_activation_backward(floatX* dpre, const floatX* dact, 
     }
 }
 
-// Returns the sizes of the matrix that reads GELU's result, or computes its input: in an MLP, those
-// of `w` the other way round.
+// Returns the sizes of the matrix that reads GELU's result, or computes its input: in an MLP, the
+// sizes of `w` the other way round.
 static inline Weight linear_mirrored_(const Weight* w) {
     Weight mirrored = *w;
     mirrored.OC = w->C;

@@ -1,7 +1,7 @@
 /*
 linear.h -- the layers that read a model's matrices (weight.h), on the CPU: floats, or with
 --quantize blocks of 8 bits; with --matmul bf16 the copies that bf16_weights.h keeps. With --matmul
-fp8, and only in micro-steps of training, those of qkv, fc and fcproj are multiplied in fp8.
+fp8, and only in micro-steps of training, qkv, fc and fcproj are multiplied in fp8.
 
     out[n][o]  = sum_c inp[n][c] weight[o][c] + bias[o]
     encoded[n] = wte[tokens[n]] + wpe[position of n]

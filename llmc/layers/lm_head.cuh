@@ -88,7 +88,7 @@ static inline CrossEntropy lm_head_own_chunk(const LmHeadGpu* head, int first) {
 }
 
 // Computes this rank's logits of a chunk of tokens from `first` on, and sets the losses from the
-// numbers of all slices, of which the first place then has those of whole rows.
+// numbers of all slices. The numbers of whole rows then replace the first slice's.
 static inline void lm_head_sums(float* losses, const LmHeadGpu* head, int first) {
     const TensorParallelGpu* tp = &head->tensor;
     const CrossEntropy chunk = lm_head_own_chunk(head, first);

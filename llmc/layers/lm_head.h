@@ -36,7 +36,7 @@ typedef struct {
     Linear* linear;
     CrossEntropyBf16Scratch* bf16; // with matmuls in bf16
     TensorParallel tensor;         // ranks that cut the vocabulary
-    CrossEntropySlice* rows;       // (t, chunk) what all slices keep
+    CrossEntropySlice* rows;       // (t, chunk) numbers of all slices
     float* all;                    // (2, tokens, whole vocabulary), for lm_head_all_logits_cpu
 } LmHead;
 

@@ -401,7 +401,7 @@ static inline void mlp_experts_backward_(const MlpGpu* mlp, const MlpGradientsGp
 // ---- either ----
 
 // Sets fch and act; with experts, routes the tokens. If ranks divide the experts, it only routes; a
-// rank without tokens (N = 0) calls what the others call. Collective.
+// rank without tokens (N = 0) makes the same calls as the others. Collective.
 static inline void mlp_hidden(const MlpGpu* mlp, const floatX* inp) {
     const floatX* all = tensor_gather(&mlp->tensor, 0, inp);
     (mlp_has_experts_(mlp) ? mlp_experts_hidden_ : mlp_one_hidden_)(mlp, all);

@@ -23,7 +23,7 @@ If several ranks cut the matrices (tensor_parallel.h), inp and out are the rows 
 tokens; else of all.
 
 If ranks divide the experts (expert_parallel.h), a rank has E / e of them, and computes the rows of
-one rank at a time. fch and act are those of the last such rows; the backward pass sets them again.
+one rank at a time. fch and act belong to the last such rows; the backward pass sets them again.
 */
 #ifndef LLMC_MLP_H
 #define LLMC_MLP_H
@@ -62,8 +62,8 @@ typedef struct {
     const float* proj_bias; // (C), or NULL
 } Mlp;
 
-// Gradients of a block's MLP or experts, and memory that they need: of the router, `of_router`, and
-// those of the MLP that all tokens take.
+// Gradients of a block's MLP or experts, of the router (`of_router`) and of the MLP that all tokens
+// take, and the memory that they need.
 typedef struct {
     MlpGradients mlp; // dinp (N, C); dfch (M, gates F)
     size_t neighbor;  // elements from the gradients on one rank's tokens to those on the next's
@@ -518,7 +518,7 @@ static inline void mlp_experts_backward_(const Mlp* mlp, const MlpLayerGradients
 // ---- either ----
 
 // Sets fch and act; with experts, routes the tokens. If ranks divide the experts, it only routes; a
-// rank without tokens (N = 0) calls what the others call. Collective.
+// rank without tokens (N = 0) makes the same calls as the others. Collective.
 static inline void mlp_hidden_cpu(const Mlp* mlp, const float* inp) {
     const float* all = tensor_gather_cpu(&mlp->tensor, 0, inp);
     (mlp_has_experts_(mlp) ? mlp_experts_hidden_ : mlp_one_hidden_)(mlp, all);

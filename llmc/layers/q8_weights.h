@@ -50,8 +50,8 @@ static inline int quantized_unfit_columns(ModelConfig cfg) {
     return 0;
 }
 
-// Sets the rows of the parameters, and returns their bytes; what stays has elements of
-// `element_bytes`.
+// Sets the rows of the parameters, and returns their bytes; parameters that stay as they are have
+// elements of `element_bytes`.
 static inline size_t quantized_parameter_rows(TensorRow rows[MODEL_PARAMETER_ROWS], ModelConfig cfg,
                                               size_t element_bytes) {
     model_parameter_rows_of(rows, cfg, element_bytes);

@@ -39,22 +39,22 @@ static inline void self_attention_open_rope(Rope* rope, Memory* memory, ModelCon
 typedef struct {
     AttentionSizes sizes;
     const int* starts;               // (B, W), or NULL
-    int window;                      // tokens that a step of decoding sees, itself the last; 0: all
+    int window;                      // decoding: tokens that a token sees, including itself; 0: all
     Weight weight, proj;             // (QKV, C), (C, Q)
     const floatX* proj_bias;         // (C), or NULL
-    HeadsGpu<floatX> heads;          // what happens to queries and keys
+    HeadsGpu<floatX> heads;          // norms and rotation of queries and keys
     floatX *qkv, *atty;              // (N, QKV), (N, Q)
     float* lse;                      // (B, NH, T)
     AttentionCacheGpu<floatX> cache; // keys and values that are kept; no data: none
     int sequence;                    // prefill: its place in the cache
-    const int* positions;            // a step of decoding: of each row; else NULL
+    const int* positions;            // decoding: position of each row; else NULL
     TensorParallelGpu tensor;
     LinearGpu* linear;
     AttentionGpu* attention;
     const ContextParallelGpu<floatX>* context;
 } SelfAttentionGpu;
 
-// Returns the attention of a layer. If it has a window, `starts` are where the window starts.
+// Returns the attention of a layer. If it has a window, `starts` are the starts of the windows.
 static inline SelfAttentionGpu self_attention_of(const LayerPassGpu* of, const int* starts, Rope rope,
                                                  AttentionGpu* attention,
                                                  const ContextParallelGpu<floatX>* context) {
@@ -149,7 +149,7 @@ self_attention_gradients_of(const ModelGradients* d, const ModelActivations* a, 
     return {a->branch, d->qkvw, d->qkvb, d->qnormw, d->knormw, d->attprojw, mode, a->branch, a->dqkv};
 }
 
-// Sets dqkv, the gradient of the linear layer's output, and sets or adds to that of its bias. If
+// Sets dqkv, the gradient of the linear layer's output, and sets or adds to its bias's gradient. If
 // heads, or other ranks' gradients, change dqkv after attention's backward pass, the bias is summed
 // after them.
 static inline void self_attention_backward_qkv_(const SelfAttentionGpu* a, const SelfAttentionGradientsGpu* d,

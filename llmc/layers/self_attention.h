@@ -13,9 +13,9 @@ tokens; else of all.
 If a rank has a part of each sequence, keys and values are gathered before attention, and their
 gradients added up after it (context_parallel.h).
 
-With matmuls in bf16, whole sequences, T and a head's size that are multiples of 32, and heads
-without norms, qkv and its gradient are packed as qkv_bf16.h does it. With a cache, keys and values
-are kept, keys with their positions, and the tokens of a step of decoding see those kept before.
+With matmuls in bf16, whole sequences, T and head size multiples of 32, and heads without norms,
+qkv and its gradient are packed as in qkv_bf16.h. With a cache, keys (with their positions) and
+values are kept, and the tokens of a decoding step see all kept before.
 */
 #ifndef LLMC_SELF_ATTENTION_H
 #define LLMC_SELF_ATTENTION_H
@@ -86,7 +86,7 @@ typedef struct {
     int window;              // tokens that a step of decoding sees, itself the last; 0: all
     Weight weight, proj;     // (QKV, C), (C, Q)
     const float* proj_bias;  // (C), or NULL
-    Heads heads;             // what happens to queries and keys
+    Heads heads;             // norms and rotation of queries and keys
     float *qkv, *atty, *lse; // (N, QKV), (N, Q), (B, NH, T)
     TensorParallel tensor;
     AttentionCache cache; // keys and values that are kept; no data: none
@@ -96,7 +96,7 @@ typedef struct {
     Attention* attention;
 } SelfAttention;
 
-// Returns the attention of a layer. If it has a window, `starts` are where the window starts.
+// Returns the attention of a layer. If it has a window, `starts` are the starts of the windows.
 static inline SelfAttention self_attention_of(const LayerPass* layer, const int* starts,
                                               Attention* attention) {
     const ModelConfig cfg = layer->cfg;
@@ -228,7 +228,7 @@ static inline void self_attention_backward_qkv_(const SelfAttention* a, float* d
     }
 }
 
-// Sets dinp (N, C), which may be datty (N, Q), and sets or adds to all gradients but the
+// Sets dinp (N, C), which may be datty (N, Q), and sets or adds to all gradients except the
 // projection's; inp (N, C).
 static inline void self_attention_heads_backward_(const SelfAttention* a, const SelfAttentionGradients* d,
                                                   float* dinp, const float* inp) {

@@ -14,7 +14,7 @@ typedef struct {
     DistillSlice* sums; // (t, chunk) sums of all slices; of a whole vocabulary unused
 } TeachingGpu;
 
-// Opens it for N tokens, of which a chunk has logits at a time.
+// Opens it for N tokens, with logits of one chunk at a time.
 static inline void teaching_open(TeachingGpu* t, Memory* memory, Distill how, ModelConfig cfg, size_t N,
                                  size_t chunk) {
     t->how = how;
@@ -25,7 +25,7 @@ static inline void teaching_open(TeachingGpu* t, Memory* memory, Distill how, Mo
     }
 }
 
-// Returns the tokens of a chunk from `first` on; `of` has its sizes, in a slice those of the slice.
+// Returns the tokens of a chunk from `first` on; `of` has the sizes of the chunk, or of its slice.
 static inline DistillTokensGpu teaching_tokens_(const float* losses, const TeachingGpu* t,
                                                 const LmHeadGpu* head, int first, float dloss,
                                                 CrossEntropy of) {

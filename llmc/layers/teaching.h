@@ -23,7 +23,7 @@ typedef struct {
     DistillSlice* sums; // (t, chunk) sums of all slices; of a whole vocabulary unused
 } Teaching;
 
-// Opens it for N tokens, of which a chunk has logits at a time.
+// Opens it for N tokens, with logits of one chunk at a time.
 static inline void teaching_open(Teaching* t, Memory* memory, Distill how, ModelConfig cfg, size_t N,
                                  size_t chunk) {
     t->how = how;

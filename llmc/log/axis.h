@@ -1,7 +1,7 @@
 /*
 axis.h -- an axis of a plot: where a value is, and which round numbers label it.
 
-Losses have a logarithmic axis: the last tenth above the floor stays visible beside a steep start,
+Losses have a logarithmic axis: the last tenth above the floor stays visible despite a steep start,
 which would squeeze it on a linear one.
 */
 #ifndef LLMC_AXIS_H

@@ -1,9 +1,9 @@
 /*
-curve_svg.h -- draws the loss curve of a run as SVG, readable on light and dark backgrounds: after
-each step or, of --find-lr, over the learning rate.
+curve_svg.h -- draws the loss curve of a run as SVG, readable on light and dark backgrounds: over
+the steps or, for --find-lr, over the learning rate.
 
-The training loss is a line through all of its points, each validation loss, or the rate to take, a
-dot, the floor a dashed line. Points that are not finite are left out.
+The training loss is a line through all its points. Each validation loss is a dot, and so is the
+rate to take; the floor is a dashed line. Points that are not finite are left out.
 */
 #ifndef LLMC_CURVE_SVG_H
 #define LLMC_CURVE_SVG_H
@@ -162,8 +162,8 @@ static void svg_val_(FILE* file, const SvgRange_* range, const CurvePoint* point
 
 #define SVG_FLOOR_LINE_ "stroke=\"" SVG_FLOOR_ "\" stroke-width=\"2\" stroke-dasharray=\"7 5\""
 
-// Draws the legend above the plot, where no curve is in the way. `dots` says what the dots are;
-// NULL: there are none.
+// Draws the legend above the plot, where no curve is in the way. `dots` describes the dots; NULL:
+// no dots.
 static void svg_legend_(FILE* file, const char* dots, double floor) {
     const int y = SVG_TOP_ - 22;
     int x = SVG_LEFT_;

@@ -11,9 +11,9 @@ digits; a byte of a path or option that is not UTF-8 is \udcNN, json.h):
     {"kind":"train","step":1,"loss":...,"kl":...,"norm":...,"lr":...,"ms":...,"data_ms":...,
      "tok_per_s":...,"mfu":...,"peak":...,"expert_load":...,"router_entropy":...,
      "source_loss":{"web":...},"power_w":...,"clock_mhz":...,"tokens":...,"elapsed_s":...,
-     "time":...}  (the mean loss of each source of a mixture that has targets in the update)
+     "time":...}  (the mean loss of each source of a mixture that has targets in the step)
     {"kind":"experts","step":1,"load":[[...],...]}  (of each layer the load of each expert in the
-     update, 1 if all are even; after each hundredth of the run)
+     step, 1 if all are even; after each hundredth of the run)
     {"kind":"val","step":0,"loss":...,"bpb":...,"sequences":...,"all_sequences":...}  (bits per
      byte, if the bytes of the tokens are known; sequences of the validation, and of all its data)
     {"kind":"set","step":0,"name":"web","loss":...,"bpb":...,"sequences":...,"all_sequences":...}
@@ -31,41 +31,39 @@ digits; a byte of a path or option that is not UTF-8 is \udcNN, json.h):
     {"kind":"stop","step":...,"reason":"..."}
     {"kind":"summary","steps":...,"val_loss":...,"best_val_loss":...,"best_step":...,"floor":...,
      "elapsed_s":...,"tok_per_s":...,"samples_per_s":...,"data_s":...,"planned_mb":...,
-     "peak_mb":...}  (memory in MiB; no speed without updates)
+     "peak_mb":...}  (memory in MiB; no speed without steps)
 
 kl is the divergence from the teacher, in runs with one; mfu is a share of peak, in FLOP/s; tokens
-counts all updates so far; elapsed_s is the time of the run, including validations, summed over all
-starts of the program; time is Unix time in seconds. expert_load and router_entropy are those of a
-model with experts (log_routing). power_w and clock_mhz are a GPU's, once a second; floor is present
-if it is known, host_mem_mb if a
-run on another device has large allocations here. Readers ignore kinds and keys that they do not
-know.
+counts all steps so far; elapsed_s is the time of the run, including validations, summed over all
+starts of the program; time is Unix time in seconds. Models with experts have expert_load and
+router_entropy (log_routing). power_w and clock_mhz are a GPU's, once a second; floor is present if
+it is known, host_mem_mb if a run on another device has large allocations here. Readers ignore kinds
+and keys that they do not know.
 
 With --tensorboard on, all numbers of the lines of training, validations, sources and tasks also go
 to tensorboard.h's file, each under the tag KIND/KEY (task/NAME/KEY, set/NAME/KEY, source/NAME/KEY,
 train/source_loss/NAME, gpu/power_w, gpu/clock_mhz), the load of each layer's busiest expert
-(experts/layer_0), and samples as texts.
+(experts/layer_0), and samples as text.
 
 main.log has the lines of llm.c, so that its plotting scripts work: s:<step> trl:<train loss> lr:<>
 norm:<> and s:<step> tel:<val loss>, and s:<step> eval:<acc_norm> of a task that has one.
 
-Steps count from 1; step 0 is before the first update. Every line reaches its file before the next
-step, or the program ends with the name of the file. A new run renames the logs of an earlier one in
-the same directory to log.jsonl.1, main.log.1, curve.svg.1 and tensorboard.1, or the next free
-number. A run that resumes after N updates keeps the lines up to step N, cuts off the rest
-(and the line that says why it stopped), and does not repeat lines about step N: the log of an
-interrupted run equals that of an uninterrupted one, except for one more config line. A rollback
-does the same: it cuts off the lines after the checkpoint and adds one that says from which step it
-came.
+Steps count from 1; step 0 is before any training. Every line reaches its file before the next step,
+or the program ends with the name of the file. A new run renames the logs of an earlier one in the
+same directory to log.jsonl.1, main.log.1, curve.svg.1 and tensorboard.1, or the next free number. A
+run that resumes after step N keeps the lines up to step N, cuts off the rest (and the line that
+says why it stopped), and does not repeat lines about step N. So the logs of an interrupted and an
+uninterrupted run are equal, except for one more config line. A rollback does the same: it cuts off
+the lines after the checkpoint and adds one that says from which step it came.
 
 On a terminal the line of a step is overwritten by the next one. It is cut to the terminal's width,
 the less important numbers first. Steps of 100 ms or more leave a line at each hundredth of the run,
-those of 10 s or more leave every line. Elsewhere, a step is printed at each hundredth of the run,
-if half a second has passed since the last one printed, and after half a minute without one; steps
-of 10 s or more are all printed. With --log-every N exactly the multiples of N are printed,
-everywhere and in main.log. The first and the last step always are. If the screen goes away (|
-head), a run with files continues without it. A quiet run prints only results: of tasks, skipped
-updates, warnings, why it stopped, and the summary.
+steps of 10 s or more all leave one. Elsewhere, a step is printed at each hundredth of the run, if
+half a second has passed since the last one printed, and after half a minute without one; steps of
+10 s or more are all printed. With --log-every N exactly the multiples of N are printed, everywhere
+and in main.log, and always the first and the last step. If the screen goes away (| head), a run
+with files continues without it. A quiet run prints only results: tasks, skipped steps, warnings,
+why it stopped, and the summary.
 */
 #ifndef LLMC_LOG_H
 #define LLMC_LOG_H
@@ -87,9 +85,9 @@ typedef enum { LOG_NEW, LOG_CONTINUE } LogStart; // LOG_CONTINUE: the files belo
 typedef struct {
     const char* out_dir; // created, with its parents; "" writes no files
     LogStart start;
-    // updates done before this start of the program; updates of the whole run
+    // steps done before this start of the program; steps of the whole run
     int64_t start_step, steps;
-    int64_t step_tokens; // tokens per update, until log_tokens sets others
+    int64_t step_tokens; // tokens per step, until log_tokens changes it
     int eval_every;      // steps between validations, 0: none
     FILE* screen;        // usually stdout; NULL prints nothing, on all ranks but one
     int tensorboard;     // also writes for TensorBoard, if the run has files
@@ -154,20 +152,20 @@ void log_save(RunLog* log, int64_t step, const char* path);
 // Prints a note on the screen only.
 void log_note(RunLog* log, const char* text);
 
-// Logs that something is wrong with the run after update `step`.
+// Logs that something is wrong with the run after this step.
 void log_warning(RunLog* log, int64_t step, const char* text);
 
 // Logs that the run continues from this checkpoint of its own. Repeats the checkpoint's line if it
-// was cut off, because it came after the next update.
+// was cut off, because it came after the next step.
 void log_resumed(RunLog* log, const char* path);
 
-// Logs that update `step` was skipped, and where its data are ("": unknown).
+// Logs that the update of this step was skipped, and where its data are ("": unknown).
 void log_skip(RunLog* log, int64_t step, const char* reason, const char* where);
 
-// Logs that the run was rolled back after update `from` to the checkpoint of step `to`.
+// Logs that the run was rolled back after step `from` to the checkpoint of step `to`.
 void log_rollback(RunLog* log, int64_t from, int64_t to, const char* reason);
 
-// Logs that the run stops after update `step`, before its end; prints `advice` on the screen.
+// Logs that the run stops after this step, before its end; prints `advice` on the screen.
 void log_stop(RunLog* log, int64_t step, const char* reason, const char* advice);
 
 // ---- the end ----

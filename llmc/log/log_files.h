@@ -151,8 +151,8 @@ void log_file_path(char path[PATH_MAX], const char* out_dir, const char* name, i
     file_path(path, "%s/%s%s", out_dir, name, ending);
 }
 
-// True if something exists that must not be lost. Links count, and are renamed too: their targets
-// are not ours to change.
+// True if something exists that must not be lost. Links count, and are themselves renamed: their
+// targets are not ours to change.
 static int log_file_is_there_(const char* out_dir, const char* name, int number) {
     char path[PATH_MAX];
     struct stat info;

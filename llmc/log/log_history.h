@@ -70,7 +70,7 @@ int log_recall(const LogBin* bins, CurvePoint* points) {
 
 // ---- resuming ----
 
-// Returns the kind of a line between two updates, or LOG_KINDS.
+// Returns the kind of a line between two steps, or LOG_KINDS.
 static LogKind log_kind_(const char* kind) {
     static const char* const kinds[LOG_KINDS] = {"val", "set", "source", "task", "sample", "save", "warning"};
     int i = 0;

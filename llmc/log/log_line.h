@@ -19,7 +19,7 @@ extern "C" {
 
 enum { LOG_BINS = 512, LOG_SILENCE_S = 30 };
 
-// Losses of a mixture in an update, by source.
+// Losses of a mixture in a step, by source.
 typedef struct {
     const DataSources* sources;     // NULL: no mixture
     const double *losses, *targets; // (sources) sums
@@ -34,7 +34,7 @@ typedef enum {
     LOG_KIND_SAVE,
     LOG_KIND_WARNING,
     LOG_KINDS
-} LogKind; // kinds of lines between two updates
+} LogKind; // kinds of lines between two steps
 
 // Text on the terminal without a line break yet.
 typedef enum { LOG_LINE_NONE, LOG_LINE_STEP, LOG_LINE_PROGRESS } LogLine;
@@ -48,7 +48,7 @@ typedef struct {
 typedef struct {
     int64_t start_step, steps; // as in the settings
     uint64_t run;
-    // tokens of an update; of all updates so far and of those left (0: all updates are alike)
+    // tokens of a step; of all steps so far; of all steps left (0: all steps have the same number)
     double step_tokens, tokens, left_tokens;
     int eval_every;
     LogFile json, text, screen;
@@ -62,7 +62,7 @@ typedef struct {
     LogLine open_line;       // text that may be overwritten
     int64_t kept_step;       // last step whose line stayed on the terminal
     double shown_s;          // time when a step was last shown
-    int repeated[LOG_KINDS]; // lines about start_step that the files had before
+    int repeated[LOG_KINDS]; // lines about start_step that are already in the files
 
     double open_s, elapsed_s; // time when the log was opened, and the run's time until then
     // start of the validation of the current set (0: none); duration of the last one, of all sets
@@ -76,7 +76,7 @@ typedef struct {
     double first_ms, first_s;   // time of the first of them, and when it ended
     double data_wait_s, data_s; // time spent waiting for data so far, and up to the previous step
     double peak;                // for the next lines; NAN: unknown
-    double load, entropy;       // of the update's experts; no load: it has none
+    double load, entropy;       // of the step's experts; no load: no experts
     LogMixture mixture;         // for the next line; no sources: none
     double divergence;          // for the next line; NAN: none
     double power_w, clock_mhz;  // for the next line; NAN: not measured

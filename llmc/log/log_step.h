@@ -1,5 +1,5 @@
 /*
-log_step.h -- the line of an update: in the files, and on the screen with the time that is left.
+log_step.h -- the line of a step: in the files, and on the screen with the time that is left.
 */
 #ifndef LLMC_LOG_STEP_H
 #define LLMC_LOG_STEP_H
@@ -15,7 +15,7 @@ extern "C" {
 // Sets the time that the run has waited for its data since it started. Call it before log_train.
 static inline void log_data_wait(RunLog* log, double seconds) { log->data_wait_s = seconds; }
 
-// Sets the tokens of an update, of all updates up to it, and of all that are left. Call it before
+// Sets the tokens of a step, of all steps up to it, and of all steps left. Call it before
 // log_train.
 void log_tokens(RunLog* log, double step_tokens, double tokens, double left_tokens);
 
@@ -35,24 +35,24 @@ static inline void log_peak(RunLog* log, double peak) { log->peak = peak; }
 // Sets the mean divergence from the teacher, in nats; NAN: none. Call it before log_train.
 static inline void log_divergence(RunLog* log, double divergence) { log->divergence = divergence; }
 
-// Sets what the device reports; NAN: unknown. Call it before log_train.
+// Sets the power and clock that the device reports; NAN: unknown. Call it before log_train.
 static inline void log_sensors(RunLog* log, double power_w, double clock_mhz) {
     log->power_w = power_w;
     log->clock_mhz = clock_mhz;
 }
 
-// An update: the mean loss of its batch, the norm of its gradient before clipping, both with their
+// A step: the mean loss of its batch, the norm of its gradient before clipping, both with their
 // z-scores, the learning rate, its time without evaluation and the like, and the model flops
 // utilization as a fraction. NAN: unknown score or utilization.
 typedef struct {
     double loss, loss_z, norm, norm_z, lr, ms, mfu;
 } LogUpdate;
 
-// Logs update `step`.
+// Logs a step of training.
 void log_train(RunLog* log, int64_t step, LogUpdate u);
 
-// Logs the loads of the experts in update `step`, if it ends a hundredth of the run. `tokens` of
-// the model's L layers (L, stride) start with the tokens that each of E experts was given.
+// Logs the loads of the experts in this step, if it ends a hundredth of the run. Row l of `tokens`
+// (L, stride) starts with the number of tokens of each of the E experts in layer l.
 void log_experts(RunLog* log, int64_t step, const double* tokens, int L, int E, int stride);
 
 #ifdef __cplusplus
@@ -93,7 +93,7 @@ static void log_time_(RunLog* log, double ms) {
     }
 }
 
-// Counts the validations after update `step`.
+// Counts the validations after this step.
 static int64_t log_validations_left_(const RunLog* log, int64_t step) {
     const int64_t every = log->eval_every;
     return every ? log->steps / every - step / every + (log->steps % every != 0 && step < log->steps) : 0;
@@ -209,7 +209,7 @@ static void log_show_step_(RunLog* log, int64_t step) {
     log_screen_flush(log);
 }
 
-// A larger update takes longer in proportion.
+// A step with a larger batch takes longer in proportion.
 void log_tokens(RunLog* log, double step_tokens, double tokens, double left_tokens) {
     log->smooth_ms *= step_tokens / log->step_tokens;
     log->step_tokens = step_tokens;
@@ -217,7 +217,7 @@ void log_tokens(RunLog* log, double step_tokens, double tokens, double left_toke
     log->left_tokens = left_tokens;
 }
 
-// Writes the loss of each source that has targets in the update.
+// Writes the loss of each source that has targets in the step.
 static void log_write_mixture_(RunLog* log) {
     const LogMixture* mixture = &log->mixture;
     for (int s = 0, any = 0; mixture->sources && s <= mixture->sources->count; s++) {
@@ -273,7 +273,7 @@ void log_train(RunLog* log, int64_t step, LogUpdate u) {
     log_show_step_(log, step);
 }
 
-// Writes the loads of a layer's experts; an update without tokens has none.
+// Writes the loads of a layer's experts; a step without tokens has none.
 static void log_write_loads_(RunLog* log, int l, const double* tokens, int E) {
     double all = 0, most = 0;
     char tag[32];

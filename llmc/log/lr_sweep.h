@@ -1,10 +1,10 @@
 /*
-lr_sweep.h -- --find-lr: the training loss of updates whose learning rate rises, and the rate that a
-run should take.
+lr_sweep.h -- --find-lr: the training loss while the learning rate rises from step to step, and the
+rate that a run should take.
 
-A loss is smoothed over 17 updates. The rate to take is a third below that with the lowest loss; in
-runs of more than 1000 updates it falls as 1 / updates, down to the rate of a long run. Both suit
-the runs in dev/doc/training.md.
+The loss is smoothed over 17 steps. The rate to take is a third below the rate with the lowest loss;
+in runs of more than 1000 steps it falls as 1 / steps, down to the rate of a long run. Both suit the
+runs in dev/doc/training.md.
 */
 #ifndef LLMC_LR_SWEEP_H
 #define LLMC_LR_SWEEP_H
@@ -21,13 +21,13 @@ extern "C" {
 enum { LR_SWEEP_UPDATES = 150 };
 
 typedef struct {
-    CurvePoint point[LR_SWEEP_UPDATES]; // rate and loss of each update
+    CurvePoint point[LR_SWEEP_UPDATES]; // rate and loss of each step
     int count;
     int64_t updates; // length of the run that the rate is for
     double long_run; // rate of --lr auto for a long one
 } LrSweep;
 
-// Adds an update with its rate, above the one before, and its loss, which may be NaN.
+// Adds a step with its rate, above the one before, and its loss, which may be NaN.
 void lr_sweep_add(LrSweep* s, double rate, double loss);
 
 // Returns true if the rates are too high: the loss is 1 above its lowest, or not finite.
@@ -36,7 +36,7 @@ int lr_sweep_is_over(const LrSweep* s);
 // Returns the rate with the lowest loss; NAN if the loss did not fall.
 double lr_sweep_lowest(const LrSweep* s);
 
-// Returns the rate to take, for a run of `updates`; NAN if the loss did not fall.
+// Returns the rate to take, for a run of `updates` steps; NAN if the loss did not fall.
 double lr_sweep_rate(const LrSweep* s);
 
 // Draws the smoothed losses over their rates, in characters and as SVG.

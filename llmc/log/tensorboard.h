@@ -36,13 +36,13 @@ typedef struct {
     size_t summary; // start of its summary; 0: none
 } TensorBoard;
 
-// Starts a file in the directory `path`, which is created. `done` is the number of updates before
+// Starts a file in the directory `path`, which is created. `done` is the number of steps before
 // this start; 0: a new run.
 void tensorboard_open(TensorBoard* board, const char* path, int64_t done);
 
 void tensorboard_close(TensorBoard* board);
 
-// Starts again after `done` updates: what follows replaces what was logged after them.
+// Starts again after `done` steps: what follows replaces what was logged after them.
 void tensorboard_restart(TensorBoard* board, int64_t done);
 
 // Write an event: begin, values, end. Without a value nothing is written; values outside an event

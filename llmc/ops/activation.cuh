@@ -131,7 +131,7 @@ template <int WIDTH, class T> __device__ inline void activation_store_(T* to, co
 // grid   ceil(N F / (256 WIDTH))      block   256      shared   none
 // moves  2 N F in, N F out. Bound by memory.
 // order  fixed: no sums.
-// needs  F a multiple of WIDTH, and aligned addresses where that is a pack
+// needs  F a multiple of WIDTH; aligned addresses if WIDTH is a pack
 template <class T, int WIDTH> __global__ void swiglu_forward_kernel(T* act, const T* pre, size_t n, int F) {
     const size_t at = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * WIDTH;
     if (at < n) {

@@ -11,10 +11,10 @@ This is the bias gradient of the linear layer that computes qkv. It is skipped i
 With gathered keys, chunks are multiples of ATTENTION_ROW_ALIGN tokens, and dbias has no data: dqkv
 lacks the other ranks' part.
 
-The kernels are those of attention_mma.cuh. With AttentionInstructions BY_WGMMA,
-attention_wgmma.cuh replaces them for heads whose rows are multiples of 16 bytes, in 16 bits, on
-GPUs that have wgmma. Another order of sums: other bits. With USE_CUDNN, attention_cudnn.cuh
-replaces them where it can, but not for gathered keys.
+attention_mma.cuh has the kernels. With AttentionInstructions BY_WGMMA, attention_wgmma.cuh replaces
+them for heads whose rows are multiples of 16 bytes, in 16 bits, on GPUs that have wgmma. It sums in
+another order, so the bits differ. With USE_CUDNN, attention_cudnn.cuh replaces them where it can,
+but not for gathered keys.
 
 Generation has its own kernel for one query per sequence, with one block per head. It reads
 positions on the GPU, so a step can be one CUDA graph.
@@ -41,8 +41,8 @@ static inline size_t attention_rows_(AttentionSizes sizes) {
 }
 
 // Takes scratch for backward passes of up to B * NH heads with up to T tokens, and B * QKV columns;
-// also for as many tokens in sequences whose length divides T, from `shortest` on. X only matters
-// for cuDNN's plans.
+// also for the same tokens in shorter sequences, whose length divides T, from `shortest` on. X only
+// matters for cuDNN's plans.
 template <class X>
 static inline void attention_gpu_open(AttentionFlash* scratch, Memory* memory, AttentionSizes sizes,
                                       int shortest) {
@@ -69,8 +69,8 @@ static inline void attention_gpu_open(AttentionFlash* scratch, Memory* memory, A
 
 static inline void attention_gpu_by(AttentionFlash* scratch, AttentionInstructions by) { scratch->by = by; }
 
-// Chooses the kernels of the next passes: 0 those of `by` with the tiles for the sizes, the default
-// being mma; or wgmma with its tiling number way - 1 (attention_wgmma.cuh).
+// Chooses the kernels of the next passes. 0: the kernels of `by` (mma by default) with the tiles
+// for these sizes; else wgmma with its tiling number way - 1 (attention_wgmma.cuh).
 static inline void attention_gpu_way(AttentionFlash* scratch, int way) { scratch->way = way; }
 
 // Returns the instructions that the caller wants.
@@ -277,7 +277,7 @@ static inline void attention_cache_store(AttentionCacheGpu<X> cache, const X* qk
 template <class X> __device__ inline float attention_cached_dot_(const float* q, const X* k, int HS) {
     constexpr int SIZE = Pack<X>::SIZE;
     float sum = 0.0f, x[SIZE];
-    if (HS % SIZE == 0) { // then each key starts at a multiple of 16 bytes, as the cache does
+    if (HS % SIZE == 0) { // then each key starts at a multiple of 16 bytes, like the cache
         for (int d = 0; d < HS; d += SIZE) {
             unpack(x, load_pack(k + d));
 #pragma unroll

@@ -32,9 +32,9 @@ read, and their gradients in dqkv are not set: dkv has the gradients of all toke
 queries. The bits of each query are the same as in a whole sequence.
 
 As in flash attention (Dao et al., 2022), probabilities exist only for a few queries of one head at
-a time, and the backward pass recomputes them from lse. The forward pass has those of a tile of
-queries and all keys, the backward pass those of ATTENTION_SQUARE queries and as many keys. Keys are
-skipped if their document ended before the first of these queries. All matmuls are tiles of
+a time, and the backward pass recomputes them from lse. The forward pass holds the probabilities of
+a tile of queries and all keys, the backward pass of ATTENTION_SQUARE queries and as many keys. Keys
+are skipped if their document ended before the first of these queries. All matmuls are tiles of
 matmul.h.
 
 In the forward pass a thread processes a whole head, in the backward pass a whole group. With too
@@ -45,9 +45,10 @@ Generation keeps the keys and values of each sequence, and then decodes one toke
 
     cache         (B, 2, KV, maxT, HS)   keys, then values, of B sequences of up to maxT tokens
 
-attention_cache_store stores those of some tokens of one sequence from rows of qkv; attention_cached
-sets out (B, Q) for the queries in qkv (B, QKV), with T = 1. Row b is token positions[b] of sequence
-b, whose keys and values are stored. It sees the last `window` tokens up to itself; 0: all.
+attention_cache_store stores keys and values of some tokens of one sequence from rows of qkv;
+attention_cached sets out (B, Q) for the queries in qkv (B, QKV), with T = 1. Row b is token
+positions[b] of sequence b, whose keys and values are stored. It sees the last `window` tokens up to
+itself; 0: all.
 */
 #ifndef LLMC_ATTENTION_H
 #define LLMC_ATTENTION_H
@@ -155,7 +156,7 @@ static inline double attention_backward_flops(AttentionSizes sizes) {
 }
 
 // Return the least memory traffic of each pass, if tiles are read again from a cache. The GPU's
-// backward pass does 7 / 5 of its FLOP, and moves two more numbers per head and token.
+// backward pass takes 7 / 5 of this FLOP, and moves two more numbers per head and token.
 static inline double attention_forward_bytes(AttentionSizes sizes, double element_bytes) {
     const double tokens = (double)sizes.B * sizes.T, QKV = attention_qkv_size(sizes);
     return tokens * ((QKV + attention_queries_size(sizes)) * element_bytes + 4 * sizes.NH);
@@ -174,7 +175,7 @@ typedef struct {
     AttentionSizes sizes;
     const int* starts; // or NULL
     const float* qkv;
-    const float* kv; // gathered keys and values; NULL: those in qkv
+    const float* kv; // gathered keys and values; NULL: use qkv's own
     float *out, *lse;
 } AttentionPass;
 
@@ -628,8 +629,8 @@ static void attention_backward_queries_(const AttentionHeadCpu_* head, const Att
     }
 }
 
-// Adds the square's part of dk and dv. Of a whole sequence, the first head of a group sets them for
-// keys of the square's own queries, which no earlier square has.
+// Adds the square's part of dk and dv. In a whole sequence, the first head of a group sets them for
+// the keys at the square's own queries, because no earlier square has these.
 static void attention_backward_keys_(const AttentionHeadCpu_* head, const AttentionSquare_* x) {
     const AttentionScratch_* s = head->scratch;
     const int HS = head->HS, t0 = x->block.t0;

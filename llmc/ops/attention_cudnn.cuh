@@ -1,6 +1,5 @@
 /*
-attention_cudnn.cuh -- attention.cuh's functions done by cuDNN, for bf16 and fp16:
-`make USE_CUDNN=1`.
+attention_cudnn.cuh -- attention.cuh's functions by cuDNN, for bf16 and fp16: `make USE_CUDNN=1`.
 
 AttentionCudnn makes its plans and allocates its workspace when it is opened, for B sequences of
 exactly T tokens. The kernels of attention.cuh handle everything else: other shapes, generation,
@@ -218,7 +217,7 @@ static inline void attention_gpu_close(AttentionCudnn* a) {
 
 static inline float* attention_sums(const AttentionCudnn* a) { return a->flash.sums; }
 
-// Returns what does the attention of full micro-batches, for the start of a run.
+// Returns a note for the start of a run: which code computes attention of full micro-batches.
 static inline const char* attention_note(const AttentionCudnn* a) { return a->note; }
 
 template <class X> static inline int attention_cudnn_takes_(const AttentionCudnn* a, AttentionSizes sizes) {

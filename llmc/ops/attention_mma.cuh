@@ -22,8 +22,8 @@ out. The backward pass computes s and dp twice (7 matmuls instead of 5). In retu
 owner: no atomics, a fixed order, no fp32 copy of dq.
 
 All kernels are built from two matmuls of tiles, attention_dot_ and attention_mix_. bf16 and fp16
-use tensor cores; fp32 uses multiply-adds in the same layout, that of mma_16816's results: element e
-of part (m, n) in lane l = 4g + t is row 16m + g + 8(e / 2), column 8n + 2t + e % 2.
+use tensor cores; fp32 uses multiply-adds in the same layout as mma_16816's results: element e of
+part (m, n) in lane l = 4g + t is row 16m + g + 8(e / 2), column 8n + 2t + e % 2.
 
 Heads have up to 128 elements. In shared memory they are padded with zeros to 16, 32, 64, 80, 96 or
 128; with documents to 32, 64 or 128. If a row of a head is not a multiple of 16 bytes, it is copied
@@ -50,7 +50,7 @@ enum { ATTENTION_WARPS = 4, ATTENTION_THREADS = 32 * ATTENTION_WARPS };
 // key grads in 16 bits spill: 12 to 24 bytes at W = 64, 80, 96 and, with documents, 128. Two blocks
 // fit on a multiprocessor of an A100 (65,536 registers, 164 KiB; one for fp32 at W = 128), and one
 // fits into 99 KiB. On a multiprocessor with no more than that, tiles of 16 bits are smaller, so
-// two blocks fit there, too, except in the backward pass at W = 128: a single block has one warp
+// that two blocks fit as well, except in the backward pass at W = 128: a single block has one warp
 // per scheduler. On an H200, at W = 64 in 16 bits, all other sizes that were tried are slower
 // (dev/LOG.md, 2026-11-26); other widths have not been timed.
 //     M 16-row tiles of a warp COLS rows of a tile of the stream
@@ -160,7 +160,7 @@ template <class X, int W> __device__ inline int attention_first_key_(const X* ro
 }
 
 // Stores the first key of each of ROWS queries, from `row` on; the whole block calls it. Queries
-// past the last token see what that one sees.
+// past the last token see the same keys as that token.
 template <class X, AttentionMask MASK, int ROWS, int W>
 __device__ inline void attention_load_starts_(X* tile, const int* starts, int row, int T) {
     static_assert(ROWS <= ATTENTION_THREADS, "a thread for every row");

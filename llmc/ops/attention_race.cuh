@@ -1,12 +1,12 @@
 /*
-attention_race.cuh -- which kernels compute attention with --attention race where autotuning runs:
-those by mma_16816, or those by wgmma with one of their tilings (attention_wgmma.cuh).
+attention_race.cuh -- chooses the kernels of attention, with --attention race and autotuning: mma
+kernels (attention_mma.cuh), or wgmma kernels with one of their tilings (attention_wgmma.cuh).
 
-A race of each pass, as of the ways of a matmul (matmul.cuh): the winner is kept in the same files,
+Each pass has a race, like the ways of a matmul (matmul.cuh): the winner is kept in the same files,
 and rank 0 chooses for all. It depends on the heads, their size, the keys of a sequence and the
-type, but not on the batch, its documents, nor on how many ranks share a sequence: so the bits are
-the same for any number of them. Without autotuning attention is by mma. With --attention wgmma
-only tilings race. `auto` is mma until a GPU has run the others. Sequences of fewer than
+type, but not on the batch, its documents or the number of ranks that share a sequence: so the bits
+are the same for any number of ranks. Without autotuning, mma is used. With --attention wgmma only
+tilings race. `auto` is mma until a GPU has run the others. Sequences of fewer than
 ATTENTION_RACE_KEYS keys are not worth a race.
 
     attention_raced_forward     attention_forward

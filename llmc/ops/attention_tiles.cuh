@@ -27,13 +27,13 @@ template <class X> struct AttentionPassGpu {
     AttentionSizes sizes;
     const int* starts; // or NULL
     const X* qkv;
-    const X* kv; // gathered keys and values; NULL: those in qkv
+    const X* kv; // gathered keys and values; NULL: use qkv's own
     X* out;
     float* lse;
 };
 
-// Arrays that the backward pass reads besides, and that it sets. dbias is set or added to according
-// to `mode`, unless it has no data; it has none with gathered keys.
+// Further arrays that the backward pass reads, and those that it sets. dbias is set or added to
+// according to `mode`, unless it has no data; with gathered keys it never has.
 template <class X> struct AttentionGradientsGpu {
     const X* dout;
     X *dqkv, *dkv; // dkv: with gathered keys
@@ -73,8 +73,7 @@ __host__ __device__ inline size_t attention_stride(const AttentionSize& size) {
     return (size_t)size.Q + 2 * size.K;
 }
 
-// Return the number of keys of a sequence, and what a row of them, in qkv or kv, is apart from the
-// next.
+// Return the number of keys of a sequence, and the distance between their rows, in qkv or kv.
 template <AttentionMask MASK> __device__ inline int attention_last(const AttentionSize& size) {
     return MASK == ATTENTION_GATHERED ? token_chunks_length(size.chunks, size.T) : size.T;
 }
@@ -82,8 +81,8 @@ template <AttentionMask MASK> __device__ inline size_t attention_key_stride(cons
     return MASK == ATTENTION_GATHERED ? 2 * (size_t)size.K : attention_stride(size);
 }
 
-// Returns how far the positions of a tile of queries in the sequence are from their rows, the first
-// of which is `row`.
+// Returns the distance from the rows of a tile of queries, the first being `row`, to their
+// positions in the sequence.
 template <AttentionMask MASK> __device__ inline int attention_shift(int row, const AttentionSize& size) {
     return MASK == ATTENTION_GATHERED ? token_chunks_position(size.chunks, row, size.T) - row : 0;
 }

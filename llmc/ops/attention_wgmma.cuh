@@ -1,6 +1,6 @@
 /*
 attention_wgmma.cuh -- the forward pass of attention.cuh by wgmma and TMA: for bf16 and fp16 on GPUs
-of compute capability 9.0. Sums have another order than by mma_16816.
+of compute capability 9.0. It sums in another order than attention_mma.cuh.
 
 A block takes tiles of queries, one after the other. Its last warpgroup fills them, and the tiles of
 keys and values that they see, through TMA, and runs ahead; the others own 64 queries each. While a
@@ -8,7 +8,7 @@ warpgroup computes the softmax of a tile of keys, its tensor cores add up the va
 before (OVERLAP), or another block of the multiprocessor has them.
 
 Heads are W = 64 or 128 elements wide in shared memory: narrower ones end in zeros, which TMA writes
-past their ends. Rows past the last token are zeros, too.
+past their ends. Rows past the last token are also zeros.
 
 The bits depend on the keys of a tile, not on its queries, nor on which block computes it.
 */
@@ -235,7 +235,7 @@ __device__ inline void attention_fill_stream(const AttentionPipe& pipe, int stre
     }
 }
 
-// Fills all that a block needs which owns queries, and streams keys and values; one warp calls it.
+// Fills all tiles for a block that owns queries and streams keys and values; one warp calls it.
 // With two own tensors, out_map maps dout.
 template <class Tiles, AttentionMask MASK>
 __device__ inline void attention_fill_all(AttentionPipe& pipe, const CUtensorMap* q_map,
@@ -318,7 +318,7 @@ __device__ inline void attention_mask_before_(float (&s)[1][N][4], const int (&f
 // A warp's 16 queries, from row0 on.
 struct AttentionRows {
     int row0, shift;
-    int first[2], latest; // keys from which the thread's two rows, and the last of all, see
+    int first[2], latest; // first key that the thread's two rows see, and that the last row sees
 };
 
 template <AttentionMask MASK>
@@ -425,7 +425,7 @@ __device__ inline void attention_attend_(float (&acc)[1][Tiles::W / 8][4], Atten
             attention_raise(factor, softmax, largest);
         }
         attention_probabilities(s, softmax, scale);
-        if (Tiles::OVERLAP) { // in the first tile, too: ptxas looks at each branch alone
+        if (Tiles::OVERLAP) { // also in the first tile: ptxas looks at each branch alone
             wgmma_wait<0>();
             wgmma_settle(acc[0]);
         }
@@ -527,7 +527,7 @@ __device__ inline void attention_block(unsigned char* memory, Fill fill, Work wo
 // grid   as many blocks as fit on the GPU      block   128 (GROUPS + 1)
 // shared 2 q, STAGES (k, v)
 // moves  B*T*QKV in, B*T*Q out, B*NH*T fp32 out. Tiles of a head are read again from L2.
-//        Bound by tensor cores and by exponentials alike.
+//        Bound equally by tensor cores and exponentials.
 // order  fixed
 // needs  HS <= W, a multiple of 8; aligned addresses
 template <class X, class Tiles, AttentionMask MASK>

@@ -467,7 +467,7 @@ __device__ inline void attention_key_grads_work_(const AttentionGrads_<X>& to, A
 // order  fixed: the heads that read the keys in order, and the queries of each
 // needs  HS <= W, a multiple of 8; aligned addresses
 // Spills up to 8 bytes at W = 128 with documents or gathered keys, in the warp that fills: with
-// more registers for it, those that compute would have too few, and ptxas would serialize their
+// more registers for it, the others would have too few to compute, and ptxas would serialize their
 // matmuls.
 template <class X, class Tiles, AttentionMask MASK>
 __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)

@@ -3,14 +3,14 @@ counted.h -- which tokens of a batch count in a sum over tokens, and with which 
 
 The sequences of a batch are padded to one length, and some of their tokens have no target
 (cross_entropy.h). Each mean that a run takes over tokens is one of two kinds. Both divide by the
-count of the whole update: all micro-batches of all ranks.
+count of the whole step: all micro-batches of all ranks.
 
     over targets   loss, z-loss of the classifier, divergence from a teacher   tokens with a target
     over tokens    router: balance, z-loss, loads, entropy                     tokens, no padding
 
-In the gradient of an update a target weighs dloss, and a token dloss times targets / tokens. So
+In the gradient of a step a target weighs dloss, and a token dloss times targets / tokens. So
 neither padding nor the number of learned tokens changes the weight of a router's loss, and no mean
-depends on how an update is divided into micro-batches.
+depends on how a step is divided into micro-batches.
 
 A document is a part of a sequence. Without `starts`, the sequence is one document.
 */
@@ -22,11 +22,11 @@ A document is a part of a sequence. Without `starts`, the sequence is one docume
 #include "llmc/base/host_device.h"
 #include "llmc/base/token_chunks.h"
 
-// B sequences of W tokens, of which a rank has T each. Zeros: all are tokens with targets.
+// B sequences of W tokens; a rank has T tokens of each. All zeros: every token has a target.
 typedef struct {
     const int* lengths;             // (B) tokens of each sequence, the rest is padding; NULL: W
     const int* starts;              // (B, W) start of each token's document, ascending; or NULL
-    const float* targets_per_token; // of the update, one number in the memory of lengths; NULL: 1
+    const float* targets_per_token; // of the step, one number in the memory of lengths; NULL: 1
     TokenChunks chunks;             // the tokens that the rank has
 } Counted;
 

@@ -13,11 +13,12 @@ use the same shift. The gradient's scale is added to the shift, which is then ro
 effect is as if all logits of the row were off by half a unit in the last place of the largest one;
 they are not known more precisely than that.
 
-A softcap is computed by the hardware's exp2, too: it is wrong by up to 2^-19 of itself.
+A softcap also uses the hardware's exp2: its relative error is up to 2^-19.
 
 NaN or +infinity among the logits gives a loss of NaN, unless the row does not count.
 
-Of a slice of the words, a row has a CrossEntropySum, and where is_top is wanted a CrossEntropyTop.
+For a slice of the vocabulary, each row has a CrossEntropySum, and also a CrossEntropyTop where
+is_top is wanted.
 */
 #ifndef LLMC_CROSS_ENTROPY_CUH
 #define LLMC_CROSS_ENTROPY_CUH
@@ -119,7 +120,7 @@ template <int WIDTH, class T> __device__ inline void cross_entropy_store_(T* to,
     }
 }
 
-// Numbers of a row's gradient: dy = factor e^y 2^shift, but for the target.
+// Numbers of a row's gradient: dy = factor e^y 2^shift, except for the target.
 typedef struct {
     float shift, factor, softcap;
 } CrossEntropyScale_;
@@ -174,7 +175,7 @@ __device__ inline float cross_entropy_nats_(const SoftmaxSum_* s, float target) 
     return CROSS_ENTROPY_LN2 * (log2f(s->sum) - fmaf(target, CROSS_ENTROPY_LOG2E, s->shift));
 }
 
-// Replaces the logits of a row by their gradient, but for the target's part, and by 0 from V on. A
+// Replaces the logits of a row by their gradient, except the target's part, and by 0 from V on. A
 // thread reads and writes the same elements as in cross_entropy_row_. `again` is the row or its
 // copy.
 template <int WIDTH, bool CAPPED, class T>
@@ -206,7 +207,7 @@ __device__ inline void cross_entropy_probabilities_(T* row, const T* again, Cros
 // grid   N      block   up to 1024      shared   of block_sum and block_max
 // moves  N*V in, N fp32 out. Bound by memory.
 // order  fixed: depends on V and T only
-// needs  Vp a multiple of WIDTH, and aligned addresses where that is a pack
+// needs  Vp a multiple of WIDTH; aligned addresses if WIDTH is a pack
 template <class T, int WIDTH, bool CAPPED>
 __global__ void __launch_bounds__(CROSS_ENTROPY_THREADS)
     cross_entropy_loss_kernel(float* loss, const T* logits, const int* target, CrossEntropy of) {
@@ -486,8 +487,8 @@ static inline void cross_entropy_slice(CrossEntropySum* sums, const T* logits, c
 
 enum { CROSS_ENTROPY_COMBINE_THREADS_ = 256 };
 
-// Sets the losses (N), and the numbers of whole rows (N) from those of all slices (slices, N), the
-// first of which may have their place.
+// Sets the losses (N), and the numbers of whole rows (N) from the numbers of all slices (slices,
+// N). They may be in the same place as the numbers of the first slice.
 static inline void cross_entropy_combine(float* loss, CrossEntropySum* whole, const CrossEntropySum* sums,
                                          const int* target, int slices, int N, const Gpu* gpu) {
     const int threads = CROSS_ENTROPY_COMBINE_THREADS_;

@@ -15,16 +15,16 @@ version.
     is_top     (N)       int32, 1 if the target has the largest logit (of equal logits, the first
                          counts), else 0; 0 without a target
 
-With a z-loss, the gradient is that of loss + z_loss lse^2: in dy, exp(...) gets the factor
+With a z-loss, the gradient belongs to loss + z_loss lse^2: in dy, exp(...) gets the factor
 1 + 2 z_loss lse[n]. The losses stay cross-entropy.
 
 cross_entropy_backward sets loss and turns the logits into their gradient in place; probabilities
 are stored nowhere else. cross_entropy_loss only sets loss (validation must not write gradients),
-cross_entropy_top sets is_top. `scale` is 1 / (tokens of the whole update).
+cross_entropy_top sets is_top. `scale` is 1 / (tokens of the whole step).
 
-If the vocabulary is cut into slices (part.h), each has its own logits (N, words). A slice keeps of
-each row its largest logit, the sum of exponentials below that, and y of the target if it has it.
-With max_i and sum_i of slice i, in their order,
+If the vocabulary is cut into slices (part.h), each has its own logits (N, rows of the slice). For
+each token a slice keeps its largest logit, the sum of the exponentials relative to it, and y of the
+target if the target is in the slice. With max_i and sum_i of slice i, in their order,
 
     max = the largest max_i        sum = sum_0 exp(max_0 - max) + sum_1 exp(max_1 - max) + ...
 
@@ -103,8 +103,8 @@ typedef struct {
     int top;       // token of the largest logit, the first of equal ones
 } CrossEntropySlice;
 
-// Processes a slice: logits (N, Vp) of the tokens from `first` on, of which V are no padding.
-// CrossEntropy has the sizes of the slice.
+// Processes a slice: logits (N, Vp) of the tokens from `first` on; the first V columns are real,
+// the rest padding. CrossEntropy has the sizes of the slice.
 void cross_entropy_slice_cpu(CrossEntropySlice* rows, float* logits, const int* target, int first,
                              CrossEntropy of);
 
@@ -346,7 +346,7 @@ void cross_entropy_combine_cpu(float* loss, int* is_top, const CrossEntropySlice
     for (int n = 0; n < of.N; n++) {
         const CrossEntropyWhole_ row = cross_entropy_whole_(rows, slices, n, of);
         loss[n] = target[n] == NO_TARGET ? 0 : logf(row.sum) + (row.max - row.target);
-        if (is_top) { // no logit is the largest beside NaN
+        if (is_top) { // with a NaN among them, no logit is the largest
             is_top[n] = target[n] != NO_TARGET && row.top == target[n] && !isnan(row.sum);
         }
     }

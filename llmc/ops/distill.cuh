@@ -72,7 +72,7 @@ template <class T> __device__ inline void distill_clear_(T* row, int Vp) {
 }
 
 // Numbers of a row: p = exp(y - lse), log2(pt) = (y - lse) over_t + shift, and dy without the
-// teacher = of_p p + of_pt pt, but for the target: less of_hit.
+// teacher = of_p p + of_pt pt, minus of_hit for the target.
 typedef struct {
     float lse, over_t, shift, of_p, of_pt, of_hit;
 } DistillRow_;
@@ -184,7 +184,7 @@ typedef struct {
 // grid   N      block   512      shared   of block_sum and block_max
 // moves  N*V in from both models, mostly twice from L2; N*Vp out. Bound by memory.
 // order  fixed
-// needs  both Vp multiples of WIDTH, and aligned addresses where that is a pack
+// needs  both Vp multiples of WIDTH; aligned addresses if WIDTH is a pack
 template <class T, int WIDTH>
 __global__ void __launch_bounds__(DISTILL_THREADS_)
     distill_logits_kernel(float* kl, T* logits, DistillTeacherGpu<T> teacher, DistillTokensGpu x) {

@@ -1,6 +1,6 @@
 /*
 distill.h -- cross-entropy together with the divergence from a teacher, and the gradient of both:
-the contract, and the CPU version. The notation is that of cross_entropy.h.
+the contract, and the CPU version. The notation is as in cross_entropy.h.
 
     p         = softmax(y)             pt = softmax(y / t)         t: the temperature
     loss[n]   = lse[n] - y[n][target[n]]
@@ -17,9 +17,9 @@ the knowledge in a neural network", 2015).
     target     (N)       as in cross_entropy.h: a row of NO_TARGET does not count, its kl is 0
     loss, kl   (N)       fp32, in nats; loss has the bits of cross_entropy_loss
 
-If the vocabulary is cut into slices (cross_entropy.h), the losses are known first. A slice then
-has sums of its own words of each row (DistillSlice). With those of all slices, in their order,
-each turns its logits into dlogits.
+If the vocabulary is cut into slices (cross_entropy.h), the losses are known first. Each slice then
+sums over its own part of each row (DistillSlice). From the sums of all slices, in their order, each
+turns its logits into dlogits.
 */
 #ifndef LLMC_DISTILL_H
 #define LLMC_DISTILL_H
@@ -167,7 +167,7 @@ static float distill_dy_(float y, DistillRow_ r) {
     return r.of_p * expf(y - r.lse) + r.of_pt * expf(y * r.over_t + r.shift);
 }
 
-// Turns y into dlogits but for the target's part: minus of_q exp(z / t + shift).
+// Turns y into dlogits without the target's part: subtracts of_q exp(z / t + shift).
 static void distill_gradient_(float* y, const float* z, float of_q, float shift, DistillRow_ r, int V) {
     int v = 0;
     for (; v + LANES <= V; v += LANES) {

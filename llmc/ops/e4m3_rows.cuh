@@ -1,9 +1,9 @@
 /*
-e4m3_rows.cuh -- rows of T = float, bf16 or fp16 in E4M3, with a scale for each (float8.h): by a
-kernel of its own, and in kernels that have a row in registers.
+e4m3_rows.cuh -- quantizes rows of T = float, bf16 or fp16 to E4M3, with a scale for each row
+(float8.h): in a separate kernel, or in kernels that have a row in registers.
 
-Codes and scales belong to the numbers that are stored, rounded to T, whichever kernel makes
-them, and have the bits of float8.h.
+Codes and scales are made from the stored numbers, rounded to T, in every kernel. Their bits are the
+same as float8.h's.
 */
 #ifndef LLMC_E4M3_ROWS_CUH
 #define LLMC_E4M3_ROWS_CUH
@@ -14,7 +14,7 @@ them, and have the bits of float8.h.
 #include "llmc/gpu/elements.cuh"
 #include "llmc/gpu/ptx.cuh"
 
-enum { E4M3_UNIT = 16 }; // of columns: cublasLt reads rows in 16 bytes
+enum { E4M3_UNIT = 16 }; // columns are a multiple: cublasLt reads rows 16 bytes at a time
 
 // ---- in kernels ----
 
@@ -60,12 +60,12 @@ __device__ inline float e4m3_scale(const E4m3Rows& to, size_t n, uint32_t larges
     return e4m3_power(-exponent);
 }
 
-// ---- a kernel of its own ----
+// ---- a separate kernel ----
 
 // A warp quantizes a row, which it reads twice, the second time from a cache.
 // grid   ceil(rows / 8)      block   (32, 8)      shared   none
 // moves  rows*cols in, rows*cols bytes and rows fp32 out. Bound by memory.
-// order  none that counts: the largest of a row is the same in any.
+// order  irrelevant: the largest value of a row is the same in any order
 // needs  cols a multiple of 16, x and codes aligned to 16 bytes
 template <class T>
 __global__ void __launch_bounds__(256) e4m3_rows_kernel(E4m3Rows to, const T* x, int rows, int cols) {

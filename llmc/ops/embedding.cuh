@@ -30,11 +30,11 @@ batch is summed by many blocks.
 
 typedef struct {
     int* order[2]; // (N) positions in sorted order; order[0] after the last pass
-    // (digits, tiles) counts of each tile, then offsets of each tile's positions among those of the
-    // digit
+    // (digits, tiles) counts of each tile, then offsets of each tile's positions among all
+    // positions of the digit
     int* counts;
     int* totals;    // (digits) counts of all positions
-    float* partial; // (chunks, 2, C) sums of the first piece of a chunk, and of its last
+    float* partial; // (chunks, 2, C) sums of the first and the last piece of each chunk
     int N, C;
     int passes, bits; // passes of the sort, and bits of a token in each: 2^bits digits
 } EmbeddingGpu;
@@ -94,7 +94,7 @@ static inline dim3 embedding_grid_(int rows, int rows_per_block, int C, int widt
 // grid   (ceil(B*T / 8), ceil(C / (32 WIDTH)))      block   (32, 8)      shared   none
 // moves  2 B*T*C in, half of it mostly from L2; B*T*C out. Bound by memory.
 // order  fixed
-// needs  C a multiple of WIDTH, and aligned addresses where that is a pack
+// needs  C a multiple of WIDTH; aligned addresses if WIDTH is a pack
 template <class X, int WIDTH>
 __global__ void embedding_forward_kernel(X* out, const int* tokens, const X* wte, const X* wpe,
                                          EmbeddingBatch batch) {
@@ -123,11 +123,11 @@ static inline void embedding_forward(X* out, const int* tokens, const X* wte, co
            tokens, wte, wpe, batch);
 }
 
-// One warp per row and 32 WIDTH columns adds the embedding of its position.
+// A warp handles 32 WIDTH columns of one row, and adds the embedding of the row's position.
 // grid   (ceil(count / 8), ceil(C / (32 WIDTH)))      block   (32, 8)      shared   none
 // moves  2 count*C in, half of it mostly from L2; count*C out. Bound by memory.
 // order  fixed
-// needs  C a multiple of WIDTH, and aligned addresses where that is a pack
+// needs  C a multiple of WIDTH; aligned addresses if WIDTH is a pack
 template <class X, int WIDTH>
 __global__ void embedding_add_positions_kernel(X* out, const X* wpe, int first, int count, int T,
                                                EmbeddingPositions positions, int C) {
@@ -163,7 +163,7 @@ static inline void embedding_positions(X* out, const X* wpe, int first, int coun
 // grid   (ceil(rows / 8), ceil(C / (32 WIDTH)))      block   (32, 8)      shared   none
 // moves  B*T*C in; T*C out. Bound by memory.
 // order  fixed: by batch
-// needs  C a multiple of WIDTH, and aligned addresses where that is a pack
+// needs  C a multiple of WIDTH; aligned addresses if WIDTH is a pack
 template <class X, class G, int WIDTH>
 __global__ void embedding_positions_kernel(G* dwpe, const X* dout, EmbeddingSizes sizes, int rows,
                                            GradientMode mode) {
@@ -365,7 +365,7 @@ __device__ inline void embedding_read_chunk_(EmbeddingChunk_* chunk, const Embed
 // moves  N*C in; the gradient of every token met, in and out; 2C fp32 out per chunk at most. Bound
 //        by memory.
 // order  fixed: by position
-// needs  C a multiple of WIDTH, and aligned addresses where that is a pack
+// needs  C a multiple of WIDTH; aligned addresses if WIDTH is a pack
 template <class X, class G, int WIDTH>
 __global__ void embedding_pieces_kernel(G* dwte, EmbeddingWords words, float* partial, const X* dout,
                                         EmbeddingSorted_ list, int C) {

@@ -8,13 +8,13 @@ embedding.h -- token and position embeddings: the contract, and the CPU version.
     wte, dwte       (Vp, C)
     wpe, dwpe       (maxT, C)   T <= maxT; NULL: no position embeddings
 
-Positions are given (B, T), or those in the sequence: t, or of a rank's chunks of sequences of W
-tokens the place there (token_chunks.h). With `starts` (B, W) they are counted from the start of the
-token's document.
+Positions are given (B, T), or follow from the place in the sequence: t, or for a rank's chunks of
+sequences of W tokens the place in the whole sequence (token_chunks.h). With `starts` (B, W) they
+are counted from the start of the token's document.
 
 The forward pass sets out. The backward pass (positions in the sequence) sets or adds to dwte
-according to `token_mode`, which is ADD if dwte holds the classifier's gradient of a shared weight,
-and to dwpe according to `mode`. Setting zeroes the rows of tokens and positions that are not used.
+according to `token_mode`, which is ADD if dwte already holds the classifier's gradient of a shared
+weight, and to dwpe according to `mode`. Setting zeroes the rows of unused tokens and positions.
 Each of the two may be NULL.
 
 If the vocabulary is cut into slices (part.h), a slice has the rows of wte from `first` on. Its
@@ -35,8 +35,8 @@ all slices is exact; then the positions are added.
 extern "C" {
 #endif
 
-// Positions of a batch: `given`, each below maxT, or those in the sequence, counted from `starts`;
-// arrays as above, or NULL.
+// Positions of a batch: `given`, each below maxT, or the place in the sequence, counted from
+// `starts`; arrays as above, or NULL.
 typedef struct {
     const int *given, *starts;
     TokenChunks chunks;

@@ -15,13 +15,13 @@ the GPU.
 X is float, bf16 or fp16; sums are fp32. Results may have another type than X. They are set, or
 added to, as `mode` says; the gradient of an expert without rows is 0.
 
-Blocks find their tiles from `first` on the GPU: the host needs not know how many rows an expert
-has, so a graph can repeat these matmuls. Rows after first[E] are neither read nor written.
+Blocks find their tiles from `first` on the GPU: the host need not know how many rows an expert has,
+so a graph can repeat these matmuls. Rows after first[E] are neither read nor written.
 
 A block of four warps computes 128 x 128 elements, a warp 64 x 64 of them. Both operands pass
-through shared memory, DEPTH elements of each sum at a time; the next ones are on their way
-meanwhile. Each element is one sum in a fixed order, the same for any number of rows: a token has
-the same bits in every batch.
+through shared memory, DEPTH elements of each sum at a time, while the next ones are being loaded.
+Each element is one sum in a fixed order, the same for any number of rows: a token has the same bits
+in every batch.
 */
 #ifndef LLMC_EXPERT_MATMUL_CUH
 #define LLMC_EXPERT_MATMUL_CUH
@@ -48,7 +48,7 @@ template <class X> struct ExpertTiling_ {
 
 // ---- operands ----
 
-// One side of a tile of results: up to 128 rows or columns, `side` of which exist.
+// One side of a tile of results: `side` rows or columns, up to 128.
 template <class X> struct ExpertOperand_ {
     const X* data;
     size_t stride;
@@ -175,7 +175,7 @@ __device__ inline void expert_sums_(ExpertSums_& sums, X* memory, const ExpertOp
             expert_load_operand_<X, LEFT>(stage, left, step * DEPTH, K);
             expert_load_operand_<X, RIGHT>(stage + OPERAND, right, step * DEPTH, K);
         }
-        cp_async_commit(); // also of no copies: then each step waits for as many groups
+        cp_async_commit(); // maybe empty: each step then waits for as many groups
     };
     for (int step = 0; step < STAGES - 1; step++) {
         load(step);
@@ -183,7 +183,7 @@ __device__ inline void expert_sums_(ExpertSums_& sums, X* memory, const ExpertOp
     for (int step = 0; step < steps; step++) {
         const X* stage = memory + step % STAGES * 2 * OPERAND;
         cp_async_wait<STAGES - 2>();
-        __syncthreads(); // also: nobody reads the stage before this one any more
+        __syncthreads(); // also: no thread still reads the stage before this one
         load(step + STAGES - 1);
         expert_multiply_<LEFT, RIGHT>(sums, stage, stage + OPERAND, row, col);
     }

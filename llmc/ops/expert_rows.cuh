@@ -74,7 +74,7 @@ static inline int expert_tiles(const ExpertRows* rows) {
 
 // ---- results ----
 
-// Results of a tile: up to 128 x 128, of which rows x cols exist.
+// Results of a tile: rows x cols, up to 128 x 128.
 template <class OUT> struct ExpertResult {
     OUT* data;
     size_t stride;
@@ -100,7 +100,7 @@ __device__ inline void expert_store(OUT* to, const float* from, int count, int p
         return;
     }
 #pragma unroll
-    for (int i = 0; i < SIZE; i++) { // without an index of run time: registers have none
+    for (int i = 0; i < SIZE; i++) { // unrolled: registers cannot be indexed at run time
         if (i < count) {
             to[i] = from_float<OUT>((mode == GRADIENT_ADD ? to_float(to[i]) : 0.0f) + from[i]);
         }

@@ -50,8 +50,8 @@ template <class X> struct ExpertPipe_ {
     int passed, staggered;
 };
 
-// One tile of results: elements of the left operand from `row` on, of the right one, matrix e, from
-// `col` on, and K steps of the sums from k on; results from row `out` on, of which `rows` exist.
+// One tile of results. It reads the left operand from `row` on, and the right one, matrix e, from
+// `col` on, in K steps of the sums from k on. It writes `rows` rows of results from row `out` on.
 typedef struct {
     int row, col, e, k, K, out, rows;
 } ExpertJob_;
@@ -172,7 +172,7 @@ __device__ inline void expert_fill_all_(ExpertPipe_<X>* pipe, const CUtensorMap*
         }
         pipe->passed++;
     }
-    __syncwarp(); // redundant: keeps the lanes that do not fill beside the one that does
+    __syncwarp(); // redundant: keeps the idle lanes together with the one that fills
 }
 
 // ---- multiplying ----
@@ -230,7 +230,7 @@ __device__ inline void expert_multiply_all_(ExpertWgmmaSums_& sums, ExpertPipe_<
         }
         wgmma_commit();
         wgmma_wait<1>();
-        if (k > 0 && is_signal) { // nobody reads the stage before this one any more
+        if (k > 0 && is_signal) { // no thread still reads the stage before this one
             mbarrier_arrive(pipe->empty + (pipe->passed - 1) % EXPERT_STAGES_);
         }
         if (is_staggered && group == 0 && is_signal && k == (EXPERT_AHEAD_ - 1) * WGMMA_DEPTH) {
@@ -296,7 +296,7 @@ template <class OUT> __device__ inline void expert_write_zeros_(const ExpertResu
 // grid   at most one block per multiprocessor      block   384      shared   226 KiB
 // moves  the left operand width / 256 times, the right one once for 128 rows, mostly from L2; the
 //        results once, twice if added to. Bound by tensor cores if experts have hundreds of rows:
-//        2*M*C*OC FLOP at 990 TFLOP/s by the datasheet, of which cublasLt reaches 700.
+//        2*M*C*OC FLOP at 990 TFLOP/s by the datasheet; cublasLt reaches 700.
 // order  fixed
 // needs  C and the distance of rows of inp and dout multiples of a pack, aligned addresses
 template <ExpertLayout LEFT, ExpertLayout RIGHT, class X, class Jobs, class OUT>

@@ -9,7 +9,7 @@ the CPU version. C channels of N tokens, M rows, F hidden units of an expert.
     tokens    (N, C)     rows       (M, C)
     act, dact (M, F)     fch, dfch  (M, 2 F)   gate in the first F columns, up in the others
 
-Of `first[E]` rows; padding has act 0. experts_swiglu_backward sets
+Only the first `first[E]` rows count; act of padding is 0. experts_swiglu_backward sets
 
     dfch[m] = scale[m] dact[m] SwiGLU'(gate, up)     dscale[m] = dact[m] . SwiGLU(gate, up)
 

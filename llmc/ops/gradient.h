@@ -1,7 +1,7 @@
 /*
 gradient.h -- whether a backward pass sets a gradient or adds to it.
 
-The first micro-batch of an update sets every gradient of a parameter, the others add to it, so no
+The first micro-batch of a step sets every gradient of a parameter, the others add to it, so no
 gradient has to be cleared.
 */
 #ifndef LLMC_GRADIENT_H

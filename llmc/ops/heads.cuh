@@ -6,11 +6,11 @@ them keys. As many lanes as a head has packs of 16 bytes, rounded up to a power 
 these heads of a token, all loaded at once: with heads of 128 in 16 bits, a warp has two tokens and
 eight heads in flight. Rows that are not made of packs are read and written in pairs.
 
-heads_backward leaves the sums of a block in `sums`, those of queries first, and column_sums.cuh
-adds them up in a fixed order.
+heads_backward leaves the sums of a block in `sums`, queries first, and column_sums.cuh adds them up
+in a fixed order.
 
-Norms of all heads together have kernels of their own, before the turn: in the forward pass a block
-has the queries or the keys of a token, in the backward pass those of HEADS_TOKENS tokens.
+Norms over all heads together have separate kernels, before the rotation: in the forward pass a
+block has the queries or the keys of one token, in the backward pass of HEADS_TOKENS tokens.
 */
 #ifndef LLMC_HEADS_CUH
 #define LLMC_HEADS_CUH
@@ -456,7 +456,7 @@ __global__ void __launch_bounds__(HEADS_ROW_THREADS)
 
 // ---- launchers ----
 
-// Returns the heads without a norm of their own: those that have one together only turn.
+// Returns the heads without a norm over all heads together: with such a norm they are only rotated.
 template <class X> static inline HeadsGpu<X> heads_alone_(const HeadsGpu<X>* heads) {
     HeadsGpu<X> alone = *heads;
     alone.kind = heads_parts(heads->kind).is_together ? HEADS_PLAIN : heads->kind;

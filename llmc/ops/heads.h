@@ -4,27 +4,26 @@ heads of a token together, then rotary positions (rope.h).
 
     n = x r weight      r = 1 / sqrt(sum_c x^2 / HS + eps)      HEADS_NORM: weights (HS), one for
                                                                 the queries and one for the keys
-    n = x r weight      r over NH HS, or over KV HS columns     HEADS_ROW_NORM: weights of as many
+    n = x r weight      r over NH HS, or over KV HS columns     HEADS_ROW_NORM: as many weights
     n = x r                                                     HEADS_UNIT_NORM
     n = x                                                       HEADS_PLAIN
-    out = n turned by the position of its token
+    out = n rotated by the position of its token
 
-    dn      = dout turned back
+    dn      = dout rotated back
     dx      = r (g - x r mean(g x r))      g = dn weight
     dweight = sum of dn x r over tokens and heads
 
-Without weights the turn and the norm can change places: dx is computed from out, which is kept
-anyway.
+Without weights, rotation and norm commute: dx is computed from out, which is kept anyway.
 
     qkv, dqkv     (N, QKV)      x becomes out, and dout dx, in place; values stay as they are
     raw           (N, (NH + KV) HS)   x, kept by norms with weights for the backward pass; NULL: not
                                 kept
     rstd          (N, NH + KV)  fp32: r, kept by HEADS_UNIT_NORM for the backward pass
-    positions     (N)           int32; NULL: those of the sequence, or of the rank's chunks of it
+    positions     (N)           int32; NULL: as in the sequence, or in the rank's chunks of it
 
 The backward pass sets or adds to dqnormw and dknormw, according to `mode`; NULL is skipped. It
-computes a head of a sequence at a time, or with HEADS_ROW_NORM a sequence, and adds the sums of
-these up in a fixed order.
+computes one head of one sequence at a time, or with HEADS_ROW_NORM one sequence, and adds up their
+sums in a fixed order.
 */
 #ifndef LLMC_HEADS_H
 #define LLMC_HEADS_H
@@ -72,7 +71,7 @@ typedef struct {
     float *raw, *rstd;
 } Heads;
 
-// Returns 1 if queries and keys are what the linear layer computes.
+// Returns 1 if queries and keys are used exactly as the linear layer computes them.
 static inline int heads_do_nothing(const Heads* heads) {
     return !heads_parts(heads->kind).has_norm && !heads->rope.table;
 }
@@ -199,7 +198,7 @@ static void heads_norm_backward_(float* dn, float* sum, const float* x, const fl
     }
 }
 
-// Turns a head of token n back, if it has a position.
+// Rotates a head of token n back, if it has a position.
 static void heads_turn_back_(float* d, const Heads* heads, int n) {
     if (heads->rope.table) {
         rope_turn_back(d, heads_angles_(heads, n), heads->sizes.HS);

@@ -20,7 +20,7 @@ cannot fuse bias or GELU into a matmul, a kernel applies it to the rounded resul
 computes dbias, the sum of a micro-batch is rounded before it is added; so is dweight if its
 algorithm splits the sum (seen on an H200).
 
-Algorithms are chosen and kept as matmul_plans.cuh does it.
+matmul_plans.cuh chooses and keeps the algorithms.
 */
 #ifndef LLMC_MATMUL_CUH
 #define LLMC_MATMUL_CUH

@@ -160,7 +160,7 @@ ALWAYS_INLINE void matmul_tile_(float* out, size_t stride, int cols, const float
                                 const int rows) {
     Vec sum[MATMUL_TILE_ROWS][2];
     const float* third[MATMUL_TILE_ROWS / 3];
-    // Prefetch results that are added to, or whose cache lines must be owned.
+    // Prefetch results that are added to, or whose cache lines the core must own.
     VEC_UNROLL(12)
     for (int i = 0; i < rows; i++) {
         __builtin_prefetch(out + i * stride, 1);

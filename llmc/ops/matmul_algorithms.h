@@ -69,7 +69,7 @@ typedef struct {
     unsigned char algorithm[MATMUL_ALGORITHM_BYTES]; // cublasLtMatmulAlgo_t, opaque
 } MatmulChoice;
 
-// A list that only grows, so a thread may write it into a file meanwhile.
+// A list that only grows, so a thread may write it into a file while others use it.
 typedef struct {
     MatmulChoice* list; // (MATMUL_CHOICES)
     int count;

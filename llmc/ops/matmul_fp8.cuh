@@ -53,7 +53,7 @@ static inline E4m3Rows matmul_fp8_cut(char** at, size_t rows, size_t cols) {
 // ... of a piece of a matrix, a lane a pack of columns.
 // grid   ceil(cols / (32 * SIZE)), ceil(rows / 64)      block   256      shared   8 KiB
 // moves  rows*cols in. Bound by memory.
-// order  none that counts.
+// order  irrelevant
 // needs  cols a multiple of 16, x aligned to 16 bytes
 template <class T>
 __global__ void __launch_bounds__(256)
@@ -197,8 +197,8 @@ template <class T> static inline int matmul_fp8_may_win(MatmulSizes sizes, int i
     return wins > 0 || loses == 0;
 }
 
-// Does an operation in fp8, or in T if autotune finds that faster. One that cannot be repeated
-// takes the way of an earlier race.
+// Runs an operation in fp8, or in T if autotune finds that faster. One that cannot be repeated uses
+// the result of an earlier race.
 template <class InFp8, class InT>
 static inline void matmul_fp8_or(MatmulKey key, int may_repeat, MatmulGpu* ctx, const InFp8& in_fp8,
                                  const InT& in_t) {

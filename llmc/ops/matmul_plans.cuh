@@ -9,13 +9,13 @@ graph.
 
 The same plan gives the same bits on the same kind of GPU. The heuristic always picks the same plan;
 measurements may not. So measured choices are kept in files (matmul_algorithms.h) and looked up
-before anything is measured: first those of this run, which matmul_gpu_load_plans reads from its
-checkpoint and matmul_gpu_save_plans writes, then those in the machine's cache. A matmul has
-separate plans with and without `autotune`, so the order of matmuls does not matter. With GELU_RACE
-the race is not only between algorithms but also between ways of an operation, in one matmul or in
-steps; attention races, too (attention_race.cuh). Their bits differ, too, so the files also keep the
-way. If a sum is split, its parts are
-added in fp32 in a separate step, never in place or in 16 bits.
+before anything is measured: first the choices of this run, which matmul_gpu_load_plans reads from
+its checkpoint and matmul_gpu_save_plans writes, then the machine's cache. A matmul has separate
+plans with and without `autotune`, so the order of matmuls does not matter. With GELU_RACE the race
+is not only between algorithms but also between ways of an operation, in one matmul or in steps;
+attention has such a race as well (attention_race.cuh). The bits of the ways differ, so the files
+also keep the way. If a sum is split, its parts are added in fp32 in a separate step, never in place
+or in 16 bits.
 
 With several ranks, rank 0 chooses for all (matmul_gpu_share_plans): other algorithms would give
 other bits, and the others would wait for the slowest. A matmul that is tuned for the first time is
@@ -39,8 +39,8 @@ MatmulGpu has one workspace: its matmuls must be on one stream.
 
 // a model needs about 20, and as many again for each batch size of generation
 #define MATMUL_PLANS 256
-// Algorithms that autotune measures: the library's guesses, and the first of them with clusters of
-// two blocks, which share what they load.
+// Algorithms that autotune measures: the library's guesses, and its first ones with clusters of two
+// blocks, which share their loads.
 #define MATMUL_GUESSES 32
 #define MATMUL_CLUSTERED 2
 #define MATMUL_CANDIDATES (MATMUL_GUESSES + 2 * MATMUL_CLUSTERED)
@@ -90,7 +90,7 @@ typedef struct {
     const void *add, *left, *right;
     const void* bias;    // input of BIAS, output of DGELU_BGRAD
     void* aux;           // values before GELU: output of GELU_AUX, input of DGELU and DGELU_BGRAD
-    const float* scales; // factors of the matmul, and of what is added; NULL: both are 1
+    const float* scales; // factors of the matmul, and of the matrix that is added; NULL: both are 1
     const float *left_scales, *right_scales; // of E4M3: of the rows and columns of the result
 } MatmulOperands;
 
@@ -117,7 +117,7 @@ typedef struct {
 
 // The way of an operation that won a race, and the times of all ways.
 typedef struct {
-    MatmulKey key; // the matmul that does most of the operation, without an alignment
+    MatmulKey key; // the matmul with most of the operation's work, without an alignment
     MatmulWays ways;
     int way;
     float ms[MATMUL_WAYS]; // 0: not measured in this run
@@ -135,7 +135,7 @@ typedef struct {
     // for autotune: before, between and after the candidates
     cudaEvent_t events[MATMUL_CANDIDATES + 1];
     int is_warm;    // a race has run
-    int has_chosen; // with several ranks: the time of races is over; later not all would meet
+    int has_chosen; // with several ranks: no more races, as not all ranks would take part
     // everything that an algorithm depends on besides the matmul, in words
     char machine[512];
     MatmulChoices chosen, cached; // choices of this run, and of the cache
@@ -631,7 +631,7 @@ static inline int matmul_race_(MatmulPlan_* plan, const cublasLtMatmulHeuristicR
 }
 
 // Returns the fastest candidate, or -1. Measurements write into the matmul's output, since the real
-// matmul then sets all of it. If the output is also what is added to, they write elsewhere; without
+// matmul then sets all of it. If results are added to the output, they write elsewhere; without
 // enough memory for that, returns the first candidate unmeasured.
 static inline int matmul_fastest_(MatmulPlan_* plan, const cublasLtMatmulHeuristicResult_t* candidates,
                                   int count, MatmulOperands x, MatmulGpu* ctx) {
@@ -742,8 +742,8 @@ static inline void matmul_plan_follow_(MatmulPlan_* plan, const MatmulChoice* ch
     }
 }
 
-// Adopts the choice of rank 0 on all ranks. Its GPU may wait for those of the others, so these
-// first finish what they have started.
+// Adopts the choice of rank 0 on all ranks. Its GPU may be waiting for the other GPUs, so the other
+// ranks first finish what they have started.
 static inline void matmul_plan_share_(MatmulPlan_* plan, MatmulOperands x, MatmulGpu* ctx) {
     CUDA_CHECK(cudaDeviceSynchronize()); // redundant: its test has one process
     if (ctx->comm->rank == 0) {

@@ -19,7 +19,7 @@ typedef struct {
     float ms[MATMUL_WAYS];
 } MatmulRace;
 
-// Returns 1 if the race is over, or never was: what is added to may be added to now.
+// Returns 1 if no race is running: results may now be added to their output.
 static inline int matmul_race_is_over(const MatmulRace* race) { return race->round < 0; }
 
 static inline MatmulDecision* matmul_decision(const MatmulKey* key, MatmulGpu* ctx) {

@@ -201,14 +201,14 @@ __device__ inline void norm_load_row_(int4 (&row)[NORM_ITEMS], const T* from, bo
     }
 }
 
-// A warp, or a block of up to 1024 threads, 768 with CODES, normalizes rows, and loads the next one
-// meanwhile. Thread i holds groups i, i + blockDim.x, ... of WIDTH columns, as they are in memory.
+// A warp, or a block of up to 1024 threads, 768 with CODES, normalizes one row while it loads the
+// next. Thread i holds groups i, i + blockDim.x, ... of WIDTH columns, as they are in memory.
 // grid   up to the blocks that fit at once      block   (32, 8 rows), or (threads, 1)
 // shared 2 of block_sum
-// moves  N*C in, N*C out, 2N fp32 out; weight and bias stay in L1. CODES: N*C bytes and N fp32 out,
-//        too. Bound by memory.
+// moves  N*C in, N*C out, 2N fp32 out; weight and bias stay in L1. CODES: also N*C bytes and N fp32
+//        out. Bound by memory.
 // order  fixed, the same for any grid
-// needs  C <= 4 WIDTH threads; C a multiple of WIDTH, and aligned addresses where that is a pack,
+// needs  C <= 4 WIDTH threads; C a multiple of WIDTH; aligned addresses if WIDTH is a pack,
 //        as with CODES
 template <class T, int WIDTH, NormKind KIND, bool CODES>
 __global__ void __launch_bounds__(32 * norm_forward_warps_(CODES))
@@ -292,7 +292,7 @@ __global__ void norm_forward_long_kernel(T* out, const T* inp, NormGpu<T> norm) 
 }
 
 // Launches one warp per row if its registers can hold one, otherwise one block per row. Without
-// room for codes in the registers, a kernel of their own makes them.
+// room for codes in the registers, a separate kernel makes them.
 template <class T, int WIDTH, NormKind KIND>
 static inline void norm_launch_forward_(T* out, const T* inp, const NormGpu<T>* norm, const Gpu* gpu) {
     const int N = norm->N, C = norm->C;
@@ -414,7 +414,7 @@ template <int VALUES, int WARPS> __device__ inline void norm_block_sums_(float* 
     }
 }
 
-// Returns the number of sums over a row that its gradient needs: of g norm, and of g but for RMS.
+// Returns the number of sums over a row that its gradient needs: of g norm, and, except for RMS, g.
 __host__ __device__ constexpr int norm_sums_(NormKind kind) { return kind == NORM_LAYER ? 2 : 1; }
 
 // Adds WIDTH elements of a row to its sums, and to the columns' sums. x becomes norm, d becomes
@@ -438,8 +438,8 @@ __device__ inline void norm_backward_take_(float* d, float* x, float* sums, Norm
 }
 
 // A thread's sums of WIDTH columns of dinp over the rows of a block. They are in shared memory
-// because registers are full; no other thread uses them. They are stored in fours, with those of
-// neighboring threads side by side.
+// because registers are full; no other thread uses them. They are stored in fours, and the fours of
+// neighboring threads lie side by side.
 template <int WIDTH, int THREADS> struct NormSums_ { float4 of[WIDTH == 1 ? 1 : WIDTH / 4][THREADS]; };
 
 template <int WIDTH, int THREADS> __device__ inline void norm_clear_sums_(NormSums_<WIDTH, THREADS>* sums) {
@@ -478,7 +478,7 @@ __device__ inline void norm_store_columns_(float* partial, NormColumns_<WIDTH>* 
     }
 }
 
-// Rows in progress: g = dout weight, norm and rstd as in norm.h, and dinp as it was, then as it is.
+// Rows in progress: g = dout weight, norm and rstd as in norm.h, and dinp, first old, then new.
 template <int SIZE, int ROWS, int ITEMS> struct NormWork_ {
     float g[ROWS][ITEMS][SIZE], norm[ROWS][ITEMS][SIZE], rstd[ROWS];
     int4 dinp[ROWS][ITEMS];
@@ -691,7 +691,7 @@ static inline decltype(&norm_backward_kernel<T, KIND, WIDTH, 1, 0, CODES>) norm_
     return norm_backward_kernel<T, KIND, WIDTH, 1, 0, CODES>;
 }
 
-// Gradient of the input, and what it is computed from.
+// Gradient of the input, and the arrays that it is computed from.
 template <class T> struct NormBackward_ {
     T* dinp;
     E4m3Rows codes; // of dinp
@@ -700,8 +700,8 @@ template <class T> struct NormBackward_ {
     GradientMode dinp_mode;
 };
 
-// Launches the kernel for a row's threads. The kernels for short rows of packs make codes, too; for
-// others a kernel of its own does.
+// Launches the kernel for a row's threads. The kernels for short rows of packs also make the codes;
+// for other rows a separate kernel makes them.
 template <class T, NormKind KIND, int WIDTH>
 static inline void norm_launch_backward_(NormBackward_<T> x, const NormGpu<T>* norm, const Gpu* gpu) {
     const int N = norm->N, C = norm->C;
@@ -771,7 +771,7 @@ static inline void norm_backward(T* dinp, GradientMode dinp_mode, const NormGrad
     }
 }
 
-// ---- a sum by itself ----
+// ---- a sum alone ----
 
 // A block sums a group of rows of dinp (N, C), as norm_backward_kernel does: `at_once` of them, and
 // then these sums. Thread i has the columns i, i + blockDim.x, ...
@@ -795,7 +795,8 @@ __global__ void norm_dinp_sum_kernel(float* partial, const T* dinp, int N, int C
     }
 }
 
-// Sets or adds to `sum` (C) as norm_backward does to dinp_sum, for dinp (N, C) as it has stored it.
+// Sets or adds to `sum` (C), like norm_backward to dinp_sum, for the dinp (N, C) that it has
+// stored.
 template <class T>
 static inline void norm_dinp_sum(Gradient sum, GradientMode mode, const T* dinp, int N, int C,
                                  NormScratch* scratch, const Gpu* gpu) {
@@ -822,7 +823,7 @@ static inline void norm_unit_forward(T* x, float* rstd, int N, int C, float eps,
 // grid   ceil(N / 8)      block   (32, 8)      shared   none
 // moves  2 N*C in, N*C out, N fp32 in. Bound by memory.
 // order  fixed
-// needs  C a multiple of WIDTH, and aligned addresses where that is a pack
+// needs  C a multiple of WIDTH; aligned addresses if WIDTH is a pack
 template <class T, int WIDTH>
 __global__ void norm_unit_backward_kernel(T* dx, const T* x, const float* rstd, int N, int C) {
     const int n = blockIdx.x * blockDim.y + threadIdx.y;

@@ -16,7 +16,7 @@ A kind that lacks mean, weight or bias has NULL there, and NULL for its gradient
 
 norm_forward sets its outputs; residual_norm_forward also sets inp = left + right (N, C)
 in the same pass. norm_backward sets or adds to dinp according to `dinp_mode`, and to dweight
-and dbias, either of which may be NULL, according to `mode`.
+and dbias according to `mode`; dweight or dbias may be NULL.
 
     dinp_c (+)= rstd (g_c - sum g / C - norm_c sum(g norm) / C)    with g = dout weight;
                 RMS lacks the term sum g / C
@@ -273,7 +273,7 @@ static NormBackwardRow_ norm_backward_row_of_(const Norm* norm) {
     return NULL;
 }
 
-enum { NORM_COLUMNS_ = 4 * LANES }; // columns that a thread sums together
+enum { NORM_COLUMNS_ = 4 * LANES }; // columns that a thread sums at a time
 
 static void norm_finish_columns_(float* to, const float* sum, int c0, int cols, GradientMode mode) {
     for (int c = 0; to && c < cols; c++) {

@@ -178,7 +178,7 @@ __global__ void q8_embedding_kernel(X* out, const int* tokens, QuantizedGpu wte,
     }
 }
 
-// Does the same as embedding_forward, from 8 bits.
+// Embeds tokens like embedding_forward, from 8 bits.
 template <class X>
 static inline void q8_embedding(X* out, const int* tokens, QuantizedGpu wte, const X* wpe,
                                 EmbeddingBatch batch, const Gpu* gpu) {

@@ -10,7 +10,7 @@ per cycle need 24 cycles, longer than tdpbssd itself with one row per cycle. By 
 eight or more instructions for each of the 256 pairs of blocks: 340 cycles at six per cycle.
 
 Blocks are added up in the order of q8.h. A panel is a copy of 16 rows of weights in the layout that
-tdpbssd reads: four neighbors of a row form 32 bits, beside those of the other rows.
+tdpbssd reads: four neighbors of a row form 32 bits; next to them are the 32 bits of the other rows.
 
 needs:   q, panel and out at multiples of 64 bytes: a row of a tile that straddles two cache lines
          is several times slower

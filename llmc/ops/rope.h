@@ -9,8 +9,8 @@ the frequency
 
     f = base^(-2i / dims)
 
-and the others do not turn. A scaling of the frequencies makes a model's context longer than that of
-its pretraining:
+and the others do not turn. A scaling of the frequencies makes a model's context longer than it was
+in pretraining:
 
     linear    f / factor
     llama3    turns in the original context, r = f original_context / 2 pi:

@@ -252,8 +252,8 @@ __device__ inline RouterSlot_ router_slot_(const Router& r, const float* dscale,
     return slot;
 }
 
-// Returns the gradient of expert e's logit l, of probability p, from those of the weights. All
-// lanes call it.
+// Returns the gradient of expert e's logit l, of probability p, from the gradients of the weights.
+// All lanes call it.
 __device__ inline float router_weigh_backward_(const Router& r, const RouterSlot_& slot, int e, float l,
                                                float p) {
     float dl = r.kind == ROUTER_SOFTMAX ? -p * slot.sum : 0.0f;

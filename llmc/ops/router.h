@@ -34,7 +34,7 @@ q = s / sum of s,
     balance E sum_e f_e (mean of q_e)     f_e = share of the document's tokens that take e, constant
     z_loss lse^2                          lse = log sum_e exp(l_e)
 
-A padding token takes experts, too, but dlogits are 0 and statistics leave it out.
+A padding token also takes experts, but its dlogits are 0 and statistics leave it out.
 
 Softmax over the chosen, and dropless experts: Jiang et al., "Mixtral of experts", 2024; balance:
 Fedus et al., "Switch transformers", 2021; z-loss: Zoph et al., "ST-MoE", 2022; sigmoid:
@@ -94,9 +94,9 @@ static inline int router_count(const Router* router, int e) {
     return end - router->first[e];
 }
 
-// Statistics of a layer, sums over all tokens but padding: for each expert the tokens that take it;
-// the entropy of q in nats. Return how many they are, and those of layer l; NULL if they are not
-// counted.
+// Statistics of a layer, summed over all tokens but padding: for each expert the tokens that take
+// it; the entropy of q in nats. Return the number of statistics, and the statistics of layer l
+// (NULL if they are not counted).
 static inline int router_statistics(int E) { return E > 0 ? E + 1 : 0; }
 static inline double* router_statistics_of(double* all, int l, int E) {
     return all ? all + (size_t)l * (size_t)router_statistics(E) : NULL;
@@ -336,7 +336,7 @@ static void router_load_(float* f, const Router* r, int b, CountedSpan document)
 }
 
 // Sets dlogits of up to ROUTER_BLOCK_ tokens of sequence b, from token `begin` on. A document that
-// other blocks have, too, is counted by each of them.
+// spans several blocks is counted by each of them.
 static void router_block_backward_(float* dlogits, const float* dscale, const Router* r, int b, int begin,
                                    RouterLosses of) {
     const int end = begin + ROUTER_BLOCK_ < r->T ? begin + ROUTER_BLOCK_ : r->T;

@@ -20,7 +20,7 @@ stay, and --batch is the largest micro-batch.
 
 typedef struct {
     PlanModel model;
-    size_t limit, host_limit; // bytes of the device; bytes of host memory beside them
+    size_t limit, host_limit; // bytes of the device, and of host memory
     int can_offload;
     CostRates rates;
 } FitDevice;
@@ -30,7 +30,7 @@ typedef struct {
     double update_s;
 } FitTry_;
 
-// Returns the planned time of an update.
+// Returns the planned time of a step.
 static inline double fit_update_s(const Settled* s, const FitDevice* device) {
     const ModelPlan plan = plan_model(device->model, s);
     const CostUpdate update = plan_update(s, &device->rates, &plan.memory);
@@ -78,7 +78,7 @@ static inline int fit_add_levels_(FitTry_* tries, const Settled* s, int parts, i
 // Adds every micro-batch. Returns the number of tries.
 static inline int fit_add_all_(FitTry_* tries, const Settled* s, const FitDevice* device) {
     const Options* o = &s->options;
-    // such an update has one micro-batch
+    // a step with --update-in-backward has one micro-batch
     const int most_parts = o->memory.update_in_backward ? 1 : o->batch.size;
     int count = 0;
     for (int parts = 1; parts <= most_parts; parts++) {

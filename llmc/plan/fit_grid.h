@@ -32,7 +32,7 @@ did not fit.
 enum { FIT_SHOWN = 5, FIT_PLACES_ = 1000 };
 #define FIT_NEAR_ 1.03 // a simpler grid wins if it takes at most this many times as long
 
-// A way to divide and to run an update.
+// A way to divide a step among processes, and to run it.
 typedef struct {
     GridShape shape;
     int zero, shards;
@@ -75,7 +75,7 @@ static inline int fit_next_stage_(Settled* there, int* stage, const Settled* s, 
     return is_new;
 }
 
-// Sets the planned time of an update, which the slowest stage decides.
+// Sets the planned time of a step, which the slowest stage decides.
 static inline void fit_way_time_(FitWay* way, const Settled* s, const FitDevice* device) {
     Settled there;
     way->update_s = 0;
@@ -232,7 +232,7 @@ static inline int fit_grids_has_(const FitGrids* grids, GridShape shape) {
     return i < grids->count;
 }
 
-// Returns 1 if more grids are wanted: those to show, and those that a simpler one may win over.
+// Returns 1 if more grids are wanted: to show, or as rivals that a simpler grid may still beat.
 static inline int fit_grids_wants_(const FitGrids* grids, double update_s) {
     return grids->count < FIT_PLACES_ &&
            (grids->count < FIT_SHOWN || update_s <= FIT_NEAR_ * grids->ways[0].update_s);
@@ -282,7 +282,7 @@ static inline int fit_grids_choice(const FitGrids* grids) {
     return best;
 }
 
-// ---- what is printed ----
+// ---- printing ----
 
 static inline void fit_print_kind_(FILE* file, const char* option, int value) {
     if (value > 1) {

@@ -198,8 +198,8 @@ static inline size_t gpu_planned_memory(const Options* o) {
                    : (size_t)(gpu_published_(gpu.name).memory_gb * (double)(1 << 30)) - ((size_t)512 << 20);
 }
 
-// Returns the rates for the planned time of an update, with matmuls in fp8 or without. The shares
-// of the peaks and the time of a launch are assumptions, not measured with this program. In fp8 the
+// Returns the rates for the planned time of a step, with matmuls in fp8 or without. The shares of
+// the peaks and the time of a launch are assumptions, not measured with this program. In fp8 the
 // peak is twice the peak of 16 bits, and a smaller share of it is reached.
 static inline CostRates gpu_rates(const Gpu* gpu, double peak, int in_fp8) {
     const double matmuls = 0.65, attention = 0.2, memory = 0.8, fp8 = 0.55,

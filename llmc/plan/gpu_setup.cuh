@@ -54,7 +54,7 @@ static inline int gpu_setup_has_replicas_(const Settled* s) {
     return s->ranks.shards < ranks_data(&s->ranks).size;
 }
 
-// Returns 1 if micro-steps are CUDA graphs. With replicas, or groups for layers beside the data
+// Returns 1 if micro-steps are CUDA graphs. With replicas, or groups for layers besides the data
 // group, a graph contains operations of two communicators while others run outside of it; NCCL's
 // manual warns that this can hang (NCCL_GRAPH_MIXING_SUPPORT), and no GPU has tried it. In a stage
 // the backward pass of a micro-step does not follow its forward pass at once. If ranks divide

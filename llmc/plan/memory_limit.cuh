@@ -220,7 +220,7 @@ static inline Settled memory_with_least_chunk_(const Settled* s) {
     return least;
 }
 
-// Returns what --fit chooses from; the same for all ranks.
+// Returns the device that --fit chooses settings for; the same on all ranks.
 static inline FitDevice memory_device_(const Settled* s, Comm* comm, const CostRates* rates,
                                        PlanModel model) {
     const FitDevice device = {model, comm_min(comm, memory_limit_(s)),

@@ -35,7 +35,7 @@ static inline Settled memory_choose_cpu(const Settled* s, Comm* comm, const Cost
         die_usage("--fit auto: this system does not say how much memory is free; wanted --fit GIB");
     }
     FitDevice device = {model, comm_min(comm, limit), SIZE_MAX, 0, *rates};
-    comm_broadcast(comm, &device.rates, sizeof(device.rates)); // so all ranks choose alike
+    comm_broadcast(comm, &device.rates, sizeof(device.rates)); // so all ranks make the same choice
     if (fit == 0) {
         fit_show_grids(stdout, s, &device);
         return *s;

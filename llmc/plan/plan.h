@@ -1,5 +1,5 @@
 /*
-plan.h -- prints what a run takes: tensors and their sizes, memory by kind, disk, work and time.
+plan.h -- prints the needs of a run: tensors and their sizes, memory by kind, disk, work and time.
 */
 #ifndef LLMC_PLAN_H
 #define LLMC_PLAN_H
@@ -38,7 +38,7 @@ typedef void (*PlanModel)(ModelPlan* plan, const Settled* s);
 
 // Everything that a run takes, and the rates of its device.
 typedef struct {
-    ModelPlan model;         // with what its run takes beside it
+    ModelPlan model;         // including everything else that the run takes
     char device[256];        // name of the device
     char device_kind[64];    // addition to its name: " (sm_90), BF16"
     double peak;             // peak of the device, FLOP/s
@@ -53,15 +53,15 @@ typedef struct {
 // Returns the plan of a model, with the copy that its checkpoints are written from.
 ModelPlan plan_model(PlanModel model, const Settled* s);
 
-// Moves between a place and the device in an update, and their time if nothing hides it. The bus
-// works in both directions at once, a drive in one.
+// Moves between a place and the device in a step, and their time if nothing hides it. The bus works
+// in both directions at once, a drive in one.
 typedef struct {
     double bytes, in, out; // bytes that move at all; moves to the device, and back
     double s;
 } PlanMoves;
 PlanMoves plan_moves(const Memory* memory, MemoryPlace place);
 
-// Returns the planned time of an update on one rank, including the moves of the ledger.
+// Returns the planned time of a step on one rank, including the moves of the ledger.
 CostUpdate plan_update(const Settled* s, const CostRates* rates, const Memory* memory);
 
 // Prints "planned: " and the memory by place and kind, without a newline.
@@ -70,7 +70,7 @@ void plan_print_kinds(FILE* file, const Memory* memory);
 // Prints a line on the model, one on what --freeze freezes, if anything, and one on the memory.
 void plan_print_memory(FILE* file, const Settled* s, const Memory* memory);
 
-// Prints how much each rank sends in an update, if several ranks train.
+// Prints how much each rank sends in a step, if several ranks train.
 void plan_print_traffic(FILE* file, const Settled* s);
 
 // Prints the memory in MiB as members of a JSON object, each after a comma; `memory` is a Memory.
@@ -254,7 +254,7 @@ void plan_print_memory(FILE* file, const Settled* s, const Memory* memory) {
     free(text);
 }
 
-// Returns the bytes of matrices that a rank sends in an update, to their owners and back.
+// Returns the bytes of matrices that a rank sends in a step, to their owners and back.
 static double plan_operand_bytes_(const Settled* s) {
     OptimizerState state;
     optimizer_state_open(&state, s->optimizer, &s->zero, s->part);
@@ -355,7 +355,7 @@ static void plan_print_disk_(FILE* file, const Settled* s) {
     }
 }
 
-// Prints the planned speed and time of an update, and each kind that takes at least 1 % of it.
+// Prints the planned speed and time of a step, and each kind that takes at least 1 % of it.
 static void plan_print_update_(FILE* file, const CostUpdate* update, double tokens,
                                ActivationKind activation) {
     const double total = cost_total_s(update);

@@ -54,8 +54,8 @@ static inline double plan_measure_peak_(const Options* o) {
     return o->memory.matmul == MATMUL_BF16 ? fmax(peak, peak_bf16_flops_per_s(bf16_kernel())) : peak;
 }
 
-// Measures it, and returns the largest one of the last weeks. For a run of one process: several may
-// share cores, and what each of them could do alone does not add up.
+// Measures the peak, and returns the largest one of the last weeks. For a run of one process:
+// several may share cores, and their peaks, each measured alone, do not add up.
 static inline double plan_kept_peak_(const Options* o) {
     char device[160], processor[256], machine[512];
     plan_describe_cpu_(device, sizeof(device), o->memory.matmul == MATMUL_BF16);

@@ -16,7 +16,7 @@ plan_gpu.cuh -- the plan of a run on a GPU: its settings, its memory, and the pe
 #include "llmc/plan/plan.h"
 #include "llmc/setup/settled.h"
 
-// Sets what a plan says about a GPU.
+// Sets the GPU of a plan: its name, peak and rates.
 static inline void plan_describe_gpu_(TrainerPlan* plan, const Options* o) {
     const Gpu gpu = gpu_of_plan(plan->device, sizeof(plan->device), o);
     snprintf(plan->device_kind, sizeof(plan->device_kind), " (sm_%d%d), %s", gpu.major, gpu.minor,

@@ -46,8 +46,8 @@ typedef struct {
 typedef struct {
     Record runs[RECORD_RUNS];
     int count;
-    RecordValue measure; // measure of the comparison,
-    int are_comparable;  // if they have one in common
+    RecordValue measure; // measure of the comparison
+    int are_comparable;  // the runs have a measure in common
     char note[FACT_BYTES];
     CompareRow_ rows[COMPARE_ROWS_];
     int num_rows;

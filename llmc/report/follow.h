@@ -1,6 +1,6 @@
 /*
 follow.h -- --follow DIR: shows a run of another process, from its log: on a terminal the loss
-curve, the last update and the last sample, until q; elsewhere lines, until the run ends.
+curve, the last step and the last sample, until q; elsewhere lines, until the run ends.
 */
 #ifndef LLMC_FOLLOW_H
 #define LLMC_FOLLOW_H
@@ -44,7 +44,7 @@ enum { FOLLOW_STATE_BYTES_ = 256, FOLLOW_COLUMNS_ = 100, FOLLOW_CTRL_D_ = 4, FOL
 typedef struct {
     RecordFollower follower;
     char lock[PATH_MAX]; // of the directory; "": a log of an earlier run, which nobody writes
-    int is_written;      // true: a process writes in the directory, or that cannot be told
+    int is_written;      // true: a process writes in the directory, or this is unknown
     double looked_s;     // time when that was found out
 } Follow_;
 
@@ -88,7 +88,7 @@ static int follow_continues_(const Follow_* f) {
     return f->is_written && f->follower.record.end == RECORD_UNFINISHED;
 }
 
-// Returns what a run does that does not continue, in words in `text` (FOLLOW_STATE_BYTES_).
+// Describes in `text` (FOLLOW_STATE_BYTES_) how a run that does not continue has ended.
 static const char* follow_state_(const Follow_* f, char* text) {
     const Record* r = &f->follower.record;
     const int is_stopped = r->end == RECORD_STOPPED;
@@ -115,7 +115,7 @@ static char* follow_picture_(const Follow_* f, const Screen* screen) {
 
 static int follow_is_leave_(int key) { return key == 'q' || key == 'Q' || key == FOLLOW_CTRL_D_; }
 
-// Leaves the last update on the first screen.
+// Leaves the last step on the first screen.
 static void follow_say_last_(const Record* r) {
     if (r->num_steps > 0) {
         printf("%s: ", r->name);
@@ -152,11 +152,11 @@ static void follow_on_screen_(Follow_* f) {
 
 // Progress of the lines.
 typedef struct {
-    double step;   // last update printed
+    double step;   // last step printed
     size_t events; // events printed
 } FollowLines_;
 
-// Prints the newest update up to `step`, if it is new.
+// Prints the newest step up to `step`, if it is new.
 static void follow_step_line_(const Record* r, FollowLines_* lines, double step, int is_now) {
     size_t at = r->num_steps;
     while (at > 0 && r->steps[at - 1].step > step) {
@@ -175,8 +175,8 @@ static FollowLines_ follow_start_lines_(const Record* r) {
     return (FollowLines_){val ? val->step - 1 : 0, val ? (size_t)(val - r->events) : 0};
 }
 
-// Prints the events since the last call, each after its update, and the newest update. A rollback
-// or a resume shortens the log; then it continues with the last event.
+// Prints the events since the last call, each after its step, and the newest step. A rollback or a
+// resume shortens the log; then it continues with the last event.
 static void follow_print_lines_(const Follow_* f, FollowLines_* lines) {
     const Record* r = &f->follower.record;
     const double last = r->num_steps ? r->steps[r->num_steps - 1].step : 0;

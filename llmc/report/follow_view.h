@@ -12,14 +12,14 @@ follow_view.h -- how a followed run looks: as a picture that fills a screen, and
 extern "C" {
 #endif
 
-// Prints update number `at` (an index of steps), the most important numbers first, without a line
-// end. `is_now`: it is the last one of a run that continues, so the time left is known.
+// Prints entry `at` of the steps, the most important numbers first, without a line end. `is_now`:
+// it is the last one of a run that continues, so the time left is known.
 void follow_print_step(FILE* file, const Record* r, size_t at, int is_now);
 
 // Prints a line about an event, with the text of a sample below it. Nothing for a start.
 void follow_print_event(FILE* file, const Record* r, const RecordEvent* event, int columns);
 
-// Prints a picture of `rows` lines: the title, the loss curve, the last update, validation and
+// Prints a picture of `rows` lines: the title, the loss curve, the last step, validation and
 // sample, and the last event that asks for attention. `state` says how the run has ended; NULL: it
 // continues.
 void follow_print_picture(FILE* file, const Record* r, const char* state, int columns, int rows);
@@ -45,10 +45,10 @@ void follow_print_picture(FILE* file, const Record* r, const char* state, int co
 #include "llmc/log/text_wrap.h"
 
 enum {
-    FOLLOW_RECENT_ = 100,     // updates whose mean speed tells the time left
+    FOLLOW_RECENT_ = 100,     // steps whose mean speed gives the time left
     FOLLOW_SAMPLE_ROWS_ = 10, // at most
     FOLLOW_CURVE_ROWS_ = 8,   // at least; a smaller screen has no curve
-    FOLLOW_SILENCE_S_ = 30    // after which the time of the last update is shown
+    FOLLOW_SILENCE_S_ = 30    // after which the time of the last step is shown
 };
 
 // ---- lines ----
@@ -69,7 +69,7 @@ static void follow_number_(FILE* file, const char* format, double value) {
     }
 }
 
-// Returns the seconds that the remaining updates take at the speed of the last ones; NAN: unknown.
+// Returns the seconds that the remaining steps take at the speed of the last ones; NAN: unknown.
 static double follow_left_s_(const Record* r) {
     const char* steps = record_option(r, "steps");
     const size_t n = r->num_steps;
@@ -193,7 +193,7 @@ static void follow_title_(FILE* file, const Record* r, const char* state) {
     fputc('\n', file);
 }
 
-// Sets points (n) to mean losses of neighboring updates; returns how many.
+// Sets points (n) to mean losses of neighboring steps; returns how many.
 static int follow_train_points_(CurvePoint* points, int n, const Record* r) {
     const double last = r->num_steps ? r->steps[r->num_steps - 1].step : 1;
     int count = 0, bin = -1, of_bin = 0;

@@ -22,7 +22,7 @@ not, the later lines count.
 extern "C" {
 #endif
 
-// Numbers of an update, by their keys.
+// Numbers of a step, by their keys.
 // clang-format off
 #define RECORD_SERIES(X) \
     X(RECORD_LOSS,       "loss")      \
@@ -74,14 +74,14 @@ typedef enum { RECORD_VALUES(WORDS_VALUE) RECORD_NUM_VALUES_ } RecordValue;
 // clang-format on
 typedef enum { RECORD_KINDS(WORDS_VALUE) RECORD_NUM_KINDS_ } RecordKind;
 
-// Numbers of an update; missing ones are NaN.
+// Numbers of a step; missing ones are NaN.
 typedef struct {
     double step, values[RECORD_NUM_SERIES_];
     double* sources; // (num_sources) losses of the sources that the run had until then, or NULL
     int num_sources;
 } RecordStep;
 
-// Loads of the experts of all layers in an update.
+// Loads of the experts of all layers in a step.
 typedef struct {
     double step;
     double* load; // (layers, experts); NULL: unknown
@@ -100,7 +100,7 @@ typedef struct {
     int is_text;
 } RecordOption;
 
-// Where memory is: on the model's device, on the host beside it, or in files.
+// Where memory is: on the model's device, on its host, or in files.
 typedef enum { RECORD_ON_DEVICE, RECORD_ON_HOST, RECORD_ON_DISK, RECORD_PLACES } RecordPlace;
 
 typedef struct {
@@ -123,20 +123,20 @@ typedef struct {
     int num_sources;
     RecordLoads loads;                   // the last ones
     double floor, peak_mib, planned_mib; // NaN: unknown
-    double tok_per_s;   // of the last start that made updates, without its first; NaN: unknown
+    double tok_per_s;   // of the last start that trained, without its first step; NaN: unknown
     size_t num_damaged; // skipped lines
     RecordEnd end;
 } Record;
 
-// Reads a run, and warns about skipped lines. Ends the program without a log, or without an update
-// in it.
+// Reads a run, and warns about skipped lines. Without a log, or without a step in it, the program
+// ends.
 void record_read(Record* record, const char* run);
 
 void record_close(Record* record);
 
 enum { RECORD_TAIL_ = 512 };
 
-// A run that is read while it writes its log. It may have no update yet.
+// A run that is read while it writes its log. It may have no step yet.
 typedef struct {
     Record record;
     FILE* file;
@@ -168,17 +168,17 @@ const RecordEvent* record_last(const Record* record, RecordKind kind);
 // `measure` is RECORD_VALUE_LOSS or RECORD_BPB
 const RecordEvent* record_best(const Record* record, RecordValue measure);
 
-// Returns a number of the run, RECORD_TOKENS for example, after `step` updates; 0 before the first.
-// NaN: unknown.
+// Returns a number of the run, RECORD_TOKENS for example, after this step; 0 before the first. NaN:
+// unknown.
 double record_place(const Record* record, RecordSeries series, double step);
 
-// Returns the loss of a source in an update; NaN: unknown.
+// Returns the loss of a source in a step; NaN: unknown.
 double record_source_loss(const RecordStep* step, int source);
 
 // Returns the value of an option, NULL if unknown.
 const char* record_option(const Record* record, const char* name);
 
-// Returns the training speed: the summary's, else the median of the last 1,000 updates.
+// Returns the training speed: the summary's, else the median of the last 1,000 steps.
 double record_tok_per_s(const Record* record);
 
 #ifdef __cplusplus
@@ -275,7 +275,7 @@ static int record_source_(Record* r, const char* name) {
     return source;
 }
 
-// Reads the losses of the sources of an update.
+// Reads the losses of the sources in a step.
 static int record_sources_(Record* r, JsonReader* json, RecordStep* step) {
     const char* key;
     int more, n = 0;
@@ -296,7 +296,7 @@ static int record_sources_(Record* r, JsonReader* json, RecordStep* step) {
     return more == 0;
 }
 
-// Reads the line of an update. Its sources are the caller's, also after an error.
+// Reads the line of a step. Its sources are the caller's, also after an error.
 static int record_step_(Record* r, JsonReader* json, RecordStep* step) {
     const char* key;
     int more, ok = 1;
@@ -492,7 +492,7 @@ static int record_start_member_(Record* start, JsonReader* json, const char* key
                                          : json_skip(json);
 }
 
-// Takes over the members that the line of a start sets.
+// Replaces the members that the line of a start sets.
 static void record_take_start_(Record* r, const Record* start) {
     record_forget_start_(r);
     r->options = start->options;
@@ -646,8 +646,8 @@ static void record_level_mfu_(Record* r) {
     }
 }
 
-// Opens the log of a run, of which nothing is read yet. Returns 0 with the reason in `error` if it
-// cannot be read.
+// Opens the log of a run, but reads nothing yet. Returns 0 with the reason in `error` if it cannot
+// be read.
 static int record_open_(RecordFollower* f, const char* run, char* error) {
     Record* r = &f->record;
     memset(f, 0, sizeof(*f));
@@ -776,7 +776,7 @@ const RecordEvent* record_best(const Record* record, RecordValue measure) {
 }
 
 double record_place(const Record* record, RecordSeries series, double step) {
-    size_t low = 0, high = record->num_steps; // index of the first update after `step`
+    size_t low = 0, high = record->num_steps; // index of the first entry after `step`
     while (low < high) {
         const size_t middle = low + (high - low) / 2;
         if (record->steps[middle].step <= step) {

@@ -67,7 +67,7 @@ static void report_name_(FILE* file, const ReportRuns* r, int which) {
 
 // ---- the head ----
 
-// Prints "2026-11-22 16:40 UTC", when the last update was logged.
+// Prints "2026-11-22 16:40 UTC", when the last step was logged.
 static void report_date_(FILE* file, const Record* run) {
     const double time_s = run->steps[run->num_steps - 1].values[RECORD_TIME];
     const time_t seconds = isfinite(time_s) && fabs(time_s) < 1e11 ? (time_t)time_s : 0;

@@ -55,7 +55,7 @@ void report_plots(FILE* file, const ReportRuns* runs);
 enum {
     REPORT_COLUMNS_ = 1000,     // columns of the widest curves; each has at most two points
     REPORT_COLUMNS_ALL_ = 1700, // of all runs together, so that the page stays small
-    REPORT_LONG_ = 300,         // updates from which a run has a trend
+    REPORT_LONG_ = 300,         // steps from which a run has a trend
     REPORT_TASKS_ = 32,
     REPORT_HEATS_ = 17, // levels of a heat map, from no load to REPORT_HOT_
     REPORT_HOT_ = 2,
@@ -102,7 +102,7 @@ static PlotPoint report_point_(const ReportRuns* runs, const RecordStep* step, d
     return point;
 }
 
-// Returns the point of something that happened after `step` updates.
+// Returns the point of something that happened after this step.
 static PlotPoint report_at_place_(const ReportRuns* runs, const Record* run, double step, double y) {
     const PlotPoint point = {{step, record_place(run, RECORD_TOKENS, step),
                               record_place(run, RECORD_ELAPSED_S, step) / runs->time_unit_s},
@@ -116,7 +116,7 @@ typedef enum {
     REPORT_TREND_
 } ReportTrend_; // of a run that is long enough
 
-// Row of the table of plots: a series of the updates.
+// Row of the table of plots: a series over the steps.
 typedef struct {
     const char *id, *title, *unit;
     RecordSeries series;
@@ -124,7 +124,7 @@ typedef struct {
     PlotScale scale;
     int is_percent;
     ReportTrend_ trend;
-    int is_sparse; // measured now and then: no gaps
+    int is_sparse; // measured only now and then: missing points are not gaps
 } ReportRow_;
 
 // clang-format off
@@ -156,7 +156,7 @@ static PlotPoint* report_alloc_(size_t count) {
     return (PlotPoint*)check_alloc_unset(count ? count : 1, sizeof(PlotPoint), "curve");
 }
 
-// Returns the raw curve: each update of a run.
+// Returns the raw curve: each step of a run.
 static PlotCurve report_raw_(const ReportRuns* runs, int which, const ReportRow_* row) {
     const Record* run = &runs->runs[which];
     PlotCurve curve = {PLOT_RAW, "raw", which, NULL, report_alloc_(run->num_steps), 0};
@@ -505,7 +505,7 @@ static void report_sets_(FILE* file, const ReportRuns* runs) {
     }
 }
 
-// Returns the losses of a source in the updates that have some.
+// Returns the losses of a source, in the steps that have some.
 static PlotCurve report_source_(const ReportRuns* runs, int which, int source) {
     const Record* run = &runs->runs[which];
     PlotCurve curve = {PLOT_LINE, "line", source % RECORD_RUNS, NULL, report_alloc_(run->num_steps), 0};

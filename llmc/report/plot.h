@@ -45,7 +45,7 @@ typedef enum { PLOT_LINEAR, PLOT_FROM_ZERO, PLOT_LOG } PlotScale;
 
 typedef struct {
     double last;      // right edge; 0: nothing to draw
-    const char* name; // "updates"
+    const char* name; // e.g. "updates"
 } PlotAxis;
 
 typedef struct {
@@ -163,7 +163,7 @@ static void plot_settle_(Axis* range, const Plot* plot) {
     const PlotScale scale = plot->scale;
     range->high = fmin(range->high, 1e300);
     if (scale == PLOT_FROM_ZERO && (plot->is_percent ? range->high < 0.01 : range->high == 0)) {
-        range->high = plot->is_percent ? 0.01 : 1; // nearly nothing should look like it
+        range->high = plot->is_percent ? 0.01 : 1; // almost zero should look like almost zero
     }
     if (scale == PLOT_LOG) {
         range->low = fmax(range->low, range->high * 1e-9);
@@ -352,8 +352,8 @@ static void plot_marks_(FILE* file, const Plot* plot, const PlotCurve* curve, in
     }
 }
 
-// True if a curve has the same places on this axis as on the first, as when tokens are updates
-// times a number.
+// True if a curve has the same places on this axis as on the first, as when every step has the same
+// number of tokens.
 static int plot_is_as_first_(const Plot* plot, const PlotCurve* curve, int axis) {
     for (size_t i = 0; i < curve->count; i++) {
         const PlotPoint* point = &curve->points[i];
@@ -380,8 +380,8 @@ static void plot_curve_(FILE* file, const Plot* plot, const Axis* range, int whi
     fputs("\"/>\n", file);
 }
 
-// Prints dots outside of what stretches, so they keep their shape. Each has a tooltip with its
-// numbers.
+// Prints dots outside of the part that stretches, so they keep their shape. Each has a tooltip with
+// its numbers.
 static void plot_dots_(FILE* file, const Plot* plot, const Axis* range, const PlotCurve* curve, int axis) {
     char place[NUMBER_BYTES];
     if (curve->style != PLOT_DOTS || curve->count > PLOT_DOTS_MAX_) {

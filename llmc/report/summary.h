@@ -137,7 +137,7 @@ static void fact_speed_(char text[FACT_BYTES], const Record* run) {
     }
 }
 
-// Sets text to the ratio of two sums over all updates, in percent.
+// Sets text to the ratio of two sums over all steps, in percent.
 static void fact_share_(char text[FACT_BYTES], const Record* run, RecordSeries part, RecordSeries whole) {
     double parts = 0, wholes = 0;
     for (size_t i = 0; i < run->num_steps; i++) {

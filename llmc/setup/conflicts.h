@@ -20,7 +20,7 @@ extern "C" {
 
 int setup_resumes(const Options* o);
 
-// Returns true if the run validates, or prints samples, or texts.
+// Return true if the run validates; if it prints samples or generates text.
 int setup_validates(const Settled* s);
 int setup_samples(const Settled* s);
 
@@ -34,8 +34,8 @@ int setup_decays(const Options* o);
 // Returns true if an update divides by the square root of a running mean.
 int setup_has_squares(const Options* o);
 
-// Refuses options that were given without what they need (OPTION_NEEDS), or prints a note that they
-// have no effect; `given` are the options before any was decided. Accepts their defaults, and the
+// Refuses options that were given without the options they need (OPTION_NEEDS), or prints a note
+// that they have no effect. `given`: the options before any was decided. Accepts defaults, and the
 // values of a recipe or of a resumed run.
 void setup_check_needs(FILE* notes, const Settled* s, const Options* given);
 
@@ -67,7 +67,7 @@ void setup_check_formats(const Settled* s);
 void setup_check_freeze(const Settled* s);
 
 // Refuses --share-layers with options that need the gradient of one block before the backward pass
-// has left all of them.
+// has finished with all of them.
 void setup_check_share(const Settled* s);
 
 // Refuses an optimizer that does not fit the model or its recipe.
@@ -80,8 +80,8 @@ void setup_check_average(const Settled* s);
 // (NULL: none), or the checkpoint from which a run continues.
 void setup_check_weights(const Settled* s, const char* path, int continues);
 
-// Refuses --mup without a small model, for a model that has no place for a factor, and with an
-// optimizer whose updates do not follow its rates.
+// Refuses --mup without a small model, for an architecture without the scale factors that it needs,
+// and with an optimizer whose updates are not proportional to its rates.
 void setup_check_mup(const Settled* s);
 
 #ifdef __cplusplus
@@ -150,7 +150,7 @@ int setup_has_squares(const Options* o) {
 
 typedef enum { NOTED, REFUSED } SetupLacking_;
 
-// Returns what the option needs and the run does not have; NULL if it has it.
+// Returns the text of the option's need if the run does not meet it; else NULL.
 static const char* setup_lacks_(const Settled* s, const OptionRow* row, SetupLacking_* lacking) {
     const Options* o = &s->options;
     switch ((OptionNeed)(row->flags >> OPTION_NEED_BIT & ((1 << OPTION_NEED_BITS) - 1))) {
@@ -189,7 +189,7 @@ void setup_check_needs(FILE* notes, const Settled* s, const Options* given) {
     }
 }
 
-// Notes the stages of a schedule that no update has.
+// Notes the stages of a schedule that the run never reaches.
 static void setup_note_stages_(FILE* notes, const Options* o, const char* name, const char* text) {
     Stages stages;
     if (!text[0] || !stages_parse(&stages, text)) {
@@ -204,8 +204,8 @@ static void setup_note_stages_(FILE* notes, const Options* o, const char* name, 
     }
 }
 
-// Notes the first line of --data-schedule that no update has. A line that counts tokens is not
-// compared.
+// Notes the first line of --data-schedule that the run never reaches. A line that counts tokens is
+// not compared.
 static void setup_note_lines_(FILE* notes, const Options* o, const DataSchedule* schedule) {
     for (int i = 0; i < schedule->count; i++) {
         const ScheduleLine* line = &schedule->line[i];
@@ -309,8 +309,8 @@ void setup_check_quantize(const Settled* s) {
     }
 }
 
-// Refuses to train a router whose only chosen expert always has the same weight: the text has no
-// gradient there.
+// Refuses to train a router whose only chosen expert always has the same weight: it would get no
+// gradient from the text.
 void setup_check_router(const Settled* s) {
     const Architecture* kinds = model_architecture(s->cfg.arch);
     const int divides = kinds->router == ROUTER_CHOSEN || kinds->router == ROUTER_SIGMOID;

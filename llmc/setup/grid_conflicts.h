@@ -16,7 +16,7 @@ extern "C" {
 // was given and what would work.
 void setup_check_grid(const Settled* s);
 
-// Returns what a grid must suit.
+// Returns the sizes of a run that its grid must suit.
 GridRun setup_grid_run(const Settled* s);
 
 // Returns 1 if setup_check_grid accepts the run in a grid of this shape. A plan may have grids that

@@ -72,7 +72,7 @@ static inline GridMember ranks_data(const Ranks* ranks) { return grid_member(&ra
 // no sense.
 Launcher launcher_find(const Options* options);
 
-// Does the work of launcher_find with `environment`, strings "NAME=value" that end with NULL.
+// Implements launcher_find, with `environment`: strings "NAME=value", ending with NULL.
 Launcher launcher_find_in(const Options* options, const char* const* environment);
 
 // Returns true in the script of a Slurm job with several tasks. Only processes that srun starts
@@ -83,8 +83,8 @@ int launcher_forgets_srun(const char* const* environment);
 // sense, which launcher_find reports later.
 CommPlace launcher_expect(void);
 
-// Returns the place of a rank in the grid of `size` processes. Ends the program if the options do
-// not divide these; the model decides later if it can be divided so (setup_check_grid).
+// Returns the place of a rank in the grid of `size` processes. Ends the program if they cannot be
+// divided as the options say; whether the model can is checked later (setup_check_grid).
 Grid launcher_grid(const Options* options, int rank, int size);
 
 // Returns the ZeRO stage of --zero; auto is 2 for a data group of several ranks, 1 in a pipeline,
@@ -164,7 +164,7 @@ static int launcher_is_there_(const LaunchSource_* source, const char* const* en
     return size || launcher_variable_(environment, source->names[0]);
 }
 
-// Returns the number that `text` is, from 0; -1 if it is none.
+// Returns the value of `text`, a number from 0 on; -1 if it is not one.
 static int launcher_number_(const char* text) {
     errno = 0;
     const long number =
@@ -454,8 +454,8 @@ int launcher_node_ranks(const Options* options, int size, Comm* comm) {
     return comm_any(comm, !is_regular) ? size : each;
 }
 
-// Returns the ranks of a data group on a machine, which has `each` ranks, and the whole group if it
-// is on one machine or its machines have unequal parts of it.
+// Returns the number of ranks of a data group on one machine with `each` ranks; the whole group if
+// it is on one machine, or if its parts on the machines are unequal.
 static int launcher_data_on_a_machine_(const Grid* grid, int each) {
     const int t = grid->shape.tensor, size = grid_member(grid, GRID_DATA).size,
               here = each % t == 0 ? each / t : 1;

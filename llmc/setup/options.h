@@ -148,7 +148,7 @@ extern const int OPTION_ROWS; // number of rows in OPTION_TABLE
 // Returns true if this trainer has the option.
 int option_applies(const Options* options, const OptionRow* row);
 
-// Returns true if the option counts in what the program does: training or generating text.
+// Returns true if the option matters for what the program does: training or generating text.
 int option_counts(const Options* options, const OptionRow* row);
 
 // ---- parsing ----
@@ -180,11 +180,11 @@ void options_mark_following(Options* options);
 void options_mark_fixed(Options* options, const char* name);
 
 // Prints a command line that repeats this run and can be pasted back: the program and every option
-// that is not at its default, even if it was "auto" and has been decided, but for OPTION_FOLLOWS.
+// that is not at its default, even if it was "auto" and has been decided, except OPTION_FOLLOWS.
 void options_print_banner(FILE* file, const Options* options, const char* program);
 
-// Prints the settings that come from the recipe of --model on one line; nothing if it has none. One
-// that settle() has dropped is left out.
+// Prints the settings that come from the recipe of --model on one line, without those that settle()
+// has dropped; nothing if the model has no recipe.
 void options_print_recipe(FILE* file, const Options* options);
 
 // Prints an option as a part of a command that can be pasted.

@@ -26,7 +26,7 @@ typedef struct {
 // An option that earlier versions had, and its advice.
 typedef struct {
     const char* name;
-    const char* unused; // its values that changed nothing, as "off" or "auto|1"
+    const char* unused; // its values that changed nothing, such as "off" or "auto|1"
     int flags;          // 0, or OPTION_NOT_SAVED
     const char* advice; // "use --matmul"
 } RemovedOption;

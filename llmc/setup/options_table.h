@@ -2,7 +2,8 @@
 options_table.h -- the options of the trainers: their struct, and their table.
 
 The table is compiled with the implementation of options.h. To add an option, add one field and one
-row, at the same place. If it has an effect only beside another option, its row says so: NEEDS_.
+row, at the same place. If it only has an effect together with another option, its row says so:
+NEEDS_.
 */
 #ifndef LLMC_OPTIONS_TABLE_H
 #define LLMC_OPTIONS_TABLE_H
@@ -48,8 +49,8 @@ typedef enum { MASTER_WEIGHTS_WORDS(WORDS_VALUE) } MasterWeightsChoice;
 
 // Conditions for an option to have an effect; NEEDS_(NAME) in its row refers to one.
 // X(NAME, what becomes of an option that is given without it, condition, words)
-// The condition is about Settled *s and its Options *o, some of which are still "auto". REFUSED:
-// the user asked for another kind of run. NOTED: the run is the same, and a line says so.
+// The condition is about Settled *s and its Options *o; some options are still "auto". REFUSED: the
+// user asked for another kind of run. NOTED: the run is the same, and a line says so.
 // clang-format off
 #define OPTION_NEEDS(X) \
     X(OUT,         NOTED,   o->output.dir[0], "--out") \
@@ -216,7 +217,7 @@ struct Options {
     int plan;
     const char* plan_gpu;
     int print_config;
-    const char* help; // the topic, a group or an option; options_given says if help is asked for
+    const char* help; // topic: a group or an option; options_given tells whether help was asked for
     int version;
 
     OptionsProgram program;
@@ -234,7 +235,7 @@ const ModelPreset* options_model_size(const Options* options);
 // Returns true if the program only describes a run and writes nothing.
 static inline int options_only_look(const Options* options) { return options->plan || options->print_config; }
 
-// Makes a micro-batch `parts` times smaller. A validation keeps its sequences.
+// Divides the micro-batch by `parts`. A validation keeps its number of sequences.
 static inline void options_divide_batch(Options* options, int parts) {
     options->batch.size /= parts;
     if (options->eval.batches > 0) {
@@ -791,7 +792,7 @@ static int options_ask_for_(const Options* options, const OptionRow* row) {
     return (row->flags & OPTION_WORK) && strcmp(value, row->fallback) != 0 && strcmp(value, "0") != 0;
 }
 
-// Decides what the program does, and refuses options that do not count in it.
+// Decides what the program does, and refuses options that have no effect on that.
 static void options_decide_(Options* options) {
     options->generates = options_generate_(options);
     for (int i = 0; i < OPTION_ROWS; i++) {

@@ -6,8 +6,8 @@ and the file of --config win.
 
 speedrun is a model of NanoChat's architecture, as large as GPT-2 124M, trained with Muon as in
 track 3 of modded-nanogpt (https://github.com/KellerJordan/modded-nanogpt). Like that run it keeps
-its rates for 30 % of the updates, then lowers them linearly to 0. A run of at most 2450 updates
-lowers them from the end of its warm-up.
+its rates for 30 % of the steps, then lowers them linearly to 0. A run of at most 2450 steps lowers
+them from the end of its warm-up.
 */
 #ifndef LLMC_RECIPES_H
 #define LLMC_RECIPES_H

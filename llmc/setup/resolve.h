@@ -2,7 +2,7 @@
 resolve.h -- settle(): turns options into the settings of a run, with a value for every "auto".
 
 The model is a name, an llm.c file, a Hugging Face directory (a checkpoint is one), or the sizes on
-the command line. A size on the command line replaces that of a name, but must agree with a file.
+the command line. A size on the command line replaces a named model's, but must agree with a file.
 A model and a tokenizer with vocabularies of different sizes are refused, because their tokens
 differ, unless the tokenizer extends the model's own.
 Everything is checked here and in conflicts.h, before memory for the model is allocated.
@@ -33,7 +33,7 @@ enum {
     SETUP_TEXTS_GPU = 32,      // and on a GPU
 };
 
-// Most work of automatic validations, as a share of the work of all updates.
+// Most work of automatic validations, as a share of the work of training.
 #define SETUP_VALIDATION_SHARE 0.1
 
 // ---- the model ----
@@ -71,11 +71,10 @@ Settled settle(RunData* data, const Options* options, const SettleInput* input);
 // run has the same ones. No activation of its blocks is kept.
 Settled setup_teacher(const Settled* s);
 
-// Returns the settings of the updates of --find-lr: a run that only trains, and writes nothing.
+// Returns the settings of a run for --find-lr: it only trains, and writes nothing.
 Settled setup_sweep(const Settled* s);
 
-// Returns the schedule of the learning rate, and the rate of update number `step`, which also
-// depends on its batch.
+// Return the schedule of the learning rate; the rate of a step, which also depends on its batch.
 ScheduleSettings setup_schedule(const Options* options);
 float setup_lr(const Options* options, int64_t step);
 
@@ -89,8 +88,7 @@ double setup_long_lr(const Options* options);
 // Returns the settings of update number t (from 1) at `step`, for a gradient with this norm.
 Update setup_update(const Options* options, int64_t step, int64_t t, double norm);
 
-// Returns the work of all validations as a share of the work of all updates, in a run that has
-// both.
+// Returns the work of all validations as a share of the work of training, in a run that has both.
 double setup_validation_share(const Settled* s, const RunData* data);
 
 // Returns true if a validation precedes the first step: not if nobody asked for it and it would
@@ -141,7 +139,7 @@ char* setup_kept_config(const char* path) {
 
 // ---- batches ----
 
-// Returns a micro-batch that divides an update. With --update-in-backward it is the whole update.
+// Returns a micro-batch that divides a step. With --update-in-backward it is the whole step.
 static int settle_auto_batch_(const Options* o) {
     const int64_t sequences = o->batch.total / o->batch.seq_len;
     if (o->memory.update_in_backward && 0 < sequences && sequences <= INT_MAX) {
@@ -213,8 +211,8 @@ static void settle_batch_stages_(Options* o) {
     o->batch.total = stages_last(&b);
 }
 
-// Decides the batch sizes. The size of an update does not depend on the number of ranks, which
-// share it.
+// Decides the batch sizes. The batch of a step does not depend on the number of ranks, which share
+// it.
 static void settle_batch_(Options* o, int ranks) {
     const int is_auto = o->batch.size == OPTION_AUTO;
     if (o->batch.schedule[0]) {
@@ -263,7 +261,7 @@ static void settle_sizes_(Settled* s) {
     }
 }
 
-// Decides how documents become rows: those with answers are whole, and do not see each other.
+// Decides how documents become rows: documents with answers stay whole, and do not see each other.
 // Learned positions are trained from the start of a row on, where a chat will start later.
 static void settle_packing_(Settled* s, RunData* data) {
     Options* o = &s->options;
@@ -284,9 +282,9 @@ static int64_t settle_only_at_end_(int64_t steps) {
     return steps < 1 ? 1 : steps < 1000000000 ? steps : 1000000000;
 }
 
-// Returns the rate of --lr auto for a run of so many updates; 0: a long one. With --mup it is the
-// small model's. A model that is already trained gets a tenth of a long run's: its weights have no
-// long way to go. SGD divides by nothing: with a gradient clipped to norm 1 it needs 400 times
+// Returns the rate of --lr auto for a run of this many updates; 0: a long one. With --mup it is the
+// small model's. A model that is already trained gets a tenth of a long run's: its weights are
+// already close. SGD divides by nothing: with a gradient clipped to norm 1 it needs 400 times
 // AdamW's rate.
 static double settle_lr_(const Options* o, int64_t updates) {
     const int has_weights = o->model.path[0] && !options_model_size(o);
@@ -310,8 +308,8 @@ static float settle_beta2_(int64_t total_batch) {
     return beta2 > 0.95f ? fminf(beta2, 0.999f) : 0.95f;
 }
 
-// Returns the work of validating so many sequences of all sets, as a share of the work of all
-// updates. A validation of the average is another one.
+// Returns the work of validating this many sequences of all sets, as a share of the work of
+// training. The average's validation counts as a second one.
 static double settle_validation_share_(const Settled* s, double sequences) {
     const Options* o = &s->options;
     const Stages batches = settled_batches(o);
@@ -327,8 +325,8 @@ double setup_validation_share(const Settled* s, const RunData* data) {
            settle_validation_share_(s, (double)run_data_all_eval_sequences(data, o));
 }
 
-// Shortens the validations of a run for which two of them are too much work: to as many sequences
-// as some of its updates have, so that they do not depend on --batch.
+// Shortens the validations if two of them would be too much work for the run: to as many sequences
+// as a whole number of steps, so that they do not depend on --batch.
 static void settle_eval_batches_(Settled* s, const RunData* data) {
     Options* o = &s->options;
     const double usual = (double)run_data_eval_sequences(o, UINT64_MAX), sets = data->num_val_sets,
@@ -342,8 +340,8 @@ static void settle_eval_batches_(Settled* s, const RunData* data) {
     }
 }
 
-// Decides how often a run validates: ten times, at least every 1000 updates, or as often as takes a
-// tenth of the work of its updates, with the validation before the first of them.
+// Decides how often a run validates: ten times, and at least every 1000 steps; or as often as costs
+// a tenth of the work of training, counting the validation before the first step.
 static void settle_validations_(Settled* s, const RunData* data) {
     Options* o = &s->options;
     const int64_t tenth = o->batch.steps / 10, usual = tenth < 1 ? 1 : tenth > 1000 ? 1000 : tenth;
@@ -427,7 +425,7 @@ static void settle_update_(Options* options) {
     }
 }
 
-// Forgets a decay, which only wsd has. A recipe's or a checkpoint's goes with its schedule.
+// Resets a decay, which only wsd has: one from a recipe or a checkpoint belongs to its schedule.
 static void settle_decay_(Options* o) {
     if (o->optimizer.schedule != SCHEDULE_WSD) {
         o->optimizer.decay_steps = OPTION_AUTO;
@@ -454,7 +452,7 @@ static void settle_training_(Settled* s, const RunData* data) {
     }
     setup_check_in_backward(s);
     if (o->memory.update_in_backward) {
-        o->memory.graph = 0; // a graph would repeat the numbers of one update
+        o->memory.graph = 0; // a graph would repeat the numbers of one step
     }
     if (o->batch.steps != OPTION_AUTO) {
         settle_validations_(s, data);
@@ -565,8 +563,8 @@ static ModelUse settle_use_(const Options* o) {
     return o->generates ? USE_GENERATE : only_evaluates ? USE_EVALUATE : USE_TRAIN;
 }
 
-// Decides what a model says of its tokens before its data are open: the tokenizer in its directory
-// is the run's, unless a checkpoint's options name one.
+// Decides what follows from a model's tokens before its data are open: the run uses the tokenizer
+// in the model's directory, unless a checkpoint's options name one.
 static void settle_tokenizer_(Settled* s, RunData* data, const SettleInput* input) {
     const char** tokenizer = &s->options.data.tokenizer;
     const char* model_path = input->continues ? NULL : input->model_path;

@@ -38,7 +38,7 @@ enum {
 // A set of validations. Losses of sets with other checksums are not comparable.
 typedef struct {
     const char* name; // "": the only one, without a name
-    // of its files, of which sequences of them a validation reads, and of how these are packed
+    // of its files, of the choice of sequences that a validation reads, and of their packing
     uint64_t checksum;
 } ValidationSet;
 
@@ -48,8 +48,8 @@ typedef struct {
 // run_data_open.
 Answers run_data_find_answers(RunData* data, const Options* options);
 
-// Opens the data, and returns the steps of the run: --steps, or what --epochs or one epoch come
-// to. With --plan and --print-config the data may stay unknown (data->is_unknown), and the steps
+// Opens the data, and returns the steps of the run: --steps, or the length of --epochs or one
+// epoch. With --plan and --print-config the data may stay unknown (data->is_unknown), and the steps
 // "auto".
 int64_t run_data_open(RunData* data, const Options* options);
 
@@ -428,7 +428,7 @@ static void run_data_fim_(RunData* data, const Options* options) {
     }
 }
 
-// Returns the steps that --epochs, or one epoch, come to. A step that would not be whole is left
+// Returns the number of steps in --epochs, or in one epoch. A step that would not be whole is left
 // out.
 static int64_t run_data_steps_(const Options* options, const Stages* batches, double epoch_tokens) {
     const double epochs = options->batch.epochs > 0 ? (double)options->batch.epochs : 1,
@@ -571,7 +571,7 @@ int run_data_list_sets(ValidationSet* sets, const RunData* data, const Options* 
     return data->num_val_sets;
 }
 
-// Opens the loader of a validation set, where a validation counts as one update.
+// Opens the loader of a validation set, where a validation counts as one step.
 static void run_data_open_validation_(Dataloader* val, const DataSources* set, const Settled* s) {
     const Options* options = &s->options;
     DataloaderSettings in_order;
@@ -585,7 +585,7 @@ static void run_data_open_validation_(Dataloader* val, const DataSources* set, c
     dataloader_open(val, set, in_order);
 }
 
-// Prints the share of an update that is empty: rows of micro-batches without a sequence.
+// Prints the share of a step that is empty: rows of micro-batches without a sequence.
 static void run_data_print_batches_(const Settled* s) {
     const int64_t n = s->ranks.grid.shape.data,
                   rows = (s->micro_batches + n - 1) / n * n * s->options.batch.size;

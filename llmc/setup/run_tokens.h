@@ -41,7 +41,7 @@ typedef struct {
     int is_extended;         // the model's own tokenizer has only the first ids of `tokenizer`
     Tokenizer own_tokenizer; // then open
     int is_encoded;          // the data are text whose files are encoded into shards first
-    int is_unknown;          // the data must be encoded, but nothing may be written: none are open
+    int is_unknown;          // the data are not encoded, and nothing may be written: none are open
     int is_warned;           // true once the user is warned of a likely separator in the text
     FillInMiddle fim;        // of the training data
     DataSources train, val;
@@ -75,9 +75,9 @@ static inline int run_data_fits(int model_V, int V) {
     return model_V == V || model_V == (V + 63) / 64 * 64 || model_V == model_padded_vocab(V);
 }
 
-// Compares the tokenizer of the run with the model's own, which stays open if the other extends it.
-// Ends the program if they have other tokens, unless --vocab-size is given. Then one that fits is
-// not compared: it may replace files that cannot be read.
+// Compares the tokenizer of the run with the model's own, which stays open if the run's extends it.
+// Ends the program if their tokens differ, unless --vocab-size is given. In that case a tokenizer
+// that fits is not compared: it may replace files that cannot be read.
 void run_data_open_own_tokenizer(RunData* data, const Options* options, const char* model_path, int model_V);
 
 // Ends the program if the files of another model have a tokenizer with other tokens than the run's.
@@ -87,8 +87,8 @@ void run_data_check_tokens(const RunData* data, const Options* options, const ch
 // vocabulary.
 int run_data_eot(const RunData* data, int V);
 
-// Returns what the model's files say of it: the tokenizer's card, with what the run learns. It
-// borrows texts of `data`.
+// Returns the model card for the model's files: the tokenizer's card, plus what the run teaches the
+// model. It borrows texts of `data`.
 ModelCard run_data_card(const RunData* data, int V);
 
 // Returns the tokenizer to save with the model; NULL if the data are only token ids.
@@ -108,8 +108,8 @@ typedef struct {
     int *ids, max, count;
 } PromptIds;
 
-// Does the work of run_data_prompt for `text` of `bytes`. Returns 0 with the reason in `error` if
-// it cannot be encoded or is too long.
+// Implements run_data_prompt for `text` of `bytes`. Returns 0 with the reason in `error` if it
+// cannot be encoded or is too long.
 int run_data_try_prompt(PromptIds* prompt, const RunData* data, const Options* options, int V,
                         const char* text, size_t bytes, char* error);
 

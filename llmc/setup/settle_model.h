@@ -95,7 +95,7 @@ static void settle_check_same_windows_(ModelConfig dense, Arch arch) {
     }
 }
 
-// Returns a dense model with --experts, each of which starts as a copy of its MLP.
+// Returns a dense model with --experts; each expert starts as a copy of the model's MLP.
 static ModelConfig settle_upcycled_(const Options* o, ModelConfig dense) {
     const Arch arch = model_arch_with_experts(dense.arch);
     if (dense.E == 0 && o->model.experts != OPTION_AUTO && arch != dense.arch) {
@@ -106,7 +106,8 @@ static ModelConfig settle_upcycled_(const Options* o, ModelConfig dense) {
     return dense;
 }
 
-// Returns the sizes of a model's files, with the rows that a tokenizer needs that extends its own.
+// Returns the sizes found in a model's files, with more vocabulary rows if the tokenizer extends
+// the model's own.
 static ModelConfig settle_found_(const Options* o, const RunData* data, const char* path, ModelConfig found) {
     const int V = data->tokenizer.vocab_size;
     if (data->is_extended && tokenizer_least_vocab(&data->own_tokenizer) > found.V) {
@@ -179,8 +180,8 @@ static void settle_shared_expert_(Options* o, ModelConfig* cfg, const char* path
     cfg->Fs = o->model.shared_hidden;
 }
 
-// Returns the hidden units of a model that does not say: 4 C, or with a gate 8/3 C, which has as
-// many weights. The experts that a token takes share them. In whole 64s.
+// Returns the default number of hidden units: 4 C, or with a gate 8/3 C, which has as many weights.
+// The experts that a token takes share them. Rounded up to a multiple of 64.
 static int settle_hidden_(ModelConfig cfg) {
     const int used = cfg.E_used > 0 ? cfg.E_used : 1;
     return cfg.F > 0 || model_gates(cfg) == 1 ? model_hidden(cfg) : (8 * cfg.C / 3 / used + 63) / 64 * 64;
@@ -303,7 +304,7 @@ static void settle_mark_fixed_(Options* o, Arch arch) {
 }
 
 ModelConfig settle_model(Options* options, const RunData* data, const char* path, ModelConfig found) {
-    const int insists = options->model.vocab_size != OPTION_AUTO; // also of a run that resumes
+    const int insists = options->model.vocab_size != OPTION_AUTO; // also in a run that resumes
     ModelConfig cfg = settle_base_(options, data, path, found);
     options_mark_following(options);
     settle_arch_(options, cfg.arch, path);

@@ -47,8 +47,8 @@ typedef struct {
     Optimizer optimizer; // with its master weights
     size_t element_bytes, gradient_bytes;
     SafeTensorsDtype saved_dtype; // type of the weights in a checkpoint: of master weights, if any
-    int64_t sequences;            // number of sequences in the last update, which has the most
-    int64_t micro_batches;        // number of micro-batches in that update, on all data ranks
+    int64_t sequences;            // number of sequences in the last step, which has the most
+    int64_t micro_batches;        // number of micro-batches in that step, on all data ranks
     int sources;                  // of the training data, if it is a mixture; else 0
     // sequences generated at a time; 1 in training, which samples one by one
     int decode_batch;
@@ -58,21 +58,21 @@ typedef struct {
 
 // ---- facts that follow from options ----
 
-// Returns the share of the last update that SGD and Adafactor add to the next one.
+// Returns the momentum of SGD or Adafactor; 0 for other optimizers.
 static inline float settled_momentum(const Options* o) {
     return o->optimizer.name == OPTIMIZER_SGD         ? o->optimizer.sgd_momentum
            : o->optimizer.name == OPTIMIZER_ADAFACTOR ? o->optimizer.adafactor_beta1
                                                       : 0;
 }
 
-// Returns the batch of each update: one of --total-batch, unless stages are given.
+// Returns the batch of each step: --total-batch, unless stages are given.
 static inline Stages settled_batches(const Options* o) {
     Stages s;
     const int has_stages = o->batch.schedule && stages_parse(&s, o->batch.schedule);
     return has_stages ? s : stages_constant(o->batch.total);
 }
 
-// Returns the length of the sequences of each update: --seq-len, unless stages are given.
+// Returns the length of the sequences of each step: --seq-len, unless stages are given.
 static inline Stages settled_lengths(const Options* o) {
     Stages s;
     const int has_stages = o->batch.seq_len_schedule && stages_parse(&s, o->batch.seq_len_schedule);
@@ -159,7 +159,7 @@ static inline ModelConfig settled_own_(const Settled* s) {
     return model_part_of(s->cfg, part);
 }
 
-// Returns what is frozen in this process.
+// Returns the tensors that are frozen in this process.
 static inline Freeze settled_own_freeze(const Settled* s) { return freeze_of_part(&s->freeze, s->part); }
 
 static inline ZeroPlan settled_zero_(const Settled* s) {
@@ -222,8 +222,8 @@ static inline RankPart settled_part(const Settled* s) {
     return part;
 }
 
-// Returns what the map of the elements follows from (map.h). `places` is how many layers take turns
-// in memory where they do.
+// Returns the inputs of the map of elements (map.h). `places`: how many layers have memory at a
+// time, where layers take turns in it.
 static inline MapOf settled_map(const Settled* s, int places) {
     const GridShape shape = s->ranks.grid.shape;
     const int trains = s->use == USE_TRAIN;
@@ -272,7 +272,7 @@ static inline Distill settled_distill(const Settled* s) {
     return how;
 }
 
-// ---- other ways to run the same updates ----
+// ---- other ways to run the same steps ----
 
 // Returns the settings with a micro-batch `parts` times smaller, another level of recomputation and
 // another place for the optimizer's state. A validation keeps its sequences.

@@ -451,7 +451,7 @@ static inline void bpe_merge_ids_(const Bpe* bpe, BpeMerger_* merger, const unsi
                   i + 1 < n ? bpe->byte_pairs[256 * piece[i] + piece[i + 1]] : BPE_NONE_);
     }
     for (int word = 0; word <= bpe->vocab_size / 64; word++) {
-        while (merger->ranks[word]) { // joining sets higher bits of this word
+        while (merger->ranks[word]) { // joining sets higher bits of this 64-bit word
             const int rank = 64 * word + __builtin_ctzll(merger->ranks[word]);
             merger->ranks[word] &= merger->ranks[word] - 1;
             bpe_join_rank_(merger, bpe, rank);
@@ -806,7 +806,7 @@ static inline const char* bpe_token(const Bpe* bpe, int id, int* length) {
 // True if no text encodes to this token: bpe_token gives its name.
 static inline int bpe_is_name(const Bpe* bpe, int id) { return bpe->tokens[id].kind == BPE_NAME; }
 
-// Returns the id of an added token, a name or a word; -1 if none is called so.
+// Returns the id of an added token, a name or a word; -1 if there is none of this name.
 static inline int bpe_find_added(const Bpe* bpe, const char* name) {
     const size_t bytes = strlen(name);
     for (int id = 0; id < bpe->vocab_size; id++) {
@@ -818,7 +818,7 @@ static inline int bpe_find_added(const Bpe* bpe, const char* name) {
     return -1;
 }
 
-// Returns the most ids that a text of so many bytes has: normalization may lengthen it.
+// Returns an upper bound of the ids of a text of `bytes` bytes: normalization may lengthen it.
 static inline size_t bpe_most_ids(const Bpe* bpe, size_t bytes) {
     return bytes * (bpe->rules.pattern.normalizes ? NFC_MOST_GROWTH : 1);
 }

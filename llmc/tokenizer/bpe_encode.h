@@ -49,7 +49,7 @@ typedef struct {
     uint32_t slot; // first of two
 } BpeLookup_;
 
-// Pieces that end in some blocks of text, on their way to ids.
+// Pieces that end in some blocks of text, and wait for their ids.
 typedef struct {
     const unsigned char* text; // (bytes)
     size_t bytes;
@@ -163,7 +163,8 @@ static int bpe_find_long_(BpeLongSlot_* slots, const uint64_t key[4]) {
     return 1;
 }
 
-// Copies the ids of a short slot, always 4, of which the rest means nothing. Returns their number.
+// Copies the ids of a short slot, and returns their number. Always copies 4; those past the number
+// are garbage.
 ALWAYS_INLINE size_t bpe_take_(const BpeShortSlot_* slot, int* ids) {
     memcpy(ids, slot->ids, sizeof(slot->ids));
     ids[0] &= BPE_NONE_;
@@ -332,7 +333,7 @@ static size_t bpe_encode_pieces_(BpeEncoder* encoder, int* ids, size_t count) {
     return count;
 }
 
-// Encodes a text that is normal, without words.
+// Encodes a text that is already normalized and has no added tokens in it.
 static size_t bpe_encode_plain_(BpeEncoder* encoder, const unsigned char* at, size_t bytes, int* ids) {
     BpeSplitter splitter = bpe_splitter(&encoder->bpe->rules, at, 0, bytes);
     BpePieces_* pieces = encoder->pieces;

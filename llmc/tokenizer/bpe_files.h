@@ -50,7 +50,7 @@ void bpe_open(Bpe* bpe, const char* path);
 // Writes a tokenizer.json.
 void bpe_write(const Bpe* bpe, const char* path);
 
-// Writes what transformers reads beside a tokenizer.json: the tokenizer's class, the model's
+// Writes what transformers reads next to a tokenizer.json: the tokenizer's class, the model's
 // context max_T, and the roles of tokens. `bpe` has further names; NULL: none.
 void bpe_write_hf_config(const char* directory, const char* tokenizer_class, const ModelCard* card,
                          const Bpe* bpe, int max_T);
@@ -326,7 +326,7 @@ static void bpe_put_vocab_(const Bpe* bpe, FILE* file) {
     fputc('}', file);
 }
 
-// Returns the word that a token is, even if merges also make it; NULL: none.
+// Returns the added token with this id, even if merges also make it; NULL: it is none.
 static const BpeWord* bpe_word_of_(const Bpe* bpe, int id) {
     for (size_t i = 0; i < bpe->words.count; i++) {
         if (bpe->words.words[i].id == id) {
@@ -387,7 +387,7 @@ static void bpe_put_pattern_(BpePattern pattern, FILE* file) {
     fputs(is_sequence ? "]}" : "", file);
 }
 
-// Writes what is put around a text: end-of-text before it, if other programs do so.
+// Writes the template around a text: end-of-text before it, if other programs put it there.
 static void bpe_put_template_(const Bpe* bpe, FILE* file) {
     int length;
     const char* eot = bpe_token(bpe, bpe->eot, &length);
@@ -491,7 +491,7 @@ static void bpe_open_file_(Bpe* bpe, const char* path) {
     bpe_open_data_(bpe, &file);
 }
 
-// Opens merges.txt, which implies the ids, and checks vocab.json, if any, which states them.
+// Opens merges.txt, which implies the ids, and compares them with vocab.json, if that exists.
 static void bpe_open_pair_(Bpe* bpe, const char* merges, const char* vocab) {
     Bpe other;
     bpe_open_file_(bpe, merges);

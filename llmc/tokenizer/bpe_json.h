@@ -57,7 +57,7 @@ typedef struct {
     BpeSpan text;
     size_t id;
     int is_special, is_raw; // raw: matches the text before it is normalized
-    // not supported, but for special tokens, which are never looked for
+    // supported only for special tokens, which are never looked for
     int single_word, lstrip, rstrip;
 } BpeAdded_;
 
@@ -515,7 +515,7 @@ static void bpe_check_json_(const BpeJson_* v, const char* path) {
           BPE_MAX_VOCAB);
 }
 
-// Checks that a word can be cut out of text: only where text may be divided does it go unseen.
+// Checks that a word can be cut out of text that is encoded part by part: parts must not divide it.
 static void bpe_check_word_(const Bpe* bpe, BpeAdded_ token, const char* path) {
     NfcText normal;
     size_t blanks = 0;
@@ -552,8 +552,8 @@ static void bpe_name_json_tokens_(Bpe* bpe, const BpeJson_* v, const char* path)
     bpe_words_finish(&bpe->words);
 }
 
-// True if merges may make a token of the vocabulary: it is no added one, or a word with the same
-// bytes in both spellings.
+// True if merges may make a token of the vocabulary: it is not an added token, or it is a word with
+// the same bytes in both spellings.
 static int bpe_is_spelled_(Bpe* bpe, BpeNamed_ token, const BpeSpelling* spelling) {
     BpeToken_* named = &bpe->tokens[token.id];
     if (named->kind == BPE_TOKEN || named->length != token.text.length ||
@@ -607,7 +607,7 @@ static BpeListed_* bpe_list_json_merges_(const Bpe* bpe, const BpeJson_* v, cons
     return list;
 }
 
-// Checks that merges make all tokens, but for a file that looks for whole pieces first. Returns the
+// Checks that merges make all tokens, unless the file looks for whole pieces first. Returns the
 // number of tokens that they should make.
 static size_t bpe_check_made_(const Bpe* bpe, const BpeJson_* v, const BpeListed_* list, const char* path) {
     char* is_made = (char*)check_alloc((size_t)bpe->vocab_size, 1, "vocabulary");
@@ -665,7 +665,7 @@ BpeKept bpe_keep(const char* name, const void* bytes, size_t count) {
     return kept;
 }
 
-// Returns the id of an added token; -1: none is called so.
+// Returns the id of an added token; -1: there is none of this name.
 static int bpe_find_name_(const Bpe* bpe, const char* name) { return name ? bpe_find_added(bpe, name) : -1; }
 
 // Returns an id of the files; -1: none, or beyond the vocabulary.

@@ -3,7 +3,7 @@ bpe_rules.h -- rules by which a vocabulary splits text into pieces: a pattern, a
 characters that it speaks of.
 
 A pattern matches leftmost first, its alternatives in order. The styles are GPT-2's and
-OpenAI's cl100k's, which Llama 3, Qwen, GLM and nanochat share but for the number n of digits:
+OpenAI's cl100k's, which Llama 3, Qwen, GLM and nanochat share except for the number n of digits:
 
     GPT2      '(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
     CL100K    '(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,n}
@@ -60,8 +60,8 @@ static inline int bpe_pattern_digits_(const char** at, int* digits) {
     return 1;
 }
 
-// Sets the pattern of a regular expression. Returns 0 if it is none of those above. A second +
-// keeps a match from being shortened, which none of these ever is.
+// Sets the pattern of a regular expression. Returns 0 if it is not one of the above. A second +
+// keeps a match from being shortened, which never happens to these.
 static inline int bpe_pattern_read(const char* at, BpePattern* pattern) {
     memset(pattern, 0, sizeof(*pattern));
     if (bpe_pattern_take_(&at, "'s|'t|'re|'ve|'m|'ll|'d|") ||

@@ -36,7 +36,7 @@ typedef struct {
 // Masks of a block that GPT-2's pattern does without, apart from the others: it would be 1/10
 // slower.
 typedef struct {
-    uint64_t inside; // bytes of characters but for their first
+    uint64_t inside; // bytes of characters after the first
     uint64_t line;   // \r and \n
 } BpeMore_;
 
@@ -47,7 +47,7 @@ typedef struct {
     size_t first; // byte at which the first piece starts
     size_t at;    // start of `now`: `first`, or a multiple of 64 after it
     BpeBlock_ last, now, next;
-    BpeMore_ last_more, more, next_more; // but for GPT-2's pattern
+    BpeMore_ last_more, more, next_more; // unused with GPT-2's pattern
     // bytes of the block after `next` that belong to a character begun in `next`, ...
     uint64_t spilled;
     int spilled_class;    // ... and that character's class
@@ -275,8 +275,8 @@ static inline uint64_t bpe_ends_of_contractions_(BpeSplitter* splitter, uint64_t
     return ends;
 }
 
-// True if the blanks from byte i of `now` on, which is neither \r nor \n, end at one of these.
-// Looks no further than a piece can be long, so that any text can be divided.
+// True if the blanks from byte i of `now` on, itself neither \r nor \n, lead to a \r or \n. Looks
+// no further than the longest piece, so that any text can be divided.
 static inline int bpe_reach_line_(const BpeSplitter* splitter, int i) {
     const uint64_t after = ~(splitter->now.blank & ~splitter->more.line) >> i;
     if (after) {
@@ -295,8 +295,9 @@ static inline int bpe_reach_line_(const BpeSplitter* splitter, int i) {
     return 0;
 }
 
-// Returns the cuts of blanks: a piece ends with the last \r or \n of a run, or else before its last
-// blank if something follows. The `taken` of \r and \n belong to the piece before the run.
+// Returns the cuts in runs of blanks: after the last \r or \n of a run; in a run without them
+// before its last blank, if something follows. `taken`: \r and \n that belong to the piece before
+// the run.
 ALWAYS_INLINE uint64_t bpe_cut_blanks_(const BpeSplitter* splitter, uint64_t taken) {
     const BpeBlock_ *last = &splitter->last, *now = &splitter->now, *next = &splitter->next;
     const BpeMore_* more = &splitter->more;
@@ -437,7 +438,7 @@ static inline int bpe_class_before_(const BpeRules* rules, const unsigned char* 
     return (size_t)bpe_character(rules, text + at - n, n, &class_) == n ? class_ : BPE_OTHER;
 }
 
-// True if the character at the start of text[0 .. 4) is no blank, and stays what it is.
+// True if the character at the start of text[0 .. 4) is not a blank, and normalization keeps it.
 static inline int bpe_starts_line_(const BpeRules* rules, const unsigned char* text) {
     int class_;
     uint32_t c = text[0];
@@ -449,7 +450,7 @@ static inline int bpe_starts_line_(const BpeRules* rules, const unsigned char* t
 }
 
 // True if the text may be divided before text[at], at > 0, as far as its bytes nearby tell: ASCII
-// blanks after another character always start a piece, but for line ends that CL100K gives to the
+// blanks after another character always start a piece, except line ends that CL100K gives to the
 // piece before; there, a character after a line end starts one.
 static inline int bpe_may_cut_(const BpeRules* rules, const unsigned char* text, size_t bytes, size_t at) {
     const int is_lines = rules->pattern.style == BPE_CL100K;
@@ -462,7 +463,7 @@ static inline int bpe_may_cut_(const BpeRules* rules, const unsigned char* text,
     return is_lines && bpe_is_line_end(text[at - 1]) && bytes - at >= 4 && bpe_starts_line_(rules, text + at);
 }
 
-// Counts the bytes at the end of a text that may mean something else with what follows: an
+// Counts the bytes at the end of a text whose meaning may depend on the bytes that follow: an
 // incomplete character or contraction.
 static inline size_t bpe_uncertain_(const unsigned char* text, size_t bytes) {
     for (size_t n = 1; n <= 3 && n <= bytes; n++) {
@@ -493,9 +494,9 @@ static inline int bpe_is_safe_(const BpeRules* rules, const unsigned char* text,
            (rules->pattern.style == BPE_CL100K && bpe_is_line_end(text[at - 1]));
 }
 
-// Returns the end of the part of a text that starts at text[begin], of at most BPE_MAX_PIECE bytes:
-// text that is normalized, or that words are cut out of, is encoded part by part. Parts end where
-// the text may be divided, but for text without such a place.
+// Returns the end of the part of a text that starts at text[begin], of at most BPE_MAX_PIECE bytes.
+// A text that is normalized, or that added tokens are cut out of, is encoded part by part. Parts
+// end where the text may be divided, if there is such a place.
 static inline size_t bpe_part_end(const BpeRules* rules, const unsigned char* text, size_t bytes,
                                   size_t begin) {
     if (bytes - begin <= BPE_MAX_PIECE) {

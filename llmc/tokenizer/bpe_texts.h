@@ -1,6 +1,6 @@
 /*
 bpe_texts.h -- from a text to the texts that are split into pieces: words are cut out of it
-(bpe_words.h), and what is between them is normalized (nfc.h). Only for rules that ask for either.
+(bpe_words.h), and the text between them is normalized (nfc.h). Only for rules that ask for either.
 */
 #ifndef LLMC_BPE_TEXTS_H
 #define LLMC_BPE_TEXTS_H
@@ -21,7 +21,7 @@ typedef struct {
 static inline void bpe_texts_between_(const BpeTexts* texts, BpeWordKind kind, const unsigned char* text,
                                       size_t bytes);
 
-// Visits a text without words that match it as it is.
+// Visits a text between the words that are matched before normalization.
 static inline void bpe_texts_raw_(const BpeTexts* texts, const unsigned char* text, size_t bytes) {
     if (texts->rules->pattern.normalizes && nfc_apply(&texts->rules->nfc, text, bytes, texts->normal)) {
         text = texts->normal->text;

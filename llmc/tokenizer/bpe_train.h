@@ -218,7 +218,7 @@ ALWAYS_INLINE void bpe_count_piece_(BpeCounts_* counts, const unsigned char* pie
     bpe_count_key_(counts, key, hash, 1, piece);
 }
 
-// Counts the pieces of a text that is normal, without words.
+// Counts the pieces of a text that is already normalized and has no added tokens in it.
 static void bpe_count_text_pieces_(const BpeTrainer* trainer, BpeCounts_* counts, const unsigned char* at,
                                    size_t bytes) {
     BpeSplitter splitter = bpe_splitter(&trainer->rules, at, 0, bytes);
@@ -571,7 +571,7 @@ static size_t bpe_join_places_(BpeTraining_* training, BpeNeighbors_ pair, int m
         }
         const int left = places[first - 1].id, right = places[after].id;
         const uint64_t count = training->counts[places[first].piece];
-        if (left >= 0 && left != made) { // a `made` before it has subtracted this already
+        if (left >= 0 && left != made) { // if a `made` precedes, it has already subtracted this
             bpe_lose_(training, left, a, count);
         }
         if (right >= 0) {
@@ -757,8 +757,8 @@ static void bpe_finish_extended_(Bpe* bpe, const Bpe* old, const int (*merges)[2
     free(list);
 }
 
-// Merges the best pairs into `wanted` tokens from `first` on. With `texts`, skips those whose bytes
-// are a token already, which it adds to. Returns the number of merges.
+// Merges the best pairs into `wanted` tokens from `first` on. With `texts`, skips pairs whose bytes
+// are already a token, and adds the new tokens to `texts`. Returns the number of merges.
 static int bpe_train_merges_(BpeTraining_* training, int first, int wanted, Bpe* texts,
                              BpeTrainProgress progress, void* context) {
     BpeNeighbors_* entry;

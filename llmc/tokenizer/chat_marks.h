@@ -54,8 +54,8 @@ void chat_marks_open(ChatMarks* marks, const Bpe* bpe);
 // Returns a format as it is written for a vocabulary without a template: with the start token.
 ChatFormat chat_format_written(ChatWord word);
 
-// Returns 0 with the reason in `error` if the vocabulary's template is none that chats can be
-// encoded for; `option` says how another format can be wanted.
+// Returns 0 with the reason in `error` if chats cannot be encoded for the vocabulary's template.
+// `option` says how to ask for another format.
 int chat_check(const Bpe* bpe, const char* option, char* error);
 
 // Chooses a format for a vocabulary. Returns 1 if its template is another one, which is to be
@@ -65,10 +65,10 @@ int chat_choose(Bpe* bpe, ChatWord word);
 // Returns the template of a format that a run learns, for a vocabulary; the caller frees it.
 char* chat_new_template(const ChatMarks* marks, const Bpe* bpe);
 
-// Returns a checksum of all that the tokens of chats depend on, beside the vocabulary.
+// Returns a checksum of everything that the tokens of chats depend on besides the vocabulary.
 uint64_t chat_signature(const ChatMarks* marks);
 
-// Returns an upper bound of the ids of messages that have so many bytes.
+// Returns an upper bound of the ids of messages with `bytes` bytes in all.
 size_t chat_most_ids(const ChatMarks* marks, const Bpe* bpe, size_t bytes, size_t messages);
 
 // Adds a chat, or a prompt with its completion, to a document of one id, the start token. Returns
@@ -110,8 +110,8 @@ ChatFormat chat_format_written(ChatWord word) {
     return format;
 }
 
-// Returns the format whose marks a vocabulary has: those with more marks first. A byte-level
-// vocabulary of Mistral's is Tekken.
+// Returns the format whose marks a vocabulary has; formats with more marks are tried first. A
+// byte-level vocabulary of Mistral's is Tekken.
 static ChatFormat chat_of_vocabulary_(const Bpe* bpe) {
     static const ChatWord order[] = {
         CHAT_PHI4,  CHAT_CHATML, CHAT_LLAMA3,  CHAT_MISTRAL7_TEKKEN, CHAT_MISTRAL3_TEKKEN,

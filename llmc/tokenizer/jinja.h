@@ -222,7 +222,8 @@ static int jinja_is_one_of_(const char* name, const char* one, const char* other
     return strcmp(name, one) == 0 || strcmp(name, other) == 0;
 }
 
-// Sets *v to what a text becomes by a method or a filter. Returns 0 if none has this name.
+// Applies a method or a filter to a text, and sets *v to the result. Returns 0 if none has this
+// name.
 static int jinja_text_changed_(Jinja_* j, JinjaValue_* v, const char* name, const JinjaArgs_* args) {
     const JinjaValue_ text = *v, first = args->count > 0 ? args->values[0] : jinja_undefined_;
     const int has_text = first.kind == JINJA_TEXT_, is_short = first.length <= text.length;

@@ -62,7 +62,7 @@ typedef struct {
 typedef struct {
     const char* text; // the template
     size_t bytes, at;
-    int skip;        // above 0: what is read has no effect
+    int skip;        // above 0: tags that are read have no effect
     int starts_line; // the text at `at` starts a line
     int depth, failed;
     size_t steps, used;

@@ -1,6 +1,5 @@
 /*
-model_card.h -- what a model says of itself in its files: the tokens around its texts, and how it
-chats.
+model_card.h -- a model's files about itself: the tokens around its texts, and the format of chats.
 
     read      generation_config.json, config.json, chat_template.jinja, tokenizer_config.json: the
               first that has a fact decides, as in transformers; then tokenizer.json (bpe_files.h)
@@ -33,9 +32,9 @@ typedef struct {
     int turn_end;                // token that ends an answer of a chat; -1: unknown
     const char* chat_template;   // in Jinja; NULL: none
     ChatKnown chat_known;        // how far its format is known
-    ChatFormat chat;             // its format, or the one of --chat; without layout: neither
+    ChatFormat chat;             // its format, or --chat's; without a layout: no format
     int is_chosen;               // the format is not the template's
-    const char* generation;      // text of generation_config.json, with other defaults; NULL: none
+    const char* generation;      // text of generation_config.json, to keep the rest; NULL: none
 } ModelCard;
 
 // Returns the card of a vocabulary where one token starts and ends texts.
@@ -85,15 +84,15 @@ void card_files_close(CardFiles* files);
 
 // ---- writing ----
 
-// Returns the text of a JSON object with another value of a member, and the rest as it was; a copy
-// if it is no object. The caller frees it.
+// Returns the text of a JSON object with one member's value replaced; a plain copy if it is not an
+// object. The caller frees it.
 char* card_set_member(const char* text, const char* key, const char* value);
 
 // Sets `text` (of CARD_ENDS_BYTES) to the ends in JSON: an id, or a list.
 enum { CARD_ENDS_BYTES = 16 * (CARD_MAX_ENDS + 2) };
 const char* card_print_ends(const ModelCard* card, char text[CARD_ENDS_BYTES]);
 
-// Writes generation_config.json: the text that the card has, unless the usual end is none of its
+// Writes generation_config.json: the card's own text, unless that lacks the usual end among its
 // ends.
 void card_write_generation(const ModelCard* card, const char* directory);
 

@@ -5,9 +5,9 @@ by their combining class, and what can be composed is (https://unicode.org/repor
     nfc_open     tables for fast look-up (nfc_tables.h); read-only afterwards: threads may share
     nfc_apply    normalizes a text
 
-A text is left alone but for its parts with a character that may change: one that is decomposed, has
-a combining class, or may be composed with the one before it. Such a part reaches from the character
-before to the next one that cannot change. So nearly all text is only looked at.
+Only parts of a text with a character that may change are touched: one that is decomposed, has a
+combining class, or may be composed with the one before it. Such a part reaches from the character
+before to the next one that cannot change. So nearly all text is only scanned.
 */
 #ifndef LLMC_NFC_H
 #define LLMC_NFC_H
@@ -31,7 +31,7 @@ typedef struct {
     uint64_t* composites; // (2^NFC_BITS_) first, second, composite, 21 bits each; open addressing
 } Nfc;
 
-// Text that grows, and characters on their way to it.
+// A text that grows, and characters that will be appended to it.
 typedef struct {
     unsigned char* text;
     size_t bytes, room;
@@ -149,7 +149,7 @@ static uint32_t nfc_class_(uint32_t c) {
     return row >= 0 && c <= nfc_classes[row][1] ? nfc_classes[row][2] : 0;
 }
 
-// Returns what a character is decomposed into, or NULL.
+// Returns the decomposition of a character, or NULL.
 static const uint32_t* nfc_parts_(uint32_t c) {
     const int pair = nfc_row_(nfc_pairs, NFC_PAIRS, c), single = nfc_row_(nfc_singles, NFC_SINGLES, c);
     return pair >= 0 && nfc_pairs[pair][0] == c         ? &nfc_pairs[pair][1]

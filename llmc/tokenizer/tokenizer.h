@@ -59,7 +59,7 @@ void tokenizer_open_file(Tokenizer* tokenizer, const char* path);
 
 // ---- other formats ----
 
-// Returns the vocabulary as one like GPT-2's; NULL for words.
+// Returns the byte-pair vocabulary; NULL for a list of words.
 const Bpe* tokenizer_bpe(const Tokenizer* tokenizer);
 
 // Writes the tokenizer of a model with a context of max_T for Hugging Face's transformers into a
@@ -85,13 +85,13 @@ int tokenizer_least_vocab(const Tokenizer* tokenizer);
 // True if a text ends with this token: end-of-text, or another that the files of the model name.
 int tokenizer_is_end(const Tokenizer* tokenizer, int id);
 
-// Returns the id of an added token, special or cut out of texts; -1 if none is called so.
+// Returns the id of an added token, special or cut out of texts; -1 if there is none of this name.
 int tokenizer_find_added(const Tokenizer* tokenizer, const char* name);
 
-// Returns what the files of the tokenizer say of the model; it borrows their texts.
+// Returns the model card from the tokenizer's files; it borrows their texts.
 ModelCard tokenizer_card(const Tokenizer* tokenizer);
 
-// Returns the most ids that a text of so many bytes has.
+// Returns an upper bound of the ids of a text of `bytes` bytes.
 size_t tokenizer_most_ids(const Tokenizer* tokenizer, size_t bytes);
 
 // True if two tokenizers have the same tokens under the same ids.
@@ -113,8 +113,8 @@ void tokenizer_describe(const Tokenizer* tokenizer, int id, char* text, size_t r
 // can encode text. Both were read from files.
 int tokenizer_extends(const Tokenizer* tokenizer, const Tokenizer* old);
 
-// Takes from the card of a tokenizer that this one extends what a tokenizer.json without other
-// files does not say: ends of texts, padding, template and defaults.
+// Copies from the card of the tokenizer that this one extends whatever a tokenizer.json alone does
+// not say: ends of texts, padding, template and defaults.
 void tokenizer_take_roles(Tokenizer* tokenizer, const Tokenizer* old);
 
 // Returns the length of the longest token.
