@@ -132,7 +132,6 @@ void map_print(FILE* file, const Map* m);
 #include <stdlib.h>
 #include <string.h>
 
-#include "llmc/base/check.h"
 
 // ---- the map ----
 
