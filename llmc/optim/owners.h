@@ -283,8 +283,8 @@ void owners_open(Owners* o, Memory* memory, MemoryPlace lists, const OptimizerSt
     }
     const size_t items = (size_t)o->most * sizeof(OwnersItem);
     OwnersItem* own = (OwnersItem*)memory_take(memory, "scratch: rounds of an update", lists, items);
-    o->items =
-        own ? own : (OwnersItem*)check_alloc(items, 1, "rounds of an update"); // a dry ledger gives none
+    // a dry ledger gives none
+    o->items = own ? own : (OwnersItem*)check_alloc(items, 1, "rounds of an update");
     owners_measure_(o, PLACE_ONCE);
     owners_measure_(o, PLACE_BLOCK);
     if (!own) {

@@ -66,8 +66,8 @@ typedef enum {
     OPTION_STRING, // const char *, pointing into argv; never NULL
     // OptionList, strings that point into argv; the option may be given several times
     OPTION_LIST,
-    // int, 1 if given; an action, not a setting: it has no value, but may have a word after "off|on",
-    // whose index it then is
+    // int, 1 if given; an action, not a setting: it has no value, but may have a word that comes
+    // after "off|on" in its list, and is its index then
     OPTION_FLAG
 } OptionType;
 
