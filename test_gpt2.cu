@@ -466,6 +466,24 @@ typedef struct {
     size_t bytes;
 } Bits;
 
+// Copies the gradients to the host, tensor by tensor; not of tensors that are never trained, which
+// only ZeRO-3 has in its arrays. Returns their bytes.
+static size_t copy_trained_gradients(char* out, const Model* model) {
+    const Gradient gradient = zero_gradient(&model->zero);
+    size_t bytes = 0;
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        const TensorRow* row = &model->gradient_rows[i];
+        const size_t count = tensor_layer_elements(row) * dtype_bytes(gradient.dtype);
+        for (int k = 0; k < row->layers && row->kind != KIND_FIXED; k++) {
+            const size_t begin = (row->offset_bytes + (size_t)k * row->layer_bytes) / row->element_bytes;
+            CUDA_CHECK(cudaMemcpy(out + bytes, (char*)gradient.data + begin * dtype_bytes(gradient.dtype),
+                                  count, cudaMemcpyDeviceToHost));
+            bytes += count;
+        }
+    }
+    return bytes;
+}
+
 // Returns the bits of the gradients, their norm and the losses after some updates, so that all
 // values have been through memory once.
 static Bits bits_after_updates(Settings settings, const float* weights) {
@@ -479,14 +497,11 @@ static Bits bits_after_updates(Settings settings, const float* weights) {
         model_update(model, update);
     }
     test_gradients(model, tokens, targets);
-    const Gradient gradient = zero_gradient(&model->zero);
-    const int is_shard = gradient.data != model->grads_memory;
-    const size_t bytes =
-        is_shard ? zero_count(&model->zero.plan, ZERO_GRADIENT) * sizeof(float) : model->gradient_bytes;
-    const size_t result = step_result_bytes(BATCHES), statistics = model->results.statistics_bytes;
-    const Bits bits = {(char*)check_alloc(bytes + result + statistics, 1, "gradients"),
-                       bytes + result + statistics};
-    CUDA_CHECK(cudaMemcpy(bits.data, gradient.data, bytes, cudaMemcpyDeviceToHost));
+    const size_t room = zero_count(&model->zero.plan, ZERO_GRADIENT) * sizeof(float),
+                 result = step_result_bytes(BATCHES), statistics = model->results.statistics_bytes;
+    char* data = (char*)check_alloc(room + result + statistics, 1, "gradients");
+    const size_t bytes = copy_trained_gradients(data, model);
+    const Bits bits = {data, bytes + result + statistics};
     memcpy(bits.data + bytes, model->results.on_host, result);
     if (statistics > 0) {
         memcpy(bits.data + bytes + result, model->results.statistics_on_host, statistics);

@@ -25,6 +25,7 @@ ONLY = {
         "set_sizes": "more settings than those of the CPU",
         "close_training": "graphs, streams and events",
         "parameters_at_layer": "ZeRO-3 gathers blocks into a few places",
+        "gradients_at_layer": "ZeRO-2 leaves gradients in a few places",
         "stream_bytes": "residuals may be offloaded",
         "stream_codes": "matmuls in fp8 take codes that norms make",
         "model_push": "batches move to the GPU",

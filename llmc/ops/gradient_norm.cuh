@@ -90,7 +90,7 @@ __device__ inline WideSum warp_wide_sum_(WideSum sum) {
 // grid   1      block   1024      shared   32 WideSum
 // moves  reads n WideSum. Bound by latency.
 // order  fixed
-__global__ void __launch_bounds__(NORM_SUM_THREADS_)
+static __global__ void __launch_bounds__(NORM_SUM_THREADS_)
     sum_kernel_(WideSum* result, const WideSum* partial, int n, GradientMode mode) {
     SMEM_ARRAY(WideSum, of_warp, [32]);
     WideSum sum = {0, 0};

@@ -229,10 +229,13 @@ static int bpe_json_added_token_(BpeJson_* v) {
                   : strcmp(key, "rstrip") == 0      ? json_bool(&v->json, &token.rstrip)
                                                     : json_skip(&v->json);
     }
+    if (!walk.ok) {
+        return 0; // the content may have no end
+    }
     token.text.text = (unsigned char*)content;
     token.text.length = strlen(content);
     token.is_raw = !is_normalized;
-    return walk.ok && bpe_json_add_(v, token);
+    return bpe_json_add_(v, token);
 }
 
 // Normalizer or pre_tokenizer: an object, or null.

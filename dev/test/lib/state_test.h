@@ -14,7 +14,8 @@ static char* state_read(CheckpointParts* parts, int groups) {
         const StateSlot* s = &state->slots[slot];
         for (int g = 0; g < groups; g++) {
             checkpoint_parts_read(parts, slot, g,
-                                  memory + s->offset_bytes + state_group_begin(state, slot, g) * s->element_bytes);
+                                  memory + s->offset_bytes +
+                                      state_group_begin(state, slot, g) * s->element_bytes);
         }
     }
     return memory;
